@@ -1,0 +1,22 @@
+// What the binding files share. The boundary's promise: a kernel never touches memory it was not given. Shapes, dtypes,
+// contiguity and writability are checked here, before the GIL is released, and a violation raises ValueError or
+// TypeError with one sentence.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+namespace tw {
+
+namespace nb = nanobind;
+
+// C-contiguous float32 on the CPU; nanobind refuses anything else without copying when the argument is .noconvert().
+using FloatArray = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
+using FloatOut = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
+
+void bind_runtime(nb::module_& m);
+void bind_probe(nb::module_& m);
+
+}  // namespace tw

@@ -1,0 +1,8 @@
+// The Python module tilewise._native: one bind_<family> function per kernel family, each in its own file.
+#include "bindings/bindings.h"
+
+NB_MODULE(_native, m) {
+  m.doc() = "Compiled kernels of tilewise; use tilewise.backend, which checks and routes.";
+  tw::bind_runtime(m);
+  tw::bind_probe(m);
+}

@@ -1,0 +1,42 @@
+// Instruction set and thread count, seen from Python.
+#include "bindings/bindings.h"
+#include "common/isa.h"
+#include "common/thread_pool.h"
+
+namespace tw {
+namespace {
+
+void set_isa(const std::string& name) {
+  Isa isa;
+  if (!parse_isa(name.c_str(), &isa)) {
+    throw nb::value_error(("instruction set '" + name + "' is not one of portable, avx2, avx512").c_str());
+  }
+  if (!isa_supported(isa)) throw nb::value_error(("this CPU does not support '" + name + "'").c_str());
+  set_active_isa(isa);
+}
+
+std::vector<std::string> supported_isas() {
+  std::vector<std::string> names;
+  for (Isa isa : {Isa::portable, Isa::avx2, Isa::avx512}) {
+    if (isa_supported(isa)) names.push_back(isa_name(isa));
+  }
+  return names;
+}
+
+void set_threads(int n) {
+  if (n < 1 || n > 1024) throw nb::value_error("the number of threads must be between 1 and 1024");
+  nb::gil_scoped_release release;
+  set_num_threads(n);
+}
+
+}  // namespace
+
+void bind_runtime(nb::module_& m) {
+  m.def("isa", [] { return std::string(isa_name(active_isa())); });
+  m.def("set_isa", set_isa);
+  m.def("supported_isas", supported_isas);
+  m.def("num_threads", num_threads);
+  m.def("set_num_threads", set_threads);
+}
+
+}  // namespace tw

@@ -1,0 +1,54 @@
+// CPU detection. __builtin_cpu_supports also asks the operating system whether it saves the wide registers.
+#include "common/isa.h"
+
+#include <atomic>
+#include <cstring>
+
+namespace tw {
+namespace {
+
+Isa detect() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni")) {
+    return Isa::avx512;
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return Isa::avx2;
+#endif
+  return Isa::portable;
+}
+
+std::atomic<Isa>& active() {
+  static std::atomic<Isa> isa{best_isa()};
+  return isa;
+}
+
+const char* const kNames[] = {"portable", "avx2", "avx512"};
+
+}  // namespace
+
+Isa best_isa() {
+  static const Isa best = detect();
+  return best;
+}
+
+Isa active_isa() { return active().load(std::memory_order_relaxed); }
+
+bool isa_supported(Isa isa) { return static_cast<int>(isa) <= static_cast<int>(best_isa()); }
+
+void set_active_isa(Isa isa) { active().store(isa, std::memory_order_relaxed); }
+
+const char* isa_name(Isa isa) { return kNames[static_cast<int>(isa)]; }
+
+bool parse_isa(const char* name, Isa* out) {
+  for (int i = 0; i < 3; ++i) {
+    if (std::strcmp(name, kNames[i]) == 0) {
+      *out = static_cast<Isa>(i);
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace tw

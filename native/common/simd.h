@@ -1,0 +1,86 @@
+// One vector type for all instruction sets, on GCC/Clang vector extensions: 16 floats with AVX-512, 8 with AVX2, 4 with
+// SSE2 or NEON. Arithmetic is written with plain operators; `acc + a * b` becomes a fused multiply-add where the set has
+// one. Include only from files under native/kernels/ (it depends on TW_ISA).
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#ifndef TW_ISA
+#error "simd.h is for kernel files, which are compiled once per instruction set"
+#endif
+
+#define TW_INLINE inline __attribute__((always_inline))
+
+// Tells the compiler that a vector register may have changed, so that the loop around it is neither merged nor hoisted.
+#if defined(__AVX512F__)
+#define TW_KEEP(v) asm volatile("" : "+v"(v))
+#elif defined(__x86_64__)
+#define TW_KEEP(v) asm volatile("" : "+x"(v))
+#else
+#define TW_KEEP(v) asm volatile("" : "+w"(v))
+#endif
+
+namespace tw {
+namespace TW_ISA {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float vf __attribute__((vector_size(kLanes * 4)));
+typedef int32_t vi __attribute__((vector_size(kLanes * 4)));
+
+TW_INLINE vf load(const float* p) {
+  vf v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+TW_INLINE void store(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
+TW_INLINE vf splat(float x) { return x - vf{}; }
+
+// The first `n` lanes (0 <= n <= kLanes); memory past them is neither read nor written.
+#if defined(__AVX512F__)
+TW_INLINE __mmask16 lane_mask(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
+TW_INLINE vf load_first(const float* p, int n) { return (vf)_mm512_maskz_loadu_ps(lane_mask(n), p); }
+TW_INLINE void store_first(float* p, vf v, int n) { _mm512_mask_storeu_ps(p, lane_mask(n), (__m512)v); }
+#elif defined(__AVX2__)
+TW_INLINE __m256i lane_mask(int n) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+TW_INLINE vf load_first(const float* p, int n) { return (vf)_mm256_maskload_ps(p, lane_mask(n)); }
+TW_INLINE void store_first(float* p, vf v, int n) { _mm256_maskstore_ps(p, lane_mask(n), (__m256)v); }
+#else
+TW_INLINE vf load_first(const float* p, int n) {
+  vf v = {};
+  for (int i = 0; i < n; ++i) v[i] = p[i];
+  return v;
+}
+TW_INLINE void store_first(float* p, vf v, int n) {
+  for (int i = 0; i < n; ++i) p[i] = v[i];
+}
+#endif
+
+TW_INLINE vf select(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
+// As NumPy and PyTorch: a NaN in either operand gives NaN.
+TW_INLINE vf max_nan(vf a, vf b) { return select((a > b) | (a != a), a, b); }
+
+TW_INLINE float sum_lanes(vf v) {
+  float t[kLanes];
+  store(t, v);
+  for (int w = kLanes / 2; w > 0; w /= 2) {
+    for (int i = 0; i < w; ++i) t[i] += t[i + w];
+  }
+  return t[0];
+}
+
+}  // namespace TW_ISA
+}  // namespace tw

@@ -1,0 +1,20 @@
+// The extension's own threads. `parallel_for(tasks, f)` calls f(0) ... f(tasks - 1), each exactly once, the caller
+// working along. Tasks are claimed from a counter, so uneven ones balance. A second Python thread that arrives while the
+// pool is busy, and a call from inside a task, run their tasks alone: never a deadlock, never more threads than asked.
+#pragma once
+
+namespace tw {
+
+int num_threads();
+void set_num_threads(int n);  // n >= 1, checked by the caller
+
+using TaskFn = void (*)(void* context, int task);
+void run_tasks(int tasks, TaskFn fn, void* context);
+
+template <class F>
+void parallel_for(int tasks, F&& f) {
+  auto call = [](void* context, int task) { (*static_cast<F*>(context))(task); };
+  run_tasks(tasks, call, &f);
+}
+
+}  // namespace tw

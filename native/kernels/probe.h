@@ -1,0 +1,20 @@
+// Probes of the machine: how many multiply-adds a second the vector units do, and how fast memory is read and copied.
+// They are the ceilings every report is drawn against.
+#pragma once
+
+#include <cstdint>
+
+#include "common/isa.h"
+
+namespace tw {
+
+struct ProbeKernels {
+  // Runs `rounds` rounds of independent multiply-adds in registers; returns how many floating-point operations it did.
+  double (*multiply_adds)(int64_t rounds, float* sink);
+  // Reads n floats once, in order; returns their sum, so that the reads happen.
+  float (*read)(const float* x, int64_t n);
+};
+
+TW_TABLE(ProbeKernels, probe)
+
+}  // namespace tw

@@ -1,0 +1,42 @@
+#include <atomic>
+#include <cmath>
+#include <thread>
+#include <vector>
+
+#include "common/thread_pool.h"
+#include "kernels/probe.h"
+#include "tests/tests.h"
+
+TW_TEST(parallel_for_runs_every_task_once) {
+  for (int threads : {1, 2, 7}) {
+    tw::set_num_threads(threads);
+    for (int tasks : {0, 1, 2, 3, 100}) {
+      std::vector<std::atomic<int>> hits(tasks);
+      tw::parallel_for(tasks, [&](int t) { hits[t]++; });
+      for (auto& h : hits) TW_CHECK(h == 1);
+    }
+  }
+}
+
+TW_TEST(parallel_for_nests_and_runs_from_several_threads) {
+  tw::set_num_threads(2);
+  std::atomic<int> total{0};
+  std::vector<std::thread> callers;
+  for (int c = 0; c < 4; ++c) {
+    callers.emplace_back([&] {
+      for (int r = 0; r < 200; ++r) {
+        tw::parallel_for(3, [&](int) { tw::parallel_for(5, [&](int) { total++; }); });
+        if (r % 50 == 0) tw::set_num_threads(1 + (r / 50) % 3);
+      }
+    });
+  }
+  for (std::thread& t : callers) t.join();
+  TW_CHECK(total == 4 * 200 * 15);
+}
+
+TW_TEST(probe_read_sums_every_element) {
+  for (int n : {0, 1, 7, 127, 128, 129, 1000}) {
+    std::vector<float> x(n, 1.0f);
+    TW_CHECK(tw::active_probe().read(x.data(), n) == static_cast<float>(n));
+  }
+}

@@ -1,0 +1,37 @@
+"""The compiled kernels, or None where they were not built.
+
+Everything in tilewise works without them on NumPy paths; one warning says so. ``TILEWISE_NATIVE=0`` switches them off,
+``TILEWISE_ISA=portable|avx2|avx512`` forces an instruction set.
+"""
+
+import os
+import warnings
+from types import ModuleType
+
+from tilewise.errors import ConfigurationError
+
+
+def _load() -> ModuleType | None:
+    if os.environ.get("TILEWISE_NATIVE", "1") == "0":
+        return None
+    try:
+        from tilewise import _native  # type: ignore[attr-defined]
+    except ImportError:
+        warnings.warn(
+            "tilewise's compiled kernels are not installed, so the slower NumPy paths are used; "
+            "install g++ and reinstall to get them",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
+    isa = os.environ.get("TILEWISE_ISA")
+    if isa:
+        try:
+            _native.set_isa(isa)
+        except ValueError as error:
+            raise ConfigurationError(f"TILEWISE_ISA: {error}") from None
+    module: ModuleType = _native
+    return module
+
+
+native: ModuleType | None = _load()

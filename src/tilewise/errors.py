@@ -1,0 +1,33 @@
+"""Every error tilewise raises on purpose: one sentence saying what was wrong, where, and what to do.
+
+The command line prints that sentence and exits with code 2; anything else that escapes is a defect. Subclasses also
+derive from the built-in exception a Python user would expect, so ``except ValueError`` keeps working.
+"""
+
+
+class TilewiseError(Exception):
+    """Base of all errors with a sentence meant for the user."""
+
+
+class ShapeError(TilewiseError, ValueError):
+    """Sizes that do not fit together."""
+
+
+class DtypeError(TilewiseError, TypeError):
+    """A number type the operation does not take."""
+
+
+class GradientError(TilewiseError, RuntimeError):
+    """A backward pass that cannot be carried out."""
+
+
+class FileFormatError(TilewiseError, ValueError):
+    """A file that is truncated, hostile, or not what its name says."""
+
+
+class ConfigurationError(TilewiseError, ValueError):
+    """A setting, flag or environment variable with a value that means nothing."""
+
+
+class UnavailableError(TilewiseError, RuntimeError):
+    """Something this machine or installation does not have."""
