@@ -1,3 +1,5 @@
+// The probes, seen from Python. Each runs on all of the pool's threads, over equal shares, `rounds` times without coming
+// back to Python, so that what is timed is the memory or the vector units and not the call.
 #include "kernels/probe.h"
 
 #include "bindings/bindings.h"
@@ -6,28 +8,65 @@
 namespace tw {
 namespace {
 
-double multiply_adds(int64_t rounds) {
+constexpr int kMaxThreads = 1024;
+
+void check_rounds(int64_t rounds) {
   if (rounds < 1) throw nb::value_error("rounds must be positive");
+}
+
+// The part of n floats that one thread works on, in whole cache lines so that threads never share one.
+struct Share {
+  int64_t begin, count;
+};
+Share share_of(int64_t n, int part, int parts) {
+  const int64_t lines = (n + 15) / 16;
+  const int64_t begin = lines * part / parts * 16, end = lines * (part + 1) / parts * 16;
+  return {begin < n ? begin : n, (end < n ? end : n) - (begin < n ? begin : n)};
+}
+
+double multiply_adds(int64_t rounds) {
+  check_rounds(rounds);
   nb::gil_scoped_release release;
-  float sinks[1024];
+  float sinks[kMaxThreads];
+  double per_thread[kMaxThreads];
   const int threads = num_threads();
-  double per_thread[1024];
   parallel_for(threads, [&](int t) { per_thread[t] = active_probe().multiply_adds(rounds, &sinks[t]); });
   double total = 0.0;
   for (int t = 0; t < threads; ++t) total += per_thread[t];
   return total;
 }
 
-float read(const FloatArray& x) {
+float read(const FloatArray& x, int64_t rounds) {
+  check_rounds(rounds);
   nb::gil_scoped_release release;
-  return active_probe().read(x.data(), static_cast<int64_t>(x.size()));
+  float sums[kMaxThreads];
+  const int threads = num_threads();
+  parallel_for(threads, [&](int t) {
+    const Share s = share_of(static_cast<int64_t>(x.size()), t, threads);
+    for (int64_t r = 0; r < rounds; ++r) sums[t] = active_probe().read(x.data() + s.begin, s.count);
+  });
+  float total = 0.0f;
+  for (int t = 0; t < threads; ++t) total += sums[t];
+  return total;
+}
+
+void copy(const FloatOut& to, const FloatArray& from, int64_t rounds) {
+  check_rounds(rounds);
+  if (to.size() != from.size()) throw nb::value_error("probe_copy needs two arrays of one size");
+  nb::gil_scoped_release release;
+  const int threads = num_threads();
+  parallel_for(threads, [&](int t) {
+    const Share s = share_of(static_cast<int64_t>(from.size()), t, threads);
+    for (int64_t r = 0; r < rounds; ++r) active_probe().copy(to.data() + s.begin, from.data() + s.begin, s.count);
+  });
 }
 
 }  // namespace
 
 void bind_probe(nb::module_& m) {
   m.def("probe_multiply_adds", multiply_adds, nb::arg("rounds"));
-  m.def("probe_read", read, nb::arg("x").noconvert());
+  m.def("probe_read", read, nb::arg("x").noconvert(), nb::arg("rounds") = 1);
+  m.def("probe_copy", copy, nb::arg("to").noconvert(), nb::arg("source").noconvert(), nb::arg("rounds") = 1);
 }
 
 }  // namespace tw

@@ -13,6 +13,8 @@ struct ProbeKernels {
   double (*multiply_adds)(int64_t rounds, float* sink);
   // Reads n floats once, in order; returns their sum, so that the reads happen.
   float (*read)(const float* x, int64_t n);
+  // Copies n floats with ordinary stores, as a kernel writing its result does (no cache bypass).
+  void (*copy)(float* to, const float* from, int64_t n);
 };
 
 TW_TABLE(ProbeKernels, probe)

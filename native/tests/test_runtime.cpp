@@ -40,3 +40,18 @@ TW_TEST(probe_read_sums_every_element) {
     TW_CHECK(tw::active_probe().read(x.data(), n) == static_cast<float>(n));
   }
 }
+
+TW_TEST(probe_copy_copies_every_element_and_no_more) {
+  for (int n : {0, 1, 7, 63, 64, 65, 1000}) {
+    std::vector<float> from(n, 2.0f), to(n + 1, -1.0f);
+    tw::active_probe().copy(to.data(), from.data(), n);
+    for (int i = 0; i < n; ++i) TW_CHECK(to[i] == 2.0f);
+    TW_CHECK(to[n] == -1.0f);
+  }
+}
+
+TW_TEST(probe_multiply_adds_keeps_its_accumulators_in_range) {
+  float sink = 0.0f;
+  TW_CHECK(tw::active_probe().multiply_adds(1000, &sink) > 0.0);
+  TW_CHECK(std::isfinite(sink));
+}

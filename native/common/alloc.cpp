@@ -1,0 +1,43 @@
+#include "common/alloc.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+namespace tw {
+namespace {
+
+constexpr std::size_t kAlignment = 64;
+std::atomic<int64_t> in_use{0}, peak{0};
+
+std::size_t rounded(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+void count(int64_t change) {
+  const int64_t now = in_use.fetch_add(change, std::memory_order_relaxed) + change;
+  int64_t seen = peak.load(std::memory_order_relaxed);
+  while (now > seen && !peak.compare_exchange_weak(seen, now, std::memory_order_relaxed)) {
+  }
+}
+
+}  // namespace
+
+void* counted_alloc(std::size_t bytes) {
+  if (bytes == 0) return nullptr;
+  if (bytes > SIZE_MAX - kAlignment) throw std::bad_alloc();
+  void* block = std::aligned_alloc(kAlignment, rounded(bytes));
+  if (block == nullptr) throw std::bad_alloc();
+  count(static_cast<int64_t>(rounded(bytes)));
+  return block;
+}
+
+void counted_free(void* block, std::size_t bytes) noexcept {
+  if (block == nullptr) return;
+  std::free(block);
+  count(-static_cast<int64_t>(rounded(bytes)));
+}
+
+int64_t memory_in_use() { return in_use.load(std::memory_order_relaxed); }
+int64_t memory_peak() { return peak.load(std::memory_order_relaxed); }
+void reset_memory_peak() { peak.store(memory_in_use(), std::memory_order_relaxed); }
+
+}  // namespace tw

@@ -1,0 +1,59 @@
+// Memory of the native library, counted. Workspaces, packed panels and converted weights are taken from here, so that a
+// memory profile can say how much of a peak was ours. Blocks are aligned to 64 bytes (a cache line, a zmm register).
+//
+//   Buffer<float> panel(rows * columns);   // frees itself; panel.data(), panel.size(), panel[i]
+//   Buffer<float> kept; kept.grow(n);      // a workspace that is kept: contents are lost when it has to grow
+//
+// Not for kernel files (they are compiled once per instruction set and use no templates): allocate in the binding or
+// driver and hand the kernel a pointer.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+namespace tw {
+
+void* counted_alloc(std::size_t bytes);  // 64-byte aligned; throws std::bad_alloc; counted_alloc(0) is a null pointer
+void counted_free(void* block, std::size_t bytes) noexcept;
+
+int64_t memory_in_use();      // bytes held by the native library now
+int64_t memory_peak();        // the most it held since reset_memory_peak
+void reset_memory_peak();     // the peak starts again from what is held now
+
+template <class T>
+class Buffer {
+ public:
+  Buffer() = default;
+  explicit Buffer(std::size_t count) : data_(static_cast<T*>(counted_alloc(count * sizeof(T)))), size_(count) {}
+  Buffer(Buffer&& other) noexcept : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  Buffer& operator=(Buffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { counted_free(data_, size_ * sizeof(T)); }
+
+  T* data() { return data_; }
+  const T* data() const { return data_; }
+  std::size_t size() const { return size_; }
+  T& operator[](std::size_t i) { return data_[i]; }
+  const T& operator[](std::size_t i) const { return data_[i]; }
+
+  // At least `count` elements; keeps the block when it is large enough. Returns data().
+  T* grow(std::size_t count) {
+    if (count > size_) {
+      *this = Buffer();  // free first: the peak of a growing workspace is its new size, not old and new together
+      *this = Buffer(count);
+    }
+    return data_;
+  }
+
+ private:
+  T* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+}  // namespace tw
