@@ -1,8 +1,10 @@
 // The Python module tilewise._native: one bind_<family> function per kernel family, each in its own file.
 #include "bindings/bindings.h"
+#include "bindings/numpy_api.h"
 
 NB_MODULE(_native, m) {
   m.doc() = "Compiled kernels of tilewise; use tilewise.backend, which checks and routes.";
+  if (!tw::import_numpy()) throw nanobind::python_error();
   tw::bind_runtime(m);
   tw::bind_probe(m);
 }
