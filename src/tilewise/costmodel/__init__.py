@@ -1,0 +1,6 @@
+"""The learned cost model: measured kernels in, ranked tile configurations out."""
+
+from tilewise.costmodel.dataset import Dataset, load_dataset
+from tilewise.costmodel.kernel import Kernel
+
+__all__ = ["Dataset", "Kernel", "load_dataset"]

@@ -1,0 +1,99 @@
+"""Collections of measured kernels: ``load_dataset(root)`` gives the train, valid and test splits under a folder.
+
+A collection is a folder with ``train``, ``valid`` and ``test`` full of npz files in TpuGraphs' format, and an optional
+``schema.json``; the ones that come with tilewise go by name. Files are checked and converted once (see `shards`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tilewise.costmodel.kernel import Kernel
+from tilewise.costmodel.schema import Schema, read_schema
+from tilewise.costmodel.shards import Split, from_kernels, open_split
+from tilewise.errors import ConfigurationError, FileFormatError
+
+SPLITS = ("train", "valid", "test")
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """The three splits of a collection; a split whose folder is missing is empty."""
+
+    root: Path
+    schema: Schema
+    train: Split
+    valid: Split
+    test: Split
+
+    def split(self, name: str) -> Split:
+        if name not in SPLITS:
+            raise ConfigurationError(f"There is no split {name!r}; use train, valid or test.")
+        found: Split = getattr(self, name)
+        return found
+
+
+def load_dataset(
+    root: str | os.PathLike[str],
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+    limit: int | None = None,
+    progress: bool = True,
+) -> Dataset:
+    """Open the collection in the folder `root`, or an embedded one by name.
+
+    `limit` takes only the first so many files of each split, in the order of their names.
+
+    >>> data = load_dataset("~/data/tpugraphs/npz/tile/xla")  # doctest: +SKIP
+    >>> data.train[0].config_feat.shape                       # doctest: +SKIP
+    (1128, 24)
+    """
+    folder = find_collection(root)
+    cache = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
+    schema = read_schema(folder)
+    files = {name: sorted((folder / name).glob("*.npz"))[:limit] for name in SPLITS}
+    if not any(files.values()):
+        raise FileFormatError(f"{folder} holds no train, valid or test folder with npz files.")
+    opened = {name: open_split(paths, schema, cache, f"reading {name}", progress) for name, paths in files.items()}
+    return Dataset(folder, schema, **opened)
+
+
+def dataset_from_kernels(
+    train: Sequence[Kernel], valid: Sequence[Kernel], test: Sequence[Kernel] = (), schema: Schema | None = None
+) -> Dataset:
+    """A collection held in memory."""
+    schema = schema or Schema()
+    parts = [from_kernels(kernels, schema) for kernels in (train, valid, test)]
+    return Dataset(Path(), schema, *parts)
+
+
+def embedded_folder() -> Path:
+    return Path(__file__).parent.parent / "data" / "collections"
+
+
+def embedded_collections() -> list[str]:
+    """The names of the collections that came with tilewise."""
+    folder = embedded_folder()
+    return sorted(path.name for path in folder.iterdir() if (path / "train").is_dir()) if folder.is_dir() else []
+
+
+def find_collection(root: str | os.PathLike[str]) -> Path:
+    """The folder meant by a path or by the name of an embedded collection; a folder on disk comes first."""
+    path = Path(root).expanduser()
+    if path.is_dir():
+        return path
+    if os.fspath(root) in embedded_collections():
+        return embedded_folder() / os.fspath(root)
+    names = ", ".join(embedded_collections()) or "none in this installation"
+    raise ConfigurationError(f"There is no collection at {root}; give a folder, or an embedded one ({names}).")
+
+
+def default_cache_dir() -> Path:
+    """Where converted data goes unless told: ``$TILEWISE_CACHE``, else the user's cache folder."""
+    chosen = os.environ.get("TILEWISE_CACHE")
+    if chosen:
+        return Path(chosen).expanduser() / "tiles"
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tilewise" / "tiles"

@@ -1,0 +1,148 @@
+"""One kernel: a graph of tensor operations, its candidate tile configurations, and what they took to run.
+
+`read_kernel` is the only way from a file to a `Kernel`, and it checks everything the rest of the package relies on:
+keys, shapes, number types, edges inside the graph, finite features, runtimes that are all positive or, where the
+answers are withheld, all zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.costmodel.npzfile import Array, read_npz
+from tilewise.costmodel.schema import N_OPCODES, NODE_FEATURES
+from tilewise.errors import FileFormatError
+
+KEYS = (
+    "node_feat",
+    "node_opcode",
+    "edge_index",
+    "config_feat",
+    "config_runtime",
+    "config_runtime_normalizers",
+)
+MAX_NODES = 1_000_000
+MAX_EDGES = 16_000_000
+MAX_CONFIGS = 10_000_000
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A kernel of n nodes, m edges and c configurations; `runtime` is all zero where the answers are withheld."""
+
+    name: str
+    program: str
+    node_feat: npt.NDArray[np.float32]  # (n, 140)
+    node_opcode: npt.NDArray[np.uint8]  # (n,)
+    edge_index: npt.NDArray[np.int32]  # (m, 2): row [u, v], u consumes the output of v
+    config_feat: npt.NDArray[np.float32]  # (c, width)
+    runtime: npt.NDArray[np.int64]  # (c,) nanoseconds
+    normalizer: npt.NDArray[np.int64]  # (c,) nanoseconds of the default configuration in the same run
+
+    @property
+    def n_nodes(self) -> int:
+        return len(self.node_opcode)
+
+    @property
+    def n_configs(self) -> int:
+        return len(self.config_feat)
+
+    @property
+    def labelled(self) -> bool:
+        return bool(self.n_configs) and bool(self.runtime[0] > 0)
+
+    @property
+    def target(self) -> npt.NDArray[np.float64]:
+        """Runtime over the default configuration's runtime: below one is faster than the default."""
+        if not self.labelled:
+            raise FileFormatError(f"Kernel {self.name} has no runtimes: its split is unlabelled.")
+        return np.asarray(self.runtime / self.normalizer, dtype=np.float64)
+
+
+def program_of(name: str) -> str:
+    """The program a kernel's name tells: what stands before the last underscore, or the whole name without one."""
+    return name.rpartition("_")[0] or name
+
+
+def read_kernel(path: Path, width: int) -> Kernel:
+    """Read and check one npz file whose configurations have `width` features; keys beyond the six are ignored."""
+    arrays = read_npz(path, KEYS)
+    kernel = make_kernel(path.stem, width=width, where=str(path), **{key: arrays[key] for key in KEYS})
+    return kernel
+
+
+def make_kernel(
+    name: str,
+    node_feat: Array,
+    node_opcode: Array,
+    edge_index: Array,
+    config_feat: Array,
+    config_runtime: Array,
+    config_runtime_normalizers: Array,
+    *,
+    width: int | None = None,
+    where: str = "kernel",
+) -> Kernel:
+    """A checked `Kernel` from arrays as they stand in the files."""
+    n, c = len(np.atleast_1d(node_opcode)), len(np.atleast_1d(config_runtime))
+    width = config_feat.shape[-1] if width is None and config_feat.ndim == 2 else width
+    if not (1 <= n <= MAX_NODES and 1 <= c <= MAX_CONFIGS and len(np.atleast_1d(edge_index)) <= MAX_EDGES):
+        raise FileFormatError(
+            f"{where}: {n} nodes and {c} configurations; both must be at least one and within reason."
+        )
+    m = edge_index.shape[0] if edge_index.ndim == 2 else 0
+    _check_shape(node_feat, (n, len(NODE_FEATURES)), f"{where}: node_feat")
+    _check_shape(node_opcode, (n,), f"{where}: node_opcode")
+    _check_shape(edge_index, (m, 2), f"{where}: edge_index")
+    _check_shape(config_feat, (c, width or 0), f"{where}: config_feat")
+    _check_shape(config_runtime, (c,), f"{where}: config_runtime")
+    _check_shape(config_runtime_normalizers, (c,), f"{where}: config_runtime_normalizers")
+    runtime = _integers(config_runtime, 0, 1 << 62, f"{where}: config_runtime").astype(np.int64)
+    normalizer = _integers(config_runtime_normalizers, 0, 1 << 62, f"{where}: config_runtime_normalizers")
+    _check_runtimes(runtime, normalizer, where)
+    return Kernel(
+        name,
+        program_of(name),
+        _floats(node_feat, f"{where}: node_feat"),
+        _integers(node_opcode, 0, N_OPCODES - 1, f"{where}: node_opcode").astype(np.uint8),
+        _integers(edge_index, 0, n - 1, f"{where}: edge_index").astype(np.int32),
+        _floats(config_feat, f"{where}: config_feat"),
+        runtime,
+        normalizer.astype(np.int64),
+    )
+
+
+def _check_shape(array: Array, shape: tuple[int, ...], where: str) -> None:
+    if array.shape != shape:
+        raise FileFormatError(f"{where} has shape {array.shape} where {shape} is needed.")
+
+
+def _floats(array: Array, where: str) -> npt.NDArray[np.float32]:
+    if array.dtype.kind not in "fiu":
+        raise FileFormatError(f"{where} has type {array.dtype}; numbers are needed.")
+    with np.errstate(over="ignore"):
+        values = array.astype(np.float32)
+    if not np.isfinite(values).all():
+        raise FileFormatError(f"{where} holds a value that is not a finite float32.")
+    return values
+
+
+def _integers(array: Array, low: int, high: int, where: str) -> Array:
+    if array.dtype.kind not in "iu":
+        raise FileFormatError(f"{where} has type {array.dtype}; integers are needed.")
+    if array.size and (int(array.min()) < low or int(array.max()) > high):
+        found = int(array.min()) if int(array.min()) < low else int(array.max())
+        raise FileFormatError(f"{where} holds {found}, outside {low} to {high}.")
+    return array
+
+
+def _check_runtimes(runtime: Array, normalizer: Array, where: str) -> None:
+    positive = runtime > 0
+    if positive.any() and not positive.all():
+        raise FileFormatError(f"{where}: runtimes must all be positive, or all zero in an unlabelled split.")
+    if positive.all() and not (normalizer > 0).all():
+        raise FileFormatError(f"{where}: every runtime needs a positive normalizer.")

@@ -1,0 +1,125 @@
+"""The names behind the numbers of a TpuGraphs kernel: 140 node features, 24 tile features, 121 opcodes.
+
+These tables are facts of the file format. Models are sized from them and never from the data at hand, so that a model
+trained on ten kernels can still read every kernel there is. A collection of our own names its configuration columns in
+the ``schema.json`` beside ``train/``; without one the 24 TPU names hold.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tilewise.errors import FileFormatError
+
+DIMENSIONS = 6
+
+
+def _six(stem: str, *tail: str) -> Iterator[str]:
+    yield from (f"{stem}_{i}" for i in range(DIMENSIONS))
+    yield from (f"{stem}_{word}" for word in tail)
+
+
+def _first_two(stem: str) -> Iterator[str]:
+    yield from (f"{stem}_{word}" for word in ("0", "1", "sum", "product"))
+
+
+ELEMENT_TYPES = (
+    "invalid_type", "pred", "s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64",
+    "f16", "f32", "f64", "bf16", "c64", "c128", "tuple", "opaque_type", "token",
+)  # fmt: skip
+WINDOW_PARTS = ("size", "stride", "padding_low", "padding_high", "window_dilation", "base_dilation")
+
+
+def _node_features() -> Iterator[str]:
+    yield from ("is_root", "element_size_in_bits")
+    yield from (f"shape_element_type_is_{name}" for name in ELEMENT_TYPES)
+    yield from _six("shape_dimensions", "sum", "product")
+    yield from ("shape_tuple_shapes_size", "parameter_number")
+    yield from _six("dimensions")
+    for part in WINDOW_PARTS:
+        yield from _six(f"window_{part}", "sum", "product")
+    yield from _six("window_window_reversal", "true_count", "false_count")
+    convolution = "convolution_dim_numbers"
+    yield from (f"{convolution}_input_batch_dim", f"{convolution}_input_feature_dim")
+    yield from (f"{convolution}_input_spatial_dims_{i}" for i in range(4))
+    yield from (f"{convolution}_kernel_input_feature_dim", f"{convolution}_kernel_output_feature_dim")
+    yield from (f"{convolution}_kernel_spatial_dims_{i}" for i in range(4))
+    yield from (f"{convolution}_output_batch_dim", f"{convolution}_output_feature_dim")
+    yield from ("feature_group_count", "batch_group_count")
+    for stem in ("slice_dims_start", "slice_dims_stride", "slice_dims_limit", "dynamic_slice_sizes"):
+        yield from _first_two(stem)
+    yield from _first_two("padding_config_edge_padding_low")
+    yield from _first_two("padding_config_edge_padding_high")
+    yield "is_stable"
+    yield from _six("layout_minor_to_major")
+
+
+NODE_FEATURES: tuple[str, ...] = tuple(_node_features())
+TILE_FEATURES: tuple[str, ...] = tuple(
+    name for stem in ("kernel_bounds", "output_bounds", "input_bounds") for name in _six(stem, "sum", "product")
+)
+LAYOUT_FEATURES: tuple[str, ...] = tuple(
+    name for stem in ("output_layout", "input_layout", "kernel_layout") for name in _six(stem)
+)
+NODE_COLUMN: dict[str, int] = {name: column for column, name in enumerate(NODE_FEATURES)}
+
+# Position in the tuple is the number in the files; 0 is unknown, 97 and 101 are retired.
+OPCODES: tuple[str, ...] = (
+    "unknown", "abs", "add", "add-dependency", "after-all", "all-reduce", "all-to-all", "atan2", "batch-norm-grad",
+    "batch-norm-inference", "batch-norm-training", "bitcast", "bitcast-convert", "broadcast", "call", "ceil",
+    "cholesky", "clamp", "collective-permute", "count-leading-zeros", "compare", "complex", "concatenate",
+    "conditional", "constant", "convert", "convolution", "copy", "copy-done", "copy-start", "cosine", "custom-call",
+    "divide", "domain", "dot", "dynamic-slice", "dynamic-update-slice", "exponential", "exponential-minus-one", "fft",
+    "floor", "fusion", "gather", "get-dimension-size", "set-dimension-size", "get-tuple-element", "imag", "infeed",
+    "iota", "is-finite", "log", "log-plus-one", "and", "not", "or", "xor", "map", "maximum", "minimum", "multiply",
+    "negate", "outfeed", "pad", "parameter", "partition-id", "popcnt", "power", "real", "recv", "recv-done", "reduce",
+    "reduce-precision", "reduce-window", "remainder", "replica-id", "reshape", "reverse", "rng",
+    "rng-get-and-update-state", "rng-bit-generator", "round-nearest-afz", "rsqrt", "scatter", "select",
+    "select-and-scatter", "send", "send-done", "shift-left", "shift-right-arithmetic", "shift-right-logical", "sign",
+    "sine", "slice", "sort", "sqrt", "subtract", "tanh", "trace", "transpose", "triangular-solve", "tuple",
+    "tuple-select", "while", "cbrt", "all-gather", "collective-permute-start", "collective-permute-done", "logistic",
+    "dynamic-reshape", "all-reduce-start", "all-reduce-done", "reduce-scatter", "all-gather-start", "all-gather-done",
+    "opt-barrier", "async-start", "async-update", "async-done", "round-nearest-even", "stochastic-convert", "tan",
+)  # fmt: skip
+N_OPCODES = len(OPCODES)
+OPCODE_NUMBER: dict[str, int] = {name: number for number, name in enumerate(OPCODES)}
+
+_MAX_SCHEMA_BYTES = 16 << 20
+_MAX_CONFIG_FEATURES = 4096
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What the configuration columns of one collection are called, and whatever else its ``schema.json`` says."""
+
+    config_features: tuple[str, ...] = TILE_FEATURES
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def width(self) -> int:
+        return len(self.config_features)
+
+
+def read_schema(root: Path) -> Schema:
+    """The schema of the collection under `root`; the 24 TPU names where it has none."""
+    path = root / "schema.json"
+    if not path.is_file():
+        return Schema()
+    try:
+        if path.stat().st_size > _MAX_SCHEMA_BYTES:
+            raise FileFormatError(f"{path} is larger than 16 MiB; a schema names columns and needs far less.")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise FileFormatError(f"{path} is not readable as JSON ({type(error).__name__}); mend or remove it.") from error
+    if not isinstance(content, dict):
+        raise FileFormatError(f'{path} must hold an object such as {{"config_features": [...]}}.')
+    names = content.pop("config_features", list(TILE_FEATURES))
+    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+        raise FileFormatError(f"{path}: config_features must be a list of names.")
+    if not 0 < len(names) <= _MAX_CONFIG_FEATURES or len(set(names)) != len(names):
+        raise FileFormatError(f"{path}: config_features must be 1 to {_MAX_CONFIG_FEATURES} different names.")
+    return Schema(tuple(names), content)

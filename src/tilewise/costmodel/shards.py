@@ -1,0 +1,207 @@
+"""A split as six flat files that the operating system pages in on demand and all processes share.
+
+Thousands of small compressed files become one memory-mapped array per key plus a table of offsets: opening a split of
+13 million configurations then costs nothing, and a kernel is a handful of views. The folder is written under a
+temporary name while a lock is held and renamed when whole, so a killed conversion leaves nothing that could be mistaken
+for a finished one, and of two converters one works while the other waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, overload
+
+import numpy as np
+
+from tilewise.costmodel.kernel import Kernel, program_of, read_kernel
+from tilewise.costmodel.npzfile import Array
+from tilewise.costmodel.progress import track
+from tilewise.costmodel.schema import NODE_FEATURES, Schema
+from tilewise.errors import FileFormatError, UnavailableError
+
+_FORMAT = 3
+# file stem -> (dtype, whether one row per node, edge or configuration)
+_COLUMNS = {
+    "node_feat": ("<f4", "nodes"),
+    "node_opcode": ("|u1", "nodes"),
+    "edge_index": ("<i4", "edges"),
+    "config_feat": ("<f4", "configs"),
+    "runtime": ("<i8", "configs"),
+    "normalizer": ("<i8", "configs"),
+}
+
+
+class Split(Sequence[Kernel]):
+    """The kernels of one split, each made of views into the shards when asked for."""
+
+    def __init__(
+        self, names: Sequence[str], offsets: dict[str, Array], arrays: dict[str, Array], schema: Schema
+    ) -> None:
+        self.names = list(names)
+        self.schema = schema
+        self._offsets = offsets
+        self._arrays = arrays
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, index: int) -> Kernel: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Kernel]: ...
+    def __getitem__(self, index: int | slice) -> Kernel | list[Kernel]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        position = range(len(self))[index]
+        parts = {}
+        for column, (_, rows) in _COLUMNS.items():
+            first, last = self._offsets[rows][position : position + 2]
+            parts[column] = self._arrays[column][first:last]
+        name = self.names[position]
+        return Kernel(name=name, program=program_of(name), **parts)
+
+    @property
+    def n_configs(self) -> int:
+        return int(self._offsets["configs"][-1])
+
+    @property
+    def labelled(self) -> bool:
+        return len(self) > 0 and self[0].labelled
+
+    @property
+    def programs(self) -> list[str]:
+        return [program_of(name) for name in self.names]
+
+    def column(self, name: str) -> Array:
+        """One whole flat array, such as ``node_feat`` of every node in the split."""
+        return self._arrays[name]
+
+    def offsets(self, rows: str) -> Array:
+        """Where each kernel's ``nodes``, ``edges`` or ``configs`` begin, and after the last, the total."""
+        return self._offsets[rows]
+
+
+def open_split(files: Sequence[Path], schema: Schema, cache_dir: Path, label: str, progress: bool = True) -> Split:
+    """The split made of `files`, converted under `cache_dir` unless that was done before."""
+    if not files:
+        return from_kernels([], schema)
+    folder = cache_dir / _key(files, schema)
+    if not (folder / "index.json").is_file():
+        _convert_once(files, schema, folder, label, progress)
+    return _open(folder, schema)
+
+
+def from_kernels(kernels: Sequence[Kernel], schema: Schema) -> Split:
+    """A split held in memory, for a few kernels that come from elsewhere than files."""
+    width = {"node_feat": (len(NODE_FEATURES),), "edge_index": (2,), "config_feat": (schema.width,)}
+    offsets = {
+        "nodes": np.cumsum([0, *(k.n_nodes for k in kernels)], dtype=np.int64),
+        "edges": np.cumsum([0, *(len(k.edge_index) for k in kernels)], dtype=np.int64),
+        "configs": np.cumsum([0, *(k.n_configs for k in kernels)], dtype=np.int64),
+    }
+    arrays = {
+        column: np.concatenate([np.empty((0, *width.get(column, ())), dtype), *(getattr(k, column) for k in kernels)])
+        for column, (dtype, _) in _COLUMNS.items()
+    }
+    return Split([k.name for k in kernels], offsets, arrays, schema)
+
+
+def _key(files: Sequence[Path], schema: Schema) -> str:
+    digest = hashlib.sha256(f"{_FORMAT} {schema.config_features}".encode())
+    for path in files:
+        status = path.stat()
+        digest.update(f"{path.absolute()}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:32]
+
+
+def _convert_once(files: Sequence[Path], schema: Schema, folder: Path, label: str, progress: bool) -> None:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(folder.with_suffix(".lock")):
+            if (folder / "index.json").is_file():
+                return
+            unfinished = folder.with_suffix(".unfinished")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir()
+            try:
+                _convert(files, schema, unfinished, label, progress)
+                unfinished.rename(folder)
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
+    except OSError as error:
+        raise UnavailableError(
+            f"The converted data cannot be written under {folder.parent} ({error.strerror or error}); "
+            "name another folder with cache_dir."
+        ) from error
+
+
+def _convert(files: Sequence[Path], schema: Schema, folder: Path, label: str, progress: bool) -> None:
+    counts: dict[str, list[int]] = {"nodes": [], "edges": [], "configs": []}
+    labelled: bool | None = None
+    with contextlib.ExitStack() as stack:
+        streams = {column: stack.enter_context((folder / f"{column}.bin").open("wb")) for column in _COLUMNS}
+        for path in track(files, label, len(files), progress):
+            kernel = read_kernel(path, schema.width)
+            labelled = kernel.labelled if labelled is None else labelled
+            if kernel.labelled != labelled:
+                raise FileFormatError(f"{path}: some kernels of this split have runtimes and some have none.")
+            _append(kernel, streams, counts)
+        for stream in streams.values():
+            stream.flush()
+            os.fsync(stream.fileno())
+    index = {"names": [path.stem for path in files], "counts": counts}
+    with (folder / "index.json").open("w", encoding="utf-8") as file:
+        json.dump(index, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _append(kernel: Kernel, streams: Mapping[str, IO[bytes]], counts: dict[str, list[int]]) -> None:
+    for column, (dtype, _) in _COLUMNS.items():
+        array = np.ascontiguousarray(getattr(kernel, column), dtype=dtype)
+        streams[column].write(array.data if array.size else b"")
+    counts["nodes"].append(kernel.n_nodes)
+    counts["edges"].append(len(kernel.edge_index))
+    counts["configs"].append(kernel.n_configs)
+
+
+def _open(folder: Path, schema: Schema) -> Split:
+    widths = {"node_feat": len(NODE_FEATURES), "edge_index": 2, "config_feat": schema.width}
+    try:
+        index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+        offsets = {rows: np.cumsum([0, *counts], dtype=np.int64) for rows, counts in index["counts"].items()}
+        arrays = {}
+        for column, (dtype, rows) in _COLUMNS.items():
+            total = int(offsets[rows][-1])
+            shape = (total, widths[column]) if column in widths else (total,)
+            arrays[column] = _map(folder / f"{column}.bin", dtype, shape)
+        return Split(index["names"], offsets, arrays, schema)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FileFormatError(
+            f"The converted data in {folder} is damaged; remove that folder and run again."
+        ) from error
+
+
+def _map(path: Path, dtype: str, shape: tuple[int, ...]) -> Array:
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    return np.memmap(path, dtype=dtype, mode="r", shape=shape)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock that the system releases even if this process is killed."""
+    with path.open("a") as file:
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except ImportError:
+            pass  # no advisory locks on this system: two converters do the work twice, and the rename decides
+        yield
