@@ -1,0 +1,63 @@
+"""From a JAX function to the graph a cost model reads.
+
+A function is named as ``package.module:function`` and lowered on example arguments, which the same module gives as
+``<function>_args`` (a tuple, or a function that returns one). Only what JAX traces is run; nothing is compiled.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tilewise.costmodel.hlo import HloGraph, featurize_hlo
+from tilewise.errors import ConfigurationError, UnavailableError
+
+
+def featurize_jax(target: str) -> HloGraph:
+    """The graph of the function named ``module:function``.
+
+    >>> graph = featurize_jax("my_models.mlp:forward")  # doctest: +SKIP
+    """
+    return featurize_hlo(serialize_jax(target))
+
+
+def serialize_jax(target: str) -> bytes:
+    """The serialized ``HloModuleProto`` of the function named ``module:function``."""
+    jax = _jax()
+    function, arguments = _load(target)
+    try:
+        lowered = jax.jit(function).lower(*arguments)
+        module = lowered.compiler_ir(dialect="hlo")
+        return bytes(module.as_serialized_hlo_module_proto())
+    except Exception as error:  # the user's own function runs here, and may raise anything
+        raise ConfigurationError(f"JAX could not lower {target}: {type(error).__name__}: {error}") from error
+
+
+def _jax() -> Any:
+    try:
+        return importlib.import_module("jax")
+    except ImportError as error:
+        raise UnavailableError("Reading a JAX function needs JAX: pip install jax.") from error
+
+
+def _load(target: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    module_name, _, function_name = target.partition(":")
+    if not module_name or not function_name.isidentifier():
+        raise ConfigurationError(f"{target!r} does not name a function; write package.module:function.")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # the user's own module runs here
+        raise ConfigurationError(f"{module_name} cannot be imported: {type(error).__name__}: {error}") from error
+    function = getattr(module, function_name, None)
+    arguments = getattr(module, f"{function_name}_args", None)
+    if not callable(function):
+        raise ConfigurationError(f"{module_name} has no function {function_name}.")
+    arguments = arguments() if callable(arguments) else arguments
+    if not isinstance(arguments, tuple):
+        raise ConfigurationError(f"{module_name} must hold example arguments as the tuple {function_name}_args.")
+    return function, arguments
