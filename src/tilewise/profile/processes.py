@@ -1,0 +1,156 @@
+"""Measuring in fresh processes: another memory layout each time, and a process can be killed.
+
+A function object is measured in forked children; "module:function" is imported by new interpreters. Children answer
+with one line of JSON; nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tilewise.errors import ConfigurationError, TilewiseError
+from tilewise.profile.limits import MeasurementError, TimeLimitError
+from tilewise.profile.timer import Series, take_samples
+
+_GRACE_SECONDS = 1.0  # a child stops by itself at the limit; one that cannot is killed this much later
+
+
+def measure_in_processes(
+    func: Callable[[], Any] | str, warmup: int, runs: int, processes: int, limit: float, sample_seconds: float
+) -> Series:
+    """`runs` samples in all, shared out over `processes` processes run one after the other."""
+    shares = [runs // processes + (i < runs % processes) for i in range(processes)]
+    deadline = time.perf_counter() + limit
+    series = Series([], 1, processes=processes)
+    for share in filter(None, shares):
+        left = deadline - time.perf_counter()
+        if left <= 0 and series.samples:
+            series.notes.append(f"only {len(series.samples)} of {runs} samples fit into the time limit of {limit:g} s")
+            break
+        answer = _run_child(func, warmup, share, max(left, 0.01), sample_seconds)
+        series.samples += answer["samples"]
+        series.calls = max(series.calls, answer["calls"])
+        series.reasons += [reason for reason in answer["reasons"] if reason not in series.reasons]
+        series.notes += [note for note in answer["notes"] if note not in series.notes]
+    return series
+
+
+def _run_child(func: Callable[[], Any] | str, warmup: int, runs: int, limit: float, sample_seconds: float) -> Any:
+    if isinstance(func, str):
+        text = _new_interpreter(func, warmup, runs, limit, sample_seconds)
+    else:
+        text = _forked(lambda: _child_answer(func, warmup, runs, limit, sample_seconds), limit)
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        raise MeasurementError(
+            "the process that ran the function died without an answer; it may have crashed"
+        ) from None
+    if "error" in answer:
+        kind = TimeLimitError if answer["time_limit"] else MeasurementError
+        raise kind(answer["error"])
+    return answer
+
+
+def _child_answer(func: Callable[[], Any], warmup: int, runs: int, limit: float, sample_seconds: float) -> str:
+    try:
+        series = take_samples(func, warmup, runs, limit, sample_seconds)
+    except TilewiseError as error:
+        return json.dumps({"error": str(error), "time_limit": isinstance(error, TimeLimitError)})
+    return json.dumps(
+        {"samples": series.samples, "calls": series.calls, "reasons": series.reasons, "notes": series.notes}
+    )
+
+
+def _forked(answer: Callable[[], str], limit: float) -> str:
+    if not hasattr(os, "fork"):
+        raise ConfigurationError("this system cannot fork; name the function as 'module:function' instead")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:  # no exception may escape: the child must not run on into the parent's code
+        status = 1
+        try:
+            os.close(reader)
+            with os.fdopen(writer, "w") as out:
+                out.write(answer())
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as source:
+        text = _read_until(source.fileno(), limit + _GRACE_SECONDS)
+    if text is None:
+        os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    if text is None:
+        raise TimeLimitError(f"the function had not returned after {limit:.3g} s and its process was killed")
+    return text
+
+
+def _read_until(descriptor: int, seconds: float) -> str | None:
+    """Everything up to end of file, or None when that takes longer than `seconds`."""
+    deadline = time.perf_counter() + seconds
+    parts: list[bytes] = []
+    while True:
+        left = deadline - time.perf_counter()
+        if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+            return None
+        part = os.read(descriptor, 1 << 16)
+        if not part:
+            return b"".join(parts).decode()
+        parts.append(part)
+
+
+def _new_interpreter(name: str, warmup: int, runs: int, limit: float, sample_seconds: float) -> str:
+    command = [sys.executable, "-m", "tilewise.profile.processes", name]
+    command += [str(warmup), str(runs), str(limit), str(sample_seconds)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path)}
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, env=environment, timeout=limit + 10 * _GRACE_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise TimeLimitError(f"{name} had not returned after {limit:.3g} s and its process was killed") from None
+    lines = done.stdout.decode(errors="replace").splitlines()
+    return lines[-1] if lines else ""
+
+
+def resolve(name: str) -> Callable[[], Any]:
+    """The function that "module:function" names."""
+    from importlib import import_module
+
+    module, _, attribute = name.partition(":")
+    target: Any = None
+    with suppress(ImportError, ValueError):
+        target = getattr(import_module(module), attribute, None)
+    if not callable(target):
+        raise ConfigurationError(f"{name!r} does not name a function; write it as 'package.module:function'")
+    function: Callable[[], Any] = target
+    return function
+
+
+def _main(arguments: list[str]) -> None:
+    name, warmup, runs, limit, sample_seconds = arguments
+    try:
+        func = resolve(name)
+    except TilewiseError as error:
+        answer = json.dumps({"error": str(error), "time_limit": False})
+    else:
+        answer = _child_answer(func, int(warmup), int(runs), float(limit), float(sample_seconds))
+    print("\n" + answer, flush=True)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

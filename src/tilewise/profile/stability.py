@@ -1,0 +1,139 @@
+"""Is a series of timings to be trusted? Each check returns a sentence with what it saw and what to do, or nothing.
+
+The checks look at the samples (drift, two modes, outliers, spread) and at the machine around them (what other processes
+used, time stolen by a hypervisor, a reference loop that ran slower at the end than at the start).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tilewise.profile.statistics import Floats, rank_correlation
+
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+
+@dataclass(frozen=True)
+class MachineReading:
+    """The machine at one moment: what all processes together have used, and how fast a fixed loop runs."""
+
+    at: float
+    own_cpu: float
+    busy_cpu: float | None
+    stolen_cpu: float | None
+    reference_loop: float
+
+
+def read_machine() -> MachineReading:
+    """Take a reading; costs about two milliseconds."""
+    busy, stolen = _system_cpu_seconds()
+    times = os.times()
+    own = times.user + times.system + times.children_user + times.children_system
+    return MachineReading(time.perf_counter(), own, busy, stolen, _reference_loop())
+
+
+def _system_cpu_seconds() -> tuple[float | None, float | None]:
+    try:
+        fields = [int(f) for f in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    except (OSError, ValueError):
+        return None, None
+    user, nice, system, _idle, _iowait, irq, softirq, steal = fields
+    return (user + nice + system + irq + softirq) / _TICKS_PER_SECOND, steal / _TICKS_PER_SECOND
+
+
+def _reference_loop() -> float:
+    """Seconds of a fixed loop in registers, the best of several: it changes with the clock frequency, not with load."""
+    best = float("inf")
+    for _ in range(25):
+        start = time.perf_counter()
+        for _ in range(4000):
+            pass
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def machine_reasons(before: MachineReading, after: MachineReading) -> list[str]:
+    """What happened on the machine between two readings that could have spoiled a measurement."""
+    reasons = []
+    seconds = max(after.at - before.at, 1e-9)
+    cpus = os.cpu_count() or 1
+    if seconds > 0.2 and after.busy_cpu is not None and before.busy_cpu is not None:
+        others = (after.busy_cpu - before.busy_cpu) - (after.own_cpu - before.own_cpu)
+        if others / seconds > 0.25 * cpus:
+            reasons.append(f"load: other processes used {others / seconds:.1f} of {cpus} CPUs; close them and repeat")
+        stolen = (after.stolen_cpu or 0.0) - (before.stolen_cpu or 0.0)
+        if stolen / seconds > 0.02 * cpus:
+            reasons.append(f"load: the hypervisor took away {stolen / seconds:.0%} of a CPU; repeat at a quieter time")
+    change = after.reference_loop / before.reference_loop - 1
+    if abs(change) > 0.15:
+        direction = "slower" if change > 0 else "faster"
+        reasons.append(
+            f"frequency: a fixed loop ran {abs(change):.0%} {direction} at the end than at the start; "
+            "the clock frequency or a neighbour on the same core changed"
+        )
+    return reasons
+
+
+def sample_reasons(samples: Floats) -> list[str]:
+    """What the samples themselves say against trusting them."""
+    if len(samples) < 8 or np.median(samples) <= 0:
+        return []
+    checks = (_drift(samples), _two_modes(samples), _outliers(samples), _spread(samples))
+    return [reason for reason in checks if reason]
+
+
+def _drift(samples: Floats) -> str:
+    n = len(samples)
+    correlation = rank_correlation(np.arange(n, dtype=np.float64), samples)
+    third = max(n // 3, 1)
+    change = float(np.median(samples[-third:]) / np.median(samples[:third]) - 1)
+    if abs(correlation) < 3.0 / np.sqrt(n) or abs(change) < 0.03:
+        return ""
+    word = "slower" if change > 0 else "faster"
+    return f"drift: the last third was {abs(change):.1%} {word} than the first; raise warmup or look for growing state"
+
+
+def _two_modes(samples: Floats) -> str:
+    """The split that explains most variance; two modes when the groups lie far apart for their own spread."""
+    ordered = np.sort(samples)
+    n = len(ordered)
+    sizes = np.arange(1, n)
+    sums = np.cumsum(ordered)[:-1]
+    low_mean, high_mean = sums / sizes, (ordered.sum() - sums) / (n - sizes)
+    cut = int(np.argmax(sizes * (n - sizes) * (high_mean - low_mean) ** 2)) + 1
+    low, high = ordered[:cut], ordered[cut:]
+    if min(len(low), len(high)) < max(0.15 * n, 3):
+        return ""
+    gap = float(np.median(high) - np.median(low))
+    spread = float(np.hypot(_robust_sd(low), _robust_sd(high)))
+    if gap < 0.05 * np.median(ordered) or gap < 5.0 * spread:
+        return ""
+    return (
+        f"two modes: {len(low)} samples near {np.median(low):.3g} s and {len(high)} near {np.median(high):.3g} s; "
+        "the function or its memory placement has two states"
+    )
+
+
+def _outliers(samples: Floats) -> str:
+    q1, middle, q3 = np.quantile(samples, [0.25, 0.5, 0.75])
+    limit = max(q3 + 3 * (q3 - q1), 1.1 * middle)
+    count = int(np.sum(samples > limit))
+    if count <= max(0.05 * len(samples), 1):
+        return ""
+    return f"outliers: {count} of {len(samples)} samples are far above the rest (up to {samples.max() / middle:.1f}×)"
+
+
+def _spread(samples: Floats) -> str:
+    q1, middle, q3 = np.quantile(samples, [0.25, 0.5, 0.75])
+    if (q3 - q1) / middle < 0.10:
+        return ""
+    return f"spread: the middle half of the samples spans {(q3 - q1) / middle:.0%} of the median"
+
+
+def _robust_sd(values: Floats) -> float:
+    return 1.4826 * float(np.median(np.abs(values - np.median(values))))
