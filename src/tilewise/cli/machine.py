@@ -61,7 +61,7 @@ def _print(figures: Machine) -> None:
         table.add_column(heading, justify="right")
     table.add_column("copy, drawn")
     for b in figures.bandwidths:
-        bar = "█" * max(1, round(30 * b.copy / top))
+        bar = "█" * max(1, round(24 * b.copy / top))
         table.add_row(bytes_(b.bytes), str(b.threads), f"{count(b.read)}B/s", f"{count(b.copy)}B/s", bar)
     console.print(table)
 
