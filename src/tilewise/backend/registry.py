@@ -59,7 +59,8 @@ class OptimizedBackend:
     def __init__(self, only: str | None = None) -> None:
         self._implementations: dict[str, list[Implementation]] = {}
         self.only = only
-        for implementation in _DEFAULTS:
+        # NumPy's are asked last, whatever the order in which the modules were imported.
+        for implementation in sorted(_DEFAULTS, key=lambda implementation: implementation.name == "numpy"):
             self.add(implementation)
 
     def register(self, op: str, name: str, run: Callable[..., Any], suits: Suits | None = None) -> None:
