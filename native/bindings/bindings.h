@@ -5,7 +5,9 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 namespace tw {
@@ -18,7 +20,6 @@ using FloatOut = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
 
 void bind_runtime(nb::module_& m);
 void bind_probe(nb::module_& m);
-void bind_rows(nb::module_& m);
-void bind_training(nb::module_& m);
+void bind_gemm(nb::module_& m);
 
 }  // namespace tw

@@ -1,8 +1,9 @@
 """The table of implementations per operation, and the rule that picks one.
 
-Each operation ("matmul", "conv2d", ...) has an ordered list of implementations. Each says whether it suits the arguments
-at hand: None, or one sentence why not. `dispatch` runs the first that suits; `explain` says which that would be and why.
-Adding a backend is one `register` call; nothing else in the framework changes.
+Each operation ("matmul", "conv2d", ...) has a list of implementations in order of preference: native, NumPy, then the
+rungs kept for teaching. Each says whether it suits the arguments at hand: None, or one sentence why not. `dispatch`
+runs the first that suits; `explain` says which that would be and why. Adding a backend is one `register` call; nothing
+else in the framework changes.
 """
 
 from __future__ import annotations
@@ -10,21 +11,38 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from tilewise.errors import ConfigurationError
 
 Suits = Callable[..., str | None]
 
+# Preference among implementations that suit; the same names order the same way for every operation.
+_RANKS = {"native": 0, "numpy": 1, "blocked": 2, "naive": 3}
+
+
+class TileChooser(Protocol):
+    """Chooses the tile of one call: the operation, its shape ((m, n, k) for matmul), the dtype's name, and for matmul
+    the layout of both operands ("nn", "nt", "tn", "tt"; "t" for a transposed view). None leaves the default."""
+
+    def __call__(self, op: str, shape: tuple[int, ...], dtype: str, layout: str, /) -> Any: ...
+
 
 @dataclass(frozen=True)
 class Implementation:
-    """One way to compute an operation. `suits` returns None when it should be used, else the reason against it."""
+    """One way to compute an operation.
+
+    `suits` returns None when it should be used, else the reason against it; no `suits` means always. `tile_key` gives
+    (shape, dtype, layout) for the tile chooser; implementations that have it take a keyword `tile`. `describe` gives
+    (reason, tile) for `explain`.
+    """
 
     op: str
     name: str
     run: Callable[..., Any]
-    suits: Suits
+    suits: Suits | None = None
+    tile_key: Callable[..., tuple[tuple[int, ...], str, str]] | None = None
+    describe: Callable[..., tuple[str, Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -43,12 +61,10 @@ class Explanation:
         return "\n".join(lines + ([f"  tile: {self.tile}"] if self.tile is not None else []))
 
 
-def _always(*_args: Any, **_kwargs: Any) -> str | None:
-    return None
-
-
 class OptimizedBackend:
     """Routes operations to implementations by shape, dtype, contiguity and machine.
+
+    `tile_chooser`, where set, is asked for the tile of every tiled operation (see `TileChooser`).
 
     >>> import numpy as np
     >>> backend = OptimizedBackend()
@@ -56,16 +72,16 @@ class OptimizedBackend:
     (2, 3)
     """
 
-    def __init__(self, only: str | None = None) -> None:
+    def __init__(self, only: str | None = None, tile_chooser: TileChooser | None = None) -> None:
         self._implementations: dict[str, list[Implementation]] = {}
         self.only = only
-        # NumPy's are asked last, whatever the order in which the modules were imported.
-        for implementation in sorted(_DEFAULTS, key=lambda implementation: implementation.name == "numpy"):
+        self.tile_chooser = tile_chooser
+        for implementation in sorted(_DEFAULTS, key=lambda entry: _RANKS.get(entry.name, len(_RANKS))):
             self.add(implementation)
 
     def register(self, op: str, name: str, run: Callable[..., Any], suits: Suits | None = None) -> None:
         """Add an implementation, ahead of those already there."""
-        self.add(Implementation(op, name, run, suits or _always), first=True)
+        self.add(Implementation(op, name, run, suits), first=True)
 
     def add(self, implementation: Implementation, first: bool = False) -> None:
         if self.only is not None and implementation.name != self.only:
@@ -85,13 +101,16 @@ class OptimizedBackend:
     def select(self, op: str, *args: Any, **kwargs: Any) -> Implementation:
         entries = self._implementations.get(op) or self.implementations(op)
         for entry in entries:
-            if entry.suits(*args, **kwargs) is None:
+            if entry.suits is None or entry.suits(*args, **kwargs) is None:
                 return entry
         return entries[-1]
 
     def dispatch(self, op: str, *args: Any, **kwargs: Any) -> Any:
         """Run `op` with the implementation that suits these arguments best."""
-        return self.select(op, *args, **kwargs).run(*args, **kwargs)
+        chosen = self.select(op, *args, **kwargs)
+        if self.tile_chooser is not None and chosen.tile_key is not None and "tile" not in kwargs:
+            kwargs["tile"] = self.tile_chooser(op, *chosen.tile_key(*args))
+        return chosen.run(*args, **kwargs)
 
     def explain(self, op: str, *args: Any, **kwargs: Any) -> Explanation:
         """Say what `dispatch` would run for these arguments, and why."""
@@ -100,21 +119,35 @@ class OptimizedBackend:
         for entry in self.implementations(op):
             if entry is chosen:
                 break
-            passed_over[entry.name] = entry.suits(*args, **kwargs) or ""
-        reason = (
-            "it is the first that suits" if passed_over or len(self.implementations(op)) > 1 else "it is the only one"
-        )
-        return Explanation(op, chosen.name, reason, passed_over)
+            passed_over[entry.name] = (entry.suits(*args, **kwargs) if entry.suits else None) or ""
+        reason, tile = self._describe(chosen, args)
+        return Explanation(op, chosen.name, reason, passed_over, tile)
+
+    def _describe(self, chosen: Implementation, args: tuple[Any, ...]) -> tuple[str, Any]:
+        if self.tile_chooser is not None and chosen.tile_key is not None:
+            tile = self.tile_chooser(chosen.op, *chosen.tile_key(*args))
+            if tile is not None:
+                return "it suits these arguments, with the tile that the tile chooser picked", tile
+        if chosen.describe is not None:
+            return chosen.describe(*args)
+        only_one = len(self.implementations(chosen.op)) == 1
+        return ("it is the only one" if only_one else "it is the first that suits these arguments"), None
 
 
 _DEFAULTS: list[Implementation] = []
 
 
-def implements(op: str, name: str, suits: Suits | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: this function implements `op` in every backend made from now on, asked after those before it."""
+def implements(
+    op: str,
+    name: str,
+    suits: Suits | None = None,
+    tile_key: Callable[..., tuple[tuple[int, ...], str, str]] | None = None,
+    describe: Callable[..., tuple[str, Any]] | None = None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: this function implements `op` in every backend made from now on."""
 
     def mark(run: Callable[..., Any]) -> Callable[..., Any]:
-        _DEFAULTS.append(Implementation(op, name, run, suits or _always))
+        _DEFAULTS.append(Implementation(op, name, run, suits, tile_key, describe))
         return run
 
     return mark

@@ -7,6 +7,3 @@ import typer
 
 def register(app: typer.Typer) -> None:
     """Attach every command to the application. Each module defines thin Typer functions that import their work late."""
-    from tilewise.cli.machine import machine
-
-    app.command()(machine)

@@ -1,0 +1,392 @@
+// matmul seen from Python. A plain METH_FASTCALL function: on small matrices the call itself decides, and this one costs
+// about a quarter of a microsecond. Arrays of any strides are taken as they are.
+#include "bindings/bindings.h"
+#include "bindings/numpy_api.h"
+#include "common/matmul.h"
+#include "common/thread_pool.h"
+
+namespace tw {
+namespace {
+
+// Releasing the GIL costs more than a product this small.
+constexpr int64_t kWorthRelease = 1 << 16;
+
+PyObject* raise(const char* error, const char* format, ...) {
+  PyObject* errors = PyImport_ImportModule("tilewise.errors");
+  if (errors == nullptr) return nullptr;
+  PyObject* type = PyObject_GetAttrString(errors, error);
+  Py_DECREF(errors);
+  if (type == nullptr) return nullptr;
+  va_list args;
+  va_start(args, format);
+  PyErr_FormatV(type, format, args);
+  va_end(args);
+  Py_DECREF(type);
+  return nullptr;
+}
+
+struct Call {
+  PyObject* a = nullptr;
+  PyObject* b = nullptr;
+  PyObject* bias = Py_None;
+  PyObject* activation = Py_None;
+  PyObject* residual = Py_None;
+  PyObject* tile = Py_None;
+};
+
+struct Names {
+  PyObject *bias, *activation, *residual, *tile, *mr, *nr, *mc, *nc, *kc, *pack_a, *pack_b, *threads_m, *threads_n;
+};
+
+const Names& names() {
+  static const Names interned = {
+      PyUnicode_InternFromString("bias"),      PyUnicode_InternFromString("activation"),
+      PyUnicode_InternFromString("residual"),  PyUnicode_InternFromString("tile"),
+      PyUnicode_InternFromString("mr"),        PyUnicode_InternFromString("nr"),
+      PyUnicode_InternFromString("mc"),        PyUnicode_InternFromString("nc"),
+      PyUnicode_InternFromString("kc"),        PyUnicode_InternFromString("pack_a"),
+      PyUnicode_InternFromString("pack_b"),    PyUnicode_InternFromString("threads_m"),
+      PyUnicode_InternFromString("threads_n"),
+  };
+  return interned;
+}
+
+bool same_name(PyObject* given, PyObject* interned) {
+  return given == interned || PyUnicode_Compare(given, interned) == 0;
+}
+
+bool assign_keyword(Call& call, PyObject* name, PyObject* value) {
+  const Names& n = names();
+  if (same_name(name, n.bias)) {
+    call.bias = value;
+  } else if (same_name(name, n.activation)) {
+    call.activation = value;
+  } else if (same_name(name, n.residual)) {
+    call.residual = value;
+  } else if (same_name(name, n.tile)) {
+    call.tile = value;
+  } else {
+    raise("ConfigurationError", "matmul has no parameter %R; it takes bias, activation, residual and tile", name);
+    return false;
+  }
+  return true;
+}
+
+bool parse(PyObject* const* args, Py_ssize_t count, PyObject* keywords, Call& call) {
+  if (count < 2 || count > 3) {
+    raise("ConfigurationError", "matmul takes two arrays and optionally a tile, not %zd arguments", count);
+    return false;
+  }
+  call.a = args[0];
+  call.b = args[1];
+  if (count == 3) call.tile = args[2];
+  const Py_ssize_t extra = keywords ? PyTuple_GET_SIZE(keywords) : 0;
+  for (Py_ssize_t i = 0; i < extra; ++i) {
+    if (!assign_keyword(call, PyTuple_GET_ITEM(keywords, i), args[count + i])) return false;
+  }
+  return true;
+}
+
+// A float32 array whose strides are whole elements; anything else is refused with a reason.
+bool usable(PyObject* object) {
+  if (!PyArray_Check(object)) return false;
+  PyArrayObject* array = reinterpret_cast<PyArrayObject*>(object);
+  if (PyArray_TYPE(array) != NPY_FLOAT32 || !PyArray_ISBEHAVED_RO(array)) return false;
+  for (int d = 0; d < PyArray_NDIM(array); ++d) {
+    if (PyArray_STRIDE(array, d) % 4 != 0) return false;
+  }
+  return PyArray_NDIM(array) >= 1 && PyArray_NDIM(array) <= kMaxBatchDims + 2;
+}
+
+bool check_usable(PyObject* object, const char* name) {
+  if (usable(object)) return true;
+  if (!PyArray_Check(object)) {
+    raise("DtypeError", "matmul takes NumPy arrays, but %s is a %s", name, Py_TYPE(object)->tp_name);
+    return false;
+  }
+  PyArrayObject* array = reinterpret_cast<PyArrayObject*>(object);
+  if (PyArray_NDIM(array) == 0 || PyArray_NDIM(array) > kMaxBatchDims + 2) {
+    raise("ShapeError", "matmul takes arrays of 1 to %d dimensions, but %s has %d", kMaxBatchDims + 2, name,
+          PyArray_NDIM(array));
+    return false;
+  }
+  raise("DtypeError", "the native matmul takes aligned float32 arrays of native byte order, but %s is %R", name,
+        reinterpret_cast<PyObject*>(PyArray_DESCR(array)));
+  return false;
+}
+
+struct Shape {
+  int dims = 0;
+  npy_intp at[kMaxBatchDims + 2];
+};
+
+bool bad_shapes(PyArrayObject* a, PyArrayObject* b) {
+  PyObject* left = PyObject_GetAttrString(reinterpret_cast<PyObject*>(a), "shape");
+  PyObject* right = PyObject_GetAttrString(reinterpret_cast<PyObject*>(b), "shape");
+  if (left && right) raise("ShapeError", "matmul cannot multiply arrays of shapes %R and %R", left, right);
+  Py_XDECREF(left);
+  Py_XDECREF(right);
+  return false;
+}
+
+// Batch dimensions as NumPy broadcasts them, right-aligned.
+bool broadcast_batch(PyArrayObject* a, int a_batch, PyArrayObject* b, int b_batch, Batch& batch, Shape& shape) {
+  batch.dims = a_batch > b_batch ? a_batch : b_batch;
+  for (int d = 0; d < batch.dims; ++d) {
+    const int da = d - (batch.dims - a_batch), db = d - (batch.dims - b_batch);
+    const int64_t size_a = da >= 0 ? PyArray_DIM(a, da) : 1, size_b = db >= 0 ? PyArray_DIM(b, db) : 1;
+    if (size_a != size_b && size_a != 1 && size_b != 1) return bad_shapes(a, b);
+    const int64_t size = size_a == 1 ? size_b : size_a;
+    batch.shape[d] = size;
+    batch.a_stride[d] = da >= 0 && size_a != 1 ? PyArray_STRIDE(a, da) / 4 : 0;
+    batch.b_stride[d] = db >= 0 && size_b != 1 ? PyArray_STRIDE(b, db) / 4 : 0;
+    batch.count *= size;
+    shape.at[shape.dims++] = size;
+  }
+  return true;
+}
+
+bool describe(PyArrayObject* a, PyArrayObject* b, Gemm& g, Batch& batch, Shape& shape) {
+  const int a_dims = PyArray_NDIM(a), b_dims = PyArray_NDIM(b);
+  g.m = a_dims == 1 ? 1 : PyArray_DIM(a, a_dims - 2);
+  g.k = PyArray_DIM(a, a_dims - 1);
+  g.n = b_dims == 1 ? 1 : PyArray_DIM(b, b_dims - 1);
+  if (PyArray_DIM(b, b_dims == 1 ? 0 : b_dims - 2) != g.k) return bad_shapes(a, b);
+  g.a = static_cast<const float*>(PyArray_DATA(a));
+  g.b = static_cast<const float*>(PyArray_DATA(b));
+  g.a_row = a_dims == 1 ? 0 : PyArray_STRIDE(a, a_dims - 2) / 4;
+  g.a_col = PyArray_STRIDE(a, a_dims - 1) / 4;
+  g.b_row = PyArray_STRIDE(b, b_dims == 1 ? 0 : b_dims - 2) / 4;
+  g.b_col = b_dims == 1 ? 0 : PyArray_STRIDE(b, b_dims - 1) / 4;
+  // A dimension of size 1 may carry any stride; say the one that lets the fast paths see what they need.
+  if (g.k == 1) g.a_col = g.a_col == 0 ? 0 : 1;
+  if (g.k == 1) g.b_row = g.b_row == 0 ? 0 : 1;
+  if (g.m == 1) g.a_row = 0;
+  if (g.n == 1) g.b_col = 0;
+  g.c_row = g.n;
+  if ((a_dims > 2 || b_dims > 2) &&
+      !broadcast_batch(a, a_dims > 2 ? a_dims - 2 : 0, b, b_dims > 2 ? b_dims - 2 : 0, batch, shape)) {
+    return false;
+  }
+  if (a_dims > 1) shape.at[shape.dims++] = g.m;
+  if (b_dims > 1) shape.at[shape.dims++] = g.n;
+  return true;
+}
+
+// Many matrices times one: where the rows of all of them are evenly spaced it is one taller product.
+void fold_batch_into_rows(Gemm& g, Batch& batch) {
+  int64_t rows = g.m, row = g.a_row;
+  for (int d = batch.dims - 1; d >= 0; --d) {
+    if (batch.shape[d] == 1) continue;
+    if (rows == 1) row = batch.a_stride[d];
+    if (batch.b_stride[d] != 0 || batch.a_stride[d] != rows * row) return;
+    rows *= batch.shape[d];
+  }
+  g.m = rows;
+  g.a_row = row;
+  g.epilogue.residual_row = g.n;
+  batch.count = 1;
+  batch.dims = 0;
+}
+
+bool parse_epilogue(const Call& call, Gemm& g, Batch& batch, const Shape& shape) {
+  Epilogue& e = g.epilogue;
+  if (call.bias != Py_None) {
+    PyArrayObject* bias = as_float_array(call.bias);
+    if (bias == nullptr || PyArray_NDIM(bias) != 1 || PyArray_DIM(bias, 0) != g.n) {
+      raise("ShapeError", "the bias of this matmul must be a contiguous float32 array of %lld elements",
+            static_cast<long long>(g.n));
+      return false;
+    }
+    e.bias = floats(bias);
+  }
+  if (call.residual != Py_None) {
+    PyArrayObject* residual = as_float_array(call.residual);
+    bool fits = residual != nullptr && PyArray_NDIM(residual) == shape.dims;
+    for (int d = 0; fits && d < shape.dims; ++d) fits = PyArray_DIM(residual, d) == shape.at[d];
+    if (!fits) {
+      raise("ShapeError", "the residual must be a contiguous float32 array of the result's shape");
+      return false;
+    }
+    e.residual = floats(residual);
+    e.residual_row = g.n;
+    int64_t stride = g.m * g.n;
+    for (int d = batch.dims - 1; d >= 0; --d) {
+      batch.residual_stride[d] = stride;
+      stride *= batch.shape[d];
+    }
+  }
+  if (call.activation != Py_None) {
+    if (PyUnicode_Check(call.activation) && PyUnicode_CompareWithASCIIString(call.activation, "relu") == 0) {
+      e.activation = Activation::relu;
+    } else if (PyUnicode_Check(call.activation) && PyUnicode_CompareWithASCIIString(call.activation, "gelu") == 0) {
+      e.activation = Activation::gelu;
+    } else {
+      raise("ConfigurationError", "activation must be None, 'relu' or 'gelu', not %R", call.activation);
+      return false;
+    }
+  }
+  return true;
+}
+
+bool read_field(PyObject* tile, PyObject* name, int64_t& out) {
+  PyObject* value = PyObject_GetAttr(tile, name);
+  if (value == nullptr) {
+    PyErr_Clear();
+    raise("ConfigurationError", "a matmul tile must be a TileConfig, but %R has no %U", tile, name);
+    return false;
+  }
+  out = PyLong_AsLongLong(value);
+  Py_DECREF(value);
+  if (out == -1 && PyErr_Occurred()) {
+    PyErr_Clear();
+    raise("ConfigurationError", "the tile's %U must be a whole number", name);
+    return false;
+  }
+  return true;
+}
+
+bool read_tile(PyObject* object, GemmTile& t) {
+  const Names& n = names();
+  PyObject* const fields[] = {n.mr, n.nr, n.mc, n.nc, n.kc, n.pack_a, n.pack_b, n.threads_m, n.threads_n};
+  int64_t v[9];
+  for (int i = 0; i < 9; ++i) {
+    if (!read_field(object, fields[i], v[i])) return false;
+    if (v[i] < 0 || v[i] > (1 << 30)) v[i] = i < 5 ? -1 : 0;
+  }
+  t.mr = static_cast<int>(v[0]);
+  t.nr = static_cast<int>(v[1]);
+  t.mc = v[2];
+  t.nc = v[3];
+  t.kc = v[4];
+  t.pack_a = v[5] != 0;
+  t.pack_b = v[6] != 0;
+  t.threads_m = static_cast<int>(v[7]);
+  t.threads_n = static_cast<int>(v[8]);
+  return true;
+}
+
+PyObject* matmul_call(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+  Call call;
+  if (!parse(args, count, keywords, call)) return nullptr;
+  if (!check_usable(call.a, "a") || !check_usable(call.b, "b")) return nullptr;
+  PyArrayObject* a = reinterpret_cast<PyArrayObject*>(call.a);
+  PyArrayObject* b = reinterpret_cast<PyArrayObject*>(call.b);
+  Gemm g;
+  Batch batch;
+  Shape shape;
+  if (!describe(a, b, g, batch, shape) || !parse_epilogue(call, g, batch, shape)) return nullptr;
+  if (batch.dims > 0) fold_batch_into_rows(g, batch);
+  GemmTile tile;
+  if (call.tile != Py_None) {
+    if (!read_tile(call.tile, tile)) return nullptr;
+    char reason[160];
+    if (tile_problem(tile, g, reason, sizeof reason)) {
+      return raise("ConfigurationError", "this tile cannot be used: %s", reason);
+    }
+  }
+  PyArrayObject* c = new_float_array(shape.dims, shape.at);
+  if (c == nullptr) return nullptr;
+  g.c = floats(c);
+  bool ok;
+  {
+    GilRelease release(g.m * g.n * g.k * batch.count >= kWorthRelease);
+    ok = matmul(g, batch, call.tile == Py_None ? nullptr : &tile);
+  }
+  if (!ok) {
+    Py_DECREF(c);
+    return PyErr_NoMemory();
+  }
+  return shape.dims == 0 ? PyArray_Return(c) : reinterpret_cast<PyObject*>(c);
+}
+
+// None when the native matmul takes these arguments, else one sentence why not.
+PyObject* matmul_suits(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+  if (count < 2) return PyUnicode_FromString("it needs two arrays");
+  for (int i = 0; i < 2; ++i) {
+    if (!usable(args[i])) return PyUnicode_FromString("it takes aligned float32 arrays only");
+  }
+  const Py_ssize_t extra = keywords ? PyTuple_GET_SIZE(keywords) : 0;
+  for (Py_ssize_t i = 0; i < extra; ++i) {
+    PyObject* name = PyTuple_GET_ITEM(keywords, i);
+    PyObject* value = args[count + i];
+    const bool array = same_name(name, names().bias) || same_name(name, names().residual);
+    if (array && value != Py_None && as_float_array(value) == nullptr) {
+      return PyUnicode_FromString("bias and residual must be contiguous float32 arrays");
+    }
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject* tile_tuple(const GemmTile& t) {
+  return Py_BuildValue("(iiLLLNNii)", t.mr, t.nr, static_cast<long long>(t.mc), static_cast<long long>(t.nc),
+                       static_cast<long long>(t.kc), PyBool_FromLong(t.pack_a), PyBool_FromLong(t.pack_b), t.threads_m,
+                       t.threads_n);
+}
+
+// (path, tile) that matmul(a, b) would use: path is "tiled", "inner products" or "scaled rows".
+PyObject* matmul_plan(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 2 || !check_usable(args[0], "a") || !check_usable(args[1], "b")) {
+    return PyErr_Occurred() ? nullptr : raise("ConfigurationError", "matmul_plan takes two arrays");
+  }
+  Gemm g;
+  Batch batch;
+  Shape shape;
+  if (!describe(reinterpret_cast<PyArrayObject*>(args[0]), reinterpret_cast<PyArrayObject*>(args[1]), g, batch, shape)) {
+    return nullptr;
+  }
+  if (batch.dims > 0) fold_batch_into_rows(g, batch);
+  const int threads = num_threads();
+  return Py_BuildValue("(sN)", matmul_path(g), tile_tuple(default_tile(g, batch.count >= 2 * threads ? 1 : threads)));
+}
+
+PyMethodDef methods[] = {
+    {"matmul", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(matmul_call)), METH_FASTCALL | METH_KEYWORDS,
+     "matmul(a, b, tile=None, *, bias=None, activation=None, residual=None)"},
+    {"matmul_suits", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(matmul_suits)),
+     METH_FASTCALL | METH_KEYWORDS, "None when matmul takes these arguments, else the reason against."},
+    {"matmul_plan", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(matmul_plan)), METH_FASTCALL,
+     "The path and the tile that matmul(a, b) uses."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+// Why matmul refuses this tile for an m x k by k x n product, or None. transposed_b: B's rows, not columns, contiguous.
+nb::object check_tile(nb::handle tile, int64_t m, int64_t n, int64_t k, bool transposed_b) {
+  GemmTile t;
+  if (!read_tile(tile.ptr(), t)) throw nb::python_error();
+  Gemm g;
+  g.m = m;
+  g.n = n;
+  g.k = k;
+  g.b_row = transposed_b ? 1 : n;
+  g.b_col = transposed_b ? k : 1;
+  char reason[160];
+  return tile_problem(t, g, reason, sizeof reason) ? nb::cast(std::string(reason)) : nb::none();
+}
+
+// The register tiles of the instruction set in force: (mr, nr) for every mr that fits.
+std::vector<std::pair<int, int>> register_tiles() {
+  const GemmKernels& kernels = active_gemm();
+  std::vector<std::pair<int, int>> tiles;
+  for (int v = 1; v <= 4; ++v) {
+    for (int mr = 1; mr <= kernels.max_rows[v]; ++mr) tiles.emplace_back(mr, v * kernels.lanes);
+  }
+  return tiles;
+}
+
+std::tuple<int64_t, int64_t, int64_t> caches() {
+  const CacheSizes& sizes = cache_sizes();
+  return {sizes.l1, sizes.l2, sizes.l3};
+}
+
+}  // namespace
+
+void bind_gemm(nb::module_& m) {
+  if (PyModule_AddFunctions(m.ptr(), methods) < 0) throw nb::python_error();
+  m.def("gemm_register_tiles", register_tiles);
+  m.def("gemm_tile_problem", check_tile, nb::arg("tile"), nb::arg("m"), nb::arg("n"), nb::arg("k"),
+        nb::arg("transposed_b"));
+  m.def("cache_sizes", caches);
+}
+
+}  // namespace tw

@@ -1,0 +1,333 @@
+#include "common/matmul.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <new>
+
+#include "common/alloc.h"
+#include "common/thread_pool.h"
+
+namespace tw {
+namespace {
+
+int64_t read_cache_size(int index) {
+  char path[96], text[32] = {};
+  std::snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/size", index);
+  std::FILE* file = std::fopen(path, "r");
+  if (file == nullptr) return 0;
+  const bool ok = std::fgets(text, sizeof text, file) != nullptr;
+  std::fclose(file);
+  long kilobytes = 0;
+  return ok && std::sscanf(text, "%ldK", &kilobytes) == 1 ? kilobytes * 1024 : 0;
+}
+
+CacheSizes read_cache_sizes() {
+  CacheSizes sizes;  // index 0 is L1 data, 1 L1 instruction, 2 L2, 3 L3 on every Linux CPU that has them
+  if (const int64_t l1 = read_cache_size(0)) sizes.l1 = l1;
+  if (const int64_t l2 = read_cache_size(2)) sizes.l2 = l2;
+  const int64_t l3 = read_cache_size(3);
+  sizes.l3 = l3 ? l3 : std::max(sizes.l2, CacheSizes().l3);
+  return sizes;
+}
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+enum class Path { tiled, dots, dots_copy_a, dots_copy_b, row_by_matrix, matrix_by_column };
+
+// Below this many multiply-adds, waking a second thread costs more than it saves.
+constexpr int64_t kWorthThreads = 1 << 20;
+
+Path choose_path(const Gemm& g) {
+  if (g.m == 1) {
+    if (g.b_col == 1) return Path::row_by_matrix;
+    if (g.b_row == 1) return g.a_col == 1 ? Path::dots : Path::dots_copy_a;
+  }
+  if (g.n == 1) {
+    if (g.a_row == 1 && g.c_row == 1) return Path::matrix_by_column;
+    if (g.a_col == 1) return g.b_row == 1 ? Path::dots : Path::dots_copy_b;
+  }
+  if (g.m <= 4 && g.b_row == 1 && g.a_col == 1) return Path::dots;
+  if (g.n <= 4 && g.a_col == 1) return g.b_row == 1 ? Path::dots : Path::dots_copy_b;
+  return Path::tiled;
+}
+
+// A part of C: what one task computes.
+Gemm part_of(const Gemm& g, int64_t row, int64_t rows, int64_t col, int64_t cols) {
+  Gemm p = g;
+  p.m = rows;
+  p.n = cols;
+  p.a += row * g.a_row;
+  p.b += col * g.b_col;
+  p.c += row * g.c_row + col;
+  if (p.epilogue.bias) p.epilogue.bias += col;
+  if (p.epilogue.residual) p.epilogue.residual += row * g.epilogue.residual_row + col;
+  return p;
+}
+
+Gemm item_of(const Gemm& g, const Batch& batch, int64_t index) {
+  Gemm p = g;
+  p.c += index * g.m * g.n;
+  for (int d = batch.dims - 1; d >= 0; --d) {
+    const int64_t at = index % batch.shape[d];
+    index /= batch.shape[d];
+    p.a += at * batch.a_stride[d];
+    p.b += at * batch.b_stride[d];
+    if (p.epilogue.residual) p.epilogue.residual += at * batch.residual_stride[d];
+  }
+  return p;
+}
+
+// One workspace a thread, kept between calls.
+float* workspace(int64_t floats) {
+  thread_local Buffer<float> kept;
+  return kept.grow(static_cast<std::size_t>(floats));
+}
+
+bool larger_than_l2(const Gemm& g) { return std::max(g.m, g.n) * g.k * 4 > cache_sizes().l2; }
+
+void copy_strided(const float* from, int64_t stride, int64_t n, float* to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = from[i * stride];
+}
+
+void run_dots(const Gemm& g, Path path) {
+  Gemm d = g;
+  if (path == Path::dots_copy_a) {
+    float* a = workspace(g.k);
+    copy_strided(g.a, g.a_col, g.k, a);
+    d.a = a;
+    d.a_col = 1;
+  } else if (path == Path::dots_copy_b) {
+    float* b = workspace(g.k * g.n);
+    for (int64_t j = 0; j < g.n; ++j) copy_strided(g.b + j * g.b_col, g.b_row, g.k, b + j * g.k);
+    d.b = b;
+    d.b_row = 1;
+    d.b_col = g.k;
+  }
+  active_gemm().dots(d, (g.m == 1 || g.n == 1) && larger_than_l2(g));
+}
+
+// m x k times k x 1 with A's columns contiguous: the transposed product is a row by a matrix.
+void run_matrix_by_column(const Gemm& g) {
+  Gemm t = g;
+  t.m = 1;
+  t.n = g.m;
+  t.a = g.b;
+  t.a_col = g.b_row;
+  t.b = g.a;
+  t.b_row = g.a_col;
+  t.b_col = 1;
+  t.epilogue = Epilogue();
+  active_gemm().row_by_matrix(t);
+  if (g.epilogue.any()) active_gemm().finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, 1);
+}
+
+void run_empty_sum(const Gemm& g) {
+  for (int64_t i = 0; i < g.m; ++i) std::memset(g.c + i * g.c_row, 0, static_cast<std::size_t>(g.n) * sizeof(float));
+  if (g.epilogue.any()) active_gemm().finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
+}
+
+void run_part(const Gemm& g, Path path, const GemmTile& tile) {
+  const GemmKernels& kernels = active_gemm();
+  switch (path) {
+    case Path::tiled: return kernels.tiled(g, tile, workspace(kernels.workspace(g.m, g.n, g.k, tile)));
+    case Path::row_by_matrix: return kernels.row_by_matrix(g);
+    case Path::matrix_by_column: return run_matrix_by_column(g);
+    default: return run_dots(g, path);
+  }
+}
+
+struct Grid {
+  int64_t rows, cols;         // tasks
+  int64_t row_step, col_step;  // extent of a task
+};
+
+Grid grid_of(const Gemm& g, Path path, const GemmTile& tile, int threads) {
+  int64_t tm = 1, tn = 1, row_grain = 1, col_grain = 1;
+  if (path == Path::tiled) {
+    tm = tile.threads_m;
+    tn = tile.threads_n;
+    row_grain = tile.mr;
+    col_grain = tile.nr;
+  } else if (threads > 1) {
+    (g.m >= g.n ? tm : tn) = threads;
+    row_grain = path == Path::matrix_by_column ? 64 : 4;
+    col_grain = path == Path::row_by_matrix ? 64 : 4;
+  }
+  Grid grid;
+  grid.row_step = std::max<int64_t>(round_up(ceil_div(g.m, tm), row_grain), 1);
+  grid.col_step = std::max<int64_t>(round_up(ceil_div(g.n, tn), col_grain), 1);
+  grid.rows = ceil_div(g.m, grid.row_step);
+  grid.cols = ceil_div(g.n, grid.col_step);
+  return grid;
+}
+
+struct Job {
+  const Gemm* g;
+  const Batch* batch;
+  Path path;
+  GemmTile tile;
+  Grid grid;
+  int64_t items_per_task;
+  std::atomic<bool> failed{false};
+};
+
+void run_task(Job& job, int64_t task) {
+  const int64_t parts = job.grid.rows * job.grid.cols;
+  const int64_t first = task * job.items_per_task;
+  const int64_t last = std::min(first + job.items_per_task, job.batch->count * parts);
+  for (int64_t i = first; i < last; ++i) {
+    const Gemm item = item_of(*job.g, *job.batch, i / parts);
+    const int64_t part = i % parts;
+    const int64_t row = part / job.grid.cols * job.grid.row_step, col = part % job.grid.cols * job.grid.col_step;
+    run_part(part_of(item, row, std::min(job.grid.row_step, item.m - row), col,
+                     std::min(job.grid.col_step, item.n - col)),
+             job.path, job.tile);
+  }
+}
+
+void run_task_guarded(void* context, int task) {
+  Job& job = *static_cast<Job*>(context);
+  try {
+    run_task(job, task);
+  } catch (const std::bad_alloc&) {
+    job.failed = true;
+  }
+}
+
+// What the loops themselves cannot run.
+const char* shape_problem(const GemmTile& t, const Gemm& g) {
+  const GemmKernels& kernels = active_gemm();
+  if (t.nr < kernels.lanes || t.nr % kernels.lanes != 0 || t.nr / kernels.lanes > 4) {
+    return "nr must be one to four vectors of this instruction set";
+  }
+  if (t.mr < 1 || t.mr > kernels.max_rows[t.nr / kernels.lanes]) {
+    return "the register tile mr x nr does not fit the register file";
+  }
+  if (t.mc < t.mr) return "mc must be at least mr";
+  if (t.nc < t.nr) return "nc must be at least nr";
+  if (t.kc < 1) return "kc must be positive";
+  if (t.mc > (1 << 24) || t.nc > (1 << 24) || t.kc > (1 << 24)) return "mc, nc and kc must be at most 2**24";
+  if (t.threads_m < 1 || t.threads_n < 1 || t.threads_m > 1024 || t.threads_n > 1024) {
+    return "threads_m and threads_n must be between 1 and 1024";
+  }
+  if (!t.pack_b && g.b_col != 1 && g.n > 1) return "B must be packed where its columns are not contiguous";
+  return nullptr;
+}
+
+int64_t multiply_adds(const Gemm& g) { return g.m * g.n * g.k; }
+
+}  // namespace
+
+const CacheSizes& cache_sizes() {
+  static const CacheSizes sizes = read_cache_sizes();
+  return sizes;
+}
+
+const char* matmul_path(const Gemm& g) {
+  switch (choose_path(g)) {
+    case Path::tiled: return "tiled";
+    case Path::row_by_matrix:
+    case Path::matrix_by_column: return "scaled rows";
+    default: return "inner products";
+  }
+}
+
+bool tile_problem(const GemmTile& t, const Gemm& g, char* reason, std::size_t size) {
+  const char* problem = shape_problem(t, g);
+  if (problem != nullptr) {
+    std::snprintf(reason, size, "%s", problem);
+    return true;
+  }
+  const CacheSizes& caches = cache_sizes();
+  const int64_t mc = std::min(t.mc, g.m), nc = std::min(t.nc, g.n), kc = std::min(t.kc, g.k);
+  const int64_t a_bytes = t.pack_a ? mc * kc * 4 : 0, strip_bytes = kc * t.nr * 4;
+  const int64_t b_bytes = t.pack_b && mc < g.m ? kc * nc * 4 : 0;
+  if (a_bytes + strip_bytes > caches.l2) {
+    std::snprintf(reason, size, "a block of A and a strip of B take %lld KB, more than the L2 cache's %lld KB",
+                  static_cast<long long>((a_bytes + strip_bytes) >> 10), static_cast<long long>(caches.l2 >> 10));
+    return true;
+  }
+  if (b_bytes > caches.l3) {
+    std::snprintf(reason, size, "the packed block of B takes %lld KB, more than the L3 cache's %lld KB",
+                  static_cast<long long>(b_bytes >> 10), static_cast<long long>(caches.l3 >> 10));
+    return true;
+  }
+  return false;
+}
+
+GemmTile default_tile(const Gemm& g, int threads) {
+  const GemmKernels& kernels = active_gemm();
+  const int lanes = kernels.lanes;
+  GemmTile t;
+  int vectors = 2;
+  if (g.n <= lanes) {
+    vectors = 1;
+  } else if (g.m <= kernels.max_rows[4]) {
+    vectors = 4;
+  } else if (g.m <= kernels.max_rows[3]) {
+    vectors = 3;
+  }
+  t.nr = vectors * lanes;
+  t.mr = kernels.max_rows[vectors];
+  t.kc = 512;
+  const CacheSizes& caches = cache_sizes();
+  t.mc = std::max<int64_t>(caches.l2 * 2 / 3 / (t.kc * 4) / t.mr, 1) * t.mr;
+  t.nc = std::max<int64_t>(std::min(caches.l3 / 4, int64_t{8} << 20) / (t.kc * 4) / t.nr, 1) * t.nr;
+  t.pack_b = g.b_col != 1 || !(g.m <= t.mr || g.k * g.n <= (32 << 10));
+  const bool rows_collide = g.a_col == 1 && g.a_row % 256 == 0 && g.k > 64;
+  t.pack_a = g.n > 4 * t.nr && g.m > t.mr && (g.m * g.k > (32 << 10) || rows_collide);
+  if (threads > 1 && multiply_adds(g) >= kWorthThreads) {
+    // The grid that packs least twice: every row of tasks packs B, every column of tasks packs A.
+    double best = 0.0;
+    for (int tm = 1; tm <= threads; ++tm) {
+      if (threads % tm != 0) continue;
+      const int tn = threads / tm;
+      const double rows = static_cast<double>(round_up(ceil_div(g.m, tm), t.mr));
+      const double cols = static_cast<double>(round_up(ceil_div(g.n, tn), lanes));
+      const double cost = rows * cols + 4.0 * (rows + cols);
+      if (best == 0.0 || cost < best) {
+        best = cost;
+        t.threads_m = tm;
+        t.threads_n = tn;
+      }
+    }
+  }
+  return t;
+}
+
+bool matmul(const Gemm& g, const Batch& batch, const GemmTile* tile) {
+  if (g.m == 0 || g.n == 0 || batch.count == 0) return true;
+  if (g.k == 0) {
+    for (int64_t i = 0; i < batch.count; ++i) run_empty_sum(item_of(g, batch, i));
+    return true;
+  }
+  const int threads = num_threads();
+  Job job;
+  job.g = &g;
+  job.batch = &batch;
+  job.path = tile ? Path::tiled : choose_path(g);
+  const bool spread_items = batch.count >= 2 * threads;
+  if (tile) {
+    job.tile = *tile;
+  } else if (job.path == Path::tiled) {
+    job.tile = default_tile(g, spread_items ? 1 : threads);
+  }
+  const bool worth = multiply_adds(g) * batch.count >= kWorthThreads;
+  job.grid = grid_of(g, job.path, job.tile, worth && !spread_items ? threads : 1);
+  const int64_t units = batch.count * job.grid.rows * job.grid.cols;
+  job.items_per_task = worth ? std::max<int64_t>(units / (8 * threads), 1) : units;
+  const int64_t tasks = ceil_div(units, job.items_per_task);
+  if (tasks == 1) {
+    run_task_guarded(&job, 0);
+  } else {
+    run_tasks(static_cast<int>(tasks), run_task_guarded, &job);
+  }
+  return !job.failed;
+}
+
+}  // namespace tw

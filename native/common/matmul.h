@@ -1,0 +1,38 @@
+// Matrix multiplication for everyone: chooses a path and a tile for the shape, splits the work over the threads, hands
+// out workspaces. The kernels (kernels/gemm.h) do the arithmetic. Results depend on shapes, strides and the tile, never
+// on the number of threads: no sum over k is split.
+#pragma once
+
+#include <cstddef>
+
+#include "kernels/gemm.h"
+
+namespace tw {
+
+struct CacheSizes {
+  int64_t l1 = 32 << 10, l2 = 1 << 20, l3 = 32 << 20;
+};
+const CacheSizes& cache_sizes();  // read from the machine once; these defaults where it does not say
+
+// `count` products of one shape, the batch dimensions of the operands as in NumPy (a stride of 0 broadcasts). Results
+// lie one after the other in c.
+constexpr int kMaxBatchDims = 32;
+struct Batch {
+  int64_t count = 1;
+  int dims = 0;
+  int64_t shape[kMaxBatchDims], a_stride[kMaxBatchDims], b_stride[kMaxBatchDims], residual_stride[kMaxBatchDims];
+};
+
+// The tile that is used when none is given: closed-form, from the shape, the strides, the caches and the thread count.
+GemmTile default_tile(const Gemm& g, int threads);
+
+// The name of the path that matmul takes for this problem when no tile is given.
+const char* matmul_path(const Gemm& g);
+
+// False when no workspace could be allocated. A given tile must be feasible (tile_problem returns false).
+bool matmul(const Gemm& g, const Batch& batch, const GemmTile* tile);
+
+// Why this tile cannot be used for this problem, written into `reason`; false when it can.
+bool tile_problem(const GemmTile& tile, const Gemm& g, char* reason, std::size_t size);
+
+}  // namespace tw

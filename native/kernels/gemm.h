@@ -1,0 +1,59 @@
+// Single-precision matrix multiplication: the kernels of one instruction set. Everything here runs on the calling thread
+// and allocates nothing; common/matmul.h chooses the path and the tile, splits the work and hands out workspaces.
+#pragma once
+
+#include <cstdint>
+
+#include "common/isa.h"
+
+namespace tw {
+
+enum class Activation { none = 0, relu = 1, gelu = 2 };
+
+// What happens to a finished element: + bias[column], + residual[row, column], then the activation.
+struct Epilogue {
+  const float* bias = nullptr;
+  const float* residual = nullptr;
+  int64_t residual_row = 0;
+  Activation activation = Activation::none;
+  bool any() const { return bias != nullptr || residual != nullptr || activation != Activation::none; }
+};
+
+// C (m x n, rows c_row apart) = epilogue(A (m x k) * B (k x n)). Strides are in elements, may be zero or negative.
+struct Gemm {
+  int64_t m = 0, n = 0, k = 0;
+  const float* a = nullptr;
+  int64_t a_row = 0, a_col = 0;
+  const float* b = nullptr;
+  int64_t b_row = 0, b_col = 0;
+  float* c = nullptr;
+  int64_t c_row = 0;
+  Epilogue epilogue;
+};
+
+// How the loops are cut. mr x nr is the register tile; mc, kc, nc the cache blocks (blocks of one matrix are balanced:
+// none is larger than this, and all are about equal); threads_m x threads_n the grid C is split into.
+struct GemmTile {
+  int mr = 0, nr = 0;
+  int64_t mc = 0, nc = 0, kc = 0;
+  bool pack_a = true, pack_b = true;
+  int threads_m = 1, threads_n = 1;
+};
+
+struct GemmKernels {
+  int lanes;                 // floats in a vector: nr is a multiple of it
+  const int* max_rows;       // max_rows[v]: the tallest register tile of v vectors, v = 1 ... 4
+  // Floats of workspace that `tiled` needs.
+  int64_t (*workspace)(int64_t m, int64_t n, int64_t k, const GemmTile& tile);
+  // The blocked, packed multiplication. With pack_b = false the columns of B must have unit stride.
+  void (*tiled)(const Gemm& g, const GemmTile& tile, float* workspace);
+  // Inner products: the rows of A and the columns of B have unit stride along k. Best when m or n is small.
+  void (*dots)(const Gemm& g, bool stream);
+  // m = 1, rows of B of unit stride: c += a[p] * B[p, :], B read once in order.
+  void (*row_by_matrix)(const Gemm& g);
+  void (*finish)(const Epilogue& e, float* c, int64_t c_row, int64_t row, int64_t col, int64_t rows, int64_t cols);
+};
+
+TW_TABLE(GemmKernels, gemm)
+
+}  // namespace tw

@@ -1,0 +1,43 @@
+// What a finished tile of a matrix product still needs: bias, residual, activation, in one pass while the tile is in L1.
+#pragma once
+
+#include "kernels/gemm.h"
+#include "kernels/math.h"
+
+namespace tw {
+namespace TW_ISA {
+
+template <Activation F>
+TW_INLINE vf activate(vf v) {
+  if (F == Activation::relu) return max_nan(v, vf{});
+  if (F == Activation::gelu) return vgelu(v);
+  return v;
+}
+
+template <Activation F>
+void finish_rows(const Epilogue& e, float* c, int64_t c_row, int64_t row, int64_t col, int64_t rows, int64_t cols) {
+  for (int64_t i = 0; i < rows; ++i) {
+    float* to = c + i * c_row;
+    const float* bias = e.bias ? e.bias + col : nullptr;
+    const float* residual = e.residual ? e.residual + (row + i) * e.residual_row + col : nullptr;
+    for (int64_t j = 0; j < cols; j += kLanes) {
+      const int lanes = cols - j < kLanes ? static_cast<int>(cols - j) : kLanes;
+      vf v = load_first(to + j, lanes);
+      if (bias) v += load_first(bias + j, lanes);
+      if (residual) v += load_first(residual + j, lanes);
+      store_first(to + j, activate<F>(v), lanes);
+    }
+  }
+}
+
+// c points at element (row, col) of the result.
+inline void finish(const Epilogue& e, float* c, int64_t c_row, int64_t row, int64_t col, int64_t rows, int64_t cols) {
+  switch (e.activation) {
+    case Activation::relu: return finish_rows<Activation::relu>(e, c, c_row, row, col, rows, cols);
+    case Activation::gelu: return finish_rows<Activation::gelu>(e, c, c_row, row, col, rows, cols);
+    default: return finish_rows<Activation::none>(e, c, c_row, row, col, rows, cols);
+  }
+}
+
+}  // namespace TW_ISA
+}  // namespace tw

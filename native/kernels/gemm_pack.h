@@ -1,0 +1,132 @@
+// Packing: a strip of a matrix rewritten as [k][width], so that the micro-kernel reads it front to back. A strip of B
+// (columns side by side) and a strip of A (rows side by side) are the same operation with the strides exchanged. Where
+// the source runs along k, blocks of lanes x lanes are transposed in registers.
+#pragma once
+
+#include "common/simd.h"
+
+namespace tw {
+namespace TW_ISA {
+
+// The first (second) halves of a and b, interleaved.
+#if defined(__AVX512F__)
+TW_INLINE vf zip_low(vf a, vf b) {
+  return __builtin_shuffle(a, b, (vi){0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23});
+}
+TW_INLINE vf zip_high(vf a, vf b) {
+  return __builtin_shuffle(a, b, (vi){8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31});
+}
+#elif defined(__AVX2__)
+TW_INLINE vf zip_low(vf a, vf b) { return __builtin_shuffle(a, b, (vi){0, 8, 1, 9, 2, 10, 3, 11}); }
+TW_INLINE vf zip_high(vf a, vf b) { return __builtin_shuffle(a, b, (vi){4, 12, 5, 13, 6, 14, 7, 15}); }
+#else
+TW_INLINE vf zip_low(vf a, vf b) { return __builtin_shuffle(a, b, (vi){0, 4, 1, 5}); }
+TW_INLINE vf zip_high(vf a, vf b) { return __builtin_shuffle(a, b, (vi){2, 6, 3, 7}); }
+#endif
+
+// log2(lanes) rounds of interleaving row i with row i + lanes / 2 transpose the block.
+TW_INLINE void transpose(vf (&r)[kLanes]) {
+#pragma GCC unroll 4
+  for (int round = 1; round < kLanes; round *= 2) {
+    vf t[kLanes];
+#pragma GCC unroll 8
+    for (int i = 0; i < kLanes / 2; ++i) {
+      t[2 * i] = zip_low(r[i], r[i + kLanes / 2]);
+      t[2 * i + 1] = zip_high(r[i], r[i + kLanes / 2]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) r[i] = t[i];
+  }
+}
+
+// Where the strip goes: `width` floats a step, of which `count` come from the source and the rest become zero. A strip
+// no wider than a vector is stored with overlapping full vectors, so the destination needs kLanes floats of slack.
+struct Strip {
+  const float* from;
+  int64_t k_stride, x_stride;  // element (p, x) is from[p * k_stride + x * x_stride]
+  int64_t k;
+  int count, width;
+};
+
+TW_INLINE void put(float* to, vf v, int room, bool only_group) {
+  if (room >= kLanes || only_group) {
+    store(to, v);
+  } else {
+    store_first(to, v, room);
+  }
+}
+
+inline void pack_along_x(const Strip& s, float* to) {
+  for (int x = 0; x < s.width; x += kLanes) {
+    const int left = s.count - x, room = s.width - x;
+    const bool only = s.width <= kLanes;
+    const float* from = s.from + x;
+    float* at = to + x;
+    if (left >= kLanes) {
+      for (int64_t p = 0; p < s.k; ++p, at += s.width, from += s.k_stride) store(at, load(from));
+    } else {
+      const int lanes = left > 0 ? left : 0;
+      for (int64_t p = 0; p < s.k; ++p, at += s.width, from += s.k_stride) put(at, load_first(from, lanes), room, only);
+    }
+  }
+}
+
+template <bool Whole>
+TW_INLINE void transpose_block(const Strip& s, int x, int64_t p, int lanes_k, float* to) {
+  const int left = s.count - x, room = s.width - x;
+  vf r[kLanes];
+  const float* from = s.from + x * s.x_stride + p;
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) {
+    if (Whole) {
+      r[i] = load(from);
+    } else {
+      r[i] = i < left ? load_first(from, lanes_k) : vf{};
+    }
+    from += s.x_stride;
+  }
+  transpose(r);
+  float* at = to + p * s.width + x;
+  if (Whole) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i, at += s.width) store(at, r[i]);
+  } else {
+    for (int i = 0; i < lanes_k; ++i, at += s.width) put(at, r[i], room, s.width <= kLanes);
+  }
+}
+
+inline void pack_along_k(const Strip& s, float* to) {
+  int64_t p = 0;
+  for (; p + kLanes <= s.k; p += kLanes) {
+    for (int x = 0; x < s.width; x += kLanes) {
+      if (s.count - x >= kLanes) {
+        transpose_block<true>(s, x, p, kLanes, to);
+      } else {
+        transpose_block<false>(s, x, p, kLanes, to);
+      }
+    }
+  }
+  if (p < s.k) {
+    for (int x = 0; x < s.width; x += kLanes) transpose_block<false>(s, x, p, static_cast<int>(s.k - p), to);
+  }
+}
+
+inline void pack_strided(const Strip& s, float* to) {
+  for (int64_t p = 0; p < s.k; ++p, to += s.width) {
+    for (int x = 0; x < s.count; ++x) to[x] = s.from[p * s.k_stride + x * s.x_stride];
+    for (int x = s.count; x < s.width; ++x) to[x] = 0.0f;
+  }
+}
+
+inline void pack(const Strip& s, float* to) {
+  if (s.x_stride == 1) {
+    pack_along_x(s, to);
+  } else if (s.k_stride == 1) {
+    pack_along_k(s, to);
+  } else {
+    pack_strided(s, to);
+  }
+}
+
+}  // namespace TW_ISA
+}  // namespace tw

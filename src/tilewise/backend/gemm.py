@@ -1,0 +1,73 @@
+"""Matrix multiplication: the native kernel, NumPy beside it, and how the router sees them.
+
+`matmul_native` is the compiled function itself, not a wrapper: on small matrices the call decides, and a Python layer
+would cost as much as the product. It takes float32 arrays of any strides and never copies a transposed view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise._extension import native
+from tilewise.backend.registry import implements
+from tilewise.backend.tiles import TileConfig
+from tilewise.errors import UnavailableError
+
+Array = npt.NDArray[Any]
+
+
+def matmul_numpy(a: Array, b: Array) -> Array:
+    """`a @ b` by NumPy and the BLAS it was built with."""
+    return np.asarray(np.matmul(a, b))
+
+
+def _matmul_unavailable(a: Array, b: Array, tile: TileConfig | None = None, **_options: Any) -> Array:
+    raise UnavailableError("matmul_native needs tilewise's compiled kernels; install g++ and reinstall, or use NumPy")
+
+
+matmul_native: Callable[..., Array] = _matmul_unavailable if native is None else native.matmul
+"""matmul_native(a, b, tile=None, *, bias=None, activation=None, residual=None): float32, any strides, batched.
+
+>>> import numpy as np
+>>> a, b = np.ones((2, 3), np.float32), np.ones((3, 4), np.float32)
+>>> matmul_native(a, b, bias=np.zeros(4, np.float32), activation="relu").shape
+(2, 4)
+"""
+
+
+def _layout(a: Array, b: Array) -> str:
+    def letter(x: Array) -> str:
+        return "t" if x.ndim > 1 and x.strides[-1] != x.itemsize and x.strides[-2] == x.itemsize else "n"
+
+    return letter(a) + letter(b)
+
+
+def matmul_tile_key(a: Array, b: Array) -> tuple[tuple[int, ...], str, str]:
+    """The product as a tile chooser sees it: (m, n, k), dtype, layout. Rows of a batch that shares B count as one m."""
+    rows = 1 if a.ndim == 1 else (a.size // max(a.shape[-1], 1) if b.ndim <= 2 else a.shape[-2])
+    return (rows, 1 if b.ndim == 1 else b.shape[-1], a.shape[-1]), a.dtype.name, _layout(a, b)
+
+
+def default_matmul_tile(a: Array, b: Array) -> TileConfig:
+    """The tile `matmul_native(a, b)` uses when it is given none (docs/tiles.md says how it is chosen)."""
+    if native is None:
+        raise UnavailableError("tiles belong to tilewise's compiled kernels, which are not installed")
+    return TileConfig(*native.matmul_plan(a, b)[1])
+
+
+def _describe_native(a: Array, b: Array) -> tuple[str, TileConfig | None]:
+    assert native is not None
+    path, tile = native.matmul_plan(a, b)
+    (m, n, k), _, layout = matmul_tile_key(a, b)
+    what = f"float32 {m}x{k} by {k}x{n} ({layout}) on {native.isa()}"
+    if path == "tiled":
+        return f"{what} runs the tiled kernel", TileConfig(*tile)
+    return f"{what} is bound by memory and runs unpacked {path}", None
+
+
+if native is not None:
+    implements("matmul", "native", native.matmul_suits, matmul_tile_key, _describe_native)(native.matmul)

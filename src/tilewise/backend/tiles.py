@@ -1,0 +1,117 @@
+"""Tiles: how the loops of a matrix product are cut, and which cuts are feasible on this machine.
+
+A `TileConfig` is a real parameter of `matmul_native`: it fixes the register tile, the cache blocks, what is packed and
+how threads share the result. `tile_space` lists the feasible ones for a shape, which is what a cost model ranks and a
+tuner measures. The native code has the last word on feasibility (`gemm_tile_problem`); here candidates are proposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import product
+from types import ModuleType
+
+from tilewise._extension import native
+from tilewise.errors import ConfigurationError, UnavailableError
+
+LAYOUTS = ("nn", "nt", "tn", "tt")
+_K_BLOCKS = (64, 128, 256, 512, 1024)
+_ROW_BLOCKS = (28, 84, 168, 336, 672)
+_COLUMN_BLOCKS = (64, 256, 1024, 4096)
+
+
+@dataclass(frozen=True, slots=True)
+class TileConfig:
+    """How one matrix product is cut.
+
+    mr x nr    the register tile: rows, and columns (whole vectors of the instruction set)
+    mc, nc, kc the cache blocks: A's block is mc x kc (L2), B's kc x nc (L3), B's strip kc x nr (L1 and L2)
+    pack_a, pack_b    whether blocks are rewritten in the order the kernel reads them
+    threads_m x threads_n    the grid that the result is split into; each cell is one task
+    """
+
+    mr: int
+    nr: int
+    mc: int
+    nc: int
+    kc: int
+    pack_a: bool = True
+    pack_b: bool = True
+    threads_m: int = 1
+    threads_n: int = 1
+
+    def __str__(self) -> str:
+        packed = " and ".join(name for name, yes in (("A", self.pack_a), ("B", self.pack_b)) if yes) or "nothing"
+        return (
+            f"registers {self.mr}x{self.nr}, blocks m {self.mc} n {self.nc} k {self.kc}, "
+            f"packs {packed}, threads {self.threads_m}x{self.threads_n}"
+        )
+
+    def as_dict(self) -> dict[str, int]:
+        """Plain numbers, for files and features."""
+        return {name: int(value) for name, value in asdict(self).items()}
+
+
+def tile_space(op: str, shape: tuple[int, ...], *, layout: str = "nn", threads: int | None = None) -> list[TileConfig]:
+    """Every feasible tile for `op` at `shape` ((m, n, k) for matmul) on this machine and instruction set.
+
+    `threads` is how many cells the result is split into; the default is the thread count in force.
+
+    >>> len(tile_space("matmul", (512, 512, 512))) >= 200  # doctest: +SKIP
+    True
+    """
+    module = _require_native()
+    m, n, k = _check(op, shape, layout)
+    split = module.num_threads() if threads is None else threads
+    transposed = layout[1] == "t"
+    return [t for t in _candidates(module, m, n, k, split) if module.gemm_tile_problem(t, m, n, k, transposed) is None]
+
+
+def check_tile(op: str, shape: tuple[int, ...], tile: TileConfig, layout: str = "nn") -> None:
+    """Raise a ConfigurationError saying why `tile` cannot be used for `op` at `shape`, if it cannot."""
+    module = _require_native()
+    m, n, k = _check(op, shape, layout)
+    problem = module.gemm_tile_problem(tile, m, n, k, layout[1] == "t")
+    if problem is not None:
+        raise ConfigurationError(f"this tile cannot be used: {problem}")
+
+
+def _require_native() -> ModuleType:
+    if native is None:
+        raise UnavailableError("tiles belong to tilewise's compiled kernels, which are not installed")
+    return native
+
+
+def _check(op: str, shape: tuple[int, ...], layout: str) -> tuple[int, int, int]:
+    if op != "matmul":
+        raise ConfigurationError(f"there is no tile space for {op!r}; matmul has one")
+    if len(shape) != 3 or min(shape) < 1:
+        raise ConfigurationError(f"the shape of a matmul is (m, n, k), all positive, not {shape}")
+    if layout not in LAYOUTS:
+        raise ConfigurationError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
+    return shape[0], shape[1], shape[2]
+
+
+def _register_tiles(module: ModuleType) -> Iterator[tuple[int, int]]:
+    """For each width the tallest tile that fits and a few shorter ones."""
+    tallest: dict[int, int] = {}
+    for mr, nr in module.gemm_register_tiles():
+        tallest[nr] = max(mr, tallest.get(nr, 0))
+    for nr, most in tallest.items():
+        for mr in sorted({most, max(1, most * 2 // 3), max(1, most // 3)}):
+            yield mr, nr
+
+
+def _clipped(sizes: tuple[int, ...], extent: int, grain: int) -> list[int]:
+    """Blocks in whole grains, none larger than the extent needs, without repeats."""
+    whole = -(-extent // grain) * grain
+    return sorted({min(whole, max(1, size // grain) * grain) for size in sizes} | {min(whole, sizes[-1] * 4)})
+
+
+def _candidates(module: ModuleType, m: int, n: int, k: int, threads: int) -> Iterator[TileConfig]:
+    grids = [(t, threads // t) for t in range(1, threads + 1) if threads % t == 0]
+    for mr, nr in _register_tiles(module):
+        blocks = product(_clipped(_ROW_BLOCKS, m, mr), _clipped(_COLUMN_BLOCKS, n, nr), _clipped(_K_BLOCKS, k, 1))
+        for (mc, nc, kc), pack_a, pack_b, grid in product(blocks, (True, False), (True, False), grids):
+            yield TileConfig(mr, nr, mc, nc, kc, pack_a, pack_b, *grid)
