@@ -20,6 +20,8 @@ using FloatOut = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
 
 void bind_runtime(nb::module_& m);
 void bind_probe(nb::module_& m);
+void bind_rows(nb::module_& m);
+void bind_training(nb::module_& m);
 void bind_gemm(nb::module_& m);
 
 }  // namespace tw

@@ -7,5 +7,7 @@ NB_MODULE(_native, m) {
   if (!tw::import_numpy()) throw nanobind::python_error();
   tw::bind_runtime(m);
   tw::bind_probe(m);
+  tw::bind_rows(m);
+  tw::bind_training(m);
   tw::bind_gemm(m);
 }

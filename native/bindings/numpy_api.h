@@ -13,6 +13,7 @@
 #include <numpy/arrayobject.h>
 
 #include <cstdint>
+#include <new>
 
 namespace tw {
 
@@ -35,6 +36,55 @@ inline PyArrayObject* new_float_array(int ndim, const npy_intp* shape) {
 
 inline PyArrayObject* new_float_array_like(PyArrayObject* array) {
   return new_float_array(PyArray_NDIM(array), PyArray_DIMS(array));
+}
+
+// Sets tilewise.errors.ShapeError (a ValueError) or DtypeError (a TypeError) with one sentence; returns nullptr.
+PyObject* shape_error(const char* format, ...);
+PyObject* dtype_error(const char* format, ...);
+
+// An input of an operation: a float32 array, copied into C order where it is not; empty with an error set where the
+// object is no float32 array.
+class FloatInput {
+ public:
+  FloatInput(PyObject* object, const char* name);
+  ~FloatInput() { Py_XDECREF(reinterpret_cast<PyObject*>(array_)); }
+  FloatInput(const FloatInput&) = delete;
+  FloatInput& operator=(const FloatInput&) = delete;
+
+  explicit operator bool() const { return array_ != nullptr; }
+  PyArrayObject* array() const { return array_; }
+  const float* data() const { return floats(array_); }
+  int ndim() const { return PyArray_NDIM(array_); }
+  npy_intp dim(int i) const { return PyArray_DIM(array_, i); }
+  npy_intp size() const { return PyArray_SIZE(array_); }
+
+ private:
+  PyArrayObject* array_;
+};
+
+bool same_shape(const FloatInput& a, const FloatInput& b);
+
+// The arguments of a METH_FASTCALL | METH_KEYWORDS entry, by position or name, against its parameter names (at most 16).
+// Missing trailing ones are nullptr where `required` allows; false with a TypeError set where they do not fit.
+class Arguments {
+ public:
+  static constexpr int kMost = 16;
+  bool parse(const char* function, const char* const* names, int count, int required, PyObject* const* args,
+             Py_ssize_t nargs, PyObject* kwnames);
+  PyObject* operator[](int i) const { return values_[i]; }
+
+ private:
+  PyObject* values_[kMost] = {};
+};
+
+// A raw entry with C++ exceptions kept inside: running out of memory becomes Python's MemoryError.
+template <auto entry>
+PyObject* guarded(PyObject* self, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
+  try {
+    return entry(self, args, nargs, kwnames);
+  } catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
+  }
 }
 
 // Releases the GIL while a kernel has enough to do for another Python thread to profit.

@@ -11,10 +11,10 @@ namespace TW_ISA {
 typedef uint32_t vu __attribute__((vector_size(kLanes * 4)));
 
 // As the machine instruction: where either operand is NaN the second comes out, so `vmin(limit, x)` keeps a NaN in x.
-#if defined(__AVX512F__)
-TW_INLINE vf vmax(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
-TW_INLINE vf vmin(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
-TW_INLINE vf vsqrt(vf a) { return (vf)_mm512_sqrt_ps((__m512)a); }
+#if defined(__AVX512F__)  // maskz with all lanes: the same instruction, without gcc's warning about an undefined source
+TW_INLINE vf vmax(vf a, vf b) { return (vf)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b); }
+TW_INLINE vf vmin(vf a, vf b) { return (vf)_mm512_maskz_min_ps(0xffff, (__m512)a, (__m512)b); }
+TW_INLINE vf vsqrt(vf a) { return (vf)_mm512_maskz_sqrt_ps(0xffff, (__m512)a); }
 #elif defined(__AVX2__)
 TW_INLINE vf vmax(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
 TW_INLINE vf vmin(vf a, vf b) { return (vf)_mm256_min_ps((__m256)a, (__m256)b); }
@@ -46,7 +46,7 @@ TW_INLINE float max_lanes(vf v) {
 TW_INLINE vf scale_by_power(vf p, vf n, vf n_plus_magic) {
 #if defined(__AVX512F__)
   (void)n_plus_magic;
-  return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
+  return (vf)_mm512_maskz_scalef_ps(0xffff, (__m512)p, (__m512)n);
 #else
   (void)n;
   const vi i = (vi)((vu)n_plus_magic - 0x4b400000u);
@@ -74,9 +74,10 @@ TW_INLINE vf vexp(vf x) {
   return scale_by_power(p, n, shifted);
 }
 
-// erf(x) = x * P(x^2) / Q(x^2) up to where it rounds to 1. Error below 4e-7.
+// erf(x) = x * P(x^2) / Q(x^2) up to 4, from where it is exactly 1: GELU of a large negative number must be 0, not a
+// rounding error times that number. Error below 4e-7.
 TW_INLINE vf verf(vf x) {
-  x = vmax(splat(-3.925f), vmin(splat(3.925f), x));
+  x = vmax(splat(-4.0f), vmin(splat(4.0f), x));
   const vf t = x * x;
   vf p = splat(2.04631510e-6f);
   p = p * t + 2.84789654e-4f;
@@ -90,7 +91,7 @@ TW_INLINE vf verf(vf x) {
   q = q * t + 1.14162832e-1f;
   q = q * t + 5.02199650e-1f;
   q = q * t + 1.0f;
-  return vmax(splat(-1.0f), vmin(splat(1.0f), x * p / q));
+  return vmax(splat(-1.0f), vmin(splat(1.0f), select(t == 16.0f, x * 0.25f, x * p / q)));
 }
 
 // x * Phi(x), the exact (erf) form.

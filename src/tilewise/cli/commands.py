@@ -7,3 +7,6 @@ import typer
 
 def register(app: typer.Typer) -> None:
     """Attach every command to the application. Each module defines thin Typer functions that import their work late."""
+    from tilewise.cli.machine import machine
+
+    app.command()(machine)

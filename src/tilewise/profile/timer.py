@@ -21,6 +21,7 @@ from tilewise.profile import loop
 from tilewise.profile.limits import MeasurementError, TimeIsUp, TimeLimitError, time_limit
 from tilewise.profile.stability import machine_reasons, read_machine, sample_reasons
 from tilewise.profile.statistics import Floats, Interval, bootstrap_intervals
+from tilewise.profile.units import seconds
 
 if TYPE_CHECKING:
     from tilewise.profile.compare import Comparison
@@ -242,11 +243,3 @@ def check_limit(seconds: float) -> float:
     if not seconds > 0:
         raise ConfigurationError(f"time_limit must be a positive number of seconds, not {seconds!r}")
     return float(seconds)
-
-
-def seconds(value: float) -> str:
-    """A time for people: 12.3 µs, 4.56 ms, 1.23 s."""
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if value >= scale:
-            return f"{value / scale:.3g} {unit}" if value / scale < 999.5 else f"{value / scale:.0f} {unit}"
-    return f"{value * 1e9:.3g} ns"

@@ -1,0 +1,126 @@
+#include "kernels/elementwise.h"
+
+#include "kernels/row_loops.h"
+
+namespace tw {
+namespace TW_ISA {
+namespace {
+
+void gelu(const float* x, float* y, int64_t n) {
+  each_vector(n, [&](int64_t i, auto lanes) { lanes.put(y + i, vgelu(lanes.get(x + i))); });
+}
+
+void gelu_grad(const float* x, const float* gy, float* gx, int64_t n) {
+  each_vector(n, [&](int64_t i, auto lanes) { lanes.put(gx + i, lanes.get(gy + i) * vgelu_slope(lanes.get(x + i))); });
+}
+
+void relu(const float* x, float* y, int64_t n) {
+  each_vector(n, [&](int64_t i, auto lanes) { lanes.put(y + i, vmax(splat(0.0f), lanes.get(x + i))); });
+}
+
+void relu_grad(const float* y, const float* gy, float* gx, int64_t n) {
+  each_vector(n, [&](int64_t i, auto lanes) {
+    lanes.put(gx + i, select(lanes.get(y + i) <= 0.0f, vf{}, lanes.get(gy + i)));
+  });
+}
+
+void add(const float* a, const float* b, float* y, int64_t n) {
+  each_vector(n, [&](int64_t i, auto lanes) { lanes.put(y + i, lanes.get(a + i) + lanes.get(b + i)); });
+}
+
+void scale(float* x, float factor, int64_t n) {
+  each_vector(n, [&](int64_t i, auto lanes) { lanes.put(x + i, lanes.get(x + i) * factor); });
+}
+
+// Squares in double: a gradient of 1e20 must not make the norm infinite.
+double sum_of_squares(const float* x, int64_t n) {
+  double sums[8] = {};
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    for (int u = 0; u < 8; ++u) sums[u] += static_cast<double>(x[i + u]) * x[i + u];
+  }
+  for (; i < n; ++i) sums[0] += static_cast<double>(x[i]) * x[i];
+  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+}
+
+// A strip of columns is summed in registers over up to kRows rows, then into the doubles.
+constexpr int64_t kRows = 32;
+
+template <int kVectors, class Lanes, class RowAt>
+TW_INLINE void strip_sums(int64_t rows, const RowAt& row_at, Lanes lanes, float* sums) {
+  vf acc[kVectors] = {};
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* row = row_at(r);
+#pragma GCC unroll 8
+    for (int u = 0; u < kVectors; ++u) acc[u] += lanes.get(row + u * kLanes);
+  }
+  for (int u = 0; u < kVectors; ++u) store(sums + u * kLanes, acc[u]);
+}
+
+// Calls finish(first column, count, sums) for every strip of columns, over at most kRows rows.
+template <class RowAt, class Finish>
+TW_INLINE void each_strip(int64_t rows, int64_t columns, const RowAt& row_at, const Finish& finish) {
+  float sums[8 * kLanes];
+  int64_t c = 0;
+  for (; c + 8 * kLanes <= columns; c += 8 * kLanes) {
+    strip_sums<8>(rows, [&](int64_t r) { return row_at(r) + c; }, Whole{}, sums);
+    finish(c, 8 * kLanes, sums);
+  }
+  for (; c + kLanes <= columns; c += kLanes) {
+    strip_sums<1>(rows, [&](int64_t r) { return row_at(r) + c; }, Whole{}, sums);
+    finish(c, kLanes, sums);
+  }
+  if (c < columns) {
+    const int rest = static_cast<int>(columns - c);
+    strip_sums<1>(rows, [&](int64_t r) { return row_at(r) + c; }, Partial{rest}, sums);
+    finish(c, rest, sums);
+  }
+}
+
+void add_column_sums(const float* x, int64_t rows, int64_t columns, int64_t stride, double* totals) {
+  for (int64_t r0 = 0; r0 < rows; r0 += kRows) {
+    const int64_t count = rows - r0 < kRows ? rows - r0 : kRows;
+    each_strip(
+        count, columns, [&](int64_t r) { return x + (r0 + r) * stride; },
+        [&](int64_t c, int n, const float* sums) {
+          for (int i = 0; i < n; ++i) totals[c + i] += sums[i];
+        });
+  }
+}
+
+void sum_listed_rows(const float* x, const int64_t* rows, int64_t count, int64_t columns, float* out) {
+  __builtin_memset(out, 0, static_cast<size_t>(columns) * sizeof(float));
+  for (int64_t r0 = 0; r0 < count; r0 += kRows) {
+    const int64_t some = count - r0 < kRows ? count - r0 : kRows;
+    each_strip(
+        some, columns, [&](int64_t r) { return x + rows[r0 + r] * columns; },
+        [&](int64_t c, int n, const float* sums) {
+          for (int i = 0; i < n; ++i) out[c + i] += sums[i];
+        });
+  }
+}
+
+// PyTorch's order of operations, so that a training run can be followed step by step.
+void adam(float* param, const float* grad, float* m, float* v, const AdamSettings& settings, int64_t n) {
+  const AdamSettings s = settings;
+  each_vector(n, [&](int64_t i, auto lanes) {
+    const vf p = lanes.get(param + i) * s.decay;
+    vf g = lanes.get(grad + i);
+    if (s.penalty != 0.0f) g += p * s.penalty;
+    const vf m0 = lanes.get(m + i);
+    const vf m1 = m0 + (g - m0) * s.rest1;
+    const vf v1 = lanes.get(v + i) * s.beta2 + g * g * s.rest2;
+    lanes.put(m + i, m1);
+    lanes.put(v + i, v1);
+    const vf root = vsqrt(v1) / s.root_of_correction + s.eps;
+    lanes.put(param + i, p - m1 / root * s.step_size);
+  });
+}
+
+}  // namespace
+
+const ElementwiseKernels elementwise = {gelu,           gelu_grad,       relu,            relu_grad, add, scale,
+                                        sum_of_squares, add_column_sums, sum_listed_rows, adam};
+
+}  // namespace TW_ISA
+}  // namespace tw

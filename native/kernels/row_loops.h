@@ -1,0 +1,112 @@
+// Loops over one row of floats in vectors, the last one partial. The body is written once, as a generic lambda: it gets
+// the position and a `lanes` object, whole or partial, through which it loads and stores. Sums run in four vector
+// accumulators and, every few thousand elements, into a double: accurate for any length. Kernel files only.
+#pragma once
+
+#include "kernels/math.h"
+
+namespace tw {
+namespace TW_ISA {
+namespace {
+
+struct Whole {
+  TW_INLINE vf get(const float* p) const { return load(p); }
+  TW_INLINE void put(float* p, vf v) const { store(p, v); }
+  TW_INLINE vf or_else(vf v, float) const { return v; }
+};
+
+struct Partial {
+  int n;
+  TW_INLINE vf get(const float* p) const { return load_first(p, n); }
+  TW_INLINE void put(float* p, vf v) const { store_first(p, v, n); }
+  // The lanes past the end replaced, so that they do not count in a sum or a maximum.
+  TW_INLINE vf or_else(vf v, float fill) const {
+    vi lane;
+    for (int i = 0; i < kLanes; ++i) lane[i] = i;
+    return select(lane < n, v, splat(fill));
+  }
+};
+
+template <class Body>
+TW_INLINE void each_vector(int64_t n, const Body& body) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) body(i, Whole{});
+  if (i < n) body(i, Partial{static_cast<int>(n - i)});
+}
+
+// Sum of body(i, lanes) over a row.
+template <class Body>
+TW_INLINE double sum_over(int64_t n, const Body& body) {
+  constexpr int64_t kBlock = 4 * kLanes;
+  constexpr int64_t kFlush = 64 * kBlock;
+  double total = 0.0;
+  int64_t i = 0;
+  while (i + kLanes <= n) {
+    const int64_t end = i + kFlush < n ? i + kFlush : n;
+    vf acc[4] = {};
+    for (; i + kBlock <= end; i += kBlock) {
+#pragma GCC unroll 4
+      for (int u = 0; u < 4; ++u) acc[u] += body(i + u * kLanes, Whole{});
+    }
+    for (; i + kLanes <= end; i += kLanes) acc[0] += body(i, Whole{});
+    total += sum_lanes((acc[0] + acc[1]) + (acc[2] + acc[3]));
+  }
+  if (i < n) {
+    const Partial rest{static_cast<int>(n - i)};
+    total += sum_lanes(rest.or_else(body(i, rest), 0.0f));
+  }
+  return total;
+}
+
+// Two sums in one pass; body adds to its two accumulators.
+struct TwoSums {
+  double first, second;
+};
+
+template <class Body>
+TW_INLINE TwoSums two_sums_over(int64_t n, const Body& body) {
+  constexpr int64_t kBlock = 2 * kLanes;
+  constexpr int64_t kFlush = 64 * kBlock;
+  TwoSums total = {0.0, 0.0};
+  int64_t i = 0;
+  while (i + kLanes <= n) {
+    const int64_t end = i + kFlush < n ? i + kFlush : n;
+    vf a0 = {}, a1 = {}, b0 = {}, b1 = {};
+    for (; i + kBlock <= end; i += kBlock) {
+      body(i, Whole{}, a0, b0);
+      body(i + kLanes, Whole{}, a1, b1);
+    }
+    for (; i + kLanes <= end; i += kLanes) body(i, Whole{}, a0, b0);
+    total.first += sum_lanes(a0 + a1);
+    total.second += sum_lanes(b0 + b1);
+  }
+  if (i < n) {
+    const Partial rest{static_cast<int>(n - i)};
+    vf a = {}, b = {};
+    body(i, rest, a, b);
+    total.first += sum_lanes(rest.or_else(a, 0.0f));
+    total.second += sum_lanes(rest.or_else(b, 0.0f));
+  }
+  return total;
+}
+
+// The largest number of a row, NaN passed over; -inf for an empty row.
+TW_INLINE float row_max(const float* x, int64_t n) {
+  vf best[4];
+  for (int u = 0; u < 4; ++u) best[u] = splat(-__builtin_inff());
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+#pragma GCC unroll 4
+    for (int u = 0; u < 4; ++u) best[u] = vmax(load(x + i + u * kLanes), best[u]);
+  }
+  for (; i + kLanes <= n; i += kLanes) best[0] = vmax(load(x + i), best[0]);
+  if (i < n) {
+    const Partial rest{static_cast<int>(n - i)};
+    best[1] = vmax(rest.or_else(rest.get(x + i), -__builtin_inff()), best[1]);
+  }
+  return max_lanes(vmax(vmax(best[0], best[1]), vmax(best[2], best[3])));
+}
+
+}  // namespace
+}  // namespace TW_ISA
+}  // namespace tw

@@ -1,0 +1,103 @@
+"""`tilewise machine`: what this machine can do at most, measured once and kept for every later report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from tilewise.profile.machine import Machine
+
+
+def machine(
+    refresh: Annotated[bool, typer.Option("--refresh", help="Measure again, even when figures are kept.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Also draw the rooflines into this picture (.png or .svg).")] = None,
+) -> None:
+    """Measure the ceilings: multiply-adds by instruction set and threads, bandwidth by working-set size, caches.
+
+    Example: tilewise machine --plot roofline.svg
+    """
+    from tilewise.profile.machine import cache_file
+    from tilewise.profile.machine import machine as ceilings
+
+    figures = ceilings(refresh=refresh)
+    if as_json:
+        typer.echo(json.dumps(figures.as_dict(), indent=1))
+    else:
+        _print(figures)
+        typer.echo(f"Kept in {cache_file()}; `tilewise machine --refresh` measures again.")
+    if plot is not None:
+        draw(figures, plot)
+        typer.echo(f"Drew {plot}.", err=as_json)
+
+
+def _print(figures: Machine) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from tilewise.profile.units import bytes_, count
+
+    console = Console()
+    caches = ", ".join(f"L{c.level} {bytes_(c.bytes)}" for c in figures.caches) or "unknown"
+    console.print(f"{figures.cpu}, {figures.cpus} CPUs, caches {caches} ({figures.method})", soft_wrap=True)
+
+    counts = sorted({p.threads for p in figures.peaks})
+    table = Table(title="Peak multiply-adds (float32, 2 operations each)", title_justify="left")
+    table.add_column("instruction set")
+    for n in counts:
+        table.add_column(_threads(n), justify="right")
+    for isa in dict.fromkeys(p.isa for p in figures.peaks):
+        rates = {p.threads: p.flops_per_second for p in figures.peaks if p.isa == isa}
+        table.add_row(isa, *(f"{count(rates[n])}FLOP/s" if n in rates else "" for n in counts))
+    console.print(table)
+
+    top = max(b.copy for b in figures.bandwidths)
+    table = Table(title="Bandwidth by working set (copy: read and written bytes together)", title_justify="left")
+    for heading in ("working set", "threads", "read", "copy"):
+        table.add_column(heading, justify="right")
+    table.add_column("copy, drawn")
+    for b in figures.bandwidths:
+        bar = "█" * max(1, round(24 * b.copy / top))
+        table.add_row(bytes_(b.bytes), str(b.threads), f"{count(b.read)}B/s", f"{count(b.copy)}B/s", bar)
+    console.print(table)
+
+
+def _threads(n: int) -> str:
+    return "1 thread" if n == 1 else f"{n} threads"
+
+
+def draw(figures: Machine, path: Path) -> None:
+    """Rooflines from main memory and from the smallest cache, for one thread and for all."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    import numpy as np
+
+    from tilewise.errors import FileFormatError
+    from tilewise.profile.machine import active_isa
+    from tilewise.profile.units import bytes_
+
+    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    intensity = np.logspace(-2, 3, 200)
+    smallest = min(b.bytes for b in figures.bandwidths)
+    largest = max(b.bytes for b in figures.bandwidths)
+    for threads in sorted({1, figures.cpus}):
+        for size, style in ((smallest, "--"), (largest, "-")):
+            roof = np.minimum(figures.peak(threads), intensity * figures.bandwidth(size, threads))
+            axes.loglog(intensity, roof / 1e9, style, label=f"{_threads(threads)}, working set {bytes_(size)}")
+    axes.set_xlabel("arithmetic intensity (FLOP per byte moved)")
+    axes.set_ylabel("GFLOP/s")
+    axes.set_title(f"{figures.cpu}: rooflines ({active_isa()})")
+    axes.grid(True, which="both", alpha=0.3)
+    axes.legend()
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"cannot draw into {path}: {error}") from None
+    finally:
+        plt.close(figure)

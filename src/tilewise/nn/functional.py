@@ -1,0 +1,190 @@
+"""Layers as functions of tensors, under PyTorch's names and with its conventions.
+
+>>> from tilewise import Tensor
+>>> cross_entropy(Tensor([[2.0, 0.0]]), [0]).item() < 0.13
+True
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilewise.errors import ConfigurationError
+from tilewise.nn import primitives
+from tilewise.tensor import Array, Tensor, TensorLike, apply
+
+Pair = tuple[int, int]
+Size = int | Pair
+
+
+def pair(size: Size) -> Pair:
+    """One number for both sides, or two."""
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def _array(value: TensorLike) -> Array:
+    return value.data if isinstance(value, Tensor) else np.asarray(value)
+
+
+def relu(x: Tensor) -> Tensor:
+    return x.relu()
+
+
+def gelu(x: Tensor) -> Tensor:
+    """x Φ(x), exact."""
+    return x.gelu()
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    return x.sigmoid()
+
+
+def tanh(x: Tensor) -> Tensor:
+    return x.tanh()
+
+
+def softmax(x: Tensor, axis: int = -1) -> Tensor:
+    return x.softmax(axis)
+
+
+def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
+    return x.log_softmax(axis)
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """act(x @ weight.T + bias + residual) in one pass. `gelu` and `residual` are for inference, under `no_grad`."""
+    params: dict[str, Any] = {"activation": activation} if activation is not None else {}
+    if residual is not None:
+        params["residual"] = residual.data
+    if bias is None:
+        return apply(primitives.Linear, x, weight, **params)
+    return apply(primitives.Linear, x, weight, bias, **params)
+
+
+def conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Size = 1,
+    padding: Size = 0,
+    groups: int = 1,
+    *,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """Convolution of (N, C, H, W) with (O, C/groups, kh, kw); `gelu` and `residual` are for inference."""
+    params: dict[str, Any] = {"stride": pair(stride), "padding": pair(padding), "groups": groups}
+    if activation is not None:
+        params["activation"] = activation
+    if residual is not None:
+        params["residual"] = residual.data
+    if bias is None:
+        return apply(primitives.Conv2d, x, weight, **params)
+    return apply(primitives.Conv2d, x, weight, bias, **params)
+
+
+def max_pool2d(x: Tensor, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
+    step = kernel_size if stride is None else stride
+    return apply(primitives.MaxPool2d, x, kernel=pair(kernel_size), stride=pair(step), padding=pair(padding))
+
+
+def avg_pool2d(x: Tensor, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
+    """Means over windows; padding counts as zeros, as PyTorch's default does."""
+    step = kernel_size if stride is None else stride
+    return apply(primitives.AvgPool2d, x, kernel=pair(kernel_size), stride=pair(step), padding=pair(padding))
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
+    return apply(primitives.LayerNorm, x, weight, bias, eps=eps)
+
+
+def batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Normalise each channel; while training with the batch's statistics, which then move the running ones in place."""
+    return apply(
+        primitives.BatchNorm,
+        x,
+        weight,
+        bias,
+        running_mean=None if running_mean is None else running_mean.data,
+        running_var=None if running_var is None else running_var.data,
+        training=training,
+        momentum=momentum,
+        eps=eps,
+    )
+
+
+def embedding(ids: TensorLike, weight: Tensor) -> Tensor:
+    return apply(primitives.Embedding, weight, ids=_array(ids))
+
+
+def dropout(x: Tensor, p: float = 0.5, training: bool = True, rng: np.random.Generator | int | None = None) -> Tensor:
+    """Zero each entry with probability `p` and scale the others up, while training."""
+    if not 0 <= p <= 1:
+        raise ConfigurationError(f"a dropout probability lies between 0 and 1, not {p}")
+    if not training or p == 0:
+        return x
+    return apply(primitives.Dropout, x, p=p, rng=np.random.default_rng(rng))
+
+
+def cross_entropy(logits: Tensor, targets: TensorLike, reduction: str = "mean", ignore_index: int = -100) -> Tensor:
+    """-log softmax(logits)[target], averaged; (N, C) with (N,), or any (..., C) with (...)."""
+    if reduction not in ("mean", "sum", "none"):
+        raise ConfigurationError(f"reduction must be mean, sum or none, not {reduction!r}")
+    wanted = _array(targets)
+    if logits.ndim == 2:
+        return apply(primitives.CrossEntropy, logits, targets=wanted, reduction=reduction, ignore=ignore_index)
+    flat = logits.reshape(int(np.prod(logits.shape[:-1])), logits.shape[-1])
+    loss = apply(primitives.CrossEntropy, flat, targets=wanted.reshape(-1), reduction=reduction, ignore=ignore_index)
+    return loss.reshape(wanted.shape) if reduction == "none" else loss
+
+
+def nll_loss(log_probabilities: Tensor, targets: TensorLike) -> Tensor:
+    """The mean of -log_probabilities[i, target[i]]."""
+    wanted = _array(targets)
+    picked: Tensor = log_probabilities[np.arange(len(wanted)), wanted]
+    return -picked.mean()
+
+
+def mse_loss(x: Tensor, y: TensorLike) -> Tensor:
+    difference: Tensor = x - y
+    return (difference * difference).mean()
+
+
+def scaled_dot_product_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: TensorLike | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Attention over (B, H, T, D). A boolean mask says what may be attended to, a float mask is added to the scores.
+
+    Causal is aligned to the end: with more keys than queries (a cache), query t sees keys up to S - T + t. A query with
+    nothing to attend to gives zeros.
+    """
+    allowed = None if mask is None else _array(mask)
+    return apply(primitives.Attention, q, k, v, causal=is_causal, mask=allowed, scale=scale)
+
+
+def packed_causal_attention(qkv: Tensor, heads: int) -> Tensor:
+    """Causal self-attention from the packed projection (B, T, 3·C) to (B, T, C)."""
+    return apply(primitives.PackedAttention, qkv, heads=heads)

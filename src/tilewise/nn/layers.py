@@ -1,0 +1,201 @@
+"""The layers: linear, convolution, norms, pooling, activations. Parameter names, layouts and initial distributions are
+PyTorch's; the numbers come from the generator (or seed) handed in.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.errors import ShapeError
+from tilewise.nn import functional as F
+from tilewise.nn.module import Fusing, Module, Parameter
+from tilewise.tensor import Tensor, TensorLike, is_grad_enabled
+
+Rng = np.random.Generator | int | None
+
+
+def uniform(rng: Rng, shape: tuple[int, ...], bound: float) -> Parameter:
+    """Numbers from [-bound, bound)."""
+    values = np.random.default_rng(rng).random(shape, dtype=np.float32)
+    values -= np.float32(0.5)
+    values *= np.float32(2 * bound)
+    return Parameter(values)
+
+
+def _bound(fan_in: int) -> float:
+    return 1 / math.sqrt(fan_in) if fan_in > 0 else 0.0
+
+
+class Linear(Fusing):
+    """y = x @ weight.T + bias; weight (out, in)."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, rng: Rng = None) -> None:
+        rng = np.random.default_rng(rng)
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = uniform(rng, (out_features, in_features), _bound(in_features))
+        self.bias = uniform(rng, (out_features,), _bound(in_features)) if bias else None
+
+    def forward(self, x: Tensor, activation: str | None = None, residual: Tensor | None = None) -> Tensor:
+        return F.linear(x, self.weight, self.bias, activation=activation, residual=residual)
+
+    def forward_with(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
+        activation = fusable_activation(layers[1:2])
+        return self(x, activation=activation), 2 if activation else 1
+
+
+class Conv2d(Fusing):
+    """Convolution over (N, C, H, W); weight (out, in/groups, kh, kw)."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: F.Size,
+        stride: F.Size = 1,
+        padding: F.Size = 0,
+        groups: int = 1,
+        bias: bool = True,
+        rng: Rng = None,
+    ) -> None:
+        if groups < 1 or in_channels % groups or out_channels % groups:
+            raise ShapeError(f"{in_channels} and {out_channels} channels cannot be cut into {groups} groups")
+        rng = np.random.default_rng(rng)
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        self.kernel_size, self.stride, self.padding = F.pair(kernel_size), F.pair(stride), F.pair(padding)
+        bound = _bound(in_channels // groups * self.kernel_size[0] * self.kernel_size[1])
+        self.weight = uniform(rng, (out_channels, in_channels // groups, *self.kernel_size), bound)
+        self.bias = uniform(rng, (out_channels,), bound) if bias else None
+
+    def forward(self, x: Tensor, activation: str | None = None, residual: Tensor | None = None) -> Tensor:
+        return self.convolve(x, self.weight, self.bias, activation, residual)
+
+    def convolve(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, residual: Tensor | None = None
+    ) -> Tensor:
+        return F.conv2d(
+            x, weight, bias, self.stride, self.padding, self.groups, activation=activation, residual=residual
+        )
+
+    def forward_with(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
+        norm = layers[1] if len(layers) > 1 else None
+        if isinstance(norm, BatchNorm2d) and not norm.training and not is_grad_enabled():
+            activation = fusable_activation(layers[2:3])
+            weight, bias = folded(self, norm)
+            return self.convolve(x, weight, bias, activation), 3 if activation else 2
+        activation = fusable_activation(layers[1:2])
+        return self(x, activation=activation), 2 if activation else 1
+
+
+def fusable_activation(following: list[Module]) -> str | None:
+    """The activation a product may take along: ReLU always, GELU where no gradient is recorded."""
+    kind = type(following[0]) if following else None
+    if kind is ReLU:
+        return "relu"
+    return "gelu" if kind is GELU and not is_grad_enabled() else None
+
+
+def folded(conv: Conv2d, norm: BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """Weight and bias of the convolution that does what `conv` and then `norm` (in eval mode) do."""
+    scale = norm.weight.data / np.sqrt(norm.running_var.data + np.float32(norm.eps))
+    shift = norm.bias.data - norm.running_mean.data * scale
+    bias = shift if conv.bias is None else shift + conv.bias.data * scale
+    return Tensor(conv.weight.data * scale[:, None, None, None]), Tensor(bias)
+
+
+class BatchNorm2d(Module):
+    """Each channel to mean 0 and variance 1, then scaled and shifted; keeps running statistics for `eval`."""
+
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        self.num_features, self.eps, self.momentum = num_features, eps, momentum
+        self.weight = Parameter(np.ones(num_features, np.float32))
+        self.bias = Parameter(np.zeros(num_features, np.float32))
+        self.running_mean = Tensor(np.zeros(num_features, np.float32))
+        self.running_var = Tensor(np.ones(num_features, np.float32))
+        self.num_batches_tracked = Tensor(np.zeros((), np.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 4:
+            raise ShapeError(f"BatchNorm2d takes (N, C, H, W), not {x.shape}")
+        if self.training:
+            self.num_batches_tracked.add_(1)
+        running = (self.running_mean, self.running_var)
+        return F.batch_norm(x, *running, self.weight, self.bias, self.training, self.momentum, self.eps)
+
+
+class LayerNorm(Module):
+    def __init__(self, normalized_shape: int | tuple[int, ...], eps: float = 1e-5) -> None:
+        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.normalized_shape, self.eps = shape, eps
+        self.weight = Parameter(np.ones(shape, np.float32))
+        self.bias = Parameter(np.zeros(shape, np.float32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.weight, self.bias, self.eps)
+
+
+class Embedding(Module):
+    def __init__(self, num_embeddings: int, embedding_dim: int, rng: Rng = None) -> None:
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        values: npt.NDArray[np.float32] = np.random.default_rng(rng).standard_normal(
+            (num_embeddings, embedding_dim), dtype=np.float32
+        )
+        self.weight = Parameter(values)
+
+    def forward(self, ids: TensorLike) -> Tensor:
+        return F.embedding(ids, self.weight)
+
+
+class MaxPool2d(Module):
+    def __init__(self, kernel_size: F.Size, stride: F.Size | None = None, padding: F.Size = 0) -> None:
+        self.kernel_size = F.pair(kernel_size)
+        self.stride = self.kernel_size if stride is None else F.pair(stride)
+        self.padding = F.pair(padding)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.max_pool2d(x, self.kernel_size, self.stride, self.padding)
+
+
+class AvgPool2d(MaxPool2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.avg_pool2d(x, self.kernel_size, self.stride, self.padding)
+
+
+class GlobalAvgPool(Module):
+    """(N, C, H, W) to (N, C): the mean of each channel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 4:
+            raise ShapeError(f"global average pooling takes (N, C, H, W), not {x.shape}")
+        return F.avg_pool2d(x, (x.shape[2], x.shape[3])).reshape(x.shape[:2])
+
+
+class Flatten(Module):
+    """(N, ...) to (N, everything)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1)
+
+
+class ReLU(Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.relu()
+
+
+class GELU(Module):
+    """x Φ(x), exact."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.gelu()
+
+
+class Dropout(Module):
+    """Zeroes entries with probability `p` while training, drawing from its own generator."""
+
+    def __init__(self, p: float = 0.5, rng: Rng = None) -> None:
+        self.p, self.rng = p, np.random.default_rng(rng)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.p, self.training, self.rng)

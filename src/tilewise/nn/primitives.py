@@ -1,0 +1,366 @@
+"""The operations of neural networks, as `forward` and `backward` over arrays; the arithmetic is the backend's.
+
+Linear and Conv2d take the ReLU after them along in one pass, because its gradient needs only the result; `gelu` and
+`residual` are taken along only where nothing is recorded. Shapes are checked here, once, so that no kernel meets a bad
+one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from tilewise.backend.registry import current_backend
+from tilewise.errors import DtypeError, GradientError, ShapeError
+from tilewise.ops.base import Array, Grads, Operation, silent
+
+Pair = tuple[int, int]
+
+
+def _refuse_inference_only(fused: bool) -> None:
+    if fused:
+        raise GradientError("activation='gelu' and residual= have no gradient; apply them as separate steps to train")
+
+
+class Linear(Operation):
+    """act(x @ weight.T + bias + residual), weight (out, in)."""
+
+    inference_only = False
+
+    def forward(
+        self,
+        x: Array,
+        weight: Array,
+        bias: Array | None = None,
+        *,
+        activation: str | None = None,
+        residual: Array | None = None,
+    ) -> Array:
+        if x.ndim == 0 or weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
+            raise ShapeError(f"a linear layer with weight {weight.shape} cannot take an input of shape {x.shape}")
+        if bias is not None and bias.shape != weight.shape[:1]:
+            raise ShapeError(f"the bias {bias.shape} does not belong to a weight {weight.shape}")
+        self.x = x if x.ndim == 2 else x.reshape(-1, x.shape[-1]) if x.size else x.reshape(math.prod(x.shape[:-1]), -1)
+        self.weight, self.shape = weight, x.shape
+        if residual is not None:
+            residual = residual.reshape(self.x.shape[0], weight.shape[0])
+        y: Array = current_backend().dispatch(
+            "matmul", self.x, weight.T, bias=bias, activation=activation, residual=residual
+        )
+        if activation == "gelu" or residual is not None:
+            self.inference_only = True
+        elif activation == "relu":
+            self.saves_output, self.y = True, y
+        return y if x.ndim == 2 else y.reshape((*x.shape[:-1], weight.shape[0]))
+
+    def backward(self, grad: Array) -> Grads:
+        _refuse_inference_only(self.inference_only)
+        dispatch = current_backend().dispatch
+        g = grad.reshape(self.x.shape[0], self.weight.shape[0])
+        if self.saves_output:
+            g = dispatch("relu_grad", self.y, g)
+        gx = dispatch("matmul", g, self.weight).reshape(self.shape) if self.needs[0] else None
+        gw = dispatch("matmul", g.T, self.x) if self.needs[1] else None
+        return (gx, gw) if len(self.needs) == 2 else (gx, gw, g.sum(axis=0) if self.needs[2] else None)
+
+    def reads(self) -> tuple[int, ...]:
+        return tuple(1 - i for i in (0, 1) if self.needs[i])
+
+
+class Conv2d(Operation):
+    """Cross-correlation of (N, C, H, W) with (O, C/groups, kh, kw)."""
+
+    inference_only = False
+
+    def forward(
+        self,
+        x: Array,
+        weight: Array,
+        bias: Array | None = None,
+        *,
+        stride: Pair,
+        padding: Pair,
+        groups: int,
+        activation: str | None = None,
+        residual: Array | None = None,
+    ) -> Array:
+        _check_conv(x.shape, weight.shape, stride, padding, groups)
+        self.x, self.weight = x, weight
+        self.geometry: dict[str, Any] = {"stride": stride, "padding": padding, "groups": groups}
+        y: Array = current_backend().dispatch(
+            "conv2d", x, weight, bias, activation=activation, residual=residual, **self.geometry
+        )
+        if activation == "gelu" or residual is not None:
+            self.inference_only = True
+        elif activation == "relu":
+            self.saves_output, self.y = True, y
+        return y
+
+    def backward(self, grad: Array) -> Grads:
+        _refuse_inference_only(self.inference_only)
+        dispatch = current_backend().dispatch
+        grad = dispatch("relu_grad", self.y, grad) if self.saves_output else np.ascontiguousarray(grad)
+        gx = gw = None
+        if self.needs[0]:
+            gx = dispatch("conv2d_grad_input", grad, self.weight, self.x.shape, **self.geometry)
+        if self.needs[1]:
+            gw = dispatch("conv2d_grad_weight", grad, self.x, self.weight.shape, **self.geometry)
+        return (gx, gw) if len(self.needs) == 2 else (gx, gw, grad.sum(axis=(0, 2, 3)) if self.needs[2] else None)
+
+    def reads(self) -> tuple[int, ...]:
+        return tuple(1 - i for i in (0, 1) if self.needs[i])
+
+
+def _check_conv(x: tuple[int, ...], w: tuple[int, ...], stride: Pair, padding: Pair, groups: int) -> None:
+    if len(x) != 4 or len(w) != 4:
+        raise ShapeError(f"conv2d takes (N, C, H, W) and (O, C/groups, kh, kw), not {x} and {w}")
+    if groups < 1 or x[1] != w[1] * groups or w[0] % groups:
+        raise ShapeError(f"conv2d with {groups} group(s) cannot apply weights {w} to an input of shape {x}")
+    _check_windows(x, (w[2], w[3]), stride, padding)
+
+
+def _check_windows(x: tuple[int, ...], kernel: Pair, stride: Pair, padding: Pair) -> None:
+    if min(stride) < 1 or min(padding) < 0 or min(kernel) < 1:
+        raise ShapeError(f"kernel {kernel} and stride {stride} must be at least 1, padding {padding} at least 0")
+    if x[2] + 2 * padding[0] < kernel[0] or x[3] + 2 * padding[1] < kernel[1]:
+        raise ShapeError(f"a window of {kernel} does not fit into an image of {x[2:]} with padding {padding}")
+
+
+def _check_pool(x: tuple[int, ...], kernel: Pair, stride: Pair, padding: Pair) -> None:
+    if len(x) != 4:
+        raise ShapeError(f"pooling takes (N, C, H, W), not {x}")
+    _check_windows(x, kernel, stride, padding)
+    if 2 * padding[0] > kernel[0] or 2 * padding[1] > kernel[1]:
+        raise ShapeError(f"pooling may pad by at most half its window: padding {padding}, window {kernel}")
+
+
+class MaxPool2d(Operation):
+    def forward(self, x: Array, *, kernel: Pair, stride: Pair, padding: Pair) -> Array:
+        _check_pool(x.shape, kernel, stride, padding)
+        self.shape = x.shape
+        y, self.argmax = current_backend().dispatch("max_pool2d", x, kernel=kernel, stride=stride, padding=padding)
+        out: Array = y
+        return out
+
+    def backward(self, grad: Array) -> Grads:
+        return current_backend().dispatch("max_pool2d_grad", np.ascontiguousarray(grad), self.argmax, self.shape)
+
+
+class AvgPool2d(Operation):
+    def forward(self, x: Array, *, kernel: Pair, stride: Pair, padding: Pair) -> Array:
+        _check_pool(x.shape, kernel, stride, padding)
+        self.shape, self.geometry = x.shape, {"kernel": kernel, "stride": stride, "padding": padding}
+        y: Array = current_backend().dispatch("avg_pool2d", x, **self.geometry)
+        return y
+
+    def backward(self, grad: Array) -> Grads:
+        return current_backend().dispatch("avg_pool2d_grad", np.ascontiguousarray(grad), self.shape, **self.geometry)
+
+
+class LayerNorm(Operation):
+    """Normalisation over the last `weight.ndim` axes."""
+
+    saves = (0, 1)
+
+    def forward(self, x: Array, weight: Array, bias: Array, *, eps: float) -> Array:
+        if weight.ndim == 0 or x.shape[-weight.ndim :] != weight.shape or bias.shape != weight.shape:
+            raise ShapeError(f"layer norm over {weight.shape} cannot take an input of shape {x.shape}")
+        self.shape, self.weight = x.shape, weight
+        self.x = x.reshape(math.prod(x.shape[: x.ndim - weight.ndim]), weight.size)
+        y, self.mean, self.rstd = current_backend().dispatch("layer_norm", self.x, weight.ravel(), bias.ravel(), eps)
+        out: Array = y.reshape(x.shape)
+        return out
+
+    def backward(self, grad: Array) -> Grads:
+        shape = self.weight.shape
+        gx, gw, gb = current_backend().dispatch(
+            "layer_norm_grad", grad.reshape(self.x.shape), self.x, self.weight.ravel(), self.mean, self.rstd
+        )
+        return gx.reshape(self.shape), gw.reshape(shape), gb.reshape(shape)
+
+
+class BatchNorm(Operation):
+    """Normalisation over every axis but the second.
+
+    Training uses the batch's own mean and variance and moves the running ones towards them; otherwise those are used.
+    """
+
+    saves = (0, 1)
+
+    @silent
+    def forward(
+        self,
+        x: Array,
+        weight: Array,
+        bias: Array,
+        *,
+        running_mean: Array | None,
+        running_var: Array | None,
+        training: bool,
+        momentum: float,
+        eps: float,
+    ) -> Array:
+        _check_batch_norm(x.shape, weight.shape, bias.shape, training)
+        self.axes = (0, *range(2, x.ndim))
+        self.channels = (slice(None),) + (None,) * (x.ndim - 2)  # indexes (C,) to broadcast against x
+        self.training = training or running_mean is None or running_var is None
+        mean = x.mean(axis=self.axes) if self.training else running_mean
+        self.centred = x - mean[self.channels]  # type: ignore[index]
+        var = (self.centred * self.centred).mean(axis=self.axes) if self.training else running_var
+        if self.training and running_mean is not None and running_var is not None:
+            count = x.size // x.shape[1]
+            running_mean += momentum * (mean - running_mean)
+            running_var += momentum * (var * (count / (count - 1)) - running_var)
+        self.rstd = np.asarray(1 / np.sqrt(var + x.dtype.type(eps)))
+        self.weight = weight
+        y: Array = self.centred * (self.rstd * weight)[self.channels]
+        y += bias[self.channels]
+        return y
+
+    def backward(self, grad: Array) -> Grads:
+        normed = self.centred * self.rstd[self.channels]
+        gb = grad.sum(axis=self.axes)
+        gw = (grad * normed).sum(axis=self.axes)
+        if not self.needs[0]:
+            return None, gw, gb
+        gx = grad
+        if self.training:
+            count = grad.dtype.type(grad.size // len(gb))
+            normed *= (gw / count)[self.channels]
+            normed += (gb / count)[self.channels]
+            gx = grad - normed
+        return gx * (self.weight * self.rstd)[self.channels], gw, gb
+
+
+def _check_batch_norm(x: tuple[int, ...], weight: tuple[int, ...], bias: tuple[int, ...], training: bool) -> None:
+    if len(x) < 2 or weight != x[1:2] or bias != weight:
+        raise ShapeError(f"batch norm with a weight of shape {weight} cannot take an input of shape {x}")
+    if training and math.prod(x[:1] + x[2:]) < 2:
+        raise ShapeError(f"batch norm needs more than one value per channel to train, not shape {x}")
+
+
+class Embedding(Operation):
+    """Rows of a table, by number."""
+
+    def forward(self, weight: Array, *, ids: Array) -> Array:
+        if ids.dtype.kind not in "iu":
+            raise DtypeError(f"an embedding is looked up by integers, not {ids.dtype}")
+        self.rows = weight.shape[0]
+        if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= self.rows):
+            raise ShapeError(
+                f"an embedding of {self.rows} rows has no row {int(ids.max() if ids.min() >= 0 else ids.min())}"
+            )
+        self.ids = ids
+        return weight[ids]
+
+    def backward(self, grad: Array) -> Grads:
+        rows = grad.reshape(self.ids.size, grad.shape[-1])
+        return current_backend().dispatch("embedding_grad", rows, self.ids.reshape(-1), self.rows)
+
+
+class Dropout(Operation):
+    def forward(self, x: Array, *, p: float, rng: np.random.Generator) -> Array:
+        self.kept = (rng.random(x.shape, dtype=np.float32) >= p).astype(x.dtype)
+        if p < 1:
+            self.kept /= 1 - p
+        return np.asarray(x * self.kept)
+
+    def backward(self, grad: Array) -> Grads:
+        return grad * self.kept
+
+
+class CrossEntropy(Operation):
+    """Mean, sum or each of -log softmax(logits)[target] over (N, C); targets equal to `ignore` count for nothing."""
+
+    saves = (0,)
+
+    @silent
+    def forward(self, logits: Array, *, targets: Array, reduction: str, ignore: int) -> Array:
+        _check_targets(logits, targets, ignore)
+        counted = targets != ignore
+        self.logits, self.targets = logits, np.where(counted, targets, 0)
+        losses, self.logsumexp = current_backend().dispatch("cross_entropy", logits, self.targets)
+        every = bool(counted.all())
+        losses = losses if every else np.where(counted, losses, losses.dtype.type(0))
+        self.row_weights = counted.astype(logits.dtype)
+        if reduction == "none":
+            return np.asarray(losses)
+        if reduction == "mean":
+            self.row_weights /= self.row_weights.sum()  # nothing counted: nan, as in PyTorch
+            return np.asarray(losses.sum() / logits.dtype.type(counted.sum()))
+        return np.asarray(losses.sum())
+
+    def backward(self, grad: Array) -> Grads:
+        row_weights = np.asarray(self.row_weights * grad)
+        return current_backend().dispatch("cross_entropy_grad", self.logits, self.targets, self.logsumexp, row_weights)
+
+
+def _check_targets(logits: Array, targets: Array, ignore: int) -> None:
+    if logits.ndim != 2 or targets.shape != logits.shape[:1]:
+        raise ShapeError(f"cross entropy takes (N, C) logits and (N,) targets, not {logits.shape} and {targets.shape}")
+    if targets.dtype.kind not in "iu":
+        raise DtypeError(f"cross entropy targets are class numbers, not {targets.dtype}")
+    wrong = targets[((targets < 0) | (targets >= logits.shape[1])) & (targets != ignore)]
+    if wrong.size:
+        raise ShapeError(f"there is no class {int(wrong[0])} among {logits.shape[1]}")
+
+
+class Attention(Operation):
+    """softmax(q kᵀ · scale + mask) v over (B, H, T, D); causal means query t sees the keys up to S - T + t."""
+
+    saves = (0, 1, 2)
+    saves_output = True
+
+    def forward(self, q: Array, k: Array, v: Array, *, causal: bool, mask: Array | None, scale: float | None) -> Array:
+        _check_attention(q.shape, k.shape, v.shape, mask)
+        self.args, self.params = (q, k, v), {"causal": causal, "mask": mask, "scale": scale}
+        self.out, self.logsumexp = current_backend().dispatch("attention", q, k, v, **self.params)
+        out: Array = self.out
+        return out
+
+    def backward(self, grad: Array) -> Grads:
+        return current_backend().dispatch("attention_grad", grad, *self.args, self.out, self.logsumexp, **self.params)
+
+
+class PackedAttention(Operation):
+    """Causal self-attention straight from the packed projection (B, T, 3·H·D) to (B, T, H·D).
+
+    One operation instead of a split, three transposes and back: gradients of q, k and v are written into one array.
+    """
+
+    saves = (0,)
+    saves_output = True  # with one head or one token the result shares memory with what is kept
+
+    def forward(self, qkv: Array, *, heads: int) -> Array:
+        b, t, c3 = qkv.shape
+        self.packed = (b, t, 3, heads, c3 // (3 * heads))
+        self.qkv = qkv.reshape(self.packed).transpose(2, 0, 3, 1, 4)  # (3, B, H, T, D)
+        self.out, self.logsumexp = current_backend().dispatch(
+            "attention", *self.qkv, causal=True, mask=None, scale=None
+        )
+        return np.ascontiguousarray(self.out.transpose(0, 2, 1, 3)).reshape(b, t, c3 // 3)
+
+    def backward(self, grad: Array) -> Grads:
+        b, t, _, heads, d = self.packed
+        g = np.ascontiguousarray(grad.reshape(b, t, heads, d).transpose(0, 2, 1, 3))
+        grads = current_backend().dispatch(
+            "attention_grad", g, *self.qkv, self.out, self.logsumexp, causal=True, mask=None, scale=None
+        )
+        gqkv = np.empty(self.packed, grad.dtype)
+        for i in range(3):
+            gqkv[:, :, i] = grads[i].transpose(0, 2, 1, 3)
+        return gqkv.reshape(b, t, 3 * heads * d)
+
+
+def _check_attention(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], mask: Array | None) -> None:
+    if len(q) != 4 or len(k) != 4 or k[:3] != v[:3] or len(v) != 4 or q[:2] != k[:2] or q[3] != k[3]:
+        raise ShapeError(f"attention takes q (B, H, T, D), k and v (B, H, S, D), not {q}, {k} and {v}")
+    if mask is not None:
+        try:
+            fits = np.broadcast_shapes(mask.shape, (*q[:3], k[2])) == (*q[:3], k[2])
+        except ValueError:
+            fits = False
+        if not fits:
+            raise ShapeError(f"a mask of shape {mask.shape} does not broadcast to the scores {(*q[:3], k[2])}")

@@ -1,0 +1,121 @@
+"""Attention, the transformer block and GPT. Names follow PyTorch's MultiheadAttention and TransformerEncoderLayer
+(norm_first), so their state dicts load both ways.
+
+A block takes `past_kv`, one layer's view of a key/value cache: any object whose `append(k, v)` stores arrays of
+(B, H, T, D) and returns all keys and values so far. Without it attention is over `x` alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from tilewise.errors import ConfigurationError, ShapeError
+from tilewise.nn import functional as F
+from tilewise.nn.layers import Embedding, LayerNorm, Linear, Rng, uniform
+from tilewise.nn.module import Module, ModuleList, Parameter
+from tilewise.tensor import Tensor, TensorLike, is_grad_enabled
+
+
+class LayerCache(Protocol):
+    """One layer's part of a key/value cache."""
+
+    def append(self, k: Any, v: Any) -> tuple[Any, Any]: ...
+
+
+class MultiHeadAttention(Module):
+    """Self-attention over (B, T, C)."""
+
+    def __init__(self, embed_dim: int, num_heads: int, causal: bool = False, rng: Rng = None) -> None:
+        if num_heads < 1 or embed_dim % num_heads:
+            raise ConfigurationError(f"{embed_dim} channels cannot be shared by {num_heads} heads")
+        rng = np.random.default_rng(rng)
+        self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
+        self.causal = causal
+        self.in_proj_weight = uniform(rng, (3 * embed_dim, embed_dim), math.sqrt(6 / (4 * embed_dim)))
+        self.in_proj_bias = Parameter(np.zeros(3 * embed_dim, np.float32))
+        self.out_proj = Linear(embed_dim, embed_dim, rng=rng)
+        self.out_proj.bias = Parameter(np.zeros(embed_dim, np.float32))
+
+    def forward(
+        self,
+        x: Tensor,
+        past_kv: LayerCache | None = None,
+        mask: TensorLike | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        if x.ndim != 3 or x.shape[2] != self.embed_dim:
+            raise ShapeError(f"attention takes (B, T, {self.embed_dim}), not {x.shape}")
+        qkv = F.linear(x, self.in_proj_weight, self.in_proj_bias)  # (B, T, 3C)
+        if past_kv is None and mask is None and self.causal:
+            mixed = F.packed_causal_attention(qkv, self.num_heads)
+        else:
+            mixed = self.attend(qkv, past_kv, mask)
+        out: Tensor = self.out_proj(mixed, residual=residual)
+        return out
+
+    def attend(self, qkv: Tensor, past_kv: LayerCache | None, mask: TensorLike | None) -> Tensor:
+        b, t, _ = qkv.shape
+        split = qkv.reshape(b, t, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)  # (3, B, H, T, D)
+        q, k, v = split[0], split[1], split[2]
+        if past_kv is not None:
+            keys, values = past_kv.append(k.data, v.data)
+            k, v = Tensor(keys), Tensor(values)
+        mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal)
+        return mixed.permute(0, 2, 1, 3).reshape(b, t, self.embed_dim)
+
+
+class TransformerBlock(Module):
+    """Pre-norm block: x + attention(norm(x)), then x + mlp(norm(x)) with an exact GELU."""
+
+    def __init__(
+        self, embed_dim: int, num_heads: int, mlp_ratio: int = 4, causal: bool = True, rng: Rng = None
+    ) -> None:
+        rng = np.random.default_rng(rng)
+        self.self_attn = MultiHeadAttention(embed_dim, num_heads, causal, rng)
+        self.linear1 = Linear(embed_dim, mlp_ratio * embed_dim, rng=rng)
+        self.linear2 = Linear(mlp_ratio * embed_dim, embed_dim, rng=rng)
+        self.norm1, self.norm2 = LayerNorm(embed_dim), LayerNorm(embed_dim)
+
+    def forward(self, x: Tensor, past_kv: LayerCache | None = None) -> Tensor:
+        if not is_grad_enabled():  # residuals and GELU ride along with the products
+            x = self.self_attn(self.norm1(x), past_kv, residual=x)
+            out: Tensor = self.linear2(self.linear1(self.norm2(x), activation="gelu"), residual=x)
+            return out
+        x = x + self.self_attn(self.norm1(x), past_kv)
+        hidden: Tensor = self.linear1(self.norm2(x))
+        result: Tensor = x + self.linear2(hidden.gelu())
+        return result
+
+
+class GPT(Module):
+    """A decoder-only language model: token ids (B, T) to logits (B, T, vocab)."""
+
+    def __init__(
+        self, layers: int, width: int, heads: int, vocab: int = 65, context: int = 256, rng: Rng = None
+    ) -> None:
+        rng = np.random.default_rng(rng)
+        self.vocab, self.context = vocab, context
+        self.token_embedding = Embedding(vocab, width, rng)
+        self.position_embedding = Embedding(context, width, rng)
+        self.blocks = ModuleList(*(TransformerBlock(width, heads, rng=rng) for _ in range(layers)))
+        self.norm = LayerNorm(width)
+        self.head = Linear(width, vocab, bias=False, rng=rng)
+
+    def forward(self, ids: TensorLike, past_kv: Sequence[LayerCache] | None = None, position: int = 0) -> Tensor:
+        """Logits for `ids`, which stand at `position` and after; `past_kv` has one cache view per block."""
+        tokens = ids.data if isinstance(ids, Tensor) else np.asarray(ids)
+        if tokens.ndim != 2:
+            raise ShapeError(f"GPT takes token ids of shape (B, T), not {tokens.shape}")
+        end = position + tokens.shape[1]
+        if end > self.context:
+            raise ShapeError(f"{end} tokens do not fit into this model's context of {self.context}")
+        x = self.token_embedding(tokens) + self.position_embedding(np.arange(position, end))
+        caches: Sequence[LayerCache | None] = [None] * len(self.blocks) if past_kv is None else past_kv
+        for block, cache in zip(self.blocks, caches, strict=True):
+            x = block(x, cache)
+        logits: Tensor = self.head(self.norm(x))
+        return logits

@@ -1,0 +1,276 @@
+"""Operations that work element by element, with NumPy's and PyTorch's broadcasting; and the matrix product."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilewise.backend.registry import current_backend
+from tilewise.errors import ShapeError
+from tilewise.ops.base import Array, Grads, Operation, floating, silent
+
+
+class Add(Operation):
+    @silent
+    def forward(self, a: Array, b: Array) -> Array:
+        return np.add(a, b)
+
+    def backward(self, grad: Array) -> Grads:
+        return grad, grad
+
+
+class Sub(Operation):
+    @silent
+    def forward(self, a: Array, b: Array) -> Array:
+        return np.subtract(a, b)
+
+    def backward(self, grad: Array) -> Grads:
+        return grad, -grad if self.needs[1] else None
+
+
+class Mul(Operation):
+    @silent
+    def forward(self, a: Array, b: Array) -> Array:
+        self.a, self.b = a, b
+        return np.multiply(a, b)
+
+    def backward(self, grad: Array) -> Grads:
+        return grad * self.b if self.needs[0] else None, grad * self.a if self.needs[1] else None
+
+    def reads(self) -> tuple[int, ...]:
+        return tuple(1 - i for i in (0, 1) if self.needs[i])
+
+
+class Div(Operation):
+    @silent
+    def forward(self, a: Array, b: Array) -> Array:
+        self.a, self.b = a, b
+        return np.divide(floating(a), floating(b)) if a.dtype.kind != "f" else np.divide(a, b)
+
+    def backward(self, grad: Array) -> Grads:
+        ga = grad / self.b
+        return ga, -ga * self.a / self.b if self.needs[1] else None
+
+    def reads(self) -> tuple[int, ...]:
+        return (0, 1) if self.needs[1] else (1,)
+
+
+class Pow(Operation):
+    """a ** b with a tensor on either side or both."""
+
+    saves = (0, 1)
+
+    @silent
+    def forward(self, a: Array, b: Array) -> Array:
+        self.a, self.b = a, b
+        return np.power(a, b)
+
+    def backward(self, grad: Array) -> Grads:
+        a, b = self.a, self.b
+        ga = gb = None
+        if self.needs[0]:
+            ga = np.where(b == 0, 0, grad * b * np.power(a, b - 1))
+        if self.needs[1]:
+            gb = np.where((a == 0) & (b >= 0), 0, grad * np.power(a, b) * np.log(a))
+        return ga, gb
+
+
+class Neg(Operation):
+    def forward(self, x: Array) -> Array:
+        return np.negative(x)
+
+    def backward(self, grad: Array) -> Grads:
+        return -grad
+
+
+class Exp(Operation):
+    saves_output = True
+
+    @silent
+    def forward(self, x: Array) -> Array:
+        self.y = np.exp(floating(x))
+        return self.y
+
+    def backward(self, grad: Array) -> Grads:
+        return grad * self.y
+
+
+class Log(Operation):
+    saves = (0,)
+
+    @silent
+    def forward(self, x: Array) -> Array:
+        self.x = x
+        return np.log(floating(x))
+
+    def backward(self, grad: Array) -> Grads:
+        return grad / self.x
+
+
+class Sqrt(Operation):
+    saves_output = True
+
+    @silent
+    def forward(self, x: Array) -> Array:
+        self.y = np.sqrt(floating(x))
+        return self.y
+
+    def backward(self, grad: Array) -> Grads:
+        return grad / (2 * self.y)
+
+
+class Abs(Operation):
+    saves = (0,)
+
+    def forward(self, x: Array) -> Array:
+        self.x = x
+        return np.abs(x)
+
+    def backward(self, grad: Array) -> Grads:
+        return grad * np.sign(self.x)
+
+
+class Tanh(Operation):
+    saves_output = True
+
+    def forward(self, x: Array) -> Array:
+        self.y = np.tanh(floating(x))
+        return self.y
+
+    def backward(self, grad: Array) -> Grads:
+        return grad * (1 - self.y * self.y)
+
+
+class Sigmoid(Operation):
+    saves_output = True
+
+    @silent
+    def forward(self, x: Array) -> Array:
+        self.y = np.asarray(1 / (1 + np.exp(-floating(x))))
+        return self.y
+
+    def backward(self, grad: Array) -> Grads:
+        return grad * self.y * (1 - self.y)
+
+
+class Sin(Operation):
+    saves = (0,)
+
+    @silent
+    def forward(self, x: Array) -> Array:
+        self.x = x
+        return np.sin(floating(x))
+
+    def backward(self, grad: Array) -> Grads:
+        return grad * np.cos(self.x)
+
+
+class Cos(Operation):
+    saves = (0,)
+
+    @silent
+    def forward(self, x: Array) -> Array:
+        self.x = x
+        return np.cos(floating(x))
+
+    def backward(self, grad: Array) -> Grads:
+        return -grad * np.sin(self.x)
+
+
+class Relu(Operation):
+    saves_output = True
+
+    def forward(self, x: Array) -> Array:
+        y: Array = current_backend().dispatch("relu", x)
+        self.y = y
+        return y
+
+    def backward(self, grad: Array) -> Grads:
+        return current_backend().dispatch("relu_grad", self.y, grad)
+
+
+class Gelu(Operation):
+    """x Φ(x) with the exact normal distribution function."""
+
+    saves = (0,)
+
+    def forward(self, x: Array) -> Array:
+        self.x = floating(x)
+        y: Array = current_backend().dispatch("gelu", self.x)
+        return y
+
+    def backward(self, grad: Array) -> Grads:
+        return current_backend().dispatch("gelu_grad", self.x, grad)
+
+
+class Clip(Operation):
+    saves = (0,)
+
+    def forward(self, x: Array, *, low: float | None, high: float | None) -> Array:
+        self.x, self.low, self.high = x, low, high
+        return np.asarray(np.clip(x, low, high))
+
+    def backward(self, grad: Array) -> Grads:
+        inside = np.ones(self.x.shape, bool)
+        if self.low is not None:
+            inside &= self.x >= self.low
+        if self.high is not None:
+            inside &= self.x <= self.high
+        return grad * inside
+
+
+class Where(Operation):
+    """condition ? a : b; the condition is a parameter, not an input."""
+
+    def forward(self, a: Array, b: Array, *, condition: Array) -> Array:
+        self.condition = condition
+        return np.where(condition, a, b)
+
+    def backward(self, grad: Array) -> Grads:
+        return np.where(self.condition, grad, 0), np.where(self.condition, 0, grad)
+
+
+class Maximum(Operation):
+    """The larger of two; equal ones share the gradient. `sign=-1` makes it the smaller."""
+
+    saves = (0, 1)
+
+    def forward(self, a: Array, b: Array, *, sign: int = 1) -> Array:
+        self.a, self.b, self.sign = a, b, sign
+        return np.maximum(a, b) if sign > 0 else np.minimum(a, b)
+
+    def backward(self, grad: Array) -> Grads:
+        ahead = (self.a - self.b) * self.sign
+        half = np.where(ahead == 0, grad / 2, 0)
+        return np.where(ahead > 0, grad, half), np.where(ahead < 0, grad, half)
+
+
+class MatMul(Operation):
+    """NumPy's and PyTorch's `@`: 1-D operands are vectors, leading dimensions broadcast."""
+
+    def forward(self, a: Array, b: Array) -> Array:
+        self.a, self.b = a, b
+        if not a.ndim or not b.ndim or a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
+            raise ShapeError(f"cannot multiply matrices of shapes {a.shape} and {b.shape}: the inner sizes differ")
+        y: Array = current_backend().dispatch("matmul", a, b)
+        return y
+
+    def backward(self, grad: Array) -> Grads:
+        a = self.a[None, :] if self.a.ndim == 1 else self.a
+        b = self.b[:, None] if self.b.ndim == 1 else self.b
+        grad = grad[..., None, :] if self.a.ndim == 1 and self.b.ndim > 1 else grad
+        grad = grad[..., None] if self.b.ndim == 1 else grad
+        grad = grad[..., None] if grad.ndim == 1 else grad  # vector times vector
+        matmul = current_backend().dispatch
+        ga = gb = None
+        if self.needs[0]:
+            ga = matmul("matmul", grad, b.swapaxes(-1, -2))
+            ga = ga.sum(axis=tuple(range(ga.ndim - 1))) if self.a.ndim == 1 else ga
+        if self.needs[1]:
+            if b.ndim == 2 and a.ndim > 2:  # one product instead of a batch of them and a sum
+                a, grad = a.reshape(-1, a.shape[-1]), grad.reshape(-1, grad.shape[-1])
+            gb = matmul("matmul", a.swapaxes(-1, -2), grad)
+            gb = gb.sum(axis=tuple(range(gb.ndim - 2)))[:, 0] if self.b.ndim == 1 else gb
+        return ga, gb
+
+    def reads(self) -> tuple[int, ...]:
+        return tuple(1 - i for i in (0, 1) if self.needs[i])

@@ -1,0 +1,271 @@
+"""The machine's ceilings, measured once and kept: multiply-adds a second, bytes a second by working-set size, caches.
+
+Every report is drawn against these figures, so they come from probes in the extension that do nothing else: independent
+multiply-adds in registers, reads and copies of arrays of growing size. Without the extension NumPy gives an estimate,
+and the table says so. The figures live in one JSON file (see `cache_file`); a file that is damaged or from another
+machine is measured again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewise._extension import native
+from tilewise.errors import TilewiseError
+from tilewise.profile.files import cache_directory, write_whole
+
+_SCHEMA = 1
+_SIZES = [16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The most floating-point operations a second (2 per multiply-add, float32) for one instruction set."""
+
+    isa: str
+    threads: int
+    flops_per_second: float
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """Bytes a second over a working set of `bytes`: read only, and copied (read and written bytes together)."""
+
+    bytes: int
+    threads: int
+    read: float
+    copy: float
+
+
+@dataclass(frozen=True)
+class Cache:
+    """One level of data cache as one core sees it, and how many CPUs share it."""
+
+    level: int
+    bytes: int
+    shared_by: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this machine can do at most."""
+
+    cpu: str
+    cpus: int
+    method: str
+    peaks: list[Peak]
+    bandwidths: list[Bandwidth]
+    caches: list[Cache]
+
+    def peak(self, threads: int = 1, isa: str | None = None) -> float:
+        """FLOP/s of the instruction set in force (or `isa`) with this many threads."""
+        wanted = isa or active_isa()
+        rows = [p for p in self.peaks if p.isa == wanted] or self.peaks
+        one = min(rows, key=lambda p: (abs(p.threads - threads), -p.flops_per_second))
+        return one.flops_per_second
+
+    def bandwidth(self, working_set: float, threads: int = 1) -> float:
+        """Copy bandwidth for this working set, interpolated on the logarithm of the size."""
+        counts = sorted({b.threads for b in self.bandwidths}, key=lambda n: abs(n - threads))
+        rows = sorted((b for b in self.bandwidths if b.threads == counts[0]), key=lambda b: b.bytes)
+        size = np.log(np.clip(working_set, rows[0].bytes, rows[-1].bytes))
+        return float(np.interp(size, [np.log(b.bytes) for b in rows], [b.copy for b in rows]))
+
+    def memory_bandwidth(self, threads: int = 1) -> float:
+        """Copy bandwidth of main memory."""
+        return self.bandwidth(float("inf"), threads)
+
+    def seconds_at_least(self, flops: float, bytes_moved: float, threads: int = 1) -> float:
+        """The roofline: no implementation takes less than this for so many operations on so many bytes."""
+        compute = flops / self.peak(threads)
+        return max(compute, bytes_moved / self.bandwidth(bytes_moved, threads) if bytes_moved else 0.0)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def active_isa() -> str:
+    return str(native.isa()) if native is not None else "numpy"
+
+
+def cache_file() -> Path:
+    return cache_directory() / "machine.json"
+
+
+def machine(refresh: bool = False) -> Machine:
+    """This machine's ceilings: from the kept file, or measured now (a few seconds) and kept."""
+    identity = _identity()
+    if not refresh:
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            kept = json.loads(cache_file().read_text(encoding="utf-8"))
+            if kept["identity"] == identity:
+                return _from_dict(kept["machine"])
+    measured = measure_machine()
+    with suppress(TilewiseError):  # a read-only home is no reason to fail: it will be measured again next time
+        text = json.dumps({"identity": identity, "machine": measured.as_dict()}, indent=1)
+        write_whole(cache_file(), text + "\n")
+    return measured
+
+
+def _identity() -> list[Any]:
+    """What must agree for kept figures to be this machine's."""
+    isas = list(native.supported_isas()) if native is not None else ["numpy"]
+    return [_SCHEMA, _cpu_name(), os.cpu_count(), isas]
+
+
+def _from_dict(data: dict[str, Any]) -> Machine:
+    peaks = [Peak(str(p["isa"]), int(p["threads"]), float(p["flops_per_second"])) for p in data["peaks"]]
+    bandwidths = [
+        Bandwidth(int(b["bytes"]), int(b["threads"]), float(b["read"]), float(b["copy"])) for b in data["bandwidths"]
+    ]
+    caches = [Cache(int(c["level"]), int(c["bytes"]), int(c["shared_by"])) for c in data["caches"]]
+    rates = [p.flops_per_second for p in peaks] + [x for b in bandwidths for x in (b.read, b.copy)]
+    if not peaks or not bandwidths or not all(np.isfinite(r) and r > 0 for r in rates):
+        raise ValueError("figures are missing or not positive")
+    return Machine(str(data["cpu"]), int(data["cpus"]), str(data["method"]), peaks, bandwidths, caches)
+
+
+def measure_machine(sizes: list[int] | None = None, seconds: float = 0.02) -> Machine:
+    """Run the probes; `seconds` is the length of one of the five tries whose best is kept."""
+    counts = sorted({1, *(n for n in (2, 4, 8, 16, 32, 64, 128) if n < _cpus()), _cpus()})
+    sizes = sizes or [s for s in _SIZES if s <= _memory_bytes() // 16]
+    if native is None:
+        peaks = [Peak("numpy", 1, _numpy_peak(seconds))]
+        bandwidths = [_numpy_bandwidth(size, seconds) for size in sizes]
+        method = "estimated with NumPy (matmul and copies), because the extension is not installed"
+    else:
+        with _restored_runtime():
+            peaks = [_probe_peak(isa, n, seconds) for n in counts for isa in native.supported_isas()]
+            native.set_isa(native.supported_isas()[-1])
+            bandwidths = [_probe_bandwidth(size, n, seconds) for n in counts for size in sizes]
+        method = "measured by native probes"
+    return Machine(_cpu_name(), _cpus(), method, peaks, bandwidths, _caches())
+
+
+@contextmanager
+def _restored_runtime() -> Iterator[None]:
+    assert native is not None
+    isa, threads = native.isa(), native.num_threads()
+    try:
+        yield
+    finally:
+        native.set_isa(isa)
+        native.set_num_threads(threads)
+
+
+def _best_rate(run: Callable[[int], float], seconds: float, tries: int = 5) -> float:
+    """The best of several tries in units a second; run(rounds) returns the units it did."""
+    rounds, best = 1, 0.0
+    while tries:
+        start = time.perf_counter()
+        units = run(rounds)
+        elapsed = max(time.perf_counter() - start, 1e-9)
+        if elapsed < seconds / 2:
+            rounds = int(rounds * min(seconds / elapsed, 50.0)) + 1
+            continue
+        best = max(best, units / elapsed)
+        tries -= 1
+    return best
+
+
+def _probe_peak(isa: str, threads: int, seconds: float) -> Peak:
+    assert native is not None
+    native.set_isa(isa)
+    native.set_num_threads(threads)
+    return Peak(isa, threads, _best_rate(lambda rounds: float(native.probe_multiply_adds(1000 * rounds)), seconds))
+
+
+def _probe_bandwidth(size: int, threads: int, seconds: float) -> Bandwidth:
+    probe: Any = native
+    probe.set_num_threads(threads)
+    whole, half = np.ones(size // 4, np.float32), size // 8  # a copy's working set is its source and its target
+    source, target = whole[:half], whole[half : 2 * half]
+
+    def read(rounds: int) -> float:
+        probe.probe_read(whole, rounds)
+        return float(size * rounds)
+
+    def copy(rounds: int) -> float:
+        probe.probe_copy(target, source, rounds)
+        return float(size * rounds)
+
+    return Bandwidth(size, threads, _best_rate(read, seconds), _best_rate(copy, seconds))
+
+
+def _numpy_peak(seconds: float) -> float:
+    n = 512
+    a, out = np.ones((n, n), np.float32), np.empty((n, n), np.float32)
+
+    def run(rounds: int) -> float:
+        for _ in range(rounds):
+            np.matmul(a, a, out=out)
+        return 2.0 * n**3 * rounds
+
+    return _best_rate(run, seconds)
+
+
+def _numpy_bandwidth(size: int, seconds: float) -> Bandwidth:
+    whole, half = np.ones(size // 4, np.float32), size // 8
+
+    def read(rounds: int) -> float:
+        for _ in range(rounds):
+            whole.max()
+        return float(size * rounds)
+
+    def copy(rounds: int) -> float:
+        for _ in range(rounds):
+            np.copyto(whole[half : 2 * half], whole[:half])
+        return float(size * rounds)
+
+    return Bandwidth(size, 1, _best_rate(read, seconds), _best_rate(copy, seconds))
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def _memory_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 4 << 30
+
+
+def _cpu_name() -> str:
+    with suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if found:
+            return found.group(1).strip()
+    return platform.processor() or platform.machine() or "unknown"
+
+
+def _caches() -> list[Cache]:
+    """Data and unified caches of the first CPU, from sysfs; an empty list where it is not there."""
+    found = []
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        with suppress(OSError, ValueError):
+            if (index / "type").read_text().strip() == "Instruction":
+                continue
+            text = (index / "size").read_text().strip()
+            unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1], 1)
+            size = int(text[:-1]) * unit if unit > 1 else int(text)
+            shared = _count_cpus((index / "shared_cpu_list").read_text().strip())
+            found.append(Cache(int((index / "level").read_text()), size, shared))
+    return found
+
+
+def _count_cpus(text: str) -> int:
+    """How many CPUs a list like 0-3,8 names."""
+    ranges = [part.split("-") for part in text.split(",")]
+    return sum(int(r[-1]) - int(r[0]) + 1 for r in ranges)

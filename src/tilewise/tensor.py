@@ -1,0 +1,599 @@
+"""Tensor: a NumPy array that remembers how it was computed, and can therefore compute gradients.
+
+The one idea: every operation goes through `apply`, which runs the operation's `forward` and, when a gradient may be
+asked for, hangs the operation itself on the result. Operations are numbered as they happen, so walking them from the
+highest number down visits each one after everything that used its result: `backward` is that walk (autograd.py), and
+nothing else. What each operation computes is in ops/.
+
+>>> x = Tensor([1.0, 2.0, 3.0], requires_grad=True)
+>>> (x * x).sum().backward()
+>>> x.grad
+Tensor([2., 4., 6.])
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import ContextDecorator
+from contextvars import ContextVar, Token
+from typing import Any, SupportsIndex, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise import ops
+from tilewise.autograd import walk_back
+from tilewise.errors import DtypeError, GradientError, ShapeError
+
+Array = npt.NDArray[Any]
+Axis = int | tuple[int, ...] | None
+TensorLike = Any  # a Tensor, an ndarray, a number or nested lists of numbers
+
+_recording: ContextVar[bool] = ContextVar("recording", default=True)
+_order = itertools.count(1)
+
+
+class no_grad(ContextDecorator):
+    """Inside `with no_grad():` (or under `@no_grad()`) nothing is recorded, so nothing is kept for a backward pass."""
+
+    _token: Token[bool]
+    _value = False
+
+    def __enter__(self) -> None:
+        self._token = _recording.set(self._value)
+
+    def __exit__(self, *_exc: object) -> None:
+        _recording.reset(self._token)
+
+    def _recreate_cm(self) -> no_grad:
+        return type(self)()
+
+
+class enable_grad(no_grad):
+    """Record again inside a `no_grad` block."""
+
+    _value = True
+
+
+def is_grad_enabled() -> bool:
+    return _recording.get()
+
+
+def apply(operation: type[ops.Operation], *inputs: Tensor, **params: Any) -> Tensor:
+    """Run one operation on tensors. Every operation of the framework passes here, and only here."""
+    step = operation()
+    try:
+        data = step.forward(*[t.data for t in inputs], **params)
+    except (ShapeError, DtypeError):
+        raise
+    except ValueError as error:
+        shapes = ", ".join(str(t.shape) for t in inputs)
+        raise ShapeError(f"{operation.__name__} cannot work on shapes {shapes}: {error}") from None
+    out = _wrap(data)
+    if step.is_view:
+        out._version = inputs[0]._version
+        out._made_at = out._version[0]
+    if _recording.get():
+        for t in inputs:
+            if t.requires_grad:
+                _record(step, inputs, out)
+                break
+    return out
+
+
+def _wrap(data: Array) -> Tensor:
+    out = Tensor.__new__(Tensor)
+    out.data = data if type(data) is np.ndarray else np.asarray(data)
+    out.grad = out._step = None
+    out.requires_grad = False
+    out._version = [0]
+    out._made_at = 0
+    return out
+
+
+def _record(step: ops.Operation, inputs: tuple[Tensor, ...], out: Tensor) -> None:
+    if out.data.dtype.kind != "f":
+        return
+    for t in inputs:
+        if t._step is not None and t._made_at != t._version[0]:
+            raise GradientError(
+                "a tensor was changed in place through another tensor that shares its memory; use a copy, or change it "
+                "with an operation that makes a new tensor"
+            )
+    step.inputs, step.order = inputs, next(_order)
+    step.needs = tuple([t.requires_grad for t in inputs])
+    counters = [inputs[i]._version for i in step.reads()]
+    if step.saves_output:
+        counters.append(out._version)
+    step.saved = tuple([(counter, counter[0]) for counter in counters])
+    out._step, out.requires_grad = step, True
+
+
+class Tensor:
+    """An n-dimensional array of numbers with gradients. float32 unless you ask for something else.
+
+    `numpy.asarray(t)` and `t.data` are the array itself, not a copy: what you write there shows in the tensor, unseen
+    by the check that guards gradients, so change tensors that take part in a gradient through their own methods.
+    """
+
+    __slots__ = ("__weakref__", "_made_at", "_step", "_version", "data", "grad", "requires_grad")
+    __array_priority__ = 1000  # ndarray + Tensor is Tensor.__radd__
+
+    data: Array
+    grad: Tensor | None
+    requires_grad: bool
+    _step: ops.Operation | None  # the operation that made this tensor; None for a leaf
+    _version: list[int]  # one counter for all tensors on the same memory; in-place changes add to it
+    _made_at: int  # the counter when this tensor's place in the graph was fixed
+
+    def __init__(self, data: TensorLike, requires_grad: bool = False, dtype: npt.DTypeLike | None = None) -> None:
+        self.data = _as_array(data, dtype)
+        self.grad = self._step = None
+        self.requires_grad = False
+        self._version = data._version if isinstance(data, Tensor) and data.data is self.data else [0]
+        self._made_at = self._version[0]
+        if requires_grad:
+            self.requires_grad_()
+
+    # --- what it is ---
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.data.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.data.ndim
+
+    @property
+    def size(self) -> int:
+        return self.data.size
+
+    @property
+    def is_leaf(self) -> bool:
+        return self._step is None
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __repr__(self) -> str:
+        text = np.array2string(self.data, separator=", ", prefix="Tensor(")
+        dtype = "" if self.dtype in (np.float32, np.int64, np.bool_) else f", dtype={self.dtype}"
+        return f"Tensor({text}{dtype}{', requires_grad=True' if self.requires_grad else ''})"
+
+    def __bool__(self) -> bool:
+        return bool(self.data)
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __index__(self) -> int:
+        return cast(SupportsIndex, self.item()).__index__()
+
+    def item(self) -> Any:
+        """The one number in it, as a Python number."""
+        if self.data.size != 1:
+            raise ShapeError(f"item() needs a tensor with one element, not shape {self.shape}")
+        return self.data.item()
+
+    def tolist(self) -> Any:
+        return self.data.tolist()
+
+    # --- sharing memory with others ---
+
+    def numpy(self) -> Array:
+        """The array underneath, not a copy."""
+        return self.data
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Array:
+        if dtype is None or np.dtype(dtype) == self.data.dtype:
+            return self.data.copy() if copy else self.data
+        if copy is False:
+            raise ValueError(f"a tensor of {self.dtype} cannot be seen as {np.dtype(dtype)} without copying")
+        return self.data.astype(dtype)
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        return self.data.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.data.__dlpack_device__()
+
+    # --- gradients ---
+
+    def requires_grad_(self, requires_grad: bool = True) -> Tensor:
+        if requires_grad and self.dtype.kind != "f":
+            raise DtypeError(f"only floating-point tensors can require a gradient, not {self.dtype}")
+        if not requires_grad and self._step is not None:
+            raise GradientError("only leaves can stop requiring a gradient; use detach()")
+        self.requires_grad = requires_grad
+        return self
+
+    def detach(self) -> Tensor:
+        """The same numbers (the same memory) cut off from the graph."""
+        out = _wrap(self.data)
+        out._version, out._made_at = self._version, self._version[0]
+        return out
+
+    def retain_grad(self) -> Tensor:
+        """Keep this tensor's gradient in `.grad` although it is not a leaf."""
+        if not self.requires_grad:
+            raise GradientError("retain_grad() needs a tensor that requires a gradient")
+        if self._step is not None:
+            self._step.retain = weakref.ref(self)
+        return self
+
+    def backward(self, grad: TensorLike = None, retain_graph: bool = False) -> None:
+        """Add d(self)/d(leaf) to `.grad` of every leaf this tensor was computed from."""
+        if not self.requires_grad:
+            raise GradientError("backward() needs a tensor that was computed from one with requires_grad=True")
+        if grad is None:
+            if self.size != 1:
+                raise GradientError(f"backward() without an argument needs a single number, not shape {self.shape}")
+            seed: Array = np.ones(self.shape, self.dtype)
+        else:
+            seed = _as_array(grad, self.dtype)
+            if seed.shape != self.shape:
+                raise ShapeError(f"the gradient has shape {seed.shape}, the tensor {self.shape}")
+        with np.errstate(all="ignore"):
+            walk_back(self, seed, retain_graph)
+
+    def accumulate_grad(self, g: Array, owned: bool) -> None:
+        """Add to `.grad`; an array nobody else holds (`owned`) becomes it without a copy."""
+        if self.grad is None:
+            self.grad = _wrap(g if owned and g.flags.writeable else g.copy())
+        else:
+            np.add(self.grad.data, g, out=self.grad.data)
+
+    # --- changes in place ---
+
+    def _in_place(self, operation: type[ops.Operation], other: TensorLike, **params: Any) -> Tensor:
+        """Compute out of place, then move the result into this tensor's memory and this tensor into the graph."""
+        if _recording.get() and self.requires_grad and (self._step is None or self._step.is_view):
+            kind = "leaf" if self._step is None else "view"
+            raise GradientError(
+                f"a {kind} that requires a gradient cannot be changed in place; use no_grad() or a copy"
+            )
+        before = _wrap(self.data)
+        before._version, before._made_at = self._version, self._made_at
+        before._step, before.requires_grad = self._step, self.requires_grad
+        result = apply(operation, before, _operand(other, self), **params)
+        if result.shape != self.shape:
+            raise ShapeError(f"a tensor of shape {self.shape} cannot hold a result of shape {result.shape} in place")
+        self.data[...] = result.data
+        self._version[0] += 1
+        self._made_at = self._version[0]
+        if result.requires_grad:
+            self._step, self.requires_grad = result._step, True
+        return self
+
+    def add_(self, other: TensorLike) -> Tensor:
+        return self._in_place(ops.Add, other)
+
+    def sub_(self, other: TensorLike) -> Tensor:
+        return self._in_place(ops.Sub, other)
+
+    def mul_(self, other: TensorLike) -> Tensor:
+        return self._in_place(ops.Mul, other)
+
+    def div_(self, other: TensorLike) -> Tensor:
+        return self._in_place(ops.Div, other)
+
+    __iadd__, __isub__, __imul__, __itruediv__ = add_, sub_, mul_, div_
+
+    def __setitem__(self, index: Any, value: TensorLike) -> None:
+        if self.requires_grad or (isinstance(value, Tensor) and value.requires_grad):
+            self._in_place(ops.SetItem, value, index=_as_index(index))
+            return
+        try:
+            self.data[_as_index(index)] = value.data if isinstance(value, Tensor) else value
+        except (IndexError, ValueError) as error:
+            raise ShapeError(f"cannot write there in a tensor of shape {self.shape}: {error}") from None
+        self._version[0] += 1
+        self._made_at = self._version[0]
+
+    def copy_(self, other: TensorLike) -> Tensor:
+        self[...] = other
+        return self
+
+    def fill_(self, value: float) -> Tensor:
+        self[...] = value
+        return self
+
+    def zero_(self) -> Tensor:
+        return self.fill_(0)
+
+    # --- arithmetic ---
+
+    def __add__(self, other: TensorLike) -> Tensor:
+        return apply(ops.Add, self, _operand(other, self))
+
+    def __sub__(self, other: TensorLike) -> Tensor:
+        return apply(ops.Sub, self, _operand(other, self))
+
+    def __mul__(self, other: TensorLike) -> Tensor:
+        return apply(ops.Mul, self, _operand(other, self))
+
+    def __truediv__(self, other: TensorLike) -> Tensor:
+        return apply(ops.Div, self, _operand(other, self))
+
+    def __pow__(self, other: TensorLike) -> Tensor:
+        return apply(ops.Pow, self, _operand(other, self))
+
+    def __matmul__(self, other: TensorLike) -> Tensor:
+        return apply(ops.MatMul, self, _operand(other, self))
+
+    def __rsub__(self, other: TensorLike) -> Tensor:
+        return apply(ops.Sub, _operand(other, self), self)
+
+    def __rtruediv__(self, other: TensorLike) -> Tensor:
+        return apply(ops.Div, _operand(other, self), self)
+
+    def __rpow__(self, other: TensorLike) -> Tensor:
+        return apply(ops.Pow, _operand(other, self), self)
+
+    def __rmatmul__(self, other: TensorLike) -> Tensor:
+        return apply(ops.MatMul, _operand(other, self), self)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __neg__(self) -> Tensor:
+        return apply(ops.Neg, self)
+
+    def __abs__(self) -> Tensor:
+        return apply(ops.Abs, self)
+
+    def exp(self) -> Tensor:
+        return apply(ops.Exp, self)
+
+    def log(self) -> Tensor:
+        return apply(ops.Log, self)
+
+    def sqrt(self) -> Tensor:
+        return apply(ops.Sqrt, self)
+
+    def tanh(self) -> Tensor:
+        return apply(ops.Tanh, self)
+
+    def sigmoid(self) -> Tensor:
+        return apply(ops.Sigmoid, self)
+
+    def sin(self) -> Tensor:
+        return apply(ops.Sin, self)
+
+    def cos(self) -> Tensor:
+        return apply(ops.Cos, self)
+
+    def relu(self) -> Tensor:
+        return apply(ops.Relu, self)
+
+    def gelu(self) -> Tensor:
+        return apply(ops.Gelu, self)
+
+    def clip(self, low: float | None = None, high: float | None = None) -> Tensor:
+        return apply(ops.Clip, self, low=low, high=high)
+
+    def maximum(self, other: TensorLike) -> Tensor:
+        return apply(ops.Maximum, self, _operand(other, self))
+
+    def minimum(self, other: TensorLike) -> Tensor:
+        return apply(ops.Maximum, self, _operand(other, self), sign=-1)
+
+    abs, pow, matmul, clamp = __abs__, __pow__, __matmul__, clip
+
+    # --- comparisons: tensors of bool, never recorded ---
+
+    def __eq__(self, other: object) -> Tensor:  # type: ignore[override]
+        return _wrap(np.equal(self.data, _operand(other, self).data))
+
+    def __ne__(self, other: object) -> Tensor:  # type: ignore[override]
+        return _wrap(np.not_equal(self.data, _operand(other, self).data))
+
+    def __lt__(self, other: TensorLike) -> Tensor:
+        return _wrap(self.data < _operand(other, self).data)
+
+    def __le__(self, other: TensorLike) -> Tensor:
+        return _wrap(self.data <= _operand(other, self).data)
+
+    def __gt__(self, other: TensorLike) -> Tensor:
+        return _wrap(self.data > _operand(other, self).data)
+
+    def __ge__(self, other: TensorLike) -> Tensor:
+        return _wrap(self.data >= _operand(other, self).data)
+
+    __hash__ = object.__hash__
+
+    # --- reductions ---
+
+    def sum(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
+        return apply(ops.Sum, self, axis=axis, keepdims=keepdims)
+
+    def mean(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
+        return apply(ops.Mean, self, axis=axis, keepdims=keepdims)
+
+    def var(self, axis: Axis = None, keepdims: bool = False, correction: int = 1) -> Tensor:
+        return apply(ops.Var, self, axis=axis, keepdims=keepdims, correction=correction)
+
+    def std(self, axis: Axis = None, keepdims: bool = False, correction: int = 1) -> Tensor:
+        return self.var(axis, keepdims, correction).sqrt()
+
+    def max(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
+        return apply(ops.Max, self, axis=axis, keepdims=keepdims)
+
+    def min(self, axis: Axis = None, keepdims: bool = False) -> Tensor:
+        return apply(ops.Max, self, axis=axis, keepdims=keepdims, sign=-1)
+
+    def argmax(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
+        return _wrap(_checked(np.argmax, self.data, axis=axis, keepdims=keepdims))
+
+    def argmin(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
+        return _wrap(_checked(np.argmin, self.data, axis=axis, keepdims=keepdims))
+
+    def cumsum(self, axis: int) -> Tensor:
+        return apply(ops.CumSum, self, axis=axis)
+
+    def softmax(self, axis: int = -1) -> Tensor:
+        return apply(ops.Softmax, self, axis=axis)
+
+    def log_softmax(self, axis: int = -1) -> Tensor:
+        return apply(ops.Softmax, self, axis=axis, log=True)
+
+    # --- shapes and indexing ---
+
+    def reshape(self, *shape: Any) -> Tensor:
+        return apply(ops.Reshape, self, shape=_as_shape(shape))
+
+    view = reshape
+
+    def flatten(self, start: int = 0) -> Tensor:
+        kept = self.shape[: start % max(self.ndim, 1)]
+        return self.reshape(*kept, int(np.prod(self.shape[len(kept) :])))
+
+    def permute(self, *axes: Any) -> Tensor:
+        return apply(ops.Permute, self, axes=_as_shape(axes))
+
+    def transpose(self, axis0: int = -2, axis1: int = -1) -> Tensor:
+        """Swap two axes, the last two unless told otherwise."""
+        order = list(range(self.ndim))
+        first, second = ops.reduced_axes((axis0, axis1), self.ndim)
+        order[first], order[second] = second, first
+        return apply(ops.Permute, self, axes=tuple(order))
+
+    @property
+    def T(self) -> Tensor:
+        return apply(ops.Permute, self, axes=tuple(range(self.ndim))[::-1])
+
+    def unsqueeze(self, axis: int) -> Tensor:
+        axis = axis % (self.ndim + 1)
+        return self.reshape(*self.shape[:axis], 1, *self.shape[axis:])
+
+    def squeeze(self, axis: Axis = None) -> Tensor:
+        axes = ops.reduced_axes(axis, self.ndim)
+        return self.reshape(*[n for i, n in enumerate(self.shape) if n != 1 or i not in axes])
+
+    def expand(self, *shape: Any) -> Tensor:
+        return apply(ops.Expand, self, shape=_as_shape(shape))
+
+    broadcast_to = expand
+
+    def split(self, size: int | Sequence[int], axis: int = 0) -> list[Tensor]:
+        """Pieces of `size` along an axis (the last may be smaller), or of the sizes given."""
+        (axis,) = ops.reduced_axes(axis, self.ndim)
+        total = self.shape[axis]
+        sizes = [min(size, total - i) for i in range(0, max(total, 1), size)] if isinstance(size, int) else list(size)
+        if sum(sizes) != total:
+            raise ShapeError(f"pieces of {sizes} do not add up to the {total} of axis {axis}")
+        ends = list(itertools.accumulate(sizes))
+        before = (slice(None),) * axis
+        return [self[(*before, slice(end - n, end))] for n, end in zip(sizes, ends, strict=True)]
+
+    def pad(self, widths: Sequence[tuple[int, int]], value: float = 0.0) -> Tensor:
+        """Add `(before, after)` entries of `value` to each axis, as `numpy.pad`."""
+        return apply(ops.Pad, self, widths=tuple((int(b), int(a)) for b, a in widths), value=value)
+
+    def gather(self, axis: int, indices: TensorLike) -> Tensor:
+        return apply(ops.TakeAlongAxis, self, indices=_as_array(indices), axis=axis)
+
+    def masked_fill(self, mask: TensorLike, value: float) -> Tensor:
+        return where(mask, _operand(value, self), self)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return apply(ops.GetItem, self, index=_as_index(index))
+
+    def astype(self, dtype: npt.DTypeLike) -> Tensor:
+        return self if np.dtype(dtype) == self.dtype else apply(ops.Cast, self, dtype=dtype)
+
+    def float(self) -> Tensor:
+        return self.astype(np.float32)
+
+    def double(self) -> Tensor:
+        return self.astype(np.float64)
+
+    def clone(self) -> Tensor:
+        return apply(ops.Copy, self)
+
+    def contiguous(self) -> Tensor:
+        return self if self.data.flags.c_contiguous else self.clone()
+
+
+# --- functions of several tensors ---
+
+
+def cat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Join tensors along an axis they have."""
+    return apply(ops.Cat, *tensors, axis=axis)
+
+
+def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Join tensors of one shape along a new axis."""
+    return cat([t.unsqueeze(axis) for t in tensors], axis=axis)
+
+
+def where(condition: TensorLike, a: TensorLike, b: TensorLike) -> Tensor:
+    """`a` where the condition holds, `b` elsewhere."""
+    like = a if isinstance(a, Tensor) else b if isinstance(b, Tensor) else Tensor(a)
+    return apply(ops.Where, _operand(a, like), _operand(b, like), condition=_as_array(condition))
+
+
+def from_dlpack(array: Any) -> Tensor:
+    """A tensor on the memory of any CPU array that speaks DLPack: NumPy, PyTorch, JAX, ..."""
+    try:
+        return Tensor(np.from_dlpack(array))
+    except (BufferError, RuntimeError, TypeError, AttributeError) as error:
+        raise DtypeError(f"this object cannot be shared through DLPack: {error}") from None
+
+
+# --- turning arguments into arrays ---
+
+
+def _as_array(data: TensorLike, dtype: npt.DTypeLike | None = None) -> Array:
+    if isinstance(data, Tensor):
+        data = data.data
+    if isinstance(data, np.ndarray | np.generic):
+        array = np.asarray(data, dtype)
+    else:
+        try:
+            array = np.asarray(data)
+        except ValueError as error:
+            raise ShapeError(f"these values do not form an array: {error}") from None
+        wanted = dtype if dtype is not None else np.float32 if array.dtype == np.float64 else array.dtype
+        array = array.astype(wanted, copy=False) if array.dtype.kind in "fiub" else array
+    if array.dtype.kind not in "fiub":
+        raise DtypeError(f"a tensor holds numbers, not {array.dtype}")
+    return array
+
+
+def _operand(value: TensorLike, like: Tensor) -> Tensor:
+    """The other side of an operation: Python numbers take the dtype of the tensor they meet."""
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, bool | int) or (isinstance(value, float) and like.data.dtype.kind == "f"):
+        return _wrap(np.array(value, like.data.dtype if like.data.dtype != bool else None))
+    return _wrap(_as_array(value))
+
+
+def _as_index(index: Any) -> Any:
+    if isinstance(index, tuple):
+        return tuple(_as_index(part) for part in index)
+    if isinstance(index, Tensor):
+        return index.data
+    return np.asarray(index, dtype=np.intp if not index else None) if isinstance(index, list) else index
+
+
+def _as_shape(sizes: tuple[Any, ...]) -> tuple[int, ...]:
+    return tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], tuple | list) else sizes
+
+
+def _checked(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    try:
+        return function(*args, **kwargs)
+    except ValueError as error:
+        raise ShapeError(str(error)) from None

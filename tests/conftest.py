@@ -1,0 +1,30 @@
+"""What the framework's tests share: fixed Hypothesis examples, and a fixture that runs a test on every backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+
+from tilewise._extension import native
+from tilewise.backend import use_backend
+
+settings.register_profile("fixed", derandomize=True, deadline=None, print_blob=False)
+settings.load_profile("fixed")
+
+BACKENDS = ["numpy", *(native.supported_isas() if native is not None else [])]
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Plain NumPy, then the native kernels with each instruction set this machine has."""
+    if request.param == "numpy":
+        with use_backend("numpy"):
+            yield "numpy"
+        return
+    assert native is not None
+    before = native.isa()
+    native.set_isa(request.param)
+    yield request.param
+    native.set_isa(before)
