@@ -42,7 +42,7 @@ class Linear(Operation):
             raise ShapeError(f"a linear layer with weight {weight.shape} cannot take an input of shape {x.shape}")
         if bias is not None and bias.shape != weight.shape[:1]:
             raise ShapeError(f"the bias {bias.shape} does not belong to a weight {weight.shape}")
-        self.x = x if x.ndim == 2 else x.reshape(-1, x.shape[-1]) if x.size else x.reshape(math.prod(x.shape[:-1]), -1)
+        self.x = x if x.ndim == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
         self.weight, self.shape = weight, x.shape
         if residual is not None:
             residual = residual.reshape(self.x.shape[0], weight.shape[0])
