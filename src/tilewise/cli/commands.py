@@ -8,5 +8,7 @@ import typer
 def register(app: typer.Typer) -> None:
     """Attach every command to the application. Each module defines thin Typer functions that import their work late."""
     from tilewise.cli.machine import machine
+    from tilewise.cli.tiles import tiles
 
     app.command()(machine)
+    app.add_typer(tiles, name="tiles")

@@ -1,0 +1,192 @@
+"""`tilewise tiles download | from-pb | from-jax | kaggle | score`: data in, predictions out.
+
+Thin functions: each reads its options, calls the cost model's own code, and prints a line or JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from tilewise.costmodel.download import Plan, Report
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def attach(app: typer.Typer) -> None:
+    """Add these commands to `tilewise tiles`."""
+    app.command("download")(download)
+    app.command("from-pb")(from_pb)
+    app.command("from-jax")(from_jax)
+    app.command("kaggle")(kaggle)
+    app.command("score")(score)
+
+
+def download(
+    out: Annotated[Path, typer.Option(help="Folder that gets npz/tile/xla/…")] = Path("~/data/tpugraphs"),
+    split: Annotated[list[str] | None, typer.Option(help="train, valid or test; all three when not given.")] = None,
+    archives: Annotated[list[Path] | None, typer.Option("--from", help="Unpack these local archives instead.")] = None,
+    url: Annotated[str | None, typer.Option(help="Another server that holds npz_tile_xla_<split>.tar.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before a large download.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch the TpuGraphs tile dataset, about 7,200 kernels; resumes, verifies, and unpacks safely.
+
+    Example: tilewise tiles download --split valid
+    """
+    from tilewise.costmodel import download as downloads
+    from tilewise.costmodel.unpack import unpack_tar
+
+    root = out.expanduser()
+    found: dict[str, int] = {}
+    if archives:
+        for archive in archives:
+            found |= unpack_tar(archive.expanduser(), root).kernels
+    else:
+        splits = split or list(downloads.SPLITS)
+        plan = downloads.plan_download(root, splits, url or downloads.BASE_URL)
+        _announce(plan, root, yes or as_json)
+        for name in splits:
+            found |= downloads.download_split(name, plan, root, _report()).kernels
+    place = root / "npz" / "tile" / "xla"
+    if as_json:
+        typer.echo(json.dumps({"data_root": str(place), "kernels": found}))
+    else:
+        listed = ", ".join(f"{count} {name}" for name, count in found.items())
+        typer.echo(f"{place} holds the kernels now: {listed}.")
+
+
+def _announce(plan: Plan, root: Path, agreed: bool) -> None:
+    """Size and time first; then, on a terminal, the question."""
+    from tilewise.costmodel.download import estimate_seconds
+
+    seconds = estimate_seconds(plan, root)
+    todo = f"{plan.bytes_to_fetch / 1e6:,.0f} of {plan.total_bytes / 1e6:,.0f} MB to fetch into {root}"
+    typer.echo(f"{todo}, about {max(1, round(seconds))} s at the speed measured just now.", err=True)
+    if plan.bytes_to_fetch and not agreed and sys.stdin.isatty():
+        typer.confirm("Go on?", abort=True)
+
+
+def _report() -> Report:
+    """Where the download is, at most once a second on a terminal and every fifteen in a log."""
+    interval, state = (1.0 if sys.stderr.isatty() else 15.0), {"last": 0.0}
+
+    def show(name: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - state["last"] >= interval or done == total:
+            state["last"] = now
+            end = "\n" if done == total or not sys.stderr.isatty() else "\r"
+            print(f"{name}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB", end=end, file=sys.stderr, flush=True)
+
+    return show
+
+
+def from_pb(
+    file: Annotated[Path, typer.Argument(help="A serialized TuningData, such as op_tuning_data.pb.")],
+    out: Annotated[Path, typer.Option(help="Folder for the npz files.")],
+    as_json: AsJson = False,
+) -> None:
+    """Turn an autotuner's measurements of HLO modules into kernel files.
+
+    Example: tilewise tiles from-pb op_tuning_data.pb --out my_kernels/train
+    """
+    from tilewise.costmodel.tuning_data import convert_tuning_data
+
+    result = convert_tuning_data(file.expanduser(), out.expanduser())
+    if as_json:
+        typer.echo(json.dumps({**dataclasses.asdict(result), "files": [str(path) for path in result.files]}))
+        return
+    for sentence in result.skipped:
+        typer.echo(sentence, err=True)
+    typer.echo(f"{len(result.files)} kernels with {result.valid_runs} valid of {result.runs} runs are in {out}.")
+
+
+def from_jax(
+    target: Annotated[str, typer.Argument(help="package.module:function; its example arguments: function_args.")],
+    out: Annotated[Path, typer.Option(help="The npz file to write.")],
+    as_json: AsJson = False,
+) -> None:
+    """Turn a JAX function into a kernel file with its graph and one empty, unmeasured configuration.
+
+    Example: tilewise tiles from-jax my_models.mlp:forward --out mlp.npz
+    """
+    import numpy as np
+
+    from tilewise._files import write_whole
+    from tilewise.costmodel.from_jax import featurize_jax
+    from tilewise.costmodel.kernel import make_kernel
+    from tilewise.costmodel.schema import TILE_FEATURES
+    from tilewise.costmodel.tuning_data import kernel_npz
+
+    graph = featurize_jax(target)
+    config, zero = np.zeros((1, len(TILE_FEATURES)), np.float32), np.zeros(1, np.int64)
+    write_whole(out.expanduser(), kernel_npz(make_kernel(out.stem, *graph, config, zero, zero)))
+    counts = {"nodes": len(graph.node_opcode), "edges": len(graph.edge_index)}
+    if as_json:
+        typer.echo(json.dumps({"file": str(out), **counts}))
+    else:
+        typer.echo(f"{out} holds the graph of {target}: {counts['nodes']} nodes, {counts['edges']} edges.")
+
+
+def kaggle(
+    predictions: Annotated[Path | None, typer.Argument(help="The predictions CSV; else looked for here.")] = None,
+    out: Annotated[Path, typer.Option(help="The file to upload.")] = Path("predictions_kaggle.csv"),
+    sample: Annotated[Path | None, typer.Option(help="A sample_submission.csv that decides the rows.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make the Kaggle file: 844 tile rows matched by ID, and 50 placeholder layout rows.
+
+    Example: tilewise tiles kaggle predictions_model_output.csv
+    """
+    from tilewise.costmodel.predictions import find_predictions, write_kaggle
+
+    chosen = find_predictions(str(predictions) if predictions else None, Path.cwd())
+    result = write_kaggle(out, chosen, sample)
+    if as_json:
+        typer.echo(json.dumps({"file": str(out), **dataclasses.asdict(result)}))
+        return
+    for note in result.notes:
+        typer.echo(note, err=True)
+    typer.echo(f"{out} is ready: {result.predicted} tile rows predicted.")
+
+
+def score(
+    predictions: Annotated[Path, typer.Argument(help="A predictions CSV.")],
+    truth: Annotated[str, typer.Option(help="A split folder with runtimes, or COLLECTION/valid of an embedded one.")],
+    as_json: AsJson = False,
+) -> None:
+    """Score a predictions file against measured runtimes: tile score and top-K errors, overall and per program.
+
+    Example: tilewise tiles score predictions_model_output.csv --truth ~/data/tpugraphs/npz/tile/xla/valid
+    """
+    from tilewise.costmodel.dataset import load_dataset
+    from tilewise.costmodel.predictions import score_predictions
+
+    split = Path(truth).expanduser()
+    result = score_predictions(predictions, load_dataset(str(split.parent)).split(split.name))
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(result)))
+        return
+    _print_score(result.error_at_by_program | {"all": result.error_at})
+    typer.echo(f"tile score {result.tile_score:.4f} over {result.kernels} kernels")
+
+
+def _print_score(errors: dict[str, dict[int, float]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="Slower than the best configuration, on average")
+    table.add_column("program")
+    columns: list[int] = list(next(iter(errors.values())))
+    for k in columns:
+        table.add_column(f"top {k}", justify="right")
+    for program, values in errors.items():
+        table.add_row(program, *(f"{100 * values[k]:.2f} %" for k in columns))
+    Console().print(table)
