@@ -23,5 +23,6 @@ void bind_probe(nb::module_& m);
 void bind_rows(nb::module_& m);
 void bind_training(nb::module_& m);
 void bind_gemm(nb::module_& m);
+void bind_memory(nb::module_& m);
 
 }  // namespace tw

@@ -10,4 +10,5 @@ NB_MODULE(_native, m) {
   tw::bind_rows(m);
   tw::bind_training(m);
   tw::bind_gemm(m);
+  tw::bind_memory(m);
 }

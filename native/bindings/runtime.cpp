@@ -1,6 +1,5 @@
-// Instruction set, thread count and memory held, seen from Python.
+// Instruction set and thread count, seen from Python.
 #include "bindings/bindings.h"
-#include "common/alloc.h"
 #include "common/isa.h"
 #include "common/thread_pool.h"
 
@@ -38,9 +37,6 @@ void bind_runtime(nb::module_& m) {
   m.def("supported_isas", supported_isas);
   m.def("num_threads", num_threads);
   m.def("set_num_threads", set_threads);
-  m.def("memory_in_use", memory_in_use);
-  m.def("memory_peak", memory_peak);
-  m.def("reset_memory_peak", reset_memory_peak);
 }
 
 }  // namespace tw

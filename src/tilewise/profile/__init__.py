@@ -1,8 +1,25 @@
 """Measuring: time, memory, FLOPs, and where a model's time goes against what the machine can do."""
 
 from tilewise.profile.compare import Comparison, Ratio
+from tilewise.profile.leaks import AllocationSite, LeakReport
 from tilewise.profile.limits import MeasurementError, TimeLimitError
+from tilewise.profile.machine import Machine, machine
+from tilewise.profile.memory import MemoryProfile, MemoryProfiler
 from tilewise.profile.statistics import Interval
 from tilewise.profile.timer import Measurement, Timer
 
-__all__ = ["Comparison", "Interval", "Measurement", "MeasurementError", "Ratio", "TimeLimitError", "Timer"]
+__all__ = [
+    "AllocationSite",
+    "Comparison",
+    "Interval",
+    "LeakReport",
+    "Machine",
+    "Measurement",
+    "MeasurementError",
+    "MemoryProfile",
+    "MemoryProfiler",
+    "Ratio",
+    "TimeLimitError",
+    "Timer",
+    "machine",
+]

@@ -1,0 +1,437 @@
+#include "common/heap_watch.h"
+
+#if defined(__linux__) && defined(__GLIBC__) && (defined(__x86_64__) || defined(__aarch64__)) && !defined(__SANITIZE_ADDRESS__)
+#define TW_CAN_WATCH 1
+#endif
+
+#if TW_CAN_WATCH
+
+#include <dlfcn.h>
+#include <elf.h>
+#include <link.h>
+#include <malloc.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+namespace tw {
+namespace heap_watch {
+namespace {
+
+// --- memory for our own tables: straight from the kernel, so that counting never counts itself ---
+
+void* kernel_pages(std::size_t bytes) {
+  void* p = reinterpret_cast<void*>(
+      syscall(SYS_mmap, nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  if (p == MAP_FAILED) std::abort();
+  return p;
+}
+void give_back(void* p, std::size_t bytes) { syscall(SYS_munmap, p, bytes); }
+
+// --- a map from block to size: open addressing, linear probing, backward-shift deletion, in 64 locked shards ---
+
+class SpinLock {
+ public:
+  explicit SpinLock(std::atomic_flag& flag) : flag_(flag) {
+    while (flag_.test_and_set(std::memory_order_acquire)) {
+    }
+  }
+  ~SpinLock() { flag_.clear(std::memory_order_release); }
+
+ private:
+  std::atomic_flag& flag_;
+};
+
+struct Entry {
+  uintptr_t block;
+  std::size_t bytes;
+};
+
+class Shard {
+ public:
+  // Returns the bytes the block had before (0 for a new one).
+  std::size_t put(uintptr_t block, std::size_t bytes) {
+    SpinLock lock(flag_);
+    if ((used_ + 1) * 4 > capacity_ * 3) grow();
+    const std::size_t i = find(block);
+    const std::size_t before = entries_[i].block ? entries_[i].bytes : 0;
+    if (!entries_[i].block) ++used_;
+    entries_[i] = {block, bytes};
+    return before;
+  }
+
+  bool take(uintptr_t block, std::size_t* bytes) {
+    SpinLock lock(flag_);
+    if (!capacity_) return false;
+    std::size_t hole = find(block);
+    if (!entries_[hole].block) return false;
+    *bytes = entries_[hole].bytes;
+    --used_;
+    for (std::size_t i = next(hole); entries_[i].block; i = next(i)) {
+      const std::size_t home = slot(entries_[i].block);
+      const bool stays = hole <= i ? (hole < home && home <= i) : (hole < home || home <= i);
+      if (stays) continue;
+      entries_[hole] = entries_[i];
+      hole = i;
+    }
+    entries_[hole] = {0, 0};
+    return true;
+  }
+
+  void clear() {
+    SpinLock lock(flag_);
+    if (entries_) give_back(entries_, capacity_ * sizeof(Entry));
+    entries_ = nullptr;
+    capacity_ = used_ = 0;
+  }
+
+ private:
+  std::size_t slot(uintptr_t block) const { return (block * 0x9E3779B97F4A7C15ull >> 20) & (capacity_ - 1); }
+  std::size_t next(std::size_t i) const { return (i + 1) & (capacity_ - 1); }
+  std::size_t find(uintptr_t block) const {
+    std::size_t i = slot(block);
+    while (entries_[i].block && entries_[i].block != block) i = next(i);
+    return i;
+  }
+  void grow() {
+    Entry* old = entries_;
+    const std::size_t old_capacity = capacity_;
+    capacity_ = old_capacity ? 2 * old_capacity : 1024;
+    entries_ = static_cast<Entry*>(kernel_pages(capacity_ * sizeof(Entry)));
+    for (std::size_t i = 0; i < old_capacity; ++i) {
+      if (old[i].block) entries_[find(old[i].block)] = old[i];
+    }
+    if (old) give_back(old, old_capacity * sizeof(Entry));
+  }
+
+  std::atomic_flag flag_ = ATOMIC_FLAG_INIT;
+  Entry* entries_ = nullptr;
+  std::size_t capacity_ = 0, used_ = 0;
+};
+
+class Ledger {
+ public:
+  void add(void* block, std::size_t bytes) {
+    const int64_t change = static_cast<int64_t>(bytes) - static_cast<int64_t>(shard(block).put(key(block), bytes));
+    const int64_t now = now_.fetch_add(change, std::memory_order_relaxed) + change;
+    int64_t seen = peak_.load(std::memory_order_relaxed);
+    while (now > seen && !peak_.compare_exchange_weak(seen, now, std::memory_order_relaxed)) {
+    }
+    blocks_.fetch_add(1, std::memory_order_relaxed);
+  }
+  void remove(void* block) {
+    std::size_t bytes;
+    if (shard(block).take(key(block), &bytes)) now_.fetch_sub(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+  }
+  // Part of a mapping was given back.
+  void shrink(void* block, std::size_t by) {
+    std::size_t bytes;
+    if (!shard(block).take(key(block), &bytes)) return;
+    now_.fetch_sub(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+    if (bytes > by) add(static_cast<char*>(block) + by, bytes - by);
+  }
+  void clear() {
+    for (Shard& s : shards_) s.clear();
+    now_ = peak_ = blocks_ = 0;
+  }
+  void reset_peak() { peak_.store(now()); }
+  int64_t now() const { return now_.load(std::memory_order_relaxed); }
+  int64_t peak() const { return peak_.load(std::memory_order_relaxed); }
+  int64_t blocks() const { return blocks_.load(std::memory_order_relaxed); }
+
+ private:
+  static uintptr_t key(void* block) { return reinterpret_cast<uintptr_t>(block); }
+  Shard& shard(void* block) { return shards_[(key(block) >> 4 ^ key(block) >> 12) & 63]; }
+  Shard shards_[64];
+  std::atomic<int64_t> now_{0}, peak_{0}, blocks_{0};
+};
+
+Ledger& system_ledger() {
+  static Ledger ledger;
+  return ledger;
+}
+Ledger& requested_ledger() {
+  static Ledger ledger;
+  return ledger;
+}
+
+std::atomic<bool> watching{false};
+std::atomic<int64_t> alarm_level{0};
+std::atomic<void (*)()> alarm_call{nullptr};
+thread_local int inner_depth = 0;
+
+void check_alarm() {
+  int64_t level = alarm_level.load(std::memory_order_relaxed);
+  if (level > 0 && requested_ledger().now() >= level && alarm_level.compare_exchange_strong(level, 0)) {
+    alarm_call.load()();
+  }
+}
+
+void took(void* block, std::size_t bytes) {
+  if (!block || !watching.load(std::memory_order_relaxed)) return;
+  const int saved = errno;
+  system_ledger().add(block, bytes);
+  if (inner_depth == 0) {
+    requested_ledger().add(block, bytes);
+    check_alarm();
+  }
+  errno = saved;
+}
+
+void gave(void* block) {
+  if (!block || !watching.load(std::memory_order_relaxed)) return;
+  system_ledger().remove(block);
+  if (inner_depth == 0) requested_ledger().remove(block);
+}
+
+// --- the counting versions ---
+
+decltype(&::malloc) real_malloc;
+decltype(&::calloc) real_calloc;
+decltype(&::realloc) real_realloc;
+decltype(&::free) real_free;
+decltype(&::posix_memalign) real_posix_memalign;
+decltype(&::aligned_alloc) real_aligned_alloc;
+decltype(&::memalign) real_memalign;
+decltype(&::mmap) real_mmap;
+decltype(&::munmap) real_munmap;
+
+void* counted_malloc(std::size_t n) {
+  void* p = real_malloc(n);
+  took(p, n);
+  return p;
+}
+void* counted_calloc(std::size_t n, std::size_t each) {
+  void* p = real_calloc(n, each);
+  took(p, n * each);
+  return p;
+}
+void* counted_realloc(void* old, std::size_t n) {
+  gave(old);
+  void* p = real_realloc(old, n);
+  if (p) took(p, n);
+  else if (old && n) took(old, malloc_usable_size(old));  // it failed: the old block is still there
+  return p;
+}
+void counted_free(void* p) {
+  gave(p);
+  real_free(p);
+}
+int counted_posix_memalign(void** out, std::size_t alignment, std::size_t n) {
+  const int failed = real_posix_memalign(out, alignment, n);
+  if (!failed) took(*out, n);
+  return failed;
+}
+void* counted_aligned_alloc(std::size_t alignment, std::size_t n) {
+  void* p = real_aligned_alloc(alignment, n);
+  took(p, n);
+  return p;
+}
+void* counted_memalign(std::size_t alignment, std::size_t n) {
+  void* p = real_memalign(alignment, n);
+  took(p, n);
+  return p;
+}
+void* counted_mmap(void* at, std::size_t n, int protection, int flags, int fd, off_t offset) {
+  void* p = real_mmap(at, n, protection, flags, fd, offset);
+  if (p != MAP_FAILED) took(p, n);
+  return p;
+}
+int counted_munmap(void* p, std::size_t n) {
+  if (watching.load(std::memory_order_relaxed)) {
+    system_ledger().shrink(p, n);
+    if (inner_depth == 0) requested_ledger().shrink(p, n);
+  }
+  return real_munmap(p, n);
+}
+
+struct Hook {
+  const char* name;
+  void* replacement;
+  void** real;
+};
+#define TW_HOOK(name) {#name, reinterpret_cast<void*>(counted_##name), reinterpret_cast<void**>(&real_##name)}
+const Hook kHooks[] = {
+    TW_HOOK(malloc),        TW_HOOK(calloc),   TW_HOOK(realloc), TW_HOOK(free),   TW_HOOK(posix_memalign),
+    TW_HOOK(aligned_alloc), TW_HOOK(memalign), TW_HOOK(mmap),    TW_HOOK(munmap),
+    {"mmap64", reinterpret_cast<void*>(counted_mmap), reinterpret_cast<void**>(&real_mmap)},
+};
+
+// --- rewriting the import tables ---
+
+struct Slot {
+  void** address;
+  void* original;
+  bool read_only;
+};
+Slot* slots = nullptr;
+std::size_t slot_count = 0;
+constexpr std::size_t kMostSlots = 1 << 16;
+
+void write_slot(const Slot& slot, void* value) {
+  const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  void* start = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(slot.address) / page * page);
+  if (slot.read_only && mprotect(start, page, PROT_READ | PROT_WRITE) != 0) return;
+  __atomic_store_n(slot.address, value, __ATOMIC_RELEASE);
+  if (slot.read_only) mprotect(start, page, PROT_READ);
+}
+
+struct Image {
+  uintptr_t base;
+  const ElfW(Sym)* symbols = nullptr;
+  const char* names = nullptr;
+  uintptr_t relro_start = 0, relro_end = 0;
+};
+
+bool is_import(const ElfW(Rela)& r) {
+#if defined(__x86_64__)
+  const auto type = ELF64_R_TYPE(r.r_info);
+  return type == R_X86_64_JUMP_SLOT || type == R_X86_64_GLOB_DAT;
+#else
+  const auto type = ELF64_R_TYPE(r.r_info);
+  return type == R_AARCH64_JUMP_SLOT || type == R_AARCH64_GLOB_DAT;
+#endif
+}
+
+void redirect(const Image& image, const ElfW(Rela) * relocations, std::size_t bytes) {
+  for (std::size_t i = 0; relocations && i < bytes / sizeof(ElfW(Rela)); ++i) {
+    const ElfW(Rela)& r = relocations[i];
+    if (!is_import(r)) continue;
+    const char* name = image.names + image.symbols[ELF64_R_SYM(r.r_info)].st_name;
+    for (const Hook& hook : kHooks) {
+      if (std::strcmp(name, hook.name) != 0 || slot_count == kMostSlots) continue;
+      void** address = reinterpret_cast<void**>(image.base + r.r_offset);
+      const uintptr_t at = reinterpret_cast<uintptr_t>(address);
+      if (*address == hook.replacement) break;
+      slots[slot_count] = {address, *address, at >= image.relro_start && at < image.relro_end};
+      write_slot(slots[slot_count++], hook.replacement);
+      break;
+    }
+  }
+}
+
+int redirect_library(dl_phdr_info* info, std::size_t, void*) {
+  const char* file = info->dlpi_name ? info->dlpi_name : "";
+  if (std::strstr(file, "linux-vdso") || std::strstr(file, "/ld-linux")) return 0;
+  Image image{info->dlpi_addr};
+  const ElfW(Dyn)* dynamic = nullptr;
+  for (int i = 0; i < info->dlpi_phnum; ++i) {
+    const ElfW(Phdr)& segment = info->dlpi_phdr[i];
+    if (segment.p_type == PT_DYNAMIC) dynamic = reinterpret_cast<const ElfW(Dyn)*>(image.base + segment.p_vaddr);
+    if (segment.p_type == PT_GNU_RELRO) {
+      image.relro_start = image.base + segment.p_vaddr;
+      image.relro_end = image.relro_start + segment.p_memsz;
+    }
+  }
+  const ElfW(Rela)* tables[2] = {nullptr, nullptr};
+  std::size_t sizes[2] = {0, 0};
+  for (; dynamic && dynamic->d_tag != DT_NULL; ++dynamic) {
+    const uintptr_t value = dynamic->d_un.d_ptr;
+    const uintptr_t pointer = value < image.base ? image.base + value : value;
+    switch (dynamic->d_tag) {
+      case DT_SYMTAB: image.symbols = reinterpret_cast<const ElfW(Sym)*>(pointer); break;
+      case DT_STRTAB: image.names = reinterpret_cast<const char*>(pointer); break;
+      case DT_JMPREL: tables[0] = reinterpret_cast<const ElfW(Rela)*>(pointer); break;
+      case DT_PLTRELSZ: sizes[0] = value; break;
+      case DT_RELA: tables[1] = reinterpret_cast<const ElfW(Rela)*>(pointer); break;
+      case DT_RELASZ: sizes[1] = value; break;
+      default: break;
+    }
+  }
+  if (!image.symbols || !image.names) return 0;
+  redirect(image, tables[0], sizes[0]);
+  redirect(image, tables[1], sizes[1]);
+  return 0;
+}
+
+bool find_real_functions() {
+  for (const Hook& hook : kHooks) {
+    void* real = dlsym(RTLD_DEFAULT, hook.name);
+    if (!real) return false;
+    *hook.real = real;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool start() {
+  static std::atomic_flag busy = ATOMIC_FLAG_INIT;
+  SpinLock lock(busy);
+  if (watching.load() || !find_real_functions()) return false;
+  if (!slots) slots = static_cast<Slot*>(kernel_pages(kMostSlots * sizeof(Slot)));
+  system_ledger().clear();
+  requested_ledger().clear();
+  alarm_level = 0;
+  slot_count = 0;
+  dl_iterate_phdr(redirect_library, nullptr);
+  watching = true;
+  return true;
+}
+
+void stop() {
+  if (!watching.exchange(false)) return;
+  for (std::size_t i = 0; i < slot_count; ++i) write_slot(slots[i], slots[i].original);
+  slot_count = 0;
+  alarm_level = 0;
+}
+
+bool active() { return watching.load(std::memory_order_relaxed); }
+
+Counts counts() {
+  Ledger &system = system_ledger(), &requested = requested_ledger();
+  return {system.now(), system.peak(), requested.now(), requested.peak(), requested.blocks()};
+}
+
+void reset_peaks() {
+  system_ledger().reset_peak();
+  requested_ledger().reset_peak();
+}
+
+void set_alarm(int64_t level, void (*alarm)()) {
+  alarm_call = alarm;
+  alarm_level = level;
+}
+
+void note_requested(void* block, std::size_t bytes) {
+  if (!block || !active()) return;
+  requested_ledger().add(block, bytes);
+  check_alarm();
+}
+void forget_requested(void* block) {
+  if (block && active()) requested_ledger().remove(block);
+}
+
+Inner::Inner() { ++inner_depth; }
+Inner::~Inner() { --inner_depth; }
+bool Inner::outermost() const { return inner_depth == 1; }
+
+}  // namespace heap_watch
+}  // namespace tw
+
+#else  // systems whose import tables we do not know
+
+namespace tw {
+namespace heap_watch {
+
+bool start() { return false; }
+void stop() {}
+bool active() { return false; }
+Counts counts() { return {}; }
+void reset_peaks() {}
+void set_alarm(int64_t, void (*)()) {}
+void note_requested(void*, std::size_t) {}
+void forget_requested(void*) {}
+Inner::Inner() {}
+Inner::~Inner() {}
+bool Inner::outermost() const { return false; }
+
+}  // namespace heap_watch
+}  // namespace tw
+
+#endif
