@@ -3,7 +3,7 @@
 from tilewise.profile.compare import Comparison, Ratio
 from tilewise.profile.leaks import AllocationSite, LeakReport
 from tilewise.profile.limits import MeasurementError, TimeLimitError
-from tilewise.profile.machine import Machine, machine
+from tilewise.profile.machine import Machine
 from tilewise.profile.memory import MemoryProfile, MemoryProfiler
 from tilewise.profile.statistics import Interval
 from tilewise.profile.timer import Measurement, Timer
@@ -21,5 +21,4 @@ __all__ = [
     "Ratio",
     "TimeLimitError",
     "Timer",
-    "machine",
 ]

@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 
 from tilewise._extension import native
+from tilewise._files import write_whole
 from tilewise.errors import TilewiseError
-from tilewise.profile.files import cache_directory, write_whole
+from tilewise.profile.files import cache_directory
 
 _SCHEMA = 1
 _SIZES = [16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]
