@@ -22,6 +22,7 @@ void bind_runtime(nb::module_& m);
 void bind_probe(nb::module_& m);
 void bind_rows(nb::module_& m);
 void bind_training(nb::module_& m);
+void bind_attention(nb::module_& m);
 void bind_gemm(nb::module_& m);
 void bind_memory(nb::module_& m);
 

@@ -9,6 +9,7 @@ NB_MODULE(_native, m) {
   tw::bind_probe(m);
   tw::bind_rows(m);
   tw::bind_training(m);
+  tw::bind_attention(m);
   tw::bind_gemm(m);
   tw::bind_memory(m);
 }

@@ -1,0 +1,38 @@
+// Attention over a batch of heads: cuts the work into tasks (forward: a block of queries of one head; backward: a whole
+// head), gives each thread its workspace, and never lets the number of threads show in a result.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/attention.h"
+
+namespace tw {
+
+// Distances in floats (elements, for the mask) between examples and between heads.
+struct HeadStrides {
+  int64_t batch, head;
+};
+
+// `first` describes head 0 of example 0; the others lie at the given distances.
+struct AttentionBatch {
+  int64_t batch, heads;
+  AttentionHead first;
+  HeadStrides q, k, v, mask;
+};
+
+struct BatchRows {
+  Rows rows;
+  HeadStrides strides;
+};
+
+struct BatchRowsOut {
+  RowsOut rows;
+  HeadStrides strides;
+};
+
+// logsumexp is (batch, heads, queries) in C order.
+void attention_forward(const AttentionBatch& problem, BatchRowsOut out, float* logsumexp);
+void attention_backward(const AttentionBatch& problem, BatchRows gout, BatchRows out, const float* logsumexp,
+                        BatchRowsOut gq, BatchRowsOut gk, BatchRowsOut gv);
+
+}  // namespace tw

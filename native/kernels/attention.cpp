@@ -1,0 +1,82 @@
+// Forward: a block of queries meets the keys block by block and keeps, per row, the largest score so far, the sum of
+// exponentials and the weighted values, rescaled whenever the largest score grows ("online softmax").
+#include "kernels/attention_block.h"
+
+#include "kernels/attention_grad.h"
+
+namespace tw {
+namespace TW_ISA {
+namespace {
+
+int64_t forward_workspace(int64_t dim, int64_t value_dim) {
+  return kQueryBlock * dim + kKeyBlock * dim + kQueryBlock * kKeyBlock + kQueryBlock * value_dim;
+}
+
+struct RunningRow {
+  float top;     // largest score so far
+  double total;  // sum of exp(score - top)
+};
+
+// Turns one row of scores into exp(score - top) and brings what was gathered before to the new top.
+TW_INLINE void absorb(float* scores, int64_t count, RunningRow& state, float* gathered, int64_t value_dim) {
+  const float here = row_max(scores, count);
+  const float top = here > state.top ? here : state.top;
+  const float shift = top == -__builtin_inff() ? 0.0f : top;
+  const double total = sum_over(count, [&](int64_t j, auto lanes) {
+    const vf e = vexp(lanes.get(scores + j) - shift);
+    lanes.put(scores + j, e);
+    return e;
+  });
+  if (top != state.top) {
+    const float factor = vexp(splat(state.top - top))[0];
+    state.total *= factor;
+    each_vector(value_dim, [&](int64_t c, auto lanes) { lanes.put(gathered + c, lanes.get(gathered + c) * factor); });
+  }
+  state.top = top;
+  state.total += total;
+}
+
+void finish_row(const RunningRow& state, const float* gathered, int64_t value_dim, float* out, float* logsumexp) {
+  const bool nothing = state.total == 0.0;
+  const float share = nothing ? 0.0f : static_cast<float>(1.0 / state.total);
+  each_vector(value_dim, [&](int64_t c, auto lanes) { lanes.put(out + c, lanes.get(gathered + c) * share); });
+  *logsumexp = nothing ? -__builtin_inff() : static_cast<float>(state.top + __builtin_log(state.total));
+}
+
+void forward(const AttentionHead& head, int64_t first, int64_t last, RowsOut out, float* logsumexp, float* workspace) {
+  const int64_t queries = last - first, dim = head.dim, value_dim = head.value_dim;
+  float* q = workspace;
+  float* keys = q + kQueryBlock * dim;
+  float* scores = keys + kKeyBlock * dim;
+  float* gathered = scores + kQueryBlock * kKeyBlock;
+  RunningRow state[kQueryBlock];
+  for (int64_t i = 0; i < queries; ++i) state[i] = {-__builtin_inff(), 0.0};
+  __builtin_memset(gathered, 0, static_cast<size_t>(queries * value_dim) * sizeof(float));
+  copy_scaled(head.q, first, queries, dim, head.scale, q);
+
+  const int64_t end = visible_keys(head, last - 1), seen_by_all = visible_keys(head, first);
+  for (int64_t j = 0; j < end; j += kKeyBlock) {
+    const int64_t count = end - j < kKeyBlock ? end - j : kKeyBlock;
+    transpose_rows(head.k, j, count, dim, keys);
+    multiply(queries, count, dim, {q, dim, 1}, {keys, kKeyBlock}, {scores, kKeyBlock}, false);
+    if (j + count > seen_by_all || head.mask_kind != MaskKind::none) {
+      mask_scores(head, first, queries, j, count, scores);
+    }
+    for (int64_t i = 0; i < queries; ++i) {
+      absorb(scores + i * kKeyBlock, count, state[i], gathered + i * value_dim, value_dim);
+    }
+    multiply(queries, value_dim, count, {scores, kKeyBlock, 1}, {head.v.data + j * head.v.stride, head.v.stride},
+             {gathered, value_dim}, true);
+  }
+  for (int64_t i = 0; i < queries; ++i) {
+    finish_row(state[i], gathered + i * value_dim, value_dim, out.data + (first + i) * out.stride,
+               logsumexp + first + i);
+  }
+}
+
+}  // namespace
+
+const AttentionKernels attention = {forward_workspace, backward_workspace, kQueryBlock, forward, backward};
+
+}  // namespace TW_ISA
+}  // namespace tw

@@ -1,0 +1,50 @@
+// Fused attention, forward and backward, for one head at a time: the scores exist only as one small block of queries by
+// keys, so that memory grows with the sequence and not with its square. Queries, keys and values are read where they
+// lie: rows of `dim` floats any distance apart, as a packed projection has them.
+#pragma once
+
+#include <cstdint>
+
+#include "common/isa.h"
+
+namespace tw {
+
+enum class MaskKind { none, additive, boolean };
+
+struct Rows {
+  const float* data;
+  int64_t stride;  // floats from one row to the next
+};
+
+struct RowsOut {
+  float* data;
+  int64_t stride;
+};
+
+// One head of one example. `causal` lets query t see the keys up to keys - queries + t.
+struct AttentionHead {
+  int64_t queries, keys, dim, value_dim;
+  Rows q, k, v;
+  float scale;
+  bool causal;
+  MaskKind mask_kind;
+  const void* mask;                    // float (added to the scores) or bool (true: may attend)
+  int64_t mask_row, mask_column;       // in elements; 0 where it is broadcast
+};
+
+struct AttentionKernels {
+  // Floats of workspace that one call below needs.
+  int64_t (*forward_workspace)(int64_t dim, int64_t value_dim);
+  int64_t (*backward_workspace)(int64_t queries, int64_t dim, int64_t value_dim);
+  int64_t queries_per_block;
+  // Queries first ... last - 1, at most one block of them.
+  void (*forward)(const AttentionHead& head, int64_t first, int64_t last, RowsOut out, float* logsumexp,
+                  float* workspace);
+  // All of a head's gradients; gq, gk and gv need not be cleared.
+  void (*backward)(const AttentionHead& head, Rows gout, Rows out, const float* logsumexp, RowsOut gq, RowsOut gk,
+                   RowsOut gv, float* workspace);
+};
+
+TW_TABLE(AttentionKernels, attention)
+
+}  // namespace tw

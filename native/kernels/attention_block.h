@@ -1,0 +1,93 @@
+// What attention's forward and backward share: a block of scores, masked, and small matrix products through the same
+// register-tiled micro-kernel as matmul. Kernel files only.
+#pragma once
+
+#include "kernels/attention.h"
+#include "kernels/gemm_micro.h"
+#include "kernels/gemm_pack.h"
+#include "kernels/row_loops.h"
+
+namespace tw {
+namespace TW_ISA {
+namespace {
+
+// A block of scores (16 KiB), of transposed keys and of queries stay in the first two cache levels together.
+constexpr int kQueryBlock = 64;
+constexpr int kKeyBlock = 64;
+
+constexpr int kTileVectors = 2;
+constexpr int kTileRows = kMaxRows[kTileVectors];
+
+struct Factor {  // an operand read element by element: element (i, p) at data[i * row + p * column]
+  const float* data;
+  int64_t row, column;
+};
+
+const MicroTable kMicro = TW_MICRO_TABLE(true, false);
+
+// c (m, n) (+)= a (m, k) * b (k, n), in tiles of equal height.
+void multiply(int64_t m, int64_t n, int64_t k, Factor a, Rows b, RowsOut c, bool accumulate) {
+  const int64_t strips = (m + kTileRows - 1) / kTileRows;
+  constexpr int64_t kWidth = kTileVectors * kLanes;
+  for (int64_t j = 0; j < n; j += kWidth) {
+    const int64_t left = n - j < kWidth ? n - j : kWidth;
+    const int vectors = static_cast<int>((left + kLanes - 1) / kLanes);
+    const int last = static_cast<int>(left - (vectors - 1) * kLanes);
+    for (int64_t s = 0; s < strips; ++s) {
+      const int64_t i = m * s / strips, rows = m * (s + 1) / strips - i;
+      const MicroArgs args = {k,          a.data + i * a.row,           a.row,    a.column, b.data + j,
+                              b.stride,   c.data + i * c.stride + j,    c.stride, last,     accumulate,
+                              nullptr};
+      kMicro.at[vectors - 1][rows - 1](args);
+    }
+  }
+}
+
+// Keys (or values) of one block as [dim][kKeyBlock], so that the products above run along keys.
+TW_INLINE void transpose_rows(Rows rows, int64_t first, int64_t count, int64_t dim, float* out) {
+  const Strip strip = {rows.data + first * rows.stride, 1, rows.stride, dim, static_cast<int>(count), kKeyBlock};
+  pack_along_k(strip, out);
+}
+
+// Contiguous copies of rows, times a factor.
+TW_INLINE void copy_scaled(Rows rows, int64_t first, int64_t count, int64_t dim, float factor, float* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float* from = rows.data + (first + i) * rows.stride;
+    float* to = out + i * dim;
+    each_vector(dim, [&](int64_t c, auto lanes) { lanes.put(to + c, lanes.get(from + c) * factor); });
+  }
+}
+
+// How many keys query t may see for being causal.
+TW_INLINE int64_t visible_keys(const AttentionHead& head, int64_t t) {
+  if (!head.causal) return head.keys;
+  const int64_t n = head.keys - head.queries + t + 1;
+  return n < 0 ? 0 : n < head.keys ? n : head.keys;
+}
+
+TW_INLINE void apply_mask_row(const AttentionHead& head, int64_t t, int64_t j0, int64_t count, float* scores) {
+  const int64_t at = t * head.mask_row + j0 * head.mask_column;
+  if (head.mask_kind == MaskKind::additive) {
+    const float* mask = static_cast<const float*>(head.mask) + at;
+    for (int64_t j = 0; j < count; ++j) scores[j] += mask[j * head.mask_column];
+  } else {
+    const unsigned char* mask = static_cast<const unsigned char*>(head.mask) + at;
+    for (int64_t j = 0; j < count; ++j) {
+      if (!mask[j * head.mask_column]) scores[j] = -__builtin_inff();
+    }
+  }
+}
+
+// -inf where queries first ... may not see keys j0 ...; rows of `scores` are kKeyBlock floats apart.
+void mask_scores(const AttentionHead& head, int64_t first, int64_t queries, int64_t j0, int64_t count, float* scores) {
+  for (int64_t i = 0; i < queries; ++i) {
+    float* row = scores + i * kKeyBlock;
+    const int64_t visible = visible_keys(head, first + i) - j0;
+    for (int64_t j = visible > 0 ? visible : 0; j < count; ++j) row[j] = -__builtin_inff();
+    if (head.mask_kind != MaskKind::none) apply_mask_row(head, first + i, j0, count, row);
+  }
+}
+
+}  // namespace
+}  // namespace TW_ISA
+}  // namespace tw
