@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.backend.registry import current_backend
 from tilewise.errors import GradientError
 from tilewise.ops.base import Operation
 
@@ -33,7 +34,7 @@ def walk_back(root: Tensor, seed: Array, retain_graph: bool) -> None:
         elif step.order in waiting:
             _, sofar, mine = waiting[step.order]
             if mine:
-                np.add(sofar, g, out=sofar)
+                current_backend().dispatch("add_in_place", sofar, g)
             waiting[step.order] = step, (sofar if mine else sofar + g), True
         else:
             waiting[step.order] = step, g, owned

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from tilewise import ops
 from tilewise.autograd import walk_back
+from tilewise.backend.registry import current_backend
 from tilewise.errors import DtypeError, GradientError, ShapeError
 
 Array = npt.NDArray[Any]
@@ -251,7 +252,7 @@ class Tensor:
         if self.grad is None:
             self.grad = _wrap(g if owned and g.flags.writeable else g.copy())
         else:
-            np.add(self.grad.data, g, out=self.grad.data)
+            current_backend().dispatch("add_in_place", self.grad.data, g)
 
     # --- changes in place ---
 

@@ -118,17 +118,12 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """Normalise each channel; while training with the batch's statistics, which then move the running ones in place."""
-    return apply(
-        primitives.BatchNorm,
-        x,
-        weight,
-        bias,
-        running_mean=None if running_mean is None else running_mean.data,
-        running_var=None if running_var is None else running_var.data,
-        training=training,
-        momentum=momentum,
-        eps=eps,
-    )
+    mean = None if running_mean is None else running_mean.data
+    var = None if running_var is None else running_var.data
+    if training or mean is None or var is None:
+        moving = {"running_mean": mean, "running_var": var, "momentum": momentum}
+        return apply(primitives.BatchNorm, x, weight, bias, eps=eps, **moving)
+    return apply(primitives.FixedNorm, x, weight, bias, mean=mean, var=var, eps=eps)
 
 
 def embedding(ids: TensorLike, weight: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ class Linear(Operation):
             g = dispatch("relu_grad", self.y, g)
         gx = dispatch("matmul", g, self.weight).reshape(self.shape) if self.needs[0] else None
         gw = dispatch("matmul", g.T, self.x) if self.needs[1] else None
-        return (gx, gw) if len(self.needs) == 2 else (gx, gw, g.sum(axis=0) if self.needs[2] else None)
+        return (gx, gw) if len(self.needs) == 2 else (gx, gw, dispatch("sum_rows", g) if self.needs[2] else None)
 
     def reads(self) -> tuple[int, ...]:
         return tuple(1 - i for i in (0, 1) if self.needs[i])
@@ -107,7 +107,7 @@ class Conv2d(Operation):
             gx = dispatch("conv2d_grad_input", grad, self.weight, self.x.shape, **self.geometry)
         if self.needs[1]:
             gw = dispatch("conv2d_grad_weight", grad, self.x, self.weight.shape, **self.geometry)
-        return (gx, gw) if len(self.needs) == 2 else (gx, gw, grad.sum(axis=(0, 2, 3)) if self.needs[2] else None)
+        return (gx, gw) if len(self.needs) == 2 else (gx, gw, dispatch("sum_channels", grad) if self.needs[2] else None)
 
     def reads(self) -> tuple[int, ...]:
         return tuple(1 - i for i in (0, 1) if self.needs[i])
@@ -182,14 +182,13 @@ class LayerNorm(Operation):
 
 
 class BatchNorm(Operation):
-    """Normalisation over every axis but the second.
+    """Normalisation over every axis but the second, with the batch's own mean and variance.
 
-    Training uses the batch's own mean and variance and moves the running ones towards them; otherwise those are used.
+    Running statistics, where given, move towards the batch's in place (`running_var` towards the unbiased variance).
     """
 
     saves = (0, 1)
 
-    @silent
     def forward(
         self,
         x: Array,
@@ -198,47 +197,49 @@ class BatchNorm(Operation):
         *,
         running_mean: Array | None,
         running_var: Array | None,
-        training: bool,
         momentum: float,
         eps: float,
     ) -> Array:
-        _check_batch_norm(x.shape, weight.shape, bias.shape, training)
-        self.axes = (0, *range(2, x.ndim))
-        self.channels = (slice(None),) + (None,) * (x.ndim - 2)  # indexes (C,) to broadcast against x
-        self.training = training or running_mean is None or running_var is None
-        mean = x.mean(axis=self.axes) if self.training else running_mean
-        self.centred = x - mean[self.channels]  # type: ignore[index]
-        var = (self.centred * self.centred).mean(axis=self.axes) if self.training else running_var
-        if self.training and running_mean is not None and running_var is not None:
-            count = x.size // x.shape[1]
-            running_mean += momentum * (mean - running_mean)
-            running_var += momentum * (var * (count / (count - 1)) - running_var)
-        self.rstd = np.asarray(1 / np.sqrt(var + x.dtype.type(eps)))
-        self.weight = weight
-        y: Array = self.centred * (self.rstd * weight)[self.channels]
-        y += bias[self.channels]
-        return y
+        _check_batch_norm(x.shape, weight.shape, bias.shape)
+        count = math.prod(x.shape[:1] + x.shape[2:])
+        if count < 2:
+            raise ShapeError(f"batch norm needs more than one value per channel to train, not shape {x.shape}")
+        y, self.mean, self.var = current_backend().dispatch("batch_norm", x, weight, bias, eps)
+        self.x, self.weight, self.eps = x, weight, eps
+        if running_mean is not None and running_var is not None:
+            running_mean += momentum * (self.mean - running_mean)
+            running_var += momentum * (self.var * (count / (count - 1)) - running_var)
+        out: Array = y
+        return out
 
     def backward(self, grad: Array) -> Grads:
-        normed = self.centred * self.rstd[self.channels]
-        gb = grad.sum(axis=self.axes)
-        gw = (grad * normed).sum(axis=self.axes)
-        if not self.needs[0]:
-            return None, gw, gb
-        gx = grad
-        if self.training:
-            count = grad.dtype.type(grad.size // len(gb))
-            normed *= (gw / count)[self.channels]
-            normed += (gb / count)[self.channels]
-            gx = grad - normed
-        return gx * (self.weight * self.rstd)[self.channels], gw, gb
+        return current_backend().dispatch("batch_norm_grad", grad, self.x, self.weight, self.mean, self.var, self.eps)
 
 
-def _check_batch_norm(x: tuple[int, ...], weight: tuple[int, ...], bias: tuple[int, ...], training: bool) -> None:
+class FixedNorm(Operation):
+    """Batch norm with given statistics: a scale and a shift per channel."""
+
+    saves = (0, 1)
+
+    @silent
+    def forward(self, x: Array, weight: Array, bias: Array, *, mean: Array, var: Array, eps: float) -> Array:
+        _check_batch_norm(x.shape, weight.shape, bias.shape)
+        self.channels = (slice(None),) + (None,) * (x.ndim - 2)  # indexes (C,) to broadcast against x
+        self.x, self.weight, self.mean = x, weight, mean
+        self.rstd = np.asarray(1 / np.sqrt(var + x.dtype.type(eps)))
+        scale = self.rstd * weight
+        return np.asarray(x * scale[self.channels] + (bias - mean * scale)[self.channels])
+
+    def backward(self, grad: Array) -> Grads:
+        axes = (0, *range(2, grad.ndim))
+        normed = (self.x - self.mean[self.channels]) * self.rstd[self.channels]
+        gx = grad * (self.weight * self.rstd)[self.channels]
+        return gx, (grad * normed).sum(axis=axes), grad.sum(axis=axes)
+
+
+def _check_batch_norm(x: tuple[int, ...], weight: tuple[int, ...], bias: tuple[int, ...]) -> None:
     if len(x) < 2 or weight != x[1:2] or bias != weight:
         raise ShapeError(f"batch norm with a weight of shape {weight} cannot take an input of shape {x}")
-    if training and math.prod(x[:1] + x[2:]) < 2:
-        raise ShapeError(f"batch norm needs more than one value per channel to train, not shape {x}")
 
 
 class Embedding(Operation):
