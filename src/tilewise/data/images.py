@@ -1,0 +1,95 @@
+"""Images with labels: the 8×8 digits that come with the package, and MNIST from its own files.
+
+Pixels become float32 between 0 and 1, images (N, 1, H, W). The digits are the 1,797 of the UCI "Optical recognition of
+handwritten digits" test set (CC BY 4.0, as shipped by scikit-learn), with a stratified fifth held out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.data.idx import read_idx
+from tilewise.errors import FileFormatError, UnavailableError
+
+Images = npt.NDArray[np.float32]
+Labels = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """Images to train on and held-out ones to test with."""
+
+    x_train: Images  # (N, 1, H, W), or (N, H·W) after flat()
+    y_train: Labels  # (N,)
+    x_test: Images
+    y_test: Labels
+
+    def flat(self) -> ImageData:
+        """The same images as vectors, for the mlp."""
+        return replace(
+            self,
+            x_train=self.x_train.reshape(len(self.x_train), -1),
+            x_test=self.x_test.reshape(len(self.x_test), -1),
+        )
+
+
+def digits() -> ImageData:
+    """1,797 handwritten digits of 8×8 pixels; the held-out fifth is the stratified split with seed 0.
+
+    >>> digits().x_test.shape
+    (360, 1, 8, 8)
+    """
+    with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as stored:
+        pixels, labels = stored["pixels"], stored["labels"].astype(np.int64)
+        train, test = stored["train"].astype(np.int64), stored["test"].astype(np.int64)
+    images = (pixels.astype(np.float32) / np.float32(16)).reshape(-1, 1, 8, 8)
+    return ImageData(images[train], labels[train], images[test], labels[test])
+
+
+def mnist(path: str | Path) -> ImageData:
+    """MNIST (or Fashion-MNIST) from a folder with the four IDX files, packed with gzip or not."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise UnavailableError(f"{folder} is not a folder; give the one that holds the four MNIST files")
+    data = ImageData(
+        _images(_find(folder, "train-images")),
+        _labels(_find(folder, "train-labels")),
+        _images(_find(folder, "t10k-images")),
+        _labels(_find(folder, "t10k-labels")),
+    )
+    for kind, images, labels in (("train", data.x_train, data.y_train), ("t10k", data.x_test, data.y_test)):
+        if len(images) != len(labels) or not len(images):
+            raise FileFormatError(f"{folder} has {len(images)} {kind} images and {len(labels)} labels")
+    if data.x_train.shape[1:] != data.x_test.shape[1:]:
+        raise FileFormatError(
+            f"{folder} has images of {data.x_train.shape[2:]} to train and {data.x_test.shape[2:]} to test"
+        )
+    return data
+
+
+def _find(folder: Path, stem: str) -> Path:
+    kind = "idx3" if "images" in stem else "idx1"
+    names = [f"{stem}{dot}{kind}-ubyte{end}" for dot in "-." for end in ("", ".gz")]
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise UnavailableError(f"{folder} has no {names[0]} (nor {names[1]}); MNIST comes as four such files")
+
+
+def _images(path: Path) -> Images:
+    pixels = read_idx(path, dimensions=3)
+    images: Images = pixels.astype(np.float32)[:, None]
+    images /= np.float32(255)
+    return images
+
+
+def _labels(path: Path) -> Labels:
+    labels: npt.NDArray[Any] = read_idx(path, dimensions=1).astype(np.int64)
+    if labels.size and int(labels.max()) > 9:
+        raise FileFormatError(f"{path} has a label {int(labels.max())}; digits go from 0 to 9")
+    return labels

@@ -1,0 +1,84 @@
+"""Loaders whose every batch is a function of a seed and a position, so that resuming needs two integers.
+
+The order of an epoch is drawn from (seed, epoch), a text batch from (seed, number of the batch): no generator state has
+to survive a kill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.errors import ConfigurationError, ShapeError
+
+Array = npt.NDArray[Any]
+
+
+class BatchLoader:
+    """Shuffled batches of (x, y). Iterating yields what is left of the current epoch; then the next epoch begins.
+
+    >>> loader = BatchLoader(np.arange(5), np.arange(5), batch_size=2, seed=1)
+    >>> [len(x) for x, _ in loader], loader.epoch
+    ([2, 2, 1], 1)
+    """
+
+    def __init__(self, x: Array, y: Array, batch_size: int, seed: int = 0, shuffle: bool = True) -> None:
+        if batch_size < 1:
+            raise ConfigurationError(f"a batch has at least one example, not {batch_size}")
+        if len(x) != len(y) or not len(x):
+            raise ShapeError(f"{len(x)} examples and {len(y)} labels do not make batches")
+        self.x, self.y, self.batch_size, self.seed, self.shuffle = x, y, batch_size, seed, shuffle
+        self.epoch = self.batch = 0
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return -(-len(self.x) // self.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Array, Array]]:
+        order = self._order()
+        while self.batch < len(self):
+            chosen = order[self.batch * self.batch_size : (self.batch + 1) * self.batch_size]
+            self.batch += 1
+            yield self.x[chosen], self.y[chosen]
+        self.epoch, self.batch = self.epoch + 1, 0
+
+    def _order(self) -> Array:
+        if not self.shuffle:
+            return np.arange(len(self.x))
+        return np.random.default_rng([self.seed, self.epoch]).permutation(len(self.x))
+
+    def state_dict(self) -> dict[str, int]:
+        return {"seed": self.seed, "epoch": self.epoch, "batch": self.batch}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.seed, self.epoch, self.batch = int(state["seed"]), int(state["epoch"]), int(state["batch"])
+
+
+class TextLoader:
+    """Endless batches of (ids, next ids), each (B, T), from random places of a text."""
+
+    def __init__(self, ids: Array, batch_size: int, context: int, seed: int = 0) -> None:
+        if len(ids) <= context:
+            raise ShapeError(f"a text of {len(ids)} tokens is too short for a context of {context}")
+        self.ids, self.batch_size, self.context, self.seed = ids, batch_size, context, seed
+        self.batch = 0
+
+    def __iter__(self) -> Iterator[tuple[Array, Array]]:
+        while True:
+            yield self.next()
+
+    def next(self) -> tuple[Array, Array]:
+        rng = np.random.default_rng([self.seed, self.batch])
+        starts = rng.integers(0, len(self.ids) - self.context, self.batch_size)
+        windows = self.ids[starts[:, None] + np.arange(self.context + 1)]  # (B, T+1)
+        self.batch += 1
+        return windows[:, :-1], windows[:, 1:]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"seed": self.seed, "batch": self.batch}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.seed, self.batch = int(state["seed"]), int(state["batch"])

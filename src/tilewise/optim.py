@@ -1,0 +1,181 @@
+"""Optimizers: SGD, Adam, AdamW; gradient clipping; the cosine schedule. Each step follows PyTorch's to the formula.
+
+An optimizer's whole state is a flat dictionary of arrays, so a checkpoint is one safetensors file and a resumed run
+continues bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.backend.registry import current_backend
+from tilewise.errors import ConfigurationError, GradientError, ShapeError
+from tilewise.tensor import Tensor
+
+Array = npt.NDArray[Any]
+
+
+class Optimizer:
+    """Holds parameters, a learning rate that may be changed between steps, and named arrays per parameter."""
+
+    slots: tuple[str, ...] = ()  # what is kept per parameter
+
+    def __init__(self, params: Iterable[Tensor], lr: float) -> None:
+        self.params = list(params)
+        if not self.params:
+            raise ConfigurationError("an optimizer needs at least one parameter")
+        if not lr >= 0:
+            raise ConfigurationError(f"a learning rate is at least 0, not {lr}")
+        self.lr, self.steps = lr, 0
+        self.state: list[dict[str, Array]] = [{} for _ in self.params]
+
+    def zero_grad(self) -> None:
+        for p in self.params:
+            p.grad = None
+
+    def step(self) -> None:
+        """Move every parameter that has a gradient."""
+        self.steps += 1
+        for p, state in zip(self.params, self.state, strict=True):
+            if p.grad is None:
+                continue
+            if p.grad.shape != p.shape:
+                raise GradientError(f"a parameter of shape {p.shape} has a gradient of shape {p.grad.shape}")
+            self.update(p.data, p.grad.data, state)
+            p._version[0] += 1
+
+    def update(self, param: Array, grad: Array, state: dict[str, Array]) -> None:
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Array]:
+        """Everything a resumed run needs, by name; arrays are shared, not copied."""
+        flat: dict[str, Array] = {"steps": np.array(self.steps), "lr": np.array(self.lr, np.float64)}
+        for i, state in enumerate(self.state):
+            flat |= {f"{i}.{name}": value for name, value in state.items()}
+        return flat
+
+    def load_state_dict(self, flat: Mapping[str, Any]) -> None:
+        arrays = {name: np.asarray(value) for name, value in flat.items()}
+        state: list[dict[str, Array]] = [{} for _ in self.params]
+        for name, value in arrays.items():
+            index, _, slot = name.partition(".")
+            if name in ("steps", "lr"):
+                continue
+            if not index.isdigit() or int(index) >= len(state) or slot not in self.slots:
+                raise ConfigurationError(f"{name} does not belong to this optimizer's state")
+            if value.shape != self.params[int(index)].shape:
+                raise ShapeError(f"{name} has shape {value.shape}, its parameter {self.params[int(index)].shape}")
+            state[int(index)][slot] = value.copy()
+        if not {"steps", "lr"} <= arrays.keys():
+            raise ConfigurationError("this optimizer state lacks steps or lr")
+        self.state, self.steps, self.lr = state, int(arrays["steps"]), float(arrays["lr"])
+
+
+class SGD(Optimizer):
+    """Gradient descent with momentum, Nesterov's or plain, and L2 weight decay."""
+
+    slots = ("momentum",)
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float = 1e-3,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+    ) -> None:
+        super().__init__(params, lr)
+        if nesterov and momentum <= 0:
+            raise ConfigurationError("Nesterov's method needs a momentum above 0")
+        self.momentum, self.weight_decay, self.nesterov = momentum, weight_decay, nesterov
+
+    def update(self, param: Array, grad: Array, state: dict[str, Array]) -> None:
+        if self.weight_decay:
+            grad = grad + self.weight_decay * param
+        if self.momentum:
+            if "momentum" not in state:
+                state["momentum"] = grad.copy()
+            else:
+                state["momentum"] *= self.momentum
+                state["momentum"] += grad
+            grad = grad + self.momentum * state["momentum"] if self.nesterov else state["momentum"]
+        param -= self.lr * grad
+
+
+class Adam(Optimizer):
+    """Adam; weight decay, if any, is added to the gradient."""
+
+    slots = ("m", "v")
+    decoupled = False
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, lr)
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ConfigurationError(f"betas lie in [0, 1), not {betas}")
+        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
+
+    def update(self, param: Array, grad: Array, state: dict[str, Array]) -> None:
+        if not state:
+            state["m"], state["v"] = np.zeros_like(param, order="C"), np.zeros_like(param, order="C")
+        current_backend().dispatch(
+            "adam_step",
+            param,
+            grad,
+            state["m"],
+            state["v"],
+            lr=self.lr,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            decoupled=self.decoupled,
+            step=self.steps,
+        )
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay."""
+
+    decoupled = True
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+    ) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay)
+
+
+def clip_grad_norm(params: Iterable[Tensor], max_norm: float) -> float:
+    """Scale all gradients together so that their joint norm is at most `max_norm`; returns the norm before."""
+    grads = [p.grad.data for p in params if p.grad is not None]
+    dispatch = current_backend().dispatch
+    norm = math.sqrt(sum(dispatch("sum_of_squares", g) for g in grads))
+    factor = max_norm / (norm + 1e-6)
+    if not factor >= 1:  # also for a norm that is not a number, which then shows in the weights as in PyTorch
+        for g in grads:
+            dispatch("scale_in_place", g, factor)
+    return norm
+
+
+def cosine_schedule(step: int, total: int, peak: float, warmup: int = 0, floor: float = 0.0) -> float:
+    """The learning rate at `step` of `total`: up to `peak` in `warmup` equal steps, then a half cosine to `floor`."""
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    progress = min((step - warmup) / max(total - warmup, 1), 1.0)
+    return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * progress))
