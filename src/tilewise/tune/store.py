@@ -1,0 +1,301 @@
+"""The measurement store: one SQLite file that is only ever appended to.
+
+Each batch of timings is one transaction, so a killed collector loses at most the batch it was measuring and continues
+where it stopped. Several collectors may write to one store: a kernel is claimed before it is measured, and a claim
+whose process is gone is free again. A store remembers what machine and versions it was made with and says so when
+another one wants to add to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
+from tilewise.tune.problem import Config, Kernel, Problem
+
+FORMAT = 1
+_APPLICATION_ID = 0x74776D73  # "twms", in the file's header
+_TABLES = """
+CREATE TABLE machine (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, identity TEXT NOT NULL, details TEXT NOT NULL,
+    UNIQUE (kind, identity, details));
+CREATE TABLE run (id INTEGER PRIMARY KEY, machine INTEGER NOT NULL REFERENCES machine, started REAL NOT NULL,
+    seed INTEGER NOT NULL, settings TEXT NOT NULL);
+CREATE TABLE kernel (id INTEGER PRIMARY KEY, program TEXT NOT NULL, problem TEXT NOT NULL UNIQUE);
+CREATE TABLE config (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE);
+CREATE TABLE batch (id INTEGER PRIMARY KEY, run INTEGER NOT NULL REFERENCES run,
+    kernel INTEGER NOT NULL REFERENCES kernel, round INTEGER NOT NULL, taken REAL NOT NULL, default_ns REAL NOT NULL,
+    disturbed INTEGER NOT NULL, watch TEXT NOT NULL);
+CREATE TABLE timing (batch INTEGER NOT NULL REFERENCES batch, config INTEGER NOT NULL REFERENCES config,
+    runtime_ps INTEGER NOT NULL, PRIMARY KEY (batch, config)) WITHOUT ROWID;
+CREATE TABLE verdict (run INTEGER NOT NULL REFERENCES run, kernel INTEGER NOT NULL REFERENCES kernel,
+    config INTEGER NOT NULL REFERENCES config, status TEXT NOT NULL, reason TEXT NOT NULL, details TEXT NOT NULL);
+CREATE TABLE finished (run INTEGER NOT NULL REFERENCES run, kernel INTEGER NOT NULL REFERENCES kernel,
+    default_config INTEGER NOT NULL REFERENCES config, seconds REAL NOT NULL, PRIMARY KEY (run, kernel));
+CREATE TABLE claim (kernel INTEGER PRIMARY KEY REFERENCES kernel, run INTEGER NOT NULL, host TEXT NOT NULL,
+    process INTEGER NOT NULL, born TEXT NOT NULL, taken REAL NOT NULL);
+CREATE INDEX batch_of_kernel ON batch (kernel, run);
+CREATE INDEX verdict_of_kernel ON verdict (kernel, run);
+"""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Who measured. Stores are mixed only between equal `identity`s (the GPU's name; the CPU's model)."""
+
+    kind: str  # "triton" or "cpu"
+    identity: str
+    details: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class VerdictRow:
+    """One configuration's verdict; `status` ok, misfit, wrong, failed or slow."""
+
+    config: Config
+    status: str
+    reason: str = ""
+    details: Mapping[str, Any] | None = None
+
+
+class Store:
+    """An open store. Use as a context manager, or `close` it."""
+
+    def __init__(self, path: str | os.PathLike[str], *, create: bool = True) -> None:
+        self.path = Path(path)
+        if not create and not self.path.is_file():
+            raise FileFormatError(f"{self.path} does not exist; `tilewise collect` makes a store.")
+        try:
+            # Autocommit: transactions are begun explicitly, and as writers, so that two of them queue up.
+            self._db = sqlite3.connect(self.path, timeout=60, isolation_level=None)
+            self._open()
+        except sqlite3.Error as error:
+            raise self._sentence(error) from error
+        self._configs: dict[str, int] = {}
+        self._kernels: dict[str, int] = {}
+
+    def _open(self) -> None:
+        self._db.execute("PRAGMA busy_timeout = 60000")
+        application = self._db.execute("PRAGMA application_id").fetchone()[0]
+        tables = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if tables and application != _APPLICATION_ID:
+            raise FileFormatError(f"{self.path} is a database, but not a measurement store of tilewise.")
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        if not tables:
+            with self._write():
+                if not self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                    for statement in _TABLES.split(";"):
+                        self._db.execute(statement)
+                    self._db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+                    self._db.execute(f"PRAGMA user_version = {FORMAT}")
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version != FORMAT:
+            raise FileFormatError(
+                f"{self.path} is a store of format {version} and this tilewise reads format {FORMAT}; "
+                f"use the tilewise that wrote it, or another --store."
+            )
+
+    @contextlib.contextmanager
+    def _write(self) -> Iterator[None]:
+        """A transaction that is whole on disk, or never happened."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    self._db.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            raise self._sentence(error) from error
+
+    def _sentence(self, error: sqlite3.Error) -> TilewiseError:
+        text = str(error)
+        if "full" in text or "disk I/O" in text:
+            return ConfigurationError(
+                f"The disk with {self.path} is full; what was measured so far is safe in it: make room and start again."
+            )
+        if "locked" in text or "busy" in text:
+            return ConfigurationError(f"{self.path} has been in use by another process for a minute; try again.")
+        if "unable to open" in text or "readonly" in text:
+            return ConfigurationError(f"{self.path} cannot be written; choose another --store.")
+        return FileFormatError(f"{self.path} is not a readable measurement store ({text}); use another --store.")
+
+    def close(self) -> None:
+        self._db.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Writing
+
+    def begin(self, machine: Machine, seed: int, settings: Mapping[str, Any]) -> int:
+        """Start a run and return its number; refuse where the store belongs to another kind of machine."""
+        for kind, identity in self._all("SELECT DISTINCT kind, identity FROM machine"):
+            if (kind, identity) != (machine.kind, machine.identity):
+                raise ConfigurationError(
+                    f"{self.path} was measured on {identity} ({kind}), and this is {machine.identity} "
+                    f"({machine.kind}); give another --store, since runtimes of two machines must not be mixed."
+                )
+        details = json.dumps(machine.details, sort_keys=True)
+        row = (machine.kind, machine.identity, details)
+        with self._write():
+            self._db.execute("INSERT OR IGNORE INTO machine (kind, identity, details) VALUES (?, ?, ?)", row)
+            found = self._db.execute("SELECT id FROM machine WHERE kind=? AND identity=? AND details=?", row).fetchone()
+            cursor = self._db.execute(
+                "INSERT INTO run (machine, started, seed, settings) VALUES (?, ?, ?, ?)",
+                (found[0], time.time(), seed, json.dumps(settings, sort_keys=True)),
+            )
+        return int(cursor.lastrowid or 0)
+
+    def claim(self, run: int, kernel: Kernel) -> bool:
+        """Take a kernel for this process; False if a living process holds it or it is finished."""
+        with self._write():
+            number = self._kernel(kernel)
+            if self._db.execute("SELECT 1 FROM finished WHERE kernel=? LIMIT 1", (number,)).fetchone():
+                return False
+            query = "SELECT host, process, born, taken FROM claim WHERE kernel=?"
+            held = self._db.execute(query, (number,)).fetchone()
+            if held and tuple(held[:3]) != _process() and _holds(*held):
+                return False
+            values = (number, run, *_process(), time.time())
+            self._db.execute("INSERT OR REPLACE INTO claim VALUES (?, ?, ?, ?, ?, ?)", values)
+        return True
+
+    def add_verdicts(self, run: int, kernel: Kernel, verdicts: Sequence[VerdictRow]) -> None:
+        with self._write():
+            number = self._kernel(kernel)
+            rows = [(run, number, self._config(v.config), v.status, v.reason, _short(v.details)) for v in verdicts]
+            self._db.executemany("INSERT INTO verdict VALUES (?, ?, ?, ?, ?, ?)", rows)
+
+    def add_batch(
+        self,
+        run: int,
+        kernel: Kernel,
+        round_number: int,
+        default_ns: float,
+        timings: Sequence[tuple[Config, float]],
+        *,
+        disturbed: bool = False,
+        watch: Mapping[str, float] | None = None,
+    ) -> None:
+        """Append one batch: all of it, or nothing."""
+        with self._write():
+            cursor = self._db.execute(
+                "INSERT INTO batch (run, kernel, round, taken, default_ns, disturbed, watch) VALUES (?,?,?,?,?,?,?)",
+                (
+                    run,
+                    self._kernel(kernel),
+                    round_number,
+                    time.time(),
+                    default_ns,
+                    int(disturbed),
+                    _short(watch),
+                ),
+            )
+            rows = [
+                (cursor.lastrowid, self._config(config), round(runtime_ns * 1000)) for config, runtime_ns in timings
+            ]
+            self._db.executemany("INSERT INTO timing VALUES (?, ?, ?)", rows)
+
+    def finish(self, run: int, kernel: Kernel, default: Config, seconds: float) -> None:
+        """Everything about the kernel is in; it will not be measured again in this store."""
+        with self._write():
+            number = self._kernel(kernel)
+            self._db.execute(
+                "INSERT OR REPLACE INTO finished VALUES (?, ?, ?, ?)", (run, number, self._config(default), seconds)
+            )
+            self._db.execute("DELETE FROM claim WHERE kernel=?", (number,))
+
+    def _kernel(self, kernel: Kernel) -> int:
+        return self._number(self._kernels, "kernel", "problem", kernel.problem.key, ("program", kernel.program))
+
+    def _config(self, config: Config) -> int:
+        return self._number(self._configs, "config", "key", config.key)
+
+    def _number(self, cache: dict[str, int], table: str, column: str, key: str, *more: tuple[str, str]) -> int:
+        """The row of `key`, made if it is not there. The cache is only filled from committed rows."""
+        if key not in cache:
+            found = self._db.execute(f"SELECT id FROM {table} WHERE {column}=?", (key,)).fetchone()
+            if found is None:
+                names = ", ".join([column, *(name for name, _ in more)])
+                marks = ", ".join("?" for _ in range(1 + len(more)))
+                values = (key, *(value for _, value in more))
+                return int(self._db.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", values).lastrowid or 0)
+            cache[key] = int(found[0])
+        return cache[key]
+
+    # Reading
+
+    def _all(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
+        try:
+            return self._db.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise self._sentence(error) from error
+
+    def finished(self) -> set[str]:
+        """The canonical texts of the problems that need no more measuring."""
+        query = "SELECT DISTINCT problem FROM finished JOIN kernel ON kernel.id = finished.kernel"
+        return {row[0] for row in self._all(query)}
+
+    def counts(self) -> dict[str, int]:
+        """kernels (finished), pairs with a timing, timings, batches and disturbed batches."""
+        queries = {
+            "kernels": "SELECT count(DISTINCT kernel) FROM finished",
+            "pairs": "SELECT count(*) FROM (SELECT DISTINCT kernel, config FROM timing JOIN batch ON batch.id = batch)",
+            "timings": "SELECT count(*) FROM timing",
+            "batches": "SELECT count(*) FROM batch",
+            "disturbed": "SELECT count(*) FROM batch WHERE disturbed",
+        }
+        return {name: int(self._all(query)[0][0]) for name, query in queries.items()}
+
+    def snapshot(self, path: str | os.PathLike[str]) -> None:
+        """A consistent copy while others write."""
+        target = sqlite3.connect(path)
+        try:
+            self._db.backup(target)
+            target.execute("PRAGMA journal_mode = DELETE")
+        except sqlite3.Error as error:
+            raise self._sentence(error) from error
+        finally:
+            target.close()
+
+    def kernels(self) -> list[Kernel]:
+        """Every kernel with at least one batch."""
+        query = "SELECT program, problem FROM kernel WHERE id IN (SELECT kernel FROM batch) ORDER BY id"
+        return [Kernel(program, Problem(json.loads(problem))) for program, problem in self._all(query)]
+
+
+def _short(details: Mapping[str, Any] | None) -> str:
+    return json.dumps(details, separators=(",", ":")) if details else ""
+
+
+def _process() -> tuple[str, int, str]:
+    return os.uname().nodename, os.getpid(), _born(os.getpid())
+
+
+def _born(process: int) -> str:
+    """When a process started, in kernel ticks: a number that a later process with the same id does not share."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _holds(host: str, process: int, born: str, taken: float) -> bool:
+    """Whether a claim still counts: its process runs; one on another machine is believed for a quarter of an hour."""
+    if host == os.uname().nodename:
+        return born != "" and _born(process) == born
+    return time.time() - taken < 900

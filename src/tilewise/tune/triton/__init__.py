@@ -1,0 +1,1 @@
+"""Measuring and tuning Triton kernels."""

@@ -1,0 +1,355 @@
+"""The Triton collector: compiles in many processes, measures in one, and writes everything to a store as it comes.
+
+Kernels are ordered so that any prefix is a balanced sample of the families and programs: a stop at any moment leaves a
+usable collection. The GPU's process takes the first kernel in that order whose binaries are all there. If it dies or
+hangs, the kernel is tried once more configuration by configuration, which names the culprit; the rest goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tilewise.errors import UnavailableError
+from tilewise.tune.problem import Config, Kernel
+from tilewise.tune.store import Machine, Store, VerdictRow
+from tilewise.tune.triton import compiling, measure
+from tilewise.tune.triton.family import Binary, get_family
+from tilewise.tune.workers import Worker, WorkerLostError, wait_any
+
+_COMPILE_SECONDS = 90.0
+_SILENCE_SECONDS = 45.0  # the GPU process reports every batch; longer than this between two reports is a hang
+_START_SECONDS = 180.0
+SHARED_BYTES = 232_448  # an H100's and H200's; replaced by what the device says where it does
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Options:
+    """What to measure, where to, and for how long."""
+
+    minutes: float = 8.0
+    seed: int = 0
+    device: str = "cuda"  # or "interpreter"
+    processes: int = 0  # 0: one fewer than the cores, less one for the GPU's
+    max_configs: int = 0  # 0: all
+    settings: measure.Settings = field(default_factory=measure.Settings)
+    plugins: tuple[str, ...] = ()
+
+
+@dataclass
+class Tally:
+    """What happened to one family."""
+
+    kernels: int = 0
+    pairs: int = 0
+    verdicts: Counter[str] = field(default_factory=Counter)
+    scatter: list[float] = field(default_factory=list)
+    batches: int = 0
+    disturbed: int = 0
+    seconds: float = 0.0
+    failures: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Pending:
+    """A kernel that waits for its binaries."""
+
+    kernel: Kernel
+    configs: list[Config]
+    binaries: list[Binary]
+    careful: bool = False
+    last_tried: Config | None = None
+    times: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    disturbed_times: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    measured: tuple[Config, ...] = ()
+
+
+def balanced(kernels: Sequence[Kernel], seed: int) -> list[Kernel]:
+    """The kernels in an order whose every prefix holds each family in proportion."""
+    chance = random.Random(seed)
+    families: dict[str, list[Kernel]] = defaultdict(list)
+    for kernel in kernels:
+        families[kernel.problem.family].append(kernel)
+    placed = []
+    for members in families.values():
+        chance.shuffle(members)
+        placed += [((index + chance.random()) / len(members), kernel) for index, kernel in enumerate(members)]
+    return [kernel for _, kernel in sorted(placed, key=lambda pair: pair[0])]
+
+
+def pick_configs(configs: Sequence[Config], count: int, seed: int) -> list[Config]:
+    """The default and `count - 1` others drawn at random; all of them when `count` is 0."""
+    if not count or len(configs) <= count:
+        return list(configs)
+    return [configs[0], *random.Random(seed).sample(list(configs[1:]), count - 1)]
+
+
+class Collector:
+    """One run of the collector. `run` returns what happened, by family; the measurements are in the store."""
+
+    def __init__(self, kernels: Iterable[Kernel], store: Store, options: Options, say: Say = print) -> None:
+        self.store, self.options, self.say = store, options, say
+        done = store.finished()
+        wanted = [kernel for kernel in kernels if kernel.problem.key not in done]
+        self.waiting = deque(self._pending(kernel) for kernel in balanced(wanted, options.seed))
+        self.tallies: dict[str, Tally] = defaultdict(Tally)
+        self.compiled: dict[str, compiling.Compiled] = {}
+        self.started = time.monotonic()
+        self.deadline = self.started + options.minutes * 60
+        self.run_number = 0
+        self.current: _Pending | None = None
+        self._job_seconds: deque[float] = deque([3.0], maxlen=50)
+        self._said = self.started
+        os.environ.setdefault("TRITON_CACHE_DIR", str(Path(tempfile.gettempdir()) / "tilewise-triton-cache"))
+        os.environ.setdefault("TRITON_STORE_BINARY_ONLY", "1")
+
+    def _pending(self, kernel: Kernel) -> _Pending:
+        family = get_family(kernel.problem.family)
+        every = family.configs(kernel.problem)
+        configs = pick_configs(every, self.options.max_configs, self.options.seed)
+        return _Pending(kernel, configs, [family.binary(kernel.problem, config) for config in configs])
+
+    # The loop
+
+    def run(self) -> dict[str, Tally]:
+        cores = len(os.sched_getaffinity(0))
+        processes = self.options.processes or max(1, cores - 2)
+        self.gpu = Worker(measure.serve, self.options.device, {"plugins": self.options.plugins})
+        self.gpu.submit_silently(_START_SECONDS)
+        compilers = [Worker(compiling.serve, 90) for _ in range(processes)]
+        for worker in compilers:
+            worker.start()
+        try:
+            self._open_device(compilers)
+            self._loop(compilers)
+        finally:
+            for worker in (self.gpu, *compilers):
+                worker.stop()
+        return dict(self.tallies)
+
+    def _open_device(self, compilers: Sequence[Worker]) -> None:
+        message = self._wait_for_gpu()
+        if message[0] != "device":
+            raise UnavailableError(str(message[1]))
+        details = message[1]
+        self.say(f"device: {details}")
+        kind = "triton" if self.options.device == "cuda" else "triton-interpreter"
+        settings = {**dataclasses.asdict(self.options.settings), "max_configs": self.options.max_configs}
+        self.run_number = self.store.begin(Machine(kind, str(details["name"]), details), self.options.seed, settings)
+
+    def _wait_for_gpu(self) -> Any:
+        while True:
+            for _, message in wait_any([self.gpu], 1.0):
+                self.gpu.finish()
+                if isinstance(message, WorkerLostError):
+                    raise UnavailableError(f"The process that owns the GPU could not start: {message}.")
+                return message
+
+    def _loop(self, compilers: Sequence[Worker]) -> None:
+        queue = deque(self._binaries_in_order())
+        while time.monotonic() < self.deadline and (self.waiting or self.current):
+            for worker in compilers:
+                if not worker.busy and queue:
+                    worker.submit(queue.popleft(), _COMPILE_SECONDS)
+            if self.current is None:
+                self._submit_next()
+            for worker, message in wait_any([self.gpu, *compilers], 0.25):
+                if worker is self.gpu:
+                    self._hear_gpu(message)
+                else:
+                    self._hear_compiler(worker, message)
+            self._progress(len(queue))
+
+    def _binaries_in_order(self) -> list[Binary]:
+        """Each once, in the order the kernels want them."""
+        found: dict[str, Binary] = {}
+        for pending in self.waiting:
+            for binary in pending.binaries:
+                found.setdefault(binary.key, binary)
+        return list(found.values())
+
+    def _hear_compiler(self, worker: Worker, message: Any) -> None:
+        binary: Binary = worker.task
+        worker.finish()
+        if isinstance(message, WorkerLostError):
+            message = compiling.Compiled(0, 0.0, f"does not compile: {message}")
+        self.compiled[binary.key] = message
+
+    # The GPU
+
+    def _submit_next(self) -> None:
+        """The first kernel in order that is ready, fits into the time left, and is not another collector's."""
+        remaining = self.deadline - time.monotonic()
+        if remaining < statistics.median(self._job_seconds):
+            self.deadline = time.monotonic()
+            return
+        for index, pending in enumerate(self.waiting):
+            if all(binary.key in self.compiled for binary in pending.binaries):
+                del self.waiting[index]
+                if self.store.claim(self.run_number, pending.kernel):
+                    self._submit(pending)
+                return
+
+    def _submit(self, pending: _Pending) -> None:
+        misfits, fitting = [], []
+        for config, binary in zip(pending.configs, pending.binaries, strict=True):
+            reason = self._misfit(self.compiled[binary.key])
+            if reason is None:
+                fitting.append(config)
+            else:
+                misfits.append(VerdictRow(config, reason[0], reason[1]))
+        if misfits:
+            self.store.add_verdicts(self.run_number, pending.kernel, misfits)
+            self._count(pending, misfits)
+        if not fitting or fitting[0] != pending.configs[0]:
+            self._tally(pending).failures.append(f"{pending.kernel.name}: the default configuration does not fit")
+            return
+        pending.measured, self.current = tuple(fitting), pending
+        pending.times.clear()
+        pending.disturbed_times.clear()
+        seed = self.options.seed * 1_000_003 + int(pending.kernel.problem.digest[:8], 16)
+        job = measure.Job(pending.kernel.problem, pending.measured, seed, self.options.settings, pending.careful)
+        self.gpu.submit(job, _SILENCE_SECONDS if self.gpu.connection else _START_SECONDS)
+
+    def _misfit(self, compiled: compiling.Compiled) -> tuple[str, str] | None:
+        if compiled.failure is not None:
+            return "failed", compiled.failure
+        if compiled.shared_bytes > SHARED_BYTES:
+            return "misfit", f"shared memory: {compiled.shared_bytes} bytes needed, {SHARED_BYTES} there"
+        return None
+
+    def _hear_gpu(self, message: Any) -> None:
+        pending = self.current
+        if isinstance(message, WorkerLostError):
+            self.gpu.finish()
+            if pending is not None:
+                self._lost(pending, str(message))
+            return
+        self.gpu.extend(_SILENCE_SECONDS)
+        kind = message[0]
+        if pending is None or kind == "device":  # the greeting of a process that was started again
+            return
+        if kind == "note":
+            self.say(message[1])
+        elif kind == "next":
+            pending.last_tried = message[1]
+        elif kind == "verdicts":
+            rows = [
+                VerdictRow(v.config, v.status, v.reason, {"registers": v.registers, "spills": v.spills})
+                for v in message[1]
+            ]
+            self.store.add_verdicts(self.run_number, pending.kernel, rows)
+            self._count(pending, rows)
+        elif kind == "batch":
+            self._keep(pending, message[1])
+        elif kind == "failed":
+            self.gpu.stop()
+            self.say(f"{pending.kernel.name} {pending.kernel.problem.key}: {message[1]}\n{message[2]}")
+            self._lost(pending, message[1])
+        elif kind == "done":
+            self._done(pending, float(message[1]))
+
+    def _keep(self, pending: _Pending, batch: measure.Batch) -> None:
+        timings = [(pending.measured[i], ns) for i, ns in zip(batch.configs, batch.runtime_ns, strict=True)]
+        self.store.add_batch(
+            self.run_number,
+            pending.kernel,
+            batch.round,
+            batch.default_ns,
+            timings,
+            disturbed=batch.disturbed,
+            watch=batch.watch,
+        )
+        tally = self._tally(pending)
+        tally.batches += 1
+        tally.disturbed += batch.disturbed
+        kept = pending.disturbed_times if batch.disturbed else pending.times
+        for index, runtime_ns in zip(batch.configs, batch.runtime_ns, strict=True):
+            kept[index].append(runtime_ns)
+
+    def _done(self, pending: _Pending, seconds: float) -> None:
+        self.gpu.finish()
+        self.current = None
+        tally = self._tally(pending)
+        tally.seconds += seconds
+        self._job_seconds.append(seconds)
+        # Where a configuration was only ever disturbed, those times are what there is; the scatter will show it.
+        for index, times in pending.disturbed_times.items():
+            if len(pending.times[index]) < 2:
+                pending.times[index] += times
+        repeats = [times for times in pending.times.values() if len(times) > 1]
+        if repeats:
+            self.store.finish(self.run_number, pending.kernel, pending.configs[0], seconds)
+            tally.kernels += 1
+            tally.pairs += len(repeats) + 1
+            tally.scatter += [statistics.stdev(times) / statistics.median(times) for times in repeats]
+        else:
+            tally.failures.append(f"{pending.kernel.name}: nothing could be timed")
+
+    def _lost(self, pending: _Pending, reason: str) -> None:
+        """The GPU process is gone. Try again with care; in careful mode the configuration it named is the culprit."""
+        self.current = None
+        next_step = "that configuration is left out" if pending.careful else "again, with care"
+        self.say(f"{pending.kernel.name}: {reason}; {next_step}")
+        if pending.careful:
+            culprit = pending.last_tried
+            if culprit is None or culprit == pending.configs[0] or self.gpu.deaths > 20:
+                self._tally(pending).failures.append(f"{pending.kernel.name}: {reason}")
+                return
+            row = VerdictRow(culprit, "failed", f"it ended the process: {reason}")
+            self.store.add_verdicts(self.run_number, pending.kernel, [row])
+            self._count(pending, [row])
+            keep = [i for i, config in enumerate(pending.configs) if config != culprit]
+            pending.configs = [pending.configs[i] for i in keep]
+            pending.binaries = [pending.binaries[i] for i in keep]
+        pending.careful, pending.last_tried = True, None
+        self.waiting.appendleft(pending)
+
+    # Telling
+
+    def _tally(self, pending: _Pending) -> Tally:
+        return self.tallies[pending.kernel.problem.family]
+
+    def _count(self, pending: _Pending, rows: Sequence[VerdictRow]) -> None:
+        tally = self._tally(pending)
+        tally.verdicts.update(row.status for row in rows)
+        for row in rows:
+            if row.status in ("wrong", "failed") and len(tally.failures) < 20:
+                tally.failures.append(f"{row.status}: {pending.kernel.problem.key} {row.config.key}: {row.reason}")
+
+    def _progress(self, to_compile: int) -> None:
+        now = time.monotonic()
+        if now - self._said < 10:
+            return
+        self._said = now
+        kernels = sum(t.kernels for t in self.tallies.values())
+        pairs = sum(t.pairs for t in self.tallies.values())
+        scatter = [s for t in self.tallies.values() for s in t.scatter]
+        noise = f"{statistics.median(scatter):.2%}" if scatter else "-"
+        self.say(
+            f"{now - self.started:5.0f} s: {kernels} kernels, {pairs} pairs, scatter {noise}; "
+            f"{len(self.compiled)} binaries compiled, {to_compile} to go; {len(self.waiting)} kernels wait"
+        )
+
+
+def table(tallies: dict[str, Tally]) -> list[str]:
+    """One line a family."""
+    lines = [f"{'family':16} {'kernels':>7} {'pairs':>7} {'scatter':>8} {'disturbed':>9} {'pairs/s':>8}  verdicts"]
+    for name, tally in tallies.items():
+        scatter = f"{statistics.median(tally.scatter):.2%}" if tally.scatter else "-"
+        rate = f"{tally.pairs / tally.seconds:.0f}" if tally.seconds else "-"
+        disturbed = f"{tally.disturbed}/{tally.batches}"
+        verdicts = ", ".join(f"{status} {count}" for status, count in sorted(tally.verdicts.items()))
+        lines.append(f"{name:16} {tally.kernels:7} {tally.pairs:7} {scatter:>8} {disturbed:>9} {rate:>8}  {verdicts}")
+    return lines

@@ -1,0 +1,216 @@
+"""Where kernels run: a CUDA GPU, or Triton's interpreter so that the whole collector can be tested without one.
+
+A device loads binaries, launches them and times batches of launches. On the GPU a timed unit is a CUDA graph of many
+launches between two events: the host's overhead per launch stays out, and one unit lasts long enough for the events'
+half microsecond not to matter.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from tilewise.errors import UnavailableError
+from tilewise.tune.triton.compiling import compile_binary, find_kernel
+from tilewise.tune.triton.family import Binary, Launch
+from tilewise.tune.triton.graphs import DriverGraphs, Run, torch_graph
+from tilewise.tune.triton.nvml import GpuWatch
+
+
+class MisfitError(Exception):
+    """A binary that cannot run here; the text is the reason that is recorded."""
+
+
+class Device(Protocol):
+    """What the measuring code needs."""
+
+    torch: Any
+    torch_device: str
+    l2_bytes: int
+
+    def prepare(self, binary: Binary, launch: Launch) -> Run:
+        """A callable that starts the kernel once; MisfitError if it does not fit."""
+
+    def unit(self, runs: Sequence[Run]) -> Run:
+        """A callable that starts all `runs` back to back, with as little host time as possible."""
+
+    def time_units(self, units: Sequence[Run]) -> list[float]:
+        """Run the units one after the other; nanoseconds of each."""
+
+    def synchronize(self) -> None: ...
+
+    def describe(self) -> dict[str, Any]: ...
+
+    def watch(self) -> dict[str, float]:
+        """Clock, temperature and the like, right now."""
+
+
+class CudaDevice:
+    """One NVIDIA GPU through PyTorch. Everything goes to one side stream, since the default one cannot be captured."""
+
+    torch_device = "cuda"
+
+    def __init__(self) -> None:
+        torch: Any = importlib.import_module("torch")
+        if not torch.cuda.is_available():
+            raise UnavailableError("PyTorch sees no CUDA GPU here; `collect triton` needs one.")
+        self.torch = torch
+        torch.set_float32_matmul_precision("highest")  # the reference must not use tf32
+        properties = torch.cuda.get_device_properties(0)
+        self.capability = properties.major * 10 + properties.minor
+        self.l2_bytes = int(getattr(properties, "L2_cache_size", 0) or 50 << 20)
+        self.multiprocessors = int(properties.multi_processor_count)
+        self.memory_bytes = int(properties.total_memory)
+        self.name = str(properties.name)
+        self.stream = torch.cuda.Stream()
+        torch.cuda.set_stream(self.stream)
+        self._handle = self.stream.cuda_stream
+        self._loaded: dict[str, Any] = {}
+        self._events: list[Any] = []
+        self._watch = GpuWatch()
+        self.notes: list[str] = []
+        self._driver_graphs: DriverGraphs | None = None
+        # How units are made, best first; a way that fails is struck off and said.
+        self._ways: list[tuple[str, Callable[[Sequence[Run]], Run]]] = [
+            ("the driver's graphs", self._with_driver),
+            ("PyTorch's graphs", self._with_torch),
+        ]
+
+    def prepare(self, binary: Binary, launch: Launch) -> Run:
+        kernel = self._load(binary)
+        constants = dict(binary.constants)
+        # Addresses as integers: the launcher then skips asking the driver about every tensor.
+        given = iter(value.data_ptr() if hasattr(value, "data_ptr") else value for value in launch.arguments)
+        arguments = [constants[name] if name in constants else next(given) for name in kernel.src.fn.arg_names]
+        run, function, packed = kernel.run, kernel.function, kernel.packed_metadata
+        fixed = (*launch.grid, self._handle, function, packed, None, None, None, *arguments)
+        return lambda: run(*fixed)
+
+    def _load(self, binary: Binary) -> Any:
+        kernel = self._loaded.get(binary.key)
+        if kernel is None:
+            from triton.runtime.errors import OutOfResources
+
+            try:
+                kernel = compile_binary(binary, self.capability)
+                kernel._init_handles()
+            except OutOfResources as error:
+                raise MisfitError(f"{error.name}: {error.required} needed, {error.limit} there") from None
+            self._loaded[binary.key] = kernel
+        return kernel
+
+    def registers(self, binary: Binary) -> tuple[int, int]:
+        """Registers a thread and spilled ones, of a loaded binary."""
+        kernel = self._loaded[binary.key]
+        return int(kernel.n_regs), int(kernel.n_spills)
+
+    def unit(self, runs: Sequence[Run]) -> Run:
+        while self._ways:
+            try:
+                return self._ways[0][1](runs)
+            except (RuntimeError, OSError, AttributeError) as error:
+                self.notes.append(f"timing without {self._ways[0][0]}: {type(error).__name__}: {error}")
+                del self._ways[0]
+                self.synchronize()
+
+        def launch_all() -> None:
+            for run in runs:
+                run()
+
+        return launch_all
+
+    def _with_driver(self, runs: Sequence[Run]) -> Run:
+        if self._driver_graphs is None:
+            self._driver_graphs = DriverGraphs(self._handle)
+        return self._driver_graphs.capture(runs)
+
+    def _with_torch(self, runs: Sequence[Run]) -> Run:
+        return torch_graph(self.torch, runs)
+
+    def time_units(self, units: Sequence[Run]) -> list[float]:
+        while len(self._events) < 2 * len(units):
+            self._events.append(self.torch.cuda.Event(enable_timing=True))
+        starts, ends = self._events[: len(units)], self._events[len(units) : 2 * len(units)]
+        for start, unit, end in zip(starts, units, ends, strict=True):
+            start.record(self.stream)
+            unit()
+            end.record(self.stream)
+        self.synchronize()
+        return [start.elapsed_time(end) * 1e6 for start, end in zip(starts, ends, strict=True)]
+
+    def synchronize(self) -> None:
+        self.stream.synchronize()
+
+    def describe(self) -> dict[str, Any]:
+        import triton
+
+        return {
+            "name": self.name,
+            "compute_capability": self.capability,
+            "multiprocessors": self.multiprocessors,
+            "memory_bytes": self.memory_bytes,
+            "l2_bytes": self.l2_bytes,
+            "driver": self._watch.driver(),
+            "cuda": str(self.torch.version.cuda),
+            "torch": str(self.torch.__version__),
+            "triton": str(triton.__version__),
+            "timing": self._ways[0][0] if self._ways else "single launches",
+        }
+
+    def watch(self) -> dict[str, float]:
+        return self._watch.read()
+
+
+class InterpreterDevice:
+    """Triton's interpreter on the CPU: right results, meaningless times. For tests and dry runs only."""
+
+    torch_device = "cpu"
+    l2_bytes = 0
+
+    def __init__(self) -> None:
+        os.environ["TRITON_INTERPRET"] = "1"
+        import torch
+
+        self.torch = torch
+        self.notes: list[str] = []
+        torch.set_num_threads(1)
+
+    def prepare(self, binary: Binary, launch: Launch) -> Run:
+        kernel = find_kernel(binary.kernel)
+        constants = dict(binary.constants)
+        return lambda: kernel[launch.grid](*launch.arguments, **constants)
+
+    def unit(self, runs: Sequence[Run]) -> Run:
+        def launch_all() -> None:
+            for run in runs:
+                run()
+
+        return launch_all
+
+    def time_units(self, units: Sequence[Run]) -> list[float]:
+        times = []
+        for unit in units:
+            start = time.perf_counter_ns()
+            unit()
+            times.append(float(time.perf_counter_ns() - start))
+        return times
+
+    def registers(self, binary: Binary) -> tuple[int, int]:
+        return 0, 0
+
+    def synchronize(self) -> None:
+        return
+
+    def describe(self) -> dict[str, Any]:
+        return {"name": "Triton interpreter", "compute_capability": 90, "timing": "interpreter"}
+
+    def watch(self) -> dict[str, float]:
+        return {}
+
+
+def open_device(kind: str) -> CudaDevice | InterpreterDevice:
+    """The device called "cuda" or "interpreter"."""
+    return InterpreterDevice() if kind == "interpreter" else CudaDevice()

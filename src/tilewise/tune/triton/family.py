@@ -1,0 +1,172 @@
+"""The plug-in point of the Triton collector: what a family of kernels must say about itself.
+
+A family knows its problems, its configurations, which of them fit, how to allocate operands, how to launch and what
+the right answer is. Everything else (compiling in parallel, checking, timing, storing, exporting) is shared. The first
+configuration of `configs` is the default, against which all others are normalised.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tilewise.errors import ConfigurationError
+from tilewise.tune.problem import Config, Problem, Value
+
+DTYPES = {"bf16": "bf16", "fp16": "fp16", "tf32": "fp32", "fp32": "fp32"}
+TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "tf32": "float32", "fp32": "float32"}
+ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "tf32": 4, "fp32": 4}
+GUARD_ELEMENTS = 1024
+MAX_ELEMENTS = 2**31 - 1  # offsets inside one operand are 32-bit integers in the kernels
+
+
+@dataclass(frozen=True)
+class Binary:
+    """One compilation: a kernel function by name, the types of its arguments, and the constants baked in."""
+
+    kernel: str  # "module:function" under tilewise.tune.triton.kernels
+    signature: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, Value | bool], ...]
+    num_warps: int
+    num_stages: int
+
+    @functools.cached_property
+    def key(self) -> str:
+        return repr((self.kernel, self.signature, self.constants, self.num_warps, self.num_stages))
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How to start a binary: the grid and the run-time arguments, in the order of the kernel's parameters."""
+
+    grid: tuple[int, int, int]
+    arguments: tuple[Any, ...]
+
+
+@dataclass
+class Operands:
+    """The tensors of one problem. `out` is a view of `guarded`, whose tail no kernel may touch."""
+
+    inputs: dict[str, Any]
+    out: Any
+    guarded: Any
+    scratch: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The right answer and how far a result may be from it, element by element."""
+
+    value: Any
+    bound: Any
+
+
+class Family(Protocol):
+    """What a plug-in provides; see docs/adding-a-family.md."""
+
+    name: str
+
+    def problem(self, spec: Mapping[str, Value]) -> Problem:
+        """The problem a user's JSON object describes; one sentence if it does not."""
+
+    def configs(self, problem: Problem) -> Sequence[Config]:
+        """Every configuration worth a measurement, the default first."""
+
+    def misfit(self, problem: Problem, config: Config, shared_bytes: int) -> str | None:
+        """Why a configuration cannot run on a GPU with so much shared memory, or None; checked before compiling."""
+
+    def binary(self, problem: Problem, config: Config) -> Binary:
+        """What must be compiled for it; problems that share binaries share compilations."""
+
+    def operands(self, problem: Problem, torch: Any, device: str, generator: Any) -> Operands:
+        """Fresh random inputs and a guarded output."""
+
+    def bytes_moved(self, problem: Problem) -> int:
+        """Bytes of all operands, each counted once."""
+
+    def expected(self, problem: Problem, torch: Any, operands: Operands) -> Expected:
+        """The answer from PyTorch in float32, and the tolerance."""
+
+    def launch(self, problem: Problem, config: Config, operands: Operands) -> Launch:
+        """Grid and arguments of one run."""
+
+    def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
+        """`kernel`, `output` and `input` bounds: the tile of the second operand, of the result, of the first."""
+
+
+_BUILT_IN = {
+    "matmul": "dense:Matmul",
+    "batched_matmul": "dense:BatchedMatmul",
+    "attention": "attend:Attention",
+    "softmax": "rowwise:Softmax",
+    "layer_norm": "rowwise:LayerNorm",
+    "rms_norm": "rowwise:RmsNorm",
+    "reduction": "rowwise:Reduction",
+}
+_added: dict[str, Family] = {}
+
+
+def add_family(family: Family) -> None:
+    """Register a family of your own; it takes part in `collect triton --shapes` from then on."""
+    _added[family.name] = family
+
+
+def family_names() -> list[str]:
+    return [*_BUILT_IN, *_added]
+
+
+@functools.cache
+def _built_in(name: str) -> Family:
+    module, cls = _BUILT_IN[name].split(":")
+    family: Family = getattr(importlib.import_module(f"tilewise.tune.triton.families.{module}"), cls)()
+    return family
+
+
+def get_family(name: str) -> Family:
+    if name in _added:
+        return _added[name]
+    if name not in _BUILT_IN:
+        raise ConfigurationError(f"There is no kernel family {name!r}; known are {', '.join(family_names())}.")
+    return _built_in(name)
+
+
+def read_spec(
+    family: str, spec: Mapping[str, Value], sizes: Sequence[str], choices: Mapping[str, Sequence[Value]]
+) -> Problem:
+    """Check a user's JSON object: positive sizes, and words out of `choices` (the first where one is left out)."""
+    known = {"family", "program", *sizes, *choices}
+    unknown = sorted(set(spec) - known)
+    if unknown:
+        raise ConfigurationError(f"A {family} problem has no {unknown[0]!r}; it takes {', '.join(sorted(known))}.")
+    values: dict[str, Value] = {}
+    for name in sizes:
+        value = spec.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigurationError(f"A {family} problem needs {name}, a positive integer; it has {value!r}.")
+        values[name] = value
+    for name, allowed in choices.items():
+        value = spec.get(name, allowed[0])
+        if isinstance(value, bool) or value not in allowed:
+            raise ConfigurationError(
+                f"{name} of a {family} problem is one of {', '.join(map(str, allowed))}; not {value!r}."
+            )
+        values[name] = value
+    return Problem.of(family, **values)
+
+
+def unit_of(size: int, dtype: str) -> int:
+    """The most elements, up to the 16 bytes of a load, that divide `size`: what the compiler may know of alignment."""
+    widest = 16 // ELEMENT_BYTES[dtype]
+    return next(unit for unit in (8, 4, 2, 1) if unit <= widest and size % unit == 0)
+
+
+def guarded_output(torch: Any, shape: Sequence[int], dtype: str, device: str) -> tuple[Any, Any]:
+    """An output and the larger buffer it is the head of."""
+    count = 1
+    for size in shape:
+        count *= size
+    buffer = torch.empty(count + GUARD_ELEMENTS, dtype=getattr(torch, TORCH_NAMES[dtype]), device=device)
+    return buffer[:count].view(*shape), buffer

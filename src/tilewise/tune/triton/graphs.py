@@ -1,0 +1,82 @@
+"""CUDA graphs through the driver: many launches started by one call, with nothing else between two events.
+
+PyTorch's CUDAGraph refreshes its random number state before each replay, on the GPU, inside what would be timed; these
+few calls of the driver do not. Where the driver cannot be called, PyTorch's graphs are used after all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+_THREAD_LOCAL = 1
+Run = Callable[[], None]
+
+
+class DriverGraphs:
+    """Captures launches on one stream. RuntimeError where the driver says no."""
+
+    def __init__(self, stream: int) -> None:
+        library = ctypes.CDLL("libcuda.so.1")
+        pointer, handle = ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p
+        self._begin = self._call(library, "cuStreamBeginCapture_v2", handle, ctypes.c_int)
+        self._end = self._call(library, "cuStreamEndCapture", handle, pointer)
+        self._instantiate = self._call(library, "cuGraphInstantiateWithFlags", pointer, handle, ctypes.c_ulonglong)
+        self._launch = self._call(library, "cuGraphLaunch", handle, handle)
+        self._destroy_graph = self._call(library, "cuGraphDestroy", handle)
+        self._destroy_executable = self._call(library, "cuGraphExecDestroy", handle)
+        self._stream = stream
+
+    @staticmethod
+    def _call(library: ctypes.CDLL, name: str, *types: Any) -> Callable[..., None]:
+        function = getattr(library, name)
+        function.argtypes, function.restype = list(types), ctypes.c_int
+
+        def checked(*arguments: Any) -> None:
+            code = function(*arguments)
+            if code:
+                raise RuntimeError(f"{name} returned CUDA error {code}")
+
+        return checked
+
+    def capture(self, runs: Sequence[Run]) -> Graph:
+        """A graph that starts all `runs` in order."""
+        graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
+        self._begin(self._stream, _THREAD_LOCAL)
+        try:
+            for run in runs:
+                run()
+        finally:
+            self._end(self._stream, ctypes.byref(graph))
+        try:
+            self._instantiate(ctypes.byref(executable), graph, 0)
+        finally:
+            self._destroy_graph(graph)
+        return Graph(executable, self._stream, self._launch, self._destroy_executable)
+
+
+class Graph:
+    """An executable graph; calling it launches it."""
+
+    def __init__(self, executable: ctypes.c_void_p, stream: int, launch: Any, destroy: Any) -> None:
+        self._executable, self._stream, self._launch, self._destroy = executable, stream, launch, destroy
+
+    def __call__(self) -> None:
+        self._launch(self._executable, self._stream)
+
+    def __del__(self) -> None:
+        self._destroy(self._executable)
+
+
+def torch_graph(torch: Any, runs: Sequence[Run]) -> Run:
+    """The same through PyTorch. Not `torch.cuda.graph`, which collects garbage and empties the allocator each time."""
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(capture_error_mode="thread_local")
+    try:
+        for run in runs:
+            run()
+    finally:
+        graph.capture_end()
+    replay: Run = graph.replay
+    return replay

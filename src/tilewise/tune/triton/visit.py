@@ -1,0 +1,197 @@
+"""A short visit to a machine with a GPU: `python3 -m tilewise.tune.triton.visit --minutes 8 --out DIR`.
+
+Needs numpy, torch and triton, and nothing of tilewise that must be compiled or installed. Writes into DIR a compressed
+copy of the store (in parts of 14 MiB), a summary and a log, again every two minutes and at the end, so that a visit
+cut short still brings its measurements home. `--resume` goes on from such a copy; `--smoke` is a first look.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tilewise.errors import TilewiseError
+from tilewise.tune.problem import Kernel, Problem
+from tilewise.tune.programs import gpu_kernels
+from tilewise.tune.store import Store
+from tilewise.tune.triton.collect import Collector, Options, Tally, balanced, table
+from tilewise.tune.triton.measure import Settings
+
+_PART_BYTES = 14 << 20
+_SNAPSHOT_SECONDS = 120.0
+SMOKE = (
+    Problem.of("matmul", dtype="bf16", m=512, n=1024, k=1024, epilogue="none", layout="nt"),
+    Problem.of("matmul", dtype="bf16", m=4096, n=4096, k=4096, epilogue="none", layout="nt"),
+    Problem.of("matmul", dtype="fp16", m=197, n=1000, k=768, epilogue="bias_gelu", layout="nt"),
+    Problem.of("matmul", dtype="tf32", m=512, n=1024, k=1024, epilogue="bias_relu", layout="nn"),
+    Problem.of("matmul", dtype="bf16", m=768, n=768, k=2048, epilogue="none", layout="tn"),
+    Problem.of("matmul", dtype="bf16", m=16, n=4096, k=4096, epilogue="residual", layout="nt"),
+    Problem.of("batched_matmul", dtype="bf16", batch=24, m=256, n=256, k=64, epilogue="none", layout="nt"),
+    Problem.of("attention", dtype="bf16", batch=2, heads=12, kv_heads=12, queries=512, keys=512, head=64, causal=1),
+    Problem.of("attention", dtype="fp16", batch=1, heads=32, kv_heads=8, queries=300, keys=1024, head=128, causal=0),
+    Problem.of("softmax", dtype="bf16", rows=4096, cols=1000),
+    Problem.of("layer_norm", dtype="bf16", rows=4096, cols=768),
+    Problem.of("rms_norm", dtype="fp32", rows=2048, cols=4096),
+    Problem.of("reduction", dtype="bf16", rows=4096, cols=3072, axis=0, operation="sum"),
+    Problem.of("reduction", dtype="fp32", rows=2048, cols=2048, axis=1, operation="max"),
+)
+
+
+def tiny_problems() -> list[Problem]:
+    """For the interpreter: the same families at sizes it can walk through."""
+    return [
+        Problem.of("matmul", dtype="fp16", m=40, n=48, k=64, epilogue="bias_gelu", layout="nt"),
+        Problem.of("batched_matmul", dtype="tf32", batch=2, m=20, n=24, k=32, epilogue="none", layout="nn"),
+        Problem.of("attention", dtype="fp16", batch=1, heads=2, kv_heads=1, queries=20, keys=30, head=64, causal=1),
+        Problem.of("softmax", dtype="fp32", rows=9, cols=200),
+        Problem.of("layer_norm", dtype="fp16", rows=9, cols=130),
+        Problem.of("rms_norm", dtype="fp32", rows=5, cols=300),
+        Problem.of("reduction", dtype="fp32", rows=30, cols=40, axis=0, operation="sum"),
+    ]
+
+
+class _Log:
+    """Lines to the screen and to a file, with the seconds since the start."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+
+    def __call__(self, line: str) -> None:
+        print(line, flush=True)
+        self._file.write(line + "\n")
+        self._file.flush()
+
+
+class _Visit(Collector):
+    """A collector that also brings copies of its store home now and then."""
+
+    out: Path
+    _copied: float = 0.0
+
+    def _progress(self, to_compile: int) -> None:
+        super()._progress(to_compile)
+        now = time.monotonic()
+        if now - max(self._copied, self.started) > _SNAPSHOT_SECONDS and self.deadline - now > 20:
+            bring_home(self.store, self.out)
+            self._copied = time.monotonic()
+
+
+def bring_home(store: Store, out: Path) -> list[Path]:
+    """Write the store, compressed and in parts, into `out`; older parts are replaced when the new ones are whole."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "copy.sqlite"
+        store.snapshot(copy)
+        packed = gzip.compress(copy.read_bytes(), compresslevel=4)
+    parts = []
+    for number, start in enumerate(range(0, len(packed), _PART_BYTES)):
+        path = out / f"store.sqlite.gz.{number:02d}"
+        beside = path.with_name(path.name + ".new")
+        beside.write_bytes(packed[start : start + _PART_BYTES])
+        parts.append((beside, path))
+    for beside, path in parts:
+        beside.replace(path)
+    return [path for _, path in parts]
+
+
+def unpack(parts: Sequence[Path], target: Path) -> None:
+    """The store from its compressed parts."""
+    target.write_bytes(gzip.decompress(b"".join(path.read_bytes() for path in sorted(parts))))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Measure Triton kernels for a fixed time and bring the store home.")
+    parser.add_argument("--minutes", type=float, default=8.0, help="everything included; ends by itself before that")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the store's copy, summary and log")
+    parser.add_argument("--store", type=Path, help="where the live store lies (default: a temporary file)")
+    parser.add_argument("--resume", type=Path, nargs="*", default=[], help="store.sqlite.gz.* of an earlier visit")
+    parser.add_argument("--smoke", action="store_true", help="a few configurations of one shape per family")
+    parser.add_argument("--device", choices=("cuda", "interpreter"), default="cuda")
+    parser.add_argument("--kernels", type=int, default=0, help="only so many, balanced over the families")
+    parser.add_argument("--configs", type=int, default=0, help="only so many configurations a kernel")
+    parser.add_argument("--processes", type=int, default=0, help="compiling processes (default: cores - 2)")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(arguments)
+    given.out.mkdir(parents=True, exist_ok=True)
+    log = _Log(given.out / "log.txt")
+    try:
+        return _visit(given, log)
+    except TilewiseError as error:
+        log(f"tilewise: {error}")
+        return 2
+
+
+def _choose(given: argparse.Namespace) -> list[Kernel]:
+    if given.device == "interpreter":
+        return [Kernel("tiny", problem) for problem in tiny_problems()]
+    if given.smoke:
+        return [Kernel("smoke", problem) for problem in SMOKE]
+    kernels = gpu_kernels()
+    return balanced(kernels, given.seed)[: given.kernels] if given.kernels else kernels
+
+
+def _visit(given: argparse.Namespace, log: _Log) -> int:
+    started = time.monotonic()
+    minutes = min(given.minutes, 1.5) if given.smoke else given.minutes
+    path = given.store or Path(tempfile.mkdtemp(prefix="tilewise-visit-")) / "store.sqlite"
+    if given.resume:
+        unpack(given.resume, path)
+    options = Options(
+        minutes=minutes - 0.25,  # the last quarter minute is for the way home
+        seed=given.seed,
+        device=given.device,
+        processes=given.processes,
+        max_configs=given.configs or (24 if given.smoke else 0),
+        settings=Settings(unit_ms=0.0, slowest_ms=1e6) if given.device == "interpreter" else Settings(),
+    )
+    with Store(path) as store:
+        visit = _Visit(_choose(given), store, options, log)
+        visit.out = given.out
+        log(f"{len(visit.waiting)} kernels to measure, {len(visit._binaries_in_order())} binaries to compile")
+        try:
+            tallies = visit.run()
+        finally:
+            parts = bring_home(store, given.out)
+        counts = store.counts()
+    _tell(log, tallies, given.smoke)
+    elapsed = time.monotonic() - started
+    log(
+        f"store: {counts}; {sum(p.stat().st_size for p in parts)} bytes in {len(parts)} part(s); {elapsed:.0f} s in all"
+    )
+    _write_summary(given.out / "summary.json", tallies, counts, elapsed)
+    return 0
+
+
+def _tell(log: _Log, tallies: dict[str, Tally], every: bool) -> None:
+    for line in table(tallies):
+        log(line)
+    for tally in tallies.values():
+        for failure in tally.failures[: 20 if every else 5]:
+            log(f"  {failure}")
+
+
+def _write_summary(path: Path, tallies: dict[str, Tally], counts: dict[str, int], elapsed: float) -> None:
+    families = {
+        name: {
+            "kernels": tally.kernels,
+            "pairs": tally.pairs,
+            "median_scatter": statistics.median(tally.scatter) if tally.scatter else None,
+            "batches": tally.batches,
+            "disturbed": tally.disturbed,
+            "seconds": tally.seconds,
+            "verdicts": dict(tally.verdicts),
+            "failures": tally.failures,
+        }
+        for name, tally in tallies.items()
+    }
+    path.write_text(json.dumps({"seconds": elapsed, "counts": counts, "families": families}, indent=1))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
