@@ -61,14 +61,13 @@ void unwrap_python_allocators() {
   wrapped = false;
 }
 
-bool watch_start() {
+bool watch_start(bool large_only) {
 #ifdef Py_GIL_DISABLED
-  return false;
-#else
-  if (wrapped || !heap_watch::start()) return false;
-  wrap_python_allocators();
-  return true;
+  if (!large_only) return false;
 #endif
+  if (wrapped || !heap_watch::start(large_only)) return false;
+  if (!large_only) wrap_python_allocators();
+  return true;
 }
 
 void watch_stop() {
@@ -105,10 +104,11 @@ void bind_memory(nb::module_& m) {
   m.def("memory_in_use", memory_in_use);
   m.def("memory_peak", memory_peak);
   m.def("reset_memory_peak", reset_memory_peak);
-  m.def("watch_start", watch_start);
+  m.def("watch_start", watch_start, nb::arg("large_only") = false);
   m.def("watch_stop", watch_stop);
   m.def("watch_active", heap_watch::active);
   m.def("watch_counts", watch_counts);
+  m.def("watch_allocated", heap_watch::allocated);
   m.def("watch_reset_peaks", heap_watch::reset_peaks);
   m.def("watch_alarm", watch_alarm, nb::arg("level"), nb::arg("callback").none());
 }

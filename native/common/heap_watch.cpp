@@ -160,7 +160,8 @@ Ledger& requested_ledger() {
   return ledger;
 }
 
-std::atomic<bool> watching{false};
+std::atomic<bool> watching{false}, only_large{false};
+std::atomic<int64_t> taken_large{0};
 std::atomic<int64_t> alarm_level{0};
 std::atomic<void (*)()> alarm_call{nullptr};
 thread_local int inner_depth = 0;
@@ -174,6 +175,8 @@ void check_alarm() {
 
 void took(void* block, std::size_t bytes) {
   if (!block || !watching.load(std::memory_order_relaxed)) return;
+  if (bytes >= kLarge) taken_large.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+  else if (only_large.load(std::memory_order_relaxed)) return;
   const int saved = errno;
   system_ledger().add(block, bytes);
   if (inner_depth == 0) {
@@ -185,6 +188,7 @@ void took(void* block, std::size_t bytes) {
 
 void gave(void* block) {
   if (!block || !watching.load(std::memory_order_relaxed)) return;
+  if (only_large.load(std::memory_order_relaxed) && malloc_usable_size(block) < kLarge) return;
   system_ledger().remove(block);
   if (inner_depth == 0) requested_ledger().remove(block);
 }
@@ -360,14 +364,15 @@ bool find_real_functions() {
 
 }  // namespace
 
-bool start() {
+bool start(bool large_only) {
   static std::atomic_flag busy = ATOMIC_FLAG_INIT;
   SpinLock lock(busy);
   if (watching.load() || !find_real_functions()) return false;
   if (!slots) slots = static_cast<Slot*>(kernel_pages(kMostSlots * sizeof(Slot)));
   system_ledger().clear();
   requested_ledger().clear();
-  alarm_level = 0;
+  alarm_level = taken_large = 0;
+  only_large = large_only;
   slot_count = 0;
   dl_iterate_phdr(redirect_library, nullptr);
   watching = true;
@@ -387,6 +392,8 @@ Counts counts() {
   Ledger &system = system_ledger(), &requested = requested_ledger();
   return {system.now(), system.peak(), requested.now(), requested.peak(), requested.blocks()};
 }
+
+int64_t allocated() { return taken_large.load(std::memory_order_relaxed); }
 
 void reset_peaks() {
   system_ledger().reset_peak();
@@ -419,10 +426,11 @@ bool Inner::outermost() const { return inner_depth == 1; }
 namespace tw {
 namespace heap_watch {
 
-bool start() { return false; }
+bool start(bool) { return false; }
 void stop() {}
 bool active() { return false; }
 Counts counts() { return {}; }
+int64_t allocated() { return 0; }
 void reset_peaks() {}
 void set_alarm(int64_t, void (*)()) {}
 void note_requested(void*, std::size_t) {}

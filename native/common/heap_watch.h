@@ -20,10 +20,14 @@ struct Counts {
   int64_t system_now, system_peak, requested_now, requested_peak, blocks;
 };
 
-bool start();  // false where this system cannot be watched, or a watch is on already
+// False where this system cannot be watched, or a watch is on already. With `large_only` blocks below kLarge are let pass
+// uncounted, which costs next to nothing and still sees every array that matters.
+constexpr std::size_t kLarge = 16 << 10;
+bool start(bool large_only = false);
 void stop();
 bool active();
 Counts counts();
+int64_t allocated();  // bytes taken in blocks of kLarge and more since the start, given back or not
 void reset_peaks();
 
 // Calls `alarm` once, from inside the allocating call, when the requested bytes first reach `level`. 0 switches it off.

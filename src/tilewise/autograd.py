@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewise import _events
+from tilewise._events import recorders
 from tilewise.backend.registry import current_backend
 from tilewise.errors import GradientError
 from tilewise.ops.base import Operation
@@ -46,7 +48,7 @@ def walk_back(root: Tensor, seed: Array, retain_graph: bool) -> None:
         if step.retain is not None and (kept := step.retain()) is not None:
             kept.accumulate_grad(grad, False)
         _check_saved(step)
-        grads = step.backward(grad)
+        grads = _events.backward(step, grad) if recorders else step.backward(grad)
         for t, g in zip(step.inputs, grads if isinstance(grads, tuple) else (grads,), strict=True):
             if g is not None and t.requires_grad:
                 g = _fitted(g, t.data)

@@ -23,7 +23,8 @@ from typing import Any, SupportsIndex, cast
 import numpy as np
 import numpy.typing as npt
 
-from tilewise import ops
+from tilewise import _events, ops
+from tilewise._events import recorders
 from tilewise.autograd import walk_back
 from tilewise.backend.registry import current_backend
 from tilewise.errors import DtypeError, GradientError, ShapeError
@@ -66,7 +67,10 @@ def apply(operation: type[ops.Operation], *inputs: Tensor, **params: Any) -> Ten
     """Run one operation on tensors. Every operation of the framework passes here, and only here."""
     step = operation()
     try:
-        data = step.forward(*[t.data for t in inputs], **params)
+        if recorders:
+            data = _events.forward(step, [t.data for t in inputs], params)
+        else:
+            data = step.forward(*[t.data for t in inputs], **params)
     except (ShapeError, DtypeError):
         raise
     except ValueError as error:

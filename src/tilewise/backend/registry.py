@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tilewise import _events
+from tilewise._events import recorders
 from tilewise.errors import ConfigurationError
 
 Suits = Callable[..., str | None]
@@ -110,6 +112,8 @@ class OptimizedBackend:
         chosen = self.select(op, *args, **kwargs)
         if self.tile_chooser is not None and chosen.tile_key is not None and "tile" not in kwargs:
             kwargs["tile"] = self.tile_chooser(op, *chosen.tile_key(*args))
+        if recorders:
+            return _events.kernel(op, chosen, args, kwargs)
         return chosen.run(*args, **kwargs)
 
     def explain(self, op: str, *args: Any, **kwargs: Any) -> Explanation:

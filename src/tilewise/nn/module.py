@@ -12,6 +12,8 @@ from typing import Any, Self, overload
 import numpy as np
 import numpy.typing as npt
 
+from tilewise import _events
+from tilewise._events import recorders
 from tilewise.errors import ConfigurationError, DtypeError, ShapeError
 from tilewise.tensor import Tensor, TensorLike
 
@@ -34,6 +36,8 @@ class Module:
         raise NotImplementedError(f"{type(self).__name__} does not say how to compute its result")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if recorders:
+            return _events.module(self, self.forward, args, kwargs)
         return self.forward(*args, **kwargs)
 
     # --- what is inside ---
@@ -166,7 +170,13 @@ class Sequential(Module):
     def forward(self, x: Tensor) -> Tensor:
         waiting = self.layers()
         while waiting:
-            x, used = waiting[0].forward_with(x, waiting) if isinstance(waiting[0], Fusing) else (waiting[0](x), 1)
+            first = waiting[0]
+            if not isinstance(first, Fusing):
+                x, used = first(x), 1
+            elif recorders:
+                x, used = _events.module(first, first.forward_with, (x, waiting), {})
+            else:
+                x, used = first.forward_with(x, waiting)
             del waiting[:used]
         return x
 

@@ -1,6 +1,7 @@
 """Measuring: time, memory, FLOPs, and where a model's time goes against what the machine can do."""
 
 from tilewise.profile.compare import Comparison, Ratio
+from tilewise.profile.flops import Cost, FLOPCounter, OpCounts
 from tilewise.profile.leaks import AllocationSite, LeakReport
 from tilewise.profile.limits import MeasurementError, TimeLimitError
 from tilewise.profile.machine import Machine
@@ -11,6 +12,8 @@ from tilewise.profile.timer import Measurement, Timer
 __all__ = [
     "AllocationSite",
     "Comparison",
+    "Cost",
+    "FLOPCounter",
     "Interval",
     "LeakReport",
     "Machine",
@@ -18,6 +21,7 @@ __all__ = [
     "MeasurementError",
     "MemoryProfile",
     "MemoryProfiler",
+    "OpCounts",
     "Ratio",
     "TimeLimitError",
     "Timer",

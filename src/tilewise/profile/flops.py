@@ -1,0 +1,246 @@
+"""FLOPCounter: how much arithmetic a model does and how many bytes it must move, by layer and by operation.
+
+The model is run once and its kernels are counted from their shapes. `total` is matmul, convolution and attention with
+PyTorch's convention (a multiply-add is 2, biases and masks are not counted, causal attention counts in full), so that
+it equals `torch.utils.flop_counter.FlopCounterMode`. Everything else is in `elementwise`: one per element and
+arithmetic step, exp, erf or sqrt counting as one step. Bytes are what must at least be read and written:
+each operand and each result once; views move nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tilewise import _events
+from tilewise._events import Event
+from tilewise.errors import ConfigurationError
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Work of one or more operations."""
+
+    flops: int = 0
+    elementwise: int = 0
+    bytes_moved: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.flops + other.flops, self.elementwise + other.elementwise, self.bytes_moved + other.bytes_moved
+        )
+
+    @property
+    def intensity(self) -> float:
+        """Floating-point operations for every byte moved."""
+        return (self.flops + self.elementwise) / self.bytes_moved if self.bytes_moved else 0.0
+
+
+@dataclass(frozen=True)
+class OpCounts:
+    """`by_layer` and `by_op` split `total`; `layers` and `ops` give the same with element-wise work and bytes."""
+
+    total: int
+    elementwise: int
+    bytes_moved: int
+    by_layer: dict[str, int]
+    by_op: dict[str, int]
+    layers: dict[str, Cost] = field(repr=False)
+    ops: dict[str, Cost] = field(repr=False)
+    forward: Cost
+    backward: Cost
+
+    @property
+    def intensity(self) -> float:
+        return (self.total + self.elementwise) / self.bytes_moved if self.bytes_moved else 0.0
+
+
+class FLOPCounter:
+    """Counts floating-point operations.
+
+    >>> import numpy as np
+    >>> from tilewise import nn
+    >>> FLOPCounter().count_ops(nn.Linear(8, 4), np.ones((2, 8), np.float32)).total
+    128
+    """
+
+    def count_ops(self, model: Any, input: Any, backward: bool = False) -> OpCounts:
+        """Run `model(input)` once (and, with `backward`, the gradient of the sum of its result) and count."""
+        from tilewise.tensor import Tensor, no_grad
+
+        if not callable(model):
+            raise ConfigurationError(f"count_ops needs a model that can be called, not {type(model).__name__}")
+        array = np.asarray(input) if not isinstance(input, Tensor) else input
+        x = Tensor(array) if isinstance(array, np.ndarray) and array.dtype.kind == "f" else array
+        with Recording() as recording:
+            if backward:
+                _sum_of(model(x)).backward()
+            else:
+                with no_grad():
+                    model(x)
+        if backward and hasattr(model, "zero_grad"):
+            model.zero_grad()
+        return summarise(recording.events)
+
+
+def _sum_of(result: Any) -> Any:
+    if isinstance(result, tuple | list):
+        result = result[0]
+    if not hasattr(result, "backward"):
+        raise ConfigurationError("count_ops with backward=True needs a model whose result is a Tensor")
+    return result.sum()
+
+
+class Recording:
+    """Collects events between `with` and its end."""
+
+    def __init__(self) -> None:
+        self.owner = threading.get_ident()
+        self.events: list[Event] = []
+
+    def add(self, event: Event) -> None:
+        self.events.append(event)
+
+    def __enter__(self) -> Recording:
+        _events.recorders.append(self)
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        _events.recorders.remove(self)
+
+
+def summarise(events: Iterable[Event]) -> OpCounts:
+    """Add up the work of recorded events."""
+    layers: dict[str, Cost] = {}
+    ops: dict[str, Cost] = {}
+    phases = {"forward": Cost(), "backward": Cost()}
+    for event in events:
+        cost = cost_of(event)
+        if cost is None:
+            continue
+        name = op_name(event)
+        layers[event.layer] = layers.get(event.layer, Cost()) + cost
+        ops[name] = ops.get(name, Cost()) + cost
+        phases[event.phase] += cost
+    whole = phases["forward"] + phases["backward"]
+    return OpCounts(
+        total=whole.flops,
+        elementwise=whole.elementwise,
+        bytes_moved=whole.bytes_moved,
+        by_layer={layer: cost.flops for layer, cost in layers.items() if cost.flops},
+        by_op={name: cost.flops for name, cost in ops.items() if cost.flops},
+        layers=layers,
+        ops=ops,
+        forward=phases["forward"],
+        backward=phases["backward"],
+    )
+
+
+def op_name(event: Event) -> str:
+    """One name for an operation whether it ran as a kernel or in NumPy: lower case, `_grad` in the backward pass."""
+    if event.kind == "kernel":
+        return event.name
+    name = "".join(f"_{c.lower()}" if c.isupper() else c for c in event.name).strip("_").replace("mat_mul", "matmul")
+    return f"{name}_grad" if event.phase == "backward" else name
+
+
+def cost_of(event: Event) -> Cost | None:
+    """The work of one event; None for events that contain others, which are counted there."""
+    if event.kind == "module" or event.has_kernels or event.failed:
+        return None
+    if event.kind == "kernel" and event.parent is not None and event.parent.kind == "kernel":
+        return None
+    flops = _FLOPS[event.name](event) if event.name in _FLOPS and event.kind == "kernel" else 0
+    moved = 0 if event.shares_memory else sum(s.nbytes for s in (*event.inputs, *event.outputs))
+    return Cost(int(flops), int(_elementwise(event)), moved)
+
+
+# --- multiply-adds ---
+
+
+def _matmul(event: Event) -> int:
+    """2 · inner dimension for every element of the result; at most one operand may be a vector."""
+    inner = event.inputs[0].shape[-1]
+    return 2 * inner * math.prod(event.outputs[0].shape) if event.outputs else 0
+
+
+def _conv2d(event: Event) -> int:
+    weight, (n, _, h, w) = event.inputs[1].shape, event.outputs[0].shape
+    return 2 * n * h * w * math.prod(weight)
+
+
+def _conv2d_grad_input(event: Event) -> int:
+    (n, _, h, w), weight = event.inputs[0].shape, event.inputs[1].shape
+    return 2 * n * h * w * math.prod(weight)
+
+
+def _conv2d_grad_weight(event: Event) -> int:
+    """As PyTorch counts it: over all input channels, also where groups mean that most pairs are never multiplied."""
+    (n, outs, h, w), channels = event.inputs[0].shape, event.inputs[1].shape[1]
+    kernel = event.outputs[0].shape[2:]
+    return 2 * n * h * w * outs * channels * math.prod(kernel)
+
+
+def _attention(event: Event) -> int:
+    (b, heads, t, d), s, dv = event.inputs[0].shape, event.inputs[1].shape[2], event.inputs[2].shape[3]
+    return 2 * b * heads * t * s * (d + dv)
+
+
+def _attention_grad(event: Event) -> int:
+    """The four products of the gradient; recomputing the scores is an implementation's own affair."""
+    (b, heads, t, d), s, dv = event.inputs[1].shape, event.inputs[2].shape[2], event.inputs[3].shape[3]
+    return 2 * b * heads * t * s * 2 * (d + dv)
+
+
+_FLOPS = {
+    "matmul": _matmul,
+    "conv2d": _conv2d,
+    "conv2d_grad_input": _conv2d_grad_input,
+    "conv2d_grad_weight": _conv2d_grad_weight,
+    "attention": _attention,
+    "attention_grad": _attention_grad,
+}
+
+# --- everything else: steps per element ---
+
+_MOVES_ONLY = {"embedding", "embedding_grad", "cast", "cat", "copy", "expand", "get_item", "pad", "permute", "reshape"}
+_MOVES_ONLY |= {"set_item", "take_along_axis", "max_pool2d_grad"}
+_PER_RESULT = {"gelu": 4, "gelu_grad": 8, "sigmoid": 3, "softmax": 5, "softmax_grad": 4, "log_softmax": 5}
+_PER_RESULT |= {"log_softmax_grad": 4, "layer_norm": 7, "layer_norm_grad": 11, "batch_norm": 7, "batch_norm_grad": 9}
+_PER_RESULT |= {"cross_entropy_grad": 4, "dropout": 2}
+_PER_INPUT = {"sum": 1, "mean": 1, "max": 1, "var": 4, "cum_sum": 1, "cross_entropy": 5, "adam_step": 12}
+_PER_SCORE = {"attention": 6, "attention_grad": 8}  # scale, mask and softmax of each score
+
+
+def _elementwise(event: Event) -> int:
+    name = op_name(event)
+    if name in _MOVES_ONLY or event.shares_memory or not event.inputs:
+        return 0
+    first = math.prod(event.inputs[0].shape)
+    result = math.prod(event.outputs[0].shape) if event.outputs else 0
+    if name in ("matmul", "conv2d"):
+        return result * _fused_steps(event)
+    if name in _PER_SCORE:
+        q, k = (event.inputs[0], event.inputs[1]) if name == "attention" else (event.inputs[1], event.inputs[2])
+        return _PER_SCORE[name] * math.prod(q.shape[:3]) * k.shape[2]
+    if name in ("max_pool2d", "avg_pool2d"):
+        return result * int(math.prod(event.params.get("kernel", (1,))))
+    if name in _FLOPS:
+        return 0
+    if name in _PER_INPUT:
+        return _PER_INPUT[name] * first
+    return _PER_RESULT.get(name, 1) * result
+
+
+def _fused_steps(event: Event) -> int:
+    """Bias, residual and activation that ride along with a product."""
+    bias = event.params.get("bias") is not None or (event.name == "conv2d" and len(event.inputs) > 2)
+    activation = {"relu": 1, "gelu": 4}.get(str(event.params.get("activation")), 0)
+    return int(bias) + int(event.params.get("residual") is not None) + activation
