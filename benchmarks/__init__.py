@@ -1,0 +1,1 @@
+"""Each optimization beside its peers: one run, a table, and JSON in results/."""

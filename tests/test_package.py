@@ -1,0 +1,43 @@
+"""Importing tilewise is light, works without the compiled kernels, and brings in no heavy library."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ["torch", "matplotlib", "lightgbm", "scipy", "sklearn", "typer", "rich", "onnxruntime"]
+
+
+def run(code: str, **env: str) -> str:
+    import os
+
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | env)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def test_import_brings_in_no_heavy_library():
+    loaded = run(f"import sys, tilewise; print([m for m in {HEAVY} if m in sys.modules])")
+    assert loaded == "[]"
+
+
+def test_the_framework_trains_without_compiled_kernels():
+    code = (
+        "import numpy as np, tilewise as tw\n"
+        "m = tw.models.cnn(); x = tw.Tensor(np.ones((2, 1, 8, 8), np.float32))\n"
+        "tw.nn.functional.cross_entropy(m(x), [0, 1]).backward()\n"
+        "tw.optim.AdamW(m.parameters()).step(); print(tw._extension.native)"
+    )
+    assert run(code, TILEWISE_NATIVE="0") == "None"
+
+
+@pytest.mark.parametrize(
+    "name", ["Tensor", "nn", "optim", "no_grad", "save", "load", "set_num_threads", "data", "models"]
+)
+def test_public_names_are_there(name):
+    import tilewise
+
+    assert name in tilewise.__all__
+    assert hasattr(tilewise, name)
