@@ -1,7 +1,39 @@
 """The learned cost model: measured kernels in, ranked tile configurations out."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from tilewise.costmodel.dataset import Dataset, load_dataset
 from tilewise.costmodel.hlo import featurize_hlo
 from tilewise.costmodel.kernel import Kernel
+from tilewise.costmodel.rank import Ranking, rank
+from tilewise.costmodel.scorer import Scorer, load_scorer
+from tilewise.costmodel.train import train
+from tilewise.costmodel.trained import TrainedModel, load_model
 
-__all__ = ["Dataset", "Kernel", "featurize_hlo", "load_dataset"]
+if TYPE_CHECKING:
+    from tilewise.costmodel.models import build_model
+
+__all__ = [
+    "Dataset",
+    "Kernel",
+    "Ranking",
+    "Scorer",
+    "TrainedModel",
+    "build_model",
+    "featurize_hlo",
+    "load_dataset",
+    "load_model",
+    "load_scorer",
+    "rank",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "build_model":  # its module needs torch
+        from tilewise.costmodel.models import build_model
+
+        return build_model
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,75 @@
+"""Adam over one flat buffer: all parameters and gradients are views of two long vectors.
+
+A step is then a handful of vector operations whatever the number of tensors, and the whole state of the optimizer is
+two vectors and a count, which is what a checkpoint needs. Gradients are clipped by norm, tensor by tensor, as the
+baselines do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from tilewise.errors import FileFormatError
+
+
+class FlatAdam:
+    """Adam with optional per-tensor clipping and decoupled weight decay."""
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        learning_rate: float = 1e-3,
+        clip_norm: float | None = None,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        epsilon: float = 1e-7,
+    ) -> None:
+        self.parameters = [p for p in parameters if p.requires_grad]
+        self.learning_rate, self.clip_norm, self.weight_decay = learning_rate, clip_norm, weight_decay
+        self.betas, self.epsilon, self.step_count = betas, epsilon, 0
+        total = sum(p.numel() for p in self.parameters)
+        device = self.parameters[0].device
+        self.values, self.grads, self.mean, self.square = (torch.zeros(total, device=device) for _ in range(4))
+        start = 0
+        for p in self.parameters:
+            view = self.values[start : start + p.numel()].view_as(p)
+            view.copy_(p.data)
+            p.data = view
+            p.grad = self.grads[start : start + p.numel()].view_as(p)
+            start += p.numel()
+
+    def zero_grad(self) -> None:
+        self.grads.zero_()
+
+    @torch.no_grad()
+    def step(self) -> None:
+        if self.clip_norm is not None:
+            self._clip(self.clip_norm)
+        self.step_count += 1
+        first, second = self.betas
+        self.mean.lerp_(self.grads, 1 - first)
+        self.square.mul_(second).addcmul_(self.grads, self.grads, value=1 - second)
+        correction = (1 - second**self.step_count) ** 0.5
+        denominator = self.square.sqrt().div_(correction).add_(self.epsilon)
+        if self.weight_decay:
+            self.values.mul_(1 - self.learning_rate * self.weight_decay)
+        self.values.addcdiv_(self.mean, denominator, value=-self.learning_rate / (1 - first**self.step_count))
+
+    def _clip(self, limit: float) -> None:
+        grads: list[Tensor] = [p.grad for p in self.parameters if p.grad is not None]
+        norms = torch.stack(torch._foreach_norm(grads))
+        factors = (limit / norms.clamp_min(1e-30)).clamp_max(1.0)
+        torch._foreach_mul_(grads, list(factors.unbind()))
+
+    def state(self) -> dict[str, Tensor]:
+        return {"adam.mean": self.mean, "adam.square": self.square}
+
+    def restore(self, state: dict[str, Tensor], step_count: int) -> None:
+        for name, own in self.state().items():
+            if name not in state or state[name].shape != own.shape:
+                raise FileFormatError("The checkpoint belongs to a model of another size.")
+            own.copy_(state[name])
+        self.step_count = step_count

@@ -1,0 +1,53 @@
+"""``rank(model, kernel)``: the configurations of a kernel from fastest to slowest, and how sure the top five is.
+
+Works alike with a torch model, the NumPy scorer, trees, or the path of a model file, which is read without torch.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.costmodel.kernel import Kernel
+from tilewise.costmodel.metrics import ranking
+from tilewise.costmodel.uncertainty import confidence
+
+
+class Model(Protocol):
+    """Anything that scores configurations, lower is faster."""
+
+    @property
+    def calibration(self) -> dict[str, Any] | None: ...
+    def score(self, kernel: Kernel) -> npt.NDArray[np.float32]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """`order[0]` is the configuration to try first; `scores` are in the order of the configurations."""
+
+    order: npt.NDArray[np.int64]
+    scores: npt.NDArray[np.float32]
+    sure_top1: float | None  # probability that the first is within one per cent of the best
+    sure_top5: float | None  # probability that one of the first five is
+
+    def top(self, k: int) -> list[int]:
+        return [int(index) for index in self.order[:k]]
+
+
+def rank(model: Model | str | os.PathLike[str], kernel: Kernel) -> Ranking:
+    """Rank all configurations of a kernel.
+
+    >>> rank("model.safetensors", kernel).top(5)  # doctest: +SKIP
+    [17, 3, 240, 8, 99]
+    """
+    if isinstance(model, str | os.PathLike):
+        from tilewise.costmodel.scorer import load_scorer
+
+        return rank(load_scorer(Path(model)), kernel)
+    scores, known = model.score(kernel), model.calibration
+    return Ranking(ranking(scores), scores, confidence(scores, known, 1), confidence(scores, known, 5))

@@ -1,0 +1,71 @@
+"""Which kernels and configurations one step of training sees: a function of seed, epoch and data alone.
+
+Every epoch draws from its own generator, so a run that resumes at an epoch sees what the uninterrupted run saw.
+Features are kept once computed while they fit a fixed budget; beyond it they are computed for the sampled rows only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.costmodel.kernel import Kernel
+from tilewise.costmodel.prepare import Preparation, Prepared
+
+CACHE_BYTES = 256 << 20
+
+
+class Features:
+    """Prepared kernels of one split, remembered while they are small."""
+
+    def __init__(self, kernels: Sequence[Kernel], preparation: Preparation, budget: int = CACHE_BYTES) -> None:
+        self.kernels, self.preparation = kernels, preparation
+        self._kept: dict[int, Prepared] = {}
+        self._left = budget
+
+    def __len__(self) -> int:
+        return len(self.kernels)
+
+    def whole(self, index: int) -> Prepared:
+        if index in self._kept:
+            return self._kept[index]
+        return self._keep(index, self.preparation.apply(self.kernels[index]))
+
+    def rows(self, index: int, rows: npt.NDArray[np.int64]) -> Prepared:
+        if index not in self._kept and not self._fits(self.kernels[index]):
+            return self.preparation.apply(self.kernels[index], rows)
+        full = self.whole(index)
+        return Prepared(full.node, full.opcode, full.edges, full.config[rows])
+
+    def target(self, index: int, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float64]:
+        kernel = self.kernels[index]
+        target = kernel.target if rows is None else kernel.runtime[rows] / kernel.normalizer[rows]
+        return np.asarray(target, dtype=np.float64)
+
+    def _fits(self, kernel: Kernel) -> bool:
+        return kernel.n_configs * self.preparation.config_width * 4 <= self._left
+
+    def _keep(self, index: int, part: Prepared) -> Prepared:
+        size = part.node.nbytes + part.config.nbytes + part.edges.nbytes + part.opcode.nbytes
+        if size <= self._left:
+            self._left -= size
+            self._kept[index] = part
+        return part
+
+
+def epoch_batches(
+    features: Features, batch: int, configs: int, seed: int, epoch: int
+) -> Iterator[tuple[list[Prepared], list[npt.NDArray[np.float64]]]]:
+    """Batches of kernels in a random order, each kernel with up to `configs` random configurations."""
+    rng = np.random.default_rng([seed, epoch])
+    order = rng.permutation(len(features))
+    for start in range(0, len(order), batch):
+        parts, targets = [], []
+        for index in order[start : start + batch]:
+            count = features.kernels[int(index)].n_configs
+            rows = rng.choice(count, min(configs, count), replace=False)
+            parts.append(features.rows(int(index), rows))
+            targets.append(features.target(int(index), rows))
+        yield parts, targets

@@ -1,0 +1,69 @@
+"""Scores a kernel's configurations with NumPy alone: what the tuner and the dispatcher load at run time.
+
+Reads the same file that training writes. Configurations are scored in chunks; nothing looks from one to another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.costmodel import numpy_baselines, numpy_ranker
+from tilewise.costmodel.kernel import Kernel
+from tilewise.costmodel.prepare import Preparation, Prepared
+from tilewise.costmodel.schema import Schema
+from tilewise.costmodel.trained import read_model_file
+from tilewise.errors import FileFormatError
+
+
+@dataclass(eq=False)
+class Scorer:
+    """A trained model in NumPy; `score` and `calibration` are what `rank` asks for."""
+
+    name: str
+    weights: dict[str, npt.NDArray[np.float32]]
+    kwargs: dict[str, Any]
+    preparation: Preparation
+    schema: Schema
+    record: dict[str, Any]
+
+    @property
+    def calibration(self) -> dict[str, Any] | None:
+        return self.record.get("calibration")
+
+    def score(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
+        """One score per configuration, lower is faster."""
+        part = self.preparation.apply(kernel, rows)
+        try:
+            return self._score(part)
+        except (KeyError, ValueError, IndexError) as error:
+            raise FileFormatError(
+                f"The weights of this {self.name} do not fit its features; export it again."
+            ) from error
+
+    def _score(self, part: Prepared) -> npt.NDArray[np.float32]:
+        if self.name == "TileRanker":
+            return numpy_ranker.forward(self.weights, self.kwargs, part)
+        chunk = numpy_baselines.chunk_size(self.name, len(part.node))
+        pieces = []
+        for start in range(0, len(part.config), chunk):
+            piece = Prepared(part.node, part.opcode, part.edges, part.config[start : start + chunk])
+            pieces.append(numpy_baselines.forward(self.name, self.weights, self.kwargs, piece))
+        return np.concatenate(pieces)
+
+
+def load_scorer(path: str | Path) -> Scorer:
+    """The scorer in a model file, or in the folder of a training run.
+
+    >>> load_scorer("model.safetensors").score(kernel).argmin()  # doctest: +SKIP
+    17
+    """
+    file = read_model_file(path)
+    kwargs = file.record.get("model_kwargs") or {}
+    if not isinstance(kwargs, dict):
+        raise FileFormatError(f"{path} does not say how its model is built; export it again.")
+    return Scorer(file.record["model"], file.weights, kwargs, file.preparation, file.schema, file.record)

@@ -1,0 +1,95 @@
+"""How a model is trained, as one flat record that is written into every file the training leaves.
+
+The baselines start from the course's defaults; TileRanker from its own, which ask for larger slates and fewer passes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilewise.errors import ConfigurationError
+
+COURSE_LOSSES = "ListMLELoss:1,MSE:0.02"
+SELECTABLE = ("opa", "top1", "top5", "tau", "top")
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Everything that decides the weights, apart from the data."""
+
+    model: str = "TileRanker"
+    model_kwargs: dict[str, Any] = field(default_factory=dict)
+    epochs: int = 100
+    early_stop: int = 20
+    losses: str = COURSE_LOSSES
+    learning_rate: float = 1e-3
+    clip_norm: float | None = 1e-3
+    configs: int = 10
+    batch: int = 10
+    seed: int = 0
+    select: str = "opa"
+    eval_every: int = 1
+    validate_batches: int = -1
+    weight_decay: float = 0.0
+    schedule: str = "constant"
+    average: float = 0.0  # weight of the past in a running mean of the weights that is validated and kept; 0 is none
+    max_seconds: float = 0.0  # 0 is no limit; a limited run is not repeatable bit for bit
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "configs", "batch", "eval_every"):
+            if not isinstance(getattr(self, name), int) or not 1 <= getattr(self, name) <= 10_000_000:
+                raise ConfigurationError(f"{name} must be a whole number of at least 1, not {getattr(self, name)!r}.")
+        for name in ("learning_rate", "weight_decay", "max_seconds", "average"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+                raise ConfigurationError(f"{name} must be a number of at least 0, not {value!r}.")
+        if self.average >= 1:
+            raise ConfigurationError(f"average must be below 1, not {self.average}.")
+        if self.select not in SELECTABLE:
+            raise ConfigurationError(f"select must be one of {', '.join(SELECTABLE)}, not {self.select!r}.")
+        if self.schedule not in ("constant", "cosine"):
+            raise ConfigurationError(f"schedule must be constant or cosine, not {self.schedule!r}.")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ConfigurationError(f"clip_norm must be above 0, not {self.clip_norm!r}.")
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def learning_rate_at(self, epoch: float) -> float:
+        """Cosine: a short linear rise, then half a wave down to nothing at the last epoch."""
+        if self.schedule == "constant":
+            return self.learning_rate
+        rise = 0.05 * self.epochs
+        if epoch < rise:
+            return self.learning_rate * (epoch + 0.1) / (rise + 0.1)
+        done = min(1.0, (epoch - rise) / max(1e-9, self.epochs - rise))
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
+
+
+RANKER_DEFAULTS: dict[str, Any] = {
+    "epochs": 40,
+    "early_stop": 1000,
+    "losses": "FastestFirst:1,LogMSE:0.3",
+    "learning_rate": 4e-3,
+    "clip_norm": 1.0,
+    "configs": 96,
+    "batch": 8,
+    "weight_decay": 0.02,
+    "schedule": "cosine",
+    "average": 0.98,
+    "select": "top",
+    "eval_every": 4,
+}
+
+
+def default_settings(model: str, **changes: Any) -> TrainSettings:
+    """The defaults of a model by name, with `changes` (those that are not None) on top."""
+    known = {f.name for f in dataclasses.fields(TrainSettings)}
+    unknown = sorted(set(changes) - known)
+    if unknown:
+        raise ConfigurationError(f"There is no training setting {unknown[0]!r}; there are {', '.join(sorted(known))}.")
+    base = RANKER_DEFAULTS if model == "TileRanker" else {}
+    return TrainSettings(model=model, **(base | {k: v for k, v in changes.items() if v is not None}))

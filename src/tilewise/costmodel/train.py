@@ -1,0 +1,346 @@
+"""Training: repeatable by seed, resumable after a kill, keeping the weights that were best on the validation metric.
+
+The state at the end of an epoch is written whole; an epoch's randomness comes from (seed, epoch) alone; so a run that
+was killed and resumed ends with the same weights as one that was not, bit for bit on one thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilewise.costmodel.dataset import Dataset
+from tilewise.costmodel.files import read_tensors, write_tensors
+from tilewise.costmodel.metrics import kendall_tau, opa, top_k_error
+from tilewise.costmodel.prepare import Preparation, preparation_kinds
+from tilewise.costmodel.sampling import Features, epoch_batches
+from tilewise.costmodel.settings import TrainSettings, default_settings
+from tilewise.costmodel.shards import Split
+from tilewise.costmodel.trained import MODEL_FILE, TrainedModel
+from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from tilewise.costmodel.adam import FlatAdam
+
+CHECKPOINT = "checkpoint.safetensors"
+METRICS = ("opa", "tau", "top1", "top5", "top10")
+_OPA_SLOTS = 32
+_LOSS_CONFIGS = 512
+Report = Callable[[dict[str, Any]], None]
+
+
+@dataclass
+class Progress:
+    """What a checkpoint holds besides tensors."""
+
+    epoch: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    best: float | None = None
+    best_epoch: int = -1
+    curve: list[dict[str, float]] = field(default_factory=list)
+
+
+def train(
+    dataset: Dataset,
+    model: str | TrainSettings = "TileRanker",
+    *,
+    out_dir: str | Path | None = None,
+    resume: bool = True,
+    device: str = "auto",
+    progress: bool = True,
+    report: Report | None = None,
+    **settings: Any,
+) -> TrainedModel:
+    """Train a model by name on the train split, choosing the checkpoint on the valid split.
+
+    With `out_dir`, the model, its learning curve and a checkpoint to resume from are kept there.
+
+    >>> model = train(load_dataset("h200"), "TileRanker", seed=1)  # doctest: +SKIP
+    """
+    chosen = model if isinstance(model, TrainSettings) else default_settings(model, **settings)
+    if not dataset.train.labelled or not dataset.valid.labelled:
+        raise ConfigurationError("Training needs train and valid splits with runtimes; this collection lacks one.")
+    run = _Run(dataset, chosen, _device(device), Path(out_dir).expanduser() if out_dir else None)
+    if resume:
+        run.resume(progress)
+    run.learn(report or (_print_epoch if progress else _silent))
+    return run.finish()
+
+
+class _Run:
+    def __init__(self, dataset: Dataset, settings: TrainSettings, device: str, folder: Path | None) -> None:
+        import torch
+
+        from tilewise.costmodel.adam import FlatAdam
+        from tilewise.costmodel.losses import parse_losses
+        from tilewise.costmodel.models import build_model, model_class
+
+        keep_freed_memory()
+        self.dataset, self.settings, self.device, self.folder = dataset, settings, device, folder
+        self.loss = parse_losses(settings.losses)
+        kinds = preparation_kinds()
+        self.preparation: Preparation = kinds[getattr(model_class(settings.model), "preparation", "minmax")].fit(
+            dataset.train
+        )
+        self.kwargs = dict(settings.model_kwargs)
+        if hasattr(self.preparation, "global_width"):
+            self.kwargs["global_width"] = self.preparation.global_width
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)
+            module = build_model(
+                settings.model, self.preparation.node_width, self.preparation.config_width, self.kwargs
+            )
+        self.module: nn.Module = module.to(device)
+        self.penalty: Any = getattr(module, "penalty", None)
+        self.optimizer: FlatAdam = FlatAdam(
+            self.module.parameters(), settings.learning_rate, settings.clip_norm, settings.weight_decay
+        )
+        self.average = self.optimizer.values.clone() if settings.average else None
+        self.best_values = self.optimizer.values.clone()
+        self.state = Progress()
+        self.features = Features(dataset.train, self.preparation)
+        self.validation = Features(_first(dataset.valid, settings), self.preparation)
+
+    def learn(self, report: Report) -> None:
+        settings, state = self.settings, self.state
+        while state.epoch < settings.epochs:
+            started = time.perf_counter()
+            row = self._epoch(state.epoch)
+            state.epoch += 1
+            timed_out = 0 < settings.max_seconds < state.seconds + time.perf_counter() - started
+            if state.epoch % settings.eval_every == 0 or state.epoch == settings.epochs or timed_out:
+                row |= self._validate()
+                self._keep_if_best(row)
+            state.seconds += time.perf_counter() - started
+            state.curve.append(row)
+            report(row | {"epochs": settings.epochs, "seconds": state.seconds, "best_epoch": state.best_epoch})
+            if self.folder:
+                self._write_checkpoint(self.folder / CHECKPOINT)
+            if timed_out or (state.best is not None and state.epoch - 1 - state.best_epoch >= settings.early_stop):
+                break
+
+    def _epoch(self, epoch: int) -> dict[str, float]:
+        import torch
+
+        from tilewise.costmodel.models.ragged import collate
+
+        self.module.train()
+        settings, optimizer = self.settings, self.optimizer
+        total, ordered, batches = 0.0, [], -(-len(self.features) // settings.batch)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed * 1_000_003 + epoch)
+            draws = epoch_batches(self.features, settings.batch, settings.configs, settings.seed, epoch)
+            for number, (parts, targets) in enumerate(draws):
+                batch = collate(parts, targets, self.device)
+                optimizer.learning_rate = settings.learning_rate_at(epoch + number / batches)
+                optimizer.zero_grad()
+                with torch.autocast("cuda", torch.bfloat16, enabled=self.device.startswith("cuda")):
+                    scores = self.module(batch)
+                loss = self._loss(scores, batch.target, batch.mask)
+                if self.penalty is not None:
+                    loss = loss + self.penalty(batch)
+                torch.autograd.backward(loss)
+                optimizer.step()
+                self._update_average()
+                total += float(loss.detach())
+                ordered.append(_slate_opa(scores.detach(), batch.target, batch.mask))
+        if not np.isfinite(total):
+            raise ConfigurationError(f"Training diverged in epoch {epoch}; use a lower learning rate.")
+        return {"epoch": epoch, "train_loss": total / batches, "train_opa": _mean(ordered)}
+
+    def _loss(self, scores: torch.Tensor, target: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Members of an ensemble, (K, members, C), each learn by themselves."""
+        if scores.dim() == 3:
+            members = scores.shape[1]
+            target, mask = target.repeat_interleave(members, 0), mask.repeat_interleave(members, 0)
+            scores = scores.flatten(0, 1)
+        return self.loss(scores, target, mask)
+
+    def _update_average(self) -> None:
+        if self.average is not None:
+            # A plain mean at first, so that the initial weights do not linger.
+            self.average.lerp_(self.optimizer.values, max(1 - self.settings.average, 1 / self.optimizer.step_count))
+
+    def _validate(self) -> dict[str, float]:
+        import torch
+
+        from tilewise.costmodel.predictor import score_prepared
+
+        live = self.optimizer.values.clone()
+        if self.average is not None:
+            self.optimizer.values.copy_(self.average)
+        self.module.eval()
+        rows, losses = [], []
+        for index in range(len(self.validation)):
+            target = self.validation.target(index)
+            scores = score_prepared(self.module, self.validation.whole(index), self.device)
+            rows.append(kernel_metrics(target, scores))
+            few = slice(0, _LOSS_CONFIGS)
+            pair = (torch.from_numpy(scores[few])[None], torch.from_numpy(target[few].astype(np.float32))[None])
+            losses.append(float(self.loss(*pair, torch.ones_like(pair[0], dtype=torch.bool))))
+        self.validated = self.optimizer.values.clone()
+        self.optimizer.values.copy_(live)
+        means = {f"val_{key}": _mean([row[key] for row in rows]) for key in METRICS}
+        return means | {"val_loss": float(np.mean(losses))}
+
+    def _keep_if_best(self, row: dict[str, float]) -> None:
+        value = selection_value(row, self.settings.select)
+        if self.state.best is None or value > self.state.best:
+            self.state.best, self.state.best_epoch = value, int(row["epoch"])
+            self.best_values.copy_(self.validated)
+
+    def finish(self) -> TrainedModel:
+        import torch
+
+        from tilewise.costmodel.uncertainty import calibrate
+
+        self.optimizer.values.copy_(self.best_values)
+        with torch.no_grad():
+            for parameter in self.module.parameters():
+                parameter.grad = None
+        settings = self.settings.as_dict() | {"model_kwargs": self.kwargs}
+        record = {
+            "model": self.settings.model,
+            "model_kwargs": self.kwargs,
+            "settings": settings,
+            "curve": self.state.curve,
+            "best_epoch": self.state.best_epoch,
+            "seconds": self.state.seconds,
+            "trained_on": {"kernels": len(self.dataset.train), "configs": self.dataset.train.n_configs},
+        }
+        trained = TrainedModel(self.module.eval(), self.preparation, self.dataset.schema, record, self.device)
+        record["calibration"] = calibrate(trained, self.dataset.valid)
+        if self.folder:
+            trained.save(self.folder / MODEL_FILE)
+            (self.folder / CHECKPOINT).unlink(missing_ok=True)
+        return trained
+
+    def _fingerprint(self) -> str:
+        """What a checkpoint must share with a run for resuming to make sense."""
+        splits = [
+            [split.names, split.offsets("configs").tolist()] for split in (self.dataset.train, self.dataset.valid)
+        ]
+        text = json.dumps([self.settings.as_dict(), self.dataset.schema.config_features, splits], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def _write_checkpoint(self, path: Path) -> None:
+        tensors = {"values": self.optimizer.values, "best": self.best_values} | self.optimizer.state()
+        if self.average is not None:
+            tensors["average"] = self.average
+        record = vars(self.state) | {"steps": self.optimizer.step_count, "fingerprint": self._fingerprint()}
+        write_tensors(path, {name: tensor.cpu().numpy() for name, tensor in tensors.items()}, record)
+
+    def resume(self, progress: bool) -> None:
+        """Continue from the folder's checkpoint if it belongs to this very run; else begin anew."""
+        import torch
+
+        path = self.folder / CHECKPOINT if self.folder else None
+        if path is None or not path.is_file():
+            return
+        try:
+            arrays, record = read_tensors(path)
+        except FileFormatError as error:
+            print(f"{error} Training begins anew.", file=sys.stderr)
+            return
+        if record.pop("fingerprint", None) != self._fingerprint():
+            print(f"{path} belongs to another run; training begins anew.", file=sys.stderr)
+            return
+        tensors = {name: torch.from_numpy(array.copy()).to(self.device) for name, array in arrays.items()}
+        self.optimizer.restore(tensors, int(record["steps"]))
+        self.optimizer.values.copy_(tensors["values"])
+        self.best_values.copy_(tensors["best"])
+        if self.average is not None:
+            self.average.copy_(tensors["average"])
+        self.state = Progress(**record)
+        if progress:
+            print(f"resumed after epoch {self.state.epoch}", file=sys.stderr)
+
+
+def kernel_metrics(target: Any, scores: Any) -> dict[str, float]:
+    """Every metric of one kernel."""
+    return {
+        "opa": opa(target, scores),
+        "tau": kendall_tau(target, scores),
+        **{f"top{k}": top_k_error(target, scores, k) for k in (1, 5, 10)},
+    }
+
+
+def selection_value(row: dict[str, float], select: str) -> float:
+    """Larger is better; ``top`` weighs top-1 and top-5 error, the two that a tuner pays for."""
+    if select in ("opa", "tau"):
+        value = row[f"val_{select}"]
+        return value if np.isfinite(value) else -1.0
+    if select == "top":
+        return -(row["val_top1"] + 2 * row["val_top5"])
+    return -row[f"val_{select}"]
+
+
+def _mean(values: list[float]) -> float:
+    known = [value for value in values if not np.isnan(value)]
+    return float(np.mean(known)) if known else float("nan")
+
+
+def _slate_opa(scores: torch.Tensor, target: torch.Tensor, mask: torch.Tensor) -> float:
+    scores = scores.float().mean(1) if scores.dim() == 3 else scores.float()
+    s, t, m = scores[:, :_OPA_SLOTS], target[:, :_OPA_SLOTS], mask[:, :_OPA_SLOTS]
+    slower = (t[:, :, None] > t[:, None]) & m[:, :, None] & m[:, None]
+    count = int(slower.sum())
+    return int((slower & (s[:, :, None] > s[:, None])).sum()) / count if count else float("nan")
+
+
+def _first(split: Split, settings: TrainSettings) -> Any:
+    """All validation kernels, or the first so many batches of them."""
+    return split if settings.validate_batches < 0 else split[: max(1, settings.validate_batches) * settings.batch]
+
+
+def _device(name: str) -> str:
+    try:
+        import torch
+    except ImportError as error:
+        raise UnavailableError("Training needs PyTorch; install tilewise[train].") from error
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UnavailableError(f"There is no device {name} on this machine; use cpu.")
+    return name
+
+
+def keep_freed_memory() -> None:
+    """Let the C library reuse freed blocks of megabytes: giving them back costs a page fault per 4 KiB and step."""
+    if not sys.platform.startswith("linux"):
+        return
+    import ctypes
+
+    mmap_threshold, trim_threshold = -3, -1
+    try:
+        library = ctypes.CDLL(None)
+        library.mallopt(mmap_threshold, 32 << 20)
+        library.mallopt(trim_threshold, 512 << 20)
+    except (OSError, AttributeError):
+        return  # another C library: slower, nothing else
+
+
+def _print_epoch(row: dict[str, Any]) -> None:
+    line = f"epoch {row['epoch'] + 1}/{row['epochs']}  loss {row['train_loss']:.4f}  opa {row['train_opa']:.3f}"
+    if "val_opa" in row:
+        line += (
+            f"  | valid: opa {row['val_opa']:.3f}  top-1 {row['val_top1']:.2%}  top-5 {row['val_top5']:.2%}"
+            f"  best epoch {row['best_epoch'] + 1}"
+        )
+    print(f"{line}  {row['seconds']:.1f} s", file=sys.stderr, flush=True)
+
+
+def _silent(row: dict[str, Any]) -> None:
+    del row

@@ -1,0 +1,108 @@
+"""A trained model: weights, the features it reads, and how it was trained, in one safetensors file.
+
+The same file is read here into torch and by `scorer` into NumPy. It holds the weights (``weight.*``), the fitted
+preparation (``prepare.*``) and a JSON record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.costmodel.files import read_tensors, write_tensors
+from tilewise.costmodel.kernel import Kernel
+from tilewise.costmodel.prepare import Preparation, preparation_kinds
+from tilewise.costmodel.schema import Schema
+from tilewise.errors import FileFormatError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+FORMAT = "tilewise-cost-model-1"
+MODEL_FILE = "model.safetensors"
+
+
+@dataclass(eq=False)
+class TrainedModel:
+    """A torch model ready to score; `record` holds settings, learning curve, metrics and calibration."""
+
+    module: nn.Module
+    preparation: Preparation
+    schema: Schema
+    record: dict[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
+
+    @property
+    def name(self) -> str:
+        return str(self.record.get("model", type(self.module).__name__))
+
+    @property
+    def calibration(self) -> dict[str, Any] | None:
+        return self.record.get("calibration")
+
+    def score(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
+        """One score per configuration of the kernel (or per row asked for), lower is faster."""
+        from tilewise.costmodel.predictor import score_prepared
+
+        return score_prepared(self.module, self.preparation.apply(kernel, rows), self.device)
+
+    def save(self, path: str | Path) -> None:
+        tensors = {f"weight.{k}": v.detach().cpu().numpy() for k, v in self.module.state_dict().items()}
+        tensors |= {f"prepare.{k}": v for k, v in self.preparation.tensors().items()}
+        write_tensors(Path(path), tensors, self.record | header(self.preparation, self.schema))
+
+
+def header(preparation: Preparation, schema: Schema) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "preparation": preparation.kind,
+        "preparation_settings": preparation.settings(),
+        "config_features": list(schema.config_features),
+        "collection": schema.extra.get("name") or schema.extra.get("hardware"),
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class ModelFile:
+    """The parts of a model file, checked for being one."""
+
+    weights: dict[str, npt.NDArray[Any]]
+    preparation: Preparation
+    schema: Schema
+    record: dict[str, Any]
+
+
+def read_model_file(path: str | Path) -> ModelFile:
+    """Read a model file, or the one in a folder."""
+    found = Path(path).expanduser()
+    found = found / MODEL_FILE if found.is_dir() else found
+    tensors, record = read_tensors(found)
+    if record.get("format") != FORMAT or not isinstance(record.get("model"), str):
+        raise FileFormatError(f"{found} is not a cost model of this version of tilewise; train or export it again.")
+    kinds, kind, names = preparation_kinds(), record.get("preparation"), record.get("config_features")
+    if kind not in kinds or not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+        raise FileFormatError(f"{found} does not say which features it reads; train or export it again.")
+    parts = {k.removeprefix("prepare."): v for k, v in tensors.items() if k.startswith("prepare.")}
+    preparation = kinds[kind].restore(parts, record.get("preparation_settings") or {})
+    weights = {k.removeprefix("weight."): v for k, v in tensors.items() if k.startswith("weight.")}
+    return ModelFile(weights, preparation, Schema(tuple(names)), record)
+
+
+def load_model(path: str | Path, device: str = "cpu") -> TrainedModel:
+    """The torch model in a file or folder; see `scorer.load_scorer` for one that needs no torch."""
+    import torch
+
+    from tilewise.costmodel.models import build_model
+
+    file = read_model_file(path)
+    kwargs = file.record.get("model_kwargs") or {}
+    module = build_model(file.record["model"], file.preparation.node_width, file.preparation.config_width, kwargs)
+    try:
+        module.load_state_dict({k: torch.from_numpy(v) for k, v in file.weights.items()})
+    except RuntimeError as error:
+        raise FileFormatError(f"The weights in {path} do not fit the model {file.record['model']}.") from error
+    return TrainedModel(module.eval().to(device), file.preparation, file.schema, file.record, device)
