@@ -25,5 +25,7 @@ void bind_training(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_gemm(nb::module_& m);
 void bind_memory(nb::module_& m);
+void bind_conv(nb::module_& m);
+void bind_pool(nb::module_& m);
 
 }  // namespace tw

@@ -12,4 +12,6 @@ NB_MODULE(_native, m) {
   tw::bind_attention(m);
   tw::bind_gemm(m);
   tw::bind_memory(m);
+  tw::bind_conv(m);
+  tw::bind_pool(m);
 }

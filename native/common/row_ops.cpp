@@ -13,6 +13,8 @@ namespace {
 constexpr int64_t kGrain = 16384;
 // Sums over rows are cut into at most this many pieces, each with its own totals.
 constexpr int64_t kPieces = 32;
+// The kernel that sums columns takes this many rows in one go.
+constexpr int64_t kRowsAtOnce = 16;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -159,7 +161,8 @@ void sum_channels(const float* x, float* out, BatchShape shape) {
 
 void sum_rows(const float* x, float* out, int64_t rows, int64_t columns) {
   const ElementwiseKernels& kernels = active_elementwise();
-  const int64_t grain = std::max(row_grain(rows, columns), ceil_div(rows, kPieces));
+  const int64_t enough = std::max(4 * row_grain(rows, columns), ceil_div(rows, kPieces));
+  const int64_t grain = ceil_div(enough, kRowsAtOnce) * kRowsAtOnce;
   const int64_t pieces = std::max<int64_t>(ceil_div(rows, grain), 1);
   const size_t width = static_cast<size_t>(columns);
   Buffer<double> totals(static_cast<size_t>(pieces) * width);

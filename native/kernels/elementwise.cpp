@@ -43,7 +43,14 @@ double sum_of_squares(const float* x, int64_t n) {
   return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
 }
 
-// A strip of columns is summed in registers over up to kRows rows, then into the doubles.
+TW_INLINE void add_to_doubles(double* totals, vf v, Whole) {
+  for (int i = 0; i < kLanes; ++i) totals[i] += v[i];
+}
+TW_INLINE void add_to_doubles(double* totals, vf v, Partial lanes) {
+  for (int i = 0; i < lanes.n; ++i) totals[i] += v[i];
+}
+
+// A strip of columns is summed in registers over up to kRows rows.
 constexpr int64_t kRows = 32;
 
 template <int kVectors, class Lanes, class RowAt>
@@ -77,14 +84,25 @@ TW_INLINE void each_strip(int64_t rows, int64_t columns, const RowAt& row_at, co
   }
 }
 
+template <class Lanes>
+TW_INLINE vf sum_of_four(const float* p, int64_t stride, Lanes lanes) {
+  return (lanes.get(p) + lanes.get(p + stride)) + (lanes.get(p + 2 * stride) + lanes.get(p + 3 * stride));
+}
+
+// Sixteen rows at a time, each a stream of its own, summed in pairs and then into the doubles.
 void add_column_sums(const float* x, int64_t rows, int64_t columns, int64_t stride, double* totals) {
-  for (int64_t r0 = 0; r0 < rows; r0 += kRows) {
-    const int64_t count = rows - r0 < kRows ? rows - r0 : kRows;
-    each_strip(
-        count, columns, [&](int64_t r) { return x + (r0 + r) * stride; },
-        [&](int64_t c, int n, const float* sums) {
-          for (int i = 0; i < n; ++i) totals[c + i] += sums[i];
-        });
+  int64_t r = 0;
+  for (; r + 16 <= rows; r += 16) {
+    const float *p = x + r * stride, *p4 = p + 4 * stride, *p8 = p + 8 * stride, *p12 = p + 12 * stride;
+    each_vector(columns, [&](int64_t c, auto lanes) {
+      const vf low = sum_of_four(p + c, stride, lanes) + sum_of_four(p4 + c, stride, lanes);
+      const vf high = sum_of_four(p8 + c, stride, lanes) + sum_of_four(p12 + c, stride, lanes);
+      add_to_doubles(totals + c, low + high, lanes);
+    });
+  }
+  for (; r < rows; ++r) {
+    const float* p = x + r * stride;
+    each_vector(columns, [&](int64_t c, auto lanes) { add_to_doubles(totals + c, lanes.get(p + c), lanes); });
   }
 }
 

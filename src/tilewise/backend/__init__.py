@@ -1,6 +1,6 @@
 """Matmul and convolution on arrays: naive, blocked, NumPy and native, and the routing between them."""
 
-from tilewise.backend import attention, numpy_ops, numpy_training, rows  # noqa: F401 - registers their operations
+from tilewise.backend import attention, conv, numpy_ops, numpy_training, rows  # noqa: F401 - registers their operations
 from tilewise.backend.gemm import default_matmul_tile, matmul_native, matmul_numpy
 from tilewise.backend.registry import Explanation, OptimizedBackend, current_backend, use_backend
 from tilewise.backend.tiles import TileConfig, check_tile, tile_space

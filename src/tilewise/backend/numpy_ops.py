@@ -361,12 +361,18 @@ def attention_grad(
     causal: bool,
     mask: Array | None = None,
     scale: float | None = None,
+    into: tuple[Array, Array, Array] | None = None,
 ) -> tuple[Array, Array, Array]:
     scale = _default_scale(q, scale)
     p = _weights(_scores(q, k, causal, mask, scale), logsumexp)
     delta = (gout * out).sum(axis=-1, keepdims=True)
     gscores = p * (gout @ v.swapaxes(-1, -2) - delta) * q.dtype.type(scale)
-    return gscores @ k, gscores.swapaxes(-1, -2) @ q, p.swapaxes(-1, -2) @ gout
+    grads = gscores @ k, gscores.swapaxes(-1, -2) @ q, p.swapaxes(-1, -2) @ gout
+    if into is None:
+        return grads
+    for to, g in zip(into, grads, strict=True):
+        to[...] = g
+    return into
 
 
 def _default_scale(q: Array, scale: float | None) -> float:

@@ -345,14 +345,12 @@ class PackedAttention(Operation):
 
     def backward(self, grad: Array) -> Grads:
         b, t, _, heads, d = self.packed
-        g = np.ascontiguousarray(grad.reshape(b, t, heads, d).transpose(0, 2, 1, 3))
-        grads = current_backend().dispatch(
-            "attention_grad", g, *self.qkv, self.out, self.logsumexp, causal=True, mask=None, scale=None
-        )
-        gqkv = np.empty(self.packed, grad.dtype)
-        for i in range(3):
-            gqkv[:, :, i] = grads[i].transpose(0, 2, 1, 3)
-        return gqkv.reshape(b, t, 3 * heads * d)
+        g = grad.reshape(b, t, heads, d).transpose(0, 2, 1, 3)
+        gqkv = np.empty((b, t, 3 * heads * d), grad.dtype)
+        into = tuple(gqkv.reshape(self.packed).transpose(2, 0, 3, 1, 4))
+        kept = (*self.qkv, self.out, self.logsumexp)
+        current_backend().dispatch("attention_grad", g, *kept, causal=True, mask=None, scale=None, into=into)
+        return gqkv
 
 
 def _check_attention(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], mask: Array | None) -> None:

@@ -45,6 +45,7 @@ class Options:
     max_configs: int = 0  # 0: all
     settings: measure.Settings = field(default_factory=measure.Settings)
     plugins: tuple[str, ...] = ()
+    verbose: bool = False
 
 
 @dataclass
@@ -73,6 +74,7 @@ class _Pending:
     times: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     disturbed_times: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     measured: tuple[Config, ...] = ()
+    default_ns: list[float] = field(default_factory=list)
 
 
 def balanced(kernels: Sequence[Kernel], seed: int) -> list[Kernel]:
@@ -98,6 +100,11 @@ def pick_configs(configs: Sequence[Config], count: int, seed: int) -> list[Confi
 class Collector:
     """One run of the collector. `run` returns what happened, by family; the measurements are in the store."""
 
+    # What the child processes run; a test puts its own here.
+    serve_gpu = staticmethod(measure.serve)
+    serve_compiler = staticmethod(compiling.serve)
+    silence_seconds = _SILENCE_SECONDS
+
     def __init__(self, kernels: Iterable[Kernel], store: Store, options: Options, say: Say = print) -> None:
         self.store, self.options, self.say = store, options, say
         done = store.finished()
@@ -111,8 +118,6 @@ class Collector:
         self.current: _Pending | None = None
         self._job_seconds: deque[float] = deque([3.0], maxlen=50)
         self._said = self.started
-        os.environ.setdefault("TRITON_CACHE_DIR", str(Path(tempfile.gettempdir()) / "tilewise-triton-cache"))
-        os.environ.setdefault("TRITON_STORE_BINARY_ONLY", "1")
 
     def _pending(self, kernel: Kernel) -> _Pending:
         family = get_family(kernel.problem.family)
@@ -125,36 +130,25 @@ class Collector:
     def run(self) -> dict[str, Tally]:
         cores = len(os.sched_getaffinity(0))
         processes = self.options.processes or max(1, cores - 2)
-        self.gpu = Worker(measure.serve, self.options.device, {"plugins": self.options.plugins})
+        cache = os.environ.get("TRITON_CACHE_DIR", str(Path(tempfile.gettempdir()) / "tilewise-triton-cache"))
+        self.gpu = Worker(self.serve_gpu, self.options.device, {"plugins": self.options.plugins, "cache": cache})
         self.gpu.submit_silently(_START_SECONDS)
-        compilers = [Worker(compiling.serve, 90) for _ in range(processes)]
+        compilers = [Worker(self.serve_compiler, 90, cache) for _ in range(processes)]
         for worker in compilers:
             worker.start()
         try:
-            self._open_device(compilers)
             self._loop(compilers)
         finally:
             for worker in (self.gpu, *compilers):
                 worker.stop()
         return dict(self.tallies)
 
-    def _open_device(self, compilers: Sequence[Worker]) -> None:
-        message = self._wait_for_gpu()
-        if message[0] != "device":
-            raise UnavailableError(str(message[1]))
-        details = message[1]
-        self.say(f"device: {details}")
+    def _open_run(self, details: dict[str, Any]) -> None:
+        """The GPU's process is there and has said what it runs on."""
+        self.say(f"{time.monotonic() - self.started:.0f} s: device {details}")
         kind = "triton" if self.options.device == "cuda" else "triton-interpreter"
         settings = {**dataclasses.asdict(self.options.settings), "max_configs": self.options.max_configs}
         self.run_number = self.store.begin(Machine(kind, str(details["name"]), details), self.options.seed, settings)
-
-    def _wait_for_gpu(self) -> Any:
-        while True:
-            for _, message in wait_any([self.gpu], 1.0):
-                self.gpu.finish()
-                if isinstance(message, WorkerLostError):
-                    raise UnavailableError(f"The process that owns the GPU could not start: {message}.")
-                return message
 
     def _loop(self, compilers: Sequence[Worker]) -> None:
         queue = deque(self._binaries_in_order())
@@ -162,7 +156,7 @@ class Collector:
             for worker in compilers:
                 if not worker.busy and queue:
                     worker.submit(queue.popleft(), _COMPILE_SECONDS)
-            if self.current is None:
+            if self.current is None and self.run_number:
                 self._submit_next()
             for worker, message in wait_any([self.gpu, *compilers], 0.25):
                 if worker is self.gpu:
@@ -220,7 +214,7 @@ class Collector:
         pending.disturbed_times.clear()
         seed = self.options.seed * 1_000_003 + int(pending.kernel.problem.digest[:8], 16)
         job = measure.Job(pending.kernel.problem, pending.measured, seed, self.options.settings, pending.careful)
-        self.gpu.submit(job, _SILENCE_SECONDS if self.gpu.connection else _START_SECONDS)
+        self.gpu.submit(job, self.silence_seconds if self.gpu.connection else _START_SECONDS)
 
     def _misfit(self, compiled: compiling.Compiled) -> tuple[str, str] | None:
         if compiled.failure is not None:
@@ -231,12 +225,15 @@ class Collector:
 
     def _hear_gpu(self, message: Any) -> None:
         pending = self.current
+        if not self.run_number:
+            self._hear_greeting(message)
+            return
         if isinstance(message, WorkerLostError):
             self.gpu.finish()
             if pending is not None:
                 self._lost(pending, str(message))
             return
-        self.gpu.extend(_SILENCE_SECONDS)
+        self.gpu.extend(self.silence_seconds)
         kind = message[0]
         if pending is None or kind == "device":  # the greeting of a process that was started again
             return
@@ -260,6 +257,14 @@ class Collector:
         elif kind == "done":
             self._done(pending, float(message[1]))
 
+    def _hear_greeting(self, message: Any) -> None:
+        self.gpu.finish()
+        if isinstance(message, WorkerLostError):
+            raise UnavailableError(f"The process that owns the GPU could not start: {message}.")
+        if message[0] != "device":
+            raise UnavailableError(str(message[1]))
+        self._open_run(message[1])
+
     def _keep(self, pending: _Pending, batch: measure.Batch) -> None:
         timings = [(pending.measured[i], ns) for i, ns in zip(batch.configs, batch.runtime_ns, strict=True)]
         self.store.add_batch(
@@ -271,6 +276,7 @@ class Collector:
             disturbed=batch.disturbed,
             watch=batch.watch,
         )
+        pending.default_ns.append(batch.default_ns)
         tally = self._tally(pending)
         tally.batches += 1
         tally.disturbed += batch.disturbed
@@ -294,6 +300,8 @@ class Collector:
             tally.kernels += 1
             tally.pairs += len(repeats) + 1
             tally.scatter += [statistics.stdev(times) / statistics.median(times) for times in repeats]
+            if self.options.verbose:
+                self._describe(pending)
         else:
             tally.failures.append(f"{pending.kernel.name}: nothing could be timed")
 
@@ -317,6 +325,17 @@ class Collector:
         self.waiting.appendleft(pending)
 
     # Telling
+
+    def _describe(self, pending: _Pending) -> None:
+        """One line on a kernel: microseconds of the default, the best and the worst, and the scatter of the repeats."""
+        repeated = {index: times for index, times in pending.times.items() if len(times) > 1}
+        medians = {index: statistics.median(times) / 1e3 for index, times in repeated.items()}
+        best, worst = min(medians, key=medians.__getitem__), max(medians.values())
+        scatter = statistics.median(statistics.stdev(t) / statistics.median(t) for t in repeated.values())
+        self.say(
+            f"{pending.kernel.problem.key}: default {statistics.median(pending.default_ns) / 1e3:.2f} us, "
+            f"best {medians[best]:.2f} {pending.measured[best].key}, worst {worst:.2f}, scatter {scatter:.2%}"
+        )
 
     def _tally(self, pending: _Pending) -> Tally:
         return self.tallies[pending.kernel.problem.family]

@@ -8,6 +8,7 @@ this also runs on machines without a GPU, which is how the tests compile every c
 from __future__ import annotations
 
 import importlib
+import os
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -52,8 +53,15 @@ def compile_binary(binary: Binary, capability: int) -> Any:
     return triton_compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
-def serve(connection: Any, capability: int) -> None:
+def use_cache(folder: str) -> None:
+    """Have this process keep cubins, and only those, in `folder`; the compilers and the GPU's process must agree."""
+    os.environ["TRITON_CACHE_DIR"] = folder
+    os.environ["TRITON_STORE_BINARY_ONLY"] = "1"
+
+
+def serve(connection: Any, capability: int, cache: str) -> None:
     """A worker's life: binaries in, Compiled out, until the pipe closes."""
+    use_cache(cache)
     while True:
         try:
             binary = connection.recv()

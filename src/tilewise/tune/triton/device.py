@@ -30,9 +30,14 @@ class Device(Protocol):
     torch: Any
     torch_device: str
     l2_bytes: int
+    warm_up_seconds: float
+    notes: list[str]  # what the user should hear, once
 
     def prepare(self, binary: Binary, launch: Launch) -> Run:
         """A callable that starts the kernel once; MisfitError if it does not fit."""
+
+    def registers(self, binary: Binary) -> tuple[int, int]:
+        """Registers a thread and spilled ones, of a prepared binary."""
 
     def unit(self, runs: Sequence[Run]) -> Run:
         """A callable that starts all `runs` back to back, with as little host time as possible."""
@@ -52,6 +57,7 @@ class CudaDevice:
     """One NVIDIA GPU through PyTorch. Everything goes to one side stream, since the default one cannot be captured."""
 
     torch_device = "cuda"
+    warm_up_seconds = 0.02
 
     def __init__(self) -> None:
         torch: Any = importlib.import_module("torch")
@@ -103,7 +109,6 @@ class CudaDevice:
         return kernel
 
     def registers(self, binary: Binary) -> tuple[int, int]:
-        """Registers a thread and spilled ones, of a loaded binary."""
         kernel = self._loaded[binary.key]
         return int(kernel.n_regs), int(kernel.n_spills)
 
@@ -169,11 +174,11 @@ class InterpreterDevice:
 
     torch_device = "cpu"
     l2_bytes = 0
+    warm_up_seconds = 0.0
 
     def __init__(self) -> None:
         os.environ["TRITON_INTERPRET"] = "1"
-        import torch
-
+        torch: Any = importlib.import_module("torch")
         self.torch = torch
         self.notes: list[str] = []
         torch.set_num_threads(1)
@@ -211,6 +216,8 @@ class InterpreterDevice:
         return {}
 
 
-def open_device(kind: str) -> CudaDevice | InterpreterDevice:
+def open_device(kind: str) -> Device:
     """The device called "cuda" or "interpreter"."""
-    return InterpreterDevice() if kind == "interpreter" else CudaDevice()
+    if kind == "interpreter":
+        return InterpreterDevice()
+    return CudaDevice()

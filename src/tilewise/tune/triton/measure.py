@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilewise.tune.problem import Config, Problem
-from tilewise.tune.triton.device import CudaDevice, InterpreterDevice, MisfitError
+from tilewise.tune.triton.compiling import use_cache
+from tilewise.tune.triton.device import Device, MisfitError
 from tilewise.tune.triton.family import Operands, get_family
 from tilewise.tune.triton.graphs import Run
 
@@ -91,7 +92,7 @@ class _Candidate:
     times: list[float] = field(default_factory=list)
 
 
-def measure(device: CudaDevice | InterpreterDevice, job: Job, report: Report) -> None:
+def measure(device: Device, job: Job, report: Report) -> None:
     """Send a Verdict list and Batches to `report`; each message is complete in itself."""
     sets = _operand_sets(device, job)
     candidates = _check_all(device, job, sets, report)
@@ -103,7 +104,7 @@ def measure(device: CudaDevice | InterpreterDevice, job: Job, report: Report) ->
     _time_all(device, job, candidates, report)
 
 
-def _operand_sets(device: CudaDevice | InterpreterDevice, job: Job) -> list[Operands]:
+def _operand_sets(device: Device, job: Job) -> list[Operands]:
     """Enough sets of operands that one is out of the L2 cache by the time its turn comes again, within reason."""
     family = get_family(job.problem.family)
     generator = device.torch.Generator(device=device.torch_device).manual_seed(job.seed)
@@ -112,9 +113,7 @@ def _operand_sets(device: CudaDevice | InterpreterDevice, job: Job) -> list[Oper
     return [family.operands(job.problem, device.torch, device.torch_device, generator) for _ in range(count)]
 
 
-def _check_all(
-    device: CudaDevice | InterpreterDevice, job: Job, sets: Sequence[Operands], report: Report
-) -> list[_Candidate]:
+def _check_all(device: Device, job: Job, sets: Sequence[Operands], report: Report) -> list[_Candidate]:
     """Run every configuration once into a poisoned output and compare; time a second run roughly."""
     family, torch = get_family(job.problem.family), device.torch
     expected = family.expected(job.problem, torch, sets[0])
@@ -154,7 +153,7 @@ def _check_all(
 
 
 def _estimate(
-    device: CudaDevice | InterpreterDevice, job: Job, candidates: list[_Candidate], verdicts: dict[Config, Verdict]
+    device: Device, job: Job, candidates: list[_Candidate], verdicts: dict[Config, Verdict]
 ) -> Iterator[_Candidate]:
     """A rough time of each, from one launch; the hopelessly slow ones are recorded as such and left out."""
     for candidate, runtime_ns in zip(candidates, device.time_units([c.runs[0] for c in candidates]), strict=True):
@@ -167,7 +166,7 @@ def _estimate(
         yield candidate
 
 
-def _make_units(device: CudaDevice | InterpreterDevice, job: Job, candidates: Sequence[_Candidate]) -> None:
+def _make_units(device: Device, job: Job, candidates: Sequence[_Candidate]) -> None:
     for candidate in candidates:
         sets = len(candidate.runs)
         wanted = round(job.settings.unit_ms * 1e6 / candidate.estimate_ns)
@@ -180,9 +179,7 @@ def _make_units(device: CudaDevice | InterpreterDevice, job: Job, candidates: Se
         candidate.unit = device.unit([candidate.runs[(offset + i) % sets] for i in range(launches)])
 
 
-def _time_all(
-    device: CudaDevice | InterpreterDevice, job: Job, candidates: Sequence[_Candidate], report: Report
-) -> None:
+def _time_all(device: Device, job: Job, candidates: Sequence[_Candidate], report: Report) -> None:
     settings, chance = job.settings, random.Random(job.seed)
     default = candidates[0]
     _warm_up(device, default)
@@ -210,18 +207,16 @@ def _time_all(
                 return
 
 
-def _warm_up(device: CudaDevice | InterpreterDevice, default: _Candidate) -> None:
+def _warm_up(device: Device, default: _Candidate) -> None:
     """Bring the clock up: an idle GPU runs at a fifth of it."""
-    if isinstance(device, InterpreterDevice):
-        return
     assert default.unit is not None
-    until = time.perf_counter() + 0.02
+    until = time.perf_counter() + device.warm_up_seconds
     while time.perf_counter() < until:
         device.time_units([default.unit])
 
 
 def _time_batch(
-    device: CudaDevice | InterpreterDevice,
+    device: Device,
     settings: Settings,
     default: _Candidate,
     chosen: Sequence[_Candidate],
@@ -250,6 +245,7 @@ def serve(connection: Any, kind: str, shared: dict[str, Any]) -> None:
     """The GPU process's life: open the device, say what it is, then jobs in and messages out."""
     from tilewise.tune.triton.device import open_device
 
+    use_cache(shared["cache"])
     try:
         device = open_device(kind)
     except Exception as error:

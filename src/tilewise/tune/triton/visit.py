@@ -147,6 +147,7 @@ def _visit(given: argparse.Namespace, log: _Log) -> int:
         seed=given.seed,
         device=given.device,
         processes=given.processes,
+        verbose=given.smoke,
         max_configs=given.configs or (24 if given.smoke else 0),
         settings=Settings(unit_ms=0.0, slowest_ms=1e6) if given.device == "interpreter" else Settings(),
     )

@@ -1,0 +1,204 @@
+// Convolution from Python, with the signatures of the backend's operations. Raw METH_FASTCALL entries: a small layer
+// takes a few microseconds, so the call may not. Shapes are checked against each other here; arrays that are not
+// contiguous float32 are converted.
+#include "common/convolution.h"
+
+#include <new>
+
+#include "bindings/arguments.h"
+#include "bindings/bindings.h"
+#include "common/weight_cache.h"
+
+namespace tw {
+namespace {
+
+// Below this many multiply-adds a call is shorter than handing the GIL over and back.
+constexpr int64_t kWorthReleasing = 20000;
+
+long long show(int64_t number) { return static_cast<long long>(number); }
+
+struct Geometry {
+  PyObject *stride = nullptr, *padding = nullptr, *groups = nullptr;
+
+  bool read(ConvShape* s) const {
+    s->sh = s->sw = s->groups = 1;
+    s->ph = s->pw = 0;
+    return (stride == nullptr || read_pair(stride, 1, "the stride", &s->sh, &s->sw)) &&
+           (padding == nullptr || read_pair(padding, 0, "the padding", &s->ph, &s->pw)) &&
+           (groups == nullptr || read_size(groups, 1, "groups", &s->groups));
+  }
+};
+
+// Fills oh and ow; refuses what no convolution can be.
+bool check_shape(ConvShape* s, int64_t weight_c) {
+  if (s->c % s->groups != 0 || s->o % s->groups != 0) {
+    refuse("ShapeError", "groups=%lld must divide the %lld input and the %lld output channels", show(s->groups), show(s->c),
+           show(s->o));
+    return false;
+  }
+  if (weight_c != s->group_c()) {
+    refuse("ShapeError", "the weights take %lld channels a group, the input has %lld", show(weight_c), show(s->group_c()));
+    return false;
+  }
+  const int64_t room_h = s->h + 2 * s->ph - s->kh, room_w = s->w + 2 * s->pw - s->kw;
+  if (s->kh < 1 || s->kw < 1 || room_h < 0 || room_w < 0) {
+    refuse("ShapeError", "a %lldx%lld kernel does not fit into a padded input of %lldx%lld", show(s->kh), show(s->kw),
+           show(s->h + 2 * s->ph), show(s->w + 2 * s->pw));
+    return false;
+  }
+  s->oh = room_h / s->sh + 1;
+  s->ow = room_w / s->sw + 1;
+  return true;
+}
+
+bool has_output_shape(const ArrayArgument& a, const ConvShape& s, const char* name) {
+  if (a.dim(0) == s.n && a.dim(1) == s.o && a.dim(2) == s.oh && a.dim(3) == s.ow) return true;
+  refuse("ShapeError", "%s must have the shape of the output, (%lld, %lld, %lld, %lld)", name, show(s.n), show(s.o),
+         show(s.oh), show(s.ow));
+  return false;
+}
+
+bool read_activation(PyObject* object, ConvActivation* out) {
+  *out = ConvActivation::none;
+  if (object == nullptr || object == Py_None) return true;
+  if (PyUnicode_Check(object) && PyUnicode_CompareWithASCIIString(object, "relu") == 0) {
+    *out = ConvActivation::relu;
+  } else if (PyUnicode_Check(object) && PyUnicode_CompareWithASCIIString(object, "gelu") == 0) {
+    *out = ConvActivation::gelu;
+  } else {
+    refuse("ConfigurationError", "the activation must be None, 'relu' or 'gelu', not %R", object);
+    return false;
+  }
+  return true;
+}
+
+bool read_attribute(PyObject* tile, const char* name, int64_t* out) {
+  PyObject* value = PyObject_GetAttrString(tile, name);
+  const bool done = value != nullptr && read_size(value, 0, name, out);
+  Py_XDECREF(value);
+  return done;
+}
+
+// A tile has .algorithm ("direct" or "winograd"), .block and .split.
+bool read_tile(PyObject* tile, const ConvShape& s, ConvConfig* config) {
+  if (tile == nullptr || tile == Py_None) return true;
+  PyObject* name = PyObject_GetAttrString(tile, "algorithm");
+  if (name == nullptr) return false;
+  const bool text = PyUnicode_Check(name);
+  if (text && PyUnicode_CompareWithASCIIString(name, "direct") == 0) config->algorithm = ConvAlgorithm::direct;
+  if (text && PyUnicode_CompareWithASCIIString(name, "winograd") == 0) config->algorithm = ConvAlgorithm::winograd;
+  Py_DECREF(name);
+  if (!read_attribute(tile, "block", &config->block) || !read_attribute(tile, "split", &config->split)) return false;
+  const char* problem = config_problem(s, *config);
+  if (problem == nullptr) return true;
+  refuse("ConfigurationError", "this tile cannot be used: %s", problem);
+  return false;
+}
+
+template <class F>
+PyObject* computed(const ConvShape& s, PyArrayObject* out, F&& f) {
+  if (out == nullptr) return nullptr;
+  bool enough_memory = true;
+  {
+    GilRelease release(s.n * s.o * s.oh * s.ow * s.group_c() * s.kh * s.kw > kWorthReleasing);
+    try {
+      f(floats(out));
+    } catch (const std::bad_alloc&) {
+      enough_memory = false;
+    }
+  }
+  if (enough_memory) return reinterpret_cast<PyObject*>(out);
+  Py_DECREF(out);
+  return PyErr_NoMemory();
+}
+
+void set_input(const ArrayArgument& x, ConvShape* s) { s->n = x.dim(0), s->c = x.dim(1), s->h = x.dim(2), s->w = x.dim(3); }
+
+void set_weights(const ArrayArgument& w, ConvShape* s) { s->o = w.dim(0), s->kh = w.dim(2), s->kw = w.dim(3); }
+
+PyObject* conv2d(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+  static const char* const names[] = {"x", "w", "bias", "stride", "padding", "groups", "activation", "residual", "tile"};
+  PyObject* v[9] = {};
+  if (!read_arguments("conv2d", args, count, keywords, names, 9, 2, v)) return nullptr;
+  ArrayArgument x, w, bias, residual;
+  ConvShape s;
+  ConvConfig config;
+  ConvEpilogue epilogue{nullptr, nullptr, ConvActivation::none};
+  if (!x.set_floats(v[0], 4, "the input") || !w.set_floats(v[1], 4, "the weights") || !Geometry{v[3], v[4], v[5]}.read(&s)) {
+    return nullptr;
+  }
+  set_input(x, &s);
+  set_weights(w, &s);
+  if (!check_shape(&s, w.dim(1)) || !read_activation(v[6], &epilogue.activation) || !read_tile(v[8], s, &config)) return nullptr;
+  if (v[2] != nullptr && v[2] != Py_None) {
+    if (!bias.set_floats(v[2], 1, "the bias")) return nullptr;
+    if (bias.dim(0) != s.o) {
+      return refuse("ShapeError", "the bias has %lld values for %lld output channels", show(bias.dim(0)), show(s.o));
+    }
+    epilogue.bias = bias.floats();
+  }
+  if (v[7] != nullptr && v[7] != Py_None) {
+    if (!residual.set_floats(v[7], 4, "the residual") || !has_output_shape(residual, s, "the residual")) return nullptr;
+    epilogue.residual = residual.floats();
+  }
+  const npy_intp shape[4] = {s.n, s.o, s.oh, s.ow};
+  return computed(s, new_float_array(4, shape), [&](float* y) {
+    conv_forward(s, x.floats(), w.floats(), !w.is_copy(), epilogue, config, y);
+  });
+}
+
+PyObject* grad_input(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+  static const char* const names[] = {"gy", "w", "x_shape", "stride", "padding", "groups"};
+  PyObject* v[6] = {};
+  if (!read_arguments("conv2d_grad_input", args, count, keywords, names, 6, 3, v)) return nullptr;
+  ArrayArgument gy, w;
+  ConvShape s;
+  int64_t x[4];
+  if (!gy.set_floats(v[0], 4, "the gradient") || !w.set_floats(v[1], 4, "the weights") ||
+      !read_sizes(v[2], 4, "the input's shape", x) || !Geometry{v[3], v[4], v[5]}.read(&s)) {
+    return nullptr;
+  }
+  s.n = x[0], s.c = x[1], s.h = x[2], s.w = x[3];
+  set_weights(w, &s);
+  if (!check_shape(&s, w.dim(1)) || !has_output_shape(gy, s, "the gradient")) return nullptr;
+  const npy_intp shape[4] = {s.n, s.c, s.h, s.w};
+  return computed(s, new_float_array(4, shape), [&](float* gx) { conv_grad_input(s, gy.floats(), w.floats(), gx); });
+}
+
+PyObject* grad_weight(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+  static const char* const names[] = {"gy", "x", "w_shape", "stride", "padding", "groups"};
+  PyObject* v[6] = {};
+  if (!read_arguments("conv2d_grad_weight", args, count, keywords, names, 6, 3, v)) return nullptr;
+  ArrayArgument gy, x;
+  ConvShape s;
+  int64_t w[4];
+  if (!gy.set_floats(v[0], 4, "the gradient") || !x.set_floats(v[1], 4, "the input") ||
+      !read_sizes(v[2], 4, "the weights' shape", w) || !Geometry{v[3], v[4], v[5]}.read(&s)) {
+    return nullptr;
+  }
+  set_input(x, &s);
+  s.o = w[0], s.kh = w[2], s.kw = w[3];
+  if (!check_shape(&s, w[1]) || !has_output_shape(gy, s, "the gradient")) return nullptr;
+  const npy_intp shape[4] = {w[0], w[1], w[2], w[3]};
+  return computed(s, new_float_array(4, shape), [&](float* gw) { conv_grad_weight(s, gy.floats(), x.floats(), gw); });
+}
+
+PyCFunction entry(PyObject* (*f)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*)) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(f));
+}
+
+PyMethodDef entries[] = {
+    {"conv2d", entry(conv2d), METH_FASTCALL | METH_KEYWORDS, nullptr},
+    {"conv2d_grad_input", entry(grad_input), METH_FASTCALL | METH_KEYWORDS, nullptr},
+    {"conv2d_grad_weight", entry(grad_weight), METH_FASTCALL | METH_KEYWORDS, nullptr},
+    {nullptr, nullptr, 0, nullptr}};
+
+}  // namespace
+
+void bind_conv(nb::module_& m) {
+  if (PyModule_AddFunctions(m.ptr(), entries) < 0) throw nb::python_error();
+  m.def("clear_weight_cache", clear_weight_cache);
+  m.def("weight_cache_bytes", weight_cache_bytes);
+}
+
+}  // namespace tw

@@ -1,0 +1,235 @@
+#include "common/convolution.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <type_traits>
+
+#include "common/alloc.h"
+#include "common/thread_pool.h"
+#include "common/weight_cache.h"
+
+namespace tw {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t weight_count(const ConvShape& s) { return s.o * s.group_c() * s.kh * s.kw; }
+
+WeightView plain_view(const ConvShape& s, const float* w) {
+  const int64_t taps = s.kh * s.kw, row = s.group_c() * taps;
+  return {w, s.group_o() * row, row, taps, s.kw, 1};
+}
+
+OutputGrid whole_output(const ConvShape& s) { return {s.oh, s.ow, 0, 0, 1, 1}; }
+
+void check(bool done) {
+  if (!done) throw std::bad_alloc();
+}
+
+// Working memory for weights that are packed for one call; kept by the thread up to a bound.
+class CallWeights {
+ public:
+  explicit CallWeights(int64_t floats) : data_(kept().grow(static_cast<std::size_t>(floats))) {}
+  ~CallWeights() {
+    if (kept().size() > kKeptFloats) kept() = Buffer<float>();
+  }
+  float* data() { return data_; }
+
+ private:
+  static constexpr std::size_t kKeptFloats = std::size_t{4} << 20;
+  static Buffer<float>& kept() {
+    static thread_local Buffer<float> buffer;
+    return buffer;
+  }
+  float* data_;
+};
+
+WinogradTile winograd_tile(const ConvShape& s, const ConvConfig& config) {
+  WinogradTile tile = active_winograd().default_tile(s);
+  if (config.block > 0) tile.block_tiles = config.block;
+  if (config.split > 0) tile.block_vectors = config.split;
+  return tile;
+}
+
+DirectTile direct_tile(const ConvShape& s, const ConvConfig& config) {
+  DirectTile tile = active_conv_direct().default_tile(s);
+  if (config.block > 0) tile.band_pixels = config.block;
+  if (config.split > 0) tile.panels_split = config.split;
+  return tile;
+}
+
+WeightKey key_of(const ConvShape& s, const float* w, ConvAlgorithm algorithm) {
+  const int64_t kind = static_cast<int64_t>(algorithm) * 16 + static_cast<int64_t>(active_isa());
+  return {w, {s.o, s.c, s.kh, s.kw, s.groups, kind, 0, 0}};
+}
+
+// Winograd with the weights packed at `packed`; false when the values do not allow it.
+template <class Kernels>
+std::shared_ptr<const PackedWeights> kept_weights(const Kernels& kernels, const ConvShape& s, const float* w,
+                                                  ConvAlgorithm algorithm) {
+  const WeightKey key = key_of(s, w, algorithm);
+  if (auto found = find_weights(key, weight_count(s))) return found;
+  auto made = new_weights(key, weight_count(s), kernels.packed_floats(s));
+  const WeightView view = plain_view(s, made->raw.data());
+  if constexpr (std::is_same_v<decltype(kernels.pack(s, view, nullptr)), bool>) {
+    made->usable = kernels.pack(s, view, made->packed.data());
+  } else {
+    kernels.pack(s, view, made->packed.data());
+  }
+  keep_weights(key, made);
+  return made;
+}
+
+bool forward_winograd(const ConvShape& s, const float* x, const float* w, bool keep, const ConvEpilogue& e,
+                      const ConvConfig& config, float* y) {
+  const WinogradKernels& kernels = active_winograd();
+  const WinogradTile tile = winograd_tile(s, config);
+  if (keep) {
+    const auto weights = kept_weights(kernels, s, w, ConvAlgorithm::winograd);
+    return weights->usable && kernels.forward(s, x, weights->packed.data(), e, tile, y);
+  }
+  CallWeights packed(kernels.packed_floats(s));
+  return kernels.pack(s, plain_view(s, w), packed.data()) && kernels.forward(s, x, packed.data(), e, tile, y);
+}
+
+void forward_direct(const ConvShape& s, const float* x, const float* w, bool keep, const ConvEpilogue& e,
+                    const ConvConfig& config, float* y) {
+  const DirectKernels& kernels = active_conv_direct();
+  const DirectTile tile = direct_tile(s, config);
+  if (keep) {
+    const auto weights = kept_weights(kernels, s, w, ConvAlgorithm::direct);
+    check(kernels.forward(s, x, weights->packed.data(), e, tile, whole_output(s), y));
+    return;
+  }
+  CallWeights packed(kernels.packed_floats(s));
+  kernels.pack(s, plain_view(s, w), packed.data());
+  check(kernels.forward(s, x, packed.data(), e, tile, whole_output(s), y));
+}
+
+// Of one dimension of a strided convolution: the outputs of the gradient that share the kernel taps first, first +
+// stride, ... form a stride-1 convolution of their own.
+struct Phase {
+  int64_t first_tap, taps;     // kernel positions first_tap + stride * (0 ... taps - 1)
+  int64_t first_out, outs;     // input positions first_out + stride * (0 ... outs - 1)
+  int64_t pad;
+};
+
+Phase phase_of(int64_t tap, int64_t stride, int64_t kernel, int64_t padding, int64_t size) {
+  Phase f;
+  f.first_tap = tap;
+  f.taps = tap < kernel ? ceil_div(kernel - tap, stride) : 0;
+  f.first_out = ((tap - padding) % stride + stride) % stride;
+  f.outs = f.first_out < size ? ceil_div(size - f.first_out, stride) : 0;
+  f.pad = f.taps - 1 - (f.first_out + padding - tap) / stride;
+  return f;
+}
+
+// The gradient's own convolution: gy with the taps of two phases, flipped, channels swapped.
+ConvShape phase_shape(const ConvShape& s, const Phase& fy, const Phase& fx) {
+  return {s.n, s.o, s.oh, s.ow, s.c, fy.taps, fx.taps, 1, 1, fy.pad, fx.pad, s.groups, fy.outs, fx.outs};
+}
+
+WeightView flipped_view(const ConvShape& s, const float* w, const Phase& fy, const Phase& fx) {
+  const int64_t taps = s.kh * s.kw, out = s.group_c() * taps;
+  const int64_t last = (fy.first_tap + s.sh * (fy.taps - 1)) * s.kw + fx.first_tap + s.sw * (fx.taps - 1);
+  return {w + last, s.group_o() * out, taps, out, -s.sh * s.kw, -s.sw};
+}
+
+// A convolution with fewer than no padding reads a smaller image.
+const float* cropped(ConvShape* s, const float* x, Buffer<float>* memory) {
+  const int64_t top = s->ph < 0 ? -s->ph : 0, left = s->pw < 0 ? -s->pw : 0;
+  if (top == 0 && left == 0) return x;
+  const int64_t h = s->h > top ? s->h - top : 0, w = s->w > left ? s->w - left : 0;
+  *memory = Buffer<float>(static_cast<std::size_t>(s->n * s->c * h * w));
+  float* to = memory->data();
+  for (int64_t plane = 0; plane < s->n * s->c; ++plane) {
+    for (int64_t y = 0; y < h; ++y, to += w) {
+      std::memcpy(to, x + (plane * s->h + y + top) * s->w + left, static_cast<std::size_t>(w) * sizeof(float));
+    }
+  }
+  s->h = h;
+  s->w = w;
+  s->ph += top;
+  s->pw += left;
+  return memory->data();
+}
+
+void grad_input_phase(const ConvShape& s, const float* gy, const float* w, const Phase& fy, const Phase& fx, float* gx) {
+  ConvShape t = phase_shape(s, fy, fx);
+  Buffer<float> memory;
+  gy = cropped(&t, gy, &memory);
+  const WeightView view = flipped_view(s, w, fy, fx);
+  const ConvEpilogue none{nullptr, nullptr, ConvActivation::none};
+  if (s.sh == 1 && s.sw == 1 && choose_algorithm(t) == ConvAlgorithm::winograd) {
+    const WinogradKernels& kernels = active_winograd();
+    CallWeights packed(kernels.packed_floats(t));
+    if (kernels.pack(t, view, packed.data()) && kernels.forward(t, gy, packed.data(), none, kernels.default_tile(t), gx)) return;
+  }
+  const DirectKernels& kernels = active_conv_direct();
+  CallWeights packed(kernels.packed_floats(t));
+  kernels.pack(t, view, packed.data());
+  const OutputGrid grid{s.h, s.w, fy.first_out, fx.first_out, s.sh, s.sw};
+  check(kernels.forward(t, gy, packed.data(), none, kernels.default_tile(t), grid, gx));
+}
+
+}  // namespace
+
+bool winograd_applies(const ConvShape& s) { return s.kh == 3 && s.kw == 3 && s.sh == 1 && s.sw == 1; }
+
+// Counts vector instructions: direct multiplies nine times a pixel; Winograd 36 times a tile of sixteen, and pays for the
+// transforms (loads, stores and about 150 additions a vector each way).
+ConvAlgorithm choose_algorithm(const ConvShape& s) {
+  constexpr int64_t kLanes = 16, kInputTransform = 220, kOutputTransform = 200;
+  if (!winograd_applies(s)) return ConvAlgorithm::direct;
+  const int64_t c = s.group_c(), c_vectors = ceil_div(c, kLanes), o_vectors = ceil_div(s.group_o(), kLanes);
+  const int64_t tiles = ceil_div(s.oh, 4) * ceil_div(s.ow, 4);
+  const int64_t direct = s.oh * s.ow * 9 * c * o_vectors;
+  const int64_t winograd = tiles * (36 * c * o_vectors + kInputTransform * c_vectors + kOutputTransform * o_vectors);
+  return winograd < direct ? ConvAlgorithm::winograd : ConvAlgorithm::direct;
+}
+
+const char* config_problem(const ConvShape& s, const ConvConfig& config) {
+  if (config.algorithm == ConvAlgorithm::automatic) return "its algorithm is neither 'direct' nor 'winograd'";
+  if (config.algorithm == ConvAlgorithm::winograd && !winograd_applies(s)) return "winograd is for 3x3 kernels with stride 1";
+  return nullptr;
+}
+
+void conv_forward(const ConvShape& s, const float* x, const float* w, bool keep, const ConvEpilogue& e,
+                  const ConvConfig& config, float* y) {
+  if (s.n == 0 || s.o == 0 || s.oh == 0 || s.ow == 0) return;
+  const ConvAlgorithm algorithm = config.algorithm == ConvAlgorithm::automatic ? choose_algorithm(s) : config.algorithm;
+  if (algorithm == ConvAlgorithm::winograd && forward_winograd(s, x, w, keep, e, config, y)) return;
+  forward_direct(s, x, w, keep, e, config, y);
+}
+
+void conv_grad_input(const ConvShape& s, const float* gy, const float* w, float* gx) {
+  const int64_t size = s.n * s.c * s.h * s.w;
+  if (size == 0) return;
+  const bool all_reached = s.sh == 1 && s.sw == 1 && s.o > 0;
+  if (!all_reached) std::memset(gx, 0, static_cast<std::size_t>(size) * sizeof(float));
+  for (int64_t ty = 0; ty < s.sh; ++ty) {
+    for (int64_t tx = 0; tx < s.sw; ++tx) {
+      const Phase fy = phase_of(ty, s.sh, s.kh, s.ph, s.h), fx = phase_of(tx, s.sw, s.kw, s.pw, s.w);
+      if (fy.taps * fx.taps * fy.outs * fx.outs > 0) grad_input_phase(s, gy, w, fy, fx, gx);
+    }
+  }
+}
+
+void conv_grad_weight(const ConvShape& s, const float* gy, const float* x, float* gw) {
+  const int64_t count = weight_count(s);
+  if (count == 0) return;
+  if (s.n * s.oh * s.ow == 0) {
+    std::memset(gw, 0, static_cast<std::size_t>(count) * sizeof(float));
+    return;
+  }
+  constexpr int64_t kMaxPartialFloats = int64_t{16} << 20;
+  const GradWeightKernels& kernels = active_conv_grad_weight();
+  const int64_t size = kernels.partial_floats(s), room = std::max<int64_t>(1, kMaxPartialFloats / size);
+  const int64_t parts = std::min({static_cast<int64_t>(num_threads()), kernels.max_parts(s), room});
+  CallWeights partials(size * parts);
+  check(kernels.run(s, gy, x, partials.data(), parts, gw));
+}
+
+}  // namespace tw

@@ -1,0 +1,90 @@
+// Two-dimensional convolution, NCHW in and out, channels-last inside. Three algorithms share one shape and one epilogue:
+//   winograd  3x3, stride 1: F(4x4, 3x3), 36 multiplications for 16 outputs where the definition needs 144
+//   direct    any shape: implicit GEMM over a channels-last copy of a band of rows; lanes are output channels
+//   planar    few output channels a group (depthwise): lanes are pixels
+// Weights come as a strided view, so that the gradient of the input is the same convolution with flipped weights.
+#pragma once
+
+#include <cstdint>
+
+#include "common/isa.h"
+
+namespace tw {
+
+struct ConvShape {
+  int64_t n, c, h, w;    // input
+  int64_t o, kh, kw;     // weights (o, c / groups, kh, kw)
+  int64_t sh, sw;        // stride
+  int64_t ph, pw;        // zeros before the first row and column; after the last, as many as oh and ow reach for
+  int64_t groups;
+  int64_t oh, ow;        // output
+
+  int64_t group_c() const { return c / groups; }
+  int64_t group_o() const { return o / groups; }
+};
+
+// Element (o, c, ky, kx) of group g lies at data[g * group + o * out + c * in + ky * row + kx * col].
+struct WeightView {
+  const float* data;
+  int64_t group, out, in, row, col;
+};
+
+enum class ConvActivation { none, relu, gelu };
+
+// y = activation(conv + bias + residual), each part optional.
+struct ConvEpilogue {
+  const float* bias;      // (o) or null
+  const float* residual;  // as y, or null
+  ConvActivation activation;
+};
+
+// Where the outputs of a convolution go: y itself (step 1), or every `step`-th row and column of a larger plane, which
+// is how the gradient of a strided convolution is put together from stride-1 ones.
+struct OutputGrid {
+  int64_t plane_h, plane_w;
+  int64_t y0, x0, step_y, step_x;
+};
+
+struct DirectTile {
+  int64_t band_pixels;   // output pixels computed between two transpositions to NCHW
+  int64_t panels_split;  // how many tasks share the output channels of one band
+};
+
+struct WinogradTile {
+  int64_t block_tiles;    // 4x4 output tiles transformed together
+  int64_t block_vectors;  // vectors of output channels multiplied before they are transformed back
+};
+
+// Largest magnitude that the Winograd transforms take: products, sums over channels and the transforms' own gain stay
+// far from overflow. NaN and infinity are above it, so that they go to the direct kernel and spread as they should.
+constexpr float kWinogradLimit = 1.0e15f;
+
+struct WinogradKernels {
+  int64_t (*packed_floats)(const ConvShape& s);
+  bool (*pack)(const ConvShape& s, const WeightView& w, float* packed);  // false: a weight is above the limit
+  WinogradTile (*default_tile)(const ConvShape& s);
+  // false: an input is above the limit (or memory ran out); y is then unspecified
+  bool (*forward)(const ConvShape& s, const float* x, const float* packed, const ConvEpilogue& e,
+                  const WinogradTile& tile, float* y);
+};
+
+struct DirectKernels {
+  int64_t (*packed_floats)(const ConvShape& s);
+  void (*pack)(const ConvShape& s, const WeightView& w, float* packed);
+  DirectTile (*default_tile)(const ConvShape& s);
+  bool (*forward)(const ConvShape& s, const float* x, const float* packed, const ConvEpilogue& e,
+                  const DirectTile& tile, const OutputGrid& grid, float* y);  // false: out of memory
+};
+
+struct GradWeightKernels {
+  int64_t (*partial_floats)(const ConvShape& s);
+  int64_t (*max_parts)(const ConvShape& s);
+  // partials: room for `parts` partial results, worked on in parallel. False: out of memory.
+  bool (*run)(const ConvShape& s, const float* gy, const float* x, float* partials, int64_t parts, float* gw);
+};
+
+TW_TABLE(WinogradKernels, winograd)
+TW_TABLE(DirectKernels, conv_direct)
+TW_TABLE(GradWeightKernels, conv_grad_weight)
+
+}  // namespace tw

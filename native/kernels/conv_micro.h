@@ -1,0 +1,95 @@
+// The multiply-add core of convolution: a register tile of up to kMaxRows rows (pixels, tiles or weight positions) by one
+// or two vectors of output channels. Unlike matrix multiplication's, its K runs in segments (one a kernel row), and its
+// rows are read where they lie, at a stride.
+#pragma once
+
+#include "common/simd.h"
+
+namespace tw {
+namespace TW_ISA {
+namespace {
+
+// 32 vector registers with AVX-512, 16 else; two vectors of B stay in registers beside the accumulators.
+#if defined(__AVX512F__)
+constexpr int kMaxRows = 14;
+#else
+constexpr int kMaxRows = 6;
+#endif
+constexpr int kPanelVectors = 2;
+
+// C[m][...] (+)= sum over segments g < segments and k < length of A[m * a_row + g * a_segment + k * a_k] * B[...], where
+// the vectors of B for successive k lie `b_k` floats apart and a segment of B follows the one before it at `b_segment`.
+struct MicroArgs {
+  const float* a;
+  int64_t a_row, a_segment, a_k;
+  const float* b;
+  int64_t b_segment, b_k;
+  int64_t segments, length;
+  float* c;
+  int64_t c_row;
+  bool accumulate;
+};
+
+// Rows are reached from one pointer for every three and one stride, which is as many addresses as fit into the general
+// registers; hiding how the pointers are related keeps the compiler from making one for every row.
+constexpr int kRowsPerPointer = 3;
+
+template <int Rows, int Vectors, bool Contiguous>
+void micro(const MicroArgs& s) {
+  constexpr int kPointers = (Rows + kRowsPerPointer - 1) / kRowsPerPointer;
+  vf acc[Rows][Vectors] = {};
+  const int64_t a_row = s.a_row * 4, a_k = Contiguous ? 4 : s.a_k * 4, b_k = Contiguous ? Vectors * kLanes : s.b_k;
+  for (int64_t g = 0; g < s.segments; ++g) {
+    const char* a[kPointers];
+#pragma GCC unroll 5
+    for (int i = 0; i < kPointers; ++i) {
+      a[i] = reinterpret_cast<const char*>(s.a + g * s.a_segment) + i * kRowsPerPointer * a_row;
+      asm("" : "+r"(a[i]));
+    }
+    const float* b = s.b + g * s.b_segment;
+#pragma GCC unroll 1
+    for (int64_t k = s.length; k > 0; --k) {
+      vf w[Vectors];
+#pragma GCC unroll 2
+      for (int v = 0; v < Vectors; ++v) w[v] = load(b + v * kLanes);
+#pragma GCC unroll 14
+      for (int m = 0; m < Rows; ++m) {
+        float x;
+        std::memcpy(&x, a[m / kRowsPerPointer] + m % kRowsPerPointer * a_row, sizeof x);
+#pragma GCC unroll 2
+        for (int v = 0; v < Vectors; ++v) acc[m][v] += splat(x) * w[v];
+      }
+#pragma GCC unroll 5
+      for (int i = 0; i < kPointers; ++i) a[i] += a_k;
+      b += b_k;
+    }
+  }
+#pragma GCC unroll 14
+  for (int m = 0; m < Rows; ++m) {
+#pragma GCC unroll 2
+    for (int v = 0; v < Vectors; ++v) {
+      float* c = s.c + m * s.c_row + v * kLanes;
+      store(c, s.accumulate ? acc[m][v] + load(c) : acc[m][v]);
+    }
+  }
+}
+
+using MicroFn = void (*)(const MicroArgs&);
+
+template <int Vectors, bool Contiguous>
+inline MicroFn micro_rows(int64_t rows) {
+#define TW_ROWS(n) micro<(n <= kMaxRows ? n : 1), Vectors, Contiguous>
+  static constexpr MicroFn table[] = {TW_ROWS(1), TW_ROWS(2),  TW_ROWS(3),  TW_ROWS(4),  TW_ROWS(5),  TW_ROWS(6),  TW_ROWS(7),
+                                      TW_ROWS(8), TW_ROWS(9), TW_ROWS(10), TW_ROWS(11), TW_ROWS(12), TW_ROWS(13), TW_ROWS(14)};
+#undef TW_ROWS
+  return table[rows - 1];
+}
+
+template <bool Contiguous>
+inline MicroFn pick_micro(int64_t rows, int64_t vectors) {
+  return vectors == 2 ? micro_rows<2, Contiguous>(rows) : micro_rows<1, Contiguous>(rows);
+}
+
+}  // namespace
+}  // namespace TW_ISA
+}  // namespace tw

@@ -1,0 +1,320 @@
+// Winograd's F(4x4, 3x3): a 4x4 block of outputs from a 6x6 block of inputs with 36 multiplications a channel pair. The
+// interpolation points are 0, +-1/sqrt2, +-sqrt2 and infinity: with the usual 0, +-1, +-2 the rounding error in float32
+// is five times larger. A task takes a block of tiles through all stages, so that its working set stays in the cache:
+//   pack rows channels-last -> V = B' d B -> 36 small matrix products with U -> A' m A -> NCHW
+#include "common/scratch.h"
+#include "common/thread_pool.h"
+#include "kernels/conv.h"
+#include "kernels/conv_layout.h"
+#include "kernels/conv_micro.h"
+
+namespace tw {
+namespace TW_ISA {
+namespace {
+
+constexpr int64_t kTile = 4;        // outputs a side
+constexpr int64_t kWindow = 6;      // inputs a side
+constexpr int kPositions = 36;
+constexpr float kHalfRoot = 0.70710678118654752f;
+constexpr float kRoot = 1.41421356237309505f;
+// Sums over channels restart after this many, which keeps their rounding error from growing with the channel count.
+constexpr int64_t kChannelBlock = 128;
+// Positions lie one cache line apart beyond a multiple of the block, or all 36 would fall into the same cache set.
+constexpr int64_t kSkew = 16;
+
+struct Problem {
+  ConvShape s;
+  int64_t c, o;              // of a group
+  int64_t c_pitch, vectors;  // channels rounded up; output channels in vectors
+  int64_t tiles_x, tiles_y, strips;
+  int64_t columns;           // pixels of a packed row, padding included
+};
+
+Problem make_problem(const ConvShape& s) {
+  Problem p;
+  p.s = s;
+  p.c = s.group_c();
+  p.o = s.group_o();
+  p.c_pitch = round_up(p.c, kLanes);
+  p.vectors = ceil_div(p.o, kLanes);
+  p.tiles_x = ceil_div(s.ow, kTile);
+  p.tiles_y = ceil_div(s.oh, kTile);
+  p.strips = s.n * p.tiles_y;
+  p.columns = larger(p.tiles_x * kTile + 2, s.pw + s.w);
+  return p;
+}
+
+// One dimension of B' d: from six to six.
+template <class V>
+TW_INLINE void transform_input(const V (&d)[6], V (&t)[6]) {
+  const V even_p = d[4] - 2.0f * d[2], odd_p = d[3] - 2.0f * d[1];
+  const V even_q = d[4] - 0.5f * d[2], odd_q = d[3] - 0.5f * d[1];
+  t[0] = d[0] + (d[4] - 2.5f * d[2]);
+  t[1] = even_p + kHalfRoot * odd_p;
+  t[2] = even_p - kHalfRoot * odd_p;
+  t[3] = even_q + kRoot * odd_q;
+  t[4] = even_q - kRoot * odd_q;
+  t[5] = d[1] + (d[5] - 2.5f * d[3]);
+}
+
+// One dimension of A' m: from six to four.
+TW_INLINE void transform_output(const vf (&m)[6], vf (&y)[4]) {
+  const vf sum_p = m[1] + m[2], diff_p = m[1] - m[2], sum_q = m[3] + m[4], diff_q = m[3] - m[4];
+  y[0] = m[0] + (sum_p + sum_q);
+  y[1] = kHalfRoot * diff_p + kRoot * diff_q;
+  y[2] = 0.5f * sum_p + 2.0f * sum_q;
+  y[3] = m[5] + (0.5f * kHalfRoot * diff_p + 2.0f * kRoot * diff_q);
+}
+
+// One dimension of G w: from three to six, in double, because the weights are transformed once and used often.
+typedef double vd __attribute__((vector_size(kLanes * 8)));
+TW_INLINE void transform_weight(const vd (&w)[3], vd (&u)[6]) {
+  constexpr double p = 0.70710678118654752, q = 1.41421356237309505;
+  const vd even_p = w[0] + 0.5 * w[2], odd_p = p * w[1];
+  const vd even_q = w[0] + 2.0 * w[2], odd_q = q * w[1];
+  u[0] = w[0];
+  u[1] = (even_p + odd_p) * (-2.0 / 3.0);
+  u[2] = (even_p - odd_p) * (-2.0 / 3.0);
+  u[3] = (even_q + odd_q) * (1.0 / 6.0);
+  u[4] = (even_q - odd_q) * (1.0 / 6.0);
+  u[5] = w[2];
+}
+
+int64_t packed_floats(const ConvShape& s) {
+  const Problem p = make_problem(s);
+  return s.groups * kPositions * p.c * p.vectors * kLanes;
+}
+
+// U as [group][position][panel of two vectors][channel][lane].
+float* packed_panel(const Problem& p, float* packed, int64_t g, int64_t position, int64_t vector) {
+  return packed + ((g * kPositions + position) * p.vectors + vector) * p.c * kLanes;
+}
+
+bool pack(const ConvShape& s, const WeightView& w, float* packed) {
+  const Problem p = make_problem(s);
+  bool fits[1024];
+  const int64_t tasks = s.groups * p.vectors, parts = smaller(tasks, 1024);
+  parallel_for(static_cast<int>(parts), [&](int part) {
+    Magnitude magnitude;
+    for (int64_t task = cut(tasks, parts, part); task < cut(tasks, parts, part + 1); ++task) {
+      const int64_t g = task / p.vectors, vector = task % p.vectors, lanes = smaller(kLanes, p.o - vector * kLanes);
+      const int64_t panel = vector / kPanelVectors * kPanelVectors;
+      const int64_t width = smaller(kPanelVectors, p.vectors - panel) * kLanes;
+      const float* from = w.data + g * w.group + vector * kLanes * w.out;
+      for (int64_t c = 0; c < p.c; ++c) {
+        vd rows[6][3];
+        for (int kx = 0; kx < 3; ++kx) {
+          vd column[3];
+          for (int ky = 0; ky < 3; ++ky) {
+            vf v = {};
+            for (int64_t i = 0; i < lanes; ++i) v[i] = from[i * w.out + c * w.in + ky * w.row + kx * w.col];
+            magnitude.see(v);
+            column[ky] = __builtin_convertvector(v, vd);
+          }
+          vd u[6];
+          transform_weight(column, u);
+          for (int i = 0; i < 6; ++i) rows[i][kx] = u[i];
+        }
+        for (int i = 0; i < 6; ++i) {
+          vd u[6];
+          transform_weight(rows[i], u);
+          for (int j = 0; j < 6; ++j) {
+            float* to = packed_panel(p, packed, g, i * 6 + j, panel) + c * width + (vector - panel) * kLanes;
+            store(to, __builtin_convertvector(u[j], vf));
+          }
+        }
+      }
+    }
+    fits[part] = !magnitude.above(kWinogradLimit);
+  });
+  bool all = true;
+  for (int64_t i = 0; i < parts; ++i) all = all && fits[i];
+  return all;
+}
+
+// V takes about half of a 1 MiB second-level cache and the products a quarter; at least sixteen tiles, so that the
+// transformed weights, which stream by once a block, are used enough.
+WinogradTile default_tile(const ConvShape& s) {
+  const Problem p = make_problem(s);
+  const int64_t by_cache = (int64_t{576} << 10) / (kPositions * p.c_pitch * 4);
+  const int64_t tiles = larger(16, smaller(by_cache, 96));
+  const int64_t vectors = (int64_t{320} << 10) / (kPositions * tiles * kLanes * 4);
+  return {tiles, larger(kPanelVectors, vectors / kPanelVectors * kPanelVectors)};
+}
+
+struct Workspace {
+  float *rows, *v, *m, *stage;
+  int64_t v_position, m_position, m_row;
+};
+
+struct Block {
+  int64_t group, strip0, strip1, vector0, vector1;
+};
+
+int64_t workspace_floats(const Problem& p, int64_t strips, int64_t block_vectors, Workspace* w, float* base) {
+  const int64_t tiles = strips * p.tiles_x;
+  w->m_row = block_vectors * kLanes;
+  w->v_position = tiles * p.c_pitch + kSkew;
+  w->m_position = tiles * w->m_row + kSkew;
+  const int64_t rows = kWindow * p.columns * p.c_pitch;
+  const int64_t v = kPositions * w->v_position, m = kPositions * w->m_position;
+  w->rows = base;
+  w->v = w->rows + rows;
+  w->m = w->v + v;
+  w->stage = w->m + m;
+  return rows + v + m + kTile * p.tiles_x * kTile * kLanes;
+}
+
+TW_INLINE void input_tile(const float* const (&rows)[6], int64_t at, int64_t pitch, float* v, int64_t v_position) {
+  vf half[6][6];
+  for (int j = 0; j < 6; ++j) {
+    vf d[6], t[6];
+    for (int i = 0; i < 6; ++i) d[i] = load(rows[i] + at + j * pitch);
+    transform_input(d, t);
+    for (int i = 0; i < 6; ++i) half[i][j] = t[i];
+  }
+  for (int i = 0; i < 6; ++i) {
+    vf t[6];
+    transform_input(half[i], t);
+    for (int j = 0; j < 6; ++j) store(v + (i * 6 + j) * v_position, t[j]);
+  }
+}
+
+TW_INLINE void output_tile(const float* m, int64_t m_position, float* stage, int64_t stage_row) {
+  vf half[4][6];
+  for (int j = 0; j < 6; ++j) {
+    vf d[6], t[4];
+    for (int i = 0; i < 6; ++i) d[i] = load(m + (i * 6 + j) * m_position);
+    transform_output(d, t);
+    for (int i = 0; i < 4; ++i) half[i][j] = t[i];
+  }
+  for (int i = 0; i < 4; ++i) {
+    vf t[4];
+    transform_output(half[i], t);
+    for (int j = 0; j < 4; ++j) store(stage + i * stage_row + j * kLanes, t[j]);
+  }
+}
+
+// All strips of the block: rows channels-last in a ring of six, then V. False: an input is above the limit.
+bool transform_inputs(const Problem& p, const Block& b, const float* x, const Workspace& w) {
+  const ConvShape& s = p.s;
+  const RowBuffer ring{w.rows, p.c_pitch, p.columns, s.pw, -s.ph, kWindow};
+  zero_margins(ring, s.w);
+  Magnitude magnitude;
+  for (int64_t strip = b.strip0; strip < b.strip1; ++strip) {
+    const int64_t n = strip / p.tiles_y, y = strip % p.tiles_y * kTile - s.ph;
+    const bool follows = strip > b.strip0 && strip % p.tiles_y != 0;
+    const float* image = x + (n * s.c + b.group * p.c) * s.h * s.w;
+    pack_rows(ring, image, p.c, s.h, s.w, follows ? y + 2 : y, y + kWindow, magnitude);
+    const float* rows[6];
+    for (int i = 0; i < 6; ++i) rows[i] = ring.row(y + i);
+    float* v = w.v + (strip - b.strip0) * p.tiles_x * p.c_pitch;
+    for (int64_t tx = 0; tx < p.tiles_x; ++tx) {
+      for (int64_t c = 0; c < p.c_pitch; c += kLanes) {
+        input_tile(rows, tx * kTile * p.c_pitch + c, p.c_pitch, v + tx * p.c_pitch + c, w.v_position);
+      }
+    }
+  }
+  return !magnitude.above(kWinogradLimit);
+}
+
+// The 36 products for output vectors [from, to).
+void multiply(const Problem& p, const Block& b, const float* packed, int64_t from, int64_t to, const Workspace& w) {
+  const int64_t tiles = (b.strip1 - b.strip0) * p.tiles_x, chunks = ceil_div(tiles, kMaxRows);
+  for (int position = 0; position < kPositions; ++position) {
+    for (int64_t vector = from; vector < to; vector += kPanelVectors) {
+      const int64_t vectors = smaller(kPanelVectors, p.vectors - vector);
+      const float* panel = packed_panel(p, const_cast<float*>(packed), b.group, position, vector);
+      for (int64_t k = 0; k < p.c; k += kChannelBlock) {
+        for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+          const int64_t t0 = cut(tiles, chunks, chunk), t1 = cut(tiles, chunks, chunk + 1);
+          MicroArgs args;
+          args.a = w.v + position * w.v_position + t0 * p.c_pitch + k;
+          args.a_row = p.c_pitch;
+          args.b = panel + k * vectors * kLanes;
+          args.segments = 1;
+          args.length = smaller(kChannelBlock, p.c - k);
+          args.a_segment = args.b_segment = 0;
+          args.c = w.m + position * w.m_position + t0 * w.m_row + (vector - from) * kLanes;
+          args.c_row = w.m_row;
+          args.accumulate = k > 0;
+          pick_micro<true>(t1 - t0, vectors)(args);
+        }
+      }
+    }
+  }
+}
+
+void transform_outputs(const Problem& p, const Block& b, int64_t from, int64_t to, const ConvEpilogue& e, float* y,
+                       const Workspace& w) {
+  const ConvShape& s = p.s;
+  const int64_t columns = p.tiles_x * kTile, plane = s.oh * s.ow;
+  for (int64_t strip = b.strip0; strip < b.strip1; ++strip) {
+    const int64_t n = strip / p.tiles_y, y0 = strip % p.tiles_y * kTile, rows = smaller(kTile, s.oh - y0);
+    for (int64_t vector = from; vector < to; ++vector) {
+      const float* m = w.m + (strip - b.strip0) * p.tiles_x * w.m_row + (vector - from) * kLanes;
+      for (int64_t tx = 0; tx < p.tiles_x; ++tx) {
+        output_tile(m + tx * w.m_row, w.m_position, w.stage + tx * kTile * kLanes, columns * kLanes);
+      }
+      const int64_t channel = b.group * p.o + vector * kLanes;
+      const int64_t lanes = smaller(kLanes, p.o - vector * kLanes);
+      const int64_t at = (n * s.o + channel) * plane + y0 * s.ow;
+      Finish finish{e.bias == nullptr ? nullptr : e.bias + channel, nullptr, e.activation};
+      const int64_t runs = columns == s.ow ? 1 : rows, pixels = columns == s.ow ? rows * s.ow : s.ow;
+      for (int64_t r = 0; r < runs; ++r) {
+        if (e.residual != nullptr) finish.residual = e.residual + at + r * s.ow;
+        unpack_pixels(w.stage + r * columns * kLanes, kLanes, pixels, lanes, finish, y + at + r * s.ow, plane);
+      }
+    }
+  }
+}
+
+bool run_block(const Problem& p, const Block& b, const float* x, const float* packed, const ConvEpilogue& e,
+               int64_t block_vectors, float* y) {
+  Workspace w;
+  const int64_t vectors = smaller(block_vectors, b.vector1 - b.vector0);
+  float* base = thread_scratch(workspace_floats(p, b.strip1 - b.strip0, vectors, &w, nullptr));
+  if (base == nullptr) return false;
+  workspace_floats(p, b.strip1 - b.strip0, vectors, &w, base);
+  if (!transform_inputs(p, b, x, w)) return false;
+  for (int64_t from = b.vector0; from < b.vector1; from += vectors) {
+    const int64_t to = smaller(from + vectors, b.vector1);
+    multiply(p, b, packed, from, to, w);
+    transform_outputs(p, b, from, to, e, y, w);
+  }
+  trim_thread_scratch();
+  return true;
+}
+
+bool forward(const ConvShape& s, const float* x, const float* packed, const ConvEpilogue& e, const WinogradTile& tile,
+             float* y) {
+  const Problem p = make_problem(s);
+  const int64_t threads = num_threads();
+  const int64_t strips_a_block = larger(1, tile.block_tiles / p.tiles_x);
+  int64_t blocks = ceil_div(p.strips, strips_a_block);
+  if (blocks > 1) blocks = smaller(round_up(blocks, threads), p.strips);
+  // Too few tiles for all threads: they share the output channels, each transforming the inputs for itself.
+  const int64_t panels = ceil_div(p.vectors, kPanelVectors);
+  const int64_t splits = smaller(larger(1, threads / (blocks * s.groups)), panels);
+  const int64_t tasks = s.groups * blocks * splits;
+  bool failed = false;  // only ever set to true, and read after all tasks are done
+  parallel_for(static_cast<int>(tasks), [&](int task) {
+    if (__atomic_load_n(&failed, __ATOMIC_RELAXED)) return;
+    const int64_t split = task % splits, block = task / splits % blocks;
+    Block b;
+    b.group = task / (splits * blocks);
+    b.strip0 = cut(p.strips, blocks, block);
+    b.strip1 = cut(p.strips, blocks, block + 1);
+    b.vector0 = cut(panels, splits, split) * kPanelVectors;
+    b.vector1 = smaller(cut(panels, splits, split + 1) * kPanelVectors, p.vectors);
+    if (!run_block(p, b, x, packed, e, tile.block_vectors, y)) __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
+  });
+  return !failed;
+}
+
+}  // namespace
+
+const WinogradKernels winograd = {packed_floats, pack, default_tile, forward};
+
+}  // namespace TW_ISA
+}  // namespace tw

@@ -1,0 +1,28 @@
+// Max and average pooling of planes, and their gradients. A window of 2x2 with stride 2, and one as large as the plane,
+// have vector paths; the rest runs window by window.
+#pragma once
+
+#include <cstdint>
+
+#include "common/isa.h"
+
+namespace tw {
+
+struct PoolShape {
+  int64_t planes, h, w;
+  int64_t kh, kw, sh, sw, ph, pw;
+  int64_t oh, ow;
+};
+
+struct PoolKernels {
+  // argmax: the place of the maximum in its plane. As PyTorch: the first of equals, and a NaN wins.
+  void (*max)(const PoolShape& s, const float* x, float* y, int32_t* argmax);
+  // False: an argmax lies outside the plane; gx is then unspecified.
+  bool (*max_grad)(const PoolShape& s, const float* gy, const int32_t* argmax, float* gx);
+  void (*average)(const PoolShape& s, const float* x, float* y);  // padding counts as zeros
+  void (*average_grad)(const PoolShape& s, const float* gy, float* gx);
+};
+
+TW_TABLE(PoolKernels, pool)
+
+}  // namespace tw

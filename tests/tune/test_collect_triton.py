@@ -1,0 +1,148 @@
+"""The collector's promises, with child processes that only pretend: what is lost, what is skipped, what is said."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from pathlib import Path
+
+import fake_workers
+import pytest
+
+from tilewise.errors import UnavailableError
+from tilewise.tune.problem import Kernel, Problem
+from tilewise.tune.programs import gpu_kernels, split_of
+from tilewise.tune.store import Store
+from tilewise.tune.triton.collect import Collector, Options, balanced
+from tilewise.tune.triton.family import get_family
+
+
+def _matmul(m: int) -> Kernel:
+    return Kernel("test", Problem.of("matmul", dtype="bf16", m=m, n=64, k=64, epilogue="none", layout="nt"))
+
+
+class _Pretending(Collector):
+    serve_compiler = staticmethod(fake_workers.compile_nothing)
+    silence_seconds = 1.0
+
+
+class _Well(_Pretending):
+    serve_gpu = staticmethod(fake_workers.serve_well)
+
+
+class _Crashing(_Pretending):
+    serve_gpu = staticmethod(fake_workers.serve_crashing)
+
+
+class _Hanging(_Pretending):
+    serve_gpu = staticmethod(fake_workers.serve_hanging)
+
+
+class _Absent(_Pretending):
+    serve_gpu = staticmethod(fake_workers.serve_absent)
+
+
+def _collect(kind: type[Collector], path: Path, kernels: list[Kernel], configs: int = 12) -> Collector:
+    said: list[str] = []
+    with Store(path) as store:
+        collector = kind(kernels, store, Options(minutes=2, processes=1, max_configs=configs), said.append)
+        collector.run()
+    return collector
+
+
+def _verdicts(path: Path) -> Counter[str]:
+    with sqlite3.connect(path) as db:
+        return Counter(status for (status,) in db.execute("SELECT status FROM verdict"))
+
+
+def test_everything_measured_is_in_the_store(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    collector = _collect(_Well, path, [_matmul(8), _matmul(24)], configs=0)
+    with Store(path, create=False) as store:
+        assert len(store.finished()) == 2
+        assert store.counts()["timings"] == sum(3 * (t.pairs - t.kernels) for t in collector.tallies.values())
+
+
+def test_what_does_not_fit_or_compile_is_skipped_with_its_reason(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    _collect(_Well, path, [_matmul(8)], configs=0)
+    with sqlite3.connect(path) as db:
+        reasons = dict(db.execute("SELECT status, reason FROM verdict WHERE status != 'ok'").fetchall())
+    assert reasons["misfit"] == "shared memory: 300000 bytes needed, 232448 there"
+    assert reasons["failed"] == "does not compile: planted"
+
+
+@pytest.mark.parametrize("kind", [_Crashing, _Hanging])
+def test_a_configuration_that_kills_or_hangs_is_named_and_the_rest_measured(
+    tmp_path: Path, kind: type[Collector], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = get_family("matmul")
+    problem = _matmul(8).problem
+    deadly = next(c for c in family.configs(problem) if c["block_m"] == 32)
+    harmless = [c for c in family.configs(problem) if c["block_m"] == 64][:5]
+    chosen = [family.configs(problem)[0], *harmless, deadly]
+    monkeypatch.setattr("tilewise.tune.triton.collect.pick_configs", lambda *_: list(chosen))
+    path = tmp_path / "s.sqlite"
+    _collect(kind, path, [_matmul(8)])
+    with sqlite3.connect(path) as db:
+        bad = db.execute(
+            "SELECT key, reason FROM verdict JOIN config ON config.id = config WHERE status = 'failed'"
+        ).fetchall()
+    assert [key for key, _ in bad] == [deadly.key]
+    assert "ended the process" in bad[0][1]
+    with Store(path) as store:
+        assert len(store.finished()) == 1
+        assert store.counts()["pairs"] == len(harmless)
+
+
+def test_a_second_run_continues_where_the_first_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    _collect(_Well, path, [_matmul(8)])
+    with Store(path) as store:
+        again = _Well([_matmul(8), _matmul(24)], store, Options(max_configs=12))
+        assert [p.kernel for p in again.waiting] == [_matmul(24)]
+
+
+def test_without_a_gpu_there_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match="no CUDA GPU"):
+        _collect(_Absent, tmp_path / "s.sqlite", [_matmul(8)])
+
+
+def test_every_prefix_of_the_order_is_balanced() -> None:
+    kernels = gpu_kernels()
+    whole = Counter(k.problem.family for k in kernels)
+    for share in (0.25, 0.5, 0.75):
+        part = Counter(k.problem.family for k in balanced(kernels, seed=3)[: int(share * len(kernels))])
+        for family, count in whole.items():
+            assert abs(part[family] - share * count) <= 3
+
+
+def test_the_gpu_programs_meet_the_collections_size() -> None:
+    kernels = gpu_kernels()
+    assert len(kernels) >= 300
+    assert len({k.problem.family for k in kernels}) >= 6
+    assert sum(len(get_family(k.problem.family).configs(k.problem)) for k in kernels) >= 60_000
+
+
+def test_no_shape_is_in_two_programs_or_two_splits() -> None:
+    kernels = gpu_kernels()
+    owners: dict[str, set[str]] = {}
+    splits: dict[str, set[str]] = {}
+    for kernel in kernels:
+        owners.setdefault(kernel.problem.shape_key, set()).add(kernel.program)
+        splits.setdefault(kernel.problem.shape_key, set()).add(split_of(kernel.program))
+    assert all(len(found) == 1 for found in owners.values())
+    assert all(len(found) == 1 for found in splits.values())
+
+
+def test_every_planned_problem_reads_back_from_its_own_json() -> None:
+    for kernel in gpu_kernels():
+        spec = json.loads(kernel.problem.key)
+        assert get_family(kernel.problem.family).problem(spec) == kernel.problem
+
+
+def test_configurations_are_distinct_and_small_enough_to_name() -> None:
+    for problem in {k.problem.family: k.problem for k in gpu_kernels()}.values():
+        configs = get_family(problem.family).configs(problem)
+        assert len(set(configs)) == len(configs) > 30

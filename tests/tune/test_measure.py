@@ -1,0 +1,141 @@
+"""Checking and timing one kernel, on a device of plain PyTorch: what is right, what is wrong, what is recorded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from tilewise.tune.problem import Config, Problem
+from tilewise.tune.triton.device import MisfitError
+from tilewise.tune.triton.family import Binary, Launch, get_family
+from tilewise.tune.triton.measure import Batch, Job, Settings, Verdict, measure
+
+torch = pytest.importorskip("torch")
+PROBLEM = Problem.of("matmul", dtype="tf32", m=24, n=16, k=64, epilogue="none", layout="nn")
+CONFIGS = tuple(get_family("matmul").configs(PROBLEM)[:7])
+
+
+def _right(a: Any, b: Any, c: Any) -> None:
+    c.copy_(a @ b)
+
+
+def _forgets_one_product(a: Any, b: Any, c: Any) -> None:
+    c.copy_(a[..., :-1] @ b[..., :-1, :])
+
+
+def _writes_nothing(a: Any, b: Any, c: Any) -> None:
+    return
+
+
+def _leaves_one_element(a: Any, b: Any, c: Any) -> None:
+    _right(a, b, c)
+    c.view(-1)[-1] = math.nan
+
+
+def _writes_past_the_end(a: Any, b: Any, c: Any) -> None:
+    _right(a, b, c)
+    c.as_strided((1,), (1,), c.numel() + 5).fill_(0.0)
+
+
+class _Device:
+    """Runs a Python function per configuration, and a clock that says what it is told."""
+
+    torch, torch_device, l2_bytes, warm_up_seconds = torch, "cpu", 0, 0.0
+
+    def __init__(
+        self, kernels: dict[int, Callable[..., None]], readings: Callable[[int], float] = lambda _: 1e6
+    ) -> None:
+        self.notes: list[str] = []
+        self.kernels, self.readings, self.reads = kernels, readings, 0
+        self.prepared = 0
+
+    def prepare(self, binary: Binary, launch: Launch) -> Callable[[], None]:
+        kernel = self.kernels.get(self.prepared, _right)
+        self.prepared += 1
+        if kernel is _refuses:
+            raise MisfitError("registers: 300 needed, 255 there")
+        a, b, c = launch.arguments[:3]
+        return lambda: kernel(a, b, c)
+
+    def registers(self, binary: Binary) -> tuple[int, int]:
+        return 0, 0
+
+    def unit(self, runs: Sequence[Callable[[], None]]) -> Callable[[], None]:
+        return lambda: [run() for run in runs] and None
+
+    def time_units(self, units: Sequence[Callable[[], None]]) -> list[float]:
+        for unit in units:
+            unit()
+        self.reads += 1
+        return [self.readings(self.reads) + place for place, _ in enumerate(units)]
+
+    def synchronize(self) -> None:
+        return
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+    def watch(self) -> dict[str, float]:
+        return {}
+
+
+def _refuses(a: Any, b: Any, c: Any) -> None:
+    raise AssertionError
+
+
+def _measure(device: _Device, **settings: Any) -> tuple[dict[Config, Verdict], list[Batch]]:
+    messages: list[Any] = []
+    measure(device, Job(PROBLEM, CONFIGS, 1, Settings(unit_ms=0.0, **settings)), messages.append)
+    verdicts = {v.config: v for kind, v_list in messages if kind == "verdicts" for v in v_list}
+    return verdicts, [batch for kind, batch in messages if kind == "batch"]
+
+
+@pytest.mark.parametrize("planted", [_forgets_one_product, _writes_nothing, _leaves_one_element, _writes_past_the_end])
+def test_a_planted_wrong_kernel_is_caught_and_never_timed(planted: Callable[..., None]) -> None:
+    verdicts, batches = _measure(_Device({3: planted}))
+    assert [c for c, v in verdicts.items() if v.status == "wrong"] == [CONFIGS[3]]
+    assert sum(v.status == "ok" for v in verdicts.values()) == len(CONFIGS) - 1
+    assert batches and all(3 not in batch.configs for batch in batches)
+
+
+def test_a_binary_that_does_not_fit_is_recorded_with_its_reason() -> None:
+    verdicts, batches = _measure(_Device({2: _refuses}))
+    assert verdicts[CONFIGS[2]].status == "misfit"
+    assert verdicts[CONFIGS[2]].reason == "registers: 300 needed, 255 there"
+    assert all(2 not in batch.configs for batch in batches)
+
+
+def test_without_a_right_default_nothing_is_timed() -> None:
+    verdicts, batches = _measure(_Device({0: _writes_nothing}))
+    assert verdicts[CONFIGS[0]].status == "wrong"
+    assert not batches
+
+
+def test_every_configuration_is_timed_in_every_round_beside_the_default() -> None:
+    _, batches = _measure(_Device({}), rounds=3, batch_configs=4)
+    for number in range(3):
+        seen = sorted(i for batch in batches if batch.round == number for i in batch.configs)
+        assert seen == list(range(1, len(CONFIGS)))
+    assert all(batch.default_ns > 0 for batch in batches)
+
+
+def test_the_order_is_shuffled_between_rounds() -> None:
+    _, batches = _measure(_Device({}), rounds=3)
+    assert len({batch.configs for batch in batches}) > 1
+
+
+def test_a_disturbed_batch_is_marked_and_measured_again() -> None:
+    # The third reading is the second batch: half as fast as the others.
+    _, batches = _measure(_Device({}, lambda read: 2e6 if read == 3 else 1e6), rounds=3)
+    assert [batch.disturbed for batch in batches].count(True) == 1
+    disturbed = next(batch for batch in batches if batch.disturbed)
+    assert sum(batch.configs == disturbed.configs and batch.round == disturbed.round for batch in batches) == 2
+
+
+def test_scattered_configurations_get_more_rounds_up_to_the_limit() -> None:
+    readings = iter(range(10_000))
+    _, batches = _measure(_Device({}, lambda _: 1e6 * (1 + 0.02 * (next(readings) % 2))), rounds=3, max_rounds=5)
+    assert max(batch.round for batch in batches) == 4

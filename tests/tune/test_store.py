@@ -1,0 +1,156 @@
+"""The measurement store's promises: nothing half written, nothing mixed, nothing lost, one sentence when it cannot."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+
+from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
+from tilewise.tune.problem import Config, Kernel, Problem
+from tilewise.tune.store import Machine, Store, VerdictRow
+
+MACHINE = Machine("triton", "Fake GPU", {"driver": "1"})
+_spawn = multiprocessing.get_context("spawn")
+
+
+def _kernel(rows: int) -> Kernel:
+    return Kernel("test", Problem.of("softmax", rows=rows, cols=8, dtype="fp32"))
+
+
+def _configs(count: int) -> list[Config]:
+    return [Config.of(block=i + 1) for i in range(count)]
+
+
+def _write_forever(path: str, number: int, batches: int) -> None:
+    with Store(path) as store:
+        run = store.begin(MACHINE, number, {})
+        for index in range(batches):
+            timings = [(config, 1000.0 + index) for config in _configs(8)]
+            store.add_batch(run, _kernel(number), index, 900.0, timings)
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.sqlite") as store:
+        run = store.begin(MACHINE, 0, {"rounds": 3})
+        assert store.claim(run, _kernel(1))
+        store.add_verdicts(run, _kernel(1), [VerdictRow(_configs(1)[0], "misfit", "too big")])
+        store.add_batch(run, _kernel(1), 0, 900.0, [(config, 1.5) for config in _configs(3)])
+        store.finish(run, _kernel(1), _configs(1)[0], 0.1)
+        assert store.finished() == {_kernel(1).problem.key}
+        assert store.counts() == {"kernels": 1, "pairs": 3, "timings": 3, "batches": 1, "disturbed": 0}
+
+
+def test_a_killed_writer_leaves_whole_batches_only(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    writer = _spawn.Process(target=_write_forever, args=(str(path), 1, 100_000))
+    writer.start()
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if path.exists():
+            try:
+                with sqlite3.connect(path) as db:
+                    if db.execute("SELECT count(*) FROM batch").fetchone()[0] > 20:
+                        break
+            except sqlite3.Error:
+                pass
+        time.sleep(0.01)
+    assert writer.pid is not None
+    os.kill(writer.pid, signal.SIGKILL)
+    writer.join()
+    with Store(path) as store:
+        counts = store.counts()
+        assert counts["batches"] > 20
+        assert counts["timings"] == 8 * counts["batches"]
+        with sqlite3.connect(path) as db:
+            assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        store.add_batch(store.begin(MACHINE, 2, {}), _kernel(1), 0, 900.0, [(_configs(1)[0], 1.0)])
+
+
+def test_several_writers_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    writers = [_spawn.Process(target=_write_forever, args=(str(path), number, 40)) for number in range(3)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+        assert writer.exitcode == 0
+    with Store(path) as store:
+        assert store.counts()["batches"] == 120
+        assert store.counts()["timings"] == 960
+
+
+def test_a_kernel_claimed_by_a_living_process_is_not_given_twice(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    with Store(path) as store:
+        run = store.begin(MACHINE, 0, {})
+        assert store.claim(run, _kernel(1))
+        with sqlite3.connect(path) as db:  # as if another living process held it
+            parent = os.getppid()
+            born = Path(f"/proc/{parent}/stat").read_text().rsplit(")", 1)[1].split()[19]
+            db.execute("UPDATE claim SET process = ?, born = ?", (parent, born))
+        assert not store.claim(run, _kernel(1))
+        with sqlite3.connect(path) as db:  # ... and then died
+            db.execute("UPDATE claim SET born = 'long ago'")
+        assert store.claim(run, _kernel(1))
+
+
+def test_another_machine_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.sqlite") as store:
+        store.begin(MACHINE, 0, {})
+        with pytest.raises(ConfigurationError, match=r"measured on Fake GPU .* this is Other GPU"):
+            store.begin(Machine("triton", "Other GPU", {}), 0, {})
+        store.begin(Machine("triton", "Fake GPU", {"driver": "2"}), 0, {})
+
+
+def test_a_store_of_another_format_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    Store(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 99")
+    with pytest.raises(FileFormatError, match="format 99"):
+        Store(path)
+
+
+def test_a_foreign_database_or_file_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    foreign = tmp_path / "f.sqlite"
+    with sqlite3.connect(foreign) as db:
+        db.execute("CREATE TABLE t (x)")
+    with pytest.raises(FileFormatError, match="not a measurement store"):
+        Store(foreign)
+    text = tmp_path / "t.sqlite"
+    text.write_text("hello " * 1000)
+    with pytest.raises(FileFormatError, match="not a readable measurement store"):
+        Store(text)
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        Store(tmp_path / "no" / "such" / "folder" / "s.sqlite")
+
+
+def test_a_full_disk_is_one_sentence_and_loses_nothing_written(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    with Store(path) as store:
+        run = store.begin(MACHINE, 0, {})
+        store.add_batch(run, _kernel(1), 0, 900.0, [(config, 1.0) for config in _configs(8)])
+        pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+        store._db.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own way to be full
+        with pytest.raises(TilewiseError, match=r"is full; what was measured so far is safe"):
+            for index in range(2000):
+                store.add_batch(run, _kernel(1), index, 900.0, [(config, 1.0) for config in _configs(64)])
+    with Store(path) as store:
+        assert store.counts()["batches"] >= 1
+        with sqlite3.connect(path) as db:
+            assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_copy_taken_while_writing_is_consistent(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.sqlite") as store:
+        run = store.begin(MACHINE, 0, {})
+        store.add_batch(run, _kernel(1), 0, 900.0, [(config, 1.0) for config in _configs(8)])
+        store.snapshot(tmp_path / "copy.sqlite")
+    with Store(tmp_path / "copy.sqlite") as copy:
+        assert copy.counts()["timings"] == 8
