@@ -86,7 +86,8 @@ def normalised(part: Prepared) -> tuple[Matrix, Matrix]:
 
 
 def _dense(w: Weights, name: str, x: Floats) -> Floats:
-    return x @ w[f"{name}.kernel"] + w[f"{name}.bias"]
+    result: Floats = x @ w[f"{name}.kernel"] + w[f"{name}.bias"]
+    return result
 
 
 def _stack(w: Weights, name: str, x: Floats, act: Callable[[Floats], Floats], first: Floats | None = None) -> Floats:
@@ -103,7 +104,8 @@ def _stack(w: Weights, name: str, x: Floats, act: Callable[[Floats], Floats], fi
 def _join(w: Weights, name: str, left: Floats, right: Floats) -> Floats:
     """The dense layer `name` of [left, right], from the two apart: (a, H) and (b, H) give (b, a, H)."""
     kernel, bias = w[f"{name}.kernel"], w[f"{name}.bias"]
-    return (left @ kernel[: left.shape[-1]] + bias)[None] + (right @ kernel[left.shape[-1] :])[:, None]
+    joined: Floats = (left @ kernel[: left.shape[-1]] + bias)[None] + (right @ kernel[left.shape[-1] :])[:, None]
+    return joined
 
 
 def _nodes(w: Weights, part: Prepared) -> Floats:
@@ -122,7 +124,8 @@ def _late(w: Weights, part: Prepared, pooled: Floats, act: Callable[[Floats], Fl
 
 
 def _normalise(x: Floats) -> Floats:
-    return x / np.maximum(np.sqrt(np.einsum("...h,...h->...", x, x))[..., None], np.float32(1e-6))
+    norm: Floats = np.sqrt(np.einsum("...h,...h->...", x, x))[..., None]
+    return x / np.maximum(norm, np.float32(1e-6))
 
 
 def _mlp(w: Weights, kw: Mapping[str, Any], part: Prepared) -> Floats:

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from tilewise.costmodel.prepare import Prepared
 
-
 # Compressed rows have been "beta" in PyTorch for years; the products used here are covered by the tests.
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
 
