@@ -7,8 +7,10 @@ import typer
 
 def register(app: typer.Typer) -> None:
     """Attach every command to the application. Each module defines thin Typer functions that import their work late."""
+    from tilewise.cli.fit import fit
     from tilewise.cli.machine import machine
     from tilewise.cli.tiles import tiles
 
     app.command()(machine)
+    app.command()(fit)
     app.add_typer(tiles, name="tiles")

@@ -1,0 +1,105 @@
+"""`tilewise fit`: train a reference model, with a bar on a terminal and plain lines in a log."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tilewise.fit import Epoch, FitResult, Progress
+
+
+def fit(
+    model: Annotated[str, typer.Argument(help="mlp, cnn or gpt.")],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="A folder with the MNIST files (mlp, cnn) or a text file (gpt).",
+            show_default="digits or Python's topics",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the checkpoint and the model.", show_default="out/fit-MODEL")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="At most this many passes over the data.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
+    seed: Annotated[int, typer.Option(help="Decides initial weights and the order of the data.")] = 0,
+    threads: Annotated[int | None, typer.Option(help="Threads of the native kernels.")] = None,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 50,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start anew instead of going on from the checkpoint in the folder.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Train a reference model and save it; killed or interrupted, the same command goes on where it was.
+
+    Example: tilewise fit cnn --seed 1 --out out/cnn
+    """
+    from tilewise import set_num_threads
+    from tilewise.fit import fit as run_fit
+    from tilewise.fit import recipe_for
+
+    if threads is not None:
+        set_num_threads(threads)
+    recipe = recipe_for(model, data, epochs, seed, lr)
+    folder = out or Path("out") / f"fit-{model}"
+    watcher = _Bar() if sys.stderr.isatty() else _Lines()
+    result = run_fit(recipe, folder, checkpoint_every, fresh, watcher)
+    print(_as_json(result) if as_json else _as_text(result))
+    if not result.finished:
+        raise typer.Exit(130)
+
+
+def _as_json(result: FitResult) -> str:
+    plain: dict[str, Any] = dataclasses.asdict(result)
+    return json.dumps(plain | {k: v and str(v) for k, v in plain.items() if k.endswith("_path")}, indent=2)
+
+
+def _as_text(result: FitResult) -> str:
+    if not result.finished:
+        return f"Interrupted after {result.steps} steps; run the same command to go on from {result.checkpoint_path}."
+    scores = ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in result.scores.items())
+    why = ", stopped early" if result.stopped_early else ""
+    return (
+        f"{scores} with the weights of epoch {result.best_epoch} of {result.epochs}{why}; saved as {result.model_path}"
+    )
+
+
+def _line(epoch: Epoch) -> str:
+    mark = " *" if epoch.best else ""
+    return f"epoch {epoch.epoch}: training loss {epoch.train_loss:.4f}, validation {epoch.score:.4f}{mark}"
+
+
+class _Lines(Progress):
+    """For a log: a line per epoch."""
+
+    def epoch(self, epoch: Epoch) -> None:
+        print(_line(epoch), file=sys.stderr, flush=True)
+
+
+class _Bar(Progress):
+    """For a terminal: a bar over all steps, with the epochs above it."""
+
+    def start(self, epochs: int, steps_per_epoch: int, done: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self.bar = RichProgress(*columns, console=Console(stderr=True), transient=True)
+        self.task = self.bar.add_task("training", total=epochs * steps_per_epoch, completed=done)
+        self.bar.start()
+
+    def step(self, step: int, loss: float) -> None:
+        self.bar.update(self.task, completed=step, description=f"loss {loss:.3f}")
+
+    def epoch(self, epoch: Epoch) -> None:
+        self.bar.console.print(_line(epoch), highlight=False)
+
+    def finish(self) -> None:
+        if hasattr(self, "bar"):
+            self.bar.stop()

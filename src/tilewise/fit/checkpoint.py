@@ -1,0 +1,41 @@
+"""A checkpoint is one safetensors file: weights, optimizer, best weights so far, and the counters as JSON metadata.
+
+One file, renamed into place, so there is never a moment at which a kill leaves half a state. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.errors import FileFormatError
+from tilewise.io import load_arrays, save
+
+Array = npt.NDArray[Any]
+Groups = dict[str, dict[str, Array]]
+
+
+def write_checkpoint(path: Path, groups: Mapping[str, Mapping[str, Any]], counters: Mapping[str, Any]) -> None:
+    """Store groups of named arrays ("model", "optimizer", ...) and JSON counters as one file."""
+    flat = {f"{group}/{name}": np.asarray(value) for group, named in groups.items() for name, value in named.items()}
+    save(flat, path, {"tilewise": json.dumps(counters)})
+
+
+def read_checkpoint(path: Path) -> tuple[Groups, dict[str, Any]]:
+    arrays, metadata = load_arrays(path)
+    try:
+        counters = json.loads(metadata["tilewise"])
+    except (KeyError, ValueError, RecursionError):
+        counters = None
+    if not isinstance(counters, dict):
+        raise FileFormatError(f"{path} is not a checkpoint of tilewise fit")
+    groups: Groups = {}
+    for name, array in arrays.items():
+        group, _, rest = name.partition("/")
+        groups.setdefault(group, {})[rest] = array
+    return groups, counters

@@ -1,0 +1,242 @@
+"""The training loop: steps, a score after each epoch, early stop, checkpoints, and resuming where it was killed.
+
+All that changes from step to step is in `Run` and is written to the checkpoint; everything else follows from the
+recipe. So a run killed anywhere continues from its last checkpoint to the weights it would have had.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewise import optim
+from tilewise.errors import ConfigurationError, FileFormatError, GradientError
+from tilewise.fit.checkpoint import read_checkpoint, write_checkpoint
+from tilewise.fit.recipes import Recipe
+from tilewise.fit.tasks import Batch, Task, task_for
+from tilewise.io import save
+
+CHECKPOINT = "checkpoint.safetensors"
+MODEL = "model.safetensors"
+_LARGEST_GRADIENT_NORM = 1.0
+_WARMUP_SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One line of the training log."""
+
+    epoch: int
+    train_loss: float
+    score: float  # validation accuracy, or validation loss for text
+    best: bool
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """How a run ended."""
+
+    finished: bool  # False: interrupted; run the same command to go on
+    stopped_early: bool
+    epochs: int
+    steps: int
+    best_epoch: int
+    best_score: float
+    scores: dict[str, float]  # on held-out data, with the best weights
+    history: list[Epoch]
+    model_path: Path | None
+    checkpoint_path: Path
+
+
+class Progress:
+    """What the loop tells whoever watches; this one keeps silent."""
+
+    def start(self, epochs: int, steps_per_epoch: int, done: int) -> None: ...
+    def step(self, step: int, loss: float) -> None: ...
+    def epoch(self, epoch: Epoch) -> None: ...
+    def finish(self) -> None: ...
+
+
+@dataclass
+class Run:
+    """The counters of a run; together with weights and optimizer the whole of its state."""
+
+    epoch: int = 0
+    loss_sum: float = 0.0
+    loss_count: int = 0
+    best_score: float = math.nan
+    best_epoch: int = 0
+    finished: bool = False
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Trainer:
+    def __init__(self, recipe: Recipe, out: Path, checkpoint_every: int) -> None:
+        self.recipe, self.out, self.checkpoint_every = recipe, out, checkpoint_every
+        self.task: Task = task_for(recipe)
+        self.run = Run()
+        self.params = list(self.task.model.parameters())
+        self.optimizer = optim.AdamW(self.params, recipe.lr, weight_decay=recipe.weight_decay)
+        self.best = self.weights()
+        self.total_steps = recipe.epochs * self.task.steps_per_epoch
+
+    def weights(self) -> dict[str, Any]:
+        return {name: np.array(value) for name, value in self.task.model.state_dict().items()}
+
+    # --- checkpoints ---
+
+    @property
+    def checkpoint_path(self) -> Path:
+        return self.out / CHECKPOINT
+
+    def save(self) -> None:
+        groups: dict[str, dict[str, Any]] = {
+            "model": self.task.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "best": self.best,
+        }
+        counters = {
+            "recipe": dataclasses.asdict(self.recipe),
+            "run": dataclasses.asdict(self.run),
+            "task": self.task.state(),
+        }
+        write_checkpoint(self.checkpoint_path, groups, counters)
+
+    def resume(self) -> None:
+        """Continue from the checkpoint in the folder, if there is one and it is of the same recipe."""
+        if not self.checkpoint_path.exists():
+            return
+        groups, counters = read_checkpoint(self.checkpoint_path)
+        if counters.get("recipe") != dataclasses.asdict(self.recipe):
+            raise ConfigurationError(
+                f"{self.out} holds a run with other settings; choose another folder (--out), or start anew (--fresh)"
+            )
+        try:
+            self.task.model.load_state_dict(groups["model"])
+            self.optimizer.load_state_dict(groups["optimizer"])
+            self.run = Run(**counters["run"])
+            self.task.restore(counters["task"])
+            self.best = groups["best"]
+        except (KeyError, TypeError) as error:
+            raise FileFormatError(f"{self.checkpoint_path} is not a whole checkpoint: {error}") from None
+
+    # --- training ---
+
+    def step(self, batch: Batch) -> float:
+        optimizer = self.optimizer
+        optimizer.lr = optim.cosine_schedule(
+            optimizer.steps,
+            self.total_steps,
+            self.recipe.lr,
+            int(_WARMUP_SHARE * self.total_steps),
+            0.01 * self.recipe.lr,
+        )
+        optimizer.zero_grad()
+        loss = self.task.loss(batch)
+        value = float(loss.item())
+        if not math.isfinite(value):
+            raise GradientError(f"the loss became {value} at step {optimizer.steps}; try a smaller --lr")
+        loss.backward()
+        optim.clip_grad_norm(self.params, _LARGEST_GRADIENT_NORM)
+        optimizer.step()
+        self.run.loss_sum += value
+        self.run.loss_count += 1
+        return value
+
+    def end_epoch(self) -> Epoch:
+        run = self.run
+        score = self.task.validate()
+        # Of equal scores the later one wins: the learning rate has fallen further.
+        better = math.isnan(run.best_score) or (
+            score >= run.best_score if self.task.higher_is_better else score <= run.best_score
+        )
+        run.epoch += 1
+        if better:
+            run.best_score, run.best_epoch, self.best = score, run.epoch, self.weights()
+        epoch = Epoch(run.epoch, run.loss_sum / max(run.loss_count, 1), score, better)
+        run.history.append(dataclasses.asdict(epoch))
+        run.loss_sum, run.loss_count = 0.0, 0
+        run.finished = run.epoch >= self.recipe.epochs or run.epoch - run.best_epoch >= self.recipe.patience
+        return epoch
+
+    def train(self, progress: Progress) -> bool:
+        """Go on until the run is finished (True) or interrupted (False); either way the checkpoint is written."""
+        progress.start(self.recipe.epochs, self.task.steps_per_epoch, self.optimizer.steps)
+        with _interrupts() as interrupted:
+            while not self.run.finished:
+                for batch in self.task.batches():
+                    progress.step(self.optimizer.steps + 1, self.step(batch))
+                    if interrupted.is_set():
+                        self.save()
+                        return False
+                    if self.optimizer.steps % self.checkpoint_every == 0:
+                        self.save()
+                progress.epoch(self.end_epoch())
+                self.save()
+        return True
+
+    def result(self, finished: bool) -> FitResult:
+        run, model_path = self.run, None
+        scores: dict[str, float] = {}
+        if finished:
+            self.task.model.load_state_dict(self.best)
+            scores = self.task.test()
+            model_path = self.out / MODEL
+            facts = dataclasses.asdict(self.recipe) | scores | {"best_epoch": run.best_epoch}
+            save(self.best, model_path, {name: str(value) for name, value in facts.items()})
+        return FitResult(
+            finished=finished,
+            stopped_early=finished and run.epoch < self.recipe.epochs,
+            epochs=run.epoch,
+            steps=self.optimizer.steps,
+            best_epoch=run.best_epoch,
+            best_score=run.best_score,
+            scores=scores,
+            history=[Epoch(**epoch) for epoch in run.history],
+            model_path=model_path,
+            checkpoint_path=self.checkpoint_path,
+        )
+
+
+def fit(
+    recipe: Recipe, out: str | Path, checkpoint_every: int = 50, fresh: bool = False, progress: Progress | None = None
+) -> FitResult:
+    """Train by a recipe into a folder, going on from its checkpoint if there is one."""
+    trainer = Trainer(recipe, Path(out), checkpoint_every)
+    if not fresh:
+        trainer.resume()
+    watcher = progress or Progress()
+    try:
+        finished = trainer.train(watcher)
+    finally:
+        watcher.finish()
+    return trainer.result(finished)
+
+
+@contextmanager
+def _interrupts() -> Iterator[threading.Event]:
+    """Ctrl-C sets the event, so that a step is never cut in half; a second Ctrl-C acts at once."""
+    interrupted = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupted
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def on_interrupt(_number: int, _frame: object) -> None:
+        interrupted.set()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)

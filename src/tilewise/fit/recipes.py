@@ -1,0 +1,85 @@
+"""How each reference model is trained: data, batch size, learning rate, when to stop.
+
+The held-out test images are looked at once, at the end; early stopping and the choice of the best epoch go by
+validation examples taken from the training part. For text the validation part is the last tenth, and all there is to
+report.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tilewise.errors import ConfigurationError, UnavailableError
+
+NAMES = ("mlp", "cnn", "gpt")
+_MOST_TEXT_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides a run's result; two runs with equal recipes give equal weights."""
+
+    model: str
+    data: str  # "digits", "topics", or the path of an MNIST folder or a text file
+    epochs: int
+    batch_size: int
+    lr: float
+    weight_decay: float
+    patience: int  # epochs without a better validation score after which to stop
+    validation: int = 0  # training examples kept for validation; for text, windows of the validation part
+    shift: int = 0  # images are moved by up to this many pixels while training
+    context: int = 256
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "patience"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not 0 < self.lr < 10:
+            raise ConfigurationError(f"a learning rate lies between 0 and 10, not {self.lr}")
+        if not 0 <= self.seed < 2**32:
+            raise ConfigurationError(f"a seed lies between 0 and 2^32 - 1, not {self.seed}")
+
+
+_RECIPES = {
+    ("mlp", "digits"): Recipe("mlp", "digits", 100, 32, 3e-3, 0.05, patience=40, validation=144, shift=1),
+    ("cnn", "digits"): Recipe("cnn", "digits", 40, 32, 2e-3, 0.05, patience=20, validation=144, shift=1),
+    ("mlp", "mnist"): Recipe("mlp", "mnist", 20, 64, 1e-3, 0.01, patience=5, validation=5000),
+    ("cnn", "mnist"): Recipe("cnn", "mnist", 5, 64, 2e-3, 0.01, patience=3, validation=5000, shift=1),
+    ("gpt", "text"): Recipe("gpt", "topics", 20, 16, 2e-3, 0.1, patience=5, validation=32),
+}
+
+
+def recipe_for(
+    model: str, data: str | None = None, epochs: int | None = None, seed: int = 0, lr: float | None = None
+) -> Recipe:
+    """The recipe for `model` on its own data or on `data`, with what you change changed."""
+    if model not in NAMES:
+        raise ConfigurationError(f"there is no recipe for {model!r}; choose one of {', '.join(NAMES)}")
+    kind = "text" if model == "gpt" else "mnist" if data else "digits"
+    known = _RECIPES[model, kind]
+    return Recipe(
+        model=model,
+        data=data or known.data,
+        epochs=known.epochs if epochs is None else epochs,
+        batch_size=known.batch_size,
+        lr=known.lr if lr is None else lr,
+        weight_decay=known.weight_decay,
+        patience=known.patience,
+        validation=known.validation,
+        shift=known.shift,
+        context=known.context,
+        seed=seed,
+    )
+
+
+def read_text(path: str) -> str:
+    """A text file of the user's, up to 256 MiB."""
+    where = Path(path)
+    try:
+        if where.stat().st_size > _MOST_TEXT_BYTES:
+            raise UnavailableError(f"{where} is larger than the {_MOST_TEXT_BYTES >> 20} MiB this command reads")
+        return where.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UnavailableError(f"{where} cannot be read: {error.strerror}") from None

@@ -1,0 +1,152 @@
+"""What is trained: a model with batches, a loss and a score. Images are scored by accuracy, text by loss.
+
+Every batch is a function of the seed and a position, so a task's state is a few integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise import data, models
+from tilewise.errors import ConfigurationError
+from tilewise.fit.recipes import Recipe, read_text
+from tilewise.nn import Module
+from tilewise.nn import functional as F
+from tilewise.tensor import Tensor, no_grad
+
+Array = npt.NDArray[Any]
+Batch = tuple[Array, Array]
+
+
+class Task(Protocol):
+    """A model, its batches, and how well it does."""
+
+    model: Module
+    steps_per_epoch: int
+    higher_is_better: bool
+
+    def batches(self) -> Iterator[Batch]: ...
+    def loss(self, batch: Batch) -> Tensor: ...
+    def validate(self) -> float: ...
+    def test(self) -> dict[str, float]: ...
+    def state(self) -> dict[str, int]: ...
+    def restore(self, state: dict[str, int]) -> None: ...
+
+
+class ImageTask:
+    """The mlp or the cnn on digits or MNIST."""
+
+    higher_is_better = True
+
+    def __init__(self, recipe: Recipe) -> None:
+        images = data.digits() if recipe.data == "digits" else data.mnist(recipe.data)
+        size = images.x_train.shape[-1]
+        self.flat = recipe.model == "mlp"
+        self.model: Module = (
+            models.mlp(size * size, seed=recipe.seed) if self.flat else models.cnn(1, size, seed=recipe.seed)
+        )
+        order = np.random.default_rng([recipe.seed, 2**32]).permutation(len(images.x_train))
+        kept, train = np.split(order, [min(recipe.validation, len(order) // 2)])
+        self.valid = images.x_train[kept], images.y_train[kept]
+        self.tests = images.x_test, images.y_test
+        self.loader = data.BatchLoader(images.x_train[train], images.y_train[train], recipe.batch_size, recipe.seed)
+        self.steps_per_epoch, self.shift = len(self.loader), recipe.shift
+
+    def batches(self) -> Iterator[Batch]:
+        for x, y in self.loader:
+            rng = np.random.default_rng([self.loader.seed, self.loader.epoch, self.loader.batch])
+            yield (shifted(x, self.shift, rng) if self.shift else x), y
+
+    def loss(self, batch: Batch) -> Tensor:
+        return F.cross_entropy(self.predict(batch[0]), batch[1])
+
+    def predict(self, x: Array) -> Tensor:
+        logits: Tensor = self.model(Tensor(x.reshape(len(x), -1) if self.flat else x))
+        return logits
+
+    def validate(self) -> float:
+        return self.accuracy(*self.valid)
+
+    def test(self) -> dict[str, float]:
+        return {"test_accuracy": self.accuracy(*self.tests)}
+
+    def accuracy(self, x: Array, y: Array) -> float:
+        """The share of images whose class is predicted, by the model as it is used: no dropout, running statistics."""
+        self.model.eval()
+        with no_grad():
+            right = sum(
+                int((self.predict(x[i : i + 256]).data.argmax(axis=1) == y[i : i + 256]).sum())
+                for i in range(0, len(x), 256)
+            )
+        self.model.train()
+        return right / max(len(x), 1)
+
+    def state(self) -> dict[str, int]:
+        return self.loader.state_dict()
+
+    def restore(self, state: dict[str, int]) -> None:
+        self.loader.load_state_dict(state)
+
+
+def shifted(x: Array, most: int, rng: np.random.Generator) -> Array:
+    """Each image moved by its own few pixels, zeros coming in from the edge."""
+    n, _, h, w = x.shape
+    padded = np.pad(x, ((0, 0), (0, 0), (most, most), (most, most)))
+    offsets = rng.integers(0, 2 * most + 1, (2, n, 1))
+    rows, columns = offsets[0] + np.arange(h), offsets[1] + np.arange(w)  # (N, H), (N, W)
+    moved: Array = padded[np.arange(n)[:, None, None], 0, rows[:, :, None], columns[:, None, :]]
+    return moved[:, None]
+
+
+class TextTask:
+    """The character GPT. An epoch is as many batches as hold the text's length once."""
+
+    higher_is_better = False
+
+    def __init__(self, recipe: Recipe) -> None:
+        text = data.text(None if recipe.data == "topics" else read_text(recipe.data))
+        self.context = recipe.context
+        if len(text.valid) <= self.context:
+            raise ConfigurationError(
+                f"the text is too short: its tenth for validation needs {self.context + 1} characters"
+            )
+        self.model: Module = models.gpt("4x128", vocab=len(text.vocabulary), context=self.context, seed=recipe.seed)
+        self.loader = data.TextLoader(text.train, recipe.batch_size, self.context, recipe.seed)
+        self.steps_per_epoch = max(1, len(text.train) // (recipe.batch_size * self.context))
+        starts = np.linspace(0, len(text.valid) - self.context - 1, recipe.validation).astype(np.int64)
+        self.windows = text.valid[starts[:, None] + np.arange(self.context + 1)]  # (W, T+1), evenly spread
+        self.in_epoch = 0
+
+    def batches(self) -> Iterator[Batch]:
+        while self.in_epoch < self.steps_per_epoch:
+            self.in_epoch += 1
+            yield self.loader.next()
+        self.in_epoch = 0
+
+    def loss(self, batch: Batch) -> Tensor:
+        return F.cross_entropy(self.model(batch[0]), batch[1])
+
+    @no_grad()
+    def validate(self) -> float:
+        """Mean loss in nats per character."""
+        losses = [self.loss((w[:, :-1], w[:, 1:])).item() for w in np.array_split(self.windows, 4)]
+        return float(np.mean(losses))
+
+    def test(self) -> dict[str, float]:
+        nats = self.validate()
+        return {"valid_loss": nats, "bits_per_character": nats / float(np.log(2))}
+
+    def state(self) -> dict[str, int]:
+        return self.loader.state_dict() | {"in_epoch": self.in_epoch}
+
+    def restore(self, state: dict[str, int]) -> None:
+        self.loader.load_state_dict(state)
+        self.in_epoch = int(state["in_epoch"])
+
+
+def task_for(recipe: Recipe) -> Task:
+    return TextTask(recipe) if recipe.model == "gpt" else ImageTask(recipe)
