@@ -12,51 +12,63 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, Protocol
 
 import numpy as np
+from numpy import ndarray
 
 from tilewise._extension import native
 
 
-@dataclass(slots=True)
-class Spec:
-    """An array as an event remembers it."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    nbytes: int
-
-
-@dataclass(slots=True)
 class Event:
-    """Something that ran: a layer ("module"), an operation ("op"), or an implementation of one ("kernel")."""
+    """Something that ran: a layer ("module"), an operation ("op"), or an implementation of one ("kernel").
 
-    kind: str
-    name: str
-    layer: str
-    phase: str = "forward"
-    inputs: tuple[Spec, ...] = ()
-    outputs: tuple[Spec, ...] = ()
-    params: dict[str, Any] = field(default_factory=dict)
-    backend: str = ""
+    Made for every operation while a profiler listens, so it is a plain class whose attributes default on the class.
+    """
+
+    phase = "forward"
+    inputs: tuple[tuple[int, ...], ...] = ()  # shapes
+    outputs: tuple[tuple[int, ...], ...] = ()
+    input_bytes = 0
+    output_bytes = 0
+    params: dict[str, Any] = {}  # noqa: RUF012 (never changed in place)
+    backend = ""
     tile: Any = None
-    shares_memory: bool = False  # the result is a view: nothing was moved
-    thread: int = 0
-    start_ns: int = 0
-    end_ns: int = 0
-    inner_ns: int = 0  # part of it spent in events directly inside
-    allocated: int = 0  # bytes taken in large blocks meanwhile, where a profiler counts them
-    inner_allocated: int = 0
+    shares_memory = False  # the result is a view: nothing was moved
+    thread = 0
+    start_ns = 0
+    end_ns = 0
+    inner_ns = 0  # part of it spent in events directly inside, and in recording them
+    recording_ns = 0  # what recording this event cost
+    allocated = 0  # bytes taken in large blocks meanwhile, where a profiler counts them
+    inner_allocated = 0
     parent: Event | None = None
-    has_kernels: bool = False
-    failed: bool = False
+    has_kernels = False
+    failed = False
+
+    def __init__(self, kind: str, name: str, layer: str) -> None:
+        self.kind, self.name, self.layer = kind, name, layer
 
     @property
     def duration_ns(self) -> int:
         return self.end_ns - self.start_ns
+
+    def takes(self, values: Any) -> None:
+        """Remember the shapes that went in."""
+        arrays = [a for a in values if isinstance(a, ndarray)]
+        self.inputs = tuple([a.shape for a in arrays])
+        self.input_bytes = sum([a.nbytes for a in arrays])
+
+    def gives(self, values: Any) -> None:
+        """Remember the shapes that came out: of one array, or of several."""
+        if isinstance(values, ndarray):
+            self.outputs, self.output_bytes = (values.shape,), values.nbytes
+        elif isinstance(values, tuple | list):
+            arrays = [a for a in values if isinstance(a, ndarray)]
+            self.outputs = tuple([a.shape for a in arrays])
+            self.output_bytes = sum([a.nbytes for a in arrays])
 
 
 class Recorder(Protocol):
@@ -80,18 +92,19 @@ _thread = _Thread()
 _tiles: dict[Any, Any] = {}
 
 
-def _allocated() -> int:
-    return int(native.watch_allocated()) if native is not None else 0
+def _nothing_allocated() -> int:
+    return 0
 
 
-def _run(event: Event, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Make the call inside the event, and tell it to whoever listens."""
+_allocated: Callable[[], int] = _nothing_allocated if native is None else native.watch_allocated
+
+
+def _run(event: Event, entered_ns: int, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Make the call inside the event. What recording costs, from `entered_ns` on, is kept out of everybody's time."""
     stack = _thread.open
     parent = event.parent = stack[-1] if stack else None
-    event.thread = threading.get_ident()
+    event.thread = get_ident()
     stack.append(event)
-    if parent is not None and event.kind == "kernel":
-        parent.has_kernels = True
     before = _allocated()
     event.start_ns = perf_counter_ns()
     try:
@@ -104,14 +117,19 @@ def _run(event: Event, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         event.allocated = _allocated() - before
         stack.pop()
         if parent is not None:
-            parent.inner_ns += event.end_ns - event.start_ns
             parent.inner_allocated += event.allocated
+            if event.kind == "kernel":
+                parent.has_kernels = True
         _tell(event)
+        left_ns = perf_counter_ns()
+        event.recording_ns = (left_ns - entered_ns) - (event.end_ns - event.start_ns)
+        if parent is not None:
+            parent.inner_ns += left_ns - entered_ns
 
 
 def _tell(event: Event) -> None:
     own = [r for r in recorders if r.owner == event.thread]
-    for recorder in own or list(recorders):
+    for recorder in own or recorders[:]:
         recorder.add(event)
 
 
@@ -119,40 +137,43 @@ def _layer() -> str:
     return _thread.open[-1].layer if _thread.open else ""
 
 
-def _specs(values: Any) -> tuple[Spec, ...]:
-    arrays = values if isinstance(values, tuple | list) else (values,)
-    return tuple([Spec(a.shape, a.dtype.name, a.nbytes) for a in arrays if isinstance(a, np.ndarray)])
-
-
 # --- the four places ---
 
 
 def forward(step: Any, arrays: list[Any], params: dict[str, Any]) -> Any:
     """An operation on arrays."""
-    event = Event("op", type(step).__name__, _layer(), inputs=_specs(arrays), params=_plain(params))
+    entered = perf_counter_ns()
+    event = Event("op", type(step).__name__, _layer())
+    event.takes(arrays)
+    if params:
+        event.params = _plain(params)
     step.recorded_layer = event.layer
-    data = _run(event, step.forward, arrays, params)
-    event.outputs = _specs(data)
-    event.shares_memory = step.is_view and isinstance(data, np.ndarray) and _is_view(data, arrays[0])
+    data = _run(event, entered, step.forward, arrays, params)
+    event.gives(data)
+    event.shares_memory = step.is_view and _is_view(data, arrays[0])
     return data
 
 
 def _is_view(data: Any, source: Any) -> bool:
-    return data is source or bool(np.may_share_memory(data, source))
+    return data is source or (isinstance(data, ndarray) and bool(np.may_share_memory(data, source)))
 
 
 def backward(step: Any, grad: Any) -> Any:
     """The gradient of an operation; it belongs to the layer the operation ran in."""
+    entered = perf_counter_ns()
     layer = getattr(step, "recorded_layer", "")
-    event = Event("op", type(step).__name__, layer, phase="backward", inputs=_specs(grad))
-    grads = _run(event, step.backward, (grad,), {})
-    event.outputs = _specs(grads)
-    event.shares_memory = step.is_view and isinstance(grads, np.ndarray) and _is_view(grads, grad)
+    event = Event("op", type(step).__name__, layer)
+    event.phase = "backward"
+    event.takes((grad,))
+    grads = _run(event, entered, step.backward, (grad,), {})
+    event.gives(grads)
+    event.shares_memory = step.is_view and _is_view(grads, grad)
     return grads
 
 
 def module(layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """A layer; its name is the dotted one under the outermost model that is running."""
+    entered = perf_counter_ns()
     modules = [event for event in _thread.open if event.kind == "module"]
     if not modules:
         _thread.names = {id(m): path for path, m in layer.named_modules()}
@@ -163,23 +184,28 @@ def module(layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     if modules and modules[-1].layer == path and modules[-1].name == type(layer).__name__:
         return call(*args, **kwargs)  # a layer that was entered by one of its methods and now calls itself
     event = Event("module", type(layer).__name__, path)
-    return _run(event, call, args, kwargs)
+    return _run(event, entered, call, args, kwargs)
 
 
 def kernel(op: str, chosen: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An implementation picked by the backend."""
-    event = Event("kernel", op, _layer(), inputs=_specs(args), params=_plain(kwargs), backend=chosen.name)
-    event.phase = _thread.open[-1].phase if _thread.open else "forward"
-    event.tile = kwargs["tile"] if kwargs.get("tile") is not None else _default_tile(chosen, args)
-    result = _run(event, chosen.run, args, kwargs)
-    event.outputs = _specs(result)
+    entered = perf_counter_ns()
+    event = Event("kernel", op, _layer())
+    event.backend = chosen.name
+    event.takes(args)
+    if kwargs:
+        event.params = _plain(kwargs)
+    if _thread.open:
+        event.phase = _thread.open[-1].phase
+    if chosen.describe is not None:
+        event.tile = kwargs["tile"] if kwargs.get("tile") is not None else _default_tile(chosen, args)
+    result = _run(event, entered, chosen.run, args, kwargs)
+    event.gives(result)
     return result
 
 
 def _default_tile(chosen: Any, args: tuple[Any, ...]) -> Any:
-    if chosen.describe is None:
-        return None
-    key = (chosen.op, chosen.name, *((a.shape, a.strides) for a in args if isinstance(a, np.ndarray)))
+    key = (chosen.op, chosen.name, *[(a.shape, a.strides) for a in args if isinstance(a, ndarray)])
     if key not in _tiles:
         if len(_tiles) > 10_000:
             _tiles.clear()
@@ -194,8 +220,8 @@ def _plain(params: dict[str, Any]) -> dict[str, Any]:
     """The small parameters (strides, axes, flags); arrays become their shapes."""
     kept = {}
     for name, value in params.items():
-        if isinstance(value, np.ndarray):
+        if isinstance(value, ndarray):
             kept[name] = value.shape
-        elif value is None or isinstance(value, bool | int | float | str | tuple):
+        elif value is not None and isinstance(value, (bool, int, float, str, tuple)):
             kept[name] = value
     return kept

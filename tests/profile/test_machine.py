@@ -95,6 +95,7 @@ def test_the_roofline_is_the_larger_of_compute_and_memory_time():
         [Peak(module.active_isa(), 1, 100e9)],
         [Bandwidth(1 << 14, 1, 50e9, 40e9), Bandwidth(1 << 28, 1, 20e9, 10e9)],
         [],
+        5e9,
     )
     assert figures.seconds_at_least(100e9, 1) == pytest.approx(1.0)
     assert figures.seconds_at_least(1, 100e9) == pytest.approx(10.0)

@@ -100,6 +100,10 @@ class OptimizedBackend:
             known = ", ".join(sorted(self._implementations))
             raise ConfigurationError(f"no backend implements {op!r}; the operations are {known}") from None
 
+    def operations(self) -> list[str]:
+        """The names that `dispatch` knows."""
+        return list(self._implementations)
+
     def select(self, op: str, *args: Any, **kwargs: Any) -> Implementation:
         entries = self._implementations.get(op) or self.implementations(op)
         for entry in entries:

@@ -64,6 +64,7 @@ def _print(figures: Machine) -> None:
         bar = "█" * max(1, round(24 * b.copy / top))
         table.add_row(bytes_(b.bytes), str(b.threads), f"{count(b.read)}B/s", f"{count(b.copy)}B/s", bar)
     console.print(table)
+    console.print(f"Fresh memory (taken, filled, given back): {count(figures.fresh_memory)}B/s")
 
 
 def _threads(n: int) -> str:

@@ -1,11 +1,14 @@
 """Measuring: time, memory, FLOPs, and where a model's time goes against what the machine can do."""
 
+from tilewise.profile.bottleneck import Finding
 from tilewise.profile.compare import Comparison, Ratio
+from tilewise.profile.context import ProfilerContext
 from tilewise.profile.flops import Cost, FLOPCounter, OpCounts
 from tilewise.profile.leaks import AllocationSite, LeakReport
 from tilewise.profile.limits import MeasurementError, TimeLimitError
 from tilewise.profile.machine import Machine
 from tilewise.profile.memory import MemoryProfile, MemoryProfiler
+from tilewise.profile.results import ProfileResults
 from tilewise.profile.statistics import Interval
 from tilewise.profile.timer import Measurement, Timer
 
@@ -14,6 +17,7 @@ __all__ = [
     "Comparison",
     "Cost",
     "FLOPCounter",
+    "Finding",
     "Interval",
     "LeakReport",
     "Machine",
@@ -22,6 +26,8 @@ __all__ = [
     "MemoryProfile",
     "MemoryProfiler",
     "OpCounts",
+    "ProfileResults",
+    "ProfilerContext",
     "Ratio",
     "TimeLimitError",
     "Timer",

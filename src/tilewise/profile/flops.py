@@ -158,7 +158,7 @@ def cost_of(event: Event) -> Cost | None:
     if event.kind == "kernel" and event.parent is not None and event.parent.kind == "kernel":
         return None
     flops = _FLOPS[event.name](event) if event.name in _FLOPS and event.kind == "kernel" else 0
-    moved = 0 if event.shares_memory else sum(s.nbytes for s in (*event.inputs, *event.outputs))
+    moved = 0 if event.shares_memory else event.input_bytes + event.output_bytes
     return Cost(int(flops), int(_elementwise(event)), moved)
 
 
@@ -167,35 +167,35 @@ def cost_of(event: Event) -> Cost | None:
 
 def _matmul(event: Event) -> int:
     """2 · inner dimension for every element of the result; at most one operand may be a vector."""
-    inner = event.inputs[0].shape[-1]
-    return 2 * inner * math.prod(event.outputs[0].shape) if event.outputs else 0
+    inner = event.inputs[0][-1]
+    return 2 * inner * math.prod(event.outputs[0]) if event.outputs else 0
 
 
 def _conv2d(event: Event) -> int:
-    weight, (n, _, h, w) = event.inputs[1].shape, event.outputs[0].shape
+    weight, (n, _, h, w) = event.inputs[1], event.outputs[0]
     return 2 * n * h * w * math.prod(weight)
 
 
 def _conv2d_grad_input(event: Event) -> int:
-    (n, _, h, w), weight = event.inputs[0].shape, event.inputs[1].shape
+    (n, _, h, w), weight = event.inputs[0], event.inputs[1]
     return 2 * n * h * w * math.prod(weight)
 
 
 def _conv2d_grad_weight(event: Event) -> int:
     """As PyTorch counts it: over all input channels, also where groups mean that most pairs are never multiplied."""
-    (n, outs, h, w), channels = event.inputs[0].shape, event.inputs[1].shape[1]
-    kernel = event.outputs[0].shape[2:]
+    (n, outs, h, w), channels = event.inputs[0], event.inputs[1][1]
+    kernel = event.outputs[0][2:]
     return 2 * n * h * w * outs * channels * math.prod(kernel)
 
 
 def _attention(event: Event) -> int:
-    (b, heads, t, d), s, dv = event.inputs[0].shape, event.inputs[1].shape[2], event.inputs[2].shape[3]
+    (b, heads, t, d), s, dv = event.inputs[0], event.inputs[1][2], event.inputs[2][3]
     return 2 * b * heads * t * s * (d + dv)
 
 
 def _attention_grad(event: Event) -> int:
     """The four products of the gradient; recomputing the scores is an implementation's own affair."""
-    (b, heads, t, d), s, dv = event.inputs[1].shape, event.inputs[2].shape[2], event.inputs[3].shape[3]
+    (b, heads, t, d), s, dv = event.inputs[1], event.inputs[2][2], event.inputs[3][3]
     return 2 * b * heads * t * s * 2 * (d + dv)
 
 
@@ -210,8 +210,8 @@ _FLOPS = {
 
 # --- everything else: steps per element ---
 
-_MOVES_ONLY = {"embedding", "embedding_grad", "cast", "cat", "copy", "expand", "get_item", "pad", "permute", "reshape"}
-_MOVES_ONLY |= {"set_item", "take_along_axis", "max_pool2d_grad"}
+MOVES_ONLY = {"embedding", "embedding_grad", "cast", "cat", "copy", "expand", "get_item", "pad", "permute", "reshape"}
+MOVES_ONLY |= {"set_item", "take_along_axis", "max_pool2d_grad"}
 _PER_RESULT = {"gelu": 4, "gelu_grad": 8, "sigmoid": 3, "softmax": 5, "softmax_grad": 4, "log_softmax": 5}
 _PER_RESULT |= {"log_softmax_grad": 4, "layer_norm": 7, "layer_norm_grad": 11, "batch_norm": 7, "batch_norm_grad": 9}
 _PER_RESULT |= {"cross_entropy_grad": 4, "dropout": 2}
@@ -221,15 +221,15 @@ _PER_SCORE = {"attention": 6, "attention_grad": 8}  # scale, mask and softmax of
 
 def _elementwise(event: Event) -> int:
     name = op_name(event)
-    if name in _MOVES_ONLY or event.shares_memory or not event.inputs:
+    if name in MOVES_ONLY or event.shares_memory or not event.inputs:
         return 0
-    first = math.prod(event.inputs[0].shape)
-    result = math.prod(event.outputs[0].shape) if event.outputs else 0
+    first = math.prod(event.inputs[0])
+    result = math.prod(event.outputs[0]) if event.outputs else 0
     if name in ("matmul", "conv2d"):
         return result * _fused_steps(event)
     if name in _PER_SCORE:
         q, k = (event.inputs[0], event.inputs[1]) if name == "attention" else (event.inputs[1], event.inputs[2])
-        return _PER_SCORE[name] * math.prod(q.shape[:3]) * k.shape[2]
+        return _PER_SCORE[name] * math.prod(q[:3]) * k[2]
     if name in ("max_pool2d", "avg_pool2d"):
         return result * int(math.prod(event.params.get("kernel", (1,))))
     if name in _FLOPS:

@@ -26,7 +26,7 @@ from tilewise._files import write_whole
 from tilewise.errors import TilewiseError
 from tilewise.profile.files import cache_directory
 
-_SCHEMA = 1
+_SCHEMA = 2
 _SIZES = [16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]
 
 
@@ -68,6 +68,7 @@ class Machine:
     peaks: list[Peak]
     bandwidths: list[Bandwidth]
     caches: list[Cache]
+    fresh_memory: float  # bytes a second of taking memory from the system, filling it and giving it back
 
     def peak(self, threads: int = 1, isa: str | None = None) -> float:
         """FLOP/s of the instruction set in force (or `isa`) with this many threads."""
@@ -131,10 +132,11 @@ def _from_dict(data: dict[str, Any]) -> Machine:
         Bandwidth(int(b["bytes"]), int(b["threads"]), float(b["read"]), float(b["copy"])) for b in data["bandwidths"]
     ]
     caches = [Cache(int(c["level"]), int(c["bytes"]), int(c["shared_by"])) for c in data["caches"]]
-    rates = [p.flops_per_second for p in peaks] + [x for b in bandwidths for x in (b.read, b.copy)]
+    fresh = float(data["fresh_memory"])
+    rates = [fresh, *(p.flops_per_second for p in peaks), *(x for b in bandwidths for x in (b.read, b.copy))]
     if not peaks or not bandwidths or not all(np.isfinite(r) and r > 0 for r in rates):
         raise ValueError("figures are missing or not positive")
-    return Machine(str(data["cpu"]), int(data["cpus"]), str(data["method"]), peaks, bandwidths, caches)
+    return Machine(str(data["cpu"]), int(data["cpus"]), str(data["method"]), peaks, bandwidths, caches, fresh)
 
 
 def measure_machine(sizes: list[int] | None = None, seconds: float = 0.02) -> Machine:
@@ -151,7 +153,8 @@ def measure_machine(sizes: list[int] | None = None, seconds: float = 0.02) -> Ma
             native.set_isa(native.supported_isas()[-1])
             bandwidths = [_probe_bandwidth(size, n, seconds) for n in counts for size in sizes]
         method = "measured by native probes"
-    return Machine(_cpu_name(), _cpus(), method, peaks, bandwidths, _caches())
+    fresh = _fresh_memory(min(max(sizes), 64 << 20), seconds)
+    return Machine(_cpu_name(), _cpus(), method, peaks, bandwidths, _caches(), fresh)
 
 
 @contextmanager
@@ -202,6 +205,19 @@ def _probe_bandwidth(size: int, threads: int, seconds: float) -> Bandwidth:
         return float(size * rounds)
 
     return Bandwidth(size, threads, _best_rate(read, seconds), _best_rate(copy, seconds))
+
+
+def _fresh_memory(size: int, seconds: float) -> float:
+    """Blocks of 1 MiB held together, as a wasteful layer holds its temporaries, so that none is reused."""
+
+    def run(rounds: int) -> float:
+        for _ in range(rounds):
+            held = [np.empty(1 << 18, np.float32) for _ in range(max(size >> 20, 1))]
+            for block in held:
+                block.fill(1.0)
+        return float(max(size, 1 << 20) * rounds)
+
+    return _best_rate(run, seconds, tries=3)
 
 
 def _numpy_peak(seconds: float) -> float:

@@ -1,0 +1,218 @@
+"""The page's two drawings, written as SVG by hand: the timeline of what ran inside what, and the roofline plot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+from tilewise._events import Event
+from tilewise.profile.flops import cost_of
+from tilewise.profile.results import ProfileResults
+from tilewise.profile.units import bytes_, count, seconds
+
+KINDS = {
+    "layer": "layer",
+    "python": "operation around its kernel",
+    "compute": "product (matmul, convolution, attention)",
+    "memory": "other operation",
+    "backward": "backward pass",
+}
+_WIDTH, _ROW, _MOST_BARS = 1080, 22, 3000
+
+
+def timeline_svg(events: Sequence[Event]) -> tuple[str, int]:
+    """The drawing, and how many bars were too short for it. One lane of nested bars per thread."""
+    if not events:
+        return f'<svg viewBox="0 0 {_WIDTH} {_ROW}"></svg>', 0
+    start = min(event.start_ns for event in events)
+    span = max(max(event.end_ns for event in events) - start, 1)
+    shown = sorted(events, key=lambda e: e.start_ns - e.end_ns)[:_MOST_BARS]
+    shown = [e for e in shown if e.duration_ns * _WIDTH > 0.05 * span]
+    tops, height = _lanes(shown)
+    bars = "".join(
+        _bar(e, (e.start_ns - start) / span, e.duration_ns / span, tops[e.thread] + _depth(e)) for e in shown
+    )
+    axis = _time_axis(span, height)
+    drawing = f'<svg viewBox="0 0 {_WIDTH} {height + 20}" role="img" aria-label="timeline">{axis}{bars}</svg>'
+    return drawing, len(events) - len(shown)
+
+
+def _depth(event: Event) -> int:
+    depth, above = 0, event.parent
+    while above is not None:
+        depth, above = depth + 1, above.parent
+    return depth
+
+
+def _lanes(events: Sequence[Event]) -> tuple[dict[int, int], int]:
+    """The first row of each thread, and the height of all."""
+    rows: dict[int, int] = {}
+    for event in sorted(events, key=lambda e: e.start_ns):
+        rows[event.thread] = max(rows.get(event.thread, 0), _depth(event) + 1)
+    tops, top = {}, 0
+    for thread, used in rows.items():
+        tops[thread] = top
+        top += used + 1
+    return tops, max(top, 1) * _ROW
+
+
+def _bar(event: Event, left: float, part: float, row: int) -> str:
+    x, width, y = left * _WIDTH, max(part * _WIDTH, 0.3), row * _ROW
+    name = (event.layer.rsplit(".", 1)[-1] or event.name) if event.kind == "module" else event.name
+    text = ""
+    if width > 14:
+        text = (
+            f'<text class="inside" data-w="{width:.1f}" data-x="{x:.2f}" transform="translate({x:.2f} 0)" x="4" '
+            f'y="{y + 15}">{escape(name)}</text>'
+        )
+    return (
+        f'<rect x="{x:.3f}" y="{y + 1}" width="{width:.3f}" height="{_ROW - 3}" style="fill:var(--{_kind(event)})">'
+        f"<title>{escape(_tip(event))}</title></rect>{text}"
+    )
+
+
+def _kind(event: Event) -> str:
+    if event.kind == "module":
+        return "layer"
+    if event.has_kernels:
+        return "python"
+    if event.phase == "backward":
+        return "backward"
+    cost = cost_of(event)
+    return "compute" if cost is not None and cost.flops else "memory"
+
+
+def _tip(event: Event) -> str:
+    lines = [f"{event.name}, {seconds(event.duration_ns * 1e-9)}, {event.phase}", f"layer {event.layer or '(model)'}"]
+    if event.inputs:
+        lines.append("inputs " + ", ".join("×".join(map(str, shape)) or "scalar" for shape in event.inputs))
+    cost = cost_of(event)
+    if cost is not None and cost.flops and event.duration_ns:
+        lines.append(f"{count(cost.flops)}FLOP at {count(cost.flops / (event.duration_ns * 1e-9))}FLOP/s")
+    if cost is not None and cost.bytes_moved:
+        lines.append(f"moves {bytes_(cost.bytes_moved)}")
+    if event.allocated:
+        lines.append(f"takes {bytes_(event.allocated)} of memory")
+    if event.backend:
+        lines.append(f"backend {event.backend}" + (f", tile {event.tile}" if event.tile is not None else ""))
+    return "\n".join(lines)
+
+
+def _time_axis(span_ns: int, height: int) -> str:
+    step = _round_step(span_ns * 1e-9 / 8)
+    marks = []
+    for i in range(1, int(span_ns * 1e-9 / step) + 1):
+        x = i * step / (span_ns * 1e-9) * _WIDTH
+        marks.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height}"/>')
+        marks.append(
+            f'<text class="soft" x="{x - 3:.1f}" y="{height + 14}" text-anchor="end">{seconds(i * step)}</text>'
+        )
+    return "".join(marks)
+
+
+def _round_step(rough: float) -> float:
+    """1, 2 or 5 times a power of ten, at least `rough`."""
+    power = 10.0 ** math.floor(math.log10(max(rough, 1e-9)))
+    return next(power * m for m in (1, 2, 5, 10) if power * m >= rough * 0.999)
+
+
+# --- roofline ---
+
+_H, _LEFT, _BOTTOM = 420, 92, 44
+
+
+class _Axes:
+    """Logarithmic axes: intensity from left to right, FLOP/s from bottom to top."""
+
+    def __init__(self, x_low: float, x_high: float, y_low: float, y_high: float) -> None:
+        self.x_low, self.x_high = math.floor(math.log10(x_low)), math.ceil(math.log10(x_high))
+        self.y_low, self.y_high = math.floor(math.log10(y_low)), math.ceil(math.log10(y_high))
+
+    def x(self, value: float) -> float:
+        return _LEFT + (math.log10(value) - self.x_low) / (self.x_high - self.x_low) * (_WIDTH - _LEFT - 20)
+
+    def y(self, value: float) -> float:
+        return _H - _BOTTOM - (math.log10(value) - self.y_low) / (self.y_high - self.y_low) * (_H - _BOTTOM - 16)
+
+    def draw(self) -> str:
+        parts = []
+        for power in range(self.x_low, self.x_high + 1):
+            x = self.x(10.0**power)
+            parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="16" y2="{_H - _BOTTOM}"/>')
+            parts.append(
+                f'<text class="soft" x="{x:.1f}" y="{_H - _BOTTOM + 15}" text-anchor="middle">{10.0**power:g}</text>'
+            )
+        for power in range(self.y_low, self.y_high + 1):
+            y = self.y(10.0**power)
+            parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - 20}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            label = f"{count(10.0**power)}FLOP/s"
+            parts.append(f'<text class="soft" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
+        middle = (_LEFT + _WIDTH) / 2
+        parts.append(f'<text x="{middle}" y="{_H - 8}" text-anchor="middle">operations per byte moved</text>')
+        return "".join(parts)
+
+
+def roofline_svg(results: ProfileResults) -> str:
+    """Operations by intensity and rate under the ceilings of the smallest cache and of memory."""
+    machine, threads = results.machine, results.threads
+    peak = machine.peak(threads)
+    rates = {"in cache": machine.bandwidth(0.0, threads), "in memory": machine.memory_bandwidth(threads)}
+    dots = []
+    for name, row in results.by_op.items():
+        work = row.flops + row.elementwise
+        if work and row.bytes_moved and row.seconds > 0.002 * results.seconds:
+            dots.append((name, row.intensity, work / row.seconds, row.seconds / results.seconds))
+    intensities = [0.05, 100.0, *(dot[1] for dot in dots)]
+    heights = [peak / 1000, peak * 1.5, *(dot[2] for dot in dots)]
+    axes = _Axes(min(intensities), max(intensities), min(heights), max(heights))
+    parts = [axes.draw(), *(_roof(axes, label, rate, peak) for label, rate in rates.items())]
+    taken: list[tuple[float, float]] = []
+    parts += [_dot(axes, results, taken, *dot) for dot in sorted(dots, key=lambda d: -d[3])]
+    return f'<svg viewBox="0 0 {_WIDTH} {_H}" role="img" aria-label="roofline plot">{"".join(parts)}</svg>'
+
+
+def _roof(axes: _Axes, label: str, bandwidth: float, peak: float) -> str:
+    low, high, ridge = 10.0**axes.x_low, 10.0**axes.x_high, peak / bandwidth
+    bottom = max(low, 10.0**axes.y_low / bandwidth)
+    points = [(bottom, bottom * bandwidth), (ridge, peak), (high, peak)]
+    path = " ".join(f"{axes.x(x):.1f},{axes.y(y):.1f}" for x, y in points)
+    text_x, text_y = axes.x(bottom) + 6, axes.y(bottom * bandwidth) - 12
+    dash = ' stroke-dasharray="5 4"' if label == "in cache" else ""
+    return (
+        f'<polyline points="{path}" fill="none" style="stroke:var(--roof)" stroke-width="1.5"{dash}/>'
+        f'<text class="soft" x="{text_x:.1f}" y="{text_y:.1f}">{label}, {count(bandwidth)}B/s</text>'
+        f'<text class="soft" x="{_WIDTH - 24}" y="{axes.y(peak) - 6:.1f}" text-anchor="end">{count(peak)}FLOP/s</text>'
+    )
+
+
+def _dot(
+    axes: _Axes,
+    results: ProfileResults,
+    taken: list[tuple[float, float]],
+    name: str,
+    intensity: float,
+    rate: float,
+    part: float,
+) -> str:
+    row = results.by_op[name]
+    kind = "compute" if row.flops else "memory"
+    kind = "backward" if name.endswith(("_grad", "_grad_input", "_grad_weight")) else kind
+    radius = 4 + 16 * math.sqrt(min(part, 1.0))
+    x, y = axes.x(intensity), axes.y(rate)
+    tip = f"{name}: {count(rate)} operations/s at {intensity:.3g} per byte, {seconds(row.seconds)}"
+    label = (
+        f'<text x="{x + radius + 3:.1f}" y="{_free(taken, x, y + 4):.1f}">{escape(name)}</text>' if part > 0.02 else ""
+    )
+    return (
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" style="fill:var(--{kind})" fill-opacity="0.75">'
+        f"<title>{escape(tip)}</title></circle>{label}"
+    )
+
+
+def _free(taken: list[tuple[float, float]], x: float, y: float) -> float:
+    """A height near `y` where no other label stands close by."""
+    while any(abs(x - other_x) < 150 and abs(y - other_y) < 13 for other_x, other_y in taken):
+        y += 13
+    taken.append((x, y))
+    return y

@@ -1,0 +1,119 @@
+"""The profile as one HTML page: the verdict, a timeline, a roofline plot and the tables.
+
+Everything is in the file: styles (page.css), two SVG drawings (charts.py) and a few lines of script that zoom the
+timeline (page.js). It loads nothing, and without script everything but zooming works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+
+from tilewise._events import Event
+from tilewise.profile.charts import KINDS, roofline_svg, timeline_svg
+from tilewise.profile.report import ceilings
+from tilewise.profile.results import ProfileResults, Row
+from tilewise.profile.units import bytes_, count, seconds, share
+
+_TIMELINE_HINT = (
+    "Layers on top, operations and kernels below them. Drag to move, turn the wheel to zoom, double-click to see all; "
+    "hold the pointer over a bar for details."
+)
+_ROOFLINE_HINT = (
+    "Each dot is an operation, as large as its share of the time. The lines are the most this machine can do: a dot "
+    "under the slanted part waits for memory, under the flat part for arithmetic."
+)
+
+
+def _part(name: str) -> str:
+    return (files("tilewise.profile") / name).read_text(encoding="utf-8")
+
+
+def html_page(results: ProfileResults, events: Sequence[Event], title: str = "tilewise profile") -> str:
+    """The whole page as text."""
+    drawing, left_out = timeline_svg(events)
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        _verdict(results),
+        _tiles(results),
+        f'<h2>Timeline</h2><p class="hint">{_TIMELINE_HINT}</p>',
+        _legend(),
+        f'<div class="chart" id="timeline">{drawing}</div>',
+        f'<p class="hint">{left_out} bars too short to see are left out.</p>' if left_out else "",
+        f'<h2>Roofline</h2><p class="hint">{_ROOFLINE_HINT}</p>',
+        f'<div class="chart">{roofline_svg(results)}</div>',
+        f'<p class="hint">{escape(ceilings(results.machine, results.threads))}</p>',
+        "<h2>By layer</h2>" + _table("layer", list(results.by_layer.values()), results.seconds),
+        "<h2>By operation</h2>" + _table("operation", list(results.by_op.values()), results.seconds),
+    ]
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
+    body = "\n".join(part for part in parts if part)
+    return (
+        f'<!doctype html>\n<html lang="en"><head>{head}<style>{_part("page.css")}</style></head>\n'
+        f"<body><main>\n{body}\n</main><script>{_part('page.js')}</script></body></html>\n"
+    )
+
+
+def _verdict(results: ProfileResults) -> str:
+    if not results.findings:
+        return '<p class="verdict">Nothing was recorded.</p>'
+    first, *others = results.findings
+    more = "".join(f"<li>{escape(finding.sentence)}</li>" for finding in others)
+    return f'<p class="verdict">{escape(first.sentence)}</p>' + (f'<ul class="hint">{more}</ul>' if more else "")
+
+
+def _tiles(results: ProfileResults) -> str:
+    figures = [
+        (seconds(results.seconds), "measured time"),
+        (f"{count(results.flops)}FLOP", "in products"),
+        (f"{count(results.flops_per_second)}FLOP/s", "reached over all"),
+        (share(results.roofline_share), "of the roofline"),
+        (bytes_(results.bytes_moved), "moved at least"),
+        (seconds(results.recording_seconds), "spent recording (left out)"),
+    ]
+    cells = "".join(f"<div><b>{escape(value)}</b><span>{escape(label)}</span></div>" for value, label in figures)
+    return f'<div class="tiles">{cells}</div>'
+
+
+def _legend() -> str:
+    items = "".join(f'<span><i style="background:var(--{name})"></i>{label}</span>' for name, label in KINDS.items())
+    return f'<p class="legend">{items}</p>'
+
+
+def _table(first: str, rows: list[Row], total: float) -> str:
+    headings = (
+        first,
+        "time",
+        "share",
+        "calls",
+        "FLOPs",
+        "FLOP/s",
+        "of roofline",
+        "moved",
+        "allocated",
+        "backend",
+        "tile",
+    )
+    head = "".join(f"<th>{heading}</th>" for heading in headings)
+    body = "".join(_row(row, total) for row in rows[:200] if row.seconds > 0)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _row(row: Row, total: float) -> str:
+    part = row.seconds / total if total else 0.0
+    taken = row.allocated + row.own_allocated
+    bar = f'<span class="share"><i style="width:{60 * min(part, 1):.1f}px"></i></span>'
+    cells = [
+        seconds(row.seconds),
+        f'{bar}<span class="number">{share(part)}</span>',
+        str(row.calls),
+        count(row.flops) if row.flops else "",
+        count(row.flops_per_second) if row.flops else "",
+        share(row.roofline_share) if row.roofline_seconds else "",
+        bytes_(row.bytes_moved) if row.bytes_moved else "",
+        bytes_(taken) if taken else "",
+        escape(", ".join(row.backends)),
+        escape(next(iter(row.tiles), "")),
+    ]
+    return f"<tr><td>{escape(row.name or '(model)')}</td>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"

@@ -1,0 +1,87 @@
+"""The report as text: a head, two tables, and the sentence that says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewise.profile.machine import Machine, active_isa
+from tilewise.profile.results import ProfileResults, Row
+from tilewise.profile.units import bytes_, count, seconds, share
+
+_HEADINGS = ("time", "share", "calls", "FLOPs", "FLOP/s", "roofline", "moved", "allocated", "backend")
+
+
+def text_report(results: ProfileResults, rows: int = 15) -> str:
+    """Tables by layer and by operation with the share of this machine's roofline, and the bottleneck."""
+    parts = [_head(results), ceilings(results.machine, results.threads)]
+    if results.by_layer:
+        parts += [_table("layer", list(results.by_layer.values()), results, rows)]
+        parts += [_table("operation", list(results.by_op.values()), results, rows)]
+    parts.append(verdict(results))
+    if results.failed:
+        parts.append(f"{results.failed} operations raised an error; their work is not counted.")
+    return "\n\n".join(parts)
+
+
+def verdict(results: ProfileResults) -> str:
+    """The bottleneck, and the other causes worth a line."""
+    if not results.findings:
+        return "Nothing was recorded: no operation of tilewise ran inside the context."
+    first, *others = results.findings
+    return "\n".join([f"Bottleneck: {first.sentence}", *(f"Also: {finding.sentence}" for finding in others)])
+
+
+def _head(results: ProfileResults) -> str:
+    return (
+        f"{seconds(results.seconds)} in all, {seconds(results.outside_seconds)} of it outside layers and operations; "
+        f"{count(results.flops)}FLOP in products at {count(results.flops_per_second)}FLOP/s, "
+        f"{bytes_(results.bytes_moved)} moved (recording took {seconds(results.recording_seconds)}, left out)"
+    )
+
+
+def ceilings(machine: Machine, threads: int) -> str:
+    """One line on what the machine can do."""
+    cache, memory = machine.bandwidth(0.0, threads), machine.memory_bandwidth(threads)
+    plural = "thread" if threads == 1 else "threads"
+    return (
+        f"Ceilings ({machine.cpu}, {active_isa()}, {threads} {plural}, {machine.method}): "
+        f"{count(machine.peak(threads))}FLOP/s; {count(cache)}B/s in cache, {count(memory)}B/s in memory"
+    )
+
+
+def _table(first: str, rows: list[Row], results: ProfileResults, most: int) -> str:
+    lines = [[row.name or "(model)", *_cells(row, results.seconds)] for row in rows[:most] if row.seconds > 0]
+    if len(rows) > most:
+        rest = sum(row.seconds for row in rows[most:])
+        lines.append([f"({len(rows) - most} more)", seconds(rest), share(rest / results.seconds), *[""] * 7])
+    return aligned([first, *_HEADINGS], lines)
+
+
+def _cells(row: Row, total: float) -> list[str]:
+    taken = row.allocated + row.own_allocated
+    return [
+        seconds(row.seconds),
+        share(row.seconds / total),
+        str(row.calls),
+        count(row.flops) if row.flops else "",
+        count(row.flops_per_second) if row.flops else "",
+        share(row.roofline_share) if row.roofline_seconds else "",
+        bytes_(row.bytes_moved) if row.bytes_moved else "",
+        bytes_(taken) if taken else "",
+        ", ".join(row.backends),
+    ]
+
+
+def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns padded to one width, the first and the last to the left, numbers to the right."""
+    widths = [max(len(row[i]) for row in [headings, *rows]) for i in range(len(headings))]
+    last = len(headings) - 1
+
+    def line(cells: Sequence[str]) -> str:
+        padded = [
+            cell.ljust(width) if i in (0, last) else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        return "  ".join(padded).rstrip()
+
+    return "\n".join([line(headings), line(["-" * width for width in widths]), *(line(row) for row in rows)])

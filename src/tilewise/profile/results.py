@@ -1,0 +1,219 @@
+"""From recorded events to figures: what each layer and each operation cost, against what the machine allows.
+
+Every nanosecond of the profile belongs to exactly one place: to a *unit* (a kernel, or an operation without one), to
+the framework's own code around it, to a layer's Python code, or to the code outside. Units have FLOPs and bytes, hence
+a roofline time: the least this machine needs for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tilewise._events import Event
+from tilewise.profile.flops import Cost, cost_of, op_name
+from tilewise.profile.machine import Machine
+
+if TYPE_CHECKING:
+    from tilewise.profile.bottleneck import Finding
+
+NANO = 1e-9
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One kernel, or one operation that has none, with its work and its roofline time."""
+
+    name: str
+    layer: str
+    phase: str
+    shapes: tuple[tuple[int, ...], ...]
+    seconds: float
+    flops: int
+    elementwise: int
+    bytes_moved: int
+    roofline_seconds: float
+    memory_bound: bool
+    backend: str
+    tile: str
+    thread: int
+    allocated: int
+    result_bytes: int
+
+
+@dataclass
+class Row:
+    """Units of one layer or one operation, added up. `own_seconds` is Python code around them."""
+
+    name: str
+    calls: int = 0
+    unit_seconds: float = 0.0
+    own_seconds: float = 0.0
+    flops: int = 0
+    elementwise: int = 0
+    bytes_moved: int = 0
+    roofline_seconds: float = 0.0
+    allocated: int = 0
+    own_allocated: int = 0
+    backends: dict[str, int] = field(default_factory=dict)
+    tiles: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        return self.unit_seconds + self.own_seconds
+
+    @property
+    def flops_per_second(self) -> float:
+        return self.flops / self.seconds if self.seconds else 0.0
+
+    @property
+    def roofline_share(self) -> float:
+        """The least time this machine needs for the work, over the time it took."""
+        return self.roofline_seconds / self.seconds if self.seconds else 0.0
+
+    @property
+    def intensity(self) -> float:
+        return Cost(self.flops, self.elementwise, self.bytes_moved).intensity
+
+    def add(self, unit: Unit) -> None:
+        self.calls += 1
+        self.unit_seconds += unit.seconds
+        self.flops += unit.flops
+        self.elementwise += unit.elementwise
+        self.bytes_moved += unit.bytes_moved
+        self.roofline_seconds += unit.roofline_seconds
+        self.allocated += unit.allocated
+        for names, name in ((self.backends, unit.backend), (self.tiles, unit.tile)):
+            if name:
+                names[name] = names.get(name, 0) + 1
+
+
+@dataclass(frozen=True)
+class ProfileResults:
+    """A profile as data. Times are in seconds and leave out what recording cost (`recording_seconds`).
+
+    `outside_seconds` is code between the framework's layers and operations.
+    """
+
+    seconds: float
+    outside_seconds: float
+    recording_seconds: float
+    flops: int
+    elementwise: int
+    bytes_moved: int
+    by_layer: dict[str, Row]
+    by_op: dict[str, Row]
+    units: list[Unit] = field(repr=False)
+    machine: Machine = field(repr=False)
+    threads: int
+    failed: int
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def bottleneck(self) -> Finding | None:
+        """What limits the program most; None where nothing was recorded."""
+        return self.findings[0] if self.findings else None
+
+    @property
+    def flops_per_second(self) -> float:
+        return self.flops / self.seconds if self.seconds else 0.0
+
+    @property
+    def roofline_share(self) -> float:
+        return sum(u.roofline_seconds for u in self.units) / self.seconds if self.seconds else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        names = (
+            "seconds",
+            "outside_seconds",
+            "recording_seconds",
+            "flops",
+            "elementwise",
+            "bytes_moved",
+            "threads",
+            "failed",
+        )
+        data: dict[str, Any] = {name: getattr(self, name) for name in names}
+        data |= {"flops_per_second": self.flops_per_second, "roofline_share": self.roofline_share}
+        data["bottleneck"] = asdict(self.bottleneck) if self.bottleneck else None
+        data["findings"] = [asdict(finding) for finding in self.findings]
+        data["by_layer"] = {name: _row_data(row) for name, row in self.by_layer.items()}
+        data["by_op"] = {name: _row_data(row) for name, row in self.by_op.items()}
+        data["units"] = [asdict(unit) for unit in self.units]
+        data["machine"] = self.machine.as_dict()
+        return data
+
+
+def _row_data(row: Row) -> dict[str, Any]:
+    derived = ("seconds", "flops_per_second", "roofline_share", "intensity")
+    return asdict(row) | {name: getattr(row, name) for name in derived}
+
+
+def build(events: Iterable[Event], seconds: float, machine: Machine, threads: int) -> ProfileResults:
+    """Add up what was recorded in a profile that lasted `seconds`."""
+    from tilewise.profile.bottleneck import find_bottlenecks
+
+    units: list[Unit] = []
+    layers: dict[str, Row] = {}
+    ops: dict[str, Row] = {}
+    outermost = recording = 0.0
+    failed = 0
+    for event in events:
+        failed += event.failed and event.kind == "op"
+        recording += event.recording_ns * NANO
+        if event.parent is None:
+            outermost += (event.duration_ns + event.recording_ns) * NANO
+        cost = cost_of(event)
+        layer = layers.setdefault(event.layer, Row(event.layer))
+        if cost is not None:
+            unit = _unit(event, cost, machine, threads)
+            units.append(unit)
+            layer.add(unit)
+            ops.setdefault(unit.name, Row(unit.name)).add(unit)
+        elif not (event.kind == "kernel" and event.parent is not None and event.parent.kind == "kernel"):
+            layer.own_seconds += max(event.duration_ns - event.inner_ns, 0) * NANO
+            layer.own_allocated += max(event.allocated - event.inner_allocated, 0)
+    results = ProfileResults(
+        seconds=max(seconds, outermost) - recording,
+        outside_seconds=max(seconds - outermost, 0.0),
+        recording_seconds=recording,
+        flops=sum(u.flops for u in units),
+        elementwise=sum(u.elementwise for u in units),
+        bytes_moved=sum(u.bytes_moved for u in units),
+        by_layer=_slowest_first(layers),
+        by_op=_slowest_first(ops),
+        units=units,
+        machine=machine,
+        threads=threads,
+        failed=failed,
+    )
+    results.findings.extend(find_bottlenecks(results))
+    return results
+
+
+def _unit(event: Event, cost: Cost, machine: Machine, threads: int) -> Unit:
+    compute = (cost.flops + cost.elementwise) / machine.peak(threads)
+    memory = cost.bytes_moved / machine.bandwidth(cost.bytes_moved, threads) if cost.bytes_moved else 0.0
+    return Unit(
+        name=op_name(event),
+        layer=event.layer,
+        phase=event.phase,
+        shapes=event.inputs,
+        seconds=event.duration_ns * NANO,
+        flops=cost.flops,
+        elementwise=cost.elementwise,
+        bytes_moved=cost.bytes_moved,
+        roofline_seconds=max(compute, memory),
+        memory_bound=memory >= compute,
+        backend=event.backend or "numpy",
+        tile="" if event.tile is None else str(event.tile),
+        thread=event.thread,
+        allocated=event.allocated,
+        result_bytes=0 if event.shares_memory else event.output_bytes,
+    )
+
+
+def _slowest_first(rows: dict[str, Row]) -> dict[str, Row]:
+    return dict(sorted(rows.items(), key=lambda item: -item[1].seconds))

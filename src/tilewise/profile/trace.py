@@ -1,0 +1,63 @@
+"""The Chrome trace format: one complete event ("ph": "X") for everything recorded, in microseconds, nested by time.
+
+Perfetto and chrome://tracing read it. Times are relative to the start of the profile; threads carry small numbers and
+names, the first being the one that profiled.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from tilewise._events import Event
+from tilewise.profile.flops import cost_of
+
+
+def chrome_trace(events: Sequence[Event], start_ns: int) -> dict[str, Any]:
+    """The trace as plain data."""
+    process = os.getpid()
+    threads: dict[int, int] = {}
+    ordered = sorted(events, key=lambda e: (e.start_ns, -e.end_ns))
+    entries: list[dict[str, Any]] = [_name("process_name", process, 0, "tilewise")]
+    for event in ordered:
+        number = threads.setdefault(event.thread, len(threads) + 1)
+        entries.append(_entry(event, process, number, start_ns))
+    entries += [_name("thread_name", process, number, f"thread {number}") for number in threads.values()]
+    return {"traceEvents": entries, "displayTimeUnit": "ms"}
+
+
+def _entry(event: Event, process: int, thread: int, start_ns: int) -> dict[str, Any]:
+    return {
+        "name": event.layer or event.name if event.kind == "module" else event.name,
+        "cat": f"{event.kind},{event.phase}",
+        "ph": "X",
+        "ts": max(event.start_ns - start_ns, 0) / 1000,
+        "dur": event.duration_ns / 1000,
+        "pid": process,
+        "tid": thread,
+        "args": _details(event),
+    }
+
+
+def _details(event: Event) -> dict[str, Any]:
+    details: dict[str, Any] = {"layer": event.layer, "kind": event.name}
+    if event.inputs:
+        details["inputs"] = [list(shape) for shape in event.inputs]
+        details["outputs"] = [list(shape) for shape in event.outputs]
+    cost = cost_of(event)
+    if cost is not None:
+        details |= {"flops": cost.flops, "elementwise": cost.elementwise, "bytes": cost.bytes_moved}
+    if event.backend:
+        details["backend"] = event.backend
+    if event.tile is not None:
+        details["tile"] = str(event.tile)
+    if event.allocated:
+        details["allocated"] = event.allocated
+    if event.failed:
+        details["failed"] = True
+    return details
+
+
+def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}

@@ -1,0 +1,261 @@
+"""Promises of ProfilerContext: what it records, that contexts keep out of each other's way, and what it exports."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+
+import numpy as np
+import pytest
+
+import tilewise
+from tilewise import Tensor, _events, models, nn, no_grad
+from tilewise.backend import use_backend
+from tilewise.errors import ConfigurationError, ShapeError, TilewiseError
+from tilewise.profile import FLOPCounter, ProfilerContext
+
+X = np.random.default_rng(0).random((4, 64), dtype=np.float32)
+
+
+def profiled(ceilings, func):
+    with ProfilerContext(machine=ceilings) as profiler:
+        func()
+    return profiler
+
+
+def names(profiler):
+    return [event.name for event in profiler.events if event.kind == "op"]
+
+
+# --- what is recorded ---
+
+
+def test_operations_are_recorded_with_layer_shape_work_backend_and_thread(ceilings):
+    model = models.mlp()
+    results = profiled(ceilings, lambda: model(Tensor(X))).get_results()
+    unit = next(u for u in results.units if u.name == "matmul")
+    assert unit.layer == "0"
+    assert unit.shapes[:2] == ((4, 64), (64, 256))
+    assert unit.flops == 2 * 4 * 64 * 256
+    assert unit.bytes_moved >= (4 * 64 + 64 * 256 + 4 * 256) * 4
+    assert unit.backend in ("native", "numpy")
+    assert unit.thread == threading.get_ident()
+    assert unit.seconds > 0
+
+
+def test_backward_belongs_to_the_layer_of_its_forward(ceilings):
+    model = models.mlp()
+    results = profiled(ceilings, lambda: model(Tensor(X)).sum().backward()).get_results()
+    assert {u.layer for u in results.units if u.name == "matmul" and u.phase == "backward"} == {"0", "2", "4"}
+
+
+def test_flops_are_those_of_the_counter(ceilings):
+    model = models.resnet8()
+    x = np.zeros((1, 3, 32, 32), np.float32)
+    results = profiled(ceilings, lambda: model(Tensor(x)).sum().backward()).get_results()
+    counts = FLOPCounter().count_ops(model, x, backward=True)
+    assert results.flops == counts.total
+    assert {name: row.flops for name, row in results.by_layer.items() if row.flops} == counts.by_layer
+
+
+def test_the_backend_in_force_is_named(ceilings):
+    def on_numpy():
+        with use_backend("numpy"):
+            models.mlp()(Tensor(X))
+
+    results = profiled(ceilings, on_numpy).get_results()
+    assert set(results.by_op["matmul"].backends) == {"numpy"}
+
+
+def test_every_second_is_accounted_for_once(ceilings):
+    model = models.gpt()
+    results = profiled(ceilings, lambda: model(np.zeros((1, 16), int)).sum().backward()).get_results()
+    total = sum(row.seconds for row in results.by_layer.values()) + results.outside_seconds
+    assert total == pytest.approx(results.seconds, rel=0.02)
+
+
+def test_nothing_is_recorded_outside_and_no_array_is_kept_alive(ceilings):
+    import gc
+    import weakref
+
+    model = models.mlp()
+    before = Tensor(X)
+    model(before)
+    held = [np.ones((4, 64), np.float32)]
+    gone = weakref.ref(held[0])
+    profiler = profiled(ceilings, lambda: model(Tensor(held[0])))
+    count = len(profiler.events)
+    model(before)
+    held.clear()
+    gc.collect()
+    assert len(profiler.events) == count > 0
+    assert gone() is None
+    assert _events.recorders == []
+
+
+def test_an_operation_that_raises_is_said_and_the_context_closes(ceilings):
+    profiler = ProfilerContext(machine=ceilings)
+    with pytest.raises(ShapeError), profiler:
+        _ = Tensor(X) @ Tensor(X)
+    assert _events.recorders == []
+    assert profiler.get_results().failed == 1
+    assert "raised an error" in profiler.report()
+
+
+def test_a_layer_that_is_nobodys_child_still_has_a_name(ceilings):
+    class Outer(nn.Module):
+        def forward(self, x):
+            return nn.Linear(64, 3)(x)
+
+    results = profiled(ceilings, lambda: Outer()(Tensor(X))).get_results()
+    assert "Linear" in results.by_layer
+
+
+# --- contexts among themselves ---
+
+
+def test_an_outer_context_also_sees_the_inner_ones_work(ceilings):
+    x = Tensor(X)
+    with ProfilerContext(machine=ceilings) as outer:
+        _ = x + x
+        with ProfilerContext(machine=ceilings) as inner:
+            _ = x * x
+        _ = x - x
+    assert names(outer) == ["Add", "Mul", "Sub"]
+    assert names(inner) == ["Mul"]
+
+
+def test_threads_that_profile_see_only_their_own_work(ceilings):
+    x = Tensor(X)
+    barrier = threading.Barrier(2, timeout=20)
+    seen = {}
+
+    def work(name, operation):
+        with ProfilerContext(machine=ceilings) as profiler:
+            for _ in range(20):
+                barrier.wait()
+                operation()
+        seen[name] = names(profiler)
+
+    threads = [
+        threading.Thread(target=work, args=("add", lambda: x + x)),
+        threading.Thread(target=work, args=("mul", lambda: x * x)),
+    ]
+    [t.start() for t in threads]
+    [t.join(30) for t in threads]
+    assert seen == {"add": ["Add"] * 20, "mul": ["Mul"] * 20}
+    assert _events.recorders == []
+
+
+def test_a_context_sees_the_threads_it_starts(ceilings):
+    x = Tensor(X)
+    with ProfilerContext(machine=ceilings) as profiler:
+        thread = threading.Thread(target=lambda: x + x)
+        thread.start()
+        thread.join()
+        _ = x * x
+    assert sorted(names(profiler)) == ["Add", "Mul"]
+    assert len({event.thread for event in profiler.events}) == 2
+
+
+def test_a_context_entered_again_adds_to_what_it_has(ceilings):
+    x = Tensor(X)
+    profiler = ProfilerContext(machine=ceilings)
+    for _ in range(2):
+        with profiler:
+            _ = x + x
+    assert names(profiler) == ["Add", "Add"]
+    with profiler, pytest.raises(ConfigurationError, match="open already"), profiler:
+        pass
+
+
+def test_results_of_an_open_context_are_refused(ceilings):
+    with ProfilerContext(machine=ceilings) as profiler, pytest.raises(ConfigurationError, match="still open"):
+        profiler.get_results()
+
+
+def test_an_empty_profile_has_a_report(ceilings):
+    profiler = profiled(ceilings, lambda: None)
+    assert "Nothing was recorded" in profiler.report()
+    assert profiler.get_results().bottleneck is None
+
+
+# --- reports and files ---
+
+
+@pytest.fixture
+def profile(ceilings):
+    model = models.gpt()
+    return profiled(ceilings, lambda: model(np.zeros((2, 8), int)).sum().backward())
+
+
+def test_the_report_shows_both_tables_the_ceilings_and_one_bottleneck(profile):
+    text = profile.report()
+    assert re.search(r"^layer +time +share", text, re.MULTILINE)
+    assert re.search(r"^operation +time +share", text, re.MULTILINE)
+    assert "100 GFLOP/s" in text
+    assert len(re.findall(r"^Bottleneck: ", text, re.MULTILINE)) == 1
+
+
+def test_the_results_are_plain_data(profile, tmp_path):
+    data = json.loads(profile.export_json(tmp_path / "p.json").read_text())
+    assert data["flops"] == profile.get_results().flops
+    assert data["bottleneck"]["sentence"] in profile.report()
+    assert data["by_op"]["matmul"]["roofline_share"] > 0
+
+
+def test_the_trace_follows_the_trace_event_format(profile, tmp_path):
+    """What Perfetto's importer asks of JSON: complete events with numeric times that nest within their thread."""
+    data = json.loads(profile.export_trace(tmp_path / "t.json").read_text())
+    assert data["displayTimeUnit"] == "ms"
+    events = [e for e in data["traceEvents"] if e["ph"] == "X"]
+    assert len(events) == len(profile.events)
+    for event in events:
+        assert isinstance(event["name"], str) and event["name"]
+        assert isinstance(event["cat"], str)
+        assert event["ts"] >= 0 and event["dur"] >= 0
+        assert isinstance(event["pid"], int) and isinstance(event["tid"], int)
+        assert isinstance(event["args"], dict)
+    assert {e["name"] for e in data["traceEvents"] if e["ph"] == "M"} == {"process_name", "thread_name"}
+    for thread in {e["tid"] for e in events}:
+        open_until = []
+        for event in sorted((e for e in events if e["tid"] == thread), key=lambda e: (e["ts"], -e["dur"])):
+            while open_until and open_until[-1] <= event["ts"] + 1e-6:
+                open_until.pop()
+            assert not open_until or event["ts"] + event["dur"] <= open_until[-1] + 1e-3
+            open_until.append(event["ts"] + event["dur"])
+
+
+def test_the_page_is_whole_and_loads_nothing(profile, tmp_path):
+    page = profile.export_html(tmp_path / "p.html", title="a <b> & c").read_text()
+    assert page.startswith("<!doctype html>")
+    assert page.count("<svg") == 2 and "prefers-color-scheme: dark" in page
+    assert "a &lt;b&gt; &amp; c" in page and "<b> & c" not in page
+    assert not re.search(r"""(src|href)\s*=|url\(|@import|https?://|fetch\(|XMLHttp""", page)
+
+
+def test_the_page_survives_odd_profiles(ceilings, tmp_path):
+    profiled(ceilings, lambda: None).export_html(tmp_path / "empty.html")
+    profiled(ceilings, lambda: Tensor(X).reshape(64, 4)).export_html(tmp_path / "views.html")
+    profiled(ceilings, lambda: [Tensor(X) + 1 for _ in range(4000)]).export_html(tmp_path / "many.html")
+    assert (tmp_path / "many.html").stat().st_size < 2_000_000
+
+
+def test_a_file_that_cannot_be_written_is_said(profile, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TilewiseError):
+        profile.export_html(tmp_path / "file" / "p.html")
+
+
+def test_recording_changes_no_result():
+    model, x = models.cnn().eval(), Tensor(np.random.default_rng(1).random((2, 1, 8, 8), dtype=np.float32))
+    with no_grad():
+        plain = np.asarray(model(x)).copy()
+        with ProfilerContext():
+            recorded = np.asarray(model(x)).copy()
+    np.testing.assert_array_equal(plain, recorded)
+
+
+def test_switched_off_nothing_listens():
+    assert tilewise._events.recorders == []
