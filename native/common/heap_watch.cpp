@@ -307,6 +307,7 @@ void redirect(const Image& image, const ElfW(Rela) * relocations, std::size_t by
     const ElfW(Rela)& r = relocations[i];
     if (!is_import(r)) continue;
     const char* name = image.names + image.symbols[ELF64_R_SYM(r.r_info)].st_name;
+    if (!std::strchr("mcrfpa", name[0])) continue;  // most symbols are not ours, and large libraries have many
     for (const Hook& hook : kHooks) {
       if (std::strcmp(name, hook.name) != 0 || slot_count == kMostSlots) continue;
       void** address = reinterpret_cast<void**>(image.base + r.r_offset);

@@ -68,25 +68,26 @@ class TracemallocWatch(Watch):
 @contextmanager
 def watching() -> Iterator[Watch]:
     """Count until the block ends. A watch inside another one falls back to tracemalloc."""
-    if native is not None and native.watch_start():
-        native.reset_memory_peak()
-        try:
-            yield Watch()
+    if native is not None and not native.watch_active():
+        try:  # around the start as well: a time limit may strike while it is under way
+            if native.watch_start():
+                native.reset_memory_peak()
+                yield Watch()
+                return
         finally:
             native.watch_stop()
-    else:
-        with tracing():
-            tracemalloc.reset_peak()
-            yield TracemallocWatch()
+    with tracing():
+        tracemalloc.reset_peak()
+        yield TracemallocWatch()
 
 
 @contextmanager
 def tracing(frames: int = 1) -> Iterator[None]:
     """tracemalloc on, and off again unless somebody had it on before."""
     had_it = tracemalloc.is_tracing()
-    if not had_it:
-        tracemalloc.start(frames)
     try:
+        if not had_it:
+            tracemalloc.start(frames)
         yield
     finally:
         if not had_it:

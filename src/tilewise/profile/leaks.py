@@ -126,8 +126,8 @@ def _growing_sites(func: Callable[[], Any], deadline: float, calls: int = 20) ->
 def _quick_collections() -> Iterator[None]:
     """Set aside the objects that exist already, so that a collection after every call looks at the new ones only."""
     gc.collect()
-    gc.freeze()
     try:
+        gc.freeze()
         yield
     finally:
         gc.unfreeze()

@@ -56,9 +56,10 @@ def _main_thread_timer_is_free() -> bool:
 
 @contextmanager
 def _signal_limit(seconds: float) -> Iterator[None]:
-    before = signal.signal(signal.SIGALRM, _raise_time_is_up)
-    # The interval repeats the signal, should the function swallow the first exception.
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6), 0.5)
+    before = signal.getsignal(signal.SIGALRM)
+    signal.signal(signal.SIGALRM, _raise_time_is_up)
+    # Repeated, should the function swallow the first exception, but not so soon as to strike our own cleaning up.
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6), 5.0)
     try:
         yield
     finally:

@@ -148,15 +148,14 @@ def _sites_at_peak(func: Callable[[], Any], peak: int) -> list[AllocationSite]:
     """
     snapshots: list[tracemalloc.Snapshot] = []
     with tracing(1):
-        if native is not None and native.watch_start():
-            try:
+        with watching() as watch:
+            if watch.sees_everything and native is not None:
                 native.watch_alarm(max(int(0.97 * peak), 1), lambda: snapshots.append(tracemalloc.take_snapshot()))
+            try:
                 result = func()
             finally:
-                native.watch_stop()
-                native.watch_alarm(0, None)
-        else:
-            result = func()
+                if native is not None:
+                    native.watch_alarm(0, None)
         if not snapshots:
             snapshots.append(tracemalloc.take_snapshot())
         del result
