@@ -1,7 +1,8 @@
 """Collections of measured kernels: ``load_dataset(root)`` gives the train, valid and test splits under a folder.
 
 A collection is a folder with ``train``, ``valid`` and ``test`` full of npz files in TpuGraphs' format, and an optional
-``schema.json``; the ones that come with tilewise go by name. Files are checked and converted once (see `shards`).
+``schema.json``: its files are checked and converted once (see `shards`). The ones that come with tilewise are single
+files that go by name (see `collection`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tilewise.costmodel.collection import read_collection
 from tilewise.costmodel.kernel import Kernel
 from tilewise.costmodel.schema import Schema, read_schema
 from tilewise.costmodel.shards import Split, from_kernels, open_split
@@ -52,6 +54,8 @@ def load_dataset(
     (1128, 24)
     """
     folder = find_collection(root)
+    if not folder.is_dir():
+        return _from_file(folder, limit)
     cache = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
     schema = read_schema(folder)
     files = {name: sorted((folder / name).glob("*.npz"))[:limit] for name in SPLITS}
@@ -59,6 +63,13 @@ def load_dataset(
         raise FileFormatError(f"{folder} holds no train, valid or test folder with npz files.")
     opened = {name: open_split(paths, schema, cache, f"reading {name}", progress) for name, paths in files.items()}
     return Dataset(folder, schema, **opened)
+
+
+def _from_file(path: Path, limit: int | None) -> Dataset:
+    collection = read_collection(path)
+    parts = {name: [m.kernel for m in collection.splits.get(name, ())][:limit] for name in SPLITS}
+    splits = {name: from_kernels(kernels, collection.schema) for name, kernels in parts.items()}
+    return Dataset(path, collection.schema, **splits)
 
 
 def dataset_from_kernels(
@@ -76,17 +87,16 @@ def embedded_folder() -> Path:
 
 def embedded_collections() -> list[str]:
     """The names of the collections that came with tilewise."""
-    folder = embedded_folder()
-    return sorted(path.name for path in folder.iterdir() if (path / "train").is_dir()) if folder.is_dir() else []
+    return sorted(path.stem for path in embedded_folder().glob("*.npz"))
 
 
 def find_collection(root: str | os.PathLike[str]) -> Path:
-    """The folder meant by a path or by the name of an embedded collection; a folder on disk comes first."""
+    """The folder or file meant by a path or by the name of an embedded collection; what is on disk comes first."""
     path = Path(root).expanduser()
-    if path.is_dir():
+    if path.is_dir() or path.suffix == ".npz":
         return path
     if os.fspath(root) in embedded_collections():
-        return embedded_folder() / os.fspath(root)
+        return embedded_folder() / f"{os.fspath(root)}.npz"
     names = ", ".join(embedded_collections()) or "none in this installation"
     raise ConfigurationError(f"There is no collection at {root}; give a folder, or an embedded one ({names}).")
 

@@ -115,11 +115,17 @@ def read_schema(root: Path) -> Schema:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise FileFormatError(f"{path} is not readable as JSON ({type(error).__name__}); mend or remove it.") from error
+    return schema_from(content, path)
+
+
+def schema_from(content: Any, path: Path) -> Schema:
+    """The schema a JSON document describes; `path` is where it came from, for the sentence if it does not."""
     if not isinstance(content, dict):
         raise FileFormatError(f'{path} must hold an object such as {{"config_features": [...]}}.')
-    names = content.pop("config_features", list(TILE_FEATURES))
+    extra = dict(content)
+    names = extra.pop("config_features", list(TILE_FEATURES))
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
         raise FileFormatError(f"{path}: config_features must be a list of names.")
     if not 0 < len(names) <= _MAX_CONFIG_FEATURES or len(set(names)) != len(names):
         raise FileFormatError(f"{path}: config_features must be 1 to {_MAX_CONFIG_FEATURES} different names.")
-    return Schema(tuple(names), content)
+    return Schema(tuple(names), extra)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 Value = int | str
+_FLAGS = ("causal", "axis")  # whole numbers that are not sizes
 
 
 class _Table(Mapping[str, Value]):
@@ -55,6 +56,11 @@ class Config(_Table):
     def of(cls, **values: int) -> Config:
         return cls(values)
 
+    @classmethod
+    def parse(cls, key: str) -> Config:
+        """The configuration whose canonical text is `key`."""
+        return cls(json.loads(key))
+
 
 class Problem(_Table):
     """A family and everything that fixes the computation: sizes, number type, layout, epilogue."""
@@ -70,7 +76,7 @@ class Problem(_Table):
     @property
     def shape_key(self) -> str:
         """The family and the sizes alone; kernels that share it must not be in two splits."""
-        sizes = [f"{name}={value}" for name, value in self.items() if isinstance(value, int)]
+        sizes = [f"{name}={value}" for name, value in self.items() if isinstance(value, int) and name not in _FLAGS]
         return f"{self.family}:{','.join(sizes)}"
 
     @property

@@ -65,6 +65,17 @@ class VerdictRow:
     details: Mapping[str, Any] | None = None
 
 
+@dataclass(frozen=True)
+class BatchRow:
+    """One batch as it was taken: the default's time, and the others' by the text of their configuration."""
+
+    run: int
+    default_ns: float
+    disturbed: bool
+    taken: float
+    runtime_ns: dict[str, float]
+
+
 class Store:
     """An open store. Use as a context manager, or `close` it."""
 
@@ -271,6 +282,41 @@ class Store:
             raise self._sentence(error) from error
         finally:
             target.close()
+
+    def machines(self) -> list[Machine]:
+        query = "SELECT kind, identity, details FROM machine ORDER BY id"
+        return [Machine(kind, identity, json.loads(details)) for kind, identity, details in self._all(query)]
+
+    def runs(self) -> list[tuple[float, int, dict[str, Any]]]:
+        """When each run started (seconds since 1970), its seed and its settings."""
+        query = "SELECT started, seed, settings FROM run ORDER BY id"
+        return [(started, seed, json.loads(settings)) for started, seed, settings in self._all(query)]
+
+    def verdicts(self, kernel: Kernel) -> list[tuple[Config, str, str]]:
+        """What was said of each configuration, oldest first: configuration, status, reason."""
+        query = """SELECT key, status, reason FROM verdict JOIN config ON config.id = verdict.config
+            WHERE kernel = (SELECT id FROM kernel WHERE problem = ?) ORDER BY verdict.rowid"""
+        rows = self._all(query, (kernel.problem.key,))
+        return [(Config(json.loads(key)), status, reason) for key, status, reason in rows]
+
+    def default_config(self, kernel: Kernel) -> Config | None:
+        """The default of a finished kernel."""
+        query = """SELECT key FROM finished JOIN config ON config.id = default_config
+            WHERE kernel = (SELECT id FROM kernel WHERE problem = ?) ORDER BY run DESC LIMIT 1"""
+        rows = self._all(query, (kernel.problem.key,))
+        return Config(json.loads(rows[0][0])) if rows else None
+
+    def batches(self, kernel: Kernel) -> list[BatchRow]:
+        """Every batch of a kernel in the order they were taken."""
+        query = """SELECT batch.id, run, default_ns, disturbed, taken, key, runtime_ps FROM batch
+            LEFT JOIN timing ON timing.batch = batch.id LEFT JOIN config ON config.id = timing.config
+            WHERE kernel = (SELECT id FROM kernel WHERE problem = ?) ORDER BY batch.id"""
+        found: dict[int, BatchRow] = {}
+        for number, run, default_ns, disturbed, taken, key, runtime_ps in self._all(query, (kernel.problem.key,)):
+            batch = found.setdefault(number, BatchRow(run, default_ns, bool(disturbed), taken, {}))
+            if key is not None:
+                batch.runtime_ns[key] = runtime_ps / 1000
+        return list(found.values())
 
     def kernels(self) -> list[Kernel]:
         """Every kernel with at least one batch."""

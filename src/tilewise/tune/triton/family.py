@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tilewise.errors import ConfigurationError
+from tilewise.tune.graph import KernelGraph
 from tilewise.tune.problem import Config, Problem, Value
 
 DTYPES = {"bf16": "bf16", "fp16": "fp16", "tf32": "fp32", "fp32": "fp32"}
@@ -92,6 +93,9 @@ class Family(Protocol):
 
     def launch(self, problem: Problem, config: Config, operands: Operands) -> Launch:
         """Grid and arguments of one run."""
+
+    def graph(self, problem: Problem) -> KernelGraph:
+        """What is computed, as instructions (tilewise.tune.graph); the cost model reads the sizes there."""
 
     def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
         """`kernel`, `output` and `input` bounds: the tile of the second operand, of the result, of the first."""

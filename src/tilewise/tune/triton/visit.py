@@ -17,6 +17,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tilewise.costmodel.collection import read_collection
+from tilewise.costmodel.dataset import embedded_folder
 from tilewise.errors import TilewiseError
 from tilewise.tune.problem import Kernel, Problem
 from tilewise.tune.programs import gpu_kernels
@@ -113,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--resume", type=Path, nargs="*", default=[], help="store.sqlite.gz.* of an earlier visit")
     parser.add_argument("--smoke", action="store_true", help="a few configurations of one shape per family")
     parser.add_argument("--device", choices=("cuda", "interpreter"), default="cuda")
-    parser.add_argument("--kernels", type=int, default=0, help="only so many, balanced over the families")
+    parser.add_argument("--kernels", type=int, default=0, help="only so many of the embedded collection's kernels")
     parser.add_argument("--configs", type=int, default=0, help="only so many configurations a kernel")
     parser.add_argument("--processes", type=int, default=0, help="compiling processes (default: cores - 2)")
     parser.add_argument("--seed", type=int, default=0)
@@ -133,7 +135,19 @@ def _choose(given: argparse.Namespace) -> list[Kernel]:
     if given.smoke:
         return [Kernel("smoke", problem) for problem in SMOKE]
     kernels = gpu_kernels()
-    return balanced(kernels, given.seed)[: given.kernels] if given.kernels else kernels
+    if not given.kernels:
+        return kernels
+    known = _embedded_names()
+    again = [kernel for kernel in kernels if kernel.name in known]
+    return balanced(again or kernels, given.seed)[: given.kernels]
+
+
+def _embedded_names() -> set[str]:
+    """The kernels of the embedded GPU collection: a short second visit measures those, to be compared with it."""
+    path = embedded_folder() / "h200.npz"
+    if not path.is_file():
+        return set()
+    return {measured.kernel.name for members in read_collection(path).splits.values() for measured in members}
 
 
 def _visit(given: argparse.Namespace, log: _Log) -> int:

@@ -9,6 +9,8 @@ from itertools import product
 from typing import Any
 
 from tilewise.errors import ConfigurationError
+from tilewise.tune.graph import KernelGraph
+from tilewise.tune.operations import attention_graph
 from tilewise.tune.problem import Config, Problem, Value
 from tilewise.tune.triton.family import (
     DTYPES,
@@ -118,6 +120,10 @@ class Attention:
         sharing = problem.size("heads") // problem.size("kv_heads")
         scale = 1.0 / math.sqrt(problem.size("head"))
         return Launch(grid, (*tensors, problem.size("queries"), problem.size("keys"), sharing, scale))
+
+    def graph(self, problem: Problem) -> KernelGraph:
+        sizes = [problem.size(name) for name in ("batch", "heads", "kv_heads", "queries", "keys", "head")]
+        return attention_graph(problem.word("dtype"), *sizes, causal=bool(problem.size("causal")))
 
     def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
         own = [1, 1, config.size("block_m"), problem.size("head")]

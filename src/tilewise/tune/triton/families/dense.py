@@ -12,6 +12,8 @@ from itertools import product
 from typing import Any
 
 from tilewise.errors import ConfigurationError
+from tilewise.tune.graph import KernelGraph
+from tilewise.tune.operations import matmul_graph
 from tilewise.tune.problem import Config, Problem, Value
 from tilewise.tune.triton.family import (
     DTYPES,
@@ -140,6 +142,11 @@ class Matmul:
         extras = (operands.inputs["bias"], operands.inputs["residual"])
         sizes = (m // unit_m, n // unit_n, k // unit_k, m * k // unit_k, k * n // unit_k, m * n // unit_n)
         return Launch((programs, batch, 1), (*tensors, *extras, *sizes, config.size("group")))
+
+    def graph(self, problem: Problem) -> KernelGraph:
+        _, m, n, k = _shape(problem)
+        sizes = (problem.size("batch") if "batch" in problem else 0, m, n, k)
+        return matmul_graph(problem.word("dtype"), sizes, problem.word("layout"), problem.word("epilogue"))
 
     def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
         m, n, k = (config.size(name) for name in ("block_m", "block_n", "block_k"))

@@ -12,6 +12,8 @@ from itertools import product
 from typing import Any
 
 from tilewise.errors import ConfigurationError
+from tilewise.tune.graph import KernelGraph
+from tilewise.tune.operations import norm_graph, reduction_graph, softmax_graph
 from tilewise.tune.problem import Config, Problem, Value
 from tilewise.tune.triton.family import (
     DTYPES,
@@ -142,6 +144,9 @@ class Softmax(_Rowwise):
     def binary(self, problem: Problem, config: Config) -> Binary:
         return self._binary("softmax_kernel", problem, config)
 
+    def graph(self, problem: Problem) -> KernelGraph:
+        return softmax_graph(problem.word("dtype"), problem.size("rows"), problem.size("cols"))
+
     def expected(self, problem: Problem, torch: Any, operands: Operands) -> Expected:
         return self._within(problem, operands.inputs["x"].float().softmax(-1))
 
@@ -158,6 +163,9 @@ class LayerNorm(_Rowwise):
     def binary(self, problem: Problem, config: Config) -> Binary:
         return self._binary("norm_kernel", problem, config, RMS=False)
 
+    def graph(self, problem: Problem) -> KernelGraph:
+        return norm_graph(problem.word("dtype"), problem.size("rows"), problem.size("cols"), rms=False)
+
     def expected(self, problem: Problem, torch: Any, operands: Operands) -> Expected:
         x, weight, bias = (operands.inputs[name].float() for name in ("x", "weight", "bias"))
         return self._within(problem, torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, 1e-5))
@@ -170,6 +178,9 @@ class RmsNorm(LayerNorm):
 
     def binary(self, problem: Problem, config: Config) -> Binary:
         return self._binary("norm_kernel", problem, config, RMS=True)
+
+    def graph(self, problem: Problem) -> KernelGraph:
+        return norm_graph(problem.word("dtype"), problem.size("rows"), problem.size("cols"), rms=True)
 
     def expected(self, problem: Problem, torch: Any, operands: Operands) -> Expected:
         x, weight = operands.inputs["x"].float(), operands.inputs["weight"].float()
@@ -206,6 +217,10 @@ class Reduction(_Rowwise):
     def binary(self, problem: Problem, config: Config) -> Binary:
         axis, operation = problem.size("axis"), problem.word("operation")
         return self._binary("reduce_kernel", problem, config, AXIS=axis, OPERATION=operation)
+
+    def graph(self, problem: Problem) -> KernelGraph:
+        sizes = (problem.size("rows"), problem.size("cols"), problem.size("axis"))
+        return reduction_graph(problem.word("dtype"), *sizes, problem.word("operation"))
 
     def expected(self, problem: Problem, torch: Any, operands: Operands) -> Expected:
         x, axis = operands.inputs["x"].float(), problem.size("axis")

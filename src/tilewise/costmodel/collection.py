@@ -1,0 +1,146 @@
+"""A whole collection in one small file, which is how the embedded ones travel.
+
+The file is an npz of a dozen plain arrays: each of a kernel's arrays laid end to end over all kernels, columns of small
+whole numbers in the smallest type that holds them and transposed (neighbours then repeat, and compression does the
+rest), and one JSON text with the names and the schema. Reading goes through the same checks as any kernel file.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise._files import write_whole
+from tilewise.costmodel.kernel import Kernel, make_kernel
+from tilewise.costmodel.npzfile import Array, read_npz
+from tilewise.costmodel.schema import Schema, schema_from
+from tilewise.errors import FileFormatError
+
+FORMAT = 1
+_KERNEL_ARRAYS = ("node_feat", "node_opcode", "edge_index", "config_feat", "runtime", "normalizer")
+_ROWS = {"node_feat": "nodes", "node_opcode": "nodes", "edge_index": "edges"}
+_KEYS = ("index", "nodes", "edges", "configs", *_KERNEL_ARRAYS)
+_NOISE = ("deviation", "repeats")
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredKernel:
+    """A kernel and, by configuration, how far its repeated timings scattered and how many there were."""
+
+    kernel: Kernel
+    deviation: npt.NDArray[np.float32]  # relative standard deviation of the repeats; NaN for a single timing
+    repeats: npt.NDArray[np.uint16]
+    problem: Mapping[str, Any]  # the family and its sizes; empty where it is not known
+
+
+@dataclass(frozen=True, eq=False)
+class Collection:
+    """Kernels by split, and the schema of their configurations."""
+
+    schema: Schema
+    splits: dict[str, list[MeasuredKernel]]
+
+
+def write_collection(path: Path, collection: Collection) -> int:
+    """Write `collection` whole or not at all; gives the bytes written."""
+    every = [measured for kernels in collection.splits.values() for measured in kernels]
+    kernels = [measured.kernel for measured in every]
+    index = {
+        "format": FORMAT,
+        "schema": {"config_features": list(collection.schema.config_features), **collection.schema.extra},
+        "splits": {name: [m.kernel.name for m in members] for name, members in collection.splits.items()},
+        "problems": [dict(measured.problem) for measured in every],
+    }
+    arrays: dict[str, Array] = {
+        "index": np.frombuffer(json.dumps(index, separators=(",", ":")).encode(), np.uint8),
+        "nodes": np.array([k.n_nodes for k in kernels], np.int32),
+        "edges": np.array([len(k.edge_index) for k in kernels], np.int32),
+        "configs": np.array([k.n_configs for k in kernels], np.int32),
+        "deviation": np.concatenate([m.deviation for m in every]).astype(np.float16),
+        "repeats": np.concatenate([m.repeats for m in every]).astype(np.uint16),
+    }
+    for name in _KERNEL_ARRAYS:
+        arrays[name] = _smallest(np.concatenate([getattr(k, name) for k in kernels]).T)
+    content = _pack(arrays)
+    write_whole(path, content)
+    return len(content)
+
+
+def _smallest(array: Array) -> Array:
+    """The same numbers in the smallest integer type, where they are whole; floats stay as they are."""
+    if array.dtype.kind == "f" and (array != np.rint(array)).any():
+        return np.ascontiguousarray(array)
+    low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
+    for kind in (np.uint8, np.int16, np.uint16, np.int32):
+        if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
+            return np.ascontiguousarray(array.astype(kind))
+    return np.ascontiguousarray(array)
+
+
+def _pack(arrays: Mapping[str, Array]) -> bytes:
+    """An npz whose bytes depend on the arrays alone."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, array in arrays.items():
+            member = io.BytesIO()
+            np.lib.format.write_array(member, array, allow_pickle=False)
+            info = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+            archive.writestr(info, member.getvalue(), compress_type=zipfile.ZIP_DEFLATED, compresslevel=9)
+    return stream.getvalue()
+
+
+def read_collection(path: Path) -> Collection:
+    """The collection in the file `path`; whatever is wrong with it is one sentence."""
+    arrays = read_npz(path, _KEYS, _NOISE)
+    try:
+        index = json.loads(arrays.pop("index").tobytes())
+        if index["format"] != FORMAT:
+            raise FileFormatError(f"{path} has format {index['format']}; this tilewise reads format {FORMAT}.")
+        schema = schema_from(index["schema"], path)
+        names = [(split, str(name)) for split, members in index["splits"].items() for name in members]
+        cut = _cut(arrays, len(names))
+        splits: dict[str, list[MeasuredKernel]] = {split: [] for split in index["splits"]}
+        for (split, name), parts, problem in zip(names, cut, index["problems"], strict=True):
+            splits[split].append(_measured(name, parts, problem, schema, path))
+    except FileFormatError:
+        raise
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        raise FileFormatError(f"{path} is not a collection of tilewise ({type(error).__name__}).") from error
+    return Collection(schema, splits)
+
+
+def _cut(arrays: dict[str, Array], count: int) -> Sequence[dict[str, Array]]:
+    """Each kernel's own part of every array."""
+    pieces: list[dict[str, Array]] = [{} for _ in range(count)]
+    ends = {rows: np.cumsum(_counts(arrays.pop(rows), count)) for rows in ("nodes", "edges", "configs")}
+    for name, array in arrays.items():
+        stops = ends[_ROWS.get(name, "configs")]
+        flat = np.ascontiguousarray(array.T)
+        if len(flat) != (stops[-1] if count else 0):
+            raise ValueError(name)
+        for piece, part in zip(pieces, np.split(flat, stops[:-1]), strict=True):
+            piece[name] = part
+    return pieces
+
+
+def _counts(array: Array, count: int) -> npt.NDArray[np.int64]:
+    if array.shape != (count,) or array.dtype.kind not in "iu" or (array < 0).any():
+        raise ValueError("counts")
+    return array.astype(np.int64)
+
+
+def _measured(name: str, parts: dict[str, Array], problem: Any, schema: Schema, path: Path) -> MeasuredKernel:
+    given = [parts[key] for key in _KERNEL_ARRAYS]
+    kernel = make_kernel(name, *given, width=schema.width, where=f"{path}: {name}")
+    missing = np.full(kernel.n_configs, np.nan, np.float32)
+    deviation = parts.get("deviation", missing).astype(np.float32)
+    repeats = parts.get("repeats", np.ones(kernel.n_configs)).astype(np.uint16)
+    return MeasuredKernel(kernel, deviation, repeats, dict(problem))

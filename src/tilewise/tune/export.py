@@ -1,0 +1,174 @@
+"""From a store to files of TpuGraphs' format: a folder of npz files with a schema.json, or one file for the package.
+
+Columns of a configuration: the 24 of TpuGraphs first (bounds of the second operand's tile, of the result's, of the
+first operand's, in the order of the tensors' dimensions), then the hardware's own by name, which are whatever a
+configuration says beside its block sizes. Numbers that follow from these are left to the model.
+"""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+import os
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from tilewise._files import write_whole
+from tilewise.costmodel.collection import Collection, MeasuredKernel, write_collection
+from tilewise.costmodel.hlo import sequence_features
+from tilewise.costmodel.kernel import make_kernel
+from tilewise.costmodel.schema import DIMENSIONS, TILE_FEATURES, Schema
+from tilewise.errors import ConfigurationError, FileFormatError
+from tilewise.tune.graph import KernelGraph
+from tilewise.tune.measured import MeasuredProblem, read_measured
+from tilewise.tune.problem import Config, Problem
+from tilewise.tune.programs import split_of
+from tilewise.tune.store import Store
+
+SPLITS = ("train", "valid", "test")
+_OWN_ORDER = (
+    "warps", "stages", "group", "register_m", "register_n", "pack_a", "pack_b", "threads_m", "threads_n",
+)  # fmt: skip
+
+
+class Described(Protocol):
+    """What exporting asks of a kernel family."""
+
+    def graph(self, problem: Problem) -> KernelGraph: ...
+
+    def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]: ...
+
+
+def find_family(kind: str, name: str) -> Described:
+    """The family `name` of the collector `kind`, as stores record it."""
+    if kind.startswith("triton"):
+        from tilewise.tune.triton.family import get_family
+
+        return get_family(name)
+    raise FileFormatError(f"Measurements of kind {kind!r} are unknown to this tilewise; a newer one wrote them.")
+
+
+def make_collection(store: Store, name: str) -> Collection:
+    """The finished kernels of `store`, split by program, ready to be written."""
+    machines = store.machines()
+    measured = read_measured(store)
+    if not measured or not machines:
+        raise ConfigurationError(f"{store.path} holds no finished kernel; run `tilewise collect` on it first.")
+    kind = machines[0].kind
+    own = own_columns([t.config for m in measured for t in m.timings])
+    splits: dict[str, list[MeasuredKernel]] = {split: [] for split in SPLITS}
+    for problem in sorted(measured, key=lambda m: m.kernel.name):
+        family = find_family(kind, problem.kernel.problem.family)
+        splits[split_of(problem.kernel.program)].append(_kernel(problem, family, own))
+    _keep_apart(splits)
+    return Collection(Schema((*TILE_FEATURES, *own), _about(store, name)), splits)
+
+
+def own_columns(configs: Sequence[Config]) -> tuple[str, ...]:
+    """What configurations say beside their blocks: known names in their order, then a plug-in's own."""
+    names = {name for config in set(configs) for name in config if not name.startswith("block_")}
+    return (*(name for name in _OWN_ORDER if name in names), *sorted(names - set(_OWN_ORDER)))
+
+
+def config_row(family: Described, problem: Problem, config: Config, own: Sequence[str]) -> list[int]:
+    """One row of `config_feat`; a column that a family does not have is 0."""
+    tile = family.tile(problem, config)
+    bounds = [
+        value
+        for part in ("kernel", "output", "input")
+        for value in sequence_features(tile[part], DIMENSIONS, empty_product=0)
+    ]
+    return [*bounds, *(config.size(name) if name in config else 0 for name in own)]
+
+
+def _kernel(measured: MeasuredProblem, family: Described, own: Sequence[str]) -> MeasuredKernel:
+    problem = measured.kernel.problem
+    rows = np.array([config_row(family, problem, t.config, own) for t in measured.timings], np.int64)
+    order = np.lexsort(rows.T[::-1])  # a fixed order that does not tell where the default is
+    timings = [measured.timings[i] for i in order]
+    runtime = np.array([max(1, round(t.runtime_ns)) for t in timings], np.int64)
+    normalizer = np.full(len(timings), max(1, round(measured.default_ns)), np.int64)
+    feat = rows[order].astype(np.float32)
+    kernel = make_kernel(measured.kernel.name, *family.graph(problem), feat, runtime, normalizer)
+    deviation = np.array([t.deviation for t in timings], np.float32)
+    repeats = np.array([t.repeats for t in timings], np.uint16)
+    return MeasuredKernel(kernel, deviation, repeats, dict(problem))
+
+
+def _keep_apart(splits: Mapping[str, Sequence[MeasuredKernel]]) -> None:
+    """No shape may be in two splits; the list of programs sees to that, and this is the proof."""
+    owner: dict[str, str] = {}
+    for split, kernels in splits.items():
+        for measured in kernels:
+            key = Problem(measured.problem).shape_key
+            if owner.setdefault(key, split) != split:
+                raise ConfigurationError(
+                    f"The shape {key} is in {owner[key]} and in {split}; give its kernels programs of one split."
+                )
+
+
+def _about(store: Store, name: str) -> dict[str, Any]:
+    machines, runs = store.machines(), store.runs()
+    days = sorted({datetime.datetime.fromtimestamp(run[0], datetime.UTC).date().isoformat() for run in runs})
+    return {
+        "name": name,
+        "kind": machines[0].kind,
+        "hardware": machines[0].identity,
+        "machine": dict(machines[-1].details),
+        "measured": [days[0], days[-1]],
+        "settings": runs[-1][2],
+        "verdicts": verdict_counts(store),
+        "runtime": "median of the undisturbed repeats, nanoseconds",
+        "normalizer": "the default configuration, in the same batches",
+    }
+
+
+def verdict_counts(store: Store) -> dict[str, dict[str, int]]:
+    """By family, how many configurations of finished kernels fared how; the last word on each counts."""
+    counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    done = store.finished()
+    for kernel in store.kernels():
+        if kernel.problem.key in done:
+            last = {config.key: status for config, status, _ in store.verdicts(kernel)}
+            for status in last.values():
+                counts[kernel.problem.family][status] += 1
+    return {family: dict(statuses) for family, statuses in counts.items()}
+
+
+def export_folder(collection: Collection, out: str | os.PathLike[str]) -> int:
+    """Write train, valid and test folders and a schema.json under `out`; gives the number of kernels."""
+    root, written = Path(out).expanduser(), 0
+    schema = {"config_features": list(collection.schema.config_features), **collection.schema.extra}
+    for split, kernels in collection.splits.items():
+        for measured in kernels:
+            write_whole(root / split / f"{measured.kernel.name}.npz", _npz(measured))
+            written += 1
+    write_whole(root / "schema.json", json.dumps(schema, indent=1))
+    return written
+
+
+def _npz(measured: MeasuredKernel) -> bytes:
+    kernel = measured.kernel
+    stream = io.BytesIO()
+    np.savez_compressed(
+        stream,
+        node_feat=kernel.node_feat,
+        node_opcode=kernel.node_opcode,
+        edge_index=kernel.edge_index,
+        config_feat=kernel.config_feat,
+        config_runtime=kernel.runtime,
+        config_runtime_normalizers=kernel.normalizer,
+        config_deviation=measured.deviation,
+        config_repeats=measured.repeats,
+    )
+    return stream.getvalue()
+
+
+def embed(collection: Collection, out: str | os.PathLike[str]) -> int:
+    """Write the whole collection into the one file `out`; gives its bytes."""
+    return write_collection(Path(out).expanduser(), collection)

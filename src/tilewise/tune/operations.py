@@ -1,0 +1,149 @@
+"""The graphs of the operations that are measured: what the kernels compute, written as the instructions of HLO.
+
+Products are accumulated in float32 and rounded once at the end, as the kernels do; operands of a tf32 product pass
+through reduce-precision. A transposed operand keeps its logical shape and says so by its layout, so that a tile's
+bounds stand beside the dimensions they cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewise.tune.graph import GraphBuilder, KernelGraph, Node, Shape, Window
+
+ELEMENT_TYPE = {"bf16": "bf16", "fp16": "f16", "fp32": "f32", "tf32": "f32"}
+
+
+def matmul_graph(dtype: str, sizes: tuple[int, int, int, int], layout: str, epilogue: str) -> KernelGraph:
+    """epilogue(a @ b) with `sizes` (batch, m, n, k); batch 0 is one product without a batch dimension."""
+    batch, m, n, k = sizes
+    lead = (batch,) if batch else ()
+    element = ELEMENT_TYPE[dtype]
+    g = GraphBuilder()
+    a = g.parameter((*lead, m, k), element, transposed=layout[0] == "t")
+    b = g.parameter((*lead, k, n), element, transposed=layout[1] == "t")
+    if dtype == "tf32":
+        a, b = g.unary("reduce-precision", a), g.unary("reduce-precision", b)
+    out = g.add("dot", (*lead, m, n), "f32", a, b)
+    add_epilogue(g, out, epilogue, element, channel=len(out.shape) - 1)
+    return g.build()
+
+
+def conv_graph(
+    x_shape: Shape,
+    w_shape: Shape,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    groups: int,
+    epilogue: str,
+) -> KernelGraph:
+    """epilogue(conv2d(x, w)) in float32."""
+    g = GraphBuilder()
+    x, w = g.parameter(x_shape, "f32"), g.parameter(w_shape, "f32")
+    windows = [Window(w_shape[2 + i], stride[i], padding[i], padding[i]) for i in range(2)]
+    spatial = [(x_shape[2 + i] + 2 * padding[i] - w_shape[2 + i]) // stride[i] + 1 for i in range(2)]
+    out = g.convolution(x, w, (x_shape[0], w_shape[0], *spatial), windows, groups)
+    add_epilogue(g, out, epilogue, "f32", channel=1)
+    return g.build()
+
+
+def add_epilogue(g: GraphBuilder, out: Node, epilogue: str, element: str, channel: int) -> Node:
+    """Bias along dimension `channel`, residual, activation (any of them, by the words in `epilogue`), rounding."""
+    words = epilogue.split("_")
+    if "bias" in words:
+        bias = g.convert(g.parameter((out.shape[channel],), element), "f32")
+        out = g.binary("add", out, g.broadcast(bias, out.shape, (channel,)))
+    if "residual" in words:
+        out = g.binary("add", out, g.convert(g.parameter(out.shape, element), "f32"))
+    if "relu" in words:
+        out = g.binary("maximum", out, g.spread(out.shape, "f32"))
+    if "gelu" in words:
+        out = _gelu(g, out)
+    return g.convert(out, element)
+
+
+def _gelu(g: GraphBuilder, x: Node) -> Node:
+    """x / 2 * (1 + erf(x / sqrt 2)); HLO of that time had no erf, so it is a custom call."""
+    inner = g.unary("custom-call", g.binary("multiply", x, g.spread(x.shape, "f32")))
+    half = g.binary("multiply", x, g.spread(x.shape, "f32"))
+    return g.binary("multiply", half, g.binary("add", inner, g.spread(x.shape, "f32")))
+
+
+def softmax_graph(dtype: str, rows: int, cols: int) -> KernelGraph:
+    g = GraphBuilder()
+    x = g.parameter((rows, cols), ELEMENT_TYPE[dtype])
+    g.convert(_softmax(g, g.convert(x, "f32")), x.dtype)
+    return g.build()
+
+
+def _softmax(g: GraphBuilder, x: Node) -> Node:
+    last = len(x.shape) - 1
+    kept = range(last)
+    shifted = g.unary("exponential", g.binary("subtract", x, _along(g, g.reduce("maximum", x, (last,)), x, kept)))
+    return g.binary("divide", shifted, _along(g, g.reduce("add", shifted, (last,)), x, kept))
+
+
+def _along(g: GraphBuilder, x: Node, like: Node, dimensions: Sequence[int]) -> Node:
+    return g.broadcast(x, like.shape, dimensions)
+
+
+def norm_graph(dtype: str, rows: int, cols: int, *, rms: bool) -> KernelGraph:
+    """Layer normalisation, or by the root of the mean square, with a weight and a bias (rms: a weight)."""
+    element = ELEMENT_TYPE[dtype]
+    g = GraphBuilder()
+    given = g.parameter((rows, cols), element)
+    weight = g.parameter((cols,), element)
+    bias = None if rms else g.parameter((cols,), element)
+    x = g.convert(given, "f32")
+    if not rms:
+        x = g.binary("subtract", x, _along(g, _mean(g, x), x, (0,)))
+    variance = _mean(g, g.binary("multiply", x, x))
+    scale = g.unary("rsqrt", g.binary("add", variance, g.spread((rows,), "f32")))
+    out = g.binary("multiply", x, _along(g, scale, x, (0,)))
+    out = g.binary("multiply", out, _along(g, g.convert(weight, "f32"), x, (1,)))
+    if bias is not None:
+        out = g.binary("add", out, _along(g, g.convert(bias, "f32"), x, (1,)))
+    g.convert(out, element)
+    return g.build()
+
+
+def _mean(g: GraphBuilder, x: Node) -> Node:
+    total = g.reduce("add", x, (1,))
+    return g.binary("multiply", total, g.spread(total.shape, "f32"))
+
+
+def reduction_graph(dtype: str, rows: int, cols: int, axis: int, operation: str) -> KernelGraph:
+    g = GraphBuilder()
+    x = g.parameter((rows, cols), ELEMENT_TYPE[dtype])
+    g.convert(g.reduce({"sum": "add", "max": "maximum"}[operation], g.convert(x, "f32"), (axis,)), x.dtype)
+    return g.build()
+
+
+def attention_graph(
+    dtype: str, batch: int, heads: int, kv_heads: int, queries: int, keys: int, head: int, *, causal: bool
+) -> KernelGraph:
+    """softmax(q k^T / sqrt(head)) v; query heads that share key heads see them broadcast."""
+    element = ELEMENT_TYPE[dtype]
+    g = GraphBuilder()
+    q = g.parameter((batch, heads, queries, head), element)
+    k = _shared_heads(g, g.parameter((batch, kv_heads, keys, head), element), heads)
+    v = _shared_heads(g, g.parameter((batch, kv_heads, keys, head), element), heads)
+    scores = g.add("dot", (batch, heads, queries, keys), "f32", q, k)
+    scores = g.binary("multiply", scores, g.spread(scores.shape, "f32"))
+    if causal:
+        row = g.add("iota", (queries, keys), "s32", dimensions=(0,))
+        column = g.add("iota", (queries, keys), "s32", dimensions=(1,))
+        seen = g.broadcast(g.add("compare", (queries, keys), "pred", row, column), scores.shape, (2, 3))
+        scores = g.add("select", scores.shape, "f32", seen, scores, g.spread(scores.shape, "f32"))
+    weights = g.convert(_softmax(g, scores), element)
+    out = g.add("dot", (batch, heads, queries, head), "f32", weights, v)
+    g.convert(out, element)
+    return g.build()
+
+
+def _shared_heads(g: GraphBuilder, x: Node, heads: int) -> Node:
+    batch, kv_heads, keys, head = x.shape
+    if kv_heads == heads:
+        return x
+    wide = g.broadcast(x, (batch, kv_heads, heads // kv_heads, keys, head), (0, 1, 3, 4))
+    return g.add("reshape", (batch, heads, keys, head), x.dtype, wide)
