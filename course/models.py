@@ -1,4 +1,4 @@
-"""The models to hand in, as Keras classes: the five baselines, for the course's grader and for training in Keras.
+"""The models to hand in, as Keras classes: the five baselines and TileRanker, for the course's grader.
 
 This file stands alone (TensorFlow, TF-GNN and NumPy), because the grader puts it in the place of its own. A model reads
 a `GraphTensor` whose features are scaled already and gives one score per configuration, lower = faster. The opcode
@@ -10,9 +10,9 @@ train it with `python tiles_train.py --framework=keras --model=YourClass`.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_gnn as tfgnn
 
@@ -68,17 +68,40 @@ def activation(name: str):
     return tf.identity if name == "linear" else getattr(tf.nn, name)
 
 
-def dense(width: int) -> tf.keras.layers.Dense:
-    return tf.keras.layers.Dense(width, kernel_regularizer=tf.keras.regularizers.l2(REGULARISATION))
+class Dense(tf.keras.layers.Layer):
+    """x kernel + bias in the precision of x: float32 when training, float64 when a kernel is ranked."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(autocast=False)
+        self._width = width
+
+    def build(self, shape: tf.TensorShape) -> None:
+        penalty = tf.keras.regularizers.l2(REGULARISATION)
+        self.kernel = self.add_weight("kernel", [shape[-1], self._width], tf.float32, "glorot_uniform", penalty)
+        self.bias = self.add_weight("bias", [self._width], tf.float32, "zeros")
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.tensordot(x, tf.cast(self.kernel, x.dtype), 1) + tf.cast(self.bias, x.dtype)
+
+
+class Embedding(tf.keras.layers.Layer):
+    """One learned row per opcode."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__(autocast=False, activity_regularizer=tf.keras.regularizers.l2(REGULARISATION))
+        self.table = self.add_weight("table", [rows, width], tf.float32, tf.keras.initializers.RandomUniform())
+
+    def call(self, index: tf.Tensor) -> tf.Tensor:
+        return tf.gather(self.table, index)
 
 
 class Stack(tf.keras.layers.Layer):
     """Dense layers with the activation between them, and none after the last."""
 
     def __init__(self, widths: list[int], hidden_activation: str) -> None:
-        super().__init__()
+        super().__init__(autocast=False)
         self._activation = activation(hidden_activation)
-        self._dense = [dense(width) for width in widths]
+        self._dense = [Dense(width) for width in widths]
 
     def call(self, x: tf.Tensor) -> tf.Tensor:
         for depth, layer in enumerate(self._dense):
@@ -93,14 +116,18 @@ def with_configs(x: tf.Tensor, configs: tf.Tensor) -> tf.Tensor:
 
 
 class TileModel(tf.keras.Model):
-    """A model with the grader's interface. `score` does the work: (K, C, D) configurations to (K, C) scores."""
+    """A model with the grader's interface. `score` does the work: (K, C, D) configurations to (K, C) scores.
+
+    A `precise` model ranks in float64 and rounds its scores to 1e-9. Two configurations that the model cannot tell
+    apart then tie exactly and keep their order, and two that it can never change places through rounding.
+    """
+
+    precise = False
 
     def __init__(self, num_configs: int, num_ops: int = OPCODES, op_embed_dim: int = 32) -> None:
         super().__init__()
         self._num_configs = num_configs
-        self._embedding = tf.keras.layers.Embedding(
-            OPCODES, op_embed_dim, activity_regularizer=tf.keras.regularizers.l2(REGULARISATION)
-        )
+        self._embedding = Embedding(OPCODES, op_embed_dim)
 
     def call(self, graph: tfgnn.GraphTensor, training: bool = False) -> tf.Tensor:
         return self.forward(graph, self._num_configs)
@@ -110,7 +137,7 @@ class TileModel(tf.keras.Model):
         parts = read_graph(graph)
         configs = graph.node_sets["config"]["feats"]
         if tf.executing_eagerly() and parts.kernels == 1:
-            return self._rank_one(parts, configs)[tf.newaxis]
+            return self._rank(parts, configs)[tf.newaxis]
         return self.score(parts, tf.reshape(configs, [parts.kernels, -1, configs.shape[-1]]))
 
     def score(self, graph: Graph, configs: tf.Tensor) -> tf.Tensor:
@@ -118,19 +145,22 @@ class TileModel(tf.keras.Model):
 
     def node_inputs(self, graph: Graph) -> tf.Tensor:
         """(N, F + E): features and opcode embedding."""
-        return tf.concat([graph.feats, self._embedding(graph.opcode)], axis=-1)
+        return tf.concat([graph.feats, tf.cast(self._embedding(graph.opcode), graph.feats.dtype)], axis=-1)
 
-    def _rank_one(self, graph: Graph, configs: tf.Tensor) -> tf.Tensor:
-        """Scores of all configurations of one kernel, a bounded number at a time; repeats share one score."""
-        rows, index = tf.raw_ops.UniqueV2(x=configs, axis=[0])
+    def _rank(self, graph: Graph, configs: tf.Tensor) -> tf.Tensor:
+        """Scores of all configurations of one kernel, a bounded number at a time."""
+        if self.precise:
+            graph, configs = graph._replace(feats=tf.cast(graph.feats, tf.float64)), tf.cast(configs, tf.float64)
         step = max(1, ELEMENTS_AT_ONCE // max(1, 64 * int(graph.nodes)))
-        pieces = math.ceil(int(tf.shape(rows)[0]) / step)
-        scores = [self.score(graph, rows[tf.newaxis, i * step : (i + 1) * step])[0] for i in range(pieces)]
-        return tf.gather(tf.concat(scores, axis=0), index)
+        starts = range(0, max(1, int(tf.shape(configs)[0])), step)
+        scores = tf.concat([self.score(graph, configs[tf.newaxis, i : i + step])[0] for i in starts], axis=0)
+        return tf.round(scores * 1e9) / 1e9 if self.precise else scores
 
 
 class MLP(TileModel):
     """Sums of node features and opcode embeddings, joined with the configuration."""
+
+    precise = True
 
     def __init__(
         self,
@@ -154,6 +184,7 @@ class MLP(TileModel):
 class _Join(TileModel):
     """Where the configuration meets the graph: `early`, at every node, or late, at the pooled vector."""
 
+    precise = True
     early = False
 
     def score(self, graph: Graph, configs: tf.Tensor) -> tf.Tensor:
@@ -182,7 +213,7 @@ class _SAGE(_Join):
     ) -> None:
         super().__init__(num_configs, num_ops, op_embed_dim)
         self._activation = activation(hidden_activation)
-        self._gnn = [dense(hidden_dim) for _ in range(num_gnns)]
+        self._gnn = [Dense(hidden_dim) for _ in range(num_gnns)]
         self._head = Stack([hidden_dim] * final_mlp_layers + [1], hidden_activation)
 
     def encode(self, graph: Graph, x: tf.Tensor) -> tf.Tensor:
@@ -249,3 +280,183 @@ class EarlyJoinResGCN(_ResGCN):
     """Residual GCN over the nodes, each joined with the configuration."""
 
     early = True
+
+
+class RankerFeatures:
+    """What TileRanker reads, in NumPy: sizes and tiles as logarithms, and how each tile cuts each dimension.
+
+    The graph comes scaled to [0, 1] with constant columns dropped; `low` and `high` undo that. Whole numbers come back
+    exactly, which is what tells whether a tile divides a size. The tables were fitted when the model was trained.
+    """
+
+    ROOT, TYPES, SHAPE, WINDOW, STRIDE = 0, slice(2, 21), slice(21, 27), slice(37, 39), slice(45, 47)
+    HEAVY, PARAMETER = (26, 34, 72, 70), 63  # convolution, dot, reduce-window, reduce
+
+    def __init__(self, tables: dict[str, list]) -> None:
+        self._tables = {name: np.asarray(values) for name, values in tables.items()}
+
+    def __getattr__(self, name: str) -> np.ndarray:
+        try:
+            return self.__dict__["_tables"][name]
+        except KeyError as error:
+            raise AttributeError(name) from error
+
+    def apply(
+        self, node: np.ndarray, opcode: np.ndarray, edges: np.ndarray, config: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(N, F) node inputs, (G,) kernel inputs and (C, D) configuration inputs."""
+        node = unscaled(node, self.node_low, self.node_high)
+        config = unscaled(config, self.config_low, self.config_high).astype(np.float64)
+        sizes = self._sizes(node, opcode, edges)
+        wide = np.concatenate(
+            [
+                log(sizes[self.sizes.astype(np.int64)]),
+                self._summary(node, opcode, edges),
+                node[self._heaviest(node, opcode, len(node) - 1), self.TYPES],
+            ]
+        )
+        wide = (wide - as_float32(self.global_centre)) * as_float32(self.global_scale)
+        own = (self._cuts(sizes, config) - as_float32(self.config_centre)) * as_float32(self.config_scale)
+        kept = log(node[:, self.node_kept.astype(np.int64)])
+        nodes = (kept - as_float32(self.node_centre)) * as_float32(self.node_scale)
+        return tuple(np.clip(part, -8.0, 8.0).astype(np.float32) for part in (nodes, wide, own))
+
+    def _heaviest(self, node: np.ndarray, opcode: np.ndarray, root: int) -> int:
+        for number in self.HEAVY:
+            candidates = np.flatnonzero(opcode == number)
+            if len(candidates):
+                return int(candidates[np.argmax(np.maximum(node[candidates, self.SHAPE], 1).prod(axis=1))])
+        return root
+
+    def _sizes(self, node: np.ndarray, opcode: np.ndarray, edges: np.ndarray) -> np.ndarray:
+        """Root, heaviest operation and its first two operands (six sizes each), its window and stride."""
+        roots = np.flatnonzero(node[:, self.ROOT] > 0)
+        root = int(roots[-1]) if len(roots) else len(node) - 1
+        heavy = self._heaviest(node, opcode, root)
+        operands = edges[edges[:, 0] == heavy][:2, 1]
+        rows = [node[root, self.SHAPE], node[heavy, self.SHAPE], *(node[v, self.SHAPE] for v in operands)]
+        rows += [np.zeros(6, np.float32)] * (4 - len(rows))
+        return np.concatenate([*rows, node[heavy, self.WINDOW], node[heavy, self.STRIDE]]).astype(np.float64)
+
+    def _summary(self, node: np.ndarray, opcode: np.ndarray, edges: np.ndarray) -> np.ndarray:
+        volume = np.maximum(node[:, self.SHAPE].astype(np.float64), 1).prod(axis=1)
+        parameters = opcode == self.PARAMETER
+        volumes = (len(node), len(edges), volume[parameters].sum(), volume.max(), volume.sum())
+        return np.array([*(log(v) for v in volumes), float(parameters.sum())])
+
+    def _cuts(self, sizes: np.ndarray, config: np.ndarray) -> np.ndarray:
+        steps, pairs = self.steps.reshape(-1, 2), self.pairs.reshape(-1, 2).astype(np.int64)
+        tile = np.maximum(np.abs(config[:, pairs[:, 0]]), 1.0)
+        size = np.maximum(sizes[pairs[:, 1]], 1.0)
+        tiles = np.ceil(size / tile)
+        padding = np.minimum(tiles * tile / size, 64.0)
+        reached = config[:, steps[:, 0].astype(np.int64)] >= steps[:, 1]
+        return np.hstack([log(config[:, self.columns.astype(np.int64)]), reached, np.log2(tiles), np.log2(padding)])
+
+
+def log(x: np.ndarray) -> np.ndarray:
+    """log2(1 + |x|) with the sign of x."""
+    x = np.asarray(x, dtype=np.float64)
+    return np.sign(x) * np.log2(1.0 + np.abs(x))
+
+
+def as_float32(x: np.ndarray) -> np.ndarray:
+    return np.asarray(x, dtype=np.float32)
+
+
+def unscaled(scaled: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """The original columns: those that varied from `scaled`, the others at their constant value."""
+    varied = np.flatnonzero(high > low)
+    columns = np.tile(low, (len(scaled), 1)).astype(np.float64)
+    columns[:, varied] = scaled.astype(np.float64) * (high[varied] - low[varied]) + low[varied]
+    whole = np.round(columns)
+    near = np.abs(columns - whole) <= 1e-6 * np.maximum(1.0, np.abs(whole))
+    return np.where(near, whole, columns).astype(np.float32)
+
+
+class Weight(tf.keras.layers.Layer):
+    """A bare variable that is multiplied in."""
+
+    def __init__(self, shape: list[int]) -> None:
+        super().__init__(autocast=False)
+        self.value = self.add_weight("value", shape, tf.float32, "ones")
+
+    def call(self, dtype: tf.DType) -> tf.Tensor:
+        return tf.cast(self.value, dtype)
+
+
+class TileRanker(TileModel):
+    """The graph is encoded once, and every configuration is then judged against that encoding.
+
+    Trained with PyTorch and brought here by `make handin`, with the tables of its features among the arguments.
+    """
+
+    precise = True
+
+    def __init__(
+        self,
+        num_configs: int,
+        num_ops: int = OPCODES,
+        features: dict[str, list] | None = None,
+        global_width: int = 0,
+        hidden_dim: int = 64,
+        node_dim: int = 32,
+        op_embed_dim: int = 16,
+        num_gnns: int = 2,
+        num_blocks: int = 2,
+        members: int = 3,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__(num_configs, num_ops, op_embed_dim)
+        self._features = RankerFeatures(features or {})
+        self._widths = len(self._features.node_centre), global_width, len(self._features.config_centre)
+        self._node_in = Dense(node_dim)
+        self._gnn = [Dense(node_dim) for _ in range(num_gnns)]
+        self._kernel_in = Dense(hidden_dim)
+        self._config_in = Dense(hidden_dim)
+        self._scaling = Weight([members, 1, self._widths[2]])
+        self._film = [Dense(2 * hidden_dim) for _ in range(num_blocks)]
+        self._blocks = [Dense(hidden_dim) for _ in range(num_blocks)]
+        self._query, self._key, self._value = Dense(node_dim), Dense(node_dim), Dense(hidden_dim)
+        self._out = Weight([members, hidden_dim, 1])
+
+    def score(self, graph: Graph, configs: tf.Tensor) -> tf.Tensor:
+        if graph.kernels != 1:
+            raise NotImplementedError("TileRanker is trained with PyTorch; here it ranks one kernel at a time.")
+        node, wide, own = self._inputs(graph, configs[0])
+        nodes = self._encode_nodes(graph, node)
+        kernel = self._encode_kernel(nodes, wide)
+        h = tf.nn.relu(self._config_in(own * self._scaling(own.dtype)) + kernel)  # (members, C, H)
+        logits = tf.tensordot(self._query(h), self._key(nodes), [[2], [1]]) / tf.sqrt(
+            tf.cast(self._key(nodes).shape[-1], h.dtype)
+        )
+        h += tf.tensordot(tf.nn.softmax(logits), self._value(nodes), 1)
+        for film, block in zip(self._film, self._blocks):
+            scale, shift = tf.split(film(kernel), 2, axis=-1)
+            h += tf.nn.relu(block(h) * (1.0 + scale) + shift)
+        return tf.reduce_mean(tf.squeeze(tf.matmul(h, self._out(h.dtype)), -1), axis=0, keepdims=True)
+
+    def _inputs(self, graph: Graph, configs: tf.Tensor) -> list[tf.Tensor]:
+        """The features, from whatever precision the graph has, in that precision."""
+        edges = tf.stack([tf.cast(graph.consumer, tf.int64), tf.cast(graph.producer, tf.int64)], axis=1)
+        arguments = [tf.cast(graph.feats, tf.float32), graph.opcode, edges, tf.cast(configs, tf.float32)]
+        parts = tf.numpy_function(self._features.apply, arguments, [tf.float32] * 3, stateful=False)
+        for part, shape in zip(parts, ([None, self._widths[0]], [self._widths[1]], [None, self._widths[2]])):
+            part.set_shape(shape)
+        return [tf.cast(part, graph.feats.dtype) for part in parts]
+
+    def _encode_nodes(self, graph: Graph, node: tf.Tensor) -> tf.Tensor:
+        x = tf.concat([node, tf.cast(self._embedding(graph.opcode), node.dtype)], axis=-1)
+        x = tf.nn.relu(self._node_in(x))
+        share = 1.0 / (graph.from_consumers(tf.ones_like(x[:, :1])) + 1.0)
+        for layer in self._gnn:
+            outward = share * (graph.from_consumers(x) + x)
+            inward = graph.from_producers(share * x) + share * x
+            x += tf.nn.relu(layer(tf.concat([outward, inward], axis=-1)))
+        return x  # (N, node_dim)
+
+    def _encode_kernel(self, nodes: tf.Tensor, wide: tf.Tensor) -> tf.Tensor:
+        total, count = tf.reduce_sum(nodes, axis=0), tf.cast(tf.shape(nodes)[0], nodes.dtype)
+        return tf.nn.relu(
+            self._kernel_in(tf.concat([total / count, total / tf.sqrt(count), wide], axis=-1)[tf.newaxis])
+        )

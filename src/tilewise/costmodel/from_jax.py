@@ -33,7 +33,7 @@ def serialize_jax(target: str) -> bytes:
         module = lowered.compiler_ir(dialect="hlo")
         return bytes(module.as_serialized_hlo_module_proto())
     except Exception as error:  # the user's own function runs here, and may raise anything
-        raise ConfigurationError(f"JAX could not lower {target}: {type(error).__name__}: {error}") from error
+        raise ConfigurationError(f"JAX could not lower {target}: {_first_line(error)}") from error
 
 
 def _jax() -> Any:
@@ -52,7 +52,7 @@ def _load(target: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # the user's own module runs here
-        raise ConfigurationError(f"{module_name} cannot be imported: {type(error).__name__}: {error}") from error
+        raise ConfigurationError(f"{module_name} cannot be imported: {_first_line(error)}") from error
     function = getattr(module, function_name, None)
     arguments = getattr(module, f"{function_name}_args", None)
     if not callable(function):
@@ -61,3 +61,7 @@ def _load(target: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     if not isinstance(arguments, tuple):
         raise ConfigurationError(f"{module_name} must hold example arguments as the tuple {function_name}_args.")
     return function, arguments
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

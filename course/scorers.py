@@ -1,0 +1,68 @@
+"""A trained run as something that scores kernels, whichever framework trained it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from tilewise.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tilewise.costmodel.kernel import Kernel
+
+KERAS_FILE = "saved_model.pb"
+
+
+class Scorer(Protocol):
+    """Scores of a kernel's configurations, lower = faster, and their order."""
+
+    def order(self, kernel: Kernel) -> np.ndarray: ...
+
+
+class _Own:
+    """A run in tilewise's own format; read without PyTorch, unless the class is a user's own."""
+
+    def __init__(self, folder: Path) -> None:
+        from tilewise.costmodel.scorer import load_scorer
+        from tilewise.costmodel.trained import load_model, read_model_file
+
+        own_class = ":" in str(read_model_file(folder).record["model"])
+        self._model = load_model(folder) if own_class else load_scorer(folder)
+
+    def order(self, kernel: Kernel) -> np.ndarray:
+        from tilewise.costmodel.rank import rank
+
+        return rank(self._model, kernel).order
+
+
+class _Keras:
+    """A run trained with Keras; needs the Keras environment."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._ranker = folder, None
+
+    def order(self, kernel: Kernel) -> np.ndarray:
+        from keras_runs import KerasRanker
+
+        from tilewise.costmodel.metrics import ranking
+
+        self._ranker = self._ranker or KerasRanker(self._folder, kernel)
+        return ranking(self._ranker.scores(kernel))
+
+
+def needs_keras(folder: Path) -> bool:
+    """Whether the run in `folder` can only be read by TensorFlow."""
+    return (folder / KERAS_FILE).is_file()
+
+
+def load_scorer_of(folder: Path) -> Scorer:
+    """The run in `folder`, ready to rank."""
+    from tilewise.costmodel.trained import MODEL_FILE
+
+    if (folder / MODEL_FILE).is_file():
+        return _Own(folder)
+    if needs_keras(folder):
+        return _Keras(folder)
+    raise ConfigurationError(f"{folder} holds no trained model; did its training finish?")

@@ -1,0 +1,107 @@
+"""Flags, data and run files of the course's commands."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from costmodel.simulated import write_collection
+from tilewise.costmodel import course
+from tilewise.errors import ConfigurationError, FileFormatError
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ([], False),
+        (["--toy_data=True"], True),
+        (["--toy_data", "True"], True),
+        (["--toy_data"], True),
+        (["--toy_data=false"], False),
+        (["--notoy_data"], False),
+    ],
+)
+def test_boolean_flags_take_every_spelling_of_the_course(typed: list[str], meant: bool) -> None:
+    assert course.train_parser().parse_args(typed).toy_data is meant
+
+
+def test_baselines_start_from_the_courses_defaults() -> None:
+    args = course.train_args(course.train_parser().parse_args([]))
+    assert (args.model, args.epochs, args.early_stop, args.batch_size, args.configs) == ("EarlyJoinSAGE", 100, 20, 10, 10)
+    assert (args.losses, args.learning_rate, args.clip_norm) == ("ListMLELoss:1,MSE:0.02", 1e-3, 1e-3)
+    assert args.out_dir == "~/out/tpugraphs_tiles" and args.validate_batches == -1
+
+
+def test_two_runs_never_share_a_name_and_equal_arguments_always_do() -> None:
+    options = course.train_parser().parse_args(["--results_csv=/tmp/r.csv"])
+    assert course.train_args(options).compute_hash() == course.train_args(options).compute_hash()
+    options.run_id = "other"
+    first = course.train_args(options).compute_hash()
+    options.run_id = ""
+    assert first != course.train_args(options).compute_hash()
+
+
+def test_toy_data_takes_the_first_files_of_each_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(course, "TOY_FILES", 2)
+    write_collection(tmp_path / "d", train=4, valid=3, test=1)
+    data = course.course_dataset(str(tmp_path / "d"), str(tmp_path / "c"), toy_data=True)
+    assert (len(data.train), len(data.valid), len(data.test)) == (2, 2, 1)
+
+
+def test_without_data_the_toy_is_the_embedded_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_collection(tmp_path / "cpu", train=3, valid=1, test=1)
+    monkeypatch.setattr(course, "embedded_collections", lambda: ["cpu"])
+    monkeypatch.chdir(tmp_path)
+    data = course.course_dataset("/nowhere", str(tmp_path / "c"), toy_data=True)
+    assert len(data.train) == 3
+    with pytest.raises(ConfigurationError, match="echo_download_commands"):
+        course.course_dataset("/nowhere", str(tmp_path / "c"), toy_data=False)
+
+
+def test_without_data_or_embedded_sample_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(course, "embedded_collections", list)
+    with pytest.raises(ConfigurationError, match="no embedded sample"):
+        course.course_dataset("/nowhere", None, toy_data=True)
+
+
+ARGS = {"args": {"model": "MLP", "model_kwargs_json": "{}", "configs": 10}}
+
+
+def test_run_files_come_back_as_written(tmp_path: Path) -> None:
+    course.write_run(tmp_path / "run_1.jsonz", ARGS | {"final_error": {"val": {"1": 0.5}}})
+    assert course.read_run(tmp_path / "run_1.jsonz")["final_error"]["val"]["1"] == 0.5
+    assert course.run_file_of(tmp_path / "model_1") == tmp_path / "run_1.jsonz"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"text", gzip.compress(b"{"), gzip.compress(b"[]"), gzip.compress(b"{}"), gzip.compress(b"[" * 100_000),
+     gzip.compress(json.dumps({"args": {"model": 1, "model_kwargs_json": "{}", "configs": 2}}).encode()),
+     gzip.compress(b"\xff\xfe")],
+)  # fmt: skip
+def test_files_that_are_no_runs_get_one_sentence(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "run.jsonz").write_bytes(content)
+    with pytest.raises(FileFormatError) as caught:
+        course.read_run(tmp_path / "run.jsonz")
+    assert "\n" not in str(caught.value)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(position=st.integers(0, 120), value=st.binary(max_size=2), cut=st.integers(0, 200))
+def test_mutated_run_files_are_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, position: int, value: bytes, cut: int
+) -> None:
+    content = gzip.compress(json.dumps(ARGS).encode(), mtime=0)
+    path = tmp_path_factory.getbasetemp() / "mutated.jsonz"
+    path.write_bytes((content[:position] + value + content[position + 1 :])[:cut])
+    try:
+        run = course.read_run(path)
+    except FileFormatError as error:
+        assert "\n" not in str(error)
+    else:
+        assert isinstance(run["args"]["model"], str)

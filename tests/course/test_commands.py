@@ -1,0 +1,138 @@
+"""The course's commands as a student types them, on a small collection: flags, files, and the chain from train to Kaggle."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from costmodel.simulated import write_collection
+from tilewise.costmodel.predictions import read_predictions
+
+pytest.importorskip("torch")
+
+COURSE = Path(__file__).resolve().parents[2] / "course"
+ARGUMENT_KEYS = {
+    "epochs", "eval_every", "batch_size", "configs", "early_stop", "losses", "learning_rate", "clip_norm", "model",
+    "model_kwargs_json", "test_mode", "out_dir", "results_csv", "validate_batches", "run_id",
+}  # fmt: skip
+
+
+def command(script: str, *arguments: str, home: Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"HOME": str(home), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", str(COURSE / script), *arguments],
+        cwd=cwd or COURSE,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A student's home with a small dataset where the course keeps it, and one trained MLP."""
+    home = tmp_path_factory.mktemp("home")
+    write_collection(home / "data/tpugraphs/npz/tile/xla", train=12, valid=6, test=4)
+    result = command("tiles_train.py", "--model=MLP", "--toy_data=True", "--epochs", "2", home=home)
+    assert result.returncode == 0, result.stderr
+    return home
+
+
+def only(home: Path, pattern: str) -> Path:
+    (found,) = (home / "out/tpugraphs_tiles").glob(pattern)
+    return found
+
+
+def test_training_leaves_the_courses_files_under_the_md5_of_its_arguments(home: Path) -> None:
+    run = json.loads(gzip.decompress(only(home, "run_*.jsonz").read_bytes()))
+    digest = hashlib.md5(json.dumps(run["args"], sort_keys=True).encode(), usedforsecurity=False).hexdigest()
+    assert only(home, "run_*.jsonz").name == f"run_{digest}.jsonz"
+    assert only(home, "model_*").name == f"model_{digest}"
+    assert set(run["args"]) == ARGUMENT_KEYS
+    assert run["args"]["losses"] == "ListMLELoss:1,MSE:0.02"
+    assert (run["args"]["eval_every"], run["args"]["epochs"], run["args"]["clip_norm"]) == (5, 2, 1e-3)
+    assert run["args"]["results_csv"] == str(only(home, "results_*.csv"))
+    assert set(run["train_curve"]) == {"epoch", "train_loss", "train_opa", "val_loss", "val_opa"}
+    assert run["train_curve"]["epoch"] == [0, 1]
+    assert set(run["final_error"]["val"]) == {"1", "5", "10"}
+
+
+def test_the_results_file_holds_ten_per_test_kernel(home: Path) -> None:
+    rows = read_predictions(only(home, "results_*.csv"))
+    assert len(rows) == 4
+    assert {len(row) for row in rows.values()} == {10}
+    run = json.loads(gzip.decompress(only(home, "run_*.jsonz").read_bytes()))
+    assert {f"tile:xla:{name}": row for name, row in run["test_predictions"].items()} == rows
+
+
+def test_evaluation_prints_json_by_k_and_program(home: Path) -> None:
+    result = command("tiles_evaluate.py", f"--dirs={only(home, 'model_*').name}", home=home)
+    assert result.returncode == 0, result.stderr
+    errors = json.loads(result.stdout)
+    assert set(errors) == {"1", "5"}
+    assert all(errors["5"][program] <= errors["1"][program] for program in errors["1"])
+    run = json.loads(gzip.decompress(only(home, "run_*.jsonz").read_bytes()))
+    assert len(errors["1"]) == 4 and min(errors["1"].values()) >= 0
+    assert run["final_error"]["val"]["1"] > 0
+
+
+def test_predictions_then_kaggle_in_the_working_folder(home: Path, tmp_path: Path) -> None:
+    model = str(only(home, "model_*"))
+    result = command("tiles_gen_predictions_csv.py", "--dir", model, home=home, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    rows = read_predictions(tmp_path / "predictions_model_output.csv")
+    assert {len(row) for row in rows.values()} == {5}
+    ten = read_predictions(only(home, "results_*.csv"))
+    assert all(ten[name][:5] == row for name, row in rows.items())
+    result = command("create_kaggle_csv.py", home=home, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert len(read_predictions(tmp_path / "predictions_kaggle.csv")) == 894
+    assert "844 of 844 tile rows have no prediction" in result.stdout
+
+
+def test_the_kaggle_command_takes_the_working_folders_sample(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "sample_submission.csv").write_text("ID,TopConfigs\ntile:xla:b,0;1;2;3;4\ntile:xla:a,0;1;2;3;4\n")
+    (tmp_path / "mine.csv").write_text("ID,TopConfigs\ntile:xla:a,9;8;7;6;5\ntile:xla:b,4;3;2;1;0\n")
+    result = command("create_kaggle_csv.py", "--inputcsv", "mine.csv", home=home, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "predictions_kaggle.csv").read_text() == (
+        "ID,TopConfigs\ntile:xla:b,4;3;2;1;0\ntile:xla:a,9;8;7;6;5\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "sentence"),
+    [
+        ("tiles_train.py", ["--data_root=/nowhere"], "There is no dataset at /nowhere"),
+        ("tiles_train.py", ["--model=NoSuchModel"], "There is no model 'NoSuchModel'"),
+        ("tiles_train.py", ["--losses=Nothing:1"], "There is no loss 'Nothing'"),
+        ("tiles_train.py", ["--model_kwargs_json={"], "--model_kwargs_json is not JSON"),
+        ("tiles_evaluate.py", ["--dirs=model_none"], "There is no model folder model_none"),
+        ("tiles_gen_predictions_csv.py", ["--dir", "."], "holds no trained model"),
+        ("create_kaggle_csv.py", ["--inputcsv=none.csv"], "none.csv cannot be read"),
+    ],
+)
+def test_mistakes_get_one_sentence_and_exit_code_2(
+    home: Path, tmp_path: Path, script: str, arguments: list[str], sentence: str
+) -> None:
+    result = command(script, *arguments, home=home, cwd=tmp_path)
+    assert result.returncode == 2
+    assert sentence in result.stderr and "Traceback" not in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_download_commands_are_shell_that_fetches_three_archives() -> None:
+    script = subprocess.run(
+        [sys.executable, str(COURSE / "echo_download_commands.py")], capture_output=True, check=True
+    )
+    assert subprocess.run(["bash", "-n"], input=script.stdout, check=False).returncode == 0
+    for split in ("train", "valid", "test"):
+        assert f"npz_tile_xla_{split}.tar".encode() in script.stdout
