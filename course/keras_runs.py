@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import tensorflow_gnn as tfgnn
-
 from keras_graphs import graph_of, merged_graph
 from keras_losses import CombinedLoss
+
 from tilewise.costmodel.course import TrainArgs, read_run, run_file_of
 from tilewise.costmodel.kernel import Kernel
 from tilewise.costmodel.prepare import MinMax

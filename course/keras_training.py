@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-
 from keras_graphs import Slate, graph_of, merged_graph, relaxed_spec
 from keras_losses import PADDING, CombinedLoss
 from keras_runs import build, load_models, save_model
+
 from tilewise.costmodel.course import TrainArgs, new_run, test_predictions, write_run
 from tilewise.costmodel.dataset import Dataset
 from tilewise.costmodel.kernel import Kernel

@@ -10,6 +10,7 @@ train it with `python tiles_train.py --framework=keras --model=YourClass`.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -427,11 +428,10 @@ class TileRanker(TileModel):
         nodes = self._encode_nodes(graph, node)
         kernel = self._encode_kernel(nodes, wide)
         h = tf.nn.relu(self._config_in(own * self._scaling(own.dtype)) + kernel)  # (members, C, H)
-        logits = tf.tensordot(self._query(h), self._key(nodes), [[2], [1]]) / tf.sqrt(
-            tf.cast(self._key(nodes).shape[-1], h.dtype)
-        )
+        keys = self._key(nodes)
+        logits = tf.tensordot(self._query(h), keys, [[2], [1]]) / math.sqrt(keys.shape[-1])
         h += tf.tensordot(tf.nn.softmax(logits), self._value(nodes), 1)
-        for film, block in zip(self._film, self._blocks):
+        for film, block in zip(self._film, self._blocks, strict=True):
             scale, shift = tf.split(film(kernel), 2, axis=-1)
             h += tf.nn.relu(block(h) * (1.0 + scale) + shift)
         return tf.reduce_mean(tf.squeeze(tf.matmul(h, self._out(h.dtype)), -1), axis=0, keepdims=True)
@@ -441,7 +441,8 @@ class TileRanker(TileModel):
         edges = tf.stack([tf.cast(graph.consumer, tf.int64), tf.cast(graph.producer, tf.int64)], axis=1)
         arguments = [tf.cast(graph.feats, tf.float32), graph.opcode, edges, tf.cast(configs, tf.float32)]
         parts = tf.numpy_function(self._features.apply, arguments, [tf.float32] * 3, stateful=False)
-        for part, shape in zip(parts, ([None, self._widths[0]], [self._widths[1]], [None, self._widths[2]])):
+        shapes = [None, self._widths[0]], [self._widths[1]], [None, self._widths[2]]
+        for part, shape in zip(parts, shapes, strict=True):
             part.set_shape(shape)
         return [tf.cast(part, graph.feats.dtype) for part in parts]
 

@@ -2,14 +2,13 @@
 
     python tiles_train.py --model=MLP --toy_data=True
 
-In `--out_dir`: ``model_<hash>/``, ``run_<hash>.jsonz`` and ``results_<ms>.csv`` (ten best per test kernel). A killed run
-is taken up again by the same command with the same --results_csv. `--framework=keras` trains a class of ``models.py``
-in the Keras environment; its folder can be handed in as it is.
+In `--out_dir`: ``model_<hash>/``, ``run_<hash>.jsonz`` and ``results_<ms>.csv`` (ten best per test kernel). A killed
+run is taken up again by the same command with the same --results_csv. `--framework=keras` trains a class of
+``models.py`` in the Keras environment; its folder can be handed in as it is.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +35,8 @@ if TYPE_CHECKING:
 
 def train_torch(args: TrainArgs, data: Dataset, seed: int) -> dict[str, Any]:
     """Train with PyTorch; the run file's content is returned."""
-    from tilewise.costmodel.train import train
     from tilewise.costmodel.settings import default_settings
+    from tilewise.costmodel.train import train
 
     settings = default_settings(args.model, **_settings(args, seed))
     args.model_dir.mkdir(parents=True, exist_ok=True)

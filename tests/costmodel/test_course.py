@@ -32,7 +32,13 @@ def test_boolean_flags_take_every_spelling_of_the_course(typed: list[str], meant
 
 def test_baselines_start_from_the_courses_defaults() -> None:
     args = course.train_args(course.train_parser().parse_args([]))
-    assert (args.model, args.epochs, args.early_stop, args.batch_size, args.configs) == ("EarlyJoinSAGE", 100, 20, 10, 10)
+    assert (args.model, args.epochs, args.early_stop, args.batch_size, args.configs) == (
+        "EarlyJoinSAGE",
+        100,
+        20,
+        10,
+        10,
+    )
     assert (args.losses, args.learning_rate, args.clip_norm) == ("ListMLELoss:1,MSE:0.02", 1e-3, 1e-3)
     assert args.out_dir == "~/out/tpugraphs_tiles" and args.validate_batches == -1
 

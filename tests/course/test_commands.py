@@ -1,4 +1,4 @@
-"""The course's commands as a student types them, on a small collection: flags, files, and the chain from train to Kaggle."""
+"""The course's commands as a student types them, on a small collection: from training to the Kaggle file."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from costmodel.simulated import write_collection
+
 from tilewise.costmodel.predictions import read_predictions
 
 pytest.importorskip("torch")

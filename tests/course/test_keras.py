@@ -1,6 +1,6 @@
 """Hand-ins under the grader's steps: the same rankings as ours, for every model, on kernels it has not seen.
 
-Runs in the Keras environment (`make test-keras`), which has no PyTorch; ``$TILEWISE_PYTHON`` names the Python that trains.
+Runs in the Keras environment (`make test-keras`), which has no PyTorch; ``$TILEWISE_PYTHON`` is the one that trains.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import pytest
 
 pytest.importorskip("tensorflow_gnn")
 
-from costmodel.simulated import write_collection  # noqa: E402
-from course import grader  # noqa: E402
-from tilewise.costmodel import load_dataset  # noqa: E402
-from tilewise.costmodel.predictions import read_predictions  # noqa: E402
-from tilewise.costmodel.rank import rank  # noqa: E402
+from costmodel.simulated import write_collection
+
+from course import grader
+from tilewise.costmodel import load_dataset
+from tilewise.costmodel.predictions import read_predictions
+from tilewise.costmodel.rank import rank
 
 COURSE = Path(__file__).resolve().parents[2] / "course"
 TRAINER = os.environ.get("TILEWISE_PYTHON", "")

@@ -1,7 +1,8 @@
 """The five baselines in plain NumPy, for scoring where there is no torch. Same weights, same function.
 
 Arrays per (configuration, node) pair are (C, n, H); the first layer of an early join is applied to nodes and
-configurations apart, as in the torch models.
+configurations apart, as in the torch models. The precision is that of the inputs: float32 to score all
+configurations, float64 to settle the order of the first few.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _SELU = (1.0507009873554805, 1.6732632423543772)
 def _gelu(x: Floats) -> Floats:
     from tilewise.backend.numpy_ops import gelu
 
-    return np.asarray(gelu(x), dtype=np.float32)
+    return np.asarray(gelu(x), dtype=x.dtype)
 
 
 def _elu(x: Floats) -> Floats:
@@ -51,12 +52,14 @@ ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
 class Matrix:
     """A sparse square matrix over the nodes of one kernel, dense where that is quicker."""
 
-    def __init__(self, rows: npt.NDArray[Any], columns: npt.NDArray[Any], values: npt.NDArray[Any], n: int) -> None:
-        self.n, self.dense = n, None
+    def __init__(
+        self, rows: npt.NDArray[Any], columns: npt.NDArray[Any], values: npt.NDArray[Any], part: Prepared
+    ) -> None:
+        self.n, self.dense = len(part.node), None
         order = np.argsort(rows, kind="stable")
-        self.rows, self.columns, self.values = rows[order], columns[order], values[order].astype(np.float32)
-        if n <= _DENSE_NODES:
-            self.dense = np.zeros((n, n), np.float32)
+        self.rows, self.columns, self.values = rows[order], columns[order], values[order].astype(part.node.dtype)
+        if self.n <= _DENSE_NODES:
+            self.dense = np.zeros((self.n, self.n), part.node.dtype)
             np.add.at(self.dense, (rows, columns), values)
 
     def __matmul__(self, x: Floats) -> Floats:
@@ -73,7 +76,7 @@ class Matrix:
 
 def neighbours(part: Prepared) -> Matrix:
     u, v = part.edges[:, 0].astype(np.int64), part.edges[:, 1].astype(np.int64)
-    return Matrix(np.concatenate([v, u]), np.concatenate([u, v]), np.ones(2 * len(u)), len(part.node))
+    return Matrix(np.concatenate([v, u]), np.concatenate([u, v]), np.ones(2 * len(u)), part)
 
 
 def normalised(part: Prepared) -> tuple[Matrix, Matrix]:
@@ -82,7 +85,7 @@ def normalised(part: Prepared) -> tuple[Matrix, Matrix]:
     rows = np.concatenate([part.edges[:, 1].astype(np.int64), every])
     columns = np.concatenate([part.edges[:, 0].astype(np.int64), every])
     values = 1.0 / np.bincount(rows, minlength=n)[rows]
-    return Matrix(rows, columns, values, n), Matrix(columns, rows, values, n)
+    return Matrix(rows, columns, values, part), Matrix(columns, rows, values, part)
 
 
 def _dense(w: Weights, name: str, x: Floats) -> Floats:
@@ -115,7 +118,7 @@ def _nodes(w: Weights, part: Prepared) -> Floats:
 def _reduce(x: Floats, reduction: str) -> Floats:
     if reduction == "max":
         return np.asarray(x.max(axis=-2))
-    return np.asarray(x.mean(axis=-2) if reduction == "mean" else x.sum(axis=-2), dtype=np.float32)
+    return np.asarray(x.mean(axis=-2) if reduction == "mean" else x.sum(axis=-2), dtype=x.dtype)
 
 
 def _late(w: Weights, part: Prepared, pooled: Floats, act: Callable[[Floats], Floats]) -> Floats:
@@ -158,7 +161,7 @@ def _early_sage(w: Weights, kw: Mapping[str, Any], part: Prepared) -> Floats:
         np.cumsum([nodes.shape[1], part.config.shape[1], nodes.shape[1]]),
     )
     from_node = (near @ nodes) @ near_node + nodes @ own_node + w["gnn.0.bias"]
-    degree = np.bincount(part.edges.ravel(), minlength=len(nodes)).astype(np.float32)[:, None]
+    degree = np.bincount(part.edges.ravel(), minlength=len(nodes)).astype(nodes.dtype)[:, None]
     z = from_node + (part.config @ own_config)[:, None] + degree * (part.config @ near_config)[:, None]
     return _stack(w, "head", _sage_layers(w, _normalise(act(z)), near, act, 1).sum(axis=1), act)[:, 0]
 

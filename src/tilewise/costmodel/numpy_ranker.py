@@ -41,7 +41,7 @@ def encode_nodes(w: Weights, part: Prepared) -> Floats:
 
 
 def encode_kernel(w: Weights, nodes: Floats, wide: Floats) -> Floats:
-    total, count = nodes.sum(axis=0), np.float32(len(nodes))
+    total, count = nodes.sum(axis=0), nodes.dtype.type(len(nodes))
     return _relu(_dense(w, "kernel_in", np.concatenate([total / count, total / np.sqrt(count), wide])))
 
 
@@ -54,7 +54,7 @@ def forward(w: Weights, kwargs: Mapping[str, Any], part: Prepared) -> Floats:
     films: list[list[Floats]] = []
     while f"film.{len(films)}.kernel" in w:
         films.append(np.split(_dense(w, f"film.{len(films)}", kernel), 2))
-    scores = np.zeros(len(part.config), np.float32)
+    scores = np.zeros(len(part.config), part.config.dtype)
     for start in range(0, len(scores), _ROWS_AT_ONCE):
         rows = slice(start, start + _ROWS_AT_ONCE)
         own = part.config[rows, wide:]
@@ -67,12 +67,12 @@ def forward(w: Weights, kwargs: Mapping[str, Any], part: Prepared) -> Floats:
                 factor = 1 + scale
                 h += _relu(h @ (w[f"blocks.{depth}.kernel"] * factor) + (w[f"blocks.{depth}.bias"] * factor + shift))
             scores[rows] += (h @ w["out"][member])[:, 0]
-    return np.asarray(scores / len(w["scaling"]), dtype=np.float32)
+    return np.asarray(scores / len(w["scaling"]), dtype=scores.dtype)
 
 
 def _attend(query: Floats, keys: Floats, values: Floats) -> Floats:
     logits = query @ keys.T
-    logits *= np.float32(1 / math.sqrt(keys.shape[1]))
+    logits *= 1 / math.sqrt(keys.shape[1])
     logits -= logits.max(axis=1, keepdims=True)
     np.exp(logits, out=logits)
     logits /= logits.sum(axis=1, keepdims=True)

@@ -60,7 +60,7 @@ class MinMax:
     def fit(cls, split: Split) -> MinMax:
         if not len(split):
             raise ConfigurationError("The train split is empty, so feature ranges cannot be taken from it.")
-        return cls(*_extremes(split.column("node_feat")), *_extremes(split.column("config_feat")))
+        return cls(*extremes(split.column("node_feat")), *extremes(split.column("config_feat")))
 
     @classmethod
     def restore(cls, tensors: Mapping[str, npt.NDArray[Any]], settings: Mapping[str, Any]) -> MinMax:
@@ -98,7 +98,7 @@ class MinMax:
         return {}
 
 
-def _extremes(column: npt.NDArray[Any]) -> tuple[Floats, Floats]:
+def extremes(column: npt.NDArray[Any]) -> tuple[Floats, Floats]:
     """Smallest and largest of each column, a block of rows at a time so that little of the split is resident."""
     blocks = [column[start : start + _ROWS_AT_ONCE] for start in range(0, len(column), _ROWS_AT_ONCE)]
     low = np.min([block.min(axis=0) for block in blocks], axis=0)

@@ -17,6 +17,8 @@ from tilewise.costmodel.kernel import Kernel
 from tilewise.costmodel.metrics import ranking
 from tilewise.costmodel.uncertainty import confidence
 
+_FRONT = 12
+
 
 class Model(Protocol):
     """Anything that scores configurations, lower is faster."""
@@ -50,4 +52,25 @@ def rank(model: Model | str | os.PathLike[str], kernel: Kernel) -> Ranking:
 
         return rank(load_scorer(Path(model)), kernel)
     scores, known = model.score(kernel), model.calibration
-    return Ranking(ranking(scores), scores, confidence(scores, known, 1), confidence(scores, known, 5))
+    order = _settled(model, kernel, scores)
+    return Ranking(order, scores, confidence(scores, known, 1), confidence(scores, known, 5))
+
+
+def _settled(model: Model, kernel: Kernel, scores: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+    """The order by score, its front by scores in float64 rounded to 1e-9.
+
+    Two configurations that the model cannot tell apart then keep their order, and two that it can are never swapped by
+    rounding, so every implementation of a model (torch, NumPy, Keras) names the same first five.
+    """
+    order, exact = ranking(scores), getattr(model, "exact", None)
+    if exact is None or len(order) < 2 or not np.isfinite(scores).all():
+        return order
+    last = float(scores[order[min(_FRONT, len(order)) - 1]])
+    front = np.flatnonzero(scores <= last + 1e-4 * max(1.0, abs(last)))
+    settled = exact(kernel, front)
+    if settled is None:
+        return order
+    behind = np.ones(len(order), bool)
+    behind[front] = False
+    first = front[np.argsort(np.round(settled, 9), kind="stable")]
+    return np.concatenate([first, order[behind[order]]]).astype(np.int64)

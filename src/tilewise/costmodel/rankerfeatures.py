@@ -13,6 +13,7 @@ does.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.kernel import Kernel
-from tilewise.costmodel.prepare import Prepared
+from tilewise.costmodel.prepare import Prepared, extremes
 from tilewise.costmodel.schema import DIMENSIONS, NODE_COLUMN, NODE_FEATURES, OPCODE_NUMBER
 from tilewise.costmodel.shards import Split
 from tilewise.errors import ConfigurationError, FileFormatError
@@ -104,10 +105,15 @@ class RankerFeatures:
     global_scale: Floats
     config_centre: Floats
     config_scale: Floats
+    node_low: Floats  # ranges of the raw columns in the train split
+    node_high: Floats
+    config_low: Floats
+    config_high: Floats
 
     _NAMES: ClassVar[tuple[str, ...]] = (
         "node_kept", "node_centre", "node_scale", "columns", "steps", "pairs", "sizes",
         "global_centre", "global_scale", "config_centre", "config_scale",
+        "node_low", "node_high", "config_low", "config_high",
     )  # fmt: skip
 
     @classmethod
@@ -128,6 +134,8 @@ class RankerFeatures:
             _fit_pairs(split.schema.config_features, columns, slots, configs, sizes),
             slots,
             *(np.zeros(0, np.float32),) * 4,
+            *extremes(split.column("node_feat")),
+            *extremes(split.column("config_feat")),
         )
         raw_global = np.stack([draft._raw_global(k) for k in kernels])
         raw_config = np.concatenate([draft._raw_config(k, c) for k, c in zip(kernels, configs, strict=True)])
@@ -157,10 +165,10 @@ class RankerFeatures:
     def apply(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> Prepared:
         """Kernel-wide numbers come first in every configuration row, then the configuration's own."""
         config = np.asarray(kernel.config_feat if rows is None else kernel.config_feat[rows])
-        if config.shape[1] <= self.columns.max(initial=-1):
-            raise FileFormatError(
-                f"Kernel {kernel.name} has fewer configuration columns than the model was trained on."
-            )
+        if config.shape[1] != len(self.config_low) or kernel.node_feat.shape[1] != len(self.node_low):
+            raise FileFormatError(f"Kernel {kernel.name} has other columns than the model was trained on.")
+        config = _known(config, self.config_low, self.config_high)
+        kernel = dataclasses.replace(kernel, node_feat=_known(kernel.node_feat, self.node_low, self.node_high))
         wide = (self._raw_global(kernel) - self.global_centre) * self.global_scale
         own = (self._raw_config(kernel, config) - self.config_centre) * self.config_scale
         joined = np.empty((len(config), self.config_width), np.float32)
@@ -193,6 +201,16 @@ class RankerFeatures:
         return np.hstack(
             [_log(config[:, self.columns]), config[:, column] >= threshold, np.log2(tiles), np.log2(padding)]
         )
+
+
+def _known(values: npt.NDArray[Any], low: Floats, high: Floats) -> npt.NDArray[Any]:
+    """`values` with every column that was constant in the train split at that constant: nothing was learned of it."""
+    constant = np.flatnonzero(high == low)
+    if (values[:, constant] == low[constant]).all():
+        return values
+    values = values.copy()
+    values[:, constant] = low[constant]
+    return values
 
 
 def _bounded(x: npt.NDArray[Any]) -> npt.NDArray[Any]:

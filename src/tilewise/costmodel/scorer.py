@@ -5,6 +5,7 @@ Reads the same file that training writes. Configurations are scored in chunks; n
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ class Scorer:
     """A trained model in NumPy; `score` and `calibration` are what `rank` asks for."""
 
     name: str
-    weights: dict[str, npt.NDArray[np.float32]]
+    weights: dict[str, npt.NDArray[Any]]
     kwargs: dict[str, Any]
     preparation: Preparation
     schema: Schema
@@ -44,6 +45,13 @@ class Scorer:
             raise FileFormatError(
                 f"The weights of this {self.name} do not fit its features; export it again."
             ) from error
+
+    def exact(self, kernel: Kernel, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """The scores of a few configurations in float64."""
+        part = self.preparation.apply(kernel, rows)
+        wide = Prepared(part.node.astype(np.float64), part.opcode, part.edges, part.config.astype(np.float64))
+        weights = {name: array.astype(np.float64) for name, array in self.weights.items()}
+        return np.asarray(dataclasses.replace(self, weights=weights)._score(wide), dtype=np.float64)
 
     def _score(self, part: Prepared) -> npt.NDArray[np.float32]:
         if self.name == "TileRanker":

@@ -50,6 +50,16 @@ class TrainedModel:
 
         return score_prepared(self.module, self.preparation.apply(kernel, rows), self.device)
 
+    def exact(self, kernel: Kernel, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64] | None:
+        """The scores of a few configurations in float64, by the NumPy twin; None for a class that has none."""
+        from tilewise.costmodel.scorer import Scorer
+
+        if ":" in self.name:
+            return None
+        weights = {k: v.detach().cpu().numpy() for k, v in self.module.state_dict().items()}
+        kwargs = self.record.get("model_kwargs") or {}
+        return Scorer(self.name, weights, kwargs, self.preparation, self.schema, self.record).exact(kernel, rows)
+
     def save(self, path: str | Path) -> None:
         tensors = {f"weight.{k}": v.detach().cpu().numpy() for k, v in self.module.state_dict().items()}
         tensors |= {f"prepare.{k}": v for k, v in self.preparation.tensors().items()}
