@@ -27,5 +27,6 @@ void bind_gemm(nb::module_& m);
 void bind_memory(nb::module_& m);
 void bind_conv(nb::module_& m);
 void bind_pool(nb::module_& m);
+void bind_int8(nb::module_& m);
 
 }  // namespace tw

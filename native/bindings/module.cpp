@@ -14,4 +14,5 @@ NB_MODULE(_native, m) {
   tw::bind_memory(m);
   tw::bind_conv(m);
   tw::bind_pool(m);
+  tw::bind_int8(m);
 }

@@ -1,0 +1,78 @@
+// Integer matrix product and convolution: unsigned 8-bit activations times signed 8-bit weights, summed in 32 bits.
+//
+// One routine serves both. A convolution over channels-last data is a matrix product whose row is a pixel: its operand
+// is not contiguous but a few contiguous runs of channels, one per tap of the filter, at fixed offsets from the pixel. A
+// plain matrix product has one tap. Borders hold the zero point, so no tap ever has to be skipped.
+#pragma once
+
+#include <cstdint>
+
+#include "common/isa.h"
+
+namespace tw {
+
+constexpr int kInt8Panel = 16;  // columns of a packed weight panel, on every instruction set
+constexpr int kInt8Group = 4;   // values of K that one dot instruction takes
+
+enum class Int8Out : int { int32 = 0, float32 = 1, uint8 = 2 };
+
+// A grid of rows (images x height x width pixels) inside a larger buffer; steps are in elements of the buffer.
+struct PixelGrid {
+  int64_t image_step = 0, row_step = 0, column_step = 0;
+};
+
+struct Int8Problem {
+  // Activations: pixel (0, 0) of image 0 at tap 0; `in` steps already include the stride of the convolution.
+  const uint8_t* in = nullptr;
+  PixelGrid in_grid;
+  int images = 1, height = 1, width = 1;  // of the output
+  int taps = 1;
+  const int64_t* tap_offset = nullptr;  // bytes, one per tap
+  int groups_per_tap = 0;               // channels / 4
+
+  const int8_t* weights = nullptr;  // packed by pack_int8_weights
+  int columns = 0;
+
+  // result = (sum + offset[column]) * scale[column] ..., all arrays padded to whole panels
+  const int32_t* offset = nullptr;
+  const float* scale = nullptr;
+
+  Int8Out kind = Int8Out::int32;
+  void* out = nullptr;
+  PixelGrid out_grid;
+  int out_columns = 0;  // columns written per pixel: `columns`, or rounded up to 4 for uint8 buffers
+
+  // float32: result = sum * scale * row_scale[row] + bias, then ReLU
+  const float* row_scale = nullptr;
+  const float* bias = nullptr;
+  bool relu = false;
+
+  // uint8: result = clamp(round(sum * scale + (residual - residual_zero) * residual_scale) + zero, low, high)
+  const uint8_t* residual = nullptr;
+  PixelGrid residual_grid;
+  float residual_scale = 0.0f;
+  int residual_zero = 0;
+  int zero = 0, low = 0, high = 255;
+};
+
+// Bytes of the packed weights of `columns` columns and taps * groups_per_tap groups of four values of K.
+inline int64_t int8_packed_bytes(int64_t columns, int64_t groups) {
+  return (columns + kInt8Panel - 1) / kInt8Panel * groups * kInt8Panel * kInt8Group;
+}
+
+struct Int8Kernels {
+  // The rows [first, last) of the problem for the panels [first_panel, last_panel).
+  void (*rows)(const Int8Problem& problem, int64_t first, int64_t last, int first_panel, int last_panel);
+};
+
+TW_TABLE(Int8Kernels, int8)
+
+// weights[column * column_step + i] for i in [0, channels) of tap t at offset t * tap_step, to panels of 16 columns
+// with groups of four channels, zero-padded. `column_sums` gets the sum over all taps and channels.
+void pack_int8_weights(const int8_t* weights, int columns, int taps, int channels, int64_t column_step, int64_t tap_step,
+                       int64_t channel_step, int8_t* packed, int32_t* column_sums);
+
+// The whole problem, on the threads of the pool.
+void run_int8(const Int8Problem& problem);
+
+}  // namespace tw
