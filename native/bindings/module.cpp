@@ -15,4 +15,5 @@ NB_MODULE(_native, m) {
   tw::bind_conv(m);
   tw::bind_pool(m);
   tw::bind_int8(m);
+  tw::bind_sparse(m);
 }
