@@ -129,23 +129,23 @@ void vectors(const SparseMatrix& a, const float* x, int64_t x_step, int count, f
 template <int R, int V, int B>
 TW_INLINE void chunk_times_batch(const uint8_t* index, const float* value, int slots, const float* xt, float* work) {
   vf acc[R][V];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int v = 0; v < V; ++v) acc[r][v] = load(work + r * B + v * kLanes);
   }
   for (int s = 0; s < slots; ++s, index += kBand, value += kBand) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const float* x = xt + index[r] * B;
+      const float* x = xt + static_cast<int64_t>(index[r]) * B;
       const vf w = splat(value[r]);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int v = 0; v < V; ++v) acc[r][v] += w * load(x + v * kLanes);
     }
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int v = 0; v < V; ++v) store(work + r * B + v * kLanes, acc[r][v]);
   }
 }
@@ -155,7 +155,7 @@ TW_INLINE void chunk_times_batch(const uint8_t* index, const float* value, int s
 template <int B>
 void bands_times_batch(const SparseMatrix& a, int64_t first, int bands, const float* xt, float* work) {
   constexpr int V = B / kLanes < 8 ? B / kLanes : 8;
-  constexpr int R = 8 / V;
+  constexpr int R = 16 / V;
   const int64_t chunks = sparse_chunks(a.columns);
   const uint8_t* stream[kBandBlock];
   for (int i = 0; i < bands; ++i) stream[i] = a.stream + a.band_start[first + i];
@@ -180,16 +180,54 @@ void overflow_times_batch(const SparseMatrix& a, int64_t row, const float* xt, f
   constexpr int V = B / kLanes < 8 ? B / kLanes : 8;
   for (int at = 0; at < B; at += V * kLanes) {
     vf acc[V];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int v = 0; v < V; ++v) acc[v] = load(work + at + v * kLanes);
     for (int64_t e = a.overflow_start[row]; e < a.overflow_start[row + 1]; ++e) {
       const float* x = xt + static_cast<int64_t>(a.overflow_column[e]) * B + at;
       const vf w = splat(a.overflow_value[e]);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int v = 0; v < V; ++v) acc[v] += w * load(x + v * kLanes);
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int v = 0; v < V; ++v) store(work + at + v * kLanes, acc[v]);
+  }
+}
+
+typedef float v4 __attribute__((vector_size(16)));
+
+// to[j * to_step + i] = from[i * from_step + j] for a 4 x 4 block.
+TW_INLINE void transpose_4x4(const float* from, int64_t from_step, float* to, int64_t to_step) {
+  v4 r[4];
+  for (int i = 0; i < 4; ++i) std::memcpy(&r[i], from + i * from_step, sizeof(v4));
+  const v4 a = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5), b = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
+  const v4 c = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5), d = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
+  r[0] = __builtin_shufflevector(a, c, 0, 1, 4, 5);
+  r[1] = __builtin_shufflevector(a, c, 2, 3, 6, 7);
+  r[2] = __builtin_shufflevector(b, d, 0, 1, 4, 5);
+  r[3] = __builtin_shufflevector(b, d, 2, 3, 6, 7);
+  for (int i = 0; i < 4; ++i) std::memcpy(to + i * to_step, &r[i], sizeof(v4));
+}
+
+// to (columns, rows) = from (rows, columns), both inside larger arrays whose rows may all fall into the same cache set:
+// a line must be used up before the next is touched. `by_rows` reads whole lines, otherwise whole lines are written.
+void transpose_block(const float* from, int64_t from_step, int64_t rows, int64_t columns, float* to, int64_t to_step,
+                     bool by_rows) {
+  const int64_t full_rows = rows / 4 * 4, full_columns = columns / 4 * 4;
+  if (by_rows) {
+    for (int64_t i = 0; i < full_rows; i += 4) {
+      for (int64_t j = 0; j < full_columns; j += 4) {
+        transpose_4x4(from + i * from_step + j, from_step, to + j * to_step + i, to_step);
+      }
+    }
+  } else {
+    for (int64_t j = 0; j < full_columns; j += 4) {
+      for (int64_t i = 0; i < full_rows; i += 4) {
+        transpose_4x4(from + i * from_step + j, from_step, to + j * to_step + i, to_step);
+      }
+    }
+  }
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = i < full_rows ? full_columns : 0; j < columns; ++j) to[j * to_step + i] = from[i * from_step + j];
   }
 }
 
@@ -199,10 +237,10 @@ void finish_band(const SparseMatrix& a, int64_t band, const float* xt, int valid
   const int64_t row0 = band * kBand;
   const int rows = a.rows - row0 < kBand ? static_cast<int>(a.rows - row0) : kBand;
   for (int r = 0; r < rows; ++r) overflow_times_batch<B>(a, row0 + r, xt, work + r * B);
-  for (int b = 0; b < valid; ++b) {
-    float* to = y + b * y_step + row0;
-    for (int r = 0; r < rows; ++r) to[r] = with_relu ? relu(work[r * B + b]) : work[r * B + b];
+  if (with_relu) {
+    for (int i = 0; i < rows * B; ++i) work[i] = relu(work[i]);
   }
+  transpose_block(work, B, rows, valid, y + row0, y_step, false);
 }
 
 template <int B>
@@ -232,17 +270,11 @@ void batch(const SparseMatrix& a, const float* xt, int size, int valid, float* w
 }
 
 void transpose(const float* x, int64_t columns, int64_t padded_columns, int valid, int size, float* xt) {
-  constexpr int64_t kTile = 16;
-  for (int64_t c0 = 0; c0 < padded_columns; c0 += kTile) {
-    for (int b0 = 0; b0 < size; b0 += kTile) {
-      float tile[kTile][kTile] = {};
-      const int64_t cn = columns - c0 < kTile ? columns - c0 : kTile;
-      const int64_t bn = valid - b0 < kTile ? valid - b0 : kTile;
-      for (int64_t b = 0; b < bn; ++b) {
-        for (int64_t c = 0; c < cn; ++c) tile[c][b] = x[(b0 + b) * columns + c0 + c];
-      }
-      for (int64_t c = 0; c < kTile; ++c) std::memcpy(xt + (c0 + c) * size + b0, tile[c], sizeof tile[c]);
-    }
+  constexpr int64_t kStrip = 64;  // columns at a time, so that the written lines stay in the first-level cache
+  if (valid < size || columns < padded_columns) std::memset(xt, 0, sizeof(float) * padded_columns * size);
+  for (int64_t c = 0; c < columns; c += kStrip) {
+    const int64_t n = columns - c < kStrip ? columns - c : kStrip;
+    transpose_block(x + c, columns, valid, n, xt + c * size, size, true);
   }
 }
 
