@@ -28,6 +28,7 @@ void bind_memory(nb::module_& m);
 void bind_conv(nb::module_& m);
 void bind_pool(nb::module_& m);
 void bind_int8(nb::module_& m);
+void bind_decoder(nb::module_& m);
 void bind_sparse(nb::module_& m);
 
 }  // namespace tw

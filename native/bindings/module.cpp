@@ -15,5 +15,6 @@ NB_MODULE(_native, m) {
   tw::bind_conv(m);
   tw::bind_pool(m);
   tw::bind_int8(m);
+  tw::bind_decoder(m);
   tw::bind_sparse(m);
 }

@@ -1,0 +1,196 @@
+// The decoder, seen from Python: it keeps references to the arrays of a model's parameters (float32 weights are read in
+// place, so training goes on to show) and checks every index before the GIL is released.
+#include "common/decoder.h"
+
+#include <string>
+
+#include "bindings/bindings.h"
+#include "bindings/numpy_api.h"
+
+namespace tw {
+namespace {
+
+[[noreturn]] void refuse(const std::string& sentence) { throw nb::value_error(sentence.c_str()); }
+
+PyArrayObject* array_of(nb::handle object, int type, const char* what) {
+  PyObject* raw = object.ptr();
+  auto* array = reinterpret_cast<PyArrayObject*>(raw);
+  if (!PyArray_Check(raw) || PyArray_TYPE(array) != type || !PyArray_ISCARRAY_RO(array)) {
+    refuse(std::string(what) + " must be a C-contiguous array of the documented dtype");
+  }
+  return array;
+}
+
+template <class T>
+T* pointer(PyArrayObject* array) {
+  return static_cast<T*>(PyArray_DATA(array));
+}
+
+class PyDecoder {
+ public:
+  // layers: per block [norm1.w, norm1.b, qkv.w, qkv.b, out.w, out.b, norm2.w, norm2.b, up.w, up.b, down.w, down.b]; a
+  // weight is a float32 (outputs, inputs) array or a pair (int8 array, float32 scale per output).
+  PyDecoder(nb::object token_embedding, nb::object position_embedding, nb::list layers, nb::list last, int heads, float eps) {
+    PyArrayObject* tokens = matrix(token_embedding, "token embedding");
+    PyArrayObject* places = matrix(position_embedding, "position embedding");
+    decoder_.vocabulary = PyArray_DIM(tokens, 0);
+    decoder_.width = PyArray_DIM(tokens, 1);
+    decoder_.positions = PyArray_DIM(places, 0);
+    decoder_.heads = heads;
+    decoder_.eps = eps;
+    if (PyArray_DIM(places, 1) != decoder_.width) refuse("the two embeddings have different widths");
+    if (heads < 1 || decoder_.width % heads != 0) refuse("the width cannot be shared by the heads");
+    decoder_.token_embedding = keep<float>(token_embedding);
+    decoder_.position_embedding = keep<float>(position_embedding);
+    decoder_.blocks.resize(nb::len(layers));
+    for (std::size_t i = 0; i < decoder_.blocks.size(); ++i) fill_block(decoder_.blocks[i], nb::cast<nb::list>(layers[i]));
+    if (nb::len(last) != 3) refuse("the last layers are a norm's weight and bias and the head's weight");
+    decoder_.norm = norm(last[0], last[1]);
+    fill_dense(decoder_.head, last[2], nb::none(), 0, decoder_.width);
+    logits_ = decoder_.head.outputs;
+  }
+
+  // rows (n, 3) int64 of token, sequence, position; cache arrays (layers, sequences, heads, capacity, head width)
+  nb::object run(nb::handle rows, nb::handle keys, nb::handle values, nb::handle key_scales, nb::handle value_scales,
+                 nb::handle wanted) const {
+    PyArrayObject* r = array_of(rows, NPY_INT64, "rows");
+    PyArrayObject* w = array_of(wanted, NPY_INT64, "wanted");
+    if (PyArray_NDIM(r) != 2 || PyArray_DIM(r, 1) != 3 || PyArray_NDIM(w) != 1) refuse("rows must be (n, 3), wanted (m,)");
+    DecoderCache cache = cache_of(keys, values, key_scales, value_scales);
+    const int64_t count = PyArray_DIM(r, 0), chosen = PyArray_DIM(w, 0);
+    const Row* row = reinterpret_cast<const Row*>(pointer<int64_t>(r));
+    for (int64_t i = 0; i < count; ++i) check_row(row[i], cache);
+    if (chosen > count) refuse("more logits are wanted than there are rows");
+    for (int64_t i = 0; i < chosen; ++i) {
+      if (pointer<int64_t>(w)[i] < 0 || pointer<int64_t>(w)[i] >= count) refuse("a wanted row does not exist");
+    }
+    const npy_intp shape[2] = {chosen, logits_};
+    PyArrayObject* out = new_float_array(2, shape);
+    if (out == nullptr) throw nb::python_error();
+    nb::object result = nb::steal(reinterpret_cast<PyObject*>(out));
+    bool ok;
+    {
+      GilRelease release(true);
+      ok = decoder_.run(row, count, cache, pointer<int64_t>(w), chosen, floats(out));
+    }
+    if (!ok) throw std::bad_alloc();
+    return result;
+  }
+
+ private:
+  template <class T>
+  T* keep(nb::handle object) {
+    kept_.append(object);
+    return pointer<T>(reinterpret_cast<PyArrayObject*>(object.ptr()));
+  }
+
+  static PyArrayObject* matrix(nb::handle object, const char* what) {
+    PyArrayObject* array = array_of(object, NPY_FLOAT32, what);
+    if (PyArray_NDIM(array) != 2) refuse(std::string(what) + " must have two dimensions");
+    return array;
+  }
+
+  const float* vector(nb::handle object, int64_t size, const char* what) {
+    PyArrayObject* array = array_of(object, NPY_FLOAT32, what);
+    if (PyArray_NDIM(array) != 1 || PyArray_DIM(array, 0) != size) refuse(std::string(what) + " has the wrong size");
+    return keep<float>(object);
+  }
+
+  NormLayer norm(nb::handle weight, nb::handle bias) {
+    return {vector(weight, decoder_.width, "norm weight"), vector(bias, decoder_.width, "norm bias")};
+  }
+
+  // outputs = 0: whatever the weight has
+  void fill_dense(DenseLayer& layer, nb::handle weight, nb::handle bias, int64_t outputs, int64_t inputs) {
+    const bool integer = nb::isinstance<nb::tuple>(weight);
+    nb::object values = integer ? nb::object(nb::cast<nb::tuple>(weight)[0]) : nb::borrow(weight);
+    PyArrayObject* w = array_of(values, integer ? NPY_INT8 : NPY_FLOAT32, "a weight");
+    if (PyArray_NDIM(w) != 2 || PyArray_DIM(w, 1) != inputs || (outputs != 0 && PyArray_DIM(w, 0) != outputs)) {
+      refuse("a weight has the wrong shape");
+    }
+    layer.outputs = PyArray_DIM(w, 0);
+    layer.inputs = inputs;
+    if (integer) {
+      nb::object scales = nb::object(nb::cast<nb::tuple>(weight)[1]);
+      PyArrayObject* s = array_of(scales, NPY_FLOAT32, "scales");
+      if (PyArray_NDIM(s) != 1 || PyArray_DIM(s, 0) != layer.outputs) refuse("scales need one number per output");
+      layer.pack_int8(pointer<int8_t>(w), pointer<float>(s));
+    } else {
+      layer.weight = keep<float>(values);
+    }
+    if (!bias.is_none()) layer.bias = vector(bias, layer.outputs, "a bias");
+  }
+
+  void fill_block(DecoderBlock& block, const nb::list& parts) {
+    if (nb::len(parts) != 12) refuse("a block has twelve arrays");
+    const int64_t width = decoder_.width;
+    block.norm1 = norm(parts[0], parts[1]);
+    fill_dense(block.qkv, parts[2], parts[3], 3 * width, width);
+    fill_dense(block.out, parts[4], parts[5], width, width);
+    block.norm2 = norm(parts[6], parts[7]);
+    fill_dense(block.up, parts[8], parts[9], 0, width);
+    fill_dense(block.down, parts[10], parts[11], width, block.up.outputs);
+    if (block.up.outputs != decoder_.blocks[0].up.outputs) refuse("the blocks have different widths");
+  }
+
+  DecoderCache cache_of(nb::handle keys, nb::handle values, nb::handle key_scales, nb::handle value_scales) const {
+    DecoderCache cache;
+    if (!PyArray_Check(keys.ptr())) refuse("keys must be an array");
+    const int type = PyArray_TYPE(reinterpret_cast<PyArrayObject*>(keys.ptr()));
+    if (type != NPY_FLOAT32 && type != NPY_FLOAT16 && type != NPY_INT8) refuse("a cache is float32, float16 or int8");
+    cache.kind = type == NPY_FLOAT32 ? CacheKind::float32 : type == NPY_FLOAT16 ? CacheKind::float16 : CacheKind::int8;
+    PyArrayObject* k = writable(keys, type, 5, "keys");
+    PyArrayObject* v = writable(values, type, 5, "values");
+    const int64_t layers = static_cast<int64_t>(decoder_.blocks.size());
+    if (PyArray_DIM(k, 0) != layers || PyArray_DIM(k, 2) != decoder_.heads ||
+        PyArray_DIM(k, 4) != decoder_.width / decoder_.heads || !PyArray_SAMESHAPE(k, v)) {
+      refuse("the cache has another shape than the model needs");
+    }
+    cache.sequences = PyArray_DIM(k, 1);
+    cache.capacity = PyArray_DIM(k, 3);
+    cache.keys = pointer<char>(k);
+    cache.values = pointer<char>(v);
+    if (cache.kind == CacheKind::int8) {
+      PyArrayObject* ks = writable(key_scales, NPY_FLOAT32, 4, "key scales");
+      PyArrayObject* vs = writable(value_scales, NPY_FLOAT32, 4, "value scales");
+      for (int i = 0; i < 4; ++i) {
+        if (PyArray_DIM(ks, i) != PyArray_DIM(k, i) || PyArray_DIM(vs, i) != PyArray_DIM(k, i)) {
+          refuse("the scales of the cache have another shape than its rows");
+        }
+      }
+      cache.key_scales = pointer<float>(ks);
+      cache.value_scales = pointer<float>(vs);
+    }
+    return cache;
+  }
+
+  static PyArrayObject* writable(nb::handle object, int type, int ndim, const char* what) {
+    PyArrayObject* array = array_of(object, type, what);
+    if (PyArray_NDIM(array) != ndim || !PyArray_ISWRITEABLE(array)) refuse(std::string(what) + " must be writable, with every dimension");
+    return array;
+  }
+
+  void check_row(const Row& row, const DecoderCache& cache) const {
+    if (row.token < 0 || row.token >= decoder_.vocabulary) refuse("a token is outside the vocabulary");
+    if (row.sequence < 0 || row.sequence >= cache.sequences) refuse("a sequence is outside the cache");
+    if (row.position < 0 || row.position >= cache.capacity || row.position >= decoder_.positions) {
+      refuse("a position is outside the cache or the context");
+    }
+  }
+
+  Decoder decoder_;
+  int64_t logits_ = 0;
+  nb::list kept_;
+};
+
+}  // namespace
+
+void bind_decoder(nb::module_& m) {
+  nb::class_<PyDecoder>(m, "Decoder")
+      .def(nb::init<nb::object, nb::object, nb::list, nb::list, int, float>(), nb::arg("token_embedding"),
+           nb::arg("position_embedding"), nb::arg("layers"), nb::arg("last"), nb::arg("heads"), nb::arg("eps"))
+      .def("run", &PyDecoder::run, nb::arg("rows"), nb::arg("keys"), nb::arg("values"), nb::arg("key_scales").none(),
+           nb::arg("value_scales").none(), nb::arg("wanted"));
+}
+
+}  // namespace tw

@@ -1,0 +1,171 @@
+#include "common/decoder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "common/matmul.h"
+#include "common/thread_pool.h"
+#include "kernels/int8.h"
+#include "kernels/norm.h"
+
+namespace tw {
+namespace {
+
+int64_t element_size(CacheKind kind) { return kind == CacheKind::float32 ? 4 : kind == CacheKind::float16 ? 2 : 1; }
+
+int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+struct Workspace {
+  Workspace(const Decoder& d, int64_t rows, int64_t longest, int threads)
+      : x(rows * d.width), h(rows * d.width), qkv(rows * 3 * d.width), mixed(rows * d.width), hidden(rows * wide(d)),
+        moments(2 * rows), scores(longest * threads), bytes(rows * round_up(wide(d), 4)), row_scales(rows) {}
+
+  static int64_t wide(const Decoder& d) { return d.blocks.empty() ? d.width : std::max(d.width, d.blocks[0].up.outputs); }
+
+  Buffer<float> x, h, qkv, mixed, hidden, moments, scores;
+  Buffer<uint8_t> bytes;
+  Buffer<float> row_scales;
+};
+
+void normalize(const NormLayer& norm, const float* x, int64_t rows, int64_t width, float eps, Workspace& w) {
+  active_norm_kernels().layer_norm(x, norm.weight, norm.bias, eps, w.h.data(), w.moments.data(), w.moments.data() + rows,
+                                   rows, width);
+}
+
+// One head of one sequence in one layer.
+struct HeadCache {
+  char* keys;
+  char* values;
+  float* key_scales;
+  float* value_scales;
+};
+
+HeadCache head_cache(const DecoderCache& cache, int64_t layer, int64_t sequence, int64_t head, int64_t heads,
+                     int64_t head_width) {
+  const int64_t first = ((layer * cache.sequences + sequence) * heads + head) * cache.capacity;
+  const int64_t bytes = first * head_width * element_size(cache.kind);
+  const bool scaled = cache.kind == CacheKind::int8;
+  return {cache.keys + bytes, cache.values + bytes, scaled ? cache.key_scales + first : nullptr,
+          scaled ? cache.value_scales + first : nullptr};
+}
+
+void attend_rows(const Decoder& d, const Row* rows, int64_t count, const DecoderCache& cache, int64_t layer, int tasks,
+                 int64_t longest, Workspace& w) {
+  const int64_t head_width = d.width / d.heads;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(head_width));
+  const auto& kernels = active_cached();
+  for (int64_t r = 0; r < count; ++r) {
+    for (int64_t h = 0; h < d.heads; ++h) {
+      const HeadCache at = head_cache(cache, layer, rows[r].sequence, h, d.heads, head_width);
+      const float* key = w.qkv.data() + r * 3 * d.width + d.width + h * head_width;
+      kernels.store(cache.kind, key, head_width, at.keys, at.key_scales, rows[r].position);
+      kernels.store(cache.kind, key + d.width, head_width, at.values, at.value_scales, rows[r].position);
+    }
+  }
+  const int64_t pairs = count * d.heads;
+  parallel_for(tasks, [&](int task) {
+    for (int64_t p = task; p < pairs; p += tasks) {
+      const int64_t r = p / d.heads, h = p % d.heads;
+      const HeadCache at = head_cache(cache, layer, rows[r].sequence, h, d.heads, head_width);
+      kernels.attend(cache.kind, w.qkv.data() + r * 3 * d.width + h * head_width, {at.keys, at.key_scales},
+                     {at.values, at.value_scales}, rows[r].position + 1, head_width, scale,
+                     w.scores.data() + task * longest, w.mixed.data() + r * d.width + h * head_width);
+    }
+  });
+}
+
+}  // namespace
+
+void DenseLayer::pack_int8(const int8_t* q, const float* scales) {
+  const int64_t groups = round_up(inputs, kInt8Group) / kInt8Group, padded = round_up(outputs, kInt8Panel);
+  packed = Buffer<int8_t>(int8_packed_bytes(outputs, groups));
+  offset = Buffer<int32_t>(padded);
+  scale = Buffer<float>(padded);
+  std::fill(offset.data(), offset.data() + padded, 0);
+  std::fill(scale.data(), scale.data() + padded, 0.0f);
+  pack_int8_weights(q, static_cast<int>(outputs), 1, static_cast<int>(inputs), inputs, 0, 1, packed.data(), offset.data());
+  for (int64_t i = 0; i < outputs; ++i) offset[i] *= -128;  // activations are stored with 128 added
+  std::copy(scales, scales + outputs, scale.data());
+}
+
+bool DenseLayer::apply(const float* x, int64_t rows, float* y, const float* residual, Activation activation,
+                       uint8_t* bytes, float* row_scales) const {
+  Epilogue epilogue;
+  epilogue.bias = bias;
+  epilogue.residual = residual;
+  epilogue.residual_row = outputs;
+  epilogue.activation = activation;
+  if (weight != nullptr) {
+    Gemm g;
+    g.m = rows, g.n = outputs, g.k = inputs;
+    g.a = x, g.a_row = inputs, g.a_col = 1;
+    g.b = weight, g.b_row = 1, g.b_col = inputs;
+    g.c = y, g.c_row = outputs;
+    g.epilogue = epilogue;
+    return matmul(g, Batch{}, nullptr);
+  }
+  const int64_t padded = round_up(inputs, kInt8Group);
+  for (int64_t r = 0; r < rows; ++r) {
+    row_scales[r] = active_cached().quantize_row(x + r * inputs, inputs, padded, bytes + r * padded);
+  }
+  Int8Problem p;
+  const int64_t no_offset = 0;
+  p.in = bytes;
+  p.in_grid.column_step = padded;
+  p.width = static_cast<int>(rows);
+  p.tap_offset = &no_offset;
+  p.groups_per_tap = static_cast<int>(padded / kInt8Group);
+  p.weights = packed.data();
+  p.columns = p.out_columns = static_cast<int>(outputs);
+  p.offset = offset.data();
+  p.scale = scale.data();
+  p.row_scale = row_scales;
+  p.kind = Int8Out::float32;
+  p.out = y;
+  p.out_grid.column_step = outputs;
+  run_int8(p);
+  if (epilogue.any()) active_gemm().finish(epilogue, y, outputs, 0, 0, rows, outputs);
+  return true;
+}
+
+bool Decoder::run(const Row* rows, int64_t count, DecoderCache& cache, const int64_t* wanted, int64_t wanted_count,
+                  float* logits) const {
+  if (count == 0) return true;
+  int64_t longest = 0, work = 0;
+  for (int64_t r = 0; r < count; ++r) {
+    longest = std::max(longest, rows[r].position + 1);
+    work += (rows[r].position + 1) * width;
+  }
+  constexpr int64_t kWorthAThread = 1 << 15;
+  const int tasks = static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(num_threads(), work / kWorthAThread)));
+  Workspace w(*this, count, longest, tasks);
+  float* x = w.x.data();
+  for (int64_t r = 0; r < count; ++r) {
+    const float* token = token_embedding + rows[r].token * width;
+    const float* position = position_embedding + rows[r].position * width;
+    for (int64_t i = 0; i < width; ++i) x[r * width + i] = token[i] + position[i];
+  }
+  uint8_t* bytes = w.bytes.data();
+  float* scales = w.row_scales.data();
+  bool ok = true;
+  for (std::size_t layer = 0; layer < blocks.size() && ok; ++layer) {
+    const DecoderBlock& b = blocks[layer];
+    normalize(b.norm1, x, count, width, eps, w);
+    ok = ok && b.qkv.apply(w.h.data(), count, w.qkv.data(), nullptr, Activation::none, bytes, scales);
+    attend_rows(*this, rows, count, cache, static_cast<int64_t>(layer), tasks, longest, w);
+    ok = ok && b.out.apply(w.mixed.data(), count, w.h.data(), x, Activation::none, bytes, scales);
+    std::swap(w.x, w.h);
+    x = w.x.data();
+    normalize(b.norm2, x, count, width, eps, w);
+    ok = ok && b.up.apply(w.h.data(), count, w.hidden.data(), nullptr, Activation::gelu, bytes, scales);
+    ok = ok && b.down.apply(w.hidden.data(), count, w.h.data(), x, Activation::none, bytes, scales);
+    std::swap(w.x, w.h);
+    x = w.x.data();
+  }
+  for (int64_t i = 0; i < wanted_count; ++i) std::memcpy(w.mixed.data() + i * width, x + wanted[i] * width, width * 4);
+  normalize(norm, w.mixed.data(), wanted_count, width, eps, w);
+  return ok && head.apply(w.h.data(), wanted_count, logits, nullptr, Activation::none, bytes, scales);
+}
+
+}  // namespace tw

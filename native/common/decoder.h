@@ -1,0 +1,70 @@
+// A whole GPT, from token ids to logits, over a cache of keys and values.
+//
+// The batch is a flat list of rows: a row is one token of one sequence at one position. Several rows of one sequence are
+// a prompt, one row per sequence is a step of generation, and sequences of different lengths lie side by side without
+// padding. Per layer the keys and values of all rows go to the cache first; then each row attends to its own sequence up
+// to its own position. Nothing is computed that the caller does not ask for.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "common/alloc.h"
+#include "kernels/cached.h"
+#include "kernels/gemm.h"
+
+namespace tw {
+
+// y = act(x W^T + bias + residual), W (outputs, inputs) in float32, or in int8 packed with a scale per output.
+struct DenseLayer {
+  int64_t outputs = 0, inputs = 0;
+  const float* weight = nullptr;  // null for int8
+  const float* bias = nullptr;    // or null
+  Buffer<int8_t> packed;
+  Buffer<int32_t> offset;
+  Buffer<float> scale;
+
+  void pack_int8(const int8_t* q, const float* scales);
+  // `scratch` holds rows * (inputs rounded up to 4) bytes and rows floats when the weights are int8.
+  bool apply(const float* x, int64_t rows, float* y, const float* residual, Activation activation, uint8_t* bytes,
+             float* row_scales) const;
+};
+
+struct NormLayer {
+  const float* weight = nullptr;
+  const float* bias = nullptr;
+};
+
+struct DecoderBlock {
+  NormLayer norm1, norm2;
+  DenseLayer qkv, out, up, down;
+};
+
+struct DecoderCache {
+  CacheKind kind = CacheKind::float32;
+  int64_t sequences = 0, capacity = 0;  // arrays are (layers, sequences, heads, capacity, head width)
+  char* keys = nullptr;
+  char* values = nullptr;
+  float* key_scales = nullptr;  // (layers, sequences, heads, capacity), int8 only
+  float* value_scales = nullptr;
+};
+
+struct Row {
+  int64_t token, sequence, position;
+};
+
+struct Decoder {
+  int64_t width = 0, heads = 0, vocabulary = 0, positions = 0;
+  float eps = 1e-5f;
+  const float* token_embedding = nullptr;
+  const float* position_embedding = nullptr;
+  std::vector<DecoderBlock> blocks;
+  NormLayer norm;
+  DenseLayer head;
+
+  // Logits of the rows named in `wanted` (count of them) to `logits` (count, vocabulary); false when memory ran out.
+  bool run(const Row* rows, int64_t count, DecoderCache& cache, const int64_t* wanted, int64_t wanted_count,
+           float* logits) const;
+};
+
+}  // namespace tw

@@ -1,0 +1,238 @@
+#include "kernels/cached.h"
+
+#include "common/simd.h"
+#include "kernels/math.h"
+
+namespace tw {
+namespace TW_ISA {
+namespace {
+
+typedef int8_t vs8 __attribute__((vector_size(kLanes)));
+
+// --- half precision: the machine's conversion where there is one, else by hand ---
+
+#if !defined(__AVX2__)
+float half_to_float(uint16_t h) {
+  const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16, exponent = h >> 10 & 31u, mantissa = h & 0x3ffu;
+  uint32_t bits;
+  if (exponent == 31u) {
+    bits = sign | 0x7f800000u | mantissa << 13;
+  } else if (exponent != 0u) {
+    bits = sign | (exponent + 112u) << 23 | mantissa << 13;
+  } else {
+    const float small = static_cast<float>(mantissa) * 5.9604644775390625e-8f;  // mantissa * 2^-24
+    std::memcpy(&bits, &small, 4);
+    bits |= sign;
+  }
+  float f;
+  std::memcpy(&f, &bits, 4);
+  return f;
+}
+
+uint16_t float_to_half(float f) {
+  uint32_t bits;
+  std::memcpy(&bits, &f, 4);
+  const uint32_t sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
+  if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);  // rounds to infinity
+  if (magnitude < 0x38800000u) {  // below the smallest normal half: let the addition round to a multiple of 2^-24
+    float m;
+    std::memcpy(&m, &magnitude, 4);
+    const float rounded = m + 0.5f;
+    uint32_t r;
+    std::memcpy(&r, &rounded, 4);
+    return static_cast<uint16_t>(sign | (r - 0x3f000000u));
+  }
+  const uint32_t rounded = magnitude + 0xfffu + (magnitude >> 13 & 1u);
+  return static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
+}
+#endif
+
+TW_INLINE vf load_half(const uint16_t* p) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__AVX2__)
+  return (vf)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+  vf v;
+  for (int i = 0; i < kLanes; ++i) v[i] = half_to_float(p[i]);
+  return v;
+#endif
+}
+
+TW_INLINE void store_half(uint16_t* p, vf v) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_cvtps_ph(0xffff, (__m512)v, 0));
+#elif defined(__AVX2__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph((__m256)v, 0));
+#else
+  for (int i = 0; i < kLanes; ++i) p[i] = float_to_half(v[i]);
+#endif
+}
+
+// --- a vector of a cached row, `n` lanes of it ---
+
+template <CacheKind K>
+struct Element;
+template <>
+struct Element<CacheKind::float32> {
+  using type = float;
+  static TW_INLINE vf get(const float* p, int n) { return n == kLanes ? load(p) : load_first(p, n); }
+};
+template <>
+struct Element<CacheKind::float16> {
+  using type = uint16_t;
+  static TW_INLINE vf get(const uint16_t* p, int n) {
+    if (n == kLanes) return load_half(p);
+    uint16_t part[kLanes] = {};
+    std::memcpy(part, p, n * sizeof(uint16_t));
+    return load_half(part);
+  }
+};
+template <>
+struct Element<CacheKind::int8> {
+  using type = int8_t;
+  static TW_INLINE vf get(const int8_t* p, int n) {
+    vs8 bytes = {};
+    std::memcpy(&bytes, p, n);
+    return __builtin_convertvector(bytes, vf);
+  }
+};
+
+TW_INLINE int lanes_left(int64_t width, int64_t at) { return width - at < kLanes ? static_cast<int>(width - at) : kLanes; }
+
+template <CacheKind K>
+void score_keys(const float* q, CachedRows keys, int64_t length, int64_t width, float scale, float* scores) {
+  const auto* data = static_cast<const typename Element<K>::type*>(keys.data);
+  for (int64_t t = 0; t < length; ++t, data += width) {
+    vf sum = {};
+    for (int64_t d = 0; d < width; d += kLanes) {
+      const int n = lanes_left(width, d);
+      sum += (n == kLanes ? load(q + d) : load_first(q + d, n)) * Element<K>::get(data + d, n);
+    }
+    scores[t] = sum_lanes(sum) * (K == CacheKind::int8 ? scale * keys.scales[t] : scale);
+  }
+}
+
+// scores <- exp(scores - max); returns 1 / sum
+float exponentials(float* scores, int64_t length) {
+  vf most = splat(scores[0]);
+  for (int64_t t = 0; t < length; t += kLanes) {
+    const int n = lanes_left(length, t);
+    if (n == kLanes) {
+      most = vmax(most, load(scores + t));
+    } else {
+      for (int i = 0; i < n; ++i) most = vmax(most, splat(scores[t + i]));
+    }
+  }
+  const float top = max_lanes(most);
+  float total = 0.0f;
+  vf sum = {};
+  for (int64_t t = 0; t < length; t += kLanes) {
+    const int n = lanes_left(length, t);
+    if (n == kLanes) {
+      const vf e = vexp(load(scores + t) - top);
+      store(scores + t, e);
+      sum += e;
+    } else {
+      float part[kLanes];
+      store(part, vexp(load_first(scores + t, n) - top));
+      for (int i = 0; i < n; ++i) total += scores[t + i] = part[i];
+    }
+  }
+  return 1.0f / (total + sum_lanes(sum));
+}
+
+template <CacheKind K>
+void mix_values(const float* weights, CachedRows values, int64_t length, int64_t width, float norm, float* out) {
+  const auto* data = static_cast<const typename Element<K>::type*>(values.data);
+  constexpr int kBlock = 4;  // vectors of the row at a time
+  for (int64_t d = 0; d < width; d += kBlock * kLanes) {
+    vf acc[kBlock] = {};
+    for (int64_t t = 0; t < length; ++t) {
+      const vf w = splat(K == CacheKind::int8 ? weights[t] * values.scales[t] : weights[t]);
+      const auto* row = data + t * width + d;
+      for (int v = 0; v < kBlock && d + v * kLanes < width; ++v) {
+        acc[v] += w * Element<K>::get(row + v * kLanes, lanes_left(width, d + v * kLanes));
+      }
+    }
+    for (int v = 0; v < kBlock && d + v * kLanes < width; ++v) {
+      store_first(out + d + v * kLanes, acc[v] * norm, lanes_left(width, d + v * kLanes));
+    }
+  }
+}
+
+template <CacheKind K>
+void attend_kind(const float* q, CachedRows keys, CachedRows values, int64_t length, int64_t width, float scale,
+                 float* scores, float* out) {
+  score_keys<K>(q, keys, length, width, scale, scores);
+  const float norm = exponentials(scores, length);
+  mix_values<K>(scores, values, length, width, norm, out);
+}
+
+void attend(CacheKind kind, const float* q, CachedRows keys, CachedRows values, int64_t length, int64_t width, float scale,
+            float* scores, float* out) {
+  switch (kind) {
+    case CacheKind::float32: return attend_kind<CacheKind::float32>(q, keys, values, length, width, scale, scores, out);
+    case CacheKind::float16: return attend_kind<CacheKind::float16>(q, keys, values, length, width, scale, scores, out);
+    case CacheKind::int8: return attend_kind<CacheKind::int8>(q, keys, values, length, width, scale, scores, out);
+  }
+}
+
+// max|x|; a NaN is passed over here and caught by nobody: it becomes 0 in the integers, as any quantizer would have it
+float largest(const float* x, int64_t n) {
+  vf most = {};
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const vf v = load_first(x + i, lanes_left(n, i));
+    most = vmax(select(v < splat(0.0f), -v, v), most);
+  }
+  return max_lanes(most);
+}
+
+// Rounds to the nearest integer, ties to even, for |x| < 2^22.
+TW_INLINE vf round_even(vf x) {
+  const vf magic = splat(12582912.0f);
+  return (x + magic) - magic;
+}
+
+void store(CacheKind kind, const float* x, int64_t width, void* data, float* scales, int64_t row) {
+  if (kind == CacheKind::float32) {
+    std::memcpy(static_cast<float*>(data) + row * width, x, width * sizeof(float));
+  } else if (kind == CacheKind::float16) {
+    uint16_t* to = static_cast<uint16_t*>(data) + row * width;
+    for (int64_t d = 0; d < width; d += kLanes) {
+      const int n = lanes_left(width, d);
+      uint16_t part[kLanes];
+      store_half(part, load_first(x + d, n));
+      std::memcpy(to + d, part, n * sizeof(uint16_t));
+    }
+  } else {
+    int8_t* to = static_cast<int8_t*>(data) + row * width;
+    const float top = largest(x, width), inverse = top > 0.0f ? 127.0f / top : 0.0f;
+    scales[row] = top / 127.0f;
+    for (int64_t d = 0; d < width; d += kLanes) {
+      const int n = lanes_left(width, d);
+      const vs8 bytes = __builtin_convertvector(__builtin_convertvector(round_even(load_first(x + d, n) * inverse), vi), vs8);
+      std::memcpy(to + d, &bytes, n);
+    }
+  }
+}
+
+float quantize_row(const float* x, int64_t n, int64_t padded, uint8_t* q) {
+  const float top = largest(x, n), inverse = top > 0.0f ? 127.0f / top : 0.0f;
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const int count = lanes_left(n, i);
+    const vi rounded = __builtin_convertvector(round_even(load_first(x + i, count) * inverse), vi) + 128;
+    const vs8 bytes = __builtin_convertvector(rounded, vs8);
+    std::memcpy(q + i, &bytes, count);
+  }
+  std::memset(q + n, 128, padded - n);
+  return top / 127.0f;
+}
+
+}  // namespace
+
+const CachedKernels cached = {attend, store, quantize_row};
+
+}  // namespace TW_ISA
+}  // namespace tw

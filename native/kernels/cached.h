@@ -1,0 +1,31 @@
+// One new position of a transformer: attention of a query over the keys and values stored so far, and the conversions
+// between a row of floats and what a cache or an integer product stores.
+#pragma once
+
+#include <cstdint>
+
+#include "common/isa.h"
+
+namespace tw {
+
+enum class CacheKind { float32 = 0, float16 = 1, int8 = 2 };
+
+// Rows of one head: `data` holds length x width elements of the kind, `scales` one number per row for int8.
+struct CachedRows {
+  const void* data = nullptr;
+  const float* scales = nullptr;
+};
+
+struct CachedKernels {
+  // out (width) = softmax(q . keys * scale) values, over the first `length` rows; `scores` holds length floats.
+  void (*attend)(CacheKind kind, const float* q, CachedRows keys, CachedRows values, int64_t length, int64_t width,
+                 float scale, float* scores, float* out);
+  // One row of width floats into row `row` of a cache; for int8 also its scale.
+  void (*store)(CacheKind kind, const float* x, int64_t width, void* data, float* scales, int64_t row);
+  // q = round(x / scale) + 128 with scale = max|x| / 127, padded with 128 to `padded` bytes; returns the scale.
+  float (*quantize_row)(const float* x, int64_t n, int64_t padded, uint8_t* q);
+};
+
+TW_TABLE(CachedKernels, cached)
+
+}  // namespace tw
