@@ -30,7 +30,8 @@ class PyDecoder {
  public:
   // layers: per block [norm1.w, norm1.b, qkv.w, qkv.b, out.w, out.b, norm2.w, norm2.b, up.w, up.b, down.w, down.b]; a
   // weight is a float32 (outputs, inputs) array or a pair (int8 array, float32 scale per output).
-  PyDecoder(nb::object token_embedding, nb::object position_embedding, nb::list layers, nb::list last, int heads, float eps) {
+  PyDecoder(nb::object token_embedding, nb::object position_embedding, nb::list layers, nb::list last, int heads, float eps,
+            bool tanh_gelu) {
     PyArrayObject* tokens = matrix(token_embedding, "token embedding");
     PyArrayObject* places = matrix(position_embedding, "position embedding");
     decoder_.vocabulary = PyArray_DIM(tokens, 0);
@@ -38,6 +39,7 @@ class PyDecoder {
     decoder_.positions = PyArray_DIM(places, 0);
     decoder_.heads = heads;
     decoder_.eps = eps;
+    decoder_.activation = tanh_gelu ? Activation::gelu_tanh : Activation::gelu;
     if (PyArray_DIM(places, 1) != decoder_.width) refuse("the two embeddings have different widths");
     if (heads < 1 || decoder_.width % heads != 0) refuse("the width cannot be shared by the heads");
     decoder_.token_embedding = keep<float>(token_embedding);
@@ -187,8 +189,9 @@ class PyDecoder {
 
 void bind_decoder(nb::module_& m) {
   nb::class_<PyDecoder>(m, "Decoder")
-      .def(nb::init<nb::object, nb::object, nb::list, nb::list, int, float>(), nb::arg("token_embedding"),
-           nb::arg("position_embedding"), nb::arg("layers"), nb::arg("last"), nb::arg("heads"), nb::arg("eps"))
+      .def(nb::init<nb::object, nb::object, nb::list, nb::list, int, float, bool>(), nb::arg("token_embedding"),
+           nb::arg("position_embedding"), nb::arg("layers"), nb::arg("last"), nb::arg("heads"), nb::arg("eps"),
+           nb::arg("tanh_gelu"))
       .def("run", &PyDecoder::run, nb::arg("rows"), nb::arg("keys"), nb::arg("values"), nb::arg("key_scales").none(),
            nb::arg("value_scales").none(), nb::arg("wanted"));
 }

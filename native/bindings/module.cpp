@@ -5,6 +5,7 @@
 NB_MODULE(_native, m) {
   m.doc() = "Compiled kernels of tilewise; use tilewise.backend, which checks and routes.";
   if (!tw::import_numpy()) throw nanobind::python_error();
+  nanobind::set_leak_warnings(false);  // a model held until the interpreter ends is no leak
   tw::bind_runtime(m);
   tw::bind_probe(m);
   tw::bind_rows(m);

@@ -158,7 +158,7 @@ bool Decoder::run(const Row* rows, int64_t count, DecoderCache& cache, const int
     std::swap(w.x, w.h);
     x = w.x.data();
     normalize(b.norm2, x, count, width, eps, w);
-    ok = ok && b.up.apply(w.h.data(), count, w.hidden.data(), nullptr, Activation::gelu, bytes, scales);
+    ok = ok && b.up.apply(w.h.data(), count, w.hidden.data(), nullptr, activation, bytes, scales);
     ok = ok && b.down.apply(w.hidden.data(), count, w.h.data(), x, Activation::none, bytes, scales);
     std::swap(w.x, w.h);
     x = w.x.data();

@@ -56,6 +56,7 @@ struct Row {
 struct Decoder {
   int64_t width = 0, heads = 0, vocabulary = 0, positions = 0;
   float eps = 1e-5f;
+  Activation activation = Activation::gelu;
   const float* token_embedding = nullptr;
   const float* position_embedding = nullptr;
   std::vector<DecoderBlock> blocks;

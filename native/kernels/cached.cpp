@@ -70,6 +70,14 @@ TW_INLINE void store_half(uint16_t* p, vf v) {
 #endif
 }
 
+TW_INLINE vf widen(vs8 bytes) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, (__m128i)bytes));
+#else
+  return __builtin_convertvector(bytes, vf);
+#endif
+}
+
 // --- a vector of a cached row, `n` lanes of it ---
 
 template <CacheKind K>
@@ -94,8 +102,12 @@ struct Element<CacheKind::int8> {
   using type = int8_t;
   static TW_INLINE vf get(const int8_t* p, int n) {
     vs8 bytes = {};
-    std::memcpy(&bytes, p, n);
-    return __builtin_convertvector(bytes, vf);
+    if (n == kLanes) {
+      std::memcpy(&bytes, p, kLanes);
+    } else {
+      std::memcpy(&bytes, p, n);
+    }
+    return widen(bytes);
   }
 };
 

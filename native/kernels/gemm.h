@@ -8,7 +8,7 @@
 
 namespace tw {
 
-enum class Activation { none = 0, relu = 1, gelu = 2 };
+enum class Activation { none = 0, relu = 1, gelu = 2, gelu_tanh = 3 };
 
 // What happens to a finished element: + bias[column], + residual[row, column], then the activation.
 struct Epilogue {

@@ -11,6 +11,7 @@ template <Activation F>
 TW_INLINE vf activate(vf v) {
   if (F == Activation::relu) return max_nan(v, vf{});
   if (F == Activation::gelu) return vgelu(v);
+  if (F == Activation::gelu_tanh) return vgelu_tanh(v);
   return v;
 }
 
@@ -35,6 +36,7 @@ inline void finish(const Epilogue& e, float* c, int64_t c_row, int64_t row, int6
   switch (e.activation) {
     case Activation::relu: return finish_rows<Activation::relu>(e, c, c_row, row, col, rows, cols);
     case Activation::gelu: return finish_rows<Activation::gelu>(e, c, c_row, row, col, rows, cols);
+    case Activation::gelu_tanh: return finish_rows<Activation::gelu_tanh>(e, c, c_row, row, col, rows, cols);
     default: return finish_rows<Activation::none>(e, c, c_row, row, col, rows, cols);
   }
 }

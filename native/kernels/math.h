@@ -97,6 +97,12 @@ TW_INLINE vf verf(vf x) {
 // x * Phi(x), the exact (erf) form.
 TW_INLINE vf vgelu(vf x) { return x * (0.5f + 0.5f * verf(x * 0.707106781186547524f)); }
 
+// The tanh form of GPT-2: x / 2 * (1 + tanh u) = x / (1 + exp(-2 u)).
+TW_INLINE vf vgelu_tanh(vf x) {
+  const vf u = 0.797884560802865356f * (x + 0.044715f * x * x * x);
+  return x / (1.0f + vexp(-2.0f * u));
+}
+
 // d/dx vgelu(x) = Phi(x) + x * phi(x).
 TW_INLINE vf vgelu_slope(vf x) {
   const vf cdf = 0.5f + 0.5f * verf(x * 0.707106781186547524f);

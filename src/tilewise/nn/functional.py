@@ -7,6 +7,7 @@ True
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,11 @@ def relu(x: Tensor) -> Tensor:
 def gelu(x: Tensor) -> Tensor:
     """x Φ(x), exact."""
     return x.gelu()
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """The tanh form of GELU that GPT-2 was trained with."""
+    return x * 0.5 * (((x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)).tanh() + 1.0)
 
 
 def sigmoid(x: Tensor) -> Tensor:

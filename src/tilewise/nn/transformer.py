@@ -2,7 +2,8 @@
 (norm_first), so their state dicts load both ways.
 
 A block takes `past_kv`, one layer's view of a key/value cache: any object whose `append(k, v)` stores arrays of
-(B, H, T, D) and returns all keys and values so far. Without it attention is over `x` alone.
+(B, H, T, D) and returns all keys and values so far, and which may have a `mask(T)` that says which of them the new
+positions may see where the causal rule alone does not. Without it attention is over `x` alone.
 """
 
 from __future__ import annotations
@@ -64,30 +65,42 @@ class MultiHeadAttention(Module):
         if past_kv is not None:
             keys, values = past_kv.append(k.data, v.data)
             k, v = Tensor(keys), Tensor(values)
-        mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal)
+            ask = getattr(past_kv, "mask", None)
+            mask = ask(t) if mask is None and ask is not None else mask
+        mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal and mask is None)
         return mixed.permute(0, 2, 1, 3).reshape(b, t, self.embed_dim)
 
 
 class TransformerBlock(Module):
-    """Pre-norm block: x + attention(norm(x)), then x + mlp(norm(x)) with an exact GELU."""
+    """Pre-norm block: x + attention(norm(x)), then x + mlp(norm(x)) with an exact GELU or its tanh form."""
 
     def __init__(
-        self, embed_dim: int, num_heads: int, mlp_ratio: int = 4, causal: bool = True, rng: Rng = None
+        self,
+        embed_dim: int,
+        num_heads: int,
+        mlp_ratio: int = 4,
+        causal: bool = True,
+        rng: Rng = None,
+        approximate: str = "none",
     ) -> None:
+        if approximate not in ("none", "tanh"):
+            raise ConfigurationError(f'approximate must be "none" or "tanh", not {approximate!r}')
         rng = np.random.default_rng(rng)
+        self.approximate = approximate
         self.self_attn = MultiHeadAttention(embed_dim, num_heads, causal, rng)
         self.linear1 = Linear(embed_dim, mlp_ratio * embed_dim, rng=rng)
         self.linear2 = Linear(mlp_ratio * embed_dim, embed_dim, rng=rng)
         self.norm1, self.norm2 = LayerNorm(embed_dim), LayerNorm(embed_dim)
 
     def forward(self, x: Tensor, past_kv: LayerCache | None = None) -> Tensor:
-        if not is_grad_enabled():  # residuals and GELU ride along with the products
+        if not is_grad_enabled() and self.approximate == "none":  # residuals and GELU ride along with the products
             x = self.self_attn(self.norm1(x), past_kv, residual=x)
             out: Tensor = self.linear2(self.linear1(self.norm2(x), activation="gelu"), residual=x)
             return out
         x = x + self.self_attn(self.norm1(x), past_kv)
         hidden: Tensor = self.linear1(self.norm2(x))
-        result: Tensor = x + self.linear2(hidden.gelu())
+        hidden = hidden.gelu() if self.approximate == "none" else F.gelu_tanh(hidden)
+        result: Tensor = x + self.linear2(hidden)
         return result
 
 
@@ -95,25 +108,37 @@ class GPT(Module):
     """A decoder-only language model: token ids (B, T) to logits (B, T, vocab)."""
 
     def __init__(
-        self, layers: int, width: int, heads: int, vocab: int = 65, context: int = 256, rng: Rng = None
+        self,
+        layers: int,
+        width: int,
+        heads: int,
+        vocab: int = 65,
+        context: int = 256,
+        rng: Rng = None,
+        approximate: str = "none",
     ) -> None:
         rng = np.random.default_rng(rng)
-        self.vocab, self.context = vocab, context
+        self.vocab, self.context, self.heads, self.approximate = vocab, context, heads, approximate
         self.token_embedding = Embedding(vocab, width, rng)
         self.position_embedding = Embedding(context, width, rng)
-        self.blocks = ModuleList(*(TransformerBlock(width, heads, rng=rng) for _ in range(layers)))
+        self.blocks = ModuleList(
+            *(TransformerBlock(width, heads, rng=rng, approximate=approximate) for _ in range(layers))
+        )
         self.norm = LayerNorm(width)
         self.head = Linear(width, vocab, bias=False, rng=rng)
 
-    def forward(self, ids: TensorLike, past_kv: Sequence[LayerCache] | None = None, position: int = 0) -> Tensor:
-        """Logits for `ids`, which stand at `position` and after; `past_kv` has one cache view per block."""
+    def forward(
+        self, ids: TensorLike, past_kv: Sequence[LayerCache] | None = None, position: int | Sequence[int] = 0
+    ) -> Tensor:
+        """Logits for `ids`, which stand at `position` and after (one start for all rows, or one each); `past_kv` has
+        one cache view per block."""
         tokens = ids.data if isinstance(ids, Tensor) else np.asarray(ids)
         if tokens.ndim != 2:
             raise ShapeError(f"GPT takes token ids of shape (B, T), not {tokens.shape}")
-        end = position + tokens.shape[1]
-        if end > self.context:
-            raise ShapeError(f"{end} tokens do not fit into this model's context of {self.context}")
-        x = self.token_embedding(tokens) + self.position_embedding(np.arange(position, end))
+        places = np.asarray(position)[..., None] + np.arange(tokens.shape[1])  # (T,) or (B, T)
+        if places.size and places.max() >= self.context:
+            raise ShapeError(f"{places.max() + 1} tokens do not fit into this model's context of {self.context}")
+        x = self.token_embedding(tokens) + self.position_embedding(places)
         caches: Sequence[LayerCache | None] = [None] * len(self.blocks) if past_kv is None else past_kv
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block(x, cache)

@@ -1,0 +1,78 @@
+"""A user's own GPT-2 file: the public tensor names and layouts, to this package's GPT.
+
+GPT-2 stores its dense weights as (inputs, outputs), shares the token embedding with the output head, and uses the tanh
+form of GELU; everything else is the reference model.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.errors import FileFormatError
+from tilewise.io import load
+from tilewise.nn import GPT
+
+Array = npt.NDArray[Any]
+
+_BLOCK = {
+    "ln_1.weight": "norm1.weight",
+    "ln_1.bias": "norm1.bias",
+    "attn.c_attn.weight": "self_attn.in_proj_weight",
+    "attn.c_attn.bias": "self_attn.in_proj_bias",
+    "attn.c_proj.weight": "self_attn.out_proj.weight",
+    "attn.c_proj.bias": "self_attn.out_proj.bias",
+    "ln_2.weight": "norm2.weight",
+    "ln_2.bias": "norm2.bias",
+    "mlp.c_fc.weight": "linear1.weight",
+    "mlp.c_fc.bias": "linear1.bias",
+    "mlp.c_proj.weight": "linear2.weight",
+    "mlp.c_proj.bias": "linear2.bias",
+}
+_TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+_TOP = {
+    "wte.weight": "token_embedding.weight",
+    "wpe.weight": "position_embedding.weight",
+    "ln_f.weight": "norm.weight",
+    "ln_f.bias": "norm.bias",
+    "lm_head.weight": "head.weight",
+}
+_BUFFERS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)$")  # causal masks that some files carry
+
+
+def load_gpt2(path: str | os.PathLike[str], heads: int | None = None) -> GPT:
+    """The model in a safetensors file with GPT-2's tensor names. `heads` is width / 64 unless given, as in GPT-2."""
+    tensors = {name.removeprefix("transformer."): t.data for name, t in load(path).items()}
+    state = _renamed(tensors, path)
+    try:
+        vocabulary, width = state["token_embedding.weight"].shape
+        context = state["position_embedding.weight"].shape[0]
+    except (KeyError, ValueError):
+        raise FileFormatError(
+            f"{path} is not a GPT-2 file: it lacks the embeddings wte.weight and wpe.weight"
+        ) from None
+    state.setdefault("head.weight", state["token_embedding.weight"])
+    layers = len({name.split(".")[1] for name in state if name.startswith("blocks.")})
+    model = GPT(layers, width, heads or max(1, width // 64), vocabulary, context, approximate="tanh")
+    model.load_state_dict(state)
+    return model
+
+
+def _renamed(tensors: dict[str, Array], path: str | os.PathLike[str]) -> dict[str, Array]:
+    state: dict[str, Array] = {}
+    for name, array in tensors.items():
+        if _BUFFERS.match(name):
+            continue
+        parts = name.split(".", 2)
+        if name in _TOP:
+            state[_TOP[name]] = np.ascontiguousarray(array, np.float32)
+        elif parts[0] == "h" and len(parts) == 3 and parts[2] in _BLOCK:
+            turned = array.T if name.endswith(_TRANSPOSED) and array.ndim == 2 else array
+            state[f"blocks.{parts[1]}.{_BLOCK[parts[2]]}"] = np.ascontiguousarray(turned, np.float32)
+        else:
+            raise FileFormatError(f"{path} is not a GPT-2 file: it holds a tensor {name!r}")
+    return state

@@ -1,0 +1,62 @@
+"""Sparse weights hold what they were given and multiply as the dense matrix does, on every instruction set."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tilewise
+from tilewise._extension import native
+
+pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
+RNG = np.random.default_rng(0)
+ISAS = native.supported_isas() if native is not None else []
+MATRICES = [(1, 1, 0.0), (16, 32, 0.7), (17, 33, 0.9), (100, 70, 0.5), (64, 1000, 0.95), (5, 64, 1.0), (33, 129, 0.0)]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("matrix", MATRICES)
+@pytest.mark.parametrize("threads", [1, 2, 7])
+def test_products_equal_the_dense_ones(isa: str, matrix: tuple[int, int, float], threads: int) -> None:
+    before, threads_before = native.isa(), tilewise.get_num_threads()
+    native.set_isa(isa)
+    tilewise.set_num_threads(threads)
+    n, k, sparsity = matrix
+    w = RNG.standard_normal((n, k)).astype(np.float32)
+    w[RNG.random((n, k)) < sparsity] = 0
+    bias = RNG.standard_normal(n).astype(np.float32)
+    sparse = native.SparseWeights(w)
+    for batch in (0, 1, 2, 3, 5, 15, 16, 31, 33, 64, 100, 130):
+        x = RNG.standard_normal((batch, k)).astype(np.float32)
+        expected = x.astype(np.float64) @ w.T + bias
+        limit = 1e-5 * max(1, np.abs(expected).max(initial=0))
+        assert np.abs(sparse.multiply(x, bias, False) - expected).max(initial=0) <= limit
+        assert np.abs(sparse.multiply(x, bias, True) - np.maximum(expected, 0)).max(initial=0) <= limit
+    native.set_isa(before)
+    tilewise.set_num_threads(threads_before)
+
+
+@pytest.mark.parametrize("matrix", MATRICES)
+def test_weights_come_back_as_they_were_given(matrix: tuple[int, int, float]) -> None:
+    n, k, sparsity = matrix
+    w = RNG.standard_normal((n, k)).astype(np.float32)
+    w[RNG.random((n, k)) < sparsity] = 0
+    sparse = native.SparseWeights(w)
+    np.testing.assert_array_equal(sparse.to_dense(), w)
+    assert sparse.nonzeros == np.count_nonzero(w)
+
+
+def test_at_seventy_percent_the_weights_take_less_than_045_of_the_dense_bytes() -> None:
+    w = RNG.standard_normal((512, 512)).astype(np.float32)
+    w[RNG.random(w.shape) < 0.7] = 0
+    assert native.SparseWeights(w).nbytes <= 0.45 * w.nbytes
+
+
+def test_wrong_arrays_are_refused() -> None:
+    sparse = native.SparseWeights(np.eye(4, dtype=np.float32))
+    with pytest.raises(TypeError, match="float32 matrix"):
+        native.SparseWeights(np.eye(4))
+    with pytest.raises(TypeError, match="x must be"):
+        sparse.multiply(np.zeros((2, 5), np.float32), None, False)
+    with pytest.raises(TypeError, match="bias must be"):
+        sparse.multiply(np.zeros((2, 4), np.float32), np.zeros(3, np.float32), False)
