@@ -10,11 +10,12 @@ torch = pytest.importorskip("torch")
 from costmodel.simulated import simulated_kernels  # noqa: E402
 from tilewise.costmodel import numpy_baselines, numpy_ranker  # noqa: E402
 from tilewise.costmodel.dataset import dataset_from_kernels  # noqa: E402
-from tilewise.costmodel.models import MODELS, build_model, parse_kwargs  # noqa: E402
+from tilewise.costmodel.models import MODELS, build_model  # noqa: E402
 from tilewise.costmodel.models.ragged import collate  # noqa: E402
 from tilewise.costmodel.predictor import score_prepared  # noqa: E402
 from tilewise.costmodel.prepare import MinMax, Prepared  # noqa: E402
 from tilewise.costmodel.rankerfeatures import RankerFeatures  # noqa: E402
+from tilewise.costmodel.settings import parse_kwargs  # noqa: E402
 from tilewise.errors import ConfigurationError  # noqa: E402
 
 BASELINES = [name for name in MODELS if name != "TileRanker"]

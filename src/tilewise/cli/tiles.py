@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from tilewise.cli import tiles_data
+from tilewise.cli import tiles_data, tiles_models
 
 tiles = typer.Typer(help="Learn from measured kernels which tile is fastest, and rank tiles.", no_args_is_help=True)
 tiles_data.attach(tiles)
+tiles_models.attach(tiles)

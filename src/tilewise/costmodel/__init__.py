@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tilewise.costmodel.dataset import Dataset, load_dataset
+from tilewise.costmodel.evaluate import Evaluation, evaluate
+from tilewise.costmodel.gbdt import GBDT
 from tilewise.costmodel.hlo import featurize_hlo
 from tilewise.costmodel.kernel import Kernel
 from tilewise.costmodel.rank import Ranking, rank
@@ -16,12 +18,15 @@ if TYPE_CHECKING:
     from tilewise.costmodel.models import build_model
 
 __all__ = [
+    "GBDT",
     "Dataset",
+    "Evaluation",
     "Kernel",
     "Ranking",
     "Scorer",
     "TrainedModel",
     "build_model",
+    "evaluate",
     "featurize_hlo",
     "load_dataset",
     "load_model",

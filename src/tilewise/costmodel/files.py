@@ -7,7 +7,6 @@ checks the size against the header before anything is believed, and a damaged fi
 from __future__ import annotations
 
 import json
-import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,24 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.errors import FileFormatError, UnavailableError
+from tilewise._files import write_whole
+from tilewise.errors import FileFormatError
 
 _MAX_HEADER_BYTES = 64 << 20
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write beside, flush to the disk, rename."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise UnavailableError(f"{path} cannot be written: {error.strerror or error}.") from error
 
 
 def write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]], record: Mapping[str, Any]) -> None:

@@ -94,6 +94,21 @@ def bootstrap(values: npt.ArrayLike, *, seed: int = 0, draws: int = 2000, level:
     return Interval(float(v.mean()), float(low), float(high))
 
 
+def over_seeds(values: Sequence[float]) -> Interval:
+    """Mean over a few seeds with the 95 % interval of Student's t; one seed has no interval beyond itself."""
+    v = np.asarray(values, dtype=np.float64)
+    mean = float(v.mean())
+    if len(v) < 2:
+        return Interval(mean, mean, mean)
+    quantile = _STUDENT[min(len(v) - 2, len(_STUDENT) - 1)]
+    half = quantile * float(v.std(ddof=1)) / len(v) ** 0.5
+    return Interval(mean, mean - half, mean + half)
+
+
+# Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond, the last is a safe stand-in.
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145)
+
+
 def repeat_noise(config_feats: Sequence[Floats], targets: Sequence[Floats]) -> float | None:
     """Standard deviation of log runtime between exact repeats of a configuration, pooled; None without repeats."""
     squares, degrees = 0.0, 0

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel import numpy_baselines, numpy_ranker
+from tilewise.costmodel.gbdt import GBDT, restore_gbdt
 from tilewise.costmodel.kernel import Kernel
 from tilewise.costmodel.prepare import Preparation, Prepared
 from tilewise.costmodel.schema import Schema
@@ -64,13 +65,15 @@ class Scorer:
         return np.concatenate(pieces)
 
 
-def load_scorer(path: str | Path) -> Scorer:
+def load_scorer(path: str | Path) -> Scorer | GBDT:
     """The scorer in a model file, or in the folder of a training run.
 
     >>> load_scorer("model.safetensors").score(kernel).argmin()  # doctest: +SKIP
     17
     """
     file = read_model_file(path)
+    if file.record["model"] == "GBDT":
+        return restore_gbdt(file)
     kwargs = file.record.get("model_kwargs") or {}
     if not isinstance(kwargs, dict):
         raise FileFormatError(f"{path} does not say how its model is built; export it again.")

@@ -6,7 +6,9 @@ The baselines start from the course's defaults; TileRanker from its own, which a
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,3 +95,15 @@ def default_settings(model: str, **changes: Any) -> TrainSettings:
         raise ConfigurationError(f"There is no training setting {unknown[0]!r}; there are {', '.join(sorted(known))}.")
     base = RANKER_DEFAULTS if model == "TileRanker" else {}
     return TrainSettings(model=model, **(base | {k: v for k, v in changes.items() if v is not None}))
+
+
+def parse_kwargs(kwargs: Mapping[str, Any] | str | None) -> dict[str, Any]:
+    parsed: Any = kwargs or {}
+    if isinstance(kwargs, str):
+        try:
+            parsed = json.loads(kwargs or "{}")
+        except (ValueError, RecursionError) as error:
+            raise ConfigurationError('The model\'s arguments must be JSON, as in {"hidden_dim": 128}.') from error
+    if not isinstance(parsed, Mapping):
+        raise ConfigurationError('The model\'s arguments must be a JSON object, as in {"hidden_dim": 128}.')
+    return dict(parsed)

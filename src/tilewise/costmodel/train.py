@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from tilewise.costmodel.adam import FlatAdam
+    from tilewise.costmodel.gbdt import GBDT
 
 CHECKPOINT = "checkpoint.safetensors"
 METRICS = ("opa", "tau", "top1", "top5", "top10")
@@ -62,7 +63,7 @@ def train(
     progress: bool = True,
     report: Report | None = None,
     **settings: Any,
-) -> TrainedModel:
+) -> TrainedModel | GBDT:
     """Train a model by name on the train split, choosing the checkpoint on the valid split.
 
     With `out_dir`, the model, its learning curve and a checkpoint to resume from are kept there.
@@ -70,6 +71,8 @@ def train(
     >>> model = train(load_dataset("h200"), "TileRanker", seed=1)  # doctest: +SKIP
     """
     chosen = model if isinstance(model, TrainSettings) else default_settings(model, **settings)
+    if chosen.model == "GBDT":
+        return _train_trees(dataset, chosen, Path(out_dir).expanduser() if out_dir else None)
     if not dataset.train.labelled or not dataset.valid.labelled:
         raise ConfigurationError("Training needs train and valid splits with runtimes; this collection lacks one.")
     run = _Run(dataset, chosen, _device(device), Path(out_dir).expanduser() if out_dir else None)
@@ -77,6 +80,17 @@ def train(
         run.resume(progress)
     run.learn(report or (_print_epoch if progress else _silent))
     return run.finish()
+
+
+def _train_trees(dataset: Dataset, settings: TrainSettings, folder: Path | None) -> GBDT:
+    from tilewise.costmodel.gbdt import train_gbdt
+
+    started = time.perf_counter()
+    trees = train_gbdt(dataset, settings.seed, **settings.model_kwargs)
+    trees.record["seconds"] = time.perf_counter() - started
+    if folder:
+        trees.save(folder / MODEL_FILE)
+    return trees
 
 
 class _Run:

@@ -22,6 +22,8 @@ from tilewise.errors import FileFormatError
 if TYPE_CHECKING:
     from torch import nn
 
+    from tilewise.costmodel.gbdt import GBDT
+
 FORMAT = "tilewise-cost-model-1"
 MODEL_FILE = "model.safetensors"
 
@@ -86,10 +88,15 @@ class ModelFile:
     record: dict[str, Any]
 
 
+def model_path(path: str | Path) -> Path:
+    """The model file meant by a path: itself, or the one in a run's folder."""
+    found = Path(path).expanduser()
+    return found / MODEL_FILE if found.is_dir() else found
+
+
 def read_model_file(path: str | Path) -> ModelFile:
     """Read a model file, or the one in a folder."""
-    found = Path(path).expanduser()
-    found = found / MODEL_FILE if found.is_dir() else found
+    found = model_path(path)
     tensors, record = read_tensors(found)
     if record.get("format") != FORMAT or not isinstance(record.get("model"), str):
         raise FileFormatError(f"{found} is not a cost model of this version of tilewise; train or export it again.")
@@ -102,13 +109,17 @@ def read_model_file(path: str | Path) -> ModelFile:
     return ModelFile(weights, preparation, Schema(tuple(names)), record)
 
 
-def load_model(path: str | Path, device: str = "cpu") -> TrainedModel:
+def load_model(path: str | Path, device: str = "cpu") -> TrainedModel | GBDT:
     """The torch model in a file or folder; see `scorer.load_scorer` for one that needs no torch."""
+    file = read_model_file(path)
+    if file.record["model"] == "GBDT":
+        from tilewise.costmodel.gbdt import restore_gbdt
+
+        return restore_gbdt(file)
     import torch
 
     from tilewise.costmodel.models import build_model
 
-    file = read_model_file(path)
     kwargs = file.record.get("model_kwargs") or {}
     module = build_model(file.record["model"], file.preparation.node_width, file.preparation.config_width, kwargs)
     try:

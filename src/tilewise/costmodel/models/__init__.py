@@ -18,6 +18,7 @@ from torch import nn
 
 from tilewise.costmodel.models.baselines import MLP, EarlyJoinResGCN, EarlyJoinSAGE, LateJoinResGCN, LateJoinSAGE
 from tilewise.costmodel.models.ranker import TileRanker
+from tilewise.costmodel.settings import parse_kwargs
 from tilewise.errors import ConfigurationError
 
 MODELS: dict[str, type[nn.Module]] = {
@@ -60,15 +61,3 @@ def build_model(
         return cls(node_width, config_width, **settings)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigurationError(f"{name} cannot be built with {json.dumps(settings)}: {error}.") from error
-
-
-def parse_kwargs(kwargs: Mapping[str, Any] | str | None) -> dict[str, Any]:
-    parsed: Any = kwargs or {}
-    if isinstance(kwargs, str):
-        try:
-            parsed = json.loads(kwargs or "{}")
-        except (ValueError, RecursionError) as error:
-            raise ConfigurationError('The model\'s arguments must be JSON, as in {"hidden_dim": 128}.') from error
-    if not isinstance(parsed, Mapping):
-        raise ConfigurationError('The model\'s arguments must be a JSON object, as in {"hidden_dim": 128}.')
-    return dict(parsed)

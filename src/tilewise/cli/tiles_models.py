@@ -1,0 +1,310 @@
+"""`tilewise tiles train|evaluate|predict|export`: from measured kernels to a model, its report card, its answers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from tilewise.costmodel.dataset import Dataset
+    from tilewise.costmodel.evaluate import Evaluation
+
+Collection = Annotated[
+    str, typer.Argument(help="A folder with train, valid and test, or an embedded collection's name.")
+]
+CacheDir = Annotated[Path | None, typer.Option(help="Where converted data is kept.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Limit = Annotated[int | None, typer.Option(help="Read only the first so many kernels of each split.", min=1)]
+
+
+def attach(app: typer.Typer) -> None:
+    """Add these commands to `tilewise tiles`."""
+    app.command("train")(train)
+    app.command("evaluate")(evaluate)
+    app.command("predict")(predict)
+    app.command("export")(export)
+
+
+def train(
+    collection: Collection,
+    out: Annotated[Path, typer.Option(help="Folder for the model, its learning curve and its checkpoint.")],
+    model: Annotated[
+        str, typer.Option(help="TileRanker, GBDT, a baseline, or your own package.module:Class.")
+    ] = "TileRanker",
+    model_kwargs: Annotated[
+        str, typer.Option(help='Arguments of the model as JSON, as in {"hidden_dim": 128}.')
+    ] = "{}",
+    epochs: Annotated[int | None, typer.Option(help="Passes over the train split.")] = None,
+    early_stop: Annotated[int | None, typer.Option(help="Stop after so many epochs without gain.")] = None,
+    losses: Annotated[str | None, typer.Option(help="As in ListMLELoss:1,MSE:0.02.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Step size of Adam.")] = None,
+    configs: Annotated[int | None, typer.Option(help="Configurations sampled per kernel and step.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Kernels per step.")] = None,
+    select: Annotated[
+        str | None, typer.Option(help="Metric that chooses the checkpoint: opa, tau, top1, top5, top.")
+    ] = None,
+    max_seconds: Annotated[float | None, typer.Option(help="Stop after so many seconds of training.")] = None,
+    seed: Annotated[int, typer.Option(help="Fixes every random choice.")] = 0,
+    seeds: Annotated[
+        int, typer.Option(help="Train so many models, from this seed on; report mean and interval.", min=1)
+    ] = 1,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+    resume: Annotated[bool, typer.Option(help="Continue from the folder's checkpoint.")] = True,
+    limit: Limit = None,
+    cache_dir: CacheDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a cost model on a collection; the checkpoint best on the valid split is kept.
+
+    Example: tilewise tiles train h200 --out runs/ranker --seeds 5
+    """
+    from tilewise.costmodel.dataset import load_dataset
+
+    data = load_dataset(collection, cache_dir=cache_dir, limit=limit)
+    settings = {
+        "epochs": epochs, "early_stop": early_stop, "losses": losses, "learning_rate": learning_rate,
+        "configs": configs, "batch": batch, "select": select, "max_seconds": max_seconds,
+    }  # fmt: skip
+    results = []
+    for number in range(seed, seed + seeds):
+        folder = out if seeds == 1 else out / f"seed_{number}"
+        results.append(_train_one(data, model, model_kwargs, settings, number, folder, device, resume))
+    _report_training(results, out, as_json)
+
+
+def _train_one(
+    data: Dataset, model: str, kwargs: str, settings: dict[str, Any], seed: int, folder: Path, device: str, resume: bool
+) -> dict[str, Any]:
+    from tilewise.costmodel.curves import plot_curve
+    from tilewise.costmodel.evaluate import evaluate as evaluate_model
+    from tilewise.costmodel.train import train as train_model
+
+    trained = train_model(
+        data,
+        model,
+        out_dir=folder,
+        device=device,
+        resume=resume,
+        seed=seed,
+        model_kwargs=_arguments(kwargs),
+        **settings,
+    )
+    if trained.record.get("curve"):
+        plot_curve(trained.record, folder / "curve.png")
+    found: dict[str, Any] = {"seed": seed, "folder": str(folder), "seconds": trained.record.get("seconds")}
+    for split in ("valid", "test"):
+        if data.split(split).labelled:
+            metrics = evaluate_model(trained, data, split, baselines=False).rows[0].metrics
+            found[split] = {name: interval.mean for name, interval in metrics.items()}
+    return found
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    from tilewise.costmodel.settings import parse_kwargs
+
+    return parse_kwargs(text)
+
+
+def _report_training(results: list[dict[str, Any]], out: Path, as_json: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from tilewise.costmodel.metrics import over_seeds
+
+    summary = {
+        split: {name: over_seeds([r[split][name] for r in results]) for name in results[0][split]}
+        for split in ("valid", "test")
+        if split in results[0]
+    }
+    if as_json:
+        intervals = {s: {n: vars(i) for n, i in metrics.items()} for s, metrics in summary.items()}
+        typer.echo(json.dumps({"runs": results, "summary": intervals}, indent=1))
+        return
+    table = Table(title=f"{len(results)} model(s) in {out}", title_justify="left")
+    for heading in (
+        "split",
+        "top-1 error",
+        "top-5 error",
+        "top-10 error",
+        "tile score",
+        "ordered pairs",
+        "Kendall tau",
+    ):
+        table.add_column(heading, justify="left" if heading == "split" else "right")
+    for split, metrics in summary.items():
+        cells = [_percent(metrics[k]) for k in ("top1", "top5", "top10", "tile_score", "opa")]
+        table.add_row(split, *cells, f"{metrics['tau'].mean:.3f}")
+    Console().print(table)
+
+
+def evaluate(
+    collection: Collection,
+    models: Annotated[list[Path], typer.Argument(help="Model files or folders of training runs.")],
+    split: Annotated[str, typer.Option(help="train, valid or test.")] = "valid",
+    gbdt: Annotated[
+        bool, typer.Option(help="Also train gradient-boosted trees on the train split, as a baseline.")
+    ] = True,
+    by_program: Annotated[
+        bool, typer.Option("--by-program", help="Also print top-1 and top-5 error per program.")
+    ] = False,
+    leave_one_out: Annotated[str | None, typer.Option(help="Also train this model once per program left out.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the table into this picture.")] = None,
+    seed: Annotated[int, typer.Option(help="Fixes the random baseline and the bootstrap.")] = 0,
+    limit: Limit = None,
+    cache_dir: CacheDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare models with chance, the default configuration, a formula and boosted trees, with intervals.
+
+    Example: tilewise tiles evaluate h200 runs/ranker --split test --plot report.png
+    """
+    from tilewise.costmodel.dataset import load_dataset
+    from tilewise.costmodel.evaluate import evaluate as evaluate_models
+    from tilewise.costmodel.evaluate import leave_one_program_out, plot_evaluation
+    from tilewise.costmodel.rank import Model
+    from tilewise.costmodel.trained import load_model
+
+    data = load_dataset(collection, cache_dir=cache_dir, limit=limit)
+    named: dict[str, Model] = {str(path): load_model(path) for path in models}
+    if gbdt and data.train.labelled:
+        trees = _trees(data, seed)
+        named |= {"GBDT": trees} if trees else {}
+    evaluation = evaluate_models(named, data, split, seed=seed)
+    left_out = leave_one_program_out(data, leave_one_out, seed=seed) if leave_one_out else None
+    if plot:
+        plot_evaluation(evaluation, plot)
+    if as_json:
+        from tilewise.costmodel.files import without_nans
+
+        typer.echo(json.dumps(without_nans(evaluation.as_dict() | {"leave_one_program_out": left_out}), indent=1))
+        return
+    _print_evaluation(evaluation, by_program)
+    if left_out:
+        _print_programs("left out in training", left_out)
+
+
+def _trees(data: Dataset, seed: int) -> Any:
+    from tilewise.costmodel.gbdt import train_gbdt
+    from tilewise.errors import UnavailableError
+
+    try:
+        return train_gbdt(data, seed)
+    except UnavailableError as error:
+        print(f"{error} The table goes without them.", file=sys.stderr)
+        return None
+
+
+def _print_evaluation(evaluation: Evaluation, by_program: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    title = (
+        f"{evaluation.split}: {evaluation.kernels} kernels, {evaluation.configs} configurations (mean, 95 % interval)"
+    )
+    table = Table(title=title, title_justify="left")
+    keys = {
+        "top1": "top-1 error",
+        "top5": "top-5 error",
+        "top10": "top-10 error",
+        "tile_score": "tile score",
+        "opa": "ordered pairs",
+    }
+    table.add_column("model")
+    for heading in (*keys.values(), "Kendall tau"):
+        table.add_column(heading, justify="right")
+    for row in evaluation.rows:
+        cells = [_percent(row.metrics[key]) if key in row.metrics else "" for key in keys]
+        table.add_row(row.name, *cells, f"{row.metrics['tau'].mean:.3f}" if "tau" in row.metrics else "")
+    if evaluation.ceiling:
+        table.add_row(
+            "noise ceiling",
+            *(f"{evaluation.ceiling[key]:.2%}" if key in evaluation.ceiling else "" for key in keys),
+            "",
+        )
+    Console().print(table)
+    if by_program:
+        for row in evaluation.rows:
+            _print_programs(row.name, row.by_program)
+
+
+def _print_programs(title: str, programs: dict[str, dict[str, float]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for heading in ("program", "top-1 error", "top-5 error"):
+        table.add_column(heading, justify="left" if heading == "program" else "right")
+    for program, metrics in programs.items():
+        table.add_row(program, f"{metrics['top1']:.2%}", f"{metrics['top5']:.2%}")
+    Console().print(table)
+
+
+def _percent(interval: Any) -> str:
+    return f"{interval.mean:.2%} ({interval.low:.2%}–{interval.high:.2%})"
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(help="A model file, or the folder of a training run.")],
+    collection: Collection,
+    split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
+    out: Annotated[Path, typer.Option(help="The CSV to write.")] = Path("predictions_model_output.csv"),
+    top: Annotated[int, typer.Option(help="Configurations per kernel.", min=1, max=1000)] = 5,
+    limit: Limit = None,
+    cache_dir: CacheDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rank every kernel of a split and write the best configurations; says how sure the model is. Needs no torch.
+
+    Example: tilewise tiles predict runs/ranker h200 --split test --out predictions.csv
+    """
+    from tilewise.costmodel.dataset import load_dataset
+    from tilewise.costmodel.predictions import padding_note, write_predictions
+    from tilewise.costmodel.progress import track
+    from tilewise.costmodel.rank import rank
+    from tilewise.costmodel.scorer import load_scorer
+
+    scorer = load_scorer(model)
+    kernels = load_dataset(collection, cache_dir=cache_dir, limit=limit).split(split)
+    rankings = {k.name: rank(scorer, k) for k in track(kernels, "ranking", len(kernels))}
+    short = write_predictions(out, {name: found.top(top) for name, found in rankings.items()}, top)
+    sure = {name: found.sure_top5 for name, found in rankings.items() if found.sure_top5 is not None}
+    if as_json:
+        typer.echo(
+            json.dumps({"out": str(out), "kernels": len(rankings), "padded": short, "sure_top5": sure}, indent=1)
+        )
+        return
+    typer.echo(f"{len(rankings)} kernels ranked into {out}.")
+    if short:
+        typer.echo(padding_note(short, top))
+    if sure:
+        unsure = sum(p < 0.5 for p in sure.values())
+        mean = sum(sure.values()) / len(sure)
+        typer.echo(
+            f"Expected share with a top-5 configuration within 1 % of the best: {mean:.0%}; {unsure} look unsure."
+        )
+
+
+def export(
+    model: Annotated[Path, typer.Argument(help="The folder of a training run, or a model file.")],
+    out: Annotated[Path, typer.Argument(help="The file to write.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write a trained model to one file that the NumPy scorer reads, checked by reading it back.
+
+    Example: tilewise tiles export runs/ranker ranker.safetensors
+    """
+    from tilewise._files import write_whole
+    from tilewise.costmodel.scorer import load_scorer
+    from tilewise.costmodel.trained import model_path
+
+    scorer = load_scorer(model)
+    content = model_path(model).read_bytes()
+    write_whole(out, content)
+    if as_json:
+        typer.echo(json.dumps({"out": str(out), "model": scorer.name, "bytes": len(content)}))
+    else:
+        typer.echo(f"{scorer.name} written to {out} ({len(content) / 1e6:.2f} MB).")

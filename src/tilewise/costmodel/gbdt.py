@@ -1,0 +1,137 @@
+"""Gradient-boosted trees on a table: one row per configuration, the strong tabular baseline.
+
+A row holds the configuration's columns, the kernel's sizes and how the one cuts the other (the same derived numbers
+that TileRanker reads), and the mean of the node features. The trees are LightGBM's, stored as its text inside our own
+file format, so no pickle is involved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.costmodel.dataset import Dataset
+from tilewise.costmodel.files import write_tensors
+from tilewise.costmodel.kernel import Kernel
+from tilewise.costmodel.prepare import Preparation
+from tilewise.costmodel.rankerfeatures import RankerFeatures
+from tilewise.costmodel.schema import Schema
+from tilewise.costmodel.trained import ModelFile, header
+from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
+
+DEFAULTS: dict[str, Any] = {
+    "objective": "regression",
+    "num_leaves": 31,
+    "learning_rate": 0.08,
+    "min_data_in_leaf": 20,
+    "feature_fraction": 0.8,
+    "bagging_fraction": 0.8,
+    "bagging_freq": 1,
+}
+TREES = 300
+MOST_ROWS = 2_000_000
+_RELEVANCE = 31
+
+
+@dataclass(eq=False)
+class GBDT:
+    """Trained trees; `score` and `calibration` are what `rank` asks for."""
+
+    booster: Any
+    preparation: Preparation
+    schema: Schema
+    record: dict[str, Any] = field(default_factory=dict)
+    name: str = "GBDT"
+
+    @property
+    def calibration(self) -> dict[str, Any] | None:
+        return self.record.get("calibration")
+
+    def score(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
+        sign = -1.0 if self.record.get("ranks") else 1.0
+        table = tabular(self.preparation, kernel, rows)
+        return np.asarray(sign * self.booster.predict(table), dtype=np.float32)
+
+    def save(self, path: str | Path) -> None:
+        text = np.frombuffer(self.booster.model_to_string().encode(), dtype=np.uint8)
+        tensors = {"weight.trees": text} | {f"prepare.{k}": v for k, v in self.preparation.tensors().items()}
+        write_tensors(Path(path), tensors, self.record | header(self.preparation, self.schema))
+
+
+def tabular(
+    preparation: Preparation, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None
+) -> npt.NDArray[np.float32]:
+    """Configuration features (the kernel's own among them) beside the mean of the node features."""
+    part = preparation.apply(kernel, rows)
+    mean = np.broadcast_to(part.node.mean(axis=0), (len(part.config), part.node.shape[1]))
+    return np.hstack([part.config, mean])
+
+
+def train_gbdt(dataset: Dataset, seed: int = 0, trees: int = TREES, threads: int = 0, **parameters: Any) -> GBDT:
+    """Fit trees to log runtime above the kernel's best, or with objective="lambdarank" to the order."""
+    lightgbm = _lightgbm()
+    if not dataset.train.labelled:
+        raise ConfigurationError("Training needs a train split with runtimes; this collection has none.")
+    chosen = DEFAULTS | parameters
+    ranks = chosen["objective"] == "lambdarank"
+    preparation = RankerFeatures.fit(dataset.train)
+    table, goal, groups = _table(dataset, preparation, seed, ranks)
+    if ranks:
+        chosen["label_gain"] = list(range(_RELEVANCE + 1))
+    settings = chosen | {
+        "seed": seed,
+        "deterministic": True,
+        "force_row_wise": True,
+        "verbose": -1,
+        "num_threads": threads,
+    }
+    try:
+        data = lightgbm.Dataset(table, goal, group=groups if ranks else None)
+        booster = lightgbm.train(settings, data, int(trees))
+    except (lightgbm.basic.LightGBMError, ValueError, TypeError) as error:
+        raise ConfigurationError(f"LightGBM refused these settings: {str(error).splitlines()[0]}.") from error
+    model = GBDT(
+        booster, preparation, dataset.schema, {"model": "GBDT", "ranks": ranks, "settings": chosen, "seed": seed}
+    )
+    if dataset.valid.labelled:
+        from tilewise.costmodel.uncertainty import calibrate
+
+        model.record["calibration"] = calibrate(model, dataset.valid)
+    return model
+
+
+def _table(
+    dataset: Dataset, preparation: Preparation, seed: int, ranks: bool
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float64], list[int]]:
+    rng = np.random.default_rng(seed)
+    most = max(16, MOST_ROWS // max(1, len(dataset.train)))
+    tables, goals = [], []
+    for kernel in dataset.train:
+        rows = None if kernel.n_configs <= most else np.sort(rng.choice(kernel.n_configs, most, replace=False))
+        target = kernel.target if rows is None else kernel.target[rows]
+        above = target / target.min()
+        tables.append(tabular(preparation, kernel, rows))
+        goals.append(np.floor(_RELEVANCE / above) if ranks else np.log(above))
+    return np.concatenate(tables), np.concatenate(goals), [len(goal) for goal in goals]
+
+
+def restore_gbdt(file: ModelFile) -> GBDT:
+    lightgbm = _lightgbm()
+    try:
+        text = bytes(file.weights["trees"]).decode()
+        booster = lightgbm.Booster(model_str=text)
+    except (KeyError, UnicodeDecodeError, lightgbm.basic.LightGBMError) as error:
+        raise FileFormatError("The model file holds no trees that LightGBM can read; train it again.") from error
+    return GBDT(booster, file.preparation, file.schema, file.record)
+
+
+def _lightgbm() -> Any:
+    try:
+        import lightgbm
+    except ImportError as error:
+        raise UnavailableError("GBDT needs LightGBM; install tilewise[train].") from error
+    return lightgbm
