@@ -9,16 +9,16 @@ import pytest
 
 pytest.importorskip("torch")
 
-from typer.testing import CliRunner  # noqa: E402
+from typer.testing import CliRunner
 
-from costmodel.simulated import simulated_kernels, write_collection  # noqa: E402
-from tilewise.cli.tiles import tiles  # noqa: E402
-from tilewise.costmodel import evaluate, load_model, load_scorer, rank, train  # noqa: E402
-from tilewise.costmodel.dataset import dataset_from_kernels  # noqa: E402
-from tilewise.costmodel.evaluate import leave_one_program_out, plot_evaluation  # noqa: E402
-from tilewise.costmodel.metrics import top_k_error  # noqa: E402
-from tilewise.costmodel.uncertainty import calibrate, confidence  # noqa: E402
-from tilewise.errors import ConfigurationError, TilewiseError  # noqa: E402
+from costmodel.simulated import simulated_kernels, write_collection
+from tilewise.cli.tiles import tiles
+from tilewise.costmodel import evaluate, load_model, load_scorer, rank, train
+from tilewise.costmodel.dataset import dataset_from_kernels
+from tilewise.costmodel.evaluate import leave_one_program_out, plot_evaluation
+from tilewise.costmodel.metrics import top_k_error
+from tilewise.costmodel.uncertainty import calibrate, confidence
+from tilewise.errors import ConfigurationError, TilewiseError
 
 
 @pytest.fixture(scope="module")
