@@ -10,9 +10,11 @@ def register(app: typer.Typer) -> None:
     from tilewise.cli.collect import collect
     from tilewise.cli.fit import fit
     from tilewise.cli.machine import machine
+    from tilewise.cli.profile import profile
     from tilewise.cli.tiles import tiles
 
     app.command()(machine)
+    app.command()(profile)
     app.command()(fit)
     app.add_typer(tiles, name="tiles")
     app.add_typer(collect, name="collect")

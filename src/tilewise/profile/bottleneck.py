@@ -87,10 +87,17 @@ def find_bottlenecks(results: ProfileResults) -> list[Finding]:
 def _deal_out(results: ProfileResults) -> _Ledger:
     ledger = _Ledger()
     preferred = _preferred_backends()
-    usual = _usual_seconds(results.units)
+    times = _times_by_likeness(results.units)
     for unit in results.units:
-        took = min(unit.seconds, _DISTURBED * usual[_likeness(unit)])
-        _deal_unit(replace(unit, seconds=took), ledger, preferred, results.machine.fresh_memory)
+        like = times[_likeness(unit)]
+        usual = median(like) if len(like) >= 5 else float("inf")
+        unit = replace(unit, seconds=min(unit.seconds, _DISTURBED * usual))
+        if is_slow_backend(
+            replace(unit, seconds=min(like)), preferred
+        ):  # at its best, so that load is not blamed on it
+            ledger.add(BACKEND, unit.seconds, unit.layer, unit.name)
+        else:
+            _deal_unit(unit, ledger, results.machine.fresh_memory)
     for row in results.by_layer.values():
         taking = min(row.own_seconds, _excess(row.own_allocated, 0) / results.machine.fresh_memory)
         ledger.add(ALLOCATION, taking, row.name)
@@ -103,22 +110,19 @@ def _likeness(unit: Unit) -> tuple[object, ...]:
     return unit.name, unit.layer, unit.phase, unit.shapes, unit.backend
 
 
-def _usual_seconds(units: list[Unit]) -> dict[tuple[object, ...], float]:
-    """The median time of each operation that ran at least five times in one place on one shape; no bound for others."""
+def _times_by_likeness(units: list[Unit]) -> dict[tuple[object, ...], list[float]]:
+    """The times of each operation in one place on one shape."""
     times: dict[tuple[object, ...], list[float]] = defaultdict(list)
     for unit in units:
         times[_likeness(unit)].append(unit.seconds)
-    return {key: median(taken) if len(taken) >= 5 else float("inf") for key, taken in times.items()}
+    return times
 
 
 _OUTSIDE = "(outside the layers)"
 
 
-def _deal_unit(unit: Unit, ledger: _Ledger, preferred: dict[str, str], fresh_memory: float) -> None:
+def _deal_unit(unit: Unit, ledger: _Ledger, fresh_memory: float) -> None:
     left = unit.seconds
-    if is_slow_backend(unit, preferred):
-        ledger.add(BACKEND, left, unit.layer, unit.name)
-        return
     if unit.name in MOVES_ONLY and unit.result_bytes > _LARGE_EXCESS:
         ledger.add(ALLOCATION, left, unit.layer, unit.name)
         return

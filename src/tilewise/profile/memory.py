@@ -7,14 +7,15 @@ more for the sources of the peak, and repeatedly to look for a leak.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tilewise._extension import native
+from tilewise.profile import heap
 from tilewise.profile.heap import Counts, native_peak, tracing, watching
 from tilewise.profile.leaks import AllocationSite, LeakReport, find_leak
 from tilewise.profile.limits import MeasurementError, TimeIsUp, TimeLimitError, time_limit
@@ -163,15 +164,17 @@ def _sites_at_peak(func: Callable[[], Any], peak: int) -> list[AllocationSite]:
 
 
 def _largest(snapshot: tracemalloc.Snapshot) -> list[AllocationSite]:
-    own = (tracemalloc.__file__, __file__)
+    own = (tracemalloc.__file__, __file__, heap.__file__, contextlib.__file__)
     rows = [s for s in snapshot.statistics("lineno") if s.traceback[0].filename not in own]
+    least = sum(row.size for row in rows) / 100  # what is below a hundredth is not worth a line
+    rows = [row for row in rows if row.size >= least]
     return [
         AllocationSite(f"{s.traceback[0].filename}:{s.traceback[0].lineno}", s.size, s.count)
         for s in rows[:_MOST_SITES]
     ]
 
 
-@contextmanager
+@contextlib.contextmanager
 def _guarded(limit: float) -> Iterator[None]:
     """A time limit, and one sentence for a function that raises or never ends."""
     try:

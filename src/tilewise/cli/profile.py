@@ -1,0 +1,98 @@
+"""`tilewise profile`: where a model's or a script's time and memory go, against what this machine can do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from tilewise.profile import ProfilerContext
+    from tilewise.profile.targets import Target
+
+
+def profile(
+    model: Annotated[
+        str | None, typer.Argument(help="mlp, cnn, vgg6, resnet8, gpt, gpt:6x384, or a saved .safetensors file.")
+    ] = None,
+    script: Annotated[Path | None, typer.Option(help="Profile this Python program instead of a model.")] = None,
+    arguments: Annotated[list[str] | None, typer.Option("--arg", help="An argument for the script; repeat it.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Inputs in a batch.")] = 32,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens in a sequence (gpt).")] = 128,
+    repeat: Annotated[int, typer.Option(min=1, help="Recorded calls, after a warm-up.")] = 5,
+    backward: Annotated[bool, typer.Option("--backward", help="Train: the backward pass as well.")] = False,
+    backend: Annotated[str | None, typer.Option(help="Route operations through this backend, e.g. numpy.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of the native kernels.")] = None,
+    seed: Annotated[int, typer.Option(help="Decides weights and inputs.")] = 0,
+    html: Annotated[Path | None, typer.Option(help="Write a page with a timeline and a roofline plot.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace, for ui.perfetto.dev.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+) -> None:
+    """Say where time and memory go, by layer and by operation, and what limits the program.
+
+    Example: tilewise profile cnn --batch 32 --html cnn.html
+    """
+    from contextlib import nullcontext
+
+    from tilewise import set_num_threads
+    from tilewise.backend import use_backend
+    from tilewise.errors import ConfigurationError
+
+    if (model is None) == (script is None):
+        raise ConfigurationError("say what to profile: a model (tilewise profile cnn) or --script my.py")
+    if threads is not None:
+        set_num_threads(threads)
+    with use_backend(backend) if backend else nullcontext():
+        if script is not None:
+            profiler, extra = _profile_script(script, arguments or [])
+        else:
+            from tilewise.profile.targets import model_target
+
+            assert model is not None
+            profiler, extra = _profile_model(model_target(model, batch, backward, tokens, seed), repeat)
+    _print(profiler, extra, as_json)
+    written = [profiler.export_html(html, f"tilewise profile: {model or script}")] if html else []
+    written += [profiler.export_trace(trace)] if trace else []
+    for path in written:
+        typer.echo(f"Wrote {path}.", err=as_json)
+
+
+def _profile_model(target: Target, repeat: int) -> tuple[ProfilerContext, dict[str, Any]]:
+    from tilewise.profile import MemoryProfiler, ProfilerContext, Timer
+
+    timing = Timer(time_limit=20.0).measure(target.call, warmup=2, runs=max(repeat, 10))
+    profiler = ProfilerContext()
+    with profiler:
+        for _ in range(repeat):
+            target.call()
+    memory = MemoryProfiler(leak_seconds=3.0).profile(target.call)
+    calls = "call" if repeat == 1 else "calls"
+    return profiler, {"title": f"{target.name}, {repeat} {calls}", "timing": timing, "memory": memory}
+
+
+def _profile_script(script: Path, arguments: list[str]) -> tuple[ProfilerContext, dict[str, Any]]:
+    from tilewise.profile import ProfilerContext
+    from tilewise.profile.targets import run_script
+
+    with ProfilerContext() as profiler:
+        note = run_script(script, arguments)
+    return profiler, {"title": str(script), "note": note}
+
+
+def _print(profiler: ProfilerContext, extra: dict[str, Any], as_json: bool) -> None:
+    timing, memory = extra.get("timing"), extra.get("memory")
+    if as_json:
+        data = profiler.get_results().as_dict() | {"title": extra["title"], "note": extra.get("note", "")}
+        data |= {"timing": timing.as_dict() if timing else None, "memory": memory.as_dict() if memory else None}
+        typer.echo(json.dumps(data, indent=1))
+        return
+    typer.echo(f"{extra['title']}\n")
+    typer.echo(profiler.report())
+    if timing is not None:
+        typer.echo(f"\nTime of one call: {timing}")
+    if memory is not None:
+        typer.echo(f"Memory of one call: {memory}")
+    if extra.get("note"):
+        typer.echo(f"Note: {extra['note']}.")

@@ -1,0 +1,97 @@
+"""What `tilewise profile` runs: a reference model by name, a saved one by its file, or somebody's script."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewise.errors import ConfigurationError, TilewiseError
+
+MODELS = ("mlp", "cnn", "vgg6", "resnet8", "gpt")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model with an input, and one call of it."""
+
+    name: str
+    model: Any
+    input: Any
+    call: Callable[[], Any]
+
+
+def model_target(name: str, batch: int, backward: bool = False, tokens: int = 128, seed: int = 0) -> Target:
+    """A reference model ("cnn", "gpt:6x384") or a saved file, with a random batch of its kind of input."""
+    from tilewise import Tensor, models, no_grad
+
+    if batch < 1 or tokens < 1:
+        raise ConfigurationError(f"batch and tokens must be at least 1, not {batch} and {tokens}")
+    kind, _, size = name.partition(":")
+    if kind == "gpt":
+        model: Any = models.gpt(size or "4x128", seed=seed)
+    elif kind in MODELS and not size:
+        model = getattr(models, kind)(seed=seed)
+    elif Path(name).is_file():
+        from tilewise.models.saved import load_model
+
+        kind, model = load_model(name)
+    else:
+        raise ConfigurationError(
+            f"{name!r} is neither a model ({', '.join(MODELS)}; gpt:6x384 for a size) nor a saved file"
+        )
+    model.train(backward)
+    x = _input_for(kind, model, batch, tokens, np.random.default_rng(seed))
+
+    def call() -> Any:
+        argument = Tensor(x) if x.dtype.kind == "f" else x
+        if backward:
+            model.zero_grad()
+            return model(argument).sum().backward()
+        with no_grad():
+            return model(argument)
+
+    return Target(name, model, x, call)
+
+
+def _input_for(kind: str, model: Any, batch: int, tokens: int, rng: np.random.Generator) -> Any:
+    if kind == "gpt":
+        return rng.integers(0, model.vocab, (batch, min(tokens, model.context)))
+    if kind == "mlp":
+        return rng.random((batch, model[0].in_features), dtype=np.float32)
+    if kind == "cnn":
+        size = 4 * round((model[12].in_features / 64) ** 0.5)
+        return rng.random((batch, model[0].in_channels, size, size), dtype=np.float32)
+    return rng.random((batch, 3, 32, 32), dtype=np.float32)
+
+
+def run_script(path: Path, arguments: list[str]) -> str:
+    """Run a Python file as a program. Returns a note where it did not end by itself, else an empty string."""
+    if not path.is_file():
+        raise ConfigurationError(f"there is no script {path}")
+    before = sys.argv, sys.path[:]
+    sys.argv, sys.path[:0] = [str(path), *arguments], [str(path.resolve().parent)]
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except KeyboardInterrupt:
+        return f"{path} was interrupted; the report covers what ran"
+    except SystemExit as error:
+        return "" if error.code in (None, 0) else f"{path} ended with exit code {error.code}"
+    except TilewiseError as error:
+        raise ConfigurationError(f"{path}{_line_in(path, error)}: {error}") from None
+    except Exception as error:
+        raise ConfigurationError(f"{path}{_line_in(path, error)} raised {type(error).__name__}: {error}") from None
+    finally:
+        sys.argv, sys.path[:] = before
+    return ""
+
+
+def _line_in(path: Path, error: BaseException) -> str:
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name == path.name]
+    return f" line {frames[-1].lineno}" if frames else ""
