@@ -208,7 +208,7 @@ void adam_step_entry(FloatOut param, const Floats& grad, FloatOut m, FloatOut v,
   s.rest1 = static_cast<float>(1.0 - beta1);
   s.rest2 = static_cast<float>(1.0 - beta2);
   s.step_size = static_cast<float>(lr / (1.0 - std::pow(beta1, static_cast<double>(step))));
-  s.root_of_correction = static_cast<float>(std::sqrt(1.0 - std::pow(beta2, static_cast<double>(step))));
+  s.root_factor = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(beta2, static_cast<double>(step))));
   nb::gil_scoped_release release;
   adam_step(param.data(), grad.data(), m.data(), v.data(), s, static_cast<int64_t>(n));
 }

@@ -130,7 +130,7 @@ void adam(float* param, const float* grad, float* m, float* v, const AdamSetting
     const vf v1 = lanes.get(v + i) * s.beta2 + g * g * s.rest2;
     lanes.put(m + i, m1);
     lanes.put(v + i, v1);
-    const vf root = vsqrt(v1) / s.root_of_correction + s.eps;
+    const vf root = vsqrt(v1) * s.root_factor + s.eps;
     lanes.put(param + i, p - m1 / root * s.step_size);
   });
 }

@@ -14,7 +14,7 @@ struct AdamSettings {
   float beta2, eps;
   float rest1, rest2;        // 1 - beta1, 1 - beta2
   float step_size;           // lr / (1 - beta1^step)
-  float root_of_correction;  // sqrt(1 - beta2^step)
+  float root_factor;         // 1 / sqrt(1 - beta2^step)
 };
 
 struct ElementwiseKernels {

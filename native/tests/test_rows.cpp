@@ -177,7 +177,7 @@ TW_TEST(an_adam_step_is_right) {
   for (int64_t n : {1, 17, 33000}) {
     Floats param = random_floats(n, 13), m(param.size(), 0.1f), v(param.size(), 0.2f);
     const Floats grad = random_floats(n, 14), before = param;
-    const tw::AdamSettings s = {0.99f, 0.0f, 0.999f, 1e-8f, 0.1f, 0.001f, 0.01f, 0.5f};
+    const tw::AdamSettings s = {0.99f, 0.0f, 0.999f, 1e-8f, 0.1f, 0.001f, 0.01f, 2.0f};
     tw::adam_step(param.data(), grad.data(), m.data(), v.data(), s, n);
     for (size_t i = 0; i < param.size(); ++i) {
       const double m1 = 0.1 + (grad[i] - 0.1) * 0.1, v1 = 0.2 * 0.999 + grad[i] * grad[i] * 0.001;
