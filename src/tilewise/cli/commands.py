@@ -9,6 +9,7 @@ def register(app: typer.Typer) -> None:
     """Attach every command to the application. Each module defines thin Typer functions that import their work late."""
     from tilewise.cli.collect import collect
     from tilewise.cli.fit import fit
+    from tilewise.cli.generate import generate, kv
     from tilewise.cli.machine import machine
     from tilewise.cli.profile import profile
     from tilewise.cli.tiles import tiles
@@ -16,5 +17,7 @@ def register(app: typer.Typer) -> None:
     app.command()(machine)
     app.command()(profile)
     app.command()(fit)
+    app.command()(generate)
+    app.command()(kv)
     app.add_typer(tiles, name="tiles")
     app.add_typer(collect, name="collect")

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from tilewise.errors import FileFormatError
 from tilewise.io import load
+from tilewise.models import GPT_SIZES
 from tilewise.nn import GPT
 
 Array = npt.NDArray[Any]
@@ -59,6 +60,23 @@ def load_gpt2(path: str | os.PathLike[str], heads: int | None = None) -> GPT:
     layers = len({name.split(".")[1] for name in state if name.startswith("blocks.")})
     model = GPT(layers, width, heads or max(1, width // 64), vocabulary, context, approximate="tanh")
     model.load_state_dict(state)
+    return model
+
+
+def load_gpt(path: str | os.PathLike[str]) -> GPT:
+    """A GPT from a file of this package (`tilewise fit gpt`) or of GPT-2."""
+    tensors = load(path)
+    if any(name.endswith("wte.weight") for name in tensors):
+        return load_gpt2(path)
+    try:
+        vocabulary, width = tensors["token_embedding.weight"].shape
+        context = tensors["position_embedding.weight"].shape[0]
+    except (KeyError, ValueError):
+        raise FileFormatError(f"{path} does not hold a GPT: there is no token_embedding.weight") from None
+    layers = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
+    heads = {w: h for _, w, h in GPT_SIZES.values()}.get(width, max(1, width // 64))
+    model = GPT(layers, width, heads, vocabulary, context)
+    model.load_state_dict(tensors)
     return model
 
 
