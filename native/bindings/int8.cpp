@@ -9,6 +9,9 @@
 #include "bindings/bindings.h"
 #include "bindings/numpy_api.h"
 #include "common/alloc.h"
+#include "common/thread_pool.h"
+#include "kernels/cached.h"
+#include "kernels/int8_ops.h"
 
 namespace tw {
 namespace {
@@ -229,9 +232,123 @@ class Int8Layer {
   float residual_scale_ = 0.0f;
 };
 
+// An image buffer of the integer layers: shape, border, and where its inside begins.
+struct Plane {
+  int64_t images, height, width, pixel, border;
+
+  Plane(PyArrayObject* x, int border_) : border(border_) {
+    images = PyArray_DIM(x, 0);
+    height = PyArray_DIM(x, 1) - 2 * border;
+    width = PyArray_DIM(x, 2) - 2 * border;
+    pixel = PyArray_DIM(x, 3);
+    if (border < 0 || height < 0 || width < 0) throw nb::value_error("the border is wider than the image");
+  }
+  Plane(int64_t n, int64_t h, int64_t w, int64_t c, int b) : images(n), height(h), width(w), pixel(c), border(b) {
+    if (b < 0) throw nb::value_error("a border cannot be negative");
+  }
+  int64_t row_step() const { return (width + 2 * border) * pixel; }
+  int64_t image_step() const { return (height + 2 * border) * row_step(); }
+  int64_t inside() const { return border * row_step() + border * pixel; }
+  nb::object allocate(int fill) const {
+    const npy_intp shape[4] = {images, height + 2 * border, width + 2 * border, pixel};
+    nb::object out = new_array(4, shape, NPY_UINT8);
+    if (border > 0) std::memset(data<uint8_t>(out), fill, images * image_step());
+    return out;
+  }
+};
+
+void check_zero(int zero) {
+  if (zero < 0 || zero > 255) throw nb::value_error("a zero point lies between 0 and 255");
+}
+
+nb::object quantize_images(nb::handle x, float scale, int zero, int border) {
+  PyArrayObject* in = checked(x, NPY_FLOAT32, 4, "x");
+  check_zero(zero);
+  const int64_t channels = PyArray_DIM(in, 1);
+  const Plane plane(PyArray_DIM(in, 0), PyArray_DIM(in, 2), PyArray_DIM(in, 3), round_up(channels, kInt8Group), border);
+  nb::object out = plane.allocate(zero);
+  GilRelease release(true);
+  const int64_t image = channels * plane.height * plane.width;
+  parallel_for(static_cast<int>(plane.images), [&](int i) {
+    active_int8_ops().quantize_image(data<const float>(x) + i * image, channels, plane.height, plane.width, 1.0f / scale,
+                                     zero, data<uint8_t>(out) + i * plane.image_step() + plane.inside(),
+                                     plane.row_step(), plane.pixel);
+  });
+  return out;
+}
+
+// x (rows, n) float32 to (rows, n rounded up to 4) bytes by one scale.
+nb::object quantize_flat(nb::handle x, float scale, int zero) {
+  PyArrayObject* in = checked(x, NPY_FLOAT32, 2, "x");
+  check_zero(zero);
+  const int64_t rows = PyArray_DIM(in, 0), n = PyArray_DIM(in, 1), padded = round_up(n, kInt8Group);
+  const npy_intp shape[2] = {rows, padded};
+  nb::object out = new_array(2, shape, NPY_UINT8);
+  GilRelease release(rows * n > 10000);
+  for (int64_t r = 0; r < rows; ++r) {
+    active_int8_ops().quantize(data<const float>(x) + r * n, n, 1.0f / scale, zero, data<uint8_t>(out) + r * padded);
+    std::memset(data<uint8_t>(out) + r * padded + n, zero, padded - n);
+  }
+  return out;
+}
+
+// x (rows, n) float32 to bytes with 128 added, each row by its own scale: (bytes, scales).
+std::tuple<nb::object, nb::object> quantize_rows(nb::handle x) {
+  PyArrayObject* in = checked(x, NPY_FLOAT32, 2, "x");
+  const int64_t rows = PyArray_DIM(in, 0), n = PyArray_DIM(in, 1), padded = round_up(n, kInt8Group);
+  const npy_intp shape[2] = {rows, padded};
+  nb::object bytes = new_array(2, shape, NPY_UINT8), scales = new_array(1, shape, NPY_FLOAT32);
+  GilRelease release(rows * n > 10000);
+  for (int64_t r = 0; r < rows; ++r) {
+    data<float>(scales)[r] =
+        active_cached().quantize_row(data<const float>(x) + r * n, n, padded, data<uint8_t>(bytes) + r * padded);
+  }
+  return {bytes, scales};
+}
+
+nb::object max_pool(nb::handle x, int border, IntPair kernel, IntPair stride, IntPair padding, int out_border, int zero) {
+  const Plane in(checked(x, NPY_UINT8, 4, "x"), border);
+  check_zero(zero);
+  const PoolWindow w{std::get<0>(kernel), std::get<1>(kernel), std::get<0>(stride),
+                     std::get<1>(stride), std::get<0>(padding), std::get<1>(padding)};
+  if (w.kernel_h < 1 || w.kernel_w < 1 || w.stride_h < 1 || w.stride_w < 1 || w.pad_h < 0 || w.pad_w < 0 ||
+      2 * w.pad_h > w.kernel_h || 2 * w.pad_w > w.kernel_w || in.height + 2 * w.pad_h < w.kernel_h ||
+      in.width + 2 * w.pad_w < w.kernel_w) {
+    throw nb::value_error("the pooling window does not fit the image");
+  }
+  const Plane out(in.images, (in.height + 2 * w.pad_h - w.kernel_h) / w.stride_h + 1,
+                  (in.width + 2 * w.pad_w - w.kernel_w) / w.stride_w + 1, in.pixel, out_border);
+  nb::object result = out.allocate(zero);
+  GilRelease release(true);
+  parallel_for(static_cast<int>(in.images), [&](int i) {
+    active_int8_ops().max_pool(data<const uint8_t>(x) + i * in.image_step() + in.inside(), in.height, in.width,
+                               in.row_step(), in.pixel, w, out.height, out.width,
+                               data<uint8_t>(result) + i * out.image_step() + out.inside(), out.row_step());
+  });
+  return result;
+}
+
+nb::object sum_pixels(nb::handle x, int border) {
+  const Plane in(checked(x, NPY_UINT8, 4, "x"), border);
+  const npy_intp shape[2] = {in.images, in.pixel};
+  nb::object sums = new_array(2, shape, NPY_INT32);
+  GilRelease release(true);
+  for (int64_t i = 0; i < in.images; ++i) {
+    active_int8_ops().sum_pixels(data<const uint8_t>(x) + i * in.image_step() + in.inside(), in.height, in.width,
+                                 in.row_step(), in.pixel, data<int32_t>(sums) + i * in.pixel);
+  }
+  return sums;
+}
+
 }  // namespace
 
 void bind_int8(nb::module_& m) {
+  m.def("int8_quantize_images", quantize_images, nb::arg("x"), nb::arg("scale"), nb::arg("zero"), nb::arg("border"));
+  m.def("int8_quantize", quantize_flat, nb::arg("x"), nb::arg("scale"), nb::arg("zero"));
+  m.def("int8_quantize_rows", quantize_rows, nb::arg("x"));
+  m.def("int8_max_pool", max_pool, nb::arg("x"), nb::arg("border"), nb::arg("kernel"), nb::arg("stride"),
+        nb::arg("padding"), nb::arg("out_border"), nb::arg("zero"));
+  m.def("int8_sum_pixels", sum_pixels, nb::arg("x"), nb::arg("border"));
   nb::class_<Int8Layer>(m, "Int8Layer")
       .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, IntPair, IntPair>(), nb::arg("weights"),
            nb::arg("offset"), nb::arg("scale").none(), nb::arg("bias").none(), nb::arg("stride"), nb::arg("padding"))

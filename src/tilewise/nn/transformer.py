@@ -50,13 +50,17 @@ class MultiHeadAttention(Module):
     ) -> Tensor:
         if x.ndim != 3 or x.shape[2] != self.embed_dim:
             raise ShapeError(f"attention takes (B, T, {self.embed_dim}), not {x.shape}")
-        qkv = F.linear(x, self.in_proj_weight, self.in_proj_bias)  # (B, T, 3C)
+        qkv = self.project(x)  # (B, T, 3C)
         if past_kv is None and mask is None and self.causal:
             mixed = F.packed_causal_attention(qkv, self.num_heads)
         else:
             mixed = self.attend(qkv, past_kv, mask)
         out: Tensor = self.out_proj(mixed, residual=residual)
         return out
+
+    def project(self, x: Tensor) -> Tensor:
+        """Queries, keys and values side by side."""
+        return F.linear(x, self.in_proj_weight, self.in_proj_bias)
 
     def attend(self, qkv: Tensor, past_kv: LayerCache | None, mask: TensorLike | None) -> Tensor:
         b, t, _ = qkv.shape

@@ -1,0 +1,27 @@
+"""INT8: weights stored as int8, products computed as int8."""
+
+from tilewise.quantize.array import QuantizedArray, quantize_array
+from tilewise.quantize.calibration import Calibration, calibrate
+from tilewise.quantize.convert import QuantizedModel, StepReport, quantize
+from tilewise.quantize.dynamic import quantize_dynamic
+from tilewise.quantize.files import load_quantized, save_quantized
+from tilewise.quantize.layers import QuantizedConv2d, QuantizedLinear
+from tilewise.quantize.parameters import AffineParameters, INT8Quantizer, QuantizedWeights
+
+__all__ = [
+    "AffineParameters",
+    "Calibration",
+    "INT8Quantizer",
+    "QuantizedArray",
+    "QuantizedConv2d",
+    "QuantizedLinear",
+    "QuantizedModel",
+    "QuantizedWeights",
+    "StepReport",
+    "calibrate",
+    "load_quantized",
+    "quantize",
+    "quantize_array",
+    "quantize_dynamic",
+    "save_quantized",
+]

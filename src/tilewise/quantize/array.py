@@ -1,0 +1,86 @@
+"""Activations between integer layers: bytes, channels last, with a frame of zero points around each image.
+
+The frame is as wide as the padding of the convolutions that will read it, so they never test for the edge. Channels are
+rounded up to a multiple of four, what one dot instruction takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise._extension import native
+from tilewise.quantize.parameters import AffineParameters
+
+Array = npt.NDArray[Any]
+
+
+def round_up(n: int) -> int:
+    return -(-n // 4) * 4
+
+
+@dataclass(frozen=True)
+class QuantizedArray:
+    """`data` is (N, H + 2 border, W + 2 border, C') uint8 for images, (N, K') for rows; `channels` of them count."""
+
+    data: Array
+    parameters: AffineParameters
+    channels: int
+    border: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As a float array would have it: (N, C, H, W) or (N, K)."""
+        if self.data.ndim == 2:
+            return (self.data.shape[0], self.channels)
+        n, h, w, _ = self.data.shape
+        return (n, self.channels, h - 2 * self.border, w - 2 * self.border)
+
+    def inside(self) -> Array:
+        """The image without its frame: (N, H, W, C')."""
+        b = self.border
+        return self.data[:, b : self.data.shape[1] - b, b : self.data.shape[2] - b] if b else self.data
+
+    def dequantize(self) -> Array:
+        """float32, channels first."""
+        if self.data.ndim == 2:
+            return self.parameters.dequantize(self.data[:, : self.channels])
+        pixels = self.inside()[..., : self.channels]
+        return np.ascontiguousarray(self.parameters.dequantize(pixels).transpose(0, 3, 1, 2))
+
+    def with_border(self, border: int) -> QuantizedArray:
+        """The same image in a frame at least `border` wide."""
+        if self.border >= border:
+            return self
+        inside = self.inside()
+        n, h, w, c = inside.shape
+        data = np.full((n, h + 2 * border, w + 2 * border, c), self.parameters.zero_point, np.uint8)
+        data[:, border : border + h, border : border + w] = inside
+        return QuantizedArray(data, self.parameters, self.channels, border)
+
+
+def quantize_array(x: Array, parameters: AffineParameters, border: int = 0) -> QuantizedArray:
+    """float32 (N, C, H, W) or (N, K) to bytes."""
+    x = np.ascontiguousarray(x, np.float32)
+    if native is not None and x.ndim == 4:
+        data = native.int8_quantize_images(x, parameters.scale, parameters.zero_point, border)
+    elif native is not None:
+        data = native.int8_quantize(x, parameters.scale, parameters.zero_point)
+    else:
+        data = _quantize_numpy(x, parameters, border)
+    return QuantizedArray(data, parameters, x.shape[1], border)
+
+
+def _quantize_numpy(x: Array, parameters: AffineParameters, border: int) -> Array:
+    q, zero = parameters.quantize(x), parameters.zero_point
+    if x.ndim == 2:
+        out = np.full((len(q), round_up(q.shape[1])), zero, np.uint8)
+        out[:, : q.shape[1]] = q
+        return out
+    n, c, h, w = q.shape
+    out = np.full((n, h + 2 * border, w + 2 * border, round_up(c)), zero, np.uint8)
+    out[:, border : border + h, border : border + w, :c] = q.transpose(0, 2, 3, 1)
+    return out

@@ -1,0 +1,51 @@
+"""Transformers in int8: every linear layer with int8 weights, activations quantized row by row as they come.
+
+No calibration: a row's scale is its own largest value. Norms, softmax and attention scores stay in float32.
+"""
+
+from __future__ import annotations
+
+import copy
+
+from tilewise import nn
+from tilewise.nn import Module
+from tilewise.nn.transformer import MultiHeadAttention
+from tilewise.quantize.layers import QuantizedLinear
+from tilewise.tensor import Tensor
+
+
+class QuantizedAttention(MultiHeadAttention):
+    """Attention whose projections are int8."""
+
+    def __init__(self, attention: MultiHeadAttention) -> None:
+        self.embed_dim, self.num_heads, self.head_dim = attention.embed_dim, attention.num_heads, attention.head_dim
+        self.causal = attention.causal
+        self.in_proj = QuantizedLinear(attention.in_proj_weight.data, attention.in_proj_bias.data)
+        self.out_proj = QuantizedLinear.from_float(attention.out_proj)  # type: ignore[assignment]
+
+    def project(self, x: Tensor) -> Tensor:
+        out: Tensor = self.in_proj(x)
+        return out
+
+
+def quantize_dynamic(model: Module) -> Module:
+    """A copy of `model` in which every linear layer computes in int8."""
+    out = copy.deepcopy(model)
+    _replace(out)
+    return out.eval()
+
+
+def _replace(module: Module) -> None:
+    for name, child in list(module.named_children()):
+        if isinstance(child, MultiHeadAttention):
+            setattr(module, name, QuantizedAttention(child))
+        elif isinstance(child, nn.Linear):
+            setattr(module, name, QuantizedLinear.from_float(child))
+        else:
+            _replace(child)
+
+
+def int8_bytes(model: Module) -> int:
+    """Bytes of all weights of a dynamically quantized model, int8 and float."""
+    quantized = sum(m.nbytes for m in model.modules() if isinstance(m, QuantizedLinear))
+    return quantized + sum(t.data.nbytes for _, t in model.named_tensors())

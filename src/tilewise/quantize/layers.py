@@ -1,0 +1,290 @@
+"""Integer layers: int8 weights, uint8 activations, 32-bit sums; bias, ReLU, residual and rounding inside the kernel.
+
+A layer keeps no float copy of its weights. Static layers take and give QuantizedArrays; a dynamic linear layer takes
+floats, chooses a scale per row as they come, and gives floats.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise._extension import native
+from tilewise.backend import current_backend
+from tilewise.errors import ConfigurationError, GradientError, ShapeError
+from tilewise.nn import Module
+from tilewise.quantize.array import QuantizedArray, quantize_array, round_up
+from tilewise.quantize.parameters import AffineParameters, INT8Quantizer
+from tilewise.quantize.reference import NumpyInt8Layer
+from tilewise.tensor import Tensor, is_grad_enabled
+
+Array = npt.NDArray[Any]
+Pair = tuple[int, int]
+_LARGEST_BIAS = 2**30  # leaves the other half of 32 bits to the products
+
+INT32, FLOAT32, UINT8 = 0, 1, 2  # what a kernel's linear() gives
+
+
+def new_kernel(
+    weights: Array, offset: Array, scale: Array, bias: Array | None, stride: Pair = (1, 1), padding: Pair = (0, 0)
+) -> Any:
+    """The compiled layer, or NumPy's where there is none. weights (O, kh, kw, C) int8."""
+    kind = NumpyInt8Layer if native is None else native.Int8Layer
+    return kind(np.ascontiguousarray(weights), offset, scale.astype(np.float32), bias, stride, padding)
+
+
+def integer_offset(q: Array, bias: Array | None, scales: Array, zero_point: int) -> Array:
+    """What is added to the sums of a channel: the bias in units of the sums, and the input's zero point taken out."""
+    total: Array = -zero_point * q.reshape(len(q), -1).astype(np.int64).sum(1)
+    if bias is not None:
+        steps = np.rint(bias.astype(np.float64) / scales)
+        if np.abs(steps).max(initial=0) > _LARGEST_BIAS:
+            raise ConfigurationError("its inputs are so small that its bias does not fit into 32 bits beside them")
+        total = total + steps.astype(np.int64)
+    return total.astype(np.int32)
+
+
+class QuantizedConv2d(Module):
+    """A convolution on bytes, with ReLU and a residual addition taken along where asked.
+
+    `weight` is (O, C, kh, kw) float32; `input` and `output` are the affine parameters of what comes in and goes out.
+    """
+
+    def __init__(
+        self,
+        weight: Array,
+        bias: Array | None,
+        input: AffineParameters,
+        output: AffineParameters,
+        stride: Pair = (1, 1),
+        padding: Pair = (0, 0),
+        relu: bool = False,
+        residual: AffineParameters | None = None,
+        out_border: int = 0,
+    ) -> None:
+        weights = INT8Quantizer().quantize_weights(weight)
+        q = np.ascontiguousarray(weights.q.transpose(0, 2, 3, 1))  # (O, kh, kw, C)
+        offset = integer_offset(q, bias, input.scale * weights.scale.astype(np.float64), input.zero_point)
+        self._set_up(q, weights.scale, offset, input, output, stride, padding, relu, residual, out_border)
+
+    @classmethod
+    def from_float(
+        cls, conv: Any, input: AffineParameters, output: AffineParameters, **options: Any
+    ) -> QuantizedConv2d:
+        """From an nn.Conv2d without groups."""
+        if conv.groups != 1:
+            raise ConfigurationError("a convolution with groups has no int8 kernel; it stays in float32")
+        bias = None if conv.bias is None else conv.bias.data
+        return cls(conv.weight.data, bias, input, output, conv.stride, conv.padding, **options)
+
+    @classmethod
+    def restored(cls, *parts: Any) -> QuantizedConv2d:
+        """From integers: the arguments of `_set_up`."""
+        layer = cls.__new__(cls)
+        layer._set_up(*parts)
+        return layer
+
+    def _set_up(
+        self,
+        q: Array,
+        scale: Array,
+        offset: Array,
+        input: AffineParameters,
+        output: AffineParameters,
+        stride: Pair,
+        padding: Pair,
+        relu: bool,
+        residual: AffineParameters | None,
+        out_border: int,
+    ) -> None:
+        self.weight_scale, self.offset, self.input, self.output = scale, offset, input, output
+        self.stride, self.padding, self.relu = stride, padding, relu
+        self.residual, self.out_border, self.out_channels = residual, out_border, len(q)
+        combined = input.scale * scale.astype(np.float64) / output.scale
+        self.kernel = new_kernel(q, offset, combined, None, self.stride, self.padding)
+        self.kernel.set_output(output.zero_point, output.zero_point if relu else 0, 255)
+        if residual is not None:
+            self.kernel.set_residual(residual.scale / output.scale, residual.zero_point)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights, offsets and scales."""
+        return int(self.kernel.nbytes)
+
+    def forward(self, x: Any, residual: QuantizedArray | None = None) -> QuantizedArray:
+        border = max(self.padding)
+        if not isinstance(x, QuantizedArray):
+            x = quantize_array(_float(x), self.input, border)
+        _check_parameters(x, self.input)
+        if (residual is None) != (self.residual is None):
+            raise ConfigurationError("this layer was made with a residual, or without one, and must be called so")
+        x = x.with_border(border)
+        try:
+            if residual is None:
+                data = self.kernel.conv(x.data, x.border, None, 0, self.out_border)
+            else:
+                data = self.kernel.conv(x.data, x.border, residual.data, residual.border, self.out_border)
+        except ValueError as error:
+            raise ShapeError(f"QuantizedConv2d cannot work on shape {x.shape}: {error}") from None
+        return QuantizedArray(data, self.output, self.out_channels, self.out_border)
+
+
+class QuantizedLinear(Module):
+    """y = x @ weight.T + bias on bytes. With `output` it gives a QuantizedArray, without it floats; without `input` it
+    is dynamic: floats in, a scale per row as they come."""
+
+    def __init__(
+        self,
+        weight: Array,
+        bias: Array | None,
+        input: AffineParameters | None = None,
+        output: AffineParameters | None = None,
+        relu: bool = False,
+    ) -> None:
+        weights = INT8Quantizer().quantize_weights(weight)
+        self._set_up(weights.q, weights.scale, bias, input, output, relu)
+
+    @classmethod
+    def from_float(cls, linear: Any, **options: Any) -> QuantizedLinear:
+        """From an nn.Linear; dynamic unless `input` is given."""
+        return cls(linear.weight.data, None if linear.bias is None else linear.bias.data, **options)
+
+    @classmethod
+    def restored(cls, *parts: Any) -> QuantizedLinear:
+        """From integers: the arguments of `_set_up`."""
+        layer = cls.__new__(cls)
+        layer._set_up(*parts)
+        return layer
+
+    def _set_up(
+        self,
+        q: Array,
+        scale: Array,
+        bias: Array | None,
+        input: AffineParameters | None,
+        output: AffineParameters | None,
+        relu: bool,
+    ) -> None:
+        self.weight_scale, self.input, self.output, self.relu = scale, input, output, relu
+        self.out_features, self.in_features = q.shape
+        self.float_bias = None if bias is None else np.ascontiguousarray(bias, np.float32)
+        in_scale, zero = (1.0, 128) if input is None else (input.scale, input.zero_point)
+        combined = in_scale * scale.astype(np.float64)
+        whole = integer_offset(q, bias if output is not None else None, combined, zero)
+        if output is not None:
+            combined = combined / output.scale
+        kernel_bias = None if output is not None else self.float_bias
+        self.kernel = new_kernel(q[:, None, None, :], whole, combined, kernel_bias)
+        if output is not None:
+            self.kernel.set_output(output.zero_point, output.zero_point if relu else 0, 255)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.kernel.nbytes)
+
+    def forward(self, x: Any, activation: str | None = None, residual: Any = None) -> Any:
+        if self.input is None:
+            return self._dynamic(x, activation, residual)
+        if not isinstance(x, QuantizedArray):
+            x = quantize_array(_float(x), self.input)
+        _check_parameters(x, self.input)
+        if x.data.ndim != 2 or x.channels != self.in_features:
+            raise ShapeError(f"QuantizedLinear takes (N, {self.in_features}), not {x.shape}")
+        if self.output is None:
+            return self.kernel.linear(x.data, FLOAT32, None, self.relu)
+        return QuantizedArray(self.kernel.linear(x.data, UINT8, None, False), self.output, self.out_features)
+
+    def _dynamic(self, x: Any, activation: str | None, residual: Any) -> Tensor:
+        if is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad:
+            raise GradientError("an int8 layer has no gradient; run it under no_grad()")
+        values = _float(x)
+        if values.shape[-1:] != (self.in_features,):
+            raise ShapeError(f"QuantizedLinear takes (..., {self.in_features}), not {values.shape}")
+        rows = np.ascontiguousarray(values.reshape(-1, self.in_features), np.float32)
+        q, scales = quantize_rows(rows)
+        out = self.kernel.linear(q, FLOAT32, scales, self.relu or (activation == "relu" and residual is None))
+        out = out.reshape(*values.shape[:-1], self.out_features)
+        if residual is not None:
+            out += _float(residual)
+        if activation == "gelu" or (activation == "relu" and residual is not None):
+            out = current_backend().dispatch(activation, out)
+        return Tensor(out)
+
+
+def quantize_rows(rows: Array) -> tuple[Array, Array]:
+    """float32 (M, K) to bytes with 128 added, each row by its own scale."""
+    if native is not None:
+        q, scales = native.int8_quantize_rows(rows)
+        return q, scales
+    largest = np.nan_to_num(np.abs(rows)).max(1, initial=0)
+    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
+    q = np.full((len(rows), round_up(rows.shape[1])), 128, np.uint8)
+    q[:, : rows.shape[1]] = np.rint(np.nan_to_num(rows * inverse[:, None])).astype(np.int32) + 128
+    return q, largest / np.float32(127)
+
+
+def max_pool(x: QuantizedArray, kernel: Pair, stride: Pair, padding: Pair, out_border: int) -> QuantizedArray:
+    """The largest byte of each window: the largest number, since the scale is the same."""
+    zero = x.parameters.zero_point
+    if native is not None:
+        data = native.int8_max_pool(x.data, x.border, kernel, stride, padding, out_border, zero)
+    else:
+        windows = _windows(x, kernel, stride, padding, 0).max((4, 5))
+        data = QuantizedArray(windows, x.parameters, x.channels).with_border(out_border).data
+    return QuantizedArray(data, x.parameters, x.channels, out_border)
+
+
+def avg_pool(x: QuantizedArray, kernel: Pair, stride: Pair, padding: Pair, out_border: int) -> QuantizedArray:
+    """The mean of each window, padding counted as zeros, rounded to the input's own steps."""
+    windows = _windows(x, kernel, stride, padding, x.parameters.zero_point)
+    mean = np.rint(windows.astype(np.int32).sum((4, 5)) / (kernel[0] * kernel[1])).astype(np.uint8)
+    return QuantizedArray(mean, x.parameters, x.channels).with_border(out_border)
+
+
+def global_pool(x: QuantizedArray, output: AffineParameters) -> QuantizedArray:
+    """The mean of each channel, rounded to `output`'s steps."""
+    _, _, h, w = x.shape
+    sums = _pixel_sums(x)
+    mean = (sums.astype(np.float32) / np.float32(h * w) - x.parameters.zero_point) * np.float32(x.parameters.scale)
+    q = output.quantize(mean)
+    q[:, x.channels :] = output.zero_point
+    return QuantizedArray(q, output, x.channels)
+
+
+def _pixel_sums(x: QuantizedArray) -> Array:
+    if native is None:
+        plain: Array = x.inside().sum((1, 2), dtype=np.int32)
+        return plain
+    sums: Array = native.int8_sum_pixels(x.data, x.border)
+    return sums
+
+
+def flatten(x: QuantizedArray) -> QuantizedArray:
+    """(N, C, H, W) to (N, H W C): the order the next layer's weights were put into."""
+    if x.data.ndim == 2:
+        return x
+    rows = np.ascontiguousarray(x.inside()[..., : x.channels]).reshape(len(x.data), -1)
+    width = rows.shape[1]
+    if width % 4:
+        rows = np.pad(rows, ((0, 0), (0, round_up(width) - width)), constant_values=x.parameters.zero_point)
+    return QuantizedArray(rows, x.parameters, width)
+
+
+def _windows(x: QuantizedArray, kernel: Pair, stride: Pair, padding: Pair, fill: int) -> Array:
+    (ph, pw), inside = padding, x.inside()
+    inside = np.pad(inside, ((0, 0), (ph, ph), (pw, pw), (0, 0)), constant_values=fill)
+    windows = np.lib.stride_tricks.sliding_window_view(inside, kernel, (1, 2))  # (N, H, W, C, kh, kw)
+    strided: Array = windows[:, :: stride[0], :: stride[1]]
+    return strided
+
+
+def _float(x: Any) -> Array:
+    values = x.data if isinstance(x, Tensor) else np.asarray(x)
+    return values if values.dtype == np.float32 else values.astype(np.float32)
+
+
+def _check_parameters(x: QuantizedArray, wanted: AffineParameters) -> None:
+    if x.parameters != wanted:
+        raise ConfigurationError("these bytes have another scale or zero point than the layer was made for")

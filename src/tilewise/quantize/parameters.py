@@ -1,0 +1,113 @@
+"""Real numbers as 8-bit integers: a scale, a zero point, and the rounding between.
+
+Weights are symmetric int8 (zero point 0), with one scale per output channel or one for all. Activations are affine
+uint8: real = (q - zero_point) * scale, with 0.0 exactly representable, because padding and ReLU need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.errors import ConfigurationError, DtypeError, ShapeError
+
+Array = npt.NDArray[Any]
+_SMALLEST_SCALE = float(np.finfo(np.float32).tiny) * 2**24
+
+
+@dataclass(frozen=True)
+class AffineParameters:
+    """uint8 activations: real = (q - zero_point) * scale."""
+
+    scale: float
+    zero_point: int
+
+    def quantize(self, x: Array) -> Array:
+        """NaN becomes the zero point; what is out of range saturates."""
+        scaled = np.nan_to_num(np.asarray(x, np.float32) * np.float32(1 / np.float32(self.scale)), nan=0.0)
+        clipped = np.clip(scaled, -self.zero_point, 255 - self.zero_point)
+        rounded: Array = np.rint(clipped).astype(np.int32) + self.zero_point
+        return rounded.astype(np.uint8)
+
+    def dequantize(self, q: Array) -> Array:
+        real: Array = (q.astype(np.int32) - self.zero_point).astype(np.float32) * np.float32(self.scale)
+        return real
+
+
+def affine_from_range(low: float, high: float) -> AffineParameters:
+    """Parameters whose 256 steps cover [low, high] and 0."""
+    if not (np.isfinite(low) and np.isfinite(high)):
+        raise ConfigurationError(f"a range from {low} to {high} cannot be quantized")
+    low, high = min(low, 0.0), max(high, 0.0)
+    if low == high:  # nothing but zeros was seen: any scale represents them
+        high = 1.0
+    scale = float(np.float32(max((high - low) / 255, _SMALLEST_SCALE)))
+    return AffineParameters(scale, round(min(max(-low / scale, 0), 255)))
+
+
+@dataclass(frozen=True)
+class QuantizedWeights:
+    """int8 weights `q`, their `scale` (per output channel, or one) and `zero_point` (0: symmetric); and, where
+    calibration data was given, the affine parameters of the layer's input."""
+
+    q: Array
+    scale: Array
+    zero_point: Array
+    input: AffineParameters | None = None
+
+    def dequantize(self) -> Array:
+        return self.q.astype(np.float32) * spread(self.scale, self.q.ndim)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.q.nbytes + self.scale.nbytes + self.zero_point.nbytes)
+
+
+def spread(scale: Array, ndim: int) -> Array:
+    """Per-channel numbers shaped to multiply an array of `ndim` dimensions along its first."""
+    return scale.reshape(-1, *([1] * (ndim - 1))) if scale.size > 1 else scale.reshape(())
+
+
+class INT8Quantizer:
+    """Turns float weights into int8.
+
+    >>> weights = np.array([[0.5, -1.0], [2.0, 0.25]], np.float32)
+    >>> INT8Quantizer().quantize_weights(weights).q
+    array([[  64, -127],
+           [ 127,   16]], dtype=int8)
+    """
+
+    def __init__(self, per_channel: bool = True) -> None:
+        self.per_channel = per_channel
+
+    def quantize_weights(self, weights: Any, calibration_data: Any = None) -> QuantizedWeights:
+        """Weights with their output channels first; `calibration_data` is an array of inputs, or batches of them."""
+        w = np.asarray(weights)
+        if w.dtype.kind != "f":
+            raise DtypeError(f"weights must be floating point, not {w.dtype}")
+        if w.ndim == 0 or w.size == 0:
+            raise ShapeError(f"weights of shape {w.shape} cannot be quantized: there is nothing in them")
+        if not np.isfinite(w).all():
+            raise ConfigurationError("the weights hold NaN or infinity, which have no int8 form")
+        axes = tuple(range(1, w.ndim)) if self.per_channel else None
+        largest = np.atleast_1d(np.abs(w).max(axes)).astype(np.float64)
+        scale = np.where(largest > 0, np.maximum(largest / 127, _SMALLEST_SCALE), 1.0).astype(np.float32)
+        q = np.clip(np.rint(w / spread(scale, w.ndim)), -127, 127).astype(np.int8)
+        zero = np.zeros(scale.shape, np.int32)
+        return QuantizedWeights(q, scale, zero, None if calibration_data is None else _input(calibration_data))
+
+
+def _input(data: Any) -> AffineParameters:
+    batches: Iterable[Any] = [data] if isinstance(data, np.ndarray) or hasattr(data, "requires_grad") else data
+    low, high, seen = np.inf, -np.inf, 0
+    for batch in batches:
+        x = np.asarray(batch)
+        if x.size:
+            low, high, seen = min(low, float(x.min())), max(high, float(x.max())), seen + x.size
+    if not seen:
+        raise ConfigurationError("there is no calibration data")
+    return affine_from_range(low, high)
