@@ -1,5 +1,6 @@
 """The reference models, and their trained weights."""
 
+from tilewise.models.pretrained import pretrained
 from tilewise.models.reference import GPT_SIZES, ResidualBlock, ResNet8, cnn, gpt, mlp, resnet8, vgg6
 
-__all__ = ["GPT_SIZES", "ResNet8", "ResidualBlock", "cnn", "gpt", "mlp", "resnet8", "vgg6"]
+__all__ = ["GPT_SIZES", "ResNet8", "ResidualBlock", "cnn", "gpt", "mlp", "pretrained", "resnet8", "vgg6"]
