@@ -6,7 +6,8 @@ Each file is what one command wrote (AVX-512 kernels, one thread, Python 3.11's 
     tilewise fit cnn --seed 0 --threads 1     99.2 % of the held-out digits
     tilewise fit gpt --seed 0 --threads 1     validation loss 1.185 nats a character (1.71 bits)
 
-Another instruction set or kernel version rounds differently, so a repeated run gives weights as good, not the same bits.
+Another instruction set or kernel version rounds differently, so a repeated run gives weights as good, not the same
+bits.
 """
 
 from __future__ import annotations

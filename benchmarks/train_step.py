@@ -1,0 +1,106 @@
+"""One training step (forward, loss, backward, AdamW) of the reference models beside PyTorch, from the same weights.
+
+    python -m benchmarks.train_step [--threads 1 2] [--only vgg6 gpt] [--json benchmarks/results/train_step.json]
+
+Before timing, the two losses of three steps are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as TF
+
+import tilewise as tw
+from benchmarks import torch_models
+from benchmarks.harness import Row, Run, compare, write_results
+from tilewise import interop, models, optim
+from tilewise.nn import functional as F
+
+CASES = {
+    "vgg6": "vgg6, batch 32",
+    "resnet8": "resnet8, batch 32",
+    "gpt": "gpt 6x384, 8 x 256 tokens",
+    "gpt_small": "gpt 4x128, 16 x 256 tokens",
+}
+
+
+def batch(name: str) -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    if name.startswith("gpt"):
+        ids = rng.integers(0, 65, (8 if name == "gpt" else 16, 257))
+        return ids[:, :-1].copy(), ids[:, 1:].copy()
+    return rng.standard_normal((32, 3, 32, 32), dtype=np.float32), rng.integers(0, 10, 32)
+
+
+def pair(name: str) -> tuple[Any, Any]:
+    """Our model and PyTorch's, with the same weights."""
+    size = {"gpt": ("6x384",), "gpt_small": ("4x128",)}.get(name, ())
+    kind = "gpt" if size else name
+    ours, theirs = getattr(models, kind)(*size), torch_models.MODELS[kind](*size)
+    theirs.load_state_dict(interop.to_torch(ours))
+    return ours, theirs
+
+
+def steps(name: str) -> tuple[Run, Run]:
+    """A step of ours and a step of PyTorch's, each returning its loss."""
+    ours, theirs = pair(name)
+    x, y = batch(name)
+    mine, reference = optim.AdamW(ours.parameters(), 1e-4), torch.optim.AdamW(theirs.parameters(), 1e-4)
+    x_ours = x if name.startswith("gpt") else tw.Tensor(x)
+    x_torch, y_torch = torch.from_numpy(x), torch.from_numpy(y).reshape(-1)
+
+    def our_step() -> float:
+        mine.zero_grad()
+        loss = F.cross_entropy(ours(x_ours), y)
+        loss.backward()
+        mine.step()
+        return float(loss.item())
+
+    def torch_step() -> float:
+        reference.zero_grad()
+        logits = theirs(x_torch)
+        loss = TF.cross_entropy(logits.reshape(-1, logits.shape[-1]), y_torch)
+        loss.backward()
+        reference.step()
+        return float(loss.item())
+
+    return our_step, torch_step
+
+
+def check_same(name: str, our_step: Run, torch_step: Run) -> None:
+    for number in range(3):
+        ours, theirs = our_step(), torch_step()
+        if not abs(ours - theirs) <= 1e-3 * abs(theirs):
+            raise SystemExit(f"{name}: the losses of step {number} differ: {ours:.6g} and {theirs:.6g}")
+
+
+def measure(names: list[str], threads: int, budget_s: float) -> list[Row]:
+    tw.set_num_threads(threads)
+    torch.set_num_threads(threads)
+    rows = []
+    for name in names:
+        ours, theirs = steps(name)
+        check_same(name, ours, theirs)
+        rows.append(compare(CASES[name], threads, {"tilewise": ours, "torch": theirs}, budget_s))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--only", choices=list(CASES), nargs="+", default=list(CASES))
+    parser.add_argument("--budget", type=float, default=4.0, help="seconds per case")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    rows = [row for threads in given.threads for row in measure(given.only, threads, given.budget)]
+    if given.json:
+        write_results(given.json, rows)
+
+
+if __name__ == "__main__":
+    main()
