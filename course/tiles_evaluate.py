@@ -26,7 +26,7 @@ def main() -> int:
         if not has_tensorflow():
             return hand_over()
         quiet_tensorflow()
-    valid = course_dataset(options.data_root, options.cache_dir, options.toy_data).valid
+    valid = course_dataset(options.data_root, options.cache_dir, options.toy_data, trained=True).valid
     errors: dict[int, dict[str, list[float]]] = {k: defaultdict(list) for k in KS}
     for folder in folders:
         scorer = load_scorer_of(folder)

@@ -25,7 +25,7 @@ def main() -> int:
         if not has_tensorflow():
             return hand_over()
         quiet_tensorflow()
-    test = course_dataset(options.data_root, options.cache_dir, options.toy_data).test
+    test = course_dataset(options.data_root, options.cache_dir, options.toy_data, trained=True).test
     if not len(test):
         raise ConfigurationError("The collection has no test kernels to predict.")
     scorer = load_scorer_of(folder)

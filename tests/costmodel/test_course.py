@@ -65,6 +65,7 @@ def test_without_data_the_toy_is_the_embedded_sample(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     data = course.course_dataset("/nowhere", str(tmp_path / "c"), toy_data=True)
     assert len(data.train) == 3
+    assert len(course.course_dataset("/nowhere", str(tmp_path / "c"), toy_data=False, trained=True).train) == 3
     with pytest.raises(ConfigurationError, match="echo_download_commands"):
         course.course_dataset("/nowhere", str(tmp_path / "c"), toy_data=False)
 

@@ -11,6 +11,7 @@ import argparse
 import gzip
 import hashlib
 import json
+import sys
 import time
 import zlib
 from collections.abc import Mapping, Sequence
@@ -153,18 +154,21 @@ def train_args(options: argparse.Namespace) -> TrainArgs:
     )
 
 
-def course_dataset(data_root: str, cache_dir: str | None, toy_data: bool) -> Dataset:
-    """The data a command means: the folder, its first files when toy, or the embedded sample when toy and no folder."""
+def course_dataset(data_root: str, cache_dir: str | None, toy_data: bool, *, trained: bool = False) -> Dataset:
+    """The data a command means: the folder, its first files when toy, or the embedded sample when toy and no folder.
+
+    With a `trained` model at hand, the embedded sample also stands in for a folder that is not there.
+    """
     root = Path(data_root).expanduser()
     limit = TOY_FILES if toy_data else None
     if root.is_dir():
         return load_dataset(root, cache_dir=cache_dir, limit=limit)
-    if not toy_data:
+    if not (toy_data or trained):
         raise ConfigurationError(
             f"There is no dataset at {data_root}; fetch it with `python3 echo_download_commands.py | bash`, "
             "or use the embedded sample with --toy_data=True."
         )
-    return load_dataset(_toy_collection(data_root), cache_dir=cache_dir, limit=limit)
+    return load_dataset(_toy_collection(data_root), cache_dir=cache_dir, limit=TOY_FILES)
 
 
 def _toy_collection(data_root: str) -> str:
@@ -172,7 +176,7 @@ def _toy_collection(data_root: str) -> str:
     chosen = next((name for name in TOY_COLLECTIONS if name in there), there[0] if there else "")
     if not chosen:
         raise ConfigurationError(f"There is no dataset at {data_root}, and this installation holds no embedded sample.")
-    print(f"There is no dataset at {data_root}; using the embedded sample {chosen!r}.", flush=True)
+    print(f"There is no dataset at {data_root}; using the embedded sample {chosen!r}.", file=sys.stderr, flush=True)
     return chosen
 
 

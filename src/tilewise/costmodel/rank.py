@@ -17,7 +17,7 @@ from tilewise.costmodel.kernel import Kernel
 from tilewise.costmodel.metrics import ranking
 from tilewise.costmodel.uncertainty import confidence
 
-_FRONT = 12
+_FLOAT32_NOISE = 2e-5  # of the largest score: several times what sums over a large graph lose
 
 
 class Model(Protocol):
@@ -57,20 +57,19 @@ def rank(model: Model | str | os.PathLike[str], kernel: Kernel) -> Ranking:
 
 
 def _settled(model: Model, kernel: Kernel, scores: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    """The order by score, its front by scores in float64 rounded to 1e-9.
+    """The order by score, where scores too close for float32 are worked out again in float64, rounded to 1e-9.
 
     Two configurations that the model cannot tell apart then keep their order, and two that it can are never swapped by
-    rounding, so every implementation of a model (torch, NumPy, Keras) names the same first five.
+    rounding, so every implementation of a model (torch, NumPy, Keras) gives the same ranking.
     """
     order, exact = ranking(scores), getattr(model, "exact", None)
-    if exact is None or len(order) < 2 or not np.isfinite(scores).all():
+    if exact is None or not np.isfinite(scores).all():
         return order
-    last = float(scores[order[min(_FRONT, len(order)) - 1]])
-    front = np.flatnonzero(scores <= last + 1e-4 * max(1.0, abs(last)))
-    settled = exact(kernel, front)
+    keys = scores.astype(np.float64)
+    close = np.diff(keys[order]) <= _FLOAT32_NOISE * max(1.0, float(np.abs(keys).max()))
+    doubtful = np.sort(order[np.append(close, False) | np.insert(close, 0, False)])
+    settled = exact(kernel, doubtful) if len(doubtful) else None
     if settled is None:
         return order
-    behind = np.ones(len(order), bool)
-    behind[front] = False
-    first = front[np.argsort(np.round(settled, 9), kind="stable")]
-    return np.concatenate([first, order[behind[order]]]).astype(np.int64)
+    keys[doubtful] = settled
+    return ranking(np.round(keys, 9))
