@@ -42,7 +42,7 @@ def train_torch(args: TrainArgs, data: Dataset, seed: int) -> dict[str, Any]:
     args.model_dir.mkdir(parents=True, exist_ok=True)
     model = train(data, settings, out_dir=args.model_dir)
     run = new_run(args)
-    for row in model.record["curve"]:
+    for row in model.record.get("curve", ()):  # trees have none
         if "val_opa" in row:
             for key in run["train_curve"]:
                 run["train_curve"][key].append(row[key])

@@ -55,6 +55,16 @@ def test_score_gives_one_for_perfect_predictions(tmp_path: Path, monkeypatch: py
     )
 
 
+def test_describe_counts_what_a_collection_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TILEWISE_CACHE", str(tmp_path / "cache"))
+    write_collection(tmp_path / "data", train=5, valid=3, test=1)
+    result = json.loads(run("describe", str(tmp_path / "data"), "--json"))
+    assert [result["splits"][name]["kernels"] for name in ("train", "valid", "test")] == [5, 3, 1]
+    assert result["splits"]["train"]["configurations"] == 300
+    assert result["splits"]["train"]["median tile over best, median"] > 1
+    assert "configuration features" in run("describe", str(tmp_path / "data"))
+
+
 def test_kaggle_finds_the_predictions_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_predictions(tmp_path / "predictions_output_model.csv", {"d6f5f54247bd1e58a10b9e7062c636ab": [7, 1]})

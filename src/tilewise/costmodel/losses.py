@@ -46,12 +46,11 @@ class _ListMLE(torch.autograd.Function):
 
 
 def pairwise_hinge(scores: Tensor, target: Tensor, mask: Tensor, temperature: float = TEMPERATURE) -> Tensor:
-    """Hinge on every pair with different targets, averaged over all pairs of slots."""
+    """Hinge on every pair with different targets, summed, over the number of slots (as tf-ranking reduces it)."""
     s = scores / temperature
     slower = (target[:, :, None] > target[:, None, :]) & mask[:, :, None] & mask[:, None, :]
     hinge = (1.0 - (s[:, :, None] - s[:, None, :])).clamp_min(0.0)
-    slots = mask.sum(1).to(s.dtype)
-    return (hinge * slower).sum() / slots.square().sum()
+    return (hinge * slower).sum() / mask.sum()
 
 
 def mean_squared_error(scores: Tensor, target: Tensor, mask: Tensor) -> Tensor:
