@@ -13,8 +13,9 @@ import pytest
 from tilewise.errors import UnavailableError
 from tilewise.tune.problem import Kernel, Problem
 from tilewise.tune.programs import gpu_kernels, split_of
+from tilewise.tune.schedule import balanced
 from tilewise.tune.store import Store
-from tilewise.tune.triton.collect import Collector, Options, balanced
+from tilewise.tune.triton.collect import Collector, Options
 from tilewise.tune.triton.family import get_family
 
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from tilewise.costmodel.collection import Collection
+    from tilewise.tune.collecting import Progress
 
 collect = typer.Typer(
     help="Measure tiled kernels on this CPU or GPU, and make collections of the measurements.", no_args_is_help=True
@@ -14,6 +22,119 @@ collect = typer.Typer(
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 StorePath = Annotated[Path, typer.Argument(help="A store, or the folder a visit to a GPU brought home.")]
+
+
+Shapes = Annotated[Path | None, typer.Option(help="A JSON list of your own problems; default: built-in programs.")]
+Minutes = Annotated[float, typer.Option(help="Stop after so many minutes; the same command goes on later.")]
+Out = Annotated[
+    Path | None, typer.Option(help="The store; made if it is not there. Default: cpu.sqlite, triton.sqlite.")
+]
+Seed = Annotated[int, typer.Option(help="Decides the order of kernels and configurations.")]
+Configs = Annotated[int | None, typer.Option(help="At most so many configurations a kernel; 0 for all.")]
+
+
+@collect.command()
+def cpu(
+    shapes: Shapes = None,
+    minutes: Minutes = 8.0,
+    out: Out = None,
+    seed: Seed = 0,
+    configs: Configs = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the native kernels of this CPU: every tile checked against NumPy, then timed beside the default.
+
+    Example: tilewise collect cpu --minutes 10 --out measurements.sqlite
+    """
+    _collect("cpu", as_json, shapes=shapes, minutes=minutes, out=out, seed=seed, configs=configs)
+
+
+@collect.command()
+def triton(
+    shapes: Shapes = None,
+    minutes: Minutes = 8.0,
+    out: Out = None,
+    seed: Seed = 0,
+    configs: Configs = None,
+    device: Annotated[str, typer.Option(help="cuda, or interpreter for a dry run without a GPU.")] = "cuda",
+    as_json: AsJson = False,
+) -> None:
+    """Measure Triton kernels on this GPU: compiled in parallel, checked against PyTorch, timed beside the default.
+
+    Example: tilewise collect triton --shapes shapes.json --minutes 5 --out measurements.sqlite
+    """
+    if device not in ("cuda", "interpreter"):
+        raise typer.BadParameter("device is cuda or interpreter.")
+    _collect("triton", as_json, shapes=shapes, minutes=minutes, out=out, seed=seed, configs=configs, device=device)
+
+
+def _collect(kind: str, as_json: bool, **options: Any) -> None:
+    from tilewise.tune import collect as measure
+
+    with _progress() as progress:
+        try:
+            result = measure(kind, say=lambda line: typer.echo(line, err=True), progress=progress, **options)
+        except KeyboardInterrupt:
+            typer.echo("Stopped; what was measured is in the store, and the same command goes on.", err=True)
+            raise typer.Exit(130) from None
+    if as_json:
+        typer.echo(json.dumps({**dataclasses.asdict(result), "store": str(result.store)}))
+        return
+    for failure in result.failures[:10]:
+        typer.echo(failure, err=True)
+    noise = f", scatter {result.scatter:.2%}" if result.scatter is not None else ""
+    typer.echo(f"Measured {result.kernels} kernels, {result.pairs} configurations{noise}.")
+    kernels, pairs = result.in_store["kernels"], result.in_store["pairs"]
+    typer.echo(f"{result.store} now holds {kernels} kernels with {pairs} configurations.")
+
+
+@contextmanager
+def _progress() -> Iterator[Progress | None]:
+    """A bar on a terminal; nothing otherwise, and the collectors write a plain line now and then."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+        yield lambda done, total, text: bar.update(task, completed=done, total=total, description=text)
+
+
+@collect.command()
+def compare(
+    first: Annotated[str, typer.Argument(help="A store, a visit's folder, or a collection by name, file or folder.")],
+    second: Annotated[str, typer.Argument(help="The same kernels measured again.")],
+    as_json: AsJson = False,
+) -> None:
+    """Say how far two measurements of the same kernels agree: rank correlation, and what the first's choice loses.
+
+    Example: tilewise collect compare h200 second_visit
+    """
+    from tilewise.tune.compare import compare as agreement
+    from tilewise.tune.compare import open_collection
+
+    result = agreement(open_collection(first), open_collection(second))
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(result)))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("kernel", title=f"{first} and {second}")
+    for heading in ("configurations", "rank correlation", "best of first, in second", "second / first"):
+        table.add_column(heading, justify="right")
+    for kernel in result.kernels:
+        numbers = (f"{kernel.rank_correlation:.4f}", f"+{kernel.choice_loss:.2%}", f"{kernel.speed_ratio:.3f}")
+        table.add_row(kernel.kernel, str(kernel.configs), *numbers)
+    Console().print(table)
+    correlation = f"{result.median_correlation:.4f} in the median, {result.least_correlation:.4f} at least"
+    loss = f"{result.mean_choice_loss:.2%} in the mean, {result.largest_choice_loss:.2%} at most"
+    typer.echo(f"{len(result.kernels)} kernels, {result.configs} configurations. Rank correlation: {correlation}.")
+    typer.echo(f"What the first's best loses in the second: {loss}.")
+    typer.echo(f"Runtimes relative to the default differ by {result.median_deviation:.2%} in the median.")
 
 
 @collect.command()
@@ -59,10 +180,7 @@ def embed(
     _tell(collection, target, as_json)
 
 
-def _tell(collection: object, target: Path, as_json: bool) -> None:
-    from tilewise.costmodel.collection import Collection
-
-    assert isinstance(collection, Collection)
+def _tell(collection: Collection, target: Path, as_json: bool) -> None:
     kernels = {split: len(members) for split, members in collection.splits.items()}
     pairs = sum(m.kernel.n_configs for members in collection.splits.values() for m in members)
     if as_json:

@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise._files import write_whole
-from tilewise.costmodel.kernel import Kernel, make_kernel
+from tilewise.costmodel.kernel import Kernel, make_kernel, read_kernel
 from tilewise.costmodel.npzfile import Array, read_npz
-from tilewise.costmodel.schema import Schema, schema_from
+from tilewise.costmodel.schema import Schema, read_schema, schema_from
 from tilewise.errors import FileFormatError
 
 FORMAT = 1
@@ -117,6 +117,27 @@ def read_collection(path: Path) -> Collection:
     return Collection(schema, splits)
 
 
+def read_folder(root: Path) -> Collection:
+    """The collection in a folder of npz files; noise is what its files say of it, if they do."""
+    schema = read_schema(root)
+    splits: dict[str, list[MeasuredKernel]] = {}
+    for split in ("train", "valid", "test"):
+        paths = sorted((root / split).glob("*.npz"))
+        splits[split] = [_from_file(path, schema) for path in paths]
+    if not any(splits.values()):
+        raise FileFormatError(f"{root} holds no train, valid or test folder with npz files.")
+    return Collection(schema, splits)
+
+
+def _from_file(path: Path, schema: Schema) -> MeasuredKernel:
+    kernel = read_kernel(path, schema.width)
+    noise = {f"config_{name}": name for name in _NOISE}
+    parts = {noise[key]: array for key, array in read_npz(path, (), tuple(noise)).items()}
+    if any(array.shape != (kernel.n_configs,) for array in parts.values()):
+        raise FileFormatError(f"{path}: config_deviation and config_repeats need one number a configuration.")
+    return _with_noise(kernel, parts, {})
+
+
 def _cut(arrays: dict[str, Array], count: int) -> Sequence[dict[str, Array]]:
     """Each kernel's own part of every array."""
     pieces: list[dict[str, Array]] = [{} for _ in range(count)]
@@ -140,6 +161,10 @@ def _counts(array: Array, count: int) -> npt.NDArray[np.int64]:
 def _measured(name: str, parts: dict[str, Array], problem: Any, schema: Schema, path: Path) -> MeasuredKernel:
     given = [parts[key] for key in _KERNEL_ARRAYS]
     kernel = make_kernel(name, *given, width=schema.width, where=f"{path}: {name}")
+    return _with_noise(kernel, parts, problem)
+
+
+def _with_noise(kernel: Kernel, parts: Mapping[str, Array], problem: Any) -> MeasuredKernel:
     missing = np.full(kernel.n_configs, np.nan, np.float32)
     deviation = parts.get("deviation", missing).astype(np.float32)
     repeats = parts.get("repeats", np.ones(kernel.n_configs)).astype(np.uint16)

@@ -50,6 +50,10 @@ def find_family(kind: str, name: str) -> Described:
         from tilewise.tune.triton.family import get_family
 
         return get_family(name)
+    if kind == "cpu":
+        from tilewise.tune.cpu.family import get_family as get_cpu_family
+
+        return get_cpu_family(name)
     raise FileFormatError(f"Measurements of kind {kind!r} are unknown to this tilewise; a newer one wrote them.")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 Value = int | str
-_FLAGS = ("causal", "axis")  # whole numbers that are not sizes
+_FLAGS = ("causal", "axis", "threads")  # whole numbers that are not sizes
 
 
 class _Table(Mapping[str, Value]):

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import random
 import statistics
 import tempfile
 import time
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,15 +20,17 @@ from typing import Any
 
 from tilewise.errors import UnavailableError
 from tilewise.tune.problem import Config, Kernel
+from tilewise.tune.schedule import Tally, balanced, pick_configs, summary
 from tilewise.tune.store import Machine, Store, VerdictRow
 from tilewise.tune.triton import compiling, measure
+from tilewise.tune.triton.device import HOPPER, usual_shared_bytes
 from tilewise.tune.triton.family import Binary, get_family
+from tilewise.tune.triton.nvml import GpuWatch
 from tilewise.tune.workers import Worker, WorkerLostError, wait_any
 
 _COMPILE_SECONDS = 90.0
 _SILENCE_SECONDS = 45.0  # the GPU process reports every batch; longer than this between two reports is a hang
 _START_SECONDS = 180.0
-SHARED_BYTES = 232_448  # an H100's and H200's; replaced by what the device says where it does
 
 Say = Callable[[str], None]
 
@@ -49,52 +50,20 @@ class Options:
 
 
 @dataclass
-class Tally:
-    """What happened to one family."""
-
-    kernels: int = 0
-    pairs: int = 0
-    verdicts: Counter[str] = field(default_factory=Counter)
-    scatter: list[float] = field(default_factory=list)
-    batches: int = 0
-    disturbed: int = 0
-    seconds: float = 0.0
-    failures: list[str] = field(default_factory=list)
-
-
-@dataclass
 class _Pending:
     """A kernel that waits for its binaries."""
 
     kernel: Kernel
     configs: list[Config]
     binaries: list[Binary]
+    misfits: list[VerdictRow] = field(default_factory=list)  # known before compiling
     careful: bool = False
     last_tried: Config | None = None
+    default: Config | None = None
     times: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     disturbed_times: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     measured: tuple[Config, ...] = ()
     default_ns: list[float] = field(default_factory=list)
-
-
-def balanced(kernels: Sequence[Kernel], seed: int) -> list[Kernel]:
-    """The kernels in an order whose every prefix holds each family in proportion."""
-    chance = random.Random(seed)
-    families: dict[str, list[Kernel]] = defaultdict(list)
-    for kernel in kernels:
-        families[kernel.problem.family].append(kernel)
-    placed = []
-    for members in families.values():
-        chance.shuffle(members)
-        placed += [((index + chance.random()) / len(members), kernel) for index, kernel in enumerate(members)]
-    return [kernel for _, kernel in sorted(placed, key=lambda pair: pair[0])]
-
-
-def pick_configs(configs: Sequence[Config], count: int, seed: int) -> list[Config]:
-    """The default and `count - 1` others drawn at random; all of them when `count` is 0."""
-    if not count or len(configs) <= count:
-        return list(configs)
-    return [configs[0], *random.Random(seed).sample(list(configs[1:]), count - 1)]
 
 
 class Collector:
@@ -107,6 +76,10 @@ class Collector:
 
     def __init__(self, kernels: Iterable[Kernel], store: Store, options: Options, say: Say = print) -> None:
         self.store, self.options, self.say = store, options, say
+        self.progress: Callable[[int, int, str], None] | None = None
+        # Read without CUDA, so that compiling can begin while the GPU's process starts.
+        self.capability = (GpuWatch().capability() if options.device == "cuda" else None) or HOPPER
+        self.shared_bytes = usual_shared_bytes(self.capability)
         done = store.finished()
         wanted = [kernel for kernel in kernels if kernel.problem.key not in done]
         self.waiting = deque(self._pending(kernel) for kernel in balanced(wanted, options.seed))
@@ -122,8 +95,13 @@ class Collector:
     def _pending(self, kernel: Kernel) -> _Pending:
         family = get_family(kernel.problem.family)
         every = family.configs(kernel.problem)
-        configs = pick_configs(every, self.options.max_configs, self.options.seed)
-        return _Pending(kernel, configs, [family.binary(kernel.problem, config) for config in configs])
+        chosen = pick_configs(every, self.options.max_configs, self.options.seed)
+        reasons = {config: family.misfit(kernel.problem, config, self.shared_bytes) for config in chosen}
+        misfits = [VerdictRow(config, "misfit", reason) for config, reason in reasons.items() if reason is not None]
+        configs = [config for config, reason in reasons.items() if reason is None]
+        return _Pending(
+            kernel, configs, [family.binary(kernel.problem, config) for config in configs], misfits, default=chosen[0]
+        )
 
     # The loop
 
@@ -133,7 +111,7 @@ class Collector:
         cache = os.environ.get("TRITON_CACHE_DIR", str(Path(tempfile.gettempdir()) / "tilewise-triton-cache"))
         self.gpu = Worker(self.serve_gpu, self.options.device, {"plugins": self.options.plugins, "cache": cache})
         self.gpu.submit_silently(_START_SECONDS)
-        compilers = [Worker(self.serve_compiler, 90, cache) for _ in range(processes)]
+        compilers = [Worker(self.serve_compiler, self.capability, cache) for _ in range(processes)]
         for worker in compilers:
             worker.start()
         try:
@@ -146,12 +124,18 @@ class Collector:
     def _open_run(self, details: dict[str, Any]) -> None:
         """The GPU's process is there and has said what it runs on."""
         self.say(f"{time.monotonic() - self.started:.0f} s: device {details}")
+        self.shared_bytes = int(details.get("shared_bytes", self.shared_bytes))
+        if int(details.get("compute_capability", self.capability)) != self.capability:
+            raise UnavailableError(
+                f"The GPU that runs has compute capability {details['compute_capability']}, and kernels were compiled "
+                f"for {self.capability}; hide the other GPU with CUDA_VISIBLE_DEVICES."
+            )
         kind = "triton" if self.options.device == "cuda" else "triton-interpreter"
         settings = {**dataclasses.asdict(self.options.settings), "max_configs": self.options.max_configs}
         self.run_number = self.store.begin(Machine(kind, str(details["name"]), details), self.options.seed, settings)
 
     def _loop(self, compilers: Sequence[Worker]) -> None:
-        queue = deque(self._binaries_in_order())
+        queue = deque(self.binaries())
         while time.monotonic() < self.deadline and (self.waiting or self.current):
             for worker in compilers:
                 if not worker.busy and queue:
@@ -165,7 +149,7 @@ class Collector:
                     self._hear_compiler(worker, message)
             self._progress(len(queue))
 
-    def _binaries_in_order(self) -> list[Binary]:
+    def binaries(self) -> list[Binary]:
         """Each once, in the order the kernels want them."""
         found: dict[str, Binary] = {}
         for pending in self.waiting:
@@ -196,7 +180,8 @@ class Collector:
                 return
 
     def _submit(self, pending: _Pending) -> None:
-        misfits, fitting = [], []
+        misfits, fitting = pending.misfits, []
+        pending.misfits = []
         for config, binary in zip(pending.configs, pending.binaries, strict=True):
             reason = self._misfit(self.compiled[binary.key])
             if reason is None:
@@ -206,7 +191,7 @@ class Collector:
         if misfits:
             self.store.add_verdicts(self.run_number, pending.kernel, misfits)
             self._count(pending, misfits)
-        if not fitting or fitting[0] != pending.configs[0]:
+        if not fitting or fitting[0] != pending.default:
             self._tally(pending).failures.append(f"{pending.kernel.name}: the default configuration does not fit")
             return
         pending.measured, self.current = tuple(fitting), pending
@@ -219,8 +204,8 @@ class Collector:
     def _misfit(self, compiled: compiling.Compiled) -> tuple[str, str] | None:
         if compiled.failure is not None:
             return "failed", compiled.failure
-        if compiled.shared_bytes > SHARED_BYTES:
-            return "misfit", f"shared memory: {compiled.shared_bytes} bytes needed, {SHARED_BYTES} there"
+        if compiled.shared_bytes > self.shared_bytes:
+            return "misfit", f"shared memory: {compiled.shared_bytes} bytes needed, {self.shared_bytes} there"
         return None
 
     def _hear_gpu(self, message: Any) -> None:
@@ -349,26 +334,14 @@ class Collector:
 
     def _progress(self, to_compile: int) -> None:
         now = time.monotonic()
+        if self.progress is not None:
+            done = sum(tally.kernels for tally in self.tallies.values())
+            self.progress(done, done + len(self.waiting), f"{summary(self.tallies)}; {to_compile} binaries to compile")
+            return
         if now - self._said < 10:
             return
         self._said = now
-        kernels = sum(t.kernels for t in self.tallies.values())
-        pairs = sum(t.pairs for t in self.tallies.values())
-        scatter = [s for t in self.tallies.values() for s in t.scatter]
-        noise = f"{statistics.median(scatter):.2%}" if scatter else "-"
         self.say(
-            f"{now - self.started:5.0f} s: {kernels} kernels, {pairs} pairs, scatter {noise}; "
+            f"{now - self.started:5.0f} s: {summary(self.tallies)}; "
             f"{len(self.compiled)} binaries compiled, {to_compile} to go; {len(self.waiting)} kernels wait"
         )
-
-
-def table(tallies: dict[str, Tally]) -> list[str]:
-    """One line a family."""
-    lines = [f"{'family':16} {'kernels':>7} {'pairs':>7} {'scatter':>8} {'disturbed':>9} {'pairs/s':>8}  verdicts"]
-    for name, tally in tallies.items():
-        scatter = f"{statistics.median(tally.scatter):.2%}" if tally.scatter else "-"
-        rate = f"{tally.pairs / tally.seconds:.0f}" if tally.seconds else "-"
-        disturbed = f"{tally.disturbed}/{tally.batches}"
-        verdicts = ", ".join(f"{status} {count}" for status, count in sorted(tally.verdicts.items()))
-        lines.append(f"{name:16} {tally.kernels:7} {tally.pairs:7} {scatter:>8} {disturbed:>9} {rate:>8}  {verdicts}")
-    return lines

@@ -19,6 +19,16 @@ from tilewise.tune.triton.family import Binary, Launch
 from tilewise.tune.triton.graphs import DriverGraphs, Run, torch_graph
 from tilewise.tune.triton.nvml import GpuWatch
 
+HOPPER = 90
+# The most shared memory a block may ask for, by compute capability; what the device itself says comes first.
+_SHARED_BYTES = {70: 98_304, 75: 65_536, 80: 166_912, 86: 101_376, 87: 166_912, 89: 101_376, 90: 232_448,
+                 100: 232_448, 103: 232_448, 120: 101_376}  # fmt: skip
+
+
+def usual_shared_bytes(capability: int) -> int:
+    """What GPUs of a compute capability have; for an unknown one, the least of all."""
+    return _SHARED_BYTES.get(capability, min(_SHARED_BYTES.values()))
+
 
 class MisfitError(Exception):
     """A binary that cannot run here; the text is the reason that is recorded."""
@@ -68,6 +78,8 @@ class CudaDevice:
         properties = torch.cuda.get_device_properties(0)
         self.capability = properties.major * 10 + properties.minor
         self.l2_bytes = int(getattr(properties, "L2_cache_size", 0) or 50 << 20)
+        most = getattr(properties, "shared_memory_per_block_optin", 0)
+        self.shared_bytes = int(most or usual_shared_bytes(self.capability))
         self.multiprocessors = int(properties.multi_processor_count)
         self.memory_bytes = int(properties.total_memory)
         self.name = str(properties.name)
@@ -158,6 +170,7 @@ class CudaDevice:
             "multiprocessors": self.multiprocessors,
             "memory_bytes": self.memory_bytes,
             "l2_bytes": self.l2_bytes,
+            "shared_bytes": self.shared_bytes,
             "driver": self._watch.driver(),
             "cuda": str(self.torch.version.cuda),
             "torch": str(self.torch.__version__),
@@ -210,7 +223,7 @@ class InterpreterDevice:
         return
 
     def describe(self) -> dict[str, Any]:
-        return {"name": "Triton interpreter", "compute_capability": 90, "timing": "interpreter"}
+        return {"name": "Triton interpreter", "compute_capability": HOPPER, "timing": "interpreter"}
 
     def watch(self) -> dict[str, float]:
         return {}

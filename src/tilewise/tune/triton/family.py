@@ -137,30 +137,6 @@ def get_family(name: str) -> Family:
     return _built_in(name)
 
 
-def read_spec(
-    family: str, spec: Mapping[str, Value], sizes: Sequence[str], choices: Mapping[str, Sequence[Value]]
-) -> Problem:
-    """Check a user's JSON object: positive sizes, and words out of `choices` (the first where one is left out)."""
-    known = {"family", "program", *sizes, *choices}
-    unknown = sorted(set(spec) - known)
-    if unknown:
-        raise ConfigurationError(f"A {family} problem has no {unknown[0]!r}; it takes {', '.join(sorted(known))}.")
-    values: dict[str, Value] = {}
-    for name in sizes:
-        value = spec.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigurationError(f"A {family} problem needs {name}, a positive integer; it has {value!r}.")
-        values[name] = value
-    for name, allowed in choices.items():
-        value = spec.get(name, allowed[0])
-        if isinstance(value, bool) or value not in allowed:
-            raise ConfigurationError(
-                f"{name} of a {family} problem is one of {', '.join(map(str, allowed))}; not {value!r}."
-            )
-        values[name] = value
-    return Problem.of(family, **values)
-
-
 def unit_of(size: int, dtype: str) -> int:
     """The most elements, up to the 16 bytes of a load, that divide `size`: what the compiler may know of alignment."""
     widest = 16 // ELEMENT_BYTES[dtype]

@@ -1,19 +1,12 @@
-"""Measuring one kernel: check every configuration against PyTorch, then time the right ones in shuffled batches.
+"""Measuring one kernel on a GPU: check every configuration against PyTorch, then time the right ones (see `rounds`).
 
-How a runtime is taken (docs/collections.md has the reasons):
-- A unit is a CUDA graph of launches that together last about `unit_ms`. Operands rotate through several sets, so
-  that what does not fit into the L2 cache comes from memory, as it would in a program.
-- A batch is up to `batch_configs` units in shuffled order with the default configuration before and after. Each round
-  goes over all configurations once; there are at least `rounds`, and more for those that still scatter.
-- A batch whose two default readings disagree with each other or with the kernel's own median was disturbed: it is
-  kept, marked, and measured again.
+A unit is a CUDA graph of launches that together last about `unit_ms`. Operands rotate through several sets, so that
+what does not fit into the L2 cache comes from memory, as it would in a program.
 """
 
 from __future__ import annotations
 
 import math
-import random
-import statistics
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -21,25 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilewise.tune.problem import Config, Problem
+from tilewise.tune.rounds import Batch, Candidate, Settings, Verdict, time_all
 from tilewise.tune.triton.compiling import use_cache
 from tilewise.tune.triton.device import Device, MisfitError
 from tilewise.tune.triton.family import Operands, get_family
-from tilewise.tune.triton.graphs import Run
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How long and how often; the defaults are what the embedded collection was measured with."""
-
-    unit_ms: float = 0.8
-    max_launches: int = 96
-    rounds: int = 3
-    max_rounds: int = 6
-    batch_configs: int = 32
-    scatter: float = 0.01
-    disturbed: float = 0.03
-    max_sets: int = 16
-    slowest_ms: float = 25.0
 
 
 @dataclass(frozen=True)
@@ -54,42 +32,9 @@ class Job:
     careful: bool = False
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What became of a configuration: ok, misfit, wrong, failed or slow; and why."""
-
-    config: Config
-    status: str
-    reason: str = ""
-    registers: int = 0
-    spills: int = 0
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Timings of one batch, nanoseconds per launch; configurations by their place in the job. The default's time is the
-    mean of its two readings."""
-
-    round: int
-    configs: tuple[int, ...]
-    runtime_ns: tuple[float, ...]
-    default_ns: float
-    disturbed: bool
-    watch: dict[str, float]
-
+__all__ = ["Batch", "Job", "Settings", "Verdict", "measure", "serve"]
 
 Report = Callable[[Any], None]
-
-
-@dataclass
-class _Candidate:
-    index: int
-    config: Config
-    runs: list[Run]  # one for each operand set
-    estimate_ns: float = 0.0
-    launches: int = 1
-    unit: Run | None = None
-    times: list[float] = field(default_factory=list)
 
 
 def measure(device: Device, job: Job, report: Report) -> None:
@@ -101,7 +46,7 @@ def measure(device: Device, job: Job, report: Report) -> None:
     _make_units(device, job, candidates)
     while device.notes:
         report(("note", device.notes.pop(0)))
-    _time_all(device, job, candidates, report)
+    time_all(device, job.settings, candidates, job.seed, lambda batch: report(("batch", batch)))
 
 
 def _operand_sets(device: Device, job: Job) -> list[Operands]:
@@ -113,13 +58,13 @@ def _operand_sets(device: Device, job: Job) -> list[Operands]:
     return [family.operands(job.problem, device.torch, device.torch_device, generator) for _ in range(count)]
 
 
-def _check_all(device: Device, job: Job, sets: Sequence[Operands], report: Report) -> list[_Candidate]:
+def _check_all(device: Device, job: Job, sets: Sequence[Operands], report: Report) -> list[Candidate]:
     """Run every configuration once into a poisoned output and compare; time a second run roughly."""
     family, torch = get_family(job.problem.family), device.torch
     expected = family.expected(job.problem, torch, sets[0])
     right = torch.zeros(len(job.configs), dtype=torch.bool, device=device.torch_device)
     verdicts: dict[Config, Verdict] = {}
-    candidates: list[_Candidate] = []
+    candidates: list[Candidate] = []
     for index, config in enumerate(job.configs):
         if job.careful:
             report(("next", config))
@@ -138,7 +83,7 @@ def _check_all(device: Device, job: Job, sets: Sequence[Operands], report: Repor
         right[index] = close & guard.isnan().all()
         if job.careful:
             device.synchronize()
-        candidates.append(_Candidate(index, config, runs))
+        candidates.append(Candidate(index, config, runs))
     device.synchronize()
     right_list = right.tolist()
     kept = []
@@ -153,8 +98,8 @@ def _check_all(device: Device, job: Job, sets: Sequence[Operands], report: Repor
 
 
 def _estimate(
-    device: Device, job: Job, candidates: list[_Candidate], verdicts: dict[Config, Verdict]
-) -> Iterator[_Candidate]:
+    device: Device, job: Job, candidates: list[Candidate], verdicts: dict[Config, Verdict]
+) -> Iterator[Candidate]:
     """A rough time of each, from one launch; the hopelessly slow ones are recorded as such and left out."""
     for candidate, runtime_ns in zip(candidates, device.time_units([c.runs[0] for c in candidates]), strict=True):
         candidate.estimate_ns = max(runtime_ns, 500.0)
@@ -166,7 +111,7 @@ def _estimate(
         yield candidate
 
 
-def _make_units(device: Device, job: Job, candidates: Sequence[_Candidate]) -> None:
+def _make_units(device: Device, job: Job, candidates: Sequence[Candidate]) -> None:
     for candidate in candidates:
         sets = len(candidate.runs)
         wanted = round(job.settings.unit_ms * 1e6 / candidate.estimate_ns)
@@ -177,68 +122,6 @@ def _make_units(device: Device, job: Job, candidates: Sequence[_Candidate]) -> N
         # Where not all sets are used, neighbours start at different ones.
         offset = candidate.index if launches < sets else 0
         candidate.unit = device.unit([candidate.runs[(offset + i) % sets] for i in range(launches)])
-
-
-def _time_all(device: Device, job: Job, candidates: Sequence[_Candidate], report: Report) -> None:
-    settings, chance = job.settings, random.Random(job.seed)
-    default = candidates[0]
-    _warm_up(device, default)
-    defaults: list[float] = []
-    pending = list(candidates[1:])
-    for number in range(settings.max_rounds):
-        order = list(pending)
-        chance.shuffle(order)
-        queue = [order[i : i + settings.batch_configs] for i in range(0, len(order), settings.batch_configs)] or [[]]
-        again = 0
-        while queue:
-            chosen = queue.pop(0)
-            batch = _time_batch(device, settings, default, chosen, number, defaults)
-            report(("batch", batch))
-            if batch.disturbed and again < 3:
-                again += 1
-                queue.append(chosen)
-                continue
-            defaults.append(batch.default_ns)
-            for candidate, runtime in zip(chosen, batch.runtime_ns, strict=True):
-                candidate.times.append(runtime)
-        if number + 1 >= settings.rounds:
-            pending = [c for c in pending if _scatter(c.times) > settings.scatter]
-            if not pending:
-                return
-
-
-def _warm_up(device: Device, default: _Candidate) -> None:
-    """Bring the clock up: an idle GPU runs at a fifth of it."""
-    assert default.unit is not None
-    until = time.perf_counter() + device.warm_up_seconds
-    while time.perf_counter() < until:
-        device.time_units([default.unit])
-
-
-def _time_batch(
-    device: Device,
-    settings: Settings,
-    default: _Candidate,
-    chosen: Sequence[_Candidate],
-    number: int,
-    earlier: Sequence[float],
-) -> Batch:
-    """The default, the chosen ones, the default again; and one default before them all that is not counted."""
-    assert default.unit is not None
-    units = [default.unit, default.unit, *(c.unit for c in chosen if c.unit is not None), default.unit]
-    times = device.time_units(units)[1:]
-    watch = device.watch()
-    first, last = times[0] / default.launches, times[-1] / default.launches
-    default_ns = (first + last) / 2
-    usual = statistics.median([*earlier, default_ns])
-    disturbed = abs(first / last - 1) > settings.disturbed or abs(default_ns / usual - 1) > settings.disturbed
-    runtimes = tuple(t / c.launches for t, c in zip(times[1:-1], chosen, strict=True))
-    return Batch(number, tuple(c.index for c in chosen), runtimes, default_ns, disturbed, watch)
-
-
-def _scatter(times: Sequence[float]) -> float:
-    """Relative standard deviation of the repeats, around their median."""
-    return statistics.stdev(times) / statistics.median(times) if len(times) > 1 else math.inf
 
 
 def serve(connection: Any, kind: str, shared: dict[str, Any]) -> None:

@@ -34,6 +34,18 @@ class GpuWatch:
         found = self._library.nvmlSystemGetDriverVersion(text, ctypes.c_uint(96)) == 0
         return text.value.decode() if found else "unknown"
 
+    def capability(self) -> int | None:
+        """The compute capability as a number such as 90, without starting CUDA; None where it cannot be had."""
+        if self._library is None:
+            return None
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        try:
+            call = self._library.nvmlDeviceGetCudaComputeCapability
+            known = call(self._device, ctypes.byref(major), ctypes.byref(minor)) == 0
+        except AttributeError:
+            return None
+        return major.value * 10 + minor.value if known else None
+
     def read(self) -> dict[str, float]:
         """sm_mhz, memory_mhz, celsius, watts and throttled (1 if something holds the clock down)."""
         if self._library is None:

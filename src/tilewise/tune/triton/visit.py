@@ -22,8 +22,9 @@ from tilewise.costmodel.dataset import embedded_folder
 from tilewise.errors import TilewiseError
 from tilewise.tune.problem import Kernel, Problem
 from tilewise.tune.programs import gpu_kernels
+from tilewise.tune.schedule import Tally, balanced, table
 from tilewise.tune.store import Store
-from tilewise.tune.triton.collect import Collector, Options, Tally, balanced, table
+from tilewise.tune.triton.collect import Collector, Options
 from tilewise.tune.triton.measure import Settings
 
 _PART_BYTES = 14 << 20
@@ -168,7 +169,7 @@ def _visit(given: argparse.Namespace, log: _Log) -> int:
     with Store(path) as store:
         visit = _Visit(_choose(given), store, options, log)
         visit.out = given.out
-        log(f"{len(visit.waiting)} kernels to measure, {len(visit._binaries_in_order())} binaries to compile")
+        log(f"{len(visit.waiting)} kernels to measure, {len(visit.binaries())} binaries to compile")
         try:
             tallies = visit.run()
         finally:

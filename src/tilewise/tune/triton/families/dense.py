@@ -15,6 +15,7 @@ from tilewise.errors import ConfigurationError
 from tilewise.tune.graph import KernelGraph
 from tilewise.tune.operations import matmul_graph
 from tilewise.tune.problem import Config, Problem, Value
+from tilewise.tune.specs import read_spec
 from tilewise.tune.triton.family import (
     DTYPES,
     ELEMENT_BYTES,
@@ -25,7 +26,6 @@ from tilewise.tune.triton.family import (
     Launch,
     Operands,
     guarded_output,
-    read_spec,
     unit_of,
 )
 

@@ -1,0 +1,151 @@
+"""`collect`: measure kernels on this machine into a store, for so many minutes; call it again and it goes on."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tilewise.errors import ConfigurationError
+from tilewise.tune.problem import Kernel, Problem, Value
+
+if TYPE_CHECKING:
+    from tilewise.tune.schedule import Tally
+
+KINDS = ("cpu", "triton")
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a run of `collect` added, and what the store holds now."""
+
+    store: Path
+    kernels: int  # finished in this run
+    pairs: int
+    scatter: float | None  # median relative deviation of the repeats in this run
+    in_store: dict[str, int]  # kernels, pairs, timings, batches, disturbed
+    verdicts: dict[str, dict[str, int]]  # by family
+    failures: list[str] = field(default_factory=list)
+
+
+def collect(
+    kind: str,
+    *,
+    shapes: str | os.PathLike[str] | Sequence[Mapping[str, Value]] | None = None,
+    minutes: float = 8.0,
+    out: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    configs: int | None = None,
+    device: str = "cuda",
+    say: Callable[[str], None] = print,
+    progress: Progress | None = None,
+) -> Collected:
+    """Measure tiled kernels on this CPU or, through Triton, on this GPU.
+
+    `shapes` is a JSON file or a list of problems such as ``{"family": "matmul", "m": 512, "n": 4096, "k": 1024}``;
+    without it the kernels of the built-in programs are measured. `out` is the store, made if it is not there and gone
+    on with if it is; `configs` limits the configurations of a kernel (0: all of them).
+
+    >>> collect("cpu", minutes=1.0, out="measurements.sqlite")  # doctest: +SKIP
+    """
+    from tilewise.tune.store import Store
+
+    if kind not in KINDS:
+        raise ConfigurationError(f"There is no collector {kind!r}; use cpu or triton.")
+    if not 0 < minutes < 1e6:
+        raise ConfigurationError(f"minutes must be a positive number, not {minutes}.")
+    if configs is not None and (configs < 0 or configs == 1):
+        raise ConfigurationError(f"configs must be 0 (all) or at least 2, not {configs}.")
+    kernels = _kernels(kind, shapes)
+    path = Path(out).expanduser() if out is not None else Path(f"{kind}.sqlite")
+    with Store(path) as store:
+        run = _run_cpu if kind == "cpu" else _run_triton
+        tallies = run(kernels, store, minutes, seed, configs, device, say, progress)
+        counts = store.counts()
+    return _result(path, tallies, counts)
+
+
+def _kernels(kind: str, shapes: str | os.PathLike[str] | Sequence[Mapping[str, Value]] | None) -> list[Kernel]:
+    if shapes is None:
+        if kind == "cpu":
+            from tilewise.tune.cpu.programs import cpu_kernels
+
+            return cpu_kernels()
+        from tilewise.tune.programs import gpu_kernels
+
+        return gpu_kernels()
+    from tilewise.tune.specs import read_shapes, shapes_from
+
+    if isinstance(shapes, str | os.PathLike):
+        return read_shapes(shapes, _problem_reader(kind))
+    return shapes_from(list(shapes), "shapes", _problem_reader(kind))
+
+
+def _problem_reader(kind: str) -> Callable[[str, Mapping[str, Value]], Problem]:
+    def read(family: str, spec: Mapping[str, Value]) -> Problem:
+        if kind == "cpu":
+            from tilewise.tune.cpu.family import get_family as get_cpu_family
+
+            return get_cpu_family(family).problem(spec)
+        from tilewise.tune.triton.family import get_family
+
+        return get_family(family).problem(spec)
+
+    return read
+
+
+def _run_cpu(
+    kernels: Sequence[Kernel],
+    store: Any,
+    minutes: float,
+    seed: int,
+    configs: int | None,
+    device: str,
+    say: Callable[[str], None],
+    progress: Progress | None,
+) -> dict[str, Tally]:
+    from tilewise.tune.cpu.collect import CpuCollector, CpuOptions
+
+    options = CpuOptions(minutes=minutes, seed=seed)
+    if configs is not None:
+        options.max_configs = configs
+    collector = CpuCollector(kernels, store, options, say)
+    collector.progress = progress
+    return collector.run()
+
+
+def _run_triton(
+    kernels: Sequence[Kernel],
+    store: Any,
+    minutes: float,
+    seed: int,
+    configs: int | None,
+    device: str,
+    say: Callable[[str], None],
+    progress: Progress | None,
+) -> dict[str, Tally]:
+    from tilewise.tune.rounds import Settings
+    from tilewise.tune.triton.collect import Collector, Options
+
+    settings = Settings(unit_ms=0.0, slowest_ms=1e6) if device == "interpreter" else Settings()
+    options = Options(minutes=minutes, seed=seed, max_configs=configs or 0, device=device, settings=settings)
+    collector = Collector(kernels, store, options, say)
+    collector.progress = progress
+    return collector.run()
+
+
+def _result(path: Path, tallies: Mapping[str, Tally], counts: dict[str, int]) -> Collected:
+    scatter = [value for tally in tallies.values() for value in tally.scatter]
+    return Collected(
+        path,
+        sum(tally.kernels for tally in tallies.values()),
+        sum(tally.pairs for tally in tallies.values()),
+        statistics.median(scatter) if scatter else None,
+        counts,
+        {family: dict(tally.verdicts) for family, tally in tallies.items()},
+        [failure for tally in tallies.values() for failure in tally.failures],
+    )

@@ -1,0 +1,145 @@
+"""Whether two measurements of the same kernels agree: the order of the runtimes, and the choice that follows from them.
+
+For each kernel in both: the rank correlation of the runtimes over the configurations both measured, and how much slower
+than the second's best the first's best choice is in the second.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.costmodel.collection import Collection, MeasuredKernel, read_collection, read_folder
+from tilewise.costmodel.dataset import embedded_collections, find_collection
+from tilewise.errors import ConfigurationError
+from tilewise.tune.export import make_collection
+from tilewise.tune.measured import open_measurements
+
+
+@dataclass(frozen=True)
+class KernelAgreement:
+    """One kernel measured twice."""
+
+    kernel: str
+    configs: int
+    rank_correlation: float  # Spearman's, over the runtimes
+    choice_loss: float  # the first's best in the second run, over the second's best, less one
+    speed_ratio: float  # median of second over first
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """All kernels that both hold."""
+
+    kernels: tuple[KernelAgreement, ...]
+    configs: int
+    median_correlation: float
+    least_correlation: float
+    mean_choice_loss: float
+    largest_choice_loss: float
+    median_deviation: float  # between the two runtimes of a pair, each relative to its kernel's default
+
+
+def open_collection(source: str | os.PathLike[str]) -> Collection:
+    """A collection by name, file or folder; or the finished kernels of a store or of a visit's folder."""
+    path = Path(source).expanduser()
+    if path.suffix == ".npz" or (os.fspath(source) in embedded_collections() and not path.is_dir()):
+        return read_collection(find_collection(source))
+    if path.is_dir() and any((path / split).is_dir() for split in ("train", "valid", "test")):
+        return read_folder(path)
+    if not path.exists():
+        names = ", ".join(embedded_collections()) or "none"
+        raise ConfigurationError(f"There is nothing at {source}; give a store, a folder or a collection ({names}).")
+    with open_measurements(path) as store:
+        return make_collection(store, path.stem)
+
+
+def compare(first: Collection, second: Collection) -> Agreement:
+    """How far two measurements of the same kernels agree; one sentence where they have none in common."""
+    _same_columns(first, second)
+    others = {_identity(m): m for members in second.splits.values() for m in members}
+    found, deviations = [], []
+    for members in first.splits.values():
+        for measured in members:
+            other = others.get(_identity(measured))
+            pair = _paired(measured, other) if other is not None else None
+            if other is not None and pair is not None:
+                found.append(_agreement(measured.kernel.name, *pair))
+                slower = other.kernel.normalizer[0] / measured.kernel.normalizer[0]
+                deviations.append(np.abs(pair[1] / pair[0] / slower - 1))
+    if not found:
+        raise ConfigurationError("The two have no kernel in common, so there is nothing to compare.")
+    correlations = [kernel.rank_correlation for kernel in found]
+    losses = [kernel.choice_loss for kernel in found]
+    return Agreement(
+        tuple(found),
+        sum(kernel.configs for kernel in found),
+        float(np.median(correlations)),
+        min(correlations),
+        float(np.mean(losses)),
+        max(losses),
+        float(np.median(np.concatenate(deviations))),
+    )
+
+
+def _identity(measured: MeasuredKernel) -> str:
+    """The hash in a kernel's name, which is the problem's alone: the program does not matter here."""
+    return measured.kernel.name.rpartition("_")[2]
+
+
+def _same_columns(first: Collection, second: Collection) -> None:
+    if first.schema.config_features != second.schema.config_features:
+        names = set(first.schema.config_features) ^ set(second.schema.config_features)
+        raise ConfigurationError(
+            f"Their configurations have different columns ({', '.join(sorted(names)) or 'in another order'}); "
+            "compare measurements of one kind of machine."
+        )
+
+
+def _paired(
+    first: MeasuredKernel, second: MeasuredKernel
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+    """Runtimes of the configurations both have, in one order; None with fewer than two."""
+    there = _by_config(second)
+    pairs = [(runtime, there[key]) for key, runtime in _by_config(first).items() if key in there]
+    if len(pairs) < 2:
+        return None
+    both = np.array(pairs, np.int64)
+    return both[:, 0], both[:, 1]
+
+
+def _by_config(measured: MeasuredKernel) -> Mapping[bytes, int]:
+    kernel = measured.kernel
+    return {row.tobytes(): int(runtime) for row, runtime in zip(kernel.config_feat, kernel.runtime, strict=True)}
+
+
+def _agreement(name: str, first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]) -> KernelAgreement:
+    chosen = second[int(np.argmin(first))]
+    return KernelAgreement(
+        name,
+        len(first),
+        rank_correlation(first, second),
+        float(chosen / second.min() - 1),
+        float(np.median(second / first)),
+    )
+
+
+def rank_correlation(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
+    """Spearman's coefficient, ties sharing their mean rank; 1 where both are constant."""
+    x, y = _ranks(np.asarray(a)), _ranks(np.asarray(b))
+    x, y = x - x.mean(), y - y.mean()
+    scale = float(np.sqrt((x @ x) * (y @ y)))
+    if scale == 0.0:
+        return 1.0 if not (x.any() or y.any()) else 0.0
+    return float(x @ y) / scale
+
+
+def _ranks(values: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return np.asarray((last - (counts - 1) / 2.0)[inverse.reshape(-1)], np.float64)

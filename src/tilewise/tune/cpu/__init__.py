@@ -1,0 +1,1 @@
+"""Measuring the native kernels of this CPU."""

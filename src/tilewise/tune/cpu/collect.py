@@ -1,0 +1,212 @@
+"""The CPU collector: one kernel after the other in this process, every batch in the store as soon as it is taken.
+
+It may be stopped or killed at any moment and started again: what is in the store counts, also of the kernel that was
+under way. All configurations are checked against NumPy before any is timed. A kernel that writes nothing must not pass
+with what another left in memory, so checks and timings have inputs of their own, and a checked result is wiped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tilewise.tune.cpu.family import Array, CpuFamily, Expected, get_family
+from tilewise.tune.cpu.machine import CpuClock, describe, require_native, running_on
+from tilewise.tune.problem import Config, Kernel
+from tilewise.tune.rounds import Batch, Candidate, Run, Settings, Verdict, scatter, time_all
+from tilewise.tune.schedule import Tally, balanced, pick_configs, summary
+from tilewise.tune.store import Machine, Store, VerdictRow
+
+CPU_SETTINGS = Settings(
+    unit_ms=1.5,
+    max_launches=400,
+    rounds=3,
+    max_rounds=5,
+    batch_configs=12,
+    scatter=0.03,
+    disturbed=0.05,
+    slowest_ms=40.0,
+)
+
+
+@dataclass
+class CpuOptions:
+    """For how long, and how many configurations a kernel."""
+
+    minutes: float = 8.0
+    seed: int = 0
+    max_configs: int = 220  # 0: all
+    settings: Settings = field(default_factory=lambda: CPU_SETTINGS)
+
+
+@dataclass
+class _Operands:
+    values: Mapping[str, Array]
+    expected: Expected
+
+
+class CpuCollector:
+    """One run of the collector; the measurements are in the store."""
+
+    def __init__(
+        self, kernels: Iterable[Kernel], store: Store, options: CpuOptions, say: Callable[[str], None] = print
+    ) -> None:
+        require_native()
+        self.store, self.options, self.say = store, options, say
+        self.progress: Callable[[int, int, str], None] | None = None
+        done = store.finished()
+        self.waiting = balanced([kernel for kernel in kernels if kernel.problem.key not in done], options.seed)
+        self.tallies: dict[str, Tally] = defaultdict(Tally)
+        self.started = time.monotonic()
+        self.deadline = self.started + options.minutes * 60
+        self.run_number = 0
+        self._said = self.started
+
+    def run(self) -> dict[str, Tally]:
+        details = describe()
+        settings = {**dataclasses.asdict(self.options.settings), "max_configs": self.options.max_configs}
+        self.run_number = self.store.begin(Machine("cpu", details["name"], details), self.options.seed, settings)
+        self.say(f"{len(self.waiting)} kernels to measure on {details['name']}")
+        for number, kernel in enumerate(self.waiting, start=1):
+            if not self._time_left():
+                break
+            if self.store.claim(self.run_number, kernel):
+                self._measure(kernel)
+                self._tell(number)
+        return dict(self.tallies)
+
+    def _tell(self, number: int) -> None:
+        if self.progress is not None:
+            self.progress(number, len(self.waiting), summary(self.tallies))
+            return
+        now = time.monotonic()
+        if now - self._said > 10 or number == len(self.waiting):
+            self._said = now
+            wait = len(self.waiting) - number
+            self.say(f"{now - self.started:5.0f} s: {summary(self.tallies)}; {wait} kernels wait")
+
+    def _time_left(self) -> bool:
+        return time.monotonic() < self.deadline
+
+    def _measure(self, kernel: Kernel) -> None:
+        """Check, time, and mark as finished; a stop in between leaves what was timed so far."""
+        start = time.monotonic()
+        family = get_family(kernel.problem.family)
+        tally = self.tallies[kernel.problem.family]
+        digest = int(kernel.problem.digest[:8], 16)
+        with running_on(kernel.problem.size("threads")):
+            configs = pick_configs(family.configs(kernel.problem), self.options.max_configs, digest)
+            candidates = self._check(family, kernel, configs, digest)
+            if not candidates or candidates[0].config != configs[0]:
+                tally.failures.append(f"{kernel.name}: the default configuration is not right")
+                return
+            clock = CpuClock(kernel.problem.size("threads"))
+            self._make_units(candidates)
+            self._recall(kernel, candidates)
+            whole = time_all(
+                clock,
+                self.options.settings,
+                candidates,
+                self.options.seed + digest,
+                lambda batch: self._keep(kernel, configs, batch),
+                self._time_left,
+            )
+        if whole:
+            self.store.finish(self.run_number, kernel, configs[0], time.monotonic() - start)
+            repeats = [c.times for c in candidates if len(c.times) > 1]
+            tally.kernels += 1
+            tally.pairs += len(repeats) + 1
+            tally.scatter += [scatter(times) for times in repeats]
+        tally.seconds += time.monotonic() - start
+
+    def _check(self, family: CpuFamily, kernel: Kernel, configs: Sequence[Config], seed: int) -> list[Candidate]:
+        """Run every configuration and compare; estimate what one run takes from a second one."""
+        rng = np.random.default_rng(seed)
+        sets = [self._operands(family, kernel, rng) for _ in range(2)]
+        verdicts, kept = [], []
+        for index, config in enumerate(configs):
+            verdict, candidate = self._try(family, kernel, config, index, sets)
+            verdicts.append(verdict)
+            if candidate is not None and (verdict.status == "ok" or index == 0):
+                kept.append(candidate)
+        rows = [VerdictRow(v.config, v.status, v.reason) for v in verdicts]
+        self.store.add_verdicts(self.run_number, kernel, rows)
+        tally = self.tallies[kernel.problem.family]
+        tally.verdicts.update(row.status for row in rows)
+        tally.failures += [f"{r.status}: {kernel.problem.key} {r.config.key}" for r in rows if r.status == "wrong"][:5]
+        return kept if kept and verdicts[0].status == "ok" else []
+
+    def _operands(self, family: CpuFamily, kernel: Kernel, rng: np.random.Generator) -> _Operands:
+        values = family.operands(kernel.problem, rng)
+        return _Operands(values, family.expected(kernel.problem, values))
+
+    def _try(
+        self, family: CpuFamily, kernel: Kernel, config: Config, index: int, sets: Sequence[_Operands]
+    ) -> tuple[Verdict, Candidate | None]:
+        for_timing, for_checking = sets
+        result = family.runner(kernel.problem, config, for_checking.values)()
+        right = _is_right(result, for_checking.expected)
+        result.fill(np.nan)
+        if not right:
+            return Verdict(config, "wrong", "the result differs from NumPy's"), None
+        timed = family.runner(kernel.problem, config, for_timing.values)
+        estimate_ns = min(_one_run(timed), _one_run(timed))
+        if estimate_ns > self.options.settings.slowest_ms * 1e6 and index:
+            return Verdict(config, "slow", f"one run took {estimate_ns / 1e6:.1f} ms"), None
+        return Verdict(config, "ok"), Candidate(index, config, [timed], estimate_ns)
+
+    def _make_units(self, candidates: Sequence[Candidate]) -> None:
+        settings = self.options.settings
+        for candidate in candidates:
+            wanted = round(settings.unit_ms * 1e6 / candidate.estimate_ns)
+            candidate.launches = min(max(wanted, 1), settings.max_launches)
+            candidate.unit = _repeat(candidate.runs[0], candidate.launches)
+
+    def _recall(self, kernel: Kernel, candidates: Sequence[Candidate]) -> None:
+        """What earlier, interrupted runs measured of this kernel; relative to their default, which is enough to see
+        how often and how steadily."""
+        earlier: dict[str, list[float]] = defaultdict(list)
+        for batch in self.store.batches(kernel):
+            if not batch.disturbed:
+                for key, runtime_ns in batch.runtime_ns.items():
+                    earlier[key].append(runtime_ns / batch.default_ns)
+        default_ns = candidates[0].estimate_ns
+        for candidate in candidates[1:]:
+            candidate.times = [ratio * default_ns for ratio in earlier[candidate.config.key]]
+
+    def _keep(self, kernel: Kernel, configs: Sequence[Config], batch: Batch) -> None:
+        timings = [(configs[i], ns) for i, ns in zip(batch.configs, batch.runtime_ns, strict=True)]
+        self.store.add_batch(
+            self.run_number, kernel, batch.round, batch.default_ns, timings,
+            disturbed=batch.disturbed, watch=batch.watch,
+        )  # fmt: skip
+        tally = self.tallies[kernel.problem.family]
+        tally.batches += 1
+        tally.disturbed += batch.disturbed
+
+
+def _is_right(result: Array, expected: Expected) -> bool:
+    if result.shape != expected.value.shape:
+        return False
+    distance = np.abs(result - expected.value)
+    return bool((distance <= expected.bound).all())  # a NaN is not within any bound
+
+
+def _one_run(run: Run) -> float:
+    """Nanoseconds of a single run, roughly."""
+    start = time.perf_counter_ns()
+    run()
+    return max(float(time.perf_counter_ns() - start), 500.0)
+
+
+def _repeat(run: Run, times: int) -> Run:
+    def unit() -> None:
+        for _ in range(times):
+            run()
+
+    return unit

@@ -1,0 +1,94 @@
+"""This CPU as a measuring instrument: what it is, a clock for batches, and an eye on everything else that runs.
+
+Time that the process did not spend on the CPU while it should have (others ran, or the host took the core away) is what
+spoils a measurement; it is read from the kernel's own accounting, which costs a microsecond.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewise._extension import native
+from tilewise.errors import UnavailableError
+from tilewise.tune.rounds import Run
+
+
+def require_native() -> Any:
+    if native is None:
+        raise UnavailableError("`collect cpu` measures tilewise's compiled kernels, which are not installed here.")
+    return native
+
+
+class CpuClock:
+    """Times units with the monotonic clock, and knows which share of the time went elsewhere."""
+
+    def __init__(self, threads: int, warm_up_seconds: float = 0.02) -> None:
+        self.threads, self.warm_up_seconds = threads, warm_up_seconds
+        self._elsewhere = 0.0
+
+    def time_units(self, units: Sequence[Run]) -> list[float]:
+        now = time.perf_counter_ns
+        times = []
+        wall, own = now(), time.process_time_ns()
+        for unit in units:
+            start = now()
+            unit()
+            times.append(float(now() - start))
+        wall, own = now() - wall, time.process_time_ns() - own
+        # With several threads the process's own time exceeds the wall's; then only the default's readings speak.
+        self._elsewhere = max(0.0, 1 - own / max(wall, 1)) if self.threads == 1 else 0.0
+        return times
+
+    def watch(self) -> dict[str, float]:
+        return {"elsewhere": round(self._elsewhere, 4), "load": round(os.getloadavg()[0], 2)}
+
+
+@contextlib.contextmanager
+def running_on(threads: int) -> Iterator[None]:
+    """So many threads in the native kernels; a single one stays on one core, the last, where interrupts are rare."""
+    module = require_native()
+    before, cores = module.num_threads(), os.sched_getaffinity(0)
+    module.set_num_threads(threads)
+    try:
+        if threads == 1:
+            os.sched_setaffinity(0, {max(cores)})
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+        module.set_num_threads(before)
+
+
+def describe() -> dict[str, Any]:
+    """What a store keeps of the machine."""
+    from tilewise import __version__
+
+    module = require_native()
+    l1, l2, l3 = module.cache_sizes()
+    return {
+        "name": f"{cpu_name()} ({module.isa()})",
+        "isa": module.isa(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "l1_bytes": l1,
+        "l2_bytes": l2,
+        "l3_bytes": l3,
+        "system": platform.system(),
+        "tilewise": __version__,
+        "numpy": np.__version__,
+    }
+
+
+def cpu_name() -> str:
+    """The processor's name as the system gives it."""
+    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine() or "unknown CPU"

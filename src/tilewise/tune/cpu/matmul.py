@@ -1,0 +1,143 @@
+"""The CPU families `matmul` and `batched_matmul`: the native product with its tile as the configuration.
+
+A layout has a letter per operand: n as written, t transposed in memory; transposed operands are views and are not
+copied. `threads` belongs to the problem: how the result is split among so many threads belongs to the configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilewise.backend.gemm import default_matmul_tile, matmul_native
+from tilewise.backend.numpy_ops import erf
+from tilewise.backend.tiles import TileConfig, tile_space
+from tilewise.errors import ConfigurationError
+from tilewise.tune.cpu.family import Array, Expected
+from tilewise.tune.graph import KernelGraph
+from tilewise.tune.operations import matmul_graph
+from tilewise.tune.problem import Config, Problem, Value
+from tilewise.tune.specs import read_spec
+
+EPILOGUES = ("none", "bias", "bias_relu", "bias_gelu", "residual")
+LAYOUTS = ("nn", "nt", "tn", "tt")
+MAX_MULTIPLICATIONS = 1 << 33
+MAX_THREADS = 64
+# The configuration's names beside the native tile's; blocks become bounds, the rest columns of their own.
+_FIELDS = {
+    "register_m": "mr", "register_n": "nr", "block_m": "mc", "block_n": "nc", "block_k": "kc",
+    "pack_a": "pack_a", "pack_b": "pack_b", "threads_m": "threads_m", "threads_n": "threads_n",
+}  # fmt: skip
+
+
+def config_of(tile: TileConfig) -> Config:
+    """The configuration that stands for a native tile."""
+    values = tile.as_dict()
+    return Config({name: values[field] for name, field in _FIELDS.items()})
+
+
+def tile_of(config: Config) -> TileConfig:
+    """The native tile that a configuration stands for."""
+    values: dict[str, Any] = {field: config.size(name) for name, field in _FIELDS.items()}
+    values["pack_a"], values["pack_b"] = bool(values["pack_a"]), bool(values["pack_b"])
+    return TileConfig(**values)
+
+
+class Matmul:
+    """c = epilogue(a @ b): a (m, k), b (k, n), float32."""
+
+    name = "matmul"
+    sizes: tuple[str, ...] = ("m", "n", "k")
+    choices: Mapping[str, Sequence[Value]] = {
+        "dtype": ("fp32",),
+        "epilogue": EPILOGUES,
+        "layout": LAYOUTS,
+        "threads": tuple(range(1, MAX_THREADS + 1)),
+    }
+
+    def problem(self, spec: Mapping[str, Value]) -> Problem:
+        problem = read_spec(self.name, spec, self.sizes, self.choices)
+        batch, m, n, k = _sizes(problem)
+        if max(batch, 1) * m * n * k > MAX_MULTIPLICATIONS:
+            raise ConfigurationError(f"A {self.name} of {max(batch, 1)} x {m} x {n} x {k} is too large to measure.")
+        return problem
+
+    def configs(self, problem: Problem) -> Sequence[Config]:
+        _, m, n, k = _sizes(problem)
+        layout, threads = problem.word("layout"), problem.size("threads")
+        a, b = _views(problem, np.zeros)
+        default = config_of(default_matmul_tile(a, b))
+        space = [config_of(tile) for tile in tile_space("matmul", (m, n, k), layout=layout, threads=threads)]
+        return [default, *(config for config in space if config != default)]
+
+    def operands(self, problem: Problem, rng: np.random.Generator) -> Mapping[str, Array]:
+        batch, m, n, _ = _sizes(problem)
+
+        def draw(shape: Sequence[int]) -> Array:
+            return rng.standard_normal(shape, dtype=np.float32)
+
+        a, b = _views(problem, draw)
+        shape = (batch, m, n) if batch else (m, n)
+        operands = {"a": a, "b": b}
+        if "bias" in problem.word("epilogue"):
+            operands["bias"] = draw((n,))
+        if problem.word("epilogue") == "residual":
+            operands["residual"] = draw(shape)
+        return operands
+
+    def expected(self, problem: Problem, operands: Mapping[str, Array]) -> Expected:
+        value = np.matmul(operands["a"].astype(np.float64), operands["b"].astype(np.float64))
+        for name in ("bias", "residual"):
+            if name in operands:
+                value = value + operands[name]
+        if problem.word("epilogue") == "bias_relu":
+            value = np.maximum(value, 0)
+        if problem.word("epilogue") == "bias_gelu":
+            value = value * 0.5 * (1 + erf(value / np.sqrt(2)))
+        # Rounding of k additions in any order grows like k eps; one lost product would cost about 0.5.
+        return Expected(value, 1e-5 + 3e-7 * problem.size("k"))
+
+    def runner(self, problem: Problem, config: Config, operands: Mapping[str, Array]) -> Callable[[], Array]:
+        tile, a, b = tile_of(config), operands["a"], operands["b"]
+        words = problem.word("epilogue").split("_")
+        extras: dict[str, Any] = {name: operands[name] for name in ("bias", "residual") if name in operands}
+        if words[-1] in ("relu", "gelu"):
+            extras["activation"] = words[-1]
+        return lambda: matmul_native(a, b, tile, **extras)
+
+    def graph(self, problem: Problem) -> KernelGraph:
+        return matmul_graph(problem.word("dtype"), _sizes(problem), problem.word("layout"), problem.word("epilogue"))
+
+    def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
+        """Blocks cut to the matrix: what lies beyond it is never touched."""
+        _, m, n, k = _sizes(problem)
+        rows, columns, depth = (
+            min(config.size(name), size) for name, size in (("block_m", m), ("block_n", n), ("block_k", k))
+        )
+        lead = [1] if "batch" in problem else []
+        return {"kernel": [*lead, depth, columns], "output": [*lead, rows, columns], "input": [*lead, rows, depth]}
+
+
+class BatchedMatmul(Matmul):
+    """c[i] = a[i] @ b[i] for i in batch."""
+
+    name = "batched_matmul"
+    sizes = ("batch", "m", "n", "k")
+
+
+def _sizes(problem: Problem) -> tuple[int, int, int, int]:
+    """(batch, m, n, k); batch 0 where there is none."""
+    batch = problem.size("batch") if "batch" in problem else 0
+    return batch, problem.size("m"), problem.size("n"), problem.size("k")
+
+
+def _views(problem: Problem, make: Callable[[Sequence[int]], Array]) -> tuple[Array, Array]:
+    """Both operands with their logical shapes, laid out as the problem says."""
+    batch, m, n, k = _sizes(problem)
+    layout = problem.word("layout")
+    lead = (batch,) if batch else ()
+    a = make((*lead, k, m)).swapaxes(-1, -2) if layout[0] == "t" else make((*lead, m, k))
+    b = make((*lead, n, k)).swapaxes(-1, -2) if layout[1] == "t" else make((*lead, k, n))
+    return a.astype(np.float32, copy=False), b.astype(np.float32, copy=False)

@@ -1,0 +1,66 @@
+"""In which order kernels are measured, which of their configurations, and what has been counted so far."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tilewise.tune.problem import Config, Kernel
+
+
+@dataclass
+class Tally:
+    """What happened to one family."""
+
+    kernels: int = 0
+    pairs: int = 0
+    verdicts: Counter[str] = field(default_factory=Counter)
+    scatter: list[float] = field(default_factory=list)
+    batches: int = 0
+    disturbed: int = 0
+    seconds: float = 0.0
+    failures: list[str] = field(default_factory=list)
+
+
+def balanced(kernels: Sequence[Kernel], seed: int) -> list[Kernel]:
+    """The kernels in an order whose every prefix holds each family in proportion."""
+    chance = random.Random(seed)
+    families: dict[str, list[Kernel]] = defaultdict(list)
+    for kernel in kernels:
+        families[kernel.problem.family].append(kernel)
+    placed = []
+    for members in families.values():
+        chance.shuffle(members)
+        placed += [((index + chance.random()) / len(members), kernel) for index, kernel in enumerate(members)]
+    return [kernel for _, kernel in sorted(placed, key=lambda pair: pair[0])]
+
+
+def pick_configs(configs: Sequence[Config], count: int, seed: int) -> list[Config]:
+    """The default and `count - 1` others drawn at random; all of them when `count` is 0."""
+    if not count or len(configs) <= count:
+        return list(configs)
+    return [configs[0], *random.Random(seed).sample(list(configs[1:]), count - 1)]
+
+
+def summary(tallies: dict[str, Tally]) -> str:
+    """Counts of everything so far, in half a line."""
+    kernels = sum(t.kernels for t in tallies.values())
+    pairs = sum(t.pairs for t in tallies.values())
+    scatter = [s for t in tallies.values() for s in t.scatter]
+    noise = f"{statistics.median(scatter):.2%}" if scatter else "-"
+    return f"{kernels} kernels, {pairs} pairs, scatter {noise}"
+
+
+def table(tallies: dict[str, Tally]) -> list[str]:
+    """One line a family."""
+    lines = [f"{'family':16} {'kernels':>7} {'pairs':>7} {'scatter':>8} {'disturbed':>9} {'pairs/s':>8}  verdicts"]
+    for name, tally in tallies.items():
+        scatter = f"{statistics.median(tally.scatter):.2%}" if tally.scatter else "-"
+        rate = f"{tally.pairs / tally.seconds:.0f}" if tally.seconds else "-"
+        disturbed = f"{tally.disturbed}/{tally.batches}"
+        verdicts = ", ".join(f"{status} {count}" for status, count in sorted(tally.verdicts.items()))
+        lines.append(f"{name:16} {tally.kernels:7} {tally.pairs:7} {scatter:>8} {disturbed:>9} {rate:>8}  {verdicts}")
+    return lines
