@@ -13,7 +13,9 @@ def register(app: typer.Typer) -> None:
     from tilewise.cli.machine import machine
     from tilewise.cli.profile import profile
     from tilewise.cli.tiles import tiles
+    from tilewise.cli.tour import tour
 
+    app.command()(tour)
     app.command()(machine)
     app.command()(profile)
     app.command()(fit)

@@ -1,0 +1,270 @@
+"""Pruning drops exactly what was asked for, holds through training, and smaller models compute what masked ones do."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+from tilewise import Tensor, models, nn, no_grad, optim
+from tilewise.errors import ConfigurationError, DtypeError, FileFormatError, GradientError, ShapeError, TilewiseError
+from tilewise.nn import functional as F
+from tilewise.prune import (
+    MagnitudePruner,
+    SparseLinear,
+    prune,
+    prune_conv_filters,
+    sensitivity,
+    shrink,
+    sparsify,
+)
+
+RNG = np.random.default_rng(0)
+
+
+def weights(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+# --- arrays ---
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.3, 0.7, 0.95, 1.0])
+@pytest.mark.parametrize("shape", [(1,), (7, 5), (4, 3, 3, 3), (0, 4)])
+def test_exactly_the_smallest_share_is_dropped(sparsity: float, shape: tuple[int, ...]) -> None:
+    w = weights(*shape)
+    pruned = MagnitudePruner().prune(w, sparsity)
+    assert np.count_nonzero(pruned == 0) == round(sparsity * w.size)
+    kept, dropped = np.abs(w[pruned != 0]), np.abs(w[pruned == 0])
+    assert kept.size == 0 or dropped.size == 0 or kept.min() >= dropped.max()
+    np.testing.assert_array_equal(pruned[pruned != 0], w[pruned != 0])
+
+
+def test_equal_weights_are_dropped_by_number_all_the_same() -> None:
+    assert np.count_nonzero(MagnitudePruner().prune(np.ones((10, 10)), 0.37)) == 63
+
+
+def test_two_of_four_keeps_the_two_largest_of_every_four() -> None:
+    w = weights(6, 8)
+    pruned = MagnitudePruner("2:4").prune(w)
+    groups, before = pruned.reshape(-1, 4), np.abs(w).reshape(-1, 4)
+    assert (np.count_nonzero(groups, 1) == 2).all()
+    assert (np.sort(np.abs(groups), 1)[:, 2:] == np.sort(before, 1)[:, 2:]).all()
+
+
+def test_blocks_go_as_a_whole() -> None:
+    pruned = MagnitudePruner("block:2x4").prune(weights(8, 16), 0.5)
+    blocks = pruned.reshape(4, 2, 4, 4).transpose(0, 2, 1, 3).reshape(16, 8)
+    counts = np.count_nonzero(blocks, 1)
+    assert sorted(set(counts)) == [0, 8] and (counts == 0).sum() == 8
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "sentence"),
+    [
+        (lambda: MagnitudePruner().prune(np.ones(3), -0.1), ConfigurationError, "between 0 and 1"),
+        (lambda: MagnitudePruner().prune(np.ones(3), float("nan")), ConfigurationError, "between 0 and 1"),
+        (lambda: MagnitudePruner().prune(np.array([np.nan]), 0.5), ConfigurationError, "NaN"),
+        (lambda: MagnitudePruner().prune(np.array([1, 2]), 0.5), DtypeError, "floating"),
+        (lambda: MagnitudePruner("2:3").prune(np.ones((2, 4))), ShapeError, "groups of 3"),
+        (lambda: MagnitudePruner("5:4"), ConfigurationError, ""),
+        (lambda: MagnitudePruner("stripes"), ConfigurationError, "pattern"),
+        (lambda: prune(models.mlp(), 1.0), ConfigurationError, "lose every weight"),
+        (lambda: prune(models.mlp(), 0.5, "everywhere"), ConfigurationError, "scope"),
+        (lambda: prune(models.mlp(), 0.5, skip=["9"]), ConfigurationError, "no layer '9'"),
+        (lambda: prune(nn.ReLU(), 0.5), ConfigurationError, "no linear or convolution"),
+        (lambda: prune(models.mlp(), 0.5, schedule=3), ConfigurationError, "train"),
+        (lambda: prune_conv_filters(nn.Conv2d(2, 4, 3), 1.0), ConfigurationError, "lose them all"),
+        (lambda: prune_conv_filters(nn.Conv2d(4, 4, 3, groups=2), 0.5), ConfigurationError, "groups"),
+        (lambda: shrink(models.gpt("4x128"), 0.5), ConfigurationError, "not GPT"),
+        (lambda: SparseLinear(np.ones(3)), ShapeError, "two dimensions"),
+    ],
+)
+def test_what_cannot_be_done_gets_a_sentence(call, error: type, sentence: str) -> None:
+    if sentence == "":
+        with pytest.raises(error):
+            call().prune(np.ones((2, 4)))
+        return
+    with pytest.raises(error, match=sentence):
+        call()
+
+
+# --- models ---
+
+
+@pytest.mark.parametrize("scope", ["global", "layer"])
+def test_a_model_reaches_its_sparsity_and_the_original_is_left_alone(scope: str) -> None:
+    model = models.cnn()
+    before = copy.deepcopy(model.state_dict())
+    pruned = prune(model, 0.7, scope)
+    assert abs(pruned.pruning.sparsity - 0.7) < 1e-3
+    if scope == "layer":
+        assert all(abs(layer.sparsity - 0.7) < 0.01 for layer in pruned.pruning.layers)
+    for name, value in model.state_dict().items():
+        np.testing.assert_array_equal(np.asarray(value), np.asarray(before[name]))
+
+
+def test_masks_hold_through_training() -> None:
+    model = prune(models.mlp(), 0.8)
+    optimizer = optim.Adam(model.parameters(), lr=0.01)
+    model.pruning.hold(optimizer)
+    x, y = weights(32, 64), RNG.integers(0, 10, 32)
+    zeros = {name: mask.copy() for name, mask in model.pruning.masks.items()}
+    start = [p.data.copy() for p in model.parameters()]
+    for _ in range(5):
+        optimizer.zero_grad()
+        F.cross_entropy(model(Tensor(x)), y).backward()
+        optimizer.step()
+    assert any(not np.array_equal(a, p.data) for a, p in zip(start, model.parameters(), strict=True))
+    state = model.state_dict()
+    for name, mask in zeros.items():
+        assert not np.asarray(state[name])[~mask].any()
+
+
+def test_gradual_pruning_rises_to_the_sparsity_asked_for() -> None:
+    seen = []
+    pruned = prune(models.mlp(), 0.9, "layer", schedule=4, train=lambda model: seen.append(model.pruning.sparsity))
+    assert len(seen) == 4 and seen == sorted(seen) and abs(seen[-1] - 0.9) < 1e-3
+    assert abs(pruned.pruning.sparsity - 0.9) < 1e-3
+
+
+def test_the_scan_names_the_layer_that_must_not_be_pruned() -> None:
+    model = models.mlp()
+    x = weights(200, 64)
+    with no_grad():
+        labels = model(Tensor(x)).data.argmax(1)
+
+    def evaluate(candidate) -> float:
+        with no_grad():
+            return float((candidate(Tensor(x)).data.argmax(1) == labels).mean())
+
+    reports = sensitivity(model, evaluate, (0.0, 0.7))
+    assert [r.name for r in reports] == [n.removesuffix(".weight") for n in prune(model, 0.5).pruning.masks]
+    assert all(r.accuracy[0.0] == 1.0 for r in reports) and any(r.fragile for r in reports)
+
+
+# --- structured ---
+
+
+def masked_filters(conv: nn.Conv2d, kept: np.ndarray) -> None:
+    gone = np.setdiff1d(np.arange(conv.out_channels), kept)
+    conv.weight.data[gone] = 0
+    if conv.bias is not None:
+        conv.bias.data[gone] = 0
+
+
+def test_removed_filters_are_those_of_smallest_norm() -> None:
+    conv = nn.Conv2d(3, 8, 3, padding=1, rng=0)
+    small, kept = prune_conv_filters(conv, 0.5)
+    norms = np.linalg.norm(conv.weight.data.reshape(8, -1), axis=1)
+    assert set(kept) == set(np.argsort(-norms)[:4]) and list(kept) == sorted(kept)
+    x = Tensor(weights(2, 3, 6, 6))
+    with no_grad():
+        np.testing.assert_allclose(small(x).data, conv(x).data[:, kept], atol=1e-6)
+
+
+@pytest.mark.parametrize("make", [models.vgg6, models.cnn], ids=["vgg6", "cnn"])
+def test_a_shrunken_network_computes_what_the_masked_one_does(make) -> None:
+    model = make().eval()
+    for layer in model.children():
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.running_mean.data[...] = weights(*layer.running_mean.shape) * 0.1
+            layer.running_var.data[...] = np.abs(weights(*layer.running_var.shape)) + 0.5
+            layer.bias.data[...] = weights(*layer.bias.shape) * 0.1
+    small = shrink(model, 0.5).eval()
+    masked = copy.deepcopy(model)
+    layers = list(masked.children())
+    convs = [i for i, layer in enumerate(layers) if isinstance(layer, nn.Conv2d)]
+    for i in convs:
+        _, kept = prune_conv_filters(layers[i], 0.5)
+        masked_filters(layers[i], kept)
+        if isinstance(layers[i + 1], nn.BatchNorm2d):
+            gone = np.setdiff1d(np.arange(layers[i].out_channels), kept)
+            for part in (layers[i + 1].weight, layers[i + 1].bias, layers[i + 1].running_mean):
+                part.data[gone] = 0
+    x = Tensor(weights(3, *((3, 32, 32) if make is models.vgg6 else (1, 8, 8))))
+    with no_grad():
+        expected = masked(x).data
+        assert np.abs(small(x).data - expected).max() <= 1e-5 * max(1, np.abs(expected).max())
+    if make is models.vgg6:
+        assert sum(p.size for p in small.parameters()) <= 0.3 * sum(p.size for p in model.parameters())
+
+
+def test_residual_joins_keep_the_same_channels_on_both_sides() -> None:
+    model = models.resnet8().eval()
+    small = shrink(model, 0.5).eval()
+    assert small.conv.out_channels == small.block1.conv2.out_channels == small.block2.conv1.in_channels == 8
+    assert small.block3.conv2.out_channels == small.block3.skip.out_channels == small.fc.in_features == 32
+    with no_grad():
+        assert small(Tensor(weights(2, 3, 32, 32))).shape == (2, 10)
+        assert (
+            np.abs(
+                shrink(model, 0.0)(Tensor(np.ones((1, 3, 32, 32)))).data - model(Tensor(np.ones((1, 3, 32, 32)))).data
+            ).max()
+            < 1e-5
+        )
+
+
+# --- sparse layers ---
+
+
+@pytest.mark.parametrize("always", [True, False])
+@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+def test_a_sparse_layer_computes_what_the_dense_one_does(always: bool, activation: str | None) -> None:
+    linear = nn.Linear(70, 33, rng=0)
+    linear.weight.data[...] = MagnitudePruner().prune(linear.weight.data, 0.8)
+    sparse = SparseLinear.from_dense(linear, always_sparse=always)
+    for batch in (0, 1, 3, 20, 70):
+        x, residual = Tensor(weights(batch, 70)), Tensor(weights(batch, 33))
+        with no_grad():
+            for skip in (None, residual):
+                expected = linear(x, activation=activation, residual=skip).data
+                got = sparse(x, activation=activation, residual=skip).data
+                assert np.abs(got - expected).max(initial=0) <= 1e-5 * max(1, np.abs(expected).max(initial=0))
+    if not always:
+        assert all(why.startswith(("sparse", "dense")) for why in sparse.explain().values()) and sparse.explain()
+
+
+def test_sparse_layers_convert_save_and_load(tmp_path) -> None:
+    w = MagnitudePruner().prune(weights(256, 200), 0.7)
+    layer = SparseLinear(w, weights(256))
+    assert abs(layer.sparsity - 0.7) < 1e-3
+    np.testing.assert_array_equal(layer.to_dense().weight.data, w)
+    np.testing.assert_array_equal(layer.to_csr().toarray(), w)
+    np.testing.assert_array_equal(SparseLinear.from_csr(scipy.sparse.csr_matrix(w)).to_dense().weight.data, w)
+    layer.save(tmp_path / "layer.safetensors")
+    assert (tmp_path / "layer.safetensors").stat().st_size <= 0.45 * w.nbytes
+    again = SparseLinear.load(tmp_path / "layer.safetensors")
+    np.testing.assert_array_equal(again.to_dense().weight.data, w)
+    np.testing.assert_array_equal(again.float_bias, layer.float_bias)
+    whole = (tmp_path / "layer.safetensors").read_bytes()
+    for _ in range(40):
+        damaged = bytearray(whole)
+        for at in RNG.integers(0, 600, 3):
+            damaged[at] = RNG.integers(256)
+        (tmp_path / "layer.safetensors").write_bytes(bytes(damaged))
+        try:
+            SparseLinear.load(tmp_path / "layer.safetensors")
+        except TilewiseError as error:
+            assert "\n" not in str(error)
+
+
+def test_sparse_layers_refuse_gradients_and_wrong_widths() -> None:
+    layer = SparseLinear(weights(3, 4))
+    with pytest.raises(GradientError):
+        layer(Tensor(weights(2, 4), requires_grad=True))
+    with pytest.raises(ShapeError, match="4"):
+        layer(weights(2, 5))
+    with pytest.raises((FileFormatError, TilewiseError)):
+        SparseLinear.load("nowhere.safetensors")
+
+
+def test_a_pruned_model_becomes_one_with_sparse_layers() -> None:
+    model = prune(models.mlp(), 0.8, "layer")
+    sparse = sparsify(model)
+    assert [type(m).__name__ for m in sparse.children()].count("SparseLinear") == 3
+    x = Tensor(weights(5, 64))
+    with no_grad():
+        np.testing.assert_allclose(sparse(x).data, model(x).data, atol=1e-5)
