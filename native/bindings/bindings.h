@@ -30,5 +30,6 @@ void bind_pool(nb::module_& m);
 void bind_int8(nb::module_& m);
 void bind_decoder(nb::module_& m);
 void bind_sparse(nb::module_& m);
+void bind_ladder(nb::module_& m);
 
 }  // namespace tw

@@ -18,4 +18,5 @@ NB_MODULE(_native, m) {
   tw::bind_int8(m);
   tw::bind_decoder(m);
   tw::bind_sparse(m);
+  tw::bind_ladder(m);
 }

@@ -2,6 +2,7 @@
 
 from tilewise.backend import attention, conv, numpy_ops, numpy_training, rows  # noqa: F401 - registers their operations
 from tilewise.backend.gemm import default_matmul_tile, matmul_native, matmul_numpy
+from tilewise.backend.ladder import matmul_blocked, matmul_naive
 from tilewise.backend.registry import Explanation, OptimizedBackend, current_backend, use_backend
 from tilewise.backend.tiles import TileConfig, check_tile, tile_space
 
@@ -12,6 +13,8 @@ __all__ = [
     "check_tile",
     "current_backend",
     "default_matmul_tile",
+    "matmul_blocked",
+    "matmul_naive",
     "matmul_native",
     "matmul_numpy",
     "tile_space",

@@ -10,6 +10,7 @@ def register(app: typer.Typer) -> None:
     from tilewise.cli.collect import collect
     from tilewise.cli.fit import fit
     from tilewise.cli.generate import generate, kv
+    from tilewise.cli.ladder import ladder
     from tilewise.cli.machine import machine
     from tilewise.cli.profile import profile
     from tilewise.cli.tiles import tiles
@@ -18,6 +19,7 @@ def register(app: typer.Typer) -> None:
     app.command()(tour)
     app.command()(machine)
     app.command()(profile)
+    app.command()(ladder)
     app.command()(fit)
     app.command()(generate)
     app.command()(kv)

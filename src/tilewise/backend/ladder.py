@@ -1,0 +1,130 @@
+"""The ladder: one matrix product from three Python loops to all cores, one idea per rung.
+
+Each rung is a function of two float32 matrices with the same result. `RUNGS` lists them in order with the idea that
+each adds; `climb` times them. Rungs 2 to 5 are scalar C++ compiled without vectorisation, so that what they gain is the
+cache and the registers; the last two are the kernels the framework uses, on one thread and on all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise._extension import native
+from tilewise._threads import get_num_threads, set_num_threads
+from tilewise.backend.gemm import matmul_native, matmul_numpy
+from tilewise.errors import ConfigurationError, DtypeError, ShapeError, UnavailableError
+
+Array = npt.NDArray[Any]
+Block = int | Sequence[int]
+
+
+def matmul_naive(a: Array, b: Array) -> Array:
+    """The definition, in Python: three loops."""
+    a, b = _checked(a, b)
+    (m, k), n = a.shape, b.shape[1]
+    rows, columns = a.tolist(), b.T.tolist()
+    out = np.empty((m, n), np.float32)
+    for i in range(m):
+        for j in range(n):
+            row, column, total = rows[i], columns[j], 0.0
+            for p in range(k):
+                total += row[p] * column[p]
+            out[i, j] = total
+    return out
+
+
+def matmul_compiled(a: Array, b: Array) -> Array:
+    """The same three loops, compiled."""
+    return _rung("ladder_naive", a, b)
+
+
+def matmul_reordered(a: Array, b: Array) -> Array:
+    """The compiled loops with the middle one innermost: memory is walked in the order it lies."""
+    return _rung("ladder_reordered", a, b)
+
+
+def matmul_blocked(a: Array, b: Array, block: Block = 64) -> Array:
+    """Compiled loops over blocks that stay in the cache; `block` is one size, or (rows, columns, depth).
+
+    Without the compiled kernels the blocks are multiplied by NumPy.
+    """
+    bm, bn, bk = _checked_block(block)
+    a, b = _checked(a, b)
+    if native is None:
+        return _blocked_numpy(a, b, bm, bn, bk)
+    out: Array = native.ladder_blocked(a, b, bm, bn, bk)
+    return out
+
+
+def matmul_packed(a: Array, b: Array) -> Array:
+    """Blocks copied into the order they are read in, and a 4×3 tile of the result held in registers."""
+    return _rung("ladder_packed", a, b)
+
+
+def matmul_vectorised(a: Array, b: Array) -> Array:
+    """The framework's kernel on one thread: wide vectors, larger register tiles, prefetching."""
+    before = get_num_threads()
+    set_num_threads(1)
+    try:
+        return matmul_native(a, b)
+    finally:
+        set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A step of the ladder: what it is called, the idea it adds, and the function."""
+
+    name: str
+    idea: str
+    run: Callable[[Array, Array], Array]
+
+
+RUNGS = (
+    Rung("python", "three loops in Python", matmul_naive),
+    Rung("compiled", "the same loops, compiled", matmul_compiled),
+    Rung("reordered", "walk memory in order", matmul_reordered),
+    Rung("blocked", "reuse blocks while they are in the cache", matmul_blocked),
+    Rung("packed", "copy blocks into reading order, sums in registers", matmul_packed),
+    Rung("vectorised", "wide vector instructions", matmul_vectorised),
+    Rung("native", "all threads", matmul_native),
+)
+PEER = Rung("numpy", "NumPy's library, for comparison", matmul_numpy)
+
+
+def _rung(name: str, a: Array, b: Array) -> Array:
+    a, b = _checked(a, b)
+    if native is None:
+        raise UnavailableError("this rung of the ladder needs the compiled kernels; install g++ and reinstall")
+    out: Array = getattr(native, name)(a, b)
+    return out
+
+
+def _checked(a: Array, b: Array) -> tuple[Array, Array]:
+    a, b = np.asarray(a), np.asarray(b)
+    if a.dtype.kind not in "fiu" or b.dtype.kind not in "fiu":
+        raise DtypeError(f"a matrix product takes real numbers, not {a.dtype} and {b.dtype}")
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
+        raise ShapeError(f"matrices of shapes {a.shape} and {b.shape} cannot be multiplied")
+    return np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)
+
+
+def _checked_block(block: Block) -> tuple[int, int, int]:
+    sizes = (block, block, block) if isinstance(block, int | np.integer) else tuple(block)
+    if len(sizes) != 3 or not all(isinstance(s, int | np.integer) and s >= 1 for s in sizes):
+        raise ConfigurationError(f"a block is a positive size, or three (rows, columns, depth), not {block!r}")
+    return int(sizes[0]), int(sizes[1]), int(sizes[2])
+
+
+def _blocked_numpy(a: Array, b: Array, bm: int, bn: int, bk: int) -> Array:
+    out = np.zeros((a.shape[0], b.shape[1]), np.float32)
+    for i in range(0, a.shape[0], bm):
+        for p in range(0, a.shape[1], bk):
+            for j in range(0, b.shape[1], bn):
+                out[i : i + bm, j : j + bn] += a[i : i + bm, p : p + bk] @ b[p : p + bk, j : j + bn]
+    return out
