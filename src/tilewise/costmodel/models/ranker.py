@@ -73,26 +73,28 @@ class TileRanker(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         nodes = self.encode_nodes(batch)
         kernel = self.encode_kernel(nodes, batch)
-        own = batch.config[:, None, :, self.global_width :] * self.scaling  # (K, members, C, D)
-        h = functional.relu(self.config_in(own) + kernel[:, None, None])
-        h = h + self._attend(h, nodes, batch)
+        h = functional.relu(self._first(batch.config[..., self.global_width :]) + kernel[:, None, None])
+        h = h + self._attend(h, nodes, batch)  # (K, C, members, H)
         for film, block in zip(self.film, self.blocks, strict=True):
             scale, shift = film(kernel)[:, None, None].chunk(2, dim=-1)
-            h = h + functional.relu(block(h) * (1 + scale) + shift)
-        scores = torch.matmul(h, self.out).squeeze(-1)  # (K, members, C)
-        return scores if self.training else scores.mean(1)
+            h = h + functional.relu(torch.addcmul(shift, block(h), 1 + scale))
+        scores = (h * self.out.squeeze(-1)).sum(-1)  # (K, C, members)
+        return scores.transpose(1, 2) if self.training else scores.mean(-1)
+
+    def _first(self, own: Tensor) -> Tensor:
+        """Layer one of every member as one product: a member's scaling of the inputs is a scaling of the kernel's rows."""
+        width = self.config_in.kernel.shape[1]
+        wide = (self.scaling.transpose(1, 2) * self.config_in.kernel).permute(1, 0, 2).flatten(1)  # (D, members * H)
+        return (own @ wide).view(*own.shape[:2], self.members, width) + self.config_in.bias
 
     def _attend(self, h: Tensor, nodes: Tensor, batch: Batch) -> Tensor:
         """Each configuration looks at the nodes of its own kernel."""
-        most = int(batch.node_counts.max())
-        slots = (
-            torch.arange(most, device=nodes.device)[None]
-            < torch.as_tensor(batch.node_counts, device=nodes.device)[:, None]
-        )
+        counts = torch.as_tensor(batch.node_counts, device=nodes.device)
+        slots = torch.arange(int(batch.node_counts.max()), device=nodes.device)[None] < counts[:, None]
         keys, values = (self._padded(layer(nodes), slots) for layer in (self.key, self.value))
-        logits = self.query(h) @ keys[:, None].transpose(-1, -2) / math.sqrt(keys.shape[-1])
-        weights = logits.masked_fill(~slots[:, None, None], -torch.inf).softmax(-1)
-        return weights @ values[:, None]
+        logits = self.query(h.flatten(1, 2)) @ keys.transpose(-1, -2) / math.sqrt(keys.shape[-1])
+        weights = logits.masked_fill(~slots[:, None], -torch.inf).softmax(-1)
+        return (weights @ values).view_as(h)
 
     @staticmethod
     def _padded(x: Tensor, slots: Tensor) -> Tensor:
