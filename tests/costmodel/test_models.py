@@ -183,3 +183,35 @@ def test_bad_arguments_are_one_sentence(kwargs):
     with pytest.raises(ConfigurationError):
         build_model("MLP", 3, 3, kwargs)
     assert parse_kwargs("") == {}
+
+
+def test_adam_matches_pytorch_and_keeps_no_denormals():
+    from tilewise.costmodel.adam import FlatAdam
+
+    torch.manual_seed(0)
+    ours, theirs = torch.nn.Linear(5, 3), torch.nn.Linear(5, 3)
+    theirs.load_state_dict(ours.state_dict())
+    flat = FlatAdam(ours.parameters(), 0.01, weight_decay=0.1)
+    peer = torch.optim.AdamW(theirs.parameters(), 0.01, weight_decay=0.1, eps=1e-7)
+    for step in range(20):
+        x = torch.randn(7, 5, generator=torch.Generator().manual_seed(step))
+        for model, optimizer in ((ours, flat), (theirs, peer)):
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+    torch.testing.assert_close(ours.weight, theirs.weight, rtol=1e-4, atol=1e-5)
+    flat.zero_grad()
+    for _ in range(1000):
+        flat.step()
+    assert not ((flat.mean != 0) & (flat.mean.abs() < 1e-37)).any()
+
+
+def test_clipping_is_per_tensor():
+    from tilewise.costmodel.adam import FlatAdam
+
+    parameters = [torch.nn.Parameter(torch.zeros(4)), torch.nn.Parameter(torch.zeros(2))]
+    optimizer = FlatAdam(parameters, clip_norm=1.0)
+    parameters[0].grad.fill_(3.0)
+    parameters[1].grad.fill_(0.1)
+    optimizer.step()
+    assert float(parameters[0].grad.norm()) == pytest.approx(1.0) and float(parameters[1].grad[0]) == pytest.approx(0.1)

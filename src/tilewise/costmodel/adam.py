@@ -15,6 +15,10 @@ from torch import Tensor, nn
 from tilewise.errors import FileFormatError
 
 
+_SWEEP_EVERY = 64
+_NOTHING = 1e-30
+
+
 class FlatAdam:
     """Adam with optional per-tensor clipping and decoupled weight decay."""
 
@@ -49,6 +53,8 @@ class FlatAdam:
         if self.clip_norm is not None:
             self._clip(self.clip_norm)
         self.step_count += 1
+        if self.step_count % _SWEEP_EVERY == 0:
+            self._sweep()
         first, second = self.betas
         self.mean.lerp_(self.grads, 1 - first)
         self.square.mul_(second).addcmul_(self.grads, self.grads, value=1 - second)
@@ -57,6 +63,11 @@ class FlatAdam:
         if self.weight_decay:
             self.values.mul_(1 - self.learning_rate * self.weight_decay)
         self.values.addcdiv_(self.mean, denominator, value=-self.learning_rate / (1 - first**self.step_count))
+
+    def _sweep(self) -> None:
+        """Zero what has decayed to nothing: rows seldom seen would otherwise fade into denormals, which are slow."""
+        for moment in (self.mean, self.square):
+            moment.masked_fill_(moment.abs() < _NOTHING, 0.0)
 
     def _clip(self, limit: float) -> None:
         grads: list[Tensor] = [p.grad for p in self.parameters if p.grad is not None]

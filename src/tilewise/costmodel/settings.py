@@ -72,18 +72,18 @@ class TrainSettings:
 
 
 RANKER_DEFAULTS: dict[str, Any] = {
-    "epochs": 40,
+    "epochs": 50,
     "early_stop": 1000,
     "losses": "FastestFirst:1,LogMSE:0.3",
     "learning_rate": 4e-3,
     "clip_norm": 1.0,
     "configs": 96,
-    "batch": 8,
+    "batch": 6,
     "weight_decay": 0.02,
     "schedule": "cosine",
     "average": 0.98,
     "select": "top",
-    "eval_every": 4,
+    "eval_every": 10,
 }
 
 

@@ -30,13 +30,13 @@ class TileRanker(nn.Module):
         node_width: int,
         config_width: int,
         global_width: int = 0,
-        hidden_dim: int = 64,
+        hidden_dim: int = 96,
         node_dim: int = 32,
         op_embed_dim: int = 16,
         num_gnns: int = 2,
         num_blocks: int = 2,
-        members: int = 3,
-        dropout: float = 0.1,
+        members: int = 4,
+        dropout: float = 0.05,
     ) -> None:
         super().__init__()
         self.global_width, self.members, self.dropout = global_width, members, dropout
