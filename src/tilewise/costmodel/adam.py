@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from tilewise.errors import FileFormatError
 
-
 _SWEEP_EVERY = 64
 _NOTHING = 1e-30
 

@@ -82,7 +82,7 @@ class TileRanker(nn.Module):
         return scores.transpose(1, 2) if self.training else scores.mean(-1)
 
     def _first(self, own: Tensor) -> Tensor:
-        """Layer one of every member as one product: a member's scaling of the inputs is a scaling of the kernel's rows."""
+        """Layer one of every member as one product: scaling the inputs is scaling the rows of the kernel."""
         width = self.config_in.kernel.shape[1]
         wide = (self.scaling.transpose(1, 2) * self.config_in.kernel).permute(1, 0, 2).flatten(1)  # (D, members * H)
         return (own @ wide).view(*own.shape[:2], self.members, width) + self.config_in.bias
