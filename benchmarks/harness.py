@@ -37,19 +37,21 @@ class Row:
 
 def compare(name: str, threads: int, runs: dict[str, Run], budget_s: float = 1.0) -> Row:
     """Time `runs` (ours is "tilewise") against each other for about `budget_s` seconds, and print the row."""
-    seconds = interleaved(runs, budget_s)
+    seconds = interleaved(runs, threads, budget_s)
     peers = [value for who, value in seconds.items() if who != "tilewise"]
     row = Row(name, threads, seconds, min(peers) / seconds["tilewise"])
     print(row, flush=True)
     return row
 
 
-def interleaved(runs: dict[str, Run], budget_s: float) -> dict[str, float]:
-    """Median seconds of one call of each; short calls are repeated so that the clock's own cost does not count."""
+def interleaved(runs: dict[str, Run], threads: int, budget_s: float) -> dict[str, float]:
+    """Median seconds of one call of each, the contenders taking turns of about a millisecond."""
     repeats, times = _repeats(runs), {who: list[float]() for who in runs}
     deadline = time.perf_counter() + budget_s
     while time.perf_counter() < deadline or min(map(len, times.values())) < 7:
         for who, run in runs.items():
+            _settle(threads)
+            run()
             start = time.perf_counter()
             for _ in range(repeats):
                 run()
@@ -57,15 +59,21 @@ def interleaved(runs: dict[str, Run], budget_s: float) -> dict[str, float]:
     return {who: statistics.median(values) for who, values in times.items()}
 
 
+def _settle(threads: int) -> None:
+    """OpenMP's idle threads keep a core busy for some milliseconds, which the next contender would pay for."""
+    if threads > 1:
+        time.sleep(0.02)
+
+
 def _repeats(runs: dict[str, Run]) -> int:
-    """How many calls make 50 microseconds of the quickest contender; also the warm-up."""
+    """How many calls of the quickest contender make a millisecond; also the warm-up."""
     quickest = float("inf")
     for run in runs.values():
         for _ in range(3):
             start = time.perf_counter()
             run()
             quickest = min(quickest, time.perf_counter() - start)
-    return max(1, int(5e-5 / quickest))
+    return max(1, int(1e-3 / quickest))
 
 
 def write_results(path: Path, rows: Iterable[Row]) -> None:

@@ -7,29 +7,29 @@ namespace TW_ISA {
 namespace {
 
 void gelu(const float* x, float* y, int64_t n) {
-  each_vector(n, [&](int64_t i, auto lanes) { lanes.put(y + i, vgelu(lanes.get(x + i))); });
+  each_aligned_vector(y, n, [&](int64_t i, auto lanes) { lanes.put(y + i, vgelu(lanes.get(x + i))); });
 }
 
 void gelu_grad(const float* x, const float* gy, float* gx, int64_t n) {
-  each_vector(n, [&](int64_t i, auto lanes) { lanes.put(gx + i, lanes.get(gy + i) * vgelu_slope(lanes.get(x + i))); });
+  each_aligned_vector(gx, n, [&](int64_t i, auto lanes) { lanes.put(gx + i, lanes.get(gy + i) * vgelu_slope(lanes.get(x + i))); });
 }
 
 void relu(const float* x, float* y, int64_t n) {
-  each_vector(n, [&](int64_t i, auto lanes) { lanes.put(y + i, vmax(splat(0.0f), lanes.get(x + i))); });
+  each_aligned_vector(y, n, [&](int64_t i, auto lanes) { lanes.put(y + i, vmax(splat(0.0f), lanes.get(x + i))); });
 }
 
 void relu_grad(const float* y, const float* gy, float* gx, int64_t n) {
-  each_vector(n, [&](int64_t i, auto lanes) {
+  each_aligned_vector(gx, n, [&](int64_t i, auto lanes) {
     lanes.put(gx + i, select(lanes.get(y + i) <= 0.0f, vf{}, lanes.get(gy + i)));
   });
 }
 
 void add(const float* a, const float* b, float* y, int64_t n) {
-  each_vector(n, [&](int64_t i, auto lanes) { lanes.put(y + i, lanes.get(a + i) + lanes.get(b + i)); });
+  each_aligned_vector(y, n, [&](int64_t i, auto lanes) { lanes.put(y + i, lanes.get(a + i) + lanes.get(b + i)); });
 }
 
 void scale(float* x, float factor, int64_t n) {
-  each_vector(n, [&](int64_t i, auto lanes) { lanes.put(x + i, lanes.get(x + i) * factor); });
+  each_aligned_vector(x, n, [&](int64_t i, auto lanes) { lanes.put(x + i, lanes.get(x + i) * factor); });
 }
 
 // Squares in double: a gradient of 1e20 must not make the norm infinite.
@@ -121,7 +121,7 @@ void sum_listed_rows(const float* x, const int64_t* rows, int64_t count, int64_t
 // PyTorch's order of operations, so that a training run can be followed step by step.
 void adam(float* param, const float* grad, float* m, float* v, const AdamSettings& settings, int64_t n) {
   const AdamSettings s = settings;
-  each_vector(n, [&](int64_t i, auto lanes) {
+  each_aligned_vector(param, n, [&](int64_t i, auto lanes) {
     const vf p = lanes.get(param + i) * s.decay;
     vf g = lanes.get(grad + i);
     if (s.penalty != 0.0f) g += p * s.penalty;

@@ -34,6 +34,21 @@ TW_INLINE void each_vector(int64_t n, const Body& body) {
   if (i < n) body(i, Partial{static_cast<int>(n - i)});
 }
 
+// The same for long arrays that are read and written once: a partial vector first, so that the others do not straddle
+// cache lines. NumPy places large arrays 16 bytes past a page, all alike, so that one array's alignment is the others'.
+template <class Body>
+TW_INLINE void each_aligned_vector(const float* written, int64_t n, const Body& body) {
+  constexpr uintptr_t kBytes = sizeof(vf);
+  const int64_t past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(written) % kBytes / sizeof(float));
+  const int64_t head = past == 0 ? 0 : kLanes - past;
+  if (head == 0 || n < 4 * kLanes) {
+    each_vector(n, body);
+    return;
+  }
+  body(0, Partial{static_cast<int>(head)});
+  each_vector(n - head, [&](int64_t i, auto lanes) { body(head + i, lanes); });
+}
+
 // Sum of body(i, lanes) over a row.
 template <class Body>
 TW_INLINE double sum_over(int64_t n, const Body& body) {
