@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -88,9 +88,7 @@ def kv(
     if as_json:
         print(json.dumps({"cached_s": cached, "uncached_s": uncached, "speedup": ratio, "picture": str(out)}))
     else:
-        print(
-            f"{tokens} tokens: {sum(cached):.3f} s with the cache, {sum(uncached):.3f} s without, {ratio:.1f} times less"
-        )
+        print(f"{tokens} tokens: {sum(cached):.3f} s with the cache, {sum(uncached):.3f} s without ({ratio:.1f}×)")
         print(f"last token: {cached[-1] * 1e3:.2f} ms with, {uncached[-1] * 1e3:.2f} ms without; picture in {out}")
 
 
@@ -100,7 +98,7 @@ def _model(name: str) -> tuple[GPT, Callable[[str], Any], Callable[[Any], str]]:
     from tilewise.generate import load_gpt
 
     if name == "gpt":
-        return models.pretrained("gpt"), data.encode, data.decode
+        return cast("GPT", models.pretrained("gpt")), data.encode, data.decode
     if name.startswith("gpt:"):
         return models.gpt(name[4:], vocab=len(data.VOCABULARY)), data.encode, data.decode
     network = load_gpt(name)
