@@ -9,10 +9,10 @@ keras-env: $(KERAS_VENV)/.ready  ## build the TensorFlow environment of the hand
 
 handin: $(KERAS_VENV)/.ready  ## write handin/ for a trained run: make handin MODEL=model_<hash>
 	@test -n "$(MODEL)" || { echo "Say which run: make handin MODEL=~/out/tpugraphs_tiles/model_<hash>"; exit 2; }
-	PYTHONPATH=src $(KERAS_VENV)/bin/python course/handin.py $(MODEL)
+	PYTHONPATH=$(abspath src) $(KERAS_VENV)/bin/python course/handin.py $(MODEL)
 
 test-keras: $(KERAS_VENV)/.ready $(VENV)/.test  ## the grader's steps on hand-ins of every model
-	TILEWISE_PYTHON=$(abspath $(BIN))/python PYTHONPATH=src $(KERAS_VENV)/bin/python -m pytest -m '' tests/course/test_keras.py
+	TILEWISE_PYTHON=$(abspath $(BIN))/python PYTHONPATH=$(abspath src) $(KERAS_VENV)/bin/python -m pytest -m '' tests/course/test_keras.py
 
 $(KERAS_VENV)/.ready: constraints-keras.txt
 	@command -v $(KERAS_PYTHON) >/dev/null || { echo "The Keras hand-in needs Python 3.11; set KERAS_PYTHON=..."; exit 2; }

@@ -18,12 +18,14 @@ pytest.importorskip("tensorflow_gnn")
 
 from costmodel.simulated import write_collection
 
+import tilewise
 from course import grader
 from tilewise.costmodel import load_dataset
 from tilewise.costmodel.predictions import read_predictions
 from tilewise.costmodel.rank import rank
 
 COURSE = Path(__file__).resolve().parents[2] / "course"
+SOURCES = str(Path(tilewise.__file__).resolve().parents[1])
 TRAINER = os.environ.get("TILEWISE_PYTHON", "")
 BASELINES = {
     "MLP": {},
@@ -49,7 +51,8 @@ class Mine(TileModel):
 
 
 def command(python: str, script: Path, *arguments: str, home: Path, cwd: Path | None = None) -> str:
-    environment = os.environ | {"HOME": str(home), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    settings = {"HOME": str(home), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": SOURCES}
+    environment = os.environ | settings
     result = subprocess.run(
         [python, "-W", "ignore", str(script), *arguments], cwd=cwd, env=environment, capture_output=True, text=True
     )
