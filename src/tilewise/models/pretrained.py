@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal, overload
 
 from tilewise.data.text import VOCABULARY
 from tilewise.errors import ConfigurationError
 from tilewise.io import load
 from tilewise.models.reference import cnn, gpt, mlp
-from tilewise.nn import Module
+from tilewise.nn import GPT, Module, Sequential
 
 _MODELS: dict[str, Callable[[], Module]] = {
     "mlp": mlp,
@@ -28,6 +29,12 @@ _MODELS: dict[str, Callable[[], Module]] = {
 }
 
 
+@overload
+def pretrained(name: Literal["mlp", "cnn"]) -> Sequential: ...
+@overload
+def pretrained(name: Literal["gpt"]) -> GPT: ...
+@overload
+def pretrained(name: str) -> Module: ...
 def pretrained(name: str) -> Module:
     """The digits "mlp", the digits "cnn" or the character "gpt" (see `tilewise.data.text`) with trained weights.
 

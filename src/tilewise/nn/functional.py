@@ -8,7 +8,6 @@ True
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -22,6 +21,8 @@ Size = int | Pair
 
 def pair(size: Size) -> Pair:
     """One number for both sides, or two."""
+    if type(size) is tuple and len(size) == 2:
+        return size
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
@@ -68,12 +69,15 @@ def linear(
     residual: Tensor | None = None,
 ) -> Tensor:
     """act(x @ weight.T + bias + residual) in one pass. `gelu` and `residual` are for inference, under `no_grad`."""
-    params: dict[str, Any] = {"activation": activation} if activation is not None else {}
-    if residual is not None:
-        params["residual"] = residual.data
-    if bias is None:
-        return apply(primitives.Linear, x, weight, **params)
-    return apply(primitives.Linear, x, weight, bias, **params)
+    inputs = (x, weight) if bias is None else (x, weight, bias)
+    if activation is None and residual is None:
+        return apply(primitives.Linear, *inputs)
+    return apply(
+        primitives.Linear,
+        *inputs,
+        activation=activation,
+        residual=None if residual is None else residual.data,
+    )
 
 
 def conv2d(
@@ -88,14 +92,19 @@ def conv2d(
     residual: Tensor | None = None,
 ) -> Tensor:
     """Convolution of (N, C, H, W) with (O, C/groups, kh, kw); `gelu` and `residual` are for inference."""
-    params: dict[str, Any] = {"stride": pair(stride), "padding": pair(padding), "groups": groups}
-    if activation is not None:
-        params["activation"] = activation
-    if residual is not None:
-        params["residual"] = residual.data
-    if bias is None:
-        return apply(primitives.Conv2d, x, weight, **params)
-    return apply(primitives.Conv2d, x, weight, bias, **params)
+    inputs = (x, weight) if bias is None else (x, weight, bias)
+    stride, padding = pair(stride), pair(padding)
+    if activation is None and residual is None:
+        return apply(primitives.Conv2d, *inputs, stride=stride, padding=padding, groups=groups)
+    return apply(
+        primitives.Conv2d,
+        *inputs,
+        stride=stride,
+        padding=padding,
+        groups=groups,
+        activation=activation,
+        residual=None if residual is None else residual.data,
+    )
 
 
 def max_pool2d(x: Tensor, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
@@ -107,6 +116,11 @@ def avg_pool2d(x: Tensor, kernel_size: Size, stride: Size | None = None, padding
     """Means over windows; padding counts as zeros, as PyTorch's default does."""
     step = kernel_size if stride is None else stride
     return apply(primitives.AvgPool2d, x, kernel=pair(kernel_size), stride=pair(step), padding=pair(padding))
+
+
+def global_avg_pool(x: Tensor) -> Tensor:
+    """(N, C, H, W) to (N, C): the mean of each channel."""
+    return apply(primitives.GlobalAvgPool, x)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:

@@ -86,11 +86,22 @@ class Conv2d(Operation):
         activation: str | None = None,
         residual: Array | None = None,
     ) -> Array:
-        _check_conv(x.shape, weight.shape, stride, padding, groups)
+        (_, c, h, w), (o, i, kh, kw) = _four(x), _four(weight)
+        fits = c == i * groups and h + 2 * padding[0] >= kh > 0 and w + 2 * padding[1] >= kw > 0
+        if groups < 1 or not fits or o % groups or stride[0] < 1 or stride[1] < 1 or padding[0] < 0 or padding[1] < 0:
+            _explain_conv(x.shape, weight.shape, stride, padding, groups)
         self.x, self.weight = x, weight
-        self.geometry: dict[str, Any] = {"stride": stride, "padding": padding, "groups": groups}
+        self.stride, self.padding, self.groups = stride, padding, groups
         y: Array = current_backend().dispatch(
-            "conv2d", x, weight, bias, activation=activation, residual=residual, **self.geometry
+            "conv2d",
+            x,
+            weight,
+            bias,
+            stride=stride,
+            padding=padding,
+            groups=groups,
+            activation=activation,
+            residual=residual,
         )
         if activation == "gelu" or residual is not None:
             self.inference_only = True
@@ -103,19 +114,26 @@ class Conv2d(Operation):
         dispatch = current_backend().dispatch
         grad = dispatch("relu_grad", self.y, grad) if self.saves_output else np.ascontiguousarray(grad)
         gx = gw = None
+        how = {"stride": self.stride, "padding": self.padding, "groups": self.groups}
         if self.needs[0]:
-            gx = dispatch("conv2d_grad_input", grad, self.weight, self.x.shape, **self.geometry)
+            gx = dispatch("conv2d_grad_input", grad, self.weight, self.x.shape, **how)
         if self.needs[1]:
-            gw = dispatch("conv2d_grad_weight", grad, self.x, self.weight.shape, **self.geometry)
+            gw = dispatch("conv2d_grad_weight", grad, self.x, self.weight.shape, **how)
         return (gx, gw) if len(self.needs) == 2 else (gx, gw, dispatch("sum_channels", grad) if self.needs[2] else None)
 
     def reads(self) -> tuple[int, ...]:
         return tuple(1 - i for i in (0, 1) if self.needs[i])
 
 
-def _check_conv(x: tuple[int, ...], w: tuple[int, ...], stride: Pair, padding: Pair, groups: int) -> None:
-    if len(x) != 4 or len(w) != 4:
-        raise ShapeError(f"conv2d takes (N, C, H, W) and (O, C/groups, kh, kw), not {x} and {w}")
+def _four(x: Array) -> tuple[int, int, int, int]:
+    if x.ndim != 4:
+        raise ShapeError(f"images and their filters have four dimensions, (N, C, H, W), not the shape {x.shape}")
+    shape: tuple[int, int, int, int] = x.shape
+    return shape
+
+
+def _explain_conv(x: tuple[int, ...], w: tuple[int, ...], stride: Pair, padding: Pair, groups: int) -> None:
+    """Raise what is wrong with these sizes."""
     if groups < 1 or x[1] != w[1] * groups or w[0] % groups:
         raise ShapeError(f"conv2d with {groups} group(s) cannot apply weights {w} to an input of shape {x}")
     _check_windows(x, (w[2], w[3]), stride, padding)
@@ -157,6 +175,22 @@ class AvgPool2d(Operation):
 
     def backward(self, grad: Array) -> Grads:
         return current_backend().dispatch("avg_pool2d_grad", np.ascontiguousarray(grad), self.shape, **self.geometry)
+
+
+class GlobalAvgPool(Operation):
+    """(N, C, H, W) to (N, C): average pooling with one window, the whole image."""
+
+    def forward(self, x: Array) -> Array:
+        self.shape = n, c, h, w = _four(x)
+        if not h or not w:
+            raise ShapeError(f"there is no mean of an image without pixels: {x.shape}")
+        self.geometry: dict[str, Any] = {"kernel": (h, w), "stride": (1, 1), "padding": (0, 0)}
+        y: Array = current_backend().dispatch("avg_pool2d", x, **self.geometry)
+        return y.reshape(n, c)
+
+    def backward(self, grad: Array) -> Grads:
+        windows = np.ascontiguousarray(grad).reshape(*self.shape[:2], 1, 1)
+        return current_backend().dispatch("avg_pool2d_grad", windows, self.shape, **self.geometry)
 
 
 class LayerNorm(Operation):
