@@ -13,6 +13,8 @@ def register(app: typer.Typer) -> None:
     from tilewise.cli.ladder import ladder
     from tilewise.cli.machine import machine
     from tilewise.cli.profile import profile
+    from tilewise.cli.prune import prune
+    from tilewise.cli.quantize import quantize
     from tilewise.cli.tiles import tiles
     from tilewise.cli.tour import tour
 
@@ -21,6 +23,8 @@ def register(app: typer.Typer) -> None:
     app.command()(profile)
     app.command()(ladder)
     app.command()(fit)
+    app.command()(quantize)
+    app.command()(prune)
     app.command()(generate)
     app.command()(kv)
     app.add_typer(tiles, name="tiles")

@@ -1,0 +1,139 @@
+"""Before and after: two models on the same images and the same clock; for `tilewise quantize` and `tilewise prune`.
+
+Accuracy differences are paired: each image is answered by both models, so the interval is over the images on which they
+differ, and much narrower than that of two separate accuracies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise import Tensor, data, models, no_grad
+from tilewise.errors import ConfigurationError
+from tilewise.io import load
+from tilewise.nn import Module
+from tilewise.profile import Timer
+
+Array = npt.NDArray[Any]
+_CHUNK = 500
+
+
+@dataclass(frozen=True)
+class Task:
+    """A trained model with the images to judge it on."""
+
+    name: str
+    model: Module
+    data: data.ImageData
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One model on one task."""
+
+    name: str
+    correct: npt.NDArray[np.bool_]
+    bytes_in_memory: int
+    latency_s: float
+    speedup: float
+    drop_points: float
+    drop_interval: tuple[float, float]
+
+    @property
+    def accuracy(self) -> float:
+        return float(self.correct.mean())
+
+    def as_dict(self) -> dict[str, Any]:
+        facts: dict[str, Any] = {name: getattr(self, name) for name in ("name", "accuracy", "bytes_in_memory")}
+        facts |= {name: getattr(self, name) for name in ("latency_s", "speedup", "drop_points", "drop_interval")}
+        return facts
+
+
+def image_task(name: str, folder: str | None, weights: Path | None) -> Task:
+    """ "cnn" or "mlp" on the digits that came with the package, or on MNIST files with the weights of a fit."""
+    if name not in ("cnn", "mlp"):
+        raise ConfigurationError(f"this command knows the models cnn and mlp, not {name!r}")
+    images = data.digits() if folder is None else data.mnist(folder)
+    if folder is None and weights is None:
+        model = models.pretrained(name)
+    elif weights is None:
+        raise ConfigurationError("MNIST needs --weights, a model written by `tilewise fit cnn --data FOLDER`")
+    else:
+        size = images.x_train.shape[-1]
+        model = models.cnn(size=size) if name == "cnn" else models.mlp(inputs=size * size)
+        model.load_state_dict(load(weights))
+        model.eval()
+    return Task(name, model, images.flat() if name == "mlp" else images)
+
+
+def answers(model: Module, x: Array) -> Array:
+    with no_grad():
+        parts = [np.asarray(model(Tensor(x[i : i + _CHUNK]))).argmax(1) for i in range(0, len(x), _CHUNK)]
+    return np.concatenate(parts)
+
+
+def accuracy(model: Module, images: data.ImageData) -> float:
+    return float((answers(model, images.x_test) == images.y_test).mean())
+
+
+def outcomes(task: Task, candidates: dict[str, tuple[Module, int]], batch: int, runs: int, seed: int) -> list[Outcome]:
+    """Each model with its bytes, the first one being the baseline, timed in turns on one batch."""
+    x, batch_x = task.data.x_test, Tensor(task.data.x_test[:batch])
+
+    @no_grad()
+    def run(model: Module) -> Any:
+        return model(batch_x)
+
+    timed = Timer().compare({name: partial(run, model) for name, (model, _) in candidates.items()}, runs=runs)
+    right = {name: answers(model, x) == task.data.y_test for name, (model, _) in candidates.items()}
+    first = next(iter(candidates))
+    return [
+        Outcome(
+            name,
+            right[name],
+            size,
+            timed.measurements[name].p50,
+            timed.measurements[first].p50 / timed.measurements[name].p50,
+            *paired_drop(right[first], right[name], seed),
+        )
+        for name, (_, size) in candidates.items()
+    ]
+
+
+def paired_drop(before: Array, after: Array, seed: int) -> tuple[float, tuple[float, float]]:
+    """The loss of accuracy in points, and its 95 % interval by resampling images."""
+    difference = before.astype(np.int8) - after.astype(np.int8)
+    rng = np.random.default_rng(seed)
+    drawn = [difference[rng.integers(0, len(difference), len(difference))].mean() for _ in range(1000)]
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return 100 * float(difference.mean()), (100 * float(low), 100 * float(high))
+
+
+def float_bytes(model: Module) -> int:
+    return sum(t.data.nbytes for _, t in model.named_tensors())
+
+
+def print_table(title: str, rows: list[Outcome], batch: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for heading in ("", "accuracy", "points lost (95 % interval)", "in memory", f"p50 of {batch} images", "speed-up"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for row in rows:
+        low, high = row.drop_interval
+        table.add_row(
+            row.name,
+            f"{100 * row.accuracy:.2f} %",
+            f"{row.drop_points:+.2f} ({low:+.2f} to {high:+.2f})",
+            f"{row.bytes_in_memory / 1024:,.1f} KiB",
+            f"{row.latency_s * 1e3:.3f} ms",
+            f"{row.speedup:.2f}×",
+        )
+    Console().print(table)

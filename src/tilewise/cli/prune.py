@@ -1,0 +1,118 @@
+"""`tilewise prune`: a model with most of its weights gone, with what that cost and what it gained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tilewise.errors import ConfigurationError
+
+
+def prune(
+    model: Annotated[str, typer.Argument(help="cnn or mlp.")] = "cnn",
+    sparsity: Annotated[float, typer.Option(help="Share of weights (or filters) to remove.")] = 0.7,
+    structured: Annotated[bool, typer.Option("--structured", help="Remove whole filters instead of weights.")] = False,
+    scope: Annotated[str, typer.Option(help="global or layer.")] = "global",
+    pattern: Annotated[str, typer.Option(help="unstructured, N:M such as 2:4, or block:HxW.")] = "unstructured",
+    epochs: Annotated[int, typer.Option(min=0, help="Epochs of fine-tuning after pruning.")] = 0,
+    data: Annotated[str | None, typer.Option(help="A folder with the MNIST files instead of the digits.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="A model written by `tilewise fit`.")] = None,
+    scan: Annotated[
+        bool, typer.Option("--scan", help="Also prune each layer alone and say which must not be.")
+    ] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Images per timed call.")] = 64,
+    runs: Annotated[int, typer.Option(min=12, help="Timed calls of each model.")] = 50,
+    out: Annotated[Path, typer.Option(help="Folder for the pruned model and the picture.")] = Path("out/prune"),
+    seed: Annotated[int, typer.Option(help="Fixes the fine-tuning and the interval.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Prune a trained model and compare: accuracy, size, latency; `--scan` shows when pruning fails.
+
+    Example: tilewise prune cnn --sparsity 0.7 --epochs 2
+    """
+    from tilewise.cli.before_after import accuracy, float_bytes, image_task, outcomes, print_table
+    from tilewise.io import save
+    from tilewise.prune import prune as run
+    from tilewise.prune import sensitivity, shrink, sparsify
+
+    task = image_task(model, data, weights)
+    if structured:
+        smaller: Any = shrink(task.model, sparsity)
+        reached: list[Any] = []
+    else:
+        smaller = run(task.model, sparsity, scope, pattern=pattern)
+        reached = smaller.pruning.layers
+    if epochs:
+        _fine_tune(smaller, task.data, epochs, seed)
+    smaller.eval()
+    out.mkdir(parents=True, exist_ok=True)
+    save(smaller, out / f"{model}-pruned.safetensors")
+    fast = smaller if structured else sparsify(smaller)
+    candidates = {"dense": (task.model, float_bytes(task.model)), "pruned": (fast, _bytes(fast))}
+    rows = outcomes(task, candidates, batch, runs, seed)
+    found = sensitivity(task.model, lambda m: accuracy(m, task.data)) if scan else []
+    if found:
+        _draw(found, out / "sensitivity.png")
+    if as_json:
+        facts = {"models": [r.as_dict() for r in rows], "layers": [vars(layer) for layer in reached]}
+        facts["sensitivity"] = [vars(s) for s in found]
+        print(json.dumps(facts, default=float))
+        return
+    print_table(f"{model}, {sparsity:.0%} of its {'filters' if structured else 'weights'} removed", rows, batch)
+    for layer in reached:
+        print(f"  {layer.name}: {layer.zeros:,} of {layer.weights:,} weights are zero ({layer.sparsity:.1%})")
+    for entry in found:
+        curve = ", ".join(f"{level:.0%}: {100 * value:.1f} %" for level, value in entry.accuracy.items())
+        print(f"  {entry.name} alone: {curve}{'  <- leave this one alone' if entry.fragile else ''}")
+
+
+def _bytes(model: Any) -> int:
+    from tilewise.cli.before_after import float_bytes
+    from tilewise.prune import SparseLinear
+
+    return float_bytes(model) + sum(m.nbytes for m in model.modules() if isinstance(m, SparseLinear))
+
+
+def _fine_tune(model: Any, images: Any, epochs: int, seed: int) -> None:
+    import numpy as np
+
+    from tilewise import Tensor, optim
+    from tilewise.nn import functional as F
+
+    if epochs > 1000:
+        raise ConfigurationError(f"{epochs} epochs of fine-tuning are more than anyone waits for")
+    optimizer = optim.Adam(model.parameters(), lr=1e-3)
+    if hasattr(model, "pruning"):
+        model.pruning.hold(optimizer)
+    rng, x, y = np.random.default_rng(seed), images.x_train, images.y_train
+    model.train()
+    for _ in range(epochs):
+        order = rng.permutation(len(x))
+        for start in range(0, len(x), 64):
+            rows = order[start : start + 64]
+            optimizer.zero_grad()
+            F.cross_entropy(model(Tensor(x[rows])), y[rows]).backward()
+            optimizer.step()
+
+
+def _draw(found: list[Any], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4.5))
+    for entry in found:
+        levels = list(entry.accuracy)
+        style = "--" if entry.fragile else "-"
+        axes.plot(
+            [100 * s for s in levels], [100 * entry.accuracy[s] for s in levels], style, marker="o", label=entry.name
+        )
+    axes.set(xlabel="sparsity of this layer alone, %", ylabel="accuracy, %", title="When pruning fails")
+    axes.grid(alpha=0.3)
+    axes.legend(title="layer (dashed: leave alone)")
+    figure.savefig(path, dpi=130, bbox_inches="tight")
+    plt.close(figure)

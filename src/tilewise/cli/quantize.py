@@ -1,0 +1,98 @@
+"""`tilewise quantize`: a model in int8, with what that cost and what it gained."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def quantize(
+    model: Annotated[str, typer.Argument(help="cnn or mlp.")] = "cnn",
+    data: Annotated[str | None, typer.Option(help="A folder with the MNIST files instead of the digits.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="A model written by `tilewise fit`.")] = None,
+    observer: Annotated[str, typer.Option(help="minmax, percentile, mse or entropy.")] = "minmax",
+    samples: Annotated[int, typer.Option(min=1, help="Training images to calibrate on.")] = 256,
+    accuracy_drop: Annotated[
+        float | None, typer.Option(help="Keep layers in float until at most this share is lost, e.g. 0.005.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Images per timed call.")] = 64,
+    runs: Annotated[int, typer.Option(min=12, help="Timed calls of each model.")] = 50,
+    out: Annotated[Path, typer.Option(help="Folder for the int8 model and the picture.")] = Path("out/quantize"),
+    threads: Annotated[int | None, typer.Option(help="Threads of the native kernels.")] = None,
+    seed: Annotated[int, typer.Option(help="Fixes the resampling of the interval.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Quantize a trained model to int8 and compare: accuracy, size, latency, and the error of every layer.
+
+    Example: tilewise quantize cnn --observer mse
+    """
+    from tilewise import set_num_threads
+    from tilewise.cli.before_after import accuracy, float_bytes, image_task, outcomes, print_table
+    from tilewise.quantize import calibrate, save_quantized
+    from tilewise.quantize import quantize as run
+    from tilewise.quantize.graph import trace
+
+    if threads is not None:
+        set_num_threads(threads)
+    task = image_task(model, data, weights)
+    batches = [task.data.x_train[:samples][i : i + 64] for i in range(0, min(samples, len(task.data.x_train)), 64)]
+    calibration = calibrate(task.model, batches, observer, progress=sys.stderr.isatty() and not as_json)
+    if accuracy_drop is None:
+        int8: Any = run(task.model, calibration)
+    else:
+        judge = lambda candidate: accuracy(candidate, task.data)  # noqa: E731
+        int8 = run(task.model, batches, observer=observer, accuracy_drop=accuracy_drop, evaluate=judge)
+    out.mkdir(parents=True, exist_ok=True)
+    save_quantized(int8, out / f"{model}-int8.safetensors")
+    rows = outcomes(
+        task, {"float32": (task.model, float_bytes(task.model)), "int8": (int8, int8.nbytes)}, batch, runs, seed
+    )
+    layers = int8.report(task.data.x_test[:64], trace(task.model))
+    on_disk = (out / f"{model}-int8.safetensors").stat().st_size
+    _draw(calibration, out / "ranges.png")
+    if as_json:
+        facts = {"models": [r.as_dict() for r in rows], "bytes_on_disk": on_disk, "layers": [vars(s) for s in layers]}
+        print(json.dumps(facts, default=float))
+        return
+    print_table(f"{model} in int8", rows, batch)
+    _layers(layers)
+    where = out / f"{model}-int8.safetensors"
+    print(f"{on_disk / 1024:,.1f} KiB on disk in {where}; ranges drawn in {out / 'ranges.png'}")
+
+
+def _layers(layers: list[Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="What became of each step", title_justify="left")
+    for heading in ("step", "kind", "form", "bytes", "signal to noise", "why float"):
+        table.add_column(heading, justify="right" if heading in ("bytes", "signal to noise") else "left")
+    for step in layers:
+        ratio = "" if step.snr_db is None else f"{step.snr_db:.1f} dB"
+        table.add_row(step.name, step.kind, step.form, f"{step.nbytes:,}" if step.nbytes else "", ratio, step.reason)
+    Console().print(table)
+
+
+def _draw(calibration: Any, path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 0.4 * len(calibration.names) + 1.5))
+    places = range(len(calibration.names))
+    for place, (low, high) in zip(places, calibration.ranges, strict=True):
+        axes.plot([low, high], [place, place], color="#2a6fb5", linewidth=6, solid_capstyle="butt")
+    axes.axvline(0, color="#8a8f98", linewidth=1)
+    axes.set_yticks(list(places), calibration.names)
+    axes.invert_yaxis()
+    axes.set(
+        xlabel="value", title=f"Range of each step's result ({calibration.observer}, {calibration.samples} images)"
+    )
+    axes.grid(axis="x", alpha=0.3)
+    figure.savefig(path, dpi=130, bbox_inches="tight")
+    plt.close(figure)

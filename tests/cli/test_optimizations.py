@@ -1,0 +1,78 @@
+"""The commands that show an optimization: they run on embedded data, say what they measured, and leave whole files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tilewise.cli import commands
+from tilewise.errors import TilewiseError
+
+RUNNER = CliRunner()
+
+
+def run(*arguments: str) -> str:
+    app = typer.Typer()
+    commands.register(app)
+    result = RUNNER.invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_quantize_reports_accuracy_size_and_layers(tmp_path: Path) -> None:
+    facts = json.loads(run("quantize", "cnn", "--runs", "12", "--batch", "8", "--out", str(tmp_path), "--json"))
+    before, after = facts["models"]
+    assert after["bytes_in_memory"] < 0.3 * before["bytes_in_memory"]
+    assert after["accuracy"] > 0.97 and after["drop_interval"][0] <= after["drop_points"] <= after["drop_interval"][1]
+    assert {layer["form"] for layer in facts["layers"]} == {"int8"}
+    assert (tmp_path / "cnn-int8.safetensors").is_file() and (tmp_path / "ranges.png").is_file()
+
+
+@pytest.mark.parametrize("options", [("--sparsity", "0.7"), ("--structured", "--sparsity", "0.3", "--epochs", "1")])
+def test_prune_reports_what_it_removed(tmp_path: Path, options: tuple[str, ...]) -> None:
+    facts = (
+        json.loads(run("prune", "mlp", *options, "--runs", "12", "--out", str(tmp_path), "--json"))
+        if ("--structured" not in options)
+        else json.loads(run("prune", "cnn", *options, "--runs", "12", "--batch", "8", "--out", str(tmp_path), "--json"))
+    )
+    before, after = facts["models"]
+    assert after["bytes_in_memory"] < before["bytes_in_memory"]
+    assert after["accuracy"] > 0.8
+
+
+def test_generate_streams_text_and_says_how_fast() -> None:
+    facts = json.loads(run("generate", "import ", "--tokens", "20", "--temperature", "0", "--json"))
+    plain = json.loads(run("generate", "import ", "--tokens", "20", "--temperature", "0", "--no-cache", "--json"))
+    assert facts["tokens"] == plain["tokens"] and len(facts["tokens"]) == 20
+    assert "tokens," in run("generate", "import ", "--tokens", "5")
+
+
+def test_kv_and_ladder_draw_pictures(tmp_path: Path) -> None:
+    run("kv", "--model", "gpt:4x128", "--tokens", "12", "--out", str(tmp_path / "kv.png"))
+    run("ladder", "--size", "64", "--python-size", "16", "--seconds", "0.01", "--out", str(tmp_path / "ladder.png"))
+    assert (tmp_path / "kv.png").stat().st_size > 5000 and (tmp_path / "ladder.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("quantize", "gpt"),
+        ("quantize", "cnn", "--observer", "guess"),
+        ("prune", "cnn", "--sparsity", "2"),
+        ("prune", "cnn", "--data", "nowhere"),
+        ("generate", "x", "--model", "nowhere.safetensors"),
+        ("generate", "x", "--temperature", "-1"),
+        ("kv", "--tokens", "100000"),
+    ],
+)
+def test_bad_requests_raise_one_sentence(arguments: tuple[str, ...], tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = typer.Typer()
+    commands.register(app)
+    result = RUNNER.invoke(app, list(arguments))
+    assert isinstance(result.exception, TilewiseError) and "\n" not in str(result.exception)
+    assert list(tmp_path.iterdir()) == []
