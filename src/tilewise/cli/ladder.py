@@ -92,11 +92,11 @@ def _draw(rates: list[tuple[Rung, float]], ceiling: dict[int, float], size: int,
     colours = ["#8a8f98" if name == "numpy" else "#2a6fb5" for name in names]
     bars = axes.bar(names, [rate for _, rate in rates], color=colours)
     axes.bar_label(bars, [f"{rate:.3g}" for _, rate in rates], padding=2)
-    for threads, peak in sorted(ceiling.items()):
+    for place, (threads, peak) in enumerate(sorted(ceiling.items())):
         axes.axhline(peak, color="#b5482a", linestyle="--", linewidth=1)
         axes.annotate(
             f"ceiling, {threads} thread{'s' * (threads > 1)}",
-            (0, peak),
+            (2 * place, peak),
             xytext=(0, 3),
             textcoords="offset points",
             color="#b5482a",
