@@ -60,9 +60,9 @@ def test_describe_counts_what_a_collection_holds(tmp_path: Path, monkeypatch: py
     write_collection(tmp_path / "data", train=5, valid=3, test=1)
     result = json.loads(run("describe", str(tmp_path / "data"), "--json"))
     assert [result["splits"][name]["kernels"] for name in ("train", "valid", "test")] == [5, 3, 1]
-    assert result["splits"]["train"]["configurations"] == 300
-    assert result["splits"]["train"]["median tile over best, median"] > 1
-    assert "configuration features" in run("describe", str(tmp_path / "data"))
+    assert result["splits"]["train"]["configs"] == 300
+    assert result["total"]["median_config"] > 1
+    assert "columns a configuration" in run("describe", str(tmp_path / "data"))
 
 
 def test_kaggle_finds_the_predictions_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

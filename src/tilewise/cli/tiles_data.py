@@ -1,4 +1,4 @@
-"""`tilewise tiles download | describe | from-pb | from-jax | kaggle | score`: data in, predictions out.
+"""`tilewise tiles download | from-pb | from-jax | kaggle | score`: data in, predictions out.
 
 Thin functions: each reads its options, calls the cost model's own code, and prints a line or JSON.
 """
@@ -16,7 +16,6 @@ import typer
 
 if TYPE_CHECKING:
     from tilewise.costmodel.download import Plan, Report
-    from tilewise.costmodel.shards import Split
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
@@ -24,7 +23,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON."
 def attach(app: typer.Typer) -> None:
     """Add these commands to `tilewise tiles`."""
     app.command("download")(download)
-    app.command("describe")(describe)
     app.command("from-pb")(from_pb)
     app.command("from-jax")(from_jax)
     app.command("kaggle")(kaggle)
@@ -88,53 +86,6 @@ def _report() -> Report:
             print(f"{name}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB", end=end, file=sys.stderr, flush=True)
 
     return show
-
-
-def describe(
-    collection: Annotated[str, typer.Argument(help="A folder with train, valid and test, or an embedded one's name.")],
-    as_json: AsJson = False,
-) -> None:
-    """Say what a collection holds: kernels, configurations, programs, and how much the choice of a tile matters.
-
-    Example: tilewise tiles describe h200
-    """
-    from tilewise.costmodel.dataset import SPLITS, load_dataset
-
-    data = load_dataset(collection)
-    splits = {name: _describe_split(data.split(name)) for name in SPLITS if len(data.split(name))}
-    if as_json:
-        typer.echo(json.dumps({"splits": splits, "config_features": data.schema.config_features}))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=collection)
-    table.add_column("")
-    for name in splits:
-        table.add_column(name, justify="right")
-    for key in next(iter(splits.values())):
-        table.add_row(key, *(_shown(split[key]) for split in splits.values()))
-    Console().print(table)
-    typer.echo(f"{data.schema.width} configuration features: {', '.join(data.schema.config_features)}")
-
-
-def _describe_split(split: Split) -> dict[str, float | None]:
-    import numpy as np
-
-    configs, nodes = np.diff(split.offsets("configs")), np.diff(split.offsets("nodes"))
-    slower = [float(np.median(k.target) / k.target.min()) for k in split] if split.labelled else []
-    return {
-        "kernels": len(split),
-        "programs": len(set(split.programs)),
-        "configurations": int(configs.sum()),
-        "configurations per kernel, median": float(np.median(configs)),
-        "nodes per kernel, median": float(np.median(nodes)),
-        "median tile over best, median": float(np.median(slower)) if slower else None,
-    }
-
-
-def _shown(value: float | None) -> str:
-    return "withheld" if value is None else f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
 
 
 def from_pb(

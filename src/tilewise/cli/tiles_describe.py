@@ -1,0 +1,114 @@
+"""`tilewise tiles describe`: what is in a collection of measured kernels, as a table, JSON or a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from tilewise.costmodel.describe import Description, GroupFigures
+
+_PICTURE_FIELDS = ("slowdowns", "deviations")
+
+
+def describe(
+    collection: Annotated[str, typer.Argument(help="A folder, a file, or an embedded collection: h200, cpu.")],
+    programs: Annotated[bool, typer.Option("--programs", help="Also one line a program.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Also draw spread and noise into this picture (.png, .svg).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Count a collection's kernels and say how far best and worst lie apart, what a fixed choice loses, and the noise.
+
+    Example: tilewise tiles describe h200 --plot h200.png
+    """
+    from tilewise.costmodel.describe import describe as measure
+
+    figures = measure(collection, progress=not as_json)
+    if as_json:
+        plain = {f.name: getattr(figures, f.name) for f in dataclasses.fields(figures)}
+        kept = {name: value for name, value in plain.items() if name not in _PICTURE_FIELDS}
+        typer.echo(json.dumps(kept, default=dataclasses.asdict))
+    else:
+        _print(figures, programs)
+    if plot is not None:
+        draw(figures, plot)
+        typer.echo(f"Drew {plot}.", err=as_json)
+
+
+def _print(figures: Description, programs: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    days = f", measured {' to '.join(dict.fromkeys(figures.measured))}" if figures.measured else ""
+    console.print(f"{figures.name}: {figures.hardware or 'hardware not named'}{days}", soft_wrap=True, highlight=False)
+    own = figures.columns[24:]
+    console.print(
+        f"{len(figures.columns)} columns a configuration, its own: {', '.join(own) or 'none'}", highlight=False
+    )
+    table = Table("split", title="Contents", title_justify="left")
+    for heading in ("kernels", "configurations", "programs"):
+        table.add_column(heading, justify="right")
+    for split, count in figures.splits.items():
+        note = "" if count.labelled or not count.kernels else " (no runtimes)"
+        table.add_row(f"{split}{note}", str(count.kernels), str(count.configs), str(count.programs))
+    console.print(table)
+    if figures.total is None:
+        return
+    console.print(_table("family", {**figures.families, "all": figures.total}))
+    if programs:
+        console.print(_table("program", figures.programs))
+
+
+def _table(what: str, groups: dict[str, GroupFigures]) -> object:
+    from rich.table import Table
+
+    title = "Slower than the best by: a fixed choice, the default, the fifth best; worst and median over best"
+    table = Table(what, title=title, title_justify="left")
+    for heading in ("kernels", "configs", "best, us", "worst", "median", "fifth", "fixed", "default", "noise"):
+        table.add_column(heading, justify="right")
+    for name, group in groups.items():
+        low, high = group.best_us
+        table.add_row(
+            name, str(group.kernels), str(group.configs), f"{low:.3g}-{high:.3g}", f"{group.spread:.1f}x",
+            f"{group.median_config:.2f}x", f"{group.fifth_best_loss:.1%}", f"{group.fixed_loss:.0%}",
+            f"{group.default_loss:.0%}", "-" if group.noise is None else f"{group.noise:.2%}",
+        )  # fmt: skip
+    return table
+
+
+def draw(figures: Description, path: Path) -> None:
+    """Left: which share of configurations is within a factor of the best; right: the scatter of the repeats."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    import numpy as np
+
+    from tilewise.errors import FileFormatError
+
+    picture, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+    for family, values in figures.slowdowns.items():
+        left.plot(np.sort(values), np.linspace(0, 1, len(values)), label=family)
+    left.set(xscale="log", xlabel="runtime over the kernel's best", ylabel="share of configurations")
+    left.set_title(f"{figures.name}: how far configurations lie apart")
+    for family, values in figures.deviations.items():
+        if len(values):
+            right.plot(np.sort(values) * 100, np.linspace(0, 1, len(values)), label=family)
+    right.set(xscale="log", xlabel="relative deviation of repeated timings, %", ylabel="share of configurations")
+    right.set_title("noise")
+    for axes in (left, right):
+        axes.grid(True, which="both", alpha=0.3)
+    left.legend()
+    try:
+        picture.savefig(path)
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"cannot draw into {path}: {error}") from None
+    finally:
+        plt.close(picture)

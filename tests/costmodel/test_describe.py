@@ -1,0 +1,85 @@
+"""What is said of a collection: every figure worked out by hand on a tiny one, and the embedded ones in full."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tilewise.costmodel.collection import Collection, MeasuredKernel, write_collection
+from tilewise.costmodel.dataset import embedded_collections
+from tilewise.costmodel.describe import describe
+from tilewise.costmodel.kernel import make_kernel
+from tilewise.costmodel.schema import Schema
+from tilewise.errors import TilewiseError
+
+
+def kernel(name: str, runtimes: list[int], default: int, deviation: float = 0.02) -> MeasuredKernel:
+    count = len(runtimes)
+    graph = (np.zeros((1, 140), np.float32), np.ones(1, np.uint8), np.empty((0, 2), np.int32))
+    configs = np.arange(count, dtype=np.float32)[:, None]
+    made = make_kernel(name, *graph, configs, np.array(runtimes), np.full(count, default))
+    return MeasuredKernel(made, np.full(count, deviation), np.full(count, 3), {"family": "toy"})
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    splits = {
+        "train": [kernel("a_1", [1000, 1100, 4000], 1100), kernel("a_2", [3000, 1000, 2000], 2000)],
+        "valid": [kernel("b_3", [1000, 1500, 8000], 8000)],
+        "test": [],
+    }
+    write_collection(tmp_path / "tiny.npz", Collection(Schema(("x",), {"name": "tiny"}), splits))
+    return tmp_path / "tiny.npz"
+
+
+def test_figures_are_what_hand_and_pencil_give(tiny: Path) -> None:
+    figures = describe(tiny)
+    assert (figures.splits["train"].kernels, figures.splits["train"].configs) == (2, 6)
+    assert figures.splits["train"].programs == 1
+    toy = figures.families["toy"]
+    assert toy.best_us == (1.0, 1.0)
+    assert toy.spread == pytest.approx(4.0)  # 4, 3, 8
+    assert toy.median_config == pytest.approx(1.5)  # 1.1, 2, 1.5
+    assert toy.default_loss == pytest.approx((0.1 + 1.0 + 7.0) / 3)
+    # The second configuration loses least over the two train kernels: 10 % and nothing; half on the third.
+    assert toy.fixed_loss == pytest.approx((0.1 + 0.0 + 0.5) / 3)
+    assert toy.noise == pytest.approx(0.02, rel=1e-3)
+    assert figures.programs["b"].kernels == 1
+
+
+def test_without_recorded_noise_exact_repeats_tell_it(tmp_path: Path) -> None:
+    measured = kernel("a_1", [1000, 1010, 2000], 1000, deviation=np.nan)
+    measured.kernel.config_feat[1] = measured.kernel.config_feat[0]
+    write_collection(tmp_path / "t.npz", Collection(Schema(("x",)), {"train": [measured]}))
+    assert describe(tmp_path / "t.npz").families["toy"].noise == pytest.approx(0.0070, abs=1e-4)
+
+
+def test_a_split_without_runtimes_is_counted_and_not_judged(tmp_path: Path) -> None:
+    splits = {"train": [kernel("a_1", [1, 2], 1)], "test": [kernel("c_1", [0, 0], 0)]}
+    write_collection(tmp_path / "t.npz", Collection(Schema(("x",)), splits))
+    figures = describe(tmp_path / "t.npz")
+    assert figures.splits["test"].kernels == 1
+    assert not figures.splits["test"].labelled
+    assert figures.total is not None
+    assert figures.total.kernels == 1
+
+
+@pytest.mark.parametrize("name", embedded_collections())
+def test_embedded_collections_describe_themselves(name: str, tmp_path: Path) -> None:
+    from tilewise.cli.tiles_describe import draw
+
+    figures = describe(name)
+    assert figures.name == name
+    assert figures.hardware
+    assert figures.total is not None
+    assert figures.total.noise is not None
+    assert figures.total.noise <= 0.03
+    draw(figures, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 1000
+
+
+def test_nothing_there_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(TilewiseError, match="There is no collection"):
+        describe(tmp_path / "nowhere")
