@@ -31,6 +31,7 @@ Out = Annotated[
 ]
 Seed = Annotated[int, typer.Option(help="Decides the order of kernels and configurations.")]
 Configs = Annotated[int | None, typer.Option(help="At most so many configurations a kernel; 0 for all.")]
+Plugin = Annotated[list[str] | None, typer.Option(help="A module that adds families of your own; may be repeated.")]
 
 
 @collect.command()
@@ -40,13 +41,14 @@ def cpu(
     out: Out = None,
     seed: Seed = 0,
     configs: Configs = None,
+    plugin: Plugin = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the native kernels of this CPU: every tile checked against NumPy, then timed beside the default.
 
     Example: tilewise collect cpu --minutes 10 --out measurements.sqlite
     """
-    _collect("cpu", as_json, shapes=shapes, minutes=minutes, out=out, seed=seed, configs=configs)
+    _collect("cpu", as_json, shapes=shapes, minutes=minutes, out=out, seed=seed, configs=configs, plugins=plugin or ())
 
 
 @collect.command()
@@ -56,6 +58,7 @@ def triton(
     out: Out = None,
     seed: Seed = 0,
     configs: Configs = None,
+    plugin: Plugin = None,
     device: Annotated[str, typer.Option(help="cuda, or interpreter for a dry run without a GPU.")] = "cuda",
     as_json: AsJson = False,
 ) -> None:
@@ -65,7 +68,8 @@ def triton(
     """
     if device not in ("cuda", "interpreter"):
         raise typer.BadParameter("device is cuda or interpreter.")
-    _collect("triton", as_json, shapes=shapes, minutes=minutes, out=out, seed=seed, configs=configs, device=device)
+    options = {"shapes": shapes, "minutes": minutes, "out": out, "seed": seed, "configs": configs}
+    _collect("triton", as_json, **options, plugins=plugin or (), device=device)
 
 
 def _collect(kind: str, as_json: bool, **options: Any) -> None:
@@ -142,15 +146,18 @@ def export(
     store: StorePath,
     out: Annotated[Path, typer.Option(help="Folder for train, valid, test and schema.json.")],
     name: Annotated[str, typer.Option(help="What to call the collection.")] = "own",
+    plugin: Plugin = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a store as a folder of npz files in TpuGraphs' format.
 
     Example: tilewise collect export measurements.sqlite --out my_collection
     """
+    from tilewise.tune.collecting import load_plugins
     from tilewise.tune.export import export_folder, make_collection
     from tilewise.tune.measured import open_measurements
 
+    load_plugins(plugin or ())
     with open_measurements(store) as measurements:
         collection = make_collection(measurements, name)
     export_folder(collection, out)
@@ -162,6 +169,7 @@ def embed(
     store: StorePath,
     name: Annotated[str, typer.Option(help="What load_dataset will call it, such as cpu or h200.")],
     out: Annotated[Path | None, typer.Option(help="The file to write; default: in the package.")] = None,
+    plugin: Plugin = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a store as one small file; without --out it becomes, or replaces, an embedded collection.
@@ -169,10 +177,12 @@ def embed(
     Example: tilewise collect embed measurements.sqlite --name cpu
     """
     from tilewise.costmodel.dataset import embedded_folder
+    from tilewise.tune.collecting import load_plugins
     from tilewise.tune.export import embed as write
     from tilewise.tune.export import make_collection
     from tilewise.tune.measured import open_measurements
 
+    load_plugins(plugin or ())
     with open_measurements(store) as measurements:
         collection = make_collection(measurements, name)
     target = out or embedded_folder() / f"{name}.npz"

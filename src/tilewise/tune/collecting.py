@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import statistics
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tilewise.errors import ConfigurationError
 from tilewise.tune.problem import Kernel, Problem, Value
 
 if TYPE_CHECKING:
+    from tilewise.tune.cpu.collect import CpuCollector
     from tilewise.tune.schedule import Tally
+    from tilewise.tune.store import Store
+    from tilewise.tune.triton.collect import Collector
 
 KINDS = ("cpu", "triton")
 Progress = Callable[[int, int, str], None]
@@ -41,6 +46,7 @@ def collect(
     seed: int = 0,
     configs: int | None = None,
     device: str = "cuda",
+    plugins: Sequence[str] = (),
     say: Callable[[str], None] = print,
     progress: Progress | None = None,
 ) -> Collected:
@@ -48,7 +54,8 @@ def collect(
 
     `shapes` is a JSON file or a list of problems such as ``{"family": "matmul", "m": 512, "n": 4096, "k": 1024}``;
     without it the kernels of the built-in programs are measured. `out` is the store, made if it is not there and gone
-    on with if it is; `configs` limits the configurations of a kernel (0: all of them).
+    on with if it is; `configs` limits the configurations of a kernel (0: all of them). `plugins` are modules that add
+    families of their own when they are imported.
 
     >>> collect("cpu", minutes=1.0, out="measurements.sqlite")  # doctest: +SKIP
     """
@@ -60,11 +67,16 @@ def collect(
         raise ConfigurationError(f"minutes must be a positive number, not {minutes}.")
     if configs is not None and (configs < 0 or configs == 1):
         raise ConfigurationError(f"configs must be 0 (all) or at least 2, not {configs}.")
+    load_plugins(plugins)
     kernels = _kernels(kind, shapes)
     path = Path(out).expanduser() if out is not None else Path(f"{kind}.sqlite")
     with Store(path) as store:
-        run = _run_cpu if kind == "cpu" else _run_triton
-        tallies = run(kernels, store, minutes, seed, configs, device, say, progress)
+        if kind == "cpu":
+            collector: CpuCollector | Collector = _cpu_collector(kernels, store, minutes, seed, configs, say)
+        else:
+            collector = _triton_collector(kernels, store, minutes, seed, configs, device, tuple(plugins), say)
+        collector.progress = progress
+        tallies = collector.run()
         counts = store.counts()
     return _result(path, tallies, counts)
 
@@ -98,44 +110,50 @@ def _problem_reader(kind: str) -> Callable[[str, Mapping[str, Value]], Problem]:
     return read
 
 
-def _run_cpu(
-    kernels: Sequence[Kernel],
-    store: Any,
-    minutes: float,
-    seed: int,
-    configs: int | None,
-    device: str,
-    say: Callable[[str], None],
-    progress: Progress | None,
-) -> dict[str, Tally]:
+def _cpu_collector(
+    kernels: Sequence[Kernel], store: Store, minutes: float, seed: int, configs: int | None, say: Callable[[str], None]
+) -> CpuCollector:
     from tilewise.tune.cpu.collect import CpuCollector, CpuOptions
 
     options = CpuOptions(minutes=minutes, seed=seed)
     if configs is not None:
         options.max_configs = configs
-    collector = CpuCollector(kernels, store, options, say)
-    collector.progress = progress
-    return collector.run()
+    return CpuCollector(kernels, store, options, say)
 
 
-def _run_triton(
+def _triton_collector(
     kernels: Sequence[Kernel],
-    store: Any,
+    store: Store,
     minutes: float,
     seed: int,
     configs: int | None,
     device: str,
+    plugins: tuple[str, ...],
     say: Callable[[str], None],
-    progress: Progress | None,
-) -> dict[str, Tally]:
+) -> Collector:
     from tilewise.tune.rounds import Settings
     from tilewise.tune.triton.collect import Collector, Options
 
     settings = Settings(unit_ms=0.0, slowest_ms=1e6) if device == "interpreter" else Settings()
-    options = Options(minutes=minutes, seed=seed, max_configs=configs or 0, device=device, settings=settings)
-    collector = Collector(kernels, store, options, say)
-    collector.progress = progress
-    return collector.run()
+    return Collector(
+        kernels,
+        store,
+        Options(
+            minutes=minutes, seed=seed, max_configs=configs or 0, device=device, settings=settings, plugins=plugins
+        ),
+        say,
+    )
+
+
+def load_plugins(modules: Sequence[str]) -> None:
+    """Import modules that add families; one beside the working folder is found too."""
+    for name in modules:
+        if str(Path.cwd()) not in sys.path:
+            sys.path.append(str(Path.cwd()))
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise ConfigurationError(f"The plug-in {name!r} cannot be imported: {error}.") from error
 
 
 def _result(path: Path, tallies: Mapping[str, Tally], counts: dict[str, int]) -> Collected:

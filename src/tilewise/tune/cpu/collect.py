@@ -99,13 +99,14 @@ class CpuCollector:
         family = get_family(kernel.problem.family)
         tally = self.tallies[kernel.problem.family]
         digest = int(kernel.problem.digest[:8], 16)
-        with running_on(kernel.problem.size("threads")):
+        threads = kernel.problem.size("threads") if "threads" in kernel.problem else 1
+        with running_on(threads):
             configs = pick_configs(family.configs(kernel.problem), self.options.max_configs, digest)
             candidates = self._check(family, kernel, configs, digest)
             if not candidates or candidates[0].config != configs[0]:
                 tally.failures.append(f"{kernel.name}: the default configuration is not right")
                 return
-            clock = CpuClock(kernel.problem.size("threads"))
+            clock = CpuClock(threads)
             self._make_units(candidates)
             self._recall(kernel, candidates)
             whole = time_all(

@@ -8,6 +8,7 @@ this also runs on machines without a GPU, which is how the tests compile every c
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import time
 from dataclasses import dataclass
@@ -28,9 +29,11 @@ class Compiled:
 
 
 def find_kernel(name: str) -> Any:
-    """The jitted function behind "module:function"."""
+    """The jitted function behind "module:function"; the module is one of tilewise's kernels, or a plug-in's own."""
     module, function = name.split(":")
-    return getattr(importlib.import_module(module if "." in module else f"{KERNELS}.{module}"), function)
+    own = f"{KERNELS}.{module}"
+    built_in = "." not in module and importlib.util.find_spec(own) is not None
+    return getattr(importlib.import_module(own if built_in else module), function)
 
 
 def compile_binary(binary: Binary, capability: int) -> Any:
