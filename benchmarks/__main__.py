@@ -1,0 +1,25 @@
+"""`make bench`: every benchmark beside its peers, one after the other. `python -m benchmarks gemm rows` runs some."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+
+ALL = ("gemm", "rows", "conv", "train_step", "int8", "sparse", "decode", "profiling")
+
+
+def main() -> None:
+    chosen, sys.argv = sys.argv[1:] or list(ALL), sys.argv[:1]
+    unknown = [name for name in chosen if name not in ALL]
+    if unknown:
+        raise SystemExit(f"there is no benchmark {unknown[0]!r}; choose from {', '.join(ALL)}")
+    for name in chosen:
+        start = time.perf_counter()
+        print(f"\n== {name} ==", flush=True)
+        importlib.import_module(f"benchmarks.{name}").main()
+        print(f"({time.perf_counter() - start:.0f} s)")
+
+
+if __name__ == "__main__":
+    main()

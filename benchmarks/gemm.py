@@ -1,0 +1,69 @@
+"""Matrix multiplication beside NumPy (OpenBLAS) and PyTorch: large, small, skinny and odd shapes.
+
+    python -m benchmarks.gemm [--threads 1] [--json benchmarks/results/gemm.json]
+
+Every result is compared with float64 before it is timed. A ratio above 1 means tilewise is faster than the faster peer;
+the geometric mean against NumPy alone is printed at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+
+import tilewise
+from benchmarks.harness import Row, compare, write_results
+from tilewise.backend import matmul_native
+
+LARGE = [(512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048)]
+# (m, n, k) as models have them: squares, heads, batches of one, embeddings, im2col of convolutions, classifiers
+SMALL = [
+    *((n, n, n) for n in (16, 32, 48, 64, 96, 100, 128, 192, 200, 256, 300)),
+    *((7, 129, 33), (13, 37, 61), (50, 70, 90), (127, 131, 137), (5, 1000, 300), (1000, 10, 64), (64, 10, 576)),
+    *((1, 4096, 4096), (1, 1024, 1024), (1, 768, 3072), (4096, 1, 1024), (2, 2048, 2048), (8, 1024, 1024)),
+    *((32, 1024, 1024), (16, 4096, 1024), (64, 512, 2048), (128, 128, 1024), (197, 768, 768), (197, 3072, 768)),
+    *((256, 256, 64), (256, 64, 256), (512, 384, 384), (384, 1536, 384), (3136, 64, 576), (784, 128, 1152)),
+    *((196, 256, 2304), (49, 512, 4608), (1000, 1000, 3), (3, 1000, 1000)),
+]
+
+
+def product(m: int, n: int, k: int, threads: int, seed: int, budget_s: float) -> Row:
+    rng = np.random.default_rng(seed)
+    a, b = rng.standard_normal((m, k)).astype(np.float32), rng.standard_normal((k, n)).astype(np.float32)
+    left, right = torch.from_numpy(a), torch.from_numpy(b)
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    if np.abs(matmul_native(a, b) - exact).max() > 1e-5 * max(1.0, np.abs(exact).max()):
+        raise SystemExit(f"{m}×{n}×{k}: the product is wrong")
+    runs = {"tilewise": lambda: matmul_native(a, b), "numpy": lambda: a @ b, "pytorch": lambda: left @ right}
+    return compare(f"{m}×{n}×{k}", threads, runs, budget_s)
+
+
+def geometric_mean(rows: list[Row], peer: str) -> float:
+    return float(np.exp(np.mean([np.log(r.seconds[peer] / r.seconds["tilewise"]) for r in rows])))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/gemm.json"))
+    options = parser.parse_args()
+    tilewise.set_num_threads(options.threads)
+    torch.set_num_threads(options.threads)
+    with threadpool_limits(options.threads, "blas"):
+        large = [product(*shape, options.threads, options.seed, 1.0) for shape in LARGE]
+        small = [product(*shape, options.threads, options.seed, 0.4) for shape in SMALL]
+    worst = min(small, key=lambda r: r.seconds["numpy"] / r.seconds["tilewise"])
+    print(
+        f"{len(small)} small shapes against NumPy: geometric mean {geometric_mean(small, 'numpy'):.2f}×, worst "
+        f"{worst.seconds['numpy'] / worst.seconds['tilewise']:.2f}× at {worst.name}"
+    )
+    write_results(options.json, large + small)
+
+
+if __name__ == "__main__":
+    main()
