@@ -73,7 +73,22 @@ def keras_arguments(file: ModelFile) -> tuple[dict[str, Any], Any]:
     if isinstance(preparation, MinMax):
         return kwargs, preparation
     tables = {name: array.astype(float).tolist() for name, array in preparation.tensors().items()}
-    return kwargs | {"features": tables}, MinMax.restore(preparation.tensors(), {})
+    return ranker_sizes(file.weights) | {"features": tables}, MinMax.restore(preparation.tensors(), {})
+
+
+def ranker_sizes(weights: dict[str, Any]) -> dict[str, int]:
+    """The sizes of a TileRanker, read off its weights, so that no default need agree."""
+    try:
+        return {
+            "hidden_dim": int(weights["config_in.kernel"].shape[1]),
+            "node_dim": int(weights["node_in.kernel"].shape[1]),
+            "op_embed_dim": int(weights["embedding.table"].shape[1]),
+            "num_gnns": sum(name.startswith("gnn.") and name.endswith(".kernel") for name in weights),
+            "num_blocks": sum(name.startswith("blocks.") and name.endswith(".kernel") for name in weights),
+            "members": int(weights["scaling"].shape[0]),
+        }
+    except (KeyError, IndexError) as error:
+        raise FileFormatError(f"The run's TileRanker lacks {error}; train it again.") from error
 
 
 def copy_weights(model: Any, weights: dict[str, Any]) -> None:

@@ -398,19 +398,18 @@ class TileRanker(TileModel):
         self,
         num_configs: int,
         num_ops: int = OPCODES,
-        features: dict[str, list] | None = None,
-        global_width: int = 0,
-        hidden_dim: int = 64,
-        node_dim: int = 32,
-        op_embed_dim: int = 16,
-        num_gnns: int = 2,
-        num_blocks: int = 2,
-        members: int = 3,
-        dropout: float = 0.1,
+        *,
+        features: dict[str, list],
+        hidden_dim: int,
+        node_dim: int,
+        op_embed_dim: int,
+        num_gnns: int,
+        num_blocks: int,
+        members: int,
     ) -> None:
         super().__init__(num_configs, num_ops, op_embed_dim)
-        self._features = RankerFeatures(features or {})
-        self._widths = len(self._features.node_centre), global_width, len(self._features.config_centre)
+        self._features = RankerFeatures(features)
+        self._widths = tuple(len(features[name]) for name in ("node_centre", "global_centre", "config_centre"))
         self._node_in = Dense(node_dim)
         self._gnn = [Dense(node_dim) for _ in range(num_gnns)]
         self._kernel_in = Dense(hidden_dim)

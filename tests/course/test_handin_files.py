@@ -5,6 +5,14 @@ from __future__ import annotations
 import ast
 import sys
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from costmodel.simulated import simulated_kernels
+
+from tilewise.costmodel.dataset import dataset_from_kernels
+from tilewise.costmodel.prepare import MinMax
+from tilewise.costmodel.rankerfeatures import RankerFeatures
 
 COURSE = Path(__file__).resolve().parents[2] / "course"
 
@@ -25,3 +33,27 @@ def test_models_py_has_a_class_for_every_baseline() -> None:
     tree = ast.parse((COURSE / "models.py").read_text(encoding="utf-8"))
     classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
     assert {"MLP", "LateJoinSAGE", "EarlyJoinSAGE", "LateJoinResGCN", "EarlyJoinResGCN"} <= classes
+
+
+def numpy_parts() -> dict[str, Any]:
+    """The parts of models.py that need no TensorFlow."""
+    tree = ast.parse((COURSE / "models.py").read_text(encoding="utf-8"))
+    wanted = {"RankerFeatures", "log", "as_float32", "unscaled"}
+    tree.body = [node for node in tree.body if getattr(node, "name", "") in wanted]
+    names: dict[str, Any] = {"np": np}
+    exec(compile(tree, "models.py", "exec"), names)
+    return names
+
+
+def test_the_hand_in_reads_the_same_features_as_tile_ranker() -> None:
+    """A change of TileRanker's features must reach course/models.py too, or hand-ins would rank differently."""
+    kernels = simulated_kernels(12, seed=4)
+    train = dataset_from_kernels(kernels[:8], kernels[8:9]).train
+    fitted, scaling = RankerFeatures.fit(train), MinMax.fit(train)
+    theirs = numpy_parts()["RankerFeatures"]({name: array.tolist() for name, array in fitted.tensors().items()})
+    for kernel in kernels[9:]:
+        ours, scaled = fitted.apply(kernel), scaling.apply(kernel)
+        node, wide, own = theirs.apply(scaled.node, scaled.opcode, scaled.edges, scaled.config)
+        np.testing.assert_array_equal(node, ours.node)
+        np.testing.assert_array_equal(wide, ours.config[0, : fitted.global_width])
+        np.testing.assert_array_equal(own, ours.config[:, fitted.global_width :])
