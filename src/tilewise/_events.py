@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, Protocol
 
@@ -33,7 +32,8 @@ class Event:
     outputs: tuple[tuple[int, ...], ...] = ()
     input_bytes = 0
     output_bytes = 0
-    params: dict[str, Any] = {}  # noqa: RUF012 (never changed in place)
+    fused: tuple[Any, ...] = ()  # what rides along with a product: bias?, residual?, activation
+    window: Any = None  # of a pooling kernel
     backend = ""
     tile: Any = None
     shares_memory = False  # the result is a view: nothing was moved
@@ -57,18 +57,20 @@ class Event:
 
     def takes(self, values: Any) -> None:
         """Remember the shapes that went in."""
-        arrays = [a for a in values if isinstance(a, ndarray)]
-        self.inputs = tuple([a.shape for a in arrays])
-        self.input_bytes = sum([a.nbytes for a in arrays])
+        shapes, total = [], 0
+        for value in values:
+            if isinstance(value, ndarray):
+                shapes.append(value.shape)
+                total += value.nbytes
+        self.inputs, self.input_bytes = tuple(shapes), total
 
     def gives(self, values: Any) -> None:
         """Remember the shapes that came out: of one array, or of several."""
         if isinstance(values, ndarray):
             self.outputs, self.output_bytes = (values.shape,), values.nbytes
-        elif isinstance(values, tuple | list):
+        elif isinstance(values, tuple):
             arrays = [a for a in values if isinstance(a, ndarray)]
-            self.outputs = tuple([a.shape for a in arrays])
-            self.output_bytes = sum([a.nbytes for a in arrays])
+            self.outputs, self.output_bytes = tuple([a.shape for a in arrays]), sum([a.nbytes for a in arrays])
 
 
 class Recorder(Protocol):
@@ -82,10 +84,20 @@ class Recorder(Protocol):
 recorders: list[Recorder] = []
 
 
+class _Open(list[Event]):
+    """The events under way in one thread, outermost first."""
+
+    __slots__ = ("names", "thread")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread = threading.get_ident()
+        self.names: dict[int, str] = {}  # of the layers in the outermost model
+
+
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.open: list[Event] = []
-        self.names: dict[int, str] = {}
+        self.open = _Open()
 
 
 _thread = _Thread()
@@ -99,42 +111,37 @@ def _nothing_allocated() -> int:
 _allocated: Callable[[], int] = _nothing_allocated if native is None else native.watch_allocated
 
 
-def _run(event: Event, entered_ns: int, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _run(under_way: _Open, event: Event, entered_ns: int, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Make the call inside the event. What recording costs, from `entered_ns` on, is kept out of everybody's time."""
-    stack = _thread.open
-    parent = event.parent = stack[-1] if stack else None
-    event.thread = get_ident()
-    stack.append(event)
+    parent = under_way[-1] if under_way else None
+    thread = event.thread = under_way.thread
+    under_way.append(event)
+    result = None
     before = _allocated()
-    event.start_ns = perf_counter_ns()
+    start = event.start_ns = perf_counter_ns()
     try:
-        return call(*args, **kwargs)
+        result = call(*args, **kwargs)
     except BaseException:
         event.failed = True
         raise
     finally:
-        event.end_ns = perf_counter_ns()
-        event.allocated = _allocated() - before
-        stack.pop()
+        end = event.end_ns = perf_counter_ns()
+        allocated = event.allocated = _allocated() - before
+        under_way.pop()
+        if event.kind != "module":
+            event.gives(result)
+        told = [r for r in recorders if r.owner == thread] or recorders[:]
+        for recorder in told:
+            recorder.add(event)
+        left = perf_counter_ns()
+        event.recording_ns = left - entered_ns - (end - start)
         if parent is not None:
-            parent.inner_allocated += event.allocated
+            event.parent = parent
+            parent.inner_ns += left - entered_ns
+            parent.inner_allocated += allocated
             if event.kind == "kernel":
                 parent.has_kernels = True
-        _tell(event)
-        left_ns = perf_counter_ns()
-        event.recording_ns = (left_ns - entered_ns) - (event.end_ns - event.start_ns)
-        if parent is not None:
-            parent.inner_ns += left_ns - entered_ns
-
-
-def _tell(event: Event) -> None:
-    own = [r for r in recorders if r.owner == event.thread]
-    for recorder in own or recorders[:]:
-        recorder.add(event)
-
-
-def _layer() -> str:
-    return _thread.open[-1].layer if _thread.open else ""
+    return result
 
 
 # --- the four places ---
@@ -143,14 +150,13 @@ def _layer() -> str:
 def forward(step: Any, arrays: list[Any], params: dict[str, Any]) -> Any:
     """An operation on arrays."""
     entered = perf_counter_ns()
-    event = Event("op", type(step).__name__, _layer())
+    under_way = _thread.open
+    event = Event("op", type(step).__name__, under_way[-1].layer if under_way else "")
     event.takes(arrays)
-    if params:
-        event.params = _plain(params)
     step.recorded_layer = event.layer
-    data = _run(event, entered, step.forward, arrays, params)
-    event.gives(data)
-    event.shares_memory = step.is_view and _is_view(data, arrays[0])
+    data = _run(under_way, event, entered, step.forward, arrays, params)
+    if step.is_view:
+        event.shares_memory = _is_view(data, arrays[0])
     return data
 
 
@@ -161,51 +167,51 @@ def _is_view(data: Any, source: Any) -> bool:
 def backward(step: Any, grad: Any) -> Any:
     """The gradient of an operation; it belongs to the layer the operation ran in."""
     entered = perf_counter_ns()
-    layer = getattr(step, "recorded_layer", "")
-    event = Event("op", type(step).__name__, layer)
+    event = Event("op", type(step).__name__, getattr(step, "recorded_layer", ""))
     event.phase = "backward"
     event.takes((grad,))
-    grads = _run(event, entered, step.backward, (grad,), {})
-    event.gives(grads)
-    event.shares_memory = step.is_view and _is_view(grads, grad)
+    grads = _run(_thread.open, event, entered, step.backward, (grad,), {})
+    if step.is_view:
+        event.shares_memory = _is_view(grads, grad)
     return grads
 
 
 def module(layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """A layer; its name is the dotted one under the outermost model that is running."""
     entered = perf_counter_ns()
-    modules = [event for event in _thread.open if event.kind == "module"]
-    if not modules:
-        _thread.names = {id(m): path for path, m in layer.named_modules()}
-    path = _thread.names.get(id(layer))
+    under_way = _thread.open
+    above = next((event for event in reversed(under_way) if event.kind == "module"), None)
+    if above is None:
+        under_way.names = {id(m): path for path, m in layer.named_modules()}
+    name = type(layer).__name__
+    path = under_way.names.get(id(layer))
     if path is None:
-        above = modules[-1].layer if modules else ""
-        path = f"{above}.{type(layer).__name__}" if above else type(layer).__name__
-    if modules and modules[-1].layer == path and modules[-1].name == type(layer).__name__:
+        path = f"{above.layer}.{name}" if above is not None and above.layer else name
+    if above is not None and above.layer == path and above.name == name:
         return call(*args, **kwargs)  # a layer that was entered by one of its methods and now calls itself
-    event = Event("module", type(layer).__name__, path)
-    return _run(event, entered, call, args, kwargs)
+    return _run(under_way, Event("module", name, path), entered, call, args, kwargs)
 
 
 def kernel(op: str, chosen: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An implementation picked by the backend."""
     entered = perf_counter_ns()
-    event = Event("kernel", op, _layer())
+    under_way = _thread.open
+    event = Event("kernel", op, "")
+    if under_way:
+        event.layer, event.phase = under_way[-1].layer, under_way[-1].phase
     event.backend = chosen.name
     event.takes(args)
     if kwargs:
-        event.params = _plain(kwargs)
-    if _thread.open:
-        event.phase = _thread.open[-1].phase
-    if chosen.describe is not None:
-        event.tile = kwargs["tile"] if kwargs.get("tile") is not None else _default_tile(chosen, args)
-    result = _run(event, entered, chosen.run, args, kwargs)
-    event.gives(result)
-    return result
+        ask = kwargs.get
+        event.fused = (ask("bias") is not None, ask("residual") is not None, ask("activation"))
+        event.window, event.tile = ask("kernel"), ask("tile")
+    if chosen.describe is not None and event.tile is None:
+        event.tile = _default_tile(chosen, event.inputs, args)
+    return _run(under_way, event, entered, chosen.run, args, kwargs)
 
 
-def _default_tile(chosen: Any, args: tuple[Any, ...]) -> Any:
-    key = (chosen.op, chosen.name, *[(a.shape, a.strides) for a in args if isinstance(a, ndarray)])
+def _default_tile(chosen: Any, shapes: tuple[tuple[int, ...], ...], args: tuple[Any, ...]) -> Any:
+    key = (chosen.op, chosen.name, shapes, args[0].strides, args[1].strides)
     if key not in _tiles:
         if len(_tiles) > 10_000:
             _tiles.clear()
@@ -214,14 +220,3 @@ def _default_tile(chosen: Any, args: tuple[Any, ...]) -> Any:
         except Exception:  # the description is an extra: without it the operation still runs
             _tiles[key] = None
     return _tiles[key]
-
-
-def _plain(params: dict[str, Any]) -> dict[str, Any]:
-    """The small parameters (strides, axes, flags); arrays become their shapes."""
-    kept = {}
-    for name, value in params.items():
-        if isinstance(value, ndarray):
-            kept[name] = value.shape
-        elif value is not None and isinstance(value, (bool, int, float, str, tuple)):
-            kept[name] = value
-    return kept

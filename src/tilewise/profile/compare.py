@@ -110,7 +110,7 @@ def compare(
     if len(functions) < 2:
         raise ConfigurationError("compare needs at least two functions, as a dictionary of names")
     limit = check_limit(timer.time_limit if time_limit is None else time_limit)
-    rounds = _Rounds(functions, timer.sample_seconds, timer.seed)
+    rounds = _Rounds(functions, timer.sample_seconds / 5, timer.seed)
     reasons = _sample(rounds, runs // 2, (most_runs or 4 * runs) // 2, min_effect, limit)
     return _conclude(timer, rounds, min_effect, alpha, reasons)
 

@@ -231,7 +231,7 @@ def _elementwise(event: Event) -> int:
         q, k = (event.inputs[0], event.inputs[1]) if name == "attention" else (event.inputs[1], event.inputs[2])
         return _PER_SCORE[name] * math.prod(q[:3]) * k[2]
     if name in ("max_pool2d", "avg_pool2d"):
-        return result * int(math.prod(event.params.get("kernel", (1,))))
+        return result * int(math.prod(event.window or (1,)))
     if name in _FLOPS:
         return 0
     if name in _PER_INPUT:
@@ -241,6 +241,6 @@ def _elementwise(event: Event) -> int:
 
 def _fused_steps(event: Event) -> int:
     """Bias, residual and activation that ride along with a product."""
-    bias = event.params.get("bias") is not None or (event.name == "conv2d" and len(event.inputs) > 2)
-    activation = {"relu": 1, "gelu": 4}.get(str(event.params.get("activation")), 0)
-    return int(bias) + int(event.params.get("residual") is not None) + activation
+    bias, residual, activation = event.fused or (False, False, None)
+    bias = bias or (event.name == "conv2d" and len(event.inputs) > 2)
+    return int(bias) + int(residual) + {"relu": 1, "gelu": 4}.get(activation, 0)
