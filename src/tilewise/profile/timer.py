@@ -85,8 +85,8 @@ class Timer:
     True
 
     `time_limit` (seconds) bounds a whole measurement: a long function gets fewer samples and a note, one that never
-    returns raises TimeLimitError. `sample_seconds` is how long one sample should last at least; long samples average over
-    short disturbances. `compare` takes samples of a fifth of that, since it interleaves.
+    returns raises TimeLimitError. `sample_seconds` is how long one sample should last at least; long samples average
+    over short disturbances. `compare` takes samples of a fifth of that, since it interleaves.
     """
 
     time_limit: float = 120.0
