@@ -37,23 +37,30 @@ CacheSizes read_cache_sizes() {
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-enum class Path { tiled, dots, dots_copy_a, dots_copy_b, row_by_matrix, matrix_by_column };
+enum class Path { tiled, swapped, dots, row_by_matrix, matrix_by_column };
+
+// How a product is computed; decided from the whole problem, so that splitting it changes no result.
+struct Plan {
+  Path path = Path::tiled;
+  bool variant = false;  // dots: the larger operand comes from memory; rows: whole rows; swapped: row by row
+};
 
 // Below this many multiply-adds, waking a second thread costs more than it saves.
 constexpr int64_t kWorthThreads = 1 << 20;
+// Inner products pay off up to this many rows (or columns), and from this length on.
+constexpr int64_t kFewDots = 8, kShortDot = 24;
+constexpr int64_t kFewColumns = 8, kWideRow = 128;
 
-Path choose_path(const Gemm& g) {
-  if (g.m == 1) {
-    if (g.b_col == 1) return Path::row_by_matrix;
-    if (g.b_row == 1) return g.a_col == 1 ? Path::dots : Path::dots_copy_a;
-  }
-  if (g.n == 1) {
-    if (g.a_row == 1 && g.c_row == 1) return Path::matrix_by_column;
-    if (g.a_col == 1) return g.b_row == 1 ? Path::dots : Path::dots_copy_b;
-  }
-  if (g.m <= 4 && g.b_row == 1 && g.a_col == 1) return Path::dots;
-  if (g.n <= 4 && g.a_col == 1) return g.b_row == 1 ? Path::dots : Path::dots_copy_b;
-  return Path::tiled;
+Plan choose_plan(const Gemm& g) {
+  const int64_t long_side = std::max(g.m, g.n), short_side = std::min(g.m, g.n);
+  const bool from_memory = long_side * g.k * 4 > cache_sizes().l3;
+  if (g.m == 1 && g.b_col == 1) return {Path::row_by_matrix, g.n >= kWideRow};
+  if (g.n == 1 && g.a_row == 1 && g.c_row == 1) return {Path::matrix_by_column, g.m >= kWideRow};
+  if (short_side == 1 && (g.m == 1 ? g.b_row : g.a_col) == 1) return {Path::dots, from_memory};
+  const bool along_k = g.a_col == 1 && (g.b_row == 1 || g.n <= kFewDots);
+  if (along_k && short_side <= kFewDots && g.k >= kShortDot) return {Path::dots, false};
+  if (g.n <= kFewColumns && g.a_row == 1 && g.m > g.n) return {Path::swapped, g.m <= 2 * active_gemm().lanes};
+  return {};
 }
 
 // A part of C: what one task computes.
@@ -88,31 +95,57 @@ float* workspace(int64_t floats) {
   return kept.grow(static_cast<std::size_t>(floats));
 }
 
-bool larger_than_l2(const Gemm& g) { return std::max(g.m, g.n) * g.k * 4 > cache_sizes().l2; }
-
 void copy_strided(const float* from, int64_t stride, int64_t n, float* to) {
   for (int64_t i = 0; i < n; ++i) to[i] = from[i * stride];
 }
 
-void run_dots(const Gemm& g, Path path) {
+// Inner products need both operands along k; the smaller one is copied where it is not.
+void run_dots(const Gemm& g, bool variant) {
   Gemm d = g;
-  if (path == Path::dots_copy_a) {
+  if (g.a_col != 1) {  // m = 1
     float* a = workspace(g.k);
     copy_strided(g.a, g.a_col, g.k, a);
     d.a = a;
     d.a_col = 1;
-  } else if (path == Path::dots_copy_b) {
+  }
+  if (g.b_row != 1) {  // n is small
     float* b = workspace(g.k * g.n);
     for (int64_t j = 0; j < g.n; ++j) copy_strided(g.b + j * g.b_col, g.b_row, g.k, b + j * g.k);
     d.b = b;
     d.b_row = 1;
     d.b_col = g.k;
   }
-  active_gemm().dots(d, (g.m == 1 || g.n == 1) && larger_than_l2(g));
+  active_gemm().dots(d, variant);
+}
+
+GemmTile narrow_tile(const Gemm& g);
+
+// Few columns, A's columns contiguous: C' = B' A' keeps the vectors full where C = A B would use a few lanes of each.
+void run_swapped(const Gemm& g, bool row_by_row) {
+  const GemmKernels& kernels = active_gemm();
+  Gemm t;
+  t.m = g.n;
+  t.n = g.m;
+  t.k = g.k;
+  t.a = g.b;
+  t.a_row = g.b_col;
+  t.a_col = g.b_row;
+  t.b = g.a;
+  t.b_row = g.a_col;
+  t.b_col = 1;
+  t.c = workspace(g.m * g.n);
+  t.c_row = g.m;
+  if (row_by_row) {  // too few rows and columns to keep the multipliers busy: split the sums over k instead
+    for (int64_t i = 0; i < t.m; ++i) kernels.row_by_matrix(part_of(t, i, 1, 0, t.n), false);
+  } else {
+    kernels.tiled(t, narrow_tile(t), nullptr);
+  }
+  kernels.transpose(t.c, g.n, g.m, g.m, g.c);
+  if (g.epilogue.any()) kernels.finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 
 // m x k times k x 1 with A's columns contiguous: the transposed product is a row by a matrix.
-void run_matrix_by_column(const Gemm& g) {
+void run_matrix_by_column(const Gemm& g, bool variant) {
   Gemm t = g;
   t.m = 1;
   t.n = g.m;
@@ -122,7 +155,7 @@ void run_matrix_by_column(const Gemm& g) {
   t.b_row = g.a_col;
   t.b_col = 1;
   t.epilogue = Epilogue();
-  active_gemm().row_by_matrix(t);
+  active_gemm().row_by_matrix(t, variant);
   if (g.epilogue.any()) active_gemm().finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, 1);
 }
 
@@ -131,13 +164,14 @@ void run_empty_sum(const Gemm& g) {
   if (g.epilogue.any()) active_gemm().finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 
-void run_part(const Gemm& g, Path path, const GemmTile& tile) {
+void run_part(const Gemm& g, const Plan& plan, const GemmTile& tile) {
   const GemmKernels& kernels = active_gemm();
-  switch (path) {
+  switch (plan.path) {
     case Path::tiled: return kernels.tiled(g, tile, workspace(kernels.workspace(g.m, g.n, g.k, tile)));
-    case Path::row_by_matrix: return kernels.row_by_matrix(g);
-    case Path::matrix_by_column: return run_matrix_by_column(g);
-    default: return run_dots(g, path);
+    case Path::swapped: return run_swapped(g, plan.variant);
+    case Path::dots: return run_dots(g, plan.variant);
+    case Path::row_by_matrix: return kernels.row_by_matrix(g, plan.variant);
+    case Path::matrix_by_column: return run_matrix_by_column(g, plan.variant);
   }
 }
 
@@ -155,8 +189,8 @@ Grid grid_of(const Gemm& g, Path path, const GemmTile& tile, int threads) {
     col_grain = tile.nr;
   } else if (threads > 1) {
     (g.m >= g.n ? tm : tn) = threads;
-    row_grain = path == Path::matrix_by_column ? 64 : 4;
-    col_grain = path == Path::row_by_matrix ? 64 : 4;
+    row_grain = path == Path::dots ? 4 : 64;
+    col_grain = path == Path::dots ? 4 : 64;
   }
   Grid grid;
   grid.row_step = std::max<int64_t>(round_up(ceil_div(g.m, tm), row_grain), 1);
@@ -169,7 +203,7 @@ Grid grid_of(const Gemm& g, Path path, const GemmTile& tile, int threads) {
 struct Job {
   const Gemm* g;
   const Batch* batch;
-  Path path;
+  Plan plan;
   GemmTile tile;
   Grid grid;
   int64_t items_per_task;
@@ -186,7 +220,7 @@ void run_task(Job& job, int64_t task) {
     const int64_t row = part / job.grid.cols * job.grid.row_step, col = part % job.grid.cols * job.grid.col_step;
     run_part(part_of(item, row, std::min(job.grid.row_step, item.m - row), col,
                      std::min(job.grid.col_step, item.n - col)),
-             job.path, job.tile);
+             job.plan, job.tile);
   }
 }
 
@@ -229,8 +263,9 @@ const CacheSizes& cache_sizes() {
 }
 
 const char* matmul_path(const Gemm& g) {
-  switch (choose_path(g)) {
+  switch (choose_plan(g).path) {
     case Path::tiled: return "tiled";
+    case Path::swapped: return "transposed tiles";
     case Path::row_by_matrix:
     case Path::matrix_by_column: return "scaled rows";
     default: return "inner products";
@@ -259,6 +294,25 @@ bool tile_problem(const GemmTile& t, const Gemm& g, char* reason, std::size_t si
   }
   return false;
 }
+
+namespace {
+
+// For few rows: no packing, the widest register tile that holds them all.
+GemmTile narrow_tile(const Gemm& g) {
+  const GemmKernels& kernels = active_gemm();
+  int vectors = 4;
+  while (vectors > 1 && kernels.max_rows[vectors] < g.m) --vectors;
+  GemmTile t;
+  t.nr = vectors * kernels.lanes;
+  t.mr = kernels.max_rows[vectors];
+  t.mc = round_up(g.m, t.mr);
+  t.nc = round_up(g.n, t.nr);
+  t.kc = 512;
+  t.pack_a = t.pack_b = false;
+  return t;
+}
+
+}  // namespace
 
 GemmTile default_tile(const Gemm& g, int threads) {
   const GemmKernels& kernels = active_gemm();
@@ -310,15 +364,15 @@ bool matmul(const Gemm& g, const Batch& batch, const GemmTile* tile) {
   Job job;
   job.g = &g;
   job.batch = &batch;
-  job.path = tile ? Path::tiled : choose_path(g);
+  if (!tile) job.plan = choose_plan(g);
   const bool spread_items = batch.count >= 2 * threads;
   if (tile) {
     job.tile = *tile;
-  } else if (job.path == Path::tiled) {
+  } else if (job.plan.path == Path::tiled) {
     job.tile = default_tile(g, spread_items ? 1 : threads);
   }
   const bool worth = multiply_adds(g) * batch.count >= kWorthThreads;
-  job.grid = grid_of(g, job.path, job.tile, worth && !spread_items ? threads : 1);
+  job.grid = grid_of(g, job.plan.path, job.tile, worth && !spread_items ? threads : 1);
   const int64_t units = batch.count * job.grid.rows * job.grid.cols;
   job.items_per_task = worth ? std::max<int64_t>(units / (8 * threads), 1) : units;
   const int64_t tasks = ceil_div(units, job.items_per_task);

@@ -152,19 +152,23 @@ void tiled(const Gemm& g, const GemmTile& t, float* workspace) {
   }
 }
 
-void dots(const Gemm& g, bool stream) {
-  dots_plain(g, stream);
+void dots(const Gemm& g, bool from_memory) {
+  dots_tiled(g, from_memory);
   if (g.epilogue.any()) finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 
-void row_by_matrix(const Gemm& g) {
-  scaled_rows(g);
+void row_by_matrix(const Gemm& g, bool wide) {
+  wide ? row_streamed(g) : row_by_strips(g);
   if (g.epilogue.any()) finish(g.epilogue, g.c, g.c_row, 0, 0, 1, g.n);
+}
+
+void transpose_into(const float* from, int64_t rows, int64_t cols, int64_t from_row, float* to) {
+  pack({from, 1, from_row, cols, static_cast<int>(rows), static_cast<int>(rows), false}, to);
 }
 
 }  // namespace
 
-const GemmKernels gemm = {kLanes, kMaxRows, workspace, tiled, dots, row_by_matrix, finish};
+const GemmKernels gemm = {kLanes, kMaxRows, workspace, tiled, dots, row_by_matrix, transpose_into, finish};
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -48,9 +48,11 @@ struct GemmKernels {
   // The blocked, packed multiplication. With pack_b = false the columns of B must have unit stride.
   void (*tiled)(const Gemm& g, const GemmTile& tile, float* workspace);
   // Inner products: the rows of A and the columns of B have unit stride along k. Best when m or n is small.
-  void (*dots)(const Gemm& g, bool stream);
-  // m = 1, rows of B of unit stride: c += a[p] * B[p, :], B read once in order.
-  void (*row_by_matrix)(const Gemm& g);
+  void (*dots)(const Gemm& g, bool from_memory);
+  // m = 1, rows of B of unit stride: c = sum over p of a[p] * B[p, :].
+  void (*row_by_matrix)(const Gemm& g, bool wide);
+  // to (cols x rows) = from (rows x cols, rows from_row apart), transposed; few rows.
+  void (*transpose)(const float* from, int64_t rows, int64_t cols, int64_t from_row, float* to);
   void (*finish)(const Epilogue& e, float* c, int64_t c_row, int64_t row, int64_t col, int64_t rows, int64_t cols);
 };
 

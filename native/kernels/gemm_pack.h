@@ -39,13 +39,15 @@ TW_INLINE void transpose(vf (&r)[kLanes]) {
   }
 }
 
-// Where the strip goes: `width` floats a step, of which `count` come from the source and the rest become zero. A strip
-// no wider than a vector is stored with overlapping full vectors, so the destination needs kLanes floats of slack.
+// Where the strip goes: `width` floats a step, of which `count` come from the source and the rest become zero. With
+// `slack`, a strip narrower than a vector is stored with overlapping full vectors, which need kLanes floats more at the
+// end of the destination.
 struct Strip {
   const float* from;
   int64_t k_stride, x_stride;  // element (p, x) is from[p * k_stride + x * x_stride]
   int64_t k;
   int count, width;
+  bool slack = true;
 };
 
 TW_INLINE void put(float* to, vf v, int room, bool only_group) {
@@ -59,7 +61,7 @@ TW_INLINE void put(float* to, vf v, int room, bool only_group) {
 inline void pack_along_x(const Strip& s, float* to) {
   for (int x = 0; x < s.width; x += kLanes) {
     const int left = s.count - x, room = s.width - x;
-    const bool only = s.width <= kLanes;
+    const bool only = s.slack && s.width <= kLanes;
     const float* from = s.from + x;
     float* at = to + x;
     if (left >= kLanes) {
@@ -91,7 +93,7 @@ TW_INLINE void transpose_block(const Strip& s, int x, int64_t p, int lanes_k, fl
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i, at += s.width) store(at, r[i]);
   } else {
-    for (int i = 0; i < lanes_k; ++i, at += s.width) put(at, r[i], room, s.width <= kLanes);
+    for (int i = 0; i < lanes_k; ++i, at += s.width) put(at, r[i], room, s.slack && s.width <= kLanes);
   }
 }
 
@@ -99,7 +101,7 @@ inline void pack_along_k(const Strip& s, float* to) {
   int64_t p = 0;
   for (; p + kLanes <= s.k; p += kLanes) {
     for (int x = 0; x < s.width; x += kLanes) {
-      if (s.count - x >= kLanes) {
+      if (s.count - x >= kLanes && s.width - x >= kLanes) {
         transpose_block<true>(s, x, p, kLanes, to);
       } else {
         transpose_block<false>(s, x, p, kLanes, to);

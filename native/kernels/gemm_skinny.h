@@ -1,99 +1,192 @@
 // Matrix x vector and its neighbours: each weight is used a handful of times, so memory decides and packing would only
-// add traffic. Two shapes of loop cover all layouts: inner products where the operands run along k, and scaled rows
-// where B's rows are contiguous. The order of each sum depends on the shape only, never on how the work was split.
+// add traffic. Two shapes of loop cover all layouts: inner products where both operands run along k, and scaled rows
+// where B's rows are contiguous. The order of each sum depends on the shape only, never on how the work was split: an
+// inner product has one accumulator and one order of adding its lanes whatever tile it is computed in.
 #pragma once
 
 #include "kernels/gemm.h"
-#include "kernels/math.h"
+#include "kernels/gemm_pack.h"
 
 namespace tw {
 namespace TW_ISA {
 
-// MR x NR inner products, one vector accumulator each.
+// The sums of the lanes of N vectors, N a power of two up to kLanes. Interleaving and adding two vectors halves their
+// number and keeps every lane busy: the network that transposes, with an addition in every round. Adds in the order of
+// sum_lanes.
+template <int N>
+TW_INLINE void sum_each(vf (&v)[N], float* out) {
+#pragma GCC unroll 4
+  for (int half = N / 2; half > 0; half /= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < half; ++i) v[i] = zip_low(v[i], v[i + half]) + zip_high(v[i], v[i + half]);
+  }
+  float t[kLanes];
+  store(t, v[0]);
+#pragma GCC unroll 4
+  for (int w = kLanes / 2; w >= N; w /= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < w; ++i) t[i] += t[i + w];
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < N; ++i) out[i] = t[i];
+}
+
+constexpr int at_most_lanes(int n) { return n < kLanes ? n : kLanes; }
+constexpr int power_of_two_from(int n) { return n <= 1 ? 1 : n <= 2 ? 2 : n <= 4 ? 4 : n <= 8 ? 8 : 16; }
+
+// Sums of any number of vectors, kLanes at a time.
+template <int N>
+TW_INLINE void sum_all(const vf* v, float* out) {
+  constexpr int kGroup = at_most_lanes(power_of_two_from(N));
+  float t[16];
+#pragma GCC unroll 16
+  for (int first = 0; first < N; first += kGroup) {
+    vf g[kGroup];
+#pragma GCC unroll 16
+    for (int i = 0; i < kGroup; ++i) g[i] = first + i < N ? v[first + i] : vf{};
+    sum_each<kGroup>(g, t);
+#pragma GCC unroll 16
+    for (int i = 0; i < kGroup; ++i) {
+      if (first + i < N) out[first + i] = t[i];
+    }
+  }
+}
+
+struct DotArgs {
+  const float* a;
+  int64_t a_row;
+  const float* b;
+  int64_t b_col;
+  int64_t k;
+  float* c;
+  int64_t c_row;
+};
+
 template <int MR, int NR>
-TW_INLINE void dot_tile(const float* a, int64_t a_row, const float* b, int64_t b_col, int64_t k, float* c, int64_t c_row) {
-  vf acc[MR][NR] = {};
-  int64_t p = 0;
-  for (; p + kLanes <= k; p += kLanes) {
-    vf bv[NR];
-#pragma GCC unroll 4
-    for (int j = 0; j < NR; ++j) bv[j] = load(b + j * b_col + p);
-#pragma GCC unroll 4
-    for (int i = 0; i < MR; ++i) {
-      const vf av = load(a + i * a_row + p);
-#pragma GCC unroll 4
-      for (int j = 0; j < NR; ++j) acc[i][j] += av * bv[j];
-    }
-  }
-  if (p < k) {
-    const int lanes = static_cast<int>(k - p);
-    vf bv[NR];
-#pragma GCC unroll 4
-    for (int j = 0; j < NR; ++j) bv[j] = load_first(b + j * b_col + p, lanes);
-#pragma GCC unroll 4
-    for (int i = 0; i < MR; ++i) {
-      const vf av = load_first(a + i * a_row + p, lanes);
-#pragma GCC unroll 4
-      for (int j = 0; j < NR; ++j) acc[i][j] += av * bv[j];
-    }
-  }
-#pragma GCC unroll 4
+TW_INLINE void dot_step(const DotArgs& d, int64_t p, int lanes, bool whole, vf (&acc)[MR * NR]) {
+  vf bv[NR];
+#pragma GCC unroll 16
+  for (int j = 0; j < NR; ++j) bv[j] = whole ? load(d.b + j * d.b_col + p) : load_first(d.b + j * d.b_col + p, lanes);
+#pragma GCC unroll 16
   for (int i = 0; i < MR; ++i) {
-#pragma GCC unroll 4
-    for (int j = 0; j < NR; ++j) c[i * c_row + j] = sum_lanes(acc[i][j]);
+    const float* a = d.a + i * d.a_row + p;
+    const vf av = whole ? load(a) : load_first(a, lanes);
+#pragma GCC unroll 16
+    for (int j = 0; j < NR; ++j) acc[i * NR + j] += av * bv[j];
   }
 }
 
-template <int MR>
-void dot_rows(const Gemm& g, int64_t i) {
-  const float* a = g.a + i * g.a_row;
-  float* c = g.c + i * g.c_row;
-  int64_t j = 0;
-  for (; j + 4 <= g.n; j += 4) dot_tile<MR, 4>(a, g.a_row, g.b + j * g.b_col, g.b_col, g.k, c + j, g.c_row);
-  for (; j < g.n; ++j) dot_tile<MR, 1>(a, g.a_row, g.b + j * g.b_col, g.b_col, g.k, c + j, g.c_row);
+// A vector against a strip of rows: fetch the rows of the next strip (they start on pages the hardware cannot guess).
+template <int MR, int NR>
+TW_INLINE void fetch_next_strip(const DotArgs& d, int64_t p) {
+#pragma GCC unroll 8
+  for (int j = 0; j < MR * NR; ++j) {
+    __builtin_prefetch((MR == 1 ? d.b + (NR + j) * d.b_col : d.a + (MR + j) * d.a_row) + p, 0, 1);
+  }
 }
 
-// One inner product with eight accumulators: as fast as memory delivers, one stream at a time.
-TW_INLINE float dot_stream(const float* a, const float* b, int64_t k) {
-  vf s0 = {}, s1 = {}, s2 = {}, s3 = {}, s4 = {}, s5 = {}, s6 = {}, s7 = {};
+// MR x NR inner products, one vector accumulator each.
+template <int MR, int NR, bool Fetch = false>
+void dot_tile(const DotArgs& d) {
+  vf acc[MR * NR] = {};
   int64_t p = 0;
-  for (; p + 8 * kLanes <= k; p += 8 * kLanes) {
-    s0 += load(a + p) * load(b + p);
-    s1 += load(a + p + kLanes) * load(b + p + kLanes);
-    s2 += load(a + p + 2 * kLanes) * load(b + p + 2 * kLanes);
-    s3 += load(a + p + 3 * kLanes) * load(b + p + 3 * kLanes);
-    s4 += load(a + p + 4 * kLanes) * load(b + p + 4 * kLanes);
-    s5 += load(a + p + 5 * kLanes) * load(b + p + 5 * kLanes);
-    s6 += load(a + p + 6 * kLanes) * load(b + p + 6 * kLanes);
-    s7 += load(a + p + 7 * kLanes) * load(b + p + 7 * kLanes);
+  for (; p + kLanes <= d.k; p += kLanes) {
+    if (Fetch) fetch_next_strip<MR, NR>(d, p);
+    dot_step<MR, NR>(d, p, kLanes, true, acc);
   }
-  for (; p < k; p += kLanes) {
-    const int lanes = k - p < kLanes ? static_cast<int>(k - p) : kLanes;
-    s0 += load_first(a + p, lanes) * load_first(b + p, lanes);
+  if (p < d.k) dot_step<MR, NR>(d, p, static_cast<int>(d.k - p), false, acc);
+  float sums[MR * NR];
+  sum_all<MR * NR>(acc, sums);
+#pragma GCC unroll 16
+  for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 16
+    for (int j = 0; j < NR; ++j) d.c[i * d.c_row + j] = sums[i * NR + j];
   }
-  return sum_lanes(((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7)));
 }
 
-inline void dots_plain(const Gemm& g, bool stream) {
-  if (stream && g.n == 1) {  // A is the large matrix
-    for (int64_t i = 0; i < g.m; ++i) g.c[i * g.c_row] = dot_stream(g.b, g.a + i * g.a_row, g.k);
-    return;
-  }
-  if (stream) {
-    for (int64_t j = 0; j < g.n; ++j) {
-      for (int64_t i = 0; i < g.m; ++i) {
-        g.c[i * g.c_row + j] = dot_stream(g.a + i * g.a_row, g.b + j * g.b_col, g.k);
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kDotSide = 4;
+#else
+constexpr int kDotSide = 3;  // 9 accumulators, 3 + 1 operands: sixteen registers hold no more
+#endif
+constexpr int kDotStrip = 8;  // a vector against this many rows of a matrix
+
+using DotTile = void (*)(const DotArgs&);
+constexpr DotTile kDotTiles[4][4] = {{dot_tile<1, 1>, dot_tile<1, 2>, dot_tile<1, 3>, dot_tile<1, 4>},
+                                     {dot_tile<2, 1>, dot_tile<2, 2>, dot_tile<2, 3>, dot_tile<2, 4>},
+                                     {dot_tile<3, 1>, dot_tile<3, 2>, dot_tile<3, 3>, dot_tile<3, 4>},
+                                     {dot_tile<4, 1>, dot_tile<4, 2>, dot_tile<4, 3>, dot_tile<4, 4>}};
+
+TW_INLINE int smaller_int(int64_t a, int b) { return a < b ? static_cast<int>(a) : b; }
+
+// The long side outside, so that the operand that is larger is read once and the smaller stays in cache.
+inline void dots_tiled(const Gemm& g, bool from_memory) {
+  const bool tall = g.m >= g.n;
+  const int64_t outer = tall ? g.m : g.n, inner = tall ? g.n : g.m;
+  const DotTile strip_kernel =
+      tall ? (from_memory ? dot_tile<kDotStrip, 1, true> : dot_tile<kDotStrip, 1>)
+           : (from_memory ? dot_tile<1, kDotStrip, true> : dot_tile<1, kDotStrip>);
+  for (int64_t o = 0; o < outer;) {
+    const bool strip = inner == 1 && outer - o >= kDotStrip;
+    const int so = strip ? kDotStrip : smaller_int(outer - o, kDotSide);
+    for (int64_t i = 0; i < inner;) {
+      const int si = smaller_int(inner - i, kDotSide);
+      const int64_t row = tall ? o : i, col = tall ? i : o;
+      const int rows = tall ? so : si, cols = tall ? si : so;
+      const DotArgs args = {g.a + row * g.a_row, g.a_row, g.b + col * g.b_col, g.b_col,
+                            g.k,                 g.c + row * g.c_row + col, g.c_row};
+      if (strip) {
+        strip_kernel(args);
+      } else {
+        kDotTiles[rows - 1][cols - 1](args);
       }
+      i += si;
     }
-    return;
+    o += so;
   }
-  int64_t i = 0;
-  for (; i + 4 <= g.m; i += 4) dot_rows<4>(g, i);
-  switch (g.m - i) {
-    case 3: return dot_rows<3>(g, i);
-    case 2: return dot_rows<2>(g, i);
-    case 1: return dot_rows<1>(g, i);
-    default: return;
+}
+
+// One row times a strip of NV vectors of columns, U sums over k side by side so that additions do not wait.
+template <int NV, int U>
+TW_INLINE void row_strip(const Gemm& g, int64_t col, int lanes) {
+  vf acc[U][NV] = {};
+  const float* a = g.a;
+  const float* b = g.b + col;
+  auto step = [&](int u, const float* at, const float* row) __attribute__((always_inline)) {
+    const vf s = splat(*at);
+#pragma GCC unroll 4
+    for (int j = 0; j < NV - 1; ++j) acc[u][j] += s * load(row + j * kLanes);
+    acc[u][NV - 1] += s * load_first(row + (NV - 1) * kLanes, lanes);
+  };
+  int64_t p = 0;
+  for (; p + U <= g.k; p += U) {
+#pragma GCC unroll 8
+    for (int u = 0; u < U; ++u) step(u, a + u * g.a_col, b + u * g.b_row);
+    a += U * g.a_col;
+    b += U * g.b_row;
+  }
+  for (; p < g.k; ++p, a += g.a_col, b += g.b_row) step(0, a, b);
+#pragma GCC unroll 4
+  for (int j = 0; j < NV; ++j) {
+    vf v = acc[0][j];
+#pragma GCC unroll 8
+    for (int u = 1; u < U; ++u) v += acc[u][j];
+    float* to = g.c + col + j * kLanes;
+    j == NV - 1 ? store_first(to, v, lanes) : store(to, v);
+  }
+}
+
+// For narrow B: strips of four vectors, c in registers. Work is split at multiples of 64 columns, so that strips fall the same way.
+inline void row_by_strips(const Gemm& g) {
+  for (int64_t col = 0; col < g.n; col += 4 * kLanes) {
+    const int left = smaller_int(g.n - col, 4 * kLanes);
+    const int vectors = (left + kLanes - 1) / kLanes, lanes = left - (vectors - 1) * kLanes;
+    switch (vectors) {
+      case 4: row_strip<4, 2>(g, col, lanes); break;
+      case 3: row_strip<3, 2>(g, col, lanes); break;
+      case 2: row_strip<2, 4>(g, col, lanes); break;
+      default: row_strip<1, 8>(g, col, lanes); break;
+    }
   }
 }
 
@@ -119,9 +212,10 @@ TW_INLINE void add_rows(const float* a, int64_t a_col, const float* b, int64_t b
   }
 }
 
-constexpr int kRowsAtOnce = 4;
+constexpr int kRowsAtOnce = 8;
 
-inline void scaled_rows(const Gemm& g) {
+// For wide B: whole rows, so that each page is read from front to back; c stays in L1.
+inline void row_streamed(const Gemm& g) {
   const int64_t whole = g.k / kRowsAtOnce * kRowsAtOnce;
   for (int64_t p = 0; p < whole; p += kRowsAtOnce) {
     const float* a = g.a + p * g.a_col;
