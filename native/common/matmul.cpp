@@ -43,6 +43,7 @@ enum class Path { tiled, swapped, dots, row_by_matrix, matrix_by_column };
 struct Plan {
   Path path = Path::tiled;
   bool variant = false;  // dots: the larger operand comes from memory; rows: whole rows; swapped: row by row
+  int64_t tail = 0;      // tiled: the last columns, which would leave most lanes of a vector idle, go another way
 };
 
 // Below this many multiply-adds, waking a second thread costs more than it saves.
@@ -50,6 +51,20 @@ constexpr int64_t kWorthThreads = 1 << 20;
 // Inner products pay off up to this many rows (or columns), and from this length on.
 constexpr int64_t kFewDots = 8, kShortDot = 24;
 constexpr int64_t kFewColumns = 8, kWideRow = 128;
+// Columns past the last whole vector: up to this many are worth a path of their own, in matrices this narrow.
+constexpr int64_t kFewTail = 2, kManyColumns = 200, kLongTail = 64;
+// The default tile's blocks (docs/tiles.md says why).
+constexpr int64_t kBlockK = 512, kWholeK = 768, kBlockRows = 54, kOneRowBlock = 192, kManyRows = 512;
+
+bool few_accumulators(const Gemm& g) { return g.n * ceil_div(g.m, active_gemm().lanes) <= 4; }
+
+// C' = B' A' has row-major operands where A and B are transposed views, and full vectors where C has few columns. Worth
+// the transposition of the result when that is small beside the work.
+bool better_swapped(const Gemm& g) {
+  if (g.a_row != 1 || g.m <= 1) return false;
+  if (g.n <= kFewColumns && g.m > g.n) return true;
+  return g.b_row == 1 && g.b_col != 1 && g.k >= 32 && (g.k >= 2 * g.m || g.m <= 64);
+}
 
 Plan choose_plan(const Gemm& g) {
   const int64_t long_side = std::max(g.m, g.n), short_side = std::min(g.m, g.n);
@@ -59,8 +74,12 @@ Plan choose_plan(const Gemm& g) {
   if (short_side == 1 && (g.m == 1 ? g.b_row : g.a_col) == 1) return {Path::dots, from_memory};
   const bool along_k = g.a_col == 1 && (g.b_row == 1 || g.n <= kFewDots);
   if (along_k && short_side <= kFewDots && g.k >= kShortDot) return {Path::dots, false};
-  if (g.n <= kFewColumns && g.a_row == 1 && g.m > g.n) return {Path::swapped, g.m <= 2 * active_gemm().lanes};
-  return {};
+  if (better_swapped(g)) return {Path::swapped, few_accumulators(g)};
+  Plan plan;
+  const int64_t tail = g.n % active_gemm().lanes;
+  const bool worth = g.n < kManyColumns && g.k >= kLongTail && g.m >= 8 && g.n > tail;
+  plan.tail = worth && tail <= kFewTail && (g.a_col == 1 || g.a_row == 1) ? tail : 0;
+  return plan;
 }
 
 // A part of C: what one task computes.
@@ -118,9 +137,6 @@ void run_dots(const Gemm& g, bool variant) {
   active_gemm().dots(d, variant);
 }
 
-GemmTile narrow_tile(const Gemm& g);
-
-// Few columns, A's columns contiguous: C' = B' A' keeps the vectors full where C = A B would use a few lanes of each.
 void run_swapped(const Gemm& g, bool row_by_row) {
   const GemmKernels& kernels = active_gemm();
   Gemm t;
@@ -133,14 +149,16 @@ void run_swapped(const Gemm& g, bool row_by_row) {
   t.b = g.a;
   t.b_row = g.a_col;
   t.b_col = 1;
-  t.c = workspace(g.m * g.n);
   t.c_row = g.m;
+  const GemmTile tile = default_tile(t, 1);
+  const int64_t result = round_up(g.m * g.n, 16);
+  t.c = workspace(result + (row_by_row ? 0 : kernels.workspace(t.m, t.n, t.k, tile)));
   if (row_by_row) {  // too few rows and columns to keep the multipliers busy: split the sums over k instead
     for (int64_t i = 0; i < t.m; ++i) kernels.row_by_matrix(part_of(t, i, 1, 0, t.n), false);
   } else {
-    kernels.tiled(t, narrow_tile(t), nullptr);
+    kernels.tiled(t, tile, t.c + result);
   }
-  kernels.transpose(t.c, g.n, g.m, g.m, g.c);
+  kernels.transpose(t.c, g.n, g.m, g.m, g.c, g.c_row);
   if (g.epilogue.any()) kernels.finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 
@@ -164,13 +182,24 @@ void run_empty_sum(const Gemm& g) {
   if (g.epilogue.any()) active_gemm().finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 
-void run_part(const Gemm& g, const Plan& plan, const GemmTile& tile) {
+void run_tiled(const Gemm& g, const GemmTile& tile) {
   const GemmKernels& kernels = active_gemm();
+  kernels.tiled(g, tile, workspace(kernels.workspace(g.m, g.n, g.k, tile)));
+}
+
+void run_tiled_and_tail(const Gemm& g, const GemmTile& tile, int64_t tail) {
+  if (tail == 0 || g.n % active_gemm().lanes != tail) return run_tiled(g, tile);  // not the part with the last columns
+  if (g.n > tail) run_tiled(part_of(g, 0, g.m, 0, g.n - tail), tile);
+  const Gemm last = part_of(g, 0, g.m, g.n - tail, tail);
+  g.a_col == 1 ? run_dots(last, false) : run_swapped(last, false);
+}
+
+void run_part(const Gemm& g, const Plan& plan, const GemmTile& tile) {
   switch (plan.path) {
-    case Path::tiled: return kernels.tiled(g, tile, workspace(kernels.workspace(g.m, g.n, g.k, tile)));
+    case Path::tiled: return run_tiled_and_tail(g, tile, plan.tail);
     case Path::swapped: return run_swapped(g, plan.variant);
     case Path::dots: return run_dots(g, plan.variant);
-    case Path::row_by_matrix: return kernels.row_by_matrix(g, plan.variant);
+    case Path::row_by_matrix: return active_gemm().row_by_matrix(g, plan.variant);
     case Path::matrix_by_column: return run_matrix_by_column(g, plan.variant);
   }
 }
@@ -295,46 +324,20 @@ bool tile_problem(const GemmTile& t, const Gemm& g, char* reason, std::size_t si
   return false;
 }
 
-namespace {
-
-// For few rows: no packing, the widest register tile that holds them all.
-GemmTile narrow_tile(const Gemm& g) {
-  const GemmKernels& kernels = active_gemm();
-  int vectors = 4;
-  while (vectors > 1 && kernels.max_rows[vectors] < g.m) --vectors;
-  GemmTile t;
-  t.nr = vectors * kernels.lanes;
-  t.mr = kernels.max_rows[vectors];
-  t.mc = round_up(g.m, t.mr);
-  t.nc = round_up(g.n, t.nr);
-  t.kc = 512;
-  t.pack_a = t.pack_b = false;
-  return t;
-}
-
-}  // namespace
-
 GemmTile default_tile(const Gemm& g, int threads) {
   const GemmKernels& kernels = active_gemm();
   const int lanes = kernels.lanes;
   GemmTile t;
-  int vectors = 2;
-  if (g.n <= lanes) {
-    vectors = 1;
-  } else if (g.m <= kernels.max_rows[4]) {
-    vectors = 4;
-  } else if (g.m <= kernels.max_rows[3]) {
-    vectors = 3;
-  }
+  const int widest = kernels.max_rows[4] >= 4 ? 4 : 2;  // sixteen registers hold 6 x 2 vectors, thirty-two 6 x 4
+  const int vectors = static_cast<int>(std::min<int64_t>(ceil_div(g.n, lanes), widest));
   t.nr = vectors * lanes;
-  t.mr = kernels.max_rows[vectors];
-  t.kc = 512;
+  t.mr = std::min(kernels.max_rows[vectors], vectors == 4 ? 6 : 8);
+  t.kc = g.k <= kWholeK ? std::max<int64_t>(g.k, 1) : kBlockK;
+  t.mc = round_up(g.m <= kOneRowBlock ? g.m : kBlockRows, t.mr);
   const CacheSizes& caches = cache_sizes();
-  t.mc = std::max<int64_t>(caches.l2 * 2 / 3 / (t.kc * 4) / t.mr, 1) * t.mr;
-  t.nc = std::max<int64_t>(std::min(caches.l3 / 4, int64_t{8} << 20) / (t.kc * 4) / t.nr, 1) * t.nr;
-  t.pack_b = g.b_col != 1 || !(g.m <= t.mr || g.k * g.n <= (32 << 10));
-  const bool rows_collide = g.a_col == 1 && g.a_row % 256 == 0 && g.k > 64;
-  t.pack_a = g.n > 4 * t.nr && g.m > t.mr && (g.m * g.k > (32 << 10) || rows_collide);
+  t.nc = std::max<int64_t>(caches.l3 / 4 / (t.kc * 4) / t.nr, 1) * t.nr;
+  t.pack_a = false;
+  t.pack_b = g.b_col != 1 || (g.m >= kManyRows && g.k * g.n * 4 > caches.l3 / 4);
   if (threads > 1 && multiply_adds(g) >= kWorthThreads) {
     // The grid that packs least twice: every row of tasks packs B, every column of tasks packs A.
     double best = 0.0;

@@ -67,9 +67,9 @@ struct StripJob {
 
 void multiply_strip(const StripJob& job) {
   const Gemm& g = *job.g;
-  const int masked = job.lanes < kLanes && !job.b_packed;
+  const int special = wants_special(job.lanes, job.b_packed);
   const MicroKernel* kernels =
-      job.a ? kPackedA[masked].at[job.vectors - 1] : kStridedA[masked].at[job.vectors - 1];
+      job.a ? kPackedA[special].at[job.vectors - 1] : kStridedA[special].at[job.vectors - 1];
   const int64_t panels = ceil_div(job.rows, job.mr);
   const int64_t base = job.rows / panels, extra = job.rows % panels;
   const bool last = job.step + job.steps == g.k;
@@ -103,7 +103,7 @@ void pack_a_block(const Gemm& g, int64_t row, int64_t rows, int64_t step, int64_
   const int64_t base = rows / panels, extra = rows % panels;
   int64_t done = 0;
   for (int64_t panel = 0; panel < panels; ++panel) {
-    const int count = static_cast<int>(base + (panel < extra));
+    const int64_t count = base + (panel < extra);
     pack({g.a + (row + done) * g.a_row + step * g.a_col, g.a_col, g.a_row, steps, count, count}, to + done * steps);
     done += count;
   }
@@ -135,7 +135,7 @@ void tiled(const Gemm& g, const GemmTile& t, float* workspace) {
           if (t.pack_b) {
             float* to = packed_b + (one_row_block ? 0 : j * job.steps);
             if (job.row == 0) {
-              pack({source, g.b_row, g.b_col, job.steps, static_cast<int>(width), job.vectors * kLanes}, to);
+              pack({source, g.b_row, g.b_col, job.steps, width, job.vectors * kLanes}, to);
             }
             job.b = to;
             job.b_row = job.vectors * kLanes;
@@ -162,8 +162,8 @@ void row_by_matrix(const Gemm& g, bool wide) {
   if (g.epilogue.any()) finish(g.epilogue, g.c, g.c_row, 0, 0, 1, g.n);
 }
 
-void transpose_into(const float* from, int64_t rows, int64_t cols, int64_t from_row, float* to) {
-  pack({from, 1, from_row, cols, static_cast<int>(rows), static_cast<int>(rows), false}, to);
+void transpose_into(const float* from, int64_t rows, int64_t cols, int64_t from_row, float* to, int64_t to_row) {
+  pack({from, 1, from_row, cols, rows, rows, false, to_row}, to);
 }
 
 }  // namespace

@@ -51,8 +51,8 @@ struct GemmKernels {
   void (*dots)(const Gemm& g, bool from_memory);
   // m = 1, rows of B of unit stride: c = sum over p of a[p] * B[p, :].
   void (*row_by_matrix)(const Gemm& g, bool wide);
-  // to (cols x rows) = from (rows x cols, rows from_row apart), transposed; few rows.
-  void (*transpose)(const float* from, int64_t rows, int64_t cols, int64_t from_row, float* to);
+  // to (cols x rows, rows to_row apart) = from (rows x cols, rows from_row apart), transposed.
+  void (*transpose)(const float* from, int64_t rows, int64_t cols, int64_t from_row, float* to, int64_t to_row);
   void (*finish)(const Epilogue& e, float* c, int64_t c_row, int64_t row, int64_t col, int64_t rows, int64_t cols);
 };
 

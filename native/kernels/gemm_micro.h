@@ -41,37 +41,99 @@ using MicroKernel = void (*)(const MicroArgs&);
 // general registers beside the loop's own. Hiding how the pointers are related keeps the compiler from making fourteen.
 constexpr int kRowsPerPointer = 3;
 
-template <int MR, int NV, bool Masked>
-TW_INLINE void load_b(const float* b, int lanes, vf* out) {
-#pragma GCC unroll 4
-  for (int j = 0; j < NV - 1; ++j) out[j] = load(b + j * kLanes);
-  const float* last = b + (NV - 1) * kLanes;
-  out[NV - 1] = Masked ? load_first(last, lanes) : load(last);
-}
+// The last vector of a row of B, where columns end. Each instruction set has two kinds of micro-kernel for it:
+//   AVX-512: whole (masked, which costs nothing), or half: at most eight columns, in 256-bit registers, which a core that
+//            splits 512-bit operations in two multiplies twice as fast.
+//   others:  whole, or masked, which is slower and only for B that may not be read past its end.
+#if defined(__AVX512F__)
+typedef float vlast_half __attribute__((vector_size(32)));
+template <bool Special>
+struct LastVector {
+  using type = vf;
+  static TW_INLINE vf load_b(const float* p, int lanes) { return load_first(p, lanes); }
+  static TW_INLINE vf broadcast(vf a) { return a; }
+  static TW_INLINE void add_to(float* p, vf v, int lanes, bool accumulate) {
+    if (lanes == kLanes) {
+      store(p, accumulate ? v + load(p) : v);
+    } else {
+      store_first(p, accumulate ? v + load_first(p, lanes) : v, lanes);
+    }
+  }
+};
+template <>
+struct LastVector<true> {
+  using type = vlast_half;
+  static TW_INLINE type load_b(const float* p, int lanes) {
+    return (type)_mm256_maskz_loadu_ps(static_cast<__mmask8>((1u << lanes) - 1u), p);
+  }
+  static TW_INLINE type broadcast(vf a) { return (type)_mm512_castps512_ps256((__m512)a); }
+  static TW_INLINE void add_to(float* p, type v, int lanes, bool accumulate) {
+    const __mmask8 mask = static_cast<__mmask8>((1u << lanes) - 1u);
+    if (accumulate) v += (type)_mm256_maskz_loadu_ps(mask, p);
+    _mm256_mask_storeu_ps(p, mask, (__m256)v);
+  }
+};
+TW_INLINE bool wants_special(int lanes, bool) { return lanes <= kLanes / 2; }
+#else
+template <bool Special>
+struct LastVector {
+  using type = vf;
+  static TW_INLINE vf load_b(const float* p, int lanes) { return Special ? load_first(p, lanes) : load(p); }
+  static TW_INLINE vf broadcast(vf a) { return a; }
+  static TW_INLINE void add_to(float* p, vf v, int lanes, bool accumulate) {
+    if (lanes == kLanes) {
+      store(p, accumulate ? v + load(p) : v);
+    } else {
+      store_first(p, accumulate ? v + load_first(p, lanes) : v, lanes);
+    }
+  }
+};
+TW_INLINE bool wants_special(int lanes, bool readable) { return lanes < kLanes && !readable; }
+#endif
 
-template <int MR, int NV, bool Masked>
-TW_INLINE void multiply_packed(const MicroArgs& args, vf (&acc)[MR][NV]) {
+// The tile in registers: NV - 1 whole vectors a row and the last one.
+template <int MR, int NV, bool Special>
+struct Tile {
+  using Last = LastVector<Special>;
+  vf acc[MR][NV];  // the last column is unused: it lives in `last`
+  typename Last::type last[MR];
+};
+
+template <int MR, int NV, bool Special>
+struct StepB {
+  using Last = LastVector<Special>;
+  vf b[NV];
+  typename Last::type last;
+  TW_INLINE StepB(const float* from, int lanes) {
+#pragma GCC unroll 4
+    for (int j = 0; j < NV - 1; ++j) b[j] = load(from + j * kLanes);
+    last = Last::load_b(from + (NV - 1) * kLanes, lanes);
+  }
+  TW_INLINE void times(vf a, int i, Tile<MR, NV, Special>& t) const {
+#pragma GCC unroll 4
+    for (int j = 0; j < NV - 1; ++j) t.acc[i][j] += a * b[j];
+    t.last[i] += Last::broadcast(a) * last;
+  }
+};
+
+template <int MR, int NV, bool Special>
+TW_INLINE void multiply_packed(const MicroArgs& args, Tile<MR, NV, Special>& tile) {
   const float *a = args.a, *b = args.b, *ahead = args.prefetch;
   const int64_t b_row = args.b_row;
 #pragma GCC unroll 1
   for (int64_t p = args.k; p > 0; --p) {
-    vf bv[NV];
-    load_b<MR, NV, Masked>(b, args.last_lanes, bv);
+    const StepB<MR, NV, Special> step(b, args.last_lanes);
     __builtin_prefetch(ahead);
 #pragma GCC unroll 14
-    for (int i = 0; i < MR; ++i) {
-      const vf ai = splat(a[i]);
-#pragma GCC unroll 4
-      for (int j = 0; j < NV; ++j) acc[i][j] += ai * bv[j];
-    }
+    for (int i = 0; i < MR; ++i) step.times(splat(a[i]), i, tile);
     a += MR;
     b += b_row;
     ahead += kPrefetchStep;
   }
 }
 
-template <int MR, int NV, bool Masked>
-TW_INLINE void multiply_strided(const MicroArgs& args, vf (&acc)[MR][NV]) {
+template <int MR, int NV, bool Special>
+TW_INLINE void multiply_strided(const MicroArgs& args, Tile<MR, NV, Special>& tile) {
   constexpr int kPointers = (MR + kRowsPerPointer - 1) / kRowsPerPointer;
   const char* a[kPointers];
   const int64_t row_bytes = args.a_row * 4, col_bytes = args.a_col * 4, b_row = args.b_row;
@@ -83,14 +145,11 @@ TW_INLINE void multiply_strided(const MicroArgs& args, vf (&acc)[MR][NV]) {
   const float* b = args.b;
 #pragma GCC unroll 1
   for (int64_t p = args.k; p > 0; --p) {
-    vf bv[NV];
-    load_b<MR, NV, Masked>(b, args.last_lanes, bv);
+    const StepB<MR, NV, Special> step(b, args.last_lanes);
 #pragma GCC unroll 14
     for (int i = 0; i < MR; ++i) {
       const char* at = a[i / kRowsPerPointer] + (i % kRowsPerPointer) * row_bytes;
-      const vf ai = splat(*reinterpret_cast<const float*>(at));
-#pragma GCC unroll 4
-      for (int j = 0; j < NV; ++j) acc[i][j] += ai * bv[j];
+      step.times(splat(*reinterpret_cast<const float*>(at)), i, tile);
     }
 #pragma GCC unroll 5
     for (int g = 0; g < kPointers; ++g) a[g] += col_bytes;
@@ -98,54 +157,36 @@ TW_INLINE void multiply_strided(const MicroArgs& args, vf (&acc)[MR][NV]) {
   }
 }
 
-template <int MR, int NV, bool Accumulate, bool Partial>
-TW_INLINE void store_tile(const MicroArgs& args, vf (&acc)[MR][NV]) {
+template <bool Accumulate, int MR, int NV, bool Special>
+TW_INLINE void store_tile(const MicroArgs& args, const Tile<MR, NV, Special>& tile) {
   float* c = args.c;
-  const int lanes = args.last_lanes;
 #pragma GCC unroll 14
   for (int i = 0; i < MR; ++i) {
 #pragma GCC unroll 4
-    for (int j = 0; j < NV; ++j) {
+    for (int j = 0; j < NV - 1; ++j) {
       float* at = c + j * kLanes;
-      vf v = acc[i][j];
-      if (Partial && j == NV - 1) {
-        if (Accumulate) v += load_first(at, lanes);
-        store_first(at, v, lanes);
-      } else {
-        if (Accumulate) v += load(at);
-        store(at, v);
-      }
+      store(at, Accumulate ? tile.acc[i][j] + load(at) : tile.acc[i][j]);
     }
+    LastVector<Special>::add_to(c + (NV - 1) * kLanes, tile.last[i], args.last_lanes, Accumulate);
     c += args.c_row;
   }
 }
 
-// Masked: the last vector of a row of B may not be read in full. (With AVX-512 a mask costs nothing, so all are.)
-template <int MR, int NV, bool Masked, bool PackedA>
+template <int MR, int NV, bool Special, bool PackedA>
 void micro_kernel(const MicroArgs& args) {
-  vf acc[MR][NV] = {};
+  Tile<MR, NV, Special> tile = {};
   if (PackedA) {
-    multiply_packed<MR, NV, Masked>(args, acc);
+    multiply_packed<MR, NV, Special>(args, tile);
   } else {
-    multiply_strided<MR, NV, Masked>(args, acc);
+    multiply_strided<MR, NV, Special>(args, tile);
   }
-  if (args.last_lanes == kLanes) {
-    args.accumulate ? store_tile<MR, NV, true, false>(args, acc) : store_tile<MR, NV, false, false>(args, acc);
-  } else {
-    args.accumulate ? store_tile<MR, NV, true, true>(args, acc) : store_tile<MR, NV, false, true>(args, acc);
-  }
+  args.accumulate ? store_tile<true>(args, tile) : store_tile<false>(args, tile);
 }
 
-#if defined(__AVX512F__)
-constexpr bool kMaskIsFree = true;
-#else
-constexpr bool kMaskIsFree = false;
-#endif
-
-template <int MR, int NV, bool Masked, bool PackedA>
+template <int MR, int NV, bool Special, bool PackedA>
 constexpr MicroKernel micro_or_null() {
   if constexpr (MR <= kMaxRows[NV]) {
-    return micro_kernel<MR, NV, Masked || kMaskIsFree, PackedA>;
+    return micro_kernel<MR, NV, Special, PackedA>;
   } else {
     return nullptr;
   }
@@ -156,18 +197,18 @@ struct MicroTable {
   MicroKernel at[kMaxVectors][14];
 };
 
-#define TW_MICRO_ROW(NV, Masked, PackedA)                                                                            \
-  {micro_or_null<1, NV, Masked, PackedA>(),  micro_or_null<2, NV, Masked, PackedA>(),                                 \
-   micro_or_null<3, NV, Masked, PackedA>(),  micro_or_null<4, NV, Masked, PackedA>(),                                 \
-   micro_or_null<5, NV, Masked, PackedA>(),  micro_or_null<6, NV, Masked, PackedA>(),                                 \
-   micro_or_null<7, NV, Masked, PackedA>(),  micro_or_null<8, NV, Masked, PackedA>(),                                 \
-   micro_or_null<9, NV, Masked, PackedA>(),  micro_or_null<10, NV, Masked, PackedA>(),                                \
-   micro_or_null<11, NV, Masked, PackedA>(), micro_or_null<12, NV, Masked, PackedA>(),                                \
-   micro_or_null<13, NV, Masked, PackedA>(), micro_or_null<14, NV, Masked, PackedA>()}
+#define TW_MICRO_ROW(NV, Special, PackedA)                                                                            \
+  {micro_or_null<1, NV, Special, PackedA>(),  micro_or_null<2, NV, Special, PackedA>(),                                 \
+   micro_or_null<3, NV, Special, PackedA>(),  micro_or_null<4, NV, Special, PackedA>(),                                 \
+   micro_or_null<5, NV, Special, PackedA>(),  micro_or_null<6, NV, Special, PackedA>(),                                 \
+   micro_or_null<7, NV, Special, PackedA>(),  micro_or_null<8, NV, Special, PackedA>(),                                 \
+   micro_or_null<9, NV, Special, PackedA>(),  micro_or_null<10, NV, Special, PackedA>(),                                \
+   micro_or_null<11, NV, Special, PackedA>(), micro_or_null<12, NV, Special, PackedA>(),                                \
+   micro_or_null<13, NV, Special, PackedA>(), micro_or_null<14, NV, Special, PackedA>()}
 
-#define TW_MICRO_TABLE(Masked, PackedA)                                                                              \
-  {{TW_MICRO_ROW(1, Masked, PackedA), TW_MICRO_ROW(2, Masked, PackedA), TW_MICRO_ROW(3, Masked, PackedA),             \
-    TW_MICRO_ROW(4, Masked, PackedA)}}
+#define TW_MICRO_TABLE(Special, PackedA)                                                                              \
+  {{TW_MICRO_ROW(1, Special, PackedA), TW_MICRO_ROW(2, Special, PackedA), TW_MICRO_ROW(3, Special, PackedA),             \
+    TW_MICRO_ROW(4, Special, PackedA)}}
 
 }  // namespace TW_ISA
 }  // namespace tw

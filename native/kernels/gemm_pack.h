@@ -46,9 +46,12 @@ struct Strip {
   const float* from;
   int64_t k_stride, x_stride;  // element (p, x) is from[p * k_stride + x * x_stride]
   int64_t k;
-  int count, width;
+  int64_t count, width;
   bool slack = true;
+  int64_t to_step = width;  // floats from one step of the destination to the next
 };
+
+TW_INLINE int lanes_of(int64_t n) { return n >= kLanes ? kLanes : n > 0 ? static_cast<int>(n) : 0; }
 
 TW_INLINE void put(float* to, vf v, int room, bool only_group) {
   if (room >= kLanes || only_group) {
@@ -59,23 +62,23 @@ TW_INLINE void put(float* to, vf v, int room, bool only_group) {
 }
 
 inline void pack_along_x(const Strip& s, float* to) {
-  for (int x = 0; x < s.width; x += kLanes) {
-    const int left = s.count - x, room = s.width - x;
+  for (int64_t x = 0; x < s.width; x += kLanes) {
+    const int left = lanes_of(s.count - x), room = lanes_of(s.width - x);
     const bool only = s.slack && s.width <= kLanes;
     const float* from = s.from + x;
     float* at = to + x;
     if (left >= kLanes) {
-      for (int64_t p = 0; p < s.k; ++p, at += s.width, from += s.k_stride) store(at, load(from));
+      for (int64_t p = 0; p < s.k; ++p, at += s.to_step, from += s.k_stride) store(at, load(from));
     } else {
       const int lanes = left > 0 ? left : 0;
-      for (int64_t p = 0; p < s.k; ++p, at += s.width, from += s.k_stride) put(at, load_first(from, lanes), room, only);
+      for (int64_t p = 0; p < s.k; ++p, at += s.to_step, from += s.k_stride) put(at, load_first(from, lanes), room, only);
     }
   }
 }
 
 template <bool Whole>
-TW_INLINE void transpose_block(const Strip& s, int x, int64_t p, int lanes_k, float* to) {
-  const int left = s.count - x, room = s.width - x;
+TW_INLINE void transpose_block(const Strip& s, int64_t x, int64_t p, int lanes_k, float* to) {
+  const int left = lanes_of(s.count - x), room = lanes_of(s.width - x);
   vf r[kLanes];
   const float* from = s.from + x * s.x_stride + p;
 #pragma GCC unroll 16
@@ -88,19 +91,19 @@ TW_INLINE void transpose_block(const Strip& s, int x, int64_t p, int lanes_k, fl
     from += s.x_stride;
   }
   transpose(r);
-  float* at = to + p * s.width + x;
+  float* at = to + p * s.to_step + x;
   if (Whole) {
 #pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i, at += s.width) store(at, r[i]);
+    for (int i = 0; i < kLanes; ++i, at += s.to_step) store(at, r[i]);
   } else {
-    for (int i = 0; i < lanes_k; ++i, at += s.width) put(at, r[i], room, s.slack && s.width <= kLanes);
+    for (int i = 0; i < lanes_k; ++i, at += s.to_step) put(at, r[i], room, s.slack && s.width <= kLanes);
   }
 }
 
 inline void pack_along_k(const Strip& s, float* to) {
   int64_t p = 0;
   for (; p + kLanes <= s.k; p += kLanes) {
-    for (int x = 0; x < s.width; x += kLanes) {
+    for (int64_t x = 0; x < s.width; x += kLanes) {
       if (s.count - x >= kLanes && s.width - x >= kLanes) {
         transpose_block<true>(s, x, p, kLanes, to);
       } else {
@@ -109,14 +112,14 @@ inline void pack_along_k(const Strip& s, float* to) {
     }
   }
   if (p < s.k) {
-    for (int x = 0; x < s.width; x += kLanes) transpose_block<false>(s, x, p, static_cast<int>(s.k - p), to);
+    for (int64_t x = 0; x < s.width; x += kLanes) transpose_block<false>(s, x, p, static_cast<int>(s.k - p), to);
   }
 }
 
 inline void pack_strided(const Strip& s, float* to) {
-  for (int64_t p = 0; p < s.k; ++p, to += s.width) {
-    for (int x = 0; x < s.count; ++x) to[x] = s.from[p * s.k_stride + x * s.x_stride];
-    for (int x = s.count; x < s.width; ++x) to[x] = 0.0f;
+  for (int64_t p = 0; p < s.k; ++p, to += s.to_step) {
+    for (int64_t x = 0; x < s.count; ++x) to[x] = s.from[p * s.k_stride + x * s.x_stride];
+    for (int64_t x = s.count; x < s.width; ++x) to[x] = 0.0f;
   }
 }
 

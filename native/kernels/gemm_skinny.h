@@ -52,6 +52,14 @@ TW_INLINE void sum_all(const vf* v, float* out) {
   }
 }
 
+// Accumulators and operands must fit the registers: 4 x 4 or 2 x 8 of thirty-two, 3 x 3 or 1 x 8 of sixteen.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kDotSide = 4, kDotPairs = 2;
+#else
+constexpr int kDotSide = 3, kDotPairs = 1;
+#endif
+constexpr int kDotStrip = 8;  // one or two vectors against this many rows of a matrix
+
 struct DotArgs {
   const float* a;
   int64_t a_row;
@@ -80,7 +88,7 @@ TW_INLINE void dot_step(const DotArgs& d, int64_t p, int lanes, bool whole, vf (
 template <int MR, int NR>
 TW_INLINE void fetch_next_strip(const DotArgs& d, int64_t p) {
 #pragma GCC unroll 8
-  for (int j = 0; j < MR * NR; ++j) {
+  for (int j = 0; j < kDotStrip; ++j) {
     __builtin_prefetch((MR == 1 ? d.b + (NR + j) * d.b_col : d.a + (MR + j) * d.a_row) + p, 0, 1);
   }
 }
@@ -104,13 +112,6 @@ void dot_tile(const DotArgs& d) {
   }
 }
 
-#if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int kDotSide = 4;
-#else
-constexpr int kDotSide = 3;  // 9 accumulators, 3 + 1 operands: sixteen registers hold no more
-#endif
-constexpr int kDotStrip = 8;  // a vector against this many rows of a matrix
-
 using DotTile = void (*)(const DotArgs&);
 constexpr DotTile kDotTiles[4][4] = {{dot_tile<1, 1>, dot_tile<1, 2>, dot_tile<1, 3>, dot_tile<1, 4>},
                                      {dot_tile<2, 1>, dot_tile<2, 2>, dot_tile<2, 3>, dot_tile<2, 4>},
@@ -119,27 +120,31 @@ constexpr DotTile kDotTiles[4][4] = {{dot_tile<1, 1>, dot_tile<1, 2>, dot_tile<1
 
 TW_INLINE int smaller_int(int64_t a, int b) { return a < b ? static_cast<int>(a) : b; }
 
+// Equal shares of at most `most`.
+TW_INLINE int share(int64_t left, int most) {
+  const int64_t parts = (left + most - 1) / most;
+  return parts <= 1 ? static_cast<int>(left) : static_cast<int>((left + parts - 1) / parts);
+}
+
+template <int Short, bool Fetch>
+constexpr DotTile strip_tile(bool tall) {
+  return tall ? dot_tile<kDotStrip, Short, Fetch> : dot_tile<Short, kDotStrip, Fetch>;
+}
+
 // The long side outside, so that the operand that is larger is read once and the smaller stays in cache.
 inline void dots_tiled(const Gemm& g, bool from_memory) {
   const bool tall = g.m >= g.n;
   const int64_t outer = tall ? g.m : g.n, inner = tall ? g.n : g.m;
-  const DotTile strip_kernel =
-      tall ? (from_memory ? dot_tile<kDotStrip, 1, true> : dot_tile<kDotStrip, 1>)
-           : (from_memory ? dot_tile<1, kDotStrip, true> : dot_tile<1, kDotStrip>);
+  const DotTile one = from_memory ? strip_tile<1, true>(tall) : strip_tile<1, false>(tall);
+  const DotTile two = strip_tile<2, false>(tall);
   for (int64_t o = 0; o < outer;) {
-    const bool strip = inner == 1 && outer - o >= kDotStrip;
-    const int so = strip ? kDotStrip : smaller_int(outer - o, kDotSide);
+    const bool strip = inner <= kDotPairs && outer - o >= kDotStrip;
+    const int so = strip ? kDotStrip : share(outer - o, kDotSide);
     for (int64_t i = 0; i < inner;) {
-      const int si = smaller_int(inner - i, kDotSide);
+      const int si = share(inner - i, kDotSide);
       const int64_t row = tall ? o : i, col = tall ? i : o;
-      const int rows = tall ? so : si, cols = tall ? si : so;
-      const DotArgs args = {g.a + row * g.a_row, g.a_row, g.b + col * g.b_col, g.b_col,
-                            g.k,                 g.c + row * g.c_row + col, g.c_row};
-      if (strip) {
-        strip_kernel(args);
-      } else {
-        kDotTiles[rows - 1][cols - 1](args);
-      }
+      const DotTile tile = strip ? (inner == 1 ? one : two) : kDotTiles[(tall ? so : si) - 1][(tall ? si : so) - 1];
+      tile({g.a + row * g.a_row, g.a_row, g.b + col * g.b_col, g.b_col, g.k, g.c + row * g.c_row + col, g.c_row});
       i += si;
     }
     o += so;
