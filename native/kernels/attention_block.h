@@ -23,7 +23,7 @@ struct Factor {  // an operand read element by element: element (i, p) at data[i
   int64_t row, column;
 };
 
-const MicroTable kMicro = TW_MICRO_TABLE(true, false);
+const MicroTable kMicro = TW_MICRO_TABLE(kAnyLanes, false);
 
 // c (m, n) (+)= a (m, k) * b (k, n), in tiles of equal height.
 void multiply(int64_t m, int64_t n, int64_t k, Factor a, Rows b, RowsOut c, bool accumulate) {

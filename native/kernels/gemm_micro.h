@@ -74,6 +74,7 @@ struct LastVector<true> {
   }
 };
 TW_INLINE bool wants_special(int lanes, bool) { return lanes <= kLanes / 2; }
+constexpr bool kAnyLanes = false;  // the kind that takes any number of lanes and reads none past them
 #else
 template <bool Special>
 struct LastVector {
@@ -89,6 +90,7 @@ struct LastVector {
   }
 };
 TW_INLINE bool wants_special(int lanes, bool readable) { return lanes < kLanes && !readable; }
+constexpr bool kAnyLanes = true;
 #endif
 
 // The tile in registers: NV - 1 whole vectors a row and the last one.
