@@ -152,9 +152,8 @@ def main() -> None:
     rows += [against_uncached("4x128", options.threads), against_uncached("6x384", options.threads)]
     if not options.quick:
         lengths = (64, 250, 500, 1000)
-        print(
-            f"total time grows with exponent {growth(True, lengths):.2f} with the cache, {growth(False, lengths):.2f} without"
-        )
+        cached, uncached = growth(True, lengths), growth(False, lengths)
+        print(f"total time grows with exponent {cached:.2f} with the cache, {uncached:.2f} without")
     write_results(options.json, rows)
 
 

@@ -1,0 +1,128 @@
+"""INT8 beside ONNX Runtime and PyTorch: the bare integer product, and whole networks.
+
+    python -m benchmarks.int8 [--threads 1] [--json benchmarks/results/int8.json]
+
+ONNX Runtime runs its best of QDQ and QOperator (U8S8, per channel), calibrated on the same images. Our results are
+checked against float before they are timed. A ratio above 1 means tilewise is faster than the fastest peer in the row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from onnxruntime import quantization
+
+import tilewise
+from benchmarks import onnx_models
+from benchmarks.harness import Row, compare, write_results
+from tilewise import Tensor, models, no_grad
+from tilewise.backend import matmul_native, use_backend
+from tilewise.quantize import quantize
+from tilewise.quantize.layers import INT32, new_kernel
+
+PRODUCTS = [(256, 256, 256), (512, 512, 512), (1024, 1024, 1024), (3136, 64, 576), (128, 512, 1024)]
+NETWORKS = [("vgg6", 32), ("resnet8", 32), ("resnet8", 1)]
+
+
+def product(m: int, n: int, k: int, threads: int) -> list[Row]:
+    rng = np.random.default_rng(0)
+    x, w = rng.integers(0, 128, (m, k), dtype=np.uint8), rng.integers(-127, 128, (n, k), dtype=np.int8)
+    kernel = new_kernel(w[:, None, None, :], np.zeros(n, np.int32), np.ones(n), None)
+    if not np.array_equal(kernel.linear(x, INT32, None, False), x.astype(np.int32) @ w.T.astype(np.int32)):
+        raise SystemExit("the integer product is wrong")
+    left, right = torch.from_numpy(x.view(np.int8)), torch.from_numpy(np.ascontiguousarray(w.T))
+    a, b = x.astype(np.float32), np.ascontiguousarray(w.T.astype(np.float32))
+    ours = lambda: kernel.linear(x, INT32, None, False)  # noqa: E731
+    return [
+        compare(f"{m}×{n}×{k}", threads, {"tilewise": ours, "torch._int_mm": lambda: torch._int_mm(left, right)}, 0.7),
+        compare(f"{m}×{n}×{k}, to float32", threads, {"tilewise": ours, "float32": lambda: matmul_native(a, b)}, 0.7),
+    ]
+
+
+class Images(quantization.CalibrationDataReader):
+    def __init__(self, x: np.ndarray) -> None:
+        self.batches = iter([{"x": x}])
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        return next(self.batches, None)
+
+
+def onnx_sessions(model: Any, x: np.ndarray, threads: int) -> dict[str, Any]:
+    """ONNX Runtime's two int8 forms of the model."""
+    sessions = {}
+    with tempfile.TemporaryDirectory() as folder:
+        plain = Path(folder) / "plain.onnx"
+        onnx.save(onnx_models.proto(model, x.shape), plain)
+        for form in (quantization.QuantFormat.QDQ, quantization.QuantFormat.QOperator):
+            path = Path(folder) / f"{form}.onnx"
+            quantization.quantize_static(
+                plain,
+                path,
+                Images(x),
+                quant_format=form,
+                per_channel=True,
+                activation_type=quantization.QuantType.QUInt8,
+            )
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = threads
+            sessions[f"onnxruntime {form}"] = onnxruntime.InferenceSession(path.read_bytes(), options)
+    return sessions
+
+
+def network(name: str, batch: int, threads: int) -> list[Row]:
+    model = getattr(models, name)().eval()
+    x = np.random.default_rng(0).standard_normal((batch, 3, 32, 32)).astype(np.float32)
+    int8, tensor = quantize(model, [x]), Tensor(x)
+    with no_grad():
+        exact = model(tensor).data
+        if np.abs(int8(tensor).data - exact).max() > 0.1 * np.abs(exact).max():
+            raise SystemExit(f"{name}: int8 strays from float")
+        peers = {
+            form: (lambda s=session: s.run(None, {"x": x}))
+            for form, session in onnx_sessions(model, x, threads).items()
+        }
+        ours = lambda: int8(tensor)  # noqa: E731
+        return [
+            compare(f"{name} batch {batch}", threads, {"tilewise": ours, **peers}, 2.0),
+            compare(
+                f"{name} batch {batch}, to float32", threads, {"tilewise": ours, "float32": lambda: model(tensor)}, 2.0
+            ),
+        ]
+
+
+def digits_cnn(threads: int) -> Row:
+    """The trained CNN at batch 64 against the same in float32 on the NumPy backend."""
+    model, x = models.pretrained("cnn"), tilewise.data.digits().x_test[:64]
+    int8, tensor = quantize(model, [x]), Tensor(x)
+
+    def plain() -> Any:
+        with use_backend("numpy"):
+            return model(tensor)
+
+    with no_grad():
+        return compare(
+            "digits cnn batch 64, to NumPy", threads, {"tilewise": lambda: int8(tensor), "numpy": plain}, 1.0
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/int8.json"))
+    options = parser.parse_args()
+    tilewise.set_num_threads(options.threads)
+    torch.set_num_threads(options.threads)
+    rows = [row for shape in PRODUCTS for row in product(*shape, options.threads)]
+    rows += [row for case in NETWORKS for row in network(*case, options.threads)]
+    write_results(options.json, [*rows, digits_cnn(options.threads)])
+
+
+if __name__ == "__main__":
+    main()
