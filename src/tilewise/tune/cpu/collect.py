@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -117,7 +117,9 @@ class CpuCollector:
                 lambda batch: self._keep(kernel, configs, batch),
                 self._time_left,
             )
-        if whole:
+        if whole and self._too_disturbed(kernel, candidates):
+            self.say(f"{kernel.name}: something else keeps this machine busy; it will be measured again")
+        elif whole:
             self.store.finish(self.run_number, kernel, configs[0], time.monotonic() - start)
             repeats = [c.times for c in candidates if len(c.times) > 1]
             tally.kernels += 1
@@ -179,6 +181,14 @@ class CpuCollector:
         default_ns = candidates[0].estimate_ns
         for candidate in candidates[1:]:
             candidate.times = [ratio * default_ns for ratio in earlier[candidate.config.key]]
+
+    def _too_disturbed(self, kernel: Kernel, candidates: Sequence[Candidate]) -> bool:
+        """Whether half of the configurations still lack two undisturbed timings."""
+        clean: Counter[str] = Counter()
+        for batch in self.store.batches(kernel):
+            if not batch.disturbed:
+                clean.update(batch.runtime_ns.keys())
+        return sum(clean[candidate.config.key] >= 2 for candidate in candidates[1:]) * 2 < len(candidates) - 1
 
     def _keep(self, kernel: Kernel, configs: Sequence[Config], batch: Batch) -> None:
         timings = [(configs[i], ns) for i, ns in zip(batch.configs, batch.runtime_ns, strict=True)]
