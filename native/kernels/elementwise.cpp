@@ -118,16 +118,20 @@ void sum_listed_rows(const float* x, const int64_t* rows, int64_t count, int64_t
   }
 }
 
-// PyTorch's order of operations, so that a training run can be followed step by step.
+// PyTorch's order of operations, so that a training run can be followed step by step. TW_KEEP fixes which products are
+// rounded by themselves: where the compiler may choose what to fuse, the head of an array could differ from its middle.
 void adam(float* param, const float* grad, float* m, float* v, const AdamSettings& settings, int64_t n) {
   const AdamSettings s = settings;
   each_aligned_vector(param, n, [&](int64_t i, auto lanes) {
-    const vf p = lanes.get(param + i) * s.decay;
+    vf p = lanes.get(param + i) * s.decay;
+    TW_KEEP(p);
     vf g = lanes.get(grad + i);
     if (s.penalty != 0.0f) g += p * s.penalty;
     const vf m0 = lanes.get(m + i);
     const vf m1 = m0 + (g - m0) * s.rest1;
-    const vf v1 = lanes.get(v + i) * s.beta2 + g * g * s.rest2;
+    vf square = g * g * s.rest2;
+    TW_KEEP(square);
+    const vf v1 = lanes.get(v + i) * s.beta2 + square;
     lanes.put(m + i, m1);
     lanes.put(v + i, v1);
     const vf root = vsqrt(v1) * s.root_factor + s.eps;
