@@ -85,12 +85,19 @@ def test_run_files_come_back_as_written(tmp_path: Path) -> None:
     assert course.run_file_of(tmp_path / "model_1") == tmp_path / "run_1.jsonz"
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"text", gzip.compress(b"{"), gzip.compress(b"[]"), gzip.compress(b"{}"), gzip.compress(b"[" * 100_000),
-     gzip.compress(json.dumps({"args": {"model": 1, "model_kwargs_json": "{}", "configs": 2}}).encode()),
-     gzip.compress(b"\xff\xfe")],
-)  # fmt: skip
+NO_RUNS = {
+    "empty": b"",
+    "text": b"text",
+    "cut short": gzip.compress(b"{"),
+    "a list": gzip.compress(b"[]"),
+    "nothing in it": gzip.compress(b"{}"),
+    "deep": gzip.compress(b"[" * 100_000),
+    "wrong types": gzip.compress(json.dumps({"args": {"model": 1, "model_kwargs_json": "{}", "configs": 2}}).encode()),
+    "not text": gzip.compress(b"\xff\xfe"),
+}
+
+
+@pytest.mark.parametrize("content", NO_RUNS.values(), ids=NO_RUNS)
 def test_files_that_are_no_runs_get_one_sentence(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "run.jsonz").write_bytes(content)
     with pytest.raises(FileFormatError) as caught:
