@@ -16,7 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from costmodel.simulated import simulated_kernel, simulated_kernels, write_collection  # noqa: E402
-from tilewise.costmodel import load_dataset, load_model, load_scorer, rank, train  # noqa: E402
+from tilewise.costmodel import load_dataset, load_model, load_scorer, rank, train, trained  # noqa: E402
 from tilewise.costmodel.dataset import dataset_from_kernels  # noqa: E402
 from tilewise.costmodel.kernel import Kernel  # noqa: E402
 from tilewise.costmodel.metrics import opa  # noqa: E402
@@ -224,3 +224,15 @@ def test_a_model_refuses_kernels_of_another_width(data, tmp_path):
     kernel = data.test[0]
     with pytest.raises(FileFormatError, match="columns"):
         model.score(dataclasses.replace(kernel, config_feat=kernel.config_feat[:, :3]))
+
+
+def test_a_saved_model_records_its_sizes_so_that_later_defaults_do_not_matter(data, tmp_path):
+    model = train(data, "TileRanker", epochs=1, out_dir=tmp_path, progress=False)
+    assert model.record["model_kwargs"]["hidden_dim"] == model.module.config_in.kernel.shape[1]
+    assert model.record["model_kwargs"]["members"] == len(model.module.scaling)
+
+
+def test_the_shipped_model_scores_the_same_in_torch_and_numpy():
+    path = Path(trained.__file__).parent / "shipped_models" / "h200.safetensors"
+    kernel = load_dataset("h200", progress=False).test[0]
+    np.testing.assert_allclose(load_model(path).score(kernel), load_scorer(path).score(kernel), rtol=1e-4, atol=1e-5)

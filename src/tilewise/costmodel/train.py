@@ -99,7 +99,7 @@ class _Run:
 
         from tilewise.costmodel.adam import FlatAdam
         from tilewise.costmodel.losses import parse_losses
-        from tilewise.costmodel.models import build_model, model_class
+        from tilewise.costmodel.models import build_model, constructor_defaults, model_class
 
         keep_freed_memory()
         self.dataset, self.settings, self.device, self.folder = dataset, settings, device, folder
@@ -108,7 +108,8 @@ class _Run:
         self.preparation: Preparation = kinds[getattr(model_class(settings.model), "preparation", "minmax")].fit(
             dataset.train
         )
-        self.kwargs = dict(settings.model_kwargs)
+        # Defaults are recorded too: a file must build the same model after they have changed.
+        self.kwargs = constructor_defaults(model_class(settings.model)) | dict(settings.model_kwargs)
         if hasattr(self.preparation, "global_width"):
             self.kwargs["global_width"] = self.preparation.global_width
         with torch.random.fork_rng(devices=[]):

@@ -8,6 +8,7 @@ unless it says otherwise). Importing this module needs torch; the package import
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import sys
 from collections.abc import Mapping
@@ -61,3 +62,9 @@ def build_model(
         return cls(node_width, config_width, **settings)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigurationError(f"{name} cannot be built with {json.dumps(settings)}: {error}.") from error
+
+
+def constructor_defaults(cls: type[nn.Module]) -> dict[str, Any]:
+    """The keyword arguments of a model class that have plain defaults, with those defaults."""
+    parameters = inspect.signature(cls).parameters.values()
+    return {p.name: p.default for p in parameters if isinstance(p.default, bool | int | float | str)}
