@@ -8,12 +8,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from steady_clock import SteadyClock
 from typer.testing import CliRunner
 
 from tilewise._extension import native
 from tilewise.cli.collect import collect
+from tilewise.tune.cpu import collect as cpu_collect
 
 needs_native = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
+
+
+@pytest.fixture(autouse=True)
+def _steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_collect, "CpuClock", SteadyClock)
 
 
 def run(*arguments: str) -> str:

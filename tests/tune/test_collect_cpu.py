@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from steady_clock import SteadyClock
 
 from tilewise._extension import native
 from tilewise.costmodel import load_dataset
@@ -38,6 +39,11 @@ SHAPES: list[dict[str, Any]] = [
     {"family": "matmul", "m": 16, "n": 48, "k": 20, "epilogue": "residual", "layout": "tn", "threads": 2},
     {"family": "batched_matmul", "batch": 3, "m": 8, "n": 24, "k": 16},
 ]
+
+
+@pytest.fixture(autouse=True)
+def _steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_collect, "CpuClock", SteadyClock)
 
 
 def quietly(_: str) -> None:
@@ -72,24 +78,9 @@ def test_a_second_call_finds_everything_done(tmp_path: Path) -> None:
     assert again.in_store["kernels"] == len(SHAPES)
 
 
-class SteadyClock(CpuClock):
-    """Runs the units and says that each took as long as every other."""
-
-    def time_units(self, units: Any) -> list[float]:
-        for unit in units:
-            unit()
-        return [1e6 for _ in units]
-
-    def watch(self) -> dict[str, float]:
-        return {}
-
-
 @needs_native
-def test_stopped_within_a_kernel_it_goes_on_from_the_batches_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_within_a_kernel_it_goes_on_from_the_batches_it_has(tmp_path: Path) -> None:
     stops_after = 2
-    monkeypatch.setattr(cpu_collect, "CpuClock", SteadyClock)
 
     class Stopping(CpuCollector):
         def _time_left(self) -> bool:
@@ -98,7 +89,7 @@ def test_stopped_within_a_kernel_it_goes_on_from_the_batches_it_has(
     from tilewise.tune.specs import shapes_from
 
     kernels = shapes_from(SHAPES[:1], "test", lambda name, spec: get_family(name).problem(spec))
-    options = CpuOptions(max_configs=25)
+    options = CpuOptions(max_configs=25, settings=Settings(rounds=3, max_rounds=3, batch_configs=12))
     with Store(tmp_path / "s.sqlite") as store:
         Stopping(kernels, store, options, quietly).run()
         assert store.counts()["kernels"] == 0
@@ -180,6 +171,7 @@ def test_a_tile_and_its_configuration_stand_for_each_other() -> None:
 
 
 def _collect_in_child(path: str) -> None:
+    cpu_collect.CpuClock = SteadyClock  # type: ignore[misc]
     collect("cpu", shapes=many_shapes(), out=path, configs=30, say=quietly)
 
 
@@ -300,3 +292,17 @@ def test_time_lost_to_others_marks_a_batch_as_disturbed() -> None:
     time_all(Busy(1, warm_up_seconds=0.0), Settings(rounds=2), candidates, 0, batches.append)
     assert [batch.disturbed for batch in batches] == [True, False, False]
     assert all(len(candidate.times) == 2 for candidate in candidates[1:])
+
+
+@needs_native
+def test_a_kernel_that_was_disturbed_throughout_is_left_for_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Disturbed(SteadyClock):
+        def watch(self) -> dict[str, float]:
+            return {"elsewhere": 0.5}
+
+    monkeypatch.setattr(cpu_collect, "CpuClock", Disturbed)
+    assert gather(tmp_path / "s.sqlite", SHAPES[:1]).kernels == 0
+    monkeypatch.setattr(cpu_collect, "CpuClock", SteadyClock)
+    assert gather(tmp_path / "s.sqlite", SHAPES[:1]).kernels == 1

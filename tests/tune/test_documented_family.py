@@ -7,15 +7,22 @@ import sys
 from pathlib import Path
 
 import pytest
+from steady_clock import SteadyClock
 from typer.testing import CliRunner
 
 from tilewise._extension import native
 from tilewise.cli.collect import collect
 from tilewise.cli.tiles import tiles
 from tilewise.costmodel import load_dataset
+from tilewise.tune.cpu import collect as cpu_collect
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "adding-a-family.md"
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
+
+
+@pytest.fixture(autouse=True)
+def _steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_collect, "CpuClock", SteadyClock)
 
 
 def block(language: str) -> str:
