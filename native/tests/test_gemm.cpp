@@ -1,0 +1,109 @@
+// The products against a plain loop in double precision: every path and layout, odd sizes, tiles, threads. Buffers have
+// exactly the size they need, so that under the sanitizers a single element too far is found.
+#include <cmath>
+#include <vector>
+
+#include "common/matmul.h"
+#include "common/thread_pool.h"
+#include "tests/tests.h"
+
+namespace {
+
+struct Case {
+  int64_t m, n, k;
+  bool transposed_a, transposed_b;
+};
+
+std::vector<float> numbers(int64_t count, unsigned seed) {
+  std::vector<float> x(static_cast<std::size_t>(count));
+  for (float& v : x) {
+    seed = seed * 1664525u + 1013904223u;
+    v = static_cast<float>(seed >> 8) / 8388608.0f - 1.0f;
+  }
+  return x;
+}
+
+bool close_to_product(const Case& s, const std::vector<float>& a, const std::vector<float>& b, const tw::Gemm& g) {
+  for (int64_t i = 0; i < s.m; ++i) {
+    for (int64_t j = 0; j < s.n; ++j) {
+      double exact = 0.0, size = 0.0;
+      for (int64_t p = 0; p < s.k; ++p) {
+        const double term = static_cast<double>(a[s.transposed_a ? p * s.m + i : i * s.k + p]) *
+                            static_cast<double>(b[s.transposed_b ? j * s.k + p : p * s.n + j]);
+        exact += term;
+        size += std::fabs(term);
+      }
+      if (g.epilogue.bias) exact += static_cast<double>(g.epilogue.bias[j]);
+      if (g.epilogue.activation == tw::Activation::relu) exact = std::fmax(exact, 0.0);
+      if (!(std::fabs(static_cast<double>(g.c[i * s.n + j]) - exact) <= 2e-6 * size + 1e-6)) return false;
+    }
+  }
+  return true;
+}
+
+bool product_is_right(const Case& s, const tw::GemmTile* tile, bool epilogue) {
+  const std::vector<float> a = numbers(s.m * s.k, 1), b = numbers(s.k * s.n, 2), bias = numbers(s.n, 3);
+  std::vector<float> c(static_cast<std::size_t>(s.m * s.n), NAN);
+  tw::Gemm g;
+  g.m = s.m;
+  g.n = s.n;
+  g.k = s.k;
+  g.a = a.data();
+  g.a_row = s.transposed_a ? 1 : s.k;
+  g.a_col = s.transposed_a ? s.m : 1;
+  g.b = b.data();
+  g.b_row = s.transposed_b ? 1 : s.n;
+  g.b_col = s.transposed_b ? s.k : 1;
+  g.c = c.data();
+  g.c_row = s.n;
+  if (epilogue) {
+    g.epilogue.bias = bias.data();
+    g.epilogue.activation = tw::Activation::relu;
+  }
+  return tw::matmul(g, tw::Batch(), tile) && close_to_product(s, a, b, g);
+}
+
+}  // namespace
+
+TW_TEST(matmul_is_right_for_every_path_and_layout) {
+  const int64_t sizes[][3] = {{1, 1, 1},   {1, 5, 40},  {1, 200, 33}, {40, 1, 70}, {2, 9, 30},  {5, 3, 64},
+                              {7, 129, 33}, {13, 17, 9}, {15, 33, 80}, {20, 66, 65}, {31, 2, 100}, {66, 49, 70},
+                              {3, 3, 2},    {60, 7, 5},  {9, 40, 800}};
+  for (int threads : {1, 3}) {
+    tw::set_num_threads(threads);
+    for (const auto& s : sizes) {
+      for (int layout = 0; layout < 4; ++layout) {
+        const Case c = {s[0], s[1], s[2], (layout & 1) != 0, (layout & 2) != 0};
+        TW_CHECK(product_is_right(c, nullptr, false));
+        TW_CHECK(product_is_right(c, nullptr, true));
+      }
+    }
+  }
+}
+
+TW_TEST(matmul_is_right_for_every_register_tile_packed_or_not) {
+  const tw::GemmKernels& kernels = tw::active_gemm();
+  for (int vectors = 1; vectors <= 4; ++vectors) {
+    for (int mr = 1; mr <= kernels.max_rows[vectors]; ++mr) {
+      for (int packing = 0; packing < 4; ++packing) {
+        tw::GemmTile t;
+        t.mr = mr;
+        t.nr = vectors * kernels.lanes;
+        t.mc = 2 * mr;
+        t.nc = t.nr;
+        t.kc = 7;
+        t.pack_a = (packing & 1) != 0;
+        t.pack_b = (packing & 2) != 0;
+        t.threads_m = 2;
+        TW_CHECK(product_is_right({2 * mr + 3, t.nr + 5, 17, false, false}, &t, true));
+        if (t.pack_b) TW_CHECK(product_is_right({2 * mr + 3, t.nr + 5, 17, true, true}, &t, false));
+      }
+    }
+  }
+}
+
+TW_TEST(an_empty_sum_is_the_epilogue_of_zero) {
+  TW_CHECK(product_is_right({3, 4, 0, false, false}, nullptr, true));
+  TW_CHECK(product_is_right({0, 4, 5, false, false}, nullptr, false));
+  TW_CHECK(product_is_right({3, 0, 5, false, true}, nullptr, false));
+}
