@@ -1,0 +1,167 @@
+"""Convolution beside PyTorch (oneDNN) and ONNX Runtime: whole networks, training steps and single layers.
+
+    python -m benchmarks.conv [--threads 1] [--layers] [--json benchmarks/results/conv.json]
+
+Peers run in the same process with the same number of threads, interleaved, medians; every forward result is compared
+before it is timed. A ratio above 1 means tilewise is faster than the faster peer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import tilewise
+from benchmarks import onnx_models, torch_models
+from tilewise import Tensor, models, no_grad, optim
+from tilewise.nn import Conv2d, ReLU, Sequential
+from tilewise.nn import functional as F
+
+Timed = dict[str, float]
+Run = Callable[[], Any]
+
+# name, input channels, filters, image side, kernel, stride
+LAYERS = [
+    ("first 3-64", 3, 64, 32, 3, 1),
+    ("3x3 64-64 at 32", 64, 64, 32, 3, 1),
+    ("3x3 128-128 at 16", 128, 128, 16, 3, 1),
+    ("3x3 128-256 at 8", 128, 256, 8, 3, 1),
+    ("3x3 16-16 at 32", 16, 16, 32, 3, 1),
+    ("3x3 16-32 at 32 stride 2", 16, 32, 32, 3, 2),
+    ("1x1 16-32 at 32 stride 2", 16, 32, 32, 1, 2),
+    ("3x3 64-64 at 8", 64, 64, 8, 3, 1),
+    ("1x1 64-256 at 28", 64, 256, 28, 1, 1),
+    ("3x3 64-64 at 56", 64, 64, 56, 3, 1),
+    ("3x3 256-256 at 14", 256, 256, 14, 3, 1),
+    ("5x5 32-64 at 28", 32, 64, 28, 5, 1),
+    ("7x7 3-64 at 112 stride 2", 3, 64, 112, 7, 2),
+]
+
+
+def interleaved(runs: dict[str, Run], rounds: int) -> Timed:
+    """Median seconds of each, the runs taking turns."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for run in runs.values():
+        run()
+        run()
+    for _ in range(rounds):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def rounds_for(seconds: float) -> int:
+    return max(7, min(200, int(1.5 / max(seconds, 1e-6))))
+
+
+def measured(runs: dict[str, Run]) -> Timed:
+    start = time.perf_counter()
+    for run in runs.values():
+        run()
+    return interleaved(runs, rounds_for(time.perf_counter() - start))
+
+
+def row(name: str, batch: int, threads: int, times: Timed) -> dict[str, Any]:
+    peers = {peer: seconds for peer, seconds in times.items() if peer != "tilewise"}
+    ratio = min(peers.values()) / times["tilewise"]
+    shown = "  ".join(f"{peer} {seconds * 1e3:8.3f}" for peer, seconds in times.items())
+    print(f"{name:28s} batch {batch:3d} threads {threads}: {shown} ms   {ratio:5.2f}x", flush=True)
+    return {"name": name, "batch": batch, "threads": threads, "seconds": times, "ratio_to_faster_peer": ratio}
+
+
+def check_same(name: str, ours: Any, peers: list[Any]) -> None:
+    got = np.asarray(ours)
+    for peer in map(np.asarray, peers):
+        worst = np.abs(got - peer).max()
+        if worst > 1e-5 * max(1.0, np.abs(peer).max()):
+            raise SystemExit(f"{name}: results differ by {worst:.3g}")
+
+
+def forward(name: str, batch: int, threads: int) -> dict[str, Any]:
+    model, peer = getattr(models, name)(), getattr(torch_models, name)()
+    peer.load_state_dict({key: torch.from_numpy(value.data) for key, value in model.state_dict().items()})
+    x = np.random.default_rng(0).standard_normal((batch, 3, 32, 32)).astype(np.float32)
+    session, tx, ours = onnx_models.session(model, x.shape, threads), torch.from_numpy(x), Tensor(x)
+    model.eval()
+    with no_grad(), torch.inference_mode():
+        check_same(name, model(ours), [peer(tx), session.run(None, {"x": x})[0]])
+        runs: dict[str, Run] = {
+            "tilewise": lambda: model(ours),
+            "torch": lambda: peer(tx),
+            "onnxruntime": lambda: session.run(None, {"x": x}),
+        }
+        return row(f"{name} forward", batch, threads, measured(runs))
+
+
+def training(name: str, batch: int, threads: int) -> dict[str, Any]:
+    model, peer = getattr(models, name)(), getattr(torch_models, name)()
+    peer.load_state_dict({key: torch.from_numpy(value.data) for key, value in model.state_dict().items()})
+    rng = np.random.default_rng(0)
+    x, targets = rng.standard_normal((batch, 3, 32, 32)).astype(np.float32), rng.integers(0, 10, batch)
+    ours_optimizer = optim.SGD(model.parameters(), lr=0.01)
+    peer_optimizer = torch.optim.SGD(peer.parameters(), lr=0.01)
+    ours, tx, tt = Tensor(x), torch.from_numpy(x), torch.from_numpy(targets)
+
+    def our_step() -> None:
+        ours_optimizer.zero_grad()
+        F.cross_entropy(model(ours), targets).backward()
+        ours_optimizer.step()
+
+    def peer_step() -> None:
+        peer_optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(peer(tx), tt).backward()
+        peer_optimizer.step()
+
+    return row(f"{name} training step", batch, threads, measured({"tilewise": our_step, "torch": peer_step}))
+
+
+def layer(name: str, c: int, o: int, side: int, kernel: int, stride: int, batch: int, threads: int) -> dict[str, Any]:
+    model = Sequential(Conv2d(c, o, kernel, stride, kernel // 2, rng=0), ReLU())
+    conv = model[0]
+    weight, bias = (torch.from_numpy(p.data) for p in (conv.weight, conv.bias))
+    x = np.random.default_rng(0).standard_normal((batch, c, side, side)).astype(np.float32)
+    session, tx, ours = onnx_models.session(model, x.shape, threads), torch.from_numpy(x), Tensor(x)
+
+    def peer() -> torch.Tensor:
+        return torch.relu_(torch.nn.functional.conv2d(tx, weight, bias, stride, kernel // 2))
+
+    with no_grad(), torch.inference_mode():
+        check_same(name, model(ours), [peer(), session.run(None, {"x": x})[0]])
+        runs: dict[str, Run] = {
+            "tilewise": lambda: model(ours),
+            "torch": peer,
+            "onnxruntime": lambda: session.run(None, {"x": x}),
+        }
+        return row(name, batch, threads, measured(runs))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--layers", action="store_true", help="single layers as well")
+    parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "conv.json")
+    options = parser.parse_args()
+    rows = []
+    for threads in options.threads:
+        torch.set_num_threads(threads)
+        tilewise.set_num_threads(threads)
+        rows += [forward(name, batch, threads) for name, batch in (("vgg6", 32), ("resnet8", 1), ("resnet8", 32))]
+        rows += [training(name, 32, threads) for name in ("vgg6", "resnet8")]
+        if options.layers:
+            rows += [layer(*shape, batch, threads) for batch in (1, 8) for shape in LAYERS]
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
