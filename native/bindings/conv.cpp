@@ -6,6 +6,7 @@
 #include <new>
 
 #include "bindings/arguments.h"
+#include "bindings/array_pool.h"
 #include "bindings/bindings.h"
 #include "common/weight_cache.h"
 
@@ -199,6 +200,8 @@ void bind_conv(nb::module_& m) {
   if (PyModule_AddFunctions(m.ptr(), entries) < 0) throw nb::python_error();
   m.def("clear_weight_cache", clear_weight_cache);
   m.def("weight_cache_bytes", weight_cache_bytes);
+  m.def("array_pool_bytes", array_pool_bytes);
+  m.def("clear_array_pool", clear_array_pool);
 }
 
 }  // namespace tw

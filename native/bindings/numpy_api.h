@@ -6,6 +6,7 @@
 #include <Python.h>
 
 #define NPY_NO_DEPRECATED_API NPY_1_22_API_VERSION
+#define NPY_TARGET_VERSION NPY_1_22_API_VERSION  // the first with allocators for arrays
 #define PY_ARRAY_UNIQUE_SYMBOL tilewise_numpy_api
 #ifndef TILEWISE_FILLS_NUMPY_API
 #define NO_IMPORT_ARRAY
@@ -30,9 +31,10 @@ inline PyArrayObject* as_float_array(PyObject* object) {
 
 inline float* floats(PyArrayObject* array) { return static_cast<float*>(PyArray_DATA(array)); }
 
-inline PyArrayObject* new_float_array(int ndim, const npy_intp* shape) {
-  return reinterpret_cast<PyArrayObject*>(PyArray_SimpleNew(ndim, const_cast<npy_intp*>(shape), NPY_FLOAT32));
-}
+// An uninitialised array; a large one takes its memory from the pool (array_pool.h).
+PyArrayObject* new_array(int ndim, const npy_intp* shape, int type);
+
+inline PyArrayObject* new_float_array(int ndim, const npy_intp* shape) { return new_array(ndim, shape, NPY_FLOAT32); }
 
 inline PyArrayObject* new_float_array_like(PyArrayObject* array) {
   return new_float_array(PyArray_NDIM(array), PyArray_DIMS(array));

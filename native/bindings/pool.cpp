@@ -43,9 +43,9 @@ PyObject* max_pool(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject*
   if (!read_arguments("max_pool2d", args, count, keywords, names, 4, 4, v) || !x.set_floats(v[0], 4, "the input")) return nullptr;
   s.planes = x.dim(0) * x.dim(1), s.h = x.dim(2), s.w = x.dim(3);
   if (!read_window(v[1], v[2], v[3], &s)) return nullptr;
-  npy_intp shape[4] = {x.dim(0), x.dim(1), s.oh, s.ow};
+  const npy_intp shape[4] = {x.dim(0), x.dim(1), s.oh, s.ow};
   PyArrayObject* y = new_float_array(4, shape);
-  PyArrayObject* argmax = reinterpret_cast<PyArrayObject*>(PyArray_SimpleNew(4, shape, NPY_INT32));
+  PyArrayObject* argmax = new_array(4, shape, NPY_INT32);
   if (y == nullptr || argmax == nullptr) {
     Py_XDECREF(y);
     Py_XDECREF(argmax);

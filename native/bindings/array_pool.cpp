@@ -1,0 +1,131 @@
+#include "bindings/array_pool.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+
+#include "bindings/numpy_api.h"
+#include "common/heap_watch.h"
+
+#if defined(__linux__)
+#include <malloc.h>
+#include <sys/mman.h>
+#endif
+
+namespace tw {
+namespace {
+
+constexpr std::size_t kPooledBytes = std::size_t{256} << 10;
+constexpr std::size_t kKeptBytes = std::size_t{128} << 20;
+constexpr int kMaxBlocks = 64;
+constexpr std::size_t kPage = 4096, kHugePages = std::size_t{2} << 20;
+
+struct Block {
+  void* data;
+  std::size_t bytes;
+};
+
+// Oldest first. Blocks are few, so a scan is all the searching there is.
+struct Pool {
+  std::mutex mutex;
+  Block blocks[kMaxBlocks];
+  int count = 0;
+  std::size_t bytes = 0;
+
+  Block remove(int i) {
+    const Block block = blocks[i];
+    std::memmove(blocks + i, blocks + i + 1, sizeof(Block) * static_cast<std::size_t>(count - i - 1));
+    --count;
+    bytes -= block.bytes;
+    return block;
+  }
+
+  // The newest block that fits without wasting more than a quarter of it.
+  void* take(std::size_t size) {
+    std::lock_guard<std::mutex> lock(mutex);
+    for (int i = count - 1; i >= 0; --i) {
+      if (blocks[i].bytes >= size && blocks[i].bytes - size <= size / 4) return remove(i).data;
+    }
+    return nullptr;
+  }
+
+  bool keep(void* data, std::size_t size) {
+    if (size > kKeptBytes) return false;
+    std::lock_guard<std::mutex> lock(mutex);
+    while (count > 0 && (count == kMaxBlocks || bytes + size > kKeptBytes)) std::free(remove(0).data);
+    blocks[count++] = {data, size};
+    bytes += size;
+    return true;
+  }
+};
+
+Pool& pool() {
+  static Pool* instance = new Pool;  // never destroyed: arrays may be freed at exit
+  return *instance;
+}
+
+// What the block can hold, whatever array it was made for; 0 where the system does not say, and nothing is pooled then.
+std::size_t capacity(void* block) {
+#if defined(__linux__)
+  return malloc_usable_size(block);
+#else
+  (void)block;
+  return 0;
+#endif
+}
+
+// A profile counts what is taken from the heap, so while one runs nothing comes from the pool.
+void* pool_malloc(void*, std::size_t size) {
+  if (!heap_watch::active()) {
+    if (void* kept = pool().take(size)) return kept;
+  }
+  void* block = std::aligned_alloc(kPage, (size + kPage - 1) / kPage * kPage);
+#if defined(__linux__)
+  if (block != nullptr && size >= kHugePages) madvise(block, size, MADV_HUGEPAGE);
+#endif
+  return block;
+}
+
+void pool_free(void*, void* block, std::size_t) {
+  if (block == nullptr) return;
+  const std::size_t size = capacity(block);
+  if (heap_watch::active() || size < kPooledBytes || !pool().keep(block, size)) std::free(block);
+}
+
+void* pool_calloc(void*, std::size_t count, std::size_t size) { return std::calloc(count, size); }
+void* pool_realloc(void*, void* block, std::size_t size) { return std::realloc(block, size); }
+
+// NumPy finds an array's allocator through this capsule when it frees the array.
+PyObject* handler() {
+  static PyDataMem_Handler functions = {"tilewise pool", 1, {nullptr, pool_malloc, pool_calloc, pool_realloc, pool_free}};
+  static PyObject* capsule = PyCapsule_New(&functions, "mem_handler", nullptr);
+  return capsule;
+}
+
+}  // namespace
+
+PyArrayObject* new_array(int ndim, const npy_intp* shape, int type) {
+  std::size_t bytes = 4;
+  for (int i = 0; i < ndim; ++i) bytes *= static_cast<std::size_t>(shape[i]);
+  npy_intp* dims = const_cast<npy_intp*>(shape);
+  if (bytes < kPooledBytes) return reinterpret_cast<PyArrayObject*>(PyArray_SimpleNew(ndim, dims, type));
+  PyObject* before = PyDataMem_SetHandler(handler());
+  if (before == nullptr) return nullptr;
+  PyObject* array = PyArray_SimpleNew(ndim, dims, type);
+  PyObject* ours = PyDataMem_SetHandler(before);
+  Py_DECREF(before);
+  Py_XDECREF(ours);
+  return reinterpret_cast<PyArrayObject*>(array);
+}
+
+int64_t array_pool_bytes() {
+  std::lock_guard<std::mutex> lock(pool().mutex);
+  return static_cast<int64_t>(pool().bytes);
+}
+
+void clear_array_pool() {
+  std::lock_guard<std::mutex> lock(pool().mutex);
+  while (pool().count > 0) std::free(pool().remove(0).data);
+}
+
+}  // namespace tw
