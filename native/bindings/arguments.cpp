@@ -18,29 +18,40 @@ PyObject* refuse(const char* error, const char* format, ...) {
   return nullptr;
 }
 
-bool read_arguments(const char* function, PyObject* const* args, Py_ssize_t count, PyObject* keywords, const char* const* names,
-                    int total, int required, PyObject** values) {
-  if (count > total) {
-    PyErr_Format(PyExc_TypeError, "%s takes at most %d arguments, not %zd", function, total, count);
+Parameters::Parameters(const char* function, std::initializer_list<const char*> names, int required)
+    : function_(function), total_(0), required_(required) {
+  for (const char* name : names) names_[total_++] = PyUnicode_InternFromString(name);
+}
+
+int Parameters::find(PyObject* keyword) const {
+  for (int i = 0; i < total_; ++i) {
+    if (names_[i] == keyword) return i;
+  }
+  for (int i = 0; i < total_; ++i) {
+    if (PyUnicode_Compare(names_[i], keyword) == 0) return i;
+  }
+  return -1;
+}
+
+bool Parameters::read(PyObject* const* args, Py_ssize_t count, PyObject* keywords, PyObject** values) const {
+  if (count > total_) {
+    PyErr_Format(PyExc_TypeError, "%s takes at most %d arguments, not %zd", function_, total_, count);
     return false;
   }
   for (Py_ssize_t i = 0; i < count; ++i) values[i] = args[i];
   const Py_ssize_t extra = keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords);
   for (Py_ssize_t k = 0; k < extra; ++k) {
-    PyObject* name = PyTuple_GET_ITEM(keywords, k);
-    int found = -1;
-    for (int i = 0; i < total && found < 0; ++i) {
-      if (PyUnicode_CompareWithASCIIString(name, names[i]) == 0) found = i;
-    }
-    if (found < 0 || found < count) {
-      PyErr_Format(PyExc_TypeError, "%s does not take the argument %R here", function, name);
+    PyObject* keyword = PyTuple_GET_ITEM(keywords, k);
+    const int at = find(keyword);
+    if (at < count) {  // unknown, or given by position already
+      PyErr_Format(PyExc_TypeError, "%s does not take the argument %R here", function_, keyword);
       return false;
     }
-    values[found] = args[count + k];
+    values[at] = args[count + k];
   }
-  for (int i = 0; i < required; ++i) {
+  for (int i = 0; i < required_; ++i) {
     if (values[i] != nullptr) continue;
-    PyErr_Format(PyExc_TypeError, "%s needs the argument '%s'", function, names[i]);
+    PyErr_Format(PyExc_TypeError, "%s needs the argument %R", function_, names_[i]);
     return false;
   }
   return true;
@@ -71,6 +82,10 @@ bool read_pair(PyObject* object, int64_t low, const char* name, int64_t* first, 
     return false;
   }
   return read_size(PyTuple_GET_ITEM(object, 0), low, name, first) && read_size(PyTuple_GET_ITEM(object, 1), low, name, second);
+}
+
+bool is_float32(PyObject* object) {
+  return PyArray_Check(object) && PyArray_TYPE(reinterpret_cast<PyArrayObject*>(object)) == NPY_FLOAT32;
 }
 
 bool ArrayArgument::set(PyObject* object, int type, int ndim, const char* name) {

@@ -2,6 +2,8 @@
 // and refusals as tilewise's own errors.
 #pragma once
 
+#include <initializer_list>
+
 #include "bindings/numpy_api.h"
 
 namespace tw {
@@ -9,13 +11,30 @@ namespace tw {
 // Sets tilewise.errors.<error> with a sentence; returns nullptr.
 PyObject* refuse(const char* error, const char* format, ...);
 
-// Fills `values` with positional arguments, then keywords by name; missing ones stay as they are. False: error set.
-bool read_arguments(const char* function, PyObject* const* args, Py_ssize_t count, PyObject* keywords, const char* const* names,
-                    int total, int required, PyObject** values);
+// The parameters of one function. Make one static instance: names are interned once, so that a keyword of a call, which
+// is interned too, is found by its address.
+class Parameters {
+ public:
+  static constexpr int kMost = 12;
+  Parameters(const char* function, std::initializer_list<const char*> names, int required);
+
+  // Fills `values` (as many as there are names) from positional arguments, then keywords; missing ones stay null.
+  // False: a Python error is set.
+  bool read(PyObject* const* args, Py_ssize_t count, PyObject* keywords, PyObject** values) const;
+
+ private:
+  int find(PyObject* keyword) const;
+
+  const char* function_;
+  PyObject* names_[kMost];
+  int total_, required_;
+};
 
 bool read_size(PyObject* object, int64_t low, const char* name, int64_t* out);
 bool read_pair(PyObject* object, int64_t low, const char* name, int64_t* first, int64_t* second);
 bool read_sizes(PyObject* object, int count, const char* name, int64_t* out);
+
+bool is_float32(PyObject* object);
 
 // An argument as a contiguous array of one type: itself, or a converted copy.
 class ArrayArgument {

@@ -118,9 +118,9 @@ void set_input(const ArrayArgument& x, ConvShape* s) { s->n = x.dim(0), s->c = x
 void set_weights(const ArrayArgument& w, ConvShape* s) { s->o = w.dim(0), s->kh = w.dim(2), s->kw = w.dim(3); }
 
 PyObject* conv2d(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
-  static const char* const names[] = {"x", "w", "bias", "stride", "padding", "groups", "activation", "residual", "tile"};
+  static const Parameters parameters("conv2d", {"x", "w", "bias", "stride", "padding", "groups", "activation", "residual", "tile"}, 2);
   PyObject* v[9] = {};
-  if (!read_arguments("conv2d", args, count, keywords, names, 9, 2, v)) return nullptr;
+  if (!parameters.read(args, count, keywords, v)) return nullptr;
   ArrayArgument x, w, bias, residual;
   ConvShape s;
   ConvConfig config;
@@ -149,9 +149,9 @@ PyObject* conv2d(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* k
 }
 
 PyObject* grad_input(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
-  static const char* const names[] = {"gy", "w", "x_shape", "stride", "padding", "groups"};
+  static const Parameters parameters("conv2d_grad_input", {"gy", "w", "x_shape", "stride", "padding", "groups"}, 3);
   PyObject* v[6] = {};
-  if (!read_arguments("conv2d_grad_input", args, count, keywords, names, 6, 3, v)) return nullptr;
+  if (!parameters.read(args, count, keywords, v)) return nullptr;
   ArrayArgument gy, w;
   ConvShape s;
   int64_t x[4];
@@ -167,9 +167,9 @@ PyObject* grad_input(PyObject*, PyObject* const* args, Py_ssize_t count, PyObjec
 }
 
 PyObject* grad_weight(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
-  static const char* const names[] = {"gy", "x", "w_shape", "stride", "padding", "groups"};
+  static const Parameters parameters("conv2d_grad_weight", {"gy", "x", "w_shape", "stride", "padding", "groups"}, 3);
   PyObject* v[6] = {};
-  if (!read_arguments("conv2d_grad_weight", args, count, keywords, names, 6, 3, v)) return nullptr;
+  if (!parameters.read(args, count, keywords, v)) return nullptr;
   ArrayArgument gy, x;
   ConvShape s;
   int64_t w[4];
@@ -184,6 +184,12 @@ PyObject* grad_weight(PyObject*, PyObject* const* args, Py_ssize_t count, PyObje
   return computed(s, new_float_array(4, shape), [&](float* gw) { conv_grad_weight(s, gy.floats(), x.floats(), gw); });
 }
 
+// Whether these arguments are for the native kernels: None, or the reason against.
+PyObject* suits(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject*) {
+  if (count >= 2 && is_float32(args[0]) && is_float32(args[1])) Py_RETURN_NONE;
+  return PyUnicode_FromString("the native convolution is float32");
+}
+
 PyCFunction entry(PyObject* (*f)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*)) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(f));
 }
@@ -192,6 +198,7 @@ PyMethodDef entries[] = {
     {"conv2d", entry(conv2d), METH_FASTCALL | METH_KEYWORDS, nullptr},
     {"conv2d_grad_input", entry(grad_input), METH_FASTCALL | METH_KEYWORDS, nullptr},
     {"conv2d_grad_weight", entry(grad_weight), METH_FASTCALL | METH_KEYWORDS, nullptr},
+    {"conv_suits", entry(suits), METH_FASTCALL | METH_KEYWORDS, nullptr},
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace

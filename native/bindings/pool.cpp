@@ -36,11 +36,11 @@ bool read_window(PyObject* kernel, PyObject* stride, PyObject* padding, PoolShap
 }
 
 PyObject* max_pool(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
-  static const char* const names[] = {"x", "kernel", "stride", "padding"};
+  static const Parameters parameters("max_pool2d", {"x", "kernel", "stride", "padding"}, 4);
   PyObject* v[4] = {};
   ArrayArgument x;
   PoolShape s;
-  if (!read_arguments("max_pool2d", args, count, keywords, names, 4, 4, v) || !x.set_floats(v[0], 4, "the input")) return nullptr;
+  if (!parameters.read(args, count, keywords, v) || !x.set_floats(v[0], 4, "the input")) return nullptr;
   s.planes = x.dim(0) * x.dim(1), s.h = x.dim(2), s.w = x.dim(3);
   if (!read_window(v[1], v[2], v[3], &s)) return nullptr;
   const npy_intp shape[4] = {x.dim(0), x.dim(1), s.oh, s.ow};
@@ -59,11 +59,11 @@ PyObject* max_pool(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject*
 }
 
 PyObject* max_pool_grad(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
-  static const char* const names[] = {"gy", "argmax", "x_shape"};
+  static const Parameters parameters("max_pool2d_grad", {"gy", "argmax", "x_shape"}, 3);
   PyObject* v[3] = {};
   ArrayArgument gy, argmax;
   int64_t x[4];
-  if (!read_arguments("max_pool2d_grad", args, count, keywords, names, 3, 3, v) || !gy.set_floats(v[0], 4, "the gradient") ||
+  if (!parameters.read(args, count, keywords, v) || !gy.set_floats(v[0], 4, "the gradient") ||
       !argmax.set(v[1], NPY_INT32, 4, "the argmax") || !read_sizes(v[2], 4, "the input's shape", x)) {
     return nullptr;
   }
@@ -88,11 +88,11 @@ PyObject* max_pool_grad(PyObject*, PyObject* const* args, Py_ssize_t count, PyOb
 }
 
 PyObject* average_pool(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
-  static const char* const names[] = {"x", "kernel", "stride", "padding"};
+  static const Parameters parameters("avg_pool2d", {"x", "kernel", "stride", "padding"}, 4);
   PyObject* v[4] = {};
   ArrayArgument x;
   PoolShape s;
-  if (!read_arguments("avg_pool2d", args, count, keywords, names, 4, 4, v) || !x.set_floats(v[0], 4, "the input")) return nullptr;
+  if (!parameters.read(args, count, keywords, v) || !x.set_floats(v[0], 4, "the input")) return nullptr;
   s.planes = x.dim(0) * x.dim(1), s.h = x.dim(2), s.w = x.dim(3);
   if (!read_window(v[1], v[2], v[3], &s)) return nullptr;
   const npy_intp shape[4] = {x.dim(0), x.dim(1), s.oh, s.ow};
@@ -104,12 +104,12 @@ PyObject* average_pool(PyObject*, PyObject* const* args, Py_ssize_t count, PyObj
 }
 
 PyObject* average_pool_grad(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
-  static const char* const names[] = {"gy", "x_shape", "kernel", "stride", "padding"};
+  static const Parameters parameters("avg_pool2d_grad", {"gy", "x_shape", "kernel", "stride", "padding"}, 5);
   PyObject* v[5] = {};
   ArrayArgument gy;
   PoolShape s;
   int64_t x[4];
-  if (!read_arguments("avg_pool2d_grad", args, count, keywords, names, 5, 5, v) || !gy.set_floats(v[0], 4, "the gradient") ||
+  if (!parameters.read(args, count, keywords, v) || !gy.set_floats(v[0], 4, "the gradient") ||
       !read_sizes(v[1], 4, "the input's shape", x)) {
     return nullptr;
   }
@@ -126,6 +126,11 @@ PyObject* average_pool_grad(PyObject*, PyObject* const* args, Py_ssize_t count, 
   return reinterpret_cast<PyObject*>(gx);
 }
 
+PyObject* suits(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject*) {
+  if (count >= 1 && is_float32(args[0])) Py_RETURN_NONE;
+  return PyUnicode_FromString("the native pooling is float32");
+}
+
 PyCFunction entry(PyObject* (*f)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*)) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(f));
 }
@@ -134,6 +139,7 @@ PyMethodDef entries[] = {{"max_pool2d", entry(max_pool), METH_FASTCALL | METH_KE
                          {"max_pool2d_grad", entry(max_pool_grad), METH_FASTCALL | METH_KEYWORDS, nullptr},
                          {"avg_pool2d", entry(average_pool), METH_FASTCALL | METH_KEYWORDS, nullptr},
                          {"avg_pool2d_grad", entry(average_pool_grad), METH_FASTCALL | METH_KEYWORDS, nullptr},
+                         {"pool_suits", entry(suits), METH_FASTCALL | METH_KEYWORDS, nullptr},
                          {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace

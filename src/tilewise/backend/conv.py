@@ -11,27 +11,11 @@ compares them at every call and repacks when they differ, so weights may be chan
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-
 from tilewise._extension import native
 from tilewise.backend.registry import implements
 
-Array = npt.NDArray[Any]
-
-
-def _why_not_pool(x: Array, *_args: Any, **_settings: Any) -> str | None:
-    return None if x.dtype == np.float32 else "the native pooling is float32"
-
-
-def _why_not_conv(x: Array, w: Array, *_args: Any, **_settings: Any) -> str | None:
-    return None if x.dtype == np.float32 and w.dtype == np.float32 else "the native convolution is float32"
-
-
 if native is not None:
     for _op in ("conv2d", "conv2d_grad_input", "conv2d_grad_weight"):
-        implements(_op, "native", _why_not_conv)(getattr(native, _op))
+        implements(_op, "native", native.conv_suits)(getattr(native, _op))
     for _op in ("max_pool2d", "max_pool2d_grad", "avg_pool2d", "avg_pool2d_grad"):
-        implements(_op, "native", _why_not_pool)(getattr(native, _op))
+        implements(_op, "native", native.pool_suits)(getattr(native, _op))
