@@ -19,8 +19,20 @@ constexpr float kHalfRoot = 0.70710678118654752f;
 constexpr float kRoot = 1.41421356237309505f;
 // Sums over channels restart after this many, which keeps their rounding error from growing with the channel count.
 constexpr int64_t kChannelBlock = 128;
-// Positions lie one cache line apart beyond a multiple of the block, or all 36 would fall into the same cache set.
+// Positions lie one cache line apart beyond a multiple of the group, or all 36 could fall into the same cache set.
 constexpr int64_t kSkew = 16;
+
+// Where transformed tiles lie: [group of tiles][position][tile][channel]. A group is what the multiply-add core takes at
+// once, so that it reads and writes one short run a position, and a tile's 36 values stay on few pages.
+struct TileArray {
+  float* data;
+  int64_t group;     // tiles a group
+  int64_t row;       // floats a tile and position
+
+  int64_t position_stride() const { return group * row + kSkew; }
+  int64_t floats(int64_t tiles) const { return ceil_div(tiles, group) * kPositions * position_stride(); }
+  float* tile(int64_t t) const { return data + t / group * kPositions * position_stride() + t % group * row; }
+};
 
 struct Problem {
   ConvShape s;
@@ -143,8 +155,8 @@ WinogradTile default_tile(const ConvShape& s) {
 }
 
 struct Workspace {
-  float *rows, *v, *m, *stage;
-  int64_t v_position, m_position, m_row;
+  float *rows, *stage;
+  TileArray v, m;
 };
 
 struct Block {
@@ -152,17 +164,13 @@ struct Block {
 };
 
 int64_t workspace_floats(const Problem& p, int64_t strips, int64_t block_vectors, Workspace* w, float* base) {
-  const int64_t tiles = strips * p.tiles_x;
-  w->m_row = block_vectors * kLanes;
-  w->v_position = tiles * p.c_pitch + kSkew;
-  w->m_position = tiles * w->m_row + kSkew;
+  const int64_t tiles = strips * p.tiles_x, group = ceil_div(tiles, ceil_div(tiles, kMaxRows));
   const int64_t rows = kWindow * p.columns * p.c_pitch;
-  const int64_t v = kPositions * w->v_position, m = kPositions * w->m_position;
   w->rows = base;
-  w->v = w->rows + rows;
-  w->m = w->v + v;
-  w->stage = w->m + m;
-  return rows + v + m + kTile * p.tiles_x * kTile * kLanes;
+  w->v = {base + rows, group, p.c_pitch};
+  w->m = {w->v.data + w->v.floats(tiles), group, block_vectors * kLanes};
+  w->stage = w->m.data + w->m.floats(tiles);
+  return rows + w->v.floats(tiles) + w->m.floats(tiles) + kTile * p.tiles_x * kTile * kLanes;
 }
 
 TW_INLINE void input_tile(const float* const (&rows)[6], int64_t at, int64_t pitch, float* v, int64_t v_position) {
@@ -208,10 +216,11 @@ bool transform_inputs(const Problem& p, const Block& b, const float* x, const Wo
     pack_rows(ring, image, p.c, s.h, s.w, follows ? y + 2 : y, y + kWindow, magnitude);
     const float* rows[6];
     for (int i = 0; i < 6; ++i) rows[i] = ring.row(y + i);
-    float* v = w.v + (strip - b.strip0) * p.tiles_x * p.c_pitch;
+    const int64_t stride = w.v.position_stride();
     for (int64_t tx = 0; tx < p.tiles_x; ++tx) {
+      float* v = w.v.tile((strip - b.strip0) * p.tiles_x + tx);
       for (int64_t c = 0; c < p.c_pitch; c += kLanes) {
-        input_tile(rows, tx * kTile * p.c_pitch + c, p.c_pitch, v + tx * p.c_pitch + c, w.v_position);
+        input_tile(rows, tx * kTile * p.c_pitch + c, p.c_pitch, v + c, stride);
       }
     }
   }
@@ -220,25 +229,24 @@ bool transform_inputs(const Problem& p, const Block& b, const float* x, const Wo
 
 // The 36 products for output vectors [from, to).
 void multiply(const Problem& p, const Block& b, const float* packed, int64_t from, int64_t to, const Workspace& w) {
-  const int64_t tiles = (b.strip1 - b.strip0) * p.tiles_x, chunks = ceil_div(tiles, kMaxRows);
+  const int64_t tiles = (b.strip1 - b.strip0) * p.tiles_x, group = w.v.group;
+  MicroArgs args;
+  args.a_row = p.c_pitch;
+  args.c_row = w.m.row;
+  args.segments = 1;
+  args.a_segment = args.b_segment = 0;
   for (int position = 0; position < kPositions; ++position) {
     for (int64_t vector = from; vector < to; vector += kPanelVectors) {
       const int64_t vectors = smaller(kPanelVectors, p.vectors - vector);
       const float* panel = packed_panel(p, const_cast<float*>(packed), b.group, position, vector);
       for (int64_t k = 0; k < p.c; k += kChannelBlock) {
-        for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-          const int64_t t0 = cut(tiles, chunks, chunk), t1 = cut(tiles, chunks, chunk + 1);
-          MicroArgs args;
-          args.a = w.v + position * w.v_position + t0 * p.c_pitch + k;
-          args.a_row = p.c_pitch;
-          args.b = panel + k * vectors * kLanes;
-          args.segments = 1;
-          args.length = smaller(kChannelBlock, p.c - k);
-          args.a_segment = args.b_segment = 0;
-          args.c = w.m + position * w.m_position + t0 * w.m_row + (vector - from) * kLanes;
-          args.c_row = w.m_row;
-          args.accumulate = k > 0;
-          pick_micro<true>(t1 - t0, vectors)(args);
+        args.b = panel + k * vectors * kLanes;
+        args.length = smaller(kChannelBlock, p.c - k);
+        args.accumulate = k > 0;
+        for (int64_t t = 0; t < tiles; t += group) {
+          args.a = w.v.tile(t) + position * w.v.position_stride() + k;
+          args.c = w.m.tile(t) + position * w.m.position_stride() + (vector - from) * kLanes;
+          pick_micro<true>(smaller(group, tiles - t), vectors)(args);
         }
       }
     }
@@ -252,9 +260,9 @@ void transform_outputs(const Problem& p, const Block& b, int64_t from, int64_t t
   for (int64_t strip = b.strip0; strip < b.strip1; ++strip) {
     const int64_t n = strip / p.tiles_y, y0 = strip % p.tiles_y * kTile, rows = smaller(kTile, s.oh - y0);
     for (int64_t vector = from; vector < to; ++vector) {
-      const float* m = w.m + (strip - b.strip0) * p.tiles_x * w.m_row + (vector - from) * kLanes;
       for (int64_t tx = 0; tx < p.tiles_x; ++tx) {
-        output_tile(m + tx * w.m_row, w.m_position, w.stage + tx * kTile * kLanes, columns * kLanes);
+        const float* m = w.m.tile((strip - b.strip0) * p.tiles_x + tx) + (vector - from) * kLanes;
+        output_tile(m, w.m.position_stride(), w.stage + tx * kTile * kLanes, columns * kLanes);
       }
       const int64_t channel = b.group * p.o + vector * kLanes;
       const int64_t lanes = smaller(kLanes, p.o - vector * kLanes);
