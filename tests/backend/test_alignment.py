@@ -30,7 +30,6 @@ def test_adam_does_not_depend_on_alignment(moved: int, backend: str) -> None:
         "eps": 1e-8,
         "weight_decay": 0.1,
         "decoupled": True,
-        "step": 3,
     }
     results = []
     for offset in (0, 4, 16, 36, 60):

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -98,7 +98,7 @@ def _model(name: str) -> tuple[GPT, Callable[[str], Any], Callable[[Any], str]]:
     from tilewise.generate import load_gpt
 
     if name == "gpt":
-        return cast("GPT", models.pretrained("gpt")), data.encode, data.decode
+        return models.pretrained("gpt"), data.encode, data.decode
     if name.startswith("gpt:"):
         return models.gpt(name[4:], vocab=len(data.VOCABULARY)), data.encode, data.decode
     network = load_gpt(name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
@@ -120,9 +120,8 @@ def _cnn(quick: bool) -> tuple[Facts, list[str]]:
 def _gpt(quick: bool) -> tuple[Facts, list[str]]:
     from tilewise import data, models
     from tilewise.generate import generate
-    from tilewise.nn import GPT
 
-    model, prompt, count = cast(GPT, models.pretrained("gpt")), "The import statement", 60 if quick else 200
+    model, prompt, count = models.pretrained("gpt"), "The import statement", 60 if quick else 200
     ids = data.encode(prompt)
     start = time.perf_counter()
     cached = list(generate(model, ids, count))
