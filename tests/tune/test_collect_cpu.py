@@ -124,7 +124,7 @@ class Planted(Matmul):
         def wrong() -> Any:
             return type(self).harm(run(), self.memory)
 
-        return right if config.size("pack_a") else wrong
+        return wrong if config.size("pack_a") else right
 
 
 def _lose_a_product(out: Any, _: Any) -> Any:
@@ -155,9 +155,9 @@ def test_a_planted_wrong_kernel_is_caught_and_never_timed(
         CpuCollector([Kernel("own", problem)], store, CpuOptions(max_configs=40), quietly).run()
         verdicts = store.verdicts(Kernel("own", problem))
         wrong = {config.key for config, status, _ in verdicts if status == "wrong"}
-        planted = {config.key for config, _, _ in verdicts if not config.size("pack_a")}
+        planted = {config.key for config, _, _ in verdicts if config.size("pack_a")}
         timed = {key for batch in store.batches(Kernel("own", problem)) for key in batch.runtime_ns}
-    assert default.size("pack_a"), "else nothing would be timed"
+    assert not default.size("pack_a"), "else nothing would be timed"
     assert wrong == planted
     assert timed
     assert not wrong & timed
