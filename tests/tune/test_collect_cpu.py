@@ -106,7 +106,7 @@ def test_stopped_within_a_kernel_it_goes_on_from_the_batches_it_has(tmp_path: Pa
 
 
 class Planted(Matmul):
-    """A product that is wrong, in a way of its own, wherever A is not packed."""
+    """A product that is wrong, in a way of its own, wherever A is packed."""
 
     name = "planted"
     harm: Callable[[Any, Any], Any]
