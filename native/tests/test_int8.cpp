@@ -1,0 +1,122 @@
+// Integer products against plain loops, on buffers with no byte to spare: the sanitizers see any read or write outside.
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "common/ladder.h"
+#include "kernels/cached.h"
+#include "kernels/int8.h"
+#include "kernels/int8_ops.h"
+#include "tests/tests.h"
+
+namespace {
+
+std::mt19937 rng(1);
+
+std::vector<uint8_t> bytes(int64_t n) {
+  std::vector<uint8_t> out(n);
+  for (uint8_t& b : out) b = static_cast<uint8_t>(rng());
+  return out;
+}
+
+int64_t up4(int64_t n) { return (n + 3) / 4 * 4; }
+
+void check_product(int rows, int columns, int k) {
+  const int64_t padded = up4(k);
+  const std::vector<uint8_t> x = bytes(rows * padded);
+  std::vector<int8_t> w(columns * k);
+  for (int8_t& v : w) v = static_cast<int8_t>(rng());
+  std::vector<int8_t> packed(tw::int8_packed_bytes(columns, padded / 4));
+  std::vector<int32_t> sums(columns), offset((columns + 15) / 16 * 16, 7), out(rows * columns);
+  tw::pack_int8_weights(w.data(), columns, 1, k, k, 0, 1, packed.data(), sums.data());
+  const int64_t no_offset = 0;
+  tw::Int8Problem p;
+  p.in = x.data();
+  p.in_grid.column_step = padded;
+  p.width = rows;
+  p.tap_offset = &no_offset;
+  p.groups_per_tap = static_cast<int>(padded / 4);
+  p.weights = packed.data();
+  p.columns = p.out_columns = columns;
+  p.offset = offset.data();
+  p.out = out.data();
+  p.out_grid.column_step = columns;
+  tw::run_int8(p);
+  for (int i = 0; i < rows; ++i) {
+    for (int j = 0; j < columns; ++j) {
+      int32_t sum = 7;
+      for (int c = 0; c < k; ++c) sum += x[i * padded + c] * w[j * k + c];
+      TW_CHECK(out[i * columns + j] == sum);
+    }
+  }
+}
+
+}  // namespace
+
+TW_TEST(int8_products_are_exact) {
+  for (int rows : {1, 2, 7, 8, 9, 130}) {
+    for (int columns : {1, 15, 16, 17, 33, 48}) {
+      for (int k : {1, 4, 7, 64}) check_product(rows, columns, k);
+    }
+  }
+}
+
+TW_TEST(int8_images_are_quantized_and_pooled_inside_their_buffers) {
+  const int64_t c = 3, h = 5, w = 7, pixel = 4;
+  std::vector<float> x(c * h * w);
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i) - 50.0f;
+  std::vector<uint8_t> image(h * w * pixel), pooled(2 * 3 * pixel);
+  tw::active_int8_ops().quantize_image(x.data(), c, h, w, 2.0f, 100, image.data(), w * pixel, pixel);
+  for (int64_t y = 0; y < h; ++y) {
+    for (int64_t col = 0; col < w; ++col) {
+      for (int64_t ch = 0; ch < c; ++ch) {
+        const float real = x[(ch * h + y) * w + col] * 2.0f + 100.0f;
+        const float kept = real < 0.0f ? 0.0f : real > 255.0f ? 255.0f : real;
+        TW_CHECK(image[(y * w + col) * pixel + ch] == static_cast<uint8_t>(kept));
+      }
+      TW_CHECK(image[(y * w + col) * pixel + 3] == 100);
+    }
+  }
+  tw::active_int8_ops().max_pool(image.data(), h, w, w * pixel, pixel, {2, 2, 2, 2, 0, 0}, 2, 3, pooled.data(), 3 * pixel);
+  TW_CHECK(pooled[0] == image[(1 * w + 1) * pixel]);
+}
+
+TW_TEST(cached_attention_reads_its_rows_and_no_more) {
+  for (int64_t width : {1, 5, 16, 33, 64}) {
+    for (int64_t length : {1, 2, 17, 40}) {
+      std::vector<float> q(width, 0.1f), row(width), scores(length), out(width), scales(2 * length);
+      for (tw::CacheKind kind : {tw::CacheKind::float32, tw::CacheKind::float16, tw::CacheKind::int8}) {
+        const int64_t size = kind == tw::CacheKind::float32 ? 4 : kind == tw::CacheKind::float16 ? 2 : 1;
+        std::vector<char> keys(length * width * size), values(length * width * size);
+        for (int64_t t = 0; t < length; ++t) {
+          for (float& v : row) v = static_cast<float>(rng() % 1000) / 1000.0f;
+          tw::active_cached().store(kind, row.data(), width, keys.data(), scales.data(), t);
+          for (float& v : row) v = 0.5f;
+          tw::active_cached().store(kind, row.data(), width, values.data(), scales.data() + length, t);
+        }
+        tw::active_cached().attend(kind, q.data(), {keys.data(), scales.data()}, {values.data(), scales.data() + length},
+                                   length, width, 0.3f, scores.data(), out.data());
+        for (float v : out) TW_CHECK(std::fabs(v - 0.5f) < 1e-3f);  // the mean of equal values is that value
+      }
+    }
+  }
+}
+
+TW_TEST(the_ladders_rungs_agree) {
+  for (int m : {1, 5, 33}) {
+    for (int n : {1, 7, 40}) {
+      const int k = 29;
+      std::vector<float> a(m * k), b(k * n), first(m * n), other(m * n);
+      for (float& v : a) v = static_cast<float>(rng() % 9) - 4.0f;
+      for (float& v : b) v = static_cast<float>(rng() % 9) - 4.0f;
+      tw::ladder_naive(a.data(), b.data(), first.data(), m, n, k);
+      tw::ladder_reordered(a.data(), b.data(), other.data(), m, n, k);
+      TW_CHECK(first == other);
+      tw::ladder_blocked(a.data(), b.data(), other.data(), m, n, k, 8, 16, 4);
+      TW_CHECK(first == other);
+      tw::ladder_packed(a.data(), b.data(), other.data(), m, n, k);
+      TW_CHECK(first == other);
+    }
+  }
+}
