@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tilewise._extension import native
 from tilewise.errors import TilewiseError
 
 Facts = dict[str, Any]
@@ -73,10 +74,11 @@ def _ladder(quick: bool) -> tuple[Facts, list[str]]:
     small = 48 if quick else 96
     rungs = {
         "Python loops": (lambda: matmul_naive(a[:small, :small], b[:small, :small]), small),
-        "compiled, cache-blocked": (lambda: matmul_blocked(a, b), n),
-        "tilewise native": (lambda: matmul_native(a, b), n),
-        "NumPy's library": (lambda: matmul_numpy(a, b), n),
+        "cache-blocked": (lambda: matmul_blocked(a, b), n),
     }
+    if native is not None:
+        rungs["tilewise native"] = (lambda: matmul_native(a, b), n)
+    rungs["NumPy's library"] = (lambda: matmul_numpy(a, b), n)
     facts = {
         name: 2 * size**3 / _seconds(run, 1 if name == "Python loops" else 5) / 1e9
         for name, (run, size) in rungs.items()
@@ -107,7 +109,10 @@ def _cnn(quick: bool) -> tuple[Facts, list[str]]:
 
     with use_backend("numpy"):
         plain = latency(model)
-    times = {"plain NumPy float32": plain, "native float32": latency(model), "native int8": latency(int8)}
+    if native is None:
+        times = {"plain NumPy float32": plain, "NumPy int8": latency(int8)}
+    else:
+        times = {"plain NumPy float32": plain, "native float32": latency(model), "native int8": latency(int8)}
     scores = {name: accuracy(int8 if "int8" in name else model) for name in times}
     lines = [
         f"{name:22s} {times[name] * 1e3:7.2f} ms for 64 images  {plain / times[name]:5.1f}×  "

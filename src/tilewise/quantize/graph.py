@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from tilewise import nn
 from tilewise.backend import current_backend
+from tilewise.errors import ShapeError, TilewiseError
 from tilewise.models import ResidualBlock, ResNet8
 from tilewise.nn.layers import GlobalAvgPool, folded
 from tilewise.tensor import Tensor, no_grad
@@ -58,11 +59,21 @@ class Graph:
         results: list[Array] = []
         with no_grad():
             for index, step in enumerate(self.steps):
-                out = x if step.kind == "input" else run_float(step, [results[i] for i in step.inputs])
+                out = x if step.kind == "input" else _run_checked(step, [results[i] for i in step.inputs])
                 results.append(out)
                 if watch is not None:
                     watch(index, out)
         return results[-1]
+
+
+def _run_checked(step: Step, inputs: list[Array]) -> Array:
+    try:
+        return run_float(step, inputs)
+    except TilewiseError:
+        raise
+    except ValueError:
+        shapes = " and ".join(str(i.shape) for i in inputs)
+        raise ShapeError(f"{step.name} ({step.kind}) cannot take {shapes}: channels or sizes do not fit") from None
 
 
 def run_float(step: Step, inputs: list[Array]) -> Array:
