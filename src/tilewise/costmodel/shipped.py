@@ -32,7 +32,7 @@ def tour_of_the_shipped_model(collection: str = "h200") -> tuple[dict[str, Any],
     """How well the shipped model ranks the held-out kernels of its collection, beside simple choices."""
     scorer, dataset = shipped_scorer(collection), load_dataset(collection)
     table = evaluate({"shipped model": scorer}, dataset, "test")
-    shown = [row for row in table.rows if row.name != "analytical"]  # its formula was made for TPU tiles
+    shown = [row for row in table.rows if row.name != "analytical"]  # worse than chance here; `tiles evaluate` shows it
     facts = {row.name: {k: row.metrics[k].mean for k in ("top1", "top5")} for row in shown}
     lines = [
         f"{len(dataset.test)} held-out kernels measured on an {collection.upper()}, "

@@ -16,6 +16,7 @@ from tilewise._extension import native
 from tilewise.errors import ConfigurationError
 from tilewise.generate.cache import KVCache
 from tilewise.nn import GPT
+from tilewise.quantize.parameters import INT8Quantizer
 from tilewise.tensor import no_grad
 
 Array = npt.NDArray[Any]
@@ -53,13 +54,6 @@ def make_engine(model: GPT, weights: str = "float32") -> Engine:
     return ModelEngine(model)
 
 
-def quantize_rows(weight: Array) -> tuple[Array, Array]:
-    """Symmetric int8 with one scale per row (output)."""
-    scale = np.abs(weight).max(1, initial=0).astype(np.float32) / np.float32(127)
-    scale[scale == 0] = 1
-    return np.clip(np.rint(weight / scale[:, None]), -127, 127).astype(np.int8), scale
-
-
 class NativeEngine:
     """The decoder of the compiled extension."""
 
@@ -82,7 +76,10 @@ class NativeEngine:
 
 
 def _weight(array: Array, weights: str) -> Any:
-    return quantize_rows(array) if weights == "int8" else array
+    if weights != "int8":
+        return array
+    quantized = INT8Quantizer().quantize_weights(array)
+    return quantized.q, quantized.scale
 
 
 def _block_arrays(block: Any, weights: str) -> list[Any]:

@@ -1,8 +1,8 @@
 """Layers that skip what is zero.
 
 `SparseLinear` keeps only the non-zero weights, in the format of the compiled kernels, and multiplies with them. It
-times itself against the dense product the first time it meets a batch of some size, and uses whichever is faster: below
-about 60 % sparsity that is the dense one, and it says so.
+times itself against the dense product the first time it meets a batch of some size and uses whichever is faster;
+`explain()` says which and why.
 """
 
 from __future__ import annotations
