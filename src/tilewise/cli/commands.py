@@ -7,6 +7,7 @@ import typer
 
 def register(app: typer.Typer) -> None:
     """Attach every command to the application. Each module defines thin Typer functions that import their work late."""
+    from tilewise.cli.check import check
     from tilewise.cli.collect import collect
     from tilewise.cli.fit import fit
     from tilewise.cli.generate import generate, kv
@@ -29,3 +30,4 @@ def register(app: typer.Typer) -> None:
     app.command()(kv)
     app.add_typer(tiles, name="tiles")
     app.add_typer(collect, name="collect")
+    app.command()(check)

@@ -1,0 +1,63 @@
+"""Checks of the cost-model lesson: what a ranking is worth, how it orders pairs, numbers a tile has by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilewise.costmodel.metrics import opa, top_k_error
+from tilewise.learn.asking import require, same_number
+from tilewise.learn.checking import Exercise
+
+
+def _slowdown(answer: Callable[..., Any]) -> None:
+    rng = np.random.default_rng(0)
+    for count, k in ((1, 1), (5, 1), (30, 5), (4, 10)):
+        runtimes, scores = rng.uniform(1, 9, count), rng.standard_normal(count)
+        asked = f"slowdown of the top {k} of {count}"
+        hint = "the best measured runtime among the k lowest scores, over the best of all, minus 1"
+        same_number(answer(runtimes, scores, k), top_k_error(runtimes, scores, k), asked, hint)
+
+
+def _pairs(answer: Callable[..., Any]) -> None:
+    rng = np.random.default_rng(1)
+    for count in (2, 6, 25):
+        runtimes, scores = rng.permutation(count).astype(float), rng.standard_normal(count)
+        hint = "of all pairs with different runtimes, the share whose scores are ordered the same way"
+        same_number(answer(runtimes, scores), opa(runtimes, scores), f"ordered_pairs of {count}", hint)
+    value = answer(np.array([1.0, 1.0, 2.0]), np.array([0.3, 0.1, 0.9]))
+    same_number(
+        value, 1.0, "ordered_pairs with two equal runtimes", "a pair of equal runtimes has no right order: leave it out"
+    )
+
+
+def _tile_numbers(answer: Callable[..., Any]) -> None:
+    for shape, tile in (((512, 512, 512), (64, 128, 32)), ((197, 768, 64), (32, 64, 64)), ((1, 10, 7), (8, 16, 16))):
+        found = answer(shape, tile)
+        counts = [-(-size // step) for size, step in zip(shape, tile, strict=True)]
+        padded = int(np.prod([count * step for count, step in zip(counts, tile, strict=True)]))
+        m, n, k = tile
+        right = {
+            "tiles": counts[0] * counts[1],
+            "waste": 1 - float(np.prod(shape)) / padded,
+            "bytes": 4 * (m * k + k * n + m * n),
+        }
+        hints = {
+            "tiles": "output tiles, rounded up at the border",
+            "waste": "the share of the padded work that is not in the problem",
+            "bytes": "float32 blocks of a, b and c",
+        }
+        require(
+            isinstance(found, dict) and set(found) == set(right), f"tile_numbers must give a dict with {sorted(right)}"
+        )
+        for name, value in right.items():
+            same_number(found[name], value, f"tile_numbers({shape}, {tile})[{name!r}]", hints[name])
+
+
+EXERCISES = (
+    Exercise("slowdown", "how much slower the best of the top k is", _slowdown),
+    Exercise("ordered_pairs", "the share of pairs that are ordered rightly", _pairs),
+    Exercise("tile_numbers", "numbers a tile has without being run", _tile_numbers),
+)

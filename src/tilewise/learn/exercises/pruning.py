@@ -1,0 +1,64 @@
+"""Checks of the pruning lesson: which weights go, a pattern hardware likes, and removing what nobody reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilewise.learn.asking import require, same_array
+from tilewise.learn.checking import Exercise
+
+
+def _mask(answer: Callable[..., Any]) -> None:
+    rng = np.random.default_rng(0)
+    for shape, sparsity in (((4, 5), 0.5), ((7, 9), 0.7), ((10,), 0.0), ((3, 4, 3, 3), 0.9), ((6, 6), 0.34)):
+        weights = rng.standard_normal(shape)
+        asked = f"magnitude_mask of {shape} at {sparsity}"
+        mask = np.asarray(answer(weights, sparsity))
+        require(mask.shape == shape and mask.dtype == bool, f"{asked} must be an array of bool with the weights' shape")
+        gone, wanted = int((~mask).sum()), round(sparsity * weights.size)
+        require(
+            abs(gone - wanted) <= 1, f"{asked} takes {gone} of {weights.size} weights away, and {wanted} were asked for"
+        )
+        if 0 < gone < weights.size:
+            kept = np.abs(weights[mask]).min() >= np.abs(weights[~mask]).max()
+            require(
+                bool(kept), f"{asked} keeps a weight that is smaller than one it takes: compare magnitudes, not values"
+            )
+
+
+def _two_of_four(answer: Callable[..., Any]) -> None:
+    rng = np.random.default_rng(1)
+    for shape in ((1, 4), (3, 8), (5, 16)):
+        weights = rng.standard_normal(shape)
+        groups = np.abs(weights).reshape(-1, 4)
+        right = np.zeros(groups.shape)
+        np.put_along_axis(right, np.argsort(-groups, axis=1)[:, :2], 1, axis=1)
+        hint = "in each run of four neighbours in a row, the two of largest magnitude stay"
+        same_array(np.asarray(answer(weights), float), weights * right.reshape(shape), f"two_of_four of {shape}", hint)
+
+
+def _remove_units(answer: Callable[..., Any]) -> None:
+    rng = np.random.default_rng(2)
+    for inputs, hidden, outputs, kept in ((4, 6, 3, [0, 2, 5]), (5, 8, 2, [7]), (3, 4, 4, [0, 1, 2, 3])):
+        w1, b1 = rng.standard_normal((hidden, inputs)), rng.standard_normal(hidden)
+        w2, x = rng.standard_normal((outputs, hidden)), rng.standard_normal((10, inputs))
+        masked = np.maximum(x @ w1.T + b1, 0) * np.isin(np.arange(hidden), kept)
+        small = answer(w1, b1, w2, kept)
+        asked = f"remove_units of {hidden} units keeping {kept}"
+        require(len(small) == 3, f"{asked} must give w1, b1 and w2")
+        shapes = [np.shape(array) for array in small]
+        want = [(len(kept), inputs), (len(kept),), (outputs, len(kept))]
+        require(shapes == want, f"{asked} gave the shapes {shapes}, and {want} is right: what follows loses columns")
+        s1, c1, s2 = small
+        result = np.maximum(x @ s1.T + c1, 0) @ s2.T
+        same_array(result, masked @ w2.T, asked, "the smaller network must answer as the masked one does")
+
+
+EXERCISES = (
+    Exercise("magnitude_mask", "which weights stay at a given sparsity", _mask),
+    Exercise("two_of_four", "the 2:4 pattern", _two_of_four),
+    Exercise("remove_units", "a smaller network that answers as the masked one", _remove_units),
+)

@@ -1,0 +1,73 @@
+"""Checks of the quantization lesson: a range that holds zero, a scale for each channel, and a product of integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilewise.learn.asking import require, same_array
+from tilewise.learn.checking import Exercise
+
+
+def _affine(answer: Callable[..., Any]) -> None:
+    for low, high in ((-1.0, 1.0), (0.0, 6.0), (2.0, 6.0), (-5.0, -1.0), (-0.3, 10.0), (0.0, 0.0)):
+        asked = f"affine({low}, {high})"
+        scale, zero = answer(low, high)
+        require(scale > 0, f"{asked} gave the scale {scale}: it must be positive, also for a range of nothing")
+        require(
+            float(zero) == int(zero) and 0 <= zero <= 255, f"{asked} gave the zero point {zero}: an integer of 0..255"
+        )
+        reach = (0 - zero) * scale, (255 - zero) * scale
+        spare = 0.51 * scale
+        require(
+            reach[0] <= min(low, 0) + spare and reach[1] >= max(high, 0) - spare, f"{asked} reaches {reach}: {_WIDEN}"
+        )
+        widest = max(high, 0.0) - min(low, 0.0)
+        require(scale <= 1.05 * widest / 255 or widest == 0, f"{asked} gave the scale {scale}, wider than needed")
+
+
+_WIDEN = "the range must hold low, high and zero (padding and ReLU write zeros)"
+
+
+def _per_channel(answer: Callable[..., Any]) -> None:
+    rng = np.random.default_rng(0)
+    for shape in ((4, 8), (3, 5), (16, 3, 3, 3)):
+        weights = rng.standard_normal(shape) * rng.uniform(0.01, 10, shape[0]).reshape(-1, *[1] * (len(shape) - 1))
+        weights[0] = 0
+        q, scale = answer(weights)
+        asked = f"quantize_rows of {shape}"
+        require(isinstance(q, np.ndarray) and q.dtype == np.int8, f"{asked} did not give int8, so nothing got smaller")
+        require(np.shape(scale) == (shape[0],), f"{asked} gave scales of shape {np.shape(scale)}: one for each channel")
+        require(int(np.abs(q.astype(int)).max()) <= 127, f"{asked} used -128, which has no positive partner")
+        wide = np.asarray(scale).reshape(-1, *[1] * (len(shape) - 1))
+        error = np.abs(q * wide - weights).max(axis=tuple(range(1, len(shape))))
+        limit = np.abs(weights).max(axis=tuple(range(1, len(shape)))) / 254 * 1.001
+        worst = int((error - limit).argmax())
+        feedback = (
+            f"{asked} is off by {error[worst]:.3g} in channel {worst}, and half a step is {limit[worst]:.3g}: divide "
+            "by the channel's own largest magnitude / 127 and round to the nearest"
+        )
+        require(bool((error <= limit + 1e-12).all()), feedback)
+
+
+def _integer_product(answer: Callable[..., Any]) -> None:
+    rng = np.random.default_rng(1)
+    for m, k, n, zero in ((2, 3, 4, 0), (5, 300, 7, 128), (1, 2000, 3, 255)):
+        x = rng.integers(0, 256, (m, k), dtype=np.uint8)
+        w = rng.integers(-127, 128, (k, n), dtype=np.int8)
+        x[0], w[:, 0] = 255, 127
+        result = answer(x, zero, w)
+        right = (x.astype(np.int64) - zero) @ w.astype(np.int64)
+        asked = f"integer_product with {k} terms and zero point {zero}"
+        hint = "widen to int32 before multiplying, and take zero_point * (sum of each column of w) away"
+        same_array(np.asarray(result, np.float64), right.astype(np.float64), asked, hint, 0)
+        require(np.asarray(result).dtype == np.int32, f"{asked} gave {np.asarray(result).dtype}: accumulate in int32")
+
+
+EXERCISES = (
+    Exercise("affine", "scale and zero point of a range", _affine),
+    Exercise("quantize_rows", "weights as int8, with a scale for each channel", _per_channel),
+    Exercise("integer_product", "a product of integers, the zero point taken into account", _integer_product),
+)

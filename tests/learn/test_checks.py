@@ -1,0 +1,85 @@
+"""`tilewise check`: the unfinished exercises fail, the solutions pass, and wrong answers get a useful sentence."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tilewise import learn
+from tilewise.errors import ConfigurationError
+from tilewise.learn.checking import exercises
+from tilewise.learn.worker import feedback
+
+SOLUTIONS = Path(__file__).parent / "solutions"
+
+
+@pytest.mark.parametrize("lesson", learn.LESSONS)
+def test_unfinished_exercises_fail_and_solutions_pass(lesson, tmp_path):
+    unfinished = learn.start(lesson, tmp_path / f"{lesson}.py")
+    before = learn.check(lesson, unfinished)
+    after = learn.check(lesson, SOLUTIONS / f"{lesson}.py")
+    assert len(before) == 3
+    assert not any(result.solved for result in before)
+    assert [result.feedback for result in after] == ["", "", ""]
+
+
+WRONG = tomllib.loads((Path(__file__).parent / "wrong_answers.toml").read_text())["wrong"]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=[f"{w['name']}-{i}" for i, w in enumerate(WRONG)])
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
+def test_a_wrong_answer_is_told_what_is_wrong(wrong, tmp_path):
+    path = tmp_path / "answer.py"
+    path.write_text(wrong["answer"])
+    exercise = next(e for e in exercises(wrong["lesson"]) if e.name == wrong["name"])
+    assert wrong["hint"] in feedback(exercise, str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def percentile(samples, q):\n    while True: pass", "did not come to an end"),
+        ("def percentile(samples, q:\n    pass", "cannot read"),
+        ("import os\nos._exit(3)", "ended before"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("x = 1", "no function percentile"),
+        ("def percentile(samples, q):\n    return [][0]", "IndexError"),
+        ("def percentile(samples, q):\n    return 'fast'", "not a number"),
+    ],
+)
+def test_files_that_misbehave_get_a_sentence(text, said, tmp_path):
+    path = tmp_path / "profiling.py"
+    path.write_text(text)
+    result = learn.check("profiling", path, time_limit=3.0)[0]
+    assert not result.solved
+    assert said in result.feedback
+
+
+def test_an_existing_file_is_not_written_over(tmp_path):
+    path = tmp_path / "pruning.py"
+    path.write_text("mine")
+    with pytest.raises(ConfigurationError, match="already there"):
+        learn.start("pruning", path)
+    assert path.read_text() == "mine"
+
+
+def test_the_command_exits_with_0_1_and_2(tmp_path):
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "tilewise.cli.app", "check", *arguments],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+        )
+
+    assert run("caching", "--start").returncode == 0
+    unfinished = run("caching", "--json")
+    assert unfinished.returncode == 1
+    assert [row["feedback"] for row in json.loads(unfinished.stdout)] == ["not written yet"] * 3
+    assert run("caching", "--file", str(SOLUTIONS / "caching.py")).returncode == 0
+    assert (run("cooking").returncode, run("pruning").returncode) == (2, 2)
