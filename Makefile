@@ -9,7 +9,7 @@ NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(shell find native -nam
 HAVE_CXX := $(shell command -v $${CXX:-c++} 2>/dev/null || command -v g++ 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-slow bench lint format sanitize check-arm clean help
+.PHONY: run test test-slow bench docs lint format sanitize check-arm clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 14
@@ -24,7 +24,10 @@ test-slow: $(VENV)/.test  ## the checks that take minutes
 	$(BIN)/python -m pytest -m slow
 
 bench: $(VENV)/.bench  ## every optimization beside its peers; tables and JSON in benchmarks/results
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks && $(BIN)/python -m benchmarks.tables
+
+docs: $(VENV)/.test  ## the documentation as a site in build/site
+	$(BIN)/python -m mkdocs build --strict --quiet && echo "open build/site/index.html"
 
 lint: $(VENV)/.test  ## ruff and mypy --strict
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -6,6 +6,7 @@ over ours: above 1, tilewise is faster.
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import platform
@@ -16,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tilewise._extension import native
 from tilewise._files import write_whole
 
 Run = Callable[[], Any]
@@ -78,6 +80,15 @@ def _repeats(runs: dict[str, Run]) -> int:
 
 def write_results(path: Path, rows: Iterable[Row]) -> None:
     """The rows and the machine they were measured on, as JSON."""
-    machine = {"processor": platform.processor() or platform.machine(), "cpus": os.cpu_count()}
-    text = json.dumps({"machine": machine, "rows": [asdict(row) for row in rows]}, indent=1)
+    text = json.dumps({"date": today(), "machine": machine_class(), "rows": [asdict(row) for row in rows]}, indent=1)
     write_whole(path, text + "\n")
+
+
+def today() -> str:
+    return datetime.datetime.now(datetime.UTC).date().isoformat()
+
+
+def machine_class() -> dict[str, Any]:
+    """What kind of machine this is, without saying which one."""
+    isa = native.isa() if native is not None else "none"
+    return {"processor": platform.processor() or platform.machine(), "cpus": os.cpu_count(), "kernels": isa}

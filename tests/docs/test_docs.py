@@ -1,0 +1,48 @@
+"""The documentation is true: promises name tests that exist, examples run, tables show what was measured."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+
+
+def test_every_promise_names_a_test_that_exists():
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", (DOCS / "promises.md").read_text())
+    assert len(named) > 15
+    for file, name in named:
+        assert (ROOT / file).is_file(), file
+        assert not name or f"def {name}(" in (ROOT / file).read_text(), f"{file}::{name}"
+
+
+def test_the_examples_of_extending_run_from_top_to_bottom(tmp_path):
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```", (DOCS / "extending.md").read_text(), re.M | re.S))
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_tables_show_what_was_measured():
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.tables", "--check"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_page_is_in_the_navigation_and_every_link_leads_somewhere(tmp_path):
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed (make docs installs it)")
+    env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    pages = [page.read_text() for page in (tmp_path / "site").rglob("*.html")]
+    loaded = [
+        host for page in pages for host in re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?://[^"]+)"', page)
+    ]
+    assert loaded == []
