@@ -7,6 +7,8 @@ cut: how many tiles that makes, and how much of the last one is padding. A colum
 is set against that dimension; any other against every slot that varies. Slots that are equal in all of the train split
 are one slot. Sums and products are left out, since in logarithms they are linear in what is kept.
 
+Where configurations are a GPU's, how each would fill the machine enters too (see `occupancy`).
+
 Columns with few distinct values also enter as steps ("at least this value"), which lets a network cut them as a tree
 does.
 """
@@ -23,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.kernel import Kernel
+from tilewise.costmodel.occupancy import Gpu, occupancy
 from tilewise.costmodel.prepare import Prepared, extremes
 from tilewise.costmodel.schema import DIMENSIONS, NODE_COLUMN, NODE_FEATURES, OPCODE_NUMBER
 from tilewise.costmodel.shards import Split
@@ -91,7 +94,8 @@ def _log(x: npt.ArrayLike) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class RankerFeatures:
-    """The fitted transformation. Node inputs are logs; configuration inputs are [logs, steps, counts, padding]."""
+    """The fitted transformation. Node inputs are logs; configuration inputs are [logs, steps, counts, padding], and on
+    a GPU [occupancy]."""
 
     kind: ClassVar[str] = "ranker"
     node_kept: npt.NDArray[np.int64]  # node columns that vary
@@ -109,11 +113,12 @@ class RankerFeatures:
     node_high: Floats
     config_low: Floats
     config_high: Floats
+    gpu: npt.NDArray[np.float64]  # Gpu.numbers(), or empty
 
     _NAMES: ClassVar[tuple[str, ...]] = (
         "node_kept", "node_centre", "node_scale", "columns", "steps", "pairs", "sizes",
         "global_centre", "global_scale", "config_centre", "config_scale",
-        "node_low", "node_high", "config_low", "config_high",
+        "node_low", "node_high", "config_low", "config_high", "gpu",
     )  # fmt: skip
 
     @classmethod
@@ -127,6 +132,7 @@ class RankerFeatures:
         sizes = np.stack([kernel_sizes(k) for k in kernels])
         columns = _kept_columns(np.concatenate(configs), split.schema.config_features)
         slots = _kept_slots(sizes)
+        gpu = Gpu.read(split.schema)
         draft = cls(
             *_fit_nodes(kernels),
             columns,
@@ -136,6 +142,7 @@ class RankerFeatures:
             *(np.zeros(0, np.float32),) * 4,
             *extremes(split.column("node_feat")),
             *extremes(split.column("config_feat")),
+            np.zeros(0) if gpu is None else gpu.numbers(),
         )
         raw_global = np.stack([draft._raw_global(k) for k in kernels])
         raw_config = np.concatenate([draft._raw_config(k, c) for k, c in zip(kernels, configs, strict=True)])
@@ -146,9 +153,10 @@ class RankerFeatures:
 
     @classmethod
     def restore(cls, tensors: Mapping[str, npt.NDArray[Any]], settings: Mapping[str, Any]) -> RankerFeatures:
-        if any(name not in tensors for name in cls._NAMES):
+        tables = {"gpu": np.zeros(0), **tensors}  # files from before there was one lack it
+        if any(name not in tables for name in cls._NAMES):
             raise FileFormatError("The model file lacks the feature tables of a TileRanker.")
-        return cls(**{name: tensors[name] for name in cls._NAMES})
+        return cls(**{name: tables[name] for name in cls._NAMES})
 
     @property
     def node_width(self) -> int:
@@ -195,12 +203,14 @@ class RankerFeatures:
         config = config.astype(np.float64)
         column, threshold = self.steps[:, 0].astype(np.int64), self.steps[:, 1]
         tile = np.maximum(np.abs(config[:, self.pairs[:, 0]]), 1.0)
-        size = np.maximum(kernel_sizes(kernel)[self.pairs[:, 1]], 1.0)
+        sizes, gpu = kernel_sizes(kernel), Gpu.restore(self.gpu)
+        size = np.maximum(sizes[self.pairs[:, 1]], 1.0)
         tiles = np.ceil(size / tile)
         padding = np.minimum(tiles * tile / size, 64.0)
-        return np.hstack(
-            [_log(config[:, self.columns]), config[:, column] >= threshold, np.log2(tiles), np.log2(padding)]
-        )
+        parts = [_log(config[:, self.columns]), config[:, column] >= threshold, np.log2(tiles), np.log2(padding)]
+        if gpu is not None:
+            parts.append(occupancy(gpu, kernel, sizes, config))
+        return np.hstack(parts)
 
 
 def _known(values: npt.NDArray[Any], low: Floats, high: Floats) -> npt.NDArray[Any]:

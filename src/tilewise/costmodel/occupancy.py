@@ -1,0 +1,113 @@
+"""How a GPU would be filled by each configuration of a kernel: programs, waves, what the last wave wastes.
+
+A GPU runs blocks in waves: so many fit on its multiprocessors at once, and a last wave that is almost empty costs as
+much as a full one. That is a rounding up of a quotient of products, which a network does not find from logarithms of
+the parts; so it is worked out here. Applies to collections whose configurations have `warps` and `stages`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.costmodel.kernel import Kernel
+from tilewise.costmodel.schema import DIMENSIONS, ELEMENT_TYPES, NODE_COLUMN, OPCODE_NUMBER, TILE_FEATURES, Schema
+
+Numbers = npt.NDArray[np.float64]
+
+_REGISTERS, _MAX_WARPS, _MAX_BLOCKS, _SHARED_BYTES = 65_536, 64, 32, 232_448
+_OWN_REGISTERS = 40.0  # of a thread, beside its share of the result
+_KERNEL, _OUTPUT, _INPUT = (slice(8 * i, 8 * i + DIMENSIONS) for i in range(3))
+_KERNEL_PRODUCT, _OUTPUT_PRODUCT, _INPUT_PRODUCT = 7, 15, 23
+_TYPE = NODE_COLUMN["shape_element_type_is_invalid_type"]
+_BYTES = np.array([{"f64": 8, "s64": 8, "u64": 8, "f16": 2, "bf16": 2, "s8": 1, "u8": 1, "pred": 1}.get(name, 4)
+                   for name in ELEMENT_TYPES])  # fmt: skip
+_PRODUCTS = (OPCODE_NUMBER["dot"], OPCODE_NUMBER["convolution"])
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What of the machine and the columns is needed; `read` gives None for a collection of another kind."""
+
+    multiprocessors: float
+    shared_bytes: float
+    warps: int  # the column
+    stages: int
+
+    @classmethod
+    def read(cls, schema: Schema) -> Gpu | None:
+        names = schema.config_features
+        if names[: len(TILE_FEATURES)] != TILE_FEATURES or not {"warps", "stages"} <= set(names):
+            return None
+        machine = schema.extra.get("machine")
+        known: Mapping[str, Any] = machine if isinstance(machine, Mapping) else {}
+        processors, shared = known.get("multiprocessors", 132), known.get("shared_bytes", _SHARED_BYTES)
+        if not all(isinstance(value, int | float) and value > 0 for value in (processors, shared)):
+            return None
+        return cls(float(processors), float(shared), names.index("warps"), names.index("stages"))
+
+    def numbers(self) -> Numbers:
+        return np.array([self.multiprocessors, self.shared_bytes, self.warps, self.stages])
+
+    @classmethod
+    def restore(cls, numbers: npt.NDArray[Any]) -> Gpu | None:
+        """From `numbers`; None from an empty array."""
+        if len(numbers) != 4:
+            return None
+        return cls(float(numbers[0]), float(numbers[1]), int(numbers[2]), int(numbers[3]))
+
+
+def occupancy(gpu: Gpu, kernel: Kernel, sizes: Numbers, config: npt.NDArray[Any]) -> Numbers:
+    """(c, 9) numbers, in logarithms; `sizes` are the kernel's slots as `rankerfeatures.kernel_sizes` gives them."""
+    root, heavy, first, second = (sizes[i * DIMENSIONS : (i + 1) * DIMENSIONS] for i in range(4))
+    is_product = bool(np.isin(kernel.node_opcode, _PRODUCTS).any())
+    programs = _tiles(root if is_product else heavy, config[:, _OUTPUT])
+    read = max(first, second, key=lambda size: float(size.sum()))  # of a reduction; its other operand is a number
+    steps = _steps(second, config) if is_product else _tiles(read, config[:, _INPUT]) / programs
+    held = config[:, _OUTPUT_PRODUCT if is_product else _INPUT_PRODUCT]
+    warps = np.maximum(config[:, gpu.warps], 1.0)
+    element = _BYTES[np.argmax(kernel.node_feat[0, _TYPE : _TYPE + len(ELEMENT_TYPES)])]
+    staged = (config[:, _INPUT_PRODUCT] + config[:, _KERNEL_PRODUCT]) * element * np.maximum(config[:, gpu.stages], 1)
+    staged = staged if is_product else np.ones_like(staged)
+    a_thread = np.maximum(held / (32 * warps), 1e-3)
+    resident = np.minimum(np.floor(gpu.shared_bytes / np.maximum(staged, 1)), np.floor(_MAX_WARPS / warps))
+    resident = np.minimum(resident, np.floor(_REGISTERS / ((a_thread + _OWN_REGISTERS) * 32 * warps)))
+    resident = np.clip(resident, 1, _MAX_BLOCKS)
+    alone, waves = programs / gpu.multiprocessors, programs / (gpu.multiprocessors * resident)
+    whole = np.ceil(waves)
+    logs: Numbers = np.log2(
+        np.stack(
+            [
+                programs,
+                whole,
+                np.minimum(whole / waves, 16.0),
+                np.minimum(np.ceil(alone) / alone, 16.0),
+                resident,
+                a_thread,
+                np.maximum(steps, 1e-3),
+                np.maximum(held * steps * whole * resident, 1.0),  # what one multiprocessor goes through
+                staged,
+            ],
+            axis=1,
+        )
+    )
+    return logs
+
+
+def _tiles(size: Numbers, tile: npt.NDArray[Any]) -> Numbers:
+    """How many tiles cover a tensor; dimensions that either does not have count once."""
+    cut = (size[None, :] > 0) & (tile > 0)
+    counts = np.where(cut, np.ceil(size / np.maximum(tile, 1)), 1.0)
+    tiles: Numbers = counts.prod(axis=1)
+    return tiles
+
+
+def _steps(second: Numbers, config: npt.NDArray[Any]) -> Numbers:
+    """Rounds of a program's loop: tiles along the second operand's last but one dimension."""
+    place = max(int((second > 0).sum()) - 2, 0)
+    steps: Numbers = np.ceil(max(second[place], 1.0) / np.maximum(config[:, _KERNEL][:, place], 1.0))
+    return steps
