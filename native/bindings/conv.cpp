@@ -73,26 +73,46 @@ bool read_activation(PyObject* object, ConvActivation* out) {
   return true;
 }
 
-bool read_attribute(PyObject* tile, const char* name, int64_t* out) {
+PyObject* tile_attribute(PyObject* tile, const char* name) {
   PyObject* value = PyObject_GetAttrString(tile, name);
-  const bool done = value != nullptr && read_size(value, 0, name, out);
-  Py_XDECREF(value);
-  return done;
+  if (value != nullptr) return value;
+  PyErr_Clear();
+  return refuse("ConfigurationError", "a convolution's tile must be a ConvTile, but %R has no %s", tile, name);
 }
 
-// A tile has .algorithm ("direct" or "winograd"), .block and .split.
-bool read_tile(PyObject* tile, const ConvShape& s, ConvConfig* config) {
-  if (tile == nullptr || tile == Py_None) return true;
-  PyObject* name = PyObject_GetAttrString(tile, "algorithm");
+bool read_number(PyObject* tile, const char* name, int64_t* out) {
+  PyObject* value = tile_attribute(tile, name);
+  if (value == nullptr) return false;
+  *out = PyLong_AsLongLong(value);
+  Py_DECREF(value);
+  if (*out != -1 || !PyErr_Occurred()) return true;
+  PyErr_Clear();
+  refuse("ConfigurationError", "the tile's %s must be a whole number", name);
+  return false;
+}
+
+bool read_algorithm(PyObject* tile, ConvAlgorithm* out) {
+  PyObject* name = tile_attribute(tile, "algorithm");
   if (name == nullptr) return false;
   const bool text = PyUnicode_Check(name);
-  if (text && PyUnicode_CompareWithASCIIString(name, "direct") == 0) config->algorithm = ConvAlgorithm::direct;
-  if (text && PyUnicode_CompareWithASCIIString(name, "winograd") == 0) config->algorithm = ConvAlgorithm::winograd;
+  if (text && PyUnicode_CompareWithASCIIString(name, "direct") == 0) *out = ConvAlgorithm::direct;
+  if (text && PyUnicode_CompareWithASCIIString(name, "winograd") == 0) *out = ConvAlgorithm::winograd;
   Py_DECREF(name);
-  if (!read_attribute(tile, "block", &config->block) || !read_attribute(tile, "split", &config->split)) return false;
-  const char* problem = config_problem(s, *config);
-  if (problem == nullptr) return true;
-  refuse("ConfigurationError", "this tile cannot be used: %s", problem);
+  return true;
+}
+
+bool read_fields(PyObject* tile, ConvConfig* config) {
+  return read_algorithm(tile, &config->algorithm) && read_number(tile, "mr", &config->mr) &&
+         read_number(tile, "nr", &config->nr) && read_number(tile, "block", &config->block) &&
+         read_number(tile, "channels", &config->channels) && read_number(tile, "split", &config->split);
+}
+
+bool read_tile(PyObject* tile, const ConvShape& s, ConvConfig* config) {
+  if (tile == nullptr || tile == Py_None) return true;
+  if (!read_fields(tile, config)) return false;
+  char reason[160];
+  if (!config_problem(s, *config, reason, sizeof reason)) return true;
+  refuse("ConfigurationError", "this tile cannot be used: %s", reason);
   return false;
 }
 
@@ -184,6 +204,44 @@ PyObject* grad_weight(PyObject*, PyObject* const* args, Py_ssize_t count, PyObje
   return computed(s, new_float_array(4, shape), [&](float* gw) { conv_grad_weight(s, gy.floats(), x.floats(), gw); });
 }
 
+// (n, c, h, w, o, kh, kw, stride, stride, padding, padding, groups), the shape of a convolution for tiles.
+bool read_shape(PyObject* object, ConvShape* s) {
+  int64_t v[12];
+  if (!read_sizes(object, 12, "the shape of a convolution", v)) return false;
+  *s = {v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11], 0, 0};
+  const bool positive = v[0] > 0 && v[1] > 0 && v[2] > 0 && v[3] > 0 && v[4] > 0 && v[7] > 0 && v[8] > 0 && v[11] > 0;
+  if (positive) return check_shape(s, s->c / s->groups);
+  refuse("ShapeError", "a convolution's sizes, strides and groups must be positive, not %R", object);
+  return false;
+}
+
+// The register tile's limits of the instruction set in force: (lanes, rows, vectors).
+PyObject* tile_limits(PyObject*, PyObject* const*, Py_ssize_t, PyObject*) {
+  const ConvLimits& limits = active_conv_direct().limits;
+  return Py_BuildValue("(LLL)", show(limits.lanes), show(limits.max_rows), show(limits.max_vectors));
+}
+
+// The tile that is used when none is given: (algorithm, mr, nr, block, channels, split).
+PyObject* default_tile(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject*) {
+  ConvShape s;
+  if (count != 1) return refuse("ConfigurationError", "conv_default_tile takes a shape");
+  if (!read_shape(args[0], &s)) return nullptr;
+  const ConvConfig c = resolved(s, ConvConfig());
+  return Py_BuildValue("(sLLLLL)", c.algorithm == ConvAlgorithm::winograd ? "winograd" : "direct", show(c.mr), show(c.nr),
+                       show(c.block), show(c.channels), show(c.split));
+}
+
+// Why conv2d refuses this tile for this shape, or None.
+PyObject* tile_problem(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject*) {
+  ConvShape s;
+  ConvConfig config;
+  char reason[160];
+  if (count != 2) return refuse("ConfigurationError", "conv_tile_problem takes a tile and a shape");
+  if (!read_shape(args[1], &s) || !read_fields(args[0], &config)) return nullptr;
+  if (config_problem(s, config, reason, sizeof reason)) return PyUnicode_FromString(reason);
+  Py_RETURN_NONE;
+}
+
 // Whether these arguments are for the native kernels: None, or the reason against.
 PyObject* suits(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject*) {
   if (count >= 2 && is_float32(args[0]) && is_float32(args[1])) Py_RETURN_NONE;
@@ -199,6 +257,9 @@ PyMethodDef entries[] = {
     {"conv2d_grad_input", entry(grad_input), METH_FASTCALL | METH_KEYWORDS, nullptr},
     {"conv2d_grad_weight", entry(grad_weight), METH_FASTCALL | METH_KEYWORDS, nullptr},
     {"conv_suits", entry(suits), METH_FASTCALL | METH_KEYWORDS, nullptr},
+    {"conv_tile_limits", entry(tile_limits), METH_FASTCALL | METH_KEYWORDS, nullptr},
+    {"conv_default_tile", entry(default_tile), METH_FASTCALL | METH_KEYWORDS, nullptr},
+    {"conv_tile_problem", entry(tile_problem), METH_FASTCALL | METH_KEYWORDS, nullptr},
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace

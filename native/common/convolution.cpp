@@ -1,12 +1,14 @@
 #include "common/convolution.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <new>
 #include <type_traits>
 
 #include "common/alloc.h"
+#include "common/matmul.h"
 #include "common/thread_pool.h"
 #include "common/weight_cache.h"
 
@@ -46,17 +48,22 @@ class CallWeights {
   float* data_;
 };
 
-WinogradTile winograd_tile(const ConvShape& s, const ConvConfig& config) {
-  WinogradTile tile = active_winograd().default_tile(s);
-  if (config.block > 0) tile.block_tiles = config.block;
-  if (config.split > 0) tile.block_vectors = config.split;
-  return tile;
+ConvTile analytical_tile(const ConvShape& s, ConvAlgorithm algorithm) {
+  const int64_t threads = num_threads();
+  return algorithm == ConvAlgorithm::winograd ? active_winograd().default_tile(s, threads)
+                                              : active_conv_direct().default_tile(s, threads);
 }
 
-DirectTile direct_tile(const ConvShape& s, const ConvConfig& config) {
-  DirectTile tile = active_conv_direct().default_tile(s);
-  if (config.block > 0) tile.band_pixels = config.block;
-  if (config.split > 0) tile.panels_split = config.split;
+// The kernels' tile of a configuration for one of the algorithms (the one that runs may not be the one that was asked for).
+ConvTile tile_of(const ConvShape& s, const ConvConfig& config, ConvAlgorithm algorithm) {
+  ConvTile tile = analytical_tile(s, algorithm);
+  if (config.algorithm != algorithm) return tile;
+  const int64_t lanes = active_conv_direct().limits.lanes;
+  if (config.mr > 0) tile.mr = config.mr;
+  if (config.nr > 0) tile.vectors = config.nr / lanes;
+  if (config.block > 0) tile.block = config.block;
+  if (config.channels > 0) tile.channels = config.channels / lanes;
+  if (config.split > 0) tile.split = config.split;
   return tile;
 }
 
@@ -65,7 +72,7 @@ WeightKey key_of(const ConvShape& s, const float* w, ConvAlgorithm algorithm) {
   return {w, {s.o, s.c, s.kh, s.kw, s.groups, kind, 0, 0}};
 }
 
-// Winograd with the weights packed at `packed`; false when the values do not allow it.
+// The packed form of these weights: the one kept, or a new one that is kept from now on.
 template <class Kernels>
 std::shared_ptr<const PackedWeights> kept_weights(const Kernels& kernels, const ConvShape& s, const float* w,
                                                   ConvAlgorithm algorithm) {
@@ -85,7 +92,7 @@ std::shared_ptr<const PackedWeights> kept_weights(const Kernels& kernels, const 
 bool forward_winograd(const ConvShape& s, const float* x, const float* w, bool keep, const ConvEpilogue& e,
                       const ConvConfig& config, float* y) {
   const WinogradKernels& kernels = active_winograd();
-  const WinogradTile tile = winograd_tile(s, config);
+  const ConvTile tile = tile_of(s, config, ConvAlgorithm::winograd);
   if (keep) {
     const auto weights = kept_weights(kernels, s, w, ConvAlgorithm::winograd);
     return weights->usable && kernels.forward(s, x, weights->packed.data(), e, tile, y);
@@ -97,7 +104,7 @@ bool forward_winograd(const ConvShape& s, const float* x, const float* w, bool k
 void forward_direct(const ConvShape& s, const float* x, const float* w, bool keep, const ConvEpilogue& e,
                     const ConvConfig& config, float* y) {
   const DirectKernels& kernels = active_conv_direct();
-  const DirectTile tile = direct_tile(s, config);
+  const ConvTile tile = tile_of(s, config, ConvAlgorithm::direct);
   if (keep) {
     const auto weights = kept_weights(kernels, s, w, ConvAlgorithm::direct);
     check(kernels.forward(s, x, weights->packed.data(), e, tile, whole_output(s), y));
@@ -156,6 +163,30 @@ const float* cropped(ConvShape* s, const float* x, Buffer<float>* memory) {
   return memory->data();
 }
 
+// A block may take this many times L2: transformed tiles are read and written in long runs, which L3 keeps up with.
+constexpr int64_t kCacheShare = 2;
+constexpr int64_t kMostBlock = int64_t{1} << 24;
+
+int64_t working_bytes(const ConvShape& s, const ConvConfig& config) {
+  const ConvTile tile = tile_of(s, config, config.algorithm);
+  return config.algorithm == ConvAlgorithm::winograd ? active_winograd().block_bytes(s, tile)
+                                                     : active_conv_direct().block_bytes(s, tile);
+}
+
+// What the loops themselves cannot run.
+const char* shape_problem(const ConvShape& s, const ConvConfig& c) {
+  const ConvLimits& limits = active_conv_direct().limits;
+  const int64_t panel = limits.lanes * limits.max_vectors;
+  if (c.algorithm == ConvAlgorithm::automatic) return "its algorithm is neither 'direct' nor 'winograd'";
+  if (c.algorithm == ConvAlgorithm::winograd && !winograd_applies(s)) return "winograd is for 3x3 kernels with stride 1";
+  if (c.mr < 0 || c.mr > limits.max_rows) return "the register tile mr x nr does not fit the register file";
+  if (c.nr != 0 && c.nr != limits.lanes && c.nr != panel) return "nr must be one or two vectors of this instruction set";
+  if (c.channels < 0 || c.channels % panel != 0) return "channels must be a multiple of two vectors of this instruction set";
+  if (c.block < 0 || c.block > kMostBlock || c.channels > kMostBlock) return "block and channels must be between 0 and 2**24";
+  if (c.split < 0 || c.split > 1024) return "split must be between 0 and 1024";
+  return nullptr;
+}
+
 void grad_input_phase(const ConvShape& s, const float* gy, const float* w, const Phase& fy, const Phase& fx, float* gx) {
   ConvShape t = phase_shape(s, fy, fx);
   Buffer<float> memory;
@@ -165,13 +196,14 @@ void grad_input_phase(const ConvShape& s, const float* gy, const float* w, const
   if (s.sh == 1 && s.sw == 1 && choose_algorithm(t) == ConvAlgorithm::winograd) {
     const WinogradKernels& kernels = active_winograd();
     CallWeights packed(kernels.packed_floats(t));
-    if (kernels.pack(t, view, packed.data()) && kernels.forward(t, gy, packed.data(), none, kernels.default_tile(t), gx)) return;
+    const ConvTile tile = analytical_tile(t, ConvAlgorithm::winograd);
+    if (kernels.pack(t, view, packed.data()) && kernels.forward(t, gy, packed.data(), none, tile, gx)) return;
   }
   const DirectKernels& kernels = active_conv_direct();
   CallWeights packed(kernels.packed_floats(t));
   kernels.pack(t, view, packed.data());
   const OutputGrid grid{s.h, s.w, fy.first_out, fx.first_out, s.sh, s.sw};
-  check(kernels.forward(t, gy, packed.data(), none, kernels.default_tile(t), grid, gx));
+  check(kernels.forward(t, gy, packed.data(), none, analytical_tile(t, ConvAlgorithm::direct), grid, gx));
 }
 
 }  // namespace
@@ -190,10 +222,30 @@ ConvAlgorithm choose_algorithm(const ConvShape& s) {
   return winograd < direct ? ConvAlgorithm::winograd : ConvAlgorithm::direct;
 }
 
-const char* config_problem(const ConvShape& s, const ConvConfig& config) {
-  if (config.algorithm == ConvAlgorithm::automatic) return "its algorithm is neither 'direct' nor 'winograd'";
-  if (config.algorithm == ConvAlgorithm::winograd && !winograd_applies(s)) return "winograd is for 3x3 kernels with stride 1";
-  return nullptr;
+ConvConfig resolved(const ConvShape& s, const ConvConfig& config) {
+  ConvConfig full = config;
+  if (full.algorithm == ConvAlgorithm::automatic) full.algorithm = choose_algorithm(s);
+  const int64_t lanes = active_conv_direct().limits.lanes;
+  const ConvTile tile = tile_of(s, full, full.algorithm);
+  return {full.algorithm, tile.mr, tile.vectors * lanes, tile.block, tile.channels * lanes, tile.split};
+}
+
+bool config_problem(const ConvShape& s, const ConvConfig& config, char* reason, std::size_t size) {
+  const char* problem = shape_problem(s, config);
+  if (problem != nullptr) {
+    std::snprintf(reason, size, "%s", problem);
+    return true;
+  }
+  const int64_t bytes = working_bytes(s, config), most = kCacheShare * cache_sizes().l2;
+  ConvConfig least = config;
+  least.block = 1;
+  least.channels = active_conv_direct().limits.lanes * active_conv_direct().limits.max_vectors;
+  const int64_t usual = working_bytes(s, ConvConfig{config.algorithm});
+  if (bytes <= std::max({most, usual, working_bytes(s, least)})) return false;
+  std::snprintf(reason, size, "a block's working memory is %lld KB, more than %lld times the L2 cache's %lld KB",
+                static_cast<long long>(bytes >> 10), static_cast<long long>(kCacheShare),
+                static_cast<long long>(cache_sizes().l2 >> 10));
+  return true;
 }
 
 void conv_forward(const ConvShape& s, const float* x, const float* w, bool keep, const ConvEpilogue& e,

@@ -2,26 +2,31 @@
 // kernels of native/kernels/conv.h. Knows nothing of Python. All functions throw std::bad_alloc when memory runs out.
 #pragma once
 
+#include <cstddef>
+
 #include "kernels/conv.h"
 
 namespace tw {
 
 enum class ConvAlgorithm { automatic = 0, direct = 1, winograd = 2 };
 
-// Zero means the analytical default.
+// An algorithm and its tile, output channels counted singly (nr, channels). Zero means the analytical default.
 struct ConvConfig {
   ConvAlgorithm algorithm = ConvAlgorithm::automatic;
-  int64_t block = 0;   // winograd: tiles a block; direct: output pixels a band
-  int64_t split = 0;   // winograd: vectors of output channels a block; direct: tasks that share a band's channels
+  int64_t mr = 0, nr = 0, block = 0, channels = 0, split = 0;
 };
 
 bool winograd_applies(const ConvShape& s);
 ConvAlgorithm choose_algorithm(const ConvShape& s);
 
-// Why a configuration cannot be used for this shape, or null.
-const char* config_problem(const ConvShape& s, const ConvConfig& config);
+// The configuration with every zero replaced by what is used for it.
+ConvConfig resolved(const ConvShape& s, const ConvConfig& config);
 
-// keep: the weights may be used again at the same address, so their packed form is worth keeping.
+// Why a configuration cannot be used for this shape, written into `reason`; false when it can.
+bool config_problem(const ConvShape& s, const ConvConfig& config, char* reason, std::size_t size);
+
+// keep: the weights may be used again at the same address, so their packed form is worth keeping. The configuration must
+// be feasible (config_problem returns false).
 void conv_forward(const ConvShape& s, const float* x, const float* w, bool keep, const ConvEpilogue& e,
                   const ConvConfig& config, float* y);
 // s is the shape of the forward convolution in all gradients.

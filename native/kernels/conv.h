@@ -1,7 +1,7 @@
-// Two-dimensional convolution, NCHW in and out, channels-last inside. Three algorithms share one shape and one epilogue:
+// Two-dimensional convolution, NCHW in and out, channels-last inside. Two algorithms share one shape, one epilogue and one
+// kind of tile:
 //   winograd  3x3, stride 1: F(4x4, 3x3), 36 multiplications for 16 outputs where the definition needs 144
 //   direct    any shape: implicit GEMM over a channels-last copy of a band of rows; lanes are output channels
-//   planar    few output channels a group (depthwise): lanes are pixels
 // Weights come as a strided view, so that the gradient of the input is the same convolution with flipped weights.
 #pragma once
 
@@ -45,14 +45,17 @@ struct OutputGrid {
   int64_t y0, x0, step_y, step_x;
 };
 
-struct DirectTile {
-  int64_t band_pixels;   // output pixels computed between two transpositions to NCHW
-  int64_t panels_split;  // how many tasks share the output channels of one band
+// How the loops are cut. The unit of `mr` and `block` is an output pixel (direct) or a 4x4 tile of them (winograd).
+struct ConvTile {
+  int64_t mr;        // the register tile: units ...
+  int64_t vectors;   // ... by vectors of output channels
+  int64_t block;     // units that a task takes through all stages, in whole rows (at least one)
+  int64_t channels;  // vectors of output channels multiplied before they are written back to NCHW
+  int64_t split;     // tasks that share the output channels of a block, each preparing the input for itself
 };
 
-struct WinogradTile {
-  int64_t block_tiles;    // 4x4 output tiles transformed together
-  int64_t block_vectors;  // vectors of output channels multiplied before they are transformed back
+struct ConvLimits {
+  int64_t lanes, max_rows, max_vectors;  // floats in a vector; the largest register tile
 };
 
 // Largest magnitude that the Winograd transforms take: products, sums over channels and the transforms' own gain stay
@@ -62,18 +65,21 @@ constexpr float kWinogradLimit = 1.0e15f;
 struct WinogradKernels {
   int64_t (*packed_floats)(const ConvShape& s);
   bool (*pack)(const ConvShape& s, const WeightView& w, float* packed);  // false: a weight is above the limit
-  WinogradTile (*default_tile)(const ConvShape& s);
+  ConvTile (*default_tile)(const ConvShape& s, int64_t threads);
+  int64_t (*block_bytes)(const ConvShape& s, const ConvTile& tile);  // working memory of a task
   // false: an input is above the limit (or memory ran out); y is then unspecified
   bool (*forward)(const ConvShape& s, const float* x, const float* packed, const ConvEpilogue& e,
-                  const WinogradTile& tile, float* y);
+                  const ConvTile& tile, float* y);
 };
 
 struct DirectKernels {
+  ConvLimits limits;
   int64_t (*packed_floats)(const ConvShape& s);
   void (*pack)(const ConvShape& s, const WeightView& w, float* packed);
-  DirectTile (*default_tile)(const ConvShape& s);
+  ConvTile (*default_tile)(const ConvShape& s, int64_t threads);
+  int64_t (*block_bytes)(const ConvShape& s, const ConvTile& tile);
   bool (*forward)(const ConvShape& s, const float* x, const float* packed, const ConvEpilogue& e,
-                  const DirectTile& tile, const OutputGrid& grid, float* y);  // false: out of memory
+                  const ConvTile& tile, const OutputGrid& grid, float* y);  // false: out of memory
 };
 
 struct GradWeightKernels {

@@ -14,8 +14,7 @@ namespace {
 struct Problem {
   ConvShape s;
   int64_t c, o, vectors;
-  int64_t columns;        // pixels of a packed row, padding included
-  int64_t bands, splits;  // tasks of one image and group
+  int64_t columns;  // pixels of a packed row, padding included
 };
 
 Problem make_problem(const ConvShape& s) {
@@ -25,7 +24,6 @@ Problem make_problem(const ConvShape& s) {
   p.o = s.group_o();
   p.vectors = ceil_div(p.o, kLanes);
   p.columns = larger((s.ow - 1) * s.sw + s.kw, s.pw + s.w);
-  p.bands = p.splits = 1;
   return p;
 }
 
@@ -57,16 +55,41 @@ void pack(const ConvShape& s, const WeightView& w, float* packed) {
   });
 }
 
-DirectTile default_tile(const ConvShape&) { return {160, 1}; }
+int64_t rows_of_band(const ConvShape& s, const ConvTile& tile) { return smaller(s.oh, larger(1, tile.block / s.ow)); }
+
+// About 160 pixels stay in L1 with a panel's results; one panel at a time. Where that leaves threads idle the bands become
+// lower, then tasks share the output channels.
+ConvTile default_tile(const ConvShape& s, int64_t threads) {
+  const int64_t images = s.n * s.groups, panels = ceil_div(ceil_div(s.group_o(), kLanes), kPanelVectors);
+  ConvTile tile{kMaxRows, kPanelVectors, 160, kPanelVectors, 1};
+  int64_t bands = ceil_div(s.oh, rows_of_band(s, tile));
+  if (images * bands < threads) {
+    bands = smaller(s.oh, ceil_div(threads, images));
+    tile.block = s.oh / bands * s.ow;
+    tile.split = smaller(panels, larger(1, threads / (images * bands)));
+  }
+  return tile;
+}
+
+int64_t row_floats(const Problem& p, int64_t output_rows) {
+  return round_up(((output_rows - 1) * p.s.sh + p.s.kh) * p.columns * p.c, 16);
+}
+
+int64_t block_bytes(const ConvShape& s, const ConvTile& tile) {
+  const Problem p = make_problem(s);
+  const int64_t rows = rows_of_band(s, tile);
+  return (row_floats(p, rows) + rows * s.ow * smaller(tile.channels, p.vectors) * kLanes) * 4;
+}
 
 struct Band {
   int64_t n, group, y0, y1, vector0, vector1;
 };
 
-// One panel of output channels for every pixel of the band, into stage[pixel][vectors * kLanes].
-void multiply(const Problem& p, const Band& b, const float* panel, int64_t vectors, const RowBuffer& rows, float* stage) {
+// One panel of output channels for every pixel of the band, into stage[pixel][pitch].
+void multiply(const Problem& p, const Band& b, const ConvTile& tile, const float* panel, int64_t vectors,
+              const RowBuffer& rows, float* stage, int64_t pitch) {
   const ConvShape& s = p.s;
-  const int64_t chunks = ceil_div(s.ow, kMaxRows);
+  const int64_t chunks = ceil_div(s.ow, tile.mr);
   MicroArgs args;
   args.a_row = s.sw * p.c;
   args.a_segment = rows.columns * p.c;
@@ -74,7 +97,7 @@ void multiply(const Problem& p, const Band& b, const float* panel, int64_t vecto
   args.b_segment = s.kw * p.c * vectors * kLanes;
   args.segments = s.kh;
   args.length = s.kw * p.c;
-  args.c_row = vectors * kLanes;
+  args.c_row = pitch;
   args.accumulate = false;
   for (int64_t y = b.y0; y < b.y1; ++y) {
     const float* row = rows.row(y * s.sh - s.ph);
@@ -82,7 +105,7 @@ void multiply(const Problem& p, const Band& b, const float* panel, int64_t vecto
       const int64_t x0 = cut(s.ow, chunks, chunk), x1 = cut(s.ow, chunks, chunk + 1);
       args.a = row + x0 * args.a_row;
       args.c = stage + ((y - b.y0) * s.ow + x0) * args.c_row;
-      pick_micro<true>(x1 - x0, vectors)(args);
+      run_panel(args, x1 - x0, vectors, tile.vectors);
     }
   }
 }
@@ -98,15 +121,11 @@ void scatter(const float* stage, int64_t pitch, const Band& b, const Problem& p,
   }
 }
 
-bool run_band(const Problem& p, const Band& b, const float* x, const float* packed, const ConvEpilogue& e,
-              const OutputGrid& grid, float* y) {
+// The input rows of a band, channels-last.
+RowBuffer packed_rows(const Problem& p, const Band& b, const float* x, float* to) {
   const ConvShape& s = p.s;
-  const int64_t first = b.y0 * s.sh - s.ph, input_rows = (b.y1 - b.y0 - 1) * s.sh + s.kh, pixels = (b.y1 - b.y0) * s.ow;
-  const int64_t row_floats = round_up(input_rows * p.columns * p.c, 16);
-  float* base = thread_scratch(row_floats + pixels * kPanelVectors * kLanes);
-  if (base == nullptr) return false;
-  float* stage = base + row_floats;
-  const RowBuffer rows{base, p.c, p.columns, s.pw, first, input_rows};
+  const int64_t first = b.y0 * s.sh - s.ph, input_rows = (b.y1 - b.y0 - 1) * s.sh + s.kh;
+  const RowBuffer rows{to, p.c, p.columns, s.pw, first, input_rows};
   zero_margins(rows, s.w);
   Magnitude unused;
   const float* image = x + (b.n * s.c + b.group * p.c) * s.h * s.w;
@@ -117,53 +136,71 @@ bool run_band(const Problem& p, const Band& b, const float* x, const float* pack
   } else {
     pack_rows(rows, image, p.c, s.h, s.w, first, first + input_rows, unused);
   }
+  return rows;
+}
+
+// Staged vectors [from, to) to NCHW, finished.
+void write_back(const Problem& p, const Band& b, int64_t from, int64_t to, const float* stage, int64_t pitch,
+                const ConvEpilogue& e, const OutputGrid& grid, float* y) {
+  const ConvShape& s = p.s;
   const bool whole = grid.step_y == 1 && grid.step_x == 1;
-  const int64_t plane = grid.plane_h * grid.plane_w;
-  for (int64_t vector = b.vector0; vector < b.vector1; vector += kPanelVectors) {
-    const int64_t vectors = smaller(kPanelVectors, p.vectors - vector), pitch = vectors * kLanes;
-    multiply(p, b, packed + (b.group * p.vectors + vector) * s.kh * s.kw * p.c * kLanes, vectors, rows, stage);
-    for (int64_t v = 0; v < vectors; ++v) {
-      const int64_t channel = b.group * p.o + (vector + v) * kLanes, lanes = smaller(kLanes, p.o - (vector + v) * kLanes);
-      float* planes = y + (b.n * s.o + channel) * plane;
-      const int64_t at = b.y0 * s.ow;
-      if (whole) {
-        const float* residual = e.residual == nullptr ? nullptr : e.residual + (b.n * s.o + channel) * plane + at;
-        const Finish finish{e.bias == nullptr ? nullptr : e.bias + channel, residual, e.activation};
-        unpack_pixels(stage + v * kLanes, pitch, pixels, lanes, finish, planes + at, plane);
-      } else {
-        scatter(stage + v * kLanes, pitch, b, p, lanes, grid, planes);
-      }
+  const int64_t plane = grid.plane_h * grid.plane_w, at = b.y0 * s.ow, pixels = (b.y1 - b.y0) * s.ow;
+  for (int64_t vector = from; vector < to; ++vector, stage += kLanes) {
+    const int64_t channel = b.group * p.o + vector * kLanes, lanes = smaller(kLanes, p.o - vector * kLanes);
+    float* planes = y + (b.n * s.o + channel) * plane;
+    if (whole) {
+      const float* residual = e.residual == nullptr ? nullptr : e.residual + (b.n * s.o + channel) * plane + at;
+      const Finish finish{e.bias == nullptr ? nullptr : e.bias + channel, residual, e.activation};
+      unpack_pixels(stage, pitch, pixels, lanes, finish, planes + at, plane);
+    } else {
+      scatter(stage, pitch, b, p, lanes, grid, planes);
     }
+  }
+}
+
+bool run_band(const Problem& p, const Band& b, const ConvTile& tile, const float* x, const float* packed,
+              const ConvEpilogue& e, const OutputGrid& grid, float* y) {
+  const int64_t floats = row_floats(p, b.y1 - b.y0), staged = smaller(tile.channels, b.vector1 - b.vector0);
+  float* base = thread_scratch(floats + (b.y1 - b.y0) * p.s.ow * staged * kLanes);
+  if (base == nullptr) return false;
+  float* stage = base + floats;
+  const RowBuffer rows = packed_rows(p, b, x, base);
+  for (int64_t from = b.vector0; from < b.vector1; from += staged) {
+    const int64_t to = smaller(from + staged, b.vector1), pitch = (to - from) * kLanes;
+    for (int64_t vector = from; vector < to; vector += kPanelVectors) {
+      const float* panel = packed + (b.group * p.vectors + vector) * p.s.kh * p.s.kw * p.c * kLanes;
+      multiply(p, b, tile, panel, smaller(kPanelVectors, p.vectors - vector), rows, stage + (vector - from) * kLanes, pitch);
+    }
+    write_back(p, b, from, to, stage, pitch, e, grid, y);
   }
   trim_thread_scratch();
   return true;
 }
 
-bool forward(const ConvShape& s, const float* x, const float* packed, const ConvEpilogue& e, const DirectTile& tile,
+bool forward(const ConvShape& s, const float* x, const float* packed, const ConvEpilogue& e, const ConvTile& tile,
              const OutputGrid& grid, float* y) {
-  Problem p = make_problem(s);
-  const int64_t threads = num_threads(), images = s.n * s.groups, panels = ceil_div(p.vectors, kPanelVectors);
-  p.bands = ceil_div(s.oh, larger(1, tile.band_pixels / s.ow));
-  if (images * p.bands < threads) p.bands = smaller(s.oh, ceil_div(threads, images));
-  p.splits = smaller(panels, larger(tile.panels_split, images * p.bands < threads ? threads / (images * p.bands) : 1));
+  const Problem p = make_problem(s);
+  const int64_t images = s.n * s.groups, panels = ceil_div(p.vectors, kPanelVectors);
+  const int64_t bands = ceil_div(s.oh, rows_of_band(s, tile)), splits = smaller(panels, tile.split);
   bool failed = false;
-  parallel_for(static_cast<int>(images * p.bands * p.splits), [&](int task) {
-    const int64_t split = task % p.splits, band = task / p.splits % p.bands, image = task / (p.splits * p.bands);
+  parallel_for(static_cast<int>(images * bands * splits), [&](int task) {
+    const int64_t split = task % splits, band = task / splits % bands, image = task / (splits * bands);
     Band b;
     b.n = image / s.groups;
     b.group = image % s.groups;
-    b.y0 = cut(s.oh, p.bands, band);
-    b.y1 = cut(s.oh, p.bands, band + 1);
-    b.vector0 = cut(panels, p.splits, split) * kPanelVectors;
-    b.vector1 = smaller(cut(panels, p.splits, split + 1) * kPanelVectors, p.vectors);
-    if (!run_band(p, b, x, packed, e, grid, y)) __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
+    b.y0 = cut(s.oh, bands, band);
+    b.y1 = cut(s.oh, bands, band + 1);
+    b.vector0 = cut(panels, splits, split) * kPanelVectors;
+    b.vector1 = smaller(cut(panels, splits, split + 1) * kPanelVectors, p.vectors);
+    if (!run_band(p, b, tile, x, packed, e, grid, y)) __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
   });
   return !failed;
 }
 
 }  // namespace
 
-const DirectKernels conv_direct = {packed_floats, pack, default_tile, forward};
+const DirectKernels conv_direct = {
+    {kLanes, kMaxRows, kPanelVectors}, packed_floats, pack, default_tile, block_bytes, forward};
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -90,6 +90,16 @@ inline MicroFn pick_micro(int64_t rows, int64_t vectors) {
   return vectors == 2 ? micro_rows<2, Contiguous>(rows) : micro_rows<1, Contiguous>(rows);
 }
 
+// A panel of packed weights is kPanelVectors wide (the last of an odd number, one). A register tile of a single vector
+// passes over a wide panel twice, at a stride.
+inline void run_panel(const MicroArgs& args, int64_t rows, int64_t panel_vectors, int64_t tile_vectors) {
+  if (tile_vectors >= panel_vectors) return pick_micro<true>(rows, panel_vectors)(args);
+  MicroArgs one = args;
+  one.a_k = 1;
+  one.b_k = panel_vectors * kLanes;
+  for (int64_t v = 0; v < panel_vectors; ++v, one.b += kLanes, one.c += kLanes) micro_rows<1, false>(rows)(one);
+}
+
 }  // namespace
 }  // namespace TW_ISA
 }  // namespace tw

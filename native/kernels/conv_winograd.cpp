@@ -144,14 +144,24 @@ bool pack(const ConvShape& s, const WeightView& w, float* packed) {
   return all;
 }
 
+int64_t strips_of_block(const Problem& p, const ConvTile& tile) {
+  return smaller(p.strips, larger(1, tile.block / p.tiles_x));
+}
+
 // V takes about half of a 1 MiB second-level cache and the products a quarter; at least sixteen tiles, so that the
-// transformed weights, which stream by once a block, are used enough.
-WinogradTile default_tile(const ConvShape& s) {
+// transformed weights, which stream by once a block, are used enough. Each thread gets as many blocks as the others; where
+// there are too few tiles for that, tasks share the output channels.
+ConvTile default_tile(const ConvShape& s, int64_t threads) {
   const Problem p = make_problem(s);
   const int64_t by_cache = (int64_t{576} << 10) / (kPositions * p.c_pitch * 4);
   const int64_t tiles = larger(16, smaller(by_cache, 96));
   const int64_t vectors = (int64_t{320} << 10) / (kPositions * tiles * kLanes * 4);
-  return {tiles, larger(kPanelVectors, vectors / kPanelVectors * kPanelVectors)};
+  ConvTile tile{kMaxRows, kPanelVectors, tiles, larger(kPanelVectors, vectors / kPanelVectors * kPanelVectors), 1};
+  int64_t blocks = ceil_div(p.strips, strips_of_block(p, tile));
+  if (blocks > 1) blocks = smaller(round_up(blocks, threads), p.strips);
+  tile.block = ceil_div(p.strips, blocks) * p.tiles_x;
+  tile.split = smaller(larger(1, threads / (blocks * s.groups)), ceil_div(p.vectors, kPanelVectors));
+  return tile;
 }
 
 struct Workspace {
@@ -163,14 +173,20 @@ struct Block {
   int64_t group, strip0, strip1, vector0, vector1;
 };
 
-int64_t workspace_floats(const Problem& p, int64_t strips, int64_t block_vectors, Workspace* w, float* base) {
-  const int64_t tiles = strips * p.tiles_x, group = ceil_div(tiles, ceil_div(tiles, kMaxRows));
+int64_t workspace_floats(const Problem& p, int64_t strips, int64_t block_vectors, int64_t mr, Workspace* w, float* base) {
+  const int64_t tiles = strips * p.tiles_x, group = ceil_div(tiles, ceil_div(tiles, mr));
   const int64_t rows = kWindow * p.columns * p.c_pitch;
   w->rows = base;
   w->v = {base + rows, group, p.c_pitch};
   w->m = {w->v.data + w->v.floats(tiles), group, block_vectors * kLanes};
   w->stage = w->m.data + w->m.floats(tiles);
   return rows + w->v.floats(tiles) + w->m.floats(tiles) + kTile * p.tiles_x * kTile * kLanes;
+}
+
+int64_t block_bytes(const ConvShape& s, const ConvTile& tile) {
+  const Problem p = make_problem(s);
+  Workspace unused;
+  return workspace_floats(p, strips_of_block(p, tile), smaller(tile.channels, p.vectors), tile.mr, &unused, nullptr) * 4;
 }
 
 TW_INLINE void input_tile(const float* const (&rows)[6], int64_t at, int64_t pitch, float* v, int64_t v_position) {
@@ -228,7 +244,8 @@ bool transform_inputs(const Problem& p, const Block& b, const float* x, const Wo
 }
 
 // The 36 products for output vectors [from, to).
-void multiply(const Problem& p, const Block& b, const float* packed, int64_t from, int64_t to, const Workspace& w) {
+void multiply(const Problem& p, const Block& b, const float* packed, int64_t from, int64_t to, int64_t tile_vectors,
+              const Workspace& w) {
   const int64_t tiles = (b.strip1 - b.strip0) * p.tiles_x, group = w.v.group;
   MicroArgs args;
   args.a_row = p.c_pitch;
@@ -246,7 +263,7 @@ void multiply(const Problem& p, const Block& b, const float* packed, int64_t fro
         for (int64_t t = 0; t < tiles; t += group) {
           args.a = w.v.tile(t) + position * w.v.position_stride() + k;
           args.c = w.m.tile(t) + position * w.m.position_stride() + (vector - from) * kLanes;
-          pick_micro<true>(smaller(group, tiles - t), vectors)(args);
+          run_panel(args, smaller(group, tiles - t), vectors, tile_vectors);
         }
       }
     }
@@ -278,33 +295,26 @@ void transform_outputs(const Problem& p, const Block& b, int64_t from, int64_t t
 }
 
 bool run_block(const Problem& p, const Block& b, const float* x, const float* packed, const ConvEpilogue& e,
-               int64_t block_vectors, float* y) {
+               const ConvTile& tile, float* y) {
   Workspace w;
-  const int64_t vectors = smaller(block_vectors, b.vector1 - b.vector0);
-  float* base = thread_scratch(workspace_floats(p, b.strip1 - b.strip0, vectors, &w, nullptr));
+  const int64_t vectors = smaller(tile.channels, b.vector1 - b.vector0);
+  float* base = thread_scratch(workspace_floats(p, b.strip1 - b.strip0, vectors, tile.mr, &w, nullptr));
   if (base == nullptr) return false;
-  workspace_floats(p, b.strip1 - b.strip0, vectors, &w, base);
+  workspace_floats(p, b.strip1 - b.strip0, vectors, tile.mr, &w, base);
   if (!transform_inputs(p, b, x, w)) return false;
   for (int64_t from = b.vector0; from < b.vector1; from += vectors) {
     const int64_t to = smaller(from + vectors, b.vector1);
-    multiply(p, b, packed, from, to, w);
+    multiply(p, b, packed, from, to, tile.vectors, w);
     transform_outputs(p, b, from, to, e, y, w);
   }
   trim_thread_scratch();
   return true;
 }
 
-bool forward(const ConvShape& s, const float* x, const float* packed, const ConvEpilogue& e, const WinogradTile& tile,
-             float* y) {
+bool forward(const ConvShape& s, const float* x, const float* packed, const ConvEpilogue& e, const ConvTile& tile, float* y) {
   const Problem p = make_problem(s);
-  const int64_t threads = num_threads();
-  const int64_t strips_a_block = larger(1, tile.block_tiles / p.tiles_x);
-  int64_t blocks = ceil_div(p.strips, strips_a_block);
-  if (blocks > 1) blocks = smaller(round_up(blocks, threads), p.strips);
-  // Too few tiles for all threads: they share the output channels, each transforming the inputs for itself.
-  const int64_t panels = ceil_div(p.vectors, kPanelVectors);
-  const int64_t splits = smaller(larger(1, threads / (blocks * s.groups)), panels);
-  const int64_t tasks = s.groups * blocks * splits;
+  const int64_t blocks = ceil_div(p.strips, strips_of_block(p, tile)), panels = ceil_div(p.vectors, kPanelVectors);
+  const int64_t splits = smaller(panels, tile.split), tasks = s.groups * blocks * splits;
   bool failed = false;  // only ever set to true, and read after all tasks are done
   parallel_for(static_cast<int>(tasks), [&](int task) {
     if (__atomic_load_n(&failed, __ATOMIC_RELAXED)) return;
@@ -315,14 +325,14 @@ bool forward(const ConvShape& s, const float* x, const float* packed, const Conv
     b.strip1 = cut(p.strips, blocks, block + 1);
     b.vector0 = cut(panels, splits, split) * kPanelVectors;
     b.vector1 = smaller(cut(panels, splits, split + 1) * kPanelVectors, p.vectors);
-    if (!run_block(p, b, x, packed, e, tile.block_vectors, y)) __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
+    if (!run_block(p, b, x, packed, e, tile, y)) __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
   });
   return !failed;
 }
 
 }  // namespace
 
-const WinogradKernels winograd = {packed_floats, pack, default_tile, forward};
+const WinogradKernels winograd = {packed_floats, pack, default_tile, block_bytes, forward};
 
 }  // namespace TW_ISA
 }  // namespace tw

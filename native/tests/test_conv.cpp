@@ -65,10 +65,10 @@ void check_all(const tw::ConvShape& s) {
     gw_ref[static_cast<std::size_t>(j)] += double{gy[k]} * x[i];
   });
   const tw::ConvEpilogue plain{nullptr, nullptr, tw::ConvActivation::none};
-  tw::conv_forward(s, x.get(), w.get(), true, plain, tw::ConvConfig{tw::ConvAlgorithm::direct, 0, 0}, y.get());
+  tw::conv_forward(s, x.get(), w.get(), true, plain, tw::ConvConfig{tw::ConvAlgorithm::direct}, y.get());
   TW_CHECK(near(y.get(), y_ref.data(), ys));
   if (tw::winograd_applies(s)) {
-    tw::conv_forward(s, x.get(), w.get(), false, plain, tw::ConvConfig{tw::ConvAlgorithm::winograd, 0, 0}, y.get());
+    tw::conv_forward(s, x.get(), w.get(), false, plain, tw::ConvConfig{tw::ConvAlgorithm::winograd}, y.get());
     TW_CHECK(near(y.get(), y_ref.data(), ys));
   }
   tw::conv_grad_input(s, gy.get(), w.get(), gx.get());

@@ -1,17 +1,22 @@
 """Matmul and convolution on arrays: naive, blocked, NumPy and native, and the routing between them."""
 
 from tilewise.backend import attention, conv, numpy_ops, numpy_training, rows  # noqa: F401 - registers their operations
+from tilewise.backend.conv import default_conv2d_tile
+from tilewise.backend.conv_tiles import ConvTile, conv2d_shape
 from tilewise.backend.gemm import default_matmul_tile, matmul_native, matmul_numpy
 from tilewise.backend.ladder import matmul_blocked, matmul_naive
 from tilewise.backend.registry import Explanation, OptimizedBackend, current_backend, use_backend
 from tilewise.backend.tiles import TileConfig, check_tile, tile_space
 
 __all__ = [
+    "ConvTile",
     "Explanation",
     "OptimizedBackend",
     "TileConfig",
     "check_tile",
+    "conv2d_shape",
     "current_backend",
+    "default_conv2d_tile",
     "default_matmul_tile",
     "matmul_blocked",
     "matmul_naive",

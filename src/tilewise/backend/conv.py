@@ -11,11 +11,46 @@ compares them at every call and repacks when they differ, so weights may be chan
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy.typing as npt
+
 from tilewise._extension import native
+from tilewise.backend.conv_tiles import ConvTile, conv2d_shape, default_conv_tile
 from tilewise.backend.registry import implements
+from tilewise.errors import UnavailableError
+
+Array = npt.NDArray[Any]
+
+
+def conv2d_tile_key(x: Array, w: Array, *args: Any, **options: Any) -> tuple[tuple[int, ...], str, str]:
+    """The convolution as a tile chooser sees it: its shape (see `conv2d_shape`), dtype, layout."""
+    return conv2d_shape(x, w, *args, **options), x.dtype.name, "nchw"
+
+
+def default_conv2d_tile(x: Array, w: Array, **geometry: Any) -> ConvTile:
+    """The tile that `conv2d(x, w, ...)` uses when it is given none (docs/tiles.md says how it is chosen)."""
+    if native is None:
+        raise UnavailableError("tiles belong to tilewise's compiled kernels, which are not installed")
+    return default_conv_tile(native, conv2d_shape(x, w, **geometry))
+
+
+def _describe_native(x: Array, w: Array, *args: Any, **options: Any) -> tuple[str, ConvTile | None]:
+    assert native is not None
+    if x.size == 0 or w.size == 0:
+        return "it is float32 and empty", None
+    tile = default_conv_tile(native, conv2d_shape(x, w, *args, **options))
+    n, c, h, wide = x.shape
+    o, _, kh, kw = w.shape
+    return (
+        f"float32 {n}x{c}x{h}x{wide} by {o} {kh}x{kw} filters on {native.isa()} runs the {tile.algorithm} kernel",
+        tile,
+    )
+
 
 if native is not None:
-    for _op in ("conv2d", "conv2d_grad_input", "conv2d_grad_weight"):
+    implements("conv2d", "native", native.conv_suits, conv2d_tile_key, _describe_native)(native.conv2d)
+    for _op in ("conv2d_grad_input", "conv2d_grad_weight"):
         implements(_op, "native", native.conv_suits)(getattr(native, _op))
     for _op in ("max_pool2d", "max_pool2d_grad", "avg_pool2d", "avg_pool2d_grad"):
         implements(_op, "native", native.pool_suits)(getattr(native, _op))

@@ -46,7 +46,7 @@ def _layout(a: Array, b: Array) -> str:
     return letter(a) + letter(b)
 
 
-def matmul_tile_key(a: Array, b: Array) -> tuple[tuple[int, ...], str, str]:
+def matmul_tile_key(a: Array, b: Array, **_options: Any) -> tuple[tuple[int, ...], str, str]:
     """The product as a tile chooser sees it: (m, n, k), dtype, layout. Rows of a batch that shares B count as one m."""
     rows = 1 if a.ndim == 1 else (a.size // max(a.shape[-1], 1) if b.ndim <= 2 else a.shape[-2])
     return (rows, 1 if b.ndim == 1 else b.shape[-1], a.shape[-1]), a.dtype.name, _layout(a, b)
@@ -59,7 +59,7 @@ def default_matmul_tile(a: Array, b: Array) -> TileConfig:
     return TileConfig(*native.matmul_plan(a, b)[1])
 
 
-def _describe_native(a: Array, b: Array) -> tuple[str, TileConfig | None]:
+def _describe_native(a: Array, b: Array, **_options: Any) -> tuple[str, TileConfig | None]:
     assert native is not None
     path, tile = native.matmul_plan(a, b)
     (m, n, k), _, layout = matmul_tile_key(a, b)

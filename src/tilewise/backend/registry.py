@@ -24,8 +24,9 @@ _RANKS = {"native": 0, "numpy": 1, "blocked": 2, "naive": 3}
 
 
 class TileChooser(Protocol):
-    """Chooses the tile of one call: the operation, its shape ((m, n, k) for matmul), the dtype's name, and for matmul
-    the layout of both operands ("nn", "nt", "tn", "tt"; "t" for a transposed view). None leaves the default."""
+    """Chooses the tile of one call: the operation, its shape as `tile_space` takes it ((m, n, k) for matmul, twelve
+    numbers for conv2d), the dtype's name, and the layout: of both operands for matmul ("nn", "nt", "tn", "tt"; "t" for
+    a transposed view), "nchw" for conv2d. None leaves the default."""
 
     def __call__(self, op: str, shape: tuple[int, ...], dtype: str, layout: str, /) -> Any: ...
 
@@ -118,7 +119,7 @@ class OptimizedBackend:
             if chosen.suits is None or chosen.suits(*args, **kwargs) is None:
                 break
         if self.tile_chooser is not None and chosen.tile_key is not None and "tile" not in kwargs:
-            kwargs["tile"] = self.tile_chooser(op, *chosen.tile_key(*args))
+            kwargs["tile"] = self.tile_chooser(op, *chosen.tile_key(*args, **kwargs))
         if recorders:
             return _events.kernel(op, chosen, args, kwargs)
         return chosen.run(*args, **kwargs)
@@ -131,16 +132,18 @@ class OptimizedBackend:
             if entry is chosen:
                 break
             passed_over[entry.name] = (entry.suits(*args, **kwargs) if entry.suits else None) or ""
-        reason, tile = self._describe(chosen, args)
+        reason, tile = self._describe(chosen, args, kwargs)
         return Explanation(op, chosen.name, reason, passed_over, tile)
 
-    def _describe(self, chosen: Implementation, args: tuple[Any, ...]) -> tuple[str, Any]:
-        if self.tile_chooser is not None and chosen.tile_key is not None:
-            tile = self.tile_chooser(chosen.op, *chosen.tile_key(*args))
+    def _describe(self, chosen: Implementation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Any]:
+        if kwargs.get("tile") is not None:
+            return "it suits these arguments, with the tile that was given", kwargs["tile"]
+        if self.tile_chooser is not None and chosen.tile_key is not None and "tile" not in kwargs:
+            tile = self.tile_chooser(chosen.op, *chosen.tile_key(*args, **kwargs))
             if tile is not None:
                 return "it suits these arguments, with the tile that the tile chooser picked", tile
         if chosen.describe is not None:
-            return chosen.describe(*args)
+            return chosen.describe(*args, **kwargs)
         only_one = len(self.implementations(chosen.op)) == 1
         return ("it is the only one" if only_one else "it is the first that suits these arguments"), None
 

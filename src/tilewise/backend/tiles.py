@@ -3,6 +3,7 @@
 A `TileConfig` is a real parameter of `matmul_native`: it fixes the register tile, the cache blocks, what is packed and
 how threads share the result. `tile_space` lists the feasible ones for a shape, which is what a cost model ranks and a
 tuner measures. The native code has the last word on feasibility (`gemm_tile_problem`); here candidates are proposed.
+Convolution's tiles are in conv_tiles.py; `tile_space` and `check_tile` answer for both operations.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import product
 from types import ModuleType
+from typing import Literal, overload
 
 from tilewise._extension import native
+from tilewise.backend import conv_tiles
+from tilewise.backend.conv_tiles import ConvTile
 from tilewise.errors import ConfigurationError, UnavailableError
 
 LAYOUTS = ("nn", "nt", "tn", "tt")
@@ -53,26 +57,46 @@ class TileConfig:
         return {name: int(value) for name, value in asdict(self).items()}
 
 
-def tile_space(op: str, shape: tuple[int, ...], *, layout: str = "nn", threads: int | None = None) -> list[TileConfig]:
-    """Every feasible tile for `op` at `shape` ((m, n, k) for matmul) on this machine and instruction set.
+@overload
+def tile_space(
+    op: Literal["matmul"], shape: tuple[int, ...], *, layout: str | None = None, threads: int | None = None
+) -> list[TileConfig]: ...
+@overload
+def tile_space(
+    op: Literal["conv2d"], shape: tuple[int, ...], *, layout: str | None = None, threads: int | None = None
+) -> list[ConvTile]: ...
+@overload
+def tile_space(
+    op: str, shape: tuple[int, ...], *, layout: str | None = None, threads: int | None = None
+) -> list[TileConfig] | list[ConvTile]: ...
+def tile_space(
+    op: str, shape: tuple[int, ...], *, layout: str | None = None, threads: int | None = None
+) -> list[TileConfig] | list[ConvTile]:
+    """Every feasible tile for `op` at `shape` on this machine and instruction set.
 
-    `threads` is how many cells the result is split into; the default is the thread count in force.
+    The shape is (m, n, k) for matmul; for conv2d it is (n, c, h, w, o, kh, kw, stride, stride, padding, padding,
+    groups), which `conv2d_shape` gives. `threads` is how many tasks share the work; the default is the thread count in
+    force.
 
     >>> len(tile_space("matmul", (512, 512, 512))) >= 200  # doctest: +SKIP
     True
     """
     module = _require_native()
-    m, n, k = _check(op, shape, layout)
     split = module.num_threads() if threads is None else threads
-    transposed = layout[1] == "t"
+    if op == "conv2d":
+        return conv_tiles.feasible(module, _conv_shape(shape, layout), split)
+    m, n, k, transposed = _check(op, shape, layout)
     return [t for t in _candidates(module, m, n, k, split) if module.gemm_tile_problem(t, m, n, k, transposed) is None]
 
 
-def check_tile(op: str, shape: tuple[int, ...], tile: TileConfig, layout: str = "nn") -> None:
+def check_tile(op: str, shape: tuple[int, ...], tile: TileConfig | ConvTile, layout: str | None = None) -> None:
     """Raise a ConfigurationError saying why `tile` cannot be used for `op` at `shape`, if it cannot."""
     module = _require_native()
-    m, n, k = _check(op, shape, layout)
-    problem = module.gemm_tile_problem(tile, m, n, k, layout[1] == "t")
+    if op == "conv2d":
+        problem = module.conv_tile_problem(tile, _conv_shape(shape, layout))
+    else:
+        m, n, k, transposed = _check(op, shape, layout)
+        problem = module.gemm_tile_problem(tile, m, n, k, transposed)
     if problem is not None:
         raise ConfigurationError(f"this tile cannot be used: {problem}")
 
@@ -83,14 +107,21 @@ def _require_native() -> ModuleType:
     return native
 
 
-def _check(op: str, shape: tuple[int, ...], layout: str) -> tuple[int, int, int]:
+def _check(op: str, shape: tuple[int, ...], layout: str | None) -> tuple[int, int, int, bool]:
+    """(m, n, k, whether B is transposed) of a matrix product."""
     if op != "matmul":
-        raise ConfigurationError(f"there is no tile space for {op!r}; matmul has one")
+        raise ConfigurationError(f"there is no tile space for {op!r}; matmul and conv2d have one")
     if len(shape) != 3 or min(shape) < 1:
         raise ConfigurationError(f"the shape of a matmul is (m, n, k), all positive, not {shape}")
-    if layout not in LAYOUTS:
+    if layout is not None and layout not in LAYOUTS:
         raise ConfigurationError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
-    return shape[0], shape[1], shape[2]
+    return shape[0], shape[1], shape[2], layout is not None and layout[1] == "t"
+
+
+def _conv_shape(shape: tuple[int, ...], layout: str | None) -> tuple[int, ...]:
+    if layout not in (None, "nchw"):
+        raise ConfigurationError(f"the layout of a convolution is 'nchw', not {layout!r}")
+    return tuple(shape)
 
 
 def _register_tiles(module: ModuleType) -> Iterator[tuple[int, int]]:

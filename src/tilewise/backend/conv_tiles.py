@@ -1,0 +1,101 @@
+"""Tiles of the native convolution: which algorithm runs, and how its loops are cut.
+
+A `ConvTile` is a real parameter of `conv2d`: every field moves a loop bound or changes what is computed. `feasible`
+proposes candidates around the sizes the caches suggest; the native code has the last word (`conv_tile_problem`), and
+its analytical default (docs/tiles.md says how it is found) is always among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import product
+from types import ModuleType
+from typing import Any
+
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+_PIXEL_BLOCKS = (32, 80, 160, 320, 640)
+_TILE_BLOCKS = (8, 16, 32, 64, 96, 160)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvTile:
+    """How one convolution is computed. A field left 0 takes the analytical default.
+
+    algorithm   "direct" (implicit matrix product, any shape) or "winograd" (F(4x4, 3x3): 3x3 kernels, stride 1)
+    mr x nr     the register tile: output pixels (winograd: 4x4 tiles of them) by output channels (one or two vectors)
+    block       output pixels (winograd: tiles) that a task takes through all stages, in whole rows
+    channels    output channels multiplied before they are written back to NCHW
+    split       tasks that share the output channels of a block, each preparing the input for itself
+    """
+
+    algorithm: str
+    mr: int = 0
+    nr: int = 0
+    block: int = 0
+    channels: int = 0
+    split: int = 0
+
+    def __str__(self) -> str:
+        unit = "tiles" if self.algorithm == "winograd" else "pixels"
+        return (
+            f"{self.algorithm}, registers {self.mr}x{self.nr}, blocks of {self.block} {unit} by {self.channels} "
+            f"channels, channels split {self.split}"
+        )
+
+    def as_dict(self) -> dict[str, int | str]:
+        """Plain values, for files and features."""
+        return asdict(self)
+
+
+def conv2d_shape(
+    x: Array,
+    w: Array,
+    bias: Array | None = None,
+    *,
+    stride: tuple[int, int] = (1, 1),
+    padding: tuple[int, int] = (0, 0),
+    groups: int = 1,
+    **_options: Any,
+) -> tuple[int, ...]:
+    """A convolution as tiles see it: (n, c, h, w, o, kh, kw, stride, stride, padding, padding, groups)."""
+    return (*x.shape, w.shape[0], *w.shape[2:], *stride, *padding, groups)
+
+
+def default_conv_tile(module: ModuleType, shape: tuple[int, ...]) -> ConvTile:
+    """The tile that a convolution of this shape uses when it is given none."""
+    return ConvTile(*module.conv_default_tile(shape))
+
+
+def feasible(module: ModuleType, shape: tuple[int, ...], threads: int) -> list[ConvTile]:
+    """The default and every candidate that the native code accepts, without repeats."""
+    default = default_conv_tile(module, shape)
+    candidates = dict.fromkeys([default, *_candidates(module, shape, threads)])
+    return [tile for tile in candidates if module.conv_tile_problem(tile, shape) is None]
+
+
+def _candidates(module: ModuleType, shape: tuple[int, ...], threads: int) -> Iterator[ConvTile]:
+    lanes, rows, vectors = module.conv_tile_limits()
+    panel = lanes * vectors
+    group_outputs = shape[4] // shape[11]
+    whole = -(-group_outputs // panel) * panel
+    splits = sorted({1, min(threads, whole // panel)})
+    channel_blocks = sorted({min(whole, size * panel) for size in (1, 2, 4, 8)})
+    heights = sorted({rows, rows * 2 // 3, rows // 2, rows // 3})
+    for algorithm, blocks in (("direct", _PIXEL_BLOCKS), ("winograd", _TILE_BLOCKS)):
+        units = product(heights, (lanes, panel), _whole_rows(shape, algorithm, blocks), channel_blocks, splits)
+        for mr, nr, block, channels, split in units:
+            yield ConvTile(algorithm, mr, nr, block, channels, split)
+
+
+def _whole_rows(shape: tuple[int, ...], algorithm: str, sizes: tuple[int, ...]) -> list[int]:
+    """Blocks as the loops will cut them, so that no two candidates run the same code: whole rows of one image
+    (winograd: of the batch), at least one."""
+    n, _, h, w, _, kh, kw, sh, sw, ph, pw, _ = shape
+    rows, row = (h + 2 * ph - kh) // sh + 1, (w + 2 * pw - kw) // sw + 1
+    if algorithm == "winograd":
+        rows, row = n * -(-rows // 4), -(-row // 4)
+    return sorted({min(rows, max(1, size // row)) * row for size in sizes})
