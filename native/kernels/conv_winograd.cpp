@@ -160,6 +160,7 @@ ConvTile default_tile(const ConvShape& s, int64_t threads) {
   int64_t blocks = ceil_div(p.strips, strips_of_block(p, tile));
   if (blocks > 1) blocks = smaller(round_up(blocks, threads), p.strips);
   tile.block = ceil_div(p.strips, blocks) * p.tiles_x;
+  tile.mr = ceil_div(tile.block, ceil_div(tile.block, kMaxRows));
   tile.split = smaller(larger(1, threads / (blocks * s.groups)), ceil_div(p.vectors, kPanelVectors));
   return tile;
 }

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-_PIXEL_BLOCKS = (32, 80, 160, 320, 640)
+_PIXEL_BLOCKS = (32, 80, 160, 320, 640, 1280)
 _TILE_BLOCKS = (8, 16, 32, 64, 96, 160)
 
 
@@ -84,18 +84,25 @@ def _candidates(module: ModuleType, shape: tuple[int, ...], threads: int) -> Ite
     whole = -(-group_outputs // panel) * panel
     splits = sorted({1, min(threads, whole // panel)})
     channel_blocks = sorted({min(whole, size * panel) for size in (1, 2, 4, 8)})
-    heights = sorted({rows, rows * 2 // 3, rows // 2, rows // 3})
+    widths = (lanes, panel) if group_outputs > lanes else (panel,)
     for algorithm, blocks in (("direct", _PIXEL_BLOCKS), ("winograd", _TILE_BLOCKS)):
-        units = product(heights, (lanes, panel), _whole_rows(shape, algorithm, blocks), channel_blocks, splits)
-        for mr, nr, block, channels, split in units:
-            yield ConvTile(algorithm, mr, nr, block, channels, split)
+        for row, block in _whole_rows(shape, algorithm, blocks):
+            heights = _balanced(row if algorithm == "direct" else block, rows)
+            for mr, nr, channels, split in product(heights, widths, channel_blocks, splits):
+                yield ConvTile(algorithm, mr, nr, block, channels, split)
 
 
-def _whole_rows(shape: tuple[int, ...], algorithm: str, sizes: tuple[int, ...]) -> list[int]:
-    """Blocks as the loops will cut them, so that no two candidates run the same code: whole rows of one image
-    (winograd: of the batch), at least one."""
+def _balanced(extent: int, most: int) -> list[int]:
+    """Heights of register tiles as the loops will cut them: as equal as they can be over `extent` units."""
+    sizes = (most, most * 2 // 3, most // 2, most // 3)
+    return sorted({-(-extent // -(-extent // size)) for size in sizes})
+
+
+def _whole_rows(shape: tuple[int, ...], algorithm: str, sizes: tuple[int, ...]) -> list[tuple[int, int]]:
+    """(a row's units, a block's) as the loops will cut them, so that no two candidates run the same code: whole rows
+    of one image (winograd: of the batch), at least one."""
     n, _, h, w, _, kh, kw, sh, sw, ph, pw, _ = shape
     rows, row = (h + 2 * ph - kh) // sh + 1, (w + 2 * pw - kw) // sw + 1
     if algorithm == "winograd":
         rows, row = n * -(-rows // 4), -(-row // 4)
-    return sorted({min(rows, max(1, size // row)) * row for size in sizes})
+    return [(row, block) for block in sorted({min(rows, max(1, size // row)) * row for size in sizes})]
