@@ -1,4 +1,4 @@
-"""Tiles of the convolution: each feasible one computes the same, others are refused with the reason, none is ignored."""
+"""Tiles of the convolution: each feasible one computes the same, others are refused with the reason."""
 
 from __future__ import annotations
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tilewise import Tensor, models
 from tilewise._extension import native
 from tilewise.backend import OptimizedBackend, TileConfig, current_backend, use_backend
-from tilewise.errors import ConfigurationError
+from tilewise.errors import ConfigurationError, ShapeError
 
 needs_native = pytest.mark.skipif(native is None, reason="needs the compiled kernels")
 A, B = np.ones((40, 30), np.float32), np.ones((30, 50), np.float32)
@@ -66,3 +67,44 @@ def test_a_registered_implementation_is_asked_first():
     backend.register("matmul", "mine", lambda a, b: "mine", suits=lambda a, b: None if a.shape[0] == 40 else "not 40")
     assert backend.dispatch("matmul", A, B) == "mine"
     assert backend.explain("matmul", A[:3], B).passed_over["mine"] == "not 40"
+
+
+@pytest.mark.parametrize("name", ["naive", "blocked"])
+def test_a_rung_of_the_ladder_takes_whatever_matmul_takes(name: str):
+    rng = np.random.default_rng(0)
+    reference = OptimizedBackend(only="numpy")
+    shapes = [
+        ((3, 4), (4, 5)),
+        ((4,), (4, 5)),
+        ((3, 4), (4,)),
+        ((4,), (4,)),
+        ((2, 1, 3, 4), (5, 4, 2)),
+        ((0, 3, 4), (4, 2)),
+    ]
+    with use_backend(name) as backend:
+        for left, right in shapes:
+            a, b = rng.standard_normal(left).astype(np.float32), rng.standard_normal(right).astype(np.float32)
+            assert backend.explain("matmul", a, b).chosen == name
+            want = reference.dispatch("matmul", a, b)
+            got = backend.dispatch("matmul", a, b)
+            assert got.shape == want.shape
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+        options = {"bias": np.ones(50, np.float32), "residual": A @ B, "activation": "relu"}
+        want = reference.dispatch("matmul", A, B, **options)
+        np.testing.assert_allclose(backend.dispatch("matmul", A, B, **options), want, rtol=1e-4, atol=1e-5)
+        assert backend.explain("matmul", A.astype(np.float64), B.astype(np.float64)).chosen == "numpy"
+        with pytest.raises(ShapeError):
+            backend.dispatch("matmul", np.ones((2, 3, 4), np.float32), np.ones((3, 4, 5), np.float32))
+
+
+def test_a_named_backend_runs_a_model_with_numpy_for_what_it_lacks():
+    model, x = models.mlp(), Tensor(np.random.default_rng(0).standard_normal((2, 64)).astype(np.float32))
+    want = np.asarray(model(x))
+    for name in ("naive", "blocked", "numpy"):
+        with use_backend(name):
+            np.testing.assert_allclose(np.asarray(model(x)), want, rtol=1e-4, atol=1e-5)
+
+
+def test_the_rungs_kept_for_teaching_are_registered_but_never_preferred():
+    names = [entry.name for entry in OptimizedBackend().implementations("matmul")]
+    assert names[-3:] == ["numpy", "blocked", "naive"]

@@ -2,7 +2,8 @@
 
 Each rung is a function of two float32 matrices with the same result. `RUNGS` lists them in order with the idea that
 each adds; `climb` times them. Rungs 2 to 5 are scalar C++ compiled without vectorisation, so that what they gain is the
-cache and the registers; the last two are the kernels the framework uses, on one thread and on all.
+cache and the registers; the last two are the kernels the framework uses, on one thread and on all. Python's loops and
+the blocked ones are registered with the router, last in line, so that `use_backend("naive")` runs a model on them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import numpy.typing as npt
 from tilewise._extension import native
 from tilewise._threads import get_num_threads, set_num_threads
 from tilewise.backend.gemm import matmul_native, matmul_numpy
+from tilewise.backend.numpy_ops import Activation, finish
+from tilewise.backend.registry import implements
 from tilewise.errors import ConfigurationError, DtypeError, ShapeError, UnavailableError
 
 Array = npt.NDArray[Any]
@@ -95,6 +98,36 @@ RUNGS = (
     Rung("native", "all threads", matmul_native),
 )
 PEER = Rung("numpy", "NumPy's library, for comparison", matmul_numpy)
+
+
+def _float32_only(a: Array, b: Array, **_options: Any) -> str | None:
+    return None if a.dtype == np.float32 and b.dtype == np.float32 else "the ladder is float32"
+
+
+def _registered(name: str, rung: Callable[[Array, Array], Array]) -> None:
+    @implements("matmul", name, _float32_only)
+    def matmul(
+        a: Array, b: Array, *, bias: Array | None = None, activation: Activation = None, residual: Array | None = None
+    ) -> Array:
+        return finish(_every_matrix(rung, a, b), bias, residual, activation)
+
+
+_registered("blocked", matmul_blocked)
+_registered("naive", matmul_naive)
+
+
+def _every_matrix(rung: Callable[[Array, Array], Array], a: Array, b: Array) -> Array:
+    """`rung` over the batch, with vectors as NumPy's matmul takes them."""
+    left, right = a[None, :] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b
+    try:
+        batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    except ValueError:
+        raise ShapeError(f"matrices of shapes {a.shape} and {b.shape} cannot be multiplied") from None
+    left, right = (np.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (left, right))
+    products = [rung(left[i], right[i]) for i in np.ndindex(batch)]
+    out = np.array(products, np.float32).reshape(*batch, left.shape[-2], right.shape[-1])
+    out = out[..., 0] if b.ndim == 1 else out
+    return np.asarray(out if a.ndim > 1 else out[..., 0] if b.ndim == 1 else out[..., 0, :])
 
 
 def _rung(name: str, a: Array, b: Array) -> Array:

@@ -83,7 +83,7 @@ def relu_grad(y: Array, gy: Array) -> Array:
     return np.asarray(np.where(y <= 0, gy.dtype.type(0), gy))
 
 
-def _finish(y: Array, bias: Array | None, residual: Array | None, activation: Activation) -> Array:
+def finish(y: Array, bias: Array | None, residual: Array | None, activation: Activation) -> Array:
     """The epilogue every product shares: bias, residual, activation, in that order."""
     if bias is not None:
         y += bias
@@ -104,7 +104,7 @@ def _finish(y: Array, bias: Array | None, residual: Array | None, activation: Ac
 def matmul(
     a: Array, b: Array, *, bias: Array | None = None, activation: Activation = None, residual: Array | None = None
 ) -> Array:
-    return _finish(np.asarray(np.matmul(a, b)), bias, residual, activation)
+    return finish(np.asarray(np.matmul(a, b)), bias, residual, activation)
 
 
 def output_size(size: int, kernel: int, stride: int, padding: int) -> int:
@@ -158,7 +158,7 @@ def conv2d(
     columns = _unfold(x, (w.shape[2], w.shape[3]), stride, padding, groups)
     y = w.reshape(groups, o // groups, math.prod(w.shape[1:])) @ columns  # (G, O/G, N*Ho*Wo)
     y = np.ascontiguousarray(y.reshape(o, n, ho, wo).transpose(1, 0, 2, 3))
-    return _finish(y, None if bias is None else bias[:, None, None], residual, activation)
+    return finish(y, None if bias is None else bias[:, None, None], residual, activation)
 
 
 @implements("conv2d_grad_input", "numpy")

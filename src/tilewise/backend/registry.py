@@ -21,6 +21,7 @@ Suits = Callable[..., str | None]
 
 # Preference among implementations that suit; the same names order the same way for every operation.
 _RANKS = {"native": 0, "numpy": 1, "blocked": 2, "naive": 3}
+_FALLBACK = "numpy"  # implements every operation for every argument
 
 
 class TileChooser(Protocol):
@@ -67,7 +68,8 @@ class Explanation:
 class OptimizedBackend:
     """Routes operations to implementations by shape, dtype, contiguity and machine.
 
-    `tile_chooser`, where set, is asked for the tile of every tiled operation (see `TileChooser`).
+    `only` keeps one implementation of each operation, and NumPy's for what it does not take. `tile_chooser`, where set,
+    is asked for the tile of every tiled operation (see `TileChooser`).
 
     >>> import numpy as np
     >>> backend = OptimizedBackend()
@@ -79,16 +81,16 @@ class OptimizedBackend:
         self._implementations: dict[str, list[Implementation]] = {}
         self.only = only
         self.tile_chooser = tile_chooser
-        for implementation in sorted(_DEFAULTS, key=lambda entry: _RANKS.get(entry.name, len(_RANKS))):
+        for implementation in _DEFAULTS if only is None else (e for e in _DEFAULTS if e.name in (only, _FALLBACK)):
             self.add(implementation)
+        for entries in self._implementations.values():
+            entries.sort(key=lambda entry: -1 if entry.name == only else _RANKS.get(entry.name, len(_RANKS)))
 
     def register(self, op: str, name: str, run: Callable[..., Any], suits: Suits | None = None) -> None:
         """Add an implementation, ahead of those already there."""
         self.add(Implementation(op, name, run, suits), first=True)
 
     def add(self, implementation: Implementation, first: bool = False) -> None:
-        if self.only is not None and implementation.name != self.only:
-            return
         entries = self._implementations.setdefault(implementation.op, [])
         entries[:] = [e for e in entries if e.name != implementation.name]
         entries.insert(0 if first else len(entries), implementation)
@@ -182,7 +184,8 @@ def current_backend() -> OptimizedBackend:
 
 @contextmanager
 def use_backend(backend: str | OptimizedBackend) -> Iterator[OptimizedBackend]:
-    """Route the framework through another backend inside a `with`: "numpy" for the plain NumPy paths, or your own."""
+    """Route the framework through another backend inside a `with`: yours, or one by name: "numpy" for the plain NumPy
+    paths, "naive" or "blocked" for matrix products by those rungs of the ladder."""
     before = _Active.backend
     _Active.backend = backend if isinstance(backend, OptimizedBackend) else named_backend(backend)
     try:
