@@ -74,10 +74,14 @@ std::size_t capacity(void* block) {
 #endif
 }
 
-// A profile counts what is taken from the heap, so while one runs nothing comes from the pool.
+// A memory profile counts what is taken from the heap, so while one runs nothing comes from the pool. A profile of times
+// must find everything as it is without it, so there the pool goes on.
 void* pool_malloc(void*, std::size_t size) {
-  if (!heap_watch::active()) {
-    if (void* kept = pool().take(size)) return kept;
+  if (!heap_watch::counting_blocks()) {
+    if (void* kept = pool().take(size)) {
+      heap_watch::note_reused(size);
+      return kept;
+    }
   }
   void* block = std::aligned_alloc(kPage, (size + kPage - 1) / kPage * kPage);
 #if defined(__linux__)
@@ -89,7 +93,7 @@ void* pool_malloc(void*, std::size_t size) {
 void pool_free(void*, void* block, std::size_t) {
   if (block == nullptr) return;
   const std::size_t size = capacity(block);
-  if (heap_watch::active() || size < kPooledBytes || !pool().keep(block, size)) std::free(block);
+  if (heap_watch::counting_blocks() || size < kPooledBytes || !pool().keep(block, size)) std::free(block);
 }
 
 void* pool_calloc(void*, std::size_t count, std::size_t size) { return std::calloc(count, size); }

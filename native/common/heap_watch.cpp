@@ -176,7 +176,7 @@ void check_alarm() {
 void took(void* block, std::size_t bytes) {
   if (!block || !watching.load(std::memory_order_relaxed)) return;
   if (bytes >= kLarge) taken_large.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
-  else if (only_large.load(std::memory_order_relaxed)) return;
+  if (only_large.load(std::memory_order_relaxed)) return;
   const int saved = errno;
   system_ledger().add(block, bytes);
   if (inner_depth == 0) {
@@ -188,7 +188,7 @@ void took(void* block, std::size_t bytes) {
 
 void gave(void* block) {
   if (!block || !watching.load(std::memory_order_relaxed)) return;
-  if (only_large.load(std::memory_order_relaxed) && malloc_usable_size(block) < kLarge) return;
+  if (only_large.load(std::memory_order_relaxed)) return;
   system_ledger().remove(block);
   if (inner_depth == 0) requested_ledger().remove(block);
 }
@@ -247,7 +247,7 @@ void* counted_mmap(void* at, std::size_t n, int protection, int flags, int fd, o
   return p;
 }
 int counted_munmap(void* p, std::size_t n) {
-  if (watching.load(std::memory_order_relaxed)) {
+  if (counting_blocks()) {
     system_ledger().shrink(p, n);
     if (inner_depth == 0) requested_ledger().shrink(p, n);
   }
@@ -388,6 +388,10 @@ void stop() {
 }
 
 bool active() { return watching.load(std::memory_order_relaxed); }
+bool counting_blocks() { return active() && !only_large.load(std::memory_order_relaxed); }
+void note_reused(std::size_t bytes) {
+  if (active() && bytes >= kLarge) taken_large.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+}
 
 Counts counts() {
   Ledger &system = system_ledger(), &requested = requested_ledger();
@@ -430,6 +434,8 @@ namespace heap_watch {
 bool start(bool) { return false; }
 void stop() {}
 bool active() { return false; }
+bool counting_blocks() { return false; }
+void note_reused(std::size_t) {}
 Counts counts() { return {}; }
 int64_t allocated() { return 0; }
 void reset_peaks() {}

@@ -20,12 +20,14 @@ struct Counts {
   int64_t system_now, system_peak, requested_now, requested_peak, blocks;
 };
 
-// False where this system cannot be watched, or a watch is on already. With `large_only` blocks below kLarge are let pass
-// uncounted, which costs next to nothing and still sees every array that matters.
+// False where this system cannot be watched, or a watch is on already. With `large_only` nothing but `allocated` is kept:
+// no block is looked up, which costs next to nothing and still sees every array that matters.
 constexpr std::size_t kLarge = 16 << 10;
 bool start(bool large_only = false);
 void stop();
 bool active();
+bool counting_blocks();               // a watch is on, and not only for large blocks
+void note_reused(std::size_t bytes);  // a block handed out again by a pool of ours: allocated, though nobody asked malloc
 Counts counts();
 int64_t allocated();  // bytes taken in blocks of kLarge and more since the start, given back or not
 void reset_peaks();

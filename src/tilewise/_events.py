@@ -1,107 +1,128 @@
 """The hook for profilers: who listens, and what they are told.
 
 `recorders` is empty unless something is being profiled; the framework asks `if recorders:` in four places (an
-operation, its gradient, a layer, a kernel chosen by the backend) and only then comes here. An event holds shapes and
-times, never arrays, so recording keeps nothing alive.
+operation, its gradient, a layer, a kernel chosen by the backend) and only then comes here. Each leaves one tuple when
+it ends, made of what is cheap to read: clock, byte counter, shapes. Who contains whom, names, tiles and work are found
+out later, by `tilewise.profile.events.decode`. A record never holds an array, so recording keeps nothing alive.
 
-An operation is told to the recorders of its own thread. A thread that has none of its own is told to all of them, so a
-recorder also sees the threads that its own thread starts, and two threads that each profile do not see each other.
+A record goes to the recorders of its own thread. A thread that has none of its own tells all of them, so a recorder
+also sees the threads that its own thread starts, and two threads that each profile do not see each other.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
-from time import perf_counter_ns
-from typing import Any, Protocol
+from time import perf_counter_ns as now
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy import ndarray
 
 from tilewise._extension import native
 
+Arrays = list[Any]  # shape, dtype, shape, dtype, ... of each array
 
-class Event:
-    """Something that ran: a layer ("module"), an operation ("op"), or an implementation of one ("kernel").
 
-    Made for every operation while a profiler listens, so it is a plain class whose attributes default on the class.
+class Record(NamedTuple):
+    """What is told, as a plain tuple in this order (making the named one would cost as much as all the rest).
+
+    `recorded_ns` keeps the cost of recording out of everybody's time; `allocated` are bytes taken in large blocks
+    meanwhile, where a profiler counts them. An operation that ran kernels leaves its arrays to them.
     """
 
-    phase = "forward"
-    inputs: tuple[tuple[int, ...], ...] = ()  # shapes
-    outputs: tuple[tuple[int, ...], ...] = ()
-    input_bytes = 0
-    output_bytes = 0
-    fused: tuple[Any, ...] = ()  # what rides along with a product: bias?, residual?, activation
-    window: Any = None  # of a pooling kernel
-    backend = ""
-    tile: Any = None
-    shares_memory = False  # the result is a view: nothing was moved
-    thread = 0
-    start_ns = 0
-    end_ns = 0
-    inner_ns = 0  # part of it spent in events directly inside, and in recording them
-    recording_ns = 0  # what recording this event cost
-    allocated = 0  # bytes taken in large blocks meanwhile, where a profiler counts them
-    inner_allocated = 0
-    parent: Event | None = None
-    has_kernels = False
-    failed = False
-
-    def __init__(self, kind: str, name: str, layer: str) -> None:
-        self.kind, self.name, self.layer = kind, name, layer
-
-    @property
-    def duration_ns(self) -> int:
-        return self.end_ns - self.start_ns
-
-    def takes(self, values: Any) -> None:
-        """Remember the shapes that went in."""
-        shapes, total = [], 0
-        for value in values:
-            if isinstance(value, ndarray):
-                shapes.append(value.shape)
-                total += value.nbytes
-        self.inputs, self.input_bytes = tuple(shapes), total
-
-    def gives(self, values: Any) -> None:
-        """Remember the shapes that came out: of one array, or of several."""
-        if isinstance(values, ndarray):
-            self.outputs, self.output_bytes = (values.shape,), values.nbytes
-        elif isinstance(values, tuple):
-            arrays = [a for a in values if isinstance(a, ndarray)]
-            self.outputs, self.output_bytes = tuple([a.shape for a in arrays]), sum([a.nbytes for a in arrays])
+    kind: str  # "module", "forward" or "backward" of an operation, "kernel"
+    what: Any  # the layer's or the operation's class; the name of a kernel's operation
+    layer: str
+    thread: int
+    start_ns: int
+    end_ns: int
+    recorded_ns: int
+    allocated: int
+    failed: bool
+    inputs: Arrays
+    outputs: Arrays
+    details: Any  # of an operation: its result is a view; of a kernel: (implementation, fused, window, tile, strides)
 
 
 class Recorder(Protocol):
-    """Receives events as they end."""
+    """Receives records as things end."""
 
     owner: int  # the thread it was started in
-
-    def add(self, event: Event) -> None: ...
-
-
-recorders: list[Recorder] = []
+    records: list[Any]
 
 
-class _Open(list[Event]):
-    """The events under way in one thread, outermost first."""
+class Recorders(list[Recorder]):
+    """Those who listen. `changes` counts comings and goings, so that a thread need not look at every record."""
 
-    __slots__ = ("names", "thread")
+    changes = 0
+
+    def attach(self, recorder: Recorder) -> None:
+        self.append(recorder)
+        self.changes += 1
+
+    def detach(self, recorder: Recorder) -> None:
+        self[:] = [r for r in self if r is not recorder]
+        self.changes += 1
+
+
+recorders = Recorders()
+
+
+class _State:
+    """One thread: whom it tells, the layer under way, and the names of the layers in the outermost model."""
+
+    __slots__ = ("changes", "complete", "kernels", "layer", "listeners", "module", "names", "root", "thread")
 
     def __init__(self) -> None:
-        super().__init__()
         self.thread = threading.get_ident()
-        self.names: dict[int, str] = {}  # of the layers in the outermost model
+        self.changes = -1
+        self.listeners: list[Callable[[Any], None]] = []
+        self.kernels = 0  # run so far
+        self.layer = ""
+        self.module: type | None = None
+        self.root: Callable[[], Any] = _nobody
+        self.names: dict[int, tuple[Callable[[], Any], str]] = {}
+        self.complete = False
+
+    def look_around(self) -> None:
+        """Find out whom to tell, now that somebody came or went."""
+        self.changes = recorders.changes
+        told = [r for r in recorders if r.owner == self.thread] or recorders
+        self.listeners = [r.records.append for r in told]
+        self.root = _nobody  # layers may have been renamed since
+
+    def path_of(self, layer: Any) -> str:
+        """The dotted name under the outermost model that is running; of somebody else's layer, the class below ours."""
+        if self.module is None and self.root() is not layer:
+            self.root = weakref.ref(layer)
+            self._collect_names(layer)
+        found = self.names.get(id(layer))
+        if found is not None and found[0]() is layer:
+            return found[1]
+        root = self.root()
+        if not self.complete and root is not None:  # a layer that was put in since the names were collected
+            self._collect_names(root)
+            self.complete = True
+            return self.path_of(layer)
+        name = type(layer).__name__
+        return f"{self.layer}.{name}" if self.layer else name
+
+    def _collect_names(self, root: Any) -> None:
+        self.names = {id(m): (weakref.ref(m), path) for path, m in root.named_modules()}
+
+
+def _nobody() -> None:
+    return None
 
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.open = _Open()
+        self.state = _State()
 
 
 _thread = _Thread()
-_tiles: dict[Any, Any] = {}
 
 
 def _nothing_allocated() -> int:
@@ -111,112 +132,134 @@ def _nothing_allocated() -> int:
 _allocated: Callable[[], int] = _nothing_allocated if native is None else native.watch_allocated
 
 
-def _run(under_way: _Open, event: Event, entered_ns: int, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Make the call inside the event. What recording costs, from `entered_ns` on, is kept out of everybody's time."""
-    parent = under_way[-1] if under_way else None
-    thread = event.thread = under_way.thread
-    under_way.append(event)
-    result = None
-    before = _allocated()
-    start = event.start_ns = perf_counter_ns()
-    try:
-        result = call(*args, **kwargs)
-    except BaseException:
-        event.failed = True
-        raise
-    finally:
-        end = event.end_ns = perf_counter_ns()
-        allocated = event.allocated = _allocated() - before
-        under_way.pop()
-        if event.kind != "module":
-            event.gives(result)
-        told = [r for r in recorders if r.owner == thread] or recorders[:]
-        for recorder in told:
-            recorder.add(event)
-        left = perf_counter_ns()
-        event.recording_ns = left - entered_ns - (end - start)
-        if parent is not None:
-            event.parent = parent
-            parent.inner_ns += left - entered_ns
-            parent.inner_allocated += allocated
-            if event.kind == "kernel":
-                parent.has_kernels = True
-    return result
+def _arrays(values: Any) -> Arrays:
+    """Shapes and dtypes of the arrays among `values`: several, or one, or none."""
+    if isinstance(values, ndarray):
+        return [values.shape, values.dtype]
+    found: Arrays = []
+    if isinstance(values, (tuple, list)):
+        for value in values:
+            if isinstance(value, ndarray):
+                found.append(value.shape)
+                found.append(value.dtype)
+    return found
 
 
-# --- the four places ---
+def _is_view(data: Any, source: Any) -> bool:
+    if data is source:
+        return True
+    base = data.base if isinstance(data, ndarray) else None
+    return base is not None and (base is source or bool(np.may_share_memory(data, source)))
+
+
+# --- the four places. Written out one by one: a function shared by them would cost a call and packed arguments ---
 
 
 def forward(step: Any, arrays: list[Any], params: dict[str, Any]) -> Any:
     """An operation on arrays."""
-    entered = perf_counter_ns()
-    under_way = _thread.open
-    event = Event("op", type(step).__name__, under_way[-1].layer if under_way else "")
-    event.takes(arrays)
-    step.recorded_layer = event.layer
-    data = _run(under_way, event, entered, step.forward, arrays, params)
-    if step.is_view:
-        event.shares_memory = _is_view(data, arrays[0])
+    here = _thread.state
+    layer = step.recorded_layer = here.layer
+    kernels, taken = here.kernels, _allocated()
+    start = now()
+    data, failed = None, True
+    try:
+        data = step.forward(*arrays, **params)
+        failed = False
+    finally:
+        end = now()
+        taken = _allocated() - taken
+        ins = outs = _NONE
+        if kernels == here.kernels:
+            ins, outs = _arrays(arrays), _arrays(data)
+        view = step.is_view and _is_view(data, arrays[0])
+        if here.changes != recorders.changes:
+            here.look_around()
+        for tell in here.listeners:
+            tell(("forward", type(step), layer, here.thread, start, end, now(), taken, failed, ins, outs, view))
     return data
-
-
-def _is_view(data: Any, source: Any) -> bool:
-    return data is source or (isinstance(data, ndarray) and bool(np.may_share_memory(data, source)))
 
 
 def backward(step: Any, grad: Any) -> Any:
     """The gradient of an operation; it belongs to the layer the operation ran in."""
-    entered = perf_counter_ns()
-    event = Event("op", type(step).__name__, getattr(step, "recorded_layer", ""))
-    event.phase = "backward"
-    event.takes((grad,))
-    grads = _run(_thread.open, event, entered, step.backward, (grad,), {})
-    if step.is_view:
-        event.shares_memory = _is_view(grads, grad)
+    here = _thread.state
+    above = here.layer
+    layer = here.layer = getattr(step, "recorded_layer", "")
+    kernels, taken = here.kernels, _allocated()
+    start = now()
+    grads, failed = None, True
+    try:
+        grads = step.backward(grad)
+        failed = False
+    finally:
+        end = now()
+        here.layer = above
+        taken = _allocated() - taken
+        ins = outs = _NONE
+        if kernels == here.kernels:
+            ins, outs = _arrays(grad), _arrays(grads)
+        view = step.is_view and _is_view(grads, grad)
+        if here.changes != recorders.changes:
+            here.look_around()
+        for tell in here.listeners:
+            tell(("backward", type(step), layer, here.thread, start, end, now(), taken, failed, ins, outs, view))
     return grads
 
 
 def module(layer: Any, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """A layer; its name is the dotted one under the outermost model that is running."""
-    entered = perf_counter_ns()
-    under_way = _thread.open
-    above = next((event for event in reversed(under_way) if event.kind == "module"), None)
-    if above is None:
-        under_way.names = {id(m): path for path, m in layer.named_modules()}
-    name = type(layer).__name__
-    path = under_way.names.get(id(layer))
-    if path is None:
-        path = f"{above.layer}.{name}" if above is not None and above.layer else name
-    if above is not None and above.layer == path and above.name == name:
+    """A layer."""
+    here = _thread.state
+    path, kind = here.path_of(layer), type(layer)
+    above, module_above = here.layer, here.module
+    if module_above is kind and above == path:
         return call(*args, **kwargs)  # a layer that was entered by one of its methods and now calls itself
-    return _run(under_way, Event("module", name, path), entered, call, args, kwargs)
+    if module_above is None:
+        here.complete = False
+    here.layer, here.module = path, kind
+    taken = _allocated()
+    start = now()
+    failed = True
+    try:
+        result = call(*args, **kwargs)
+        failed = False
+    finally:
+        end = now()
+        here.layer, here.module = above, module_above
+        taken = _allocated() - taken
+        if here.changes != recorders.changes:
+            here.look_around()
+        for tell in here.listeners:
+            tell(("module", kind, path, here.thread, start, end, now(), taken, failed, _NONE, _NONE, None))
+    return result
 
 
 def kernel(op: str, chosen: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An implementation picked by the backend."""
-    entered = perf_counter_ns()
-    under_way = _thread.open
-    event = Event("kernel", op, "")
-    if under_way:
-        event.layer, event.phase = under_way[-1].layer, under_way[-1].phase
-    event.backend = chosen.name
-    event.takes(args)
-    if kwargs:
-        ask = kwargs.get
-        event.fused = (ask("bias") is not None, ask("residual") is not None, ask("activation"))
-        event.window, event.tile = ask("kernel"), ask("tile")
-    if chosen.describe is not None and event.tile is None:
-        event.tile = _default_tile(chosen, event.inputs, args)
-    return _run(under_way, event, entered, chosen.run, args, kwargs)
+    here = _thread.state
+    here.kernels += 1
+    taken = _allocated()
+    start = now()
+    result, failed = None, True
+    try:
+        result = chosen.run(*args, **kwargs)
+        failed = False
+    finally:
+        end = now()
+        taken = _allocated() - taken
+        ins, outs = _arrays(args), _arrays(result)
+        fused = window = tile = strides = None
+        if kwargs:
+            ask = kwargs.get
+            fused = (ask("bias") is not None, ask("residual") is not None, ask("activation"))
+            window, tile = ask("kernel"), ask("tile")
+        if chosen.describe is not None and tile is None and not failed:
+            strides = (args[0].strides, args[1].strides)
+        details = (chosen, fused, window, tile, strides)
+        layer, thread = here.layer, here.thread
+        if here.changes != recorders.changes:
+            here.look_around()
+        for tell in here.listeners:
+            tell(("kernel", op, layer, thread, start, end, now(), taken, failed, ins, outs, details))
+    return result
 
 
-def _default_tile(chosen: Any, shapes: tuple[tuple[int, ...], ...], args: tuple[Any, ...]) -> Any:
-    key = (chosen.op, chosen.name, shapes, args[0].strides, args[1].strides)
-    if key not in _tiles:
-        if len(_tiles) > 10_000:
-            _tiles.clear()
-        try:
-            _tiles[key] = chosen.describe(*args)[1]
-        except Exception:  # the description is an extra: without it the operation still runs
-            _tiles[key] = None
-    return _tiles[key]
+_NONE: Arrays = []

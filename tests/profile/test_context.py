@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import tilewise
 from tilewise import Tensor, _events, models, nn, no_grad
-from tilewise.backend import use_backend
+from tilewise._extension import native
+from tilewise.backend import OptimizedBackend, use_backend
+from tilewise.backend.gemm import default_matmul_tile
 from tilewise.errors import ConfigurationError, ShapeError, TilewiseError
 from tilewise.profile import FLOPCounter, ProfilerContext
 
@@ -110,6 +113,63 @@ def test_a_layer_that_is_nobodys_child_still_has_a_name(ceilings):
 
     results = profiled(ceilings, lambda: Outer()(Tensor(X))).get_results()
     assert "Linear" in results.by_layer
+
+
+def test_a_layer_put_in_between_two_calls_is_named_by_its_place(ceilings):
+    model = models.mlp()
+    with ProfilerContext(machine=ceilings) as profiler:
+        model(Tensor(X))
+        model.extra = nn.Sequential(nn.Linear(10, 10))
+        model(Tensor(X))
+    layers = {event.layer for event in profiler.events if event.kind == "module"}
+    assert {"0", "4", "extra", "extra.0"} <= layers
+
+
+def test_events_nest_as_they_ran(ceilings):
+    model = models.gpt()
+    profiler = profiled(ceilings, lambda: model(np.zeros((1, 8), int)).sum().backward())
+    for event in profiler.events:
+        if event.parent is not None:
+            assert event.parent.start_ns <= event.start_ns <= event.end_ns <= event.parent.end_ns
+            assert event.thread == event.parent.thread
+            assert event.layer.startswith(event.parent.layer)
+        assert event.inner_ns <= event.duration_ns
+    kernels = [event for event in profiler.events if event.kind == "kernel"]
+    assert kernels and all(event.parent is not None and event.parent.kind == "op" for event in kernels)
+    assert {event.phase for event in kernels} == {"forward", "backward"}
+
+
+@pytest.mark.skipif(native is None, reason="tiles and pooled results belong to the compiled kernels")
+def test_the_tile_is_the_one_that_was_used(ceilings):
+    a, b = Tensor(np.ones((300, 200), np.float32)), Tensor(np.ones((130, 200), np.float32))
+    tile = replace(default_matmul_tile(a.data, b.data.T), kc=64)
+
+    def products():
+        _ = a @ b.T
+        with use_backend(OptimizedBackend(tile_chooser=lambda *_: tile)):
+            _ = a @ b.T
+
+    default, chosen = (u.tile for u in profiled(ceilings, products).get_results().units if u.name == "matmul")
+    assert default == str(default_matmul_tile(a.data, b.data.T))
+    assert chosen == str(tile)
+
+
+@pytest.mark.skipif(native is None, reason="tiles and pooled results belong to the compiled kernels")
+def test_results_come_from_the_same_place_with_and_without_a_profile_and_are_counted(ceilings):
+    layer, x = nn.Linear(512, 1024), Tensor(np.ones((256, 512), np.float32))
+
+    def addresses():
+        found = set()
+        for _ in range(6):
+            found.add(layer(x).data.ctypes.data)
+        return found
+
+    with no_grad():
+        plain = addresses()
+        with ProfilerContext(machine=ceilings) as profiler:
+            recorded = addresses()
+    assert recorded <= plain
+    assert all(u.allocated >= 4 * 256 * 1024 for u in profiler.get_results().units if u.name == "matmul")
 
 
 # --- contexts among themselves ---

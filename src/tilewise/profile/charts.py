@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from tilewise._events import Event
+from tilewise.profile.events import Event
 from tilewise.profile.flops import cost_of
 from tilewise.profile.results import ProfileResults
 from tilewise.profile.units import bytes_, count, seconds

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from tilewise import _events
-from tilewise._events import Event
 from tilewise._extension import native
 from tilewise._files import write_whole
 from tilewise._threads import get_num_threads
 from tilewise.errors import ConfigurationError
+from tilewise.profile.events import Event, decode
 from tilewise.profile.machine import Machine
 from tilewise.profile.machine import machine as kept_machine
 from tilewise.profile.results import NANO, ProfileResults, build
@@ -59,7 +59,8 @@ class ProfilerContext:
 
     def __init__(self, machine: Machine | None = None, memory: bool = True) -> None:
         self.owner = 0
-        self.events: list[Event] = []
+        self.records: list[Any] = []  # the framework appends here whatever ends while the context is open
+        self._events: list[Event] = []
         self._machine = machine
         self._memory = memory
         self._entered: list[int] = []
@@ -68,9 +69,12 @@ class ProfilerContext:
         self._threads = 1
         self._results: tuple[int, float, ProfileResults] | None = None
 
-    def add(self, event: Event) -> None:
-        """Called by the framework for everything that ends while the context is open."""
-        self.events.append(event)
+    @property
+    def events(self) -> list[Event]:
+        """What was recorded, in the order in which it ended."""
+        if len(self._events) != len(self.records):
+            self._events = decode(self.records)
+        return self._events
 
     def __enter__(self) -> Self:
         if self._entered:
@@ -82,12 +86,12 @@ class ProfilerContext:
         now = time.perf_counter_ns()
         self._entered.append(now)
         self._first_ns = self._first_ns or now
-        _events.recorders.append(self)
+        _events.recorders.attach(self)
         return self
 
     def __exit__(self, *_exc: object) -> None:
         self._seconds += (time.perf_counter_ns() - self._entered.pop()) * NANO
-        _events.recorders[:] = [r for r in _events.recorders if r is not self]
+        _events.recorders.detach(self)
         if self._memory:
             _LargeBlocks.release()
 
@@ -97,7 +101,7 @@ class ProfilerContext:
         """The profile as data; ask after the `with` block. A context entered again adds to what it has."""
         if self._entered:
             raise ConfigurationError("this ProfilerContext is still open; ask for results after its `with` block")
-        key = (len(self.events), self._seconds)
+        key = (len(self.records), self._seconds)
         if self._results is None or self._results[:2] != key:
             figures = self._machine or kept_machine()
             self._results = (*key, build(self.events, self._seconds, figures, self._threads))

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from tilewise import _events
-from tilewise._events import Event
 from tilewise.errors import ConfigurationError
+from tilewise.profile.events import Event, decode
 
 Shape = tuple[int, ...]
 
@@ -103,17 +103,18 @@ class Recording:
 
     def __init__(self) -> None:
         self.owner = threading.get_ident()
-        self.events: list[Event] = []
+        self.records: list[Any] = []
 
-    def add(self, event: Event) -> None:
-        self.events.append(event)
+    @property
+    def events(self) -> list[Event]:
+        return decode(self.records)
 
     def __enter__(self) -> Recording:
-        _events.recorders.append(self)
+        _events.recorders.attach(self)
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        _events.recorders.remove(self)
+        _events.recorders.detach(self)
 
 
 def summarise(events: Iterable[Event]) -> OpCounts:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 
-from tilewise._events import Event
 from tilewise.profile.charts import KINDS, roofline_svg, timeline_svg
+from tilewise.profile.events import Event
 from tilewise.profile.report import ceilings
 from tilewise.profile.results import ProfileResults, Row
 from tilewise.profile.units import bytes_, count, seconds, share

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tilewise._events import Event
+from tilewise.profile.events import Event
 from tilewise.profile.flops import Cost, cost_of, op_name
 from tilewise.profile.machine import Machine
 

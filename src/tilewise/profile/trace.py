@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from tilewise._events import Event
+from tilewise.profile.events import Event
 from tilewise.profile.flops import cost_of
 
 
