@@ -9,6 +9,7 @@ def register(app: typer.Typer) -> None:
     """Attach every command to the application. Each module defines thin Typer functions that import their work late."""
     from tilewise.cli.check import check
     from tilewise.cli.collect import collect
+    from tilewise.cli.compete import compete
     from tilewise.cli.fit import fit
     from tilewise.cli.generate import generate, kv
     from tilewise.cli.ladder import ladder
@@ -31,3 +32,4 @@ def register(app: typer.Typer) -> None:
     app.add_typer(tiles, name="tiles")
     app.add_typer(collect, name="collect")
     app.command()(check)
+    app.add_typer(compete, name="compete")

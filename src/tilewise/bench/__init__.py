@@ -1,0 +1,28 @@
+"""The competition: events, entries, scores, and the board they go on."""
+
+from tilewise.bench.errors import Rejected, TooNoisy
+from tilewise.bench.events import Event, TinyMLPerf
+from tilewise.bench.measure import Benchmark, Settings, Speedup, benchmark_model, compute_speedup
+from tilewise.bench.recipe import Recipe, parse_recipe, read_recipe
+from tilewise.bench.scoring import Score
+from tilewise.bench.submission import CompetitionSubmission, reference_recipe
+from tilewise.bench.validation import Validation
+
+__all__ = [
+    "Benchmark",
+    "CompetitionSubmission",
+    "Event",
+    "Recipe",
+    "Rejected",
+    "Score",
+    "Settings",
+    "Speedup",
+    "TinyMLPerf",
+    "TooNoisy",
+    "Validation",
+    "benchmark_model",
+    "compute_speedup",
+    "parse_recipe",
+    "read_recipe",
+    "reference_recipe",
+]

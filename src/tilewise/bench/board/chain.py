@@ -1,0 +1,98 @@
+"""Links of the ledger: what each hash covers, and the seal that only the board's owner can make.
+
+A link's hash covers its number, time, kind, content and the hash before it, so a change anywhere breaks every link from
+there on. Whoever can write to the database could compute new hashes for all of them; the seal, a keyed hash whose key
+lies in a file outside the database, is what they cannot compute.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tilewise.bench.jsontext import canonical
+from tilewise.errors import UnavailableError
+
+FIRST = "0" * 64
+
+
+@dataclass(frozen=True)
+class Link:
+    """One row of the ledger."""
+
+    seq: int
+    at: str
+    kind: str
+    body: str  # canonical JSON
+    previous: str
+    hash: str
+    seal: str
+
+
+def link_hash(seq: int, at: str, kind: str, body: str, previous: str) -> str:
+    content = canonical({"seq": seq, "at": at, "kind": kind, "body": body, "previous": previous})
+    return hashlib.sha256(content).hexdigest()
+
+
+def seal_of(key: bytes, link: str) -> str:
+    return hmac.new(key, link.encode(), hashlib.sha256).hexdigest()
+
+
+def make_link(key: bytes, seq: int, at: str, kind: str, body: dict[str, Any], previous: str) -> Link:
+    text = canonical(body).decode()
+    found = link_hash(seq, at, kind, text, previous)
+    return Link(seq, at, kind, text, previous, found, seal_of(key, found))
+
+
+def check_chain(links: Iterable[Link], key: bytes | None) -> tuple[int, str, list[str]]:
+    """(number of links, hash of the last, what is wrong). Only the first few faults are listed."""
+    faults: list[str] = []
+    seq, previous = 0, FIRST
+    for link in links:
+        seq += 1
+        if len(faults) < 5:
+            faults += _faults(link, seq, previous, key)
+        previous = link.hash
+    return seq, previous, faults
+
+
+def _faults(link: Link, expected: int, previous: str, key: bytes | None) -> list[str]:
+    if link.seq != expected:
+        return [f"link {expected} is missing or out of order: link {link.seq} stands in its place"]
+    if link.previous != previous:
+        return [f"link {link.seq} does not continue the link before it: one of them was altered or moved"]
+    if link.hash != link_hash(link.seq, link.at, link.kind, link.body, link.previous):
+        return [f"link {link.seq} was altered: its content does not give its hash"]
+    if key is not None and not hmac.compare_digest(link.seal, seal_of(key, link.hash)):
+        return [f"link {link.seq} does not bear the board's seal: it was written by somebody without the key"]
+    return []
+
+
+def board_key(path: Path, create: bool) -> bytes | None:
+    """The key in a file that only its owner may read; made where there is none and `create` is set."""
+    try:
+        return bytes.fromhex(path.read_text().strip())
+    except FileNotFoundError:
+        if not create:
+            return None
+    except (OSError, ValueError) as error:
+        raise UnavailableError(f"the board's key in {path} cannot be read ({error})") from None
+    key = secrets.token_bytes(32)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return board_key(path, create=False)
+    except OSError as error:
+        raise UnavailableError(f"the board's key cannot be written to {path} ({error.strerror})") from None
+    with os.fdopen(descriptor, "w") as stream:
+        stream.write(key.hex() + "\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+    return key

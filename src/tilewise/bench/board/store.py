@@ -1,0 +1,255 @@
+"""The board as a whole: opening it, changing it, and reading it.
+
+`open_board("board.sqlite")` is a file of its own; `open_board("postgresql+psycopg://…")` is a database. Beside the file
+lies the key that seals the ledger; for a database its path is given or taken from TILEWISE_BOARD_KEY.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from tilewise.bench.recipe import Recipe
+from tilewise.bench.scoring import Score
+from tilewise.errors import ConfigurationError, UnavailableError
+
+try:
+    from sqlalchemy import func, select, text
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from tilewise.bench.board import schema
+    from tilewise.bench.board.chain import Link, board_key
+    from tilewise.bench.board.transactions import Transaction, recipe_of
+except ImportError:
+    raise UnavailableError("a board needs SQLAlchemy: pip install 'tilewise[server]'") from None
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine
+
+_SORTS = {"score": "score", "team": "team", "time": "submitted_at", "id": "id"}
+
+
+def open_board(where: str | Path, *, create: bool = True, key: Path | None = None) -> Board:
+    """The board in a SQLite file or behind a database URL; a new one where there is none and `create` is set."""
+    url, path = _url(str(where))
+    if path is not None and not create and not path.is_file():
+        raise UnavailableError(f"there is no board at {path}")
+    key_path = key or _key_path(path)
+    engine = None
+    try:
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        engine = schema.new_engine(url)
+        if create:
+            schema.create_tables(engine)
+        sealed = board_key(key_path, create=create)
+        with engine.connect() as connection:
+            connection.execute(select(func.max(schema.ledger.c.seq))).scalar()
+    except (SQLAlchemyError, OSError, ModuleNotFoundError) as error:
+        if engine is not None:
+            engine.dispose()
+        raise UnavailableError(f"the board at {_safe(str(where))} cannot be opened: {_reason(error)}") from None
+    return Board(engine, sealed, path)
+
+
+def _url(where: str) -> tuple[str, Path | None]:
+    if where.startswith("postgresql://"):
+        return where.replace("postgresql://", "postgresql+psycopg://", 1), None
+    if where.startswith("postgresql+psycopg://"):
+        return where, None
+    if "://" in where:
+        raise ConfigurationError(f"a board is a file or a postgresql:// URL, not {_safe(where)}")
+    path = Path(where).expanduser().resolve()
+    return f"sqlite:///{path}", path
+
+
+def _key_path(path: Path | None) -> Path:
+    if path is not None:
+        return path.with_name(path.name + ".key")
+    named = os.environ.get("TILEWISE_BOARD_KEY")
+    return Path(named) if named else Path("tilewise-board.key")
+
+
+def _safe(where: str) -> str:
+    """A URL without its password."""
+    head, at, tail = where.rpartition("@")
+    return f"{head.split('//')[0]}//…@{tail}" if at and "//" in head else where
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "orig", None) or error).strip().splitlines()[0][:200]
+
+
+class Board:
+    """A leaderboard. Reading needs no transaction; changes happen in `with board.write() as transaction`."""
+
+    def __init__(self, engine: Engine, key: bytes | None, path: Path | None) -> None:
+        self.engine, self.key, self.path = engine, key, path
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    @contextmanager
+    def write(self) -> Iterator[Transaction]:
+        """One lasting change, or several: committed to the disk when the block ends, undone if it raises."""
+        if self.key is None:
+            raise UnavailableError("this board's key is missing, so nothing can be added to it")
+        try:
+            with self.engine.execution_options(writes=True).begin() as connection:
+                schema.take_turn(connection)
+                yield Transaction(connection, self.key)
+        except SQLAlchemyError as error:
+            raise UnavailableError(f"the board did not take the change: {_reason(error)}") from error
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        with self.engine.connect() as connection:
+            yield connection
+
+    def add_scored(self, team: str, recipe: Recipe, score: Score) -> dict[str, Any]:
+        """Enter what was measured on this machine: submission and result together."""
+        files = {name: recipe.read_file(name).read_bytes() for name in recipe.files}
+        with self.write() as transaction:
+            receipt = transaction.submit(team, recipe.as_dict(), files, queue=False)
+            transaction.result(receipt["entry"], "scored", score.as_dict())
+            best = self._record_in(transaction, recipe.event.name, "closed")
+            if best is None:
+                transaction.record(receipt["entry"], 0.0, 1.0, None)
+        return receipt | {"status": "scored", "score": score.score}
+
+    @staticmethod
+    def _record_in(transaction: Transaction, event: str, division: str) -> int | None:
+        table = schema.entries
+        chosen = (table.c.event == event) & (table.c.division == division) & table.c.record
+        found = transaction._connection.execute(select(table.c.id).where(chosen)).scalar()
+        return None if found is None else int(found)
+
+    # --- reading ---
+
+    def links(self) -> Iterator[Link]:
+        with self.read() as connection:
+            for row in connection.execute(select(schema.ledger).order_by(schema.ledger.c.seq)).yield_per(500):
+                yield Link(**row._mapping)
+
+    def head(self) -> tuple[int, str]:
+        table = schema.ledger
+        with self.read() as connection:
+            row = connection.execute(select(table.c.seq, table.c.hash).order_by(table.c.seq.desc()).limit(1)).first()
+        return (0, "0" * 64) if row is None else (int(row.seq), str(row.hash))
+
+    def entries(
+        self,
+        event: str | None = None,
+        division: str | None = None,
+        status: str | None = None,
+        team: str | None = None,
+        sort: str = "score",
+        limit: int = 100,
+        offset: int = 0,
+    ) -> list[dict[str, Any]]:
+        """Entries without their results, best first (or by team, time or number)."""
+        table = schema.entries
+        query = select(*(column for column in table.c if column.name not in ("result", "recipe")))
+        for name, value in (("event", event), ("division", division), ("status", status)):
+            query = query if value is None else query.where(table.c[name] == value)
+        if team:
+            query = query.where(func.lower(table.c.team).contains(team.lower(), autoescape=True))
+        column = table.c[_SORTS.get(sort, "score")]
+        order = column.desc().nulls_last() if sort in ("score", "time") else column.asc()
+        with self.read() as connection:
+            rows = connection.execute(query.order_by(order, table.c.id).limit(limit).offset(offset))
+            return [dict(row._mapping) for row in rows]
+
+    def entry(self, number: int) -> dict[str, Any] | None:
+        """One entry with recipe and result, or None."""
+        with self.read() as connection:
+            row = connection.execute(select(schema.entries).where(schema.entries.c.id == number)).first()
+        if row is None:
+            return None
+        facts = dict(row._mapping)
+        facts["recipe"] = json.loads(row.recipe)
+        facts["result"] = None if row.result is None else json.loads(row.result)
+        return facts
+
+    def recipe(self, number: int, folder: Path) -> Recipe:
+        """The recipe of an entry, with its files written into `folder`."""
+        with self.read() as connection:
+            row = connection.execute(select(schema.entries).where(schema.entries.c.id == number)).first()
+        if row is None:
+            raise ConfigurationError(f"there is no entry {number} on this board")
+        for name, content in self.files(number).items():
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+        recipe = recipe_of(row)
+        return Recipe(recipe.event, recipe.steps, recipe.name, recipe.predictions, folder)
+
+    def files(self, number: int) -> dict[str, bytes]:
+        """The files that came with an entry, by name; a plugin is under plugin.py."""
+        body = self._submission(number)
+        named = dict(body["files"]) | ({"plugin.py": body["plugin"]} if body.get("plugin") else {})
+        table = schema.files
+        with self.read() as connection:
+            return {
+                name: bytes(connection.execute(select(table.c.content).where(table.c.digest == digest)).scalar() or b"")
+                for name, digest in named.items()
+            }
+
+    def _submission(self, number: int) -> Mapping[str, Any]:
+        with self.read() as connection:
+            text_ = connection.execute(select(schema.ledger.c.body).where(schema.ledger.c.seq == number)).scalar()
+        body: Mapping[str, Any] = json.loads(text_ or '{"files": {}}')
+        return body
+
+    def record(self, event: str, division: str) -> int | None:
+        """The entry that holds the record."""
+        table = schema.entries
+        chosen = (table.c.event == event) & (table.c.division == division) & table.c.record
+        with self.read() as connection:
+            found = connection.execute(select(table.c.id).where(chosen)).scalar()
+        return None if found is None else int(found)
+
+    def records(self, event: str, division: str) -> list[dict[str, Any]]:
+        """Every record of an event in the order it was set, with score and team."""
+        found = []
+        for link in self.links():
+            body = json.loads(link.body) if link.kind == "record" else {}
+            if body.get("event") == event and body.get("division") == division:
+                entry = self.entry(int(body["entry"]))
+                if entry is not None:
+                    found.append(body | {"at": link.at, "team": entry["team"], "score": entry["score"]})
+        return found
+
+    def open_events(self) -> dict[str, bool]:
+        with self.read() as connection:
+            return {str(r.name): bool(r.open) for r in connection.execute(select(schema.events))}
+
+    def waiting(self) -> int:
+        """Entries in the queue, running ones included."""
+        with self.read() as connection:
+            query = select(func.count()).select_from(schema.jobs).where(schema.jobs.c.state != "done")
+            return int(connection.execute(query).scalar() or 0)
+
+    def teams(self) -> list[dict[str, Any]]:
+        """Tokens without their secrets, newest first."""
+        table = schema.tokens
+        shown = (table.c.id, table.c.team, table.c.role, table.c.created_at, table.c.revoked_at)
+        with self.read() as connection:
+            return [dict(r._mapping) for r in connection.execute(select(*shown).order_by(table.c.created_at.desc()))]
+
+    def ping(self) -> None:
+        with self.read() as connection:
+            connection.execute(text("SELECT 1"))

@@ -1,0 +1,251 @@
+"""What can happen to a board: every change is one link of the ledger and the row that follows from it, together.
+
+A `Transaction` is open for one `with board.write()`; several changes in it are on the disk together or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import func, insert, select, update
+
+from tilewise.bench.board import schema
+from tilewise.bench.board.chain import FIRST, Link, make_link
+from tilewise.bench.errors import Rejected
+from tilewise.bench.events import TinyMLPerf
+from tilewise.bench.jsontext import canonical
+from tilewise.bench.recipe import Recipe, parse_recipe
+from tilewise.bench.scoring import check_consistent
+from tilewise.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+DIVISIONS = ("closed", "open")
+OUTCOMES = ("scored", "rejected", "noisy")
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+class Transaction:
+    """Changes to a board that become lasting together."""
+
+    def __init__(self, connection: Connection, key: bytes) -> None:
+        self._connection, self._key = connection, key
+        last = connection.execute(
+            select(schema.ledger.c.seq, schema.ledger.c.hash).order_by(schema.ledger.c.seq.desc()).limit(1)
+        ).first()
+        self._seq, self._head = (0, FIRST) if last is None else (int(last.seq), str(last.hash))
+
+    @contextmanager
+    def part(self) -> Iterator[None]:
+        """A change that may fail without taking the others with it."""
+        seq, head = self._seq, self._head
+        try:
+            with self._connection.begin_nested():
+                yield
+        except BaseException:
+            self._seq, self._head = seq, head
+            raise
+
+    def _append(self, kind: str, body: dict[str, Any]) -> Link:
+        link = make_link(self._key, self._seq + 1, now(), kind, body, self._head)
+        self._connection.execute(insert(schema.ledger).values(**vars(link)))
+        self._seq, self._head = link.seq, link.hash
+        return link
+
+    # --- entries ---
+
+    def submit(
+        self,
+        team: str,
+        recipe: Mapping[str, Any],
+        files: Mapping[str, bytes] | None = None,
+        division: str = "closed",
+        plugin: bytes | None = None,
+        queue: bool = True,
+    ) -> dict[str, Any]:
+        """Enter a checked recipe (or, in the open division, a plugin) and give the receipt."""
+        files = dict(files or {})
+        event = str(recipe["event"])
+        if not self.is_open(event):
+            raise Rejected("event closed", f"{event} is closed for new entries")
+        body = self._submission(team, recipe, files, division, plugin)
+        known = self._connection.execute(
+            select(schema.entries.c.id).where(schema.entries.c.digest == body["digest"])
+        ).scalar()
+        if known is not None:
+            raise Replayed(int(known))
+        for content in [*files.values(), *([plugin] if plugin else [])]:
+            self._keep_file(content)
+        link = self._append("submission", body)
+        status = "unverified" if division == "open" else "queued"
+        self._connection.execute(insert(schema.entries).values(**entry_row(link.seq, link.at, body, status)))
+        if queue and division == "closed":
+            self._connection.execute(insert(schema.jobs).values(entry=link.seq, state="queued", attempts=0))
+        return {"entry": link.seq, "hash": link.hash, "at": link.at, "status": status}
+
+    def _submission(
+        self, team: str, recipe: Mapping[str, Any], files: Mapping[str, bytes], division: str, plugin: bytes | None
+    ) -> dict[str, Any]:
+        if division not in DIVISIONS:
+            raise Rejected("schema", f"a division is {' or '.join(DIVISIONS)}")
+        body: dict[str, Any] = {"team": team, "event": str(recipe["event"]), "division": division}
+        body |= {"recipe": dict(recipe), "files": {n: sha256(c) for n, c in sorted(files.items())}}
+        body["plugin"] = sha256(plugin) if plugin else ""
+        return body | {"digest": sha256(canonical(body))}
+
+    def _keep_file(self, content: bytes) -> None:
+        digest = sha256(content)
+        table = schema.files
+        if self._connection.execute(select(table.c.digest).where(table.c.digest == digest)).scalar() is None:
+            self._connection.execute(insert(table).values(digest=digest, content=content))
+
+    def result(self, entry: int, outcome: str, facts: Mapping[str, Any] | None, reason: str = "") -> None:
+        """What a run of an entry found. A score must follow from the figures it comes with."""
+        self._known(entry)
+        if outcome not in OUTCOMES:
+            raise ConfigurationError(f"an outcome is one of {', '.join(OUTCOMES)}")
+        if outcome == "scored":
+            check_consistent(dict(facts or {}))
+        body: dict[str, Any] = {"entry": entry, "outcome": outcome, "reason": reason}
+        body["result"] = json.loads(json.dumps(facts, default=plain_number)) if outcome == "scored" else None
+        self._append("result", body)
+        self._change(entry, **result_columns(body))
+        self._connection.execute(update(schema.jobs).where(schema.jobs.c.entry == entry).values(state="done"))
+
+    def record(self, entry: int, p_value: float, factor: float, previous: int | None) -> None:
+        """The entry holds the record of its event and division from now on."""
+        row = self._known(entry)
+        if previous is not None and not p_value < 0.01:
+            raise Rejected("no record", f"a record must be beaten at p < 0.01, not {p_value:.3g}")
+        body = {"entry": entry, "p_value": p_value, "factor": factor, "previous": previous}
+        self._append("record", body | {"event": row.event, "division": row.division})
+        same = (schema.entries.c.event == row.event) & (schema.entries.c.division == row.division)
+        self._connection.execute(update(schema.entries).where(same).values(record=False))
+        self._change(entry, record=True)
+
+    def disqualify(self, entry: int, reason: str) -> None:
+        """Take an entry out of the ranking; the entry and the reason stay to be seen."""
+        self._known(entry)
+        if not 3 <= len(reason.strip()) <= 300 or not reason.isprintable():
+            raise ConfigurationError("a disqualification needs a reason of 3 to 300 printable characters")
+        self._append("disqualified", {"entry": entry, "reason": reason})
+        self._change(entry, status="disqualified", reason=reason, record=False)
+
+    def requeue(self, entry: int) -> None:
+        """Have an entry run again."""
+        row = self._known(entry)
+        if row.division != "closed":
+            raise ConfigurationError("an entry of the open division is re-run by hand: tilewise compete rerun")
+        jobs = schema.jobs
+        changed = self._connection.execute(
+            update(jobs).where(jobs.c.entry == entry).values(state="queued", attempts=0, lease_until=0.0)
+        )
+        if not changed.rowcount:
+            self._connection.execute(insert(jobs).values(entry=entry, state="queued", attempts=0))
+
+    def _known(self, entry: int) -> Any:
+        row = self._connection.execute(select(schema.entries).where(schema.entries.c.id == entry)).first()
+        if row is None:
+            raise ConfigurationError(f"there is no entry {entry} on this board")
+        return row
+
+    def _change(self, entry: int, **columns: Any) -> None:
+        self._connection.execute(update(schema.entries).where(schema.entries.c.id == entry).values(**columns))
+
+    # --- events ---
+
+    def is_open(self, event: str) -> bool:
+        found = self._connection.execute(select(schema.events.c.open).where(schema.events.c.name == event)).scalar()
+        return found is None or bool(found)
+
+    def set_open(self, event: str, is_open: bool) -> None:
+        """Open or close an event for new entries."""
+        name = TinyMLPerf.event(event).name
+        self._append("event", {"event": name, "open": is_open})
+        table = schema.events
+        if not self._connection.execute(update(table).where(table.c.name == name).values(open=is_open)).rowcount:
+            self._connection.execute(insert(table).values(name=name, open=is_open))
+
+    # --- tokens ---
+
+    def add_token(self, identifier: str, digest: str, team: str, role: str) -> None:
+        self._append("token", {"id": identifier, "team": team, "role": role, "action": "created"})
+        row = {"id": identifier, "hash": digest, "team": team, "role": role, "created_at": now(), "revoked_at": None}
+        self._connection.execute(insert(schema.tokens).values(**row))
+
+    def revoke_token(self, identifier: str) -> None:
+        table = schema.tokens
+        unrevoked = (table.c.id == identifier) & table.c.revoked_at.is_(None)
+        if not self._connection.execute(update(table).where(unrevoked).values(revoked_at=now())).rowcount:
+            raise ConfigurationError(f"there is no token {identifier[:20]!r} that could be revoked")
+        self._append("token", {"id": identifier, "action": "revoked"})
+
+    # --- the queue ---
+
+    def claim_job(self, worker: str, lease_s: float, most_attempts: int) -> int | None:
+        """The next entry to run, reserved for `worker`; jobs of workers that died come back when their lease ends."""
+        jobs, clock = schema.jobs, time.time()
+        free = (jobs.c.state == "queued") | ((jobs.c.state == "running") & (jobs.c.lease_until < clock))
+        found = self._connection.execute(
+            select(jobs.c.entry, jobs.c.attempts).where(free).order_by(jobs.c.entry).limit(1)
+        ).first()
+        if found is None:
+            return None
+        if found.attempts >= most_attempts:
+            self.result(int(found.entry), "rejected", None, "its run ended the measuring process every time")
+            return self.claim_job(worker, lease_s, most_attempts)
+        values = {"state": "running", "attempts": found.attempts + 1, "lease_until": clock + lease_s, "worker": worker}
+        self._connection.execute(update(jobs).where(jobs.c.entry == found.entry).values(**values))
+        return int(found.entry)
+
+    def count(self, status: str) -> int:
+        query = select(func.count()).select_from(schema.entries).where(schema.entries.c.status == status)
+        return int(self._connection.execute(query).scalar() or 0)
+
+
+class Replayed(Rejected):
+    """A submission that is on the board already."""
+
+    def __init__(self, entry: int) -> None:
+        super().__init__("replayed", f"this submission is on the board already, as entry {entry}")
+        self.entry = entry
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def entry_row(seq: int, at: str, body: Mapping[str, Any], status: str) -> dict[str, Any]:
+    """The row of `entries` that a submission gives."""
+    recipe = body["recipe"]
+    names = {name: body[name] for name in ("team", "event", "division", "digest")}
+    row = {"id": seq, "submitted_at": at, "name": str(recipe.get("name", "")), "status": status, "reason": ""}
+    row["recipe"] = canonical(recipe).decode()
+    return row | names | {"score": None, "result": None, "verified": False, "record": False}
+
+
+def result_columns(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of `entries` that a result gives."""
+    found = body["result"]
+    text = None if found is None else canonical(found).decode()
+    score = None if found is None else float(found["score"])
+    scored = body["outcome"] == "scored"
+    return {"status": body["outcome"], "reason": body["reason"], "result": text, "score": score, "verified": scored}
+
+
+def plain_number(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else list(value)
+
+
+def recipe_of(row: Any) -> Recipe:
+    return parse_recipe(json.loads(row.recipe))

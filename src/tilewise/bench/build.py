@@ -1,0 +1,197 @@
+"""From a recipe to something that runs: the steps applied to the shipped model, one after the other.
+
+`build_stages` keeps the state after every step, so that a score can say where the gain came from. Nothing here reads
+the held-out images: calibration and retraining use the training part.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise import optim
+from tilewise.backend import OptimizedBackend, use_backend
+from tilewise.backend.tiles import TileConfig, check_tile
+from tilewise.bench.errors import Rejected
+from tilewise.bench.events import Event
+from tilewise.bench.recipe import Recipe, Step
+from tilewise.bench.runner import Runner, baseline
+from tilewise.errors import TilewiseError
+from tilewise.io import load_arrays
+from tilewise.nn import Module
+from tilewise.nn import functional as F
+from tilewise.prune import prune, shrink, sparsify
+from tilewise.quantize import quantize
+from tilewise.tensor import Tensor
+
+Array = npt.NDArray[Any]
+_BATCH = 32
+_LEARNING_RATE = 1e-3
+_LEAST_COSINE = 0.5  # retrained or pruned weights still point where the shipped ones do; another model's do not
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The entry after one step."""
+
+    label: str
+    runner: Runner
+
+
+def build(recipe: Recipe) -> Runner:
+    """The entry itself."""
+    return build_stages(recipe)[-1].runner
+
+
+def build_stages(recipe: Recipe) -> list[Stage]:
+    """The baseline, then the entry after each step."""
+    runner = baseline(recipe.event)
+    stages = [Stage("plain tilewise", runner)]
+    quantized_later = any(step.name == "quantize" for step in recipe.steps)
+    for step in recipe.steps:
+        try:
+            runner = _APPLY[step.name](runner, step, recipe)
+        except Rejected:
+            raise
+        except TilewiseError as error:
+            raise Rejected("cannot build", f"the step {step.name} cannot be carried out: {error}") from error
+        stages.append(Stage(str(step), runner))
+        if step.name == "prune" and step.options["sparse"] and not quantized_later:
+            runner = replace(runner, model=sparsify(runner.model))
+            stages[-1] = Stage(str(step), runner)
+    return stages
+
+
+# --- steps ---
+
+
+def _weights(runner: Runner, step: Step, recipe: Recipe) -> Runner:
+    path = recipe.read_file(step.options["file"])
+    arrays, _ = load_arrays(path)
+    arrays = check_weights(arrays, runner.model, step.options["dtype"])
+    model = copy.deepcopy(runner.model)
+    model.load_state_dict(arrays)
+    return replace(runner, model=model)
+
+
+def check_weights(arrays: dict[str, Array], shipped: Module, dtype: str) -> dict[str, Array]:
+    """The weights in float32, if the file is what it says, fits the event's model and descends from its weights.
+
+    In a file of int8 every matrix NAME comes with NAME.scale, one float32 per row.
+    """
+    own = {name: tensor.data for name, tensor in shipped.named_tensors()}
+    scales = {name: arrays[name] for name in arrays if name.endswith(".scale") and name not in own}
+    arrays = {name: array for name, array in arrays.items() if name not in scales}
+    if arrays.keys() != own.keys() or any(arrays[n].shape != own[n].shape for n in own):
+        raise Rejected("another model", "these weights are of another model: names or shapes differ from the event's")
+    return {name: _checked(name, array, own[name], dtype, scales) for name, array in arrays.items()}
+
+
+def _checked(name: str, array: Array, shipped: Array, dtype: str, scales: dict[str, Array]) -> Array:
+    if array.ndim > 1 and array.dtype.name != dtype:
+        raise Rejected("false dtype", f"{name} is declared {dtype} but stored as {array.dtype}")
+    values = array.astype(np.float32)
+    if array.dtype == np.int8:
+        scale = scales.get(f"{name}.scale", np.empty(0))
+        if scale.shape != (len(array),):
+            raise Rejected("another model", f"{name} is int8 but has no {name}.scale with one number a row")
+        values *= scale.astype(np.float32).reshape(-1, *[1] * (array.ndim - 1))
+    if not np.isfinite(values).all():
+        raise Rejected("another model", f"{name} holds NaN or infinity")
+    if array.ndim > 1 and _cosine(values, shipped) < _LEAST_COSINE:
+        raise Rejected(
+            "another model",
+            f"these weights are of another model: {name} has a cosine of {_cosine(values, shipped):.2f} to the "
+            f"shipped one, and retraining leaves at least {_LEAST_COSINE}",
+        )
+    return values
+
+
+def _cosine(a: Array, b: Array) -> float:
+    x, y = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
+    scale = float(np.linalg.norm(x) * np.linalg.norm(y))
+    return float(x @ y) / scale if scale else 0.0
+
+
+def _backend(runner: Runner, step: Step, _: Recipe) -> Runner:
+    chosen = OptimizedBackend(only="numpy") if step.options["name"] == "numpy" else OptimizedBackend()
+    return replace(runner, backend=chosen)
+
+
+def _tile(runner: Runner, step: Step, _: Recipe) -> Runner:
+    table = {}
+    for entry in step.options["matmul"]:
+        tile = TileConfig(**entry["tile"])
+        check_tile("matmul", tuple(entry["shape"]), tile, entry["layout"])
+        table[tuple(entry["shape"]), entry["layout"]] = tile
+
+    def choose(op: str, shape: tuple[int, ...], dtype: str, layout: str) -> Any:
+        return table.get((shape, layout)) if op == "matmul" and dtype == "float32" else None
+
+    return replace(runner, backend=OptimizedBackend(only=runner.backend.only, tile_chooser=choose))
+
+
+def _shrink(runner: Runner, step: Step, _: Recipe) -> Runner:
+    model = shrink(runner.model, step.options["sparsity"])
+    retrain(model, runner.event, step.options["epochs"], step.options["seed"])
+    return replace(runner, model=model.eval())
+
+
+def _prune(runner: Runner, step: Step, _: Recipe) -> Runner:
+    pruned: Any = prune(runner.model, step.options["sparsity"], step.options["scope"])
+    retrain(pruned, runner.event, step.options["epochs"], step.options["seed"], pruned.pruning.apply)
+    return replace(runner, model=pruned.eval())
+
+
+def _quantize(runner: Runner, step: Step, _: Recipe) -> Runner:
+    if runner.event.kind == "text":
+        return replace(runner, decoder_weights="int8")
+    x = runner.event.training_images()[0][: step.options["samples"]]
+    batches = [x[i : i + 64] for i in range(0, len(x), 64)]
+    model = quantize(runner.model, batches, observer=step.options["observer"], keep_float=step.options["keep_float"])
+    return replace(runner, model=model)
+
+
+def _kv_cache(runner: Runner, step: Step, _: Recipe) -> Runner:
+    return replace(runner, use_cache=True, cache_dtype=step.options["dtype"])
+
+
+_APPLY: dict[str, Callable[[Runner, Step, Recipe], Runner]] = {
+    "weights": _weights,
+    "backend": _backend,
+    "tile": _tile,
+    "shrink": _shrink,
+    "prune": _prune,
+    "quantize": _quantize,
+    "kv_cache": _kv_cache,
+}
+
+
+def retrain(model: Module, event: Event, epochs: int, seed: int, after_step: Callable[[], None] = lambda: None) -> None:
+    """Train on the event's training images for some epochs, always through the default backend."""
+    if not epochs:
+        return
+    from tilewise.fit.tasks import shifted
+
+    x, y = event.training_images()
+    images = x.reshape(len(x), 1, 8, 8)
+    optimizer = optim.AdamW(list(model.parameters()), lr=_LEARNING_RATE, weight_decay=0.01)
+    steps, done = epochs * -(-len(x) // _BATCH), 0
+    model.train()
+    with use_backend(OptimizedBackend()):
+        for epoch in range(epochs):
+            rng = np.random.default_rng([seed, epoch])
+            for chosen in np.array_split(rng.permutation(len(x)), -(-len(x) // _BATCH)):
+                moved = shifted(images[chosen], 1, rng).reshape(len(chosen), *x.shape[1:])
+                optimizer.lr = _LEARNING_RATE * (1 - done / steps)
+                optimizer.zero_grad()
+                F.cross_entropy(model(Tensor(moved)), y[chosen]).backward()
+                optimizer.step()
+                after_step()
+                done += 1
+    model.eval()

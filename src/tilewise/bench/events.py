@@ -1,0 +1,176 @@
+"""The events: which model, which data, what is timed, and what an answer must be worth.
+
+Two kinds of inputs appear everywhere. *Public* ones are the whole held-out data, on which the accuracy floor is judged;
+*drawn* ones are made from fresh randomness when an entry is validated, so that nobody can have answered them before.
+The reference that answers are compared with is the shipped model, run plainly: NumPy, float32, no cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise import data, models
+from tilewise.errors import ConfigurationError
+from tilewise.fit.tasks import shifted
+from tilewise.nn import Module
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One competition. `batch` images, or one prompt and `new_tokens`, make the timed call."""
+
+    name: str
+    title: str
+    model_name: str
+    kind: str  # "images", "text" or "tiles"
+    rules: str
+    batch: int = 1
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    points_to_lose: float = 1.0  # accuracy may fall by this much below the shipped model's
+    agreement: float = 0.95  # share of drawn inputs on which the class must be the reference's
+    runs: int = 24  # timed samples of each side, unless the settings say otherwise
+    baseline_over_arithmetic: float = 1.0  # plain tilewise over its bare matrix products; see integrity.py
+
+    def __str__(self) -> str:
+        return self.name
+
+    def model(self) -> Module:
+        """The shipped model with its trained weights, in evaluation mode."""
+        self.check_timed()
+        return models.pretrained(self.model_name)
+
+    def check_timed(self) -> None:
+        if self.kind == "tiles":
+            raise ConfigurationError(f"{self.name} scores a file of predictions; it has no model to time")
+
+    def public_inputs(self) -> Array:
+        """Every held-out image, or sixteen prompts spread evenly over the held-out text."""
+        if self.kind == "images":
+            images: Array = _images(self.model_name).x_test
+            return images
+        text = data.text().valid
+        starts = np.linspace(0, len(text) - self.prompt_tokens, 16).astype(np.int64)
+        windows: Array = text[starts[:, None] + np.arange(self.prompt_tokens)]
+        return windows
+
+    def public_labels(self) -> Array:
+        """The classes of the held-out images."""
+        return _images(self.model_name).y_test
+
+    def training_images(self) -> tuple[Array, Array]:
+        images = _images(self.model_name)
+        return images.x_train, images.y_train
+
+    def draw(self, rng: np.random.Generator, count: int) -> Array:
+        """Inputs that did not exist before: moved and speckled digits, or pieces of text from anywhere."""
+        if self.kind == "images":
+            return _drawn_images(self.model_name, rng, count)
+        parts = data.text()
+        text = np.concatenate([parts.train, parts.valid])
+        starts = rng.integers(0, len(text) - self.prompt_tokens, count)
+        windows: Array = text[starts[:, None] + np.arange(self.prompt_tokens)]
+        return windows
+
+    def timed_inputs(self, rng: np.random.Generator, calls: int) -> list[Array]:
+        """Inputs for `calls` different timed calls: batches of images, or single prompts."""
+        if self.kind == "images":
+            return list(self.draw(rng, calls * self.batch).reshape(calls, self.batch, *self.input_shape))
+        return list(self.draw(rng, calls))
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return _images(self.model_name).x_test.shape[1:]
+
+    @property
+    def unit(self) -> str:
+        return "images" if self.kind == "images" else "tokens"
+
+    @property
+    def units_per_call(self) -> int:
+        return self.batch if self.kind == "images" else self.new_tokens
+
+
+@lru_cache(maxsize=2)
+def _images(model_name: str) -> data.ImageData:
+    images = data.digits()
+    return images.flat() if model_name == "mlp" else images
+
+
+def _drawn_images(model_name: str, rng: np.random.Generator, count: int) -> Array:
+    images = data.digits()
+    every = np.concatenate([images.x_train, images.x_test])
+    chosen = shifted(every[rng.integers(0, len(every), count)], 1, rng)
+    speckled = chosen + rng.normal(0, 0.03, chosen.shape)
+    drawn: Array = np.clip(speckled, 0, 1).astype(np.float32)
+    return drawn.reshape(count, -1) if model_name == "mlp" else drawn
+
+
+class TinyMLPerf:
+    """The events of the competition.
+
+    >>> TinyMLPerf.MLP_SPRINT.batch
+    32
+    """
+
+    MLP_SPRINT = Event(
+        "MLP_SPRINT",
+        "MLP sprint",
+        "mlp",
+        "images",
+        "Classify a batch of 32 digits with the shipped mlp (64-256-128-10). At most 1 point of accuracy may be lost.",
+        batch=32,
+        baseline_over_arithmetic=2.5,
+    )
+    CNN_MARATHON = Event(
+        "CNN_MARATHON",
+        "CNN marathon",
+        "cnn",
+        "images",
+        "Classify a batch of 32 digits with the shipped cnn (3 convolutions). At most 1 point of accuracy may be lost.",
+        batch=32,
+        baseline_over_arithmetic=4.5,
+    )
+    TRANSFORMER_DECATHLON = Event(
+        "TRANSFORMER_DECATHLON",
+        "Transformer decathlon",
+        "gpt",
+        "text",
+        "Continue a prompt of 32 characters by 200, each the most likely one. Every token must be the shipped gpt's.",
+        prompt_tokens=32,
+        new_tokens=200,
+        runs=12,
+        points_to_lose=0.0,
+        agreement=1.0,
+        baseline_over_arithmetic=3.5,
+    )
+    TILE_OLYMPIAD = Event(
+        "TILE_OLYMPIAD",
+        "Tile olympiad",
+        "",
+        "tiles",
+        "Name the five most promising configurations of every kernel of the split, as a CSV; scored by tile score.",
+    )
+
+    @classmethod
+    def events(cls) -> tuple[Event, ...]:
+        return (cls.MLP_SPRINT, cls.CNN_MARATHON, cls.TRANSFORMER_DECATHLON, cls.TILE_OLYMPIAD)
+
+    @classmethod
+    def event(cls, name: str | Event) -> Event:
+        """The event of this name; an error that lists them otherwise."""
+        for event in cls.events():
+            if name in (event, event.name):
+                return event
+        known = ", ".join(event.name for event in cls.events())
+        raise ConfigurationError(f"there is no event {str(name)[:80]!r}; the events are {known}")
+
+    def __class_getitem__(cls, name: str) -> Event:
+        return cls.event(name)

@@ -1,0 +1,123 @@
+"""Is the ruler straight? Checks on the clock and on the baseline, made in the same run as the measurement.
+
+The clock's function is taken when this module is imported and compared with the system's raw monotonic clock over the
+whole run. The baseline is compared with its own arithmetic: the bare matrix products that its model needs, straight
+through NumPy. A baseline that has been slowed down no longer keeps its distance to them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from types import BuiltinFunctionType
+from typing import Any
+
+import numpy as np
+
+from tilewise.backend import OptimizedBackend
+from tilewise.bench.errors import Rejected
+from tilewise.bench.events import Event
+from tilewise.bench.runner import Runner
+from tilewise.nn import GPT, Conv2d, Linear
+from tilewise.profile import loop
+from tilewise.profile.flops import FLOPCounter
+from tilewise.tensor import Tensor
+
+_RAW = getattr(time, "CLOCK_MONOTONIC_RAW", getattr(time, "CLOCK_MONOTONIC", None))
+_raw_ns = time.clock_gettime_ns
+_CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "clock_gettime_ns")
+_LARGEST_DRIFT = 0.01
+_SLOWEST = 3.0  # times the usual distance between the baseline and its arithmetic
+
+
+def _timer_clock() -> Callable[[], int]:
+    """The function that the timed loop reads, whatever it is by now."""
+    clock: Callable[[], int] = vars(loop)["perf_counter_ns"]
+    return clock
+
+
+@dataclass
+class ClockWatch:
+    """Two clocks read together at the start; `check` reads them again and wants the same time to have passed."""
+
+    started: int = field(default_factory=lambda: _timer_clock()())
+    started_raw: int = field(default_factory=lambda: _raw_ns(_RAW) if _RAW is not None else 0)
+
+    def check(self) -> None:
+        """Reject what was measured with a clock that somebody changed."""
+        for name in _CLOCKS:
+            if not isinstance(getattr(time, name), BuiltinFunctionType):
+                raise Rejected("changed clock", f"time.{name} is not the system's clock in this process")
+        if not isinstance(_timer_clock(), BuiltinFunctionType):
+            raise Rejected("changed clock", "the timer's clock is not the system's in this process")
+        if _RAW is None:
+            return
+        passed, raw = _timer_clock()() - self.started, _raw_ns(_RAW) - self.started_raw
+        if raw > 50_000_000 and abs(passed / raw - 1) > _LARGEST_DRIFT:
+            raise Rejected(
+                "changed clock",
+                f"the clock says {passed / 1e9:.3f} s passed where the system's raw clock says {raw / 1e9:.3f} s",
+            )
+
+
+def check_numpy_backend(backend: OptimizedBackend) -> None:
+    """The baseline's operations must be the package's own functions."""
+    for op in backend.operations():
+        for implementation in backend.implementations(op):
+            module = getattr(implementation.run, "__module__", "")
+            if not str(module).startswith("tilewise.backend."):
+                raise Rejected(
+                    "slowed baseline",
+                    f"the baseline's {op} is not tilewise's own but {module or 'another'}'s",
+                )
+
+
+def check_baseline_speed(event: Event, baseline: Runner, seconds_per_call: float) -> float:
+    """How many times its bare matrix products the baseline takes; Rejected where that is far above the usual."""
+    arithmetic = arithmetic_seconds(event, baseline)
+    ratio = seconds_per_call / arithmetic
+    limit = _SLOWEST * event.baseline_over_arithmetic
+    if ratio > limit:
+        raise Rejected(
+            "slowed baseline",
+            f"the baseline took {ratio:.1f} times as long as its own matrix products in plain NumPy, where "
+            f"{event.baseline_over_arithmetic:g} is usual and {limit:g} the limit: something slows it down",
+        )
+    return ratio
+
+
+def arithmetic_seconds(event: Event, baseline: Runner) -> float:
+    """The time of the matrix products of one baseline call, and of nothing else: the quickest of several."""
+    functions = _products(event, baseline)
+    best = min(sum(loop.seconds_per_call(f, 1) for f in functions) for _ in range(7))
+    return best * (event.new_tokens if event.kind == "text" else 1)
+
+
+def _products(event: Event, baseline: Runner) -> list[Callable[[], Any]]:
+    """One function per matrix product of a call; for text, of a pass over the average length."""
+    rng = np.random.default_rng(0)
+    shapes = _text_shapes(event, baseline) if event.kind == "text" else _image_shapes(event, baseline)
+    pairs = [(rng.standard_normal((m, k), np.float32), rng.standard_normal((k, n), np.float32)) for m, n, k in shapes]
+    return [partial(np.matmul, a, b) for a, b in pairs]
+
+
+def _image_shapes(event: Event, baseline: Runner) -> list[tuple[int, int, int]]:
+    counted = FLOPCounter().count_ops(baseline.model, Tensor(np.zeros((event.batch, *event.input_shape), np.float32)))
+    shapes = []
+    for name, module in baseline.model.named_modules():
+        if isinstance(module, Linear):
+            shapes.append((event.batch, module.out_features, module.in_features))
+        elif isinstance(module, Conv2d):
+            k = int(module.weight.data[0].size)
+            rows = int(counted.by_layer.get(name, 0)) // max(2 * k * module.out_channels, 1)
+            shapes.append((rows or event.batch * 64, module.out_channels, k))
+    return shapes
+
+
+def _text_shapes(event: Event, baseline: Runner) -> list[tuple[int, int, int]]:
+    assert isinstance(baseline.model, GPT)
+    length, width = event.prompt_tokens + event.new_tokens // 2, baseline.model.token_embedding.weight.shape[1]
+    block = [(length, n, k) for n, k in ((3 * width, width), (width, width), (4 * width, width), (width, 4 * width))]
+    return block * len(baseline.model.blocks) + [(length, baseline.model.vocab, width)]

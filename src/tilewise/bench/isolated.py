@@ -1,0 +1,52 @@
+"""The measuring process: a JSON request on standard input, one line of JSON as the answer.
+
+Run as ``python -m tilewise.bench.isolated``; see `submission.exchange`, which starts it with a clean environment.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import tilewise
+from tilewise.bench.errors import Rejected
+from tilewise.bench.measure import Settings
+from tilewise.bench.recipe import parse_recipe
+from tilewise.bench.scoring import score_recipe, validate_recipe
+from tilewise.errors import TilewiseError
+
+
+def carry_out(request: dict[str, Any]) -> dict[str, Any]:
+    """The result of one request."""
+    tilewise.set_num_threads(int(request["threads"]))
+    folder = Path(request["folder"]) if request.get("folder") else None
+    recipe = parse_recipe(request["recipe"], folder)
+    settings = Settings(**request["settings"])
+    if request["task"] == "validate":
+        return validate_recipe(recipe, settings).as_dict()
+    if request["task"] == "duel":
+        from tilewise.bench.records import duel
+
+        return duel(recipe, parse_recipe(request["record"], folder), settings)
+    return score_recipe(recipe, settings).as_dict()
+
+
+def main() -> None:
+    request = json.loads(sys.stdin.buffer.read())
+    try:
+        answer: dict[str, Any] = {"result": carry_out(request)}
+    except TilewiseError as error:
+        answer = {"error": type(error).__name__, "message": str(error)}
+        answer["code"] = error.code if isinstance(error, Rejected) else ""
+    print(json.dumps(answer, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers and tuples as JSON's."""
+    return value.item() if hasattr(value, "item") else list(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,396 @@
+"""Figures of a model, and of two models against each other, all by the harness's clock, data and seeds.
+
+`benchmark_model` measures one; `compute_speedup` says how much better the second of two is. A fair ratio needs both
+measured in turns in the same run: `measure_together` does that through `Timer.compare`, with samples of equal length on
+both sides, so that a load on the machine slows both by the same share. It makes the figures that scores are made of.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise import models, optim
+from tilewise.bench.errors import Rejected, TooNoisy
+from tilewise.bench.events import Event, TinyMLPerf
+from tilewise.bench.runner import Runner, runner_for
+from tilewise.errors import ConfigurationError, TilewiseError
+from tilewise.io import save
+from tilewise.nn import Module
+from tilewise.nn import functional as F
+from tilewise.profile import Comparison, Interval, Measurement, MemoryProfiler, ProfilerContext, Timer
+from tilewise.profile.statistics import signed_rank_test
+from tilewise.tensor import Tensor, enable_grad
+
+Array = npt.NDArray[Any]
+_TIMED_CALLS = 8  # different inputs that timed calls go through in turn
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How thoroughly to measure. The defaults are the competition's; tests use fewer and shorter samples."""
+
+    sample_seconds: float = 0.05
+    runs: int | None = None  # the event's
+    most_runs: int | None = None  # four times as many, while the interval is wide
+    widest_interval: float = 0.05  # half of the 95 % interval of a speed-up; beyond it nothing is scored
+    time_limit: float = 300.0
+    drawn_inputs: int = 512
+    truth: str | None = None  # TILE_OLYMPIAD: a collection to score against; None is the practice split
+    seed: int | None = None  # None draws fresh randomness, which is the rule; a seed is for tests
+
+    def rng(self) -> np.random.Generator:
+        return np.random.default_rng(self.seed)
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What one model costs and how well it answers. Seconds, bytes, shares."""
+
+    event: str
+    latency: Measurement
+    throughput: float  # images or tokens a second
+    memory_bytes: int  # weights held, and the most that one call takes beyond them
+    file_bytes: int
+    dtypes: tuple[str, ...]
+    accuracy: float | None = None
+    training_step_s: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        facts = {name: getattr(self, name) for name in ("event", "throughput", "memory_bytes", "file_bytes", "dtypes")}
+        facts |= {"accuracy": self.accuracy, "training_step_s": self.training_step_s, "notes": self.notes}
+        return facts | {"latency_s": _latency_data(self.latency)}
+
+
+def _latency_data(latency: Measurement) -> dict[str, Any]:
+    interval = latency.intervals["p50"]
+    figures = {name: getattr(latency, name) for name in ("p50", "p95", "p99")}
+    return figures | {"interval": [interval.low, interval.high], "reasons": latency.reasons}
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A ratio, above 1 where the optimized model is better, with its 95 % interval (a point where nothing varies)."""
+
+    ratio: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.ratio:.2f}×" if self.low == self.high else f"{self.ratio:.2f}× ({self.low:.2f} to {self.high:.2f})"
+        )
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """How much better one benchmark is than another."""
+
+    latency: Gain
+    throughput: Gain
+    memory: Gain
+    size: Gain
+    training_step: Gain | None = None
+    points_lost: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def benchmark_model(
+    model: Module | Runner,
+    profiler: Timer | ProfilerContext | None = None,
+    *,
+    event: Event | str | None = None,
+    settings: Settings | None = None,
+    training: bool = True,
+) -> Benchmark:
+    """Latency and throughput of inference, a training step, peak memory, file size and accuracy of `model`.
+
+    `model` is one of the shipped models in any form (quantized, pruned, shrunk) or a `Runner`; the event is recognised
+    by what the model takes, or named. With a `Timer`, its settings are used; a `ProfilerContext` also records one call,
+    so that its report says where the time goes.
+
+    >>> from tilewise import models
+    >>> benchmark_model(models.pretrained("mlp"), Timer(sample_seconds=1e-4)).accuracy > 0.97
+    True
+    """
+    settings = settings or Settings()
+    runner = _as_runner(model, event)
+    timer = profiler if isinstance(profiler, Timer) else Timer(time_limit=settings.time_limit)
+    inputs = runner.event.timed_inputs(settings.rng(), _TIMED_CALLS)
+    with runner.active():
+        latency = timer.measure(_cycling(runner, inputs)[0], runs=settings.runs or runner.event.runs)
+        if isinstance(profiler, ProfilerContext):
+            with profiler:
+                runner.call(inputs[0])
+    return Benchmark(
+        runner.event.name,
+        latency,
+        runner.event.units_per_call / latency.p50,
+        memory_bytes(runner, inputs[0]),
+        file_bytes(runner),
+        stored_dtypes(runner),
+        accuracy(runner),
+        _training_step(runner) if training else None,
+        list(latency.notes),
+    )
+
+
+def _as_runner(model: Module | Runner, event: Event | str | None) -> Runner:
+    if isinstance(model, Runner):
+        return model
+    if event is not None:
+        return runner_for(model, TinyMLPerf.event(event))
+    for known in TinyMLPerf.events():
+        if known.kind != "tiles" and _takes(model, known):
+            return runner_for(model, known)
+    raise ConfigurationError("this model takes the inputs of none of the events; name one with event=")
+
+
+def _takes(model: Module, event: Event) -> bool:
+    if event.kind == "text":
+        return isinstance(model, models.pretrained("gpt").__class__)
+    try:
+        answer = runner_for(model, event).answer(np.zeros((1, *event.input_shape), np.float32))
+    except (TilewiseError, ValueError, TypeError, AttributeError):
+        return False
+    return answer.shape == (1, 10)
+
+
+def _cycling(runner: Runner, inputs: list[Array]) -> tuple[Callable[[], None], dict[int, Array]]:
+    """A function that answers the next of `inputs`, and the answers it gave last, by input."""
+    answers: dict[int, Array] = {}
+    turn = itertools.cycle(enumerate(inputs))
+    call = runner.call
+
+    def run() -> None:
+        at, x = next(turn)
+        answers[at] = call(x)
+
+    return run, answers
+
+
+# --- the figures that do not vary ---
+
+
+def accuracy(runner: Runner) -> float | None:
+    """The share of the public images classified rightly; text has no accuracy but equality, see validation.py."""
+    if runner.event.kind != "images":
+        return None
+    return float((runner.answer(runner.event.public_inputs()).argmax(1) == runner.event.public_labels()).mean())
+
+
+def memory_bytes(runner: Runner, inputs: Array) -> int:
+    """Bytes of the weights in memory and the most that one call takes beyond them."""
+    with runner.active():
+        profile = MemoryProfiler().profile(lambda: runner.call(inputs), warmup=2, sites=False, leaks=False)
+    return runner.bytes_held + profile.peak_bytes
+
+
+def file_bytes(runner: Runner) -> int:
+    """The size of a file with everything the entry stores; written for real."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.safetensors"
+        save(runner.stored_arrays(), path)
+        return path.stat().st_size
+
+
+def stored_dtypes(runner: Runner) -> tuple[str, ...]:
+    return tuple(sorted({array.dtype.name for array in runner.stored_arrays().values()}))
+
+
+def _training_step(runner: Runner) -> float | None:
+    """Seconds of forward, backward and AdamW on one batch; None for a form that does not train."""
+    import copy
+
+    parameters = [p for p in runner.model.parameters() if p.dtype == np.float32]
+    if not parameters or any(hasattr(m, "kernel") or hasattr(m, "_kernel") for m in runner.model.modules()):
+        return None
+    try:
+        return _timed_step(copy.deepcopy(runner.model), runner)
+    except TilewiseError:
+        return None
+
+
+def _timed_step(model: Module, runner: Runner) -> float:
+    event = runner.event
+    if event.kind == "images":
+        x, y = (part[: event.batch] for part in event.training_images())
+        given: Any = Tensor(x)
+    else:
+        window = event.public_inputs()
+        given, y = window[:, :-1], window[:, 1:]
+    optimizer = optim.AdamW(list(model.parameters()), lr=1e-4)
+    model.train()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(given), y).backward()
+        optimizer.step()
+
+    with runner.active(), enable_grad():
+        return Timer().measure(step, warmup=1, runs=10).p50
+
+
+# --- two models ---
+
+
+def compute_speedup(
+    baseline: Benchmark | Runner | Module, optimized: Benchmark | Runner | Module, *, settings: Settings | None = None
+) -> Speedup:
+    """Ratios of `baseline` to `optimized`, with intervals.
+
+    Two models or runners are measured in turns in this call, which is the fair way. Two benchmarks made earlier are
+    compared by what they hold; their intervals are then those of two separate measurements, and a note says so.
+    """
+    if isinstance(baseline, Benchmark) and isinstance(optimized, Benchmark):
+        return _from_benchmarks(baseline, optimized)
+    if isinstance(baseline, Benchmark) or isinstance(optimized, Benchmark):
+        raise ConfigurationError("compare two benchmarks, or two models; not one of each")
+    after = _as_runner(optimized, None)
+    before = _as_runner(baseline, after.event)
+    return measure_together({"baseline": before, "entry": after}, settings or Settings()).speedup("entry")
+
+
+def _from_benchmarks(baseline: Benchmark, optimized: Benchmark) -> Speedup:
+    if baseline.event != optimized.event:
+        raise ConfigurationError(f"a benchmark of {baseline.event} does not compare with one of {optimized.event}")
+    before, after = baseline.latency, optimized.latency
+    spread = math.hypot(_relative_half_width(before), _relative_half_width(after))
+    ratio = before.p50 / after.p50
+    latency = Gain(ratio, ratio * math.exp(-spread), ratio * math.exp(spread))
+    steps = (baseline.training_step_s, optimized.training_step_s)
+    step = None if None in steps else _exact(steps[0] / steps[1])  # type: ignore[operator]
+    lost = None
+    if baseline.accuracy is not None and optimized.accuracy is not None:
+        lost = 100 * (baseline.accuracy - optimized.accuracy)
+    return Speedup(
+        latency,
+        latency,
+        _exact(baseline.memory_bytes / optimized.memory_bytes),
+        _exact(baseline.file_bytes / optimized.file_bytes),
+        step,
+        lost,
+        ["measured one after the other, not in turns"],
+    )
+
+
+def _relative_half_width(measurement: Measurement) -> float:
+    interval = measurement.intervals["p50"]
+    return (interval.high - interval.low) / (2 * measurement.p50)
+
+
+def _exact(ratio: float) -> Gain:
+    return Gain(ratio, ratio, ratio)
+
+
+@dataclass(frozen=True)
+class Together:
+    """Several runners timed in turns: the comparison and each one's benchmark. The first is the baseline."""
+
+    comparison: Comparison
+    benchmarks: Mapping[str, Benchmark]
+    inputs: list[Array]
+    answers: Mapping[str, dict[int, Array]]
+
+    def speedup(self, name: str) -> Speedup:
+        first = next(iter(self.benchmarks))
+        found = self.comparison.ratios[name]
+        latency = Gain(1 / found.ratio, 1 / found.interval.high, 1 / found.interval.low)
+        plain = _from_benchmarks(self.benchmarks[first], self.benchmarks[name])
+        return replace(plain, latency=latency, throughput=latency, notes=list(self.comparison.reasons))
+
+    def check_noise(self, name: str, widest: float) -> None:
+        """Say that the machine is too restless instead of giving a figure nobody could repeat."""
+        gain = self.speedup(name).latency
+        half = (gain.high - gain.low) / (2 * gain.ratio)
+        if half > widest:
+            why = "; ".join(self.comparison.reasons) or "the samples scatter"
+            raise TooNoisy(
+                f"not scored: the speed-up of {gain.ratio:.2f} is known only to ±{100 * half:.0f} %, and ±"
+                f"{100 * widest:.0f} % is the limit ({why})"
+            )
+
+
+def measure_together(
+    runners: Mapping[str, Runner], settings: Settings, rng: np.random.Generator | None = None
+) -> Together:
+    """Time runners of one event in turns on freshly drawn inputs; then weigh each."""
+    rng = rng or settings.rng()
+    event = next(iter(runners.values())).event
+    inputs = event.timed_inputs(rng, _TIMED_CALLS)
+    functions, answers = {}, {}
+    for name, runner in runners.items():
+        functions[name], answers[name] = _timed(runner, inputs)
+    timer = Timer(time_limit=settings.time_limit, sample_seconds=5 * settings.sample_seconds)  # compare takes a fifth
+    comparison = timer.compare(
+        functions,
+        runs=settings.runs or event.runs,
+        most_runs=settings.most_runs,
+        min_effect=settings.widest_interval / 2,
+    )
+    benchmarks = {
+        name: Benchmark(
+            event.name,
+            comparison.measurements[name],
+            event.units_per_call / comparison.measurements[name].p50,
+            memory_bytes(runner, inputs[0]),
+            file_bytes(runner),
+            stored_dtypes(runner),
+            accuracy(runner),
+        )
+        for name, runner in runners.items()
+    }
+    return Together(comparison, benchmarks, inputs, answers)
+
+
+def _timed(runner: Runner, inputs: list[Array]) -> tuple[Callable[[], None], dict[int, Array]]:
+    """As `_cycling`, entering the runner's backend around every call: which costs about a microsecond."""
+    run, answers = _cycling(runner, inputs)
+    active = runner.active
+
+    def timed() -> None:
+        with active():
+            run()
+
+    return timed, answers
+
+
+def log_score_differences(together: Together, one: str, other: str, constant: float) -> Array:
+    """Per block of the comparison, log score of `one` less that of `other`; `constant` is the part that cannot vary."""
+    a, b = (np.log(together.comparison.measurements[name].samples).reshape(-1, 2).mean(1) for name in (one, other))
+    differences: Array = (b - a) / 3 + constant
+    return differences
+
+
+def is_better(differences: Array) -> tuple[bool, float]:
+    """Whether positive differences are there at p < 0.01 (signed-rank test), and that p."""
+    test = signed_rank_test(differences)
+    return bool(test.p_value < 0.01 and test.centre > 0), float(test.p_value)
+
+
+__all__ = [
+    "Benchmark",
+    "Gain",
+    "Interval",
+    "Rejected",
+    "Settings",
+    "Speedup",
+    "Together",
+    "benchmark_model",
+    "compute_speedup",
+    "is_better",
+    "log_score_differences",
+    "measure_together",
+]

@@ -1,0 +1,297 @@
+"""Recipes: what a closed entry does to the shipped model, as a short list of steps in JSON and nothing else.
+
+    {"tilewise": 1, "event": "CNN_MARATHON",
+     "steps": [{"step": "backend", "name": "native"}, {"step": "quantize", "samples": 512}]}
+
+A recipe holds no code and no numbers of its own making: every key is known, every value is checked against a range,
+and a file it names must lie in its own folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from tilewise.bench.errors import Rejected
+from tilewise.bench.events import Event, TinyMLPerf
+from tilewise.bench.jsontext import MOST_BYTES, canonical, parse_json
+from tilewise.errors import ConfigurationError, UnavailableError
+
+MOST_STEPS = 16
+MOST_FILE_BYTES = 8 << 20
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimization with its parameters, defaults filled in."""
+
+    name: str
+    options: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        shown = ", ".join(
+            f"{key} {_shown(value)}" for key, value in self.options.items() if value not in (None, (), [])
+        )
+        return f"{self.name} ({shown})" if shown else self.name
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A checked recipe, the text it came from, and the folder that its files lie in."""
+
+    event: Event
+    steps: tuple[Step, ...]
+    name: str = ""
+    predictions: str = ""  # TILE_OLYMPIAD has a file of predictions in place of steps
+    folder: Path | None = field(default=None, compare=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        head = {"tilewise": FORMAT, "event": self.event.name, "name": self.name}
+        if self.event.kind == "tiles":
+            return head | {"predictions": self.predictions}
+        steps = [{"step": step.name, **_plain(step.options)} for step in self.steps]
+        return head | {"steps": steps}
+
+    @property
+    def files(self) -> list[str]:
+        named = [step.options["file"] for step in self.steps if step.options.get("file")]
+        return [*named, self.predictions] if self.predictions else named
+
+    def read_file(self, name: str) -> Path:
+        """The path of a file the recipe names, which must lie in its folder."""
+        return file_inside(self.folder, name)
+
+    def digest(self) -> str:
+        """A SHA-256 over the recipe and the content of its files: equal for equal entries."""
+        seal = hashlib.sha256(canonical(self.as_dict()))
+        for name in self.files:
+            seal.update(hashlib.sha256(self.read_file(name).read_bytes()).digest())
+        return seal.hexdigest()
+
+
+def read_recipe(path: str | Path) -> Recipe:
+    """The recipe in a file; files it names are looked for beside it."""
+    where = Path(path)
+    try:
+        with where.open("rb") as stream:
+            content = stream.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise UnavailableError(f"{where} cannot be read: {error.strerror}") from None
+    return parse_recipe(content, where.parent)
+
+
+def parse_recipe(source: bytes | str | Mapping[str, Any], folder: Path | None = None) -> Recipe:
+    """A recipe from JSON text or from data already parsed; anything unknown, missing or out of range is Rejected."""
+    content = dict(source) if isinstance(source, Mapping) else parse_json(source)
+    if not isinstance(content, dict):
+        raise Rejected("schema", "a recipe is a JSON object with an event and steps")
+    if content.get("tilewise") != FORMAT or isinstance(content.get("tilewise"), bool):
+        raise Rejected("schema", f'a recipe starts with "tilewise": {FORMAT}, the version of this format')
+    try:
+        event = TinyMLPerf.event(_text(content.get("event"), "event"))
+    except ConfigurationError as error:
+        raise Rejected("schema", str(error)) from None
+    body = "predictions" if event.kind == "tiles" else "steps"
+    unknown = content.keys() - {"tilewise", "event", "name", body}
+    if unknown:
+        raise Rejected("schema", _unknown_key(sorted(unknown)[0], body))
+    name = _text(content.get("name", ""), "name")
+    if event.kind == "tiles":
+        return Recipe(event, (), name, _file(content.get("predictions"), "predictions"), folder)
+    steps = content.get("steps")
+    if not isinstance(steps, list) or not 1 <= len(steps) <= MOST_STEPS:
+        raise Rejected("schema", f"a recipe has 1 to {MOST_STEPS} steps")
+    recipe = Recipe(event, tuple(_step(entry, at) for at, entry in enumerate(steps, 1)), name, folder=folder)
+    _check_order(recipe)
+    return recipe
+
+
+_CLAIMS = {"score", "speedup", "latency", "accuracy", "memory", "size", "p50", "result", "results", "measurements"}
+
+
+def _unknown_key(key: str, body: str) -> str:
+    if key.lower() in _CLAIMS:
+        return f"a recipe brings no figures of its own, and this one states {key[:40]!r}: the harness measures them"
+    return f"a recipe has no field {key[:40]!r}; it has tilewise, event, name and {body}"
+
+
+# --- files ---
+
+
+def check_name(name: str) -> str:
+    """A file's name as a recipe may give it: relative, downwards, with ordinary characters."""
+    path = PurePosixPath(name)
+    plain = all(part not in ("..", ".", "") for part in name.split("/"))
+    if path.is_absolute() or not plain or "\\" in name or ":" in name or "\0" in name:
+        raise Rejected("file outside", f"the recipe names {name[:80]!r}, which is not a file inside its own folder")
+    return name
+
+
+def file_inside(folder: Path | None, name: str) -> Path:
+    """The file `name` in `folder`; links that lead out of it are followed and refused."""
+    check_name(name)
+    if folder is None:
+        raise Rejected("file missing", f"the recipe names the file {name!r} but came without a folder")
+    root = folder.resolve()
+    path = (root / name).resolve()
+    if not path.is_relative_to(root):
+        raise Rejected("file outside", f"{name!r} leads out of the recipe's folder")
+    if not path.is_file():
+        raise Rejected("file missing", f"the recipe names the file {name!r}, which is not in its folder")
+    if path.stat().st_size > MOST_FILE_BYTES:
+        raise Rejected("too large", f"{name!r} is larger than the {MOST_FILE_BYTES:,} bytes allowed")
+    return path
+
+
+# --- steps ---
+
+Check = Callable[[Any, str], Any]
+
+
+def _text(value: Any, what: str, most: int = 80) -> str:
+    if not isinstance(value, str) or len(value) > most or not value.isprintable():
+        raise Rejected("schema", f"{what} must be a text of at most {most} printable characters")
+    return value
+
+
+def _choice(*names: str) -> Check:
+    def check(value: Any, what: str) -> str:
+        if not isinstance(value, str) or value not in names:
+            raise Rejected("schema", f"{what} must be one of {', '.join(names)}")
+        return value
+
+    return check
+
+
+def _whole(low: int, high: int) -> Check:
+    def check(value: Any, what: str) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise Rejected("schema", f"{what} must be a whole number from {low} to {high}")
+        return value
+
+    return check
+
+
+def _share(value: Any, what: str) -> float:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and 0 <= value < 1
+    if not good:
+        raise Rejected("schema", f"{what} must be a number from 0 up to, but not including, 1")
+    return float(value)
+
+
+def _yes_or_no(value: Any, what: str) -> bool:
+    if not isinstance(value, bool):
+        raise Rejected("schema", f"{what} must be true or false")
+    return value
+
+
+def _names(value: Any, what: str) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or len(value) > 32:
+        raise Rejected("schema", f"{what} must be a list of at most 32 names")
+    return tuple(_text(item, what) for item in value)
+
+
+def _file(value: Any, what: str) -> str:
+    return check_name(_text(value, what, most=200))
+
+
+def _tiles(value: Any, what: str) -> tuple[dict[str, Any], ...]:
+    """Tiles by shape: [{"shape": [m, n, k], "layout": "nt", "tile": {...}}]."""
+    if not isinstance(value, list | tuple) or not 1 <= len(value) <= 64:
+        raise Rejected("schema", f"{what} must be a list of 1 to 64 tiles")
+    return tuple(_tile(entry, f"{what}, number {at}") for at, entry in enumerate(value, 1))
+
+
+_TILE_SIZES = ("mr", "nr", "mc", "nc", "kc", "threads_m", "threads_n")
+
+
+def _tile(entry: Any, what: str) -> dict[str, Any]:
+    if not isinstance(entry, Mapping) or entry.keys() != {"shape", "layout", "tile"}:
+        raise Rejected("schema", f"{what}, has a shape, a layout and a tile")
+    shape, tile = entry["shape"], entry["tile"]
+    if not isinstance(shape, list | tuple) or len(shape) != 3 or not isinstance(tile, Mapping):
+        raise Rejected("schema", f"{what}, has a shape of (m, n, k) and a tile of named sizes")
+    needed = {"mr", "nr", "mc", "nc", "kc"}
+    if not needed <= tile.keys() <= needed | {"pack_a", "pack_b", "threads_m", "threads_n"}:
+        raise Rejected("schema", f"{what}: a tile has mr, nr, mc, nc, kc and may have pack_a, pack_b and threads")
+    sizes = {k: _whole(1, 1 << 20)(v, f"{what}, {k}") for k, v in tile.items() if k in _TILE_SIZES}
+    packs = {k: _yes_or_no(v, f"{what}, {k}") for k, v in tile.items() if k not in _TILE_SIZES}
+    return {
+        "shape": [_whole(1, 1 << 20)(n, f"{what}, shape") for n in shape],
+        "layout": _choice("nn", "nt", "tn", "tt")(entry["layout"], f"{what}, layout"),
+        "tile": sizes | packs,
+    }
+
+
+_REQUIRED: Any = object()
+_STEPS: dict[str, dict[str, tuple[Check, Any]]] = {
+    "weights": {"file": (_file, _REQUIRED), "dtype": (_choice("float32", "float16", "int8"), "float32")},
+    "backend": {"name": (_choice("native", "numpy"), _REQUIRED)},
+    "tile": {"matmul": (_tiles, _REQUIRED)},
+    "shrink": {
+        "sparsity": (_share, _REQUIRED),
+        "epochs": (_whole(0, 40), 0),
+        "seed": (_whole(0, 2**31), 0),
+    },
+    "prune": {
+        "sparsity": (_share, _REQUIRED),
+        "scope": (_choice("global", "layer"), "global"),
+        "epochs": (_whole(0, 40), 0),
+        "sparse": (_yes_or_no, True),
+        "seed": (_whole(0, 2**31), 0),
+    },
+    "quantize": {
+        "observer": (_choice("minmax", "percentile", "mse", "entropy"), "minmax"),
+        "samples": (_whole(1, 1437), 256),
+        "keep_float": (_names, ()),
+    },
+    "kv_cache": {"dtype": (_choice("float32", "float16", "int8"), "float32")},
+}
+STEP_NAMES = tuple(_STEPS)
+_ORDER = {"weights": 0, "shrink": 1, "prune": 1, "quantize": 2}
+_FOR_IMAGES, _FOR_TEXT = {"shrink", "prune"}, {"kv_cache"}
+
+
+def _step(entry: Any, at: int) -> Step:
+    where = f"step {at}"
+    if not isinstance(entry, dict) or not isinstance(entry.get("step"), str) or entry["step"] not in _STEPS:
+        raise Rejected("schema", f'{where} needs "step": one of {", ".join(_STEPS)}')
+    known = _STEPS[entry["step"]]
+    unknown = entry.keys() - known.keys() - {"step"}
+    if unknown:
+        raise Rejected("schema", f"{where}, {entry['step']}, has no option {sorted(unknown)[0][:40]!r}")
+    options = {}
+    for key, (check, default) in known.items():
+        if key not in entry and default is _REQUIRED:
+            raise Rejected("schema", f"{where}, {entry['step']}, needs {key!r}")
+        options[key] = check(entry[key], f"{where}, {key}") if key in entry else default
+    return Step(entry["step"], options)
+
+
+def _check_order(recipe: Recipe) -> None:
+    names = [step.name for step in recipe.steps]
+    if len(set(names)) != len(names):
+        raise Rejected("schema", "a recipe takes each step once")
+    ranks = [_ORDER[name] for name in names if name in _ORDER]
+    if ranks != sorted(ranks):
+        raise Rejected("schema", "weights come first and quantize comes after shrink and prune")
+    unfit = set(names) & (_FOR_TEXT if recipe.event.kind == "images" else _FOR_IMAGES)
+    if unfit:
+        raise Rejected("schema", f"{sorted(unfit)[0]} does nothing for {recipe.event.name}")
+    if recipe.event.kind == "text" and "quantize" in names and "kv_cache" not in names:
+        raise Rejected("schema", "a quantized gpt decodes over a cache: add the step kv_cache")
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"of {len(value)}"
+    return str(value).lower() if isinstance(value, bool) else str(value)

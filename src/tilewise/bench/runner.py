@@ -1,0 +1,183 @@
+"""A model in the form in which it is judged and timed: one `answer(inputs)` for accuracy and speed alike.
+
+A runner holds the model, the backend its operations go through, and how text is generated. It also tells the truth
+about storage: the arrays that would go into its file, and the bytes it holds in memory, both read off what is really
+there rather than off what a layer says of itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.backend import OptimizedBackend, current_backend, use_backend
+from tilewise.bench.errors import Rejected
+from tilewise.bench.events import Event
+from tilewise.generate import generate
+from tilewise.nn import GPT, Linear, Module
+from tilewise.prune import SparseLinear
+from tilewise.quantize import INT8Quantizer, QuantizedLinear, QuantizedModel
+from tilewise.tensor import Tensor, no_grad
+
+Array = npt.NDArray[Any]
+_CHUNK = 360
+
+
+@dataclass
+class Runner:
+    """A runnable entry, or the baseline it is compared with."""
+
+    event: Event
+    model: Module
+    backend: OptimizedBackend
+    use_cache: bool = False
+    cache_dtype: str = "float32"
+    decoder_weights: str = "float32"
+    notes: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Everything inside runs through this runner's backend."""
+        with use_backend(self.backend), no_grad():
+            yield
+
+    def call(self, inputs: Array) -> Array:
+        """One timed call, to be made while `active`: logits (B, classes) of images, or the new tokens of a prompt."""
+        if self.event.kind == "images":
+            result: Tensor = self.model(Tensor(inputs))
+            return result.data
+        assert isinstance(self.model, GPT)
+        options: dict[str, Any] = {"use_cache": self.use_cache}
+        if self.use_cache:
+            options |= {"weights": self.decoder_weights, "cache_dtype": self.cache_dtype}
+        return np.fromiter(generate(self.model, inputs, self.event.new_tokens, **options), np.int64)
+
+    def answer(self, inputs: Array) -> Array:
+        """`call` on any number of images or prompts."""
+        with self.active():
+            if self.event.kind == "images":
+                parts = [self.call(inputs[i : i + _CHUNK]) for i in range(0, len(inputs), _CHUNK)]
+                return np.concatenate(parts)
+            return np.stack([self.call(prompt) for prompt in inputs])
+
+    # --- what is stored ---
+
+    def stored_arrays(self) -> dict[str, Array]:
+        """What a file of this entry holds."""
+        if self.decoder_weights == "int8":
+            return _int8_decoder_arrays(self.model)
+        return dict(_stored(self.model, ""))
+
+    @property
+    def bytes_held(self) -> int:
+        """Bytes of all weights in memory; copies that a layer keeps beside its weights count."""
+        held = _held(self.model)
+        if self.decoder_weights == "int8":  # the decoder's int8 copies live beside the float model
+            held += sum(a.nbytes for name, a in self.stored_arrays().items() if name.endswith((".q", ".scale")))
+        return held
+
+    def fingerprint(self) -> str:
+        """A hash of every stored number: it may not change between the accuracy test and the end of timing."""
+        seal = hashlib.sha256()
+        for name, array in sorted(self.stored_arrays().items()):
+            seal.update(f"{name} {array.dtype} {array.shape}".encode())
+            seal.update(np.ascontiguousarray(array).view(np.uint8).data)
+        return seal.hexdigest()
+
+
+def baseline(event: Event) -> Runner:
+    """Plain tilewise: the shipped model, NumPy backend, float32, no cache."""
+    return Runner(event, event.model(), OptimizedBackend(only="numpy"))
+
+
+def runner_for(model: Module, event: Event) -> Runner:
+    """A model as it is, through the backend in force."""
+    return Runner(event, model, current_backend(), use_cache=False)
+
+
+# --- reading storage off the layers ---
+
+
+def _stored(module: Module, prefix: str) -> Iterator[tuple[str, Array]]:
+    if isinstance(module, QuantizedModel):
+        yield from _quantized_model_arrays(module, prefix)
+    elif isinstance(module, QuantizedLinear):
+        yield from _named(prefix, _quantized_linear_arrays(module))
+    elif isinstance(module, SparseLinear):
+        yield from _named(prefix, _sparse_arrays(module))
+    else:
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor):
+                yield prefix + name, value.data
+        for name, child in module.named_children():
+            yield from _stored(child, f"{prefix}{name}.")
+
+
+def _named(prefix: str, arrays: dict[str, Array]) -> Iterator[tuple[str, Array]]:
+    return ((prefix + name, array) for name, array in arrays.items())
+
+
+def _quantized_model_arrays(model: QuantizedModel, prefix: str) -> Iterator[tuple[str, Array]]:
+    from tilewise.quantize.files import _arrays
+
+    for index, (step, layer) in enumerate(zip(model.graph.steps, model.integer, strict=True)):
+        arrays = _arrays(step, layer)
+        if layer is not None and "q" in arrays:
+            check_int8(arrays["q"], f"{prefix}{step.name}")
+        yield from _named(f"{prefix}{index}.", arrays)
+        if step.module is not None:
+            yield from ((f"{prefix}{index}.{n}", t.data) for n, t in step.module.named_tensors())
+
+
+def _quantized_linear_arrays(layer: QuantizedLinear) -> dict[str, Array]:
+    q = layer.kernel.weights()[:, 0, 0]
+    held = {"q": check_int8(q, "a quantized linear layer"), "scale": layer.weight_scale}
+    return held if layer.float_bias is None else held | {"bias": layer.float_bias}
+
+
+def _sparse_arrays(layer: SparseLinear) -> dict[str, Array]:
+    dense = layer.to_dense()
+    weight = dense.weight.data
+    held = {"mask": np.packbits(weight != 0), "values": weight[weight != 0]}
+    return held if dense.bias is None else held | {"bias": dense.bias.data}
+
+
+def _int8_decoder_arrays(model: Module) -> dict[str, Array]:
+    """The matrices of a gpt as int8 with scales, as its decoder reads them; the rest in float32."""
+    arrays: dict[str, Array] = {}
+    matrices = {f"{n}.weight" for n, m in model.named_modules() if isinstance(m, Linear)}
+    for name, tensor in model.named_tensors():
+        if name in matrices or name.endswith("in_proj_weight"):
+            quantized = INT8Quantizer().quantize_weights(tensor.data)
+            arrays[f"{name}.q"] = check_int8(quantized.q, name)
+            arrays[f"{name}.scale"] = quantized.scale
+        else:
+            arrays[name] = tensor.data
+    return arrays
+
+
+def check_int8(array: Array, where: str) -> Array:
+    """The array, if it is made of bytes; integers kept in floats are not int8, whatever they are called."""
+    if array.dtype != np.int8:
+        raise Rejected(
+            "false dtype", f"{where} calls itself int8 but stores {array.dtype}, {array.dtype.itemsize} bytes a weight"
+        )
+    return array
+
+
+def _held(module: Module) -> int:
+    if isinstance(module, QuantizedModel):
+        floats = {id(t): t.data.nbytes for s in module.graph.steps if s.module for _, t in s.module.named_tensors()}
+        plain = sum(a.nbytes for s in module.graph.steps for a in (s.weight, s.bias) if a is not None)
+        layers = sum(int(layer.nbytes) for layer in module.integer if hasattr(layer, "nbytes"))
+        return layers + int(plain) + sum(floats.values())
+    if isinstance(module, QuantizedLinear | SparseLinear):
+        return int(module.nbytes)
+    own = {id(v.data): v.data.nbytes for v in vars(module).values() if isinstance(v, Tensor)}
+    return sum(own.values()) + sum(_held(child) for child in module.children())

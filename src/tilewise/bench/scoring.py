@@ -1,0 +1,207 @@
+"""From a recipe to a score, in one process: build, validate, time in turns with the baseline, weigh, and compute.
+
+    score = (latency gain × memory gain × size gain) ^ (1/3),   if the accuracy rule holds; otherwise there is none
+
+Each gain is plain tilewise over the entry, measured in the same run. The runner that was validated is the runner that
+is timed: its stored numbers are hashed before and after, and the answers given while the clock ran are checked too.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import tilewise
+from tilewise._extension import native
+from tilewise.bench.build import build_stages
+from tilewise.bench.errors import Rejected
+from tilewise.bench.events import TinyMLPerf
+from tilewise.bench.integrity import ClockWatch, check_baseline_speed, check_numpy_backend
+from tilewise.bench.measure import Settings, Speedup, Together, measure_together
+from tilewise.bench.recipe import Recipe
+from tilewise.bench.runner import Runner, baseline
+from tilewise.bench.validation import Validation, validate, worst_difference
+from tilewise.errors import FileFormatError
+
+PRACTICE_SPLIT = ("h200", "valid")  # the embedded collection that anyone may practise on
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score with everything it came from, as plain data."""
+
+    event: str
+    score: float
+    speedup: float
+    memory_gain: float
+    size_gain: float
+    interval: tuple[float, float]  # of the score
+    figures: dict[str, Any]  # baseline and entry: latency, throughput, memory, file, dtypes, accuracy
+    steps: list[dict[str, Any]]  # cumulative gain after each step
+    validation: dict[str, Any]
+    machine: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in vars(self).items()}
+
+    @classmethod
+    def from_dict(cls, facts: dict[str, Any]) -> Score:
+        return cls(**{**facts, "interval": tuple(facts["interval"])})
+
+
+def combined(speedup: float, memory_gain: float, size_gain: float) -> float:
+    """The geometric mean of the three gains."""
+    return math.exp((math.log(speedup) + math.log(memory_gain) + math.log(size_gain)) / 3)
+
+
+def validate_recipe(recipe: Recipe, settings: Settings | None = None) -> Validation:
+    """Build the entry and check its answers, without timing it."""
+    settings = settings or Settings()
+    if recipe.event.kind == "tiles":
+        share = score_tiles(recipe, settings.truth).score
+        return Validation(share, 0.0, share, 0, 0, (), [f"tile score {share:.4f}"])
+    reference = baseline(recipe.event)
+    check_numpy_backend(reference.backend)
+    return validate(build_stages(recipe)[-1].runner, reference, settings)
+
+
+def score_recipe(recipe: Recipe, settings: Settings | None = None) -> Score:
+    """Validate and score an entry in this process; Rejected and TooNoisy say why there is no score."""
+    settings = settings or Settings()
+    if recipe.event.kind == "tiles":
+        return score_tiles(recipe, settings.truth)
+    rng = settings.rng()
+    clock = ClockWatch()
+    stages = build_stages(recipe)
+    runners = {f"{at} {stage.label}": stage.runner for at, stage in enumerate(stages)}
+    names = list(runners)
+    first, last = runners[names[0]], runners[names[-1]]
+    check_numpy_backend(first.backend)
+    validation = validate(last, first, settings, rng)
+    seals = first.fingerprint(), last.fingerprint()
+    together = measure_together(runners, settings, rng)
+    clock.check()
+    check_same_model(seals, (first.fingerprint(), last.fingerprint()))
+    check_timed_answers(together, last, first, names[-1])
+    anchor = check_baseline_speed(recipe.event, first, together.comparison.measurements[names[0]].p50)
+    together.check_noise(names[-1], settings.widest_interval)
+    return _score(recipe, stages, names, together, validation, anchor)
+
+
+def score_tiles(recipe: Recipe, truth: str | None) -> Score:
+    """Kaggle's tile score of a file of predictions, on the practice split or on the truth only a teacher has."""
+    from tilewise.costmodel import load_dataset
+    from tilewise.costmodel.predictions import score_predictions
+
+    where, split = (truth, "test") if truth else PRACTICE_SPLIT
+    try:
+        found = score_predictions(recipe.read_file(recipe.predictions), load_dataset(where).split(split))
+    except FileFormatError as error:
+        raise Rejected("wrong answer", str(error)) from None
+    figures = {"error_at": {str(k): v for k, v in found.error_at.items()}, "kernels": found.kernels}
+    figures |= {"split": "the class's truth" if truth else "practice"}
+    checks = [f"{found.kernels} kernels, top-1 error {found.error_at[1]:.4f}, top-5 error {found.error_at[5]:.4f}"]
+    share = max(found.tile_score, 0.0)
+    validation = Validation(share, 0.0, share, 0, 0, (), checks)
+    return Score(
+        recipe.event.name, share, 1.0, 1.0, 1.0, (share, share), figures, [], validation.as_dict(), machine_facts()
+    )
+
+
+def check_same_model(before: tuple[str, str], after: tuple[str, str]) -> None:
+    """The weights that were validated must be those that were timed."""
+    if before != after:
+        raise Rejected("another model timed", "the stored weights changed between the accuracy test and the timing")
+
+
+def check_timed_answers(together: Together, entry: Runner, reference: Runner, name: str) -> None:
+    """Answers given while the clock ran must be the entry's own, and right."""
+    for at, answer in together.answers[name].items():
+        x = together.inputs[at]
+        again = entry.answer(x if entry.event.kind == "images" else x[None])
+        again = again if entry.event.kind == "images" else again[0]
+        if answer.shape != again.shape or not np.allclose(answer, again, rtol=1e-4, atol=1e-4):
+            raise Rejected("another model timed", "answers given while the clock ran differ from those given before it")
+        if entry.event.kind == "text" and worst_difference(x, answer, reference)[1] >= 1e-3:
+            raise Rejected("wrong answer", "a text generated while the clock ran is not the shipped model's")
+
+
+def _score(
+    recipe: Recipe, stages: Any, names: list[str], together: Together, validation: Validation, anchor: float
+) -> Score:
+    gains = together.speedup(names[-1])
+    memory, size = gains.memory.ratio, gains.size.ratio
+    low, high = (combined(edge, memory, size) for edge in (gains.latency.low, gains.latency.high))
+    return Score(
+        recipe.event.name,
+        combined(gains.latency.ratio, memory, size),
+        gains.latency.ratio,
+        memory,
+        size,
+        (low, high),
+        {
+            "baseline": together.benchmarks[names[0]].as_dict(),
+            "entry": together.benchmarks[names[-1]].as_dict(),
+            "speedup": gains.as_dict(),
+            "baseline_over_arithmetic": anchor,
+        },
+        [_step_facts(together, name, stage.label) for name, stage in zip(names, stages, strict=True)],
+        validation.as_dict(),
+        machine_facts(),
+        list(together.comparison.reasons),
+    )
+
+
+def _step_facts(together: Together, name: str, label: str) -> dict[str, Any]:
+    figures = together.benchmarks[name]
+    facts: dict[str, Any] = {"label": label, "latency_s": figures.latency.p50, "accuracy": figures.accuracy}
+    facts |= {"memory_bytes": figures.memory_bytes, "file_bytes": figures.file_bytes}
+    gains: Speedup | None = together.speedup(name) if name in together.comparison.ratios else None
+    facts["speedup"] = gains.latency.ratio if gains else 1.0
+    facts["speedup_interval"] = [gains.latency.low, gains.latency.high] if gains else [1.0, 1.0]
+    memory, size = (gains.memory.ratio, gains.size.ratio) if gains else (1.0, 1.0)
+    facts["score"] = combined(facts["speedup"], memory, size)
+    return facts
+
+
+def machine_facts() -> dict[str, Any]:
+    """What the figures were taken on, as far as it matters for them."""
+    return {
+        "tilewise": tilewise.__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "kernels": "none" if native is None else str(native.isa()),
+        "threads": tilewise.get_num_threads(),
+    }
+
+
+def check_consistent(facts: dict[str, Any]) -> None:
+    """A stored score must follow from its own gains, and those from its own figures; invented ones rarely do."""
+    try:
+        score = Score.from_dict(facts)
+        if TinyMLPerf.event(score.event).kind == "tiles":
+            if not 0 <= score.score <= 1 or abs(score.score - max(1 - score.figures["error_at"]["5"], 0)) > 1e-9:
+                raise Rejected("invented numbers", "this tile score does not follow from its top-5 error")
+            return
+        base, entry = score.figures["baseline"], score.figures["entry"]
+        expected = {
+            "memory gain": (score.memory_gain, base["memory_bytes"] / entry["memory_bytes"]),
+            "size gain": (score.size_gain, base["file_bytes"] / entry["file_bytes"]),
+            "score": (score.score, combined(score.speedup, score.memory_gain, score.size_gain)),
+        }
+        loose = base["latency_s"]["p50"] / entry["latency_s"]["p50"]
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        raise Rejected("invented numbers", "this result does not have the figures that a measurement has") from None
+    for what, (stated, follows) in expected.items():
+        if not math.isfinite(stated) or abs(stated / follows - 1) > 1e-6:
+            raise Rejected("invented numbers", f"a {what} of {stated:.4g} does not follow from its figures")
+    if abs(score.speedup / loose - 1) > 0.25:
+        raise Rejected(
+            "invented numbers", f"a speed-up of {score.speedup:.4g} does not follow from latencies of ratio {loose:.4g}"
+        )

@@ -1,0 +1,158 @@
+"""CompetitionSubmission: an entry of a team, from a recipe to the board.
+
+By default the entry is measured in a fresh Python process with the thread count fixed and nothing of the caller's
+loaded, so whatever was patched in the calling process has no part in the figures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import tilewise
+from tilewise.bench.errors import Rejected, TooNoisy
+from tilewise.bench.events import Event, TinyMLPerf
+from tilewise.bench.measure import Settings
+from tilewise.bench.recipe import Recipe, parse_recipe, read_recipe
+from tilewise.bench.scoring import Score, score_recipe, validate_recipe
+from tilewise.bench.validation import Validation
+from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
+
+_REFERENCES = Path(__file__).with_name("references")
+_TIME_LIMIT = 900.0
+
+
+class CompetitionSubmission:
+    """An entry for one event.
+
+    >>> entry = CompetitionSubmission("MLP_SPRINT", reference_recipe("MLP_SPRINT"), "the owls")
+    >>> entry.recipe.event.name
+    'MLP_SPRINT'
+
+    `recipe` is a Recipe, a path to one, or its content as data. `isolated=False` measures in this process.
+    """
+
+    def __init__(
+        self,
+        event: Event | str,
+        recipe: Recipe | Mapping[str, Any] | str | Path,
+        team: str,
+        *,
+        settings: Settings | None = None,
+        threads: int = 1,
+        isolated: bool = True,
+    ) -> None:
+        self.event = TinyMLPerf.event(event)
+        self.recipe = _as_recipe(recipe)
+        self.team = check_team(team)
+        self.settings, self.threads, self.isolated = settings or Settings(), threads, isolated
+        if self.recipe.event != self.event:
+            raise Rejected("schema", f"this recipe is for {self.recipe.event.name}, not for {self.event.name}")
+        self._score: Score | None = None
+
+    def validate(self) -> Validation:
+        """Check the entry's answers and storage, or raise Rejected with the reason."""
+        if self.isolated:
+            return Validation(**run_isolated("validate", self.recipe, self.settings, self.threads))
+        return validate_recipe(self.recipe, self.settings)
+
+    def compute_score(self) -> Score:
+        """Validate, measure and score; kept, so that submitting does not measure again."""
+        if self._score is None:
+            if self.isolated:
+                facts = run_isolated("score", self.recipe, self.settings, self.threads)
+                self._score = Score.from_dict(facts)
+            else:
+                self._score = score_recipe(self.recipe, self.settings)
+        return self._score
+
+    def submit_to_leaderboard(self, board: str | Path, token: str | None = None) -> dict[str, Any]:
+        """Put the entry on a board and get its receipt.
+
+        A file is a local board: the entry is scored here first. A URL (http:// or https://) is a server: it gets the
+        recipe and the files it names, and measures by itself.
+        """
+        if str(board).startswith(("http://", "https://")):
+            from tilewise.bench.client import submit
+
+            return submit(str(board), self.recipe, token)
+        from tilewise.bench.board import open_board
+
+        with open_board(board) as opened:
+            return opened.add_scored(self.team, self.recipe, self.compute_score())
+
+
+def check_team(team: str) -> str:
+    """A team's name as it may stand on a board."""
+    good = isinstance(team, str) and 1 <= len(team.strip()) <= 40 and team.isprintable() and team == team.strip()
+    if not good:
+        raise ConfigurationError("a team's name has 1 to 40 printable characters and no space around it")
+    return team
+
+
+def reference_recipe(event: Event | str) -> Recipe:
+    """The entry that ships with the package: the record to beat."""
+    name = TinyMLPerf.event(event).name
+    path = _REFERENCES / f"{name.lower()}.json"
+    if not path.is_file():
+        raise ConfigurationError(f"{name} has no reference recipe")
+    return read_recipe(path)
+
+
+def _as_recipe(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
+    if isinstance(recipe, Recipe):
+        return recipe
+    if isinstance(recipe, Mapping):
+        return parse_recipe(recipe)
+    return read_recipe(recipe)
+
+
+# --- a process of its own ---
+
+
+def run_isolated(task: str, recipe: Recipe, settings: Settings, threads: int) -> dict[str, Any]:
+    """Do `task` ("validate" or "score") in a fresh interpreter and give back its result."""
+    request = {"task": task, "recipe": recipe.as_dict(), "settings": asdict(settings), "threads": threads}
+    request["folder"] = None if recipe.folder is None else str(recipe.folder.resolve())
+    return exchange("tilewise.bench.isolated", request, threads)
+
+
+def exchange(module: str, request: Mapping[str, Any], threads: int, limit: float = _TIME_LIMIT) -> dict[str, Any]:
+    """Run `python -m module` on a JSON request; its answer, or its error raised here."""
+    command = [sys.executable, "-P", "-m", module]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(request).encode(), capture_output=True, timeout=limit, env=_environment(threads)
+        )
+    except subprocess.TimeoutExpired:
+        raise TooNoisy(f"not scored: the measurement had not ended after {limit:.0f} s") from None
+    lines = done.stdout.decode(errors="replace").splitlines()
+    try:
+        answer = json.loads(lines[-1])
+    except (IndexError, ValueError):
+        tail = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing was said"]
+        raise UnavailableError(f"the measuring process ended with code {done.returncode}: {tail[0][:300]}") from None
+    if "error" in answer:
+        raise _error(answer)
+    facts: dict[str, Any] = answer["result"]
+    return facts
+
+
+def _error(answer: Mapping[str, Any]) -> TilewiseError:
+    if answer["error"] == "Rejected":
+        return Rejected(answer["code"], answer["message"])
+    return TooNoisy(answer["message"]) if answer["error"] == "TooNoisy" else TilewiseError(answer["message"])
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """A clean environment: the path to this tilewise, one thread count for every library, nothing that preloads."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR", "SYSTEMROOT") if name in os.environ}
+    count = {name: str(threads) for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    source = str(Path(tilewise.__file__).resolve().parents[1])
+    return kept | count | {"PYTHONPATH": source, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}

@@ -1,0 +1,61 @@
+"""Tokens: how a team, or the teacher, says who they are. The board keeps hashes, so a copy of it opens nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+
+from sqlalchemy import select
+
+from tilewise.bench.board import schema
+from tilewise.bench.board.store import Board
+from tilewise.bench.submission import check_team
+
+_PREFIX = "tw"
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Whom a token belongs to."""
+
+    id: str
+    team: str
+    role: str  # "team" or "admin"
+
+    @property
+    def is_admin(self) -> bool:
+        return self.role == "admin"
+
+
+def create_token(board: Board, team: str, admin: bool = False) -> str:
+    """A new token, shown once and never stored: 256 random bits behind a short public name."""
+    check_team(team)
+    identifier, secret = secrets.token_hex(4), secrets.token_urlsafe(32)
+    token = f"{_PREFIX}_{identifier}_{secret}"
+    with board.write() as transaction:
+        transaction.add_token(identifier, _hash(token), team, "admin" if admin else "team")
+    return token
+
+
+def revoke_token(board: Board, identifier: str) -> None:
+    """Make a token useless, by its public name (the part between the first two underscores) or by itself."""
+    parts = identifier.split("_")
+    with board.write() as transaction:
+        transaction.revoke_token(parts[1] if len(parts) > 2 else identifier)
+
+
+def holder_of(board: Board, token: str | None) -> Holder | None:
+    """Whose token this is; None for an unknown or revoked one."""
+    if not token or len(token) > 200:
+        return None
+    table = schema.tokens
+    with board.read() as connection:
+        found = connection.execute(select(table).where(table.c.hash == _hash(token))).first()
+    if found is None or found.revoked_at is not None:
+        return None
+    return Holder(str(found.id), str(found.team), str(found.role))
+
+
+def _hash(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()

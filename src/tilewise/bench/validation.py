@@ -1,0 +1,167 @@
+"""Are an entry's answers right? On all public data, on inputs drawn this minute, and of honest numbers.
+
+For images: the accuracy floor on every held-out image, and on drawn images the reference's class and much the same
+logits. For text: every token of every prompt equal to the reference's. A generated text is checked in one pass of the
+plain model over prompt and answer: if each new token is the most likely one there, greedy generation would have given
+the same. Where two tokens are so close that float32 rounding decides, the prompt says nothing and is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.bench.errors import Rejected
+from tilewise.bench.events import Event
+from tilewise.bench.measure import Settings
+from tilewise.bench.runner import Runner
+from tilewise.nn import GPT
+
+Array = npt.NDArray[Any]
+_NEAR_TIE = 1e-3  # logits closer than this may swap when sums are taken in another order
+_CLEAR_MARGIN = 1.0  # drawn images on which the reference itself is undecided say nothing about an entry
+_LEAST_CORRELATION = 0.9
+_MOST_UNDECIDED = 0.25
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What was checked, with its figures. `accuracy` of text is the share of equal tokens."""
+
+    accuracy: float
+    floor: float
+    agreement: float  # on drawn inputs
+    drawn: int
+    left_out: int
+    dtypes: tuple[str, ...]
+    checks: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def validate(
+    entry: Runner, reference: Runner, settings: Settings, rng: np.random.Generator | None = None
+) -> Validation:
+    """Reject `entry` with the reason, or say what held."""
+    rng = rng or settings.rng()
+    dtypes = tuple(sorted({array.dtype.name for array in entry.stored_arrays().values()}))
+    check = _validate_images if entry.event.kind == "images" else _validate_text
+    return check(entry, reference, settings, rng, dtypes)
+
+
+def _validate_images(
+    entry: Runner, reference: Runner, settings: Settings, rng: np.random.Generator, dtypes: tuple[str, ...]
+) -> Validation:
+    event = entry.event
+    x, y = event.public_inputs(), event.public_labels()
+    plain = float((reference.answer(x).argmax(1) == y).mean())
+    floor = plain - event.points_to_lose / 100
+    share = float((check_logits(entry.answer(x), len(x)).argmax(1) == y).mean())
+    check_accuracy(share, floor, event)
+    drawn = event.draw(rng, settings.drawn_inputs)
+    agreement, used = check_agreement(entry.answer(drawn), reference.answer(drawn), event)
+    checks = [f"{100 * share:.2f} % of {len(x)} held-out images, floor {100 * floor:.2f} %"]
+    checks += [f"the reference's class on {100 * agreement:.1f} % of {used} drawn images"]
+    return Validation(share, floor, agreement, len(drawn), len(drawn) - used, dtypes, checks)
+
+
+def check_logits(answer: Array, count: int) -> Array:
+    """Numbers of the right shape, all finite."""
+    good = isinstance(answer, np.ndarray) and answer.shape == (count, 10) and answer.dtype.kind == "f"
+    if not good or not np.isfinite(answer).all():
+        raise Rejected("wrong answer", f"the entry does not answer {count} images with finite logits of 10 classes")
+    return answer
+
+
+def check_accuracy(share: float, floor: float, event: Event) -> None:
+    if share < floor - 1e-9:
+        raise Rejected(
+            "below the floor",
+            f"the entry is right on {100 * share:.2f} % of the held-out images; {event.name} asks for at least "
+            f"{100 * floor:.2f} %, {event.points_to_lose:g} point below the shipped model",
+        )
+
+
+def check_agreement(answer: Array, expected: Array, event: Event) -> tuple[float, int]:
+    """The share of clear drawn images with the reference's class, and how many were clear."""
+    check_logits(answer, len(expected))
+    ordered = np.sort(expected, 1)
+    clear = ordered[:, -1] - ordered[:, -2] >= _CLEAR_MARGIN
+    agreement = float((answer.argmax(1) == expected.argmax(1))[clear].mean())
+    if agreement < event.agreement:
+        raise Rejected(
+            "drawn inputs",
+            f"on inputs drawn for this validation the entry gives the shipped model's class {100 * agreement:.1f} % of "
+            f"the time, and {100 * event.agreement:g} % is asked for: its answers do not come from this model",
+        )
+    likeness = float(np.corrcoef(_centred(answer[clear]), _centred(expected[clear]))[0, 1])
+    if not likeness >= _LEAST_CORRELATION:
+        raise Rejected(
+            "drawn inputs",
+            f"the entry's logits on drawn inputs correlate with the shipped model's by only {likeness:.2f}; "
+            f"{_LEAST_CORRELATION} is asked for",
+        )
+    return agreement, int(clear.sum())
+
+
+def _centred(logits: Array) -> Array:
+    """Logits mean the same when a constant is added to a row, so rows are compared around their means."""
+    centred: Array = (logits - logits.mean(1, keepdims=True)).ravel()
+    return centred
+
+
+# --- text ---
+
+
+def _validate_text(
+    entry: Runner, reference: Runner, settings: Settings, rng: np.random.Generator, dtypes: tuple[str, ...]
+) -> Validation:
+    event = entry.event
+    public, drawn = event.public_inputs(), event.draw(rng, max(4, settings.drawn_inputs // 32))
+    prompts = np.concatenate([public, drawn])
+    answers = entry.answer(prompts)
+    left_out = check_tokens(answers, prompts, reference)
+    used = len(prompts) - left_out
+    checks = [f"all {event.new_tokens} tokens equal on {used} prompts, {len(drawn)} of them drawn for this validation"]
+    return Validation(1.0, 1.0, 1.0, len(drawn), left_out, dtypes, checks)
+
+
+def check_tokens(answers: Array, prompts: Array, reference: Runner) -> int:
+    """Reject a token that is not the reference's; gives the number of prompts on which rounding decides."""
+    event = reference.event
+    wanted = (len(prompts), event.new_tokens)
+    if not isinstance(answers, np.ndarray) or answers.shape != wanted or answers.dtype.kind not in "iu":
+        raise Rejected("wrong answer", f"the entry does not answer each prompt with {event.new_tokens} tokens")
+    left_out = 0
+    for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        place, gap = worst_difference(prompt, answer, reference)
+        if place is None:
+            continue
+        if gap >= _NEAR_TIE:
+            raise Rejected(
+                "wrong answer",
+                f"token {place + 1} after prompt {number + 1} is not the shipped model's: its logit is {gap:.3g} below "
+                "the best, and every token must be equal",
+            )
+        left_out += 1
+    if left_out > _MOST_UNDECIDED * len(prompts):
+        raise Rejected("wrong answer", f"{left_out} of {len(prompts)} texts leave the shipped model's at near ties")
+    return left_out
+
+
+def worst_difference(prompt: Array, answer: Array, reference: Runner) -> tuple[int | None, float]:
+    """Where `answer` is farthest from the plain model's choice after the same text, and how much lower its logit is."""
+    assert isinstance(reference.model, GPT)
+    if answer.min(initial=0) < 0 or answer.max(initial=0) >= reference.model.vocab:
+        return 0, float("inf")
+    ids = np.concatenate([prompt, answer[:-1]])
+    with reference.active():
+        logits: Array = reference.model(ids[None]).data[0, len(prompt) - 1 :]  # (new tokens, vocabulary)
+    gaps = logits.max(1) - logits[np.arange(len(answer)), answer]
+    place = int(gaps.argmax())
+    same = bool((logits.argmax(1) == answer).all())
+    return (None, 0.0) if same else (place, float(gaps[place]))

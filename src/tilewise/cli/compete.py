@@ -1,0 +1,122 @@
+"""`tilewise compete`: take part in the competition, look at its board, and run one for a class."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tilewise.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from tilewise.bench import CompetitionSubmission, Recipe
+    from tilewise.bench.scoring import Score
+
+compete = typer.Typer(no_args_is_help=True, help="TinyMLPerf: score entries, keep a board, serve it to a class.")
+
+_ENTRY = "A recipe file, or `reference` for the entry that ships with tilewise."
+EventOption = Annotated[str, typer.Option("--event", help="MLP_SPRINT, CNN_MARATHON, TRANSFORMER_DECATHLON …")]
+EntryOption = Annotated[str, typer.Option("--entry", help=_ENTRY)]
+ThreadsOption = Annotated[int, typer.Option(min=1, max=64, help="Threads of both sides.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+TruthOption = Annotated[str | None, typer.Option(help="TILE_OLYMPIAD: a collection to score against (its test split).")]
+
+
+@compete.command()
+def run(
+    event: EventOption = "MLP_SPRINT",
+    entry: EntryOption = "reference",
+    team: Annotated[str, typer.Option(help="Whose entry it is.")] = "me",
+    plugin: Annotated[Path | None, typer.Option(help="Open division: a Python file, run apart with limits.")] = None,
+    threads: ThreadsOption = 1,
+    truth: TruthOption = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the result to this file as JSON.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Validate and score an entry on this machine, against plain tilewise in the same run.
+
+    Example: tilewise compete run --event CNN_MARATHON --entry reference
+    """
+    from tilewise._files import write_whole
+
+    score = _plugin_score(plugin, event) if plugin else _submission(event, entry, team, threads, truth).compute_score()
+    facts = score.as_dict()
+    if out is not None:
+        write_whole(out, json.dumps(facts, indent=1, default=float) + "\n")
+    if as_json:
+        print(json.dumps(facts, default=float))
+    else:
+        print_score(score)
+
+
+@compete.command()
+def validate(
+    event: EventOption = "MLP_SPRINT",
+    entry: EntryOption = "reference",
+    threads: ThreadsOption = 1,
+    truth: TruthOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check an entry's answers and storage without timing it.
+
+    Example: tilewise compete validate --event MLP_SPRINT --entry my-recipe.json
+    """
+    found = _submission(event, entry, "me", threads, truth).validate()
+    if as_json:
+        print(json.dumps(found.as_dict(), default=float))
+        return
+    print(f"{event}: the entry is valid")
+    for line in found.checks:
+        print(f"  {line}")
+
+
+def _submission(event: str, entry: str, team: str, threads: int, truth: str | None = None) -> CompetitionSubmission:
+    from tilewise.bench import CompetitionSubmission, Settings
+
+    return CompetitionSubmission(event, load_entry(event, entry), team, threads=threads, settings=Settings(truth=truth))
+
+
+def load_entry(event: str, entry: str) -> Recipe:
+    """The recipe meant by a path or by the word reference."""
+    from tilewise.bench import read_recipe, reference_recipe
+
+    return reference_recipe(event) if entry == "reference" else read_recipe(entry)
+
+
+def _plugin_score(plugin: Path, event: str) -> Score:
+    raise ConfigurationError("the open division is not part of this build")
+
+
+def print_score(score: Any) -> None:
+    """The score, the cumulative gain step by step, and what was checked."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    if not score.steps:
+        console.print(f"[bold]{score.event}[/]  score {score.score:.4f}")
+    else:
+        table = Table(title=f"{score.event}: score {score.score:.2f}", title_justify="left")
+        for heading in ("after", "p50", "speed-up", "memory", "file", "score so far"):
+            table.add_column(heading, justify="left" if heading == "after" else "right")
+        for step in score.steps:
+            table.add_row(
+                step["label"],
+                f"{step['latency_s'] * 1e3:.3f} ms",
+                f"{step['speedup']:.2f}×",
+                f"{step['memory_bytes'] / 1024:,.0f} KiB",
+                f"{step['file_bytes'] / 1024:,.1f} KiB",
+                f"{step['score']:.2f}",
+            )
+        console.print(table)
+        low, high = score.interval
+        console.print(
+            f"speed-up {score.speedup:.2f}× · memory {score.memory_gain:.2f}× · size {score.size_gain:.2f}× · "
+            f"score {score.score:.3f} (95 % interval {low:.3f} to {high:.3f})"
+        )
+    for line in score.validation["checks"]:
+        console.print(f"  valid: {line}")
+    for line in score.notes:
+        console.print(f"  note: {line}")
