@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewise.errors import ConfigurationError
-
 if TYPE_CHECKING:
     from tilewise.bench import CompetitionSubmission, Recipe
     from tilewise.bench.scoring import Score
@@ -41,7 +39,11 @@ def run(
     """
     from tilewise._files import write_whole
 
-    score = _plugin_score(plugin, event) if plugin else _submission(event, entry, team, threads, truth).compute_score()
+    score = (
+        _plugin_score(plugin, event, threads)
+        if plugin
+        else _submission(event, entry, team, threads, truth).compute_score()
+    )
     facts = score.as_dict()
     if out is not None:
         write_whole(out, json.dumps(facts, indent=1, default=float) + "\n")
@@ -85,8 +87,10 @@ def load_entry(event: str, entry: str) -> Recipe:
     return reference_recipe(event) if entry == "reference" else read_recipe(entry)
 
 
-def _plugin_score(plugin: Path, event: str) -> Score:
-    raise ConfigurationError("the open division is not part of this build")
+def _plugin_score(plugin: Path, event: str, threads: int) -> Score:
+    from tilewise.bench.plugins import score_plugin
+
+    return score_plugin(plugin, event, threads=threads)
 
 
 def print_score(score: Any) -> None:
