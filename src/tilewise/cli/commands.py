@@ -17,6 +17,7 @@ def register(app: typer.Typer) -> None:
     from tilewise.cli.profile import profile
     from tilewise.cli.prune import prune
     from tilewise.cli.quantize import quantize
+    from tilewise.cli.replay import replay
     from tilewise.cli.tiles import tiles
     from tilewise.cli.tour import tour
 
@@ -33,3 +34,4 @@ def register(app: typer.Typer) -> None:
     app.add_typer(collect, name="collect")
     app.command()(check)
     app.add_typer(compete, name="compete")
+    app.command()(replay)

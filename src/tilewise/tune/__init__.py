@@ -1,5 +1,6 @@
-"""Tile spaces, collectors that measure them on a CPU or through Triton, and the store that keeps the measurements."""
+"""Collectors that measure tile spaces on a CPU or through Triton, the store of measurements, the tuner and replay."""
 
 from tilewise.tune.collecting import Collected, collect
+from tilewise.tune.replay import Replay, replay
 
-__all__ = ["Collected", "collect"]
+__all__ = ["Collected", "Replay", "collect", "replay"]

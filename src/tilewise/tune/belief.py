@@ -1,0 +1,238 @@
+"""What the tuner believes about runtimes it has not measured: a Gaussian process in logarithms, around a model's guess.
+
+The model's score says roughly how long each configuration takes; how it errs is not random: configurations that are
+alike are misjudged alike, and a model that is too optimistic about one shape is so about similar ones. So a single
+measurement corrects the guess for the whole neighbourhood. The belief's numbers answer the tuner's two questions: what
+to measure next, and whether anything unmeasured could still pay.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[np.float64]
+
+LEADERS = 64  # configurations that are followed one by one; those behind them in the first guess are given up
+_SAMPLES = 256
+_LEVEL = 1.0  # deviation of a shape's unknown runtime from anything: enough that one measurement settles it
+_WORST = 0.7  # regret counts up to a factor of two: how bad a bad choice is does not matter
+
+
+@dataclass(frozen=True)
+class Prior:
+    """How far a model's scores are to be trusted, in logarithms of runtime; fitted on validation kernels.
+
+    A runtime is `slope` times the score, give or take: `slope_error` of the slope itself, `spread` that neighbours
+    share within about `length` (in doublings of block sizes, warps, ...), `own` that they do not, `noise` of measuring.
+    `shared` is how much of the spread one shape has in common with every other of the same kernel.
+    """
+
+    slope: float = 1.0
+    slope_error: float = 0.3
+    spread: float = 0.15
+    length: float = 2.0
+    own: float = 0.05
+    noise: float = 0.01
+    shared: float = 0.5
+    shape_length: float = 2.0
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Prior:
+        """From what `dataclasses.asdict` gave; a name that is not known is left out, a bad number refused."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        known = {name: float(value) for name, value in values.items() if name in names}
+        if not all(math.isfinite(value) and value >= 0 for value in known.values()):
+            raise ValueError("a prior's numbers must be finite and not negative")
+        return cls(**known)
+
+
+# Without a model the score is a crude guess or nothing, so everything must come from neighbours.
+BLIND = Prior(slope=1.0, slope_error=0.5, spread=0.6, length=2.5, own=0.05, noise=0.01, shared=0.6, shape_length=3.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """Measurements of other shapes of the same kernel: one row each."""
+
+    shape: npt.NDArray[np.int64]  # which shape, by number
+    shape_features: Numbers  # (rows, sizes in logarithms)
+    features: Numbers  # (rows, configuration in logarithms)
+    guess: Numbers  # the score each had
+    log_runtime: Numbers
+
+    def __len__(self) -> int:
+        return len(self.shape)
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """What the belief says of everything unmeasured, against the best measured so far."""
+
+    gain: float  # expected saving, as a share of the runtime, if the fastest of the rest were known and taken
+    chance: float  # probability that something unmeasured is more than one per cent faster
+
+
+class Belief:
+    """Runtimes of the configurations of one shape, updated by every measurement.
+
+    `scores` are the model's, lower is faster; `features` one row a configuration, in logarithms (so that a distance of
+    one is a doubling). Indices are those of the rows given.
+    """
+
+    def __init__(
+        self,
+        scores: npt.ArrayLike,
+        features: Numbers,
+        prior: Prior,
+        memory: Memory | None = None,
+        shape_features: Numbers | None = None,
+    ) -> None:
+        every = np.asarray(scores, dtype=np.float64)
+        self.leaders = np.argsort(every, kind="stable")[:LEADERS]
+        self._place = {int(index): place for place, index in enumerate(self.leaders)}
+        self.prior = prior
+        self._x = np.asarray(features, dtype=np.float64)[self.leaders]
+        self._guess = every[self.leaders] - every[self.leaders[0]]
+        self.mean, self.covariance = self._start()
+        if memory is not None and len(memory):
+            self._recall(memory, np.zeros(0) if shape_features is None else shape_features)
+        self.measured: dict[int, float] = {}  # configuration: log runtime
+        self.failed: set[int] = set()
+
+    def _start(self) -> tuple[Numbers, Numbers]:
+        p = self.prior
+        covariance = p.spread**2 * _alike(self._x, self._x, p.length)
+        covariance += (p.slope_error**2) * np.outer(self._guess, self._guess) + _LEVEL**2
+        covariance[np.diag_indices(len(self._x))] += p.own**2
+        return p.slope * self._guess, covariance
+
+    def _recall(self, memory: Memory, shape_features: Numbers) -> None:
+        """Condition on other shapes. Their levels are their own; what transfers is how configurations compare."""
+        p = self.prior
+        same = memory.shape[:, None] == memory.shape[None, :]
+        between = p.shared + (1 - p.shared) * _alike(memory.shape_features, memory.shape_features, p.shape_length)
+        own = p.spread**2 * _alike(memory.features, memory.features, p.length) * np.where(same, 1.0, between)
+        own += p.slope_error**2 * np.outer(memory.guess, memory.guess) + _LEVEL**2 * 25 * same
+        own[np.diag_indices(len(memory))] += p.own**2 + p.noise**2
+        near = p.shared + (1 - p.shared) * _alike(shape_features[None, :], memory.shape_features, p.shape_length)
+        across = p.spread**2 * _alike(self._x, memory.features, p.length) * near
+        across += p.slope_error**2 * np.outer(self._guess, memory.guess)
+        residual = memory.log_runtime - p.slope * memory.guess
+        solved = np.linalg.solve(own, np.column_stack([residual, across.T]))
+        self.mean = self.mean + across @ solved[:, 0]
+        self.covariance = self.covariance - across @ solved[:, 1:]
+
+    def learn(self, index: int, log_runtime: float) -> None:
+        """One configuration was measured."""
+        if not self.measured:  # until now the level was unknown, and the mean's zero stood for it
+            place = self._place.get(index)
+            shift = log_runtime - (self.mean[place] if place is not None else self.mean.mean())
+            self.mean = self.mean + shift
+        self.measured[index] = min(log_runtime, self.measured.get(index, math.inf))
+        place = self._place.get(index)
+        if place is None:
+            return
+        column = self.covariance[:, place].copy()
+        gain = column / (column[place] + self.prior.noise**2)
+        self.mean = self.mean + gain * (log_runtime - self.mean[place])
+        self.covariance = self.covariance - np.outer(gain, column)
+
+    def refuse(self, index: int) -> None:
+        """A configuration failed; it is not asked for again."""
+        self.failed.add(index)
+
+    @property
+    def best(self) -> int | None:
+        """The fastest measured configuration."""
+        return min(self.measured, key=lambda index: (self.measured[index], index)) if self.measured else None
+
+    def open(self) -> npt.NDArray[np.int64]:
+        """Places of the leaders that are neither measured nor failed."""
+        gone = [self._place[index] for index in (*self.measured, *self.failed) if index in self._place]
+        return np.setdiff1d(np.arange(len(self.leaders)), gone)
+
+    def next(self) -> int | None:
+        """The configuration to measure now: the first choice, then where the expected saving is largest."""
+        places = self.open()
+        if not len(places):
+            return None
+        if self.best is None:
+            return self.portfolio(1)[0]
+        return int(self.leaders[places[int(np.argmax(self._expected_saving(places)))]])
+
+    def _expected_saving(self, places: npt.NDArray[np.int64]) -> Numbers:
+        assert self.best is not None
+        deviation = np.sqrt(np.maximum(self.covariance[places, places], 1e-12))
+        ahead = self.measured[self.best] - self.mean[places]
+        z = ahead / deviation
+        saving: Numbers = ahead * _normal(z) + deviation * np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
+        return saving
+
+    def portfolio(self, count: int) -> list[int]:
+        """The set to measure if all must be named in advance: greedily the least expected regret of its best."""
+        places = self.open()
+        regret = np.minimum(self._samples(places), _WORST)
+        regret -= regret.min(axis=0)
+        reached = np.full(regret.shape[1], _WORST)
+        chosen: list[int] = []
+        for _ in range(min(count, len(places))):
+            expected = np.minimum(regret, reached).mean(axis=1)
+            expected[chosen] = np.inf
+            pick = int(np.argmin(expected))
+            chosen.append(pick)
+            reached = np.minimum(reached, regret[pick])
+        return [int(self.leaders[places[pick]]) for pick in chosen]
+
+    def doubt(self) -> Doubt:
+        """Whether measuring on could pay."""
+        places = self.open()
+        if self.best is None:
+            return Doubt(1.0, 1.0)
+        if not len(places):
+            return Doubt(0.0, 0.0)
+        saving = self.measured[self.best] - self._samples(places, relative=False).min(axis=0)
+        return Doubt(float(np.maximum(saving, 0.0).mean()), float((saving > 0.01).mean()))
+
+    def _samples(self, places: npt.NDArray[np.int64], *, relative: bool = True) -> Numbers:
+        """Joint draws of the runtimes at `places`, the same every time; relative to the fastest of each draw."""
+        root = _root(self.covariance[np.ix_(places, places)])
+        draws = np.random.default_rng(len(places)).standard_normal((len(places), _SAMPLES // 2))
+        values = self.mean[places][:, None] + root @ np.hstack([draws, -draws])
+        return values - values.min(axis=0) if relative else values
+
+
+def _alike(a: Numbers, b: Numbers, length: float) -> Numbers:
+    """1 for equal rows, falling with their distance."""
+    if not a.shape[1]:
+        return np.ones((len(a), len(b)))
+    squared = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1)[None, :] - 2 * a @ b.T
+    alike: Numbers = np.exp(-0.5 * np.maximum(squared, 0.0) / length**2)
+    return alike
+
+
+def _root(covariance: Numbers) -> Numbers:
+    """A factor of a covariance that rounding may have left slightly indefinite."""
+    jitter = 1e-10 + 1e-9 * float(np.trace(covariance)) / len(covariance)
+    for _ in range(6):
+        try:
+            return np.asarray(np.linalg.cholesky(covariance + jitter * np.eye(len(covariance))))
+        except np.linalg.LinAlgError:
+            jitter *= 100
+    return np.diag(np.sqrt(np.maximum(np.diag(covariance), 0.0)))
+
+
+def _normal(z: Numbers) -> Numbers:
+    """The normal distribution function, to 1.5e-7 (Abramowitz and Stegun 7.1.26)."""
+    x = np.abs(z) / math.sqrt(2)
+    t = 1 / (1 + 0.3275911 * x)
+    series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    upper = 1 - 0.5 * series * np.exp(-x * x)
+    below: Numbers = np.where(z >= 0, upper, 1 - upper)
+    return below

@@ -1,0 +1,204 @@
+"""Fitting the tuner's prior and its stopping rule to a trained model, and keeping them beside the model's file.
+
+Both are fitted on the validation programs, which the model was not trained on. The prior is the likeliest one given
+how the model's leading configurations really ran. The rule's threshold for stopping is the one that keeps the average
+number of measurements within what is asked; the one for "sure" is conformal: the largest at which the claim, made the
+first time it could be, was right often enough, with one more failure added for the kernel that comes next.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise._files import write_whole
+from tilewise.costmodel.kernel import Kernel
+from tilewise.costmodel.rank import Model
+from tilewise.errors import ConfigurationError
+from tilewise.tune.belief import Belief, Numbers, Prior
+from tilewise.tune.search import Found, Rule, search
+
+WITHIN = 0.01
+_FITTED_ON = 40  # leaders of a kernel that the prior is fitted on: those that matter, and few enough to be quick
+_MEASUREMENTS = 2.8  # on average
+_MISSES = 0.04
+_LOOK = 8  # measurements within which a claim is tried when its threshold is set
+_DERIVED = ("_sum", "_product")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A prior, a rule, and the model file they belong to (by digest); `kernels` is how many they were fitted on."""
+
+    prior: Prior
+    rule: Rule
+    model: str = ""
+    kernels: int = 0
+
+
+def config_logs(config_feat: npt.NDArray[Any], names: Sequence[str]) -> Numbers:
+    """The configurations as the belief compares them: each setting once, in doublings."""
+    kept = [column for column, name in enumerate(names) if not name.endswith(_DERIVED)]
+    logs = np.log2(1.0 + np.abs(config_feat[:, kept].astype(np.float64)))
+    varying = logs[:, np.ptp(logs, axis=0) > 0] if len(logs) else logs
+    return np.unique(varying, axis=1) if varying.shape[1] else varying
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A measured kernel as the tuner would meet it."""
+
+    name: str
+    scores: Numbers
+    features: Numbers
+    runtime: Numbers  # nanoseconds, over the default's in the same batches
+
+    @property
+    def best(self) -> float:
+        return float(self.runtime.min())
+
+
+def make_case(model: Model, kernel: Kernel, names: Sequence[str]) -> Case:
+    """A kernel with its scores and what it really took."""
+    scores = np.asarray(model.score(kernel), dtype=np.float64)
+    return Case(kernel.name, scores, config_logs(kernel.config_feat, names), kernel.target)
+
+
+def play(case: Case, prior: Prior, rule: Rule, patience: int = 1) -> Found:
+    """The search on recorded runtimes."""
+    belief = Belief(case.scores, case.features, prior)
+    return search(belief, lambda index: float(case.runtime[index]), rule, patience=patience)
+
+
+def calibrate(model: Model, kernels: Sequence[Kernel], names: Sequence[str], noise: float = 0.01) -> Calibration:
+    """Fit prior and rule to the validation kernels."""
+    cases = [make_case(model, kernel, names) for kernel in kernels if kernel.labelled and kernel.n_configs > 1]
+    if len(cases) < 5:
+        raise ConfigurationError(
+            f"A prior is fitted on at least 5 labelled validation kernels; there are {len(cases)}."
+        )
+    prior = fit_prior(cases, noise)
+    return Calibration(prior, fit_rule(cases, prior), "", len(cases))
+
+
+def fit_prior(cases: Sequence[Case], noise: float) -> Prior:
+    """The likeliest prior, found by trying each number larger and smaller until nothing helps."""
+    prepared = [_leading(case) for case in cases]
+    names = ("slope", "slope_error", "spread", "length", "own")
+    best = Prior(noise=noise)
+    least, step = _surprise(prepared, best), 0.7
+    while step > 0.15:
+        moved = False
+        for name in names:
+            for factor in (math.exp(step), math.exp(-step)):
+                tried = dataclasses.replace(best, **{name: max(1e-3, getattr(best, name) * factor)})
+                value = _surprise(prepared, tried)
+                if value < least - 1e-6:
+                    best, least, moved = tried, value, True
+                    break
+        if not moved:
+            step /= 2
+    return best
+
+
+def _leading(case: Case) -> tuple[Numbers, Numbers, Numbers]:
+    """Scores above the first, squared distances, log runtimes: of the first so many."""
+    order = np.argsort(case.scores, kind="stable")[:_FITTED_ON]
+    x = case.features[order]
+    squared = ((x[:, None, :] - x[None, :, :]) ** 2).sum(axis=2)
+    return case.scores[order] - case.scores[order[0]], squared, np.log(case.runtime[order])
+
+
+def _surprise(prepared: Sequence[tuple[Numbers, Numbers, Numbers]], prior: Prior) -> float:
+    """Mean negative log likelihood a kernel, with the level of each kernel free."""
+    total = 0.0
+    for guess, squared, logs in prepared:
+        covariance = prior.spread**2 * np.exp(-0.5 * squared / prior.length**2)
+        covariance += prior.slope_error**2 * np.outer(guess, guess) + 25.0
+        covariance[np.diag_indices(len(guess))] += prior.own**2 + prior.noise**2
+        root = np.linalg.cholesky(covariance)
+        z = np.linalg.solve(root, logs - prior.slope * guess)
+        total += float(0.5 * z @ z + np.log(np.diag(root)).sum())
+    return total / len(prepared)
+
+
+def fit_rule(cases: Sequence[Case], prior: Prior) -> Rule:
+    """The stopping threshold for the wanted number of measurements, and the threshold for a claim."""
+    long = Rule(gain=1e-12, sure=0.0, budget=_LOOK)  # told of every doubt, stopped by none
+    played = [(play(case, prior, long), case) for case in cases]
+    return Rule(gain=_stop_at(played), sure=_sure_below(played))
+
+
+def _stop_at(played: Sequence[tuple[Found, Case]]) -> float:
+    """The smallest expected saving to go on for, within the measurements wanted."""
+    for gain in np.geomspace(1e-4, 1.0, 81):
+        counts = [
+            next((n for n, step in enumerate(found.steps, start=1) if step.gain < gain), len(found.steps))
+            for found, _ in played
+        ]
+        if np.mean(counts) <= _MEASUREMENTS:
+            return float(gain)
+    return 1.0
+
+
+def _sure_below(played: Sequence[tuple[Found, Case]]) -> float:
+    """The largest chance of a miss at which claims held; 0 where there are too few kernels to say so."""
+    chosen = 0.0
+    for chance in np.geomspace(1e-3, 0.6, 61):
+        claims = [_claim(found, case, float(chance)) for found, case in played]
+        made = [right for right in claims if right is not None]
+        if made and (1 + sum(not right for right in made)) / (1 + len(made)) <= _MISSES:
+            chosen = float(chance)
+    return chosen
+
+
+def _claim(found: Found, case: Case, chance: float) -> bool | None:
+    """Whether the first claim under this threshold would have been right; None if none would have been made."""
+    fastest = math.inf
+    for step in found.steps:
+        fastest = min(fastest, step.runtime_ns or math.inf)
+        if step.chance <= chance:
+            return fastest <= case.best * (1 + WITHIN)
+    return None
+
+
+def digest_of(path: Path) -> str:
+    """Sixteen digits that stand for a model file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def calibration_path(model_file: Path) -> Path:
+    return model_file.with_suffix(".tuning.json")
+
+
+def save_calibration(model_file: Path, calibration: Calibration) -> Path:
+    """Write a calibration beside the model it belongs to."""
+    kept = dataclasses.replace(calibration, model=digest_of(model_file))
+    path = calibration_path(model_file)
+    write_whole(path, json.dumps(dataclasses.asdict(kept), indent=1) + "\n")
+    return path
+
+
+def load_calibration(model_file: Path) -> Calibration | None:
+    """The calibration of a model file; None where there is none, it cannot be read, or it is another model's."""
+    path = calibration_path(model_file)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        found = Calibration(
+            Prior.from_dict(content["prior"]),
+            Rule.from_dict(content["rule"]),
+            str(content["model"]),
+            int(content["kernels"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return found if found.model == digest_of(model_file) else None

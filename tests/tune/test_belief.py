@@ -1,0 +1,143 @@
+"""The belief, the search on it and the calibration of both: on runtimes made up by a rule that is known."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilewise.errors import ConfigurationError
+from tilewise.tune.belief import BLIND, Belief, Memory, Prior
+from tilewise.tune.prior import (
+    Calibration,
+    Case,
+    calibration_path,
+    fit_prior,
+    fit_rule,
+    load_calibration,
+    play,
+    save_calibration,
+)
+from tilewise.tune.search import Rule, search
+
+
+def made_up(seed: int, configs: int = 80, error: float = 0.1) -> Case:
+    """Runtimes that are smooth in the configuration, and scores that are off by a smooth error."""
+    chance = np.random.default_rng(seed)
+    x = chance.integers(0, 6, (configs, 4)).astype(float)
+    away = x - chance.uniform(1, 4, 4)
+    logs = 0.05 * (away**2).sum(axis=1) + 0.02 * chance.standard_normal(configs)
+    wrong = error * (x @ chance.standard_normal(4)) / 4  # the same mistake for all that are alike
+    return Case(f"k{seed}", logs + wrong, x, np.exp(logs))
+
+
+def test_a_measurement_moves_the_neighbours_and_leaves_the_distant_alone():
+    x = np.array([[0.0], [0.5], [20.0]])
+    belief = Belief([0.0, 0.0, 0.0], x, Prior(own=0.01))
+    belief.learn(2, 0.0)
+    belief.learn(0, 0.3)
+    assert belief.mean[belief.leaders == 1][0] == pytest.approx(0.29, abs=0.03)
+    assert belief.mean[belief.leaders == 2][0] == pytest.approx(0.0, abs=0.01)
+
+
+def test_nothing_is_measured_twice_and_a_failed_one_is_not_asked_for_again():
+    case = made_up(0, configs=12)
+    asked: list[int] = []
+
+    def measure(index: int) -> float | None:
+        asked.append(index)
+        return None if index % 3 == 0 else float(case.runtime[index])
+
+    found = search(Belief(case.scores, case.features, Prior()), measure, Rule(gain=0.0, budget=50))
+    assert sorted(asked) == list(range(12))
+    assert found.best is not None and found.best % 3 != 0
+    assert found.reason == "every promising configuration is measured"
+
+
+def test_when_everything_fails_there_is_no_choice_and_it_says_so():
+    case = made_up(1, configs=5)
+    found = search(Belief(case.scores, case.features, Prior()), lambda index: None, Rule(budget=9))
+    assert found.best is None and found.runtime_ns is None and not found.sure
+    assert "no configuration" in found.reason
+
+
+@given(seed=st.integers(0, 10_000))
+@settings(max_examples=10, derandomize=True, deadline=None)
+def test_the_same_measurements_give_the_same_steps_and_a_result_that_was_measured(seed: int):
+    case = made_up(seed)
+    first, second = (play(case, Prior(), Rule(gain=0.01, sure=0.1, budget=8)) for _ in range(2))
+    assert first == second
+    assert first.runtime_ns == pytest.approx(min(s.runtime_ns for s in first.steps if s.runtime_ns))
+    assert 1 <= first.measurements <= 8
+
+
+def test_updating_finds_better_configurations_than_the_scores_order_alone():
+    cases = [made_up(seed, error=0.4) for seed in range(30)]
+    updated, ordered = [], []
+    for case in cases:
+        found = play(case, Prior(spread=0.3, own=0.03), Rule(gain=0.0, budget=6))
+        updated.append((found.runtime_ns or math.inf) / case.best)
+        ordered.append(case.runtime[np.argsort(case.scores)[:6]].min() / case.best)
+    assert np.mean(updated) < np.mean(ordered)
+
+
+def test_other_shapes_teach_a_kernel_without_any_model():
+    chance = np.random.default_rng(3)
+    x = chance.integers(0, 5, (60, 3)).astype(float)
+    wanted = np.array([1.0, 3.0, 2.0])
+    logs = 0.2 * ((x - wanted) ** 2).sum(axis=1)
+    rows = chance.permutation(60)[:24]
+    shape = np.repeat([0, 1], 12)
+    memory = Memory(shape, shape[:, None] * 1.0, x[rows], np.zeros(24), logs[rows] + 3.0 * shape)
+    taught = Belief(np.zeros(60), x, BLIND, memory, np.array([2.0])).portfolio(1)[0]
+    assert logs[taught] <= np.quantile(logs, 0.15)
+
+
+def test_claims_hold_as_often_as_promised_on_kernels_that_were_not_calibrated_on():
+    prior = fit_prior([made_up(seed) for seed in range(30)], 0.01)
+    rule = fit_rule([made_up(seed) for seed in range(30)], prior)
+    played = [(play(case, prior, rule), case) for case in (made_up(seed) for seed in range(100, 160))]
+    claims = [(f.runtime_ns or math.inf) <= 1.01 * case.best for f, case in played if f.sure]
+    assert rule.sure > 0 and len(claims) > 8
+    assert np.mean(claims) >= 0.9
+    assert np.mean([found.measurements for found, _ in played]) <= 4
+
+
+def test_a_calibration_is_kept_beside_its_model_and_refused_for_another(tmp_path: Path):
+    model = tmp_path / "m.safetensors"
+    model.write_bytes(b"weights")
+    saved = Calibration(Prior(slope=0.4), Rule(0.02, 0.1), "", 12)
+    save_calibration(model, saved)
+    found = load_calibration(model)
+    assert found is not None and dataclasses.replace(found, model="") == saved
+    model.write_bytes(b"other weights")
+    assert load_calibration(model) is None
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"prior": 3}', '{"prior": {"slope": "x"}, "rule": {}}'])
+def test_a_damaged_calibration_is_no_calibration(tmp_path: Path, content: str):
+    model = tmp_path / "m.safetensors"
+    model.write_bytes(b"weights")
+    calibration_path(model).write_text(content)
+    assert load_calibration(model) is None
+
+
+def test_a_prior_with_a_meaningless_number_is_refused():
+    with pytest.raises(ValueError, match="finite"):
+        Prior.from_dict({"slope": -1})
+    with pytest.raises(ValueError, match="rule"):
+        Rule.from_dict({"gain": 0.1, "sure": 7})
+    assert json.loads(json.dumps(dataclasses.asdict(Prior.from_dict({"slope": 2, "unknown": 1}))))["slope"] == 2
+
+
+def test_too_few_validation_kernels_are_one_sentence():
+    from tilewise.tune.prior import calibrate
+
+    with pytest.raises(ConfigurationError, match="at least 5"):
+        calibrate(None, [], ())  # type: ignore[arg-type]
