@@ -21,6 +21,7 @@ from tilewise.costmodel import load_dataset
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 from tilewise.tune import collect
 from tilewise.tune.cpu import collect as cpu_collect
+from tilewise.tune.cpu import conv
 from tilewise.tune.cpu.collect import CpuCollector, CpuOptions
 from tilewise.tune.cpu.family import get_family
 from tilewise.tune.cpu.machine import CpuClock
@@ -38,7 +39,9 @@ SHAPES: list[dict[str, Any]] = [
     {"family": "matmul", "m": 24, "n": 40, "k": 32, "epilogue": "bias_gelu", "layout": "nt"},
     {"family": "matmul", "m": 16, "n": 48, "k": 20, "epilogue": "residual", "layout": "tn", "threads": 2},
     {"family": "batched_matmul", "batch": 3, "m": 8, "n": 24, "k": 16},
-]
+    {"family": "conv2d", "batch": 2, "channels": 5, "height": 16, "width": 13, "filters": 24, "kernel": 3, "padding": 1,
+     "epilogue": "bias_relu"},
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -64,9 +67,9 @@ def test_a_users_own_shapes_are_measured_and_exported_to_files_that_load(tmp_pat
         export_folder(make_collection(store, "mine"), tmp_path / "out")
     dataset = load_dataset(tmp_path / "out", cache_dir=tmp_path / "cache", progress=False)
     assert dataset.schema.config_features[24:] == (
-        "register_m", "register_n", "pack_a", "pack_b", "threads_m", "threads_n",
+        "register_m", "register_n", "pack_a", "pack_b", "threads_m", "threads_n", "winograd",
     )  # fmt: skip
-    assert [kernel.n_configs for kernel in dataset.train] == [10, 10, 10]
+    assert [kernel.n_configs for kernel in dataset.train] == [10, 10, 10, 10]
     assert all((kernel.config_feat[:, 24:26] > 0).all() for kernel in dataset.train)
 
 
@@ -306,3 +309,23 @@ def test_a_kernel_that_was_disturbed_throughout_is_left_for_the_next_run(
     assert gather(tmp_path / "s.sqlite", SHAPES[:1]).kernels == 0
     monkeypatch.setattr(cpu_collect, "CpuClock", SteadyClock)
     assert gather(tmp_path / "s.sqlite", SHAPES[:1]).kernels == 1
+
+
+@needs_native
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (1, 2), (5, 1)])
+def test_a_convolutions_tile_and_its_configuration_stand_for_each_other(kernel: int, stride: int) -> None:
+    spec = {"batch": 1, "channels": 8, "height": 20, "width": 14, "filters": 40, "kernel": kernel, "stride": stride}
+    family = get_family("conv2d")
+    problem = family.problem({"family": "conv2d", "padding": kernel // 2, **spec})
+    configs = family.configs(problem)
+    assert len(configs) > 10
+    for config in configs:
+        assert conv.config_of(conv.tile_of(config)) == config
+        for bounds, shape in zip(family.tile(problem, config).values(), ((40, 8), (1, 40), (1, 8)), strict=True):
+            assert tuple(bounds[:2]) <= shape
+
+
+def test_a_convolution_whose_kernel_does_not_fit_is_one_sentence() -> None:
+    spec = {"family": "conv2d", "batch": 1, "channels": 1, "height": 2, "width": 9, "filters": 1, "kernel": 3}
+    with pytest.raises(ConfigurationError, match="larger than its padded input"):
+        get_family("conv2d").problem(spec)

@@ -32,7 +32,7 @@ from tilewise.tune.store import Store
 
 SPLITS = ("train", "valid", "test")
 _OWN_ORDER = (
-    "warps", "stages", "group", "register_m", "register_n", "pack_a", "pack_b", "threads_m", "threads_n",
+    "warps", "stages", "group", "register_m", "register_n", "pack_a", "pack_b", "threads_m", "threads_n", "winograd",
 )  # fmt: skip
 
 

@@ -57,7 +57,7 @@ class CpuFamily(Protocol):
         """`kernel`, `output` and `input` bounds: the tile of the second operand, of the result, of the first."""
 
 
-_BUILT_IN = {"matmul": "matmul:Matmul", "batched_matmul": "matmul:BatchedMatmul"}
+_BUILT_IN = {"matmul": "matmul:Matmul", "batched_matmul": "matmul:BatchedMatmul", "conv2d": "conv:Conv2d"}
 _added: dict[str, CpuFamily] = {}
 
 

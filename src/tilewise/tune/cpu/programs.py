@@ -10,6 +10,7 @@ import itertools
 import random
 from collections.abc import Iterable, Iterator
 
+from tilewise.tune.cpu.conv import multiplications
 from tilewise.tune.problem import Kernel, Problem
 from tilewise.tune.programs import (
     DENSE_STACKS,
@@ -39,10 +40,35 @@ _CONVOLUTIONAL = (
     ("resnet50", RESNET50, 1), ("vgg16", VGG16, 2), ("efficientnet_b0", EFFICIENTNET_B0, 1), ("unet", UNET, 1),
     ("resnet50_b2", RESNET50[3:], 2), ("efficientnet_b0_b4", EFFICIENTNET_B0, 4),
 )  # fmt: skip
+# Convolutions as such: channels, height (= width), filters, kernel, stride.
+_CONVOLUTIONS = {
+    "resnet50": (
+        (3, 112, 32, 7, 2), (64, 56, 64, 1, 1), (64, 56, 64, 3, 1), (64, 56, 256, 1, 1), (256, 56, 128, 1, 1),
+        (128, 28, 128, 3, 1), (128, 56, 128, 3, 2), (256, 28, 256, 3, 2), (256, 14, 256, 3, 1), (256, 14, 1024, 1, 1),
+        (512, 7, 512, 3, 1),
+    ),
+    "vgg16": ((3, 96, 64, 3, 1), (64, 48, 64, 3, 1), (64, 56, 128, 3, 1), (128, 40, 128, 3, 1), (256, 20, 256, 3, 1),
+              (512, 14, 512, 3, 1)),
+    "reference_vgg6": ((3, 32, 64, 3, 1), (64, 32, 64, 3, 1), (64, 16, 128, 3, 1), (128, 16, 128, 3, 1),
+                       (128, 8, 256, 3, 1), (256, 8, 256, 3, 1)),
+    "reference_resnet8": ((3, 32, 16, 3, 1), (16, 32, 16, 3, 1), (16, 32, 32, 3, 2), (32, 16, 32, 3, 1),
+                          (32, 16, 64, 3, 2), (64, 8, 64, 3, 1), (16, 32, 32, 1, 2), (32, 16, 64, 1, 2)),
+    "reference_cnn": ((1, 8, 32, 3, 1), (32, 8, 64, 3, 1), (64, 4, 64, 3, 1)),
+    "darknet19": ((32, 60, 64, 3, 1), (64, 52, 32, 1, 1), (96, 26, 192, 3, 1), (192, 26, 96, 1, 1),
+                  (320, 13, 320, 3, 1)),
+    "inception": ((192, 26, 96, 1, 1), (48, 26, 64, 5, 1), (96, 30, 96, 3, 1), (288, 17, 192, 3, 2),
+                  (160, 17, 160, 3, 1)),
+    "efficientnet_b0": ((3, 112, 32, 3, 2), (32, 72, 16, 1, 1), (24, 56, 144, 1, 1), (240, 28, 40, 1, 1),
+                        (112, 14, 672, 1, 1), (320, 7, 1280, 1, 1)),
+    "unet": ((4, 64, 160, 3, 1), (160, 32, 160, 3, 1), (160, 32, 160, 3, 2), (320, 16, 320, 3, 1), (320, 16, 160, 1, 1),
+             (640, 8, 320, 3, 1)),
+}  # fmt: skip
+_CONVOLUTION_BATCHES = {"reference_vgg6": (2,), "reference_resnet8": (1, 8), "reference_cnn": (16, 64)}
 _DENSE_BATCHES = {"dlrm": 128, "autoencoder": 64, "wide_mlp": 8}
 _REFERENCE_MLP = (64, 256, 128, 10)
 _SWEEPS = (("sweep_a", 11, 30), ("sweep_b", 12, 6), ("sweep_c", 13, 8))
 _EPILOGUES = ("none", "bias", "bias_relu", "bias_gelu", "residual")
+_CONV_EPILOGUES = ("bias_relu", "none", "residual")
 
 
 def _product(m: int, n: int, k: int, epilogue: str, layout: str, threads: int) -> Problem:
@@ -74,6 +100,15 @@ def _transformer(model: Transformer, batch: int, length: int, threads: int) -> I
 def _convolutions(layers: Iterable[tuple[int, int, int, bool]], batch: int) -> Iterator[Problem]:
     for rows, inner, channels, residual in layers:
         yield _product(rows * batch, channels, inner, "residual" if residual else "bias_relu", "nn", 1)
+
+
+def _true_convolutions(layers: Iterable[tuple[int, int, int, int, int]], batch: int) -> Iterator[Problem]:
+    for number, (channels, size, filters, kernel, stride) in enumerate(layers):
+        yield Problem.of(
+            "conv2d", dtype="fp32", batch=batch, channels=channels, height=size, width=size, filters=filters,
+            kernel=kernel, stride=stride, padding=kernel // 2, epilogue=_CONV_EPILOGUES[number % 3],
+            threads=2 if number % 4 == 3 else 1,
+        )  # fmt: skip
 
 
 def _dense_stack(widths: tuple[int, ...], batch: int) -> Iterator[Problem]:
@@ -113,6 +148,9 @@ def _all_programs() -> Iterator[tuple[str, Iterable[Problem]]]:
         yield f"reference_gpt_{width}_b{batch}x{length}", _transformer(model, batch, length, 1)
     for name, layers, batch in _CONVOLUTIONAL:
         yield f"{name}_fp32", _convolutions(layers, batch)
+    for name, true_layers in _CONVOLUTIONS.items():
+        for batch in _CONVOLUTION_BATCHES.get(name, (1,)):
+            yield f"{name}_conv_fp32_b{batch}", _true_convolutions(true_layers, batch)
     for name, batch in _DENSE_BATCHES.items():
         yield f"{name}_fp32_b{batch}", _dense_stack(DENSE_STACKS[name], batch)
     yield "reference_mlp_b256", _dense_stack(_REFERENCE_MLP, 256)
@@ -137,6 +175,8 @@ def cpu_kernels() -> list[Kernel]:
 
 
 def _measurable(problem: Problem) -> bool:
+    if problem.family == "conv2d":
+        return MIN_MULTIPLICATIONS <= multiplications(problem) <= 1.3 * MAX_MULTIPLICATIONS
     batch = problem.size("batch") if "batch" in problem else 1
     m, n, k = (problem.size(name) for name in ("m", "n", "k"))
     within = MIN_MULTIPLICATIONS <= batch * m * n * k <= MAX_MULTIPLICATIONS

@@ -1,0 +1,157 @@
+"""The CPU family `conv2d`: the native convolution with its tile as the configuration.
+
+Which algorithm runs belongs to the configuration, as the tile does. Kernels and strides are square, padding is the same
+on all sides; `threads` belongs to the problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilewise.backend.conv_tiles import ConvTile, default_conv_tile
+from tilewise.backend.numpy_ops import conv2d as numpy_conv2d
+from tilewise.backend.tiles import tile_space
+from tilewise.errors import ConfigurationError
+from tilewise.tune.cpu.family import Array, Expected
+from tilewise.tune.cpu.machine import require_native
+from tilewise.tune.graph import KernelGraph
+from tilewise.tune.operations import conv_graph
+from tilewise.tune.problem import Config, Problem, Value
+from tilewise.tune.specs import read_spec
+
+EPILOGUES = ("none", "bias", "bias_relu", "residual")
+MAX_MULTIPLICATIONS = 1 << 33
+MAX_THREADS = 64
+_ALGORITHMS = ("direct", "winograd")
+_FIELDS = {"register_m": "mr", "register_n": "nr", "block_m": "block", "block_n": "channels", "threads_n": "split"}
+
+
+def config_of(tile: ConvTile) -> Config:
+    """The configuration that stands for a native tile."""
+    values = tile.as_dict()
+    numbers = {name: int(values[field]) for name, field in _FIELDS.items()}
+    return Config({"winograd": _ALGORITHMS.index(tile.algorithm), **numbers})
+
+
+def tile_of(config: Config) -> ConvTile:
+    """The native tile that a configuration stands for."""
+    numbers = {field: config.size(name) for name, field in _FIELDS.items()}
+    return ConvTile(_ALGORITHMS[config.size("winograd")], **numbers)
+
+
+class Conv2d:
+    """y = epilogue(conv2d(x, w)): x (batch, channels, height, width), w (filters, channels, kernel, kernel)."""
+
+    name = "conv2d"
+    sizes: tuple[str, ...] = ("batch", "channels", "height", "width", "filters", "kernel")
+    choices: Mapping[str, Sequence[Value]] = {
+        "dtype": ("fp32",),
+        "stride": (1, 2, 3, 4),
+        "padding": tuple(range(12)),
+        "epilogue": EPILOGUES,
+        "threads": tuple(range(1, MAX_THREADS + 1)),
+    }
+
+    def problem(self, spec: Mapping[str, Value]) -> Problem:
+        problem = read_spec(self.name, spec, self.sizes, self.choices)
+        rows, columns = _spatial(problem)
+        if min(rows, columns) < 1:
+            raise ConfigurationError("The kernel of this conv2d is larger than its padded input.")
+        if multiplications(problem) > MAX_MULTIPLICATIONS:
+            raise ConfigurationError(
+                f"A conv2d of {multiplications(problem):,} multiplications is too large to measure."
+            )
+        return problem
+
+    def configs(self, problem: Problem) -> Sequence[Config]:
+        shape = tile_shape(problem)
+        default = config_of(default_conv_tile(require_native(), shape))
+        space = [config_of(tile) for tile in tile_space("conv2d", shape, threads=problem.size("threads"))]
+        return [default, *(config for config in space if config != default)]
+
+    def operands(self, problem: Problem, rng: np.random.Generator) -> Mapping[str, Array]:
+        x_shape, w_shape = _shapes(problem)
+
+        def draw(shape: Sequence[int]) -> Array:
+            return rng.standard_normal(shape, dtype=np.float32)
+
+        operands = {"x": draw(x_shape), "w": draw(w_shape)}
+        if "bias" in problem.word("epilogue"):
+            operands["bias"] = draw((w_shape[0],))
+        if problem.word("epilogue") == "residual":
+            operands["residual"] = draw((x_shape[0], w_shape[0], *_spatial(problem)))
+        return operands
+
+    def expected(self, problem: Problem, operands: Mapping[str, Array]) -> Expected:
+        value = numpy_conv2d(
+            operands["x"].astype(np.float64), operands["w"].astype(np.float64), **_geometry(problem)
+        )  # fmt: skip
+        if "bias" in operands:
+            value = value + operands["bias"][:, None, None]
+        if "residual" in operands:
+            value = value + operands["residual"]
+        if problem.word("epilogue") == "bias_relu":
+            value = np.maximum(value, 0)
+        # Winograd's transforms amplify rounding about tenfold; a lost product would cost about 0.5.
+        inner = problem.size("channels") * problem.size("kernel") ** 2
+        return Expected(value, 1e-4 + 2e-5 * float(np.sqrt(inner)))
+
+    def runner(self, problem: Problem, config: Config, operands: Mapping[str, Array]) -> Callable[[], Array]:
+        conv2d, tile, x, w = require_native().conv2d, tile_of(config), operands["x"], operands["w"]
+        extras: dict[str, Any] = {name: operands[name] for name in ("bias", "residual") if name in operands}
+        if problem.word("epilogue").endswith("relu"):
+            extras["activation"] = "relu"
+        return lambda: conv2d(x, w, tile=tile, **_geometry(problem), **extras)  # type: ignore[no-any-return]
+
+    def graph(self, problem: Problem) -> KernelGraph:
+        x_shape, w_shape = _shapes(problem)
+        geometry = _geometry(problem)
+        return conv_graph(x_shape, w_shape, geometry["stride"], geometry["padding"], 1, problem.word("epilogue"))
+
+    def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
+        """A block is whole rows of the result (Winograd: of 4x4 tiles), all of the input channels under them."""
+        rows, columns = _spatial(problem)
+        units_a_row = -(-columns // 4) if config.size("winograd") else columns
+        height = min(rows, -(-config.size("block_m") // units_a_row) * (4 if config.size("winograd") else 1))
+        filters = min(config.size("block_n"), problem.size("filters"))
+        channels, kernel, stride = (problem.size(name) for name in ("channels", "kernel", "stride"))
+        reach = [(extent - 1) * stride + kernel for extent in (height, columns)]
+        return {
+            "kernel": [filters, channels, kernel, kernel],
+            "output": [1, filters, height, columns],
+            "input": [1, channels, *reach],
+        }
+
+
+def multiplications(problem: Problem) -> int:
+    (n, c, _, _), (o, _, kh, kw) = _shapes(problem)
+    rows, columns = _spatial(problem)
+    return n * o * rows * columns * c * kh * kw
+
+
+def tile_shape(problem: Problem) -> tuple[int, ...]:
+    """The problem as `tile_space("conv2d", ...)` takes it."""
+    x_shape, w_shape = _shapes(problem)
+    geometry = _geometry(problem)
+    return (*x_shape, w_shape[0], *w_shape[2:], *geometry["stride"], *geometry["padding"], 1)
+
+
+def _shapes(problem: Problem) -> tuple[tuple[int, int, int, int], tuple[int, int, int, int]]:
+    batch, channels, height, width, filters, kernel = (problem.size(name) for name in Conv2d.sizes)
+    return (batch, channels, height, width), (filters, channels, kernel, kernel)
+
+
+def _geometry(problem: Problem) -> dict[str, tuple[int, int]]:
+    stride, padding = problem.size("stride"), problem.size("padding")
+    return {"stride": (stride, stride), "padding": (padding, padding)}
+
+
+def _spatial(problem: Problem) -> tuple[int, int]:
+    kernel, stride, padding = (problem.size(name) for name in ("kernel", "stride", "padding"))
+    rows, columns = (
+        (problem.size(name) + 2 * padding - kernel) // stride + 1 for name in ("height", "width")
+    )  # fmt: skip
+    return rows, columns
