@@ -85,10 +85,11 @@ def test_work_that_goes_on_between_the_questions_is_rejected(tmp_path: Path, set
     code = (
         HONEST
         + """
-import threading
+import hashlib, threading
+work = bytes(1 << 20)
 def spin():
     while True:
-        sum(range(1000))
+        hashlib.sha256(work)
 threading.Thread(target=spin, daemon=True).start()
 """
     )
