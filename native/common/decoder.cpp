@@ -7,6 +7,7 @@
 #include "common/matmul.h"
 #include "common/thread_pool.h"
 #include "kernels/int8.h"
+#include "kernels/int8_ops.h"
 #include "kernels/norm.h"
 
 namespace tw {
@@ -107,15 +108,13 @@ bool DenseLayer::apply(const float* x, int64_t rows, float* y, const float* resi
   }
   const int64_t padded = round_up(inputs, kInt8Group);
   for (int64_t r = 0; r < rows; ++r) {
-    row_scales[r] = active_cached().quantize_row(x + r * inputs, inputs, padded, bytes + r * padded);
+    row_scales[r] = active_int8_ops().quantize_row(x + r * inputs, inputs, padded, bytes + r * padded);
   }
   Int8Problem p;
-  const int64_t no_offset = 0;
   p.in = bytes;
   p.in_grid.column_step = padded;
   p.width = static_cast<int>(rows);
-  p.tap_offset = &no_offset;
-  p.groups_per_tap = static_cast<int>(padded / kInt8Group);
+  p.groups_per_run = static_cast<int>(padded / kInt8Group);
   p.weights = packed.data();
   p.columns = p.out_columns = static_cast<int>(outputs);
   p.offset = offset.data();

@@ -33,7 +33,7 @@ void run_int8(const Int8Problem& problem) {
   if (rows == 0 || panels == 0) return;
   // Work below this many multiply-adds is done before a second thread would have woken.
   constexpr int64_t kWorthAThread = 1 << 20;
-  const int64_t work = rows * panels * kInt8Panel * problem.taps * problem.groups_per_tap * kInt8Group;
+  const int64_t work = rows * panels * kInt8Panel * problem.runs * problem.groups_per_run * kInt8Group;
   const int threads = static_cast<int>(std::min<int64_t>(num_threads(), std::max<int64_t>(1, work / kWorthAThread)));
   const auto& kernels = active_int8();
   if (threads == 1) return kernels.rows(problem, 0, rows, 0, panels);

@@ -2,6 +2,7 @@
 
 #include "common/simd.h"
 #include "kernels/math.h"
+#include "kernels/rounding.h"
 
 namespace tw {
 namespace TW_ISA {
@@ -201,12 +202,6 @@ float largest(const float* x, int64_t n) {
   return max_lanes(most);
 }
 
-// Rounds to the nearest integer, ties to even, for |x| < 2^22.
-TW_INLINE vf round_even(vf x) {
-  const vf magic = splat(12582912.0f);
-  return (x + magic) - magic;
-}
-
 void store(CacheKind kind, const float* x, int64_t width, void* data, float* scales, int64_t row) {
   if (kind == CacheKind::float32) {
     std::memcpy(static_cast<float*>(data) + row * width, x, width * sizeof(float));
@@ -230,21 +225,9 @@ void store(CacheKind kind, const float* x, int64_t width, void* data, float* sca
   }
 }
 
-float quantize_row(const float* x, int64_t n, int64_t padded, uint8_t* q) {
-  const float top = largest(x, n), inverse = top > 0.0f ? 127.0f / top : 0.0f;
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const int count = lanes_left(n, i);
-    const vi rounded = __builtin_convertvector(round_even(load_first(x + i, count) * inverse), vi) + 128;
-    const vs8 bytes = __builtin_convertvector(rounded, vs8);
-    std::memcpy(q + i, &bytes, count);
-  }
-  std::memset(q + n, 128, padded - n);
-  return top / 127.0f;
-}
-
 }  // namespace
 
-const CachedKernels cached = {attend, store, quantize_row};
+const CachedKernels cached = {attend, store};
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -1,5 +1,5 @@
-// One new position of a transformer: attention of a query over the keys and values stored so far, and the conversions
-// between a row of floats and what a cache or an integer product stores.
+// One new position of a transformer: attention of a query over the keys and values stored so far, and the conversion
+// of a row of floats to what a cache stores.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,6 @@ struct CachedKernels {
                  float scale, float* scores, float* out);
   // One row of width floats into row `row` of a cache; for int8 also its scale.
   void (*store)(CacheKind kind, const float* x, int64_t width, void* data, float* scales, int64_t row);
-  // q = round(x / scale) + 128 with scale = max|x| / 127, padded with 128 to `padded` bytes; returns the scale.
-  float (*quantize_row)(const float* x, int64_t n, int64_t padded, uint8_t* q);
 };
 
 TW_TABLE(CachedKernels, cached)

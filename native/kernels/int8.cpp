@@ -1,12 +1,13 @@
-// The register tile of the integer product: up to 8 rows by 2 panels of 16 columns with AVX-512, 4 by 1 elsewhere.
-// Per step of four K values a row is one 32-bit broadcast and a panel one vector load; the dot product of four bytes is
-// one VNNI instruction, or two 16-bit multiply-adds on AVX2. The usual AVX2 instruction for unsigned times signed bytes
-// saturates at 16 bits (255 * 127 * 2 does not fit) and is not used: all sets give the same integers.
+// The register tile of the integer product: up to 8 rows by 2 panels of 16 columns or 16 rows by 1 with AVX-512, 4 by 1
+// elsewhere. Per step of four K values a row is one 32-bit broadcast and a panel one vector load; the dot product of four
+// bytes is one VNNI instruction, or two 16-bit multiply-adds on AVX2. The usual AVX2 instruction for unsigned times signed
+// bytes saturates at 16 bits (255 * 127 * 2 does not fit) and is not used: all sets give the same integers.
 //
 // This file is compiled with -ffp-contract=off: the rounding to 8 bits must not depend on the instruction set.
 #include "kernels/int8.h"
 
 #include "common/simd.h"
+#include "kernels/rounding.h"
 
 namespace tw {
 namespace TW_ISA {
@@ -14,9 +15,9 @@ namespace {
 
 constexpr int kVectors = kInt8Panel / kLanes;  // vectors per panel
 #if defined(__AVX512F__)
-constexpr int kMaxRows = 8, kMaxPanels = 2;
+constexpr int kMaxRows = 8, kMaxPanels = 2, kOnePanelRows = 16;
 #else
-constexpr int kMaxRows = 4, kMaxPanels = 1;
+constexpr int kMaxRows = 4, kMaxPanels = 1, kOnePanelRows = 4;
 #endif
 constexpr int kRowBlock = 128;
 
@@ -81,12 +82,6 @@ TW_INLINE void dot(vi& acc, const Activations& a, const Weights& w) {
 #endif
 }
 
-// Rounds to the nearest integer, ties to even, for |x| < 2^22: the same on every set, and vectorised on all.
-TW_INLINE vf round_even(vf x) {
-  const vf magic = splat(12582912.0f);
-  return (x + magic) - magic;
-}
-
 TW_INLINE vf clamp(vf x, float low, float high) {
   x = select(x > splat(low), x, splat(low));
   return select(x < splat(high), x, splat(high));
@@ -103,7 +98,7 @@ TW_INLINE void store_bytes(uint8_t* p, vi v, int n) {
 
 TW_INLINE vi load_bytes(const uint8_t* p, int n) {
 #if defined(__AVX512F__)
-  return (vi)_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(lane_mask(n), p));
+  return (vi)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_maskz_loadu_epi8(lane_mask(n), p));
 #else
   vb bytes = {};
   std::memcpy(&bytes, p, n);
@@ -131,13 +126,11 @@ TW_INLINE vf finish_float(const Int8Problem& p, vf value, int64_t row, int colum
   return value;
 }
 
+// `sum` already holds the column's offset.
 TW_INLINE void finish(const Int8Problem& p, vi sum, int64_t row, int64_t out_offset, int64_t residual_offset, int column) {
   int lanes = p.out_columns - column;
   if (lanes <= 0) return;
   if (lanes > kLanes) lanes = kLanes;
-  vi offset;
-  std::memcpy(&offset, p.offset + column, sizeof offset);
-  sum += offset;
   if (p.kind == Int8Out::int32) {
     store_first(static_cast<float*>(p.out) + out_offset + column, (vf)sum, lanes);
     return;
@@ -151,51 +144,139 @@ TW_INLINE void finish(const Int8Problem& p, vi sum, int64_t row, int64_t out_off
   }
 }
 
+TW_INLINE vi load_offset(const Int8Problem& p, int column) {
+  vi offset;
+  std::memcpy(&offset, p.offset + column, sizeof offset);
+  return offset;
+}
+
+#if defined(__AVX512F__)
+// Whole panels to bytes: what finish_uint8 computes, for four vectors of 16 columns at a time. Saturating packs do the
+// clamping below and the narrowing, and the result leaves in four stores of 16 bytes; the one-by-one way costs three
+// times as much, which shows wherever K is small.
+struct ByteStore {
+  uint8_t* out;
+  const uint8_t* residual;
+  __m512 highest, residual_scale;
+  __m512i zero, lowest, residual_zero;
+
+  explicit ByteStore(const Int8Problem& p)
+      : out(static_cast<uint8_t*>(p.out)), residual(p.residual),
+        highest(_mm512_set1_ps(static_cast<float>(p.high - p.zero))), residual_scale(_mm512_set1_ps(p.residual_scale)),
+        zero(_mm512_set1_epi16(static_cast<int16_t>(p.zero))), lowest(_mm512_set1_epi8(static_cast<char>(p.low))),
+        residual_zero(_mm512_set1_epi32(p.residual_zero)) {}
+
+  template <bool kResidual>
+  TW_INLINE __m512i rounded(vi sum, __m512 scale, int64_t residual_at) const {
+    __m512 value = _mm512_mul_ps((__m512)__builtin_convertvector(sum, vf), scale);
+    if (kResidual) {
+      const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(residual + residual_at));
+      const __m512i skip = _mm512_sub_epi32(_mm512_maskz_cvtepu8_epi32(0xffff, bytes), residual_zero);
+      value = _mm512_add_ps(value, _mm512_mul_ps((__m512)__builtin_convertvector((vi)skip, vf), residual_scale));
+    }
+    // The conversion rounds ties to even. (gcc 12 warns of its own header without the masks; they cost nothing.)
+    return _mm512_maskz_cvtps_epi32(0xffff, _mm512_maskz_min_ps(0xffff, highest, value));
+  }
+
+  TW_INLINE void store(__m512i a, __m512i b, __m512i c, __m512i d, const int64_t* at) const {
+    const __m512i ab = _mm512_adds_epi16(_mm512_packs_epi32(a, b), zero);
+    const __m512i cd = _mm512_adds_epi16(_mm512_packs_epi32(c, d), zero);
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i bytes = _mm512_maskz_permutexvar_epi32(0xffff, order, _mm512_max_epu8(_mm512_packus_epi16(ab, cd), lowest));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + at[0]), _mm512_maskz_extracti32x4_epi32(0xf, bytes, 0));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + at[1]), _mm512_maskz_extracti32x4_epi32(0xf, bytes, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + at[2]), _mm512_maskz_extracti32x4_epi32(0xf, bytes, 2));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + at[3]), _mm512_maskz_extracti32x4_epi32(0xf, bytes, 3));
+  }
+};
+
+template <int R, int P, bool kResidual>
+TW_INLINE void finish_bytes(const Int8Problem& p, const vi (&acc)[R][P], const RowOffsets& at, int first, int column) {
+  const ByteStore to(p);
+  __m512 scale[P];
+#pragma GCC unroll 2
+  for (int v = 0; v < P; ++v) scale[v] = (__m512)load(p.scale + column + v * kLanes);
+#pragma GCC unroll 16
+  for (int i = 0; i < R * P; i += 4) {
+    __m512i value[4];
+    int64_t out_at[4];
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      const int r = (i + j) / P, v = (i + j) % P;
+      out_at[j] = at.out[first + r] + column + v * kLanes;
+      value[j] = to.rounded<kResidual>(acc[r][v], scale[v], at.residual[first + r] + column + v * kLanes);
+    }
+    to.store(value[0], value[1], value[2], value[3], out_at);
+  }
+}
+#endif
+
+template <int R, int P>
+TW_INLINE void finish_tile(const Int8Problem& p, const vi (&acc)[R][P * kVectors], const RowOffsets& at, int first,
+                           int64_t row, int panel) {
+  const int column = panel * kInt8Panel;
+#if defined(__AVX512F__)
+  if constexpr (R * P % 4 == 0) {
+    if (p.kind == Int8Out::uint8 && column + P * kInt8Panel <= p.out_columns) {
+      p.residual != nullptr ? finish_bytes<R, P, true>(p, acc, at, first, column)
+                            : finish_bytes<R, P, false>(p, acc, at, first, column);
+      return;
+    }
+  }
+#endif
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < P * kVectors; ++v) {
+      finish(p, acc[r][v], row + r, at.out[first + r], at.residual[first + r], column + v * kLanes);
+    }
+  }
+}
+
 template <int R, int P>
 void tile(const Int8Problem& p, const RowOffsets& at, int first, int64_t row, int panel) {
   constexpr int V = P * kVectors;
-  const int64_t panel_bytes = static_cast<int64_t>(p.taps) * p.groups_per_tap * kInt8Panel * kInt8Group;
+  const int64_t panel_bytes = static_cast<int64_t>(p.runs) * p.groups_per_run * kInt8Panel * kInt8Group;
   const int8_t* w = p.weights + panel * panel_bytes;
-  vi acc[R][V] = {};
-  for (int t = 0; t < p.taps; ++t) {
-    const uint8_t* rows[R];
+  const uint8_t* rows[R];
+  vi acc[R][V];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    rows[r] = p.in + at.in[first + r];
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) rows[r] = p.in + at.in[first + r] + p.tap_offset[t];
-    for (int g = 0; g < p.groups_per_tap; ++g) {
+    for (int v = 0; v < V; ++v) acc[r][v] = load_offset(p, panel * kInt8Panel + v * kLanes);
+  }
+  const int64_t run_bytes = static_cast<int64_t>(p.groups_per_run) * kInt8Group;
+  for (int run = 0; run < p.runs; ++run) {
+    const int64_t start = run * p.run_step;
+    for (int64_t k = start; k < start + run_bytes; k += kInt8Group) {
       Weights weights[V];
 #pragma GCC unroll 8
       for (int v = 0; v < V; ++v) {
         weights[v] = load_weights(w + (v / kVectors) * panel_bytes + (v % kVectors) * kLanes * kInt8Group);
       }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
-        const Activations a = broadcast(rows[r]);
-        rows[r] += kInt8Group;
+        const Activations a = broadcast(rows[r] + k);
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) dot(acc[r][v], a, weights[v]);
       }
       w += kInt8Panel * kInt8Group;
     }
   }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) {
-      finish(p, acc[r][v], row + r, at.out[first + r], at.residual[first + r], panel * kInt8Panel + v * kLanes);
-    }
-  }
+  finish_tile<R, P>(p, acc, at, first, row, panel);
 }
 
 // One row: matrix times vector, bound by the stream of weights. Four independent sums hide the latency of the dot.
 void tile_one_row(const Int8Problem& p, const RowOffsets& at, int first, int64_t row, int panel) {
   constexpr int kChains = 4;
-  const int64_t panel_bytes = static_cast<int64_t>(p.taps) * p.groups_per_tap * kInt8Panel * kInt8Group;
+  const int64_t panel_bytes = static_cast<int64_t>(p.runs) * p.groups_per_run * kInt8Panel * kInt8Group;
   const int8_t* w = p.weights + panel * panel_bytes;
   vi acc[kChains][kVectors] = {};
-  for (int t = 0; t < p.taps; ++t) {
-    const uint8_t* x = p.in + at.in[first] + p.tap_offset[t];
+  for (int run = 0; run < p.runs; ++run) {
+    const uint8_t* x = p.in + at.in[first] + run * p.run_step;
     int g = 0;
-    for (; g + kChains <= p.groups_per_tap; g += kChains) {
+    for (; g + kChains <= p.groups_per_run; g += kChains) {
 #pragma GCC unroll 4
       for (int c = 0; c < kChains; ++c) {
         const Activations a = broadcast(x + (g + c) * kInt8Group);
@@ -206,7 +287,7 @@ void tile_one_row(const Int8Problem& p, const RowOffsets& at, int first, int64_t
       }
       w += kChains * kInt8Panel * kInt8Group;
     }
-    for (; g < p.groups_per_tap; ++g, w += kInt8Panel * kInt8Group) {
+    for (; g < p.groups_per_run; ++g, w += kInt8Panel * kInt8Group) {
       const Activations a = broadcast(x + g * kInt8Group);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) dot(acc[0][v], a, load_weights(w + v * kLanes * kInt8Group));
@@ -214,7 +295,7 @@ void tile_one_row(const Int8Problem& p, const RowOffsets& at, int first, int64_t
   }
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
-    const vi sum = (acc[0][v] + acc[1][v]) + (acc[2][v] + acc[3][v]);
+    const vi sum = (acc[0][v] + acc[1][v]) + (acc[2][v] + acc[3][v]) + load_offset(p, panel * kInt8Panel + v * kLanes);
     finish(p, sum, row, at.out[first], at.residual[first], panel * kInt8Panel + v * kLanes);
   }
 }
@@ -235,22 +316,39 @@ TW_INLINE void tile_rows(const Int8Problem& p, const RowOffsets& at, int first, 
   }
 }
 
-int64_t grid_offset(const PixelGrid& grid, int64_t image, int64_t y, int64_t x) {
-  return image * grid.image_step + y * grid.row_step + x * grid.column_step;
+void one_panel(const Int8Problem& p, const RowOffsets& at, int64_t row, int count, int panel) {
+  int i = 0;
+  if (kOnePanelRows > kMaxRows) {
+    for (; i + kOnePanelRows <= count; i += kOnePanelRows) tile<kOnePanelRows, 1>(p, at, i, row + i, panel);
+  }
+  for (; i < count; i += kMaxRows) {
+    tile_rows<1>(p, at, i, row + i, panel, count - i < kMaxRows ? count - i : kMaxRows);
+  }
+}
+
+void two_panels(const Int8Problem& p, const RowOffsets& at, int64_t row, int count, int panel) {
+  for (int i = 0; i < count; i += kMaxRows) {
+    tile_rows<kMaxPanels>(p, at, i, row + i, panel, count - i < kMaxRows ? count - i : kMaxRows);
+  }
+}
+
+void fill_row(int64_t* to, const PixelGrid& grid, int64_t image, int64_t y, int64_t x, int count) {
+  const int64_t start = image * grid.image_step + y * grid.row_step + x * grid.column_step;
+  for (int i = 0; i < count; ++i) to[i] = start + i * grid.column_step;
 }
 
 void fill_offsets(const Int8Problem& p, int64_t first, int count, RowOffsets& at) {
   int64_t x = first % p.width, y = first / p.width % p.height, image = first / p.width / p.height;
-  for (int i = 0; i < count; ++i) {
-    at.in[i] = grid_offset(p.in_grid, image, y, x);
-    at.out[i] = grid_offset(p.out_grid, image, y, x);
-    at.residual[i] = grid_offset(p.residual_grid, image, y, x);
-    if (++x == p.width) {
-      x = 0;
-      if (++y == p.height) {
-        y = 0;
-        ++image;
-      }
+  for (int i = 0; i < count;) {
+    const int n = p.width - x < count - i ? static_cast<int>(p.width - x) : count - i;
+    fill_row(at.in + i, p.in_grid, image, y, x, n);
+    fill_row(at.out + i, p.out_grid, image, y, x, n);
+    fill_row(at.residual + i, p.residual_grid, image, y, x, n);
+    i += n;
+    x = 0;
+    if (++y == p.height) {
+      y = 0;
+      ++image;
     }
   }
 }
@@ -261,17 +359,14 @@ void rows(const Int8Problem& p, int64_t first, int64_t last, int first_panel, in
     const int count = static_cast<int>(last - block < kRowBlock ? last - block : kRowBlock);
     fill_offsets(p, block, count, at);
     for (int panel = first_panel; panel < last_panel;) {
-      const bool one_row = count == 1;
-      const int panels = !one_row && panel + kMaxPanels <= last_panel ? kMaxPanels : 1;
-      for (int i = 0; i < count; i += kMaxRows) {
-        const int n = count - i < kMaxRows ? count - i : kMaxRows;
-        if (panels == kMaxPanels && !one_row) {
-          tile_rows<kMaxPanels>(p, at, i, block + i, panel, n);
-        } else {
-          tile_rows<1>(p, at, i, block + i, panel, n);
-        }
+      // A single row streams its weights, and does so fastest one panel at a time.
+      if (kMaxPanels == 2 && count > 1 && panel + 2 <= last_panel) {
+        two_panels(p, at, block, count, panel);
+        panel += 2;
+      } else {
+        one_panel(p, at, block, count, panel);
+        panel += 1;
       }
-      panel += panels;
     }
   }
 }

@@ -1,8 +1,8 @@
 // Integer matrix product and convolution: unsigned 8-bit activations times signed 8-bit weights, summed in 32 bits.
 //
 // One routine serves both. A convolution over channels-last data is a matrix product whose row is a pixel: its operand
-// is not contiguous but a few contiguous runs of channels, one per tap of the filter, at fixed offsets from the pixel. A
-// plain matrix product has one tap. Borders hold the zero point, so no tap ever has to be skipped.
+// is not contiguous but a few contiguous runs of bytes, one per row of the filter (the taps of a filter's row lie side by
+// side), at a fixed distance. A plain matrix product has one run. Borders hold the zero point, so no tap is ever skipped.
 #pragma once
 
 #include <cstdint>
@@ -22,13 +22,13 @@ struct PixelGrid {
 };
 
 struct Int8Problem {
-  // Activations: pixel (0, 0) of image 0 at tap 0; `in` steps already include the stride of the convolution.
+  // Activations: pixel (0, 0) of image 0 at the first tap; `in` steps already include the stride of the convolution.
   const uint8_t* in = nullptr;
   PixelGrid in_grid;
   int images = 1, height = 1, width = 1;  // of the output
-  int taps = 1;
-  const int64_t* tap_offset = nullptr;  // bytes, one per tap
-  int groups_per_tap = 0;               // channels / 4
+  int runs = 1;
+  int64_t run_step = 0;    // bytes from one run to the next
+  int groups_per_run = 0;  // bytes of a run / 4
 
   const int8_t* weights = nullptr;  // packed by pack_int8_weights
   int columns = 0;
@@ -55,7 +55,7 @@ struct Int8Problem {
   int zero = 0, low = 0, high = 255;
 };
 
-// Bytes of the packed weights of `columns` columns and taps * groups_per_tap groups of four values of K.
+// Bytes of the packed weights of `columns` columns and `groups` groups of four values of K.
 inline int64_t int8_packed_bytes(int64_t columns, int64_t groups) {
   return (columns + kInt8Panel - 1) / kInt8Panel * groups * kInt8Panel * kInt8Group;
 }

@@ -1,83 +1,194 @@
+// This file, like int8.cpp, is compiled with -ffp-contract=off: every byte is the same on every instruction set.
 #include "kernels/int8_ops.h"
 
 #include "common/simd.h"
+#include "kernels/math.h"
+#include "kernels/rounding.h"
 
 namespace tw {
 namespace TW_ISA {
 namespace {
 
 // round(x * inverse) + zero in [0, 255], ties to even; a NaN becomes the zero point. Plain arithmetic that the compiler
-// turns into vectors, and the same on every instruction set (this file, too, has no fused multiply-adds).
-TW_INLINE uint8_t to_byte(float x, float inverse, int zero) {
+// turns into vectors.
+TW_INLINE int32_t to_byte(float x, float inverse, int zero) {
   const float scaled = x * inverse;
   const float low = static_cast<float>(-zero), high = static_cast<float>(255 - zero);
   float v = scaled == scaled ? scaled : 0.0f;
   v = v < low ? low : v;
   v = v > high ? high : v;
-  const float magic = 12582912.0f;
-  return static_cast<uint8_t>(static_cast<int32_t>((v + magic) - magic) + zero);
+  return static_cast<int32_t>(round_even(v)) + zero;
 }
 
 void quantize(const float* x, int64_t n, float inverse, int zero, uint8_t* to) {
-  for (int64_t i = 0; i < n; ++i) to[i] = to_byte(x[i], inverse, zero);
+  for (int64_t i = 0; i < n; ++i) to[i] = static_cast<uint8_t>(to_byte(x[i], inverse, zero));
 }
 
-void quantize_image(const float* x, int64_t channels, int64_t height, int64_t width, float inverse, int zero, uint8_t* to,
-                    int64_t row_step, int64_t pixel_step) {
+// Four channels of a row of pixels, as the low to high bytes of 32-bit numbers.
+template <int kChannels>
+TW_INLINE void four_channels(const float* x, int64_t plane, int64_t n, float inverse, int zero, int32_t* to) {
+  for (int64_t i = 0; i < n; ++i) {
+    int32_t four = 0;
+    for (int c = 0; c < 4; ++c) four |= (c < kChannels ? to_byte(x[c * plane + i], inverse, zero) : zero) << (8 * c);
+    to[i] = four;
+  }
+}
+
+void quantize_image(const float* x, int64_t channels, float inverse, int zero, const BytePlane& plane, uint8_t* to) {
   constexpr int64_t kStrip = 64;
-  uint8_t strip[kStrip];
-  for (int64_t y = 0; y < height; ++y) {
-    for (int64_t c = 0; c < pixel_step; ++c) {
-      for (int64_t left = 0; left < width; left += kStrip) {
-        const int64_t n = width - left < kStrip ? width - left : kStrip;
-        uint8_t* at = to + y * row_step + left * pixel_step + c;
-        if (c < channels) {
-          quantize(x + (c * height + y) * width + left, n, inverse, zero, strip);
-        } else {
-          std::memset(strip, zero, n);
+  int32_t strip[kStrip];
+  const int64_t size = plane.height * plane.width;
+  for (int64_t y = 0; y < plane.height; ++y) {
+    for (int64_t c = 0; c < channels; c += 4) {
+      for (int64_t left = 0; left < plane.width; left += kStrip) {
+        const int64_t n = plane.width - left < kStrip ? plane.width - left : kStrip;
+        const float* from = x + c * size + y * plane.width + left;
+        switch (channels - c) {
+          case 1: four_channels<1>(from, size, n, inverse, zero, strip); break;
+          case 2: four_channels<2>(from, size, n, inverse, zero, strip); break;
+          case 3: four_channels<3>(from, size, n, inverse, zero, strip); break;
+          default: four_channels<4>(from, size, n, inverse, zero, strip);
         }
-        for (int64_t i = 0; i < n; ++i) at[i * pixel_step] = strip[i];
+        uint8_t* at = to + y * plane.row_step + left * plane.pixel_step + c;
+        for (int64_t i = 0; i < n; ++i) std::memcpy(at + i * plane.pixel_step, strip + i, 4);
       }
     }
   }
 }
 
-TW_INLINE void max_into(uint8_t* y, const uint8_t* x, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) y[i] = x[i] > y[i] ? x[i] : y[i];
+float quantize_row(const float* x, int64_t n, int64_t padded, uint8_t* q) {
+  vf most = {};  // a NaN is passed over here and becomes 128, the zero point
+  int64_t whole = n / kLanes * kLanes;
+  for (int64_t i = 0; i < whole; i += kLanes) {
+    const vf v = load(x + i);
+    most = vmax(select(v < splat(0.0f), -v, v), most);
+  }
+  const vf rest = load_first(x + whole, static_cast<int>(n - whole));
+  const float top = max_lanes(vmax(select(rest < splat(0.0f), -rest, rest), most));
+  const float inverse = top > 0.0f ? 127.0f / top : 0.0f;
+  for (int64_t i = 0; i < n; ++i) q[i] = static_cast<uint8_t>(to_byte(x[i], inverse, 128));
+  std::memset(q + n, 128, padded - n);
+  return top / 127.0f;
 }
 
-void max_pool(const uint8_t* x, int64_t height, int64_t width, int64_t row_step, int64_t pixel_step,
-              const PoolWindow& w, int64_t out_h, int64_t out_w, uint8_t* y, int64_t y_row_step) {
-  for (int64_t oy = 0; oy < out_h; ++oy) {
-    for (int64_t ox = 0; ox < out_w; ++ox) {
-      uint8_t* to = y + oy * y_row_step + ox * pixel_step;
-      std::memset(to, 0, pixel_step);
-      for (int64_t i = 0; i < w.kernel_h; ++i) {
-        const int64_t iy = oy * w.stride_h - w.pad_h + i;
-        if (iy < 0 || iy >= height) continue;
-        for (int64_t j = 0; j < w.kernel_w; ++j) {
-          const int64_t ix = ox * w.stride_w - w.pad_w + j;
-          if (ix < 0 || ix >= width) continue;
-          max_into(to, x + iy * row_step + ix * pixel_step, pixel_step);
+void dequantize_image(const uint8_t* x, const BytePlane& plane, int64_t channels, float scale, int zero, float* to) {
+  for (int64_t c = 0; c < channels; ++c) {
+    for (int64_t y = 0; y < plane.height; ++y) {
+      const uint8_t* from = x + y * plane.row_step + c;
+      for (int64_t i = 0; i < plane.width; ++i) *to++ = static_cast<float>(from[i * plane.pixel_step] - zero) * scale;
+    }
+  }
+}
+
+// --- windows ---
+
+// The part of a window that lies inside the image.
+struct Window {
+  int64_t top, bottom, left, right;
+};
+
+TW_INLINE Window window_at(const PoolWindow& w, const BytePlane& in, int64_t oy, int64_t ox) {
+  const int64_t top = oy * w.stride_h - w.pad_h, left = ox * w.stride_w - w.pad_w;
+  const int64_t bottom = top + w.kernel_h, right = left + w.kernel_w;
+  return {top < 0 ? 0 : top, bottom > in.height ? in.height : bottom, left < 0 ? 0 : left,
+          right > in.width ? in.width : right};
+}
+
+constexpr int kBytes = 4 * kLanes;  // channels a vector of bytes holds
+typedef uint8_t vbytes __attribute__((vector_size(kBytes)));
+
+TW_INLINE vbytes load_channels(const uint8_t* p) {
+  vbytes v;
+  std::memcpy(&v, p, kBytes);
+  return v;
+}
+
+TW_INLINE void max_of_window(const uint8_t* x, const BytePlane& in, const Window& w, uint8_t* y) {
+  int64_t c = 0;
+  for (; c + kBytes <= in.pixel_step; c += kBytes) {
+    vbytes most = {};
+    for (int64_t iy = w.top; iy < w.bottom; ++iy) {
+      for (int64_t ix = w.left; ix < w.right; ++ix) {
+        const vbytes v = load_channels(x + iy * in.row_step + ix * in.pixel_step + c);
+        most = v > most ? v : most;
+      }
+    }
+    std::memcpy(y + c, &most, kBytes);
+  }
+  for (; c < in.pixel_step; ++c) {
+    uint8_t most = 0;
+    for (int64_t iy = w.top; iy < w.bottom; ++iy) {
+      for (int64_t ix = w.left; ix < w.right; ++ix) {
+        const uint8_t v = x[iy * in.row_step + ix * in.pixel_step + c];
+        most = v > most ? v : most;
+      }
+    }
+    y[c] = most;
+  }
+}
+
+void max_pool(const uint8_t* x, const BytePlane& in, const PoolWindow& w, uint8_t* y, const BytePlane& out) {
+  for (int64_t oy = 0; oy < out.height; ++oy) {
+    for (int64_t ox = 0; ox < out.width; ++ox) {
+      max_of_window(x, in, window_at(w, in, oy, ox), y + oy * out.row_step + ox * out.pixel_step);
+    }
+  }
+}
+
+// sum / n, to the nearest, ties to even; 0 <= sum
+TW_INLINE uint8_t rounded_mean(int64_t sum, int64_t n) {
+  const int64_t whole = sum / n, twice = 2 * (sum - whole * n);
+  return static_cast<uint8_t>(whole + (twice > n || (twice == n && whole % 2 == 1)));
+}
+
+void avg_pool(const uint8_t* x, const BytePlane& in, const PoolWindow& w, int zero, uint8_t* y, const BytePlane& out) {
+  const int64_t cells = w.kernel_h * w.kernel_w;
+  for (int64_t oy = 0; oy < out.height; ++oy) {
+    for (int64_t ox = 0; ox < out.width; ++ox) {
+      const Window part = window_at(w, in, oy, ox);
+      const int64_t outside = (cells - (part.bottom - part.top) * (part.right - part.left)) * zero;
+      uint8_t* to = y + oy * out.row_step + ox * out.pixel_step;
+      for (int64_t c = 0; c < in.pixel_step; ++c) {
+        int64_t sum = outside;
+        for (int64_t iy = part.top; iy < part.bottom; ++iy) {
+          for (int64_t ix = part.left; ix < part.right; ++ix) sum += x[iy * in.row_step + ix * in.pixel_step + c];
         }
+        to[c] = rounded_mean(sum, cells);
       }
     }
   }
 }
 
-void sum_pixels(const uint8_t* x, int64_t height, int64_t width, int64_t row_step, int64_t pixel_step, int32_t* sums) {
-  for (int64_t c = 0; c < pixel_step; ++c) sums[c] = 0;
-  for (int64_t y = 0; y < height; ++y) {
-    for (int64_t i = 0; i < width; ++i) {
-      const uint8_t* pixel = x + y * row_step + i * pixel_step;
-      for (int64_t c = 0; c < pixel_step; ++c) sums[c] += pixel[c];
+constexpr int64_t kSumBlock = 64;  // channels summed at a time
+
+TW_INLINE void sum_pixels(const uint8_t* x, const BytePlane& in, int64_t n, int32_t* sums) {
+  for (int64_t c = 0; c < n; ++c) sums[c] = 0;
+  for (int64_t iy = 0; iy < in.height; ++iy) {
+    for (int64_t ix = 0; ix < in.width; ++ix) {
+      const uint8_t* pixel = x + iy * in.row_step + ix * in.pixel_step;
+      for (int64_t c = 0; c < n; ++c) sums[c] += pixel[c];
     }
   }
+}
+
+void global_pool(const uint8_t* x, const BytePlane& in, int64_t channels, float scale, int zero, float out_inverse,
+                 int out_zero, uint8_t* y) {
+  const float count = static_cast<float>(in.height * in.width), zero_point = static_cast<float>(zero);
+  int32_t sums[kSumBlock];
+  for (int64_t first = 0; first < channels; first += kSumBlock) {
+    const int64_t n = channels - first < kSumBlock ? channels - first : kSumBlock;
+    n == kSumBlock ? sum_pixels(x + first, in, kSumBlock, sums) : sum_pixels(x + first, in, n, sums);
+    for (int64_t c = 0; c < n; ++c) {
+      const float mean = (static_cast<float>(sums[c]) / count - zero_point) * scale;
+      y[first + c] = static_cast<uint8_t>(to_byte(mean, out_inverse, out_zero));
+    }
+  }
+  std::memset(y + channels, out_zero, in.pixel_step - channels);
 }
 
 }  // namespace
 
-const Int8OpsKernels int8_ops = {quantize_image, quantize, max_pool, sum_pixels};
+const Int8OpsKernels int8_ops = {quantize_image, quantize, quantize_row, dequantize_image, max_pool, avg_pool, global_pool};
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -1,5 +1,6 @@
-// What stands between integer layers: floats to bytes and channels last, pooling, sums over pixels. All buffers are
-// (images, height + 2 border, width + 2 border, channels rounded up to 4) with the zero point in border and padding.
+// What stands between integer layers: floats to bytes and channels last, pooling, means over pixels, bytes to floats. All
+// image buffers are (images, height + 2 border, width + 2 border, channels rounded up to 4) with the zero point in border
+// and padding channels; a kernel takes one image and where its inside begins.
 #pragma once
 
 #include <cstdint>
@@ -9,20 +10,33 @@
 namespace tw {
 
 struct PoolWindow {
-  int64_t kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w;
+  int64_t kernel_h = 1, kernel_w = 1, stride_h = 1, stride_w = 1, pad_h = 0, pad_w = 0;
+};
+
+// The inside of one image of bytes.
+struct BytePlane {
+  int64_t height, width, row_step, pixel_step;
 };
 
 struct Int8OpsKernels {
-  // One image (channels, height, width) to the inside of a buffer whose rows are row_step and pixels pixel_step bytes.
-  void (*quantize_image)(const float* x, int64_t channels, int64_t height, int64_t width, float inverse_scale, int zero,
-                         uint8_t* to, int64_t row_step, int64_t pixel_step);
+  // (channels, height, width) floats to the inside of an image.
+  void (*quantize_image)(const float* x, int64_t channels, float inverse_scale, int zero, const BytePlane& plane,
+                         uint8_t* to);
   // n floats to bytes, in order.
   void (*quantize)(const float* x, int64_t n, float inverse_scale, int zero, uint8_t* to);
-  // One image; pixels outside are left out of the maximum.
-  void (*max_pool)(const uint8_t* x, int64_t height, int64_t width, int64_t row_step, int64_t pixel_step,
-                   const PoolWindow& window, int64_t out_h, int64_t out_w, uint8_t* y, int64_t y_row_step);
-  // sums[c] over the pixels of one image.
-  void (*sum_pixels)(const uint8_t* x, int64_t height, int64_t width, int64_t row_step, int64_t pixel_step, int32_t* sums);
+  // q = round(x / scale) + 128 with scale = max|x| / 127, padded with 128 to `padded` bytes; returns the scale.
+  float (*quantize_row)(const float* x, int64_t n, int64_t padded, uint8_t* q);
+  // The inside of an image to (channels, height, width) floats.
+  void (*dequantize_image)(const uint8_t* x, const BytePlane& plane, int64_t channels, float scale, int zero, float* to);
+  // Pixels outside are left out of the maximum.
+  void (*max_pool)(const uint8_t* x, const BytePlane& in, const PoolWindow& window, uint8_t* y, const BytePlane& out);
+  // Pixels outside count as `zero`; the mean is rounded, ties to even.
+  void (*avg_pool)(const uint8_t* x, const BytePlane& in, const PoolWindow& window, int zero, uint8_t* y,
+                   const BytePlane& out);
+  // y[c] = (mean of the pixels - zero) * scale, quantized by the output's scale and zero point. Padding channels of y
+  // get the output's zero point.
+  void (*global_pool)(const uint8_t* x, const BytePlane& in, int64_t channels, float scale, int zero,
+                      float out_inverse_scale, int out_zero, uint8_t* y);
 };
 
 TW_TABLE(Int8OpsKernels, int8_ops)

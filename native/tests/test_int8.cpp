@@ -4,6 +4,7 @@
 #include <random>
 #include <vector>
 
+#include "common/int8_plan.h"
 #include "common/ladder.h"
 #include "kernels/cached.h"
 #include "kernels/int8.h"
@@ -30,13 +31,11 @@ void check_product(int rows, int columns, int k) {
   std::vector<int8_t> packed(tw::int8_packed_bytes(columns, padded / 4));
   std::vector<int32_t> sums(columns), offset((columns + 15) / 16 * 16, 7), out(rows * columns);
   tw::pack_int8_weights(w.data(), columns, 1, k, k, 0, 1, packed.data(), sums.data());
-  const int64_t no_offset = 0;
   tw::Int8Problem p;
   p.in = x.data();
   p.in_grid.column_step = padded;
   p.width = rows;
-  p.tap_offset = &no_offset;
-  p.groups_per_tap = static_cast<int>(padded / 4);
+  p.groups_per_run = static_cast<int>(padded / 4);
   p.weights = packed.data();
   p.columns = p.out_columns = columns;
   p.offset = offset.data();
@@ -67,7 +66,8 @@ TW_TEST(int8_images_are_quantized_and_pooled_inside_their_buffers) {
   std::vector<float> x(c * h * w);
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i) - 50.0f;
   std::vector<uint8_t> image(h * w * pixel), pooled(2 * 3 * pixel);
-  tw::active_int8_ops().quantize_image(x.data(), c, h, w, 2.0f, 100, image.data(), w * pixel, pixel);
+  const tw::BytePlane plane{h, w, w * pixel, pixel};
+  tw::active_int8_ops().quantize_image(x.data(), c, 2.0f, 100, plane, image.data());
   for (int64_t y = 0; y < h; ++y) {
     for (int64_t col = 0; col < w; ++col) {
       for (int64_t ch = 0; ch < c; ++ch) {
@@ -78,8 +78,55 @@ TW_TEST(int8_images_are_quantized_and_pooled_inside_their_buffers) {
       TW_CHECK(image[(y * w + col) * pixel + 3] == 100);
     }
   }
-  tw::active_int8_ops().max_pool(image.data(), h, w, w * pixel, pixel, {2, 2, 2, 2, 0, 0}, 2, 3, pooled.data(), 3 * pixel);
+  tw::active_int8_ops().max_pool(image.data(), plane, {2, 2, 2, 2, 0, 0}, pooled.data(), {2, 3, 3 * pixel, pixel});
   TW_CHECK(pooled[0] == image[(1 * w + 1) * pixel]);
+}
+
+namespace {
+
+std::shared_ptr<tw::Int8Layer> random_layer(tw::ConvGeometry g) {
+  std::vector<int8_t> w(g.columns * g.kernel_h * g.kernel_w * g.channels);
+  for (int8_t& v : w) v = static_cast<int8_t>(rng());
+  const std::vector<int32_t> offset(g.columns, -50);
+  const std::vector<float> scale(g.columns, 0.002f);
+  auto layer = std::make_shared<tw::Int8Layer>(g, w.data(), offset.data(), scale.data(), nullptr);
+  layer->set_output(3, 0, 255);
+  layer->set_residual(0.5f, 3);
+  std::vector<int8_t> again(w.size());
+  layer->unpack(again.data());
+  TW_CHECK(again == w);
+  return layer;
+}
+
+}  // namespace
+
+TW_TEST(a_plan_gives_an_image_the_same_numbers_in_every_batch) {
+  const int64_t h = 5, w = 7, images = 6;
+  tw::PlanShape shape;
+  shape.channels = 3;
+  tw::Int8Plan plan;
+  const int x = plan.add(tw::quantize_op(0.1f, 3, 1), {plan.add_input(shape)});
+  const int first = plan.add(tw::conv_op(random_layer({21, 3, 3, 3, 1, 1, 1, 1}), false, 1), {x});
+  const int second = plan.add(tw::conv_op(random_layer({21, 3, 3, 21, 1, 1, 1, 1}), true, 0), {first, first});
+  const int pooled = plan.add(tw::max_pool_op({2, 2, 2, 2, 0, 0}, 0), {second});
+  const int mean = plan.add(tw::avg_pool_op({2, 2, 1, 1, 1, 1}, 0), {pooled});
+  const int rows = plan.add(tw::flatten_op(), {mean});
+  plan.add_output(plan.add(tw::linear_op(random_layer({5, 1, 1, 21 * 3 * 4}), true, false), {rows}));
+  plan.add_output(plan.add(tw::dequantize_op(0.2f), {second}));
+
+  std::vector<float> in(images * 3 * h * w);
+  for (float& v : in) v = static_cast<float>(rng() % 200) / 10.0f - 10.0f;
+  shape.height = h;
+  shape.width = w;
+  const auto schedule = plan.schedule({shape});
+  TW_CHECK(schedule == plan.schedule({shape}));
+  std::vector<float> whole(images * 5), skip(images * 21 * h * w), one(5), one_skip(21 * h * w);
+  plan.run(*schedule, images, {in.data()}, {whole.data(), skip.data()});
+  for (int64_t i = 0; i < images; ++i) {
+    plan.run(*schedule, 1, {in.data() + i * 3 * h * w}, {one.data(), one_skip.data()});
+    for (int j = 0; j < 5; ++j) TW_CHECK(one[j] == whole[i * 5 + j]);
+    for (int64_t j = 0; j < 21 * h * w; ++j) TW_CHECK(one_skip[j] == skip[i * 21 * h * w + j]);
+  }
 }
 
 TW_TEST(cached_attention_reads_its_rows_and_no_more) {

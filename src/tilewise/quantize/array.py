@@ -24,12 +24,14 @@ def round_up(n: int) -> int:
 
 @dataclass(frozen=True)
 class QuantizedArray:
-    """`data` is (N, H + 2 border, W + 2 border, C') uint8 for images, (N, K') for rows; `channels` of them count."""
+    """`data` is (N, H + 2 border, W + 2 border, C') uint8 for images, (N, K') for rows; `channels` of them count.
+    Rows that were an image remember its (C, H, W): their bytes lie in the order (H, W, C)."""
 
     data: Array
     parameters: AffineParameters
     channels: int
     border: int = 0
+    image: tuple[int, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -47,7 +49,11 @@ class QuantizedArray:
     def dequantize(self) -> Array:
         """float32, channels first."""
         if self.data.ndim == 2:
-            return self.parameters.dequantize(self.data[:, : self.channels])
+            rows = self.data[:, : self.channels]
+            if self.image:
+                c, h, w = self.image
+                rows = rows.reshape(-1, h, w, c).transpose(0, 3, 1, 2).reshape(len(rows), -1)
+            return self.parameters.dequantize(rows)
         pixels = self.inside()[..., : self.channels]
         return np.ascontiguousarray(self.parameters.dequantize(pixels).transpose(0, 3, 1, 2))
 

@@ -14,14 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise import nn
-from tilewise.errors import ConfigurationError, ShapeError
+from tilewise.errors import ConfigurationError, ShapeError, TilewiseError
 from tilewise.nn import Module
-from tilewise.quantize import layers
 from tilewise.quantize.array import QuantizedArray, quantize_array
 from tilewise.quantize.calibration import Calibration, calibrate, check_fits
 from tilewise.quantize.graph import Graph, Step, run_float, trace
 from tilewise.quantize.layers import QuantizedConv2d, QuantizedLinear
-from tilewise.tensor import Tensor
+from tilewise.quantize.plan import BytesResult, Segment, segments
+from tilewise.quantize.pooling import AvgPool, Flatten, GlobalPool, MaxPool
+from tilewise.tensor import Tensor, no_grad
 
 Array = npt.NDArray[Any]
 Value = QuantizedArray | Array
@@ -63,6 +64,7 @@ class QuantizedModel(Module):
             if layer is not None:  # no float copy of a weight is kept
                 step.weight = step.bias = None
         self._stored = None
+        self._parts: list[Segment | int] = segments(self)
 
     # --- running ---
 
@@ -70,37 +72,61 @@ class QuantizedModel(Module):
         return Tensor(self.run(x.data if isinstance(x, Tensor) else np.asarray(x)))
 
     def run(self, x: Array, watch: Callable[[int, Value], None] | None = None) -> Array:
+        """From floats to floats. With `watch`, which is shown every step's result, step by step: the same integers."""
         expected = self.calibration.shapes[0]
-        if x.ndim != len(expected) + 1 or (x.ndim == 4 and x.shape[1] != expected[0]):
+        if x.ndim != len(expected) + 1 or x.shape[1] != expected[0]:
             raise ShapeError(
                 f"this model was calibrated on inputs of (N, {', '.join(map(str, expected))}), not {x.shape}"
             )
-        values: list[Value] = []
-        for index, step in enumerate(self.graph.steps):
-            out = x.astype(np.float32, copy=False) if index == 0 else self._step(index, step, values)
-            values.append(out)
+        values: dict[int, Value] = {0: np.ascontiguousarray(x, np.float32)}
+        try:
             if watch is not None:
-                watch(index, out)
-        return self._as_float(values[-1])
+                self._run_watched(values, watch)
+            else:
+                for part in self._parts:
+                    if isinstance(part, int):
+                        values[part] = self._step(part, values)
+                    else:
+                        part.run(values)
+        except TilewiseError:
+            raise
+        except ValueError as error:
+            raise ShapeError(f"this model cannot work on inputs of shape {x.shape}: {error}") from None
+        return self._as_float(values[len(self.graph.steps) - 1])
 
-    def _step(self, index: int, step: Step, values: list[Value]) -> Value:
+    def _run_watched(self, values: dict[int, Value], watch: Callable[[int, Value], None]) -> None:
+        watch(0, values[0])
+        for index in range(1, len(self.graph.steps)):
+            values[index] = self._step(index, values)
+            watch(index, values[index])
+
+    def _step(self, index: int, values: dict[int, Value]) -> Value:
+        step, layer = self.graph.steps[index], self.integer[index]
         inputs = [values[i] for i in step.inputs]
-        layer = self.integer[index]
         if layer is None:
-            return run_float(step, [self._as_float(v) for v in inputs])
-        sources = [self._as_bytes(v, i, step) for v, i in zip(inputs, step.inputs, strict=True)]
-        result: Value = layer(*sources)
+            with no_grad():
+                return run_float(step, [self._as_float(v) for v in inputs])
+        result: Value = layer(*[self._as_bytes(v, i) for v, i in zip(inputs, step.inputs, strict=True)])
         return result
 
     @staticmethod
     def _as_float(value: Value) -> Array:
         return value.dequantize() if isinstance(value, QuantizedArray) else value
 
-    def _as_bytes(self, value: Value, source: int, step: Step) -> QuantizedArray:
+    def _as_bytes(self, value: Value, source: int) -> QuantizedArray:
         if isinstance(value, QuantizedArray):
             return value
-        border = max(step.padding) if step.kind == "conv" else 0
-        return quantize_array(value, self.calibration.parameters[source], border)
+        return quantize_array(value, self.calibration.parameters[source], self.border_of(source))
+
+    def result_of(self, index: int) -> BytesResult | None:
+        """How a step's result lies in memory as bytes; None where it is floats."""
+        layer, step, shape = self.integer[index], self.graph.steps[index], self.calibration.shapes[index]
+        if layer is None or (isinstance(layer, QuantizedLinear) and layer.output is None):
+            return None
+        parameters = self.calibration.parameters[self._origin(index)]
+        if step.kind == "flatten":
+            return BytesResult(parameters, shape[0], 0, self._image_before(step))
+        return BytesResult(parameters, shape[0], getattr(layer, "out_border", 0), ())
 
     # --- converting ---
 
@@ -125,7 +151,7 @@ class QuantizedModel(Module):
 
     def _integer_step(self, index: int, step: Step, stored: dict[str, Array] | None) -> Any:
         source = self.calibration.parameters[self._origin(step.inputs[0])]
-        output, border = self.calibration.parameters[index], self._border(index)
+        output, border = self.calibration.parameters[index], self.border_of(index)
         if step.kind == "conv":
             residual = self.calibration.parameters[self._origin(step.inputs[1])] if len(step.inputs) > 1 else None
             settings = (source, output, step.stride, step.padding, step.relu, residual, border)
@@ -141,15 +167,15 @@ class QuantizedModel(Module):
                 )
             return QuantizedLinear(self._channels_last(step), step.bias, source, result, step.relu)
         if step.kind in ("max_pool", "avg_pool"):
-            pool = layers.max_pool if step.kind == "max_pool" else layers.avg_pool
-            return lambda x: pool(x, step.kernel, step.stride, step.padding, border)
-        if step.kind == "global_pool":
-            return lambda x: layers.global_pool(x, output)
-        return layers.flatten
+            pool = MaxPool if step.kind == "max_pool" else AvgPool
+            return pool(step.kernel, step.stride, step.padding, border)
+        return GlobalPool(source, output) if step.kind == "global_pool" else Flatten()
 
     def _obstacle(self, step: Step) -> str | None:
         if step.kind == "float":
             return f"{type(step.module).__name__} has no integer form"
+        if step.kind == "linear" and len(self.calibration.shapes[step.inputs[0]]) != 1:
+            return "its inputs are no rows of numbers, (N, K)"
         if step.groups != 1:
             return "a convolution with groups has no integer kernel"
         if step.weight is not None and not np.isfinite(step.weight).all():
@@ -162,19 +188,24 @@ class QuantizedModel(Module):
             index = self.graph.steps[index].inputs[0]
         return index
 
-    def _border(self, index: int) -> int:
+    def border_of(self, index: int) -> int:
+        """As wide as the padding of the convolutions that read this step's result."""
         return max((max(u.padding) for u in self.graph.users(index) if u.kind == "conv"), default=0)
 
     def _channels_last(self, step: Step) -> Array:
         """Weights of a linear layer behind a flattened image, in the order (H, W, C) that the bytes lie in."""
         assert step.weight is not None
         before = self.graph.steps[step.inputs[0]]
-        if before.kind != "flatten" or self.integer[step.inputs[0]] is None:
-            return step.weight
-        shape = self.calibration.shapes[before.inputs[0]]
-        if len(shape) != 3:
+        shape = self._image_before(before) if before.kind == "flatten" else ()
+        if not shape or self.integer[step.inputs[0]] is None:
             return step.weight
         return step.weight.reshape(-1, *shape).transpose(0, 2, 3, 1).reshape(len(step.weight), -1)
+
+    def _image_before(self, flatten: Step) -> tuple[int, ...]:
+        """The (C, H, W) that was flattened; () where it was rows all along."""
+        while flatten.kind == "flatten" and len(self.calibration.shapes[flatten.inputs[0]]) != 3:
+            flatten = self.graph.steps[flatten.inputs[0]]
+        return self.calibration.shapes[flatten.inputs[0]] if flatten.kind == "flatten" else ()
 
     # --- what it is ---
 
@@ -212,8 +243,6 @@ def signal_to_noise(model: QuantizedModel, reference: Graph, x: Array) -> dict[i
     def watch(index: int, value: Value) -> None:
         got = model._as_float(value)
         want = exact[index]
-        if model.graph.steps[index].kind == "flatten" and got.shape == want.shape and want.ndim == 2:
-            return  # the same bytes in another order
         noise = float(((got - want) ** 2).sum(dtype=np.float64))
         signal = float((want**2).sum(dtype=np.float64))
         ratios[index] = float("inf") if noise == 0 else 10 * np.log10(max(signal, 1e-300) / noise)

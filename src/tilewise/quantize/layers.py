@@ -130,6 +130,10 @@ class QuantizedConv2d(Module):
             raise ShapeError(f"QuantizedConv2d cannot work on shape {x.shape}: {error}") from None
         return QuantizedArray(data, self.output, self.out_channels, self.out_border)
 
+    def add_to(self, plan: Any, inputs: list[int]) -> int:
+        """Put this layer into a native plan: it reads the values `inputs`; returns the value it gives."""
+        return int(plan.conv(self.kernel, inputs, self.out_border))
+
 
 class QuantizedLinear(Module):
     """y = x @ weight.T + bias on bytes. With `output` it gives a QuantizedArray, without it floats; without `input` it
@@ -196,6 +200,10 @@ class QuantizedLinear(Module):
             return self.kernel.linear(x.data, FLOAT32, None, self.relu)
         return QuantizedArray(self.kernel.linear(x.data, UINT8, None, False), self.output, self.out_features)
 
+    def add_to(self, plan: Any, inputs: list[int]) -> int:
+        """Put this layer into a native plan: it reads the value `inputs[0]`; returns the value it gives."""
+        return int(plan.linear(self.kernel, inputs[0], self.output is None, self.relu))
+
     def _dynamic(self, x: Any, activation: str | None, residual: Any) -> Tensor:
         if is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad:
             raise GradientError("an int8 layer has no gradient; run it under no_grad()")
@@ -218,66 +226,11 @@ def quantize_rows(rows: Array) -> tuple[Array, Array]:
     if native is not None:
         q, scales = native.int8_quantize_rows(rows)
         return q, scales
-    largest = np.nan_to_num(np.abs(rows)).max(1, initial=0)
+    largest = np.where(np.isnan(rows), np.float32(0), np.abs(rows)).max(1, initial=0)
     inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
     q = np.full((len(rows), round_up(rows.shape[1])), 128, np.uint8)
     q[:, : rows.shape[1]] = np.rint(np.nan_to_num(rows * inverse[:, None])).astype(np.int32) + 128
     return q, largest / np.float32(127)
-
-
-def max_pool(x: QuantizedArray, kernel: Pair, stride: Pair, padding: Pair, out_border: int) -> QuantizedArray:
-    """The largest byte of each window: the largest number, since the scale is the same."""
-    zero = x.parameters.zero_point
-    if native is not None:
-        data = native.int8_max_pool(x.data, x.border, kernel, stride, padding, out_border, zero)
-    else:
-        windows = _windows(x, kernel, stride, padding, 0).max((4, 5))
-        data = QuantizedArray(windows, x.parameters, x.channels).with_border(out_border).data
-    return QuantizedArray(data, x.parameters, x.channels, out_border)
-
-
-def avg_pool(x: QuantizedArray, kernel: Pair, stride: Pair, padding: Pair, out_border: int) -> QuantizedArray:
-    """The mean of each window, padding counted as zeros, rounded to the input's own steps."""
-    windows = _windows(x, kernel, stride, padding, x.parameters.zero_point)
-    mean = np.rint(windows.astype(np.int32).sum((4, 5)) / (kernel[0] * kernel[1])).astype(np.uint8)
-    return QuantizedArray(mean, x.parameters, x.channels).with_border(out_border)
-
-
-def global_pool(x: QuantizedArray, output: AffineParameters) -> QuantizedArray:
-    """The mean of each channel, rounded to `output`'s steps."""
-    _, _, h, w = x.shape
-    sums = _pixel_sums(x)
-    mean = (sums.astype(np.float32) / np.float32(h * w) - x.parameters.zero_point) * np.float32(x.parameters.scale)
-    q = output.quantize(mean)
-    q[:, x.channels :] = output.zero_point
-    return QuantizedArray(q, output, x.channels)
-
-
-def _pixel_sums(x: QuantizedArray) -> Array:
-    if native is None:
-        plain: Array = x.inside().sum((1, 2), dtype=np.int32)
-        return plain
-    sums: Array = native.int8_sum_pixels(x.data, x.border)
-    return sums
-
-
-def flatten(x: QuantizedArray) -> QuantizedArray:
-    """(N, C, H, W) to (N, H W C): the order the next layer's weights were put into."""
-    if x.data.ndim == 2:
-        return x
-    rows = np.ascontiguousarray(x.inside()[..., : x.channels]).reshape(len(x.data), -1)
-    width = rows.shape[1]
-    if width % 4:
-        rows = np.pad(rows, ((0, 0), (0, round_up(width) - width)), constant_values=x.parameters.zero_point)
-    return QuantizedArray(rows, x.parameters, width)
-
-
-def _windows(x: QuantizedArray, kernel: Pair, stride: Pair, padding: Pair, fill: int) -> Array:
-    (ph, pw), inside = padding, x.inside()
-    inside = np.pad(inside, ((0, 0), (ph, ph), (pw, pw), (0, 0)), constant_values=fill)
-    windows = np.lib.stride_tricks.sliding_window_view(inside, kernel, (1, 2))  # (N, H, W, C, kh, kw)
-    strided: Array = windows[:, :: stride[0], :: stride[1]]
-    return strided
 
 
 def _float(x: Any) -> Array:

@@ -1,0 +1,168 @@
+#include "common/int8_layer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+
+namespace tw {
+namespace {
+
+void require(bool fits, const char* sentence) {
+  if (!fits) throw std::invalid_argument(sentence);
+}
+
+template <class T>
+Buffer<T> padded(const T* values, int count) {
+  if (values == nullptr) return {};
+  Buffer<T> out(round_up(count, kInt8Panel));
+  std::fill(std::copy(values, values + count, out.data()), out.data() + out.size(), T{0});
+  return out;
+}
+
+}  // namespace
+
+void fill_border(const Int8Image& image, int zero, uint8_t* data) {
+  if (image.border == 0) return;
+  const int64_t row = image.row_step(), side = image.border * image.pixel;
+  for (int64_t i = 0; i < image.images; ++i, data += image.image_step()) {
+    std::memset(data, zero, image.border * row + side);
+    // The right side of one row and the left side of the next lie next to each other.
+    for (int64_t y = 1; y < image.height; ++y) std::memset(data + (image.border + y) * row - side, zero, 2 * side);
+    std::memset(data + (image.border + image.height) * row - side, zero, side + image.border * row);
+  }
+}
+
+Int8Image pooled_shape(const Int8Image& in, const PoolWindow& w) {
+  require(w.kernel_h >= 1 && w.kernel_w >= 1 && w.stride_h >= 1 && w.stride_w >= 1 && w.pad_h >= 0 && w.pad_w >= 0 &&
+              2 * w.pad_h <= w.kernel_h && 2 * w.pad_w <= w.kernel_w && in.height + 2 * w.pad_h >= w.kernel_h &&
+              in.width + 2 * w.pad_w >= w.kernel_w,
+          "the pooling window does not fit the image");
+  Int8Image out = in;
+  out.height = (in.height + 2 * w.pad_h - w.kernel_h) / w.stride_h + 1;
+  out.width = (in.width + 2 * w.pad_w - w.kernel_w) / w.stride_w + 1;
+  out.border = 0;
+  return out;
+}
+
+Int8Layer::Int8Layer(const ConvGeometry& geometry, const int8_t* weights, const int32_t* offset, const float* scale,
+                     const float* bias)
+    : geometry_(geometry) {
+  const ConvGeometry& g = geometry_;
+  require(g.stride_h >= 1 && g.stride_w >= 1 && g.pad_h >= 0 && g.pad_w >= 0, "bad stride or padding");
+  groups_ = static_cast<int>(round_up(g.channels, kInt8Group)) / kInt8Group;
+  const int taps = g.kernel_h * g.kernel_w;
+  packed_ = Buffer<int8_t>(int8_packed_bytes(g.columns, static_cast<int64_t>(taps) * groups_));
+  Buffer<int32_t> sums(g.columns);
+  pack_int8_weights(weights, g.columns, taps, g.channels, static_cast<int64_t>(taps) * g.channels, g.channels, 1,
+                    packed_.data(), sums.data());
+  offset_ = padded(offset, g.columns);
+  scale_ = padded(scale, g.columns);
+  bias_ = padded(bias, g.columns);
+}
+
+void Int8Layer::set_output(int zero, int low, int high) {
+  require(zero >= 0 && zero <= 255 && low >= 0 && high <= 255 && low <= high, "bad output range");
+  zero_ = zero;
+  low_ = low;
+  high_ = high;
+}
+
+void Int8Layer::set_residual(float scale, int zero) {
+  require(zero >= 0 && zero <= 255, "bad residual zero point");
+  residual_scale_ = scale;
+  residual_zero_ = zero;
+}
+
+int64_t Int8Layer::nbytes() const {
+  return static_cast<int64_t>(packed_.size() + 4 * (offset_.size() + scale_.size() + bias_.size()));
+}
+
+void Int8Layer::unpack(int8_t* to) const {
+  const int taps = geometry_.kernel_h * geometry_.kernel_w, step = kInt8Panel * kInt8Group;
+  for (int column = 0; column < geometry_.columns; ++column) {
+    for (int t = 0; t < taps; ++t) {
+      const int64_t at = (static_cast<int64_t>(column / kInt8Panel) * taps + t) * groups_ * step +
+                         column % kInt8Panel * kInt8Group;
+      for (int c = 0; c < geometry_.channels; ++c) *to++ = packed_[at + c / kInt8Group * step + c % kInt8Group];
+    }
+  }
+}
+
+Int8Problem Int8Layer::problem() const {
+  Int8Problem p;
+  p.groups_per_run = groups_;
+  p.weights = packed_.data();
+  p.columns = geometry_.columns;
+  p.offset = offset_.data();
+  p.scale = scale_.data();
+  p.bias = bias_.data();
+  p.zero = zero_;
+  p.low = low_;
+  p.high = high_;
+  p.residual_scale = residual_scale_;
+  p.residual_zero = residual_zero_;
+  return p;
+}
+
+Int8Image Int8Layer::conv_shape(const Int8Image& in) const {
+  const ConvGeometry& g = geometry_;
+  require(in.pixel == in_pixel(), "x has another number of channels than the weights");
+  require(in.border >= g.pad_h && in.border >= g.pad_w && in.height >= 0 && in.width >= 0,
+          "the border of x is narrower than the padding");
+  require(in.height + 2 * g.pad_h >= g.kernel_h && in.width + 2 * g.pad_w >= g.kernel_w,
+          "the filter is larger than the padded image");
+  require(scale_.size() > 0 || g.columns == 0, "the layer has no output scale");
+  Int8Image out;
+  out.images = in.images;
+  out.height = (in.height + 2 * g.pad_h - g.kernel_h) / g.stride_h + 1;
+  out.width = (in.width + 2 * g.pad_w - g.kernel_w) / g.stride_w + 1;
+  out.pixel = out_pixel();
+  require(out.images <= std::numeric_limits<int>::max() && out.height * out.width <= std::numeric_limits<int>::max(),
+          "x has too many pixels");
+  return out;
+}
+
+void Int8Layer::conv(const Int8Image& in, const uint8_t* x, const Int8Image& skip, const uint8_t* residual,
+                     const Int8Image& out, uint8_t* y) const {
+  const ConvGeometry& g = geometry_;
+  Int8Problem p = problem();
+  p.images = static_cast<int>(out.images);
+  p.height = static_cast<int>(out.height);
+  p.width = static_cast<int>(out.width);
+  p.in = x + ((in.border - g.pad_h) * in.full_width() + (in.border - g.pad_w)) * in.pixel;
+  p.in_grid = {in.image_step(), g.stride_h * in.row_step(), g.stride_w * in.pixel};
+  p.runs = g.kernel_h;
+  p.run_step = in.row_step();
+  p.groups_per_run = g.kernel_w * groups_;
+  if (residual != nullptr) {
+    p.residual = residual + skip.inside();
+    p.residual_grid = skip.grid();
+  }
+  p.kind = Int8Out::uint8;
+  p.out = y + out.inside();
+  p.out_grid = out.grid();
+  p.out_columns = static_cast<int>(out.pixel);
+  run_int8(p);
+}
+
+void Int8Layer::check_linear(int64_t width, Int8Out kind) const {
+  require(geometry_.kernel_h == 1 && geometry_.kernel_w == 1 && width == in_pixel(), "x does not fit the weights");
+  require(kind == Int8Out::int32 || scale_.size() > 0 || geometry_.columns == 0, "the layer has no output scale");
+}
+
+void Int8Layer::linear(const uint8_t* x, int64_t rows, Int8Out kind, const float* row_scale, bool relu, void* y) const {
+  Int8Problem p = problem();
+  p.width = static_cast<int>(rows);
+  p.in = x;
+  p.in_grid.column_step = in_pixel();
+  p.kind = kind;
+  p.relu = relu;
+  p.row_scale = row_scale;
+  p.out_columns = kind == Int8Out::uint8 ? static_cast<int>(out_pixel()) : geometry_.columns;
+  p.out = y;
+  p.out_grid.column_step = p.out_columns;
+  run_int8(p);
+}
+
+}  // namespace tw

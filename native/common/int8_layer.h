@@ -1,0 +1,77 @@
+// An integer layer: packed weights with their epilogue, applied to images or rows of bytes. It holds the only copy of its
+// weights. Shapes are checked here; a misfit throws std::invalid_argument with one sentence.
+#pragma once
+
+#include <cstdint>
+
+#include "common/alloc.h"
+#include "kernels/int8.h"
+#include "kernels/int8_ops.h"
+
+namespace tw {
+
+inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+// Bytes, channels last, with a frame of zero points `border` wide around each image. Rows are images of one pixel.
+struct Int8Image {
+  int64_t images = 0, height = 1, width = 1, pixel = 0, border = 0;
+
+  int64_t full_height() const { return height + 2 * border; }
+  int64_t full_width() const { return width + 2 * border; }
+  int64_t row_step() const { return full_width() * pixel; }
+  int64_t image_step() const { return full_height() * row_step(); }
+  int64_t inside() const { return border * row_step() + border * pixel; }
+  PixelGrid grid() const { return {image_step(), row_step(), pixel}; }
+  BytePlane plane() const { return {height, width, row_step(), pixel}; }
+};
+
+// Writes `zero` into the frames of all images.
+void fill_border(const Int8Image& image, int zero, uint8_t* data);
+
+// The image that pooling gives, without its border; throws where the window does not fit.
+Int8Image pooled_shape(const Int8Image& in, const PoolWindow& window);
+
+struct ConvGeometry {
+  int columns = 0, kernel_h = 1, kernel_w = 1, channels = 0;
+  int stride_h = 1, stride_w = 1, pad_h = 0, pad_w = 0;
+};
+
+class Int8Layer {
+ public:
+  // weights (columns, kh, kw, channels); offset of `columns` numbers; scale and bias likewise or null.
+  Int8Layer(const ConvGeometry& geometry, const int8_t* weights, const int32_t* offset, const float* scale,
+            const float* bias);
+
+  void set_output(int zero, int low, int high);
+  void set_residual(float scale, int zero);
+
+  const ConvGeometry& geometry() const { return geometry_; }
+  int zero() const { return zero_; }
+  int64_t in_pixel() const { return static_cast<int64_t>(groups_) * kInt8Group; }
+  int64_t out_pixel() const { return round_up(geometry_.columns, kInt8Group); }
+  int64_t nbytes() const;
+  void unpack(int8_t* weights) const;  // as they were given
+
+  // The result of a convolution of `in`, without a border.
+  Int8Image conv_shape(const Int8Image& in) const;
+  // y has the shape conv_shape(in) in a frame, which is not written; residual may be null.
+  void conv(const Int8Image& in, const uint8_t* x, const Int8Image& skip, const uint8_t* residual, const Int8Image& out,
+            uint8_t* y) const;
+
+  // x (rows, in_pixel()) to (rows, columns), or (rows, out_pixel()) for bytes.
+  void check_linear(int64_t width, Int8Out kind) const;
+  void linear(const uint8_t* x, int64_t rows, Int8Out kind, const float* row_scale, bool relu, void* y) const;
+
+ private:
+  Int8Problem problem() const;
+
+  ConvGeometry geometry_;
+  int groups_;  // of four channels
+  Buffer<int8_t> packed_;
+  Buffer<int32_t> offset_;
+  Buffer<float> scale_, bias_;
+  int zero_ = 0, low_ = 0, high_ = 255, residual_zero_ = 0;
+  float residual_scale_ = 0.0f;
+};
+
+}  // namespace tw

@@ -1,0 +1,203 @@
+#include "common/int8_plan.h"
+
+#include <algorithm>
+#include <atomic>
+#include <stdexcept>
+
+#include "common/thread_pool.h"
+
+namespace tw {
+namespace {
+
+constexpr int64_t kArenaBytes = 512 << 10;       // of one chunk: half of a usual second-level cache, the rest for weights
+constexpr int64_t kWorthAThread = 1 << 20;       // multiply-adds that take as long as waking a thread
+constexpr std::size_t kSchedules = 4, kArenas = 16;  // kept for the next call
+
+bool same_size(const PlanShape& a, const PlanShape& b) {
+  return a.channels == b.channels && a.height == b.height && a.width == b.width;
+}
+
+}  // namespace
+
+bool PlanShape::same_buffer(const PlanShape& other) const {
+  return bytes && other.bytes && image(1).pixel == other.image(1).pixel && height == other.height &&
+         width == other.width && border == other.border && zero == other.zero;
+}
+
+// Where every value lies, for one size of input.
+class Int8Plan::Schedule {
+ public:
+  static constexpr int kInput = -1, kOutput = -2;  // places that are no buffers of the arena
+  struct Place {
+    int kind;       // kInput, kOutput, or the buffer
+    int index = 0;  // which input or output
+  };
+
+  std::vector<PlanShape> shapes;  // per value
+  std::vector<Place> places;
+  std::vector<bool> skipped;      // per step: its result is its input's bytes
+  std::vector<int64_t> offsets;   // per buffer, for one image; times max_chunk in the arena
+  std::vector<PlanShape> buffers;
+  std::vector<int> outputs;
+  int64_t image_bytes = 0, max_chunk = 1, multiply_adds = 0;
+
+  Buffer<uint8_t> take_arena() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!free_.empty()) {
+        Buffer<uint8_t> arena = std::move(free_.back());
+        free_.pop_back();
+        return arena;
+      }
+    }
+    Buffer<uint8_t> arena(std::max<int64_t>(1, image_bytes * max_chunk));
+    for (std::size_t b = 0; b < buffers.size(); ++b) {
+      if (buffers[b].bytes) fill_border(buffers[b].image(max_chunk), buffers[b].zero, arena.data() + offsets[b] * max_chunk);
+    }
+    return arena;
+  }
+
+  void give_back(std::vector<Buffer<uint8_t>>& arenas) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (Buffer<uint8_t>& arena : arenas) {
+      if (free_.size() < kArenas) free_.push_back(std::move(arena));
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Buffer<uint8_t>> free_;
+};
+
+int Int8Plan::add_input(const PlanShape& shape) {
+  if (!steps_.empty()) throw std::invalid_argument("inputs come before operations");
+  inputs_.push_back(shape);
+  return static_cast<int>(inputs_.size()) - 1;
+}
+
+int Int8Plan::add(std::unique_ptr<Int8Op> op, std::vector<int> inputs) {
+  for (int value : inputs) check_value(value);
+  steps_.push_back({std::move(op), std::move(inputs)});
+  return static_cast<int>(inputs_.size() + steps_.size()) - 1;
+}
+
+void Int8Plan::add_output(int value) {
+  check_value(value);
+  if (value < static_cast<int>(inputs_.size())) throw std::invalid_argument("an input cannot be an output");
+  if (std::count(outputs_.begin(), outputs_.end(), value) != 0) throw std::invalid_argument("this is an output already");
+  outputs_.push_back(value);
+}
+
+void Int8Plan::check_value(int value) const {
+  if (value < 0 || value >= static_cast<int>(inputs_.size() + steps_.size())) {
+    throw std::invalid_argument("there is no such value in this plan");
+  }
+}
+
+const PlanShape& Int8Plan::output_shape(const Schedule& schedule, std::size_t index) {
+  return schedule.shapes[schedule.outputs[index]];
+}
+
+std::shared_ptr<Int8Plan::Schedule> Int8Plan::schedule(const std::vector<PlanShape>& inputs) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (std::size_t i = 0; i < schedules_.size(); ++i) {
+    if (std::equal(inputs.begin(), inputs.end(), schedules_[i]->shapes.begin(), same_size)) {
+      std::rotate(schedules_.begin(), schedules_.begin() + i, schedules_.begin() + i + 1);
+      return schedules_.front();
+    }
+  }
+  auto made = std::make_shared<Schedule>();
+  Schedule& s = *made;
+  const std::size_t values = inputs_.size() + steps_.size();
+  s.shapes = inputs;
+  s.outputs = outputs_;
+  s.places.resize(values, {Schedule::kInput});
+  s.skipped.resize(steps_.size(), false);
+  for (std::size_t i = 0; i < inputs_.size(); ++i) s.places[i].index = static_cast<int>(i);
+  for (std::size_t i = 0; i < outputs_.size(); ++i) s.places[outputs_[i]] = {Schedule::kOutput, static_cast<int>(i)};
+
+  std::vector<std::size_t> last_use(values, 0);
+  for (std::size_t step = 0; step < steps_.size(); ++step) {
+    for (int value : steps_[step].inputs) last_use[value] = step;
+  }
+  std::vector<std::size_t> busy_until;  // per buffer: the last step that reads what it holds
+  for (std::size_t step = 0; step < steps_.size(); ++step) {
+    const Step& current = steps_[step];
+    const std::size_t value = inputs_.size() + step;
+    std::vector<PlanShape> in;
+    for (int source : current.inputs) in.push_back(s.shapes[source]);
+    const PlanShape shape = current.op->result(in);
+    s.shapes.push_back(shape);
+    s.multiply_adds += current.op->multiply_adds(shape);
+    if (s.places[value].kind == Schedule::kOutput) continue;
+    const Schedule::Place source = s.places[current.inputs[0]];
+    if (source.kind >= 0 && current.op->is_view(in[0])) {
+      s.skipped[step] = true;
+      s.places[value] = source;
+      busy_until[source.kind] = std::max(busy_until[source.kind], last_use[value]);
+      continue;
+    }
+    std::size_t buffer = 0;
+    while (buffer < s.buffers.size() && !(busy_until[buffer] < step && s.buffers[buffer].same_buffer(shape))) ++buffer;
+    if (buffer == s.buffers.size()) {
+      s.buffers.push_back(shape);
+      s.offsets.push_back(s.image_bytes);
+      s.image_bytes += round_up(std::max<int64_t>(1, shape.storage()), 64);
+      busy_until.push_back(0);
+    }
+    busy_until[buffer] = std::max(step, last_use[value]);
+    s.places[value] = {static_cast<int>(buffer)};
+  }
+  s.max_chunk = std::max<int64_t>(1, kArenaBytes / std::max<int64_t>(1, s.image_bytes));
+  schedules_.insert(schedules_.begin(), made);
+  if (schedules_.size() > kSchedules) schedules_.pop_back();
+  return made;
+}
+
+void Int8Plan::run_chunk(const Schedule& s, int64_t first, int64_t images, const std::vector<const void*>& in,
+                         const std::vector<void*>& out, uint8_t* arena) const {
+  const auto at = [&](int value) -> char* {
+    const Schedule::Place place = s.places[value];
+    const int64_t skip = first * s.shapes[value].storage();
+    if (place.kind == Schedule::kInput) return const_cast<char*>(static_cast<const char*>(in[place.index])) + skip;
+    if (place.kind == Schedule::kOutput) return static_cast<char*>(out[place.index]) + skip;
+    return reinterpret_cast<char*>(arena) + s.offsets[place.kind] * s.max_chunk;
+  };
+  for (std::size_t step = 0; step < steps_.size(); ++step) {
+    if (s.skipped[step]) continue;
+    const PlanShape* shapes[2] = {};
+    const void* sources[2] = {};
+    for (std::size_t i = 0; i < steps_[step].inputs.size(); ++i) {
+      shapes[i] = &s.shapes[steps_[step].inputs[i]];
+      sources[i] = at(steps_[step].inputs[i]);
+    }
+    const int value = static_cast<int>(inputs_.size() + step);
+    steps_[step].op->run(images, shapes, sources, s.shapes[value], at(value));
+  }
+}
+
+void Int8Plan::run(Schedule& s, int64_t images, const std::vector<const void*>& in, const std::vector<void*>& out) const {
+  if (images == 0) return;
+  int64_t threads = std::min<int64_t>(num_threads(), std::max<int64_t>(1, images * s.multiply_adds / kWorthAThread));
+  if (images < threads) threads = 1;  // too few images to share: the products of a layer are shared instead
+  const int64_t chunks_wanted = round_up((images + s.max_chunk - 1) / s.max_chunk, threads);
+  const int64_t chunk = (images + chunks_wanted - 1) / chunks_wanted, chunks = (images + chunk - 1) / chunk;
+
+  std::vector<Buffer<uint8_t>> arenas;
+  for (int64_t i = 0; i < std::min(threads, chunks); ++i) arenas.push_back(s.take_arena());
+  std::atomic<int64_t> next{0};
+  const auto work = [&](int arena) {
+    for (int64_t i = next.fetch_add(1); i < chunks; i = next.fetch_add(1)) {
+      run_chunk(s, i * chunk, std::min(chunk, images - i * chunk), in, out, arenas[arena].data());
+    }
+  };
+  // One worker must not be a task of the pool: from inside a task a layer's product could not be shared.
+  if (arenas.size() == 1) {
+    work(0);
+  } else {
+    parallel_for(static_cast<int>(arenas.size()), [&](int arena) { work(arena); });
+  }
+  s.give_back(arenas);
+}
+
+}  // namespace tw

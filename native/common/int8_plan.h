@@ -1,0 +1,89 @@
+// A quantized network as one call: operations on bytes, the buffers between them planned once per image size.
+//
+// A batch is cut into chunks of a few images, and a chunk goes through all operations before the next begins: what a layer
+// writes is still in the cache when the next one reads it. Chunks are shared among the threads; a batch with fewer images
+// than threads goes through as one chunk, whose products then use the threads. An image's numbers do not depend on the cut.
+//
+// Two values share a buffer only where they have the same shape, frame and zero point, so frames are written once.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "common/alloc.h"
+#include "common/int8_layer.h"
+
+namespace tw {
+
+// One image (or row) of a value.
+struct PlanShape {
+  bool bytes = false;  // uint8 in a frame, channels last; or float32, channels first
+  bool rows = false;   // (N, channels): one pixel
+  int64_t channels = 0, height = 1, width = 1;
+  int border = 0, zero = 0;
+
+  Int8Image image(int64_t images) const { return {images, height, width, round_up(channels, kInt8Group), border}; }
+  int64_t floats() const { return channels * height * width; }
+  int64_t storage() const { return bytes ? image(1).image_step() : 4 * floats(); }
+  bool same_buffer(const PlanShape& other) const;
+};
+
+// Something that can stand in a plan. It must give the same numbers for an image whatever lies beside it in the batch.
+class Int8Op {
+ public:
+  virtual ~Int8Op() = default;
+  virtual PlanShape result(const std::vector<PlanShape>& in) const = 0;  // throws std::invalid_argument on a misfit
+  virtual bool is_view(const PlanShape&) const { return false; }         // the result is the input's bytes as they are
+  virtual int64_t multiply_adds(const PlanShape&) const { return 0; }    // per image of the result
+  virtual void run(int64_t images, const PlanShape* const* in_shapes, const void* const* in, const PlanShape& out_shape,
+                   void* out) const = 0;
+};
+
+class Int8Plan {
+ public:
+  class Schedule;
+
+  int add_input(const PlanShape& shape);  // height and width may be anything at run time
+  int add(std::unique_ptr<Int8Op> op, std::vector<int> inputs);
+  void add_output(int value);
+
+  const std::vector<PlanShape>& inputs() const { return inputs_; }
+  std::size_t outputs() const { return outputs_.size(); }
+
+  // Shapes and buffers for inputs of these sizes, made at first use; throws std::invalid_argument where they do not fit.
+  std::shared_ptr<Schedule> schedule(const std::vector<PlanShape>& inputs) const;
+  static const PlanShape& output_shape(const Schedule& schedule, std::size_t index);
+
+  // Any number of threads may run one plan at a time. Frames of outputs are the caller's to fill.
+  void run(Schedule& schedule, int64_t images, const std::vector<const void*>& in, const std::vector<void*>& out) const;
+
+ private:
+  struct Step {
+    std::unique_ptr<Int8Op> op;
+    std::vector<int> inputs;
+  };
+  void run_chunk(const Schedule& schedule, int64_t first, int64_t images, const std::vector<const void*>& in,
+                 const std::vector<void*>& out, uint8_t* arena) const;
+  void check_value(int value) const;
+
+  std::vector<PlanShape> inputs_;
+  std::vector<Step> steps_;    // step i computes value inputs_.size() + i
+  std::vector<int> outputs_;   // values
+  mutable std::mutex mutex_;
+  mutable std::vector<std::shared_ptr<Schedule>> schedules_;  // the most recently used first
+};
+
+// --- operations ---
+
+std::unique_ptr<Int8Op> quantize_op(float scale, int zero, int border);
+std::unique_ptr<Int8Op> dequantize_op(float scale);
+std::unique_ptr<Int8Op> conv_op(std::shared_ptr<const Int8Layer> layer, bool residual, int border);
+std::unique_ptr<Int8Op> linear_op(std::shared_ptr<const Int8Layer> layer, bool to_float, bool relu);
+std::unique_ptr<Int8Op> max_pool_op(const PoolWindow& window, int border);
+std::unique_ptr<Int8Op> avg_pool_op(const PoolWindow& window, int border);
+std::unique_ptr<Int8Op> global_pool_op(float scale, float out_scale, int out_zero);
+std::unique_ptr<Int8Op> flatten_op();
+
+}  // namespace tw
