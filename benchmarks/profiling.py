@@ -37,7 +37,7 @@ def spin_10us() -> int:
 
 def spin_1ms() -> int:
     total = 0
-    for i in range(26_000):
+    for i in range(37_000):
         total += i
     return total
 
@@ -49,32 +49,36 @@ def sort_50ms() -> Any:
     return np.sort(_SORTED)
 
 
-TIMED = ("spin_10us", "spin_1ms", "sort_50ms")
+_SHUFFLED = np.random.default_rng(1).random(36_000)
 
 
-def pyperf_part(rounds: int = 8) -> dict[str, Any]:
-    """p50 beside pyperf's, in turn: one process of ours, one of pyperf's, and so on."""
+def sort_1ms() -> Any:
+    return np.sort(_SHUFFLED)
+
+
+_SQUARE = np.random.default_rng(2).random((1400, 1400), dtype=np.float32)
+
+
+def matmul_50ms() -> Any:
+    return _SQUARE @ _SQUARE
+
+
+TIMED = ("spin_10us", "spin_1ms", "sort_1ms", "sort_50ms", "matmul_50ms")
+
+
+def pyperf_part() -> dict[str, Any]:
+    """p50 beside pyperf's, in turn in the same processes (beside_pyperf.py)."""
     rows = {}
     for name in TIMED:
-        ours, theirs = [], []
-        for _ in range(rounds):
-            ours.append(Timer(sample_seconds=0.02).measure(f"benchmarks.profiling:{name}", runs=30, processes=1).p50)
-            theirs.append(_pyperf(name))
-        a, b = statistics.median(ours), statistics.median(theirs)
-        ratio = statistics.median(x / y for x, y in zip(ours, theirs, strict=True))
-        rows[name] = {"ours_us": a * 1e6, "pyperf_us": b * 1e6, "ratio": ratio}
-        print(f"{name:12} ours {a * 1e6:10.2f} µs   pyperf {b * 1e6:10.2f} µs   ratio {ratio:.4f}", flush=True)
+        command = [sys.executable, "-m", "benchmarks.beside_pyperf", f"benchmarks.profiling:{name}"]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+        row = rows[name] = json.loads(done.stdout.decode().splitlines()[-1])
+        print(
+            f"{name:12} ours {row['ours'] * 1e6:10.2f} µs   pyperf {row['pyperf'] * 1e6:10.2f} µs   "
+            f"ratio {row['ratio']:.4f}",
+            flush=True,
+        )
     return rows
-
-
-def _pyperf(name: str) -> float:
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out.json"
-        command = [sys.executable, "-m", "pyperf", "timeit", "--quiet", "-p", "1", "-n", "6", "-w", "1", "-o", str(out)]
-        command += ["-s", f"from benchmarks.profiling import {name}", f"{name}()", "--inherit-environ", "PYTHONPATH"]
-        subprocess.run(command, check=True, capture_output=True)
-        data = json.loads(out.read_text())
-    return statistics.median(v for run in data["benchmarks"][0]["runs"] for v in run.get("values", []))
 
 
 # --- how often a difference is claimed ---

@@ -8,6 +8,7 @@
 #include "common/heap_watch.h"
 
 #if defined(__linux__)
+#include <dlfcn.h>
 #include <malloc.h>
 #include <sys/mman.h>
 #endif
@@ -74,10 +75,21 @@ std::size_t capacity(void* block) {
 #endif
 }
 
-// A memory profile counts what is taken from the heap, so while one runs nothing comes from the pool. A profile of times
-// must find everything as it is without it, so there the pool goes on.
+// Somebody counts allocations: a memory profiler of ours, or one that likewise leads this library's calls elsewhere
+// (memray). What comes from the pool would be invisible to it, so the pool stands aside. Our profile of times only adds
+// up sizes and must find everything as it is without it, so there the pool goes on.
+bool allocations_are_counted() {
+  if (heap_watch::active()) return heap_watch::counting_blocks();
+#if defined(__linux__)
+  static void* const real = dlsym(RTLD_DEFAULT, "aligned_alloc");
+  return reinterpret_cast<void*>(&::aligned_alloc) != real;
+#else
+  return false;
+#endif
+}
+
 void* pool_malloc(void*, std::size_t size) {
-  if (!heap_watch::counting_blocks()) {
+  if (!allocations_are_counted()) {
     if (void* kept = pool().take(size)) {
       heap_watch::note_reused(size);
       return kept;
@@ -93,7 +105,7 @@ void* pool_malloc(void*, std::size_t size) {
 void pool_free(void*, void* block, std::size_t) {
   if (block == nullptr) return;
   const std::size_t size = capacity(block);
-  if (heap_watch::counting_blocks() || size < kPooledBytes || !pool().keep(block, size)) std::free(block);
+  if (size < kPooledBytes || allocations_are_counted() || !pool().keep(block, size)) std::free(block);
 }
 
 void* pool_calloc(void*, std::size_t count, std::size_t size) { return std::calloc(count, size); }
