@@ -44,6 +44,7 @@ class PyDecoder {
     if (heads < 1 || decoder_.width % heads != 0) refuse("the width cannot be shared by the heads");
     decoder_.token_embedding = keep<float>(token_embedding);
     decoder_.position_embedding = keep<float>(position_embedding);
+    decoder_.packed = Buffer<int8_t>(int8_bytes(layers, last));
     decoder_.blocks.resize(nb::len(layers));
     for (std::size_t i = 0; i < decoder_.blocks.size(); ++i) fill_block(decoder_.blocks[i], nb::cast<nb::list>(layers[i]));
     if (nb::len(last) != 3) refuse("the last layers are a norm's weight and bias and the head's weight");
@@ -79,11 +80,40 @@ class PyDecoder {
     return result;
   }
 
+  void products() const {
+    bool ok;
+    {
+      GilRelease release(true);
+      ok = decoder_.products();
+    }
+    if (!ok) throw std::bad_alloc();
+  }
+
+  int64_t weight_bytes() const { return decoder_.weight_bytes(); }
+
  private:
   template <class T>
   T* keep(nb::handle object) {
     kept_.append(object);
     return pointer<T>(reinterpret_cast<PyArrayObject*>(object.ptr()));
+  }
+
+  // The size of all int8 weights, packed one after the other.
+  static int64_t int8_bytes(const nb::list& layers, const nb::list& last) {
+    int64_t bytes = int8_bytes(last);
+    for (nb::handle layer : layers) bytes += int8_bytes(nb::cast<nb::list>(layer));
+    return bytes;
+  }
+
+  static int64_t int8_bytes(const nb::list& parts) {
+    int64_t bytes = 0;
+    for (nb::handle part : parts) {
+      if (!nb::isinstance<nb::tuple>(part)) continue;
+      PyArrayObject* w = array_of(nb::cast<nb::tuple>(part)[0], NPY_INT8, "a weight");
+      if (PyArray_NDIM(w) != 2) refuse("a weight has the wrong shape");
+      bytes += DenseLayer::packed_bytes(PyArray_DIM(w, 0), PyArray_DIM(w, 1));
+    }
+    return bytes;
   }
 
   static PyArrayObject* matrix(nb::handle object, const char* what) {
@@ -116,7 +146,8 @@ class PyDecoder {
       nb::object scales = nb::object(nb::cast<nb::tuple>(weight)[1]);
       PyArrayObject* s = array_of(scales, NPY_FLOAT32, "scales");
       if (PyArray_NDIM(s) != 1 || PyArray_DIM(s, 0) != layer.outputs) refuse("scales need one number per output");
-      layer.pack_int8(pointer<int8_t>(w), pointer<float>(s));
+      layer.pack_int8(pointer<int8_t>(w), pointer<float>(s), decoder_.packed.data() + packed_);
+      packed_ += DenseLayer::packed_bytes(layer.outputs, inputs);
     } else {
       layer.weight = keep<float>(values);
     }
@@ -181,7 +212,7 @@ class PyDecoder {
   }
 
   Decoder decoder_;
-  int64_t logits_ = 0;
+  int64_t logits_ = 0, packed_ = 0;  // packed_: bytes of decoder_.packed that are filled
   nb::list kept_;
 };
 
@@ -193,7 +224,9 @@ void bind_decoder(nb::module_& m) {
            nb::arg("position_embedding"), nb::arg("layers"), nb::arg("last"), nb::arg("heads"), nb::arg("eps"),
            nb::arg("tanh_gelu"))
       .def("run", &PyDecoder::run, nb::arg("rows"), nb::arg("keys"), nb::arg("values"), nb::arg("key_scales").none(),
-           nb::arg("value_scales").none(), nb::arg("wanted"));
+           nb::arg("value_scales").none(), nb::arg("wanted"))
+      .def("products", &PyDecoder::products)
+      .def_prop_ro("weight_bytes", &PyDecoder::weight_bytes);
 }
 
 }  // namespace tw

@@ -1,5 +1,7 @@
 #include "common/alloc.h"
 
+#include <sys/mman.h>
+
 #include <atomic>
 #include <cstdlib>
 #include <new>
@@ -8,6 +10,9 @@ namespace tw {
 namespace {
 
 constexpr std::size_t kAlignment = 64;
+// From here on a block is worth pages of 2 MiB: read front to back, small pages cost up to half the bandwidth, because
+// the hardware stops fetching ahead at the end of each.
+constexpr std::size_t kLargePage = std::size_t{1} << 21, kLargeBlock = 2 * kLargePage;
 std::atomic<int64_t> in_use{0}, peak{0};
 
 std::size_t rounded(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -19,12 +24,21 @@ void count(int64_t change) {
   }
 }
 
+void* aligned(std::size_t bytes) {
+  if (bytes < kLargeBlock) return std::aligned_alloc(kAlignment, bytes);
+  void* block = std::aligned_alloc(kLargePage, bytes);
+#if defined(MADV_HUGEPAGE)
+  if (block != nullptr) madvise(block, bytes / kLargePage * kLargePage, MADV_HUGEPAGE);  // a wish: may be refused
+#endif
+  return block;
+}
+
 }  // namespace
 
 void* counted_alloc(std::size_t bytes) {
   if (bytes == 0) return nullptr;
   if (bytes > SIZE_MAX - kAlignment) throw std::bad_alloc();
-  void* block = std::aligned_alloc(kAlignment, rounded(bytes));
+  void* block = aligned(rounded(bytes));
   if (block == nullptr) throw std::bad_alloc();
   count(static_cast<int64_t>(rounded(bytes)));
   return block;

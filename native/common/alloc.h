@@ -1,5 +1,6 @@
 // Memory of the native library, counted. Workspaces, packed panels and converted weights are taken from here, so that a
-// memory profile can say how much of a peak was ours. Blocks are aligned to 64 bytes (a cache line, a zmm register).
+// memory profile can say how much of a peak was ours. Blocks are aligned to 64 bytes (a cache line, a zmm register); large
+// ones ask the system for large pages.
 //
 //   Buffer<float> panel(rows * columns);   // frees itself; panel.data(), panel.size(), panel[i]
 //   Buffer<float> kept; kept.grow(n);      // a workspace that is kept: contents are lost when it has to grow

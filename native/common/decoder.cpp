@@ -78,20 +78,24 @@ void attend_rows(const Decoder& d, const Row* rows, int64_t count, const Decoder
 
 }  // namespace
 
-void DenseLayer::pack_int8(const int8_t* q, const float* scales) {
-  const int64_t groups = round_up(inputs, kInt8Group) / kInt8Group, padded = round_up(outputs, kInt8Panel);
-  packed = Buffer<int8_t>(int8_packed_bytes(outputs, groups));
+int64_t DenseLayer::packed_bytes(int64_t outputs, int64_t inputs) {
+  return int8_packed_bytes(outputs, round_up(inputs, kInt8Group) / kInt8Group);
+}
+
+void DenseLayer::pack_int8(const int8_t* q, const float* scales, int8_t* to) {
+  const int64_t padded = round_up(outputs, kInt8Panel);
+  packed = to;
   offset = Buffer<int32_t>(padded);
   scale = Buffer<float>(padded);
   std::fill(offset.data(), offset.data() + padded, 0);
   std::fill(scale.data(), scale.data() + padded, 0.0f);
-  pack_int8_weights(q, static_cast<int>(outputs), 1, static_cast<int>(inputs), inputs, 0, 1, packed.data(), offset.data());
+  pack_int8_weights(q, static_cast<int>(outputs), 1, static_cast<int>(inputs), inputs, 0, 1, to, offset.data());
   for (int64_t i = 0; i < outputs; ++i) offset[i] *= -128;  // activations are stored with 128 added
   std::copy(scales, scales + outputs, scale.data());
 }
 
 bool DenseLayer::apply(const float* x, int64_t rows, float* y, const float* residual, Activation activation,
-                       uint8_t* bytes, float* row_scales) const {
+                       uint8_t* bytes, float* row_scales, bool stream) const {
   Epilogue epilogue;
   epilogue.bias = bias;
   epilogue.residual = residual;
@@ -104,6 +108,7 @@ bool DenseLayer::apply(const float* x, int64_t rows, float* y, const float* resi
     g.b = weight, g.b_row = 1, g.b_col = inputs;
     g.c = y, g.c_row = outputs;
     g.epilogue = epilogue;
+    g.stream_b = stream;
     return matmul(g, Batch{}, nullptr);
   }
   const int64_t padded = round_up(inputs, kInt8Group);
@@ -115,7 +120,7 @@ bool DenseLayer::apply(const float* x, int64_t rows, float* y, const float* resi
   p.in_grid.column_step = padded;
   p.width = static_cast<int>(rows);
   p.groups_per_run = static_cast<int>(padded / kInt8Group);
-  p.weights = packed.data();
+  p.weights = packed;
   p.columns = p.out_columns = static_cast<int>(outputs);
   p.offset = offset.data();
   p.scale = scale.data();
@@ -126,6 +131,30 @@ bool DenseLayer::apply(const float* x, int64_t rows, float* y, const float* resi
   run_int8(p);
   if (epilogue.any()) active_gemm().finish(epilogue, y, outputs, 0, 0, rows, outputs);
   return true;
+}
+
+int64_t Decoder::weight_bytes() const {
+  int64_t elements = head.outputs * head.inputs;
+  for (const DecoderBlock& b : blocks) {
+    for (const DenseLayer* layer : {&b.qkv, &b.out, &b.up, &b.down}) elements += layer->outputs * layer->inputs;
+  }
+  return elements * (head.weight != nullptr ? 4 : 1);
+}
+
+bool Decoder::products() const {
+  Workspace w(*this, 1, 1, 1);
+  Buffer<float> logits(head.outputs);
+  const bool stream = weight_bytes() > cache_sizes().l3;
+  for (Buffer<float>* input : {&w.h, &w.mixed, &w.hidden}) std::fill(input->data(), input->data() + input->size(), 1.0f);
+  auto apply = [&](const DenseLayer& layer, const Buffer<float>& from, Buffer<float>& to) {
+    return layer.apply(from.data(), 1, to.data(), nullptr, Activation::none, w.bytes.data(), w.row_scales.data(), stream);
+  };
+  bool ok = true;
+  for (const DecoderBlock& b : blocks) {
+    ok = ok && apply(b.qkv, w.h, w.qkv) && apply(b.out, w.mixed, w.x) && apply(b.up, w.h, w.hidden) &&
+         apply(b.down, w.hidden, w.x);
+  }
+  return ok && apply(head, w.h, logits);
 }
 
 bool Decoder::run(const Row* rows, int64_t count, DecoderCache& cache, const int64_t* wanted, int64_t wanted_count,
@@ -147,24 +176,25 @@ bool Decoder::run(const Row* rows, int64_t count, DecoderCache& cache, const int
   }
   uint8_t* bytes = w.bytes.data();
   float* scales = w.row_scales.data();
+  const bool stream = weight_bytes() > cache_sizes().l3;
   bool ok = true;
   for (std::size_t layer = 0; layer < blocks.size() && ok; ++layer) {
     const DecoderBlock& b = blocks[layer];
     normalize(b.norm1, x, count, width, eps, w);
-    ok = ok && b.qkv.apply(w.h.data(), count, w.qkv.data(), nullptr, Activation::none, bytes, scales);
+    ok = ok && b.qkv.apply(w.h.data(), count, w.qkv.data(), nullptr, Activation::none, bytes, scales, stream);
     attend_rows(*this, rows, count, cache, static_cast<int64_t>(layer), tasks, longest, w);
-    ok = ok && b.out.apply(w.mixed.data(), count, w.h.data(), x, Activation::none, bytes, scales);
+    ok = ok && b.out.apply(w.mixed.data(), count, w.h.data(), x, Activation::none, bytes, scales, stream);
     std::swap(w.x, w.h);
     x = w.x.data();
     normalize(b.norm2, x, count, width, eps, w);
-    ok = ok && b.up.apply(w.h.data(), count, w.hidden.data(), nullptr, activation, bytes, scales);
-    ok = ok && b.down.apply(w.hidden.data(), count, w.h.data(), x, Activation::none, bytes, scales);
+    ok = ok && b.up.apply(w.h.data(), count, w.hidden.data(), nullptr, activation, bytes, scales, stream);
+    ok = ok && b.down.apply(w.hidden.data(), count, w.h.data(), x, Activation::none, bytes, scales, stream);
     std::swap(w.x, w.h);
     x = w.x.data();
   }
   for (int64_t i = 0; i < wanted_count; ++i) std::memcpy(w.mixed.data() + i * width, x + wanted[i] * width, width * 4);
   normalize(norm, w.mixed.data(), wanted_count, width, eps, w);
-  return ok && head.apply(w.h.data(), wanted_count, logits, nullptr, Activation::none, bytes, scales);
+  return ok && head.apply(w.h.data(), wanted_count, logits, nullptr, Activation::none, bytes, scales, stream);
 }
 
 }  // namespace tw

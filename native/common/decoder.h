@@ -20,14 +20,16 @@ struct DenseLayer {
   int64_t outputs = 0, inputs = 0;
   const float* weight = nullptr;  // null for int8
   const float* bias = nullptr;    // or null
-  Buffer<int8_t> packed;
+  const int8_t* packed = nullptr;  // of packed_bytes(), 64-byte aligned
   Buffer<int32_t> offset;
   Buffer<float> scale;
 
-  void pack_int8(const int8_t* q, const float* scales);
+  static int64_t packed_bytes(int64_t outputs, int64_t inputs);
+  void pack_int8(const int8_t* q, const float* scales, int8_t* to);
   // `scratch` holds rows * (inputs rounded up to 4) bytes and rows floats when the weights are int8.
+  // `stream`: the weights of the whole model do not fit the cache.
   bool apply(const float* x, int64_t rows, float* y, const float* residual, Activation activation, uint8_t* bytes,
-             float* row_scales) const;
+             float* row_scales, bool stream) const;
 };
 
 struct NormLayer {
@@ -62,7 +64,12 @@ struct Decoder {
   std::vector<DecoderBlock> blocks;
   NormLayer norm;
   DenseLayer head;
+  Buffer<int8_t> packed;  // the int8 weights of all layers, in the order in which they are read
 
+  int64_t weight_bytes() const;  // of the matrices that every token reads: all but the embeddings
+  // The matrix products of one token and nothing else, on inputs that mean nothing: for comparing them with reading the
+  // weights once.
+  bool products() const;
   // Logits of the rows named in `wanted` (count of them) to `logits` (count, vocabulary); false when memory ran out.
   bool run(const Row* rows, int64_t count, DecoderCache& cache, const int64_t* wanted, int64_t wanted_count,
            float* logits) const;

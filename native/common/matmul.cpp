@@ -68,7 +68,7 @@ bool better_swapped(const Gemm& g) {
 
 Plan choose_plan(const Gemm& g) {
   const int64_t long_side = std::max(g.m, g.n), short_side = std::min(g.m, g.n);
-  const bool from_memory = long_side * g.k * 4 > cache_sizes().l3;
+  const bool from_memory = g.stream_b || long_side * g.k * 4 > cache_sizes().l3;
   if (g.m == 1 && g.b_col == 1) return {Path::row_by_matrix, g.n >= kWideRow};
   if (g.n == 1 && g.a_row == 1 && g.c_row == 1) return {Path::matrix_by_column, g.m >= kWideRow};
   if (short_side == 1 && (g.m == 1 ? g.b_row : g.a_col) == 1) return {Path::dots, from_memory};

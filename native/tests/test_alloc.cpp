@@ -27,3 +27,14 @@ TW_TEST(a_kept_workspace_grows_only_when_it_must) {
   kept.grow(128);
   TW_CHECK(kept.size() == 128 && tw::memory_in_use() - before == 512);
 }
+
+TW_TEST(a_large_block_starts_on_a_large_page_and_is_counted_like_any_other) {
+  const int64_t before = tw::memory_in_use();
+  {
+    tw::Buffer<char> block(5000001);
+    TW_CHECK(reinterpret_cast<uintptr_t>(block.data()) % (1 << 21) == 0);
+    TW_CHECK(tw::memory_in_use() - before == 5000064);
+    block[0] = block[5000000] = 1;
+  }
+  TW_CHECK(tw::memory_in_use() == before);
+}

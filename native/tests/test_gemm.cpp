@@ -63,6 +63,21 @@ bool product_is_right(const Case& s, const tw::GemmTile* tile, bool epilogue) {
   return tw::matmul(g, tw::Batch(), tile) && close_to_product(s, a, b, g);
 }
 
+// One row times a transposed matrix, whose rows are read one way or the other.
+std::vector<float> row_product(int64_t n, int64_t k, bool stream) {
+  const std::vector<float> a = numbers(k, 4), b = numbers(k * n, 5), bias = numbers(n, 6);
+  std::vector<float> c(static_cast<std::size_t>(n), NAN);
+  tw::Gemm g;
+  g.m = 1, g.n = n, g.k = k;
+  g.a = a.data(), g.a_row = k, g.a_col = 1;
+  g.b = b.data(), g.b_row = 1, g.b_col = k;
+  g.c = c.data(), g.c_row = n;
+  g.epilogue.bias = bias.data();
+  g.stream_b = stream;
+  TW_CHECK(tw::matmul(g, tw::Batch(), nullptr));
+  return c;
+}
+
 }  // namespace
 
 TW_TEST(matmul_is_right_for_every_path_and_layout) {
@@ -100,6 +115,18 @@ TW_TEST(matmul_is_right_for_every_register_tile_packed_or_not) {
       }
     }
   }
+}
+
+TW_TEST(weights_that_are_streamed_give_the_same_bits) {
+  for (int threads : {1, 3}) {
+    tw::set_num_threads(threads);
+    for (int64_t n : {1, 2, 3, 15, 16, 17, 31, 33, 65, 300}) {
+      for (int64_t k : {1, 7, 16, 31, 48, 100, 2048, 2049, 8000}) {
+        TW_CHECK(row_product(n, k, true) == row_product(n, k, false));
+      }
+    }
+  }
+  tw::set_num_threads(1);
 }
 
 TW_TEST(an_empty_sum_is_the_epilogue_of_zero) {

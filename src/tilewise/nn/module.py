@@ -115,6 +115,20 @@ class Module:
             own[name]._version[0] += 1
 
 
+def lay_in_order(parameters: Iterable[Parameter]) -> None:
+    """Move float32 parameters into one block of memory, each at a multiple of 64 bytes. A model that is too large for
+    the caches is then read as one run of addresses, in the large pages that NumPy asks for from 4 MiB on."""
+    line = 16  # floats
+    moved = [p for p in parameters if p.dtype == np.float32]
+    block = np.empty(sum(-(-p.size // line) * line for p in moved) + line, np.float32)
+    at = -(block.ctypes.data // 4) % line
+    for parameter in moved:
+        place = block[at : at + parameter.size].reshape(parameter.shape)
+        place[...] = parameter.data
+        parameter.data = place
+        at += -(-parameter.size // line) * line
+
+
 def _name_mismatch(own: set[str], given: set[str]) -> str:
     parts = []
     if own - given:

@@ -17,7 +17,7 @@ import numpy as np
 from tilewise.errors import ConfigurationError, ShapeError
 from tilewise.nn import functional as F
 from tilewise.nn.layers import Embedding, LayerNorm, Linear, Rng, uniform
-from tilewise.nn.module import Module, ModuleList, Parameter
+from tilewise.nn.module import Module, ModuleList, Parameter, lay_in_order
 from tilewise.tensor import Tensor, TensorLike, is_grad_enabled
 
 
@@ -130,6 +130,7 @@ class GPT(Module):
         )
         self.norm = LayerNorm(width)
         self.head = Linear(width, vocab, bias=False, rng=rng)
+        lay_in_order(p for part in (self.blocks, self.head) for p in part.parameters() if p.ndim == 2)
 
     def forward(
         self, ids: TensorLike, past_kv: Sequence[LayerCache] | None = None, position: int | Sequence[int] = 0
