@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import numpy as np
 
@@ -34,7 +35,7 @@ def test_a_gpt_has_its_matrices_in_the_order_in_which_a_token_reads_them() -> No
     reading = [f"blocks.{i}.{name}" for i in range(2) for name in names] + ["head.weight"]
     places = [address(own[name].data) for name in reading]
     sizes = [own[name].data.nbytes for name in reading]
-    assert [b - a for a, b in zip(places, places[1:], strict=False)] == sizes[:-1]
+    assert [b - a for a, b in itertools.pairwise(places)] == sizes[:-1]
 
 
 def test_a_copied_model_and_a_float64_one_are_independent() -> None:
