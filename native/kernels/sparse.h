@@ -1,11 +1,12 @@
-// Sparse matrix (the weights of a linear layer) times a few dense vectors or a batch of them.
+// Sparse matrix (the weights of a linear or convolution layer) times a few dense vectors or a batch of them.
 //
-// Storage. Rows are taken in bands of 16, columns in chunks of 64. For one band and chunk every row gets the same number
-// of slots; a slot of the band is 16 column numbers (a byte each, within the chunk) and 16 values, one per row. What a
-// row has beyond its slots goes to its overflow list, and rows with less are padded with zeros; the number of slots is
-// chosen per chunk so that the bytes are fewest. So the kernels meet no branch per element: for one vector a slot is a
-// permute of the 64 inputs and one multiply-add for 16 rows; for a batch it is 16 broadcast multiply-adds
-// on activations that stay in the first-level cache.
+// Storage. Rows are taken in bands of 16, one row per lane. A group gives every row of a band five slots, whose columns
+// lie in a window of 64 columns that is the group's own: its rows may run ahead of each other or lag behind by that much,
+// so that their uneven counts even out and little padding is needed. A column number within the window takes six bits, so
+// the five of a row fit into 32. For one vector a slot is a permute of the 64 inputs of the window and a multiply-add for
+// 16 rows; for a batch it is 16 broadcast multiply-adds on activations that stay in the first-level cache.
+// What does not fit a window is listed apart (overflow). The rows of a block of four bands are sorted by their number of
+// weights, so that bands hold rows of similar length.
 #pragma once
 
 #include <cstdint>
@@ -14,18 +15,34 @@
 
 namespace tw {
 
-constexpr int kBand = 16;    // rows that share their slots
-constexpr int kChunk = 64;   // columns addressed by one byte-sized number, and held in four AVX-512 registers
-constexpr int kSlotBytes = kBand * (1 + 4);
+constexpr int kBand = 16;       // rows that share a window
+constexpr int kBlockBands = 4;  // bands whose rows are sorted together, and take turns on the activations in the cache
+constexpr int kBlockRows = kBand * kBlockBands;
+constexpr int kWindow = 64;     // columns that a group reaches: four AVX-512 registers
+constexpr int kWindowStep = 16; // windows start at a multiple of this, so that a load does not straddle cache lines
+constexpr int kSlots = 5;       // of a group, per row
+constexpr int kIndexBits = 6;
+
+struct alignas(64) SparseGroup {
+  uint32_t index[kBand];  // five column numbers per row, the first in the lowest bits
+  float value[kSlots][kBand];
+};
+
+struct SparseOverflow {
+  uint32_t column;
+  uint32_t lane;  // within the band
+  float value;
+};
 
 struct SparseMatrix {
   int64_t rows = 0, columns = 0;
-  const uint8_t* slots = nullptr;   // slots per (band, chunk)
-  const uint8_t* stream = nullptr;  // per (band, chunk): all column numbers, then all values
-  const int64_t* band_start = nullptr;      // byte offset of a band in the stream; bands + 1 entries
-  const int64_t* overflow_start = nullptr;  // first overflow entry of a row; rows + 1 entries
-  const uint32_t* overflow_column = nullptr;
-  const float* overflow_value = nullptr;
+  int64_t padded_columns = 0;  // what windows reach; inputs are padded with zeros up to here
+  const SparseGroup* groups = nullptr;
+  const uint32_t* window = nullptr;     // first column of a group's window; rises within a band
+  const int64_t* band_start = nullptr;  // first group of a band; bands + 1 entries
+  const uint8_t* row_at = nullptr;      // row of each lane, counted from the first row of its block
+  const SparseOverflow* overflow = nullptr;  // by band, then column
+  const int64_t* overflow_start = nullptr;   // first overflow entry of a band; bands + 1 entries
 };
 
 struct SparseEpilogue {
@@ -33,26 +50,30 @@ struct SparseEpilogue {
   bool relu = false;
 };
 
-inline int64_t sparse_bands(int64_t rows) { return (rows + kBand - 1) / kBand; }
-inline int64_t sparse_chunks(int64_t columns) { return (columns + kChunk - 1) / kChunk; }
+inline int64_t sparse_blocks(int64_t rows) { return (rows + kBlockRows - 1) / kBlockRows; }
+inline int64_t sparse_bands(int64_t rows) { return sparse_blocks(rows) * kBlockBands; }
 
-constexpr int kMaxVectors = 4;    // of one pass of the vectors kernel
-constexpr int kBatchBlock = 64;   // inputs that one pass of the batch kernel takes
-
-constexpr int kBandBlock = 4;      // bands that take their turn on a chunk of the activations while it is in the cache
-constexpr int kWorkFloats = kBandBlock * kBand * kBatchBlock;
+constexpr int kMaxVectors = 4;  // of one pass of the vectors kernel
+constexpr int kMaxBatch = 32;   // inputs that one pass of the block kernel takes
+constexpr int kWorkFloats = kBlockRows * kMaxBatch;
 
 struct SparseKernels {
-  // y[v * y_step + row] = A x[v] for `vectors` <= kMaxVectors inputs and the bands [first, last). Each x is padded with
-  // zeros to whole chunks.
+  // y[v * y_step + row] = A x[v] for `vectors` <= kMaxVectors inputs and the bands [first, last). Each x holds
+  // padded_columns numbers.
   void (*vectors)(const SparseMatrix& a, const float* x, int64_t x_step, int vectors, float* y, int64_t y_step,
                   const SparseEpilogue& epilogue, int64_t first, int64_t last);
-  // xt (padded columns, batch) = x transposed, zeros where x has no row or column.
+  // xt (padded_columns, batch) = x transposed, zeros where x has no row or column.
   void (*transpose)(const float* x, int64_t columns, int64_t padded_columns, int valid, int batch, float* xt);
-  // The same product for `batch` inputs given transposed; batch is 16, 32 or 64. `work` holds kWorkFloats;
-  // the result is written to y[b * y_step + row] for b < valid.
-  void (*batch)(const SparseMatrix& a, const float* xt, int batch, int valid, float* work, float* y, int64_t y_step,
-                const SparseEpilogue& epilogue, int64_t first, int64_t last);
+  // work (kBlockRows, batch) = the rows of one block, in the order of their lanes, times `batch` inputs given transposed;
+  // batch is 16 or 32.
+  void (*block)(const SparseMatrix& a, int64_t block, const float* xt, int batch, const SparseEpilogue& epilogue,
+                float* work);
+  // What `block` left in work, written to y[b * y_step + row] for b < valid.
+  void (*scatter_columns)(const SparseMatrix& a, int64_t block, const float* work, int batch, int valid, float* y,
+                          int64_t y_step);
+  // ... and to y[row * y_step + b].
+  void (*scatter_rows)(const SparseMatrix& a, int64_t block, const float* work, int batch, int valid, float* y,
+                       int64_t y_step);
 };
 
 TW_TABLE(SparseKernels, sparse)

@@ -21,10 +21,11 @@ from tilewise.errors import FileFormatError, GradientError, ShapeError
 from tilewise.io import load_arrays, save
 from tilewise.nn import Linear, Module
 from tilewise.prune.masks import checked_weights
-from tilewise.tensor import Tensor, is_grad_enabled
+from tilewise.tensor import Tensor, _wrap, is_grad_enabled
 
 Array = npt.NDArray[Any]
 _SIZES = (1, 4, 15, 32, 64)  # batches up to each of these, and larger ones, are timed apart
+_MOST_SHAPES = 1000
 _FORMAT = "tilewise sparse linear 1"
 
 
@@ -38,9 +39,10 @@ class SparseLinear(Module):
         self.out_features, self.in_features = w.shape
         self.nonzeros, self.always_sparse = int(np.count_nonzero(w)), always_sparse
         self.float_bias = None if bias is None else np.ascontiguousarray(bias, np.float32)
-        self._kernel = _NumpySparse(w) if native is None else native.SparseWeights(w)
+        self._kernel = (_NumpySparse if native is None else native.SparseWeights)(w, self.float_bias)
         self._dense: Array | None = None
         self._choices: dict[int, str] = {}
+        self._sparse_shapes: set[tuple[int, ...]] = set()  # shapes of input for which the sparse product is chosen
 
     @classmethod
     def from_dense(cls, linear: Linear, always_sparse: bool = False) -> SparseLinear:
@@ -82,6 +84,15 @@ class SparseLinear(Module):
         return {names[size]: why for size, why in sorted(self._choices.items())}
 
     def forward(self, x: Any, activation: str | None = None, residual: Any = None) -> Tensor:
+        values = x.data if isinstance(x, Tensor) else x
+        if residual is None and activation is None and getattr(values, "shape", None) in self._sparse_shapes:
+            out = self._kernel.multiply(values, False)
+            if out is not None and not (values is not x and x.requires_grad and is_grad_enabled()):
+                return _wrap(out)
+        return self._any(x, activation, residual)
+
+    def _any(self, x: Any, activation: str | None, residual: Any) -> Tensor:
+        """What `forward` does the first time it meets a shape, and for all that is not the plain product."""
         if is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad:
             raise GradientError("a sparse layer has no gradient; run it under no_grad()")
         values = np.asarray(x.data if isinstance(x, Tensor) else x, np.float32)
@@ -94,6 +105,8 @@ class SparseLinear(Module):
             out += np.asarray(residual.data if isinstance(residual, Tensor) else residual)
         if activation is not None and not (plain and activation == "relu"):
             out = current_backend().dispatch(activation, out)
+        if not self._is_dense(len(rows)) and len(self._sparse_shapes) < _MOST_SHAPES:
+            self._sparse_shapes.add(values.shape)
         return Tensor(out)
 
     # --- which product ---
@@ -102,10 +115,13 @@ class SparseLinear(Module):
         size = int(np.searchsorted(_SIZES, len(rows)))
         if not self.always_sparse and size not in self._choices and len(rows):
             self._measure(rows, size)
-        if self._choices.get(size, "sparse").startswith("dense"):
+        if self._is_dense(len(rows)):
             return self._dense_product(rows, relu)
-        product: Array = self._kernel.multiply(rows, self.float_bias, relu)
+        product: Array = self._kernel.multiply(rows, relu)
         return product
+
+    def _is_dense(self, batch: int) -> bool:
+        return self._choices.get(int(np.searchsorted(_SIZES, batch)), "sparse").startswith("dense")
 
     def _dense_product(self, rows: Array, relu: bool) -> Array:
         if self._dense is None:
@@ -118,8 +134,8 @@ class SparseLinear(Module):
 
     def _measure(self, rows: Array, size: int) -> None:
         kept = self._dense
-        sparse = _quickest(lambda: self._kernel.multiply(rows, self.float_bias, False))
-        dense = _quickest(lambda: self._dense_product(rows, False))
+        sparse = quickest(lambda: self._kernel.multiply(rows, False))
+        dense = quickest(lambda: self._dense_product(rows, False))
         choice = "sparse" if sparse <= dense else "dense"
         if choice == "sparse":
             self._dense = kept
@@ -161,20 +177,20 @@ class SparseLinear(Module):
 class _NumpySparse:
     """The kernel's interface where it is not built: the zeros are stored and multiplied like the rest."""
 
-    def __init__(self, dense: Array) -> None:
-        self._dense = dense.copy()
+    def __init__(self, dense: Array, bias: Array | None) -> None:
+        self._dense, self._bias = dense.copy(), bias
         self.nbytes = self._dense.nbytes
 
-    def multiply(self, x: Array, bias: Array | None, relu: bool) -> Array:
+    def multiply(self, x: Array, relu: bool) -> Array:
         out: Array = x @ self._dense.T
-        out = out if bias is None else out + bias
+        out = out if self._bias is None else out + self._bias
         return np.maximum(out, 0) if relu else out
 
     def to_dense(self) -> Array:
         return self._dense.copy()
 
 
-def _quickest(run: Callable[[], Any]) -> float:
+def quickest(run: Callable[[], Any]) -> float:
     run()
     times = []
     for _ in range(5):

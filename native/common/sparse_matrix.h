@@ -1,0 +1,50 @@
+// A sparse matrix in the layout of native/kernels/sparse.h, packed from a dense one, and its products: with the rows of a
+// matrix (a linear layer) and with the patches of images (a convolution). Knows nothing of Python; throws std::bad_alloc
+// when memory runs out.
+#pragma once
+
+#include "common/alloc.h"
+#include "kernels/sparse.h"
+
+namespace tw {
+
+struct SparseConvShape {
+  int64_t images = 0, channels = 0, height = 0, width = 0;
+  int64_t kernel_height = 1, kernel_width = 1, stride_y = 1, stride_x = 1, pad_y = 0, pad_x = 0;
+
+  int64_t out_height() const { return (height + 2 * pad_y - kernel_height) / stride_y + 1; }
+  int64_t out_width() const { return (width + 2 * pad_x - kernel_width) / stride_x + 1; }
+};
+
+class PackedSparse {
+ public:
+  PackedSparse(const float* dense, int64_t rows, int64_t columns);
+
+  void to_dense(float* dense) const;
+  // y (batch, rows) = x (batch, columns) Aᵀ
+  void times_rows(const float* x, int64_t batch, float* y, const SparseEpilogue& epilogue) const;
+  // y (images, rows, out_height, out_width); the columns are (channel, kernel row, kernel column).
+  void convolve(const SparseConvShape& s, const float* x, float* y, const SparseEpilogue& epilogue) const;
+
+  int64_t rows() const { return rows_; }
+  int64_t columns() const { return columns_; }
+  int64_t nonzeros() const { return nonzeros_; }
+  int64_t overflow() const { return static_cast<int64_t>(overflow_.size()); }
+  int64_t nbytes() const;
+
+ private:
+  void pack(const float* dense);
+  SparseMatrix matrix() const;
+  int threads_for(int64_t multiply_adds, int64_t parts) const;
+  void times_few(const float* x, int64_t batch, float* y, const SparseEpilogue& epilogue) const;
+  void times_many(const float* x, int64_t batch, float* y, const SparseEpilogue& epilogue) const;
+
+  int64_t rows_, columns_, padded_columns_, nonzeros_ = 0;
+  Buffer<SparseGroup> groups_;
+  Buffer<uint32_t> window_;
+  Buffer<int64_t> band_start_, overflow_start_;
+  Buffer<uint8_t> row_at_;
+  Buffer<SparseOverflow> overflow_;
+};
+
+}  // namespace tw
