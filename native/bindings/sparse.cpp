@@ -40,6 +40,38 @@ class SparseWeights {
     return result;
   }
 
+  // x (N, C, H, W) to (N, rows, H', W'), the weights being (rows, C * kernel height * kernel width). None where x is not
+  // a C-contiguous float32 array of four dimensions; the caller has checked that the filter fits.
+  nb::object convolve(nb::handle x, int kernel_height, int kernel_width, int stride_y, int stride_x, int pad_y, int pad_x,
+                      bool relu) const {
+    PyArrayObject* in = as_float_array(x.ptr());
+    if (in == nullptr || PyArray_NDIM(in) != 4) return nb::none();
+    SparseConvShape s;
+    s.images = PyArray_DIM(in, 0);
+    s.channels = PyArray_DIM(in, 1);
+    s.height = PyArray_DIM(in, 2);
+    s.width = PyArray_DIM(in, 3);
+    s.kernel_height = kernel_height;
+    s.kernel_width = kernel_width;
+    s.stride_y = stride_y;
+    s.stride_x = stride_x;
+    s.pad_y = pad_y;
+    s.pad_x = pad_x;
+    if (kernel_height < 1 || kernel_width < 1 || stride_y < 1 || stride_x < 1 || pad_y < 0 || pad_x < 0 ||
+        s.height + 2 * s.pad_y < kernel_height || s.width + 2 * s.pad_x < kernel_width ||
+        s.channels * kernel_height * kernel_width != matrix_.columns()) {
+      throw nb::value_error("the filter does not fit the images");
+    }
+    const npy_intp shape[4] = {s.images, matrix_.rows(), s.out_height(), s.out_width()};
+    PyArrayObject* out = new_float_array(4, shape);
+    if (out == nullptr) throw nb::python_error();
+    nb::object result = nb::steal(reinterpret_cast<PyObject*>(out));
+    if (PyArray_SIZE(out) == 0) return result;
+    GilRelease release(true);
+    matrix_.convolve(s, floats(in), floats(out), epilogue(relu));
+    return result;
+  }
+
   nb::object to_dense() const {
     const npy_intp shape[2] = {matrix_.rows(), matrix_.columns()};
     PyArrayObject* out = new_float_array(2, shape);
@@ -80,6 +112,7 @@ void bind_sparse(nb::module_& m) {
   nb::class_<SparseWeights>(m, "SparseWeights")
       .def(nb::init<nb::handle, nb::handle>(), nb::arg("dense"), nb::arg("bias").none() = nb::none())
       .def("multiply", &SparseWeights::multiply, nb::arg("x"), nb::arg("relu"))
+      .def("convolve", &SparseWeights::convolve)
       .def("to_dense", &SparseWeights::to_dense)
       .def_prop_ro("nbytes", &SparseWeights::nbytes)
       .def_prop_ro("overflow", &SparseWeights::overflow)

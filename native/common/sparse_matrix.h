@@ -23,7 +23,7 @@ class PackedSparse {
   void to_dense(float* dense) const;
   // y (batch, rows) = x (batch, columns) Aᵀ
   void times_rows(const float* x, int64_t batch, float* y, const SparseEpilogue& epilogue) const;
-  // y (images, rows, out_height, out_width); the columns are (channel, kernel row, kernel column).
+  // y (images, rows, out_height, out_width); the columns are (channel, kernel row, kernel column). In sparse_conv.cpp.
   void convolve(const SparseConvShape& s, const float* x, float* y, const SparseEpilogue& epilogue) const;
 
   int64_t rows() const { return rows_; }

@@ -270,6 +270,19 @@ void transpose(const float* x, int64_t columns, int64_t padded_columns, int vali
   }
 }
 
+void patches(const float* x, const int64_t* column_offset, int64_t columns, const PixelRun* runs, int count, int batch,
+             float* xt) {
+  for (int64_t c = 0; c < columns; ++c, xt += batch) {
+    for (int k = 0; k < count; ++k) {
+      const float* from = x + column_offset[c] + runs[k].from;
+      float* to = xt + runs[k].to;
+      int i = 0;
+      for (; i + kLanes <= runs[k].count; i += kLanes) store(to + i, load(from + i));
+      if (i < runs[k].count) store(to + i, load_first(from + i, runs[k].count - i));
+    }
+  }
+}
+
 void scatter_columns(const SparseMatrix& a, int64_t block, const float* work, int batch, int valid, float* y,
                      int64_t y_step) {
   const float* row_of[kBlockRows];
@@ -300,7 +313,7 @@ void scatter_rows(const SparseMatrix& a, int64_t block, const float* work, int b
 
 }  // namespace
 
-const SparseKernels sparse = {vectors, transpose, block, scatter_columns, scatter_rows};
+const SparseKernels sparse = {vectors, transpose, patches, block, scatter_columns, scatter_rows};
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -53,6 +53,12 @@ struct SparseEpilogue {
 inline int64_t sparse_blocks(int64_t rows) { return (rows + kBlockRows - 1) / kBlockRows; }
 inline int64_t sparse_bands(int64_t rows) { return sparse_blocks(rows) * kBlockBands; }
 
+// A run of neighbouring output pixels of a tile: where their inputs begin, and where in the tile they go.
+struct PixelRun {
+  int64_t from;
+  int to, count;
+};
+
 constexpr int kMaxVectors = 4;  // of one pass of the vectors kernel
 constexpr int kMaxBatch = 32;   // inputs that one pass of the block kernel takes
 constexpr int kWorkFloats = kBlockRows * kMaxBatch;
@@ -64,6 +70,10 @@ struct SparseKernels {
                   const SparseEpilogue& epilogue, int64_t first, int64_t last);
   // xt (padded_columns, batch) = x transposed, zeros where x has no row or column.
   void (*transpose)(const float* x, int64_t columns, int64_t padded_columns, int valid, int batch, float* xt);
+  // xt (columns, batch) = for each column the inputs of the runs, column_offset further on. Up to 16 numbers are written
+  // past a run's end, and past the end of xt.
+  void (*patches)(const float* x, const int64_t* column_offset, int64_t columns, const PixelRun* runs, int count, int batch,
+                  float* xt);
   // work (kBlockRows, batch) = the rows of one block, in the order of their lanes, times `batch` inputs given transposed;
   // batch is 16 or 32.
   void (*block)(const SparseMatrix& a, int64_t block, const float* xt, int batch, const SparseEpilogue& epilogue,

@@ -1,5 +1,6 @@
 """Pruning: weights set to zero and skipped, filters removed."""
 
+from tilewise.prune.conv import SparseConv2d
 from tilewise.prune.masks import MagnitudePruner
 from tilewise.prune.model import LayerSparsity, Pruning, Sensitivity, prune, sensitivity
 from tilewise.prune.sparse import SparseLinear, sparsify
@@ -10,6 +11,7 @@ __all__ = [
     "MagnitudePruner",
     "Pruning",
     "Sensitivity",
+    "SparseConv2d",
     "SparseLinear",
     "prune",
     "prune_conv_filters",

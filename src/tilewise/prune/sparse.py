@@ -7,9 +7,8 @@ times itself against the dense product the first time it meets a batch of some s
 
 from __future__ import annotations
 
+import copy
 import os
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,14 @@ import numpy.typing as npt
 
 from tilewise._extension import native
 from tilewise.backend import current_backend
-from tilewise.errors import FileFormatError, GradientError, ShapeError
+from tilewise.errors import FileFormatError, ShapeError
 from tilewise.io import load_arrays, save
-from tilewise.nn import Linear, Module
+from tilewise.nn import BatchNorm2d, Conv2d, Linear, Module, Sequential
+from tilewise.nn.layers import fusable_activation
+from tilewise.nn.module import Fusing
+from tilewise.prune.bits import packed_arrays, unpacked_array
+from tilewise.prune.choice import Choice, measured, refuse_gradient
+from tilewise.prune.conv import FoldedNorm, SparseConv2d, sparse_with_norm
 from tilewise.prune.masks import checked_weights
 from tilewise.tensor import Tensor, _wrap, is_grad_enabled
 
@@ -29,19 +33,21 @@ _MOST_SHAPES = 1000
 _FORMAT = "tilewise sparse linear 1"
 
 
-class SparseLinear(Module):
+class SparseLinear(Fusing):
     """y = x @ weight.T + bias with a sparse weight (out, in)."""
 
     def __init__(self, weight: Array, bias: Array | None = None, always_sparse: bool = False) -> None:
         w = np.ascontiguousarray(checked_weights(weight), np.float32)
         if w.ndim != 2:
             raise ShapeError(f"a linear layer's weight has two dimensions, not {w.ndim}")
+        if bias is not None and np.shape(bias) != (len(w),):
+            raise ShapeError(f"the bias of {len(w)} outputs has the shape ({len(w)},), not {np.shape(bias)}")
         self.out_features, self.in_features = w.shape
         self.nonzeros, self.always_sparse = int(np.count_nonzero(w)), always_sparse
         self.float_bias = None if bias is None else np.ascontiguousarray(bias, np.float32)
         self._kernel = (_NumpySparse if native is None else native.SparseWeights)(w, self.float_bias)
         self._dense: Array | None = None
-        self._choices: dict[int, str] = {}
+        self._choices: dict[int, Choice] = {}
         self._sparse_shapes: set[tuple[int, ...]] = set()  # shapes of input for which the sparse product is chosen
 
     @classmethod
@@ -81,20 +87,24 @@ class SparseLinear(Module):
     def explain(self) -> dict[str, str]:
         """For each size of batch met so far: "sparse" or "dense", and the times that decided it."""
         names = [f"up to {n}" for n in _SIZES] + [f"above {_SIZES[-1]}"]
-        return {names[size]: why for size, why in sorted(self._choices.items())}
+        return {names[size]: str(why) for size, why in sorted(self._choices.items())}
 
     def forward(self, x: Any, activation: str | None = None, residual: Any = None) -> Tensor:
         values = x.data if isinstance(x, Tensor) else x
-        if residual is None and activation is None and getattr(values, "shape", None) in self._sparse_shapes:
-            out = self._kernel.multiply(values, False)
+        plain = residual is None and (activation is None or activation == "relu")
+        if plain and getattr(values, "shape", None) in self._sparse_shapes:
+            out = self._kernel.multiply(values, activation is not None)
             if out is not None and not (values is not x and x.requires_grad and is_grad_enabled()):
                 return _wrap(out)
         return self._any(x, activation, residual)
 
+    def forward_with(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
+        activation = fusable_activation(layers[1:2])
+        return self(x, activation=activation), 2 if activation else 1
+
     def _any(self, x: Any, activation: str | None, residual: Any) -> Tensor:
         """What `forward` does the first time it meets a shape, and for all that is not the plain product."""
-        if is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad:
-            raise GradientError("a sparse layer has no gradient; run it under no_grad()")
+        refuse_gradient(x)
         values = np.asarray(x.data if isinstance(x, Tensor) else x, np.float32)
         if values.shape[-1:] != (self.in_features,):
             raise ShapeError(f"SparseLinear takes (..., {self.in_features}), not {values.shape}")
@@ -121,7 +131,8 @@ class SparseLinear(Module):
         return product
 
     def _is_dense(self, batch: int) -> bool:
-        return self._choices.get(int(np.searchsorted(_SIZES, batch)), "sparse").startswith("dense")
+        choice = self._choices.get(int(np.searchsorted(_SIZES, batch)))
+        return choice is not None and choice.dense
 
     def _dense_product(self, rows: Array, relu: bool) -> Array:
         if self._dense is None:
@@ -134,23 +145,20 @@ class SparseLinear(Module):
 
     def _measure(self, rows: Array, size: int) -> None:
         kept = self._dense
-        sparse = quickest(lambda: self._kernel.multiply(rows, False))
-        dense = quickest(lambda: self._dense_product(rows, False))
-        choice = "sparse" if sparse <= dense else "dense"
-        if choice == "sparse":
+        choice = measured(
+            lambda: self._kernel.multiply(rows, False),
+            lambda: self._dense_product(rows, False),
+            f"batch {len(rows)}",
+        )
+        if not choice.dense:
             self._dense = kept
-        self._choices[size] = f"{choice}: sparse {sparse * 1e6:.0f} µs, dense {dense * 1e6:.0f} µs at batch {len(rows)}"
+        self._choices[size] = choice
 
     # --- files ---
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Non-zero values and one bit per weight, as safetensors."""
-        dense = self._kernel.to_dense()
-        arrays = {
-            "shape": np.array(dense.shape, np.int64),
-            "mask": np.packbits(dense != 0),
-            "values": dense[dense != 0],
-        }
+        arrays = packed_arrays(self._kernel.to_dense())
         if self.float_bias is not None:
             arrays["bias"] = self.float_bias
         save(arrays, path, {"format": _FORMAT})
@@ -159,19 +167,12 @@ class SparseLinear(Module):
     def load(cls, path: str | os.PathLike[str]) -> SparseLinear:
         arrays, metadata = load_arrays(path)
         try:
-            outputs, inputs = (int(n) for n in arrays["shape"])
-            bits, values, bias = arrays["mask"], arrays["values"], arrays.get("bias")
-            fits = outputs >= 0 and inputs >= 0 and bits.shape == (-(-outputs * inputs // 8),) and values.ndim == 1
-            if metadata.get("format") != _FORMAT or not fits or (bias is not None and bias.shape != (outputs,)):
+            weight, bias = unpacked_array(arrays, np.float32), arrays.get("bias")
+            if metadata.get("format") != _FORMAT or (bias is not None and bias.dtype != np.float32):
                 raise ValueError
-            mask = np.unpackbits(bits, count=outputs * inputs).astype(bool)
-            if mask.sum() != values.size:
-                raise ValueError
-            dense = np.zeros(outputs * inputs, np.float32)
-            dense[mask] = values
+            return cls(weight, bias)
         except (KeyError, ValueError, TypeError):
             raise FileFormatError(f"{path} does not hold a sparse linear layer") from None
-        return cls(dense.reshape(outputs, inputs), bias)
 
 
 class _NumpySparse:
@@ -190,28 +191,40 @@ class _NumpySparse:
         return self._dense.copy()
 
 
-def quickest(run: Callable[[], Any]) -> float:
-    run()
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
 def sparsify(model: Module, at_least: float = 0.6) -> Module:
-    """A copy of a pruned model whose linear layers of at least this sparsity are SparseLinear."""
-    import copy
+    """A copy of a pruned model whose linear and convolution layers of at least this sparsity are sparse ones.
 
+    It is for inference: a batch norm in eval mode after a convolution goes into its weights. Convolutions with groups
+    stay dense.
+    """
     out = copy.deepcopy(model)
+    if _is_sparse(out, at_least):
+        return _sparse_layer(out)
     _replace(out, at_least)
     return out
 
 
+def _is_sparse(layer: Module, at_least: float) -> bool:
+    if not isinstance(layer, Linear | Conv2d) or getattr(layer, "groups", 1) != 1:
+        return False
+    weight = layer.weight.data
+    return bool(weight.size and np.count_nonzero(weight) <= (1 - at_least) * weight.size)
+
+
+def _sparse_layer(layer: Any) -> Module:
+    return SparseLinear.from_dense(layer) if isinstance(layer, Linear) else SparseConv2d.from_dense(layer)
+
+
 def _replace(module: Module, at_least: float) -> None:
-    for name, child in list(module.named_children()):
-        if isinstance(child, Linear) and np.count_nonzero(child.weight.data) <= (1 - at_least) * child.weight.data.size:
-            setattr(module, name, SparseLinear.from_dense(child))
-        else:
+    children = list(module.named_children())
+    for i, (name, child) in enumerate(children):
+        if not _is_sparse(child, at_least):
             _replace(child, at_least)
+            continue
+        after_name, after = children[i + 1] if i + 1 < len(children) else ("", None)
+        norm_follows = isinstance(module, Sequential) and isinstance(after, BatchNorm2d) and not after.training
+        if isinstance(child, Conv2d) and isinstance(after, BatchNorm2d) and norm_follows:
+            setattr(module, name, sparse_with_norm(child, after))
+            setattr(module, after_name, FoldedNorm())
+        else:
+            setattr(module, name, _sparse_layer(child))
