@@ -43,7 +43,7 @@ class Record(NamedTuple):
     failed: bool
     inputs: Arrays
     outputs: Arrays
-    details: Any  # of an operation: its result is a view; of a kernel: (implementation, fused, window, tile, strides)
+    details: Any  # of an operation: its result is a view; of a kernel: (implementation, options, strides)
 
 
 class Recorder(Protocol):
@@ -152,6 +152,11 @@ def _is_view(data: Any, source: Any) -> bool:
     return base is not None and (base is source or bool(np.may_share_memory(data, source)))
 
 
+def _passes_on(grads: Any, grad: Any) -> bool:
+    """The gradient itself is all that comes out: an addition hands it to both sides."""
+    return isinstance(grads, tuple) and all(g is grad or g is None for g in grads)
+
+
 # --- the four places. Written out one by one: a function shared by them would cost a call and packed arguments ---
 
 
@@ -197,7 +202,7 @@ def backward(step: Any, grad: Any) -> Any:
         ins = outs = _NONE
         if kernels == here.kernels:
             ins, outs = _arrays(grad), _arrays(grads)
-        view = step.is_view and _is_view(grads, grad)
+        view = _is_view(grads, grad) if step.is_view else _passes_on(grads, grad)
         if here.changes != recorders.changes:
             here.look_around()
         for tell in here.listeners:
@@ -246,14 +251,9 @@ def kernel(op: str, chosen: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         end = now()
         taken = _allocated() - taken
         ins, outs = _arrays(args), _arrays(result)
-        fused = window = tile = strides = None
-        if kwargs:
-            ask = kwargs.get
-            fused = (ask("bias") is not None, ask("residual") is not None, ask("activation"))
-            window, tile = ask("kernel"), ask("tile")
-        if chosen.describe is not None and tile is None and not failed:
-            strides = (args[0].strides, args[1].strides)
-        details = (chosen, fused, window, tile, strides)
+        options = {k: True if isinstance(v, ndarray) else v for k, v in kwargs.items()} if kwargs else kwargs
+        strides = (args[0].strides, args[1].strides) if chosen.describe is not None and not failed else None
+        details = (chosen, options, strides)
         layer, thread = here.layer, here.thread
         if here.changes != recorders.changes:
             here.look_around()

@@ -14,6 +14,7 @@ import tilewise
 from tilewise import Tensor, _events, models, nn, no_grad
 from tilewise._extension import native
 from tilewise.backend import OptimizedBackend, use_backend
+from tilewise.backend.conv import default_conv2d_tile
 from tilewise.backend.gemm import default_matmul_tile
 from tilewise.errors import ConfigurationError, ShapeError, TilewiseError
 from tilewise.profile import FLOPCounter, ProfilerContext
@@ -152,6 +153,23 @@ def test_the_tile_is_the_one_that_was_used(ceilings):
     default, chosen = (u.tile for u in profiled(ceilings, products).get_results().units if u.name == "matmul")
     assert default == str(default_matmul_tile(a.data, b.data.T))
     assert chosen == str(tile)
+
+
+@pytest.mark.skipif(native is None, reason="tiles and pooled results belong to the compiled kernels")
+def test_the_tile_of_a_convolution_is_that_of_its_stride_and_padding(ceilings):
+    x = Tensor(np.ones((2, 16, 20, 20), np.float32))
+    for options in ({"padding": 1}, {"stride": 2}, {"padding": 2, "groups": 4}):
+        layer = nn.Conv2d(16, 16, 3, **options)
+        (unit,) = profiled(ceilings, lambda layer=layer: layer(x)).get_results().units
+        geometry = {"stride": layer.stride, "padding": layer.padding, "groups": layer.groups}
+        assert unit.tile == str(default_conv2d_tile(x.data, layer.weight.data, **geometry))
+
+
+def test_an_addition_moves_nothing_in_its_backward_pass(ceilings):
+    a, b = (Tensor(np.ones((64, 64), np.float32), requires_grad=True) for _ in range(2))
+    total = a + b
+    results = profiled(ceilings, lambda: total.backward(np.ones((64, 64), np.float32))).get_results()
+    assert results.by_op["add_grad"].bytes_moved == 0
 
 
 @pytest.mark.skipif(native is None, reason="tiles and pooled results belong to the compiled kernels")

@@ -62,6 +62,7 @@ def profile(
 def _profile_model(target: Target, repeat: int) -> tuple[ProfilerContext, dict[str, Any]]:
     from tilewise.profile import MemoryProfiler, ProfilerContext, Timer
 
+    target.call()  # starts our own threads and packs the weights
     timing = Timer(time_limit=20.0).measure(target.call, warmup=2, runs=max(repeat, 10))
     profiler = ProfilerContext()
     with profiler:

@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from statistics import median
 
 from tilewise.profile.flops import MOVES_ONLY
-from tilewise.profile.results import ProfileResults, Row, Unit
+from tilewise.profile.results import ProfileResults, Row, Unit, limit_of_likes
 from tilewise.profile.units import bytes_, count, seconds, share
 
 COMPUTE = "compute"
@@ -25,7 +24,6 @@ ALLOCATION = "allocation"
 BACKEND = "slow backend"
 
 _CALLING = 20e-6  # the most that calling a kernel may cost; what is inefficient beyond it has another cause
-_DISTURBED = 5.0  # a call that took so many times the median of its like was interrupted by something else
 _LARGE_EXCESS = 1 << 20
 _EXTREME_BYTES, _EXTREME_FACTOR = 64 << 20, 16
 
@@ -90,8 +88,7 @@ def _deal_out(results: ProfileResults) -> _Ledger:
     times = _times_by_likeness(results.units)
     for unit in results.units:
         like = times[_likeness(unit)]
-        usual = median(like) if len(like) >= 5 else float("inf")
-        unit = replace(unit, seconds=min(unit.seconds, _DISTURBED * usual))
+        unit = replace(unit, seconds=min(unit.seconds, limit_of_likes(like)))
         if is_slow_backend(
             replace(unit, seconds=min(like)), preferred
         ):  # at its best, so that load is not blamed on it
@@ -99,9 +96,10 @@ def _deal_out(results: ProfileResults) -> _Ledger:
         else:
             _deal_unit(unit, ledger, results.machine.fresh_memory)
     for row in results.by_layer.values():
-        taking = min(row.own_seconds, _excess(row.own_allocated, 0) / results.machine.fresh_memory)
+        own = row.own_seconds - row.interrupted_seconds
+        taking = min(own, _excess(row.own_allocated, 0) / results.machine.fresh_memory)
         ledger.add(ALLOCATION, taking, row.name)
-        ledger.add(PYTHON, row.own_seconds - taking, row.name)
+        ledger.add(PYTHON, own - taking, row.name)
     ledger.add(PYTHON, results.outside_seconds, _OUTSIDE)
     return ledger
 

@@ -177,11 +177,13 @@ def _roof(axes: _Axes, label: str, bandwidth: float, peak: float) -> str:
     bottom = max(low, 10.0**axes.y_low / bandwidth)
     points = [(bottom, bottom * bandwidth), (ridge, peak), (high, peak)]
     path = " ".join(f"{axes.x(x):.1f},{axes.y(y):.1f}" for x, y in points)
-    text_x, text_y = axes.x(bottom) + 6, axes.y(bottom * bandwidth) - 12
+    (x0, y0), (x1, y1) = ((axes.x(x), axes.y(y)) for x, y in points[:2])
+    slope = math.degrees(math.atan2(y1 - y0, x1 - x0))  # the label runs along its line, just above it
+    along = f"translate({x0:.1f} {y0:.1f}) rotate({slope:.2f}) translate(10 -6)"
     dash = ' stroke-dasharray="5 4"' if label == "in cache" else ""
     return (
         f'<polyline points="{path}" fill="none" style="stroke:var(--roof)" stroke-width="1.5"{dash}/>'
-        f'<text class="soft" x="{text_x:.1f}" y="{text_y:.1f}">{label}, {count(bandwidth)}B/s</text>'
+        f'<text class="soft" transform="{along}">{label}, {count(bandwidth)}B/s</text>'
         f'<text class="soft" x="{_WIDTH - 24}" y="{axes.y(peak) - 6:.1f}" text-anchor="end">{count(peak)}FLOP/s</text>'
     )
 
@@ -201,13 +203,18 @@ def _dot(
     radius = 4 + 16 * math.sqrt(min(part, 1.0))
     x, y = axes.x(intensity), axes.y(rate)
     tip = f"{name}: {count(rate)} operations/s at {intensity:.3g} per byte, {seconds(row.seconds)}"
-    label = (
-        f'<text x="{x + radius + 3:.1f}" y="{_free(taken, x, y + 4):.1f}">{escape(name)}</text>' if part > 0.02 else ""
-    )
+    label = _label(name, x, radius, _free(taken, x, y + 4)) if part > 0.02 else ""
     return (
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" style="fill:var(--{kind})" fill-opacity="0.75">'
         f"<title>{escape(tip)}</title></circle>{label}"
     )
+
+
+def _label(name: str, x: float, radius: float, y: float) -> str:
+    """To the right of the dot, or to its left where it would run out of the drawing."""
+    fits = x + radius + 3 + 6.5 * len(name) < _WIDTH
+    at, anchor = (x + radius + 3, "start") if fits else (x - radius - 3, "end")
+    return f'<text x="{at:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(name)}</text>'
 
 
 def _free(taken: list[tuple[float, float]], x: float, y: float) -> float:

@@ -41,10 +41,12 @@ class Event:
         self.tile: Any = None
         self._undescribed: tuple[Any, ...] = ()
         if self.kind == "kernel":
-            chosen, fused, self.window, self.tile, strides = record.details
-            self.backend, self.fused = chosen.name, fused or ()
-            if strides is not None:
-                self._undescribed = (chosen, self.inputs[:2], strides)
+            chosen, options, strides = record.details
+            ask = options.get
+            self.backend, self.window, self.tile = chosen.name, ask("kernel"), ask("tile")
+            self.fused = (ask("bias") is not None, ask("residual") is not None, ask("activation"))
+            if strides is not None and self.tile is None:
+                self._undescribed = (chosen, self.inputs[:2], strides, options)
 
     @property
     def duration_ns(self) -> int:
@@ -63,10 +65,10 @@ class Event:
         """The tile of a kernel that was given none: the one its implementation takes for such operands."""
         if not self._undescribed:
             return
-        chosen, shapes, strides = self._undescribed
-        key = (chosen.op, chosen.name, shapes, strides)
+        chosen, shapes, strides, options = self._undescribed
+        key = (chosen.op, chosen.name, shapes, strides, repr(options))
         if key not in known:
-            known[key] = _described_tile(chosen, shapes, strides)
+            known[key] = _described_tile(chosen, shapes, strides, options)
         self.tile = known[key]
 
 
@@ -76,12 +78,12 @@ def _sizes(arrays: Arrays) -> tuple[Shapes, int]:
     return shapes, sum(prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, arrays[1::2], strict=True))
 
 
-def _described_tile(chosen: Any, shapes: Shapes, strides: Shapes) -> Any:
-    # Operands like those that were: the description looks at shapes and strides, never at what is in them.
+def _described_tile(chosen: Any, shapes: Shapes, strides: Shapes, options: dict[str, Any]) -> Any:
+    # Operands like those that were: the description looks at shapes, strides and options, never at contents.
     nothing = np.zeros(1, np.float32)
     operands = (as_strided(nothing, shape, step, writeable=False) for shape, step in zip(shapes, strides, strict=True))
     try:
-        return chosen.describe(*operands)[1]
+        return chosen.describe(*operands, **options)[1]
     except Exception:  # the description is an extra: without it the profile is still right
         return None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from tilewise.profile.events import Event
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from tilewise.profile.bottleneck import Finding
 
 NANO = 1e-9
+_DISTURBED, _ENOUGH = 5.0, 5  # times the median, of at least so many
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,14 @@ class Unit:
 
 @dataclass
 class Row:
-    """Units of one layer or one operation, added up. `own_seconds` is Python code around them."""
+    """Units of one layer or one operation, added up. `own_seconds` is Python code around them, `interrupted_seconds`
+    the part of it that some calls took far beyond their like: the machine was doing something else."""
 
     name: str
     calls: int = 0
     unit_seconds: float = 0.0
     own_seconds: float = 0.0
+    interrupted_seconds: float = 0.0
     flops: int = 0
     elementwise: int = 0
     bytes_moved: int = 0
@@ -158,6 +162,7 @@ def build(events: Iterable[Event], seconds: float, machine: Machine, threads: in
     units: list[Unit] = []
     layers: dict[str, Row] = {}
     ops: dict[str, Row] = {}
+    around: dict[tuple[str, ...], list[float]] = {}
     outermost = recording = 0.0
     failed = 0
     for event in events:
@@ -173,8 +178,12 @@ def build(events: Iterable[Event], seconds: float, machine: Machine, threads: in
             layer.add(unit)
             ops.setdefault(unit.name, Row(unit.name)).add(unit)
         elif not (event.kind == "kernel" and event.parent is not None and event.parent.kind == "kernel"):
-            layer.own_seconds += max(event.duration_ns - event.inner_ns, 0) * NANO
+            own = max(event.duration_ns - event.inner_ns, 0) * NANO
+            layer.own_seconds += own
+            around.setdefault((event.layer, event.kind, event.name, event.phase), []).append(own)
             layer.own_allocated += max(event.allocated - event.inner_allocated, 0)
+    for (name, *_), times in around.items():
+        layers[name].interrupted_seconds += sum(max(t - limit_of_likes(times), 0.0) for t in times)
     results = ProfileResults(
         seconds=max(seconds, outermost) - recording,
         outside_seconds=max(seconds - outermost, 0.0),
@@ -191,6 +200,11 @@ def build(events: Iterable[Event], seconds: float, machine: Machine, threads: in
     )
     results.findings.extend(find_bottlenecks(results))
     return results
+
+
+def limit_of_likes(times: list[float]) -> float:
+    """A call that took longer than this, of many alike, was interrupted by something else."""
+    return _DISTURBED * median(times) if len(times) >= _ENOUGH else float("inf")
 
 
 def _unit(event: Event, cost: Cost, machine: Machine, threads: int) -> Unit:

@@ -219,9 +219,8 @@ def _notes(samples: list[float], calls: int, cores: float, threads_before: set[s
         )
     started = _thread_names() - threads_before
     if started:
-        notes.append(
-            f"the function left {len(started)} threads running; work they do after it returns is not in its time"
-        )
+        threads = "1 thread" if len(started) == 1 else f"{len(started)} threads"
+        notes.append(f"the function left {threads} running; work they do after it returns is not in its time")
     if cores > 1.15:
         notes.append(f"the function kept {cores:.1f} cores busy; times are wall-clock")
     return notes
