@@ -13,6 +13,9 @@ from costmodel.simulated import simulated_kernels
 from tilewise.costmodel import load_scorer, rank, train
 from tilewise.costmodel.dataset import dataset_from_kernels
 from tilewise.costmodel.kernel import Kernel
+from tilewise.costmodel.rankerfeatures import RankerFeatures
+from tilewise.costmodel.schema import Schema
+from tilewise.costmodel.shards import from_kernels
 
 MODELS = ["MLP", "LateJoinSAGE", "EarlyJoinSAGE", "LateJoinResGCN", "EarlyJoinResGCN", "TileRanker"]
 
@@ -57,3 +60,13 @@ def test_a_column_constant_in_training_changes_no_score() -> None:
     changed[:, constant] += 3
     other = dataclasses.replace(kernels[8], node_feat=changed)
     np.testing.assert_array_equal(model.score(other), model.score(kernels[8]))
+
+
+def test_what_a_column_is_called_or_where_it_stands_changes_no_ranking() -> None:
+    kernels = simulated_kernels(10, seed=3)
+    columns = np.random.default_rng(0).permutation(kernels[0].config_feat.shape[1])
+    moved = [dataclasses.replace(k, config_feat=k.config_feat[:, columns]) for k in kernels]
+    plain = RankerFeatures.fit(from_kernels(kernels, Schema()))
+    other = RankerFeatures.fit(from_kernels(moved, Schema(tuple(f"p{i}" for i in range(len(columns))))))
+    pairs = {(int(column), int(slot)) for column, slot in plain.pairs}
+    assert pairs <= {(int(columns[column]), int(slot)) for column, slot in other.pairs}

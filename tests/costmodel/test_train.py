@@ -21,6 +21,7 @@ from tilewise.costmodel.dataset import dataset_from_kernels  # noqa: E402
 from tilewise.costmodel.kernel import Kernel  # noqa: E402
 from tilewise.costmodel.metrics import opa  # noqa: E402
 from tilewise.costmodel.models import MODELS  # noqa: E402
+from tilewise.costmodel.settings import default_settings  # noqa: E402
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError  # noqa: E402
 
 QUICK = {"epochs": 3, "progress": False}
@@ -236,3 +237,11 @@ def test_the_shipped_model_scores_the_same_in_torch_and_numpy():
     path = Path(trained.__file__).parent / "shipped_models" / "h200.safetensors"
     kernel = load_dataset("h200", progress=False).test[0]
     np.testing.assert_allclose(load_model(path).score(kernel), load_scorer(path).score(kernel), rtol=1e-4, atol=1e-5)
+
+
+def test_a_limit_of_seconds_shapes_the_learning_rate_and_ends_the_run(data):
+    settings = default_settings("TileRanker", epochs=1000, max_seconds=10.0)
+    rates = [settings.learning_rate_at(settings.share_done(epoch=1, seconds=s)) for s in (0.5, 5.0, 9.99)]
+    assert rates[0] > rates[1] > rates[2] and rates[2] < 1e-3 * rates[0]
+    model = train(data, "TileRanker", epochs=100_000, max_seconds=1.0, progress=False)
+    assert len(model.record["curve"]) < 100_000 and "val_top5" in model.record["curve"][-1]

@@ -19,6 +19,7 @@ from tilewise.costmodel.schema import DIMENSIONS, ELEMENT_TYPES, NODE_COLUMN, OP
 
 Numbers = npt.NDArray[np.float64]
 
+OCCUPANCY = 9  # numbers a configuration
 _REGISTERS, _MAX_WARPS, _MAX_BLOCKS, _SHARED_BYTES = 65_536, 64, 32, 232_448
 _OWN_REGISTERS = 40.0  # of a thread, beside its share of the result
 _KERNEL, _OUTPUT, _INPUT = (slice(8 * i, 8 * i + DIMENSIONS) for i in range(3))
@@ -62,7 +63,7 @@ class Gpu:
 
 
 def occupancy(gpu: Gpu, kernel: Kernel, sizes: Numbers, config: npt.NDArray[Any]) -> Numbers:
-    """(c, 9) numbers, in logarithms; `sizes` are the kernel's slots as `rankerfeatures.kernel_sizes` gives them."""
+    """(c, OCCUPANCY) numbers, in logarithms; `sizes` are the kernel's slots as `rankerfeatures.kernel_sizes` gives them."""
     root, heavy, first, second = (sizes[i * DIMENSIONS : (i + 1) * DIMENSIONS] for i in range(4))
     is_product = bool(np.isin(kernel.node_opcode, _PRODUCTS).any())
     programs = _tiles(root if is_product else heavy, config[:, _OUTPUT])

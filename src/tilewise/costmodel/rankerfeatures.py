@@ -3,9 +3,9 @@
 Shapes span six orders of magnitude, so every quantity enters as a logarithm. The idea: a tile is good or bad against
 the size it cuts. The kernel's sizes are read from the graph into a fixed list of slots (the root's dimensions, those of
 the heaviest operation and of its operands, its window), and each configuration column is set against the slots it may
-cut: how many tiles that makes, and how much of the last one is padding. A column numbered like a dimension (``..._3``)
-is set against that dimension; any other against every slot that varies. Slots that are equal in all of the train split
-are one slot. Sums and products are left out, since in logarithms they are linear in what is kept.
+cut: how many tiles that makes, and how much of the last one is padding. Which those are is found in the train split,
+not read from names: the pairs that say most about runtimes are kept. Slots that are equal in all of it are one slot.
+Sums and products are left out, since in logarithms they are linear in what is kept.
 
 Where configurations are a GPU's, how each would fill the machine enters too (see `occupancy`).
 
@@ -19,13 +19,14 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.kernel import Kernel
-from tilewise.costmodel.occupancy import Gpu, occupancy
+from tilewise.costmodel.occupancy import OCCUPANCY, Gpu, occupancy
 from tilewise.costmodel.prepare import Prepared, extremes
 from tilewise.costmodel.schema import DIMENSIONS, NODE_COLUMN, NODE_FEATURES, OPCODE_NUMBER
 from tilewise.costmodel.shards import Split
@@ -34,7 +35,6 @@ from tilewise.errors import ConfigurationError, FileFormatError
 Floats = npt.NDArray[np.float32]
 
 _DERIVED = re.compile(r"_(sum|product)$")
-_NUMBERED = re.compile(r"_([0-5])$")
 _HEAVY = tuple(OPCODE_NUMBER[name] for name in ("convolution", "dot", "reduce-window", "reduce"))
 _SHAPE = slice(NODE_COLUMN["shape_dimensions_0"], NODE_COLUMN["shape_dimensions_0"] + DIMENSIONS)
 _WINDOW = slice(NODE_COLUMN["window_size_0"], NODE_COLUMN["window_size_0"] + 2)
@@ -44,7 +44,9 @@ _ROOT = NODE_COLUMN["is_root"]
 _N_SIZES = 4 * DIMENSIONS + 4
 _N_SUMMARY = 6
 _MAX_STEPS = 12
-_MAX_PAIRS = 160
+_MAX_PAIRS = 64
+_OWN_PAIRS = 2
+_MOST_PADDING = 64.0
 _KERNELS_FOR_FIT = 2000
 _ROWS_FOR_FIT = 512
 
@@ -128,7 +130,9 @@ class RankerFeatures:
         rng = np.random.default_rng(0)
         chosen = np.sort(rng.permutation(len(split))[:_KERNELS_FOR_FIT])
         kernels = [split[int(i)] for i in chosen]
-        configs = [_some_rows(k.config_feat, rng).astype(np.float64) for k in kernels]
+        rows = [_some_rows(k.n_configs, rng) for k in kernels]
+        configs = [k.config_feat[r].astype(np.float64) for k, r in zip(kernels, rows, strict=True)]
+        goals = [_centred_log(k.target[r]) for k, r in zip(kernels, rows, strict=True)] if split.labelled else None
         sizes = np.stack([kernel_sizes(k) for k in kernels])
         columns = _kept_columns(np.concatenate(configs), split.schema.config_features)
         slots = _kept_slots(sizes)
@@ -137,15 +141,16 @@ class RankerFeatures:
             *_fit_nodes(kernels),
             columns,
             _fit_steps(np.concatenate(configs), columns),
-            _fit_pairs(split.schema.config_features, columns, slots, configs, sizes),
+            _fit_pairs(columns, slots, configs, sizes, goals),
             slots,
             *(np.zeros(0, np.float32),) * 4,
             *extremes(split.column("node_feat")),
             *extremes(split.column("config_feat")),
             np.zeros(0) if gpu is None else gpu.numbers(),
         )
-        raw_global = np.stack([draft._raw_global(k) for k in kernels])
-        raw_config = np.concatenate([draft._raw_config(k, c) for k, c in zip(kernels, configs, strict=True)])
+        raw_global = np.stack([draft._raw_global(k, s) for k, s in zip(kernels, sizes, strict=True)])
+        every = zip(kernels, sizes, configs, strict=True)
+        raw_config = np.concatenate([draft._raw_config(k, s, c) for k, s, c in every])
         values = {name: getattr(draft, name) for name in cls._NAMES}
         values["global_centre"], values["global_scale"] = _moments(raw_global)
         values["config_centre"], values["config_scale"] = _moments(raw_config)
@@ -175,19 +180,29 @@ class RankerFeatures:
         config = np.asarray(kernel.config_feat if rows is None else kernel.config_feat[rows])
         if config.shape[1] != len(self.config_low) or kernel.node_feat.shape[1] != len(self.node_low):
             raise FileFormatError(f"Kernel {kernel.name} has other columns than the model was trained on.")
-        config = _known(config, self.config_low, self.config_high)
-        kernel = dataclasses.replace(kernel, node_feat=_known(kernel.node_feat, self.node_low, self.node_high))
-        wide = (self._raw_global(kernel) - self.global_centre) * self.global_scale
-        own = (self._raw_config(kernel, config) - self.config_centre) * self.config_scale
+        known = _known(config, self._constant_config, self.config_low).astype(np.float64)
+        sizes, wide, node = self._graph(kernel)
+        own = _bounded((self._raw_config(kernel, sizes, known) - self.config_centre) * self.config_scale)
         joined = np.empty((len(config), self.config_width), np.float32)
-        joined[:, : self.global_width], joined[:, self.global_width :] = _bounded(wide), _bounded(own)
+        joined[:, : self.global_width], joined[:, self.global_width :] = wide, own
+        return Prepared(node, kernel.node_opcode.astype(np.int64), np.asarray(kernel.edge_index), joined)
+
+    def _graph(self, kernel: Kernel) -> tuple[npt.NDArray[np.float64], npt.NDArray[Any], Floats]:
+        """The kernel's sizes, its kernel-wide inputs and its node inputs."""
+        known = _known(kernel.node_feat, self._constant_node, self.node_low)
+        kernel = kernel if known is kernel.node_feat else dataclasses.replace(kernel, node_feat=known)
+        sizes = kernel_sizes(kernel)
+        wide = (self._raw_global(kernel, sizes) - self.global_centre) * self.global_scale
         node = (_log(kernel.node_feat[:, self.node_kept]) - self.node_centre) * self.node_scale
-        return Prepared(
-            _bounded(node).astype(np.float32),
-            kernel.node_opcode.astype(np.int64),
-            np.asarray(kernel.edge_index),
-            joined,
-        )
+        return sizes, _bounded(wide), _bounded(node).astype(np.float32)
+
+    @cached_property
+    def _constant_config(self) -> npt.NDArray[np.int64]:
+        return np.flatnonzero(self.config_high == self.config_low)
+
+    @cached_property
+    def _constant_node(self) -> npt.NDArray[np.int64]:
+        return np.flatnonzero(self.node_high == self.node_low)
 
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
         return {name: np.ascontiguousarray(getattr(self, name)) for name in self._NAMES}
@@ -195,27 +210,33 @@ class RankerFeatures:
     def settings(self) -> dict[str, Any]:
         return {}
 
-    def _raw_global(self, kernel: Kernel) -> npt.NDArray[np.float64]:
+    def _raw_global(self, kernel: Kernel, sizes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         heavy = kernel.node_feat[_heaviest(kernel, len(kernel.node_feat) - 1)]
-        return np.concatenate([_log(kernel_sizes(kernel)[self.sizes]), _summary(kernel), heavy[_TYPES]])
+        return np.concatenate([_log(sizes[self.sizes]), _summary(kernel), heavy[_TYPES]])
 
-    def _raw_config(self, kernel: Kernel, config: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        config = config.astype(np.float64)
-        column, threshold = self.steps[:, 0].astype(np.int64), self.steps[:, 1]
+    def _raw_config(
+        self, kernel: Kernel, sizes: npt.NDArray[np.float64], config: npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.float64]:
+        """Logs of the columns, steps reached, logs of tile counts, logs of padded over actual size, occupancy."""
+        gpu = Gpu.restore(self.gpu)
+        ends = np.cumsum([len(self.columns), len(self.steps), len(self.pairs), len(self.pairs)])
+        raw = np.empty((len(config), ends[-1] + (OCCUPANCY if gpu else 0)))
+        logs, steps, counts, padding, filling = np.split(raw, ends, axis=1)
+        logs[:] = _log(config[:, self.columns])
+        steps[:] = config[:, self.steps[:, 0].astype(np.int64)] >= self.steps[:, 1]
         tile = np.maximum(np.abs(config[:, self.pairs[:, 0]]), 1.0)
-        sizes, gpu = kernel_sizes(kernel), Gpu.restore(self.gpu)
         size = np.maximum(sizes[self.pairs[:, 1]], 1.0)
         tiles = np.ceil(size / tile)
-        padding = np.minimum(tiles * tile / size, 64.0)
-        parts = [_log(config[:, self.columns]), config[:, column] >= threshold, np.log2(tiles), np.log2(padding)]
+        np.log2(tiles, out=counts)
+        tile *= tiles
+        np.log2(np.minimum(tile / size, _MOST_PADDING, out=tile), out=padding)
         if gpu is not None:
-            parts.append(occupancy(gpu, kernel, sizes, config))
-        return np.hstack(parts)
+            filling[:] = occupancy(gpu, kernel, sizes, config)
+        return raw
 
 
-def _known(values: npt.NDArray[Any], low: Floats, high: Floats) -> npt.NDArray[Any]:
+def _known(values: npt.NDArray[Any], constant: npt.NDArray[np.int64], low: Floats) -> npt.NDArray[Any]:
     """`values` with every column that was constant in the train split at that constant: nothing was learned of it."""
-    constant = np.flatnonzero(high == low)
     if (values[:, constant] == low[constant]).all():
         return values
     values = values.copy()
@@ -229,10 +250,15 @@ def _bounded(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return bounded
 
 
-def _some_rows(config: npt.NDArray[Any], rng: np.random.Generator) -> npt.NDArray[Any]:
-    if len(config) <= _ROWS_FOR_FIT:
-        return np.asarray(config)
-    return np.asarray(config[np.sort(rng.choice(len(config), _ROWS_FOR_FIT, replace=False))])
+def _some_rows(count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    if count <= _ROWS_FOR_FIT:
+        return np.arange(count)
+    return np.sort(rng.choice(count, _ROWS_FOR_FIT, replace=False))
+
+
+def _centred_log(target: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    logs = np.log(target)
+    return np.asarray(logs - logs.mean())
 
 
 def _moments(raw: npt.NDArray[np.float64]) -> tuple[Floats, Floats]:
@@ -275,21 +301,60 @@ def _fit_steps(config: npt.NDArray[Any], columns: npt.NDArray[np.int64]) -> npt.
 
 
 def _fit_pairs(
-    names: Sequence[str],
     columns: npt.NDArray[np.int64],
     slots: npt.NDArray[np.int64],
     configs: Sequence[npt.NDArray[Any]],
     sizes: npt.NDArray[np.float64],
+    goals: Sequence[npt.NDArray[np.float64]] | None,
 ) -> npt.NDArray[np.int64]:
-    """Which columns are set against which slots; columns that look like switches (values below 4) against none."""
+    """Which columns are set against which slots: those where doing so says most about runtimes, whatever their names.
+
+    Columns that look like switches (values below 4, or fractions) are set against none. Each of the others competes
+    with all slots, and each keeps its best few whatever the rest do.
+    """
     everything = np.concatenate(configs)
-    pairs = []
-    for column in columns:
-        values = np.unique(everything[:, column])
-        if values.max() < 4 or not np.equal(np.mod(values, 1), 0).all():
-            continue
-        numbered = _NUMBERED.search(names[column])
-        for slot in slots:
-            if numbered is None or (slot < 4 * DIMENSIONS and slot % DIMENSIONS == int(numbered[1])):
-                pairs.append((column, slot))
-    return np.array(pairs[:_MAX_PAIRS], dtype=np.int64).reshape(-1, 2)
+    tiles = [c for c in columns if everything[:, c].max() >= 4 and (everything[:, c] % 1 == 0).all()]
+    if not len(tiles) or not len(slots):
+        return np.zeros((0, 2), np.int64)
+    worth = np.array([_worth_of_slots(c, slots, configs, sizes, goals) for c in tiles])  # (tiles, slots)
+    ranks = (-worth).argsort(axis=1, kind="stable").argsort(axis=1)
+    first = np.argsort(-(worth + (ranks < _OWN_PAIRS)).ravel(), kind="stable")[:_MAX_PAIRS]
+    pairs = [(tiles[i // len(slots)], slots[i % len(slots)]) for i in np.sort(first)]
+    return np.array(pairs, dtype=np.int64).reshape(-1, 2)
+
+
+def _worth_of_slots(
+    column: int,
+    slots: npt.NDArray[np.int64],
+    configs: Sequence[npt.NDArray[Any]],
+    sizes: npt.NDArray[np.float64],
+    goals: Sequence[npt.NDArray[np.float64]] | None,
+) -> list[float]:
+    """For each slot, the share of log runtime that tile count and padding explain beyond the column itself.
+
+    All is centred kernel by kernel, since only differences within a kernel matter. Without runtimes, how often the
+    column divides the slot stands in.
+    """
+    tile = np.concatenate([np.maximum(np.abs(c[:, column]), 1.0) for c in configs])
+    kernel = np.repeat(np.arange(len(configs)), [len(c) for c in configs])
+    if goals is None:
+        return [float(np.mean(np.maximum(sizes[kernel, s], 1.0) % tile == 0)) for s in slots]
+    goal, own = np.concatenate(goals), _centred(np.log2(tile), kernel)
+    own_norm = max(float(own @ own), 1e-9)
+    goal = goal - own * (float(own @ goal) / own_norm)
+    spread = max(float(goal @ goal), 1e-9)
+    worth = []
+    for slot in slots:
+        size = np.maximum(sizes[kernel, slot], 1.0)
+        count = np.ceil(size / tile)
+        pair = np.stack([np.log2(count), np.log2(np.minimum(count * tile / size, _MOST_PADDING))], axis=1)
+        pair = np.stack([_centred(part, kernel) for part in pair.T], axis=1)
+        pair -= own[:, None] * (own @ pair / own_norm)
+        gram, against = pair.T @ pair + 1e-6 * len(pair) * np.eye(2), pair.T @ goal
+        worth.append(float(against @ np.linalg.solve(gram, against)) / spread)
+    return worth
+
+
+def _centred(x: npt.NDArray[np.float64], kernel: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    mean = np.bincount(kernel, x) / np.maximum(np.bincount(kernel), 1)
+    return np.asarray(x - mean[kernel])

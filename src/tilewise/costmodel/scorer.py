@@ -5,8 +5,7 @@ Reads the same file that training writes. Configurations are scored in chunks; n
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,8 @@ class Scorer:
     preparation: Preparation
     schema: Schema
     record: dict[str, Any]
+    _folded: dict[str, numpy_ranker.Folded] = field(default_factory=dict, repr=False)
+    _last: tuple[Kernel, Prepared] | None = field(default=None, repr=False)
 
     @property
     def calibration(self) -> dict[str, Any] | None:
@@ -39,7 +40,7 @@ class Scorer:
 
     def score(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
         """One score per configuration, lower is faster."""
-        part = self.preparation.apply(kernel, rows)
+        part = self._prepared(kernel, rows)
         try:
             return self._score(part)
         except (KeyError, ValueError, IndexError) as error:
@@ -49,20 +50,40 @@ class Scorer:
 
     def exact(self, kernel: Kernel, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """The scores of a few configurations in float64."""
-        part = self.preparation.apply(kernel, rows)
+        part = self._prepared(kernel, rows)
         wide = Prepared(part.node.astype(np.float64), part.opcode, part.edges, part.config.astype(np.float64))
-        weights = {name: array.astype(np.float64) for name, array in self.weights.items()}
-        return np.asarray(dataclasses.replace(self, weights=weights)._score(wide), dtype=np.float64)
+        return np.asarray(self._score(wide), dtype=np.float64)
 
-    def _score(self, part: Prepared) -> npt.NDArray[np.float32]:
+    def _prepared(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None) -> Prepared:
+        """The kernel's features; those of the last kernel scored whole are kept, for the settling of close scores."""
+        last = self._last
+        if last is None or last[0] is not kernel:
+            if rows is not None:
+                return self.preparation.apply(kernel, rows)
+            last = self._last = (kernel, self.preparation.apply(kernel))
+        whole = last[1]
+        return whole if rows is None else Prepared(whole.node, whole.opcode, whole.edges, whole.config[rows])
+
+    def _score(self, part: Prepared) -> npt.NDArray[Any]:
+        """In the number type of the features."""
         if self.name == "TileRanker":
-            return numpy_ranker.forward(self.weights, self.kwargs, part)
+            folded = self._folded_for(part.config.dtype)
+            return numpy_ranker.score_rows(folded, numpy_ranker.encode(folded, part), part.config)
+        weights = self.weights
+        if part.config.dtype != np.float32:
+            weights = {name: array.astype(part.config.dtype) for name, array in weights.items()}
         chunk = numpy_baselines.chunk_size(self.name, len(part.node))
         pieces = []
         for start in range(0, len(part.config), chunk):
             piece = Prepared(part.node, part.opcode, part.edges, part.config[start : start + chunk])
-            pieces.append(numpy_baselines.forward(self.name, self.weights, self.kwargs, piece))
+            pieces.append(numpy_baselines.forward(self.name, weights, self.kwargs, piece))
         return np.concatenate(pieces)
+
+    def _folded_for(self, dtype: np.dtype[Any]) -> numpy_ranker.Folded:
+        if dtype.name not in self._folded:
+            weights = {name: array.astype(dtype, copy=False) for name, array in self.weights.items()}
+            self._folded[dtype.name] = numpy_ranker.fold(weights, self.kwargs)
+        return self._folded[dtype.name]
 
 
 def load_scorer(path: str | Path) -> Scorer | GBDT:

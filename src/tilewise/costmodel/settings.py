@@ -15,6 +15,7 @@ from typing import Any
 from tilewise.errors import ConfigurationError
 
 COURSE_LOSSES = "ListMLELoss:1,MSE:0.02"
+_RISE = 0.05  # share of a run in which the learning rate rises
 SELECTABLE = ("opa", "top1", "top5", "tau", "top")
 
 
@@ -60,15 +61,17 @@ class TrainSettings:
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
-    def learning_rate_at(self, epoch: float) -> float:
-        """Cosine: a short linear rise, then half a wave down to nothing at the last epoch."""
+    def share_done(self, epoch: float, seconds: float) -> float:
+        """How much of the run is over, by passes or, where seconds are limited, by the clock if that is ahead."""
+        return max(epoch / self.epochs, seconds / self.max_seconds if self.max_seconds else 0.0)
+
+    def learning_rate_at(self, share: float) -> float:
+        """The rate when that share of the run is over; cosine: a short linear rise, then half a wave to nothing."""
         if self.schedule == "constant":
             return self.learning_rate
-        rise = 0.05 * self.epochs
-        if epoch < rise:
-            return self.learning_rate * (epoch + 0.1) / (rise + 0.1)
-        done = min(1.0, (epoch - rise) / max(1e-9, self.epochs - rise))
-        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
+        if share < _RISE:
+            return self.learning_rate * (share + 0.002) / (_RISE + 0.002)
+        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, (share - _RISE) / (1 - _RISE))))
 
 
 RANKER_DEFAULTS: dict[str, Any] = {

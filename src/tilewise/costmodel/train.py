@@ -132,7 +132,7 @@ class _Run:
         settings, state = self.settings, self.state
         while state.epoch < settings.epochs:
             started = time.perf_counter()
-            row = self._epoch(state.epoch)
+            row = self._epoch(state.epoch, started)
             state.epoch += 1
             timed_out = 0 < settings.max_seconds < state.seconds + time.perf_counter() - started
             if state.epoch % settings.eval_every == 0 or state.epoch == settings.epochs or timed_out:
@@ -146,7 +146,7 @@ class _Run:
             if timed_out or (state.best is not None and state.epoch - 1 - state.best_epoch >= settings.early_stop):
                 break
 
-    def _epoch(self, epoch: int) -> dict[str, float]:
+    def _epoch(self, epoch: int, started: float = 0.0) -> dict[str, float]:
         import torch
 
         from tilewise.costmodel.models.ragged import collate
@@ -159,7 +159,11 @@ class _Run:
             draws = epoch_batches(self.features, settings.batch, settings.configs, settings.seed, epoch)
             for number, (parts, targets) in enumerate(draws):
                 batch = collate(parts, targets, self.device)
-                optimizer.learning_rate = settings.learning_rate_at(epoch + number / batches)
+                share = settings.share_done(epoch + number / batches, self._seconds_since(started))
+                if share >= 1 and number:
+                    batches = number  # out of time within an epoch
+                    break
+                optimizer.learning_rate = settings.learning_rate_at(share)
                 optimizer.zero_grad()
                 with torch.autocast("cuda", torch.bfloat16, enabled=self.device.startswith("cuda")):
                     scores = self.module(batch)
@@ -174,6 +178,9 @@ class _Run:
         if not np.isfinite(total):
             raise ConfigurationError(f"Training diverged in epoch {epoch}; use a lower learning rate.")
         return {"epoch": epoch, "train_loss": total / batches, "train_opa": _mean(ordered)}
+
+    def _seconds_since(self, started: float) -> float:
+        return self.state.seconds + time.perf_counter() - started if started else 0.0
 
     def _loss(self, scores: torch.Tensor, target: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Members of an ensemble, (K, members, C), each learn by themselves."""

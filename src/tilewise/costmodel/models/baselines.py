@@ -153,7 +153,8 @@ class EarlyJoinSAGE(_Sage):
             layer.kernel, [width, config_width, width, config_width]
         )
         from_node = (batch.neighbours @ nodes) @ near_node + nodes @ own_node + layer.bias  # (N, H)
-        from_config = torch.cat([batch.config @ own_config, batch.config @ near_config])  # (2K, C, H)
+        both = (batch.config @ own_config, batch.config @ near_config)
+        from_config = torch.stack(both, dim=1).flatten(0, 1)  # (2K, C, H), a kernel's two parts side by side
         return join_first(from_node, from_config, batch.spreading, self.hidden_activation)
 
 

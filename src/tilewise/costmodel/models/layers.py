@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tilewise.costmodel.models.ragged import Sparse, product
+from tilewise.costmodel.models.ragged import Matrix, Sparse, product
 from tilewise.errors import ConfigurationError
 
 LEAKY_SLOPE = 0.2
@@ -100,7 +100,7 @@ class _Sage(torch.autograd.Function):
     """l2_normalize(leaky_relu([S x, x] @ kernel + bias)) for a symmetric S, over the last axis of (N, ..., H)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor, matrix: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor, matrix: Matrix) -> Tensor:
         width = x.shape[-1]
         own, near = x.reshape(-1, width), product(matrix, x).view(-1, width)
         z = torch.addmm(bias, own, kernel[width:]).addmm_(near, kernel[:width])
@@ -126,7 +126,7 @@ class _JoinFirst(torch.autograd.Function):
     """l2_normalize(leaky_relu(nodes[:, None] + spread @ configs)): layer one of an early join, from its two parts."""
 
     @staticmethod
-    def forward(ctx: Any, nodes: Tensor, configs: Tensor, spread: Tensor, gather: Tensor) -> Tensor:
+    def forward(ctx: Any, nodes: Tensor, configs: Tensor, spread: Matrix, gather: Matrix) -> Tensor:
         z = product(spread, configs)  # (N, C, H)
         y, norm = _activate_and_normalize(z.add_(nodes[:, None]))
         ctx.save_for_backward(y, norm)

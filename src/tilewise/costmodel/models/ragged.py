@@ -1,9 +1,10 @@
 """Batches of kernels of different sizes without padding the graphs, and the sparse products over them.
 
 Nodes of all kernels lie one after another; configurations are a (kernels, slots) grid with a mask, since a slate is
-chosen and can be chosen alike. Values per (node, configuration) pair are then (nodes, slots, width), and one
-compressed-row sparse product aggregates neighbours for all configurations at once. The matrices used here are
-symmetric or come with their transpose, so the backward pass is another such product.
+chosen and can be chosen alike. Values per (node, configuration) pair are then (nodes, slots, width), and one product
+aggregates neighbours for all configurations at once. Its matrix has a block for each kernel: small dense blocks on a
+CPU, compressed rows for large graphs and on a GPU. It is symmetric or comes with its transpose, so the backward pass is
+another such product.
 """
 
 from __future__ import annotations
@@ -21,16 +22,39 @@ from torch import Tensor
 
 from tilewise.costmodel.prepare import Prepared
 
+_DENSE_BLOCK = 96  # columns a block may have on average for dense products to be quicker than sparse ones
+
 # Compressed rows have been "beta" in PyTorch for years; the products used here are covered by the tests.
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
 
 
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """A block-diagonal matrix of small dense blocks, one a kernel: on a CPU far quicker than compressed rows."""
+
+    blocks: list[Tensor]
+    n_rows: int
+
+    def times(self, x: Tensor) -> Tensor:
+        """Times (columns, width)."""
+        result = x.new_empty((self.n_rows, x.shape[1]))
+        row = column = 0
+        for block in self.blocks:
+            rows, columns = block.shape
+            torch.mm(block, x[column : column + columns], out=result[row : row + rows])
+            row, column = row + rows, column + columns
+        return result
+
+
+Matrix = Tensor | Blocks
+
+
 @dataclass(eq=False)
 class Sparse:
-    """A compressed-row matrix with its transpose."""
+    """A matrix with its transpose."""
 
-    forward: Tensor
-    transposed: Tensor
+    forward: Matrix
+    transposed: Matrix
 
     def __matmul__(self, x: Tensor) -> Tensor:
         """(rows, nodes) times (nodes, ...) over the first axis."""
@@ -40,7 +64,7 @@ class Sparse:
 
 class _SparseProduct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, matrix: Tensor, transposed: Tensor, x: Tensor) -> Tensor:
+    def forward(ctx: Any, matrix: Matrix, transposed: Matrix, x: Tensor) -> Tensor:
         ctx.transposed = transposed
         return product(matrix, x)
 
@@ -49,14 +73,56 @@ class _SparseProduct(torch.autograd.Function):
         return None, None, product(ctx.transposed, grads[0])
 
 
-def product(matrix: Tensor, x: Tensor) -> Tensor:
-    """Sparse matrix times everything behind the first axis of x."""
+def product(matrix: Matrix, x: Tensor) -> Tensor:
+    """Matrix times everything behind the first axis of x."""
     flat = x.reshape(len(x), -1)
+    if isinstance(matrix, Blocks):
+        return matrix.times(flat).view(matrix.n_rows, *x.shape[1:])
     if matrix._nnz() == 0:
         return x.new_zeros((matrix.shape[0], *x.shape[1:]))
     if x.dtype == torch.float32 or x.device.type == "cpu":
         return torch.mm(matrix, flat).reshape(matrix.shape[0], *x.shape[1:])
     return torch.mm(matrix, flat.float()).to(x.dtype).reshape(matrix.shape[0], *x.shape[1:])
+
+
+@dataclass(frozen=True, eq=False)
+class Entries:
+    """The entries of a block-diagonal matrix with blocks of `heights` x `widths`; equal places add up."""
+
+    rows: npt.NDArray[np.int64]
+    columns: npt.NDArray[np.int64]
+    values: npt.NDArray[Any]
+    heights: npt.NDArray[np.int64]
+    widths: npt.NDArray[np.int64]
+
+    @property
+    def transposed(self) -> Entries:
+        return Entries(self.columns, self.rows, self.values, self.widths, self.heights)
+
+    def matrix(self, device: str) -> Matrix:
+        if device == "cpu" and int(self.heights @ self.widths) <= _DENSE_BLOCK * int(self.heights.sum()):
+            return self._dense()
+        return compressed(
+            self.rows, self.columns, self.values, (int(self.heights.sum()), int(self.widths.sum())), device
+        )
+
+    def _dense(self) -> Blocks:
+        """All blocks lie one after another in one vector, filled at once."""
+        kernel = np.repeat(np.arange(len(self.heights)), self.heights)[self.rows]
+        first_row, first_column = _starts(self.heights)[kernel], _starts(self.widths)[kernel]
+        areas = self.heights * self.widths
+        place = _starts(areas)[kernel] + (self.rows - first_row) * self.widths[kernel] + self.columns - first_column
+        filled = torch.from_numpy(np.bincount(place, self.values, minlength=int(areas.sum())).astype(np.float32))
+        shapes = zip(self.heights.tolist(), self.widths.tolist(), strict=True)
+        pieces = torch.split(filled, areas.tolist())
+        return Blocks([piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)], int(self.heights.sum()))
+
+    def sparse(self, device: str) -> Sparse:
+        return Sparse(self.matrix(device), self.transposed.matrix(device))
+
+
+def _starts(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(counts)[:-1]])
 
 
 def compressed(
@@ -101,21 +167,18 @@ class Batch:
         """A + A^T."""
         rows = np.concatenate([self.producer, self.consumer])
         columns = np.concatenate([self.consumer, self.producer])
-        matrix = compressed(rows, columns, np.ones(len(rows)), (self.n_nodes, self.n_nodes), self.device)
+        matrix = Entries(rows, columns, np.ones(len(rows)), self.node_counts, self.node_counts).matrix(self.device)
         return Sparse(matrix, matrix)
 
     @cached_property
     def spreading(self) -> Sparse:
         """(N, 2K): gives each node its kernel's first value plus its degree in A + A^T times its second."""
-        n_kernels, every = len(self.node_counts), np.arange(self.n_nodes)
-        kernel = np.repeat(np.arange(n_kernels), self.node_counts)
+        every = np.arange(self.n_nodes)
+        first = 2 * np.repeat(np.arange(len(self.node_counts)), self.node_counts)
         degree = np.bincount(np.concatenate([self.producer, self.consumer]), minlength=self.n_nodes)
-        rows, columns = np.concatenate([every, every]), np.concatenate([kernel, kernel + n_kernels])
+        rows, columns = np.concatenate([every, every]), np.concatenate([first, first + 1])
         values = np.concatenate([np.ones(self.n_nodes), degree])
-        return Sparse(
-            compressed(rows, columns, values, (self.n_nodes, 2 * n_kernels), self.device),
-            compressed(columns, rows, values, (2 * n_kernels, self.n_nodes), self.device),
-        )
+        return Entries(rows, columns, values, self.node_counts, np.full_like(self.node_counts, 2)).sparse(self.device)
 
     @cached_property
     def normalised(self) -> tuple[Sparse, Sparse]:
@@ -123,20 +186,15 @@ class Batch:
         every = np.arange(self.n_nodes)
         rows, columns = np.concatenate([self.producer, every]), np.concatenate([self.consumer, every])
         values = 1.0 / np.bincount(rows, minlength=self.n_nodes)[rows]
-        shape = (self.n_nodes, self.n_nodes)
-        matrix = compressed(rows, columns, values, shape, self.device)
-        transposed = compressed(columns, rows, values, shape, self.device)
-        return Sparse(matrix, transposed), Sparse(transposed, matrix)
+        both = Entries(rows, columns, values, self.node_counts, self.node_counts).sparse(self.device)
+        return both, Sparse(both.transposed, both.forward)
 
     @cached_property
     def pooling(self) -> Sparse:
         """(K, N): sums the nodes of each kernel."""
         kernel, every = np.repeat(np.arange(len(self.node_counts)), self.node_counts), np.arange(self.n_nodes)
-        ones, n_kernels = np.ones(self.n_nodes), len(self.node_counts)
-        return Sparse(
-            compressed(kernel, every, ones, (n_kernels, self.n_nodes), self.device),
-            compressed(every, kernel, ones, (self.n_nodes, n_kernels), self.device),
-        )
+        ones = np.ones_like(self.node_counts)
+        return Entries(kernel, every, np.ones(self.n_nodes), ones, self.node_counts).sparse(self.device)
 
 
 def collate(parts: Sequence[Prepared], targets: Sequence[npt.NDArray[Any]] | None = None, device: str = "cpu") -> Batch:
