@@ -63,7 +63,7 @@ class Gpu:
 
 
 def occupancy(gpu: Gpu, kernel: Kernel, sizes: Numbers, config: npt.NDArray[Any]) -> Numbers:
-    """(c, OCCUPANCY) numbers, in logarithms; `sizes` are the kernel's slots as `rankerfeatures.kernel_sizes` gives them."""
+    """(c, OCCUPANCY) numbers, in logarithms; `sizes` are the slots of `rankerfeatures.kernel_sizes`."""
     root, heavy, first, second = (sizes[i * DIMENSIONS : (i + 1) * DIMENSIONS] for i in range(4))
     is_product = bool(np.isin(kernel.node_opcode, _PRODUCTS).any())
     programs = _tiles(root if is_product else heavy, config[:, _OUTPUT])
