@@ -292,6 +292,7 @@ class RankerFeatures:
 
     ROOT, TYPES, SHAPE, WINDOW, STRIDE = 0, slice(2, 21), slice(21, 27), slice(37, 39), slice(45, 47)
     HEAVY, PARAMETER = (26, 34, 72, 70), 63  # convolution, dot, reduce-window, reduce
+    BYTES = (4, 1, 1, 4, 4, 8, 1, 4, 4, 8, 2, 4, 8, 2, 4, 4, 4, 4, 4)  # of an element, by type
 
     def __init__(self, tables: dict[str, list]) -> None:
         self._tables = {name: np.asarray(values) for name, values in tables.items()}
@@ -317,7 +318,8 @@ class RankerFeatures:
             ]
         )
         wide = (wide - as_float32(self.global_centre)) * as_float32(self.global_scale)
-        own = (self._cuts(sizes, config) - as_float32(self.config_centre)) * as_float32(self.config_scale)
+        raw = np.hstack([self._cuts(sizes, config), self._filling(node, opcode, sizes, config)])
+        own = (raw - as_float32(self.config_centre)) * as_float32(self.config_scale)
         kept = log(node[:, self.node_kept.astype(np.int64)])
         nodes = (kept - as_float32(self.node_centre)) * as_float32(self.node_scale)
         return tuple(np.clip(part, -8.0, 8.0).astype(np.float32) for part in (nodes, wide, own))
@@ -353,6 +355,40 @@ class RankerFeatures:
         padding = np.minimum(tiles * tile / size, 64.0)
         reached = config[:, steps[:, 0].astype(np.int64)] >= steps[:, 1]
         return np.hstack([log(config[:, self.columns.astype(np.int64)]), reached, np.log2(tiles), np.log2(padding)])
+
+    def _filling(self, node: np.ndarray, opcode: np.ndarray, sizes: np.ndarray, config: np.ndarray) -> np.ndarray:
+        """How each configuration would fill a GPU: programs, waves, what the last one wastes; nothing elsewhere."""
+        if len(self._tables.get("gpu", ())) != 4:
+            return np.zeros((len(config), 0))
+        processors, shared = self.gpu[:2]
+        root, heavy, first, second = (sizes[6 * i : 6 * i + 6] for i in range(4))
+        kernel, output, entry = (config[:, 8 * i : 8 * i + 6] for i in range(3))
+        is_product = bool(np.isin(opcode, self.HEAVY[:2]).any())
+        programs = tiles(root if is_product else heavy, output)
+        if is_product:
+            place = max(int((second > 0).sum()) - 2, 0)
+            steps = np.ceil(max(second[place], 1.0) / np.maximum(kernel[:, place], 1.0))
+        else:
+            steps = tiles(max(first, second, key=lambda size: float(size.sum())), entry) / programs
+        held = config[:, 15 if is_product else 23]
+        warps, stages = (np.maximum(config[:, int(column)], 1.0) for column in self.gpu[2:])
+        element = self.BYTES[int(np.argmax(node[0, self.TYPES]))]
+        staged = (config[:, 23] + config[:, 7]) * element * stages if is_product else np.ones(len(config))
+        a_thread = np.maximum(held / (32 * warps), 1e-3)
+        resident = np.minimum(np.floor(shared / np.maximum(staged, 1)), np.floor(64 / warps))
+        resident = np.clip(np.minimum(resident, np.floor(65536 / ((a_thread + 40.0) * 32 * warps))), 1, 32)
+        alone, waves = programs / processors, programs / (processors * resident)
+        whole = np.ceil(waves)
+        wasted = np.minimum(whole / waves, 16.0), np.minimum(np.ceil(alone) / alone, 16.0)
+        through = np.maximum(held * steps * whole * resident, 1.0)
+        columns = [programs, whole, *wasted, resident, a_thread, np.maximum(steps, 1e-3), through, staged]
+        return np.log2(np.stack(columns, axis=1))
+
+
+def tiles(size: np.ndarray, tile: np.ndarray) -> np.ndarray:
+    """How many tiles cover a tensor; dimensions that either does not have count once."""
+    cut = (size[np.newaxis] > 0) & (tile > 0)
+    return np.where(cut, np.ceil(size / np.maximum(tile, 1)), 1.0).prod(axis=1)
 
 
 def log(x: np.ndarray) -> np.ndarray:

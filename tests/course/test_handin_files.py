@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from costmodel.simulated import simulated_kernels
 
-from tilewise.costmodel.dataset import dataset_from_kernels
+from tilewise.costmodel.dataset import dataset_from_kernels, load_dataset
 from tilewise.costmodel.prepare import MinMax
 from tilewise.costmodel.rankerfeatures import RankerFeatures
 
@@ -38,20 +39,30 @@ def test_models_py_has_a_class_for_every_baseline() -> None:
 def numpy_parts() -> dict[str, Any]:
     """The parts of models.py that need no TensorFlow."""
     tree = ast.parse((COURSE / "models.py").read_text(encoding="utf-8"))
-    wanted = {"RankerFeatures", "log", "as_float32", "unscaled"}
+    wanted = {"RankerFeatures", "tiles", "log", "as_float32", "unscaled"}
     tree.body = [node for node in tree.body if getattr(node, "name", "") in wanted]
     names: dict[str, Any] = {"np": np}
     exec(compile(tree, "models.py", "exec"), names)
     return names
 
 
-def test_the_hand_in_reads_the_same_features_as_tile_ranker() -> None:
-    """A change of TileRanker's features must reach course/models.py too, or hand-ins would rank differently."""
+def simulated_splits() -> tuple[Any, Any]:
     kernels = simulated_kernels(12, seed=4)
-    train = dataset_from_kernels(kernels[:8], kernels[8:9]).train
+    return dataset_from_kernels(kernels[:8], kernels[8:9]).train, kernels[9:]
+
+
+def embedded_splits(name: str) -> tuple[Any, Any]:
+    data = load_dataset(name, limit=40)
+    return data.train, data.test[::4]
+
+
+@pytest.mark.parametrize("collection", ["simulated", "h200", "cpu"])
+def test_the_hand_in_reads_the_same_features_as_tile_ranker(collection: str) -> None:
+    """A change of TileRanker's features must reach course/models.py too, or hand-ins would rank differently."""
+    train, others = simulated_splits() if collection == "simulated" else embedded_splits(collection)
     fitted, scaling = RankerFeatures.fit(train), MinMax.fit(train)
     theirs = numpy_parts()["RankerFeatures"]({name: array.tolist() for name, array in fitted.tensors().items()})
-    for kernel in kernels[9:]:
+    for kernel in others:
         ours, scaled = fitted.apply(kernel), scaling.apply(kernel)
         node, wide, own = theirs.apply(scaled.node, scaled.opcode, scaled.edges, scaled.config)
         np.testing.assert_array_equal(node, ours.node)
