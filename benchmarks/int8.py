@@ -2,14 +2,20 @@
 
     python -m benchmarks.int8 [--threads 1] [--json benchmarks/results/int8.json]
 
-ONNX Runtime runs its best of QDQ and QOperator (U8S8, per channel), calibrated on the same images. Our results are
-checked against float before they are timed. A ratio above 1 means tilewise is faster than the fastest peer in the row.
+ONNX Runtime runs its best of QDQ and QOperator (U8S8, per channel), PyTorch its FX quantization for x86, all calibrated
+on the same images. Results are checked against float before they are timed. A ratio above 1 means tilewise is faster
+than the fastest peer in the row. The rows "to float32" set int8 against tilewise's own float32: with Winograd
+convolutions, which take one multiplication where the direct sum, and int8, take four; and with direct ones.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import logging
 import tempfile
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +24,15 @@ import onnx
 import onnxruntime
 import torch
 from onnxruntime import quantization
+from torch.ao.quantization import get_default_qconfig_mapping
+from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
 import tilewise
-from benchmarks import onnx_models
+from benchmarks import onnx_models, torch_models
 from benchmarks.harness import Row, compare, write_results
 from tilewise import Tensor, models, no_grad
-from tilewise.backend import matmul_native, use_backend
+from tilewise.backend import OptimizedBackend, matmul_native, use_backend
+from tilewise.backend.conv_tiles import ConvTile
 from tilewise.quantize import quantize
 from tilewise.quantize.layers import INT32, new_kernel
 
@@ -58,8 +67,9 @@ def onnx_sessions(model: Any, x: np.ndarray, threads: int) -> dict[str, Any]:
     """ONNX Runtime's two int8 forms of the model."""
     sessions = {}
     with tempfile.TemporaryDirectory() as folder:
-        plain = Path(folder) / "plain.onnx"
-        onnx.save(onnx_models.proto(model, x.shape), plain)
+        raw, plain = Path(folder) / "raw.onnx", Path(folder) / "plain.onnx"
+        onnx.save(onnx_models.proto(model, x.shape), raw)
+        quantization.quant_pre_process(raw, plain)
         for form in (quantization.QuantFormat.QDQ, quantization.QuantFormat.QOperator):
             path = Path(folder) / f"{form}.onnx"
             quantization.quantize_static(
@@ -76,24 +86,55 @@ def onnx_sessions(model: Any, x: np.ndarray, threads: int) -> dict[str, Any]:
     return sessions
 
 
+def torch_fx(name: str, model: Any, x: np.ndarray) -> torch.nn.Module:
+    """PyTorch's FX quantization of the same weights, for its x86 engine."""
+    peer = torch_models.ResNet8() if name == "resnet8" else torch_models.vgg6()
+    peer.load_state_dict({key: torch.from_numpy(np.array(t.data)) for key, t in model.named_tensors()})
+    images = torch.from_numpy(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecation notices of the module itself
+        prepared = prepare_fx(peer.eval(), get_default_qconfig_mapping("x86"), (images,))
+        prepared(images)
+        return convert_fx(prepared)
+
+
+@contextlib.contextmanager
+def without_winograd() -> Iterator[None]:
+    """tilewise's float32 with direct convolutions only."""
+    direct = lambda op, *_: ConvTile("direct") if op == "conv2d" else None  # noqa: E731
+    with use_backend(OptimizedBackend(tile_chooser=direct)):
+        yield
+
+
+def check_close(who: str, got: np.ndarray, exact: np.ndarray) -> None:
+    if np.abs(got - exact).max() > 0.1 * np.abs(exact).max():
+        raise SystemExit(f"{who}: int8 strays from float")
+
+
 def network(name: str, batch: int, threads: int) -> list[Row]:
     model = getattr(models, name)().eval()
     x = np.random.default_rng(0).standard_normal((batch, 3, 32, 32)).astype(np.float32)
     int8, tensor = quantize(model, [x]), Tensor(x)
-    with no_grad():
+    fx, channels_last = torch_fx(name, model, x), torch.from_numpy(x).to(memory_format=torch.channels_last)
+    sessions = onnx_sessions(model, x, threads)
+
+    def direct() -> Any:
+        with without_winograd():
+            return model(tensor)
+
+    with no_grad(), torch.inference_mode():
         exact = model(tensor).data
-        if np.abs(int8(tensor).data - exact).max() > 0.1 * np.abs(exact).max():
-            raise SystemExit(f"{name}: int8 strays from float")
-        peers = {
-            form: (lambda s=session: s.run(None, {"x": x}))
-            for form, session in onnx_sessions(model, x, threads).items()
-        }
-        ours = lambda: int8(tensor)  # noqa: E731
+        peers = {form: (lambda s=session: s.run(None, {"x": x})) for form, session in sessions.items()}
+        check_close(f"tilewise {name}", int8(tensor).data, exact)
+        check_close(f"pytorch {name}", fx(channels_last).numpy(), exact)
+        for form, run in peers.items():
+            check_close(f"{form} {name}", run()[0], exact)
+        peers["pytorch fx"] = lambda: fx(channels_last)
+        case, ours = f"{name} batch {batch}", lambda: int8(tensor)
         return [
-            compare(f"{name} batch {batch}", threads, {"tilewise": ours, **peers}, 2.0),
-            compare(
-                f"{name} batch {batch}, to float32", threads, {"tilewise": ours, "float32": lambda: model(tensor)}, 2.0
-            ),
+            compare(case, threads, {"tilewise": ours, **peers}, 2.0),
+            compare(f"{case}, to float32", threads, {"tilewise": ours, "float32": lambda: model(tensor)}, 2.0),
+            compare(f"{case}, to float32 without Winograd", threads, {"tilewise": ours, "float32 direct": direct}, 2.0),
         ]
 
 
@@ -117,6 +158,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/int8.json"))
     options = parser.parse_args()
+    logging.disable(logging.WARNING)  # ONNX Runtime's advice on models that need preparing
     tilewise.set_num_threads(options.threads)
     torch.set_num_threads(options.threads)
     rows = [row for shape in PRODUCTS for row in product(*shape, options.threads)]
