@@ -1,0 +1,114 @@
+"""What INT8 costs in accuracy: the digits CNN and the MNIST CNN for several seeds and every observer, and a GPT.
+
+    python -m benchmarks.int8_accuracy [--mnist FOLDER] [--seeds 0 1 2] [--epochs 1] [--out out/int8-accuracy]
+
+MNIST's four IDX files are not shipped; without a folder of them those rows are left out. Models are trained by
+`tilewise fit` into the folder `--out`, and taken from there when they are there already. Points lost are paired: both
+models answer the same images, and the 95 % interval is over images. Perplexity is over the whole validation text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tilewise
+from tilewise import Tensor, data, models, no_grad
+from tilewise._files import write_whole
+from tilewise.cli.before_after import answers, image_task, paired_drop
+from tilewise.fit import fit, recipe_for
+from tilewise.nn import Module, functional
+from tilewise.quantize import calibrate, quantize
+from tilewise.quantize.observers import OBSERVERS
+
+CALIBRATION_IMAGES = 256
+
+
+def trained(folder: Path, images: str | None, seed: int, epochs: int | None) -> Path:
+    """The weights of a CNN trained with this seed."""
+    weights = folder / "model.safetensors"
+    if not weights.is_file():
+        result = fit(recipe_for("cnn", images, epochs, seed, None), folder)
+        weights = Path(str(result.model_path))
+    return weights
+
+
+def image_rows(name: str, images: str | None, weights: Path | None, seed: int) -> Iterator[dict[str, Any]]:
+    """One trained model against its int8 forms, one per observer."""
+    task = image_task("cnn", images, weights)
+    before = answers(task.model, task.data.x_test) == task.data.y_test
+    batches = np.array_split(task.data.x_train[:CALIBRATION_IMAGES], 4)
+    for observer in OBSERVERS:
+        int8 = quantize(task.model, calibrate(task.model, batches, observer))
+        drop, interval = paired_drop(before, answers(int8, task.data.x_test) == task.data.y_test, 0)
+        yield {
+            "model": name,
+            "seed": seed,
+            "observer": observer,
+            "images": len(before),
+            "float32 %": 100 * float(before.mean()),
+            "points lost": drop,
+            "interval": interval,
+        }
+
+
+def perplexity(model: Module, ids: np.ndarray, context: int = 256) -> float:
+    """exp of the mean loss over the text in windows of `context` characters."""
+    windows = (len(ids) - 1) // context
+    x = ids[: windows * context].reshape(windows, context)
+    y = ids[1 : windows * context + 1].reshape(windows, context)
+    losses = []
+    with no_grad():
+        for i in range(windows):
+            losses.append(float(functional.cross_entropy(model(x[i : i + 1]), Tensor(y[i : i + 1])).data))
+    return float(np.exp(np.mean(losses)))
+
+
+def gpt_row() -> dict[str, Any]:
+    model, ids = models.pretrained("gpt"), data.text().valid
+    before, after = perplexity(model, ids), perplexity(quantize(model, []), ids)
+    return {
+        "model": "gpt 4x128, dynamic",
+        "perplexity float32": before,
+        "int8": after,
+        "up %": 100 * (after / before - 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mnist", type=Path, default=None)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--epochs", type=int, default=1, help="of the MNIST training")
+    parser.add_argument("--out", type=Path, default=Path("out/int8-accuracy"))
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    tilewise.set_num_threads(options.threads)
+    rows = list(shown(gpt_row()))
+    for row in image_rows("digits cnn as shipped", None, None, 0):
+        rows += shown(row)
+    for seed in options.seeds:
+        weights = trained(options.out / f"digits-{seed}", None, seed, None)
+        for row in image_rows("digits cnn", None, weights, seed):
+            rows += shown(row)
+        if options.mnist is not None:
+            folder = str(options.mnist)
+            weights = trained(options.out / f"mnist-{seed}", folder, seed, options.epochs)
+            for row in image_rows("MNIST cnn", folder, weights, seed):
+                rows += shown(row)
+    write_whole(options.out / "accuracy.json", (json.dumps(rows, indent=1) + "\n").encode())
+
+
+def shown(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    parts = (f"{key} {value:.3f}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items())
+    print("  ".join(parts), flush=True)
+    yield row
+
+
+if __name__ == "__main__":
+    main()
