@@ -29,7 +29,8 @@ def carry_out(request: dict[str, Any]) -> dict[str, Any]:
     if request["task"] == "duel":
         from tilewise.bench.records import duel
 
-        return duel(recipe, parse_recipe(request["record"], folder), settings)
+        other = request["record"]
+        return duel(recipe, parse_recipe(other["recipe"], Path(other["folder"])), settings)
     return score_recipe(recipe, settings).as_dict()
 
 

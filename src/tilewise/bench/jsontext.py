@@ -39,10 +39,17 @@ def parse_json(source: bytes | str, most_bytes: int = MOST_BYTES, most_depth: in
 _STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
+_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_MOST_BRACKETS = 100_000
+
+
 def _depth(raw: bytes, stop_at: int) -> int:
     """How deep brackets nest outside of strings; counting ends where that exceeds `stop_at`."""
     depth = deepest = 0
-    for byte in _STRINGS.sub(b"", raw):
+    brackets = _STRINGS.sub(b"", raw).translate(None, _NO_BRACKETS)
+    if len(brackets) > _MOST_BRACKETS:
+        raise Rejected("too large", f"this JSON has more than {_MOST_BRACKETS:,} brackets")
+    for byte in brackets:
         if byte in b"[{":
             depth += 1
             deepest = max(deepest, depth)

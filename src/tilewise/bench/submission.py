@@ -118,9 +118,14 @@ def _as_recipe(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:
 
 def run_isolated(task: str, recipe: Recipe, settings: Settings, threads: int) -> dict[str, Any]:
     """Do `task` ("validate" or "score") in a fresh interpreter and give back its result."""
-    request = {"task": task, "recipe": recipe.as_dict(), "settings": asdict(settings), "threads": threads}
-    request["folder"] = None if recipe.folder is None else str(recipe.folder.resolve())
-    return exchange("tilewise.bench.isolated", request, threads)
+    return exchange("tilewise.bench.isolated", isolated_request(task, recipe, settings, threads), threads)
+
+
+def isolated_request(task: str, recipe: Recipe, settings: Settings, threads: int) -> dict[str, Any]:
+    """A recipe as the measuring process is asked about it."""
+    folder = None if recipe.folder is None else str(recipe.folder.resolve())
+    request: dict[str, Any] = {"task": task, "recipe": recipe.as_dict(), "settings": asdict(settings)}
+    return request | {"threads": threads, "folder": folder}
 
 
 def exchange(module: str, request: Mapping[str, Any], threads: int, limit: float = _TIME_LIMIT) -> dict[str, Any]:

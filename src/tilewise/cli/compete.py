@@ -124,3 +124,12 @@ def print_score(score: Any) -> None:
         console.print(f"  valid: {line}")
     for line in score.notes:
         console.print(f"  note: {line}")
+
+
+def _register_board() -> None:
+    from tilewise.cli.compete_board import register
+
+    register(compete)
+
+
+_register_board()

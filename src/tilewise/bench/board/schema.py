@@ -44,7 +44,7 @@ entries = Table(
     "entries",
     metadata,
     Column("id", Integer, primary_key=True, autoincrement=False),  # the seq of its submission
-    Column("team", String(40), nullable=False),
+    Column("team", String(40), nullable=False, index=True),
     Column("event", String(32), nullable=False, index=True),
     Column("division", String(8), nullable=False),
     Column("name", String(80), nullable=False),

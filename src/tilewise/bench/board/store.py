@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from tilewise._files import write_whole
 from tilewise.bench.recipe import Recipe
 from tilewise.bench.scoring import Score
 from tilewise.errors import ConfigurationError, UnavailableError
@@ -54,7 +55,7 @@ def open_board(where: str | Path, *, create: bool = True, key: Path | None = Non
         if engine is not None:
             engine.dispose()
         raise UnavailableError(f"the board at {_safe(str(where))} cannot be opened: {_reason(error)}") from None
-    return Board(engine, sealed, path)
+    return Board(engine, sealed, path, key_path)
 
 
 def _url(where: str) -> tuple[str, Path | None]:
@@ -88,8 +89,14 @@ def _reason(error: Exception) -> str:
 class Board:
     """A leaderboard. Reading needs no transaction; changes happen in `with board.write() as transaction`."""
 
-    def __init__(self, engine: Engine, key: bytes | None, path: Path | None) -> None:
-        self.engine, self.key, self.path = engine, key, path
+    def __init__(self, engine: Engine, key: bytes | None, path: Path | None, key_path: Path) -> None:
+        self.engine, self.key, self.path, self.key_path = engine, key, path, key_path
+
+    def write_key(self) -> None:
+        """Put this board's key into its file; for a board that was restored."""
+        assert self.key is not None
+        write_whole(self.key_path, self.key.hex() + "\n")
+        self.key_path.chmod(0o600)
 
     def __enter__(self) -> Self:
         return self
@@ -172,6 +179,20 @@ class Board:
         with self.read() as connection:
             rows = connection.execute(query.order_by(order, table.c.id).limit(limit).offset(offset))
             return [dict(row._mapping) for row in rows]
+
+    def standings(self, event: str, division: str, team: str = "", sort: str = "score") -> list[dict[str, Any]]:
+        """The rows of a board page: entries with the figures of their results."""
+        shown = self.entries(event, division, None, team or None, sort, limit=500)
+        table = schema.entries
+        with self.read() as connection:
+            chosen = select(table.c.id, table.c.result).where(table.c.id.in_([row["id"] for row in shown]))
+            results = {int(row.id): json.loads(row.result) for row in connection.execute(chosen) if row.result}
+        names = ("speedup", "memory_gain", "size_gain")
+        for row in shown:
+            found = results.get(row["id"], {})
+            row |= {name: found.get(name) for name in names}
+            row["accuracy"] = found.get("validation", {}).get("accuracy")
+        return shown
 
     def entry(self, number: int) -> dict[str, Any] | None:
         """One entry with recipe and result, or None."""

@@ -208,8 +208,11 @@ class Transaction:
         self._connection.execute(update(jobs).where(jobs.c.entry == found.entry).values(**values))
         return int(found.entry)
 
-    def count(self, status: str) -> int:
-        query = select(func.count()).select_from(schema.entries).where(schema.entries.c.status == status)
+    def queued_of(self, team: str) -> int:
+        """Entries of a team that wait for their run."""
+        table = schema.entries
+        waiting = (table.c.team == team) & (table.c.status == "queued")
+        query = select(func.count()).select_from(table).where(waiting)
         return int(self._connection.execute(query).scalar() or 0)
 
 

@@ -37,7 +37,7 @@ class Verdict:
 
 def verify(board: Board, head: str | None = None) -> Verdict:
     """Check chain, seals and derived tables. `head` is a hash noted earlier, such as a receipt's: it must be there."""
-    replay = _Replay()
+    replay = Replay()
     seen = {"head": head is None}
 
     def watched() -> Iterator[Link]:
@@ -55,12 +55,13 @@ def verify(board: Board, head: str | None = None) -> Verdict:
     return Verdict(count, last, len(replay.rows), board.key is not None, faults[:_MOST_FAULTS])
 
 
-class _Replay:
+class Replay:
     """The tables as the ledger says they must be."""
 
     def __init__(self) -> None:
         self.rows: dict[int, dict[str, Any]] = {}
         self.digests: set[str] = set()
+        self.events: dict[str, bool] = {}
         self.faults: list[str] = []
 
     def take(self, link: Link) -> None:
@@ -70,8 +71,11 @@ class _Replay:
             self.faults.append(f"link {link.seq} does not hold what a {link.kind[:20]} holds")
 
     def _other(self, link: Link, body: dict[str, Any]) -> None:
-        if link.kind not in ("event", "token"):
+        if link.kind != "token":
             self.faults.append(f"link {link.seq} is of the unknown kind {link.kind[:20]!r}")
+
+    def _event(self, _: Link, body: dict[str, Any]) -> None:
+        self.events[str(body["event"])] = bool(body["open"])
 
     def _submission(self, link: Link, body: dict[str, Any]) -> None:
         if body["digest"] in self.digests:
@@ -94,8 +98,10 @@ class _Replay:
         self.rows[body["entry"]].update(status="disqualified", reason=body["reason"], record=False)
 
 
-def _compare(board: Board, replay: _Replay) -> list[str]:
+def _compare(board: Board, replay: Replay) -> list[str]:
     faults = []
+    if board.open_events() != replay.events:
+        faults.append("an event is shown open or closed where the ledger says otherwise")
     with board.read() as connection:
         shown = {int(row.id): dict(row._mapping) for row in connection.execute(select(schema.entries))}
     for number in sorted(shown.keys() ^ replay.rows.keys()):

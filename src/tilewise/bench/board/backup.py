@@ -1,0 +1,117 @@
+"""Backup and restore: the whole board as lines of JSON, the same for SQLite and PostgreSQL.
+
+The first line says what the file is; then come the links of the ledger, the files, the tokens' hashes and the queue.
+The entries are not in it: they follow from the ledger, and restoring replays it. A backup made on the command line also
+holds the board's key, without which a restored board could not be continued, so only its owner may read it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import insert, select
+
+from tilewise._files import replacing
+from tilewise.bench.board import schema
+from tilewise.bench.board.chain import Link, check_chain
+from tilewise.bench.board.store import Board, open_board
+from tilewise.bench.board.verify import Replay
+from tilewise.bench.errors import Rejected
+from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
+
+FORMAT = "tilewise board 1"
+
+
+def backup_lines(board: Board, with_key: bool = False) -> Iterator[str]:
+    """The board, line by line."""
+    head: dict[str, Any] = {"format": FORMAT}
+    if with_key and board.key is not None:
+        head["key"] = board.key.hex()
+    yield json.dumps(head)
+    for link in board.links():
+        yield json.dumps({"link": vars(link)})
+    with board.read() as connection:
+        for row in connection.execute(select(schema.files)):
+            yield json.dumps({"file": {"digest": row.digest, "content": base64.b64encode(row.content).decode()}})
+        for row in connection.execute(select(schema.tokens)):
+            yield json.dumps({"token": dict(row._mapping)})
+        for row in connection.execute(select(schema.jobs)):
+            yield json.dumps({"job": dict(row._mapping)})
+
+
+def back_up(board: Board, path: Path) -> int:
+    """Write a backup whole or not at all, readable by its owner only; gives the number of lines."""
+    count = 0
+    with replacing(path) as stream:
+        for line in backup_lines(board, with_key=True):
+            stream.write(line.encode() + b"\n")
+            count += 1
+    path.chmod(0o600)
+    return count
+
+
+def restore(path: Path, where: str | Path, key: Path | None = None) -> int:
+    """Make a new board from a backup; gives the number of links. The chain and its seals are checked first."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnavailableError(f"{path} cannot be read ({error})") from None
+    rows = _parsed(lines, path)
+    secret = rows.pop("key", None)
+    links = [Link(**row) for row in rows["link"]]
+    count, _, faults = check_chain(links, bytes.fromhex(secret) if secret else None)
+    if faults:
+        raise Rejected("altered board", f"{path} does not hold a whole board: {faults[0]}")
+    board = _empty_board(where, key, secret)
+    with board, board.write() as transaction:
+        _fill(transaction._connection, rows, links)
+    return count
+
+
+def _empty_board(where: str | Path, key: Path | None, secret: str | None) -> Board:
+    board = open_board(where, key=key)
+    if board.head()[0]:
+        board.close()
+        raise ConfigurationError("a backup is restored into an empty board, and this one has entries")
+    if secret:
+        board.key = bytes.fromhex(secret)
+        board.write_key()
+    return board
+
+
+def _parsed(lines: list[str], path: Path) -> dict[str, Any]:
+    rows: dict[str, Any] = {"link": [], "file": [], "token": [], "job": []}
+    try:
+        head = json.loads(lines[0])
+        if head.get("format") != FORMAT:
+            raise ValueError
+        rows["key"] = head.get("key")
+        for line in lines[1:]:
+            ((kind, row),) = json.loads(line).items()
+            rows[kind].append(row)
+    except (ValueError, IndexError, KeyError, AttributeError, TypeError):
+        raise FileFormatError(f"{path} is not a backup of a board, or it is cut short") from None
+    return rows
+
+
+def _fill(connection: Any, rows: dict[str, Any], links: list[Link]) -> None:
+    replay = Replay()
+    for link in links:
+        replay.take(link)
+        connection.execute(insert(schema.ledger).values(**vars(link)))
+    if replay.faults:
+        raise Rejected("altered board", replay.faults[0])
+    for row in replay.rows.values():
+        connection.execute(insert(schema.entries).values(**row))
+    for name, is_open in replay.events.items():
+        connection.execute(insert(schema.events).values(name=name, open=is_open))
+    for row in rows["file"]:
+        content = base64.b64decode(row["content"])
+        connection.execute(insert(schema.files).values(digest=row["digest"], content=content))
+    for table, name in ((schema.tokens, "token"), (schema.jobs, "job")):
+        for row in rows[name]:
+            connection.execute(insert(table).values(**row))

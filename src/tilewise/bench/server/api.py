@@ -1,0 +1,208 @@
+"""The API: submit, list, look at one entry, events, records, health; and what the teacher does."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request
+from fastapi.responses import JSONResponse, PlainTextResponse
+
+from tilewise.bench.board.transactions import Transaction
+from tilewise.bench.errors import Rejected
+from tilewise.bench.events import TinyMLPerf
+from tilewise.bench.grades import grades_csv
+from tilewise.bench.server import models
+from tilewise.bench.server.service import Service, answer_for, problems
+from tilewise.bench.tokens import create_token, revoke_token
+from tilewise.errors import ConfigurationError
+
+Number = Annotated[int, Path(ge=1, le=2**31 - 1, description="The entry's number.")]
+EventQuery = Annotated[models.EventName | None, Query()]
+DivisionQuery = Annotated[models.Division | None, Query()]
+_SECURED: dict[str, Any] = {"security": [{"token": []}]}
+
+
+def _takes(model: type[models.Strict]) -> dict[str, Any]:
+    """The request body's schema: it is parsed here, after its depth was looked at, not by the framework."""
+    schema = model.model_json_schema()
+    return _SECURED | {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def routes(service: Service) -> APIRouter:
+    """Every route of the API over one board."""
+    router = APIRouter()
+    _add_public(router, service)
+    _add_teams(router, service)
+    _add_teacher(router, service)
+    return router
+
+
+def _add_public(router: APIRouter, service: Service) -> None:
+    board = service.board
+
+    @router.get("/health", response_model=models.Health, responses=problems(503))
+    async def health() -> Any:
+        """Whether the board answers, and how many entries wait for their run."""
+        return {"status": "ok", "waiting": await service.read(board.waiting)}
+
+    @router.get("/api/events", response_model=models.EventList, responses=problems(503))
+    async def events() -> Any:
+        """The events with their rules, and whether they take entries."""
+        known = await service.read(board.open_events)
+        rows = [
+            {"name": e.name, "title": e.title, "rules": e.rules, "open": known.get(e.name, True)}
+            for e in TinyMLPerf.events()
+        ]
+        return {"events": rows}
+
+    @router.get("/api/entries", response_model=models.EntryList, responses=problems(400, 503))
+    async def entries(
+        event: EventQuery = None,
+        division: DivisionQuery = None,
+        status: Annotated[models.Status | None, Query()] = None,
+        team: Annotated[str | None, Query(max_length=40)] = None,
+        sort: Annotated[str, Query(pattern="^(score|team|time|id)$")] = "score",
+        limit: Annotated[int, Query(ge=1, le=500)] = 100,
+        offset: Annotated[int, Query(ge=0, le=10**9)] = 0,
+    ) -> Any:
+        """Entries, best first unless asked otherwise."""
+        rows = await service.read(board.entries, event, division, status, _text(team), sort, limit, offset)
+        return {"entries": rows}
+
+    @router.get("/api/entries/{number}", response_model=models.EntryFull, responses=problems(400, 404, 503))
+    async def entry(number: Number) -> Any:
+        """One entry with its recipe and its result."""
+        found = await service.read(board.entry, number)
+        return found or JSONResponse({"detail": f"there is no entry {number}", "code": "not there"}, 404)
+
+    @router.get("/api/records", response_model=models.RecordList, responses=problems(400, 503))
+    async def records(event: Annotated[models.EventName, Query()], division: models.Division = "closed") -> Any:
+        """Every record of an event, oldest first."""
+        return {"records": await service.read(board.records, event, division)}
+
+    @router.get("/api/head", response_model=models.Head, responses=problems(503))
+    async def head() -> Any:
+        """The number of links in the ledger and the hash of the last: note it, and nothing before it can change."""
+        links, last = await service.read(board.head)
+        return {"links": links, "hash": last}
+
+
+def _text(value: str | None) -> str | None:
+    """PostgreSQL's text holds no NUL, and no team's name does."""
+    return None if value is None else value.replace("\0", "")
+
+
+def _add_teams(router: APIRouter, service: Service) -> None:
+    refusals = problems(400, 401, 403, 409, 413, 429, 503)
+
+    @router.post(
+        "/api/entries",
+        status_code=201,
+        response_model=models.Receipt,
+        responses=refusals,
+        openapi_extra=_takes(models.Submission),
+    )
+    async def submit(request: Request) -> Any:
+        """Enter a recipe. It is answered when it is on the disk; a worker measures it afterwards."""
+        holder = await service.holder(request)
+        given = await service.body(request, models.Submission)
+        return await service.enter(holder, given)
+
+
+def _add_teacher(router: APIRouter, service: Service) -> None:
+    board = service.board
+    refusals = problems(400, 401, 403, 413, 503)
+
+    @router.get(
+        "/api/tokens", response_model=models.TokenList, responses=problems(401, 403, 503), openapi_extra=_SECURED
+    )
+    async def tokens(request: Request) -> Any:
+        """Tokens by name; their secrets are not kept."""
+        await service.admin(request)
+        return {"tokens": await service.read(board.teams)}
+
+    @router.post(
+        "/api/tokens",
+        status_code=201,
+        response_model=models.MadeToken,
+        responses=refusals,
+        openapi_extra=_takes(models.NewToken),
+    )
+    async def make_token(request: Request) -> Any:
+        """A new token for a team; shown once."""
+        await service.admin(request)
+        given = await service.body(request, models.NewToken)
+        token = await service.read(create_token, board, given.team, given.admin)
+        return {"token": token, "id": token.split("_")[1], "team": given.team}
+
+    @router.delete(
+        "/api/tokens/{identifier}",
+        response_model=models.Done,
+        responses=refusals | problems(404),
+        openapi_extra=_SECURED,
+    )
+    async def drop_token(request: Request, identifier: Annotated[str, Path(pattern="^[0-9a-f]{8}$")]) -> Any:
+        """Revoke a token by its public name."""
+        await service.admin(request)
+        try:
+            await service.read(revoke_token, board, identifier)
+        except ConfigurationError as error:
+            return JSONResponse({"detail": str(error), "code": "not there"}, 404)
+        return {"done": f"token {identifier} is revoked"}
+
+    @router.post(
+        "/api/events/{name}", response_model=models.Done, responses=refusals, openapi_extra=_takes(models.Opening)
+    )
+    async def open_or_close(request: Request, name: models.EventName) -> Any:
+        """Open or close an event for new entries."""
+        await service.admin(request)
+        given = await service.body(request, models.Opening)
+        await service.change(lambda transaction: transaction.set_open(name, given.open))
+        return {"done": f"{name} is {'open' if given.open else 'closed'}"}
+
+    @router.post(
+        "/api/entries/{number}/disqualify",
+        response_model=models.Done,
+        responses=refusals | problems(404),
+        openapi_extra=_takes(models.Disqualification),
+    )
+    async def disqualify(request: Request, number: Number) -> Any:
+        """Take an entry out of the ranking, with a reason that stays to be seen."""
+        await service.admin(request)
+        given = await service.body(request, models.Disqualification)
+        return await _on_entry(service, number, lambda t: t.disqualify(number, given.reason), "disqualified")
+
+    @router.post(
+        "/api/entries/{number}/rerun",
+        response_model=models.Done,
+        responses=refusals | problems(404),
+        openapi_extra=_SECURED,
+    )
+    async def rerun(request: Request, number: Number) -> Any:
+        """Have a closed entry run again."""
+        await service.admin(request)
+        return await _on_entry(service, number, lambda t: t.requeue(number), "queued")
+
+    @router.get(
+        "/api/grades.csv",
+        response_class=PlainTextResponse,
+        responses=problems(401, 403, 503) | {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
+        openapi_extra=_SECURED,
+    )
+    async def grades(request: Request) -> Any:
+        """The best verified entry of every team in every event."""
+        await service.admin(request)
+        return PlainTextResponse(await service.read(grades_csv, board), media_type="text/csv")
+
+
+async def _on_entry(service: Service, number: int, change: Any, word: str) -> Any:
+    if await service.read(service.board.entry, number) is None:
+        return JSONResponse({"detail": f"there is no entry {number}", "code": "not there"}, 404)
+    try:
+        await service.change(change)
+    except ConfigurationError as error:
+        return answer_for(error)
+    return {"done": f"entry {number} is {word}"}
+
+
+__all__ = ["Rejected", "Transaction", "routes"]

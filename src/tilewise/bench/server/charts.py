@@ -1,0 +1,131 @@
+"""Pictures for the pages: inline SVG made of plain shapes, coloured by the style sheet, with the figures as text."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from markupsafe import Markup, escape
+
+_WIDTH = 720
+_ROW = 34
+_LABEL = 230
+
+
+def bars(rows: list[dict[str, Any]], title: str) -> Markup:
+    """Horizontal bars on a logarithmic scale: [{"label", "value", "text", "kind"}], one per row."""
+    if not rows:
+        return Markup()
+    largest = max(max(row["value"] for row in rows), 1.0001)
+    room = _WIDTH - _LABEL - 130
+    parts = [
+        f'<svg class="chart" viewBox="0 0 {_WIDTH} {_ROW * len(rows) + 4}" role="img" aria-label="{escape(title)}">'
+    ]
+    for at, row in enumerate(rows):
+        top = at * _ROW + 4
+        long = room * max(math.log1p(row["value"]) / math.log1p(largest), 0.012)
+        parts.append(
+            f'<text class="chart-label" x="0" y="{top + 18}">{escape(_cut(row["label"]))}</text>'
+            f'<rect class="bar {escape(row.get("kind", ""))}" x="{_LABEL}" y="{top + 3}" '
+            f'rx="4" width="{long:.1f}" height="22"/>'
+            f'<text class="chart-value" x="{_LABEL + long + 8:.1f}" y="{top + 19}">{escape(row["text"])}</text>'
+        )
+    return Markup("".join(parts) + "</svg>")
+
+
+def _cut(text: str, most: int = 34) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def history(records: list[dict[str, Any]]) -> Markup:
+    """Records over time as steps, each a link to its entry."""
+    if not records:
+        return Markup()
+    wide, high, left, bottom = 720, 190, 46, 26
+    scores = [float(r["score"] or 0) for r in records]
+    low, top = 0.0, max(scores) * 1.12 or 1.0
+    count = len(records)
+
+    def x(at: float) -> float:
+        return left + (wide - left - 20) * (at / max(count, 1))
+
+    def y(score: float) -> float:
+        return 12 + (high - bottom - 12) * (1 - (score - low) / (top - low))
+
+    parts = [f'<svg class="chart" viewBox="0 0 {wide} {high}" role="img" aria-label="Records over time">']
+    for share in (0, 0.5, 1):
+        level = low + (top - low) * share
+        parts.append(f'<line class="grid" x1="{left}" x2="{wide - 10}" y1="{y(level):.1f}" y2="{y(level):.1f}"/>')
+        parts.append(f'<text class="chart-axis" x="{left - 8}" y="{y(level) + 4:.1f}">{level:.1f}</text>')
+    path = f"M {x(0):.1f} {y(scores[0]):.1f}"
+    for at, score in enumerate(scores):
+        path += f" V {y(score):.1f} H {x(at + 1):.1f}"
+    parts.append(f'<path class="line" d="{path}"/>')
+    for at, record in enumerate(records):
+        where = f'cx="{x(at):.1f}" cy="{y(scores[at]):.1f}"'
+        label = f"{record['team']}: {scores[at]:.2f} on {str(record['at'])[:10]}"
+        parts.append(
+            f'<a href="/entry/{int(record["entry"])}"><circle class="dot" {where} r="6"><title>{escape(label)}</title>'
+            f'</circle></a><text class="chart-axis day" x="{x(at):.1f}" y="{high - 6}">'
+            f"{escape(str(record['at'])[5:10])}</text>"
+        )
+    return Markup("".join(parts) + "</svg>")
+
+
+def before_and_after(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Pairs of bars: plain tilewise and the entry, in time, memory and file."""
+    figures = result.get("figures", {})
+    base, entry = figures.get("baseline", {}), figures.get("entry", {})
+    pairs = []
+    for title, key, show in (
+        ("Latency (p50)", "latency_s", seconds),
+        ("Memory", "memory_bytes", size),
+        ("File", "file_bytes", size),
+    ):
+        try:
+            before, after = (float(side[key]["p50"] if key == "latency_s" else side[key]) for side in (base, entry))
+        except (KeyError, TypeError):
+            continue
+        if before <= 0 or after <= 0:
+            continue
+        relative = title != "Latency (p50)" and after <= 1.0  # the open division knows ratios, not bytes
+        texts = ("1", f"1/{before / after:.2f}") if relative else (show(before), show(after))
+        pairs.append(
+            {"title": title, "gain": before / after, "before": texts[0], "after": texts[1], "share": after / before}
+        )
+    return pairs
+
+
+def pair_bars(pair: dict[str, Any]) -> Markup:
+    """Two bars to one scale, before above after."""
+    share = float(pair["share"])
+    before, after = (100.0, 100 * share) if share <= 1 else (100 / share, 100.0)
+    return Markup(
+        '<svg class="pair" viewBox="0 0 100 22" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect class="bar before" x="0" y="0" width="{before:.2f}" height="9" rx="1.2"/>'
+        f'<rect class="bar after" x="0" y="12" width="{max(after, 0.6):.2f}" height="9" rx="1.2"/></svg>'
+    )
+
+
+def step_rows(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The cumulative speed-up after each step of a recipe."""
+    return [
+        {
+            "label": str(step["label"]),
+            "value": float(step["speedup"]),
+            "text": f"{float(step['speedup']):.2f}×",
+            "kind": "before" if at == 0 else "after",
+        }
+        for at, step in enumerate(steps)
+    ]
+
+
+def seconds(value: float) -> str:
+    for factor, unit in ((1e6, "µs"), (1e3, "ms"), (1.0, "s")):
+        if value * factor < 1000 or unit == "s":
+            return f"{value * factor:.3g} {unit}"
+    return f"{value:.3g} s"
+
+
+def size(value: float) -> str:
+    return f"{value / 1024:,.1f} KiB" if value < 1 << 20 else f"{value / (1 << 20):,.2f} MiB"

@@ -1,0 +1,136 @@
+"""What the API says and hears, for the OpenAPI document and for checking requests."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+EventName = Literal["MLP_SPRINT", "CNN_MARATHON", "TRANSFORMER_DECATHLON", "TILE_OLYMPIAD"]
+Division = Literal["closed", "open"]
+Status = Literal["queued", "scored", "rejected", "noisy", "unverified", "disqualified"]
+Team = Annotated[str, StringConstraints(min_length=1, max_length=40)]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Problem(BaseModel):
+    """Why a request was refused: a sentence for people, a code for programs."""
+
+    detail: str
+    code: str = ""
+    entry: int | None = None
+
+
+class Submission(Strict):
+    """An entry: a recipe (see docs/competition.md), the files it names in base64, or a plugin of the open division."""
+
+    recipe: dict[str, Any]
+    division: Division = "closed"
+    team: Team | None = Field(default=None, description="May be given; it must then be the token's own team.")
+    files: dict[str, str] = Field(default_factory=dict, description="Files the recipe names, base64.")
+    plugin: str | None = Field(default=None, max_length=65536, description="Open division: the plugin's source.")
+
+
+class Receipt(BaseModel):
+    """What to keep: with the hash, anyone can later show that the entry was on the board."""
+
+    entry: int
+    hash: str
+    at: str
+    status: str
+
+
+class EntryRow(BaseModel):
+    id: int
+    team: str
+    event: str
+    division: str
+    name: str
+    digest: str
+    submitted_at: str
+    status: str
+    score: float | None
+    reason: str
+    verified: bool
+    record: bool
+
+
+class EntryList(BaseModel):
+    entries: list[EntryRow]
+
+
+class EntryFull(EntryRow):
+    recipe: dict[str, Any]
+    result: dict[str, Any] | None
+
+
+class EventRow(BaseModel):
+    name: str
+    title: str
+    rules: str
+    open: bool
+
+
+class EventList(BaseModel):
+    events: list[EventRow]
+
+
+class RecordRow(BaseModel):
+    entry: int
+    team: str
+    score: float | None
+    at: str
+    p_value: float
+    previous: int | None
+
+
+class RecordList(BaseModel):
+    records: list[RecordRow]
+
+
+class Head(BaseModel):
+    links: int
+    hash: str
+
+
+class Health(BaseModel):
+    status: str
+    waiting: int
+
+
+class NewToken(Strict):
+    team: Team
+    admin: bool = False
+
+
+class MadeToken(BaseModel):
+    token: str
+    id: str
+    team: str
+
+
+class TokenRow(BaseModel):
+    id: str
+    team: str
+    role: str
+    created_at: str
+    revoked_at: str | None
+
+
+class TokenList(BaseModel):
+    tokens: list[TokenRow]
+
+
+class Opening(Strict):
+    open: bool
+
+
+class Disqualification(Strict):
+    reason: Annotated[str, StringConstraints(min_length=3, max_length=300)]
+
+
+class Done(BaseModel):
+    done: str

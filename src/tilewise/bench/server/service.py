@@ -1,0 +1,145 @@
+"""What the routes share: who is asking, what they sent, and errors as answers."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ValidationError
+
+from tilewise.bench.board import Board, Transaction
+from tilewise.bench.board.transactions import Replayed
+from tilewise.bench.errors import Rejected
+from tilewise.bench.jsontext import parse_json
+from tilewise.bench.recipe import MOST_FILE_BYTES, Recipe, parse_recipe
+from tilewise.bench.server.limits import MOST_BODY
+from tilewise.bench.server.models import Problem, Submission
+from tilewise.bench.server.writer import Busy, Writer
+from tilewise.bench.tokens import Holder, holder_of
+from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
+
+_STATUS = {"replayed": 409, "event closed": 409, "too large": 413, "team": 403, "token": 401, "queue": 429}
+_SENTENCES = {400: "not understood", 401: "no token, or one that is not known", 403: "not yours to do"}
+_SENTENCES |= {404: "not there", 409: "there already, or closed", 413: "too large", 429: "too much at once"}
+_SENTENCES |= {503: "the board does not take it now"}
+
+
+def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
+    """The documented refusals of a route."""
+    return {code: {"model": Problem, "description": _SENTENCES[code]} for code in codes}
+
+
+def answer_for(error: TilewiseError) -> JSONResponse:
+    """A refusal as the API gives it."""
+    code = getattr(error, "code", "")
+    status = _STATUS.get(code, 400)
+    if isinstance(error, UnavailableError):
+        status = 503
+    body: dict[str, Any] = {"detail": str(error), "code": code or "refused"}
+    if isinstance(error, Replayed):
+        body["entry"] = error.entry
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    if status in (429, 503):
+        headers["Retry-After"] = "2"
+    return JSONResponse(body, status, headers)
+
+
+@dataclass
+class Service:
+    """The board behind the routes."""
+
+    board: Board
+    writer: Writer
+    most_queued: int = 100  # entries of one team that may wait for their run
+
+    async def change(self, change: Callable[[Transaction], Any]) -> Any:
+        return await asyncio.wrap_future(self.writer.put(change))
+
+    async def read(self, function: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.to_thread(function, *args)
+
+    async def holder(self, request: Request) -> Holder:
+        """Whose token came with the request."""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        found = await self.read(holder_of, self.board, token) if scheme.lower() == "bearer" else None
+        if found is None:
+            raise Rejected("token", "this needs a token that the board knows: Authorization: Bearer tw_…")
+        return found  # type: ignore[no-any-return]
+
+    async def admin(self, request: Request) -> Holder:
+        holder = await self.holder(request)
+        if not holder.is_admin:
+            raise Rejected("team", "this needs the teacher's token; a team's is not enough")
+        return holder
+
+    async def body(self, request: Request, model: type[BaseModel]) -> Any:
+        """The request's JSON, bounded in depth, as `model`."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise Rejected("schema", "this takes application/json")
+        content = await asyncio.to_thread(parse_json, await request.body(), MOST_BODY)
+        try:
+            return model.model_validate(content)
+        except ValidationError as error:
+            raise Rejected("schema", first_error(error)) from None
+
+    async def enter(self, holder: Holder, given: Submission) -> dict[str, Any]:
+        """Check a submission and put it on the board."""
+        if given.team is not None and given.team != holder.team:
+            raise Rejected("team", "this token belongs to another team than the entry says")
+        if holder.is_admin:
+            raise Rejected("team", "the teacher's token does not enter; make one for a team")
+        recipe, files, plugin = await asyncio.to_thread(checked_submission, given)
+        most = self.most_queued
+
+        def change(transaction: Transaction) -> dict[str, Any]:
+            if transaction.queued_of(holder.team) >= most:
+                raise Rejected("queue", f"{most} entries of {holder.team} wait for their run already")
+            return transaction.submit(holder.team, recipe.as_dict(), files, given.division, plugin)
+
+        receipt: dict[str, Any] = await self.change(change)
+        return receipt
+
+
+def checked_submission(given: Submission) -> tuple[Recipe, dict[str, bytes], bytes | None]:
+    """The recipe, its files and its plugin, each checked."""
+    if (given.plugin is not None) != (given.division == "open"):
+        raise Rejected("schema", "the open division takes a plugin, and the closed one does not")
+    recipe = parse_recipe(given.recipe)
+    if set(given.files) != set(recipe.files):
+        raise Rejected("schema", "the files sent are not those that the recipe names")
+    files = {name: _decoded(name, content) for name, content in given.files.items()}
+    plugin = None if given.plugin is None else given.plugin.encode("utf-8", errors="replace")
+    return recipe, files, plugin
+
+
+def _decoded(name: str, content: str) -> bytes:
+    try:
+        found = base64.b64decode(content, validate=True)
+    except (binascii.Error, ValueError):
+        raise Rejected("schema", f"the file {name[:80]!r} is not base64") from None
+    if len(found) > MOST_FILE_BYTES:
+        raise Rejected("too large", f"{name[:80]!r} is larger than the {MOST_FILE_BYTES:,} bytes allowed")
+    return found
+
+
+def first_error(error: ValidationError) -> str:
+    found = error.errors()[0]
+    where = ".".join(str(part) for part in found["loc"])
+    if where in ("score", "speedup", "result", "accuracy", "latency"):
+        return f"a submission brings no figures of its own, and this one states {where!r}: the board measures them"
+    return f"{where[:80] or 'the request'}: {found['msg']}"
+
+
+async def on_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, TilewiseError)
+    return answer_for(error)
+
+
+__all__ = ["Busy", "ConfigurationError", "Service", "answer_for", "checked_submission", "on_error", "problems"]

@@ -1,0 +1,332 @@
+"""`tilewise compete`, the board's side: submit, look, serve, verify, and what a teacher does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tilewise.errors import ConfigurationError, UnavailableError
+
+BoardOption = Annotated[str, typer.Option("--board", help="A file, or a postgresql:// URL.")]
+KeyOption = Annotated[Path | None, typer.Option("--key", help="The board's key file; beside a board file by default.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+DEFAULT_BOARD = "board.sqlite"
+
+
+def register(compete: typer.Typer) -> None:
+    """Attach these commands."""
+    token = typer.Typer(no_args_is_help=True, help="Create, list and revoke tokens.")
+    token.command("create")(token_create)
+    token.command("revoke")(token_revoke)
+    token.command("list")(token_list)
+    for command in (submit, board, serve, verify, work, rerun, event, disqualify, grades, backup, restore):
+        compete.command()(command)
+    compete.add_typer(token, name="token")
+
+
+def _open(where: str, key: Path | None = None, create: bool = False) -> Any:
+    from tilewise.bench.board import open_board
+
+    return open_board(where, create=create, key=key)
+
+
+def submit(
+    event: Annotated[str, typer.Option("--event", help="The event.")] = "MLP_SPRINT",
+    entry: Annotated[str, typer.Option("--entry", help="A recipe file, or `reference`.")] = "reference",
+    to: Annotated[str, typer.Option("--board", help="A board file, or a server's http(s):// address.")] = DEFAULT_BOARD,
+    team: Annotated[str, typer.Option(help="Your team, on a local board.")] = "me",
+    token: Annotated[str | None, typer.Option(help="Your team's token, for a server; or TILEWISE_TOKEN.")] = None,
+    plugin: Annotated[Path | None, typer.Option(help="Open division: the plugin's file (needs a server).")] = None,
+    threads: Annotated[int, typer.Option(min=1, max=64)] = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Put an entry on a board: measured here for a board file, measured by its workers for a server.
+
+    Example: tilewise compete submit --event CNN_MARATHON --entry mine.json --board https://board.example --token tw_…
+    """
+    from tilewise.bench import CompetitionSubmission
+    from tilewise.cli.compete import load_entry
+
+    submission = CompetitionSubmission(event, load_entry(event, entry), team, threads=threads)
+    if plugin is not None:
+        from tilewise.bench.client import submit as send
+
+        if not to.startswith(("http://", "https://")):
+            raise ConfigurationError("a plugin goes to a server's board; score it here with `compete run --plugin`")
+        receipt = send(to, submission.recipe, token, plugin)
+    else:
+        receipt = submission.submit_to_leaderboard(to, token)
+    if as_json:
+        print(json.dumps(receipt))
+        return
+    score = f", score {receipt['score']:.3f}" if "score" in receipt else ""
+    print(f"entry {receipt['entry']}: {receipt['status']}{score}")
+    print(f"receipt {receipt['hash']}")
+
+
+def board(
+    where: BoardOption = DEFAULT_BOARD,
+    event: Annotated[str | None, typer.Option(help="One event only.")] = None,
+    division: Annotated[str, typer.Option(help="closed or open.")] = "closed",
+    limit: Annotated[int, typer.Option(min=1, max=1000)] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a board, best entries first.
+
+    Example: tilewise compete board --board board.sqlite --event MLP_SPRINT
+    """
+    from tilewise.bench.events import TinyMLPerf
+
+    names = [TinyMLPerf.event(event).name] if event else [e.name for e in TinyMLPerf.events()]
+    with _open(where) as opened:
+        rows = {name: opened.standings(name, division)[:limit] for name in names}
+    if as_json:
+        print(json.dumps(rows))
+        return
+    for name, found in rows.items():
+        if found or event:
+            _print_board(name, division, found)
+
+
+def _print_board(name: str, division: str, rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{name}, {division} division", title_justify="left")
+    for heading in ("", "team", "entry", "score", "speed", "memory", "size", "status"):
+        table.add_column(heading, justify="right" if heading in ("", "score", "speed", "memory", "size") else "left")
+    for place, row in enumerate(rows, 1):
+        gains = ["–" if row[n] is None else f"{row[n]:.2f}×" for n in ("speedup", "memory_gain", "size_gain")]
+        score = "–" if row["score"] is None else f"{row['score']:.3f}"
+        status = row["status"] + (" (record)" if row["record"] else "")
+        table.add_row(str(place), row["team"], f"{row['id']} {row['name']}".strip(), score, *gains, status)
+    Console().print(table)
+
+
+def serve(
+    where: BoardOption = DEFAULT_BOARD,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
+    workers: Annotated[int, typer.Option(min=0, max=16, help="Processes that re-run entries.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, max=64, help="Threads of a re-run.")] = 1,
+    truth: Annotated[str | None, typer.Option(help="TILE_OLYMPIAD: the collection only you have.")] = None,
+    most_queued: Annotated[int, typer.Option(min=1, help="Entries of one team that may wait.")] = 100,
+    key: KeyOption = None,
+) -> None:
+    """Serve a board with its pages and API, and re-run entries in worker processes beside it.
+
+    Example: tilewise compete serve --board board.sqlite --port 8000
+    """
+    try:
+        import uvicorn
+    except ImportError:
+        raise UnavailableError("a server needs uvicorn: pip install 'tilewise[server]'") from None
+    from tilewise.bench.server import create_app
+
+    app = create_app(where, most_queued=most_queued, key=key)
+    command = [sys.executable, "-m", "tilewise.bench.worker", where, str(threads), truth or "", str(key or "")]
+    started = [subprocess.Popen(command) for _ in range(workers)]
+    try:
+        uvicorn.run(
+            app, host=host, port=port, log_level="warning", timeout_keep_alive=10, h11_max_incomplete_event_size=65536
+        )
+    finally:
+        for process in started:
+            process.terminate()
+
+
+def work(
+    where: BoardOption = DEFAULT_BOARD,
+    threads: Annotated[int, typer.Option(min=1, max=64)] = 1,
+    truth: Annotated[str | None, typer.Option(help="TILE_OLYMPIAD: the collection only you have.")] = None,
+    key: KeyOption = None,
+) -> None:
+    """Re-run every entry that waits, on this machine, then end.
+
+    Example: tilewise compete work --board postgresql://teacher@db/board
+    """
+    import logging
+
+    from tilewise.bench import Settings
+    from tilewise.bench.worker import work as run
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    run(where, Settings(truth=truth), threads, once=True, key=key)
+
+
+def rerun(
+    number: Annotated[int, typer.Argument(help="An entry of the open division.")],
+    where: BoardOption = DEFAULT_BOARD,
+    threads: Annotated[int, typer.Option(min=1, max=64)] = 1,
+    key: KeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run the plugin of an open entry here, apart and with limits, and put what was found on the board.
+
+    Example: tilewise compete rerun 17 --board board.sqlite
+    """
+    from tilewise.bench.worker import rerun_plugin
+
+    with _open(where, key) as opened:
+        entry = rerun_plugin(opened, number, threads)
+    shown = {name: entry[name] for name in ("id", "team", "event", "status", "score", "reason")}
+    print(json.dumps(shown) if as_json else f"entry {number}: {entry['status']} {entry['reason'] or entry['score']}")
+
+
+def verify(
+    where: BoardOption = DEFAULT_BOARD,
+    head: Annotated[str | None, typer.Option(help="A hash noted earlier, such as a receipt's.")] = None,
+    key: KeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Walk the chain of a board and compare what it shows with what the chain says; exit code 1 if anything is wrong.
+
+    Example: tilewise compete verify --board board.sqlite
+    """
+    from tilewise.bench.board import verify as check
+
+    with _open(where, key) as opened:
+        verdict = check(opened, head)
+    if as_json:
+        print(json.dumps(verdict.as_dict()))
+    else:
+        print(f"{verdict.links} links, {verdict.entries} entries, last hash {verdict.head}")
+        print("the board is whole" if verdict.good else "\n".join(verdict.faults))
+        if not verdict.sealed:
+            print("the board's key is not here, so its seals were not checked")
+    if not verdict.good:
+        raise typer.Exit(1)
+
+
+def token_create(
+    team: Annotated[str, typer.Argument(help="The team, or the teacher's name.")],
+    where: BoardOption = DEFAULT_BOARD,
+    admin: Annotated[bool, typer.Option("--admin", help="A teacher's token.")] = False,
+    key: KeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a token; it is shown once and stored only as a hash.
+
+    Example: tilewise compete token create owls --board board.sqlite
+    """
+    from tilewise.bench.tokens import create_token
+
+    with _open(where, key, create=True) as opened:
+        made = create_token(opened, team, admin)
+    print(json.dumps({"team": team, "token": made}) if as_json else made)
+
+
+def token_revoke(
+    identifier: Annotated[str, typer.Argument(help="The token's public name, or the token.")],
+    where: BoardOption = DEFAULT_BOARD,
+    key: KeyOption = None,
+) -> None:
+    """Make a token useless.
+
+    Example: tilewise compete token revoke 3f9a12bc
+    """
+    from tilewise.bench.tokens import revoke_token
+
+    with _open(where, key) as opened:
+        revoke_token(opened, identifier)
+    print("revoked")
+
+
+def token_list(where: BoardOption = DEFAULT_BOARD, as_json: JsonOption = False) -> None:
+    """List tokens by name.
+
+    Example: tilewise compete token list
+    """
+    with _open(where) as opened:
+        rows = opened.teams()
+    if as_json:
+        print(json.dumps(rows))
+        return
+    for row in rows:
+        ended = f", revoked {row['revoked_at'][:16]}" if row["revoked_at"] else ""
+        print(f"{row['id']}  {row['team']}  {row['role']}  since {row['created_at'][:16]}{ended}")
+
+
+def event(
+    name: Annotated[str, typer.Argument(help="The event.")],
+    state: Annotated[str, typer.Argument(help="open or close.")],
+    where: BoardOption = DEFAULT_BOARD,
+    key: KeyOption = None,
+) -> None:
+    """Open or close an event for new entries.
+
+    Example: tilewise compete event MLP_SPRINT close
+    """
+    if state not in ("open", "close"):
+        raise ConfigurationError("an event can be opened or closed: say open or close")
+    with _open(where, key) as opened, opened.write() as transaction:
+        transaction.set_open(name, state == "open")
+    print(f"{name} is {'open' if state == 'open' else 'closed'}")
+
+
+def disqualify(
+    number: Annotated[int, typer.Argument(help="The entry.")],
+    reason: Annotated[str, typer.Argument(help="Why; it stays to be seen.")],
+    where: BoardOption = DEFAULT_BOARD,
+    key: KeyOption = None,
+) -> None:
+    """Take an entry out of the ranking, with a reason.
+
+    Example: tilewise compete disqualify 17 "two members in two teams"
+    """
+    with _open(where, key) as opened, opened.write() as transaction:
+        transaction.disqualify(number, reason)
+    print(f"entry {number} is disqualified")
+
+
+def grades(
+    where: BoardOption = DEFAULT_BOARD,
+    out: Annotated[Path | None, typer.Option(help="A file instead of the screen.")] = None,
+) -> None:
+    """The best verified entry of every team in every event, as CSV.
+
+    Example: tilewise compete grades --out grades.csv
+    """
+    from tilewise._files import write_whole
+    from tilewise.bench.grades import grades_csv
+
+    with _open(where) as opened:
+        text = grades_csv(opened)
+    if out is None:
+        print(text, end="")
+    else:
+        write_whole(out, text)
+
+
+def backup(
+    path: Annotated[Path, typer.Argument(help="The file to write.")],
+    where: BoardOption = DEFAULT_BOARD,
+    key: KeyOption = None,
+) -> None:
+    """Write the whole board, its key included, to one file that only you can read.
+
+    Example: tilewise compete backup monday.jsonl --board board.sqlite
+    """
+    from tilewise.bench.board.backup import back_up
+
+    with _open(where, key) as opened:
+        print(f"{back_up(opened, path)} lines in {path}")
+
+
+def restore(
+    path: Annotated[Path, typer.Argument(help="A backup.")],
+    where: BoardOption = DEFAULT_BOARD,
+    key: KeyOption = None,
+) -> None:
+    """Make a new board from a backup; the chain is checked before anything is written.
+
+    Example: tilewise compete restore monday.jsonl --board new.sqlite
+    """
+    from tilewise.bench.board.backup import restore as run
+
+    print(f"{run(path, where, key)} links in {where}")
