@@ -98,7 +98,7 @@ def bottleneck(ceilings, model, x):
 @pytest.mark.parametrize("layer", [RowByRow, ElementByElement])
 def test_a_python_loop_is_named(ceilings, layer):
     model = nn.Sequential(nn.Linear(32, 32), layer(), nn.Linear(32, 4))
-    found = bottleneck(ceilings, model, RNG.random((100, 32), dtype=np.float32))
+    found = bottleneck(ceilings, model, RNG.random((600, 32), dtype=np.float32))
     assert found.kind == PYTHON
     assert found.where.startswith("1")
     assert "layer 1" in found.sentence

@@ -111,3 +111,11 @@ def test_a_script_that_fails_is_one_sentence(run, tmp_path, text, message):
 @pytest.mark.parametrize("arguments", [[], ["nothing"], ["mlp", "--script", "x.py"], ["mlp", "--backend", "abacus"]])
 def test_nonsense_is_one_sentence(run, arguments):
     assert isinstance(run("profile", *arguments).exception, TilewiseError)
+
+
+def test_what_a_script_prints_stays_out_of_the_json(run, tmp_path):
+    script = tmp_path / "talks.py"
+    script.write_text("print('hello')\n")
+    result = run("profile", "--script", script, "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["title"] == str(script)

@@ -34,7 +34,8 @@ def profile(
 
     Example: tilewise profile cnn --batch 32 --html cnn.html
     """
-    from contextlib import nullcontext
+    import sys
+    from contextlib import nullcontext, redirect_stdout
 
     from tilewise import set_num_threads
     from tilewise.backend import use_backend
@@ -46,7 +47,8 @@ def profile(
         set_num_threads(threads)
     with use_backend(backend) if backend else nullcontext():
         if script is not None:
-            profiler, extra = _profile_script(script, arguments or [])
+            with redirect_stdout(sys.stderr) if as_json else nullcontext():  # only the JSON goes to standard output
+                profiler, extra = _profile_script(script, arguments or [])
         else:
             from tilewise.profile.targets import model_target
 
