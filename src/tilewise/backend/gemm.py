@@ -39,17 +39,33 @@ matmul_native: Callable[..., Array] = _matmul_unavailable if native is None else
 """
 
 
-def _layout(a: Array, b: Array) -> str:
-    def letter(x: Array) -> str:
-        return "t" if x.ndim > 1 and x.strides[-1] != x.itemsize and x.strides[-2] == x.itemsize else "n"
-
-    return letter(a) + letter(b)
+_FLOAT32 = np.dtype(np.float32)
+_LAYOUTS = (("nn", "nt"), ("tn", "tt"))
+_TINY = 50_000  # multiplications: below, looking up a tile costs more than a better one could save
 
 
-def matmul_tile_key(a: Array, b: Array, **_options: Any) -> tuple[tuple[int, ...], str, str]:
-    """The product as a tile chooser sees it: (m, n, k), dtype, layout. Rows of a batch that shares B count as one m."""
-    rows = 1 if a.ndim == 1 else (a.size // max(a.shape[-1], 1) if b.ndim <= 2 else a.shape[-2])
-    return (rows, 1 if b.ndim == 1 else b.shape[-1], a.shape[-1]), a.dtype.name, _layout(a, b)
+def _transposed(x: Array) -> bool:
+    strides, itemsize = x.strides, x.itemsize
+    return len(strides) > 1 and strides[-1] != itemsize and strides[-2] == itemsize
+
+
+def matmul_tile_key(a: Array, b: Array, **_options: Any) -> tuple[tuple[int, ...], str, str] | None:
+    """The product as a tile chooser sees it: (m, n, k), dtype, layout; None where it is too small to ask.
+
+    Rows of a batch that shares B count as one m.
+    """
+    rows, n, k = sizes = _sizes(a, b)
+    if rows * n * k < _TINY:
+        return None
+    dtype = "float32" if a.dtype is _FLOAT32 else a.dtype.name
+    return sizes, dtype, _LAYOUTS[_transposed(a)][_transposed(b)]
+
+
+def _sizes(a: Array, b: Array) -> tuple[int, int, int]:
+    shape, other = a.shape, b.shape
+    k, n = shape[-1], 1 if len(other) == 1 else other[-1]
+    rows = 1 if len(shape) == 1 else (a.size // max(k, 1) if len(other) <= 2 else shape[-2])
+    return rows, n, k
 
 
 def default_matmul_tile(a: Array, b: Array) -> TileConfig:
@@ -62,8 +78,8 @@ def default_matmul_tile(a: Array, b: Array) -> TileConfig:
 def _describe_native(a: Array, b: Array, **_options: Any) -> tuple[str, TileConfig | None]:
     assert native is not None
     path, tile = native.matmul_plan(a, b)
-    (m, n, k), _, layout = matmul_tile_key(a, b)
-    what = f"float32 {m}x{k} by {k}x{n} ({layout}) on {native.isa()}"
+    m, n, k = _sizes(a, b)
+    what = f"float32 {m}x{k} by {k}x{n} ({_LAYOUTS[_transposed(a)][_transposed(b)]}) on {native.isa()}"
     if path == "tiled":
         return f"{what} runs the tiled kernel", TileConfig(*tile)
     return f"{what} is bound by memory and runs unpacked {path}", None

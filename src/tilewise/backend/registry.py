@@ -37,15 +37,15 @@ class Implementation:
     """One way to compute an operation.
 
     `suits` returns None when it should be used, else the reason against it; no `suits` means always. `tile_key` gives
-    (shape, dtype, layout) for the tile chooser; implementations that have it take a keyword `tile`. `describe` gives
-    (reason, tile) for `explain`.
+    (shape, dtype, layout) for the tile chooser, or None where asking is not worth it; implementations that have it take a
+    keyword `tile`. `describe` gives (reason, tile) for `explain`.
     """
 
     op: str
     name: str
     run: Callable[..., Any]
     suits: Suits | None = None
-    tile_key: Callable[..., tuple[tuple[int, ...], str, str]] | None = None
+    tile_key: Callable[..., tuple[tuple[int, ...], str, str] | None] | None = None
     describe: Callable[..., tuple[str, Any]] | None = None
 
 
@@ -121,7 +121,9 @@ class OptimizedBackend:
             if chosen.suits is None or chosen.suits(*args, **kwargs) is None:
                 break
         if self.tile_chooser is not None and chosen.tile_key is not None and "tile" not in kwargs:
-            kwargs["tile"] = self.tile_chooser(op, *chosen.tile_key(*args, **kwargs))
+            key = chosen.tile_key(*args, **kwargs)
+            if key is not None:
+                kwargs["tile"] = self.tile_chooser(op, *key)
         if recorders:
             return _events.kernel(op, chosen, args, kwargs)
         return chosen.run(*args, **kwargs)
@@ -141,7 +143,8 @@ class OptimizedBackend:
         if kwargs.get("tile") is not None:
             return "it suits these arguments, with the tile that was given", kwargs["tile"]
         if self.tile_chooser is not None and chosen.tile_key is not None and "tile" not in kwargs:
-            tile = self.tile_chooser(chosen.op, *chosen.tile_key(*args, **kwargs))
+            key = chosen.tile_key(*args, **kwargs)
+            tile = self.tile_chooser(chosen.op, *key) if key is not None else None
             if tile is not None:
                 return "it suits these arguments, with the tile that the tile chooser picked", tile
         if chosen.describe is not None:
@@ -157,7 +160,7 @@ def implements(
     op: str,
     name: str,
     suits: Suits | None = None,
-    tile_key: Callable[..., tuple[tuple[int, ...], str, str]] | None = None,
+    tile_key: Callable[..., tuple[tuple[int, ...], str, str] | None] | None = None,
     describe: Callable[..., tuple[str, Any]] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: this function implements `op` in every backend made from now on."""

@@ -146,3 +146,17 @@ def _candidates(module: ModuleType, m: int, n: int, k: int, threads: int) -> Ite
         blocks = product(_clipped(_ROW_BLOCKS, m, mr), _clipped(_COLUMN_BLOCKS, n, nr), _clipped(_K_BLOCKS, k, 1))
         for (mc, nc, kc), pack_a, pack_b, grid in product(blocks, (True, False), (True, False), grids):
             yield TileConfig(mr, nr, mc, nc, kc, pack_a, pack_b, *grid)
+
+
+def tile_blocks(
+    module: ModuleType, m: int, n: int, k: int
+) -> Iterator[tuple[int, int, list[int], list[int], list[int]]]:
+    """A thinned space for choosing in passing: register tiles, each with its row, column and depth blocks."""
+    for mr, nr in _register_tiles(module):
+        if mr * 3 < _tallest(module, nr) * 2 - 2:
+            continue
+        yield mr, nr, _clipped((28, 168), m, mr), _clipped((256, 1024), n, nr), _clipped((256, 512), k, 1)
+
+
+def _tallest(module: ModuleType, nr: int) -> int:
+    return max(mr for mr, width in module.gemm_register_tiles() if width == nr)

@@ -230,6 +230,11 @@ class Store:
             )
             self._db.execute("DELETE FROM claim WHERE kernel=?", (number,))
 
+    def release(self, kernel: Kernel) -> None:
+        """Give a claim back without calling the kernel finished: it may be measured again."""
+        with self._write():
+            self._db.execute("DELETE FROM claim WHERE kernel=?", (self._kernel(kernel),))
+
     def _kernel(self, kernel: Kernel) -> int:
         return self._number(self._kernels, "kernel", "problem", kernel.problem.key, ("program", kernel.program))
 

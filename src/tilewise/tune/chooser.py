@@ -1,0 +1,198 @@
+"""The framework's tile chooser: a cached choice, else the model's first choice without measuring, else the default.
+
+`enable()` hands it to the backend that is in force; nothing in the backend knows where tiles come from. A shape that was
+met before costs one look into a dictionary. A new one costs about a millisecond, once: a few hundred tiles that cover
+the space are ranked by the shipped model, and the best is taken if the model expects it to beat the analytical default
+by more than its own errors; otherwise the default stays, as it does where the kernel leaves the tiled loops (a single
+row, transposed twice) and far outside the sizes that were ever measured.
+
+It is opt-in: a program that does not ask for it neither loads a model nor pays for the look-up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise._extension import native
+from tilewise.backend.registry import OptimizedBackend, current_backend
+from tilewise.backend.tiles import TileConfig, tile_blocks
+from tilewise.costmodel.kernel import Kernel
+from tilewise.errors import UnavailableError
+from tilewise.tune.choices import Choice, Choices
+from tilewise.tune.cpu.bench import CpuBench
+from tilewise.tune.cpu.matmul import tile_of
+from tilewise.tune.guide import Guide, file_guide, shipped_guide
+from tilewise.tune.operations import matmul_graph
+from tilewise.tune.problem import Problem
+
+MARGIN = 0.03  # of the runtime: expected gains below it are the model's noise
+_LEAST_WORK, _MOST_WORK = 1e5, 3e8  # multiplications; the collection's own range, and a little around it
+_TRIED = 12  # of the ranking, until one is feasible
+_COLUMNS = ("register_m", "register_n", "pack_a", "pack_b", "threads_m", "threads_n")
+
+
+class ModelChooser:
+    """A `TileChooser` for the CPU. `asked` and `chosen` count new shapes, and those whose default was replaced."""
+
+    def __init__(self, guide: Guide, choices: Choices | None = None) -> None:
+        if native is None:
+            raise UnavailableError("tiles belong to tilewise's compiled kernels, which are not installed")
+        self._native, self.guide = native, guide
+        self._threads = native.num_threads()
+        self._known: dict[tuple[str, tuple[int, ...], str, str], Any] = {}
+        self._kept = list(choices.all()) if choices is not None else []
+        self.asked = self.chosen = 0
+        self._recall()
+
+    def __call__(self, op: str, shape: tuple[int, ...], dtype: str, layout: str, /) -> Any:
+        if self._native.num_threads() != self._threads:
+            self._threads = self._native.num_threads()
+            self._recall()
+        key = (op, shape, dtype, layout)
+        try:
+            return self._known[key]
+        except KeyError:
+            tile = self._known[key] = self._choose(op, shape, dtype, layout)
+            return tile
+
+    def _recall(self) -> None:
+        """The tuner's choices for the thread count in force."""
+        self._known = {}
+        for choice in self._kept:
+            key = _key(choice.problem, self._threads)
+            if key is not None and self._feasible(choice, key):
+                self._known[key] = tile_of(choice.config)
+
+    def _feasible(self, choice: Choice, key: tuple[str, tuple[int, ...], str, str]) -> bool:
+        try:
+            tile = tile_of(choice.config)
+        except (KeyError, TypeError):
+            return False
+        return self._native.gemm_tile_problem(tile, *key[1], key[3][1] == "t") is None
+
+    def _choose(self, op: str, shape: tuple[int, ...], dtype: str, layout: str) -> TileConfig | None:
+        self.asked += 1
+        if op != "matmul" or dtype != "float32" or self.guide.model is None:
+            return None
+        m, n, k = shape
+        if not _LEAST_WORK <= m * n * k <= _MOST_WORK:
+            return None
+        path, default = self._native.matmul_plan(*_views(m, n, k, layout))
+        if path != "tiled":
+            return None
+        return self._first_choice((m, n, k), layout, np.array(default, dtype=np.int64))
+
+    def _first_choice(
+        self, sizes: tuple[int, int, int], layout: str, default: npt.NDArray[np.int64]
+    ) -> TileConfig | None:
+        tiles = np.vstack([default, candidates(self._native, *sizes, self._threads)])
+        assert self.guide.model is not None
+        scores = self.guide.model.score(tile_kernel(sizes, layout, tiles, self.guide.columns))
+        for index in np.argsort(scores, kind="stable")[:_TRIED]:
+            if not index or self.guide.prior.slope * float(scores[0] - scores[index]) < MARGIN:
+                return None
+            tile = _tile(tiles[index])
+            if self._native.gemm_tile_problem(tile, *sizes, layout[1] == "t") is None:
+                self.chosen += 1
+                return tile
+        return None
+
+
+def candidates(module: Any, m: int, n: int, k: int, threads: int) -> npt.NDArray[np.int64]:
+    """A few hundred tiles, one a row in the order of TileConfig's fields, that hold nearly all of the best.
+
+    A is not packed: over the embedded collection the best such tile is within 0.03 % of the best.
+    """
+    grids = [(t, threads // t) for t in range(1, threads + 1) if threads % t == 0]
+    rows: list[tuple[int, ...]] = []
+    for mr, nr, row_blocks, column_blocks, depth_blocks in tile_blocks(module, m, n, k):
+        for mc, nc, kc, pack_b, grid in product(row_blocks, column_blocks, depth_blocks, (0, 1), grids):
+            rows.append((mr, nr, mc, nc, kc, 0, pack_b, *grid))
+    return np.array(rows, dtype=np.int64)
+
+
+def tile_kernel(
+    sizes: tuple[int, int, int], layout: str, tiles: npt.NDArray[np.int64], columns: tuple[str, ...]
+) -> Kernel:
+    """What the cost model reads: the same graph and columns as `guide.as_kernel` gives, for all tiles at once."""
+    m, n, k = sizes
+    rows, cols, depth = (np.minimum(tiles[:, i], size) for i, size in ((2, m), (3, n), (4, k)))
+    feat = np.zeros((len(tiles), len(columns)), np.float32)
+    for first, (a, b) in ((0, (depth, cols)), (8, (rows, cols)), (16, (rows, depth))):
+        feat[:, first], feat[:, first + 1], feat[:, first + 6], feat[:, first + 7] = a, b, a + b, a * b
+    own = dict(zip(_COLUMNS, tiles[:, [0, 1, 5, 6, 7, 8]].T, strict=True))
+    for column, name in enumerate(columns[24:], start=24):
+        if name in own:
+            feat[:, column] = own[name]
+    nothing = np.zeros(len(tiles), np.int64)
+    return Kernel("matmul", "matmul", *matmul_graph("fp32", (0, m, n, k), layout, "none"), feat, nothing, nothing)
+
+
+def _tile(row: npt.NDArray[np.int64]) -> TileConfig:
+    mr, nr, mc, nc, kc, pack_a, pack_b, threads_m, threads_n = (int(value) for value in row)
+    return TileConfig(mr, nr, mc, nc, kc, bool(pack_a), bool(pack_b), threads_m, threads_n)
+
+
+def _views(m: int, n: int, k: int, layout: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Operands that only their shapes and strides are read of; their memory is never touched."""
+    a = np.empty((k, m), np.float32).T if layout[0] == "t" else np.empty((m, k), np.float32)
+    b = np.empty((n, k), np.float32).T if layout[1] == "t" else np.empty((k, n), np.float32)
+    return a, b
+
+
+def _key(problem: Problem, threads: int) -> tuple[str, tuple[int, ...], str, str] | None:
+    """Where a tuned problem stands among the shapes the backend asks for; None if it does not.
+
+    The backend asks without the epilogue, so the plainest problem of a shape speaks for all of them.
+    """
+    if problem.family != "matmul" or problem.get("dtype") != "fp32" or problem.get("threads") != threads:
+        return None
+    return "matmul", tuple(problem.size(name) for name in ("m", "n", "k")), "float32", problem.word("layout")
+
+
+def make_chooser(
+    cache: str | os.PathLike[str] | None = None, model: str | os.PathLike[str] | None = None
+) -> ModelChooser:
+    """A chooser from the tuner's cache and the shipped model (or the one in a file)."""
+    bench = CpuBench()
+    guide = file_guide(os.fspath(model)) if model is not None else shipped_guide(bench.collection, bench.machine.identity)
+    return ModelChooser(guide, Choices(cache, bench.machine.identity, bench.version))
+
+
+def enable(
+    cache: str | os.PathLike[str] | None = None,
+    model: str | os.PathLike[str] | None = None,
+    backend: OptimizedBackend | None = None,
+) -> ModelChooser:
+    """From now on the backend in force asks the tuner's cache and the model for tiles.
+
+    >>> tilewise.tune.enable()  # doctest: +SKIP
+    """
+    chooser = make_chooser(cache, model)
+    (backend or current_backend()).tile_chooser = chooser
+    return chooser
+
+
+def disable(backend: OptimizedBackend | None = None) -> None:
+    """Back to the analytical default."""
+    (backend or current_backend()).tile_chooser = None
+
+
+@contextlib.contextmanager
+def tuned(
+    cache: str | os.PathLike[str] | None = None, model: str | os.PathLike[str] | None = None
+) -> Iterator[ModelChooser]:
+    """`enable` inside a `with`."""
+    backend = current_backend()
+    before = backend.tile_chooser
+    try:
+        yield enable(cache, model, backend)
+    finally:
+        backend.tile_chooser = before

@@ -1,0 +1,156 @@
+"""The tuner's guide: scores for the configurations of a problem, from a trained model or from nothing.
+
+`Guide` turns a problem and its configurations into the kernel that a cost model reads (its graph, its columns), and
+hands out scores, the prior that says how far to trust them, and the rule for stopping. Without a model for the hardware
+at hand the scores are all equal, except that the default, which comes first, is tried first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.costmodel.kernel import Kernel, make_kernel
+from tilewise.costmodel.rank import Model
+from tilewise.costmodel.schema import TILE_FEATURES
+from tilewise.costmodel.scorer import load_scorer
+from tilewise.costmodel.shipped import shipped_file
+from tilewise.costmodel.trained import model_path
+from tilewise.errors import TilewiseError, UnavailableError
+from tilewise.tune.belief import BLIND, Belief, Memory, Numbers, Prior
+from tilewise.tune.export import Described, config_row
+from tilewise.tune.prior import Calibration, load_calibration
+from tilewise.tune.problem import Config, Problem
+from tilewise.tune.search import Rule
+
+_BLIND_RULE = Rule(gain=0.02, sure=0.0)
+_UNCALIBRATED = Calibration(Prior(slope=0.5, slope_error=0.25, spread=0.15, own=0.05), Rule(gain=0.05, sure=0.0))
+# In doublings, a setting that is on or off counts as one; sizes count as they are.
+_DEFAULT_LEAD = 0.05
+
+
+@dataclass(eq=False)
+class Guide:
+    """What to believe before measuring. `notes` is what the user should hear once."""
+
+    model: Model | None
+    prior: Prior
+    rule: Rule
+    name: str  # of the model, for choices' sake; "" without one
+    columns: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
+
+    def scores(self, family: Described, problem: Problem, configs: Sequence[Config]) -> Numbers:
+        """One score a configuration, lower is faster; the first configuration is the default."""
+        if self.model is None:
+            blind = np.full(len(configs), _DEFAULT_LEAD)
+            blind[:1] = 0.0
+            return blind
+        kernel = as_kernel(family, problem, configs, self.columns[len(TILE_FEATURES) :])
+        return np.asarray(self.model.score(kernel), dtype=np.float64)
+
+    def belief(
+        self, scores: Numbers, configs: Sequence[Config], memory: Memory | None = None, problem: Problem | None = None
+    ) -> Belief:
+        return Belief(scores, config_fields(configs), self.prior, memory, shape_fields(problem) if problem else None)
+
+
+def as_kernel(family: Described, problem: Problem, configs: Sequence[Config], own: Sequence[str]) -> Kernel:
+    """The kernel a cost model reads; its runtimes are withheld."""
+    rows = np.array([config_row(family, problem, config, own) for config in configs], np.float32)
+    nothing = np.zeros(len(configs), np.int64)
+    return make_kernel(f"{problem.family}_{problem.digest}", *family.graph(problem), rows, nothing, nothing)
+
+
+def config_fields(configs: Sequence[Config]) -> Numbers:
+    """Configurations as the belief compares them: their settings in doublings."""
+    names = sorted({name for config in configs for name in config})
+    values = [[float(config.get(name, 0)) for name in names] for config in configs]
+    return np.log2(1.0 + np.abs(np.array(values, dtype=np.float64).reshape(len(configs), len(names))))
+
+
+def shape_fields(problem: Problem) -> Numbers:
+    """A problem's sizes in doublings; words as numbers that differ."""
+    return np.array([_size(value) for name, value in problem.items() if name != "family"])
+
+
+def _size(value: int | str) -> float:
+    if isinstance(value, int):
+        return float(np.log2(1 + abs(value)))
+    return float(sum(ord(letter) * (place + 1) for place, letter in enumerate(value)) % 97) / 24.0
+
+
+def shipped_guide(collection: str | None, hardware: str) -> Guide:
+    """The guide for a machine: the model shipped for `collection`, or none, which is said."""
+    if collection is None:
+        return _blind(f"no trained model is shipped for {hardware}")
+    try:
+        return file_guide(shipped_file(collection))
+    except UnavailableError as error:
+        return _blind(str(error).rstrip("."))
+
+
+def _blind(reason: str) -> Guide:
+    note = f"{reason}: starting from the analytical choice, and learning from what is measured."
+    return Guide(None, BLIND, _BLIND_RULE, "", notes=[note])
+
+
+def file_guide(path: str | Path) -> Guide:
+    """The guide made of a model file and the calibration beside it."""
+    found = model_path(path)
+    model: Any = load_scorer(found)
+    calibration = load_calibration(found)
+    notes = []
+    if calibration is None:
+        calibration = _UNCALIBRATED
+        notes.append(
+            f"{found.name} comes without a calibration of its own (`tilewise replay --calibrate` makes one): the tuner "
+            "uses a general one and never says that it is sure."
+        )
+    columns = tuple(model.schema.config_features)
+    if columns[: len(TILE_FEATURES)] != TILE_FEATURES:
+        raise TilewiseError(f"{found.name} was trained on other configuration columns than the tuner has.")
+    return Guide(model, calibration.prior, calibration.rule, found.stem, columns, notes)
+
+
+def recalled(
+    guide: Guide,
+    family: Described,
+    problem: Problem,
+    measured: Mapping[Problem, Mapping[Config, float]],
+    configs_of: Any,
+    most_shapes: int = 6,
+    most_rows: int = 160,
+) -> Memory | None:
+    """The nearest other problems that were measured on this machine, as the belief remembers them."""
+    here = shape_fields(problem)
+    others = [p for p in measured if p != problem and set(p) == set(problem) and p.family == problem.family]
+    others.sort(key=lambda p: (float(np.square(shape_fields(p) - here).sum()), p.key))
+    parts: list[tuple[npt.NDArray[np.int64], Numbers, Numbers, Numbers, Numbers]] = []
+    for number, other in enumerate(others[:most_shapes]):
+        times = list(measured[other].items())[: most_rows // most_shapes]
+        every = list(configs_of(other))
+        scores = guide.scores(family, other, every)
+        place = {config: index for index, config in enumerate(every)}
+        known = [(config, ns) for config, ns in times if config in place]
+        if len(known) < 2:
+            continue
+        names = sorted(every[0])
+        features = np.log2(1.0 + np.array([[float(config[name]) for name in names] for config, _ in known]))
+        parts.append(
+            (
+                np.full(len(known), number),
+                np.tile(shape_fields(other), (len(known), 1)),
+                features,
+                np.array([scores[place[config]] - scores.min() for config, _ in known]),
+                np.log([ns for _, ns in known]),
+            )
+        )
+    if not parts:
+        return None
+    return Memory(*(np.concatenate(column) for column in zip(*parts, strict=True)))

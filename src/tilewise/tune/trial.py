@@ -1,0 +1,150 @@
+"""Trials: taking one configuration's runtime on this CPU, in this process or in one that may die.
+
+A trial holds the operands of one problem. Each configuration is checked against NumPy the first time, then timed in
+turns with the default: default, configuration, default, configuration, ... and its runtime is the default's times the
+median ratio, so that a clock that drifts does not decide. In a process of its own, a configuration that crashes or hangs
+costs that process and gets a verdict; the tuner goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from tilewise.tune.cpu.family import Array, get_family
+from tilewise.tune.cpu.machine import running_on
+from tilewise.tune.problem import Config, Problem
+from tilewise.tune.workers import Worker, WorkerLostError, wait_any
+
+_UNIT_NS = 1.0e6
+_ROUNDS = 7
+_MOST_CALLS = 200
+_SLOW_NS = 2.0e7  # from here on, fewer rounds
+START_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What a trial found: a runtime beside the default's in the same seconds, or why there is none."""
+
+    runtime_ns: float | None
+    default_ns: float | None
+    status: str = "ok"
+    reason: str = ""
+
+
+class Trial(Protocol):
+    """Measures configurations of one problem."""
+
+    def measure(self, config: Config) -> Timed: ...
+
+
+class CpuTrial:
+    """In this process."""
+
+    def __init__(self, problem: Problem, default: Config, seed: int = 0) -> None:
+        self.family, self.problem, self.default = get_family(problem.family), problem, default
+        self.threads = problem.size("threads") if "threads" in problem else 1
+        rng = np.random.default_rng(seed)
+        self._operands = self.family.operands(problem, rng)
+        self._expected = self.family.expected(problem, self._operands)
+        self._default_run = self.family.runner(problem, default, self._operands)
+
+    def measure(self, config: Config) -> Timed:
+        with running_on(self.threads):
+            try:
+                run = self.family.runner(self.problem, config, self._operands)
+                result = run()
+            except Exception as error:  # whatever a kernel raises is this configuration's verdict
+                return Timed(None, None, "failed", f"{type(error).__name__}: {error}"[:300])
+            if not _is_right(result, self._expected.value, self._expected.bound):
+                return Timed(None, None, "wrong", "the result differs from NumPy's")
+            return self._time(run)
+
+    def _time(self, run: Callable[[], Array]) -> Timed:
+        self._default_run()
+        rough_ns = min(_once(run), _once(run))
+        calls = int(min(max(_UNIT_NS / rough_ns, 1), _MOST_CALLS))
+        rounds = _ROUNDS if rough_ns * calls < _SLOW_NS else 3
+        own, defaults = [], []
+        for _ in range(rounds):
+            defaults.append(_many(self._default_run, calls))
+            own.append(_many(run, calls))
+        default_ns = min(defaults)
+        ratio = statistics.median(a / b for a, b in zip(own, defaults, strict=True))
+        steady = min(own) / default_ns  # both at their fastest: what neither was disturbed in
+        return Timed(default_ns * min(ratio, 1.03 * steady), default_ns)
+
+
+def _many(run: Callable[[], Array], calls: int) -> float:
+    start = time.perf_counter_ns()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter_ns() - start) / calls
+
+
+def _once(run: Callable[[], Array]) -> float:
+    return max(_many(run, 1), 300.0)
+
+
+def _is_right(result: Array, expected: Array, bound: float) -> bool:
+    return result.shape == expected.shape and bool((np.abs(result - expected) <= bound).all())
+
+
+class WorkerTrial:
+    """In a process that may die: a configuration has `limit_s` seconds."""
+
+    def __init__(self, worker: Worker, problem: Problem, default: Config, limit_s: float, seed: int = 0) -> None:
+        self._worker, self._task, self.limit_s = worker, (problem.key, default.key, seed), limit_s
+        self._known = False
+
+    def measure(self, config: Config) -> Timed:
+        seconds = self.limit_s + (0.0 if self._known else START_SECONDS)
+        self._worker.submit((*self._task, config.key), seconds)
+        while True:
+            for worker, message in wait_any([self._worker], 0.5):
+                worker.finish()
+                if isinstance(message, WorkerLostError):
+                    self._known = False
+                    return Timed(None, None, "failed", f"this configuration ended its process: {message}")
+                self._known = True
+                return Timed(*message)
+
+
+def serve(connection: Any, plugins: tuple[str, ...] = ()) -> None:
+    """The worker's life: (problem, default, seed, configuration) in, a Timed's values out."""
+    import json
+
+    for name in plugins:
+        __import__(name)
+    trials: dict[tuple[str, str, int], CpuTrial] = {}
+    while True:
+        try:
+            problem, default, seed, config = connection.recv()
+        except EOFError:
+            return
+        key = (problem, default, seed)
+        try:
+            if key not in trials:
+                trials.clear()
+                trials[key] = CpuTrial(Problem(json.loads(problem)), Config.parse(default), seed)
+            timed = trials[key].measure(Config.parse(config))
+        except Exception as error:  # said to the parent, who goes on
+            timed = Timed(None, None, "failed", f"{type(error).__name__}: {error}"[:300])
+        connection.send((timed.runtime_ns, timed.default_ns, timed.status, timed.reason))
+
+
+@contextlib.contextmanager
+def cpu_worker(plugins: tuple[str, ...] = ()) -> Iterator[Worker]:
+    """A process to measure in, ended with the block."""
+    worker = Worker(serve, plugins)
+    try:
+        yield worker
+    finally:
+        worker.stop()

@@ -1,0 +1,303 @@
+"""`Tuner`: the best configuration of a problem on this machine, with as few measurements as it takes to be sure.
+
+It looks into its cache, asks the cost model, measures what looks best, corrects the model by what it measures, and
+stops when nothing unmeasured is likely to pay. Every measurement is kept in a store and teaches the shapes that come
+after; every choice is kept in a file that other processes read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from tilewise.errors import ConfigurationError, FileFormatError
+from tilewise.tune.choices import Choice, Choices, cache_folder
+from tilewise.tune.export import Described
+from tilewise.tune.guide import Guide, file_guide, recalled, shipped_guide
+from tilewise.tune.problem import Config, Kernel, Problem, Value
+from tilewise.tune.search import Rule, Step, search
+from tilewise.tune.store import Machine, Store, VerdictRow
+from tilewise.tune.trial import Timed, Trial
+
+PROGRAM = "tuned"
+_WAIT_SECONDS = 120.0  # for another process that tunes the same problem
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A choice and where it came from: "cache", "measured", "model" (not measured) or "default"."""
+
+    problem: Problem
+    config: Config
+    source: str
+    runtime_ns: float | None = None
+    default_ns: float | None = None
+    measurements: int = 0
+    sure: bool = False
+    seconds: float = 0.0
+    reason: str = ""
+    steps: list[Step] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def speedup(self) -> float | None:
+        """Over the default configuration, where both were measured."""
+        return self.default_ns / self.runtime_ns if self.runtime_ns and self.default_ns else None
+
+
+class Bench(Protocol):
+    """A machine to tune on: the CPU, or a GPU through Triton."""
+
+    kind: str
+    machine: Machine
+    version: str  # what a choice depends on beside the machine
+    collection: str | None  # whose model fits this machine
+
+    def family(self, name: str) -> Described: ...
+    def problem(self, spec: Mapping[str, Value]) -> Problem: ...
+    def configs(self, problem: Problem) -> Sequence[Config]:
+        """Every feasible configuration, the default first."""
+
+    def trial(self, problem: Problem, default: Config) -> contextlib.AbstractContextManager[Trial]: ...
+
+
+class Tuner:
+    """Tunes problems of one machine, "cpu" or "triton".
+
+    `cache` is the folder of choices and measurements (default: the user's cache folder); `model` a model file in place
+    of the shipped one; `budget` the most configurations measured a problem; `limit_s` measures in a process of its own
+    that a configuration may crash, or hang for so many seconds. With `learn` the model is fine-tuned on what was
+    measured here (needs PyTorch).
+
+    >>> Tuner().tune({"family": "matmul", "m": 512, "n": 4096, "k": 1024}).config  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        device: str | Bench = "cpu",
+        *,
+        model: str | os.PathLike[str] | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        budget: int | None = None,
+        limit_s: float | None = None,
+        learn: bool = False,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        if budget is not None and budget < 1:
+            raise ConfigurationError(f"budget must be at least 1 measurement, not {budget}.")
+        self.bench = open_bench(device, limit_s) if isinstance(device, str) else device
+        self.folder = Path(cache).expanduser() if cache is not None else cache_folder()
+        self.budget, self.learn, self._said = budget, learn, say
+        self.guide = self._guide(model)
+        self.choices = Choices(self.folder, self.bench.machine.identity, self.bench.version)
+        self._notes: set[str] = set()
+        self._tell([*self.guide.notes, *self.choices.notes])
+
+    def _guide(self, model: str | os.PathLike[str] | None) -> Guide:
+        if model is not None:
+            return file_guide(Path(model))
+        if self.learn and self.learned_file.is_file():
+            return file_guide(self.learned_file)
+        return shipped_guide(self.bench.collection, self.bench.machine.identity)
+
+    @property
+    def _stem(self) -> str:
+        identity = hashlib.sha256(self.bench.machine.identity.encode()).hexdigest()[:12]
+        return f"{self.bench.kind}-{identity}"
+
+    @property
+    def store_file(self) -> Path:
+        """Every measurement ever made on this machine by the tuner."""
+        return self.folder / f"{self._stem}.sqlite"
+
+    @property
+    def learned_file(self) -> Path:
+        """The model that `learn` made of them."""
+        return self.folder / f"{self._stem}.safetensors"
+
+    def _tell(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            if line not in self._notes:
+                self._notes.add(line)
+                self._said(line)
+
+    # Choosing
+
+    def problem(self, spec: Problem | Mapping[str, Value]) -> Problem:
+        return spec if isinstance(spec, Problem) else self.bench.problem(spec)
+
+    def choose(self, spec: Problem | Mapping[str, Value]) -> Tuned:
+        """The choice without measuring anything: cached, else the model's, else the default."""
+        problem, start = self.problem(spec), time.perf_counter()
+        configs = list(self.bench.configs(problem))
+        kept = self.choices.get(problem, set(configs).__contains__)
+        if kept is not None:
+            return self._from_cache(kept, start)
+        if self.guide.model is None:
+            return Tuned(problem, configs[0], "default", seconds=time.perf_counter() - start)
+        scores = self.guide.scores(self.bench.family(problem.family), problem, configs)
+        first = self.guide.belief(scores, configs, self._memory(problem), problem).portfolio(1)[0]
+        return Tuned(problem, configs[first], "model", seconds=time.perf_counter() - start)
+
+    def _from_cache(self, kept: Choice, start: float) -> Tuned:
+        return Tuned(
+            kept.problem,
+            kept.config,
+            "cache",
+            kept.runtime_ns,
+            None,
+            kept.measurements,
+            kept.sure,
+            time.perf_counter() - start,
+            "it was tuned before",
+        )
+
+    # Tuning
+
+    def tune(
+        self,
+        spec: Problem | Mapping[str, Value],
+        *,
+        budget: int | None = None,
+        exactly: bool = False,
+        fresh: bool = False,
+        report: Callable[[Step, Config], None] = lambda step, config: None,
+    ) -> Tuned:
+        """Measure until sure. `exactly` spends the whole budget; `fresh` ignores an earlier choice."""
+        problem, start = self.problem(spec), time.perf_counter()
+        configs = list(self.bench.configs(problem))
+        self.choices.refresh()
+        kept = None if fresh else self.choices.get(problem, set(configs).__contains__)
+        if kept is not None:
+            return self._from_cache(kept, start)
+        with self._open_store() as store:
+            run = store.begin(self.bench.machine, 0, {"tuner": True, "model": self.guide.name})
+            kernel = Kernel(PROGRAM, problem)
+            if not store.claim(run, kernel):
+                found = self._await(problem, configs)
+                if found is not None:
+                    return self._from_cache(found, start)
+            rule = self._rule(budget, exactly)
+            tuned = self._measure(problem, configs, store, run, rule, start, report)
+            store.release(kernel)
+        if tuned.runtime_ns is not None:
+            self.choices.put(Choice(problem, tuned.config, tuned.runtime_ns, tuned.measurements, tuned.sure))
+        self._tell(self.choices.notes)
+        return tuned
+
+    def _rule(self, budget: int | None, exactly: bool) -> Rule:
+        rule = self.guide.rule
+        most = budget or self.budget or rule.budget
+        return Rule(0.0 if exactly else rule.gain, rule.sure, most)
+
+    def _measure(
+        self,
+        problem: Problem,
+        configs: list[Config],
+        store: Store,
+        run: int,
+        rule: Rule,
+        start: float,
+        report: Callable[[Step, Config], None],
+    ) -> Tuned:
+        kernel, family = Kernel(PROGRAM, problem), self.bench.family(problem.family)
+        scores = self.guide.scores(family, problem, configs)
+        belief = self.guide.belief(scores, configs, self._memory(problem, store), problem)
+        defaults: list[float] = []
+        notes: list[str] = []
+        with self.bench.trial(problem, configs[0]) as trial:
+
+            def take(index: int) -> float | None:
+                timed = trial.measure(configs[index])
+                self._keep(store, run, kernel, configs[index], timed)
+                if timed.default_ns is not None:
+                    defaults.append(timed.default_ns)
+                if timed.runtime_ns is None:
+                    notes.append(f"{configs[index].key} is left out: {timed.reason}")
+                    self._tell(notes[-1:])
+                return timed.runtime_ns
+
+            found = search(belief, take, rule, lambda step: report(step, configs[step.index]))
+        default_ns = min(defaults) if defaults else None
+        best, runtime_ns, source = found.best, found.runtime_ns, "measured"
+        if best is None or (default_ns is not None and runtime_ns is not None and runtime_ns > default_ns):
+            best, runtime_ns, source = 0, default_ns, "default" if best is None else "measured"
+        return Tuned(
+            problem, configs[best], source, runtime_ns, default_ns, found.measurements, found.sure,
+            time.perf_counter() - start, found.reason, found.steps, notes,
+        )  # fmt: skip
+
+    def _keep(self, store: Store, run: int, kernel: Kernel, config: Config, timed: Timed) -> None:
+        store.add_verdicts(run, kernel, [VerdictRow(config, timed.status, timed.reason)])
+        if timed.runtime_ns is not None:
+            store.add_batch(run, kernel, 0, timed.default_ns or timed.runtime_ns, [(config, timed.runtime_ns)])
+
+    def _await(self, problem: Problem, configs: Sequence[Config]) -> Choice | None:
+        """Another process tunes this problem now: take its choice when it comes."""
+        self._tell([f"another process is tuning {problem.key}; waiting for its choice"])
+        until = time.monotonic() + _WAIT_SECONDS
+        while time.monotonic() < until:
+            time.sleep(0.1)
+            self.choices.refresh()
+            found = self.choices.get(problem, set(configs).__contains__)
+            if found is not None:
+                return found
+        return None
+
+    # What was measured before
+
+    @contextlib.contextmanager
+    def _open_store(self) -> Iterator[Store]:
+        """The machine's store; a damaged one is put aside, said, and begun anew."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            store = Store(self.store_file)
+        except FileFormatError as error:
+            aside = self.store_file.with_suffix(f".damaged-{int(time.time())}")
+            self.store_file.replace(aside)
+            self._tell([f"{error} It was put aside as {aside.name}, and a new one begun."])
+            store = Store(self.store_file)
+        with store:
+            yield store
+
+    def _memory(self, problem: Problem, store: Store | None = None):  # type: ignore[no-untyped-def]
+        if store is None:
+            if not self.store_file.is_file():
+                return None
+            with self._open_store() as opened:
+                return self._memory(problem, opened)
+        measured = measurements(store, problem.family)
+        family = self.bench.family(problem.family)
+        return recalled(self.guide, family, problem, measured, self.bench.configs)
+
+
+def measurements(store: Store, family: str) -> dict[Problem, dict[Config, float]]:
+    """Every runtime in a store, by problem; where one was measured twice, the faster."""
+    found: dict[Problem, dict[Config, float]] = {}
+    for kernel in store.kernels():
+        if kernel.problem.family == family:
+            times = found.setdefault(kernel.problem, {})
+            for batch in store.batches(kernel):
+                for key, runtime_ns in batch.runtime_ns.items():
+                    config = Config.parse(key)
+                    times[config] = min(runtime_ns, times.get(config, runtime_ns))
+    return found
+
+
+def open_bench(device: str, limit_s: float | None = None) -> Bench:
+    """The bench called "cpu" or "triton"."""
+    if device == "cpu":
+        from tilewise.tune.cpu.bench import CpuBench
+
+        return CpuBench(limit_s)
+    if device == "triton":
+        from tilewise.tune.triton.bench import TritonBench
+
+        return TritonBench()
+    raise ConfigurationError(f"There is no device {device!r} to tune on; use cpu or triton.")
