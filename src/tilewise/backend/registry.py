@@ -37,8 +37,8 @@ class Implementation:
     """One way to compute an operation.
 
     `suits` returns None when it should be used, else the reason against it; no `suits` means always. `tile_key` gives
-    (shape, dtype, layout) for the tile chooser, or None where asking is not worth it; implementations that have it take a
-    keyword `tile`. `describe` gives (reason, tile) for `explain`.
+    (shape, dtype, layout) for the tile chooser, or None where asking is not worth it; implementations that have it take
+    a keyword `tile`. `describe` gives (reason, tile) for `explain`.
     """
 
     op: str

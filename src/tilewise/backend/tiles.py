@@ -159,4 +159,4 @@ def tile_blocks(
 
 
 def _tallest(module: ModuleType, nr: int) -> int:
-    return max(mr for mr, width in module.gemm_register_tiles() if width == nr)
+    return int(max(mr for mr, width in module.gemm_register_tiles() if width == nr))

@@ -20,6 +20,7 @@ def register(app: typer.Typer) -> None:
     from tilewise.cli.replay import replay
     from tilewise.cli.tiles import tiles
     from tilewise.cli.tour import tour
+    from tilewise.cli.tune import tune
 
     app.command()(tour)
     app.command()(machine)
@@ -34,4 +35,5 @@ def register(app: typer.Typer) -> None:
     app.add_typer(collect, name="collect")
     app.command()(check)
     app.add_typer(compete, name="compete")
+    app.command()(tune)
     app.command()(replay)

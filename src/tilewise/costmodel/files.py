@@ -39,23 +39,35 @@ def without_nans(value: Any) -> Any:
 
 def read_tensors(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     """The arrays and the JSON record of a file written by `write_tensors`."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
     try:
         content = path.read_bytes()
         record = _record(content)
-        tensors = load(content)
+        tensors = _tensors(content, path)
     except FileNotFoundError as error:
         raise FileFormatError(f"{path} does not exist.") from error
     except OSError as error:
         raise FileFormatError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (SafetensorError, ValueError, KeyError, TypeError, struct.error, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, struct.error, RecursionError) as error:
         raise FileFormatError(f"{path} is damaged or not a file of tilewise; train or export it again.") from error
     for name, array in tensors.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise FileFormatError(f"{path}: {name} holds values that are not finite.")
     return tensors, record
+
+
+def _tensors(content: bytes, path: Path) -> dict[str, npt.NDArray[Any]]:
+    """ValueError where they cannot be read. A GPU machine may lack safetensors; then tilewise's own reader does."""
+    try:
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
+    except ImportError:
+        from tilewise.io import load_arrays
+
+        return load_arrays(path)[0]
+    try:
+        return load(content)
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
 
 
 def _record(content: bytes) -> dict[str, Any]:

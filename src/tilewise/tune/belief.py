@@ -54,7 +54,7 @@ class Prior:
 
 
 # Without a model the score is a crude guess or nothing, so everything must come from neighbours.
-BLIND = Prior(slope=1.0, slope_error=0.5, spread=0.6, length=2.5, own=0.05, noise=0.01, shared=0.6, shape_length=3.0)
+BLIND = Prior(slope=1.0, slope_error=0.5, spread=0.6, length=1.5, own=0.05, noise=0.01, shared=0.45, shape_length=4.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,6 +189,13 @@ class Belief:
             chosen.append(pick)
             reached = np.minimum(reached, regret[pick])
         return [int(self.leaders[places[pick]]) for pick in chosen]
+
+    def first_loss(self) -> tuple[float, int]:
+        """What the first choice is expected to lose against the best, before anything is measured; and the choice."""
+        places = self.open()
+        regret = np.minimum(self._samples(places), _WORST).mean(axis=1)
+        pick = int(np.argmin(regret))
+        return float(regret[pick]), int(self.leaders[places[pick]])
 
     def doubt(self) -> Doubt:
         """Whether measuring on could pay."""

@@ -81,7 +81,9 @@ class Choices:
                     continue
                 if reason:
                     foreign[reason] = foreign.get(reason, 0) + 1
-        self.notes += [f"{count} choices in {self.path} are of {reason} and are left alone" for reason, count in foreign.items()]
+        self.notes += [
+            f"{count} choices in {self.path} are of {reason} and are left alone" for reason, count in foreign.items()
+        ]
         if damaged:
             self.notes.append(f"{damaged} damaged lines in {self.path} are skipped; those shapes are tuned again")
 

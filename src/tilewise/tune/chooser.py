@@ -1,7 +1,7 @@
 """The framework's tile chooser: a cached choice, else the model's first choice without measuring, else the default.
 
-`enable()` hands it to the backend that is in force; nothing in the backend knows where tiles come from. A shape that was
-met before costs one look into a dictionary. A new one costs about a millisecond, once: a few hundred tiles that cover
+`enable()` hands it to the backend that is in force; nothing in the backend knows where tiles come from. A shape that
+was met before costs one look into a dictionary. A new one costs about a millisecond, once: a few hundred tiles that cover
 the space are ranked by the shipped model, and the best is taken if the model expects it to beat the analytical default
 by more than its own errors; otherwise the default stays, as it does where the kernel leaves the tiled loops (a single
 row, transposed twice) and far outside the sizes that were ever measured.
@@ -24,17 +24,19 @@ from tilewise._extension import native
 from tilewise.backend.registry import OptimizedBackend, current_backend
 from tilewise.backend.tiles import TileConfig, tile_blocks
 from tilewise.costmodel.kernel import Kernel
-from tilewise.errors import UnavailableError
+from tilewise.errors import ConfigurationError, UnavailableError
 from tilewise.tune.choices import Choice, Choices
+from tilewise.tune.cpu import conv, matmul
 from tilewise.tune.cpu.bench import CpuBench
-from tilewise.tune.cpu.matmul import tile_of
+from tilewise.tune.cpu.family import get_family
 from tilewise.tune.guide import Guide, file_guide, shipped_guide
 from tilewise.tune.operations import matmul_graph
-from tilewise.tune.problem import Problem
+from tilewise.tune.problem import Config, Problem
 
 MARGIN = 0.03  # of the runtime: expected gains below it are the model's noise
 _LEAST_WORK, _MOST_WORK = 1e5, 3e8  # multiplications; the collection's own range, and a little around it
 _TRIED = 12  # of the ranking, until one is feasible
+Key = tuple[str, tuple[int, ...], str, str]  # what the backend asks with
 _COLUMNS = ("register_m", "register_n", "pack_a", "pack_b", "threads_m", "threads_n")
 
 
@@ -46,7 +48,7 @@ class ModelChooser:
             raise UnavailableError("tiles belong to tilewise's compiled kernels, which are not installed")
         self._native, self.guide = native, guide
         self._threads = native.num_threads()
-        self._known: dict[tuple[str, tuple[int, ...], str, str], Any] = {}
+        self._known: dict[Key, Any] = {}
         self._kept = list(choices.all()) if choices is not None else []
         self.asked = self.chosen = 0
         self._recall()
@@ -66,21 +68,31 @@ class ModelChooser:
         """The tuner's choices for the thread count in force."""
         self._known = {}
         for choice in self._kept:
-            key = _key(choice.problem, self._threads)
-            if key is not None and self._feasible(choice, key):
-                self._known[key] = tile_of(choice.config)
+            key = key_of(choice.problem, self._threads)
+            tile = self._usable(choice, key) if key is not None else None
+            if key is not None and tile is not None:
+                self._known[key] = tile
 
-    def _feasible(self, choice: Choice, key: tuple[str, tuple[int, ...], str, str]) -> bool:
+    def _usable(self, choice: Choice, key: Key) -> Any:
+        """The tile of a choice that was kept, if the kernels of today still take it."""
         try:
-            tile = tile_of(choice.config)
-        except (KeyError, TypeError):
-            return False
-        return self._native.gemm_tile_problem(tile, *key[1], key[3][1] == "t") is None
+            tile = tile_for(key[0], choice.config)
+        except (KeyError, TypeError, IndexError):
+            return None
+        return tile if self._problem(key, tile) is None else None
+
+    def _problem(self, key: Key, tile: Any) -> str | None:
+        op, shape, _, layout = key
+        if op == "conv2d":
+            found: str | None = self._native.conv_tile_problem(tile, shape)
+        else:
+            found = self._native.gemm_tile_problem(tile, *shape, layout[1] == "t")
+        return found
 
     def _choose(self, op: str, shape: tuple[int, ...], dtype: str, layout: str) -> TileConfig | None:
         self.asked += 1
         if op != "matmul" or dtype != "float32" or self.guide.model is None:
-            return None
+            return self._by_family((op, shape, dtype, layout)) if op == "conv2d" else None
         m, n, k = shape
         if not _LEAST_WORK <= m * n * k <= _MOST_WORK:
             return None
@@ -88,6 +100,20 @@ class ModelChooser:
         if path != "tiled":
             return None
         return self._first_choice((m, n, k), layout, np.array(default, dtype=np.int64))
+
+    def _by_family(self, key: Key) -> Any:
+        """The model's choice for a convolution, over the family's whole space."""
+        problem = problem_of(key, self._threads)
+        if problem is None or self.guide.model is None or "winograd" not in self.guide.columns:
+            return None
+        family = get_family(problem.family)
+        configs = list(family.configs(problem))
+        scores = self.guide.scores(family, problem, configs)
+        best = int(np.argmin(scores))
+        if self.guide.prior.slope * float(scores[0] - scores[best]) < MARGIN:
+            return None
+        self.chosen += 1
+        return tile_for(key[0], configs[best])
 
     def _first_choice(
         self, sizes: tuple[int, int, int], layout: str, default: npt.NDArray[np.int64]
@@ -147,14 +173,46 @@ def _views(m: int, n: int, k: int, layout: str) -> tuple[npt.NDArray[np.float32]
     return a, b
 
 
-def _key(problem: Problem, threads: int) -> tuple[str, tuple[int, ...], str, str] | None:
+_CONV = ("batch", "channels", "height", "width", "filters")
+
+
+def key_of(problem: Problem, threads: int) -> Key | None:
     """Where a tuned problem stands among the shapes the backend asks for; None if it does not.
 
-    The backend asks without the epilogue, so the plainest problem of a shape speaks for all of them.
+    The backend asks without the epilogue, so the problem of a shape that was tuned last speaks for all of them.
     """
-    if problem.family != "matmul" or problem.get("dtype") != "fp32" or problem.get("threads") != threads:
+    if problem.get("dtype") != "fp32" or problem.get("threads") != threads:
         return None
-    return "matmul", tuple(problem.size(name) for name in ("m", "n", "k")), "float32", problem.word("layout")
+    if problem.family == "matmul":
+        return "matmul", tuple(problem.size(name) for name in ("m", "n", "k")), "float32", problem.word("layout")
+    if problem.family == "conv2d":
+        kernel, stride, padding = (problem.size(name) for name in ("kernel", "stride", "padding"))
+        sizes = tuple(problem.size(name) for name in _CONV)
+        return "conv2d", (*sizes, kernel, kernel, stride, stride, padding, padding, 1), "float32", "nchw"
+    return None
+
+
+def problem_of(key: Key, threads: int) -> Problem | None:
+    """The problem behind a shape the backend asks for; None where no family covers it."""
+    op, shape, dtype, layout = key
+    values: dict[str, Any]
+    if op == "matmul":
+        values = {**dict(zip(("m", "n", "k"), shape, strict=True)), "layout": layout}
+    elif op == "conv2d" and shape[5] == shape[6] and shape[7] == shape[8] and shape[9] == shape[10] and shape[11] == 1:
+        values = {**dict(zip(_CONV, shape, strict=False)), "kernel": shape[5], "stride": shape[7], "padding": shape[9]}
+    else:
+        return None
+    if dtype != "float32":
+        return None
+    try:
+        return get_family(op).problem({"family": op, "threads": threads, **values})
+    except ConfigurationError:
+        return None
+
+
+def tile_for(op: str, config: Config) -> Any:
+    """The native tile that a configuration of a family stands for."""
+    return conv.tile_of(config) if op == "conv2d" else matmul.tile_of(config)
 
 
 def make_chooser(
@@ -162,7 +220,9 @@ def make_chooser(
 ) -> ModelChooser:
     """A chooser from the tuner's cache and the shipped model (or the one in a file)."""
     bench = CpuBench()
-    guide = file_guide(os.fspath(model)) if model is not None else shipped_guide(bench.collection, bench.machine.identity)
+    guide = (
+        file_guide(os.fspath(model)) if model is not None else shipped_guide(bench.collection, bench.machine.identity)
+    )
     return ModelChooser(guide, Choices(cache, bench.machine.identity, bench.version))
 
 

@@ -93,11 +93,11 @@ def _kernels(kind: str, shapes: str | os.PathLike[str] | Sequence[Mapping[str, V
     from tilewise.tune.specs import read_shapes, shapes_from
 
     if isinstance(shapes, str | os.PathLike):
-        return read_shapes(shapes, _problem_reader(kind))
-    return shapes_from(list(shapes), "shapes", _problem_reader(kind))
+        return read_shapes(shapes, problem_reader(kind))
+    return shapes_from(list(shapes), "shapes", problem_reader(kind))
 
 
-def _problem_reader(kind: str) -> Callable[[str, Mapping[str, Value]], Problem]:
+def problem_reader(kind: str) -> Callable[[str, Mapping[str, Value]], Problem]:
     def read(family: str, spec: Mapping[str, Value]) -> Problem:
         if kind == "cpu":
             from tilewise.tune.cpu.family import get_family as get_cpu_family

@@ -2,8 +2,8 @@
 
 A trial holds the operands of one problem. Each configuration is checked against NumPy the first time, then timed in
 turns with the default: default, configuration, default, configuration, ... and its runtime is the default's times the
-median ratio, so that a clock that drifts does not decide. In a process of its own, a configuration that crashes or hangs
-costs that process and gets a verdict; the tuner goes on.
+median ratio, so that a clock that drifts does not decide. In a process of its own, a configuration that crashes or
+hangs costs that process and gets a verdict; the tuner goes on.
 """
 
 from __future__ import annotations

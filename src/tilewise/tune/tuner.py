@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -65,6 +66,8 @@ class Bench(Protocol):
         """Every feasible configuration, the default first."""
 
     def trial(self, problem: Problem, default: Config) -> contextlib.AbstractContextManager[Trial]: ...
+    def forget(self) -> None:
+        """As if nothing had ever been compiled."""
 
 
 class Tuner:
@@ -218,6 +221,8 @@ class Tuner:
                 self._keep(store, run, kernel, configs[index], timed)
                 if timed.default_ns is not None:
                     defaults.append(timed.default_ns)
+                    if 0 not in belief.measured and index:  # it was timed beside; what it took is known for nothing
+                        belief.learn(0, math.log(timed.default_ns))
                 if timed.runtime_ns is None:
                     notes.append(f"{configs[index].key} is left out: {timed.reason}")
                     self._tell(notes[-1:])
@@ -226,8 +231,8 @@ class Tuner:
             found = search(belief, take, rule, lambda step: report(step, configs[step.index]))
         default_ns = min(defaults) if defaults else None
         best, runtime_ns, source = found.best, found.runtime_ns, "measured"
-        if best is None or (default_ns is not None and runtime_ns is not None and runtime_ns > default_ns):
-            best, runtime_ns, source = 0, default_ns, "default" if best is None else "measured"
+        if best is None:
+            best, runtime_ns, source = 0, default_ns, "default"
         return Tuned(
             problem, configs[best], source, runtime_ns, default_ns, found.measurements, found.sure,
             time.perf_counter() - start, found.reason, found.steps, notes,

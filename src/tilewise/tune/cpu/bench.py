@@ -25,7 +25,7 @@ class CpuBench:
 
     def __init__(self, limit_s: float | None = None) -> None:
         details = describe()
-        self.machine = Machine("cpu", f"{details['name']}, {details['cpus']} cores", details)
+        self.machine = Machine("cpu", str(details["name"]), details)
         self.collection = COLLECTION if str(details["isa"]).startswith(_COLLECTION_ISA) else None
         self.limit_s = limit_s
 
@@ -43,6 +43,9 @@ class CpuBench:
 
         with running_on(problem.size("threads") if "threads" in problem else 1):
             return get_family(problem.family).configs(problem)
+
+    def forget(self) -> None:
+        """Nothing is compiled at run time."""
 
     @contextlib.contextmanager
     def trial(self, problem: Problem, default: Config) -> Iterator[Trial]:

@@ -120,6 +120,10 @@ class CudaDevice:
             self._loaded[binary.key] = kernel
         return kernel
 
+    def forget(self) -> None:
+        """Let go of every loaded binary; they are compiled, or read from Triton's cache, when they are needed again."""
+        self._loaded.clear()
+
     def registers(self, binary: Binary) -> tuple[int, int]:
         kernel = self._loaded[binary.key]
         return int(kernel.n_regs), int(kernel.n_spills)

@@ -39,7 +39,7 @@ Report = Callable[[Any], None]
 
 def measure(device: Device, job: Job, report: Report) -> None:
     """Send a Verdict list and Batches to `report`; each message is complete in itself."""
-    sets = _operand_sets(device, job)
+    sets = operand_sets(device, job)
     candidates = _check_all(device, job, sets, report)
     if not candidates or candidates[0].config != job.configs[0]:
         return  # without the default there is nothing to normalise by; the verdicts say why
@@ -49,7 +49,7 @@ def measure(device: Device, job: Job, report: Report) -> None:
     time_all(device, job.settings, candidates, job.seed, lambda batch: report(("batch", batch)))
 
 
-def _operand_sets(device: Device, job: Job) -> list[Operands]:
+def operand_sets(device: Device, job: Job) -> list[Operands]:
     """Enough sets of operands that one is out of the L2 cache by the time its turn comes again, within reason."""
     family = get_family(job.problem.family)
     generator = device.torch.Generator(device=device.torch_device).manual_seed(job.seed)

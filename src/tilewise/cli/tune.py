@@ -1,0 +1,181 @@
+"""`tilewise tune`: the best tile for a shape, for every layer of a model, or a check of the tuner on your own shapes."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from tilewise.tune.tuner import Tuned, Tuner
+
+_SHAPE = re.compile(r"^\d+(x\d+)+$")
+_SIZES = {
+    "matmul": ("m", "n", "k"),
+    "batched_matmul": ("batch", "m", "n", "k"),
+    "conv2d": ("batch", "channels", "height", "width", "filters", "kernel"),
+    "attention": ("batch", "heads", "queries", "head"),
+}
+
+
+def tune(
+    what: Annotated[
+        str | None,
+        typer.Argument(help="A family (matmul), or a model: a saved .safetensors file, mlp, cnn, gpt:6x384."),
+    ] = None,
+    shape: Annotated[str | None, typer.Argument(help="Its sizes, as in 512x4096x1024 (m x n x k).")] = None,
+    check: Annotated[Path | None, typer.Option(help="A JSON list of problems to check the tuner on.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or triton.")] = "cpu",
+    option: Annotated[
+        list[str] | None, typer.Option("--set", help="Another word of the problem, as in layout=nt; may be repeated.")
+    ] = None,
+    budget: Annotated[int | None, typer.Option(help="Measure at most so many configurations a shape.", min=1)] = None,
+    batch: Annotated[int, typer.Option(help="Inputs in a model's batch.", min=1)] = 32,
+    tokens: Annotated[int, typer.Option(help="Tokens in a sequence (gpt).", min=1)] = 128,
+    model: Annotated[Path | None, typer.Option(help="A cost model in place of the shipped one.")] = None,
+    cache: Annotated[Path | None, typer.Option(help="Folder of choices and measurements; default: yours.")] = None,
+    learn: Annotated[
+        bool, typer.Option("--learn", help="Fine-tune the cost model on everything measured here (needs PyTorch).")
+    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Tune again, whatever was chosen before.")] = False,
+    limit: Annotated[
+        float | None, typer.Option(help="Measure in a process of its own; a configuration has so many seconds.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of a model's inputs.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Find the best tile: ask the cost model, measure a few, keep the answer.
+
+    Example: tilewise tune matmul 512x4096x1024 --set layout=nt
+    """
+    from tilewise.errors import ConfigurationError
+    from tilewise.tune.tuner import Tuner
+
+    say = _say
+    if check is not None:
+        _check(check, device, model, as_json)
+        return
+    if what is None:
+        raise ConfigurationError("say what to tune: a family and its sizes, a model, or --check shapes.json")
+    tuner = Tuner(device, model=model, cache=cache, budget=budget, limit_s=limit, learn=learn, say=say)
+    if shape is None and what not in _SIZES:
+        _tune_model(what, tuner, batch, tokens, seed, as_json)
+    else:
+        tuned = _tune_shape(tuner, _spec(what, shape, option or []), fresh)
+        typer.echo(json.dumps(_as_dict(tuned)) if as_json else "\n".join(_lines(tuned)))
+    if learn:
+        from tilewise.tune.learning import learn as fine_tune
+
+        typer.echo(fine_tune(tuner, say), err=as_json)
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _spec(family: str, shape: str | None, options: list[str]) -> dict[str, Any]:
+    from tilewise.errors import ConfigurationError
+
+    names = _SIZES.get(family, ("rows", "cols"))
+    sizes = [int(size) for size in shape.split("x")] if shape and _SHAPE.match(shape) else []
+    if shape is not None and len(sizes) != len(names):
+        raise ConfigurationError(
+            f"the sizes of {family} are {'x'.join(names)}, such as {'x'.join('64' for _ in names)}"
+        )
+    spec: dict[str, Any] = {"family": family, **dict(zip(names, sizes, strict=False))}
+    for word in options:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise ConfigurationError(f"--set takes name=value, as in layout=nt, not {word!r}")
+        spec[name] = int(value) if value.lstrip("-").isdigit() else value
+    return spec
+
+
+def _tune_shape(tuner: Tuner, spec: dict[str, Any], fresh: bool) -> Tuned:
+    with _measuring() as report:
+        return tuner.tune(spec, fresh=fresh, report=report)
+
+
+@contextmanager
+def _measuring() -> Iterator[Callable[[Any, Any], None]]:
+    """A line a measurement: replaced on a terminal, one under the other in a log."""
+
+    def line(step: Any, config: Any) -> str:
+        took = "failed" if step.runtime_ns is None else f"{step.runtime_ns / 1e3:.1f} us"
+        return f"{took}  {' '.join(f'{k}={v}' for k, v in config.items())}"
+
+    if not sys.stderr.isatty():
+        yield lambda step, config: typer.echo(f"measured {line(step, config)}", err=True)
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("ranking") as status:
+        yield lambda step, config: status.update(f"measured {line(step, config)}")
+
+
+def _as_dict(tuned: Tuned) -> dict[str, Any]:
+    import dataclasses
+
+    return {
+        **dataclasses.asdict(dataclasses.replace(tuned, problem=None, config=None)),  # type: ignore[arg-type]
+        "problem": dict(tuned.problem),
+        "config": dict(tuned.config),
+        "speedup": tuned.speedup,
+    }
+
+
+def _lines(tuned: Tuned) -> list[str]:
+    lines = ["  ".join(f"{name}={value}" for name, value in tuned.config.items())]
+    if tuned.runtime_ns is not None:
+        took = f"{tuned.runtime_ns / 1e3:.1f} us"
+        beside = f", the default {tuned.default_ns / 1e3:.1f} us" if tuned.default_ns is not None else ""
+        lines.append(f"{took}{beside}; {tuned.measurements} measured in {tuned.seconds:.2f} s")
+    sure = "sure within 1 % of the best" if tuned.sure else "not sure to be within 1 % of the best"
+    lines.append(f"{tuned.source}: {tuned.reason or 'chosen without measuring'}; {sure}")
+    return lines
+
+
+def _tune_model(name: str, tuner: Tuner, batch: int, tokens: int, seed: int, as_json: bool) -> None:
+    from tilewise.tune.layers import tune_model
+
+    result = tune_model(name, tuner, batch=batch, tokens=tokens, seed=seed, report=_say)
+    if as_json:
+        layers = [
+            {"layer": layer.name, "op": layer.op, "shape": layer.shape, "tuned": layer.tuned and _as_dict(layer.tuned)}
+            for layer in result.layers
+        ]
+        typer.echo(
+            json.dumps({"model": name, "before_ns": result.before_ns, "after_ns": result.after_ns, "layers": layers})
+        )
+        return
+    typer.echo(f"{'layer':32} {'kernel':36} {'before us':>10} {'after us':>10} {'faster':>7}")
+    for layer in result.layers:
+        kernel = f"{layer.op} {'x'.join(map(str, layer.shape))}"
+        tuned = layer.tuned
+        if tuned is None or tuned.default_ns is None or tuned.runtime_ns is None:
+            came = "cached" if tuned is not None else "no tiles to tune"
+            typer.echo(f"{layer.name:32} {kernel:36} {came:>10}")
+            continue
+        numbers = f"{tuned.default_ns / 1e3:10.1f} {tuned.runtime_ns / 1e3:10.1f} {tuned.speedup:6.2f}x"
+        typer.echo(f"{layer.name:32} {kernel:36} {numbers}")
+    typer.echo(
+        f"one call: {result.before_ns / 1e6:.3f} ms before, {result.after_ns / 1e6:.3f} ms after "
+        f"({result.speedup:.3f}x); tuned in {result.seconds:.1f} s"
+    )
+
+
+def _check(path: Path, device: str, model: Path | None, as_json: bool) -> None:
+    from tilewise.tune.checking import check, table
+    from tilewise.tune.collecting import problem_reader
+    from tilewise.tune.specs import read_shapes
+
+    kernels = read_shapes(path, problem_reader(device))
+    problems = [kernel.problem for kernel in kernels]
+    result = check(problems, device, model=str(model) if model else None, say=_say)
+    typer.echo(json.dumps(result.as_dict()) if as_json else "\n".join(table(result)))

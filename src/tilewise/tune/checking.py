@@ -1,0 +1,164 @@
+"""`tune --check`: on your own shapes, how good the tuner's choices are beside the exhaustive best, and what they cost.
+
+For each problem, from an empty cache: the first choice without measuring, the choice after five measurements, the
+analytical default, and the best of an exhaustive sweep. The sweep's leaders and the three choices then run against each
+other in turns, and only that run-off is reported: a ratio of 1 is the fastest of them all.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from tilewise.errors import ConfigurationError
+from tilewise.tune.problem import Config, Problem, Value
+from tilewise.tune.tuner import Bench, Tuner
+
+MEASUREMENTS = 5
+_FINALISTS = 8
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One problem: fastest / chosen for each choice (1 is the best), and seconds to tune."""
+
+    problem: dict[str, Value]
+    configs: int
+    best_ns: float
+    first: float
+    five: float
+    default: float
+    five_seconds: float
+    exhaustive_seconds: float
+
+
+@dataclass(frozen=True)
+class Check:
+    """All problems, and the geometric means of the ratios."""
+
+    device: str
+    machine: str
+    problems: list[Checked]
+    first: float
+    five: float
+    default: float
+    time_ratio: float  # exhaustive seconds over seconds of five measurements
+    notes: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Sweeper(Protocol):
+    """How a device measures many configurations: all of them roughly, and a few against each other."""
+
+    def sweep(self, problem: Problem, configs: Sequence[Config]) -> tuple[dict[Config, float], float]:
+        """Runtimes by configuration, and the seconds that tuning exhaustively takes."""
+
+    def run_off(self, problem: Problem, configs: Sequence[Config]) -> dict[Config, float]:
+        """Runtimes taken in turns."""
+
+
+def check(
+    problems: Sequence[Mapping[str, Value]],
+    device: str | Bench = "cpu",
+    *,
+    model: str | None = None,
+    sweeper: Sweeper | None = None,
+    say: Say = lambda line: None,
+) -> Check:
+    """Compare the choices on a list of problems."""
+    if not problems:
+        raise ConfigurationError("There is no problem to check.")
+    with tempfile.TemporaryDirectory(prefix="tilewise-check-") as folder:
+        heard: list[str] = []
+        tuner = Tuner(device, model=model, cache=folder, say=heard.append)
+        chosen = sweeper or _sweeper(tuner.bench)
+        rows = []
+        for number, spec in enumerate(problems, start=1):
+            # Each from an empty cache: what one shape taught must not help the next.
+            alone = Tuner(tuner.bench, model=model, cache=f"{folder}/{number}")
+            row = check_one(alone, chosen, alone.problem(spec))
+            rows.append(row)
+            say(
+                f"{number}/{len(problems)} {row.problem}: first {row.first:.3f}, five {row.five:.3f}, default "
+                f"{row.default:.3f}; {row.five_seconds:.2f} s against {row.exhaustive_seconds:.2f} s"
+            )
+    return Check(
+        tuner.bench.kind,
+        tuner.bench.machine.identity,
+        rows,
+        _geometric([row.first for row in rows]),
+        _geometric([row.five for row in rows]),
+        _geometric([row.default for row in rows]),
+        _geometric([row.exhaustive_seconds / row.five_seconds for row in rows]),
+        heard,
+    )
+
+
+def check_one(tuner: Tuner, sweeper: Sweeper, problem: Problem) -> Checked:
+    """One problem, from the tuner's empty cache."""
+    configs = list(tuner.bench.configs(problem))
+    first = tuner.choose(problem).config
+    tuner.bench.forget()
+    start = time.perf_counter()
+    five = tuner.tune(problem, budget=MEASUREMENTS, exactly=True).config
+    five_seconds = time.perf_counter() - start
+    swept, exhaustive_seconds = sweeper.sweep(problem, configs)
+    leaders = sorted(swept, key=swept.__getitem__)[:_FINALISTS]
+    runtime = sweeper.run_off(problem, list(dict.fromkeys([configs[0], first, five, *leaders])))
+    best_ns = min(runtime.values())
+
+    def ratio(config: Config) -> float:
+        return best_ns / runtime[config] if config in runtime else 0.0
+
+    return Checked(
+        dict(problem),
+        len(configs),
+        best_ns,
+        ratio(first),
+        ratio(five),
+        ratio(configs[0]),
+        five_seconds,
+        exhaustive_seconds,
+    )
+
+
+def _geometric(ratios: Sequence[float]) -> float:
+    return math.exp(sum(math.log(max(ratio, 1e-9)) for ratio in ratios) / len(ratios))
+
+
+def _sweeper(bench: Bench) -> Sweeper:
+    if bench.kind == "cpu":
+        from tilewise.tune.cpu.sweep import CpuSweeper
+
+        return CpuSweeper()
+    from tilewise.tune.triton.bench import TritonBench, TritonSweeper
+
+    assert isinstance(bench, TritonBench)
+    return TritonSweeper(bench)
+
+
+def table(result: Check) -> list[str]:
+    """The comparison as lines of text."""
+    lines = [
+        f"{result.machine}: fastest / chosen, in turns; tuning times from an empty cache",
+        f"{'problem':58} {'configs':>7} {'first':>7} {'five':>7} {'default':>8} {'five s':>8} {'all s':>8}",
+    ]
+    for row in result.problems:
+        words = [f"{name}={value}" for name, value in row.problem.items() if name not in ("family", "dtype")]
+        name = f"{row.problem['family']} {row.problem.get('dtype', '')} {' '.join(words)}"
+        lines.append(
+            f"{name:58} {row.configs:7d} {row.first:7.3f} {row.five:7.3f} {row.default:8.3f} "
+            f"{row.five_seconds:8.2f} {row.exhaustive_seconds:8.2f}"
+        )
+    lines.append(
+        f"{'geometric mean':58} {'':7} {result.first:7.3f} {result.five:7.3f} {result.default:8.3f}   "
+        f"tuning {result.time_ratio:.0f} times faster than exhaustive"
+    )
+    return [*lines, *result.notes]

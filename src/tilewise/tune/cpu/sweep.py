@@ -1,0 +1,53 @@
+"""Sweeps on this CPU: every configuration roughly, then a few against each other in turns."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tilewise.tune.cpu.family import Array, get_family
+from tilewise.tune.cpu.machine import running_on
+from tilewise.tune.problem import Config, Problem
+
+_UNIT_NS = 1.0e6
+_ROUNDS = 3  # of the sweep, as many as a collector makes at least
+_RUN_OFF_ROUNDS = 15
+
+
+class CpuSweeper:
+    """Measures in this process."""
+
+    def sweep(self, problem: Problem, configs: Sequence[Config]) -> tuple[dict[Config, float], float]:
+        """The fastest of three rounds each, and how long all of it took."""
+        start = time.perf_counter()
+        runtimes = self._in_turns(problem, configs, _ROUNDS)
+        return {config: min(times) for config, times in runtimes.items()}, time.perf_counter() - start
+
+    def run_off(self, problem: Problem, configs: Sequence[Config]) -> dict[Config, float]:
+        """Each round goes over all of them in another order; the median of the faster half counts."""
+        runtimes = self._in_turns(problem, configs, _RUN_OFF_ROUNDS)
+        return {c: statistics.median(sorted(times)[: len(times) // 2 + 1]) for c, times in runtimes.items()}
+
+    def _in_turns(self, problem: Problem, configs: Sequence[Config], rounds: int) -> dict[Config, list[float]]:
+        family, rng = get_family(problem.family), np.random.default_rng(0)
+        operands = family.operands(problem, rng)
+        times: dict[Config, list[float]] = {config: [] for config in configs}
+        with running_on(problem.size("threads") if "threads" in problem else 1):
+            runs = {config: family.runner(problem, config, operands) for config in configs}
+            rough = {config: _many(run, 1) for config, run in runs.items()}
+            for _ in range(rounds):
+                for index in rng.permutation(len(configs)):
+                    config = configs[index]
+                    calls = int(min(max(_UNIT_NS / rough[config], 1), 100))
+                    times[config].append(_many(runs[config], calls))
+        return times
+
+
+def _many(run: Callable[[], Array], calls: int) -> float:
+    start = time.perf_counter_ns()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter_ns() - start) / calls

@@ -1,0 +1,242 @@
+"""`autotune`: a drop-in for `triton.autotune` that measures a handful of configurations instead of all of them.
+
+Same call, same decorator, same results. For each new key it asks the choices on disk; then the cost model shipped for
+this GPU, where the kernel is recognisably one of the families that were measured (a matrix product with blocks along m,
+n and k); else what it has learned about this kernel from other keys. It measures until going on cannot pay, keeps every
+measurement on disk, and takes a new key without measuring when what it knows leaves no doubt.
+
+    @tilewise.tune.triton.autotune(configs=[...], key=["M", "N", "K"])
+    @triton.jit
+    def kernel(...): ...
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tilewise import __version__
+from tilewise.errors import ConfigurationError, TilewiseError
+from tilewise.tune.choices import cache_folder
+from tilewise.tune.guide import Guide, shipped_guide
+from tilewise.tune.problem import Config, Problem
+from tilewise.tune.search import Found
+from tilewise.tune.store import Machine
+from tilewise.tune.triton.online import Online, config_of, problem_of
+
+BUDGET = 5
+_LAUNCH_SETTINGS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+_FAMILY_FIELDS = {"block_m", "block_n", "block_k", "warps", "stages"}
+_DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "tf32"}
+
+
+def autotune(
+    configs: Sequence[Any],
+    key: Sequence[str],
+    prune_configs_by: Mapping[str, Any] | None = None,
+    reset_to_zero: Sequence[str] | None = None,
+    restore_value: Sequence[str] | None = None,
+    pre_hook: Callable[..., Any] | None = None,
+    post_hook: Callable[..., Any] | None = None,
+    *,
+    budget: int = BUDGET,
+    cache: str | os.PathLike[str] | None = None,
+    say: Callable[[str], None] | None = None,
+    **options: Any,
+) -> Callable[[Any], Any]:
+    """Decorate a jitted kernel as `triton.autotune` does.
+
+    Beyond Triton's own arguments (others are passed on): `budget` is how many configurations a new key may cost where
+    a model knows the kernel; twice as many where none does, and four times for its first three keys. `cache` is the
+    folder of choices and measurements. `say` hears what was decided; by default nothing is said.
+    """
+    if not isinstance(budget, int) or budget < 1:
+        raise ConfigurationError(f"budget must be a whole number of at least 1, not {budget!r}.")
+
+    def decorate(kernel: Any) -> Any:
+        return _autotuner_class()(
+            kernel, kernel.arg_names, list(configs), list(key), reset_to_zero, restore_value, pre_hook, post_hook,
+            prune_configs_by, budget, cache, say, options,
+        )  # fmt: skip
+
+    return decorate
+
+
+def _autotuner_class() -> Any:
+    """Triton's Autotuner with another way to fill its cache; made late, since Triton may be absent."""
+    from triton.runtime.autotuner import Autotuner
+
+    class LearnedAutotuner(Autotuner):  # type: ignore[misc, unused-ignore]
+        """Fills Triton's own cache of best configurations before Triton looks into it."""
+
+        def __init__(
+            self, kernel: Any, arg_names: Any, configs: Any, key: Any, zero: Any, restore: Any, pre: Any, post: Any,
+            prune: Any, budget: int, cache: Any, say: Any, options: Mapping[str, Any],
+        ) -> None:  # fmt: skip
+            super().__init__(
+                kernel, arg_names, configs, key, zero, restore, pre_hook=pre, post_hook=post, prune_configs_by=prune,
+                **options,
+            )  # fmt: skip
+            self.learned = Session(self.base_fn.__name__, _source(kernel), budget, cache, say or (lambda line: None))
+
+        def run(self, *args: Any, **kwargs: Any) -> Any:
+            if len(self.configs) > 1:
+                given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
+                known = {name: value for name, value in given.items() if name in self.arg_names}
+                dtypes = [str(value.dtype) for value in known.values() if hasattr(value, "dtype")]
+                tuning_key = (*(known[name] for name in self.keys if name in known), *dtypes)
+                if tuning_key not in self.cache:
+                    self._choose(tuning_key, known, dtypes, args, kwargs)
+            return super().run(*args, **kwargs)
+
+        def _choose(self, tuning_key: Any, known: Any, dtypes: list[str], args: Any, kwargs: Any) -> None:
+            self.nargs = dict(zip(self.arg_names, args, strict=False))
+            start = time.time()
+            pruned = self.prune_configs(kwargs)
+            timings: dict[Any, Any] = {}
+
+            def measure(config: Any) -> float | None:
+                taken = self._bench(*args, config=config, **kwargs)
+                timings[config] = taken
+                middle = taken[0] if isinstance(taken, list | tuple) else taken
+                return float(middle) * 1e6 if 0 < float(middle) < float("inf") else None
+
+            sizes = {name: known[name] for name in self.keys if name in known}
+            chosen = self.learned.choose(pruned, sizes, dtypes, measure)
+            self.cache[tuning_key] = chosen
+            self.configs_timings, self.bench_time = timings, time.time() - start
+            if timings:
+                self.pre_hook({**self.nargs, **kwargs, **chosen.all_kwargs()}, reset_only=True)
+
+    return LearnedAutotuner
+
+
+def _source(kernel: Any) -> str:
+    """Digits that change with the kernel's code."""
+    while kernel is not None and not hasattr(kernel, "cache_key"):
+        kernel = getattr(kernel, "fn", None)
+    return str(getattr(kernel, "cache_key", ""))[:16] or "unknown"
+
+
+class Session:
+    """The choices of one decorated kernel. Opened at the first launch, when the GPU is known."""
+
+    def __init__(
+        self, name: str, source: str, budget: int, cache: str | os.PathLike[str] | None, say: Callable[[str], None]
+    ) -> None:
+        self.name, self.source, self.budget, self.say = name, source, budget, say
+        self.folder = Path(cache).expanduser() if cache is not None else cache_folder()
+        self._online: Online | None = None
+        self._guide: Guide | None = None
+        self.last: Found | None = None  # how the last new key was decided
+
+    def _open(self) -> Online:
+        if self._online is None:
+            machine, version, collection = this_gpu()
+            self._online = Online(machine, f"{__version__}, triton {version}", self.folder, self.budget, self.say)
+            guide = shipped_guide(collection, machine.identity)
+            self._guide = guide if guide.model is not None else None
+        return self._online
+
+    def choose(
+        self,
+        configs: Sequence[Any],
+        sizes: Mapping[str, Any],
+        dtypes: Sequence[str],
+        measure: Callable[[Any], float | None],
+    ) -> Any:
+        """The triton.Config to launch with."""
+        online = self._open()
+        settings = [settings_of(config) for config in configs]
+        own = [config_of(values) for values in settings]
+        problem = problem_of(self.name, self.source, {**sizes, **{f"dtype{i}": d for i, d in enumerate(dtypes)}})
+        kept = online.kept(problem, own)
+        if kept is not None:
+            self.say(f"{self.name} {dict(sizes)}: chosen before")
+            return configs[own.index(kept)]
+        guide, scores = self._scores(settings, sizes, dtypes)
+        found = online.tune(problem, own, lambda index: self._measure(configs[index], measure), guide, scores)
+        self.last = found
+        if found.best is None:
+            raise TilewiseError(f"none of the {len(configs)} configurations of {self.name} could be run; try others.")
+        self.say(f"{self.name} {dict(sizes)}: {found.measurements} of {len(configs)} measured; {found.reason}")
+        return configs[found.best]
+
+    def _measure(self, config: Any, measure: Callable[[Any], float | None]) -> float | None:
+        try:
+            return measure(config)
+        except ValueError:  # a mistake in the call, such as a meta-parameter that is given twice
+            raise
+        except Exception as error:  # what one configuration raises is its own verdict; said, and left out
+            self.say(f"{self.name}: {config} is left out: {type(error).__name__}: {error}"[:300])
+            return None
+
+    def _scores(self, settings: Sequence[Mapping[str, Any]], sizes: Mapping[str, Any], dtypes: Sequence[str]) -> Any:
+        """The shipped model's scores where the kernel looks like a matrix product; (None, None) elsewhere."""
+        if self._guide is None:
+            return None, None
+        recognised = matmul_like(settings, sizes, dtypes)
+        if recognised is None:
+            return None, None
+        from tilewise.tune.triton.family import get_family
+
+        problem, configs = recognised
+        try:
+            return self._guide, self._guide.scores(get_family("matmul"), problem, configs)
+        except TilewiseError as error:
+            warnings.warn(f"the shipped model cannot rank {self.name}: {error}", stacklevel=2)
+            return None, None
+
+
+def settings_of(config: Any) -> dict[str, Any]:
+    """Everything a triton.Config fixes, by name."""
+    settings = dict(config.kwargs)
+    for name in _LAUNCH_SETTINGS:
+        value = getattr(config, name, None)
+        if value is not None:
+            settings[name] = value
+    return settings
+
+
+def matmul_like(
+    settings: Sequence[Mapping[str, Any]], sizes: Mapping[str, Any], dtypes: Sequence[str]
+) -> tuple[Problem, list[Config]] | None:
+    """The matrix product a kernel seems to be, by the names of its blocks and of its key; None if it does not."""
+    wanted = {name.lower(): value for name, value in sizes.items() if isinstance(value, int)}
+    dtype = _DTYPES.get(dtypes[0]) if dtypes else None
+    if not {"m", "n", "k"} <= set(wanted) or dtype is None or min(wanted[n] for n in "mnk") < 1:
+        return None
+    configs = []
+    for values in settings:
+        fields = {_field(name): value for name, value in values.items() if isinstance(value, int)}
+        if not fields.keys() >= _FAMILY_FIELDS:
+            return None
+        configs.append(Config({**{name: fields[name] for name in _FAMILY_FIELDS}, "group": fields.get("group", 1)}))
+    problem = Problem.of(
+        "matmul", dtype=dtype, m=wanted["m"], n=wanted["n"], k=wanted["k"], epilogue="none", layout="nn"
+    )
+    return problem, configs
+
+
+def _field(name: str) -> str:
+    """BLOCK_SIZE_M, BLOCK_M and block_m are one; GROUP_SIZE_M is the group."""
+    plain = re.sub(r"_SIZE|SIZE_", lambda match: "_" if match.group() == "SIZE_" else "", name.upper()).lower()
+    plain = plain.replace("__", "_").removeprefix("num_")
+    return "group" if plain.startswith("group") else plain
+
+
+def this_gpu() -> tuple[Machine, str, str | None]:
+    """The GPU in use, Triton's version, and the collection whose model fits."""
+    import torch
+    import triton
+
+    if not torch.cuda.is_available():
+        return Machine("autotune", "no GPU", {}), str(triton.__version__), None
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    collection = "h200" if properties.major == 9 else None
+    return Machine("autotune", str(properties.name), {}), str(triton.__version__), collection

@@ -1,0 +1,165 @@
+"""This GPU as the tuner sees it: the Triton families, their configurations, and trials that compile what they measure."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tilewise import __version__
+from tilewise.errors import ConfigurationError
+from tilewise.tune.problem import Config, Problem, Value
+from tilewise.tune.rounds import Run
+from tilewise.tune.store import Machine
+from tilewise.tune.trial import Timed, Trial
+from tilewise.tune.triton.compiling import Compiled, serve, use_cache
+from tilewise.tune.triton.device import HOPPER, CudaDevice, MisfitError, open_device
+from tilewise.tune.triton.family import Binary, Family, Operands, get_family
+from tilewise.tune.triton.measure import Job, operand_sets
+from tilewise.tune.workers import Worker, WorkerLostError, wait_any
+
+COLLECTION = "h200"
+_UNIT_NS = 4.0e5
+_MOST_LAUNCHES = 48
+_ROUNDS = 5
+_COMPILE_SECONDS = 120.0
+
+
+class TritonBench:
+    """Problems of the Triton families on the first GPU."""
+
+    kind = "triton"
+
+    def __init__(self, device: Any = None) -> None:
+        self.device: Any = device or open_device("cuda")
+        details = self.device.describe()
+        self.machine = Machine("triton", str(details["name"]), details)
+        self.version = f"{__version__}, triton {details.get('triton', 'unknown')}"
+        self.collection = COLLECTION if details.get("compute_capability") == HOPPER else None
+        self.shared_bytes = int(details.get("shared_bytes", 1 << 30))
+
+    def family(self, name: str) -> Family:
+        return get_family(name)
+
+    def problem(self, spec: Mapping[str, Value]) -> Problem:
+        family = spec.get("family")
+        if not isinstance(family, str):
+            raise ConfigurationError('A problem is an object with a "family", such as {"family": "matmul", "m": 64}.')
+        return get_family(family).problem(spec)
+
+    def configs(self, problem: Problem) -> Sequence[Config]:
+        family = get_family(problem.family)
+        every = family.configs(problem)
+        return [config for config in every if family.misfit(problem, config, self.shared_bytes) is None]
+
+    @contextlib.contextmanager
+    def trial(self, problem: Problem, default: Config) -> Iterator[Trial]:
+        yield TritonTrial(self.device, problem)
+
+    def forget(self) -> None:
+        """As if nothing had been compiled yet: an empty cache folder, and no kernel loaded."""
+        use_cache(tempfile.mkdtemp(prefix="tilewise-triton-"))
+        if isinstance(self.device, CudaDevice):
+            self.device.forget()
+
+
+class TritonTrial:
+    """Compiles, checks against PyTorch and times one configuration after the other."""
+
+    def __init__(self, device: Any, problem: Problem, seed: int = 0) -> None:
+        self.device, self.problem, self.family = device, problem, get_family(problem.family)
+        self._sets: list[Operands] = operand_sets(device, Job(problem, (), seed))
+        self._expected = self.family.expected(problem, device.torch, self._sets[0])
+
+    def measure(self, config: Config) -> Timed:
+        try:
+            runs = self._prepare(config)
+            if not self._is_right(runs[0]):
+                return Timed(None, None, "wrong", "the result differs from PyTorch's")
+        except MisfitError as error:
+            return Timed(None, None, "misfit", str(error))
+        except Exception as error:  # Triton raises many kinds; each is this configuration's verdict
+            return Timed(None, None, "failed", f"{type(error).__name__}: {error}"[:300])
+        unit, launches = self.unit(runs)
+        self.device.time_units([unit])
+        times = self.device.time_units([unit] * _ROUNDS)
+        return Timed(statistics.median(times) / launches, None)
+
+    def _prepare(self, config: Config) -> list[Run]:
+        binary = self.family.binary(self.problem, config)
+        return [self.device.prepare(binary, self.family.launch(self.problem, config, o)) for o in self._sets]
+
+    def _is_right(self, run: Run) -> bool:
+        first = self._sets[0]
+        first.guarded.fill_(math.nan)
+        run()
+        out, guard = first.out, first.guarded[first.out.numel() :]
+        close = ((out.float() - self._expected.value).abs() <= self._expected.bound).all()
+        return bool(close & guard.isnan().all())
+
+    def unit(self, runs: Sequence[Run]) -> tuple[Run, int]:
+        """One timed unit that goes through the operand sets in turn, and its launches."""
+        rough = max(min(self.device.time_units([runs[0], runs[0]])), 500.0)
+        launches = int(min(max(_UNIT_NS / rough, len(runs) if rough < _UNIT_NS else 1), _MOST_LAUNCHES))
+        return self.device.unit([runs[i % len(runs)] for i in range(launches)]), launches
+
+
+class TritonSweeper:
+    """Measures every configuration: compiled in parallel, told as if one after the other, which is what autotuners do.
+
+    `compile_seconds` keeps what each binary took to compile, so a binary that two problems share is counted for both.
+    """
+
+    def __init__(self, bench: TritonBench, processes: int = 0) -> None:
+        self.bench = bench
+        self.processes = processes or max(1, (len(os.sched_getaffinity(0)) - 2) // 2)
+        self.cache = tempfile.mkdtemp(prefix="tilewise-sweep-")
+        self.compiled: dict[str, Compiled] = {}
+
+    def sweep(self, problem: Problem, configs: Sequence[Config]) -> tuple[dict[Config, float], float]:
+        use_cache(self.cache)
+        family = get_family(problem.family)
+        binaries = {family.binary(problem, config).key: family.binary(problem, config) for config in configs}
+        self._compile([binary for key, binary in binaries.items() if key not in self.compiled])
+        trial, runtime = TritonTrial(self.bench.device, problem), {}
+        start = time.perf_counter()
+        for config in configs:
+            if self.compiled[family.binary(problem, config).key].failure is None:
+                timed = trial.measure(config)
+                if timed.runtime_ns is not None:
+                    runtime[config] = timed.runtime_ns
+        measuring = time.perf_counter() - start
+        return runtime, measuring + sum(self.compiled[key].seconds for key in binaries)
+
+    def run_off(self, problem: Problem, configs: Sequence[Config]) -> dict[Config, float]:
+        """In turns, twelve rounds; the median counts."""
+        trial = TritonTrial(self.bench.device, problem)
+        units = {config: trial.unit(trial._prepare(config)) for config in configs}
+        times: dict[Config, list[float]] = {config: [] for config in configs}
+        for _ in range(12):
+            taken = self.bench.device.time_units([unit for unit, _ in units.values()])
+            for (config, (_, launches)), spent in zip(units.items(), taken, strict=True):
+                times[config].append(spent / launches)
+        return {config: statistics.median(spent) for config, spent in times.items()}
+
+    def _compile(self, binaries: Sequence[Binary]) -> None:
+        queue = list(reversed(binaries))
+        workers = [Worker(serve, self.bench.device.capability, self.cache) for _ in range(self.processes)]
+        try:
+            while queue or any(worker.busy for worker in workers):
+                for worker in workers:
+                    if not worker.busy and queue:
+                        worker.submit(queue.pop(), _COMPILE_SECONDS)
+                for worker, message in wait_any(workers, 0.25):
+                    key = worker.task.key
+                    worker.finish()
+                    lost = isinstance(message, WorkerLostError)
+                    self.compiled[key] = Compiled(0, 0.0, f"does not compile: {message}") if lost else message
+        finally:
+            for worker in workers:
+                worker.stop()

@@ -1,0 +1,169 @@
+"""Two kernels of no family, as a user might write them, for checking `autotune`: a 5 x 5 box filter, and a table of
+sums of absolute differences. Neither is a matrix product, a softmax, a norm or a reduction."""
+
+# The bodies are Triton's language, not Python's: its types are tl.tensor and tl.constexpr.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["height", "width"])
+def box_filter(x, y, height, width, BLOCK_H: tl.constexpr, BLOCK_W: tl.constexpr):
+    """y[i, j] = mean of the 5 x 5 values of x around (i, j), zeros outside."""
+    rows = tl.program_id(0) * BLOCK_H + tl.arange(0, BLOCK_H)
+    columns = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
+    total = tl.zeros((BLOCK_H, BLOCK_W), dtype=tl.float32)
+    for down in range(-2, 3):
+        for right in range(-2, 3):
+            r, c = rows[:, None] + down, columns[None, :] + right
+            inside = (r >= 0) & (r < height) & (c >= 0) & (c < width)
+            total += tl.load(x + r * width + c, mask=inside, other=0.0)
+    mask = (rows[:, None] < height) & (columns[None, :] < width)
+    tl.store(y + rows[:, None] * width + columns[None, :], total / 25.0, mask=mask)
+
+
+@triton.jit(do_not_specialize=["points", "centres", "depth"])
+def absolute_differences(
+    a, b, out, points, centres, depth, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """out[i, j] = sum over d of |a[i, d] - b[j, d]|."""
+    p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    total = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)
+    for start in range(0, depth, BLOCK_D):
+        d = start + tl.arange(0, BLOCK_D)
+        left = tl.load(a + p[:, None] * depth + d[None, :], mask=(p[:, None] < points) & (d[None, :] < depth), other=0.0)
+        right = tl.load(
+            b + c[:, None] * depth + d[None, :], mask=(c[:, None] < centres) & (d[None, :] < depth), other=0.0
+        )
+        total += tl.sum(tl.abs(left[:, None, :] - right[None, :, :]), axis=2)
+    mask = (p[:, None] < points) & (c[None, :] < centres)
+    tl.store(out + p[:, None] * centres + c[None, :], total, mask=mask)
+
+
+@dataclass(frozen=True)
+class OwnCase:
+    """A kernel, its configurations, and shapes to meet one after the other."""
+
+    name: str
+    kernel: Any
+    configs: tuple[Any, ...]
+    key: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    arguments: Callable[[Any, tuple[int, ...]], tuple[Any, ...]]
+    grid: Callable[[tuple[int, ...]], Callable[[Any], tuple[int, ...]]]
+
+
+def _box_configs() -> tuple[Any, ...]:
+    sizes = product((1, 2, 4, 8, 16), (32, 64, 128, 256, 512), (1, 2, 4, 8))
+    return tuple(
+        triton.Config({"BLOCK_H": h, "BLOCK_W": w}, num_warps=warps, num_stages=2)
+        for h, w, warps in sizes
+        if 1 <= h * w // (32 * warps) <= 64
+    )
+
+
+def _difference_configs() -> tuple[Any, ...]:
+    sizes = product((8, 16, 32, 64), (8, 16, 32, 64), (8, 16, 32), (2, 4, 8))
+    return tuple(
+        triton.Config({"BLOCK_P": p, "BLOCK_C": c, "BLOCK_D": d}, num_warps=warps, num_stages=2)
+        for p, c, d, warps in sizes
+        if 8 <= p * c * d // (32 * warps) <= 256
+    )
+
+
+def _box_arguments(torch: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
+    x = torch.randn(shape, device="cuda")
+    return x, torch.empty_like(x), *shape
+
+
+def _difference_arguments(torch: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
+    points, centres, depth = shape
+    a, b = torch.randn((points, depth), device="cuda"), torch.randn((centres, depth), device="cuda")
+    return a, b, torch.empty((points, centres), device="cuda"), points, centres, depth
+
+
+CASES = (
+    OwnCase(
+        "box filter",
+        box_filter,
+        _box_configs(),
+        ("height", "width"),
+        ((1080, 1920), (512, 512), (3000, 400), (2160, 3840), (700, 5000), (1500, 1500), (256, 8000), (4000, 3000)),
+        _box_arguments,
+        lambda shape: lambda meta: (math.ceil(shape[0] / meta["BLOCK_H"]), math.ceil(shape[1] / meta["BLOCK_W"])),
+    ),
+    OwnCase(
+        "absolute differences",
+        absolute_differences,
+        _difference_configs(),
+        ("points", "centres", "depth"),
+        ((2000, 256, 64), (500, 500, 128), (8000, 64, 32), (1500, 1000, 96), (4000, 300, 48), (300, 2000, 200)),
+        _difference_arguments,
+        lambda shape: lambda meta: (math.ceil(shape[0] / meta["BLOCK_P"]), math.ceil(shape[1] / meta["BLOCK_C"])),
+    ),
+)
+
+
+def _bench(call: Callable[[], Any], quantiles: Any = None) -> Any:
+    return triton.testing.do_bench(call, warmup=3, rep=15, quantiles=quantiles)
+
+
+def run_case(case: OwnCase, cache: str) -> dict[str, Any]:
+    """Each shape first by `autotune`, then every configuration; ratio, measurements and seconds, shape by shape."""
+    import time
+
+    import torch
+
+    from tilewise.tune.triton.autotune import autotune
+
+    tuned = autotune(list(case.configs), list(case.key), cache=cache, do_bench=_bench)(case.kernel)
+    rows = []
+    for shape in case.shapes:
+        arguments, grid = case.arguments(torch, shape), case.grid(shape)
+        start = time.perf_counter()
+        tuned[grid](*arguments)
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - start
+        chosen = tuned.best_config
+        times = _every(case, grid, arguments)
+        again = {c: _time(case, grid, arguments, c) for c in (chosen, *sorted(times, key=times.__getitem__)[:3])}
+        found = tuned.learned.last
+        rows.append(
+            {
+                "shape": shape,
+                "measured": found.measurements if found else 0,
+                "configs": len(case.configs),
+                "ratio": min(again.values()) / again[chosen],
+                "seconds": seconds,
+            }
+        )
+    later = [row["ratio"] for row in rows[3:]]
+    return {
+        "after_three_shapes": math.exp(sum(math.log(r) for r in later) / len(later)),
+        "measured_after_three_shapes": sum(row["measured"] for row in rows[3:]) / len(later),
+        "shapes": rows,
+    }
+
+
+def _every(case: OwnCase, grid: Any, arguments: tuple[Any, ...]) -> dict[Any, float]:
+    times = {}
+    for config in case.configs:
+        try:
+            times[config] = _time(case, grid, arguments, config)
+        except Exception as error:  # does not fit this GPU
+            print(f"{case.name}: {config}: {type(error).__name__}", flush=True)
+    return times
+
+
+def _time(case: OwnCase, grid: Any, arguments: tuple[Any, ...], config: Any) -> float:
+    return float(_bench(lambda: case.kernel[grid](*arguments, **config.all_kwargs()), quantiles=(0.5,)))
