@@ -1,4 +1,4 @@
-"""`tilewise tune`: the best tile for a shape, for every layer of a model, or a check of the tuner on your own shapes."""
+"""`tilewise tune`: the best tile for a shape or for every layer of a model, or a check of the tuner on your shapes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def tune(
     if learn:
         from tilewise.tune.learning import learn as fine_tune
 
-        typer.echo(fine_tune(tuner, say), err=as_json)
+        typer.echo(str(fine_tune(tuner, say)), err=as_json)
 
 
 def _say(line: str) -> None:

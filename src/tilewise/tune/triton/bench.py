@@ -1,4 +1,4 @@
-"""This GPU as the tuner sees it: the Triton families, their configurations, and trials that compile what they measure."""
+"""This GPU as the tuner sees it: the Triton families, their configurations, trials that compile what they measure."""
 
 from __future__ import annotations
 

@@ -41,7 +41,9 @@ def absolute_differences(
     total = tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)
     for start in range(0, depth, BLOCK_D):
         d = start + tl.arange(0, BLOCK_D)
-        left = tl.load(a + p[:, None] * depth + d[None, :], mask=(p[:, None] < points) & (d[None, :] < depth), other=0.0)
+        left = tl.load(
+            a + p[:, None] * depth + d[None, :], mask=(p[:, None] < points) & (d[None, :] < depth), other=0.0
+        )
         right = tl.load(
             b + c[:, None] * depth + d[None, :], mask=(c[:, None] < centres) & (d[None, :] < depth), other=0.0
         )
@@ -127,7 +129,7 @@ def run_case(case: OwnCase, cache: str) -> dict[str, Any]:
     from tilewise.tune.triton.autotune import autotune
 
     tuned = autotune(list(case.configs), list(case.key), cache=cache, do_bench=_bench)(case.kernel)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for shape in case.shapes:
         arguments, grid = case.arguments(torch, shape), case.grid(shape)
         start = time.perf_counter()

@@ -2,7 +2,7 @@
 
 The kernel may be anybody's, so nothing is known but the names and numbers it is launched with: the configuration's
 meta-parameters, warps and stages, and the values of the key arguments. Both enter in doublings. What was measured for
-other keys teaches a new one (see `belief.Memory`), and goes to a store, so the next process starts where this one ended.
+other keys teaches a new one (see `belief.Memory`), and goes to a store, so the next process goes on from there.
 """
 
 from __future__ import annotations

@@ -1,0 +1,131 @@
+"""`--learn`: the cost model fine-tuned on what the tuner measured on this machine.
+
+Few measurements must not undo what many taught, so the weights are held near the shipped ones, and the result is kept
+only if it orders measurements it was not trained on (every fourth problem) better than before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewise.costmodel.kernel import Kernel
+from tilewise.costmodel.metrics import opa
+from tilewise.costmodel.shipped import shipped_file
+from tilewise.errors import ConfigurationError, UnavailableError
+from tilewise.tune.guide import as_kernel, file_guide
+from tilewise.tune.prior import Calibration, load_calibration, save_calibration
+from tilewise.tune.store import Store
+from tilewise.tune.tuner import Tuner, measurements
+
+LEAST_CONFIGS = 3
+_STEPS = 120
+_RATE = 5e-4
+_HOLD = 3.0  # how strongly weights are pulled back to where they were
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What became of fine-tuning: the share of pairs ordered rightly, before and after, on problems held out."""
+
+    problems: int
+    measurements: int
+    before: float
+    after: float
+    kept: bool
+    path: Path
+
+    def __str__(self) -> str:
+        what = f"{self.measurements} measurements of {self.problems} problems"
+        change = f"{self.before:.3f} of the held-out pairs in the right order before, {self.after:.3f} after"
+        return f"learned from {what}: {change}; " + (f"kept as {self.path}" if self.kept else "not kept")
+
+
+def learn(tuner: Tuner, say: Callable[[str], None] = lambda line: None) -> Learned:
+    """Fine-tune the model of a tuner's machine on everything its store holds."""
+    source = _source(tuner)
+    kernels = measured_kernels(tuner)
+    if len(kernels) < 4:
+        raise ConfigurationError(
+            f"There are {len(kernels)} problems with at least {LEAST_CONFIGS} measured configurations; learning needs "
+            "4. Tune more shapes first."
+        )
+    held = kernels[3::4]
+    own = [kernel for index, kernel in enumerate(kernels) if index % 4 != 3]
+    say(f"learning from {len(own)} problems, checking on {len(held)}")
+    trained = _fine_tune(source, own)
+    before, after = (_right_pairs(model, held) for model in (file_guide(source).model, trained))
+    kept = after > before
+    if kept:
+        trained.save(tuner.learned_file)
+        found = load_calibration(source) or Calibration(tuner.guide.prior, tuner.guide.rule)
+        save_calibration(tuner.learned_file, dataclasses.replace(found, rule=found.rule))
+    total = sum(kernel.n_configs for kernel in kernels)
+    return Learned(len(kernels), total, before, after, kept, tuner.learned_file)
+
+
+def _source(tuner: Tuner) -> Path:
+    if tuner.learned_file.is_file():
+        return tuner.learned_file
+    if tuner.bench.collection is None:
+        raise UnavailableError(
+            f"No model is shipped for {tuner.bench.machine.identity}, so there is none to fine-tune; `tilewise collect` "
+            "and `tilewise tiles train` make one."
+        )
+    return shipped_file(tuner.bench.collection)
+
+
+def measured_kernels(tuner: Tuner) -> list[Kernel]:
+    """Every problem in the tuner's store with enough configurations, as a kernel with runtimes."""
+    if not tuner.store_file.is_file():
+        return []
+    kernels = []
+    own = tuner.guide.columns[24:]
+    with Store(tuner.store_file) as store:
+        for family in sorted({kernel.problem.family for kernel in store.kernels()}):
+            for problem, times in measurements(store, family).items():
+                if len(times) >= LEAST_CONFIGS:
+                    kernel = as_kernel(tuner.bench.family(family), problem, list(times), own)
+                    runtime = np.array([max(1, round(ns)) for ns in times.values()], np.int64)
+                    kernels.append(dataclasses.replace(kernel, runtime=runtime, normalizer=runtime.min(keepdims=True)))
+    return kernels
+
+
+def _right_pairs(model: Any, kernels: Sequence[Kernel]) -> float:
+    values = [opa(kernel.runtime.astype(np.float64), model.score(kernel)) for kernel in kernels]
+    return float(np.nanmean(values)) if values else float("nan")
+
+
+def _fine_tune(source: Path, kernels: Sequence[Kernel]) -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise UnavailableError("Learning needs PyTorch; install tilewise[train].") from error
+    from tilewise.costmodel.models.ragged import collate
+    from tilewise.costmodel.trained import TrainedModel, load_model
+
+    trained = load_model(source)
+    if not isinstance(trained, TrainedModel):
+        raise ConfigurationError(f"{source.name} is a model of trees, which cannot be fine-tuned.")
+    calibration = load_calibration(source)
+    slope = calibration.prior.slope if calibration is not None else 0.5
+    parts = [(collate([trained.preparation.apply(k)]), torch.from_numpy(np.log(k.runtime)).float()) for k in kernels]
+    anchors = [parameter.detach().clone() for parameter in trained.module.parameters()]
+    step = torch.optim.Adam(trained.module.parameters(), lr=_RATE)
+    trained.module.eval()  # the mean of the ensemble is what is used, so it is what is taught
+    for _ in range(_STEPS):
+        step.zero_grad()
+        loss = torch.zeros(())
+        for batch, logs in parts:
+            guess = slope * trained.module(batch)[0][: len(logs)]
+            loss = loss + ((guess - guess.mean() - (logs - logs.mean())) ** 2).mean() / len(parts)
+        for parameter, anchor in zip(trained.module.parameters(), anchors, strict=True):
+            loss = loss + _HOLD * ((parameter - anchor) ** 2).mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        step.step()
+    return trained
