@@ -1,6 +1,6 @@
 """Generation beside PyTorch: a token at a time over a cache, three model sizes, float32 and int8.
 
-    python -m benchmarks.decode [--threads 1] [--json benchmarks/results/decode.json]
+    python -m benchmarks.decode [torch] [bandwidth] [cache] [growth] [--threads 1] [--json FILE]
 
 The peers are PyTorch eager with a preallocated cache, and the same model with its linear layers in dynamic INT8. Logits
 are compared before anything is timed. Also measured: our own generation without a cache, how the total time grows with
@@ -10,6 +10,7 @@ the number of tokens, and the share of sequential read bandwidth that the matrix
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -104,57 +105,97 @@ def against_torch(size: str, threads: int, budget_s: float) -> list[Row]:
     return rows
 
 
-def against_uncached(size: str, threads: int, new: int = 200) -> Row:
-    model = models.gpt(size)
-    runs = {
-        "tilewise": lambda: list(generate(model, [1], new)),
-        "without cache": lambda: list(generate(model, [1], new, use_cache=False)),
-    }
-    if runs["tilewise"]() != runs["without cache"]():
+def against_uncached(size: str, threads: int, new: int = 200, rounds: int = 3) -> Row:
+    model, prompt = models.gpt(size), list(np.random.default_rng(1).integers(0, 65, 8))
+    seconds: dict[str, list[float]] = {"tilewise": [], "without cache": []}
+    tokens = {}
+    for _ in range(rounds):
+        for who, use_cache in (("tilewise", True), ("without cache", False)):
+            start = time.perf_counter()
+            tokens[who] = list(generate(model, prompt, new, use_cache=use_cache))
+            seconds[who].append(time.perf_counter() - start)
+    if tokens["tilewise"] != tokens["without cache"]:
         raise SystemExit("the cache changed the tokens")
-    return compare(f"gpt {size}, {new} tokens", threads, runs, 1.0)
+    medians = {who: statistics.median(times) for who, times in seconds.items()}
+    row = Row(f"gpt {size}, {new} tokens", threads, medians, medians["without cache"] / medians["tilewise"])
+    print(row, flush=True)
+    return row
 
 
-def growth(use_cache: bool, lengths: tuple[int, ...]) -> float:
-    """The exponent p of total time ~ tokens^p, fitted over `lengths`."""
-    model = models.gpt("6x384", context=1024)
-    seconds = []
-    for n in lengths:
+def growth(threads: int) -> list[Row]:
+    """The exponent p of total time ~ tokens^p from 64 to 1,000 new tokens, with the cache and without.
+
+    With it, every length is generated from start to end. Without it, 1,000 tokens take minutes; but the time of a step
+    depends on the length of its sequence alone, so steps are timed at two dozen lengths and summed up in between.
+    """
+    model, lengths = models.gpt("6x384", context=1024), np.array([64, 125, 250, 500, 1000])
+    cached = [_generation_seconds(model, int(n)) for n in lengths]
+    sampled = np.unique(np.r_[1, 8, np.linspace(16, 1000, 22).astype(int)])
+    steps = np.interp(np.arange(1, 1001), sampled, [_whole_step_seconds(model, int(n)) for n in sampled])
+    uncached = [float(steps[:n].sum()) for n in lengths]
+    rows = []
+    for who, seconds in (("with the cache", cached), ("without", uncached)):
+        exponent = float(np.polyfit(np.log(lengths), np.log(seconds), 1)[0])
+        ends = {f"{n} tokens": s for n, s in zip(lengths, seconds, strict=True)}
+        rows.append(Row(f"gpt 6x384, exponent of total time {who}", threads, ends, exponent))
+        print(rows[-1], flush=True)
+    return rows
+
+
+def _generation_seconds(model: Any, new: int) -> float:
+    times = []
+    for _ in range(3):
         start = time.perf_counter()
-        list(generate(model, [1], n, use_cache=use_cache))
-        seconds.append(time.perf_counter() - start)
-    return float(np.polyfit(np.log(lengths), np.log(seconds), 1)[0])
+        list(generate(model, [1], new))
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def _whole_step_seconds(model: Any, length: int) -> float:
+    """One token without a cache, after `length` - 1 others."""
+    prompt, times = np.random.default_rng(2).integers(0, 65, length), []
+    for _ in range(3):
+        start = time.perf_counter()
+        next(generate(model, prompt, 1, use_cache=False))
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
 
 
 def bandwidth_share(threads: int) -> list[Row]:
-    """The 85M model's step against reading its weights once, in order."""
-    model = models.gpt("12x768")
-    rows = []
-    for weights, width in (("float32", 4), ("int8", 1)):
+    """The 85M model's matrix x vector products, and its whole step, against reading as many bytes once, in order."""
+    model, rows = models.gpt("12x768"), []
+    for weights in ("float32", "int8"):
         ours = OurDecoder(model, weights)
-        elements = sum(p.data.size for name, p in model.named_parameters() if "embedding" not in name)
-        buffer = np.ones(elements * width // 4, np.float32)
-        runs = {"tilewise": lambda o=ours: o.step(3, 8), "read once": lambda b=buffer: native.probe_read(b)}
-        rows.append(compare(f"gpt 12x768 {weights} step, share of read bandwidth", threads, runs, 3.0))
+        buffer = np.ones(ours.engine.weight_bytes // 4, np.float32)  # NumPy asks for large pages, as our weights have
+        read = lambda b=buffer: native.probe_read(b)  # noqa: E731
+        for what, run in (
+            ("matrix x vector", ours.engine.products),
+            ("whole step", lambda o=ours: o.step(3, PROMPT)),
+        ):
+            name = f"gpt 12x768 {weights} {what}, share of read bandwidth"
+            rows.append(compare(name, threads, {"tilewise": run, "read once": read}, 3.0))
     return rows
+
+
+PARTS = {
+    "torch": lambda threads: [row for size in models.GPT_SIZES for row in against_torch(size, threads, 2.0)],
+    "bandwidth": bandwidth_share,
+    "cache": lambda threads: [against_uncached(size, threads) for size in ("4x128", "6x384")],
+    "growth": growth,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="what to measure (all four)")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="leave out what takes minutes")
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/decode.json"))
     options = parser.parse_args()
     tilewise.set_num_threads(options.threads)
     torch.set_num_threads(options.threads)
-    rows = [row for size in models.GPT_SIZES for row in against_torch(size, options.threads, 2.0)]
-    rows += bandwidth_share(options.threads)
-    rows += [against_uncached("4x128", options.threads), against_uncached("6x384", options.threads)]
-    if not options.quick:
-        lengths = (64, 250, 500, 1000)
-        cached, uncached = growth(True, lengths), growth(False, lengths)
-        print(f"total time grows with exponent {cached:.2f} with the cache, {uncached:.2f} without")
-    write_results(options.json, rows)
+    rows = [row for part in options.parts or PARTS for row in PARTS[part](options.threads)]
+    if not options.parts:  # a part alone does not replace the whole
+        write_results(options.json, rows)
 
 
 if __name__ == "__main__":

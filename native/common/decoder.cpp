@@ -51,6 +51,12 @@ HeadCache head_cache(const DecoderCache& cache, int64_t layer, int64_t sequence,
           scaled ? cache.value_scales + first : nullptr};
 }
 
+// Asks for the first bytes of a block, as many as the nearest cache has room for beside what is in use.
+void fetch(const char* block, int64_t bytes) {
+  constexpr int64_t kMost = 16 << 10;
+  for (int64_t at = 0; at < std::min(bytes, kMost); at += 64) __builtin_prefetch(block + at);
+}
+
 void attend_rows(const Decoder& d, const Row* rows, int64_t count, const DecoderCache& cache, int64_t layer, int tasks,
                  int64_t longest, Workspace& w) {
   const int64_t head_width = d.width / d.heads;
@@ -69,6 +75,10 @@ void attend_rows(const Decoder& d, const Row* rows, int64_t count, const Decoder
     for (int64_t p = task; p < pairs; p += tasks) {
       const int64_t r = p / d.heads, h = p % d.heads;
       const HeadCache at = head_cache(cache, layer, rows[r].sequence, h, d.heads, head_width);
+      if (count <= cache.sequences && h + tasks < d.heads) {  // a step, not a prompt: the keys of the next head
+        const HeadCache next = head_cache(cache, layer, rows[r].sequence, h + tasks, d.heads, head_width);
+        fetch(next.keys, (rows[r].position + 1) * head_width * element_size(cache.kind));
+      }
       kernels.attend(cache.kind, w.qkv.data() + r * 3 * d.width + h * head_width, {at.keys, at.key_scales},
                      {at.values, at.value_scales}, rows[r].position + 1, head_width, scale,
                      w.scores.data() + task * longest, w.mixed.data() + r * d.width + h * head_width);

@@ -1,6 +1,7 @@
 #include "kernels/cached.h"
 
 #include "common/simd.h"
+#include "kernels/gemm_skinny.h"
 #include "kernels/math.h"
 #include "kernels/rounding.h"
 
@@ -115,15 +116,35 @@ struct Element<CacheKind::int8> {
 TW_INLINE int lanes_left(int64_t width, int64_t at) { return width - at < kLanes ? static_cast<int>(width - at) : kLanes; }
 
 template <CacheKind K>
-void score_keys(const float* q, CachedRows keys, int64_t length, int64_t width, float scale, float* scores) {
-  const auto* data = static_cast<const typename Element<K>::type*>(keys.data);
-  for (int64_t t = 0; t < length; ++t, data += width) {
-    vf sum = {};
-    for (int64_t d = 0; d < width; d += kLanes) {
-      const int n = lanes_left(width, d);
-      sum += (n == kLanes ? load(q + d) : load_first(q + d, n)) * Element<K>::get(data + d, n);
+TW_INLINE vf score_lanes(const float* q, const typename Element<K>::type* key, int64_t width) {
+  vf sum = {};
+  int64_t d = 0;
+#pragma GCC unroll 4
+  for (; d + kLanes <= width; d += kLanes) sum += load(q + d) * Element<K>::get(key + d, kLanes);
+  if (d < width) sum += load_first(q + d, lanes_left(width, d)) * Element<K>::get(key + d, lanes_left(width, d));
+  return sum;
+}
+
+// Eight keys at a time share the work of adding lanes. Meanwhile the values of the same positions are fetched: a cache
+// is read once a token, between weights that push it out, and each head of it is too short for the hardware to notice.
+template <CacheKind K>
+void score_keys(const float* q, CachedRows keys, CachedRows values, int64_t length, int64_t width, float scale,
+                float* scores) {
+  using T = typename Element<K>::type;
+  constexpr int kGroup = 8;
+  const T* data = static_cast<const T*>(keys.data);
+  const char* value = static_cast<const char*>(values.data);
+  const int64_t row_bytes = width * static_cast<int64_t>(sizeof(T));
+  for (int64_t t = 0; t < length; t += kGroup) {
+    const int count = length - t < kGroup ? static_cast<int>(length - t) : kGroup;
+    for (int64_t byte = 0; byte < count * row_bytes; byte += 64) __builtin_prefetch(value + t * row_bytes + byte);
+    vf lanes[kGroup] = {};
+    for (int i = 0; i < count; ++i) lanes[i] = score_lanes<K>(q, data + (t + i) * width, width);
+    float sums[kGroup];
+    sum_all<kGroup>(lanes, sums);
+    for (int i = 0; i < count; ++i) {
+      scores[t + i] = sums[i] * (K == CacheKind::int8 ? scale * keys.scales[t + i] : scale);
     }
-    scores[t] = sum_lanes(sum) * (K == CacheKind::int8 ? scale * keys.scales[t] : scale);
   }
 }
 
@@ -156,29 +177,33 @@ float exponentials(float* scores, int64_t length) {
   return 1.0f / (total + sum_lanes(sum));
 }
 
+// V vectors of the mixed row, from column d on; the last of them has `lanes` lanes.
+template <CacheKind K, int V>
+void mix_columns(const float* weights, CachedRows values, int64_t length, int64_t width, int64_t d, int lanes, float norm,
+                 float* out) {
+  const auto* data = static_cast<const typename Element<K>::type*>(values.data) + d;
+  vf acc[V] = {};
+  for (int64_t t = 0; t < length; ++t, data += width) {
+    const vf w = splat(K == CacheKind::int8 ? weights[t] * values.scales[t] : weights[t]);
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) acc[v] += w * Element<K>::get(data + v * kLanes, V == 1 ? lanes : kLanes);
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < V; ++v) store_first(out + d + v * kLanes, acc[v] * norm, V == 1 ? lanes : kLanes);
+}
+
 template <CacheKind K>
 void mix_values(const float* weights, CachedRows values, int64_t length, int64_t width, float norm, float* out) {
-  const auto* data = static_cast<const typename Element<K>::type*>(values.data);
-  constexpr int kBlock = 4;  // vectors of the row at a time
-  for (int64_t d = 0; d < width; d += kBlock * kLanes) {
-    vf acc[kBlock] = {};
-    for (int64_t t = 0; t < length; ++t) {
-      const vf w = splat(K == CacheKind::int8 ? weights[t] * values.scales[t] : weights[t]);
-      const auto* row = data + t * width + d;
-      for (int v = 0; v < kBlock && d + v * kLanes < width; ++v) {
-        acc[v] += w * Element<K>::get(row + v * kLanes, lanes_left(width, d + v * kLanes));
-      }
-    }
-    for (int v = 0; v < kBlock && d + v * kLanes < width; ++v) {
-      store_first(out + d + v * kLanes, acc[v] * norm, lanes_left(width, d + v * kLanes));
-    }
-  }
+  int64_t d = 0;
+  for (; d + 4 * kLanes <= width; d += 4 * kLanes) mix_columns<K, 4>(weights, values, length, width, d, kLanes, norm, out);
+  for (; d + 2 * kLanes <= width; d += 2 * kLanes) mix_columns<K, 2>(weights, values, length, width, d, kLanes, norm, out);
+  for (; d < width; d += kLanes) mix_columns<K, 1>(weights, values, length, width, d, lanes_left(width, d), norm, out);
 }
 
 template <CacheKind K>
 void attend_kind(const float* q, CachedRows keys, CachedRows values, int64_t length, int64_t width, float scale,
                  float* scores, float* out) {
-  score_keys<K>(q, keys, length, width, scale, scores);
+  score_keys<K>(q, keys, values, length, width, scale, scores);
   const float norm = exponentials(scores, length);
   mix_values<K>(scores, values, length, width, norm, out);
 }

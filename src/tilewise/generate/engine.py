@@ -69,6 +69,15 @@ class NativeEngine:
             model.approximate == "tanh",
         )
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the matrices that every token reads."""
+        return int(self._decoder.weight_bytes)
+
+    def products(self) -> None:
+        """The matrix products of one token and nothing else: what reading the weights once is compared with."""
+        self._decoder.products()
+
     def run(self, rows: Array, cache: KVCache, wanted: Array) -> Array:
         logits: Array = self._decoder.run(rows, cache.keys, cache.values, cache.key_scales, cache.value_scales, wanted)
         np.maximum.at(cache.lengths.T, rows[:, 1], rows[:, 2:] + 1)
