@@ -114,3 +114,30 @@ def test_bad_arguments_get_a_sentence() -> None:
         cache.get(5, 1)
     with pytest.raises(ShapeError, match="negative"):
         cache.update(0, rows(), rows(), -1)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda c: KVCache(4, 2, 2, batch_size=-1),
+        lambda c: KVCache(4, 2, 2, n_layers=1.5),
+        lambda c: KVCache(10**9, 64, 64, n_layers=100, batch_size=100),
+        lambda c: c.update("a", rows(), rows(), 0),
+        lambda c: c.update(0, rows(), rows(), 1.5),
+        lambda c: c.update(0, rows(), rows(), np.array([0, 1, 2])),
+        lambda c: c.get(0, "a"),
+        lambda c: c.get(0, np.array([0.5])),
+        lambda c: c.get(0, np.array([[0]])),
+        lambda c: c.get(0, np.array([True])),
+        lambda c: c.fork("a"),
+        lambda c: c.truncate("a"),
+        lambda c: c.sequence(3, 0),
+    ],
+)
+def test_odd_uses_get_a_sentence_and_change_nothing(odd) -> None:
+    cache = KVCache(8, 3, 8)
+    key = rows()
+    cache.update(0, key, key, 0)
+    with pytest.raises((ConfigurationError, ShapeError)):
+        odd(cache)
+    np.testing.assert_array_equal(cache.get(0, 4)[0], key)

@@ -118,11 +118,38 @@ def test_sampling_is_fixed_by_its_seed_and_keeps_to_top_k() -> None:
         ({"prompt": "abc"}, "encode the text"),
         ({"prompt": [1], "weights": "int4"}, "float32"),
         ({"prompt": [1], "cache": KVCache(40, 3, 16)}, r"need a cache of"),
+        (
+            {"prompt": [1], "max_new_tokens": 9, "cache": KVCache(8, 3, 16, n_layers=2, batch_size=1)},
+            "take 9 positions",
+        ),
+        ({"prompt": [1], "cache": "yes"}, "must be a KVCache"),
+        ({"prompt": [1], "cache": new_cache(SMALL, 1), "use_cache": False}, "use_cache is False"),
+        ({"prompt": None}, "sequence of token ids"),
+        ({"prompt": [[[1]]]}, "one row of token ids"),
+        ({"prompt": [1], "max_new_tokens": 2.5}, "max_new_tokens must be a whole number"),
+        ({"prompt": [1], "seed": -1}, "seed must be"),
+        ({"prompt": [1], "stop": "a"}, "stop is a token id"),
+        ({"prompt": [1], "temperature": "hot"}, "temperature must be"),
+        ({"prompt": [1], "top_k": 2.5}, "top_k must be"),
     ],
 )
 def test_bad_requests_get_a_sentence_before_anything_runs(arguments: dict, sentence: str) -> None:
     with pytest.raises((ShapeError, ConfigurationError), match=sentence):
         generate(SMALL, **{"max_new_tokens": 3, **arguments})
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_a_model_that_gives_nan_says_so(temperature: float, use_cache: bool) -> None:
+    broken = GPT(1, 16, 1, vocab=5, context=8)
+    broken.norm.weight.data[0] = np.nan
+    with pytest.raises(ConfigurationError, match="NaN instead of logits"):
+        list(generate(broken, [1], 2, temperature=temperature, use_cache=use_cache))
+
+
+def test_something_else_than_a_gpt_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"takes a tilewise\.nn\.GPT"):
+        generate(models.mlp(), [1], 2)
 
 
 def test_generating_again_and_again_keeps_no_memory() -> None:

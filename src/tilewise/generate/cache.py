@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.errors import ConfigurationError, DtypeError, ShapeError
+from tilewise.generate.sampling import is_whole
 from tilewise.generate.view import LayerView
 
 Array = npt.NDArray[Any]
@@ -44,9 +45,11 @@ class KVCache:
         dtype: npt.DTypeLike = "float32",
         overflow: str = "error",
     ) -> None:
-        for name, value in (("max_seq_len", max_seq_len), ("n_heads", n_heads), ("head_dim", head_dim)):
-            if not isinstance(value, int | np.integer) or value < 1:
-                raise ConfigurationError(f"{name} must be a positive integer, not {value!r}")
+        for name, size in (("max_seq_len", max_seq_len), ("n_heads", n_heads), ("head_dim", head_dim)):
+            _check_size(name, size)
+        for name, optional in (("n_layers", n_layers), ("batch_size", batch_size)):
+            if optional is not None:
+                _check_size(name, optional)
         if overflow not in ("error", "slide"):
             raise ConfigurationError(f'overflow must be "error" or "slide", not {overflow!r}')
         self.max_seq_len, self.n_heads, self.head_dim = int(max_seq_len), int(n_heads), int(head_dim)
@@ -74,12 +77,16 @@ class KVCache:
     def update(self, layer: int, key: Array, value: Array, position: int | Array) -> None:
         """Store keys and values (B, H, T, D) at positions `position` … `position` + T − 1; one start for all sequences,
         or an array with one each."""
+        _check_whole(layer, "a layer")
         key, value = self._checked(key, "key"), self._checked(value, "value")
         if key.shape != value.shape:
             raise ShapeError(f"key and value differ in shape: {key.shape} and {value.shape}")
         self._make_room(layer, key.shape[0])
         steps = key.shape[2]
-        start = np.broadcast_to(np.asarray(position, np.int64), (key.shape[0],))
+        where_from = np.asarray(position)
+        if where_from.dtype.kind not in "iu" or where_from.shape not in ((), (1,), (key.shape[0],)):
+            raise ShapeError(f"position is one integer, or one for each of {key.shape[0]} sequences, not {position!r}")
+        start = np.broadcast_to(where_from.astype(np.int64), (key.shape[0],))
         self._check_fit(start, steps)
         kept = min(steps, self.max_seq_len)  # of a longer run only the end stays
         where = (start[:, None] + np.arange(steps - kept, steps)) % self.max_seq_len
@@ -90,6 +97,7 @@ class KVCache:
     def get(self, layer: int, positions: Positions) -> tuple[Array, Array]:
         """Keys and values (B, H, n, D) at `positions`: the first n, a slice, or an array of positions. In float32 a
         run of positions is a view of the cache, otherwise a copy."""
+        _check_whole(layer, "a layer")
         if not 0 <= layer < self.n_layers:
             raise ShapeError(f"the cache has {self.n_layers} layers, so there is no layer {layer}")
         length = int(self.lengths[layer].max(initial=0))
@@ -97,7 +105,10 @@ class KVCache:
             if not 0 <= positions <= length:
                 raise ShapeError(f"{positions} positions were asked for, but the cache holds {length}")
             positions = slice(0, int(positions))
-        where = np.arange(length)[positions] if isinstance(positions, slice) else np.asarray(positions, np.int64)
+        where = np.arange(length)[positions] if isinstance(positions, slice) else np.asarray(positions)
+        if where.ndim != 1 or (where.size and where.dtype.kind not in "iu"):
+            raise ShapeError(f"positions are a length, a slice or a row of integers, not {positions!r}")
+        where = where.astype(np.int64)
         oldest = max(0, length - self.max_seq_len)
         if where.size and (where.min() < oldest or where.max() >= length):
             raise ShapeError(f"the cache holds positions {oldest} to {length - 1}, not all of those asked for")
@@ -114,6 +125,7 @@ class KVCache:
 
     def truncate(self, length: int) -> None:
         """Forget the positions from `length` on."""
+        _check_whole(length, "a length")
         if length < 0:
             raise ShapeError(f"a cache cannot be cut to {length} positions")
         if self.lengths.max(initial=0) > self.max_seq_len:
@@ -122,8 +134,8 @@ class KVCache:
 
     def fork(self, copies: int) -> KVCache:
         """A new cache with every sequence `copies` times, for several continuations of one prompt."""
-        if copies < 1:
-            raise ConfigurationError(f"a cache can be forked into 1 or more copies, not {copies}")
+        if not is_whole(copies) or copies < 1:
+            raise ConfigurationError(f"a cache can be forked into 1 or more copies, not {copies!r}")
         other = KVCache(self.max_seq_len, self.n_heads, self.head_dim, dtype=self.kind, overflow=self.overflow)
         other.batch_size = None if self.batch_size is None else self.batch_size * copies
         for name in ("keys", "values", "key_scales", "value_scales", "lengths"):
@@ -133,6 +145,8 @@ class KVCache:
 
     def sequence(self, layer: int, index: int) -> KVCache:
         """One sequence of one layer as a cache of its own that shares this one's memory."""
+        if not 0 <= layer < self.n_layers or not 0 <= index < (self.batch_size or 0):
+            raise ShapeError(f"the cache has {self.n_layers} layers and {self.batch_size} sequences")
         other = KVCache(self.max_seq_len, self.n_heads, self.head_dim, dtype=self.kind, overflow=self.overflow)
         other.batch_size = 1
         for name in ("keys", "values", "key_scales", "value_scales", "lengths"):
@@ -144,8 +158,13 @@ class KVCache:
 
     def _allocate(self, layers: int) -> None:
         rows = (layers, self.batch_size or 0, self.n_heads, self.max_seq_len)
-        self.keys: Array = np.zeros((*rows, self.head_dim), _KINDS[self.kind])
-        self.values: Array = np.zeros_like(self.keys)
+        try:
+            self.keys: Array = np.zeros((*rows, self.head_dim), _KINDS[self.kind])
+            self.values: Array = np.zeros_like(self.keys)
+        except (MemoryError, ValueError):
+            raise ConfigurationError(
+                f"there is no memory for a cache of {(*rows, self.head_dim)} {self.kind} numbers"
+            ) from None
         self.key_scales: Array | None = np.zeros(rows, np.float32) if self.kind == "int8" else None
         self.value_scales: Array | None = np.zeros(rows, np.float32) if self.kind == "int8" else None
         self.lengths: Array = np.zeros(rows[:2], np.int64)  # positions seen, per layer and sequence
@@ -190,8 +209,10 @@ def _write(store: Array, scales: Array | None, layer: int, where: Array, rows: A
     sequence = np.arange(len(where))[:, None]
     moved = rows.transpose(0, 2, 1, 3)  # (B, T, H, D): the order that indexing two axes gives
     if scales is None:
-        store[sequence, :, where] = moved
+        with np.errstate(over="ignore"):  # beyond float16 is infinity, as everywhere
+            store[sequence, :, where] = moved
         return
+    moved = np.nan_to_num(moved, nan=0.0)
     scale = np.abs(moved).max(-1).astype(np.float32) / np.float32(127)
     inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)
     store[sequence, :, where] = np.clip(np.rint(moved * inverse[..., None]), -127, 127)
@@ -206,6 +227,16 @@ def _read(store: Array, scales: Array | None, layer: int, where: Array) -> Array
         return rows
     rows = rows.astype(np.float32)
     return rows if scales is None else rows * scales[layer][:, :, index, None]
+
+
+def _check_size(name: str, value: int) -> None:
+    if not is_whole(value) or value < 1:
+        raise ConfigurationError(f"{name} must be a positive integer, not {value!r}")
+
+
+def _check_whole(value: Any, what: str) -> None:
+    if not is_whole(value):
+        raise ConfigurationError(f"{what} is an integer, not {value!r}")
 
 
 def _kind_name(dtype: npt.DTypeLike) -> str:

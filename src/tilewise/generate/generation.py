@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tilewise.errors import ConfigurationError, ShapeError
 from tilewise.generate.cache import KVCache
 from tilewise.generate.engine import make_engine, new_cache
-from tilewise.generate.sampling import Sampler
+from tilewise.generate.sampling import Sampler, is_whole
 from tilewise.nn import GPT
 from tilewise.tensor import no_grad
 
@@ -48,10 +48,14 @@ def generate(
     >>> len(list(generate(models.gpt("4x128"), [1, 2, 3], 5)))
     5
     """
+    if not isinstance(model, GPT):
+        raise ConfigurationError(f"generate takes a tilewise.nn.GPT, not a {type(model).__name__}")
     prompts, single = _checked_prompts(model, prompt)
     sampler = Sampler(temperature, top_k, top_p)
-    if max_new_tokens < 0:
-        raise ConfigurationError(f"max_new_tokens cannot be negative, as {max_new_tokens} is")
+    for name, value in (("max_new_tokens", max_new_tokens), ("seed", seed)):
+        if not is_whole(value) or value < 0:
+            raise ConfigurationError(f"{name} must be a whole number from 0 on, not {value!r}")
+    stops = _checked_stops(stop)
     longest = max(len(p) for p in prompts)
     if longest + max_new_tokens > model.context + 1:  # the last token is yielded, not fed back
         raise ShapeError(
@@ -59,14 +63,15 @@ def generate(
             f"{model.context}"
         )
     if use_cache:
-        cache = cache or new_cache(model, len(prompts), dtype=cache_dtype)
-        _check_cache(cache, model, len(prompts))
+        cache = new_cache(model, len(prompts), dtype=cache_dtype) if cache is None else cache
+        _check_cache(cache, model, len(prompts), longest + max_new_tokens - 1)
         next_logits = _cached(model, prompts, cache, weights)
     else:
         if weights != "float32":
             raise ConfigurationError("generation without a cache uses the model's own float32 weights")
+        if cache is not None:
+            raise ConfigurationError("a cache was given, but use_cache is False")
         next_logits = _uncached(model, prompts)
-    stops = frozenset([stop] if isinstance(stop, int | np.integer) else stop or ())
     return _steps(next_logits, sampler, max_new_tokens, stops, np.random.default_rng(seed), len(prompts), single)
 
 
@@ -127,11 +132,16 @@ def _uncached(model: GPT, prompts: list[Array]) -> NextLogits:
 def _checked_prompts(model: GPT, prompt: Any) -> tuple[list[Array], bool]:
     if isinstance(prompt, str):
         raise ConfigurationError("a prompt is a sequence of token ids; encode the text first")
-    rows = list(prompt)
+    try:
+        rows = list(np.asarray(prompt) if hasattr(prompt, "__array__") else prompt)
+    except TypeError:
+        raise ConfigurationError(f"a prompt is a sequence of token ids, not {prompt!r}") from None
     single = not rows or np.ndim(rows[0]) == 0
     prompts = [np.asarray(row) for row in ([rows] if single else rows)]
     for tokens in prompts:
-        if tokens.ndim != 1 or tokens.size == 0:
+        if tokens.ndim != 1:
+            raise ShapeError("a prompt is one row of token ids, or a list of such rows")
+        if tokens.size == 0:
             raise ShapeError("a prompt must hold at least one token id")
         if tokens.dtype.kind not in "iu":
             raise ConfigurationError(f"token ids are integers, not {tokens.dtype}")
@@ -143,7 +153,17 @@ def _checked_prompts(model: GPT, prompt: Any) -> tuple[list[Array], bool]:
     return [tokens.astype(np.int64) for tokens in prompts], single
 
 
-def _check_cache(cache: KVCache, model: GPT, batch: int) -> None:
+def _checked_stops(stop: Any) -> frozenset[int]:
+    several = isinstance(stop, set | frozenset) or np.ndim(stop) > 0
+    stops = list(stop) if several else [] if stop is None else [stop]
+    if not all(is_whole(s) for s in stops):
+        raise ConfigurationError(f"stop is a token id or several, not {stop!r}")
+    return frozenset(int(s) for s in stops)
+
+
+def _check_cache(cache: KVCache, model: GPT, batch: int, positions: int) -> None:
+    if not isinstance(cache, KVCache):
+        raise ConfigurationError(f"cache must be a KVCache, not a {type(cache).__name__}")
     wanted = (len(model.blocks), batch, model.heads, model.token_embedding.weight.shape[1] // model.heads)
     given = (cache.n_layers, cache.batch_size, cache.n_heads, cache.head_dim)
     if wanted != given:
@@ -152,3 +172,7 @@ def _check_cache(cache: KVCache, model: GPT, batch: int) -> None:
         )
     if cache.overflow != "error":
         raise ConfigurationError("generation needs a cache that refuses to overflow, since positions are learned")
+    if cache.max_seq_len < positions:
+        raise ShapeError(
+            f"this prompt and its new tokens take {positions} positions; the cache has {cache.max_seq_len}"
+        )

@@ -13,6 +13,15 @@ from tilewise.errors import ConfigurationError
 Array = npt.NDArray[Any]
 
 
+def is_whole(value: Any) -> bool:
+    """An integer of Python's or NumPy's, and not a truth value."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return is_whole(value) or isinstance(value, float | np.floating)
+
+
 @dataclass(frozen=True)
 class Sampler:
     """`temperature` 0 takes the most likely token. Otherwise tokens are drawn from the `top_k` most likely, and of
@@ -23,15 +32,17 @@ class Sampler:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        if not np.isfinite(self.temperature) or self.temperature < 0:
-            raise ConfigurationError(f"temperature must be 0 (greedy) or positive, not {self.temperature}")
-        if self.top_k is not None and self.top_k < 1:
-            raise ConfigurationError(f"top_k must be at least 1, not {self.top_k}")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ConfigurationError(f"top_p must be above 0 and at most 1, not {self.top_p}")
+        if not _is_number(self.temperature) or not np.isfinite(self.temperature) or self.temperature < 0:
+            raise ConfigurationError(f"temperature must be 0 (greedy) or positive, not {self.temperature!r}")
+        if self.top_k is not None and (not is_whole(self.top_k) or self.top_k < 1):
+            raise ConfigurationError(f"top_k must be a whole number of at least 1, not {self.top_k!r}")
+        if self.top_p is not None and not (_is_number(self.top_p) and 0 < self.top_p <= 1):
+            raise ConfigurationError(f"top_p must be above 0 and at most 1, not {self.top_p!r}")
 
     def pick(self, logits: Array, rng: np.random.Generator) -> Array:
         """One token per row of logits (B, vocabulary)."""
+        if np.isnan(logits).any():
+            raise ConfigurationError("the model gives NaN instead of logits; its weights hold NaN or infinity")
         if self.temperature == 0:
             greedy: Array = logits.argmax(-1)
             return greedy
