@@ -228,3 +228,30 @@ def test_a_file_that_is_no_gpt2_gets_a_sentence(tmp_path) -> None:
     save({"something": np.zeros(3, np.float32)}, tmp_path / "x.safetensors")
     with pytest.raises(FileFormatError, match="not a GPT-2 file"):
         load_gpt2(tmp_path / "x.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda t: t.pop("h.1.mlp.c_fc.bias"), "lacks blocks.1.linear1.bias"),
+        (lambda t: t.update({"h.0.attn.c_attn.weight": np.zeros((128, 100), np.float32)}), r"has shape \(100, 128\)"),
+        (lambda t: t.update({"wte.weight": np.zeros((50, 0), np.float32)}), "whole GPT"),
+        (lambda t: [t.pop(name) for name in list(t) if name.startswith("h.")], "0 layers"),
+    ],
+)
+def test_a_damaged_gpt2_file_gets_a_sentence_that_names_it(tmp_path, damage, sentence: str) -> None:
+    tensors = {name: value.numpy() for name, value in TorchGPT2(50, 32, 128, 2, 2).p.items()}
+    damage(tensors)
+    save(tensors, tmp_path / "mine.safetensors")
+    with pytest.raises(FileFormatError, match=rf"mine\.safetensors .*{sentence}"):
+        load_gpt2(tmp_path / "mine.safetensors")
+
+
+def test_a_gpt2_file_cut_short_gets_a_sentence(tmp_path) -> None:
+    tensors = {name: value.numpy() for name, value in TorchGPT2(50, 32, 128, 2, 2).p.items()}
+    save(tensors, tmp_path / "whole.safetensors")
+    content = (tmp_path / "whole.safetensors").read_bytes()
+    for size in (0, 7, 100, len(content) // 2, len(content) - 1):
+        (tmp_path / "cut.safetensors").write_bytes(content[:size])
+        with pytest.raises(FileFormatError, match="cut"):
+            load_gpt2(tmp_path / "cut.safetensors")

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.errors import FileFormatError
+from tilewise.errors import FileFormatError, TilewiseError
 from tilewise.io import load
 from tilewise.models import GPT_SIZES
 from tilewise.nn import GPT
@@ -57,10 +58,8 @@ def load_gpt2(path: str | os.PathLike[str], heads: int | None = None) -> GPT:
             f"{path} is not a GPT-2 file: it lacks the embeddings wte.weight and wpe.weight"
         ) from None
     state.setdefault("head.weight", state["token_embedding.weight"])
-    layers = len({name.split(".")[1] for name in state if name.startswith("blocks.")})
-    model = GPT(layers, width, heads or max(1, width // 64), vocabulary, context, approximate="tanh")
-    model.load_state_dict(state)
-    return model
+    heads = max(1, width // 64) if heads is None else heads
+    return _filled(state, (width, heads, vocabulary, context), path, "tanh")
 
 
 def load_gpt(path: str | os.PathLike[str]) -> GPT:
@@ -73,10 +72,23 @@ def load_gpt(path: str | os.PathLike[str]) -> GPT:
         context = tensors["position_embedding.weight"].shape[0]
     except (KeyError, ValueError):
         raise FileFormatError(f"{path} does not hold a GPT: there is no token_embedding.weight") from None
-    layers = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
     heads = {w: h for _, w, h in GPT_SIZES.values()}.get(width, max(1, width // 64))
-    model = GPT(layers, width, heads, vocabulary, context)
-    model.load_state_dict(tensors)
+    return _filled(tensors, (width, heads, vocabulary, context), path, "none")
+
+
+def _filled(
+    state: Mapping[str, Any], shape: tuple[int, int, int, int], path: str | os.PathLike[str], approximate: str
+) -> GPT:
+    layers = len({name.split(".")[1] for name in state if name.startswith("blocks.")})
+    if not layers or min(shape) < 1:
+        raise FileFormatError(
+            f"{path} does not hold a whole GPT: it has {layers} layers and (width, heads, vocabulary, context) {shape}"
+        )
+    try:
+        model = GPT(layers, *shape, approximate=approximate)
+        model.load_state_dict(state)
+    except TilewiseError as error:
+        raise FileFormatError(f"{path} does not hold a whole GPT: {error}") from None
     return model
 
 
