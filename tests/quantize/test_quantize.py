@@ -208,9 +208,14 @@ def test_calibration_is_saved_and_reused(tmp_path) -> None:
         ([np.full((2, 1, 8, 8), np.nan, np.float32)], "NaN"),
         ([np.zeros(3, np.float32)], "calibration batch"),
         ([np.zeros((2, 5, 8, 8), np.float32)], "channels"),
+        ([np.zeros((0, 1, 8, 8), np.float32)], "empty"),
+        ([np.full((2, 1, 8, 8), 1e300)], "infinity"),
+        ([(np.zeros((2, 1, 8, 8)), np.zeros(2))], "not a tuple"),
+        (["images"], "calibration batch"),
+        (None, "iterable of batches"),
     ],
 )
-def test_useless_calibration_data_gets_a_sentence(data: list, sentence: str) -> None:
+def test_useless_calibration_data_gets_a_sentence(data: object, sentence: str) -> None:
     with pytest.raises(TilewiseError, match=sentence):
         quantize(models.cnn().eval(), data)
 
@@ -227,8 +232,16 @@ def test_quantizing_twice_and_other_shapes_are_refused() -> None:
     q = quantize(models.cnn().eval(), [images(2, 1, 8)])
     with pytest.raises(ConfigurationError, match="already"):
         quantize(q, [images(2, 1, 8)])
+    with pytest.raises(ConfigurationError, match="already"):
+        quantize(nn.Sequential(q, nn.ReLU()), [images(2, 1, 8)])
+    with pytest.raises(ConfigurationError, match="already"):
+        quantize(quantize(models.gpt("4x128"), []), [])
     with pytest.raises(ShapeError, match="calibrated on"):
         q(images(2, 3, 8))
+    with pytest.raises(DtypeError, match="complex"):
+        q(images(2, 1, 8).astype(np.complex64))
+    with pytest.raises(ConfigurationError, match="not int"):
+        quantize(3, [images(2, 1, 8)])  # type: ignore[arg-type]
 
 
 class Doubling(nn.Module):
@@ -249,6 +262,69 @@ def test_a_layer_without_an_integer_form_stays_in_float_and_says_so() -> None:
     with no_grad():
         expected = model(Tensor(x)).data
     assert np.abs(q(x).data - expected).max() <= 0.05 * np.abs(expected).max()
+
+
+class Pair(nn.Module):
+    def forward(self, x):
+        return x, x
+
+
+class Inside(nn.Module):
+    def __init__(self) -> None:
+        self.conv, self.linear = nn.Conv2d(2, 2, 3, padding=1, rng=0), nn.Linear(6, 6, rng=1)
+
+    def forward(self, x):
+        return self.linear(self.conv(x))
+
+
+def test_a_module_of_ones_own_gives_one_tensor_and_its_convolutions_are_named() -> None:
+    x = images(2, 2, 6)
+    with pytest.raises(ConfigurationError, match="gives a tuple"):
+        quantize(nn.Sequential(nn.Conv2d(2, 2, 3, rng=0), Pair()), [x])
+    with pytest.warns(UserWarning, match=r"conv.*stay in float32"):
+        quantize(Inside(), [x])
+
+
+@pytest.mark.parametrize("first", [nn.MaxPool2d(2), nn.AvgPool2d(2), nn.Flatten()], ids=["max", "mean", "flatten"])
+def test_pooling_the_input_stays_float_and_what_follows_uses_its_own_range(first: nn.Module) -> None:
+    after = nn.Linear(3 * 64, 5, rng=0) if isinstance(first, nn.Flatten) else nn.Conv2d(3, 5, 3, rng=0)
+    model, x = nn.Sequential(first, after).eval(), images(4, 3, 8)
+    q = quantize(model, [x])
+    assert [(r.form, r.reason) for r in q.report()] == [("float32", "what it reads is float32"), ("int8", "")]
+    with no_grad():
+        expected = model(Tensor(x)).data
+    assert np.abs(q(x).data - expected).max() <= 0.03 * np.abs(expected).max()
+
+
+def test_a_channel_of_zeros_keeps_its_bias_exact() -> None:
+    conv = nn.Conv2d(3, 6, 3, rng=0)
+    conv.weight.data[1::2] = 0
+    model, x = nn.Sequential(conv, nn.ReLU(), nn.Conv2d(6, 2, 1, rng=1)).eval(), images(3, 3, 6)
+    q = quantize(model, [x])
+    seen = {}
+    q.run(x, lambda i, v: seen.update({i: v}))
+    step = q.calibration.parameters[1].scale
+    for channel in (1, 3, 5):
+        expected = max(0.0, float(conv.bias.data[channel]))
+        assert np.abs(seen[1].dequantize()[:, channel] - expected).max() <= 0.51 * step
+
+
+def test_a_range_narrower_than_float32_can_divide_is_still_observed() -> None:
+    conv = nn.Conv2d(2, 3, 3, rng=0)
+    conv.bias.data[:] = 1e6
+    model, x = nn.Sequential(conv, nn.ReLU()).eval(), images(2, 2, 6)
+    with no_grad():
+        expected = model(Tensor(x)).data
+    assert np.abs(quantize(model, [x])(x).data - expected).max() <= 0.01 * expected.max()
+
+
+def test_sums_that_might_not_fit_into_32_bits_stay_in_float() -> None:
+    linear = nn.Linear(70_000, 2, rng=0)
+    linear.weight.data[:] = 1.0
+    x = np.ones((1, 70_000), np.float32)
+    q = quantize(nn.Sequential(linear), [x])
+    assert "32 bits" in q.report()[0].reason
+    np.testing.assert_allclose(q(x).data, 70_000, rtol=1e-4)
 
 
 # --- layers by themselves ---

@@ -66,6 +66,7 @@ def calibrate(
     """Run the model in float over batches of inputs (arrays or Tensors) and keep the range of every activation."""
     if observer not in OBSERVERS:
         raise ConfigurationError(f"there is no observer {observer!r}; choose one of {', '.join(OBSERVERS)}")
+    check_model(model)
     graph = trace(model)
     observers = [Observer() for _ in graph.steps]
     shapes: list[tuple[int, ...]] = [()] * len(observers)
@@ -80,7 +81,8 @@ def calibrate(
     try:
         for batch in _with_progress(calibration_dataset, progress):
             x = _checked_batch(batch)
-            graph.run(x, watch)
+            if len(x):
+                graph.run(x, watch)
             samples += len(x)
     finally:
         model.train(was_training)
@@ -101,17 +103,37 @@ def check_fits(calibration: Calibration, graph: Graph) -> None:
         raise ConfigurationError("this calibration was made for another model")
 
 
+def check_model(model: Any) -> None:
+    if not isinstance(model, Module):
+        raise ConfigurationError(f"a model is an nn.Module, not {type(model).__name__}")
+    if is_quantized(model):
+        raise ConfigurationError("this model is quantized already")
+
+
+def is_quantized(model: Module) -> bool:
+    """Whether any layer of it computes in int8."""
+    return any(getattr(m, "computes_in_int8", False) for m in model.modules())
+
+
 def _checked_batch(batch: Any) -> Array:
-    x = batch.data if isinstance(batch, Tensor) else np.asarray(batch)
+    try:
+        x = batch.data if isinstance(batch, Tensor) else np.asarray(batch)
+    except ValueError:  # parts of different shapes, such as inputs with their labels
+        raise ShapeError(
+            f"a calibration batch is one array of inputs, not a {type(batch).__name__} of arrays"
+        ) from None
     if x.dtype.kind not in "fiu" or x.ndim < 2:
         raise ShapeError(f"a calibration batch is an array of inputs, not {x.dtype} of shape {x.shape}")
-    x = x.astype(np.float32, copy=False)
+    with np.errstate(over="ignore"):  # infinity is refused below
+        x = x.astype(np.float32, copy=False)
     if not np.isfinite(x).all():
         raise ConfigurationError("the calibration data holds NaN or infinity")
     return x
 
 
 def _with_progress(batches: Iterable[Any], progress: bool) -> Iterable[Any]:
+    if not isinstance(batches, Iterable):
+        raise ConfigurationError(f"the calibration data is an iterable of batches, not {type(batches).__name__}")
     if not progress:
         return batches
     from rich.progress import track

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise import nn
-from tilewise.errors import ConfigurationError, ShapeError, TilewiseError
+from tilewise.errors import ConfigurationError, DtypeError, ShapeError, TilewiseError
 from tilewise.nn import Module
 from tilewise.quantize.array import QuantizedArray, quantize_array
-from tilewise.quantize.calibration import Calibration, calibrate, check_fits
+from tilewise.quantize.calibration import Calibration, calibrate, check_fits, check_model
 from tilewise.quantize.graph import Graph, Step, run_float, trace
 from tilewise.quantize.layers import QuantizedConv2d, QuantizedLinear
 from tilewise.quantize.plan import BytesResult, Segment, segments
@@ -44,6 +44,8 @@ class StepReport:
 
 class QuantizedModel(Module):
     """A model of integer layers. Takes and gives float32 Tensors; in between, bytes."""
+
+    computes_in_int8 = True
 
     def __init__(
         self,
@@ -78,6 +80,8 @@ class QuantizedModel(Module):
             raise ShapeError(
                 f"this model was calibrated on inputs of (N, {', '.join(map(str, expected))}), not {x.shape}"
             )
+        if x.dtype.kind not in "fiub":
+            raise DtypeError(f"this model takes numbers, not {x.dtype}")
         values: dict[int, Value] = {0: np.ascontiguousarray(x, np.float32)}
         try:
             if watch is not None:
@@ -118,6 +122,11 @@ class QuantizedModel(Module):
             return value
         return quantize_array(value, self.calibration.parameters[source], self.border_of(source))
 
+    def check_input(self, layer: Any, source: int) -> None:
+        """A layer made for other parameters than its input has would give wrong numbers without a word."""
+        if getattr(layer, "input", None) not in (None, self.calibration.parameters[self._origin(source)]):
+            raise ConfigurationError(f"a layer of this model reads {self.graph.steps[source].name} by another scale")
+
     def result_of(self, index: int) -> BytesResult | None:
         """How a step's result lies in memory as bytes; None where it is floats."""
         layer, step, shape = self.integer[index], self.graph.steps[index], self.calibration.shapes[index]
@@ -138,7 +147,8 @@ class QuantizedModel(Module):
                 step.weight, step.bias = stored["weight"], stored.get("bias")
             return None
         if step.kind in _FOLLOWERS and self.integer[step.inputs[0]] is None:
-            return None  # pooling what is float stays float
+            self.kept[step.name] = "what it reads is float32"
+            return None
         reason = self._obstacle(step)
         if reason is not None:
             self.kept[step.name] = reason
@@ -183,8 +193,8 @@ class QuantizedModel(Module):
         return None
 
     def _origin(self, index: int) -> int:
-        """Pooling and flattening keep the parameters of what they read."""
-        while self.graph.steps[index].kind in ("max_pool", "avg_pool", "flatten"):
+        """Pooling and flattening of bytes keep the parameters of what they read."""
+        while self.graph.steps[index].kind in ("max_pool", "avg_pool", "flatten") and self.integer[index] is not None:
             index = self.graph.steps[index].inputs[0]
         return index
 
@@ -272,8 +282,7 @@ def quantize(
     >>> quantize(models.cnn(), [data])(Tensor(data)).shape
     (8, 10)
     """
-    if isinstance(model, QuantizedModel):
-        raise ConfigurationError("this model is quantized already")
+    check_model(model)
     graph = trace(model)
     if _is_transformer(graph):
         from tilewise.quantize.dynamic import quantize_dynamic

@@ -6,10 +6,13 @@ No calibration: a row's scale is its own largest value. Norms, softmax and atten
 from __future__ import annotations
 
 import copy
+import warnings
 
 from tilewise import nn
+from tilewise.errors import ConfigurationError
 from tilewise.nn import Module
 from tilewise.nn.transformer import MultiHeadAttention
+from tilewise.quantize.calibration import is_quantized
 from tilewise.quantize.layers import QuantizedLinear
 from tilewise.tensor import Tensor
 
@@ -30,8 +33,13 @@ class QuantizedAttention(MultiHeadAttention):
 
 def quantize_dynamic(model: Module) -> Module:
     """A copy of `model` in which every linear layer computes in int8."""
+    if is_quantized(model):
+        raise ConfigurationError("this model is quantized already")
     out = copy.deepcopy(model)
     _replace(out)
+    left = [name for name, m in out.named_modules() if isinstance(m, nn.Conv2d)]
+    if left:
+        warnings.warn(f"{', '.join(left)}: convolutions inside a module of your own stay in float32", stacklevel=3)
     return out.eval()
 
 

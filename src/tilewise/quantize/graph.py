@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tilewise import nn
 from tilewise.backend import current_backend
-from tilewise.errors import ShapeError, TilewiseError
+from tilewise.errors import ConfigurationError, ShapeError, TilewiseError
 from tilewise.models import ResidualBlock, ResNet8
 from tilewise.nn.layers import GlobalAvgPool, folded
 from tilewise.tensor import Tensor, no_grad
@@ -101,7 +101,9 @@ def run_float(step: Step, inputs: list[Array]) -> Array:
         out = dispatch("avg_pool2d", x, kernel=step.kernel, stride=step.stride, padding=step.padding)
         return out
     assert step.module is not None
-    result: Tensor = step.module(*[Tensor(i) for i in inputs])
+    result: Any = step.module(*[Tensor(i) for i in inputs])
+    if not isinstance(result, Tensor):
+        raise ConfigurationError(f"{step.name} gives a {type(result).__name__}; a step of a model gives one Tensor")
     return result.data
 
 

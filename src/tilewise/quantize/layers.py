@@ -16,13 +16,14 @@ from tilewise.backend import current_backend
 from tilewise.errors import ConfigurationError, GradientError, ShapeError
 from tilewise.nn import Module
 from tilewise.quantize.array import QuantizedArray, quantize_array, round_up
-from tilewise.quantize.parameters import AffineParameters, INT8Quantizer
+from tilewise.quantize.parameters import AffineParameters, INT8Quantizer, QuantizedWeights
 from tilewise.quantize.reference import NumpyInt8Layer
 from tilewise.tensor import Tensor, is_grad_enabled
 
 Array = npt.NDArray[Any]
 Pair = tuple[int, int]
 _LARGEST_BIAS = 2**30  # leaves the other half of 32 bits to the products
+_LARGEST_SUM = 2**31 - 1
 
 INT32, FLOAT32, UINT8 = 0, 1, 2  # what a kernel's linear() gives
 
@@ -37,13 +38,22 @@ def new_kernel(
 
 def integer_offset(q: Array, bias: Array | None, scales: Array, zero_point: int) -> Array:
     """What is added to the sums of a channel: the bias in units of the sums, and the input's zero point taken out."""
-    total: Array = -zero_point * q.reshape(len(q), -1).astype(np.int64).sum(1)
-    if bias is not None:
-        steps = np.rint(bias.astype(np.float64) / scales)
-        if np.abs(steps).max(initial=0) > _LARGEST_BIAS:
-            raise ConfigurationError("its inputs are so small that its bias does not fit into 32 bits beside them")
-        total = total + steps.astype(np.int64)
-    return total.astype(np.int32)
+    rows = q.reshape(len(q), -1).astype(np.int64)
+    steps = np.zeros(len(q)) if bias is None else np.rint(bias.astype(np.float64) / scales)
+    if np.abs(steps).max(initial=0) > _LARGEST_BIAS:
+        raise ConfigurationError("its inputs are so small that its bias does not fit into 32 bits beside them")
+    if (np.abs(rows).sum(1) * 255 + np.abs(steps)).max(initial=0) > _LARGEST_SUM:
+        raise ConfigurationError("it has so many inputs that a sum of them might not fit into 32 bits")
+    total: Array = steps.astype(np.int64) - zero_point * rows.sum(1)
+    return total.astype(np.int32)  # what wraps here wraps back when the products are added
+
+
+def scales_for(weights: QuantizedWeights, input: AffineParameters, output: AffineParameters) -> Array:
+    """The weights' scales, but for a channel of zeros, where any will do, one that leaves its bias its precision."""
+    empty = ~weights.q.reshape(len(weights.q), -1).any(1)
+    fine = np.float32(output.scale / input.scale / 4096)
+    usable = np.isfinite(fine) and fine > 0
+    return np.where(empty, fine, weights.scale).astype(np.float32) if usable else weights.scale
 
 
 class QuantizedConv2d(Module):
@@ -51,6 +61,8 @@ class QuantizedConv2d(Module):
 
     `weight` is (O, C, kh, kw) float32; `input` and `output` are the affine parameters of what comes in and goes out.
     """
+
+    computes_in_int8 = True
 
     def __init__(
         self,
@@ -65,9 +77,10 @@ class QuantizedConv2d(Module):
         out_border: int = 0,
     ) -> None:
         weights = INT8Quantizer().quantize_weights(weight)
+        scale = scales_for(weights, input, output)
         q = np.ascontiguousarray(weights.q.transpose(0, 2, 3, 1))  # (O, kh, kw, C)
-        offset = integer_offset(q, bias, input.scale * weights.scale.astype(np.float64), input.zero_point)
-        self._set_up(q, weights.scale, offset, input, output, stride, padding, relu, residual, out_border)
+        offset = integer_offset(q, bias, input.scale * scale.astype(np.float64), input.zero_point)
+        self._set_up(q, scale, offset, input, output, stride, padding, relu, residual, out_border)
 
     @classmethod
     def from_float(
@@ -139,6 +152,8 @@ class QuantizedLinear(Module):
     """y = x @ weight.T + bias on bytes. With `output` it gives a QuantizedArray, without it floats; without `input` it
     is dynamic: floats in, a scale per row as they come."""
 
+    computes_in_int8 = True
+
     def __init__(
         self,
         weight: Array,
@@ -148,7 +163,8 @@ class QuantizedLinear(Module):
         relu: bool = False,
     ) -> None:
         weights = INT8Quantizer().quantize_weights(weight)
-        self._set_up(weights.q, weights.scale, bias, input, output, relu)
+        scale = weights.scale if input is None or output is None else scales_for(weights, input, output)
+        self._set_up(weights.q, scale, bias, input, output, relu)
 
     @classmethod
     def from_float(cls, linear: Any, **options: Any) -> QuantizedLinear:

@@ -2,8 +2,8 @@
 
 An observer watches batches go by and keeps only a histogram. "minmax" covers everything seen; "percentile" lets the
 outermost 0.01 % saturate; "mse" takes the range with the least squared error; "entropy" the one whose coarse histogram
-tells least apart from the fine one (Kullback-Leibler), letting at most 0.1 % saturate: the divergence counts values, and
-would sacrifice the few large ones that decide.
+tells least apart from the fine one (Kullback-Leibler), letting at most 0.1 % saturate: the divergence counts values,
+and would sacrifice the few large ones that decide.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Observer:
             self.low, self.high = low, high
         elif low < self.low or high > self.high:
             self._widen(min(low, self.low), max(high, self.high))
-        self.histogram += np.histogram(x, _BINS, self._span())[0]
+        # In float64: in float32 there may be no 2048 numbers between the lowest and the highest.
+        self.histogram += np.histogram(x.astype(np.float64, copy=False), _BINS, self._span())[0]
         self.count += x.size
 
     def parameters(self, method: str) -> AffineParameters:

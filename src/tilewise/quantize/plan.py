@@ -88,7 +88,9 @@ def _segment(model: QuantizedModel, steps: list[int]) -> Segment:
     sources = sorted({i for s in steps for i in model.graph.steps[s].inputs} - inside)
     values = _add_sources(model, plan, sources)
     for index in steps:
-        values[index] = model.integer[index].add_to(plan, [values[i] for i in model.graph.steps[index].inputs])
+        layer, reads = model.integer[index], model.graph.steps[index].inputs
+        model.check_input(layer, reads[0])
+        values[index] = layer.add_to(plan, [values[i] for i in reads])
     results: list[tuple[int, BytesResult | None]] = []
     for index in steps:
         outside = [u for u, step in enumerate(model.graph.steps) if index in step.inputs and u not in inside]
