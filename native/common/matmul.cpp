@@ -48,11 +48,15 @@ struct Plan {
 
 // Below this many multiply-adds, waking a second thread costs more than it saves.
 constexpr int64_t kWorthThreads = 1 << 20;
-// Inner products pay off up to this many rows (or columns), and from this length on.
-constexpr int64_t kFewDots = 8, kShortDot = 24;
-constexpr int64_t kFewColumns = 8, kWideRow = 128;
+// Inner products pay off from this length on; with a B that is first transposed, up to this many columns.
+constexpr int64_t kFewCopied = 24, kShortDot = 24;
+// Adding up the lanes of an inner product takes as long as this many vectors of k.
+constexpr double kAddingUp = 2.5;
+constexpr int64_t kFewColumns = 12, kWideRow = 128;
+// Up to this many rows of A, a B this wide and larger than this many bytes is read row by row rather than strip by strip.
+constexpr int64_t kFewStreamed = 3, kWideStream = 512, kWorthStreaming = 512 << 10;
 // Columns past the last whole vector: up to this many are worth a path of their own, in matrices this narrow.
-constexpr int64_t kFewTail = 2, kManyColumns = 200, kLongTail = 64;
+constexpr int64_t kFewTail = 4, kManyColumns = 200, kLongTail = 24;
 // The default tile's blocks (docs/tiles.md says why).
 constexpr int64_t kBlockK = 512, kWholeK = 768, kBlockRows = 54, kOneRowBlock = 192, kManyRows = 512;
 
@@ -66,19 +70,49 @@ bool better_swapped(const Gemm& g) {
   return g.b_row == 1 && g.b_col != 1 && g.k >= 32 && (g.k >= 2 * g.m || g.m <= 64);
 }
 
+// The last columns of a product that go another way than the tiled loops: 0, or those past the last whole vector.
+int64_t separate_tail(const Gemm& g) {
+  const int64_t tail = g.n % active_gemm().lanes;
+  const bool worth = g.n > tail && g.n < kManyColumns && g.k >= kLongTail && g.m >= (tail <= 2 ? 8 : 32);
+  return worth && tail <= kFewTail && (g.a_col == 1 || g.a_row == 1) ? tail : 0;
+}
+
+// How much of the multipliers' time the tiled loops use: lanes past the last column idle, and packing a transposed B costs
+// as much as half a vector's worth of rows.
+double tiled_use(const Gemm& g) {
+  const double lanes = active_gemm().lanes, whole = static_cast<double>(g.n / active_gemm().lanes);
+  const double rest = static_cast<double>(g.n) - whole * lanes;
+  double idle = rest == 0 ? 0 : rest <= lanes / 2 && whole > 0 ? 0.75 * lanes - rest : lanes - rest;
+  if (separate_tail(g) > 0) idle = rest * kAddingUp * lanes / static_cast<double>(g.k);
+  const double packing = g.b_col == 1 ? 0 : lanes / 2;
+  const double m = static_cast<double>(g.m), n = static_cast<double>(g.n);
+  return n / (n + idle) * m / (m + packing);
+}
+
+// Both operands along k: every lane is busy, but the lanes of each result must be added up in the end. A row-major B is
+// transposed first. The shorter operand must stay in L2.
+bool better_as_dots(const Gemm& g) {
+  const bool copied = g.b_row != 1;
+  if (g.a_col != 1 || g.k < kShortDot || (copied && g.n > std::min(kFewCopied, g.m))) return false;
+  if (std::min(g.m, g.n) * g.k * 4 > cache_sizes().l2 / 2) return false;
+  const double lanes = active_gemm().lanes, m = static_cast<double>(g.m), k = static_cast<double>(g.k);
+  const double use = k / (k + kAddingUp * lanes) * (copied ? m / (m + lanes / 2) : 1.0);
+  return use > tiled_use(g);
+}
+
 Plan choose_plan(const Gemm& g) {
   const int64_t long_side = std::max(g.m, g.n), short_side = std::min(g.m, g.n);
   const bool from_memory = g.stream_b || long_side * g.k * 4 > cache_sizes().l3;
   if (g.m == 1 && g.b_col == 1) return {Path::row_by_matrix, g.n >= kWideRow};
   if (g.n == 1 && g.a_row == 1 && g.c_row == 1) return {Path::matrix_by_column, g.m >= kWideRow};
   if (short_side == 1 && (g.m == 1 ? g.b_row : g.a_col) == 1) return {Path::dots, from_memory};
-  const bool along_k = g.a_col == 1 && (g.b_row == 1 || g.n <= kFewDots);
-  if (along_k && short_side <= kFewDots && g.k >= kShortDot) return {Path::dots, false};
+  if (better_as_dots(g)) return {Path::dots, false};
+  if (g.m <= kFewStreamed && g.b_col == 1 && g.n >= kWideStream && g.k * g.n * 4 > kWorthStreaming) {
+    return {Path::row_by_matrix, true};
+  }
   if (better_swapped(g)) return {Path::swapped, few_accumulators(g)};
   Plan plan;
-  const int64_t tail = g.n % active_gemm().lanes;
-  const bool worth = g.n < kManyColumns && g.k >= kLongTail && g.m >= 8 && g.n > tail;
-  plan.tail = worth && tail <= kFewTail && (g.a_col == 1 || g.a_row == 1) ? tail : 0;
+  plan.tail = separate_tail(g);
   return plan;
 }
 
@@ -129,7 +163,11 @@ void run_dots(const Gemm& g, bool variant) {
   }
   if (g.b_row != 1) {  // n is small
     float* b = workspace(g.k * g.n);
-    for (int64_t j = 0; j < g.n; ++j) copy_strided(g.b + j * g.b_col, g.b_row, g.k, b + j * g.k);
+    if (g.b_col == 1) {
+      active_gemm().transpose(g.b, g.k, g.n, g.b_row, b, g.k);
+    } else {
+      for (int64_t j = 0; j < g.n; ++j) copy_strided(g.b + j * g.b_col, g.b_row, g.k, b + j * g.k);
+    }
     d.b = b;
     d.b_row = 1;
     d.b_col = g.k;
@@ -218,8 +256,8 @@ Grid grid_of(const Gemm& g, Path path, const GemmTile& tile, int threads) {
     col_grain = tile.nr;
   } else if (threads > 1) {
     (g.m >= g.n ? tm : tn) = threads;
-    row_grain = path == Path::dots ? 4 : 64;
-    col_grain = path == Path::dots ? 4 : 64;
+    row_grain = path == Path::dots ? 4 : 128;
+    col_grain = path == Path::dots ? 4 : 128;
   }
   Grid grid;
   grid.row_step = std::max<int64_t>(round_up(ceil_div(g.m, tm), row_grain), 1);

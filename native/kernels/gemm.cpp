@@ -159,10 +159,11 @@ void dots(const Gemm& g, bool from_memory) {
 
 void row_by_matrix(const Gemm& g, bool wide) {
   wide ? row_streamed(g) : row_by_strips(g);
-  if (g.epilogue.any()) finish(g.epilogue, g.c, g.c_row, 0, 0, 1, g.n);
+  if (g.epilogue.any()) finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 
 void transpose_into(const float* from, int64_t rows, int64_t cols, int64_t from_row, float* to, int64_t to_row) {
+  if (cols <= kLanes / 2) return transpose_narrow(from, rows, cols, from_row, to, to_row);
   pack({from, 1, from_row, cols, rows, rows, false, to_row}, to);
 }
 

@@ -50,7 +50,7 @@ struct GemmKernels {
   void (*tiled)(const Gemm& g, const GemmTile& tile, float* workspace);
   // Inner products: the rows of A and the columns of B have unit stride along k. Best when m or n is small.
   void (*dots)(const Gemm& g, bool from_memory);
-  // m = 1, rows of B of unit stride: c = sum over p of a[p] * B[p, :].
+  // One row of A (wide: up to four), rows of B of unit stride: c = sum over p of a[p] * B[p, :].
   void (*row_by_matrix)(const Gemm& g, bool wide);
   // to (cols x rows, rows to_row apart) = from (rows x cols, rows from_row apart), transposed.
   void (*transpose)(const float* from, int64_t rows, int64_t cols, int64_t from_row, float* to, int64_t to_row);

@@ -39,6 +39,47 @@ TW_INLINE void transpose(vf (&r)[kLanes]) {
   }
 }
 
+// Two rows of at most half a vector, side by side.
+TW_INLINE vf two_rows(const float* first, const float* second, int count) {
+  vi index = {};
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) index[i] = i < kLanes / 2 ? i : i + kLanes / 2;
+  return __builtin_shuffle(load_first(first, count), load_first(second, count), index);
+}
+
+// to (cols x rows) = from (rows x cols), transposed, cols at most half a vector: the same network on pairs of rows needs
+// half as many vectors.
+inline void transpose_narrow(const float* from, int64_t rows, int64_t cols, int64_t from_row, float* to, int64_t to_row) {
+  constexpr int kPairs = kLanes / 2;
+  int64_t row = 0;
+  for (; row + kLanes <= rows; row += kLanes) {
+    vf r[kPairs];
+#pragma GCC unroll 8
+    for (int i = 0; i < kPairs; ++i) {
+      const float* at = from + (row + 2 * i) * from_row;
+      r[i] = two_rows(at, at + from_row, static_cast<int>(cols));
+    }
+#pragma GCC unroll 4
+    for (int round = 1; round < kLanes; round *= 2) {
+      vf t[kPairs];
+#pragma GCC unroll 4
+      for (int i = 0; i < kPairs / 2; ++i) {
+        t[2 * i] = zip_low(r[i], r[i + kPairs / 2]);
+        t[2 * i + 1] = zip_high(r[i], r[i + kPairs / 2]);
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < kPairs; ++i) r[i] = t[i];
+    }
+#pragma GCC unroll 8
+    for (int j = 0; j < kPairs; ++j) {
+      if (j < cols) store(to + j * to_row + row, r[j]);
+    }
+  }
+  for (; row < rows; ++row) {
+    for (int64_t j = 0; j < cols; ++j) to[j * to_row + row] = from[row * from_row + j];
+  }
+}
+
 // Where the strip goes: `width` floats a step, of which `count` come from the source and the rest become zero. With
 // `slack`, a strip narrower than a vector is stored with overlapping full vectors, which need kLanes floats more at the
 // end of the destination.

@@ -10,113 +10,153 @@
 namespace tw {
 namespace TW_ISA {
 
-// The sums of the lanes of N vectors, N a power of two up to kLanes. Interleaving and adding two vectors halves their
-// number and keeps every lane busy: the network that transposes, with an addition in every round. Adds in the order of
-// sum_lanes.
+// Lanes moved down by `By`, around the end.
+template <int By>
+TW_INLINE vf rotated(vf v) {
+  vi index = {};
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) index[i] = (i + By) % kLanes;
+  return __builtin_shuffle(v, index);
+}
+
+template <int Width>
+TW_INLINE vf folded(vf v) {
+  if constexpr (Width < kLanes) {
+    v = folded<Width * 2>(v);
+    return v + rotated<Width>(v);
+  } else {
+    return v;
+  }
+}
+
+// The sums of the lanes of N vectors, N a power of two up to kLanes, in the first N lanes of one. Interleaving and adding
+// two vectors halves their number and keeps every lane busy: the network that transposes, with an addition in every
+// round. Adds in the order of sum_lanes.
 template <int N>
-TW_INLINE void sum_each(vf (&v)[N], float* out) {
+TW_INLINE vf sum_each(vf (&v)[N]) {
 #pragma GCC unroll 4
   for (int half = N / 2; half > 0; half /= 2) {
 #pragma GCC unroll 8
     for (int i = 0; i < half; ++i) v[i] = zip_low(v[i], v[i + half]) + zip_high(v[i], v[i + half]);
   }
-  float t[kLanes];
-  store(t, v[0]);
-#pragma GCC unroll 4
-  for (int w = kLanes / 2; w >= N; w /= 2) {
-#pragma GCC unroll 8
-    for (int i = 0; i < w; ++i) t[i] += t[i + w];
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < N; ++i) out[i] = t[i];
+  return folded<N>(v[0]);
 }
 
-constexpr int at_most_lanes(int n) { return n < kLanes ? n : kLanes; }
 constexpr int power_of_two_from(int n) { return n <= 1 ? 1 : n <= 2 ? 2 : n <= 4 ? 4 : n <= 8 ? 8 : 16; }
 
-// Sums of any number of vectors, kLanes at a time.
-template <int N>
-TW_INLINE void sum_all(const vf* v, float* out) {
-  constexpr int kGroup = at_most_lanes(power_of_two_from(N));
-  float t[16];
-#pragma GCC unroll 16
-  for (int first = 0; first < N; first += kGroup) {
-    vf g[kGroup];
-#pragma GCC unroll 16
-    for (int i = 0; i < kGroup; ++i) g[i] = first + i < N ? v[first + i] : vf{};
-    sum_each<kGroup>(g, t);
-#pragma GCC unroll 16
-    for (int i = 0; i < kGroup; ++i) {
-      if (first + i < N) out[first + i] = t[i];
-    }
+template <int Rows, int Length, int Row = 0>
+TW_INLINE void store_rows(vf sums, float* c, int64_t c_row) {
+  if constexpr (Row < Rows) {
+    store_first(c + Row * c_row, rotated<Row * Length>(sums), Length);
+    store_rows<Rows, Length, Row + 1>(sums, c, c_row);
   }
 }
 
-// Accumulators and operands must fit the registers: 4 x 4 or 2 x 8 of thirty-two, 3 x 3 or 1 x 8 of sixteen.
-#if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int kDotSide = 4, kDotPairs = 2;
-#else
-constexpr int kDotSide = 3, kDotPairs = 1;
-#endif
-constexpr int kDotStrip = 8;  // one or two vectors against this many rows of a matrix
+// The sums of the vectors v[row * RowStep + j * Step], j < Length, to a run of memory each for rows First ... Rows - 1, as
+// many runs at a time as fit into one vector. Indices are known to the compiler, so that the vectors stay in registers.
+template <int Rows, int Length, int RowStep, int Step, int First = 0, int N>
+TW_INLINE void sums_to_rows(const vf (&v)[N], float* c, int64_t c_row) {
+  if constexpr (Length > kLanes) {
+    for (int r = 0; r < Rows; ++r) {
+      for (int j = 0; j < Length; ++j) c[r * c_row + j] = sum_lanes(v[r * RowStep + j * Step]);
+    }
+  } else if constexpr (First < Rows) {
+    constexpr int kFit = kLanes / Length, kCount = kFit < Rows - First ? kFit : Rows - First;
+    constexpr int kPower = power_of_two_from(kCount * Length);
+    vf group[kPower];
+#pragma GCC unroll 16
+    for (int i = 0; i < kPower; ++i) {
+      group[i] = i < kCount * Length ? v[(First + i / Length) % Rows * RowStep + i % Length * Step] : vf{};
+    }
+    const vf sums = sum_each(group);
+    if (c_row == Length) {
+      store_first(c + First * c_row, sums, kCount * Length);
+    } else {
+      store_rows<kCount, Length>(sums, c + First * c_row, c_row);
+    }
+    sums_to_rows<Rows, Length, RowStep, Step, First + kCount>(v, c, c_row);
+  }
+}
 
+// A tile of inner products: O rows of the longer operand against I of the shorter. The I vectors of the shorter stay in
+// registers beside O x I accumulators and one vector of the longer: kDotFits[I] is the largest O that leaves room for
+// them, kDotOuter[I] the one to use (4 x 4 sums are added up in one vector).
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kDotInner = 6;
+constexpr int kDotFits[kDotInner + 1] = {0, 8, 8, 8, 6, 5, 4};
+constexpr int kDotOuter[kDotInner + 1] = {0, 8, 8, 8, 4, 5, 4};
+#else
+constexpr int kDotInner = 3;
+constexpr int kDotFits[kDotInner + 1] = {0, 8, 5, 4};
+constexpr int kDotOuter[kDotInner + 1] = {0, 8, 5, 4};
+#endif
+constexpr int kDotMostOuter = 8;
+
+// Result (o, i) goes to c[o * c_row + i], or to c[i * c_row + o] where the longer operand is B.
 struct DotArgs {
-  const float* a;
-  int64_t a_row;
-  const float* b;
-  int64_t b_col;
+  const float* outer;
+  int64_t outer_row;
+  const float* inner;
+  int64_t inner_row;
   int64_t k;
   float* c;
   int64_t c_row;
+  bool outer_is_b;
 };
 
-template <int MR, int NR>
-TW_INLINE void dot_step(const DotArgs& d, int64_t p, int lanes, bool whole, vf (&acc)[MR * NR]) {
-  vf bv[NR];
-#pragma GCC unroll 16
-  for (int j = 0; j < NR; ++j) bv[j] = whole ? load(d.b + j * d.b_col + p) : load_first(d.b + j * d.b_col + p, lanes);
-#pragma GCC unroll 16
-  for (int i = 0; i < MR; ++i) {
-    const float* a = d.a + i * d.a_row + p;
-    const vf av = whole ? load(a) : load_first(a, lanes);
-#pragma GCC unroll 16
-    for (int j = 0; j < NR; ++j) acc[i * NR + j] += av * bv[j];
-  }
-}
-
-// A vector against a strip of rows: fetch the rows of the next strip (they start on pages the hardware cannot guess).
-template <int MR, int NR>
-TW_INLINE void fetch_next_strip(const DotArgs& d, int64_t p) {
+template <int O, int I>
+TW_INLINE void dot_step(const DotArgs& d, int64_t p, int lanes, bool whole, vf (&acc)[O * I]) {
+  vf kept[I];
 #pragma GCC unroll 8
-  for (int j = 0; j < kDotStrip; ++j) {
-    __builtin_prefetch((MR == 1 ? d.b + (NR + j) * d.b_col : d.a + (MR + j) * d.a_row) + p, 0, 1);
+  for (int i = 0; i < I; ++i) {
+    const float* at = d.inner + i * d.inner_row + p;
+    kept[i] = whole ? load(at) : load_first(at, lanes);
+  }
+#pragma GCC unroll 8
+  for (int o = 0; o < O; ++o) {
+    const float* at = d.outer + o * d.outer_row + p;
+    const vf v = whole ? load(at) : load_first(at, lanes);
+#pragma GCC unroll 8
+    for (int i = 0; i < I; ++i) acc[o * I + i] += v * kept[i];
   }
 }
 
-// MR x NR inner products, one vector accumulator each.
-template <int MR, int NR, bool Fetch = false>
+// A vector against rows from memory: fetch the rows of the next tile (they start on pages the hardware cannot guess).
+template <int O>
+TW_INLINE void fetch_next_rows(const DotArgs& d, int64_t p) {
+#pragma GCC unroll 8
+  for (int o = 0; o < O; ++o) __builtin_prefetch(d.outer + (O + o) * d.outer_row + p, 0, 1);
+}
+
+// O x I inner products, one vector accumulator each.
+template <int O, int I, bool Fetch = false>
 void dot_tile(const DotArgs& d) {
-  vf acc[MR * NR] = {};
+  vf acc[O * I] = {};
   int64_t p = 0;
   for (; p + kLanes <= d.k; p += kLanes) {
-    if (Fetch) fetch_next_strip<MR, NR>(d, p);
-    dot_step<MR, NR>(d, p, kLanes, true, acc);
+    if (Fetch) fetch_next_rows<O>(d, p);
+    dot_step<O, I>(d, p, kLanes, true, acc);
   }
-  if (p < d.k) dot_step<MR, NR>(d, p, static_cast<int>(d.k - p), false, acc);
-  float sums[MR * NR];
-  sum_all<MR * NR>(acc, sums);
-#pragma GCC unroll 16
-  for (int i = 0; i < MR; ++i) {
-#pragma GCC unroll 16
-    for (int j = 0; j < NR; ++j) d.c[i * d.c_row + j] = sums[i * NR + j];
-  }
+  if (p < d.k) dot_step<O, I>(d, p, static_cast<int>(d.k - p), false, acc);
+  d.outer_is_b ? sums_to_rows<I, O, 1, I>(acc, d.c, d.c_row) : sums_to_rows<O, I, I, 1>(acc, d.c, d.c_row);
 }
 
 using DotTile = void (*)(const DotArgs&);
-constexpr DotTile kDotTiles[4][4] = {{dot_tile<1, 1>, dot_tile<1, 2>, dot_tile<1, 3>, dot_tile<1, 4>},
-                                     {dot_tile<2, 1>, dot_tile<2, 2>, dot_tile<2, 3>, dot_tile<2, 4>},
-                                     {dot_tile<3, 1>, dot_tile<3, 2>, dot_tile<3, 3>, dot_tile<3, 4>},
-                                     {dot_tile<4, 1>, dot_tile<4, 2>, dot_tile<4, 3>, dot_tile<4, 4>}};
+
+template <int O, int I>
+constexpr DotTile dot_or_null() {
+  if constexpr (I <= kDotInner && O <= kDotFits[I <= kDotInner ? I : 0]) {
+    return dot_tile<O, I>;
+  } else {
+    return nullptr;
+  }
+}
+
+#define TW_DOT_ROW(I)                                                                                           \
+  {dot_or_null<1, I>(), dot_or_null<2, I>(), dot_or_null<3, I>(), dot_or_null<4, I>(), dot_or_null<5, I>(),     \
+   dot_or_null<6, I>(), dot_or_null<7, I>(), dot_or_null<8, I>()}
+constexpr DotTile kDotTiles[6][kDotMostOuter] = {TW_DOT_ROW(1), TW_DOT_ROW(2), TW_DOT_ROW(3),
+                                                 TW_DOT_ROW(4), TW_DOT_ROW(5), TW_DOT_ROW(6)};
 
 TW_INLINE int smaller_int(int64_t a, int b) { return a < b ? static_cast<int>(a) : b; }
 
@@ -126,10 +166,23 @@ TW_INLINE int share(int64_t left, int most) {
   return parts <= 1 ? static_cast<int>(left) : static_cast<int>((left + parts - 1) / parts);
 }
 
-template <int Short, bool Fetch>
-constexpr DotTile strip_tile(bool tall) {
-  return tall ? dot_tile<kDotStrip, Short, Fetch> : dot_tile<Short, kDotStrip, Fetch>;
+// Results of a few terms each: quicker one at a time than by adding up the lanes of vectors that are mostly empty.
+template <int K>
+void dots_of_few(const float* rows, int64_t row, const float* x, int64_t count, float* c, int64_t c_step) {
+  float kept[K];
+  for (int p = 0; p < K; ++p) kept[p] = x[p];
+  for (int64_t i = 0; i < count; ++i, rows += row, c += c_step) {
+    float sum = rows[0] * kept[0];
+#pragma GCC unroll 8
+    for (int p = 1; p < K; ++p) sum += rows[p] * kept[p];
+    *c = sum;
+  }
 }
+
+constexpr int kFewTerms = 8;
+using FewDots = void (*)(const float*, int64_t, const float*, int64_t, float*, int64_t);
+constexpr FewDots kFewDots[kFewTerms] = {dots_of_few<1>, dots_of_few<2>, dots_of_few<3>, dots_of_few<4>,
+                                         dots_of_few<5>, dots_of_few<6>, dots_of_few<7>, dots_of_few<8>};
 
 // Rows up to this long are streamed in two runs, through the upper and the lower half of the matrix: with large pages
 // the hardware follows two at full bandwidth, where a strip of eight reaches two thirds of it. Longer rows are as fast
@@ -156,6 +209,16 @@ TW_INLINE void dot_pair(const float* a, const float* b, const float* other, int6
   other_sum = t;
 }
 
+// The first `count` of N sums, one after the other.
+template <int N>
+TW_INLINE void store_sums(vf (&v)[N], float* c, int count) {
+  if constexpr (N <= kLanes) {
+    store_first(c, sum_each(v), count);
+  } else {
+    for (int i = 0; i < count; ++i) c[i] = sum_lanes(v[i]);
+  }
+}
+
 // A vector against the rows of a matrix, front to back. The sums of the lanes wait until eight pairs are through.
 inline void dots_streamed(const Gemm& g) {
   constexpr int kPairs = 8;
@@ -167,30 +230,30 @@ inline void dots_streamed(const Gemm& g) {
       const float* b = g.b + (first + j) * g.b_col;
       dot_pair(g.a, b, b + half * g.b_col, g.k, upper[j], lower[j]);
     }
-    float sums[kPairs];
-    sum_all<kPairs>(upper, sums);
-    std::memcpy(g.c + first, sums, pairs * sizeof(float));
-    sum_all<kPairs>(lower, sums);
-    std::memcpy(g.c + half + first, sums, pairs * sizeof(float));
+    store_sums(upper, g.c + first, pairs);
+    store_sums(lower, g.c + half + first, pairs);
   }
-  if (g.n % 2 != 0) dot_tile<1, 1>({g.a, 0, g.b + (g.n - 1) * g.b_col, g.b_col, g.k, g.c + g.n - 1, 0});
+  if (g.n % 2 != 0) dot_tile<1, 1>({g.b + (g.n - 1) * g.b_col, g.b_col, g.a, 0, g.k, g.c + g.n - 1, 1, true});
 }
 
 // The long side outside, so that the operand that is larger is read once and the smaller stays in cache.
 inline void dots_tiled(const Gemm& g, bool from_memory) {
-  if (g.stream_b && g.m == 1 && g.k <= kStreamedRow) return dots_streamed(g);
   const bool tall = g.m >= g.n;
   const int64_t outer = tall ? g.m : g.n, inner = tall ? g.n : g.m;
-  const DotTile one = from_memory ? strip_tile<1, true>(tall) : strip_tile<1, false>(tall);
-  const DotTile two = strip_tile<2, false>(tall);
+  const int64_t outer_row = tall ? g.a_row : g.b_col, inner_row = tall ? g.b_col : g.a_row;
+  const float* const long_side = tall ? g.a : g.b;
+  const float* const short_side = tall ? g.b : g.a;
+  if (inner == 1 && g.k <= kFewTerms) return kFewDots[g.k - 1](long_side, outer_row, short_side, outer, g.c, tall ? g.c_row : 1);
+  if (g.stream_b && g.m == 1 && g.k <= kStreamedRow) return dots_streamed(g);
+  const int most = kDotOuter[share(inner, kDotInner)];
   for (int64_t o = 0; o < outer;) {
-    const bool strip = inner <= kDotPairs && outer - o >= kDotStrip;
-    const int so = strip ? kDotStrip : share(outer - o, kDotSide);
+    const int so = outer - o >= 2 * most ? most : share(outer - o, most);
     for (int64_t i = 0; i < inner;) {
-      const int si = share(inner - i, kDotSide);
-      const int64_t row = tall ? o : i, col = tall ? i : o;
-      const DotTile tile = strip ? (inner == 1 ? one : two) : kDotTiles[(tall ? so : si) - 1][(tall ? si : so) - 1];
-      tile({g.a + row * g.a_row, g.a_row, g.b + col * g.b_col, g.b_col, g.k, g.c + row * g.c_row + col, g.c_row});
+      const int si = share(inner - i, kDotInner);
+      const bool fetch = from_memory && inner == 1 && so == kDotOuter[1];
+      const DotTile tile = fetch ? dot_tile<kDotOuter[1], 1, true> : kDotTiles[si - 1][so - 1];
+      tile({long_side + o * outer_row, outer_row, short_side + i * inner_row, inner_row, g.k,
+            g.c + (tall ? o * g.c_row + i : i * g.c_row + o), g.c_row, !tall});
       i += si;
     }
     o += so;
@@ -205,7 +268,7 @@ TW_INLINE void row_strip(const Gemm& g, int64_t col, int lanes) {
   const float* b = g.b + col;
   auto step = [&](int u, const float* at, const float* row) __attribute__((always_inline)) {
     const vf s = splat(*at);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int j = 0; j < NV - 1; ++j) acc[u][j] += s * load(row + j * kLanes);
     acc[u][NV - 1] += s * load_first(row + (NV - 1) * kLanes, lanes);
   };
@@ -217,7 +280,7 @@ TW_INLINE void row_strip(const Gemm& g, int64_t col, int lanes) {
     b += U * g.b_row;
   }
   for (; p < g.k; ++p, a += g.a_col, b += g.b_row) step(0, a, b);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int j = 0; j < NV; ++j) {
     vf v = acc[0][j];
 #pragma GCC unroll 8
@@ -227,12 +290,17 @@ TW_INLINE void row_strip(const Gemm& g, int64_t col, int lanes) {
   }
 }
 
-// For narrow B: strips of four vectors, c in registers. Work is split at multiples of 64 columns, so that strips fall the same way.
+// For narrow B: strips of up to eight vectors, c in registers. Work is split at multiples of 128 columns, so that strips
+// fall the same way.
 inline void row_by_strips(const Gemm& g) {
-  for (int64_t col = 0; col < g.n; col += 4 * kLanes) {
-    const int left = smaller_int(g.n - col, 4 * kLanes);
+  for (int64_t col = 0; col < g.n; col += 8 * kLanes) {
+    const int left = smaller_int(g.n - col, 8 * kLanes);
     const int vectors = (left + kLanes - 1) / kLanes, lanes = left - (vectors - 1) * kLanes;
     switch (vectors) {
+      case 8: row_strip<8, 1>(g, col, lanes); break;
+      case 7: row_strip<7, 1>(g, col, lanes); break;
+      case 6: row_strip<6, 1>(g, col, lanes); break;
+      case 5: row_strip<5, 1>(g, col, lanes); break;
       case 4: row_strip<4, 2>(g, col, lanes); break;
       case 3: row_strip<3, 2>(g, col, lanes); break;
       case 2: row_strip<2, 4>(g, col, lanes); break;
@@ -241,48 +309,49 @@ inline void row_by_strips(const Gemm& g) {
   }
 }
 
-// c[0:n] (+)= sum of R scaled rows of B.
-template <int R, bool First>
-TW_INLINE void add_rows(const float* a, int64_t a_col, const float* b, int64_t b_row, float* c, int64_t n) {
-  vf s[R];
+// c[i, 0:n] (+)= sum of R scaled rows of B, for M rows of A and C.
+template <int M, int R, bool First>
+TW_INLINE void add_rows(const Gemm& g, int64_t p) {
+  const float* a = g.a + p * g.a_col;
+  const float* b = g.b + p * g.b_row;
+  vf scale[M][R];
+#pragma GCC unroll 4
+  for (int i = 0; i < M; ++i) {
 #pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) s[r] = splat(a[r * a_col]);
+    for (int r = 0; r < R; ++r) scale[i][r] = splat(a[i * g.a_row + r * g.a_col]);
+  }
+  auto step = [&](int64_t j, int lanes) __attribute__((always_inline)) {
+    vf row[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) row[r] = lanes == kLanes ? load(b + r * g.b_row + j) : load_first(b + r * g.b_row + j, lanes);
+#pragma GCC unroll 4
+    for (int i = 0; i < M; ++i) {
+      float* c = g.c + i * g.c_row + j;
+      vf v = First ? vf{} : lanes == kLanes ? load(c) : load_first(c, lanes);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) v += scale[i][r] * row[r];
+      lanes == kLanes ? store(c, v) : store_first(c, v, lanes);
+    }
+  };
   int64_t j = 0;
-  for (; j + kLanes <= n; j += kLanes) {
-    vf v = First ? vf{} : load(c + j);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) v += s[r] * load(b + r * b_row + j);
-    store(c + j, v);
-  }
-  if (j < n) {
-    const int lanes = static_cast<int>(n - j);
-    vf v = First ? vf{} : load_first(c + j, lanes);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) v += s[r] * load_first(b + r * b_row + j, lanes);
-    store_first(c + j, v, lanes);
-  }
+  for (; j + kLanes <= g.n; j += kLanes) step(j, kLanes);
+  if (j < g.n) step(j, static_cast<int>(g.n - j));
 }
 
-constexpr int kRowsAtOnce = 8;
+// For wide B: whole rows, so that each page is read from front to back; C stays in L1.
+template <int M, int R>
+void rows_streamed(const Gemm& g) {
+  const int64_t whole = g.k / R * R;
+  for (int64_t p = 0; p < whole; p += R) p == 0 ? add_rows<M, R, true>(g, p) : add_rows<M, R, false>(g, p);
+  for (int64_t p = whole; p < g.k; ++p) p == 0 ? add_rows<M, 1, true>(g, p) : add_rows<M, 1, false>(g, p);
+}
 
-// For wide B: whole rows, so that each page is read from front to back; c stays in L1.
+// Rows of B and C together stay below eight, the ways of an L1 set: they may all start at the same place of a page.
 inline void row_streamed(const Gemm& g) {
-  const int64_t whole = g.k / kRowsAtOnce * kRowsAtOnce;
-  for (int64_t p = 0; p < whole; p += kRowsAtOnce) {
-    const float* a = g.a + p * g.a_col;
-    const float* b = g.b + p * g.b_row;
-    if (p == 0) {
-      add_rows<kRowsAtOnce, true>(a, g.a_col, b, g.b_row, g.c, g.n);
-    } else {
-      add_rows<kRowsAtOnce, false>(a, g.a_col, b, g.b_row, g.c, g.n);
-    }
-  }
-  for (int64_t p = whole; p < g.k; ++p) {
-    if (p == 0) {
-      add_rows<1, true>(g.a, 0, g.b, 0, g.c, g.n);
-    } else {
-      add_rows<1, false>(g.a + p * g.a_col, 0, g.b + p * g.b_row, 0, g.c, g.n);
-    }
+  switch (g.m) {
+    case 1: return rows_streamed<1, 8>(g);
+    case 2: return rows_streamed<2, 4>(g);
+    default: return rows_streamed<3, 4>(g);
   }
 }
 

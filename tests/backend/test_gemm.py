@@ -270,3 +270,26 @@ def test_a_tile_space_refuses_what_it_does_not_know():
     for op, shape, layout in [("conv", (1, 1, 1), "nn"), ("matmul", (1, 0, 1), "nn"), ("matmul", (1, 1, 1), "xx")]:
         with pytest.raises(ConfigurationError):
             tile_space(op, shape, layout=layout)
+
+
+@pytest.mark.parametrize("isa", native.supported_isas() if native is not None else [])
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_narrow_products_of_every_path_are_right_and_do_not_depend_on_threads(isa: str, layout: str) -> None:
+    native.set_isa(isa)
+    rng = np.random.default_rng(0)
+    sizes = [
+        (m, n, k)
+        for m in (1, 2, 3, 4, 33)
+        for n in (1, 2, 3, 5, 7, 8, 9, 13, 17, 20, 24)
+        for k in (1, 3, 8, 9, 30, 129)
+    ]
+    for m, n, k in [*sizes, (2, 1024, 130), (3, 700, 300), (1500, 2, 40), (5, 1500, 40), (12, 40, 600)]:
+        a, b = rng.standard_normal((m, k)).astype(F), rng.standard_normal((k, n)).astype(F)
+        left = np.asfortranarray(a) if layout[0] == "t" else a
+        right = np.asfortranarray(b) if layout[1] == "t" else b
+        native.set_num_threads(1)
+        got = matmul_native(left, right)
+        exact = a.astype(np.float64) @ b
+        assert np.abs(got - exact).max() <= 1e-5 * max(1.0, np.abs(exact).max()), (m, n, k)
+        native.set_num_threads(7)
+        np.testing.assert_array_equal(matmul_native(left, right), got, err_msg=str((m, n, k)))
