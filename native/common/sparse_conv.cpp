@@ -86,7 +86,7 @@ void PackedSparse::convolve(const SparseConvShape& s, const float* x, float* y, 
   const int64_t pixels = s.out_height() * s.out_width(), total = s.images * pixels;
   const int size = total <= 16 ? 16 : kMaxBatch;
   const int64_t tiles = (total + size - 1) / size;
-  const int threads = threads_for(nonzeros_ * total, std::max<int64_t>(1, tiles));
+  const int threads = threads_for(packed_.nonzeros * total, std::max<int64_t>(1, tiles));
   const int64_t image_floats = in.as_given ? 0 : in.image_floats() * s.images;
   const int64_t images_space = (image_floats + kSlack - 1) / kSlack * kSlack;
   const int64_t tile_floats = padded_columns_ * size + kSlack;

@@ -3,8 +3,7 @@
 // when memory runs out.
 #pragma once
 
-#include "common/alloc.h"
-#include "kernels/sparse.h"
+#include "common/sparse_pack.h"
 
 namespace tw {
 
@@ -28,23 +27,18 @@ class PackedSparse {
 
   int64_t rows() const { return rows_; }
   int64_t columns() const { return columns_; }
-  int64_t nonzeros() const { return nonzeros_; }
-  int64_t overflow() const { return static_cast<int64_t>(overflow_.size()); }
-  int64_t nbytes() const;
+  int64_t nonzeros() const { return packed_.nonzeros; }
+  int64_t overflow() const { return static_cast<int64_t>(packed_.overflow.size()); }
+  int64_t nbytes() const { return packed_.nbytes(); }
 
  private:
-  void pack(const float* dense);
   SparseMatrix matrix() const;
   int threads_for(int64_t multiply_adds, int64_t parts) const;
   void times_few(const float* x, int64_t batch, float* y, const SparseEpilogue& epilogue) const;
   void times_many(const float* x, int64_t batch, float* y, const SparseEpilogue& epilogue) const;
 
-  int64_t rows_, columns_, padded_columns_, nonzeros_ = 0;
-  Buffer<SparseGroup> groups_;
-  Buffer<uint32_t> window_;
-  Buffer<int64_t> band_start_, overflow_start_;
-  Buffer<uint8_t> row_at_;
-  Buffer<SparseOverflow> overflow_;
+  int64_t rows_, columns_, padded_columns_;
+  PackedBands<SparseGroup> packed_;
 };
 
 }  // namespace tw

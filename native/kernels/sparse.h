@@ -24,8 +24,14 @@ constexpr int kSlots = 5;       // of a group, per row
 constexpr int kIndexBits = 6;
 
 struct alignas(64) SparseGroup {
+  static constexpr int slots = kSlots;
   uint32_t index[kBand];  // five column numbers per row, the first in the lowest bits
   float value[kSlots][kBand];
+
+  void put(int lane, int slot, uint32_t column, float weight) {
+    index[lane] |= column << (slot * kIndexBits);
+    value[slot][lane] = weight;
+  }
 };
 
 struct SparseOverflow {
@@ -34,15 +40,19 @@ struct SparseOverflow {
   float value;
 };
 
-struct SparseMatrix {
+// Where the weights of a matrix lie, whatever its groups store.
+struct SparseBands {
   int64_t rows = 0, columns = 0;
   int64_t padded_columns = 0;  // what windows reach; inputs are padded with zeros up to here
-  const SparseGroup* groups = nullptr;
   const uint32_t* window = nullptr;     // first column of a group's window; rises within a band
   const int64_t* band_start = nullptr;  // first group of a band; bands + 1 entries
   const uint8_t* row_at = nullptr;      // row of each lane, counted from the first row of its block
   const SparseOverflow* overflow = nullptr;  // by band, then column
   const int64_t* overflow_start = nullptr;   // first overflow entry of a band; bands + 1 entries
+};
+
+struct SparseMatrix : SparseBands {
+  const SparseGroup* groups = nullptr;
 };
 
 struct SparseEpilogue {

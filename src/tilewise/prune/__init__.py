@@ -1,6 +1,7 @@
 """Pruning: weights set to zero and skipped, filters removed."""
 
 from tilewise.prune.conv import SparseConv2d
+from tilewise.prune.int8 import SparseInt8Linear, load_pruned, save_pruned
 from tilewise.prune.masks import MagnitudePruner
 from tilewise.prune.model import LayerSparsity, Pruning, Sensitivity, prune, sensitivity
 from tilewise.prune.sparse import SparseLinear, sparsify
@@ -12,9 +13,12 @@ __all__ = [
     "Pruning",
     "Sensitivity",
     "SparseConv2d",
+    "SparseInt8Linear",
     "SparseLinear",
+    "load_pruned",
     "prune",
     "prune_conv_filters",
+    "save_pruned",
     "sensitivity",
     "shrink",
     "sparsify",

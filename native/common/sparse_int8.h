@@ -1,0 +1,38 @@
+// A linear layer with sparse int8 weights on float activations: each row of them becomes integers by its own scale, the
+// products are exact in 32 bits, and the result is scaled back. Knows nothing of Python.
+#pragma once
+
+#include "common/sparse_pack.h"
+#include "kernels/sparse_int8.h"
+
+namespace tw {
+
+// The widest matrix whose sums cannot overflow: 127 * 127 * columns < 2^31.
+constexpr int64_t kInt8MostColumns = 133000;
+
+class PackedSparseInt8 {
+ public:
+  PackedSparseInt8(const int8_t* dense, int64_t rows, int64_t columns);
+
+  void to_dense(int8_t* dense) const;
+  // sums (batch, rows) = x (batch, columns) Aᵀ
+  void sums(const int8_t* x, int64_t batch, int32_t* sums) const;
+  // y (batch, rows) = sums * scale[row] * (the row's own scale) + bias, then ReLU where asked; bias may be null.
+  void linear(const float* x, int64_t batch, const float* scale, const float* bias, bool relu, float* y) const;
+
+  int64_t rows() const { return rows_; }
+  int64_t columns() const { return columns_; }
+  int64_t nonzeros() const { return packed_.nonzeros; }
+  int64_t nbytes() const { return packed_.nbytes(); }
+
+ private:
+  int64_t x_step() const {
+    return (padded_columns_ + kInt8Slack + kInt8Aligned - 1) / kInt8Aligned * kInt8Aligned;
+  }
+  void products(const int16_t* x, int64_t batch, int32_t* sums) const;
+
+  int64_t rows_, columns_, padded_columns_;
+  PackedBands<SparseInt8Group> packed_;
+};
+
+}  // namespace tw
