@@ -1,0 +1,76 @@
+"""The guide: goes from stop to stop, tells what it finds, and leaves a report behind.
+
+A stop whose part is not installed says so, and the tour goes on.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tilewise._extension import native
+from tilewise._files import write_whole
+from tilewise.errors import TilewiseError, UnavailableError
+from tilewise.tour.page import page
+from tilewise.tour.stops import Stop, Visit
+
+Show = Callable[[int, Stop], None]
+
+
+@dataclass(frozen=True)
+class Tour:
+    """What was seen, and where the report is."""
+
+    stops: list[Stop]
+    report: Path
+    facts: dict[str, Any]
+
+
+def _stops() -> list[tuple[str, str, Callable[[Visit], Stop]]]:
+    from tilewise.tour.machine import machine_stop
+    from tilewise.tour.ranking import ranking_stop
+    from tilewise.tour.walks import cnn_stop, gpt_stop
+
+    return [
+        ("machine", "This machine", machine_stop),
+        ("ranking", "Which tile is fastest? Ranked without running", ranking_stop),
+        ("tuning", "Three products tuned here", _tuning),
+        ("cnn", "A CNN, step by step", cnn_stop),
+        ("gpt", "A GPT, step by step", gpt_stop),
+    ]
+
+
+def _tuning(visit: Visit) -> Stop:
+    if native is None:
+        raise UnavailableError("tiles belong to the compiled kernels, which are not installed")
+    from tilewise.tour.tuning import tuning_stop
+
+    return tuning_stop(visit)
+
+
+def take_tour(
+    folder: Path, quick: bool = False, show: Show = lambda *_: None, say: Callable[[str], None] = lambda _: None
+) -> Tour:
+    """Go to every stop, `show` each as it is done, and write report.html and tour.json into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    visit = Visit(quick, folder, say)
+    seen: list[Stop] = []
+    facts: dict[str, Any] = {}
+    for number, (key, title, stop) in enumerate(_stops(), 1):
+        say(title)
+        try:
+            found = stop(visit)
+        except TilewiseError as error:
+            found = Stop(title, {"skipped": str(error)}, [f"Not shown: {error}"])
+        seen.append(found)
+        facts[key] = found.facts
+        show(number, found)
+    when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    report = folder / "report.html"
+    write_whole(report, page(seen, when))
+    write_whole(folder / "tour.json", json.dumps({"when": when, **facts}, indent=1) + "\n")
+    return Tour(seen, report, facts)

@@ -1,0 +1,37 @@
+"""Second stop: the shipped model ranks the tiles of kernels it has not seen, and the predictions are written down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilewise.costmodel.dataset import load_dataset
+from tilewise.costmodel.evaluate import evaluate
+from tilewise.costmodel.predictions import write_predictions
+from tilewise.costmodel.rank import rank
+from tilewise.costmodel.shipped import shipped_names, shipped_scorer
+from tilewise.tour.stops import Bars, Stop, Table, Visit
+
+
+def ranking_stop(visit: Visit) -> Stop:
+    facts: dict[str, Any] = {}
+    rows, charts, lines = [], [], []
+    for name in shipped_names():
+        visit.say(f"ranking the held-out kernels of {name}")
+        scorer, dataset = shipped_scorer(name), load_dataset(name, progress=False)
+        table = evaluate({"shipped model": scorer}, dataset, "test")
+        errors = {row.name: {k: row.metrics[k].mean for k in ("top1", "top5")} for row in table.rows}
+        facts[name] = {"kernels": len(dataset.test), "configurations": dataset.test.n_configs, "errors": errors}
+        rows += [
+            (f"{name}: {who}", f"{100 * e['top1']:.1f} %", f"{100 * e['top5']:.1f} %") for who, e in errors.items()
+        ]
+        first = {who: 100 * e["top1"] for who, e in errors.items()}
+        charts.append(Bars(f"Time lost by taking the first choice, {name}", "% slower than the best tile", first))
+        path = visit.folder / f"predictions_{name}.csv"
+        write_predictions(path, {kernel.name: rank(scorer, kernel).order for kernel in dataset.test})
+        facts[name]["predictions"] = path.name
+        lines.append(
+            f"{len(dataset.test)} kernels of programs it has not seen, {dataset.test.n_configs:,} configurations "
+            f"measured ({name}); its five best of each are in {path.name}."
+        )
+    headings = ("how much slower than the best tile", "first choice", "best of five")
+    return Stop("Which tile is fastest? Ranked without running", facts, lines, [Table(headings, rows)], charts)

@@ -1,0 +1,174 @@
+"""Fourth stop: one CNN and one GPT, made faster step by step, each step on top of the ones before it.
+
+All steps of a model are timed in turns, so that a busy minute of the machine hits them alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilewise import Tensor, data, models, no_grad, optim
+from tilewise._extension import native
+from tilewise.backend import OptimizedBackend, use_backend
+from tilewise.generate import generate
+from tilewise.nn import Module
+from tilewise.nn import functional as F
+from tilewise.profile import Timer
+from tilewise.prune import shrink
+from tilewise.quantize import quantize
+from tilewise.tour.stops import Bars, Stop, Table, Visit
+
+_BATCH = 64
+_REMOVED = 0.3
+_PROMPT = "The import statement"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A version of a model: how to run it once, what it weighs, and how good it is."""
+
+    name: str
+    run: Callable[[], Any]
+    bytes_held: int
+    quality: str
+
+
+def cnn_stop(visit: Visit) -> Stop:
+    """Plain, native, with chosen tiles, with fewer filters, in int8."""
+    digits, model = data.digits(), models.pretrained("cnn").eval()
+    batch = Tensor(digits.x_test[:_BATCH])
+    visit.say("removing filters and training what is left")
+    small = fine_tuned(shrink(model, _REMOVED), digits, epochs=2 if visit.quick else 4)
+    visit.say("calibrating int8")
+    int8: Any = quantize(small, [digits.x_train[:256]])
+    steps = [
+        Step(
+            "plain (NumPy, float32)",
+            _call(model, batch, OptimizedBackend(only="numpy")),
+            held(model),
+            right(model, digits),
+        ),
+        Step("accelerated", _call(model, batch, None), held(model), right(model, digits)),
+    ]
+    if native is None:
+        del steps[1]
+    else:
+        steps.append(Step("tuned tiles", _call(model, batch, tuned_backend()), held(model), right(model, digits)))
+    steps += [
+        Step(f"pruned ({_REMOVED:.0%} of the filters)", _call(small, batch, None), held(small), right(small, digits)),
+        Step("INT8", _call(int8, batch, None), int8.nbytes, right(int8, digits)),
+    ]
+    visit.say("timing all steps in turns")
+    return _shown("A CNN on handwritten digits, 64 images", steps, "accuracy", visit.runs(48))
+
+
+def gpt_stop(visit: Visit) -> Stop:
+    """Plain, native, with chosen tiles, with a cache, with int8 weights in it."""
+    model, ids = models.pretrained("gpt").eval(), data.encode(_PROMPT)
+    count = 40 if visit.quick else 120
+    expected = list(generate(model, ids, count))
+
+    def step(name: str, backend: OptimizedBackend | None, size: int, **how: Any) -> Step:
+        def run() -> list[int]:
+            with use_backend(backend) if backend is not None else nullcontext():
+                return list(generate(model, ids, count, **how))
+
+        same = sum(a == b for a, b in zip(run(), expected, strict=True)) / count
+        return Step(name, run, size, f"{same:.0%}")
+
+    visit.say(f"generating {count} tokens, step by step")
+    weights = held(model)
+    steps = [step("plain (NumPy, no cache)", OptimizedBackend(only="numpy"), weights, use_cache=False)]
+    if native is not None:
+        steps += [
+            step("accelerated", None, weights, use_cache=False),
+            step("tuned tiles", tuned_backend(), weights, use_cache=False),
+        ]
+    steps.append(step("cached", None, weights))
+    if native is not None:
+        steps.append(step("cached, INT8 weights", None, _int8_bytes(model), weights="int8"))
+    stop = _shown(f"A GPT that writes about Python, {count} tokens", steps, "tokens as plain", visit.runs(16))
+    sample = _PROMPT + data.decode(list(generate(model, ids, 120, temperature=0.6)))
+    lines = [
+        *stop.lines,
+        "Pruning is left out here: the decoder has no sparse kernel, so zeros would save nothing.",
+        f"What it writes: “{' '.join(sample.split())}”",
+    ]
+    return Stop(stop.title, stop.facts, lines, stop.tables, stop.charts)
+
+
+def _call(model: Module, batch: Tensor, backend: OptimizedBackend | None) -> Callable[[], Any]:
+    @no_grad()
+    def run() -> Any:
+        if backend is None:
+            return model(batch)
+        with use_backend(backend):
+            return model(batch)
+
+    return run
+
+
+def _shown(title: str, steps: list[Step], quality: str, runs: int) -> Stop:
+    timed = Timer().compare({step.name: step.run for step in steps}, runs=runs)
+    seconds = {step.name: timed.measurements[step.name].p50 for step in steps}
+    plain = seconds[steps[0].name]
+    rows = [
+        (
+            step.name,
+            f"{seconds[step.name] * 1e3:,.2f} ms",
+            f"{plain / seconds[step.name]:,.1f}×",
+            f"{step.bytes_held / 1024:,.0f} KiB",
+            step.quality,
+        )
+        for step in steps
+    ]
+    gains = {step.name: plain / seconds[step.name] for step in steps}
+    facts = {"seconds": seconds, "speedup": gains, "bytes": {step.name: step.bytes_held for step in steps}}
+    facts["quality"] = {step.name: step.quality for step in steps}
+    table = Table(("step, on top of those above", "p50", "faster than plain", "weights", quality), rows)
+    return Stop(title, facts, [], [table], [Bars("Speed, plain = 1", "× plain", gains, log=max(gains.values()) > 30)])
+
+
+def tuned_backend() -> OptimizedBackend:
+    """A backend that asks the shipped model for the tile of each shape."""
+    from tilewise.tune import tile_chooser
+
+    return OptimizedBackend(tile_chooser=tile_chooser())
+
+
+def fine_tuned(model: Module, images: data.ImageData, epochs: int) -> Module:
+    """A few epochs of training after filters were removed."""
+    loader = data.BatchLoader(images.x_train, images.y_train, 64, seed=0)
+    optimizer = optim.AdamW(model.parameters(), lr=1e-3)
+    model.train()
+    for _ in range(epochs):
+        for x, y in loader:
+            loss = F.cross_entropy(model(Tensor(x)), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return model.eval()
+
+
+def right(model: Module, images: data.ImageData) -> str:
+    with no_grad():
+        answers = np.asarray(model(Tensor(images.x_test))).argmax(1)
+    return f"{(answers == images.y_test).mean():.2%}"
+
+
+def held(model: Module) -> int:
+    return sum(t.data.nbytes for _, t in model.named_tensors())
+
+
+def _int8_bytes(model: Module) -> int:
+    """The decoder keeps matrices as int8 with a float scale for each row, everything else as it was."""
+    total = 0
+    for _, tensor in model.named_tensors():
+        array = tensor.data
+        total += array.size + 4 * array.shape[0] if array.ndim == 2 else array.nbytes
+    return total
