@@ -43,6 +43,3 @@ class Visit:
     quick: bool
     folder: Any  # pathlib.Path
     say: Callable[[str], None] = field(default=lambda _: None)
-
-    def runs(self, many: int) -> int:
-        return max(12, many // 4) if self.quick else many

@@ -5,6 +5,8 @@ All steps of a model are timed in turns, so that a busy minute of the machine hi
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -18,7 +20,6 @@ from tilewise.backend import OptimizedBackend, use_backend
 from tilewise.generate import generate
 from tilewise.nn import Module
 from tilewise.nn import functional as F
-from tilewise.profile import Timer
 from tilewise.prune import shrink
 from tilewise.quantize import quantize
 from tilewise.tour.stops import Bars, Stop, Table, Visit
@@ -64,7 +65,7 @@ def cnn_stop(visit: Visit) -> Stop:
         Step("INT8", _call(int8, batch, None), int8.nbytes, right(int8, digits)),
     ]
     visit.say("timing all steps in turns")
-    return _shown("A CNN on handwritten digits, 64 images", steps, "accuracy", visit.runs(48))
+    return _shown("A CNN on handwritten digits, 64 images", steps, "accuracy", 8 if visit.quick else 40)
 
 
 def gpt_stop(visit: Visit) -> Stop:
@@ -92,7 +93,7 @@ def gpt_stop(visit: Visit) -> Stop:
     steps.append(step("cached", None, weights))
     if native is not None:
         steps.append(step("cached, INT8 weights", None, _int8_bytes(model), weights="int8"))
-    stop = _shown(f"A GPT that writes about Python, {count} tokens", steps, "tokens as plain", visit.runs(16))
+    stop = _shown(f"A GPT that writes about Python, {count} tokens", steps, "tokens as plain", 2 if visit.quick else 5)
     sample = _PROMPT + data.decode(list(generate(model, ids, 120, temperature=0.6)))
     lines = [
         *stop.lines,
@@ -100,6 +101,17 @@ def gpt_stop(visit: Visit) -> Stop:
         f"What it writes: “{' '.join(sample.split())}”",
     ]
     return Stop(stop.title, stop.facts, lines, stop.tables, stop.charts)
+
+
+def in_turns(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Median seconds of each, taking turns, after one round that is not counted."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds + 1):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values[1:]) for name, values in times.items()}
 
 
 def _call(model: Module, batch: Tensor, backend: OptimizedBackend | None) -> Callable[[], Any]:
@@ -113,9 +125,8 @@ def _call(model: Module, batch: Tensor, backend: OptimizedBackend | None) -> Cal
     return run
 
 
-def _shown(title: str, steps: list[Step], quality: str, runs: int) -> Stop:
-    timed = Timer().compare({step.name: step.run for step in steps}, runs=runs)
-    seconds = {step.name: timed.measurements[step.name].p50 for step in steps}
+def _shown(title: str, steps: list[Step], quality: str, rounds: int) -> Stop:
+    seconds = in_turns({step.name: step.run for step in steps}, rounds)
     plain = seconds[steps[0].name]
     rows = [
         (

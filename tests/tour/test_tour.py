@@ -1,0 +1,63 @@
+"""The tour: every stop measures something, what is missing is said, and the report is one page that loads nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tilewise.errors import UnavailableError
+from tilewise.tour import Bars, Stop, Table, guide, take_tour
+from tilewise.tour.page import bars_svg, page
+
+
+def _stop(_visit):
+    return Stop("One", {"x": 1.5}, ["A <line>."], [Table(("a", "b"), [("r & s", "2")])], [Bars("T", "u", {"v": 3.0})])
+
+
+def _missing(_visit):
+    raise UnavailableError("it is not installed")
+
+
+def test_a_stop_that_cannot_be_shown_is_said_and_the_tour_goes_on(tmp_path, monkeypatch):
+    stops = [("one", "One", _stop), ("two", "Two", _missing), ("three", "Three", _stop)]
+    monkeypatch.setattr(guide, "_stops", lambda: stops)
+    seen = []
+    done = take_tour(tmp_path / "out", show=lambda number, stop: seen.append((number, stop.title)))
+    assert seen == [(1, "One"), (2, "Two"), (3, "One")]
+    assert done.facts["two"] == {"skipped": "it is not installed"}
+    assert json.loads((tmp_path / "out" / "tour.json").read_text())["one"] == {"x": 1.5}
+    assert "Not shown: it is not installed" in done.report.read_text()
+
+
+def test_the_page_escapes_what_it_shows_and_loads_nothing():
+    text = page([_stop(None)], "today")
+    assert "A &lt;line&gt;." in text
+    assert "r &amp; s" in text
+    assert not re.search(r"""(?:src|href)\s*=\s*["'](?!#)|url\(|@import|<script""", text)
+
+
+@pytest.mark.parametrize("values", [{}, {"a": 0.0}, {"a": 1e-9, "b": 1e9}, {"a": 1.0, "b": float("nan")}])
+@pytest.mark.parametrize("log", [False, True])
+def test_bars_are_drawn_for_odd_values(values, log):
+    drawing = bars_svg(Bars("t", "u", values, log))
+    assert drawing.count("<rect") == len(values)
+    assert not re.search(r'width="(nan|inf|-)', drawing)
+
+
+def test_the_quick_tour_runs_whole_and_its_numbers_are_in_the_report(tmp_path):
+    command = [sys.executable, "-m", "tilewise.cli.app", "tour", "--quick", "--out", str(tmp_path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    report = Path(facts["report"]).read_text()
+    assert not [key for key, value in facts.items() if "skipped" in value]
+    for stop in ("cnn", "gpt"):
+        for name, gain in facts[stop]["speedup"].items():
+            assert f"<td>{name.replace('&', '&amp;')}</td>" in report
+            assert f"{gain:,.1f}×" in report
+    assert (tmp_path / "predictions_h200.csv").read_text().startswith("ID,TopConfigs")
