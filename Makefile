@@ -9,7 +9,7 @@ NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(shell find native -nam
 HAVE_CXX := $(shell command -v $${CXX:-c++} 2>/dev/null || command -v g++ 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-slow bench docs lint format sanitize check-arm clean help
+.PHONY: run test test-slow test-docs bench docs lint format sanitize check-arm clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 14
@@ -22,6 +22,9 @@ test: $(VENV)/.test  ## install and run the tests
 
 test-slow: $(VENV)/.test  ## the checks that take minutes
 	$(BIN)/python -m pytest -m slow
+
+test-docs: $(VENV)/.test  ## run every command line of README and docs as typed
+	$(BIN)/python -m pytest -m slow tests/docs
 
 bench: $(VENV)/.bench  ## every optimization beside its peers; tables and JSON in benchmarks/results
 	$(BIN)/python -m benchmarks && $(BIN)/python -m benchmarks.tables
@@ -74,7 +77,10 @@ $(VENV)/.test: $(VENV)/.core
 	$(PIP) install -c constraints.txt --no-build-isolation -e '.[train,server,dev]'
 	@touch $@
 
-$(VENV)/.bench: $(VENV)/.test
+$(VENV)/.test-docs: $(VENV)/.test  ## run every command line of README and docs as typed
+	$(BIN)/python -m pytest -m slow tests/docs
+
+bench: $(VENV)/.test
 	$(PIP) install -c constraints.txt --no-build-isolation -e '.[bench]'
 	@touch $@
 
