@@ -146,10 +146,10 @@ def _shown(title: str, steps: list[Step], quality: str, rounds: int) -> Stop:
 
 
 def tuned_backend() -> OptimizedBackend:
-    """A backend that asks the shipped model for the tile of each shape."""
-    from tilewise.tune import tile_chooser
+    """A backend that asks the tuner's choices and the shipped model for the tile of each shape."""
+    from tilewise.tune.chooser import make_chooser
 
-    return OptimizedBackend(tile_chooser=tile_chooser())
+    return OptimizedBackend(tile_chooser=make_chooser())
 
 
 def fine_tuned(model: Module, images: data.ImageData, epochs: int) -> Module:
