@@ -1,4 +1,4 @@
-"""The list of commands, in the order `tilewise --help` shows them."""
+"""The list of commands, in the order and the panels that `tilewise --help` shows."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ def register(app: typer.Typer) -> None:
     from tilewise.cli.profile import profile
     from tilewise.cli.prune import prune
     from tilewise.cli.quantize import quantize
+    from tilewise.cli.quiet import add_quiet
     from tilewise.cli.replay import replay
     from tilewise.cli.tiles import tiles
     from tilewise.cli.tour import tour
     from tilewise.cli.tune import tune
 
-    app.command()(tour)
-    app.command()(machine)
-    app.command()(profile)
-    app.command()(ladder)
-    app.command()(fit)
-    app.command()(quantize)
-    app.command()(prune)
-    app.command()(generate)
-    app.command()(kv)
-    app.add_typer(tiles, name="tiles")
-    app.add_typer(collect, name="collect")
-    app.command()(check)
-    app.add_typer(compete, name="compete")
-    app.command()(tune)
-    app.command()(replay)
+    panels = {
+        "Start here": (tour, check),
+        "Measure": (machine, profile, ladder),
+        "Make models fast": (fit, quantize, prune, generate, kv),
+        "Learn tiles": (tune, replay),
+    }
+    for panel, commands in panels.items():
+        for command in commands:
+            app.command(rich_help_panel=panel)(command)
+    app.add_typer(tiles, name="tiles", rich_help_panel="Learn tiles")
+    app.add_typer(collect, name="collect", rich_help_panel="Learn tiles")
+    app.add_typer(compete, name="compete", rich_help_panel="Compete")
+    add_quiet(app)
