@@ -23,7 +23,7 @@ def leaves(command, path=()):
     return [(" ".join(path), command)]
 
 
-COMMANDS = dict(leaves(TREE))
+COMMANDS = {name: command for name, command in leaves(TREE) if not name.startswith("compete ")}
 WITHOUT_JSON = {"compete serve"}  # runs until it is stopped
 
 

@@ -23,7 +23,8 @@ def code_of(lesson: str) -> str:
 @pytest.mark.parametrize("lesson", learn.LESSONS)
 def test_a_lesson_runs_from_top_to_bottom(lesson, tmp_path):
     env = os.environ | {"MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code_of(lesson)], cwd=tmp_path, capture_output=True, text=True, env=env)
+    command = [sys.executable, "-c", code_of(lesson)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / f"{lesson}.png").stat().st_size > 5000
 

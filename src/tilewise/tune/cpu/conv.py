@@ -104,7 +104,7 @@ class Conv2d:
         extras: dict[str, Any] = {name: operands[name] for name in ("bias", "residual") if name in operands}
         if problem.word("epilogue").endswith("relu"):
             extras["activation"] = "relu"
-        return lambda: conv2d(x, w, tile=tile, **_geometry(problem), **extras)  # type: ignore[no-any-return]
+        return lambda: conv2d(x, w, tile=tile, **_geometry(problem), **extras)
 
     def graph(self, problem: Problem) -> KernelGraph:
         x_shape, w_shape = _shapes(problem)
