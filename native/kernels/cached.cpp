@@ -141,7 +141,7 @@ void score_keys(const float* q, CachedRows keys, CachedRows values, int64_t leng
     vf lanes[kGroup] = {};
     for (int i = 0; i < count; ++i) lanes[i] = score_lanes<K>(q, data + (t + i) * width, width);
     float sums[kGroup];
-    sum_all<kGroup>(lanes, sums);
+    store_sums(lanes, sums, kGroup);
     for (int i = 0; i < count; ++i) {
       scores[t + i] = sums[i] * (K == CacheKind::int8 ? scale * keys.scales[t + i] : scale);
     }
