@@ -19,7 +19,9 @@ import numpy.typing as npt
 
 Numbers = npt.NDArray[np.float64]
 
-LEADERS = 64  # configurations that are followed one by one; those behind them in the first guess are given up
+# Configurations that are followed one by one; those behind them in a model's guess are given up. Without a model there
+# is no telling who is behind.
+LEADERS, LEADERS_BLIND = 64, 400
 _SAMPLES = 256
 _LEVEL = 1.0  # deviation of a shape's unknown runtime from anything: enough that one measurement settles it
 _WORST = 0.7  # regret counts up to a factor of two: how bad a bad choice is does not matter
@@ -95,7 +97,8 @@ class Belief:
         shape_features: Numbers | None = None,
     ) -> None:
         every = np.asarray(scores, dtype=np.float64)
-        self.leaders = np.argsort(every, kind="stable")[:LEADERS]
+        most = LEADERS if len(np.unique(every)) > 2 else LEADERS_BLIND
+        self.leaders = np.argsort(every, kind="stable")[:most]
         self._place = {int(index): place for place, index in enumerate(self.leaders)}
         self.prior = prior
         self._x = np.asarray(features, dtype=np.float64)[self.leaders]
@@ -105,6 +108,7 @@ class Belief:
             self._recall(memory, np.zeros(0) if shape_features is None else shape_features)
         self.measured: dict[int, float] = {}  # configuration: log runtime
         self.failed: set[int] = set()
+        self.start_with: int | None = None  # what to measure first, whatever is believed
 
     def _start(self) -> tuple[Numbers, Numbers]:
         p = self.prior
@@ -164,7 +168,8 @@ class Belief:
         if not len(places):
             return None
         if self.best is None:
-            return self.portfolio(1)[0]
+            untried = self.start_with is not None and self.start_with not in self.failed
+            return self.start_with if untried else self.portfolio(1)[0]
         return int(self.leaders[places[int(np.argmax(self._expected_saving(places)))]])
 
     def _expected_saving(self, places: npt.NDArray[np.int64]) -> Numbers:

@@ -2,9 +2,9 @@
 
 `enable()` hands it to the backend that is in force; nothing in the backend knows where tiles come from. A shape that
 was met before costs one look into a dictionary. A new one costs about a millisecond, once: a few hundred tiles that
-cover the space are ranked by the shipped model, and the best is taken if the model expects it to beat the analytical default
-by more than its own errors; otherwise the default stays, as it does where the kernel leaves the tiled loops (a single
-row, transposed twice) and far outside the sizes that were ever measured.
+cover the space are ranked by the shipped model, and the best is taken if the model expects it to beat the analytical
+default by more than its own errors; otherwise the default stays, as it does where the kernel leaves the tiled loops (a
+single row, transposed twice) and far outside the sizes that were ever measured.
 
 It is opt-in: a program that does not ask for it neither loads a model nor pays for the look-up.
 """

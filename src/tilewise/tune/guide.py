@@ -57,7 +57,10 @@ class Guide:
     def belief(
         self, scores: Numbers, configs: Sequence[Config], memory: Memory | None = None, problem: Problem | None = None
     ) -> Belief:
-        return Belief(scores, config_fields(configs), self.prior, memory, shape_fields(problem) if problem else None)
+        sizes = shape_fields(problem) if problem else None
+        belief = Belief(scores, config_fields(configs), self.prior, memory, sizes)
+        belief.start_with = 0 if self.model is None and memory is None else None
+        return belief
 
 
 def as_kernel(family: Described, problem: Problem, configs: Sequence[Config], own: Sequence[str]) -> Kernel:

@@ -74,8 +74,8 @@ def _source(tuner: Tuner) -> Path:
         return tuner.learned_file
     if tuner.bench.collection is None:
         raise UnavailableError(
-            f"No model is shipped for {tuner.bench.machine.identity}, so there is none to fine-tune; `tilewise collect` "
-            "and `tilewise tiles train` make one."
+            f"No model is shipped for {tuner.bench.machine.identity}, so there is none to fine-tune; "
+            "`tilewise collect` and `tilewise tiles train` make one."
         )
     return shipped_file(tuner.bench.collection)
 
