@@ -72,9 +72,17 @@ def as_kernel(family: Described, problem: Problem, configs: Sequence[Config], ow
 
 def config_fields(configs: Sequence[Config]) -> Numbers:
     """Configurations as the belief compares them: their settings in doublings."""
-    names = sorted({name for config in configs for name in config})
+    return _doublings(configs, _settings(configs))
+
+
+def _settings(configs: Sequence[Config]) -> list[str]:
+    return sorted({name for config in configs for name in config})
+
+
+def _doublings(configs: Sequence[Config], names: Sequence[str]) -> Numbers:
     values = [[float(config.get(name, 0)) for name in names] for config in configs]
-    return np.log2(1.0 + np.abs(np.array(values, dtype=np.float64).reshape(len(configs), len(names))))
+    logs: Numbers = np.log2(1.0 + np.abs(np.array(values, dtype=np.float64).reshape(len(configs), len(names))))
+    return logs
 
 
 def shape_fields(problem: Problem) -> Numbers:
@@ -143,8 +151,8 @@ def recalled(
         known = [(config, ns) for config, ns in times if config in place]
         if len(known) < 2:
             continue
-        names = sorted(every[0])
-        features = np.log2(1.0 + np.array([[float(config[name]) for name in names] for config, _ in known]))
+        names = _settings(every)
+        features = _doublings([config for config, _ in known], names)
         parts.append(
             (
                 np.full(len(known), number),

@@ -1,0 +1,166 @@
+"""The chooser in the backend: cached choices, the model's, and when it leaves the default alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tilewise._extension import native
+from tilewise.backend.registry import OptimizedBackend, current_backend
+from tilewise.backend.tiles import check_tile, tile_space
+from tilewise.tune.belief import Prior
+from tilewise.tune.choices import Choice, Choices
+from tilewise.tune.guide import Guide, as_kernel
+from tilewise.tune.problem import Problem
+from tilewise.tune.search import Rule
+
+pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
+if native is not None:
+    from tilewise.tune.chooser import ModelChooser, candidates, disable, enable, key_of, problem_of, tile_kernel, tuned
+    from tilewise.tune.cpu.bench import CpuBench
+    from tilewise.tune.cpu.family import get_family
+    from tilewise.tune.cpu.matmul import config_of
+
+OWN = ("register_m", "register_n", "pack_a", "pack_b", "threads_m", "threads_n")
+
+
+class Likes:
+    """A model that prefers one register tile, by so much."""
+
+    calibration = None
+
+    def __init__(self, mr: int, lead: float = 1.0) -> None:
+        self.mr, self.lead, self.asked = mr, lead, 0
+
+    def score(self, kernel):
+        self.asked += 1
+        return np.where(kernel.config_feat[:, 24] == self.mr, -self.lead, 0.0).astype(np.float32)
+
+
+def guide(model) -> Guide:
+    from tilewise.costmodel.schema import TILE_FEATURES
+
+    return Guide(model, Prior(slope=1.0), Rule(), "test", (*TILE_FEATURES, *OWN))
+
+
+def some_register_tile() -> int:
+    space = candidates(native, 200, 200, 200, native.num_threads())
+    default = native.matmul_plan(np.empty((200, 200), np.float32), np.empty((200, 200), np.float32))[1]
+    return int(next(row[0] for row in space if row[0] != default[0]))
+
+
+def test_a_new_shape_gets_the_models_choice_and_is_asked_once():
+    model = Likes(some_register_tile())
+    chooser = ModelChooser(guide(model))
+    tile = chooser("matmul", (200, 200, 200), "float32", "nn")
+    assert tile.mr == model.mr
+    check_tile("matmul", (200, 200, 200), tile)
+    assert chooser("matmul", (200, 200, 200), "float32", "nn") is tile and model.asked == 1
+    assert (chooser.asked, chooser.chosen) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "layout"),
+    [((1, 512, 512), "float32", "nn"), ((300, 300, 300), "float64", "nn"), ((9000, 9000, 9000), "float32", "nn")],
+)
+def test_the_default_stays_where_tiles_do_not_decide_or_nothing_was_measured(shape, dtype, layout):
+    assert ModelChooser(guide(Likes(some_register_tile())))("matmul", shape, dtype, layout) is None
+
+
+def test_the_default_stays_unless_the_model_expects_more_than_its_own_errors():
+    chooser = ModelChooser(guide(Likes(some_register_tile(), lead=0.001)))
+    assert chooser("matmul", (200, 200, 200), "float32", "nn") is None
+
+
+def test_results_do_not_depend_on_the_chooser():
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((200, 150), dtype=np.float32), rng.standard_normal((150, 170), dtype=np.float32)
+    chosen = OptimizedBackend(tile_chooser=ModelChooser(guide(Likes(some_register_tile()))))
+    np.testing.assert_allclose(chosen.dispatch("matmul", a, b), a @ b, rtol=1e-4, atol=1e-4)
+    x, w = rng.standard_normal((2, 3, 9, 9), dtype=np.float32), rng.standard_normal((4, 3, 3, 3), dtype=np.float32)
+    plain = OptimizedBackend().dispatch("conv2d", x, w, padding=(1, 1))
+    np.testing.assert_allclose(chosen.dispatch("conv2d", x, w, padding=(1, 1)), plain, rtol=1e-4, atol=1e-4)
+
+
+def test_a_tuned_choice_comes_before_the_model(tmp_path: Path):
+    threads, bench = native.num_threads(), CpuBench()
+    problem = get_family("matmul").problem({"family": "matmul", "m": 90, "n": 80, "k": 70, "threads": threads})
+    tile = tile_space("matmul", (90, 80, 70))[-1]
+    Choices(tmp_path, bench.machine.identity, bench.version).put(Choice(problem, config_of(tile), 1.0, 3, True))
+    model = Likes(1)
+    chooser = ModelChooser(guide(model), Choices(tmp_path, bench.machine.identity, bench.version))
+    assert chooser("matmul", (90, 80, 70), "float32", "nn") == tile and model.asked == 0
+
+
+def test_a_choice_that_is_not_feasible_any_more_is_not_used(tmp_path: Path):
+    from tilewise.tune.problem import Config
+
+    bench = CpuBench()
+    problem = get_family("matmul").problem({"family": "matmul", "m": 90, "n": 80, "k": 70})
+    nonsense = Config({**config_of(tile_space("matmul", (90, 80, 70), threads=1)[0]), "register_m": 99})
+    Choices(tmp_path, bench.machine.identity, bench.version).put(Choice(problem, nonsense, 1.0, 3, True))
+    chooser = ModelChooser(guide(Likes(1, 0.0)), Choices(tmp_path, bench.machine.identity, bench.version))
+    assert chooser("matmul", (90, 80, 70), "float32", "nn") is None
+
+
+def test_enable_and_disable_touch_the_backend_in_force_only_while_asked(tmp_path: Path):
+    before = current_backend().tile_chooser
+    with tuned(tmp_path) as chooser:
+        assert current_backend().tile_chooser is chooser
+    assert current_backend().tile_chooser is before
+    backend = OptimizedBackend()
+    assert enable(tmp_path, backend=backend) is backend.tile_chooser
+    disable(backend)
+    assert backend.tile_chooser is None
+
+
+def test_candidates_are_few_and_nearly_all_feasible():
+    for shape in ((64, 64, 64), (500, 512, 300), (2000, 100, 64), (128, 3072, 768)):
+        tiles = candidates(native, *shape, 1)
+        assert 8 <= len(tiles) <= 500
+        feasible = [native.gemm_tile_problem(_tile(row), *shape, False) is None for row in tiles]
+        assert np.mean(feasible) > 0.5
+
+
+def _tile(row):
+    from tilewise.backend.tiles import TileConfig
+
+    return TileConfig(*(int(v) for v in row[:5]), bool(row[5]), bool(row[6]), int(row[7]), int(row[8]))
+
+
+def test_the_fast_path_shows_the_model_the_same_kernel_as_the_tuner():
+    problem = get_family("matmul").problem({"family": "matmul", "m": 50, "n": 60, "k": 70, "layout": "nt"})
+    tiles = candidates(native, 50, 60, 70, 1)
+    columns = guide(None).columns
+    fast = tile_kernel((50, 60, 70), "nt", tiles, columns)
+    slow = as_kernel(get_family("matmul"), problem, [config_of(_tile(row)) for row in tiles], columns[24:])
+    np.testing.assert_array_equal(fast.config_feat, slow.config_feat)
+    np.testing.assert_array_equal(fast.node_feat, slow.node_feat)
+    np.testing.assert_array_equal(fast.edge_index, slow.edge_index)
+
+
+def test_shapes_and_problems_go_back_and_forth():
+    keys = [
+        ("matmul", (3, 4, 5), "float32", "tn"),
+        ("conv2d", (2, 3, 16, 16, 8, 3, 3, 1, 1, 1, 1, 1), "float32", "nchw"),
+    ]
+    for key in keys:
+        problem = problem_of(key, 2)
+        assert problem is not None and key_of(problem, 2) == key and key_of(problem, 1) is None
+    assert problem_of(("conv2d", (2, 4, 16, 16, 8, 3, 3, 1, 1, 1, 1, 2), "float32", "nchw"), 1) is None
+    assert key_of(Problem.of("softmax", rows=3, cols=4), 1) is None
+
+
+def test_another_number_of_threads_forgets_what_was_chosen_for_the_old_one():
+    model = Likes(some_register_tile())
+    chooser = ModelChooser(guide(model))
+    chooser("matmul", (200, 200, 200), "float32", "nn")
+    before = native.num_threads()
+    try:
+        native.set_num_threads(2 if before == 1 else 1)
+        tile = chooser("matmul", (200, 200, 200), "float32", "nn")
+        assert model.asked == 2 and tile.threads_m * tile.threads_n == native.num_threads()
+    finally:
+        native.set_num_threads(before)
