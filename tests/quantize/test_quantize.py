@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from tilewise import Tensor, models, nn, no_grad
+from tilewise import Tensor, models, nn, no_grad, save
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError, DtypeError, FileFormatError, GradientError, ShapeError, TilewiseError
 from tilewise.quantize import (
@@ -131,6 +135,44 @@ def test_weights_take_a_quarter_of_the_bytes_and_no_float_copy_is_kept() -> None
     assert all(step.weight is None for step in q.graph.steps)
 
 
+RESIDENT = """
+import gc, sys
+from tilewise import load, models
+from tilewise.quantize import load_quantized
+
+def resident():
+    return 1024 * int(next(l for l in open("/proc/self/status") if l.startswith("VmRSS")).split()[1])
+
+def one():
+    if sys.argv[1] == "int8":
+        return load_quantized(sys.argv[2])
+    model = models.vgg6()
+    model.load_state_dict(load(sys.argv[2]))
+    return model
+
+held = [one()]
+gc.collect()
+before = resident()
+held += [one() for _ in range(16)]
+gc.collect()
+print((resident() - before) / 16)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's account of a process")
+def test_a_loaded_model_takes_a_quarter_of_the_resident_memory(tmp_path) -> None:
+    model = models.vgg6().eval()
+    save(model.state_dict(), tmp_path / "float32")
+    save_quantized(quantize(model, [images(1)]), tmp_path / "int8")
+
+    def resident(form: str) -> float:
+        command = [sys.executable, "-c", RESIDENT, form, str(tmp_path / form)]
+        return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    assert resident("int8") <= 0.3 * resident("float32")
+    assert (tmp_path / "int8").stat().st_size <= 0.27 * (tmp_path / "float32").stat().st_size
+
+
 @pytest.mark.parametrize(("make", "shape"), NETWORKS, ids=lambda v: getattr(v, "__name__", ""))
 def test_a_saved_model_loads_to_the_same_results(make, shape: tuple[int, int], tmp_path) -> None:
     model, x = make().eval(), images(4, *shape)
@@ -160,8 +202,6 @@ def test_a_damaged_file_gets_a_sentence(tmp_path) -> None:
         except TilewiseError as error:
             assert "\n" not in str(error)
     with pytest.raises(FileFormatError, match="does not hold a quantized model"):
-        from tilewise.io import save
-
         save({"x": np.zeros(3, np.float32)}, path)
         load_quantized(path)
 

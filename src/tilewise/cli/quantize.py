@@ -30,7 +30,7 @@ def quantize(
 
     Example: tilewise quantize cnn --observer mse
     """
-    from tilewise import set_num_threads
+    from tilewise import save, set_num_threads
     from tilewise.cli.before_after import accuracy, float_bytes, image_task, outcomes, print_table
     from tilewise.quantize import calibrate, save_quantized
     from tilewise.quantize import quantize as run
@@ -47,21 +47,24 @@ def quantize(
         judge = lambda candidate: accuracy(candidate, task.data)  # noqa: E731
         int8 = run(task.model, batches, observer=observer, accuracy_drop=accuracy_drop, evaluate=judge)
     out.mkdir(parents=True, exist_ok=True)
-    save_quantized(int8, out / f"{model}-int8.safetensors")
+    on_disk = {"float32": out / f"{model}-float32.safetensors", "int8": out / f"{model}-int8.safetensors"}
+    save(task.model.state_dict(), on_disk["float32"])
+    save_quantized(int8, on_disk["int8"])
+    sizes = {form: path.stat().st_size for form, path in on_disk.items()}
     rows = outcomes(
         task, {"float32": (task.model, float_bytes(task.model)), "int8": (int8, int8.nbytes)}, batch, runs, seed
     )
     layers = int8.report(task.data.x_test[:64], trace(task.model))
-    on_disk = (out / f"{model}-int8.safetensors").stat().st_size
-    _draw(calibration, out / "ranges.png")
+    _draw(calibration, {"input": "input"} | {step.name: f"{step.name} ({step.kind})" for step in layers}, out)
     if as_json:
-        facts = {"models": [r.as_dict() for r in rows], "bytes_on_disk": on_disk, "layers": [vars(s) for s in layers]}
+        facts = {"models": [r.as_dict() for r in rows], "bytes_on_disk": sizes, "layers": [vars(s) for s in layers]}
         print(json.dumps(facts, default=float))
         return
     print_table(f"{model} in int8", rows, batch)
     _layers(layers)
-    where = out / f"{model}-int8.safetensors"
-    print(f"{on_disk / 1024:,.1f} KiB on disk in {where}; ranges drawn in {out / 'ranges.png'}")
+    before, after = (sizes[form] / 1024 for form in ("float32", "int8"))
+    print(f"On disk: {before:,.1f} KiB in float32, {after:,.1f} KiB in int8 ({after / before:.3f}×)")
+    print(f"Saved as {on_disk['int8']}; ranges drawn in {out / 'ranges.png'}")
 
 
 def _layers(layers: list[Any]) -> None:
@@ -77,22 +80,28 @@ def _layers(layers: list[Any]) -> None:
     Console().print(table)
 
 
-def _draw(calibration: Any, path: Path) -> None:
+def _draw(calibration: Any, labels: dict[str, str], out: Path) -> None:
+    """A bar per step that sets a range of its own, from the smallest to the largest value, with the size of a step."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8, 0.4 * len(calibration.names) + 1.5))
-    places = range(len(calibration.names))
-    for place, (low, high) in zip(places, calibration.ranges, strict=True):
+    kept = ("(max_pool)", "(avg_pool)", "(flatten)")  # these keep the range of what they read
+    steps = zip(calibration.names, calibration.parameters, calibration.ranges, strict=True)
+    shown = [(labels[name], p.scale, r) for name, p, r in steps if not labels[name].endswith(kept)]
+    figure, axes = plt.subplots(figsize=(8, 0.4 * len(shown) + 1.5))
+    for place, (_, scale, (low, high)) in enumerate(shown):
         axes.plot([low, high], [place, place], color="#2a6fb5", linewidth=6, solid_capstyle="butt")
+        where: Any = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
+        axes.annotate(f"step {scale:.3g}", (max(high, 0), place), fontsize=8, color="#5a616b", **where)
     axes.axvline(0, color="#8a8f98", linewidth=1)
-    axes.set_yticks(list(places), calibration.names)
+    axes.set_yticks(range(len(shown)), [label for label, _, _ in shown])
     axes.invert_yaxis()
+    axes.margins(x=0.14)
     axes.set(
         xlabel="value", title=f"Range of each step's result ({calibration.observer}, {calibration.samples} images)"
     )
     axes.grid(axis="x", alpha=0.3)
-    figure.savefig(path, dpi=130, bbox_inches="tight")
+    figure.savefig(out / "ranges.png", dpi=130, bbox_inches="tight")
     plt.close(figure)

@@ -123,8 +123,8 @@ class QuantizedConv2d(Module):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights, offsets and scales."""
-        return int(self.kernel.nbytes)
+        """Bytes of weights, offsets and scales, the copies for saving included."""
+        return int(self.kernel.nbytes + self.weight_scale.nbytes + self.offset.nbytes)
 
     def forward(self, x: Any, residual: QuantizedArray | None = None) -> QuantizedArray:
         border = max(self.padding)
@@ -202,7 +202,9 @@ class QuantizedLinear(Module):
 
     @property
     def nbytes(self) -> int:
-        return int(self.kernel.nbytes)
+        """Bytes of weights, offsets, biases and scales, the copies for saving included."""
+        bias = 0 if self.float_bias is None else self.float_bias.nbytes
+        return int(self.kernel.nbytes + self.weight_scale.nbytes + bias)
 
     def forward(self, x: Any, activation: str | None = None, residual: Any = None) -> Any:
         if self.input is None:
