@@ -317,12 +317,12 @@ class RankerFeatures:
                 node[self._heaviest(node, opcode, len(node) - 1), self.TYPES],
             ]
         )
-        wide = (wide - as_float32(self.global_centre)) * as_float32(self.global_scale)
+        wide = (as_float32(wide) - as_float32(self.global_centre)) * as_float32(self.global_scale)
         raw = np.hstack([self._cuts(sizes, config), self._filling(node, opcode, sizes, config)])
-        own = (raw - as_float32(self.config_centre)) * as_float32(self.config_scale)
+        own = (as_float32(raw) - as_float32(self.config_centre)) * as_float32(self.config_scale)
         kept = log(node[:, self.node_kept.astype(np.int64)])
-        nodes = (kept - as_float32(self.node_centre)) * as_float32(self.node_scale)
-        return tuple(np.clip(part, -8.0, 8.0).astype(np.float32) for part in (nodes, wide, own))
+        nodes = (as_float32(kept) - as_float32(self.node_centre)) * as_float32(self.node_scale)
+        return tuple(np.clip(part, np.float32(-8.0), np.float32(8.0)) for part in (nodes, wide, own))
 
     def _heaviest(self, node: np.ndarray, opcode: np.ndarray, root: int) -> int:
         for number in self.HEAVY:

@@ -48,7 +48,8 @@ _MAX_PAIRS = 64
 _OWN_PAIRS = 2
 _MOST_PADDING = 64.0
 _KERNELS_FOR_FIT = 2000
-_ROWS_FOR_FIT = 512
+_ROWS_FOR_FIT = 64_000
+_ROWS_FOR_PAIRS = 16_000
 
 
 def kernel_sizes(kernel: Kernel) -> npt.NDArray[np.float64]:
@@ -130,9 +131,9 @@ class RankerFeatures:
         rng = np.random.default_rng(0)
         chosen = np.sort(rng.permutation(len(split))[:_KERNELS_FOR_FIT])
         kernels = [split[int(i)] for i in chosen]
-        rows = [_some_rows(k.n_configs, rng) for k in kernels]
+        rows = [_some_rows(k.n_configs, _ROWS_FOR_FIT // len(kernels), rng) for k in kernels]
         configs = [k.config_feat[r].astype(np.float64) for k, r in zip(kernels, rows, strict=True)]
-        goals = [_centred_log(k.target[r]) for k, r in zip(kernels, rows, strict=True)] if split.labelled else None
+        goals = [np.log(k.target[r]) for k, r in zip(kernels, rows, strict=True)] if split.labelled else None
         sizes = np.stack([kernel_sizes(k) for k in kernels])
         columns = _kept_columns(np.concatenate(configs), split.schema.config_features)
         slots = _kept_slots(sizes)
@@ -141,7 +142,7 @@ class RankerFeatures:
             *_fit_nodes(kernels),
             columns,
             _fit_steps(np.concatenate(configs), columns),
-            _fit_pairs(columns, slots, configs, sizes, goals),
+            _fit_pairs(columns, slots, *_thinned(configs, goals), sizes),
             slots,
             *(np.zeros(0, np.float32),) * 4,
             *extremes(split.column("node_feat")),
@@ -182,19 +183,20 @@ class RankerFeatures:
             raise FileFormatError(f"Kernel {kernel.name} has other columns than the model was trained on.")
         known = _known(config, self._constant_config, self.config_low).astype(np.float64)
         sizes, wide, node = self._graph(kernel)
-        own = _bounded((self._raw_config(kernel, sizes, known) - self.config_centre) * self.config_scale)
         joined = np.empty((len(config), self.config_width), np.float32)
-        joined[:, : self.global_width], joined[:, self.global_width :] = wide, own
+        joined[:, : self.global_width] = wide
+        raw = self._raw_config(kernel, sizes, known)
+        joined[:, self.global_width :] = _scaled(raw, self.config_centre, self.config_scale)
         return Prepared(node, kernel.node_opcode.astype(np.int64), np.asarray(kernel.edge_index), joined)
 
-    def _graph(self, kernel: Kernel) -> tuple[npt.NDArray[np.float64], npt.NDArray[Any], Floats]:
+    def _graph(self, kernel: Kernel) -> tuple[npt.NDArray[np.float64], Floats, Floats]:
         """The kernel's sizes, its kernel-wide inputs and its node inputs."""
         known = _known(kernel.node_feat, self._constant_node, self.node_low)
         kernel = kernel if known is kernel.node_feat else dataclasses.replace(kernel, node_feat=known)
         sizes = kernel_sizes(kernel)
-        wide = (self._raw_global(kernel, sizes) - self.global_centre) * self.global_scale
-        node = (_log(kernel.node_feat[:, self.node_kept]) - self.node_centre) * self.node_scale
-        return sizes, _bounded(wide), _bounded(node).astype(np.float32)
+        wide = _scaled(self._raw_global(kernel, sizes), self.global_centre, self.global_scale)
+        node = _scaled(_log(kernel.node_feat[:, self.node_kept]), self.node_centre, self.node_scale)
+        return sizes, wide, node
 
     @cached_property
     def _constant_config(self) -> npt.NDArray[np.int64]:
@@ -244,21 +246,23 @@ def _known(values: npt.NDArray[Any], constant: npt.NDArray[np.int64], low: Float
     return values
 
 
-def _bounded(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Keeps a kernel far outside the train split from driving the network anywhere."""
-    bounded: npt.NDArray[Any] = np.clip(x, -8.0, 8.0)
-    return bounded
+def _scaled(raw: npt.NDArray[np.float64], centre: Floats, scale: Floats) -> Floats:
+    """Centred and scaled in float32; bounded, so that a kernel far outside the train split drives nothing anywhere."""
+    x = raw.astype(np.float32)
+    x -= centre
+    x *= scale
+    np.maximum(x, -8.0, out=x)
+    return np.minimum(x, 8.0, out=x)
 
 
-def _some_rows(count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    if count <= _ROWS_FOR_FIT:
-        return np.arange(count)
-    return np.sort(rng.choice(count, _ROWS_FOR_FIT, replace=False))
+def _some_rows(count: int, share: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    """The kernel's share of the rows to fit to, but never fewer than a handful."""
+    most = max(32, share)
+    return np.arange(count) if count <= most else np.sort(rng.choice(count, most, replace=False))
 
 
-def _centred_log(target: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    logs = np.log(target)
-    return np.asarray(logs - logs.mean())
+def _centre(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return np.asarray(x - x.mean())
 
 
 def _moments(raw: npt.NDArray[np.float64]) -> tuple[Floats, Floats]:
@@ -300,12 +304,20 @@ def _fit_steps(config: npt.NDArray[Any], columns: npt.NDArray[np.int64]) -> npt.
     return np.array(steps, dtype=np.float64).reshape(-1, 2)
 
 
+def _thinned(
+    configs: Sequence[npt.NDArray[Any]], goals: Sequence[npt.NDArray[np.float64]] | None
+) -> tuple[Sequence[npt.NDArray[Any]], Sequence[npt.NDArray[np.float64]] | None]:
+    """Every so manieth row, so that choosing pairs takes a fraction of a second whatever the collection."""
+    step = -(-sum(len(c) for c in configs) // _ROWS_FOR_PAIRS)
+    return [c[::step] for c in configs], None if goals is None else [_centre(g[::step]) for g in goals]
+
+
 def _fit_pairs(
     columns: npt.NDArray[np.int64],
     slots: npt.NDArray[np.int64],
     configs: Sequence[npt.NDArray[Any]],
-    sizes: npt.NDArray[np.float64],
     goals: Sequence[npt.NDArray[np.float64]] | None,
+    sizes: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.int64]:
     """Which columns are set against which slots: those where doing so says most about runtimes, whatever their names.
 
