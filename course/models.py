@@ -348,12 +348,13 @@ class RankerFeatures:
         return np.array([*(log(v) for v in volumes), float(parameters.sum())])
 
     def _cuts(self, sizes: np.ndarray, config: np.ndarray) -> np.ndarray:
+        config = config.astype(np.float32)
         steps, pairs = self.steps.reshape(-1, 2), self.pairs.reshape(-1, 2).astype(np.int64)
-        tile = np.maximum(np.abs(config[:, pairs[:, 0]]), 1.0)
-        size = np.maximum(sizes[pairs[:, 1]], 1.0)
+        tile = np.maximum(np.abs(config[:, pairs[:, 0]]), np.float32(1))
+        size = as_float32(np.maximum(sizes[pairs[:, 1]], 1.0))
         tiles = np.ceil(size / tile)
-        padding = np.minimum(tiles * tile / size, 64.0)
-        reached = config[:, steps[:, 0].astype(np.int64)] >= steps[:, 1]
+        padding = np.minimum(tile * tiles / size, np.float32(64))
+        reached = config[:, steps[:, 0].astype(np.int64)] >= as_float32(steps[:, 1])
         return np.hstack([log(config[:, self.columns.astype(np.int64)]), reached, np.log2(tiles), np.log2(padding)])
 
     def _filling(self, node: np.ndarray, opcode: np.ndarray, sizes: np.ndarray, config: np.ndarray) -> np.ndarray:
@@ -392,9 +393,10 @@ def tiles(size: np.ndarray, tile: np.ndarray) -> np.ndarray:
 
 
 def log(x: np.ndarray) -> np.ndarray:
-    """log2(1 + |x|) with the sign of x."""
-    x = np.asarray(x, dtype=np.float64)
-    return np.sign(x) * np.log2(1.0 + np.abs(x))
+    """log2(1 + |x|) with the sign of x; in float32 where x is."""
+    x = np.asarray(x)
+    x = x if x.dtype == np.float32 else x.astype(np.float64)
+    return np.copysign(np.log2(np.abs(x) + 1), x)
 
 
 def as_float32(x: np.ndarray) -> np.ndarray:

@@ -90,9 +90,10 @@ def _summary(kernel: Kernel) -> npt.NDArray[np.float64]:
 
 
 def _log(x: npt.ArrayLike) -> Any:
-    """log2(1 + |x|) with the sign of x."""
-    x = np.asarray(x, dtype=np.float64)
-    return np.sign(x) * np.log2(1.0 + np.abs(x))
+    """log2(1 + |x|) with the sign of x; in float32 where x is."""
+    x = np.asarray(x)
+    x = x if x.dtype == np.float32 else x.astype(np.float64)
+    return np.copysign(np.log2(np.abs(x) + 1), x)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,11 +151,13 @@ class RankerFeatures:
             np.zeros(0) if gpu is None else gpu.numbers(),
         )
         raw_global = np.stack([draft._raw_global(k, s) for k, s in zip(kernels, sizes, strict=True)])
-        every = zip(kernels, sizes, configs, strict=True)
-        raw_config = np.concatenate([draft._raw_config(k, s, c) for k, s, c in every])
+        raw_config = np.empty((draft._raw_width, sum(len(c) for c in configs)), np.float32)
+        starts = np.cumsum([0, *(len(c) for c in configs)])
+        for k, s, c, start in zip(kernels, sizes, configs, starts[:-1], strict=True):
+            draft._raw_config(k, s, np.ascontiguousarray(c.T, dtype=np.float32), raw_config[:, start : start + len(c)])
         values = {name: getattr(draft, name) for name in cls._NAMES}
         values["global_centre"], values["global_scale"] = _moments(raw_global)
-        values["config_centre"], values["config_scale"] = _moments(raw_config)
+        values["config_centre"], values["config_scale"] = _moments(raw_config.T)
         return cls(**values)
 
     @classmethod
@@ -181,13 +184,15 @@ class RankerFeatures:
         config = np.asarray(kernel.config_feat if rows is None else kernel.config_feat[rows])
         if config.shape[1] != len(self.config_low) or kernel.node_feat.shape[1] != len(self.node_low):
             raise FileFormatError(f"Kernel {kernel.name} has other columns than the model was trained on.")
-        known = _known(config, self._constant_config, self.config_low).astype(np.float64)
+        known = _known(config, self._constant_config, self.config_low)
         sizes, wide, node = self._graph(kernel)
-        joined = np.empty((len(config), self.config_width), np.float32)
-        joined[:, : self.global_width] = wide
-        raw = self._raw_config(kernel, sizes, known)
-        joined[:, self.global_width :] = _scaled(raw, self.config_centre, self.config_scale)
-        return Prepared(node, kernel.node_opcode.astype(np.int64), np.asarray(kernel.edge_index), joined)
+        # Built with configurations along the rows: a feature is then one run of memory.
+        joined = np.empty((self.config_width, len(config)), np.float32)
+        joined[: self.global_width] = wide[:, None]
+        own = joined[self.global_width :]
+        self._raw_config(kernel, sizes, np.ascontiguousarray(known.T), own)
+        _scale_rows(own, self.config_centre, self.config_scale)
+        return Prepared(node, kernel.node_opcode.astype(np.int64), np.asarray(kernel.edge_index), joined.T)
 
     def _graph(self, kernel: Kernel) -> tuple[npt.NDArray[np.float64], Floats, Floats]:
         """The kernel's sizes, its kernel-wide inputs and its node inputs."""
@@ -216,25 +221,34 @@ class RankerFeatures:
         heavy = kernel.node_feat[_heaviest(kernel, len(kernel.node_feat) - 1)]
         return np.concatenate([_log(sizes[self.sizes]), _summary(kernel), heavy[_TYPES]])
 
-    def _raw_config(
-        self, kernel: Kernel, sizes: npt.NDArray[np.float64], config: npt.NDArray[np.float64]
-    ) -> npt.NDArray[np.float64]:
-        """Logs of the columns, steps reached, logs of tile counts, logs of padded over actual size, occupancy."""
+    def _raw_config(self, kernel: Kernel, sizes: npt.NDArray[np.float64], config: Floats, out: Floats) -> None:
+        """Of configurations (columns, C): logs, steps reached, logs of tile counts and of padding, occupancy."""
         gpu = Gpu.restore(self.gpu)
         ends = np.cumsum([len(self.columns), len(self.steps), len(self.pairs), len(self.pairs)])
-        raw = np.empty((len(config), ends[-1] + (OCCUPANCY if gpu else 0)))
-        logs, steps, counts, padding, filling = np.split(raw, ends, axis=1)
-        logs[:] = _log(config[:, self.columns])
-        steps[:] = config[:, self.steps[:, 0].astype(np.int64)] >= self.steps[:, 1]
-        tile = np.maximum(np.abs(config[:, self.pairs[:, 0]]), 1.0)
-        size = np.maximum(sizes[self.pairs[:, 1]], 1.0)
+        logs, steps, counts, padding, filling = np.split(out, ends)
+        logs[:] = _log(config[self.columns])
+        np.greater_equal(config[self._step_columns], self._thresholds, out=steps)
+        tile = np.maximum(np.abs(config[self.pairs[:, 0]]), np.float32(1))
+        size = np.maximum(sizes[self.pairs[:, 1]], 1.0).astype(np.float32)[:, None]
         tiles = np.ceil(size / tile)
         np.log2(tiles, out=counts)
         tile *= tiles
-        np.log2(np.minimum(tile / size, _MOST_PADDING, out=tile), out=padding)
+        tile /= size
+        np.log2(np.minimum(tile, np.float32(_MOST_PADDING), out=tile), out=padding)
         if gpu is not None:
-            filling[:] = occupancy(gpu, kernel, sizes, config)
-        return raw
+            filling[:] = occupancy(gpu, kernel, sizes, config.T).T
+
+    @cached_property
+    def _step_columns(self) -> npt.NDArray[np.int64]:
+        return self.steps[:, 0].astype(np.int64)
+
+    @cached_property
+    def _thresholds(self) -> Floats:
+        return self.steps[:, 1:].astype(np.float32)
+
+    @property
+    def _raw_width(self) -> int:
+        return len(self.columns) + len(self.steps) + 2 * len(self.pairs) + (OCCUPANCY if len(self.gpu) else 0)
 
 
 def _known(values: npt.NDArray[Any], constant: npt.NDArray[np.int64], low: Floats) -> npt.NDArray[Any]:
@@ -247,12 +261,18 @@ def _known(values: npt.NDArray[Any], constant: npt.NDArray[np.int64], low: Float
 
 
 def _scaled(raw: npt.NDArray[np.float64], centre: Floats, scale: Floats) -> Floats:
-    """Centred and scaled in float32; bounded, so that a kernel far outside the train split drives nothing anywhere."""
-    x = raw.astype(np.float32)
-    x -= centre
-    x *= scale
-    np.maximum(x, -8.0, out=x)
-    return np.minimum(x, 8.0, out=x)
+    """Centred and scaled, the last axis being features."""
+    x = np.ascontiguousarray(raw.T, dtype=np.float32)
+    _scale_rows(x, centre, scale)
+    return x.T
+
+
+def _scale_rows(x: Floats, centre: Floats, scale: Floats) -> None:
+    """In place, in float32; bounded, so that a kernel far outside the train split drives nothing anywhere."""
+    shape = (-1, *[1] * (x.ndim - 1))
+    x -= centre.reshape(shape)
+    x *= scale.reshape(shape)
+    np.clip(x, np.float32(-8), np.float32(8), out=x)
 
 
 def _some_rows(count: int, share: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
@@ -265,11 +285,11 @@ def _centre(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.asarray(x - x.mean())
 
 
-def _moments(raw: npt.NDArray[np.float64]) -> tuple[Floats, Floats]:
+def _moments(raw: npt.NDArray[Any]) -> tuple[Floats, Floats]:
     """Centre and factor of each column; a constant column gets the factor 0."""
-    deviation = raw.std(axis=0)
+    deviation = raw.std(axis=0, dtype=np.float64)
     factor = np.where(deviation > 1e-9, 1.0 / np.maximum(deviation, 1e-9), 0.0)
-    return raw.mean(axis=0).astype(np.float32), factor.astype(np.float32)
+    return raw.mean(axis=0, dtype=np.float64).astype(np.float32), factor.astype(np.float32)
 
 
 def _fit_nodes(kernels: Sequence[Kernel]) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
@@ -296,10 +316,14 @@ def _kept_slots(sizes: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
 
 
 def _fit_steps(config: npt.NDArray[Any], columns: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Thresholds of each column: all its values where they are few, else quantiles."""
     steps = []
     for column in columns:
         values = np.unique(config[:, column])
-        if 2 < len(values) <= _MAX_STEPS:
+        if len(values) > _MAX_STEPS:
+            shares = np.linspace(0, 1, _MAX_STEPS + 1)[1:]
+            values = np.unique(np.quantile(config[:, column], shares, method="nearest"))
+        if len(values) > 2:
             steps += [(float(column), float(value)) for value in values[1:]]
     return np.array(steps, dtype=np.float64).reshape(-1, 2)
 

@@ -6,6 +6,7 @@ Features are kept once computed while they fit a fixed budget; beyond it they ar
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -51,6 +52,8 @@ class Features:
         size = part.node.nbytes + part.config.nbytes + part.edges.nbytes + part.opcode.nbytes
         if size <= self._left:
             self._left -= size
+            # Rows are what will be drawn from it.
+            part = dataclasses.replace(part, config=np.ascontiguousarray(part.config))
             self._kept[index] = part
         return part
 
