@@ -73,9 +73,9 @@ def evaluate(
     named = models if isinstance(models, Mapping) else {"model": models}
     rows = [_model_row(name, model, kernels, seed) for name, model in named.items()]
     if baselines:
-        rows.append(
-            _model_row("analytical", Analytical(dataset.train if len(dataset.train) else kernels), kernels, seed)
-        )
+        if Analytical.applies(dataset.schema):
+            formula = Analytical(dataset.train if len(dataset.train) else kernels)
+            rows.append(_model_row("analytical", formula, kernels, seed))
         rows.append(_baseline_row("default configuration", default_errors(kernels, KS), kernels.programs, seed))
         rows.append(_baseline_row("random", random_errors(kernels, KS, seed), kernels.programs, seed))
     noise = _noise(dataset, kernels)

@@ -62,18 +62,28 @@ class Gpu:
         return cls(float(numbers[0]), float(numbers[1]), int(numbers[2]), int(numbers[3]))
 
 
+def is_product(kernel: Kernel) -> bool:
+    """Whether it multiplies matrices or convolves, rather than reducing."""
+    return bool(np.isin(kernel.node_opcode, _PRODUCTS).any())
+
+
+def element_bytes(kernel: Kernel) -> float:
+    """Of the first operand."""
+    return float(_BYTES[np.argmax(kernel.node_feat[0, _TYPE : _TYPE + len(ELEMENT_TYPES)])])
+
+
 def occupancy(gpu: Gpu, kernel: Kernel, sizes: Numbers, config: npt.NDArray[Any]) -> Numbers:
     """(c, OCCUPANCY) numbers, in logarithms; `sizes` are the slots of `rankerfeatures.kernel_sizes`."""
     root, heavy, first, second = (sizes[i * DIMENSIONS : (i + 1) * DIMENSIONS] for i in range(4))
-    is_product = bool(np.isin(kernel.node_opcode, _PRODUCTS).any())
-    programs = _tiles(root if is_product else heavy, config[:, _OUTPUT])
+    multiplies = is_product(kernel)
+    programs = _tiles(root if multiplies else heavy, config[:, _OUTPUT])
     read = max(first, second, key=lambda size: float(size.sum()))  # of a reduction; its other operand is a number
-    steps = _steps(second, config) if is_product else _tiles(read, config[:, _INPUT]) / programs
-    held = config[:, _OUTPUT_PRODUCT if is_product else _INPUT_PRODUCT]
+    steps = _steps(second, config) if multiplies else _tiles(read, config[:, _INPUT]) / programs
+    held = config[:, _OUTPUT_PRODUCT if multiplies else _INPUT_PRODUCT]
     warps = np.maximum(config[:, gpu.warps], 1.0)
-    element = _BYTES[np.argmax(kernel.node_feat[0, _TYPE : _TYPE + len(ELEMENT_TYPES)])]
+    element = element_bytes(kernel)
     staged = (config[:, _INPUT_PRODUCT] + config[:, _KERNEL_PRODUCT]) * element * np.maximum(config[:, gpu.stages], 1)
-    staged = staged if is_product else np.ones_like(staged)
+    staged = staged if multiplies else np.ones_like(staged)
     a_thread = np.maximum(held / (32 * warps), 1e-3)
     resident = np.minimum(np.floor(gpu.shared_bytes / np.maximum(staged, 1)), np.floor(_MAX_WARPS / warps))
     resident = np.minimum(resident, np.floor(_REGISTERS / ((a_thread + _OWN_REGISTERS) * 32 * warps)))
