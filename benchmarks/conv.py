@@ -2,17 +2,12 @@
 
     python -m benchmarks.conv [--threads 1] [--layers] [--json benchmarks/results/conv.json]
 
-Peers run in the same process with the same number of threads, interleaved, medians; every forward result is compared
-before it is timed. A ratio above 1 means tilewise is faster than the faster peer.
+Every forward result is compared before it is timed. A ratio above 1 means tilewise is faster than the faster peer.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +16,10 @@ import torch
 
 import tilewise
 from benchmarks import onnx_models, torch_models
+from benchmarks.harness import Row, Run, compare, write_results
 from tilewise import Tensor, models, no_grad, optim
 from tilewise.nn import Conv2d, ReLU, Sequential
 from tilewise.nn import functional as F
-
-Timed = dict[str, float]
-Run = Callable[[], Any]
 
 # name, input channels, filters, image side, kernel, stride
 LAYERS = [
@@ -46,39 +39,6 @@ LAYERS = [
 ]
 
 
-def interleaved(runs: dict[str, Run], rounds: int) -> Timed:
-    """Median seconds of each, the runs taking turns."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for run in runs.values():
-        run()
-        run()
-    for _ in range(rounds):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
-def rounds_for(seconds: float) -> int:
-    return max(7, min(200, int(1.5 / max(seconds, 1e-6))))
-
-
-def measured(runs: dict[str, Run]) -> Timed:
-    start = time.perf_counter()
-    for run in runs.values():
-        run()
-    return interleaved(runs, rounds_for(time.perf_counter() - start))
-
-
-def row(name: str, batch: int, threads: int, times: Timed) -> dict[str, Any]:
-    peers = {peer: seconds for peer, seconds in times.items() if peer != "tilewise"}
-    ratio = min(peers.values()) / times["tilewise"]
-    shown = "  ".join(f"{peer} {seconds * 1e3:8.3f}" for peer, seconds in times.items())
-    print(f"{name:28s} batch {batch:3d} threads {threads}: {shown} ms   {ratio:5.2f}x", flush=True)
-    return {"name": name, "batch": batch, "threads": threads, "seconds": times, "ratio_to_faster_peer": ratio}
-
-
 def check_same(name: str, ours: Any, peers: list[Any]) -> None:
     got = np.asarray(ours)
     for peer in map(np.asarray, peers):
@@ -87,7 +47,7 @@ def check_same(name: str, ours: Any, peers: list[Any]) -> None:
             raise SystemExit(f"{name}: results differ by {worst:.3g}")
 
 
-def forward(name: str, batch: int, threads: int) -> dict[str, Any]:
+def forward(name: str, batch: int, threads: int, budget_s: float) -> Row:
     model, peer = getattr(models, name)(), getattr(torch_models, name)()
     peer.load_state_dict({key: torch.from_numpy(value.data) for key, value in model.state_dict().items()})
     x = np.random.default_rng(0).standard_normal((batch, 3, 32, 32)).astype(np.float32)
@@ -100,10 +60,10 @@ def forward(name: str, batch: int, threads: int) -> dict[str, Any]:
             "torch": lambda: peer(tx),
             "onnxruntime": lambda: session.run(None, {"x": x}),
         }
-        return row(f"{name} forward", batch, threads, measured(runs))
+        return compare(f"{name} forward, batch {batch}", threads, runs, budget_s)
 
 
-def training(name: str, batch: int, threads: int) -> dict[str, Any]:
+def training(name: str, batch: int, threads: int, budget_s: float) -> Row:
     model, peer = getattr(models, name)(), getattr(torch_models, name)()
     peer.load_state_dict({key: torch.from_numpy(value.data) for key, value in model.state_dict().items()})
     rng = np.random.default_rng(0)
@@ -122,10 +82,12 @@ def training(name: str, batch: int, threads: int) -> dict[str, Any]:
         torch.nn.functional.cross_entropy(peer(tx), tt).backward()
         peer_optimizer.step()
 
-    return row(f"{name} training step", batch, threads, measured({"tilewise": our_step, "torch": peer_step}))
+    runs: dict[str, Run] = {"tilewise": our_step, "torch": peer_step}
+    return compare(f"{name} training step, batch {batch}", threads, runs, budget_s)
 
 
-def layer(name: str, c: int, o: int, side: int, kernel: int, stride: int, batch: int, threads: int) -> dict[str, Any]:
+def layer(shape: tuple[str, int, int, int, int, int], batch: int, threads: int, budget_s: float) -> Row:
+    name, c, o, side, kernel, stride = shape
     model = Sequential(Conv2d(c, o, kernel, stride, kernel // 2, rng=0), ReLU())
     conv = model[0]
     weight, bias = (torch.from_numpy(p.data) for p in (conv.weight, conv.bias))
@@ -142,25 +104,26 @@ def layer(name: str, c: int, o: int, side: int, kernel: int, stride: int, batch:
             "torch": peer,
             "onnxruntime": lambda: session.run(None, {"x": x}),
         }
-        return row(name, batch, threads, measured(runs))
+        return compare(f"{name}, batch {batch}", threads, runs, budget_s)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--layers", action="store_true", help="single layers as well")
-    parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "conv.json")
+    parser.add_argument("--budget", type=float, default=2.0, help="seconds per case")
+    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/conv.json"))
     options = parser.parse_args()
-    rows = []
+    rows: list[Row] = []
     for threads in options.threads:
         torch.set_num_threads(threads)
         tilewise.set_num_threads(threads)
-        rows += [forward(name, batch, threads) for name, batch in (("vgg6", 32), ("resnet8", 1), ("resnet8", 32))]
-        rows += [training(name, 32, threads) for name in ("vgg6", "resnet8")]
+        for name, batch in (("vgg6", 32), ("resnet8", 1), ("resnet8", 32)):
+            rows.append(forward(name, batch, threads, options.budget))
+        rows += [training(name, 32, threads, options.budget) for name in ("vgg6", "resnet8")]
         if options.layers:
-            rows += [layer(*shape, batch, threads) for batch in (1, 8) for shape in LAYERS]
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(rows, indent=1) + "\n")
+            rows += [layer(shape, batch, threads, options.budget / 4) for batch in (1, 8) for shape in LAYERS]
+    write_results(options.json, rows)
 
 
 if __name__ == "__main__":

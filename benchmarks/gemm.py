@@ -1,14 +1,16 @@
 """Matrix multiplication beside NumPy (OpenBLAS) and PyTorch: large, small, skinny and odd shapes.
 
-    python -m benchmarks.gemm [--threads 1] [--json benchmarks/results/gemm.json]
+    python -m benchmarks.gemm [--threads 1] [--only products routing] [--json benchmarks/results/gemm.json]
 
 Every result is compared with float64 before it is timed. A ratio above 1 means tilewise is faster than the faster peer;
-the geometric mean against NumPy alone is printed at the end.
+the geometric mean against NumPy alone is printed at the end. `routing` times, on the same shapes, the implementation
+that the router chooses beside the others that could be fastest: the ratio is the best one's time over the chosen's.
 """
 
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +18,8 @@ import torch
 from threadpoolctl import threadpool_limits
 
 import tilewise
-from benchmarks.harness import Row, compare, write_results
-from tilewise.backend import matmul_native
+from benchmarks.harness import Row, Run, compare, write_results
+from tilewise.backend import OptimizedBackend, matmul_native
 
 LARGE = [(512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048)]
 # (m, n, k) as models have them: squares, heads, batches of one, embeddings, im2col of convolutions, classifiers
@@ -42,27 +44,54 @@ def product(m: int, n: int, k: int, threads: int, seed: int, budget_s: float) ->
     return compare(f"{m}×{n}×{k}", threads, runs, budget_s)
 
 
+def routed(m: int, n: int, k: int, threads: int, seed: int, budget_s: float) -> Row:
+    """The chosen implementation against the others, each called directly, so that only the choice is judged."""
+    rng = np.random.default_rng(seed)
+    a, b = rng.standard_normal((m, k)).astype(np.float32), rng.standard_normal((k, n)).astype(np.float32)
+    backend = OptimizedBackend()
+    chosen = backend.select("matmul", a, b).name
+    runs: dict[str, Run] = {}
+    for entry in backend.implementations("matmul"):
+        if entry.name in ("blocked", "naive"):  # rungs without vectors, tens of times slower everywhere
+            continue
+        runs["tilewise" if entry.name == chosen else entry.name] = partial(entry.run, a, b)
+    return compare(f"routing {m}×{n}×{k} ({chosen})", threads, runs, budget_s)
+
+
 def geometric_mean(rows: list[Row], peer: str) -> float:
     return float(np.exp(np.mean([np.log(r.seconds[peer] / r.seconds["tilewise"]) for r in rows])))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", choices=["products", "routing"], nargs="+", default=["products", "routing"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/gemm.json"))
     options = parser.parse_args()
     tilewise.set_num_threads(options.threads)
     torch.set_num_threads(options.threads)
+    rows: list[Row] = []
     with threadpool_limits(options.threads, "blas"):
-        large = [product(*shape, options.threads, options.seed, 1.0) for shape in LARGE]
-        small = [product(*shape, options.threads, options.seed, 0.4) for shape in SMALL]
+        if "products" in options.only:
+            rows += [product(*shape, options.threads, options.seed, 1.0) for shape in LARGE]
+            small = [product(*shape, options.threads, options.seed, 0.4) for shape in SMALL]
+            summary(small)
+            rows += small
+        if "routing" in options.only:
+            choices = [routed(*shape, options.threads, options.seed, 0.4) for shape in LARGE + SMALL]
+            worst = min(choices, key=lambda r: r.ratio)
+            print(f"the router's choice is never slower than {1 / min(worst.ratio, 1):.2f}× the best ({worst.name})")
+            rows += choices
+    write_results(options.json, rows)
+
+
+def summary(small: list[Row]) -> None:
     worst = min(small, key=lambda r: r.seconds["numpy"] / r.seconds["tilewise"])
     print(
         f"{len(small)} small shapes against NumPy: geometric mean {geometric_mean(small, 'numpy'):.2f}×, worst "
         f"{worst.seconds['numpy'] / worst.seconds['tilewise']:.2f}× at {worst.name}"
     )
-    write_results(options.json, large + small)
 
 
 if __name__ == "__main__":

@@ -59,6 +59,7 @@ constexpr int64_t kFewStreamed = 3, kWideStream = 512, kWorthStreaming = 512 << 
 constexpr int64_t kFewTail = 4, kManyColumns = 200, kLongTail = 24;
 // The default tile's blocks (docs/tiles.md says why).
 constexpr int64_t kBlockK = 512, kWholeK = 768, kBlockRows = 54, kOneRowBlock = 192, kManyRows = 512;
+constexpr int64_t kShortK = 12, kFewRows = 16, kShortBlockK = 64;
 
 bool few_accumulators(const Gemm& g) { return g.n * ceil_div(g.m, active_gemm().lanes) <= 4; }
 
@@ -96,7 +97,8 @@ bool better_as_dots(const Gemm& g) {
   if (g.a_col != 1 || g.k < kShortDot || (copied && g.n > std::min(kFewCopied, g.m))) return false;
   if (std::min(g.m, g.n) * g.k * 4 > cache_sizes().l2 / 2) return false;
   const double lanes = active_gemm().lanes, m = static_cast<double>(g.m), k = static_cast<double>(g.k);
-  const double use = k / (k + kAddingUp * lanes) * (copied ? m / (m + lanes / 2) : 1.0);
+  const double copying = !copied ? 0 : 2 * g.n <= active_gemm().lanes ? lanes / 2 : lanes;
+  const double use = k / (k + kAddingUp * lanes) * m / (m + copying);
   return use > tiled_use(g);
 }
 
@@ -322,6 +324,15 @@ const char* shape_problem(const GemmTile& t, const Gemm& g) {
 
 int64_t multiply_adds(const Gemm& g) { return g.m * g.n * g.k; }
 
+// Rows of the default register tile. One vector wide, only a tall tile keeps the multipliers busy, unless its rows of A lie
+// whole pages apart and evict each other. A short k leaves little to do between two stores of the tile: a small one lets
+// the next begin while this one is written.
+int default_rows(const Gemm& g, int vectors) {
+  if (vectors == 4) return g.k < kShortK ? 4 : 6;
+  if (vectors == 1 && g.a_row * 4 % 2048 != 0) return 14;
+  return 8;
+}
+
 }  // namespace
 
 const CacheSizes& cache_sizes() {
@@ -369,9 +380,11 @@ GemmTile default_tile(const Gemm& g, int threads) {
   const int widest = kernels.max_rows[4] >= 4 ? 4 : 2;  // sixteen registers hold 6 x 2 vectors, thirty-two 6 x 4
   const int vectors = static_cast<int>(std::min<int64_t>(ceil_div(g.n, lanes), widest));
   t.nr = vectors * lanes;
-  t.mr = std::min(kernels.max_rows[vectors], vectors == 4 ? 6 : 8);
+  t.mr = std::min(kernels.max_rows[vectors], default_rows(g, vectors));
   t.kc = g.k <= kWholeK ? std::max<int64_t>(g.k, 1) : kBlockK;
+  if (g.m <= kFewRows && g.b_col == 1 && g.k * g.n * 4 > cache_sizes().l3 / 2) t.kc = std::min(g.k, kShortBlockK);
   t.mc = round_up(g.m <= kOneRowBlock ? g.m : kBlockRows, t.mr);
+  if (g.k < kShortK && g.m * g.n * 4 > cache_sizes().l2) t.mc = 4 * t.mr;  // nothing but the result to write, in order
   const CacheSizes& caches = cache_sizes();
   t.nc = std::max<int64_t>(caches.l3 / 4 / (t.kc * 4) / t.nr, 1) * t.nr;
   t.pack_a = false;
