@@ -8,8 +8,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 _WIDTH = 720
-_ROW = 34
-_LABEL = 230
+_ROW = 58
 
 
 def bars(rows: list[dict[str, Any]], title: str) -> Markup:
@@ -17,7 +16,7 @@ def bars(rows: list[dict[str, Any]], title: str) -> Markup:
     if not rows:
         return Markup()
     largest = max(max(row["value"] for row in rows), 1.0001)
-    room = _WIDTH - _LABEL - 130
+    room = _WIDTH - 130
     parts = [
         f'<svg class="chart" viewBox="0 0 {_WIDTH} {_ROW * len(rows) + 4}" role="img" aria-label="{escape(title)}">'
     ]
@@ -25,15 +24,15 @@ def bars(rows: list[dict[str, Any]], title: str) -> Markup:
         top = at * _ROW + 4
         long = room * max(math.log1p(row["value"]) / math.log1p(largest), 0.012)
         parts.append(
-            f'<text class="chart-label" x="0" y="{top + 18}">{escape(_cut(row["label"]))}</text>'
-            f'<rect class="bar {escape(row.get("kind", ""))}" x="{_LABEL}" y="{top + 3}" '
+            f'<text class="chart-label" x="0" y="{top + 16}">{escape(_cut(row["label"]))}</text>'
+            f'<rect class="bar {escape(row.get("kind", ""))}" x="0" y="{top + 24}" '
             f'rx="4" width="{long:.1f}" height="22"/>'
-            f'<text class="chart-value" x="{_LABEL + long + 8:.1f}" y="{top + 19}">{escape(row["text"])}</text>'
+            f'<text class="chart-value" x="{long + 8:.1f}" y="{top + 41}">{escape(row["text"])}</text>'
         )
     return Markup("".join(parts) + "</svg>")
 
 
-def _cut(text: str, most: int = 34) -> str:
+def _cut(text: str, most: int = 60) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
@@ -41,9 +40,9 @@ def history(records: list[dict[str, Any]]) -> Markup:
     """Records over time as steps, each a link to its entry."""
     if not records:
         return Markup()
-    wide, high, left, bottom = 720, 190, 46, 26
+    wide, high, left, bottom = 720, 210, 56, 44
     scores = [float(r["score"] or 0) for r in records]
-    low, top = 0.0, max(scores) * 1.12 or 1.0
+    low, top = 0.8 * min(scores), max(scores) * 1.08 or 1.0
     count = len(records)
 
     def x(at: float) -> float:

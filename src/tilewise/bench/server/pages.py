@@ -15,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader, select_autoescape
 from tilewise.bench.errors import Rejected
 from tilewise.bench.events import TinyMLPerf
 from tilewise.bench.jsontext import parse_json
+from tilewise.bench.recipe import parse_recipe
 from tilewise.bench.server import charts, models
 from tilewise.bench.server.service import Service
 from tilewise.bench.submission import reference_recipe
@@ -82,6 +83,7 @@ def _add_boards(router: APIRouter, service: Service) -> None:
         division = division if division in ("closed", "open") else "closed"
         team = team[:40].replace("\0", "")
         rows = await service.read(board.standings, event.name, division, team, sort)
+        _rank(rows)
         records = await service.read(board.records, event.name, division)
         is_open = (await service.read(board.open_events)).get(event.name, True)
         return page(
@@ -96,9 +98,19 @@ def _add_boards(router: APIRouter, service: Service) -> None:
             return not_there(request)
         result = found["result"] or {}
         pairs, steps = charts.before_and_after(result), charts.step_rows(result.get("steps", []))
-        recipe = json.dumps(found["recipe"], indent=2)
+        recipe = json.dumps(parse_recipe(found["recipe"]).as_dict(), indent=2)  # in the order people write it
         event = TinyMLPerf.event(found["event"])
         return page("entry.html", entry=found, result=result, pairs=pairs, steps=steps, recipe=recipe, event=event)
+
+
+def _rank(rows: list[dict[str, Any]]) -> None:
+    """Places by score among the entries that count."""
+    counting = [row for row in rows if row["score"] is not None and row["status"] == "scored"]
+    counting.sort(key=lambda row: (-row["score"], row["id"]))
+    for row in rows:
+        row["rank"] = None
+    for place, row in enumerate(counting, 1):
+        row["rank"] = place
 
 
 def _cards(board: Any) -> list[dict[str, Any]]:

@@ -1,0 +1,45 @@
+"""A PostgreSQL of the test's own: a cluster in a temporary folder, on a socket, started and stopped here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def find_binaries() -> Path | None:
+    """Debian keeps PostgreSQL's programs out of the path, by version."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if found:
+        return found[-1].parent
+    named = shutil.which("initdb")
+    return Path(named).parent if named else None
+
+
+@contextmanager
+def running_postgres() -> Iterator[str]:
+    """The URL of an empty database that lives as long as the block."""
+    programs = find_binaries()
+    assert programs is not None
+    with tempfile.TemporaryDirectory(prefix="tilewise-pg-") as folder:
+        owner = "postgres" if os.getuid() == 0 else ""
+        if owner:
+            shutil.chown(folder, owner)
+            Path(folder).chmod(0o755)
+
+        def run(*words: str) -> None:
+            command = ["runuser", "-u", owner, "--", *words] if owner else list(words)
+            subprocess.run(command, check=True, capture_output=True, cwd=folder)
+
+        data = f"{folder}/data"
+        run(str(programs / "initdb"), "-D", data, "-A", "trust", "-U", "board", "--no-sync")
+        options = f"-c listen_addresses='' -k {folder} -c synchronous_commit=on -c fsync=on"
+        run(str(programs / "pg_ctl"), "-D", data, "-o", options, "-w", "-l", f"{folder}/log", "start")
+        try:
+            yield f"postgresql://board@/postgres?host={folder}"
+        finally:
+            run(str(programs / "pg_ctl"), "-D", data, "-m", "immediate", "stop")

@@ -1,0 +1,49 @@
+"""A served board in a process of its own, for tests that need a real one: to kill, to fuzz, to look at."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.request import urlopen
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Served:
+    """`tilewise compete serve` on a port of its own."""
+
+    def __init__(self, board: str, key: Path, workers: int = 0) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        words = ["serve", "--board", board, "--key", str(key), "--port", str(self.port), "--workers", str(workers)]
+        self._command = [sys.executable, "-m", "tilewise.cli.app", "compete", *words, "--most-queued", "100000"]
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self._command, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
+        for _ in range(600):
+            with contextlib.suppress(OSError), urlopen(f"{self.url}/health", timeout=5):
+                return
+            time.sleep(0.1)
+        raise AssertionError("the server did not start")
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(15)
+        except subprocess.TimeoutExpired:
+            self.kill()
