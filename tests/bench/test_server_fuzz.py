@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("fastapi")
-schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed; `make test-server` does it")
+pytest.importorskip("schemathesis", reason="schemathesis is not installed; `make test-server` installs it")
 
 from tests.bench.site import Served
 from tests.bench.test_board import made_up_score, recipe

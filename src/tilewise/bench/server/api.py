@@ -185,7 +185,7 @@ def _add_teacher(router: APIRouter, service: Service) -> None:
 
     @router.get(
         "/api/grades.csv",
-        response_class=PlainTextResponse,
+        response_class=JSONResponse,  # of its refusals; the grades themselves are text/csv
         responses=problems(401, 403, 503) | {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
         openapi_extra=_SECURED,
     )

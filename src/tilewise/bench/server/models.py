@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
 
 EventName = Literal["MLP_SPRINT", "CNN_MARATHON", "TRANSFORMER_DECATHLON", "TILE_OLYMPIAD"]
 Division = Literal["closed", "open"]
 Status = Literal["queued", "scored", "rejected", "noisy", "unverified", "disqualified"]
 Team = Annotated[str, StringConstraints(min_length=1, max_length=40)]
+
+
+_EXAMPLE: dict[str, JsonValue] = {
+    "tilewise": 1,
+    "event": "MLP_SPRINT",
+    "name": "int8",
+    "steps": [{"step": "backend", "name": "native"}, {"step": "quantize", "samples": 512}],
+}
 
 
 class Strict(BaseModel):
@@ -26,6 +34,8 @@ class Problem(BaseModel):
 
 class Submission(Strict):
     """An entry: a recipe (see docs/competition.md), the files it names in base64, or a plugin of the open division."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"recipe": _EXAMPLE}]})
 
     recipe: dict[str, Any]
     division: Division = "closed"
