@@ -85,3 +85,4 @@ bench: $(VENV)/.test
 	@touch $@
 
 -include course/handin.mk
+-include server.mk
