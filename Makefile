@@ -77,10 +77,7 @@ $(VENV)/.test: $(VENV)/.core
 	$(PIP) install -c constraints.txt --no-build-isolation -e '.[train,server,dev]'
 	@touch $@
 
-$(VENV)/.test-docs: $(VENV)/.test  ## run every command line of README and docs as typed
-	$(BIN)/python -m pytest -m slow tests/docs
-
-bench: $(VENV)/.test
+$(VENV)/.bench: $(VENV)/.test
 	$(PIP) install -c constraints.txt --no-build-isolation -e '.[bench]'
 	@touch $@
 
