@@ -61,10 +61,10 @@ def test_the_public_name_is_the_function():
 def test_a_fraction_is_measured_and_after_three_keys_five_to_ten_find_a_good_one(session):
     for n in (1000, 2000, 500):
         chosen, measured = choose(session.first, n)
-        assert len(measured) <= 20
+        assert len(set(map(id, measured))) <= 20
     for n in (3000, 4000, 700):
         chosen, measured = choose(session.first, n)
-        assert len(measured) <= 10
+        assert len(set(map(id, measured))) <= 10
         assert min(runtime(c, n) for c in CONFIGS) / runtime(chosen, n) > 0.9
 
 
@@ -80,7 +80,7 @@ def test_the_next_process_learns_from_the_measurements_of_the_last(session):
     for n in (2000, 500):
         choose(session.first, n)
     _, later = choose(session.second, 1500)
-    assert len(later) < len(first)
+    assert len(set(map(id, later))) < len(set(map(id, first)))
 
 
 def test_editing_the_configurations_keeps_the_choice_that_is_still_there(session):
@@ -125,7 +125,7 @@ def test_a_matrix_product_on_a_known_gpu_is_ranked_by_the_shipped_model(session,
         return 1000.0 + 10 * len(measured)
 
     session.first.choose(configs, {"M": 4096, "N": 4096, "K": 1024}, ["torch.bfloat16"], measure)
-    assert len(measured) <= 5
+    assert len(set(map(id, measured))) <= 5
     assert measured[0].kwargs["BLOCK_M"] * measured[0].kwargs["BLOCK_N"] >= 64 * 128
 
 

@@ -56,7 +56,7 @@ class Prior:
 
 
 # Without a model the score is a crude guess or nothing, so everything must come from neighbours.
-BLIND = Prior(slope=1.0, slope_error=0.5, spread=0.6, length=1.5, own=0.05, noise=0.01, shared=0.45, shape_length=4.0)
+BLIND = Prior(slope=1.0, slope_error=0.5, spread=0.6, length=1.5, own=0.05, noise=0.02, shared=0.45, shape_length=4.0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise._extension import native
+from tilewise.backend.conv_tiles import default_conv_tile
 from tilewise.backend.registry import OptimizedBackend, current_backend
 from tilewise.backend.tiles import TileConfig, tile_blocks
 from tilewise.costmodel.kernel import Kernel
@@ -69,17 +70,25 @@ class ModelChooser:
         self._known = {}
         for choice in self._kept:
             key = key_of(choice.problem, self._threads)
-            tile = self._usable(choice, key) if key is not None else None
-            if key is not None and tile is not None:
-                self._known[key] = tile
+            if key is not None:
+                self._known[key] = self._usable(choice, key)
 
     def _usable(self, choice: Choice, key: Key) -> Any:
-        """The tile of a choice that was kept, if the kernels of today still take it."""
+        """The tile of a choice that was kept; None for the default, and where today's kernels do not take it."""
         try:
             tile = tile_for(key[0], choice.config)
         except (KeyError, TypeError, IndexError):
             return None
-        return tile if self._problem(key, tile) is None else None
+        if self._problem(key, tile) is not None or tile == self._default(key):
+            return None
+        return tile
+
+    def _default(self, key: Key) -> Any:
+        """What the kernel takes when it is given no tile; passing the same one would only cost the passing."""
+        op, shape, _, layout = key
+        if op == "conv2d":
+            return default_conv_tile(self._native, shape)
+        return TileConfig(*self._native.matmul_plan(*_views(*shape, layout))[1])
 
     def _problem(self, key: Key, tile: Any) -> str | None:
         op, shape, _, layout = key

@@ -29,6 +29,7 @@ from tilewise.tune.trial import Timed, Trial
 
 PROGRAM = "tuned"
 _CLOSE, _SETTLED = 0.02, 3
+_WORTH = 0.01  # less than this over the default is not told from noise
 _WAIT_SECONDS = 120.0  # for another process that tunes the same problem
 
 
@@ -237,6 +238,8 @@ class Tuner:
         runtime_ns = math.exp(belief.measured[best]) if best is not None else None
         if best is None:
             best, runtime_ns, source = 0, default_ns, "default"
+        elif default_ns is not None and runtime_ns is not None and runtime_ns > default_ns * (1 - _WORTH):
+            best, runtime_ns = 0, default_ns  # within noise; the default's path through the code is the shortest
         return Tuned(
             problem, configs[best], source, runtime_ns, default_ns, found.measurements, found.sure,
             time.perf_counter() - start, found.reason, found.steps, notes,
