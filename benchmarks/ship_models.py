@@ -1,4 +1,4 @@
-"""Trains the models that come with the package, and fits the tuner's prior to each: after a collection was measured anew.
+"""Trains the models that come with the package and fits the tuner's prior to each, as after a new measurement.
 
     python -m benchmarks.ship_models h200 cpu
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -14,9 +15,11 @@ from typer.testing import CliRunner
 from costmodel.simulated import simulated_kernels, write_collection
 from tilewise.cli.tiles import tiles
 from tilewise.costmodel import evaluate, load_model, load_scorer, rank, train
-from tilewise.costmodel.dataset import dataset_from_kernels
+from tilewise.costmodel.baselines import Analytical, random_errors
+from tilewise.costmodel.dataset import dataset_from_kernels, load_dataset
 from tilewise.costmodel.evaluate import leave_one_program_out, plot_evaluation
 from tilewise.costmodel.metrics import top_k_error
+from tilewise.costmodel.schema import Schema
 from tilewise.costmodel.uncertainty import calibrate, confidence
 from tilewise.errors import ConfigurationError, TilewiseError
 
@@ -148,3 +151,19 @@ def test_bad_requests_are_one_sentence(root, tmp_path, arguments):
     filled = [a.replace("{root}", str(root)).replace("{tmp}", str(tmp_path)) for a in arguments]
     result = invoke(*filled)
     assert isinstance(result.exception, TilewiseError) and "\n" not in str(result.exception)
+
+
+@pytest.mark.parametrize("name", ["h200", "cpu"])
+def test_embedded_collections_know_their_noise_and_the_formula_beats_chance(name):
+    data = load_dataset(name)
+    formula = Analytical(data.train)
+    errors = np.mean([top_k_error(kernel.target, formula.score(kernel), 1) for kernel in data.test])
+    assert errors < 0.5 * random_errors(data.test, (1,))["top1"].mean()
+    assert 0 < data.schema.extra["noise"] < 0.05
+
+
+def test_the_formula_is_left_out_where_columns_mean_nothing_to_it():
+    kernels = [dataclasses.replace(k, config_feat=k.config_feat[:, 8:11]) for k in simulated_kernels(8)]
+    data = dataset_from_kernels(kernels[:5], kernels[5:], schema=Schema(("a", "b", "c")))
+    names = [row.name for row in evaluate({"formula": Analytical(data.train)}, data, "valid").rows]
+    assert "analytical" not in names and "random" in names

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilewise.costmodel.collection import read_collection
+import numpy as np
+
+from tilewise.costmodel.collection import Collection, read_collection
 from tilewise.costmodel.kernel import Kernel
 from tilewise.costmodel.schema import Schema, read_schema
 from tilewise.costmodel.shards import Split, from_kernels, open_split
@@ -66,10 +68,20 @@ def load_dataset(
 
 
 def _from_file(path: Path, limit: int | None) -> Dataset:
-    collection = read_collection(path)
+    collection = _with_noise(read_collection(path))
     parts = {name: [m.kernel for m in collection.splits.get(name, ())][:limit] for name in SPLITS}
     splits = {name: from_kernels(kernels, collection.schema) for name, kernels in parts.items()}
     return Dataset(path, collection.schema, **splits)
+
+
+def _with_noise(collection: Collection) -> Collection:
+    """The collection with the usual scatter of its repeats in the schema, for the noise ceiling of evaluations."""
+    scatter = [m.deviation[m.repeats > 1] for members in collection.splits.values() for m in members]
+    known = np.concatenate([values[np.isfinite(values)] for values in scatter]) if scatter else np.zeros(0)
+    if "noise" in collection.schema.extra or not len(known):
+        return collection
+    extra = collection.schema.extra | {"noise": float(np.median(known))}
+    return Collection(Schema(collection.schema.config_features, extra), collection.splits)
 
 
 def dataset_from_kernels(
