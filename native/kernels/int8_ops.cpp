@@ -56,6 +56,8 @@ void quantize_image(const float* x, int64_t channels, float inverse, int zero, c
   }
 }
 
+constexpr float kLargestFloat = 3.4028234663852886e38f;
+
 float quantize_row(const float* x, int64_t n, int64_t padded, uint8_t* q) {
   vf most = {};  // a NaN is passed over here and becomes 128, the zero point
   int64_t whole = n / kLanes * kLanes;
@@ -65,7 +67,8 @@ float quantize_row(const float* x, int64_t n, int64_t padded, uint8_t* q) {
   }
   const vf rest = load_first(x + whole, static_cast<int>(n - whole));
   const float top = max_lanes(vmax(select(rest < splat(0.0f), -rest, rest), most));
-  const float inverse = top > 0.0f ? 127.0f / top : 0.0f;
+  const float wanted = 127.0f / top;
+  const float inverse = top > 0.0f && wanted <= kLargestFloat ? wanted : 0.0f;  // numbers this small count as zeros
   for (int64_t i = 0; i < n; ++i) q[i] = static_cast<uint8_t>(to_byte(x[i], inverse, 128));
   std::memset(q + n, 128, padded - n);
   return top / 127.0f;

@@ -7,6 +7,9 @@ import pytest
 
 import tilewise
 from tilewise._extension import native
+from tilewise.quantize import AffineParameters, quantize_array
+from tilewise.quantize import layers as layers_module
+from tilewise.quantize.layers import quantize_rows
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 RNG = np.random.default_rng(0)
@@ -112,6 +115,41 @@ def reference_convolution(x: np.ndarray, weight: np.ndarray, stride: int, paddin
     x = np.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
     windows = np.lib.stride_tricks.sliding_window_view(x, (k, k), (1, 2))[:, ::stride, ::stride]  # (n, oh, ow, c, k, k)
     return np.einsum("nhwcij,fijc->nhwf", windows, weight.astype(np.int64))
+
+
+@pytest.mark.parametrize("how", ["low", "high", "zero", "one constant channel"])
+@pytest.mark.parametrize("scale", [1e-9, 0.004, 1e30])
+def test_convolutions_of_extremes_saturate_as_numpy_does(isa: str, threads: int, how: str, scale: float) -> None:
+    x = np.full((2, 9, 9, 8), {"zero": 0}.get(how, 255), np.uint8)
+    weight = filled((35, 3, 3, 8), np.int8, how if how in ("low", "high", "zero") else "random")
+    if how == "one constant channel":
+        weight[7] = -128
+        x[..., 3] = 128
+    offset = RNG.integers(-(2**20), 2**20, 35).astype(np.int32)
+    layer = native.Int8Layer(weight, offset, np.full(35, scale, np.float32), None, (1, 1), (0, 0))
+    layer.set_output(200, 0, 255)
+    total = (reference_convolution(x.astype(np.int64), weight, 1, 0) + offset).astype(np.int32)
+    value = np.clip(total.astype(np.float32) * np.float32(scale), np.float32(-200), np.float32(55))
+    np.testing.assert_array_equal(layer.conv(x, 0, None, 0, 0)[..., :35], np.rint(value).astype(np.int32) + 200)
+
+
+def test_floats_become_the_bytes_of_numpy(isa: str) -> None:
+    rows = RNG.standard_normal((40, 133)).astype(np.float32)
+    rows[1] = np.round(rows[1] * 20) / 40 * 127  # many ties
+    rows[2], rows[3, :3] = 0, (np.nan, np.inf, -np.inf)
+    rows[4] *= np.float32(1e-42)
+    with np.errstate(all="ignore"), pytest.MonkeyPatch.context() as patch:
+        got, scales = quantize_rows(rows)
+        patch.setattr(layers_module, "native", None)
+        expected, expected_scales = quantize_rows(rows)
+    np.testing.assert_array_equal(got, expected)
+    np.testing.assert_array_equal(scales, expected_scales)
+    finite = np.nan_to_num(rows, nan=0.0, posinf=9.0, neginf=-9.0)
+    for parameters in (AffineParameters(0.05, 3), AffineParameters(0.25, 128), AffineParameters(1e-3, 255)):
+        image = finite.reshape(8, 5, 7, 19)
+        bytes_of = quantize_array(image, parameters, 1).inside()[..., :5].transpose(0, 3, 1, 2)
+        np.testing.assert_array_equal(bytes_of, parameters.quantize(image))
+        np.testing.assert_array_equal(quantize_array(finite, parameters).data[:, :133], parameters.quantize(finite))
 
 
 def test_wrong_arrays_are_refused() -> None:

@@ -245,9 +245,12 @@ def quantize_rows(rows: Array) -> tuple[Array, Array]:
         q, scales = native.int8_quantize_rows(rows)
         return q, scales
     largest = np.where(np.isnan(rows), np.float32(0), np.abs(rows)).max(1, initial=0)
-    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
+    with np.errstate(all="ignore"):
+        inverse = np.float32(127) / largest
+        inverse = np.where((largest > 0) & np.isfinite(inverse), inverse, np.float32(0))  # too small to tell from zero
+        scaled = np.nan_to_num(rows * inverse[:, None])
     q = np.full((len(rows), round_up(rows.shape[1])), 128, np.uint8)
-    q[:, : rows.shape[1]] = np.rint(np.nan_to_num(rows * inverse[:, None])).astype(np.int32) + 128
+    q[:, : rows.shape[1]] = np.rint(scaled).astype(np.int32) + 128
     return q, largest / np.float32(127)
 
 
