@@ -1,7 +1,8 @@
-"""The results in README.md and docs/results.md, written from the JSON files of `make bench` and from nothing else.
+"""The results in README.md and docs/results.md, written from the JSON files of `make bench` and from nothing else; and
+the figures of the data cards, from the collections themselves.
 
-`python -m benchmarks.tables` writes both; `--check` only says whether they are up to date, and a test calls it, so a
-number that nobody measured cannot stay in either.
+`python -m benchmarks.tables` writes them; `--check` only says whether they are up to date, and a test calls it, so a
+number that nobody measured cannot stay.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+from tilewise.costmodel.describe import describe
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -105,13 +110,47 @@ def _case(row: dict[str, Any]) -> str:
     return f"| {row['name']} | {row['threads']} | {fastest} | {row['ratio']:.2f}× |"
 
 
+def card(collection: str) -> str:
+    """The figures of an embedded collection, for its data card."""
+    found = describe(collection, progress=False)
+    parts = ", ".join(f"{name} {s.kernels} kernels of {s.programs} programs" for name, s in found.splits.items())
+    noise = np.concatenate(list(found.deviations.values()))
+    lower, upper = np.quantile(noise, [0.75, 0.9])
+    total = found.total
+    assert total is not None
+    lines = [
+        "| | |",
+        "|---|---|",
+        f"| contents | {total.kernels} kernels in {len(found.families)} families, {total.configs:,} configurations |",
+        f"| splits | {parts}; by architecture |",
+        f"| noise | median relative deviation of the repeats {total.noise or 0:.2%}; 75 % of the pairs below "
+        f"{lower:.1%}, 90 % below {upper:.1%} |",
+        "",
+        "| family | kernels | configurations | worst over best | median over best | fixed choice | default | noise |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {name} | {g.kernels} | {g.configs:,} | {g.spread:.1f}× | {g.median_config:.2f}× | +{g.fixed_loss:.0%} "
+        f"| +{g.default_loss:.0%} | {g.noise or 0:.2%} |"
+        for name, g in found.families.items()
+    ]
+    return "\n".join(lines)
+
+
+def _replaced(path: Path, block: str) -> str:
+    """The text of a page with what stands between its marks replaced."""
+    before, rest = path.read_text(encoding="utf-8").split(BEGIN)
+    return f"{before}{BEGIN}\n{block}\n{END}{rest.split(END)[1]}"
+
+
 def written() -> dict[Path, str]:
-    """What README.md and docs/results.md should hold."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    before, rest = readme.split(BEGIN)
-    after = rest.split(END)[1]
-    block = f"{BEGIN}\n{summary()}\n\n{machine_sentence()}\n{END}"
-    return {ROOT / "README.md": before + block + after, ROOT / "docs" / "results.md": all_results()}
+    """What README.md, docs/results.md and the data cards should hold."""
+    readme, cards = ROOT / "README.md", [ROOT / "docs" / "collections" / f"{name}.md" for name in ("cpu", "h200")]
+    return {
+        readme: _replaced(readme, f"{summary()}\n\n{machine_sentence()}"),
+        ROOT / "docs" / "results.md": all_results(),
+        **{path: _replaced(path, card(path.stem)) for path in cards},
+    }
 
 
 def main() -> None:

@@ -124,6 +124,17 @@ def test_a_folder_and_one_file_load_as_the_same_dataset(tmp_path: Path) -> None:
             np.testing.assert_array_equal(getattr(a, key), getattr(b, key))
 
 
+def test_kernels_whose_tiles_differ_by_less_than_the_noise_can_be_left_out(tmp_path: Path) -> None:
+    clear = [(100.0, {1: 10.0 + i, 2: 50.0 + i}, False) for i in range(3)]
+    chance = [(100.0 + 9 * i, {1: 99.0 + i, 2: 101.0 - 4 * i}, False) for i in range(3)]
+    with Store(tmp_path / "s.sqlite") as store:
+        fill(store, matmul(), [{"batches": clear, "finish": True}])
+        fill(store, matmul("gpt2_bf16", 96), [{"batches": chance, "finish": True}])
+        assert len(make_collection(store, "own").splits["train"]) == 2
+        (kept,) = make_collection(store, "own", telling=5.0).splits["train"]
+    assert kept.problem["m"] != 96
+
+
 def test_a_shape_in_two_splits_is_refused_with_a_sentence(tmp_path: Path) -> None:
     kernel = Kernel("gpt2_bf16", Problem.of("matmul", dtype="bf16", m=8, n=32, k=16, epilogue="none", layout="nn"))
     other = Kernel("llama3_8b_x", Problem.of("matmul", dtype="fp16", m=8, n=32, k=16, epilogue="none", layout="nt"))

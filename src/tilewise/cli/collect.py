@@ -169,6 +169,9 @@ def embed(
     store: StorePath,
     name: Annotated[str, typer.Option(help="What load_dataset will call it, such as cpu or h200.")],
     out: Annotated[Path | None, typer.Option(help="The file to write; default: in the package.")] = None,
+    telling: Annotated[
+        float, typer.Option(min=0, help="Leave out kernels whose tiles differ by less than so many times the noise.")
+    ] = 5.0,
     plugin: Plugin = None,
     as_json: AsJson = False,
 ) -> None:
@@ -184,7 +187,7 @@ def embed(
 
     load_plugins(plugin or ())
     with open_measurements(store) as measurements:
-        collection = make_collection(measurements, name)
+        collection = make_collection(measurements, name, telling)
     target = out or embedded_folder() / f"{name}.npz"
     write(collection, target)
     _tell(collection, target, as_json)

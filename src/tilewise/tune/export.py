@@ -57,10 +57,14 @@ def find_family(kind: str, name: str) -> Described:
     raise FileFormatError(f"Measurements of kind {kind!r} are unknown to this tilewise; a newer one wrote them.")
 
 
-def make_collection(store: Store, name: str) -> Collection:
-    """The finished kernels of `store`, split by program, ready to be written."""
+def make_collection(store: Store, name: str, telling: float = 0.0) -> Collection:
+    """The finished kernels of `store`, split by program, ready to be written.
+
+    Kernels whose configurations differ by less than `telling` times the scatter of their repeats are left out: their
+    order is chance, and a model that learned it would have learned nothing.
+    """
     machines = store.machines()
-    measured = read_measured(store)
+    measured = [problem for problem in read_measured(store) if _tells(problem) >= telling]
     if not measured or not machines:
         raise ConfigurationError(f"{store.path} holds no finished kernel; run `tilewise collect` on it first.")
     kind = machines[0].kind
@@ -71,6 +75,12 @@ def make_collection(store: Store, name: str) -> Collection:
         splits[split_of(problem.kernel.program)].append(_kernel(problem, family, own))
     _keep_apart(splits)
     return Collection(Schema((*TILE_FEATURES, *own), _about(store, name)), splits)
+
+
+def _tells(measured: MeasuredProblem) -> float:
+    """How far configurations lie apart (deviation of the logarithm), in units of a repeat's relative deviation."""
+    spread = float(np.std(np.log([timing.runtime_ns for timing in measured.timings])))
+    return spread / max(float(np.median([timing.deviation for timing in measured.timings])), 1e-9)
 
 
 def own_columns(configs: Sequence[Config]) -> tuple[str, ...]:
