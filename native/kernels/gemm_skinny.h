@@ -312,30 +312,39 @@ inline void row_by_strips(const Gemm& g) {
 // c[i, 0:n] (+)= sum of R scaled rows of B, for M rows of A and C.
 template <int M, int R, bool First>
 TW_INLINE void add_rows(const Gemm& g, int64_t p) {
-  const float* a = g.a + p * g.a_col;
-  const float* b = g.b + p * g.b_row;
+  const float* const a = g.a + p * g.a_col;
+  const float* const b = g.b + p * g.b_row;
+  float* const c = g.c;
+  const int64_t b_row = g.b_row, c_row = g.c_row, n = g.n;
   vf scale[M][R];
 #pragma GCC unroll 4
   for (int i = 0; i < M; ++i) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) scale[i][r] = splat(a[i * g.a_row + r * g.a_col]);
   }
-  auto step = [&](int64_t j, int lanes) __attribute__((always_inline)) {
-    vf row[R];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) row[r] = lanes == kLanes ? load(b + r * g.b_row + j) : load_first(b + r * g.b_row + j, lanes);
-#pragma GCC unroll 4
-    for (int i = 0; i < M; ++i) {
-      float* c = g.c + i * g.c_row + j;
-      vf v = First ? vf{} : lanes == kLanes ? load(c) : load_first(c, lanes);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) v += scale[i][r] * row[r];
-      lanes == kLanes ? store(c, v) : store_first(c, v, lanes);
-    }
-  };
   int64_t j = 0;
-  for (; j + kLanes <= g.n; j += kLanes) step(j, kLanes);
-  if (j < g.n) step(j, static_cast<int>(g.n - j));
+  for (; j + kLanes <= n; j += kLanes) {
+    vf v[M];
+#pragma GCC unroll 4
+    for (int i = 0; i < M; ++i) v[i] = First ? vf{} : load(c + i * c_row + j);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const vf row = load(b + r * b_row + j);
+#pragma GCC unroll 4
+      for (int i = 0; i < M; ++i) v[i] += scale[i][r] * row;
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < M; ++i) store(c + i * c_row + j, v[i]);
+  }
+  if (j == n) return;
+  const int lanes = static_cast<int>(n - j);
+#pragma GCC unroll 4
+  for (int i = 0; i < M; ++i) {
+    vf v = First ? vf{} : load_first(c + i * c_row + j, lanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) v += scale[i][r] * load_first(b + r * b_row + j, lanes);
+    store_first(c + i * c_row + j, v, lanes);
+  }
 }
 
 // For wide B: whole rows, so that each page is read from front to back; C stays in L1.
