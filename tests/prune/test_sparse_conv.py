@@ -166,3 +166,16 @@ def test_convolutions_with_groups_stay_dense_in_a_sparse_model() -> None:
     x = Tensor(numbers(2, 4, 5, 5))
     with no_grad():
         np.testing.assert_allclose(sparse(x).data, pruned(x).data, atol=1e-5)
+
+
+@pytest.mark.skipif(native is None, reason="without kernels there is nothing to choose")
+def test_with_a_sample_only_layers_that_gain_become_sparse_and_the_model_says_why() -> None:
+    pruned = prune(models.cnn().eval(), 0.9, "layer")
+    x = numbers(4, 1, 8, 8)
+    sparse = sparsify(pruned, sample=x)
+    assert set(sparse.sparse_report) == {layer.name.removesuffix(".weight") for layer in pruned.pruning.layers}
+    kinds = dict(sparse.named_modules())
+    for name, why in sparse.sparse_report.items():
+        assert type(kinds[name]).__name__.startswith("Sparse") == why.startswith("sparse")
+    with no_grad():
+        np.testing.assert_allclose(sparse(Tensor(x)).data, pruned(Tensor(x)).data, atol=1e-3)

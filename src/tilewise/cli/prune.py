@@ -23,6 +23,7 @@ def prune(
     scan: Annotated[
         bool, typer.Option("--scan", help="Also prune each layer alone and say which must not be.")
     ] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="Also quantize the model, before and after pruning.")] = False,
     batch: Annotated[int, typer.Option(min=1, help="Images per timed call.")] = 64,
     runs: Annotated[int, typer.Option(min=12, help="Timed calls of each model.")] = 50,
     out: Annotated[Path, typer.Option(help="Folder for the pruned model and the picture.")] = Path("out/prune"),
@@ -46,24 +47,29 @@ def prune(
         smaller = run(task.model, sparsity, scope, pattern=pattern)
         reached = smaller.pruning.layers
     if epochs:
-        _fine_tune(smaller, task.data, epochs, seed)
+        fine_tune(smaller, task.data, epochs, seed)
     smaller.eval()
     out.mkdir(parents=True, exist_ok=True)
     save(smaller, out / f"{model}-pruned.safetensors")
-    fast = smaller if structured else sparsify(smaller)
+    fast = smaller if structured else sparsify(smaller, sample=task.data.x_test[:batch])
     candidates = {"dense": (task.model, float_bytes(task.model)), "pruned": (fast, _bytes(fast))}
+    if int8:
+        candidates |= _quantized(task, smaller, out / model)
     rows = outcomes(task, candidates, batch, runs, seed)
+    notes = _choices(fast) + (_int8_notes(rows, out / model) if int8 else [])
     found = sensitivity(task.model, lambda m: accuracy(m, task.data)) if scan else []
     if found:
         _draw(found, out / "sensitivity.png")
     if as_json:
-        facts = {"models": [r.as_dict() for r in rows], "layers": [vars(layer) for layer in reached]}
-        facts["sensitivity"] = [vars(s) for s in found]
+        facts: dict[str, Any] = {"models": [r.as_dict() for r in rows], "layers": [vars(layer) for layer in reached]}
+        facts |= {"sensitivity": [vars(s) for s in found], "notes": notes}
         print(json.dumps(facts, default=float))
         return
     print_table(f"{model}, {sparsity:.0%} of its {'filters' if structured else 'weights'} removed", rows, batch)
     for layer in reached:
         print(f"  {layer.name}: {layer.zeros:,} of {layer.weights:,} weights are zero ({layer.sparsity:.1%})")
+    for note in notes:
+        print(f"  {note}")
     for entry in found:
         curve = ", ".join(f"{level:.0%}: {100 * value:.1f} %" for level, value in entry.accuracy.items())
         print(f"  {entry.name} alone: {curve}{'  <- leave this one alone' if entry.fragile else ''}")
@@ -71,12 +77,45 @@ def prune(
 
 def _bytes(model: Any) -> int:
     from tilewise.cli.before_after import float_bytes
-    from tilewise.prune import SparseLinear
+    from tilewise.prune import SparseConv2d, SparseLinear
 
-    return float_bytes(model) + sum(m.nbytes for m in model.modules() if isinstance(m, SparseLinear))
+    return float_bytes(model) + sum(m.nbytes for m in model.modules() if isinstance(m, SparseLinear | SparseConv2d))
 
 
-def _fine_tune(model: Any, images: Any, epochs: int, seed: int) -> None:
+def _choices(model: Any) -> list[str]:
+    """What each pruned layer uses, and the times that decided it."""
+    return [f"layer {name} is {why}" for name, why in getattr(model, "sparse_report", {}).items()]
+
+
+def _quantized(task: Any, pruned: Any, stem: Path) -> dict[str, tuple[Any, int]]:
+    """The model in int8, and pruned in int8, with the bytes of their files."""
+    import numpy as np
+
+    from tilewise.prune import save_pruned
+    from tilewise.quantize import quantize, save_quantized
+
+    batches = np.array_split(task.data.x_train[:256], 4)
+    plain: Any = quantize(task.model, batches)
+    small: Any = quantize(pruned, batches)
+    save_quantized(plain, f"{stem}-int8.safetensors")
+    save_pruned(small, f"{stem}-pruned-int8.safetensors")
+    return {"int8": (plain, int(plain.nbytes)), "pruned + int8": (small, int(small.nbytes))}
+
+
+def _int8_notes(rows: list[Any], stem: Path) -> list[str]:
+    by_name = {row.name: row for row in rows}
+    before = by_name["dense"].bytes_in_memory
+    files = {name: Path(f"{stem}-{name}.safetensors").stat().st_size for name in ("int8", "pruned-int8")}
+    sizes = ", ".join(f"{name} {size / 1024:.1f} KiB ({size / before:.3f}×)" for name, size in files.items())
+    gain = by_name["int8"].latency_s / by_name["pruned + int8"].latency_s
+    return [
+        f"files beside {before / 1024:.1f} KiB of float32: {sizes}",
+        f"pruning saves int8 bytes, not time: its convolutions multiply the zeros too ({gain:.2f}× int8 alone)",
+    ]
+
+
+def fine_tune(model: Any, images: Any, epochs: int, seed: int) -> None:
+    """Train on; the masks of a pruned model hold."""
     import numpy as np
 
     from tilewise import Tensor, optim

@@ -25,7 +25,7 @@ from tilewise.prune.bits import packed_arrays, unpacked_array
 from tilewise.prune.choice import Choice, measured, refuse_gradient
 from tilewise.prune.conv import FoldedNorm, SparseConv2d, sparse_with_norm
 from tilewise.prune.masks import checked_weights
-from tilewise.tensor import Tensor, _wrap, is_grad_enabled
+from tilewise.tensor import Tensor, _wrap, is_grad_enabled, no_grad
 
 Array = npt.NDArray[Any]
 _SIZES = (1, 4, 15, 32, 64)  # batches up to each of these, and larger ones, are timed apart
@@ -191,16 +191,36 @@ class _NumpySparse:
         return self._dense.copy()
 
 
-def sparsify(model: Module, at_least: float = 0.6) -> Module:
+def sparsify(model: Module, at_least: float = 0.6, sample: Any = None) -> Module:
     """A copy of a pruned model whose linear and convolution layers of at least this sparsity are sparse ones.
+
+    With `sample`, a batch of inputs, the copy is run on it once and layers whose dense product was faster stay as they
+    were, so that they take no more memory than before. `sparse_report` of the copy says per layer what was decided.
 
     It is for inference: a batch norm in eval mode after a convolution goes into its weights. Convolutions with groups
     stay dense.
     """
+    out = _converted(model, at_least, frozenset())
+    report: dict[str, str] = {}
+    if sample is not None:
+        with no_grad():
+            out(sample if isinstance(sample, Tensor) else Tensor(sample))
+        chosen = {
+            name: list(layer.explain().values())
+            for name, layer in out.named_modules()
+            if isinstance(layer, SparseLinear | SparseConv2d)
+        }
+        report = {name: whys[-1] for name, whys in chosen.items() if whys}
+        out = _converted(model, at_least, frozenset(name for name, why in report.items() if why.startswith("dense")))
+    object.__setattr__(out, "sparse_report", report)
+    return out
+
+
+def _converted(model: Module, at_least: float, kept: frozenset[str]) -> Module:
     out = copy.deepcopy(model)
     if _is_sparse(out, at_least):
-        return _sparse_layer(out)
-    _replace(out, at_least)
+        return out if "" in kept else _sparse_layer(out)
+    _replace(out, at_least, kept, "")
     return out
 
 
@@ -215,11 +235,12 @@ def _sparse_layer(layer: Any) -> Module:
     return SparseLinear.from_dense(layer) if isinstance(layer, Linear) else SparseConv2d.from_dense(layer)
 
 
-def _replace(module: Module, at_least: float) -> None:
+def _replace(module: Module, at_least: float, kept: frozenset[str], prefix: str) -> None:
     children = list(module.named_children())
     for i, (name, child) in enumerate(children):
-        if not _is_sparse(child, at_least):
-            _replace(child, at_least)
+        path = f"{prefix}{name}"
+        if not _is_sparse(child, at_least) or path in kept:
+            _replace(child, at_least, kept, f"{path}.")
             continue
         after_name, after = children[i + 1] if i + 1 < len(children) else ("", None)
         norm_follows = isinstance(module, Sequential) and isinstance(after, BatchNorm2d) and not after.training
