@@ -28,6 +28,18 @@ def test_the_examples_of_extending_run_from_top_to_bottom(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+def test_the_readmes_example_runs_as_it_stands(tmp_path):
+    first, *_ = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    done = subprocess.run([sys.executable, "-c", first], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_link_of_the_readme_leads_somewhere():
+    links = re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text())
+    assert links
+    assert [link for link in links if not link.startswith("http") and not (ROOT / link).exists()] == []
+
+
 def test_tables_show_what_was_measured():
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.tables", "--check"], cwd=ROOT, capture_output=True, text=True
