@@ -10,6 +10,7 @@ the number of tokens, and the share of sequential read bandwidth that the matrix
 from __future__ import annotations
 
 import argparse
+import mmap
 import statistics
 import time
 from pathlib import Path
@@ -161,12 +162,22 @@ def _whole_step_seconds(model: Any, length: int) -> float:
     return statistics.median(times)
 
 
+def in_large_pages(count: int) -> np.ndarray:
+    """Floats in memory that is new to the process, so that the large pages asked for are granted."""
+    memory = mmap.mmap(-1, 4 * count + (4 << 20), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    buffer = np.frombuffer(memory, np.float32, count)
+    buffer[:] = 1
+    return buffer
+
+
 def bandwidth_share(threads: int) -> list[Row]:
     """The 85M model's matrix x vector products, and its whole step, against reading as many bytes once, in order."""
     model, rows = models.gpt("12x768"), []
     for weights in ("float32", "int8"):
         ours = OurDecoder(model, weights)
-        buffer = np.ones(ours.engine.weight_bytes // 4, np.float32)  # NumPy asks for large pages, as our weights have
+        buffer = in_large_pages(ours.engine.weight_bytes // 4)
         read = lambda b=buffer: native.probe_read(b)  # noqa: E731
         for what, run in (
             ("matrix x vector", ours.engine.products),
@@ -178,8 +189,6 @@ def bandwidth_share(threads: int) -> list[Row]:
 
 
 PARTS = {
-    # First, in a fresh process. After "torch" in the same process the shares came out lower, twice: 0.80 and 0.81
-    # (float32 products), 0.77 and 0.78 (step), 0.83 and 0.74 (int8 products), 0.68 and 0.64 (step). Why is not known.
     "bandwidth": bandwidth_share,
     "torch": lambda threads: [row for size in models.GPT_SIZES for row in against_torch(size, threads, 2.0)],
     "cache": lambda threads: [against_uncached(size, threads) for size in ("4x128", "6x384")],

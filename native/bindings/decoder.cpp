@@ -1,5 +1,5 @@
 // The decoder, seen from Python: it keeps references to the arrays of a model's parameters (float32 weights are read in
-// place, so training goes on to show) and checks every index before the GIL is released.
+// place, so training goes on to show; int8 copies are compared with them on request) and checks every index before the GIL is released.
 #include "common/decoder.h"
 
 #include <string>
@@ -28,10 +28,10 @@ T* pointer(PyArrayObject* array) {
 
 class PyDecoder {
  public:
-  // layers: per block [norm1.w, norm1.b, qkv.w, qkv.b, out.w, out.b, norm2.w, norm2.b, up.w, up.b, down.w, down.b]; a
-  // weight is a float32 (outputs, inputs) array or a pair (int8 array, float32 scale per output).
+  // layers: per block [norm1.w, norm1.b, qkv.w, qkv.b, out.w, out.b, norm2.w, norm2.b, up.w, up.b, down.w, down.b],
+  // weights (outputs, inputs).
   PyDecoder(nb::object token_embedding, nb::object position_embedding, nb::list layers, nb::list last, int heads, float eps,
-            bool tanh_gelu) {
+            bool tanh_gelu, bool int8) {
     PyArrayObject* tokens = matrix(token_embedding, "token embedding");
     PyArrayObject* places = matrix(position_embedding, "position embedding");
     decoder_.vocabulary = PyArray_DIM(tokens, 0);
@@ -44,13 +44,19 @@ class PyDecoder {
     if (heads < 1 || decoder_.width % heads != 0) refuse("the width cannot be shared by the heads");
     decoder_.token_embedding = keep<float>(token_embedding);
     decoder_.position_embedding = keep<float>(position_embedding);
-    decoder_.packed = Buffer<int8_t>(int8_bytes(layers, last));
     decoder_.blocks.resize(nb::len(layers));
     for (std::size_t i = 0; i < decoder_.blocks.size(); ++i) fill_block(decoder_.blocks[i], nb::cast<nb::list>(layers[i]));
     if (nb::len(last) != 3) refuse("the last layers are a norm's weight and bias and the head's weight");
     decoder_.norm = norm(last[0], last[1]);
     fill_dense(decoder_.head, last[2], nb::none(), 0, decoder_.width);
     logits_ = decoder_.head.outputs;
+    bool ok;
+    {
+      GilRelease release(true);
+      ok = !int8 || decoder_.pack_int8();
+      if (ok) decoder_.settle();
+    }
+    if (!ok) refuse("the weights hold NaN or infinity, which have no int8 form");
   }
 
   // rows (n, 3) int64 of token, sequence, position; cache arrays (layers, sequences, heads, capacity, head width)
@@ -89,6 +95,11 @@ class PyDecoder {
     if (!ok) throw std::bad_alloc();
   }
 
+  bool fresh() const {
+    GilRelease release(true);
+    return decoder_.fresh();
+  }
+
   int64_t weight_bytes() const { return decoder_.weight_bytes(); }
 
  private:
@@ -96,24 +107,6 @@ class PyDecoder {
   T* keep(nb::handle object) {
     kept_.append(object);
     return pointer<T>(reinterpret_cast<PyArrayObject*>(object.ptr()));
-  }
-
-  // The size of all int8 weights, packed one after the other.
-  static int64_t int8_bytes(const nb::list& layers, const nb::list& last) {
-    int64_t bytes = int8_bytes(last);
-    for (nb::handle layer : layers) bytes += int8_bytes(nb::cast<nb::list>(layer));
-    return bytes;
-  }
-
-  static int64_t int8_bytes(const nb::list& parts) {
-    int64_t bytes = 0;
-    for (nb::handle part : parts) {
-      if (!nb::isinstance<nb::tuple>(part)) continue;
-      PyArrayObject* w = array_of(nb::cast<nb::tuple>(part)[0], NPY_INT8, "a weight");
-      if (PyArray_NDIM(w) != 2) refuse("a weight has the wrong shape");
-      bytes += DenseLayer::packed_bytes(PyArray_DIM(w, 0), PyArray_DIM(w, 1));
-    }
-    return bytes;
   }
 
   static PyArrayObject* matrix(nb::handle object, const char* what) {
@@ -134,23 +127,13 @@ class PyDecoder {
 
   // outputs = 0: whatever the weight has
   void fill_dense(DenseLayer& layer, nb::handle weight, nb::handle bias, int64_t outputs, int64_t inputs) {
-    const bool integer = nb::isinstance<nb::tuple>(weight);
-    nb::object values = integer ? nb::object(nb::cast<nb::tuple>(weight)[0]) : nb::borrow(weight);
-    PyArrayObject* w = array_of(values, integer ? NPY_INT8 : NPY_FLOAT32, "a weight");
+    PyArrayObject* w = array_of(weight, NPY_FLOAT32, "a weight");
     if (PyArray_NDIM(w) != 2 || PyArray_DIM(w, 1) != inputs || (outputs != 0 && PyArray_DIM(w, 0) != outputs)) {
       refuse("a weight has the wrong shape");
     }
     layer.outputs = PyArray_DIM(w, 0);
     layer.inputs = inputs;
-    if (integer) {
-      nb::object scales = nb::object(nb::cast<nb::tuple>(weight)[1]);
-      PyArrayObject* s = array_of(scales, NPY_FLOAT32, "scales");
-      if (PyArray_NDIM(s) != 1 || PyArray_DIM(s, 0) != layer.outputs) refuse("scales need one number per output");
-      layer.pack_int8(pointer<int8_t>(w), pointer<float>(s), decoder_.packed.data() + packed_);
-      packed_ += DenseLayer::packed_bytes(layer.outputs, inputs);
-    } else {
-      layer.weight = keep<float>(values);
-    }
+    layer.weight = keep<float>(weight);
     if (!bias.is_none()) layer.bias = vector(bias, layer.outputs, "a bias");
   }
 
@@ -212,7 +195,7 @@ class PyDecoder {
   }
 
   Decoder decoder_;
-  int64_t logits_ = 0, packed_ = 0;  // packed_: bytes of decoder_.packed that are filled
+  int64_t logits_ = 0;
   nb::list kept_;
 };
 
@@ -220,12 +203,13 @@ class PyDecoder {
 
 void bind_decoder(nb::module_& m) {
   nb::class_<PyDecoder>(m, "Decoder")
-      .def(nb::init<nb::object, nb::object, nb::list, nb::list, int, float, bool>(), nb::arg("token_embedding"),
+      .def(nb::init<nb::object, nb::object, nb::list, nb::list, int, float, bool, bool>(), nb::arg("token_embedding"),
            nb::arg("position_embedding"), nb::arg("layers"), nb::arg("last"), nb::arg("heads"), nb::arg("eps"),
-           nb::arg("tanh_gelu"))
+           nb::arg("tanh_gelu"), nb::arg("int8"))
       .def("run", &PyDecoder::run, nb::arg("rows"), nb::arg("keys"), nb::arg("values"), nb::arg("key_scales").none(),
            nb::arg("value_scales").none(), nb::arg("wanted"))
       .def("products", &PyDecoder::products)
+      .def("fresh", &PyDecoder::fresh)
       .def_prop_ro("weight_bytes", &PyDecoder::weight_bytes);
 }
 

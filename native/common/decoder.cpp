@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "common/matmul.h"
 #include "common/thread_pool.h"
 #include "kernels/int8.h"
 #include "kernels/int8_ops.h"
@@ -92,33 +91,38 @@ int64_t DenseLayer::packed_bytes(int64_t outputs, int64_t inputs) {
   return int8_packed_bytes(outputs, round_up(inputs, kInt8Group) / kInt8Group);
 }
 
-void DenseLayer::pack_int8(const int8_t* q, const float* scales, int8_t* to) {
+bool DenseLayer::pack_int8(int8_t* to) {
   const int64_t padded = round_up(outputs, kInt8Panel);
   packed = to;
   offset = Buffer<int32_t>(padded);
   scale = Buffer<float>(padded);
   std::fill(offset.data(), offset.data() + padded, 0);
   std::fill(scale.data(), scale.data() + padded, 0.0f);
-  pack_int8_weights(q, static_cast<int>(outputs), 1, static_cast<int>(inputs), inputs, 0, 1, to, offset.data());
+  Buffer<int8_t> q(outputs * inputs);
+  for (int64_t i = 0; i < outputs; ++i) {
+    if (!active_int8_ops().quantize_weights(weight + i * inputs, inputs, q.data() + i * inputs, &scale[i])) return false;
+  }
+  pack_int8_weights(q.data(), static_cast<int>(outputs), 1, static_cast<int>(inputs), inputs, 0, 1, to, offset.data());
   for (int64_t i = 0; i < outputs; ++i) offset[i] *= -128;  // activations are stored with 128 added
-  std::copy(scales, scales + outputs, scale.data());
+  return true;
 }
 
 bool DenseLayer::apply(const float* x, int64_t rows, float* y, const float* residual, Activation activation,
-                       uint8_t* bytes, float* row_scales, bool stream) const {
+                       uint8_t* bytes, float* row_scales, Reading reading) const {
   Epilogue epilogue;
   epilogue.bias = bias;
   epilogue.residual = residual;
   epilogue.residual_row = outputs;
   epilogue.activation = activation;
-  if (weight != nullptr) {
+  if (packed == nullptr) {
     Gemm g;
     g.m = rows, g.n = outputs, g.k = inputs;
     g.a = x, g.a_row = inputs, g.a_col = 1;
     g.b = weight, g.b_row = 1, g.b_col = inputs;
     g.c = y, g.c_row = outputs;
     g.epilogue = epilogue;
-    g.stream_b = stream;
+    g.stream_b = reading != Reading::cached;
+    g.large_pages_b = reading != Reading::small_pages;
     return matmul(g, Batch{}, nullptr);
   }
   const int64_t padded = round_up(inputs, kInt8Group);
@@ -143,21 +147,79 @@ bool DenseLayer::apply(const float* x, int64_t rows, float* y, const float* resi
   return true;
 }
 
-int64_t Decoder::weight_bytes() const {
-  int64_t elements = head.outputs * head.inputs;
-  for (const DecoderBlock& b : blocks) {
-    for (const DenseLayer* layer : {&b.qkv, &b.out, &b.up, &b.down}) elements += layer->outputs * layer->inputs;
+std::vector<const DenseLayer*> Decoder::layers() const {
+  std::vector<const DenseLayer*> all;
+  for (const DecoderBlock& b : blocks) all.insert(all.end(), {&b.qkv, &b.out, &b.up, &b.down});
+  all.push_back(&head);
+  return all;
+}
+
+bool Decoder::pack_int8() {
+  int64_t bytes = 0;
+  for (const DenseLayer* layer : layers()) bytes += DenseLayer::packed_bytes(layer->outputs, layer->inputs);
+  packed = Buffer<int8_t>(bytes);
+  int8_t* to = packed.data();
+  bool ok = true;
+  auto pack = [&](DenseLayer& layer) {
+    ok = ok && layer.pack_int8(to);
+    to += DenseLayer::packed_bytes(layer.outputs, layer.inputs);
+  };
+  for (DecoderBlock& b : blocks) {
+    for (DenseLayer* layer : {&b.qkv, &b.out, &b.up, &b.down}) pack(*layer);
   }
-  return elements * (head.weight != nullptr ? 4 : 1);
+  pack(head);
+  return ok;
+}
+
+// Weights that lie side by side are one range: a large page may hold the end of one and the beginning of the next.
+bool Decoder::settle_weights() const {
+  struct Range {
+    const char *begin, *end;
+  };
+  std::vector<Range> ranges;
+  for (const DenseLayer* layer : layers()) {
+    const auto* begin = reinterpret_cast<const char*>(layer->weight);
+    ranges.push_back({begin, begin + layer->outputs * layer->inputs * 4});
+  }
+  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  constexpr int64_t kNear = 64 << 10;  // biases and norms lie between
+  bool all = true;
+  for (std::size_t i = 0; i < ranges.size();) {
+    Range range = ranges[i++];
+    while (i < ranges.size() && ranges[i].begin - range.end < kNear) range.end = std::max(range.end, ranges[i++].end);
+    all = settle_on_large_pages(range.begin, range.end - range.begin) && all;
+  }
+  return all;
+}
+
+void Decoder::settle() {
+  quantized_ = fingerprint();
+  if (weight_bytes() <= cache_sizes().l3) return;
+  large_pages_ = head.packed == nullptr ? settle_weights() : settle_on_large_pages(packed.data(), packed.size());
+}
+
+uint64_t Decoder::fingerprint() const {
+  if (head.packed == nullptr) return 0;
+  uint64_t all = 1;
+  for (const DenseLayer* layer : layers()) {
+    all = all * 31 + active_int8_ops().fingerprint(layer->weight, layer->outputs * layer->inputs);
+  }
+  return all;
+}
+
+int64_t Decoder::weight_bytes() const {
+  int64_t elements = 0;
+  for (const DenseLayer* layer : layers()) elements += layer->outputs * layer->inputs;
+  return elements * (head.packed == nullptr ? 4 : 1);
 }
 
 bool Decoder::products() const {
   Workspace w(*this, 1, 1, 1);
   Buffer<float> logits(head.outputs);
-  const bool stream = weight_bytes() > cache_sizes().l3;
+  const Reading reading = this->reading();
   for (Buffer<float>* input : {&w.h, &w.mixed, &w.hidden}) std::fill(input->data(), input->data() + input->size(), 1.0f);
   auto apply = [&](const DenseLayer& layer, const Buffer<float>& from, Buffer<float>& to) {
-    return layer.apply(from.data(), 1, to.data(), nullptr, Activation::none, w.bytes.data(), w.row_scales.data(), stream);
+    return layer.apply(from.data(), 1, to.data(), nullptr, Activation::none, w.bytes.data(), w.row_scales.data(), reading);
   };
   bool ok = true;
   for (const DecoderBlock& b : blocks) {
@@ -186,25 +248,25 @@ bool Decoder::run(const Row* rows, int64_t count, DecoderCache& cache, const int
   }
   uint8_t* bytes = w.bytes.data();
   float* scales = w.row_scales.data();
-  const bool stream = weight_bytes() > cache_sizes().l3;
+  const Reading reading = this->reading();
   bool ok = true;
   for (std::size_t layer = 0; layer < blocks.size() && ok; ++layer) {
     const DecoderBlock& b = blocks[layer];
     normalize(b.norm1, x, count, width, eps, w);
-    ok = ok && b.qkv.apply(w.h.data(), count, w.qkv.data(), nullptr, Activation::none, bytes, scales, stream);
+    ok = ok && b.qkv.apply(w.h.data(), count, w.qkv.data(), nullptr, Activation::none, bytes, scales, reading);
     attend_rows(*this, rows, count, cache, static_cast<int64_t>(layer), tasks, longest, w);
-    ok = ok && b.out.apply(w.mixed.data(), count, w.h.data(), x, Activation::none, bytes, scales, stream);
+    ok = ok && b.out.apply(w.mixed.data(), count, w.h.data(), x, Activation::none, bytes, scales, reading);
     std::swap(w.x, w.h);
     x = w.x.data();
     normalize(b.norm2, x, count, width, eps, w);
-    ok = ok && b.up.apply(w.h.data(), count, w.hidden.data(), nullptr, activation, bytes, scales, stream);
-    ok = ok && b.down.apply(w.hidden.data(), count, w.h.data(), x, Activation::none, bytes, scales, stream);
+    ok = ok && b.up.apply(w.h.data(), count, w.hidden.data(), nullptr, activation, bytes, scales, reading);
+    ok = ok && b.down.apply(w.hidden.data(), count, w.h.data(), x, Activation::none, bytes, scales, reading);
     std::swap(w.x, w.h);
     x = w.x.data();
   }
   for (int64_t i = 0; i < wanted_count; ++i) std::memcpy(w.mixed.data() + i * width, x + wanted[i] * width, width * 4);
   normalize(norm, w.mixed.data(), wanted_count, width, eps, w);
-  return ok && head.apply(w.h.data(), wanted_count, logits, nullptr, Activation::none, bytes, scales, stream);
+  return ok && head.apply(w.h.data(), wanted_count, logits, nullptr, Activation::none, bytes, scales, reading);
 }
 
 }  // namespace tw

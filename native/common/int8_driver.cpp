@@ -1,5 +1,6 @@
 // What does not depend on the instruction set: the packed layout of integer weights, and the split over threads.
 #include <algorithm>
+#include <cstring>
 
 #include "common/thread_pool.h"
 #include "kernels/int8.h"
@@ -17,7 +18,10 @@ void pack_int8_weights(const int8_t* weights, int columns, int taps, int channel
     for (int t = 0; t < taps; ++t) {
       int8_t* to = packed + (panel + static_cast<int64_t>(t) * groups_per_tap) * step + column % kInt8Panel * kInt8Group;
       const int8_t* from = weights + column * column_step + t * tap_step;
-      for (int c = 0; c < channels; ++c) {
+      const int whole = channel_step == 1 ? channels / kInt8Group * kInt8Group : 0;
+      for (int c = 0; c < whole; c += kInt8Group) std::memcpy(to + c / kInt8Group * step, from + c, kInt8Group);
+      for (int c = 0; c < whole; ++c) sum += from[c];
+      for (int c = whole; c < channels; ++c) {
         const int8_t w = from[c * channel_step];
         to[c / kInt8Group * step + c % kInt8Group] = w;
         sum += w;

@@ -29,7 +29,8 @@ struct Gemm {
   float* c = nullptr;
   int64_t c_row = 0;
   Epilogue epilogue;
-  bool stream_b = false;  // B is one of many matrices that are read in turn, in large pages: no cache will hold it
+  bool stream_b = false;  // B is one of many matrices that are read in turn: no cache will hold it
+  bool large_pages_b = true;
 };
 
 // How the loops are cut. mr x nr is the register tile; mc, kc, nc the cache blocks (blocks of one matrix are balanced:

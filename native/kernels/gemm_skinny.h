@@ -244,7 +244,7 @@ inline void dots_tiled(const Gemm& g, bool from_memory) {
   const float* const long_side = tall ? g.a : g.b;
   const float* const short_side = tall ? g.b : g.a;
   if (inner == 1 && g.k <= kFewTerms) return kFewDots[g.k - 1](long_side, outer_row, short_side, outer, g.c, tall ? g.c_row : 1);
-  if (g.stream_b && g.m == 1 && g.k <= kStreamedRow) return dots_streamed(g);
+  if (g.stream_b && g.large_pages_b && g.m == 1 && g.k <= kStreamedRow) return dots_streamed(g);
   const int most = kDotOuter[share(inner, kDotInner)];
   for (int64_t o = 0; o < outer;) {
     const int so = outer - o >= 2 * most ? most : share(outer - o, most);

@@ -74,6 +74,48 @@ float quantize_row(const float* x, int64_t n, int64_t padded, uint8_t* q) {
   return top / 127.0f;
 }
 
+bool quantize_weights(const float* x, int64_t n, int8_t* q, float* scale) {
+  vf most = {}, strange = {};  // x - x is 0, or NaN
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const vf v = n - i < kLanes ? load_first(x + i, static_cast<int>(n - i)) : load(x + i);
+    most = vmax(select(v < splat(0.0f), -v, v), most);
+    strange += v - v;
+  }
+  if (sum_lanes(strange) != 0.0f) return false;
+  const float top = max_lanes(most), smallest = 1.9721523e-31f;  // 2^-102: a quotient by it is a normal number
+  const float wanted = static_cast<float>(static_cast<double>(top) / 127.0);
+  const float s = top > 0.0f ? (wanted > smallest ? wanted : smallest) : 1.0f;
+  for (int64_t i = 0; i < n; ++i) q[i] = static_cast<int8_t>(static_cast<int32_t>(round_even(x[i] / s)));
+  *scale = s;
+  return true;
+}
+
+// Each lane of each chain is a number that an odd factor carries on without loss, so one changed float always shows.
+uint64_t fingerprint(const float* x, int64_t n) {
+  typedef uint32_t vu __attribute__((vector_size(kLanes * 4)));
+  constexpr int kChains = 8;
+  vu chain[kChains] = {};
+  int64_t i = 0;
+  for (; i + kChains * kLanes <= n; i += kChains * kLanes) {
+#pragma GCC unroll 8
+    for (int c = 0; c < kChains; ++c) {
+      vu v;
+      std::memcpy(&v, x + i + c * kLanes, sizeof(v));
+      chain[c] = (chain[c] + v) * 0x9e3779b1u;
+    }
+  }
+  uint64_t all = static_cast<uint64_t>(n);
+  for (int c = 0; c < kChains; ++c) {
+    for (int lane = 0; lane < kLanes; ++lane) all = (all + chain[c][lane]) * 0x9e3779b97f4a7c15u;
+  }
+  for (; i < n; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, x + i, sizeof(bits));
+    all = (all + bits) * 0x9e3779b97f4a7c15u;
+  }
+  return all;
+}
+
 void dequantize_image(const uint8_t* x, const BytePlane& plane, int64_t channels, float scale, int zero, float* to) {
   for (int64_t c = 0; c < channels; ++c) {
     for (int64_t y = 0; y < plane.height; ++y) {
@@ -191,7 +233,8 @@ void global_pool(const uint8_t* x, const BytePlane& in, int64_t channels, float 
 
 }  // namespace
 
-const Int8OpsKernels int8_ops = {quantize_image, quantize, quantize_row, dequantize_image, max_pool, avg_pool, global_pool};
+const Int8OpsKernels int8_ops = {quantize_image, quantize, quantize_row, quantize_weights, fingerprint, dequantize_image,
+                                 max_pool, avg_pool, global_pool};
 
 }  // namespace TW_ISA
 }  // namespace tw

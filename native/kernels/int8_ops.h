@@ -26,6 +26,10 @@ struct Int8OpsKernels {
   void (*quantize)(const float* x, int64_t n, float inverse_scale, int zero, uint8_t* to);
   // q = round(x / scale) + 128 with scale = max|x| / 127, padded with 128 to `padded` bytes; returns the scale.
   float (*quantize_row)(const float* x, int64_t n, int64_t padded, uint8_t* q);
+  // q = round(x / scale), n weights of one output, with scale = max|x| / 127; false when one is NaN or infinite.
+  bool (*quantize_weights)(const float* x, int64_t n, int8_t* q, float* scale);
+  // A number that changes when one of n floats does, and hardly ever stays when several do.
+  uint64_t (*fingerprint)(const float* x, int64_t n);
   // The inside of an image to (channels, height, width) floats.
   void (*dequantize_image)(const uint8_t* x, const BytePlane& plane, int64_t channels, float scale, int zero, float* to);
   // Pixels outside are left out of the maximum.

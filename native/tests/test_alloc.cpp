@@ -28,6 +28,16 @@ TW_TEST(a_kept_workspace_grows_only_when_it_must) {
   TW_CHECK(kept.size() == 128 && tw::memory_in_use() - before == 512);
 }
 
+TW_TEST(settling_on_large_pages_keeps_what_is_there) {
+  tw::Buffer<char> block(9000000);
+  for (std::size_t i = 0; i < block.size(); ++i) block[i] = static_cast<char>(i % 251);
+  tw::settle_on_large_pages(block.data() + 12345, block.size() - 12345);  // granted or not
+  bool same = true;
+  for (std::size_t i = 0; i < block.size(); ++i) same = same && block[i] == static_cast<char>(i % 251);
+  TW_CHECK(same);
+  TW_CHECK(!tw::settle_on_large_pages(block.data() + 1, 100));
+}
+
 TW_TEST(a_large_block_starts_on_a_large_page_and_is_counted_like_any_other) {
   const int64_t before = tw::memory_in_use();
   {

@@ -1,4 +1,5 @@
 // Integer products against plain loops, on buffers with no byte to spare: the sanitizers see any read or write outside.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <random>
@@ -126,6 +127,38 @@ TW_TEST(a_plan_gives_an_image_the_same_numbers_in_every_batch) {
     plan.run(*schedule, 1, {in.data() + i * 3 * h * w}, {one.data(), one_skip.data()});
     for (int j = 0; j < 5; ++j) TW_CHECK(one[j] == whole[i * 5 + j]);
     for (int64_t j = 0; j < 21 * h * w; ++j) TW_CHECK(one_skip[j] == skip[i * 21 * h * w + j]);
+  }
+}
+
+TW_TEST(weights_are_quantized_by_their_largest_and_strange_ones_refused) {
+  for (int64_t n : {1, 3, 16, 35, 300}) {
+    std::vector<float> w(n);
+    for (float& v : w) v = static_cast<float>(rng() % 2001) / 1000.0f - 1.0f;
+    w[n / 2] = -1.5f;
+    std::vector<int8_t> q(n);
+    float scale = 0.0f;
+    TW_CHECK(tw::active_int8_ops().quantize_weights(w.data(), n, q.data(), &scale));
+    TW_CHECK(scale == static_cast<float>(1.5 / 127.0) && q[n / 2] == -127);
+    for (int64_t i = 0; i < n; ++i) TW_CHECK(q[i] == static_cast<int8_t>(std::nearbyint(w[i] / scale)));
+    w[n - 1] = -INFINITY;
+    TW_CHECK(!tw::active_int8_ops().quantize_weights(w.data(), n, q.data(), &scale));
+    w[n - 1] = NAN;
+    TW_CHECK(!tw::active_int8_ops().quantize_weights(w.data(), n, q.data(), &scale));
+    std::fill(w.begin(), w.end(), 0.0f);
+    TW_CHECK(tw::active_int8_ops().quantize_weights(w.data(), n, q.data(), &scale) && scale == 1.0f && q[0] == 0);
+  }
+}
+
+TW_TEST(a_fingerprint_shows_any_changed_float) {
+  for (int64_t n : {1, 17, 127, 129, 400}) {
+    std::vector<float> x(n, 0.25f);
+    const uint64_t before = tw::active_int8_ops().fingerprint(x.data(), n);
+    for (int64_t i = 0; i < n; ++i) {
+      x[i] = 0.25000003f;
+      TW_CHECK(tw::active_int8_ops().fingerprint(x.data(), n) != before);
+      x[i] = 0.25f;
+    }
+    TW_CHECK(tw::active_int8_ops().fingerprint(x.data(), n) == before);
   }
 }
 

@@ -155,11 +155,12 @@ def test_something_else_than_a_gpt_is_refused() -> None:
 def test_generating_again_and_again_keeps_no_memory() -> None:
     if native is None:
         pytest.skip("the compiled kernels are not built")
-    list(generate(SMALL, [1], 2))
-    before = native.memory_in_use()
-    for _ in range(50):
-        list(generate(SMALL, [1], 2))
-    assert native.memory_in_use() == before
+    for weights in ("float32", "int8"):
+        list(generate(SMALL, [1], 2, weights=weights))
+        before = native.memory_in_use()
+        for _ in range(1000):
+            list(generate(SMALL, [1], 2, weights=weights))
+        assert native.memory_in_use() == before
 
 
 class TorchGPT2(torch.nn.Module):

@@ -2,12 +2,12 @@
 
 Both take the same flat list of rows (token, sequence, position), so prompts of different lengths are prefilled together
 without padding. The native decoder does a whole model in one call and reads float32 weights where they lie; int8
-weights are copies, a quarter of the size.
+weights are copies, a quarter of the size. What it prepares (int8 copies, large pages) is kept with the model.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,6 @@ from tilewise._extension import native
 from tilewise.errors import ConfigurationError
 from tilewise.generate.cache import KVCache
 from tilewise.nn import GPT
-from tilewise.quantize.parameters import INT8Quantizer
 from tilewise.tensor import no_grad
 
 Array = npt.NDArray[Any]
@@ -43,12 +42,16 @@ def new_cache(model: GPT, batch: int, length: int | None = None, dtype: str = "f
 
 
 def make_engine(model: GPT, weights: str = "float32") -> Engine:
-    """The fastest engine for this model: native where the extension is built and the weights are float32 arrays."""
+    """The fastest engine for this model: native where the extension is built and the weights are float32 arrays.
+
+    A native engine stays with its model, so the next call has it at once; it is made anew when a parameter was replaced
+    or, behind int8 copies, changed.
+    """
     if weights not in ("float32", "int8"):
         raise ConfigurationError(f'weights must be "float32" or "int8", not {weights!r}')
-    plain = all(p.data.dtype == np.float32 and p.data.flags.c_contiguous for p in model.parameters())
-    if native is not None and plain:
-        return NativeEngine(model, weights)
+    parameters = [p.data for p in model.parameters()]
+    if native is not None and all(p.dtype == np.float32 and p.flags.c_contiguous for p in parameters):
+        return _kept_engines(model).get(model, weights, parameters)
     if weights == "int8":
         raise ConfigurationError("int8 weights need the compiled kernels and a float32 model")
     return ModelEngine(model)
@@ -59,20 +62,27 @@ class NativeEngine:
 
     def __init__(self, model: GPT, weights: str = "float32") -> None:
         assert native is not None
-        self._decoder = native.Decoder(
-            model.token_embedding.weight.data,
-            model.position_embedding.weight.data,
-            [_block_arrays(block, weights) for block in model.blocks],
-            [model.norm.weight.data, model.norm.bias.data, _weight(model.head.weight.data, weights)],
-            model.heads,
-            model.norm.eps,
-            model.approximate == "tanh",
-        )
+        self.settings = _settings(model)
+        try:
+            self._decoder = native.Decoder(
+                model.token_embedding.weight.data,
+                model.position_embedding.weight.data,
+                [_block_arrays(block) for block in model.blocks],
+                [model.norm.weight.data, model.norm.bias.data, model.head.weight.data],
+                *self.settings,
+                weights == "int8",
+            )
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from None
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of the matrices that every token reads."""
         return int(self._decoder.weight_bytes)
+
+    def fresh(self) -> bool:
+        """Whether int8 copies are still those of the weights; that costs reading these once."""
+        return bool(self._decoder.fresh())
 
     def products(self) -> None:
         """The matrix products of one token and nothing else: what reading the weights once is compared with."""
@@ -84,23 +94,42 @@ class NativeEngine:
         return logits
 
 
-def _weight(array: Array, weights: str) -> Any:
-    if weights != "int8":
-        return array
-    quantized = INT8Quantizer().quantize_weights(array)
-    return quantized.q, quantized.scale
+def _settings(model: GPT) -> tuple[int, float, bool]:
+    return model.heads, model.norm.eps, model.approximate == "tanh"
 
 
-def _block_arrays(block: Any, weights: str) -> list[Any]:
+def _block_arrays(block: Any) -> list[Array]:
     attention = block.self_attn
-    return [
-        *(block.norm1.weight.data, block.norm1.bias.data),
-        *(_weight(attention.in_proj_weight.data, weights), attention.in_proj_bias.data),
-        *(_weight(attention.out_proj.weight.data, weights), attention.out_proj.bias.data),
-        *(block.norm2.weight.data, block.norm2.bias.data),
-        *(_weight(block.linear1.weight.data, weights), block.linear1.bias.data),
-        *(_weight(block.linear2.weight.data, weights), block.linear2.bias.data),
-    ]
+    layers = (block.norm1, attention.out_proj, block.norm2, block.linear1, block.linear2)
+    norm1, out, norm2, up, down = ([layer.weight.data, layer.bias.data] for layer in layers)
+    return [*norm1, attention.in_proj_weight.data, attention.in_proj_bias.data, *out, *norm2, *up, *down]
+
+
+class KeptEngines:
+    """The native engines of one model, an attribute of it. A copy of the model starts without any."""
+
+    def __init__(self) -> None:
+        self._engines: dict[str, tuple[NativeEngine, list[Array]]] = {}
+
+    def __reduce__(self) -> tuple[type[KeptEngines], tuple[()]]:
+        return KeptEngines, ()
+
+    def get(self, model: GPT, weights: str, parameters: list[Array]) -> NativeEngine:
+        kept = self._engines.get(weights)
+        if kept is not None and self._fits(*kept, model, parameters):
+            return kept[0]
+        self._engines.pop(weights, None)  # before the new one is made: two would take twice the memory
+        kept = self._engines[weights] = (NativeEngine(model, weights), parameters)
+        return kept[0]
+
+    @staticmethod
+    def _fits(engine: NativeEngine, arrays: list[Array], model: GPT, parameters: list[Array]) -> bool:
+        same = len(arrays) == len(parameters) and all(a is b for a, b in zip(arrays, parameters, strict=True))
+        return same and engine.settings == _settings(model) and engine.fresh()
+
+
+def _kept_engines(model: GPT) -> KeptEngines:
+    return cast(KeptEngines, vars(model).setdefault("_engines", KeptEngines()))
 
 
 class ModelEngine:
