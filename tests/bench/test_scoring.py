@@ -320,8 +320,16 @@ def test_a_baseline_that_was_slowed_down_is_noticed(mlp_recipe: dict[str, Any], 
     with pytest.raises(Rejected, match="not tilewise's own") as raised:
         integrity.check_numpy_backend(plain.backend)
     assert raised.value.code == "slowed baseline"
+
+    class Slowed(Runner):
+        def call(self, inputs: Any) -> Any:
+            time.sleep(0.005)
+            return super().call(inputs)
+
+    slowed = Slowed(MLP, plain.model, baseline(MLP).backend)
     with pytest.raises(Rejected, match="something slows it down"):
-        integrity.check_baseline_speed(MLP, baseline(MLP), seconds_per_call=1.0)
+        integrity.check_baseline_speed(MLP, slowed, MLP.public_inputs()[:32])
+    assert integrity.check_baseline_speed(MLP, baseline(MLP), MLP.public_inputs()[:32]) > 1
 
 
 def test_a_tile_is_used_where_the_recipe_names_it() -> None:
