@@ -18,7 +18,7 @@ import numpy as np
 import tilewise
 from tilewise._extension import native
 from tilewise.bench.build import build_stages
-from tilewise.bench.errors import Rejected, TooNoisy
+from tilewise.bench.errors import Rejected
 from tilewise.bench.events import TinyMLPerf
 from tilewise.bench.integrity import ClockWatch, check_baseline_speed, check_numpy_backend
 from tilewise.bench.measure import Settings, Speedup, Together, measure_together, weigh
@@ -89,7 +89,8 @@ def score_recipe(recipe: Recipe, settings: Settings | None = None) -> Score:
     clock.check()
     check_same_model(seals, (first.fingerprint(), last.fingerprint()))
     check_timed_answers(together, last, first, names[-1])
-    anchor = _checked_baseline(recipe, first, together)
+    loaded = any(reason.startswith("load") for reason in together.comparison.reasons)
+    anchor = check_baseline_speed(recipe.event, first, together.inputs[0], loaded)
     together.check_noise(names[-1], settings.widest_interval)
     return _score(recipe, stages, names, together, validation, anchor)
 
@@ -112,17 +113,6 @@ def score_tiles(recipe: Recipe, truth: str | None) -> Score:
     return Score(
         recipe.event.name, share, 1.0, 1.0, 1.0, (share, share), figures, [], validation.as_dict(), machine_facts()
     )
-
-
-def _checked_baseline(recipe: Recipe, plain: Runner, together: Together) -> float:
-    """The baseline's distance to its arithmetic; on a machine under load a large one proves nothing."""
-    try:
-        return check_baseline_speed(recipe.event, plain, together.inputs[0])
-    except Rejected as error:
-        loads = [reason for reason in together.comparison.reasons if reason.startswith("load")]
-        if loads:
-            raise TooNoisy(f"not scored: {error}, or the machine is too busy to tell ({loads[0]})") from None
-        raise
 
 
 def check_same_model(before: tuple[str, str], after: tuple[str, str]) -> None:
