@@ -12,6 +12,27 @@
 namespace tw {
 namespace {
 
+constexpr int64_t kWorthReleasing = 100000;  // multiply-adds
+
+// x (..., columns) to (..., rows) by `product(in, batch, out)`. None where x is not what the kernels take.
+template <class Matrix, class Product>
+nb::object rows_times(const Matrix& matrix, nb::handle x, Product product) {
+  PyArrayObject* in = as_float_array(x.ptr());
+  if (in == nullptr) return nb::none();
+  const int ndim = PyArray_NDIM(in);
+  if (ndim < 1 || PyArray_DIM(in, ndim - 1) != matrix.columns()) return nb::none();
+  npy_intp shape[NPY_MAXDIMS];
+  int64_t batch = 1;
+  for (int i = 0; i + 1 < ndim; ++i) batch *= shape[i] = PyArray_DIM(in, i);
+  shape[ndim - 1] = matrix.rows();
+  PyArrayObject* out = new_float_array(ndim, shape);
+  if (out == nullptr) throw nb::python_error();
+  nb::object result = nb::steal(reinterpret_cast<PyObject*>(out));
+  GilRelease release(matrix.nonzeros() * batch > kWorthReleasing);
+  product(floats(in), batch, floats(out));
+  return result;
+}
+
 // The weights of one layer; the product is called with nothing but the activations, so that a call costs little.
 class SparseWeights {
  public:
@@ -27,20 +48,9 @@ class SparseWeights {
 
   // x (..., columns) to (..., rows). None where x is not what the kernels take, so that the caller converts it.
   nb::object multiply(nb::handle x, bool relu) const {
-    PyArrayObject* in = as_float_array(x.ptr());
-    if (in == nullptr) return nb::none();
-    const int ndim = PyArray_NDIM(in);
-    if (ndim < 1 || PyArray_DIM(in, ndim - 1) != matrix_.columns()) return nb::none();
-    npy_intp shape[NPY_MAXDIMS];
-    int64_t batch = 1;
-    for (int i = 0; i + 1 < ndim; ++i) batch *= shape[i] = PyArray_DIM(in, i);
-    shape[ndim - 1] = matrix_.rows();
-    PyArrayObject* out = new_float_array(ndim, shape);
-    if (out == nullptr) throw nb::python_error();
-    nb::object result = nb::steal(reinterpret_cast<PyObject*>(out));
-    GilRelease release(matrix_.nonzeros() * batch > kWorthReleasing);
-    matrix_.times_rows(floats(in), batch, floats(out), epilogue(relu));
-    return result;
+    return rows_times(matrix_, x, [&](const float* in, int64_t batch, float* out) {
+      matrix_.times_rows(in, batch, out, epilogue(relu));
+    });
   }
 
   // x (N, C, H, W) to (N, rows, H', W'), the weights being (rows, C * kernel height * kernel width). None where x is not
@@ -88,7 +98,6 @@ class SparseWeights {
   int64_t nonzeros() const { return matrix_.nonzeros(); }
 
  private:
-  static constexpr int64_t kWorthReleasing = 100000;  // multiply-adds
 
   static PackedSparse packed(nb::handle dense) {
     PyArrayObject* array = as_float_array(dense.ptr());
@@ -141,20 +150,9 @@ class SparseInt8Weights {
 
   // float32 (..., columns) to float32 (..., rows). None where x is not what the kernels take.
   nb::object multiply(nb::handle x, bool relu) const {
-    PyArrayObject* in = as_float_array(x.ptr());
-    if (in == nullptr) return nb::none();
-    const int ndim = PyArray_NDIM(in);
-    if (ndim < 1 || PyArray_DIM(in, ndim - 1) != matrix_.columns()) return nb::none();
-    npy_intp shape[NPY_MAXDIMS];
-    int64_t batch = 1;
-    for (int i = 0; i + 1 < ndim; ++i) batch *= shape[i] = PyArray_DIM(in, i);
-    shape[ndim - 1] = matrix_.rows();
-    PyArrayObject* out = new_float_array(ndim, shape);
-    if (out == nullptr) throw nb::python_error();
-    nb::object result = nb::steal(reinterpret_cast<PyObject*>(out));
-    GilRelease release(matrix_.nonzeros() * batch > 100000);
-    matrix_.linear(floats(in), batch, scale_.data(), bias_.data(), relu, floats(out));
-    return result;
+    return rows_times(matrix_, x, [&](const float* in, int64_t batch, float* out) {
+      matrix_.linear(in, batch, scale_.data(), bias_.data(), relu, out);
+    });
   }
 
   nb::object to_dense() const {

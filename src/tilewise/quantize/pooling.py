@@ -20,13 +20,17 @@ Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class MaxPool:
-    """The largest byte of each window: the largest number, since the scale is the same."""
+class Pool:
+    """What both kinds of pooling know."""
 
     kernel: Pair
     stride: Pair
     padding: Pair
     out_border: int = 0
+
+
+class MaxPool(Pool):
+    """The largest byte of each window: the largest number, since the scale is the same."""
 
     def __call__(self, x: QuantizedArray) -> QuantizedArray:
         if native is None:
@@ -38,14 +42,8 @@ class MaxPool:
         return int(plan.max_pool(inputs[0], self.kernel, self.stride, self.padding, self.out_border))
 
 
-@dataclass(frozen=True)
-class AvgPool:
+class AvgPool(Pool):
     """The mean of each window, padding counted as zeros, rounded to the input's own steps."""
-
-    kernel: Pair
-    stride: Pair
-    padding: Pair
-    out_border: int = 0
 
     def __call__(self, x: QuantizedArray) -> QuantizedArray:
         if native is None:
@@ -58,13 +56,13 @@ class AvgPool:
         return int(plan.avg_pool(inputs[0], self.kernel, self.stride, self.padding, self.out_border))
 
 
-def _pooled(kernel: Any, x: QuantizedArray, pool: MaxPool | AvgPool) -> QuantizedArray:
+def _pooled(kernel: Any, x: QuantizedArray, pool: Pool) -> QuantizedArray:
     zero = x.parameters.zero_point
     data = kernel(x.data, x.border, pool.kernel, pool.stride, pool.padding, pool.out_border, zero)
     return QuantizedArray(data, x.parameters, x.channels, pool.out_border)
 
 
-def _windows(x: QuantizedArray, pool: MaxPool | AvgPool, fill: int) -> Array:
+def _windows(x: QuantizedArray, pool: Pool, fill: int) -> Array:
     (ph, pw), inside = pool.padding, x.inside()
     inside = np.pad(inside, ((0, 0), (ph, ph), (pw, pw), (0, 0)), constant_values=fill)
     windows = np.lib.stride_tricks.sliding_window_view(inside, pool.kernel, (1, 2))  # (N, H, W, C, kh, kw)
