@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from time import perf_counter_ns as now
+from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -22,6 +22,7 @@ from numpy import ndarray
 
 from tilewise._extension import native
 
+now = perf_counter_ns
 Arrays = list[Any]  # shape, dtype, shape, dtype, ... of each array
 
 

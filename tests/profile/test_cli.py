@@ -92,8 +92,29 @@ def test_profile_of_a_script(run, tmp_path):
         "Tensor([[1.0, 2.0]]).exp()\nsys.exit(3)\n"
     )
     result = run("profile", "--script", script, "--arg", "a", "--arg", "b")
-    assert result.exit_code == 0
+    assert result.exit_code == 3
     assert "exp" in result.stdout and "exit code 3" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        ("", 0),
+        ("sys.exit()", 0),
+        ("sys.exit(0)", 0),
+        ("sys.exit(7)", 7),
+        ("sys.exit('no data')", 1),
+        ("sys.exit(-1)", 255),
+    ],
+)
+def test_the_exit_code_is_the_scripts_and_the_report_is_whole(run, tmp_path, ending, code):
+    script = tmp_path / "mine.py"
+    script.write_text(f"import sys\nfrom tilewise import Tensor\nTensor([[1.0, 2.0]]).exp()\n{ending}\n")
+    result = run("profile", "--script", script, "--json", "--trace", tmp_path / "t.json")
+    assert result.exit_code == code
+    data = json.loads(result.stdout)
+    assert data["exit_code"] == code and "exp" in data["by_op"] and (tmp_path / "t.json").exists()
+    assert ("no data" in data["note"]) == ("no data" in ending)
 
 
 @pytest.mark.parametrize(

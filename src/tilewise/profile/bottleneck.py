@@ -95,12 +95,14 @@ def _deal_out(results: ProfileResults) -> _Ledger:
             ledger.add(BACKEND, unit.seconds, unit.layer, unit.name)
         else:
             _deal_unit(unit, ledger, results.machine.fresh_memory)
+    # What a layer takes itself, it fills with something it has to read: copies are the usual case.
+    per_byte = 1 / results.machine.fresh_memory + 1 / results.machine.memory_bandwidth(results.threads)
     for row in results.by_layer.values():
         own = row.own_seconds - row.interrupted_seconds
-        taking = min(own, _excess(row.own_allocated, 0) / results.machine.fresh_memory)
+        taking = min(own, _excess(row.own_allocated, 0) * per_byte)
         ledger.add(ALLOCATION, taking, row.name)
         ledger.add(PYTHON, own - taking, row.name)
-    ledger.add(PYTHON, results.outside_seconds, _OUTSIDE)
+    ledger.add(PYTHON, results.outside_seconds - results.outside_interrupted_seconds, _OUTSIDE)
     return ledger
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from pathlib import Path
 from typing import Any, Self
 
@@ -65,7 +64,7 @@ class ProfilerContext:
         self._memory = memory
         self._entered: list[int] = []
         self._seconds = 0.0
-        self._first_ns = 0
+        self._starts_ns: list[int] = []  # of every time it was entered
         self._threads = 1
         self._results: tuple[int, float, ProfileResults] | None = None
 
@@ -83,14 +82,13 @@ class ProfilerContext:
         self._threads = get_num_threads()
         if self._memory:
             _LargeBlocks.acquire()
-        now = time.perf_counter_ns()
-        self._entered.append(now)
-        self._first_ns = self._first_ns or now
+        self._entered.append(_events.now())
+        self._starts_ns.append(self._entered[-1])
         _events.recorders.attach(self)
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        self._seconds += (time.perf_counter_ns() - self._entered.pop()) * NANO
+        self._seconds += (_events.now() - self._entered.pop()) * NANO
         _events.recorders.detach(self)
         if self._memory:
             _LargeBlocks.release()
@@ -104,7 +102,7 @@ class ProfilerContext:
         key = (len(self.records), self._seconds)
         if self._results is None or self._results[:2] != key:
             figures = self._machine or kept_machine()
-            self._results = (*key, build(self.events, self._seconds, figures, self._threads))
+            self._results = (*key, build(self.events, self._seconds, figures, self._threads, self._starts_ns))
         return self._results[2]
 
     def report(self, rows: int = 15) -> str:
@@ -119,7 +117,7 @@ class ProfilerContext:
         """A Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open."""
         from tilewise.profile.trace import chrome_trace
 
-        return self._write(path, json.dumps(chrome_trace(self.events, self._first_ns)))
+        return self._write(path, json.dumps(chrome_trace(self.events, self._starts_ns[0] if self._starts_ns else 0)))
 
     def export_json(self, path: str | Path) -> Path:
         """The results as JSON."""

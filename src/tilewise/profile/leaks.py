@@ -2,17 +2,21 @@
 
 After each call garbage is collected and the bytes still held are read. Caches fill and tables double, so the first
 calls are thrown away, growth must go on in every part of the rest, and a suspicion is followed by many more calls
-before it becomes an alarm. Growth below `_SMALLEST` bytes a call is not called a leak.
+before it becomes an alarm. Growth below `_SMALLEST` bytes a call is not called a leak. A leak is reported at the line
+of the caller's own code that led to it, not inside the libraries it called.
 """
 
 from __future__ import annotations
 
 import gc
+import os
+import sysconfig
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +28,10 @@ from tilewise.profile.units import bytes_
 _SMALLEST = 64.0
 _WARMUP = 8
 _FIRST_LOOK = 24
-_SECOND_LOOK = 150  # longer than the 128 entries of a default lru_cache
+_LONGER_LOOKS = (150, 700)  # past the 128 entries of a default lru_cache, then past the 512 of re's
+_MOST_GROWTH = 256 << 20  # a look must not itself fill the machine
 _PARTS = 4
+_FRAMES = 16
 
 
 @dataclass(frozen=True)
@@ -64,16 +70,21 @@ def find_leak(func: Callable[[], Any], seconds: float = 10.0) -> LeakReport:
     deadline = time.perf_counter() + seconds
     with _quick_collections(), watching() as watch:
         _held_after_calls(func, watch, _WARMUP, deadline)
-        first = _held_after_calls(func, watch, _FIRST_LOOK, deadline)
-        growth = steady_growth(first)
-        calls = _WARMUP + len(first)
-        if growth and time.perf_counter() < deadline:
-            longer = _held_after_calls(func, watch, _SECOND_LOOK, deadline)
+        held = _held_after_calls(func, watch, _FIRST_LOOK, deadline)
+        calls = _WARMUP + len(held)
+        enough = len(held) >= 2 * _PARTS
+        growth = _rise_per_call(held) if enough else 0.0  # tables that grow in jumps need a longer look
+        for look in _LONGER_LOOKS:
+            if growth < _SMALLEST or time.perf_counter() >= deadline:
+                break
+            longer = _held_after_calls(func, watch, min(look, int(_MOST_GROWTH / growth) + _FIRST_LOOK), deadline)
             calls += len(longer)
             if len(longer) >= _FIRST_LOOK:
-                growth = steady_growth(longer)
+                held = longer
+            growth = steady_growth(held)
+        growth = steady_growth(held)
     if not growth:
-        return LeakReport(False, 0.0, calls, enough_calls=len(first) >= 2 * _PARTS)
+        return LeakReport(False, 0.0, calls, enough_calls=enough)
     return LeakReport(True, growth, calls, sites=_growing_sites(func, deadline))
 
 
@@ -81,13 +92,21 @@ def steady_growth(held: Floats) -> float:
     """Bytes a call if the held bytes keep rising through every part of the series, else 0."""
     if len(held) < 2 * _PARTS:
         return 0.0
-    parts = np.array_split(held, _PARTS)
-    rises = np.diff([np.median(part) for part in parts])
-    size = len(held) / _PARTS
-    slope = float(np.median(rises) / size)
-    if slope < _SMALLEST or np.any(rises < 0.25 * np.median(rises)):
+    medians = _medians(held)
+    rises = np.diff(medians)
+    typical = float(np.median(rises))
+    if typical < _SMALLEST * len(held) / _PARTS or np.any(rises < 0.25 * typical):
         return 0.0
-    return float((np.median(parts[-1]) - np.median(parts[0])) / (size * (_PARTS - 1)))
+    return _rise_per_call(held)
+
+
+def _rise_per_call(held: Floats) -> float:
+    medians = _medians(held)
+    return float((medians[-1] - medians[0]) / (len(held) / _PARTS * (_PARTS - 1)))
+
+
+def _medians(held: Floats) -> Floats:
+    return np.array([np.median(part) for part in np.array_split(held, _PARTS)])
 
 
 def _held_after_calls(func: Callable[[], Any], watch: Watch, calls: int, deadline: float) -> Floats:
@@ -103,7 +122,7 @@ def _held_after_calls(func: Callable[[], Any], watch: Watch, calls: int, deadlin
 
 def _growing_sites(func: Callable[[], Any], deadline: float, calls: int = 20) -> list[AllocationSite]:
     """The lines whose memory grew over some more calls."""
-    with _quick_collections(), tracing(1):
+    with _quick_collections(), tracing(_FRAMES):
         func()
         gc.collect()
         before = tracemalloc.take_snapshot()
@@ -113,13 +132,33 @@ def _growing_sites(func: Callable[[], Any], deadline: float, calls: int = 20) ->
             done += 1
         gc.collect()
         after = tracemalloc.take_snapshot()
-    grown = [d for d in after.compare_to(before, "lineno") if d.size_diff >= done * _SMALLEST / 2]
-    grown = [d for d in grown if d.traceback[0].filename not in (__file__, tracemalloc.__file__)]
-    grown.sort(key=lambda d: -d.size_diff)
-    return [
-        AllocationSite(f"{d.traceback[0].filename}:{d.traceback[0].lineno}", d.size_diff // done, d.count_diff)
-        for d in grown[:5]
-    ]
+    grown: dict[str, list[int]] = {}
+    for change in after.compare_to(before, "traceback"):
+        frame = _callers_line(change.traceback)
+        if frame.filename not in (__file__, tracemalloc.__file__):
+            total = grown.setdefault(f"{frame.filename}:{frame.lineno}", [0, 0])
+            total[0] += change.size_diff
+            total[1] += change.count_diff
+    sites = [AllocationSite(where, size // done, blocks) for where, (size, blocks) in grown.items()]
+    sites = [site for site in sites if site.bytes >= _SMALLEST / 2]
+    return sorted(sites, key=lambda site: -site.bytes)[:5]
+
+
+def _callers_line(trace: tracemalloc.Traceback) -> tracemalloc.Frame:
+    """The innermost frame that is in no library; the innermost of all where every one is."""
+    for frame in reversed(trace):  # the innermost comes last
+        if frame.filename == __file__:
+            break
+        if not frame.filename.startswith(_LIBRARIES):
+            return frame
+    return trace[-1]
+
+
+_LIBRARIES = (
+    str(Path(__file__).parents[1]) + os.sep,
+    *{path + os.sep for name in ("stdlib", "purelib", "platlib") if (path := sysconfig.get_path(name))},
+    "<frozen",
+)
 
 
 @contextmanager

@@ -7,7 +7,9 @@ a roofline time: the least this machine needs for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -97,7 +99,8 @@ class Row:
 class ProfileResults:
     """A profile as data. Times are in seconds and leave out what recording cost (`recording_seconds`).
 
-    `outside_seconds` is code between the framework's layers and operations.
+    `outside_seconds` is code between the framework's layers and operations, `outside_interrupted_seconds` the part of
+    it that lasted far longer than between the same two elsewhere in the profile.
     """
 
     seconds: float
@@ -112,6 +115,7 @@ class ProfileResults:
     machine: Machine = field(repr=False)
     threads: int
     failed: int
+    outside_interrupted_seconds: float = 0.0
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -132,6 +136,7 @@ class ProfileResults:
         names = (
             "seconds",
             "outside_seconds",
+            "outside_interrupted_seconds",
             "recording_seconds",
             "flops",
             "elementwise",
@@ -155,8 +160,10 @@ def _row_data(row: Row) -> dict[str, Any]:
     return asdict(row) | {name: getattr(row, name) for name in derived}
 
 
-def build(events: Iterable[Event], seconds: float, machine: Machine, threads: int) -> ProfileResults:
-    """Add up what was recorded in a profile that lasted `seconds`."""
+def build(
+    events: Sequence[Event], seconds: float, machine: Machine, threads: int, starts_ns: Sequence[int] = ()
+) -> ProfileResults:
+    """Add up what was recorded in a profile that lasted `seconds`, in parts that began at `starts_ns`."""
     from tilewise.profile.bottleneck import find_bottlenecks
 
     units: list[Unit] = []
@@ -183,10 +190,12 @@ def build(events: Iterable[Event], seconds: float, machine: Machine, threads: in
             around.setdefault((event.layer, event.kind, event.name, event.phase), []).append(own)
             layer.own_allocated += max(event.allocated - event.inner_allocated, 0)
     for (name, *_), times in around.items():
-        layers[name].interrupted_seconds += sum(max(t - limit_of_likes(times), 0.0) for t in times)
+        layers[name].interrupted_seconds += _beyond_their_like(times)
+    outside = max(seconds - outermost, 0.0)
     results = ProfileResults(
         seconds=max(seconds, outermost) - recording,
-        outside_seconds=max(seconds - outermost, 0.0),
+        outside_seconds=outside,
+        outside_interrupted_seconds=min(_interrupted_outside(events, starts_ns), outside),
         recording_seconds=recording,
         flops=sum(u.flops for u in units),
         elementwise=sum(u.elementwise for u in units),
@@ -205,6 +214,25 @@ def build(events: Iterable[Event], seconds: float, machine: Machine, threads: in
 def limit_of_likes(times: list[float]) -> float:
     """A call that took longer than this, of many alike, was interrupted by something else."""
     return _DISTURBED * median(times) if len(times) >= _ENOUGH else float("inf")
+
+
+def _beyond_their_like(times: list[float]) -> float:
+    return sum(max(t - limit_of_likes(times), 0.0) for t in times)
+
+
+def _interrupted_outside(events: Sequence[Event], starts_ns: Sequence[int]) -> float:
+    """What some pauses between two outermost events took beyond other pauses between the same two."""
+    pauses: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    last: dict[int, Event] = {}
+    for event in events:
+        if event.parent is not None:
+            continue
+        before = last.get(event.thread)
+        if before is not None and bisect(starts_ns, before.start_ns) == bisect(starts_ns, event.start_ns):
+            pause = event.start_ns - before.end_ns - before.recording_ns
+            pauses[before.layer, before.name, event.layer, event.name].append(pause * NANO)
+        last[event.thread] = event
+    return sum(_beyond_their_like(times) for times in pauses.values())
 
 
 def _unit(event: Event, cost: Cost, machine: Machine, threads: int) -> Unit:

@@ -71,8 +71,16 @@ def _input_for(kind: str, model: Any, batch: int, tokens: int, rng: np.random.Ge
     return rng.random((batch, 3, 32, 32), dtype=np.float32)
 
 
-def run_script(path: Path, arguments: list[str]) -> str:
-    """Run a Python file as a program. Returns a note where it did not end by itself, else an empty string."""
+@dataclass(frozen=True)
+class Ending:
+    """How a script ended: its exit code, and a sentence where that was not by running to its end."""
+
+    exit_code: int = 0
+    note: str = ""
+
+
+def run_script(path: Path, arguments: list[str]) -> Ending:
+    """Run a Python file as a program."""
     if not path.is_file():
         raise ConfigurationError(f"there is no script {path}")
     before = sys.argv, sys.path[:]
@@ -80,16 +88,25 @@ def run_script(path: Path, arguments: list[str]) -> str:
     try:
         runpy.run_path(str(path), run_name="__main__")
     except KeyboardInterrupt:
-        return f"{path} was interrupted; the report covers what ran"
+        return Ending(130, f"{path} was interrupted; the report covers what ran")  # as a shell counts it
     except SystemExit as error:
-        return "" if error.code in (None, 0) else f"{path} ended with exit code {error.code}"
+        return _exit(path, error.code)
     except TilewiseError as error:
         raise ConfigurationError(f"{path}{_line_in(path, error)}: {error}") from None
     except Exception as error:
         raise ConfigurationError(f"{path}{_line_in(path, error)} raised {type(error).__name__}: {error}") from None
     finally:
         sys.argv, sys.path[:] = before
-    return ""
+    return Ending()
+
+
+def _exit(path: Path, code: object) -> Ending:
+    """`sys.exit(code)` as the interpreter takes it: nothing is 0, a number is itself, a text is said and is 1."""
+    if code is None or code == 0:
+        return Ending()
+    if isinstance(code, int):
+        return Ending(code & 0xFF, f"{path} ended with exit code {code}")
+    return Ending(1, f"{path} ended with exit code 1, saying: {code}")
 
 
 def _line_in(path: Path, error: BaseException) -> str:
