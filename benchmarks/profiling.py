@@ -5,7 +5,8 @@
     python -m benchmarks.profiling different --trials 100 (a true 5 %: how often is it found?)
 
 Each part takes under two minutes. Run on an otherwise idle machine; results are printed as tables and, with --json
-FILE, written as JSON.
+FILE, written as JSON beside the parts that the file has already. There, a ratio near 1 says that two agree, or that
+profiling costs nothing.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import tilewise
+from benchmarks.harness import Row, machine_class, today
 from tilewise import Tensor, models, nn, no_grad
 from tilewise._events import recorders
+from tilewise._files import write_whole
 from tilewise.profile import FLOPCounter, MemoryProfiler, ProfilerContext, Timer
 
 # --- functions to time: about 10 µs, 1 ms and 50 ms ---
@@ -107,7 +111,7 @@ def comparisons_part(extra: float, trials: int) -> dict[str, Any]:
         f"ratios {low:.3f} / {middle:.3f} / {high:.3f} (5, 50, 95 %), {time.perf_counter() - started:.0f} s",
         flush=True,
     )
-    return {"claimed": called, "trials": trials, "ratios": ratios, "p50": p50}
+    return {"claimed": called, "trials": trials, "ratio_quantiles": [low, middle, high], "p50": p50}
 
 
 # --- peak memory ---
@@ -244,7 +248,7 @@ def overhead_part() -> dict[str, Any]:
     for name, func in cases.items():
         with no_grad():
             off, ratio = _on_over_off(func)
-        rows[name] = {"seconds": off, "overhead": ratio - 1}
+        rows[name] = {"seconds": off, "profiled_seconds": off * ratio, "overhead": ratio - 1}
         print(f"{name:18} {off * 1e3:7.3f} ms an operation, profiling costs {ratio - 1:+.2%}", flush=True)
     rows["off_seconds"] = _cost_when_off()
     print(f"switched off: {rows['off_seconds'] * 1e9:.0f} ns an operation (layer, operation and kernel together)")
@@ -304,6 +308,33 @@ PARTS: dict[str, Callable[[int], Any]] = {
 }
 
 
+def rows_of(parts: dict[str, Any]) -> list[Row]:
+    """What has seconds, as the lines that all benchmarks write."""
+    rows = [
+        Row(f"p50 of {name} beside pyperf's", 1, {"tilewise": r["ours"], "pyperf": r["pyperf"]}, 1 / r["ratio"])
+        for name, r in parts.get("pyperf", {}).items()
+    ]
+    rows += [
+        Row(
+            f"{name}, profiled",
+            1,
+            {"tilewise": r["profiled_seconds"], "not profiled": r["seconds"]},
+            1 / (1 + r["overhead"]),
+        )
+        for name, r in parts.get("overhead", {}).items()
+        if isinstance(r, dict)
+    ]
+    return rows
+
+
+def write(path: Path, measured: dict[str, Any]) -> None:
+    parts = json.loads(path.read_text(encoding="utf-8")).get("parts", {}) if path.is_file() else {}
+    parts |= measured
+    data = {"date": today(), "machine": machine_class(), "rows": [asdict(r) for r in rows_of(parts)], "parts": parts}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(data, indent=1) + "\n")
+
+
 def main(arguments: list[str]) -> None:
     if arguments[:1] == ["peak"]:
         print(_peak(arguments[1], arguments[2]))
@@ -318,8 +349,7 @@ def main(arguments: list[str]) -> None:
         print(f"== {part}", flush=True)
         results[part] = PARTS[part](options.trials)
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        write(options.json, results)
 
 
 if __name__ == "__main__":
