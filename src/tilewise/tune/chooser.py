@@ -88,7 +88,8 @@ class ModelChooser:
         op, shape, _, layout = key
         if op == "conv2d":
             return default_conv_tile(self._native, shape)
-        return TileConfig(*self._native.matmul_plan(*_views(*shape, layout))[1])
+        m, n, k = shape
+        return TileConfig(*self._native.matmul_plan(*_views(m, n, k, layout))[1])
 
     def _problem(self, key: Key, tile: Any) -> str | None:
         op, shape, _, layout = key
