@@ -1,0 +1,59 @@
+"""`tilewise tune` as a user types it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from tilewise._extension import native
+from tilewise.cli.tune import tune
+
+pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    app = typer.Typer()
+    app.command()(tune)
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == code, f"{result.output} {result.exception!r}"
+    return result.stdout
+
+
+def test_a_shape_is_tuned_once_and_then_known(tmp_path: Path):
+    arguments = ("matmul", "40x48x56", "--cache", str(tmp_path), "--budget", "3", "--set", "layout=nt", "--json")
+    first, second = (json.loads(run(*arguments)) for _ in range(2))
+    assert first["source"] == "measured" and first["measurements"] <= 3 and first["problem"]["layout"] == "nt"
+    assert second["source"] == "cache" and second["config"] == first["config"]
+    assert "registers" not in run(*arguments[:-1]) and (tmp_path / "choices.jsonl").is_file()
+
+
+def test_a_model_is_tuned_layer_by_layer(tmp_path: Path):
+    found = json.loads(run("mlp", "--batch", "16", "--cache", str(tmp_path), "--budget", "2", "--json"))
+    assert found["layers"] and found["before_ns"] > 0 and found["after_ns"] > 0
+    assert {layer["op"] for layer in found["layers"]} == {"matmul"}
+
+
+def test_a_list_of_shapes_is_checked_against_the_exhaustive_best(tmp_path: Path):
+    shapes = tmp_path / "shapes.json"
+    shapes.write_text('[{"family": "matmul", "m": 9, "n": 17, "k": 12}]')
+    found = json.loads(run("--check", str(shapes), "--json"))
+    (row,) = found["problems"]
+    assert 0 < row["first"] <= 1 and 0 < row["five"] <= 1 and 0 < row["default"] <= 1
+    assert row["exhaustive_seconds"] > 0 and row["configs"] > 5
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("matmul", "40x48"), ("matmul", "axbxc"), ("matmul", "4x4x4", "--set", "layout"), ("no such model",)],
+)
+def test_what_cannot_be_tuned_is_one_sentence(arguments: tuple[str, ...]):
+    from tilewise.errors import TilewiseError
+
+    app = typer.Typer()
+    app.command()(tune)
+    result = CliRunner().invoke(app, list(arguments))
+    assert isinstance(result.exception, TilewiseError) and str(result.exception)
