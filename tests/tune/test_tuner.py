@@ -36,7 +36,7 @@ BEST = CONFIGS[15]
 class MadeUpBench:
     """Runtimes by a rule; `broken` configurations crash."""
 
-    kind, version, collection = "cpu", "1", None
+    kind, version, collection, margin = "cpu", "1", None, 0.0
 
     def __init__(self, identity: str = "made up", broken: Sequence[Config] = (), configs: Sequence[Config] = CONFIGS):
         self.machine = Machine("cpu", identity, {})

@@ -28,13 +28,12 @@ from tilewise.costmodel.kernel import Kernel
 from tilewise.errors import ConfigurationError, UnavailableError
 from tilewise.tune.choices import Choice, Choices
 from tilewise.tune.cpu import conv, matmul
-from tilewise.tune.cpu.bench import CpuBench
+from tilewise.tune.cpu.bench import MARGIN, CpuBench
 from tilewise.tune.cpu.family import get_family
 from tilewise.tune.guide import Guide, file_guide, shipped_guide
 from tilewise.tune.operations import matmul_graph
 from tilewise.tune.problem import Config, Problem
 
-MARGIN = 0.03  # of the runtime: expected gains below it are the model's noise
 _LEAST_WORK, _MOST_WORK = 1e5, 3e8  # multiplications; the collection's own range, and a little around it
 _TRIED = 12  # of the ranking, until one is feasible
 Key = tuple[str, tuple[int, ...], str, str]  # what the backend asks with

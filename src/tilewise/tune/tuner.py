@@ -62,6 +62,7 @@ class Bench(Protocol):
     machine: Machine
     version: str  # what a choice depends on beside the machine
     collection: str | None  # whose model fits this machine
+    margin: float  # expected gains over the default below it are the model's noise
 
     def family(self, name: str) -> Described: ...
     def problem(self, spec: Mapping[str, Value]) -> Problem: ...
@@ -149,6 +150,9 @@ class Tuner:
             return Tuned(problem, configs[0], "default", seconds=time.perf_counter() - start)
         scores = self.guide.scores(self.bench.family(problem.family), problem, configs)
         first = self.guide.belief(scores, configs, self._memory(problem), problem).portfolio(1)[0]
+        if self.guide.prior.slope * float(scores[0] - scores[first]) < self.bench.margin:
+            reason = f"the model expects less than {self.bench.margin:.1%} over the default"
+            return Tuned(problem, configs[0], "default", seconds=time.perf_counter() - start, reason=reason)
         return Tuned(problem, configs[first], "model", seconds=time.perf_counter() - start)
 
     def _from_cache(self, kept: Choice, start: float) -> Tuned:

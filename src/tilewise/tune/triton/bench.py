@@ -34,6 +34,7 @@ class TritonBench:
     """Problems of the Triton families on the first GPU."""
 
     kind = "triton"
+    margin = 0.0
 
     def __init__(self, device: Any = None) -> None:
         self.device: Any = device or open_device("cuda")
