@@ -32,9 +32,9 @@ _FITTED_ON = 40  # leaders of a kernel that the prior is fitted on: those that m
 _MEASUREMENTS = 2.85  # on average
 # Likelihood speaks for all of the leading configurations, and a few hopeless ones make it wide; where the best few are
 # concerned errors are smaller. How much smaller is decided by what the search then finds.
-_SCALES = ((1.0, 1.0), (0.5, 0.7), (0.3, 0.5), (0.3, 0.25))
+_SCALES = ((1.0, 1.0, 1.0), (0.5, 0.7, 1.0), (0.3, 1.0, 1.0), (0.3, 0.5, 0.3), (1.0, 0.1, 0.3), (0.3, 0.1, 0.3))
 _MISSES = 0.05
-_LOOK = 10  # measurements within which a claim is tried when its threshold is set
+_LOOK = 8  # measurements within which a claim is tried when its threshold is set
 _DERIVED = ("_sum", "_product")
 
 
@@ -90,32 +90,37 @@ def calibrate(model: Model, kernels: Sequence[Kernel], names: Sequence[str], noi
             f"A prior is fitted on at least 5 labelled validation kernels; there are {len(cases)}."
         )
     likeliest = fit_prior(cases, noise)
-    tried = [_tightened(likeliest, *scales) for scales in _SCALES]
-    prior, played, gain = min(
-        ((prior, *_played(cases, prior)) for prior in tried), key=lambda found: _regret_at(found[1], found[2])
+    found: list[tuple[float, Prior, Rule]] = []
+    for scales in _SCALES:
+        prior = _tightened(likeliest, *scales)
+        played = _played(cases, prior)
+        for least in (1, 2, 3):
+            rule = Rule(_stop_at(played, least), _sure_below(played), least=least)
+            found.append((_regret_at(played, rule), prior, rule))
+    _, prior, rule = min(found, key=lambda one: one[0])
+    return Calibration(prior, rule, "", len(cases))
+
+
+def _tightened(prior: Prior, own: float, spread: float, slope_error: float) -> Prior:
+    return dataclasses.replace(
+        prior, own=prior.own * own, spread=prior.spread * spread, slope_error=prior.slope_error * slope_error
     )
-    return Calibration(prior, Rule(gain=gain, sure=_sure_below(played)), "", len(cases))
 
 
-def _tightened(prior: Prior, own: float, spread: float) -> Prior:
-    return dataclasses.replace(prior, own=prior.own * own, spread=prior.spread * spread)
-
-
-def _played(cases: Sequence[Case], prior: Prior) -> tuple[list[tuple[Found, Case]], float]:
-    """Every case played on and on, and the threshold at which the wanted number of measurements is made."""
+def _played(cases: Sequence[Case], prior: Prior) -> list[tuple[Found, Case]]:
+    """Every case played on and on."""
     long = Rule(gain=1e-12, sure=0.0, budget=_LOOK)  # told of every doubt, stopped by none
-    played = [(play(case, prior, long), case) for case in cases]
-    return played, _stop_at(played)
+    return [(play(case, prior, long), case) for case in cases]
 
 
-def _regret_at(played: Sequence[tuple[Found, Case]], gain: float) -> float:
-    """Mean slowdown if the search had stopped at this threshold."""
+def _regret_at(played: Sequence[tuple[Found, Case]], rule: Rule) -> float:
+    """Mean slowdown if the search had stopped by this rule."""
     total = 0.0
     for found, case in played:
         fastest = math.inf
-        for step in found.steps:
+        for count, step in enumerate(found.steps, start=1):
             fastest = min(fastest, step.runtime_ns or math.inf)
-            if step.gain < gain:
+            if step.gain < rule.gain and count >= rule.least:
                 break
         total += fastest / case.best - 1
     return total / len(played)
@@ -164,20 +169,20 @@ def _surprise(prepared: Sequence[tuple[Numbers, Numbers, Numbers]], prior: Prior
 
 def fit_rule(cases: Sequence[Case], prior: Prior) -> Rule:
     """The stopping threshold for the wanted number of measurements, and the threshold for a claim."""
-    played, gain = _played(cases, prior)
-    return Rule(gain=gain, sure=_sure_below(played))
+    played = _played(cases, prior)
+    return Rule(gain=_stop_at(played), sure=_sure_below(played))
 
 
-def _stop_at(played: Sequence[tuple[Found, Case]]) -> float:
+def _stop_at(played: Sequence[tuple[Found, Case]], least: int = 1) -> float:
     """The smallest expected saving to go on for, within the measurements wanted."""
     for gain in np.geomspace(1e-4, 1.0, 81):
         counts = [
-            next((n for n, step in enumerate(found.steps, start=1) if step.gain < gain), len(found.steps))
+            next((n for n, s in enumerate(found.steps, start=1) if s.gain < gain and n >= least), len(found.steps))
             for found, _ in played
         ]
         if np.mean(counts) <= _MEASUREMENTS:
             return float(gain)
-    return 1.0
+    return 10.0  # never go on
 
 
 def _sure_below(played: Sequence[tuple[Found, Case]]) -> float:

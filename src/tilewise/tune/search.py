@@ -28,6 +28,7 @@ class Rule:
     gain: float = 0.01
     sure: float = 0.0
     budget: int = MOST
+    least: int = 1  # measurements before stopping is thought of
 
     @property
     def asks(self) -> bool:
@@ -37,9 +38,10 @@ class Rule:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Rule:
         gain, sure, budget = float(values["gain"]), float(values["sure"]), int(values.get("budget", MOST))
-        if not (0 <= gain < 10 and 0 <= sure <= 1 and budget >= 1):
+        least = int(values.get("least", 1))
+        if not (0 <= gain <= 10 and 0 <= sure <= 1 and budget >= 1 and least >= 1):
             raise ValueError("a rule needs a gain and a chance that are not negative, and a budget")
-        return cls(gain, sure, budget)
+        return cls(gain, sure, budget, least)
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def search(
         doubt = belief.doubt() if rule.asks else Doubt(1.0, 1.0)
         steps.append(Step(index, runtime_ns, doubt.gain, doubt.chance))
         report(steps[-1])
-        if belief.best is not None and doubt.gain < rule.gain and len(steps) >= patience:
+        if belief.best is not None and doubt.gain < rule.gain and len(steps) >= max(patience, rule.least):
             reason = "the rest cannot pay"
             break
         if len(steps) >= rule.budget:

@@ -204,7 +204,7 @@ class Tuner:
     def _rule(self, budget: int | None, exactly: bool) -> Rule:
         rule = self.guide.rule
         most = budget or self.budget or rule.budget
-        return Rule(0.0 if exactly else rule.gain, rule.sure, most)
+        return Rule(0.0 if exactly else rule.gain, rule.sure, most, rule.least)
 
     def _measure(
         self,
