@@ -50,7 +50,7 @@ def _worker(name: str) -> None:
     def other(loops: int) -> float:
         if os.environ.get("BESIDE_ITSELF"):
             return _as_bench_func(func, loops) / loops
-        return Timer().measure(func, warmup=1, runs=20).p50
+        return Timer().measure(func, warmup=1, runs=max(3, min(20, loops))).p50
 
     def value(loops: int) -> float:
         # Whoever comes first finds the caches as pyperf's own code left them, so they take turns at that as well.
