@@ -64,7 +64,7 @@ class Gpu:
 
 def is_product(kernel: Kernel) -> bool:
     """Whether it multiplies matrices or convolves, rather than reducing."""
-    return bool(np.isin(kernel.node_opcode, _PRODUCTS).any())
+    return any(bool((kernel.node_opcode == opcode).any()) for opcode in _PRODUCTS)
 
 
 def element_bytes(kernel: Kernel) -> float:
