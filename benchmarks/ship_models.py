@@ -14,7 +14,7 @@ from pathlib import Path
 from tilewise.costmodel import evaluate, load_dataset, train
 from tilewise.tune.replay import recalibrate
 
-SETTINGS = {"epochs": 160, "model_kwargs": {"hidden_dim": 64, "members": 1}}
+SETTINGS = {"epochs": 80, "model_kwargs": {"hidden_dim": 64, "members": 1}}
 FOLDER = Path(__file__).parents[1] / "src" / "tilewise" / "costmodel" / "shipped_models"
 
 
