@@ -23,7 +23,7 @@ from tilewise.tune.prior import Calibration, load_calibration, save_calibration
 from tilewise.tune.store import Store
 from tilewise.tune.tuner import Tuner, measurements
 
-LEAST_CONFIGS = 3
+LEAST_CONFIGS, LEAST_PROBLEMS = 3, 8
 _STEPS = 120
 _RATE = 5e-4
 _HOLD = 3.0  # how strongly weights are pulled back to where they were
@@ -50,10 +50,10 @@ def learn(tuner: Tuner, say: Callable[[str], None] = lambda line: None) -> Learn
     """Fine-tune the model of a tuner's machine on everything its store holds."""
     source = _source(tuner)
     kernels = measured_kernels(tuner)
-    if len(kernels) < 4:
+    if len(kernels) < LEAST_PROBLEMS:
         raise ConfigurationError(
             f"There are {len(kernels)} problems with at least {LEAST_CONFIGS} measured configurations; learning needs "
-            "4. Tune more shapes first."
+            f"{LEAST_PROBLEMS}. Tune more shapes first."
         )
     held = kernels[3::4]
     own = [kernel for index, kernel in enumerate(kernels) if index % 4 != 3]
