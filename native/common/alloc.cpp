@@ -27,9 +27,10 @@ void count(int64_t change) {
 
 void* aligned(std::size_t bytes) {
   if (bytes < kLargeBlock) return std::aligned_alloc(kAlignment, bytes);
-  void* block = std::aligned_alloc(kLargePage, bytes);
+  void* block = nullptr;  // aligned_alloc would want whole large pages
+  if (posix_memalign(&block, kLargePage, bytes) != 0) return nullptr;
 #if defined(MADV_HUGEPAGE)
-  if (block != nullptr) madvise(block, bytes / kLargePage * kLargePage, MADV_HUGEPAGE);  // a wish: may be refused
+  madvise(block, bytes / kLargePage * kLargePage, MADV_HUGEPAGE);  // a wish: may be refused
 #endif
   return block;
 }

@@ -42,14 +42,14 @@ enum class Path { tiled, swapped, dots, row_by_matrix, matrix_by_column };
 // How a product is computed; decided from the whole problem, so that splitting it changes no result.
 struct Plan {
   Path path = Path::tiled;
-  bool variant = false;  // dots: the larger operand comes from memory; rows: whole rows; swapped: row by row
-  int64_t tail = 0;      // tiled: the last columns, which would leave most lanes of a vector idle, go another way
+  int variant = 0;   // dots: 1 where the larger operand comes from memory; rows: 1 for whole rows; swapped: see Swapped
+  int64_t tail = 0;  // tiled: the last columns, which would leave most lanes of a vector idle, go another way
 };
 
 // Below this many multiply-adds, waking a second thread costs more than it saves.
 constexpr int64_t kWorthThreads = 1 << 20;
 // Inner products pay off from this length on; with a B that is first transposed, up to this many columns.
-constexpr int64_t kFewCopied = 24, kShortDot = 24;
+constexpr int64_t kFewCopied = 24, kShortDot = 8;
 // Adding up the lanes of an inner product takes as long as this many vectors of k.
 constexpr double kAddingUp = 2.5;
 constexpr int64_t kFewColumns = 12, kWideRow = 128;
@@ -61,7 +61,14 @@ constexpr int64_t kFewTail = 4, kManyColumns = 200, kLongTail = 24;
 constexpr int64_t kBlockK = 512, kWholeK = 768, kBlockRows = 54, kOneRowBlock = 192, kManyRows = 512;
 constexpr int64_t kShortK = 12, kFewRows = 16, kShortBlockK = 64;
 
-bool few_accumulators(const Gemm& g) { return g.n * ceil_div(g.m, active_gemm().lanes) <= 4; }
+// How the transposed product is computed: in tiles; row by row where there are too few accumulators to keep the
+// multipliers busy; in whole rows where they are few and wide.
+enum Swapped { kTiles, kRowByRow, kWholeRows };
+
+Swapped swapped_by(const Gemm& g) {
+  if (g.n * ceil_div(g.m, active_gemm().lanes) <= 4) return kRowByRow;
+  return g.n <= kFewStreamed && g.m >= kWideStream ? kWholeRows : kTiles;
+}
 
 // C' = B' A' has row-major operands where A and B are transposed views, and full vectors where C has few columns. Worth
 // the transposition of the result when that is small beside the work.
@@ -84,6 +91,7 @@ double tiled_use(const Gemm& g) {
   const double lanes = active_gemm().lanes, whole = static_cast<double>(g.n / active_gemm().lanes);
   const double rest = static_cast<double>(g.n) - whole * lanes;
   double idle = rest == 0 ? 0 : rest <= lanes / 2 && whole > 0 ? 0.75 * lanes - rest : lanes - rest;
+  if (whole == 0 && lanes >= 16 && rest <= lanes / 2) idle = 0.6 * lanes - rest;  // in vectors of half the width
   if (separate_tail(g) > 0) idle = rest * kAddingUp * lanes / static_cast<double>(g.k);
   const double packing = g.b_col == 1 ? 0 : lanes / 2;
   const double m = static_cast<double>(g.m), n = static_cast<double>(g.n);
@@ -98,7 +106,8 @@ bool better_as_dots(const Gemm& g) {
   if (std::min(g.m, g.n) * g.k * 4 > cache_sizes().l2 / 2) return false;
   const double lanes = active_gemm().lanes, m = static_cast<double>(g.m), k = static_cast<double>(g.k);
   const double copying = !copied ? 0 : 2 * g.n <= active_gemm().lanes ? lanes / 2 : lanes;
-  const double use = k / (k + kAddingUp * lanes) * m / (m + copying);
+  const double steps = static_cast<double>(round_up(g.k, active_gemm().lanes));
+  const double use = k / (steps + kAddingUp * lanes) * m / (m + copying);
   return use > tiled_use(g);
 }
 
@@ -108,11 +117,11 @@ Plan choose_plan(const Gemm& g) {
   if (g.m == 1 && g.b_col == 1) return {Path::row_by_matrix, g.n >= kWideRow};
   if (g.n == 1 && g.a_row == 1 && g.c_row == 1) return {Path::matrix_by_column, g.m >= kWideRow};
   if (short_side == 1 && (g.m == 1 ? g.b_row : g.a_col) == 1) return {Path::dots, from_memory};
-  if (better_as_dots(g)) return {Path::dots, false};
+  if (better_as_dots(g)) return {Path::dots, 0};
   if (g.m <= kFewStreamed && g.b_col == 1 && g.n >= kWideStream && g.k * g.n * 4 > kWorthStreaming) {
     return {Path::row_by_matrix, true};
   }
-  if (better_swapped(g)) return {Path::swapped, few_accumulators(g)};
+  if (better_swapped(g)) return {Path::swapped, swapped_by(g)};
   Plan plan;
   plan.tail = separate_tail(g);
   return plan;
@@ -164,20 +173,21 @@ void run_dots(const Gemm& g, bool variant) {
     d.a_col = 1;
   }
   if (g.b_row != 1) {  // n is small
-    float* b = workspace(g.k * g.n);
+    const int64_t apart = round_up(g.k, active_gemm().lanes);  // whole vectors, so that none straddles two cache lines
+    float* b = workspace(apart * g.n);
     if (g.b_col == 1) {
-      active_gemm().transpose(g.b, g.k, g.n, g.b_row, b, g.k);
+      active_gemm().transpose(g.b, g.k, g.n, g.b_row, b, apart);
     } else {
-      for (int64_t j = 0; j < g.n; ++j) copy_strided(g.b + j * g.b_col, g.b_row, g.k, b + j * g.k);
+      for (int64_t j = 0; j < g.n; ++j) copy_strided(g.b + j * g.b_col, g.b_row, g.k, b + j * apart);
     }
     d.b = b;
     d.b_row = 1;
-    d.b_col = g.k;
+    d.b_col = apart;
   }
   active_gemm().dots(d, variant);
 }
 
-void run_swapped(const Gemm& g, bool row_by_row) {
+void run_swapped(const Gemm& g, int by) {
   const GemmKernels& kernels = active_gemm();
   Gemm t;
   t.m = g.n;
@@ -192,8 +202,10 @@ void run_swapped(const Gemm& g, bool row_by_row) {
   t.c_row = g.m;
   const GemmTile tile = default_tile(t, 1);
   const int64_t result = round_up(g.m * g.n, 16);
-  t.c = workspace(result + (row_by_row ? 0 : kernels.workspace(t.m, t.n, t.k, tile)));
-  if (row_by_row) {  // too few rows and columns to keep the multipliers busy: split the sums over k instead
+  t.c = workspace(result + (by != kTiles ? 0 : kernels.workspace(t.m, t.n, t.k, tile)));
+  if (by == kWholeRows) {
+    kernels.row_by_matrix(t, true);
+  } else if (by == kRowByRow) {  // too few rows and columns to keep the multipliers busy: split the sums over k instead
     for (int64_t i = 0; i < t.m; ++i) kernels.row_by_matrix(part_of(t, i, 1, 0, t.n), false);
   } else {
     kernels.tiled(t, tile, t.c + result);
@@ -231,7 +243,7 @@ void run_tiled_and_tail(const Gemm& g, const GemmTile& tile, int64_t tail) {
   if (tail == 0 || g.n % active_gemm().lanes != tail) return run_tiled(g, tile);  // not the part with the last columns
   if (g.n > tail) run_tiled(part_of(g, 0, g.m, 0, g.n - tail), tile);
   const Gemm last = part_of(g, 0, g.m, g.n - tail, tail);
-  g.a_col == 1 ? run_dots(last, false) : run_swapped(last, false);
+  g.a_col == 1 ? run_dots(last, false) : run_swapped(last, kTiles);
 }
 
 void run_part(const Gemm& g, const Plan& plan, const GemmTile& tile) {
@@ -328,7 +340,7 @@ int64_t multiply_adds(const Gemm& g) { return g.m * g.n * g.k; }
 // whole pages apart and evict each other. A short k leaves little to do between two stores of the tile: a small one lets
 // the next begin while this one is written.
 int default_rows(const Gemm& g, int vectors) {
-  if (vectors == 4) return g.k < kShortK ? 4 : 6;
+  if (vectors == 4) return g.k < kShortK && g.m > 6 ? 4 : 6;
   if (vectors == 1 && g.a_row * 4 % 2048 != 0) return 14;
   return 8;
 }

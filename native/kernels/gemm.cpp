@@ -162,7 +162,13 @@ void row_by_matrix(const Gemm& g, bool wide) {
   if (g.epilogue.any()) finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 
+using TransposeFew = void (*)(const float*, int64_t, int64_t, float*);
+constexpr TransposeFew kTransposeFew[] = {transpose_few<2>, transpose_few<3>, transpose_few<4>};
+
 void transpose_into(const float* from, int64_t rows, int64_t cols, int64_t from_row, float* to, int64_t to_row) {
+  if (rows >= 2 && rows <= 4 && to_row == rows && cols >= kLanes) {
+    return kTransposeFew[rows - 2](from, cols, from_row, to);
+  }
   if (cols <= kLanes / 2) return transpose_narrow(from, rows, cols, from_row, to, to_row);
   pack({from, 1, from_row, cols, rows, rows, false, to_row}, to);
 }

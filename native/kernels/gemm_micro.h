@@ -52,6 +52,7 @@ struct LastVector {
   using type = vf;
   static TW_INLINE vf load_b(const float* p, int lanes) { return load_first(p, lanes); }
   static TW_INLINE vf broadcast(vf a) { return a; }
+  static TW_INLINE vf broadcast_from(const float* a) { return splat(*a); }
   static TW_INLINE void add_to(float* p, vf v, int lanes, bool accumulate) {
     if (lanes == kLanes) {
       store(p, accumulate ? v + load(p) : v);
@@ -66,7 +67,8 @@ struct LastVector<true> {
   static TW_INLINE type load_b(const float* p, int lanes) {
     return (type)_mm256_maskz_loadu_ps(static_cast<__mmask8>((1u << lanes) - 1u), p);
   }
-  static TW_INLINE type broadcast(vf a) { return (type)_mm512_castps512_ps256((__m512)a); }
+  static TW_INLINE type broadcast(vf a) { return __builtin_shufflevector(a, a, 0, 1, 2, 3, 4, 5, 6, 7); }
+  static TW_INLINE type broadcast_from(const float* a) { return *a - type{}; }
   static TW_INLINE void add_to(float* p, type v, int lanes, bool accumulate) {
     const __mmask8 mask = static_cast<__mmask8>((1u << lanes) - 1u);
     if (accumulate) v += (type)_mm256_maskz_loadu_ps(mask, p);
@@ -81,6 +83,7 @@ struct LastVector {
   using type = vf;
   static TW_INLINE vf load_b(const float* p, int lanes) { return Special ? load_first(p, lanes) : load(p); }
   static TW_INLINE vf broadcast(vf a) { return a; }
+  static TW_INLINE vf broadcast_from(const float* a) { return splat(*a); }
   static TW_INLINE void add_to(float* p, vf v, int lanes, bool accumulate) {
     if (lanes == kLanes) {
       store(p, accumulate ? v + load(p) : v);
@@ -111,7 +114,12 @@ struct StepB {
     for (int j = 0; j < NV - 1; ++j) b[j] = load(from + j * kLanes);
     last = Last::load_b(from + (NV - 1) * kLanes, lanes);
   }
-  TW_INLINE void times(vf a, int i, Tile<MR, NV, Special>& t) const {
+  TW_INLINE void times(const float* at, int i, Tile<MR, NV, Special>& t) const {
+    if constexpr (NV == 1) {  // nothing but half a vector: a whole broadcast would take the loads of two
+      t.last[i] += Last::broadcast_from(at) * last;
+      return;
+    }
+    const vf a = splat(*at);
 #pragma GCC unroll 4
     for (int j = 0; j < NV - 1; ++j) t.acc[i][j] += a * b[j];
     t.last[i] += Last::broadcast(a) * last;
@@ -127,7 +135,7 @@ TW_INLINE void multiply_packed(const MicroArgs& args, Tile<MR, NV, Special>& til
     const StepB<MR, NV, Special> step(b, args.last_lanes);
     __builtin_prefetch(ahead);
 #pragma GCC unroll 14
-    for (int i = 0; i < MR; ++i) step.times(splat(a[i]), i, tile);
+    for (int i = 0; i < MR; ++i) step.times(a + i, i, tile);
     a += MR;
     b += b_row;
     ahead += kPrefetchStep;
@@ -151,7 +159,7 @@ TW_INLINE void multiply_strided(const MicroArgs& args, Tile<MR, NV, Special>& ti
 #pragma GCC unroll 14
     for (int i = 0; i < MR; ++i) {
       const char* at = a[i / kRowsPerPointer] + (i % kRowsPerPointer) * row_bytes;
-      step.times(splat(*reinterpret_cast<const float*>(at)), i, tile);
+      step.times(reinterpret_cast<const float*>(at), i, tile);
     }
 #pragma GCC unroll 5
     for (int g = 0; g < kPointers; ++g) a[g] += col_bytes;

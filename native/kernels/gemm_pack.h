@@ -80,6 +80,39 @@ inline void transpose_narrow(const float* from, int64_t rows, int64_t cols, int6
   }
 }
 
+// to (cols x Rows, packed) = from (Rows x cols), transposed: Rows vectors of columns are interleaved, and the places of the
+// rows that are missing from a power of two closed up.
+template <int Rows>
+void transpose_few(const float* from, int64_t cols, int64_t from_row, float* to) {
+  constexpr int kPower = Rows <= 2 ? 2 : Rows <= 4 ? 4 : Rows <= 8 ? 8 : 16;
+  constexpr int kColumns = kLanes / kPower;  // in one vector of the result
+  vi closed = {};
+#pragma GCC unroll 16
+  for (int i = 0; i < kColumns * Rows; ++i) closed[i] = i / Rows * kPower + i % Rows;
+  for (int64_t col = 0; col < cols; col += kLanes) {
+    const int lanes = cols - col < kLanes ? static_cast<int>(cols - col) : kLanes;
+    vf r[kPower], t[kPower];
+#pragma GCC unroll 16
+    for (int i = 0; i < kPower; ++i) r[i] = i < Rows ? load_first(from + i * from_row + col, lanes) : vf{};
+#pragma GCC unroll 4
+    for (int round = 1; round < kPower; round *= 2) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kPower / 2; ++i) {
+        t[2 * i] = zip_low(r[i], r[i + kPower / 2]);
+        t[2 * i + 1] = zip_high(r[i], r[i + kPower / 2]);
+      }
+#pragma GCC unroll 16
+      for (int i = 0; i < kPower; ++i) r[i] = t[i];
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kPower; ++i) {
+      const int left = lanes - i * kColumns, columns = left < 0 ? 0 : left < kColumns ? left : kColumns;
+      const vf out = Rows == kPower ? r[i] : __builtin_shuffle(r[i], closed);
+      store_first(to + (col + i * kColumns) * Rows, out, columns * Rows);
+    }
+  }
+}
+
 // Where the strip goes: `width` floats a step, of which `count` come from the source and the rest become zero. With
 // `slack`, a strip narrower than a vector is stored with overlapping full vectors, which need kLanes floats more at the
 // end of the destination.

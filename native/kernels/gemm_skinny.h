@@ -83,14 +83,14 @@ TW_INLINE void sums_to_rows(const vf (&v)[N], float* c, int64_t c_row) {
 // them, kDotOuter[I] the one to use (4 x 4 sums are added up in one vector).
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kDotInner = 6;
-constexpr int kDotFits[kDotInner + 1] = {0, 8, 8, 8, 6, 5, 4};
-constexpr int kDotOuter[kDotInner + 1] = {0, 8, 8, 8, 4, 5, 4};
+constexpr int kDotFits[kDotInner + 1] = {0, 8, 12, 8, 6, 5, 4};
+constexpr int kDotOuter[kDotInner + 1] = {0, 8, 12, 8, 4, 5, 4};
 #else
 constexpr int kDotInner = 3;
 constexpr int kDotFits[kDotInner + 1] = {0, 8, 5, 4};
 constexpr int kDotOuter[kDotInner + 1] = {0, 8, 5, 4};
 #endif
-constexpr int kDotMostOuter = 8;
+constexpr int kDotMostOuter = 12;
 
 // Result (o, i) goes to c[o * c_row + i], or to c[i * c_row + o] where the longer operand is B.
 struct DotArgs {
@@ -112,7 +112,7 @@ TW_INLINE void dot_step(const DotArgs& d, int64_t p, int lanes, bool whole, vf (
     const float* at = d.inner + i * d.inner_row + p;
     kept[i] = whole ? load(at) : load_first(at, lanes);
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
   for (int o = 0; o < O; ++o) {
     const float* at = d.outer + o * d.outer_row + p;
     const vf v = whole ? load(at) : load_first(at, lanes);
@@ -124,7 +124,7 @@ TW_INLINE void dot_step(const DotArgs& d, int64_t p, int lanes, bool whole, vf (
 // A vector against rows from memory: fetch the rows of the next tile (they start on pages the hardware cannot guess).
 template <int O>
 TW_INLINE void fetch_next_rows(const DotArgs& d, int64_t p) {
-#pragma GCC unroll 8
+#pragma GCC unroll 12
   for (int o = 0; o < O; ++o) __builtin_prefetch(d.outer + (O + o) * d.outer_row + p, 0, 1);
 }
 
@@ -154,7 +154,8 @@ constexpr DotTile dot_or_null() {
 
 #define TW_DOT_ROW(I)                                                                                           \
   {dot_or_null<1, I>(), dot_or_null<2, I>(), dot_or_null<3, I>(), dot_or_null<4, I>(), dot_or_null<5, I>(),     \
-   dot_or_null<6, I>(), dot_or_null<7, I>(), dot_or_null<8, I>()}
+   dot_or_null<6, I>(), dot_or_null<7, I>(), dot_or_null<8, I>(), dot_or_null<9, I>(), dot_or_null<10, I>(),    \
+   dot_or_null<11, I>(), dot_or_null<12, I>()}
 constexpr DotTile kDotTiles[6][kDotMostOuter] = {TW_DOT_ROW(1), TW_DOT_ROW(2), TW_DOT_ROW(3),
                                                  TW_DOT_ROW(4), TW_DOT_ROW(5), TW_DOT_ROW(6)};
 
@@ -236,6 +237,12 @@ inline void dots_streamed(const Gemm& g) {
   if (g.n % 2 != 0) dot_tile<1, 1>({g.b + (g.n - 1) * g.b_col, g.b_col, g.a, 0, g.k, g.c + g.n - 1, 1, true});
 }
 
+// Rows whole pages apart share one set of L1, rows half a page apart two; a set has eight ways, for both operands.
+TW_INLINE int fewer_where_colliding(int rows, int64_t apart) {
+  const int most = apart % 1024 == 0 ? 4 : apart % 512 == 0 ? 8 : rows;
+  return rows < most ? rows : most;
+}
+
 // The long side outside, so that the operand that is larger is read once and the smaller stays in cache.
 inline void dots_tiled(const Gemm& g, bool from_memory) {
   const bool tall = g.m >= g.n;
@@ -245,7 +252,7 @@ inline void dots_tiled(const Gemm& g, bool from_memory) {
   const float* const short_side = tall ? g.b : g.a;
   if (inner == 1 && g.k <= kFewTerms) return kFewDots[g.k - 1](long_side, outer_row, short_side, outer, g.c, tall ? g.c_row : 1);
   if (g.stream_b && g.large_pages_b && g.m == 1 && g.k <= kStreamedRow) return dots_streamed(g);
-  const int most = kDotOuter[share(inner, kDotInner)];
+  const int most = fewer_where_colliding(kDotOuter[share(inner, kDotInner)], inner == 1 ? 1 : outer_row);
   for (int64_t o = 0; o < outer;) {
     const int so = outer - o >= 2 * most ? most : share(outer - o, most);
     for (int64_t i = 0; i < inner;) {
@@ -309,21 +316,24 @@ inline void row_by_strips(const Gemm& g) {
   }
 }
 
-// c[i, 0:n] (+)= sum of R scaled rows of B, for M rows of A and C.
+// Of all rows of C together.
+constexpr int64_t kStreamedFloats = 4096;
+
+// c[i, from:to] (+)= sum of R scaled rows of B, for M rows of A and C.
 template <int M, int R, bool First>
-TW_INLINE void add_rows(const Gemm& g, int64_t p) {
+TW_INLINE void add_rows(const Gemm& g, int64_t p, int64_t from, int64_t to) {
   const float* const a = g.a + p * g.a_col;
   const float* const b = g.b + p * g.b_row;
   float* const c = g.c;
-  const int64_t b_row = g.b_row, c_row = g.c_row, n = g.n;
+  const int64_t b_row = g.b_row, c_row = g.c_row;
   vf scale[M][R];
 #pragma GCC unroll 4
   for (int i = 0; i < M; ++i) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) scale[i][r] = splat(a[i * g.a_row + r * g.a_col]);
   }
-  int64_t j = 0;
-  for (; j + kLanes <= n; j += kLanes) {
+  int64_t j = from;
+  for (; j + kLanes <= to; j += kLanes) {
     vf v[M];
 #pragma GCC unroll 4
     for (int i = 0; i < M; ++i) v[i] = First ? vf{} : load(c + i * c_row + j);
@@ -336,8 +346,8 @@ TW_INLINE void add_rows(const Gemm& g, int64_t p) {
 #pragma GCC unroll 4
     for (int i = 0; i < M; ++i) store(c + i * c_row + j, v[i]);
   }
-  if (j == n) return;
-  const int lanes = static_cast<int>(n - j);
+  if (j == to) return;
+  const int lanes = static_cast<int>(to - j);
 #pragma GCC unroll 4
   for (int i = 0; i < M; ++i) {
     vf v = First ? vf{} : load_first(c + i * c_row + j, lanes);
@@ -347,20 +357,28 @@ TW_INLINE void add_rows(const Gemm& g, int64_t p) {
   }
 }
 
-// For wide B: whole rows, so that each page is read from front to back; C stays in L1.
+// For wide B: whole rows, so that each page is read from front to back. Several rows of C are cut where they would not
+// stay in half of a small L1; one row keeps a stream from memory unbroken.
 template <int M, int R>
 void rows_streamed(const Gemm& g) {
-  const int64_t whole = g.k / R * R;
-  for (int64_t p = 0; p < whole; p += R) p == 0 ? add_rows<M, R, true>(g, p) : add_rows<M, R, false>(g, p);
-  for (int64_t p = whole; p < g.k; ++p) p == 0 ? add_rows<M, 1, true>(g, p) : add_rows<M, 1, false>(g, p);
+  const int64_t whole = g.k / R * R, width = M == 1 ? g.n : kStreamedFloats / M / kLanes * kLanes;
+  for (int64_t from = 0; from < g.n; from += width) {
+    const int64_t to = from + width < g.n ? from + width : g.n;
+    for (int64_t p = 0; p < whole; p += R) {
+      p == 0 ? add_rows<M, R, true>(g, p, from, to) : add_rows<M, R, false>(g, p, from, to);
+    }
+    for (int64_t p = whole; p < g.k; ++p) {
+      p == 0 ? add_rows<M, 1, true>(g, p, from, to) : add_rows<M, 1, false>(g, p, from, to);
+    }
+  }
 }
 
-// Rows of B and C together stay below eight, the ways of an L1 set: they may all start at the same place of a page.
+// As many rows of B as scales fit into registers.
 inline void row_streamed(const Gemm& g) {
   switch (g.m) {
     case 1: return rows_streamed<1, 8>(g);
-    case 2: return rows_streamed<2, 4>(g);
-    default: return rows_streamed<3, 4>(g);
+    case 2: return rows_streamed<2, 8>(g);
+    default: return rows_streamed<3, 6>(g);
   }
 }
 
