@@ -37,7 +37,9 @@ def test_from_shapes_to_one_file_and_compared_with_itself(tmp_path: Path) -> Non
     measured = json.loads(run(*arguments))
     assert (measured["kernels"], measured["pairs"]) == (1, 6)
     assert json.loads(run(*arguments))["kernels"] == 0
-    embedded = json.loads(run("embed", store, "--name", "mine", "--out", str(tmp_path / "mine.npz"), "--json"))
+    embedded = json.loads(
+        run("embed", store, "--name", "mine", "--telling", "0", "--out", str(tmp_path / "mine.npz"), "--json")
+    )
     assert embedded["pairs"] == 6
     agreement = json.loads(run("compare", store, str(tmp_path / "mine.npz"), "--json"))
     assert agreement["least_correlation"] == pytest.approx(1.0)

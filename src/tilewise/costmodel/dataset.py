@@ -68,13 +68,13 @@ def load_dataset(
 
 
 def _from_file(path: Path, limit: int | None) -> Dataset:
-    collection = _with_noise(read_collection(path))
+    collection = with_noise(read_collection(path))
     parts = {name: [m.kernel for m in collection.splits.get(name, ())][:limit] for name in SPLITS}
     splits = {name: from_kernels(kernels, collection.schema) for name, kernels in parts.items()}
     return Dataset(path, collection.schema, **splits)
 
 
-def _with_noise(collection: Collection) -> Collection:
+def with_noise(collection: Collection) -> Collection:
     """The collection with the usual scatter of its repeats in the schema, for the noise ceiling of evaluations."""
     scatter = [m.deviation[m.repeats > 1] for members in collection.splits.values() for m in members]
     known = np.concatenate([values[np.isfinite(values)] for values in scatter]) if scatter else np.zeros(0)

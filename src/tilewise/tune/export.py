@@ -20,6 +20,7 @@ import numpy as np
 
 from tilewise._files import write_whole
 from tilewise.costmodel.collection import Collection, MeasuredKernel, write_collection
+from tilewise.costmodel.dataset import with_noise
 from tilewise.costmodel.hlo import sequence_features
 from tilewise.costmodel.kernel import make_kernel
 from tilewise.costmodel.schema import DIMENSIONS, TILE_FEATURES, Schema
@@ -74,7 +75,7 @@ def make_collection(store: Store, name: str, telling: float = 0.0) -> Collection
         family = find_family(kind, problem.kernel.problem.family)
         splits[split_of(problem.kernel.program)].append(_kernel(problem, family, own))
     _keep_apart(splits)
-    return Collection(Schema((*TILE_FEATURES, *own), _about(store, name)), splits)
+    return with_noise(Collection(Schema((*TILE_FEATURES, *own), _about(store, name)), splits))
 
 
 def _tells(measured: MeasuredProblem) -> float:
