@@ -1,10 +1,11 @@
 """Matrix multiplication beside NumPy (OpenBLAS) and PyTorch: large, small, skinny and odd shapes.
 
-    python -m benchmarks.gemm [--threads 1] [--only products routing] [--json benchmarks/results/gemm.json]
+    python -m benchmarks.gemm [--threads 1] [--only products routing scaling] [--json benchmarks/results/gemm.json]
 
 Every result is compared with float64 before it is timed. A ratio above 1 means tilewise is faster than the faster peer;
 the geometric mean against NumPy alone is printed at the end. `routing` times, on the same shapes, the implementation
 that the router chooses beside the others that could be fastest: the ratio is the best one's time over the chosen's.
+`scaling` is tilewise beside itself: one thread's time over that of two.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import tilewise
 from benchmarks.harness import Row, Run, compare, write_results
 from tilewise.backend import OptimizedBackend, matmul_native
 
+PARTS = ["products", "routing", "scaling"]
 LARGE = [(512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048)]
 # (m, n, k) as models have them: squares, heads, batches of one, embeddings, im2col of convolutions, classifiers
 SMALL = [
@@ -58,6 +60,19 @@ def routed(m: int, n: int, k: int, threads: int, seed: int, budget_s: float) -> 
     return compare(f"routing {m}×{n}×{k} ({chosen})", threads, runs, budget_s)
 
 
+def scaling(size: int, seed: int, budget_s: float) -> Row:
+    """Two threads beside one, taking turns."""
+    rng = np.random.default_rng(seed)
+    a, b = (rng.standard_normal((size, size)).astype(np.float32) for _ in range(2))
+
+    def run(threads: int) -> None:
+        tilewise.set_num_threads(threads)
+        matmul_native(a, b)
+
+    runs: dict[str, Run] = {"tilewise": partial(run, 2), "one thread": partial(run, 1)}
+    return compare(f"two threads beside one, {size}×{size}×{size}", 2, runs, budget_s)
+
+
 def geometric_mean(rows: list[Row], peer: str) -> float:
     return float(np.exp(np.mean([np.log(r.seconds[peer] / r.seconds["tilewise"]) for r in rows])))
 
@@ -65,7 +80,7 @@ def geometric_mean(rows: list[Row], peer: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--only", choices=["products", "routing"], nargs="+", default=["products", "routing"])
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS[:2])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/gemm.json"))
     options = parser.parse_args()
@@ -83,6 +98,8 @@ def main() -> None:
             worst = min(choices, key=lambda r: r.ratio)
             print(f"the router's choice is never slower than {1 / min(worst.ratio, 1):.2f}× the best ({worst.name})")
             rows += choices
+        if "scaling" in options.only:
+            rows.append(scaling(1024, options.seed, 2.0))
     write_results(options.json, rows)
 
 

@@ -37,7 +37,7 @@ class Line:
 
 LINES = (
     Line("Matrix product, 512 to 2048 cubed", "gemm", r"^(512|1024|2048)×\1×\1$"),
-    Line("Matrix product, small, skinny and odd shapes", "gemm", "", r"^(512|1024|2048)×\1×\1$|choice|chosen"),
+    Line("Matrix product, small, skinny and odd shapes", "gemm", "", r"^(512|1024|2048)×\1×\1$|routing|threads"),
     Line("Convolution networks, forward", "conv", "forward|batch", "training"),
     Line("Training steps", "train_step"),
     Line("Softmax, layer norm, GELU, attention and gradients", "rows", "", "gpt"),

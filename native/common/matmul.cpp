@@ -59,7 +59,7 @@ constexpr int64_t kFewStreamed = 3, kWideStream = 512, kWorthStreaming = 512 << 
 constexpr int64_t kFewTail = 4, kManyColumns = 200, kLongTail = 24;
 // The default tile's blocks (docs/tiles.md says why).
 constexpr int64_t kBlockK = 512, kWholeK = 768, kBlockRows = 54, kOneRowBlock = 192, kManyRows = 512;
-constexpr int64_t kShortK = 12, kFewRows = 16, kShortBlockK = 64;
+constexpr int64_t kShortK = 12, kFewRows = 16, kShortBlockK = 64, kShortBlockFloats = 16384;
 
 // How the transposed product is computed: in tiles; row by row where there are too few accumulators to keep the
 // multipliers busy; in whole rows where they are few and wide.
@@ -341,6 +341,7 @@ int64_t multiply_adds(const Gemm& g) { return g.m * g.n * g.k; }
 // the next begin while this one is written.
 int default_rows(const Gemm& g, int vectors) {
   if (vectors == 4) return g.k < kShortK && g.m > 6 ? 4 : 6;
+  if (vectors == 3 && g.k < kShortK) return 6;
   if (vectors == 1 && g.a_row * 4 % 2048 != 0) return 14;
   return 8;
 }
@@ -390,13 +391,19 @@ GemmTile default_tile(const Gemm& g, int threads) {
   const int lanes = kernels.lanes;
   GemmTile t;
   const int widest = kernels.max_rows[4] >= 4 ? 4 : 2;  // sixteen registers hold 6 x 2 vectors, thirty-two 6 x 4
-  const int vectors = static_cast<int>(std::min<int64_t>(ceil_div(g.n, lanes), widest));
+  const int64_t across = ceil_div(g.n, lanes);
+  // A short k is mostly storing: strips of equal width rather than a narrow last one.
+  const int64_t strips = g.k < kShortK ? ceil_div(across, widest) : 1;
+  const int vectors = static_cast<int>(std::min<int64_t>(ceil_div(across, strips), widest));
   t.nr = vectors * lanes;
   t.mr = std::min(kernels.max_rows[vectors], default_rows(g, vectors));
   t.kc = g.k <= kWholeK ? std::max<int64_t>(g.k, 1) : kBlockK;
+  if (g.n <= t.nr && g.k * t.nr * 4 <= cache_sizes().l2 / 4) t.kc = std::max<int64_t>(g.k, 1);  // one strip
   if (g.m <= kFewRows && g.b_col == 1 && g.k * g.n * 4 > cache_sizes().l3 / 2) t.kc = std::min(g.k, kShortBlockK);
   t.mc = round_up(g.m <= kOneRowBlock ? g.m : kBlockRows, t.mr);
-  if (g.k < kShortK && g.m * g.n * 4 > cache_sizes().l2) t.mc = 4 * t.mr;  // nothing but the result to write, in order
+  if (g.k < kShortK && g.m * g.n * 4 > cache_sizes().l2) {  // nothing but the result to write, in order
+    t.mc = std::max<int64_t>(4 * t.mr, round_up(kShortBlockFloats / g.n, t.mr));
+  }
   const CacheSizes& caches = cache_sizes();
   t.nc = std::max<int64_t>(caches.l3 / 4 / (t.kc * 4) / t.nr, 1) * t.nr;
   t.pack_a = false;
