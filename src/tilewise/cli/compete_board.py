@@ -35,6 +35,10 @@ def _open(where: str, key: Path | None = None, create: bool = False) -> Any:
     return open_board(where, create=create, key=key)
 
 
+def _say(as_json: bool, sentence: str, **facts: Any) -> None:
+    print(json.dumps(facts) if as_json else sentence)
+
+
 def submit(
     event: Annotated[str, typer.Option("--event", help="The event.")] = "MLP_SPRINT",
     entry: Annotated[str, typer.Option("--entry", help="A recipe file, or `reference`.")] = "reference",
@@ -42,7 +46,7 @@ def submit(
     team: Annotated[str, typer.Option(help="Your team, on a local board.")] = "me",
     token: Annotated[str | None, typer.Option(help="Your team's token, for a server; or TILEWISE_TOKEN.")] = None,
     plugin: Annotated[Path | None, typer.Option(help="Open division: the plugin's file (needs a server).")] = None,
-    threads: Annotated[int, typer.Option(min=1, max=64)] = 1,
+    threads: Annotated[int, typer.Option(min=1, max=64, help="Threads of both sides.")] = 1,
     as_json: JsonOption = False,
 ) -> None:
     """Put an entry on a board: measured here for a board file, measured by its workers for a server.
@@ -73,7 +77,7 @@ def board(
     where: BoardOption = DEFAULT_BOARD,
     event: Annotated[str | None, typer.Option(help="One event only.")] = None,
     division: Annotated[str, typer.Option(help="closed or open.")] = "closed",
-    limit: Annotated[int, typer.Option(min=1, max=1000)] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Rows shown.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
     """Show a board, best entries first.
@@ -111,7 +115,7 @@ def _print_board(name: str, division: str, rows: list[dict[str, Any]]) -> None:
 def serve(
     where: BoardOption = DEFAULT_BOARD,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes a free one.")] = 8000,
     workers: Annotated[int, typer.Option(min=0, max=16, help="Processes that re-run entries.")] = 1,
     threads: Annotated[int, typer.Option(min=1, max=64, help="Threads of a re-run.")] = 1,
     truth: Annotated[str | None, typer.Option(help="TILE_OLYMPIAD: the collection only you have.")] = None,
@@ -142,7 +146,7 @@ def serve(
 
 def work(
     where: BoardOption = DEFAULT_BOARD,
-    threads: Annotated[int, typer.Option(min=1, max=64)] = 1,
+    threads: Annotated[int, typer.Option(min=1, max=64, help="Threads of both sides.")] = 1,
     truth: Annotated[str | None, typer.Option(help="TILE_OLYMPIAD: the collection only you have.")] = None,
     key: KeyOption = None,
 ) -> None:
@@ -162,7 +166,7 @@ def work(
 def rerun(
     number: Annotated[int, typer.Argument(help="An entry of the open division.")],
     where: BoardOption = DEFAULT_BOARD,
-    threads: Annotated[int, typer.Option(min=1, max=64)] = 1,
+    threads: Annotated[int, typer.Option(min=1, max=64, help="Threads of both sides.")] = 1,
     key: KeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -225,6 +229,7 @@ def token_revoke(
     identifier: Annotated[str, typer.Argument(help="The token's public name, or the token.")],
     where: BoardOption = DEFAULT_BOARD,
     key: KeyOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Make a token useless.
 
@@ -234,7 +239,7 @@ def token_revoke(
 
     with _open(where, key) as opened:
         revoke_token(opened, identifier)
-    print("revoked")
+    _say(as_json, "revoked", revoked=True)
 
 
 def token_list(where: BoardOption = DEFAULT_BOARD, as_json: JsonOption = False) -> None:
@@ -257,6 +262,7 @@ def event(
     state: Annotated[str, typer.Argument(help="open or close.")],
     where: BoardOption = DEFAULT_BOARD,
     key: KeyOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Open or close an event for new entries.
 
@@ -266,7 +272,7 @@ def event(
         raise ConfigurationError("an event can be opened or closed: say open or close")
     with _open(where, key) as opened, opened.write() as transaction:
         transaction.set_open(name, state == "open")
-    print(f"{name} is {'open' if state == 'open' else 'closed'}")
+    _say(as_json, f"{name} is {'open' if state == 'open' else 'closed'}", event=name, open=state == "open")
 
 
 def disqualify(
@@ -274,6 +280,7 @@ def disqualify(
     reason: Annotated[str, typer.Argument(help="Why; it stays to be seen.")],
     where: BoardOption = DEFAULT_BOARD,
     key: KeyOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Take an entry out of the ranking, with a reason.
 
@@ -281,7 +288,7 @@ def disqualify(
     """
     with _open(where, key) as opened, opened.write() as transaction:
         transaction.disqualify(number, reason)
-    print(f"entry {number} is disqualified")
+    _say(as_json, f"entry {number} is disqualified", entry=number, disqualified=reason)
 
 
 def grades(
@@ -307,6 +314,7 @@ def backup(
     path: Annotated[Path, typer.Argument(help="The file to write.")],
     where: BoardOption = DEFAULT_BOARD,
     key: KeyOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Write the whole board, its key included, to one file that only you can read.
 
@@ -315,13 +323,15 @@ def backup(
     from tilewise.bench.board.backup import back_up
 
     with _open(where, key) as opened:
-        print(f"{back_up(opened, path)} lines in {path}")
+        lines = back_up(opened, path)
+    _say(as_json, f"{lines} lines in {path}", lines=lines, file=str(path))
 
 
 def restore(
     path: Annotated[Path, typer.Argument(help="A backup.")],
     where: BoardOption = DEFAULT_BOARD,
     key: KeyOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Make a new board from a backup; the chain is checked before anything is written.
 
@@ -329,4 +339,5 @@ def restore(
     """
     from tilewise.bench.board.backup import restore as run
 
-    print(f"{run(path, where, key)} links in {where}")
+    links = run(path, where, key)
+    _say(as_json, f"{links} links in {where}", links=links, board=where)
