@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import time
+from pathlib import Path
+
 from tilewise._extension import native
 from tilewise.tour.stops import Bars, Stop, Table, Visit
+
+
+def _busy_with_others(seconds: float = 0.3) -> float:
+    """How many cores other processes use while this one sleeps; 0 where the system does not tell."""
+    before = _busy_ticks()
+    time.sleep(seconds)
+    return max(0, _busy_ticks() - before) / os.sysconf("SC_CLK_TCK") / seconds
+
+
+def _busy_ticks() -> int:
+    try:
+        user, nice, system = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:4]
+    except (OSError, ValueError):
+        return 0
+    return int(user) + int(nice) + int(system)
 
 
 def machine_stop(visit: Visit) -> Stop:
@@ -23,6 +42,13 @@ def machine_stop(visit: Visit) -> Stop:
         f"One thread does {one / 1e9:.0f} GFLOP/s with {active_isa()} instructions, {threads} do {every / 1e9:.0f}; "
         f"memory gives {bandwidth / 1e9:.0f} GB/s.",
     ]
+    busy = _busy_with_others()
+    facts["load"] = busy
+    if busy > 0.3:
+        lines.append(
+            f"Other programs keep {busy:.1f} of its cores busy: the times below are unsteady, and libraries that share "
+            "the cores suffer most. Close them and take the tour again."
+        )
     if native is None:
         lines.append("The compiled kernels are not installed, so everything below runs on NumPy.")
     table = Table(("instructions and threads", "GFLOP/s"), [(name, f"{rate:,.1f}") for name, rate in peaks.items()])
