@@ -97,5 +97,6 @@ def search(
     best = belief.best
     if best is None:
         return Found(None, None, False, "no configuration could be measured", steps)
-    sure = steps[-1].chance <= rule.sure
+    # A rule of 0 was fitted to too little to vouch for anything: then only what was measured whole is sure.
+    sure = index is None or 0 < rule.sure >= steps[-1].chance
     return Found(best, math.exp(belief.measured[best]), sure, reason, steps)
