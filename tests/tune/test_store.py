@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -154,3 +155,23 @@ def test_a_copy_taken_while_writing_is_consistent(tmp_path: Path) -> None:
         store.snapshot(tmp_path / "copy.sqlite")
     with Store(tmp_path / "copy.sqlite") as copy:
         assert copy.counts()["timings"] == 8
+
+
+def _open_at_once(path: str, start: Any) -> None:
+    start.wait()
+    with Store(path) as store:
+        store.counts()
+
+
+def test_several_processes_may_make_one_store_at_the_same_moment(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    for number in range(10):
+        start = context.Event()
+        path = str(tmp_path / f"{number}.sqlite")
+        processes = [context.Process(target=_open_at_once, args=(path, start)) for _ in range(4)]
+        for process in processes:
+            process.start()
+        start.set()
+        for process in processes:
+            process.join()
+        assert [process.exitcode for process in processes] == [0, 0, 0, 0]

@@ -22,6 +22,7 @@ from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 from tilewise.tune.problem import Config, Kernel, Problem
 
 FORMAT = 1
+_PATIENCE = 60.0  # seconds
 _APPLICATION_ID = 0x74776D73  # "twms", in the file's header
 _TABLES = """
 CREATE TABLE machine (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, identity TEXT NOT NULL, details TEXT NOT NULL,
@@ -94,11 +95,12 @@ class Store:
 
     def _open(self) -> None:
         self._db.execute("PRAGMA busy_timeout = 60000")
-        application = self._db.execute("PRAGMA application_id").fetchone()[0]
+        # In this order: whoever makes the tables in between has written its name when they are seen.
         tables = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        application = self._db.execute("PRAGMA application_id").fetchone()[0]
         if tables and application != _APPLICATION_ID:
             raise FileFormatError(f"{self.path} is a database, but not a measurement store of tilewise.")
-        self._db.execute("PRAGMA journal_mode = WAL")
+        self._keep_a_log()
         self._db.execute("PRAGMA synchronous = NORMAL")
         if not tables:
             with self._write():
@@ -113,6 +115,18 @@ class Store:
                 f"{self.path} is a store of format {version} and this tilewise reads format {FORMAT}; "
                 f"use the tilewise that wrote it, or another --store."
             )
+
+    def _keep_a_log(self) -> None:
+        """Write-ahead logging, so that readers and writers do not wait for each other. Two processes that open a new
+        store at once are refused at once, without the usual waiting, and have to try again."""
+        until = time.monotonic() + _PATIENCE
+        while self._db.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+            try:
+                self._db.execute("PRAGMA journal_mode = WAL")
+            except sqlite3.OperationalError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.02)
 
     @contextlib.contextmanager
     def _write(self) -> Iterator[None]:
