@@ -32,8 +32,8 @@ ELSEWHERE = {
 }
 
 
-def blocks(page: Path) -> list[str]:
-    found = re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.M | re.S)
+def blocks(page: Path, kind: str = "sh") -> list[str]:
+    found = re.findall(rf"^```(?:{kind})\n(.*?)^```", page.read_text(), re.M | re.S)
     lines = [line.split(" #")[0].strip() for block in found for line in block.splitlines()]
     return [line for line in lines if line]
 
@@ -44,8 +44,9 @@ def inline(page: Path) -> list[str]:
 
 
 def documented() -> list[tuple[str, str]]:
-    rows = [(page, command) for page in PAGES for command in [*blocks(page), *inline(page)]]
-    return sorted({(str(page.relative_to(ROOT)), command) for page, command in rows if command.startswith("tilewise ")})
+    rows = [(page, command) for page in PAGES for command in [*blocks(page, "sh|bash"), *inline(page)]]
+    apart = [(str(page.relative_to(ROOT)), part) for page, command in rows for part in command.split(" && ")]
+    return sorted({(page, command) for page, command in apart if command.startswith("tilewise ")})
 
 
 @pytest.fixture(scope="module")
