@@ -226,9 +226,25 @@ def _sweep(seed: int, count: int) -> Iterator[Problem]:
         )  # fmt: skip
 
 
+def _products(seed: int, count: int) -> Iterator[Problem]:
+    """Matrix products alone, over a wider range than the sweep's: thin, flat, short inner sizes, every number type."""
+    chance = random.Random(seed)
+
+    def size(low: int, high: int, multiple: int) -> int:
+        drawn: float = low * (high / low) ** chance.random()
+        return max(multiple, round(drawn / multiple) * multiple)
+
+    for _ in range(count):
+        dtype = chance.choice(("bf16", "fp16", "tf32"))
+        epilogue, layout = chance.choice(_SWEPT[dtype])
+        m = size(8, 16384, 8) if layout == "tn" else size(1, 16384, 1)
+        yield _linear(dtype, m, size(32, 16384, 8), size(32, 16384, 8), epilogue, layout)
+
+
 _SWEPT = {
     "bf16": (("none", "nn"), ("none", "nt"), ("bias", "nt"), ("bias_gelu", "nt"), ("residual", "nt")),
     "fp16": (("none", "nn"), ("none", "nt"), ("bias", "nt"), ("bias_gelu", "nt"), ("bias_relu", "nn")),
+    "tf32": (("none", "nn"), ("none", "nt"), ("bias_relu", "nn")),
 }
 
 
@@ -246,6 +262,7 @@ def _all_programs() -> Iterator[tuple[str, Iterable[Problem]]]:
             yield f"{name}_{dtype}_t{tokens}", _mixture(experts, width, hidden, dtype, tokens)
     for name, seed, count in (("sweep_a", 1, 24), ("sweep_b", 2, 4), ("sweep_c", 3, 5)):
         yield name, _sweep(seed, count)
+    yield "products", _products(4, 90)
 
 
 def gpu_kernels() -> list[Kernel]:
