@@ -8,6 +8,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #ifndef TW_ISA
@@ -46,6 +48,14 @@ TW_INLINE vf load(const float* p) {
 }
 TW_INLINE void store(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
 TW_INLINE vf splat(float x) { return x - vf{}; }
+
+// acc + a * b where two loops must round alike: left to itself, the compiler takes a vector with missing lanes apart and
+// may fuse in one loop what it does not in the other.
+#if defined(__aarch64__)
+TW_INLINE vf multiply_add(vf acc, vf a, vf b) { return (vf)vfmaq_f32((float32x4_t)acc, (float32x4_t)a, (float32x4_t)b); }
+#else
+TW_INLINE vf multiply_add(vf acc, vf a, vf b) { return acc + a * b; }
+#endif
 
 // The first `n` lanes (0 <= n <= kLanes); memory past them is neither read nor written.
 #if defined(__AVX512F__)

@@ -117,7 +117,7 @@ TW_INLINE void dot_step(const DotArgs& d, int64_t p, int lanes, bool whole, vf (
     const float* at = d.outer + o * d.outer_row + p;
     const vf v = whole ? load(at) : load_first(at, lanes);
 #pragma GCC unroll 8
-    for (int i = 0; i < I; ++i) acc[o * I + i] += v * kept[i];
+    for (int i = 0; i < I; ++i) acc[o * I + i] = multiply_add(acc[o * I + i], v, kept[i]);
   }
 }
 
@@ -197,14 +197,14 @@ TW_INLINE void dot_pair(const float* a, const float* b, const float* other, int6
 #pragma GCC unroll 4
   for (; p + kLanes <= k; p += kLanes) {
     const vf x = load(a + p);
-    s += x * load(b + p);
-    t += x * load(other + p);
+    s = multiply_add(s, x, load(b + p));
+    t = multiply_add(t, x, load(other + p));
   }
   if (p < k) {
     const int lanes = static_cast<int>(k - p);
     const vf x = load_first(a + p, lanes);
-    s += x * load_first(b + p, lanes);
-    t += x * load_first(other + p, lanes);
+    s = multiply_add(s, x, load_first(b + p, lanes));
+    t = multiply_add(t, x, load_first(other + p, lanes));
   }
   sum = s;
   other_sum = t;
