@@ -6,7 +6,10 @@ import importlib
 import sys
 import time
 
-ALL = ("gemm", "rows", "conv", "train_step", "int8", "sparse", "decode", "profiling")
+ALL = (
+    "gemm", "rows", "conv", "train_step", "int8", "sparse", "decode", "profiling", "tuning", "replay", "int8_accuracy",
+    "prune_accuracy",
+)  # fmt: skip
 
 
 def main() -> None:

@@ -2,15 +2,21 @@
 
     python -m benchmarks.int8_accuracy [--mnist FOLDER] [--seeds 0 1 2] [--epochs 1] [--out out/int8-accuracy]
 
-MNIST's four IDX files are not shipped; without a folder of them those rows are left out. Models are trained by
-`tilewise fit` into the folder `--out`, and taken from there when they are there already. Points lost are paired: both
-models answer the same images, and the 95 % interval is over images. Perplexity is over the whole validation text.
+MNIST's four IDX files are not shipped; without a folder of them (`--mnist`, $TILEWISE_MNIST) those rows are left
+out. Models are trained by `tilewise fit` into the folder `--out`, and taken from there when they are there
+already. Points lost are paired: both
+models answer the same images, and the 95 % interval is over images. Perplexity is over the whole validation text. One
+row weighs vgg6: its tensors, its file, and what a process grows by for each one it loads.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,15 +24,37 @@ from typing import Any
 import numpy as np
 
 import tilewise
+from benchmarks.harness import today
 from tilewise import Tensor, data, models, no_grad
 from tilewise._files import write_whole
 from tilewise.cli.before_after import answers, image_task, paired_drop
 from tilewise.fit import fit, recipe_for
 from tilewise.nn import Module, functional
-from tilewise.quantize import calibrate, quantize
+from tilewise.quantize import calibrate, quantize, save_quantized
 from tilewise.quantize.observers import OBSERVERS
 
 CALIBRATION_IMAGES = 256
+_GROWTH = """
+import gc, sys
+from tilewise import load, models
+from tilewise.quantize import load_quantized
+
+def read():
+    if sys.argv[1] == "int8":
+        return load_quantized(sys.argv[2])
+    model = models.vgg6()
+    model.load_state_dict(load(sys.argv[2]))
+    return model
+
+def held():
+    gc.collect()
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+first = read()
+before = held()
+models_held = [read() for _ in range(20)]
+print((held() - before) // len(models_held))
+"""
 
 
 def trained(folder: Path, images: str | None, seed: int, epochs: int | None) -> Path:
@@ -80,16 +108,42 @@ def gpt_row() -> dict[str, Any]:
     }
 
 
+def size_row() -> dict[str, Any]:
+    """vgg6 in int8 over vgg6 in float32: bytes of the tensors and of the file, and what one more adds to a process."""
+    model = models.vgg6().eval()
+    int8: Any = quantize(model, [np.random.default_rng(0).standard_normal((8, 3, 32, 32)).astype(np.float32)])
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {"float32": Path(folder) / "float32.safetensors", "int8": Path(folder) / "int8.safetensors"}
+        tilewise.save(model, paths["float32"])
+        save_quantized(int8, paths["int8"])
+        grown = {kind: _growth(kind, path) for kind, path in paths.items()}
+        disk = {kind: path.stat().st_size for kind, path in paths.items()}
+    held = sum(tensor.data.nbytes for _, tensor in model.named_tensors())
+    return {
+        "model": "vgg6, size",
+        "held": int8.nbytes / held,
+        "disk": disk["int8"] / disk["float32"],
+        "grows float32 MB": grown["float32"] / 1e6,
+        "grows int8 MB": grown["int8"] / 1e6,
+    }
+
+
+def _growth(kind: str, path: Path) -> int:
+    command = [sys.executable, "-c", _GROWTH, kind, str(path)]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mnist", type=Path, default=None)
+    parser.add_argument("--mnist", type=Path, default=os.environ.get("TILEWISE_MNIST"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=1, help="of the MNIST training")
     parser.add_argument("--out", type=Path, default=Path("out/int8-accuracy"))
+    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/int8_accuracy.json"))
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     tilewise.set_num_threads(options.threads)
-    rows = list(shown(gpt_row()))
+    rows = [*shown(gpt_row()), *shown(size_row())]
     for row in image_rows("digits cnn as shipped", None, None, 0):
         rows += shown(row)
     for seed in options.seeds:
@@ -101,7 +155,7 @@ def main() -> None:
             weights = trained(options.out / f"mnist-{seed}", folder, seed, options.epochs)
             for row in image_rows("MNIST cnn", folder, weights, seed):
                 rows += shown(row)
-    write_whole(options.out / "accuracy.json", (json.dumps(rows, indent=1) + "\n").encode())
+    write_whole(options.json, (json.dumps({"date": today(), "accuracy": rows}, indent=1) + "\n").encode())
 
 
 def shown(row: dict[str, Any]) -> Iterator[dict[str, Any]]:

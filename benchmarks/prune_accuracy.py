@@ -2,8 +2,9 @@
 
     python -m benchmarks.prune_accuracy [--mnist FOLDER] [--seeds 0 1 2] [--out out/prune-accuracy]
 
-MNIST's four IDX files are not shipped; without a folder of them those rows are left out. Models are trained by
-`tilewise fit` into the folder `--out`, and taken from there when they are there already. Points lost are paired: both
+MNIST's four IDX files are not shipped; without a folder of them (`--mnist`, $TILEWISE_MNIST) those rows are left
+out. Models are trained by `tilewise fit` into the folder `--out`, and taken from there when they are there
+already. Points lost are paired: both
 models answer the same images of the whole test set, and the 95 % interval is over images.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,7 +74,7 @@ def shrink_row(threads: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mnist", type=Path, default=None)
+    parser.add_argument("--mnist", type=Path, default=os.environ.get("TILEWISE_MNIST"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=1, help="of the MNIST training")
     parser.add_argument("--out", type=Path, default=Path("out/prune-accuracy"))

@@ -1,28 +1,35 @@
-"""The results in README.md and docs/results.md, written from the JSON files of `make bench` and from nothing else; and
-the figures of the data cards, from the collections themselves.
+"""The figures in README.md and docs/, written from the JSON files of `make bench`, the embedded collections and the
+shipped models, and from nothing else.
 
 `python -m benchmarks.tables` writes them; `--check` only says whether they are up to date, and a test calls it, so a
-number that nobody measured cannot stay.
+number that nobody measured cannot stay. docs/results.md is written whole. Other pages hold sections,
+
+    <!-- results NAME: written by `python -m benchmarks.tables` -->
+    ...
+    <!-- end of results -->
+
+and single figures inside sentences, `<!--figure NAME-->1.59<!--/figure-->`; `benchmarks.figures` knows the names.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from benchmarks import replay
+from benchmarks.figures import FIGURES, SECTIONS
+from benchmarks.results_files import RESULTS, ROOT, geometric, read, read_any, rows, table
 
-from tilewise.costmodel.describe import describe
-
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
-BEGIN, END = "<!-- results: written by `python -m benchmarks.tables` -->", "<!-- end of results -->"
+_SECTION = re.compile(
+    r"(<!-- results ([\w ]+): written by `python -m benchmarks.tables` -->\n).*?(<!-- end of results -->)", re.S
+)
+_FIGURE = re.compile(r"(<!--figure ([\w -]+)-->).*?(<!--/figure-->)", re.S)
 
 
 @dataclass(frozen=True)
@@ -51,30 +58,22 @@ LINES = (
 )
 
 
-def read(name: str) -> dict[str, Any]:
-    """One results file, or an empty one where it was not written yet."""
-    path = RESULTS / f"{name}.json"
-    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found if isinstance(found, dict) and "rows" in found else {"rows": []}
-
-
 def summary() -> str:
     """README's table."""
-    lines = ["| | beside | ratio: typical (worst to best) | cases | threads | measured |", "|---|---|---|---|---|---|"]
+    cells = []
     for line in LINES:
-        found = read(line.file)
-        rows = [r for r in found["rows"] if re.search(line.names, r["name"]) and not re.search(line.without, r["name"])]
-        for threads in sorted({row["threads"] for row in rows}):
-            lines.append(_summary_line(line.label, [r for r in rows if r["threads"] == threads], threads, found))
-    return "\n".join(lines)
+        found = rows(line.file, line.names, line.without)
+        for threads in sorted({row["threads"] for row in found}):
+            cells.append(_summary_line(line, [r for r in found if r["threads"] == threads], threads))
+    headings = ("", "beside", "ratio: typical (worst to best)", "cases", "threads", "measured")
+    return f"{table(headings, cells)}\n\n{machine_sentence()}"
 
 
-def _summary_line(label: str, rows: list[dict[str, Any]], threads: int, found: dict[str, Any]) -> str:
-    ratios = [row["ratio"] for row in rows]
-    mean = math.exp(sum(math.log(ratio) for ratio in ratios) / len(ratios))
-    peers = ", ".join(dict.fromkeys(who for row in rows for who in row["seconds"] if who != "tilewise"))
-    spread = f"{mean:.2f}× ({min(ratios):.2f} to {max(ratios):.2f})"
-    return f"| {label} | {peers} | {spread} | {len(rows)} | {threads} | {found.get('date', 'undated')} |"
+def _summary_line(line: Line, found: list[dict[str, Any]], threads: int) -> list[str]:
+    ratios = [row["ratio"] for row in found]
+    peers = ", ".join(dict.fromkeys(who for row in found for who in row["seconds"] if who != "tilewise"))
+    spread = f"{geometric(ratios):.2f}× ({min(ratios):.2f} to {max(ratios):.2f})"
+    return [line.label, peers, spread, str(len(found)), str(threads), read(line.file).get("date", "undated")]
 
 
 def machine_sentence() -> str:
@@ -96,73 +95,58 @@ def all_results() -> str:
     ]
     for path in sorted(RESULTS.glob("*.json")):
         found = read(path.stem)
-        if not found["rows"]:
-            continue
-        parts += ["", f"## {path.stem}", "", f"Measured {found.get('date', 'undated')}.", ""]
-        parts += ["| case | threads | fastest peer | ratio |", "|---|---|---|---|"]
-        parts += [_case(row) for row in found["rows"]]
-    return "\n".join(parts) + "\n"
+        if found["rows"]:
+            parts += ["", f"## {path.stem}", "", f"Measured {found.get('date', 'undated')}.", ""]
+            parts.append(table(("case", "threads", "fastest peer", "ratio"), map(_case, found["rows"])))
+    return "\n".join([*parts, "", "## Accuracy after pruning", "", pruning()]) + "\n"
 
 
-def _case(row: dict[str, Any]) -> str:
+def _case(row: dict[str, Any]) -> list[str]:
     peers = {who: seconds for who, seconds in row["seconds"].items() if who != "tilewise"}
     fastest = min(peers, key=lambda who: peers[who]) if peers else ""
-    return f"| {row['name']} | {row['threads']} | {fastest} | {row['ratio']:.2f}× |"
+    return [row["name"], str(row["threads"]), fastest, f"{row['ratio']:.2f}×"]
 
 
-def card(collection: str) -> str:
-    """The figures of an embedded collection, for its data card."""
-    found = describe(collection, progress=False)
-    parts = ", ".join(f"{name} {s.kernels} kernels of {s.programs} programs" for name, s in found.splits.items())
-    noise = np.concatenate(list(found.deviations.values()))
-    lower, upper = np.quantile(noise, [0.75, 0.9])
-    total = found.total
-    assert total is not None
-    lines = [
-        "| | |",
-        "|---|---|",
-        f"| contents | {total.kernels} kernels in {len(found.families)} families, {total.configs:,} configurations |",
-        f"| splits | {parts}; by architecture |",
-        f"| noise | median relative deviation of the repeats {total.noise or 0:.2%}; 75 % of the pairs below "
-        f"{lower:.1%}, 90 % below {upper:.1%} |",
-        "",
-        "| family | kernels | configurations | worst over best | median over best | fixed choice | default | noise |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {name} | {g.kernels} | {g.configs:,} | {g.spread:.1f}× | {g.median_config:.2f}× | +{g.fixed_loss:.0%} "
-        f"| +{g.default_loss:.0%} | {g.noise or 0:.2%} |"
-        for name, g in found.families.items()
-    ]
-    return "\n".join(lines)
+def pruning() -> str:
+    """Points lost at each sparsity, with the share of the dense file that is left where it was written."""
+    cells = []
+    for row in read_any("prune_accuracy") or []:
+        if "sparsity" in row:
+            lost = f"{row['points lost']:.2f} ({row['interval'][0]:.2f} to {row['interval'][1]:.2f})"
+            size = f"{row['file']:.3f}" if "file" in row else ""
+            name = f"{row['model']}, seed {row['seed']}"
+            cells.append((name, f"{row['sparsity']:.0%}", row["then"], f"{row['dense %']:.2f} %", lost, size))
+    headings = ("model", "zeros", "then", "dense", "points lost (95 % interval)", "file, of the dense one's")
+    return table(headings, cells)
 
 
-def _replaced(path: Path, block: str) -> str:
-    """The text of a page with what stands between its marks replaced."""
-    before, rest = path.read_text(encoding="utf-8").split(BEGIN)
-    return f"{before}{BEGIN}\n{block}\n{END}{rest.split(END)[1]}"
+def filled(text: str, sections: Mapping[str, Callable[[], str]], figures: Mapping[str, Callable[[], str]]) -> str:
+    """A page with every section and figure it marks written anew; a name that nobody knows is an error."""
+    text = _SECTION.sub(lambda mark: f"{mark[1]}{sections[mark[2]]()}\n{mark[3]}", text)
+    return _FIGURE.sub(lambda mark: f"{mark[1]}{figures[mark[2]]()}{mark[3]}", text)
 
 
 def written() -> dict[Path, str]:
-    """What README.md, docs/results.md and the data cards should hold."""
-    readme, cards = ROOT / "README.md", [ROOT / "docs" / "collections" / f"{name}.md" for name in ("cpu", "h200")]
-    return {
-        readme: _replaced(readme, f"{summary()}\n\n{machine_sentence()}"),
-        ROOT / "docs" / "results.md": all_results(),
-        **{path: _replaced(path, card(path.stem)) for path in cards},
-    }
+    """What README.md and every page under docs/ should hold."""
+    sections = {**SECTIONS, "summary": summary}
+    whole = ROOT / "docs" / "results.md"
+    pages = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if path != whole)]
+    return {whole: all_results()} | {p: filled(p.read_text(encoding="utf-8"), sections, FIGURES) for p in pages}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="only say whether the tables are up to date")
     check = parser.parse_args().check
-    stale = [path for path, text in written().items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    if not replay.up_to_date():
+        if check:
+            sys.exit("results/replay.json tells of other models than those shipped; run python -m benchmarks.tables")
+        replay.main()
+    stale = {p: t for p, t in written().items() if not p.is_file() or p.read_text(encoding="utf-8") != t}
     if check and stale:
-        sys.exit(f"{stale[0].name} does not show what was measured; run python -m benchmarks.tables")
-    for path, text in written().items():
-        if path in stale:
-            path.write_text(text, encoding="utf-8")
+        sys.exit(f"{next(iter(stale)).name} does not show what was measured; run python -m benchmarks.tables")
+    for path, text in stale.items():
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

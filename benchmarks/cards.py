@@ -1,0 +1,85 @@
+"""The figures of the embedded collections, from the collections themselves: for their data cards and their list."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from benchmarks.results_files import read_any, table
+from tilewise.costmodel.dataset import embedded_collections, find_collection, load_dataset
+from tilewise.costmodel.describe import Description, describe
+
+_HARDWARE = {"h200": "NVIDIA H200, Triton kernels", "cpu": "2-core AVX-512 x86, native kernels"}
+
+
+@cache
+def _described(collection: str) -> Description:
+    return describe(collection, progress=False)
+
+
+def listed() -> str:
+    """The collections that come with the package."""
+    lines = []
+    for name in sorted(embedded_collections(), reverse=True):
+        total, families = _described(name).total, _described(name).families
+        assert total is not None
+        hardware = _HARDWARE.get(name, str(_described(name).hardware))
+        link = f"[collections/{name}.md](collections/{name}.md)"
+        lines.append(
+            (f"`{name}`", hardware, f"{total.kernels} in {len(families)} families", f"{total.configs:,}", link)
+        )
+    return table(("name", "hardware", "kernels", "configurations", "card"), lines)
+
+
+def card(collection: str) -> str:
+    """What a collection holds, how noisy it is, and how far apart its configurations are."""
+    found = _described(collection)
+    parts = ", ".join(f"{name} {s.kernels} kernels of {s.programs} programs" for name, s in found.splits.items())
+    lower, upper = np.quantile(np.concatenate(list(found.deviations.values())), [0.75, 0.9])
+    total = found.total
+    assert total is not None
+    contents = f"{total.kernels} kernels in {len(found.families)} families, {total.configs:,} configurations"
+    facts = [
+        ("contents", contents),
+        ("splits", f"{parts}; by architecture"),
+        (
+            "noise",
+            f"median relative deviation of the repeats {total.noise or 0:.2%}; 75 % of the pairs below {lower:.1%}, "
+            f"90 % below {upper:.1%}",
+        ),
+        ("left out", _verdicts(collection)),
+        ("size", f"{find_collection(collection).stat().st_size / 1e6:.1f} MB"),
+    ]
+    headings = ("family", "kernels", "configurations", "worst over best", "median over best", "fixed choice", "default")
+    families = [
+        (
+            name, str(g.kernels), f"{g.configs:,}", f"{g.spread:.1f}×", f"{g.median_config:.2f}×",
+            f"+{g.fixed_loss:.0%}", f"+{g.default_loss:.0%}", f"{g.noise or 0:.2%}",
+        )
+        for name, g in found.families.items()
+    ]  # fmt: skip
+    return table(("", ""), facts) + "\n\n" + table((*headings, "noise"), families)
+
+
+def _verdicts(collection: str) -> str:
+    """Configurations that were measured by no clock: wrong results, and what did not fit the hardware."""
+    verdicts = load_dataset(collection, progress=False).schema.extra.get("verdicts", {})
+    wrong, misfit = (sum(by.get(kind, 0) for by in verdicts.values()) for kind in ("wrong", "misfit"))
+    return f"{wrong} configurations with a wrong result, {misfit} that did not fit"
+
+
+def again(collection: str) -> str:
+    """A second measurement beside the first, as `tilewise collect compare FIRST SECOND --json` told it."""
+    found = read_any(f"again_{collection}")
+    if found is None:
+        return "No second measurement is kept for this collection."
+    below = sum(kernel["rank_correlation"] < 0.9 for kernel in found["kernels"])
+    median, least = (f"{found[key]:.4f}" for key in ("median_correlation", "least_correlation"))
+    return (
+        f"{len(found['kernels'])} of the kernels ({found['configs']:,} configurations) were measured twice: rank\n"
+        f"correlation of the runtimes {median} in the median, {least} "
+        f"at least, below 0.9 for {below or 'none'}; the first\nrun's best configuration was "
+        f"{found['mean_choice_loss']:.2%} slower than the second's best in the mean and "
+        f"{found['largest_choice_loss']:.2%} at most."
+    )

@@ -1,0 +1,216 @@
+"""What the pages under docs/ say in figures: sections (tables) and single figures inside sentences, by name.
+
+A page marks a section with a pair of comments and a single figure with `<!--figure NAME-->…<!--/figure-->`;
+`benchmarks.tables` fills both from here. Every function reads a file of results, or a constant of the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from benchmarks.cards import again, card, listed
+from benchmarks.results_files import RESULTS, geometric, read, read_any, rows, table
+
+NOT_MEASURED = "not measured yet"
+
+
+def gpu_tuning() -> str:
+    """The tuner on a GPU, from the files that `python3 -m tilewise.tune.triton.check --out DIR` wrote there."""
+    groups: list[tuple[str, list[Mapping[str, Any]]]] = []
+    for path in sorted(RESULTS.glob("gpu_tuning*.json")):
+        found = read_any(path.stem).get("problems", [])
+        for is_matmul in (True, False):
+            members = [row for row in found if (row["problem"]["family"] == "matmul") is is_matmul]
+            groups.append((_group_name(members, is_matmul), members))
+    cells = [_gpu_line(name, members) for name, members in groups if members]
+    headings = ("", "first choice, not measured", "five measurements", "default", "tuning time, exhaustive / five")
+    return table((*headings, "worst after five"), cells)
+
+
+def _group_name(members: list[Mapping[str, Any]], is_matmul: bool) -> str:
+    kinds = sorted({row["problem"]["dtype" if is_matmul else "family"].replace("_", " ") for row in members})
+    return f"{'matmul' if is_matmul else 'other families'}, {len(members)} shapes ({', '.join(kinds)})"
+
+
+def _gpu_line(name: str, members: list[Mapping[str, Any]]) -> list[str]:
+    means = [f"{geometric(row[column] for row in members):.3f}" for column in ("first", "five", "default")]
+    quicker = geometric(row["exhaustive_seconds"] / row["five_seconds"] for row in members)
+    return [name, *means, f"{quicker:.0f}", f"{min(row['five'] for row in members):.3f}"]
+
+
+def own_kernels() -> str:
+    """`autotune` on kernels of no family: the first three shapes, and those after them."""
+    cells = []
+    for visit, path in enumerate(sorted(RESULTS.glob("gpu_tuning*.json")), 1):
+        for name, found in read_any(path.stem).get("own", {}).items():
+            first, later = found["shapes"][:3], found["shapes"][3:]
+            cells.append((f"{name} ({found['shapes'][0]['configs']})", str(visit), *_both(first), *_both(later)))
+    headings = ("kernel (configurations)", "visit", "first three shapes", "measurements", "after them", "measurements")
+    return table(headings, sorted(cells))
+
+
+def _both(shapes: list[Mapping[str, Any]]) -> tuple[str, str]:
+    return f"{geometric(s['ratio'] for s in shapes):.3f}", f"{sum(s['measured'] for s in shapes) / len(shapes):.1f}"
+
+
+def replayed() -> str:
+    """Replay on held-out programs, a column for each collection."""
+    found = read_any("replay")["replay"]
+    names = sorted(found, reverse=True)
+    lines: list[tuple[str, Callable[[Mapping[str, Any]], str]]] = [
+        ("kernels", lambda r: str(r["kernels"])),
+        ("the tuner, left to itself", lambda r: f"{100 * r['adaptive']['regret']:.2f} % slower than the best"),
+        ("its measurements, on average", lambda r: f"{r['adaptive']['measurements']:.1f}"),
+        ("the best of the first five choices", lambda r: f"{100 * r['regret']['ours, fixed top k'][4]:.2f} %"),
+        ("the first choice, not measured", lambda r: f"{r['first_choice']:.3f} of the best"),
+        ("the default", lambda r: f"{100 * r['default']:.1f} %"),
+        ("called sure", lambda r: f"{r['sure']:.0%} of the kernels"),
+        ("right when sure", lambda r: "-" if r["right_when_sure"] is None else f"{r['right_when_sure']:.1%}"),
+        ("validation kernels it was fitted on", lambda r: str(r["validation_kernels"])),
+    ]
+    return table(("", *(f"`{n}`" for n in names)), [(what, *(say(found[n]) for n in names)) for what, say in lines])
+
+
+def cpu_tuning() -> str:
+    """The tuner on a CPU against measuring every tile."""
+    found = read_any("tuning")
+    choices = (("first choice, not measured", "first"), ("after five measurements", "five"), ("default", "default"))
+    cells = [
+        (label, f"{found[key]:.3f}", f"{min(row[key] for row in found['problems']):.3f}") for label, key in choices
+    ]
+    note = (
+        f"{len(found['problems'])} shapes, measured {found['date']}; measuring every tile took "
+        f"{found['time_ratio']:.0f} times as long as five."
+    )
+    return table(("", "geometric mean", "worst"), cells) + f"\n\n{note}"
+
+
+def shipped_errors() -> str:
+    """The shipped models on the test programs of their collections, beside what they must beat."""
+    found = read_any("replay")["replay"]
+    cells = [
+        (f"`{name}`: {who}", *(f"{100 * errors[k]:.2f} %" for k in ("top1", "top5", "top10")))
+        for name in sorted(found, reverse=True)
+        for who, errors in found[name]["errors"].items()
+    ]
+    return table(("test programs", "top-1 error", "top-5", "top-10"), cells)
+
+
+def ranking() -> str:
+    """TileRanker beside boosted trees and the course's network, over seeds: `python -m benchmarks.ranking`."""
+    found = read_any("ranking")
+    if found is None:
+        return f"{NOT_MEASURED}: `python -m benchmarks.ranking` writes `benchmarks/results/ranking.json`."
+    cells = []
+    for name, models in found.items():
+        for model, row in models.items():
+            if model == "kernels":
+                continue
+            errors = (f"{row[k][0]:.2f} ± {row[k][1]:.2f} %" for k in ("top1", "top5"))
+            cells.append((f"`{name}`", model, *errors, f"{row['seconds'][0]:.0f} s", str(row["seeds"])))
+    return table(("collection", "model", "top-1 error", "top-5 error", "training", "seeds"), cells)
+
+
+def int8_accuracy() -> str:
+    """Points lost by the worst observer, model by model."""
+    found = [row for row in read_any("int8_accuracy")["accuracy"] if "observer" in row]
+    groups: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for row in found:
+        groups.setdefault((row["model"], row["seed"]), []).append(row)
+    cells = []
+    for (model, seed), members in groups.items():
+        worst = max(members, key=lambda row: (row["points lost"], row["interval"][1]))
+        low, high = worst["interval"]
+        name = model if "shipped" in model else f"{model}, seed {seed}"
+        lost = f"{worst['points lost']:.2f} ({low:.2f} to {high:.2f})"
+        cells.append((name, f"{worst['float32 %']:.2f} %", f"{worst['images']:,}", lost))
+    return table(("model", "float32", "images", "points lost, worst of four observers (95 % interval)"), cells)
+
+
+def profiling_checks() -> str:
+    """The instruments beside their peers."""
+    parts = read_any("profiling")["parts"]
+    flops, memory = parts["flops"], [row["ratio"] for row in parts["memory"].values()]
+    pyperf = [row["ratio"] for row in parts["pyperf"].values()]
+    cost = [row["overhead"] for row in parts["overhead"].values() if isinstance(row, dict)]
+    same, different = parts["same"], parts["different"]
+    cells = [
+        ("FLOPs equal to PyTorch's FlopCounterMode", f"{sum(r['equal'] for r in flops.values())} of {len(flops)}"),
+        ("peak memory over memray's", f"{min(memory):.3f} to {max(memory):.3f} on {len(memory)} workloads"),
+        ("p50 over pyperf's, in turns", f"{min(pyperf):.3f} to {max(pyperf):.3f} on {len(pyperf)} functions"),
+        ("identical functions called different", f"{same['claimed']} of {same['trials']}"),
+        ("functions 5 % apart called different", f"{different['claimed']} of {different['trials']}"),
+        ("what profiling adds to an operation of a millisecond", f"{min(cost):.1%} to {max(cost):.1%}"),
+        ("what it adds when it is off", f"{1e9 * parts['overhead']['off_seconds']:.0f} ns an operation"),
+    ]
+    return table(("check", "found"), cells)
+
+
+@cache
+def _accuracy(model: str) -> Mapping[str, Any]:
+    return next(row for row in read_any("int8_accuracy")["accuracy"] if row["model"] == model)
+
+
+def _ratio(file: str, name: str) -> float:
+    return next(float(row["ratio"]) for row in read(file)["rows"] if row["name"] == name)
+
+
+def _milliseconds(file: str, name: str) -> float:
+    return 1e3 * next(float(row["seconds"]["tilewise"]) for row in read(file)["rows"] if row["name"] == name)
+
+
+def _range(ratios: list[float], digits: int = 2) -> str:
+    return f"{min(ratios):.{digits}f} to {max(ratios):.{digits}f}"
+
+
+_PRODUCTS = "^[0-9]+×[0-9]+×[0-9]+"
+
+
+def _margin() -> str:
+    from tilewise.tune.cpu.bench import MARGIN
+
+    return f"{100 * MARGIN:g} %"
+
+
+def _look_up() -> str:
+    seconds = read_any("tuning")["met_before"]
+    return f"{1e6 * (seconds['on'] - seconds['off']):.1f} µs"
+
+
+SECTIONS: Mapping[str, Callable[[], str]] = {
+    "collections": listed,
+    "card h200": lambda: card("h200"),
+    "card cpu": lambda: card("cpu"),
+    "again h200": lambda: again("h200"),
+    "again cpu": lambda: again("cpu"),
+    "gpu tuning": gpu_tuning,
+    "own kernels": own_kernels,
+    "replay": replayed,
+    "cpu tuning": cpu_tuning,
+    "shipped models": shipped_errors,
+    "ranking": ranking,
+    "int8 accuracy": int8_accuracy,
+    "profiling": profiling_checks,
+}
+
+FIGURES: Mapping[str, Callable[[], str]] = {
+    "chooser margin": _margin,
+    "chooser look-up": _look_up,
+    "int8 products": lambda: _range([r["ratio"] for r in rows("int8", _PRODUCTS + "$")]),
+    "int8 products to float32": lambda: _range([r["ratio"] for r in rows("int8", _PRODUCTS + ", to float32$")], 1),
+    "int8 vgg6": lambda: f"{_ratio('int8', 'vgg6 batch 32'):.2f}",
+    "int8 resnet8 32": lambda: f"{_ratio('int8', 'resnet8 batch 32'):.2f}",
+    "int8 resnet8 1": lambda: f"{_ratio('int8', 'resnet8 batch 1'):.2f}",
+    "int8 vgg6 time": lambda: f"{_milliseconds('int8', 'vgg6 batch 32'):.1f} ms",
+    "int8 vgg6 to direct": lambda: f"{_ratio('int8', 'vgg6 batch 32, to float32 without Winograd'):.1f}",
+    "int8 vgg6 to float32": lambda: f"{_ratio('int8', 'vgg6 batch 32, to float32'):.1f}",
+    "perplexity float32": lambda: f"{_accuracy('gpt 4x128, dynamic')['perplexity float32']:.3f}",
+    "perplexity int8": lambda: f"{_accuracy('gpt 4x128, dynamic')['int8']:.3f}",
+    "perplexity up": lambda: f"{_accuracy('gpt 4x128, dynamic')['up %']:.2f} %",
+    "int8 held": lambda: f"{_accuracy('vgg6, size')['held']:.3f}",
+    "int8 disk": lambda: f"{_accuracy('vgg6, size')['disk']:.3f}",
+    "int8 grows": lambda: f"{_accuracy('vgg6, size')['grows int8 MB']:.2f} MB",
+    "float32 grows": lambda: f"{_accuracy('vgg6, size')['grows float32 MB']:.2f} MB",
+}
