@@ -279,6 +279,16 @@ def gpu_kernels() -> list[Kernel]:
     return kernels
 
 
+def other_problems(seed: int, count: int) -> list[Problem]:
+    """So many problems that are in no program, half of them matrix products: to be ranked, not measured."""
+    taken = {kernel.problem.shape_key for kernel in gpu_kernels()}
+    swept = (problem for round_ in itertools.count() for problem in _sweep(seed + 2 * round_, 50))
+    products = (problem for round_ in itertools.count() for problem in _products(seed + 2 * round_ + 1, 50))
+    fresh = (p for pair in zip(swept, products, strict=False) for p in pair)
+    allowed = (p for p in fresh if p.shape_key not in taken and not _too_big(p))
+    return list(itertools.islice(allowed, count))
+
+
 def _too_big(problem: Problem) -> bool:
     """Half a teraflop or half a gigabyte: minutes of a short visit for one shape."""
     if problem.family in ("matmul", "batched_matmul"):
