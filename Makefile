@@ -9,7 +9,7 @@ NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(shell find native -nam
 HAVE_CXX := $(shell command -v $${CXX:-c++} 2>/dev/null || command -v g++ 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-slow test-docs bench docs lint format sanitize check-arm clean help
+.PHONY: run test test-slow test-docs test-pages bench docs lint format sanitize check-arm clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 14
@@ -24,7 +24,12 @@ test-slow: $(VENV)/.test  ## the checks that take minutes
 	$(BIN)/python -m pytest -m slow
 
 test-docs: $(VENV)/.test  ## run every command line of README and docs as typed
-	$(BIN)/python -m pytest -m slow tests/docs
+	$(BIN)/python -m pytest -m slow tests/docs/test_commands.py
+
+test-pages: $(VENV)/.test  ## the tour's report and every page of the site in Chromium, wide and narrow, light and dark
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || { \
+	  echo "make test-pages needs Chromium: apt-get install chromium"; exit 2; }
+	$(BIN)/python -m pytest -m 'slow or not slow' tests/docs/test_browser.py
 
 bench: $(VENV)/.bench  ## every optimization beside its peers; tables and JSON in benchmarks/results
 	$(BIN)/python -m benchmarks && $(BIN)/python -m benchmarks.tables

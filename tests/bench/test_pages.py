@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from tests.bench.chromium import Browser, find_chromium
 from tests.bench.site import Served
 from tests.bench.test_board import made_up_score, recipe
+from tests.chromium import Browser, find_chromium
 from tilewise.bench.board import open_board
 from tilewise.bench.tokens import create_token
 

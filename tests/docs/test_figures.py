@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import figures, tables
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -98,3 +98,11 @@ def test_a_function_that_never_ends_gives_no_comparison():
 def test_one_function_is_not_a_comparison():
     with pytest.raises(ConfigurationError, match="two functions"):
         Timer().compare({"a": lambda: 1})
+
+
+def test_fewer_rounds_than_a_test_needs_are_given_where_they_are_allowed_and_called_no_difference():
+    result = Timer().compare({"a": lambda: None, "b": lambda: sum(range(20_000))}, runs=2, most_runs=2, fewest_runs=2)
+    assert result.blocks == 1
+    assert not result.different
+    with pytest.raises(ConfigurationError):
+        Timer().compare({"a": lambda: None, "b": lambda: None}, runs=2)

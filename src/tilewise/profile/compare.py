@@ -97,21 +97,24 @@ def compare(
     min_effect: float = 0.02,
     alpha: float = 0.01,
     most_runs: int | None = None,
+    fewest_runs: int = 2 * _FEWEST_BLOCKS,
     time_limit: float | None = None,
 ) -> Comparison:
     """Compare functions against the first of them.
 
     Each is sampled `runs` times; while the interval of a ratio is wider than `min_effect` on either side, sampling goes
-    on up to `most_runs` (four times `runs` unless given). With several ratios the p-values are Holm's.
+    on up to `most_runs` (four times `runs` unless given). With several ratios the p-values are Holm's. Where the time
+    limit leaves fewer than `fewest_runs` of each it is an error; below the default nothing can be called different.
     """
     from tilewise.profile.timer import check_count, check_limit
 
-    check_count("runs", runs, 2 * _FEWEST_BLOCKS)
+    check_count("fewest_runs", fewest_runs, 2)
+    check_count("runs", runs, min(fewest_runs, 2 * _FEWEST_BLOCKS))
     if len(functions) < 2:
         raise ConfigurationError("compare needs at least two functions, as a dictionary of names")
     limit = check_limit(timer.time_limit if time_limit is None else time_limit)
     rounds = _Rounds(functions, timer.sample_seconds / 5, timer.seed)
-    reasons = _sample(rounds, runs // 2, (most_runs or 4 * runs) // 2, min_effect, limit)
+    reasons = _sample(rounds, runs // 2, (most_runs or 4 * runs) // 2, fewest_runs // 2, min_effect, limit)
     return _conclude(timer, rounds, min_effect, alpha, reasons)
 
 
@@ -152,20 +155,20 @@ class _Rounds:
         return logs
 
 
-def _sample(rounds: _Rounds, fewest: int, most: int, min_effect: float, limit: float) -> list[str]:
+def _sample(rounds: _Rounds, wanted: int, most: int, fewest: int, min_effect: float, limit: float) -> list[str]:
     started = time.perf_counter()
     before = read_machine()
     try:
         with time_limit(limit):
             rounds.start()
             before = read_machine()
-            target = fewest
+            target = wanted
             while rounds.blocks < target:
                 rounds.run_block()
                 if rounds.blocks == target and target < most and _too_wide(rounds, min_effect):
                     target = min(2 * target, most)
     except TimeIsUp:
-        if rounds.blocks < _FEWEST_BLOCKS:
+        if rounds.blocks < fewest:
             spent = time.perf_counter() - started
             raise TimeLimitError(
                 f"the functions were compared in only {rounds.blocks} rounds when {spent:.3g} s were over; "

@@ -26,7 +26,7 @@ from tilewise._files import write_whole
 from tilewise.errors import TilewiseError
 from tilewise.profile.files import cache_directory
 
-_SCHEMA = 2
+_SCHEMA = 3
 _SIZES = [16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]
 
 
@@ -144,7 +144,7 @@ def measure_machine(sizes: list[int] | None = None, seconds: float = 0.02) -> Ma
     counts = sorted({1, *(n for n in (2, 4, 8, 16, 32, 64, 128) if n < _cpus()), _cpus()})
     sizes = sizes or [s for s in _SIZES if s <= _memory_bytes() // 16]
     if native is None:
-        peaks = [Peak("numpy", 1, _numpy_peak(seconds))]
+        peaks = [Peak("numpy", _library_threads(), _numpy_peak(seconds))]
         bandwidths = [_numpy_bandwidth(size, seconds) for size in sizes]
         method = "estimated with NumPy (matmul and copies), because the extension is not installed"
     else:
@@ -218,6 +218,12 @@ def _fresh_memory(size: int, seconds: float) -> float:
         return float(max(size, 1 << 20) * rounds)
 
     return _best_rate(run, seconds, tries=3)
+
+
+def _library_threads() -> int:
+    """How many threads NumPy's matrix product uses: what the environment says, else every CPU."""
+    asked = (os.environ.get(name, "") for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"))
+    return min([_cpus(), *[int(words) for words in asked if words.isdigit() and int(words)][:1]])
 
 
 def _numpy_peak(seconds: float) -> float:

@@ -37,11 +37,18 @@ def machine_stop(visit: Visit) -> Stop:
         f"{peak.isa}, {peak.threads} thread{'s'[: peak.threads > 1]}": peak.flops_per_second / 1e9
         for peak in ceilings.peaks
     }
-    facts = {"isa": active_isa(), "gflops": one / 1e9, "gflops_all": every / 1e9, "read_gb_per_s": bandwidth / 1e9}
-    lines = [
-        f"One thread does {one / 1e9:.0f} GFLOP/s with {active_isa()} instructions, {threads} do {every / 1e9:.0f}; "
-        f"memory gives {bandwidth / 1e9:.0f} GB/s.",
-    ]
+    facts = {"isa": active_isa(), "gflops": one / 1e9, "gflops_all": every / 1e9, "copy_gb_per_s": bandwidth / 1e9}
+    if native is None:
+        lines = [
+            "The compiled kernels are not installed, so everything below runs on NumPy. Its library multiplies at "
+            f"{every / 1e9:.0f} GFLOP/s with {threads} thread{'s'[: threads > 1]}; memory gives "
+            f"{bandwidth / 1e9:.0f} GB/s."
+        ]
+    else:
+        lines = [
+            f"One thread does {one / 1e9:.0f} GFLOP/s with {active_isa()} instructions, {threads} do "
+            f"{every / 1e9:.0f}; memory gives {bandwidth / 1e9:.0f} GB/s."
+        ]
     busy = _busy_with_others()
     facts["load"] = busy
     if busy > 0.3:
@@ -49,7 +56,5 @@ def machine_stop(visit: Visit) -> Stop:
             f"Other programs keep {busy:.1f} of its cores busy: the times below are unsteady, and libraries that share "
             "the cores suffer most. Close them and take the tour again."
         )
-    if native is None:
-        lines.append("The compiled kernels are not installed, so everything below runs on NumPy.")
     table = Table(("instructions and threads", "GFLOP/s"), [(name, f"{rate:,.1f}") for name, rate in peaks.items()])
     return Stop("This machine", facts, lines, [table], [Bars("Arithmetic", "GFLOP/s", peaks)])

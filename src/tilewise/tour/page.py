@@ -9,8 +9,6 @@ from importlib.resources import files
 
 from tilewise.tour.stops import Bars, Stop, Table
 
-_WIDTH, _ROW, _LABEL = 860, 30, 250
-
 
 def page(stops: Sequence[Stop], when: str) -> str:
     """The whole page as text."""
@@ -28,7 +26,7 @@ def page(stops: Sequence[Stop], when: str) -> str:
 
 def _section(number: int, stop: Stop) -> str:
     lines = "".join(f"<p>{escape(line)}</p>" for line in stop.lines)
-    charts = "".join(f"<figure><figcaption>{escape(c.title)}</figcaption>{bars_svg(c)}</figure>" for c in stop.charts)
+    charts = "".join(f"<figure><figcaption>{escape(c.title)}</figcaption>{bars(c)}</figure>" for c in stop.charts)
     tables = "".join(_table(table) for table in stop.tables)
     return f'<section id="stop{number}"><h2>{number}. {escape(stop.title)}</h2>{lines}{charts}{tables}</section>'
 
@@ -39,23 +37,17 @@ def _table(table: Table) -> str:
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
-def bars_svg(chart: Bars) -> str:
-    """Horizontal bars with their values written at the end."""
+def bars(chart: Bars) -> str:
+    """Horizontal bars with their values written at the end; on a narrow screen the names stand above them."""
     largest = max(chart.values.values(), default=0.0)
-    height = _ROW * len(chart.values) + 24
-    bars = []
-    for place, (name, value) in enumerate(chart.values.items()):
-        length = (_WIDTH - _LABEL - 90) * _share(value, largest, chart.log)
-        top = place * _ROW
-        bars.append(
-            f'<text x="{_LABEL - 10}" y="{top + 19}" text-anchor="end">{escape(name)}</text>'
-            f'<rect x="{_LABEL}" y="{top + 5}" width="{max(length, 1):.1f}" height="{_ROW - 10}" rx="3"/>'
-            f'<text x="{_LABEL + length + 8:.1f}" y="{top + 19}">{_number(value)}</text>'
-        )
+    rows = "".join(
+        f'<div><span>{escape(name)}</span><p><i style="--share:{_share(value, largest, chart.log):.4f}"></i>'
+        f"{_number(value)}</p></div>"
+        for name, value in chart.values.items()
+    )
     scale = " (logarithmic)" if chart.log else ""
-    unit = f'<text class="soft" x="{_LABEL}" y="{height - 6}">{escape(chart.unit)}{scale}</text>'
     label = escape(f"{chart.title}: " + ", ".join(f"{name} {_number(value)}" for name, value in chart.values.items()))
-    return f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{label}">{"".join(bars)}{unit}</svg>'
+    return f'<div class="bars" role="img" aria-label="{label}">{rows}<small>{escape(chart.unit)}{scale}</small></div>'
 
 
 def _share(value: float, largest: float, log: bool) -> float:

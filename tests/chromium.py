@@ -21,6 +21,13 @@ def find_chromium() -> str | None:
     )
 
 
+def _is_complaint(message: dict[str, Any]) -> bool:
+    """What a developer would find in red or yellow in the console."""
+    if message.get("method") == "Runtime.consoleAPICalled":
+        return message["params"]["type"] in ("error", "warning", "assert")
+    return message.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded")
+
+
 class Browser:
     """One page of a headless Chromium."""
 
@@ -70,7 +77,7 @@ class Browser:
             message["sessionId"] = self._session
         os.write(self._write, json.dumps(message).encode() + b"\0")
         while True:
-            answer = self._next(30.0)
+            answer = self._next(120.0)
             if answer.get("id") == number:
                 assert "error" not in answer, answer
                 result: dict[str, Any] = answer["result"]
@@ -85,7 +92,7 @@ class Browser:
         message: dict[str, Any] = json.loads(line)
         if message.get("method") == "Network.requestWillBeSent":
             self.requests.append(message["params"]["request"]["url"])
-        if message.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded"):
+        if _is_complaint(message):
             self.errors.append(json.dumps(message["params"])[:300])
         return message
 
