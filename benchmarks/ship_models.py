@@ -15,6 +15,7 @@ import argparse
 import functools
 import json
 import multiprocessing
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -35,7 +36,7 @@ from tilewise.tune.problem import Problem
 from tilewise.tune.replay import recalibrate
 
 FOLDER = Path(__file__).parents[1] / "src" / "tilewise" / "costmodel" / "shipped_models"
-TEACHER = {"epochs": 1, "model_kwargs": {"hidden_dim": 128, "members": 4}}
+TEACHER = {"epochs": 60, "model_kwargs": {"hidden_dim": 96, "members": 4}}
 STUDENT = {"epochs": 60, "model_kwargs": {"hidden_dim": 96, "members": 1, "dropout": 0.0}, "weight_decay": 0.005}
 TEACHERS, STUDENTS, UNMEASURED = 5, 4, 1200
 _SHORTEST_NS = 1e6  # of a kernel that was not measured: runtimes are kept as whole numbers
@@ -79,7 +80,7 @@ def errors(score: Scores, data: Dataset, split: str) -> dict[str, float]:
 def _train_one(collection: str, device: str, out: str, settings: dict[str, Any], seed: int) -> str:
     import torch
 
-    torch.set_num_threads(2)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
     path = Path(out) / f"seed{seed}.safetensors"
     train(load_dataset(collection), "TileRanker", device=device, seed=seed, progress=False, **settings).save(path)
     return str(path)
