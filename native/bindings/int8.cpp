@@ -2,6 +2,7 @@
 // and common/int8_plan.h, whose std::invalid_argument becomes Python's ValueError.
 #include <nanobind/stl/shared_ptr.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <string>
@@ -104,8 +105,29 @@ nb::object layer_conv(const Int8Layer& layer, nb::handle x, int border, nb::hand
   return result;
 }
 
+int64_t tile_field(nb::handle tile, const char* name) {
+  nb::object value = nb::getattr(tile, name, nb::none());
+  int64_t number = 0;
+  if (!nb::try_cast(value, number) || std::abs(number) > std::numeric_limits<int>::max()) {
+    throw nb::value_error((std::string("an integer product's tile must be an Int8Tile with a whole number ") + name).c_str());
+  }
+  return number;
+}
+
+Int8Tile read_tile(nb::handle tile) {
+  Int8Tile t;
+  t.mr = static_cast<int>(tile_field(tile, "mr"));
+  t.nr = static_cast<int>(tile_field(tile, "nr"));
+  t.mc = tile_field(tile, "mc");
+  t.nc = tile_field(tile, "nc");
+  t.kc = tile_field(tile, "kc");
+  t.threads_m = static_cast<int>(tile_field(tile, "threads_m"));
+  t.threads_n = static_cast<int>(tile_field(tile, "threads_n"));
+  return t;
+}
+
 // x (rows, channels rounded up to 4) uint8; kind 0: int32, 1: float32, 2: uint8
-nb::object layer_linear(const Int8Layer& layer, nb::handle x, int kind, nb::handle row_scale, bool relu) {
+nb::object layer_linear(const Int8Layer& layer, nb::handle x, int kind, nb::handle row_scale, bool relu, nb::handle tile) {
   PyArrayObject* in = checked(x, NPY_UINT8, 2, "x");
   const int64_t rows = PyArray_DIM(in, 0), width = PyArray_DIM(in, 1);
   if (kind < 0 || kind > 2 || rows > std::numeric_limits<int>::max()) throw nb::value_error("x does not fit the weights");
@@ -118,11 +140,15 @@ nb::object layer_linear(const Int8Layer& layer, nb::handle x, int kind, nb::hand
     }
     scales = data<const float>(row_scale);
   }
+  const Int8Tile given = tile.is_none() ? Int8Tile() : read_tile(tile);
+  if (const char* problem = tile.is_none() ? nullptr : int8_tile_problem(given, width)) {
+    throw nb::value_error((std::string("this tile cannot be used: ") + problem).c_str());
+  }
   const int64_t columns = form == Int8Out::uint8 ? layer.out_pixel() : layer.geometry().columns;
   const npy_intp shape[2] = {rows, columns};
   nb::object out = new_object(2, shape, kind == 0 ? NPY_INT32 : kind == 1 ? NPY_FLOAT32 : NPY_UINT8);
   GilRelease release(rows * columns * width > 10000);
-  layer.linear(data<const uint8_t>(x), rows, form, scales, relu, data<void>(out));
+  layer.linear(data<const uint8_t>(x), rows, form, scales, relu, data<void>(out), tile.is_none() ? nullptr : &given);
   return out;
 }
 
@@ -287,6 +313,29 @@ nb::list run_plan(const Int8Plan& plan, nb::list arrays) {
   return results;
 }
 
+// --- tiles of a product ---
+
+nb::object tile_problem(nb::handle tile, int64_t k) {
+  const char* problem = int8_tile_problem(read_tile(tile), k);
+  return problem == nullptr ? nb::none() : nb::object(nb::str(problem));
+}
+
+// (mr, nr, mc, nc, kc, threads_m, threads_n)
+nb::tuple default_tile(int64_t m, int64_t n, int64_t k) {
+  const Int8Tile t = default_int8_tile(m, n, k);
+  return nb::make_tuple(t.mr, t.nr, t.mc, t.nc, t.kc, t.threads_m, t.threads_n);
+}
+
+// The tallest register tile of each width there is: [(mr, nr), ...].
+nb::list register_tiles() {
+  nb::list out;
+  for (int panels = 1; panels <= kInt8MaxPanels; ++panels) {
+    const int most = active_int8().max_rows[panels];
+    if (most > 0) out.append(nb::make_tuple(most, panels * kInt8Panel));
+  }
+  return out;
+}
+
 void bind_plan(nb::module_& m) {
   nb::class_<Int8Plan>(m, "Int8Plan")
       .def(nb::init<>())
@@ -336,9 +385,13 @@ void bind_int8(nb::module_& m) {
       .def("set_residual", &Int8Layer::set_residual)
       .def("conv", layer_conv, nb::arg("x"), nb::arg("border"), nb::arg("residual").none(), nb::arg("residual_border"),
            nb::arg("out_border"))
-      .def("linear", layer_linear, nb::arg("x"), nb::arg("kind"), nb::arg("row_scale").none(), nb::arg("relu"))
+      .def("linear", layer_linear, nb::arg("x"), nb::arg("kind"), nb::arg("row_scale").none(), nb::arg("relu"),
+           nb::arg("tile").none() = nb::none())
       .def("weights", layer_weights)
       .def_prop_ro("nbytes", &Int8Layer::nbytes);
+  m.def("int8_tile_problem", tile_problem, nb::arg("tile").none(), nb::arg("k"));
+  m.def("int8_default_tile", default_tile, nb::arg("m"), nb::arg("n"), nb::arg("k"));
+  m.def("int8_register_tiles", register_tiles);
   bind_plan(m);
 }
 

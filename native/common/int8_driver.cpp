@@ -1,7 +1,8 @@
-// What does not depend on the instruction set: the packed layout of integer weights, and the split over threads.
+// What does not depend on the instruction set: the packed layout of integer weights, the tile, the split over threads.
 #include <algorithm>
 #include <cstring>
 
+#include "common/alloc.h"
 #include "common/thread_pool.h"
 #include "kernels/int8.h"
 
@@ -31,25 +32,74 @@ void pack_int8_weights(const int8_t* weights, int columns, int taps, int channel
   }
 }
 
-void run_int8(const Int8Problem& problem) {
-  const int64_t rows = static_cast<int64_t>(problem.images) * problem.height * problem.width;
-  const int panels = (problem.columns + kInt8Panel - 1) / kInt8Panel;
-  if (rows == 0 || panels == 0) return;
+namespace {
+
+int64_t round_to(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+// The sums of a block whose K is cut: one buffer a thread, kept between calls.
+int32_t* sums_of(const Int8Problem& p, const Int8Tile& t, int64_t panels) {
+  if (p.runs != 1 || t.kc >= static_cast<int64_t>(p.groups_per_run) * kInt8Group) return nullptr;
+  thread_local Buffer<int32_t> kept;
+  return kept.grow(t.mc * std::min(t.nc, panels * kInt8Panel));
+}
+
+// The rows of part `i` of `parts`, cut where the default's register tiles end.
+int64_t row_cut(int64_t rows, int i, int parts) { return i == parts ? rows : rows * i / parts / 8 * 8; }
+
+}  // namespace
+
+Int8Tile default_int8_tile(int64_t rows, int64_t columns, int64_t k) {
+  const int* tallest = active_int8().max_rows;
+  const int panels = static_cast<int>(std::max<int64_t>(1, (columns + kInt8Panel - 1) / kInt8Panel));
+  Int8Tile t;
+  // A single row streams its weights, and does so fastest one panel at a time.
+  const int wide = tallest[2] > 0 && rows > 1 && panels > 1 ? 2 : 1;
+  t.mr = rows == 1 ? 1 : wide == 2 ? 8 : tallest[1];
+  t.nr = wide * kInt8Panel;
+  t.mc = std::min<int64_t>(128, std::max<int64_t>(1, rows));
+  t.nc = static_cast<int64_t>((panels + wide - 1) / wide) * t.nr;
+  t.kc = std::max<int64_t>(kInt8Group, round_to(k, kInt8Group));
   // Work below this many multiply-adds is done before a second thread would have woken.
   constexpr int64_t kWorthAThread = 1 << 20;
-  const int64_t work = rows * panels * kInt8Panel * problem.runs * problem.groups_per_run * kInt8Group;
+  const int64_t work = rows * panels * kInt8Panel * k;
   const int threads = static_cast<int>(std::min<int64_t>(num_threads(), std::max<int64_t>(1, work / kWorthAThread)));
+  (rows >= 16 * threads ? t.threads_m : t.threads_n) = rows >= 16 * threads ? threads : std::min(threads, panels);
+  return t;
+}
+
+const char* int8_tile_problem(const Int8Tile& t, int64_t k) {
+  if (t.nr < kInt8Panel || t.nr % kInt8Panel != 0) return "nr must be 16, 32 or 64 columns";
+  const int panels = t.nr / kInt8Panel, most = panels <= kInt8MaxPanels ? active_int8().max_rows[panels] : 0;
+  if (most == 0) return "this instruction set has no register tile of so many columns";
+  if (t.mr < 1 || t.mr > most) return "this instruction set has no register tile of so many rows by so many columns";
+  if (t.mc < 1 || t.mc > kInt8MaxRows) return "mc must be from 1 to 512 rows";
+  if (t.nc < t.nr || t.nc % t.nr != 0) return "nc must be a whole number of register tiles";
+  if (t.nc > 1 << 30) return "nc is too large";
+  if (t.kc < kInt8Group || t.kc % kInt8Group != 0) return "kc must be a whole number of groups of 4";
+  if (t.kc < k && t.mc * t.nc > kInt8MaxSums) return "the sums of an mc x nc block whose K is cut exceed 4 MiB";
+  if (t.threads_m < 1 || t.threads_n < 1 || t.threads_m > kInt8MaxThreads || t.threads_n > kInt8MaxThreads) {
+    return "threads_m and threads_n must be from 1 to 1024";
+  }
+  return nullptr;
+}
+
+void run_int8(const Int8Problem& p) {
+  const int64_t rows = static_cast<int64_t>(p.images) * p.height * p.width;
+  run_int8(p, default_int8_tile(rows, p.columns, static_cast<int64_t>(p.runs) * p.groups_per_run * kInt8Group));
+}
+
+void run_int8(const Int8Problem& p, const Int8Tile& t) {
+  const int64_t rows = static_cast<int64_t>(p.images) * p.height * p.width;
+  const int panels = (p.columns + kInt8Panel - 1) / kInt8Panel;
+  if (rows == 0 || panels == 0) return;
   const auto& kernels = active_int8();
-  if (threads == 1) return kernels.rows(problem, 0, rows, 0, panels);
-  const bool by_rows = rows >= 16 * threads;
-  const int tasks = by_rows ? threads : std::min(threads, panels);
-  parallel_for(tasks, [&](int task) {
-    if (by_rows) {
-      const int64_t first = rows * task / tasks / 8 * 8, last = task + 1 == tasks ? rows : rows * (task + 1) / tasks / 8 * 8;
-      kernels.rows(problem, first, last, 0, panels);
-    } else {
-      kernels.rows(problem, 0, rows, panels * task / tasks, panels * (task + 1) / tasks);
-    }
+  if (t.threads_m * t.threads_n == 1) return kernels.rows(p, t, 0, rows, 0, panels, sums_of(p, t, panels));
+  parallel_for(t.threads_m * t.threads_n, [&](int task) {
+    const int m = task / t.threads_n, n = task % t.threads_n;
+    const int first = static_cast<int>(int64_t{panels} * n / t.threads_n);
+    const int last = static_cast<int>(int64_t{panels} * (n + 1) / t.threads_n);
+    kernels.rows(p, t, row_cut(rows, m, t.threads_m), row_cut(rows, m + 1, t.threads_m), first, last,
+                 sums_of(p, t, last - first));
   });
 }
 

@@ -151,7 +151,8 @@ void Int8Layer::check_linear(int64_t width, Int8Out kind) const {
   require(kind == Int8Out::int32 || scale_.size() > 0 || geometry_.columns == 0, "the layer has no output scale");
 }
 
-void Int8Layer::linear(const uint8_t* x, int64_t rows, Int8Out kind, const float* row_scale, bool relu, void* y) const {
+void Int8Layer::linear(const uint8_t* x, int64_t rows, Int8Out kind, const float* row_scale, bool relu, void* y,
+                       const Int8Tile* tile) const {
   Int8Problem p = problem();
   p.width = static_cast<int>(rows);
   p.in = x;
@@ -162,7 +163,7 @@ void Int8Layer::linear(const uint8_t* x, int64_t rows, Int8Out kind, const float
   p.out_columns = kind == Int8Out::uint8 ? static_cast<int>(out_pixel()) : geometry_.columns;
   p.out = y;
   p.out_grid.column_step = p.out_columns;
-  run_int8(p);
+  tile == nullptr ? run_int8(p) : run_int8(p, *tile);
 }
 
 }  // namespace tw

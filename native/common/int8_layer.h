@@ -60,7 +60,9 @@ class Int8Layer {
 
   // x (rows, in_pixel()) to (rows, columns), or (rows, out_pixel()) for bytes.
   void check_linear(int64_t width, Int8Out kind) const;
-  void linear(const uint8_t* x, int64_t rows, Int8Out kind, const float* row_scale, bool relu, void* y) const;
+  // `tile` null: the default; else one that int8_tile_problem has nothing to say against.
+  void linear(const uint8_t* x, int64_t rows, Int8Out kind, const float* row_scale, bool relu, void* y,
+              const Int8Tile* tile = nullptr) const;
 
  private:
   Int8Problem problem() const;

@@ -1,5 +1,5 @@
-// The register tile of the integer product: up to 8 rows by 2 panels of 16 columns or 16 rows by 1 with AVX-512, 4 by 1
-// elsewhere. Per step of four K values a row is one 32-bit broadcast and a panel one vector load; the dot product of four
+// The register tiles of the integer product: up to 16 rows by 1 panel of 16 columns, 12 by 2 or 6 by 4 with AVX-512, 4 by 1
+// elsewhere; and the loops over blocks around them. Per step of four K values a row is one 32-bit broadcast and a panel one vector load; the dot product of four
 // bytes is one VNNI instruction, or two 16-bit multiply-adds on AVX2. The usual AVX2 instruction for unsigned times signed
 // bytes saturates at 16 bits (255 * 127 * 2 does not fit) and is not used: all sets give the same integers.
 //
@@ -15,11 +15,10 @@ namespace {
 
 constexpr int kVectors = kInt8Panel / kLanes;  // vectors per panel
 #if defined(__AVX512F__)
-constexpr int kMaxRows = 8, kMaxPanels = 2, kOnePanelRows = 16;
+constexpr int kTallest[kInt8MaxPanels + 1] = {0, 16, 12, 0, 6};
 #else
-constexpr int kMaxRows = 4, kMaxPanels = 1, kOnePanelRows = 4;
+constexpr int kTallest[kInt8MaxPanels + 1] = {0, 4, 0, 0, 0};
 #endif
-constexpr int kRowBlock = 128;
 
 typedef uint8_t vb __attribute__((vector_size(kLanes)));
 
@@ -106,8 +105,21 @@ TW_INLINE vi load_bytes(const uint8_t* p, int n) {
 #endif
 }
 
-struct RowOffsets {
-  int64_t in[kRowBlock], out[kRowBlock], residual[kRowBlock];
+struct RowOffsets {  // the odd length keeps the three from lying whole pages apart, where they would get in each other's way
+  int64_t in[kInt8MaxRows + 24], out[kInt8MaxRows + 24], residual[kInt8MaxRows + 24];
+};
+
+// All of K at once: sums start from the offset, stay in registers and are finished.
+struct Whole {};
+
+// The groups of K that are multiplied now; the sums of the block wait in memory and are finished at the end.
+struct Slice {
+  int first, last;
+  int32_t* sums;     // of the block's first row and first panel
+  int64_t row_step;
+  int first_panel;
+
+  TW_INLINE int32_t* at(int row, int column) const { return sums + row * row_step + column - first_panel * kInt8Panel; }
 };
 
 TW_INLINE vi finish_uint8(const Int8Problem& p, vf value, const uint8_t* residual, int lanes) {
@@ -142,12 +154,6 @@ TW_INLINE void finish(const Int8Problem& p, vi sum, int64_t row, int64_t out_off
     const uint8_t* residual = p.residual + residual_offset + column;
     store_bytes(static_cast<uint8_t*>(p.out) + out_offset + column, finish_uint8(p, value, residual, lanes), lanes);
   }
-}
-
-TW_INLINE vi load_offset(const Int8Problem& p, int column) {
-  vi offset;
-  std::memcpy(&offset, p.offset + column, sizeof offset);
-  return offset;
 }
 
 #if defined(__AVX512F__)
@@ -194,7 +200,7 @@ template <int R, int P, bool kResidual>
 TW_INLINE void finish_bytes(const Int8Problem& p, const vi (&acc)[R][P], const RowOffsets& at, int first, int column) {
   const ByteStore to(p);
   __m512 scale[P];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
   for (int v = 0; v < P; ++v) scale[v] = (__m512)load(p.scale + column + v * kLanes);
 #pragma GCC unroll 16
   for (int i = 0; i < R * P; i += 4) {
@@ -233,10 +239,42 @@ TW_INLINE void finish_tile(const Int8Problem& p, const vi (&acc)[R][P * kVectors
   }
 }
 
+TW_INLINE vi load_ints(const int32_t* p) {
+  vi ints;
+  std::memcpy(&ints, p, sizeof ints);
+  return ints;
+}
+
+TW_INLINE void store_ints(int32_t* p, vi ints) { std::memcpy(p, &ints, sizeof ints); }
+
+// acc += rows x weights over `bytes` values of K from `start` on; `w` moves on with them.
+template <int R, int V>
+TW_INLINE void multiply(const uint8_t* const (&rows)[R], int64_t start, int64_t bytes, const int8_t*& w, int64_t panel_bytes,
+                        vi (&acc)[R][V]) {
+  for (int64_t k = start; k < start + bytes; k += kInt8Group) {
+    Weights weights[V];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+      weights[v] = load_weights(w + (v / kVectors) * panel_bytes + (v % kVectors) * kLanes * kInt8Group);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const Activations a = broadcast(rows[r] + k);
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) dot(acc[r][v], a, weights[v]);
+    }
+    w += kInt8Panel * kInt8Group;
+  }
+}
+
+TW_INLINE int64_t panel_bytes_of(const Int8Problem& p) {
+  return static_cast<int64_t>(p.runs) * p.groups_per_run * kInt8Panel * kInt8Group;
+}
+
 template <int R, int P>
-void tile(const Int8Problem& p, const RowOffsets& at, int first, int64_t row, int panel) {
+void tile(const Int8Problem& p, const Whole&, const RowOffsets& at, int first, int64_t row, int panel) {
   constexpr int V = P * kVectors;
-  const int64_t panel_bytes = static_cast<int64_t>(p.runs) * p.groups_per_run * kInt8Panel * kInt8Group;
+  const int64_t panel_bytes = panel_bytes_of(p);
   const int8_t* w = p.weights + panel * panel_bytes;
   const uint8_t* rows[R];
   vi acc[R][V];
@@ -244,34 +282,39 @@ void tile(const Int8Problem& p, const RowOffsets& at, int first, int64_t row, in
   for (int r = 0; r < R; ++r) {
     rows[r] = p.in + at.in[first + r];
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) acc[r][v] = load_offset(p, panel * kInt8Panel + v * kLanes);
+    for (int v = 0; v < V; ++v) acc[r][v] = load_ints(p.offset + panel * kInt8Panel + v * kLanes);
   }
   const int64_t run_bytes = static_cast<int64_t>(p.groups_per_run) * kInt8Group;
-  for (int run = 0; run < p.runs; ++run) {
-    const int64_t start = run * p.run_step;
-    for (int64_t k = start; k < start + run_bytes; k += kInt8Group) {
-      Weights weights[V];
-#pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) {
-        weights[v] = load_weights(w + (v / kVectors) * panel_bytes + (v % kVectors) * kLanes * kInt8Group);
-      }
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        const Activations a = broadcast(rows[r] + k);
-#pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) dot(acc[r][v], a, weights[v]);
-      }
-      w += kInt8Panel * kInt8Group;
-    }
-  }
+  for (int run = 0; run < p.runs; ++run) multiply<R, V>(rows, run * p.run_step, run_bytes, w, panel_bytes, acc);
   finish_tile<R, P>(p, acc, at, first, row, panel);
 }
 
-// One row: matrix times vector, bound by the stream of weights. Four independent sums hide the latency of the dot.
-void tile_one_row(const Int8Problem& p, const RowOffsets& at, int first, int64_t row, int panel) {
+template <int R, int P>
+void tile(const Int8Problem& p, const Slice& slice, const RowOffsets& at, int first, int64_t, int panel) {
+  constexpr int V = P * kVectors;
+  const int64_t panel_bytes = panel_bytes_of(p), start = static_cast<int64_t>(slice.first) * kInt8Group;
+  const int8_t* w = p.weights + panel * panel_bytes + start * kInt8Panel;
+  const uint8_t* rows[R];
+  vi acc[R][V];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    rows[r] = p.in + at.in[first + r];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) acc[r][v] = load_ints(slice.at(first + r, panel * kInt8Panel) + v * kLanes);
+  }
+  multiply<R, V>(rows, start, static_cast<int64_t>(slice.last) * kInt8Group - start, w, panel_bytes, acc);
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) store_ints(slice.at(first + r, panel * kInt8Panel) + v * kLanes, acc[r][v]);
+  }
+}
+
+// One row of whole K: matrix times vector, bound by the stream of weights. Four independent sums hide the latency of the
+// dot.
+void one_row(const Int8Problem& p, const RowOffsets& at, int first, int64_t row, int panel) {
   constexpr int kChains = 4;
-  const int64_t panel_bytes = static_cast<int64_t>(p.runs) * p.groups_per_run * kInt8Panel * kInt8Group;
-  const int8_t* w = p.weights + panel * panel_bytes;
+  const int8_t* w = p.weights + panel * panel_bytes_of(p);
   vi acc[kChains][kVectors] = {};
   for (int run = 0; run < p.runs; ++run) {
     const uint8_t* x = p.in + at.in[first] + run * p.run_step;
@@ -295,40 +338,85 @@ void tile_one_row(const Int8Problem& p, const RowOffsets& at, int first, int64_t
   }
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) {
-    const vi sum = (acc[0][v] + acc[1][v]) + (acc[2][v] + acc[3][v]) + load_offset(p, panel * kInt8Panel + v * kLanes);
-    finish(p, sum, row, at.out[first], at.residual[first], panel * kInt8Panel + v * kLanes);
+    const int column = panel * kInt8Panel + v * kLanes;
+    const vi sum = (acc[0][v] + acc[1][v]) + (acc[2][v] + acc[3][v]) + load_ints(p.offset + column);
+    finish(p, sum, row, at.out[first], at.residual[first], column);
   }
 }
 
-template <int P>
-TW_INLINE void tile_rows(const Int8Problem& p, const RowOffsets& at, int first, int64_t row, int panel, int rows) {
+template <int R, int P, class Part>
+TW_INLINE void tile_if(const Int8Problem& p, const Part& part, const RowOffsets& at, int first, int64_t row, int panel) {
+  if constexpr (R <= kTallest[P]) tile<R, P>(p, part, at, first, row, panel);
+}
+
+template <int P, class Part>
+TW_INLINE void tile_rows(const Int8Problem& p, const Part& part, const RowOffsets& at, int first, int64_t row, int panel,
+                         int rows) {
   switch (rows) {
-    case 1: P == 1 ? tile_one_row(p, at, first, row, panel) : tile<1, P>(p, at, first, row, panel); break;
-    case 2: tile<2, P>(p, at, first, row, panel); break;
-    case 3: tile<3, P>(p, at, first, row, panel); break;
-    case 4: tile<4, P>(p, at, first, row, panel); break;
-#if defined(__AVX512F__)
-    case 5: tile<5, P>(p, at, first, row, panel); break;
-    case 6: tile<6, P>(p, at, first, row, panel); break;
-    case 7: tile<7, P>(p, at, first, row, panel); break;
-    case 8: tile<8, P>(p, at, first, row, panel); break;
-#endif
+    case 1:
+      if constexpr (P == 1 && sizeof(Part) == sizeof(Whole)) {
+        one_row(p, at, first, row, panel);
+      } else {
+        tile_if<1, P>(p, part, at, first, row, panel);
+      }
+      break;
+    case 2: tile_if<2, P>(p, part, at, first, row, panel); break;
+    case 3: tile_if<3, P>(p, part, at, first, row, panel); break;
+    case 4: tile_if<4, P>(p, part, at, first, row, panel); break;
+    case 5: tile_if<5, P>(p, part, at, first, row, panel); break;
+    case 6: tile_if<6, P>(p, part, at, first, row, panel); break;
+    case 7: tile_if<7, P>(p, part, at, first, row, panel); break;
+    case 8: tile_if<8, P>(p, part, at, first, row, panel); break;
+    case 9: tile_if<9, P>(p, part, at, first, row, panel); break;
+    case 10: tile_if<10, P>(p, part, at, first, row, panel); break;
+    case 11: tile_if<11, P>(p, part, at, first, row, panel); break;
+    case 12: tile_if<12, P>(p, part, at, first, row, panel); break;
+    case 13: tile_if<13, P>(p, part, at, first, row, panel); break;
+    case 14: tile_if<14, P>(p, part, at, first, row, panel); break;
+    case 15: tile_if<15, P>(p, part, at, first, row, panel); break;
+    case 16: tile_if<16, P>(p, part, at, first, row, panel); break;
   }
 }
 
-void one_panel(const Int8Problem& p, const RowOffsets& at, int64_t row, int count, int panel) {
-  int i = 0;
-  if (kOnePanelRows > kMaxRows) {
-    for (; i + kOnePanelRows <= count; i += kOnePanelRows) tile<kOnePanelRows, 1>(p, at, i, row + i, panel);
-  }
-  for (; i < count; i += kMaxRows) {
-    tile_rows<1>(p, at, i, row + i, panel, count - i < kMaxRows ? count - i : kMaxRows);
+// `count` rows of the block, `most` at a time, by P panels.
+template <int P, class Part>
+void strip(const Int8Problem& p, const Part& part, const RowOffsets& at, int64_t row, int count, int panel, int most) {
+  for (int i = 0; i < count; i += most) {
+    tile_rows<P>(p, part, at, i, row + i, panel, count - i < most ? count - i : most);
   }
 }
 
-void two_panels(const Int8Problem& p, const RowOffsets& at, int64_t row, int count, int panel) {
-  for (int i = 0; i < count; i += kMaxRows) {
-    tile_rows<kMaxPanels>(p, at, i, row + i, panel, count - i < kMaxRows ? count - i : kMaxRows);
+// A block of panels. What is left over beside whole register tiles is narrower, and as much taller as fits.
+template <class Part>
+TW_INLINE void panels(const Int8Problem& p, const Int8Tile& t, const Part& part, const RowOffsets& at, int64_t row, int count,
+                      int panel, int last_panel) {
+  const int accumulators = t.mr * (t.nr / kInt8Panel);
+  if (t.nr == 4 * kInt8Panel) {
+    for (; panel + 4 <= last_panel; panel += 4) strip<4>(p, part, at, row, count, panel, t.mr);
+  }
+  if (t.nr >= 2 * kInt8Panel) {
+    const int most = accumulators / 2 < kTallest[2] ? accumulators / 2 : kTallest[2];
+    for (; panel + 2 <= last_panel; panel += 2) strip<2>(p, part, at, row, count, panel, most);
+  }
+  const int most = accumulators < kTallest[1] ? accumulators : kTallest[1];
+  for (; panel < last_panel; ++panel) strip<1>(p, part, at, row, count, panel, most);
+}
+
+// A block with K cut: sums start as the offset, go through memory between slices, and are finished when all is in.
+void sliced(const Int8Problem& p, const Int8Tile& t, const RowOffsets& at, int64_t row, int count, int panel, int last_panel,
+            int32_t* sums) {
+  const int depth = static_cast<int>(t.kc / kInt8Group), columns = (last_panel - panel) * kInt8Panel;
+  Slice slice = {0, 0, sums, columns, panel};
+  for (int r = 0; r < count; ++r) std::memcpy(sums + r * slice.row_step, p.offset + panel * kInt8Panel, columns * sizeof(int32_t));
+  while (slice.last < p.groups_per_run) {
+    slice.first = slice.last;
+    slice.last = p.groups_per_run - slice.first < depth ? p.groups_per_run : slice.first + depth;
+    panels(p, t, slice, at, row, count, panel, last_panel);
+  }
+  for (int r = 0; r < count; ++r) {
+    for (int column = panel * kInt8Panel; column < last_panel * kInt8Panel; column += kLanes) {
+      finish(p, load_ints(slice.at(r, column)), row + r, at.out[r], at.residual[r], column);
+    }
   }
 }
 
@@ -353,19 +441,19 @@ void fill_offsets(const Int8Problem& p, int64_t first, int count, RowOffsets& at
   }
 }
 
-void rows(const Int8Problem& p, int64_t first, int64_t last, int first_panel, int last_panel) {
+void rows(const Int8Problem& p, const Int8Tile& t, int64_t first, int64_t last, int first_panel, int last_panel,
+          int32_t* sums) {
   RowOffsets at;
-  for (int64_t block = first; block < last; block += kRowBlock) {
-    const int count = static_cast<int>(last - block < kRowBlock ? last - block : kRowBlock);
-    fill_offsets(p, block, count, at);
-    for (int panel = first_panel; panel < last_panel;) {
-      // A single row streams its weights, and does so fastest one panel at a time.
-      if (kMaxPanels == 2 && count > 1 && panel + 2 <= last_panel) {
-        two_panels(p, at, block, count, panel);
-        panel += 2;
+  const int wide = static_cast<int>(t.nc / kInt8Panel);
+  for (int panel = first_panel; panel < last_panel; panel += wide) {
+    const int end = last_panel - panel < wide ? last_panel : panel + wide;
+    for (int64_t row = first; row < last; row += t.mc) {
+      const int count = static_cast<int>(last - row < t.mc ? last - row : t.mc);
+      fill_offsets(p, row, count, at);
+      if (sums != nullptr) {
+        sliced(p, t, at, row, count, panel, end, sums);
       } else {
-        one_panel(p, at, block, count, panel);
-        panel += 1;
+        panels(p, t, Whole(), at, row, count, panel, end);
       }
     }
   }
@@ -373,7 +461,7 @@ void rows(const Int8Problem& p, int64_t first, int64_t last, int first_panel, in
 
 }  // namespace
 
-const Int8Kernels int8 = {rows};
+const Int8Kernels int8 = {kTallest, rows};
 
 }  // namespace TW_ISA
 }  // namespace tw

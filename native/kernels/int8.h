@@ -60,9 +60,26 @@ inline int64_t int8_packed_bytes(int64_t columns, int64_t groups) {
   return (columns + kInt8Panel - 1) / kInt8Panel * groups * kInt8Panel * kInt8Group;
 }
 
+// How the loops are cut. mr x nr is the register tile: rows, and columns in whole panels; mc rows are multiplied by a block
+// of nc columns (whole panels) at a time, kc values of K (whole groups) at a time; threads_m x threads_n is the grid the
+// result is split into. Only a plain product (one run) is cut along K: a convolution's kc is not looked at.
+struct Int8Tile {
+  int mr = 0, nr = 0;
+  int64_t mc = 0, nc = 0, kc = 0;
+  int threads_m = 1, threads_n = 1;
+};
+
+constexpr int kInt8MaxPanels = 4;         // of a register tile
+constexpr int64_t kInt8MaxRows = 512;     // of a row block: the offsets of its rows are on the stack
+constexpr int64_t kInt8MaxSums = 1 << 20; // of a block whose K is cut: its sums wait in memory
+constexpr int kInt8MaxThreads = 1024;
+
 struct Int8Kernels {
-  // The rows [first, last) of the problem for the panels [first_panel, last_panel).
-  void (*rows)(const Int8Problem& problem, int64_t first, int64_t last, int first_panel, int last_panel);
+  const int* max_rows;  // max_rows[p]: the tallest register tile of p panels, p = 0 ... 4; 0 where there is none
+  // The rows [first, last) of the problem for the panels [first_panel, last_panel). With `sums`, room for mc x nc of them,
+  // K is cut by the tile's kc; with null it is not.
+  void (*rows)(const Int8Problem& problem, const Int8Tile& tile, int64_t first, int64_t last, int first_panel,
+               int last_panel, int32_t* sums);
 };
 
 TW_TABLE(Int8Kernels, int8)
@@ -72,7 +89,14 @@ TW_TABLE(Int8Kernels, int8)
 void pack_int8_weights(const int8_t* weights, int columns, int taps, int channels, int64_t column_step, int64_t tap_step,
                        int64_t channel_step, int8_t* packed, int32_t* column_sums);
 
-// The whole problem, on the threads of the pool.
+// The tile that a product of this shape takes when it is given none (docs/tiles.md says how it is found).
+Int8Tile default_int8_tile(int64_t rows, int64_t columns, int64_t k);
+
+// Why this tile cannot be used for a product of `k` values, or null.
+const char* int8_tile_problem(const Int8Tile& tile, int64_t k);
+
+// The whole problem, on the threads of the pool; with its default tile, or with one that has no int8_tile_problem.
 void run_int8(const Int8Problem& problem);
+void run_int8(const Int8Problem& problem, const Int8Tile& tile);
 
 }  // namespace tw

@@ -18,14 +18,17 @@ from steady_clock import SteadyClock
 
 from tilewise._extension import native
 from tilewise.costmodel import load_dataset
+from tilewise.costmodel.schema import NODE_FEATURES
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 from tilewise.tune import collect
 from tilewise.tune.cpu import collect as cpu_collect
-from tilewise.tune.cpu import conv
+from tilewise.tune.cpu import conv, int8
 from tilewise.tune.cpu.collect import CpuCollector, CpuOptions
 from tilewise.tune.cpu.family import get_family
 from tilewise.tune.cpu.machine import CpuClock
 from tilewise.tune.cpu.matmul import Matmul, config_of, tile_of
+from tilewise.tune.cpu.memory import placed
+from tilewise.tune.cpu.plan import plan
 from tilewise.tune.cpu.programs import cpu_kernels
 from tilewise.tune.export import export_folder, make_collection
 from tilewise.tune.measured import open_measurements
@@ -41,12 +44,19 @@ SHAPES: list[dict[str, Any]] = [
     {"family": "batched_matmul", "batch": 3, "m": 8, "n": 24, "k": 16},
     {"family": "conv2d", "batch": 2, "channels": 5, "height": 16, "width": 13, "filters": 24, "kernel": 3, "padding": 1,
      "epilogue": "bias_relu"},
+    {"family": "int8_matmul", "m": 19, "n": 40, "k": 45, "epilogue": "requantize"},
 ]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def _steady(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_collect, "CpuClock", SteadyClock)
+    monkeypatch.setattr(cpu_collect, "_one_run", steady_run)
+
+
+def steady_run(run: Callable[[], Any]) -> float:
+    run()
+    return 7.5e4
 
 
 def quietly(_: str) -> None:
@@ -69,7 +79,7 @@ def test_a_users_own_shapes_are_measured_and_exported_to_files_that_load(tmp_pat
     assert dataset.schema.config_features[24:] == (
         "register_m", "register_n", "pack_a", "pack_b", "threads_m", "threads_n", "winograd",
     )  # fmt: skip
-    assert [kernel.n_configs for kernel in dataset.train] == [10, 10, 10, 10]
+    assert [kernel.n_configs for kernel in dataset.train] == [10] * len(SHAPES)
     assert all((kernel.config_feat[:, 24:26] > 0).all() for kernel in dataset.train)
 
 
@@ -92,7 +102,7 @@ def test_stopped_within_a_kernel_it_goes_on_from_the_batches_it_has(tmp_path: Pa
     from tilewise.tune.specs import shapes_from
 
     kernels = shapes_from(SHAPES[:1], "test", lambda name, spec: get_family(name).problem(spec))
-    options = CpuOptions(max_configs=25, settings=Settings(rounds=3, max_rounds=3, batch_configs=12))
+    options = CpuOptions(max_configs=25, settings=Settings(rounds=3, max_rounds=3, batch_configs=12, finalists=0))
     with Store(tmp_path / "s.sqlite") as store:
         Stopping(kernels, store, options, quietly).run()
         assert store.counts()["kernels"] == 0
@@ -182,26 +192,85 @@ def many_shapes() -> list[dict[str, Any]]:
     return [{"family": "matmul", "m": 8 + number, "n": 32, "k": 24} for number in range(6)]
 
 
-@needs_native
-@pytest.mark.parametrize("after", [0.5, 0.8, 1.1])
-def test_killed_at_any_moment_it_goes_on_and_every_batch_is_whole(after: float, tmp_path: Path) -> None:
-    path = tmp_path / "s.sqlite"
-    child = multiprocessing.get_context("spawn").Process(target=_collect_in_child, args=(str(path),))
+def _collect_and_tell(path: str, told: str) -> None:
+    """Collect; a byte in `told` for every timing that was taken, written before it goes to the store."""
+    cpu_collect.CpuClock = SteadyClock  # type: ignore[misc]
+    cpu_collect._one_run = steady_run
+    file = os.open(told, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    add = cpu_collect._Recorder.add
+
+    def tell_and_add(self: Any, candidate: Candidate, runtime_ns: float) -> None:
+        os.write(file, b".")
+        add(self, candidate, runtime_ns)
+
+    cpu_collect._Recorder.add = tell_and_add  # type: ignore[method-assign]
+    collect("cpu", shapes=many_shapes()[:2], out=path, configs=30, say=quietly)
+
+
+def _killed_after(path: Path, told: Path, timings: int, more_seconds: float) -> None:
+    """Let a collector take so many timings and a moment more, then kill it."""
+    child = multiprocessing.get_context("spawn").Process(target=_collect_and_tell, args=(str(path), str(told)))
+    enough = (told.stat().st_size if told.exists() else 0) + timings
     child.start()
-    time.sleep(after)
+    while child.is_alive() and not (told.exists() and told.stat().st_size >= enough):
+        time.sleep(0.0005)
+    time.sleep(more_seconds)
     if child.pid is not None and child.is_alive():
         os.kill(child.pid, signal.SIGKILL)
     child.join()
-    before = 0
-    if path.exists():
+
+
+@needs_native
+def test_killed_at_any_moment_it_loses_one_timing_at_most_and_goes_on(tmp_path: Path) -> None:
+    path, told, chance = tmp_path / "s.sqlite", tmp_path / "told", np.random.default_rng(3)
+    for kills in range(1, 6):
+        _killed_after(path, told, int(chance.integers(1, 30)), float(chance.uniform(0, 0.003)))
         with Store(path) as store:
-            before = store.counts()["timings"]
-    result = collect("cpu", shapes=many_shapes(), out=path, configs=30, say=quietly)
-    assert result.in_store["kernels"] == 6
-    assert result.in_store["pairs"] == 6 * 29
-    assert result.in_store["timings"] >= max(before, 3 * 6 * 29)
+            kept = store.counts()["timings"]
+        assert 0 <= told.stat().st_size - kept <= kills
+    result = collect("cpu", shapes=many_shapes()[:2], out=path, configs=30, say=quietly)
+    assert result.in_store["kernels"] == 2
+    assert result.in_store["pairs"] == 2 * 29
+    with Store(path) as store:
+        for kernel in store.kernels():
+            batches = store.batches(kernel)
+            assert not any(batch.open for batch in batches)
+            timed = [key for batch in batches if not batch.disturbed for key in batch.runtime_ns]
+            assert min(timed.count(key) for key in timed) >= 3
     with sqlite3.connect(path) as db:
         assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+@needs_native
+@pytest.mark.parametrize(("drift", "counts"), [(1.02, True), (1.2, False)])
+def test_a_batch_that_was_cut_off_counts_if_the_default_still_takes_what_it_took(
+    drift: float, counts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class CutOffError(Exception):
+        pass
+
+    def cut_off(self: Any, candidate: Candidate, runtime_ns: float) -> None:
+        add(self, candidate, runtime_ns)
+        raise CutOffError
+
+    add = cpu_collect._Recorder.add
+    with monkeypatch.context() as patch:
+        patch.setattr(cpu_collect._Recorder, "add", cut_off)
+        with pytest.raises(CutOffError):
+            gather(tmp_path / "s.sqlite", SHAPES[:1])
+
+    class Drifted(SteadyClock):
+        def time_units(self, units: Any) -> list[float]:
+            return [time * drift for time in super().time_units(units)]
+
+    monkeypatch.setattr(cpu_collect, "CpuClock", Drifted)
+    gather(tmp_path / "s.sqlite", SHAPES[:1])
+    with Store(tmp_path / "s.sqlite") as store:
+        first, *others = store.batches(store.kernels()[0])
+    assert len(first.runtime_ns) == 1
+    assert first.disturbed is not counts
+    again = sum(next(iter(first.runtime_ns)) in batch.runtime_ns for batch in others if len(batch.runtime_ns) == 9)
+    assert again == (2 if counts else 3)
 
 
 @needs_native
@@ -264,8 +333,11 @@ def test_settings_that_mean_nothing_are_one_sentence(options: dict[str, Any], tm
 
 
 def test_the_cpu_programs_meet_the_collections_size_and_share_no_shape_between_splits() -> None:
-    kernels = cpu_kernels()
+    kernels = cpu_kernels(cores=2)
     assert len(kernels) >= 150
+    threads = [kernel.problem.size("threads") for kernel in kernels]
+    assert threads.count(2) >= 80
+    assert sum(kernel.problem.family == "int8_matmul" for kernel in kernels) >= 60
     owner: dict[str, str] = {}
     for kernel in kernels:
         assert owner.setdefault(kernel.problem.shape_key, kernel.program) == kernel.program
@@ -273,8 +345,12 @@ def test_the_cpu_programs_meet_the_collections_size_and_share_no_shape_between_s
     assert len({kernel.name for kernel in kernels}) == len(kernels)
 
 
+def test_a_machine_of_one_core_is_asked_for_one_thread() -> None:
+    assert {kernel.problem.size("threads") for kernel in cpu_kernels(cores=1)} == {1}
+
+
 def test_every_planned_problem_reads_back_from_its_own_json() -> None:
-    for kernel in cpu_kernels():
+    for kernel in cpu_kernels(cores=2):
         spec = json.loads(kernel.problem.key)
         assert get_family(kernel.problem.family).problem(spec) == kernel.problem
 
@@ -329,3 +405,51 @@ def test_a_convolution_whose_kernel_does_not_fit_is_one_sentence() -> None:
     spec = {"family": "conv2d", "batch": 1, "channels": 1, "height": 2, "width": 9, "filters": 1, "kernel": 3}
     with pytest.raises(ConfigurationError, match="larger than its padded input"):
         get_family("conv2d").problem(spec)
+
+
+@needs_native
+@pytest.mark.parametrize("epilogue", ["none", "bias", "bias_relu", "requantize"])
+def test_integer_tiles_stand_for_their_configurations_and_give_numpys_numbers(epilogue: str) -> None:
+    family = get_family("int8_matmul")
+    problem = family.problem({"family": "int8_matmul", "m": 37, "n": 70, "k": 301, "epilogue": epilogue})
+    operands = family.operands(problem, np.random.default_rng(1))
+    expected = family.expected(problem, operands)
+    assert expected.bound == 0
+    for config in family.configs(problem)[::3]:
+        assert int8.config_of(int8.tile_of(config)) == config
+        assert (family.runner(problem, config, operands)() == expected.value).all()
+        tile = family.tile(problem, config)
+        assert [max(a, b) <= c for a, b, c in zip(tile["output"], tile["input"], (301, 301), strict=True)] == [True] * 2
+    graph = family.graph(problem)
+    types = [NODE_FEATURES[column] for column in np.flatnonzero(graph.node_feat.any(axis=0))]
+    assert {"shape_element_type_is_u8", "shape_element_type_is_s8", "shape_element_type_is_s32"} <= set(types)
+
+
+def test_an_integer_product_too_deep_for_32_bits_is_one_sentence() -> None:
+    with pytest.raises(ConfigurationError, match="may exceed 32 bits"):
+        get_family("int8_matmul").problem({"family": "int8_matmul", "m": 1, "n": 1, "k": 70_000})
+
+
+def test_operands_lie_on_cache_lines_of_their_own_and_keep_values_and_order() -> None:
+    rng = np.random.default_rng(0)
+    given = {
+        "a": rng.standard_normal((5, 7), dtype=np.float32),
+        "b": rng.standard_normal((2, 9, 3)).swapaxes(-1, -2),
+        "c": rng.integers(0, 9, 4).astype(np.int32),
+    }
+    for name, array in placed(given).items():
+        assert np.array_equal(array, given[name])
+        assert array.dtype == given[name].dtype
+        assert array.strides == given[name].strides
+        assert array.ctypes.data % 64 == 0
+    again = placed(given)
+    assert [a.ctypes.data % 4096 for a in again.values()] == [a.ctypes.data % 4096 for a in placed(given).values()]
+
+
+@needs_native
+def test_a_plan_counts_what_would_be_measured() -> None:
+    kernels = [kernel for kernel in cpu_kernels(cores=1) if kernel.program.startswith("reference_mlp")]
+    lines = plan(kernels, CpuOptions(max_configs=20))
+    assert sum(line.kernels for line in lines) == len(kernels)
+    assert sum(line.configs for line in lines) == 20 * len(kernels)
+    assert all(line.seconds > 0 for line in lines)

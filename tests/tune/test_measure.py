@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from tilewise.tune.problem import Config, Problem
+from tilewise.tune.rounds import Candidate, time_all
 from tilewise.tune.triton.device import MisfitError
 from tilewise.tune.triton.family import Binary, Launch, get_family
 from tilewise.tune.triton.measure import Batch, Job, Settings, Verdict, measure
@@ -139,3 +142,65 @@ def test_scattered_configurations_get_more_rounds_up_to_the_limit() -> None:
     readings = iter(range(10_000))
     _, batches = _measure(_Device({}, lambda _: 1e6 * (1 + 0.02 * (next(readings) % 2))), rounds=3, max_rounds=5)
     assert max(batch.round for batch in batches) == 4
+
+
+class _ScriptedClock:
+    """Says what the script says of each unit, in the order they are asked for."""
+
+    warm_up_seconds = 0.0
+
+    def __init__(self, script: Callable[[Any, int], float]) -> None:
+        self.script, self.asked = script, 0
+
+    def time_units(self, units: Sequence[Any]) -> list[float]:
+        self.asked += 1
+        return [self.script(unit, self.asked) for unit in units]
+
+    def watch(self) -> dict[str, float]:
+        return {}
+
+
+def _rounds_of(script: Callable[[int, int], float], **settings: Any) -> Counter[int]:
+    """How often each of twenty configurations was timed."""
+    candidates = [Candidate(i, Config.of(i=i), [], unit=i) for i in range(21)]  # type: ignore[arg-type]
+    clock, batches = _ScriptedClock(script), list[Batch]()
+    time_all(clock, Settings(rounds=3, max_rounds=3, batch_configs=32, **settings), candidates, 0, batches.append)
+    return Counter(index for batch in batches for index in batch.configs)
+
+
+def test_the_best_few_are_timed_again_at_the_end() -> None:
+    counted = _rounds_of(lambda unit, _: 1000.0 + 50 * unit, finalists=4, final_rounds=5)
+    assert {index for index, count in counted.items() if count == 8} == {1, 2, 3, 4}
+    assert {count for index, count in counted.items() if index > 4} == {3}
+
+
+def test_configurations_that_lie_close_for_their_scatter_get_more_rounds() -> None:
+    noise = random.Random(0)
+    apart = _rounds_of(lambda unit, _: 1000.0 + 50 * unit + noise.gauss(0, 2), most_rounds=8)
+    close = _rounds_of(lambda unit, _: 1000.0 + 0.5 * unit + noise.gauss(0, 2), most_rounds=8)
+    assert set(apart.values()) == {3}
+    assert set(close.values()) == {8}
+
+
+def test_a_recorder_gets_every_timing_before_the_next_is_taken() -> None:
+    taken: list[str] = []
+
+    class Recorder:
+        def begin(self, number: int, default_ns: float) -> None:
+            taken.append(f"begin {number}")
+
+        def add(self, candidate: Candidate, runtime_ns: float) -> None:
+            taken.append(f"keep {candidate.index}")
+
+    def script(unit: int, _: int) -> float:
+        taken.append(f"time {unit}")
+        return 1000.0
+
+    candidates = [Candidate(i, Config.of(i=i), [], unit=i) for i in range(3)]  # type: ignore[arg-type]
+    settings = Settings(rounds=1, max_rounds=1)
+    time_all(_ScriptedClock(script), settings, candidates, 0, lambda _: taken.append("close"), recorder=Recorder())
+    assert taken[:3] == ["time 0", "time 0", "begin 0"]
+    for place, entry in enumerate(taken[3:7:2], start=3):
+        number = entry.split()[1]
+        assert taken[taken.index(entry) + 1] == f"keep {number}", place
+    assert taken[-2:] == ["time 0", "close"]

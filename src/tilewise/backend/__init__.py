@@ -4,6 +4,7 @@ from tilewise.backend import attention, conv, numpy_ops, numpy_training, rows  #
 from tilewise.backend.conv import default_conv2d_tile
 from tilewise.backend.conv_tiles import ConvTile, conv2d_shape
 from tilewise.backend.gemm import default_matmul_tile, matmul_native, matmul_numpy
+from tilewise.backend.int8_tiles import Int8Tile
 from tilewise.backend.ladder import matmul_blocked, matmul_naive
 from tilewise.backend.registry import Explanation, OptimizedBackend, current_backend, use_backend
 from tilewise.backend.tiles import TileConfig, check_tile, tile_space
@@ -11,6 +12,7 @@ from tilewise.backend.tiles import TileConfig, check_tile, tile_space
 __all__ = [
     "ConvTile",
     "Explanation",
+    "Int8Tile",
     "OptimizedBackend",
     "TileConfig",
     "check_tile",

@@ -3,7 +3,8 @@
 A `TileConfig` is a real parameter of `matmul_native`: it fixes the register tile, the cache blocks, what is packed and
 how threads share the result. `tile_space` lists the feasible ones for a shape, which is what a cost model ranks and a
 tuner measures. The native code has the last word on feasibility (`gemm_tile_problem`); here candidates are proposed.
-Convolution's tiles are in conv_tiles.py; `tile_space` and `check_tile` answer for both operations.
+Convolution's tiles are in conv_tiles.py, the integer product's in int8_tiles.py; `tile_space` and `check_tile` answer
+for all three.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from types import ModuleType
 from typing import Literal, overload
 
 from tilewise._extension import native
-from tilewise.backend import conv_tiles
+from tilewise.backend import conv_tiles, int8_tiles
 from tilewise.backend.conv_tiles import ConvTile
+from tilewise.backend.int8_tiles import Int8Tile
 from tilewise.errors import ConfigurationError, UnavailableError
 
 LAYOUTS = ("nn", "nt", "tn", "tt")
@@ -67,16 +69,20 @@ def tile_space(
 ) -> list[ConvTile]: ...
 @overload
 def tile_space(
-    op: str, shape: tuple[int, ...], *, layout: str | None = None, threads: int | None = None
-) -> list[TileConfig] | list[ConvTile]: ...
+    op: Literal["int8_matmul"], shape: tuple[int, ...], *, layout: str | None = None, threads: int | None = None
+) -> list[Int8Tile]: ...
+@overload
 def tile_space(
     op: str, shape: tuple[int, ...], *, layout: str | None = None, threads: int | None = None
-) -> list[TileConfig] | list[ConvTile]:
+) -> list[TileConfig] | list[ConvTile] | list[Int8Tile]: ...
+def tile_space(
+    op: str, shape: tuple[int, ...], *, layout: str | None = None, threads: int | None = None
+) -> list[TileConfig] | list[ConvTile] | list[Int8Tile]:
     """Every feasible tile for `op` at `shape` on this machine and instruction set.
 
-    The shape is (m, n, k) for matmul; for conv2d it is (n, c, h, w, o, kh, kw, stride, stride, padding, padding,
-    groups), which `conv2d_shape` gives. `threads` is how many tasks share the work; the default is the thread count in
-    force.
+    The shape is (m, n, k) for matmul and int8_matmul; for conv2d it is (n, c, h, w, o, kh, kw, stride, stride, padding,
+    padding, groups), which `conv2d_shape` gives. `threads` is how many tasks share the work; the default is the thread
+    count in force.
 
     >>> len(tile_space("matmul", (512, 512, 512))) >= 200  # doctest: +SKIP
     True
@@ -85,15 +91,21 @@ def tile_space(
     split = module.num_threads() if threads is None else threads
     if op == "conv2d":
         return conv_tiles.feasible(module, _conv_shape(shape, layout), split)
+    if op == "int8_matmul":
+        return int8_tiles.feasible(module, _int8_shape(shape, layout), split)
     m, n, k, transposed = _check(op, shape, layout)
     return [t for t in _candidates(module, m, n, k, split) if module.gemm_tile_problem(t, m, n, k, transposed) is None]
 
 
-def check_tile(op: str, shape: tuple[int, ...], tile: TileConfig | ConvTile, layout: str | None = None) -> None:
+def check_tile(
+    op: str, shape: tuple[int, ...], tile: TileConfig | ConvTile | Int8Tile, layout: str | None = None
+) -> None:
     """Raise a ConfigurationError saying why `tile` cannot be used for `op` at `shape`, if it cannot."""
     module = _require_native()
     if op == "conv2d":
         problem = module.conv_tile_problem(tile, _conv_shape(shape, layout))
+    elif op == "int8_matmul":
+        problem = _int8_problem(module, tile, _int8_shape(shape, layout))
     else:
         m, n, k, transposed = _check(op, shape, layout)
         problem = module.gemm_tile_problem(tile, m, n, k, transposed)
@@ -110,7 +122,7 @@ def _require_native() -> ModuleType:
 def _check(op: str, shape: tuple[int, ...], layout: str | None) -> tuple[int, int, int, bool]:
     """(m, n, k, whether B is transposed) of a matrix product."""
     if op != "matmul":
-        raise ConfigurationError(f"there is no tile space for {op!r}; matmul and conv2d have one")
+        raise ConfigurationError(f"there is no tile space for {op!r}; matmul, conv2d and int8_matmul have one")
     if len(shape) != 3 or min(shape) < 1:
         raise ConfigurationError(f"the shape of a matmul is (m, n, k), all positive, not {shape}")
     if layout is not None and layout not in LAYOUTS:
@@ -122,6 +134,22 @@ def _conv_shape(shape: tuple[int, ...], layout: str | None) -> tuple[int, ...]:
     if layout not in (None, "nchw"):
         raise ConfigurationError(f"the layout of a convolution is 'nchw', not {layout!r}")
     return tuple(shape)
+
+
+def _int8_shape(shape: tuple[int, ...], layout: str | None) -> tuple[int, int, int]:
+    if len(shape) != 3 or min(shape) < 1:
+        raise ConfigurationError(f"the shape of an int8_matmul is (m, n, k), all positive, not {shape}")
+    if layout not in (None, "nt"):
+        raise ConfigurationError(f"the layout of an integer product is 'nt', not {layout!r}")
+    return shape[0], shape[1], shape[2]
+
+
+def _int8_problem(module: ModuleType, tile: object, shape: tuple[int, int, int]) -> str | None:
+    try:
+        problem: str | None = module.int8_tile_problem(tile, shape[2])
+    except ValueError as error:  # not a tile of this operation
+        return str(error)
+    return problem
 
 
 def _register_tiles(module: ModuleType) -> Iterator[tuple[int, int]]:

@@ -19,6 +19,7 @@ _SHAPE = re.compile(r"^\d+(x\d+)+$")
 _SIZES = {
     "matmul": ("m", "n", "k"),
     "batched_matmul": ("batch", "m", "n", "k"),
+    "int8_matmul": ("m", "n", "k"),
     "conv2d": ("batch", "channels", "height", "width", "filters", "kernel"),
     "attention": ("batch", "heads", "queries", "head"),
 }

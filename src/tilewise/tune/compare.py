@@ -19,6 +19,7 @@ from tilewise.costmodel.dataset import embedded_collections, find_collection
 from tilewise.errors import ConfigurationError
 from tilewise.tune.export import make_collection
 from tilewise.tune.measured import open_measurements
+from tilewise.tune.ranks import rank_correlation
 
 
 @dataclass(frozen=True)
@@ -127,19 +128,3 @@ def _agreement(name: str, first: npt.NDArray[np.int64], second: npt.NDArray[np.i
         float(chosen / second.min() - 1),
         float(np.median(second / first)),
     )
-
-
-def rank_correlation(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
-    """Spearman's coefficient, ties sharing their mean rank; 1 where both are constant."""
-    x, y = _ranks(np.asarray(a)), _ranks(np.asarray(b))
-    x, y = x - x.mean(), y - y.mean()
-    scale = float(np.sqrt((x @ x) * (y @ y)))
-    if scale == 0.0:
-        return 1.0 if not (x.any() or y.any()) else 0.0
-    return float(x @ y) / scale
-
-
-def _ranks(values: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return np.asarray((last - (counts - 1) / 2.0)[inverse.reshape(-1)], np.float64)

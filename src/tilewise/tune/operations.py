@@ -29,6 +29,26 @@ def matmul_graph(dtype: str, sizes: tuple[int, int, int, int], layout: str, epil
     return g.build()
 
 
+def int8_matmul_graph(m: int, n: int, k: int, epilogue: str) -> KernelGraph:
+    """Bytes times signed bytes, an offset added to the sums; then nothing, floats (bias, ReLU) or bytes again."""
+    g = GraphBuilder()
+    x, w = g.parameter((m, k), "u8"), g.parameter((k, n), "s8", transposed=True)
+    out = g.add("dot", (m, n), "s32", x, w)
+    out = g.binary("add", out, g.broadcast(g.parameter((n,), "s32"), out.shape, (1,)))
+    if epilogue == "none":
+        return g.build()
+    out = g.convert(out, "f32")
+    out = g.binary("multiply", out, g.broadcast(g.parameter((n,), "f32"), out.shape, (1,)))
+    if epilogue == "requantize":
+        out = g.binary("add", g.unary("round-nearest-even", out), g.spread(out.shape, "f32"))
+        out = g.add("clamp", out.shape, "f32", g.constant("f32"), out, g.constant("f32"))
+        g.convert(out, "u8")
+        return g.build()
+    out = g.binary("multiply", out, g.broadcast(g.parameter((m,), "f32"), out.shape, (0,)))
+    add_epilogue(g, out, epilogue, "f32", channel=1)
+    return g.build()
+
+
 def conv_graph(
     x_shape: Shape,
     w_shape: Shape,

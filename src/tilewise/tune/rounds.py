@@ -1,15 +1,18 @@
 """How runtimes are taken, the same on every machine: shuffled batches in rounds, each with the default beside it.
 
 - A unit is a callable that runs one configuration several times, long enough for the clock.
-- A batch is a handful of units in shuffled order with the default configuration before and after them; it is recorded
-  whole, since its default belongs to it.
-- Each round goes over all configurations once; there are at least `rounds`, and more for those that still scatter.
+- A batch is a handful of units in shuffled order with the default configuration before and after them. With a recorder
+  each timing is handed over as soon as it is taken, between two units; the batch is judged when it closes.
+- Each round goes over all configurations once, so that a drift meets all alike. There are at least `rounds`, more for
+  configurations that still scatter, and more for kernels whose configurations lie close together for their scatter.
+- The best few are timed again at the end: the fastest of many noisy readings is not yet the fastest.
 - A batch whose two default readings disagree with each other or with the kernel's own median, or during which the
   machine was busy with something else, was disturbed: it is kept, marked, and measured again.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
@@ -19,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tilewise.tune.problem import Config
+from tilewise.tune.ranks import rank_correlation
 
 Run = Callable[[], Any]
 
@@ -36,6 +40,10 @@ class Settings:
     disturbed: float = 0.03
     max_sets: int = 16
     slowest_ms: float = 25.0
+    most_rounds: int = 0  # for kernels whose configurations lie close together; 0: as others
+    finalists: int = 0  # the best so many are timed again at the end,
+    final_rounds: int = 0  # so often
+    settle_ms: float = 0.0  # what runs for less than this runs once, uncounted, before it is timed
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,16 @@ class Clock(Protocol):
         """Clock, temperature and the like since the last call; `elsewhere` is the share of time spent on others."""
 
 
+class Recorder(Protocol):
+    """Takes every timing as it comes, outside of what is timed; the batch it belongs to is closed by `report`."""
+
+    def begin(self, number: int, default_ns: float) -> None:
+        """A batch of round `number` begins with this reading of the default."""
+
+    def add(self, candidate: Candidate, runtime_ns: float) -> None:
+        """One configuration of the batch that was begun."""
+
+
 def time_all(
     clock: Clock,
     settings: Settings,
@@ -94,39 +112,113 @@ def time_all(
     seed: int,
     report: Callable[[Batch], None],
     go_on: Callable[[], bool] = lambda: True,
+    recorder: Recorder | None = None,
 ) -> bool:
     """Time all candidates, the default first among them; False if `go_on` said to stop before all was done."""
-    chance = random.Random(seed)
-    default = candidates[0]
-    warm_up(clock, default)
-    defaults: list[float] = []
-    for number in range(settings.max_rounds):
-        order = [candidate for candidate in candidates[1:] if _wants_more(candidate, settings)]
+    timing = _Timing(clock, settings, candidates[0], random.Random(seed), report, go_on, recorder)
+    warm_up(clock, candidates[0])
+    number, others = 0, candidates[1:]
+    for number in range(max(settings.max_rounds, settings.most_rounds)):
+        started = any(len(candidate.times) < settings.rounds for candidate in others)
+        wanted = settings.rounds if started else _rounds_to_tell(others, settings)
+        order = [candidate for candidate in others if _wants_more(candidate, settings, wanted)]
         if not order:
-            return True
-        chance.shuffle(order)
-        queue = [order[i : i + settings.batch_configs] for i in range(0, len(order), settings.batch_configs)]
+            break
+        if not timing.round(number, order):
+            return False
+    finalists = sorted(others, key=lambda c: statistics.median(c.times))[: settings.finalists]
+    return all(timing.round(number + 1 + i, finalists) for i in range(settings.final_rounds if finalists else 0))
+
+
+@dataclass
+class _Timing:
+    """What the rounds of one kernel share."""
+
+    clock: Clock
+    settings: Settings
+    default: Candidate
+    chance: random.Random
+    report: Callable[[Batch], None]
+    go_on: Callable[[], bool]
+    recorder: Recorder | None
+    defaults: list[float] = field(default_factory=list)
+
+    def round(self, number: int, members: Sequence[Candidate]) -> bool:
+        """Everyone once, in a new order; a batch that was disturbed comes again at the end. False: told to stop."""
+        order, size = list(members), self.settings.batch_configs
+        self.chance.shuffle(order)
+        queue = [order[i : i + size] for i in range(0, len(order), size)]
         again = 0
         while queue:
-            if not go_on():
+            if not self.go_on():
                 return False
             chosen = queue.pop(0)
-            batch = _time_batch(clock, settings, default, chosen, number, defaults)
-            report(batch)
+            batch = self._batch(chosen, number)
+            self.report(batch)
             if batch.disturbed and again < 3:
                 again += 1
                 queue.append(chosen)
                 continue
-            defaults.append(batch.default_ns)
+            self.defaults.append(batch.default_ns)
             for candidate, runtime in zip(chosen, batch.runtime_ns, strict=True):
                 candidate.times.append(runtime)
-    return True
-
-
-def _wants_more(candidate: Candidate, settings: Settings) -> bool:
-    if len(candidate.times) < settings.rounds:
         return True
-    return len(candidate.times) < settings.max_rounds and scatter(candidate.times) > settings.scatter
+
+    def _batch(self, chosen: Sequence[Candidate], number: int) -> Batch:
+        """The default, the chosen ones, the default again; and one default before them all that is not counted."""
+        times = self._recorded(chosen, number) if self.recorder is not None else self._at_once(chosen)
+        watch = self.clock.watch()
+        first, last = times[0], times[-1]
+        default_ns, limit = (first + last) / 2, self.settings.disturbed
+        usual = statistics.median([*self.defaults, default_ns])
+        unsteady = abs(first / last - 1) > limit or abs(default_ns / usual - 1) > limit
+        disturbed = unsteady or watch.get("elsewhere", 0.0) > limit
+        return Batch(number, tuple(c.index for c in chosen), tuple(times[1:-1]), default_ns, disturbed, watch)
+
+    def _at_once(self, chosen: Sequence[Candidate]) -> list[float]:
+        members = [self.default, *chosen, self.default]
+        times = self.clock.time_units([_unit(c) for c in (self.default, *members)])[1:]
+        return [time / c.launches for time, c in zip(times, members, strict=True)]
+
+    def _recorded(self, chosen: Sequence[Candidate], number: int) -> list[float]:
+        assert self.recorder is not None
+        self.clock.time_units([_unit(self.default)])
+        times = [self._one(self.default)]
+        self.recorder.begin(number, times[0])
+        for candidate in chosen:
+            times.append(self._one(candidate))
+            self.recorder.add(candidate, times[-1])
+        return [*times, self._one(self.default)]
+
+    def _one(self, candidate: Candidate) -> float:
+        if candidate.estimate_ns < self.settings.settle_ms * 1e6:
+            candidate.runs[0]()  # what the recorder left in the caches is not this configuration's doing
+        return self.clock.time_units([_unit(candidate)])[0] / candidate.launches
+
+
+def _unit(candidate: Candidate) -> Run:
+    assert candidate.unit is not None
+    return candidate.unit
+
+
+def _wants_more(candidate: Candidate, settings: Settings, wanted: int) -> bool:
+    count = len(candidate.times)
+    return count < wanted or (count < settings.max_rounds and scatter(candidate.times) > settings.scatter)
+
+
+def _rounds_to_tell(candidates: Sequence[Candidate], settings: Settings) -> int:
+    """How many repeats put the configurations in an order that a second run would find too.
+
+    If single repeats correlate by r in their ranks, the means of n do by n r / (1 + (n - 1) r) (Spearman and Brown);
+    that is 0.95 from n = 19 (1 - r) / r on. What lies far apart needs no more than the least.
+    """
+    if settings.most_rounds <= settings.rounds or settings.rounds < 2 or len(candidates) < 4:
+        return settings.rounds
+    repeats = [[c.times[i] for c in candidates] for i in range(settings.rounds)]
+    pairs = list(itertools.combinations(repeats, 2))
+    single = sum(rank_correlation(a, b) for a, b in pairs) / len(pairs)
+    wanted = math.ceil(19 * (1 - single) / single) if single > 0.05 else settings.most_rounds
+    return min(max(wanted, settings.rounds), settings.most_rounds)
 
 
 def warm_up(clock: Clock, default: Candidate) -> None:
@@ -135,28 +227,6 @@ def warm_up(clock: Clock, default: Candidate) -> None:
     until = time.perf_counter() + clock.warm_up_seconds
     while time.perf_counter() < until:
         clock.time_units([default.unit])
-
-
-def _time_batch(
-    clock: Clock,
-    settings: Settings,
-    default: Candidate,
-    chosen: Sequence[Candidate],
-    number: int,
-    earlier: Sequence[float],
-) -> Batch:
-    """The default, the chosen ones, the default again; and one default before them all that is not counted."""
-    assert default.unit is not None
-    units = [default.unit, default.unit, *(c.unit for c in chosen if c.unit is not None), default.unit]
-    times = clock.time_units(units)[1:]
-    watch = clock.watch()
-    first, last = times[0] / default.launches, times[-1] / default.launches
-    default_ns = (first + last) / 2
-    usual = statistics.median([*earlier, default_ns])
-    unsteady = abs(first / last - 1) > settings.disturbed or abs(default_ns / usual - 1) > settings.disturbed
-    disturbed = unsteady or watch.get("elsewhere", 0.0) > settings.disturbed
-    runtimes = tuple(t / c.launches for t, c in zip(times[1:-1], chosen, strict=True))
-    return Batch(number, tuple(c.index for c in chosen), runtimes, default_ns, disturbed, watch)
 
 
 def scatter(times: Sequence[float]) -> float:

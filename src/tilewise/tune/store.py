@@ -1,9 +1,11 @@
 """The measurement store: one SQLite file that is only ever appended to.
 
-Each batch of timings is one transaction, so a killed collector loses at most the batch it was measuring and continues
-where it stopped. Several collectors may write to one store: a kernel is claimed before it is measured, and a claim
-whose process is gone is free again. A store remembers what machine and versions it was made with and says so when
-another one wants to add to it.
+Each timing is a transaction of its own where it is taken alone (on a CPU), each batch where they are taken together (on
+a GPU): a killed collector loses at most what it was timing and continues where it stopped. A batch is opened with the
+default's first reading and closed with its verdict; one that a killed collector left open is judged by the next.
+Several collectors may write to one store: a kernel is claimed before it is measured, and a claim whose process is gone
+is free again. A store remembers what machine and versions it was made with and says so when another one wants to add to
+it.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from tilewise.tune.problem import Config, Kernel, Problem
 
 FORMAT = 1
 _PATIENCE = 60.0  # seconds
+_OPEN = 2  # in place of a batch's verdict, while there is none; older versions read it as disturbed
 _APPLICATION_ID = 0x74776D73  # "twms", in the file's header
 _TABLES = """
 CREATE TABLE machine (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, identity TEXT NOT NULL, details TEXT NOT NULL,
@@ -75,6 +78,8 @@ class BatchRow:
     disturbed: bool
     taken: float
     runtime_ns: dict[str, float]
+    number: int = 0
+    open: bool = False  # not judged yet; `disturbed` too, until it is
 
 
 class Store:
@@ -230,10 +235,32 @@ class Store:
                     _short(watch),
                 ),
             )
-            rows = [
-                (cursor.lastrowid, self._config(config), round(runtime_ns * 1000)) for config, runtime_ns in timings
-            ]
+            rows = [(cursor.lastrowid, self._config(config), _ps(runtime_ns)) for config, runtime_ns in timings]
             self._db.executemany("INSERT INTO timing VALUES (?, ?, ?)", rows)
+
+    def open_batch(self, run: int, kernel: Kernel, round_number: int, default_ns: float) -> int:
+        """Begin a batch whose timings come one by one; gives its number."""
+        with self._write():
+            cursor = self._db.execute(
+                "INSERT INTO batch (run, kernel, round, taken, default_ns, disturbed, watch) VALUES (?,?,?,?,?,?,?)",
+                (run, self._kernel(kernel), round_number, time.time(), default_ns, _OPEN, ""),
+            )
+        return int(cursor.lastrowid or 0)
+
+    def add_timing(self, batch: int, config: Config, runtime_ns: float) -> None:
+        """One timing of an open batch."""
+        with self._write():
+            self._db.execute("INSERT INTO timing VALUES (?, ?, ?)", (batch, self._config(config), _ps(runtime_ns)))
+
+    def close_batch(
+        self, batch: int, default_ns: float, *, disturbed: bool, watch: Mapping[str, float] | None = None
+    ) -> None:
+        """Judge an open batch. This is the only row that is ever changed."""
+        with self._write():
+            self._db.execute(
+                "UPDATE batch SET default_ns = ?, disturbed = ?, watch = ? WHERE id = ? AND disturbed = ?",
+                (default_ns, int(disturbed), _short(watch), batch, _OPEN),
+            )
 
     def finish(self, run: int, kernel: Kernel, default: Config, seconds: float) -> None:
         """Everything about the kernel is in; it will not be measured again in this store."""
@@ -287,7 +314,7 @@ class Store:
             "pairs": "SELECT count(*) FROM (SELECT DISTINCT kernel, config FROM timing JOIN batch ON batch.id = batch)",
             "timings": "SELECT count(*) FROM timing",
             "batches": "SELECT count(*) FROM batch",
-            "disturbed": "SELECT count(*) FROM batch WHERE disturbed",
+            "disturbed": "SELECT count(*) FROM batch WHERE disturbed = 1",
         }
         return {name: int(self._all(query)[0][0]) for name, query in queries.items()}
 
@@ -332,7 +359,9 @@ class Store:
             WHERE kernel = (SELECT id FROM kernel WHERE problem = ?) ORDER BY batch.id"""
         found: dict[int, BatchRow] = {}
         for number, run, default_ns, disturbed, taken, key, runtime_ps in self._all(query, (kernel.problem.key,)):
-            batch = found.setdefault(number, BatchRow(run, default_ns, bool(disturbed), taken, {}))
+            batch = found.setdefault(
+                number, BatchRow(run, default_ns, bool(disturbed), taken, {}, number, disturbed == _OPEN)
+            )
             if key is not None:
                 batch.runtime_ns[key] = runtime_ps / 1000
         return list(found.values())
@@ -345,6 +374,10 @@ class Store:
 
 def _short(details: Mapping[str, Any] | None) -> str:
     return json.dumps(details, separators=(",", ":")) if details else ""
+
+
+def _ps(runtime_ns: float) -> int:
+    return round(runtime_ns * 1000)
 
 
 def _process() -> tuple[str, int, str]:

@@ -1,13 +1,16 @@
-"""The CPU collector: one kernel after the other in this process, every batch in the store as soon as it is taken.
+"""The CPU collector: one kernel after the other in this process, every timing in the store as soon as it is taken.
 
-It may be stopped or killed at any moment and started again: what is in the store counts, also of the kernel that was
-under way. All configurations are checked against NumPy before any is timed. A kernel that writes nothing must not pass
-with what another left in memory, so checks and timings have inputs of their own, and a checked result is wiped.
+It may be stopped or killed at any moment and started again: what is in the store counts, also of the kernel and of
+the batch that were under way. A batch that was cut off has no second reading of its default; the next run takes one,
+and its timings count if that agrees with the first. All configurations are checked against NumPy before any is timed.
+A kernel that writes nothing must not pass with what another left in memory, so checks and timings have inputs of their
+own, and a checked result is wiped.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,9 +21,9 @@ import numpy as np
 from tilewise.tune.cpu.family import Array, CpuFamily, Expected, get_family
 from tilewise.tune.cpu.machine import CpuClock, describe, require_native, running_on
 from tilewise.tune.problem import Config, Kernel
-from tilewise.tune.rounds import Batch, Candidate, Run, Settings, Verdict, scatter, time_all
+from tilewise.tune.rounds import Batch, Candidate, Run, Settings, Verdict, scatter, time_all, warm_up
 from tilewise.tune.schedule import Tally, balanced, pick_configs, summary
-from tilewise.tune.store import Machine, Store, VerdictRow
+from tilewise.tune.store import BatchRow, Machine, Store, VerdictRow
 
 CPU_SETTINGS = Settings(
     unit_ms=1.5,
@@ -31,7 +34,12 @@ CPU_SETTINGS = Settings(
     scatter=0.03,
     disturbed=0.05,
     slowest_ms=40.0,
+    most_rounds=8,
+    finalists=8,
+    final_rounds=5,
+    settle_ms=0.75,
 )
+_READINGS = 5  # of the default, when a kernel is gone on with
 
 
 @dataclass
@@ -40,7 +48,7 @@ class CpuOptions:
 
     minutes: float = 8.0
     seed: int = 0
-    max_configs: int = 220  # 0: all
+    max_configs: int = 110  # 0: all
     settings: Settings = field(default_factory=lambda: CPU_SETTINGS)
 
 
@@ -108,14 +116,16 @@ class CpuCollector:
                 return
             clock = CpuClock(threads)
             self._make_units(candidates)
-            self._recall(kernel, candidates)
+            self._recall(kernel, candidates, clock)
+            recorder = _Recorder(self.store, self.run_number, kernel)
             whole = time_all(
                 clock,
                 self.options.settings,
                 candidates,
                 self.options.seed + digest,
-                lambda batch: self._keep(kernel, configs, batch),
+                lambda batch: self._close(kernel, recorder, batch),
                 self._time_left,
+                recorder,
             )
         if whole and self._too_disturbed(kernel, candidates):
             self.say(f"{kernel.name}: something else keeps this machine busy; it will be measured again")
@@ -154,7 +164,7 @@ class CpuCollector:
         for_timing, for_checking = sets
         result = family.runner(kernel.problem, config, for_checking.values)()
         right = _is_right(result, for_checking.expected)
-        result.fill(np.nan)
+        result.fill(np.nan if result.dtype.kind == "f" else np.iinfo(result.dtype).max)
         if not right:
             return Verdict(config, "wrong", "the result differs from NumPy's"), None
         timed = family.runner(kernel.problem, config, for_timing.values)
@@ -170,17 +180,29 @@ class CpuCollector:
             candidate.launches = min(max(wanted, 1), settings.max_launches)
             candidate.unit = _repeat(candidate.runs[0], candidate.launches)
 
-    def _recall(self, kernel: Kernel, candidates: Sequence[Candidate]) -> None:
-        """What earlier, interrupted runs measured of this kernel; relative to their default, which is enough to see
-        how often and how steadily."""
+    def _recall(self, kernel: Kernel, candidates: Sequence[Candidate], clock: CpuClock) -> None:
+        """What earlier, interrupted runs measured of this kernel, brought to what the default takes now."""
+        batches = self.store.batches(kernel)
+        if not batches:
+            return
+        default = candidates[0]
+        warm_up(clock, default)
+        unit = default.unit or default.runs[0]
+        now_ns = statistics.median(clock.time_units([unit] * _READINGS)) / default.launches
+        clock.watch()
         earlier: dict[str, list[float]] = defaultdict(list)
-        for batch in self.store.batches(kernel):
-            if not batch.disturbed:
+        for batch in batches:
+            if not (self._moved(batch, now_ns) if batch.open else batch.disturbed):
                 for key, runtime_ns in batch.runtime_ns.items():
-                    earlier[key].append(runtime_ns / batch.default_ns)
-        default_ns = candidates[0].estimate_ns
+                    earlier[key].append(runtime_ns / batch.default_ns * now_ns)
         for candidate in candidates[1:]:
-            candidate.times = [ratio * default_ns for ratio in earlier[candidate.config.key]]
+            candidate.times = earlier[candidate.config.key]
+
+    def _moved(self, batch: BatchRow, now_ns: float) -> bool:
+        """Judge a batch that a run was killed in: sound if the default takes now what it took then."""
+        moved = abs(now_ns / batch.default_ns - 1) > self.options.settings.disturbed
+        self.store.close_batch(batch.number, batch.default_ns, disturbed=moved, watch={"resumed": 1})
+        return moved
 
     def _too_disturbed(self, kernel: Kernel, candidates: Sequence[Candidate]) -> bool:
         """Whether half of the configurations still lack two undisturbed timings."""
@@ -190,15 +212,28 @@ class CpuCollector:
                 clean.update(batch.runtime_ns.keys())
         return sum(clean[candidate.config.key] >= 2 for candidate in candidates[1:]) * 2 < len(candidates) - 1
 
-    def _keep(self, kernel: Kernel, configs: Sequence[Config], batch: Batch) -> None:
-        timings = [(configs[i], ns) for i, ns in zip(batch.configs, batch.runtime_ns, strict=True)]
-        self.store.add_batch(
-            self.run_number, kernel, batch.round, batch.default_ns, timings,
-            disturbed=batch.disturbed, watch=batch.watch,
-        )  # fmt: skip
+    def _close(self, kernel: Kernel, recorder: _Recorder, batch: Batch) -> None:
+        recorder.close(batch)
         tally = self.tallies[kernel.problem.family]
         tally.batches += 1
         tally.disturbed += batch.disturbed
+
+
+class _Recorder:
+    """Writes one kernel's timings to the store as they come."""
+
+    def __init__(self, store: Store, run: int, kernel: Kernel) -> None:
+        self.store, self.run, self.kernel = store, run, kernel
+        self._batch = 0
+
+    def begin(self, number: int, default_ns: float) -> None:
+        self._batch = self.store.open_batch(self.run, self.kernel, number, default_ns)
+
+    def add(self, candidate: Candidate, runtime_ns: float) -> None:
+        self.store.add_timing(self._batch, candidate.config, runtime_ns)
+
+    def close(self, batch: Batch) -> None:
+        self.store.close_batch(self._batch, batch.default_ns, disturbed=batch.disturbed, watch=batch.watch)
 
 
 def _is_right(result: Array, expected: Expected) -> bool:

@@ -17,6 +17,7 @@ from tilewise.backend.tiles import tile_space
 from tilewise.errors import ConfigurationError
 from tilewise.tune.cpu.family import Array, Expected
 from tilewise.tune.cpu.machine import require_native
+from tilewise.tune.cpu.memory import placed
 from tilewise.tune.graph import KernelGraph
 from tilewise.tune.operations import conv_graph
 from tilewise.tune.problem import Config, Problem, Value
@@ -83,7 +84,7 @@ class Conv2d:
             operands["bias"] = draw((w_shape[0],))
         if problem.word("epilogue") == "residual":
             operands["residual"] = draw((x_shape[0], w_shape[0], *_spatial(problem)))
-        return operands
+        return placed(operands)
 
     def expected(self, problem: Problem, operands: Mapping[str, Array]) -> Expected:
         value = numpy_conv2d(

@@ -57,7 +57,12 @@ class CpuFamily(Protocol):
         """`kernel`, `output` and `input` bounds: the tile of the second operand, of the result, of the first."""
 
 
-_BUILT_IN = {"matmul": "matmul:Matmul", "batched_matmul": "matmul:BatchedMatmul", "conv2d": "conv:Conv2d"}
+_BUILT_IN = {
+    "matmul": "matmul:Matmul",
+    "batched_matmul": "matmul:BatchedMatmul",
+    "conv2d": "conv:Conv2d",
+    "int8_matmul": "int8:Int8Matmul",
+}
 _added: dict[str, CpuFamily] = {}
 
 

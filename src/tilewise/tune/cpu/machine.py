@@ -32,7 +32,7 @@ class CpuClock:
 
     def __init__(self, threads: int, warm_up_seconds: float = 0.02) -> None:
         self.threads, self.warm_up_seconds = threads, warm_up_seconds
-        self._elsewhere = 0.0
+        self._wall = self._own = 0
 
     def time_units(self, units: Sequence[Run]) -> list[float]:
         now = time.perf_counter_ns
@@ -42,13 +42,16 @@ class CpuClock:
             start = now()
             unit()
             times.append(float(now() - start))
-        wall, own = now() - wall, time.process_time_ns() - own
-        # With several threads the process's own time exceeds the wall's; then only the default's readings speak.
-        self._elsewhere = max(0.0, 1 - own / max(wall, 1)) if self.threads == 1 else 0.0
+        self._wall += now() - wall
+        self._own += time.process_time_ns() - own
         return times
 
     def watch(self) -> dict[str, float]:
-        return {"elsewhere": round(self._elsewhere, 4), "load": round(os.getloadavg()[0], 2)}
+        """Since the last call, and of the time in `time_units` alone: writing to the store may wait for the disk."""
+        # With several threads the process's own time exceeds the wall's; then only the default's readings speak.
+        elsewhere = max(0.0, 1 - self._own / max(self._wall, 1)) if self.threads == 1 else 0.0
+        self._wall = self._own = 0
+        return {"elsewhere": round(elsewhere, 4), "load": round(os.getloadavg()[0], 2)}
 
 
 @contextlib.contextmanager

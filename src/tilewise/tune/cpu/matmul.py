@@ -16,6 +16,7 @@ from tilewise.backend.numpy_ops import erf
 from tilewise.backend.tiles import TileConfig, tile_space
 from tilewise.errors import ConfigurationError
 from tilewise.tune.cpu.family import Array, Expected
+from tilewise.tune.cpu.memory import placed
 from tilewise.tune.graph import KernelGraph
 from tilewise.tune.operations import matmul_graph
 from tilewise.tune.problem import Config, Problem, Value
@@ -85,7 +86,7 @@ class Matmul:
             operands["bias"] = draw((n,))
         if problem.word("epilogue") == "residual":
             operands["residual"] = draw(shape)
-        return operands
+        return placed(operands)
 
     def expected(self, problem: Problem, operands: Mapping[str, Array]) -> Expected:
         value = np.matmul(operands["a"].astype(np.float64), operands["b"].astype(np.float64))

@@ -2,11 +2,14 @@
 
 Shapes that take less than a few microseconds or more than a few milliseconds on one core are left out: the first are
 decided by the call, the second would cost the time of ten others. A shape belongs to the first program that has it.
+Integer products are those of the same networks, quantized; of what is worth two threads, a third is measured with two
+as well.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import random
 from collections.abc import Iterable, Iterator
 
@@ -26,6 +29,8 @@ from tilewise.tune.programs import (
 MIN_MULTIPLICATIONS = 4e5
 MAX_MULTIPLICATIONS = 1e8
 MAX_OPERAND = 12 << 20  # elements
+INT8_SPEED = 4  # an integer product takes about a quarter of the time
+TWO_THREADS = 8e6  # multiplications from which on splitting matters (integer products: INT8_SPEED times as many)
 # (architecture, batch, sequence, threads); a sequence of 1 is decoding
 _TRANSFORMER_RUNS = (
     ("bert_base", 1, 32, 1), ("bert_base", 2, 64, 2), ("gpt2", 1, 24, 1), ("gpt2", 8, 1, 1), ("gpt2", 1, 96, 2),
@@ -66,6 +71,17 @@ _CONVOLUTIONS = {
 _CONVOLUTION_BATCHES = {"reference_vgg6": (2,), "reference_resnet8": (1, 8), "reference_cnn": (16, 64)}
 _DENSE_BATCHES = {"dlrm": 128, "autoencoder": 64, "wide_mlp": 8}
 _REFERENCE_MLP = (64, 256, 128, 10)
+# Quantized networks: (architecture, batch, sequence); convolutions as products: name, layers, batch.
+_INT8_TRANSFORMERS = (
+    ("bert_base", 1, 128), ("gpt2", 1, 32), ("gpt2", 8, 1), ("gpt2_medium", 1, 24), ("vit_base", 1, 50),
+    ("whisper_small", 1, 75), ("t5_base", 1, 64), ("tinyllama", 1, 8),
+)  # fmt: skip
+_INT8_CONVOLUTIONAL = (
+    ("resnet50", RESNET50, 1), ("vgg16", VGG16, 1), ("efficientnet_b0", EFFICIENTNET_B0, 2), ("unet", UNET, 1),
+)  # fmt: skip
+_INT8_DENSE = {"dlrm": 256, "autoencoder": 128, "wide_mlp": 16}
+_INT8_SWEEPS = (("sweep_a", 21, 18), ("sweep_b", 22, 5), ("sweep_c", 23, 6))
+_INT8_EPILOGUES = ("none", "bias", "bias_relu", "requantize")
 _SWEEPS = (("sweep_a", 11, 30), ("sweep_b", 12, 6), ("sweep_c", 13, 8))
 _EPILOGUES = ("none", "bias", "bias_relu", "bias_gelu", "residual")
 _CONV_EPILOGUES = ("bias_relu", "none", "residual")
@@ -123,13 +139,51 @@ def _mixture(experts: int, width: int, hidden: int) -> Iterator[Problem]:
     yield _product(64, experts, width, "none", "nt", 1)
 
 
+def _bytes(m: int, n: int, k: int, epilogue: str, threads: int = 1) -> Problem:
+    return Problem.of("int8_matmul", dtype="int8", m=m, n=n, k=k, epilogue=epilogue, threads=threads)
+
+
+def _int8_transformer(model: Transformer, tokens: int) -> Iterator[Problem]:
+    """The dense layers of a block, each quantizing its input as it comes."""
+    width, into = model.width, "bias" if model.biased else "none"
+    yield _bytes(tokens, width + 2 * model.kv_heads * model.head, width, into)
+    yield _bytes(tokens, width, width, into)
+    yield _bytes(tokens, model.hidden, width, into)
+    yield _bytes(tokens, width, model.hidden, into)
+
+
+def _int8_sweep(seed: int, count: int) -> Iterator[Problem]:
+    chance = random.Random(seed)
+    for number in range(count):
+        m, n, k = _size(chance, 1, 2048), _size(chance, 8, 2048), _size(chance, 16, 4096)
+        yield _bytes(m, n, k, chance.choice(_INT8_EPILOGUES), 2 if number % 5 == 4 else 1)
+
+
+def _int8_programs() -> Iterator[tuple[str, Iterable[Problem]]]:
+    for name, batch, length in _INT8_TRANSFORMERS:
+        yield f"{name}_int8_b{batch}x{length}", _int8_transformer(TRANSFORMERS[name], batch * length)
+    for name, layers, batch in _INT8_CONVOLUTIONAL:
+        products = [_bytes(rows * batch, channels, inner, "requantize") for rows, inner, channels, _ in layers]
+        yield f"{name}_int8_b{batch}", products
+    for name, batch in _INT8_DENSE.items():
+        widths = itertools.pairwise(DENSE_STACKS[name])
+        yield f"{name}_int8_b{batch}", [_bytes(batch, columns, inner, "bias_relu") for inner, columns in widths]
+    for name, seed, count in _INT8_SWEEPS:
+        yield f"{name}_int8", _int8_sweep(seed, count)
+
+
+def _size(chance: random.Random, low: int, high: int) -> int:
+    """Evenly in the logarithm."""
+    drawn: float = low * (high / low) ** chance.random()
+    return max(low, round(drawn))
+
+
 def _sweep(seed: int, count: int) -> Iterator[Problem]:
     """Shapes no architecture asked for, spread evenly in the logarithm of each size, with every layout and epilogue."""
     chance = random.Random(seed)
 
     def size(low: int, high: int) -> int:
-        drawn: float = low * (high / low) ** chance.random()
-        return max(low, round(drawn))
+        return _size(chance, low, high)
 
     for number in range(count):
         threads = 2 if number % 5 == 4 else 1
@@ -158,26 +212,44 @@ def _all_programs() -> Iterator[tuple[str, Iterable[Problem]]]:
         yield f"{name}_fp32", _mixture(experts, width, hidden)
     for name, seed, count in _SWEEPS:
         yield name, _sweep(seed, count)
+    yield from _int8_programs()
 
 
-def cpu_kernels() -> list[Kernel]:
-    """Every kernel of the CPU collection, in the order of the programs."""
+def cpu_kernels(cores: int | None = None) -> list[Kernel]:
+    """Every kernel of the CPU collection, in the order of the programs; with `cores` (this machine's) of one, those of
+    two threads are left out."""
+    available = len(os.sched_getaffinity(0)) if cores is None else cores
     owner: dict[str, str] = {}
-    seen: set[str] = set()
-    kernels = []
+    kernels: dict[str, Kernel] = {}
     for program, problems in _all_programs():
-        for problem in problems:
-            foreign = owner.setdefault(problem.shape_key, program) != program
-            if not (problem.key in seen or foreign or not _measurable(problem)):
-                seen.add(problem.key)
-                kernels.append(Kernel(program, problem))
-    return kernels
+        for problem in itertools.chain.from_iterable(map(_with_threads, problems)):
+            own = owner.setdefault(problem.shape_key, program) == program
+            if own and _measurable(problem) and problem.size("threads") <= available:
+                kernels.setdefault(problem.key, Kernel(program, problem))
+    return list(kernels.values())
+
+
+def _with_threads(problem: Problem) -> Iterator[Problem]:
+    """The problem; and every third one, if splitting it matters, on two threads as well."""
+    yield problem
+    split = dict(problem) | {"threads": 2}
+    if problem.size("threads") == 1 and _work(problem) >= TWO_THREADS and int(Problem(split).digest, 16) % 3 == 0:
+        yield Problem(split)
+
+
+def _work(problem: Problem) -> float:
+    """Multiplications, an integer one counted as what it takes of a float one's time."""
+    if problem.family == "conv2d":
+        return multiplications(problem)
+    batch = problem.size("batch") if "batch" in problem else 1
+    every = batch * problem.size("m") * problem.size("n") * problem.size("k")
+    return every / INT8_SPEED if problem.family == "int8_matmul" else every
 
 
 def _measurable(problem: Problem) -> bool:
     if problem.family == "conv2d":
-        return MIN_MULTIPLICATIONS <= multiplications(problem) <= 1.3 * MAX_MULTIPLICATIONS
+        return MIN_MULTIPLICATIONS <= _work(problem) <= 1.3 * MAX_MULTIPLICATIONS
     batch = problem.size("batch") if "batch" in problem else 1
     m, n, k = (problem.size(name) for name in ("m", "n", "k"))
-    within = MIN_MULTIPLICATIONS <= batch * m * n * k <= MAX_MULTIPLICATIONS
+    within = MIN_MULTIPLICATIONS <= _work(problem) <= MAX_MULTIPLICATIONS
     return within and batch * max(m * k, k * n, m * n) <= MAX_OPERAND

@@ -1,0 +1,91 @@
+"""Tiles of the native integer product: unsigned bytes times signed bytes, summed in 32 bits.
+
+An `Int8Tile` is a real parameter of the product (`linear(..., tile=...)` of an integer layer): every field moves a loop
+bound, and all of them give the same integers. `feasible` proposes candidates around what registers and caches suggest;
+the native code has the last word (`int8_tile_problem`), and its default is always among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import product
+from types import ModuleType
+
+_PANEL = 16  # columns that the packed weights keep together
+_GROUP = 4  # values of K that one dot instruction takes
+_ROW_BLOCKS = (24, 48, 96, 128, 256, 512)
+_COLUMN_BLOCKS = (64, 192, 512, 2048)
+_K_BLOCKS = (128, 512, 2048)
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Tile:
+    """How one integer product is cut.
+
+    mr x nr    the register tile: rows, and columns in whole panels of 16; beside the last whole tile a narrower one
+               takes its place, as much taller as the registers allow
+    mc, nc, kc the cache blocks: mc rows by nc columns by kc values of K; with kc below K, sums wait in memory
+    threads_m x threads_n    the grid that the result is split into; each cell is one task
+    """
+
+    mr: int
+    nr: int
+    mc: int
+    nc: int
+    kc: int
+    threads_m: int = 1
+    threads_n: int = 1
+
+    def __str__(self) -> str:
+        return (
+            f"registers {self.mr}x{self.nr}, blocks m {self.mc} n {self.nc} k {self.kc}, "
+            f"threads {self.threads_m}x{self.threads_n}"
+        )
+
+    def as_dict(self) -> dict[str, int]:
+        """Plain numbers, for files and features."""
+        return asdict(self)
+
+
+def default_int8_tile(module: ModuleType, shape: tuple[int, int, int]) -> Int8Tile:
+    """The tile that a product of this shape (m, n, k) uses when it is given none."""
+    return Int8Tile(*module.int8_default_tile(*shape))
+
+
+def feasible(module: ModuleType, shape: tuple[int, int, int], threads: int) -> list[Int8Tile]:
+    """The default (where it uses so many threads) and every candidate that the native code accepts, without repeats."""
+    default = default_int8_tile(module, shape)
+    first = [default] if default.threads_m * default.threads_n in (1, threads) else []
+    tiles = dict.fromkeys([*first, *_candidates(module, shape, threads)])
+    return [tile for tile in tiles if module.int8_tile_problem(tile, shape[2]) is None]
+
+
+def _candidates(module: ModuleType, shape: tuple[int, int, int], threads: int) -> Iterator[Int8Tile]:
+    m, n, k = shape
+    grids = [(t, threads // t) for t in range(1, threads + 1) if threads % t == 0]
+    depths = _clipped(_K_BLOCKS, k, _GROUP)
+    for mr, nr in _register_tiles(module, m, n):
+        blocks = product(_row_blocks(m, mr), _clipped(_COLUMN_BLOCKS, n, nr), depths)
+        for (mc, nc, kc), grid in product(blocks, grids):
+            yield Int8Tile(mr, nr, mc, nc, kc, *grid)
+
+
+def _register_tiles(module: ModuleType, m: int, n: int) -> Iterator[tuple[int, int]]:
+    """For each width the tallest tile and three shorter ones, none beyond the matrix."""
+    widest = -(-n // _PANEL) * _PANEL
+    for most, nr in module.int8_register_tiles():
+        if nr <= widest:
+            heights = (most, most * 3 // 4, most // 2, most // 4)
+            yield from ((mr, nr) for mr in sorted({max(1, min(m, height)) for height in heights}))
+
+
+def _row_blocks(m: int, mr: int) -> list[int]:
+    """Whole register tiles, none larger than the matrix."""
+    return sorted({min(m, max(1, size // mr) * mr) for size in _ROW_BLOCKS})
+
+
+def _clipped(sizes: tuple[int, ...], extent: int, grain: int) -> list[int]:
+    """Blocks in whole grains, none larger than the extent needs, and one that takes it all."""
+    whole = -(-extent // grain) * grain
+    return sorted({min(whole, max(1, size // grain) * grain) for size in sizes} | {whole})

@@ -1,0 +1,147 @@
+"""The CPU family `int8_matmul`: the native integer product with its tile as the configuration.
+
+Unsigned bytes times signed bytes, summed in 32 bits; the weights are packed beforehand, as in a quantized layer, so a
+configuration is all loops. The epilogue says what becomes of the sums: they are the result (`none`), they become floats
+(`bias`, `bias_relu`), or bytes for the next layer (`requantize`). All of it is exact, and so is the comparison: sums
+have no rounding to excuse, and the floats round where NumPy's do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilewise.backend.int8_tiles import Int8Tile, default_int8_tile
+from tilewise.backend.tiles import tile_space
+from tilewise.errors import ConfigurationError
+from tilewise.tune.cpu.family import Array, Expected
+from tilewise.tune.cpu.machine import require_native
+from tilewise.tune.cpu.memory import placed
+from tilewise.tune.graph import KernelGraph
+from tilewise.tune.operations import int8_matmul_graph
+from tilewise.tune.problem import Config, Problem, Value
+from tilewise.tune.specs import read_spec
+
+EPILOGUES = ("none", "bias", "bias_relu", "requantize")
+MAX_MULTIPLICATIONS = 1 << 34
+MAX_DEPTH = 1 << 16  # 65,536 products of 255 and -128 are the last whose sum surely fits 32 bits
+MAX_THREADS = 64
+_ZERO_POINT = 117  # of the result's bytes
+_KINDS = {"none": 0, "bias": 1, "bias_relu": 1, "requantize": 2}
+_FIELDS = {
+    "register_m": "mr", "register_n": "nr", "block_m": "mc", "block_n": "nc", "block_k": "kc",
+    "threads_m": "threads_m", "threads_n": "threads_n",
+}  # fmt: skip
+
+
+def config_of(tile: Int8Tile) -> Config:
+    """The configuration that stands for a native tile."""
+    values = tile.as_dict()
+    return Config({name: values[field] for name, field in _FIELDS.items()})
+
+
+def tile_of(config: Config) -> Int8Tile:
+    """The native tile that a configuration stands for."""
+    return Int8Tile(**{field: config.size(name) for name, field in _FIELDS.items()})
+
+
+class _Operands(dict[str, Array]):
+    """The arrays, and the layer that holds the packed weights: no tile changes the packing, so all share it."""
+
+    layer: Any
+
+
+class Int8Matmul:
+    """y = epilogue(x @ w): x (m, k) unsigned bytes, w (k, n) signed bytes, sums in int32."""
+
+    name = "int8_matmul"
+    sizes: tuple[str, ...] = ("m", "n", "k")
+    choices: Mapping[str, Sequence[Value]] = {
+        "dtype": ("int8",),
+        "epilogue": EPILOGUES,
+        "threads": tuple(range(1, MAX_THREADS + 1)),
+    }
+
+    def problem(self, spec: Mapping[str, Value]) -> Problem:
+        problem = read_spec(self.name, spec, self.sizes, self.choices)
+        m, n, k = _sizes(problem)
+        if m * n * k > MAX_MULTIPLICATIONS:
+            raise ConfigurationError(f"An int8_matmul of {m} x {n} x {k} is too large to measure.")
+        if k > MAX_DEPTH:
+            raise ConfigurationError(f"An int8_matmul of k = {k} may exceed 32 bits; k is at most {MAX_DEPTH}.")
+        return problem
+
+    def configs(self, problem: Problem) -> Sequence[Config]:
+        shape = _sizes(problem)
+        default = config_of(default_int8_tile(require_native(), shape))
+        space = [config_of(tile) for tile in tile_space("int8_matmul", shape, threads=problem.size("threads"))]
+        return [default, *(config for config in space if config != default)]
+
+    def operands(self, problem: Problem, rng: np.random.Generator) -> Mapping[str, Array]:
+        m, n, k = _sizes(problem)
+        padded = -(-k // 4) * 4
+        x = rng.integers(0, 256, (m, padded), dtype=np.uint8)
+        drawn: dict[str, Array] = {
+            "x": x,
+            "w": rng.integers(-128, 128, (n, k), dtype=np.int8),
+            "offset": rng.integers(-10_000, 10_000, n, dtype=np.int32),
+            # Results of about 40 in the deviation: bytes then use most of their range.
+            "scale": rng.uniform(0.5, 1.5, n).astype(np.float32) * np.float32(40 / (1e4 * np.sqrt(k))),
+            "bias": rng.standard_normal(n, dtype=np.float32),
+            "row_scale": rng.uniform(0.5, 1.5, m).astype(np.float32),
+        }
+        operands = _Operands(placed(drawn))
+        operands.layer = _packed(problem, operands)
+        return operands
+
+    def expected(self, problem: Problem, operands: Mapping[str, Array]) -> Expected:
+        k = problem.size("k")
+        # Products of bytes and sums of 65,536 of them are exact in float64, and its matrix product is fast.
+        sums = operands["x"][:, :k].astype(np.float64) @ operands["w"].T.astype(np.float64) + operands["offset"]
+        if problem.word("epilogue") == "none":
+            return Expected(sums, 0.0)
+        value = sums.astype(np.float32) * operands["scale"]
+        if problem.word("epilogue") == "requantize":
+            rounded = np.rint(value).astype(np.float64) + _ZERO_POINT
+            filled = np.full((len(rounded), -(-rounded.shape[1] // 4) * 4), float(_ZERO_POINT))
+            filled[:, : rounded.shape[1]] = np.clip(rounded, 0, 255)
+            return Expected(filled, 0.0)
+        value = value * operands["row_scale"][:, None] + operands["bias"]
+        if problem.word("epilogue") == "bias_relu":
+            value = np.maximum(value, np.float32(0))
+        return Expected(value.astype(np.float64), 0.0)
+
+    def runner(self, problem: Problem, config: Config, operands: Mapping[str, Array]) -> Callable[[], Array]:
+        layer = operands.layer if isinstance(operands, _Operands) else _packed(problem, operands)
+        epilogue = problem.word("epilogue")
+        linear, x, tile, kind = layer.linear, operands["x"], tile_of(config), _KINDS[epilogue]
+        row_scale = operands["row_scale"] if kind == 1 else None
+        relu = epilogue == "bias_relu"
+        return lambda: linear(x, kind, row_scale, relu, tile)
+
+    def graph(self, problem: Problem) -> KernelGraph:
+        return int8_matmul_graph(*_sizes(problem), problem.word("epilogue"))
+
+    def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
+        """Blocks cut to the matrix: what lies beyond it is never touched."""
+        rows, columns, depth = (
+            min(config.size(name), size)
+            for name, size in zip(("block_m", "block_n", "block_k"), _sizes(problem), strict=True)
+        )
+        return {"kernel": [depth, columns], "output": [rows, columns], "input": [rows, depth]}
+
+
+def _sizes(problem: Problem) -> tuple[int, int, int]:
+    return problem.size("m"), problem.size("n"), problem.size("k")
+
+
+def _packed(problem: Problem, operands: Mapping[str, Array]) -> Any:
+    """The layer of a problem's weights."""
+    n, k = operands["w"].shape
+    weights, bias = operands["w"].reshape(n, 1, 1, k), operands["bias"]
+    biased = bias if "bias" in problem.word("epilogue") else None
+    layer = require_native().Int8Layer(weights, operands["offset"], operands["scale"], biased, (1, 1), (0, 0))
+    layer.set_output(_ZERO_POINT, 0, 255)
+    return layer

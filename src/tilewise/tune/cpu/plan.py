@@ -1,0 +1,67 @@
+"""What a collection would measure, and about how long that takes here: counted, with one run of every default."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tilewise.tune.cpu.collect import CpuOptions
+from tilewise.tune.cpu.family import get_family
+from tilewise.tune.cpu.machine import running_on
+from tilewise.tune.problem import Kernel
+from tilewise.tune.schedule import pick_configs
+
+_SLOWER = 1.25  # a configuration than the default, in the mean
+_ROUNDS = 1.25  # of the rounds that all get, those that some need more
+_RECORDING_S = 1.5e-4  # a timing's way into the store
+_BESIDE = 1.25  # units of the default in a batch, and what was disturbed
+
+
+@dataclass
+class PlanLine:
+    """One family with one number of threads."""
+
+    family: str
+    threads: int
+    kernels: int = 0
+    configs: int = 0
+    seconds: float = 0.0
+
+
+def plan(kernels: Iterable[Kernel], options: CpuOptions) -> list[PlanLine]:
+    """Kernels, configurations and expected seconds, by family and threads."""
+    lines: dict[tuple[str, int], PlanLine] = {}
+    for kernel in kernels:
+        problem = kernel.problem
+        threads = problem.size("threads") if "threads" in problem else 1
+        line = lines.setdefault((problem.family, threads), PlanLine(problem.family, threads))
+        configs, seconds = _expected(kernel, threads, options)
+        line.kernels += 1
+        line.configs += configs
+        line.seconds += seconds
+    return sorted(lines.values(), key=lambda line: (line.family, line.threads))
+
+
+def _expected(kernel: Kernel, threads: int, options: CpuOptions) -> tuple[int, float]:
+    family, settings = get_family(kernel.problem.family), options.settings
+    start = time.perf_counter()
+    with running_on(threads):
+        configs = pick_configs(family.configs(kernel.problem), options.max_configs, 0)
+        operands = family.operands(kernel.problem, np.random.default_rng(0))
+        preparing = 2 * (time.perf_counter() - start)
+        start = time.perf_counter()
+        family.expected(kernel.problem, operands)
+        preparing += 2 * (time.perf_counter() - start)
+        run = family.runner(kernel.problem, configs[0], operands)
+        run()
+        start = time.perf_counter()
+        run()
+        run_s = time.perf_counter() - start
+    slower = run_s * _SLOWER
+    unit = max(settings.unit_ms * 1e-3, slower) + (slower if run_s < settings.settle_ms * 1e-3 else 0.0)
+    timings = len(configs) * settings.rounds * _ROUNDS + settings.finalists * settings.final_rounds
+    checks = len(configs) * 4 * slower
+    return len(configs), preparing + checks + timings * (unit + _RECORDING_S) * _BESIDE
