@@ -335,22 +335,22 @@ def write(path: Path, measured: dict[str, Any]) -> None:
     write_whole(path, json.dumps(data, indent=1) + "\n")
 
 
-def main(arguments: list[str]) -> None:
+def main() -> None:
+    arguments = sys.argv[1:]
     if arguments[:1] == ["peak"]:
         print(_peak(arguments[1], arguments[2]))
         return
     parser = argparse.ArgumentParser(description="The profiler beside its references.")
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help=f"any of {', '.join(PARTS)}; all unless given")
     parser.add_argument("--trials", type=int, default=100, help="comparisons in the parts 'same' and 'different'")
-    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/profiling.json"))
     options = parser.parse_args(arguments)
     results = {}
     for part in options.parts or PARTS:
         print(f"== {part}", flush=True)
         results[part] = PARTS[part](options.trials)
-    if options.json:
-        write(options.json, results)
+    write(options.json, results)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

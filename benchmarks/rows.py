@@ -187,11 +187,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
     parser.add_argument("--only", choices=list(SUITES), nargs="+", default=list(SUITES))
     parser.add_argument("--budget", type=float, default=0.5, help="seconds per case")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/rows.json"))
     given = parser.parse_args()
     rows = [row for threads in given.threads for row in measure(given.only, threads, given.budget)]
-    if given.json:
-        write_results(given.json, rows)
+    write_results(given.json, rows)
 
 
 if __name__ == "__main__":

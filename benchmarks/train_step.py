@@ -95,11 +95,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--only", choices=list(CASES), nargs="+", default=list(CASES))
     parser.add_argument("--budget", type=float, default=4.0, help="seconds per case")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/train_step.json"))
     given = parser.parse_args()
     rows = [row for threads in given.threads for row in measure(given.only, threads, given.budget)]
-    if given.json:
-        write_results(given.json, rows)
+    write_results(given.json, rows)
 
 
 if __name__ == "__main__":

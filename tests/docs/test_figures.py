@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import figures, tables
+from benchmarks.__main__ import ALL
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -71,6 +72,14 @@ def test_a_changed_figure_is_noticed():
     assert tables.filled(page, {}, {"a": lambda: "1.60"}) == page.replace("1.59", "1.60")
     with pytest.raises(KeyError):
         tables.filled(page, {}, {})
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_make_bench_writes_a_file_for_every_benchmark_it_runs(name):
+    source = (ROOT / "benchmarks" / f"{name}.py").read_text(encoding="utf-8")  # importing it might need the peers
+    assert "\ndef main() -> None:" in source
+    assert f'results/{name}.json"' in source or f'"results" / "{name}.json"' in source
+    assert (ROOT / "benchmarks" / "results" / f"{name}.json").is_file()
 
 
 def test_tables_show_what_was_measured():
