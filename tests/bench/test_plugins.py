@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -96,10 +97,12 @@ threading.Thread(target=spin, daemon=True).start()
     assert rejection(tmp_path, code, settings).code == "work outside timing"
 
 
-def test_a_clock_changed_by_the_plugin_changes_nothing(tmp_path: Path, settings: Settings) -> None:
+def test_a_clock_changed_by_the_plugin_is_not_the_one_that_counts(tmp_path: Path, settings: Settings) -> None:
+    """By its own clock this plugin takes no time at all, and its speed-up would be infinite."""
     code = HONEST + "\nimport time\ntime.perf_counter = time.time = time.monotonic = lambda: 0.0\ntime.sleep(0.0)\n"
-    slow = code.replace("with no_grad():", "sum(range(200_000))\n        with no_grad():")
-    assert score_plugin(plugin(tmp_path, slow), "MLP_SPRINT", settings).speedup < 0.5
+    score = score_plugin(plugin(tmp_path, code), "MLP_SPRINT", settings)
+    assert score.figures["entry"]["latency"]["p50"] > 0
+    assert math.isfinite(score.speedup)
 
 
 REACHING_OUT = [
