@@ -84,6 +84,11 @@ def write_results(path: Path, rows: Iterable[Row]) -> None:
     write_whole(path, text + "\n")
 
 
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a results file; none where there is no such file."""
+    return [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]] if path.is_file() else []
+
+
 def today() -> str:
     return datetime.datetime.now(datetime.UTC).date().isoformat()
 

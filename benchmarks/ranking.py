@@ -5,14 +5,15 @@
 
 Takes collections by name or folder, and the stand-ins of `standins` by name (those called "simulated" have runtimes
 from a formula). Every model trains on the same kernels with the same threads; an interval is that of Student's t over
-seeds. The table is also written as JSON, after every line.
+seeds. Every run is written as JSON when it ends, and one that is there already is not repeated (`--again` repeats it),
+so the table can be made in pieces.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
-import platform
 import time
 from pathlib import Path
 from typing import Any
@@ -39,14 +40,46 @@ def run_once(data: Dataset, model: str, seed: int) -> dict[str, float]:
     return {f"top{k}": 100 * float(np.mean([top_k_error(t, s, k) for t, s in scores])) for k in (1, 5)} | seconds
 
 
-def summary(runs: list[dict[str, float]]) -> dict[str, list[float]]:
+def summary(runs: list[dict[str, Any]]) -> dict[str, list[float]]:
     """Mean and, over several seeds, half the width of its 95 % interval."""
     found = {}
-    for key in runs[0]:
+    for key in ("top1", "top5", "seconds", "processor_seconds"):
         values = np.array([run[key] for run in runs])
         half = _T95.get(len(values), 2.0) * values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0
         found[key] = [round(float(values.mean()), 3), round(float(half), 3)]
     return found
+
+
+def fingerprint(data: Dataset) -> str:
+    """A collection that was measured anew is another collection."""
+    digest = hashlib.sha256()
+    for split in (data.train, data.valid, data.test):
+        digest.update(np.ascontiguousarray(split.column("runtime")).tobytes())
+    return digest.hexdigest()[:12]
+
+
+def read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return found
+
+
+def recorded(path: Path, name: str, model: str, seed: int, key: dict[str, Any]) -> dict[str, Any] | None:
+    runs = read(path).get(name, {}).get("models", {}).get(model, {}).get("runs", {})
+    run = runs.get(str(seed))
+    return run if run is not None and all(run[k] == v for k, v in key.items()) else None
+
+
+def record(path: Path, name: str, data: Dataset, model: str, seed: int, run: dict[str, Any]) -> None:
+    """Add one run to the file, with the summary of all runs of its model on the same data."""
+    table = read(path)
+    sizes = {split: len(data.split(split)) for split in ("train", "valid", "test")}
+    entry = table.setdefault(name, {"kernels": sizes, "models": {}})
+    entry["kernels"] = sizes
+    row = entry["models"].setdefault(model, {"runs": {}})
+    row["runs"][str(seed)] = run
+    like = [r for r in row["runs"].values() if all(r[k] == run[k] for k in ("threads", "fingerprint"))]
+    row["summary"] = summary(like) | {"seeds": len(like), "threads": run["threads"]}
+    write_whole(path, (json.dumps(table, indent=1) + "\n").encode())
 
 
 def main() -> None:
@@ -56,22 +89,22 @@ def main() -> None:
     flags.add_argument("--seeds", type=int, default=5)
     flags.add_argument("--threads", type=int, default=2)
     flags.add_argument("--out", type=Path, default=RESULTS)
+    flags.add_argument("--again", action="store_true", help="repeat runs that the file holds already")
     options = flags.parse_args()
 
     import torch
 
     torch.set_num_threads(options.threads)
-    table: dict[str, Any] = json.loads(options.out.read_text()) if options.out.is_file() else {}
     for name in options.collections:
         data = STANDINS[name](0) if name in STANDINS else load_dataset(name)
-        sizes = {split: len(data.split(split)) for split in ("train", "valid", "test")}
         for model in options.models.split(","):
-            runs = [run_once(data, model, seed) for seed in range(options.seeds)]
-            row = summary(runs) | {"seeds": len(runs), "threads": options.threads, "machine": platform.machine()}
-            table.setdefault(name, {"kernels": sizes})[model] = row
+            for seed in range(options.seeds):
+                key = {"threads": options.threads, "fingerprint": fingerprint(data)}
+                if options.again or recorded(options.out, name, model, seed, key) is None:
+                    record(options.out, name, data, model, seed, run_once(data, model, seed) | key)
+            row = read(options.out)[name]["models"][model]["summary"]
             errors = "  ".join(f"{key} {row[key][0]:6.2f} ± {row[key][1]:.2f} %" for key in ("top1", "top5"))
             print(f"{name:26s} {model:14s} {errors}  {row['seconds'][0]:.0f} s", flush=True)
-            write_whole(options.out, (json.dumps(table, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

@@ -19,4 +19,5 @@ NB_MODULE(_native, m) {
   tw::bind_decoder(m);
   tw::bind_sparse(m);
   tw::bind_ladder(m);
+  tw::bind_sage(m);
 }

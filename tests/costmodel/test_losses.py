@@ -22,6 +22,11 @@ def _slates(seed: int = 0):
     return scores, target, mask
 
 
+def _of(function):
+    """A loss by itself, for tensors."""
+    return losses.CombinedLoss(((function, 1.0),))
+
+
 def _list_mle(scores, target, mask, first):
     total = 0.0
     for s, t, m in zip(scores.tolist(), target.tolist(), mask.tolist(), strict=True):
@@ -33,7 +38,7 @@ def _list_mle(scores, target, mask, first):
 
 def test_list_mle_is_the_likelihood_of_slowest_first():
     scores, target, mask = _slates()
-    assert float(losses.list_mle(scores.detach(), target, mask)) == pytest.approx(
+    assert float(_of(losses.list_mle)(scores.detach(), target, mask)) == pytest.approx(
         _list_mle(scores, target, mask, "slowest")
     )
 
@@ -41,7 +46,7 @@ def test_list_mle_is_the_likelihood_of_slowest_first():
 @pytest.mark.parametrize("name", sorted(losses.LOSSES))
 def test_gradients_are_right_and_padding_has_none(name):
     scores, target, mask = _slates(1)
-    function = losses.LOSSES[name]
+    function = _of(losses.LOSSES[name])
     assert torch.autograd.gradcheck(lambda s: function(s, target, mask), (scores,), atol=1e-4)
     function(scores, target, mask).backward()
     assert float(scores.grad[~mask].abs().max()) == 0.0
@@ -51,7 +56,7 @@ def test_gradients_are_right_and_padding_has_none(name):
 def test_a_right_order_costs_less_than_a_wrong_one(name):
     target = torch.tensor([[1.0, 2.0, 4.0, 8.0]])
     mask = torch.ones_like(target, dtype=torch.bool)
-    function = losses.LOSSES[name]
+    function = _of(losses.LOSSES[name])
     assert function(target.log(), target, mask) < function(-target.log(), target, mask)
 
 
@@ -64,14 +69,15 @@ def test_pairwise_hinge_is_the_sum_over_pairs_by_the_number_of_slots():
                 if m[i] and m[j] and t[i] > t[j]:
                     total += max(0.0, 1 - (s[i] - s[j]) / 10)
     expected = total / float(mask.sum())
-    assert float(losses.pairwise_hinge(scores.detach(), target, mask)) == pytest.approx(expected)
+    assert float(_of(losses.pairwise_hinge)(scores.detach(), target, mask)) == pytest.approx(expected)
 
 
 def test_weights_are_normalised_to_one():
     combined = losses.parse_losses("ListMLELoss:1,MSE:0.02")
     assert [round(w, 6) for _, w in combined.parts] == [round(1 / 1.02, 6), round(0.02 / 1.02, 6)]
     scores, target, mask = _slates(3)
-    by_hand = (losses.list_mle(scores, target, mask) + 0.02 * losses.mean_squared_error(scores, target, mask)) / 1.02
+    likelihood, squares = _of(losses.list_mle), _of(losses.mean_squared_error)
+    by_hand = (likelihood(scores, target, mask) + 0.02 * squares(scores, target, mask)) / 1.02
     assert combined(scores, target, mask).item() == pytest.approx(by_hand.item(), rel=1e-5)
 
 
@@ -79,7 +85,7 @@ def test_a_slate_of_one_and_equal_runtimes_have_finite_losses():
     for shape in ((2, 1), (2, 5)):
         for function in losses.LOSSES.values():
             scores = torch.zeros(shape, requires_grad=True)
-            function(scores, torch.ones(shape), torch.ones(shape, dtype=torch.bool)).backward()
+            _of(function)(scores, torch.ones(shape), torch.ones(shape, dtype=torch.bool)).backward()
             assert np.isfinite(scores.grad.numpy()).all()
 
 

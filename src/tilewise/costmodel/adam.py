@@ -1,17 +1,19 @@
 """Adam over one flat buffer: all parameters and gradients are views of two long vectors.
 
-A step is then a handful of vector operations whatever the number of tensors, and the whole state of the optimizer is
-two vectors and a count, which is what a checkpoint needs. Gradients are clipped by norm, tensor by tensor, as the
-baselines do.
+A step is then a handful of vector operations whatever the number of tensors (on a CPU, one call of a compiled kernel),
+and the whole state of the optimizer is two vectors and a count, which is what a checkpoint needs. Gradients are clipped
+by norm, tensor by tensor, as the baselines do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tilewise._extension import native
 from tilewise.errors import FileFormatError
 
 _SWEEP_EVERY = 64
@@ -43,6 +45,10 @@ class FlatAdam:
             p.data = view
             p.grad = self.grads[start : start + p.numel()].view_as(p)
             start += p.numel()
+        self._compiled = native is not None and device.type == "cpu"
+        if self._compiled:
+            self._vectors = [v.numpy() for v in (self.values, self.grads, self.mean, self.square)]
+            self._pieces = [p.grad.view(-1).numpy() for p in self.parameters if p.grad is not None and p.numel()]
 
     def zero_grad(self) -> None:
         self.grads.zero_()
@@ -54,6 +60,18 @@ class FlatAdam:
         self.step_count += 1
         if self.step_count % _SWEEP_EVERY == 0:
             self._sweep()
+        if self._compiled:
+            self._compiled_update()
+        else:
+            self._update()
+
+    def _compiled_update(self) -> None:
+        native.adam_step(
+            *self._vectors, lr=self.learning_rate, beta1=self.betas[0], beta2=self.betas[1], eps=self.epsilon,
+            weight_decay=self.weight_decay, decoupled=True, step=self.step_count,
+        )  # fmt: skip
+
+    def _update(self) -> None:
         first, second = self.betas
         self.mean.lerp_(self.grads, 1 - first)
         self.square.mul_(second).addcmul_(self.grads, self.grads, value=1 - second)
@@ -69,6 +87,12 @@ class FlatAdam:
             moment.masked_fill_(moment.abs() < _NOTHING, 0.0)
 
     def _clip(self, limit: float) -> None:
+        if self._compiled:
+            for piece in self._pieces:
+                norm = float(native.sum_of_squares(piece)) ** 0.5
+                if not norm <= limit:
+                    piece *= np.float32(limit / norm)
+            return
         grads: list[Tensor] = [p.grad for p in self.parameters if p.grad is not None]
         norms = torch.stack(torch._foreach_norm(grads))
         factors = (limit / norms.clamp_min(1e-30)).clamp_max(1.0)

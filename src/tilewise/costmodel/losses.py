@@ -3,6 +3,9 @@
 Scores and targets come as (kernels, slots) with a mask. A higher target is a slower configuration, and the ranking
 losses take it as relevance, so the slowest ranks first and a low score means fast. Ranking losses divide scores by a
 temperature of ten; the weights are normalised to sum to one.
+
+A loss is a function on float64 arrays that gives its value and its gradient by the scores, none of it from padding.
+Slates are small, so the sum of all parts is one node for autograd rather than dozens of calls into torch.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,71 +23,78 @@ from tilewise.errors import ConfigurationError
 
 TEMPERATURE = 10.0
 SHARPNESS = 10.0  # a tenth in log runtime is one unit of log-odds in `fastest_first`
-Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+Doubles = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+Loss = Callable[[Doubles, Doubles, Mask], tuple[float, Doubles]]
 
 
-def list_mle(scores: Tensor, target: Tensor, mask: Tensor, temperature: float = TEMPERATURE) -> Tensor:
+def list_mle(scores: Doubles, target: Doubles, mask: Mask) -> tuple[float, Doubles]:
     """Negative log-likelihood of the true order, slowest first; summed over a slate, averaged over kernels."""
-    order = target.masked_fill(~mask, -torch.inf).argsort(dim=1, descending=True, stable=True)
-    s = (scores / temperature).gather(1, order)
-    total: Tensor = _ListMLE.apply(s, mask.gather(1, order), torch.ones_like(s))  # type: ignore[no-untyped-call]
-    return total / len(scores)
+    value, grad = _ordered_likelihood(scores, -target, mask, 1 / TEMPERATURE, np.ones(scores.shape[1]))
+    return value / len(scores), grad / len(scores)
 
 
-class _ListMLE(torch.autograd.Function):
-    """Sum over kept positions i of weight_i (log sum_{j >= i} exp(s_j) - s_i); the gradient is one more running sum."""
-
-    @staticmethod
-    def forward(ctx: Any, s: Tensor, kept: Tensor, weight: Tensor) -> Tensor:
-        tail = s.masked_fill(~kept, -torch.inf).flip(1).logcumsumexp(1).flip(1)
-        ctx.save_for_backward(s, kept, weight, tail)
-        return ((tail - s) * weight).masked_fill_(~kept, 0.0).sum()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        s, kept, weight, tail = ctx.saved_tensors
-        reached = (weight.log() - tail).masked_fill_(~kept, -torch.inf).logcumsumexp(1)
-        return ((s + reached).exp_() - weight).masked_fill_(~kept, 0.0) * grads[0], None, None
-
-
-def pairwise_hinge(scores: Tensor, target: Tensor, mask: Tensor, temperature: float = TEMPERATURE) -> Tensor:
-    """Hinge on every pair with different targets, summed, over the number of slots (as tf-ranking reduces it)."""
-    s = scores / temperature
-    slower = (target[:, :, None] > target[:, None, :]) & mask[:, :, None] & mask[:, None, :]
-    hinge = (1.0 - (s[:, :, None] - s[:, None, :])).clamp_min(0.0)
-    return (hinge * slower).sum() / mask.sum()
-
-
-def mean_squared_error(scores: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-    return ((scores - target).square() * mask).sum() / mask.sum()
-
-
-def mean_absolute_error(scores: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-    return ((scores - target).abs() * mask).sum() / mask.sum()
-
-
-def fastest_first(scores: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+def fastest_first(scores: Doubles, target: Doubles, mask: Mask) -> tuple[float, Doubles]:
     """ListMLE in the order that matters to a tuner: the likelihood of naming the fastest first, and so on down.
 
     A position counts by how close it is to the top, so that the order among the slow costs little.
     """
-    order = target.masked_fill(~mask, torch.inf).argsort(dim=1, stable=True)
-    kept = mask.gather(1, order)
-    weight = (
-        (1.0 / (1.0 + torch.arange(scores.shape[1], device=scores.device) / 4.0)).to(scores.dtype).expand_as(scores)
-    )
-    ordered = -SHARPNESS * scores.gather(1, order)
-    total: Tensor = _ListMLE.apply(ordered, kept, weight)  # type: ignore[no-untyped-call]
-    return total / (weight * kept).sum()
+    weight = 1.0 / (1.0 + np.arange(scores.shape[1]) / 4.0)
+    value, grad = _ordered_likelihood(scores, target, mask, -SHARPNESS, weight)
+    total = float(np.concatenate([[0.0], weight.cumsum()])[mask.sum(axis=1)].sum())
+    return value / total, grad / total
 
 
-def log_mse(scores: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+def _ordered_likelihood(
+    scores: Doubles, key: Doubles, mask: Mask, factor: float, weight: Doubles
+) -> tuple[float, Doubles]:
+    """Sum over positions i by rising key of weight_i (log sum_{j >= i} exp(s_j) - s_i), s being factor * scores."""
+    whole = bool(mask.all())
+    order = (key if whole else np.where(mask, key, np.inf)).argsort(axis=1, kind="stable")  # padding comes last
+    order += np.arange(0, scores.size, scores.shape[1])[:, None]  # into the flat arrays
+    s, w = factor * scores.ravel()[order], np.broadcast_to(weight, scores.shape)
+    if not whole:
+        there = mask.ravel()[order]
+        s, w = np.where(there, s, -np.inf), np.where(there, w, 0.0)
+    tail = np.logaddexp.accumulate(s[:, ::-1], axis=1)[:, ::-1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        terms, starts = (tail - s) * w, np.log(w) - tail
+        if not whole:
+            terms, starts = np.where(there, terms, 0.0), np.where(there, starts, -np.inf)
+        slope = np.exp(s + np.logaddexp.accumulate(starts, axis=1)) - w  # one more running sum
+    grad = np.empty(scores.size)
+    grad[order.ravel()] = factor * slope.ravel()
+    return float(terms.sum()), grad.reshape(scores.shape)
+
+
+def pairwise_hinge(scores: Doubles, target: Doubles, mask: Mask) -> tuple[float, Doubles]:
+    """Hinge on every pair with different targets, summed, over the number of slots (as tf-ranking reduces it)."""
+    s, count = scores / TEMPERATURE, mask.sum()
+    slower = (target[:, :, None] > target[:, None, :]) & mask[:, :, None] & mask[:, None, :]
+    hinge = (1.0 - (s[:, :, None] - s[:, None, :])) * slower
+    short = hinge > 0
+    slope = short.sum(axis=1) - short.sum(axis=2)
+    return float(hinge[short].sum() / count), slope / (TEMPERATURE * count)
+
+
+def mean_squared_error(scores: Doubles, target: Doubles, mask: Mask) -> tuple[float, Doubles]:
+    gap, count = (scores - target) * mask, mask.sum()
+    return float((gap * gap).sum() / count), gap * (2.0 / count)
+
+
+def mean_absolute_error(scores: Doubles, target: Doubles, mask: Mask) -> tuple[float, Doubles]:
+    gap, count = (scores - target) * mask, mask.sum()
+    return float(np.abs(gap).sum() / count), np.sign(gap) / count
+
+
+def log_mse(scores: Doubles, target: Doubles, mask: Mask) -> tuple[float, Doubles]:
     """Squared error of log runtime, each kernel's own level taken out of both sides."""
-    count = mask.sum(1, keepdim=True).clamp_min(1)
-    goal = target.clamp_min(1e-9).log()
-    gap = (scores - goal) * mask
-    gap = (gap - gap.sum(1, keepdim=True) / count) * mask
-    return gap.square().sum() / mask.sum()
+    count = np.maximum(mask.sum(axis=1, keepdims=True), 1)
+    gap = (scores - np.log(np.maximum(target, 1e-9))) * mask
+    gap = (gap - gap.sum(axis=1, keepdims=True) / count) * mask
+    total = mask.sum()
+    # The level taken out adds nothing to the slope: the gaps of a kernel sum to zero.
+    return float((gap * gap).sum() / total), gap * (2.0 / total)
 
 
 LOSSES: dict[str, Loss] = {
@@ -103,10 +115,29 @@ class CombinedLoss:
     parts: tuple[tuple[Loss, float], ...]
 
     def __call__(self, scores: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-        total = torch.zeros((), device=scores.device)
-        for loss, weight in self.parts:
-            total = total + weight * loss(scores.float(), target, mask)
+        apply: Any = _Combined.apply
+        total: Tensor = apply(scores, target, mask, self)
         return total
+
+    def with_gradient(self, scores: Doubles, target: Doubles, mask: Mask) -> tuple[float, Doubles]:
+        total, slope = 0.0, np.zeros_like(scores)
+        for loss, weight in self.parts:
+            value, grad = loss(scores, target, mask)
+            total, slope = total + weight * value, slope + weight * grad
+        return total, slope
+
+
+class _Combined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, target: Tensor, mask: Tensor, loss: CombinedLoss) -> Tensor:
+        s, t = (part.detach().cpu().double().numpy() for part in (scores, target))
+        value, grad = loss.with_gradient(s, t, mask.cpu().numpy())
+        ctx.grad = torch.from_numpy(grad).to(scores)
+        return torch.tensor(value, dtype=torch.promote_types(scores.dtype, torch.float32), device=scores.device)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.grad * grads[0].to(ctx.grad), None, None, None
 
 
 def parse_losses(text: str) -> CombinedLoss:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.costmodel import sage
 from tilewise.costmodel.prepare import Prepared
 from tilewise.errors import FileFormatError
 
@@ -152,7 +153,10 @@ def _late_sage(w: Weights, kw: Mapping[str, Any], part: Prepared) -> Floats:
 
 
 def _early_sage(w: Weights, kw: Mapping[str, Any], part: Prepared) -> Floats:
-    act, nodes, near = ACTIVATIONS[kw.get("hidden_activation", "leaky_relu")], _nodes(w, part), neighbours(part)
+    act = ACTIVATIONS[kw.get("hidden_activation", "leaky_relu")]
+    if "gnn.0.kernel" in w and _compiled("EarlyJoinSAGE", kw, part):
+        return _compiled_sage(w, part)
+    nodes, near = _nodes(w, part), neighbours(part)
     if "gnn.0.kernel" not in w:
         pooled = np.broadcast_to(nodes.sum(axis=0), (len(part.config), nodes.shape[1]))
         return _stack(w, "head", np.concatenate([pooled, len(nodes) * part.config], axis=1), act)[:, 0]
@@ -164,6 +168,26 @@ def _early_sage(w: Weights, kw: Mapping[str, Any], part: Prepared) -> Floats:
     degree = np.bincount(part.edges.ravel(), minlength=len(nodes)).astype(nodes.dtype)[:, None]
     z = from_node + (part.config @ own_config)[:, None] + degree * (part.config @ near_config)[:, None]
     return _stack(w, "head", _sage_layers(w, _normalise(act(z)), near, act, 1).sum(axis=1), act)[:, 0]
+
+
+def _compiled(model: str, kw: Mapping[str, Any], part: Prepared) -> bool:
+    """Whether the compiled kernels do this model's layers; float64 they leave to NumPy."""
+    known = model == "EarlyJoinSAGE" and sage.available(kw.get("hidden_activation", "leaky_relu"))
+    return known and part.config.dtype == np.float32
+
+
+def _compiled_sage(w: Weights, part: Prepared) -> Floats:
+    names = ["embedding.table", *_layers(w, "gnn."), *_layers(w, "head.layers.")]
+    arrays = [np.ascontiguousarray(w[name], dtype=np.float32) for name in names]
+    weights = sage.Weights.of(arrays, len(_layers(w, "gnn.")) // 2)
+    node, config = np.ascontiguousarray(part.node), np.ascontiguousarray(part.config)
+    return sage.scores(weights, node, part.opcode, config, part.neighbours)
+
+
+def _layers(w: Weights, prefix: str) -> list[str]:
+    """The names of the dense layers numbered after `prefix`, kernel and bias in turn."""
+    depth = sum(name.startswith(prefix) and name.endswith(".kernel") for name in w)
+    return [f"{prefix}{number}.{part}" for number in range(depth) for part in ("kernel", "bias")]
 
 
 def _convolve(w: Weights, kw: Mapping[str, Any], x: Floats, part: Prepared, act: Callable[[Floats], Floats]) -> Floats:
@@ -201,9 +225,11 @@ FORWARD: dict[str, Callable[[Weights, Mapping[str, Any], Prepared], Floats]] = {
 }
 
 
-def chunk_size(model: str, n_nodes: int) -> int:
+def chunk_size(model: str, kwargs: Mapping[str, Any], part: Prepared) -> int:
     """How many configurations at once keep an early join's pairs in cache."""
-    return max(16, _PAIRS_AT_ONCE // max(1, n_nodes)) if model.startswith("Early") else 4096
+    if model.startswith("Early") and not _compiled(model, kwargs, part):
+        return max(16, _PAIRS_AT_ONCE // max(1, len(part.node)))
+    return 4096
 
 
 def forward(model: str, weights: Weights, kwargs: Mapping[str, Any], part: Prepared) -> Floats:

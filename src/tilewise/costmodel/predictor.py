@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from tilewise.costmodel.models.fused import kernel_threads
 from tilewise.costmodel.models.ragged import collate
 from tilewise.costmodel.prepare import Prepared
 
@@ -20,12 +21,11 @@ MOST_AT_ONCE = 4096
 def score_prepared(model: nn.Module, part: Prepared, device: str = "cpu") -> npt.NDArray[np.float32]:
     """One score per configuration, lower is faster."""
     pairs = PAIRS_AT_ONCE if device == "cpu" else PAIRS_AT_ONCE * 64
-    chunk = (
-        min(MOST_AT_ONCE, max(16, pairs // max(1, len(part.node)))) if getattr(model, "early", False) else MOST_AT_ONCE
-    )
+    joined = getattr(model, "early", False) and not (device == "cpu" and getattr(model, "compiled", False))
+    chunk = min(MOST_AT_ONCE, max(16, pairs // max(1, len(part.node)))) if joined else MOST_AT_ONCE
     scores = np.empty(len(part.config), np.float32)
-    with torch.inference_mode():
+    with torch.inference_mode(), kernel_threads(model, device):
         for start in range(0, len(scores), chunk):
-            piece = Prepared(part.node, part.opcode, part.edges, part.config[start : start + chunk])
+            piece = part.with_config(part.config[start : start + chunk])
             scores[start : start + chunk] = model(collate([piece], device=device))[0].float().cpu().numpy()
     return scores

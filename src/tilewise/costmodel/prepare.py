@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.kernel import Kernel
+from tilewise.costmodel.sage import Neighbours
 from tilewise.costmodel.shards import Split
 from tilewise.errors import ConfigurationError, FileFormatError
 
@@ -30,6 +32,15 @@ class Prepared:
     opcode: npt.NDArray[np.int64]  # (n,)
     edges: npt.NDArray[np.int32]  # (m, 2)
     config: Floats  # (c, D)
+    origin: Prepared | None = None  # of which these are some of the configurations: what its graph says is kept there
+
+    @cached_property
+    def neighbours(self) -> Neighbours:
+        return Neighbours.of_one(self.edges, len(self.node)) if self.origin is None else self.origin.neighbours
+
+    def with_config(self, config: Floats) -> Prepared:
+        """The same kernel with other configurations."""
+        return Prepared(self.node, self.opcode, self.edges, config, self.origin or self)
 
 
 class Preparation(Protocol):

@@ -25,23 +25,31 @@ class Features:
         self.kernels, self.preparation = kernels, preparation
         self._kept: dict[int, Prepared] = {}
         self._left = budget
+        self._found: dict[int, Kernel] = {}
 
     def __len__(self) -> int:
         return len(self.kernels)
 
+    def kernel(self, index: int) -> Kernel:
+        """One of the kernels; it is a handful of views, and making them takes longer than keeping them."""
+        found = self._found.get(index)
+        if found is None:
+            found = self._found[index] = self.kernels[index]
+        return found
+
     def whole(self, index: int) -> Prepared:
         if index in self._kept:
             return self._kept[index]
-        return self._keep(index, self.preparation.apply(self.kernels[index]))
+        return self._keep(index, self.preparation.apply(self.kernel(index)))
 
     def rows(self, index: int, rows: npt.NDArray[np.int64]) -> Prepared:
-        if index not in self._kept and not self._fits(self.kernels[index]):
-            return self.preparation.apply(self.kernels[index], rows)
+        if index not in self._kept and not self._fits(self.kernel(index)):
+            return self.preparation.apply(self.kernel(index), rows)
         full = self.whole(index)
-        return Prepared(full.node, full.opcode, full.edges, full.config[rows])
+        return full.with_config(full.config[rows])
 
     def target(self, index: int, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float64]:
-        kernel = self.kernels[index]
+        kernel = self.kernel(index)
         target = kernel.target if rows is None else kernel.runtime[rows] / kernel.normalizer[rows]
         return np.asarray(target, dtype=np.float64)
 
@@ -66,9 +74,9 @@ def epoch_batches(
     order = rng.permutation(len(features))
     for start in range(0, len(order), batch):
         parts, targets = [], []
-        for index in order[start : start + batch]:
-            count = features.kernels[int(index)].n_configs
+        for index in order[start : start + batch].tolist():
+            count = features.kernel(index).n_configs
             rows = rng.choice(count, min(configs, count), replace=False)
-            parts.append(features.rows(int(index), rows))
-            targets.append(features.target(int(index), rows))
+            parts.append(features.rows(index, rows))
+            targets.append(features.target(index, rows))
         yield parts, targets

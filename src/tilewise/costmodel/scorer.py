@@ -62,7 +62,7 @@ class Scorer:
                 return self.preparation.apply(kernel, rows)
             last = self._last = (kernel, self.preparation.apply(kernel))
         whole = last[1]
-        return whole if rows is None else Prepared(whole.node, whole.opcode, whole.edges, whole.config[rows])
+        return whole if rows is None else whole.with_config(whole.config[rows])
 
     def _score(self, part: Prepared) -> npt.NDArray[Any]:
         """In the number type of the features."""
@@ -72,10 +72,10 @@ class Scorer:
         weights = self.weights
         if part.config.dtype != np.float32:
             weights = {name: array.astype(part.config.dtype) for name, array in weights.items()}
-        chunk = numpy_baselines.chunk_size(self.name, len(part.node))
+        chunk = numpy_baselines.chunk_size(self.name, self.kwargs, part)
         pieces = []
         for start in range(0, len(part.config), chunk):
-            piece = Prepared(part.node, part.opcode, part.edges, part.config[start : start + chunk])
+            piece = part.with_config(part.config[start : start + chunk])
             pieces.append(numpy_baselines.forward(self.name, weights, self.kwargs, piece))
         return np.concatenate(pieces)
 

@@ -119,6 +119,7 @@ class _Run:
             )
         self.module: nn.Module = module.to(device)
         self.penalty: Any = getattr(module, "penalty", None)
+        self.penalty_gradient: Any = getattr(module, "add_penalty_gradient", None)
         self.optimizer: FlatAdam = FlatAdam(
             self.module.parameters(), settings.learning_rate, settings.clip_norm, settings.weight_decay
         )
@@ -149,12 +150,13 @@ class _Run:
     def _epoch(self, epoch: int, started: float = 0.0) -> dict[str, float]:
         import torch
 
+        from tilewise.costmodel.models.fused import kernel_threads
         from tilewise.costmodel.models.ragged import collate
 
         self.module.train()
         settings, optimizer = self.settings, self.optimizer
         total, ordered, batches = 0.0, [], -(-len(self.features) // settings.batch)
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), kernel_threads(self.module, self.device):
             torch.manual_seed(settings.seed * 1_000_003 + epoch)
             draws = epoch_batches(self.features, settings.batch, settings.configs, settings.seed, epoch)
             for number, (parts, targets) in enumerate(draws):
@@ -168,9 +170,11 @@ class _Run:
                 with torch.autocast("cuda", torch.bfloat16, enabled=self.device.startswith("cuda")):
                     scores = self.module(batch)
                 loss = self._loss(scores, batch.target, batch.mask)
-                if self.penalty is not None:
+                if self.penalty is not None and self.penalty_gradient is None:
                     loss = loss + self.penalty(batch)
                 torch.autograd.backward(loss)
+                if self.penalty_gradient is not None:
+                    total += self.penalty_gradient(batch, optimizer)
                 optimizer.step()
                 self._update_average()
                 total += float(loss.detach())
@@ -316,10 +320,10 @@ def _mean(values: list[float]) -> float:
 
 def _slate_opa(scores: torch.Tensor, target: torch.Tensor, mask: torch.Tensor) -> float:
     scores = scores.float().mean(1) if scores.dim() == 3 else scores.float()
-    s, t, m = scores[:, :_OPA_SLOTS], target[:, :_OPA_SLOTS], mask[:, :_OPA_SLOTS]
+    s, t, m = (part[:, :_OPA_SLOTS].cpu().numpy() for part in (scores, target, mask))
     slower = (t[:, :, None] > t[:, None]) & m[:, :, None] & m[:, None]
-    count = int(slower.sum())
-    return int((slower & (s[:, :, None] > s[:, None])).sum()) / count if count else float("nan")
+    count = np.count_nonzero(slower)
+    return np.count_nonzero(slower & (s[:, :, None] > s[:, None])) / count if count else float("nan")
 
 
 def _first(split: Split, settings: TrainSettings) -> Any:

@@ -14,8 +14,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from tilewise.costmodel.adam import FlatAdam
+from tilewise.costmodel.models.fused import early_join_sage, plain
 from tilewise.costmodel.models.layers import Dense, Embedding, Stack, activation, join_first, sage
 from tilewise.costmodel.models.ragged import Batch
+from tilewise.costmodel.sage import available
 from tilewise.costmodel.schema import N_OPCODES
 from tilewise.errors import ConfigurationError
 
@@ -30,6 +33,7 @@ class Baseline(nn.Module):
     def __init__(self, op_embed_dim: int) -> None:
         super().__init__()
         self.embedding = Embedding(N_OPCODES, op_embed_dim)
+        self._penalised: Tensor | None = None  # what the flat vector of a training's parameters is multiplied with
 
     def node_inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """(N, F + E), and the looked-up embedding rows."""
@@ -38,10 +42,30 @@ class Baseline(nn.Module):
 
     def penalty(self, batch: Batch) -> Tensor:
         """L2 on dense kernels, and on the embedding the mean over nodes of the squared looked-up rows."""
-        kernels = [layer.kernel.flatten() for layer in self.modules() if isinstance(layer, Dense)]
-        dense = torch.cat(kernels).square().sum()
-        looked_up = self.embedding(batch.opcode).square().sum(-1).mean()
-        return REGULARISATION * (dense + looked_up)
+        kernels = [layer.kernel for layer in self.modules() if isinstance(layer, Dense)]
+        table, share = self.embedding.table, self._share(batch)
+        squares = [kernel.square().sum() for kernel in kernels]
+        return REGULARISATION * (torch.stack(squares).sum() + share @ table.square().sum(-1))
+
+    @torch.no_grad()
+    def add_penalty_gradient(self, batch: Batch, optimizer: FlatAdam) -> float:
+        """Adds the penalty's gradient to the optimizer's and gives the penalty: a few steps on its flat vectors."""
+        if self._penalised is None:
+            kernels = {id(layer.kernel) for layer in self.modules() if isinstance(layer, Dense)}
+            factors = [torch.full_like(p, float(id(p) in kernels)).view(-1) for p in optimizer.parameters]
+            self._penalised = torch.cat(factors).mul_(2 * REGULARISATION)
+        table, share = self.embedding.table, self._share(batch)
+        change, rows = optimizer.values * self._penalised, table * share[:, None]
+        optimizer.grads.add_(change)
+        if table.grad is not None:
+            table.grad.add_(rows, alpha=2 * REGULARISATION)
+        looked_up = torch.dot(rows.view(-1), table.view(-1))
+        return float(torch.dot(change, optimizer.values).mul_(0.5).add_(looked_up, alpha=REGULARISATION))
+
+    def _share(self, batch: Batch) -> Tensor:
+        """(opcodes,): the share of nodes that have each."""
+        counts = torch.bincount(batch.opcode, minlength=N_OPCODES)
+        return counts.to(self.embedding.table.dtype) / len(batch.opcode)
 
 
 def reduce_nodes(x: Tensor, batch: Batch, reduction: str) -> Tensor:
@@ -134,7 +158,15 @@ class EarlyJoinSAGE(_Sage):
 
     early = True
 
+    @property
+    def compiled(self) -> bool:
+        """Whether a CPU does the layers by the compiled kernels."""
+        return len(self.gnn) > 0 and available(self.hidden_activation)
+
     def forward(self, batch: Batch) -> Tensor:
+        if self.compiled and plain(batch.node):
+            gnn, head = ([(d.kernel, d.bias) for d in m if isinstance(d, Dense)] for m in (self.gnn, self.head.layers))
+            return early_join_sage(batch, self.embedding.table, gnn, head)
         nodes, near = self.node_inputs(batch)[0], batch.neighbours
         if not len(self.gnn):
             pooled = (batch.pooling @ nodes)[:, None].expand(-1, batch.config.shape[1], -1)

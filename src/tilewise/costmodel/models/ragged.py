@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from tilewise.costmodel.prepare import Prepared
+from tilewise.costmodel.sage import Neighbours
 
 _DENSE_BLOCK = 96  # columns a block may have on average for dense products to be quicker than sparse ones
 
@@ -146,13 +147,11 @@ class Batch:
 
     node: Tensor  # (N, F)
     opcode: Tensor  # (N,)
-    kernel_of_node: Tensor  # (N,)
     config: Tensor  # (K, C, D)
     mask: Tensor  # (K, C)
     target: Tensor  # (K, C), zero where unknown
-    consumer: npt.NDArray[np.int64]  # (M,) u of each row [u, v]
-    producer: npt.NDArray[np.int64]  # (M,) v
     node_counts: npt.NDArray[np.int64]  # (K,)
+    parts: Sequence[Prepared]  # for what is worked out only where a model asks for it
 
     @property
     def n_nodes(self) -> int:
@@ -161,6 +160,31 @@ class Batch:
     @property
     def device(self) -> str:
         return str(self.node.device)
+
+    @cached_property
+    def kernel_of_node(self) -> Tensor:
+        """(N,)."""
+        return torch.from_numpy(np.repeat(np.arange(len(self.node_counts)), self.node_counts)).to(self.device)
+
+    @cached_property
+    def _edges(self) -> npt.NDArray[np.int64]:
+        first = _starts(self.node_counts)
+        return np.concatenate([part.edges.astype(np.int64) + first[row] for row, part in enumerate(self.parts)])
+
+    @property
+    def consumer(self) -> npt.NDArray[np.int64]:
+        """(M,) u of each row [u, v]."""
+        return self._edges[:, 0]
+
+    @property
+    def producer(self) -> npt.NDArray[np.int64]:
+        """(M,) v of each row [u, v]."""
+        return self._edges[:, 1]
+
+    @cached_property
+    def graph(self) -> Neighbours:
+        """A + A^T as the compiled kernels read it."""
+        return Neighbours.joined([part.neighbours for part in self.parts])
 
     @cached_property
     def neighbours(self) -> Sparse:
@@ -200,25 +224,23 @@ class Batch:
 def collate(parts: Sequence[Prepared], targets: Sequence[npt.NDArray[Any]] | None = None, device: str = "cpu") -> Batch:
     """Prepared kernels to one batch; shorter slates are padded by repeating the first configuration, masked out."""
     counts = np.array([len(part.node) for part in parts])
-    first = np.concatenate([[0], np.cumsum(counts)])
     slots = max(len(part.config) for part in parts)
     config = np.empty((len(parts), slots, parts[0].config.shape[1]), np.float32)
     mask, target = np.zeros((len(parts), slots), bool), np.zeros((len(parts), slots), np.float32)
     for row, part in enumerate(parts):
         filled = len(part.config)
-        config[row, :filled], config[row, filled:] = part.config, part.config[0]
+        config[row, :filled] = part.config
+        if filled < slots:
+            config[row, filled:] = part.config[0]
         mask[row, :filled] = True
         if targets is not None:
             target[row, :filled] = targets[row]
-    edges = np.concatenate([part.edges.astype(np.int64) + first[row] for row, part in enumerate(parts)])
     return Batch(
         torch.from_numpy(np.concatenate([part.node for part in parts])).to(device),
         torch.from_numpy(np.concatenate([part.opcode for part in parts])).to(device),
-        torch.from_numpy(np.repeat(np.arange(len(parts)), counts)).to(device),
         torch.from_numpy(config).to(device),
         torch.from_numpy(mask).to(device),
         torch.from_numpy(target).to(device),
-        edges[:, 0],
-        edges[:, 1],
         counts,
+        parts,
     )

@@ -1,0 +1,110 @@
+"""EarlyJoinSAGE by the compiled kernels: every GraphSAGE layer and the sum over nodes in one call.
+
+A graph's pairs of node and configuration go through all layers while they are in the cache. The first layer is linear
+before its activation, so it is handed in as two products, one over nodes and one over configurations; and a node's
+opcode goes through its part of that layer once per opcode. Without the extension, or for another activation than leaky
+ReLU, the torch and NumPy models do the same arithmetic themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise._extension import native
+
+Floats = npt.NDArray[Any]  # float32
+Layer = tuple[Floats, Floats]  # kernel, bias
+
+LEAKY_SLOPE = np.float32(0.2)
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbours:
+    """Each node's neighbours in A + A^T, numbered within their graph; a repeated edge counts every time."""
+
+    first_node: npt.NDArray[np.int64]  # (graphs + 1)
+    first_edge: npt.NDArray[np.int64]  # (nodes + 1)
+    near: npt.NDArray[np.int32]
+
+    @classmethod
+    def of_one(cls, edges: npt.NDArray[Any], nodes: int) -> Neighbours:
+        """One graph, from its rows [u, v]."""
+        rows, columns = np.concatenate([edges[:, 1], edges[:, 0]]), np.concatenate([edges[:, 0], edges[:, 1]])
+        order = np.argsort(rows, kind="stable")
+        first_edge = np.zeros(nodes + 1, np.int64)
+        np.cumsum(np.bincount(rows, minlength=nodes), out=first_edge[1:])
+        return cls(np.array([0, nodes]), first_edge, columns[order].astype(np.int32))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Neighbours]) -> Neighbours:
+        """Several graphs one after another."""
+        if len(parts) == 1:
+            return parts[0]
+        first_node = np.cumsum([0, *(len(part.first_edge) - 1 for part in parts)])
+        ends = np.cumsum([0, *(len(part.near) for part in parts)])
+        pieces = [part.first_edge[:-1] + end for part, end in zip(parts, ends[:-1].tolist(), strict=True)]
+        return cls(first_node, np.concatenate([*pieces, ends[-1:]]), np.concatenate([part.near for part in parts]))
+
+    @property
+    def tables(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        return self.first_node, self.first_edge, self.near
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """The network's weights in the form the kernels want."""
+
+    table: Floats  # (opcodes, E)
+    wide: Floats  # (F + E + D, 2H): the first kernel's two halves side by side, for neighbours and for itself
+    first_bias: Floats
+    later: tuple[list[Floats], list[Floats]]  # kernels and biases of the layers after the first
+    head: list[Layer]
+
+    @classmethod
+    def of(cls, arrays: Sequence[Floats], depth: int) -> Weights:
+        """From the opcode table, then kernel and bias of `depth` GraphSAGE layers, then those of the head."""
+        first, width = arrays[1], arrays[1].shape[1]
+        wide = np.ascontiguousarray(first.reshape(2, -1, width).transpose(1, 0, 2)).reshape(-1, 2 * width)
+        later = arrays[3 : 1 + 2 * depth]
+        rest = arrays[1 + 2 * depth :]
+        head = list(zip(rest[::2], rest[1::2], strict=True))
+        return cls(arrays[0], wide, arrays[2], (list(later[::2]), list(later[1::2])), head)
+
+
+def available(hidden_activation: str) -> bool:
+    """Whether the compiled kernels can do this network's layers."""
+    return native is not None and hidden_activation == "leaky_relu"
+
+
+def halves(weights: Weights, features: Floats, opcode: npt.NDArray[np.int64], configs: Floats) -> tuple[Floats, Floats]:
+    """Layer one before it is summed: (N, 2H) of the nodes, (K, C, 2H) of the configurations (K, C, D)."""
+    start, end = features.shape[1], features.shape[1] + weights.table.shape[1]
+    nodes = native.matmul(features, weights.wide[:start])
+    nodes += native.matmul(weights.table, weights.wide[start:end])[opcode]
+    flat = native.matmul(configs.reshape(-1, configs.shape[-1]), weights.wide[end:])
+    return nodes, flat.reshape(*configs.shape[:-1], -1)
+
+
+def head_values(weights: Weights, x: Floats) -> list[Floats]:
+    """The inputs of the head's layers, and last its result (rows, 1)."""
+    values = [x]
+    for number, (kernel, bias) in enumerate(weights.head):
+        y = native.matmul(values[-1], kernel, bias=bias)
+        if number + 1 < len(weights.head):
+            np.maximum(y, LEAKY_SLOPE * y, out=y)
+        values.append(y)
+    return values
+
+
+def scores(
+    weights: Weights, features: Floats, opcode: npt.NDArray[np.int64], configs: Floats, graph: Neighbours
+) -> Floats:
+    """(C,): one kernel's configurations (C, D)."""
+    nodes, slots = halves(weights, features, opcode, configs[None])
+    pooled = native.sage_forward(nodes, slots, weights.first_bias, *weights.later, *graph.tables, False)
+    return head_values(weights, pooled[0])[-1][:, 0]
