@@ -64,8 +64,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def recorded(path: Path, name: str, model: str, seed: int, key: dict[str, Any]) -> dict[str, Any] | None:
-    runs = read(path).get(name, {}).get("models", {}).get(model, {}).get("runs", {})
-    run = runs.get(str(seed))
+    run = read(path).get(name, {}).get(model, {}).get("runs", {}).get(str(seed))
     return run if run is not None and all(run[k] == v for k, v in key.items()) else None
 
 
@@ -73,12 +72,11 @@ def record(path: Path, name: str, data: Dataset, model: str, seed: int, run: dic
     """Add one run to the file, with the summary of all runs of its model on the same data."""
     table = read(path)
     sizes = {split: len(data.split(split)) for split in ("train", "valid", "test")}
-    entry = table.setdefault(name, {"kernels": sizes, "models": {}})
+    entry = table.setdefault(name, {})
     entry["kernels"] = sizes
-    row = entry["models"].setdefault(model, {"runs": {}})
-    row["runs"][str(seed)] = run
-    like = [r for r in row["runs"].values() if all(r[k] == run[k] for k in ("threads", "fingerprint"))]
-    row["summary"] = summary(like) | {"seeds": len(like), "threads": run["threads"]}
+    runs = entry.get(model, {}).get("runs", {}) | {str(seed): run}
+    like = {s: r for s, r in runs.items() if all(r[k] == run[k] for k in ("threads", "fingerprint"))}
+    entry[model] = summary(list(like.values())) | {"seeds": len(like), "threads": run["threads"], "runs": like}
     write_whole(path, (json.dumps(table, indent=1) + "\n").encode())
 
 
@@ -102,7 +100,7 @@ def main() -> None:
                 key = {"threads": options.threads, "fingerprint": fingerprint(data)}
                 if options.again or recorded(options.out, name, model, seed, key) is None:
                     record(options.out, name, data, model, seed, run_once(data, model, seed) | key)
-            row = read(options.out)[name]["models"][model]["summary"]
+            row = read(options.out)[name][model]
             errors = "  ".join(f"{key} {row[key][0]:6.2f} ± {row[key][1]:.2f} %" for key in ("top1", "top5"))
             print(f"{name:26s} {model:14s} {errors}  {row['seconds'][0]:.0f} s", flush=True)
 

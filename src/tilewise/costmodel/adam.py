@@ -8,6 +8,7 @@ by norm, tensor by tensor, as the baselines do.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from tilewise.errors import FileFormatError
 
 _SWEEP_EVERY = 64
 _NOTHING = 1e-30
+_kernels: Any = native
 
 
 class FlatAdam:
@@ -66,7 +68,7 @@ class FlatAdam:
             self._update()
 
     def _compiled_update(self) -> None:
-        native.adam_step(
+        _kernels.adam_step(
             *self._vectors, lr=self.learning_rate, beta1=self.betas[0], beta2=self.betas[1], eps=self.epsilon,
             weight_decay=self.weight_decay, decoupled=True, step=self.step_count,
         )  # fmt: skip
@@ -89,7 +91,7 @@ class FlatAdam:
     def _clip(self, limit: float) -> None:
         if self._compiled:
             for piece in self._pieces:
-                norm = float(native.sum_of_squares(piece)) ** 0.5
+                norm = float(_kernels.sum_of_squares(piece)) ** 0.5
                 if not norm <= limit:
                     piece *= np.float32(limit / norm)
             return

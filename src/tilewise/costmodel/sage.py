@@ -21,6 +21,7 @@ Floats = npt.NDArray[Any]  # float32
 Layer = tuple[Floats, Floats]  # kernel, bias
 
 LEAKY_SLOPE = np.float32(0.2)
+_kernels: Any = native  # `available` says whether they are there
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,9 +85,9 @@ def available(hidden_activation: str) -> bool:
 def halves(weights: Weights, features: Floats, opcode: npt.NDArray[np.int64], configs: Floats) -> tuple[Floats, Floats]:
     """Layer one before it is summed: (N, 2H) of the nodes, (K, C, 2H) of the configurations (K, C, D)."""
     start, end = features.shape[1], features.shape[1] + weights.table.shape[1]
-    nodes = native.matmul(features, weights.wide[:start])
-    nodes += native.matmul(weights.table, weights.wide[start:end])[opcode]
-    flat = native.matmul(configs.reshape(-1, configs.shape[-1]), weights.wide[end:])
+    nodes = _kernels.matmul(features, weights.wide[:start])
+    nodes += _kernels.matmul(weights.table, weights.wide[start:end])[opcode]
+    flat = _kernels.matmul(configs.reshape(-1, configs.shape[-1]), weights.wide[end:])
     return nodes, flat.reshape(*configs.shape[:-1], -1)
 
 
@@ -94,7 +95,7 @@ def head_values(weights: Weights, x: Floats) -> list[Floats]:
     """The inputs of the head's layers, and last its result (rows, 1)."""
     values = [x]
     for number, (kernel, bias) in enumerate(weights.head):
-        y = native.matmul(values[-1], kernel, bias=bias)
+        y = _kernels.matmul(values[-1], kernel, bias=bias)
         if number + 1 < len(weights.head):
             np.maximum(y, LEAKY_SLOPE * y, out=y)
         values.append(y)
@@ -106,5 +107,5 @@ def scores(
 ) -> Floats:
     """(C,): one kernel's configurations (C, D)."""
     nodes, slots = halves(weights, features, opcode, configs[None])
-    pooled = native.sage_forward(nodes, slots, weights.first_bias, *weights.later, *graph.tables, False)
+    pooled = _kernels.sage_forward(nodes, slots, weights.first_bias, *weights.later, *graph.tables, False)
     return head_values(weights, pooled[0])[-1][:, 0]

@@ -19,6 +19,8 @@ from tilewise._extension import native
 from tilewise.costmodel.models.ragged import Batch
 from tilewise.costmodel.sage import LEAKY_SLOPE, Floats, Weights, halves, head_values
 
+_kernels: Any = native  # `sage.available` says whether they are there
+
 
 def plain(x: Tensor) -> bool:
     """Whether these are numbers that the kernels take."""
@@ -57,7 +59,7 @@ class _EarlyJoinSage(torch.autograd.Function):
         features, configs = batch.node.numpy(), batch.config.numpy()
         nodes, slots = halves(weights, features, batch.opcode.numpy(), configs)
         keep = any(ctx.needs_input_grad)
-        found = native.sage_forward(nodes, slots, weights.first_bias, *weights.later, *batch.graph.tables, keep)
+        found = _kernels.sage_forward(nodes, slots, weights.first_bias, *weights.later, *batch.graph.tables, keep)
         pooled = found[0] if keep else found
         hidden = head_values(weights, pooled.reshape(-1, pooled.shape[-1]))
         if keep:
@@ -71,7 +73,7 @@ class _EarlyJoinSage(torch.autograd.Function):
         batch, weights, nodes, slots, saved, hidden = ctx.kept
         ctx.kept = None
         grad, to_head = _head_back(weights, hidden, grads[0].contiguous().numpy().reshape(-1, 1))
-        to_nodes, to_slots, to_bias, *later = native.sage_backward(
+        to_nodes, to_slots, to_bias, *later = _kernels.sage_backward(
             grad.reshape(*slots.shape[:2], -1), saved, nodes, slots, weights.first_bias, *weights.later,
             *batch.graph.tables,
         )  # fmt: skip
@@ -85,8 +87,8 @@ def _head_back(weights: Weights, values: list[Floats], grad: Floats) -> tuple[Fl
     found: list[Floats] = []
     for number in reversed(range(len(weights.head))):
         x = values[number]
-        found[:0] = [native.matmul(x.T, grad), grad.sum(axis=0)]
-        grad = native.matmul(grad, weights.head[number][0].T)
+        found[:0] = [_kernels.matmul(x.T, grad), grad.sum(axis=0)]
+        grad = _kernels.matmul(grad, weights.head[number][0].T)
         if number:
             grad *= np.where(x > 0, np.float32(1), LEAKY_SLOPE)
     return grad, found
@@ -96,12 +98,12 @@ def _halves_back(weights: Weights, batch: Batch, to_nodes: Floats, to_slots: Flo
     """Back through `halves`: the gradients of the opcode table and of the first kernel."""
     features, embedded = batch.node.shape[1], weights.table.shape[1]
     by_opcode = np.zeros((len(weights.table), to_nodes.shape[1]), np.float32)
-    native.embedding_grad(to_nodes, batch.opcode.numpy(), by_opcode)
+    _kernels.embedding_grad(to_nodes, batch.opcode.numpy(), by_opcode)
     wide = np.empty_like(weights.wide)
-    wide[:features] = native.matmul(batch.node.numpy().T, to_nodes)
-    wide[features : features + embedded] = native.matmul(weights.table.T, by_opcode)
+    wide[:features] = _kernels.matmul(batch.node.numpy().T, to_nodes)
+    wide[features : features + embedded] = _kernels.matmul(weights.table.T, by_opcode)
     flat = batch.config.numpy().reshape(-1, batch.config.shape[-1])
-    wide[features + embedded :] = native.matmul(flat.T, to_slots.reshape(-1, to_slots.shape[-1]))
-    to_table = native.matmul(by_opcode, weights.wide[features : features + embedded].T)
+    wide[features + embedded :] = _kernels.matmul(flat.T, to_slots.reshape(-1, to_slots.shape[-1]))
+    to_table = _kernels.matmul(by_opcode, weights.wide[features : features + embedded].T)
     width = wide.shape[1] // 2
     return to_table, np.ascontiguousarray(wide.reshape(-1, 2, width).transpose(1, 0, 2)).reshape(-1, width)

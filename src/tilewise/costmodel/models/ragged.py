@@ -4,7 +4,7 @@ Nodes of all kernels lie one after another; configurations are a (kernels, slots
 chosen and can be chosen alike. Values per (node, configuration) pair are then (nodes, slots, width), and one product
 aggregates neighbours for all configurations at once. Its matrix has a block for each kernel: small dense blocks on a
 CPU, compressed rows for large graphs and on a GPU. It is symmetric or comes with its transpose, so the backward pass is
-another such product.
+another such product. The matrices of a few small kernels are one dense matrix.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tilewise.costmodel.prepare import Prepared
 from tilewise.costmodel.sage import Neighbours
 
 _DENSE_BLOCK = 96  # columns a block may have on average for dense products to be quicker than sparse ones
+_DENSE_WHOLE = 1 << 14  # entries of a matrix, zeros between the blocks included, up to which one product is quicker
 
 # Compressed rows have been "beta" in PyTorch for years; the products used here are covered by the tests.
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
@@ -79,6 +80,8 @@ def product(matrix: Matrix, x: Tensor) -> Tensor:
     flat = x.reshape(len(x), -1)
     if isinstance(matrix, Blocks):
         return matrix.times(flat).view(matrix.n_rows, *x.shape[1:])
+    if matrix.layout == torch.strided:
+        return torch.mm(matrix, flat).view(matrix.shape[0], *x.shape[1:])
     if matrix._nnz() == 0:
         return x.new_zeros((matrix.shape[0], *x.shape[1:]))
     if x.dtype == torch.float32 or x.device.type == "cpu":
@@ -101,11 +104,13 @@ class Entries:
         return Entries(self.columns, self.rows, self.values, self.widths, self.heights)
 
     def matrix(self, device: str) -> Matrix:
-        if device == "cpu" and int(self.heights @ self.widths) <= _DENSE_BLOCK * int(self.heights.sum()):
+        shape = int(self.heights.sum()), int(self.widths.sum())
+        if device == "cpu" and shape[0] * shape[1] <= _DENSE_WHOLE:
+            filled = np.bincount(self.rows * shape[1] + self.columns, self.values, minlength=shape[0] * shape[1])
+            return torch.from_numpy(filled.astype(np.float32)).view(shape)
+        if device == "cpu" and int(self.heights @ self.widths) <= _DENSE_BLOCK * shape[0]:
             return self._dense()
-        return compressed(
-            self.rows, self.columns, self.values, (int(self.heights.sum()), int(self.widths.sum())), device
-        )
+        return compressed(self.rows, self.columns, self.values, shape, device)
 
     def _dense(self) -> Blocks:
         """All blocks lie one after another in one vector, filled at once."""

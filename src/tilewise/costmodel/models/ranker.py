@@ -73,28 +73,44 @@ class TileRanker(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         nodes = self.encode_nodes(batch)
         kernel = self.encode_kernel(nodes, batch)
-        h = functional.relu(self._first(batch.config[..., self.global_width :]) + kernel[:, None, None])
-        h = h + self._attend(h, nodes, batch)  # (K, C, members, H)
+        h = self._first(batch.config[..., self.global_width :], kernel)  # (K, C * members, H)
+        h = self._attend(h, nodes, batch)
         for film, block in zip(self.film, self.blocks, strict=True):
-            scale, shift = film(kernel)[:, None, None].chunk(2, dim=-1)
-            h = h + functional.relu(torch.addcmul(shift, block(h), 1 + scale))
-        scores = (h * self.out.squeeze(-1)).sum(-1)  # (K, C, members)
+            assert isinstance(block, Dense)
+            h = h + self._block(h, block, film(kernel))
+        scores = h.view(*batch.config.shape[:2], -1) @ self._last()  # (K, C, members)
         return scores.transpose(1, 2) if self.training else scores.mean(-1)
 
-    def _first(self, own: Tensor) -> Tensor:
+    def _last(self) -> Tensor:
+        """(members * H, members): every member has its own last layer."""
+        every = torch.eye(self.members, dtype=self.out.dtype, device=self.out.device)
+        return (self.out * every[:, None]).flatten(0, 1)
+
+    def _first(self, own: Tensor, kernel: Tensor) -> Tensor:
         """Layer one of every member as one product: scaling the inputs is scaling the rows of the kernel."""
         width = self.config_in.kernel.shape[1]
         wide = (self.scaling.transpose(1, 2) * self.config_in.kernel).permute(1, 0, 2).flatten(1)  # (D, members * H)
-        return (own @ wide).view(*own.shape[:2], self.members, width) + self.config_in.bias
+        z = own.flatten(0, 1) @ wide
+        z = z.view(len(own), -1, width).add_((kernel + self.config_in.bias)[:, None])
+        return functional.relu_(z)
+
+    @staticmethod
+    def _block(h: Tensor, block: Dense, film: Tensor) -> Tensor:
+        """relu((h W + b) * scale + shift), where scale and shift, being the kernel's own, go into W and b."""
+        scale, shift = film.chunk(2, dim=-1)
+        scale = 1 + scale
+        bias = torch.addcmul(shift, block.bias, scale)[:, None]
+        return functional.relu_(torch.baddbmm(bias, h, block.kernel * scale[:, None]))
 
     def _attend(self, h: Tensor, nodes: Tensor, batch: Batch) -> Tensor:
-        """Each configuration looks at the nodes of its own kernel."""
+        """Each configuration looks at the nodes of its own kernel and adds what it finds; the query is in the keys."""
         counts = torch.as_tensor(batch.node_counts, device=nodes.device)
         slots = torch.arange(int(batch.node_counts.max()), device=nodes.device)[None] < counts[:, None]
         keys, values = (self._padded(layer(nodes), slots) for layer in (self.key, self.value))
-        logits = self.query(h.flatten(1, 2)) @ keys.transpose(-1, -2) / math.sqrt(keys.shape[-1])
-        weights = logits.masked_fill(~slots[:, None], -torch.inf).softmax(-1)
-        return (weights @ values).view_as(h)
+        keys = keys.transpose(-1, -2) / math.sqrt(keys.shape[-1])  # (K, node_dim, n)
+        bias = (self.query.bias @ keys).masked_fill(~slots, -torch.inf)
+        weights = torch.baddbmm(bias[:, None], h, self.query.kernel @ keys).softmax(-1)
+        return torch.baddbmm(h, weights, values)
 
     @staticmethod
     def _padded(x: Tensor, slots: Tensor) -> Tensor:
