@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,17 +37,20 @@ Plugin = Annotated[list[str] | None, typer.Option(help="A module that adds famil
 @collect.command()
 def cpu(
     shapes: Shapes = None,
-    minutes: Minutes = 8.0,
+    minutes: Minutes = 20.0,
     out: Out = None,
     seed: Seed = 0,
     configs: Configs = None,
     plugin: Plugin = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Only say what would be measured, and for how long.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure the native kernels of this CPU: every tile checked against NumPy, then timed beside the default.
 
     Example: tilewise collect cpu --minutes 10 --out measurements.sqlite
     """
+    if plan:
+        return _plan(shapes, configs, plugin or (), as_json)
     _collect("cpu", as_json, shapes=shapes, minutes=minutes, out=out, seed=seed, configs=configs, plugins=plugin or ())
 
 
@@ -70,6 +73,28 @@ def triton(
         raise typer.BadParameter("device is cuda or interpreter.")
     options = {"shapes": shapes, "minutes": minutes, "out": out, "seed": seed, "configs": configs}
     _collect("triton", as_json, **options, plugins=plugin or (), device=device)
+
+
+def _plan(shapes: Path | None, configs: int | None, plugins: Sequence[str], as_json: bool) -> None:
+    from tilewise.tune.collecting import plan_cpu
+
+    lines = plan_cpu(shapes=shapes, configs=configs, plugins=plugins)
+    if as_json:
+        typer.echo(json.dumps([dataclasses.asdict(line) for line in lines]))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("family")
+    for heading in ("threads", "kernels", "configurations", "minutes"):
+        table.add_column(heading, justify="right")
+    for line in lines:
+        numbers = (line.threads, line.kernels, f"{line.configs:,}", f"{line.seconds / 60:.1f}")
+        table.add_row(line.family, *map(str, numbers))
+    Console().print(table)
+    kernels, pairs = sum(line.kernels for line in lines), sum(line.configs for line in lines)
+    minutes = sum(line.seconds for line in lines) / 60
+    typer.echo(f"{kernels} kernels, {pairs:,} configurations, about {minutes:.0f} minutes on an idle machine.")
 
 
 def _collect(kind: str, as_json: bool, **options: Any) -> None:
@@ -111,18 +136,23 @@ def _progress() -> Iterator[Progress | None]:
 def compare(
     first: Annotated[str, typer.Argument(help="A store, a visit's folder, or a collection by name, file or folder.")],
     second: Annotated[str, typer.Argument(help="The same kernels measured again.")],
+    out: Annotated[Path | None, typer.Option(help="A file to write the JSON to as well.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say how far two measurements of the same kernels agree: rank correlation, and what the first's choice loses.
 
     Example: tilewise collect compare h200 second_visit
     """
+    from tilewise._files import write_whole
     from tilewise.tune.compare import compare as agreement
     from tilewise.tune.compare import open_collection
 
     result = agreement(open_collection(first), open_collection(second))
+    told = json.dumps(dataclasses.asdict(result))
+    if out is not None:
+        write_whole(out, f"{told}\n")
     if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(result)))
+        typer.echo(told)
         return
     from rich.console import Console
     from rich.table import Table

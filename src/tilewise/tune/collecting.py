@@ -16,6 +16,7 @@ from tilewise.tune.problem import Kernel, Problem, Value
 
 if TYPE_CHECKING:
     from tilewise.tune.cpu.collect import CpuCollector
+    from tilewise.tune.cpu.plan import PlanLine
     from tilewise.tune.schedule import Tally
     from tilewise.tune.store import Store
     from tilewise.tune.triton.collect import Collector
@@ -79,6 +80,23 @@ def collect(
         tallies = collector.run()
         counts = store.counts()
     return _result(path, tallies, counts)
+
+
+def plan_cpu(
+    *,
+    shapes: str | os.PathLike[str] | Sequence[Mapping[str, Value]] | None = None,
+    configs: int | None = None,
+    plugins: Sequence[str] = (),
+) -> list[PlanLine]:
+    """What `collect("cpu", ...)` would measure, by family and threads, and about how long it takes."""
+    from tilewise.tune.cpu.collect import CpuOptions
+    from tilewise.tune.cpu.machine import require_native
+    from tilewise.tune.cpu.plan import plan
+
+    require_native()
+    load_plugins(plugins)
+    options = CpuOptions() if configs is None else CpuOptions(max_configs=configs)
+    return plan(_kernels("cpu", shapes), options)
 
 
 def _kernels(kind: str, shapes: str | os.PathLike[str] | Sequence[Mapping[str, Value]] | None) -> list[Kernel]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from tilewise import __version__
-from tilewise.errors import ConfigurationError
+from tilewise.tune.bench import FamilyBench
 from tilewise.tune.cpu.family import CpuFamily, get_family
-from tilewise.tune.cpu.machine import describe
-from tilewise.tune.problem import Config, Problem, Value
-from tilewise.tune.store import Machine
+from tilewise.tune.cpu.machine import describe, running_on
+from tilewise.tune.problem import Config, Problem
 from tilewise.tune.trial import CpuTrial, Trial, WorkerTrial, cpu_worker
 
 COLLECTION = "cpu"
@@ -20,31 +19,19 @@ MARGIN = 0.045
 _COLLECTION_ISA = "avx512"  # what the embedded collection was measured with
 
 
-class CpuBench:
+class CpuBench(FamilyBench[CpuFamily]):
     """Problems of the native kernels. With `limit_s` they are measured in a process of their own."""
 
-    kind = "cpu"
     version = __version__
     margin = MARGIN
 
     def __init__(self, limit_s: float | None = None) -> None:
         details = describe()
-        self.machine = Machine("cpu", str(details["name"]), details)
-        self.collection = COLLECTION if str(details["isa"]).startswith(_COLLECTION_ISA) else None
+        fits = str(details["isa"]).startswith(_COLLECTION_ISA)
+        super().__init__("cpu", details, get_family, COLLECTION if fits else None)
         self.limit_s = limit_s
 
-    def family(self, name: str) -> CpuFamily:
-        return get_family(name)
-
-    def problem(self, spec: Mapping[str, Value]) -> Problem:
-        family = spec.get("family")
-        if not isinstance(family, str):
-            raise ConfigurationError('A problem is an object with a "family", such as {"family": "matmul", "m": 64}.')
-        return get_family(family).problem(spec)
-
     def configs(self, problem: Problem) -> Sequence[Config]:
-        from tilewise.tune.cpu.machine import running_on
-
         with running_on(problem.size("threads") if "threads" in problem else 1):
             return get_family(problem.family).configs(problem)
 

@@ -168,7 +168,7 @@ class CpuCollector:
         if not right:
             return Verdict(config, "wrong", "the result differs from NumPy's"), None
         timed = family.runner(kernel.problem, config, for_timing.values)
-        estimate_ns = min(_one_run(timed), _one_run(timed))
+        estimate_ns = min(one_run(timed), one_run(timed))
         if estimate_ns > self.options.settings.slowest_ms * 1e6 and index:
             return Verdict(config, "slow", f"one run took {estimate_ns / 1e6:.1f} ms"), None
         return Verdict(config, "ok"), Candidate(index, config, [timed], estimate_ns)
@@ -243,7 +243,7 @@ def _is_right(result: Array, expected: Expected) -> bool:
     return bool((distance <= expected.bound).all())  # a NaN is not within any bound
 
 
-def _one_run(run: Run) -> float:
+def one_run(run: Run) -> float:
     """Nanoseconds of a single run, roughly."""
     start = time.perf_counter_ns()
     run()

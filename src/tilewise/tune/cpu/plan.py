@@ -1,4 +1,4 @@
-"""What a collection would measure, and about how long that takes here: counted, with one run of every default."""
+"""What a collection would measure, and about how long that takes here: counted, and every default run a few times."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewise.tune.cpu.collect import CpuOptions
+from tilewise.tune.cpu.collect import CpuOptions, one_run
 from tilewise.tune.cpu.family import get_family
 from tilewise.tune.cpu.machine import running_on
 from tilewise.tune.problem import Kernel
 from tilewise.tune.schedule import pick_configs
 
+_RUNS = 5  # the fastest counts: others may be busy now
 _SLOWER = 1.25  # a configuration than the default, in the mean
 _ROUNDS = 1.25  # of the rounds that all get, those that some need more
 _RECORDING_S = 1.5e-4  # a timing's way into the store
@@ -56,10 +57,7 @@ def _expected(kernel: Kernel, threads: int, options: CpuOptions) -> tuple[int, f
         family.expected(kernel.problem, operands)
         preparing += 2 * (time.perf_counter() - start)
         run = family.runner(kernel.problem, configs[0], operands)
-        run()
-        start = time.perf_counter()
-        run()
-        run_s = time.perf_counter() - start
+        run_s = min(one_run(run) for _ in range(_RUNS)) * 1e-9
     slower = run_s * _SLOWER
     unit = max(settings.unit_ms * 1e-3, slower) + (slower if run_s < settings.settle_ms * 1e-3 else 0.0)
     timings = len(configs) * settings.rounds * _ROUNDS + settings.finalists * settings.final_rounds

@@ -8,14 +8,13 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tilewise import __version__
-from tilewise.errors import ConfigurationError
-from tilewise.tune.problem import Config, Problem, Value
+from tilewise.tune.bench import FamilyBench
+from tilewise.tune.problem import Config, Problem
 from tilewise.tune.rounds import Run
-from tilewise.tune.store import Machine
 from tilewise.tune.trial import Timed, Trial
 from tilewise.tune.triton.compiling import Compiled, serve, use_cache
 from tilewise.tune.triton.device import HOPPER, CudaDevice, MisfitError, open_device
@@ -30,28 +29,18 @@ _ROUNDS = 5
 _COMPILE_SECONDS = 120.0
 
 
-class TritonBench:
+class TritonBench(FamilyBench[Family]):
     """Problems of the Triton families on the first GPU."""
 
-    kind = "triton"
     margin = 0.0
 
     def __init__(self, device: Any = None) -> None:
         self.device: Any = device or open_device("cuda")
         details = self.device.describe()
-        self.machine = Machine("triton", str(details["name"]), details)
+        fits = details.get("compute_capability") == HOPPER
+        super().__init__("triton", details, get_family, COLLECTION if fits else None)
         self.version = f"{__version__}, triton {details.get('triton', 'unknown')}"
-        self.collection = COLLECTION if details.get("compute_capability") == HOPPER else None
         self.shared_bytes = int(details.get("shared_bytes", 1 << 30))
-
-    def family(self, name: str) -> Family:
-        return get_family(name)
-
-    def problem(self, spec: Mapping[str, Value]) -> Problem:
-        family = spec.get("family")
-        if not isinstance(family, str):
-            raise ConfigurationError('A problem is an object with a "family", such as {"family": "matmul", "m": 64}.')
-        return get_family(family).problem(spec)
 
     def configs(self, problem: Problem) -> Sequence[Config]:
         family = get_family(problem.family)

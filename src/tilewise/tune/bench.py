@@ -1,0 +1,39 @@
+"""What every machine to tune on has: families by name, problems from a user's JSON, a collection whose model fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, Protocol, TypeVar
+
+from tilewise.errors import ConfigurationError
+from tilewise.tune.problem import Problem, Value
+from tilewise.tune.store import Machine
+
+
+class ReadsProblems(Protocol):
+    """The part of a family that a bench needs."""
+
+    def problem(self, spec: Mapping[str, Value]) -> Problem: ...
+
+
+Family = TypeVar("Family", bound=ReadsProblems)
+
+
+class FamilyBench(Generic[Family]):
+    """A machine of `kind` whose families `get_family` knows; `collection` is the one measured on its like, if any."""
+
+    def __init__(
+        self, kind: str, details: Mapping[str, Any], get_family: Callable[[str], Family], collection: str | None
+    ) -> None:
+        self.kind, self.collection = kind, collection
+        self.machine = Machine(kind, str(details["name"]), details)
+        self._get_family = get_family
+
+    def family(self, name: str) -> Family:
+        return self._get_family(name)
+
+    def problem(self, spec: Mapping[str, Value]) -> Problem:
+        family = spec.get("family")
+        if not isinstance(family, str):
+            raise ConfigurationError('A problem is an object with a "family", such as {"family": "matmul", "m": 64}.')
+        return self._get_family(family).problem(spec)
