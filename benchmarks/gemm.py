@@ -1,11 +1,14 @@
 """Matrix multiplication beside NumPy (OpenBLAS) and PyTorch: large, small, skinny and odd shapes.
 
     python -m benchmarks.gemm [--threads 1] [--only products routing scaling] [--json benchmarks/results/gemm.json]
+    python -m benchmarks.gemm --random 500 --seed 7
 
 Every result is compared with float64 before it is timed. A ratio above 1 means tilewise is faster than the faster peer;
 the geometric mean against NumPy alone is printed at the end. `routing` times, on the same shapes, the implementation
 that the router chooses beside the others that could be fastest: the ratio is the best one's time over the chosen's.
 `scaling` is tilewise beside itself: one thread's time over that of two.
+
+`--random N` times N drawn shapes instead (benchmarks/gemm_random.py), and writes no file unless `--json` is given.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 import tilewise
+from benchmarks import gemm_random
 from benchmarks.harness import Row, Run, compare, write_results
 from tilewise.backend import OptimizedBackend, matmul_native
 
@@ -82,12 +86,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS[:2])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/gemm.json"))
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="N drawn shapes against NumPy instead")
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     tilewise.set_num_threads(options.threads)
     torch.set_num_threads(options.threads)
     rows: list[Row] = []
     with threadpool_limits(options.threads, "blas"):
+        if options.random:
+            rows = gemm_random.sweep(options.random, options.seed, options.threads)
+            return write_results(options.json, rows) if options.json else None
         if "products" in options.only:
             rows += [product(*shape, options.threads, options.seed, 1.0) for shape in LARGE]
             small = [product(*shape, options.threads, options.seed, 0.4) for shape in SMALL]
@@ -100,7 +108,7 @@ def main() -> None:
             rows += choices
         if "scaling" in options.only:
             rows.append(scaling(1024, options.seed, 2.0))
-    write_results(options.json, rows)
+    write_results(options.json or Path("benchmarks/results/gemm.json"), rows)
 
 
 def summary(small: list[Row]) -> None:

@@ -37,7 +37,7 @@ CacheSizes read_cache_sizes() {
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-enum class Path { tiled, swapped, dots, row_by_matrix, matrix_by_column };
+enum class Path { tiled, swapped, dots, row_by_matrix, matrix_by_column, few_rows, few_by_few, short_sums, narrow };
 
 // How a product is computed; decided from the whole problem, so that splitting it changes no result.
 struct Plan {
@@ -52,30 +52,32 @@ constexpr int64_t kWorthThreads = 1 << 20;
 constexpr int64_t kFewCopied = 24, kShortDot = 8;
 // Adding up the lanes of an inner product takes as long as this many vectors of k.
 constexpr double kAddingUp = 2.5;
+// Transposing a result takes as long as this many terms of k.
+constexpr double kTransposing = 12;
 constexpr int64_t kFewColumns = 12, kWideRow = 128;
-// Up to this many rows of A, a B this wide and larger than this many bytes is read row by row rather than strip by strip.
-constexpr int64_t kFewStreamed = 3, kWideStream = 512, kWorthStreaming = 512 << 10;
+// Up to this many rows of A are kept in registers for a strip of columns; a B this wide and larger than a quarter of L3 is
+// read row by row rather than strip by strip.
+constexpr int64_t kFewStreamed = 3, kWideStream = 512;
+// Sums at least this long are split where there are few of them; columns that are computed in vectors of four.
+constexpr int64_t kLongSum = 64, kFewQuads = 4;
+// Rows this short, of a matrix that exceeds L2, are fetched ahead: the hardware only follows longer ones.
+constexpr int64_t kShortRow = 256;
 // Columns past the last whole vector: up to this many are worth a path of their own, in matrices this narrow.
 constexpr int64_t kFewTail = 4, kManyColumns = 200, kLongTail = 24;
 // The default tile's blocks (docs/tiles.md says why).
 constexpr int64_t kBlockK = 512, kWholeK = 768, kBlockRows = 54, kOneRowBlock = 192, kManyRows = 512;
 constexpr int64_t kShortK = 12, kFewRows = 16, kShortBlockK = 64, kShortBlockFloats = 16384;
 
-// How the transposed product is computed: in tiles; row by row where there are too few accumulators to keep the
-// multipliers busy; in whole rows where they are few and wide.
-enum Swapped { kTiles, kRowByRow, kWholeRows };
+// How the transposed product is computed: in tiles; row by row, or with its sums over k split, where there are too few
+// accumulators to keep the multipliers busy; in whole rows where they are few and wide; or all its rows at once, which are
+// then written transposed.
+enum Swapped { kTiles, kRowByRow, kWholeRows, kInterleaved, kFewResults };
 
 Swapped swapped_by(const Gemm& g) {
+  if (g.n <= kFewest && g.m <= active_gemm().lanes && g.k >= kLongSum) return kFewResults;
   if (g.n * ceil_div(g.m, active_gemm().lanes) <= 4) return kRowByRow;
+  if (g.n <= kFewest && g.c_row == g.n) return kInterleaved;
   return g.n <= kFewStreamed && g.m >= kWideStream ? kWholeRows : kTiles;
-}
-
-// C' = B' A' has row-major operands where A and B are transposed views, and full vectors where C has few columns. Worth
-// the transposition of the result when that is small beside the work.
-bool better_swapped(const Gemm& g) {
-  if (g.a_row != 1 || g.m <= 1) return false;
-  if (g.n <= kFewColumns && g.m > g.n) return true;
-  return g.b_row == 1 && g.b_col != 1 && g.k >= 32 && (g.k >= 2 * g.m || g.m <= 64);
 }
 
 // The last columns of a product that go another way than the tiled loops: 0, or those past the last whole vector.
@@ -98,6 +100,35 @@ double tiled_use(const Gemm& g) {
   return n / (n + idle) * m / (m + packing);
 }
 
+// The same product as C' = B' A', without its result and epilogue.
+Gemm transposed(const Gemm& g) {
+  Gemm t;
+  t.m = g.n;
+  t.n = g.m;
+  t.k = g.k;
+  t.a = g.b;
+  t.a_row = g.b_col;
+  t.a_col = g.b_row;
+  t.b = g.a;
+  t.b_row = g.a_col;
+  t.b_col = g.a_row;
+  t.c_row = g.m;
+  return t;
+}
+
+// C' = B' A' has row-major operands where A and B are transposed views, and full vectors where C has few columns. Worth
+// the transposition of the result when that is small beside the work.
+bool better_swapped(const Gemm& g) {
+  if (g.a_row != 1 || g.m <= 1) return false;
+  if (g.n <= kFewColumns && g.m > g.n) return true;
+  if (g.b_row != 1 || g.b_col == 1 || g.k < 32) return false;
+  if (g.m < 2 * active_gemm().lanes && g.n > g.m) {  // idle lanes against packing
+    const double k = static_cast<double>(g.k);
+    return tiled_use(transposed(g)) * k / (k + kTransposing) > tiled_use(g);
+  }
+  return g.k >= 2 * g.m || g.m <= 64;
+}
+
 // Both operands along k: every lane is busy, but the lanes of each result must be added up in the end. A row-major B is
 // transposed first. The shorter operand must stay in L2.
 bool better_as_dots(const Gemm& g) {
@@ -111,15 +142,32 @@ bool better_as_dots(const Gemm& g) {
   return use > tiled_use(g);
 }
 
+// So few results that their sums over k are split, to keep the multipliers busy.
+bool few_by_few(const Gemm& g) {
+  return g.b_col == 1 && g.m <= kFewest && g.n <= active_gemm().lanes && g.k >= kLongSum;
+}
+
+// Two to four columns of a row-major A, with sums too short for inner products.
+bool narrow(const Gemm& g) {
+  constexpr int64_t kTerms[kFewQuads + 1] = {0, 0, 16, 32, 44};
+  const bool fits = g.n >= 2 && g.n <= kFewQuads && g.a_col == 1 && g.c_row == g.n && g.m >= 2 * active_gemm().lanes;
+  return fits && g.k <= kTerms[g.n];
+}
+
 Plan choose_plan(const Gemm& g) {
   const int64_t long_side = std::max(g.m, g.n), short_side = std::min(g.m, g.n);
-  const bool from_memory = g.stream_b || long_side * g.k * 4 > cache_sizes().l3;
+  const int64_t long_bytes = long_side * g.k * 4;
+  const bool from_memory = g.stream_b || long_bytes > (g.k <= kShortRow ? cache_sizes().l2 : cache_sizes().l3);
   if (g.m == 1 && g.b_col == 1) return {Path::row_by_matrix, g.n >= kWideRow};
   if (g.n == 1 && g.a_row == 1 && g.c_row == 1) return {Path::matrix_by_column, g.m >= kWideRow};
   if (short_side == 1 && (g.m == 1 ? g.b_row : g.a_col) == 1) return {Path::dots, from_memory};
+  if (narrow(g)) return {Path::narrow};
+  if (g.k <= kShortestSum && g.n > kFewQuads) return {Path::short_sums};
   if (better_as_dots(g)) return {Path::dots, 0};
-  if (g.m <= kFewStreamed && g.b_col == 1 && g.n >= kWideStream && g.k * g.n * 4 > kWorthStreaming) {
-    return {Path::row_by_matrix, true};
+  if (few_by_few(g)) return {Path::few_by_few};
+  if (g.m <= kFewStreamed && g.b_col == 1) {
+    const bool streamed = g.n >= kWideStream && g.k * g.n * 4 > cache_sizes().l3 / 4;
+    return {streamed ? Path::row_by_matrix : Path::few_rows, true};
   }
   if (better_swapped(g)) return {Path::swapped, swapped_by(g)};
   Plan plan;
@@ -189,22 +237,20 @@ void run_dots(const Gemm& g, bool variant) {
 
 void run_swapped(const Gemm& g, int by) {
   const GemmKernels& kernels = active_gemm();
-  Gemm t;
-  t.m = g.n;
-  t.n = g.m;
-  t.k = g.k;
-  t.a = g.b;
-  t.a_row = g.b_col;
-  t.a_col = g.b_row;
-  t.b = g.a;
-  t.b_row = g.a_col;
-  t.b_col = 1;
-  t.c_row = g.m;
+  Gemm t = transposed(g);
+  if (by == kInterleaved) {
+    t.c = g.c;
+    kernels.few_rows(t, true);
+    if (g.epilogue.any()) kernels.finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
+    return;
+  }
   const GemmTile tile = default_tile(t, 1);
   const int64_t result = round_up(g.m * g.n, 16);
   t.c = workspace(result + (by != kTiles ? 0 : kernels.workspace(t.m, t.n, t.k, tile)));
   if (by == kWholeRows) {
     kernels.row_by_matrix(t, true);
+  } else if (by == kFewResults) {
+    kernels.few_by_few(t);
   } else if (by == kRowByRow) {  // too few rows and columns to keep the multipliers busy: split the sums over k instead
     for (int64_t i = 0; i < t.m; ++i) kernels.row_by_matrix(part_of(t, i, 1, 0, t.n), false);
   } else {
@@ -246,6 +292,33 @@ void run_tiled_and_tail(const Gemm& g, const GemmTile& tile, int64_t tail) {
   g.a_col == 1 ? run_dots(last, false) : run_swapped(last, kTiles);
 }
 
+// Sums of a few terms: B's rows must be contiguous, and transposing a B of a few rows costs little.
+void run_short(const Gemm& g) {
+  if (g.b_col == 1) return active_gemm().short_sums(g);
+  Gemm t = g;
+  float* b = workspace(g.k * g.n);
+  if (g.b_row == 1) {
+    active_gemm().transpose(g.b, g.n, g.k, g.b_col, b, g.n);
+  } else {
+    for (int64_t p = 0; p < g.k; ++p) copy_strided(g.b + p * g.b_row, g.b_col, g.n, b + p * g.n);
+  }
+  t.b = b;
+  t.b_row = g.n;
+  t.b_col = 1;
+  active_gemm().short_sums(t);
+}
+
+// Up to four columns, written side by side for the kernel.
+void run_narrow(const Gemm& g) {
+  float* b = workspace(4 * g.k);
+  for (int64_t p = 0; p < g.k; ++p) {
+    for (int64_t j = 0; j < 4; ++j) b[4 * p + j] = j < g.n ? g.b[p * g.b_row + j * g.b_col] : 0.0f;
+  }
+  Gemm t = g;
+  t.b = b;
+  active_gemm().narrow(t);
+}
+
 void run_part(const Gemm& g, const Plan& plan, const GemmTile& tile) {
   switch (plan.path) {
     case Path::tiled: return run_tiled_and_tail(g, tile, plan.tail);
@@ -253,6 +326,10 @@ void run_part(const Gemm& g, const Plan& plan, const GemmTile& tile) {
     case Path::dots: return run_dots(g, plan.variant);
     case Path::row_by_matrix: return active_gemm().row_by_matrix(g, plan.variant);
     case Path::matrix_by_column: return run_matrix_by_column(g, plan.variant);
+    case Path::few_rows: return active_gemm().few_rows(g, false);
+    case Path::few_by_few: return active_gemm().few_by_few(g);
+    case Path::short_sums: return run_short(g);
+    case Path::narrow: return run_narrow(g);
   }
 }
 
@@ -357,6 +434,10 @@ const char* matmul_path(const Gemm& g) {
   switch (choose_plan(g).path) {
     case Path::tiled: return "tiled";
     case Path::swapped: return "transposed tiles";
+    case Path::few_rows: return "few rows";
+    case Path::few_by_few: return "few results";
+    case Path::short_sums: return "short sums";
+    case Path::narrow: return "few columns";
     case Path::row_by_matrix:
     case Path::matrix_by_column: return "scaled rows";
     default: return "inner products";

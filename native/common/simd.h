@@ -46,6 +46,19 @@ TW_INLINE vf load(const float* p) {
   std::memcpy(&v, p, sizeof v);
   return v;
 }
+// Read once and kept: left to itself, the compiler may read a vector again for each of its uses, and a read that straddles
+// two cache lines is slow.
+TW_INLINE vf load_once(const float* p) {
+  vf v = load(p);
+#if defined(__AVX512F__)
+  asm("" : "+v"(v));
+#elif defined(__x86_64__)
+  asm("" : "+x"(v));
+#else
+  asm("" : "+w"(v));
+#endif
+  return v;
+}
 TW_INLINE void store(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
 TW_INLINE vf splat(float x) { return x - vf{}; }
 

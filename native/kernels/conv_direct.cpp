@@ -57,12 +57,17 @@ void pack(const ConvShape& s, const WeightView& w, float* packed) {
 
 int64_t rows_of_band(const ConvShape& s, const ConvTile& tile) { return smaller(s.oh, larger(1, tile.block / s.ow)); }
 
+// In vector multiplications: below this a second thread costs more than it saves (a few microseconds).
+constexpr int64_t kWorthThreads = 8192;
+
 // About 640 pixels: fewer rows are prepared twice than with small bands, and a panel's products stay in L2. Where that
 // leaves threads idle the bands become lower, then tasks share the output channels.
 ConvTile default_tile(const ConvShape& s, int64_t threads) {
   const int64_t images = s.n * s.groups, panels = ceil_div(ceil_div(s.group_o(), kLanes), kPanelVectors);
   ConvTile tile{ceil_div(s.ow, ceil_div(s.ow, kMaxRows)), kPanelVectors, 640, kPanelVectors, 1};
   int64_t bands = ceil_div(s.oh, rows_of_band(s, tile));
+  const bool worth = images * s.oh * s.ow * s.kh * s.kw * s.group_c() * ceil_div(s.group_o(), kLanes) >= kWorthThreads;
+  if (!worth) threads = 1;
   if (images < threads) bands = smaller(s.oh, round_up(bands, ceil_div(threads, images)));
   tile.block = ceil_div(s.oh, bands) * s.ow;
   bands = ceil_div(s.oh, rows_of_band(s, tile));

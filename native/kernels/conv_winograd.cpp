@@ -148,9 +148,17 @@ int64_t strips_of_block(const Problem& p, const ConvTile& tile) {
   return smaller(p.strips, larger(1, tile.block / p.tiles_x));
 }
 
+// In vector instructions: below this a second thread costs more than it saves (a few microseconds).
+constexpr int64_t kWorthThreads = 16384;
+
+bool worth_threads(const Problem& p) {
+  const int64_t a_tile = kPositions * p.c * p.vectors + 220 * ceil_div(p.c, kLanes) + 200 * p.vectors;
+  return p.strips * p.tiles_x * a_tile >= kWorthThreads;
+}
+
 // V takes about half of a 1 MiB second-level cache and the products a quarter; at least sixteen tiles, so that the
-// transformed weights, which stream by once a block, are used enough. Each thread gets as many blocks as the others; where
-// there are too few tiles for that, tasks share the output channels.
+// transformed weights, which stream by once a block, are used enough. Each thread gets as many blocks as the others. Where
+// one block would hold everything, tasks share the output channels (and the weights with them), or else the rows.
 ConvTile default_tile(const ConvShape& s, int64_t threads) {
   const Problem p = make_problem(s);
   const int64_t by_cache = (int64_t{576} << 10) / (kPositions * p.c_pitch * 4);
@@ -158,7 +166,8 @@ ConvTile default_tile(const ConvShape& s, int64_t threads) {
   const int64_t vectors = (int64_t{320} << 10) / (kPositions * tiles * kLanes * 4);
   ConvTile tile{kMaxRows, kPanelVectors, tiles, larger(kPanelVectors, vectors / kPanelVectors * kPanelVectors), 1};
   int64_t blocks = ceil_div(p.strips, strips_of_block(p, tile));
-  if (blocks > 1) blocks = smaller(round_up(blocks, threads), p.strips);
+  const bool shares_rows = blocks == 1 && ceil_div(p.vectors, kPanelVectors) < threads && worth_threads(p);
+  if (blocks > 1 || shares_rows) blocks = smaller(round_up(blocks, threads), p.strips);
   tile.block = ceil_div(p.strips, blocks) * p.tiles_x;
   tile.mr = ceil_div(tile.block, ceil_div(tile.block, kMaxRows));
   tile.split = smaller(larger(1, threads / (blocks * s.groups)), ceil_div(p.vectors, kPanelVectors));

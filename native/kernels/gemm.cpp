@@ -5,8 +5,10 @@
 #include "kernels/gemm.h"
 
 #include "kernels/gemm_epilogue.h"
+#include "kernels/gemm_few.h"
 #include "kernels/gemm_micro.h"
 #include "kernels/gemm_pack.h"
+#include "kernels/gemm_short.h"
 #include "kernels/gemm_skinny.h"
 
 namespace tw {
@@ -162,6 +164,26 @@ void row_by_matrix(const Gemm& g, bool wide) {
   if (g.epilogue.any()) finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 
+void few_rows(const Gemm& g, bool interleaved) {
+  few_rows_product(g, interleaved);
+  if (g.epilogue.any() && !interleaved) finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
+}
+
+void few_by_few(const Gemm& g) {
+  few_results_product(g);
+  if (g.epilogue.any()) finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
+}
+
+void short_sums(const Gemm& g) {
+  short_sums_product(g);
+  if (g.epilogue.any()) finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
+}
+
+void narrow(const Gemm& g) {
+  narrow_product(g);
+  if (g.epilogue.any()) finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
+}
+
 using TransposeFew = void (*)(const float*, int64_t, int64_t, float*);
 constexpr TransposeFew kTransposeFew[] = {transpose_few<2>, transpose_few<3>, transpose_few<4>};
 
@@ -175,7 +197,8 @@ void transpose_into(const float* from, int64_t rows, int64_t cols, int64_t from_
 
 }  // namespace
 
-const GemmKernels gemm = {kLanes, kMaxRows, workspace, tiled, dots, row_by_matrix, transpose_into, finish};
+const GemmKernels gemm = {kLanes, kMaxRows, workspace, tiled, dots, row_by_matrix, few_rows,
+                          few_by_few, short_sums, narrow, transpose_into, finish};
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -42,6 +42,9 @@ struct GemmTile {
   int threads_m = 1, threads_n = 1;
 };
 
+constexpr int64_t kFewest = 8;        // what a handful is to the kernels for few rows and few columns
+constexpr int64_t kShortestSum = 12;  // and to those for short sums
+
 struct GemmKernels {
   int lanes;                 // floats in a vector: nr is a multiple of it
   const int* max_rows;       // max_rows[v]: the tallest register tile of v vectors, v = 1 ... 4
@@ -53,6 +56,15 @@ struct GemmKernels {
   void (*dots)(const Gemm& g, bool from_memory);
   // One row of A (wide: up to four), rows of B of unit stride: c = sum over p of a[p] * B[p, :].
   void (*row_by_matrix)(const Gemm& g, bool wide);
+  // Up to kFewest rows of A, rows of B of unit stride. Interleaved: C is written transposed, without gaps (element (i, j) to
+  // c[j * m + i]), and the epilogue is left to the caller.
+  void (*few_rows)(const Gemm& g, bool interleaved);
+  // Up to kFewest rows and at most a vector of columns, rows of B of unit stride; the sums are long.
+  void (*few_by_few)(const Gemm& g);
+  // Sums of up to kShortestSum terms, rows of B of unit stride.
+  void (*short_sums)(const Gemm& g);
+  // Up to four columns: rows of A of unit stride, B k x 4 with zeros past the last column, no gaps between the rows of C.
+  void (*narrow)(const Gemm& g);
   // to (cols x rows, rows to_row apart) = from (rows x cols, rows from_row apart), transposed.
   void (*transpose)(const float* from, int64_t rows, int64_t cols, int64_t from_row, float* to, int64_t to_row);
   void (*finish)(const Epilogue& e, float* c, int64_t c_row, int64_t row, int64_t col, int64_t rows, int64_t cols);

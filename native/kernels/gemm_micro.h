@@ -111,7 +111,7 @@ struct StepB {
   typename Last::type last;
   TW_INLINE StepB(const float* from, int lanes) {
 #pragma GCC unroll 4
-    for (int j = 0; j < NV - 1; ++j) b[j] = load(from + j * kLanes);
+    for (int j = 0; j < NV - 1; ++j) b[j] = load_once(from + j * kLanes);
     last = Last::load_b(from + (NV - 1) * kLanes, lanes);
   }
   TW_INLINE void times(const float* at, int i, Tile<MR, NV, Special>& t) const {

@@ -47,29 +47,35 @@ TW_INLINE vf two_rows(const float* first, const float* second, int count) {
   return __builtin_shuffle(load_first(first, count), load_first(second, count), index);
 }
 
-// to (cols x rows) = from (rows x cols), transposed, cols at most half a vector: the same network on pairs of rows needs
-// half as many vectors.
+// The first half a vector of columns of kLanes rows, one vector a column; `count` of them are read. The network that
+// transposes, on pairs of rows, needs half as many vectors.
+TW_INLINE void columns_of_rows(const float* from, int64_t from_row, int count, vf (&r)[kLanes / 2]) {
+  constexpr int kPairs = kLanes / 2;
+#pragma GCC unroll 8
+  for (int i = 0; i < kPairs; ++i) {
+    const float* at = from + 2 * i * from_row;
+    r[i] = two_rows(at, at + from_row, count);
+  }
+#pragma GCC unroll 4
+  for (int round = 1; round < kLanes; round *= 2) {
+    vf t[kPairs];
+#pragma GCC unroll 4
+    for (int i = 0; i < kPairs / 2; ++i) {
+      t[2 * i] = zip_low(r[i], r[i + kPairs / 2]);
+      t[2 * i + 1] = zip_high(r[i], r[i + kPairs / 2]);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < kPairs; ++i) r[i] = t[i];
+  }
+}
+
+// to (cols x rows) = from (rows x cols), transposed, cols at most half a vector.
 inline void transpose_narrow(const float* from, int64_t rows, int64_t cols, int64_t from_row, float* to, int64_t to_row) {
   constexpr int kPairs = kLanes / 2;
   int64_t row = 0;
   for (; row + kLanes <= rows; row += kLanes) {
     vf r[kPairs];
-#pragma GCC unroll 8
-    for (int i = 0; i < kPairs; ++i) {
-      const float* at = from + (row + 2 * i) * from_row;
-      r[i] = two_rows(at, at + from_row, static_cast<int>(cols));
-    }
-#pragma GCC unroll 4
-    for (int round = 1; round < kLanes; round *= 2) {
-      vf t[kPairs];
-#pragma GCC unroll 4
-      for (int i = 0; i < kPairs / 2; ++i) {
-        t[2 * i] = zip_low(r[i], r[i + kPairs / 2]);
-        t[2 * i + 1] = zip_high(r[i], r[i + kPairs / 2]);
-      }
-#pragma GCC unroll 8
-      for (int i = 0; i < kPairs; ++i) r[i] = t[i];
-    }
+    columns_of_rows(from + row * from_row, from_row, static_cast<int>(cols), r);
 #pragma GCC unroll 8
     for (int j = 0; j < kPairs; ++j) {
       if (j < cols) store(to + j * to_row + row, r[j]);
@@ -80,36 +86,51 @@ inline void transpose_narrow(const float* from, int64_t rows, int64_t cols, int6
   }
 }
 
-// to (cols x Rows, packed) = from (Rows x cols), transposed: Rows vectors of columns are interleaved, and the places of the
+// `lanes` columns of Rows rows, one vector a row, to lanes x Rows floats: the vectors are interleaved, and the places of the
 // rows that are missing from a power of two closed up.
 template <int Rows>
-void transpose_few(const float* from, int64_t cols, int64_t from_row, float* to) {
-  constexpr int kPower = Rows <= 2 ? 2 : Rows <= 4 ? 4 : Rows <= 8 ? 8 : 16;
-  constexpr int kColumns = kLanes / kPower;  // in one vector of the result
-  vi closed = {};
+TW_INLINE void store_interleaved(const vf (&rows)[Rows], float* to, int lanes) {
+  constexpr int kRoundedUp = Rows <= 1 ? 1 : Rows <= 2 ? 2 : Rows <= 4 ? 4 : 8;
+  if constexpr (kRoundedUp > kLanes) {
+    for (int j = 0; j < lanes; ++j) {
+      for (int i = 0; i < Rows; ++i) to[j * Rows + i] = rows[i][j];
+    }
+  } else {
+    constexpr int kColumns = kLanes / kRoundedUp;  // in one vector of the result
+    vf r[kRoundedUp], t[kRoundedUp];
+#pragma GCC unroll 8
+    for (int i = 0; i < kRoundedUp; ++i) r[i] = i < Rows ? rows[i] : vf{};
+#pragma GCC unroll 4
+    for (int round = 1; round < kRoundedUp; round *= 2) {
+#pragma GCC unroll 4
+      for (int i = 0; i < kRoundedUp / 2; ++i) {
+        t[2 * i] = zip_low(r[i], r[i + kRoundedUp / 2]);
+        t[2 * i + 1] = zip_high(r[i], r[i + kRoundedUp / 2]);
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < kRoundedUp; ++i) r[i] = t[i];
+    }
+    vi closed = {};
 #pragma GCC unroll 16
-  for (int i = 0; i < kColumns * Rows; ++i) closed[i] = i / Rows * kPower + i % Rows;
+    for (int i = 0; i < kColumns * Rows; ++i) closed[i] = i / Rows * kRoundedUp + i % Rows;
+#pragma GCC unroll 8
+    for (int i = 0; i < kRoundedUp; ++i) {
+      const int left = lanes - i * kColumns, columns = left < 0 ? 0 : left < kColumns ? left : kColumns;
+      const vf out = Rows == kRoundedUp ? r[i] : __builtin_shuffle(r[i], closed);
+      store_first(to + i * kColumns * Rows, out, columns * Rows);
+    }
+  }
+}
+
+// to (cols x Rows, packed) = from (Rows x cols), transposed.
+template <int Rows>
+void transpose_few(const float* from, int64_t cols, int64_t from_row, float* to) {
   for (int64_t col = 0; col < cols; col += kLanes) {
     const int lanes = cols - col < kLanes ? static_cast<int>(cols - col) : kLanes;
-    vf r[kPower], t[kPower];
-#pragma GCC unroll 16
-    for (int i = 0; i < kPower; ++i) r[i] = i < Rows ? load_first(from + i * from_row + col, lanes) : vf{};
-#pragma GCC unroll 4
-    for (int round = 1; round < kPower; round *= 2) {
+    vf r[Rows];
 #pragma GCC unroll 8
-      for (int i = 0; i < kPower / 2; ++i) {
-        t[2 * i] = zip_low(r[i], r[i + kPower / 2]);
-        t[2 * i + 1] = zip_high(r[i], r[i + kPower / 2]);
-      }
-#pragma GCC unroll 16
-      for (int i = 0; i < kPower; ++i) r[i] = t[i];
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < kPower; ++i) {
-      const int left = lanes - i * kColumns, columns = left < 0 ? 0 : left < kColumns ? left : kColumns;
-      const vf out = Rows == kPower ? r[i] : __builtin_shuffle(r[i], closed);
-      store_first(to + (col + i * kColumns) * Rows, out, columns * Rows);
-    }
+    for (int i = 0; i < Rows; ++i) r[i] = load_first(from + i * from_row + col, lanes);
+    store_interleaved<Rows>(r, to + col * Rows, lanes);
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include "kernels/gemm.h"
 #include "kernels/gemm_pack.h"
+#include "kernels/gemm_short.h"
 
 namespace tw {
 namespace TW_ISA {
@@ -110,12 +111,12 @@ TW_INLINE void dot_step(const DotArgs& d, int64_t p, int lanes, bool whole, vf (
 #pragma GCC unroll 8
   for (int i = 0; i < I; ++i) {
     const float* at = d.inner + i * d.inner_row + p;
-    kept[i] = whole ? load(at) : load_first(at, lanes);
+    kept[i] = !whole ? load_first(at, lanes) : O == 1 ? load(at) : load_once(at);
   }
 #pragma GCC unroll 12
   for (int o = 0; o < O; ++o) {
     const float* at = d.outer + o * d.outer_row + p;
-    const vf v = whole ? load(at) : load_first(at, lanes);
+    const vf v = !whole ? load_first(at, lanes) : I == 1 ? load(at) : load_once(at);
 #pragma GCC unroll 8
     for (int i = 0; i < I; ++i) acc[o * I + i] = multiply_add(acc[o * I + i], v, kept[i]);
   }
@@ -128,25 +129,30 @@ TW_INLINE void fetch_next_rows(const DotArgs& d, int64_t p) {
   for (int o = 0; o < O; ++o) __builtin_prefetch(d.outer + (O + o) * d.outer_row + p, 0, 1);
 }
 
-// O x I inner products, one vector accumulator each.
+// O x I inner products, one vector accumulator each, for `count` tiles of O rows one below the other.
 template <int O, int I, bool Fetch = false>
-void dot_tile(const DotArgs& d) {
-  vf acc[O * I] = {};
-  int64_t p = 0;
-  for (; p + kLanes <= d.k; p += kLanes) {
-    if (Fetch) fetch_next_rows<O>(d, p);
-    dot_step<O, I>(d, p, kLanes, true, acc);
+void dot_tiles(const DotArgs& args, int64_t count) {
+  DotArgs d = args;
+  for (; count > 0; --count) {
+    vf acc[O * I] = {};
+    int64_t p = 0;
+    for (; p + kLanes <= d.k; p += kLanes) {
+      if (Fetch) fetch_next_rows<O>(d, p);
+      dot_step<O, I>(d, p, kLanes, true, acc);
+    }
+    if (p < d.k) dot_step<O, I>(d, p, static_cast<int>(d.k - p), false, acc);
+    d.outer_is_b ? sums_to_rows<I, O, 1, I>(acc, d.c, d.c_row) : sums_to_rows<O, I, I, 1>(acc, d.c, d.c_row);
+    d.outer += O * d.outer_row;
+    d.c += d.outer_is_b ? O : O * d.c_row;
   }
-  if (p < d.k) dot_step<O, I>(d, p, static_cast<int>(d.k - p), false, acc);
-  d.outer_is_b ? sums_to_rows<I, O, 1, I>(acc, d.c, d.c_row) : sums_to_rows<O, I, I, 1>(acc, d.c, d.c_row);
 }
 
-using DotTile = void (*)(const DotArgs&);
+using DotTile = void (*)(const DotArgs&, int64_t);
 
 template <int O, int I>
 constexpr DotTile dot_or_null() {
   if constexpr (I <= kDotInner && O <= kDotFits[I <= kDotInner ? I : 0]) {
-    return dot_tile<O, I>;
+    return dot_tiles<O, I>;
   } else {
     return nullptr;
   }
@@ -180,7 +186,7 @@ void dots_of_few(const float* rows, int64_t row, const float* x, int64_t count, 
   }
 }
 
-constexpr int kFewTerms = 8;
+constexpr int kFewTerms = 8, kFewestTerms = 3;
 using FewDots = void (*)(const float*, int64_t, const float*, int64_t, float*, int64_t);
 constexpr FewDots kFewDots[kFewTerms] = {dots_of_few<1>, dots_of_few<2>, dots_of_few<3>, dots_of_few<4>,
                                          dots_of_few<5>, dots_of_few<6>, dots_of_few<7>, dots_of_few<8>};
@@ -234,7 +240,7 @@ inline void dots_streamed(const Gemm& g) {
     store_sums(upper, g.c + first, pairs);
     store_sums(lower, g.c + half + first, pairs);
   }
-  if (g.n % 2 != 0) dot_tile<1, 1>({g.b + (g.n - 1) * g.b_col, g.b_col, g.a, 0, g.k, g.c + g.n - 1, 1, true});
+  if (g.n % 2 != 0) dot_tiles<1, 1>({g.b + (g.n - 1) * g.b_col, g.b_col, g.a, 0, g.k, g.c + g.n - 1, 1, true}, 1);
 }
 
 // Rows whole pages apart share one set of L1, rows half a page apart two; a set has eight ways, for both operands.
@@ -245,25 +251,31 @@ TW_INLINE int fewer_where_colliding(int rows, int64_t apart) {
 
 // The long side outside, so that the operand that is larger is read once and the smaller stays in cache.
 inline void dots_tiled(const Gemm& g, bool from_memory) {
-  const bool tall = g.m >= g.n;
+  const bool tall = g.m > 1 && g.m >= g.n;
   const int64_t outer = tall ? g.m : g.n, inner = tall ? g.n : g.m;
   const int64_t outer_row = tall ? g.a_row : g.b_col, inner_row = tall ? g.b_col : g.a_row;
   const float* const long_side = tall ? g.a : g.b;
   const float* const short_side = tall ? g.b : g.a;
+  if (inner == 1 && g.k > kFewestTerms && g.k <= kPairTerms && (!tall || g.c_row == 1)) {
+    return short_dots(long_side, outer_row, short_side, static_cast<int>(g.k), outer, g.c);
+  }
   if (inner == 1 && g.k <= kFewTerms) return kFewDots[g.k - 1](long_side, outer_row, short_side, outer, g.c, tall ? g.c_row : 1);
   if (g.stream_b && g.large_pages_b && g.m == 1 && g.k <= kStreamedRow) return dots_streamed(g);
   const int most = fewer_where_colliding(kDotOuter[share(inner, kDotInner)], inner == 1 ? 1 : outer_row);
   for (int64_t o = 0; o < outer;) {
     const int so = outer - o >= 2 * most ? most : share(outer - o, most);
+    // A short side of one tile passes over the long side once; else a tile of the long side is used while it is in L1.
+    const int64_t count = inner <= kDotInner && so == most ? (outer - o) / most - (outer - o >= 2 * most) : 1;
+    const int64_t tiles = count < 1 ? 1 : count;
     for (int64_t i = 0; i < inner;) {
       const int si = share(inner - i, kDotInner);
       const bool fetch = from_memory && inner == 1 && so == kDotOuter[1];
-      const DotTile tile = fetch ? dot_tile<kDotOuter[1], 1, true> : kDotTiles[si - 1][so - 1];
+      const DotTile tile = fetch ? dot_tiles<kDotOuter[1], 1, true> : kDotTiles[si - 1][so - 1];
       tile({long_side + o * outer_row, outer_row, short_side + i * inner_row, inner_row, g.k,
-            g.c + (tall ? o * g.c_row + i : i * g.c_row + o), g.c_row, !tall});
+            g.c + (tall ? o * g.c_row + i : i * g.c_row + o), g.c_row, !tall}, tiles);
       i += si;
     }
-    o += so;
+    o += so * tiles;
   }
 }
 
@@ -339,7 +351,7 @@ TW_INLINE void add_rows(const Gemm& g, int64_t p, int64_t from, int64_t to) {
     for (int i = 0; i < M; ++i) v[i] = First ? vf{} : load(c + i * c_row + j);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const vf row = load(b + r * b_row + j);
+      const vf row = load_once(b + r * b_row + j);
 #pragma GCC unroll 4
       for (int i = 0; i < M; ++i) v[i] += scale[i][r] * row;
     }
@@ -357,6 +369,18 @@ TW_INLINE void add_rows(const Gemm& g, int64_t p, int64_t from, int64_t to) {
   }
 }
 
+// The rows from p on, fewer than 2 * R.
+template <int M, int R>
+TW_INLINE void add_last_rows(const Gemm& g, int64_t p, int64_t from, int64_t to) {
+  if constexpr (R > 0) {
+    if (g.k - p >= R) {
+      p == 0 ? add_rows<M, R, true>(g, p, from, to) : add_rows<M, R, false>(g, p, from, to);
+      p += R;
+    }
+    add_last_rows<M, R / 2>(g, p, from, to);
+  }
+}
+
 // For wide B: whole rows, so that each page is read from front to back. Several rows of C are cut where they would not
 // stay in half of a small L1; one row keeps a stream from memory unbroken.
 template <int M, int R>
@@ -367,9 +391,7 @@ void rows_streamed(const Gemm& g) {
     for (int64_t p = 0; p < whole; p += R) {
       p == 0 ? add_rows<M, R, true>(g, p, from, to) : add_rows<M, R, false>(g, p, from, to);
     }
-    for (int64_t p = whole; p < g.k; ++p) {
-      p == 0 ? add_rows<M, 1, true>(g, p, from, to) : add_rows<M, 1, false>(g, p, from, to);
-    }
+    add_last_rows<M, R / 2>(g, whole, from, to);
   }
 }
 
@@ -378,7 +400,7 @@ inline void row_streamed(const Gemm& g) {
   switch (g.m) {
     case 1: return rows_streamed<1, 8>(g);
     case 2: return rows_streamed<2, 8>(g);
-    default: return rows_streamed<3, 6>(g);
+    default: return rows_streamed<3, 4>(g);
   }
 }
 

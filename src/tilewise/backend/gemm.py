@@ -42,6 +42,7 @@ matmul_native: Callable[..., Array] = _matmul_unavailable if native is None else
 _FLOAT32 = np.dtype(np.float32)
 _LAYOUTS = (("nn", "nt"), ("tn", "tt"))
 _TINY = 50_000  # multiplications: below, looking up a tile costs more than a better one could save
+_SHORT, _THIN = 12, 4  # terms of a sum, rows or columns: up to here the loops without tiles are faster than any tile
 
 
 def _transposed(x: Array) -> bool:
@@ -50,12 +51,12 @@ def _transposed(x: Array) -> bool:
 
 
 def matmul_tile_key(a: Array, b: Array, **_options: Any) -> tuple[tuple[int, ...], str, str] | None:
-    """The product as a tile chooser sees it: (m, n, k), dtype, layout; None where it is too small to ask.
+    """The product as a tile chooser sees it: (m, n, k), dtype, layout; None where it is too small or thin to ask.
 
     Rows of a batch that shares B count as one m.
     """
     rows, n, k = sizes = _sizes(a, b)
-    if rows * n * k < _TINY:
+    if rows * n * k < _TINY or k <= _SHORT or rows < _THIN or n <= _THIN:
         return None
     dtype = "float32" if a.dtype is _FLOAT32 else a.dtype.name
     return sizes, dtype, _LAYOUTS[_transposed(a)][_transposed(b)]

@@ -1,0 +1,159 @@
+// A handful of rows of C, with B's rows contiguous: all the rows are kept in registers for as many columns as fit beside
+// them, so that each element of B is read once, in runs as long as the registers allow, and C is written once. The same
+// loop computes a product with a handful of columns as the transposed product, interleaving its rows as it stores them.
+#pragma once
+
+#include "kernels/gemm.h"
+#include "kernels/gemm_micro.h"
+#include "kernels/gemm_pack.h"
+
+namespace tw {
+namespace TW_ISA {
+
+constexpr int kFewRowsMost = kFewest;
+// Vectors of columns that fit into the registers for so many rows, beside one vector of B and the elements of A (or the
+// other way round, whichever are fewer).
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kFewVectors[kFewRowsMost + 1] = {0, 8, 12, 8, 6, 5, 4, 3, 3};
+#else
+constexpr int kFewVectors[kFewRowsMost + 1] = {0, 8, 5, 3, 2, 2, 1, 1, 1};
+#endif
+constexpr int kFewVectorsMost = 12;
+
+// Rows of B that are fetched ahead: the hardware does not see that runs this short, a row apart, belong together.
+constexpr int64_t kFewAhead = 8;
+
+// M rows by V vectors, the last of `lanes` columns.
+template <int M, int V, bool Whole>
+TW_INLINE void few_product(const Gemm& g, int64_t col, int lanes, vf (&acc)[M][V]) {
+  const float* a = g.a;
+  const float* b = g.b + col;
+  const int64_t a_row = g.a_row, a_col = g.a_col, b_row = g.b_row;
+  const float* ahead = g.k > kFewAhead ? b + kFewAhead * b_row : b + V * kLanes;
+#pragma GCC unroll 1
+  for (int64_t p = g.k; p > 0; --p, a += a_col, b += b_row) {
+    if (p == kFewAhead) ahead = g.b + col + V * kLanes;
+#pragma GCC unroll 12
+    for (int j = 0; j < V; ++j) __builtin_prefetch(ahead + j * kLanes);
+    ahead += b_row;
+    vf scale[M];
+#pragma GCC unroll 8
+    for (int i = 0; i < M; ++i) scale[i] = splat(a[i * a_row]);
+#pragma GCC unroll 12
+    for (int j = 0; j < V; ++j) {
+      const vf v = Whole || j < V - 1 ? load_once(b + j * kLanes) : load_first(b + j * kLanes, lanes);
+#pragma GCC unroll 8
+      for (int i = 0; i < M; ++i) acc[i][j] += scale[i] * v;
+    }
+  }
+}
+
+template <int M, int V>
+void few_strip(const Gemm& g, int64_t col, int lanes) {
+  vf acc[M][V] = {};
+  lanes == kLanes ? few_product<M, V, true>(g, col, lanes, acc) : few_product<M, V, false>(g, col, lanes, acc);
+#pragma GCC unroll 8
+  for (int i = 0; i < M; ++i) {
+    float* to = g.c + i * g.c_row + col;
+#pragma GCC unroll 12
+    for (int j = 0; j < V - 1; ++j) store(to + j * kLanes, acc[i][j]);
+    store_first(to + (V - 1) * kLanes, acc[i][V - 1], lanes);
+  }
+}
+
+// C is the transposed result: element (i, j) of this product goes to c[j * M + i].
+template <int M, int V>
+void few_strip_interleaved(const Gemm& g, int64_t col, int lanes) {
+  vf acc[M][V] = {};
+  lanes == kLanes ? few_product<M, V, true>(g, col, lanes, acc) : few_product<M, V, false>(g, col, lanes, acc);
+#pragma GCC unroll 12
+  for (int j = 0; j < V; ++j) {
+    vf column[M];
+#pragma GCC unroll 8
+    for (int i = 0; i < M; ++i) column[i] = acc[i][j];
+    store_interleaved<M>(column, g.c + (col + j * kLanes) * M, j < V - 1 ? kLanes : lanes);
+  }
+}
+
+using FewStrip = void (*)(const Gemm&, int64_t, int);
+
+template <int M, int V, bool Interleaved>
+constexpr FewStrip few_or_null() {
+  if constexpr (V <= kFewVectors[M] && Interleaved) {
+    return few_strip_interleaved<M, V>;
+  } else if constexpr (V <= kFewVectors[M]) {
+    return few_strip<M, V>;
+  } else {
+    return nullptr;
+  }
+}
+
+#define TW_FEW_ROW(M, Interleaved)                                                                                 \
+  {few_or_null<M, 1, Interleaved>(),  few_or_null<M, 2, Interleaved>(),  few_or_null<M, 3, Interleaved>(),         \
+   few_or_null<M, 4, Interleaved>(),  few_or_null<M, 5, Interleaved>(),  few_or_null<M, 6, Interleaved>(),         \
+   few_or_null<M, 7, Interleaved>(),  few_or_null<M, 8, Interleaved>(),  few_or_null<M, 9, Interleaved>(),         \
+   few_or_null<M, 10, Interleaved>(), few_or_null<M, 11, Interleaved>(), few_or_null<M, 12, Interleaved>()}
+#define TW_FEW_TABLE(Interleaved)                                                                                  \
+  {TW_FEW_ROW(1, Interleaved), TW_FEW_ROW(2, Interleaved), TW_FEW_ROW(3, Interleaved), TW_FEW_ROW(4, Interleaved), \
+   TW_FEW_ROW(5, Interleaved), TW_FEW_ROW(6, Interleaved), TW_FEW_ROW(7, Interleaved), TW_FEW_ROW(8, Interleaved)}
+constexpr FewStrip kFewStrips[2][kFewRowsMost][kFewVectorsMost] = {TW_FEW_TABLE(false), TW_FEW_TABLE(true)};
+
+// Strips of about equal width: a narrow last one would leave the multipliers waiting for their own sums.
+inline void few_rows_product(const Gemm& g, bool interleaved) {
+  const FewStrip* const strips = kFewStrips[interleaved][g.m - 1];
+  const int64_t vectors = (g.n + kLanes - 1) / kLanes, most = kFewVectors[g.m];
+  const int64_t parts = (vectors + most - 1) / most, base = vectors / parts, wider = vectors % parts;
+  int64_t col = 0;
+  for (int64_t part = 0; part < parts; ++part) {
+    const int width = static_cast<int>(base + (part < wider));
+    const int64_t left = g.n - col - (width - 1) * kLanes;
+    strips[width - 1](g, col, left < kLanes ? static_cast<int>(left) : kLanes);
+    col += width * kLanes;
+  }
+}
+
+// M rows by one vector (or less) of columns, U sums over k side by side: with so few results, an addition would wait for the
+// one before it. Special: at most half a vector, where that is faster (gemm_micro.h).
+template <int M, int U, bool Special>
+void few_results(const Gemm& g) {
+  using Last = LastVector<Special>;
+  const float* a = g.a;
+  const float* b = g.b;
+  const int lanes = static_cast<int>(g.n);
+  const int64_t a_row = g.a_row, a_col = g.a_col, b_row = g.b_row;
+  typename Last::type acc[U][M] = {};
+  int64_t p = 0;
+  for (; p + U <= g.k; p += U) {
+#pragma GCC unroll 8
+    for (int u = 0; u < U; ++u, a += a_col, b += b_row) {
+      const auto v = Last::load_b(b, lanes);
+#pragma GCC unroll 8
+      for (int i = 0; i < M; ++i) acc[u][i] += Last::broadcast_from(a + i * a_row) * v;
+    }
+  }
+  for (; p < g.k; ++p, a += a_col, b += b_row) {
+    const auto v = Last::load_b(b, lanes);
+#pragma GCC unroll 8
+    for (int i = 0; i < M; ++i) acc[0][i] += Last::broadcast_from(a + i * a_row) * v;
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < M; ++i) {
+    typename Last::type sum = acc[0][i];
+#pragma GCC unroll 8
+    for (int u = 1; u < U; ++u) sum += acc[u][i];
+    Last::add_to(g.c + i * g.c_row, sum, lanes, false);
+  }
+}
+
+using FewResults = void (*)(const Gemm&);
+#define TW_FEW_RESULTS(Special)                                                                                     \
+  {few_results<1, 8, Special>, few_results<2, 4, Special>, few_results<3, 4, Special>, few_results<4, 2, Special>,   \
+   few_results<5, 2, Special>, few_results<6, 2, Special>, few_results<7, 2, Special>, few_results<8, 1, Special>}
+constexpr FewResults kFewResults[2][kFewRowsMost] = {TW_FEW_RESULTS(false), TW_FEW_RESULTS(true)};
+
+inline void few_results_product(const Gemm& g) {
+  kFewResults[wants_special(static_cast<int>(g.n), false)][g.m - 1](g);
+}
+
+}  // namespace TW_ISA
+}  // namespace tw
