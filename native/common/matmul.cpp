@@ -42,7 +42,7 @@ enum class Path { tiled, swapped, dots, row_by_matrix, matrix_by_column, few_row
 // How a product is computed; decided from the whole problem, so that splitting it changes no result.
 struct Plan {
   Path path = Path::tiled;
-  int variant = 0;   // dots: 1 where the larger operand comes from memory; rows: 1 for whole rows; swapped: see Swapped
+  int variant = 0;   // dots: 1 where the larger operand comes from memory; rows: see RowBy; swapped: see Swapped
   int64_t tail = 0;  // tiled: the last columns, which would leave most lanes of a vector idle, go another way
 };
 
@@ -72,6 +72,16 @@ constexpr int64_t kShortK = 12, kFewRows = 16, kShortBlockK = 64, kShortBlockFlo
 // accumulators to keep the multipliers busy; in whole rows where they are few and wide; or all its rows at once, which are
 // then written transposed.
 enum Swapped { kTiles, kRowByRow, kWholeRows, kInterleaved, kFewResults };
+
+// How one row goes through a matrix: in strips of columns; whole rows after each other, where they are wide; with its sums
+// over k split, where they are narrow.
+enum RowBy { kStrips, kStreamed, kSplitSums };
+
+RowBy row_by(int64_t columns, int64_t k) {
+  if (columns >= kWideRow) return kStreamed;
+  const bool fits = columns <= std::min<int64_t>(kFewest, active_gemm().lanes);
+  return fits && k >= kLongSum ? kSplitSums : kStrips;
+}
 
 Swapped swapped_by(const Gemm& g) {
   if (g.n <= kFewest && g.m <= active_gemm().lanes && g.k >= kLongSum) return kFewResults;
@@ -158,16 +168,16 @@ Plan choose_plan(const Gemm& g) {
   const int64_t long_side = std::max(g.m, g.n), short_side = std::min(g.m, g.n);
   const int64_t long_bytes = long_side * g.k * 4;
   const bool from_memory = g.stream_b || long_bytes > (g.k <= kShortRow ? cache_sizes().l2 : cache_sizes().l3);
-  if (g.m == 1 && g.b_col == 1) return {Path::row_by_matrix, g.n >= kWideRow};
-  if (g.n == 1 && g.a_row == 1 && g.c_row == 1) return {Path::matrix_by_column, g.m >= kWideRow};
+  if (g.m == 1 && g.b_col == 1) return {Path::row_by_matrix, row_by(g.n, g.k)};
+  if (g.n == 1 && g.a_row == 1 && g.c_row == 1) return {Path::matrix_by_column, row_by(g.m, g.k)};
   if (short_side == 1 && (g.m == 1 ? g.b_row : g.a_col) == 1) return {Path::dots, from_memory};
   if (narrow(g)) return {Path::narrow};
-  if (g.k <= kShortestSum && g.n > kFewQuads) return {Path::short_sums};
+  if (g.k <= kShortestSum && g.n > (g.a_row == 1 ? kFewest : kFewQuads)) return {Path::short_sums};
   if (better_as_dots(g)) return {Path::dots, 0};
   if (few_by_few(g)) return {Path::few_by_few};
   if (g.m <= kFewStreamed && g.b_col == 1) {
     const bool streamed = g.n >= kWideStream && g.k * g.n * 4 > cache_sizes().l3 / 4;
-    return {streamed ? Path::row_by_matrix : Path::few_rows, true};
+    return {streamed ? Path::row_by_matrix : Path::few_rows, kStreamed};
   }
   if (better_swapped(g)) return {Path::swapped, swapped_by(g)};
   Plan plan;
@@ -260,8 +270,12 @@ void run_swapped(const Gemm& g, int by) {
   if (g.epilogue.any()) kernels.finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 
+void run_row_by_matrix(const Gemm& g, int by) {
+  by == kSplitSums ? active_gemm().few_by_few(g) : active_gemm().row_by_matrix(g, by == kStreamed);
+}
+
 // m x k times k x 1 with A's columns contiguous: the transposed product is a row by a matrix.
-void run_matrix_by_column(const Gemm& g, bool variant) {
+void run_matrix_by_column(const Gemm& g, int by) {
   Gemm t = g;
   t.m = 1;
   t.n = g.m;
@@ -271,7 +285,7 @@ void run_matrix_by_column(const Gemm& g, bool variant) {
   t.b_row = g.a_col;
   t.b_col = 1;
   t.epilogue = Epilogue();
-  active_gemm().row_by_matrix(t, variant);
+  run_row_by_matrix(t, by);
   if (g.epilogue.any()) active_gemm().finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, 1);
 }
 
@@ -324,7 +338,7 @@ void run_part(const Gemm& g, const Plan& plan, const GemmTile& tile) {
     case Path::tiled: return run_tiled_and_tail(g, tile, plan.tail);
     case Path::swapped: return run_swapped(g, plan.variant);
     case Path::dots: return run_dots(g, plan.variant);
-    case Path::row_by_matrix: return active_gemm().row_by_matrix(g, plan.variant);
+    case Path::row_by_matrix: return run_row_by_matrix(g, plan.variant);
     case Path::matrix_by_column: return run_matrix_by_column(g, plan.variant);
     case Path::few_rows: return active_gemm().few_rows(g, false);
     case Path::few_by_few: return active_gemm().few_by_few(g);
