@@ -1,8 +1,8 @@
 """Drawn shapes against NumPy: is there a product, of the kinds that models have, for which the default is slow?
 
-Each draw takes a family (few rows, few columns, short or long sums, small, or anything), sizes that are often odd, and a
-layout: nn, nt (B a transposed view), tn (A one) or tt. All are checked and timed briefly; those that look slow are timed
-again at length, and only what is slow then counts.
+Each draw takes a family (few rows, few columns, short or long sums, small, or anything), sizes that are often odd, and
+a layout: nn, nt (B a transposed view), tn (A one) or tt. All are checked and timed briefly; those that look slow are
+timed again at length, and only what is slow then counts.
 """
 
 from __future__ import annotations
