@@ -81,6 +81,19 @@ def test_weights_are_normalised_to_one():
     assert combined(scores, target, mask).item() == pytest.approx(by_hand.item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["ListMLELoss", "FastestFirst"])
+def test_scores_that_are_far_apart_keep_the_likelihood_and_its_slope_finite(name):
+    scores = 1e4 * np.random.default_rng(0).standard_normal((3, 6))
+    target, mask = np.random.default_rng(1).random((3, 6)) + 0.5, np.ones((3, 6), bool)
+    mask[0, 4:] = False
+    value, slope = losses.LOSSES[name](scores, target, mask)
+    assert np.isfinite(value) and np.isfinite(slope).all() and not slope[~mask].any()
+    step = np.zeros_like(scores)
+    step[1, 2] = 1e-3
+    ends = [losses.LOSSES[name](scores + sign * step, target, mask)[0] for sign in (1, -1)]
+    assert (ends[0] - ends[1]) / 2e-3 == pytest.approx(slope[1, 2], abs=1e-4)
+
+
 def test_a_slate_of_one_and_equal_runtimes_have_finite_losses():
     for shape in ((2, 1), (2, 5)):
         for function in losses.LOSSES.values():

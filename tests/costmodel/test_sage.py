@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from tilewise._extension import native  # noqa: E402
 from tilewise.costmodel import numpy_baselines, sage  # noqa: E402
 from tilewise.costmodel.adam import FlatAdam  # noqa: E402
+from tilewise.costmodel.losses import parse_losses  # noqa: E402
 from tilewise.costmodel.models import build_model, layers  # noqa: E402
 from tilewise.costmodel.models.ragged import collate  # noqa: E402
 from tilewise.costmodel.prepare import Prepared  # noqa: E402
@@ -144,6 +145,22 @@ def test_tables_that_do_not_fit_are_refused(damage):
         native.sage_forward(nodes, configs, bias, kernels, biases, first_node, first_edge, near, False)
 
 
+def test_learning_without_autograd_adds_the_same_gradients():
+    rng, loss = np.random.default_rng(5), parse_losses("ListMLELoss:1,MSE:0.02")
+    parts, targets = [graph(5, 4, rng), graph(9, 3, rng)], [rng.random(4) + 0.5, rng.random(3) + 0.5]
+    batch, model = collate(parts, targets), network(16, 3)
+    expected = loss(model(batch), batch.target, batch.mask)
+    expected.backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    for times in (1, 2):  # a gradient that is there already is added to
+        value, scores = model.learn(batch, loss)
+        assert value == pytest.approx(float(expected.detach()), rel=1e-5)
+        torch.testing.assert_close(scores, model(batch).detach())
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            torch.testing.assert_close(parameter.grad, times * gradient, rtol=1e-5, atol=1e-8)
+
+
 @pytest.mark.parametrize("name", ["MLP", "EarlyJoinSAGE", "LateJoinResGCN"])
 def test_the_penalty_added_to_flat_gradients_is_the_penalty(name):
     rng = np.random.default_rng(4)
@@ -153,6 +170,6 @@ def test_the_penalty_added_to_flat_gradients_is_the_penalty(name):
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
     optimizer = FlatAdam(model.parameters())
     optimizer.zero_grad()
-    assert model.add_penalty_gradient(batch, optimizer) == pytest.approx(float(expected), rel=1e-5)
+    assert model.add_penalty_gradient(batch, optimizer) == pytest.approx(float(expected.detach()), rel=1e-5)
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-5, atol=1e-9)

@@ -23,6 +23,7 @@ from tilewise.errors import ConfigurationError
 
 TEMPERATURE = 10.0
 SHARPNESS = 10.0  # a tenth in log runtime is one unit of log-odds in `fastest_first`
+_FAR = 500.0  # exponents whose sums float64 still holds
 Doubles = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 Loss = Callable[[Doubles, Doubles, Mask], tuple[float, Doubles]]
@@ -56,15 +57,31 @@ def _ordered_likelihood(
     if not whole:
         there = mask.ravel()[order]
         s, w = np.where(there, s, -np.inf), np.where(there, w, 0.0)
-    tail = np.logaddexp.accumulate(s[:, ::-1], axis=1)[:, ::-1]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        terms, starts = (tail - s) * w, np.log(w) - tail
-        if not whole:
-            terms, starts = np.where(there, terms, 0.0), np.where(there, starts, -np.inf)
-        slope = np.exp(s + np.logaddexp.accumulate(starts, axis=1)) - w  # one more running sum
+    terms, slope = _running_sums(s, w)
     grad = np.empty(scores.size)
     grad[order.ravel()] = factor * slope.ravel()
-    return float(terms.sum()), grad.reshape(scores.shape)
+    return terms, grad.reshape(scores.shape)
+
+
+def _running_sums(s: Doubles, w: Doubles) -> tuple[float, Doubles]:
+    """The sum of w_i (log sum_{j >= i} exp(s_j) - s_i) and its slope by s; s is -inf and w 0 where nothing counts.
+
+    The slope is one more running sum, from the other side.
+    """
+    top = s.max(axis=1, keepdims=True)
+    exponent = s - top
+    with np.errstate(divide="ignore", invalid="ignore"):
+        counts = w > 0
+        if not np.where(counts, exponent, 0.0).min() > -_FAR:  # what is so far from the largest would be lost
+            tail = np.logaddexp.accumulate(exponent[:, ::-1], axis=1)[:, ::-1]
+            starts = np.where(counts, np.log(w) - tail, -np.inf)
+            slope = np.exp(exponent + np.logaddexp.accumulate(starts, axis=1)) - w
+        else:
+            e = np.exp(exponent)
+            sums = e[:, ::-1].cumsum(axis=1)[:, ::-1]
+            slope = e * np.where(counts, w / sums, 0.0).cumsum(axis=1) - w
+            tail = np.log(sums)
+        return float(np.where(counts, (tail - exponent) * w, 0.0).sum()), slope
 
 
 def pairwise_hinge(scores: Doubles, target: Doubles, mask: Mask) -> tuple[float, Doubles]:

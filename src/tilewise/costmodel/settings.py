@@ -75,7 +75,7 @@ class TrainSettings:
 
 
 RANKER_DEFAULTS: dict[str, Any] = {
-    "epochs": 50,
+    "epochs": 30,
     "early_stop": 1000,
     "losses": "FastestFirst:1,LogMSE:0.3",
     "learning_rate": 4e-3,
@@ -86,7 +86,7 @@ RANKER_DEFAULTS: dict[str, Any] = {
     "schedule": "cosine",
     "average": 0.98,
     "select": "top",
-    "eval_every": 10,
+    "eval_every": 6,
 }
 
 

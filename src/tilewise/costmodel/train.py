@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from tilewise.costmodel.adam import FlatAdam
     from tilewise.costmodel.gbdt import GBDT
+    from tilewise.costmodel.models.ragged import Batch
 
 CHECKPOINT = "checkpoint.safetensors"
 METRICS = ("opa", "tau", "top1", "top5", "top10")
@@ -167,21 +168,32 @@ class _Run:
                     break
                 optimizer.learning_rate = settings.learning_rate_at(share)
                 optimizer.zero_grad()
-                with torch.autocast("cuda", torch.bfloat16, enabled=self.device.startswith("cuda")):
-                    scores = self.module(batch)
-                loss = self._loss(scores, batch.target, batch.mask)
-                if self.penalty is not None and self.penalty_gradient is None:
-                    loss = loss + self.penalty(batch)
-                torch.autograd.backward(loss)
-                if self.penalty_gradient is not None:
-                    total += self.penalty_gradient(batch, optimizer)
+                loss, scores = self._learn(batch)
                 optimizer.step()
                 self._update_average()
-                total += float(loss.detach())
-                ordered.append(_slate_opa(scores.detach(), batch.target, batch.mask))
+                total += loss
+                ordered.append(_slate_opa(scores, batch.target, batch.mask))
         if not np.isfinite(total):
             raise ConfigurationError(f"Training diverged in epoch {epoch}; use a lower learning rate.")
         return {"epoch": epoch, "train_loss": total / batches, "train_opa": _mean(ordered)}
+
+    def _learn(self, batch: Batch) -> tuple[float, torch.Tensor]:
+        """Adds a batch's gradients, penalty included, to the optimizer's; gives the loss and the scores."""
+        import torch
+
+        if self.device == "cpu" and getattr(self.module, "compiled", False):
+            total, scores = self.module.learn(batch, self.loss)  # type: ignore[operator]
+        else:
+            with torch.autocast("cuda", torch.bfloat16, enabled=self.device.startswith("cuda")):
+                scores = self.module(batch)
+            loss = self._loss(scores, batch.target, batch.mask)
+            if self.penalty is not None and self.penalty_gradient is None:
+                loss = loss + self.penalty(batch)
+            torch.autograd.backward(loss)
+            total, scores = float(loss.detach()), scores.detach()
+        if self.penalty_gradient is not None:
+            total += self.penalty_gradient(batch, self.optimizer)
+        return total, scores
 
     def _seconds_since(self, started: float) -> float:
         return self.state.seconds + time.perf_counter() - started if started else 0.0

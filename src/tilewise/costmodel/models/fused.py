@@ -1,14 +1,16 @@
 """EarlyJoinSAGE as one autograd node around the compiled kernels of `tilewise.costmodel.sage`.
 
 Everything between the features and the scores is done on arrays, and the way back is written out: a step on small
-batches would otherwise spend as long on bookkeeping as on arithmetic. `kernel_threads` gives the processor to those
-kernels alone: idle threads of torch's own pool keep spinning, and would take turns with them.
+batches would otherwise spend as long on bookkeeping as on arithmetic. Training takes the same way without autograd.
+`kernel_threads` gives the processor to those kernels alone: idle threads of torch's own pool keep spinning, and would
+take turns with them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tilewise._extension import native
+from tilewise.costmodel.losses import CombinedLoss
 from tilewise.costmodel.models.ragged import Batch
 from tilewise.costmodel.sage import LEAKY_SLOPE, Floats, Weights, halves, head_values
 
@@ -43,44 +46,78 @@ def kernel_threads(model: nn.Module, device: str) -> Iterator[None]:
         native.set_num_threads(ours)
 
 
-def early_join_sage(
-    batch: Batch, table: Tensor, gnn: Sequence[tuple[Tensor, Tensor]], head: Sequence[tuple[Tensor, Tensor]]
-) -> Tensor:
-    """(K, C) scores; layers are (kernel, bias)."""
-    tensors = [table, *(tensor for layer in (*gnn, *head) for tensor in layer)]
-    result: Tensor = _EarlyJoinSage.apply(batch, len(gnn), *tensors)  # type: ignore[no-untyped-call]
+@dataclass(eq=False)
+class Pass:
+    """One batch on its way through the network; `back` may be called once."""
+
+    batch: Batch
+    weights: Weights
+    nodes: Floats
+    slots: Floats
+    saved: Floats | None
+    hidden: list[Floats]
+
+    @classmethod
+    def forward(cls, batch: Batch, tensors: Sequence[Tensor], depth: int, keep: bool) -> Pass:
+        """`tensors` as in `sage.Weights.of`."""
+        weights = Weights.of([tensor.detach().contiguous().numpy() for tensor in tensors], depth)
+        nodes, slots = halves(weights, batch.node.numpy(), batch.opcode.numpy(), batch.config.numpy())
+        found = _kernels.sage_forward(nodes, slots, weights.first_bias, *weights.later, *batch.graph.tables, keep)
+        pooled, saved = found if keep else (found, None)
+        return cls(batch, weights, nodes, slots, saved, head_values(weights, pooled.reshape(-1, pooled.shape[-1])))
+
+    @property
+    def scores(self) -> Floats:
+        """(K, C)."""
+        return self.hidden[-1].reshape(self.slots.shape[:2])
+
+    def back(self, grad: Floats) -> list[Floats]:
+        """The gradients of the tensors, in their order, from that of the scores."""
+        if self.saved is None:
+            raise RuntimeError("the gradient of EarlyJoinSAGE can be taken once")
+        to_pooled, to_head = _head_back(self.weights, self.hidden, grad.reshape(-1, 1))
+        to_nodes, to_slots, to_bias, *later = _kernels.sage_backward(
+            to_pooled.reshape(*self.slots.shape[:2], -1), self.saved, self.nodes, self.slots, self.weights.first_bias,
+            *self.weights.later, *self.batch.graph.tables,
+        )  # fmt: skip
+        self.saved = None
+        to_table, to_first = _halves_back(self.weights, self.batch, to_nodes, to_slots)
+        to_gnn = [array for pair in zip(*later, strict=True) for array in pair]
+        return [to_table, to_first, to_bias, *to_gnn, *to_head]
+
+
+def early_join_sage(batch: Batch, tensors: Sequence[Tensor], depth: int) -> Tensor:
+    """(K, C) scores for autograd."""
+    result: Tensor = _EarlyJoinSage.apply(batch, depth, *tensors)  # type: ignore[no-untyped-call]
     return result
+
+
+def learn_early_join_sage(
+    batch: Batch, tensors: Sequence[Tensor], depth: int, loss: CombinedLoss
+) -> tuple[float, Tensor]:
+    """Adds the loss's gradient to the tensors' without autograd; gives the loss and the scores."""
+    passed = Pass.forward(batch, tensors, depth, True)
+    value, slope = loss.with_gradient(
+        passed.scores.astype(np.float64), batch.target.numpy().astype(np.float64), batch.mask.numpy()
+    )
+    for tensor, grad in zip(tensors, passed.back(slope.astype(np.float32)), strict=True):
+        if tensor.grad is None:
+            tensor.grad = torch.from_numpy(grad)
+        else:
+            own = tensor.grad.numpy()
+            np.add(own, grad, out=own)
+    return value, torch.from_numpy(passed.scores)
 
 
 class _EarlyJoinSage(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, batch: Batch, depth: int, *tensors: Tensor) -> Tensor:
-        weights = Weights.of([tensor.detach().contiguous().numpy() for tensor in tensors], depth)
-        features, configs = batch.node.numpy(), batch.config.numpy()
-        nodes, slots = halves(weights, features, batch.opcode.numpy(), configs)
-        keep = any(ctx.needs_input_grad)
-        found = _kernels.sage_forward(nodes, slots, weights.first_bias, *weights.later, *batch.graph.tables, keep)
-        pooled = found[0] if keep else found
-        hidden = head_values(weights, pooled.reshape(-1, pooled.shape[-1]))
-        if keep:
-            ctx.kept = batch, weights, nodes, slots, found[1], hidden
-        return torch.from_numpy(hidden[-1].reshape(configs.shape[:2]))
+        ctx.passed = Pass.forward(batch, tensors, depth, any(ctx.needs_input_grad))
+        return torch.from_numpy(ctx.passed.scores)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        if ctx.kept is None:
-            raise RuntimeError("the gradient of EarlyJoinSAGE can be taken once")
-        batch, weights, nodes, slots, saved, hidden = ctx.kept
-        ctx.kept = None
-        grad, to_head = _head_back(weights, hidden, grads[0].contiguous().numpy().reshape(-1, 1))
-        to_nodes, to_slots, to_bias, *later = _kernels.sage_backward(
-            grad.reshape(*slots.shape[:2], -1), saved, nodes, slots, weights.first_bias, *weights.later,
-            *batch.graph.tables,
-        )  # fmt: skip
-        to_table, to_first = _halves_back(weights, batch, to_nodes, to_slots)
-        to_gnn = [array for pair in zip(*later, strict=True) for array in pair]
-        arrays = [to_table, to_first, to_bias, *to_gnn, *to_head]
-        return None, None, *(torch.from_numpy(array) for array in arrays)
+        return None, None, *map(torch.from_numpy, ctx.passed.back(grads[0].contiguous().numpy()))
 
 
 def _head_back(weights: Weights, values: list[Floats], grad: Floats) -> tuple[Floats, list[Floats]]:
