@@ -66,7 +66,7 @@ constexpr int64_t kShortRow = 256;
 constexpr int64_t kFewTail = 4, kManyColumns = 200, kLongTail = 24;
 // The default tile's blocks (docs/tiles.md says why).
 constexpr int64_t kBlockK = 512, kWholeK = 768, kBlockRows = 54, kOneRowBlock = 192, kManyRows = 512;
-constexpr int64_t kShortK = 12, kFewRows = 16, kShortBlockK = 64, kShortBlockFloats = 16384;
+constexpr int64_t kShortK = 12, kMostlyStoring = 32, kFewRows = 16, kShortBlockK = 64, kShortBlockFloats = 16384;
 
 // How the transposed product is computed: in tiles; row by row, or with its sums over k split, where there are too few
 // accumulators to keep the multipliers busy; in whole rows where they are few and wide; or all its rows at once, which are
@@ -496,7 +496,8 @@ GemmTile default_tile(const Gemm& g, int threads) {
   if (g.n <= t.nr && g.k * t.nr * 4 <= cache_sizes().l2 / 4) t.kc = std::max<int64_t>(g.k, 1);  // one strip
   if (g.m <= kFewRows && g.b_col == 1 && g.k * g.n * 4 > cache_sizes().l3 / 2) t.kc = std::min(g.k, kShortBlockK);
   t.mc = round_up(g.m <= kOneRowBlock ? g.m : kBlockRows, t.mr);
-  if (g.k < kShortK && g.m * g.n * 4 > cache_sizes().l2) {  // nothing but the result to write, in order
+  if (g.k < kMostlyStoring && g.m * g.n * 4 > cache_sizes().l2) {  // mostly the result to write, in order
+    if (vectors == 4 && g.m > 6) t.mr = std::min(t.mr, 4);
     t.mc = std::max<int64_t>(4 * t.mr, round_up(kShortBlockFloats / g.n, t.mr));
   }
   const CacheSizes& caches = cache_sizes();
