@@ -16,7 +16,7 @@
 namespace tw {
 namespace {
 
-constexpr std::size_t kPooledBytes = std::size_t{256} << 10;
+std::size_t least_pooled = std::size_t{256} << 10;  // guarded by the GIL
 constexpr std::size_t kKeptBytes = std::size_t{128} << 20;
 constexpr int kMaxBlocks = 64;
 constexpr std::size_t kPage = 4096, kHugePages = std::size_t{2} << 20;
@@ -105,7 +105,7 @@ void* pool_malloc(void*, std::size_t size) {
 void pool_free(void*, void* block, std::size_t) {
   if (block == nullptr) return;
   const std::size_t size = capacity(block);
-  if (size < kPooledBytes || allocations_are_counted() || !pool().keep(block, size)) std::free(block);
+  if (size < least_pooled || allocations_are_counted() || !pool().keep(block, size)) std::free(block);
 }
 
 void* pool_calloc(void*, std::size_t count, std::size_t size) { return std::calloc(count, size); }
@@ -124,7 +124,7 @@ PyArrayObject* new_array(int ndim, const npy_intp* shape, int type) {
   std::size_t bytes = 4;
   for (int i = 0; i < ndim; ++i) bytes *= static_cast<std::size_t>(shape[i]);
   npy_intp* dims = const_cast<npy_intp*>(shape);
-  if (bytes < kPooledBytes) return reinterpret_cast<PyArrayObject*>(PyArray_SimpleNew(ndim, dims, type));
+  if (bytes < least_pooled) return reinterpret_cast<PyArrayObject*>(PyArray_SimpleNew(ndim, dims, type));
   PyObject* before = PyDataMem_SetHandler(handler());
   if (before == nullptr) return nullptr;
   PyObject* array = PyArray_SimpleNew(ndim, dims, type);
@@ -137,6 +137,12 @@ PyArrayObject* new_array(int ndim, const npy_intp* shape, int type) {
 int64_t array_pool_bytes() {
   std::lock_guard<std::mutex> lock(pool().mutex);
   return static_cast<int64_t>(pool().bytes);
+}
+
+int64_t set_least_pooled(int64_t bytes) {
+  const int64_t before = static_cast<int64_t>(least_pooled);
+  least_pooled = static_cast<std::size_t>(bytes < 1 ? 1 : bytes);
+  return before;
 }
 
 void clear_array_pool() {

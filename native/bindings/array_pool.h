@@ -9,6 +9,10 @@
 namespace tw {
 
 int64_t array_pool_bytes();
+
+// From which size on results come from the pool; gives what held before. Measurements set it to 1: a block of the pool
+// starts on a page, and where a result lies is then no matter of chance.
+int64_t set_least_pooled(int64_t bytes);
 void clear_array_pool();
 
 }  // namespace tw

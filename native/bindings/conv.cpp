@@ -269,6 +269,7 @@ void bind_conv(nb::module_& m) {
   m.def("clear_weight_cache", clear_weight_cache);
   m.def("weight_cache_bytes", weight_cache_bytes);
   m.def("array_pool_bytes", array_pool_bytes);
+  m.def("set_least_pooled", set_least_pooled, nb::arg("bytes"));
   m.def("clear_array_pool", clear_array_pool);
 }
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
+from tilewise.tune.measured import read_measured
 from tilewise.tune.problem import Config, Kernel, Problem
 from tilewise.tune.store import Machine, Store, VerdictRow
 
@@ -175,3 +176,17 @@ def test_several_processes_may_make_one_store_at_the_same_moment(tmp_path: Path)
         for process in processes:
             process.join()
         assert [process.exitcode for process in processes] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("kind", "runtime_ns"), [("triton", 120.0), ("cpu", 105.0)])
+def test_a_cpus_runtime_is_the_mean_of_the_faster_half_and_a_gpus_the_median(
+    kind: str, runtime_ns: float, tmp_path: Path
+) -> None:
+    kernel, default, other = Kernel("own", Problem.of("matmul", m=1)), Config.of(a=1), Config.of(a=2)
+    with Store(tmp_path / "s.sqlite") as store:
+        run = store.begin(Machine(kind, "here", {"name": "here"}), 0, {})
+        for number, taken in enumerate((150.0, 100.0, 130.0, 110.0)):
+            store.add_batch(run, kernel, number, 200.0, [(other, taken)])
+        store.finish(run, kernel, default, 1.0)
+        timings = {timing.config: timing.runtime_ns for timing in read_measured(store)[0].timings}
+    assert timings == {default: 200.0, other: runtime_ns}

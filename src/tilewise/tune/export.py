@@ -37,6 +37,9 @@ _OWN_ORDER = (
 )  # fmt: skip
 
 
+_MIDDLE = {"cpu": "mean of the faster half"}
+
+
 class Described(Protocol):
     """What exporting asks of a kernel family."""
 
@@ -138,7 +141,7 @@ def _about(store: Store, name: str) -> dict[str, Any]:
         "measured": [days[0], days[-1]],
         "settings": runs[-1][2],
         "verdicts": verdict_counts(store),
-        "runtime": "median of the undisturbed repeats, nanoseconds",
+        "runtime": f"{_MIDDLE.get(machines[0].kind, 'median')} of the undisturbed repeats, nanoseconds",
         "normalizer": "the default configuration, in the same batches",
     }
 

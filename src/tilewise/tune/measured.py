@@ -1,9 +1,10 @@
 """From the timings in a store to one runtime a configuration.
 
-A configuration's runtime is the median of its undisturbed timings (of all of them, where fewer than two were
-undisturbed). A kernel that was interrupted has batches of several runs: each run's times are scaled by what the default
-took in it, so that a slower hour does not look like a slower tile. Left out are configurations with a single timing
-and those that any run found wrong.
+A configuration's runtime comes from its undisturbed timings (from all of them, where fewer than two were
+undisturbed): on a GPU it is their median, on a CPU the mean of the faster half, since what else goes on there only ever
+slows down. A kernel that was interrupted has batches of several runs: each run's times are scaled by what the default
+took in it, so that a slower hour does not look like a slower tile. Left out are configurations with a single timing and
+those that any run found wrong.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import sqlite3
 import statistics
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tilewise.errors import FileFormatError
 from tilewise.tune.problem import Config, Kernel
 from tilewise.tune.store import BatchRow, Store
+
+Middle = Callable[[Sequence[float]], float]
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,8 @@ def _measured(store: Store, kernel: Kernel) -> MeasuredProblem | None:
     if default is None or not batches:
         return None
     refused = {config.key for config, status, _ in store.verdicts(kernel) if status != "ok"}
-    factor, default_ns = _scales(batches)
+    middle = _faster_half if store.machines()[-1].kind == "cpu" else statistics.median
+    factor, default_ns = _scales(batches, middle)
     clean: dict[str, list[float]] = defaultdict(list)
     every: dict[str, list[float]] = defaultdict(list)
     for batch in batches:
@@ -71,13 +75,18 @@ def _measured(store: Store, kernel: Kernel) -> MeasuredProblem | None:
             if not batch.disturbed:
                 clean[key].append(runtime_ns * factor[batch.run])
     chosen = {key: clean[key] if len(clean[key]) > 1 else times for key, times in every.items() if key not in refused}
-    timings = tuple(_timing(Config.parse(key), times) for key, times in chosen.items() if len(times) > 1)
+    timings = tuple(_timing(Config.parse(key), times, middle) for key, times in chosen.items() if len(times) > 1)
     if default not in {timing.config for timing in timings} or len(timings) < 2:
         return None
     return MeasuredProblem(kernel, default, default_ns, timings)
 
 
-def _scales(batches: Sequence[BatchRow]) -> tuple[dict[int, float], float]:
+def _faster_half(times: Sequence[float]) -> float:
+    """The mean of the faster half, the middle one included."""
+    return statistics.fmean(sorted(times)[: (len(times) + 1) // 2])
+
+
+def _scales(batches: Sequence[BatchRow], middle: Middle) -> tuple[dict[int, float], float]:
     """By run, what its times are multiplied by; and the default's runtime in the last run, which all are brought to."""
     clean: dict[int, list[float]] = defaultdict(list)
     every: dict[int, list[float]] = defaultdict(list)
@@ -85,14 +94,13 @@ def _scales(batches: Sequence[BatchRow]) -> tuple[dict[int, float], float]:
         every[batch.run].append(batch.default_ns)
         if not batch.disturbed:
             clean[batch.run].append(batch.default_ns)
-    usual = {run: statistics.median(clean.get(run) or times) for run, times in every.items()}
+    usual = {run: middle(clean.get(run) or times) for run, times in every.items()}
     last = usual[batches[-1].run]
     return {run: last / default_ns for run, default_ns in usual.items()}, last
 
 
-def _timing(config: Config, times: Sequence[float]) -> Timing:
-    middle = statistics.median(times)
-    return Timing(config, middle, statistics.stdev(times) / middle, len(times))
+def _timing(config: Config, times: Sequence[float], middle: Middle) -> Timing:
+    return Timing(config, middle(times), statistics.stdev(times) / statistics.median(times), len(times))
 
 
 @contextlib.contextmanager

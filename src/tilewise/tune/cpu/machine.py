@@ -56,10 +56,12 @@ class CpuClock:
 
 @contextlib.contextmanager
 def running_on(threads: int) -> Iterator[None]:
-    """So many threads in the native kernels; a single one stays on one core, the last, where interrupts are rare."""
+    """So many threads in the native kernels, results on pages of their own; a single thread stays on one core, the
+    last, where interrupts are rare."""
     module = require_native()
     before, cores = module.num_threads(), os.sched_getaffinity(0)
     module.set_num_threads(threads)
+    pooled = module.set_least_pooled(1)
     try:
         if threads == 1:
             os.sched_setaffinity(0, {max(cores)})
@@ -67,6 +69,7 @@ def running_on(threads: int) -> Iterator[None]:
     finally:
         os.sched_setaffinity(0, cores)
         module.set_num_threads(before)
+        module.set_least_pooled(pooled)
 
 
 def describe() -> dict[str, Any]:

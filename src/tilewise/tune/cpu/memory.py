@@ -17,7 +17,7 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 _LARGE_PAGE = 2 << 20
-# Between operands, beyond whole pages: an odd number of cache lines, so that no two start on the same cache set.
+# Beyond whole pages: an odd number of cache lines, so that no two start on the same cache set, nor on the result's.
 _STAGGER = 17 * 64
 
 
@@ -25,7 +25,7 @@ def placed(operands: Mapping[str, Array]) -> dict[str, Array]:
     """Copies of the operands, of the same values, shapes and order in memory, at places that are always the same."""
     starts, end = {}, 0
     for number, (name, array) in enumerate(operands.items()):
-        starts[name] = end + number * _STAGGER
+        starts[name] = end + (number + 1) * _STAGGER
         end = -(-(starts[name] + array.nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
     arena = _arena(end)
     return {name: _copy(array, arena, starts[name]) for name, array in operands.items()}
