@@ -52,6 +52,8 @@ LINES = (
     Line("INT8 convolution networks", "int8", "vgg6|resnet8", "float32"),
     Line("Sparse linear layer, 70 % zeros", "sparse", "at 70%", "conv|int8"),
     Line("Sparse linear layer, 90 % zeros", "sparse", "at 90%", "conv|int8"),
+    Line("EarlyJoinSAGE, training", "costmodel", "EarlyJoinSAGE, training"),
+    Line("EarlyJoinSAGE, predicting", "costmodel", "EarlyJoinSAGE, predicting"),
     Line("GPT decoding with a cache, float32", "decode", "float32, a token"),
     Line("GPT decoding with a cache, int8 weights", "decode", "int8, a token"),
     Line("GPT, 200 tokens, cache against none", "decode", "200 tokens"),

@@ -16,7 +16,7 @@ struct SageBatch {
   int64_t graphs = 0, slots = 0, width = 0;
   const int64_t* first_node = nullptr;  // (graphs + 1)
   const int64_t* first_edge = nullptr;  // (nodes + 1): where each node's neighbours begin
-  const int32_t* neighbours = nullptr;  // numbered within their graph
+  const int32_t* neighbours = nullptr;  // numbered within their graph; each is there on both sides, equally often
   const float* nodes = nullptr;         // (nodes, 2 width)
   const float* configs = nullptr;       // (graphs, slots, 2 width)
   const float* bias = nullptr;          // (width) of the first layer

@@ -227,14 +227,14 @@ class _ResGCN(Baseline):
         self.head = Stack(hidden_dim + (0 if self.early else config_width), [hidden_dim, 1], hidden_activation)
 
     def convolve(self, x: Tensor, batch: Batch) -> Tensor:
-        outward, inward = batch.normalised
         for depth in range(0, len(self.gnn), 3 if self.directed else 1):
             y = self.activation(x)
             if self.directed:
+                outward, inward = batch.normalised
                 parts = (outward @ y, inward @ y, y)
                 x = x + torch.stack([self.gnn[depth + i](part) for i, part in enumerate(parts)]).sum(0)
             else:
-                x = x + self.gnn[depth](outward @ y + inward @ y + y)
+                x = x + self.gnn[depth](batch.mixing @ y)
         return reduce_nodes(self.activation(x), batch, self.reduction)
 
 

@@ -212,11 +212,24 @@ class Batch:
     @cached_property
     def normalised(self) -> tuple[Sparse, Sparse]:
         """A + I over its row sums, and its transpose; rows are producers, columns consumers."""
+        both = self._normalised.sparse(self.device)
+        return both, Sparse(both.transposed, both.forward)
+
+    @cached_property
+    def mixing(self) -> Sparse:
+        """The two of `normalised` and the identity, added up: one product in place of three terms."""
+        one, every = self._normalised, np.arange(self.n_nodes)
+        rows, columns = np.concatenate([one.rows, one.columns, every]), np.concatenate([one.columns, one.rows, every])
+        values = np.concatenate([one.values, one.values, np.ones(self.n_nodes)])
+        matrix = Entries(rows, columns, values, self.node_counts, self.node_counts).matrix(self.device)
+        return Sparse(matrix, matrix)
+
+    @cached_property
+    def _normalised(self) -> Entries:
         every = np.arange(self.n_nodes)
         rows, columns = np.concatenate([self.producer, every]), np.concatenate([self.consumer, every])
         values = 1.0 / np.bincount(rows, minlength=self.n_nodes)[rows]
-        both = Entries(rows, columns, values, self.node_counts, self.node_counts).sparse(self.device)
-        return both, Sparse(both.transposed, both.forward)
+        return Entries(rows, columns, values, self.node_counts, self.node_counts)
 
     @cached_property
     def pooling(self) -> Sparse:
