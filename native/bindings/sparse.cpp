@@ -94,11 +94,9 @@ class SparseWeights {
   }
 
   int64_t nbytes() const { return matrix_.nbytes(); }
-  int64_t overflow() const { return matrix_.overflow(); }
   int64_t nonzeros() const { return matrix_.nonzeros(); }
 
  private:
-
   static PackedSparse packed(nb::handle dense) {
     PyArrayObject* array = as_float_array(dense.ptr());
     if (array == nullptr || PyArray_NDIM(array) != 2) throw nb::type_error("weights must be a C-contiguous float32 matrix");
@@ -197,7 +195,6 @@ void bind_sparse(nb::module_& m) {
       .def("convolve", &SparseWeights::convolve)
       .def("to_dense", &SparseWeights::to_dense)
       .def_prop_ro("nbytes", &SparseWeights::nbytes)
-      .def_prop_ro("overflow", &SparseWeights::overflow)
       .def_prop_ro("nonzeros", &SparseWeights::nonzeros);
   nb::class_<SparseInt8Weights>(m, "SparseInt8Weights")
       .def(nb::init<nb::handle, nb::handle, nb::handle>(), nb::arg("dense"), nb::arg("scale"), nb::arg("bias").none())

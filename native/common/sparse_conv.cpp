@@ -86,10 +86,10 @@ void PackedSparse::convolve(const SparseConvShape& s, const float* x, float* y, 
   const int64_t pixels = s.out_height() * s.out_width(), total = s.images * pixels;
   const int size = total <= 16 ? 16 : kMaxBatch;
   const int64_t tiles = (total + size - 1) / size;
-  const int threads = threads_for(packed_.nonzeros * total, std::max<int64_t>(1, tiles));
+  const int threads = threads_for(nonzeros() * total, std::max<int64_t>(1, tiles));
   const int64_t image_floats = in.as_given ? 0 : in.image_floats() * s.images;
   const int64_t images_space = (image_floats + kSlack - 1) / kSlack * kSlack;
-  const int64_t tile_floats = padded_columns_ * size + kSlack;
+  const int64_t tile_floats = columns() * size + kSlack;
   float* scratch = thread_scratch(images_space + tile_floats * threads);
   if (scratch == nullptr) throw std::bad_alloc();
   const float* images = in.as_given ? x : scratch;
@@ -108,7 +108,7 @@ void PackedSparse::convolve(const SparseConvShape& s, const float* x, float* y, 
       offsets.push_back(in.offset(c, k / s.kernel_width, k % s.kernel_width));
     }
   }
-  const SparseMatrix m = matrix();
+  const SparseCells<float> cells = packed_.cells();
   parallel_for(threads, [&](int t) {
     alignas(64) float work[kWorkFloats];
     float* xt = scratch + images_space + t * tile_floats;
@@ -117,13 +117,17 @@ void PackedSparse::convolve(const SparseConvShape& s, const float* x, float* y, 
       const int valid = static_cast<int>(std::min<int64_t>(size, total - first));
       PixelRun runs[kMaxBatch];
       const int count = runs_of(in, first, valid, runs);
-      active_sparse().patches(images, offsets.data(), columns_, runs, count, size, xt);
-      for (int64_t block = 0; block < sparse_blocks(rows_); ++block) {
-        active_sparse().block(m, block, xt, size, epilogue, work);
+      active_sparse().patches(images, offsets.data(), columns(), runs, count, size, xt);
+      for (int64_t block = 0; block < sparse_blocks(rows()); ++block) {
+        active_sparse().block(cells, block, xt, size, epilogue, work);
+        const int64_t row0 = block * kBlockRows, row_end = std::min(row0 + kBlockRows, rows());
         for (int done = 0; done < valid;) {  // a tile may reach from one image into the next
           const int64_t image = (first + done) / pixels, pixel = (first + done) % pixels;
           const int n = static_cast<int>(std::min<int64_t>(valid - done, pixels - pixel));
-          active_sparse().scatter_rows(m, block, work + done, size, n, y + image * rows_ * pixels + pixel, pixels);
+          for (int64_t row = row0; row < row_end; ++row) {
+            std::memcpy(y + (image * rows() + row) * pixels + pixel, work + (row - row0) * size + done,
+                        sizeof(float) * static_cast<std::size_t>(n));
+          }
           done += n;
         }
       }

@@ -12,27 +12,24 @@ constexpr int64_t kInt8MostColumns = 133000;
 
 class PackedSparseInt8 {
  public:
-  PackedSparseInt8(const int8_t* dense, int64_t rows, int64_t columns);
+  PackedSparseInt8(const int8_t* dense, int64_t rows, int64_t columns) : packed_(dense, rows, columns) {}
 
-  void to_dense(int8_t* dense) const;
+  void to_dense(int8_t* dense) const { packed_.to_dense(dense); }
   // sums (batch, rows) = x (batch, columns) Aᵀ
   void sums(const int8_t* x, int64_t batch, int32_t* sums) const;
   // y (batch, rows) = sums * scale[row] * (the row's own scale) + bias, then ReLU where asked; bias may be null.
   void linear(const float* x, int64_t batch, const float* scale, const float* bias, bool relu, float* y) const;
 
-  int64_t rows() const { return rows_; }
-  int64_t columns() const { return columns_; }
-  int64_t nonzeros() const { return packed_.nonzeros; }
+  int64_t rows() const { return packed_.rows(); }
+  int64_t columns() const { return packed_.columns(); }
+  int64_t nonzeros() const { return packed_.nonzeros(); }
   int64_t nbytes() const { return packed_.nbytes(); }
 
  private:
-  int64_t x_step() const {
-    return (padded_columns_ + kInt8Slack + kInt8Aligned - 1) / kInt8Aligned * kInt8Aligned;
-  }
+  int64_t x_step() const { return packed_.padded_columns() + kInt8Slack; }
   void products(const int16_t* x, int64_t batch, int32_t* sums) const;
 
-  int64_t rows_, columns_, padded_columns_;
-  PackedBands<SparseInt8Group> packed_;
+  PackedCells<int8_t, kInt8Slots> packed_;
 };
 
 }  // namespace tw

@@ -2,39 +2,13 @@
 #include "common/sparse_matrix.h"
 
 #include <algorithm>
-#include <cstring>
+#include <new>
 #include <vector>
 
 #include "common/scratch.h"
 #include "common/thread_pool.h"
 
 namespace tw {
-PackedSparse::PackedSparse(const float* dense, int64_t rows, int64_t columns)
-    : rows_(rows),
-      columns_(columns),
-      padded_columns_(sparse_padded(columns)),
-      packed_(BandPacker<SparseGroup>(columns).pack(dense, rows, columns)) {}
-
-void PackedSparse::to_dense(float* dense) const {
-  std::memset(dense, 0, sizeof(float) * static_cast<std::size_t>(rows_ * columns_));
-  const auto read = [](const SparseGroup& group, int lane, int slot, uint32_t* index) {
-    *index = group.index[lane] >> (slot * kIndexBits) & (kWindow - 1);
-    return group.value[slot][lane];
-  };
-  visit_weights(packed_, rows_, read, [&](int64_t row, int64_t column, float value) {
-    dense[row * columns_ + column] = value;
-  });
-}
-
-SparseMatrix PackedSparse::matrix() const {
-  SparseMatrix m;
-  m.rows = rows_;
-  m.columns = columns_;
-  m.padded_columns = padded_columns_;
-  m.groups = packed_.groups.data();
-  packed_.fill(&m);
-  return m;
-}
 
 int PackedSparse::threads_for(int64_t multiply_adds, int64_t parts) const {
   constexpr int64_t kWorthAThread = 200000;
@@ -43,30 +17,30 @@ int PackedSparse::threads_for(int64_t multiply_adds, int64_t parts) const {
 }
 
 void PackedSparse::times_rows(const float* x, int64_t batch, float* y, const SparseEpilogue& epilogue) const {
-  constexpr int64_t kFew = 12;  // measured: up to here vectors one by one beat a padded tile of 16
-  const int64_t rest = batch % 16 <= kMaxVectors && batch > kFew ? batch % 16 : batch <= kFew ? batch : 0;
+  constexpr int64_t kFew = 5;  // measured: up to here vectors one by one beat a padded tile of 16
+  const int64_t rest = batch % 16 <= kFew ? batch % 16 : 0;
   if (batch > rest) times_many(x, batch - rest, y, epilogue);
-  if (rest > 0) times_few(x + (batch - rest) * columns_, rest, y + (batch - rest) * rows_, epilogue);
+  if (rest > 0) times_few(x + (batch - rest) * columns(), rest, y + (batch - rest) * rows(), epilogue);
 }
 
 void PackedSparse::times_few(const float* x, int64_t batch, float* y, const SparseEpilogue& epilogue) const {
-  if (padded_columns_ != columns_) {
-    float* copy = thread_scratch(batch * padded_columns_);
+  const int64_t padded = packed_.padded_columns(), blocks = sparse_blocks(rows());
+  if (padded != columns()) {
+    float* copy = thread_scratch(batch * padded);
     if (copy == nullptr) throw std::bad_alloc();
     for (int64_t b = 0; b < batch; ++b) {
-      std::copy(x + b * columns_, x + (b + 1) * columns_, copy + b * padded_columns_);
-      std::fill(copy + b * padded_columns_ + columns_, copy + (b + 1) * padded_columns_, 0.0f);
+      std::copy(x + b * columns(), x + (b + 1) * columns(), copy + b * padded);
+      std::fill(copy + b * padded + columns(), copy + (b + 1) * padded, 0.0f);
     }
     x = copy;
   }
-  const SparseMatrix m = matrix();
-  const int64_t bands = sparse_bands(rows_);
-  const int threads = threads_for(packed_.nonzeros * batch, bands);
+  const SparseCells<float> cells = packed_.cells();
+  const int threads = threads_for(nonzeros() * batch, std::max<int64_t>(1, blocks));
   parallel_for(threads, [&](int t) {
     for (int64_t b = 0; b < batch; b += kMaxVectors) {
       const int n = static_cast<int>(std::min<int64_t>(kMaxVectors, batch - b));
-      active_sparse().vectors(m, x + b * padded_columns_, padded_columns_, n, y + b * rows_, rows_, epilogue,
-                              bands * t / threads, bands * (t + 1) / threads);
+      active_sparse().vectors(cells, x + b * padded, padded, n, y + b * rows(), rows(), epilogue, blocks * t / threads,
+                              blocks * (t + 1) / threads);
     }
   });
 }
@@ -82,9 +56,9 @@ struct Tile {
 };
 
 // The result of a block is many short runs, far apart: asked for before the product, their lines are there after it.
-void fetch_result(const float* y, int64_t y_step, int count) {
+void fetch_result(const float* y, int64_t y_step, int rows, int count) {
   for (int b = 0; b < count; ++b) {
-    for (int i = 0; i < kBlockRows; i += 16) __builtin_prefetch(y + b * y_step + i, 1, 2);
+    for (int i = 0; i < rows; i += 16) __builtin_prefetch(y + b * y_step + i, 1, 2);
   }
 }
 
@@ -101,27 +75,30 @@ std::vector<Tile> tiles_of(int64_t batch) {
 
 // Waves of as many tiles of the batch as there are threads: first each is transposed, then all threads share the blocks.
 void PackedSparse::times_many(const float* x, int64_t batch, float* y, const SparseEpilogue& epilogue) const {
-  const SparseMatrix m = matrix();
+  const SparseCells<float> cells = packed_.cells();
   const std::vector<Tile> tiles = tiles_of(batch);
-  const int64_t blocks = sparse_blocks(rows_), count = static_cast<int64_t>(tiles.size());
-  const int threads = threads_for(packed_.nonzeros * batch, std::max<int64_t>(1, blocks * count));
-  const int64_t tile_floats = padded_columns_ * tiles.front().size;
+  const int64_t blocks = sparse_blocks(rows()), count = static_cast<int64_t>(tiles.size());
+  const int threads = threads_for(nonzeros() * batch, std::max<int64_t>(1, blocks * count));
+  const int64_t tile_floats = packed_.padded_columns() * tiles.front().size;
   float* xt = thread_scratch(tile_floats * threads);
   if (xt == nullptr) throw std::bad_alloc();
   for (int64_t first = 0; first < count; first += threads) {
     const int64_t wave = std::min<int64_t>(threads, count - first);
     const Tile* tile = tiles.data() + first;
     parallel_for(static_cast<int>(wave), [&](int t) {
-      active_sparse().transpose(x + tile[t].first * columns_, columns_, padded_columns_, tile[t].valid, tile[t].size,
+      active_sparse().transpose(x + tile[t].first * columns(), columns(), tile[t].valid, tile[t].size,
                                 xt + t * tile_floats);
     });
     parallel_for(threads, [&](int t) {
       alignas(64) float work[kWorkFloats];
       for (int64_t i = wave * blocks * t / threads; i < wave * blocks * (t + 1) / threads; ++i) {
         const Tile& of = tile[i / blocks];
-        fetch_result(y + of.first * rows_ + i % blocks * kBlockRows, rows_, of.valid);
-        active_sparse().block(m, i % blocks, xt + i / blocks * tile_floats, of.size, epilogue, work);
-        active_sparse().scatter_columns(m, i % blocks, work, of.size, of.valid, y + of.first * rows_, rows_);
+        const int64_t row0 = i % blocks * kBlockRows;
+        const int n = static_cast<int>(std::min<int64_t>(kBlockRows, rows() - row0));
+        float* to = y + of.first * rows() + row0;
+        fetch_result(to, rows(), n, of.valid);
+        active_sparse().block(cells, i % blocks, xt + i / blocks * tile_floats, of.size, epilogue, work);
+        active_sparse().scatter_columns(work, n, of.size, of.valid, to, rows());
       }
     });
   }

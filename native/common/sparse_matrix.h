@@ -17,28 +17,25 @@ struct SparseConvShape {
 
 class PackedSparse {
  public:
-  PackedSparse(const float* dense, int64_t rows, int64_t columns);
+  PackedSparse(const float* dense, int64_t rows, int64_t columns) : packed_(dense, rows, columns) {}
 
-  void to_dense(float* dense) const;
+  void to_dense(float* dense) const { packed_.to_dense(dense); }
   // y (batch, rows) = x (batch, columns) Aᵀ
   void times_rows(const float* x, int64_t batch, float* y, const SparseEpilogue& epilogue) const;
   // y (images, rows, out_height, out_width); the columns are (channel, kernel row, kernel column). In sparse_conv.cpp.
   void convolve(const SparseConvShape& s, const float* x, float* y, const SparseEpilogue& epilogue) const;
 
-  int64_t rows() const { return rows_; }
-  int64_t columns() const { return columns_; }
-  int64_t nonzeros() const { return packed_.nonzeros; }
-  int64_t overflow() const { return static_cast<int64_t>(packed_.overflow.size()); }
+  int64_t rows() const { return packed_.rows(); }
+  int64_t columns() const { return packed_.columns(); }
+  int64_t nonzeros() const { return packed_.nonzeros(); }
   int64_t nbytes() const { return packed_.nbytes(); }
 
  private:
-  SparseMatrix matrix() const;
   int threads_for(int64_t multiply_adds, int64_t parts) const;
   void times_few(const float* x, int64_t batch, float* y, const SparseEpilogue& epilogue) const;
   void times_many(const float* x, int64_t batch, float* y, const SparseEpilogue& epilogue) const;
 
-  int64_t rows_, columns_, padded_columns_;
-  PackedBands<SparseGroup> packed_;
+  PackedCells<float, 1> packed_;
 };
 
 }  // namespace tw

@@ -1,229 +1,186 @@
 #include "kernels/sparse.h"
 
-#include "common/simd.h"
+#include "kernels/sparse_vectors.h"
 
 namespace tw {
 namespace TW_ISA {
 namespace {
 
-constexpr int kVectorsPerBand = kBand / kLanes;
-
-// The inputs of a window, and those that one slot of a band's rows asks for.
+struct FloatLanes {
+  typedef float Input, Weight, Sum;
+  typedef vf Vector;
+  static constexpr int slots = 1;
 #if defined(__AVX512F__)
-struct Inputs {
-  __m512 x0, x1, x2, x3;
-};
-TW_INLINE Inputs load_inputs(const float* x) {
-  return {_mm512_loadu_ps(x), _mm512_loadu_ps(x + 16), _mm512_loadu_ps(x + 32), _mm512_loadu_ps(x + 48)};
-}
-// The permutes look at the low five bits of a column number; its sixth bit chooses between their results.
-template <int S>
-TW_INLINE vf pick(const Inputs& in, const uint32_t* index) {
-  const __m512i all = _mm512_load_si512(index);
-  const __m512i i = S == 0 ? all : (__m512i)((__v16su)all >> (S * kIndexBits));
-  const __mmask16 upper = _mm512_test_epi32_mask(all, _mm512_set1_epi32(32u << (S * kIndexBits)));
-  const __m512 low = _mm512_permutex2var_ps(in.x0, i, in.x1);
-  return (vf)_mm512_mask_blend_ps(upper, low, _mm512_permutex2var_ps(in.x2, i, in.x3));
-}
+  struct Inputs {
+    __m512 x0, x1, x2, x3;
+  };
+  struct Step {
+    vf value;
+    __m512i index;
+    __mmask16 upper;
+  };
+  static TW_INLINE Inputs inputs(const float* x) {
+    return {_mm512_loadu_ps(x), _mm512_loadu_ps(x + 16), _mm512_loadu_ps(x + 32), _mm512_loadu_ps(x + 48)};
+  }
+  // The permutes look at the low five bits of a column number; its sixth bit chooses between their results.
+  static TW_INLINE Step step(const float* value, const uint8_t* index) {
+    const __m512i i = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(index)));
+    return {load(value), i, _mm512_test_epi32_mask(i, _mm512_set1_epi32(32))};
+  }
+  static TW_INLINE vf add(vf sums, const Step& s, const Inputs& in) {
+    const __m512 low = _mm512_permutex2var_ps(in.x0, s.index, in.x1);
+    return sums + s.value * (vf)_mm512_mask_blend_ps(s.upper, low, _mm512_permutex2var_ps(in.x2, s.index, in.x3));
+  }
 #elif defined(__AVX2__)
-struct Inputs {
-  const float* x;
-};
-TW_INLINE Inputs load_inputs(const float* x) { return {x}; }
-template <int S>
-TW_INLINE vf pick(const Inputs& in, const uint32_t* index) {
-  const __m256i all = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(index));
-  const __m256i i = _mm256_and_si256(_mm256_srli_epi32(all, S * kIndexBits), _mm256_set1_epi32(kWindow - 1));
-  return (vf)_mm256_i32gather_ps(in.x, i, 4);
-}
+  typedef const float* Inputs;
+  struct Step {
+    vf value;
+    __m256i index;
+  };
+  static TW_INLINE Inputs inputs(const float* x) { return x; }
+  static TW_INLINE Step step(const float* value, const uint8_t* index) {
+    return {load(value), _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(index)))};
+  }
+  static TW_INLINE vf add(vf sums, const Step& s, Inputs x) {
+    return sums + s.value * (vf)_mm256_i32gather_ps(x, s.index, 4);
+  }
 #else
-struct Inputs {
-  const float* x;
-};
-TW_INLINE Inputs load_inputs(const float* x) { return {x}; }
-template <int S>
-TW_INLINE vf pick(const Inputs& in, const uint32_t* index) {
-  vf v;
-  for (int i = 0; i < kLanes; ++i) v[i] = in.x[index[i] >> (S * kIndexBits) & (kWindow - 1)];
-  return v;
-}
+  typedef const float* Inputs;
+  struct Step {
+    vf value;
+    const uint8_t* index;
+  };
+  static TW_INLINE Inputs inputs(const float* x) { return x; }
+  static TW_INLINE Step step(const float* value, const uint8_t* index) { return {load(value), index}; }
+  static TW_INLINE vf add(vf sums, const Step& s, Inputs x) {
+    vf picked;
+    for (int i = 0; i < kLanes; ++i) picked[i] = x[s.index[i]];
+    return sums + s.value * picked;
+  }
 #endif
+};
 
 TW_INLINE float relu(float x) { return x < 0.0f ? 0.0f : x; }
 
-// One slot of a band for B vectors; the sums rotate over U registers against the latency of the multiply-add.
-template <int S, int B, int U>
-TW_INLINE void add_slot(const SparseGroup& group, const Inputs* in, vf (&acc)[U][B][kVectorsPerBand]) {
-#pragma GCC unroll 4
-  for (int v = 0; v < kVectorsPerBand; ++v) {
-    const vf w = load(group.value[S] + v * kLanes);
-#pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) acc[S % U][b][v] += w * pick<S>(in[b], group.index + v * kLanes);
-  }
-}
-
-template <int B>
-TW_INLINE void band_times_vectors(const SparseMatrix& a, int64_t band, const float* x, int64_t x_step, float* sums) {
-  constexpr int U = kLanes < 16 ? 1 : B == 1 ? 5 : B == 2 ? 2 : 1;
-  vf acc[U][B][kVectorsPerBand] = {};
-  const int64_t end = a.band_start[band + 1];
-  for (int64_t g = a.band_start[band]; g < end; ++g) {
-    const SparseGroup& group = a.groups[g];
-    Inputs in[B];
-#pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) in[b] = load_inputs(x + b * x_step + a.window[g]);
-    add_slot<0>(group, in, acc);
-    add_slot<1>(group, in, acc);
-    add_slot<2>(group, in, acc);
-    add_slot<3>(group, in, acc);
-    add_slot<4>(group, in, acc);
-  }
-#pragma GCC unroll 4
-  for (int b = 0; b < B; ++b) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectorsPerBand; ++v) {
-      vf total = acc[0][b][v];
-#pragma GCC unroll 4
-      for (int u = 1; u < U; ++u) total += acc[u][b][v];
-      store(sums + b * kBand + v * kLanes, total);
-    }
-  }
-}
-
-void vectors(const SparseMatrix& a, const float* x, int64_t x_step, int count, float* y, int64_t y_step,
+void vectors(const SparseCells<float>& a, const float* x, int64_t x_step, int count, float* y, int64_t y_step,
              const SparseEpilogue& epilogue, int64_t first, int64_t last) {
-  float sums[kMaxVectors * kBand];
-  for (int64_t band = first; band < last; ++band) {
-    switch (count) {
-      case 1: band_times_vectors<1>(a, band, x, x_step, sums); break;
-      case 2: band_times_vectors<2>(a, band, x, x_step, sums); break;
-      case 3: band_times_vectors<3>(a, band, x, x_step, sums); break;
-      case 4: band_times_vectors<4>(a, band, x, x_step, sums); break;
-    }
-    for (int64_t e = a.overflow_start[band]; e < a.overflow_start[band + 1]; ++e) {
-      const SparseOverflow& o = a.overflow[e];
-      for (int b = 0; b < count; ++b) sums[b * kBand + o.lane] += o.value * x[b * x_step + o.column];
-    }
-    const int64_t row0 = band / kBlockBands * kBlockRows;
-    for (int lane = 0; lane < kBand; ++lane) {
-      const int64_t row = row0 + a.row_at[band * kBand + lane];
-      if (row >= a.rows) continue;
-      const float bias = epilogue.bias != nullptr ? epilogue.bias[row] : 0.0f;
-      for (int b = 0; b < count; ++b) {
-        const float value = sums[b * kBand + lane] + bias;
-        y[b * y_step + row] = epilogue.relu ? relu(value) : value;
+  float total[kMaxVectors][kBlockRows];
+  for (int64_t block = first; block < last; ++block) {
+    block_times_vectors<FloatLanes>(a, block, x, x_step, count, total);
+    const int rows = rows_of_block(a.rows, block);
+    const float* bias = epilogue.bias == nullptr ? nullptr : epilogue.bias + block * kBlockRows;
+    for (int b = 0; b < count; ++b) {
+      float* to = y + b * y_step + block * kBlockRows;
+      for (int row = 0; row < rows; ++row) {
+        const float value = total[b][row] + (bias == nullptr ? 0.0f : bias[row]);
+        to[row] = epilogue.relu ? relu(value) : value;
       }
     }
   }
 }
 
-// The weights of one slot of R rows, and one of them in all lanes. Loads are what the batch kernel is short of, so with
-// AVX-512 they are loaded together and spread by a permute.
+// The weights of one slot of a quad, and one of them in all lanes. Loads are what the batch kernel is short of, so with
+// AVX-512 the four are loaded together and each is spread by a shuffle.
 #if defined(__AVX512F__)
-template <int R>
-TW_INLINE __m512 load_weights(const float* w) {
-  return R <= 8 ? _mm512_castps256_ps512(_mm256_loadu_ps(w)) : _mm512_loadu_ps(w);
+typedef vf QuadWeights;
+TW_INLINE QuadWeights load_quad(const float* value) {
+  vf four = (vf)_mm512_broadcast_f32x4(_mm_loadu_ps(value));
+  TW_KEEP(four);  // or the compiler makes four loads of it
+  return four;
 }
-TW_INLINE vf spread(__m512 w, int r) { return (vf)_mm512_maskz_permutexvar_ps(0xffff, _mm512_set1_epi32(r), w); }
+template <int I>
+TW_INLINE vf spread(QuadWeights four) {
+  return (vf)_mm512_permute_ps((__m512)four, I * 0x55);
+}
 #else
-template <int R>
-TW_INLINE const float* load_weights(const float* w) {
-  return w;
+typedef const float* QuadWeights;
+TW_INLINE QuadWeights load_quad(const float* value) { return value; }
+template <int I>
+TW_INLINE vf spread(QuadWeights four) {
+  return splat(four[I]);
 }
-TW_INLINE vf spread(const float* w, int r) { return splat(w[r]); }
 #endif
 
-// R rows of a band times V vectors of the batch B: R * V running sums, held in registers over a run of groups. The batch
-// is a template argument so that a column's address is a shift.
-template <int R, int V, int B>
-TW_INLINE void groups_times_batch(const SparseMatrix& a, int64_t first, int64_t last, int lane, const float* xt,
-                                  float* work) {
-  vf acc[R][V];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 16
-    for (int v = 0; v < V; ++v) acc[r][v] = load(work + r * B + v * kLanes);
+// Where column I of four (one in each byte, the first in the lowest) begins in x, whose columns hold B floats.
+template <int I, int B>
+TW_INLINE const float* column(uint32_t four, const float* x) {
+  static_assert(B == 16 || B == 32, "the shifts are for these");
+  constexpr int kShift = B == 16 ? 6 : 7, kDown = 8 * I - kShift;
+  const uint32_t bytes = (kDown < 0 ? four << (-kDown & 31) : four >> (kDown & 31)) & (0xffu << kShift);
+  return reinterpret_cast<const float*>(reinterpret_cast<const char*>(x) + bytes);
+}
+
+template <int I, int V, int B>
+TW_INLINE void add_row(QuadWeights weights, uint32_t columns, const float* x, vf (&acc)[kQuad][V]) {
+  const float* from = column<I, B>(columns, x);
+  const vf w = spread<I>(weights);
+#pragma GCC unroll 4
+  for (int v = 0; v < V; ++v) acc[I][v] += w * load(from + v * kLanes);
+}
+
+// The slots of a quad times V vectors of the batch B, which is a template argument so that a column's address is a shift.
+template <int V, int B>
+TW_INLINE void quad_times_batch(const float* value, const uint8_t* index, int length, const uint8_t* row_at,
+                                const float* x, float* work) {
+  vf acc[kQuad][V];
+#pragma GCC unroll 4
+  for (int i = 0; i < kQuad; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) acc[i][v] = load(work + row_at[i] * B + v * kLanes);
   }
-  for (int64_t g = first; g < last; ++g) {
-    const SparseGroup& group = a.groups[g];
-    const float* x = xt + static_cast<int64_t>(a.window[g]) * B;
-    decltype(load_weights<R>(nullptr)) weights[kSlots];
-#pragma GCC unroll 5
-    for (int s = 0; s < kSlots; ++s) weights[s] = load_weights<R>(group.value[s] + lane);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const uint32_t index = group.index[lane + r];
-#pragma GCC unroll 5
-      for (int s = 0; s < kSlots; ++s) {
-        const float* from = x + (index >> (s * kIndexBits) & (kWindow - 1)) * B;
-        const vf w = spread(weights[s], r);
-#pragma GCC unroll 16
-        for (int v = 0; v < V; ++v) acc[r][v] += w * load(from + v * kLanes);
+  for (; length > 0; --length, value += kBand, index += kBand) {
+    const QuadWeights weights = load_quad(value);
+    uint32_t columns;  // one load for all four
+    std::memcpy(&columns, index, sizeof columns);
+    add_row<0, V, B>(weights, columns, x, acc);
+    add_row<1, V, B>(weights, columns, x, acc);
+    add_row<2, V, B>(weights, columns, x, acc);
+    add_row<3, V, B>(weights, columns, x, acc);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < kQuad; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) store(work + row_at[i] * B + v * kLanes, acc[i][v]);
+  }
+}
+
+template <int B>
+TW_INLINE void cell_times_batch(const SparseCells<float>& a, int64_t cell, const float* x, float* work) {
+  constexpr int V = 2;  // eight sums at a time, so that the latency of the multiply-add is hidden
+  constexpr int kWidth = V * kLanes < B ? V * kLanes : B;
+  const uint8_t* length = a.length + cell * kBlockQuads;
+  const uint8_t* row_at = a.row_at + cell * kBlockRows;
+  int64_t slot = a.start[cell];
+  for (int band = 0; band < kBlockBands; ++band, length += kBand / kQuad, row_at += kBand) {
+    const float* value = a.value + slot * kBand;
+    const uint8_t* index = a.index + slot * kBand;
+    for (int quad = 0; quad < kBand / kQuad; ++quad) {
+      if (length[quad] == 0) return;  // the rest of the rows have no weights here
+      const int at = quad * kQuad;
+      for (int b = 0; b < B; b += kWidth) {
+        quad_times_batch<kWidth / kLanes, B>(value + at, index + at, length[quad], row_at + at, x + b, work + b);
       }
     }
-  }
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 16
-    for (int v = 0; v < V; ++v) store(work + r * B + v * kLanes, acc[r][v]);
+    slot += length[0];
   }
 }
 
 template <int B>
-TW_INLINE void overflow_times_batch(const SparseOverflow& o, const float* xt, float* work) {
-  const float* x = xt + static_cast<int64_t>(o.column) * B;
-  float* sums = work + o.lane * B;
-  const vf w = splat(o.value);
-#pragma GCC unroll 16
-  for (int v = 0; v < B; v += kLanes) store(sums + v, load(sums + v) + w * load(x + v));
-}
-
-// The bands of a block take turns on a strip of the activations, so that it is read into the first-level cache once.
-template <int B>
-void bands_times_batch(const SparseMatrix& a, int64_t band0, const float* xt, float* work) {
-  constexpr int V = B / kLanes < 4 ? B / kLanes : 4;
-  constexpr int R = 16 / V;
-  constexpr int64_t kStrip = 28 * 1024 / (4 * B) - kWindow;  // columns by which the windows of a strip advance
-  int64_t group[kBlockBands], entry[kBlockBands];
-  for (int i = 0; i < kBlockBands; ++i) {
-    group[i] = a.band_start[band0 + i];
-    entry[i] = a.overflow_start[band0 + i];
+void block_of(const SparseCells<float>& a, int64_t block, const float* xt, const SparseEpilogue& epilogue, float* work) {
+  const int rows = rows_of_block(a.rows, block);
+  for (int row = 0; row < rows; ++row) {
+    const vf bias = splat(epilogue.bias == nullptr ? 0.0f : epilogue.bias[block * kBlockRows + row]);
+    for (int b = 0; b < B; b += kLanes) store(work + row * B + b, bias);
   }
-  for (int64_t column = 0; column < a.padded_columns; column += kStrip) {
-    const int64_t limit = column + kStrip;
-    for (int i = 0; i < kBlockBands; ++i) {
-      float* sums = work + i * kBand * B;
-      const int64_t first = group[i], end = a.band_start[band0 + i + 1];
-      int64_t last = first;
-      while (last < end && a.window[last] < limit) ++last;
-      group[i] = last;
-      for (int r = 0; r < kBand; r += R) {
-        for (int v = 0; v < B; v += V * kLanes) {
-          groups_times_batch<R, V, B>(a, first, last, r, xt + v, sums + r * B + v);
-        }
-      }
-      for (; entry[i] < a.overflow_start[band0 + i + 1] && a.overflow[entry[i]].column < limit; ++entry[i]) {
-        overflow_times_batch<B>(a.overflow[entry[i]], xt, sums);
-      }
-    }
+  for (int64_t c = 0; c < a.cells_across(); ++c) {
+    cell_times_batch<B>(a, block * a.cells_across() + c, xt + c * kCellColumns * B, work);
   }
-}
-
-template <int B>
-void block_of(const SparseMatrix& a, int64_t block, const float* xt, const SparseEpilogue& epilogue, float* work) {
-  const uint8_t* row_at = a.row_at + block * kBlockRows;
-  for (int lane = 0; lane < kBlockRows; ++lane) {
-    const int64_t row = block * kBlockRows + row_at[lane];
-    const vf bias = splat(epilogue.bias != nullptr && row < a.rows ? epilogue.bias[row] : 0.0f);
-    for (int b = 0; b < B; b += kLanes) store(work + lane * B + b, bias);
-  }
-  bands_times_batch<B>(a, block * kBlockBands, xt, work);
   if (epilogue.relu) {
-    for (int i = 0; i < kBlockRows * B; ++i) work[i] = relu(work[i]);
+    for (int i = 0; i < rows * B; ++i) work[i] = relu(work[i]);
   }
 }
 
-void block(const SparseMatrix& a, int64_t block, const float* xt, int batch, const SparseEpilogue& epilogue,
+void block(const SparseCells<float>& a, int64_t block, const float* xt, int batch, const SparseEpilogue& epilogue,
            float* work) {
   switch (batch) {
     case 16: block_of<16>(a, block, xt, epilogue, work); break;
@@ -242,27 +199,25 @@ TW_INLINE void transpose_4x4(v4 (&r)[4]) {
   r[3] = __builtin_shufflevector(b, d, 2, 3, 6, 7);
 }
 
-// to[j * to_step + i] = from[i][j] for four rows, which may lie anywhere, and a multiple of four columns.
-TW_INLINE void transpose_rows(const float* const* from, int64_t columns, float* to, int64_t to_step) {
+// to[j * to_step + i] = from[i * from_step + j] for four rows and a multiple of four columns.
+TW_INLINE void transpose_rows(const float* from, int64_t from_step, int64_t columns, float* to, int64_t to_step) {
   for (int64_t j = 0; j < columns; j += 4) {
     v4 r[4];
-    for (int i = 0; i < 4; ++i) std::memcpy(&r[i], from[i] + j, sizeof(v4));
+    for (int i = 0; i < 4; ++i) std::memcpy(&r[i], from + i * from_step + j, sizeof(v4));
     transpose_4x4(r);
     for (int i = 0; i < 4; ++i) std::memcpy(to + (j + i) * to_step, &r[i], sizeof(v4));
   }
 }
 
 // Strips of columns, so that the written lines stay in the first-level cache.
-void transpose(const float* x, int64_t columns, int64_t padded_columns, int valid, int size, float* xt) {
+void transpose(const float* x, int64_t columns, int valid, int size, float* xt) {
   constexpr int64_t kStrip = 64;
-  if (valid < size || columns < padded_columns) std::memset(xt, 0, sizeof(float) * padded_columns * size);
+  if (valid < size) std::memset(xt, 0, sizeof(float) * columns * size);
   const int64_t full_rows = valid / 4 * 4;
   for (int64_t c = 0; c < columns; c += kStrip) {
     const int64_t n = columns - c < kStrip ? columns - c : kStrip, full = n / 4 * 4;
     for (int64_t i = 0; i < full_rows; i += 4) {
-      const float* rows[4];
-      for (int k = 0; k < 4; ++k) rows[k] = x + (i + k) * columns + c;
-      transpose_rows(rows, full, xt + c * size + i, size);
+      transpose_rows(x + i * columns + c, columns, full, xt + c * size + i, size);
     }
     for (int64_t i = 0; i < valid; ++i) {
       for (int64_t j = i < full_rows ? full : 0; j < n; ++j) xt[(c + j) * size + i] = x[i * columns + c + j];
@@ -283,37 +238,19 @@ void patches(const float* x, const int64_t* column_offset, int64_t columns, cons
   }
 }
 
-void scatter_columns(const SparseMatrix& a, int64_t block, const float* work, int batch, int valid, float* y,
-                     int64_t y_step) {
-  const float* row_of[kBlockRows];
-  for (int lane = 0; lane < kBlockRows; ++lane) row_of[a.row_at[block * kBlockRows + lane]] = work + lane * batch;
-  const int64_t row0 = block * kBlockRows;
-  const int rows = a.rows - row0 < kBlockRows ? static_cast<int>(a.rows - row0) : kBlockRows;
-  const int full_rows = rows / 4 * 4, full = valid / 4 * 4;
-  // A few results at a time, so that the lines of y written for four rows are still there for the next four.
+void scatter_columns(const float* work, int rows, int batch, int valid, float* y, int64_t y_step) {
+  const int full = valid / 4 * 4, full_rows = rows / 4 * 4;
   for (int b = 0; b < full; b += 4) {
-    for (int i = 0; i < full_rows; i += 4) {
-      const float* from[4];
-      for (int k = 0; k < 4; ++k) from[k] = row_of[i + k] + b;
-      transpose_rows(from, 4, y + b * y_step + row0 + i, y_step);
-    }
+    for (int i = 0; i < full_rows; i += 4) transpose_rows(work + i * batch + b, batch, 4, y + b * y_step + i, y_step);
   }
   for (int i = 0; i < rows; ++i) {
-    for (int b = i < full_rows ? full : 0; b < valid; ++b) y[b * y_step + row0 + i] = row_of[i][b];
-  }
-}
-
-void scatter_rows(const SparseMatrix& a, int64_t block, const float* work, int batch, int valid, float* y,
-                  int64_t y_step) {
-  for (int lane = 0; lane < kBlockRows; ++lane) {
-    const int64_t row = block * kBlockRows + a.row_at[block * kBlockRows + lane];
-    if (row < a.rows) std::memcpy(y + row * y_step, work + lane * batch, sizeof(float) * valid);
+    for (int b = i < full_rows ? full : 0; b < valid; ++b) y[b * y_step + i] = work[i * batch + b];
   }
 }
 
 }  // namespace
 
-const SparseKernels sparse = {vectors, transpose, patches, block, scatter_columns, scatter_rows};
+const SparseKernels sparse = {vectors, transpose, patches, block, scatter_columns};
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -1,119 +1,74 @@
 #include "kernels/sparse_int8.h"
 
-#include "common/simd.h"
+#include "kernels/sparse_vectors.h"
 
 namespace tw {
 namespace TW_ISA {
 namespace {
 
-constexpr int kVectorsPerBand = kBand / kLanes;
-
+struct Int8Lanes {
+  typedef int16_t Input;
+  typedef int8_t Weight;
+  typedef int32_t Sum;
+  typedef vi Vector;
+  static constexpr int slots = kInt8Slots;
 #if defined(__AVX512F__)
-struct Inputs {
-  __m512i low, high;
-};
-TW_INLINE Inputs load_inputs(const int16_t* x) { return {_mm512_loadu_si512(x), _mm512_loadu_si512(x + 32)}; }
-template <int P>
-TW_INLINE vi load_weights(const SparseInt8Group& group, int) {
-  return (vi)_mm512_cvtepi8_epi16(_mm256_load_si256(reinterpret_cast<const __m256i*>(group.value[P])));
-}
-template <int P>
-TW_INLINE vi add_pairs(vi acc, vi w, const Inputs& in, const SparseInt8Group& group, int) {
-  const __m512i all = _mm512_load_si512(group.index);
-  const __m512i i = P == 0 ? all : _mm512_srli_epi16(all, kIndexBits);
-  return (vi)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)w, _mm512_permutex2var_epi16(in.low, i, in.high));
-}
+  struct Inputs {
+    __m512i low, high;
+  };
+  struct Step {
+    __m512i value, index;
+  };
+  static TW_INLINE Inputs inputs(const int16_t* x) { return {_mm512_loadu_si512(x), _mm512_loadu_si512(x + 32)}; }
+  static TW_INLINE Step step(const int8_t* value, const uint8_t* index) {
+    return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(value))),
+            _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(index)))};
+  }
+  static TW_INLINE vi add(vi sums, const Step& s, const Inputs& in) {
+    const __m512i picked = _mm512_permutex2var_epi16(in.low, s.index, in.high);
+    return (vi)_mm512_dpwssd_epi32((__m512i)sums, s.value, picked);
+  }
 #elif defined(__AVX2__)
-struct Inputs {
-  const int16_t* x;
-};
-TW_INLINE Inputs load_inputs(const int16_t* x) { return {x}; }
-template <int P>
-TW_INLINE vi load_weights(const SparseInt8Group& group, int first) {
-  return (vi)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(group.value[P][first])));
-}
-// A gather brings 32 bits: the number asked for in the lower half, its neighbour in the upper.
-template <int P>
-TW_INLINE vi add_pairs(vi acc, vi w, const Inputs& in, const SparseInt8Group& group, int first) {
-  const __m256i all = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(group.index[first]));
-  const __m256i reach = _mm256_set1_epi32(kWindow - 1);
-  const __m256i even = _mm256_and_si256(_mm256_srli_epi32(all, P * kIndexBits), reach);
-  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(all, 16 + P * kIndexBits), reach);
-  const int* base = reinterpret_cast<const int*>(in.x);
-  const __m256i picked = _mm256_blend_epi16(_mm256_i32gather_epi32(base, even, 2),
-                                            _mm256_slli_epi32(_mm256_i32gather_epi32(base, odd, 2), 16), 0xaa);
-  return acc + (vi)_mm256_madd_epi16((__m256i)w, picked);
-}
+  typedef const int* Inputs;
+  struct Step {
+    __m256i value, even, odd;
+  };
+  static TW_INLINE Inputs inputs(const int16_t* x) { return reinterpret_cast<const int*>(x); }
+  static TW_INLINE Step step(const int8_t* value, const uint8_t* index) {
+    const __m256i both = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(index)));
+    return {_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(value))),
+            _mm256_and_si256(both, _mm256_set1_epi32(0xffff)), _mm256_srli_epi32(both, 16)};
+  }
+  // A gather brings 32 bits: the number asked for in the lower half, its neighbour in the upper.
+  static TW_INLINE vi add(vi sums, const Step& s, Inputs x) {
+    const __m256i picked = _mm256_blend_epi16(_mm256_i32gather_epi32(x, s.even, 2),
+                                              _mm256_slli_epi32(_mm256_i32gather_epi32(x, s.odd, 2), 16), 0xaa);
+    return sums + (vi)_mm256_madd_epi16(s.value, picked);
+  }
 #else
-struct Inputs {
-  const int16_t* x;
-};
-TW_INLINE Inputs load_inputs(const int16_t* x) { return {x}; }
-template <int P>
-TW_INLINE vi load_weights(const SparseInt8Group&, int) {
-  return vi{};
-}
-template <int P>
-TW_INLINE vi add_pairs(vi acc, vi, const Inputs& in, const SparseInt8Group& group, int first) {
-  for (int i = 0; i < kLanes; ++i) {
-    const uint16_t* index = group.index[first + i];
-    const int8_t* w = group.value[P][first + i];
-    acc[i] += w[0] * in.x[index[0] >> (P * kIndexBits) & (kWindow - 1)] +
-              w[1] * in.x[index[1] >> (P * kIndexBits) & (kWindow - 1)];
+  typedef const int16_t* Inputs;
+  struct Step {
+    const int8_t* value;
+    const uint8_t* index;
+  };
+  static TW_INLINE Inputs inputs(const int16_t* x) { return x; }
+  static TW_INLINE Step step(const int8_t* value, const uint8_t* index) { return {value, index}; }
+  static TW_INLINE vi add(vi sums, const Step& s, Inputs x) {
+    for (int i = 0; i < kLanes; ++i) {
+      sums[i] += s.value[2 * i] * x[s.index[2 * i]] + s.value[2 * i + 1] * x[s.index[2 * i + 1]];
+    }
+    return sums;
   }
-  return acc;
-}
 #endif
+};
 
-template <int B>
-TW_INLINE void band_times_vectors(const SparseInt8Matrix& a, int64_t band, const int16_t* x, int64_t x_step,
-                                  int32_t* sums) {
-  vi acc[2][B][kVectorsPerBand] = {};  // one per pair of slots, against the latency of the dot instruction
-  const int64_t end = a.band_start[band + 1];
-  for (int64_t g = a.band_start[band]; g < end; ++g) {
-    const SparseInt8Group& group = a.groups[g];
-    Inputs in[B];
-#pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) in[b] = load_inputs(x + b * x_step + a.window[g]);
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectorsPerBand; ++v) {
-      const vi w0 = load_weights<0>(group, v * kLanes), w1 = load_weights<1>(group, v * kLanes);
-#pragma GCC unroll 4
-      for (int b = 0; b < B; ++b) {
-        acc[0][b][v] = add_pairs<0>(acc[0][b][v], w0, in[b], group, v * kLanes);
-        acc[1][b][v] = add_pairs<1>(acc[1][b][v], w1, in[b], group, v * kLanes);
-      }
-    }
-  }
-#pragma GCC unroll 4
-  for (int b = 0; b < B; ++b) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectorsPerBand; ++v) {
-      const vi total = acc[0][b][v] + acc[1][b][v];
-      std::memcpy(sums + b * kBand + v * kLanes, &total, sizeof total);
-    }
-  }
-}
-
-void vectors(const SparseInt8Matrix& a, const int16_t* x, int64_t x_step, int count, int32_t* out, int64_t out_step,
+void vectors(const SparseCells<int8_t>& a, const int16_t* x, int64_t x_step, int count, int32_t* out, int64_t out_step,
              int64_t first, int64_t last) {
-  int32_t sums[kMaxVectors * kBand];
-  for (int64_t band = first; band < last; ++band) {
-    switch (count) {
-      case 1: band_times_vectors<1>(a, band, x, x_step, sums); break;
-      case 2: band_times_vectors<2>(a, band, x, x_step, sums); break;
-      case 3: band_times_vectors<3>(a, band, x, x_step, sums); break;
-      case 4: band_times_vectors<4>(a, band, x, x_step, sums); break;
-    }
-    for (int64_t e = a.overflow_start[band]; e < a.overflow_start[band + 1]; ++e) {
-      const SparseOverflow& o = a.overflow[e];
-      const int32_t w = static_cast<int32_t>(o.value);
-      for (int b = 0; b < count; ++b) sums[b * kBand + o.lane] += w * x[b * x_step + o.column];
-    }
-    for (int lane = 0; lane < kBand; ++lane) {
-      const int64_t row = band / kBlockBands * kBlockRows + a.row_at[band * kBand + lane];
-      if (row >= a.rows) continue;
-      for (int b = 0; b < count; ++b) out[b * out_step + row] = sums[b * kBand + lane];
+  int32_t total[kMaxVectors][kBlockRows];
+  for (int64_t block = first; block < last; ++block) {
+    block_times_vectors<Int8Lanes>(a, block, x, x_step, count, total);
+    for (int b = 0; b < count; ++b) {
+      std::memcpy(out + b * out_step + block * kBlockRows, total[b], sizeof(int32_t) * rows_of_block(a.rows, block));
     }
   }
 }

@@ -28,7 +28,7 @@ from tilewise.prune.masks import checked_weights
 from tilewise.tensor import Tensor, _wrap, is_grad_enabled, no_grad
 
 Array = npt.NDArray[Any]
-_SIZES = (1, 4, 15, 32, 64)  # batches up to each of these, and larger ones, are timed apart
+_SIZES = (1, 5, 16, 32, 64)  # batches up to each of these, and larger ones, are timed apart
 _MOST_SHAPES = 1000
 _FORMAT = "tilewise sparse linear 1"
 
