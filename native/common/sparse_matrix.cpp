@@ -50,6 +50,9 @@ namespace {
 // The inputs of a batch that one pass of the kernels takes.
 int tile_of(int64_t left) { return left <= 16 ? 16 : kMaxBatch; }
 
+// Transposed tiles that a wave has at most, unless there are more threads: half of a second-level cache of 1 MiB.
+constexpr int64_t kWaveFloats = 128 * 1024;
+
 struct Tile {
   int64_t first;
   int size, valid;
@@ -73,31 +76,35 @@ std::vector<Tile> tiles_of(int64_t batch) {
 
 }  // namespace
 
-// Waves of as many tiles of the batch as there are threads: first each is transposed, then all threads share the blocks.
+// The tiles of the batch pass in waves: those of a wave are transposed, and then threads share the blocks. A block meets
+// all tiles of the wave while its weights are in the second-level cache, next to the tiles.
 void PackedSparse::times_many(const float* x, int64_t batch, float* y, const SparseEpilogue& epilogue) const {
   const SparseCells<float> cells = packed_.cells();
   const std::vector<Tile> tiles = tiles_of(batch);
   const int64_t blocks = sparse_blocks(rows()), count = static_cast<int64_t>(tiles.size());
   const int threads = threads_for(nonzeros() * batch, std::max<int64_t>(1, blocks * count));
   const int64_t tile_floats = packed_.padded_columns() * tiles.front().size;
-  float* xt = thread_scratch(tile_floats * threads);
+  const int64_t together = std::min(count, std::max<int64_t>(threads, kWaveFloats / tile_floats));
+  float* xt = thread_scratch(tile_floats * together);
   if (xt == nullptr) throw std::bad_alloc();
-  for (int64_t first = 0; first < count; first += threads) {
-    const int64_t wave = std::min<int64_t>(threads, count - first);
+  for (int64_t first = 0; first < count; first += together) {
+    const int64_t wave = std::min(together, count - first);
     const Tile* tile = tiles.data() + first;
-    parallel_for(static_cast<int>(wave), [&](int t) {
-      active_sparse().transpose(x + tile[t].first * columns(), columns(), tile[t].valid, tile[t].size,
-                                xt + t * tile_floats);
+    parallel_for(threads, [&](int t) {
+      for (int64_t i = t; i < wave; i += threads) {
+        active_sparse().transpose(x + tile[i].first * columns(), columns(), tile[i].valid, tile[i].size,
+                                  xt + i * tile_floats);
+      }
     });
     parallel_for(threads, [&](int t) {
       alignas(64) float work[kWorkFloats];
       for (int64_t i = wave * blocks * t / threads; i < wave * blocks * (t + 1) / threads; ++i) {
-        const Tile& of = tile[i / blocks];
-        const int64_t row0 = i % blocks * kBlockRows;
+        const Tile& of = tile[i % wave];
+        const int64_t block = i / wave, row0 = block * kBlockRows;
         const int n = static_cast<int>(std::min<int64_t>(kBlockRows, rows() - row0));
         float* to = y + of.first * rows() + row0;
         fetch_result(to, rows(), n, of.valid);
-        active_sparse().block(cells, i % blocks, xt + i / blocks * tile_floats, of.size, epilogue, work);
+        active_sparse().block(cells, block, xt + i % wave * tile_floats, of.size, epilogue, work);
         active_sparse().scatter_columns(work, n, of.size, of.valid, to, rows());
       }
     });

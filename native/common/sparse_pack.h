@@ -44,7 +44,7 @@ class PackedCells {
     SparseCells<T> c;
     c.rows = rows_;
     c.columns = columns_;
-    c.padded_columns = padded_columns_;
+    c.across = padded_columns_ / kCellColumns;
     c.value = value_.data();
     c.index = index_.data();
     c.start = start_.data();

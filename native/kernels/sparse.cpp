@@ -24,7 +24,7 @@ struct FloatLanes {
   }
   // The permutes look at the low five bits of a column number; its sixth bit chooses between their results.
   static TW_INLINE Step step(const float* value, const uint8_t* index) {
-    const __m512i i = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(index)));
+    const __m512i i = _mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(index)));
     return {load(value), i, _mm512_test_epi32_mask(i, _mm512_set1_epi32(32))};
   }
   static TW_INLINE vf add(vf sums, const Step& s, const Inputs& in) {
@@ -84,13 +84,13 @@ void vectors(const SparseCells<float>& a, const float* x, int64_t x_step, int co
 #if defined(__AVX512F__)
 typedef vf QuadWeights;
 TW_INLINE QuadWeights load_quad(const float* value) {
-  vf four = (vf)_mm512_broadcast_f32x4(_mm_loadu_ps(value));
+  vf four = (vf)_mm512_maskz_broadcast_f32x4(0xffff, _mm_loadu_ps(value));
   TW_KEEP(four);  // or the compiler makes four loads of it
   return four;
 }
 template <int I>
 TW_INLINE vf spread(QuadWeights four) {
-  return (vf)_mm512_permute_ps((__m512)four, I * 0x55);
+  return (vf)_mm512_maskz_permute_ps(0xffff, (__m512)four, I * 0x55);
 }
 #else
 typedef const float* QuadWeights;
@@ -172,8 +172,8 @@ void block_of(const SparseCells<float>& a, int64_t block, const float* xt, const
     const vf bias = splat(epilogue.bias == nullptr ? 0.0f : epilogue.bias[block * kBlockRows + row]);
     for (int b = 0; b < B; b += kLanes) store(work + row * B + b, bias);
   }
-  for (int64_t c = 0; c < a.cells_across(); ++c) {
-    cell_times_batch<B>(a, block * a.cells_across() + c, xt + c * kCellColumns * B, work);
+  for (int64_t c = 0; c < a.across; ++c) {
+    cell_times_batch<B>(a, block * a.across + c, xt + c * kCellColumns * B, work);
   }
   if (epilogue.relu) {
     for (int i = 0; i < rows * B; ++i) work[i] = relu(work[i]);

@@ -28,15 +28,13 @@ constexpr int kBlockQuads = kBlockRows / kQuad;
 template <class T>
 struct SparseCells {
   int64_t rows = 0, columns = 0;
-  int64_t padded_columns = 0;  // whole cells; inputs of the vectors kernels are padded with zeros up to here
-  const T* value = nullptr;    // kBand per slot; slots by cell, band, place in the row
+  int64_t across = 0;        // cells of a block; inputs of the vectors kernels are padded with zeros to whole cells
+  const T* value = nullptr;  // kBand per slot; slots by cell, band, place in the row
   const uint8_t* index = nullptr;    // the column of each value, within its cell
   const int64_t* start = nullptr;    // first slot of a cell
   const uint8_t* row_at = nullptr;   // row of each lane of a cell, within its block
   const uint8_t* lane_of = nullptr;  // lane of each row of a cell
   const uint8_t* length = nullptr;   // slots of each quad of a cell; the first quad of a band is the longest
-
-  int64_t cells_across() const { return padded_columns / kCellColumns; }
 };
 
 struct SparseEpilogue {
@@ -58,7 +56,7 @@ constexpr int kWorkFloats = kBlockRows * kMaxBatch;
 
 struct SparseKernels {
   // y[v * y_step + row] = A x[v] for `vectors` <= kMaxVectors inputs and the blocks [first, last). Each x holds
-  // padded_columns numbers.
+  // across * kCellColumns numbers.
   void (*vectors)(const SparseCells<float>& a, const float* x, int64_t x_step, int vectors, float* y, int64_t y_step,
                   const SparseEpilogue& epilogue, int64_t first, int64_t last);
   // xt (columns, batch) = x transposed, zeros where x has no row.

@@ -21,8 +21,8 @@ struct Int8Lanes {
   };
   static TW_INLINE Inputs inputs(const int16_t* x) { return {_mm512_loadu_si512(x), _mm512_loadu_si512(x + 32)}; }
   static TW_INLINE Step step(const int8_t* value, const uint8_t* index) {
-    return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(value))),
-            _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(index)))};
+    return {_mm512_maskz_cvtepi8_epi16(~0u, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(value))),
+            _mm512_maskz_cvtepu8_epi16(~0u, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(index)))};
   }
   static TW_INLINE vi add(vi sums, const Step& s, const Inputs& in) {
     const __m512i picked = _mm512_permutex2var_epi16(in.low, s.index, in.high);

@@ -14,7 +14,7 @@ constexpr int kInt8Slack = 32;  // numbers after the last padded column: the ker
 
 struct SparseInt8Kernels {
   // sums[v * sums_step + row] = A x[v] for `vectors` <= kMaxVectors inputs and the blocks [first, last). Each x holds
-  // padded_columns numbers and then kInt8Slack more.
+  // across * kCellColumns numbers and then kInt8Slack more.
   void (*vectors)(const SparseCells<int8_t>& a, const int16_t* x, int64_t x_step, int vectors, int32_t* sums,
                   int64_t sums_step, int64_t first, int64_t last);
   // q = x in 127ths of its largest magnitude, to the nearest (ties to even); a NaN is 0. Returns what a step is worth.

@@ -19,38 +19,24 @@ namespace TW_ISA {
 
 constexpr int kVectorsPerBand = kBand / kLanes;
 
-// Sums of a band of `steps` steps for B vectors. They alternate between two registers against the latency of the add.
+// Sums of a band of `steps` steps for B vectors. Bands are short and do not wait for each other, which hides the latency
+// of the adds.
 template <class A, int B>
 TW_INLINE void band_times_vectors(const typename A::Weight* value, const uint8_t* index, int steps,
                                   const typename A::Inputs* in, typename A::Sum (*sums)[kBlockRows], int lane0) {
-  typedef typename A::Vector Vector;
-  constexpr int kStep = A::slots * kBand;
-  Vector even[B][kVectorsPerBand] = {}, odd[B][kVectorsPerBand] = {};
-  for (; steps > 1; steps -= 2, value += 2 * kStep, index += 2 * kStep) {
+  typename A::Vector acc[B][kVectorsPerBand] = {};
+  for (; steps > 0; --steps) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectorsPerBand; ++v) {
-      constexpr int kVector = A::slots * kLanes;
-      const typename A::Step first = A::step(value + v * kVector, index + v * kVector);
-      const typename A::Step second = A::step(value + kStep + v * kVector, index + kStep + v * kVector);
+    for (int v = 0; v < kVectorsPerBand; ++v, value += A::slots * kLanes, index += A::slots * kLanes) {
+      const typename A::Step step = A::step(value, index);
 #pragma GCC unroll 4
-      for (int b = 0; b < B; ++b) {
-        even[b][v] = A::add(even[b][v], first, in[b]);
-        odd[b][v] = A::add(odd[b][v], second, in[b]);
-      }
+      for (int b = 0; b < B; ++b) acc[b][v] = A::add(acc[b][v], step, in[b]);
     }
   }
 #pragma GCC unroll 4
-  for (int v = 0; v < kVectorsPerBand; ++v) {
-    if (steps > 0) {
-      const typename A::Step last = A::step(value + v * A::slots * kLanes, index + v * A::slots * kLanes);
+  for (int b = 0; b < B; ++b) {
 #pragma GCC unroll 4
-      for (int b = 0; b < B; ++b) even[b][v] = A::add(even[b][v], last, in[b]);
-    }
-#pragma GCC unroll 4
-    for (int b = 0; b < B; ++b) {
-      const Vector total = even[b][v] + odd[b][v];
-      std::memcpy(sums[b] + lane0 + v * kLanes, &total, sizeof total);
-    }
+    for (int v = 0; v < kVectorsPerBand; ++v) std::memcpy(sums[b] + lane0 + v * kLanes, &acc[b][v], sizeof acc[b][v]);
   }
 }
 
@@ -62,7 +48,8 @@ TW_INLINE void add_by_row(const Sum* sums, const uint8_t* lane_of, Sum* total) {
 #pragma GCC unroll 8
   for (int i = 0; i < kBlockBands; ++i) from[i] = _mm512_loadu_ps(sums + i * kBand);
   for (int row = 0; row < kBlockRows; row += kBand) {
-    const __m512i lane = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(lane_of + row)));
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(lane_of + row));
+    const __m512i lane = _mm512_maskz_cvtepu8_epi32(0xffff, bytes);
     const __mmask16 odd = _mm512_test_epi32_mask(lane, _mm512_set1_epi32(32));
     const __mmask16 upper = _mm512_test_epi32_mask(lane, _mm512_set1_epi32(64));
     const auto pick = [&](int i) { return _mm512_permutex2var_ps(from[i], lane, from[i + 1]); };
@@ -86,8 +73,8 @@ void block_times_vectors(const SparseCells<typename A::Weight>& a, int64_t block
                          int64_t x_step, typename A::Sum (*total)[kBlockRows]) {
   typename A::Sum sums[B][kBlockRows];
   std::memset(total, 0, sizeof sums);
-  const int64_t end = (block + 1) * a.cells_across();
-  for (int64_t cell = block * a.cells_across(); cell < end; ++cell, x += kCellColumns) {
+  const int64_t end = (block + 1) * a.across;
+  for (int64_t cell = block * a.across; cell < end; ++cell, x += kCellColumns) {
     const uint8_t* length = a.length + cell * kBlockQuads;
     if (length[0] == 0) continue;
     typename A::Inputs in[B];
