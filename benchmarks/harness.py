@@ -53,7 +53,7 @@ def interleaved(runs: dict[str, Run], threads: int, budget_s: float) -> dict[str
     while time.perf_counter() < deadline or min(map(len, times.values())) < 7:
         for who, run in runs.items():
             _settle(threads)
-            run()
+            _warm_up(run, threads)
             start = time.perf_counter()
             for _ in range(repeats):
                 run()
@@ -65,6 +65,14 @@ def _settle(threads: int) -> None:
     """OpenMP's idle threads keep a core busy for some milliseconds, which the next contender would pay for."""
     if threads > 1:
         time.sleep(0.02)
+
+
+def _warm_up(run: Run, threads: int) -> None:
+    """Each contender's threads are asleep by then: let it wake its own before its turn is timed."""
+    ready = time.perf_counter() + (0.002 if threads > 1 else 0.0)
+    run()
+    while time.perf_counter() < ready:
+        run()
 
 
 def _repeats(runs: dict[str, Run]) -> int:

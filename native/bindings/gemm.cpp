@@ -1,5 +1,6 @@
 // matmul seen from Python. A plain METH_FASTCALL function: on small matrices the call itself decides, and this one costs
 // about a quarter of a microsecond. Arrays of any strides are taken as they are.
+#include "bindings/arguments.h"
 #include "bindings/bindings.h"
 #include "bindings/numpy_api.h"
 #include "common/matmul.h"
@@ -10,20 +11,6 @@ namespace {
 
 // Releasing the GIL costs more than a product this small.
 constexpr int64_t kWorthRelease = 1 << 16;
-
-PyObject* raise(const char* error, const char* format, ...) {
-  PyObject* errors = PyImport_ImportModule("tilewise.errors");
-  if (errors == nullptr) return nullptr;
-  PyObject* type = PyObject_GetAttrString(errors, error);
-  Py_DECREF(errors);
-  if (type == nullptr) return nullptr;
-  va_list args;
-  va_start(args, format);
-  PyErr_FormatV(type, format, args);
-  va_end(args);
-  Py_DECREF(type);
-  return nullptr;
-}
 
 struct Call {
   PyObject* a = nullptr;
@@ -66,7 +53,7 @@ bool assign_keyword(Call& call, PyObject* name, PyObject* value) {
   } else if (same_name(name, n.tile)) {
     call.tile = value;
   } else {
-    raise("ConfigurationError", "matmul has no parameter %R; it takes bias, activation, residual and tile", name);
+    refuse("ConfigurationError", "matmul has no parameter %R; it takes bias, activation, residual and tile", name);
     return false;
   }
   return true;
@@ -74,7 +61,7 @@ bool assign_keyword(Call& call, PyObject* name, PyObject* value) {
 
 bool parse(PyObject* const* args, Py_ssize_t count, PyObject* keywords, Call& call) {
   if (count < 2 || count > 3) {
-    raise("ConfigurationError", "matmul takes two arrays and optionally a tile, not %zd arguments", count);
+    refuse("ConfigurationError", "matmul takes two arrays and optionally a tile, not %zd arguments", count);
     return false;
   }
   call.a = args[0];
@@ -101,16 +88,16 @@ bool usable(PyObject* object) {
 bool check_usable(PyObject* object, const char* name) {
   if (usable(object)) return true;
   if (!PyArray_Check(object)) {
-    raise("DtypeError", "matmul takes NumPy arrays, but %s is a %s", name, Py_TYPE(object)->tp_name);
+    refuse("DtypeError", "matmul takes NumPy arrays, but %s is a %s", name, Py_TYPE(object)->tp_name);
     return false;
   }
   PyArrayObject* array = reinterpret_cast<PyArrayObject*>(object);
   if (PyArray_NDIM(array) == 0 || PyArray_NDIM(array) > kMaxBatchDims + 2) {
-    raise("ShapeError", "matmul takes arrays of 1 to %d dimensions, but %s has %d", kMaxBatchDims + 2, name,
+    refuse("ShapeError", "matmul takes arrays of 1 to %d dimensions, but %s has %d", kMaxBatchDims + 2, name,
           PyArray_NDIM(array));
     return false;
   }
-  raise("DtypeError", "the native matmul takes aligned float32 arrays of native byte order, but %s is %R", name,
+  refuse("DtypeError", "the native matmul takes aligned float32 arrays of native byte order, but %s is %R", name,
         reinterpret_cast<PyObject*>(PyArray_DESCR(array)));
   return false;
 }
@@ -123,7 +110,7 @@ struct Shape {
 bool bad_shapes(PyArrayObject* a, PyArrayObject* b) {
   PyObject* left = PyObject_GetAttrString(reinterpret_cast<PyObject*>(a), "shape");
   PyObject* right = PyObject_GetAttrString(reinterpret_cast<PyObject*>(b), "shape");
-  if (left && right) raise("ShapeError", "matmul cannot multiply arrays of shapes %R and %R", left, right);
+  if (left && right) refuse("ShapeError", "matmul cannot multiply arrays of shapes %R and %R", left, right);
   Py_XDECREF(left);
   Py_XDECREF(right);
   return false;
@@ -194,7 +181,7 @@ bool parse_epilogue(const Call& call, Gemm& g, Batch& batch, const Shape& shape)
   if (call.bias != Py_None) {
     PyArrayObject* bias = as_float_array(call.bias);
     if (bias == nullptr || PyArray_NDIM(bias) != 1 || PyArray_DIM(bias, 0) != g.n) {
-      raise("ShapeError", "the bias of this matmul must be a contiguous float32 array of %lld elements",
+      refuse("ShapeError", "the bias of this matmul must be a contiguous float32 array of %lld elements",
             static_cast<long long>(g.n));
       return false;
     }
@@ -205,7 +192,7 @@ bool parse_epilogue(const Call& call, Gemm& g, Batch& batch, const Shape& shape)
     bool fits = residual != nullptr && PyArray_NDIM(residual) == shape.dims;
     for (int d = 0; fits && d < shape.dims; ++d) fits = PyArray_DIM(residual, d) == shape.at[d];
     if (!fits) {
-      raise("ShapeError", "the residual must be a contiguous float32 array of the result's shape");
+      refuse("ShapeError", "the residual must be a contiguous float32 array of the result's shape");
       return false;
     }
     e.residual = floats(residual);
@@ -222,7 +209,7 @@ bool parse_epilogue(const Call& call, Gemm& g, Batch& batch, const Shape& shape)
     } else if (PyUnicode_Check(call.activation) && PyUnicode_CompareWithASCIIString(call.activation, "gelu") == 0) {
       e.activation = Activation::gelu;
     } else {
-      raise("ConfigurationError", "activation must be None, 'relu' or 'gelu', not %R", call.activation);
+      refuse("ConfigurationError", "activation must be None, 'relu' or 'gelu', not %R", call.activation);
       return false;
     }
   }
@@ -233,14 +220,14 @@ bool read_field(PyObject* tile, PyObject* name, int64_t& out) {
   PyObject* value = PyObject_GetAttr(tile, name);
   if (value == nullptr) {
     PyErr_Clear();
-    raise("ConfigurationError", "a matmul tile must be a TileConfig, but %R has no %U", tile, name);
+    refuse("ConfigurationError", "a matmul tile must be a TileConfig, but %R has no %U", tile, name);
     return false;
   }
   out = PyLong_AsLongLong(value);
   Py_DECREF(value);
   if (out == -1 && PyErr_Occurred()) {
     PyErr_Clear();
-    raise("ConfigurationError", "the tile's %U must be a whole number", name);
+    refuse("ConfigurationError", "the tile's %U must be a whole number", name);
     return false;
   }
   return true;
@@ -282,7 +269,7 @@ PyObject* matmul_call(PyObject*, PyObject* const* args, Py_ssize_t count, PyObje
     if (!read_tile(call.tile, tile)) return nullptr;
     char reason[160];
     if (tile_problem(tile, g, reason, sizeof reason)) {
-      return raise("ConfigurationError", "this tile cannot be used: %s", reason);
+      return refuse("ConfigurationError", "this tile cannot be used: %s", reason);
     }
   }
   PyArrayObject* c = new_float_array(shape.dims, shape.at);
@@ -327,7 +314,7 @@ PyObject* tile_tuple(const GemmTile& t) {
 // (path, tile) that matmul(a, b) would use: path is "tiled", "inner products" or "scaled rows".
 PyObject* matmul_plan(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 2 || !check_usable(args[0], "a") || !check_usable(args[1], "b")) {
-    return PyErr_Occurred() ? nullptr : raise("ConfigurationError", "matmul_plan takes two arrays");
+    return PyErr_Occurred() ? nullptr : refuse("ConfigurationError", "matmul_plan takes two arrays");
   }
   Gemm g;
   Batch batch;
