@@ -124,7 +124,10 @@ def reference_epilogue(x, bias, residual, activation):
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("activation", [None, "relu", "gelu"])
-@pytest.mark.parametrize("shape", [(5, 7, 9), (1, 40, 70), (40, 20, 1), (3, 65, 130), (33, 600, 35), (4, 0, 3)])
+@pytest.mark.parametrize(
+    "shape",
+    [(5, 7, 9), (1, 40, 70), (40, 20, 1), (3, 65, 130), (33, 600, 35), (4, 0, 3), (40, 20, 3), (50, 6, 30), (4, 90, 7)],
+)
 @pytest.mark.parametrize("batch", [(), (3,)])
 def test_epilogues_are_bias_then_residual_then_activation(isa, activation, shape, batch):
     native.set_isa(isa)
@@ -143,7 +146,9 @@ def test_epilogues_are_bias_then_residual_then_activation(isa, activation, shape
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("shape", [(20, 30, 40), (1, 50, 60), (60, 50, 1), (2, 64, 7)])
+@pytest.mark.parametrize(
+    "shape", [(20, 30, 40), (1, 50, 60), (60, 50, 1), (2, 64, 7), (40, 20, 3), (50, 6, 30), (4, 90, 7)]
+)
 def test_not_a_number_and_infinity_reach_the_result(isa, shape):
     native.set_isa(isa)
     m, k, n = shape
@@ -283,7 +288,9 @@ def test_narrow_products_of_every_path_are_right_and_do_not_depend_on_threads(is
         for n in (1, 2, 3, 5, 7, 8, 9, 13, 17, 20, 24)
         for k in (1, 3, 8, 9, 30, 129)
     ]
-    for m, n, k in [*sizes, (2, 1024, 130), (3, 700, 300), (1500, 2, 40), (5, 1500, 40), (12, 40, 600)]:
+    wide = [(2, 1024, 130), (3, 700, 300), (1500, 2, 40), (5, 1500, 40), (12, 40, 600), (8, 16, 300), (6, 4, 1000)]
+    shared = [(9000, 4, 32), (30000, 5, 8), (3, 9000, 45), (300, 500, 12)]  # by several threads
+    for m, n, k in [*sizes, *wide, *shared]:
         a, b = rng.standard_normal((m, k)).astype(F), rng.standard_normal((k, n)).astype(F)
         left = np.asfortranarray(a) if layout[0] == "t" else a
         right = np.asfortranarray(b) if layout[1] == "t" else b
