@@ -210,5 +210,24 @@ inline void short_dots(const float* rows, int64_t row, const float* x, int k, in
   }
 }
 
+// Rows of two terms without gaps against one vector x: the even and the odd lanes of two vectors.
+inline void pair_dots(const float* rows, const float* x, int64_t count, float* c) {
+  vi even = {}, odd = {};
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) {
+    even[i] = 2 * i;
+    odd[i] = 2 * i + 1;
+  }
+  const vf first = splat(x[0]), second = splat(x[1]);
+  for (int64_t i = 0; i < count; i += kLanes, rows += 2 * kLanes) {
+    const int lanes = count - i < kLanes ? static_cast<int>(count - i) : kLanes;
+    const vf upper = load_first(rows, 2 * lanes < kLanes ? 2 * lanes : kLanes);
+    const vf lower = load_first(rows + kLanes, 2 * lanes < kLanes ? 0 : 2 * lanes - kLanes);
+    vf sum = __builtin_shuffle(upper, lower, even) * first;
+    sum += __builtin_shuffle(upper, lower, odd) * second;
+    store_first(c + i, sum, lanes);
+  }
+}
+
 }  // namespace TW_ISA
 }  // namespace tw

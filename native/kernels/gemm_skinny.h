@@ -256,6 +256,9 @@ inline void dots_tiled(const Gemm& g, bool from_memory) {
   const int64_t outer_row = tall ? g.a_row : g.b_col, inner_row = tall ? g.b_col : g.a_row;
   const float* const long_side = tall ? g.a : g.b;
   const float* const short_side = tall ? g.b : g.a;
+  if (inner == 1 && g.k == 2 && outer_row == 2 && (!tall || g.c_row == 1)) {
+    return pair_dots(long_side, short_side, outer, g.c);
+  }
   if (inner == 1 && g.k > kFewestTerms && g.k <= kPairTerms && (!tall || g.c_row == 1)) {
     return short_dots(long_side, outer_row, short_side, static_cast<int>(g.k), outer, g.c);
   }
