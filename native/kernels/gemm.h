@@ -56,8 +56,8 @@ struct GemmKernels {
   void (*dots)(const Gemm& g, bool from_memory);
   // One row of A (wide: up to four), rows of B of unit stride: c = sum over p of a[p] * B[p, :].
   void (*row_by_matrix)(const Gemm& g, bool wide);
-  // Up to kFewest rows of A, rows of B of unit stride. Interleaved: C is written transposed, without gaps (element (i, j) to
-  // c[j * m + i]), and the epilogue is left to the caller.
+  // Two or three rows of A, rows of B of unit stride. Interleaved: two to kFewest rows, C is written transposed, without gaps
+  // (element (i, j) to c[j * m + i]), and the epilogue is left to the caller.
   void (*few_rows)(const Gemm& g, bool interleaved);
   // Up to kFewest rows and at most a vector of columns, rows of B of unit stride; the sums are long.
   void (*few_by_few)(const Gemm& g);

@@ -77,11 +77,14 @@ void few_strip_interleaved(const Gemm& g, int64_t col, int lanes) {
 
 using FewStrip = void (*)(const Gemm&, int64_t, int);
 
+// What is never asked for is not compiled: one row has kernels of its own, and beyond kPlainRowsMost tiles are as good.
+constexpr int kPlainRowsMost = 3;
+
 template <int M, int V, bool Interleaved>
 constexpr FewStrip few_or_null() {
-  if constexpr (V <= kFewVectors[M] && Interleaved) {
+  if constexpr (V <= kFewVectors[M] && Interleaved && M > 1) {
     return few_strip_interleaved<M, V>;
-  } else if constexpr (V <= kFewVectors[M]) {
+  } else if constexpr (V <= kFewVectors[M] && !Interleaved && M > 1 && M <= kPlainRowsMost) {
     return few_strip<M, V>;
   } else {
     return nullptr;
