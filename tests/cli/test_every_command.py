@@ -9,7 +9,7 @@ import sys
 import pytest
 import typer
 
-from tilewise.cli.app import app
+from tilewise.cli.app import app, main
 from tilewise.cli.commands import register
 
 if not app.registered_commands:
@@ -66,3 +66,45 @@ def test_help_is_a_tour_in_panels():
     panels = ["Start here", "Measure", "Make models fast", "Learn tiles", "Compete"]
     places = [text.index(f"─ {panel} ─") for panel in panels]
     assert places == sorted(places)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_is_typed_wrong_gets_one_sentence_and_exit_code_2(name, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["tilewise", *name.split(), "--no-such-option"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("tilewise: No such option: --no-such-option")
+    assert err.count("\n") == 1
+    assert f"`tilewise {name} --help`" in err
+
+
+@pytest.mark.parametrize(
+    "words", [["nothing"], ["tiles", "nothing"], ["fit"], ["machine", "more"], ["ladder", "--size", "x"]]
+)
+def test_other_mistakes_of_typing_are_one_sentence_too(words):
+    done = run(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("tilewise: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_reader_that_leaves_early_is_no_error_to_speak_of():
+    command = f"{sys.executable} -m tilewise tiles describe h200 | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""
+
+
+def test_help_speaks_of_tilewise_however_it_was_started_and_flags_take_no_value():
+    text = run("ladder", "--help").stdout
+    assert "Usage: tilewise ladder" in text
+    assert "<bool>" not in text
+
+
+def test_tables_in_a_log_are_wide_enough_to_be_read():
+    env = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    command = [sys.executable, "-m", "tilewise", "tiles", "describe", "h200"]
+    assert "…" not in subprocess.run(command, capture_output=True, text=True, env=env).stdout
