@@ -132,13 +132,21 @@ def environment(folder: Path) -> dict[str, str]:
     return os.environ | {"PATH": path, "HOME": str(folder), "PYTHONPATH": str(ROOT / "src")}
 
 
+_CALM = """
+from steady_clock import SteadyClock
+from tilewise.tune.cpu.machine import CpuClock
+CpuClock.time_units, CpuClock.watch = SteadyClock.time_units, SteadyClock.watch
+"""
+
+
 def typed(line: str, where: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run a line. A collector leaves what was disturbed for another call, so it gets three."""
+    """Run a line. A collector gets a clock that nothing disturbs: on a busy machine it would refuse to measure."""
     trained = sorted(Path(env["HOME"]).glob("out/tpugraphs_tiles/model_*"))
     line = line.replace("model_<hash>", trained[0].name if trained else "model_none")
-    for _ in range(3 if line.startswith("tilewise collect cpu") else 1):
-        done = subprocess.run(["bash", "-c", line], cwd=where, env=env, capture_output=True, text=True, timeout=900)
-    return done
+    if line.startswith("tilewise collect cpu"):
+        (Path(env["HOME"]) / "sitecustomize.py").write_text(_CALM)
+        env = env | {"PYTHONPATH": f"{env['HOME']}:{ROOT / 'tests'}:{env['PYTHONPATH']}"}
+    return subprocess.run(["bash", "-c", line], cwd=where, env=env, capture_output=True, text=True, timeout=900)
 
 
 def allowed(line: str) -> set[int]:

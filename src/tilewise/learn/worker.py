@@ -38,8 +38,14 @@ def _verdict(exercise: Exercise, function: Any, path: str) -> str:
     except NotImplementedError:
         return "not written yet"
     except Exception as error:
-        return f"it stops with {_sentence(error, path)}"
+        if _in_the_readers_code(error, path) or "argument" in str(error):
+            return f"it stops with {_sentence(error, path)}"
+        return f"what it gives has not the form that its first lines ask for ({_sentence(error, path)})"
     return ""
+
+
+def _in_the_readers_code(error: Exception, path: str) -> bool:
+    return any(frame.filename == path for frame in traceback.extract_tb(error.__traceback__))
 
 
 def _sentence(error: Exception, path: str) -> str:

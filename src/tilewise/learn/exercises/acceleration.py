@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tilewise.learn.asking import require, same_array, same_number
-from tilewise.learn.checking import Exercise
+from tilewise.learn.checking import Exercise, Wrong
 
 
 class _Watched:
@@ -29,6 +29,13 @@ class _Watched:
         piece = self.values[key]
         self.largest = max(self.largest, int(np.size(piece)))
         return piece
+
+    def __matmul__(self, other: Any) -> Any:
+        raise Wrong(
+            "it multiplies the whole matrices at once: read blocks by slices, such as a[i : i + block, k : k + block]"
+        )
+
+    __rmatmul__ = __matmul__
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
         self.largest = max(self.largest, self.values.size)
