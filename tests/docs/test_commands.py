@@ -117,6 +117,8 @@ def test_the_commands_of_a_page_run_as_typed(page, tmp_path):
         where = Path(shutil.copytree(ROOT / "course", tmp_path / "course"))
     for line in runnable(page):
         done = typed(line, where, env)
+        if "not scored" in done.stderr:
+            pytest.skip(f"{line}: the machine is too busy to score anything, which is what it should say")
         assert done.returncode in allowed(line), f"{line}\n{done.stdout[-1000:]}\n{done.stderr[-2000:]}"
 
 
