@@ -2,8 +2,8 @@
 //
 // Storage. The matrix is cut into cells of 128 rows by 64 columns. Within a cell the rows are sorted by their number of
 // weights; 16 rows that follow each other in that order are a band, one row per lane, and have as many slots as the
-// longest of them. Neighbours in the order have nearly the same number of weights, so little padding is needed, whatever
-// the pattern. A slot is a weight and, in one byte, its column within the cell.
+// longest of them. Neighbours in the order have nearly the same number of weights, so little padding is needed. A slot is
+// a weight and, in one byte, its column within the cell.
 // - For one vector, the 64 inputs of a cell fit four AVX-512 registers: a slot is a permute of them and a multiply-add
 //   for 16 rows. The sums of a cell are put back into the order of the rows by another permute.
 // - For a batch, the activations of a cell and the sums of its rows stay in the first-level cache. Four rows (a quad) at a

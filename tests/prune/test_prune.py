@@ -9,6 +9,7 @@ import pytest
 import scipy.sparse
 
 from tilewise import Tensor, models, nn, no_grad, optim
+from tilewise._extension import native
 from tilewise.errors import ConfigurationError, DtypeError, FileFormatError, GradientError, ShapeError, TilewiseError
 from tilewise.nn import functional as F
 from tilewise.prune import (
@@ -225,6 +226,14 @@ def test_a_sparse_layer_computes_what_the_dense_one_does(always: bool, activatio
                 assert np.abs(got - expected).max(initial=0) <= 1e-5 * max(1, np.abs(expected).max(initial=0))
     if not always:
         assert all(why.startswith(("sparse", "dense")) for why in sparse.explain().values()) and sparse.explain()
+
+
+@pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
+@pytest.mark.parametrize("spread", [0.0, 0.3])
+def test_weights_in_memory_are_small_though_rows_differ_in_length(spread: float) -> None:
+    scale = np.exp(spread * RNG.standard_normal((512, 1))).astype(np.float32)
+    w = MagnitudePruner().prune(weights(512, 512) * scale, 0.7)
+    assert SparseLinear(w, always_sparse=True).nbytes <= 0.45 * w.nbytes
 
 
 def test_sparse_layers_convert_save_and_load(tmp_path) -> None:
