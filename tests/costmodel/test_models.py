@@ -104,6 +104,17 @@ def test_gradients_of_the_fused_layers_are_those_of_autograd(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_mixed_precision_gives_finite_gradients(name):
+    torch.manual_seed(0)
+    model = build_model(name, 9, 5, {"global_width": 2} if name == "TileRanker" else {})
+    batch = collate([graph(7, 4, 1), graph(3, 4, 2)])
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = model(batch)
+    scores.float().square().sum().backward()
+    assert all(p.grad is None or bool(torch.isfinite(p.grad).all()) for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_numpy_scores_equal_torch(name, data):
     torch.manual_seed(1)
     preparation = (RankerFeatures if name == "TileRanker" else MinMax).fit(data.train)

@@ -81,7 +81,7 @@ def product(matrix: Matrix, x: Tensor) -> Tensor:
     if isinstance(matrix, Blocks):
         return matrix.times(flat).view(matrix.n_rows, *x.shape[1:])
     if matrix.layout == torch.strided:
-        return torch.mm(matrix, flat).view(matrix.shape[0], *x.shape[1:])
+        return torch.mm(matrix, flat.to(matrix.dtype)).to(x.dtype).view(matrix.shape[0], *x.shape[1:])
     if matrix._nnz() == 0:
         return x.new_zeros((matrix.shape[0], *x.shape[1:]))
     if x.dtype == torch.float32 or x.device.type == "cpu":
