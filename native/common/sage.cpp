@@ -266,7 +266,7 @@ void sage_backward(const SageBatch& batch, const SageLayers& layers, const float
   const int64_t total = static_cast<int64_t>(tasks.size());
   guarded_for(groups, [&](int g) {
     float* own = sums.data() + g * (count * area + all);
-    std::memset(own, 0, static_cast<std::size_t>(count * area + all) * sizeof(float));
+    if (count > 0) std::memset(own, 0, static_cast<std::size_t>(count * area + all) * sizeof(float));
     Sums& mine = found[static_cast<std::size_t>(g)];
     mine.kernels[0] = own;
     mine.kernels[1] = own + count * area;

@@ -164,7 +164,8 @@ def join_first(nodes: Tensor, configs: Tensor, spread: Sparse, activation_name: 
 
 
 def _fused(x: Tensor, activation_name: str) -> bool:
-    return activation_name == "leaky_relu" and x.dtype == torch.float32 and not torch.is_autocast_enabled()
+    mixed = torch.is_autocast_enabled(x.device.type)
+    return activation_name == "leaky_relu" and x.dtype == torch.float32 and not mixed
 
 
 def sage(x: Tensor, layer: Dense, matrix: Sparse, activation_name: str) -> Tensor:
