@@ -112,7 +112,7 @@ class Online:
 
     def _terms(self, guide: Guide | None, known: int, configs: int) -> tuple[Prior, Rule]:
         if guide is not None:
-            return guide.prior, Rule(guide.rule.gain, guide.rule.sure, self.budget)
+            return guide.prior, dataclasses.replace(guide.rule, budget=self.budget)
         budget = 2 * self.budget
         budget *= 2 if known < FIRST_SHAPES else 1
         return BLIND, Rule(0.005, 0.0, min(budget, configs))
