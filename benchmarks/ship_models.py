@@ -131,9 +131,7 @@ def _worth(found: dict[str, dict[str, float]]) -> float:
 
 def _with(collection: Collection, kernels: Sequence[Kernel]) -> Collection:
     """The collection with more kernels to train on."""
-    more = [
-        MeasuredKernel(k, np.zeros(k.n_configs, np.float32), np.ones(k.n_configs, np.uint16), {}) for k in kernels
-    ]
+    more = [MeasuredKernel(k, np.zeros(k.n_configs, np.float32), np.ones(k.n_configs, np.uint16), {}) for k in kernels]
     splits = collection.splits | {"train": [*collection.splits["train"], *more]}
     return Collection(collection.schema, splits)
 
