@@ -354,7 +354,7 @@ TW_INLINE void add_rows(const Gemm& g, int64_t p, int64_t from, int64_t to) {
     for (int i = 0; i < M; ++i) v[i] = First ? vf{} : load(c + i * c_row + j);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const vf row = load_once(b + r * b_row + j);
+      const vf row = M == 1 ? load(b + r * b_row + j) : load_once(b + r * b_row + j);
 #pragma GCC unroll 4
       for (int i = 0; i < M; ++i) v[i] += scale[i][r] * row;
     }
