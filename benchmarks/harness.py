@@ -62,9 +62,9 @@ def interleaved(runs: dict[str, Run], threads: int, budget_s: float) -> dict[str
 
 
 def _settle(threads: int) -> None:
-    """OpenMP's idle threads keep a core busy for some milliseconds, which the next contender would pay for."""
+    """Idle threads of one contender keep a core busy (OpenMP's for 8 ms, ONNX Runtime's for 32) that the next needs."""
     if threads > 1:
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 def _warm_up(run: Run, threads: int) -> None:

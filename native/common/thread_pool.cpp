@@ -3,6 +3,7 @@
 #include "common/thread_pool.h"
 
 #include <pthread.h>
+#include <sched.h>
 
 #include <atomic>
 #include <condition_variable>
@@ -23,14 +24,32 @@ namespace {
 
 thread_local bool inside_task = false;
 
-// About 30 microseconds: as long as the gap between two kernels of a model, far less than a scheduler's time slice.
-constexpr int kSpins = 2000;
+// Some hundred microseconds: longer than the gap between two kernels of a model, less than a scheduler's time slice.
+constexpr int kSpins = 20000;
 
 struct Job {
   TaskFn fn = nullptr;
   void* context = nullptr;
   int tasks = 0;
 };
+
+// On a machine with other work to do, the scheduler may wake a worker on the very core its caller keeps busy, time and again.
+// Forbidding that core for a moment moves the worker to another; nothing stays pinned.
+#if defined(__linux__)
+int this_cpu() { return sched_getcpu(); }
+
+void leave_cpu(int cpu) {
+  cpu_set_t allowed, others;
+  if (cpu < 0 || cpu >= CPU_SETSIZE || sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  others = allowed;
+  CPU_CLR(cpu, &others);
+  if (CPU_COUNT(&others) == 0 || sched_setaffinity(0, sizeof others, &others) != 0) return;
+  sched_setaffinity(0, sizeof allowed, &allowed);
+}
+#else
+int this_cpu() { return -1; }
+void leave_cpu(int) {}
+#endif
 
 class Pool {
  public:
@@ -60,6 +79,7 @@ class Pool {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       job_ = job;
+      if (spins_ > 0) caller_cpu_.store(this_cpu(), std::memory_order_relaxed);
       next_.store(0, std::memory_order_relaxed);
       open_ = true;
       generation_.fetch_add(1);
@@ -89,6 +109,8 @@ class Pool {
     unsigned seen = 0;
     for (;;) {
       wait_for_change(seen);
+      const int caller_cpu = caller_cpu_.load(std::memory_order_relaxed);
+      if (caller_cpu >= 0 && this_cpu() == caller_cpu) leave_cpu(caller_cpu);
       Job job;
       {
         std::lock_guard<std::mutex> lock(mutex_);
@@ -125,7 +147,7 @@ class Pool {
   bool stop_ = false;
   std::atomic<bool> busy_{false};
   std::atomic<unsigned> generation_{0};
-  std::atomic<int> next_{0}, active_{0}, sleepers_{0};
+  std::atomic<int> next_{0}, active_{0}, sleepers_{0}, caller_cpu_{-1};
 };
 
 int default_threads() {
