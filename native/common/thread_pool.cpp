@@ -84,7 +84,10 @@ class Pool {
       open_ = true;
       generation_.fetch_add(1);
     }
-    if (sleepers_.load() > 0) wake_.notify_all();
+    if (sleepers_.load() > 0) {
+      wake_.notify_all();
+      sched_yield();  // a worker that wakes on this core can leave it at once
+    }
     claim(job);
     close();
     busy_.store(false);
