@@ -16,6 +16,7 @@ import functools
 import json
 import multiprocessing
 import os
+import random
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -34,11 +35,13 @@ from tilewise.costmodel.scorer import load_scorer
 from tilewise.tune.guide import as_kernel
 from tilewise.tune.problem import Problem
 from tilewise.tune.replay import recalibrate
+from tilewise.tune.schedule import pick_configs
 
 FOLDER = Path(__file__).parents[1] / "src" / "tilewise" / "costmodel" / "shipped_models"
 TEACHER = {"epochs": 60, "model_kwargs": {"hidden_dim": 96, "members": 4}}
 STUDENT = {"epochs": 60, "model_kwargs": {"hidden_dim": 96, "members": 1, "dropout": 0.0}, "weight_decay": 0.005}
 TEACHERS, STUDENTS, UNMEASURED = 5, 4, 1200
+_MOST_CONFIGS = 400  # of a kernel that was not measured
 _SHORTEST_NS = 1e6  # of a kernel that was not measured: runtimes are kept as whole numbers
 Scores = Callable[[Kernel], Any]
 
@@ -56,7 +59,9 @@ def unmeasured(collection: str, count: int, seed: int = 1000) -> list[Kernel]:
         from tilewise.tune.triton.family import get_family
     problems = other_problems(seed, count)
     families = {problem.family: get_family(problem.family) for problem in problems}
-    return [as_kernel(families[p.family], p, families[p.family].configs(p), own) for p in problems]
+    chance = random.Random(seed)
+    chosen = {p: pick_configs(families[p.family].configs(p), _MOST_CONFIGS, chance.randrange(1 << 30)) for p in problems}
+    return [as_kernel(families[p.family], p, configs, own) for p, configs in chosen.items()]
 
 
 def labelled(kernel: Kernel, score: Scores) -> Kernel:

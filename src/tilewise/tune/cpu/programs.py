@@ -229,6 +229,16 @@ def cpu_kernels(cores: int | None = None) -> list[Kernel]:
     return list(kernels.values())
 
 
+def other_problems(seed: int, count: int) -> list[Problem]:
+    """So many products that are in no program, a fifth of them of bytes: to be ranked, not measured."""
+    taken = {kernel.problem.shape_key for kernel in cpu_kernels(2)}
+    floats = itertools.chain.from_iterable(_sweep(seed + 2 * number, 20) for number in itertools.count())
+    integers = itertools.chain.from_iterable(_int8_sweep(seed + 2 * number + 1, 20) for number in itertools.count())
+    fresh = (next(integers if place % 5 == 4 else floats) for place in itertools.count())
+    allowed = (problem for problem in fresh if problem.shape_key not in taken and _measurable(problem))
+    return list(itertools.islice(allowed, count))
+
+
 def _with_threads(problem: Problem) -> Iterator[Problem]:
     """The problem; and every third one, if splitting it matters, on two threads as well."""
     yield problem
