@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewise._files import write_whole
 from tilewise.costmodel import Dataset, load_dataset, train
 from tilewise.costmodel.collection import Collection, MeasuredKernel, read_collection, write_collection
 from tilewise.costmodel.dataset import find_collection
@@ -38,8 +39,10 @@ from tilewise.tune.replay import recalibrate
 from tilewise.tune.schedule import pick_configs
 
 FOLDER = Path(__file__).parents[1] / "src" / "tilewise" / "costmodel" / "shipped_models"
-TEACHER = {"epochs": 60, "model_kwargs": {"hidden_dim": 96, "members": 4}}
-STUDENT = {"epochs": 60, "model_kwargs": {"hidden_dim": 96, "members": 1, "dropout": 0.0}, "weight_decay": 0.005}
+RESULTS = Path(__file__).parent / "results"
+TEACHER: dict[str, Any] = {"epochs": 60, "model_kwargs": {"hidden_dim": 96, "members": 4}}
+STUDENT: dict[str, Any] = {"epochs": 60, "model_kwargs": {"members": 1, "dropout": 0.0}, "weight_decay": 0.005}
+WIDTHS = {"h200": 96, "cpu": 64}  # of the student, as the millisecond allows
 TEACHERS, STUDENTS, UNMEASURED = 5, 4, 1200
 _MOST_CONFIGS = 400  # of a kernel that was not measured
 _SHORTEST_NS = 1e6  # of a kernel that was not measured: runtimes are kept as whole numbers
@@ -60,7 +63,9 @@ def unmeasured(collection: str, count: int, seed: int = 1000) -> list[Kernel]:
     problems = other_problems(seed, count)
     families = {problem.family: get_family(problem.family) for problem in problems}
     chance = random.Random(seed)
-    chosen = {p: pick_configs(families[p.family].configs(p), _MOST_CONFIGS, chance.randrange(1 << 30)) for p in problems}
+    chosen = {
+        p: pick_configs(families[p.family].configs(p), _MOST_CONFIGS, chance.randrange(1 << 30)) for p in problems
+    }
     return [as_kernel(families[p.family], p, configs, own) for p, configs in chosen.items()]
 
 
@@ -112,16 +117,16 @@ def ship(collection: str, given: argparse.Namespace) -> None:
         kernels = _read(given.kernels) if given.kernels else unmeasured(collection, given.unmeasured)
         both = _with(read_collection(find_collection(collection)), [labelled(k, together) for k in kernels])
         write_collection(scratch / "both.npz", both)
-        students = train_many(
-            str(scratch / "both.npz"), range(1, given.students + 1), STUDENT, given, scratch / "students"
-        )
+        own = STUDENT["model_kwargs"] | {"hidden_dim": WIDTHS.get(collection, 64)}
+        settings, seeds = STUDENT | {"model_kwargs": own}, range(1, given.students + 1)
+        students = train_many(str(scratch / "both.npz"), seeds, settings, given, scratch / "students")
         report["students"] = [_errors(s.score, data) for s in students]
         chosen = min(range(len(students)), key=lambda i: _worth(report["students"][i]))
         given.out.mkdir(parents=True, exist_ok=True)
         path = given.out / f"{collection}.safetensors"
         path.write_bytes((scratch / "students" / f"seed{chosen + 1}.safetensors").read_bytes())
     print(json.dumps(report["students"]), flush=True)
-    (given.out / f"{collection}.training.json").write_text(json.dumps(report, indent=1) + "\n")
+    write_whole(RESULTS / f"training_{collection}.json", json.dumps(report, indent=1) + "\n")
     recalibrate(collection, path)
 
 
