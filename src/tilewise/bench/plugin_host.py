@@ -102,7 +102,8 @@ def load_plugin(path: Path, event: str) -> Callable[[Any], Any]:
 
 
 def main() -> None:
-    plugin, event = sys.argv[1:3]
+    plugin, event, threads = sys.argv[1:4]
+    tilewise.set_num_threads(int(threads))
     questions, answers = os.dup(0), os.dup(1)
     with Path(os.devnull).open("r+b") as nothing:
         os.dup2(nothing.fileno(), 0)

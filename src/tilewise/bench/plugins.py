@@ -137,7 +137,8 @@ def hosted(plugin: str, event: Event, threads: int = 1) -> Iterator[Host]:
         raise UnavailableError("the open division needs Linux: its limits are Linux's")
     prefix, network = _without_network()
     with tempfile.TemporaryDirectory(prefix="tilewise-plugin-") as scratch:
-        command = [*prefix, sys.executable, "-P", "-m", "tilewise.bench.plugin_host", plugin, event.name]
+        host_of = ("-P", "-m", "tilewise.bench.plugin_host", plugin, event.name, str(threads))
+        command = [*prefix, sys.executable, *host_of]
         pipe = subprocess.PIPE
         environment = _environment(threads) | {"HOME": scratch, "TMPDIR": scratch}
         process = subprocess.Popen(
