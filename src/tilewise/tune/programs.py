@@ -7,6 +7,7 @@ program keeps shapes apart.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Iterable, Iterator
@@ -197,14 +198,16 @@ def _mixture(experts: int, width: int, hidden: int, dtype: str, tokens: int) -> 
     yield Problem.of("rms_norm", dtype=dtype, rows=tokens, cols=width)
 
 
+def _size(chance: random.Random, low: int, high: int, multiple: int) -> int:
+    """Evenly in the logarithm, rounded to the multiple."""
+    drawn: float = low * (high / low) ** chance.random()
+    return max(multiple, round(drawn / multiple) * multiple)
+
+
 def _sweep(seed: int, count: int) -> Iterator[Problem]:
     """Shapes no architecture asked for, spread evenly in the logarithm of each size."""
     chance = random.Random(seed)
-
-    def size(low: int, high: int, multiple: int) -> int:
-        drawn: float = low * (high / low) ** chance.random()
-        return max(multiple, round(drawn / multiple) * multiple)
-
+    size = functools.partial(_size, chance)
     for _ in range(count):
         dtype = chance.choice(("bf16", "fp16"))
         yield _linear(dtype, size(1, 8192, 1), size(64, 8192, 8), size(64, 8192, 8), *chance.choice(_SWEPT[dtype]))
@@ -229,11 +232,7 @@ def _sweep(seed: int, count: int) -> Iterator[Problem]:
 def _products(seed: int, count: int) -> Iterator[Problem]:
     """Matrix products alone, over a wider range than the sweep's: thin, flat, short inner sizes, every number type."""
     chance = random.Random(seed)
-
-    def size(low: int, high: int, multiple: int) -> int:
-        drawn: float = low * (high / low) ** chance.random()
-        return max(multiple, round(drawn / multiple) * multiple)
-
+    size = functools.partial(_size, chance)
     for _ in range(count):
         dtype = chance.choice(("bf16", "fp16", "tf32"))
         epilogue, layout = chance.choice(_SWEPT[dtype])
