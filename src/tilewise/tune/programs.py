@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from tilewise.tune.problem import Kernel, Problem, Value
 
 # Held out whole: no operation of these architectures, at any batch size, is trained on.
-VALID_ARCHITECTURES = ("bert_large", "efficientnet_b0", "whisper_small", "mistral_7b", "sweep_b")
+VALID_ARCHITECTURES = ("bert_large", "efficientnet_b0", "whisper_small", "mistral_7b", "sweep_b", "rows_b")
 TEST_ARCHITECTURES = ("vit_large", "llama3_8b", "unet", "t5_base", "dlrm", "sweep_c")
 
 
@@ -240,6 +240,31 @@ def _products(seed: int, count: int) -> Iterator[Problem]:
         yield _linear(dtype, m, size(32, 16384, 8), size(32, 16384, 8), epilogue, layout)
 
 
+def _rows(seed: int, count: int) -> Iterator[Problem]:
+    """Reductions and normalisations alone, from a few rows to very many, odd columns among them."""
+    chance = random.Random(seed)
+    size = functools.partial(_size, chance)
+    for number in range(count):
+        dtype, odd = chance.choice(("bf16", "fp16", "fp32")), int(number % 6 == 5)
+        for axis in (0, 1):
+            yield Problem.of(
+                "reduction", dtype=dtype, rows=size(16, 65536, 1), cols=size(32, 65536, 8) + odd, axis=axis,
+                operation=chance.choice(("sum", "max")),
+            )  # fmt: skip
+        for family in ("layer_norm", "rms_norm", "softmax"):
+            yield Problem.of(family, dtype=dtype, rows=size(16, 65536, 1), cols=size(64, 32768, 8) + odd)
+
+
+def _batches(seed: int, count: int) -> Iterator[Problem]:
+    """Batched products alone: from many small ones to a few large ones."""
+    chance = random.Random(seed)
+    size = functools.partial(_size, chance)
+    for _ in range(count):
+        dtype, layout = chance.choice(("bf16", "fp16")), chance.choice(("nn", "nt"))
+        sizes = {"batch": size(2, 512, 1), "m": size(1, 2048, 1), "n": size(16, 2048, 8), "k": size(16, 4096, 8)}
+        yield Problem.of("batched_matmul", dtype=dtype, layout=layout, epilogue="none", **sizes)
+
+
 _SWEPT = {
     "bf16": (("none", "nn"), ("none", "nt"), ("bias", "nt"), ("bias_gelu", "nt"), ("residual", "nt")),
     "fp16": (("none", "nn"), ("none", "nt"), ("bias", "nt"), ("bias_gelu", "nt"), ("bias_relu", "nn")),
@@ -262,6 +287,10 @@ def _all_programs() -> Iterator[tuple[str, Iterable[Problem]]]:
     for name, seed, count in (("sweep_a", 1, 24), ("sweep_b", 2, 4), ("sweep_c", 3, 5)):
         yield name, _sweep(seed, count)
     yield "products", _products(4, 90)
+    yield "rows", _rows(5, 78)
+    yield "rows_b", _rows(6, 14)
+    yield "batches", _batches(7, 72)
+    yield "products_a", _products(8, 48)
 
 
 def gpu_kernels() -> list[Kernel]:
