@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from typing import Any
 
+from tilewise.tune.recall import recall
+from tilewise.tune.rounds import Candidate, time_all
 from tilewise.tune.triton.compiling import Compiled
-from tilewise.tune.triton.measure import Batch, Job, Verdict
+from tilewise.tune.triton.measure import Job, Reporter, Verdict
 
 DEADLY = {"block_m": 32}  # configurations that end the process
 TOO_BIG = 256  # block_m whose binaries need more shared memory than there is
@@ -15,10 +18,7 @@ TOO_BIG = 256  # block_m whose binaries need more shared memory than there is
 
 def compile_nothing(connection: Any, capability: int, cache: str) -> None:
     while True:
-        try:
-            binary = connection.recv()
-        except EOFError:
-            return
+        binary = connection.recv()
         constants = dict(binary.constants)
         if constants.get("BLOCK_M") == 16:
             connection.send(Compiled(0, 0.0, "does not compile: planted"))
@@ -33,21 +33,42 @@ def _is_deadly(config: Any) -> bool:
 def _serve(connection: Any, die: Any) -> None:
     connection.send(("device", {"name": "Fake GPU"}))
     while True:
-        try:
-            job: Job = connection.recv()
-        except EOFError:
-            return
+        job: Job = connection.recv()
         for config in job.configs:
             if job.careful:
                 connection.send(("next", config))
             if _is_deadly(config):
                 die()
         connection.send(("verdicts", [Verdict(config, "ok") for config in job.configs]))
-        rest = tuple(range(1, len(job.configs)))
-        for number in range(3):
-            times = tuple(1000.0 + 10 * index + number for index in rest)
-            connection.send(("batch", Batch(number, rest, times, 900.0, False, {})))
+        candidates = [Candidate(i, config, [int], unit=_Unit(i)) for i, config in enumerate(job.configs)]
+        reporter = Reporter(connection.send)
+        recall(FakeClock(), job.settings, candidates, job.earlier, reporter.judge)
+        time_all(FakeClock(), job.settings, candidates, job.seed, reporter)
         connection.send(("done", 0.01))
+
+
+@dataclass
+class _Unit:
+    place: int
+
+    def __call__(self) -> None:
+        return
+
+
+class FakeClock:
+    """The default takes 900 ns, the others 1000 and more by their place; times FAKE_SLOWER of the environment."""
+
+    warm_up_seconds = 0.0
+
+    def time_units(self, units: Any) -> list[float]:
+        return list(self.each_unit(units))
+
+    def each_unit(self, units: Any) -> Any:
+        for unit in list(units):
+            yield (1000.0 + 10 * unit.place if unit.place else 900.0) * float(os.environ.get("FAKE_SLOWER", "1"))
+
+    def watch(self) -> dict[str, float]:
+        return {}
 
 
 def serve_crashing(connection: Any, kind: str, shared: dict[str, Any]) -> None:

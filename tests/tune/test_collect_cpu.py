@@ -356,19 +356,24 @@ def test_every_planned_problem_reads_back_from_its_own_json() -> None:
 
 
 def test_time_lost_to_others_marks_a_batch_as_disturbed() -> None:
+    batches: list[Any] = []
+
     class Busy(CpuClock):
-        calls = 0
+        watched = 0
 
         def time_units(self, units: Any) -> list[float]:
-            self.calls += 1
             return [1000.0 for _ in units]
 
         def watch(self) -> dict[str, float]:
-            return {"elsewhere": 0.4 if self.calls == 1 else 0.0}
+            self.watched += 1
+            return {"elsewhere": 0.4 if self.watched == 1 else 0.0}
+
+    class Kept:
+        begin = add = staticmethod(lambda *_: None)
+        close = staticmethod(batches.append)
 
     candidates = [Candidate(i, Config.of(i=i), [], unit=lambda: None) for i in range(4)]
-    batches: list[Any] = []
-    time_all(Busy(1, warm_up_seconds=0.0), Settings(rounds=2), candidates, 0, batches.append)
+    time_all(Busy(1, warm_up_seconds=0.0), Settings(rounds=2), candidates, 0, Kept())
     assert [batch.disturbed for batch in batches] == [True, False, False]
     assert all(len(candidate.times) == 2 for candidate in candidates[1:])
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import signal
 import sqlite3
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import fake_workers
 import pytest
 
 from tilewise.errors import UnavailableError
+from tilewise.tune.measured import read_measured
 from tilewise.tune.problem import Kernel, Problem
 from tilewise.tune.programs import gpu_kernels, split_of
+from tilewise.tune.rounds import Settings
 from tilewise.tune.schedule import balanced
 from tilewise.tune.store import Store
 from tilewise.tune.triton.collect import Collector, Options
@@ -103,6 +109,96 @@ def test_a_second_run_continues_where_the_first_stopped(tmp_path: Path) -> None:
     with Store(path) as store:
         again = _Well([_matmul(8), _matmul(24)], store, Options(max_configs=12))
         assert [p.kernel for p in again.waiting] == [_matmul(24)]
+
+
+class _Dying(_Well):
+    """Kills itself when the message that it waits for has come, before it is dealt with."""
+
+    kind, left = "", 0
+
+    def _hear_gpu(self, message: Any) -> None:
+        if message[0] == self.kind:
+            self.left -= 1
+            if self.left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        super()._hear_gpu(message)
+
+
+SETTINGS = Settings(rounds=3, max_rounds=3, batch_configs=4, finalists=0)
+
+
+def _collect_and_die(path: str, kind: str, count: int, slower: str = "1") -> None:
+    os.environ["FAKE_SLOWER"] = slower
+    with Store(path) as store:
+        options = Options(minutes=2, processes=1, max_configs=12, settings=SETTINGS)
+        collector = _Dying([_matmul(8)], store, options, lambda _: None)
+        collector.kind, collector.left = kind, count
+        collector.run()
+
+
+def _in_child(*arguments: Any) -> None:
+    child = multiprocessing.get_context("spawn").Process(target=_collect_and_die, args=arguments)
+    child.start()
+    child.join(60)
+
+
+def _timings(path: Path) -> int:
+    with Store(path) as store:
+        return store.counts()["timings"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "kept"),
+    [("timing", 1, 0), ("timing", 3, 2), ("batch", 1, 4), ("done", 1, None)],
+)
+def test_killed_at_any_moment_it_has_every_timing_it_heard_of_and_goes_on(
+    kind: str, count: int, kept: int | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "s.sqlite"
+    _in_child(str(path), kind, count)
+    first = _timings(path)
+    assert kept in (None, first)
+    _in_child(str(path), "", 0)
+    with Store(path) as store:
+        (kernel,) = store.kernels()
+        batches = store.batches(kernel)
+        assert store.finished() == {kernel.problem.key}
+    assert not any(batch.open or batch.disturbed for batch in batches)
+    timed = Counter(key for batch in batches for key in batch.runtime_ns)
+    assert set(timed.values()) == {3}, "what the first run took is gone on from, and counted once"
+
+
+def test_a_batch_that_was_cut_off_counts_only_if_the_default_takes_what_it_took(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    _in_child(str(path), "timing", 3)
+    _in_child(str(path), "", 0, "1.5")
+    with Store(path) as store:
+        first, *others = store.batches(store.kernels()[0])
+        (measured,) = read_measured(store)
+    assert first.disturbed and not first.open and len(first.runtime_ns) == 2
+    assert set(Counter(key for batch in others for key in batch.runtime_ns).values()) == {3}
+    assert {timing.repeats for timing in measured.timings if timing.config != measured.default} == {3}
+    assert measured.default_ns == 1350.0
+
+
+def test_two_collectors_share_a_store_and_measure_nothing_twice(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    context = multiprocessing.get_context("spawn")
+    children = [context.Process(target=_collect_in_child, args=(str(path),)) for _ in range(2)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60)
+    assert [child.exitcode for child in children] == [0, 0]
+    with Store(path) as store:
+        kernels = store.kernels()
+        assert len(kernels) == len(store.finished()) == 6
+        assert not any(batch.open for kernel in kernels for batch in store.batches(kernel))
+        assert all(len({batch.run for batch in store.batches(kernel)}) == 1 for kernel in kernels)
+
+
+def _collect_in_child(path: str) -> None:
+    _collect(_Well, Path(path), [_matmul(8 * i) for i in range(1, 7)])
 
 
 def test_without_a_gpu_there_is_one_sentence(tmp_path: Path) -> None:

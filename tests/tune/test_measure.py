@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -75,6 +75,9 @@ class _Device:
         self.reads += 1
         return [self.readings(self.reads) + place for place, _ in enumerate(units)]
 
+    def each_unit(self, units: Iterable[Callable[[], None]]) -> Iterator[float]:
+        yield from self.time_units(list(units))
+
     def synchronize(self) -> None:
         return
 
@@ -92,8 +95,8 @@ def _refuses(a: Any, b: Any, c: Any) -> None:
 def _measure(device: _Device, **settings: Any) -> tuple[dict[Config, Verdict], list[Batch]]:
     messages: list[Any] = []
     measure(device, Job(PROBLEM, CONFIGS, 1, Settings(unit_ms=0.0, **settings)), messages.append)
-    verdicts = {v.config: v for kind, v_list in messages if kind == "verdicts" for v in v_list}
-    return verdicts, [batch for kind, batch in messages if kind == "batch"]
+    verdicts = {v.config: v for message in messages if message[0] == "verdicts" for v in message[1]}
+    return verdicts, [message[1] for message in messages if message[0] == "batch"]
 
 
 @pytest.mark.parametrize("planted", [_forgets_one_product, _writes_nothing, _leaves_one_element, _writes_past_the_end])
@@ -144,6 +147,22 @@ def test_scattered_configurations_get_more_rounds_up_to_the_limit() -> None:
     assert max(batch.round for batch in batches) == 4
 
 
+class _Kept:
+    """A recorder that keeps whole batches."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+
+    def begin(self, number: int, default_ns: float) -> None:
+        return
+
+    def add(self, candidate: Candidate, runtime_ns: float) -> None:
+        return
+
+    def close(self, batch: Batch) -> None:
+        self.batches.append(batch)
+
+
 class _ScriptedClock:
     """Says what the script says of each unit, in the order they are asked for."""
 
@@ -156,6 +175,10 @@ class _ScriptedClock:
         self.asked += 1
         return [self.script(unit, self.asked) for unit in units]
 
+    def each_unit(self, units: Iterable[Any]) -> Iterator[float]:
+        for unit in units:
+            yield self.time_units([unit])[0]
+
     def watch(self) -> dict[str, float]:
         return {}
 
@@ -163,9 +186,9 @@ class _ScriptedClock:
 def _rounds_of(script: Callable[[int, int], float], **settings: Any) -> Counter[int]:
     """How often each of twenty configurations was timed."""
     candidates = [Candidate(i, Config.of(i=i), [], unit=i) for i in range(21)]  # type: ignore[arg-type]
-    clock, batches = _ScriptedClock(script), list[Batch]()
-    time_all(clock, Settings(rounds=3, max_rounds=3, batch_configs=32, **settings), candidates, 0, batches.append)
-    return Counter(index for batch in batches for index in batch.configs)
+    clock, kept = _ScriptedClock(script), _Kept()
+    time_all(clock, Settings(rounds=3, max_rounds=3, batch_configs=32, **settings), candidates, 0, kept)
+    return Counter(index for batch in kept.batches for index in batch.configs)
 
 
 def test_the_best_few_are_timed_again_at_the_end() -> None:
@@ -192,13 +215,16 @@ def test_a_recorder_gets_every_timing_before_the_next_is_taken() -> None:
         def add(self, candidate: Candidate, runtime_ns: float) -> None:
             taken.append(f"keep {candidate.index}")
 
+        def close(self, batch: Batch) -> None:
+            taken.append("close")
+
     def script(unit: int, _: int) -> float:
         taken.append(f"time {unit}")
         return 1000.0
 
     candidates = [Candidate(i, Config.of(i=i), [], unit=i) for i in range(3)]  # type: ignore[arg-type]
     settings = Settings(rounds=1, max_rounds=1)
-    time_all(_ScriptedClock(script), settings, candidates, 0, lambda _: taken.append("close"), recorder=Recorder())
+    time_all(_ScriptedClock(script), settings, candidates, 0, Recorder())
     assert taken[:3] == ["time 0", "time 0", "begin 0"]
     for place, entry in enumerate(taken[3:7:2], start=3):
         number = entry.split()[1]

@@ -53,16 +53,17 @@ def read_measured(store: Store) -> list[MeasuredProblem]:
     done = store.finished()
     for kernel in store.kernels():
         if kernel.problem.key in done:
-            measured = _measured(store, kernel)
+            default = store.default_config(kernel)
+            measured = measured_problem(store, kernel, default) if default is not None else None
             if measured is not None:
                 found.append(measured)
     return found
 
 
-def _measured(store: Store, kernel: Kernel) -> MeasuredProblem | None:
-    default = store.default_config(kernel)
+def measured_problem(store: Store, kernel: Kernel, default: Config) -> MeasuredProblem | None:
+    """What a store says of one kernel, finished or not; None where it holds no two configurations, or no default."""
     batches = store.batches(kernel)
-    if default is None or not batches:
+    if not batches:
         return None
     refused = {config.key for config, status, _ in store.verdicts(kernel) if status != "ok"}
     middle = _faster_half if store.machines()[-1].kind == "cpu" else statistics.median

@@ -1,8 +1,9 @@
 """How runtimes are taken, the same on every machine: shuffled batches in rounds, each with the default beside it.
 
 - A unit is a callable that runs one configuration several times, long enough for the clock.
-- A batch is a handful of units in shuffled order with the default configuration before and after them. With a recorder
-  each timing is handed over as soon as it is taken, between two units; the batch is judged when it closes.
+- A batch is a handful of units in shuffled order with the default configuration before and after them. Each timing is
+  handed to a recorder as soon as it is there (on a CPU between two units, on a GPU while the next ones run); the batch
+  is judged when it closes.
 - Each round goes over all configurations once, so that a drift meets all alike. There are at least `rounds`, more for
   configurations that still scatter, and more for kernels whose configurations lie close together for their scatter.
 - The best few are timed again at the end: the fastest of many noisy readings is not yet the fastest.
@@ -17,7 +18,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -91,12 +92,16 @@ class Clock(Protocol):
     def time_units(self, units: Sequence[Run]) -> list[float]:
         """Run the units one after the other; nanoseconds of each."""
 
+    def each_unit(self, units: Iterable[Run]) -> Iterator[float]:
+        """The same, every reading handed over as soon as it is there. A GPU has all units queued by then; a CPU asks
+        for the next one only when the reading before it has been dealt with."""
+
     def watch(self) -> dict[str, float]:
         """Clock, temperature and the like since the last call; `elsewhere` is the share of time spent on others."""
 
 
 class Recorder(Protocol):
-    """Takes every timing as it comes, outside of what is timed; the batch it belongs to is closed by `report`."""
+    """Takes every timing as it comes, outside of what is timed; the batch it belongs to is closed with its verdict."""
 
     def begin(self, number: int, default_ns: float) -> None:
         """A batch of round `number` begins with this reading of the default."""
@@ -104,18 +109,20 @@ class Recorder(Protocol):
     def add(self, candidate: Candidate, runtime_ns: float) -> None:
         """One configuration of the batch that was begun."""
 
+    def close(self, batch: Batch) -> None:
+        """The whole batch, judged."""
+
 
 def time_all(
     clock: Clock,
     settings: Settings,
     candidates: Sequence[Candidate],
     seed: int,
-    report: Callable[[Batch], None],
+    recorder: Recorder,
     go_on: Callable[[], bool] = lambda: True,
-    recorder: Recorder | None = None,
 ) -> bool:
     """Time all candidates, the default first among them; False if `go_on` said to stop before all was done."""
-    timing = _Timing(clock, settings, candidates[0], random.Random(seed), report, go_on, recorder)
+    timing = _Timing(clock, settings, candidates[0], random.Random(seed), recorder, go_on)
     warm_up(clock, candidates[0])
     number, others = 0, candidates[1:]
     for number in range(max(settings.max_rounds, settings.most_rounds)):
@@ -138,9 +145,8 @@ class _Timing:
     settings: Settings
     default: Candidate
     chance: random.Random
-    report: Callable[[Batch], None]
+    recorder: Recorder
     go_on: Callable[[], bool]
-    recorder: Recorder | None
     defaults: list[float] = field(default_factory=list)
 
     def round(self, number: int, members: Sequence[Candidate]) -> bool:
@@ -154,7 +160,7 @@ class _Timing:
                 return False
             chosen = queue.pop(0)
             batch = self._batch(chosen, number)
-            self.report(batch)
+            self.recorder.close(batch)
             if batch.disturbed and again < 3:
                 again += 1
                 queue.append(chosen)
@@ -166,7 +172,7 @@ class _Timing:
 
     def _batch(self, chosen: Sequence[Candidate], number: int) -> Batch:
         """The default, the chosen ones, the default again; and one default before them all that is not counted."""
-        times = self._recorded(chosen, number) if self.recorder is not None else self._at_once(chosen)
+        times = self._readings(chosen, number)
         watch = self.clock.watch()
         first, last = times[0], times[-1]
         default_ns, limit = (first + last) / 2, self.settings.disturbed
@@ -175,25 +181,24 @@ class _Timing:
         disturbed = unsteady or watch.get("elsewhere", 0.0) > limit
         return Batch(number, tuple(c.index for c in chosen), tuple(times[1:-1]), default_ns, disturbed, watch)
 
-    def _at_once(self, chosen: Sequence[Candidate]) -> list[float]:
+    def _readings(self, chosen: Sequence[Candidate], number: int) -> list[float]:
         members = [self.default, *chosen, self.default]
-        times = self.clock.time_units([_unit(c) for c in (self.default, *members)])[1:]
-        return [time / c.launches for time, c in zip(times, members, strict=True)]
+        units = self.clock.each_unit(self._units([self.default, *members]))
+        next(units)
+        times: list[float] = []
+        for place, (member, taken) in enumerate(zip(members, units, strict=True)):
+            times.append(taken / member.launches)
+            if place == 0:
+                self.recorder.begin(number, times[0])
+            elif place <= len(chosen):
+                self.recorder.add(member, times[-1])
+        return times
 
-    def _recorded(self, chosen: Sequence[Candidate], number: int) -> list[float]:
-        assert self.recorder is not None
-        self.clock.time_units([_unit(self.default)])
-        times = [self._one(self.default)]
-        self.recorder.begin(number, times[0])
-        for candidate in chosen:
-            times.append(self._one(candidate))
-            self.recorder.add(candidate, times[-1])
-        return [*times, self._one(self.default)]
-
-    def _one(self, candidate: Candidate) -> float:
-        if candidate.estimate_ns < self.settings.settle_ms * 1e6:
-            candidate.runs[0]()  # what the recorder left in the caches is not this configuration's doing
-        return self.clock.time_units([_unit(candidate)])[0] / candidate.launches
+    def _units(self, members: Sequence[Candidate]) -> Iterator[Run]:
+        for place, member in enumerate(members):
+            if place and member.estimate_ns < self.settings.settle_ms * 1e6:
+                member.runs[0]()  # what the recorder left in the caches is not this configuration's doing
+            yield _unit(member)
 
 
 def _unit(candidate: Candidate) -> Run:

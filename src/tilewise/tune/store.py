@@ -1,8 +1,8 @@
 """The measurement store: one SQLite file that is only ever appended to.
 
-Each timing is a transaction of its own where it is taken alone (on a CPU), each batch where they are taken together (on
-a GPU): a killed collector loses at most what it was timing and continues where it stopped. A batch is opened with the
-default's first reading and closed with its verdict; one that a killed collector left open is judged by the next.
+Each timing is a transaction of its own: a killed collector loses at most what it was timing and continues where it
+stopped. A batch is opened with the default's first reading and closed with its verdict; one that a killed collector
+left open is judged by the next.
 Several collectors may write to one store: a kernel is claimed before it is measured, and a claim whose process is gone
 is free again. A store remembers what machine and versions it was made with and says so when another one wants to add to
 it.

@@ -125,10 +125,7 @@ def serve(connection: Any, plugins: tuple[str, ...] = ()) -> None:
         __import__(name)
     trials: dict[tuple[str, str, int], CpuTrial] = {}
     while True:
-        try:
-            problem, default, seed, config = connection.recv()
-        except EOFError:
-            return
+        problem, default, seed, config = connection.recv()
         key = (problem, default, seed)
         try:
             if key not in trials:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -31,8 +33,9 @@ class Worker:
         """Have the process running, so that its imports are done when the first task comes."""
         if self._process is None:
             ours, theirs = _spawn.Pipe()
-            self._process = _spawn.Process(target=self._serve, args=(theirs, *self._arguments), daemon=True)
-            self._process.start()
+            self._process = _spawn.Process(target=_live, args=(self._serve, theirs, *self._arguments), daemon=True)
+            with _deaf_to_interrupts():
+                self._process.start()
             theirs.close()
             self._connection = ours
 
@@ -70,6 +73,10 @@ class Worker:
         except (OSError, EOFError) as error:
             raise EOFError from error
 
+    def ready(self) -> bool:
+        """Whether a message, or the news of its end, is there already."""
+        return self._connection is not None and self._connection.poll()
+
     def stop(self) -> None:
         """End the process, whatever it is doing."""
         if self._process is not None:
@@ -83,6 +90,25 @@ class Worker:
     @property
     def connection(self) -> Connection[Any, Any] | None:
         return self._connection
+
+
+def _live(serve: Callable[..., None], connection: Any, *arguments: Any) -> None:
+    """A worker's life, which ends without a word when the parent is gone."""
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        serve(connection, *arguments)
+
+
+@contextlib.contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """A process started within does not hear Ctrl-C: the parent does, and ends it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class WorkerLostError(Exception):

@@ -10,7 +10,6 @@ own, and a checked result is wiped.
 from __future__ import annotations
 
 import dataclasses
-import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +20,8 @@ import numpy as np
 from tilewise.tune.cpu.family import Array, CpuFamily, Expected, get_family
 from tilewise.tune.cpu.machine import CpuClock, describe, require_native, running_on
 from tilewise.tune.problem import Config, Kernel
-from tilewise.tune.rounds import Batch, Candidate, Run, Settings, Verdict, scatter, time_all, warm_up
+from tilewise.tune.recall import recall
+from tilewise.tune.rounds import Batch, Candidate, Run, Settings, Verdict, scatter, time_all
 from tilewise.tune.schedule import Tally, balanced, pick_configs, summary
 from tilewise.tune.store import BatchRow, Machine, Store, VerdictRow
 
@@ -39,7 +39,6 @@ CPU_SETTINGS = Settings(
     final_rounds=5,
     settle_ms=0.75,
 )
-_READINGS = 5  # of the default, when a kernel is gone on with
 
 
 @dataclass
@@ -116,17 +115,10 @@ class CpuCollector:
                 return
             clock = CpuClock(threads)
             self._make_units(candidates)
-            self._recall(kernel, candidates, clock)
-            recorder = _Recorder(self.store, self.run_number, kernel)
-            whole = time_all(
-                clock,
-                self.options.settings,
-                candidates,
-                self.options.seed + digest,
-                lambda batch: self._close(kernel, recorder, batch),
-                self._time_left,
-                recorder,
-            )
+            recorder = _Recorder(self.store, self.run_number, kernel, tally)
+            settings = self.options.settings
+            recall(clock, settings, candidates, self.store.batches(kernel), recorder.judge)
+            whole = time_all(clock, settings, candidates, self.options.seed + digest, recorder, self._time_left)
         if whole and self._too_disturbed(kernel, candidates):
             self.say(f"{kernel.name}: something else keeps this machine busy; it will be measured again")
         elif whole:
@@ -135,6 +127,8 @@ class CpuCollector:
             tally.kernels += 1
             tally.pairs += len(repeats) + 1
             tally.scatter += [scatter(times) for times in repeats]
+        if not whole:
+            self.store.release(kernel)
         tally.seconds += time.monotonic() - start
 
     def _check(self, family: CpuFamily, kernel: Kernel, configs: Sequence[Config], seed: int) -> list[Candidate]:
@@ -180,30 +174,6 @@ class CpuCollector:
             candidate.launches = min(max(wanted, 1), settings.max_launches)
             candidate.unit = _repeat(candidate.runs[0], candidate.launches)
 
-    def _recall(self, kernel: Kernel, candidates: Sequence[Candidate], clock: CpuClock) -> None:
-        """What earlier, interrupted runs measured of this kernel, brought to what the default takes now."""
-        batches = self.store.batches(kernel)
-        if not batches:
-            return
-        default = candidates[0]
-        warm_up(clock, default)
-        unit = default.unit or default.runs[0]
-        now_ns = statistics.median(clock.time_units([unit] * _READINGS)) / default.launches
-        clock.watch()
-        earlier: dict[str, list[float]] = defaultdict(list)
-        for batch in batches:
-            if not (self._moved(batch, now_ns) if batch.open else batch.disturbed):
-                for key, runtime_ns in batch.runtime_ns.items():
-                    earlier[key].append(runtime_ns / batch.default_ns * now_ns)
-        for candidate in candidates[1:]:
-            candidate.times = earlier[candidate.config.key]
-
-    def _moved(self, batch: BatchRow, now_ns: float) -> bool:
-        """Judge a batch that a run was killed in: sound if the default takes now what it took then."""
-        moved = abs(now_ns / batch.default_ns - 1) > self.options.settings.disturbed
-        self.store.close_batch(batch.number, batch.default_ns, disturbed=moved, watch={"resumed": 1})
-        return moved
-
     def _too_disturbed(self, kernel: Kernel, candidates: Sequence[Candidate]) -> bool:
         """Whether half of the configurations still lack two undisturbed timings."""
         clean: Counter[str] = Counter()
@@ -212,18 +182,12 @@ class CpuCollector:
                 clean.update(batch.runtime_ns.keys())
         return sum(clean[candidate.config.key] >= 2 for candidate in candidates[1:]) * 2 < len(candidates) - 1
 
-    def _close(self, kernel: Kernel, recorder: _Recorder, batch: Batch) -> None:
-        recorder.close(batch)
-        tally = self.tallies[kernel.problem.family]
-        tally.batches += 1
-        tally.disturbed += batch.disturbed
-
 
 class _Recorder:
     """Writes one kernel's timings to the store as they come."""
 
-    def __init__(self, store: Store, run: int, kernel: Kernel) -> None:
-        self.store, self.run, self.kernel = store, run, kernel
+    def __init__(self, store: Store, run: int, kernel: Kernel, tally: Tally) -> None:
+        self.store, self.run, self.kernel, self.tally = store, run, kernel, tally
         self._batch = 0
 
     def begin(self, number: int, default_ns: float) -> None:
@@ -234,6 +198,11 @@ class _Recorder:
 
     def close(self, batch: Batch) -> None:
         self.store.close_batch(self._batch, batch.default_ns, disturbed=batch.disturbed, watch=batch.watch)
+        self.tally.batches += 1
+        self.tally.disturbed += batch.disturbed
+
+    def judge(self, batch: BatchRow, moved: bool) -> None:
+        self.store.close_batch(batch.number, batch.default_ns, disturbed=moved, watch={"resumed": 1})
 
 
 def _is_right(result: Array, expected: Expected) -> bool:

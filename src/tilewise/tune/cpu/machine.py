@@ -10,7 +10,7 @@ import contextlib
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,10 @@ class CpuClock:
         self._wall += now() - wall
         self._own += time.process_time_ns() - own
         return times
+
+    def each_unit(self, units: Iterable[Run]) -> Iterator[float]:
+        for unit in units:
+            yield self.time_units([unit])[0]
 
     def watch(self) -> dict[str, float]:
         """Since the last call, and of the time in `time_units` alone: writing to the store may wait for the disk."""

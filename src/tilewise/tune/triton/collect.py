@@ -1,8 +1,9 @@
-"""The Triton collector: compiles in many processes, measures in one, and writes everything to a store as it comes.
+"""The Triton collector: compiles in many processes, measures in one, and writes every timing to a store as it comes.
 
 Kernels are ordered so that any prefix is a balanced sample of the families and programs: a stop at any moment leaves a
 usable collection. The GPU's process takes the first kernel in that order whose binaries are all there. If it dies or
-hangs, the kernel is tried once more configuration by configuration, which names the culprit; the rest goes on.
+hangs, the kernel is tried once more configuration by configuration, which names the culprit; the rest goes on. A kernel
+that was under way when a collector ended is gone on with by the next one, from the timings that are in the store.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewise.errors import UnavailableError
+from tilewise.tune.measured import MeasuredProblem, measured_problem
 from tilewise.tune.problem import Config, Kernel
 from tilewise.tune.schedule import Tally, balanced, pick_configs, summary
 from tilewise.tune.store import Machine, Store, VerdictRow
@@ -29,7 +31,8 @@ from tilewise.tune.triton.nvml import GpuWatch
 from tilewise.tune.workers import Worker, WorkerLostError, wait_any
 
 _COMPILE_SECONDS = 90.0
-_SILENCE_SECONDS = 45.0  # the GPU process reports every batch; longer than this between two reports is a hang
+_SILENCE_SECONDS = 45.0  # the GPU process reports every timing; longer than this between two reports is a hang
+_AT_ONCE = 256  # messages of the GPU's before the compilers get a hearing
 _START_SECONDS = 180.0
 
 Say = Callable[[str], None]
@@ -60,10 +63,7 @@ class _Pending:
     careful: bool = False
     last_tried: Config | None = None
     default: Config | None = None
-    times: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
-    disturbed_times: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
-    measured: tuple[Config, ...] = ()
-    default_ns: list[float] = field(default_factory=list)
+    batch: int = 0  # the one that is open, in the store
 
 
 class Collector:
@@ -116,6 +116,8 @@ class Collector:
             worker.start()
         try:
             self._loop(compilers)
+            if self.current is not None:
+                self.store.release(self.current.kernel)
         finally:
             for worker in (self.gpu, *compilers):
                 worker.stop()
@@ -144,7 +146,7 @@ class Collector:
                 self._submit_next()
             for worker, message in wait_any([self.gpu, *compilers], 0.25):
                 if worker is self.gpu:
-                    self._hear_gpu(message)
+                    self._hear_all(message)
                 else:
                     self._hear_compiler(worker, message)
             self._progress(len(queue))
@@ -193,12 +195,12 @@ class Collector:
             self._count(pending, misfits)
         if not fitting or fitting[0] != pending.default:
             self._tally(pending).failures.append(f"{pending.kernel.name}: the default configuration does not fit")
+            self.store.release(pending.kernel)
             return
-        pending.measured, self.current = tuple(fitting), pending
-        pending.times.clear()
-        pending.disturbed_times.clear()
+        self.current = pending
         seed = self.options.seed * 1_000_003 + int(pending.kernel.problem.digest[:8], 16)
-        job = measure.Job(pending.kernel.problem, pending.measured, seed, self.options.settings, pending.careful)
+        earlier = tuple(self.store.batches(pending.kernel))
+        job = measure.Job(pending.kernel.problem, tuple(fitting), seed, self.options.settings, pending.careful, earlier)
         self.gpu.submit(job, self.silence_seconds if self.gpu.connection else _START_SECONDS)
 
     def _misfit(self, compiled: compiling.Compiled) -> tuple[str, str] | None:
@@ -207,6 +209,18 @@ class Collector:
         if compiled.shared_bytes > self.shared_bytes:
             return "misfit", f"shared memory: {compiled.shared_bytes} bytes needed, {self.shared_bytes} there"
         return None
+
+    def _hear_all(self, message: Any) -> None:
+        """This message and those behind it: what still lies in the pipe is lost if this process is killed."""
+        self._hear_gpu(message)
+        for _ in range(_AT_ONCE):
+            if not (self.gpu.busy and self.gpu.ready()):
+                return
+            try:
+                message = self.gpu.receive()
+            except EOFError:
+                return  # `wait_any` finds that too, and says so
+            self._hear_gpu(message)
 
     def _hear_gpu(self, message: Any) -> None:
         pending = self.current
@@ -233,8 +247,15 @@ class Collector:
             ]
             self.store.add_verdicts(self.run_number, pending.kernel, rows)
             self._count(pending, rows)
+        elif kind == "judged":
+            batch, moved = message[1:]
+            self.store.close_batch(batch.number, batch.default_ns, disturbed=moved, watch={"resumed": 1})
+        elif kind == "begin":
+            pending.batch = self.store.open_batch(self.run_number, pending.kernel, message[1], message[2])
+        elif kind == "timing":
+            self.store.add_timing(pending.batch, message[1], message[2])
         elif kind == "batch":
-            self._keep(pending, message[1])
+            self._close(pending, message[1])
         elif kind == "failed":
             self.gpu.stop()
             self.say(f"{pending.kernel.name} {pending.kernel.problem.key}: {message[1]}\n{message[2]}")
@@ -250,24 +271,11 @@ class Collector:
             raise UnavailableError(str(message[1]))
         self._open_run(message[1])
 
-    def _keep(self, pending: _Pending, batch: measure.Batch) -> None:
-        timings = [(pending.measured[i], ns) for i, ns in zip(batch.configs, batch.runtime_ns, strict=True)]
-        self.store.add_batch(
-            self.run_number,
-            pending.kernel,
-            batch.round,
-            batch.default_ns,
-            timings,
-            disturbed=batch.disturbed,
-            watch=batch.watch,
-        )
-        pending.default_ns.append(batch.default_ns)
+    def _close(self, pending: _Pending, batch: measure.Batch) -> None:
+        self.store.close_batch(pending.batch, batch.default_ns, disturbed=batch.disturbed, watch=batch.watch)
         tally = self._tally(pending)
         tally.batches += 1
         tally.disturbed += batch.disturbed
-        kept = pending.disturbed_times if batch.disturbed else pending.times
-        for index, runtime_ns in zip(batch.configs, batch.runtime_ns, strict=True):
-            kept[index].append(runtime_ns)
 
     def _done(self, pending: _Pending, seconds: float) -> None:
         self.gpu.finish()
@@ -275,20 +283,18 @@ class Collector:
         tally = self._tally(pending)
         tally.seconds += seconds
         self._job_seconds.append(seconds)
-        # Where a configuration was only ever disturbed, those times are what there is; the scatter will show it.
-        for index, times in pending.disturbed_times.items():
-            if len(pending.times[index]) < 2:
-                pending.times[index] += times
-        repeats = [times for times in pending.times.values() if len(times) > 1]
-        if repeats:
-            self.store.finish(self.run_number, pending.kernel, pending.configs[0], seconds)
-            tally.kernels += 1
-            tally.pairs += len(repeats) + 1
-            tally.scatter += [statistics.stdev(times) / statistics.median(times) for times in repeats]
-            if self.options.verbose:
-                self._describe(pending)
-        else:
+        default = pending.configs[0]
+        measured = measured_problem(self.store, pending.kernel, default)
+        if measured is None:
             tally.failures.append(f"{pending.kernel.name}: nothing could be timed")
+            self.store.release(pending.kernel)
+            return
+        self.store.finish(self.run_number, pending.kernel, default, seconds)
+        tally.kernels += 1
+        tally.pairs += len(measured.timings)
+        tally.scatter += [timing.deviation for timing in measured.timings if timing.config != default]
+        if self.options.verbose:
+            self._describe(measured)
 
     def _lost(self, pending: _Pending, reason: str) -> None:
         """The GPU process is gone. Try again with care; in careful mode the configuration it named is the culprit."""
@@ -299,6 +305,7 @@ class Collector:
             culprit = pending.last_tried
             if culprit is None or culprit == pending.configs[0] or self.gpu.deaths > 20:
                 self._tally(pending).failures.append(f"{pending.kernel.name}: {reason}")
+                self.store.release(pending.kernel)
                 return
             row = VerdictRow(culprit, "failed", f"it ended the process: {reason}")
             self.store.add_verdicts(self.run_number, pending.kernel, [row])
@@ -311,15 +318,14 @@ class Collector:
 
     # Telling
 
-    def _describe(self, pending: _Pending) -> None:
+    def _describe(self, measured: MeasuredProblem) -> None:
         """One line on a kernel: microseconds of the default, the best and the worst, and the scatter of the repeats."""
-        repeated = {index: times for index, times in pending.times.items() if len(times) > 1}
-        medians = {index: statistics.median(times) / 1e3 for index, times in repeated.items()}
-        best, worst = min(medians, key=medians.__getitem__), max(medians.values())
-        scatter = statistics.median(statistics.stdev(t) / statistics.median(t) for t in repeated.values())
+        best = min(measured.timings, key=lambda timing: timing.runtime_ns)
+        worst = max(timing.runtime_ns for timing in measured.timings)
+        scatter = statistics.median(timing.deviation for timing in measured.timings)
         self.say(
-            f"{pending.kernel.problem.key}: default {statistics.median(pending.default_ns) / 1e3:.2f} us, "
-            f"best {medians[best]:.2f} {pending.measured[best].key}, worst {worst:.2f}, scatter {scatter:.2%}"
+            f"{measured.kernel.problem.key}: default {measured.default_ns / 1e3:.2f} us, best "
+            f"{best.runtime_ns / 1e3:.2f} {best.config.key}, worst {worst / 1e3:.2f}, scatter {scatter:.2%}"
         )
 
     def _tally(self, pending: _Pending) -> Tally:

@@ -66,10 +66,7 @@ def serve(connection: Any, capability: int, cache: str) -> None:
     """A worker's life: binaries in, Compiled out, until the pipe closes."""
     use_cache(cache)
     while True:
-        try:
-            binary = connection.recv()
-        except EOFError:
-            return
+        binary = connection.recv()
         connection.send(_try_to_compile(binary, capability))
 
 

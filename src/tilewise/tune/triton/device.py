@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from tilewise.errors import UnavailableError
@@ -54,6 +54,9 @@ class Device(Protocol):
 
     def time_units(self, units: Sequence[Run]) -> list[float]:
         """Run the units one after the other; nanoseconds of each."""
+
+    def each_unit(self, units: Iterable[Run]) -> Iterator[float]:
+        """The same, every reading handed over as soon as it is there."""
 
     def synchronize(self) -> None: ...
 
@@ -152,6 +155,11 @@ class CudaDevice:
         return torch_graph(self.torch, runs)
 
     def time_units(self, units: Sequence[Run]) -> list[float]:
+        return list(self.each_unit(units))
+
+    def each_unit(self, units: Iterable[Run]) -> Iterator[float]:
+        """All are queued before the first reading is handed over: the GPU waits for nobody who deals with readings."""
+        units = list(units)
         while len(self._events) < 2 * len(units):
             self._events.append(self.torch.cuda.Event(enable_timing=True))
         starts, ends = self._events[: len(units)], self._events[len(units) : 2 * len(units)]
@@ -159,8 +167,9 @@ class CudaDevice:
             start.record(self.stream)
             unit()
             end.record(self.stream)
-        self.synchronize()
-        return [start.elapsed_time(end) * 1e6 for start, end in zip(starts, ends, strict=True)]
+        for start, end in zip(starts, ends, strict=True):
+            end.synchronize()
+            yield start.elapsed_time(end) * 1e6
 
     def synchronize(self) -> None:
         self.stream.synchronize()
@@ -213,12 +222,13 @@ class InterpreterDevice:
         return launch_all
 
     def time_units(self, units: Sequence[Run]) -> list[float]:
-        times = []
+        return list(self.each_unit(units))
+
+    def each_unit(self, units: Iterable[Run]) -> Iterator[float]:
         for unit in units:
             start = time.perf_counter_ns()
             unit()
-            times.append(float(time.perf_counter_ns() - start))
-        return times
+            yield float(time.perf_counter_ns() - start)
 
     def registers(self, binary: Binary) -> tuple[int, int]:
         return 0, 0

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilewise.tune.problem import Config, Problem
+from tilewise.tune.recall import recall
 from tilewise.tune.rounds import Batch, Candidate, Settings, Verdict, time_all
+from tilewise.tune.store import BatchRow
 from tilewise.tune.triton.compiling import use_cache
 from tilewise.tune.triton.device import Device, MisfitError
 from tilewise.tune.triton.family import Operands, get_family
@@ -30,15 +32,16 @@ class Job:
     seed: int
     settings: Settings = field(default_factory=Settings)
     careful: bool = False
+    earlier: tuple[BatchRow, ...] = ()  # what runs that were cut off took of it
 
 
-__all__ = ["Batch", "Job", "Settings", "Verdict", "measure", "serve"]
+__all__ = ["Batch", "Job", "Reporter", "Settings", "Verdict", "measure", "serve"]
 
 Report = Callable[[Any], None]
 
 
 def measure(device: Device, job: Job, report: Report) -> None:
-    """Send a Verdict list and Batches to `report`; each message is complete in itself."""
+    """Send a list of Verdicts and every timing to `report` as they come; each message is complete in itself."""
     sets = operand_sets(device, job)
     candidates = _check_all(device, job, sets, report)
     if not candidates or candidates[0].config != job.configs[0]:
@@ -46,7 +49,28 @@ def measure(device: Device, job: Job, report: Report) -> None:
     _make_units(device, job, candidates)
     while device.notes:
         report(("note", device.notes.pop(0)))
-    time_all(device, job.settings, candidates, job.seed, lambda batch: report(("batch", batch)))
+    reporter = Reporter(report)
+    recall(device, job.settings, candidates, job.earlier, reporter.judge)
+    time_all(device, job.settings, candidates, job.seed, reporter)
+
+
+class Reporter:
+    """Sends timings on; the pipe takes them at once, and the collector writes while the GPU goes on."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+
+    def begin(self, number: int, default_ns: float) -> None:
+        self._report(("begin", number, default_ns))
+
+    def add(self, candidate: Candidate, runtime_ns: float) -> None:
+        self._report(("timing", candidate.config, runtime_ns))
+
+    def close(self, batch: Batch) -> None:
+        self._report(("batch", batch))
+
+    def judge(self, batch: BatchRow, moved: bool) -> None:
+        self._report(("judged", batch, moved))
 
 
 def operand_sets(device: Device, job: Job) -> list[Operands]:
@@ -138,10 +162,7 @@ def serve(connection: Any, kind: str, shared: dict[str, Any]) -> None:
         __import__(name)
     connection.send(("device", device.describe()))
     while True:
-        try:
-            job = connection.recv()
-        except EOFError:
-            return
+        job = connection.recv()
         start = time.perf_counter()
         try:
             measure(device, job, connection.send)

@@ -8,11 +8,13 @@ cut short still brings its measurements home. `--resume` goes on from such a cop
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gzip
 import json
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,17 +75,28 @@ class _Log:
 
 
 class _Visit(Collector):
-    """A collector that also brings copies of its store home now and then."""
+    """A collector that also brings copies of its store home now and then, while it goes on listening to the GPU."""
 
     out: Path
     _copied: float = 0.0
+    _copying: threading.Thread | None = None
 
     def _progress(self, to_compile: int) -> None:
         super()._progress(to_compile)
         now = time.monotonic()
         if now - max(self._copied, self.started) > _SNAPSHOT_SECONDS and self.deadline - now > 20:
-            bring_home(self.store, self.out)
-            self._copied = time.monotonic()
+            self.wait_for_copy()
+            self._copying = threading.Thread(target=self._copy)
+            self._copying.start()
+            self._copied = now
+
+    def _copy(self) -> None:
+        with contextlib.suppress(TilewiseError, OSError), Store(self.store.path, create=False) as store:
+            bring_home(store, self.out)  # what goes wrong here is said when the last copy is made
+
+    def wait_for_copy(self) -> None:
+        if self._copying is not None:
+            self._copying.join()
 
 
 def bring_home(store: Store, out: Path) -> list[Path]:
@@ -173,6 +186,7 @@ def _visit(given: argparse.Namespace, log: _Log) -> int:
         try:
             tallies = visit.run()
         finally:
+            visit.wait_for_copy()
             parts = bring_home(store, given.out)
         counts = store.counts()
     _tell(log, tallies, given.smoke)

@@ -1,0 +1,41 @@
+"""What earlier runs took of a kernel before they were stopped or killed, brought to what the machine does now.
+
+Times count relative to the default of their own batch. A batch that was cut off has no second reading of its default;
+one is taken now, and the batch counts if that agrees with the first.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from tilewise.tune.rounds import Candidate, Clock, Settings, warm_up
+from tilewise.tune.store import BatchRow
+
+_READINGS = 5  # of the default, now
+Judge = Callable[[BatchRow, bool], None]
+
+
+def recall(
+    clock: Clock, settings: Settings, candidates: Sequence[Candidate], batches: Sequence[BatchRow], judge: Judge
+) -> None:
+    """Give the candidates the times of `batches`; `judge` is told of each open one whether the default has moved."""
+    if not batches:
+        return
+    default = candidates[0]
+    warm_up(clock, default)
+    unit = default.unit or default.runs[0]
+    now_ns = statistics.median(clock.time_units([unit] * _READINGS)) / default.launches
+    clock.watch()  # so that the first batch is not judged by what went on before it
+    earlier: dict[str, list[float]] = defaultdict(list)
+    for batch in batches:
+        disturbed = batch.disturbed
+        if batch.open:
+            disturbed = abs(now_ns / batch.default_ns - 1) > settings.disturbed
+            judge(batch, disturbed)
+        if not disturbed:
+            for key, runtime_ns in batch.runtime_ns.items():
+                earlier[key].append(runtime_ns / batch.default_ns * now_ns)
+    for candidate in candidates[1:]:
+        candidate.times = earlier[candidate.config.key]
