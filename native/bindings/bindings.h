@@ -26,6 +26,7 @@ void bind_attention(nb::module_& m);
 void bind_gemm(nb::module_& m);
 void bind_memory(nb::module_& m);
 void bind_conv(nb::module_& m);
+void bind_tile_table(nb::module_& m);
 void bind_pool(nb::module_& m);
 void bind_int8(nb::module_& m);
 void bind_decoder(nb::module_& m);

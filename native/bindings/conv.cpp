@@ -8,6 +8,7 @@
 #include "bindings/arguments.h"
 #include "bindings/array_pool.h"
 #include "bindings/bindings.h"
+#include "bindings/tile_table.h"
 #include "common/weight_cache.h"
 
 namespace tw {
@@ -116,12 +117,41 @@ bool read_tile(PyObject* tile, const ConvShape& s, ConvConfig* config) {
   return false;
 }
 
+int64_t multiplications(const ConvShape& s) { return s.n * s.o * s.oh * s.ow * s.group_c() * s.kh * s.kw; }
+
+ConvTable::Key table_key(const ConvShape& s, int threads) {
+  const auto pair = [](int64_t low, int64_t high) { return low | high << 32; };  // sizes lie below 2**31
+  return {{pair(s.n, s.c), pair(s.h, s.w), pair(s.o, s.groups), pair(s.kh, s.kw), pair(s.sh, s.sw), pair(s.ph, s.pw),
+           tile_setting(threads)}};
+}
+
+PyObject* shape_tuple(const ConvShape& s) {
+  return Py_BuildValue("(LLLLLLLLLLLL)", show(s.n), show(s.c), show(s.h), show(s.w), show(s.o), show(s.kh), show(s.kw),
+                       show(s.sh), show(s.sw), show(s.ph), show(s.pw), show(s.groups));
+}
+
+// The chooser's tile, where there is a chooser and something to compute; false with an error set.
+bool choose_tile(TileTable* table, const ConvShape& s, ConvConfig* config) {
+  const int64_t work = table == nullptr ? 0 : multiplications(s);
+  if (work == 0) return true;
+  ConvConfig found;
+  const Answer answer = look_up(*table->convolutions, table_key(s, num_threads()), work, table->patience, &found, [&](ConvConfig* out) {
+    PyObject* said = ask_chooser(*table, "conv2d", shape_tuple(s), "nchw");
+    if (said == nullptr) return Answer::failed;
+    const bool none = said == Py_None, usable = read_tile(said, s, out);
+    Py_DECREF(said);
+    return !usable ? Answer::failed : none ? Answer::keep_default : Answer::use_tile;
+  });
+  if (answer == Answer::use_tile) *config = found;
+  return answer != Answer::failed;
+}
+
 template <class F>
 PyObject* computed(const ConvShape& s, PyArrayObject* out, F&& f) {
   if (out == nullptr) return nullptr;
   bool enough_memory = true;
   {
-    GilRelease release(s.n * s.o * s.oh * s.ow * s.group_c() * s.kh * s.kw > kWorthReleasing);
+    GilRelease release(multiplications(s) > kWorthReleasing);
     try {
       f(floats(out));
     } catch (const std::bad_alloc&) {
@@ -137,7 +167,7 @@ void set_input(const ArrayArgument& x, ConvShape* s) { s->n = x.dim(0), s->c = x
 
 void set_weights(const ArrayArgument& w, ConvShape* s) { s->o = w.dim(0), s->kh = w.dim(2), s->kw = w.dim(3); }
 
-PyObject* conv2d(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+PyObject* convolve(TileTable* table, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
   static const Parameters parameters("conv2d", {"x", "w", "bias", "stride", "padding", "groups", "activation", "residual", "tile"}, 2);
   PyObject* v[9] = {};
   if (!parameters.read(args, count, keywords, v)) return nullptr;
@@ -150,7 +180,8 @@ PyObject* conv2d(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* k
   }
   set_input(x, &s);
   set_weights(w, &s);
-  if (!check_shape(&s, w.dim(1)) || !read_activation(v[6], &epilogue.activation) || !read_tile(v[8], s, &config)) return nullptr;
+  if (!check_shape(&s, w.dim(1)) || !read_activation(v[6], &epilogue.activation)) return nullptr;
+  if (!(v[8] == nullptr ? choose_tile(table, s, &config) : read_tile(v[8], s, &config))) return nullptr;
   if (v[2] != nullptr && v[2] != Py_None) {
     if (!bias.set_floats(v[2], 1, "the bias")) return nullptr;
     if (bias.dim(0) != s.o) {
@@ -166,6 +197,10 @@ PyObject* conv2d(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* k
   return computed(s, new_float_array(4, shape), [&](float* y) {
     conv_forward(s, x.floats(), w.floats(), !w.is_copy(), epilogue, config, y);
   });
+}
+
+PyObject* conv2d(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+  return convolve(nullptr, args, count, keywords);
 }
 
 PyObject* grad_input(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
@@ -263,6 +298,24 @@ PyMethodDef entries[] = {
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
+
+PyObject* table_conv2d(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+  return convolve(reinterpret_cast<TileTable*>(self), args, count, keywords);
+}
+
+PyObject* table_keep_conv2d(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject*) {
+  ConvShape s;
+  ConvConfig config;
+  int64_t threads;
+  if (count != 3) return refuse("ConfigurationError", "keep_conv2d takes a shape, threads and a tile");
+  if (!read_shape(args[0], &s) || !read_size(args[1], 1, "threads", &threads) || !read_tile(args[2], s, &config)) return nullptr;
+  auto* entry = reinterpret_cast<TileTable*>(self)->convolutions->find_or_make(table_key(s, static_cast<int>(threads)));
+  if (entry == nullptr) Py_RETURN_NONE;  // its places are taken by others that were kept: asked when it is met
+  entry->state = args[2] == Py_None ? ConvTable::State::keep_default : ConvTable::State::use_tile;
+  entry->tile = config;
+  entry->pinned = true;
+  Py_RETURN_NONE;
+}
 
 void bind_conv(nb::module_& m) {
   if (PyModule_AddFunctions(m.ptr(), entries) < 0) throw nb::python_error();

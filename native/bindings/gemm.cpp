@@ -1,8 +1,11 @@
 // matmul seen from Python. A plain METH_FASTCALL function: on small matrices the call itself decides, and this one costs
 // about a quarter of a microsecond. Arrays of any strides are taken as they are.
+#include <algorithm>
+
 #include "bindings/arguments.h"
 #include "bindings/bindings.h"
 #include "bindings/numpy_api.h"
+#include "bindings/tile_table.h"
 #include "common/matmul.h"
 #include "common/thread_pool.h"
 
@@ -18,7 +21,7 @@ struct Call {
   PyObject* bias = Py_None;
   PyObject* activation = Py_None;
   PyObject* residual = Py_None;
-  PyObject* tile = Py_None;
+  PyObject* tile = nullptr;  // not given: the chooser is asked, where there is one; None: the default
 };
 
 struct Names {
@@ -253,7 +256,40 @@ bool read_tile(PyObject* object, GemmTile& t) {
   return true;
 }
 
-PyObject* matmul_call(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+// Sums of so few terms, so few rows or columns: the loops without tiles are faster than any tile, and nobody is asked.
+constexpr int64_t kShortSum = 12, kThin = 4;
+constexpr const char* kLayouts[] = {"nn", "nt", "tn", "tt"};
+
+// The index in kLayouts; -1 for a product that no chooser is asked about.
+int askable_layout(const Gemm& g, int64_t batch, int64_t least_work) {
+  if (g.k <= kShortSum || g.m < kThin || g.n <= kThin || batch != 1) return -1;
+  if (g.m * g.n * g.k < least_work || std::max({g.m, g.n, g.k}) >= int64_t{1} << 31) return -1;
+  const bool a_lies = g.a_col != 1 && g.a_row == 1, b_lies = g.b_col != 1 && g.b_row == 1;
+  return b_lies || g.b_col == 1 ? 2 * a_lies + b_lies : -1;  // a B with gaps either way must be packed
+}
+
+bool feasible(const GemmTile& tile, const Gemm& g) {
+  char reason[160];
+  if (!tile_problem(tile, g, reason, sizeof reason)) return true;
+  refuse("ConfigurationError", "this tile cannot be used: %s", reason);
+  return false;
+}
+
+Answer chosen_tile(TileTable& table, const Gemm& g, int64_t batch, GemmTile* tile) {
+  const int layout = askable_layout(g, batch, table.least_work);
+  if (layout < 0) return Answer::keep_default;
+  const ProductTable::Key key = {{g.m, g.n, g.k, tile_setting(num_threads(), layout)}};
+  return look_up(*table.products, key, g.m * g.n * g.k, table.patience, tile, [&](GemmTile* out) {
+    PyObject* shape = Py_BuildValue("(LLL)", static_cast<long long>(g.m), static_cast<long long>(g.n), static_cast<long long>(g.k));
+    PyObject* said = ask_chooser(table, "matmul", shape, kLayouts[layout]);
+    if (said == nullptr) return Answer::failed;
+    const bool none = said == Py_None, usable = none || (read_tile(said, *out) && feasible(*out, g));
+    Py_DECREF(said);
+    return !usable ? Answer::failed : none ? Answer::keep_default : Answer::use_tile;
+  });
+}
+
+PyObject* multiply(TileTable* table, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
   Call call;
   if (!parse(args, count, keywords, call)) return nullptr;
   if (!check_usable(call.a, "a") || !check_usable(call.b, "b")) return nullptr;
@@ -265,12 +301,13 @@ PyObject* matmul_call(PyObject*, PyObject* const* args, Py_ssize_t count, PyObje
   if (!describe(a, b, g, batch, shape) || !parse_epilogue(call, g, batch, shape)) return nullptr;
   if (batch.dims > 0) fold_batch_into_rows(g, batch);
   GemmTile tile;
-  if (call.tile != Py_None) {
-    if (!read_tile(call.tile, tile)) return nullptr;
-    char reason[160];
-    if (tile_problem(tile, g, reason, sizeof reason)) {
-      return refuse("ConfigurationError", "this tile cannot be used: %s", reason);
-    }
+  Answer answer = Answer::keep_default;
+  if (call.tile == nullptr) {
+    if (table != nullptr) answer = chosen_tile(*table, g, batch.count, &tile);
+    if (answer == Answer::failed) return nullptr;
+  } else if (call.tile != Py_None) {
+    if (!read_tile(call.tile, tile) || !feasible(tile, g)) return nullptr;
+    answer = Answer::use_tile;
   }
   PyArrayObject* c = new_float_array(shape.dims, shape.at);
   if (c == nullptr) return nullptr;
@@ -278,13 +315,17 @@ PyObject* matmul_call(PyObject*, PyObject* const* args, Py_ssize_t count, PyObje
   bool ok;
   {
     GilRelease release(g.m * g.n * g.k * batch.count >= kWorthRelease);
-    ok = matmul(g, batch, call.tile == Py_None ? nullptr : &tile);
+    ok = matmul(g, batch, answer == Answer::use_tile ? &tile : nullptr);
   }
   if (!ok) {
     Py_DECREF(c);
     return PyErr_NoMemory();
   }
   return shape.dims == 0 ? PyArray_Return(c) : reinterpret_cast<PyObject*>(c);
+}
+
+PyObject* matmul_call(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+  return multiply(nullptr, args, count, keywords);
 }
 
 // None when the native matmul takes these arguments, else one sentence why not.
@@ -311,10 +352,11 @@ PyObject* tile_tuple(const GemmTile& t) {
                        t.threads_n);
 }
 
-// (path, tile) that matmul(a, b) would use: path is "tiled", "inner products" or "scaled rows".
+// (path, tile) that matmul(a, b) would use with so many threads (those in force where not said): path is "tiled", "inner
+// products" or another name of docs/tiles.md.
 PyObject* matmul_plan(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 2 || !check_usable(args[0], "a") || !check_usable(args[1], "b")) {
-    return PyErr_Occurred() ? nullptr : refuse("ConfigurationError", "matmul_plan takes two arrays");
+  if (count < 2 || count > 3 || !check_usable(args[0], "a") || !check_usable(args[1], "b")) {
+    return PyErr_Occurred() ? nullptr : refuse("ConfigurationError", "matmul_plan takes two arrays and a number of threads");
   }
   Gemm g;
   Batch batch;
@@ -323,8 +365,27 @@ PyObject* matmul_plan(PyObject*, PyObject* const* args, Py_ssize_t count) {
     return nullptr;
   }
   if (batch.dims > 0) fold_batch_into_rows(g, batch);
-  const int threads = num_threads();
-  return Py_BuildValue("(sN)", matmul_path(g), tile_tuple(default_tile(g, batch.count >= 2 * threads ? 1 : threads)));
+  int64_t threads = num_threads();
+  if (count == 3 && !read_size(args[2], 1, "threads", &threads)) return nullptr;
+  return Py_BuildValue("(sN)", matmul_path(g), tile_tuple(default_tile(g, batch.count >= 2 * threads ? 1 : static_cast<int>(threads))));
+}
+
+// ((m, n, k), layout) as a tile chooser is asked about matmul(a, b); None where it is not.
+PyObject* matmul_tile_key(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count < 2 || !check_usable(args[0], "a") || !check_usable(args[1], "b")) {
+    return PyErr_Occurred() ? nullptr : refuse("ConfigurationError", "matmul_tile_key takes two arrays");
+  }
+  Gemm g;
+  Batch batch;
+  Shape shape;
+  if (!describe(reinterpret_cast<PyArrayObject*>(args[0]), reinterpret_cast<PyArrayObject*>(args[1]), g, batch, shape)) {
+    return nullptr;
+  }
+  if (batch.dims > 0) fold_batch_into_rows(g, batch);
+  const int layout = askable_layout(g, batch.count, kTinyProduct);
+  if (layout < 0) Py_RETURN_NONE;
+  return Py_BuildValue("((LLL)s)", static_cast<long long>(g.m), static_cast<long long>(g.n), static_cast<long long>(g.k),
+                       kLayouts[layout]);
 }
 
 PyMethodDef methods[] = {
@@ -334,19 +395,35 @@ PyMethodDef methods[] = {
      METH_FASTCALL | METH_KEYWORDS, "None when matmul takes these arguments, else the reason against."},
     {"matmul_plan", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(matmul_plan)), METH_FASTCALL,
      "The path and the tile that matmul(a, b) uses."},
+    {"matmul_tile_key", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(matmul_tile_key)), METH_FASTCALL,
+     "((m, n, k), layout) as a tile chooser is asked, or None."},
     {nullptr, nullptr, 0, nullptr},
 };
 
-// Why matmul refuses this tile for an m x k by k x n product, or None. transposed_b: B's rows, not columns, contiguous.
-nb::object check_tile(nb::handle tile, int64_t m, int64_t n, int64_t k, bool transposed_b) {
-  GemmTile t;
-  if (!read_tile(tile.ptr(), t)) throw nb::python_error();
+// As much of a product as tiles depend on.
+Gemm product_of(int64_t m, int64_t n, int64_t k, bool transposed_b) {
   Gemm g;
   g.m = m;
   g.n = n;
   g.k = k;
   g.b_row = transposed_b ? 1 : n;
   g.b_col = transposed_b ? k : 1;
+  return g;
+}
+
+int layout_index(PyObject* name) {
+  for (int i = 0; i < 4; ++i) {
+    if (PyUnicode_Check(name) && PyUnicode_CompareWithASCIIString(name, kLayouts[i]) == 0) return i;
+  }
+  refuse("ConfigurationError", "the layout must be one of nn, nt, tn, tt, not %R", name);
+  return -1;
+}
+
+// Why matmul refuses this tile for an m x k by k x n product, or None. transposed_b: B's rows, not columns, contiguous.
+nb::object check_tile(nb::handle tile, int64_t m, int64_t n, int64_t k, bool transposed_b) {
+  GemmTile t;
+  if (!read_tile(tile.ptr(), t)) throw nb::python_error();
+  const Gemm g = product_of(m, n, k, transposed_b);
   char reason[160];
   return tile_problem(t, g, reason, sizeof reason) ? nb::cast(std::string(reason)) : nb::none();
 }
@@ -367,6 +444,30 @@ std::tuple<int64_t, int64_t, int64_t> caches() {
 }
 
 }  // namespace
+
+PyObject* table_matmul(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+  return multiply(reinterpret_cast<TileTable*>(self), args, count, keywords);
+}
+
+PyObject* table_keep_matmul(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject*) {
+  int64_t size[3], threads;
+  if (count != 4) return refuse("ConfigurationError", "keep_matmul takes a shape, a layout, threads and a tile");
+  if (!read_sizes(args[0], 3, "the shape of a product", size) || !read_size(args[2], 1, "threads", &threads)) return nullptr;
+  const int layout = layout_index(args[1]);
+  if (layout < 0) return nullptr;
+  GemmTile tile;
+  const bool chosen = args[3] != Py_None;
+  if (chosen && !(read_tile(args[3], tile) && feasible(tile, product_of(size[0], size[1], size[2], layout % 2 == 1)))) {
+    return nullptr;
+  }
+  ProductTable& table = *reinterpret_cast<TileTable*>(self)->products;
+  auto* entry = table.find_or_make({{size[0], size[1], size[2], tile_setting(static_cast<int>(threads), layout)}});
+  if (entry == nullptr) Py_RETURN_NONE;  // its places are taken by others that were kept: asked when it is met
+  entry->state = chosen ? ProductTable::State::use_tile : ProductTable::State::keep_default;
+  entry->tile = tile;
+  entry->pinned = true;
+  Py_RETURN_NONE;
+}
 
 void bind_gemm(nb::module_& m) {
   if (PyModule_AddFunctions(m.ptr(), methods) < 0) throw nb::python_error();

@@ -14,6 +14,7 @@ NB_MODULE(_native, m) {
   tw::bind_gemm(m);
   tw::bind_memory(m);
   tw::bind_conv(m);
+  tw::bind_tile_table(m);
   tw::bind_pool(m);
   tw::bind_int8(m);
   tw::bind_decoder(m);

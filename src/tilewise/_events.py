@@ -126,6 +126,11 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
+def running_layer() -> str:
+    """The dotted name of the layer that runs on this thread; "" outside, and where nobody records."""
+    return _thread.state.layer
+
+
 def _nothing_allocated() -> int:
     return 0
 

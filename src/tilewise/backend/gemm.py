@@ -39,10 +39,15 @@ matmul_native: Callable[..., Array] = _matmul_unavailable if native is None else
 """
 
 
-_FLOAT32 = np.dtype(np.float32)
-_LAYOUTS = (("nn", "nt"), ("tn", "tt"))
-_TINY = 50_000  # multiplications: below, looking up a tile costs more than a better one could save
-_SHORT, _THIN = 12, 4  # terms of a sum, rows or columns: up to here the loops without tiles are faster than any tile
+def matmul_tile_key(a: Array, b: Array, **_options: Any) -> tuple[tuple[int, ...], str, str] | None:
+    """The product as a tile chooser sees it: (m, n, k), dtype, layout; None where it is too small or thin to ask, a
+    batch of several products, or has gaps between the elements of B both ways.
+
+    Rows of a batch that shares B count as one m.
+    """
+    assert native is not None
+    key = native.matmul_tile_key(a, b)
+    return None if key is None else (key[0], "float32", key[1])
 
 
 def _transposed(x: Array) -> bool:
@@ -50,16 +55,8 @@ def _transposed(x: Array) -> bool:
     return len(strides) > 1 and strides[-1] != itemsize and strides[-2] == itemsize
 
 
-def matmul_tile_key(a: Array, b: Array, **_options: Any) -> tuple[tuple[int, ...], str, str] | None:
-    """The product as a tile chooser sees it: (m, n, k), dtype, layout; None where it is too small or thin to ask.
-
-    Rows of a batch that shares B count as one m.
-    """
-    rows, n, k = sizes = _sizes(a, b)
-    if rows * n * k < _TINY or k <= _SHORT or rows < _THIN or n <= _THIN:
-        return None
-    dtype = "float32" if a.dtype is _FLOAT32 else a.dtype.name
-    return sizes, dtype, _LAYOUTS[_transposed(a)][_transposed(b)]
+def _layout(a: Array, b: Array) -> str:
+    return ("t" if _transposed(a) else "n") + ("t" if _transposed(b) else "n")
 
 
 def _sizes(a: Array, b: Array) -> tuple[int, int, int]:
@@ -80,7 +77,7 @@ def _describe_native(a: Array, b: Array, **_options: Any) -> tuple[str, TileConf
     assert native is not None
     path, tile = native.matmul_plan(a, b)
     m, n, k = _sizes(a, b)
-    what = f"float32 {m}x{k} by {k}x{n} ({_LAYOUTS[_transposed(a)][_transposed(b)]}) on {native.isa()}"
+    what = f"float32 {m}x{k} by {k}x{n} ({_layout(a, b)}) on {native.isa()}"
     if path == "tiled":
         return f"{what} runs the tiled kernel", TileConfig(*tile)
     return f"{what} is bound by memory and runs unpacked {path}", None

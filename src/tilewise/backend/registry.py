@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from tilewise import _events
 from tilewise._events import recorders
+from tilewise._extension import native
 from tilewise.errors import ConfigurationError
 
 Suits = Callable[..., str | None]
@@ -27,7 +28,12 @@ _FALLBACK = "numpy"  # implements every operation for every argument
 class TileChooser(Protocol):
     """Chooses the tile of one call: the operation, its shape as `tile_space` takes it ((m, n, k) for matmul, twelve
     numbers for conv2d), the dtype's name, and the layout: of both operands for matmul ("nn", "nt", "tn", "tt"; "t" for
-    a transposed view), "nchw" for conv2d. None leaves the default."""
+    a transposed view), "nchw" for conv2d. None leaves the default.
+
+    It is asked once a shape and thread count; the answers are kept in a table of a few thousand shapes inside the
+    compiled kernels. A chooser may have attributes: `least_work`, products of fewer multiplications are never asked
+    about; `patience`, a shape is asked about when so many multiplications were done in it (0: at once); and a method
+    `put_known(table)` that fills the table with what it knows beforehand."""
 
     def __call__(self, op: str, shape: tuple[int, ...], dtype: str, layout: str, /) -> Any: ...
 
@@ -69,7 +75,7 @@ class OptimizedBackend:
     """Routes operations to implementations by shape, dtype, contiguity and machine.
 
     `only` keeps one implementation of each operation, and NumPy's for what it does not take. `tile_chooser`, where set,
-    is asked for the tile of every tiled operation (see `TileChooser`).
+    is asked for the tiles of tiled operations (see `TileChooser`); replaced, everything it said is forgotten.
 
     >>> import numpy as np
     >>> backend = OptimizedBackend()
@@ -79,12 +85,30 @@ class OptimizedBackend:
 
     def __init__(self, only: str | None = None, tile_chooser: TileChooser | None = None) -> None:
         self._implementations: dict[str, list[Implementation]] = {}
+        self._routes: dict[str, list[Implementation]] = {}  # the same, those with tiles asking the chooser
         self.only = only
-        self.tile_chooser = tile_chooser
+        self._tile_chooser, self._table = tile_chooser, _tile_table(tile_chooser)
         for implementation in _DEFAULTS if only is None else (e for e in _DEFAULTS if e.name in (only, _FALLBACK)):
             self.add(implementation)
         for entries in self._implementations.values():
             entries.sort(key=lambda entry: -1 if entry.name == only else _RANKS.get(entry.name, len(_RANKS)))
+        self._route()
+
+    @property
+    def tile_chooser(self) -> TileChooser | None:
+        return self._tile_chooser
+
+    @tile_chooser.setter
+    def tile_chooser(self, chooser: TileChooser | None) -> None:
+        self._tile_chooser, self._table = chooser, _tile_table(chooser)
+        self._route()
+
+    def _route(self) -> None:
+        """What `dispatch` goes through: the implementations, tiled ones by way of the chooser's table."""
+        self._routes = {
+            op: [_asking(entry, self._tile_chooser, self._table) for entry in entries]
+            for op, entries in self._implementations.items()
+        }
 
     def register(self, op: str, name: str, run: Callable[..., Any], suits: Suits | None = None) -> None:
         """Add an implementation, ahead of those already there."""
@@ -94,6 +118,8 @@ class OptimizedBackend:
         entries = self._implementations.setdefault(implementation.op, [])
         entries[:] = [e for e in entries if e.name != implementation.name]
         entries.insert(0 if first else len(entries), implementation)
+        if self._routes:
+            self._route()
 
     def implementations(self, op: str) -> list[Implementation]:
         """The implementations of `op`, in the order they are asked."""
@@ -117,14 +143,12 @@ class OptimizedBackend:
     def dispatch(self, op: str, *args: Any, **kwargs: Any) -> Any:
         """Run `op` with the implementation that suits these arguments best."""
         # `select`, written out: one call less for each of the many small operations of a model.
-        for chosen in self._implementations.get(op) or self.implementations(op):
+        for chosen in self._routes.get(op) or self.implementations(op):
             if chosen.suits is None or chosen.suits(*args, **kwargs) is None:
                 break
-        if self.tile_chooser is not None and chosen.tile_key is not None and "tile" not in kwargs:
-            key = chosen.tile_key(*args, **kwargs)
-            if key is not None:
-                kwargs["tile"] = self.tile_chooser(op, *key)
         if recorders:
+            if "tile" not in kwargs:  # a record names the tile, so it is asked for here, whatever the table waits for
+                kwargs |= _chosen_tile(chosen, self._tile_chooser, args, kwargs)
             return _events.kernel(op, chosen, args, kwargs)
         return chosen.run(*args, **kwargs)
 
@@ -142,15 +166,53 @@ class OptimizedBackend:
     def _describe(self, chosen: Implementation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Any]:
         if kwargs.get("tile") is not None:
             return "it suits these arguments, with the tile that was given", kwargs["tile"]
-        if self.tile_chooser is not None and chosen.tile_key is not None and "tile" not in kwargs:
-            key = chosen.tile_key(*args, **kwargs)
-            tile = self.tile_chooser(chosen.op, *key) if key is not None else None
+        if "tile" not in kwargs:
+            tile = _chosen_tile(chosen, self._tile_chooser, args, kwargs).get("tile")
             if tile is not None:
                 return "it suits these arguments, with the tile that the tile chooser picked", tile
         if chosen.describe is not None:
             return chosen.describe(*args, **kwargs)
         only_one = len(self.implementations(chosen.op)) == 1
         return ("it is the only one" if only_one else "it is the first that suits these arguments"), None
+
+
+_TABLED = ("matmul", "conv2d")  # whose compiled functions look tiles up themselves
+
+
+def _tile_table(chooser: TileChooser | None) -> Any:
+    """A chooser's answers as the compiled kernels read them, empty but for what it knows beforehand."""
+    if chooser is None or native is None:
+        return None
+    table = native.TileTable(chooser, getattr(chooser, "least_work", 0), getattr(chooser, "patience", 0))
+    put_known = getattr(chooser, "put_known", None)
+    if put_known is not None:
+        put_known(table)
+    return table
+
+
+def _asking(entry: Implementation, chooser: TileChooser | None, table: Any) -> Implementation:
+    """The implementation as it runs under a chooser."""
+    if chooser is None or entry.tile_key is None:
+        return entry
+    if native is not None and entry.op in _TABLED and entry.run is getattr(native, entry.op):
+        return replace(entry, run=getattr(table, entry.op))
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if "tile" not in kwargs:
+            kwargs |= _chosen_tile(entry, chooser, args, kwargs)
+        return entry.run(*args, **kwargs)
+
+    return replace(entry, run=run)
+
+
+def _chosen_tile(
+    entry: Implementation, chooser: TileChooser | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """{"tile": ...} as the chooser says; empty where it is not asked."""
+    if chooser is None or entry.tile_key is None:
+        return {}
+    key = entry.tile_key(*args, **kwargs)
+    return {} if key is None else {"tile": chooser(entry.op, *key)}
 
 
 _DEFAULTS: list[Implementation] = []

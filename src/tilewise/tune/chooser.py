@@ -1,10 +1,11 @@
 """The framework's tile chooser: a cached choice, else the model's first choice without measuring, else the default.
 
 `enable()` hands it to the backend that is in force; nothing in the backend knows where tiles come from. A shape that
-was met before costs one look into a dictionary. A new one costs about a millisecond, once: a few hundred tiles that
-cover the space are ranked by the shipped model, and the best is taken if the model expects it to beat the analytical
-default by more than its own errors; otherwise the default stays, as it does where the kernel leaves the tiled loops (a
-single row, transposed twice) and far outside the sizes that were ever measured.
+was met before costs one look into a table inside the compiled call. A new one costs about a millisecond, once, when
+several were spent computing in it: a few hundred tiles that cover the space are ranked by the shipped model, and the
+best is taken if the model expects it to beat the analytical default by more than its own errors; otherwise the default
+stays, as it does where the kernel leaves the tiled loops (a single row, transposed twice) and far outside the sizes
+that were ever measured.
 
 It is opt-in: a program that does not ask for it neither loads a model nor pays for the look-up.
 """
@@ -12,8 +13,10 @@ It is opt-in: a program that does not ask for it neither loads a model nor pays 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -21,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise._extension import native
-from tilewise.backend.conv_tiles import default_conv_tile
 from tilewise.backend.registry import OptimizedBackend, current_backend
 from tilewise.backend.tiles import TileConfig, tile_blocks
 from tilewise.costmodel.kernel import Kernel
@@ -34,61 +36,80 @@ from tilewise.tune.guide import Guide, file_guide, shipped_guide
 from tilewise.tune.operations import matmul_graph
 from tilewise.tune.problem import Config, Problem
 
-_LEAST_WORK, _MOST_WORK = 1e5, 3e8  # multiplications; the collection's own range, and a little around it
+_LEAST_WORK, _MOST_WORK = 100_000, 300_000_000  # multiplications; the collection's own range, and a little around it
 _TRIED = 12  # of the ranking, until one is feasible
+# Multiplications, about five milliseconds of them: ranking takes about one, so a program whose shapes hardly repeat
+# spends at most a fifth of its time more.
+_PATIENCE = 250_000_000
+_MOST_KNOWN = 4096
 Key = tuple[str, tuple[int, ...], str, str]  # what the backend asks with
+Situation = tuple[int, str, Key]  # threads, instruction set, key
 _COLUMNS = ("register_m", "register_n", "pack_a", "pack_b", "threads_m", "threads_n")
 
 
 class ModelChooser:
     """A `TileChooser` for the CPU. `asked` and `chosen` count new shapes, and those whose default was replaced."""
 
+    least_work = _LEAST_WORK
+    patience = _PATIENCE
+
     def __init__(self, guide: Guide, choices: Choices | None = None) -> None:
         if native is None:
             raise UnavailableError("tiles belong to tilewise's compiled kernels, which are not installed")
         self._native, self.guide = native, guide
-        self._threads = native.num_threads()
-        self._known: dict[Key, Any] = {}
-        self._kept = list(choices.all()) if choices is not None else []
         self.asked = self.chosen = 0
-        self._recall()
+        self._lock = threading.Lock()  # of the counts and of what is known; ranking goes on outside it
+        self._tuned = self._recalled(list(choices.all()) if choices is not None else [])
+        self._ranked: dict[Situation, Any] = {}
 
     def __call__(self, op: str, shape: tuple[int, ...], dtype: str, layout: str, /) -> Any:
-        if self._native.num_threads() != self._threads:
-            self._threads = self._native.num_threads()
-            self._recall()
         key = (op, shape, dtype, layout)
-        try:
-            return self._known[key]
-        except KeyError:
-            tile = self._known[key] = self._choose(op, shape, dtype, layout)
-            return tile
+        here = (self._native.num_threads(), self._native.isa(), key)
+        for known in (self._tuned, self._ranked):
+            if here in known:
+                return known[here]
+        tile = self._choose(key, here[0])
+        with self._lock:
+            self.asked += 1
+            self.chosen += tile is not None
+            if len(self._ranked) >= _MOST_KNOWN:
+                self._ranked.pop(next(iter(self._ranked)))
+            self._ranked[here] = tile
+        return tile
 
-    def _recall(self) -> None:
-        """The tuner's choices for the thread count in force."""
-        self._known = {}
-        for choice in self._kept:
-            key = key_of(choice.problem, self._threads)
-            if key is not None:
-                self._known[key] = self._usable(choice, key)
+    def put_known(self, table: Any) -> None:
+        """Hand the tuner's choices to the compiled kernels: they hold from the first call on."""
+        for (threads, isa, (op, shape, _, layout)), tile in self._tuned.items():
+            if isa != self._native.isa():
+                continue
+            if op == "matmul":
+                table.keep_matmul(shape, layout, threads, tile)
+            elif op == "conv2d":
+                table.keep_conv2d(shape, threads, tile)
 
-    def _usable(self, choice: Choice, key: Key) -> Any:
+    def _recalled(self, kept: Sequence[Choice]) -> dict[Situation, Any]:
+        """The tuner's choices, by the thread count they were made for."""
+        found: dict[Situation, Any] = {}
+        for choice in kept:
+            threads = choice.problem.get("threads")
+            key = key_of(choice.problem, threads) if isinstance(threads, int) else None
+            if key is not None and isinstance(threads, int):
+                found[threads, self._native.isa(), key] = self._usable(choice, key, threads)
+        return found
+
+    def _usable(self, choice: Choice, key: Key, threads: int) -> Any:
         """The tile of a choice that was kept; None for the default, and where today's kernels do not take it."""
         try:
             tile = tile_for(key[0], choice.config)
         except (KeyError, TypeError, IndexError):
             return None
-        if self._problem(key, tile) is not None or tile == self._default(key):
+        if self._problem(key, tile) is not None:
             return None
-        return tile
+        return None if key[0] == "matmul" and tile == self._default_tile(key, threads) else tile
 
-    def _default(self, key: Key) -> Any:
-        """What the kernel takes when it is given no tile; passing the same one would only cost the passing."""
-        op, shape, _, layout = key
-        if op == "conv2d":
-            return default_conv_tile(self._native, shape)
-        m, n, k = shape
-        return TileConfig(*self._native.matmul_plan(*_views(m, n, k, layout))[1])
+    def _default_tile(self, key: Key, threads: int) -> TileConfig:
+        m, n, k = key[1]
+        return TileConfig(*self._native.matmul_plan(*_views(m, n, k, key[3]), threads)[1])
 
     def _problem(self, key: Key, tile: Any) -> str | None:
         op, shape, _, layout = key
@@ -98,22 +119,24 @@ class ModelChooser:
             found = self._native.gemm_tile_problem(tile, *shape, layout[1] == "t")
         return found
 
-    def _choose(self, op: str, shape: tuple[int, ...], dtype: str, layout: str) -> TileConfig | None:
-        self.asked += 1
-        if op != "matmul" or dtype != "float32" or self.guide.model is None:
-            return self._by_family((op, shape, dtype, layout)) if op == "conv2d" else None
-        m, n, k = shape
-        if not _LEAST_WORK <= m * n * k <= _MOST_WORK:
+    def _choose(self, key: Key, threads: int) -> Any:
+        op, shape, dtype, layout = key
+        if self.guide.model is None or dtype != "float32":
             return None
-        path, default = self._native.matmul_plan(*_views(m, n, k, layout))
+        if op == "conv2d":
+            return self._by_family(key, threads)
+        if op != "matmul" or not _LEAST_WORK <= math.prod(shape) <= _MOST_WORK:
+            return None
+        m, n, k = shape
+        path, default = self._native.matmul_plan(*_views(m, n, k, layout), threads)
         if path != "tiled":
             return None
-        return self._first_choice((m, n, k), layout, np.array(default, dtype=np.int64))
+        return self._first_choice((m, n, k), layout, np.array(default, dtype=np.int64), threads)
 
-    def _by_family(self, key: Key) -> Any:
+    def _by_family(self, key: Key, threads: int) -> Any:
         """The model's choice for a convolution, over the family's whole space."""
-        problem = problem_of(key, self._threads)
-        if problem is None or self.guide.model is None or "winograd" not in self.guide.columns:
+        problem = problem_of(key, threads)
+        if problem is None or "winograd" not in self.guide.columns:
             return None
         family = get_family(problem.family)
         configs = list(family.configs(problem))
@@ -121,13 +144,12 @@ class ModelChooser:
         best = int(np.argmin(scores))
         if self.guide.prior.slope * float(scores[0] - scores[best]) < MARGIN:
             return None
-        self.chosen += 1
         return tile_for(key[0], configs[best])
 
     def _first_choice(
-        self, sizes: tuple[int, int, int], layout: str, default: npt.NDArray[np.int64]
+        self, sizes: tuple[int, int, int], layout: str, default: npt.NDArray[np.int64], threads: int
     ) -> TileConfig | None:
-        tiles = np.vstack([default, candidates(self._native, *sizes, self._threads)])
+        tiles = np.vstack([default, candidates(self._native, *sizes, threads)])
         assert self.guide.model is not None
         scores = self.guide.model.score(tile_kernel(sizes, layout, tiles, self.guide.columns))
         for index in np.argsort(scores, kind="stable")[:_TRIED]:
@@ -135,7 +157,6 @@ class ModelChooser:
                 return None
             tile = _tile(tiles[index])
             if self._native.gemm_tile_problem(tile, *sizes, layout[1] == "t") is None:
-                self.chosen += 1
                 return tile
         return None
 

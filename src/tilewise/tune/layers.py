@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tilewise._events import running_layer
 from tilewise._extension import native
-from tilewise.backend.gemm import _TINY, _sizes
 from tilewise.backend.registry import OptimizedBackend, use_backend
 from tilewise.errors import UnavailableError
 from tilewise.profile import ProfilerContext
@@ -75,36 +75,15 @@ def tune_model(
 
 
 def kernels_of(call: Callable[[], Any]) -> list[tuple[str, Key]]:
-    """Every tiled kernel that a call runs, with its layer, in order."""
-    keys: list[Key] = []
+    """Every tiled kernel that a call runs, with its layer (outside any: the operation), in order."""
+    found: list[tuple[str, Key]] = []
 
     def listen(op: str, shape: tuple[int, ...], dtype: str, layout: str, /) -> None:
-        keys.append((op, shape, dtype, layout))
+        found.append((running_layer() or op, (op, shape, dtype, layout)))
 
-    with use_backend(OptimizedBackend(tile_chooser=listen)), ProfilerContext(memory=False) as profiler:
+    with use_backend(OptimizedBackend(tile_chooser=listen)), ProfilerContext(memory=False):
         call()
-    ran = [event for event in profiler.events if event.kind == "kernel" and event.backend == "native" and _asked(event)]
-    names = [event.layer or event.name for event in ran]
-    if len(names) != len(keys):  # kernels outside any layer; their order still tells the shapes
-        names = [""] * len(keys)
-    return list(zip(names, keys, strict=True))
-
-
-class _Shaped:
-    """As much of an array as its sizes are read from."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape, self.size = shape, 1
-        for extent in shape:
-            self.size *= extent
-
-
-def _asked(event: Any) -> bool:
-    if event.name != "matmul":
-        return bool(event.name == "conv2d")
-    first, second = (_Shaped(shape) for shape in event.inputs[:2])
-    rows, n, k = _sizes(first, second)  # type: ignore[arg-type]
-    return rows * n * k >= _TINY
+    return found
 
 
 def _before_and_after(call: Callable[[], Any], tuner: Tuner) -> tuple[float, float]:
