@@ -1,0 +1,115 @@
+"""The tile chooser beside no chooser: `tilewise.tune.enable()` must cost nothing where it cannot help.
+
+    python -m benchmarks.chooser [--threads 1 2] [--only products batches networks drawn] [--random 24] [--seed 11]
+
+The products and networks of the other benchmarks, batches of products, and products drawn at random (odd sizes, few
+rows or columns, short and long sums, transposed views), all through `dispatch`, with the chooser on and off in turns.
+The chooser has met each shape before. A ratio above 1 means that it is faster on. With `--only`, rows that are not
+measured anew stay in the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+import tilewise
+from benchmarks.gemm import LARGE, SMALL
+from benchmarks.gemm_random import draw
+from benchmarks.harness import Row, Run, compare, read_rows, write_results
+from benchmarks.results_files import geometric
+from tilewise import Tensor, models, no_grad
+from tilewise.backend import OptimizedBackend, use_backend
+from tilewise.tune.chooser import ModelChooser, make_chooser
+
+RESULTS = Path(__file__).parent / "results" / "chooser.json"
+PARTS = ["products", "batches", "networks", "drawn"]
+# (batch, m, n, k): heads of attention, and a few larger
+BATCHES = [(12, 64, 64, 32), (48, 128, 128, 64), (6, 256, 64, 256), (4, 300, 300, 100), (2, 512, 512, 512)]
+NETWORKS = [("vgg6", 32), ("resnet8", 1), ("resnet8", 32), ("gpt", 1), ("mlp", 32)]
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+class Patient:
+    """A backend with the chooser and one without, and how often a call must run until the chooser has decided."""
+
+    def __init__(self) -> None:
+        self.chooser: ModelChooser = make_chooser()
+        self.off, self.on = OptimizedBackend(), OptimizedBackend(tile_chooser=self.chooser)
+
+    def compare(self, name: str, threads: int, call: Callable[[OptimizedBackend], object], work: int, s: float) -> Row:
+        for _ in range(2 + self.chooser.patience // max(work, self.chooser.least_work)):
+            call(self.on)
+        runs: dict[str, Run] = {"tilewise": lambda: call(self.on), "chooser off": lambda: call(self.off)}
+        return compare(name, threads, runs, s)
+
+
+def product(both: Patient, name: str, pair: Pair, threads: int, budget_s: float) -> Row:
+    a, b = pair
+    work = a.size * b.shape[-1]
+    return both.compare(name, threads, lambda backend: backend.dispatch("matmul", a, b), work, budget_s)
+
+
+def dense(rng: np.random.Generator, *batch_m_n_k: int) -> Pair:
+    *batch, m, n, k = batch_m_n_k
+    return rng.standard_normal((*batch, m, k), dtype=np.float32), rng.standard_normal((*batch, k, n), dtype=np.float32)
+
+
+def network(both: Patient, name: str, batch: int, threads: int, budget_s: float) -> Row:
+    rng = np.random.default_rng(0)
+    model = models.gpt("4x128") if name == "gpt" else getattr(models, name)()
+    model.eval()
+    if name == "gpt":
+        x = rng.integers(0, 65, (batch, 128))
+    else:
+        x = Tensor(rng.standard_normal((batch, 64) if name == "mlp" else (batch, 3, 32, 32), dtype=np.float32))
+
+    def call(backend: OptimizedBackend) -> None:
+        with use_backend(backend), no_grad():
+            model(x)
+
+    return both.compare(f"{name} forward, batch {batch}", threads, call, both.chooser.patience // 40, budget_s)
+
+
+def rows_of(part: str, threads: int, options: argparse.Namespace) -> Iterator[Row]:
+    tilewise.set_num_threads(threads)
+    both, rng = Patient(), np.random.default_rng(options.seed)
+    if part == "products":
+        for shape in LARGE[:1] + SMALL:
+            yield product(both, "×".join(map(str, shape)), dense(rng, *shape), threads, options.budget)
+    elif part == "batches":
+        for shape in BATCHES:
+            name = f"{shape[0]} of {'×'.join(map(str, shape[1:]))}"
+            yield product(both, name, dense(rng, *shape), threads, options.budget)
+    elif part == "networks":
+        for name, batch in NETWORKS:
+            yield network(both, name, batch, threads, 4 * options.budget)
+    else:
+        for _ in range(options.random):
+            drawn = draw(rng)
+            yield product(both, f"drawn {drawn}", drawn.operands(rng), threads, options.budget)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS)
+    parser.add_argument("--random", type=int, default=24, metavar="N", help="products drawn at random")
+    parser.add_argument("--seed", type=int, default=11)
+    parser.add_argument("--budget", type=float, default=0.4, help="seconds per case")
+    parser.add_argument("--json", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    measured = [row for t in options.threads for part in options.only for row in rows_of(part, t, options)]
+    print(f"{len(measured)} cases: geometric mean {geometric(r.ratio for r in measured):.3f}×")
+    for row in sorted(measured, key=lambda row: row.ratio)[:5]:
+        print(f"  {row.ratio:.3f}× {row.name}, threads {row.threads}")
+    new = {(row.name, row.threads) for row in measured}
+    kept = [row for row in read_rows(options.json) if (row.name, row.threads) not in new and options.only != PARTS]
+    write_results(options.json, [*kept, *measured])
+
+
+if __name__ == "__main__":
+    main()
