@@ -318,7 +318,9 @@ class RankerFeatures:
             ]
         )
         wide = (as_float32(wide) - as_float32(self.global_centre)) * as_float32(self.global_scale)
-        raw = np.hstack([self._cuts(sizes, config), self._filling(node, opcode, sizes, config)])
+        element = self.BYTES[int(np.argmax(node[0, self.TYPES]))]
+        filling = self._filling(opcode, sizes, config, element)
+        raw = np.hstack([self._cuts(sizes, config), self._crowds(sizes, config, element), filling])
         own = (as_float32(raw) - as_float32(self.config_centre)) * as_float32(self.config_scale)
         kept = log(node[:, self.node_kept.astype(np.int64)])
         nodes = (as_float32(kept) - as_float32(self.node_centre)) * as_float32(self.node_scale)
@@ -357,7 +359,21 @@ class RankerFeatures:
         reached = config[:, steps[:, 0].astype(np.int64)] >= as_float32(steps[:, 1])
         return np.hstack([log(config[:, self.columns.astype(np.int64)]), reached, np.log2(tiles), np.log2(padding)])
 
-    def _filling(self, node: np.ndarray, opcode: np.ndarray, sizes: np.ndarray, config: np.ndarray) -> np.ndarray:
+    def _crowds(self, sizes: np.ndarray, config: np.ndarray, element: int) -> np.ndarray:
+        """Whether a tile walks down more rows that share the sets of a cache than those have ways."""
+        table = np.reshape(self._tables.get("crowds", ()), (-1, 5)).astype(np.int64)
+        found = np.zeros((len(config), len(table)), bool)
+        for q, (column, dimension, ways, switch, state) in enumerate(table):
+            tensor = (0, 2, 3)[dimension // 5]  # root, first and second operand; dimensions from the last but one
+            shape, outward = [n for n in sizes[6 * tensor : 6 * tensor + 6] if n >= 1], dimension % 5 + 1
+            stride = int(min(element * np.prod(shape[-outward:]), 2.0**50)) if outward < len(shape) else 0
+            if stride >= 64:
+                rows = np.minimum(np.abs(config[:, column]), shape[-outward - 1])
+                found[:, q] = rows > ways * 4096 / min(stride & -stride, 4096)
+                found[:, q] &= (switch < 0) | (config[:, switch] == state)
+        return found
+
+    def _filling(self, opcode: np.ndarray, sizes: np.ndarray, config: np.ndarray, element: int) -> np.ndarray:
         """How each configuration would fill a GPU: programs, waves, what the last one wastes; nothing elsewhere."""
         if len(self._tables.get("gpu", ())) != 4:
             return np.zeros((len(config), 0))
@@ -373,7 +389,6 @@ class RankerFeatures:
             steps = tiles(max(first, second, key=lambda size: float(size.sum())), entry) / programs
         held = config[:, 15 if is_product else 23]
         warps, stages = (np.maximum(config[:, int(column)], 1.0) for column in self.gpu[2:])
-        element = self.BYTES[int(np.argmax(node[0, self.TYPES]))]
         staged = (config[:, 23] + config[:, 7]) * element * stages if is_product else np.ones(len(config))
         a_thread = np.maximum(held / (32 * warps), 1e-3)
         resident = np.minimum(np.floor(shared / np.maximum(staged, 1)), np.floor(64 / warps))

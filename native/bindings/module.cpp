@@ -21,4 +21,5 @@ NB_MODULE(_native, m) {
   tw::bind_sparse(m);
   tw::bind_ladder(m);
   tw::bind_sage(m);
+  tw::bind_slates(m);
 }

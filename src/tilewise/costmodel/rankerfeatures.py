@@ -7,7 +7,8 @@ cut: how many tiles that makes, and how much of the last one is padding. Which t
 not read from names: the pairs that say most about runtimes are kept. Slots that are equal in all of it are one slot.
 Sums and products are left out, since in logarithms they are linear in what is kept.
 
-Where configurations are a GPU's, how each would fill the machine enters too (see `occupancy`).
+Where configurations are a GPU's, how each would fill the machine enters too (see `occupancy`); and where that says
+something about runtimes, whether rows of a tile crowd into the same cache sets (see `strides`).
 
 Columns with few distinct values also enter as steps ("at least this value"), which lets a network cut them as a tree
 does.
@@ -26,10 +27,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.kernel import Kernel
-from tilewise.costmodel.occupancy import OCCUPANCY, Gpu, occupancy
+from tilewise.costmodel.occupancy import OCCUPANCY, Gpu, element_bytes, occupancy
 from tilewise.costmodel.prepare import Prepared, extremes
 from tilewise.costmodel.schema import DIMENSIONS, NODE_COLUMN, NODE_FEATURES, OPCODE_NUMBER
 from tilewise.costmodel.shards import Split
+from tilewise.costmodel.strides import NO_CROWDS, Crowds, crowded, fit_crowds, outer_dimensions
 from tilewise.errors import ConfigurationError, FileFormatError
 
 Floats = npt.NDArray[np.float32]
@@ -98,8 +100,8 @@ def _log(x: npt.ArrayLike) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class RankerFeatures:
-    """The fitted transformation. Node inputs are logs; configuration inputs are [logs, steps, counts, padding], and on
-    a GPU [occupancy]."""
+    """The fitted transformation. Node inputs are logs; configuration inputs are [logs, steps, counts, padding, crowds],
+    and on a GPU [occupancy]."""
 
     kind: ClassVar[str] = "ranker"
     node_kept: npt.NDArray[np.int64]  # node columns that vary
@@ -118,11 +120,12 @@ class RankerFeatures:
     config_low: Floats
     config_high: Floats
     gpu: npt.NDArray[np.float64]  # Gpu.numbers(), or empty
+    crowds: Crowds
 
     _NAMES: ClassVar[tuple[str, ...]] = (
         "node_kept", "node_centre", "node_scale", "columns", "steps", "pairs", "sizes",
         "global_centre", "global_scale", "config_centre", "config_scale",
-        "node_low", "node_high", "config_low", "config_high", "gpu",
+        "node_low", "node_high", "config_low", "config_high", "gpu", "crowds",
     )  # fmt: skip
 
     @classmethod
@@ -149,6 +152,7 @@ class RankerFeatures:
             *extremes(split.column("node_feat")),
             *extremes(split.column("config_feat")),
             np.zeros(0) if gpu is None else gpu.numbers(),
+            _fit_crowds(columns, *_thinned(configs, goals), kernels, sizes),
         )
         raw_global = np.stack([draft._raw_global(k, s) for k, s in zip(kernels, sizes, strict=True)])
         raw_config = np.empty((draft._raw_width, sum(len(c) for c in configs)), np.float32)
@@ -162,7 +166,7 @@ class RankerFeatures:
 
     @classmethod
     def restore(cls, tensors: Mapping[str, npt.NDArray[Any]], settings: Mapping[str, Any]) -> RankerFeatures:
-        tables = {"gpu": np.zeros(0), **tensors}  # files from before there was one lack it
+        tables = {"gpu": np.zeros(0), "crowds": NO_CROWDS, **tensors}  # files from before there were any lack them
         if any(name not in tables for name in cls._NAMES):
             raise FileFormatError("The model file lacks the feature tables of a TileRanker.")
         return cls(**{name: tables[name] for name in cls._NAMES})
@@ -222,10 +226,10 @@ class RankerFeatures:
         return np.concatenate([_log(sizes[self.sizes]), _summary(kernel), heavy[_TYPES]])
 
     def _raw_config(self, kernel: Kernel, sizes: npt.NDArray[np.float64], config: Floats, out: Floats) -> None:
-        """Of configurations (columns, C): logs, steps reached, logs of tile counts and of padding, occupancy."""
+        """Of (columns, C) configurations: logs, steps reached, logs of tile counts and padding, crowds, occupancy."""
         gpu = Gpu.restore(self.gpu)
-        ends = np.cumsum([len(self.columns), len(self.steps), len(self.pairs), len(self.pairs)])
-        logs, steps, counts, padding, filling = np.split(out, ends)
+        ends = np.cumsum([len(self.columns), len(self.steps), len(self.pairs), len(self.pairs), len(self.crowds)])
+        logs, steps, counts, padding, crowds, filling = np.split(out, ends)
         logs[:] = _log(config[self.columns])
         np.greater_equal(config[self._step_columns], self._thresholds, out=steps)
         tile = np.maximum(np.abs(config[self.pairs[:, 0]]), np.float32(1))
@@ -235,6 +239,8 @@ class RankerFeatures:
         tile *= tiles
         tile /= size
         np.log2(np.minimum(tile, np.float32(_MOST_PADDING), out=tile), out=padding)
+        if len(self.crowds):
+            crowds[:] = crowded(self.crowds, _outer(kernel, sizes), config)
         if gpu is not None:
             filling[:] = occupancy(gpu, kernel, sizes, config.T).T
 
@@ -248,7 +254,12 @@ class RankerFeatures:
 
     @property
     def _raw_width(self) -> int:
-        return len(self.columns) + len(self.steps) + 2 * len(self.pairs) + (OCCUPANCY if len(self.gpu) else 0)
+        cuts = len(self.columns) + len(self.steps) + 2 * len(self.pairs) + len(self.crowds)
+        return cuts + (OCCUPANCY if len(self.gpu) else 0)
+
+
+def _outer(kernel: Kernel, sizes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return outer_dimensions(sizes, element_bytes(kernel))
 
 
 def _known(values: npt.NDArray[Any], constant: npt.NDArray[np.int64], low: Floats) -> npt.NDArray[Any]:
@@ -348,8 +359,7 @@ def _fit_pairs(
     Columns that look like switches (values below 4, or fractions) are set against none. Each of the others competes
     with all slots, and each keeps its best few whatever the rest do.
     """
-    everything = np.concatenate(configs)
-    tiles = [c for c in columns if everything[:, c].max() >= 4 and (everything[:, c] % 1 == 0).all()]
+    tiles = _tile_columns(columns, np.concatenate(configs))
     if not len(tiles) or not len(slots):
         return np.zeros((0, 2), np.int64)
     worth = np.array([_worth_of_slots(c, slots, configs, sizes, goals) for c in tiles])  # (tiles, slots)
@@ -357,6 +367,27 @@ def _fit_pairs(
     first = np.argsort(-(worth + (ranks < _OWN_PAIRS)).ravel(), kind="stable")[:_MAX_PAIRS]
     pairs = [(tiles[i // len(slots)], slots[i % len(slots)]) for i in np.sort(first)]
     return np.array(pairs, dtype=np.int64).reshape(-1, 2)
+
+
+def _tile_columns(columns: npt.NDArray[np.int64], config: npt.NDArray[Any]) -> list[int]:
+    return [int(c) for c in columns if config[:, c].max() >= 4 and (config[:, c] % 1 == 0).all()]
+
+
+def _fit_crowds(
+    columns: npt.NDArray[np.int64],
+    configs: Sequence[npt.NDArray[Any]],
+    goals: Sequence[npt.NDArray[np.float64]] | None,
+    kernels: Sequence[Kernel],
+    sizes: npt.NDArray[np.float64],
+) -> Crowds:
+    """Nothing without runtimes."""
+    if goals is None:
+        return NO_CROWDS
+    config = np.concatenate(configs)
+    switches = [int(c) for c in columns if np.isin(config[:, c], (0, 1)).all()]
+    outer = np.stack([_outer(k, s) for k, s in zip(kernels, sizes, strict=True)])
+    numbers = np.repeat(np.arange(len(configs)), [len(c) for c in configs])
+    return fit_crowds(_tile_columns(columns, config), switches, config, numbers, np.concatenate(goals), outer)
 
 
 def _worth_of_slots(

@@ -181,8 +181,9 @@ class _Run:
         """Adds a batch's gradients, penalty included, to the optimizer's; gives the loss and the scores."""
         import torch
 
-        if self.device == "cpu" and getattr(self.module, "compiled", False):
-            total, scores = self.module.learn(batch, self.loss)  # type: ignore[operator]
+        learn: Any = getattr(self.module, "learn", None)
+        if learn is not None and self.device == "cpu" and getattr(self.module, "compiled", False):
+            total, scores = learn(batch, self.loss)
         else:
             with torch.autocast("cuda", torch.bfloat16, enabled=self.device.startswith("cuda")):
                 scores = self.module(batch)

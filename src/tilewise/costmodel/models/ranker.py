@@ -5,6 +5,8 @@ kernel. A configuration's numbers (its tiles on a log scale, and how they cut ea
 through a residual network that the kernel's vector shifts and scales (FiLM), with one round of attention to the nodes.
 Several such heads, which differ by cheap input scalings and their own last layer, share the heavy matrices; their mean
 is the score. That is an ensemble for little more than the price of one network. Lower is faster.
+
+Training on a CPU takes the configurations through compiled kernels (see `slates`); everything else through torch.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from torch.nn import functional
 
 from tilewise.costmodel.models.layers import Dense, Embedding
 from tilewise.costmodel.models.ragged import Batch
+from tilewise.costmodel.models.slates import Tower, slate_scores, usable
 from tilewise.costmodel.schema import N_OPCODES
 
 
@@ -24,6 +27,7 @@ class TileRanker(nn.Module):
     """See the module's text. `global_width` columns at the front of a configuration describe the kernel, not it."""
 
     preparation = "ranker"
+    compiled = True  # where the compiled kernels are there
 
     def __init__(
         self,
@@ -73,34 +77,52 @@ class TileRanker(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         nodes = self.encode_nodes(batch)
         kernel = self.encode_kernel(nodes, batch)
+        if self.training and usable(batch):
+            return slate_scores(batch, self.global_width, self._tower(nodes, kernel)).transpose(1, 2)
         h = self._first(batch.config[..., self.global_width :], kernel)  # (K, C * members, H)
         h = self._attend(h, nodes, batch)
         for film, block in zip(self.film, self.blocks, strict=True):
-            assert isinstance(block, Dense)
-            h = h + self._block(h, block, film(kernel))
+            weight, bias = self._folded(block, film(kernel))
+            h = h + functional.relu_(torch.baddbmm(bias[:, None], h, weight))
         scores = h.view(*batch.config.shape[:2], -1) @ self._last()  # (K, C, members)
         return scores.transpose(1, 2) if self.training else scores.mean(-1)
+
+    def _tower(self, nodes: Tensor, kernel: Tensor) -> Tower:
+        keys = self.key(nodes) / math.sqrt(self.key.kernel.shape[1])
+        folded = [self._folded(block, film(kernel)) for film, block in zip(self.film, self.blocks, strict=True)]
+        return Tower(
+            self._wide(),
+            kernel + self.config_in.bias,
+            keys @ self.query.kernel.T,
+            keys @ self.query.bias,
+            self.value(nodes),
+            [weight for weight, _ in folded],
+            [bias for _, bias in folded],
+            self._last(),
+        )
 
     def _last(self) -> Tensor:
         """(members * H, members): every member has its own last layer."""
         every = torch.eye(self.members, dtype=self.out.dtype, device=self.out.device)
         return (self.out * every[:, None]).flatten(0, 1)
 
+    def _wide(self) -> Tensor:
+        """(D, members * H), layer one of every member: scaling the inputs is scaling the rows of the kernel."""
+        return (self.scaling.transpose(1, 2) * self.config_in.kernel).permute(1, 0, 2).flatten(1)
+
     def _first(self, own: Tensor, kernel: Tensor) -> Tensor:
-        """Layer one of every member as one product: scaling the inputs is scaling the rows of the kernel."""
         width = self.config_in.kernel.shape[1]
-        wide = (self.scaling.transpose(1, 2) * self.config_in.kernel).permute(1, 0, 2).flatten(1)  # (D, members * H)
-        z = own.flatten(0, 1) @ wide
+        z = own.flatten(0, 1) @ self._wide()
         z = z.view(len(own), -1, width).add_((kernel + self.config_in.bias)[:, None])
         return functional.relu_(z)
 
     @staticmethod
-    def _block(h: Tensor, block: Dense, film: Tensor) -> Tensor:
-        """relu((h W + b) * scale + shift), where scale and shift, being the kernel's own, go into W and b."""
+    def _folded(block: nn.Module, film: Tensor) -> tuple[Tensor, Tensor]:
+        """Of (h W + b) * scale + shift, where scale and shift are the kernel's own: (K, H, H) and (K, H)."""
+        assert isinstance(block, Dense)
         scale, shift = film.chunk(2, dim=-1)
         scale = 1 + scale
-        bias = torch.addcmul(shift, block.bias, scale)[:, None]
-        return functional.relu_(torch.baddbmm(bias, h, block.kernel * scale[:, None]))
+        return block.kernel * scale[:, None], torch.addcmul(shift, block.bias, scale)
 
     def _attend(self, h: Tensor, nodes: Tensor, batch: Batch) -> Tensor:
         """Each configuration looks at the nodes of its own kernel and adds what it finds; the query is in the keys."""
