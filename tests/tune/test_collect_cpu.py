@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -31,7 +32,8 @@ from tilewise.tune.cpu.memory import placed
 from tilewise.tune.cpu.plan import plan
 from tilewise.tune.cpu.programs import cpu_kernels
 from tilewise.tune.export import export_folder, make_collection
-from tilewise.tune.measured import open_measurements
+from tilewise.tune.finals import FIRST_FINAL
+from tilewise.tune.measured import open_measurements, read_measured
 from tilewise.tune.problem import Config, Kernel, Problem
 from tilewise.tune.programs import split_of
 from tilewise.tune.rounds import Candidate, Settings, time_all
@@ -269,7 +271,7 @@ def test_a_batch_that_was_cut_off_counts_if_the_default_still_takes_what_it_took
         first, *others = store.batches(store.kernels()[0])
     assert len(first.runtime_ns) == 1
     assert first.disturbed is not counts
-    again = sum(next(iter(first.runtime_ns)) in batch.runtime_ns for batch in others if len(batch.runtime_ns) == 9)
+    again = sum(next(iter(first.runtime_ns)) in batch.runtime_ns for batch in others if batch.round < FIRST_FINAL)
     assert again == (2 if counts else 3)
 
 
@@ -373,7 +375,7 @@ def test_time_lost_to_others_marks_a_batch_as_disturbed() -> None:
         close = staticmethod(batches.append)
 
     candidates = [Candidate(i, Config.of(i=i), [], unit=lambda: None) for i in range(4)]
-    time_all(Busy(1, warm_up_seconds=0.0), Settings(rounds=2), candidates, 0, Kept())
+    time_all(Busy(1, warm_up_seconds=0.0), Settings(rounds=2, finalists=0), candidates, 0, Kept())
     assert [batch.disturbed for batch in batches] == [True, False, False]
     assert all(len(candidate.times) == 2 for candidate in candidates[1:])
 
@@ -458,3 +460,68 @@ def test_a_plan_counts_what_would_be_measured() -> None:
     assert sum(line.kernels for line in lines) == len(kernels)
     assert sum(line.configs for line in lines) == 20 * len(kernels)
     assert all(line.seconds > 0 for line in lines)
+
+
+class NoisyClock(SteadyClock):
+    """Takes a millionth of a second, more or less: no two tiles differ but by chance."""
+
+    noise = np.random.default_rng(0)
+
+    def time_units(self, units: Any) -> list[float]:
+        return [taken * float(self.noise.normal(1, 0.01)) for taken in super().time_units(units)]
+
+
+def _measured_without_finals(path: Path, configs: int = 40) -> None:
+    from tilewise.tune.specs import shapes_from
+
+    kernels = shapes_from(many_shapes()[:1], "test", lambda name, spec: get_family(name).problem(spec))
+    settings = dataclasses.replace(cpu_collect.CPU_SETTINGS, finalists=0, max_rounds=3, most_rounds=3)
+    options = CpuOptions(max_configs=configs, settings=settings)
+    with Store(path) as store:
+        CpuCollector(kernels, store, options, quietly).run()
+
+
+@needs_native
+def test_finals_of_a_finished_kernel_are_added_once_and_the_best_is_no_longer_the_luckiest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s.sqlite"
+    monkeypatch.setattr(cpu_collect, "CpuClock", NoisyClock)
+    _measured_without_finals(path)
+    with Store(path) as store:
+        (before,) = read_measured(store)
+        assert store.finished_from(FIRST_FINAL) == set()
+    assert collect("cpu", out=path, finals=True, say=quietly).kernels == 1
+    assert collect("cpu", out=path, finals=True, say=quietly).kernels == 0
+    with Store(path) as store:
+        (after,) = read_measured(store)
+    best = [min(timing.runtime_ns for timing in m.timings) / m.default_ns for m in (before, after)]
+    assert best[0] < 0.992 < best[1]
+    assert len(after.timings) == len(before.timings)
+    repeats = sorted(timing.repeats for timing in after.timings)
+    assert repeats[0] == 3
+    assert repeats[-10] >= cpu_collect.CPU_SETTINGS.final_rounds
+
+
+@needs_native
+def test_finals_in_which_the_machine_is_slower_than_it_was_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slower(SteadyClock):
+        def time_units(self, units: Any) -> list[float]:
+            return [1.25 * taken for taken in super().time_units(units)]
+
+    path = tmp_path / "s.sqlite"
+    _measured_without_finals(path)
+    with Store(path) as store:
+        before = read_measured(store)
+    monkeypatch.setattr(cpu_collect, "CpuClock", Slower)
+    assert collect("cpu", out=path, finals=True, say=quietly).kernels == 0
+    with Store(path) as store:
+        assert [m.timings for m in read_measured(store)] == [m.timings for m in before]
+        assert not store.finished_from(FIRST_FINAL)
+
+
+def test_finals_want_a_store_that_is_there(tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match="does not exist"):
+        collect("cpu", out=tmp_path / "no.sqlite", finals=True)

@@ -68,7 +68,9 @@ def test_everything_measured_is_in_the_store(tmp_path: Path) -> None:
     collector = _collect(_Well, path, [_matmul(8), _matmul(24)], configs=0)
     with Store(path, create=False) as store:
         assert len(store.finished()) == 2
-        assert store.counts()["timings"] == sum(3 * (t.pairs - t.kernels) for t in collector.tallies.values())
+        finals = 2 * Settings().finalists * Settings().final_rounds
+        rounds = sum(3 * (t.pairs - t.kernels) for t in collector.tallies.values())
+        assert store.counts()["timings"] == rounds + finals
 
 
 def test_what_does_not_fit_or_compile_is_skipped_with_its_reason(tmp_path: Path) -> None:
@@ -195,6 +197,22 @@ def test_two_collectors_share_a_store_and_measure_nothing_twice(tmp_path: Path) 
         assert len(kernels) == len(store.finished()) == 6
         assert not any(batch.open for kernel in kernels for batch in store.batches(kernel))
         assert all(len({batch.run for batch in store.batches(kernel)}) == 1 for kernel in kernels)
+
+
+def test_finals_alone_are_added_to_finished_kernels_and_only_the_best_are_compiled_again(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.sqlite") as store:
+        _Well([_matmul(64)], store, Options(minutes=2, processes=1, settings=SETTINGS), lambda _: None).run()
+        finals = Options(minutes=2, processes=1, finals=True)
+        again = _Well(store.kernels(), store, finals, lambda _: None)
+        (pending,) = again.waiting
+        assert len(pending.configs) == 1 + 3 * finals.settings.finalists
+        (tally,) = again.run().values()
+        assert tally.kernels == 1
+        (measured,) = read_measured(store)
+        assert not _Well(store.kernels(), store, finals, lambda _: None).waiting
+    repeats = Counter(timing.repeats for timing in measured.timings if timing.config != measured.default)
+    assert repeats[finals.settings.final_rounds] == finals.settings.finalists
+    assert repeats[3] == len(measured.timings) - 1 - finals.settings.finalists
 
 
 def _collect_in_child(path: str) -> None:

@@ -143,7 +143,9 @@ def test_a_disturbed_batch_is_marked_and_measured_again() -> None:
 
 def test_scattered_configurations_get_more_rounds_up_to_the_limit() -> None:
     readings = iter(range(10_000))
-    _, batches = _measure(_Device({}, lambda _: 1e6 * (1 + 0.02 * (next(readings) % 2))), rounds=3, max_rounds=5)
+    _, batches = _measure(
+        _Device({}, lambda _: 1e6 * (1 + 0.02 * (next(readings) % 2))), rounds=3, max_rounds=5, finalists=0
+    )
     assert max(batch.round for batch in batches) == 4
 
 
@@ -187,14 +189,38 @@ def _rounds_of(script: Callable[[int, int], float], **settings: Any) -> Counter[
     """How often each of twenty configurations was timed."""
     candidates = [Candidate(i, Config.of(i=i), [], unit=i) for i in range(21)]  # type: ignore[arg-type]
     clock, kept = _ScriptedClock(script), _Kept()
+    settings = {"finalists": 0, **settings}
     time_all(clock, Settings(rounds=3, max_rounds=3, batch_configs=32, **settings), candidates, 0, kept)
     return Counter(index for batch in kept.batches for index in batch.configs)
 
 
 def test_the_best_few_are_timed_again_at_the_end() -> None:
-    counted = _rounds_of(lambda unit, _: 1000.0 + 50 * unit, finalists=4, final_rounds=5)
+    counted = _rounds_of(lambda unit, _: 1000.0 + 50 * unit, finalists=4, final_rounds=5, most_final_rounds=9)
     assert {index for index, count in counted.items() if count == 8} == {1, 2, 3, 4}
     assert {count for index, count in counted.items() if index > 4} == {3}
+
+
+def test_finals_go_on_until_the_first_is_told_apart_or_a_limit_is_reached() -> None:
+    noise = random.Random(0)
+    options = {"finalists": 4, "final_rounds": 3, "most_final_rounds": 40, "final_error": 0.004, "disturbed": 0.5}
+    apart = _rounds_of(lambda unit, _: 1000.0 + 50 * unit + noise.gauss(0, 10), **options)
+    close = _rounds_of(lambda unit, _: 1000.0 + (unit > 4) * 500 + noise.gauss(0, 10), **options)
+    assert max(apart.values()) - 3 < 8
+    assert 8 < max(close.values()) - 3 < 40
+    options["final_error"] = 0.0
+    assert max(_rounds_of(lambda unit, _: 1000.0 + (unit > 4) * 500 + noise.gauss(0, 10), **options).values()) == 43
+
+
+def test_who_was_only_lucky_makes_room_for_the_next_in_the_finals() -> None:
+    lucky = {11, 12}
+
+    def script(unit: int, asked: int) -> float:
+        early = asked <= 3 * 23  # three rounds of 20 and three defaults
+        return 900.0 if unit in lucky and early else 1000.0 + 10 * unit
+
+    counted = _rounds_of(script, finalists=3, final_rounds=4, most_final_rounds=12)
+    assert all(counted[index] >= 3 + 4 for index in (1, 2, 3))
+    assert counted[4] == 3
 
 
 def test_configurations_that_lie_close_for_their_scatter_get_more_rounds() -> None:

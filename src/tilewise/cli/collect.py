@@ -31,6 +31,10 @@ Out = Annotated[
 ]
 Seed = Annotated[int, typer.Option(help="Decides the order of kernels and configurations.")]
 Configs = Annotated[int | None, typer.Option(help="At most so many configurations a kernel; 0 for all.")]
+Finals = Annotated[
+    bool,
+    typer.Option("--finals", help="Only time the best few of finished kernels again, where that was not done yet."),
+]
 Plugin = Annotated[list[str] | None, typer.Option(help="A module that adds families of your own; may be repeated.")]
 
 
@@ -42,6 +46,7 @@ def cpu(
     seed: Seed = 0,
     configs: Configs = None,
     plugin: Plugin = None,
+    finals: Finals = False,
     plan: Annotated[bool, typer.Option("--plan", help="Only say what would be measured, and for how long.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -51,7 +56,8 @@ def cpu(
     """
     if plan:
         return _plan(shapes, configs, plugin or (), as_json)
-    _collect("cpu", as_json, shapes=shapes, minutes=minutes, out=out, seed=seed, configs=configs, plugins=plugin or ())
+    options = {"shapes": shapes, "minutes": minutes, "out": out, "seed": seed, "configs": configs, "finals": finals}
+    _collect("cpu", as_json, **options, plugins=plugin or ())
 
 
 @collect.command()
@@ -62,6 +68,7 @@ def triton(
     seed: Seed = 0,
     configs: Configs = None,
     plugin: Plugin = None,
+    finals: Finals = False,
     device: Annotated[str, typer.Option(help="cuda, or interpreter for a dry run without a GPU.")] = "cuda",
     as_json: AsJson = False,
 ) -> None:
@@ -71,7 +78,7 @@ def triton(
     """
     if device not in ("cuda", "interpreter"):
         raise typer.BadParameter("device is cuda or interpreter.")
-    options = {"shapes": shapes, "minutes": minutes, "out": out, "seed": seed, "configs": configs}
+    options = {"shapes": shapes, "minutes": minutes, "out": out, "seed": seed, "configs": configs, "finals": finals}
     _collect("triton", as_json, **options, plugins=plugin or (), device=device)
 
 

@@ -48,6 +48,7 @@ def collect(
     configs: int | None = None,
     device: str = "cuda",
     plugins: Sequence[str] = (),
+    finals: bool = False,
     say: Callable[[str], None] = print,
     progress: Progress | None = None,
 ) -> Collected:
@@ -56,7 +57,8 @@ def collect(
     `shapes` is a JSON file or a list of problems such as ``{"family": "matmul", "m": 512, "n": 4096, "k": 1024}``;
     without it the kernels of the built-in programs are measured. `out` is the store, made if it is not there and gone
     on with if it is; `configs` limits the configurations of a kernel (0: all of them). `plugins` are modules that add
-    families of their own when they are imported.
+    families of their own when they are imported. With `finals` nothing new is measured: the best few configurations of
+    kernels that are finished, but have had no finals, are timed again side by side.
 
     >>> collect("cpu", minutes=1.0, out="measurements.sqlite")  # doctest: +SKIP
     """
@@ -69,13 +71,15 @@ def collect(
     if configs is not None and (configs < 0 or configs == 1):
         raise ConfigurationError(f"configs must be 0 (all) or at least 2, not {configs}.")
     load_plugins(plugins)
-    kernels = _kernels(kind, shapes)
+    kernels = _kernels(kind, shapes) if shapes is not None or not finals else None
     path = Path(out).expanduser() if out is not None else Path(f"{kind}.sqlite")
-    with Store(path) as store:
+    with Store(path, create=not finals) as store:
+        chosen = kernels if kernels is not None else store.kernels()
+        collector: CpuCollector | Collector
         if kind == "cpu":
-            collector: CpuCollector | Collector = _cpu_collector(kernels, store, minutes, seed, configs, say)
+            collector = _cpu_collector(chosen, store, minutes, seed, configs, finals, say)
         else:
-            collector = _triton_collector(kernels, store, minutes, seed, configs, device, tuple(plugins), say)
+            collector = _triton_collector(chosen, store, minutes, seed, configs, device, tuple(plugins), finals, say)
         collector.progress = progress
         tallies = collector.run()
         counts = store.counts()
@@ -129,11 +133,17 @@ def problem_reader(kind: str) -> Callable[[str, Mapping[str, Value]], Problem]:
 
 
 def _cpu_collector(
-    kernels: Sequence[Kernel], store: Store, minutes: float, seed: int, configs: int | None, say: Callable[[str], None]
+    kernels: Sequence[Kernel],
+    store: Store,
+    minutes: float,
+    seed: int,
+    configs: int | None,
+    finals: bool,
+    say: Callable[[str], None],
 ) -> CpuCollector:
     from tilewise.tune.cpu.collect import CpuCollector, CpuOptions
 
-    options = CpuOptions(minutes=minutes, seed=seed)
+    options = CpuOptions(minutes=minutes, seed=seed, finals=finals)
     if configs is not None:
         options.max_configs = configs
     return CpuCollector(kernels, store, options, say)
@@ -147,6 +157,7 @@ def _triton_collector(
     configs: int | None,
     device: str,
     plugins: tuple[str, ...],
+    finals: bool,
     say: Callable[[str], None],
 ) -> Collector:
     from tilewise.tune.rounds import Settings
@@ -157,7 +168,13 @@ def _triton_collector(
         kernels,
         store,
         Options(
-            minutes=minutes, seed=seed, max_configs=configs or 0, device=device, settings=settings, plugins=plugins
+            minutes=minutes,
+            seed=seed,
+            max_configs=configs or 0,
+            device=device,
+            settings=settings,
+            plugins=plugins,
+            finals=finals,
         ),
         say,
     )

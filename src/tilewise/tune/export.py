@@ -37,7 +37,7 @@ _OWN_ORDER = (
 )  # fmt: skip
 
 
-_MIDDLE = {"cpu": "mean of the faster half"}
+_MIDDLE = {"cpu": "faster two of three"}
 
 
 class Described(Protocol):

@@ -1,10 +1,10 @@
 """From the timings in a store to one runtime a configuration.
 
 A configuration's runtime comes from its undisturbed timings (from all of them, where fewer than two were
-undisturbed): on a GPU it is their median, on a CPU the mean of the faster half, since what else goes on there only ever
-slows down. A kernel that was interrupted has batches of several runs: each run's times are scaled by what the default
-took in it, so that a slower hour does not look like a slower tile. Left out are configurations with a single timing and
-those that any run found wrong.
+undisturbed), and from those of the finals alone where it was in them (see `finals`): on a GPU it is their median, on a
+CPU the faster two of three (see `middles`). The finals, and each run of a kernel that was interrupted, are scaled by
+what the default took in them, so that a slower hour does not look like a slower tile. Left out are configurations with
+a single timing and those that any run found wrong.
 """
 
 from __future__ import annotations
@@ -17,13 +17,17 @@ import statistics
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tilewise.errors import FileFormatError
+from tilewise.tune.finals import FIRST_FINAL, LEAST
+from tilewise.tune.middles import faster_two_of_three
 from tilewise.tune.problem import Config, Kernel
+from tilewise.tune.rounds import Settings
 from tilewise.tune.store import BatchRow, Store
 
+_CONTENDERS = 3  # for each place in the finals
 Middle = Callable[[Sequence[float]], float]
 
 
@@ -66,38 +70,66 @@ def measured_problem(store: Store, kernel: Kernel, default: Config) -> MeasuredP
     if not batches:
         return None
     refused = {config.key for config, status, _ in store.verdicts(kernel) if status != "ok"}
-    middle = _faster_half if store.machines()[-1].kind == "cpu" else statistics.median
+    middle = faster_two_of_three if store.machines()[-1].kind == "cpu" else statistics.median
     factor, default_ns = _scales(batches, middle)
-    clean: dict[str, list[float]] = defaultdict(list)
-    every: dict[str, list[float]] = defaultdict(list)
+    found: dict[str, _Times] = defaultdict(_Times)
     for batch in batches:
         for key, runtime_ns in ((default.key, batch.default_ns), *batch.runtime_ns.items()):
-            every[key].append(runtime_ns * factor[batch.run])
-            if not batch.disturbed:
-                clean[key].append(runtime_ns * factor[batch.run])
-    chosen = {key: clean[key] if len(clean[key]) > 1 else times for key, times in every.items() if key not in refused}
+            found[key].add(batch, runtime_ns * factor[_part(batch)])
+    chosen = {key: times.chosen() for key, times in found.items() if key not in refused}
     timings = tuple(_timing(Config.parse(key), times, middle) for key, times in chosen.items() if len(times) > 1)
     if default not in {timing.config for timing in timings} or len(timings) < 2:
         return None
     return MeasuredProblem(kernel, default, default_ns, timings)
 
 
-def _faster_half(times: Sequence[float]) -> float:
-    """The mean of the faster half, the middle one included."""
-    return statistics.fmean(sorted(times)[: (len(times) + 1) // 2])
+def contenders(store: Store, kernel: Kernel, settings: Settings) -> list[Config]:
+    """Of a finished kernel: the default, and the best few with those who may take their places in the finals."""
+    default = store.default_config(kernel)
+    measured = measured_problem(store, kernel, default) if default is not None else None
+    if measured is None:
+        return [default] if default is not None else []
+    others = sorted((t for t in measured.timings if t.config != default), key=lambda timing: timing.runtime_ns)
+    return [measured.default, *(timing.config for timing in others[: _CONTENDERS * settings.finalists])]
 
 
-def _scales(batches: Sequence[BatchRow], middle: Middle) -> tuple[dict[int, float], float]:
-    """By run, what its times are multiplied by; and the default's runtime in the last run, which all are brought to."""
-    clean: dict[int, list[float]] = defaultdict(list)
-    every: dict[int, list[float]] = defaultdict(list)
-    for batch in batches:
-        every[batch.run].append(batch.default_ns)
+@dataclass
+class _Times:
+    """The timings of one configuration."""
+
+    every: list[float] = field(default_factory=list)
+    clean: list[float] = field(default_factory=list)
+    final: list[float] = field(default_factory=list)  # undisturbed ones in the finals
+
+    def add(self, batch: BatchRow, runtime_ns: float) -> None:
+        self.every.append(runtime_ns)
         if not batch.disturbed:
-            clean[batch.run].append(batch.default_ns)
-    usual = {run: middle(clean.get(run) or times) for run, times in every.items()}
-    last = usual[batches[-1].run]
-    return {run: last / default_ns for run, default_ns in usual.items()}, last
+            self.clean.append(runtime_ns)
+            if batch.round >= FIRST_FINAL:
+                self.final.append(runtime_ns)
+
+    def chosen(self) -> list[float]:
+        if len(self.final) >= LEAST:
+            return self.final
+        return self.clean if len(self.clean) > 1 else self.every
+
+
+def _part(batch: BatchRow) -> tuple[int, bool]:
+    """What was taken in one go: a run's rounds, or its finals."""
+    return batch.run, batch.round >= FIRST_FINAL
+
+
+def _scales(batches: Sequence[BatchRow], middle: Middle) -> tuple[dict[tuple[int, bool], float], float]:
+    """By part, what its times are multiplied by; and the default's in the last sound one, which all are brought to."""
+    clean: dict[tuple[int, bool], list[float]] = defaultdict(list)
+    every: dict[tuple[int, bool], list[float]] = defaultdict(list)
+    for batch in batches:
+        every[_part(batch)].append(batch.default_ns)
+        if not batch.disturbed:
+            clean[_part(batch)].append(batch.default_ns)
+    usual = {part: middle(clean.get(part) or times) for part, times in every.items()}
+    last = usual[_part(([batch for batch in batches if not batch.disturbed] or batches)[-1])]
+    return {part: last / default_ns for part, default_ns in usual.items()}, last
 
 
 def _timing(config: Config, times: Sequence[float], middle: Middle) -> Timing:

@@ -10,11 +10,18 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
+from tilewise.tune.finals import FIRST_FINAL
 from tilewise.tune.rounds import Candidate, Clock, Settings, warm_up
 from tilewise.tune.store import BatchRow
 
 _READINGS = 5  # of the default, now
 Judge = Callable[[BatchRow, bool], None]
+
+
+def earlier_default(batches: Sequence[BatchRow]) -> float | None:
+    """What the default took in the undisturbed rounds of the last run that had any."""
+    sound = [batch for batch in batches if not batch.disturbed and batch.round < FIRST_FINAL]
+    return statistics.median(b.default_ns for b in sound if b.run == sound[-1].run) if sound else None
 
 
 def recall(
@@ -28,14 +35,16 @@ def recall(
     unit = default.unit or default.runs[0]
     now_ns = statistics.median(clock.time_units([unit] * _READINGS)) / default.launches
     clock.watch()  # so that the first batch is not judged by what went on before it
-    earlier: dict[str, list[float]] = defaultdict(list)
+    times: dict[str, list[float]] = defaultdict(list)
+    final: dict[str, list[float]] = defaultdict(list)
     for batch in batches:
         disturbed = batch.disturbed
         if batch.open:
             disturbed = abs(now_ns / batch.default_ns - 1) > settings.disturbed
             judge(batch, disturbed)
         if not disturbed:
-            for key, runtime_ns in batch.runtime_ns.items():
-                earlier[key].append(runtime_ns / batch.default_ns * now_ns)
-    for candidate in candidates[1:]:
-        candidate.times = earlier[candidate.config.key]
+            kept = final if batch.round >= FIRST_FINAL else times
+            for key, runtime_ns in ((default.config.key, batch.default_ns), *batch.runtime_ns.items()):
+                kept[key].append(runtime_ns / batch.default_ns * now_ns)
+    for candidate in candidates:
+        candidate.times, candidate.final = times[candidate.config.key], final[candidate.config.key]

@@ -6,7 +6,7 @@
   is judged when it closes.
 - Each round goes over all configurations once, so that a drift meets all alike. There are at least `rounds`, more for
   configurations that still scatter, and more for kernels whose configurations lie close together for their scatter.
-- The best few are timed again at the end: the fastest of many noisy readings is not yet the fastest.
+- The best few are timed again at the end (see `finals`).
 - A batch whose two default readings disagree with each other or with the kernel's own median, or during which the
   machine was busy with something else, was disturbed: it is kept, marked, and measured again.
 """
@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from tilewise.tune.finals import FIRST_FINAL, best_few, stands
 from tilewise.tune.problem import Config
 from tilewise.tune.ranks import rank_correlation
 
@@ -30,7 +31,7 @@ Run = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Settings:
-    """How long and how often; the defaults are what the embedded GPU collection was measured with."""
+    """How long and how often; the defaults are a GPU's."""
 
     unit_ms: float = 0.8
     max_launches: int = 96
@@ -42,8 +43,10 @@ class Settings:
     max_sets: int = 16
     slowest_ms: float = 25.0
     most_rounds: int = 0  # for kernels whose configurations lie close together; 0: as others
-    finalists: int = 0  # the best so many are timed again at the end,
-    final_rounds: int = 0  # so often
+    finalists: int = 8  # the best so many are timed again at the end,
+    final_rounds: int = 4  # so often at least,
+    most_final_rounds: int = 8  # and so often at most,
+    final_error: float = 0.002  # until the first is told from the others, or differs by about this
     settle_ms: float = 0.0  # what runs for less than this runs once, uncounted, before it is timed
 
 
@@ -82,6 +85,7 @@ class Candidate:
     launches: int = 1
     unit: Run | None = None
     times: list[float] = field(default_factory=list)
+    final: list[float] = field(default_factory=list)  # in the finals
 
 
 class Clock(Protocol):
@@ -124,7 +128,7 @@ def time_all(
     """Time all candidates, the default first among them; False if `go_on` said to stop before all was done."""
     timing = _Timing(clock, settings, candidates[0], random.Random(seed), recorder, go_on)
     warm_up(clock, candidates[0])
-    number, others = 0, candidates[1:]
+    others = candidates[1:]
     for number in range(max(settings.max_rounds, settings.most_rounds)):
         started = any(len(candidate.times) < settings.rounds for candidate in others)
         wanted = settings.rounds if started else _rounds_to_tell(others, settings)
@@ -133,8 +137,25 @@ def time_all(
             break
         if not timing.round(number, order):
             return False
-    finalists = sorted(others, key=lambda c: statistics.median(c.times))[: settings.finalists]
-    return all(timing.round(number + 1 + i, finalists) for i in range(settings.final_rounds if finalists else 0))
+    return timing.finals(others)
+
+
+def time_finals(
+    clock: Clock,
+    settings: Settings,
+    candidates: Sequence[Candidate],
+    seed: int,
+    recorder: Recorder,
+    go_on: Callable[[], bool] = lambda: True,
+    usual_ns: float | None = None,
+) -> bool:
+    """The finals alone, of candidates that know their earlier times; False if `go_on` said to stop. Where the default
+    is known to take `usual_ns`, batches in which it takes something else are disturbed."""
+    timing = _Timing(clock, settings, candidates[0], random.Random(seed), recorder, go_on)
+    if usual_ns is not None:
+        timing.defaults = [usual_ns] * (settings.most_final_rounds + 1)
+    warm_up(clock, candidates[0])
+    return timing.finals(candidates[1:])
 
 
 @dataclass
@@ -166,8 +187,18 @@ class _Timing:
                 queue.append(chosen)
                 continue
             self.defaults.append(batch.default_ns)
-            for candidate, runtime in zip(chosen, batch.runtime_ns, strict=True):
-                candidate.times.append(runtime)
+            for candidate, runtime in zip((self.default, *chosen), (batch.default_ns, *batch.runtime_ns), strict=True):
+                (candidate.times if number < FIRST_FINAL else candidate.final).append(runtime)
+        return True
+
+    def finals(self, others: Sequence[Candidate]) -> bool:
+        """Time the best few until their order stands. False: told to stop."""
+        for number in range(self.settings.most_final_rounds if self.settings.finalists else 0):
+            few = best_few(others, self.default, self.settings.finalists)
+            if stands(few, self.settings):
+                break
+            if not self.round(FIRST_FINAL + number, few):
+                return False
         return True
 
     def _batch(self, chosen: Sequence[Candidate], number: int) -> Batch:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from tilewise.tune.finals import FIRST_FINAL
 from tilewise.tune.problem import Config, Kernel
+from tilewise.tune.store import Store
 
 
 @dataclass
@@ -36,6 +38,25 @@ def balanced(kernels: Sequence[Kernel], seed: int) -> list[Kernel]:
         chance.shuffle(members)
         placed += [((index + chance.random()) / len(members), kernel) for index, kernel in enumerate(members)]
     return [kernel for _, kernel in sorted(placed, key=lambda pair: pair[0])]
+
+
+def unfinished(kernels: Iterable[Kernel], store: Store, finals: bool) -> list[Kernel]:
+    """Those that wait to be measured; or, of the measured ones, those that wait for their finals."""
+    done = store.finished()
+    if not finals:
+        return [kernel for kernel in kernels if kernel.problem.key not in done]
+    done -= store.finished_from(FIRST_FINAL)
+    return [kernel for kernel in kernels if kernel.problem.key in done]
+
+
+def claim(store: Store, run: int, kernel: Kernel, finals: bool) -> bool:
+    """Take a kernel for this process, unless another has it, or has been faster."""
+    if not store.claim(run, kernel, again=finals):
+        return False
+    if finals and not unfinished([kernel], store, finals):
+        store.release(kernel)
+        return False
+    return True
 
 
 def pick_configs(configs: Sequence[Config], count: int, seed: int) -> list[Config]:

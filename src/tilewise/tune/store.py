@@ -79,6 +79,7 @@ class BatchRow:
     taken: float
     runtime_ns: dict[str, float]
     number: int = 0
+    round: int = 0
     open: bool = False  # not judged yet; `disturbed` too, until it is
 
 
@@ -190,11 +191,11 @@ class Store:
             )
         return int(cursor.lastrowid or 0)
 
-    def claim(self, run: int, kernel: Kernel) -> bool:
-        """Take a kernel for this process; False if a living process holds it or it is finished."""
+    def claim(self, run: int, kernel: Kernel, *, again: bool = False) -> bool:
+        """Take a kernel for this process; False if a living process holds it or, unless `again`, it is finished."""
         with self._write():
             number = self._kernel(kernel)
-            if self._db.execute("SELECT 1 FROM finished WHERE kernel=? LIMIT 1", (number,)).fetchone():
+            if not again and self._db.execute("SELECT 1 FROM finished WHERE kernel=? LIMIT 1", (number,)).fetchone():
                 return False
             query = "SELECT host, process, born, taken FROM claim WHERE kernel=?"
             held = self._db.execute(query, (number,)).fetchone()
@@ -307,6 +308,12 @@ class Store:
         query = "SELECT DISTINCT problem FROM finished JOIN kernel ON kernel.id = finished.kernel"
         return {row[0] for row in self._all(query)}
 
+    def finished_from(self, round_number: int) -> set[str]:
+        """Those of them that a run finished in which rounds of this number or a higher one were taken."""
+        query = """SELECT DISTINCT problem FROM finished JOIN kernel ON kernel.id = finished.kernel
+            JOIN batch ON batch.kernel = finished.kernel AND batch.run = finished.run WHERE batch.round >= ?"""
+        return {row[0] for row in self._all(query, (round_number,))}
+
     def counts(self) -> dict[str, int]:
         """kernels (finished), pairs with a timing, timings, batches and disturbed batches."""
         queries = {
@@ -354,13 +361,13 @@ class Store:
 
     def batches(self, kernel: Kernel) -> list[BatchRow]:
         """Every batch of a kernel in the order they were taken."""
-        query = """SELECT batch.id, run, default_ns, disturbed, taken, key, runtime_ps FROM batch
+        query = """SELECT batch.id, run, round, default_ns, disturbed, taken, key, runtime_ps FROM batch
             LEFT JOIN timing ON timing.batch = batch.id LEFT JOIN config ON config.id = timing.config
             WHERE kernel = (SELECT id FROM kernel WHERE problem = ?) ORDER BY batch.id"""
         found: dict[int, BatchRow] = {}
-        for number, run, default_ns, disturbed, taken, key, runtime_ps in self._all(query, (kernel.problem.key,)):
+        for number, run, turn, default_ns, disturbed, taken, key, runtime_ps in self._all(query, (kernel.problem.key,)):
             batch = found.setdefault(
-                number, BatchRow(run, default_ns, bool(disturbed), taken, {}, number, disturbed == _OPEN)
+                number, BatchRow(run, default_ns, bool(disturbed), taken, {}, number, turn, disturbed == _OPEN)
             )
             if key is not None:
                 batch.runtime_ns[key] = runtime_ps / 1000

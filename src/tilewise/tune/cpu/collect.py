@@ -19,10 +19,12 @@ import numpy as np
 
 from tilewise.tune.cpu.family import Array, CpuFamily, Expected, get_family
 from tilewise.tune.cpu.machine import CpuClock, describe, require_native, running_on
+from tilewise.tune.finals import FIRST_FINAL, LEAST, best_few
+from tilewise.tune.measured import contenders
 from tilewise.tune.problem import Config, Kernel
-from tilewise.tune.recall import recall
-from tilewise.tune.rounds import Batch, Candidate, Run, Settings, Verdict, scatter, time_all
-from tilewise.tune.schedule import Tally, balanced, pick_configs, summary
+from tilewise.tune.recall import earlier_default, recall
+from tilewise.tune.rounds import Batch, Candidate, Run, Settings, Verdict, scatter, time_all, time_finals
+from tilewise.tune.schedule import Tally, balanced, claim, pick_configs, summary, unfinished
 from tilewise.tune.store import BatchRow, Machine, Store, VerdictRow
 
 CPU_SETTINGS = Settings(
@@ -35,8 +37,10 @@ CPU_SETTINGS = Settings(
     disturbed=0.05,
     slowest_ms=40.0,
     most_rounds=8,
-    finalists=8,
-    final_rounds=5,
+    finalists=10,
+    final_rounds=8,
+    most_final_rounds=30,
+    final_error=0.004,
     settle_ms=0.75,
 )
 
@@ -48,6 +52,7 @@ class CpuOptions:
     minutes: float = 8.0
     seed: int = 0
     max_configs: int = 110  # 0: all
+    finals: bool = False  # only those, of kernels that are finished and have had none
     settings: Settings = field(default_factory=lambda: CPU_SETTINGS)
 
 
@@ -66,8 +71,7 @@ class CpuCollector:
         require_native()
         self.store, self.options, self.say = store, options, say
         self.progress: Callable[[int, int, str], None] | None = None
-        done = store.finished()
-        self.waiting = balanced([kernel for kernel in kernels if kernel.problem.key not in done], options.seed)
+        self.waiting = balanced(unfinished(kernels, store, options.finals), options.seed)
         self.tallies: dict[str, Tally] = defaultdict(Tally)
         self.started = time.monotonic()
         self.deadline = self.started + options.minutes * 60
@@ -82,7 +86,7 @@ class CpuCollector:
         for number, kernel in enumerate(self.waiting, start=1):
             if not self._time_left():
                 break
-            if self.store.claim(self.run_number, kernel):
+            if claim(self.store, self.run_number, kernel, self.options.finals):
                 self._measure(kernel)
                 self._tell(number)
         return dict(self.tallies)
@@ -108,28 +112,44 @@ class CpuCollector:
         digest = int(kernel.problem.digest[:8], 16)
         threads = kernel.problem.size("threads") if "threads" in kernel.problem else 1
         with running_on(threads):
-            configs = pick_configs(family.configs(kernel.problem), self.options.max_configs, digest)
+            configs = self._configs(family, kernel, digest)
             candidates = self._check(family, kernel, configs, digest)
             if not candidates or candidates[0].config != configs[0]:
                 tally.failures.append(f"{kernel.name}: the default configuration is not right")
+                self.store.release(kernel)
                 return
             clock = CpuClock(threads)
             self._make_units(candidates)
             recorder = _Recorder(self.store, self.run_number, kernel, tally)
-            settings = self.options.settings
-            recall(clock, settings, candidates, self.store.batches(kernel), recorder.judge)
-            whole = time_all(clock, settings, candidates, self.options.seed + digest, recorder, self._time_left)
+            whole = self._time(kernel, candidates, clock, recorder, self.options.seed + digest)
         if whole and self._too_disturbed(kernel, candidates):
             self.say(f"{kernel.name}: something else keeps this machine busy; it will be measured again")
         elif whole:
             self.store.finish(self.run_number, kernel, configs[0], time.monotonic() - start)
-            repeats = [c.times for c in candidates if len(c.times) > 1]
+            taken = [c.final if self.options.finals else c.times for c in candidates[1:]]
+            repeats = [times for times in taken if len(times) > 1]
             tally.kernels += 1
             tally.pairs += len(repeats) + 1
             tally.scatter += [scatter(times) for times in repeats]
         if not whole:
             self.store.release(kernel)
         tally.seconds += time.monotonic() - start
+
+    def _time(
+        self, kernel: Kernel, candidates: Sequence[Candidate], clock: CpuClock, recorder: _Recorder, seed: int
+    ) -> bool:
+        settings, batches = self.options.settings, self.store.batches(kernel)
+        recall(clock, settings, candidates, batches, recorder.judge)
+        if self.options.finals:
+            usual_ns = earlier_default(batches)
+            return time_finals(clock, settings, candidates, seed, recorder, self._time_left, usual_ns)
+        return time_all(clock, settings, candidates, seed, recorder, self._time_left)
+
+    def _configs(self, family: CpuFamily, kernel: Kernel, seed: int) -> list[Config]:
+        """What to measure, the default first."""
+        if self.options.finals:
+            return contenders(self.store, kernel, self.options.settings)
+        return pick_configs(family.configs(kernel.problem), self.options.max_configs, seed)
 
     def _check(self, family: CpuFamily, kernel: Kernel, configs: Sequence[Config], seed: int) -> list[Candidate]:
         """Run every configuration and compare; estimate what one run takes from a second one."""
@@ -175,11 +195,15 @@ class CpuCollector:
             candidate.unit = _repeat(candidate.runs[0], candidate.launches)
 
     def _too_disturbed(self, kernel: Kernel, candidates: Sequence[Candidate]) -> bool:
-        """Whether half of the configurations still lack two undisturbed timings."""
+        """Whether half of the configurations still lack two undisturbed timings; in the finals, the best of them."""
+        finals = self.options.finals
         clean: Counter[str] = Counter()
         for batch in self.store.batches(kernel):
-            if not batch.disturbed:
+            if not batch.disturbed and (not finals or batch.round >= FIRST_FINAL):
                 clean.update(batch.runtime_ns.keys())
+        if finals:
+            few = best_few(candidates[1:], candidates[0], self.options.settings.finalists)
+            return sum(clean[candidate.config.key] >= LEAST for candidate in few) * 2 < len(few)
         return sum(clean[candidate.config.key] >= 2 for candidate in candidates[1:]) * 2 < len(candidates) - 1
 
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from tilewise.errors import UnavailableError
-from tilewise.tune.measured import MeasuredProblem, measured_problem
+from tilewise.tune.measured import MeasuredProblem, contenders, measured_problem
 from tilewise.tune.problem import Config, Kernel
-from tilewise.tune.schedule import Tally, balanced, pick_configs, summary
+from tilewise.tune.schedule import Tally, balanced, claim, pick_configs, summary, unfinished
 from tilewise.tune.store import Machine, Store, VerdictRow
 from tilewise.tune.triton import compiling, measure
 from tilewise.tune.triton.device import HOPPER, usual_shared_bytes
@@ -49,6 +49,7 @@ class Options:
     max_configs: int = 0  # 0: all
     settings: measure.Settings = field(default_factory=measure.Settings)
     plugins: tuple[str, ...] = ()
+    finals: bool = False  # only those, of kernels that are finished and have had none
     verbose: bool = False
 
 
@@ -80,8 +81,7 @@ class Collector:
         # Read without CUDA, so that compiling can begin while the GPU's process starts.
         self.capability = (GpuWatch().capability() if options.device == "cuda" else None) or HOPPER
         self.shared_bytes = usual_shared_bytes(self.capability)
-        done = store.finished()
-        wanted = [kernel for kernel in kernels if kernel.problem.key not in done]
+        wanted = unfinished(kernels, store, options.finals)
         self.waiting = deque(self._pending(kernel) for kernel in balanced(wanted, options.seed))
         self.tallies: dict[str, Tally] = defaultdict(Tally)
         self.compiled: dict[str, compiling.Compiled] = {}
@@ -94,8 +94,10 @@ class Collector:
 
     def _pending(self, kernel: Kernel) -> _Pending:
         family = get_family(kernel.problem.family)
-        every = family.configs(kernel.problem)
-        chosen = pick_configs(every, self.options.max_configs, self.options.seed)
+        if self.options.finals:
+            chosen = contenders(self.store, kernel, self.options.settings)
+        else:
+            chosen = pick_configs(family.configs(kernel.problem), self.options.max_configs, self.options.seed)
         reasons = {config: family.misfit(kernel.problem, config, self.shared_bytes) for config in chosen}
         misfits = [VerdictRow(config, "misfit", reason) for config, reason in reasons.items() if reason is not None]
         configs = [config for config, reason in reasons.items() if reason is None]
@@ -177,7 +179,7 @@ class Collector:
         for index, pending in enumerate(self.waiting):
             if all(binary.key in self.compiled for binary in pending.binaries):
                 del self.waiting[index]
-                if self.store.claim(self.run_number, pending.kernel):
+                if claim(self.store, self.run_number, pending.kernel, self.options.finals):
                     self._submit(pending)
                 return
 
@@ -200,7 +202,15 @@ class Collector:
         self.current = pending
         seed = self.options.seed * 1_000_003 + int(pending.kernel.problem.digest[:8], 16)
         earlier = tuple(self.store.batches(pending.kernel))
-        job = measure.Job(pending.kernel.problem, tuple(fitting), seed, self.options.settings, pending.careful, earlier)
+        job = measure.Job(
+            pending.kernel.problem,
+            tuple(fitting),
+            seed,
+            self.options.settings,
+            pending.careful,
+            earlier,
+            self.options.finals,
+        )
         self.gpu.submit(job, self.silence_seconds if self.gpu.connection else _START_SECONDS)
 
     def _misfit(self, compiled: compiling.Compiled) -> tuple[str, str] | None:

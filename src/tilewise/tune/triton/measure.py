@@ -15,7 +15,7 @@ from typing import Any
 
 from tilewise.tune.problem import Config, Problem
 from tilewise.tune.recall import recall
-from tilewise.tune.rounds import Batch, Candidate, Settings, Verdict, time_all
+from tilewise.tune.rounds import Batch, Candidate, Settings, Verdict, time_all, time_finals
 from tilewise.tune.store import BatchRow
 from tilewise.tune.triton.compiling import use_cache
 from tilewise.tune.triton.device import Device, MisfitError
@@ -32,7 +32,8 @@ class Job:
     seed: int
     settings: Settings = field(default_factory=Settings)
     careful: bool = False
-    earlier: tuple[BatchRow, ...] = ()  # what runs that were cut off took of it
+    earlier: tuple[BatchRow, ...] = ()  # what is in the store of it
+    finals: bool = False  # only those
 
 
 __all__ = ["Batch", "Job", "Reporter", "Settings", "Verdict", "measure", "serve"]
@@ -51,7 +52,8 @@ def measure(device: Device, job: Job, report: Report) -> None:
         report(("note", device.notes.pop(0)))
     reporter = Reporter(report)
     recall(device, job.settings, candidates, job.earlier, reporter.judge)
-    time_all(device, job.settings, candidates, job.seed, reporter)
+    time_them = time_finals if job.finals else time_all
+    time_them(device, job.settings, candidates, job.seed, reporter)
 
 
 class Reporter:
