@@ -22,6 +22,7 @@ from tilewise.costmodel.kernel import Kernel  # noqa: E402
 from tilewise.costmodel.metrics import opa  # noqa: E402
 from tilewise.costmodel.models import MODELS  # noqa: E402
 from tilewise.costmodel.settings import default_settings  # noqa: E402
+from tilewise.costmodel.train import selection_value  # noqa: E402
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError  # noqa: E402
 
 QUICK = {"epochs": 3, "progress": False}
@@ -245,3 +246,12 @@ def test_a_limit_of_seconds_shapes_the_learning_rate_and_ends_the_run(data):
     assert rates[0] > rates[1] > rates[2] and rates[2] < 1e-3 * rates[0]
     model = train(data, "TileRanker", epochs=100_000, max_seconds=1.0, progress=False)
     assert len(model.record["curve"]) < 100_000 and "val_top5" in model.record["curve"][-1]
+
+
+def test_weights_from_before_a_run_has_settled_are_not_kept():
+    kernels = simulated_kernels(10, seed=3)
+    data = dataset_from_kernels(kernels[:6], kernels[6:])
+    for seed in range(4):
+        model = train(data, "TileRanker", epochs=8, eval_every=1, seed=seed, settled=0.75, progress=False, device="cpu")
+        values = [selection_value(row, "top") for row in model.record["curve"]]
+        assert model.record["best_epoch"] == 5 + int(np.argmax(values[5:]))

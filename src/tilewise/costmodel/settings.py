@@ -39,18 +39,21 @@ class TrainSettings:
     weight_decay: float = 0.0
     schedule: str = "constant"
     average: float = 0.0  # weight of the past in a running mean of the weights that is validated and kept; 0 is none
+    settled: float = 0.0  # share of a run before which weights are kept only until there are later ones
     max_seconds: float = 0.0  # 0 is no limit; a limited run is not repeatable bit for bit
 
     def __post_init__(self) -> None:
         for name in ("epochs", "configs", "batch", "eval_every"):
             if not isinstance(getattr(self, name), int) or not 1 <= getattr(self, name) <= 10_000_000:
                 raise ConfigurationError(f"{name} must be a whole number of at least 1, not {getattr(self, name)!r}.")
-        for name in ("learning_rate", "weight_decay", "max_seconds", "average"):
+        for name in ("learning_rate", "weight_decay", "max_seconds", "average", "settled"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
                 raise ConfigurationError(f"{name} must be a number of at least 0, not {value!r}.")
         if self.average >= 1:
             raise ConfigurationError(f"average must be below 1, not {self.average}.")
+        if not 0 <= self.settled <= 1:
+            raise ConfigurationError(f"settled must be between 0 and 1, not {self.settled!r}.")
         if self.select not in SELECTABLE:
             raise ConfigurationError(f"select must be one of {', '.join(SELECTABLE)}, not {self.select!r}.")
         if self.schedule not in ("constant", "cosine"):
@@ -86,6 +89,7 @@ RANKER_DEFAULTS: dict[str, Any] = {
     "schedule": "cosine",
     "average": 0.98,
     "select": "top",
+    "settled": 0.75,
     "eval_every": 6,
 }
 

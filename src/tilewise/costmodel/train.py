@@ -51,6 +51,7 @@ class Progress:
     seconds: float = 0.0
     best: float | None = None
     best_epoch: int = -1
+    best_share: float = 0.0
     curve: list[dict[str, float]] = field(default_factory=list)
 
 
@@ -139,7 +140,7 @@ class _Run:
             timed_out = 0 < settings.max_seconds < state.seconds + time.perf_counter() - started
             if state.epoch % settings.eval_every == 0 or state.epoch == settings.epochs or timed_out:
                 row |= self._validate()
-                self._keep_if_best(row)
+                self._keep_if_best(row, settings.share_done(state.epoch, self._seconds_since(started)))
             state.seconds += time.perf_counter() - started
             state.curve.append(row)
             report(row | {"epochs": settings.epochs, "seconds": state.seconds, "best_epoch": state.best_epoch})
@@ -234,10 +235,12 @@ class _Run:
         means = {f"val_{key}": _mean([row[key] for row in rows]) for key in METRICS}
         return means | {"val_loss": float(np.mean(losses))}
 
-    def _keep_if_best(self, row: dict[str, float]) -> None:
+    def _keep_if_best(self, row: dict[str, float], share: float) -> None:
+        """Weights from before the learning rate has come down are worse than their luck on few kernels may say."""
         value = selection_value(row, self.settings.select)
-        if self.state.best is None or value > self.state.best:
-            self.state.best, self.state.best_epoch = value, int(row["epoch"])
+        first = share >= self.settings.settled > self.state.best_share
+        if self.state.best is None or first or value > self.state.best:
+            self.state.best, self.state.best_epoch, self.state.best_share = value, int(row["epoch"]), share
             self.best_values.copy_(self.validated)
 
     def finish(self) -> TrainedModel:
