@@ -6,7 +6,7 @@ through a residual network that the kernel's vector shifts and scales (FiLM), wi
 Several such heads, which differ by cheap input scalings and their own last layer, share the heavy matrices; their mean
 is the score. That is an ensemble for little more than the price of one network. Lower is faster.
 
-Training on a CPU takes the configurations through compiled kernels (see `slates`); everything else through torch.
+Training on a CPU goes by compiled kernels (see `ranker_step`), everything else through torch.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tilewise._extension import native
+from tilewise.costmodel.losses import CombinedLoss
 from tilewise.costmodel.models.layers import Dense, Embedding
 from tilewise.costmodel.models.ragged import Batch
-from tilewise.costmodel.models.slates import Tower, slate_scores, usable
+from tilewise.costmodel.models.ranker_step import learn_ranker
 from tilewise.costmodel.schema import N_OPCODES
 
 
@@ -27,7 +29,6 @@ class TileRanker(nn.Module):
     """See the module's text. `global_width` columns at the front of a configuration describe the kernel, not it."""
 
     preparation = "ranker"
-    compiled = True  # where the compiled kernels are there
 
     def __init__(
         self,
@@ -77,8 +78,6 @@ class TileRanker(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         nodes = self.encode_nodes(batch)
         kernel = self.encode_kernel(nodes, batch)
-        if self.training and usable(batch):
-            return slate_scores(batch, self.global_width, self._tower(nodes, kernel)).transpose(1, 2)
         h = self._first(batch.config[..., self.global_width :], kernel)  # (K, C * members, H)
         h = self._attend(h, nodes, batch)
         for film, block in zip(self.film, self.blocks, strict=True):
@@ -87,19 +86,14 @@ class TileRanker(nn.Module):
         scores = h.view(*batch.config.shape[:2], -1) @ self._last()  # (K, C, members)
         return scores.transpose(1, 2) if self.training else scores.mean(-1)
 
-    def _tower(self, nodes: Tensor, kernel: Tensor) -> Tower:
-        keys = self.key(nodes) / math.sqrt(self.key.kernel.shape[1])
-        folded = [self._folded(block, film(kernel)) for film, block in zip(self.film, self.blocks, strict=True)]
-        return Tower(
-            self._wide(),
-            kernel + self.config_in.bias,
-            keys @ self.query.kernel.T,
-            keys @ self.query.bias,
-            self.value(nodes),
-            [weight for weight, _ in folded],
-            [bias for _, bias in folded],
-            self._last(),
-        )
+    @property
+    def compiled(self) -> bool:
+        """Whether `learn` computes what `forward` does: a class made from this one may have another."""
+        return native is not None and type(self) is TileRanker
+
+    def learn(self, batch: Batch, loss: CombinedLoss) -> tuple[float, Tensor]:
+        """Adds the loss's gradient to the parameters'; gives the loss and the scores. For `compiled` networks only."""
+        return learn_ranker(self, batch, loss, self.dropout)
 
     def _last(self) -> Tensor:
         """(members * H, members): every member has its own last layer."""
