@@ -16,14 +16,16 @@ from tilewise.errors import ConfigurationError
 from tilewise.tune.compare import compare, open_collection, rank_correlation
 
 
-def collection(runtimes: dict[str, list[int]], columns: tuple[str, ...] = ("x",)) -> Collection:
+def collection(
+    runtimes: dict[str, list[int]], columns: tuple[str, ...] = ("x",), kind: str | None = None
+) -> Collection:
     kernels = []
     for name, times in runtimes.items():
         configs = np.arange(len(times) * len(columns), dtype=np.float32).reshape(len(times), -1)
         graph = (np.zeros((1, 140), np.float32), np.ones(1, np.uint8), np.empty((0, 2), np.int32))
         kernel = make_kernel(name, *graph, configs, np.array(times), np.full(len(times), 100))
         kernels.append(MeasuredKernel(kernel, np.zeros(len(times)), np.ones(len(times)), {}))
-    return Collection(Schema(columns), {"train": kernels})
+    return Collection(Schema(columns, {"kind": kind} if kind else {}), {"train": kernels})
 
 
 def test_agreement_is_what_hand_and_pencil_give() -> None:
@@ -48,11 +50,19 @@ def test_rank_correlation_is_scipys(pairs: list[tuple[int, int]]) -> None:
     assert rank_correlation(a, b) == pytest.approx(scipy_stats.spearmanr(a, b).statistic, abs=1e-12)
 
 
-def test_nothing_in_common_and_other_columns_are_one_sentence() -> None:
+def test_nothing_in_common_and_another_kind_of_machine_are_one_sentence() -> None:
     with pytest.raises(ConfigurationError, match="no kernel in common"):
         compare(collection({"a_1": [1, 2]}), collection({"a_2": [1, 2]}))
-    with pytest.raises(ConfigurationError, match=r"different columns \(y\)"):
-        compare(collection({"a_1": [1, 2]}), collection({"a_1": [1, 2]}, ("x", "y")))
+    with pytest.raises(ConfigurationError, match="by the cpu and one by the triton collector"):
+        compare(collection({"a_1": [1, 2]}, kind="triton"), collection({"a_1": [1, 2]}, kind="cpu"))
+
+
+def test_a_column_that_one_of_them_has_no_kernel_for_does_not_matter() -> None:
+    first, second = collection({"a_1": [1, 2, 3]}), collection({"a_1": [1, 2, 3]}, ("x", "y"))
+    wide = second.splits["train"][0].kernel.config_feat
+    wide[:] = [[0, 0], [1, 0], [2, 5]]
+    (kernel,) = compare(first, second).kernels
+    assert kernel.configs == 2
 
 
 def test_an_embedded_collection_agrees_with_itself_and_a_wrong_place_is_one_sentence(tmp_path: Path) -> None:

@@ -256,3 +256,8 @@ def test_a_recorder_gets_every_timing_before_the_next_is_taken() -> None:
         number = entry.split()[1]
         assert taken[taken.index(entry) + 1] == f"keep {number}", place
     assert taken[-2:] == ["time 0", "close"]
+
+
+def test_more_take_part_in_the_first_rounds_of_the_finals_where_the_settings_say_so() -> None:
+    counted = _rounds_of(lambda unit, _: 1000.0 + 50 * unit, heat=9, finalists=4, final_rounds=5)
+    assert sorted(counted.values()) == [3] * 11 + [6] * 5 + [8] * 4

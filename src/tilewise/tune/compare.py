@@ -62,13 +62,13 @@ def open_collection(source: str | os.PathLike[str]) -> Collection:
 
 def compare(first: Collection, second: Collection) -> Agreement:
     """How far two measurements of the same kernels agree; one sentence where they have none in common."""
-    _same_columns(first, second)
+    columns = _columns(first, second)
     others = {_identity(m): m for members in second.splits.values() for m in members}
     found, deviations = [], []
     for members in first.splits.values():
         for measured in members:
             other = others.get(_identity(measured))
-            pair = _paired(measured, other) if other is not None else None
+            pair = _paired(measured, other, columns) if other is not None else None
             if other is not None and pair is not None:
                 found.append(_agreement(measured.kernel.name, *pair))
                 slower = other.kernel.normalizer[0] / measured.kernel.normalizer[0]
@@ -93,30 +93,47 @@ def _identity(measured: MeasuredKernel) -> str:
     return measured.kernel.name.rpartition("_")[2]
 
 
-def _same_columns(first: Collection, second: Collection) -> None:
-    if first.schema.config_features != second.schema.config_features:
-        names = set(first.schema.config_features) ^ set(second.schema.config_features)
+@dataclass(frozen=True)
+class _Columns:
+    """Where the columns of either lie in the union of both; a store without convolutions lacks theirs, for one."""
+
+    first: list[int]
+    second: list[int]
+    width: int
+
+
+def _columns(first: Collection, second: Collection) -> _Columns:
+    kinds = {str(collection.schema.extra.get("kind", "")) for collection in (first, second)} - {""}
+    if len(kinds) > 1:
         raise ConfigurationError(
-            f"Their configurations have different columns ({', '.join(sorted(names)) or 'in another order'}); "
+            f"One was measured by the {' and one by the '.join(sorted(kinds))} collector; "
             "compare measurements of one kind of machine."
         )
+    place: dict[str, int] = {}
+    for name in (*first.schema.config_features, *second.schema.config_features):
+        place.setdefault(name, len(place))
+    ours, theirs = ([place[name] for name in c.schema.config_features] for c in (first, second))
+    return _Columns(ours, theirs, len(place))
 
 
 def _paired(
-    first: MeasuredKernel, second: MeasuredKernel
+    first: MeasuredKernel, second: MeasuredKernel, columns: _Columns
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
     """Runtimes of the configurations both have, in one order; None with fewer than two."""
-    there = _by_config(second)
-    pairs = [(runtime, there[key]) for key, runtime in _by_config(first).items() if key in there]
+    here, there = _by_config(first, columns.first, columns.width), _by_config(second, columns.second, columns.width)
+    pairs = [(runtime, there[key]) for key, runtime in here.items() if key in there]
     if len(pairs) < 2:
         return None
     both = np.array(pairs, np.int64)
     return both[:, 0], both[:, 1]
 
 
-def _by_config(measured: MeasuredKernel) -> Mapping[bytes, int]:
+def _by_config(measured: MeasuredKernel, places: list[int], width: int) -> Mapping[bytes, int]:
+    """Runtimes by configuration; a column that one of the two does not have is 0."""
     kernel = measured.kernel
-    return {row.tobytes(): int(runtime) for row, runtime in zip(kernel.config_feat, kernel.runtime, strict=True)}
+    rows = np.zeros((kernel.n_configs, width), np.float32)
+    rows[:, places] = kernel.config_feat
+    return {row.tobytes(): int(runtime) for row, runtime in zip(rows, kernel.runtime, strict=True)}
 
 
 def _agreement(name: str, first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]) -> KernelAgreement:

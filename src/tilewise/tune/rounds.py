@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tilewise.tune.finals import FIRST_FINAL, best_few, stands
+from tilewise.tune.finals import FIRST_FINAL, LEAST, best_few, stands
 from tilewise.tune.problem import Config
 from tilewise.tune.ranks import rank_correlation
 
@@ -43,6 +43,7 @@ class Settings:
     max_sets: int = 16
     slowest_ms: float = 25.0
     most_rounds: int = 0  # for kernels whose configurations lie close together; 0: as others
+    heat: int = 0  # so many, at least the finalists, are in the first rounds of the finals
     finalists: int = 8  # the best so many are timed again at the end,
     final_rounds: int = 4  # so often at least,
     most_final_rounds: int = 8  # and so often at most,
@@ -194,8 +195,9 @@ class _Timing:
     def finals(self, others: Sequence[Candidate]) -> bool:
         """Time the best few until their order stands. False: told to stop."""
         for number in range(self.settings.most_final_rounds if self.settings.finalists else 0):
-            few = best_few(others, self.default, self.settings.finalists)
-            if stands(few, self.settings):
+            heat = self.settings.heat if number < LEAST else 0
+            few = best_few(others, self.default, max(heat, self.settings.finalists))
+            if not heat and stands(few, self.settings):
                 break
             if not self.round(FIRST_FINAL + number, few):
                 return False

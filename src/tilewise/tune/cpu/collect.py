@@ -37,6 +37,7 @@ CPU_SETTINGS = Settings(
     disturbed=0.05,
     slowest_ms=40.0,
     most_rounds=8,
+    heat=24,
     finalists=10,
     final_rounds=8,
     most_final_rounds=30,
@@ -203,7 +204,7 @@ class CpuCollector:
                 clean.update(batch.runtime_ns.keys())
         if finals:
             few = best_few(candidates[1:], candidates[0], self.options.settings.finalists)
-            return sum(clean[candidate.config.key] >= LEAST for candidate in few) * 2 < len(few)
+            return sum(clean[candidate.config.key] >= 2 * LEAST for candidate in few) * 2 < len(few)
         return sum(clean[candidate.config.key] >= 2 for candidate in candidates[1:]) * 2 < len(candidates) - 1
 
 
