@@ -77,3 +77,20 @@ def test_collections_of_other_hardware_have_no_occupancy():
     assert Gpu.read(Schema()) is None
     assert Gpu.read(Schema((*TILE_FEATURES, "register_m", "threads_m"))) is None
     assert Gpu.read(Schema((*TILE_FEATURES, *OWN), {"machine": {"multiprocessors": "many"}})) is None
+
+
+@pytest.mark.parametrize(
+    ("k", "dtype", "wide"), [(1000, "bf16", 16), (1002, "bf16", 4), (777, "fp16", 2), (777, "tf32", 4)]
+)
+def test_loads_are_as_wide_as_every_row_allows(k, dtype, wide):
+    problem = Problem.of("matmul", dtype=dtype, m=64, n=1024, k=k, epilogue="none", layout="nt")
+    found = numbers(problem, Config.of(block_m=64, block_n=64, block_k=32, warps=4, stages=3, group=1))
+    assert found[9:].tolist() == [16, wide, 16]
+
+
+def test_models_from_before_loads_were_told_keep_their_inputs():
+    gpu = Gpu.read(H200)
+    assert gpu is not None
+    before = Gpu.restore(gpu.numbers()[:4])
+    assert before is not None and not before.loads and before.width == gpu.width - 3
+    assert Gpu.restore(gpu.numbers()) == gpu and Gpu.restore(before.numbers()) == before

@@ -141,3 +141,31 @@ def test_too_few_validation_kernels_are_one_sentence():
 
     with pytest.raises(ConfigurationError, match="at least 5"):
         calibrate(None, [], ())  # type: ignore[arg-type]
+
+
+def test_a_configuration_that_is_oddly_fast_for_one_shape_is_believed_to_be_so_for_others():
+    x = np.array([[float(a), float(b)] for a in range(8) for b in range(8)])
+    odd = 27
+    logs = np.where(np.arange(64) == odd, -0.3, 0.0)
+    shape = np.repeat([0, 1], 20)
+    rows = np.concatenate([[odd], np.delete(np.arange(64), odd)[:39]])
+    memory = Memory(shape, shape[:, None] * 1.0, x[rows], np.zeros(40), logs[rows] + 3.0 * shape)
+    beliefs = [dataclasses.replace(BLIND, quirk=share) for share in (0.0, BLIND.quirk)]
+    without, told = (float(Belief(np.zeros(64), x, prior, memory, np.array([2.0])).mean[odd]) for prior in beliefs)
+    assert told < 1.5 * without < 0
+
+
+def test_a_belief_that_explores_gives_every_other_measurement_to_what_no_shape_has_tried():
+    x = np.array([[float(a), float(b)] for a in range(6) for b in range(6)])
+    tried = np.arange(0, 30)
+    memory = Memory(np.zeros(30, int), np.zeros((30, 1)), x[tried], np.zeros(30), 0.1 * x[tried].sum(axis=1))
+    belief = Belief(np.zeros(36), x, BLIND, memory, np.array([1.0]))
+    belief.explores = True
+    picked = []
+    for _ in range(6):
+        index = belief.next()
+        assert index is not None
+        picked.append(index)
+        belief.learn(index, 0.1 * float(x[index].sum()))
+    assert all(index >= 30 for index in picked[1::2])
+    assert any(index < 30 for index in picked[::2])

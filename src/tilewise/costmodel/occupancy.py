@@ -2,7 +2,8 @@
 
 A GPU runs blocks in waves: so many fit on its multiprocessors at once, and a last wave that is almost empty costs as
 much as a full one. That is a rounding up of a quotient of products, which a network does not find from logarithms of
-the parts; so it is worked out here. Applies to collections whose configurations have `warps` and `stages`.
+the parts; so it is worked out here, as is how wide the loads may be, which hangs on powers of two in row lengths.
+Applies to collections whose configurations have `warps` and `stages`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from tilewise.costmodel.schema import DIMENSIONS, ELEMENT_TYPES, NODE_COLUMN, OP
 
 Numbers = npt.NDArray[np.float64]
 
-OCCUPANCY = 9  # numbers a configuration
+_FILLING, _LOADS = 9, 3  # numbers a configuration
+_WIDEST_LOAD = 16.0  # bytes
 _REGISTERS, _MAX_WARPS, _MAX_BLOCKS, _SHARED_BYTES = 65_536, 64, 32, 232_448
 _OWN_REGISTERS = 40.0  # of a thread, beside its share of the result
 _KERNEL, _OUTPUT, _INPUT = (slice(8 * i, 8 * i + DIMENSIONS) for i in range(3))
@@ -38,6 +40,12 @@ class Gpu:
     shared_bytes: float
     warps: int  # the column
     stages: int
+    loads: bool = True  # whether how wide loads may be is told; models from before that lack it
+
+    @property
+    def width(self) -> int:
+        """Of what `occupancy` gives."""
+        return _FILLING + _LOADS * self.loads
 
     @classmethod
     def read(cls, schema: Schema) -> Gpu | None:
@@ -52,14 +60,15 @@ class Gpu:
         return cls(float(processors), float(shared), names.index("warps"), names.index("stages"))
 
     def numbers(self) -> Numbers:
-        return np.array([self.multiprocessors, self.shared_bytes, self.warps, self.stages])
+        known = [self.multiprocessors, self.shared_bytes, self.warps, self.stages]
+        return np.array([*known, 1.0] if self.loads else known)
 
     @classmethod
     def restore(cls, numbers: npt.NDArray[Any]) -> Gpu | None:
         """From `numbers`; None from an empty array."""
-        if len(numbers) != 4:
+        if len(numbers) not in (4, 5):
             return None
-        return cls(float(numbers[0]), float(numbers[1]), int(numbers[2]), int(numbers[3]))
+        return cls(float(numbers[0]), float(numbers[1]), int(numbers[2]), int(numbers[3]), len(numbers) == 5)
 
 
 def is_product(kernel: Kernel) -> bool:
@@ -68,12 +77,12 @@ def is_product(kernel: Kernel) -> bool:
 
 
 def element_bytes(kernel: Kernel) -> float:
-    """Of the first operand."""
+    """Of the first node: a product's operand, or what a reduction is worked out in."""
     return float(_BYTES[np.argmax(kernel.node_feat[0, _TYPE : _TYPE + len(ELEMENT_TYPES)])])
 
 
 def occupancy(gpu: Gpu, kernel: Kernel, sizes: Numbers, config: npt.NDArray[Any]) -> Numbers:
-    """(c, OCCUPANCY) numbers, in logarithms; `sizes` are the slots of `rankerfeatures.kernel_sizes`."""
+    """(c, gpu.width) numbers, in logarithms; `sizes` are the slots of `rankerfeatures.kernel_sizes`."""
     root, heavy, first, second = (sizes[i * DIMENSIONS : (i + 1) * DIMENSIONS] for i in range(4))
     multiplies = is_product(kernel)
     programs = _tiles(root if multiplies else heavy, config[:, _OUTPUT])
@@ -106,7 +115,19 @@ def occupancy(gpu: Gpu, kernel: Kernel, sizes: Numbers, config: npt.NDArray[Any]
             axis=1,
         )
     )
-    return logs
+    if not gpu.loads:
+        return logs
+    widths = [np.log2(_load_bytes(tensor, element)) for tensor in (root, first, second)]
+    return np.hstack([logs, np.broadcast_to(widths, (len(logs), _LOADS))])
+
+
+def _load_bytes(size: Numbers, element: float) -> float:
+    """The widest load that starts at every row of a tensor."""
+    shape = size[size > 0]
+    if not len(shape):
+        return _WIDEST_LOAD
+    last = int(shape[-1])
+    return float(min((last & -last) * element, _WIDEST_LOAD))
 
 
 def _tiles(size: Numbers, tile: npt.NDArray[Any]) -> Numbers:

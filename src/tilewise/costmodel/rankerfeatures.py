@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.kernel import Kernel
-from tilewise.costmodel.occupancy import OCCUPANCY, Gpu, element_bytes, occupancy
+from tilewise.costmodel.occupancy import Gpu, element_bytes, occupancy
 from tilewise.costmodel.prepare import Prepared, extremes
 from tilewise.costmodel.schema import DIMENSIONS, NODE_COLUMN, NODE_FEATURES, OPCODE_NUMBER
 from tilewise.costmodel.shards import Split
@@ -254,8 +254,9 @@ class RankerFeatures:
 
     @property
     def _raw_width(self) -> int:
+        gpu = Gpu.restore(self.gpu)
         cuts = len(self.columns) + len(self.steps) + 2 * len(self.pairs) + len(self.crowds)
-        return cuts + (OCCUPANCY if len(self.gpu) else 0)
+        return cuts + (0 if gpu is None else gpu.width)
 
 
 def _outer(kernel: Kernel, sizes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -33,7 +33,11 @@ class Prior:
 
     A runtime is `slope` times the score, give or take: `slope_error` of the slope itself, `spread` that neighbours
     share within about `length` (in doublings of block sizes, warps, ...), `own` that they do not, `noise` of measuring.
-    `shared` is how much of the spread one shape has in common with every other of the same kernel.
+    `shared` is how much of the spread one shape has in common with every other of the same kernel, `quirk` how much of
+    `own`: a configuration that is oddly fast for one shape is often so for all.
+
+    What finds the best few is narrower than what may be vouched for: chances are told with `own`, `spread` and
+    `slope_error` larger by the factors `wider_...`.
     """
 
     slope: float = 1.0
@@ -44,6 +48,27 @@ class Prior:
     noise: float = 0.01
     shared: float = 0.5
     shape_length: float = 2.0
+    quirk: float = 0.0
+    wider_own: float = 1.0
+    wider_spread: float = 1.0
+    wider_slope: float = 1.0
+
+    def tightened(self, own: float, spread: float, slope_error: float) -> Prior:
+        """Narrower by these factors, all but the chances that are told."""
+        return dataclasses.replace(
+            self,
+            own=self.own * own,
+            spread=self.spread * spread,
+            slope_error=self.slope_error * slope_error,
+            wider_own=self.wider_own / own,
+            wider_spread=self.wider_spread / spread,
+            wider_slope=self.wider_slope / slope_error,
+        )
+
+    def wide(self) -> Prior:
+        """What chances are told with."""
+        wide = self.tightened(self.wider_own, self.wider_spread, self.wider_slope)
+        return dataclasses.replace(wide, wider_own=1.0, wider_spread=1.0, wider_slope=1.0)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Prior:
@@ -56,7 +81,9 @@ class Prior:
 
 
 # Without a model the score is a crude guess or nothing, so everything must come from neighbours.
-BLIND = Prior(slope=1.0, slope_error=0.5, spread=0.6, length=1.5, own=0.05, noise=0.02, shared=0.45, shape_length=4.0)
+BLIND = Prior(
+    slope=1.0, slope_error=0.5, spread=0.6, length=1.5, own=0.12, noise=0.02, shared=0.45, shape_length=4.0, quirk=0.9
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,11 +131,16 @@ class Belief:
         self._x = np.asarray(features, dtype=np.float64)[self.leaders]
         self._guess = every[self.leaders] - every[self.leaders[0]]
         self.mean, self.covariance = self._start()
+        self._tried = np.zeros(len(self._x), dtype=bool)
         if memory is not None and len(memory):
+            self._tried = _equal(self._x, memory.features).any(axis=1)
             self._recall(memory, np.zeros(0) if shape_features is None else shape_features)
         self.measured: dict[int, float] = {}  # configuration: log runtime
         self.failed: set[int] = set()
+        wide = prior.wide()
+        self._judge = None if wide == prior else Belief(scores, features, wide, memory, shape_features)
         self.start_with: int | None = None  # what to measure first, whatever is believed
+        self.explores = False  # whether every other measurement goes to what was tried for no shape yet
 
     def _start(self) -> tuple[Numbers, Numbers]:
         p = self.prior
@@ -124,10 +156,12 @@ class Belief:
         between = p.shared + (1 - p.shared) * _alike(memory.shape_features, memory.shape_features, p.shape_length)
         own = p.spread**2 * _alike(memory.features, memory.features, p.length) * np.where(same, 1.0, between)
         own += p.slope_error**2 * np.outer(memory.guess, memory.guess) + _LEVEL**2 * 25 * same
+        own += p.quirk * p.own**2 * np.where(same, 0.0, _equal(memory.features, memory.features))
         own[np.diag_indices(len(memory))] += p.own**2 + p.noise**2
         near = p.shared + (1 - p.shared) * _alike(shape_features[None, :], memory.shape_features, p.shape_length)
         across = p.spread**2 * _alike(self._x, memory.features, p.length) * near
         across += p.slope_error**2 * np.outer(self._guess, memory.guess)
+        across += p.quirk * p.own**2 * _equal(self._x, memory.features)
         residual = memory.log_runtime - p.slope * memory.guess
         solved = np.linalg.solve(own, np.column_stack([residual, across.T]))
         self.mean = self.mean + across @ solved[:, 0]
@@ -135,6 +169,8 @@ class Belief:
 
     def learn(self, index: int, log_runtime: float) -> None:
         """One configuration was measured."""
+        if self._judge is not None:
+            self._judge.learn(index, log_runtime)
         if not self.measured:  # until now the level was unknown, and the mean's zero stood for it
             place = self._place.get(index)
             shift = log_runtime - (self.mean[place] if place is not None else self.mean.mean())
@@ -150,6 +186,8 @@ class Belief:
 
     def refuse(self, index: int) -> None:
         """A configuration failed; it is not asked for again."""
+        if self._judge is not None:
+            self._judge.refuse(index)
         self.failed.add(index)
 
     @property
@@ -170,6 +208,9 @@ class Belief:
         if self.best is None:
             untried = self.start_with is not None and self.start_with not in self.failed
             return self.start_with if untried else self.portfolio(1)[0]
+        fresh = places[~self._tried[places]]
+        if self.explores and len(self.measured) % 2 and len(fresh):
+            places = fresh
         return int(self.leaders[places[int(np.argmax(self._expected_saving(places)))]])
 
     def _expected_saving(self, places: npt.NDArray[np.int64]) -> Numbers:
@@ -210,7 +251,8 @@ class Belief:
         if not len(places):
             return Doubt(0.0, 0.0)
         saving = self.measured[self.best] - self._samples(places, relative=False).min(axis=0)
-        return Doubt(float(np.maximum(saving, 0.0).mean()), float((saving > 0.01).mean()))
+        chance = float((saving > 0.01).mean()) if self._judge is None else self._judge.doubt().chance
+        return Doubt(float(np.maximum(saving, 0.0).mean()), chance)
 
     def _samples(self, places: npt.NDArray[np.int64], *, relative: bool = True) -> Numbers:
         """Joint draws of the runtimes at `places`, the same every time; relative to the fastest of each draw."""
@@ -227,6 +269,11 @@ def _alike(a: Numbers, b: Numbers, length: float) -> Numbers:
     squared = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1)[None, :] - 2 * a @ b.T
     alike: Numbers = np.exp(-0.5 * np.maximum(squared, 0.0) / length**2)
     return alike
+
+
+def _equal(a: Numbers, b: Numbers) -> npt.NDArray[np.bool_]:
+    """Which rows are the same."""
+    return np.asarray((a[:, None, :] == b[None, :, :]).all(axis=2))
 
 
 def _root(covariance: Numbers) -> Numbers:

@@ -31,8 +31,9 @@ WITHIN = 0.01
 _FITTED_ON = 40  # leaders of a kernel that the prior is fitted on: those that matter, and few enough to be quick
 _MEASUREMENTS = 2.85  # on average
 # Likelihood speaks for all of the leading configurations, and a few hopeless ones make it wide; where the best few are
-# concerned errors are smaller. How much smaller is decided by what the search then finds.
+# concerned errors are smaller. How much smaller is decided by what the search then finds; claims stay with the likely.
 _SCALES = ((1.0, 1.0, 1.0), (0.5, 0.7, 1.0), (0.3, 1.0, 1.0), (0.3, 0.5, 0.3), (1.0, 0.1, 0.3), (0.3, 0.1, 0.3))
+_CLOSE = 5e-4  # a difference of regret that a few kernels more would turn; then more claims are better
 _MISSES = 0.05
 _LOOK = 8  # measurements within which a claim is tried when its threshold is set
 _DERIVED = ("_sum", "_product")
@@ -40,12 +41,14 @@ _DERIVED = ("_sum", "_product")
 
 @dataclass(frozen=True)
 class Calibration:
-    """A prior, a rule, and the model file they belong to (by digest); `kernels` is how many they were fitted on."""
+    """A prior, a rule, and the model file they belong to (by digest); `kernels` is how many they were fitted on, and
+    `regret` how much slower than the best the tuner's choices were on those, in the mean."""
 
     prior: Prior
     rule: Rule
     model: str = ""
     kernels: int = 0
+    regret: float = 0.0
 
 
 def config_logs(config_feat: npt.NDArray[Any], names: Sequence[str]) -> Numbers:
@@ -90,26 +93,21 @@ def calibrate(model: Model, kernels: Sequence[Kernel], names: Sequence[str], noi
             f"A prior is fitted on at least 5 labelled validation kernels; there are {len(cases)}."
         )
     likeliest = fit_prior(cases, noise)
-    found: list[tuple[float, Prior, Rule]] = []
+    found: list[tuple[float, float, Prior, Rule]] = []
     for scales in _SCALES:
-        prior = _tightened(likeliest, *scales)
+        prior = likeliest.tightened(*scales)
         played = _played(cases, prior)
         for least in (1, 2, 3):
             rule = Rule(_stop_at(played, least), _sure_below(played), least=least)
-            found.append((_regret_at(played, rule), prior, rule))
-    _, prior, rule = min(found, key=lambda one: one[0])
-    return Calibration(prior, rule, "", len(cases))
-
-
-def _tightened(prior: Prior, own: float, spread: float, slope_error: float) -> Prior:
-    return dataclasses.replace(
-        prior, own=prior.own * own, spread=prior.spread * spread, slope_error=prior.slope_error * slope_error
-    )
+            found.append((_claimed(played, rule), _regret_at(played, rule), prior, rule))
+    close = min(regret for _, regret, _, _ in found) + _CLOSE
+    _, regret, prior, rule = max((one for one in found if one[1] <= close), key=lambda one: (one[0], -one[1]))
+    return Calibration(prior, rule, "", len(cases), regret)
 
 
 def _played(cases: Sequence[Case], prior: Prior) -> list[tuple[Found, Case]]:
     """Every case played on and on."""
-    long = Rule(gain=1e-12, sure=0.0, budget=_LOOK)  # told of every doubt, stopped by none
+    long = Rule(gain=0.0, sure=1e-12, budget=_LOOK)  # told of every doubt, stopped by none
     return [(play(case, prior, long), case) for case in cases]
 
 
@@ -124,6 +122,15 @@ def _regret_at(played: Sequence[tuple[Found, Case]], rule: Rule) -> float:
                 break
         total += fastest / case.best - 1
     return total / len(played)
+
+
+def _claimed(played: Sequence[tuple[Found, Case]], rule: Rule) -> float:
+    """The share of the cases that would be called sure when the search stops by this rule."""
+    last = [
+        next((s for n, s in enumerate(f.steps, start=1) if s.gain < rule.gain and n >= rule.least), f.steps[-1])
+        for f, _ in played
+    ]
+    return float(np.mean([step.chance <= rule.sure for step in last])) if rule.sure else 0.0
 
 
 def fit_prior(cases: Sequence[Case], noise: float) -> Prior:
@@ -233,6 +240,7 @@ def load_calibration(model_file: Path) -> Calibration | None:
             Rule.from_dict(content["rule"]),
             str(content["model"]),
             int(content["kernels"]),
+            float(content.get("regret", 0.0)),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

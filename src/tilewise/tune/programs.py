@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from tilewise.tune.problem import Kernel, Problem, Value
@@ -310,9 +310,13 @@ def gpu_kernels() -> list[Kernel]:
 def other_problems(seed: int, count: int) -> list[Problem]:
     """So many problems that are in no program, half of them matrix products: to be ranked, not measured."""
     taken = {kernel.problem.shape_key for kernel in gpu_kernels()}
-    swept = (problem for round_ in itertools.count() for problem in _sweep(seed + 2 * round_, 50))
-    products = (problem for round_ in itertools.count() for problem in _products(seed + 2 * round_ + 1, 50))
-    fresh = (p for pair in zip(swept, products, strict=False) for p in pair)
+
+    def endless(draw: Callable[[int, int], Iterator[Problem]], first: int) -> Iterator[Problem]:
+        return (problem for seeded in itertools.count(first, 4) for problem in draw(seeded, 50))
+
+    draws = (_sweep, _products, _rows, _batches)
+    swept, products, rows, batches = (endless(draw, seed + number) for number, draw in enumerate(draws))
+    fresh = (next(stream) for stream in itertools.cycle((products, swept, products, rows, products, batches)))
     allowed = (p for p in fresh if p.shape_key not in taken and not _too_big(p))
     return list(itertools.islice(allowed, count))
 

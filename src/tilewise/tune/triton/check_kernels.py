@@ -1,5 +1,6 @@
-"""Two kernels of no family, as a user might write them, for checking `autotune`: a 5 x 5 box filter, and a table of
-sums of absolute differences. Neither is a matrix product, a softmax, a norm or a reduction."""
+"""Kernels of no family, as a user might write them, for checking `autotune`: a 5 x 5 box filter, a table of sums of
+absolute differences, a transposition and a causal filter along time. None is a matrix product, a softmax, a norm or a
+reduction."""
 
 # The bodies are Triton's language, not Python's: its types are tl.tensor and tl.constexpr.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -52,6 +53,29 @@ def absolute_differences(
     tl.store(out + p[:, None] * centres + c[None, :], total, mask=mask)
 
 
+@triton.jit(do_not_specialize=["rows", "cols"])
+def transposition(x, y, rows, cols, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
+    """y = x transposed."""
+    r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    mask = (r[:, None] < rows) & (c[None, :] < cols)
+    block = tl.load(x + r[:, None] * cols + c[None, :], mask=mask)
+    tl.store(y + c[:, None] * rows + r[None, :], tl.trans(block), mask=tl.trans(mask))
+
+
+@triton.jit(do_not_specialize=["steps", "channels"])
+def causal_filter(x, taps, y, steps, channels, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr):
+    """y[t, c] = sum over w < 4 of x[t - w, c] * taps[w, c], nothing before the start."""
+    t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    total = tl.zeros((BLOCK_T, BLOCK_C), dtype=tl.float32)
+    for back in range(4):
+        weight = tl.load(taps + back * channels + c, mask=c < channels, other=0.0)
+        seen = (t[:, None] >= back) & (t[:, None] < steps) & (c[None, :] < channels)
+        total += tl.load(x + (t[:, None] - back) * channels + c[None, :], mask=seen, other=0.0) * weight[None, :]
+    tl.store(y + t[:, None] * channels + c[None, :], total, mask=(t[:, None] < steps) & (c[None, :] < channels))
+
+
 @dataclass(frozen=True)
 class OwnCase:
     """A kernel, its configurations, and shapes to meet one after the other."""
@@ -83,6 +107,25 @@ def _difference_configs() -> tuple[Any, ...]:
     )
 
 
+def _block_configs(first: str, second: str) -> tuple[Any, ...]:
+    sizes = product((1, 2, 4, 8, 16, 32, 64, 128), (16, 32, 64, 128, 256), (1, 2, 4, 8))
+    return tuple(
+        triton.Config({first: a, second: b}, num_warps=warps, num_stages=2)
+        for a, b, warps in sizes
+        if 1 <= a * b // (32 * warps) <= 64
+    )
+
+
+def _transposed_arguments(torch: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
+    x = torch.randn(shape, device="cuda")
+    return x, torch.empty(shape[::-1], device="cuda"), *shape
+
+
+def _filter_arguments(torch: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
+    x, taps = torch.randn(shape, device="cuda"), torch.randn((4, shape[1]), device="cuda")
+    return x, taps, torch.empty_like(x), *shape
+
+
 def _box_arguments(torch: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
     x = torch.randn(shape, device="cuda")
     return x, torch.empty_like(x), *shape
@@ -112,6 +155,24 @@ CASES = (
         ((2000, 256, 64), (500, 500, 128), (8000, 64, 32), (1500, 1000, 96), (4000, 300, 48), (300, 2000, 200)),
         _difference_arguments,
         lambda shape: lambda meta: (math.ceil(shape[0] / meta["BLOCK_P"]), math.ceil(shape[1] / meta["BLOCK_C"])),
+    ),
+    OwnCase(
+        "transposition",
+        transposition,
+        _block_configs("BLOCK_R", "BLOCK_C"),
+        ("rows", "cols"),
+        ((2048, 2048), (300, 9000), (5000, 512), (1000, 1000), (4096, 1500), (777, 3333), (8000, 2500)),
+        _transposed_arguments,
+        lambda shape: lambda meta: (math.ceil(shape[0] / meta["BLOCK_R"]), math.ceil(shape[1] / meta["BLOCK_C"])),
+    ),
+    OwnCase(
+        "causal filter",
+        causal_filter,
+        _block_configs("BLOCK_T", "BLOCK_C"),
+        ("steps", "channels"),
+        ((2048, 1536), (8000, 256), (512, 4096), (4096, 768), (1000, 1000), (16000, 640), (300, 10000)),
+        _filter_arguments,
+        lambda shape: lambda meta: (math.ceil(shape[0] / meta["BLOCK_T"]), math.ceil(shape[1] / meta["BLOCK_C"])),
     ),
 )
 
@@ -148,6 +209,7 @@ def run_case(case: OwnCase, cache: str) -> dict[str, Any]:
                 "configs": len(case.configs),
                 "ratio": min(again.values()) / again[chosen],
                 "seconds": seconds,
+                "times_us": [round(1e3 * times[c], 4) if c in times else None for c in case.configs],
             }
         )
     later = [row["ratio"] for row in rows[3:]]

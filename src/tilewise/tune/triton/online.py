@@ -89,6 +89,7 @@ class Online:
         memory = self._memory(problem, configs, guide, scores)
         start = scores if scores is not None else np.zeros(len(configs))
         belief = Belief(start, config_fields(configs), prior, memory, _sizes(problem))
+        belief.explores = guide is None and len(known) < FIRST_SHAPES
         if memory is not None and len(known) >= FIRST_SHAPES:
             loss, first = belief.first_loss()
             if loss < _SURE:
