@@ -131,9 +131,9 @@ class Belief:
         self._x = np.asarray(features, dtype=np.float64)[self.leaders]
         self._guess = every[self.leaders] - every[self.leaders[0]]
         self.mean, self.covariance = self._start()
-        self._tried = np.zeros(len(self._x), dtype=bool)
+        self._tried: npt.NDArray[np.bool_] = np.zeros(len(self._x), dtype=np.bool_)
         if memory is not None and len(memory):
-            self._tried = _equal(self._x, memory.features).any(axis=1)
+            self._tried = np.asarray(_equal(self._x, memory.features).any(axis=1))
             self._recall(memory, np.zeros(0) if shape_features is None else shape_features)
         self.measured: dict[int, float] = {}  # configuration: log runtime
         self.failed: set[int] = set()
