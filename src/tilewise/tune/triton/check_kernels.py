@@ -7,7 +7,9 @@ reduction."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
@@ -87,6 +89,12 @@ class OwnCase:
     shapes: tuple[tuple[int, ...], ...]
     arguments: Callable[[Any, tuple[int, ...]], tuple[Any, ...]]
     grid: Callable[[tuple[int, ...]], Callable[[Any], tuple[int, ...]]]
+
+    def redrawn(self, seed: int) -> OwnCase:
+        """With other sizes, from half to twice as large."""
+        chance = random.Random(seed)
+        shapes = tuple(tuple(round(n * 2.0 ** chance.uniform(-1, 1)) for n in shape) for shape in self.shapes)
+        return dataclasses.replace(self, shapes=shapes)
 
 
 def _box_configs() -> tuple[Any, ...]:
