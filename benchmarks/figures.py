@@ -18,20 +18,30 @@ NOT_MEASURED = "not measured yet"
 
 def gpu_tuning() -> str:
     """The tuner on a GPU, from the files that `python3 -m tilewise.tune.triton.check --out DIR` wrote there."""
-    groups: list[tuple[str, list[Mapping[str, Any]]]] = []
+    groups: dict[str, list[Mapping[str, Any]]] = {}
     for path in sorted(RESULTS.glob("gpu_tuning*.json")):
-        found = read_any(path.stem).get("problems", [])
-        for is_matmul in (True, False):
-            members = [row for row in found if (row["problem"]["family"] == "matmul") is is_matmul]
-            groups.append((_group_name(members, is_matmul), members))
-    cells = [_gpu_line(name, members) for name, members in groups if members]
+        found = read_any(path.stem)
+        for row in found["problems"]:
+            groups.setdefault(_group(row["problem"]) + _by_whom(found), []).append(row)
+    cells = [_gpu_line(_counted(name, members), members) for name, members in groups.items()]
     headings = ("", "first choice, not measured", "five measurements", "default", "tuning time, exhaustive / five")
     return table((*headings, "worst after five"), cells)
 
 
-def _group_name(members: list[Mapping[str, Any]], is_matmul: bool) -> str:
-    kinds = sorted({row["problem"]["dtype" if is_matmul else "family"].replace("_", " ") for row in members})
-    return f"{'matmul' if is_matmul else 'other families'}, {len(members)} shapes ({', '.join(kinds)})"
+def _group(problem: Mapping[str, Any]) -> str:
+    if problem["family"] != "matmul":
+        return "other families"
+    return "matmul, rows of odd length" if problem["n"] % 2 or problem["k"] % 2 else "matmul"
+
+
+def _by_whom(found: Mapping[str, Any]) -> str:
+    return ", by the model and rules before" if found.get("note") == "before" else ""
+
+
+def _counted(name: str, members: list[Mapping[str, Any]]) -> str:
+    column = "dtype" if name.startswith("matmul") else "family"
+    kinds = sorted({row["problem"][column].replace("_", " ") for row in members})
+    return f"{name}: {len(members)} shapes ({', '.join(kinds)})"
 
 
 def _gpu_line(name: str, members: list[Mapping[str, Any]]) -> list[str]:
@@ -43,11 +53,13 @@ def _gpu_line(name: str, members: list[Mapping[str, Any]]) -> list[str]:
 def own_kernels() -> str:
     """`autotune` on kernels of no family: the first three shapes, and those after them."""
     cells = []
-    for visit, path in enumerate(sorted(RESULTS.glob("gpu_tuning*.json")), 1):
-        for name, found in read_any(path.stem).get("own", {}).items():
+    for path in sorted(RESULTS.glob("gpu_tuning*.json")):
+        file = read_any(path.stem)
+        for name, found in file.get("own", {}).items():
             first, later = found["shapes"][:3], found["shapes"][3:]
-            cells.append((f"{name} ({found['shapes'][0]['configs']})", str(visit), *_both(first), *_both(later)))
-    headings = ("kernel (configurations)", "visit", "first three shapes", "measurements", "after them", "measurements")
+            kernel = f"{name} ({found['shapes'][0]['configs']}){_by_whom(file)}"
+            cells.append((kernel, *_both(first), *_both(later)))
+    headings = ("kernel (configurations)", "first three shapes", "measurements", "after them", "measurements")
     return table(headings, sorted(cells))
 
 

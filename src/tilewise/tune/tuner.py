@@ -25,10 +25,11 @@ from tilewise.tune.guide import Guide, file_guide, recalled, shipped_guide
 from tilewise.tune.problem import Config, Kernel, Problem, Value
 from tilewise.tune.search import Rule, Step, search
 from tilewise.tune.store import Machine, Store, VerdictRow
-from tilewise.tune.trial import Timed, Trial
+from tilewise.tune.trial import TakesTurns, Timed, Trial
 
 PROGRAM = "tuned"
 _CLOSE, _SETTLED = 0.02, 3
+_LEADING = 0.15  # in logarithms: as much as clocks may differ between two measurements a second apart
 _WORTH = 0.01  # less than this over the default is not told from noise
 _WAIT_SECONDS = 120.0  # for another process that tunes the same problem
 
@@ -236,7 +237,10 @@ class Tuner:
                 return timed.runtime_ns
 
             found = search(belief, take, rule, lambda step: report(step, configs[step.index]))
-            self._settle(belief, take)
+            if isinstance(trial, TakesTurns):
+                self._run_off(belief, trial, configs)
+            else:
+                self._settle(belief, take)
         default_ns = min(defaults) if defaults else None
         best, source = belief.best, "measured"
         runtime_ns = math.exp(belief.measured[best]) if best is not None else None
@@ -259,6 +263,18 @@ class Tuner:
             again = take(index)
             if again is not None:
                 belief.measured[index] = 0.5 * (belief.measured[index] + math.log(again))
+
+    def _run_off(self, belief: Belief, trial: TakesTurns, configs: Sequence[Config]) -> None:
+        """Time the leaders side by side, which is what they are compared by; what was measured alone may be off."""
+        order = sorted(belief.measured, key=belief.measured.__getitem__)
+        leaders = [index for index in order if belief.measured[index] - belief.measured[order[0]] < _LEADING]
+        if len(leaders) < 2:
+            return
+        logs = [math.log(runtime_ns) for runtime_ns in trial.in_turns([configs[index] for index in leaders])]
+        apart = logs[0] - belief.measured[leaders[0]]
+        for index in order[len(leaders) :]:
+            belief.measured[index] += apart  # as far behind as they were
+        belief.measured.update(zip(leaders, logs, strict=True))
 
     def _keep(self, store: Store, run: int, kernel: Kernel, config: Config, timed: Timed) -> None:
         store.add_verdicts(run, kernel, [VerdictRow(config, timed.status, timed.reason)])

@@ -26,6 +26,7 @@ COLLECTION = "h200"
 _UNIT_NS = 4.0e5
 _MOST_LAUNCHES = 48
 _ROUNDS = 5
+_TURNS, _TURNS_TO_WARM_UP = 9, 3
 _COMPILE_SECONDS = 120.0
 
 
@@ -65,6 +66,7 @@ class TritonTrial:
         self.device, self.problem, self.family = device, problem, get_family(problem.family)
         self._sets: list[Operands] = operand_sets(device, Job(problem, (), seed))
         self._expected = self.family.expected(problem, device.torch, self._sets[0])
+        self._units: dict[Config, tuple[Run, int]] = {}
 
     def measure(self, config: Config) -> Timed:
         try:
@@ -75,10 +77,17 @@ class TritonTrial:
             return Timed(None, None, "misfit", str(error))
         except Exception as error:  # Triton raises many kinds; each is this configuration's verdict
             return Timed(None, None, "failed", f"{type(error).__name__}: {error}"[:300])
-        unit, launches = self.unit(runs)
+        unit, launches = self._units[config] = self.unit(runs)
         self.device.time_units([unit])
         times = self.device.time_units([unit] * _ROUNDS)
         return Timed(statistics.median(times) / launches, None)
+
+    def in_turns(self, configs: Sequence[Config]) -> list[float]:
+        """Each measured before; the median of several rounds without a pause, the first of which only warm up."""
+        units = [self._units[config] for config in configs]
+        rounds = [self.device.time_units([unit for unit, _ in units]) for _ in range(_TURNS_TO_WARM_UP + _TURNS)]
+        taken = zip(*rounds[_TURNS_TO_WARM_UP:], strict=True)
+        return [statistics.median(times) / launches for times, (_, launches) in zip(taken, units, strict=True)]
 
     def _prepare(self, config: Config) -> list[Run]:
         binary = self.family.binary(self.problem, config)
@@ -127,15 +136,11 @@ class TritonSweeper:
         return runtime, measuring + sum(self.compiled[key].seconds for key in binaries)
 
     def run_off(self, problem: Problem, configs: Sequence[Config]) -> dict[Config, float]:
-        """In turns, twelve rounds; the median counts."""
+        """Timed in turns."""
         trial = TritonTrial(self.bench.device, problem)
-        units = {config: trial.unit(trial._prepare(config)) for config in configs}
-        times: dict[Config, list[float]] = {config: [] for config in configs}
-        for _ in range(12):
-            taken = self.bench.device.time_units([unit for unit, _ in units.values()])
-            for (config, (_, launches)), spent in zip(units.items(), taken, strict=True):
-                times[config].append(spent / launches)
-        return {config: statistics.median(spent) for config, spent in times.items()}
+        for config in configs:
+            trial.measure(config)
+        return dict(zip(configs, trial.in_turns(configs), strict=True))
 
     def _compile(self, binaries: Sequence[Binary]) -> None:
         queue = list(reversed(binaries))
