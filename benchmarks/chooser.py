@@ -1,9 +1,10 @@
 """The tile chooser beside no chooser: `tilewise.tune.enable()` must cost nothing where it cannot help.
 
-    python -m benchmarks.chooser [--threads 1 2] [--only products batches networks drawn] [--random 24] [--seed 11]
+    python -m benchmarks.chooser [--threads 1 2] [--only products batches networks drawn odd] [--random 24] [--seed 11]
 
-The products and networks of the other benchmarks, batches of products, and products drawn at random (odd sizes, few
-rows or columns, short and long sums, transposed views), all through `dispatch`, with the chooser on and off in turns.
+The products and networks of the other benchmarks, batches of products, products drawn at random (few rows or columns,
+short and long sums, tiny ones), and odd ones (sizes of 16 to 400, a quarter million multiplications or more), both of
+all layouts; all through `dispatch`, with the chooser on and off in turns.
 The chooser has met each shape before. A ratio above 1 means that it is faster on. With `--only`, rows that are not
 measured anew stay in the file.
 """
@@ -18,7 +19,7 @@ import numpy as np
 
 import tilewise
 from benchmarks.gemm import LARGE, SMALL
-from benchmarks.gemm_random import draw
+from benchmarks.gemm_random import LAYOUT_SHARES, LAYOUTS, Product, draw
 from benchmarks.harness import Row, Run, compare, read_rows, write_results
 from benchmarks.results_files import geometric
 from tilewise import Tensor, models, no_grad
@@ -26,7 +27,7 @@ from tilewise.backend import OptimizedBackend, use_backend
 from tilewise.tune.chooser import ModelChooser, make_chooser
 
 RESULTS = Path(__file__).parent / "results" / "chooser.json"
-PARTS = ["products", "batches", "networks", "drawn"]
+PARTS = ["products", "batches", "networks", "drawn", "odd"]
 # (batch, m, n, k): heads of attention, and a few larger
 BATCHES = [(12, 64, 64, 32), (48, 128, 128, 64), (6, 256, 64, 256), (4, 300, 300, 100), (2, 512, 512, 512)]
 NETWORKS = [("vgg6", 32), ("resnet8", 1), ("resnet8", 32), ("gpt", 1), ("mlp", 32)]
@@ -89,8 +90,15 @@ def rows_of(part: str, threads: int, options: argparse.Namespace) -> Iterator[Ro
             yield network(both, name, batch, threads, 4 * options.budget)
     else:
         for _ in range(options.random):
-            drawn = draw(rng)
-            yield product(both, f"drawn {drawn}", drawn.operands(rng), threads, options.budget)
+            drawn = draw(rng) if part == "drawn" else odd(rng)
+            yield product(both, f"{part} {drawn}", drawn.operands(rng), threads, options.budget)
+
+
+def odd(rng: np.random.Generator) -> Product:
+    while True:
+        m, n, k = (int(size) for size in rng.integers(16, 401, 3))
+        if m * n * k >= 250_000:
+            return Product(m, n, k, str(rng.choice(LAYOUTS, p=LAYOUT_SHARES)))
 
 
 def main() -> None:

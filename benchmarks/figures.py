@@ -99,6 +99,27 @@ def cpu_tuning() -> str:
     return table(("", "geometric mean", "worst"), cells) + f"\n\n{note}"
 
 
+_CHOOSER_GROUPS = (
+    ("products of the matrix benchmark", "^[0-9]+×"),
+    ("batches of products", " of "),
+    ("networks", "forward"),
+    ("drawn products, tiny ones too", "^drawn"),
+    ("odd products", "^odd"),
+)
+
+
+def chooser() -> str:
+    """The chooser on beside off."""
+    cells = []
+    for label, names in _CHOOSER_GROUPS:
+        found = rows("chooser", names)
+        for threads in sorted({row["threads"] for row in found}):
+            ratios = [row["ratio"] for row in found if row["threads"] == threads]
+            spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+            cells.append((label, str(threads), str(len(ratios)), f"{geometric(ratios):.3f}×", spread))
+    return table(("", "threads", "cases", "geometric mean", "worst to best"), cells)
+
+
 def shipped_errors() -> str:
     """The shipped models on the test programs of their collections, beside what they must beat."""
     found = read_any("replay")["replay"]
@@ -188,7 +209,7 @@ def _margin() -> str:
 
 def _look_up() -> str:
     seconds = read_any("tuning")["met_before"]
-    return f"{1e6 * (seconds['on'] - seconds['off']):.1f} µs"
+    return f"{1e6 * seconds['on']:.2f} µs with the chooser on and {1e6 * seconds['off']:.2f} µs with it off"
 
 
 SECTIONS: Mapping[str, Callable[[], str]] = {
@@ -201,6 +222,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "own kernels": own_kernels,
     "replay": replayed,
     "cpu tuning": cpu_tuning,
+    "chooser": chooser,
     "shipped models": shipped_errors,
     "ranking": ranking,
     "int8 accuracy": int8_accuracy,

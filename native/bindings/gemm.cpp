@@ -1,6 +1,7 @@
 // matmul seen from Python. A plain METH_FASTCALL function: on small matrices the call itself decides, and this one costs
 // about a quarter of a microsecond. Arrays of any strides are taken as they are.
 #include <algorithm>
+#include <memory>
 
 #include "bindings/arguments.h"
 #include "bindings/bindings.h"
@@ -236,7 +237,13 @@ bool read_field(PyObject* tile, PyObject* name, int64_t& out) {
   return true;
 }
 
+constexpr const char* kPrepared = "tilewise.prepared_tile";
+
 bool read_tile(PyObject* object, GemmTile& t) {
+  if (PyCapsule_CheckExact(object) && PyCapsule_IsValid(object, kPrepared)) {
+    t = *static_cast<const GemmTile*>(PyCapsule_GetPointer(object, kPrepared));
+    return true;
+  }
   const Names& n = names();
   PyObject* const fields[] = {n.mr, n.nr, n.mc, n.nc, n.kc, n.pack_a, n.pack_b, n.threads_m, n.threads_n};
   int64_t v[9];
@@ -428,6 +435,18 @@ nb::object check_tile(nb::handle tile, int64_t m, int64_t n, int64_t k, bool tra
   return tile_problem(t, g, reason, sizeof reason) ? nb::cast(std::string(reason)) : nb::none();
 }
 
+// A tile read once: passed to matmul in place of a TileConfig it costs what a tile from a chooser's table costs.
+nb::object prepared_tile(nb::handle tile) {
+  auto read = std::make_unique<GemmTile>();
+  if (!read_tile(tile.ptr(), *read)) throw nb::python_error();
+  PyObject* capsule = PyCapsule_New(read.get(), kPrepared, [](PyObject* self) {
+    delete static_cast<GemmTile*>(PyCapsule_GetPointer(self, kPrepared));
+  });
+  if (capsule == nullptr) throw nb::python_error();
+  read.release();
+  return nb::steal(capsule);
+}
+
 // The register tiles of the instruction set in force: (mr, nr) for every mr that fits.
 std::vector<std::pair<int, int>> register_tiles() {
   const GemmKernels& kernels = active_gemm();
@@ -472,6 +491,7 @@ PyObject* table_keep_matmul(PyObject* self, PyObject* const* args, Py_ssize_t co
 void bind_gemm(nb::module_& m) {
   if (PyModule_AddFunctions(m.ptr(), methods) < 0) throw nb::python_error();
   m.def("gemm_register_tiles", register_tiles);
+  m.def("prepared_tile", prepared_tile, nb::arg("tile"));
   m.def("gemm_tile_problem", check_tile, nb::arg("tile"), nb::arg("m"), nb::arg("n"), nb::arg("k"),
         nb::arg("transposed_b"));
   m.def("cache_sizes", caches);

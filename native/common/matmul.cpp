@@ -533,7 +533,11 @@ bool matmul(const Gemm& g, const Batch& batch, const GemmTile* tile) {
   Job job;
   job.g = &g;
   job.batch = &batch;
-  if (!tile) job.plan = choose_plan(g);
+  if (!tile) {
+    job.plan = choose_plan(g);
+  } else {
+    job.plan.tail = separate_tail(g);
+  }
   const bool spread_items = batch.count >= 2 * threads;
   if (tile) {
     job.tile = *tile;

@@ -51,6 +51,12 @@ class MadeUpBench:
     def configs(self, problem: Problem) -> Sequence[Config]:
         return self.every
 
+    def first_choice(self, problem):
+        return False, None
+
+    def opinion(self, problem, configs):
+        return None
+
     def forget(self) -> None: ...
 
     @contextlib.contextmanager

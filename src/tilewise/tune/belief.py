@@ -195,6 +195,15 @@ class Belief:
         """The fastest measured configuration."""
         return min(self.measured, key=lambda index: (self.measured[index], index)) if self.measured else None
 
+    def likeliest(self) -> int | None:
+        """Of the measured ones, that with the shortest time as believed: a lucky reading alone does not win."""
+
+        def believed(index: int) -> tuple[float, int]:
+            place = self._place.get(index)
+            return self.measured[index] if place is None else float(self.mean[place]), index
+
+        return min(self.measured, key=believed) if self.measured else None
+
     def open(self) -> npt.NDArray[np.int64]:
         """Places of the leaders that are neither measured nor failed."""
         gone = [self._place[index] for index in (*self.measured, *self.failed) if index in self._place]

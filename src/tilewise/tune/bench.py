@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from tilewise.errors import ConfigurationError
-from tilewise.tune.problem import Problem, Value
+from tilewise.tune.belief import Numbers, Prior
+from tilewise.tune.problem import Config, Problem, Value
 from tilewise.tune.store import Machine
 
 
@@ -37,3 +38,11 @@ class FamilyBench(Generic[Family]):
         if not isinstance(family, str):
             raise ConfigurationError('A problem is an object with a "family", such as {"family": "matmul", "m": 64}.')
         return self._get_family(family).problem(spec)
+
+    def first_choice(self, problem: Problem) -> tuple[bool, Config | None]:
+        """Whether this machine knows better than the ranking what to take unmeasured; and what: None, the default."""
+        return False, None
+
+    def opinion(self, problem: Problem, configs: Sequence[Config]) -> tuple[Numbers, Prior] | None:
+        """Scores to start measuring from, and how far to trust them, where there are better than a ranking's."""
+        return None

@@ -2,10 +2,10 @@
 
 `enable()` hands it to the backend that is in force; nothing in the backend knows where tiles come from. A shape that
 was met before costs one look into a table inside the compiled call. A new one costs about a millisecond, once, when
-several were spent computing in it: a few hundred tiles that cover the space are ranked by the shipped model, and the
-best is taken if the model expects it to beat the analytical default by more than its own errors; otherwise the default
-stays, as it does where the kernel leaves the tiled loops (a single row, transposed twice) and far outside the sizes
-that were ever measured.
+several were spent computing in it: some hundred tiles that cover the space are compared with the default by a network
+that was taught just that (cpu/first.py), or, for larger products, ranked by the collection's model; the best is taken
+if it is expected to beat the analytical default by more than the model's errors. Otherwise the default stays, as it
+does far outside the sizes that were ever measured.
 
 It is opt-in: a program that does not ask for it neither loads a model nor pays for the look-up.
 """
@@ -17,7 +17,6 @@ import math
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -25,21 +24,22 @@ import numpy.typing as npt
 
 from tilewise._extension import native
 from tilewise.backend.registry import OptimizedBackend, current_backend
-from tilewise.backend.tiles import TileConfig, tile_blocks
+from tilewise.backend.tiles import TileConfig
 from tilewise.costmodel.kernel import Kernel
 from tilewise.errors import ConfigurationError, UnavailableError
 from tilewise.tune.choices import Choice, Choices
 from tilewise.tune.cpu import conv, matmul
 from tilewise.tune.cpu.bench import MARGIN, CpuBench
 from tilewise.tune.cpu.family import get_family
+from tilewise.tune.cpu.first import FirstChoice, candidates, tile_at, views
 from tilewise.tune.guide import Guide, file_guide, shipped_guide
 from tilewise.tune.operations import matmul_graph
 from tilewise.tune.problem import Config, Problem
 
 _LEAST_WORK, _MOST_WORK = 100_000, 300_000_000  # multiplications; the collection's own range, and a little around it
 _TRIED = 12  # of the ranking, until one is feasible
-# Multiplications, about five milliseconds of them: ranking takes about one, so a program whose shapes hardly repeat
-# spends at most a fifth of its time more.
+# Multiplications, about five milliseconds of them: deciding takes half of one to one, so a program whose shapes hardly
+# repeat spends at most a fifth of its time more.
 _PATIENCE = 250_000_000
 _MOST_KNOWN = 4096
 Key = tuple[str, tuple[int, ...], str, str]  # what the backend asks with
@@ -53,10 +53,10 @@ class ModelChooser:
     least_work = _LEAST_WORK
     patience = _PATIENCE
 
-    def __init__(self, guide: Guide, choices: Choices | None = None) -> None:
+    def __init__(self, guide: Guide, choices: Choices | None = None, first: FirstChoice | None = None) -> None:
         if native is None:
             raise UnavailableError("tiles belong to tilewise's compiled kernels, which are not installed")
-        self._native, self.guide = native, guide
+        self._native, self.guide, self.first = native, guide, first
         self.asked = self.chosen = 0
         self._lock = threading.Lock()  # of the counts and of what is known; ranking goes on outside it
         self._tuned = self._recalled(list(choices.all()) if choices is not None else [])
@@ -109,7 +109,7 @@ class ModelChooser:
 
     def _default_tile(self, key: Key, threads: int) -> TileConfig:
         m, n, k = key[1]
-        return TileConfig(*self._native.matmul_plan(*_views(m, n, k, key[3]), threads)[1])
+        return TileConfig(*self._native.matmul_plan(*views(m, n, k, key[3]), threads)[1])
 
     def _problem(self, key: Key, tile: Any) -> str | None:
         op, shape, _, layout = key
@@ -128,7 +128,9 @@ class ModelChooser:
         if op != "matmul" or not _LEAST_WORK <= math.prod(shape) <= _MOST_WORK:
             return None
         m, n, k = shape
-        path, default = self._native.matmul_plan(*_views(m, n, k, layout), threads)
+        if self.first is not None and self.first.covers(m * n * k, threads):
+            return self.first.choose(self._native, m, n, k, layout)
+        path, default = self._native.matmul_plan(*views(m, n, k, layout), threads)
         if path != "tiled":
             return None
         return self._first_choice((m, n, k), layout, np.array(default, dtype=np.int64), threads)
@@ -155,23 +157,10 @@ class ModelChooser:
         for index in np.argsort(scores, kind="stable")[:_TRIED]:
             if not index or self.guide.prior.slope * float(scores[0] - scores[index]) < MARGIN:
                 return None
-            tile = _tile(tiles[index])
+            tile = tile_at(tiles[index])
             if self._native.gemm_tile_problem(tile, *sizes, layout[1] == "t") is None:
                 return tile
         return None
-
-
-def candidates(module: Any, m: int, n: int, k: int, threads: int) -> npt.NDArray[np.int64]:
-    """A few hundred tiles, one a row in the order of TileConfig's fields, that hold nearly all of the best.
-
-    A is not packed: over the embedded collection the best such tile is within 0.03 % of the best.
-    """
-    grids = [(t, threads // t) for t in range(1, threads + 1) if threads % t == 0]
-    rows: list[tuple[int, ...]] = []
-    for mr, nr, row_blocks, column_blocks, depth_blocks in tile_blocks(module, m, n, k):
-        for mc, nc, kc, pack_b, grid in product(row_blocks, column_blocks, depth_blocks, (0, 1), grids):
-            rows.append((mr, nr, mc, nc, kc, 0, pack_b, *grid))
-    return np.array(rows, dtype=np.int64)
 
 
 def tile_kernel(
@@ -189,18 +178,6 @@ def tile_kernel(
             feat[:, column] = own[name]
     nothing = np.zeros(len(tiles), np.int64)
     return Kernel("matmul", "matmul", *matmul_graph("fp32", (0, m, n, k), layout, "none"), feat, nothing, nothing)
-
-
-def _tile(row: npt.NDArray[np.int64]) -> TileConfig:
-    mr, nr, mc, nc, kc, pack_a, pack_b, threads_m, threads_n = (int(value) for value in row)
-    return TileConfig(mr, nr, mc, nc, kc, bool(pack_a), bool(pack_b), threads_m, threads_n)
-
-
-def _views(m: int, n: int, k: int, layout: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Operands that only their shapes and strides are read of; their memory is never touched."""
-    a = np.empty((k, m), np.float32).T if layout[0] == "t" else np.empty((m, k), np.float32)
-    b = np.empty((n, k), np.float32).T if layout[1] == "t" else np.empty((k, n), np.float32)
-    return a, b
 
 
 _CONV = ("batch", "channels", "height", "width", "filters")
@@ -253,7 +230,8 @@ def make_chooser(
     guide = (
         file_guide(os.fspath(model)) if model is not None else shipped_guide(bench.collection, bench.machine.identity)
     )
-    return ModelChooser(guide, Choices(cache, bench.machine.identity, bench.version))
+    first = bench.first if model is None else None  # a model of one's own decides alone
+    return ModelChooser(guide, Choices(cache, bench.machine.identity, bench.version), first)
 
 
 def enable(

@@ -13,15 +13,15 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from tilewise.errors import ConfigurationError, FileFormatError
-from tilewise.tune.belief import Belief, Memory
+from tilewise.tune.belief import Belief, Memory, Numbers, Prior
 from tilewise.tune.choices import Choice, Choices, cache_folder
 from tilewise.tune.export import Described
-from tilewise.tune.guide import Guide, file_guide, recalled, shipped_guide
+from tilewise.tune.guide import Guide, config_fields, file_guide, recalled, shipped_guide
 from tilewise.tune.problem import Config, Kernel, Problem, Value
 from tilewise.tune.search import Rule, Step, search
 from tilewise.tune.store import Machine, Store, VerdictRow
@@ -30,7 +30,7 @@ from tilewise.tune.trial import TakesTurns, Timed, Trial
 PROGRAM = "tuned"
 _CLOSE, _SETTLED = 0.02, 3
 _LEADING = 0.15  # in logarithms: as much as clocks may differ between two measurements a second apart
-_WORTH = 0.01  # less than this over the default is not told from noise
+_WORTH = 0.005  # less than this over the default is not told from noise
 _WAIT_SECONDS = 120.0  # for another process that tunes the same problem
 
 
@@ -70,6 +70,12 @@ class Bench(Protocol):
     def configs(self, problem: Problem) -> Sequence[Config]:
         """Every feasible configuration, the default first."""
 
+    def first_choice(self, problem: Problem) -> tuple[bool, Config | None]:
+        """Whether the machine knows better than the ranking what to take unmeasured; and what: None, the default."""
+
+    def opinion(self, problem: Problem, configs: Sequence[Config]) -> tuple[Numbers, Prior] | None:
+        """Scores to start measuring from, and how far to trust them, where there are better than a ranking's."""
+
     def trial(self, problem: Problem, default: Config) -> contextlib.AbstractContextManager[Trial]: ...
     def forget(self) -> None:
         """As if nothing had ever been compiled."""
@@ -102,6 +108,7 @@ class Tuner:
         self.bench = open_bench(device, limit_s) if isinstance(device, str) else device
         self.folder = Path(cache).expanduser() if cache is not None else cache_folder()
         self.budget, self.learn, self._said = budget, learn, say
+        self._own_model = model is not None  # then it decides alone
         self.guide = self._guide(model)
         self.choices = Choices(self.folder, self.bench.machine.identity, self.bench.version)
         self._notes: set[str] = set()
@@ -149,6 +156,10 @@ class Tuner:
             return self._from_cache(kept, start)
         if self.guide.model is None:
             return Tuned(problem, configs[0], "default", seconds=time.perf_counter() - start)
+        known, config = (False, None) if self._own_model else self.bench.first_choice(problem)
+        if known:
+            source = "default" if config is None else "model"
+            return Tuned(problem, config or configs[0], source, seconds=time.perf_counter() - start)
         scores = self.guide.scores(self.bench.family(problem.family), problem, configs)
         first = self.guide.belief(scores, configs, self._memory(problem), problem).portfolio(1)[0]
         if self.guide.prior.slope * float(scores[0] - scores[first]) < self.bench.margin:
@@ -217,9 +228,8 @@ class Tuner:
         start: float,
         report: Callable[[Step, Config], None],
     ) -> Tuned:
-        kernel, family = Kernel(PROGRAM, problem), self.bench.family(problem.family)
-        scores = self.guide.scores(family, problem, configs)
-        belief = self.guide.belief(scores, configs, self._memory(problem, store), problem)
+        kernel = Kernel(PROGRAM, problem)
+        belief = self._belief(problem, configs, store)
         defaults: list[float] = []
         notes: list[str] = []
         with self.bench.trial(problem, configs[0]) as trial:
@@ -229,8 +239,9 @@ class Tuner:
                 self._keep(store, run, kernel, configs[index], timed)
                 if timed.default_ns is not None:
                     defaults.append(timed.default_ns)
+                    timed = _beside(defaults[0], timed)
                     if 0 not in belief.measured and index:  # it was timed beside; what it took is known for nothing
-                        belief.learn(0, math.log(timed.default_ns))
+                        belief.learn(0, math.log(defaults[0]))
                 if timed.runtime_ns is None:
                     notes.append(f"{configs[index].key} is left out: {timed.reason}")
                     self._tell(notes[-1:])
@@ -239,10 +250,11 @@ class Tuner:
             found = search(belief, take, rule, lambda step: report(step, configs[step.index]))
             if isinstance(trial, TakesTurns):
                 self._run_off(belief, trial, configs)
+                best = belief.best
             else:
                 self._settle(belief, take)
-        default_ns = min(defaults) if defaults else None
-        best, source = belief.best, "measured"
+                best = belief.likeliest()
+        default_ns, source = defaults[0] if defaults else None, "measured"
         runtime_ns = math.exp(belief.measured[best]) if best is not None else None
         if best is None:
             best, runtime_ns, source = 0, default_ns, "default"
@@ -253,6 +265,16 @@ class Tuner:
             time.perf_counter() - start, found.reason, found.steps, notes,
         )  # fmt: skip
 
+    def _belief(self, problem: Problem, configs: list[Config], store: Store) -> Belief:
+        opinion = None if self._own_model or self.guide.model is None else self.bench.opinion(problem, configs)
+        if opinion is not None:
+            belief = Belief(opinion[0], config_fields(configs), opinion[1])
+            _, first = self.bench.first_choice(problem)
+            belief.start_with = configs.index(first) if first in configs else None
+            return belief
+        scores = self.guide.scores(self.bench.family(problem.family), problem, configs)
+        return self.guide.belief(scores, configs, self._memory(problem, store), problem)
+
     def _settle(self, belief: Belief, take: Callable[[int], float | None]) -> None:
         """Time the closest few once more: what decides between them is otherwise the noise of one reading."""
         best = belief.best
@@ -262,7 +284,9 @@ class Tuner:
         for index in sorted(close, key=belief.measured.__getitem__)[:_SETTLED] if len(close) > 1 else ():
             again = take(index)
             if again is not None:
-                belief.measured[index] = 0.5 * (belief.measured[index] + math.log(again))
+                first = belief.measured[index]
+                belief.learn(index, math.log(again))
+                belief.measured[index] = 0.5 * (first + math.log(again))
 
     def _run_off(self, belief: Belief, trial: TakesTurns, configs: Sequence[Config]) -> None:
         """Time the leaders side by side, which is what they are compared by; what was measured alone may be off."""
@@ -318,6 +342,13 @@ class Tuner:
         measured = measurements(store, problem.family)
         family = self.bench.family(problem.family)
         return recalled(self.guide, family, problem, measured, self.bench.configs)
+
+
+def _beside(default_ns: float, timed: Timed) -> Timed:
+    """A trial as if the default had taken so long in it: clocks drift, and only what ran in turns compares."""
+    if timed.runtime_ns is None or timed.default_ns is None:
+        return timed
+    return replace(timed, runtime_ns=timed.runtime_ns * default_ns / timed.default_ns, default_ns=default_ns)
 
 
 def measurements(store: Store, family: str) -> dict[Problem, dict[Config, float]]:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from tilewise import __version__
+from tilewise.tune.belief import Numbers, Prior
 from tilewise.tune.bench import FamilyBench
 from tilewise.tune.cpu.family import CpuFamily, get_family
-from tilewise.tune.cpu.machine import describe, running_on
+from tilewise.tune.cpu.first import SHIPPED, read_first_choice
+from tilewise.tune.cpu.machine import describe, require_native, running_on
+from tilewise.tune.cpu.matmul import Matmul, config_of, tile_of
 from tilewise.tune.problem import Config, Problem
 from tilewise.tune.trial import CpuTrial, Trial, WorkerTrial, cpu_worker
 
@@ -30,6 +35,31 @@ class CpuBench(FamilyBench[CpuFamily]):
         fits = str(details["isa"]).startswith(_COLLECTION_ISA)
         super().__init__("cpu", details, get_family, COLLECTION if fits else None)
         self.limit_s = limit_s
+        self.first = read_first_choice() if fits and SHIPPED.is_file() else None
+
+    def first_choice(self, problem: Problem) -> tuple[bool, Config | None]:
+        family = get_family(problem.family)
+        if not isinstance(family, Matmul):
+            return False, None
+        if not self._covers(problem):
+            return not family.default_is_tiled(problem), None
+        assert self.first is not None
+        tile = self.first.choose(require_native(), *_sizes(problem), problem.word("layout"))
+        return True, None if tile is None else config_of(tile)
+
+    def opinion(self, problem: Problem, configs: Sequence[Config]) -> tuple[Numbers, Prior] | None:
+        if not self._covers(problem):
+            return None
+        assert self.first is not None
+        tiles = np.array([list(tile_of(config).as_dict().values()) for config in configs], dtype=np.int64)
+        scores = self.first.scores(require_native(), *_sizes(problem), problem.word("layout"), tiles)
+        return scores, self.first.prior
+
+    def _covers(self, problem: Problem) -> bool:
+        if self.first is None or problem.family != "matmul":
+            return False
+        m, n, k = _sizes(problem)
+        return self.first.covers(m * n * k, problem.size("threads"))
 
     def configs(self, problem: Problem) -> Sequence[Config]:
         with running_on(problem.size("threads") if "threads" in problem else 1):
@@ -45,3 +75,7 @@ class CpuBench(FamilyBench[CpuFamily]):
             return
         with cpu_worker() as worker:
             yield WorkerTrial(worker, problem, default, self.limit_s)
+
+
+def _sizes(problem: Problem) -> tuple[int, int, int]:
+    return problem.size("m"), problem.size("n"), problem.size("k")

@@ -16,6 +16,7 @@ from tilewise.backend.numpy_ops import erf
 from tilewise.backend.tiles import TileConfig, tile_space
 from tilewise.errors import ConfigurationError
 from tilewise.tune.cpu.family import Array, Expected
+from tilewise.tune.cpu.machine import require_native
 from tilewise.tune.cpu.memory import placed
 from tilewise.tune.graph import KernelGraph
 from tilewise.tune.operations import matmul_graph
@@ -101,12 +102,23 @@ class Matmul:
         return Expected(value, 1e-5 + 3e-7 * problem.size("k"))
 
     def runner(self, problem: Problem, config: Config, operands: Mapping[str, Array]) -> Callable[[], Array]:
-        tile, a, b = tile_of(config), operands["a"], operands["b"]
+        """What the framework would run: the default is given no tile, so that it may leave the tiled loops; the others
+        are read beforehand, as a chooser's are."""
+        module, tile, a, b = require_native(), tile_of(config), operands["a"], operands["b"]
+        if tile == TileConfig(*module.matmul_plan(a, b, problem.size("threads"))[1]):
+            prepared = None
+        else:
+            prepared = module.prepared_tile(tile)
         words = problem.word("epilogue").split("_")
         extras: dict[str, Any] = {name: operands[name] for name in ("bias", "residual") if name in operands}
         if words[-1] in ("relu", "gelu"):
             extras["activation"] = words[-1]
-        return lambda: matmul_native(a, b, tile, **extras)
+        return lambda: matmul_native(a, b, prepared, **extras)
+
+    def default_is_tiled(self, problem: Problem) -> bool:
+        """Whether the default runs the tiled loops, which is all that the ranking model knows of."""
+        path, _ = require_native().matmul_plan(*_views(problem, np.zeros), problem.size("threads"))
+        return bool(path == "tiled")
 
     def graph(self, problem: Problem) -> KernelGraph:
         return matmul_graph(problem.word("dtype"), _sizes(problem), problem.word("layout"), problem.word("epilogue"))

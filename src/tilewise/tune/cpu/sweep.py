@@ -14,7 +14,8 @@ from tilewise.tune.problem import Config, Problem
 
 _UNIT_NS = 1.0e6
 _ROUNDS = 3  # of the sweep, as many as a collector makes at least
-_RUN_OFF_ROUNDS = 15
+# Many short turns: what disturbs one contender then disturbs the others as well.
+_RUN_OFF_UNIT_NS, _RUN_OFF_ROUNDS = 3.0e5, 45
 
 
 class CpuSweeper:
@@ -23,15 +24,17 @@ class CpuSweeper:
     def sweep(self, problem: Problem, configs: Sequence[Config]) -> tuple[dict[Config, float], float]:
         """The fastest of three rounds each, and how long all of it took."""
         start = time.perf_counter()
-        runtimes = self._in_turns(problem, configs, _ROUNDS)
+        runtimes = self._in_turns(problem, configs, _ROUNDS, _UNIT_NS)
         return {config: min(times) for config, times in runtimes.items()}, time.perf_counter() - start
 
     def run_off(self, problem: Problem, configs: Sequence[Config]) -> dict[Config, float]:
         """Each round goes over all of them in another order; the median of the faster half counts."""
-        runtimes = self._in_turns(problem, configs, _RUN_OFF_ROUNDS)
+        runtimes = self._in_turns(problem, configs, _RUN_OFF_ROUNDS, _RUN_OFF_UNIT_NS)
         return {c: statistics.median(sorted(times)[: len(times) // 2 + 1]) for c, times in runtimes.items()}
 
-    def _in_turns(self, problem: Problem, configs: Sequence[Config], rounds: int) -> dict[Config, list[float]]:
+    def _in_turns(
+        self, problem: Problem, configs: Sequence[Config], rounds: int, unit_ns: float
+    ) -> dict[Config, list[float]]:
         family, rng = get_family(problem.family), np.random.default_rng(0)
         operands = family.operands(problem, rng)
         times: dict[Config, list[float]] = {config: [] for config in configs}
@@ -41,7 +44,7 @@ class CpuSweeper:
             for _ in range(rounds):
                 for index in rng.permutation(len(configs)):
                     config = configs[index]
-                    calls = int(min(max(_UNIT_NS / rough[config], 1), 100))
+                    calls = int(min(max(unit_ns / rough[config], 1), 100))
                     times[config].append(_many(runs[config], calls))
         return times
 
