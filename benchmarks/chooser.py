@@ -5,8 +5,8 @@
 The products and networks of the other benchmarks, batches of products, products drawn at random (few rows or columns,
 short and long sums, tiny ones), and odd ones (sizes of 16 to 400, a quarter million multiplications or more), both of
 all layouts; all through `dispatch`, with the chooser on and off in turns.
-The chooser has met each shape before. A ratio above 1 means that it is faster on. With `--only`, rows that are not
-measured anew stay in the file.
+The chooser has met each shape before. A ratio above 1 means that it is faster on. Of `--only` some, or other threads,
+the rows that are not measured anew stay in the file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from tilewise import Tensor, models, no_grad
 from tilewise.backend import OptimizedBackend, use_backend
 from tilewise.tune.chooser import ModelChooser, make_chooser
 
-RESULTS = Path(__file__).parent / "results" / "chooser.json"
+RESULTS = Path("benchmarks/results/chooser.json")
+THREADS = [1, 2]
 PARTS = ["products", "batches", "networks", "drawn", "odd"]
 # (batch, m, n, k): heads of attention, and a few larger
 BATCHES = [(12, 64, 64, 32), (48, 128, 128, 64), (6, 256, 64, 256), (4, 300, 300, 100), (2, 512, 512, 512)]
@@ -103,7 +104,7 @@ def odd(rng: np.random.Generator) -> Product:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--threads", type=int, nargs="+", default=THREADS)
     parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS)
     parser.add_argument("--random", type=int, default=24, metavar="N", help="products drawn at random")
     parser.add_argument("--seed", type=int, default=11)
@@ -115,7 +116,8 @@ def main() -> None:
     for row in sorted(measured, key=lambda row: row.ratio)[:5]:
         print(f"  {row.ratio:.3f}× {row.name}, threads {row.threads}")
     new = {(row.name, row.threads) for row in measured}
-    kept = [row for row in read_rows(options.json) if (row.name, row.threads) not in new and options.only != PARTS]
+    whole = options.only == PARTS and options.threads == THREADS
+    kept = [] if whole else [row for row in read_rows(options.json) if (row.name, row.threads) not in new]
     write_results(options.json, [*kept, *measured])
 
 

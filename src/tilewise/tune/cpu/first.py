@@ -90,6 +90,7 @@ def _filled(size: Any, step: Any) -> Any:
 def _of_product(p: Product) -> list[float]:
     m, n, k = float(p.m), float(p.n), float(p.k)
     tail = p.n % _LANES
+    rows_apart = (p.m if p.layout[0] == "t" else p.k), (p.k if p.layout[1] == "t" else p.n), p.n  # of A, B and C
     along_k, across = math.log(k / (math.ceil(k / _LANES) * _LANES + 40)), math.log(_filled(n, _LANES))
     return [
         *(math.log2(x) for x in (m, n, k, m * n * k, m * k, n * k, m * n, min(m, n), max(m, n), m + n)),
@@ -97,7 +98,7 @@ def _of_product(p: Product) -> list[float]:
         *(_filled(n, x) for x in (4, 12, 16, 32, 48, 64)), *(_filled(m, x) for x in (4, 6, 14, 16)),
         _filled(k, _LANES), tail / _LANES, tail == 0, tail / 4 if tail <= 4 else 0,
         min(m, 16) / 16, min(m, 64) / 64, min(n, 64) / 64, min(k, 64) / 64,
-        p.k % _LANES == 0, p.k * 4 % 2048 == 0, p.n * 4 % 2048 == 0,
+        p.k % _LANES == 0, *(stride % floats == 0 for stride in rows_apart for floats in (16, 128, 256, 512, 1024)),
         along_k, across, along_k - across, math.log(m / (m + 8)), math.log(n / (n + 8)),
         *(p.path == path for path in PATHS),
     ]  # fmt: skip
