@@ -78,6 +78,14 @@ def test_disturbed_timings_count_where_there_are_no_others_and_a_single_one_does
     assert runtimes(measured) == {0: 100.0, 1: 202.0, 3: 71.0}
 
 
+def test_the_default_is_its_own_normalizer_where_one_batch_alone_was_undisturbed(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.sqlite") as store:
+        batches = [(100.0, {1: 50.0}, False), (110.0, {1: 54.0}, True), (112.0, {1: 55.0}, True)]
+        fill(store, matmul(), [{"batches": batches, "finish": True}])
+        (measured,) = read_measured(store)
+    assert runtimes(measured)[0] == measured.default_ns
+
+
 def test_an_interrupted_run_is_scaled_by_its_default(tmp_path: Path) -> None:
     slow = [(200.0, {1: 400.0}, False), (200.0, {1: 400.0}, False)]
     fast = [(100.0, {1: 201.0}, False), (100.0, {1: 199.0}, False)]

@@ -229,15 +229,18 @@ def _sweep(seed: int, count: int) -> Iterator[Problem]:
         )  # fmt: skip
 
 
-def _products(seed: int, count: int) -> Iterator[Problem]:
-    """Matrix products alone, over a wider range than the sweep's: thin, flat, short inner sizes, every number type."""
+def _products(seed: int, count: int, odd: int = 0) -> Iterator[Problem]:
+    """Matrix products alone, over a wider range than the sweep's: thin, flat, short inner sizes, every number type.
+
+    With `odd`, so much is added to the lengths of the rows, which then divide by nothing.
+    """
     chance = random.Random(seed)
     size = functools.partial(_size, chance)
     for _ in range(count):
         dtype = chance.choice(("bf16", "fp16", "tf32"))
         epilogue, layout = chance.choice(_SWEPT[dtype])
-        m = size(8, 16384, 8) if layout == "tn" else size(1, 16384, 1)
-        yield _linear(dtype, m, size(32, 16384, 8), size(32, 16384, 8), epilogue, layout)
+        m = size(8, 16384, 8) + odd if layout == "tn" else size(1, 16384, 1)
+        yield _linear(dtype, m, size(32, 16384, 8) + odd, size(32, 16384, 8) + odd, epilogue, layout)
 
 
 def _rows(seed: int, count: int) -> Iterator[Problem]:
@@ -291,6 +294,7 @@ def _all_programs() -> Iterator[tuple[str, Iterable[Problem]]]:
     yield "rows_b", _rows(6, 14)
     yield "batches", _batches(7, 72)
     yield "products_a", _products(8, 48)
+    yield "products_odd", _products(9, 60, odd=1)
 
 
 def gpu_kernels() -> list[Kernel]:
