@@ -119,7 +119,7 @@ class Store:
         if version != FORMAT:
             raise FileFormatError(
                 f"{self.path} is a store of format {version} and this tilewise reads format {FORMAT}; "
-                f"use the tilewise that wrote it, or another --store."
+                f"use the tilewise that wrote it, or another --out."
             )
 
     def _keep_a_log(self) -> None:
@@ -158,8 +158,8 @@ class Store:
         if "locked" in text or "busy" in text:
             return ConfigurationError(f"{self.path} has been in use by another process for a minute; try again.")
         if "unable to open" in text or "readonly" in text:
-            return ConfigurationError(f"{self.path} cannot be written; choose another --store.")
-        return FileFormatError(f"{self.path} is not a readable measurement store ({text}); use another --store.")
+            return ConfigurationError(f"{self.path} cannot be written; choose another --out.")
+        return FileFormatError(f"{self.path} is not a readable measurement store ({text}); use another --out.")
 
     def close(self) -> None:
         self._db.close()
@@ -178,7 +178,7 @@ class Store:
             if (kind, identity) != (machine.kind, machine.identity):
                 raise ConfigurationError(
                     f"{self.path} was measured on {identity} ({kind}), and this is {machine.identity} "
-                    f"({machine.kind}); give another --store, since runtimes of two machines must not be mixed."
+                    f"({machine.kind}); give another --out, since runtimes of two machines must not be mixed."
                 )
         details = json.dumps(machine.details, sort_keys=True)
         row = (machine.kind, machine.identity, details)

@@ -10,6 +10,7 @@ own, and a checked result is wiped.
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +18,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tilewise.errors import ConfigurationError, TilewiseError
 from tilewise.tune.cpu.family import Array, CpuFamily, Expected, get_family
+from tilewise.tune.cpu.limit import TookTooLongError, within
 from tilewise.tune.cpu.machine import CpuClock, describe, require_native, running_on
 from tilewise.tune.finals import FIRST_FINAL, LEAST, best_few
 from tilewise.tune.measured import contenders
@@ -66,18 +69,30 @@ class _Operands:
 class CpuCollector:
     """One run of the collector; the measurements are in the store."""
 
+    limit_seconds = 20.0  # for one configuration to be checked
+
     def __init__(
         self, kernels: Iterable[Kernel], store: Store, options: CpuOptions, say: Callable[[str], None] = print
     ) -> None:
         require_native()
         self.store, self.options, self.say = store, options, say
         self.progress: Callable[[int, int, str], None] | None = None
-        self.waiting = balanced(unfinished(kernels, store, options.finals), options.seed)
+        self.waiting = balanced(unfinished(self._feasible(kernels), store, options.finals), options.seed)
         self.tallies: dict[str, Tally] = defaultdict(Tally)
         self.started = time.monotonic()
         self.deadline = self.started + options.minutes * 60
         self.run_number = 0
         self._said = self.started
+
+    def _feasible(self, kernels: Iterable[Kernel]) -> list[Kernel]:
+        """Those that want no more threads than there are cores."""
+        given, cores = list(kernels), os.cpu_count() or 1
+        kept = [kernel for kernel in given if _threads(kernel) <= cores]
+        if given and not kept:
+            raise ConfigurationError(f"All of these kernels want more threads than the {cores} cores of this machine.")
+        if len(kept) < len(given):
+            self.say(f"{len(given) - len(kept)} kernels want more threads than the {cores} cores and are left out")
+        return kept
 
     def run(self) -> dict[str, Tally]:
         details = describe()
@@ -88,7 +103,7 @@ class CpuCollector:
             if not self._time_left():
                 break
             if claim(self.store, self.run_number, kernel, self.options.finals):
-                self._measure(kernel)
+                self._try_to_measure(kernel)
                 self._tell(number)
         return dict(self.tallies)
 
@@ -105,13 +120,24 @@ class CpuCollector:
     def _time_left(self) -> bool:
         return time.monotonic() < self.deadline
 
+    def _try_to_measure(self, kernel: Kernel) -> None:
+        """What one family does wrong must not end the collection; what the store or the user say does."""
+        try:
+            self._measure(kernel)
+        except TilewiseError:
+            raise
+        except Exception as error:
+            failure = f"{kernel.name}: {type(error).__name__}: {error}"[:300]
+            self.tallies[kernel.problem.family].failures.append(failure)
+            self.store.release(kernel)
+
     def _measure(self, kernel: Kernel) -> None:
         """Check, time, and mark as finished; a stop in between leaves what was timed so far."""
         start = time.monotonic()
         family = get_family(kernel.problem.family)
         tally = self.tallies[kernel.problem.family]
         digest = int(kernel.problem.digest[:8], 16)
-        threads = kernel.problem.size("threads") if "threads" in kernel.problem else 1
+        threads = _threads(kernel)
         with running_on(threads):
             configs = self._configs(family, kernel, digest)
             candidates = self._check(family, kernel, configs, digest)
@@ -166,7 +192,8 @@ class CpuCollector:
         self.store.add_verdicts(self.run_number, kernel, rows)
         tally = self.tallies[kernel.problem.family]
         tally.verdicts.update(row.status for row in rows)
-        tally.failures += [f"{r.status}: {kernel.problem.key} {r.config.key}" for r in rows if r.status == "wrong"][:5]
+        bad = [row for row in rows if row.status in ("wrong", "failed")]
+        tally.failures += [f"{r.status}: {kernel.problem.key} {r.config.key}: {r.reason}" for r in bad[:5]]
         return kept if kept and verdicts[0].status == "ok" else []
 
     def _operands(self, family: CpuFamily, kernel: Kernel, rng: np.random.Generator) -> _Operands:
@@ -174,6 +201,17 @@ class CpuCollector:
         return _Operands(values, family.expected(kernel.problem, values))
 
     def _try(
+        self, family: CpuFamily, kernel: Kernel, config: Config, index: int, sets: Sequence[_Operands]
+    ) -> tuple[Verdict, Candidate | None]:
+        try:
+            with within(self.limit_seconds):
+                return self._check_one(family, kernel, config, index, sets)
+        except TookTooLongError as error:
+            return Verdict(config, "failed", str(error)), None
+        except Exception as error:  # a family may raise anything; it is this configuration's verdict
+            return Verdict(config, "failed", f"{type(error).__name__}: {error}"[:300]), None
+
+    def _check_one(
         self, family: CpuFamily, kernel: Kernel, config: Config, index: int, sets: Sequence[_Operands]
     ) -> tuple[Verdict, Candidate | None]:
         for_timing, for_checking = sets
@@ -228,6 +266,10 @@ class _Recorder:
 
     def judge(self, batch: BatchRow, moved: bool) -> None:
         self.store.close_batch(batch.number, batch.default_ns, disturbed=moved, watch={"resumed": 1})
+
+
+def _threads(kernel: Kernel) -> int:
+    return kernel.problem.size("threads") if "threads" in kernel.problem else 1
 
 
 def _is_right(result: Array, expected: Expected) -> bool:

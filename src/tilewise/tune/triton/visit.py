@@ -141,6 +141,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TilewiseError as error:
         log(f"tilewise: {error}")
         return 2
+    except KeyboardInterrupt:
+        log("Stopped; what was measured has been brought home, and --resume goes on from it.")
+        return 130
 
 
 def _choose(given: argparse.Namespace) -> list[Kernel]:
