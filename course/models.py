@@ -375,7 +375,7 @@ class RankerFeatures:
 
     def _filling(self, opcode: np.ndarray, sizes: np.ndarray, config: np.ndarray, element: int) -> np.ndarray:
         """How each configuration would fill a GPU: programs, waves, what the last one wastes; nothing elsewhere."""
-        if len(self._tables.get("gpu", ())) != 4:
+        if len(self._tables.get("gpu", ())) not in (4, 5):
             return np.zeros((len(config), 0))
         processors, shared = self.gpu[:2]
         root, heavy, first, second = (sizes[6 * i : 6 * i + 6] for i in range(4))
@@ -388,7 +388,7 @@ class RankerFeatures:
         else:
             steps = tiles(max(first, second, key=lambda size: float(size.sum())), entry) / programs
         held = config[:, 15 if is_product else 23]
-        warps, stages = (np.maximum(config[:, int(column)], 1.0) for column in self.gpu[2:])
+        warps, stages = (np.maximum(config[:, int(column)], 1.0) for column in self.gpu[2:4])
         staged = (config[:, 23] + config[:, 7]) * element * stages if is_product else np.ones(len(config))
         a_thread = np.maximum(held / (32 * warps), 1e-3)
         resident = np.minimum(np.floor(shared / np.maximum(staged, 1)), np.floor(64 / warps))
@@ -398,6 +398,8 @@ class RankerFeatures:
         wasted = np.minimum(whole / waves, 16.0), np.minimum(np.ceil(alone) / alone, 16.0)
         through = np.maximum(held * steps * whole * resident, 1.0)
         columns = [programs, whole, *wasted, resident, a_thread, np.maximum(steps, 1e-3), through, staged]
+        if len(self.gpu) == 5:  # how wide the loads from each tensor's rows may be
+            columns += [np.full(len(config), load_bytes(tensor, element)) for tensor in (root, first, second)]
         return np.log2(np.stack(columns, axis=1))
 
 
@@ -405,6 +407,12 @@ def tiles(size: np.ndarray, tile: np.ndarray) -> np.ndarray:
     """How many tiles cover a tensor; dimensions that either does not have count once."""
     cut = (size[np.newaxis] > 0) & (tile > 0)
     return np.where(cut, np.ceil(size / np.maximum(tile, 1)), 1.0).prod(axis=1)
+
+
+def load_bytes(size: np.ndarray, element: int) -> float:
+    """The widest load that starts at every row of a tensor."""
+    last = int(size[size > 0][-1]) if (size > 0).any() else 16
+    return float(min((last & -last) * element, 16))
 
 
 def log(x: np.ndarray) -> np.ndarray:
