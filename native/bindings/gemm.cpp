@@ -359,6 +359,14 @@ PyObject* tile_tuple(const GemmTile& t) {
                        t.threads_n);
 }
 
+// Reads the product of a and b, its batch folded into rows where that can be; false with Python's error set otherwise.
+bool read_product(PyObject* a, PyObject* b, Gemm& g, Batch& batch) {
+  Shape shape;
+  if (!describe(reinterpret_cast<PyArrayObject*>(a), reinterpret_cast<PyArrayObject*>(b), g, batch, shape)) return false;
+  if (batch.dims > 0) fold_batch_into_rows(g, batch);
+  return true;
+}
+
 // (path, tile) that matmul(a, b) would use with so many threads (those in force where not said): path is "tiled", "inner
 // products" or another name of docs/tiles.md.
 PyObject* matmul_plan(PyObject*, PyObject* const* args, Py_ssize_t count) {
@@ -367,11 +375,7 @@ PyObject* matmul_plan(PyObject*, PyObject* const* args, Py_ssize_t count) {
   }
   Gemm g;
   Batch batch;
-  Shape shape;
-  if (!describe(reinterpret_cast<PyArrayObject*>(args[0]), reinterpret_cast<PyArrayObject*>(args[1]), g, batch, shape)) {
-    return nullptr;
-  }
-  if (batch.dims > 0) fold_batch_into_rows(g, batch);
+  if (!read_product(args[0], args[1], g, batch)) return nullptr;
   int64_t threads = num_threads();
   if (count == 3 && !read_size(args[2], 1, "threads", &threads)) return nullptr;
   return Py_BuildValue("(sN)", matmul_path(g), tile_tuple(default_tile(g, batch.count >= 2 * threads ? 1 : static_cast<int>(threads))));
@@ -384,11 +388,7 @@ PyObject* matmul_tile_key(PyObject*, PyObject* const* args, Py_ssize_t count) {
   }
   Gemm g;
   Batch batch;
-  Shape shape;
-  if (!describe(reinterpret_cast<PyArrayObject*>(args[0]), reinterpret_cast<PyArrayObject*>(args[1]), g, batch, shape)) {
-    return nullptr;
-  }
-  if (batch.dims > 0) fold_batch_into_rows(g, batch);
+  if (!read_product(args[0], args[1], g, batch)) return nullptr;
   const int layout = askable_layout(g, batch.count, kTinyProduct);
   if (layout < 0) Py_RETURN_NONE;
   return Py_BuildValue("((LLL)s)", static_cast<long long>(g.m), static_cast<long long>(g.n), static_cast<long long>(g.k),

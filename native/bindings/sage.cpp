@@ -3,18 +3,12 @@
 
 #include <string>
 
-#include "bindings/bindings.h"
-#include "bindings/numpy_api.h"
+#include "bindings/tables.h"
 
 namespace tw {
 namespace {
 
-using Longs = nb::ndarray<const int64_t, nb::c_contig, nb::device::cpu>;
 using Ints = nb::ndarray<const int32_t, nb::c_contig, nb::device::cpu>;
-
-void need(bool right, const char* what) {
-  if (!right) throw nb::value_error(what);
-}
 
 bool rising(const Longs& starts, int64_t last) {
   const int64_t n = static_cast<int64_t>(starts.shape(0));
@@ -74,17 +68,6 @@ SageLayers layers_of(const std::vector<FloatArray>& kernels, const std::vector<F
     layers.biases.push_back(biases[l].data());
   }
   return layers;
-}
-
-struct Made {
-  nb::object object;
-  float* data;
-};
-
-Made made(std::initializer_list<npy_intp> shape) {
-  PyArrayObject* array = new_float_array(static_cast<int>(shape.size()), shape.begin());
-  if (array == nullptr) throw nb::python_error();
-  return {nb::steal(reinterpret_cast<PyObject*>(array)), floats(array)};
 }
 
 nb::object forward(const FloatArray& nodes, const FloatArray& configs, const FloatArray& bias,

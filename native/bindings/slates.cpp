@@ -1,18 +1,12 @@
 // TileRanker's slates seen from Python: shapes and tables are checked before a kernel reads them.
 #include "common/slates.h"
 
-#include "bindings/bindings.h"
-#include "bindings/numpy_api.h"
+#include "bindings/tables.h"
 
 namespace tw {
 namespace {
 
-using Longs = nb::ndarray<const int64_t, nb::c_contig, nb::device::cpu>;
 using Arrays = std::vector<FloatArray>;
-
-void need(bool right, const char* what) {
-  if (!right) throw nb::value_error(what);
-}
 
 bool shaped(const FloatArray& x, std::initializer_list<int64_t> shape) {
   if (x.ndim() != shape.size()) return false;
@@ -72,17 +66,6 @@ Slates slates_of(const FloatArray& configs, int64_t skipped, const FloatArray& w
   s.values = values.data();
   s.last = last.data();
   return s;
-}
-
-struct Made {
-  nb::object object;
-  float* data;
-};
-
-Made made(std::initializer_list<npy_intp> shape) {
-  PyArrayObject* array = new_float_array(static_cast<int>(shape.size()), shape.begin());
-  if (array == nullptr) throw nb::python_error();
-  return {nb::steal(reinterpret_cast<PyObject*>(array)), floats(array)};
 }
 
 nb::tuple forward(const FloatArray& configs, int64_t skipped, const FloatArray& wide, const FloatArray& first,
