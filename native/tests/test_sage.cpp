@@ -2,24 +2,14 @@
 // beyond them; gradients against differences of those loops.
 #include <algorithm>
 #include <cmath>
-#include <random>
 #include <vector>
 
 #include "common/sage.h"
 #include "common/thread_pool.h"
+#include "tests/random.h"
 #include "tests/tests.h"
 
 namespace {
-
-using Floats = std::vector<float>;
-
-Floats random_floats(int64_t n, unsigned seed, float scale) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal;
-  Floats x(static_cast<size_t>(n));
-  for (float& v : x) v = scale * normal(generator);
-  return x;
-}
 
 // Two graphs: a ring with chords, and one node that is its own neighbour.
 struct Problem {

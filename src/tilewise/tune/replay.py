@@ -277,6 +277,7 @@ _STYLES: Mapping[str, tuple[str, str]] = {
 def plot(result: Replay, path: str | Path) -> None:
     """Regret against measurements, one line a strategy, and the adaptive tuner as a point."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     from tilewise._files import write_whole
 
@@ -290,6 +291,8 @@ def plot(result: Replay, path: str | Path) -> None:
     axes.plot([own.measurements], [100 * own.regret], "o", color="#c44e52", label="ours, adaptive")
     axes.axhline(1.0, color="#333333", linewidth=0.6)
     axes.set_yscale("symlog", linthresh=1.0)
+    axes.set_ylim(bottom=0.0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("measurements a kernel")
     axes.set_ylabel("mean % slower than the best")
     axes.set_title(f"{result.collection}: {result.kernels} held-out kernels")
