@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from tilewise.tune.problem import Kernel, Problem, Value
 
 # Held out whole: no operation of these architectures, at any batch size, is trained on.
-VALID_ARCHITECTURES = ("bert_large", "efficientnet_b0", "whisper_small", "mistral_7b", "sweep_b", "rows_b")
-TEST_ARCHITECTURES = ("vit_large", "llama3_8b", "unet", "t5_base", "dlrm", "sweep_c")
+VALID_ARCHITECTURES = ("bert_large", "efficientnet_b0", "whisper_small", "mistral_7b", "sweep_b", "rows_b", "narrow_b")
+TEST_ARCHITECTURES = ("vit_large", "llama3_8b", "unet", "t5_base", "dlrm", "sweep_c", "narrow_c")
 
 
 @dataclass(frozen=True)
@@ -229,18 +229,38 @@ def _sweep(seed: int, count: int) -> Iterator[Problem]:
         )  # fmt: skip
 
 
-def _products(seed: int, count: int, odd: int = 0) -> Iterator[Problem]:
-    """Matrix products alone, over a wider range than the sweep's: thin, flat, short inner sizes, every number type.
-
-    With `odd`, so much is added to the lengths of the rows, which then divide by nothing.
-    """
+def _products(seed: int, count: int) -> Iterator[Problem]:
+    """Matrix products alone, over a wider range than the sweep's: thin, flat, short inner sizes, every number type."""
     chance = random.Random(seed)
     size = functools.partial(_size, chance)
     for _ in range(count):
         dtype = chance.choice(("bf16", "fp16", "tf32"))
         epilogue, layout = chance.choice(_SWEPT[dtype])
-        m = size(8, 16384, 8) + odd if layout == "tn" else size(1, 16384, 1)
-        yield _linear(dtype, m, size(32, 16384, 8) + odd, size(32, 16384, 8) + odd, epilogue, layout)
+        m = size(8, 16384, 8) if layout == "tn" else size(1, 16384, 1)
+        yield _linear(dtype, m, size(32, 16384, 8), size(32, 16384, 8), epilogue, layout)
+
+
+def _narrow(seed: int, each: int) -> Iterator[Problem]:
+    """Products whose rows start where no 16-byte load can: `each` of every pattern of widths, a batched one among them.
+
+    Few epilogues, for a binary serves one alignment only; the last patterns are the layouts no other program has.
+    """
+    chance = random.Random(seed)
+    size = functools.partial(_size, chance)
+    for (dtype, epilogue, layout), (columns, inner) in itertools.product(_NARROW, _WIDTHS):
+        yield from (
+            _linear(dtype, size(4, 8192, 1), size(64, 8192, 8) + columns, size(64, 8192, 8) + inner, epilogue, layout)
+            for _ in range(each)
+        )
+        if epilogue == "none" and dtype != "tf32":
+            yield Problem.of(
+                "batched_matmul", dtype=dtype, layout=layout, epilogue=epilogue, batch=size(2, 256, 1),
+                m=size(8, 1024, 1), n=size(32, 1024, 8) + columns, k=size(32, 1024, 8) + inner,
+            )  # fmt: skip
+    for (dtype, layout), add in itertools.product(_TRANSPOSED, (0, 1)):
+        for _ in range(each):
+            m, n, k = (size(64, 8192, 8) + add for _ in range(3))
+            yield _linear(dtype, m, n, k, "none", layout)
 
 
 def _rows(seed: int, count: int) -> Iterator[Problem]:
@@ -268,6 +288,12 @@ def _batches(seed: int, count: int) -> Iterator[Problem]:
         yield Problem.of("batched_matmul", dtype=dtype, layout=layout, epilogue="none", **sizes)
 
 
+_NARROW = (
+    ("bf16", "none", "nt"), ("fp16", "none", "nn"), ("bf16", "bias", "nt"), ("fp16", "bias_relu", "nn"),
+    ("tf32", "none", "nn"), ("tf32", "none", "nt"),
+)  # fmt: skip
+_WIDTHS = ((1, 1), (0, 1), (1, 0), (2, 2), (4, 4))  # past a multiple of 8: the columns, the inner size
+_TRANSPOSED = (("bf16", "tn"), ("fp16", "tn"), ("bf16", "tt"))
 _SWEPT = {
     "bf16": (("none", "nn"), ("none", "nt"), ("bias", "nt"), ("bias_gelu", "nt"), ("residual", "nt")),
     "fp16": (("none", "nn"), ("none", "nt"), ("bias", "nt"), ("bias_gelu", "nt"), ("bias_relu", "nn")),
@@ -294,7 +320,9 @@ def _all_programs() -> Iterator[tuple[str, Iterable[Problem]]]:
     yield "rows_b", _rows(6, 14)
     yield "batches", _batches(7, 72)
     yield "products_a", _products(8, 48)
-    yield "products_odd", _products(9, 60, odd=1)
+    yield "narrow_a", _narrow(9, 4)
+    yield "narrow_b", _narrow(10, 1)
+    yield "narrow_c", _narrow(11, 1)
 
 
 def gpu_kernels() -> list[Kernel]:
