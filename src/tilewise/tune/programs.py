@@ -340,15 +340,16 @@ def gpu_kernels() -> list[Kernel]:
 
 
 def other_problems(seed: int, count: int) -> list[Problem]:
-    """So many problems that are in no program, half of them matrix products: to be ranked, not measured."""
+    """So many problems that are in no program, most of them matrix products: to be ranked, not measured."""
     taken = {kernel.problem.shape_key for kernel in gpu_kernels()}
 
     def endless(draw: Callable[[int, int], Iterator[Problem]], first: int) -> Iterator[Problem]:
-        return (problem for seeded in itertools.count(first, 4) for problem in draw(seeded, 50))
+        return (problem for seeded in itertools.count(first, 5) for problem in draw(seeded, 50))
 
-    draws = (_sweep, _products, _rows, _batches)
-    swept, products, rows, batches = (endless(draw, seed + number) for number, draw in enumerate(draws))
-    fresh = (next(stream) for stream in itertools.cycle((products, swept, products, rows, products, batches)))
+    draws = (_sweep, _products, _rows, _batches, lambda seeded, count: _narrow(seeded, count // 50))
+    swept, products, rows, batches, narrow = (endless(draw, seed + number) for number, draw in enumerate(draws))
+    in_turn = (products, swept, narrow, products, rows, products, narrow, batches)
+    fresh = (next(stream) for stream in itertools.cycle(in_turn))
     allowed = (p for p in fresh if p.shape_key not in taken and not _too_big(p))
     return list(itertools.islice(allowed, count))
 
