@@ -240,29 +240,3 @@ def test_a_second_process_waits_for_the_choice_of_the_first(tmp_path, heard, mon
     assert any("another process" in line for line in heard)
 
 
-class DriftingBench(MadeUpBench):
-    """Clocks drift from one measurement to the next, as on a GPU; side by side runtimes are right."""
-
-    def __init__(self, drift: float) -> None:
-        super().__init__()
-        self.drift, self.alone = drift, {}
-
-    def measure(self, config: Config) -> Timed:
-        timed = super().measure(config)
-        assert timed.runtime_ns is not None
-        self.alone[config] = timed.runtime_ns * self.drift ** len(self.measured)
-        return Timed(self.alone[config], None)
-
-    def in_turns(self, configs: Sequence[Config]) -> list[float]:
-        return [self.runtime(config) for config in configs]
-
-
-def test_leaders_that_were_measured_apart_are_compared_side_by_side(tmp_path, heard):
-    misled = 0
-    for drift in (0.97, 1.02, 1.03, 1.05):
-        bench = DriftingBench(drift)
-        found = tuner(tmp_path / str(drift), heard, bench).tune(SPEC, budget=10, exactly=True)
-        leaders = [c for c, alone in bench.alone.items() if alone < 1.15 * min(bench.alone.values())]
-        assert found.config == min(leaders, key=bench.runtime) and found.measurements == 10
-        misled += found.config != min(bench.alone, key=bench.alone.__getitem__)
-    assert misled

@@ -323,6 +323,7 @@ def _all_programs() -> Iterator[tuple[str, Iterable[Problem]]]:
     yield "narrow_a", _narrow(9, 4)
     yield "narrow_b", _narrow(10, 1)
     yield "narrow_c", _narrow(11, 1)
+    yield "narrow_d", _narrow(12, 6)
 
 
 def gpu_kernels() -> list[Kernel]:

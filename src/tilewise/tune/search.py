@@ -14,6 +14,7 @@ from typing import Any
 from tilewise.tune.belief import Belief, Doubt
 
 Measure = Callable[[int], float | None]
+_SETTLED = 3  # contenders that are timed again
 MOST = 10  # measurements of a shape, unless told otherwise
 
 
@@ -67,6 +68,23 @@ class Found:
     @property
     def measurements(self) -> int:
         return len(self.steps)
+
+
+def settle(belief: Belief, measure: Measure, close: float) -> int | None:
+    """Time the closest few once more, within `close` of the best, and name the likeliest best of all.
+
+    They are compiled already, and what decides between them is otherwise the noise of one reading.
+    """
+    best = belief.best
+    if best is None:
+        return None
+    near = [index for index, logs in belief.measured.items() if logs - belief.measured[best] < close]
+    for index in sorted(near, key=belief.measured.__getitem__)[:_SETTLED] if len(near) > 1 else ():
+        before, again = belief.measured[index], measure(index)
+        if again is not None and 0 < again < math.inf:
+            belief.learn(index, math.log(again))
+            belief.measured[index] = 0.5 * (before + math.log(again))
+    return belief.likeliest()
 
 
 def search(

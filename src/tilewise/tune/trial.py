@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -43,14 +43,6 @@ class Trial(Protocol):
     """Measures configurations of one problem."""
 
     def measure(self, config: Config) -> Timed: ...
-
-
-@runtime_checkable
-class TakesTurns(Protocol):
-    """A trial whose measurements lie far apart in time (each waits for a compiler) can time a few again, in turns."""
-
-    def in_turns(self, configs: Sequence[Config]) -> list[float]:
-        """Nanoseconds of configurations that were measured before."""
 
 
 class CpuTrial:

@@ -23,13 +23,12 @@ from tilewise.tune.choices import Choice, Choices, cache_folder
 from tilewise.tune.export import Described
 from tilewise.tune.guide import Guide, config_fields, file_guide, recalled, shipped_guide
 from tilewise.tune.problem import Config, Kernel, Problem, Value
-from tilewise.tune.search import Rule, Step, search
+from tilewise.tune.search import Rule, Step, search, settle
 from tilewise.tune.store import Machine, Store, VerdictRow
-from tilewise.tune.trial import TakesTurns, Timed, Trial
+from tilewise.tune.trial import Timed, Trial
 
 PROGRAM = "tuned"
-_CLOSE, _SETTLED = 0.02, 3
-_LEADING = 0.15  # in logarithms: as much as clocks may differ between two measurements a second apart
+_CLOSE = 0.02  # in logarithms: contenders that one reading does not tell apart
 _WORTH = 0.005  # less than this over the default is not told from noise
 _WAIT_SECONDS = 120.0  # for another process that tunes the same problem
 
@@ -248,12 +247,7 @@ class Tuner:
                 return timed.runtime_ns
 
             found = search(belief, take, rule, lambda step: report(step, configs[step.index]))
-            if isinstance(trial, TakesTurns):
-                self._run_off(belief, trial, configs)
-                best = belief.best
-            else:
-                self._settle(belief, take)
-                best = belief.likeliest()
+            best = settle(belief, take, _CLOSE)
         default_ns, source = defaults[0] if defaults else None, "measured"
         runtime_ns = math.exp(belief.measured[best]) if best is not None else None
         if best is None:
@@ -274,31 +268,6 @@ class Tuner:
             return belief
         scores = self.guide.scores(self.bench.family(problem.family), problem, configs)
         return self.guide.belief(scores, configs, self._memory(problem, store), problem)
-
-    def _settle(self, belief: Belief, take: Callable[[int], float | None]) -> None:
-        """Time the closest few once more: what decides between them is otherwise the noise of one reading."""
-        best = belief.best
-        if best is None:
-            return
-        close = [i for i, logs in belief.measured.items() if logs - belief.measured[best] < _CLOSE]
-        for index in sorted(close, key=belief.measured.__getitem__)[:_SETTLED] if len(close) > 1 else ():
-            again = take(index)
-            if again is not None:
-                first = belief.measured[index]
-                belief.learn(index, math.log(again))
-                belief.measured[index] = 0.5 * (first + math.log(again))
-
-    def _run_off(self, belief: Belief, trial: TakesTurns, configs: Sequence[Config]) -> None:
-        """Time the leaders side by side, which is what they are compared by; what was measured alone may be off."""
-        order = sorted(belief.measured, key=belief.measured.__getitem__)
-        leaders = [index for index in order if belief.measured[index] - belief.measured[order[0]] < _LEADING]
-        if len(leaders) < 2:
-            return
-        logs = [math.log(runtime_ns) for runtime_ns in trial.in_turns([configs[index] for index in leaders])]
-        apart = logs[0] - belief.measured[leaders[0]]
-        for index in order[len(leaders) :]:
-            belief.measured[index] += apart  # as far behind as they were
-        belief.measured.update(zip(leaders, logs, strict=True))
 
     def _keep(self, store: Store, run: int, kernel: Kernel, config: Config, timed: Timed) -> None:
         store.add_verdicts(run, kernel, [VerdictRow(config, timed.status, timed.reason)])

@@ -25,8 +25,7 @@ from tilewise.tune.workers import Worker, WorkerLostError, wait_any
 COLLECTION = "h200"
 _UNIT_NS = 4.0e5
 _MOST_LAUNCHES = 48
-_ROUNDS = 5
-_TURNS, _TURNS_TO_WARM_UP = 9, 3
+_ROUNDS, _TURNS, _WARM_UP = 7, 9, 3  # of one measurement, of a run-off; those of them that only warm up come before
 _COMPILE_SECONDS = 120.0
 
 
@@ -60,13 +59,18 @@ class TritonBench(FamilyBench[Family]):
 
 
 class TritonTrial:
-    """Compiles, checks against PyTorch and times one configuration after the other."""
+    """Compiles, checks against PyTorch and times one configuration after the other.
+
+    Seconds of compiling lie between two measurements, and the clock differs after each. So every configuration is timed
+    in turns with the one that was measured first, and its runtime is that one's times the ratio.
+    """
 
     def __init__(self, device: Any, problem: Problem, seed: int = 0) -> None:
         self.device, self.problem, self.family = device, problem, get_family(problem.family)
         self._sets: list[Operands] = operand_sets(device, Job(problem, (), seed))
         self._expected = self.family.expected(problem, device.torch, self._sets[0])
         self._units: dict[Config, tuple[Run, int]] = {}
+        self._first: tuple[Config, float] | None = None
 
     def measure(self, config: Config) -> Timed:
         try:
@@ -77,17 +81,28 @@ class TritonTrial:
             return Timed(None, None, "misfit", str(error))
         except Exception as error:  # Triton raises many kinds; each is this configuration's verdict
             return Timed(None, None, "failed", f"{type(error).__name__}: {error}"[:300])
-        unit, launches = self._units[config] = self.unit(runs)
-        self.device.time_units([unit])
-        times = self.device.time_units([unit] * _ROUNDS)
-        return Timed(statistics.median(times) / launches, None)
+        self._units[config] = self.unit(runs)
+        if self._first is None:
+            self._first = config, self.in_turns([config], _ROUNDS)[0]
+            return Timed(self._first[1], None)
+        first, first_ns = self._first
+        return Timed(first_ns * self._ratio(config, first), None)
 
-    def in_turns(self, configs: Sequence[Config]) -> list[float]:
-        """Each measured before; the median of several rounds without a pause, the first of which only warm up."""
-        units = [self._units[config] for config in configs]
-        rounds = [self.device.time_units([unit for unit, _ in units]) for _ in range(_TURNS_TO_WARM_UP + _TURNS)]
-        taken = zip(*rounds[_TURNS_TO_WARM_UP:], strict=True)
-        return [statistics.median(times) / launches for times, (_, launches) in zip(taken, units, strict=True)]
+    def _ratio(self, config: Config, other: Config) -> float:
+        """How much longer it takes than another, by the median of what neighbouring turns say."""
+        own, others = zip(*self._rounds([config, other], _ROUNDS), strict=True)
+        return statistics.median(a / b for a, b in zip(own, others, strict=True))
+
+    def in_turns(self, configs: Sequence[Config], turns: int = _TURNS) -> list[float]:
+        """Nanoseconds of configurations that were measured before: medians over rounds without a pause."""
+        return [statistics.median(times) for times in zip(*self._rounds(configs, turns), strict=True)]
+
+    def _rounds(self, configs: Sequence[Config], count: int) -> list[list[float]]:
+        """Nanoseconds of each configuration in each round, without a pause, after a few that only warm up."""
+        units, launches = zip(*(self._units[config] for config in configs), strict=True)
+        taken = iter(self.device.time_units(list(units) * (_WARM_UP + count)))
+        rounds = [[next(taken) / each for each in launches] for _ in range(_WARM_UP + count)]
+        return rounds[_WARM_UP:]
 
     def _prepare(self, config: Config) -> list[Run]:
         binary = self.family.binary(self.problem, config)

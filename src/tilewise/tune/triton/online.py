@@ -22,7 +22,7 @@ from tilewise.tune.belief import BLIND, Belief, Memory, Numbers, Prior
 from tilewise.tune.choices import Choice, Choices
 from tilewise.tune.guide import Guide, config_fields, recalled
 from tilewise.tune.problem import Config, Kernel, Problem, Value
-from tilewise.tune.search import Found, Rule, search
+from tilewise.tune.search import Found, Rule, search, settle
 from tilewise.tune.store import Machine, Store
 from tilewise.tune.tuner import measurements
 
@@ -103,7 +103,9 @@ class Online:
             return runtime_ns
 
         found = search(belief, take, rule, patience=min(rule.budget, 5 if guide is None else 1))
-        found = _settled(found, belief, take)
+        best = settle(belief, take, _CLOSE)
+        if best is not None:
+            found = dataclasses.replace(found, best=best, runtime_ns=math.exp(belief.measured[best]))
         self._keep(problem, configs, times)
         if found.best is not None and found.runtime_ns is not None:
             choice = Choice(problem, configs[found.best], found.runtime_ns, found.measurements, found.sure)
@@ -155,22 +157,6 @@ class Online:
             run = store.begin(self.machine, 0, {"autotune": True})
             rows = [(configs[index], ns) for index, ns in times.items()]
             store.add_batch(run, Kernel(PROGRAM, problem), 0, min(times.values()), rows)
-
-
-def _settled(found: Found, belief: Belief, take: Callable[[int], float | None]) -> Found:
-    """The closest few timed once more (they are compiled already): one reading is often no better than their gap."""
-    if found.best is None:
-        return found
-    close = [i for i, logs in belief.measured.items() if logs - belief.measured[found.best] < _CLOSE]
-    again: dict[int, float] = {}
-    for index in sorted(close, key=belief.measured.__getitem__)[:3] if len(close) > 1 else ():
-        runtime_ns = take(index)
-        if runtime_ns is not None:
-            again[index] = 0.5 * (belief.measured[index] + math.log(runtime_ns))
-    if not again:
-        return found
-    best = min(again, key=lambda index: (again[index], index))
-    return dataclasses.replace(found, best=best, runtime_ns=math.exp(again[best]))
 
 
 def _sizes(problem: Problem) -> Numbers:
