@@ -1,5 +1,6 @@
 """How a configuration would fill a GPU: checked against counting by hand."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -17,12 +18,13 @@ OWN = ("warps", "stages", "group")
 H200 = Schema((*TILE_FEATURES, *OWN), {"machine": {"multiprocessors": 132}})
 
 
-def numbers(problem: Problem, config: Config) -> np.ndarray:
+def numbers(problem: Problem, config: Config, loads: int = 2) -> np.ndarray:
     family = get_family(problem.family)
     row = np.array([config_row(family, problem, config, OWN)], np.float32)
     kernel = make_kernel("k", *family.graph(problem), row, np.ones(1, np.int64), np.ones(1, np.int64))
     gpu = Gpu.read(H200)
-    assert gpu is not None
+    assert gpu is not None and gpu.loads == 2
+    gpu = dataclasses.replace(gpu, loads=loads)
     return 2.0 ** occupancy(gpu, kernel, kernel_sizes(kernel), kernel.config_feat.astype(float))[0]
 
 
@@ -79,18 +81,80 @@ def test_collections_of_other_hardware_have_no_occupancy():
     assert Gpu.read(Schema((*TILE_FEATURES, *OWN), {"machine": {"multiprocessors": "many"}})) is None
 
 
+TILE = Config.of(block_m=64, block_n=128, block_k=32, warps=4, stages=3, group=1)
+
+
 @pytest.mark.parametrize(
     ("k", "dtype", "wide"), [(1000, "bf16", 16), (1002, "bf16", 4), (777, "fp16", 2), (777, "tf32", 4)]
 )
 def test_loads_are_as_wide_as_every_row_allows(k, dtype, wide):
-    problem = Problem.of("matmul", dtype=dtype, m=64, n=1024, k=k, epilogue="none", layout="nt")
-    found = numbers(problem, Config.of(block_m=64, block_n=64, block_k=32, warps=4, stages=3, group=1))
-    assert found[9:].tolist() == [16, wide, 16]
+    problem = Problem.of("matmul", dtype=dtype, m=64, n=1024, k=k, epilogue="none", layout="nn")
+    assert numbers(problem, TILE)[9:12].tolist() == [16, wide, 16]
 
 
-def test_models_from_before_loads_were_told_keep_their_inputs():
-    gpu = Gpu.read(H200)
-    assert gpu is not None
-    before = Gpu.restore(gpu.numbers()[:4])
-    assert before is not None and not before.loads and before.width == gpu.width - 3
-    assert Gpu.restore(gpu.numbers()) == gpu and Gpu.restore(before.numbers()) == before
+@pytest.mark.parametrize("family", ["matmul", "batched_matmul"])
+@pytest.mark.parametrize("dtype", ["bf16", "tf32"])
+@pytest.mark.parametrize(("layout", "rows"), [("nn", "kn"), ("nt", "kk"), ("tn", "mn"), ("tt", "mk")])
+def test_rows_of_transposed_operands_are_those_in_memory(family, dtype, layout, rows):
+    sizes = {"m": 66, "n": 1024, "k": 777}
+    batch = {"batch": 3} if family == "batched_matmul" else {}
+    problem = Problem.of(family, dtype=dtype, epilogue="none", layout=layout, **sizes, **batch)
+    element = 2 if dtype == "bf16" else 4
+    wide = {"m": 2 * element, "n": 16, "k": element}
+    assert numbers(problem, TILE)[9:12].tolist() == [16, wide[rows[0]], wide[rows[1]]]
+    assert numbers(problem, TILE, loads=1)[9:].tolist() == [16, element, 16]  # as written, whatever the layout
+
+
+def test_an_operand_that_cannot_be_copied_ahead_has_one_buffer():
+    narrow = Problem.of("matmul", dtype="bf16", m=64, n=1024, k=777, epilogue="none", layout="nn")
+    assert numbers(narrow, TILE)[8] == pytest.approx((64 * 32 + 32 * 128 * 3) * 2)
+    both = Problem.of("matmul", dtype="bf16", m=64, n=1023, k=777, epilogue="none", layout="nn")
+    assert numbers(both, TILE)[8] == pytest.approx((64 * 32 + 32 * 128) * 2)
+    copied = Problem.of("matmul", dtype="bf16", m=64, n=1024, k=778, epilogue="none", layout="nn")
+    for problem, loads in ((copied, 2), (narrow, 1), (narrow, 0)):
+        assert numbers(problem, TILE, loads)[8] == pytest.approx((64 * 32 + 32 * 128) * 2 * 3)
+
+
+def test_programs_that_need_less_shared_memory_are_resident_together():
+    config = Config.of(block_m=128, block_n=128, block_k=64, warps=4, stages=4, group=1)
+    problem = Problem.of("matmul", dtype="bf16", m=12800, n=1023, k=777, epilogue="none", layout="nn")
+    told, before = numbers(problem, config), numbers(problem, config, loads=1)
+    assert [before[4], told[4]] == pytest.approx([1, 3])  # 128 KiB; 32 KiB, and registers leave room for three
+    assert [before[1], told[1]] == pytest.approx([math.ceil(800 / 132), math.ceil(800 / 396)])
+
+
+def test_load_and_store_instructions_are_those_of_a_thread():
+    problem = Problem.of("matmul", dtype="bf16", m=640, n=1022, k=777, epilogue="none", layout="nn")
+    found = numbers(problem, TILE)
+    a_step = 64 * 32 / 128, 32 * 128 / 128 / 2
+    assert found[12:15] == pytest.approx([*a_step, 64 * 128 / 128 / 2])
+    steps, own = 25, found[1] * found[4]
+    assert found[15] == pytest.approx(sum(a_step) * 4 * steps * own)
+
+
+def test_a_thread_has_at_least_one_load():
+    problem = Problem.of("matmul", dtype="bf16", m=64, n=1024, k=1024, epilogue="none", layout="nn")
+    found = numbers(problem, Config.of(block_m=16, block_n=16, block_k=16, warps=8, stages=3, group=1))
+    assert found[12:15].tolist() == [1, 1, 1]
+
+
+def test_reductions_load_what_they_hold_and_nothing_else():
+    problem = Problem.of("reduction", dtype="fp32", rows=3000, cols=1001, axis=0, operation="sum")
+    found = numbers(problem, Config.of(block_rows=64, block_cols=128, warps=4, stages=1))
+    assert found[12:15].tolist() == [64, 1, 1]
+    assert found[15] == pytest.approx(64 * 4 * 47 * found[1] * found[4])
+
+
+@pytest.mark.parametrize(("loads", "width"), [(0, 9), (1, 12), (2, 16)])
+def test_models_from_before_loads_were_told_keep_their_inputs(loads, width):
+    problem = Problem.of("matmul", dtype="bf16", m=64, n=1024, k=1024, epilogue="none", layout="nn")
+    gpu = Gpu(132.0, 232_448.0, 24, 25, loads)
+    assert Gpu.restore(gpu.numbers()) == gpu and gpu.width == width
+    assert numbers(problem, TILE, loads).tolist() == numbers(problem, TILE)[:width].tolist()
+
+
+def test_numbers_of_an_unknown_kind_are_not_read_as_a_gpu():
+    known = Gpu(132.0, 232_448.0, 24, 25, 0).numbers().tolist()
+    for own in ([0.0], [3.0], [1.5], [float("nan")], [1.0, 2.0]):
+        assert Gpu.restore(np.array([*known, *own])) is None
+    assert Gpu.restore(np.zeros(0)) is None

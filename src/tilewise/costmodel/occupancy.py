@@ -2,7 +2,8 @@
 
 A GPU runs blocks in waves: so many fit on its multiprocessors at once, and a last wave that is almost empty costs as
 much as a full one. That is a rounding up of a quotient of products, which a network does not find from logarithms of
-the parts; so it is worked out here, as is how wide the loads may be, which hangs on powers of two in row lengths.
+the parts; so it is worked out here, as is how wide the loads may be, which hangs on powers of two in row lengths, and
+what follows from that: how many loads there are, and whether they can be copies that run ahead of the arithmetic.
 Applies to collections whose configurations have `warps` and `stages`.
 """
 
@@ -20,8 +21,8 @@ from tilewise.costmodel.schema import DIMENSIONS, ELEMENT_TYPES, NODE_COLUMN, OP
 
 Numbers = npt.NDArray[np.float64]
 
-_FILLING, _LOADS = 9, 3  # numbers a configuration
-_WIDEST_LOAD = 16.0  # bytes
+_WIDTHS = (9, 12, 16)  # numbers a configuration, by `Gpu.loads`
+_WIDEST_LOAD, _NARROWEST_COPY = 16.0, 4.0  # bytes
 _REGISTERS, _MAX_WARPS, _MAX_BLOCKS, _SHARED_BYTES = 65_536, 64, 32, 232_448
 _OWN_REGISTERS = 40.0  # of a thread, beside its share of the result
 _KERNEL, _OUTPUT, _INPUT = (slice(8 * i, 8 * i + DIMENSIONS) for i in range(3))
@@ -29,6 +30,9 @@ _KERNEL_PRODUCT, _OUTPUT_PRODUCT, _INPUT_PRODUCT = 7, 15, 23
 _TYPE = NODE_COLUMN["shape_element_type_is_invalid_type"]
 _BYTES = np.array([{"f64": 8, "s64": 8, "u64": 8, "f16": 2, "bf16": 2, "s8": 1, "u8": 1, "pred": 1}.get(name, 4)
                    for name in ELEMENT_TYPES])  # fmt: skip
+_SHAPE = slice(NODE_COLUMN["shape_dimensions_0"], NODE_COLUMN["shape_dimensions_0"] + DIMENSIONS)
+_MINOR = NODE_COLUMN["layout_minor_to_major_0"]
+_PARAMETER = OPCODE_NUMBER["parameter"]
 _PRODUCTS = (OPCODE_NUMBER["dot"], OPCODE_NUMBER["convolution"])
 
 
@@ -40,12 +44,12 @@ class Gpu:
     shared_bytes: float
     warps: int  # the column
     stages: int
-    loads: bool = True  # whether how wide loads may be is told; models from before that lack it
+    loads: int = 2  # what is told of loads, 0: nothing, 1: widths, as if all rows lay as written, 2: also their number
 
     @property
     def width(self) -> int:
         """Of what `occupancy` gives."""
-        return _FILLING + _LOADS * self.loads
+        return _WIDTHS[self.loads]
 
     @classmethod
     def read(cls, schema: Schema) -> Gpu | None:
@@ -61,14 +65,15 @@ class Gpu:
 
     def numbers(self) -> Numbers:
         known = [self.multiprocessors, self.shared_bytes, self.warps, self.stages]
-        return np.array([*known, 1.0] if self.loads else known)
+        return np.array([*known, float(self.loads)] if self.loads else known)
 
     @classmethod
     def restore(cls, numbers: npt.NDArray[Any]) -> Gpu | None:
-        """From `numbers`; None from an empty array."""
-        if len(numbers) not in (4, 5):
+        """From `numbers`; None from an empty array, or where they are of a kind not known here."""
+        if len(numbers) not in (4, 5) or (len(numbers) == 5 and numbers[4] not in (1, 2)):
             return None
-        return cls(float(numbers[0]), float(numbers[1]), int(numbers[2]), int(numbers[3]), len(numbers) == 5)
+        loads = int(numbers[4]) if len(numbers) == 5 else 0
+        return cls(float(numbers[0]), float(numbers[1]), int(numbers[2]), int(numbers[3]), loads)
 
 
 def is_product(kernel: Kernel) -> bool:
@@ -91,8 +96,8 @@ def occupancy(gpu: Gpu, kernel: Kernel, sizes: Numbers, config: npt.NDArray[Any]
     held = config[:, _OUTPUT_PRODUCT if multiplies else _INPUT_PRODUCT]
     warps = np.maximum(config[:, gpu.warps], 1.0)
     element = element_bytes(kernel)
-    staged = (config[:, _INPUT_PRODUCT] + config[:, _KERNEL_PRODUCT]) * element * np.maximum(config[:, gpu.stages], 1)
-    staged = staged if multiplies else np.ones_like(staged)
+    widths = _widths(gpu, kernel, (root, first, second), element)
+    staged = _staged(gpu, config, widths, element) if multiplies else np.ones(len(config))
     a_thread = np.maximum(held / (32 * warps), 1e-3)
     resident = np.minimum(np.floor(gpu.shared_bytes / np.maximum(staged, 1)), np.floor(_MAX_WARPS / warps))
     resident = np.minimum(resident, np.floor(_REGISTERS / ((a_thread + _OWN_REGISTERS) * 32 * warps)))
@@ -117,17 +122,58 @@ def occupancy(gpu: Gpu, kernel: Kernel, sizes: Numbers, config: npt.NDArray[Any]
     )
     if not gpu.loads:
         return logs
-    widths = [np.log2(_load_bytes(tensor, element)) for tensor in (root, first, second)]
-    return np.hstack([logs, np.broadcast_to(widths, (len(logs), _LOADS))])
+    told = np.empty((len(logs), gpu.width))
+    told[:, : _WIDTHS[0]] = logs
+    told[:, _WIDTHS[0] : _WIDTHS[1]] = np.log2(widths)
+    if gpu.loads > 1:
+        columns = (_INPUT_PRODUCT, _KERNEL_PRODUCT, _OUTPUT_PRODUCT) if multiplies else (_INPUT_PRODUCT,)
+        wide = np.array([widths[1], widths[2], widths[0]] if multiplies else [widths[1 if read is first else 2]])
+        issued = np.ones((3, len(config)))  # by a thread: loads of either operand a step, stores
+        issued[: len(columns)] = np.maximum(config[:, columns].T * (element / 32 / wide[:, None]) / warps, 1.0)
+        loads = issued[:2].sum(axis=0) if multiplies else issued[0]
+        told[:, _WIDTHS[1] : -1] = np.log2(issued).T
+        told[:, -1] = np.log2(np.maximum(loads * warps * steps * whole * resident, 1.0))  # by a multiprocessor
+    return told
 
 
-def _load_bytes(size: Numbers, element: float) -> float:
-    """The widest load that starts at every row of a tensor."""
+def _staged(gpu: Gpu, config: npt.NDArray[Any], widths: tuple[float, ...], element: float) -> Numbers:
+    """Bytes of shared memory of a product: a tile of each operand a stage, or one where it cannot be copied ahead."""
+    entry, other = config[:, _INPUT_PRODUCT], config[:, _KERNEL_PRODUCT]
+    stages = np.maximum(config[:, gpu.stages], 1)
+    if gpu.loads < 2 or min(widths[1:]) >= _NARROWEST_COPY:
+        staged: Numbers = (entry + other) * element * stages
+        return staged
+    ahead = [stages if width >= _NARROWEST_COPY else 1.0 for width in widths[1:]]
+    return np.asarray((entry * ahead[0] + other * ahead[1]) * element)
+
+
+def _widths(gpu: Gpu, kernel: Kernel, tensors: tuple[Numbers, ...], element: float) -> tuple[float, ...]:
+    """The widest loads of the root and both operands."""
+    if not gpu.loads:
+        return (_WIDEST_LOAD,) * len(tensors)
+    rows = [_last(size) for size in tensors]
+    if gpu.loads > 1:
+        for place, node in enumerate(np.flatnonzero(kernel.node_opcode == _PARAMETER)[:2], 1):
+            rows[place] = _stored_row(kernel.node_feat[node], tensors[place], rows[place])
+    return tuple(_load_bytes(row, element) for row in rows)
+
+
+def _last(size: Numbers) -> int:
+    """The last dimension of a tensor; 0 of a number."""
     shape = size[size > 0]
-    if not len(shape):
-        return _WIDEST_LOAD
-    last = int(shape[-1])
-    return float(min((last & -last) * element, _WIDEST_LOAD))
+    return int(shape[-1]) if len(shape) else 0
+
+
+def _stored_row(node: npt.NDArray[Any], size: Numbers, written: int) -> int:
+    """The dimension of an operand that lies together in memory, where `node` is the argument that it is."""
+    if (node[_SHAPE] != size).any():
+        return written
+    return int(size[int(node[_MINOR])]) or written
+
+
+def _load_bytes(row: int, element: float) -> float:
+    """The widest load that starts at every row of such a length."""
+    return float(min((row & -row) * element, _WIDEST_LOAD)) if row else _WIDEST_LOAD
 
 
 def _tiles(size: Numbers, tile: npt.NDArray[Any]) -> Numbers:
