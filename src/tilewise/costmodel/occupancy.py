@@ -104,36 +104,31 @@ def occupancy(gpu: Gpu, kernel: Kernel, sizes: Numbers, config: npt.NDArray[Any]
     resident = np.clip(resident, 1, _MAX_BLOCKS)
     alone, waves = programs / gpu.multiprocessors, programs / (gpu.multiprocessors * resident)
     whole = np.ceil(waves)
-    logs: Numbers = np.log2(
-        np.stack(
-            [
-                programs,
-                whole,
-                np.minimum(whole / waves, 16.0),
-                np.minimum(np.ceil(alone) / alone, 16.0),
-                resident,
-                a_thread,
-                np.maximum(steps, 1e-3),
-                np.maximum(held * steps * whole * resident, 1.0),  # what one multiprocessor goes through
-                staged,
-            ],
-            axis=1,
-        )
+    told = np.empty((gpu.width, len(config)))  # a number is one run of memory
+    told[: _WIDTHS[0]] = (
+        programs,
+        whole,
+        np.minimum(whole / waves, 16.0),
+        np.minimum(np.ceil(alone) / alone, 16.0),
+        resident,
+        a_thread,
+        np.maximum(steps, 1e-3),
+        np.maximum(held * steps * whole * resident, 1.0),  # what one multiprocessor goes through
+        staged,
     )
-    if not gpu.loads:
-        return logs
-    told = np.empty((len(logs), gpu.width))
-    told[:, : _WIDTHS[0]] = logs
-    told[:, _WIDTHS[0] : _WIDTHS[1]] = np.log2(widths)
+    if gpu.loads:
+        told[_WIDTHS[0] : _WIDTHS[1]] = np.array(widths)[:, None]
     if gpu.loads > 1:
-        columns = (_INPUT_PRODUCT, _KERNEL_PRODUCT, _OUTPUT_PRODUCT) if multiplies else (_INPUT_PRODUCT,)
-        wide = np.array([widths[1], widths[2], widths[0]] if multiplies else [widths[1 if read is first else 2]])
-        issued = np.ones((3, len(config)))  # by a thread: loads of either operand a step, stores
-        issued[: len(columns)] = np.maximum(config[:, columns].T * (element / 32 / wide[:, None]) / warps, 1.0)
-        loads = issued[:2].sum(axis=0) if multiplies else issued[0]
-        told[:, _WIDTHS[1] : -1] = np.log2(issued).T
-        told[:, -1] = np.log2(np.maximum(loads * warps * steps * whole * resident, 1.0))  # by a multiprocessor
-    return told
+        issued = told[_WIDTHS[1] : -1]  # by a thread: loads of either operand a step, stores
+        tiles = [(_INPUT_PRODUCT, widths[1 if multiplies or read is first else 2])]
+        tiles += [(_KERNEL_PRODUCT, widths[2]), (_OUTPUT_PRODUCT, widths[0])] if multiplies else []
+        issued[len(tiles) :] = 1.0
+        for row, (tile, width) in zip(issued, tiles, strict=False):
+            np.maximum(config[:, tile] / warps * (element / 32 / width), 1.0, out=row)
+        loads = issued[0] + issued[1] if multiplies else issued[0]
+        told[-1] = np.maximum(loads * warps * steps * whole * resident, 1.0)  # by a multiprocessor
+    logs: Numbers = np.log2(told, out=told).T
+    return logs
 
 
 def _staged(gpu: Gpu, config: npt.NDArray[Any], widths: tuple[float, ...], element: float) -> Numbers:
@@ -160,15 +155,13 @@ def _widths(gpu: Gpu, kernel: Kernel, tensors: tuple[Numbers, ...], element: flo
 
 def _last(size: Numbers) -> int:
     """The last dimension of a tensor; 0 of a number."""
-    shape = size[size > 0]
-    return int(shape[-1]) if len(shape) else 0
+    return next((int(length) for length in reversed(size.tolist()) if length > 0), 0)
 
 
 def _stored_row(node: npt.NDArray[Any], size: Numbers, written: int) -> int:
     """The dimension of an operand that lies together in memory, where `node` is the argument that it is."""
-    if (node[_SHAPE] != size).any():
-        return written
-    return int(size[int(node[_MINOR])]) or written
+    shape = node[_SHAPE].tolist()
+    return int(shape[int(node[_MINOR])]) or written if shape == size.tolist() else written
 
 
 def _load_bytes(row: int, element: float) -> float:
