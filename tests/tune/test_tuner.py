@@ -238,5 +238,3 @@ def test_a_second_process_waits_for_the_choice_of_the_first(tmp_path, heard, mon
     other.join()
     assert found.source == "cache" and found.config == BEST
     assert any("another process" in line for line in heard)
-
-

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewise._extension import native
 from tilewise.costmodel.numpy_baselines import normalised
 from tilewise.costmodel.prepare import Prepared
 
@@ -34,6 +35,7 @@ class Folded:
     out: Floats  # (members * H,), divided by the number of members
     members: int
     wide: int  # columns at the front of a configuration that describe the kernel
+    last: Floats  # (members * H, members): `out`, each member's beside the others'
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +51,11 @@ def fold(w: Weights, kwargs: Mapping[str, Any]) -> Folded:
     scaling, kernel = w["scaling"], w["config_in.kernel"]  # (members, 1, D), (D, H)
     first = (scaling.transpose(0, 2, 1) * kernel).transpose(1, 0, 2).reshape(len(kernel), -1)
     out = w["out"].reshape(-1) / w["out"].dtype.type(len(scaling))
-    return Folded(w, np.ascontiguousarray(first), out, len(scaling), int(kwargs.get("global_width", 0)))
+    members = np.arange(len(scaling))
+    last = np.zeros((len(scaling), len(out) // len(scaling), len(scaling)), out.dtype)
+    last[members, :, members] = out.reshape(len(scaling), -1)
+    wide = int(kwargs.get("global_width", 0))
+    return Folded(w, np.ascontiguousarray(first), out, len(scaling), wide, last.reshape(-1, len(scaling)))
 
 
 def encode(folded: Folded, part: Prepared) -> Encoded:
@@ -96,25 +102,47 @@ def score_rows(folded: Folded, encoded: Encoded, config: Floats) -> Floats:
     step = max(1, _ROWS_AT_ONCE // folded.members)
     for start in range(0, len(scores), step):
         rows = slice(start, start + step)
-        h = (config[rows, folded.wide :] @ folded.first).reshape(-1, len(encoded.bias))  # (C * members, H)
-        h += encoded.bias
-        np.maximum(h, 0, out=h)
-        h += _attend(h, *encoded.look)
-        for kernel, bias in encoded.blocks:
-            inner = h @ kernel
-            inner += bias
-            h += np.maximum(inner, 0, out=inner)
-        scores[rows] = h.reshape(-1, len(folded.out)) @ folded.out
+        scores[rows] = finish(folded, encoded, config[rows, folded.wide :] @ folded.first)
+    return scores
+
+
+def score_inputs(folded: Folded, encoded: Encoded, inputs: Floats, first: Floats) -> Floats:
+    """The scores of (C, D) float32 inputs with a first layer of their own: by a compiled kernel where there is one,
+    which goes through all layers with a few configurations at a time, on one thread."""
+    if native is None:
+        return finish(folded, encoded, inputs @ first)
+    keys, offsets, values = encoded.look
+    scores, _ = native.slates_forward(
+        inputs[None], 0, first, encoded.bias[None], np.array([0, len(values)]), np.ascontiguousarray(keys.T), offsets,
+        values, [kernel[None] for kernel, _ in encoded.blocks], [bias[None] for _, bias in encoded.blocks],
+        folded.last,
+    )  # fmt: skip
+    found: Floats = scores[0].sum(axis=1) if folded.members > 1 else scores[0, :, 0]
+    return found
+
+
+def finish(folded: Folded, encoded: Encoded, hidden: Floats) -> Floats:
+    """The scores from what the first layer makes of configurations, (C, members * H), which is written over."""
+    h = hidden.reshape(-1, len(encoded.bias))  # (C * members, H)
+    nothing = h.dtype.type(0)  # a plain 0 is looked at anew in each call, which takes longer than the comparing
+    h += encoded.bias
+    np.maximum(h, nothing, out=h)
+    h += _attend(h, *encoded.look)
+    for kernel, bias in encoded.blocks:
+        inner = h @ kernel
+        inner += bias
+        h += np.maximum(inner, nothing, out=inner)
+    scores: Floats = h.reshape(-1, len(folded.out)) @ folded.out
     return scores
 
 
 def _attend(h: Floats, keys: Floats, bias: Floats, values: Floats) -> Floats:
-    logits = h @ keys
-    logits += bias
-    logits -= logits.max(axis=1, keepdims=True)
+    logits = keys.T @ h.T  # a row for each of the few nodes: what runs across them runs along memory
+    logits += bias[:, None]
+    logits -= logits.max(axis=0)
     np.exp(logits, out=logits)
-    logits /= logits.sum(axis=1, keepdims=True)
-    result: Floats = logits @ values
+    logits /= logits.sum(axis=0)
+    result: Floats = logits.T @ values
     return result
 
 

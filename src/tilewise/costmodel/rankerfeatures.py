@@ -49,6 +49,7 @@ _MAX_STEPS = 12
 _MAX_PAIRS = 64
 _OWN_PAIRS = 2
 _MOST_PADDING = 64.0
+_FAR = np.float32(8)  # inputs go no further from the train split's middle
 _KERNELS_FOR_FIT = 2000
 _ROWS_FOR_FIT = 64_000
 _ROWS_FOR_PAIRS = 16_000
@@ -188,8 +189,8 @@ class RankerFeatures:
         config = np.asarray(kernel.config_feat if rows is None else kernel.config_feat[rows])
         if config.shape[1] != len(self.config_low) or kernel.node_feat.shape[1] != len(self.node_low):
             raise FileFormatError(f"Kernel {kernel.name} has other columns than the model was trained on.")
-        known = _known(config, self._constant_config, self.config_low)
-        sizes, wide, node = self._graph(kernel)
+        known = self.known(config)
+        sizes, wide, node = self.graph(kernel)
         # Built with configurations along the rows: a feature is then one run of memory.
         joined = np.empty((self.config_width, len(config)), np.float32)
         joined[: self.global_width] = wide[:, None]
@@ -198,7 +199,11 @@ class RankerFeatures:
         _scale_rows(own, self.config_centre, self.config_scale)
         return Prepared(node, kernel.node_opcode.astype(np.int64), np.asarray(kernel.edge_index), joined.T)
 
-    def _graph(self, kernel: Kernel) -> tuple[npt.NDArray[np.float64], Floats, Floats]:
+    def known(self, config: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Configurations with the columns of which nothing was learned at what they were in the train split."""
+        return _known(config, self._constant_config, self.config_low)
+
+    def graph(self, kernel: Kernel) -> tuple[npt.NDArray[np.float64], Floats, Floats]:
         """The kernel's sizes, its kernel-wide inputs and its node inputs."""
         known = _known(kernel.node_feat, self._constant_node, self.node_low)
         kernel = kernel if known is kernel.node_feat else dataclasses.replace(kernel, node_feat=known)
@@ -232,17 +237,39 @@ class RankerFeatures:
         logs, steps, counts, padding, crowds, filling = np.split(out, ends)
         logs[:] = _log(config[self.columns])
         np.greater_equal(config[self._step_columns], self._thresholds, out=steps)
-        tile = np.maximum(np.abs(config[self.pairs[:, 0]]), np.float32(1))
-        size = np.maximum(sizes[self.pairs[:, 1]], 1.0).astype(np.float32)[:, None]
-        tiles = np.ceil(size / tile)
-        np.log2(tiles, out=counts)
-        tile *= tiles
-        tile /= size
-        np.log2(np.minimum(tile, np.float32(_MOST_PADDING), out=tile), out=padding)
+        _cut(config[self.pairs[:, 0]], sizes[self.pairs[:, 1]][:, None], counts, padding)
         if len(self.crowds):
             crowds[:] = crowded(self.crowds, _outer(kernel, sizes), config)
         if gpu is not None:
             filling[:] = occupancy(gpu, kernel, sizes, config.T).T
+
+    # For configurations by the values of their columns (see `tabled`)
+
+    def of_values(self, values: Floats, owner: npt.NDArray[np.int64]) -> Floats:
+        """The logs and steps, a row for each value of a column `owner`; 0 where they are of another column."""
+        told = np.vstack([np.tile(_log(values), (len(self.columns), 1)), values >= self._thresholds])
+        own = np.concatenate([self.columns, self._step_columns])[:, None] == owner
+        told = told.astype(np.float32)
+        _scale_rows(told, self.config_centre[: len(told)], self.config_scale[: len(told)])
+        return np.ascontiguousarray((told * own).T)
+
+    def of_pairs(self, values: Floats, pairs: npt.NDArray[np.int64], sizes: npt.NDArray[np.float64]) -> Floats:
+        """Logs of tile counts and of padding, two rows: of each value against the size of its pair."""
+        told = np.empty((2, len(values)), np.float32)
+        _cut(values, sizes[self.pairs[:, 1]][pairs], told[0], told[1])
+        columns = len(self.columns) + len(self.steps) + np.stack([pairs, len(self.pairs) + pairs])
+        told -= self.config_centre[columns]
+        told *= self.config_scale[columns]
+        return np.clip(told, -_FAR, _FAR, out=told)
+
+    def filling(self, kernel: Kernel, sizes: npt.NDArray[np.float64], config: Floats) -> Floats | None:
+        """How (columns, C) configurations fill the GPU, a row a number; None where that is not read."""
+        gpu = Gpu.restore(self.gpu)
+        if gpu is None:
+            return None
+        told = occupancy(gpu, kernel, sizes, config.T).T.astype(np.float32)
+        _scale_rows(told, self.config_centre[-len(told) :], self.config_scale[-len(told) :])
+        return told
 
     @cached_property
     def _step_columns(self) -> npt.NDArray[np.int64]:
@@ -257,6 +284,16 @@ class RankerFeatures:
         gpu = Gpu.restore(self.gpu)
         cuts = len(self.columns) + len(self.steps) + 2 * len(self.pairs) + len(self.crowds)
         return cuts + (0 if gpu is None else gpu.width)
+
+
+def _cut(tile: Floats, size: npt.NDArray[np.float64], counts: Floats, padding: Floats) -> None:
+    """Logs of how many tiles cover a size, and of how much more than it they hold."""
+    tile, size = np.maximum(np.abs(tile), np.float32(1)), np.maximum(size, 1.0).astype(np.float32)
+    tiles = np.ceil(size / tile)
+    np.log2(tiles, out=counts)
+    tile *= tiles
+    tile /= size
+    np.log2(np.minimum(tile, np.float32(_MOST_PADDING), out=tile), out=padding)
 
 
 def _outer(kernel: Kernel, sizes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -284,7 +321,7 @@ def _scale_rows(x: Floats, centre: Floats, scale: Floats) -> None:
     shape = (-1, *[1] * (x.ndim - 1))
     x -= centre.reshape(shape)
     x *= scale.reshape(shape)
-    np.clip(x, np.float32(-8), np.float32(8), out=x)
+    np.clip(x, -_FAR, _FAR, out=x)
 
 
 def _some_rows(count: int, share: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:

@@ -16,7 +16,9 @@ from tilewise.costmodel import numpy_baselines, numpy_ranker
 from tilewise.costmodel.gbdt import GBDT, restore_gbdt
 from tilewise.costmodel.kernel import Kernel
 from tilewise.costmodel.prepare import Preparation, Prepared
+from tilewise.costmodel.rankerfeatures import RankerFeatures
 from tilewise.costmodel.schema import Schema
+from tilewise.costmodel.tabled import Tabled
 from tilewise.costmodel.trained import read_model_file
 from tilewise.errors import FileFormatError
 
@@ -33,6 +35,7 @@ class Scorer:
     record: dict[str, Any]
     _folded: dict[str, numpy_ranker.Folded] = field(default_factory=dict, repr=False)
     _last: tuple[Kernel, Prepared] | None = field(default=None, repr=False)
+    _list: tuple[npt.NDArray[Any], Tabled | None, int] | None = field(default=None, repr=False)
 
     @property
     def calibration(self) -> dict[str, Any] | None:
@@ -40,9 +43,9 @@ class Scorer:
 
     def score(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
         """One score per configuration, lower is faster."""
-        part = self._prepared(kernel, rows)
         try:
-            return self._score(part)
+            tabled = self._tabled(kernel) if rows is None else None
+            return self._score(self._prepared(kernel, rows)) if tabled is None else tabled.score(kernel)
         except (KeyError, ValueError, IndexError) as error:
             raise FileFormatError(
                 f"The weights of this {self.name} do not fit its features; export it again."
@@ -53,6 +56,22 @@ class Scorer:
         part = self._prepared(kernel, rows)
         wide = Prepared(part.node.astype(np.float64), part.opcode, part.edges, part.config.astype(np.float64))
         return np.asarray(self._score(wide), dtype=np.float64)
+
+    def _tabled(self, kernel: Kernel) -> Tabled | None:
+        """The kernel's configurations as a table, where several kernels with the very same list were scored before."""
+        config = kernel.config_feat
+        if self.name != "TileRanker" or config.dtype != np.float32:
+            return None
+        known = self._list
+        if known is None or known[0] is not config:
+            self._list = (config, None, 1)
+            return None
+        if known[2] == 1:
+            made, features = None, self.preparation
+            if isinstance(features, RankerFeatures) and config.shape[1] == len(features.config_low):
+                made = Tabled.of(features, self._folded_for(config.dtype), config)
+            known = self._list = (config, made, 2)
+        return known[1]
 
     def _prepared(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None) -> Prepared:
         """The kernel's features; those of the last kernel scored whole are kept, for the settling of close scores."""

@@ -9,6 +9,7 @@ to measure next, and whether anything unmeasured could still pay.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -122,9 +123,10 @@ class Belief:
         prior: Prior,
         memory: Memory | None = None,
         shape_features: Numbers | None = None,
+        leaders: int = LEADERS,
     ) -> None:
         every = np.asarray(scores, dtype=np.float64)
-        most = LEADERS if len(np.unique(every)) > 2 else LEADERS_BLIND
+        most = leaders if (every[1:] != every[-1:]).any() else LEADERS_BLIND  # but for the default, which may lead
         self.leaders = np.argsort(every, kind="stable")[:most]
         self._place = {int(index): place for place, index in enumerate(self.leaders)}
         self.prior = prior
@@ -136,11 +138,22 @@ class Belief:
             self._tried = np.asarray(_equal(self._x, memory.features).any(axis=1))
             self._recall(memory, np.zeros(0) if shape_features is None else shape_features)
         self.measured: dict[int, float] = {}  # configuration: log runtime
+        self._told: list[tuple[int, float]] = []  # every reading
         self.failed: set[int] = set()
-        wide = prior.wide()
-        self._judge = None if wide == prior else Belief(scores, features, wide, memory, shape_features)
+        self._wide = None if prior.wide() == prior else (scores, features, prior.wide(), memory, shape_features)
         self.start_with: int | None = None  # what to measure first, whatever is believed
         self.explores = False  # whether every other measurement goes to what was tried for no shape yet
+
+    @functools.cached_property
+    def _judge(self) -> Belief | None:
+        """Who tells chances; made when first asked for, and told then what was measured."""
+        if self._wide is None:
+            return None
+        judge = Belief(*self._wide)
+        for index, log_runtime in self._told:
+            judge.learn(index, log_runtime)
+        judge.failed |= self.failed
+        return judge
 
     def _start(self) -> tuple[Numbers, Numbers]:
         p = self.prior
@@ -169,8 +182,9 @@ class Belief:
 
     def learn(self, index: int, log_runtime: float) -> None:
         """One configuration was measured."""
-        if self._judge is not None:
+        if "_judge" in self.__dict__ and self._judge is not None:
             self._judge.learn(index, log_runtime)
+        self._told.append((index, log_runtime))
         if not self.measured:  # until now the level was unknown, and the mean's zero stood for it
             place = self._place.get(index)
             shift = log_runtime - (self.mean[place] if place is not None else self.mean.mean())
@@ -186,7 +200,7 @@ class Belief:
 
     def refuse(self, index: int) -> None:
         """A configuration failed; it is not asked for again."""
-        if self._judge is not None:
+        if "_judge" in self.__dict__ and self._judge is not None:
             self._judge.refuse(index)
         self.failed.add(index)
 
@@ -266,9 +280,15 @@ class Belief:
     def _samples(self, places: npt.NDArray[np.int64], *, relative: bool = True) -> Numbers:
         """Joint draws of the runtimes at `places`, the same every time; relative to the fastest of each draw."""
         root = _root(self.covariance[np.ix_(places, places)])
-        draws = np.random.default_rng(len(places)).standard_normal((len(places), _SAMPLES // 2))
-        values = self.mean[places][:, None] + root @ np.hstack([draws, -draws])
+        values = self.mean[places][:, None] + root @ _draws(len(places))
         return values - values.min(axis=0) if relative else values
+
+
+@functools.lru_cache(maxsize=8)
+def _draws(count: int) -> Numbers:
+    """So many standard normal numbers a sample; each sample's mirror image is among them."""
+    draws = np.random.default_rng(count).standard_normal((count, _SAMPLES // 2))
+    return np.hstack([draws, -draws])
 
 
 def _alike(a: Numbers, b: Numbers, length: float) -> Numbers:

@@ -15,18 +15,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.kernel import Kernel, make_kernel
+from tilewise.costmodel.kernel import Kernel
 from tilewise.costmodel.rank import Model
 from tilewise.costmodel.schema import TILE_FEATURES
 from tilewise.costmodel.scorer import load_scorer
 from tilewise.costmodel.shipped import shipped_file
 from tilewise.costmodel.trained import model_path
 from tilewise.errors import TilewiseError, UnavailableError
-from tilewise.tune.belief import BLIND, Belief, Memory, Numbers, Prior
-from tilewise.tune.export import Described, config_row
+from tilewise.tune.belief import BLIND, LEADERS, Belief, Memory, Numbers, Prior
+from tilewise.tune.export import Described
 from tilewise.tune.prior import Calibration, load_calibration
 from tilewise.tune.problem import Config, Problem
 from tilewise.tune.search import Rule
+from tilewise.tune.space import space_of
 
 _BLIND_RULE = Rule(gain=0.02, sure=0.0)
 _UNCALIBRATED = Calibration(Prior(slope=0.5, slope_error=0.25, spread=0.15, own=0.05), Rule(gain=0.05, sure=0.0))
@@ -55,24 +56,25 @@ class Guide:
         return np.asarray(self.model.score(kernel), dtype=np.float64)
 
     def belief(
-        self, scores: Numbers, configs: Sequence[Config], memory: Memory | None = None, problem: Problem | None = None
+        self,
+        scores: Numbers,
+        configs: Sequence[Config],
+        memory: Memory | None = None,
+        problem: Problem | None = None,
+        leaders: int = LEADERS,
     ) -> Belief:
-        sizes = shape_fields(problem) if problem else None
-        belief = Belief(scores, config_fields(configs), self.prior, memory, sizes)
+        sizes = shape_fields(problem) if problem and memory is not None else None
+        belief = Belief(scores, space_of(configs).fields, self.prior, memory, sizes, leaders)
         belief.start_with = 0 if self.model is None and memory is None else None
         return belief
 
 
 def as_kernel(family: Described, problem: Problem, configs: Sequence[Config], own: Sequence[str]) -> Kernel:
     """The kernel a cost model reads; its runtimes are withheld."""
-    rows = np.array([config_row(family, problem, config, own) for config in configs], np.float32)
+    rows = space_of(configs).rows(family, problem, own)
     nothing = np.zeros(len(configs), np.int64)
-    return make_kernel(f"{problem.family}_{problem.digest}", *family.graph(problem), rows, nothing, nothing)
-
-
-def config_fields(configs: Sequence[Config]) -> Numbers:
-    """Configurations as the belief compares them: their settings in doublings."""
-    return _doublings(configs, _settings(configs))
+    # Not copied, as `make_kernel` would: a model knows the list by its array.
+    return Kernel(f"{problem.family}_{problem.digest}", problem.family, *family.graph(problem), rows, nothing, nothing)
 
 
 def _settings(configs: Sequence[Config]) -> list[str]:

@@ -21,13 +21,15 @@ from tilewise.errors import ConfigurationError, FileFormatError
 from tilewise.tune.belief import Belief, Memory, Numbers, Prior
 from tilewise.tune.choices import Choice, Choices, cache_folder
 from tilewise.tune.export import Described
-from tilewise.tune.guide import Guide, config_fields, file_guide, recalled, shipped_guide
+from tilewise.tune.guide import Guide, file_guide, recalled, shipped_guide
 from tilewise.tune.problem import Config, Kernel, Problem, Value
 from tilewise.tune.search import Rule, Step, search, settle
+from tilewise.tune.space import space_of
 from tilewise.tune.store import Machine, Store, VerdictRow
 from tilewise.tune.trial import Timed, Trial
 
 PROGRAM = "tuned"
+_FIRST_OF = 24  # leaders that an unmeasured choice is made among
 _CLOSE = 0.02  # in logarithms: contenders that one reading does not tell apart
 _WORTH = 0.005  # less than this over the default is not told from noise
 _WAIT_SECONDS = 120.0  # for another process that tunes the same problem
@@ -149,8 +151,8 @@ class Tuner:
     def choose(self, spec: Problem | Mapping[str, Value]) -> Tuned:
         """The choice without measuring anything: cached, else the model's, else the default."""
         problem, start = self.problem(spec), time.perf_counter()
-        configs = list(self.bench.configs(problem))
-        kept = self.choices.get(problem, set(configs).__contains__)
+        configs = self.bench.configs(problem)
+        kept = self.choices.get(problem, configs.__contains__)
         if kept is not None:
             return self._from_cache(kept, start)
         if self.guide.model is None:
@@ -160,7 +162,7 @@ class Tuner:
             source = "default" if config is None else "model"
             return Tuned(problem, config or configs[0], source, seconds=time.perf_counter() - start)
         scores = self.guide.scores(self.bench.family(problem.family), problem, configs)
-        first = self.guide.belief(scores, configs, self._memory(problem), problem).portfolio(1)[0]
+        first = self.guide.belief(scores, configs, self._memory(problem), problem, _FIRST_OF).portfolio(1)[0]
         if self.guide.prior.slope * float(scores[0] - scores[first]) < self.bench.margin:
             reason = f"the model expects less than {self.bench.margin:.1%} over the default"
             return Tuned(problem, configs[0], "default", seconds=time.perf_counter() - start, reason=reason)
@@ -192,9 +194,9 @@ class Tuner:
     ) -> Tuned:
         """Measure until sure. `exactly` spends the whole budget; `fresh` ignores an earlier choice."""
         problem, start = self.problem(spec), time.perf_counter()
-        configs = list(self.bench.configs(problem))
+        configs = self.bench.configs(problem)
         self.choices.refresh()
-        kept = None if fresh else self.choices.get(problem, set(configs).__contains__)
+        kept = None if fresh else self.choices.get(problem, configs.__contains__)
         if kept is not None:
             return self._from_cache(kept, start)
         with self._open_store() as store:
@@ -220,7 +222,7 @@ class Tuner:
     def _measure(
         self,
         problem: Problem,
-        configs: list[Config],
+        configs: Sequence[Config],
         store: Store,
         run: int,
         rule: Rule,
@@ -259,10 +261,10 @@ class Tuner:
             time.perf_counter() - start, found.reason, found.steps, notes,
         )  # fmt: skip
 
-    def _belief(self, problem: Problem, configs: list[Config], store: Store) -> Belief:
+    def _belief(self, problem: Problem, configs: Sequence[Config], store: Store) -> Belief:
         opinion = None if self._own_model or self.guide.model is None else self.bench.opinion(problem, configs)
         if opinion is not None:
-            belief = Belief(opinion[0], config_fields(configs), opinion[1])
+            belief = Belief(opinion[0], space_of(configs).fields, opinion[1])
             _, first = self.bench.first_choice(problem)
             belief.start_with = configs.index(first) if first in configs else None
             return belief
@@ -281,7 +283,7 @@ class Tuner:
         while time.monotonic() < until:
             time.sleep(0.1)
             self.choices.refresh()
-            found = self.choices.get(problem, set(configs).__contains__)
+            found = self.choices.get(problem, configs.__contains__)
             if found is not None:
                 return found
         return None

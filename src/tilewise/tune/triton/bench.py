@@ -41,10 +41,20 @@ class TritonBench(FamilyBench[Family]):
         super().__init__("triton", details, get_family, COLLECTION if fits else None)
         self.version = f"{__version__}, triton {details.get('triton', 'unknown')}"
         self.shared_bytes = int(details.get("shared_bytes", 1 << 30))
+        self._known: dict[tuple[Any, ...], tuple[Sequence[Config], Sequence[Config]]] = {}  # those that fit, by list
 
     def configs(self, problem: Problem) -> Sequence[Config]:
         family = get_family(problem.family)
         every = family.configs(problem)
+        fits_by = getattr(family, "fits_by", None)
+        if fits_by is None or not isinstance(every, tuple):
+            return self._fitting(family, problem, every)
+        key = (id(every), *(problem[name] for name in fits_by))
+        if key not in self._known:
+            self._known[key] = every, tuple(self._fitting(family, problem, every))
+        return self._known[key][1]
+
+    def _fitting(self, family: Family, problem: Problem, every: Sequence[Config]) -> list[Config]:
         return [config for config in every if family.misfit(problem, config, self.shared_bytes) is None]
 
     @contextlib.contextmanager
@@ -91,7 +101,7 @@ class TritonTrial:
     def _ratio(self, config: Config, other: Config) -> float:
         """How much longer it takes than another, by the median of what neighbouring turns say."""
         own, others = zip(*self._rounds([config, other], _ROUNDS), strict=True)
-        return statistics.median(a / b for a, b in zip(own, others, strict=True))
+        return float(statistics.median(a / b for a, b in zip(own, others, strict=True)))
 
     def in_turns(self, configs: Sequence[Config], turns: int = _TURNS) -> list[float]:
         """Nanoseconds of configurations that were measured before: medians over rounds without a pause."""

@@ -20,9 +20,10 @@ import numpy as np
 from tilewise.errors import TilewiseError
 from tilewise.tune.belief import BLIND, Belief, Memory, Numbers, Prior
 from tilewise.tune.choices import Choice, Choices
-from tilewise.tune.guide import Guide, config_fields, recalled
+from tilewise.tune.guide import Guide, recalled
 from tilewise.tune.problem import Config, Kernel, Problem, Value
 from tilewise.tune.search import Found, Rule, search, settle
+from tilewise.tune.space import space_of
 from tilewise.tune.store import Machine, Store
 from tilewise.tune.tuner import measurements
 
@@ -71,7 +72,7 @@ class Online:
 
     def kept(self, problem: Problem, configs: Sequence[Config]) -> Config | None:
         """The choice that is on disk, if the list of configurations still has it."""
-        found = self.choices.get(problem, set(configs).__contains__)
+        found = self.choices.get(problem, configs.__contains__)
         return found.config if found is not None else None
 
     def tune(
@@ -88,7 +89,7 @@ class Online:
         prior, rule = self._terms(guide, len(known), len(configs))
         memory = self._memory(problem, configs, guide, scores)
         start = scores if scores is not None else np.zeros(len(configs))
-        belief = Belief(start, config_fields(configs), prior, memory, _sizes(problem))
+        belief = Belief(start, space_of(configs).fields, prior, memory, _sizes(problem))
         belief.explores = guide is None and len(known) < FIRST_SHAPES
         if memory is not None and len(known) >= FIRST_SHAPES:
             loss, first = belief.first_loss()

@@ -48,6 +48,7 @@ class Attention:
 
     name = "attention"
     sizes = ("batch", "heads", "kv_heads", "queries", "keys")
+    fits_by = ("dtype", "head")
     choices: Mapping[str, Sequence[Value]] = {"dtype": ("bf16", "fp16"), "head": (64, 128, 32), "causal": (0, 1)}
 
     def problem(self, spec: Mapping[str, Value]) -> Problem:

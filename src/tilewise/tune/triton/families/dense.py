@@ -74,6 +74,7 @@ class Matmul:
 
     name = "matmul"
     sizes: tuple[str, ...] = ("m", "n", "k")
+    fits_by = ("dtype",)  # what of a problem `misfit` looks at
     choices: Mapping[str, Sequence[Value]] = {
         "dtype": ("bf16", "fp16", "tf32"),
         "epilogue": EPILOGUES,

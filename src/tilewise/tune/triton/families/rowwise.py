@@ -64,11 +64,41 @@ def _power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
+@cache
+def _within_rows(whole: int) -> tuple[Config, ...]:
+    """For rows that a block of `whole` columns holds."""
+    default = _default_config(whole)
+    chosen = [default]
+    for config in _space((1, 2, 4, 8, 16), _COLUMNS):
+        block = config.size("block_cols")
+        if (block < whole or (block == whole and config.size("stages") == 1)) and config != default:
+            chosen.append(config)
+    return tuple(chosen)
+
+
+@cache
+def _along_rows(widest: int) -> tuple[Config, ...]:
+    """For reducing rows of at most so many columns."""
+    default = _default_config(min(widest, 4096))
+    space = _space((1, 2, 4, 8, 16), _COLUMNS)
+    return (default, *(c for c in space if c.size("block_cols") <= widest and c != default))
+
+
+@cache
+def _down_columns(longest: int, widest: int) -> tuple[Config, ...]:
+    """For reducing columns of at most so many rows."""
+    default = Config.of(block_rows=32, block_cols=min(128, widest), warps=4, stages=1)
+    space = _space((8, 16, 32, 64, 128, 256), (16, 32, 64, 128, 256))
+    fits = (c for c in space if c.size("block_cols") <= widest and c.size("block_rows") <= max(longest, 8))
+    return (default, *(c for c in fits if c != default))
+
+
 class _Rowwise:
     """What the row families share: a (rows, cols) input, one program per block of rows."""
 
     name = ""
     sizes = ("rows", "cols")
+    fits_by = ()  # everything fits
     choices: Mapping[str, Sequence[Value]] = {"dtype": ("bf16", "fp32", "fp16")}
     rounding_slack = 1e-5
 
@@ -80,15 +110,7 @@ class _Rowwise:
 
     def configs(self, problem: Problem) -> Sequence[Config]:
         """A block either holds the whole row (one width does) or is narrower than it."""
-        cols = problem.size("cols")
-        whole = max(_power_of_two(cols), _COLUMNS[0])
-        default = _default_config(whole)
-        chosen = [default]
-        for config in _space((1, 2, 4, 8, 16), _COLUMNS):
-            block = config.size("block_cols")
-            if (block < cols or (block == whole and config.size("stages") == 1)) and config != default:
-                chosen.append(config)
-        return chosen
+        return _within_rows(max(_power_of_two(problem.size("cols")), _COLUMNS[0]))
 
     def misfit(self, problem: Problem, config: Config, shared_bytes: int) -> str | None:
         return None
@@ -198,18 +220,8 @@ class Reduction(_Rowwise):
     }
 
     def configs(self, problem: Problem) -> Sequence[Config]:
-        rows, cols = problem.size("rows"), problem.size("cols")
-        if problem.size("axis") == 1:
-            widest = max(_power_of_two(cols), _COLUMNS[0])
-            space, default = _space((1, 2, 4, 8, 16), _COLUMNS), _default_config(min(widest, 4096))
-        else:
-            widest = max(_power_of_two(cols), 32)
-            space = _space((8, 16, 32, 64, 128, 256), (16, 32, 64, 128, 256))
-            default = Config.of(block_rows=32, block_cols=min(128, widest), warps=4, stages=1)
-        fits = [config for config in space if config.size("block_cols") <= widest]
-        if problem.size("axis") == 0:
-            fits = [config for config in fits if config.size("block_rows") <= max(_power_of_two(rows), 8)]
-        return [default, *(config for config in fits if config != default)]
+        rows, cols = (_power_of_two(problem.size(name)) for name in ("rows", "cols"))
+        return _along_rows(max(cols, _COLUMNS[0])) if problem.size("axis") == 1 else _down_columns(rows, max(cols, 32))
 
     def _result(self, problem: Problem) -> tuple[int, ...]:
         return (problem.size("rows" if problem.size("axis") == 1 else "cols"),)

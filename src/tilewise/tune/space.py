@@ -1,0 +1,105 @@
+"""A list of configurations as arrays, worked out once for a list that is asked about for problem after problem.
+
+A family describes one configuration's tile; handed columns in place of numbers, the same few lines describe all of them
+at once. A family that cannot (it compares, or calls `min`) is asked one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.costmodel.schema import DIMENSIONS
+from tilewise.tune.belief import Numbers
+from tilewise.tune.export import Described, config_row
+from tilewise.tune.problem import Config, Problem
+
+_PARTS = ("kernel", "output", "input")
+_KEPT = 8  # lists that are remembered
+
+
+class Columns:
+    """What a family takes for a configuration: each setting is a column, with a row for each of the list."""
+
+    def __init__(self, configs: Sequence[Config]) -> None:
+        self.names = sorted({name for config in configs for name in config})
+        self._columns = {name: np.array([config.get(name, 0) for config in configs], np.int64) for name in self.names}
+
+    def size(self, name: str) -> npt.NDArray[np.int64]:
+        return self._columns[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
+
+    def doublings(self) -> Numbers:
+        """The settings as the belief compares them."""
+        table = np.array([self._columns[name] for name in self.names], np.float64).reshape(len(self.names), -1)
+        return np.ascontiguousarray(np.log2(1.0 + np.abs(table)).T)
+
+
+class Space:
+    """A list of configurations, what a cost model reads of it, and what the belief does."""
+
+    def __init__(self, configs: Sequence[Config]) -> None:
+        self.configs, self.columns = configs, Columns(configs)
+        self.fields = self.columns.doublings()
+        self._last: npt.NDArray[np.float32] | None = None
+        self._tried: dict[type, bool] = {}  # families, and whether they take columns
+
+    def rows(self, family: Described, problem: Problem, own: Sequence[str]) -> npt.NDArray[np.float32]:
+        """`config_feat`: the very same array as the last time where nothing in it has changed, so that what was worked
+        out of it need not be again."""
+        found = self._at_once(family, problem, own)
+        if found is None:
+            found = np.array([config_row(family, problem, config, own) for config in self.configs], np.float32)
+        if self._last is None or not np.array_equal(self._last, found):
+            self._last = found
+        return self._last
+
+    def _at_once(self, family: Described, problem: Problem, own: Sequence[str]) -> npt.NDArray[np.float32] | None:
+        columns: Any = self.columns
+        if not self._tried.get(type(family), True):
+            return None
+        try:
+            tile: Mapping[str, Sequence[Any]] = family.tile(problem, columns)
+            found = np.zeros((len(self.configs), len(_PARTS) * (DIMENSIONS + 2) + len(own)), np.float32)
+            for number, part in enumerate(_PARTS):
+                _fill(found[:, number * (DIMENSIONS + 2) :], tile[part])
+            for number, name in enumerate(own, start=len(_PARTS) * (DIMENSIONS + 2)):
+                found[:, number] = columns.size(name) if name in columns else 0
+        except (TypeError, ValueError, AttributeError, KeyError):
+            self._tried[type(family)] = False
+            return None
+        if type(family) not in self._tried:
+            every = [config_row(family, problem, config, own) for config in self.configs]
+            self._tried[type(family)] = np.array_equal(found, np.array(every, np.float32))
+        return found if self._tried[type(family)] else None
+
+
+def _fill(out: npt.NDArray[np.float32], bounds: Sequence[Any]) -> None:
+    """The bounds, their sum and their product; all 0 where there are none."""
+    for place, bound in enumerate(bounds[:DIMENSIONS]):
+        out[:, place] = bound
+    if len(bounds):
+        total, product = 0, 1
+        for bound in bounds:
+            total, product = total + bound, product * bound
+        out[:, DIMENSIONS], out[:, DIMENSIONS + 1] = total, product
+
+
+_spaces: list[Space] = []
+
+
+def space_of(configs: Sequence[Config]) -> Space:
+    """The space of a list; remembered where it is a tuple, which nobody changes."""
+    if not isinstance(configs, tuple):
+        return Space(configs)
+    for known in _spaces:
+        if known.configs is configs:
+            return known
+    made = Space(configs)
+    _spaces[:] = [made, *_spaces[: _KEPT - 1]]
+    return made
