@@ -10,7 +10,7 @@ for all three.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from types import ModuleType
 from typing import Literal, overload
@@ -56,7 +56,7 @@ class TileConfig:
 
     def as_dict(self) -> dict[str, int]:
         """Plain numbers, for files and features."""
-        return {name: int(value) for name, value in asdict(self).items()}
+        return {name: int(getattr(self, name)) for name in self.__slots__}
 
 
 @overload

@@ -6,6 +6,7 @@ store, in file names, when a collection is resumed, and when shapes are kept apa
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,11 @@ class _Table(Mapping[str, Value]):
 
     def __init__(self, values: Mapping[str, Value]) -> None:
         self._values = dict(sorted(values.items()))
-        self.key: str = json.dumps(self._values, separators=(",", ":"))
+
+    @functools.cached_property
+    def key(self) -> str:
+        """The canonical text."""
+        return json.dumps(self._values, separators=(",", ":"))
 
     def __getitem__(self, name: str) -> Value:
         return self._values[name]

@@ -69,9 +69,9 @@ class Conv2d:
 
     def configs(self, problem: Problem) -> Sequence[Config]:
         shape = tile_shape(problem)
-        default = config_of(default_conv_tile(require_native(), shape))
-        space = [config_of(tile) for tile in tile_space("conv2d", shape, threads=problem.size("threads"))]
-        return [default, *(config for config in space if config != default)]
+        default = default_conv_tile(require_native(), shape)
+        space = tile_space("conv2d", shape, threads=problem.size("threads"))
+        return [config_of(default), *(config_of(tile) for tile in space if tile != default)]
 
     def operands(self, problem: Problem, rng: np.random.Generator) -> Mapping[str, Array]:
         x_shape, w_shape = _shapes(problem)

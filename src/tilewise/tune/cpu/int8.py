@@ -75,9 +75,9 @@ class Int8Matmul:
 
     def configs(self, problem: Problem) -> Sequence[Config]:
         shape = _sizes(problem)
-        default = config_of(default_int8_tile(require_native(), shape))
-        space = [config_of(tile) for tile in tile_space("int8_matmul", shape, threads=problem.size("threads"))]
-        return [default, *(config for config in space if config != default)]
+        default = default_int8_tile(require_native(), shape)
+        space = tile_space("int8_matmul", shape, threads=problem.size("threads"))
+        return [config_of(default), *(config_of(tile) for tile in space if tile != default)]
 
     def operands(self, problem: Problem, rng: np.random.Generator) -> Mapping[str, Array]:
         m, n, k = _sizes(problem)

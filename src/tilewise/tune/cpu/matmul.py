@@ -70,9 +70,9 @@ class Matmul:
         _, m, n, k = _sizes(problem)
         layout, threads = problem.word("layout"), problem.size("threads")
         a, b = _views(problem, np.zeros)
-        default = config_of(default_matmul_tile(a, b))
-        space = [config_of(tile) for tile in tile_space("matmul", (m, n, k), layout=layout, threads=threads)]
-        return [default, *(config for config in space if config != default)]
+        default = default_matmul_tile(a, b)
+        space = tile_space("matmul", (m, n, k), layout=layout, threads=threads)
+        return [config_of(default), *(config_of(tile) for tile in space if tile != default)]
 
     def operands(self, problem: Problem, rng: np.random.Generator) -> Mapping[str, Array]:
         batch, m, n, _ = _sizes(problem)
