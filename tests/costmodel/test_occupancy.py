@@ -145,7 +145,7 @@ def test_reductions_load_what_they_hold_and_nothing_else():
     assert found[15] == pytest.approx(64 * 4 * 47 * found[1] * found[4])
 
 
-@pytest.mark.parametrize(("loads", "width"), [(0, 9), (1, 12), (2, 16)])
+@pytest.mark.parametrize(("loads", "width"), [(0, 9), (1, 12), (2, 18)])
 def test_models_from_before_loads_were_told_keep_their_inputs(loads, width):
     problem = Problem.of("matmul", dtype="bf16", m=64, n=1024, k=1024, epilogue="none", layout="nn")
     gpu = Gpu(132.0, 232_448.0, 24, 25, loads)
@@ -158,3 +158,11 @@ def test_numbers_of_an_unknown_kind_are_not_read_as_a_gpu():
     for own in ([0.0], [3.0], [1.5], [float("nan")], [1.0, 2.0]):
         assert Gpu.restore(np.array([*known, *own])) is None
     assert Gpu.restore(np.zeros(0)) is None
+
+
+@pytest.mark.parametrize(
+    ("layout", "together"), [("nn", (32, 128)), ("nt", (32, 32)), ("tn", (64, 128)), ("tt", (64, 32))]
+)
+def test_what_lies_together_of_a_tile_follows_the_layout(layout, together):
+    problem = Problem.of("matmul", dtype="bf16", m=640, n=1024, k=768, epilogue="none", layout=layout)
+    assert numbers(problem, TILE)[16:18] == pytest.approx([2 * size for size in together])

@@ -3,7 +3,8 @@
 A GPU runs blocks in waves: so many fit on its multiprocessors at once, and a last wave that is almost empty costs as
 much as a full one. That is a rounding up of a quotient of products, which a network does not find from logarithms of
 the parts; so it is worked out here, as is how wide the loads may be, which hangs on powers of two in row lengths, and
-what follows from that: how many loads there are, and whether they can be copies that run ahead of the arithmetic.
+what follows from that: how many loads there are, and whether they can be copies that run ahead of the arithmetic. How
+much of a tile lies together in memory depends on which dimension of an operand does.
 Applies to collections whose configurations have `warps` and `stages`.
 """
 
@@ -21,7 +22,7 @@ from tilewise.costmodel.schema import DIMENSIONS, ELEMENT_TYPES, NODE_COLUMN, OP
 
 Numbers = npt.NDArray[np.float64]
 
-_WIDTHS = (9, 12, 16)  # numbers a configuration, by `Gpu.loads`
+_WIDTHS = (9, 12, 18)  # numbers a configuration, by `Gpu.loads`
 _WIDEST_LOAD, _NARROWEST_COPY = 16.0, 4.0  # bytes
 _REGISTERS, _MAX_WARPS, _MAX_BLOCKS, _SHARED_BYTES = 65_536, 64, 32, 232_448
 _OWN_REGISTERS = 40.0  # of a thread, beside its share of the result
@@ -96,7 +97,9 @@ def occupancy(gpu: Gpu, kernel: Kernel, sizes: Numbers, config: npt.NDArray[Any]
     held = config[:, _OUTPUT_PRODUCT if multiplies else _INPUT_PRODUCT]
     warps = np.maximum(config[:, gpu.warps], 1.0)
     element = element_bytes(kernel)
-    widths = _widths(gpu, kernel, (root, first, second), element)
+    tensors = root, first, second
+    along = _along(gpu, kernel, tensors)
+    widths = _widths(gpu, tensors, along, element)
     staged = _staged(gpu, config, widths, element) if multiplies else np.ones(len(config))
     a_thread = np.maximum(held / (32 * warps), 1e-3)
     resident = np.minimum(np.floor(gpu.shared_bytes / np.maximum(staged, 1)), np.floor(_MAX_WARPS / warps))
@@ -119,14 +122,17 @@ def occupancy(gpu: Gpu, kernel: Kernel, sizes: Numbers, config: npt.NDArray[Any]
     if gpu.loads:
         told[_WIDTHS[0] : _WIDTHS[1]] = np.array(widths)[:, None]
     if gpu.loads > 1:
-        issued = told[_WIDTHS[1] : -1]  # by a thread: loads of either operand a step, stores
+        issued = told[_WIDTHS[1] : -3]  # by a thread: loads of either operand a step, stores
         tiles = [(_INPUT_PRODUCT, widths[1 if multiplies or read is first else 2])]
         tiles += [(_KERNEL_PRODUCT, widths[2]), (_OUTPUT_PRODUCT, widths[0])] if multiplies else []
         issued[len(tiles) :] = 1.0
         for row, (tile, width) in zip(issued, tiles, strict=False):
             np.maximum(config[:, tile] / warps * (element / 32 / width), 1.0, out=row)
         loads = issued[0] + issued[1] if multiplies else issued[0]
-        told[-1] = np.maximum(loads * warps * steps * whole * resident, 1.0)  # by a multiprocessor
+        told[-3] = np.maximum(loads * warps * steps * whole * resident, 1.0)  # by a multiprocessor
+        entry = config[:, _INPUT][:, along[1 if multiplies or read is first else 2]]
+        other = config[:, _KERNEL][:, along[2]] if multiplies else 0.0
+        told[-2], told[-1] = np.maximum(entry * element, 1.0), np.maximum(other * element, 1.0)  # bytes together
     logs: Numbers = np.log2(told, out=told).T
     return logs
 
@@ -142,26 +148,22 @@ def _staged(gpu: Gpu, config: npt.NDArray[Any], widths: tuple[float, ...], eleme
     return np.asarray((entry * ahead[0] + other * ahead[1]) * element)
 
 
-def _widths(gpu: Gpu, kernel: Kernel, tensors: tuple[Numbers, ...], element: float) -> tuple[float, ...]:
+def _along(gpu: Gpu, kernel: Kernel, tensors: tuple[Numbers, ...]) -> list[int]:
+    """The dimension of the root and of both operands that lies together in memory."""
+    along = [max(int((size > 0).sum()) - 1, 0) for size in tensors]
+    if gpu.loads > 1:
+        for place, node in enumerate(np.flatnonzero(kernel.node_opcode == _PARAMETER)[:2], 1):
+            argument = kernel.node_feat[node]  # that the operand is, or is made of
+            if argument[_SHAPE].tolist() == tensors[place].tolist() and tensors[place].any():
+                along[place] = int(argument[_MINOR])
+    return along
+
+
+def _widths(gpu: Gpu, tensors: tuple[Numbers, ...], along: list[int], element: float) -> tuple[float, ...]:
     """The widest loads of the root and both operands."""
     if not gpu.loads:
         return (_WIDEST_LOAD,) * len(tensors)
-    rows = [_last(size) for size in tensors]
-    if gpu.loads > 1:
-        for place, node in enumerate(np.flatnonzero(kernel.node_opcode == _PARAMETER)[:2], 1):
-            rows[place] = _stored_row(kernel.node_feat[node], tensors[place], rows[place])
-    return tuple(_load_bytes(row, element) for row in rows)
-
-
-def _last(size: Numbers) -> int:
-    """The last dimension of a tensor; 0 of a number."""
-    return next((int(length) for length in reversed(size.tolist()) if length > 0), 0)
-
-
-def _stored_row(node: npt.NDArray[Any], size: Numbers, written: int) -> int:
-    """The dimension of an operand that lies together in memory, where `node` is the argument that it is."""
-    shape = node[_SHAPE].tolist()
-    return int(shape[int(node[_MINOR])]) or written if shape == size.tolist() else written
+    return tuple(_load_bytes(int(size[place]), element) for size, place in zip(tensors, along, strict=True))
 
 
 def _load_bytes(row: int, element: float) -> float:
