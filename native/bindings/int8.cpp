@@ -8,8 +8,10 @@
 #include <string>
 #include <tuple>
 
+#include "bindings/arguments.h"
 #include "bindings/bindings.h"
 #include "bindings/numpy_api.h"
+#include "bindings/tile_table.h"
 #include "common/int8_plan.h"
 #include "common/thread_pool.h"
 
@@ -126,8 +128,17 @@ Int8Tile read_tile(nb::handle tile) {
   return t;
 }
 
-// x (rows, channels rounded up to 4) uint8; kind 0: int32, 1: float32, 2: uint8
-nb::object layer_linear(const Int8Layer& layer, nb::handle x, int kind, nb::handle row_scale, bool relu, nb::handle tile) {
+// What was kept for a product, null for the default: to be copied, as the table may change once Python's lock is let go.
+const Int8Tile* kept_tile(const TileTable* table, int64_t rows, int64_t columns, int64_t k, int threads) {
+  if (table == nullptr || table->int8_products == nullptr) return nullptr;
+  const auto* entry = table->int8_products->find({{rows, columns, k, tile_setting(threads)}});
+  return entry == nullptr ? nullptr : &entry->tile;
+}
+
+// x (rows, channels rounded up to 4) uint8; kind 0: int32, 1: float32, 2: uint8. A `tile` that is given comes before what
+// was kept in the `table`.
+nb::object layer_linear(const Int8Layer& layer, nb::handle x, int kind, nb::handle row_scale, bool relu, nb::handle tile,
+                        nb::handle table) {
   PyArrayObject* in = checked(x, NPY_UINT8, 2, "x");
   const int64_t rows = PyArray_DIM(in, 0), width = PyArray_DIM(in, 1);
   if (kind < 0 || kind > 2 || rows > std::numeric_limits<int>::max()) throw nb::value_error("x does not fit the weights");
@@ -140,15 +151,21 @@ nb::object layer_linear(const Int8Layer& layer, nb::handle x, int kind, nb::hand
     }
     scales = data<const float>(row_scale);
   }
-  const Int8Tile given = tile.is_none() ? Int8Tile() : read_tile(tile);
-  if (const char* problem = tile.is_none() ? nullptr : int8_tile_problem(given, width)) {
-    throw nb::value_error((std::string("this tile cannot be used: ") + problem).c_str());
+  Int8Tile chosen;  // of no rows: the default
+  const ConvGeometry& g = layer.geometry();
+  if (!tile.is_none()) {
+    chosen = read_tile(tile);
+    if (const char* problem = int8_tile_problem(chosen, width)) {
+      throw nb::value_error((std::string("this tile cannot be used: ") + problem).c_str());
+    }
+  } else if (const Int8Tile* kept = kept_tile(tile_table_in(table.ptr()), rows, g.columns, g.channels, num_threads())) {
+    chosen = *kept;
   }
-  const int64_t columns = form == Int8Out::uint8 ? layer.out_pixel() : layer.geometry().columns;
+  const int64_t columns = form == Int8Out::uint8 ? layer.out_pixel() : g.columns;
   const npy_intp shape[2] = {rows, columns};
   nb::object out = new_object(2, shape, kind == 0 ? NPY_INT32 : kind == 1 ? NPY_FLOAT32 : NPY_UINT8);
   GilRelease release(rows * columns * width > 10000);
-  layer.linear(data<const uint8_t>(x), rows, form, scales, relu, data<void>(out), tile.is_none() ? nullptr : &given);
+  layer.linear(data<const uint8_t>(x), rows, form, scales, relu, data<void>(out), chosen.mr == 0 ? nullptr : &chosen);
   return out;
 }
 
@@ -288,40 +305,74 @@ nb::object new_output(const PlanShape& shape, int64_t images) {
   return new_object(4, dims, NPY_FLOAT32);
 }
 
-nb::list run_plan(const Int8Plan& plan, nb::list arrays) {
-  if (arrays.size() != plan.inputs().size()) throw nb::value_error("a plan needs all of its inputs");
-  std::vector<PlanShape> shapes;
+struct PlanCall {
+  std::shared_ptr<Int8Plan::Schedule> schedule;
   std::vector<const void*> in;
   int64_t images = -1;
+};
+
+PlanCall read_call(const Int8Plan& plan, nb::list arrays) {
+  if (arrays.size() != plan.inputs().size()) throw nb::value_error("a plan needs all of its inputs");
+  std::vector<PlanShape> shapes;
+  PlanCall call;
   for (std::size_t i = 0; i < arrays.size(); ++i) {
     const auto [shape, count] = input_shape(plan.inputs()[i], arrays[i]);
-    if (images >= 0 && count != images) throw nb::value_error("the inputs hold different numbers of images");
-    images = count;
+    if (call.images >= 0 && count != call.images) throw nb::value_error("the inputs hold different numbers of images");
+    call.images = count;
     shapes.push_back(shape);
-    in.push_back(data<const void>(arrays[i]));
+    call.in.push_back(data<const void>(arrays[i]));
   }
-  const std::shared_ptr<Int8Plan::Schedule> schedule = plan.schedule(shapes);
+  call.schedule = plan.schedule(shapes);
+  return call;
+}
+
+// What was kept for the products of a call, by slot; empty where that is nothing.
+std::vector<Int8Tile> kept_tiles(const Int8Plan& plan, const PlanCall& call, const TileTable* table) {
+  std::vector<Int8Tile> tiles;
+  if (table == nullptr || table->int8_products == nullptr) return tiles;
+  for (const PlanProduct& p : plan.products(*call.schedule, call.images)) {
+    const Int8Tile* tile = kept_tile(table, p.rows, p.columns, p.k, p.threads);
+    if (tile == nullptr) continue;
+    tiles.resize(plan.slots());
+    tiles[p.slot] = *tile;
+  }
+  return tiles;
+}
+
+nb::list run_plan(const Int8Plan& plan, nb::list arrays, nb::handle table) {
+  const PlanCall call = read_call(plan, arrays);
   nb::list results;
   std::vector<void*> out;
   for (std::size_t i = 0; i < plan.outputs(); ++i) {
-    nb::object array = new_output(Int8Plan::output_shape(*schedule, i), images);
+    nb::object array = new_output(Int8Plan::output_shape(*call.schedule, i), call.images);
     out.push_back(data<void>(array));
     results.append(array);
   }
+  const std::vector<Int8Tile> tiles = kept_tiles(plan, call, tile_table_in(table.ptr()));
   GilRelease release(true);
-  plan.run(*schedule, images, in, out);
+  plan.run(*call.schedule, call.images, call.in, out, tiles);
   return results;
+}
+
+// The plain products that `run` makes of these arrays: [(value, m, n, k, threads), ...].
+nb::list plan_products(const Int8Plan& plan, nb::list arrays) {
+  const PlanCall call = read_call(plan, arrays);
+  nb::list out;
+  for (const PlanProduct& p : plan.products(*call.schedule, call.images)) {
+    out.append(nb::make_tuple(plan.inputs().size() + p.step, p.rows, p.columns, p.k, p.threads));
+  }
+  return out;
 }
 
 // --- tiles of a product ---
 
-nb::object tile_problem(nb::handle tile, int64_t k) {
+nb::object problem_of_tile(nb::handle tile, int64_t k) {
   const char* problem = int8_tile_problem(read_tile(tile), k);
   return problem == nullptr ? nb::none() : nb::object(nb::str(problem));
 }
 
 // (mr, nr, mc, nc, kc, threads_m, threads_n)
-nb::tuple default_tile(int64_t m, int64_t n, int64_t k) {
+nb::tuple default_tile_of(int64_t m, int64_t n, int64_t k) {
   const Int8Tile t = default_int8_tile(m, n, k);
   return nb::make_tuple(t.mr, t.nr, t.mc, t.nc, t.kc, t.threads_m, t.threads_n);
 }
@@ -363,10 +414,35 @@ void bind_plan(nb::module_& m) {
       })
       .def("flatten", [](Int8Plan& p, int x) { return p.add(flatten_op(), {x}); })
       .def("output", &Int8Plan::add_output)
-      .def("run", run_plan, nb::arg("arrays"));
+      .def("run", run_plan, nb::arg("arrays"), nb::arg("table").none() = nb::none())
+      .def("products", plan_products, nb::arg("arrays"));
 }
 
 }  // namespace
+
+PyObject* table_keep_int8(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject*) {
+  int64_t size[3], threads;
+  if (count != 3) return refuse("ConfigurationError", "keep_int8 takes a shape, threads and a tile");
+  if (!read_sizes(args[0], 3, "the shape of a product", size) || !read_size(args[1], 1, "threads", &threads)) return nullptr;
+  Int8Tile tile;
+  try {
+    tile = read_tile(args[2]);
+  } catch (const std::exception& error) {
+    return refuse("ConfigurationError", "%s", error.what());
+  }
+  if (const char* problem = int8_tile_problem(tile, size[2])) {
+    return refuse("ConfigurationError", "this tile cannot be used: %s", problem);
+  }
+  Int8Table*& table = reinterpret_cast<TileTable*>(self)->int8_products;
+  if (table == nullptr) table = new (std::nothrow) Int8Table();
+  if (table == nullptr) return PyErr_NoMemory();
+  auto* entry = table->find_or_make({{size[0], size[1], size[2], tile_setting(static_cast<int>(threads))}});
+  if (entry == nullptr) Py_RETURN_NONE;  // its places are taken by others that were kept: the default stays
+  entry->state = Int8Table::State::use_tile;
+  entry->tile = tile;
+  entry->pinned = true;
+  Py_RETURN_NONE;
+}
 
 void bind_int8(nb::module_& m) {
   m.def("int8_quantize_images", quantize_images, nb::arg("x"), nb::arg("scale"), nb::arg("zero"), nb::arg("border"));
@@ -386,11 +462,11 @@ void bind_int8(nb::module_& m) {
       .def("conv", layer_conv, nb::arg("x"), nb::arg("border"), nb::arg("residual").none(), nb::arg("residual_border"),
            nb::arg("out_border"))
       .def("linear", layer_linear, nb::arg("x"), nb::arg("kind"), nb::arg("row_scale").none(), nb::arg("relu"),
-           nb::arg("tile").none() = nb::none())
+           nb::arg("tile").none() = nb::none(), nb::arg("table").none() = nb::none())
       .def("weights", layer_weights)
       .def_prop_ro("nbytes", &Int8Layer::nbytes);
-  m.def("int8_tile_problem", tile_problem, nb::arg("tile").none(), nb::arg("k"));
-  m.def("int8_default_tile", default_tile, nb::arg("m"), nb::arg("n"), nb::arg("k"));
+  m.def("int8_tile_problem", problem_of_tile, nb::arg("tile").none(), nb::arg("k"));
+  m.def("int8_default_tile", default_tile_of, nb::arg("m"), nb::arg("n"), nb::arg("k"));
   m.def("int8_register_tiles", register_tiles);
   bind_plan(m);
 }

@@ -54,12 +54,15 @@ void destroy(PyObject* self) {
   clear(self);
   delete table_of(self).products;
   delete table_of(self).convolutions;
+  delete table_of(self).int8_products;
   type->tp_free(self);
   Py_DECREF(type);
 }
 
 Py_ssize_t length(PyObject* self) {
-  return static_cast<Py_ssize_t>(table_of(self).products->size() + table_of(self).convolutions->size());
+  const TileTable& table = table_of(self);
+  const int64_t int8_products = table.int8_products == nullptr ? 0 : table.int8_products->size();
+  return static_cast<Py_ssize_t>(table.products->size() + table.convolutions->size() + int8_products);
 }
 
 PyMethodDef methods[] = {
@@ -68,6 +71,7 @@ PyMethodDef methods[] = {
     {"conv2d", entry(table_conv2d), METH_FASTCALL | METH_KEYWORDS, "conv2d(x, w, bias=None, ...), with the chooser's tile"},
     {"keep_matmul", entry(table_keep_matmul), METH_FASTCALL | METH_KEYWORDS, "keep_matmul((m, n, k), layout, threads, tile)"},
     {"keep_conv2d", entry(table_keep_conv2d), METH_FASTCALL | METH_KEYWORDS, "keep_conv2d(shape, threads, tile)"},
+    {"keep_int8", entry(table_keep_int8), METH_FASTCALL | METH_KEYWORDS, "keep_int8((m, n, k), threads, tile)"},
     {nullptr, nullptr, 0, nullptr}};
 
 PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},
@@ -80,7 +84,15 @@ PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},
 
 PyType_Spec spec = {"tilewise._native.TileTable", sizeof(TileTable), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
 
+PyTypeObject* table_type = nullptr;  // lives as long as the module, which is for ever
+
 }  // namespace
+
+TileTable* tile_table_in(PyObject* object) {
+  if (object == Py_None) return nullptr;
+  if (!PyObject_TypeCheck(object, table_type)) throw nb::type_error("a table of tiles must be a TileTable");
+  return &table_of(object);
+}
 
 PyObject* ask_chooser(TileTable& table, const char* op, PyObject* shape, const char* layout) {
   if (shape == nullptr) return nullptr;
@@ -98,6 +110,7 @@ PyObject* ask_chooser(TileTable& table, const char* op, PyObject* shape, const c
 void bind_tile_table(nb::module_& m) {
   PyObject* type = PyType_FromSpec(&spec);
   if (type == nullptr || PyModule_AddObject(m.ptr(), "TileTable", type) < 0) throw nb::python_error();
+  table_type = reinterpret_cast<PyTypeObject*>(type);
 }
 
 }  // namespace tw

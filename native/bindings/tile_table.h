@@ -1,6 +1,7 @@
 // A tile chooser's answers beside the kernels: a Python object whose methods `matmul` and `conv2d` are the compiled
 // functions themselves, with tiles looked up on the way. The chooser, a Python function, is asked once a shape, and only
-// when the shape has earned it: when as many multiplications were done in it as `patience` says.
+// when the shape has earned it: when as many multiplications were done in it as `patience` says. Integer products are
+// handed the table by their layers and plans; they find what was kept for them, and nobody is asked.
 #pragma once
 
 #include "bindings/numpy_api.h"
@@ -9,11 +10,13 @@
 #include "common/matmul.h"
 #include "common/shape_table.h"
 #include "common/thread_pool.h"
+#include "kernels/int8.h"
 
 namespace tw {
 
 using ProductTable = ShapeTable<4, GemmTile>;
 using ConvTable = ShapeTable<7, ConvConfig>;
+using Int8Table = ShapeTable<4, Int8Tile>;
 
 struct TileTable {
   PyObject_HEAD
@@ -22,7 +25,11 @@ struct TileTable {
   int64_t patience;
   ProductTable* products;
   ConvTable* convolutions;
+  Int8Table* int8_products;  // null until one is kept
 };
+
+// The table behind a Python object, null for None; throws nb::type_error for anything else.
+TileTable* tile_table_in(PyObject* object);
 
 // Products smaller than this many multiplications are over before a better tile could save anything.
 constexpr int64_t kTinyProduct = 50000;
@@ -62,8 +69,10 @@ PyObject* ask_chooser(TileTable& table, const char* op, PyObject* shape, const c
 // Methods of the table, in the files of their kernels.
 PyObject* table_matmul(PyObject* table, PyObject* const* args, Py_ssize_t count, PyObject* keywords);
 PyObject* table_conv2d(PyObject* table, PyObject* const* args, Py_ssize_t count, PyObject* keywords);
-// Pins a choice: (m, n, k), layout, threads, tile or None; a convolution's shape, threads, tile or None.
+// Pins a choice: (m, n, k), layout, threads, tile or None; a convolution's shape, threads, tile or None; an integer
+// product's (m, n, k), threads, tile.
 PyObject* table_keep_matmul(PyObject* table, PyObject* const* args, Py_ssize_t count, PyObject* keywords);
 PyObject* table_keep_conv2d(PyObject* table, PyObject* const* args, Py_ssize_t count, PyObject* keywords);
+PyObject* table_keep_int8(PyObject* table, PyObject* const* args, Py_ssize_t count, PyObject* keywords);
 
 }  // namespace tw

@@ -155,7 +155,7 @@ std::shared_ptr<Int8Plan::Schedule> Int8Plan::schedule(const std::vector<PlanSha
 }
 
 void Int8Plan::run_chunk(const Schedule& s, int64_t first, int64_t images, const std::vector<const void*>& in,
-                         const std::vector<void*>& out, uint8_t* arena) const {
+                         const std::vector<void*>& out, uint8_t* arena, const Int8Tile* tiles) const {
   const auto at = [&](int value) -> char* {
     const Schedule::Place place = s.places[value];
     const int64_t skip = first * s.shapes[value].storage();
@@ -172,23 +172,55 @@ void Int8Plan::run_chunk(const Schedule& s, int64_t first, int64_t images, const
       sources[i] = at(steps_[step].inputs[i]);
     }
     const int value = static_cast<int>(inputs_.size() + step);
-    steps_[step].op->run(images, shapes, sources, s.shapes[value], at(value));
+    if (tiles != nullptr && tiles[step].mr != 0) {
+      steps_[step].op->run_tiled(images, sources[0], at(value), tiles[step]);
+    } else {
+      steps_[step].op->run(images, shapes, sources, s.shapes[value], at(value));
+    }
   }
 }
 
-void Int8Plan::run(Schedule& s, int64_t images, const std::vector<const void*>& in, const std::vector<void*>& out) const {
-  if (images == 0) return;
+struct Int8Plan::Cut {
+  int64_t chunk, chunks, workers;
+};
+
+Int8Plan::Cut Int8Plan::cut(const Schedule& s, int64_t images) const {
   int64_t threads = std::min<int64_t>(num_threads(), std::max<int64_t>(1, images * s.multiply_adds / kWorthAThread));
   if (images < threads) threads = 1;  // too few images to share: the products of a layer are shared instead
   const int64_t chunks_wanted = round_up((images + s.max_chunk - 1) / s.max_chunk, threads);
   const int64_t chunk = (images + chunks_wanted - 1) / chunks_wanted, chunks = (images + chunk - 1) / chunk;
+  return {chunk, chunks, std::min(threads, chunks)};
+}
 
+std::vector<PlanProduct> Int8Plan::products(const Schedule& s, int64_t images) const {
+  std::vector<PlanProduct> found;
+  if (images == 0) return found;
+  found.reserve(slots());
+  const Cut cut = this->cut(s, images);
+  const int threads = cut.workers == 1 ? num_threads() : 1;  // a product inside a task has its thread alone
+  const int64_t last = images - (cut.chunks - 1) * cut.chunk;
+  for (std::size_t step = 0; step < steps_.size(); ++step) {
+    const Int8Layer* layer = steps_[step].op->product();
+    if (layer == nullptr) continue;
+    const int64_t columns = layer->geometry().columns, k = layer->geometry().channels;
+    if (cut.chunks > 1) found.push_back({step, step, cut.chunk, columns, k, threads});
+    found.push_back({step, steps_.size() + step, last, columns, k, threads});
+  }
+  return found;
+}
+
+void Int8Plan::run(Schedule& s, int64_t images, const std::vector<const void*>& in, const std::vector<void*>& out,
+                   const std::vector<Int8Tile>& tiles) const {
+  if (images == 0) return;
+  const auto [chunk, chunks, workers] = cut(s, images);
+  // Slots: a step's tile in every chunk but the last, then a step's tile in the last.
+  const Int8Tile* slots[2] = {tiles.empty() ? nullptr : tiles.data(), tiles.empty() ? nullptr : tiles.data() + steps_.size()};
   std::vector<Buffer<uint8_t>> arenas;
-  for (int64_t i = 0; i < std::min(threads, chunks); ++i) arenas.push_back(s.take_arena());
+  for (int64_t i = 0; i < workers; ++i) arenas.push_back(s.take_arena());
   std::atomic<int64_t> next{0};
-  const auto work = [&](int arena) {
+  const auto work = [&, chunk = chunk, chunks = chunks](int arena) {
     for (int64_t i = next.fetch_add(1); i < chunks; i = next.fetch_add(1)) {
-      run_chunk(s, i * chunk, std::min(chunk, images - i * chunk), in, out, arenas[arena].data());
+      run_chunk(s, i * chunk, std::min(chunk, images - i * chunk), in, out, arenas[arena].data(), slots[i == chunks - 1]);
     }
   };
   // One worker must not be a task of the pool: from inside a task a layer's product could not be shared.

@@ -39,6 +39,17 @@ class Int8Op {
   virtual int64_t multiply_adds(const PlanShape&) const { return 0; }    // per image of the result
   virtual void run(int64_t images, const PlanShape* const* in_shapes, const void* const* in, const PlanShape& out_shape,
                    void* out) const = 0;
+  // Of an operation that is one plain product of rows: its layer, and a run with a tile that fits.
+  virtual const Int8Layer* product() const { return nullptr; }
+  virtual void run_tiled(int64_t, const void*, void*, const Int8Tile&) const {}
+};
+
+// A plain product that a step makes in a run of a plan: rows x columns x k on so many threads. `slot` is its tile's place
+// in the tiles that the run is given.
+struct PlanProduct {
+  std::size_t step, slot;
+  int64_t rows, columns, k;
+  int threads;
 };
 
 class Int8Plan {
@@ -56,16 +67,24 @@ class Int8Plan {
   std::shared_ptr<Schedule> schedule(const std::vector<PlanShape>& inputs) const;
   static const PlanShape& output_shape(const Schedule& schedule, std::size_t index);
 
-  // Any number of threads may run one plan at a time. Frames of outputs are the caller's to fill.
-  void run(Schedule& schedule, int64_t images, const std::vector<const void*>& in, const std::vector<void*>& out) const;
+  // The products of a run with the threads there are now, and how many slots its tiles have.
+  std::vector<PlanProduct> products(const Schedule& schedule, int64_t images) const;
+  std::size_t slots() const { return 2 * steps_.size(); }
+
+  // Any number of threads may run one plan at a time. Frames of outputs are the caller's to fill. `tiles` is empty, or
+  // holds a tile in each slot; one of no rows stands for the default.
+  void run(Schedule& schedule, int64_t images, const std::vector<const void*>& in, const std::vector<void*>& out,
+           const std::vector<Int8Tile>& tiles = {}) const;
 
  private:
   struct Step {
     std::unique_ptr<Int8Op> op;
     std::vector<int> inputs;
   };
+  struct Cut;  // of a batch into chunks
+  Cut cut(const Schedule& schedule, int64_t images) const;
   void run_chunk(const Schedule& schedule, int64_t first, int64_t images, const std::vector<const void*>& in,
-                 const std::vector<void*>& out, uint8_t* arena) const;
+                 const std::vector<void*>& out, uint8_t* arena, const Int8Tile* tiles) const;
   void check_value(int value) const;
 
   std::vector<PlanShape> inputs_;

@@ -140,6 +140,11 @@ class Linear : public Int8Op {
     layer_->linear(as_bytes(in[0]), images, kind_, nullptr, relu_, out);
   }
 
+  const Int8Layer* product() const override { return layer_.get(); }
+  void run_tiled(int64_t images, const void* in, void* out, const Int8Tile& tile) const override {
+    layer_->linear(as_bytes(in), images, kind_, nullptr, relu_, out, &tile);
+  }
+
  private:
   std::shared_ptr<const Int8Layer> layer_;
   Int8Out kind_;

@@ -7,6 +7,7 @@
 
 #include "common/int8_plan.h"
 #include "common/ladder.h"
+#include "common/thread_pool.h"
 #include "kernels/cached.h"
 #include "kernels/int8.h"
 #include "kernels/int8_ops.h"
@@ -128,6 +129,39 @@ TW_TEST(a_plan_gives_an_image_the_same_numbers_in_every_batch) {
     for (int j = 0; j < 5; ++j) TW_CHECK(one[j] == whole[i * 5 + j]);
     for (int64_t j = 0; j < 21 * h * w; ++j) TW_CHECK(one_skip[j] == skip[i * 21 * h * w + j]);
   }
+}
+
+TW_TEST(a_plan_gives_the_same_numbers_with_any_tile_in_every_slot) {
+  const int64_t images = 700, width = 90;
+  tw::PlanShape shape;
+  shape.rows = true;
+  shape.channels = width;
+  tw::Int8Plan plan;
+  const int x = plan.add(tw::quantize_op(0.1f, 3, 0), {plan.add_input(shape)});
+  const int hidden = plan.add(tw::linear_op(random_layer({301, 1, 1, width}), false, false), {x});
+  plan.add_output(plan.add(tw::linear_op(random_layer({37, 1, 1, 301}), true, true), {hidden}));
+  std::vector<float> in(images * width), expected(images * 37), got(images * 37);
+  for (float& v : in) v = static_cast<float>(rng() % 200) / 10.0f - 10.0f;
+  const auto schedule = plan.schedule({shape});
+  const int before = tw::num_threads();
+  plan.run(*schedule, images, {in.data()}, {expected.data()});
+  for (int threads : {1, 2, 3}) {
+    tw::set_num_threads(threads);
+    for (int64_t some : {int64_t{1}, int64_t{5}, images}) {
+      const auto products = plan.products(*schedule, some);
+      TW_CHECK(!products.empty() && plan.products(*schedule, 0).empty());
+      std::vector<tw::Int8Tile> tiles(plan.slots());
+      for (const tw::PlanProduct& p : products) {
+        TW_CHECK(p.slot < tiles.size() && tiles[p.slot].mr == 0 && p.rows >= 1 && p.rows <= some);
+        tiles[p.slot] = {1, 16, 3, 32, 8, p.threads, 1};
+        TW_CHECK(tw::int8_tile_problem(tiles[p.slot], p.k) == nullptr);
+      }
+      std::fill(got.begin(), got.end(), -1.0f);
+      plan.run(*schedule, some, {in.data()}, {got.data()}, tiles);
+      TW_CHECK(std::equal(got.begin(), got.begin() + some * 37, expected.begin()));
+    }
+  }
+  tw::set_num_threads(before);
 }
 
 TW_TEST(weights_are_quantized_by_their_largest_and_strange_ones_refused) {

@@ -33,7 +33,8 @@ class TileChooser(Protocol):
     It is asked once a shape and thread count; the answers are kept in a table of a few thousand shapes inside the
     compiled kernels. A chooser may have attributes: `least_work`, products of fewer multiplications are never asked
     about; `patience`, a shape is asked about when so many multiplications were done in it (0: at once); and a method
-    `put_known(table)` that fills the table with what it knows beforehand."""
+    `put_known(table)` that fills the table with what it knows beforehand. Integer products are not asked about: they
+    use what `put_known` kept for them (`table.keep_int8`), else the default."""
 
     def __call__(self, op: str, shape: tuple[int, ...], dtype: str, layout: str, /) -> Any: ...
 
@@ -102,6 +103,11 @@ class OptimizedBackend:
     def tile_chooser(self, chooser: TileChooser | None) -> None:
         self._tile_chooser, self._table = chooser, _tile_table(chooser)
         self._route()
+
+    @property
+    def tiles(self) -> Any:
+        """The chooser's table as integer layers hand it to their kernels; None without a chooser."""
+        return self._table
 
     def _route(self) -> None:
         """What `dispatch` goes through: the implementations, tiled ones by way of the chooser's table."""

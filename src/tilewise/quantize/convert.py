@@ -20,7 +20,7 @@ from tilewise.quantize.array import QuantizedArray, quantize_array
 from tilewise.quantize.calibration import Calibration, calibrate, check_fits, check_model
 from tilewise.quantize.graph import Graph, Step, run_float, trace
 from tilewise.quantize.layers import QuantizedConv2d, QuantizedLinear
-from tilewise.quantize.plan import BytesResult, Segment, segments
+from tilewise.quantize.plan import BytesResult, Product, Segment, segments
 from tilewise.quantize.pooling import AvgPool, Flatten, GlobalPool, MaxPool
 from tilewise.tensor import Tensor, no_grad
 
@@ -75,6 +75,27 @@ class QuantizedModel(Module):
 
     def run(self, x: Array, watch: Callable[[int, Value], None] | None = None) -> Array:
         """From floats to floats. With `watch`, which is shown every step's result, step by step: the same integers."""
+        values = self._checked(x)
+        try:
+            if watch is not None:
+                self._run_watched(values, watch)
+            else:
+                self._run_parts(values)
+        except TilewiseError:
+            raise
+        except ValueError as error:
+            raise ShapeError(f"this model cannot work on inputs of shape {x.shape}: {error}") from None
+        return self._as_float(values[len(self.graph.steps) - 1])
+
+    def products(self, x: Array) -> list[Product]:
+        """The products of integers that the compiled kernels make of `x`, whose tiles can be chosen."""
+        found: list[Product] = []
+        values = self._checked(x)
+        self._run_parts(values, lambda segment: found.extend(segment.products(values)))
+        return found
+
+    def _checked(self, x: Array) -> dict[int, Value]:
+        """The input as the first step's result."""
         expected = self.calibration.shapes[0]
         if x.ndim != len(expected) + 1 or x.shape[1] != expected[0]:
             raise ShapeError(
@@ -82,21 +103,17 @@ class QuantizedModel(Module):
             )
         if x.dtype.kind not in "fiub":
             raise DtypeError(f"this model takes numbers, not {x.dtype}")
-        values: dict[int, Value] = {0: np.ascontiguousarray(x, np.float32)}
-        try:
-            if watch is not None:
-                self._run_watched(values, watch)
-            else:
-                for part in self._parts:
-                    if isinstance(part, int):
-                        values[part] = self._step(part, values)
-                    else:
-                        part.run(values)
-        except TilewiseError:
-            raise
-        except ValueError as error:
-            raise ShapeError(f"this model cannot work on inputs of shape {x.shape}: {error}") from None
-        return self._as_float(values[len(self.graph.steps) - 1])
+        return {0: np.ascontiguousarray(x, np.float32)}
+
+    def _run_parts(self, values: dict[int, Value], meet: Callable[[Segment], None] | None = None) -> None:
+        """All parts; `meet` is shown each segment before it runs."""
+        for part in self._parts:
+            if isinstance(part, int):
+                values[part] = self._step(part, values)
+                continue
+            if meet is not None:
+                meet(part)
+            part.run(values)
 
     def _run_watched(self, values: dict[int, Value], watch: Callable[[int, Value], None]) -> None:
         watch(0, values[0])

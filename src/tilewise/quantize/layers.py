@@ -215,8 +215,17 @@ class QuantizedLinear(Module):
         if x.data.ndim != 2 or x.channels != self.in_features:
             raise ShapeError(f"QuantizedLinear takes (N, {self.in_features}), not {x.shape}")
         if self.output is None:
-            return self.kernel.linear(x.data, FLOAT32, None, self.relu)
-        return QuantizedArray(self.kernel.linear(x.data, UINT8, None, False), self.output, self.out_features)
+            return self._product(x.data, FLOAT32, None, self.relu)
+        return QuantizedArray(self._product(x.data, UINT8, None, False), self.output, self.out_features)
+
+    def _product(self, x: Array, kind: int, row_scale: Array | None, relu: bool) -> Array:
+        """The kernel's product, with the tile that was kept for it where a tile chooser is in force."""
+        tiles = current_backend().tiles
+        if tiles is None:
+            out: Array = self.kernel.linear(x, kind, row_scale, relu)
+        else:
+            out = self.kernel.linear(x, kind, row_scale, relu, None, tiles)
+        return out
 
     def add_to(self, plan: Any, inputs: list[int]) -> int:
         """Put this layer into a native plan: it reads the value `inputs[0]`; returns the value it gives."""
@@ -230,7 +239,7 @@ class QuantizedLinear(Module):
             raise ShapeError(f"QuantizedLinear takes (..., {self.in_features}), not {values.shape}")
         rows = np.ascontiguousarray(values.reshape(-1, self.in_features), np.float32)
         q, scales = quantize_rows(rows)
-        out = self.kernel.linear(q, FLOAT32, scales, self.relu or (activation == "relu" and residual is None))
+        out = self._product(q, FLOAT32, scales, self.relu or (activation == "relu" and residual is None))
         out = out.reshape(*values.shape[:-1], self.out_features)
         if residual is not None:
             out += _float(residual)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise._extension import native
+from tilewise.backend import current_backend
 from tilewise.quantize.array import QuantizedArray
 from tilewise.quantize.parameters import AffineParameters
 from tilewise.quantize.reference import NumpyInt8Layer
@@ -40,15 +41,36 @@ class BytesResult:
 
 
 @dataclass(frozen=True)
+class Product:
+    """A matrix product that a step makes of one batch: its sizes, and how many threads it is shared among."""
+
+    step: int
+    m: int
+    n: int
+    k: int
+    threads: int
+
+
+@dataclass(frozen=True)
 class Segment:
-    """A native plan, the values it reads, and the values it gives: as bytes, or (None) as floats."""
+    """A native plan, the values it reads, and the values it gives: as bytes, or (None) as floats. `steps` are the
+    model's steps by the plan's values."""
 
     plan: Any
     sources: tuple[int, ...]
     results: tuple[tuple[int, BytesResult | None], ...]
+    steps: dict[int, int]
+
+    def products(self, values: dict[int, Value]) -> list[Product]:
+        """The products of integers that `run` makes of these values, each once: chunks of a batch share theirs."""
+        found = self.plan.products(self._arrays(values))
+        return [Product(self.steps[value], *sizes) for value, *sizes in dict.fromkeys(found)]
+
+    def _arrays(self, values: dict[int, Value]) -> list[Array]:
+        return [_array(values[i]) for i in self.sources]
 
     def run(self, values: dict[int, Value]) -> None:
-        arrays = self.plan.run([_array(values[i]) for i in self.sources])
+        arrays = self.plan.run(self._arrays(values), current_backend().tiles)
         for (index, wrapper), array in zip(self.results, arrays, strict=True):
             values[index] = array if wrapper is None else wrapper.wrap(array)
 
@@ -96,7 +118,7 @@ def _segment(model: QuantizedModel, steps: list[int]) -> Segment:
         outside = [u for u, step in enumerate(model.graph.steps) if index in step.inputs and u not in inside]
         if outside or index == len(model.graph.steps) - 1:
             results.append((index, _add_result(model, plan, index, values[index], outside)))
-    return Segment(plan, tuple(sources), tuple(results))
+    return Segment(plan, tuple(sources), tuple(results), {values[index]: index for index in steps})
 
 
 def _add_sources(model: QuantizedModel, plan: Any, sources: list[int]) -> dict[int, int]:

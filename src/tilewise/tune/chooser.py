@@ -5,7 +5,8 @@ was met before costs one look into a table inside the compiled call. A new one c
 several were spent computing in it: some hundred tiles that cover the space are compared with the default by a network
 that was taught just that (cpu/first.py), or, for larger products, ranked by the collection's model; the best is taken
 if it is expected to beat the analytical default by more than the model's errors. Otherwise the default stays, as it
-does far outside the sizes that were ever measured.
+does far outside the sizes that were ever measured. Products of integers use what the tuner measured, else their
+default: first choices of the model were not surely faster there, and much slower for some shapes.
 
 It is opt-in: a program that does not ask for it neither loads a model nor pays for the look-up.
 """
@@ -16,7 +17,7 @@ import contextlib
 import math
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from tilewise.backend.tiles import TileConfig
 from tilewise.costmodel.kernel import Kernel
 from tilewise.errors import ConfigurationError, UnavailableError
 from tilewise.tune.choices import Choice, Choices
-from tilewise.tune.cpu import conv, matmul
+from tilewise.tune.cpu import conv, int8, matmul
 from tilewise.tune.cpu.bench import MARGIN, CpuBench
 from tilewise.tune.cpu.family import get_family
 from tilewise.tune.cpu.first import FirstChoice, candidates, tile_at, views
@@ -86,6 +87,8 @@ class ModelChooser:
                 table.keep_matmul(shape, layout, threads, tile)
             elif op == "conv2d":
                 table.keep_conv2d(shape, threads, tile)
+            elif op == "int8_matmul" and tile is not None:
+                table.keep_int8(shape, threads, tile)
 
     def _recalled(self, kept: Sequence[Choice]) -> dict[Situation, Any]:
         """The tuner's choices, by the thread count they were made for."""
@@ -115,6 +118,8 @@ class ModelChooser:
         op, shape, _, layout = key
         if op == "conv2d":
             found: str | None = self._native.conv_tile_problem(tile, shape)
+        elif op == "int8_matmul":
+            found = self._native.int8_tile_problem(tile, shape[2])
         else:
             found = self._native.gemm_tile_problem(tile, *shape, layout[1] == "t")
         return found
@@ -180,18 +185,23 @@ def tile_kernel(
     return Kernel("matmul", "matmul", *matmul_graph("fp32", (0, m, n, k), layout, "none"), feat, nothing, nothing)
 
 
+_PRODUCT = ("m", "n", "k")
 _CONV = ("batch", "channels", "height", "width", "filters")
 
 
 def key_of(problem: Problem, threads: int) -> Key | None:
-    """Where a tuned problem stands among the shapes the backend asks for; None if it does not.
+    """Where a tuned problem stands among the shapes the backend looks up; None if it does not.
 
-    The backend asks without the epilogue, so the problem of a shape that was tuned last speaks for all of them.
+    It looks up without the epilogue, so the problem of a shape that was tuned last speaks for all of them.
     """
-    if problem.get("dtype") != "fp32" or problem.get("threads") != threads:
+    if problem.get("threads") != threads:
+        return None
+    if problem.family == "int8_matmul":
+        return "int8_matmul", tuple(problem.size(name) for name in _PRODUCT), "int8", "packed"
+    if problem.get("dtype") != "fp32":
         return None
     if problem.family == "matmul":
-        return "matmul", tuple(problem.size(name) for name in ("m", "n", "k")), "float32", problem.word("layout")
+        return "matmul", tuple(problem.size(name) for name in _PRODUCT), "float32", problem.word("layout")
     if problem.family == "conv2d":
         kernel, stride, padding = (problem.size(name) for name in ("kernel", "stride", "padding"))
         sizes = tuple(problem.size(name) for name in _CONV)
@@ -204,22 +214,26 @@ def problem_of(key: Key, threads: int) -> Problem | None:
     op, shape, dtype, layout = key
     values: dict[str, Any]
     if op == "matmul":
-        values = {**dict(zip(("m", "n", "k"), shape, strict=True)), "layout": layout}
+        values = {**dict(zip(_PRODUCT, shape, strict=True)), "layout": layout}
     elif op == "conv2d" and shape[5] == shape[6] and shape[7] == shape[8] and shape[9] == shape[10] and shape[11] == 1:
         values = {**dict(zip(_CONV, shape, strict=False)), "kernel": shape[5], "stride": shape[7], "padding": shape[9]}
     else:
         return None
-    if dtype != "float32":
-        return None
+    return measurable(op, {"threads": threads, **values}) if dtype == "float32" else None
+
+
+def measurable(family: str, spec: Mapping[str, Any]) -> Problem | None:
+    """The problem of a family; None where it cannot be measured: too large, or on more threads than the tuner knows."""
     try:
-        return get_family(op).problem({"family": op, "threads": threads, **values})
+        return get_family(family).problem({"family": family, **spec})
     except ConfigurationError:
         return None
 
 
 def tile_for(op: str, config: Config) -> Any:
     """The native tile that a configuration of a family stands for."""
-    return conv.tile_of(config) if op == "conv2d" else matmul.tile_of(config)
+    of_family = {"matmul": matmul.tile_of, "conv2d": conv.tile_of, "int8_matmul": int8.tile_of}
+    return of_family[op](config)
 
 
 def make_chooser(
