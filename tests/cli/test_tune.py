@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from tilewise import models
 from tilewise._extension import native
 from tilewise.cli.tune import tune
+from tilewise.quantize import quantize, save_quantized
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 
@@ -31,10 +34,22 @@ def test_a_shape_is_tuned_once_and_then_known(tmp_path: Path):
     assert "registers" not in run(*arguments[:-1]) and (tmp_path / "choices.jsonl").is_file()
 
 
-def test_a_model_is_tuned_layer_by_layer(tmp_path: Path):
+def test_a_model_is_tuned_layer_by_layer_whatever_files_have_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mlp").write_text("notes")
     found = json.loads(run("mlp", "--batch", "16", "--cache", str(tmp_path), "--budget", "2", "--json"))
     assert found["layers"] and found["before_ns"] > 0 and found["after_ns"] > 0
     assert {layer["op"] for layer in found["layers"]} == {"matmul"}
+
+
+def test_a_quantized_file_is_tuned_layer_by_layer(tmp_path: Path):
+    x, file = np.random.default_rng(0).random((8, 1, 8, 8), dtype=np.float32), tmp_path / "cnn.safetensors"
+    save_quantized(quantize(models.cnn().eval(), [x]), file)
+    found = json.loads(run(str(file), "--batch", "4", "--cache", str(tmp_path), "--budget", "2", "--json"))
+    assert {layer["op"] for layer in found["layers"]} == {"int8_conv2d", "int8_matmul"}
+    (product,) = [layer for layer in found["layers"] if layer["op"] == "int8_matmul"]
+    assert product["tuned"]["default_ns"] > 0 and product["tuned"]["runtime_ns"] > 0
+    assert product["shape"][1:] == [10, 256] and found["before_ns"] > 0 and found["after_ns"] > 0
 
 
 def test_a_list_of_shapes_is_checked_against_the_exhaustive_best(tmp_path: Path):

@@ -45,6 +45,11 @@ def save_quantized(model: QuantizedModel, path: str | os.PathLike[str]) -> None:
     save(arrays, path, {"format": _FORMAT, "model": json.dumps(facts)})
 
 
+def holds_quantized(path: str | os.PathLike[str]) -> bool:
+    """Whether a safetensors file is one that `save_quantized` wrote."""
+    return load_arrays(path)[1].get("format") == _FORMAT
+
+
 def load_quantized(path: str | os.PathLike[str]) -> QuantizedModel:
     """A model written by `save_quantized`."""
     arrays, metadata = load_arrays(path)

@@ -5,16 +5,22 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tilewise._events import running_layer
 from tilewise._extension import native
 from tilewise.backend.registry import OptimizedBackend, use_backend
-from tilewise.errors import UnavailableError
+from tilewise.errors import ConfigurationError, UnavailableError
 from tilewise.profile import ProfilerContext
-from tilewise.profile.targets import model_target
-from tilewise.tune.chooser import Key, ModelChooser, problem_of
+from tilewise.profile.targets import MODELS, Target, model_target
+from tilewise.quantize.convert import QuantizedModel
+from tilewise.quantize.files import holds_quantized, load_quantized
+from tilewise.quantize.layers import QuantizedConv2d
+from tilewise.tune.chooser import Key, ModelChooser, measurable, problem_of
 from tilewise.tune.problem import Problem
 from tilewise.tune.tuner import Tuned, Tuner
 
@@ -23,12 +29,13 @@ _CALLS = 15
 
 @dataclass(frozen=True)
 class Layer:
-    """One tiled kernel of a model: where it runs, and what tuning it found (None where there is nothing to tune)."""
+    """One kernel of a model: where it runs, its problem (None where there is nothing to tune), what tuning it found."""
 
     name: str
     op: str
     shape: tuple[int, ...]
-    tuned: Tuned | None
+    problem: Problem | None
+    tuned: Tuned | None = None
 
 
 @dataclass(frozen=True)
@@ -58,24 +65,56 @@ def tune_model(
     """Tune every kernel that a model (by name, or a saved file) runs on a batch."""
     if native is None:
         raise UnavailableError("tiles belong to tilewise's compiled kernels, which are not installed")
-    start, target = time.perf_counter(), model_target(name, batch, False, tokens, seed)
+    start, target = time.perf_counter(), _target(name, batch, tokens, seed)
     layers: list[Layer] = []
     done: dict[Problem, Tuned] = {}
-    for layer, key in kernels_of(target.call):
-        problem = problem_of(key, native.num_threads())
-        tuned = None
-        if problem is not None:
-            if problem not in done:
-                report(f"{layer}: {key[0]} {'x'.join(map(str, key[1]))}")
-                done[problem] = tuner.tune(problem)
-            tuned = done[problem]
-        layers.append(Layer(layer, key[0], key[1], tuned))
+    for layer in _layers(target, native.num_threads()):
+        problem = layer.problem
+        if problem is not None and problem not in done:
+            report(f"{layer.name}: {layer.op} {'x'.join(map(str, layer.shape))}")
+            done[problem] = tuner.tune(problem)
+        layers.append(layer if problem is None else replace(layer, tuned=done[problem]))
     before_ns, after_ns = _before_and_after(target.call, tuner)
     return TunedModel(name, layers, before_ns, after_ns, time.perf_counter() - start)
 
 
+def _target(name: str, batch: int, tokens: int, seed: int) -> Target:
+    """A reference model or a saved one, as it is profiled; or a quantized one, which only runs forward."""
+    named = name.partition(":")[0] in MODELS  # whatever files there are
+    if named or not (Path(name).is_file() and holds_quantized(name)):
+        return model_target(name, batch, False, tokens, seed)
+    if batch < 1:
+        raise ConfigurationError(f"batch must be at least 1, not {batch}")
+    model = load_quantized(name)
+    x = np.random.default_rng(seed).random((batch, *model.calibration.shapes[0]), dtype=np.float32)
+    return Target(name, model, x, lambda: model(x))
+
+
+def _layers(target: Target, threads: int) -> list[Layer]:
+    """The kernels that a model runs, yet untuned: in float, then in integers."""
+    found = [Layer(name, key[0], key[1], problem_of(key, threads)) for name, key in kernels_of(target.call)]
+    return found + (_integer_layers(target.model, target.input) if isinstance(target.model, QuantizedModel) else [])
+
+
+def _integer_layers(model: QuantizedModel, x: Any) -> list[Layer]:
+    """The integer layers of a quantized model; of a batch that is cut into unequal chunks, a product for each size."""
+    products = model.products(x)
+    found: list[Layer] = []
+    for index, (step, layer) in enumerate(zip(model.graph.steps, model.integer, strict=True)):
+        if isinstance(layer, QuantizedConv2d):
+            sizes = (len(x), *model.calibration.shapes[step.inputs[0]], layer.out_channels, *step.kernel)
+            found.append(Layer(step.name, "int8_conv2d", sizes, None))
+        for p in products:
+            if p.step != index:
+                continue
+            epilogue = "requantize" if layer.output is not None else "bias_relu" if layer.relu else "bias"
+            spec = {"m": p.m, "n": p.n, "k": p.k, "epilogue": epilogue, "threads": p.threads}
+            found.append(Layer(step.name, "int8_matmul", (p.m, p.n, p.k), measurable("int8_matmul", spec)))
+    return found
+
+
 def kernels_of(call: Callable[[], Any]) -> list[tuple[str, Key]]:
-    """Every tiled kernel that a call runs, with its layer (outside any: the operation), in order."""
+    """Every tiled kernel in float that a call runs, with its layer (outside any: the operation), in order."""
     found: list[tuple[str, Key]] = []
 
     def listen(op: str, shape: tuple[int, ...], dtype: str, layout: str, /) -> None:
