@@ -37,6 +37,9 @@ class Prior:
     `shared` is how much of the spread one shape has in common with every other of the same kernel, `quirk` how much of
     `own`: a configuration that is oddly fast for one shape is often so for all.
 
+    How wide these are is itself a guess for the shape at hand: readings that surprise make them wider where it is asked
+    whether to go on, readings as expected narrower. `firmness` is how many readings the guess counts for; 0 is fixed.
+
     What finds the best few is narrower than what may be vouched for: chances are told with `own`, `spread` and
     `slope_error` larger by the factors `wider_...`.
     """
@@ -50,6 +53,7 @@ class Prior:
     shared: float = 0.5
     shape_length: float = 2.0
     quirk: float = 0.0
+    firmness: float = 0.0
     wider_own: float = 1.0
     wider_spread: float = 1.0
     wider_slope: float = 1.0
@@ -139,6 +143,7 @@ class Belief:
             self._recall(memory, np.zeros(0) if shape_features is None else shape_features)
         self.measured: dict[int, float] = {}  # configuration: log runtime
         self._told: list[tuple[int, float]] = []  # every reading
+        self._surprise, self._compared = 0.0, 0  # squares of how far readings were from the mean, in deviations
         self.failed: set[int] = set()
         self._wide = None if prior.wide() == prior else (scores, features, prior.wide(), memory, shape_features)
         self.start_with: int | None = None  # what to measure first, whatever is believed
@@ -194,6 +199,9 @@ class Belief:
         if place is None:
             return
         column = self.covariance[:, place].copy()
+        if len(self._told) > 1:
+            self._compared += 1
+            self._surprise += (log_runtime - self.mean[place]) ** 2 / (column[place] + self.prior.noise**2)
         gain = column / (column[place] + self.prior.noise**2)
         self.mean = self.mean + gain * (log_runtime - self.mean[place])
         self.covariance = self.covariance - np.outer(gain, column)
@@ -273,13 +281,18 @@ class Belief:
             return Doubt(1.0, 1.0)
         if not len(places):
             return Doubt(0.0, 0.0)
-        saving = self.measured[self.best] - self._samples(places, relative=False).min(axis=0)
+        saving = self.measured[self.best] - self._samples(places, relative=False, width=self._width()).min(axis=0)
         chance = float((saving > 0.01).mean()) if self._judge is None else self._judge.doubt().chance
         return Doubt(float(np.maximum(saving, 0.0).mean()), chance)
 
-    def _samples(self, places: npt.NDArray[np.int64], *, relative: bool = True) -> Numbers:
+    def _width(self) -> float:
+        """How much wider the doubt is than the prior's, by what the readings so far were against it."""
+        firmness = self.prior.firmness
+        return math.sqrt((firmness + self._surprise) / (firmness + self._compared)) if firmness else 1.0
+
+    def _samples(self, places: npt.NDArray[np.int64], *, relative: bool = True, width: float = 1.0) -> Numbers:
         """Joint draws of the runtimes at `places`, the same every time; relative to the fastest of each draw."""
-        root = _root(self.covariance[np.ix_(places, places)])
+        root = width * _root(self.covariance[np.ix_(places, places)])
         values = self.mean[places][:, None] + root @ _draws(len(places))
         return values - values.min(axis=0) if relative else values
 

@@ -30,6 +30,7 @@ from tilewise.tune.search import Found, Rule, search
 WITHIN = 0.01
 _FITTED_ON = 40  # leaders of a kernel that the prior is fitted on: those that matter, and few enough to be quick
 _MEASUREMENTS = 2.85  # on average
+_FIRMNESS = 3.0
 # Likelihood speaks for all of the leading configurations, and a few hopeless ones make it wide; where the best few are
 # concerned errors are smaller. How much smaller is decided by what the search then finds; claims stay with the likely.
 _SCALES = ((1.0, 1.0, 1.0), (0.5, 0.7, 1.0), (0.3, 1.0, 1.0), (0.3, 0.5, 0.3), (1.0, 0.1, 0.3), (0.3, 0.1, 0.3))
@@ -92,12 +93,12 @@ def calibrate(model: Model, kernels: Sequence[Kernel], names: Sequence[str], noi
         raise ConfigurationError(
             f"A prior is fitted on at least 5 labelled validation kernels; there are {len(cases)}."
         )
-    likeliest = fit_prior(cases, noise)
+    likeliest = dataclasses.replace(fit_prior(cases, noise), firmness=_FIRMNESS)
     found: list[tuple[float, float, Prior, Rule]] = []
     for scales in _SCALES:
         prior = likeliest.tightened(*scales)
         played = _played(cases, prior)
-        for least in (1, 2, 3):
+        for least in (1, 2):
             rule = Rule(_stop_at(played, least), _sure_below(played), least=least)
             found.append((_claimed(played, rule), _regret_at(played, rule), prior, rule))
     close = min(regret for _, regret, _, _ in found) + _CLOSE

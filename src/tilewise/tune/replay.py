@@ -18,13 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.baselines import Analytical
-from tilewise.costmodel.dataset import Dataset, load_dataset
+from tilewise.costmodel.collection import read_collection
+from tilewise.costmodel.dataset import Dataset, find_collection, load_dataset
 from tilewise.costmodel.kernel import Kernel
 from tilewise.costmodel.rank import Model
 from tilewise.costmodel.scorer import load_scorer
 from tilewise.costmodel.shipped import shipped_file
 from tilewise.costmodel.trained import model_path
-from tilewise.errors import ConfigurationError, UnavailableError
+from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
 from tilewise.tune.belief import Belief
 from tilewise.tune.prior import (
     WITHIN,
@@ -40,6 +41,7 @@ from tilewise.tune.prior import (
 MOST = 20
 Curve = npt.NDArray[np.float64]
 _ORDERS = 20  # random orders a kernel
+_MOST_NOISE = 0.01  # of a reading
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,20 @@ def recalibrate(collection: str, model: Path | None = None) -> Path:
     """Fit a model's prior and rule anew, on its collection's validation kernels, and keep them beside its file."""
     path = shipped_file(collection) if model is None else model_path(model)
     data = load_dataset(collection)
-    return save_calibration(path, calibrate(load_scorer(path), list(data.valid), data.schema.config_features))
+    fitted = calibrate(load_scorer(path), list(data.valid), data.schema.config_features, _noise(collection))
+    return save_calibration(path, fitted)
+
+
+def _noise(collection: str) -> float:
+    """What a reading is off by: the collection's own scatter, as far as it is not the noise of a shared machine."""
+    try:
+        found = read_collection(find_collection(collection))
+    except (TilewiseError, OSError):  # a folder of somebody's own has no scatter
+        return _MOST_NOISE
+    deviations = np.concatenate([kernel.deviation for kernels in found.splits.values() for kernel in kernels])
+    return (
+        float(np.clip(np.nanmedian(deviations), 0.001, _MOST_NOISE)) if np.isfinite(deviations).any() else _MOST_NOISE
+    )
 
 
 def _ratio(case: Case, index: int) -> float:
