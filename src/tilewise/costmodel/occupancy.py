@@ -100,14 +100,14 @@ def occupancy(gpu: Gpu, kernel: Kernel, sizes: Numbers, config: npt.NDArray[Any]
     tensors = root, first, second
     along = _along(gpu, kernel, tensors)
     widths = _widths(gpu, tensors, along, element)
-    staged = _staged(gpu, config, widths, element) if multiplies else np.ones(len(config))
+    staged = _staged(gpu, config, widths, element) if multiplies else np.ones(len(config), config.dtype)
     a_thread = np.maximum(held / (32 * warps), 1e-3)
     resident = np.minimum(np.floor(gpu.shared_bytes / np.maximum(staged, 1)), np.floor(_MAX_WARPS / warps))
     resident = np.minimum(resident, np.floor(_REGISTERS / ((a_thread + _OWN_REGISTERS) * 32 * warps)))
     resident = np.clip(resident, 1, _MAX_BLOCKS)
     alone, waves = programs / gpu.multiprocessors, programs / (gpu.multiprocessors * resident)
     whole = np.ceil(waves)
-    told = np.empty((gpu.width, len(config)))  # a number is one run of memory
+    told = np.empty((gpu.width, len(config)), config.dtype)  # a number is one run of memory
     told[: _WIDTHS[0]] = (
         programs,
         whole,
@@ -173,14 +173,17 @@ def _load_bytes(row: int, element: float) -> float:
 
 def _tiles(size: Numbers, tile: npt.NDArray[Any]) -> Numbers:
     """How many tiles cover a tensor; dimensions that either does not have count once."""
-    cut = (size[None, :] > 0) & (tile > 0)
-    counts = np.where(cut, np.ceil(size / np.maximum(tile, 1)), 1.0)
-    tiles: Numbers = counts.prod(axis=1)
+    tiles: Numbers = np.ones(len(tile), tile.dtype)
+    for place, length in enumerate(size.tolist()):
+        if length > 0:
+            cut = tile[:, place]
+            counts = np.ceil(length / np.maximum(cut, 1))
+            tiles *= counts if cut.all() else np.where(cut > 0, counts, 1)
     return tiles
 
 
 def _steps(second: Numbers, config: npt.NDArray[Any]) -> Numbers:
     """Rounds of a program's loop: tiles along the second operand's last but one dimension."""
     place = max(int((second > 0).sum()) - 2, 0)
-    steps: Numbers = np.ceil(max(second[place], 1.0) / np.maximum(config[:, _KERNEL][:, place], 1.0))
+    steps: Numbers = np.ceil(max(float(second[place]), 1.0) / np.maximum(config[:, _KERNEL][:, place], 1.0))
     return steps
