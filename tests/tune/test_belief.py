@@ -169,3 +169,31 @@ def test_a_belief_that_explores_gives_every_other_measurement_to_what_no_shape_h
         belief.learn(index, 0.1 * float(x[index].sum()))
     assert all(index >= 30 for index in picked[1::2])
     assert any(index < 30 for index in picked[::2])
+
+
+def test_readings_that_surprise_widen_the_doubt_and_expected_ones_narrow_it():
+    scores, features = np.linspace(0, 0.4, 12), np.arange(12.0)[:, None]
+    prior = Prior(slope=1.0, spread=0.05, length=1.0, own=0.05, firmness=3.0)
+
+    def doubt(off: float, firmness: float) -> float:
+        belief = Belief(scores, features, dataclasses.replace(prior, firmness=firmness))
+        for index, log_runtime in ((0, 5.0), (3, 5.0 + scores[3] + off), (6, 5.0 + scores[6] + off)):
+            belief.learn(index, log_runtime)
+        return belief.doubt().gain
+
+    assert doubt(0.0, 3.0) < doubt(0.0, 0.0)
+    assert doubt(0.25, 3.0) > doubt(0.25, 0.0)
+    assert doubt(0.25, 1e9) == pytest.approx(doubt(0.25, 0.0), rel=1e-6)
+
+
+def test_a_judge_made_late_knows_what_was_measured_before():
+    scores, features = np.linspace(0, 0.4, 12), np.arange(12.0)[:, None]
+    prior = Prior(slope=1.0, spread=0.05, own=0.05).tightened(0.3, 0.5, 0.5)
+    early, late = Belief(scores, features, prior), Belief(scores, features, prior)
+    assert early._judge is not None
+    for belief in (early, late):
+        belief.learn(0, 5.0)
+        belief.refuse(2)
+        belief.learn(5, 5.2)
+    assert early._judge is not None
+    assert early.doubt() == late.doubt()

@@ -267,7 +267,7 @@ class RankerFeatures:
         gpu = Gpu.restore(self.gpu)
         if gpu is None:
             return None
-        told = occupancy(gpu, kernel, sizes, config.T).T
+        told = occupancy(gpu, kernel, sizes, config.T).T.astype(np.float32, copy=False)
         _scale_rows(told, self.config_centre[-len(told) :], self.config_scale[-len(told) :])
         return told
 
