@@ -29,7 +29,7 @@ from tilewise.tune.search import Found, Rule, search
 
 WITHIN = 0.01
 _FITTED_ON = 40  # leaders of a kernel that the prior is fitted on: those that matter, and few enough to be quick
-_MEASUREMENTS = 2.85  # on average
+_MEASUREMENTS = 2.95  # on average
 _FIRMNESS = 3.0
 # Likelihood speaks for all of the leading configurations, and a few hopeless ones make it wide; where the best few are
 # concerned errors are smaller. How much smaller is decided by what the search then finds; claims stay with the likely.
