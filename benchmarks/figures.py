@@ -11,18 +11,16 @@ from functools import cache
 from typing import Any
 
 from benchmarks.cards import again, card, listed
-from benchmarks.results_files import RESULTS, geometric, read, read_any, rows, table
+from benchmarks.results_files import geometric, read, read_any, rows, table
 
 NOT_MEASURED = "not measured yet"
 
 
 def gpu_tuning() -> str:
-    """The tuner on a GPU, from the files that `python3 -m tilewise.tune.triton.check --out DIR` wrote there."""
+    """The tuner on a GPU, from what `python3 -m tilewise.tune.triton.check --out DIR` wrote there."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
-    for path in sorted(RESULTS.glob("gpu_tuning*.json")):
-        found = read_any(path.stem)
-        for row in found["problems"]:
-            groups.setdefault(_group(row["problem"]) + _by_whom(found), []).append(row)
+    for row in read_any("gpu_tuning")["problems"]:
+        groups.setdefault(_group(row["problem"]), []).append(row)
     cells = [_gpu_line(_counted(name, members), members) for name, members in groups.items()]
     headings = ("", "first choice, not measured", "five measurements", "default", "tuning time, exhaustive / five")
     return table((*headings, "worst after five"), cells)
@@ -31,11 +29,7 @@ def gpu_tuning() -> str:
 def _group(problem: Mapping[str, Any]) -> str:
     if problem["family"] != "matmul":
         return "other families"
-    return "matmul, rows of odd length" if problem["n"] % 2 or problem["k"] % 2 else "matmul"
-
-
-def _by_whom(found: Mapping[str, Any]) -> str:
-    return ", by the model and rules before" if found.get("note") == "before" else ""
+    return "matmul, rows of odd lengths" if problem["n"] % 8 or problem["k"] % 8 else "matmul"
 
 
 def _counted(name: str, members: list[Mapping[str, Any]]) -> str:
@@ -53,12 +47,9 @@ def _gpu_line(name: str, members: list[Mapping[str, Any]]) -> list[str]:
 def own_kernels() -> str:
     """`autotune` on kernels of no family: the first three shapes, and those after them."""
     cells = []
-    for path in sorted(RESULTS.glob("gpu_tuning*.json")):
-        file = read_any(path.stem)
-        for name, found in file.get("own", {}).items():
-            first, later = found["shapes"][:3], found["shapes"][3:]
-            kernel = f"{name} ({found['shapes'][0]['configs']}){_by_whom(file)}"
-            cells.append((kernel, *_both(first), *_both(later)))
+    for name, found in read_any("gpu_tuning")["own"].items():
+        first, later = found["shapes"][:3], found["shapes"][3:]
+        cells.append((f"{name} ({found['shapes'][0]['configs']})", *_both(first), *_both(later)))
     headings = ("kernel (configurations)", "first three shapes", "measurements", "after them", "measurements")
     return table(headings, sorted(cells))
 
@@ -212,6 +203,10 @@ def _look_up() -> str:
     return f"{1e6 * seconds['on']:.2f} µs with the chooser on and {1e6 * seconds['off']:.2f} µs with it off"
 
 
+def _choosing(which: str) -> str:
+    return f"{1e3 * read_any('tuning')['choosing'][which]:.2f} ms"
+
+
 SECTIONS: Mapping[str, Callable[[], str]] = {
     "collections": listed,
     "card h200": lambda: card("h200"),
@@ -232,6 +227,8 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
 FIGURES: Mapping[str, Callable[[], str]] = {
     "chooser margin": _margin,
     "chooser look-up": _look_up,
+    "choice h200": lambda: _choosing("h200"),
+    "choice cpu": lambda: _choosing("cpu"),
     "int8 products": lambda: _range([r["ratio"] for r in rows("int8", _PRODUCTS + "$")]),
     "int8 products to float32": lambda: _range([r["ratio"] for r in rows("int8", _PRODUCTS + ", to float32$")], 1),
     "int8 vgg6": lambda: f"{_ratio('int8', 'vgg6 batch 32'):.2f}",

@@ -28,7 +28,6 @@ from tilewise.tune.chooser import make_chooser
 from tilewise.tune.guide import shipped_guide
 from tilewise.tune.problem import Config, Problem, Value
 from tilewise.tune.triton.family import get_family
-from tilewise.tune.tuner import FIRST_OF
 
 RESULTS = Path(__file__).parent / "results" / "tuning.json"
 CONFIGURATIONS = 500
@@ -72,8 +71,7 @@ def choosing(seed: int) -> dict[str, float]:
     configs = (*listed, *more)[:CONFIGURATIONS]
 
     def on_gpu(problem: Problem) -> None:
-        scores = gpu.scores(family, problem, configs)
-        gpu.belief(scores, configs, None, problem, FIRST_OF).portfolio(1)
+        gpu.first(gpu.scores(family, problem, configs), configs, None, problem)
 
     ways: dict[str, tuple[Callable[[Any], Any], Sequence[Any]]] = {
         "h200": (on_gpu, problems),

@@ -7,6 +7,7 @@ configurations, float64 to settle the order of the first few.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -54,13 +55,13 @@ class Matrix:
     """A sparse square matrix over the nodes of one kernel, dense where that is quicker."""
 
     def __init__(
-        self, rows: npt.NDArray[Any], columns: npt.NDArray[Any], values: npt.NDArray[Any], part: Prepared
+        self, rows: npt.NDArray[Any], columns: npt.NDArray[Any], values: npt.NDArray[Any], n: int, dtype: Any
     ) -> None:
-        self.n, self.dense = len(part.node), None
+        self.n, self.dense = n, None
         order = np.argsort(rows, kind="stable")
-        self.rows, self.columns, self.values = rows[order], columns[order], values[order].astype(part.node.dtype)
+        self.rows, self.columns, self.values = rows[order], columns[order], values[order].astype(dtype)
         if self.n <= _DENSE_NODES:
-            self.dense = np.zeros((self.n, self.n), part.node.dtype)
+            self.dense = np.zeros((self.n, self.n), dtype)
             np.add.at(self.dense, (rows, columns), values)
 
     def __matmul__(self, x: Floats) -> Floats:
@@ -77,16 +78,21 @@ class Matrix:
 
 def neighbours(part: Prepared) -> Matrix:
     u, v = part.edges[:, 0].astype(np.int64), part.edges[:, 1].astype(np.int64)
-    return Matrix(np.concatenate([v, u]), np.concatenate([u, v]), np.ones(2 * len(u)), part)
+    return Matrix(np.concatenate([v, u]), np.concatenate([u, v]), np.ones(2 * len(u)), len(part.node), part.node.dtype)
 
 
 def normalised(part: Prepared) -> tuple[Matrix, Matrix]:
-    """A + I over its row sums, and its transpose."""
-    n, every = len(part.node), np.arange(len(part.node))
-    rows = np.concatenate([part.edges[:, 1].astype(np.int64), every])
-    columns = np.concatenate([part.edges[:, 0].astype(np.int64), every])
+    """A + I over its row sums, and its transpose. Kernels that differ in their sizes alone share them."""
+    edges = np.ascontiguousarray(part.edges, np.int64)
+    return _normalised(len(part.node), edges.tobytes(), part.node.dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _normalised(n: int, edges: bytes, dtype: np.dtype[Any]) -> tuple[Matrix, Matrix]:
+    every, ends = np.arange(n), np.frombuffer(edges, np.int64).reshape(-1, 2)
+    rows, columns = np.concatenate([ends[:, 1], every]), np.concatenate([ends[:, 0], every])
     values = 1.0 / np.bincount(rows, minlength=n)[rows]
-    return Matrix(rows, columns, values, part), Matrix(columns, rows, values, part)
+    return Matrix(rows, columns, values, n, dtype), Matrix(columns, rows, values, n, dtype)
 
 
 def _dense(w: Weights, name: str, x: Floats) -> Floats:

@@ -23,6 +23,8 @@ from tilewise.costmodel.schema import DIMENSIONS, ELEMENT_TYPES, NODE_COLUMN, OP
 Numbers = npt.NDArray[np.float64]
 
 _WIDTHS = (9, 12, 18)  # numbers a configuration, by `Gpu.loads`
+_RESIDENT, _A_THREAD, _STAGED, _ISSUED = 4, 5, 8, 15  # places among them
+_OF_SIZES = [0, 1, 2, 3, 6, 7]
 _WIDEST_LOAD, _NARROWEST_COPY = 16.0, 4.0  # bytes
 _REGISTERS, _MAX_WARPS, _MAX_BLOCKS, _SHARED_BYTES = 65_536, 64, 32, 232_448
 _OWN_REGISTERS = 40.0  # of a thread, beside its share of the result
@@ -89,52 +91,97 @@ def element_bytes(kernel: Kernel) -> float:
 
 def occupancy(gpu: Gpu, kernel: Kernel, sizes: Numbers, config: npt.NDArray[Any]) -> Numbers:
     """(c, gpu.width) numbers, in logarithms; `sizes` are the slots of `rankerfeatures.kernel_sizes`."""
-    root, heavy, first, second = (sizes[i * DIMENSIONS : (i + 1) * DIMENSIONS] for i in range(4))
-    multiplies = is_product(kernel)
-    programs = _tiles(root if multiplies else heavy, config[:, _OUTPUT])
-    read = max(first, second, key=lambda size: float(size.sum()))  # of a reduction; its other operand is a number
-    steps = _steps(second, config) if multiplies else _tiles(read, config[:, _INPUT]) / programs
-    held = config[:, _OUTPUT_PRODUCT if multiplies else _INPUT_PRODUCT]
-    warps = np.maximum(config[:, gpu.warps], 1.0)
-    element = element_bytes(kernel)
-    tensors = root, first, second
-    along = _along(gpu, kernel, tensors)
-    widths = _widths(gpu, tensors, along, element)
-    staged = _staged(gpu, config, widths, element) if multiplies else np.ones(len(config), config.dtype)
-    a_thread = np.maximum(held / (32 * warps), 1e-3)
-    resident = np.minimum(np.floor(gpu.shared_bytes / np.maximum(staged, 1)), np.floor(_MAX_WARPS / warps))
-    resident = np.minimum(resident, np.floor(_REGISTERS / ((a_thread + _OWN_REGISTERS) * 32 * warps)))
-    resident = np.clip(resident, 1, _MAX_BLOCKS)
-    alone, waves = programs / gpu.multiprocessors, programs / (gpu.multiprocessors * resident)
-    whole = np.ceil(waves)
-    told = np.empty((gpu.width, len(config)), config.dtype)  # a number is one run of memory
-    told[: _WIDTHS[0]] = (
-        programs,
-        whole,
-        np.minimum(whole / waves, 16.0),
-        np.minimum(np.ceil(alone) / alone, 16.0),
-        resident,
-        a_thread,
-        np.maximum(steps, 1e-3),
-        np.maximum(held * steps * whole * resident, 1.0),  # what one multiprocessor goes through
-        staged,
-    )
-    if gpu.loads:
-        told[_WIDTHS[0] : _WIDTHS[1]] = np.array(widths)[:, None]
-    if gpu.loads > 1:
-        issued = told[_WIDTHS[1] : -3]  # by a thread: loads of either operand a step, stores
-        tiles = [(_INPUT_PRODUCT, widths[1 if multiplies or read is first else 2])]
+    return Filling(gpu, config, Access.of(gpu, kernel, sizes)).told(sizes).T
+
+
+@dataclass(frozen=True)
+class Access:
+    """How a kernel reads memory, as far as its sizes do not matter. `along` and `widths` are of the root and of both
+    operands: the dimension that lies together in memory, and the widest load that starts at every row."""
+
+    multiplies: bool
+    element: float  # bytes
+    along: tuple[int, ...]
+    widths: tuple[float, ...]
+    read: int  # of a reduction, which operand; the other one is a number
+
+    @classmethod
+    def of(cls, gpu: Gpu, kernel: Kernel, sizes: Numbers) -> Access:
+        root, _, first, second = _slots(sizes)
+        element, tensors = element_bytes(kernel), (root, first, second)
+        along = _along(gpu, kernel, tensors)
+        read = 1 if float(first.sum()) >= float(second.sum()) else 2
+        return cls(is_product(kernel), element, tuple(along), _widths(gpu, tensors, along, element), read)
+
+
+class Filling:
+    """A list of configurations of kernels that read memory alike: what they do whatever the sizes."""
+
+    def __init__(self, gpu: Gpu, config: npt.NDArray[Any], access: Access) -> None:
+        self.gpu, self.config, self.access = gpu, config, access
+        multiplies = access.multiplies
+        self._held = config[:, _OUTPUT_PRODUCT if multiplies else _INPUT_PRODUCT]
+        warps = np.maximum(config[:, gpu.warps], 1.0)
+        ones = np.ones(len(config), config.dtype)
+        staged = _staged(gpu, config, access.widths, access.element) if multiplies else ones
+        a_thread = np.maximum(self._held / (32 * warps), 1e-3)
+        resident = np.minimum(np.floor(gpu.shared_bytes / np.maximum(staged, 1)), np.floor(_MAX_WARPS / warps))
+        resident = np.minimum(resident, np.floor(_REGISTERS / ((a_thread + _OWN_REGISTERS) * 32 * warps)))
+        self._resident = np.clip(resident, 1, _MAX_BLOCKS)
+        fixed = np.ones((gpu.width, len(config)), config.dtype)  # a number is one run of memory
+        fixed[[_RESIDENT, _A_THREAD, _STAGED]] = self._resident, a_thread, staged
+        if gpu.loads:
+            fixed[_WIDTHS[0] : _WIDTHS[1]] = np.array(access.widths)[:, None]
+        self._loads = ones
+        if gpu.loads > 1:
+            issued = self._issued(warps)  # by a thread: loads of either operand a step, stores
+            fixed[_WIDTHS[1] : _ISSUED] = issued
+            self._loads = (issued[0] + issued[1] if multiplies else issued[0]) * warps
+            entry = config[:, _INPUT][:, access.along[1 if multiplies else access.read]]
+            other = config[:, _KERNEL][:, access.along[2]] if multiplies else 0.0
+            fixed[_ISSUED + 1 :] = np.maximum(np.stack([entry, other + 0 * entry]) * access.element, 1.0)
+        self._fixed = np.log2(fixed)
+
+    def _issued(self, warps: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        multiplies, widths = self.access.multiplies, self.access.widths
+        tiles = [(_INPUT_PRODUCT, widths[1 if multiplies else self.access.read])]
         tiles += [(_KERNEL_PRODUCT, widths[2]), (_OUTPUT_PRODUCT, widths[0])] if multiplies else []
-        issued[len(tiles) :] = 1.0
+        issued = np.ones((3, len(warps)), warps.dtype)
         for row, (tile, width) in zip(issued, tiles, strict=False):
-            np.maximum(config[:, tile] / warps * (element / 32 / width), 1.0, out=row)
-        loads = issued[0] + issued[1] if multiplies else issued[0]
-        told[-3] = np.maximum(loads * warps * steps * whole * resident, 1.0)  # by a multiprocessor
-        entry = config[:, _INPUT][:, along[1 if multiplies or read is first else 2]]
-        other = config[:, _KERNEL][:, along[2]] if multiplies else 0.0
-        told[-2], told[-1] = np.maximum(entry * element, 1.0), np.maximum(other * element, 1.0)  # bytes together
-    logs: Numbers = np.log2(told, out=told).T
-    return logs
+            np.maximum(self.config[:, tile] / warps * (self.access.element / 32 / width), 1.0, out=row)
+        return issued
+
+    def told(self, sizes: Numbers) -> Numbers:
+        """(gpu.width, c) numbers, in logarithms."""
+        root, heavy, first, second = _slots(sizes)
+        multiplies, config = self.access.multiplies, self.config
+        programs = _tiles(root if multiplies else heavy, config[:, _OUTPUT])
+        read = first if self.access.read == 1 else second
+        steps = _steps(second, config) if multiplies else _tiles(read, config[:, _INPUT]) / programs
+        alone = programs / self.gpu.multiprocessors
+        waves = alone / self._resident
+        whole = np.ceil(waves)
+        rounds = steps * whole * self._resident  # that one multiprocessor goes through
+        told: Numbers = self._fixed.copy()
+        told[_OF_SIZES] = (
+            programs,
+            whole,
+            np.minimum(whole / waves, 16.0),
+            np.minimum(np.ceil(alone) / alone, 16.0),
+            np.maximum(steps, 1e-3),
+            np.maximum(self._held * rounds, 1.0),
+        )
+        changed = [*_OF_SIZES]
+        if self.gpu.loads > 1:
+            told[_ISSUED] = np.maximum(self._loads * rounds, 1.0)
+            changed.append(_ISSUED)
+        told[changed] = np.log2(told[changed])
+        return told
+
+
+def _slots(sizes: Numbers) -> list[Numbers]:
+    """Of the root, the heaviest operation and its two operands."""
+    return [sizes[i * DIMENSIONS : (i + 1) * DIMENSIONS] for i in range(4)]
 
 
 def _staged(gpu: Gpu, config: npt.NDArray[Any], widths: tuple[float, ...], element: float) -> Numbers:

@@ -262,14 +262,11 @@ class RankerFeatures:
         told *= self.config_scale[columns]
         return np.clip(told, -_FAR, _FAR, out=told)
 
-    def filling(self, kernel: Kernel, sizes: npt.NDArray[np.float64], config: Floats) -> Floats | None:
-        """How (columns, C) configurations fill the GPU, a row a number; None where that is not read."""
-        gpu = Gpu.restore(self.gpu)
-        if gpu is None:
-            return None
-        told = occupancy(gpu, kernel, sizes, config.T).T.astype(np.float32, copy=False)
-        _scale_rows(told, self.config_centre[-len(told) :], self.config_scale[-len(told) :])
-        return told
+    def scaled_filling(self, told: npt.NDArray[Any]) -> Floats:
+        """How configurations fill the GPU, a row a number as `Filling.told` gives them, as inputs."""
+        scaled = told.astype(np.float32, copy=False)
+        _scale_rows(scaled, self.config_centre[-len(scaled) :], self.config_scale[-len(scaled) :])
+        return scaled
 
     @cached_property
     def _step_columns(self) -> npt.NDArray[np.int64]:

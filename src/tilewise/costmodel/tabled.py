@@ -8,13 +8,14 @@ its values, a product with a table of ones and zeros that belongs to the list of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.kernel import Kernel
 from tilewise.costmodel.numpy_ranker import Folded, encode, score_inputs
+from tilewise.costmodel.occupancy import Access, Filling, Gpu
 from tilewise.costmodel.prepare import Prepared
 from tilewise.costmodel.rankerfeatures import RankerFeatures
 
@@ -34,6 +35,8 @@ class Tabled:
     value: Floats  # (E,) of each pair of a value and a size that it may cut
     pair: npt.NDArray[np.int64]  # (E,)
     place: npt.NDArray[np.int64]  # (E,) of the value
+    gpu: Gpu | None
+    fillings: dict[Access, Filling] = field(default_factory=dict)
 
     @classmethod
     def of(cls, features: RankerFeatures, folded: Folded, config: npt.NDArray[np.float32]) -> Tabled | None:
@@ -53,7 +56,8 @@ class Tabled:
         pair, place = np.nonzero(features.pairs[:, :1] == owner)
         told = features.of_values(values, owner)
         fixed = told @ folded.first[: told.shape[1]]
-        return cls(features, folded, np.ascontiguousarray(config.T), has, fixed, values[place], pair, place)
+        columns, gpu = np.ascontiguousarray(config.T), Gpu.restore(features.gpu)
+        return cls(features, folded, columns, has, fixed, values[place], pair, place, gpu)
 
     def score(self, kernel: Kernel) -> Floats:
         """What the plain way gives, but for rounding."""
@@ -64,8 +68,15 @@ class Tabled:
         cut = np.zeros((len(self.fixed), 2 * count), np.float32)
         cut[self.place, self.pair], cut[self.place, count + self.pair] = features.of_pairs(self.value, self.pair, sizes)
         first = self.fixed + cut @ folded.first[begin : begin + 2 * count]
-        filling = features.filling(kernel, sizes, self.columns)
-        if filling is None:
+        if self.gpu is None:
             return score_inputs(folded, encoded, self.has, first)
+        filling = features.scaled_filling(self._filling(self.gpu, kernel, sizes).told(sizes))
         inputs = np.concatenate([self.has, filling.T], axis=1)
         return score_inputs(folded, encoded, inputs, np.concatenate([first, folded.first[-len(filling) :]]))
+
+    def _filling(self, gpu: Gpu, kernel: Kernel, sizes: npt.NDArray[np.float64]) -> Filling:
+        """The one for kernels that read memory as this one does."""
+        access = Access.of(gpu, kernel, sizes)
+        if access not in self.fillings:
+            self.fillings[access] = Filling(gpu, self.columns.T, access)
+        return self.fillings[access]

@@ -127,10 +127,9 @@ class Belief:
         prior: Prior,
         memory: Memory | None = None,
         shape_features: Numbers | None = None,
-        leaders: int = LEADERS,
     ) -> None:
         every = np.asarray(scores, dtype=np.float64)
-        most = leaders if (every[1:] != every[-1:]).any() else LEADERS_BLIND  # but for the default, which may lead
+        most = LEADERS if (every[1:] != every[-1:]).any() else LEADERS_BLIND  # but for the default, which may lead
         self.leaders = np.argsort(every, kind="stable")[:most]
         self._place = {int(index): place for place, index in enumerate(self.leaders)}
         self.prior = prior

@@ -22,7 +22,7 @@ from tilewise.costmodel.scorer import load_scorer
 from tilewise.costmodel.shipped import shipped_file
 from tilewise.costmodel.trained import model_path
 from tilewise.errors import TilewiseError, UnavailableError
-from tilewise.tune.belief import BLIND, LEADERS, Belief, Memory, Numbers, Prior
+from tilewise.tune.belief import BLIND, Belief, Memory, Numbers, Prior
 from tilewise.tune.export import Described
 from tilewise.tune.prior import Calibration, load_calibration
 from tilewise.tune.problem import Config, Problem
@@ -61,12 +61,17 @@ class Guide:
         configs: Sequence[Config],
         memory: Memory | None = None,
         problem: Problem | None = None,
-        leaders: int = LEADERS,
     ) -> Belief:
         sizes = shape_fields(problem) if problem and memory is not None else None
-        belief = Belief(scores, space_of(configs).fields, self.prior, memory, sizes, leaders)
+        belief = Belief(scores, space_of(configs).fields, self.prior, memory, sizes)
         belief.start_with = 0 if self.model is None and memory is None else None
         return belief
+
+    def first(self, scores: Numbers, configs: Sequence[Config], memory: Memory | None, problem: Problem) -> int:
+        """The choice without measuring: the best score, unless other shapes that were measured here say otherwise."""
+        if memory is None:
+            return int(np.argmin(scores))
+        return self.belief(scores, configs, memory, problem).portfolio(1)[0]
 
 
 def as_kernel(family: Described, problem: Problem, configs: Sequence[Config], own: Sequence[str]) -> Kernel:

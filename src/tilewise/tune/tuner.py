@@ -29,7 +29,6 @@ from tilewise.tune.store import Machine, Store, VerdictRow
 from tilewise.tune.trial import Timed, Trial
 
 PROGRAM = "tuned"
-FIRST_OF = 24  # leaders that an unmeasured choice is made among
 _CLOSE = 0.02  # in logarithms: contenders that one reading does not tell apart
 _WORTH = 0.005  # less than this over the default is not told from noise
 _WAIT_SECONDS = 120.0  # for another process that tunes the same problem
@@ -162,7 +161,7 @@ class Tuner:
             source = "default" if config is None else "model"
             return Tuned(problem, config or configs[0], source, seconds=time.perf_counter() - start)
         scores = self.guide.scores(self.bench.family(problem.family), problem, configs)
-        first = self.guide.belief(scores, configs, self._memory(problem), problem, FIRST_OF).portfolio(1)[0]
+        first = self.guide.first(scores, configs, self._memory(problem), problem)
         if self.guide.prior.slope * float(scores[0] - scores[first]) < self.bench.margin:
             reason = f"the model expects less than {self.bench.margin:.1%} over the default"
             return Tuned(problem, configs[0], "default", seconds=time.perf_counter() - start, reason=reason)
