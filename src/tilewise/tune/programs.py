@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from tilewise.tune.problem import Kernel, Problem, Value
 
 # Held out whole: no operation of these architectures, at any batch size, is trained on. The test programs stay what
-# they were, so that figures compare from one collection to the next; of what was added since, some is held out as valid.
+# they were, so that figures compare from one collection to the next; of what came since, a part is held out as valid.
 VALID_ARCHITECTURES = ("bert_large", "efficientnet_b0", "whisper_small", "mistral_7b", "sweep_b", "rows_b", "narrow_b")
 TEST_ARCHITECTURES = ("vit_large", "llama3_8b", "unet", "t5_base", "dlrm", "sweep_c")
 
