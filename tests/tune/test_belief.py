@@ -24,7 +24,7 @@ from tilewise.tune.prior import (
     play,
     save_calibration,
 )
-from tilewise.tune.search import Rule, search
+from tilewise.tune.search import Rule, search, settle
 
 
 def made_up(seed: int, configs: int = 80, error: float = 0.1) -> Case:
@@ -197,3 +197,28 @@ def test_a_judge_made_late_knows_what_was_measured_before():
         belief.learn(5, 5.2)
     assert early._judge is not None
     assert early.doubt() == late.doubt()
+
+
+def test_final_readings_decide_alone_and_others_count_with_those_before():
+    scores, features = np.zeros(4), np.arange(4.0)[:, None]
+
+    def measured() -> Belief:
+        belief = Belief(scores, features, Prior(spread=0.3, own=0.3, noise=0.001))
+        for index, log_runtime in enumerate((5.0, 5.005, 5.009, 5.4)):
+            belief.learn(index, log_runtime)
+        return belief
+
+    asked: list[int] = []
+
+    def again(few):
+        asked.extend(few)
+        return [math.exp({0: 5.004, 1: 5.008, 2: 5.002}[index]) for index in few]
+
+    assert settle(measured(), again, 0.02, final=True) == 2
+    assert asked == [0, 1, 2]  # not the one far behind
+    assert settle(measured(), again, 0.02) == 0
+    assert settle(measured(), lambda few: [None] * len(few), 0.02, final=True) == 0
+    alone = Belief(scores, features, Prior())
+    alone.learn(3, 5.0)
+    assert settle(alone, lambda few: pytest.fail("nothing to settle"), 0.02, final=True) == 3
+    assert settle(Belief(scores, features, Prior()), again, 0.02) is None

@@ -89,3 +89,10 @@ def test_a_wrong_first_configuration_is_nobodys_measure():
     one, two = (trial.measure(config).runtime_ns for config in chosen[1:3])
     assert one is not None and two is not None
     assert two / one == pytest.approx((10 + chosen[2].size("warps")) / (10 + chosen[1].size("warps")), rel=0.005)
+
+
+def test_what_is_timed_side_by_side_keeps_the_scale_of_the_first():
+    trial = TritonTrial(SlowingDevice(by_warps), PROBLEM)
+    chosen = configs()[:3]
+    measured = [trial.measure(config).runtime_ns for config in chosen]
+    assert trial.side_by_side(chosen) == pytest.approx(measured, rel=0.005)

@@ -7,14 +7,15 @@ same measurements it takes the same steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tilewise.tune.belief import Belief, Doubt
 
 Measure = Callable[[int], float | None]
-_SETTLED = 3  # contenders that are timed again
+Again = Callable[[Sequence[int]], Sequence[float | None]]  # nanoseconds of several that were measured before
+_SETTLED = 4  # contenders that are timed again
 MOST = 10  # measurements of a shape, unless told otherwise
 
 
@@ -70,21 +71,26 @@ class Found:
         return len(self.steps)
 
 
-def settle(belief: Belief, measure: Measure, close: float) -> int | None:
-    """Time the closest few once more, within `close` of the best, and name the likeliest best of all.
+def settle(belief: Belief, again: Again, close: float, final: bool = False) -> int | None:
+    """Time the closest few once more, within `close` of the best, and name the best.
 
-    They are compiled already, and what decides between them is otherwise the noise of one reading.
+    They are compiled already, and what decides between them is otherwise the noise of one reading. Where the readings
+    of `again` are `final`, much better than those before, they alone decide; else both count, and what was believed.
     """
     best = belief.best
     if best is None:
         return None
     near = [index for index, logs in belief.measured.items() if logs - belief.measured[best] < close]
-    for index in sorted(near, key=belief.measured.__getitem__)[:_SETTLED] if len(near) > 1 else ():
-        before, again = belief.measured[index], measure(index)
-        if again is not None and 0 < again < math.inf:
-            belief.learn(index, math.log(again))
-            belief.measured[index] = 0.5 * (before + math.log(again))
-    return belief.likeliest()
+    near = sorted(near, key=belief.measured.__getitem__)[:_SETTLED]
+    settled: dict[int, float] = {}
+    for index, runtime_ns in zip(near, again(near) if len(near) > 1 else (), strict=False):
+        if runtime_ns is not None and 0 < runtime_ns < math.inf:
+            settled[index] = math.log(runtime_ns)
+    for index, logs in settled.items():
+        before = belief.measured[index]
+        belief.learn(index, logs)
+        belief.measured[index] = logs if final else 0.5 * (before + logs)
+    return min(settled, key=lambda index: (settled[index], index)) if final and settled else belief.likeliest()
 
 
 def search(

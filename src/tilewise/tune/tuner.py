@@ -29,7 +29,7 @@ from tilewise.tune.store import Machine, Store, VerdictRow
 from tilewise.tune.trial import Timed, Trial
 
 PROGRAM = "tuned"
-_CLOSE = 0.02  # in logarithms: contenders that one reading does not tell apart
+_CLOSE, _FAR = 0.02, 0.05  # in logarithms: contenders that a reading does not tell apart, on a CPU and on a GPU
 _WORTH = 0.005  # less than this over the default is not told from noise
 _WAIT_SECONDS = 120.0  # for another process that tunes the same problem
 
@@ -248,7 +248,11 @@ class Tuner:
                 return timed.runtime_ns
 
             found = search(belief, take, rule, lambda step: report(step, configs[step.index]))
-            best = settle(belief, take, _CLOSE)
+            side_by_side = getattr(trial, "side_by_side", None)
+            if side_by_side is None:
+                best = settle(belief, lambda few: [take(index) for index in few], _CLOSE)
+            else:
+                best = settle(belief, lambda few: side_by_side([configs[i] for i in few]), _FAR, final=True)
         default_ns, source = defaults[0] if defaults else None, "measured"
         runtime_ns = math.exp(belief.measured[best]) if best is not None else None
         if best is None:

@@ -25,7 +25,7 @@ from tilewise.tune.workers import Worker, WorkerLostError, wait_any
 COLLECTION = "h200"
 _UNIT_NS = 4.0e5
 _MOST_LAUNCHES = 48
-_ROUNDS, _TURNS, _WARM_UP = 7, 9, 3  # of one measurement, of a run-off; those of them that only warm up come before
+_ROUNDS, _TURNS, _WARM_UP = 9, 21, 3  # of one measurement, of a run-off; those of them that only warm up come before
 _COMPILE_SECONDS = 120.0
 
 
@@ -106,6 +106,13 @@ class TritonTrial:
     def in_turns(self, configs: Sequence[Config], turns: int = _TURNS) -> list[float]:
         """Nanoseconds of configurations that were measured before: medians over rounds without a pause."""
         return [statistics.median(times) for times in zip(*self._rounds(configs, turns), strict=True)]
+
+    def side_by_side(self, configs: Sequence[Config]) -> list[float]:
+        """The same, as if the clock were what it was when the first configuration was measured."""
+        assert self._first is not None
+        first, first_ns = self._first
+        taken = dict(zip([first, *configs], self.in_turns([first, *configs]), strict=True))
+        return [first_ns * taken[config] / taken[first] for config in configs]
 
     def _rounds(self, configs: Sequence[Config], count: int) -> list[list[float]]:
         """Nanoseconds of each configuration in each round, without a pause, after a few that only warm up."""

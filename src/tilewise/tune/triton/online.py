@@ -104,7 +104,7 @@ class Online:
             return runtime_ns
 
         found = search(belief, take, rule, patience=min(rule.budget, 5 if guide is None else 1))
-        best = settle(belief, take, _CLOSE)
+        best = settle(belief, lambda few: [take(index) for index in few], _CLOSE)
         if best is not None:
             found = dataclasses.replace(found, best=best, runtime_ns=math.exp(belief.measured[best]))
         self._keep(problem, configs, times)
