@@ -52,12 +52,12 @@ def test_every_family_is_scored_alike(gpu, either_way):
 def test_a_list_that_comes_again_is_scored_as_a_table(gpu):
     first, *others = [k for k in load_dataset("h200").test if k.config_feat.shape[0] == 376][:4]
     shared = [dataclasses.replace(k, config_feat=first.config_feat) for k in (first, *others)]
-    gpu._list = None
+    gpu._seen = gpu._table = None
     for kernel in shared:
         expected = plain(gpu, kernel)
         np.testing.assert_allclose(gpu.score(kernel), expected, atol=5e-5)
         assert np.argmin(expected) in np.argsort(gpu.score(kernel))[:2]
-    assert isinstance(gpu._list[1], Tabled)
+    assert isinstance(gpu._table[1], Tabled)
 
 
 def test_a_list_never_seen_in_training_is_scored_alike(gpu, either_way):
@@ -72,7 +72,7 @@ def test_members_of_an_ensemble_are_summed(gpu, either_way):
     weights = dict(gpu.weights)
     weights["scaling"] = np.concatenate([weights["scaling"] * factor for factor in (0.8, 1.0, 1.1)])
     weights["out"] = np.concatenate([weights["out"] * factor for factor in (2.0, 1.0, -0.5)])
-    several = dataclasses.replace(gpu, weights=weights, _folded={}, _last=None, _list=None)
+    several = dataclasses.replace(gpu, weights=weights, _folded={}, _last=None, _seen=None, _table=None)
     kernel = load_dataset("h200").test[0]
     np.testing.assert_allclose(tabled(several, kernel).score(kernel), plain(several, kernel), atol=1e-4)
 

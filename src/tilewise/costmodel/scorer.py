@@ -35,7 +35,8 @@ class Scorer:
     record: dict[str, Any]
     _folded: dict[str, numpy_ranker.Folded] = field(default_factory=dict, repr=False)
     _last: tuple[Kernel, Prepared] | None = field(default=None, repr=False)
-    _list: tuple[npt.NDArray[Any], Tabled | None, int] | None = field(default=None, repr=False)
+    _seen: npt.NDArray[Any] | None = field(default=None, repr=False)  # the list of configurations scored last
+    _table: tuple[npt.NDArray[Any], Tabled | None] | None = field(default=None, repr=False)
 
     @property
     def calibration(self) -> dict[str, Any] | None:
@@ -43,9 +44,13 @@ class Scorer:
 
     def score(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
         """One score per configuration, lower is faster."""
+        tabled = self._tabled(kernel) if rows is None else None
+        part = self._prepared(kernel, rows) if tabled is None else None
         try:
-            tabled = self._tabled(kernel) if rows is None else None
-            return self._score(self._prepared(kernel, rows)) if tabled is None else tabled.score(kernel)
+            if tabled is not None:
+                return tabled.score(kernel)
+            assert part is not None
+            return self._score(part)
         except (KeyError, ValueError, IndexError) as error:
             raise FileFormatError(
                 f"The weights of this {self.name} do not fit its features; export it again."
@@ -58,20 +63,17 @@ class Scorer:
         return np.asarray(self._score(wide), dtype=np.float64)
 
     def _tabled(self, kernel: Kernel) -> Tabled | None:
-        """The kernel's configurations as a table, where several kernels with the very same list were scored before."""
-        config = kernel.config_feat
-        if self.name != "TileRanker" or config.dtype != np.float32:
+        """The kernel's configurations as a table, where the kernel before had the very same list."""
+        config, features = kernel.config_feat, self.preparation
+        if self._table is not None and self._table[0] is config:
+            return self._table[1]
+        seen, self._seen = self._seen, config
+        if seen is not config or not isinstance(features, RankerFeatures) or config.dtype != np.float32:
             return None
-        known = self._list
-        if known is None or known[0] is not config:
-            self._list = (config, None, 1)
-            return None
-        if known[2] == 1:
-            made, features = None, self.preparation
-            if isinstance(features, RankerFeatures) and config.shape[1] == len(features.config_low):
-                made = Tabled.of(features, self._folded_for(config.dtype), config)
-            known = self._list = (config, made, 2)
-        return known[1]
+        fits = config.shape[1] == len(features.config_low)
+        made = Tabled.of(features, self._folded_for(config.dtype), config) if fits else None
+        self._table = (config, made)
+        return made
 
     def _prepared(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None) -> Prepared:
         """The kernel's features; those of the last kernel scored whole are kept, for the settling of close scores."""
