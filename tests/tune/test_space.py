@@ -10,18 +10,10 @@ from tilewise.tune.export import config_row
 from tilewise.tune.problem import Config, Problem
 from tilewise.tune.space import Space, space_of
 from tilewise.tune.triton.family import get_family
+from tilewise.tune.triton.visit import tiny_problems
 
 OWN = ("warps", "stages", "group", "winograd")
-GPU = [
-    Problem.of("matmul", dtype="bf16", m=33, n=65, k=129, epilogue="none", layout="nt"),
-    Problem.of("batched_matmul", dtype="tf32", batch=3, m=33, n=65, k=129, epilogue="none", layout="nn"),
-    Problem.of("attention", dtype="fp16", batch=1, heads=2, kv_heads=1, queries=20, keys=30, head=64, causal=1),
-    Problem.of("softmax", dtype="fp32", rows=9, cols=200),
-    Problem.of("layer_norm", dtype="fp16", rows=9, cols=130),
-    Problem.of("rms_norm", dtype="fp32", rows=5, cols=3000),
-    Problem.of("reduction", dtype="fp32", rows=30, cols=40, axis=0, operation="sum"),
-    Problem.of("reduction", dtype="fp32", rows=30, cols=40, axis=1, operation="max"),
-]
+GPU = [*tiny_problems(), Problem.of("reduction", dtype="fp32", rows=30, cols=40, axis=1, operation="max")]
 
 
 def one_by_one(family, problem, configs) -> np.ndarray:
