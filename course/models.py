@@ -291,6 +291,7 @@ class RankerFeatures:
     """
 
     ROOT, TYPES, SHAPE, WINDOW, STRIDE = 0, slice(2, 21), slice(21, 27), slice(37, 39), slice(45, 47)
+    MINOR = 134  # the dimension that lies together in memory
     HEAVY, PARAMETER = (26, 34, 72, 70), 63  # convolution, dot, reduce-window, reduce
     BYTES = (4, 1, 1, 4, 4, 8, 1, 4, 4, 8, 2, 4, 8, 2, 4, 4, 4, 4, 4)  # of an element, by type
 
@@ -319,7 +320,7 @@ class RankerFeatures:
         )
         wide = (as_float32(wide) - as_float32(self.global_centre)) * as_float32(self.global_scale)
         element = self.BYTES[int(np.argmax(node[0, self.TYPES]))]
-        filling = self._filling(opcode, sizes, config, element)
+        filling = self._filling(node, opcode, sizes, config, element)
         raw = np.hstack([self._cuts(sizes, config), self._crowds(sizes, config, element), filling])
         own = (as_float32(raw) - as_float32(self.config_centre)) * as_float32(self.config_scale)
         kept = log(node[:, self.node_kept.astype(np.int64)])
@@ -373,11 +374,14 @@ class RankerFeatures:
                 found[:, q] &= (switch < 0) | (config[:, switch] == state)
         return found
 
-    def _filling(self, opcode: np.ndarray, sizes: np.ndarray, config: np.ndarray, element: int) -> np.ndarray:
+    def _filling(
+        self, node: np.ndarray, opcode: np.ndarray, sizes: np.ndarray, config: np.ndarray, element: int
+    ) -> np.ndarray:
         """How each configuration would fill a GPU: programs, waves, what the last one wastes; nothing elsewhere."""
         if len(self._tables.get("gpu", ())) not in (4, 5):
             return np.zeros((len(config), 0))
         processors, shared = self.gpu[:2]
+        told_of_loads = int(self.gpu[4]) if len(self.gpu) == 5 else 0
         root, heavy, first, second = (sizes[6 * i : 6 * i + 6] for i in range(4))
         kernel, output, entry = (config[:, 8 * i : 8 * i + 6] for i in range(3))
         is_product = bool(np.isin(opcode, self.HEAVY[:2]).any())
@@ -389,18 +393,41 @@ class RankerFeatures:
             steps = tiles(max(first, second, key=lambda size: float(size.sum())), entry) / programs
         held = config[:, 15 if is_product else 23]
         warps, stages = (np.maximum(config[:, int(column)], 1.0) for column in self.gpu[2:4])
-        staged = (config[:, 23] + config[:, 7]) * element * stages if is_product else np.ones(len(config))
+        along = self._along(node, opcode, (root, first, second)) if told_of_loads > 1 else None
+        widths = [load_bytes(size, element, along and along[i]) for i, size in enumerate((root, first, second))]
+        ahead = [stages if told_of_loads < 2 or width >= 4 else 1.0 for width in widths[1:]]  # else nothing is copied
+        staged = (config[:, 23] * ahead[0] + config[:, 7] * ahead[1]) * element if is_product else np.ones(len(config))
         a_thread = np.maximum(held / (32 * warps), 1e-3)
         resident = np.minimum(np.floor(shared / np.maximum(staged, 1)), np.floor(64 / warps))
         resident = np.clip(np.minimum(resident, np.floor(65536 / ((a_thread + 40.0) * 32 * warps))), 1, 32)
-        alone, waves = programs / processors, programs / (processors * resident)
+        alone = programs / processors
+        waves = alone / resident
         whole = np.ceil(waves)
         wasted = np.minimum(whole / waves, 16.0), np.minimum(np.ceil(alone) / alone, 16.0)
-        through = np.maximum(held * steps * whole * resident, 1.0)
+        rounds = steps * whole * resident
+        through = np.maximum(held * rounds, 1.0)
         columns = [programs, whole, *wasted, resident, a_thread, np.maximum(steps, 1e-3), through, staged]
-        if len(self.gpu) == 5:  # how wide the loads from each tensor's rows may be
-            columns += [np.full(len(config), load_bytes(tensor, element)) for tensor in (root, first, second)]
+        if told_of_loads:  # how wide the loads from each tensor's rows may be
+            columns += [np.full(len(config), width) for width in widths]
+        if told_of_loads > 1:  # how many there are, and how much of a tile lies together
+            read = 1 if is_product or float(first.sum()) >= float(second.sum()) else 2
+            tiles_read = [(config[:, 23], widths[read])]
+            tiles_read += [(config[:, 7], widths[2]), (config[:, 15], widths[0])] if is_product else []
+            issued = [np.maximum(tile / warps * (element / 32 / width), 1.0) for tile, width in tiles_read]
+            issued += [np.ones(len(config))] * (3 - len(issued))
+            loads = (issued[0] + issued[1] if is_product else issued[0]) * warps
+            other = kernel[:, along[2]] if is_product else np.zeros(len(config))
+            together = [np.maximum(tile * element, 1.0) for tile in (entry[:, along[read]], other)]
+            columns += [*issued, np.maximum(loads * rounds, 1.0), *together]
         return np.log2(np.stack(columns, axis=1))
+
+    def _along(self, node: np.ndarray, opcode: np.ndarray, tensors: tuple[np.ndarray, ...]) -> list[int]:
+        """The dimension of the root and of both operands that lies together in memory."""
+        along = [max(int((size > 0).sum()) - 1, 0) for size in tensors]
+        for place, argument in enumerate(np.flatnonzero(opcode == self.PARAMETER)[:2], 1):
+            if tensors[place].any() and (node[argument, self.SHAPE] == tensors[place]).all():
+                along[place] = int(node[argument, self.MINOR])
+        return along
 
 
 def tiles(size: np.ndarray, tile: np.ndarray) -> np.ndarray:
@@ -409,10 +436,12 @@ def tiles(size: np.ndarray, tile: np.ndarray) -> np.ndarray:
     return np.where(cut, np.ceil(size / np.maximum(tile, 1)), 1.0).prod(axis=1)
 
 
-def load_bytes(size: np.ndarray, element: int) -> float:
-    """The widest load that starts at every row of a tensor."""
-    last = int(size[size > 0][-1]) if (size > 0).any() else 16
-    return float(min((last & -last) * element, 16))
+def load_bytes(size: np.ndarray, element: int, along: int | None = None) -> float:
+    """The widest load that starts at every row of a tensor; rows are along its last dimension unless told."""
+    if not (size > 0).any():
+        return 16.0
+    last = int(size[size > 0][-1]) if along is None else int(size[along])
+    return float(min((last & -last) * element, 16)) if last else 16.0
 
 
 def log(x: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from tilewise.tune.belief import Belief, Doubt
 
 Measure = Callable[[int], float | None]
 Again = Callable[[Sequence[int]], Sequence[float | None]]  # nanoseconds of several that were measured before
-_SETTLED = 4  # contenders that are timed again
+_SETTLED = 3  # contenders that are timed again, each for itself
 MOST = 10  # measurements of a shape, unless told otherwise
 
 
@@ -81,7 +81,7 @@ def settle(belief: Belief, again: Again, close: float, final: bool = False) -> i
     if best is None:
         return None
     near = [index for index, logs in belief.measured.items() if logs - belief.measured[best] < close]
-    near = sorted(near, key=belief.measured.__getitem__)[:_SETTLED]
+    near = sorted(near, key=belief.measured.__getitem__)[: None if final else _SETTLED]
     settled: dict[int, float] = {}
     for index, runtime_ns in zip(near, again(near) if len(near) > 1 else (), strict=False):
         if runtime_ns is not None and 0 < runtime_ns < math.inf:
