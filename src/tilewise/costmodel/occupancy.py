@@ -91,7 +91,7 @@ def element_bytes(kernel: Kernel) -> float:
 
 def occupancy(gpu: Gpu, kernel: Kernel, sizes: Numbers, config: npt.NDArray[Any]) -> Numbers:
     """(c, gpu.width) numbers, in logarithms; `sizes` are the slots of `rankerfeatures.kernel_sizes`."""
-    return Filling(gpu, config, Access.of(gpu, kernel, sizes)).told(sizes).T
+    return Filling(gpu, config.astype(np.float64), Access.of(gpu, kernel, sizes)).told(sizes).T
 
 
 @dataclass(frozen=True)
@@ -118,18 +118,17 @@ class Filling:
     """A list of configurations of kernels that read memory alike: what they do whatever the sizes."""
 
     def __init__(self, gpu: Gpu, config: npt.NDArray[Any], access: Access) -> None:
-        config = config.astype(np.float64)
         self.gpu, self.config, self.access = gpu, config, access
         multiplies = access.multiplies
         self._held = config[:, _OUTPUT_PRODUCT if multiplies else _INPUT_PRODUCT]
         warps = np.maximum(config[:, gpu.warps], 1.0)
-        ones = np.ones(len(config))
+        ones = np.ones(len(config), config.dtype)
         staged = _staged(gpu, config, access.widths, access.element) if multiplies else ones
         a_thread = np.maximum(self._held / (32 * warps), 1e-3)
         resident = np.minimum(np.floor(gpu.shared_bytes / np.maximum(staged, 1)), np.floor(_MAX_WARPS / warps))
         resident = np.minimum(resident, np.floor(_REGISTERS / ((a_thread + _OWN_REGISTERS) * 32 * warps)))
         self._resident = np.clip(resident, 1, _MAX_BLOCKS)
-        fixed = np.ones((gpu.width, len(config)))  # a number is one run of memory
+        fixed = np.ones((gpu.width, len(config)), config.dtype)  # a number is one run of memory
         fixed[[_RESIDENT, _A_THREAD, _STAGED]] = self._resident, a_thread, staged
         if gpu.loads:
             fixed[_WIDTHS[0] : _WIDTHS[1]] = np.array(access.widths)[:, None]
@@ -147,7 +146,7 @@ class Filling:
         multiplies, widths = self.access.multiplies, self.access.widths
         tiles = [(_INPUT_PRODUCT, widths[1 if multiplies else self.access.read])]
         tiles += [(_KERNEL_PRODUCT, widths[2]), (_OUTPUT_PRODUCT, widths[0])] if multiplies else []
-        issued = np.ones((3, len(warps)))
+        issued = np.ones((3, len(warps)), warps.dtype)
         for row, (tile, width) in zip(issued, tiles, strict=False):
             np.maximum(self.config[:, tile] / warps * (self.access.element / 32 / width), 1.0, out=row)
         return issued
@@ -221,7 +220,7 @@ def _load_bytes(row: int, element: float) -> float:
 
 def _tiles(size: Numbers, tile: npt.NDArray[Any]) -> Numbers:
     """How many tiles cover a tensor; dimensions that either does not have count once."""
-    tiles: Numbers = np.ones(len(tile))
+    tiles: Numbers = np.ones(len(tile), tile.dtype)
     for place, length in enumerate(size.tolist()):
         if length > 0:
             cut = tile[:, place]
