@@ -40,8 +40,9 @@ from tilewise.tune.problem import Config, Problem
 _LEAST_WORK, _MOST_WORK = 100_000, 300_000_000  # multiplications; the collection's own range, and a little around it
 _TRIED = 12  # of the ranking, until one is feasible
 # Multiplications, about five milliseconds of them: deciding takes half of one to one, so a program whose shapes hardly
-# repeat spends at most a fifth of its time more.
-_PATIENCE = 250_000_000
+# repeat spends at most a fifth of its time more. Where threads share the work it is done sooner, and deciding takes up
+# to three milliseconds between calls that keep them busy.
+_PATIENCE, _PATIENCE_SHARED = 250_000_000, 2_000_000_000
 _MOST_KNOWN = 4096
 Key = tuple[str, tuple[int, ...], str, str]  # what the backend asks with
 Situation = tuple[int, str, Key]  # threads, instruction set, key
@@ -52,7 +53,6 @@ class ModelChooser:
     """A `TileChooser` for the CPU. `asked` and `chosen` count new shapes, and those whose default was replaced."""
 
     least_work = _LEAST_WORK
-    patience = _PATIENCE
 
     def __init__(self, guide: Guide, choices: Choices | None = None, first: FirstChoice | None = None) -> None:
         if native is None:
@@ -62,6 +62,10 @@ class ModelChooser:
         self._lock = threading.Lock()  # of the counts and of what is known; ranking goes on outside it
         self._tuned = self._recalled(list(choices.all()) if choices is not None else [])
         self._ranked: dict[Situation, Any] = {}
+
+    @property
+    def patience(self) -> int:
+        return _PATIENCE if self._native.num_threads() == 1 else _PATIENCE_SHARED
 
     def __call__(self, op: str, shape: tuple[int, ...], dtype: str, layout: str, /) -> Any:
         key = (op, shape, dtype, layout)
