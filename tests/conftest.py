@@ -33,3 +33,13 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     native.set_isa(request.param)
     yield request.param
     native.set_isa(before)
+
+
+@pytest.fixture
+def settings_restored() -> Iterator[None]:
+    """For tests that change instruction set and threads."""
+    assert native is not None
+    isa, threads = native.isa(), native.num_threads()
+    yield
+    native.set_isa(isa)
+    native.set_num_threads(threads)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -38,14 +37,6 @@ def quantized(model: nn.Module, x: np.ndarray, **options: Any) -> QuantizedModel
     out = quantize(model.eval(), [x], **options)
     assert isinstance(out, QuantizedModel)
     return out
-
-
-@pytest.fixture
-def settings_restored() -> Iterator[None]:
-    isa, threads = native.isa(), native.num_threads()
-    yield
-    native.set_isa(isa)
-    native.set_num_threads(threads)
 
 
 def numpy_only(patch: pytest.MonkeyPatch) -> None:

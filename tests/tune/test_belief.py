@@ -17,6 +17,7 @@ from tilewise.tune.belief import BLIND, Belief, Memory, Prior
 from tilewise.tune.prior import (
     Calibration,
     Case,
+    _played,
     calibration_path,
     fit_prior,
     fit_rule,
@@ -101,7 +102,7 @@ def test_other_shapes_teach_a_kernel_without_any_model():
 
 def test_claims_hold_as_often_as_promised_on_kernels_that_were_not_calibrated_on():
     prior = fit_prior([made_up(seed) for seed in range(30)], 0.01)
-    rule = fit_rule([made_up(seed) for seed in range(30)], prior)
+    rule = fit_rule(_played([made_up(seed) for seed in range(30)], prior))
     played = [(play(case, prior, rule), case) for case in (made_up(seed) for seed in range(100, 160))]
     claims = [(f.runtime_ns or math.inf) <= 1.01 * case.best for f, case in played if f.sure]
     assert rule.sure > 0 and len(claims) > 8
@@ -190,12 +191,12 @@ def test_a_judge_made_late_knows_what_was_measured_before():
     scores, features = np.linspace(0, 0.4, 12), np.arange(12.0)[:, None]
     prior = Prior(slope=1.0, spread=0.05, own=0.05).tightened(0.3, 0.5, 0.5)
     early, late = Belief(scores, features, prior), Belief(scores, features, prior)
-    assert early._judge is not None
+    assert early._judge() is not None
     for belief in (early, late):
         belief.learn(0, 5.0)
         belief.refuse(2)
         belief.learn(5, 5.2)
-    assert early._judge is not None
+    assert early._judge() is not None
     assert early.doubt() == late.doubt()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +47,6 @@ class Tuned:
     def put_known(self, table: Any) -> None:
         for (*shape, threads), tile in self.tiles.items():
             table.keep_int8(tuple(shape), threads, tile)
-
-
-@pytest.fixture
-def settings_restored() -> Iterator[None]:
-    isa, threads = native.isa(), native.num_threads()
-    yield
-    native.set_isa(isa)
-    native.set_num_threads(threads)
 
 
 def layer_and_input(m: int, n: int, k: int, seed: int = 0) -> tuple[Any, np.ndarray, np.ndarray]:

@@ -145,16 +145,16 @@ class Belief:
         self._surprise, self._compared = 0.0, 0  # squares of how far readings were from the mean, in deviations
         self.failed: set[int] = set()
         self._wide = None if prior.wide() == prior else (scores, features, prior.wide(), memory, shape_features)
+        self._judging: Belief | None = None
         self.start_with: int | None = None  # what to measure first, whatever is believed
         self.explores = False  # whether every other measurement goes to what was tried for no shape yet
 
-    @functools.cached_property
     def _judge(self) -> Belief | None:
-        """Who tells chances; made when first asked for, and told then what was measured."""
+        """Who tells chances; made when first asked for, and told each time what was measured since."""
         if self._wide is None:
             return None
-        judge = Belief(*self._wide)
-        for index, log_runtime in self._told:
+        judge = self._judging = self._judging or Belief(*self._wide)
+        for index, log_runtime in self._told[len(judge._told) :]:
             judge.learn(index, log_runtime)
         judge.failed |= self.failed
         return judge
@@ -186,8 +186,6 @@ class Belief:
 
     def learn(self, index: int, log_runtime: float) -> None:
         """One configuration was measured."""
-        if "_judge" in self.__dict__ and self._judge is not None:
-            self._judge.learn(index, log_runtime)
         self._told.append((index, log_runtime))
         if not self.measured:  # until now the level was unknown, and the mean's zero stood for it
             place = self._place.get(index)
@@ -207,8 +205,6 @@ class Belief:
 
     def refuse(self, index: int) -> None:
         """A configuration failed; it is not asked for again."""
-        if "_judge" in self.__dict__ and self._judge is not None:
-            self._judge.refuse(index)
         self.failed.add(index)
 
     @property
@@ -281,7 +277,8 @@ class Belief:
         if not len(places):
             return Doubt(0.0, 0.0)
         saving = self.measured[self.best] - self._samples(places, relative=False, width=self._width()).min(axis=0)
-        chance = float((saving > 0.01).mean()) if self._judge is None else self._judge.doubt().chance
+        judge = self._judge()
+        chance = float((saving > 0.01).mean()) if judge is None else judge.doubt().chance
         return Doubt(float(np.maximum(saving, 0.0).mean()), chance)
 
     def _width(self) -> float:

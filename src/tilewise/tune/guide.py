@@ -82,16 +82,6 @@ def as_kernel(family: Described, problem: Problem, configs: Sequence[Config], ow
     return Kernel(f"{problem.family}_{problem.digest}", problem.family, *family.graph(problem), rows, nothing, nothing)
 
 
-def _settings(configs: Sequence[Config]) -> list[str]:
-    return sorted({name for config in configs for name in config})
-
-
-def _doublings(configs: Sequence[Config], names: Sequence[str]) -> Numbers:
-    values = [[float(config.get(name, 0)) for name in names] for config in configs]
-    logs: Numbers = np.log2(1.0 + np.abs(np.array(values, dtype=np.float64).reshape(len(configs), len(names))))
-    return logs
-
-
 def shape_fields(problem: Problem) -> Numbers:
     """A problem's sizes in doublings; words as numbers that differ."""
     return np.array([_size(value) for name, value in problem.items() if name != "family"])
@@ -152,14 +142,13 @@ def recalled(
     parts: list[tuple[npt.NDArray[np.int64], Numbers, Numbers, Numbers, Numbers]] = []
     for number, other in enumerate(others[:most_shapes]):
         times = list(measured[other].items())[: most_rows // most_shapes]
-        every = list(configs_of(other))
+        every = configs_of(other)
         scores = guide.scores(family, other, every)
         place = {config: index for index, config in enumerate(every)}
         known = [(config, ns) for config, ns in times if config in place]
         if len(known) < 2:
             continue
-        names = _settings(every)
-        features = _doublings([config for config, _ in known], names)
+        features = space_of(every).fields[[place[config] for config, _ in known]]
         parts.append(
             (
                 np.full(len(known), number),

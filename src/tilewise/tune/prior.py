@@ -99,7 +99,7 @@ def calibrate(model: Model, kernels: Sequence[Kernel], names: Sequence[str], noi
         prior = likeliest.tightened(*scales)
         played = _played(cases, prior)
         for least in (1, 2):
-            rule = Rule(_stop_at(played, least), _sure_below(played), least=least)
+            rule = fit_rule(played, least)
             found.append((_claimed(played, rule), _regret_at(played, rule), prior, rule))
     close = min(regret for _, regret, _, _ in found) + _CLOSE
     _, regret, prior, rule = max((one for one in found if one[1] <= close), key=lambda one: (one[0], -one[1]))
@@ -175,13 +175,12 @@ def _surprise(prepared: Sequence[tuple[Numbers, Numbers, Numbers]], prior: Prior
     return total / len(prepared)
 
 
-def fit_rule(cases: Sequence[Case], prior: Prior) -> Rule:
+def fit_rule(played: Sequence[tuple[Found, Case]], least: int = 1) -> Rule:
     """The stopping threshold for the wanted number of measurements, and the threshold for a claim."""
-    played = _played(cases, prior)
-    return Rule(gain=_stop_at(played), sure=_sure_below(played))
+    return Rule(gain=_stop_at(played, least), sure=_sure_below(played), least=least)
 
 
-def _stop_at(played: Sequence[tuple[Found, Case]], least: int = 1) -> float:
+def _stop_at(played: Sequence[tuple[Found, Case]], least: int) -> float:
     """The smallest expected saving to go on for, within the measurements wanted."""
     for gain in np.geomspace(1e-4, 1.0, 81):
         counts = [
