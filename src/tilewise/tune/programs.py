@@ -17,7 +17,7 @@ from tilewise.tune.problem import Kernel, Problem, Value
 
 # Held out whole: no operation of these architectures, at any batch size, is trained on. The test programs stay what
 # they were, so that figures compare from one collection to the next; of what came since, a part is held out as valid.
-VALID_ARCHITECTURES = ("bert_large", "efficientnet_b0", "whisper_small", "mistral_7b", "sweep_b", "rows_b", "narrow_b")
+VALID_ARCHITECTURES = ("bert_large", "efficientnet_b0", "whisper_small", "mistral_7b", "sweep_b", "rows_b", "narrow_b", "drawn_b")
 TEST_ARCHITECTURES = ("vit_large", "llama3_8b", "unet", "t5_base", "dlrm", "sweep_c")
 
 
@@ -264,6 +264,34 @@ def _narrow(seed: int, each: int) -> Iterator[Problem]:
             yield _linear(dtype, m, n, k, "none", layout)
 
 
+def _drawn(seed: int, count: int) -> Iterator[Problem]:
+    """Products as a user may bring them: of any size, large in every direction, tall and thin, with rows of any length.
+
+    Of the last few patterns only, for a binary serves one alignment only.
+    """
+    chance = random.Random(seed)
+    size = functools.partial(_size, chance)
+    for number in range(count):
+        dtype = chance.choice(("bf16", "fp16", "tf32", "bf16", "fp16"))
+        epilogue, layout = chance.choice(_SWEPT[dtype])
+        kind = number % 8
+        if kind < 3:
+            sizes = size(1, 16384, 1), size(32, 16384, 8), size(32, 16384, 8)
+        elif kind == 3:
+            sizes = size(1024, 8192, 8), size(1024, 8192, 64), size(512, 8192, 64)
+        elif kind == 4:
+            sizes = size(2048, 1 << 19, 1), size(8, 256, 8), size(16, 1024, 8)
+        elif kind == 5:
+            sizes = size(256, 16384, 1), size(256, 4096, 64), size(256, 4096, 64)
+        else:
+            dtype, epilogue, layout = chance.choice(_NARROW)
+            columns, inner = chance.choice(_WIDTHS)
+            tall = chance.random() < 0.25
+            sizes = size(2048, 65536, 1) if tall else size(4, 8192, 1), size(64, 8192, 8), size(64, 8192, 8)
+            sizes = sizes[0], sizes[1] + columns, sizes[2] + inner
+        yield _linear(dtype, *sizes, epilogue, layout)
+
+
 def _rows(seed: int, count: int) -> Iterator[Problem]:
     """Reductions and normalisations alone, from a few rows to very many, odd columns among them."""
     chance = random.Random(seed)
@@ -325,6 +353,8 @@ def _all_programs() -> Iterator[tuple[str, Iterable[Problem]]]:
     yield "narrow_b", _narrow(10, 1)
     yield "narrow_c", _narrow(11, 1)
     yield "narrow_d", _narrow(12, 6)
+    yield "drawn_b", _drawn(14, 48)
+    yield "drawn", _drawn(13, 520)
 
 
 def gpu_kernels() -> list[Kernel]:

@@ -59,11 +59,19 @@ def claim(store: Store, run: int, kernel: Kernel, finals: bool) -> bool:
     return True
 
 
-def pick_configs(configs: Sequence[Config], count: int, seed: int) -> list[Config]:
-    """The default and `count - 1` others drawn at random; all of them when `count` is 0."""
+def pick_configs(
+    configs: Sequence[Config], count: int, seed: int, scores: Sequence[float] | None = None
+) -> list[Config]:
+    """The default and `count - 1` others drawn at random; all of them when `count` is 0.
+
+    With scores, lower is better, half of them are the most promising instead.
+    """
     if not count or len(configs) <= count:
         return list(configs)
-    return [configs[0], *random.Random(seed).sample(list(configs[1:]), count - 1)]
+    liked = [] if scores is None else sorted(range(1, len(configs)), key=scores.__getitem__)[: count // 2]
+    others = sorted(set(range(1, len(configs))) - set(liked))
+    drawn = random.Random(seed).sample(others, count - 1 - len(liked))
+    return [configs[index] for index in (0, *liked, *drawn)]
 
 
 def summary(tallies: dict[str, Tally]) -> str:

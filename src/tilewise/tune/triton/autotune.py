@@ -27,6 +27,7 @@ from tilewise.tune.guide import Guide, shipped_guide
 from tilewise.tune.problem import Config, Problem
 from tilewise.tune.search import Found
 from tilewise.tune.store import Machine
+from tilewise.tune.triton.device import COLLECTIONS
 from tilewise.tune.triton.online import Online, config_of, problem_of
 
 BUDGET = 5
@@ -238,5 +239,5 @@ def this_gpu() -> tuple[Machine, str, str | None]:
     if not torch.cuda.is_available():
         return Machine("autotune", "no GPU", {}), str(triton.__version__), None
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    collection = "h200" if properties.major == 9 else None
+    collection = COLLECTIONS.get(properties.major * 10 + properties.minor)
     return Machine("autotune", str(properties.name), {}), str(triton.__version__), collection

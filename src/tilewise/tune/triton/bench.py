@@ -17,12 +17,11 @@ from tilewise.tune.problem import Config, Problem
 from tilewise.tune.rounds import Run
 from tilewise.tune.trial import Timed, Trial
 from tilewise.tune.triton.compiling import Compiled, serve, use_cache
-from tilewise.tune.triton.device import HOPPER, CudaDevice, MisfitError, open_device
+from tilewise.tune.triton.device import COLLECTIONS, CudaDevice, MisfitError, open_device
 from tilewise.tune.triton.family import Binary, Family, Operands, get_family
 from tilewise.tune.triton.measure import Job, operand_sets
 from tilewise.tune.workers import Worker, WorkerLostError, wait_any
 
-COLLECTION = "h200"
 _UNIT_NS = 4.0e5
 _MOST_LAUNCHES = 48
 _ROUNDS, _TURNS, _WARM_UP = 9, 21, 3  # of one measurement, of a run-off; those of them that only warm up come before
@@ -37,8 +36,8 @@ class TritonBench(FamilyBench[Family]):
     def __init__(self, device: Any = None) -> None:
         self.device: Any = device or open_device("cuda")
         details = self.device.describe()
-        fits = details.get("compute_capability") == HOPPER
-        super().__init__("triton", details, get_family, COLLECTION if fits else None)
+        collection = COLLECTIONS.get(details.get("compute_capability"))
+        super().__init__("triton", details, get_family, collection)
         self.version = f"{__version__}, triton {details.get('triton', 'unknown')}"
         self.shared_bytes = int(details.get("shared_bytes", 1 << 30))
         self._known: dict[tuple[Any, ...], tuple[Sequence[Config], Sequence[Config]]] = {}  # those that fit, by list

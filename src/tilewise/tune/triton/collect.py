@@ -9,6 +9,7 @@ that was under way when a collector ended is gone on with by the next one, from 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import statistics
 import tempfile
@@ -20,13 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from tilewise.errors import UnavailableError
+from tilewise.tune.guide import Guide, shipped_guide
 from tilewise.tune.measured import MeasuredProblem, contenders, measured_problem
 from tilewise.tune.problem import Config, Kernel
+from tilewise.tune.programs import split_of
 from tilewise.tune.schedule import Tally, balanced, claim, pick_configs, summary, unfinished
 from tilewise.tune.store import Machine, Store, VerdictRow
 from tilewise.tune.triton import compiling, measure
-from tilewise.tune.triton.device import HOPPER, usual_shared_bytes
-from tilewise.tune.triton.family import Binary, get_family
+from tilewise.tune.triton.device import COLLECTIONS, HOPPER, usual_shared_bytes
+from tilewise.tune.triton.family import Binary, Family, get_family
 from tilewise.tune.triton.nvml import GpuWatch
 from tilewise.tune.workers import Worker, WorkerLostError, wait_any
 
@@ -47,6 +50,7 @@ class Options:
     device: str = "cuda"  # or "interpreter"
     processes: int = 0  # 0: one fewer than the cores, less one for the GPU's
     max_configs: int = 0  # 0: all
+    thin: int = 0  # so many of each kernel that is trained on, half of them those the shipped model likes best; 0: all
     settings: measure.Settings = field(default_factory=measure.Settings)
     plugins: tuple[str, ...] = ()
     finals: bool = False  # only those, of kernels that are finished and have had none
@@ -97,13 +101,24 @@ class Collector:
         if self.options.finals:
             chosen = contenders(self.store, kernel, self.options.settings)
         else:
-            chosen = pick_configs(family.configs(kernel.problem), self.options.max_configs, self.options.seed)
+            chosen = self._chosen(family, kernel)
         reasons = {config: family.misfit(kernel.problem, config, self.shared_bytes) for config in chosen}
         misfits = [VerdictRow(config, "misfit", reason) for config, reason in reasons.items() if reason is not None]
         configs = [config for config, reason in reasons.items() if reason is None]
         return _Pending(
             kernel, configs, [family.binary(kernel.problem, config) for config in configs], misfits, default=chosen[0]
         )
+
+    def _chosen(self, family: Family, kernel: Kernel) -> list[Config]:
+        configs, options = family.configs(kernel.problem), self.options
+        if not options.thin or split_of(kernel.program) != "train":
+            return pick_configs(configs, options.max_configs, options.seed)
+        scores = self._guide.scores(family, kernel.problem, configs)
+        return pick_configs(configs, options.thin, options.seed + int(kernel.problem.digest[:8], 16), scores.tolist())
+
+    @functools.cached_property
+    def _guide(self) -> Guide:
+        return shipped_guide(COLLECTIONS.get(self.capability), "this GPU")
 
     # The loop
 

@@ -20,6 +20,7 @@ from tilewise.tune.triton.graphs import DriverGraphs, Run, torch_graph
 from tilewise.tune.triton.nvml import GpuWatch
 
 HOPPER = 90
+COLLECTIONS = {HOPPER: "h200"}  # whose model fits, by compute capability
 # The most shared memory a block may ask for, by compute capability; what the device itself says comes first.
 _SHARED_BYTES = {70: 98_304, 75: 65_536, 80: 166_912, 86: 101_376, 87: 166_912, 89: 101_376, 90: 232_448,
                  100: 232_448, 103: 232_448, 120: 101_376}  # fmt: skip

@@ -131,6 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cuda", "interpreter"), default="cuda")
     parser.add_argument("--kernels", type=int, default=0, help="only so many of the embedded collection's kernels")
     parser.add_argument("--configs", type=int, default=0, help="only so many configurations a kernel")
+    parser.add_argument("--thin", type=int, default=0, help="so many configurations of kernels that are trained on")
     parser.add_argument("--processes", type=int, default=0, help="compiling processes (default: cores - 2)")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
@@ -180,6 +181,7 @@ def _visit(given: argparse.Namespace, log: _Log) -> int:
         processes=given.processes,
         verbose=given.smoke,
         max_configs=given.configs or (24 if given.smoke else 0),
+        thin=given.thin,
         settings=Settings(unit_ms=0.0, slowest_ms=1e6) if given.device == "interpreter" else Settings(),
     )
     with Store(path) as store:
