@@ -376,11 +376,11 @@ def other_problems(seed: int, count: int) -> list[Problem]:
     taken = {kernel.problem.shape_key for kernel in gpu_kernels()}
 
     def endless(draw: Callable[[int, int], Iterator[Problem]], first: int) -> Iterator[Problem]:
-        return (problem for seeded in itertools.count(first, 5) for problem in draw(seeded, 50))
+        return (problem for seeded in itertools.count(first, 6) for problem in draw(seeded, 50))
 
-    draws = (_sweep, _products, _rows, _batches, lambda seeded, count: _narrow(seeded, count // 50))
-    swept, products, rows, batches, narrow = (endless(draw, seed + number) for number, draw in enumerate(draws))
-    in_turn = (products, swept, narrow, products, rows, products, narrow, batches)
+    draws = (_sweep, _products, _rows, _batches, lambda seeded, count: _narrow(seeded, count // 50), _drawn)
+    swept, products, rows, batches, narrow, drawn = (endless(draw, seed + number) for number, draw in enumerate(draws))
+    in_turn = (products, swept, narrow, drawn, rows, drawn, narrow, batches, drawn)
     fresh = (next(stream) for stream in itertools.cycle(in_turn))
     allowed = (p for p in fresh if p.shape_key not in taken and not _too_big(p))
     return list(itertools.islice(allowed, count))
