@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tilewise.tune.problem import Kernel, Problem, Value
@@ -264,7 +264,7 @@ def _narrow(seed: int, each: int) -> Iterator[Problem]:
             yield _linear(dtype, m, n, k, "none", layout)
 
 
-def _drawn(seed: int, count: int) -> Iterator[Problem]:
+def _drawn(seed: int, count: int, kinds: Sequence[int] = range(8)) -> Iterator[Problem]:
     """Products as a user may bring them: of any size, large in every direction, tall and thin, with rows of any length.
 
     Of the last few patterns only, for a binary serves one alignment only.
@@ -274,7 +274,7 @@ def _drawn(seed: int, count: int) -> Iterator[Problem]:
     for number in range(count):
         dtype = chance.choice(("bf16", "fp16", "tf32", "bf16", "fp16"))
         epilogue, layout = chance.choice(_SWEPT[dtype])
-        kind = number % 8
+        kind = kinds[number % len(kinds)]
         if kind < 3:
             sizes = size(1, 16384, 1), size(32, 16384, 8), size(32, 16384, 8)
         elif kind == 3:
@@ -355,6 +355,7 @@ def _all_programs() -> Iterator[tuple[str, Iterable[Problem]]]:
     yield "narrow_d", _narrow(12, 6)
     yield "drawn_b", _drawn(14, 48)
     yield "drawn", _drawn(13, 520)
+    yield "drawn_c", _drawn(15, 560, (6, 7, 6, 0, 7, 4, 6, 3, 7, 5))
 
 
 def gpu_kernels() -> list[Kernel]:
