@@ -19,6 +19,7 @@ from tilewise.tune.prior import (
     Case,
     _played,
     calibration_path,
+    config_logs,
     fit_prior,
     fit_rule,
     load_calibration,
@@ -45,6 +46,43 @@ def test_a_measurement_moves_the_neighbours_and_leaves_the_distant_alone():
     belief.learn(0, 0.3)
     assert belief.mean[belief.leaders == 1][0] == pytest.approx(0.29, abs=0.03)
     assert belief.mean[belief.leaders == 2][0] == pytest.approx(0.0, abs=0.01)
+
+
+def twins(seed: int) -> Case:
+    """Every configuration twice, told apart by a setting that changes nothing."""
+    case = made_up(seed, configs=40)
+    features = np.vstack([np.hstack([case.features, np.full((40, 1), half)]) for half in (1.0, 3.0)])
+    names = ("kernel_bounds_0", "kernel_bounds_1", "output_bounds_0", "warps", "group")
+    return Case(case.name, np.tile(case.scores, 2), features, np.tile(case.runtime, 2), names)
+
+
+def test_a_setting_that_changes_nothing_is_found_out_and_its_twins_are_not_measured():
+    prior = fit_prior([twins(seed) for seed in range(12)], noise=0.01)
+    assert prior.weights["group"] < 0.2 < prior.weights["warps"]
+    assert set(prior.weights) == {"group", "warps"}  # bounds are called differently by each family
+    five = Rule(gain=0.0, sure=0.0, budget=5)
+
+    def distinct(prior: Prior) -> int:
+        plays = [play(twins(seed), prior, five).steps for seed in range(20, 32)]
+        return sum(len({step.index % 40 for step in steps}) for steps in plays)
+
+    nameless = [dataclasses.replace(twins(seed), names=()) for seed in range(12)]
+    assert distinct(prior) > distinct(fit_prior(nameless, noise=0.01))
+    kept = Prior.from_dict(json.loads(json.dumps(dataclasses.asdict(prior))))
+    assert kept == prior
+
+
+def test_weights_that_are_no_numbers_are_refused():
+    for weights in ({"group": -1.0}, {"group": math.inf}, {"group": "much"}, [1.0]):
+        with pytest.raises((ValueError, TypeError)):
+            Prior.from_dict({"slope": 1.0, "weights": weights})
+
+
+def test_settings_of_a_recorded_kernel_are_those_that_vary_each_once():
+    names = ("kernel_bounds_0", "kernel_bounds_sum", "output_bounds_0", "warps", "stages")
+    logs, kept = config_logs(np.array([[16, 3, 16, 4, 2], [32, 5, 32, 8, 2]], np.float32), names)
+    assert sorted(kept) == ["output_bounds_0", "warps"]
+    assert logs[0, kept.index("warps")] == pytest.approx(math.log2(5))
 
 
 def test_nothing_is_measured_twice_and_a_failed_one_is_not_asked_for_again():

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import fake_workers
+import numpy as np
 import pytest
 
 from tilewise.errors import UnavailableError
+from tilewise.tune.guide import shipped_guide
 from tilewise.tune.measured import read_measured
 from tilewise.tune.problem import Kernel, Problem
 from tilewise.tune.programs import gpu_kernels, split_of
@@ -111,6 +113,23 @@ def test_a_second_run_continues_where_the_first_stopped(tmp_path: Path) -> None:
     with Store(path) as store:
         again = _Well([_matmul(8), _matmul(24)], store, Options(max_configs=12))
         assert [p.kernel for p in again.waiting] == [_matmul(24)]
+
+
+def test_kernels_that_are_trained_on_may_be_measured_thinly(tmp_path: Path) -> None:
+    kernels = [Kernel("drawn", _matmul(520).problem), Kernel("drawn", _matmul(72).problem)]
+    held_out = Kernel("drawn_b", _matmul(136).problem)
+    with Store(tmp_path / "s.sqlite") as store:
+        waiting = {p.kernel: p for p in _Well([*kernels, held_out], store, Options(thin=40)).waiting}
+    family = get_family("matmul")
+    assert len(waiting[held_out].configs) > 300
+    picked = [waiting[kernel].configs for kernel in kernels]
+    for kernel, configs in zip(kernels, picked, strict=True):
+        every = family.configs(kernel.problem)
+        scores = shipped_guide("h200", "").scores(family, kernel.problem, every)
+        liked = {every[index] for index in np.argsort(scores, kind="stable")[:20]}
+        assert len(set(configs)) == len(configs) == 40 and configs[0] == every[0]
+        assert len(liked & set(configs)) >= 20
+    assert set(picked[0][21:]) != set(picked[1][21:])  # drawn for each kernel anew
 
 
 class _Dying(_Well):

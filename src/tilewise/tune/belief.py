@@ -11,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,8 @@ class Prior:
 
     A runtime is `slope` times the score, give or take: `slope_error` of the slope itself, `spread` that neighbours
     share within about `length` (in doublings of block sizes, warps, ...), `own` that they do not, `noise` of measuring.
+    `weights` tells of settings that count for more or less than a doubling: two configurations that differ in nothing
+    else but one of little weight are one and the same, and measuring the second teaches nothing.
     `shared` is how much of the spread one shape has in common with every other of the same kernel, `quirk` how much of
     `own`: a configuration that is oddly fast for one shape is often so for all.
 
@@ -57,6 +59,13 @@ class Prior:
     wider_own: float = 1.0
     wider_spread: float = 1.0
     wider_slope: float = 1.0
+    weights: Mapping[str, float] = field(default_factory=dict)
+
+    def scaled(self, fields: Numbers, names: Sequence[str]) -> Numbers:
+        """Settings in doublings, a column for each name, as `length` measures them."""
+        if not self.weights or not names:
+            return fields
+        return fields * np.array([self.weights.get(name, 1.0) for name in names])
 
     def tightened(self, own: float, spread: float, slope_error: float) -> Prior:
         """Narrower by these factors, all but the chances that are told."""
@@ -78,11 +87,12 @@ class Prior:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Prior:
         """From what `dataclasses.asdict` gave; a name that is not known is left out, a bad number refused."""
-        names = {field.name for field in dataclasses.fields(cls)}
-        known = {name: float(value) for name, value in values.items() if name in names}
-        if not all(math.isfinite(value) and value >= 0 for value in known.values()):
+        names = {known.name for known in dataclasses.fields(cls)}
+        known = {name: float(value) for name, value in values.items() if name in names and name != "weights"}
+        weights = {str(name): float(value) for name, value in dict(values.get("weights", {})).items()}
+        if not all(math.isfinite(value) and value >= 0 for value in (*known.values(), *weights.values())):
             raise ValueError("a prior's numbers must be finite and not negative")
-        return cls(**known)
+        return cls(**known, weights=weights)
 
 
 # Without a model the score is a crude guess or nothing, so everything must come from neighbours.

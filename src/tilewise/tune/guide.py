@@ -63,7 +63,7 @@ class Guide:
         problem: Problem | None = None,
     ) -> Belief:
         sizes = shape_fields(problem) if problem and memory is not None else None
-        belief = Belief(scores, space_of(configs).fields, self.prior, memory, sizes)
+        belief = Belief(scores, space_of(configs).scaled(self.prior), self.prior, memory, sizes)
         belief.start_with = 0 if self.model is None and memory is None else None
         return belief
 
@@ -148,7 +148,7 @@ def recalled(
         known = [(config, ns) for config, ns in times if config in place]
         if len(known) < 2:
             continue
-        features = space_of(every).fields[[place[config] for config, _ in known]]
+        features = space_of(every).scaled(guide.prior)[[place[config] for config, _ in known]]
         parts.append(
             (
                 np.full(len(known), number),

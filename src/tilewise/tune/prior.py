@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import json
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ import numpy.typing as npt
 from tilewise._files import write_whole
 from tilewise.costmodel.kernel import Kernel
 from tilewise.costmodel.rank import Model
+from tilewise.costmodel.schema import TILE_FEATURES
 from tilewise.errors import ConfigurationError
 from tilewise.tune.belief import Belief, Numbers, Prior
 from tilewise.tune.search import Found, Rule, search
@@ -34,10 +36,11 @@ _FIRMNESS = 3.0
 # Likelihood speaks for all of the leading configurations, and a few hopeless ones make it wide; where the best few are
 # concerned errors are smaller. How much smaller is decided by what the search then finds; claims stay with the likely.
 _SCALES = ((1.0, 1.0, 1.0), (0.5, 0.7, 1.0), (0.3, 1.0, 1.0), (0.3, 0.5, 0.3), (1.0, 0.1, 0.3), (0.3, 0.1, 0.3))
-_CLOSE = 5e-4  # a difference of regret that a few kernels more would turn; then more claims are better
 _MISSES = 0.05
+_LIKELY = 0.5  # what is believed to be more likely wrong than right is not claimed, whatever held on a few kernels
 _LOOK = 8  # measurements within which a claim is tried when its threshold is set
 _DERIVED = ("_sum", "_product")
+_LEAST_WEIGHT = 0.05  # of a setting that hardly matters; its inverse is the most
 
 
 @dataclass(frozen=True)
@@ -52,12 +55,19 @@ class Calibration:
     regret: float = 0.0
 
 
-def config_logs(config_feat: npt.NDArray[Any], names: Sequence[str]) -> Numbers:
-    """The configurations as the belief compares them: each setting once, in doublings."""
-    kept = [column for column, name in enumerate(names) if not name.endswith(_DERIVED)]
-    logs = np.log2(1.0 + np.abs(config_feat[:, kept].astype(np.float64)))
-    varying = logs[:, np.ptp(logs, axis=0) > 0] if len(logs) else logs
-    return np.unique(varying, axis=1) if varying.shape[1] else varying
+def config_logs(config_feat: npt.NDArray[Any], names: Sequence[str]) -> tuple[Numbers, tuple[str, ...]]:
+    """The configurations as the belief compares them, each setting once, in doublings; and the settings' names.
+
+    A block size is a bound of several tensors, and stays as one of them; the hardware's settings, which come last, stay.
+    """
+    kept: dict[bytes, int] = {}
+    for column in reversed(range(len(names))):
+        values = np.ascontiguousarray(config_feat[:, column])
+        if len(values) and not names[column].endswith(_DERIVED) and np.ptp(values) > 0:
+            kept.setdefault(values.tobytes(), column)
+    columns = list(kept.values())
+    logs = np.log2(1.0 + np.abs(config_feat[:, columns].astype(np.float64)))
+    return logs, tuple(names[column] for column in columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,22 +78,26 @@ class Case:
     scores: Numbers
     features: Numbers
     runtime: Numbers  # nanoseconds, over the default's in the same batches
+    names: tuple[str, ...] = ()  # of the features
 
     @property
     def best(self) -> float:
         return float(self.runtime.min())
 
+    def belief(self, prior: Prior) -> Belief:
+        return Belief(self.scores, prior.scaled(self.features, self.names), prior)
+
 
 def make_case(model: Model, kernel: Kernel, names: Sequence[str]) -> Case:
     """A kernel with its scores and what it really took."""
     scores = np.asarray(model.score(kernel), dtype=np.float64)
-    return Case(kernel.name, scores, config_logs(kernel.config_feat, names), kernel.target)
+    features, settings = config_logs(kernel.config_feat, names)
+    return Case(kernel.name, scores, features, kernel.target, settings)
 
 
 def play(case: Case, prior: Prior, rule: Rule, patience: int = 1) -> Found:
     """The search on recorded runtimes."""
-    belief = Belief(case.scores, case.features, prior)
-    return search(belief, lambda index: float(case.runtime[index]), rule, patience=patience)
+    return search(case.belief(prior), lambda index: float(case.runtime[index]), rule, patience=patience)
 
 
 def calibrate(model: Model, kernels: Sequence[Kernel], names: Sequence[str], noise: float = 0.01) -> Calibration:
@@ -94,15 +108,14 @@ def calibrate(model: Model, kernels: Sequence[Kernel], names: Sequence[str], noi
             f"A prior is fitted on at least 5 labelled validation kernels; there are {len(cases)}."
         )
     likeliest = dataclasses.replace(fit_prior(cases, noise), firmness=_FIRMNESS)
-    found: list[tuple[float, float, Prior, Rule]] = []
+    found: list[tuple[float, Prior, Rule]] = []
     for scales in _SCALES:
         prior = likeliest.tightened(*scales)
         played = _played(cases, prior)
         for least in (1, 2):
             rule = fit_rule(played, least)
-            found.append((_claimed(played, rule), _regret_at(played, rule), prior, rule))
-    close = min(regret for _, regret, _, _ in found) + _CLOSE
-    _, regret, prior, rule = max((one for one in found if one[1] <= close), key=lambda one: (one[0], -one[1]))
+            found.append((_regret_at(played, rule), prior, rule))
+    regret, prior, rule = min(found, key=lambda one: one[0])
     return Calibration(prior, rule, "", len(cases), regret)
 
 
@@ -125,26 +138,20 @@ def _regret_at(played: Sequence[tuple[Found, Case]], rule: Rule) -> float:
     return total / len(played)
 
 
-def _claimed(played: Sequence[tuple[Found, Case]], rule: Rule) -> float:
-    """The share of the cases that would be called sure when the search stops by this rule."""
-    last = [
-        next((s for n, s in enumerate(f.steps, start=1) if s.gain < rule.gain and n >= rule.least), f.steps[-1])
-        for f, _ in played
-    ]
-    return float(np.mean([step.chance <= rule.sure for step in last])) if rule.sure else 0.0
-
-
 def fit_prior(cases: Sequence[Case], noise: float) -> Prior:
     """The likeliest prior, found by trying each number larger and smaller until nothing helps."""
-    prepared = [_leading(case) for case in cases]
-    names = ("slope", "slope_error", "spread", "length", "own")
-    best = Prior(noise=noise)
+    settings = tuple(sorted({name for case in cases for name in case.names} - set(TILE_FEATURES)))
+    by_count: dict[int, list[Case]] = defaultdict(list)
+    for case in cases:
+        by_count[min(len(case.scores), _FITTED_ON)].append(case)
+    prepared = [_Leading.of(alike, settings) for alike in by_count.values()]
+    best = Prior(noise=noise, weights=dict.fromkeys(settings, 1.0))
     least, step = _surprise(prepared, best), 0.7
     while step > 0.15:
         moved = False
-        for name in names:
+        for name in ("slope", "slope_error", "spread", "length", "own", *settings):
             for factor in (math.exp(step), math.exp(-step)):
-                tried = dataclasses.replace(best, **{name: max(1e-3, getattr(best, name) * factor)})
+                tried = _changed(best, name, factor)
                 value = _surprise(prepared, tried)
                 if value < least - 1e-6:
                     best, least, moved = tried, value, True
@@ -154,25 +161,52 @@ def fit_prior(cases: Sequence[Case], noise: float) -> Prior:
     return best
 
 
-def _leading(case: Case) -> tuple[Numbers, Numbers, Numbers]:
-    """Scores above the first, squared distances, log runtimes: of the first so many."""
-    order = np.argsort(case.scores, kind="stable")[:_FITTED_ON]
-    x = case.features[order]
-    squared = ((x[:, None, :] - x[None, :, :]) ** 2).sum(axis=2)
-    return case.scores[order] - case.scores[order[0]], squared, np.log(case.runtime[order])
+def _changed(prior: Prior, name: str, factor: float) -> Prior:
+    if name in prior.weights:
+        weight = min(max(prior.weights[name] * factor, _LEAST_WEIGHT), 1 / _LEAST_WEIGHT)
+        return dataclasses.replace(prior, weights={**prior.weights, name: weight})
+    return dataclasses.replace(prior, **{name: max(1e-3, getattr(prior, name) * factor)})
 
 
-def _surprise(prepared: Sequence[tuple[Numbers, Numbers, Numbers]], prior: Prior) -> float:
-    """Mean negative log likelihood a kernel, with the level of each kernel free."""
-    total = 0.0
-    for guess, squared, logs in prepared:
+@dataclass(frozen=True, eq=False)
+class _Leading:
+    """The first so many configurations of several cases: scores above the first, log runtimes, and how far apart they
+    are, squared: in each of the hardware's settings, and last in all else."""
+
+    guess: Numbers  # (cases, so many)
+    logs: Numbers
+    squares: Numbers  # (settings + 1, cases, so many, so many)
+    settings: tuple[str, ...]
+
+    @classmethod
+    def of(cls, cases: Sequence[Case], settings: tuple[str, ...]) -> _Leading:
+        orders = [np.argsort(case.scores, kind="stable")[:_FITTED_ON] for case in cases]
+        count = len(orders[0])
+        squares = np.zeros((len(settings) + 1, len(cases), count, count))
+        for number, (case, order) in enumerate(zip(cases, orders, strict=True)):
+            names = case.names or ("",) * case.features.shape[1]
+            for name, column in zip(names, case.features[order].T, strict=True):
+                place = settings.index(name) if name in settings else -1
+                squares[place, number] += (column[:, None] - column[None, :]) ** 2
+        guess = np.stack([case.scores[order] - case.scores[order[0]] for case, order in zip(cases, orders, strict=True)])
+        logs = np.stack([np.log(case.runtime[order]) for case, order in zip(cases, orders, strict=True)])
+        return cls(guess, logs, squares, settings)
+
+    def surprise(self, prior: Prior) -> float:
+        """Negative log likelihood, with the level of each kernel free."""
+        weights = np.array([prior.weights[name] for name in self.settings] + [1.0])
+        squared = np.tensordot(weights**2, self.squares, axes=1)
         covariance = prior.spread**2 * np.exp(-0.5 * squared / prior.length**2)
-        covariance += prior.slope_error**2 * np.outer(guess, guess) + 25.0
-        covariance[np.diag_indices(len(guess))] += prior.own**2 + prior.noise**2
+        covariance += prior.slope_error**2 * self.guess[:, :, None] * self.guess[:, None, :] + 25.0
+        places = np.arange(self.guess.shape[1])
+        covariance[:, places, places] += prior.own**2 + prior.noise**2
         root = np.linalg.cholesky(covariance)
-        z = np.linalg.solve(root, logs - prior.slope * guess)
-        total += float(0.5 * z @ z + np.log(np.diag(root)).sum())
-    return total / len(prepared)
+        z = np.linalg.solve(root, (self.logs - prior.slope * self.guess)[:, :, None])
+        return float(0.5 * np.square(z).sum() + np.log(root[:, places, places]).sum())
+
+
+def _surprise(prepared: Sequence[_Leading], prior: Prior) -> float:
+    return sum(leading.surprise(prior) for leading in prepared) / sum(len(leading.guess) for leading in prepared)
 
 
 def fit_rule(played: Sequence[tuple[Found, Case]], least: int = 1) -> Rule:
@@ -195,7 +229,7 @@ def _stop_at(played: Sequence[tuple[Found, Case]], least: int) -> float:
 def _sure_below(played: Sequence[tuple[Found, Case]]) -> float:
     """The largest chance of a miss at which claims held; 0 where there are too few kernels to say so."""
     chosen = 0.0
-    for chance in np.geomspace(1e-3, 0.6, 61):
+    for chance in np.geomspace(1e-3, _LIKELY, 61):
         claims = [_claim(found, case, float(chance)) for found, case in played]
         made = [right for right in claims if right is not None]
         if made and (1 + sum(not right for right in made)) / (1 + len(made)) <= _MISSES:

@@ -26,7 +26,6 @@ from tilewise.costmodel.scorer import load_scorer
 from tilewise.costmodel.shipped import shipped_file
 from tilewise.costmodel.trained import model_path
 from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
-from tilewise.tune.belief import Belief
 from tilewise.tune.prior import (
     WITHIN,
     Calibration,
@@ -135,7 +134,7 @@ def replay(
         Strategy("ours, fixed top k", _portfolios(cases, calibration, most)),
         Strategy("ours, updated", _updated(cases, calibration, most), "the same budget for every kernel"),
     ]
-    first = [_ratio(case, Belief(case.scores, case.features, calibration.prior).portfolio(1)[0]) for case in cases]
+    first = [_ratio(case, case.belief(calibration.prior).portfolio(1)[0]) for case in cases]
     return Replay(
         name,
         split,
@@ -237,7 +236,7 @@ def _trees(
 
 
 def _portfolios(cases: Sequence[Case], calibration: Calibration, most: int) -> list[float]:
-    return _mean([_curve(c, Belief(c.scores, c.features, calibration.prior).portfolio(most), most) for c in cases])
+    return _mean([_curve(c, c.belief(calibration.prior).portfolio(most), most) for c in cases])
 
 
 def _updated(cases: Sequence[Case], calibration: Calibration, most: int) -> list[float]:

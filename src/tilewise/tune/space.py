@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.schema import DIMENSIONS
-from tilewise.tune.belief import Numbers
+from tilewise.tune.belief import Numbers, Prior
 from tilewise.tune.export import Described, config_row
 from tilewise.tune.problem import Config, Problem
 
@@ -48,6 +48,10 @@ class Space:
         self.fields = self.columns.doublings()
         self._last: npt.NDArray[np.float32] | None = None
         self._tried: dict[type, bool] = {}  # families, and whether they take columns
+
+    def scaled(self, prior: Prior) -> Numbers:
+        """The settings as a belief of this prior compares them."""
+        return prior.scaled(self.fields, self.columns.names)
 
     def rows(self, family: Described, problem: Problem, own: Sequence[str]) -> npt.NDArray[np.float32]:
         """`config_feat`: the very same array as the last time where nothing in it has changed, so that what was worked

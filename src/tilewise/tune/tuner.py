@@ -230,7 +230,7 @@ class Tuner:
         report: Callable[[Step, Config], None],
     ) -> Tuned:
         kernel = Kernel(PROGRAM, problem)
-        belief = self._belief(problem, configs, store)
+        belief, rule = self._belief(problem, configs, store, rule)
         defaults: list[float] = []
         notes: list[str] = []
         with self.bench.trial(problem, configs[0]) as trial:
@@ -268,15 +268,18 @@ class Tuner:
             time.perf_counter() - start, found.reason, found.steps, notes,
         )  # fmt: skip
 
-    def _belief(self, problem: Problem, configs: Sequence[Config], store: Store) -> Belief:
+    def _belief(
+        self, problem: Problem, configs: Sequence[Config], store: Store, rule: Rule
+    ) -> tuple[Belief, Rule]:
+        """What to start from, and the rule; that one's claims hold for the guide's beliefs, not for a bench's own."""
         opinion = None if self._own_model or self.guide.model is None else self.bench.opinion(problem, configs)
         if opinion is not None:
-            belief = Belief(opinion[0], space_of(configs).fields, opinion[1])
+            belief = Belief(opinion[0], space_of(configs).scaled(opinion[1]), opinion[1])
             _, first = self.bench.first_choice(problem)
             belief.start_with = configs.index(first) if first in configs else None
-            return belief
+            return belief, replace(rule, sure=0.0)
         scores = self.guide.scores(self.bench.family(problem.family), problem, configs)
-        return self.guide.belief(scores, configs, self._memory(problem, store), problem)
+        return self.guide.belief(scores, configs, self._memory(problem, store), problem), rule
 
     def _keep(self, store: Store, run: int, kernel: Kernel, config: Config, timed: Timed) -> None:
         store.add_verdicts(run, kernel, [VerdictRow(config, timed.status, timed.reason)])

@@ -150,7 +150,8 @@ class Collector:
                 f"for {self.capability}; hide the other GPU with CUDA_VISIBLE_DEVICES."
             )
         kind = "triton" if self.options.device == "cuda" else "triton-interpreter"
-        settings = {**dataclasses.asdict(self.options.settings), "max_configs": self.options.max_configs}
+        settings = dataclasses.asdict(self.options.settings)
+        settings |= {"max_configs": self.options.max_configs, "thin": self.options.thin}
         self.run_number = self.store.begin(Machine(kind, str(details["name"]), details), self.options.seed, settings)
 
     def _loop(self, compilers: Sequence[Worker]) -> None:

@@ -89,7 +89,7 @@ class Online:
         prior, rule = self._terms(guide, len(known), len(configs))
         memory = self._memory(problem, configs, guide, scores)
         start = scores if scores is not None else np.zeros(len(configs))
-        belief = Belief(start, space_of(configs).fields, prior, memory, _sizes(problem))
+        belief = Belief(start, space_of(configs).scaled(prior), prior, memory, _sizes(problem))
         belief.explores = guide is None and len(known) < FIRST_SHAPES
         if memory is not None and len(known) >= FIRST_SHAPES:
             loss, first = belief.first_loss()
