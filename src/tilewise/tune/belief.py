@@ -65,7 +65,8 @@ class Prior:
         """Settings in doublings, a column for each name, as `length` measures them."""
         if not self.weights or not names:
             return fields
-        return fields * np.array([self.weights.get(name, 1.0) for name in names])
+        weights: Numbers = np.array([self.weights.get(name, 1.0) for name in names])
+        return fields * weights
 
     def tightened(self, own: float, spread: float, slope_error: float) -> Prior:
         """Narrower by these factors, all but the chances that are told."""

@@ -58,7 +58,7 @@ class Calibration:
 def config_logs(config_feat: npt.NDArray[Any], names: Sequence[str]) -> tuple[Numbers, tuple[str, ...]]:
     """The configurations as the belief compares them, each setting once, in doublings; and the settings' names.
 
-    A block size is a bound of several tensors, and stays as one of them; the hardware's settings, which come last, stay.
+    A block size is a bound of several tensors, and kept as one of them; the hardware's settings come last.
     """
     kept: dict[bytes, int] = {}
     for column in reversed(range(len(names))):
@@ -188,8 +188,9 @@ class _Leading:
             for name, column in zip(names, case.features[order].T, strict=True):
                 place = settings.index(name) if name in settings else -1
                 squares[place, number] += (column[:, None] - column[None, :]) ** 2
-        guess = np.stack([case.scores[order] - case.scores[order[0]] for case, order in zip(cases, orders, strict=True)])
-        logs = np.stack([np.log(case.runtime[order]) for case, order in zip(cases, orders, strict=True)])
+        scores, runtimes = ([getattr(case, name) for case in cases] for name in ("scores", "runtime"))
+        guess = np.stack([score[order] - score[order[0]] for score, order in zip(scores, orders, strict=True)])
+        logs = np.log([runtime[order] for runtime, order in zip(runtimes, orders, strict=True)])
         return cls(guess, logs, squares, settings)
 
     def surprise(self, prior: Prior) -> float:

@@ -268,9 +268,7 @@ class Tuner:
             time.perf_counter() - start, found.reason, found.steps, notes,
         )  # fmt: skip
 
-    def _belief(
-        self, problem: Problem, configs: Sequence[Config], store: Store, rule: Rule
-    ) -> tuple[Belief, Rule]:
+    def _belief(self, problem: Problem, configs: Sequence[Config], store: Store, rule: Rule) -> tuple[Belief, Rule]:
         """What to start from, and the rule; that one's claims hold for the guide's beliefs, not for a bench's own."""
         opinion = None if self._own_model or self.guide.model is None else self.bench.opinion(problem, configs)
         if opinion is not None:

@@ -36,7 +36,7 @@ class TritonBench(FamilyBench[Family]):
     def __init__(self, device: Any = None) -> None:
         self.device: Any = device or open_device("cuda")
         details = self.device.describe()
-        collection = COLLECTIONS.get(details.get("compute_capability"))
+        collection = COLLECTIONS.get(int(details.get("compute_capability", 0)))
         super().__init__("triton", details, get_family, collection)
         self.version = f"{__version__}, triton {details.get('triton', 'unknown')}"
         self.shared_bytes = int(details.get("shared_bytes", 1 << 30))
