@@ -2,8 +2,8 @@
 
 Both are fitted on the validation programs, which the model was not trained on. The prior is the likeliest one given
 how the model's leading configurations really ran. The rule's threshold for stopping is the one that keeps the average
-number of measurements within what is asked; the one for "sure" is conformal: the largest at which the claim, made the
-first time it could be, was right often enough, with one more failure added for the kernel that comes next.
+number of measurements within what is asked; the one for "sure" is the largest at which the claim, made the first time
+it could be, was right so often that, with nine chances in ten, it is right for 95 % of all kernels.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FIRMNESS = 3.0
 # Likelihood speaks for all of the leading configurations, and a few hopeless ones make it wide; where the best few are
 # concerned errors are smaller. How much smaller is decided by what the search then finds; claims stay with the likely.
 _SCALES = ((1.0, 1.0, 1.0), (0.5, 0.7, 1.0), (0.3, 1.0, 1.0), (0.3, 0.5, 0.3), (1.0, 0.1, 0.3), (0.3, 0.1, 0.3))
-_MISSES = 0.05
+_MISSES, _DOUBT = 0.05, 0.1  # a claim is wrong less often, says what held, with so much doubt about that
 _LIKELY = 0.5  # what is believed to be more likely wrong than right is not claimed, whatever held on a few kernels
 _LOOK = 8  # measurements within which a claim is tried when its threshold is set
 _DERIVED = ("_sum", "_product")
@@ -233,9 +233,16 @@ def _sure_below(played: Sequence[tuple[Found, Case]]) -> float:
     for chance in np.geomspace(1e-3, _LIKELY, 61):
         claims = [_claim(found, case, float(chance)) for found, case in played]
         made = [right for right in claims if right is not None]
-        if made and (1 + sum(not right for right in made)) / (1 + len(made)) <= _MISSES:
+        if _chance_of_so_few(sum(not right for right in made), len(made)) <= _DOUBT:
             chosen = float(chance)
     return chosen
+
+
+def _chance_of_so_few(misses: int, claims: int) -> float:
+    """How likely at most so many misses are where the share of misses is just too large."""
+    return sum(
+        math.comb(claims, missed) * _MISSES**missed * (1 - _MISSES) ** (claims - missed) for missed in range(misses + 1)
+    )
 
 
 def _claim(found: Found, case: Case, chance: float) -> bool | None:
