@@ -419,6 +419,13 @@ class RankerFeatures:
             other = kernel[:, along[2]] if is_product else np.zeros(len(config))
             together = [np.maximum(tile * element, 1.0) for tile in (entry[:, along[read]], other)]
             columns += [*issued, np.maximum(loads * rounds, 1.0), *together]
+        if told_of_loads > 2:  # what is touched beside, where rows do not begin with a line of memory
+            tensors = (root, along[0]), (second if read == 2 else first, along[read]), (second, along[2])
+            begin = [boundary(float(size[place]) * element) for size, place in tensors]
+            nothing = np.full(len(config), np.inf)
+            runs = [np.maximum(output[:, along[0]] * element, 1.0), together[0], together[1] if is_product else nothing]
+            columns += [1.0 + (128 - start) / run for start, run in zip(begin, runs)]
+            columns += [1.0 + max(32 - start, 0) / run for start, run in zip(begin[1:], runs[1:])]
         return np.log2(np.stack(columns, axis=1))
 
     def _along(self, node: np.ndarray, opcode: np.ndarray, tensors: tuple[np.ndarray, ...]) -> list[int]:
@@ -442,6 +449,11 @@ def load_bytes(size: np.ndarray, element: int, along: int | None = None) -> floa
         return 16.0
     last = int(size[size > 0][-1]) if along is None else int(size[along])
     return float(min((last & -last) * element, 16)) if last else 16.0
+
+
+def boundary(row: float) -> int:
+    """The largest power of two, up to a line of memory, at whose multiples all rows of so many bytes begin."""
+    return min(int(row) & -int(row), 128) if int(row) else 128
 
 
 def log(x: np.ndarray) -> np.ndarray:

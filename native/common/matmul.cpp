@@ -505,13 +505,14 @@ GemmTile default_tile(const Gemm& g, int threads) {
   t.pack_a = false;
   t.pack_b = g.b_col != 1 || (g.m >= kManyRows && g.k * g.n * 4 > caches.l3 / 4);
   if (threads > 1 && multiply_adds(g) >= kWorthThreads) {
-    // The grid that packs least twice: every row of tasks packs B, every column of tasks packs A.
+    // The grid whose largest task is least, and that packs least twice: every row of tasks packs B, every column of
+    // tasks packs A.
     double best = 0.0;
     for (int tm = 1; tm <= threads; ++tm) {
       if (threads % tm != 0) continue;
       const int tn = threads / tm;
       const double rows = static_cast<double>(round_up(ceil_div(g.m, tm), t.mr));
-      const double cols = static_cast<double>(round_up(ceil_div(g.n, tn), lanes));
+      const double cols = static_cast<double>(round_up(ceil_div(g.n, tn), tn > 1 ? t.nr : lanes));  // see `grid_of`
       const double cost = rows * cols + 4.0 * (rows + cols);
       if (best == 0.0 || cost < best) {
         best = cost;

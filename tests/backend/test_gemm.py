@@ -300,3 +300,22 @@ def test_narrow_products_of_every_path_are_right_and_do_not_depend_on_threads(is
         assert np.abs(got - exact).max() <= 1e-5 * max(1.0, np.abs(exact).max()), (m, n, k)
         native.set_num_threads(7)
         np.testing.assert_array_equal(matmul_native(left, right), got, err_msg=str((m, n, k)))
+
+
+@pytest.mark.parametrize("isa", native.supported_isas() if native is not None else [])
+@pytest.mark.parametrize("threads", [2, 3, 4, 6])
+@pytest.mark.parametrize("shape", [(192, 192, 192), (196, 320, 672), (333, 333, 333), (150, 576, 150), (128, 704, 300)])
+def test_the_default_shares_a_product_out_as_evenly_as_any_grid(isa: str, threads: int, shape: tuple[int, ...]) -> None:
+    native.set_isa(isa)
+    m, n, k = shape
+    path, default = native.matmul_plan(np.empty((m, k), F), np.empty((k, n), F), threads)
+    assert path == "tiled"
+    tile = TileConfig(*default)
+
+    def largest(threads_m: int) -> int:
+        rows, cols = -(-m // threads_m), -(-n // (threads // threads_m))
+        return min(-(-rows // tile.mr) * tile.mr, m) * min(-(-cols // tile.nr) * tile.nr, n)
+
+    grids = [largest(count) for count in range(1, threads + 1) if threads % count == 0]
+    assert tile.threads_m * tile.threads_n == threads
+    assert largest(tile.threads_m) <= 1.1 * min(grids)  # a little more is taken where it packs less

@@ -18,12 +18,12 @@ OWN = ("warps", "stages", "group")
 H200 = Schema((*TILE_FEATURES, *OWN), {"machine": {"multiprocessors": 132}})
 
 
-def numbers(problem: Problem, config: Config, loads: int = 2) -> np.ndarray:
+def numbers(problem: Problem, config: Config, loads: int = 3) -> np.ndarray:
     family = get_family(problem.family)
     row = np.array([config_row(family, problem, config, OWN)], np.float32)
     kernel = make_kernel("k", *family.graph(problem), row, np.ones(1, np.int64), np.ones(1, np.int64))
     gpu = Gpu.read(H200)
-    assert gpu is not None and gpu.loads == 2
+    assert gpu is not None and gpu.loads == 3
     gpu = dataclasses.replace(gpu, loads=loads)
     return 2.0 ** occupancy(gpu, kernel, kernel_sizes(kernel), kernel.config_feat.astype(float))[0]
 
@@ -145,7 +145,28 @@ def test_reductions_load_what_they_hold_and_nothing_else():
     assert found[15] == pytest.approx(64 * 4 * 47 * found[1] * found[4])
 
 
-@pytest.mark.parametrize(("loads", "width"), [(0, 9), (1, 12), (2, 18)])
+@pytest.mark.parametrize(
+    ("layout", "sizes", "lines", "sectors"),
+    [
+        ("nn", (640, 1024, 1024), (1, 1, 1), (1, 1)),  # every row begins with a line
+        ("nn", (640, 1000, 1048), (1 + 112 / 256, 1 + 112 / 64, 1 + 112 / 256), (1 + 16 / 64, 1 + 16 / 256)),
+        ("nt", (640, 1032, 777), (1 + 112 / 256, 1 + 126 / 64, 1 + 126 / 64), (1 + 30 / 64, 1 + 30 / 64)),
+        ("tn", (96, 1024, 777), (1, 1 + 64 / 128, 1), (1, 1)),
+    ],
+)
+def test_stretches_of_a_tile_that_begin_within_a_line_touch_more_than_they_hold(layout, sizes, lines, sectors):
+    m, n, k = sizes
+    problem = Problem.of("matmul", dtype="bf16", m=m, n=n, k=k, epilogue="none", layout=layout)
+    assert numbers(problem, TILE)[18:] == pytest.approx([*lines, *sectors])  # stretches of 128, 32 or 64 numbers
+
+
+def test_a_reduction_touches_lines_of_what_it_reads():
+    problem = Problem.of("reduction", dtype="fp32", rows=3000, cols=1001, axis=1, operation="sum")
+    found = numbers(problem, Config.of(block_rows=8, block_cols=128, warps=4, stages=1))
+    assert found[19:] == pytest.approx([1 + 124 / 512, 1, 1 + 28 / 512, 1])
+
+
+@pytest.mark.parametrize(("loads", "width"), [(0, 9), (1, 12), (2, 18), (3, 23)])
 def test_models_from_before_loads_were_told_keep_their_inputs(loads, width):
     problem = Problem.of("matmul", dtype="bf16", m=64, n=1024, k=1024, epilogue="none", layout="nn")
     gpu = Gpu(132.0, 232_448.0, 24, 25, loads)
@@ -155,7 +176,7 @@ def test_models_from_before_loads_were_told_keep_their_inputs(loads, width):
 
 def test_numbers_of_an_unknown_kind_are_not_read_as_a_gpu():
     known = Gpu(132.0, 232_448.0, 24, 25, 0).numbers().tolist()
-    for own in ([0.0], [3.0], [1.5], [float("nan")], [1.0, 2.0]):
+    for own in ([0.0], [4.0], [1.5], [float("nan")], [1.0, 2.0]):
         assert Gpu.restore(np.array([*known, *own])) is None
     assert Gpu.restore(np.zeros(0)) is None
 

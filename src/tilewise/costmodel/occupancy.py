@@ -4,7 +4,8 @@ A GPU runs blocks in waves: so many fit on its multiprocessors at once, and a la
 much as a full one. That is a rounding up of a quotient of products, which a network does not find from logarithms of
 the parts; so it is worked out here, as is how wide the loads may be, which hangs on powers of two in row lengths, and
 what follows from that: how many loads there are, and whether they can be copies that run ahead of the arithmetic. How
-much of a tile lies together in memory depends on which dimension of an operand does.
+much of a tile lies together in memory depends on which dimension of an operand does; and where rows do not begin with a
+line of memory, every stretch of a tile touches a part of a line more.
 Applies to collections whose configurations have `warps` and `stages`.
 """
 
@@ -22,10 +23,11 @@ from tilewise.costmodel.schema import DIMENSIONS, ELEMENT_TYPES, NODE_COLUMN, OP
 
 Numbers = npt.NDArray[np.float64]
 
-_WIDTHS = (9, 12, 18)  # numbers a configuration, by `Gpu.loads`
+_WIDTHS = (9, 12, 18, 23)  # numbers a configuration, by `Gpu.loads`
 _RESIDENT, _A_THREAD, _STAGED, _ISSUED = 4, 5, 8, 15  # places among them
 _OF_SIZES = [0, 1, 2, 3, 6, 7]
 _WIDEST_LOAD, _NARROWEST_COPY = 16.0, 4.0  # bytes
+_LINE, _SECTOR = 128, 32  # bytes in which memory is handed out
 _REGISTERS, _MAX_WARPS, _MAX_BLOCKS, _SHARED_BYTES = 65_536, 64, 32, 232_448
 _OWN_REGISTERS = 40.0  # of a thread, beside its share of the result
 _KERNEL, _OUTPUT, _INPUT = (slice(8 * i, 8 * i + DIMENSIONS) for i in range(3))
@@ -47,7 +49,9 @@ class Gpu:
     shared_bytes: float
     warps: int  # the column
     stages: int
-    loads: int = 2  # what is told of loads, 0: nothing, 1: widths, as if all rows lay as written, 2: also their number
+    # What is told of loads, 0: nothing, 1: widths, as if all rows lay as written, 2: also their number, 3: also what
+    # they touch beside.
+    loads: int = 3
 
     @property
     def width(self) -> int:
@@ -73,7 +77,7 @@ class Gpu:
     @classmethod
     def restore(cls, numbers: npt.NDArray[Any]) -> Gpu | None:
         """From `numbers`; None from an empty array, or where they are of a kind not known here."""
-        if len(numbers) not in (4, 5) or (len(numbers) == 5 and numbers[4] not in (1, 2)):
+        if len(numbers) not in (4, 5) or (len(numbers) == 5 and numbers[4] not in (1, 2, 3)):
             return None
         loads = int(numbers[4]) if len(numbers) == 5 else 0
         return cls(float(numbers[0]), float(numbers[1]), int(numbers[2]), int(numbers[3]), loads)
@@ -139,7 +143,10 @@ class Filling:
             self._loads = (issued[0] + issued[1] if multiplies else issued[0]) * warps
             entry = config[:, _INPUT][:, access.along[1 if multiplies else access.read]]
             other = config[:, _KERNEL][:, access.along[2]] if multiplies else 0.0
-            fixed[_ISSUED + 1 :] = np.maximum(np.stack([entry, other + 0 * entry]) * access.element, 1.0)
+            together = np.maximum(np.stack([entry, other + 0 * entry]) * access.element, 1.0)
+            fixed[_ISSUED + 1 : _WIDTHS[2]] = together
+            stored = np.maximum(config[:, _OUTPUT][:, access.along[0]] * access.element, 1.0)
+            self._runs = np.stack([stored, together[0], together[1] if multiplies else np.inf * ones])
         self._fixed = np.log2(fixed)
 
     def _issued(self, warps: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -175,8 +182,20 @@ class Filling:
         if self.gpu.loads > 1:
             told[_ISSUED] = np.maximum(self._loads * rounds, 1.0)
             changed.append(_ISSUED)
+        if self.gpu.loads > 2:
+            told[_WIDTHS[2] :] = self._beside(root, first if multiplies else read, second)
+            changed += range(_WIDTHS[2], _WIDTHS[3])
         told[changed] = np.log2(told[changed])
         return told
+
+    def _beside(self, *tensors: Numbers) -> npt.NDArray[Any]:
+        """How much more is touched than is wanted: lines of the root and both operands, sectors of the operands."""
+        root, first, second = self.access.along
+        along = root, first if self.access.multiplies else self.access.along[self.access.read], second
+        rows = [float(size[place]) * self.access.element for size, place in zip(tensors, along, strict=True)]
+        begin = np.array([[_boundary(row)] for row in rows])
+        lines, sectors = (_LINE - begin) / self._runs, np.maximum(_SECTOR - begin[1:], 0) / self._runs[1:]
+        return 1.0 + np.vstack([lines, sectors])
 
 
 def _slots(sizes: Numbers) -> list[Numbers]:
@@ -211,6 +230,12 @@ def _widths(gpu: Gpu, tensors: tuple[Numbers, ...], along: list[int], element: f
     if not gpu.loads:
         return (_WIDEST_LOAD,) * len(tensors)
     return tuple(_load_bytes(int(size[place]), element) for size, place in zip(tensors, along, strict=True))
+
+
+def _boundary(row: float) -> int:
+    """The largest power of two, up to a line, at whose multiples all rows of so many bytes begin."""
+    whole = int(row)
+    return min(whole & -whole, _LINE) if whole else _LINE
 
 
 def _load_bytes(row: int, element: float) -> float:
