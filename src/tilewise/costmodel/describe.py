@@ -1,8 +1,8 @@
 """What is in a collection: how much, how far apart best and worst lie, what a fixed choice costs, how noisy it is.
 
 A family's fixed choice is the one configuration that loses least over its train kernels, used wherever it was measured:
-what a library does that never tunes. The noise is the scatter of repeated timings
-where files tell it, else the difference between exact repeats of a configuration.
+what a library does that never tunes. The noise is the scatter of repeated timings where files tell it, else the
+difference between exact repeats of a configuration.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -43,6 +43,14 @@ class Trial(Protocol):
     """Measures configurations of one problem."""
 
     def measure(self, config: Config) -> Timed: ...
+
+
+@runtime_checkable
+class SideBySide(Trial, Protocol):
+    """One that can also time several of them in turns, better than each for itself."""
+
+    def side_by_side(self, configs: Sequence[Config]) -> Sequence[float]:
+        """Nanoseconds of configurations that were measured before, on the scale they were measured on."""
 
 
 class CpuTrial:

@@ -26,7 +26,7 @@ from tilewise.tune.problem import Config, Kernel, Problem, Value
 from tilewise.tune.search import Rule, Step, search, settle
 from tilewise.tune.space import space_of
 from tilewise.tune.store import Machine, Store, VerdictRow
-from tilewise.tune.trial import Timed, Trial
+from tilewise.tune.trial import SideBySide, Timed, Trial
 
 PROGRAM = "tuned"
 _CLOSE, _FAR = 0.02, 0.05  # in logarithms: contenders that a reading does not tell apart, on a CPU and on a GPU
@@ -249,14 +249,14 @@ class Tuner:
                 return timed.runtime_ns
 
             found = search(belief, take, rule, lambda step: report(step, configs[step.index]))
-            side_by_side = getattr(trial, "side_by_side", None)
-            if side_by_side is None:
+            if isinstance(trial, SideBySide):
+                turns = trial.side_by_side
+                best = settle(belief, lambda few: turns([configs[i] for i in few]), _FAR, final=True)
+            else:
                 best = settle(belief, lambda few: [take(index) for index in few], _CLOSE)
                 first = found.steps[0].index if found.steps else None
                 if best is not None and first in belief.measured and _is_close(belief, first, best):
                     best = first  # the model's; of several noisy readings the shortest is a lucky one
-            else:
-                best = settle(belief, lambda few: side_by_side([configs[i] for i in few]), _FAR, final=True)
         default_ns, source = defaults[0] if defaults else None, "measured"
         runtime_ns = math.exp(belief.measured[best]) if best is not None else None
         if best is None:
