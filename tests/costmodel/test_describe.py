@@ -49,14 +49,6 @@ def test_figures_are_what_hand_and_pencil_give(tiny: Path) -> None:
     assert figures.programs["b"].kernels == 1
 
 
-def test_kernels_without_the_fixed_choice_do_not_count_for_it(tmp_path: Path) -> None:
-    splits = {"train": [kernel("a_1", [1000, 1100, 4000], 4000), kernel("a_2", [3000], 6000)]}
-    write_collection(tmp_path / "t.npz", Collection(Schema(("x",)), splits))
-    figures = describe(tmp_path / "t.npz")
-    assert figures.families["toy"].fixed_loss == pytest.approx(0.0)
-    assert figures.families["toy"].default_loss == pytest.approx((3.0 + 1.0) / 2)
-
-
 def test_without_recorded_noise_exact_repeats_tell_it(tmp_path: Path) -> None:
     measured = kernel("a_1", [1000, 1010, 2000], 1000, deviation=np.nan)
     measured.kernel.config_feat[1] = measured.kernel.config_feat[0]

@@ -1,8 +1,8 @@
 """What is in a collection: how much, how far apart best and worst lie, what a fixed choice costs, how noisy it is.
 
-A family's fixed choice is the one configuration that loses least over its train kernels, used wherever it was measured:
-what a library does that never tunes. The noise is the scatter of repeated timings where files tell it, else the
-difference between exact repeats of a configuration.
+A family's fixed choice is the one configuration that loses least over its train kernels, used everywhere (the default
+where a kernel does not have it): what a library does that never tunes. The noise is the scatter of repeated timings
+where files tell it, else the difference between exact repeats of a configuration.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class GroupFigures:
     median_config: float  # median configuration over best, median over kernels
     fifth_best_loss: float  # mean over kernels with five configurations or more
     default_loss: float  # mean over kernels
-    fixed_loss: float  # mean over kernels that have it; of the default, where none has
+    fixed_loss: float  # mean over kernels
     noise: float | None  # median relative deviation of repeats
 
 
@@ -169,27 +169,25 @@ def _by(entries: Iterable[_Entry], what: str) -> dict[str, list[_Entry]]:
 
 
 def _fixed_losses(members: list[_Entry]) -> dict[str, float]:
-    """By kernel, what the family's one fixed configuration loses; without those of which it was not measured."""
+    """By kernel, what the family's one fixed configuration loses."""
     learnt = [entry for entry in members if entry.split == "train"] or members
     gain: dict[bytes, float] = defaultdict(float)
     for entry in learnt:
         for row, slowdown in zip(entry.kernel.config_feat, entry.slowdown, strict=True):
             gain[row.tobytes()] += (slowdown - 1) - entry.default_loss
     chosen = min(gain, key=gain.__getitem__)
-    losses = ((entry.kernel.name, _loss_of(entry, chosen)) for entry in members)
-    return {name: loss for name, loss in losses if loss is not None}
+    return {entry.kernel.name: _loss_of(entry, chosen) for entry in members}
 
 
-def _loss_of(entry: _Entry, chosen: bytes) -> float | None:
+def _loss_of(entry: _Entry, chosen: bytes) -> float:
     found = [s for row, s in zip(entry.kernel.config_feat, entry.slowdown, strict=True) if row.tobytes() == chosen]
-    return float(min(found)) - 1 if found else None
+    return float(min(found)) - 1 if found else entry.default_loss
 
 
 def _figures(members: list[_Entry], fixed: Mapping[str, float]) -> GroupFigures:
     best_us = [float(entry.kernel.runtime.min()) / 1e3 for entry in members]
     fifth = [float(np.sort(e.slowdown)[4]) - 1 for e in members if len(e.slowdown) >= 5]
     deviation = np.concatenate([entry.deviation for entry in members])
-    defaults = [entry.default_loss for entry in members]
     return GroupFigures(
         len(members),
         sum(entry.kernel.n_configs for entry in members),
@@ -197,7 +195,7 @@ def _figures(members: list[_Entry], fixed: Mapping[str, float]) -> GroupFigures:
         float(np.median([entry.slowdown.max() for entry in members])),
         float(np.median([np.median(entry.slowdown) for entry in members])),
         float(np.mean(fifth)) if fifth else 0.0,
-        float(np.mean(defaults)),
-        float(np.mean([fixed[e.kernel.name] for e in members if e.kernel.name in fixed] or defaults)),
+        float(np.mean([entry.default_loss for entry in members])),
+        float(np.mean([fixed[entry.kernel.name] for entry in members])),
         float(np.median(deviation)) if len(deviation) else None,
     )
