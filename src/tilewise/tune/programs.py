@@ -18,7 +18,8 @@ from tilewise.tune.problem import Kernel, Problem, Value
 # Held out whole: no operation of these architectures, at any batch size, is trained on. The test programs stay what
 # they were, so that figures compare from one collection to the next; of what came since, a part is held out as valid.
 VALID_ARCHITECTURES = (
-    "bert_large", "efficientnet_b0", "whisper_small", "mistral_7b", "sweep_b", "rows_b", "narrow_b", "drawn_b",
+    "bert_large", "efficientnet_b0", "whisper_small", "mistral_7b",
+    "sweep_b", "rows_b", "narrow_b", "drawn_b", "uneven_b",
 )  # fmt: skip
 TEST_ARCHITECTURES = ("vit_large", "llama3_8b", "unet", "t5_base", "dlrm", "sweep_c")
 
@@ -116,6 +117,7 @@ MIXTURES = (("mixtral", 8, 4096, 14336), ("switch_base", 16, 768, 3072), ("olmoe
 
 _KINDS = ("any", "any", "any", "large", "tall", "middling", "odd", "odd")
 _MOSTLY_ODD = ("odd", "odd", "odd", "any", "odd", "tall", "odd", "large", "odd", "middling")
+_MOSTLY_UNEVEN = ("uneven", "round", "uneven", "odd", "uneven", "any", "uneven", "round", "tall", "odd")
 
 
 def _linear(problem_dtype: str, m: int, n: int, k: int, epilogue: str, layout: str = "nt") -> Problem:
@@ -286,6 +288,10 @@ def _drawn(seed: int, count: int, kinds: Sequence[str] = _KINDS) -> Iterator[Pro
             m, n, k = size(2048, 1 << 19, 1), size(8, 256, 8), size(16, 1024, 8)
         elif kind == "middling":
             m, n, k = size(256, 16384, 1), size(256, 4096, 64), size(256, 4096, 64)
+        elif kind == "uneven":
+            m, n, k = size(512, 8192, 1), size(512, 8192, 8), size(256, 8192, 8)
+        elif kind == "round":
+            m, n, k = size(20, 40000, 20), size(200, 8000, 200), size(200, 8000, 200)
         else:
             dtype, epilogue, layout = chance.choice(_NARROW)
             columns, inner = chance.choice(_WIDTHS)
@@ -358,6 +364,8 @@ def _all_programs() -> Iterator[tuple[str, Iterable[Problem]]]:
     yield "drawn_b", _drawn(14, 48)
     yield "drawn", _drawn(13, 520)
     yield "drawn_c", _drawn(15, 560, _MOSTLY_ODD)
+    yield "uneven_b", _drawn(17, 40, _MOSTLY_UNEVEN)
+    yield "uneven", _drawn(16, 500, _MOSTLY_UNEVEN)
 
 
 def gpu_kernels() -> list[Kernel]:
