@@ -193,7 +193,7 @@ _PRODUCTS = "^[0-9]+×[0-9]+×[0-9]+"
 
 
 def _margin() -> str:
-    from tilewise.tune.cpu.bench import MARGIN
+    from tilewise.tune.cpu.choosing import MARGIN
 
     return f"{100 * MARGIN:g} %"
 

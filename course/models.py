@@ -424,8 +424,8 @@ class RankerFeatures:
             begin = [boundary(float(size[place]) * element) for size, place in tensors]
             nothing = np.full(len(config), np.inf)
             runs = [np.maximum(output[:, along[0]] * element, 1.0), together[0], together[1] if is_product else nothing]
-            columns += [1.0 + (128 - start) / run for start, run in zip(begin, runs)]
-            columns += [1.0 + max(32 - start, 0) / run for start, run in zip(begin[1:], runs[1:])]
+            columns += [1.0 + (128 - start) / run for start, run in zip(begin, runs, strict=True)]
+            columns += [1.0 + max(32 - start, 0) / run for start, run in zip(begin[1:], runs[1:], strict=True)]
         return np.log2(np.stack(columns, axis=1))
 
     def _along(self, node: np.ndarray, opcode: np.ndarray, tensors: tuple[np.ndarray, ...]) -> list[int]:

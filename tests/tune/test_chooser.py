@@ -18,9 +18,11 @@ from tilewise.tune.search import Rule
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 if native is not None:
-    from tilewise.tune.chooser import ModelChooser, candidates, disable, enable, key_of, problem_of, tile_kernel, tuned
+    from tilewise.tune.chooser import ModelChooser, disable, enable, key_of, problem_of, tuned
     from tilewise.tune.cpu.bench import CpuBench
+    from tilewise.tune.cpu.choosing import tile_kernel
     from tilewise.tune.cpu.family import get_family
+    from tilewise.tune.cpu.first import candidates
     from tilewise.tune.cpu.matmul import config_of
 
 OWN = ("register_m", "register_n", "pack_a", "pack_b", "threads_m", "threads_n")

@@ -51,7 +51,10 @@ class MadeUpBench:
     def configs(self, problem: Problem) -> Sequence[Config]:
         return self.every
 
-    def first_choice(self, problem):
+    def default(self, problem: Problem) -> Config:
+        return self.every[0]
+
+    def first_choice(self, problem, guide):
         return False, None
 
     def opinion(self, problem, configs):

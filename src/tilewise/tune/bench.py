@@ -7,6 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from tilewise.errors import ConfigurationError
 from tilewise.tune.belief import Numbers, Prior
+from tilewise.tune.guide import Guide
 from tilewise.tune.problem import Config, Problem, Value
 from tilewise.tune.store import Machine
 
@@ -39,8 +40,15 @@ class FamilyBench(Generic[Family]):
             raise ConfigurationError('A problem is an object with a "family", such as {"family": "matmul", "m": 64}.')
         return self._get_family(family).problem(spec)
 
-    def first_choice(self, problem: Problem) -> tuple[bool, Config | None]:
-        """Whether this machine knows better than the ranking what to take unmeasured; and what: None, the default."""
+    def configs(self, problem: Problem) -> Sequence[Config]:
+        """Every feasible configuration, the default first."""
+        raise NotImplementedError
+
+    def default(self, problem: Problem) -> Config:
+        return self.configs(problem)[0]
+
+    def first_choice(self, problem: Problem, guide: Guide) -> tuple[bool, Config | None]:
+        """Whether there is a shorter way than ranking all to what to take unmeasured; and what: None, the default."""
         return False, None
 
     def opinion(self, problem: Problem, configs: Sequence[Config]) -> tuple[Numbers, Prior] | None:

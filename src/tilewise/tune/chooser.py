@@ -2,11 +2,8 @@
 
 `enable()` hands it to the backend that is in force; nothing in the backend knows where tiles come from. A shape that
 was met before costs one look into a table inside the compiled call. A new one costs about a millisecond, once, when
-several were spent computing in it: some hundred tiles that cover the space are compared with the default by a network
-that was taught just that (cpu/first.py), or, for larger products, ranked by the collection's model; the best is taken
-if it is expected to beat the analytical default by more than the model's errors. Otherwise the default stays, as it
-does far outside the sizes that were ever measured. Products of integers use what the tuner measured, else their
-default: first choices of the model were not surely faster there, and much slower for some shapes.
+several were spent computing in it (cpu/choosing.py says how a tile is chosen). Products of integers use what the tuner
+measured, else their default: first choices of the model were not surely faster there, and much slower for some shapes.
 
 It is opt-in: a program that does not ask for it neither loads a model nor pays for the look-up.
 """
@@ -14,31 +11,26 @@ It is opt-in: a program that does not ask for it neither loads a model nor pays 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tilewise._extension import native
 from tilewise.backend.registry import OptimizedBackend, current_backend
 from tilewise.backend.tiles import TileConfig
-from tilewise.costmodel.kernel import Kernel
 from tilewise.errors import ConfigurationError, UnavailableError
 from tilewise.tune.choices import Choice, Choices
 from tilewise.tune.cpu import conv, int8, matmul
-from tilewise.tune.cpu.bench import MARGIN, CpuBench
+from tilewise.tune.cpu.bench import CpuBench
+from tilewise.tune.cpu.choosing import LEAST_WORK, MARGIN, first_tile
 from tilewise.tune.cpu.family import get_family
-from tilewise.tune.cpu.first import FirstChoice, candidates, tile_at, views
+from tilewise.tune.cpu.first import FirstChoice, views
 from tilewise.tune.guide import Guide, file_guide, shipped_guide
-from tilewise.tune.operations import matmul_graph
 from tilewise.tune.problem import Config, Problem
 
-_LEAST_WORK, _MOST_WORK = 100_000, 300_000_000  # multiplications; the collection's own range, and a little around it
-_TRIED = 12  # of the ranking, until one is feasible
 # Multiplications, about five milliseconds of them: deciding takes half of one to one, so a program whose shapes hardly
 # repeat spends at most a fifth of its time more. Where threads share the work it is done sooner, and deciding takes up
 # to three milliseconds between calls that keep them busy.
@@ -46,13 +38,12 @@ _PATIENCE, _PATIENCE_SHARED = 250_000_000, 2_000_000_000
 _MOST_KNOWN = 4096
 Key = tuple[str, tuple[int, ...], str, str]  # what the backend asks with
 Situation = tuple[int, str, Key]  # threads, instruction set, key
-_COLUMNS = ("register_m", "register_n", "pack_a", "pack_b", "threads_m", "threads_n")
 
 
 class ModelChooser:
     """A `TileChooser` for the CPU. `asked` and `chosen` count new shapes, and those whose default was replaced."""
 
-    least_work = _LEAST_WORK
+    least_work = LEAST_WORK
 
     def __init__(self, guide: Guide, choices: Choices | None = None, first: FirstChoice | None = None) -> None:
         if native is None:
@@ -134,15 +125,10 @@ class ModelChooser:
             return None
         if op == "conv2d":
             return self._by_family(key, threads)
-        if op != "matmul" or not _LEAST_WORK <= math.prod(shape) <= _MOST_WORK:
+        if op != "matmul":
             return None
         m, n, k = shape
-        if self.first is not None and self.first.covers(m * n * k, threads):
-            return self.first.choose(self._native, m, n, k, layout)
-        path, default = self._native.matmul_plan(*views(m, n, k, layout), threads)
-        if path != "tiled":
-            return None
-        return self._first_choice((m, n, k), layout, np.array(default, dtype=np.int64), threads)
+        return first_tile(self._native, self.guide, self.first, (m, n, k), layout, threads)
 
     def _by_family(self, key: Key, threads: int) -> Any:
         """The model's choice for a convolution, over the family's whole space."""
@@ -156,37 +142,6 @@ class ModelChooser:
         if self.guide.prior.slope * float(scores[0] - scores[best]) < MARGIN:
             return None
         return tile_for(key[0], configs[best])
-
-    def _first_choice(
-        self, sizes: tuple[int, int, int], layout: str, default: npt.NDArray[np.int64], threads: int
-    ) -> TileConfig | None:
-        tiles = np.vstack([default, candidates(self._native, *sizes, threads)])
-        assert self.guide.model is not None
-        scores = self.guide.model.score(tile_kernel(sizes, layout, tiles, self.guide.columns))
-        for index in np.argsort(scores, kind="stable")[:_TRIED]:
-            if not index or self.guide.prior.slope * float(scores[0] - scores[index]) < MARGIN:
-                return None
-            tile = tile_at(tiles[index])
-            if self._native.gemm_tile_problem(tile, *sizes, layout[1] == "t") is None:
-                return tile
-        return None
-
-
-def tile_kernel(
-    sizes: tuple[int, int, int], layout: str, tiles: npt.NDArray[np.int64], columns: tuple[str, ...]
-) -> Kernel:
-    """What the cost model reads: the same graph and columns as `guide.as_kernel` gives, for all tiles at once."""
-    m, n, k = sizes
-    rows, cols, depth = (np.minimum(tiles[:, i], size) for i, size in ((2, m), (3, n), (4, k)))
-    feat = np.zeros((len(tiles), len(columns)), np.float32)
-    for first, (a, b) in ((0, (depth, cols)), (8, (rows, cols)), (16, (rows, depth))):
-        feat[:, first], feat[:, first + 1], feat[:, first + 6], feat[:, first + 7] = a, b, a + b, a * b
-    own = dict(zip(_COLUMNS, tiles[:, [0, 1, 5, 6, 7, 8]].T, strict=True))
-    for column, name in enumerate(columns[24:], start=24):
-        if name in own:
-            feat[:, column] = own[name]
-    nothing = np.zeros(len(tiles), np.int64)
-    return Kernel("matmul", "matmul", *matmul_graph("fp32", (0, m, n, k), layout, "none"), feat, nothing, nothing)
 
 
 _PRODUCT = ("m", "n", "k")

@@ -273,8 +273,9 @@ def _narrow(seed: int, each: int) -> Iterator[Problem]:
 
 
 def _drawn(seed: int, count: int, kinds: Sequence[str] = _KINDS) -> Iterator[Problem]:
-    """Products as a user may bring them: of any size, large in every direction, middling, tall and thin, and with rows
-    of odd lengths (of few epilogues, for a binary serves one alignment only); one kind after the other."""
+    """Products as a user may bring them, one kind after the other: of any size, large in every direction, middling,
+    tall and thin, large with rows that do not fill lines of memory, of round numbers, and with rows of odd lengths (of
+    few epilogues, for a binary serves one alignment only)."""
     chance = random.Random(seed)
     size = functools.partial(_size, chance)
     for kind in itertools.islice(itertools.cycle(kinds), count):

@@ -71,8 +71,11 @@ class Bench(Protocol):
     def configs(self, problem: Problem) -> Sequence[Config]:
         """Every feasible configuration, the default first."""
 
-    def first_choice(self, problem: Problem) -> tuple[bool, Config | None]:
-        """Whether the machine knows better than the ranking what to take unmeasured; and what: None, the default."""
+    def default(self, problem: Problem) -> Config:
+        """The first of `configs`."""
+
+    def first_choice(self, problem: Problem, guide: Guide) -> tuple[bool, Config | None]:
+        """Whether there is a shorter way than ranking all to what to take unmeasured; and what: None, the default."""
 
     def opinion(self, problem: Problem, configs: Sequence[Config]) -> tuple[Numbers, Prior] | None:
         """Scores to start measuring from, and how far to trust them, where there are better than a ranking's."""
@@ -151,16 +154,18 @@ class Tuner:
     def choose(self, spec: Problem | Mapping[str, Value]) -> Tuned:
         """The choice without measuring anything: cached, else the model's, else the default."""
         problem, start = self.problem(spec), time.perf_counter()
-        configs = self.bench.configs(problem)
-        kept = self.choices.get(problem, configs.__contains__)
+        kept = self.choices.get(problem, lambda config: config in self.bench.configs(problem))
         if kept is not None:
             return self._from_cache(kept, start)
         if self.guide.model is None:
-            return Tuned(problem, configs[0], "default", seconds=time.perf_counter() - start)
-        known, config = (False, None) if self._own_model else self.bench.first_choice(problem)
-        if known:
-            source = "default" if config is None else "model"
-            return Tuned(problem, config or configs[0], source, seconds=time.perf_counter() - start)
+            return Tuned(problem, self.bench.default(problem), "default", seconds=time.perf_counter() - start)
+        known, config = (False, None) if self._own_model else self.bench.first_choice(problem, self.guide)
+        if known and config is None:
+            default, reason = self.bench.default(problem), "no tile is expected to be clearly faster than the default"
+            return Tuned(problem, default, "default", seconds=time.perf_counter() - start, reason=reason)
+        if known and config is not None:
+            return Tuned(problem, config, "model", seconds=time.perf_counter() - start)
+        configs = self.bench.configs(problem)
         scores = self.guide.scores(self.bench.family(problem.family), problem, configs)
         first = self.guide.first(scores, configs, self._memory(problem), problem)
         if self.guide.prior.slope * float(scores[0] - scores[first]) < self.bench.margin:
@@ -273,7 +278,7 @@ class Tuner:
         opinion = None if self._own_model or self.guide.model is None else self.bench.opinion(problem, configs)
         if opinion is not None:
             belief = Belief(opinion[0], space_of(configs).scaled(opinion[1]), opinion[1])
-            _, first = self.bench.first_choice(problem)
+            _, first = self.bench.first_choice(problem, self.guide)
             belief.start_with = configs.index(first) if first in configs else None
             return belief, replace(rule, sure=0.0)
         scores = self.guide.scores(self.bench.family(problem.family), problem, configs)

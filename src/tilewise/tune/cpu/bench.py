@@ -10,17 +10,16 @@ import numpy as np
 from tilewise import __version__
 from tilewise.tune.belief import Numbers, Prior
 from tilewise.tune.bench import FamilyBench
+from tilewise.tune.cpu.choosing import MARGIN, first_tile
 from tilewise.tune.cpu.family import CpuFamily, get_family
 from tilewise.tune.cpu.first import SHIPPED, read_first_choice
 from tilewise.tune.cpu.machine import describe, require_native, running_on
 from tilewise.tune.cpu.matmul import Matmul, config_of, tile_of
+from tilewise.tune.guide import Guide
 from tilewise.tune.problem import Config, Problem
 from tilewise.tune.trial import CpuTrial, Trial, WorkerTrial, cpu_worker
 
 COLLECTION = "cpu"
-# In logarithms of runtime. The analytical default is good; on held-out programs a model's choice that promises less
-# than this is as often slower than the default as it is faster.
-MARGIN = 0.045
 _COLLECTION_ISA = "avx512"  # what the embedded collection was measured with
 
 
@@ -37,14 +36,11 @@ class CpuBench(FamilyBench[CpuFamily]):
         self.limit_s = limit_s
         self.first = read_first_choice() if fits and SHIPPED.is_file() else None
 
-    def first_choice(self, problem: Problem) -> tuple[bool, Config | None]:
-        family = get_family(problem.family)
-        if not isinstance(family, Matmul):
+    def first_choice(self, problem: Problem, guide: Guide) -> tuple[bool, Config | None]:
+        if problem.family != "matmul":
             return False, None
-        if not self._covers(problem):
-            return not family.default_is_tiled(problem), None
-        assert self.first is not None
-        tile = self.first.choose(require_native(), *_sizes(problem), problem.word("layout"))
+        threads, layout = problem.size("threads"), problem.word("layout")
+        tile = first_tile(require_native(), guide, self.first, _sizes(problem), layout, threads)
         return True, None if tile is None else config_of(tile)
 
     def opinion(self, problem: Problem, configs: Sequence[Config]) -> tuple[Numbers, Prior] | None:
@@ -60,6 +56,10 @@ class CpuBench(FamilyBench[CpuFamily]):
             return False
         m, n, k = _sizes(problem)
         return self.first.covers(m * n * k, problem.size("threads"))
+
+    def default(self, problem: Problem) -> Config:
+        family = get_family(problem.family)
+        return family.default(problem) if isinstance(family, Matmul) else super().default(problem)
 
     def configs(self, problem: Problem) -> Sequence[Config]:
         with running_on(problem.size("threads") if "threads" in problem else 1):
