@@ -139,6 +139,20 @@ def test_other_shapes_teach_a_kernel_without_any_model():
     assert logs[taught] <= np.quantile(logs, 0.15)
 
 
+def test_what_a_model_got_wrong_on_one_shape_counts_for_its_like_and_not_for_a_distant_one():
+    case, prior = made_up(8), Prior(spread=0.2, kin=0.5, shape_length=1.0)
+    alone = Belief(case.scores, case.features, prior)
+    rows = np.arange(6)
+    for away, least, most in ((0.0, 1e-2, np.inf), (8.0, 0.0, 1e-6)):
+        sizes = np.array([[10.0, 10.0 + away]])
+        logs = np.log(case.runtime[rows]) + 0.3 * (rows % 2)  # as the scores do not say
+        memory = Memory(np.zeros(6, int), np.repeat(sizes, 6, 0), case.features[rows], case.scores[rows], logs)
+        told = Belief(case.scores, case.features, prior, memory, np.array([10.0, 10.0]))
+        moved = np.ptp((told.mean - alone.mean)[1:])
+        assert least <= moved <= most
+        assert np.all(np.diag(told.covariance) <= np.diag(alone.covariance) + 1e-9)
+
+
 def test_claims_hold_as_often_as_promised_on_kernels_that_were_not_calibrated_on():
     known = [made_up(seed) for seed in range(200, 320)]
     prior = fit_prior(known, 0.01)

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from tilewise.cli.replay import replay as command
+from tilewise.costmodel import load_dataset
+from tilewise.costmodel.collection import read_collection
+from tilewise.costmodel.dataset import find_collection
 from tilewise.errors import ConfigurationError
 from tilewise.tune import replay
+from tilewise.tune.belief import Belief, Memory
+from tilewise.tune.guide import shape_fields, shipped_guide
+from tilewise.tune.prior import make_case
+from tilewise.tune.problem import Problem
 from tilewise.tune.replay import Replay, plot, table
+from tilewise.tune.search import Rule, search
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +78,27 @@ def test_replaying_twice_gives_the_same_numbers(h200: Replay):
 def test_no_measurements_at_all_is_refused():
     with pytest.raises(ConfigurationError, match="at least 1"):
         replay("h200", most=0)
+
+
+def test_measurements_of_other_shapes_do_not_lead_astray():
+    """A tuner that comes from shape to shape with one cache does as well as one that starts anew with each."""
+    data, guide = load_dataset("h200"), shipped_guide("h200", "H200")
+    problems = {m.kernel.name: Problem(m.problem) for m in read_collection(find_collection("h200")).splits["valid"]}
+    lost: dict[bool, list[float]] = {False: [], True: []}
+    earlier: list[tuple[Any, ...]] = []
+    products = [kernel for kernel in data.valid if problems[kernel.name].family == "matmul"]
+    for kernel in random.Random(1).sample(products, 60):
+        case = make_case(guide.model, kernel, data.schema.config_features)
+        sizes, settings = shape_fields(problems[kernel.name]), guide.prior.scaled(case.features, case.names)
+        near = sorted(earlier, key=lambda told: float(np.square(told[1][0] - sizes).sum()))[:6]
+        near = [(np.full(len(told[1]), number), *told[1:]) for number, told in enumerate(near)]
+        memory = Memory(*(np.concatenate(column) for column in zip(*near, strict=True))) if near else None
+        for known in (None, memory):
+            belief = Belief(case.scores, settings, guide.prior, known, sizes)
+            found = search(belief, lambda index, case=case: float(case.runtime[index]), Rule(0.0, 0.0, 5))
+            lost[known is not None].append(math.log(found.runtime_ns / case.best))
+            rows = [step.index for step in found.steps]
+        times = np.log(case.runtime[rows])
+        earlier.append((0, np.tile(sizes, (5, 1)), settings[rows], case.scores[rows] - case.scores.min(), times))
+    assert len(lost[True]) == 59
+    assert np.mean(lost[True]) < np.mean(lost[False]) + 0.001

@@ -36,8 +36,10 @@ class Prior:
     share within about `length` (in doublings of block sizes, warps, ...), `own` that they do not, `noise` of measuring.
     `weights` tells of settings that count for more or less than a doubling: two configurations that differ in nothing
     else but one of little weight are one and the same, and measuring the second teaches nothing.
-    `shared` is how much of the spread one shape has in common with every other of the same kernel, `quirk` how much of
-    `own`: a configuration that is oddly fast for one shape is often so for all.
+    `shared` is how much of the spread and of the slope's error one shape has in common with every other of the same
+    kernel, `kin` with one of nearly the same sizes (it falls off within about `shape_length`, in doublings); `quirk`
+    how much of `own` with all: a configuration that is oddly fast for one shape is often so for others. Of a model that
+    was taught on thousands of shapes, the errors on one tell little about another, and nothing about a distant one.
 
     How wide these are is itself a guess for the shape at hand: readings that surprise make them wider where it is asked
     whether to go on, readings as expected narrower. `firmness` is how many readings the guess counts for; 0 is fixed.
@@ -52,8 +54,9 @@ class Prior:
     length: float = 2.0
     own: float = 0.05
     noise: float = 0.01
-    shared: float = 0.5
-    shape_length: float = 2.0
+    shared: float = 0.0
+    kin: float = 0.25
+    shape_length: float = 1.0
     quirk: float = 0.0
     firmness: float = 0.0
     wider_own: float = 1.0
@@ -67,6 +70,10 @@ class Prior:
             return fields
         weights: Numbers = np.array([self.weights.get(name, 1.0) for name in names])
         return fields * weights
+
+    def in_common(self, these: Numbers, those: Numbers) -> Numbers:
+        """How much of what is misjudged shapes have in common: one row each of these, a column of those."""
+        return self.shared + max(self.kin - self.shared, 0.0) * _alike(these, those, self.shape_length)
 
     def tightened(self, own: float, spread: float, slope_error: float) -> Prior:
         """Narrower by these factors, all but the chances that are told."""
@@ -98,8 +105,9 @@ class Prior:
 
 # Without a model the score is a crude guess or nothing, so everything must come from neighbours.
 BLIND = Prior(
-    slope=1.0, slope_error=0.5, spread=0.6, length=1.5, own=0.12, noise=0.02, shared=0.45, shape_length=4.0, quirk=0.9
-)
+    slope=1.0, slope_error=0.5, spread=0.6, length=1.5, own=0.12, noise=0.02,
+    shared=0.45, kin=1.0, shape_length=4.0, quirk=0.9,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,14 +189,14 @@ class Belief:
         """Condition on other shapes. Their levels are their own; what transfers is how configurations compare."""
         p = self.prior
         same = memory.shape[:, None] == memory.shape[None, :]
-        between = p.shared + (1 - p.shared) * _alike(memory.shape_features, memory.shape_features, p.shape_length)
-        own = p.spread**2 * _alike(memory.features, memory.features, p.length) * np.where(same, 1.0, between)
-        own += p.slope_error**2 * np.outer(memory.guess, memory.guess) + _LEVEL**2 * 25 * same
+        between = np.where(same, 1.0, p.in_common(memory.shape_features, memory.shape_features))
+        own = p.spread**2 * _alike(memory.features, memory.features, p.length) * between
+        own += p.slope_error**2 * np.outer(memory.guess, memory.guess) * between + _LEVEL**2 * 25 * same
         own += p.quirk * p.own**2 * np.where(same, 0.0, _equal(memory.features, memory.features))
         own[np.diag_indices(len(memory))] += p.own**2 + p.noise**2
-        near = p.shared + (1 - p.shared) * _alike(shape_features[None, :], memory.shape_features, p.shape_length)
+        near = p.in_common(shape_features[None, :], memory.shape_features)
         across = p.spread**2 * _alike(self._x, memory.features, p.length) * near
-        across += p.slope_error**2 * np.outer(self._guess, memory.guess)
+        across += p.slope_error**2 * np.outer(self._guess, memory.guess) * near
         across += p.quirk * p.own**2 * _equal(self._x, memory.features)
         residual = memory.log_runtime - p.slope * memory.guess
         solved = np.linalg.solve(own, np.column_stack([residual, across.T]))
