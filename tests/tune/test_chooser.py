@@ -18,12 +18,13 @@ from tilewise.tune.search import Rule
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 if native is not None:
-    from tilewise.tune.chooser import ModelChooser, disable, enable, key_of, problem_of, tuned
+    from tilewise.tune.chooser import ModelChooser, disable, enable, key_of, make_chooser, problem_of, tuned
     from tilewise.tune.cpu.bench import CpuBench
     from tilewise.tune.cpu.choosing import tile_kernel
     from tilewise.tune.cpu.family import get_family
     from tilewise.tune.cpu.first import candidates
     from tilewise.tune.cpu.matmul import config_of
+    from tilewise.tune.tuner import Tuner
 
 OWN = ("register_m", "register_n", "pack_a", "pack_b", "threads_m", "threads_n")
 
@@ -166,3 +167,19 @@ def test_another_number_of_threads_forgets_what_was_chosen_for_the_old_one():
         assert model.asked == 2 and tile.threads_m * tile.threads_n == native.num_threads()
     finally:
         native.set_num_threads(before)
+
+
+def test_the_tuner_and_the_chooser_take_the_same_tile_unmeasured(tmp_path):
+    threads = native.num_threads()
+    own, chooser = Tuner("cpu", cache=tmp_path), make_chooser(tmp_path)
+    if own.guide.model is None:
+        pytest.skip("no model is shipped for this machine's instruction set")
+    sources = set()
+    for m, n, k in ((64, 64, 64), (48, 300, 70), (200, 200, 200), (17, 900, 33), (600, 600, 600), (8, 8, 8)):
+        for layout in ("nn", "nt"):
+            spec = {"family": "matmul", "m": m, "n": n, "k": k, "layout": layout, "threads": threads}
+            taken, tile = own.choose(spec), chooser("matmul", (m, n, k), "float32", layout)
+            assert taken.config == (own.bench.configs(taken.problem)[0] if tile is None else config_of(tile))
+            assert taken.source == ("default" if tile is None else "model")
+            sources.add(taken.source)
+    assert "default" in sources

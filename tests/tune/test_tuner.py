@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import tilewise.tune.tuner as tuner_module
 from tilewise.errors import ConfigurationError
 from tilewise.tune.choices import FILE, Choice, Choices
 from tilewise.tune.cpu.family import get_family
@@ -127,6 +128,21 @@ def test_every_measurement_is_in_the_store(tmp_path, heard):
     with Store(own.store_file) as store:
         times = measurements(store, "matmul")[own.problem(SPEC)]
     assert set(times) == set(bench.measured)
+
+
+def test_the_store_is_read_again_only_when_something_was_written_to_it(tmp_path, heard, monkeypatch):
+    read: list[str] = []
+    taken = tuner_module.measurements
+    monkeypatch.setattr(tuner_module, "measurements", lambda store, family: read.append(family) or taken(store, family))
+    own, other = tuner(tmp_path, heard), tuner(tmp_path, heard)
+    problem = own.problem({**SPEC, "m": 96})
+    assert own._memory(problem) is None and not read  # no store yet
+    other.tune(SPEC, budget=3)
+    known = [own._memory(problem) for _ in range(3)]
+    assert len(read) == 2 and known[0] is not None and all(len(memory) == len(known[0]) for memory in known)
+    other.tune({**SPEC, "m": 80}, budget=3)
+    more = own._memory(problem)
+    assert len(read) == 4 and len(more) > len(known[0])
 
 
 def test_editing_the_list_of_configurations_keeps_choices_that_are_still_in_it(tmp_path, heard):

@@ -7,7 +7,7 @@ at hand the scores are all equal, except that the default, which comes first, is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -126,38 +126,49 @@ def file_guide(path: str | Path) -> Guide:
     return Guide(model, calibration.prior, calibration.rule, found.stem, columns, notes)
 
 
-def recalled(
-    guide: Guide,
-    family: Described,
-    problem: Problem,
-    measured: Mapping[Problem, Mapping[Config, float]],
-    configs_of: Any,
-    most_shapes: int = 6,
-    most_rows: int = 160,
-) -> Memory | None:
-    """The nearest other problems that were measured on this machine, as the belief remembers them."""
-    here = shape_fields(problem)
-    others = [p for p in measured if p != problem and set(p) == set(problem) and p.family == problem.family]
-    others.sort(key=lambda p: (float(np.square(shape_fields(p) - here).sum()), p.key))
-    parts: list[tuple[npt.NDArray[np.int64], Numbers, Numbers, Numbers, Numbers]] = []
-    for number, other in enumerate(others[:most_shapes]):
-        times = list(measured[other].items())[: most_rows // most_shapes]
-        every = configs_of(other)
-        scores = guide.scores(family, other, every)
+class Recollection:
+    """Problems of one family that were measured on this machine, as the belief remembers them: the nearest few, and at
+    most so many measurements in all. What the guide said of each is worked out once."""
+
+    def __init__(
+        self,
+        guide: Guide,
+        family: Described,
+        measured: Mapping[Problem, Mapping[Config, float]],
+        configs_of: Callable[[Problem], Sequence[Config]],
+        most_shapes: int = 6,
+        most_rows: int = 160,
+    ) -> None:
+        self._guide, self._family, self._measured, self._configs_of = guide, family, measured, configs_of
+        self._most_shapes, self._most_rows = most_shapes, most_rows
+        self._told: dict[Problem, tuple[Numbers, Numbers, Numbers] | None] = {}
+
+    def near(self, problem: Problem) -> Memory | None:
+        """What to remember for a problem; None where there is nothing."""
+        here = shape_fields(problem)
+        others = [p for p in self._measured if p != problem and set(p) == set(problem) and p.family == problem.family]
+        others.sort(key=lambda p: (float(np.square(shape_fields(p) - here).sum()), p.key))
+        parts: list[tuple[npt.NDArray[np.int64], Numbers, Numbers, Numbers, Numbers]] = []
+        for number, other in enumerate(others[: self._most_shapes]):
+            if other not in self._told:
+                self._told[other] = self._tell(other)
+            told = self._told[other]
+            if told is not None:
+                count = len(told[0])
+                parts.append((np.full(count, number), np.tile(shape_fields(other), (count, 1)), *told))
+        if not parts:
+            return None
+        return Memory(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+    def _tell(self, other: Problem) -> tuple[Numbers, Numbers, Numbers] | None:
+        """Settings, scores and log runtimes; None of a problem of which too little is known."""
+        times = list(self._measured[other].items())[: self._most_rows // self._most_shapes]
+        every = self._configs_of(other)
         place = {config: index for index, config in enumerate(every)}
         known = [(config, ns) for config, ns in times if config in place]
         if len(known) < 2:
-            continue
-        features = space_of(every).scaled(guide.prior)[[place[config] for config, _ in known]]
-        parts.append(
-            (
-                np.full(len(known), number),
-                np.tile(shape_fields(other), (len(known), 1)),
-                features,
-                np.array([scores[place[config]] - scores.min() for config, _ in known]),
-                np.log([ns for _, ns in known]),
-            )
-        )
-    if not parts:
-        return None
-    return Memory(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+            return None
+        rows = [place[config] for config, _ in known]
+        scores = self._guide.scores(self._family, other, every)
+        settings = space_of(every).scaled(self._guide.prior)
+        return settings[rows], scores[rows] - scores.min(), np.log([ns for _, ns in known])

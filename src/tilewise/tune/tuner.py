@@ -21,7 +21,7 @@ from tilewise.errors import ConfigurationError, FileFormatError
 from tilewise.tune.belief import Belief, Memory, Numbers, Prior
 from tilewise.tune.choices import Choice, Choices, cache_folder
 from tilewise.tune.export import Described
-from tilewise.tune.guide import Guide, file_guide, recalled, shipped_guide
+from tilewise.tune.guide import Guide, Recollection, file_guide, shipped_guide
 from tilewise.tune.problem import Config, Kernel, Problem, Value
 from tilewise.tune.search import Rule, Step, search, settle
 from tilewise.tune.space import space_of
@@ -115,6 +115,7 @@ class Tuner:
         self._own_model = model is not None  # then it decides alone
         self.guide = self._guide(model)
         self.choices = Choices(self.folder, self.bench.machine.identity, self.bench.version)
+        self._recollections: dict[str, tuple[list[int], Recollection]] = {}  # by family; when the store was as they say
         self._notes: set[str] = set()
         self._tell([*self.guide.notes, *self.choices.notes])
 
@@ -318,14 +319,25 @@ class Tuner:
             yield store
 
     def _memory(self, problem: Problem, store: Store | None = None) -> Memory | None:
-        if store is None:
-            if not self.store_file.is_file():
-                return None
+        if store is not None:
+            return self._recollection(problem.family, store).near(problem)
+        if not self.store_file.is_file():
+            return None
+        stamp, known = self._stamp(), self._recollections.get(problem.family)
+        if known is None or known[0] != stamp:
             with self._open_store() as opened:
-                return self._memory(problem, opened)
-        measured = measurements(store, problem.family)
-        family = self.bench.family(problem.family)
-        return recalled(self.guide, family, problem, measured, self.bench.configs)
+                known = stamp, self._recollection(problem.family, opened)
+            self._recollections[problem.family] = known
+        return known[1].near(problem)
+
+    def _recollection(self, family: str, store: Store) -> Recollection:
+        return Recollection(self.guide, self.bench.family(family), measurements(store, family), self.bench.configs)
+
+    def _stamp(self) -> list[int]:
+        """Differs when the store was written to, by whomever."""
+        files = (self.store_file, self.store_file.with_name(f"{self.store_file.name}-wal"))
+        stats = [file.stat() for file in files if file.is_file()]
+        return [number for stat in stats for number in (stat.st_mtime_ns, stat.st_size)]
 
 
 def _is_close(belief: Belief, index: int, best: int) -> bool:

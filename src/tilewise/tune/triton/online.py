@@ -20,7 +20,7 @@ import numpy as np
 from tilewise.errors import TilewiseError
 from tilewise.tune.belief import BLIND, Belief, Memory, Numbers, Prior
 from tilewise.tune.choices import Choice, Choices
-from tilewise.tune.guide import Guide, recalled
+from tilewise.tune.guide import Guide, Recollection
 from tilewise.tune.problem import Config, Kernel, Problem, Value
 from tilewise.tune.search import Found, Rule, search, settle
 from tilewise.tune.space import space_of
@@ -127,7 +127,8 @@ class Online:
         if guide is not None and scores is not None:
             return None  # the model's errors on another shape are its own; a shipped model knows more than they tell
         blind = guide or Guide(None, BLIND, Rule(), "")
-        return recalled(blind, None, problem, self.measured, lambda other: configs, most_shapes=12, most_rows=240)  # type: ignore[arg-type]
+        known = Recollection(blind, None, self.measured, lambda other: configs, most_shapes=12, most_rows=240)  # type: ignore[arg-type]
+        return known.near(problem)
 
     @contextlib.contextmanager
     def _forgiving(self) -> Any:
