@@ -9,8 +9,8 @@ kernels that nobody has measured, and the narrow model learns from both. Of seve
 least on the valid split: with its first choice, with the best of five, and where the tuner stops, added up. Nothing is
 chosen by the test split.
 
-The H200 model in the package was made this way, by four teachers of two widths within fewer passes and eight students
-(results/training_h200.json): `--teachers 4 --students 8 --unmeasured 1600` makes one like it, not the same weights.
+The H200 model in the package was made this way, by four teachers of two widths within fewer passes and six students
+(results/training_h200.json): `--teachers 4 --students 6 --unmeasured 1600` makes one like it, not the same weights.
 """
 
 from __future__ import annotations
