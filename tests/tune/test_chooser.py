@@ -169,6 +169,23 @@ def test_another_number_of_threads_forgets_what_was_chosen_for_the_old_one():
         native.set_num_threads(before)
 
 
+def test_where_threads_share_the_work_the_shipped_model_leaves_the_default(tmp_path):
+    before = native.num_threads()
+    products = [(300, 300, 300), (49, 515, 1098), (203, 950, 1126), (256, 256, 256)]
+    convolution = (4, 97, 37, 37, 127, 3, 3, 2, 2, 1, 1, 1)
+    own = ModelChooser(guide(Likes(some_register_tile())))
+    try:
+        native.set_num_threads(2)
+        chooser = make_chooser(tmp_path)
+        if chooser.first is None:
+            pytest.skip("no model is shipped for this machine's instruction set")
+        assert all(chooser("matmul", shape, "float32", "nn") is None for shape in products)
+        assert chooser("conv2d", convolution, "float32", "nchw") is None
+        assert own("matmul", (300, 300, 300), "float32", "nn") is not None
+    finally:
+        native.set_num_threads(before)
+
+
 def test_the_tuner_and_the_chooser_take_the_same_tile_unmeasured(tmp_path):
     threads = native.num_threads()
     own, chooser = Tuner("cpu", cache=tmp_path), make_chooser(tmp_path)

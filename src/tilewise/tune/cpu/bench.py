@@ -37,9 +37,10 @@ class CpuBench(FamilyBench[CpuFamily]):
         self.first = read_first_choice() if fits and SHIPPED.is_file() else None
 
     def first_choice(self, problem: Problem, guide: Guide) -> tuple[bool, Config | None]:
-        if problem.family != "matmul":
-            return False, None
-        threads, layout = problem.size("threads"), problem.word("layout")
+        threads = problem.size("threads")
+        if problem.family != "matmul":  # the default where the framework's chooser keeps it
+            return threads > 1 or problem.family == "int8_matmul", None
+        layout = problem.word("layout")
         tile = first_tile(require_native(), guide, self.first, _sizes(problem), layout, threads)
         return True, None if tile is None else config_of(tile)
 

@@ -1,9 +1,11 @@
 """The tile of a float32 matrix product without measuring, as the framework's chooser and the tuner both take it.
 
 Some hundred tiles that cover the space are compared with the default by a network that was taught just that (first.py),
-or, for products that it was not taught on, ranked by the collection's model; the best is taken if it is expected to
+or, for products larger than it was taught on, ranked by the collection's model; the best is taken if it is expected to
 beat the analytical default by more than the model's errors. Otherwise the default stays, as it does where it runs no
-tiles at all, and far outside the sizes that were ever measured.
+tiles at all, and far outside the sizes that were ever measured. It stays, too, where threads share a product: how
+evenly the work is cut decides there, the default sees to that, and what the shipped model took in its place was slower
+more often than faster. A model of one's own (no `first`) decides alone, on any number of threads.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ def first_tile(
         return None
     if first is not None and first.covers(m * n * k, threads):
         return first.choose(module, m, n, k, layout)
+    if first is not None and threads > 1:
+        return None
     path, default = module.matmul_plan(*views(m, n, k, layout), threads)
     if path != "tiled":
         return None
