@@ -36,10 +36,11 @@ def first_tile(
     m, n, k = sizes
     if guide.model is None or not LEAST_WORK <= m * n * k <= MOST_WORK:
         return None
-    if first is not None and first.covers(m * n * k, threads):
-        return first.choose(module, m, n, k, layout)
-    if first is not None and threads > 1:
-        return None
+    if first is not None:
+        if first.covers(m * n * k, threads):
+            return first.choose(module, m, n, k, layout)
+        if threads > 1:
+            return None
     path, default = module.matmul_plan(*views(m, n, k, layout), threads)
     if path != "tiled":
         return None

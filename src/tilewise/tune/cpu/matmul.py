@@ -70,19 +70,14 @@ class Matmul:
     def configs(self, problem: Problem) -> Sequence[Config]:
         _, m, n, k = _sizes(problem)
         layout, threads = problem.word("layout"), problem.size("threads")
-        default = self._plan(problem)[1]
+        default = self.default(problem)
         space = tile_space("matmul", (m, n, k), layout=layout, threads=threads)
-        return [config_of(default), *(config_of(tile) for tile in space if tile != default)]
+        return [default, *(config for config in map(config_of, space) if config != default)]
 
     def default(self, problem: Problem) -> Config:
-        """The first of `configs`, without the others."""
-        return config_of(self._plan(problem)[1])
-
-    def _plan(self, problem: Problem) -> tuple[str, TileConfig]:
-        """The default's way through the code and its tile; operands' memory is never touched."""
+        """The first of `configs`, without the others; operands are made, but their memory is never touched."""
         operands = _views(problem, functools.partial(np.empty, dtype=np.float32))
-        path, tile = require_native().matmul_plan(*operands, problem.size("threads"))
-        return path, TileConfig(*tile)
+        return config_of(TileConfig(*require_native().matmul_plan(*operands, problem.size("threads"))[1]))
 
     def operands(self, problem: Problem, rng: np.random.Generator) -> Mapping[str, Array]:
         batch, m, n, _ = _sizes(problem)
