@@ -68,9 +68,9 @@ def encode(folded: Folded, part: Prepared) -> Encoded:
     look = w["query.kernel"] @ keys.T, keys @ w["query.bias"], values
     blocks: list[tuple[Floats, Floats]] = []
     while f"film.{len(blocks)}.kernel" in w:
-        scale, shift = np.split(_dense(w, f"film.{len(blocks)}", kernel), 2)
-        layer = f"blocks.{len(blocks)}"
-        factor = 1 + scale
+        both = _dense(w, f"film.{len(blocks)}", kernel)
+        layer, half = f"blocks.{len(blocks)}", len(both) // 2
+        factor, shift = 1 + both[:half], both[half:]
         blocks.append((w[f"{layer}.kernel"] * factor, w[f"{layer}.bias"] * factor + shift))
     return Encoded(w["config_in.bias"] + kernel, look, blocks)
 

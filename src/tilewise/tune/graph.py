@@ -19,8 +19,8 @@ from tilewise.costmodel.schema import DIMENSIONS, NODE_COLUMN, NODE_FEATURES, OP
 
 Shape = tuple[int, ...]
 
-# Product columns of lists that are there but empty; the shape's is always filled.
-_EMPTY_PRODUCTS = tuple(NODE_COLUMN[name] for name in NODE_FEATURES if name.endswith("_product"))
+# An instruction that nothing is said of: products of lists that are empty are 1.
+_BLANK = [int(name.endswith("_product")) for name in NODE_FEATURES]
 
 
 class KernelGraph(NamedTuple):
@@ -163,13 +163,11 @@ def _numbered(stem: str, values: Sequence[int] | range) -> dict[str, int]:
 
 
 def _row(node: Node, is_root: bool) -> list[int]:
-    row = [0] * len(NODE_FEATURES)
-    for column in _EMPTY_PRODUCTS:
-        row[column] = 1
+    row = _BLANK.copy()
     row[NODE_COLUMN["is_root"]] = int(is_root)
     row[NODE_COLUMN[f"shape_element_type_is_{node.dtype}"]] = 1
     _fill(row, "shape_dimensions", node.shape)
-    for part in WINDOW_PARTS:
+    for part in WINDOW_PARTS if node.windows else ():
         _fill(row, f"window_{part}", [getattr(window, part) for window in node.windows])
     row[NODE_COLUMN["window_window_reversal_false_count"]] = len(node.windows)
     _set(row, node.features)
