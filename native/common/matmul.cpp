@@ -65,7 +65,7 @@ constexpr int64_t kShortRow = 256;
 // Columns past the last whole vector: up to this many are worth a path of their own, in matrices this narrow.
 constexpr int64_t kFewTail = 4, kManyColumns = 200, kLongTail = 24;
 // The default tile's blocks (docs/tiles.md says why).
-constexpr int64_t kBlockK = 512, kWholeK = 768, kBlockRows = 54, kOneRowBlock = 192, kManyRows = 512;
+constexpr int64_t kBlockK = 512, kWholeK = 768, kBlockRows = 54, kOneRowBlock = 192;
 constexpr int64_t kShortK = 12, kMostlyStoring = 32, kFewRows = 16, kShortBlockK = 64, kShortBlockFloats = 16384;
 
 // How the transposed product is computed: in tiles; row by row, or with its sums over k split, where there are too few
@@ -503,7 +503,7 @@ GemmTile default_tile(const Gemm& g, int threads) {
   const CacheSizes& caches = cache_sizes();
   t.nc = std::max<int64_t>(caches.l3 / 4 / (t.kc * 4) / t.nr, 1) * t.nr;
   t.pack_a = false;
-  t.pack_b = g.b_col != 1 || (g.m >= kManyRows && g.k * g.n * 4 > caches.l3 / 4);
+  t.pack_b = g.b_col != 1 || (g.m > kOneRowBlock && g.k * g.n * 4 > caches.l3 / 4);  // a large B, read again and again
   if (threads > 1 && multiply_adds(g) >= kWorthThreads) {
     // The grid whose largest task is least, and that packs least twice: every row of tasks packs B, every column of
     // tasks packs A.
