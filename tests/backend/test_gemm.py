@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewise._extension import native
-from tilewise.backend import TileConfig, check_tile, matmul_native, tile_space
+from tilewise.backend import TileConfig, check_tile, default_matmul_tile, matmul_native, tile_space
 from tilewise.errors import ConfigurationError, DtypeError, ShapeError, TilewiseError
 
 pytestmark = pytest.mark.skipif(native is None, reason="needs the compiled kernels")
@@ -319,3 +319,18 @@ def test_the_default_shares_a_product_out_as_evenly_as_any_grid(isa: str, thread
     grids = [largest(count) for count in range(1, threads + 1) if threads % count == 0]
     assert tile.threads_m * tile.threads_n == threads
     assert largest(tile.threads_m) <= 1.1 * min(grids)  # a little more is taken where it packs less
+
+
+def test_a_large_matrix_is_packed_from_the_second_block_of_rows_on():
+    rng = np.random.default_rng(5)
+    b = rng.standard_normal((1100, 2100)).astype(np.float32)
+    a = rng.standard_normal((512, 1100)).astype(np.float32)
+    packs = {rows: default_matmul_tile(a[:rows], b).pack_b for rows in (192, 193, 300, 512)}
+    assert not packs[192]  # read once
+    assert packs[193] == packs[300] == packs[512]  # which depends on the machine's caches
+    assert not default_matmul_tile(a[:300, :200], np.ascontiguousarray(b[:200, :200])).pack_b  # small
+    for rows in (192, 193, 300):
+        exact = a[:rows].astype(np.float64) @ b
+        for threads in (1, 2):
+            native.set_num_threads(threads)
+            np.testing.assert_allclose(matmul_native(a[:rows], b), exact, atol=1e-2)

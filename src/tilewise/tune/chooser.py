@@ -3,8 +3,8 @@
 `enable()` hands it to the backend that is in force; nothing in the backend knows where tiles come from. A shape that
 was met before costs one look into a table inside the compiled call. A new one costs about a millisecond, once, when
 several were spent computing in it (cpu/choosing.py says how a tile is chosen). Convolutions shared by threads and
-products of integers use what the tuner measured, else their default: first choices of the model were not surely faster
-there, and much slower for some shapes.
+products of integers use what the tuner measured, else their default: first choices of the model are not surely faster
+there.
 
 It is opt-in: a program that does not ask for it neither loads a model nor pays for the look-up.
 """

@@ -4,8 +4,8 @@ Some hundred tiles that cover the space are compared with the default by a netwo
 or, for products larger than it was taught on, ranked by the collection's model; the best is taken if it is expected to
 beat the analytical default by more than the model's errors. Otherwise the default stays, as it does where it runs no
 tiles at all, and far outside the sizes that were ever measured. It stays, too, where threads share a product: how
-evenly the work is cut decides there, the default sees to that, and what the shipped model took in its place was slower
-more often than faster. A model of one's own (no `first`) decides alone, on any number of threads.
+evenly the work is cut decides there, which the default sees to and the shipped model is not told of. A model of one's
+own (no `first`) decides alone, on any number of threads.
 """
 
 from __future__ import annotations
