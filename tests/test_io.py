@@ -89,6 +89,9 @@ HOSTILE = {
     "very deep nesting": (b"[" * 100_000, b""),
     "a number with very many digits": (b'{"x":' + b"9" * 10_000 + b"}", b""),
     "too many dimensions": ({"x": entry(shape=[1] * 100)}, b"1234"),
+    "an empty tensor too large for an array": ({"x": entry(shape=[2**62, 0], offsets=[0, 0])}, b""),
+    "an empty tensor whose sizes overflow": ({"x": entry(shape=[2**40, 2**40, 0], offsets=[0, 0])}, b""),
+    "an empty tensor of ten million rows": ({"x": entry(shape=[10**7, 0], offsets=[0, 0])}, b""),
 }
 
 
@@ -141,3 +144,40 @@ def test_missing_files_folders_and_odd_types_get_one_sentence(tmp_path):
     with pytest.raises(DtypeError):
         tw.save({"a": np.zeros(2, complex)}, tmp_path / "x")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_header_of_a_million_names_is_refused_before_it_costs_anything(tmp_path):
+    empty = entry(shape=[0], offsets=[0, 0])
+    path = write(tmp_path / "x", {f"t{number}": empty for number in range(60_000)})
+    with pytest.raises(FileFormatError, match="at most 50000"):
+        tw.load(path)
+    path = write(tmp_path / "x", b'{"x":' + b" " * (17 << 20) + b"1}")
+    with pytest.raises(FileFormatError, match="header"):
+        tw.load(path)
+
+
+def test_a_flipped_bit_in_the_numbers_is_found(tmp_path):
+    tw.save(ARRAYS, tmp_path / "x")
+    content = bytearray((tmp_path / "x").read_bytes())
+    content[-3] ^= 1
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(FileFormatError, match="is damaged"):
+        tw.load(tmp_path / "x")
+
+
+def test_a_file_without_a_checksum_is_read_as_before(tmp_path):
+    safetensors.numpy.save_file({"a": ARRAYS["a"]}, tmp_path / "x", {"made": "there"})
+    arrays, metadata = load_arrays(tmp_path / "x")
+    np.testing.assert_array_equal(arrays["a"], ARRAYS["a"])
+    assert metadata == {"made": "there"}
+
+
+def test_equal_tensors_give_equal_files(tmp_path):
+    for name in ("one", "two"):
+        tw.save(ARRAYS, tmp_path / name, {"made": "here"})
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_an_empty_tensor_that_cannot_be_read_back_is_not_written(tmp_path):
+    with pytest.raises(TilewiseError, match="holds nothing"):
+        tw.save({"a": np.zeros((10**7, 0), np.float32)}, tmp_path / "x")

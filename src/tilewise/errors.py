@@ -31,3 +31,7 @@ class ConfigurationError(TilewiseError, ValueError):
 
 class UnavailableError(TilewiseError, RuntimeError):
     """Something this machine or installation does not have."""
+
+
+class MissingFileError(FileFormatError, UnavailableError):
+    """A file that is not there."""
