@@ -10,6 +10,7 @@
 #include <elf.h>
 #include <link.h>
 #include <malloc.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -164,7 +165,13 @@ std::atomic<bool> watching{false}, only_large{false};
 std::atomic<int64_t> taken_large{0};
 std::atomic<int64_t> alarm_level{0};
 std::atomic<void (*)()> alarm_call{nullptr};
-thread_local int inner_depth = 0;
+
+// How deep a thread is in calls that count what they take themselves. Not thread_local: the first use of such a variable in a
+// thread makes the loader allocate, and where the loader's malloc is a counting one that would never end.
+pthread_key_t depth_key;
+const bool have_depth_key = pthread_key_create(&depth_key, nullptr) == 0;
+intptr_t inner_depth() { return reinterpret_cast<intptr_t>(pthread_getspecific(depth_key)); }
+void set_inner_depth(intptr_t depth) { pthread_setspecific(depth_key, reinterpret_cast<void*>(depth)); }
 
 void check_alarm() {
   int64_t level = alarm_level.load(std::memory_order_relaxed);
@@ -179,7 +186,7 @@ void took(void* block, std::size_t bytes) {
   if (only_large.load(std::memory_order_relaxed)) return;
   const int saved = errno;
   system_ledger().add(block, bytes);
-  if (inner_depth == 0) {
+  if (inner_depth() == 0) {
     requested_ledger().add(block, bytes);
     check_alarm();
   }
@@ -190,7 +197,7 @@ void gave(void* block) {
   if (!block || !watching.load(std::memory_order_relaxed)) return;
   if (only_large.load(std::memory_order_relaxed)) return;
   system_ledger().remove(block);
-  if (inner_depth == 0) requested_ledger().remove(block);
+  if (inner_depth() == 0) requested_ledger().remove(block);
 }
 
 // --- the counting versions ---
@@ -249,7 +256,7 @@ void* counted_mmap(void* at, std::size_t n, int protection, int flags, int fd, o
 int counted_munmap(void* p, std::size_t n) {
   if (counting_blocks()) {
     system_ledger().shrink(p, n);
-    if (inner_depth == 0) requested_ledger().shrink(p, n);
+    if (inner_depth() == 0) requested_ledger().shrink(p, n);
   }
   return real_munmap(p, n);
 }
@@ -289,6 +296,8 @@ struct Image {
   uintptr_t base;
   const ElfW(Sym)* symbols = nullptr;
   const char* names = nullptr;
+  const ElfW(Rela)* imports[2] = {nullptr, nullptr};
+  std::size_t import_counts[2] = {0, 0};
   uintptr_t relro_start = 0, relro_end = 0;
 };
 
@@ -302,8 +311,36 @@ bool is_import(const ElfW(Rela)& r) {
 #endif
 }
 
-void redirect(const Image& image, const ElfW(Rela) * relocations, std::size_t bytes) {
-  for (std::size_t i = 0; relocations && i < bytes / sizeof(ElfW(Rela)); ++i) {
+// What the loader's own tables say of one loaded file.
+Image read_image(const dl_phdr_info& info) {
+  Image image{info.dlpi_addr};
+  const ElfW(Dyn)* dynamic = nullptr;
+  for (int i = 0; i < info.dlpi_phnum; ++i) {
+    const ElfW(Phdr)& segment = info.dlpi_phdr[i];
+    if (segment.p_type == PT_DYNAMIC) dynamic = reinterpret_cast<const ElfW(Dyn)*>(image.base + segment.p_vaddr);
+    if (segment.p_type == PT_GNU_RELRO) {
+      image.relro_start = image.base + segment.p_vaddr;
+      image.relro_end = image.relro_start + segment.p_memsz;
+    }
+  }
+  for (; dynamic && dynamic->d_tag != DT_NULL; ++dynamic) {
+    const uintptr_t value = dynamic->d_un.d_ptr;
+    const uintptr_t pointer = value < image.base ? image.base + value : value;
+    switch (dynamic->d_tag) {
+      case DT_SYMTAB: image.symbols = reinterpret_cast<const ElfW(Sym)*>(pointer); break;
+      case DT_STRTAB: image.names = reinterpret_cast<const char*>(pointer); break;
+      case DT_JMPREL: image.imports[0] = reinterpret_cast<const ElfW(Rela)*>(pointer); break;
+      case DT_PLTRELSZ: image.import_counts[0] = value / sizeof(ElfW(Rela)); break;
+      case DT_RELA: image.imports[1] = reinterpret_cast<const ElfW(Rela)*>(pointer); break;
+      case DT_RELASZ: image.import_counts[1] = value / sizeof(ElfW(Rela)); break;
+      default: break;
+    }
+  }
+  return image;
+}
+
+void redirect(const Image& image, const ElfW(Rela) * relocations, std::size_t count) {
+  for (std::size_t i = 0; relocations && i < count; ++i) {
     const ElfW(Rela)& r = relocations[i];
     if (!is_import(r)) continue;
     const char* name = image.names + image.symbols[ELF64_R_SYM(r.r_info)].st_name;
@@ -323,40 +360,58 @@ void redirect(const Image& image, const ElfW(Rela) * relocations, std::size_t by
 int redirect_library(dl_phdr_info* info, std::size_t, void*) {
   const char* file = info->dlpi_name ? info->dlpi_name : "";
   if (std::strstr(file, "linux-vdso") || std::strstr(file, "/ld-linux")) return 0;
-  Image image{info->dlpi_addr};
-  const ElfW(Dyn)* dynamic = nullptr;
-  for (int i = 0; i < info->dlpi_phnum; ++i) {
-    const ElfW(Phdr)& segment = info->dlpi_phdr[i];
-    if (segment.p_type == PT_DYNAMIC) dynamic = reinterpret_cast<const ElfW(Dyn)*>(image.base + segment.p_vaddr);
-    if (segment.p_type == PT_GNU_RELRO) {
-      image.relro_start = image.base + segment.p_vaddr;
-      image.relro_end = image.relro_start + segment.p_memsz;
-    }
-  }
-  const ElfW(Rela)* tables[2] = {nullptr, nullptr};
-  std::size_t sizes[2] = {0, 0};
-  for (; dynamic && dynamic->d_tag != DT_NULL; ++dynamic) {
-    const uintptr_t value = dynamic->d_un.d_ptr;
-    const uintptr_t pointer = value < image.base ? image.base + value : value;
-    switch (dynamic->d_tag) {
-      case DT_SYMTAB: image.symbols = reinterpret_cast<const ElfW(Sym)*>(pointer); break;
-      case DT_STRTAB: image.names = reinterpret_cast<const char*>(pointer); break;
-      case DT_JMPREL: tables[0] = reinterpret_cast<const ElfW(Rela)*>(pointer); break;
-      case DT_PLTRELSZ: sizes[0] = value; break;
-      case DT_RELA: tables[1] = reinterpret_cast<const ElfW(Rela)*>(pointer); break;
-      case DT_RELASZ: sizes[1] = value; break;
-      default: break;
-    }
-  }
+  const Image image = read_image(*info);
   if (!image.symbols || !image.names) return 0;
-  redirect(image, tables[0], sizes[0]);
-  redirect(image, tables[1], sizes[1]);
+  for (int t = 0; t < 2; ++t) redirect(image, image.imports[t], image.import_counts[t]);
   return 0;
+}
+
+// An executable at a fixed address (Debian's and Ubuntu's python3) may stand in for a function whose address it takes: the
+// loader then gives everybody the address of the executable's own stub, which jumps through the executable's import table.
+// Called as the real function it would lead straight back to the counting one, so it is looked for further on.
+struct Stub {
+  const char* name;
+  void* address;
+};
+
+int find_stub(dl_phdr_info* info, std::size_t, void* context) {
+  Stub& stub = *static_cast<Stub*>(context);
+  const Image image = read_image(*info);
+  for (int t = 0; t < 2 && image.symbols && image.names; ++t) {
+    for (std::size_t i = 0; image.imports[t] && i < image.import_counts[t]; ++i) {
+      const ElfW(Sym)& symbol = image.symbols[ELF64_R_SYM(image.imports[t][i].r_info)];
+      if (symbol.st_shndx != SHN_UNDEF || symbol.st_value == 0) continue;
+      if (std::strcmp(image.names + symbol.st_name, stub.name) == 0) {
+        stub.address = reinterpret_cast<void*>(image.base + symbol.st_value);
+      }
+    }
+  }
+  return 1;  // the executable is the first
+}
+
+// What libraries would find if the executable had no stub: the first of them that has the function, preloaded ones included.
+void* find_past_executable(const char* name) {
+  void* everything = dlopen(nullptr, RTLD_LAZY);
+  link_map* map = nullptr;
+  void* found = nullptr;
+  if (everything && dlinfo(everything, RTLD_DI_LINKMAP, &map) == 0) {
+    for (map = map->l_next; map && !found; map = map->l_next) {
+      void* library = map->l_name[0] == '/' ? dlopen(map->l_name, RTLD_LAZY | RTLD_NOLOAD) : nullptr;
+      if (!library) continue;
+      found = dlsym(library, name);
+      dlclose(library);
+    }
+  }
+  if (everything) dlclose(everything);
+  return found;
 }
 
 bool find_real_functions() {
   for (const Hook& hook : kHooks) {
+    Stub stub{hook.name, nullptr};
+    dl_iterate_phdr(find_stub, &stub);
     void* real = dlsym(RTLD_DEFAULT, hook.name);
+    if (real && real == stub.address) real = find_past_executable(hook.name);
     if (!real) return false;
     *hook.real = real;
   }
@@ -368,7 +423,8 @@ bool find_real_functions() {
 bool start(bool large_only) {
   static std::atomic_flag busy = ATOMIC_FLAG_INIT;
   SpinLock lock(busy);
-  if (watching.load() || !find_real_functions()) return false;
+  static const bool found = find_real_functions();
+  if (!found || !have_depth_key || watching.load()) return false;
   if (!slots) slots = static_cast<Slot*>(kernel_pages(kMostSlots * sizeof(Slot)));
   system_ledger().clear();
   requested_ledger().clear();
@@ -419,9 +475,9 @@ void forget_requested(void* block) {
   if (block && active()) requested_ledger().remove(block);
 }
 
-Inner::Inner() { ++inner_depth; }
-Inner::~Inner() { --inner_depth; }
-bool Inner::outermost() const { return inner_depth == 1; }
+Inner::Inner() { set_inner_depth(inner_depth() + 1); }
+Inner::~Inner() { set_inner_depth(inner_depth() - 1); }
+bool Inner::outermost() const { return inner_depth() == 1; }
 
 }  // namespace heap_watch
 }  // namespace tw

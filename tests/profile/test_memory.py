@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -115,6 +116,43 @@ def test_the_peak_is_within_two_percent_of_memray(name, tmp_path):
     system, requested, their_system, their_requested = json.loads(answer)
     assert system == pytest.approx(their_system, rel=0.02)
     assert requested == pytest.approx(their_requested, rel=0.02)
+
+
+ELSEWHERE = """
+import site, sys
+for folder in sys.argv[1:]:
+    site.addsitedir(folder)
+import threading
+import numpy as np
+from tilewise.profile import MemoryProfiler
+def work():
+    threads = [threading.Thread(target=np.ones, args=(250_000,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return np.ones(1_000_000)
+print(MemoryProfiler().profile(work, sites=False, leaks=False).system_peak_bytes)
+"""
+
+
+def interpreter_at_a_fixed_address() -> str | None:
+    """A Python of this version that is no position-independent executable, as Debian and Ubuntu ship theirs."""
+    path = Path(f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}")
+    fixed = path.is_file() and path.read_bytes()[16:18] == b"\x02\x00"  # ELF's e_type: ET_EXEC
+    return str(path) if fixed else None
+
+
+@needs_watch
+def test_an_interpreter_at_a_fixed_address_is_watched_too():
+    """Its own stubs stand in for malloc and free, and the loader itself allocates through them."""
+    python = interpreter_at_a_fixed_address()
+    if python is None:
+        pytest.skip("the system has no Python of this version at a fixed address")
+    folders = [folder for folder in sys.path if Path(folder).name == "site-packages"]
+    command = [python, "-S", "-c", ELSEWHERE, *folders]
+    answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": ""}).stdout
+    assert 8_000_000 <= int(answer) < 20_000_000
 
 
 # --- sites ---
