@@ -457,11 +457,6 @@ std::vector<std::pair<int, int>> register_tiles() {
   return tiles;
 }
 
-std::tuple<int64_t, int64_t, int64_t> caches() {
-  const CacheSizes& sizes = cache_sizes();
-  return {sizes.l1, sizes.l2, sizes.l3};
-}
-
 }  // namespace
 
 PyObject* table_matmul(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
@@ -494,7 +489,6 @@ void bind_gemm(nb::module_& m) {
   m.def("prepared_tile", prepared_tile, nb::arg("tile"));
   m.def("gemm_tile_problem", check_tile, nb::arg("tile"), nb::arg("m"), nb::arg("n"), nb::arg("k"),
         nb::arg("transposed_b"));
-  m.def("cache_sizes", caches);
 }
 
 }  // namespace tw

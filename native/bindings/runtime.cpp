@@ -1,6 +1,7 @@
-// Instruction set and thread count, seen from Python.
+// Instruction set, thread count and the machine, seen from Python.
 #include "bindings/bindings.h"
 #include "common/isa.h"
+#include "common/machine.h"
 #include "common/thread_pool.h"
 
 namespace tw {
@@ -29,6 +30,11 @@ void set_threads(int n) {
   set_num_threads(n);
 }
 
+std::tuple<int64_t, int64_t, int64_t> caches() {
+  const CacheSizes& sizes = cache_sizes();
+  return {sizes.l1, sizes.l2, sizes.l3};
+}
+
 }  // namespace
 
 void bind_runtime(nb::module_& m) {
@@ -37,6 +43,12 @@ void bind_runtime(nb::module_& m) {
   m.def("supported_isas", supported_isas);
   m.def("num_threads", num_threads);
   m.def("set_num_threads", set_threads);
+  machine();  // read now: a caller may later keep to fewer cores for a while
+  m.def("cache_sizes", caches);
+  m.def("l3_share", [] { return cache_sizes().l3_share; });
+  m.def("cores", [] { return machine().cores; });
+  m.def("real_cores", [] { return machine().real_cores; });
+  m.def("pretend_machine", pretend_machine, nb::arg("l1"), nb::arg("l2"), nb::arg("l3"), nb::arg("cores"));
 }
 
 }  // namespace tw

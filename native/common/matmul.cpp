@@ -1,7 +1,5 @@
 #include "common/matmul.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -13,26 +11,6 @@
 
 namespace tw {
 namespace {
-
-int64_t read_cache_size(int index) {
-  char path[96], text[32] = {};
-  std::snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu0/cache/index%d/size", index);
-  std::FILE* file = std::fopen(path, "r");
-  if (file == nullptr) return 0;
-  const bool ok = std::fgets(text, sizeof text, file) != nullptr;
-  std::fclose(file);
-  long kilobytes = 0;
-  return ok && std::sscanf(text, "%ldK", &kilobytes) == 1 ? kilobytes * 1024 : 0;
-}
-
-CacheSizes read_cache_sizes() {
-  CacheSizes sizes;  // index 0 is L1 data, 1 L1 instruction, 2 L2, 3 L3 on every Linux CPU that has them
-  if (const int64_t l1 = read_cache_size(0)) sizes.l1 = l1;
-  if (const int64_t l2 = read_cache_size(2)) sizes.l2 = l2;
-  const int64_t l3 = read_cache_size(3);
-  sizes.l3 = l3 ? l3 : std::max(sizes.l2, CacheSizes().l3);
-  return sizes;
-}
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
@@ -438,11 +416,6 @@ int default_rows(const Gemm& g, int vectors) {
 }
 
 }  // namespace
-
-const CacheSizes& cache_sizes() {
-  static const CacheSizes sizes = read_cache_sizes();
-  return sizes;
-}
 
 const char* matmul_path(const Gemm& g) {
   switch (choose_plan(g).path) {

@@ -5,14 +5,10 @@
 
 #include <cstddef>
 
+#include "common/machine.h"
 #include "kernels/gemm.h"
 
 namespace tw {
-
-struct CacheSizes {
-  int64_t l1 = 32 << 10, l2 = 1 << 20, l3 = 32 << 20;
-};
-const CacheSizes& cache_sizes();  // read from the machine once; these defaults where it does not say
 
 // `count` products of one shape, the batch dimensions of the operands as in NumPy (a stride of 0 broadcasts). Results
 // lie one after the other in c.

@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "common/machine.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 static inline void relax() { _mm_pause(); }
@@ -54,7 +56,7 @@ void leave_cpu(int) {}
 class Pool {
  public:
   explicit Pool(int threads) : threads_(threads) {
-    spins_ = threads <= static_cast<int>(std::thread::hardware_concurrency()) ? kSpins : 0;
+    spins_ = threads <= machine().real_cores ? kSpins : 0;
     for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
   }
 
@@ -153,11 +155,6 @@ class Pool {
   std::atomic<int> next_{0}, active_{0}, sleepers_{0}, caller_cpu_{-1};
 };
 
-int default_threads() {
-  static const int n = static_cast<int>(std::thread::hardware_concurrency());
-  return n < 1 ? 1 : n;
-}
-
 // The pool is made at first use. Callers share ownership, so that set_num_threads may replace it while another Python
 // thread is inside. A forked child has no workers: it forgets the pool, leaked on purpose (its threads cannot be joined).
 std::mutex pool_mutex;
@@ -181,7 +178,7 @@ std::shared_ptr<Pool> get_pool() {
 
 int num_threads() {
   int n = wanted_threads.load();
-  return n > 0 ? n : default_threads();
+  return n > 0 ? n : machine().cores;
 }
 
 void set_num_threads(int n) {

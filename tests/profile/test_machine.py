@@ -103,13 +103,9 @@ def test_the_roofline_is_the_larger_of_compute_and_memory_time():
     assert 10e9 < figures.bandwidth(1 << 21) < 40e9
 
 
-def test_cpu_lists_are_counted():
-    assert [module._count_cpus(text) for text in ("0", "0-3", "0-1,8-9", "0,4")] == [1, 4, 4, 2]
-
-
 def test_numpys_ceiling_is_told_with_the_threads_its_library_uses(monkeypatch):
     monkeypatch.setattr(module, "native", None)
-    monkeypatch.setattr(module, "_cpus", lambda: 8)
+    monkeypatch.setattr(module, "real_cores", lambda: 8)
     for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     assert module.measure_machine([1 << 16], seconds=1e-4).peaks[0].threads == 8

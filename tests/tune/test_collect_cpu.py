@@ -223,7 +223,7 @@ def test_a_family_that_breaks_ends_its_kernel_and_not_the_collection(
 
 @needs_native
 def test_more_threads_than_cores_are_left_out_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr("tilewise.tune.cpu.collect.real_cores", lambda: 2)
     said: list[str] = []
     greedy = {**many_shapes()[0], "threads": 3}
     collect("cpu", shapes=[greedy, many_shapes()[1]], out=tmp_path / "s.sqlite", configs=5, say=said.append)

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +21,7 @@ import numpy as np
 
 from tilewise._extension import native
 from tilewise._files import write_whole
+from tilewise._machine import caches, cores, cpu_name, pretence, real_cores
 from tilewise.errors import TilewiseError
 from tilewise.profile.files import cache_directory
 
@@ -123,7 +122,7 @@ def machine(refresh: bool = False) -> Machine:
 def _identity() -> list[Any]:
     """What must agree for kept figures to be this machine's."""
     isas = list(native.supported_isas()) if native is not None else ["numpy"]
-    return [_SCHEMA, _cpu_name(), os.cpu_count(), isas]
+    return [_SCHEMA, cpu_name(), real_cores(), isas, pretence()]
 
 
 def _from_dict(data: dict[str, Any]) -> Machine:
@@ -141,7 +140,7 @@ def _from_dict(data: dict[str, Any]) -> Machine:
 
 def measure_machine(sizes: list[int] | None = None, seconds: float = 0.02) -> Machine:
     """Run the probes; `seconds` is the length of one of the five tries whose best is kept."""
-    counts = sorted({1, *(n for n in (2, 4, 8, 16, 32, 64, 128) if n < _cpus()), _cpus()})
+    counts = sorted({1, *(n for n in (2, 4, 8, 16, 32, 64, 128) if n < real_cores()), real_cores()})
     sizes = sizes or [s for s in _SIZES if s <= _memory_bytes() // 16]
     if native is None:
         peaks = [Peak("numpy", _library_threads(), _numpy_peak(seconds))]
@@ -154,7 +153,8 @@ def measure_machine(sizes: list[int] | None = None, seconds: float = 0.02) -> Ma
             bandwidths = [_probe_bandwidth(size, n, seconds) for n in counts for size in sizes]
         method = "measured by native probes"
     fresh = _fresh_memory(min(max(sizes), 64 << 20), seconds)
-    return Machine(_cpu_name(), _cpus(), method, peaks, bandwidths, _caches(), fresh)
+    levels = [Cache(*level) for level in caches()]
+    return Machine(cpu_name(), cores(), method, peaks, bandwidths, levels, fresh)
 
 
 @contextmanager
@@ -223,7 +223,7 @@ def _fresh_memory(size: int, seconds: float) -> float:
 def _library_threads() -> int:
     """How many threads NumPy's matrix product uses: what the environment says, else every CPU."""
     asked = (os.environ.get(name, "") for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"))
-    return min([_cpus(), *[int(words) for words in asked if words.isdigit() and int(words)][:1]])
+    return min([real_cores(), *[int(words) for words in asked if words.isdigit() and int(words)][:1]])
 
 
 def _numpy_peak(seconds: float) -> float:
@@ -254,41 +254,8 @@ def _numpy_bandwidth(size: int, seconds: float) -> Bandwidth:
     return Bandwidth(size, 1, _best_rate(read, seconds), _best_rate(copy, seconds))
 
 
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-
-
 def _memory_bytes() -> int:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
         return 4 << 30
-
-
-def _cpu_name() -> str:
-    with suppress(OSError):
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        if found:
-            return found.group(1).strip()
-    return platform.processor() or platform.machine() or "unknown"
-
-
-def _caches() -> list[Cache]:
-    """Data and unified caches of the first CPU, from sysfs; an empty list where it is not there."""
-    found = []
-    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        with suppress(OSError, ValueError):
-            if (index / "type").read_text().strip() == "Instruction":
-                continue
-            text = (index / "size").read_text().strip()
-            unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1], 1)
-            size = int(text[:-1]) * unit if unit > 1 else int(text)
-            shared = _count_cpus((index / "shared_cpu_list").read_text().strip())
-            found.append(Cache(int((index / "level").read_text()), size, shared))
-    return found
-
-
-def _count_cpus(text: str) -> int:
-    """How many CPUs a list like 0-3,8 names."""
-    ranges = [part.split("-") for part in text.split(",")]
-    return sum(int(r[-1]) - int(r[0]) + 1 for r in ranges)

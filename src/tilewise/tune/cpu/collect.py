@@ -10,7 +10,6 @@ own, and a checked result is wiped.
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tilewise._machine import real_cores
 from tilewise.errors import ConfigurationError, TilewiseError
 from tilewise.tune.cpu.family import Array, CpuFamily, Expected, get_family
 from tilewise.tune.cpu.limit import TookTooLongError, within
@@ -86,7 +86,7 @@ class CpuCollector:
 
     def _feasible(self, kernels: Iterable[Kernel]) -> list[Kernel]:
         """Those that want no more threads than there are cores."""
-        given, cores = list(kernels), os.cpu_count() or 1
+        given, cores = list(kernels), real_cores()
         kept = [kernel for kernel in given if _threads(kernel) <= cores]
         if given and not kept:
             raise ConfigurationError(f"All of these kernels want more threads than the {cores} cores of this machine.")

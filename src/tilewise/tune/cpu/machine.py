@@ -11,11 +11,11 @@ import os
 import platform
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tilewise import _machine
 from tilewise._extension import native
 from tilewise.errors import UnavailableError
 from tilewise.tune.rounds import Run
@@ -83,22 +83,14 @@ def describe() -> dict[str, Any]:
     module = require_native()
     l1, l2, l3 = module.cache_sizes()
     return {
-        "name": f"{cpu_name()} ({module.isa()})",
+        "name": f"{_machine.cpu_name()} ({module.isa()})",
         "isa": module.isa(),
-        "cpus": len(os.sched_getaffinity(0)),
+        "cpus": _machine.cores(),
         "l1_bytes": l1,
         "l2_bytes": l2,
         "l3_bytes": l3,
         "system": platform.system(),
         "tilewise": __version__,
         "numpy": np.__version__,
+        **({"pretended": _machine.pretence()} if _machine.pretence() else {}),
     }
-
-
-def cpu_name() -> str:
-    """The processor's name as the system gives it."""
-    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
-        for line in lines:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine() or "unknown CPU"

@@ -9,10 +9,10 @@ as well.
 from __future__ import annotations
 
 import itertools
-import os
 import random
 from collections.abc import Iterable, Iterator
 
+from tilewise._machine import real_cores
 from tilewise.tune.cpu.conv import multiplications
 from tilewise.tune.problem import Kernel, Problem
 from tilewise.tune.programs import (
@@ -218,7 +218,7 @@ def _all_programs() -> Iterator[tuple[str, Iterable[Problem]]]:
 def cpu_kernels(cores: int | None = None) -> list[Kernel]:
     """Every kernel of the CPU collection, in the order of the programs; with `cores` (this machine's) of one, those of
     two threads are left out."""
-    available = len(os.sched_getaffinity(0)) if cores is None else cores
+    available = real_cores() if cores is None else cores
     owner: dict[str, str] = {}
     kernels: dict[str, Kernel] = {}
     for program, problems in _all_programs():

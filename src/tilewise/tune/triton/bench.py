@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import statistics
 import tempfile
 import time
@@ -12,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tilewise import __version__
+from tilewise._machine import real_cores
 from tilewise.tune.bench import FamilyBench
 from tilewise.tune.problem import Config, Problem
 from tilewise.tune.rounds import Run
@@ -147,7 +147,7 @@ class TritonSweeper:
 
     def __init__(self, bench: TritonBench, processes: int = 0) -> None:
         self.bench = bench
-        self.processes = processes or max(1, (len(os.sched_getaffinity(0)) - 2) // 2)
+        self.processes = processes or max(1, (real_cores() - 2) // 2)
         self.cache = tempfile.mkdtemp(prefix="tilewise-sweep-")
         self.compiled: dict[str, Compiled] = {}
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tilewise._machine import real_cores
 from tilewise.errors import UnavailableError
 from tilewise.tune.guide import Guide, shipped_guide
 from tilewise.tune.measured import MeasuredProblem, contenders, measured_problem
@@ -123,7 +124,7 @@ class Collector:
     # The loop
 
     def run(self) -> dict[str, Tally]:
-        cores = len(os.sched_getaffinity(0))
+        cores = real_cores()
         processes = self.options.processes or max(1, cores - 2)
         cache = os.environ.get("TRITON_CACHE_DIR", str(Path(tempfile.gettempdir()) / "tilewise-triton-cache"))
         self.gpu = Worker(self.serve_gpu, self.options.device, {"plugins": self.options.plugins, "cache": cache})
