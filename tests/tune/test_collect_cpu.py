@@ -26,6 +26,7 @@ from tilewise.tune.cpu import collect as cpu_collect
 from tilewise.tune.cpu import conv, int8
 from tilewise.tune.cpu.collect import CpuCollector, CpuOptions
 from tilewise.tune.cpu.family import get_family
+from tilewise.tune.cpu.features import MACHINE_COLUMNS
 from tilewise.tune.cpu.machine import CpuClock
 from tilewise.tune.cpu.matmul import Matmul, config_of, tile_of
 from tilewise.tune.cpu.memory import placed
@@ -78,9 +79,16 @@ def test_a_users_own_shapes_are_measured_and_exported_to_files_that_load(tmp_pat
     with open_measurements(tmp_path / "s.sqlite") as store:
         export_folder(make_collection(store, "mine"), tmp_path / "out")
     dataset = load_dataset(tmp_path / "out", cache_dir=tmp_path / "cache", progress=False)
-    assert dataset.schema.config_features[24:] == (
-        "register_m", "register_n", "pack_a", "pack_b", "threads_m", "threads_n", "winograd",
+    own = dataset.schema.config_features[24:]
+    assert own == (
+        "register_m", "register_n", "pack_a", "pack_b", "threads_m", "threads_n", "winograd", "threads", "default",
+        *sorted(MACHINE_COLUMNS),
     )  # fmt: skip
+    for kernel in dataset.train:
+        columns = dict(zip(own, kernel.config_feat[:, 24:].T, strict=True))
+        assert columns["default"].sum() == 1
+        assert kernel.target[columns["default"] > 0] == 1.0
+        assert (columns["machine_lanes"] > 0).all() and (columns["machine_l1_kib"] > 0).all()
     assert [kernel.n_configs for kernel in dataset.train] == [10] * len(SHAPES)
     assert all((kernel.config_feat[:, 24:26] > 0).all() for kernel in dataset.train)
 

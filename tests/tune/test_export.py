@@ -15,7 +15,7 @@ from tilewise.costmodel import load_dataset
 from tilewise.costmodel.collection import Collection, read_collection, write_collection
 from tilewise.costmodel.dataset import embedded_collections
 from tilewise.errors import FileFormatError, TilewiseError
-from tilewise.tune.export import embed, export_folder, make_collection
+from tilewise.tune.export import embed, export_folder, make_collection, merged
 from tilewise.tune.measured import MeasuredProblem, open_measurements, read_measured
 from tilewise.tune.problem import Config, Kernel, Problem
 from tilewise.tune.store import Machine, Store, VerdictRow
@@ -32,10 +32,10 @@ def configs(kernel: Kernel, count: int) -> list[Config]:
     return list(get_family("matmul").configs(kernel.problem)[:count])
 
 
-def fill(store: Store, kernel: Kernel, runs: list[dict[str, object]]) -> None:
+def fill(store: Store, kernel: Kernel, runs: list[dict[str, object]], machine: Machine = MACHINE) -> None:
     """Each run: `default` and `times` (by place of the configuration) of each of its batches, and `finish`."""
     for run in runs:
-        number = store.begin(MACHINE, 0, {"rounds": 3})
+        number = store.begin(machine, 0, {"rounds": 3})
         assert store.claim(number, kernel)
         choices = configs(kernel, 5)
         store.add_verdicts(number, kernel, [VerdictRow(c, "ok") for c in choices])
@@ -152,6 +152,25 @@ def test_a_shape_in_two_splits_is_refused_with_a_sentence(tmp_path: Path) -> Non
             fill(store, each, [{"batches": batches, "finish": True}])
         with pytest.raises(TilewiseError, match="is in train and in test"):
             make_collection(store, "own")
+
+
+def test_kernels_of_two_machines_stand_in_one_collection_each_told_its_own(tmp_path: Path) -> None:
+    batches = [(100.0, {1: 10.0, 2: 50.0}, False)] * 3
+    parts = []
+    for name, lanes in (("One CPU (avx2)", 8), ("Two CPU (avx512)", 16)):
+        with Store(tmp_path / f"{lanes}.sqlite") as store:
+            machine = Machine("triton", name, {"features": {"machine_lanes": lanes}})
+            fill(store, matmul(), [{"batches": batches, "finish": True}], machine)
+            parts.append(make_collection(store, "part"))
+    both = merged(parts, "both")
+    column = both.schema.config_features.index("machine_lanes")
+    first, second = both.splits["train"]
+    assert first.kernel.name != second.kernel.name
+    assert set(first.kernel.config_feat[:, column]) == {8.0}
+    assert set(second.kernel.config_feat[:, column]) == {16.0}
+    assert [machine["hardware"] for machine in both.schema.extra["machines"]] == ["One CPU (avx2)", "Two CPU (avx512)"]
+    embed(both, tmp_path / "both.npz")
+    assert len(load_dataset(tmp_path / "both.npz").train) == 2
 
 
 def test_an_empty_store_and_a_missing_one_are_one_sentence(tmp_path: Path) -> None:

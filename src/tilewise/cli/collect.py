@@ -203,7 +203,7 @@ def export(
 
 @collect.command()
 def embed(
-    store: StorePath,
+    stores: Annotated[list[Path], typer.Argument(help="A store, or several: of several machines, in one collection.")],
     name: Annotated[str, typer.Option(help="What load_dataset will call it, such as cpu or h200.")],
     out: Annotated[Path | None, typer.Option(help="The file to write; default: in the package.")] = None,
     telling: Annotated[
@@ -212,19 +212,22 @@ def embed(
     plugin: Plugin = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a store as one small file; without --out it becomes, or replaces, an embedded collection.
+    """Write stores as one small file; without --out it becomes, or replaces, an embedded collection.
 
     Example: tilewise collect embed measurements.sqlite --name cpu
     """
     from tilewise.costmodel.dataset import embedded_folder
     from tilewise.tune.collecting import load_plugins
     from tilewise.tune.export import embed as write
-    from tilewise.tune.export import make_collection
+    from tilewise.tune.export import make_collection, merged
     from tilewise.tune.measured import open_measurements
 
     load_plugins(plugin or ())
-    with open_measurements(store) as measurements:
-        collection = make_collection(measurements, name, telling)
+    parts = []
+    for store in stores:
+        with open_measurements(store) as measurements:
+            parts.append(make_collection(measurements, name, telling))
+    collection = parts[0] if len(parts) == 1 else merged(parts, name)
     target = out or embedded_folder() / f"{name}.npz"
     write(collection, target)
     _tell(collection, target, as_json)

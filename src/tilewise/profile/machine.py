@@ -83,6 +83,13 @@ class Machine:
         size = np.log(np.clip(working_set, rows[0].bytes, rows[-1].bytes))
         return float(np.interp(size, [np.log(b.bytes) for b in rows], [b.copy for b in rows]))
 
+    def read_bandwidth(self, working_set: float) -> float:
+        """What one thread reads of this working set, interpolated on the logarithm of the size."""
+        rows = sorted((b for b in self.bandwidths if b.threads == 1), key=lambda b: b.bytes)
+        rows = rows or sorted(self.bandwidths, key=lambda b: b.bytes)
+        size = np.log(np.clip(working_set, rows[0].bytes, rows[-1].bytes))
+        return float(np.interp(size, [np.log(b.bytes) for b in rows], [b.read for b in rows]))
+
     def memory_bandwidth(self, threads: int = 1) -> float:
         """Copy bandwidth of main memory."""
         return self.bandwidth(float("inf"), threads)
@@ -106,17 +113,23 @@ def cache_file() -> Path:
 
 def machine(refresh: bool = False) -> Machine:
     """This machine's ceilings: from the kept file, or measured now (a few seconds) and kept."""
-    identity = _identity()
-    if not refresh:
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            kept = json.loads(cache_file().read_text(encoding="utf-8"))
-            if kept["identity"] == identity:
-                return _from_dict(kept["machine"])
+    kept = None if refresh else kept_machine()
+    if kept is not None:
+        return kept
     measured = measure_machine()
     with suppress(TilewiseError):  # a read-only home is no reason to fail: it will be measured again next time
-        text = json.dumps({"identity": identity, "machine": measured.as_dict()}, indent=1)
+        text = json.dumps({"identity": _identity(), "machine": measured.as_dict()}, indent=1)
         write_whole(cache_file(), text + "\n")
     return measured
+
+
+def kept_machine() -> Machine | None:
+    """The ceilings in the kept file; None where there is none, or it is damaged or another machine's."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        kept = json.loads(cache_file().read_text(encoding="utf-8"))
+        if kept["identity"] == _identity():
+            return _from_dict(kept["machine"])
+    return None
 
 
 def _identity() -> list[Any]:

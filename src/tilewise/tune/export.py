@@ -2,21 +2,26 @@
 
 Columns of a configuration: the 24 of TpuGraphs first (bounds of the second operand's tile, of the result's, of the
 first operand's, in the order of the tensors' dimensions), then the hardware's own by name, which are whatever a
-configuration says beside its block sizes. Numbers that follow from these are left to the model.
+configuration says beside its block sizes. Numbers that follow from these are left to the model. On a CPU the threads
+that share the kernel, whether a configuration is the default, and the machine's own numbers come last, so that kernels
+of several machines can stand in one collection.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import io
 import json
 import os
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from tilewise._files import write_whole
 from tilewise.costmodel.collection import Collection, MeasuredKernel, write_collection
@@ -31,12 +36,13 @@ from tilewise.tune.problem import Config, Problem
 from tilewise.tune.programs import split_of
 from tilewise.tune.store import Store
 
+# Columns of a CPU's kernels that are not settings: how many threads share it, and which configuration is the default.
+THREADS, DEFAULT = "threads", "default"
 SPLITS = ("train", "valid", "test")
 _OWN_ORDER = (
     "warps", "stages", "group", "register_m", "register_n", "pack_a", "pack_b", "threads_m", "threads_n", "winograd",
 )  # fmt: skip
-
-
+_OF_A_MACHINE = ("hardware", "machine", "measured", "settings", "verdicts")  # what a schema says of where it came from
 _MIDDLE = {"cpu": "faster two of three"}
 
 
@@ -71,14 +77,47 @@ def make_collection(store: Store, name: str, telling: float = 0.0) -> Collection
     measured = [problem for problem in read_measured(store) if _tells(problem) >= telling]
     if not measured or not machines:
         raise ConfigurationError(f"{store.path} holds no finished kernel; run `tilewise collect` on it first.")
-    kind = machines[0].kind
+    kind, features = machines[0].kind, dict(machines[-1].details.get("features") or {})
     own = own_columns([t.config for m in measured for t in m.timings])
+    own = (*own, *((THREADS, DEFAULT, *features) if features else ()))
     splits: dict[str, list[MeasuredKernel]] = {split: [] for split in SPLITS}
     for problem in sorted(measured, key=lambda m: m.kernel.name):
         family = find_family(kind, problem.kernel.problem.family)
-        splits[split_of(problem.kernel.program)].append(_kernel(problem, family, own))
+        splits[split_of(problem.kernel.program)].append(_kernel(problem, family, own, features))
     _keep_apart(splits)
     return with_noise(Collection(Schema((*TILE_FEATURES, *own), _about(store, name)), splits))
+
+
+def merged(parts: Sequence[Collection], name: str) -> Collection:
+    """Collections of several machines as one: all their columns (0 where one has it not), kernels named by machine."""
+    columns = tuple(dict.fromkeys(column for part in parts for column in part.schema.config_features))
+    splits: dict[str, list[MeasuredKernel]] = {split: [] for split in SPLITS}
+    for part in parts:
+        places = [columns.index(column) for column in part.schema.config_features]
+        for split, kernels in part.splits.items():
+            splits[split] += [_moved(each, places, len(columns), _slug(part.schema)) for each in kernels]
+    _keep_apart(splits)
+    about = [{key: part.schema.extra.get(key) for key in _OF_A_MACHINE} for part in parts]
+    extra = {key: value for key, value in parts[0].schema.extra.items() if key not in (*_OF_A_MACHINE, "noise")}
+    hardware = ", ".join(dict.fromkeys(str(machine["hardware"]) for machine in about))
+    return with_noise(
+        Collection(Schema(columns, {**extra, "name": name, "hardware": hardware, "machines": about}), splits)
+    )
+
+
+def _slug(schema: Schema) -> str:
+    return "-".join(re.findall(r"[a-z0-9]+", str(schema.extra.get("hardware", "")).lower()))
+
+
+def _moved(measured: MeasuredKernel, places: Sequence[int], width: int, slug: str) -> MeasuredKernel:
+    """The kernel with its columns in their new places, called by program, machine and digest."""
+    kernel = measured.kernel
+    feat = np.zeros((kernel.n_configs, width), np.float32)
+    feat[:, places] = kernel.config_feat
+    program = f"{kernel.program}.{slug}"
+    name = f"{program}_{kernel.name.rpartition('_')[2]}"
+    moved = dataclasses.replace(kernel, name=name, program=program, config_feat=feat)
+    return dataclasses.replace(measured, kernel=moved)
 
 
 def _tells(measured: MeasuredProblem) -> float:
@@ -104,15 +143,37 @@ def config_row(family: Described, problem: Problem, config: Config, own: Sequenc
     return [*bounds, *(config.size(name) if name in config else 0 for name in own)]
 
 
-def _kernel(measured: MeasuredProblem, family: Described, own: Sequence[str]) -> MeasuredKernel:
+def told(
+    rows: npt.NDArray[np.float32],
+    own: Sequence[str],
+    problem: Problem,
+    machine: Mapping[str, int],
+    default: int | None,
+) -> npt.NDArray[np.float32]:
+    """Rows of `config_feat` with what no configuration says: the machine, the threads, which one is the default."""
+    whole, first = rows.copy(), rows.shape[1] - len(own)
+    known = {**machine, THREADS: problem.size(THREADS) if THREADS in problem else 1}
+    for column, name in enumerate(own, start=first):
+        if name in known:
+            whole[:, column] = known[name]
+        elif name == DEFAULT and default is not None:
+            whole[default, column] = 1
+    return whole
+
+
+def _kernel(
+    measured: MeasuredProblem, family: Described, own: Sequence[str], features: Mapping[str, int]
+) -> MeasuredKernel:
     problem = measured.kernel.problem
-    rows = np.array([config_row(family, problem, t.config, own) for t in measured.timings], np.int64)
+    rows = np.array([config_row(family, problem, t.config, own) for t in measured.timings], np.float32)
+    if features:
+        default = next(i for i, timing in enumerate(measured.timings) if timing.config == measured.default)
+        rows = told(rows, own, problem, features, default)
     order = np.lexsort(rows.T[::-1])  # a fixed order that does not tell where the default is
     timings = [measured.timings[i] for i in order]
     runtime = np.array([max(1, round(t.runtime_ns)) for t in timings], np.int64)
     normalizer = np.full(len(timings), max(1, round(measured.default_ns)), np.int64)
-    feat = rows[order].astype(np.float32)
-    kernel = make_kernel(measured.kernel.name, *family.graph(problem), feat, runtime, normalizer)
+    kernel = make_kernel(measured.kernel.name, *family.graph(problem), rows[order], runtime, normalizer)
     deviation = np.array([t.deviation for t in timings], np.float32)
     repeats = np.array([t.repeats for t in timings], np.uint16)
     return MeasuredKernel(kernel, deviation, repeats, dict(problem))

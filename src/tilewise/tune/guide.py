@@ -23,7 +23,7 @@ from tilewise.costmodel.shipped import shipped_file
 from tilewise.costmodel.trained import model_path
 from tilewise.errors import TilewiseError, UnavailableError
 from tilewise.tune.belief import BLIND, Belief, Memory, Numbers, Prior
-from tilewise.tune.export import Described
+from tilewise.tune.export import Described, told
 from tilewise.tune.prior import Calibration, load_calibration
 from tilewise.tune.problem import Config, Problem
 from tilewise.tune.search import Rule
@@ -45,6 +45,7 @@ class Guide:
     name: str  # of the model, for choices' sake; "" without one
     columns: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
+    machine: Mapping[str, int] = field(default_factory=dict)  # the columns that tell a model of the machine
 
     def scores(self, family: Described, problem: Problem, configs: Sequence[Config]) -> Numbers:
         """One score a configuration, lower is faster; the first configuration is the default."""
@@ -52,7 +53,7 @@ class Guide:
             blind = np.full(len(configs), _DEFAULT_LEAD)
             blind[:1] = 0.0
             return blind
-        kernel = as_kernel(family, problem, configs, self.columns[len(TILE_FEATURES) :])
+        kernel = as_kernel(family, problem, configs, self.columns[len(TILE_FEATURES) :], self.machine)
         return np.asarray(self.model.score(kernel), dtype=np.float64)
 
     def belief(
@@ -74,9 +75,19 @@ class Guide:
         return self.belief(scores, configs, memory, problem).portfolio(1)[0]
 
 
-def as_kernel(family: Described, problem: Problem, configs: Sequence[Config], own: Sequence[str]) -> Kernel:
-    """The kernel a cost model reads; its runtimes are withheld."""
+def as_kernel(
+    family: Described,
+    problem: Problem,
+    configs: Sequence[Config],
+    own: Sequence[str],
+    machine: Mapping[str, int] | None = None,
+    default: Config | None = None,
+) -> Kernel:
+    """The kernel a cost model reads; its runtimes are withheld. The default is the first unless it is named."""
     rows = space_of(configs).rows(family, problem, own)
+    if machine:
+        first = configs.index(default) if default in configs else 0 if default is None else None
+        rows = told(rows, own, problem, machine, first)
     nothing = np.zeros(len(configs), np.int64)
     # Not copied, as `make_kernel` would: a model knows the list by its array.
     return Kernel(f"{problem.family}_{problem.digest}", problem.family, *family.graph(problem), rows, nothing, nothing)
@@ -123,7 +134,16 @@ def file_guide(path: str | Path) -> Guide:
     columns = tuple(model.schema.config_features)
     if columns[: len(TILE_FEATURES)] != TILE_FEATURES:
         raise TilewiseError(f"{found.name} was trained on other configuration columns than the tuner has.")
-    return Guide(model, calibration.prior, calibration.rule, found.stem, columns, notes)
+    return Guide(model, calibration.prior, calibration.rule, found.stem, columns, notes, _machine(columns))
+
+
+def _machine(columns: Sequence[str]) -> Mapping[str, int]:
+    """This machine's columns, for a model that was trained with such."""
+    if not any(name.startswith("machine_") for name in columns):
+        return {}
+    from tilewise.tune.cpu.features import machine_features
+
+    return machine_features()
 
 
 class Recollection:

@@ -90,7 +90,8 @@ def measured_kernels(tuner: Tuner) -> list[Kernel]:
         for family in sorted({kernel.problem.family for kernel in store.kernels()}):
             for problem, times in measurements(store, family).items():
                 if len(times) >= LEAST_CONFIGS:
-                    kernel = as_kernel(tuner.bench.family(family), problem, list(times), own)
+                    default, machine = tuner.bench.default(problem), tuner.guide.machine
+                    kernel = as_kernel(tuner.bench.family(family), problem, list(times), own, machine, default)
                     runtime = np.array([max(1, round(ns)) for ns in times.values()], np.int64)
                     kernels.append(dataclasses.replace(kernel, runtime=runtime, normalizer=runtime.min(keepdims=True)))
     return kernels

@@ -47,6 +47,7 @@ CPU_SETTINGS = Settings(
     final_error=0.004,
     settle_ms=0.75,
 )
+_WORTH_CEILINGS = 1.0  # minutes; a shorter collection does not spend seconds on the machine's ceilings
 
 
 @dataclass
@@ -95,7 +96,7 @@ class CpuCollector:
         return kept
 
     def run(self) -> dict[str, Tally]:
-        details = describe()
+        details = describe(measure=self.options.minutes >= _WORTH_CEILINGS)
         settings = {**dataclasses.asdict(self.options.settings), "max_configs": self.options.max_configs}
         self.run_number = self.store.begin(Machine("cpu", details["name"], details), self.options.seed, settings)
         self.say(f"{len(self.waiting)} kernels to measure on {details['name']}")

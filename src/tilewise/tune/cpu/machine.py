@@ -76,9 +76,10 @@ def running_on(threads: int) -> Iterator[None]:
         module.set_least_pooled(pooled)
 
 
-def describe() -> dict[str, Any]:
-    """What a store keeps of the machine."""
+def describe(*, measure: bool = False) -> dict[str, Any]:
+    """What a store keeps of the machine; its ceilings are measured for it if they never were."""
     from tilewise import __version__
+    from tilewise.tune.cpu.features import machine_features
 
     module = require_native()
     l1, l2, l3 = module.cache_sizes()
@@ -93,4 +94,5 @@ def describe() -> dict[str, Any]:
         "tilewise": __version__,
         "numpy": np.__version__,
         **({"pretended": _machine.pretence()} if _machine.pretence() else {}),
+        "features": machine_features(measure=measure),
     }
