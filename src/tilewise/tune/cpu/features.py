@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import functools
 import mmap
-import os
 from pathlib import Path
 from typing import Any
 
+from tilewise import _machine
 from tilewise._extension import native
 from tilewise.profile.machine import Machine, kept_machine, machine
 
@@ -45,7 +45,7 @@ def _reported(module: Any) -> tuple[int, int, int]:
     isa = str(module.isa())
     lanes = next((lanes for name, lanes in _LANES.items() if isa.startswith(name)), 4)
     registers = next((count for name, count in _REGISTERS.items() if isa.startswith(name)), 16)
-    return lanes, registers, _cores()
+    return lanes, registers, _machine.cores()
 
 
 def _measured(module: Any, ceilings: Machine | None) -> tuple[int, ...]:
@@ -54,16 +54,7 @@ def _measured(module: Any, ceilings: Machine | None) -> tuple[int, ...]:
     peak = round(ceilings.peak(1) / 1e6) if ceilings is not None else 0
     sizes = (l1 // 2, l2 // 2, min(l3 // 2, 16 << 20), 1 << 40)
     rates = [0 if ceilings is None else round(ceilings.read_bandwidth(size) / 1e6) for size in sizes]
-    return peak, l1 >> 10, l2 >> 10, l3 >> 10, (l3 // max(_sharing(ceilings), 1)) >> 10, *rates
-
-
-def _sharing(ceilings: Machine | None) -> int:
-    """How many cores the last cache is for: as the system reports it, and all of them where it does not."""
-    if ceilings is not None:
-        last = [cache for cache in ceilings.caches if cache.level >= 3]
-        if last:
-            return min(max(last[-1].shared_by, 1), _cores())
-    return _cores()
+    return peak, l1 >> 10, l2 >> 10, l3 >> 10, int(module.l3_share()) >> 10, *rates
 
 
 def _pages() -> tuple[int, int]:
@@ -73,7 +64,3 @@ def _pages() -> tuple[int, int]:
     except OSError:
         return mmap.PAGESIZE >> 10, 0
     return mmap.PAGESIZE >> 10, 1 if "[never]" in chosen else 2
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
