@@ -119,7 +119,7 @@ void PackedSparse::convolve(const SparseConvShape& s, const float* x, float* y, 
       const int count = runs_of(in, first, valid, runs);
       active_sparse().patches(images, offsets.data(), columns(), runs, count, size, xt);
       for (int64_t block = 0; block < sparse_blocks(rows()); ++block) {
-        active_sparse().block(cells, block, xt, size, epilogue, work);
+        active_sparse().block(cells, block, xt, size, valid, epilogue, work);
         const int64_t row0 = block * kBlockRows, row_end = std::min(row0 + kBlockRows, rows());
         for (int done = 0; done < valid;) {  // a tile may reach from one image into the next
           const int64_t image = (first + done) / pixels, pixel = (first + done) % pixels;

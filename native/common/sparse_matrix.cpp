@@ -2,13 +2,48 @@
 #include "common/sparse_matrix.h"
 
 #include <algorithm>
+#include <atomic>
+#include <mutex>
 #include <new>
 #include <vector>
 
 #include "common/scratch.h"
+#include "common/sparse_strip_pack.h"
 #include "common/thread_pool.h"
 
 namespace tw {
+
+struct PackedSparse::Strips {
+  std::mutex mutex;
+  std::unique_ptr<PackedStrips> made;
+  std::atomic<const PackedStrips*> ready{nullptr};
+
+  const PackedStrips& of(const PackedCells<float, 1>& cells) {
+    if (const PackedStrips* found = ready.load()) return *found;
+    std::lock_guard<std::mutex> lock(mutex);
+    if (!made) {
+      Buffer<float> dense(static_cast<std::size_t>(cells.rows() * cells.columns()));
+      cells.to_dense(dense.data());
+      made = std::make_unique<PackedStrips>(dense.data(), cells.rows(), cells.columns());
+      ready.store(made.get());
+    }
+    return *made;
+  }
+};
+
+PackedSparse::PackedSparse(const float* dense, int64_t rows, int64_t columns)
+    : packed_(dense, rows, columns), strips_(std::make_unique<Strips>()) {}
+PackedSparse::~PackedSparse() = default;
+PackedSparse::PackedSparse(PackedSparse&&) noexcept = default;
+
+int64_t PackedSparse::nbytes() const {
+  const PackedStrips* strips = strips_->ready.load();
+  return packed_.nbytes() + (strips == nullptr ? 0 : strips->nbytes());
+}
+
+bool PackedSparse::strips_serve(const float* x, int64_t count) const {
+  return active_sparse_strips().vectors != nullptr && active_sparse_strips().finite(x, count);
+}
 
 int PackedSparse::threads_for(int64_t multiply_adds, int64_t parts) const {
   constexpr int64_t kWorthAThread = 200000;
@@ -17,8 +52,10 @@ int PackedSparse::threads_for(int64_t multiply_adds, int64_t parts) const {
 }
 
 void PackedSparse::times_rows(const float* x, int64_t batch, float* y, const SparseEpilogue& epilogue) const {
-  constexpr int64_t kFew = 5;  // measured: up to here vectors one by one beat a padded tile of 16
-  const int64_t rest = batch % 16 <= kFew ? batch % 16 : 0;
+  // Up to here vectors one by one beat a tile: of 16 in AVX-512's cells, of 8 beside AVX2's strips (benchmarks/sparse.py,
+  // "1024×1024 at 70%, batch 4").
+  const int64_t few = active_sparse_strips().vectors != nullptr ? 4 : 5;
+  const int64_t rest = batch % 16 <= few ? batch % 16 : 0;
   if (batch > rest) times_many(x, batch - rest, y, epilogue);
   if (rest > 0) times_few(x + (batch - rest) * columns(), rest, y + (batch - rest) * rows(), epilogue);
 }
@@ -34,14 +71,25 @@ void PackedSparse::times_few(const float* x, int64_t batch, float* y, const Spar
     }
     x = copy;
   }
-  const SparseCells<float> cells = packed_.cells();
   const int threads = threads_for(nonzeros() * batch, std::max<int64_t>(1, blocks));
-  parallel_for(threads, [&](int t) {
-    for (int64_t b = 0; b < batch; b += kMaxVectors) {
-      const int n = static_cast<int>(std::min<int64_t>(kMaxVectors, batch - b));
-      active_sparse().vectors(cells, x + b * padded, padded, n, y + b * rows(), rows(), epilogue, blocks * t / threads,
-                              blocks * (t + 1) / threads);
-    }
+  const auto passes = [&](int64_t parts, auto run) {
+    parallel_for(threads, [&](int t) {
+      for (int64_t b = 0; b < batch; b += kMaxVectors) {
+        const int n = static_cast<int>(std::min<int64_t>(kMaxVectors, batch - b));
+        run(x + b * padded, n, y + b * rows(), parts * t / threads, parts * (t + 1) / threads);
+      }
+    });
+  };
+  if (strips_serve(x, batch * padded)) {
+    const SparseStrips strips = strips_->of(packed_).strips();
+    passes((rows() + kStripRows - 1) / kStripRows, [&](const float* in, int n, float* out, int64_t first, int64_t last) {
+      active_sparse_strips().vectors(strips, in, padded, n, out, rows(), epilogue, first, last);
+    });
+    return;
+  }
+  const SparseCells<float> cells = packed_.cells();
+  passes(blocks, [&](const float* in, int n, float* out, int64_t first, int64_t last) {
+    active_sparse().vectors(cells, in, padded, n, out, rows(), epilogue, first, last);
   });
 }
 
@@ -104,7 +152,7 @@ void PackedSparse::times_many(const float* x, int64_t batch, float* y, const Spa
         const int n = static_cast<int>(std::min<int64_t>(kBlockRows, rows() - row0));
         float* to = y + of.first * rows() + row0;
         fetch_result(to, rows(), n, of.valid);
-        active_sparse().block(cells, block, xt + i % wave * tile_floats, of.size, epilogue, work);
+        active_sparse().block(cells, block, xt + i % wave * tile_floats, of.size, of.valid, epilogue, work);
         active_sparse().scatter_columns(work, n, of.size, of.valid, to, rows());
       }
     });

@@ -3,6 +3,8 @@
 // when memory runs out.
 #pragma once
 
+#include <memory>
+
 #include "common/sparse_pack.h"
 
 namespace tw {
@@ -17,7 +19,9 @@ struct SparseConvShape {
 
 class PackedSparse {
  public:
-  PackedSparse(const float* dense, int64_t rows, int64_t columns) : packed_(dense, rows, columns) {}
+  PackedSparse(const float* dense, int64_t rows, int64_t columns);
+  ~PackedSparse();
+  PackedSparse(PackedSparse&&) noexcept;
 
   void to_dense(float* dense) const { packed_.to_dense(dense); }
   // y (batch, rows) = x (batch, columns) Aᵀ
@@ -28,14 +32,17 @@ class PackedSparse {
   int64_t rows() const { return packed_.rows(); }
   int64_t columns() const { return packed_.columns(); }
   int64_t nonzeros() const { return packed_.nonzeros(); }
-  int64_t nbytes() const { return packed_.nbytes(); }
+  int64_t nbytes() const;
 
  private:
+  struct Strips;
   int threads_for(int64_t multiply_adds, int64_t parts) const;
   void times_few(const float* x, int64_t batch, float* y, const SparseEpilogue& epilogue) const;
   void times_many(const float* x, int64_t batch, float* y, const SparseEpilogue& epilogue) const;
+  bool strips_serve(const float* x, int64_t count) const;
 
   PackedCells<float, 1> packed_;
+  std::unique_ptr<Strips> strips_;  // a second storage for a few vectors, made when it is first asked for
 };
 
 }  // namespace tw

@@ -79,8 +79,8 @@ void vectors(const SparseCells<float>& a, const float* x, int64_t x_step, int co
   }
 }
 
-// The weights of one slot of a quad, and one of them in all lanes. Loads are what the batch kernel is short of, so with
-// AVX-512 the four are loaded together and each is spread by a shuffle.
+// The weights of one slot of a quad, and one of them in all lanes. Loads are what the batch kernel is short of, so the four
+// are loaded together and each is spread by a shuffle.
 #if defined(__AVX512F__)
 typedef vf QuadWeights;
 TW_INLINE QuadWeights load_quad(const float* value) {
@@ -91,6 +91,17 @@ TW_INLINE QuadWeights load_quad(const float* value) {
 template <int I>
 TW_INLINE vf spread(QuadWeights four) {
   return (vf)_mm512_maskz_permute_ps(0xffff, (__m512)four, I * 0x55);
+}
+#elif defined(__AVX2__)
+typedef vf QuadWeights;
+TW_INLINE QuadWeights load_quad(const float* value) {
+  vf four = (vf)_mm256_broadcast_ps(reinterpret_cast<const __m128*>(value));
+  TW_KEEP(four);
+  return four;
+}
+template <int I>
+TW_INLINE vf spread(QuadWeights four) {
+  return (vf)_mm256_permute_ps((__m256)four, I * 0x55);
 }
 #else
 typedef const float* QuadWeights;
@@ -111,43 +122,56 @@ TW_INLINE const float* column(uint32_t four, const float* x) {
 }
 
 template <int I, int V, int B>
-TW_INLINE void add_row(QuadWeights weights, uint32_t columns, const float* x, vf (&acc)[kQuad][V]) {
+TW_INLINE void add_row(QuadWeights weights, uint32_t columns, const float* x, vf (&acc)[V]) {
   const float* from = column<I, B>(columns, x);
   const vf w = spread<I>(weights);
 #pragma GCC unroll 4
-  for (int v = 0; v < V; ++v) acc[I][v] += w * load(from + v * kLanes);
+  for (int v = 0; v < V; ++v) acc[v] += w * load(from + v * kLanes);
 }
 
-// The slots of a quad times V vectors of the batch B, which is a template argument so that a column's address is a shift.
-template <int V, int B>
-TW_INLINE void quad_times_batch(const float* value, const uint8_t* index, int length, const uint8_t* row_at,
+// The slots of R rows of a quad, from its row I on, times V vectors of the batch B, which is a template argument so that a
+// column's address is a shift.
+template <int I, int R, int V, int B>
+TW_INLINE void rows_times_batch(const float* value, const uint8_t* index, int length, const uint8_t* row_at,
                                 const float* x, float* work) {
-  vf acc[kQuad][V];
+  vf acc[R][V];
 #pragma GCC unroll 4
-  for (int i = 0; i < kQuad; ++i) {
+  for (int i = 0; i < R; ++i) {
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) acc[i][v] = load(work + row_at[i] * B + v * kLanes);
+    for (int v = 0; v < V; ++v) acc[i][v] = load(work + row_at[I + i] * B + v * kLanes);
   }
   for (; length > 0; --length, value += kBand, index += kBand) {
     const QuadWeights weights = load_quad(value);
     uint32_t columns;  // one load for all four
     std::memcpy(&columns, index, sizeof columns);
-    add_row<0, V, B>(weights, columns, x, acc);
-    add_row<1, V, B>(weights, columns, x, acc);
-    add_row<2, V, B>(weights, columns, x, acc);
-    add_row<3, V, B>(weights, columns, x, acc);
+    add_row<I, V, B>(weights, columns, x, acc[0]);
+    add_row<I + 1, V, B>(weights, columns, x, acc[1]);
+    if constexpr (R == kQuad) {
+      add_row<2, V, B>(weights, columns, x, acc[2]);
+      add_row<3, V, B>(weights, columns, x, acc[3]);
+    }
   }
 #pragma GCC unroll 4
-  for (int i = 0; i < kQuad; ++i) {
+  for (int i = 0; i < R; ++i) {
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) store(work + row_at[i] * B + v * kLanes, acc[i][v]);
+    for (int v = 0; v < V; ++v) store(work + row_at[I + i] * B + v * kLanes, acc[i][v]);
   }
 }
 
-template <int B>
+// At least eight sums at a time, so that the latency of the multiply-add is hidden; as many as sixteen registers hold.
+template <int V, int B>
+TW_INLINE void quad_times_batch(const float* value, const uint8_t* index, int length, const uint8_t* row_at,
+                                const float* x, float* work) {
+  if constexpr (V <= 3) {
+    rows_times_batch<0, kQuad, V, B>(value, index, length, row_at, x, work);
+  } else {
+    rows_times_batch<0, 2, V, B>(value, index, length, row_at, x, work);
+    rows_times_batch<2, 2, V, B>(value, index, length, row_at, x, work);
+  }
+}
+
+template <int V, int B>
 TW_INLINE void cell_times_batch(const SparseCells<float>& a, int64_t cell, const float* x, float* work) {
-  constexpr int V = 2;  // eight sums at a time, so that the latency of the multiply-add is hidden
-  constexpr int kWidth = V * kLanes < B ? V * kLanes : B;
   const uint8_t* length = a.length + cell * kBlockQuads;
   const uint8_t* row_at = a.row_at + cell * kBlockRows;
   int64_t slot = a.start[cell];
@@ -157,34 +181,48 @@ TW_INLINE void cell_times_batch(const SparseCells<float>& a, int64_t cell, const
     for (int quad = 0; quad < kBand / kQuad; ++quad) {
       if (length[quad] == 0) return;  // the rest of the rows have no weights here
       const int at = quad * kQuad;
-      for (int b = 0; b < B; b += kWidth) {
-        quad_times_batch<kWidth / kLanes, B>(value + at, index + at, length[quad], row_at + at, x + b, work + b);
-      }
+      quad_times_batch<V, B>(value + at, index + at, length[quad], row_at + at, x, work);
     }
     slot += length[0];
   }
 }
 
+template <int V, int B>
+void cells_times_batch(const SparseCells<float>& a, int64_t block, const float* xt, float* work) {
+  for (int64_t c = 0; c < a.across; ++c) {
+    cell_times_batch<V, B>(a, block * a.across + c, xt + c * kCellColumns * B, work);
+  }
+}
+
+// The first `used` inputs of B, in vectors: one pass over the weights takes as many as the registers hold.
 template <int B>
-void block_of(const SparseCells<float>& a, int64_t block, const float* xt, const SparseEpilogue& epilogue, float* work) {
+void block_of(const SparseCells<float>& a, int64_t block, const float* xt, int used, const SparseEpilogue& epilogue,
+              float* work) {
+  constexpr int kMost = B / kLanes < 4 ? B / kLanes : kLanes == 8 ? 4 : 2;
   const int rows = rows_of_block(a.rows, block);
   for (int row = 0; row < rows; ++row) {
     const vf bias = splat(epilogue.bias == nullptr ? 0.0f : epilogue.bias[block * kBlockRows + row]);
     for (int b = 0; b < B; b += kLanes) store(work + row * B + b, bias);
   }
-  for (int64_t c = 0; c < a.across; ++c) {
-    cell_times_batch<B>(a, block * a.across + c, xt + c * kCellColumns * B, work);
+  for (int b = 0; b < used; b += kMost * kLanes) {
+    const int left = (used - b + kLanes - 1) / kLanes;
+    switch (left < kMost ? left : kMost) {
+      case 1: cells_times_batch<1, B>(a, block, xt + b, work + b); break;
+      case 2: cells_times_batch<kMost < 2 ? kMost : 2, B>(a, block, xt + b, work + b); break;
+      case 3: cells_times_batch<kMost < 3 ? kMost : 3, B>(a, block, xt + b, work + b); break;
+      case 4: cells_times_batch<kMost, B>(a, block, xt + b, work + b); break;
+    }
   }
   if (epilogue.relu) {
     for (int i = 0; i < rows * B; ++i) work[i] = relu(work[i]);
   }
 }
 
-void block(const SparseCells<float>& a, int64_t block, const float* xt, int batch, const SparseEpilogue& epilogue,
-           float* work) {
+void block(const SparseCells<float>& a, int64_t block, const float* xt, int batch, int used,
+           const SparseEpilogue& epilogue, float* work) {
   switch (batch) {
-    case 16: block_of<16>(a, block, xt, epilogue, work); break;
-    case 32: block_of<32>(a, block, xt, epilogue, work); break;
+    case 16: block_of<16>(a, block, xt, used, epilogue, work); break;
+    case 32: block_of<32>(a, block, xt, used, epilogue, work); break;
   }
 }
 

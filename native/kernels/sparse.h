@@ -65,9 +65,10 @@ struct SparseKernels {
   // past a run's end, and past the end of xt.
   void (*patches)(const float* x, const int64_t* column_offset, int64_t columns, const PixelRun* runs, int count, int batch,
                   float* xt);
-  // work (kBlockRows, batch) = the rows of one block times `batch` inputs given transposed; batch is 16 or 32.
-  void (*block)(const SparseCells<float>& a, int64_t block, const float* xt, int batch, const SparseEpilogue& epilogue,
-                float* work);
+  // work (kBlockRows, batch) = the rows of one block times `batch` inputs given transposed; batch is 16 or 32. Only the
+  // first `used` columns of work mean something.
+  void (*block)(const SparseCells<float>& a, int64_t block, const float* xt, int batch, int used,
+                const SparseEpilogue& epilogue, float* work);
   // y[b * y_step + row] = work[row * batch + b] for b < valid and row < rows.
   void (*scatter_columns)(const float* work, int rows, int batch, int valid, float* y, int64_t y_step);
 };

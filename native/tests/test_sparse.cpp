@@ -39,7 +39,7 @@ void check_linear(int64_t rows, int64_t columns, double density) {
   std::vector<float> back(w.size(), 7.0f);
   packed.to_dense(back.data());
   TW_CHECK(back == w);
-  for (const int64_t batch : {1, 2, 3, 4, 5, 6, 16, 17, 22, 33, 67}) {
+  for (const int64_t batch : {1, 2, 3, 4, 5, 6, 8, 16, 17, 22, 24, 33, 67}) {
     const std::vector<float> x = numbers(batch * columns);
     std::vector<float> y(static_cast<std::size_t>(batch * rows));
     tw::SparseEpilogue epilogue;

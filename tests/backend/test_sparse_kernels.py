@@ -26,7 +26,7 @@ def test_products_equal_the_dense_ones(isa: str, matrix: tuple[int, int, float],
     w[RNG.random((n, k)) < sparsity] = 0
     bias = RNG.standard_normal(n).astype(np.float32)
     sparse = native.SparseWeights(w, bias)
-    for batch in (0, 1, 2, 3, 5, 15, 16, 31, 33, 64, 100, 130):
+    for batch in (0, 1, 2, 3, 4, 5, 8, 9, 15, 16, 24, 31, 33, 64, 100, 130):
         x = RNG.standard_normal((batch, k)).astype(np.float32)
         expected = x.astype(np.float64) @ w.T + bias
         limit = 1e-5 * max(1, np.abs(expected).max(initial=0))
@@ -34,6 +34,39 @@ def test_products_equal_the_dense_ones(isa: str, matrix: tuple[int, int, float],
         assert np.abs(sparse.multiply(x, True) - np.maximum(expected, 0)).max(initial=0) <= limit
     native.set_isa(before)
     tilewise.set_num_threads(threads_before)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("batch", [1, 2, 4, 5, 8, 24, 40])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.usefixtures("settings_restored")
+def test_an_input_that_is_no_number_reaches_only_the_rows_that_have_a_weight_for_it(
+    isa: str, batch: int, bad: float
+) -> None:
+    native.set_isa(isa)
+    w = RNG.standard_normal((70, 90)).astype(np.float32)
+    w[RNG.random(w.shape) < 0.8] = 0
+    x = RNG.standard_normal((batch, 90)).astype(np.float32)
+    x[-1, 17] = bad
+    out = native.SparseWeights(w).multiply(x, False)
+    assert np.isfinite(out[:-1]).all()
+    np.testing.assert_array_equal(np.isfinite(out[-1]), w[:, 17] == 0)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("batch", [1, 4, 7, 24, 33])
+@pytest.mark.usefixtures("settings_restored")
+def test_products_are_the_same_bits_at_every_number_of_threads(isa: str, batch: int) -> None:
+    native.set_isa(isa)
+    w = RNG.standard_normal((1000, 1000)).astype(np.float32)
+    w[RNG.random(w.shape) < 0.5] = 0
+    sparse, x = native.SparseWeights(w), RNG.standard_normal((batch, 1000)).astype(np.float32)
+    results = []
+    for threads in (1, 2, 5):
+        native.set_num_threads(threads)
+        results.append(sparse.multiply(x, False))
+    np.testing.assert_array_equal(results[0], results[1])
+    np.testing.assert_array_equal(results[0], results[2])
 
 
 @pytest.mark.parametrize("matrix", MATRICES)

@@ -21,6 +21,7 @@ from tilewise.prune import (
     shrink,
     sparsify,
 )
+from tilewise.prune.choice import Choice
 
 RNG = np.random.default_rng(0)
 
@@ -226,6 +227,23 @@ def test_a_sparse_layer_computes_what_the_dense_one_does(always: bool, activatio
                 assert np.abs(got - expected).max(initial=0) <= 1e-5 * max(1, np.abs(expected).max(initial=0))
     if not always:
         assert all(why.startswith(("sparse", "dense")) for why in sparse.explain().values()) and sparse.explain()
+
+
+@pytest.mark.parametrize("shape", [(70,), (6, 70), (2, 3, 70)])
+@pytest.mark.parametrize("dense", [True, False])
+def test_a_shape_met_before_gives_what_it_gave_at_first(
+    shape: tuple[int, ...], dense: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choice = Choice(2.0, 1.0, "") if dense else Choice(1.0, 2.0, "")
+    monkeypatch.setattr("tilewise.prune.sparse.measured", lambda *_: choice)
+    w = MagnitudePruner().prune(weights(33, 70), 0.8)
+    layer, x = SparseLinear(w), weights(*shape)
+    for values in (x, x, np.asfortranarray(x), x.astype(np.float64)):
+        with no_grad():
+            out = layer(values).data
+        assert out.shape == (*shape[:-1], 33) and out.dtype == np.float32
+        np.testing.assert_allclose(out, x @ w.T, atol=1e-5)
+    assert [why.split(":")[0] for why in layer.explain().values()] == ["dense" if dense else "sparse"]
 
 
 @pytest.mark.skipif(native is None, reason="the compiled kernels are not built")

@@ -28,7 +28,7 @@ from tilewise.prune.masks import checked_weights
 from tilewise.tensor import Tensor, _wrap, is_grad_enabled, no_grad
 
 Array = npt.NDArray[Any]
-_SIZES = (1, 5, 16, 32, 64)  # batches up to each of these, and larger ones, are timed apart
+_SIZES = (1, 2, 4, 8, 16, 24, 32, 64)  # batches up to each of these, and larger ones, are timed apart
 _MOST_SHAPES = 1000
 _FORMAT = "tilewise sparse linear 1"
 
@@ -48,7 +48,9 @@ class SparseLinear(Fusing):
         self._kernel = (_NumpySparse if native is None else native.SparseWeights)(w, self.float_bias)
         self._dense: Array | None = None
         self._choices: dict[int, Choice] = {}
-        self._sparse_shapes: set[tuple[int, ...]] = set()  # shapes of input for which the sparse product is chosen
+        self._dense_for: dict[
+            tuple[int, ...], bool
+        ] = {}  # shapes of input met before: whether the dense product is used
 
     @classmethod
     def from_dense(cls, linear: Linear, always_sparse: bool = False) -> SparseLinear:
@@ -92,9 +94,11 @@ class SparseLinear(Fusing):
     def forward(self, x: Any, activation: str | None = None, residual: Any = None) -> Tensor:
         values = x.data if isinstance(x, Tensor) else x
         plain = residual is None and (activation is None or activation == "relu")
-        if plain and getattr(values, "shape", None) in self._sparse_shapes:
-            out = self._kernel.multiply(values, activation is not None)
-            if out is not None and not (values is not x and x.requires_grad and is_grad_enabled()):
+        dense = self._dense_for.get(getattr(values, "shape", ())) if plain else None
+        if dense is not None and not (values is not x and x.requires_grad and is_grad_enabled()):
+            known = self._known_dense if dense else self._kernel.multiply
+            out = known(values, activation is not None)
+            if out is not None:
                 return _wrap(out)
         return self._any(x, activation, residual)
 
@@ -115,8 +119,8 @@ class SparseLinear(Fusing):
             out += np.asarray(residual.data if isinstance(residual, Tensor) else residual)
         if activation is not None and not (plain and activation == "relu"):
             out = current_backend().dispatch(activation, out)
-        if not self._is_dense(len(rows)) and len(self._sparse_shapes) < _MOST_SHAPES:
-            self._sparse_shapes.add(values.shape)
+        if len(self._dense_for) < _MOST_SHAPES:
+            self._dense_for[values.shape] = self._is_dense(len(rows))
         return Tensor(out)
 
     # --- which product ---
@@ -142,6 +146,15 @@ class SparseLinear(Fusing):
             "matmul", rows, self._dense.T, bias=self.float_bias, activation=activation
         )
         return product
+
+    def _known_dense(self, values: Array, relu: bool) -> Array | None:
+        """The dense product of an array of a shape met before, or None where it must be converted first."""
+        if values.dtype != np.float32:
+            return None
+        if values.ndim == 2:
+            return self._dense_product(values, relu)
+        out = self._dense_product(values.reshape(-1, self.in_features), relu)
+        return out.reshape(*values.shape[:-1], self.out_features)
 
     def _measure(self, rows: Array, size: int) -> None:
         kept = self._dense
