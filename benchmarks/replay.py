@@ -19,7 +19,7 @@ from tilewise.costmodel.dataset import find_collection, load_dataset
 from tilewise.costmodel.evaluate import evaluate
 from tilewise.costmodel.shipped import shipped_file, shipped_names, shipped_scorer
 from tilewise.tune.prior import load_calibration
-from tilewise.tune.replay import replay
+from tilewise.tune.replaying import replay
 
 RESULTS = Path(__file__).parent / "results" / "replay.json"
 

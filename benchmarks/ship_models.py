@@ -40,7 +40,7 @@ from tilewise.costmodel.scorer import load_scorer
 from tilewise.tune.guide import as_kernel
 from tilewise.tune.prior import calibrate
 from tilewise.tune.problem import Problem
-from tilewise.tune.replay import recalibrate
+from tilewise.tune.replaying import recalibrate
 from tilewise.tune.schedule import pick_configs
 
 FOLDER = Path(__file__).parents[1] / "src" / "tilewise" / "costmodel" / "shipped_models"

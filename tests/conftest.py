@@ -8,6 +8,7 @@ from collections.abc import Iterator
 # Before NumPy is imported: its library's threads would fight the tests that run beside this one for the same cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TILEWISE_TUNED", "0")  # tests are about the kernels, not about what was tuned on this machine
 
 import pytest
 from hypothesis import settings

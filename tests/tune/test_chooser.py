@@ -18,7 +18,8 @@ from tilewise.tune.search import Rule
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 if native is not None:
-    from tilewise.tune.chooser import ModelChooser, disable, enable, key_of, make_chooser, problem_of, tuned
+    from tilewise.tune.choose.kept import key_of
+    from tilewise.tune.chooser import ModelChooser, disable, enable, make_chooser, problem_of, tuned
     from tilewise.tune.cpu.bench import CpuBench
     from tilewise.tune.cpu.choosing import tile_kernel
     from tilewise.tune.cpu.family import get_family

@@ -24,7 +24,8 @@ from tilewise.tune.search import Rule
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 if native is not None:
-    from tilewise.tune.chooser import ModelChooser, key_of
+    from tilewise.tune.choose.kept import key_of
+    from tilewise.tune.chooser import ModelChooser
     from tilewise.tune.cpu.bench import CpuBench
     from tilewise.tune.cpu.family import get_family
     from tilewise.tune.cpu.int8 import config_of

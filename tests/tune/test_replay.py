@@ -23,7 +23,7 @@ from tilewise.tune.belief import Belief, Memory
 from tilewise.tune.guide import shape_fields, shipped_guide
 from tilewise.tune.prior import make_case
 from tilewise.tune.problem import Problem
-from tilewise.tune.replay import Replay, plot, table
+from tilewise.tune.replaying import Replay, plot, table
 from tilewise.tune.search import Rule, search
 
 

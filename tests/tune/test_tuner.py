@@ -55,6 +55,9 @@ class MadeUpBench:
     def default(self, problem: Problem) -> Config:
         return self.every[0]
 
+    def elsewhere(self, problem, config):
+        return []
+
     def first_choice(self, problem, guide):
         return False, None
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from tilewise.tune.layers import TunedModel
     from tilewise.tune.tuner import Tuned, Tuner
 
 _SHAPE = re.compile(r"^\d+(x\d+)+$")
@@ -69,7 +70,7 @@ def tune(
         _tune_model(what, tuner, batch, tokens, seed, as_json)
     else:
         tuned = _tune_shape(tuner, _spec(what, shape, option or []), fresh)
-        typer.echo(json.dumps(_as_dict(tuned)) if as_json else "\n".join(_lines(tuned)))
+        typer.echo(json.dumps(_as_dict(tuned)) if as_json else "\n".join([*_lines(tuned), _used(tuner, tuned)]))
     if learn:
         from tilewise.tune.learning import learn as fine_tune
 
@@ -142,6 +143,21 @@ def _lines(tuned: Tuned) -> list[str]:
     return lines
 
 
+def _used(tuner: Tuner, tuned: Tuned) -> str:
+    """Who uses the choice from now on."""
+    if tuned.config == tuner.bench.default(tuned.problem):
+        return "the default is the fastest that was found; nothing changes"
+    if tuner.bench.kind != "cpu":
+        return f"kept in {tuner.choices.path}"
+    from tilewise.tune.choices import cache_folder
+
+    if tuner.folder == cache_folder():
+        threads = tuned.problem.get("threads", 1)
+        where = f"on {threads} thread{'s' if threads != 1 else ''}"
+        return f"kept: the next process uses it {where}; TILEWISE_TUNED=0 switches that off"
+    return f"kept in {tuner.choices.path}, which tilewise.tune.enable(cache=...) reads"
+
+
 def _tune_model(name: str, tuner: Tuner, batch: int, tokens: int, seed: int, as_json: bool) -> None:
     from tilewise.tune.layers import tune_model
 
@@ -152,7 +168,16 @@ def _tune_model(name: str, tuner: Tuner, batch: int, tokens: int, seed: int, as_
             for layer in result.layers
         ]
         typer.echo(
-            json.dumps({"model": name, "before_ns": result.before_ns, "after_ns": result.after_ns, "layers": layers})
+            json.dumps(
+                {
+                    "model": name,
+                    "before_ns": result.before_ns,
+                    "after_ns": result.after_ns,
+                    "kept": [dict(problem) for problem in result.kept],
+                    "dropped": [dict(problem) for problem in result.dropped],
+                    "layers": layers,
+                }
+            )
         )
         return
     typer.echo(f"{'layer':32} {'kernel':36} {'before us':>10} {'after us':>10} {'faster':>7}")
@@ -169,6 +194,16 @@ def _tune_model(name: str, tuner: Tuner, batch: int, tokens: int, seed: int, as_
         f"one call: {result.before_ns / 1e6:.3f} ms before, {result.after_ns / 1e6:.3f} ms after "
         f"({result.speedup:.3f}x); tuned in {result.seconds:.1f} s"
     )
+    typer.echo(_kept_of_model(result))
+
+
+def _kept_of_model(result: TunedModel) -> str:
+    found, kept = len(result.kept) + len(result.dropped), len(result.kept)
+    if not found:
+        return "nothing is kept: the default tiles are the fastest that were found"
+    if not kept:
+        return f"nothing is kept: {found} tiles are faster alone, but the whole model is not"
+    return f"kept: {kept} of {found} tiles, which the next process uses; TILEWISE_TUNED=0 switches that off"
 
 
 def _check(path: Path, device: str, model: Path | None, as_json: bool) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tilewise._files import cache_folder
 from tilewise.costmodel.collection import Collection, read_collection
 from tilewise.costmodel.kernel import Kernel
 from tilewise.costmodel.schema import Schema, read_schema
@@ -114,8 +115,5 @@ def find_collection(root: str | os.PathLike[str]) -> Path:
 
 
 def default_cache_dir() -> Path:
-    """Where converted data goes unless told: ``$TILEWISE_CACHE``, else the user's cache folder."""
-    chosen = os.environ.get("TILEWISE_CACHE")
-    if chosen:
-        return Path(chosen).expanduser() / "tiles"
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tilewise" / "tiles"
+    """Where converted data goes unless told: in the user's cache folder."""
+    return cache_folder() / "tiles"

@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+from tilewise._files import cache_folder as cache_directory
 
-
-def cache_directory() -> Path:
-    """TILEWISE_CACHE, else tilewise under XDG_CACHE_HOME or ~/.cache."""
-    override = os.environ.get("TILEWISE_CACHE")
-    if override:
-        return Path(override).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "tilewise"
+__all__ = ["cache_directory"]

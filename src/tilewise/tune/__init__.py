@@ -1,18 +1,24 @@
 """Collectors that measure tile spaces on a CPU or through Triton, the store of measurements, the tuner and replay."""
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from tilewise.tune.collecting import Collected, collect
-from tilewise.tune.replay import Replay, replay
-from tilewise.tune.tuner import Tuned, Tuner
+if TYPE_CHECKING:
+    from tilewise.tune.chooser import disable, enable, tuned
+    from tilewise.tune.collecting import Collected, collect
+    from tilewise.tune.replaying import Replay, replay
+    from tilewise.tune.tuner import Tuned, Tuner
 
 __all__ = ["Collected", "Replay", "Tuned", "Tuner", "collect", "disable", "enable", "replay", "tuned"]
 
+_MODULES = {
+    "Collected": "collecting", "collect": "collecting", "Replay": "replaying", "replay": "replaying", "Tuned": "tuner",
+    "Tuner": "tuner", "disable": "chooser", "enable": "chooser", "tuned": "chooser",
+}  # fmt: skip
+
 
 def __getattr__(name: str) -> Any:
-    # The chooser reads the backend's tiles, which collecting and replaying do without.
-    if name in ("disable", "enable", "tuned"):
-        from tilewise.tune import chooser
-
-        return getattr(chooser, name)
+    # Each at its first use: a process that only looks up what was tuned before needs none of them.
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"tilewise.tune.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

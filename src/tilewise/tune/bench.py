@@ -51,6 +51,10 @@ class FamilyBench(Generic[Family]):
         """Whether there is a shorter way than ranking all to what to take unmeasured; and what: None, the default."""
         return False, None
 
+    def elsewhere(self, problem: Problem, config: Config) -> list[tuple[Problem, Config]]:
+        """Other problems that a choice would be used for, as it would be used there."""
+        return []
+
     def opinion(self, problem: Problem, configs: Sequence[Config]) -> tuple[Numbers, Prior] | None:
         """Scores to start measuring from, and how far to trust them, where there are better than a ranking's."""
         return None

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewise import __version__
+from tilewise._files import cache_folder as system_cache
 from tilewise.errors import UnavailableError
 from tilewise.tune.problem import Config, Problem
 
@@ -29,10 +30,7 @@ FILE = "choices.jsonl"
 
 def cache_folder() -> Path:
     """Where the tuner keeps what it learned: ``$TILEWISE_CACHE``, else the user's cache folder."""
-    chosen = os.environ.get("TILEWISE_CACHE")
-    if chosen:
-        return Path(chosen).expanduser() / "tune"
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tilewise" / "tune"
+    return system_cache() / "tune"
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ class Choices:
             if line.strip():
                 try:
                     reason = self._take(json.loads(line))
-                except (ValueError, KeyError, TypeError, RecursionError):
+                except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
                     damaged += 1
                     continue
                 if reason:
@@ -89,6 +87,8 @@ class Choices:
 
     def _take(self, line: Any) -> str | None:
         """Keep one line; a reason if it is another's."""
+        if not isinstance(line, dict):
+            raise ValueError("the line is no object")
         if zlib.crc32(_body(line)) != line["check"]:
             raise ValueError("the line was changed")
         if line["format"] != FORMAT or line["version"] != self.version:
@@ -99,6 +99,7 @@ class Choices:
         if not 0 < runtime_ns < math.inf or not all(isinstance(v, int) for v in line["config"].values()):
             raise ValueError("the numbers mean nothing")
         problem = Problem(line["problem"])
+        self._known.pop(problem.key, None)  # the last line comes last in `all`
         self._known[problem.key] = Choice(
             problem, Config(line["config"]), runtime_ns, int(line["measurements"]), bool(line["sure"])
         )
@@ -127,6 +128,7 @@ class Choices:
         }
         line["check"] = zlib.crc32(_body(line))
         content = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        self._known.pop(choice.problem.key, None)
         self._known[choice.problem.key] = choice
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,30 +14,29 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from tilewise._extension import native
 from tilewise.backend.registry import OptimizedBackend, current_backend
-from tilewise.backend.tiles import TileConfig
 from tilewise.errors import ConfigurationError, UnavailableError
-from tilewise.tune.choices import Choice, Choices
-from tilewise.tune.cpu import conv, int8, matmul
+from tilewise.tune.choices import Choices
+from tilewise.tune.choose.kept import KeptTiles, Key
 from tilewise.tune.cpu.bench import CpuBench
 from tilewise.tune.cpu.choosing import LEAST_WORK, MARGIN, first_tile
 from tilewise.tune.cpu.family import get_family
-from tilewise.tune.cpu.first import FirstChoice, views
+from tilewise.tune.cpu.first import FirstChoice
+from tilewise.tune.cpu.tiles import tile_for
 from tilewise.tune.guide import Guide, file_guide, shipped_guide
-from tilewise.tune.problem import Config, Problem
+from tilewise.tune.problem import Problem
 
 # Multiplications, about five milliseconds of them: deciding takes half of one to one, so a program whose shapes hardly
 # repeat spends at most a fifth of its time more. Where threads share the work it is done sooner, and deciding takes up
 # to three milliseconds between calls that keep them busy.
 _PATIENCE, _PATIENCE_SHARED = 250_000_000, 2_000_000_000
 _MOST_KNOWN = 4096
-Key = tuple[str, tuple[int, ...], str, str]  # what the backend asks with
 Situation = tuple[int, str, Key]  # threads, instruction set, key
 
 
@@ -52,7 +51,7 @@ class ModelChooser:
         self._native, self.guide, self.first = native, guide, first
         self.asked = self.chosen = 0
         self._lock = threading.Lock()  # of the counts and of what is known; ranking goes on outside it
-        self._tuned = self._recalled(list(choices.all()) if choices is not None else [])
+        self._kept = KeptTiles(native, choices.all() if choices is not None else [])
         self._ranked: dict[Situation, Any] = {}
 
     @property
@@ -62,9 +61,11 @@ class ModelChooser:
     def __call__(self, op: str, shape: tuple[int, ...], dtype: str, layout: str, /) -> Any:
         key = (op, shape, dtype, layout)
         here = (self._native.num_threads(), self._native.isa(), key)
-        for known in (self._tuned, self._ranked):
-            if here in known:
-                return known[here]
+        kept, tile = self._kept.find(key)
+        if kept:
+            return tile
+        if here in self._ranked:
+            return self._ranked[here]
         tile = self._choose(key, here[0])
         with self._lock:
             self.asked += 1
@@ -76,49 +77,7 @@ class ModelChooser:
 
     def put_known(self, table: Any) -> None:
         """Hand the tuner's choices to the compiled kernels: they hold from the first call on."""
-        for (threads, isa, (op, shape, _, layout)), tile in self._tuned.items():
-            if isa != self._native.isa():
-                continue
-            if op == "matmul":
-                table.keep_matmul(shape, layout, threads, tile)
-            elif op == "conv2d":
-                table.keep_conv2d(shape, threads, tile)
-            elif op == "int8_matmul" and tile is not None:
-                table.keep_int8(shape, threads, tile)
-
-    def _recalled(self, kept: Sequence[Choice]) -> dict[Situation, Any]:
-        """The tuner's choices, by the thread count they were made for."""
-        found: dict[Situation, Any] = {}
-        for choice in kept:
-            threads = choice.problem.get("threads")
-            key = key_of(choice.problem, threads) if isinstance(threads, int) else None
-            if key is not None and isinstance(threads, int):
-                found[threads, self._native.isa(), key] = self._usable(choice, key, threads)
-        return found
-
-    def _usable(self, choice: Choice, key: Key, threads: int) -> Any:
-        """The tile of a choice that was kept; None for the default, and where today's kernels do not take it."""
-        try:
-            tile = tile_for(key[0], choice.config)
-        except (KeyError, TypeError, IndexError):
-            return None
-        if self._problem(key, tile) is not None:
-            return None
-        return None if key[0] == "matmul" and tile == self._default_tile(key, threads) else tile
-
-    def _default_tile(self, key: Key, threads: int) -> TileConfig:
-        m, n, k = key[1]
-        return TileConfig(*self._native.matmul_plan(*views(m, n, k, key[3]), threads)[1])
-
-    def _problem(self, key: Key, tile: Any) -> str | None:
-        op, shape, _, layout = key
-        if op == "conv2d":
-            found: str | None = self._native.conv_tile_problem(tile, shape)
-        elif op == "int8_matmul":
-            found = self._native.int8_tile_problem(tile, shape[2])
-        else:
-            found = self._native.gemm_tile_problem(tile, *shape, layout[1] == "t")
-        return found
+        self._kept.put_known(table)
 
     def _choose(self, key: Key, threads: int) -> Any:
         op, shape, dtype, layout = key
@@ -149,26 +108,6 @@ _PRODUCT = ("m", "n", "k")
 _CONV = ("batch", "channels", "height", "width", "filters")
 
 
-def key_of(problem: Problem, threads: int) -> Key | None:
-    """Where a tuned problem stands among the shapes the backend looks up; None if it does not.
-
-    It looks up without the epilogue, so the problem of a shape that was tuned last speaks for all of them.
-    """
-    if problem.get("threads") != threads:
-        return None
-    if problem.family == "int8_matmul":
-        return "int8_matmul", tuple(problem.size(name) for name in _PRODUCT), "int8", "packed"
-    if problem.get("dtype") != "fp32":
-        return None
-    if problem.family == "matmul":
-        return "matmul", tuple(problem.size(name) for name in _PRODUCT), "float32", problem.word("layout")
-    if problem.family == "conv2d":
-        kernel, stride, padding = (problem.size(name) for name in ("kernel", "stride", "padding"))
-        sizes = tuple(problem.size(name) for name in _CONV)
-        return "conv2d", (*sizes, kernel, kernel, stride, stride, padding, padding, 1), "float32", "nchw"
-    return None
-
-
 def problem_of(key: Key, threads: int) -> Problem | None:
     """The problem behind a shape the backend asks for; None where no family covers it."""
     op, shape, dtype, layout = key
@@ -188,12 +127,6 @@ def measurable(family: str, spec: Mapping[str, Any]) -> Problem | None:
         return get_family(family).problem({"family": family, **spec})
     except ConfigurationError:
         return None
-
-
-def tile_for(op: str, config: Config) -> Any:
-    """The native tile that a configuration of a family stands for."""
-    of_family = {"matmul": matmul.tile_of, "conv2d": conv.tile_of, "int8_matmul": int8.tile_of}
-    return of_family[op](config)
 
 
 def make_chooser(

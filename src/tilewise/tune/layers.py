@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,14 @@ from tilewise.profile.targets import MODELS, Target, model_target
 from tilewise.quantize.convert import QuantizedModel
 from tilewise.quantize.files import holds_quantized, load_quantized
 from tilewise.quantize.layers import QuantizedConv2d
-from tilewise.tune.chooser import Key, ModelChooser, measurable, problem_of
+from tilewise.tune.choices import Choice
+from tilewise.tune.choose.kept import KeptTiles, Key
+from tilewise.tune.chooser import measurable, problem_of
 from tilewise.tune.problem import Problem
 from tilewise.tune.tuner import Tuned, Tuner
 
-_CALLS = 15
+_CALLS = 21
+_WORTH = 0.003  # less than this over the default tiles is not told from noise
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class TunedModel:
     before_ns: float
     after_ns: float
     seconds: float
+    kept: list[Problem]  # whose tiles make the whole faster
+    dropped: list[Problem]  # whose tiles were faster alone, and are not used
 
     @property
     def speedup(self) -> float:
@@ -69,13 +74,38 @@ def tune_model(
     layers: list[Layer] = []
     done: dict[Problem, Tuned] = {}
     for layer in _layers(target, native.num_threads()):
-        problem = layer.problem
+        problem = None if layer.problem is None else tuner.problem(dict(layer.problem))
         if problem is not None and problem not in done:
             report(f"{layer.name}: {layer.op} {'x'.join(map(str, layer.shape))}")
             done[problem] = tuner.tune(problem)
         layers.append(layer if problem is None else replace(layer, tuned=done[problem]))
-    before_ns, after_ns = _before_and_after(target.call, tuner)
-    return TunedModel(name, layers, before_ns, after_ns, time.perf_counter() - start)
+    faster = [problem for problem, tuned in done.items() if tuned.config != tuner.bench.default(problem)]
+    kept, (before_ns, after_ns) = _that_help(target.call, tuner, faster)
+    dropped = [problem for problem in faster if problem not in kept]
+    for problem in dropped:
+        tuned = done[problem]
+        default = tuner.bench.default(problem)
+        tuner.choices.put(
+            Choice(problem, default, tuned.default_ns or tuned.runtime_ns or 1.0, tuned.measurements, False)
+        )
+    return TunedModel(name, layers, before_ns, after_ns, time.perf_counter() - start, kept, dropped)
+
+
+def _that_help(
+    call: Callable[[], Any], tuner: Tuner, faster: list[Problem]
+) -> tuple[list[Problem], tuple[float, float]]:
+    """Of the problems whose tiles are faster alone, those that make the whole faster; and its time before and after."""
+    choices = {problem: choice for choice in tuner.choices.all() if (problem := choice.problem) in faster}
+    kept = list(faster)
+    for problem in faster if len(faster) > 1 else []:
+        without = [other for other in kept if other != problem]
+        with_ns, without_ns = _in_turns(call, [[choices[p] for p in some] for some in (kept, without)])
+        if without_ns < with_ns:
+            kept = without
+    before_ns, after_ns = _in_turns(call, [[], [choices[p] for p in kept]])
+    if not kept or after_ns > before_ns * (1 - _WORTH):
+        return [], (before_ns, before_ns)
+    return kept, (before_ns, after_ns)
 
 
 def _target(name: str, batch: int, tokens: int, seed: int) -> Target:
@@ -125,16 +155,16 @@ def kernels_of(call: Callable[[], Any]) -> list[tuple[str, Key]]:
     return found
 
 
-def _before_and_after(call: Callable[[], Any], tuner: Tuner) -> tuple[float, float]:
-    """Median time of a call with default and with tuned tiles, taken in turns."""
-    plain, tuned = OptimizedBackend(), OptimizedBackend(tile_chooser=ModelChooser(tuner.guide, tuner.choices))
-    times: dict[bool, list[float]] = {False: [], True: []}
-    for number in range(2 * _CALLS + 4):
-        which = bool(number % 2)
-        with use_backend(tuned if which else plain):
-            start = time.perf_counter_ns()
-            call()
-            spent = float(time.perf_counter_ns() - start)
-        if number >= 4:
-            times[which].append(spent)
-    return statistics.median(times[False]), statistics.median(times[True])
+def _in_turns(call: Callable[[], Any], choices: Sequence[Sequence[Choice]]) -> list[float]:
+    """Time of a call with each of several sets of choices; in turns; the median of the faster half counts."""
+    backends = [OptimizedBackend(tile_chooser=KeptTiles(native, some)) for some in choices]
+    times: list[list[float]] = [[] for _ in backends]
+    for number in range(_CALLS + 2):
+        for backend, own in zip(backends, times, strict=True):
+            with use_backend(backend):
+                start = time.perf_counter_ns()
+                call()
+                spent = float(time.perf_counter_ns() - start)
+            if number >= 2:
+                own.append(spent)
+    return [statistics.median(sorted(own)[: _CALLS // 2 + 1]) for own in times]

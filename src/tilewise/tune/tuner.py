@@ -77,6 +77,9 @@ class Bench(Protocol):
     def first_choice(self, problem: Problem, guide: Guide) -> tuple[bool, Config | None]:
         """Whether there is a shorter way than ranking all to what to take unmeasured; and what: None, the default."""
 
+    def elsewhere(self, problem: Problem, config: Config) -> list[tuple[Problem, Config]]:
+        """Other problems that a choice would be used for, as it would be used there."""
+
     def opinion(self, problem: Problem, configs: Sequence[Config]) -> tuple[Numbers, Prior] | None:
         """Scores to start measuring from, and how far to trust them, where there are better than a ranking's."""
 
@@ -269,6 +272,10 @@ class Tuner:
             best, runtime_ns, source = 0, default_ns, "default"
         elif default_ns is not None and runtime_ns is not None and runtime_ns > default_ns * (1 - _WORTH):
             best, runtime_ns = 0, default_ns  # within noise; the default's path through the code is the shortest
+        if best and not self._holds_elsewhere(problem, configs[best]):
+            best = self._best_at_home(belief, problem, configs)
+            runtime_ns = math.exp(belief.measured[best]) if best else default_ns
+            notes.append("the fastest loses at another thread count, where it would be used as well")
         return Tuned(
             problem, configs[best], source, runtime_ns, default_ns, found.measurements, found.sure,
             time.perf_counter() - start, found.reason, found.steps, notes,
@@ -284,6 +291,25 @@ class Tuner:
             return belief, replace(rule, sure=0.0)
         scores = self.guide.scores(self.bench.family(problem.family), problem, configs)
         return self.guide.belief(scores, configs, self._memory(problem, store), problem), rule
+
+    def _holds_elsewhere(self, problem: Problem, config: Config) -> bool:
+        """Whether a choice is not slower than the default wherever else it would be used."""
+        for there, tile in self.bench.elsewhere(problem, config):
+            with self.bench.trial(there, self.bench.default(there)) as trial:
+                timed = trial.measure(tile)
+            if (
+                timed.runtime_ns is None
+                or timed.default_ns is None
+                or timed.runtime_ns > timed.default_ns * (1 + _LUCK)
+            ):
+                return False
+        return True
+
+    def _best_at_home(self, belief: Belief, problem: Problem, configs: Sequence[Config]) -> int:
+        """The fastest that was measured and is used for this problem alone; else the default."""
+        ahead = sorted((logs, index) for index, logs in belief.measured.items())
+        worth = belief.measured.get(0, math.inf) + math.log(1 - _WORTH)
+        return next((i for logs, i in ahead if logs < worth and not self.bench.elsewhere(problem, configs[i])), 0)
 
     def _keep(self, store: Store, run: int, kernel: Kernel, config: Config, timed: Timed) -> None:
         store.add_verdicts(run, kernel, [VerdictRow(config, timed.status, timed.reason)])

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from tilewise import __version__
+from tilewise._machine import real_cores
 from tilewise.tune.belief import Numbers, Prior
 from tilewise.tune.bench import FamilyBench
+from tilewise.tune.choices import Choice
+from tilewise.tune.choose.kept import KeptTiles
 from tilewise.tune.cpu.choosing import MARGIN, first_tile
 from tilewise.tune.cpu.family import CpuFamily, get_family
 from tilewise.tune.cpu.first import SHIPPED, read_first_choice
 from tilewise.tune.cpu.machine import describe, require_native, running_on
-from tilewise.tune.cpu.matmul import Matmul, config_of, tile_of
+from tilewise.tune.cpu.matmul import Matmul
+from tilewise.tune.cpu.tiles import product_config, product_tile
 from tilewise.tune.guide import Guide
-from tilewise.tune.problem import Config, Problem
+from tilewise.tune.problem import Config, Problem, Value
 from tilewise.tune.trial import CpuTrial, Trial, WorkerTrial, cpu_worker
 
 COLLECTION = "cpu"
@@ -36,19 +40,39 @@ class CpuBench(FamilyBench[CpuFamily]):
         self.limit_s = limit_s
         self.first = read_first_choice() if fits and SHIPPED.is_file() else None
 
+    def problem(self, spec: Mapping[str, Value]) -> Problem:
+        """As the framework would run it: on the threads in force, if it does not say; on one where it is too small to
+        share, whatever it says."""
+        problem = super().problem({"threads": require_native().num_threads(), **spec})
+        if problem.family == "matmul" and problem.size("threads") > 1 and not _shared(self.default(problem)):
+            return Problem({**problem, "threads": 1})
+        return problem
+
+    def elsewhere(self, problem: Problem, config: Config) -> list[tuple[Problem, Config]]:
+        """A product's tile that is used at other thread counts too, as it will be used at the least and the most."""
+        if problem.family != "matmul":
+            return []
+        kept, found = KeptTiles(require_native(), [Choice(problem, config, 1.0, 1, False)]), []
+        for (threads, _), tile in kept.tiles.items():
+            there = Problem({**problem, "threads": threads})
+            unshared = not _shared(self.default(there)) and not _shared(self.default(problem))  # runs there as here
+            if threads in (1, real_cores()) and there != problem and tile is not None and not unshared:
+                found.append((there, product_config(tile)))
+        return found
+
     def first_choice(self, problem: Problem, guide: Guide) -> tuple[bool, Config | None]:
         threads = problem.size("threads")
         if problem.family != "matmul":  # the default where the framework's chooser keeps it
             return threads > 1 or problem.family == "int8_matmul", None
         layout = problem.word("layout")
         tile = first_tile(require_native(), guide, self.first, _sizes(problem), layout, threads)
-        return True, None if tile is None else config_of(tile)
+        return True, None if tile is None else product_config(tile)
 
     def opinion(self, problem: Problem, configs: Sequence[Config]) -> tuple[Numbers, Prior] | None:
         if not self._covers(problem):
             return None
         assert self.first is not None
-        tiles = np.array([list(tile_of(config).as_dict().values()) for config in configs], dtype=np.int64)
+        tiles = np.array([list(product_tile(config).as_dict().values()) for config in configs], dtype=np.int64)
         scores = self.first.scores(require_native(), *_sizes(problem), problem.word("layout"), tiles)
         return scores, self.first.prior
 
@@ -76,6 +100,10 @@ class CpuBench(FamilyBench[CpuFamily]):
             return
         with cpu_worker() as worker:
             yield WorkerTrial(worker, problem, default, self.limit_s)
+
+
+def _shared(config: Config) -> bool:
+    return config.size("threads_m") * config.size("threads_n") > 1
 
 
 def _sizes(problem: Problem) -> tuple[int, int, int]:

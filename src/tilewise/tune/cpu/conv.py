@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.backend.conv_tiles import ConvTile, default_conv_tile
+from tilewise.backend.conv_tiles import default_conv_tile
 from tilewise.backend.numpy_ops import conv2d as numpy_conv2d
 from tilewise.backend.tiles import tile_space
 from tilewise.errors import ConfigurationError
 from tilewise.tune.cpu.family import Array, Expected
 from tilewise.tune.cpu.machine import require_native
 from tilewise.tune.cpu.memory import placed
+from tilewise.tune.cpu.tiles import conv_config as config_of
+from tilewise.tune.cpu.tiles import conv_tile as tile_of
 from tilewise.tune.graph import KernelGraph
 from tilewise.tune.operations import conv_graph
 from tilewise.tune.problem import Config, Problem, Value
@@ -26,21 +28,6 @@ from tilewise.tune.specs import read_spec
 EPILOGUES = ("none", "bias", "bias_relu", "residual")
 MAX_MULTIPLICATIONS = 1 << 33
 MAX_THREADS = 64
-_ALGORITHMS = ("direct", "winograd")
-_FIELDS = {"register_m": "mr", "register_n": "nr", "block_m": "block", "block_n": "channels", "threads_n": "split"}
-
-
-def config_of(tile: ConvTile) -> Config:
-    """The configuration that stands for a native tile."""
-    values = tile.as_dict()
-    numbers = {name: int(values[field]) for name, field in _FIELDS.items()}
-    return Config({"winograd": _ALGORITHMS.index(tile.algorithm), **numbers})
-
-
-def tile_of(config: Config) -> ConvTile:
-    """The native tile that a configuration stands for."""
-    numbers = {field: config.size(name) for name, field in _FIELDS.items()}
-    return ConvTile(_ALGORITHMS[config.size("winograd")], **numbers)
 
 
 class Conv2d:

@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.backend.int8_tiles import Int8Tile, default_int8_tile
+from tilewise.backend.int8_tiles import default_int8_tile
 from tilewise.backend.tiles import tile_space
 from tilewise.errors import ConfigurationError
 from tilewise.tune.cpu.family import Array, Expected
 from tilewise.tune.cpu.machine import require_native
 from tilewise.tune.cpu.memory import placed
+from tilewise.tune.cpu.tiles import int8_config as config_of
+from tilewise.tune.cpu.tiles import int8_tile as tile_of
 from tilewise.tune.graph import KernelGraph
 from tilewise.tune.operations import int8_matmul_graph
 from tilewise.tune.problem import Config, Problem, Value
@@ -30,21 +32,6 @@ MAX_DEPTH = 1 << 16  # 65,536 products of 255 and -128 are the last whose sum su
 MAX_THREADS = 64
 _ZERO_POINT = 117  # of the result's bytes
 _KINDS = {"none": 0, "bias": 1, "bias_relu": 1, "requantize": 2}
-_FIELDS = {
-    "register_m": "mr", "register_n": "nr", "block_m": "mc", "block_n": "nc", "block_k": "kc",
-    "threads_m": "threads_m", "threads_n": "threads_n",
-}  # fmt: skip
-
-
-def config_of(tile: Int8Tile) -> Config:
-    """The configuration that stands for a native tile."""
-    values = tile.as_dict()
-    return Config({name: values[field] for name, field in _FIELDS.items()})
-
-
-def tile_of(config: Config) -> Int8Tile:
-    """The native tile that a configuration stands for."""
-    return Int8Tile(**{field: config.size(name) for name, field in _FIELDS.items()})
 
 
 class _Operands(dict[str, Array]):

@@ -18,6 +18,7 @@ import numpy as np
 from tilewise import _machine
 from tilewise._extension import native
 from tilewise.errors import UnavailableError
+from tilewise.tune.choose.kept import machine_name
 from tilewise.tune.rounds import Run
 
 
@@ -84,7 +85,7 @@ def describe(*, measure: bool = False) -> dict[str, Any]:
     module = require_native()
     l1, l2, l3 = module.cache_sizes()
     return {
-        "name": f"{_machine.cpu_name()} ({module.isa()})",
+        "name": machine_name(module),
         "isa": module.isa(),
         "cpus": _machine.cores(),
         "l1_bytes": l1,

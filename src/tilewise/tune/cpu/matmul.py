@@ -19,6 +19,8 @@ from tilewise.errors import ConfigurationError
 from tilewise.tune.cpu.family import Array, Expected
 from tilewise.tune.cpu.machine import require_native
 from tilewise.tune.cpu.memory import placed
+from tilewise.tune.cpu.tiles import product_config as config_of
+from tilewise.tune.cpu.tiles import product_tile as tile_of
 from tilewise.tune.graph import KernelGraph
 from tilewise.tune.operations import matmul_graph
 from tilewise.tune.problem import Config, Problem, Value
@@ -28,24 +30,6 @@ EPILOGUES = ("none", "bias", "bias_relu", "bias_gelu", "residual")
 LAYOUTS = ("nn", "nt", "tn", "tt")
 MAX_MULTIPLICATIONS = 1 << 33
 MAX_THREADS = 64
-# The configuration's names beside the native tile's; blocks become bounds, the rest columns of their own.
-_FIELDS = {
-    "register_m": "mr", "register_n": "nr", "block_m": "mc", "block_n": "nc", "block_k": "kc",
-    "pack_a": "pack_a", "pack_b": "pack_b", "threads_m": "threads_m", "threads_n": "threads_n",
-}  # fmt: skip
-
-
-def config_of(tile: TileConfig) -> Config:
-    """The configuration that stands for a native tile."""
-    values = tile.as_dict()
-    return Config({name: values[field] for name, field in _FIELDS.items()})
-
-
-def tile_of(config: Config) -> TileConfig:
-    """The native tile that a configuration stands for."""
-    values: dict[str, Any] = {field: config.size(name) for name, field in _FIELDS.items()}
-    values["pack_a"], values["pack_b"] = bool(values["pack_a"]), bool(values["pack_b"])
-    return TileConfig(**values)
 
 
 class Matmul:

@@ -1,0 +1,33 @@
+"""What was tuned on this machine, for the backend in force: read at the first operation, if there is anything to read.
+
+``TILEWISE_TUNED=0`` leaves it alone. Backends that are made by hand have no chooser unless they are given one.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from tilewise._extension import native
+from tilewise._files import cache_folder
+from tilewise.errors import TilewiseError
+
+if TYPE_CHECKING:
+    from tilewise.backend.registry import TileChooser
+
+
+def in_use() -> bool:
+    return native is not None and os.environ.get("TILEWISE_TUNED", "1") != "0"
+
+
+def kept_chooser() -> TileChooser | None:
+    """A chooser of the tiles kept for this machine; None where there are none."""
+    if native is None or not in_use() or not (cache_folder() / "tune" / "choices.jsonl").exists():
+        return None
+    from tilewise.tune.choose.kept import read_kept
+
+    try:
+        kept, _ = read_kept(native)
+    except (OSError, TilewiseError):  # what cannot be read is as good as not there; `tilewise tune` says why
+        return None
+    return kept if kept.tiles else None

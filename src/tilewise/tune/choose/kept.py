@@ -1,0 +1,171 @@
+"""The tiles that were tuned on this machine, as the framework's kernels look them up: the loop closed.
+
+`tilewise tune` writes its choices into one file; the first operation of any later process reads that file, if it is
+there, and hands the tiles to the compiled kernels' own table. No model is loaded and nothing of the tuner is imported.
+
+A choice was measured at one thread count and holds there. A product must not change a bit with the number of threads,
+and its bits depend on how the sum over k is cut: so a tile that cuts it otherwise than the default holds at every
+thread count, shared out there as the default would be, and of two choices that disagree the later one holds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tilewise import __version__
+from tilewise._machine import cores, cpu_name, pretence
+from tilewise.backend.tiles import TileConfig
+from tilewise.tune.choices import Choice, Choices
+from tilewise.tune.cpu.tiles import tile_for
+from tilewise.tune.problem import Problem
+
+Key = tuple[str, tuple[int, ...], str, str]  # what the backend asks with: operation, shape, dtype, layout
+Situation = tuple[int, Key]  # threads and key
+_NEVER = 1 << 62  # multiplications
+_PRODUCT = ("m", "n", "k")
+_CONV = ("batch", "channels", "height", "width", "filters")
+
+
+class KeptTiles:
+    """A `TileChooser` that knows what was kept and asks nobody."""
+
+    least_work, patience = 0, _NEVER
+
+    def __init__(self, module: Any, choices: Sequence[Choice]) -> None:
+        self._native, self._isa = module, module.isa()
+        self.tiles = self._situations(choices)  # None where the default is the best that was found
+
+    def __call__(self, op: str, shape: tuple[int, ...], dtype: str, layout: str, /) -> Any:
+        return self.find((op, shape, dtype, layout))[1]
+
+    def find(self, key: Key) -> tuple[bool, Any]:
+        """Whether something was kept for a shape at the thread count in force, and what."""
+        here = (self._native.num_threads(), key)
+        if here not in self.tiles or self._native.isa() != self._isa:
+            return False, None
+        return True, self.tiles[here]
+
+    def put_known(self, table: Any) -> None:
+        """Hand the tiles to the compiled kernels: they hold from the first call on."""
+        if self._native.isa() != self._isa:
+            return
+        for (threads, (op, shape, _, layout)), tile in self.tiles.items():
+            if op == "matmul":
+                table.keep_matmul(shape, layout, threads, tile)
+            elif op == "conv2d":
+                table.keep_conv2d(shape, threads, tile)
+            elif tile is not None:
+                table.keep_int8(shape, threads, tile)
+
+    def _situations(self, choices: Sequence[Choice]) -> dict[Situation, Any]:
+        found: dict[Situation, Any] = {}
+        products: dict[Key, dict[int, TileConfig]] = {}
+        for choice in choices:
+            try:
+                threads = choice.problem.size("threads")
+                key = key_of(choice.problem, threads)
+                tile = None if key is None else tile_for(key[0], choice.config)
+                if key is None or threads < 1 or tile_problem(self._native, key, tile) is not None:
+                    continue
+            except (KeyError, ValueError, TypeError, IndexError, OverflowError):
+                continue  # a line that says nothing to today's kernels
+            if isinstance(tile, TileConfig):
+                kept = products.setdefault(key, {})
+                kept.pop(threads, None)
+                kept[threads] = tile
+            else:
+                found[threads, key] = tile
+        for key, kept in products.items():
+            found |= {(threads, key): tile for threads, tile in self._product(key, kept).items()}
+        return found
+
+    def _product(self, key: Key, kept: dict[int, TileConfig]) -> dict[int, TileConfig | None]:
+        """Tiles by thread count of one product, the last of `kept` being the latest choice."""
+        last = next(reversed(kept.values()))
+        order = _depth(last, key)
+        plans = {threads: self._plan(key, threads) for threads in self._thread_counts(kept)}
+        one = plans[1]
+        changes_sums = last != one[1] and (one[0] != "tiled" or order != _depth(one[1], key))
+        tiles: dict[int, TileConfig | None] = {}
+        for threads, (_, default) in plans.items():
+            tile = kept.get(threads)
+            if tile is not None and _depth(tile, key) != order:
+                tile = None
+            if tile is None and changes_sums:
+                tile = replace(last, threads_m=default.threads_m, threads_n=default.threads_n)
+            if (
+                tile is None and default.threads_m * default.threads_n == 1
+            ):  # too small to share: the same at every thread count
+                tile = kept.get(1)
+            if tile is not None:
+                tiles[threads] = None if tile == default else tile
+        return tiles
+
+    def _thread_counts(self, kept: dict[int, TileConfig]) -> list[int]:
+        most = max(cores(), self._native.num_threads())
+        return sorted({*range(1, min(most, 64) + 1), *kept})
+
+    def _plan(self, key: Key, threads: int) -> tuple[str, TileConfig]:
+        m, n, k = key[1]
+        path, tile = self._native.matmul_plan(*views(m, n, k, key[3]), threads)
+        return path, TileConfig(*tile)
+
+
+def _depth(tile: TileConfig, key: Key) -> int:
+    return min(tile.kc, key[1][2])
+
+
+def views(m: int, n: int, k: int, layout: str) -> tuple[Any, Any]:
+    """Operands that only their shapes and strides are read of; their memory is never touched."""
+    a = np.empty((k, m), np.float32).T if layout[0] == "t" else np.empty((m, k), np.float32)
+    b = np.empty((n, k), np.float32).T if layout[1] == "t" else np.empty((k, n), np.float32)
+    return a, b
+
+
+def tile_problem(module: Any, key: Key, tile: Any) -> str | None:
+    """Why today's kernels do not take a tile at a shape; None where they do."""
+    op, shape, _, layout = key
+    if op == "conv2d":
+        found: str | None = module.conv_tile_problem(tile, shape)
+    elif op == "int8_matmul":
+        found = module.int8_tile_problem(tile, shape[2])
+    else:
+        found = module.gemm_tile_problem(tile, *shape, layout[1] == "t")
+    return found
+
+
+def key_of(problem: Problem, threads: int) -> Key | None:
+    """Where a tuned problem stands among the shapes the backend looks up; None if it does not.
+
+    It looks up without the epilogue, so the problem of a shape that was tuned last speaks for all of them.
+    """
+    if problem.get("threads") != threads:
+        return None
+    if problem.family == "int8_matmul":
+        return "int8_matmul", tuple(problem.size(name) for name in _PRODUCT), "int8", "packed"
+    if problem.get("dtype") != "fp32":
+        return None
+    if problem.family == "matmul":
+        return "matmul", tuple(problem.size(name) for name in _PRODUCT), "float32", problem.word("layout")
+    if problem.family == "conv2d":
+        kernel, stride, padding = (problem.size(name) for name in ("kernel", "stride", "padding"))
+        sizes = tuple(problem.size(name) for name in _CONV)
+        return "conv2d", (*sizes, kernel, kernel, stride, stride, padding, padding, 1), "float32", "nchw"
+    return None
+
+
+def machine_name(module: Any) -> str:
+    """What choices and stores know this machine by: its processor and the instruction set in force."""
+    played = pretence()
+    return f"{cpu_name()} ({module.isa()}{f', playing {played}' if played else ''})"
+
+
+def read_kept(module: Any, folder: str | os.PathLike[str] | None = None) -> tuple[KeptTiles, list[str]]:
+    """What was kept on this machine, and what is to be said about the rest of the file."""
+    choices = Choices(folder, machine_name(module), __version__)
+    return KeptTiles(module, choices.all()), choices.notes
