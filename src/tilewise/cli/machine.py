@@ -29,6 +29,9 @@ def machine(
         typer.echo(json.dumps(figures.as_dict(), indent=1))
     else:
         _print(figures)
+    if figures.doubts:
+        typer.echo(f"Not kept, and measured again next time: {figures.doubts[0]}.", err=True)
+    elif not as_json:
         typer.echo(f"Kept in {cache_file()}; `tilewise machine --refresh` measures again.")
     if plot is not None:
         draw(figures, plot)

@@ -3,17 +3,19 @@
 Every report is drawn against these figures, so they come from probes in the extension that do nothing else: independent
 multiply-adds in registers, reads and copies of arrays of growing size. Without the extension NumPy gives an estimate,
 and the table says so. The figures live in one JSON file (see `cache_file`); a file that is damaged or from another
-machine is measured again.
+machine is measured again. Figures that contradict each other or that a busy machine gave are not kept at all
+(`tilewise.profile.doubts`): the next process measures again.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,9 @@ from tilewise._extension import native
 from tilewise._files import write_whole
 from tilewise._machine import caches, cores, cpu_name, pretence, real_cores
 from tilewise.errors import TilewiseError
+from tilewise.profile.doubts import doubts
 from tilewise.profile.files import cache_directory
+from tilewise.profile.stability import read_machine
 
 _SCHEMA = 3
 _SIZES = [16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]
@@ -68,6 +72,9 @@ class Machine:
     bandwidths: list[Bandwidth]
     caches: list[Cache]
     fresh_memory: float  # bytes a second of taking memory from the system, filling it and giving it back
+    doubts: list[str] = field(
+        default_factory=list
+    )  # why these figures are not kept; empty where they are to be trusted
 
     def peak(self, threads: int = 1, isa: str | None = None) -> float:
         """FLOP/s of the instruction set in force (or `isa`) with this many threads."""
@@ -112,14 +119,18 @@ def cache_file() -> Path:
 
 
 def machine(refresh: bool = False) -> Machine:
-    """This machine's ceilings: from the kept file, or measured now (a few seconds) and kept."""
+    """This machine's ceilings: from the kept file, or measured now (a few seconds) and kept, unless doubtful."""
     kept = None if refresh else kept_machine()
     if kept is not None:
         return kept
-    measured = measure_machine()
-    with suppress(TilewiseError):  # a read-only home is no reason to fail: it will be measured again next time
-        text = json.dumps({"identity": _identity(), "machine": measured.as_dict()}, indent=1)
-        write_whole(cache_file(), text + "\n")
+    if refresh:
+        _measured_once.cache_clear()
+    measured = _measured_once(json.dumps(_identity()))
+    if not measured.doubts:
+        _measured_once.cache_clear()
+        with suppress(TilewiseError):  # a read-only home is no reason to fail: it will be measured again next time
+            text = json.dumps({"identity": _identity(), "machine": measured.as_dict()}, indent=1)
+            write_whole(cache_file(), text + "\n")
     return measured
 
 
@@ -130,6 +141,14 @@ def kept_machine() -> Machine | None:
         if kept["identity"] == _identity():
             return _from_dict(kept["machine"])
     return None
+
+
+@functools.lru_cache(maxsize=1)
+def _measured_once(_of: str) -> Machine:
+    """Doubtful figures serve this process, so that it does not measure at every report."""
+    before = read_machine()
+    figures = measure_machine()
+    return replace(figures, doubts=doubts(figures, before, read_machine()))
 
 
 def _identity() -> list[Any]:

@@ -43,9 +43,10 @@ def ceilings(machine: Machine, threads: int) -> str:
     """One line on what the machine can do."""
     cache, memory = machine.bandwidth(0.0, threads), machine.memory_bandwidth(threads)
     plural = "thread" if threads == 1 else "threads"
+    doubtful = f" (doubtful: {machine.doubts[0]})" if machine.doubts else ""
     return (
         f"Ceilings ({machine.cpu}, {active_isa()}, {threads} {plural}, {machine.method}): "
-        f"{count(machine.peak(threads))}FLOP/s; {count(cache)}B/s in cache, {count(memory)}B/s in memory"
+        f"{count(machine.peak(threads))}FLOP/s; {count(cache)}B/s in cache, {count(memory)}B/s in memory{doubtful}"
     )
 
 
