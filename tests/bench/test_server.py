@@ -54,7 +54,7 @@ def test_an_entry_is_answered_with_a_receipt_and_waits_for_its_run(site: Site) -
     receipt = answer.json()
     shown = site.client.get(f"/api/entries/{receipt['entry']}").json()
     assert (shown["team"], shown["status"], shown["score"]) == ("owls", "queued", None)
-    assert site.client.get("/health").json() == {"status": "ok", "waiting": 1}
+    assert site.client.get("/health").json() == {"status": "ok", "waiting": 1, "workers": None}
     assert verify(site.board, receipt["hash"]).good
 
 
@@ -144,7 +144,10 @@ def test_a_team_may_not_fill_the_queue(tmp_path: Path) -> None:
     with open_board(path) as board, TestClient(create_app(path, most_queued=2)) as client:
         site = Site(client, board)
         codes = [site.post("/api/entries", {"recipe": recipe(f"r{i}")}).status_code for i in range(3)]
-    assert codes == [201, 201, 429]
+        assert codes == [201, 201, 429]
+        opened = {"recipe": recipe("p"), "division": "open", "plugin": "def load(event, folder): ..."}
+        assert site.post("/api/entries", opened).status_code == 429  # what waits for the teacher's hand waits too
+        assert site.post("/api/entries", opened, "rooks").status_code == 201
 
 
 def test_only_the_teacher_does_what_the_teacher_does(site: Site) -> None:
@@ -153,7 +156,9 @@ def test_only_the_teacher_does_what_the_teacher_does(site: Site) -> None:
         ("/api/tokens", {"team": "new"}),
         ("/api/events/MLP_SPRINT", {"open": False}),
         (f"/api/entries/{number}/disqualify", {"reason": "because"}),
+        (f"/api/entries/{number}/reinstate", None),
         (f"/api/entries/{number}/rerun", None),
+        (f"/api/entries/{number}/disqualify", {"reason": "because"}),
     ]
     for path, body in calls:
         assert site.post(path, body, "owls").status_code == 403

@@ -13,6 +13,7 @@ from typing import Any
 import tilewise
 from tilewise.bench.errors import Rejected
 from tilewise.bench.measure import Settings
+from tilewise.bench.processes import die_with_parent
 from tilewise.bench.recipe import parse_recipe
 from tilewise.bench.scoring import score_recipe, validate_recipe
 from tilewise.errors import TilewiseError
@@ -35,6 +36,7 @@ def carry_out(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
+    die_with_parent()
     request = json.loads(sys.stdin.buffer.read())
     try:
         answer: dict[str, Any] = {"result": carry_out(request)}

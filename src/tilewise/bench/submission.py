@@ -19,6 +19,7 @@ import tilewise
 from tilewise.bench.errors import Rejected, TooNoisy
 from tilewise.bench.events import Event, TinyMLPerf
 from tilewise.bench.measure import Settings
+from tilewise.bench.processes import child_environment
 from tilewise.bench.recipe import Recipe, parse_recipe, read_recipe
 from tilewise.bench.scoring import Score, score_recipe, validate_recipe
 from tilewise.bench.validation import Validation
@@ -133,7 +134,11 @@ def exchange(module: str, request: Mapping[str, Any], threads: int, limit: float
     command = [sys.executable, "-P", "-m", module]
     try:
         done = subprocess.run(
-            command, input=json.dumps(request).encode(), capture_output=True, timeout=limit, env=_environment(threads)
+            command,
+            input=json.dumps(request).encode(),
+            capture_output=True,
+            timeout=limit,
+            env=_environment(threads) | child_environment(),
         )
     except subprocess.TimeoutExpired:
         raise TooNoisy(f"not scored: the measurement had not ended after {limit:.0f} s") from None

@@ -28,21 +28,21 @@ class Holder:
         return self.role == "admin"
 
 
-def create_token(board: Board, team: str, admin: bool = False) -> str:
+def create_token(board: Board, team: str, admin: bool = False, by: str = "") -> str:
     """A new token, shown once and never stored: 256 random bits behind a short public name."""
     check_team(team)
     identifier, secret = secrets.token_hex(4), secrets.token_urlsafe(32)
     token = f"{_PREFIX}_{identifier}_{secret}"
     with board.write() as transaction:
-        transaction.add_token(identifier, _hash(token), team, "admin" if admin else "team")
+        transaction.add_token(identifier, _hash(token), team, "admin" if admin else "team", by)
     return token
 
 
-def revoke_token(board: Board, identifier: str) -> None:
+def revoke_token(board: Board, identifier: str, by: str = "") -> None:
     """Make a token useless, by its public name (the part between the first two underscores) or by itself."""
     parts = identifier.split("_")
     with board.write() as transaction:
-        transaction.revoke_token(parts[1] if len(parts) > 2 else identifier)
+        transaction.revoke_token(parts[1] if len(parts) > 2 else identifier, by)
 
 
 def holder_of(board: Board, token: str | None) -> Holder | None:
@@ -58,4 +58,4 @@ def holder_of(board: Board, token: str | None) -> Holder | None:
 
 
 def _hash(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()
+    return hashlib.sha256(token.encode("utf-8", errors="surrogatepass")).hexdigest()

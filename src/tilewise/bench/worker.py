@@ -1,17 +1,24 @@
 """The worker: takes entries from the board's queue, measures each in a fresh process, and writes down what it found.
 
-It is a process of its own, beside the web server and never inside it. One that dies leaves its job to the next: a job
-is only lent, for as long as a measurement may take. When an entry scores above the record, both are measured in turns,
-and the record changes hands only if the new one wins at p < 0.01.
+It is a process of its own, beside the web server and never inside it. While it lives its job shows a beat; one whose
+beat stands still for a while, by the watcher's own steady clock, is free for the next worker, so nothing depends on
+what time any machine thinks it is. When an entry scores above the record, both are measured in turns, and the record
+changes hands only if the new one wins at p < 0.01.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import secrets
+import signal
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,30 +26,83 @@ from typing import Any
 from tilewise.bench.board import Board, open_board
 from tilewise.bench.errors import Rejected, TooNoisy
 from tilewise.bench.measure import Settings
+from tilewise.bench.processes import die_with_parent
 from tilewise.bench.recipe import Recipe
 from tilewise.bench.submission import exchange, isolated_request, run_isolated
 from tilewise.errors import ConfigurationError, TilewiseError
 
 log = logging.getLogger("tilewise.worker")
-LEASE_SECONDS = 1800.0
-_ATTEMPTS = 3
+BEAT_SECONDS = 5.0
+LEASE_SECONDS = 60.0  # without a beat
+_ATTEMPTS = 5
 _PAUSE = 0.5
 
 
-def run_one(board: Board, settings: Settings, threads: int = 1) -> int | None:
+class Watch:
+    """Which running jobs have stopped beating: what was seen of each, and since when by the monotonic clock."""
+
+    def __init__(self, lease: float = LEASE_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lease, self._clock = lease, clock
+        self._seen: dict[int, tuple[int, float]] = {}
+
+    def abandoned(self, running: Mapping[int, int]) -> dict[int, int]:
+        """Of the running entries with their beats, those that have not moved for the length of a lease."""
+        now = self._clock()
+        known = {e: self._seen[e] for e, beat in running.items() if e in self._seen and self._seen[e][0] == beat}
+        self._seen = {entry: known.get(entry, (beat, now)) for entry, beat in running.items()}
+        return {entry: beat for entry, (beat, since) in self._seen.items() if now - since >= self._lease}
+
+
+@contextmanager
+def beating(board: Board, worker: str, every: float = BEAT_SECONDS) -> Iterator[None]:
+    """Show signs of life while the block runs."""
+    done = threading.Event()
+
+    def run() -> None:
+        while not done.wait(every):
+            with contextlib.suppress(TilewiseError), board.write() as transaction:
+                transaction.beat(worker)
+
+    thread = threading.Thread(target=run, name="beat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(10)
+
+
+def run_one(
+    board: Board, settings: Settings, threads: int = 1, worker: str = "", watch: Watch | None = None
+) -> int | None:
     """Measure the next entry of the queue; gives its number, or None where nothing waits."""
+    worker = worker or new_name()
+    gone = watch.abandoned(board.running()) if watch is not None else {}
     with board.write() as transaction:
-        number = transaction.claim_job(f"{os.getpid()}", LEASE_SECONDS, _ATTEMPTS)
+        number = transaction.claim_job(worker, _ATTEMPTS, gone)
     if number is None:
         return None
-    with tempfile.TemporaryDirectory(prefix="tilewise-entry-") as folder:
-        outcome, facts, reason = _measured(board, number, Path(folder), settings, threads)
+    try:
+        with tempfile.TemporaryDirectory(prefix="tilewise-entry-") as folder, beating(board, worker):
+            outcome, facts, reason = _measured(board, number, Path(folder), settings, threads)
+    except (SystemExit, KeyboardInterrupt):  # asked to end: the entry goes back as if it had not been tried
+        with board.write() as transaction:
+            transaction.release(worker, counts=False)
+        raise
     with board.write() as transaction:
+        if not transaction.holds(worker, number):
+            log.info("entry %s: ended or taken over meanwhile", number)
+            return number
         transaction.result(number, outcome, facts, reason)
     log.info("entry %s: %s %s", number, outcome, reason or f"{facts['score']:.3f}" if facts else reason)
     if facts is not None:
         consider_record(board, number, settings, threads)
     return number
+
+
+def new_name() -> str:
+    """A worker's name: no two ever have the same."""
+    return f"{os.getpid()}-{secrets.token_hex(8)}"
 
 
 def _measured(
@@ -121,26 +181,38 @@ def rerun_plugin(board: Board, number: int, threads: int = 1, settings: Settings
     return found
 
 
-def work(where: str, settings: Settings, threads: int = 1, once: bool = False, key: Path | None = None) -> None:
-    """Run until the process that started this one is gone (or, `once`, until the queue is empty)."""
-    parent = os.getppid()
+def work(
+    where: str,
+    settings: Settings,
+    threads: int = 1,
+    once: bool = False,
+    key: Path | None = None,
+    name: str = "",
+) -> None:
+    """Run until the process that started this one is gone (or, `once`, until nothing waits any more)."""
+    parent, worker, watch = os.getppid(), name or new_name(), Watch()
     with open_board(where, create=False, key=key) as board:
         while os.getppid() == parent:
+            found = None
             try:
-                found = run_one(board, settings, threads)
+                found = run_one(board, settings, threads, worker, watch)
+                if found is None and once and not board.running():
+                    return
             except TilewiseError as error:
                 log.warning("%s", error)
-                found = None
-            if found is None and once:
-                return
+                if once:
+                    raise
             if found is None:
                 time.sleep(_PAUSE)
 
 
 def main() -> None:
+    die_with_parent(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    where, threads, truth, key = sys.argv[1:5]
-    work(where, replace(Settings(), truth=truth or None), int(threads), key=Path(key) if key else None)
+    where, threads, truth, key, name = sys.argv[1:6]
+    settings = replace(Settings(), truth=truth or None)
+    work(where, settings, int(threads), key=Path(key) if key else None, name=name)
 
 
 if __name__ == "__main__":

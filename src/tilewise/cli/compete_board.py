@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import logging
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +16,7 @@ BoardOption = Annotated[str, typer.Option("--board", help="A file, or a postgres
 KeyOption = Annotated[Path | None, typer.Option("--key", help="The board's key file; beside a board file by default.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 DEFAULT_BOARD = "board.sqlite"
+_BY = "command line"  # who did it, in the ledger
 
 
 def register(compete: typer.Typer) -> None:
@@ -24,7 +25,7 @@ def register(compete: typer.Typer) -> None:
     token.command("create")(token_create)
     token.command("revoke")(token_revoke)
     token.command("list")(token_list)
-    for command in (submit, board, serve, verify, work, rerun, event, disqualify, grades, backup, restore):
+    for command in (submit, board, serve, verify, work, rerun, event, disqualify, reinstate, grades, backup, restore):
         compete.command()(command)
     compete.add_typer(token, name="token")
 
@@ -120,6 +121,11 @@ def serve(
     threads: Annotated[int, typer.Option(min=1, max=64, help="Threads of a re-run.")] = 1,
     truth: Annotated[str | None, typer.Option(help="TILE_OLYMPIAD: the collection only you have.")] = None,
     most_queued: Annotated[int, typer.Option(min=1, help="Entries of one team that may wait.")] = 100,
+    rate: Annotated[float, typer.Option(min=0, help="Requests a second of one client in the long run; 0: any.")] = 40.0,
+    access_log: Annotated[Path | None, typer.Option(help="A file for one line a request; else to the screen.")] = None,
+    behind_proxy: Annotated[
+        bool, typer.Option("--behind-proxy", help="Believe a local proxy's X-Forwarded-For.")
+    ] = False,
     key: KeyOption = None,
 ) -> None:
     """Serve a board with its pages and API, and re-run entries in worker processes beside it.
@@ -131,17 +137,44 @@ def serve(
     except ImportError:
         raise UnavailableError("a server needs uvicorn: pip install 'tilewise[server]'") from None
     from tilewise.bench.server import create_app
+    from tilewise.bench.server.connections import HEADER_BYTES, GuardedProtocol, allow_files
+    from tilewise.bench.server.workers import Workers
 
-    app = create_app(where, most_queued=most_queued, key=key)
-    command = [sys.executable, "-m", "tilewise.bench.worker", where, str(threads), truth or "", str(key or "")]
-    started = [subprocess.Popen(command) for _ in range(workers)]
+    _log_accesses(access_log)
+    allow_files()
+    _open(where, key, create=True).close()  # the board is there, and its key fits, before anything is started
+    crew = Workers(workers, where, threads, truth, key)
     try:
+        app = create_app(where, most_queued=most_queued, key=key, rate=rate, workers=crew.alive if workers else None)
         uvicorn.run(
-            app, host=host, port=port, log_level="warning", timeout_keep_alive=10, h11_max_incomplete_event_size=65536
+            app,
+            host=host,
+            port=port,
+            http=GuardedProtocol,
+            ws="none",
+            log_level="warning",
+            access_log=False,
+            proxy_headers=behind_proxy,
+            timeout_keep_alive=10,
+            timeout_graceful_shutdown=2,
+            h11_max_incomplete_event_size=HEADER_BYTES,
         )
     finally:
-        for process in started:
-            process.terminate()
+        crew.close()
+        logging.shutdown()
+    os._exit(0)  # whoever still reads a large board in a thread does not hold up the end
+
+
+def _log_accesses(path: Path | None) -> None:
+    """One line a request: when, from where, whose token, what, the answer, its bytes and its time."""
+    from logging.handlers import RotatingFileHandler
+
+    handler = logging.StreamHandler() if path is None else RotatingFileHandler(path, maxBytes=16 << 20, backupCount=8)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logger = logging.getLogger("tilewise.access")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
 
 
 def work(
@@ -154,8 +187,6 @@ def work(
 
     Example: tilewise compete work --board postgresql://teacher@db/board
     """
-    import logging
-
     from tilewise.bench import Settings
     from tilewise.bench.worker import work as run
 
@@ -221,7 +252,7 @@ def token_create(
     from tilewise.bench.tokens import create_token
 
     with _open(where, key, create=True) as opened:
-        made = create_token(opened, team, admin)
+        made = create_token(opened, team, admin, _BY)
     print(json.dumps({"team": team, "token": made}) if as_json else made)
 
 
@@ -238,7 +269,7 @@ def token_revoke(
     from tilewise.bench.tokens import revoke_token
 
     with _open(where, key) as opened:
-        revoke_token(opened, identifier)
+        revoke_token(opened, identifier, _BY)
     _say(as_json, "revoked", revoked=True)
 
 
@@ -271,7 +302,7 @@ def event(
     if state not in ("open", "close"):
         raise ConfigurationError("an event can be opened or closed: say open or close")
     with _open(where, key) as opened, opened.write() as transaction:
-        transaction.set_open(name, state == "open")
+        transaction.set_open(name, state == "open", _BY)
     _say(as_json, f"{name} is {'open' if state == 'open' else 'closed'}", event=name, open=state == "open")
 
 
@@ -287,8 +318,23 @@ def disqualify(
     Example: tilewise compete disqualify 17 "two members in two teams"
     """
     with _open(where, key) as opened, opened.write() as transaction:
-        transaction.disqualify(number, reason)
+        transaction.disqualify(number, reason, _BY)
     _say(as_json, f"entry {number} is disqualified", entry=number, disqualified=reason)
+
+
+def reinstate(
+    number: Annotated[int, typer.Argument(help="The entry.")],
+    where: BoardOption = DEFAULT_BOARD,
+    key: KeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Lift a disqualification; the entry is measured again.
+
+    Example: tilewise compete reinstate 17
+    """
+    with _open(where, key) as opened, opened.write() as transaction:
+        transaction.reinstate(number, _BY)
+    _say(as_json, f"entry {number} is back and waits for a run", entry=number, reinstated=True)
 
 
 def grades(
@@ -331,13 +377,14 @@ def restore(
     path: Annotated[Path, typer.Argument(help="A backup.")],
     where: BoardOption = DEFAULT_BOARD,
     key: KeyOption = None,
+    new_key: Annotated[bool, typer.Option("--new-key", help="Seal it anew, where the old key is lost.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a new board from a backup; the chain is checked before anything is written.
+    """Make a new board from a backup; the chain is checked before anything is written, and the board after.
 
     Example: tilewise compete restore monday.jsonl --board new.sqlite
     """
     from tilewise.bench.board.backup import restore as run
 
-    links = run(path, where, key)
+    links = run(path, where, key, new_key)
     _say(as_json, f"{links} links in {where}", links=links, board=where)

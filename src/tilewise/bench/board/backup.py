@@ -2,14 +2,17 @@
 
 The first line says what the file is; then come the links of the ledger, the files, the tokens' hashes and the queue.
 The entries are not in it: they follow from the ledger, and restoring replays it. A backup made on the command line also
-holds the board's key, without which a restored board could not be continued, so only its owner may read it.
+holds the board's key, without which a restored board could not be continued, so only its owner may read it. One from
+the teacher's page holds none: it is restored with the key itself, or sealed anew with a new one.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import secrets
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +20,9 @@ from sqlalchemy import insert, select
 
 from tilewise._files import replacing
 from tilewise.bench.board import schema
-from tilewise.bench.board.chain import Link, check_chain
+from tilewise.bench.board.chain import Link, board_key, check_chain, seal_of
 from tilewise.bench.board.store import Board, open_board
-from tilewise.bench.board.verify import Replay
+from tilewise.bench.board.verify import Replay, verify
 from tilewise.bench.errors import Rejected
 from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
 
@@ -32,9 +35,9 @@ def backup_lines(board: Board, with_key: bool = False) -> Iterator[str]:
     if with_key and board.key is not None:
         head["key"] = board.key.hex()
     yield json.dumps(head)
-    for link in board.links():
-        yield json.dumps({"link": vars(link)})
-    with board.read() as connection:
+    with board.snapshot() as connection:
+        for link in board.links(connection):
+            yield json.dumps({"link": vars(link)})
         for row in connection.execute(select(schema.files)):
             yield json.dumps({"file": {"digest": row.digest, "content": base64.b64encode(row.content).decode()}})
         for row in connection.execute(select(schema.tokens)):
@@ -54,32 +57,55 @@ def back_up(board: Board, path: Path) -> int:
     return count
 
 
-def restore(path: Path, where: str | Path, key: Path | None = None) -> int:
-    """Make a new board from a backup; gives the number of links. The chain and its seals are checked first."""
+def restore(path: Path, where: str | Path, key: Path | None = None, new_key: bool = False) -> int:
+    """Make a new board from a backup; gives the number of links.
+
+    Chain and seals are checked before anything is written, and the board is verified after. A backup without a key
+    needs the one in the file `key`; `new_key` seals every link anew instead.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UnavailableError(f"{path} cannot be read ({error})") from None
     rows = _parsed(lines, path)
-    secret = rows.pop("key", None)
     links = [Link(**row) for row in rows["link"]]
-    count, _, faults = check_chain(links, bytes.fromhex(secret) if secret else None)
+    secret = _secret(rows.pop("key", None), key, new_key)
+    if new_key:
+        links = [replace(link, seal=seal_of(secret, link.hash)) for link in links]
+    count, _, faults = check_chain(links, secret)
     if faults:
         raise Rejected("altered board", f"{path} does not hold a whole board: {faults[0]}")
-    board = _empty_board(where, key, secret)
-    with board, board.write() as transaction:
-        _fill(transaction._connection, rows, links)
+    with _empty_board(where, key, secret) as board:
+        with board.write() as transaction:
+            _fill(transaction.connection, rows, links)
+        verdict = verify(board)
+    if not verdict.good:
+        raise Rejected("altered board", f"the restored board is not whole: {verdict.faults[0]}")
     return count
 
 
-def _empty_board(where: str | Path, key: Path | None, secret: str | None) -> Board:
+def _secret(told: str | None, key: Path | None, new_key: bool) -> bytes:
+    """The key that seals the restored board."""
+    if new_key:
+        return secrets.token_bytes(32)
+    if told:
+        return bytes.fromhex(told)
+    found = None if key is None else board_key(key, create=False)
+    if found is None:
+        raise ConfigurationError(
+            "this backup holds no key (those of the teacher's page never do): name the board's key file with --key, or "
+            "say --new-key to seal the restored board with a new one"
+        )
+    return found
+
+
+def _empty_board(where: str | Path, key: Path | None, secret: bytes) -> Board:
     board = open_board(where, key=key)
     if board.head()[0]:
         board.close()
         raise ConfigurationError("a backup is restored into an empty board, and this one has entries")
-    if secret:
-        board.key = bytes.fromhex(secret)
-        board.write_key()
+    board.key = secret
+    board.write_key()
     return board
 
 

@@ -1,7 +1,8 @@
 """Tables of the board. `ledger` is the truth and is only ever added to; `entries` and `events` follow from it.
 
 `entries` is kept so that a page needs no replay of the ledger; `verify` replays it and compares. `files` are the files
-that recipes name, by content; `tokens` holds hashes of tokens only; `jobs` is the queue of re-runs.
+that recipes name, by content; `tokens` holds hashes of tokens only; `jobs` is the queue of re-runs; `sessions` are the
+teachers who are signed in, by the hash of their cookie.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sqlalchemy import (
     Text,
     create_engine,
     event,
+    inspect,
     text,
 )
 from sqlalchemy.pool import NullPool
@@ -78,10 +80,26 @@ jobs = Table(
     Column("entry", Integer, primary_key=True, autoincrement=False),
     Column("state", String(8), nullable=False, index=True),  # queued, running, done
     Column("attempts", Integer, nullable=False, default=0),
-    Column("lease_until", Float, nullable=False, default=0.0),
+    Column("lease_until", Float, nullable=False, default=0.0),  # of boards before `beat`; not used
     Column("worker", String(64), nullable=False, default=""),
+    Column("beat", Integer, nullable=False, default=0),  # goes up while its worker lives
 )
 
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("hash", String(64), primary_key=True),
+    Column("token", String(16), nullable=False),
+    Column("until", Float, nullable=False),
+)
+
+_INDEXES = (  # said here and not at the columns, so that a board made before them gets them too
+    "CREATE INDEX IF NOT EXISTS entries_standing ON entries (event, division, score)",
+    "CREATE INDEX IF NOT EXISTS entries_latest ON entries (submitted_at)",
+    "CREATE INDEX IF NOT EXISTS entries_queue ON entries (team, status)",
+    "CREATE INDEX IF NOT EXISTS entries_record ON entries (record) WHERE record",
+    "CREATE INDEX IF NOT EXISTS ledger_kind ON ledger (kind, seq) WHERE kind = 'record'",
+)
 _APPEND_ONLY = {
     "sqlite": [
         f"CREATE TRIGGER IF NOT EXISTS ledger_no_{what} BEFORE {what} ON ledger "
@@ -129,5 +147,7 @@ def create_tables(engine: Engine) -> None:
     with engine.execution_options(writes=True).begin() as connection:
         take_turn(connection)
         metadata.create_all(connection)
-        for statement in _APPEND_ONLY.get(engine.dialect.name, []):
+        if "beat" not in {column["name"] for column in inspect(connection).get_columns("jobs")}:
+            connection.execute(text("ALTER TABLE jobs ADD COLUMN beat INTEGER NOT NULL DEFAULT 0"))
+        for statement in (*_INDEXES, *_APPEND_ONLY.get(engine.dialect.name, [])):
             connection.execute(text(statement))

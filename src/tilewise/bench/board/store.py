@@ -6,6 +6,7 @@ lies the key that seals the ledger; for a database its path is given or taken fr
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -48,9 +49,18 @@ def open_board(where: str | Path, *, create: bool = True, key: Path | None = Non
         engine = schema.new_engine(url)
         if create:
             schema.create_tables(engine)
-        sealed = board_key(key_path, create=create)
         with engine.connect() as connection:
-            connection.execute(select(func.max(schema.ledger.c.seq))).scalar()
+            begun = connection.execute(select(func.max(schema.ledger.c.seq))).scalar() is not None
+        sealed = board_key(key_path, create=create and not begun)
+        if sealed is None and create:
+            raise UnavailableError(
+                f"the board's key is missing: there is none at {key_path}, and this board has entries that were sealed "
+                "with one; put the key back (a backup made on the command line holds it) or name it with --key"
+            )
+    except UnavailableError:
+        if engine is not None:
+            engine.dispose()
+        raise
     except (SQLAlchemyError, OSError, ModuleNotFoundError) as error:
         if engine is not None:
             engine.dispose()
@@ -84,6 +94,14 @@ def _safe(where: str) -> str:
 
 def _reason(error: Exception) -> str:
     return str(getattr(error, "orig", None) or error).strip().splitlines()[0][:200]
+
+
+def _chosen(event: str | None, division: str | None, status: str | None, team: str | None) -> list[Any]:
+    """Conditions on entries; a team is found by any part of its name."""
+    table = schema.entries
+    given = (("event", event), ("division", division), ("status", status))
+    found: list[Any] = [table.c[name] == value for name, value in given if value is not None]
+    return found + ([func.lower(table.c.team).contains(team.lower(), autoescape=True)] if team else [])
 
 
 class Board:
@@ -146,9 +164,18 @@ class Board:
 
     # --- reading ---
 
-    def links(self) -> Iterator[Link]:
-        with self.read() as connection:
-            for row in connection.execute(select(schema.ledger).order_by(schema.ledger.c.seq)).yield_per(500):
+    @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """A connection that sees the board as it is now, however long it is read."""
+        level = {} if self.path is not None else {"isolation_level": "REPEATABLE READ"}
+        with self.engine.connect().execution_options(**level) as connection:
+            yield connection
+
+    def links(self, connection: Connection | None = None) -> Iterator[Link]:
+        """The ledger, in order."""
+        query = select(schema.ledger).order_by(schema.ledger.c.seq)
+        with contextlib.nullcontext(connection) if connection is not None else self.read() as opened:
+            for row in opened.execute(query).yield_per(500):
                 yield Link(**row._mapping)
 
     def head(self) -> tuple[int, str]:
@@ -170,23 +197,45 @@ class Board:
         """Entries without their results, best first (or by team, time or number)."""
         table = schema.entries
         query = select(*(column for column in table.c if column.name not in ("result", "recipe")))
-        for name, value in (("event", event), ("division", division), ("status", status)):
-            query = query if value is None else query.where(table.c[name] == value)
-        if team:
-            query = query.where(func.lower(table.c.team).contains(team.lower(), autoescape=True))
+        query = query.where(*_chosen(event, division, status, team))
         column = table.c[_SORTS.get(sort, "score")]
         order = column.desc().nulls_last() if sort in ("score", "time") else column.asc()
         with self.read() as connection:
             rows = connection.execute(query.order_by(order, table.c.id).limit(limit).offset(offset))
             return [dict(row._mapping) for row in rows]
 
-    def standings(self, event: str, division: str, team: str = "", sort: str = "score") -> list[dict[str, Any]]:
-        """The rows of a board page: entries with the figures of their results."""
-        shown = self.entries(event, division, None, team or None, sort, limit=500)
+    def count(
+        self, event: str | None = None, division: str | None = None, status: str | None = None, team: str | None = None
+    ) -> int:
+        """How many entries `entries` finds without a limit."""
+        query = select(func.count()).select_from(schema.entries).where(*_chosen(event, division, status, team))
+        with self.read() as connection:
+            return int(connection.execute(query).scalar() or 0)
+
+    def teams_of(self, event: str) -> int:
+        """How many teams have entered an event."""
         table = schema.entries
         with self.read() as connection:
-            chosen = select(table.c.id, table.c.result).where(table.c.id.in_([row["id"] for row in shown]))
+            found = connection.execute(select(func.count(table.c.team.distinct())).where(table.c.event == event))
+            return int(found.scalar() or 0)
+
+    def standings(
+        self, event: str, division: str, team: str = "", sort: str = "score", limit: int = 100, offset: int = 0
+    ) -> list[dict[str, Any]]:
+        """The rows of a board page: entries with their place and the figures of their results."""
+        shown = self.entries(event, division, None, team or None, sort, limit, offset)
+        table = schema.entries
+        numbers = [row["id"] for row in shown]
+        scored = _chosen(event, division, "scored", None)
+        place = func.row_number().over(order_by=(table.c.score.desc(), table.c.id)).label("place")
+        places = select(table.c.id, place).where(*scored).subquery()
+        with self.read() as connection:
+            chosen = select(table.c.id, table.c.result).where(table.c.id.in_(numbers))
             results = {int(row.id): json.loads(row.result) for row in connection.execute(chosen) if row.result}
+            found_places = connection.execute(select(places).where(places.c.id.in_(numbers)))
+            ranks = {int(row.id): int(row.place) for row in found_places}
+        for row in shown:
+            row["rank"] = ranks.get(row["id"])
         names = ("speedup", "memory_gain", "size_gain")
         for row in shown:
             found = results.get(row["id"], {})
@@ -245,18 +294,27 @@ class Board:
 
     def records(self, event: str, division: str) -> list[dict[str, Any]]:
         """Every record of an event in the order it was set, with score and team."""
-        found = []
-        for link in self.links():
-            body = json.loads(link.body) if link.kind == "record" else {}
-            if body.get("event") == event and body.get("division") == division:
-                entry = self.entry(int(body["entry"]))
-                if entry is not None:
-                    found.append(body | {"at": link.at, "team": entry["team"], "score": entry["score"]})
-        return found
+        table, entries = schema.ledger, schema.entries
+        query = select(table.c.at, table.c.body).where(table.c.kind == "record").order_by(table.c.seq)
+        with self.read() as connection:
+            links = [(str(row.at), json.loads(row.body)) for row in connection.execute(query)]
+            links = [(at, body) for at, body in links if (body["event"], body["division"]) == (event, division)]
+            held = select(entries.c.id, entries.c.team, entries.c.score).where(
+                entries.c.id.in_({int(body["entry"]) for _, body in links})
+            )
+            holders = {int(row.id): {"team": row.team, "score": row.score} for row in connection.execute(held)}
+        return [body | {"at": at} | holders[int(body["entry"])] for at, body in links if int(body["entry"]) in holders]
 
     def open_events(self) -> dict[str, bool]:
         with self.read() as connection:
             return {str(r.name): bool(r.open) for r in connection.execute(select(schema.events))}
+
+    def running(self) -> dict[int, int]:
+        """Entries that some worker is at, with its beat."""
+        jobs = schema.jobs
+        with self.read() as connection:
+            rows = connection.execute(select(jobs.c.entry, jobs.c.beat).where(jobs.c.state == "running"))
+            return {int(row.entry): int(row.beat) for row in rows}
 
     def waiting(self) -> int:
         """Entries in the queue, running ones included."""

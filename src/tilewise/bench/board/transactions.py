@@ -6,8 +6,8 @@ A `Transaction` is open for one `with board.write()`; several changes in it are 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import func, insert, select, update
 
 from tilewise.bench.board import schema
-from tilewise.bench.board.chain import FIRST, Link, make_link
+from tilewise.bench.board.chain import FIRST, Link, make_link, seal_of
 from tilewise.bench.errors import Rejected
 from tilewise.bench.events import TinyMLPerf
 from tilewise.bench.jsontext import canonical
 from tilewise.bench.recipe import Recipe, parse_recipe
 from tilewise.bench.scoring import check_consistent
-from tilewise.errors import ConfigurationError
+from tilewise.errors import ConfigurationError, UnavailableError
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -39,11 +39,17 @@ class Transaction:
     """Changes to a board that become lasting together."""
 
     def __init__(self, connection: Connection, key: bytes) -> None:
-        self._connection, self._key = connection, key
+        self.connection, self._connection, self._key = connection, connection, key
+        table = schema.ledger
         last = connection.execute(
-            select(schema.ledger.c.seq, schema.ledger.c.hash).order_by(schema.ledger.c.seq.desc()).limit(1)
+            select(table.c.seq, table.c.hash, table.c.seal).order_by(table.c.seq.desc()).limit(1)
         ).first()
         self._seq, self._head = (0, FIRST) if last is None else (int(last.seq), str(last.hash))
+        if last is not None and not hmac.compare_digest(str(last.seal), seal_of(key, self._head)):
+            raise UnavailableError(
+                "this key is not the one that sealed the board so far, so nothing is added with it: give the board's "
+                "own key (--key, or TILEWISE_BOARD_KEY)"
+            )
 
     @contextmanager
     def part(self) -> Iterator[None]:
@@ -90,7 +96,7 @@ class Transaction:
         status = "unverified" if division == "open" else "queued"
         self._connection.execute(insert(schema.entries).values(**entry_row(link.seq, link.at, body, status)))
         if queue and division == "closed":
-            self._connection.execute(insert(schema.jobs).values(entry=link.seq, state="queued", attempts=0))
+            self._queue(link.seq)
         return {"entry": link.seq, "hash": link.hash, "at": link.at, "status": status}
 
     def _submission(
@@ -110,8 +116,11 @@ class Transaction:
             self._connection.execute(insert(table).values(digest=digest, content=content))
 
     def result(self, entry: int, outcome: str, facts: Mapping[str, Any] | None, reason: str = "") -> None:
-        """What a run of an entry found. A score must follow from the figures it comes with."""
-        self._known(entry)
+        """What a run of an entry found; a disqualified one stays as it is. A score must follow from its figures."""
+        row = self._known(entry)
+        self._end_job(entry)
+        if row.status == "disqualified":
+            return
         if outcome not in OUTCOMES:
             raise ConfigurationError(f"an outcome is one of {', '.join(OUTCOMES)}")
         if outcome == "scored":
@@ -120,11 +129,12 @@ class Transaction:
         body["result"] = json.loads(json.dumps(facts, default=plain_number)) if outcome == "scored" else None
         self._append("result", body)
         self._change(entry, **result_columns(body))
-        self._connection.execute(update(schema.jobs).where(schema.jobs.c.entry == entry).values(state="done"))
 
     def record(self, entry: int, p_value: float, factor: float, previous: int | None) -> None:
         """The entry holds the record of its event and division from now on."""
         row = self._known(entry)
+        if row.status != "scored":
+            raise Rejected("no record", f"entry {entry} is {row.status}, and only a scored one holds a record")
         if previous is not None and not p_value < 0.01:
             raise Rejected("no record", f"a record must be beaten at p < 0.01, not {p_value:.3g}")
         body = {"entry": entry, "p_value": p_value, "factor": factor, "previous": previous}
@@ -133,25 +143,43 @@ class Transaction:
         self._connection.execute(update(schema.entries).where(same).values(record=False))
         self._change(entry, record=True)
 
-    def disqualify(self, entry: int, reason: str) -> None:
-        """Take an entry out of the ranking; the entry and the reason stay to be seen."""
+    def disqualify(self, entry: int, reason: str, by: str = "") -> None:
+        """Take an entry out of the ranking until somebody lifts it; the entry and the reason stay to be seen."""
         self._known(entry)
         if not 3 <= len(reason.strip()) <= 300 or not reason.isprintable():
             raise ConfigurationError("a disqualification needs a reason of 3 to 300 printable characters")
-        self._append("disqualified", {"entry": entry, "reason": reason})
+        self._append("disqualified", {"entry": entry, "reason": reason} | _named(by))
         self._change(entry, status="disqualified", reason=reason, record=False)
+        self._end_job(entry)
 
-    def requeue(self, entry: int) -> None:
+    def reinstate(self, entry: int, by: str = "") -> None:
+        """Lift a disqualification: the entry is as it was when it came, and waits for a run."""
+        row = self._known(entry)
+        if row.status != "disqualified":
+            raise ConfigurationError(f"entry {entry} is not disqualified")
+        self._append("reinstated", {"entry": entry} | _named(by))
+        self._change(entry, **fresh_columns(row.division))
+        if row.division == "closed":
+            self._queue(entry)
+
+    def requeue(self, entry: int, by: str = "") -> None:
         """Have an entry run again."""
         row = self._known(entry)
         if row.division != "closed":
             raise ConfigurationError("an entry of the open division is re-run by hand: tilewise compete rerun")
+        if row.status == "disqualified":
+            raise ConfigurationError(f"entry {entry} is disqualified: lift that first, and it runs again")
+        self._append("rerun", {"entry": entry} | _named(by))
+        self._queue(entry)
+
+    def _queue(self, entry: int) -> None:
         jobs = schema.jobs
-        changed = self._connection.execute(
-            update(jobs).where(jobs.c.entry == entry).values(state="queued", attempts=0, lease_until=0.0)
-        )
-        if not changed.rowcount:
-            self._connection.execute(insert(jobs).values(entry=entry, state="queued", attempts=0))
+        fresh = {"state": "queued", "attempts": 0, "worker": "", "beat": 0}
+        if not self._connection.execute(update(jobs).where(jobs.c.entry == entry).values(**fresh)).rowcount:
+            self._connection.execute(insert(jobs).values(entry=entry, **fresh))
+
+    def _end_job(self, entry: int) -> None:
+        self._connection.execute(update(schema.jobs).where(schema.jobs.c.entry == entry).values(state="done"))
 
     def _known(self, entry: int) -> Any:
         row = self._connection.execute(select(schema.entries).where(schema.entries.c.id == entry)).first()
@@ -168,52 +196,86 @@ class Transaction:
         found = self._connection.execute(select(schema.events.c.open).where(schema.events.c.name == event)).scalar()
         return found is None or bool(found)
 
-    def set_open(self, event: str, is_open: bool) -> None:
+    def set_open(self, event: str, is_open: bool, by: str = "") -> None:
         """Open or close an event for new entries."""
         name = TinyMLPerf.event(event).name
-        self._append("event", {"event": name, "open": is_open})
+        self._append("event", {"event": name, "open": is_open} | _named(by))
         table = schema.events
         if not self._connection.execute(update(table).where(table.c.name == name).values(open=is_open)).rowcount:
             self._connection.execute(insert(table).values(name=name, open=is_open))
 
     # --- tokens ---
 
-    def add_token(self, identifier: str, digest: str, team: str, role: str) -> None:
-        self._append("token", {"id": identifier, "team": team, "role": role, "action": "created"})
-        row = {"id": identifier, "hash": digest, "team": team, "role": role, "created_at": now(), "revoked_at": None}
+    def add_token(self, identifier: str, digest: str, team: str, role: str, by: str = "") -> None:
+        body = {"id": identifier, "team": team, "role": role, "action": "created", "hash": digest}
+        link = self._append("token", body | _named(by))
+        row = {"id": identifier, "hash": digest, "team": team, "role": role, "created_at": link.at, "revoked_at": None}
         self._connection.execute(insert(schema.tokens).values(**row))
 
-    def revoke_token(self, identifier: str) -> None:
+    def revoke_token(self, identifier: str, by: str = "") -> None:
         table = schema.tokens
         unrevoked = (table.c.id == identifier) & table.c.revoked_at.is_(None)
         if not self._connection.execute(update(table).where(unrevoked).values(revoked_at=now())).rowcount:
             raise ConfigurationError(f"there is no token {identifier[:20]!r} that could be revoked")
-        self._append("token", {"id": identifier, "action": "revoked"})
+        self._append("token", {"id": identifier, "action": "revoked"} | _named(by))
 
     # --- the queue ---
 
-    def claim_job(self, worker: str, lease_s: float, most_attempts: int) -> int | None:
-        """The next entry to run, reserved for `worker`; jobs of workers that died come back when their lease ends."""
-        jobs, clock = schema.jobs, time.time()
-        free = (jobs.c.state == "queued") | ((jobs.c.state == "running") & (jobs.c.lease_until < clock))
-        found = self._connection.execute(
-            select(jobs.c.entry, jobs.c.attempts).where(free).order_by(jobs.c.entry).limit(1)
-        ).first()
-        if found is None:
-            return None
-        if found.attempts >= most_attempts:
-            self.result(int(found.entry), "rejected", None, "its run ended the measuring process every time")
-            return self.claim_job(worker, lease_s, most_attempts)
-        values = {"state": "running", "attempts": found.attempts + 1, "lease_until": clock + lease_s, "worker": worker}
-        self._connection.execute(update(jobs).where(jobs.c.entry == found.entry).values(**values))
-        return int(found.entry)
+    def claim_job(self, worker: str, most_attempts: int, abandoned: Mapping[int, int] | None = None) -> int | None:
+        """The next entry to run, reserved for `worker`.
+
+        `abandoned` are running entries whose beat the caller has seen stand still for too long: they are free, unless
+        their beat has moved since.
+        """
+        jobs = schema.jobs
+        free = jobs.c.state == "queued"
+        for entry, beat in (abandoned or {}).items():
+            free |= (jobs.c.state == "running") & (jobs.c.entry == entry) & (jobs.c.beat == beat)
+        query = select(jobs.c.entry, jobs.c.attempts, jobs.c.beat).where(free).order_by(jobs.c.entry).limit(1)
+        while (found := self._connection.execute(query).first()) is not None:
+            entry = int(found.entry)
+            if self._known(entry).status == "disqualified":
+                self._end_job(entry)
+            elif found.attempts >= most_attempts:
+                sentence = f"not scored: its run was ended {most_attempts} times; the teacher can have it run again"
+                self.result(entry, "noisy", None, sentence)
+            else:
+                values = {"state": "running", "attempts": found.attempts + 1, "beat": found.beat + 1, "worker": worker}
+                self._connection.execute(update(jobs).where(jobs.c.entry == entry).values(**values))
+                return entry
+        return None
+
+    def beat(self, worker: str) -> None:
+        """A sign of life of a worker: its job is not abandoned."""
+        jobs = schema.jobs
+        mine = (jobs.c.state == "running") & (jobs.c.worker == worker)
+        self._connection.execute(update(jobs).where(mine).values(beat=jobs.c.beat + 1))
+
+    def holds(self, worker: str, entry: int) -> bool:
+        """Whether the job is still this worker's; another may have taken it, or a teacher ended it."""
+        jobs = schema.jobs
+        mine = (jobs.c.entry == entry) & (jobs.c.state == "running") & (jobs.c.worker == worker)
+        return self._connection.execute(select(jobs.c.entry).where(mine)).first() is not None
+
+    def release(self, worker: str, counts: bool = True) -> None:
+        """Put back what a worker was at; an attempt that was broken off in good order does not count."""
+        jobs = schema.jobs
+        mine = (jobs.c.state == "running") & (jobs.c.worker == worker)
+        attempts = jobs.c.attempts if counts else jobs.c.attempts - 1
+        self._connection.execute(update(jobs).where(mine).values(state="queued", worker="", attempts=attempts))
 
     def queued_of(self, team: str) -> int:
-        """Entries of a team that wait for their run."""
+        """Entries of a team that wait for their run, by a worker or by the teacher's hand."""
         table = schema.entries
-        waiting = (table.c.team == team) & (table.c.status == "queued")
+        waiting = (table.c.team == team) & table.c.status.in_(("queued", "unverified"))
         query = select(func.count()).select_from(table).where(waiting)
         return int(self._connection.execute(query).scalar() or 0)
+
+    def entered_since(self, team: str, event: str, at: str) -> int:
+        """How many entries of a team an event has taken since a moment."""
+        table = schema.entries
+        since = (table.c.team == team) & (table.c.event == event) & (table.c.submitted_at >= at)
+        return int(self._connection.execute(select(func.count()).select_from(table).where(since)).scalar() or 0)
 
 
 class Replayed(Rejected):
@@ -244,6 +306,17 @@ def result_columns(body: Mapping[str, Any]) -> dict[str, Any]:
     score = None if found is None else float(found["score"])
     scored = body["outcome"] == "scored"
     return {"status": body["outcome"], "reason": body["reason"], "result": text, "score": score, "verified": scored}
+
+
+def fresh_columns(division: str) -> dict[str, Any]:
+    """The columns of an entry that has not been run."""
+    status = "unverified" if division == "open" else "queued"
+    return {"status": status, "reason": "", "score": None, "result": None, "verified": False, "record": False}
+
+
+def _named(by: str) -> dict[str, str]:
+    """Who did it, where that is known: the public name of a teacher's token, or the command line."""
+    return {"by": by} if by else {}
 
 
 def plain_number(value: Any) -> Any:

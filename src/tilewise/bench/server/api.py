@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from tilewise.bench.board.transactions import Transaction
 from tilewise.bench.errors import Rejected
@@ -13,6 +13,7 @@ from tilewise.bench.events import TinyMLPerf
 from tilewise.bench.grades import grades_csv
 from tilewise.bench.server import models
 from tilewise.bench.server.service import Service, answer_for, problems
+from tilewise.bench.server.views import Views
 from tilewise.bench.tokens import create_token, revoke_token
 from tilewise.errors import ConfigurationError
 
@@ -28,22 +29,22 @@ def _takes(model: type[models.Strict]) -> dict[str, Any]:
     return _SECURED | {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def routes(service: Service) -> APIRouter:
+def routes(service: Service, views: Views) -> APIRouter:
     """Every route of the API over one board."""
     router = APIRouter()
-    _add_public(router, service)
+    _add_public(router, service, views)
     _add_teams(router, service)
     _add_teacher(router, service)
     return router
 
 
-def _add_public(router: APIRouter, service: Service) -> None:
+def _add_public(router: APIRouter, service: Service, views: Views) -> None:
     board = service.board
 
     @router.get("/health", response_model=models.Health, responses=problems(503))
     async def health() -> Any:
         """Whether the board answers, and how many entries wait for their run."""
-        return {"status": "ok", "waiting": await service.read(board.waiting)}
+        return await service.pulse()
 
     @router.get("/api/events", response_model=models.EventList, responses=problems(503))
     async def events() -> Any:
@@ -57,6 +58,7 @@ def _add_public(router: APIRouter, service: Service) -> None:
 
     @router.get("/api/entries", response_model=models.EntryList, responses=problems(400, 503))
     async def entries(
+        request: Request,
         event: EventQuery = None,
         division: DivisionQuery = None,
         status: Annotated[models.Status | None, Query()] = None,
@@ -65,9 +67,16 @@ def _add_public(router: APIRouter, service: Service) -> None:
         limit: Annotated[int, Query(ge=1, le=500)] = 100,
         offset: Annotated[int, Query(ge=0, le=10**9)] = 0,
     ) -> Any:
-        """Entries, best first unless asked otherwise."""
-        rows = await service.read(board.entries, event, division, status, _text(team), sort, limit, offset)
-        return {"entries": rows}
+        """Entries, best first unless asked otherwise, a page at a time."""
+        chosen = (event, division, status, _text(team))
+
+        async def make() -> Response:
+            rows = await service.read(board.entries, *chosen, sort, limit, offset)
+            total = await service.read(board.count, *chosen)
+            following = offset + len(rows)
+            return JSONResponse({"entries": rows, "total": total, "next": following if following < total else None})
+
+        return await views.show(request, (*chosen, sort, limit, offset), make)
 
     @router.get("/api/entries/{number}", response_model=models.EntryFull, responses=problems(400, 404, 503))
     async def entry(number: Number) -> Any:
@@ -76,9 +85,15 @@ def _add_public(router: APIRouter, service: Service) -> None:
         return found or JSONResponse({"detail": f"there is no entry {number}", "code": "not there"}, 404)
 
     @router.get("/api/records", response_model=models.RecordList, responses=problems(400, 503))
-    async def records(event: Annotated[models.EventName, Query()], division: models.Division = "closed") -> Any:
+    async def records(
+        request: Request, event: Annotated[models.EventName, Query()], division: models.Division = "closed"
+    ) -> Any:
         """Every record of an event, oldest first."""
-        return {"records": await service.read(board.records, event, division)}
+
+        async def make() -> Response:
+            return JSONResponse({"records": await service.read(board.records, event, division)})
+
+        return await views.show(request, (event, division), make)
 
     @router.get("/api/head", response_model=models.Head, responses=problems(503))
     async def head() -> Any:
@@ -130,9 +145,9 @@ def _add_teacher(router: APIRouter, service: Service) -> None:
     )
     async def make_token(request: Request) -> Any:
         """A new token for a team; shown once."""
-        await service.admin(request)
+        teacher = await service.admin(request)
         given = await service.body(request, models.NewToken)
-        token = await service.read(create_token, board, given.team, given.admin)
+        token = await service.read(create_token, board, given.team, given.admin, teacher.id)
         return {"token": token, "id": token.split("_")[1], "team": given.team}
 
     @router.delete(
@@ -143,9 +158,9 @@ def _add_teacher(router: APIRouter, service: Service) -> None:
     )
     async def drop_token(request: Request, identifier: Annotated[str, Path(pattern="^[0-9a-f]{8}$")]) -> Any:
         """Revoke a token by its public name."""
-        await service.admin(request)
+        teacher = await service.admin(request)
         try:
-            await service.read(revoke_token, board, identifier)
+            await service.read(revoke_token, board, identifier, teacher.id)
         except ConfigurationError as error:
             return JSONResponse({"detail": str(error), "code": "not there"}, 404)
         return {"done": f"token {identifier} is revoked"}
@@ -155,9 +170,9 @@ def _add_teacher(router: APIRouter, service: Service) -> None:
     )
     async def open_or_close(request: Request, name: models.EventName) -> Any:
         """Open or close an event for new entries."""
-        await service.admin(request)
+        teacher = await service.admin(request)
         given = await service.body(request, models.Opening)
-        await service.change(lambda transaction: transaction.set_open(name, given.open))
+        await service.change(lambda transaction: transaction.set_open(name, given.open, teacher.id))
         return {"done": f"{name} is {'open' if given.open else 'closed'}"}
 
     @router.post(
@@ -168,9 +183,20 @@ def _add_teacher(router: APIRouter, service: Service) -> None:
     )
     async def disqualify(request: Request, number: Number) -> Any:
         """Take an entry out of the ranking, with a reason that stays to be seen."""
-        await service.admin(request)
+        by = (await service.admin(request)).id
         given = await service.body(request, models.Disqualification)
-        return await _on_entry(service, number, lambda t: t.disqualify(number, given.reason), "disqualified")
+        return await _on_entry(service, number, lambda t: t.disqualify(number, given.reason, by), "disqualified")
+
+    @router.post(
+        "/api/entries/{number}/reinstate",
+        response_model=models.Done,
+        responses=refusals | problems(404),
+        openapi_extra=_SECURED,
+    )
+    async def reinstate(request: Request, number: Number) -> Any:
+        """Lift a disqualification; the entry is measured again."""
+        by = (await service.admin(request)).id
+        return await _on_entry(service, number, lambda t: t.reinstate(number, by), "back")
 
     @router.post(
         "/api/entries/{number}/rerun",
@@ -180,8 +206,8 @@ def _add_teacher(router: APIRouter, service: Service) -> None:
     )
     async def rerun(request: Request, number: Number) -> Any:
         """Have a closed entry run again."""
-        await service.admin(request)
-        return await _on_entry(service, number, lambda t: t.requeue(number), "queued")
+        by = (await service.admin(request)).id
+        return await _on_entry(service, number, lambda t: t.requeue(number, by), "queued")
 
     @router.get(
         "/api/grades.csv",

@@ -6,7 +6,7 @@ Nothing here measures anything. Entries go into the queue, and worker processes 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ try:
     from tilewise.bench.server import admin, api, pages
     from tilewise.bench.server.limits import Application, Limits
     from tilewise.bench.server.service import Service, on_error
+    from tilewise.bench.server.views import Views
     from tilewise.bench.server.writer import Writer
 except ImportError as error:
     raise UnavailableError(f"a server needs {error.name}: pip install 'tilewise[server]'") from None
@@ -31,29 +32,40 @@ _FOLDER = Path(__file__).parent
 _ABOUT = "TinyMLPerf's leaderboard. Entries are recipes; every figure was measured by the board's own workers."
 
 
-def create_app(where: str | Path, *, most_queued: int = 100, key: Path | None = None) -> Application:
-    """The server's application over the board at `where` (a file or a database URL)."""
+def create_app(
+    where: str | Path,
+    *,
+    most_queued: int = 100,
+    key: Path | None = None,
+    rate: float = 40.0,
+    workers: Callable[[], int] | None = None,
+) -> Application:
+    """The server's application over the board at `where` (a file or a database URL).
+
+    `rate` is how many requests a second one client may make in the long run; `workers` says how many measuring
+    processes live, for the answer of /health.
+    """
     board = open_board(where, key=key)
-    service = Service(board, Writer(board), most_queued)
+    service = Service(board, Writer(board), most_queued, workers)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        service.writer.close()
-        board.close()
+        service.close()
 
     app = FastAPI(
         title="tilewise board", description=_ABOUT, version="1", lifespan=lifespan, docs_url=None, redoc_url=None
     )
-    app.include_router(api.routes(service))
-    app.include_router(pages.routes(service), include_in_schema=False)
+    views = Views(service)
+    app.include_router(api.routes(service, views))
+    app.include_router(pages.routes(service, views), include_in_schema=False)
     app.include_router(admin.routes(service), include_in_schema=False)
     app.mount("/static", StaticFiles(directory=_FOLDER / "static"), name="static")
     app.add_exception_handler(TilewiseError, on_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     _document(app)
-    return Limits(app)
+    return Limits(app, service.lookup, rate)
 
 
 def _document(app: FastAPI) -> None:

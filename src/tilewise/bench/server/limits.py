@@ -1,25 +1,41 @@
-"""What strangers may send: bodies are measured before they are read, and large ones wait for each other.
+"""What strangers may send, and how often: looked at before a body is read and before a route is found.
 
-A plain ASGI layer around the application. A declared length beyond the limit is refused before a byte is read; a body
-without a length is cut off where it exceeds the small limit; and only a few large bodies are held in memory at a time.
+A plain ASGI layer around the application. Whoever brings a token is known by it here already: only known teams send
+large bodies, one at a time each, and only a few such bodies are held in memory at once. A declared length beyond the
+limit is refused before a byte is read; a body without a length is cut off at the small limit. Every answer is one line
+in the access log.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from tilewise.bench.server.rates import Rates
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tilewise.bench.tokens import Holder
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Any, Receive, Send], Awaitable[None]]
+Lookup = Callable[[str], Awaitable["Holder | None"]]
 
+access = logging.getLogger("tilewise.access")
 MOST_BODY = 12 << 20
 SMALL_BODY = 256 << 10
-_LARGE_AT_A_TIME = 4
+HOLDER = "tilewise.holder"  # where a request's scope says whose token it brought
+_LARGE_AT_A_TIME = 8
 _SECONDS_TO_SEND = 30.0
+_CHANGING = ("POST", "PUT", "PATCH", "DELETE")
 HEADERS = {
     b"content-security-policy": b"default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; "
     b"form-action 'self'; object-src 'none'",
@@ -29,29 +45,70 @@ HEADERS = {
 }
 
 
-class Limits:
-    """Wraps an application."""
+class Refused(Exception):
+    """A request that goes no further: its status, a code for programs and a sentence for people."""
 
-    def __init__(self, app: Application) -> None:
-        self.app = app
-        self._large = asyncio.Semaphore(_LARGE_AT_A_TIME)
+    def __init__(self, status: int, code: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status, self.code = status, code
+
+
+class Limits:
+    """Wraps an application; `lookup` finds the holder of a token, `rate` is what one client may ask in a second."""
+
+    def __init__(self, app: Application, lookup: Lookup, rate: float = 40.0) -> None:
+        self.app, self._lookup = app, lookup
+        self._rates = Rates(rate, 5 * rate)
+        self._slots = asyncio.Semaphore(_LARGE_AT_A_TIME)
+        self._sending: set[str] = set()  # holders whose large body is on its way
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        guarded = _with_headers(send)
+        answer = _Answer(send)
+        started = time.monotonic()
+        try:
+            await self._pass_on(scope, receive, answer)
+        except Refused as refused:
+            await _refuse(answer, refused)
+        finally:
+            _log(scope, answer, time.monotonic() - started)
+
+    async def _pass_on(self, scope: Any, receive: Receive, send: Send) -> None:
         length = _declared_length(scope)
         if length is not None and (length < 0 or length > MOST_BODY):
-            await _refuse(guarded, f"a request may bring {MOST_BODY:,} bytes at most")
-            return
+            raise Refused(413, "too large", f"a request may bring {MOST_BODY:,} bytes at most")
+        holder = scope[HOLDER] = await self._holder(scope)
+        if scope["path"] != "/health" and not self._rates.take(_client(scope, holder)):
+            raise Refused(429, "rate", "these are too many requests in a short time; try again in a moment")
         if length is not None and length > SMALL_BODY:
-            async with self._large:
-                await self._read_then_run(scope, receive, guarded, length)
-        elif scope["method"] in ("POST", "PUT", "PATCH", "DELETE"):
-            await self._read_then_run(scope, receive, guarded, SMALL_BODY if length is None else length)
+            async with self._large(holder):
+                await self._read_then_run(scope, receive, send, length)
+        elif scope["method"] in _CHANGING:
+            await self._read_then_run(scope, receive, send, SMALL_BODY if length is None else length)
         else:
-            await self.app(scope, receive, guarded)
+            await self.app(scope, receive, send)
+
+    async def _holder(self, scope: Any) -> Holder | None:
+        """Whose token came with the request, if any did."""
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        scheme, _, token = given.decode("latin-1").partition(" ")
+        return await self._lookup(token) if scheme.lower() == "bearer" and 0 < len(token) <= 200 else None
+
+    @asynccontextmanager
+    async def _large(self, holder: Holder | None) -> AsyncIterator[None]:
+        """One of the few places for a large body, for someone who is known and holds no other."""
+        if holder is None:
+            raise Refused(401, "token", f"without a token that the board knows {SMALL_BODY:,} bytes are the most")
+        if holder.id in self._sending:
+            raise Refused(429, "rate", "one large request of a token is taken at a time")
+        self._sending.add(holder.id)
+        try:
+            async with self._slots:
+                yield
+        finally:
+            self._sending.discard(holder.id)
 
     async def _read_then_run(self, scope: Any, receive: Receive, send: Send, most: int) -> None:
         try:
@@ -59,10 +116,8 @@ class Limits:
         except TimeoutError:
             body = None
         if body is None:
-            await _refuse(
-                send, f"this request brings more than the {most:,} bytes it may, or takes too long to send them"
-            )
-            return
+            sentence = f"this request brings more than the {most:,} bytes it may, or takes too long to send them"
+            raise Refused(413, "too large", sentence)
         sent = False
 
         async def replay() -> Message:
@@ -95,19 +150,45 @@ def _declared_length(scope: Any) -> int | None:
     return None
 
 
-def _with_headers(send: Send) -> Send:
-    async def guarded(message: Message) -> None:
+def _client(scope: Any, holder: Holder | None) -> str:
+    address = scope["client"][0] if scope.get("client") else "-"
+    return f"address {address}" if holder is None else f"token {holder.id}"
+
+
+class _Answer:
+    """Sends on what the application sends, with the site's headers, and remembers what the log wants to know."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status, self.length = 0, 0
+
+    async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
+            self.status = int(message["status"])
             present = {name.lower() for name, _ in message.get("headers", [])}
             extra = [(name, value) for name, value in HEADERS.items() if name not in present]
             message["headers"] = [*message.get("headers", []), *extra]
-        await send(message)
+        elif message["type"] == "http.response.body":
+            self.length += len(message.get("body", b""))
+        await self._send(message)
 
-    return guarded
+
+def _log(scope: Any, answer: _Answer, seconds: float) -> None:
+    holder = scope.get(HOLDER)
+    who = "-" if holder is None else holder.id
+    address = scope["client"][0] if scope.get("client") else "-"
+    path = scope.get("raw_path") or scope["path"].encode("ascii", "replace")
+    shown = path[:200].decode("ascii", "backslashreplace").encode("unicode_escape").decode()
+    line = (address, who, scope["method"], shown, answer.status, answer.length, 1e3 * seconds)
+    access.info("%s %s %s %s %d %d %.1f ms", *line)
 
 
-async def _refuse(send: Send, sentence: str) -> None:
-    body = json.dumps({"detail": sentence, "code": "too large"}).encode()
+async def _refuse(send: _Answer, refused: Refused) -> None:
+    body = json.dumps({"detail": str(refused), "code": refused.code}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": 413, "headers": [*headers, (b"connection", b"close")]})
+    if refused.status == 429:
+        headers.append((b"retry-after", b"2"))
+    else:  # what was announced is not read, so nothing more is understood on this connection
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -69,7 +69,11 @@ class EntryRow(BaseModel):
 
 
 class EntryList(BaseModel):
+    """One page of entries: how many fit the question, and the offset of the next page where there is one."""
+
     entries: list[EntryRow]
+    total: int
+    next: int | None
 
 
 class EntryFull(EntryRow):
@@ -109,6 +113,9 @@ class Head(BaseModel):
 class Health(BaseModel):
     status: str
     waiting: int
+    workers: int | None = Field(
+        default=None, description="Measuring processes of this server; null where none is its own."
+    )
 
 
 class NewToken(Strict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,20 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
+from tilewise.bench.board import Board
 from tilewise.bench.errors import Rejected
-from tilewise.bench.events import TinyMLPerf
+from tilewise.bench.events import Event, TinyMLPerf
 from tilewise.bench.jsontext import parse_json
 from tilewise.bench.recipe import parse_recipe
 from tilewise.bench.server import charts, models
 from tilewise.bench.server.service import Service
+from tilewise.bench.server.views import Views
 from tilewise.bench.submission import reference_recipe
 from tilewise.bench.tokens import holder_of
 from tilewise.errors import ConfigurationError, TilewiseError
 
 _FOLDER = Path(__file__).parent / "templates"
+_ROWS = 50  # of a board's page
 _pages = Environment(
     loader=FileSystemLoader(_FOLDER), autoescape=select_autoescape(default=True), trim_blocks=True, lstrip_blocks=True
 )
@@ -55,26 +57,33 @@ def not_there(request: Request) -> HTMLResponse:
 async def form(request: Request) -> dict[str, str]:
     """The fields of a posted form; its size was bounded before it was read."""
     content = (await request.body()).decode("utf-8", errors="replace")
-    return dict(parse_qsl(content, keep_blank_values=True, max_num_fields=20))
+    try:
+        return dict(parse_qsl(content, keep_blank_values=True, max_num_fields=20))
+    except ValueError:
+        raise Rejected("schema", "a form of this site has fewer than 20 fields") from None
 
 
-def routes(service: Service) -> APIRouter:
+def routes(service: Service, views: Views) -> APIRouter:
     router = APIRouter()
-    _add_boards(router, service)
+    _add_boards(router, service, views)
     _add_submit(router, service)
     return router
 
 
-def _add_boards(router: APIRouter, service: Service) -> None:
+def _add_boards(router: APIRouter, service: Service, views: Views) -> None:
     board = service.board
 
     @router.get("/")
-    async def front() -> Response:
-        return page("front.html", cards=await service.read(_cards, board), waiting=await service.read(board.waiting))
+    async def front(request: Request) -> Response:
+        async def make() -> Response:
+            cards = await service.read(_cards, board)
+            return page("front.html", cards=cards, waiting=await service.read(board.waiting))
+
+        return await views.show(request, "front", make)
 
     @router.get("/board/{name}")
     async def event_board(
-        request: Request, name: str, division: str = "closed", team: str = "", sort: str = "score"
+        request: Request, name: str, division: str = "closed", team: str = "", sort: str = "score", number: str = "1"
     ) -> Response:
         try:
             event = TinyMLPerf.event(name)
@@ -82,13 +91,13 @@ def _add_boards(router: APIRouter, service: Service) -> None:
             return not_there(request)
         division = division if division in ("closed", "open") else "closed"
         team = team[:40].replace("\0", "")
-        rows = await service.read(board.standings, event.name, division, team, sort)
-        _rank(rows)
-        records = await service.read(board.records, event.name, division)
-        is_open = (await service.read(board.open_events)).get(event.name, True)
-        return page(
-            "board.html", event=event, division=division, rows=rows, records=records, team=team, is_open=is_open
-        )
+        sort = sort if sort in ("score", "team", "time", "id") else "score"
+        at = int(number) if number.isascii() and number.isdecimal() and len(number) < 6 else 1
+
+        async def make() -> Response:
+            return await service.read(_board_page, board, event, division, team, sort, max(at, 1))  # type: ignore[no-any-return]
+
+        return await views.show(request, (division, team, sort, at), make)
 
     @router.get("/entry/{number}")
     async def entry(request: Request, number: str) -> Response:
@@ -96,32 +105,39 @@ def _add_boards(router: APIRouter, service: Service) -> None:
         found = await service.read(board.entry, int(number)) if known else None
         if found is None:
             return not_there(request)
-        result = found["result"] or {}
-        pairs, steps = charts.before_and_after(result), charts.step_rows(result.get("steps", []))
-        recipe = json.dumps(parse_recipe(found["recipe"]).as_dict(), indent=2)  # in the order people write it
-        event = TinyMLPerf.event(found["event"])
-        return page("entry.html", entry=found, result=result, pairs=pairs, steps=steps, recipe=recipe, event=event)
+
+        async def make() -> Response:
+            return await service.read(_entry_page, found)  # type: ignore[no-any-return]
+
+        return await views.show(request, number, make)
 
 
-def _rank(rows: list[dict[str, Any]]) -> None:
-    """Places by score among the entries that count."""
-    counting = [row for row in rows if row["score"] is not None and row["status"] == "scored"]
-    counting.sort(key=lambda row: (-row["score"], row["id"]))
-    for row in rows:
-        row["rank"] = None
-    for place, row in enumerate(counting, 1):
-        row["rank"] = place
+def _board_page(board: Board, event: Event, division: str, team: str, sort: str, at: int) -> HTMLResponse:
+    """One page of a board: some rows of it, and where the others are."""
+    total = board.count(event.name, division, None, team or None)
+    pages = max(-(-total // _ROWS), 1)
+    at = min(at, pages)
+    values: dict[str, Any] = {"event": event, "division": division, "team": team, "sort": sort, "at": at}
+    values |= {"rows": board.standings(event.name, division, team, sort, _ROWS, (at - 1) * _ROWS)}
+    values |= {"records": board.records(event.name, division), "total": total, "pages": pages}
+    return page("board.html", **values, is_open=board.open_events().get(event.name, True))
 
 
-def _cards(board: Any) -> list[dict[str, Any]]:
+def _entry_page(found: dict[str, Any]) -> HTMLResponse:
+    result = found["result"] or {}
+    pairs, steps = charts.before_and_after(result), charts.step_rows(result.get("steps", []))
+    recipe = json.dumps(parse_recipe(found["recipe"]).as_dict(), indent=2)  # in the order people write it
+    event = TinyMLPerf.event(found["event"])
+    return page("entry.html", entry=found, result=result, pairs=pairs, steps=steps, recipe=recipe, event=event)
+
+
+def _cards(board: Board) -> list[dict[str, Any]]:
     """For every event: its record, how many entries it has, whether it is open."""
     known, cards = board.open_events(), []
     for event in TinyMLPerf.events():
         number = board.record(event.name, "closed")
         holder = board.entry(number) if number is not None else None
-        entries = board.entries(event.name, limit=100_000)
-        teams = len({row["team"] for row in entries})
-        card = {"event": event, "record": holder, "count": len(entries), "teams": teams}
+        card = {"event": event, "record": holder, "count": board.count(event.name), "teams": board.teams_of(event.name)}
         cards.append(card | {"open": known.get(event.name, True)})
     return cards
 
@@ -133,12 +149,13 @@ def _add_submit(router: APIRouter, service: Service) -> None:
 
     @router.post("/submit")
     async def sent_form(request: Request) -> Response:
-        fields = await form(request)
+        fields: dict[str, str] = {}
         try:
+            fields = await form(request)
             holder = await service.read(holder_of, service.board, fields.get("token", ""))
             if holder is None:
                 raise Rejected("token", "this token is not known here; ask whoever runs the board for one")
-            content = await asyncio.to_thread(parse_json, fields.get("recipe", ""))
+            content = await service.read(parse_json, fields.get("recipe", ""))
             if not isinstance(content, dict):
                 raise Rejected("schema", "a recipe is a JSON object with an event and steps")
             receipt = await service.enter(holder, models.Submission.model_validate({"recipe": content}))

@@ -6,7 +6,9 @@ import asyncio
 import base64
 import binascii
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from fastapi import Request
@@ -18,7 +20,7 @@ from tilewise.bench.board.transactions import Replayed
 from tilewise.bench.errors import Rejected
 from tilewise.bench.jsontext import parse_json
 from tilewise.bench.recipe import MOST_FILE_BYTES, Recipe, parse_recipe
-from tilewise.bench.server.limits import MOST_BODY
+from tilewise.bench.server.limits import HOLDER, MOST_BODY
 from tilewise.bench.server.models import Problem, Submission
 from tilewise.bench.server.writer import Busy, Writer
 from tilewise.bench.tokens import Holder, holder_of
@@ -32,7 +34,7 @@ _SENTENCES |= {503: "the board does not take it now"}
 
 def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
     """The documented refusals of a route."""
-    return {code: {"model": Problem, "description": _SENTENCES[code]} for code in codes}
+    return {code: {"model": Problem, "description": _SENTENCES[code]} for code in sorted({*codes, 429})}
 
 
 def answer_for(error: TilewiseError) -> JSONResponse:
@@ -57,20 +59,40 @@ class Service:
     board: Board
     writer: Writer
     most_queued: int = 100  # entries of one team that may wait for their run
+    workers: Callable[[], int] | None = None  # how many measuring processes live, where this server has its own
+    _readers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "board-reader"))
+    _pulse: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "board-health"))
+    _parsing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))  # large bodies one by one
 
     async def change(self, change: Callable[[Transaction], Any]) -> Any:
         return await asyncio.wrap_future(self.writer.put(change))
 
     async def read(self, function: Callable[..., Any], *args: Any) -> Any:
-        return await asyncio.to_thread(function, *args)
+        return await asyncio.get_running_loop().run_in_executor(self._readers, partial(function, *args))
+
+    async def pulse(self) -> dict[str, Any]:
+        """Whether the board answers, asked in a thread of its own: busy readers do not make it look dead."""
+        waiting = await asyncio.get_running_loop().run_in_executor(self._pulse, self.board.waiting)
+        alive = None if self.workers is None else self.workers()
+        return {"status": "no worker runs" if alive == 0 else "ok", "waiting": waiting, "workers": alive}
+
+    def close(self) -> None:
+        self.writer.close()
+        for pool in (self._readers, self._pulse):
+            pool.shutdown(wait=False, cancel_futures=True)
+        self.board.close()
+
+    async def lookup(self, token: str) -> Holder | None:
+        """Whose token this is."""
+        found: Holder | None = await self.read(holder_of, self.board, token)
+        return found
 
     async def holder(self, request: Request) -> Holder:
-        """Whose token came with the request."""
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        found = await self.read(holder_of, self.board, token) if scheme.lower() == "bearer" else None
+        """Whose token came with the request; it was looked up when the request came in."""
+        found: Holder | None = request.scope.get(HOLDER)
         if found is None:
             raise Rejected("token", "this needs a token that the board knows: Authorization: Bearer tw_…")
-        return found  # type: ignore[no-any-return]
+        return found
 
     async def admin(self, request: Request) -> Holder:
         holder = await self.holder(request)
@@ -83,7 +105,8 @@ class Service:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise Rejected("schema", "this takes application/json")
-        content = await asyncio.to_thread(parse_json, await request.body(), MOST_BODY)
+        async with self._parsing:
+            content = await self.read(parse_json, await request.body(), MOST_BODY)
         try:
             return model.model_validate(content)
         except ValidationError as error:
@@ -95,7 +118,7 @@ class Service:
             raise Rejected("team", "this token belongs to another team than the entry says")
         if holder.is_admin:
             raise Rejected("team", "the teacher's token does not enter; make one for a team")
-        recipe, files, plugin = await asyncio.to_thread(checked_submission, given)
+        recipe, files, plugin = await self.read(checked_submission, given)
         most = self.most_queued
 
         def change(transaction: Transaction) -> dict[str, Any]:

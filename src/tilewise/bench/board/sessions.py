@@ -1,0 +1,43 @@
+"""Who is signed in: a random cookie whose hash the board keeps until it ends, is ended, or its token is revoked."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+
+from sqlalchemy import delete, insert, select
+
+from tilewise.bench.board import schema
+from tilewise.bench.board.store import Board
+from tilewise.bench.tokens import Holder
+
+
+def open_session(board: Board, token: str, seconds: float) -> str:
+    """Sign the holder of the token with this public name in; gives what the cookie holds."""
+    secret, now = secrets.token_urlsafe(32), time.time()
+    with board.write() as transaction:
+        connection = transaction.connection
+        connection.execute(delete(schema.sessions).where(schema.sessions.c.until < now))
+        connection.execute(insert(schema.sessions).values(hash=_hash(secret), token=token, until=now + seconds))
+    return secret
+
+
+def session_holder(board: Board, secret: str) -> Holder | None:
+    """Whose cookie this is; None for one that is unknown, has ended, or whose token is revoked."""
+    session, tokens = schema.sessions, schema.tokens
+    known = (session.c.hash == _hash(secret)) & (session.c.until > time.time()) & (tokens.c.id == session.c.token)
+    query = select(tokens.c.id, tokens.c.team, tokens.c.role).where(known & tokens.c.revoked_at.is_(None))
+    with board.read() as connection:
+        found = connection.execute(query).first()
+    return None if found is None else Holder(str(found.id), str(found.team), str(found.role))
+
+
+def end_session(board: Board, secret: str) -> None:
+    """Sign out: the cookie opens nothing from now on."""
+    with board.write() as transaction:
+        transaction.connection.execute(delete(schema.sessions).where(schema.sessions.c.hash == _hash(secret)))
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(b"session " + secret.encode("utf-8", errors="surrogatepass")).hexdigest()

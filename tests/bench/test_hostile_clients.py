@@ -1,0 +1,364 @@
+"""One client, however hostile, does not stop the board: what it sends is bounded before it costs anything."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import re
+import select
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("httpx")
+
+from starlette.testclient import TestClient
+
+from tests.bench.site import Served
+from tests.bench.test_board import filled, recipe
+from tests.bench.test_server import Site
+from tilewise.bench import Rejected
+from tilewise.bench.board import open_board
+from tilewise.bench.jsontext import parse_json
+from tilewise.bench.server import create_app
+from tilewise.bench.server.rates import Rates
+from tilewise.bench.tokens import create_token
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    path = tmp_path / "board.sqlite"
+    with open_board(path) as board, TestClient(create_app(path)) as client:
+        yield Site(client, board)
+
+
+# --- JSON ---
+
+
+@pytest.mark.parametrize("unit", [b'\\"', b'"', b'",', b"\\", b'\\\\"'])
+def test_the_check_reads_an_endless_string_once(unit: bytes) -> None:
+    """A megabyte: with a check that starts again at every quote this takes an hour, and the test never ends."""
+    for head in (b'"', b'{"recipe": "', b'["'):
+        with pytest.raises(Rejected):
+            parse_json(head + unit * ((1 << 20) // len(unit)), 12 << 20)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (b"[" + b"1," * 100_000 + b"1]", "too large"),
+        (b"[" + b'"",' * 100_000 + b"1]", "too large"),
+        (b"[" + b"9" * 5000 + b"]", "schema"),
+        (b"[1." + b"9" * 5000 + b"]", "schema"),
+        (b"[1e" + b"9" * 500 + b"]", "schema"),
+        (b"[" * 13 + b"]" * 13, "too deep"),
+        (b'"' + b"\\n" * 500_000 + b'"', "too large"),
+        (b'{"a": 1, "a": 2}', "schema"),
+        (b'"\xff"', "schema"),
+        (b"", "schema"),
+    ],
+)
+def test_size_depth_digits_and_escapes_are_bounded(text: bytes, code: str) -> None:
+    with pytest.raises(Rejected) as refused:
+        parse_json(text, 12 << 20)
+    assert refused.value.code == code
+
+
+def test_a_large_file_in_a_request_is_parsed() -> None:
+    content = base64.b64encode(bytes(8 << 20)).decode()
+    assert parse_json(json.dumps({"files": {"w": content}}).encode(), 12 << 20)["files"]["w"] == content
+
+
+# --- requests ---
+
+
+def test_thirty_form_fields_get_a_sentence(site: Site) -> None:
+    fields = {f"f{i}": "x" for i in range(30)}
+    for path in ("/submit", "/teacher/in", "/teacher/do"):
+        answer = site.client.post(path, data=fields)
+        assert answer.status_code in (400, 403), path
+        assert "fewer than 20 fields" in answer.text
+
+
+@pytest.mark.parametrize("cookie", ["ünïcödé", "a.1.ä", "\x80\xff", "x" * 5000])
+def test_an_odd_cookie_is_no_teacher_and_no_error(site: Site, cookie: str) -> None:
+    header = {"cookie": b"tilewise_teacher=" + cookie.encode()}
+    assert "Sign in" in site.client.get("/teacher", headers=header).text
+    assert site.client.post("/teacher/do", data={}, headers=header).status_code == 403
+
+
+def test_an_odd_token_is_unknown_and_no_error(site: Site) -> None:
+    header = {"authorization": b"Bearer \xff\xfe\x80"}
+    assert site.client.post("/api/entries", json={}, headers=header).status_code == 401
+
+
+def test_a_stranger_gets_no_place_for_a_large_body(site: Site) -> None:
+    large = b"x" * (300 << 10)
+    answer = site.client.post("/api/entries", content=large, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["code"]) == (401, "token")
+    known = site.client.post("/api/entries", content=large, headers=site.header("owls"))
+    assert known.json()["code"] == "schema"
+
+
+def test_one_client_may_ask_so_often_and_no_more(tmp_path: Path) -> None:
+    path = tmp_path / "b.sqlite"
+    with open_board(path) as board, TestClient(create_app(path, rate=2)) as client:
+        site = Site(client, board)
+        codes = [client.get("/api/events").status_code for _ in range(20)]
+        assert codes[:10] == [200] * 10 and 429 in codes
+        assert client.get("/api/events").headers["retry-after"]
+        assert client.get("/health").status_code == 200
+        known = site.client.get("/api/events", headers=site.header("owls"))
+        assert known.status_code == 200  # somebody with a token is counted by it, not by the address
+
+
+def test_a_bucket_fills_again_with_time() -> None:
+    now = [0.0]
+    rates = Rates(1.0, 3.0, lambda: now[0])
+    assert [rates.take("a") for _ in range(4)] == [True, True, True, False]
+    assert rates.take("b")
+    now[0] = 2.0
+    assert [rates.take("a") for _ in range(3)] == [True, True, False]
+
+
+def test_every_request_is_a_line_in_the_log(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="tilewise.access"):
+        site.post("/api/entries", {"recipe": recipe()})
+        site.client.get("/nothing%0Ahere")
+    lines = [r.getMessage() for r in caplog.records if r.name == "tilewise.access"]
+    identifier = site.tokens["owls"].split("_")[1]
+    assert f" {identifier} POST /api/entries 201 " in lines[0]
+    assert site.tokens["owls"] not in "".join(lines)
+    assert len(lines) == 2 and "\n" not in lines[1]
+
+
+# --- the teacher ---
+
+
+def test_signing_out_ends_the_session_wherever_its_cookie_is(site: Site) -> None:
+    site.client.post("/teacher/in", data={"token": site.tokens["teacher"]})
+    kept = site.client.cookies["tilewise_teacher"]
+    site.client.post("/teacher/out")
+    site.client.cookies.set("tilewise_teacher", kept, path="/teacher")
+    assert "Sign in" in site.client.get("/teacher").text
+    assert site.client.post("/teacher/do", data={"action": "open", "event": "MLP_SPRINT"}).status_code == 403
+
+
+def test_a_revoked_token_signs_its_holder_out(site: Site) -> None:
+    site.client.post("/teacher/in", data={"token": site.tokens["teacher"]})
+    identifier = site.tokens["teacher"].split("_")[1]
+    site.client.delete(f"/api/tokens/{identifier}", headers=site.header("teacher"))
+    assert "Sign in" in site.client.get("/teacher").text
+
+
+def test_a_teacher_signs_in_behind_a_proxy_that_changes_the_host(site: Site) -> None:
+    outside = {"origin": "https://board.example", "host": "127.0.0.1:8000"}
+    answer = site.client.post(
+        "/teacher/in", data={"token": site.tokens["teacher"]}, headers=outside, follow_redirects=False
+    )
+    assert answer.status_code == 303
+    assert "secure" in answer.headers["set-cookie"].lower()
+    secret = answer.headers["set-cookie"].split("=")[1].split(";")[0]
+    given = outside | {"cookie": f"tilewise_teacher={secret}"}
+    token = re.search(r'name="form" value="([0-9a-f]+)"', site.client.get("/teacher", headers=given).text)
+    assert token is not None
+    action = {"action": "close", "event": "MLP_SPRINT"}
+    assert site.client.post("/teacher/do", data=action, headers=given).status_code == 403
+    done = site.client.post("/teacher/do", data=action | {"form": token[1]}, headers=given)
+    assert "MLP_SPRINT is closed." in done.text
+    foreign = given | {"sec-fetch-site": "cross-site"}
+    assert site.client.post("/teacher/do", data=action | {"form": token[1]}, headers=foreign).status_code == 403
+
+
+def test_what_a_teacher_does_on_the_page_bears_their_name(site: Site) -> None:
+    site.client.post("/teacher/in", data={"token": site.tokens["teacher"]})
+    site.client.post("/teacher/do", data={"action": "close", "event": "MLP_SPRINT"})
+    last = list(site.board.links())[-1]
+    assert json.loads(last.body)["by"] == site.tokens["teacher"].split("_")[1]
+
+
+# --- pages ---
+
+
+def test_lists_come_in_pages_that_lead_on(site: Site) -> None:
+    numbers = filled(site.board, 5)
+    seen: list[int] = []
+    offset: int | None = 0
+    while offset is not None:
+        found = site.client.get(f"/api/entries?limit=2&offset={offset}").json()
+        assert found["total"] == 5
+        seen += [entry["id"] for entry in found["entries"]]
+        offset = found["next"]
+    assert seen == numbers[::-1]
+
+
+def test_a_board_page_shows_fifty_entries_with_their_places(site: Site) -> None:
+    numbers = filled(site.board, 60)
+    with site.board.write() as transaction:
+        transaction.disqualify(numbers[-1], "because it is")
+    first = site.client.get("/board/MLP_SPRINT").text
+    second = site.client.get("/board/MLP_SPRINT?number=2").text
+    assert first.count('class="num rank"') == 50 and second.count('class="num rank"') == 10
+    assert 'data-label="Rank">1<' in first and 'data-label="Rank">59<' in second
+    assert "page 2 of 2" in second and "60 entries" in second
+    assert site.client.get("/board/MLP_SPRINT?number=999&sort=x&team=%00").status_code == 200
+
+
+def test_an_unchanged_page_is_not_sent_twice(site: Site) -> None:
+    filled(site.board, 2)
+    for path in ("/", "/board/MLP_SPRINT", "/api/entries", "/api/records?event=MLP_SPRINT"):
+        tag = site.client.get(path).headers["etag"]
+        again = site.client.get(path, headers={"if-none-match": tag})
+        assert (again.status_code, again.content) == (304, b"")
+    with site.board.write() as transaction:
+        transaction.submit("rooks", recipe("more"))
+    changed = site.client.get("/api/entries", headers={"if-none-match": tag})
+    assert changed.status_code == 200 and changed.json()["total"] == 3
+
+
+def test_a_crowd_has_a_page_made_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    real = type(site.board).standings
+
+    def counted(*args: Any, **options: Any) -> Any:
+        made.append(1)
+        return real(*args, **options)
+
+    monkeypatch.setattr(type(site.board), "standings", counted)
+    for at in range(10):
+        assert site.client.get(f"/board/MLP_SPRINT?unknown={at}").status_code == 200
+    assert len(made) == 1
+
+
+# --- a real server ---
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, str]]:
+    folder = tmp_path_factory.mktemp("hostile")
+    path, key = folder / "board.sqlite", folder / "board.key"
+    with open_board(path, key=key) as board:
+        token = create_token(board, "owls")
+    server = Served(str(path), key)
+    try:
+        yield server, token
+    finally:
+        server.stop()
+
+
+def _healthy(server: Served, timeout: float = 5.0) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=timeout)
+    connection.request("GET", "/health")
+    answer = connection.getresponse()
+    answer.read()
+    connection.close()
+    return answer.status == 200
+
+
+def _raw(server: Served, content: bytes) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    connection.sendall(content)
+    return connection
+
+
+def test_idle_connections_push_out_each_other_and_nobody_else(served: tuple[Served, str]) -> None:
+    server, _ = served
+    idle = []
+    try:
+        for at in range(1200):
+            idle.append(_raw(server, b"" if at % 2 else b"GET / HTTP/1.1\r\nhost: x\r\n"))
+            if at % 200 == 199:
+                assert _healthy(server)
+    finally:
+        for connection in idle:
+            connection.close()
+
+
+def test_half_sent_bodies_of_strangers_hold_nothing(served: tuple[Served, str]) -> None:
+    server, token = served
+    head = "POST /api/entries HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 5000000\r\n"
+    strangers = [_raw(server, f"{head}\r\n".encode() + b"x" * 1000) for _ in range(20)]
+    known = [_raw(server, f"{head}authorization: Bearer {token}\r\n\r\n".encode() + b"x") for _ in range(3)]
+    try:
+        assert all(b" 401 " in connection.recv(200) for connection in strangers)
+        answered = select.select(known, [], [], 10)[0]
+        assert answered and all(b" 429 " in connection.recv(200) for connection in answered)
+        assert _healthy(server)
+    finally:
+        for connection in strangers + known:
+            connection.close()
+
+
+def test_a_hostile_text_leaves_the_board_answering(served: tuple[Served, str]) -> None:
+    server, token = served
+    bomb = b'{"recipe": "' + b'\\"' * 120_000
+    connections = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=30) for _ in range(4)]
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    for connection in connections:
+        connection.request("POST", "/api/entries", bomb, headers)
+    assert _healthy(server)
+    assert {connection.getresponse().status for connection in connections} == {400}
+
+
+def test_headers_without_end_are_cut_off(served: tuple[Served, str]) -> None:
+    server, _ = served
+    connection = _raw(server, b"GET / HTTP/1.1\r\n" + b"x-a: " + b"a" * (64 << 10))
+    assert connection.recv(200)[:12] in (b"HTTP/1.1 400", b"")
+    assert _healthy(server)
+
+
+def test_a_server_ends_when_told_whatever_its_clients_do(tmp_path: Path) -> None:
+    path, key = tmp_path / "board.sqlite", tmp_path / "board.key"
+    server = Served(str(path), key)
+    stuck = [_raw(server, b"POST /submit HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\nx") for _ in range(5)]
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(300) is not None
+    for connection in stuck:
+        connection.close()
+
+
+def test_workers_are_started_again_and_end_with_their_server(tmp_path: Path) -> None:
+    path, key = tmp_path / "board.sqlite", tmp_path / "board.key"
+    server = Served(str(path), key, workers=1)
+    try:
+        first = _children(server.process.pid)
+        assert len(first) == 1
+        os.kill(first[0], signal.SIGKILL)
+        second = _until(lambda: [pid for pid in _children(server.process.pid) if pid not in first])
+        assert len(second) == 1
+    finally:
+        server.kill()  # not asked, killed: its workers notice by themselves
+    assert _until(lambda: not Path(f"/proc/{second[0]}").exists() or _is_zombie(second[0]))
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()] + [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        if task.name != str(pid)
+        for child in (task / "children").read_text().split()
+    ]
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return ") Z " in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+
+
+def _until(check: Any) -> Any:
+    for _ in range(1200):
+        found = check()
+        if found:
+            return found
+        time.sleep(0.1)
+    raise AssertionError("it did not happen")

@@ -1,0 +1,223 @@
+"""What a teacher says stays said, what the ledger covers cannot be changed beside it, and no clock decides anything."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sqlalchemy")
+
+from tests.bench.test_board import filled, made_up_score, recipe
+from tilewise.bench import Rejected, Settings, parse_recipe
+from tilewise.bench.board import Board, open_board, verify
+from tilewise.bench.board.backup import back_up, backup_lines, restore
+from tilewise.bench.grades import grades_csv
+from tilewise.bench.tokens import create_token
+from tilewise.bench.worker import Watch, run_one
+from tilewise.errors import ConfigurationError, UnavailableError
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Board:
+    return open_board(tmp_path / "board.sqlite")
+
+
+def _unguarded(board: Board) -> sqlite3.Connection:
+    return sqlite3.connect(str(board.path), isolation_level=None)
+
+
+def _status(board: Board, number: int) -> str:
+    entry = board.entry(number)
+    assert entry is not None
+    return str(entry["status"])
+
+
+def test_an_entry_disqualified_while_it_runs_is_neither_scored_nor_graded_nor_a_record(board: Board) -> None:
+    with board.write() as transaction:
+        number = transaction.submit("owls", recipe())["entry"]
+        assert transaction.claim_job("worker", 3) == number
+    with board.write() as transaction:
+        transaction.disqualify(number, "two members in two teams")
+    with board.write() as transaction:
+        assert not transaction.holds("worker", number)
+        transaction.result(number, "scored", made_up_score().as_dict())
+    assert _status(board, number) == "disqualified"
+    assert "owls" not in grades_csv(board)
+    with pytest.raises(Rejected, match="disqualified"), board.write() as transaction:
+        transaction.record(number, 0.0, 1.0, None)
+    assert board.waiting() == 0 and verify(board).good
+
+
+def test_a_worker_leaves_a_disqualified_entry_alone(board: Board, quick: Settings) -> None:
+    with board.write() as transaction:
+        number = transaction.submit("owls", recipe())["entry"]
+        transaction.disqualify(number, "two members in two teams")
+    assert run_one(board, quick) is None
+
+
+def test_a_rerun_does_not_lift_a_disqualification_but_the_teacher_can(board: Board) -> None:
+    number = filled(board, 1)[0]
+    with board.write() as transaction:
+        transaction.disqualify(number, "two members in two teams", "teacher1")
+    with pytest.raises(ConfigurationError, match="lift that first"), board.write() as transaction:
+        transaction.requeue(number)
+    with board.write() as transaction:
+        transaction.reinstate(number, "teacher1")
+    assert (_status(board, number), board.waiting()) == ("queued", 1)
+    assert verify(board).good
+
+
+def test_the_ledger_says_which_teacher_did_it(board: Board) -> None:
+    number = filled(board, 1)[0]
+    with board.write() as transaction:
+        transaction.set_open("MLP_SPRINT", False, "ada")
+        transaction.requeue(number, "ada")
+        transaction.disqualify(number, "because it is", "grace")
+        transaction.reinstate(number, "ada")
+    create_token(board, "owls", by="grace")
+    said = [link.body for link in board.links() if '"by"' in link.body]
+    assert [body.count('"ada"') for body in said] == [1, 1, 0, 1, 0] and len(said) == 5
+    assert verify(board).good
+
+
+@pytest.mark.parametrize(
+    ("statement", "sentence"),
+    [
+        ("UPDATE tokens SET role = 'admin'", "another role"),
+        ("UPDATE tokens SET team = 'rooks'", "another team"),
+        ("UPDATE tokens SET hash = 'x'", "another hash"),
+        ("UPDATE tokens SET revoked_at = '2020'", "another revoked"),
+        ("DELETE FROM tokens", "not on the board"),
+        ("INSERT INTO tokens VALUES ('aa', 'bb', 'owls', 'admin', '2020', NULL)", "not in the ledger"),
+        ("UPDATE jobs SET state = 'done'", "should wait for its run"),
+        ("UPDATE jobs SET state = 'queued' WHERE entry = 1", "does not say why"),
+        ("UPDATE files SET content = 'other'", "does not give its hash"),
+        ("DELETE FROM files", "is missing"),
+    ],
+)
+def test_verify_notices_what_is_changed_beside_the_ledger(board: Board, statement: str, sentence: str) -> None:
+    filled(board, 1)
+    create_token(board, "owls")
+    steps = [{"step": "weights", "file": "w"}]
+    with board.write() as transaction:
+        content = parse_recipe({"tilewise": 1, "event": "MLP_SPRINT", "steps": steps}).as_dict()
+        transaction.submit("owls", content, {"w": b"weights"})
+    assert verify(board).good
+    _unguarded(board).execute(statement)
+    assert sentence in verify(board).faults[0]
+
+
+def test_a_lost_key_is_not_replaced_in_silence(board: Board) -> None:
+    filled(board, 1)
+    board.key_path.unlink()
+    assert board.path is not None
+    with pytest.raises(UnavailableError, match="key is missing"):
+        open_board(board.path)
+    assert not board.key_path.exists()
+
+
+def test_a_second_key_adds_nothing_to_a_board(board: Board, tmp_path: Path) -> None:
+    assert board.path is not None
+    other = open_board(board.path, key=tmp_path / "other.key")  # both opened while the board was empty
+    filled(board, 1)
+    with pytest.raises(UnavailableError, match="not the one that sealed"), other.write() as transaction:
+        transaction.submit("rooks", recipe())
+    assert verify(board).good
+
+
+def test_a_teachers_backup_is_restored_with_the_key_or_sealed_anew(board: Board, tmp_path: Path) -> None:
+    filled(board)
+    create_token(board, "owls")
+    page = tmp_path / "page.jsonl"
+    page.write_text("".join(f"{line}\n" for line in backup_lines(board)))
+    with pytest.raises(ConfigurationError, match="holds no key"):
+        restore(page, tmp_path / "a.sqlite")
+    wrong = tmp_path / "wrong.key"
+    wrong.write_text("00" * 32)
+    with pytest.raises(Rejected, match="seal"):
+        restore(page, tmp_path / "b.sqlite", wrong)
+    restore(page, tmp_path / "c.sqlite", board.key_path)
+    restore(page, tmp_path / "d.sqlite", new_key=True)
+    for name, key in (("c.sqlite", board.key_path), ("d.sqlite", None)):
+        with open_board(tmp_path / name, create=False, key=key) as again:
+            verdict = verify(again)
+            assert verdict.good and verdict.sealed, verdict.faults
+            assert len(again.entries()) == 4
+
+
+def test_a_backup_with_a_changed_file_is_not_restored_as_whole(board: Board, tmp_path: Path) -> None:
+    steps = [{"step": "weights", "file": "w"}]
+    content = parse_recipe({"tilewise": 1, "event": "MLP_SPRINT", "steps": steps}).as_dict()
+    with board.write() as transaction:
+        transaction.submit("owls", content, {"w": b"weights"})
+    back_up(board, tmp_path / "b.jsonl")
+    text = (tmp_path / "b.jsonl").read_text()
+    (tmp_path / "b.jsonl").write_text(text.replace("d2VpZ2h0cw==", "e2VpZ2h0cw=="))
+    with pytest.raises(Rejected, match="altered"):
+        restore(tmp_path / "b.jsonl", tmp_path / "new.sqlite")
+
+
+# --- leases ---
+
+
+def test_a_job_is_abandoned_when_its_beat_stands_still_by_a_steady_clock() -> None:
+    now = [0.0]
+    watch = Watch(60.0, lambda: now[0])
+    assert watch.abandoned({7: 1, 8: 1}) == {}
+    now[0] = 59.0
+    assert watch.abandoned({7: 1, 8: 2}) == {}
+    now[0] = 61.0
+    assert watch.abandoned({7: 1, 8: 3}) == {7: 1}
+    assert watch.abandoned({8: 3}) == {}
+
+
+def test_clock_jumps_take_no_entry_from_its_worker(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    with board.write() as transaction:
+        number = transaction.submit("owls", recipe())["entry"]
+        assert transaction.claim_job("alive", 3) == number
+    watch, real = Watch(), time.time
+    for days in (1, 400, -400):
+        monkeypatch.setattr(time, "time", lambda days=days: real() + days * 86400)
+        with board.write() as transaction:
+            assert transaction.claim_job("other", 3, watch.abandoned(board.running())) is None
+    with board.write() as transaction:
+        assert transaction.holds("alive", number)
+
+
+def test_a_beat_between_look_and_claim_keeps_the_job(board: Board) -> None:
+    with board.write() as transaction:
+        number = transaction.submit("owls", recipe())["entry"]
+        transaction.claim_job("slow", 3)
+    seen = board.running()
+    with board.write() as transaction:
+        transaction.beat("slow")
+    with board.write() as transaction:
+        assert transaction.claim_job("other", 3, seen) is None
+        assert transaction.holds("slow", number)
+
+
+def test_an_attempt_broken_off_in_good_order_does_not_count(board: Board) -> None:
+    with board.write() as transaction:
+        number = transaction.submit("owls", recipe())["entry"]
+    for _ in range(5):
+        with board.write() as transaction:
+            assert transaction.claim_job("w", 2) == number
+            transaction.release("w", counts=False)
+    assert _status(board, number) == "queued"
+
+
+def test_boards_made_before_beats_are_opened_and_continued(board: Board) -> None:
+    filled(board, 1)
+    connection = _unguarded(board)
+    connection.execute("ALTER TABLE jobs DROP COLUMN beat")
+    connection.execute("DROP TABLE sessions")
+    assert board.path is not None
+    with open_board(board.path) as again:
+        with again.write() as transaction:
+            number = transaction.submit("rooks", recipe())["entry"]
+        with again.write() as transaction:
+            assert transaction.claim_job("w", 3) == number
+        assert verify(again).good
