@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,12 +25,12 @@ class Scorer(Protocol):
 class _Own:
     """A run in tilewise's own format; read without PyTorch, unless the class is a user's own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, model_class: str | None) -> None:
         from tilewise.costmodel.scorer import load_scorer
         from tilewise.costmodel.trained import load_model, read_model_file
 
         own_class = ":" in str(read_model_file(folder).record["model"])
-        self._model = load_model(folder) if own_class else load_scorer(folder)
+        self._model = load_model(folder, model_class=model_class) if own_class else load_scorer(folder)
 
     def order(self, kernel: Kernel) -> np.ndarray:
         from tilewise.costmodel.rank import rank
@@ -57,12 +58,16 @@ def needs_keras(folder: Path) -> bool:
     return (folder / KERAS_FILE).is_file()
 
 
-def load_scorer_of(folder: Path) -> Scorer:
-    """The run in `folder`, ready to rank."""
+def add_model_flag(flags: argparse.ArgumentParser) -> None:
+    flags.add_argument("--model", "--model-class", help="package.module:Class of your own, if it was trained with one")
+
+
+def load_scorer_of(folder: Path, model_class: str | None = None) -> Scorer:
+    """The run in `folder`, ready to rank; `model_class` is the user's own, for a run that was trained with one."""
     from tilewise.costmodel.trained import MODEL_FILE
 
     if (folder / MODEL_FILE).is_file():
-        return _Own(folder)
+        return _Own(folder, model_class)
     if needs_keras(folder):
         return _Keras(folder)
     raise ConfigurationError(f"{folder} holds no trained model; did its training finish?")

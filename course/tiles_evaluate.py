@@ -10,7 +10,7 @@ from collections import defaultdict
 
 import _start
 from keras_env import hand_over, has_tensorflow, quiet_tensorflow
-from scorers import load_scorer_of, needs_keras
+from scorers import add_model_flag, load_scorer_of, needs_keras
 
 from tilewise.costmodel.course import course_dataset, find_model_dir, parser
 
@@ -20,6 +20,7 @@ KS = (1, 5)
 def main() -> int:
     flags = parser(__doc__.splitlines()[0])
     flags.add_argument("--dirs", required=True, help="model folders, separated by commas")
+    add_model_flag(flags)
     options = flags.parse_args()
     folders = [find_model_dir(text) for text in options.dirs.split(",") if text]
     if any(needs_keras(folder) for folder in folders):
@@ -29,7 +30,7 @@ def main() -> int:
     valid = course_dataset(options.data_root, options.cache_dir, options.toy_data, trained=True).valid
     errors: dict[int, dict[str, list[float]]] = {k: defaultdict(list) for k in KS}
     for folder in folders:
-        scorer = load_scorer_of(folder)
+        scorer = load_scorer_of(folder, options.model)
         for kernel in valid:
             target, order = kernel.target, scorer.order(kernel)
             for k in KS:

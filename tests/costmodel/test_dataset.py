@@ -165,7 +165,7 @@ def test_a_zip_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
         for _ in range(64):
             member.write(bytes(1 << 20))
     assert path.stat().st_size < 1 << 20
-    monkeypatch.setattr("tilewise.costmodel.npzfile.MAX_ARRAY_BYTES", 32 << 20)
+    monkeypatch.setattr("tilewise.costmodel.npzfile.MAX_UNPACKED_BYTES", 32 << 20)
     with pytest.raises(FileFormatError, match="more than"):
         read_npz(path, ["node_feat"])
 

@@ -117,7 +117,7 @@ def test_the_kaggle_command_takes_the_working_folders_sample(home: Path, tmp_pat
         ("tiles_train.py", ["--model_kwargs_json={"], "--model_kwargs_json is not JSON"),
         ("tiles_evaluate.py", ["--dirs=model_none"], "There is no model folder model_none"),
         ("tiles_gen_predictions_csv.py", ["--dir", "."], "holds no trained model"),
-        ("create_kaggle_csv.py", ["--inputcsv=none.csv"], "none.csv cannot be read"),
+        ("create_kaggle_csv.py", ["--inputcsv=none.csv"], "none.csv does not exist"),
     ],
 )
 def test_mistakes_get_one_sentence_and_exit_code_2(

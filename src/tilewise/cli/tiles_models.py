@@ -152,6 +152,9 @@ def evaluate(
         bool, typer.Option("--by-program", help="Also print top-1 and top-5 error per program.")
     ] = False,
     leave_one_out: Annotated[str | None, typer.Option(help="Also train this model once per program left out.")] = None,
+    model_class: Annotated[
+        str | None, typer.Option(help="Your own class, as package.module:Class, of models trained with it.")
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the table into this picture.")] = None,
     seed: Annotated[int, typer.Option(help="Fixes the random baseline and the bootstrap.")] = 0,
     limit: Limit = None,
@@ -169,7 +172,7 @@ def evaluate(
     from tilewise.costmodel.trained import load_model
 
     data = load_dataset(collection, cache_dir=cache_dir, limit=limit)
-    named: dict[str, Model] = {str(path): load_model(path) for path in models}
+    named: dict[str, Model] = {str(path): load_model(path, model_class=model_class) for path in models}
     if gbdt and data.train.labelled:
         trees = _trees(data, seed)
         named |= {"GBDT": trees} if trees else {}
@@ -297,12 +300,12 @@ def export(
 
     Example: tilewise tiles export runs/ranker ranker.safetensors
     """
-    from tilewise._files import write_whole
+    from tilewise._files import read_input, write_whole
     from tilewise.costmodel.scorer import load_scorer
     from tilewise.costmodel.trained import model_path
 
     scorer = load_scorer(model)
-    content = model_path(model).read_bytes()
+    content = read_input(model_path(model), 1 << 30)
     write_whole(out, content)
     if as_json:
         typer.echo(json.dumps({"out": str(out), "model": scorer.name, "bytes": len(content)}))

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._files import write_whole
+from tilewise._files import parse_json, write_whole
 from tilewise.costmodel.kernel import Kernel, make_kernel, read_kernel
 from tilewise.costmodel.npzfile import Array, read_npz
 from tilewise.costmodel.schema import Schema, read_schema, schema_from
@@ -101,7 +101,7 @@ def read_collection(path: Path) -> Collection:
     """The collection in the file `path`; whatever is wrong with it is one sentence."""
     arrays = read_npz(path, _KEYS, _NOISE)
     try:
-        index = json.loads(arrays.pop("index").tobytes())
+        index = parse_json(arrays.pop("index").tobytes(), path)
         if index["format"] != FORMAT:
             raise FileFormatError(f"{path} has format {index['format']}; this tilewise reads format {FORMAT}.")
         schema = schema_from(index["schema"], path)

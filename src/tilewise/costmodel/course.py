@@ -13,13 +13,12 @@ import hashlib
 import json
 import sys
 import time
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tilewise._files import write_whole
+from tilewise._files import MOST_JSON_BYTES, gunzip, parse_json, read_input, write_whole
 from tilewise.costmodel.dataset import Dataset, embedded_collections, load_dataset
 from tilewise.costmodel.settings import default_settings
 from tilewise.errors import ConfigurationError, FileFormatError
@@ -187,16 +186,7 @@ def write_run(path: Path, run: Mapping[str, Any]) -> None:
 
 def read_run(path: Path) -> dict[str, Any]:
     """The content of a ``run_<hash>.jsonz``, with its arguments present and of the right types."""
-    try:
-        with gzip.open(path, "rb") as stream:
-            content = stream.read(_MAX_RUN_BYTES + 1)
-        if len(content) > _MAX_RUN_BYTES:
-            raise FileFormatError(f"{path} unpacks to more than {_MAX_RUN_BYTES >> 30} GiB.")
-        run = json.loads(content.decode("utf-8"))
-    except FileFormatError:
-        raise
-    except (OSError, EOFError, zlib.error, ValueError, RecursionError, MemoryError) as error:
-        raise FileFormatError(f"{path} is not a readable run file ({type(error).__name__}).") from error
+    run = parse_json(gunzip(read_input(path, MOST_JSON_BYTES), path, MOST_JSON_BYTES), path)
     args = run.get("args") if isinstance(run, dict) else None
     needed = {"model": str, "model_kwargs_json": str, "configs": int}
     if not isinstance(args, dict) or any(not isinstance(args.get(key), kind) for key, kind in needed.items()):

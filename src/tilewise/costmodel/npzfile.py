@@ -1,8 +1,9 @@
 """Reads named arrays from an npz file that nobody vouches for.
 
-The idea: believe nothing before it is checked. The member's size in the zip directory, the shape in its npy header and
-a fixed limit must all agree before a byte of the array is allocated; only plain numbers are decoded, so there is no
-path to a pickle; whatever a damaged file provokes in the decompressor becomes one sentence.
+The idea: believe nothing before it is checked. The directory's own size is looked at before it is read; the member's
+size in it, the shape in its npy header and a limit for the whole file must all agree before a byte of the array is
+allocated; only plain numbers are decoded, so there is no path to a pickle; whatever a damaged file provokes in the
+decompressor becomes one sentence.
 """
 
 from __future__ import annotations
@@ -18,13 +19,18 @@ from typing import IO, Any
 
 import numpy as np
 
-from tilewise.errors import FileFormatError
+from tilewise._files import open_input
+from tilewise.errors import FileFormatError, TilewiseError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-MAX_ARRAY_BYTES = 1 << 30
+MAX_FILE_BYTES = 1 << 30
+MAX_UNPACKED_BYTES = 256 << 20  # of all arrays that are read; the largest kernels of the public dataset need a tenth
 _MAX_MEMBERS = 256
+_MAX_DIRECTORY_BYTES = 1 << 18
+_MAX_EMPTY_ROWS = 1 << 20
 _MAX_HEADER_BYTES = 4096
+_END_BYTES = (1 << 16) + 22  # the last record and the longest comment
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _HEADER = re.compile(
     r"\s*\{\s*'descr'\s*:\s*'(?P<descr>[<>|=][a-zA-Z]\d{1,2})'\s*,\s*'fortran_order'\s*:\s*(?P<order>True|False)\s*,"
@@ -50,19 +56,35 @@ _DAMAGE = (
 def read_npz(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Array]:
     """The arrays called `keys` (and those of `optional` that are there), as owned native-endian arrays."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_input(path, MAX_FILE_BYTES) as stream, _opened(stream, path) as archive:
             members = _members(archive, path)
             wanted = [*keys, *(key for key in optional if key in members)]
             missing = [key for key in keys if key not in members]
             if missing:
                 raise FileFormatError(f"{path} lacks {', '.join(missing)}; a kernel file needs {', '.join(keys)}.")
+            total = sum(members[key].file_size for key in wanted)
+            if total > MAX_UNPACKED_BYTES:
+                raise FileFormatError(f"{path} unpacks to {total} bytes, more than the {MAX_UNPACKED_BYTES} allowed.")
             return {key: _read_member(archive, members[key], f"{path}: {key}") for key in wanted}
-    except FileFormatError:
+    except TilewiseError:
         raise
-    except FileNotFoundError as error:
-        raise FileFormatError(f"{path} does not exist.") from error
     except _DAMAGE as error:
         raise FileFormatError(f"{path} is not a readable npz file ({type(error).__name__}); fetch it again.") from error
+
+
+def _opened(stream: IO[bytes], path: Path) -> zipfile.ZipFile:
+    """The archive, once its last record says that its directory is small: reading a million entries takes long."""
+    stream.seek(0, 2)
+    stream.seek(max(0, stream.tell() - _END_BYTES))
+    tail = stream.read()
+    at = tail.rfind(b"PK\5\6")
+    if at < 0 or len(tail) < at + 22:
+        raise FileFormatError(f"{path} is not an npz file, or it is cut short.")
+    entries, directory = struct.unpack("<HI", tail[at + 10 : at + 16])
+    if entries > _MAX_MEMBERS or directory > _MAX_DIRECTORY_BYTES or tail[max(0, at - 20) : at][:4] == b"PK\6\7":
+        raise FileFormatError(f"{path} holds more than {_MAX_MEMBERS} members; a kernel file has six.")
+    stream.seek(0)
+    return zipfile.ZipFile(stream)
 
 
 def _members(archive: zipfile.ZipFile, path: Path) -> Mapping[str, zipfile.ZipInfo]:
@@ -81,11 +103,11 @@ def _members(archive: zipfile.ZipFile, path: Path) -> Mapping[str, zipfile.ZipIn
 def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> Array:
     if info.compress_type not in _METHODS:
         raise FileFormatError(f"{where} is compressed in a way npz does not use.")
-    if info.file_size > MAX_ARRAY_BYTES:
-        raise FileFormatError(f"{where} unpacks to {info.file_size} bytes, more than the {MAX_ARRAY_BYTES} allowed.")
     with archive.open(info) as stream:
         dtype, fortran, shape, header_bytes = _read_header(stream, where)
         count = math.prod(shape)
+        if not count and math.prod(size for size in shape if size) > _MAX_EMPTY_ROWS:
+            raise FileFormatError(f"{where} has shape {shape}, which holds nothing and is too large.")
         if count * dtype.itemsize != info.file_size - header_bytes:
             raise FileFormatError(f"{where} has shape {shape} in its header but {info.file_size} bytes in the file.")
         flat = np.empty(count, dtype)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._files import write_whole
+from tilewise._files import read_text_input, write_whole
 from tilewise.costmodel.kernel import Kernel
 from tilewise.errors import ConfigurationError, FileFormatError
 
@@ -184,14 +184,7 @@ def _kaggle_notes(used: int, filled: int, unused: int) -> list[str]:
 
 
 def _lines(path: Path) -> Iterable[tuple[int, str]]:
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise FileFormatError(f"{path} is larger than {_MAX_BYTES >> 20} MiB; a predictions file is far smaller.")
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise FileFormatError(f"{path} cannot be read ({error.strerror or error}).") from error
-    except UnicodeDecodeError as error:
-        raise FileFormatError(f"{path} is not a text file.") from error
+    lines = read_text_input(path, _MAX_BYTES).splitlines()
     if not lines or lines[0].strip() != HEADER:
         raise FileFormatError(f"{path} does not start with the line {HEADER}.")
     return [(number, line.strip()) for number, line in enumerate(lines[1:], start=2) if line.strip()]

@@ -7,12 +7,13 @@ the ``schema.json`` beside ``train/``; without one the 24 TPU names hold.
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tilewise._files import read_json_input
 from tilewise.errors import FileFormatError
 
 DIMENSIONS = 6
@@ -88,7 +89,6 @@ OPCODES: tuple[str, ...] = (
 N_OPCODES = len(OPCODES)
 OPCODE_NUMBER: dict[str, int] = {name: number for number, name in enumerate(OPCODES)}
 
-_MAX_SCHEMA_BYTES = 16 << 20
 _MAX_CONFIG_FEATURES = 4096
 
 
@@ -107,15 +107,7 @@ class Schema:
 def read_schema(root: Path) -> Schema:
     """The schema of the collection under `root`; the 24 TPU names where it has none."""
     path = root / "schema.json"
-    if not path.is_file():
-        return Schema()
-    try:
-        if path.stat().st_size > _MAX_SCHEMA_BYTES:
-            raise FileFormatError(f"{path} is larger than 16 MiB; a schema names columns and needs far less.")
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise FileFormatError(f"{path} is not readable as JSON ({type(error).__name__}); mend or remove it.") from error
-    return schema_from(content, path)
+    return schema_from(read_json_input(path), path) if os.path.lexists(path) else Schema()
 
 
 def schema_from(content: Any, path: Path) -> Schema:

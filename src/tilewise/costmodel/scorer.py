@@ -5,6 +5,8 @@ Reads the same file that training writes. Configurations are scored in chunks; n
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from tilewise.costmodel.rankerfeatures import RankerFeatures
 from tilewise.costmodel.schema import Schema
 from tilewise.costmodel.tabled import Tabled
 from tilewise.costmodel.trained import read_model_file
-from tilewise.errors import FileFormatError
+from tilewise.errors import FileFormatError, TilewiseError
 
 
 @dataclass(eq=False)
@@ -44,23 +46,18 @@ class Scorer:
 
     def score(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
         """One score per configuration, lower is faster."""
-        tabled = self._tabled(kernel) if rows is None else None
-        part = self._prepared(kernel, rows) if tabled is None else None
-        try:
+        with _fitting(self.name):
+            tabled = self._tabled(kernel) if rows is None else None
             if tabled is not None:
                 return tabled.score(kernel)
-            assert part is not None
-            return self._score(part)
-        except (KeyError, ValueError, IndexError) as error:
-            raise FileFormatError(
-                f"The weights of this {self.name} do not fit its features; export it again."
-            ) from error
+            return self._score(self._prepared(kernel, rows))
 
     def exact(self, kernel: Kernel, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """The scores of a few configurations in float64."""
-        part = self._prepared(kernel, rows)
-        wide = Prepared(part.node.astype(np.float64), part.opcode, part.edges, part.config.astype(np.float64))
-        return np.asarray(self._score(wide), dtype=np.float64)
+        with _fitting(self.name):
+            part = self._prepared(kernel, rows)
+            wide = Prepared(part.node.astype(np.float64), part.opcode, part.edges, part.config.astype(np.float64))
+            return np.asarray(self._score(wide), dtype=np.float64)
 
     def _tabled(self, kernel: Kernel) -> Tabled | None:
         """The kernel's configurations as a table, where the kernel before had the very same list."""
@@ -105,6 +102,17 @@ class Scorer:
             weights = {name: array.astype(dtype, copy=False) for name, array in self.weights.items()}
             self._folded[dtype.name] = numpy_ranker.fold(weights, self.kwargs)
         return self._folded[dtype.name]
+
+
+@contextlib.contextmanager
+def _fitting(name: str) -> Iterator[None]:
+    """A file can hold any tensors under any names: where they do not go together is one sentence."""
+    try:
+        yield
+    except TilewiseError:
+        raise
+    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, MemoryError) as error:
+        raise FileFormatError(f"The weights of this {name[:80]} do not fit its features; export it again.") from error
 
 
 def load_scorer(path: str | Path) -> Scorer | GBDT:

@@ -15,10 +15,11 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, overload
+from typing import IO, Any, overload
 
 import numpy as np
 
+from tilewise._files import read_json_input
 from tilewise.costmodel.kernel import Kernel, program_of, read_kernel
 from tilewise.costmodel.npzfile import Array
 from tilewise.costmodel.progress import track
@@ -26,6 +27,7 @@ from tilewise.costmodel.schema import NODE_FEATURES, Schema
 from tilewise.errors import FileFormatError, UnavailableError
 
 _FORMAT = 3
+_MAX_INDEX_BYTES = 64 << 20
 # file stem -> (dtype, whether one row per node, edge or configuration)
 _COLUMNS = {
     "node_feat": ("<f4", "nodes"),
@@ -174,18 +176,30 @@ def _append(kernel: Kernel, streams: Mapping[str, IO[bytes]], counts: dict[str, 
 def _open(folder: Path, schema: Schema) -> Split:
     widths = {"node_feat": len(NODE_FEATURES), "edge_index": 2, "config_feat": schema.width}
     try:
-        index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
-        offsets = {rows: np.cumsum([0, *counts], dtype=np.int64) for rows, counts in index["counts"].items()}
+        index = read_json_input(folder / "index.json", _MAX_INDEX_BYTES)
+        names, offsets = _checked_index(index)
         arrays = {}
         for column, (dtype, rows) in _COLUMNS.items():
             total = int(offsets[rows][-1])
             shape = (total, widths[column]) if column in widths else (total,)
             arrays[column] = _map(folder / f"{column}.bin", dtype, shape)
-        return Split(index["names"], offsets, arrays, schema)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return Split(names, offsets, arrays, schema)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, UnavailableError) as error:
         raise FileFormatError(
             f"The converted data in {folder} is damaged; remove that folder and run again."
         ) from error
+
+
+def _checked_index(index: Any) -> tuple[list[str], dict[str, Array]]:
+    """The names and where each kernel's rows begin; ValueError where an index cannot be one that `_convert` wrote."""
+    names = [str(name) for name in index["names"]]
+    offsets = {}
+    for rows in ("nodes", "edges", "configs"):
+        counts = index["counts"][rows]
+        if len(counts) != len(names) or not all(type(count) is int and 0 <= count < 1 << 40 for count in counts):
+            raise ValueError(rows)
+        offsets[rows] = np.cumsum([0, *counts], dtype=np.int64)
+    return names, offsets
 
 
 def _map(path: Path, dtype: str, shape: tuple[int, ...]) -> Array:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from tilewise.costmodel.sampling import Features, epoch_batches
 from tilewise.costmodel.settings import TrainSettings, default_settings
 from tilewise.costmodel.shards import Split
 from tilewise.costmodel.trained import MODEL_FILE, TrainedModel
-from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
+from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
 
 if TYPE_CHECKING:
     import torch
@@ -284,6 +284,21 @@ class _Run:
         record = vars(self.state) | {"steps": self.optimizer.step_count, "fingerprint": self._fingerprint()}
         write_tensors(path, {name: tensor.cpu().numpy() for name, tensor in tensors.items()}, record)
 
+    def _fits(self, arrays: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
+        """Whether a checkpoint holds what this run would have written, by names, shapes and kinds."""
+        size = tuple(self.optimizer.values.shape)
+        names = {"values", "best", *self.optimizer.state(), *(["average"] if self.average is not None else [])}
+        same = arrays.keys() == names and all(a.shape == size and a.dtype == np.float32 for a in arrays.values())
+        numbers = ("epoch", "steps", "seconds", "best_epoch", "best_share")
+        return (
+            same
+            and record.keys() == vars(self.state).keys()
+            and all(type(record[name]) in (int, float) for name in numbers)
+            and isinstance(record["best"], int | float | None)
+            and isinstance(record["curve"], list)
+            and 0 <= record["epoch"] == len(record["curve"]) <= self.settings.epochs
+        )
+
     def resume(self, progress: bool) -> None:
         """Continue from the folder's checkpoint if it belongs to this very run; else begin anew."""
         import torch
@@ -293,11 +308,14 @@ class _Run:
             return
         try:
             arrays, record = read_tensors(path)
-        except FileFormatError as error:
-            print(f"{error} Training begins anew.", file=sys.stderr)
+        except TilewiseError as error:
+            print(f"{str(error).rstrip('.')}. Training begins anew.", file=sys.stderr)
             return
         if record.pop("fingerprint", None) != self._fingerprint():
             print(f"{path} belongs to another run; training begins anew.", file=sys.stderr)
+            return
+        if not self._fits(arrays, record):
+            print(f"{path} is damaged. Training begins anew.", file=sys.stderr)
             return
         tensors = {name: torch.from_numpy(array.copy()).to(self.device) for name, array in arrays.items()}
         self.optimizer.restore(tensors, int(record["steps"]))

@@ -109,8 +109,12 @@ def read_model_file(path: str | Path) -> ModelFile:
     return ModelFile(weights, preparation, Schema(tuple(names)), record)
 
 
-def load_model(path: str | Path, device: str = "cpu") -> TrainedModel | GBDT:
-    """The torch model in a file or folder; see `scorer.load_scorer` for one that needs no torch."""
+def load_model(path: str | Path, device: str = "cpu", model_class: str | None = None) -> TrainedModel | GBDT:
+    """The torch model in a file or folder; see `scorer.load_scorer` for one that needs no torch.
+
+    A file never names the code that runs: one that was trained with a class of your own is read with `model_class`, as
+    ``package.module:Class``.
+    """
     file = read_model_file(path)
     if file.record["model"] == "GBDT":
         from tilewise.costmodel.gbdt import restore_gbdt
@@ -120,10 +124,45 @@ def load_model(path: str | Path, device: str = "cpu") -> TrainedModel | GBDT:
 
     from tilewise.costmodel.models import build_model
 
+    name = _trusted_name(file.record["model"], model_class, path)
     kwargs = file.record.get("model_kwargs") or {}
-    module = build_model(file.record["model"], file.preparation.node_width, file.preparation.config_width, kwargs)
+    widths = file.preparation.node_width, file.preparation.config_width
+    if ":" not in name:
+        _check_fit(file, name, kwargs, path)
+    module = build_model(name, *widths, kwargs)
     try:
         module.load_state_dict({k: torch.from_numpy(v) for k, v in file.weights.items()})
     except RuntimeError as error:
-        raise FileFormatError(f"The weights in {path} do not fit the model {file.record['model']}.") from error
+        raise FileFormatError(f"The weights in {path} do not fit the model {name}.") from error
     return TrainedModel(module.eval().to(device), file.preparation, file.schema, file.record, device)
+
+
+def _trusted_name(named: str, model_class: str | None, path: str | Path) -> str:
+    """The model to build: one of tilewise's by the file's word, another by the user's alone."""
+    from tilewise.costmodel.models import MODELS
+
+    if named in MODELS:
+        return named
+    if model_class is None:
+        raise FileFormatError(
+            f"{path} was trained with {named[:80]!r}, which is no model of tilewise; if the class is yours, name it "
+            "with --model-class package.module:Class (in Python, load_model's model_class)."
+        )
+    return model_class
+
+
+def _check_fit(file: ModelFile, name: str, kwargs: Any, path: str | Path) -> None:
+    """Whether the model that a file describes has the tensors it holds, asked before any memory is taken for it."""
+    import torch
+
+    from tilewise.costmodel.models import build_model
+
+    error = FileFormatError(f"The weights in {path} do not fit the model {name}.")
+    sizes = [size for array in file.weights.values() for size in array.shape]
+    most = max([len(file.weights), *sizes])
+    if not isinstance(kwargs, dict) or any(isinstance(v, int | float) and v > most for v in kwargs.values()):
+        raise error
+    with torch.device("meta"):
+        module = build_model(name, file.preparation.node_width, file.preparation.config_width, kwargs)
+    if {k: tuple(v.shape) for k, v in module.state_dict().items()} != {k: v.shape for k, v in file.weights.items()}:
+        raise error

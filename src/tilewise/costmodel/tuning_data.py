@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from tilewise._files import write_whole
+from tilewise._files import read_input, write_whole
 from tilewise.costmodel.hlo import HloGraph, featurize_module, parse_message, protobuf_classes, sequence_features
 from tilewise.costmodel.kernel import Kernel, make_kernel
 from tilewise.errors import FileFormatError
 
-MAX_FILE_BYTES = 1 << 30
+MAX_FILE_BYTES = 256 << 20
 _KEPT = 6
 
 
@@ -94,12 +94,7 @@ def tile_features(tile: Any) -> list[int]:
 
 
 def _parse(path: Path) -> Any:
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise FileFormatError(f"{path} is larger than {MAX_FILE_BYTES >> 30} GiB; split the tuning data.")
-        content = path.read_bytes()
-    except OSError as error:
-        raise FileFormatError(f"{path} cannot be read ({error.strerror or error}).") from error
+    content = read_input(path, MAX_FILE_BYTES)
     return parse_message(protobuf_classes("tuning_pb2").TuningData(), content, str(path))
 
 

@@ -15,11 +15,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from tilewise._files import open_input
 from tilewise.errors import FileFormatError, TilewiseError, UnavailableError
 
 _MEMBER = re.compile(r"(?:npz/)?(?:tile/)?(?:xla/)?(?P<split>train|valid|test)/(?P<name>[A-Za-z0-9_.+=-]{1,200}\.npz)")
 _MAX_MEMBERS = 1_000_000
 _MAX_FILE_BYTES = 1 << 30
+_MAX_ARCHIVE_BYTES = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -74,14 +76,12 @@ def _extract(archive: Path, folder: Path) -> Unpacked:
 @contextlib.contextmanager
 def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
     try:
-        with tarfile.open(archive, "r:") as tar:
+        with open_input(archive, _MAX_ARCHIVE_BYTES) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
             yield tar
     except TilewiseError:
         raise
     except (tarfile.TarError, EOFError, ValueError, OverflowError, UnicodeError, RecursionError) as error:
         raise FileFormatError(f"{archive} is not a readable tar archive ({type(error).__name__}).") from error
-    except FileNotFoundError as error:
-        raise FileFormatError(f"{archive} does not exist.") from error
 
 
 def _checked(tar: tarfile.TarFile, archive: Path) -> Iterator[tarfile.TarInfo]:

@@ -16,17 +16,18 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
+from tilewise._files import open_input
 from tilewise.errors import FileFormatError, UnavailableError
 
 _UNSIGNED_BYTE = 8
-_MOST_BYTES = 1 << 30
+_MOST_BYTES = 256 << 20  # ten thousand times an image's, and five times the largest of these files
 _CHUNK = 1 << 20
 
 
 def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
     """The array of unsigned bytes in an IDX file with that many dimensions."""
     try:
-        with _opened(path) as stream:
+        with open_input(path, _MOST_BYTES) as file, _unfolded(file, path) as stream:
             shape = _read_shape(stream, path, dimensions)
             body = _read_exactly(stream, math.prod(shape), path)
     except (OSError, EOFError, zlib.error) as error:
@@ -36,8 +37,8 @@ def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(body, np.uint8).reshape(shape)
 
 
-def _opened(path: Path) -> gzip.GzipFile | IO[bytes]:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+def _unfolded(file: IO[bytes], path: Path) -> gzip.GzipFile | IO[bytes]:
+    return gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
 
 
 def _read_shape(stream: gzip.GzipFile | IO[bytes], path: Path, dimensions: int) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewise._files import parse_json
 from tilewise.errors import FileFormatError
 from tilewise.io import load_arrays, save
 
@@ -28,10 +29,7 @@ def write_checkpoint(path: Path, groups: Mapping[str, Mapping[str, Any]], counte
 
 def read_checkpoint(path: Path) -> tuple[Groups, dict[str, Any]]:
     arrays, metadata = load_arrays(path)
-    try:
-        counters = json.loads(metadata["tilewise"])
-    except (KeyError, ValueError, RecursionError):
-        counters = None
+    counters = parse_json(metadata.get("tilewise", "null"), f"The record in {path}")
     if not isinstance(counters, dict):
         raise FileFormatError(f"{path} is not a checkpoint of tilewise fit")
     groups: Groups = {}

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,10 +124,23 @@ class Trainer:
             self.task.model.load_state_dict(groups["model"])
             self.optimizer.load_state_dict(groups["optimizer"])
             self.run = Run(**counters["run"])
+            self._check_run()
             self.task.restore(counters["task"])
             self.best = groups["best"]
-        except (KeyError, TypeError) as error:
+            if _kinds(self.best) != _kinds(self.weights()):
+                raise ValueError("its best weights are not of this model")
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise FileFormatError(f"{self.checkpoint_path} is not a whole checkpoint: {error}") from None
+
+    def _check_run(self) -> None:
+        """ValueError or TypeError where the counters of a file cannot be a run's."""
+        run, recipe = self.run, self.recipe
+        steps = range(recipe.epochs * self.task.steps_per_epoch + 1)
+        if not (0 <= run.best_epoch <= run.epoch <= recipe.epochs and self.optimizer.steps in steps):
+            raise ValueError("its counters are out of range")
+        if not isinstance(run.finished, bool) or len([Epoch(**epoch) for epoch in run.history]) != run.epoch:
+            raise ValueError("its history is not that of its epochs")
+        run.loss_sum, run.loss_count, run.best_score = float(run.loss_sum), int(run.loss_count), float(run.best_score)
 
     # --- training ---
 
@@ -220,6 +233,10 @@ def fit(
     finally:
         watcher.finish()
     return trainer.result(finished)
+
+
+def _kinds(weights: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    return {name: (array.shape, array.dtype) for name, array in weights.items()}
 
 
 @contextmanager

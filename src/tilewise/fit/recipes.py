@@ -8,9 +8,9 @@ report.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from tilewise.errors import ConfigurationError, UnavailableError
+from tilewise._files import read_input
+from tilewise.errors import ConfigurationError
 
 NAMES = ("mlp", "cnn", "gpt")
 _MOST_TEXT_BYTES = 1 << 28
@@ -76,10 +76,4 @@ def recipe_for(
 
 def read_text(path: str) -> str:
     """A text file of the user's, up to 256 MiB."""
-    where = Path(path)
-    try:
-        if where.stat().st_size > _MOST_TEXT_BYTES:
-            raise UnavailableError(f"{where} is larger than the {_MOST_TEXT_BYTES >> 20} MiB this command reads")
-        return where.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UnavailableError(f"{where} cannot be read: {error.strerror}") from None
+    return read_input(path, _MOST_TEXT_BYTES).decode("utf-8", errors="replace")

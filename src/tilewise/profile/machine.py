@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from tilewise._extension import native
-from tilewise._files import write_whole
+from tilewise._files import read_json_input, write_whole
 from tilewise._machine import caches, cores, cpu_name, pretence, real_cores
 from tilewise.errors import TilewiseError
 from tilewise.profile.doubts import doubts
@@ -136,8 +136,8 @@ def machine(refresh: bool = False) -> Machine:
 
 def kept_machine() -> Machine | None:
     """The ceilings in the kept file; None where there is none, or it is damaged or another machine's."""
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        kept = json.loads(cache_file().read_text(encoding="utf-8"))
+    with suppress(TilewiseError, ValueError, LookupError, TypeError, AttributeError, OverflowError):
+        kept = read_json_input(cache_file())
         if kept["identity"] == _identity():
             return _from_dict(kept["machine"])
     return None

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
-_MOST_ELEMENTS = 2**40
+_MOST_ELEMENTS = 2**27  # a gibibyte with its mask; the largest matrix of a GPT-2 has 2**26.3
 
 
 def packed_arrays(dense: Array, prefix: str = "") -> dict[str, Array]:

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise._extension import native
+from tilewise._files import parse_json
 from tilewise.backend import current_backend
 from tilewise.errors import FileFormatError, ShapeError
 from tilewise.io import load_arrays, save
@@ -35,7 +36,7 @@ from tilewise.tensor import Tensor, _wrap
 Array = npt.NDArray[Any]
 _LAYER_FORMAT = "tilewise sparse int8 linear 1"
 _MODEL_FORMAT = "tilewise pruned quantized model 1"
-_MOST_FACTS = 1 << 26  # bytes of description that a file may unfold to
+_MOST_FACTS = 1 << 23  # bytes of description that a file may unfold to
 _MOST_SHAPES = 1000
 _SIZES = (1, 4, 16, 64)  # batches up to each of these, and larger ones, are timed apart
 
@@ -215,7 +216,7 @@ def load_pruned(path: str | os.PathLike[str]) -> QuantizedModel:
         raise FileFormatError(f"{path} does not hold a pruned and quantized model")
     try:
         unfold = zlib.decompressobj()
-        facts = json.loads(unfold.decompress(arrays["facts"].tobytes(), _MOST_FACTS))
+        facts = parse_json(unfold.decompress(arrays["facts"].tobytes(), _MOST_FACTS), path)
         plain = {name: array for name, array in arrays.items() if "|" not in name and name != "facts"}
         for name in {name.split("|")[0] for name in arrays if "|" in name}:
             plain[name] = unpacked_array(arrays, np.int8, f"{name}|")

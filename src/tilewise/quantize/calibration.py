@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._files import write_whole
-from tilewise.errors import ConfigurationError, FileFormatError, ShapeError
+from tilewise._files import read_json_input, write_whole
+from tilewise.errors import ConfigurationError, FileFormatError, ShapeError, TilewiseError
 from tilewise.nn import Module
 from tilewise.quantize.graph import Graph, trace
 from tilewise.quantize.observers import OBSERVERS, Observer
@@ -46,7 +46,7 @@ class Calibration:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Calibration:
         try:
-            facts = json.loads(Path(path).read_text(encoding="utf-8"))
+            facts = read_json_input(path)
             steps = facts["steps"]
             return cls(
                 str(facts["observer"]),
@@ -56,7 +56,9 @@ class Calibration:
                 tuple(tuple(int(n) for n in s["shape"]) for s in steps),
                 int(facts["samples"]),
             )
-        except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
+        except TilewiseError:
+            raise
+        except (ValueError, LookupError, TypeError, OverflowError):
             raise FileFormatError(f"{path} is not a calibration written by tilewise") from None
 
 

@@ -10,23 +10,24 @@ a single timing and those that any run found wrong.
 from __future__ import annotations
 
 import contextlib
-import gzip
 import os
-import sqlite3
 import statistics
 import tempfile
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tilewise._files import read_input
 from tilewise.errors import FileFormatError
 from tilewise.tune.finals import FIRST_FINAL, LEAST
 from tilewise.tune.middles import faster_two_of_three
 from tilewise.tune.problem import Config, Kernel
 from tilewise.tune.rounds import Settings
-from tilewise.tune.store import BatchRow, Store
+from tilewise.tune.store import MOST_STORE_BYTES, BatchRow, Store
 
+_MOST_PART_BYTES = 256 << 20
 _CONTENDERS = 3  # for each place in the finals
 Middle = Callable[[Sequence[float]], float]
 
@@ -138,6 +139,25 @@ def _timing(config: Config, times: Sequence[float], middle: Middle) -> Timing:
     return Timing(config, middle(times), statistics.stdev(times) / statistics.median(times), len(times))
 
 
+def unfold_store(parts: Sequence[Path], target: Path) -> None:
+    """Write the store whose compressed copy is in `parts`, a piece at a time and no more than a store may hold."""
+    unfold, total = zlib.decompressobj(wbits=31), 0
+    try:
+        with target.open("wb") as out:
+            for part in parts:
+                piece = read_input(part, _MOST_PART_BYTES)
+                while piece and not unfold.eof:
+                    content = unfold.decompress(piece, 1 << 20)
+                    piece, total = unfold.unconsumed_tail, total + len(content)
+                    if total > MOST_STORE_BYTES:
+                        raise FileFormatError(f"{part} unpacks to more than a store of {MOST_STORE_BYTES >> 30} GiB.")
+                    out.write(content)
+    except zlib.error as error:
+        raise FileFormatError(f"{parts[0]} and its parts do not unpack to a store; copy them again.") from error
+    if not unfold.eof:
+        raise FileFormatError(f"{parts[-1]} is cut short, or a part is missing; copy them again.")
+
+
 @contextlib.contextmanager
 def open_measurements(path: str | os.PathLike[str]) -> Iterator[Store]:
     """An existing store: the file itself, or a folder with the compressed copy that a visit to a GPU brings home."""
@@ -151,9 +171,6 @@ def open_measurements(path: str | os.PathLike[str]) -> Iterator[Store]:
         raise FileFormatError(f"{given} holds no store.sqlite.gz.* of a visit; give a store or such a folder.")
     with tempfile.TemporaryDirectory(prefix="tilewise-store-") as folder:
         copy = Path(folder) / "store.sqlite"
-        try:
-            copy.write_bytes(gzip.decompress(b"".join(part.read_bytes() for part in parts)))
-        except (OSError, EOFError, sqlite3.Error) as error:
-            raise FileFormatError(f"The parts in {given} do not unpack to a store; copy them again.") from error
+        unfold_store(parts, copy)
         with Store(copy, create=False) as store:
             yield store

@@ -21,15 +21,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._files import write_whole
+from tilewise._files import read_input, read_json_input, write_whole
 from tilewise.costmodel.kernel import Kernel
 from tilewise.costmodel.rank import Model
 from tilewise.costmodel.schema import TILE_FEATURES
-from tilewise.errors import ConfigurationError
+from tilewise.errors import ConfigurationError, TilewiseError
 from tilewise.tune.belief import Belief, Numbers, Prior
 from tilewise.tune.search import Found, Rule, search
 
 WITHIN = 0.01
+_MOST_MODEL_BYTES = 1 << 30
 _FITTED_ON = 40  # leaders of a kernel that the prior is fitted on: those that matter, and few enough to be quick
 _MEASUREMENTS = 2.95  # on average
 _FIRMNESS = 3.0
@@ -257,7 +258,7 @@ def _claim(found: Found, case: Case, chance: float) -> bool | None:
 
 def digest_of(path: Path) -> str:
     """Sixteen digits that stand for a model file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return hashlib.sha256(read_input(path, _MOST_MODEL_BYTES)).hexdigest()[:16]
 
 
 def calibration_path(model_file: Path) -> Path:
@@ -276,7 +277,7 @@ def load_calibration(model_file: Path) -> Calibration | None:
     """The calibration of a model file; None where there is none, it cannot be read, or it is another model's."""
     path = calibration_path(model_file)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json_input(path)
         found = Calibration(
             Prior.from_dict(content["prior"]),
             Rule.from_dict(content["rule"]),
@@ -284,6 +285,6 @@ def load_calibration(model_file: Path) -> Calibration | None:
             int(content["kernels"]),
             float(content.get("regret", 0.0)),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (TilewiseError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
         return None
     return found if found.model == digest_of(model_file) else None

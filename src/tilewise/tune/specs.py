@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tilewise._files import read_json_input
 from tilewise.errors import ConfigurationError, FileFormatError
 from tilewise.tune.problem import Kernel, Problem, Value
 
@@ -43,13 +43,7 @@ def read_shapes(
 ) -> list[Kernel]:
     """The kernels a JSON file lists; each may name its `program`, which decides the split, else it is "own"."""
     given = Path(path).expanduser()
-    try:
-        content = json.loads(given.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise FileFormatError(f"{given} does not exist.") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise FileFormatError(f"{given} is not readable as JSON ({error}).") from error
-    return shapes_from(content, str(given), problem_of)
+    return shapes_from(read_json_input(given), str(given), problem_of)
 
 
 def shapes_from(content: Any, where: str, problem_of: Callable[[str, Mapping[str, Value]], Problem]) -> list[Kernel]:

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,10 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tilewise._files import open_input, parse_json
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 from tilewise.tune.problem import Config, Kernel, Problem
 
 FORMAT = 1
+MOST_STORE_BYTES = 16 << 30
+_PROGRAM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]{0,199}")
 _PATIENCE = 60.0  # seconds
 _OPEN = 2  # in place of a batch's verdict, while there is none; older versions read it as disturbed
 _APPLICATION_ID = 0x74776D73  # "twms", in the file's header
@@ -88,8 +93,10 @@ class Store:
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = True) -> None:
         self.path = Path(path)
-        if not create and not self.path.is_file():
+        if not create and not self.path.exists():
             raise FileFormatError(f"{self.path} does not exist; `tilewise collect` makes a store.")
+        if os.path.lexists(self.path):
+            open_input(self.path, MOST_STORE_BYTES).close()
         try:
             # Autocommit: transactions are begun explicitly, and as writers, so that two of them queue up.
             self._db = sqlite3.connect(self.path, timeout=60, isolation_level=None)
@@ -97,14 +104,20 @@ class Store:
         except sqlite3.Error as error:
             raise self._sentence(error) from error
         self._configs: dict[str, int] = {}
+        self._parsed: dict[str, Config] = {}
         self._kernels: dict[str, int] = {}
 
     def _open(self) -> None:
         self._db.execute("PRAGMA busy_timeout = 60000")
+        self._db.execute("PRAGMA trusted_schema = OFF")
+        self._db.execute("PRAGMA cell_size_check = ON")
         # In this order: whoever makes the tables in between has written its name when they are seen.
         tables = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         application = self._db.execute("PRAGMA application_id").fetchone()[0]
-        if tables and application != _APPLICATION_ID:
+        # A view, trigger or virtual table under one of our names would run what its writer wished.
+        foreign = """SELECT count(*) FROM sqlite_master
+            WHERE type NOT IN ('table', 'index') OR sql LIKE 'CREATE VIRTUAL%'"""
+        if tables and (application != _APPLICATION_ID or self._db.execute(foreign).fetchone()[0]):
             raise FileFormatError(f"{self.path} is a database, but not a measurement store of tilewise.")
         self._keep_a_log()
         self._db.execute("PRAGMA synchronous = NORMAL")
@@ -338,26 +351,26 @@ class Store:
 
     def machines(self) -> list[Machine]:
         query = "SELECT kind, identity, details FROM machine ORDER BY id"
-        return [Machine(kind, identity, json.loads(details)) for kind, identity, details in self._all(query)]
+        return [Machine(str(kind), str(who), self._table(details)) for kind, who, details in self._all(query)]
 
     def runs(self) -> list[tuple[float, int, dict[str, Any]]]:
         """When each run started (seconds since 1970), its seed and its settings."""
         query = "SELECT started, seed, settings FROM run ORDER BY id"
-        return [(started, seed, json.loads(settings)) for started, seed, settings in self._all(query)]
+        return [(started, seed, self._table(settings)) for started, seed, settings in self._all(query)]
 
     def verdicts(self, kernel: Kernel) -> list[tuple[Config, str, str]]:
         """What was said of each configuration, oldest first: configuration, status, reason."""
         query = """SELECT key, status, reason FROM verdict JOIN config ON config.id = verdict.config
             WHERE kernel = (SELECT id FROM kernel WHERE problem = ?) ORDER BY verdict.rowid"""
         rows = self._all(query, (kernel.problem.key,))
-        return [(Config(json.loads(key)), status, reason) for key, status, reason in rows]
+        return [(self._config_of(key), status, reason) for key, status, reason in rows]
 
     def default_config(self, kernel: Kernel) -> Config | None:
         """The default of a finished kernel."""
         query = """SELECT key FROM finished JOIN config ON config.id = default_config
             WHERE kernel = (SELECT id FROM kernel WHERE problem = ?) ORDER BY run DESC LIMIT 1"""
         rows = self._all(query, (kernel.problem.key,))
-        return Config(json.loads(rows[0][0])) if rows else None
+        return self._config_of(rows[0][0]) if rows else None
 
     def batches(self, kernel: Kernel) -> list[BatchRow]:
         """Every batch of a kernel in the order they were taken."""
@@ -366,17 +379,50 @@ class Store:
             WHERE kernel = (SELECT id FROM kernel WHERE problem = ?) ORDER BY batch.id"""
         found: dict[int, BatchRow] = {}
         for number, run, turn, default_ns, disturbed, taken, key, runtime_ps in self._all(query, (kernel.problem.key,)):
+            if not (self._is_time(default_ns) and isinstance(turn, int) and (key is None or self._is_time(runtime_ps))):
+                raise self._damaged("a time or a round that is none")
             batch = found.setdefault(
                 number, BatchRow(run, default_ns, bool(disturbed), taken, {}, number, turn, disturbed == _OPEN)
             )
             if key is not None:
-                batch.runtime_ns[key] = runtime_ps / 1000
+                batch.runtime_ns[self._config_of(key).key] = runtime_ps / 1000
         return list(found.values())
 
     def kernels(self) -> list[Kernel]:
         """Every kernel with at least one batch."""
         query = "SELECT program, problem FROM kernel WHERE id IN (SELECT kernel FROM batch) ORDER BY id"
-        return [Kernel(program, Problem(json.loads(problem))) for program, problem in self._all(query)]
+        return [self._kernel_of(program, problem) for program, problem in self._all(query)]
+
+    # What is read was written by whoever made the file: names become file names, numbers are divided by.
+
+    def _damaged(self, why: str) -> FileFormatError:
+        return FileFormatError(f"{self.path} is damaged, or was not written by tilewise: it holds {why}.")
+
+    def _table(self, text: Any) -> dict[str, Any]:
+        found = parse_json(text, f"A row of {self.path}") if isinstance(text, str) else None
+        if not isinstance(found, dict):
+            raise self._damaged("a row that is not a table")
+        return found
+
+    def _config_of(self, key: Any) -> Config:
+        if key not in self._parsed:
+            values = self._table(key)
+            if not all(type(value) is int for value in values.values()):
+                raise self._damaged("a configuration that is not of whole numbers")
+            self._parsed[key] = Config(values)
+        return self._parsed[key]
+
+    def _kernel_of(self, program: Any, problem: Any) -> Kernel:
+        values = self._table(problem)
+        if not isinstance(program, str) or not _PROGRAM.fullmatch(program):
+            raise self._damaged("a program's name that cannot be a file's")
+        if not isinstance(values.get("family"), str) or not all(type(v) in (int, str) for v in values.values()):
+            raise self._damaged("a problem that is none")
+        return Kernel(program, Problem(values))
+
+    @staticmethod
+    def _is_time(value: Any) -> bool:
+        return type(value) in (int, float) and 0 < value < math.inf
 
 
 def _short(details: Mapping[str, Any] | None) -> str:

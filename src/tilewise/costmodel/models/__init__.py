@@ -33,7 +33,8 @@ MODELS: dict[str, type[nn.Module]] = {
 
 
 def model_class(name: str) -> type[nn.Module]:
-    """The class of that name; ``package.module:Class`` imports a user's own, the working folder included."""
+    """The class of that name; ``package.module:Class`` imports a user's own, the working folder included. Such a name
+    comes from the user, never from a file: `trained.load_model` builds nothing else on a file's word."""
     if name in MODELS:
         return MODELS[name]
     module_name, colon, class_name = name.partition(":")

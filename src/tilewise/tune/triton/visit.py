@@ -22,6 +22,7 @@ from pathlib import Path
 from tilewise.costmodel.collection import read_collection
 from tilewise.costmodel.dataset import embedded_folder
 from tilewise.errors import TilewiseError
+from tilewise.tune.measured import unfold_store
 from tilewise.tune.problem import Kernel, Problem
 from tilewise.tune.programs import gpu_kernels
 from tilewise.tune.schedule import Tally, balanced, table
@@ -118,7 +119,7 @@ def bring_home(store: Store, out: Path) -> list[Path]:
 
 def unpack(parts: Sequence[Path], target: Path) -> None:
     """The store from its compressed parts."""
-    target.write_bytes(gzip.decompress(b"".join(path.read_bytes() for path in sorted(parts))))
+    unfold_store(sorted(parts), target)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
