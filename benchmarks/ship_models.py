@@ -1,6 +1,6 @@
-"""Trains the models that come with the package and fits the tuner's prior to each, as after a new measurement.
+"""Trains the GPU model that comes with the package and fits the tuner's prior to it, as after a new measurement.
 
-    python -m benchmarks.ship_models h200 cpu
+    python -m benchmarks.ship_models h200
     python -m benchmarks.ship_models h200 --device cuda --processes 6 --out FOLDER
 
 A shipped model has to rank 500 configurations within a millisecond, so it is a narrow TileRanker of one member. It
@@ -39,15 +39,16 @@ from tilewise.costmodel.schema import TILE_FEATURES
 from tilewise.costmodel.scorer import load_scorer
 from tilewise.tune.guide import as_kernel
 from tilewise.tune.prior import calibrate
-from tilewise.tune.problem import Problem
+from tilewise.tune.programs import other_problems
 from tilewise.tune.replaying import recalibrate
 from tilewise.tune.schedule import pick_configs
+from tilewise.tune.triton.family import get_family
 
 FOLDER = Path(__file__).parents[1] / "src" / "tilewise" / "costmodel" / "shipped_models"
 RESULTS = Path(__file__).parent / "results"
 TEACHER: dict[str, Any] = {"epochs": 60, "model_kwargs": {"hidden_dim": 96, "members": 4}}
 STUDENT: dict[str, Any] = {"epochs": 60, "model_kwargs": {"members": 1, "dropout": 0.0}, "weight_decay": 0.005}
-WIDTHS = {"h200": 96, "cpu": 64}  # of the student, as the millisecond allows
+WIDTHS = {"h200": 96}  # of the student, as the millisecond allows
 TEACHERS, STUDENTS, UNMEASURED = 5, 4, 1200
 _MOST_CONFIGS = 400  # of a kernel that was not measured
 _SHORTEST_NS = 1e6  # of a kernel that was not measured: runtimes are kept as whole numbers
@@ -57,14 +58,6 @@ Scores = Callable[[Kernel], Any]
 def unmeasured(collection: str, count: int, seed: int = 1000) -> list[Kernel]:
     """Kernels like those of the collection that are in none of its splits, with all their configurations."""
     own = load_dataset(collection).schema.config_features[len(TILE_FEATURES) :]
-    problems: list[Problem]
-    get_family: Callable[[str], Any]
-    if collection == "cpu":
-        from tilewise.tune.cpu.family import get_family
-        from tilewise.tune.cpu.programs import other_problems
-    else:
-        from tilewise.tune.programs import other_problems
-        from tilewise.tune.triton.family import get_family
     problems = other_problems(seed, count)
     families = {problem.family: get_family(problem.family) for problem in problems}
     chance = random.Random(seed)
@@ -155,7 +148,7 @@ def _read(path: Path) -> list[Kernel]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train the models that come with the package.")
-    parser.add_argument("collections", nargs="*", default=["h200", "cpu"])
+    parser.add_argument("collections", nargs="*", default=["h200"])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--processes", type=int, default=1, help="trainings side by side")
     parser.add_argument("--teachers", type=int, default=TEACHERS)

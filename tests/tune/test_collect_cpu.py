@@ -36,7 +36,7 @@ from tilewise.tune.export import export_folder, make_collection
 from tilewise.tune.finals import FIRST_FINAL
 from tilewise.tune.measured import open_measurements, read_measured
 from tilewise.tune.problem import Config, Kernel, Problem
-from tilewise.tune.programs import split_of
+from tilewise.tune.programs import split_by_shape
 from tilewise.tune.rounds import Candidate, Settings, time_all
 from tilewise.tune.store import Store
 
@@ -84,13 +84,15 @@ def test_a_users_own_shapes_are_measured_and_exported_to_files_that_load(tmp_pat
         "register_m", "register_n", "pack_a", "pack_b", "threads_m", "threads_n", "winograd", "threads", "default",
         *sorted(MACHINE_COLUMNS),
     )  # fmt: skip
-    for kernel in dataset.train:
+    assert len(dataset.valid) and len(dataset.test)
+    every = [*dataset.train, *dataset.valid, *dataset.test]
+    for kernel in every:
         columns = dict(zip(own, kernel.config_feat[:, 24:].T, strict=True))
         assert columns["default"].sum() == 1
         assert kernel.target[columns["default"] > 0] == 1.0
         assert (columns["machine_lanes"] > 0).all() and (columns["machine_l1_kib"] > 0).all()
-    assert [kernel.n_configs for kernel in dataset.train] == [10] * len(SHAPES)
-    assert all((kernel.config_feat[:, 24:26] > 0).all() for kernel in dataset.train)
+    assert [kernel.n_configs for kernel in every] == [10] * len(SHAPES)
+    assert all((kernel.config_feat[:, 24:26] > 0).all() for kernel in every)
 
 
 @needs_native
@@ -401,11 +403,14 @@ def test_the_cpu_programs_meet_the_collections_size_and_share_no_shape_between_s
     assert len(kernels) >= 150
     threads = [kernel.problem.size("threads") for kernel in kernels]
     assert threads.count(2) >= 80
-    assert sum(kernel.problem.family == "int8_matmul" for kernel in kernels) >= 60
+    assert sum(kernel.problem.family == "int8_matmul" for kernel in kernels) >= 40
     owner: dict[str, str] = {}
     for kernel in kernels:
         assert owner.setdefault(kernel.problem.shape_key, kernel.program) == kernel.program
-    assert {split_of(kernel.program) for kernel in kernels} == {"train", "valid", "test"}
+    splits = split_by_shape(kernel.problem.shape_key for kernel in kernels)
+    assert set(splits.values()) == {"train", "valid", "test"}
+    fewer = split_by_shape(kernel.problem.shape_key for kernel in kernels[::4])
+    assert all(splits[key] == split for key, split in fewer.items())
     assert len({kernel.name for kernel in kernels}) == len(kernels)
 
 
@@ -564,7 +569,8 @@ def test_finals_of_a_finished_kernel_are_added_once_and_the_best_is_no_longer_th
     assert len(after.timings) == len(before.timings)
     repeats = sorted(timing.repeats for timing in after.timings)
     assert repeats[0] == 3
-    assert repeats[-10] >= cpu_collect.CPU_SETTINGS.final_rounds
+    settings = cpu_collect.CPU_SETTINGS
+    assert repeats[-settings.finalists] >= settings.final_rounds
 
 
 @needs_native

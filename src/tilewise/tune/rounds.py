@@ -49,6 +49,7 @@ class Settings:
     most_final_rounds: int = 8  # and so often at most,
     final_error: float = 0.002  # until the first is told from the others, or differs by about this
     settle_ms: float = 0.0  # what runs for less than this runs once, uncounted, before it is timed
+    kernel_seconds: float = 0.0  # of timing in the first rounds: slow kernels get fewer configurations; 0 is no limit
 
 
 @dataclass(frozen=True)

@@ -60,18 +60,27 @@ def claim(store: Store, run: int, kernel: Kernel, finals: bool) -> bool:
 
 
 def pick_configs(
-    configs: Sequence[Config], count: int, seed: int, scores: Sequence[float] | None = None
+    configs: Sequence[Config], count: int, seed: int, scores: Sequence[float] | None = None, near: float = 0.0
 ) -> list[Config]:
     """The default and `count - 1` others drawn at random; all of them when `count` is 0.
 
-    With scores, lower is better, half of them are the most promising instead.
+    With scores, lower is better, half of them are the most promising instead. A share of `near` are the default's
+    neighbours: those that differ from it in the fewest settings, which hold most of what is left to gain.
     """
     if not count or len(configs) <= count:
         return list(configs)
-    liked = [] if scores is None else sorted(range(1, len(configs)), key=scores.__getitem__)[: count // 2]
-    others = sorted(set(range(1, len(configs))) - set(liked))
-    drawn = random.Random(seed).sample(others, count - 1 - len(liked))
+    chance, every = random.Random(seed), range(1, len(configs))
+    liked = [] if scores is None else sorted(every, key=scores.__getitem__)[: count // 2]
+    if near:
+        differing = {index: _differing(configs[0], configs[index]) for index in every}
+        liked = sorted(every, key=lambda index: (differing[index], chance.random()))[: round(near * count)]
+    others = sorted(set(every) - set(liked))
+    drawn = chance.sample(others, count - 1 - len(liked))
     return [configs[index] for index in (0, *liked, *drawn)]
+
+
+def _differing(one: Config, other: Config) -> int:
+    return sum(value != other[name] for name, value in one.items())
 
 
 def summary(tallies: dict[str, Tally]) -> str:

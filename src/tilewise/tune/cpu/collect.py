@@ -31,22 +31,24 @@ from tilewise.tune.schedule import Tally, balanced, claim, pick_configs, summary
 from tilewise.tune.store import BatchRow, Machine, Store, VerdictRow
 
 CPU_SETTINGS = Settings(
-    unit_ms=1.5,
+    unit_ms=0.6,
     max_launches=400,
     rounds=3,
-    max_rounds=5,
-    batch_configs=12,
-    scatter=0.03,
-    disturbed=0.05,
-    slowest_ms=40.0,
-    most_rounds=8,
-    heat=24,
-    finalists=10,
-    final_rounds=8,
-    most_final_rounds=30,
-    final_error=0.004,
-    settle_ms=0.75,
+    max_rounds=4,
+    batch_configs=20,
+    scatter=0.05,
+    disturbed=0.15,
+    slowest_ms=60.0,
+    heat=16,
+    finalists=8,
+    final_rounds=5,
+    most_final_rounds=10,
+    final_error=0.006,
+    settle_ms=0.3,
+    kernel_seconds=0.4,
 )
+_NEAR = 0.4  # of the configurations, those next to the default
+_LEAST_CONFIGS = 28
 _WORTH_CEILINGS = 1.0  # minutes; a shorter collection does not spend seconds on the machine's ceilings
 
 
@@ -56,7 +58,7 @@ class CpuOptions:
 
     minutes: float = 8.0
     seed: int = 0
-    max_configs: int = 110  # 0: all
+    max_configs: int = 80  # 0: all
     finals: bool = False  # only those, of kernels that are finished and have had none
     settings: Settings = field(default_factory=lambda: CPU_SETTINGS)
 
@@ -177,7 +179,17 @@ class CpuCollector:
         """What to measure, the default first."""
         if self.options.finals:
             return contenders(self.store, kernel, self.options.settings)
-        return pick_configs(family.configs(kernel.problem), self.options.max_configs, seed)
+        every = family.configs(kernel.problem)
+        return pick_configs(every, self._count(family, kernel, every[0]), seed, near=_NEAR)
+
+    def _count(self, family: CpuFamily, kernel: Kernel, default: Config) -> int:
+        """Configurations to measure: as many as are asked for, fewer of a kernel that takes long, never a handful."""
+        settings, most = self.options.settings, self.options.max_configs
+        if not most or not settings.kernel_seconds:
+            return most
+        run = family.runner(kernel.problem, default, family.operands(kernel.problem, np.random.default_rng(0)))
+        seconds = max(min(one_run(run), one_run(run)) * 1e-9, settings.unit_ms * 1e-3)
+        return min(most, max(_LEAST_CONFIGS, int(settings.kernel_seconds / (settings.rounds * seconds))))
 
     def _check(self, family: CpuFamily, kernel: Kernel, configs: Sequence[Config], seed: int) -> list[Candidate]:
         """Run every configuration and compare; estimate what one run takes from a second one."""
