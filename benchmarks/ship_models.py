@@ -38,7 +38,7 @@ from tilewise.costmodel.metrics import top_k_error
 from tilewise.costmodel.schema import TILE_FEATURES
 from tilewise.costmodel.scorer import load_scorer
 from tilewise.tune.guide import as_kernel
-from tilewise.tune.prior import calibrate
+from tilewise.tune.prior import calibrate, calibration_path
 from tilewise.tune.programs import other_problems
 from tilewise.tune.replaying import recalibrate
 from tilewise.tune.schedule import pick_configs
@@ -128,7 +128,7 @@ def ship(collection: str, given: argparse.Namespace) -> None:
         path.write_bytes((scratch / "students" / f"seed{chosen + 1}.safetensors").read_bytes())
     print(json.dumps(report["students"]), flush=True)
     write_whole(RESULTS / f"training_{collection}.json", json.dumps(report, indent=1) + "\n")
-    recalibrate(collection, path)
+    recalibrate(collection, path, calibration_path(path))
 
 
 def _errors(score: Scores, data: Dataset) -> dict[str, dict[str, float]]:

@@ -119,9 +119,10 @@ def _collect(kind: str, as_json: bool, **options: Any) -> None:
     for failure in result.failures[:10]:
         typer.echo(failure, err=True)
     noise = f", scatter {result.scatter:.2%}" if result.scatter is not None else ""
-    typer.echo(f"Measured {result.kernels} kernels, {result.pairs} configurations{noise}.")
-    kernels, pairs = result.in_store["kernels"], result.in_store["pairs"]
-    typer.echo(f"{result.store} now holds {kernels} kernels with {pairs} configurations.")
+    kernels = result.in_store["kernels"]
+    typer.echo(f"{result.store} holds {kernels} measured kernels, {result.kernels} of them new{noise}.")
+    if result.left:
+        typer.echo(f"Time was up with {result.left} kernels still to be measured; the same command goes on with them.")
 
 
 @contextmanager
@@ -183,6 +184,10 @@ def export(
     store: StorePath,
     out: Annotated[Path, typer.Option(help="Folder for train, valid, test and schema.json.")],
     name: Annotated[str, typer.Option(help="What to call the collection.")] = "own",
+    split: Annotated[
+        str,
+        typer.Option(help="auto (own kernels by shape, built-in ones by program), shape, program, or train for all."),
+    ] = "auto",
     plugin: Plugin = None,
     as_json: AsJson = False,
 ) -> None:
@@ -196,7 +201,7 @@ def export(
 
     load_plugins(plugin or ())
     with open_measurements(store) as measurements:
-        collection = make_collection(measurements, name)
+        collection = make_collection(measurements, name, split=split)
     export_folder(collection, out)
     _tell(collection, out, as_json)
 
@@ -205,18 +210,17 @@ def export(
 def embed(
     stores: Annotated[list[Path], typer.Argument(help="A store, or several: of several machines, in one collection.")],
     name: Annotated[str, typer.Option(help="What load_dataset will call it, such as cpu or h200.")],
-    out: Annotated[Path | None, typer.Option(help="The file to write; default: in the package.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file to write; default: NAME.npz here.")] = None,
     telling: Annotated[
         float, typer.Option(min=0, help="Leave out kernels whose tiles differ by less than so many times the noise.")
     ] = 5.0,
     plugin: Plugin = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write stores as one small file; without --out it becomes, or replaces, an embedded collection.
+    """Write stores as one small file, which load_dataset and every command takes by its path.
 
-    Example: tilewise collect embed measurements.sqlite --name cpu
+    Example: tilewise collect embed measurements.sqlite --name mine
     """
-    from tilewise.costmodel.dataset import embedded_folder
     from tilewise.tune.collecting import load_plugins
     from tilewise.tune.export import embed as write
     from tilewise.tune.export import make_collection, merged
@@ -228,7 +232,7 @@ def embed(
         with open_measurements(store) as measurements:
             parts.append(make_collection(measurements, name, telling))
     collection = parts[0] if len(parts) == 1 else merged(parts, name)
-    target = out or embedded_folder() / f"{name}.npz"
+    target = out or Path(f"{name}.npz")
     write(collection, target)
     _tell(collection, target, as_json)
 

@@ -6,6 +6,7 @@ import importlib
 import os
 import statistics
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,7 @@ class Collected:
     in_store: dict[str, int]  # kernels, pairs, timings, batches, disturbed
     verdicts: dict[str, dict[str, int]]  # by family
     failures: list[str] = field(default_factory=list)
+    left: int = 0  # kernels that are still to be measured, where time was up
 
 
 def collect(
@@ -62,6 +64,7 @@ def collect(
 
     >>> collect("cpu", minutes=1.0, out="measurements.sqlite")  # doctest: +SKIP
     """
+    from tilewise.tune.schedule import unfinished
     from tilewise.tune.store import Store
 
     if kind not in KINDS:
@@ -83,7 +86,9 @@ def collect(
         collector.progress = progress
         tallies = collector.run()
         counts = store.counts()
-    return _result(path, tallies, counts)
+        cut_off = time.monotonic() >= collector.deadline
+        left = len(unfinished(collector.wanted, store, finals)) if cut_off else 0
+    return _result(path, tallies, counts, left)
 
 
 def plan_cpu(
@@ -191,7 +196,7 @@ def load_plugins(modules: Sequence[str]) -> None:
             raise ConfigurationError(f"The plug-in {name!r} cannot be imported: {error}.") from error
 
 
-def _result(path: Path, tallies: Mapping[str, Tally], counts: dict[str, int]) -> Collected:
+def _result(path: Path, tallies: Mapping[str, Tally], counts: dict[str, int], left: int) -> Collected:
     scatter = [value for tally in tallies.values() for value in tally.scatter]
     return Collected(
         path,
@@ -201,4 +206,5 @@ def _result(path: Path, tallies: Mapping[str, Tally], counts: dict[str, int]) ->
         counts,
         {family: dict(tally.verdicts) for family, tally in tallies.items()},
         [failure for tally in tallies.values() for failure in tally.failures],
+        left,
     )

@@ -33,7 +33,7 @@ from tilewise.errors import ConfigurationError, FileFormatError
 from tilewise.tune.graph import KernelGraph
 from tilewise.tune.measured import MeasuredProblem, read_measured
 from tilewise.tune.problem import Config, Problem
-from tilewise.tune.programs import split_by_shape, split_of
+from tilewise.tune.splits import splits_of
 from tilewise.tune.store import Store
 
 # Columns of a CPU's kernels that are not settings: how many threads share it, and which configuration is the default.
@@ -67,8 +67,8 @@ def find_family(kind: str, name: str) -> Described:
     raise FileFormatError(f"Measurements of kind {kind!r} are unknown to this tilewise; a newer one wrote them.")
 
 
-def make_collection(store: Store, name: str, telling: float = 0.0) -> Collection:
-    """The finished kernels of `store`, split by shape (a GPU's by program), ready to be written.
+def make_collection(store: Store, name: str, telling: float = 0.0, split: str = "auto") -> Collection:
+    """The finished kernels of `store`, split as splits.py says, ready to be written.
 
     Kernels whose configurations differ by less than `telling` times the scatter of their repeats are left out: their
     order is chance, and a model that learned it would have learned nothing.
@@ -81,11 +81,10 @@ def make_collection(store: Store, name: str, telling: float = 0.0) -> Collection
     own = own_columns([t.config for m in measured for t in m.timings])
     own = (*own, *((THREADS, DEFAULT, *features) if features else ()))
     splits: dict[str, list[MeasuredKernel]] = {split: [] for split in SPLITS}
-    by_shape = split_by_shape(m.kernel.problem.shape_key for m in measured) if kind == "cpu" else {}
+    chosen = splits_of([problem.kernel for problem in measured], split, kind)
     for problem in sorted(measured, key=lambda m: m.kernel.name):
         family = find_family(kind, problem.kernel.problem.family)
-        split = by_shape.get(problem.kernel.problem.shape_key) or split_of(problem.kernel.program)
-        splits[split].append(_kernel(problem, family, own, features))
+        splits[chosen[problem.kernel.name]].append(_kernel(problem, family, own, features))
     _keep_apart(splits)
     return with_noise(Collection(Schema((*TILE_FEATURES, *own), _about(store, name)), splits))
 

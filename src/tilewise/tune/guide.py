@@ -128,8 +128,8 @@ def file_guide(path: str | Path) -> Guide:
     if calibration is None:
         calibration = _UNCALIBRATED
         notes.append(
-            f"{found.name} comes without a calibration of its own (`tilewise replay --calibrate` makes one): the tuner "
-            "uses a general one and never says that it is sure."
+            f"{found.name} comes without a calibration: the tuner uses a general one and is never sure. "
+            f"`tilewise replay COLLECTION --model {found} --calibrate` makes one of the collection it learned from."
         )
     columns = tuple(model.schema.config_features)
     if columns[: len(TILE_FEATURES)] != TILE_FEATURES:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._files import read_input, read_json_input, write_whole
+from tilewise._files import cache_folder, read_input, read_json_input, write_whole
 from tilewise.costmodel.kernel import Kernel
 from tilewise.costmodel.rank import Model
 from tilewise.costmodel.schema import TILE_FEATURES
@@ -31,6 +31,7 @@ from tilewise.tune.search import Found, Rule, search
 
 WITHIN = 0.01
 _MOST_MODEL_BYTES = 1 << 30
+_PACKAGE = Path(__file__).resolve().parents[1]
 _FITTED_ON = 40  # leaders of a kernel that the prior is fitted on: those that matter, and few enough to be quick
 _MEASUREMENTS = 2.95  # on average
 _FIRMNESS = 3.0
@@ -265,17 +266,30 @@ def calibration_path(model_file: Path) -> Path:
     return model_file.with_suffix(".tuning.json")
 
 
-def save_calibration(model_file: Path, calibration: Calibration) -> Path:
-    """Write a calibration beside the model it belongs to."""
+def own_calibration_path(model_file: Path) -> Path:
+    """Where a calibration goes that was made here: beside a model of one's own; in the cache folder for one that came
+    with the package, in which nothing is ever written."""
+    if model_file.resolve().is_relative_to(_PACKAGE):
+        return cache_folder() / "tune" / calibration_path(model_file).name
+    return calibration_path(model_file)
+
+
+def save_calibration(model_file: Path, calibration: Calibration, path: Path | None = None) -> Path:
+    """Write a calibration of a model where it belongs, or to `path`."""
     kept = dataclasses.replace(calibration, model=digest_of(model_file))
-    path = calibration_path(model_file)
+    path = own_calibration_path(model_file) if path is None else path
     write_whole(path, json.dumps(dataclasses.asdict(kept), indent=1) + "\n")
     return path
 
 
 def load_calibration(model_file: Path) -> Calibration | None:
-    """The calibration of a model file; None where there is none, it cannot be read, or it is another model's."""
-    path = calibration_path(model_file)
+    """The calibration of a model file, one's own first; None where there is none, it cannot be read, or it is another
+    model's."""
+    paths = dict.fromkeys((own_calibration_path(model_file), calibration_path(model_file)))
+    return next((found for path in paths if (found := _calibration_in(path, model_file)) is not None), None)
+
+
+def _calibration_in(path: Path, model_file: Path) -> Calibration | None:
     try:
         content = read_json_input(path)
         found = Calibration(

@@ -158,12 +158,13 @@ def _model(name: str, model: str | Path | Model | None) -> tuple[Model, Calibrat
     return model, None
 
 
-def recalibrate(collection: str, model: Path | None = None) -> Path:
-    """Fit a model's prior and rule anew, on its collection's validation kernels, and keep them beside its file."""
+def recalibrate(collection: str, model: Path | None = None, out: Path | None = None) -> Path:
+    """Fit a model's prior and rule anew, on its collection's validation kernels, and keep them: beside a file of one's
+    own, in the cache folder for a shipped model, or in `out`."""
     path = shipped_file(collection) if model is None else model_path(model)
     data = load_dataset(collection)
     fitted = calibrate(load_scorer(path), list(data.valid), data.schema.config_features, _noise(collection))
-    return save_calibration(path, fitted)
+    return save_calibration(path, fitted, out)
 
 
 def _noise(collection: str) -> float:

@@ -80,7 +80,8 @@ class CpuCollector:
         require_native()
         self.store, self.options, self.say = store, options, say
         self.progress: Callable[[int, int, str], None] | None = None
-        self.waiting = balanced(unfinished(self._feasible(kernels), store, options.finals), options.seed)
+        self.wanted = self._feasible(kernels)
+        self.waiting = balanced(unfinished(self.wanted, store, options.finals), options.seed)
         self.tallies: dict[str, Tally] = defaultdict(Tally)
         self.started = time.monotonic()
         self.deadline = self.started + options.minutes * 60
@@ -101,7 +102,7 @@ class CpuCollector:
         details = describe(measure=self.options.minutes >= _WORTH_CEILINGS)
         settings = {**dataclasses.asdict(self.options.settings), "max_configs": self.options.max_configs}
         self.run_number = self.store.begin(Machine("cpu", details["name"], details), self.options.seed, settings)
-        self.say(f"{len(self.waiting)} kernels to measure on {details['name']}")
+        self.say(f"{len(self.waiting)} of {len(self.wanted)} kernels to measure on {details['name']}")
         for number, kernel in enumerate(self.waiting, start=1):
             if not self._time_left():
                 break

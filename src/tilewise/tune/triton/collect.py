@@ -86,7 +86,8 @@ class Collector:
         # Read without CUDA, so that compiling can begin while the GPU's process starts.
         self.capability = (GpuWatch().capability() if options.device == "cuda" else None) or HOPPER
         self.shared_bytes = usual_shared_bytes(self.capability)
-        wanted = unfinished(kernels, store, options.finals)
+        self.wanted = list(kernels)
+        wanted = unfinished(self.wanted, store, options.finals)
         self.waiting = deque(self._pending(kernel) for kernel in balanced(wanted, options.seed))
         self.tallies: dict[str, Tally] = defaultdict(Tally)
         self.compiled: dict[str, compiling.Compiled] = {}
