@@ -1,4 +1,4 @@
-"""`tilewise tiles download | from-pb | from-jax | kaggle | score`: data in, predictions out.
+"""`tilewise tiles download | from-pb | from-jax | import | kaggle | score`: data in, predictions out.
 
 Thin functions: each reads its options, calls the cost model's own code, and prints a line or JSON.
 """
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from tilewise.costmodel.download import Plan, Report
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
@@ -25,6 +27,7 @@ def attach(app: typer.Typer) -> None:
     app.command("download")(download)
     app.command("from-pb")(from_pb)
     app.command("from-jax")(from_jax)
+    app.command("import")(import_)
     app.command("kaggle")(kaggle)
     app.command("score")(score)
 
@@ -133,6 +136,59 @@ def from_jax(
         typer.echo(json.dumps({"file": str(out), **counts}))
     else:
         typer.echo(f"{out} holds the graph of {target}: {counts['nodes']} nodes, {counts['edges']} edges.")
+
+
+def import_(
+    format_name: Annotated[
+        str, typer.Argument(metavar="FORMAT", help="kernel-tuner, autotvm, metaschedule, inductor, triton or helion.")
+    ],
+    files: Annotated[list[Path], typer.Argument(help="The logs; gzipped ones and zip archives are read as they are.")],
+    out: Annotated[Path, typer.Option(help="New folder for the collection.")],
+    describe: Annotated[
+        Path | None, typer.Option(help="JSON file that says what the kernels compute: loops, operands, tile.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="The device's name, where the log does not say it.")] = "",
+    split: Annotated[str | None, typer.Option(help="Put all kernels here; by shape when not given.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read other autotuners' logs into a collection that `tiles train` learns from.
+
+    Example: tilewise tiles import kernel-tuner convolution_A100.T4.json.gz --out a100 --device A100
+    """
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from tilewise.costmodel.importers import import_logs, read_description
+
+    description = read_description(describe.expanduser()) if describe else None
+    columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} records read"), TimeElapsedColumn())
+    with Progress(*columns, console=_stderr(), transient=True) as bar:
+        task = bar.add_task("import", total=None)
+        result = import_logs(
+            format_name,
+            [file.expanduser() for file in files],
+            out.expanduser(),
+            description=description,
+            device=device,
+            split=split,
+            progress=lambda records: bar.update(task, completed=records),
+        )
+    if as_json:
+        return typer.echo(json.dumps({"out": str(out), **dataclasses.asdict(result)}))
+    for sentence in result.missing:
+        typer.echo(sentence, err=True)
+    for reason, count in result.skipped.items():
+        typer.echo(f"{count:,} left out: {reason}.", err=True)
+    listed = ", ".join(f"{count} {name}" for name, count in sorted(result.splits.items()))
+    typer.echo(
+        f"{out} holds {result.kernels:,} kernels ({listed}) with {result.configurations:,} configurations, "
+        f"{result.timings:,} timings and {result.failures:,} failures."
+    )
+
+
+def _stderr() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True)
 
 
 def kaggle(

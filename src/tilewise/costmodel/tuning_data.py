@@ -17,6 +17,7 @@ import numpy as np
 from tilewise._files import read_input, write_whole
 from tilewise.costmodel.hlo import HloGraph, featurize_module, parse_message, protobuf_classes, sequence_features
 from tilewise.costmodel.kernel import Kernel, make_kernel
+from tilewise.costmodel.npzfile import Array
 from tilewise.errors import FileFormatError
 
 MAX_FILE_BYTES = 256 << 20
@@ -72,18 +73,18 @@ def convert_tuning_data(path: Path, out_dir: Path) -> Converted:
     return Converted(files, measured.runs, sum(kernel.n_configs for kernel in measured.kernels), measured.skipped)
 
 
-def kernel_npz(kernel: Kernel) -> bytes:
-    """A kernel in the six arrays and number types of the dataset's files."""
+def kernel_npz(kernel: Kernel, **beside: Array) -> bytes:
+    """A kernel in the six arrays and number types of the dataset's files, and what else is to travel `beside` them."""
     buffer = io.BytesIO()
-    np.savez_compressed(
-        buffer,
-        node_feat=kernel.node_feat,
-        node_opcode=kernel.node_opcode,
-        edge_index=kernel.edge_index.astype(np.int64),
-        config_feat=kernel.config_feat,
-        config_runtime=kernel.runtime,
-        config_runtime_normalizers=kernel.normalizer,
-    )
+    arrays: dict[str, Any] = {
+        "node_feat": kernel.node_feat,
+        "node_opcode": kernel.node_opcode,
+        "edge_index": kernel.edge_index.astype(np.int64),
+        "config_feat": kernel.config_feat,
+        "config_runtime": kernel.runtime,
+        "config_runtime_normalizers": kernel.normalizer,
+    }
+    np.savez_compressed(buffer, **arrays | beside)
     return buffer.getvalue()
 
 

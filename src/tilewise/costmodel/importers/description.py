@@ -1,0 +1,152 @@
+"""A kernel in a few words: its loops, what each operand is indexed by, and which parameters cut which loop.
+
+A tuning log says nothing about what is computed. A description, a small JSON file, does, and turns sizes into a graph
+and parameters into the tile's bounds:
+
+    {"operation": "dot", "dtype": "f16", "loops": {"m": "m", "n": "n", "k": "k"},
+     "operands": [["m", "k"], ["k", "n"]], "result": ["m", "n"],
+     "tile": {"m": ["BLOCK_M"], "n": ["BLOCK_N"], "k": ["BLOCK_K"]}}
+
+A loop's size is a number or the name of a size or parameter in the log; a loop's tile is the product of the parameters
+named. Without a description a kernel is one instruction whose shape is the sizes that the log has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tilewise._files import read_json_input
+from tilewise.costmodel.graph import GraphBuilder, KernelGraph
+from tilewise.costmodel.hlo import sequence_features
+from tilewise.costmodel.importers.record import Value
+from tilewise.costmodel.schema import DIMENSIONS, ELEMENT_TYPES, OPCODE_NUMBER
+from tilewise.errors import FileFormatError
+
+_LARGEST = 1 << 40
+_KEYS = ("operation", "dtype", "loops", "operands", "result", "tile")
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a kernel computes; see the top of this file for the meaning of each part."""
+
+    loops: Mapping[str, int | str]
+    operands: Sequence[Sequence[str]]
+    result: Sequence[str]
+    tile: Mapping[str, Sequence[str]]
+    operation: str = "custom-call"
+    dtype: str = "f32"
+
+    def graph(self, values: Mapping[str, Value]) -> KernelGraph | None:
+        """The graph at these sizes; None where the log lacks one of them."""
+        sizes = {loop: _size(size, values) for loop, size in self.loops.items()}
+        if None in sizes.values():
+            return None
+        builder = GraphBuilder()
+        shape = {loop: int(size or 0) for loop, size in sizes.items()}
+        operands = [builder.parameter([shape[loop] for loop in loops], self.dtype) for loops in self.operands]
+        builder.add(self.operation, [shape[loop] for loop in self.result], self.dtype, *operands)
+        return builder.build()
+
+    def bounds(self, config: Mapping[str, Value]) -> list[int]:
+        """The 24 columns of a tile: bounds of the second operand's, of the result's and of the first operand's."""
+        first = self.operands[0] if self.operands else ()
+        second = self.operands[1] if len(self.operands) > 1 else ()
+        return [
+            number
+            for loops in (second, self.result, first)
+            for number in sequence_features([self._extent(loop, config) for loop in loops], DIMENSIONS, empty_product=0)
+        ]
+
+    def _extent(self, loop: str, config: Mapping[str, Value]) -> int:
+        """How much of a loop one tile takes; 0 where nothing says so."""
+        factors = [_size(name, config) for name in self.tile.get(loop, ())]
+        known = [factor for factor in factors if factor is not None]
+        return min(math.prod(known), _LARGEST) if known and len(known) == len(factors) else 0
+
+    @property
+    def told(self) -> frozenset[str]:
+        """Parameters that the bounds tell whole: they need no column of their own."""
+        return frozenset(names[0] for names in self.tile.values() if len(names) == 1)
+
+
+MATRIX_PRODUCT = Description(
+    loops={"m": "m", "n": "n", "k": "k"},
+    operands=(("m", "k"), ("k", "n")),
+    result=("m", "n"),
+    tile={"m": ("BLOCK-M",), "n": ("BLOCK-N",), "k": ("BLOCK-K",)},
+    operation="dot",
+    dtype="f16",
+)
+
+
+def plain_graph(sizes: Mapping[str, Value]) -> KernelGraph:
+    """One instruction nobody knows, of the sizes that are there."""
+    numbers = [int(min(abs(value), _LARGEST)) for value in sizes.values() if isinstance(value, float)]
+    builder = GraphBuilder()
+    builder.add("custom-call", numbers[:DIMENSIONS], "f32")
+    return builder.build()
+
+
+def read_description(path: Path) -> Description:
+    """The description in the JSON file `path`."""
+    content = read_json_input(path, 1 << 20)
+    if not isinstance(content, dict) or not {"loops", "operands", "result"} <= content.keys() <= set(_KEYS):
+        raise FileFormatError(
+            f"{path} must be an object with loops, operands and result; tile, operation and dtype may follow."
+        )
+    loops = _table(content["loops"], path, "loops")
+    named = set(loops)
+    operands = [_names(loops_of, named, path, "operands") for loops_of in _list(content["operands"], path, "operands")]
+    tile = _table(content.get("tile", {}), path, "tile")
+    if not set(tile) <= named or not all(
+        isinstance(size, int | str) and not isinstance(size, bool) for size in loops.values()
+    ):
+        raise FileFormatError(
+            f"{path}: a loop's size is a number or a name, and tile may only cut loops that are listed."
+        )
+    operation, dtype = content.get("operation", "custom-call"), content.get("dtype", "f32")
+    if operation not in OPCODE_NUMBER or dtype not in ELEMENT_TYPES:
+        raise FileFormatError(f"{path}: {operation!r} is no operation of HLO, or {dtype!r} no number type such as f32.")
+    return Description(
+        loops=loops,
+        operands=operands,
+        result=_names(content["result"], named, path, "result"),
+        tile={loop: _words(_list(names, path, "tile"), path) for loop, names in tile.items()},
+        operation=operation,
+        dtype=dtype,
+    )
+
+
+def _size(size: int | str, values: Mapping[str, Value]) -> int | None:
+    value = values.get(size) if isinstance(size, str) else size
+    return int(value) if isinstance(value, int | float) and 0 <= value <= _LARGEST else None
+
+
+def _table(value: Any, path: Path, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict) or len(value) > 64:
+        raise FileFormatError(f"{path}: {name} must be an object of at most 64 loops.")
+    return value
+
+
+def _list(value: Any, path: Path, name: str) -> list[Any]:
+    if not isinstance(value, list) or len(value) > 64:
+        raise FileFormatError(f"{path}: {name} must be a list of at most 64.")
+    return value
+
+
+def _words(values: list[Any], path: Path) -> list[str]:
+    if not all(isinstance(value, str) for value in values):
+        raise FileFormatError(f"{path}: parameters are named by texts.")
+    return values
+
+
+def _names(value: Any, named: set[str], path: Path, name: str) -> list[str]:
+    loops = _words(_list(value, path, name), path)
+    if not set(loops) <= named:
+        raise FileFormatError(f"{path}: {name} may only name loops that are listed.")
+    return loops

@@ -1,0 +1,95 @@
+"""PyTorch's records: AutoHeuristic's text, and JSON lines from a feedback saver.
+
+AutoHeuristic writes a line of JSON (the device and which columns are numbers), then CSV: the problem's columns,
+``choice`` and ``feedback`` in milliseconds. A choice is a name such as ``type=triton_BLOCK-M=64_…_numwarps=4``, or
+``extern_mm``, the library, which counts as the default. A feedback line is ``{"name": "mm", "sizes": {…}, "device": …,
+"choices": [[{…configuration…}, milliseconds], …]}``.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from tilewise.costmodel.importers.record import BadRecordError, Record, flat_values, plain, runtimes, word
+from tilewise.costmodel.importers.stream import Source, lines, parse_line
+
+_MILLISECOND = 1e6
+_OUR_NAMES = {"numwarps": "warps", "numstages": "stages"}  # as in collections of our own
+
+
+def read(source: Source, skip: Callable[[str], None]) -> Iterator[Record]:
+    """The records of either kind of file; the first line tells which."""
+    text = lines(source)
+    head = parse_line(next(text, ""))
+    if isinstance(head, Mapping) and "choices" in head:
+        yield from _feedback(head, skip)
+        for line in text:
+            yield from _feedback(parse_line(line), skip)
+        return
+    if not isinstance(head, Mapping):
+        return skip("no line of JSON at the start")
+    columns = next(csv.reader([next(text, "")]), [])
+    if not {"choice", "feedback"} <= set(columns):
+        return skip("no columns called choice and feedback")
+    device = _device(head)
+    name = str(head.get("name", "kernel"))[:100] or "kernel"
+    for row in csv.reader(text):
+        record = _row(dict(zip(columns, row, strict=False)), name, device, head)
+        if isinstance(record, str):
+            skip(record)
+        else:
+            yield record
+
+
+def _row(row: dict[str, str], name: str, device: str, head: Mapping[str, Any]) -> Record | str:
+    try:
+        choice, feedback = row.pop("choice"), float(row.pop("feedback"))
+        config = _choice(choice)
+        taken = runtimes([feedback], _MILLISECOND)
+        sizes = {word(column, 100): plain(value) for column, value in row.items()}
+        details = {key: head[key] for key in ("shared_memory", "device_capa") if key in head}
+        failure = "" if taken else "no runtime"
+        return Record(name, sizes, config, taken, device, failure, config.get("type") == "extern", details)
+    except BadRecordError as error:
+        return str(error)
+    except (KeyError, ValueError):
+        return "a row that lacks columns"
+
+
+def _choice(text: str) -> dict[str, Any]:
+    """A choice's settings by name; the library has none but its own."""
+    parts = dict(part.split("=", 1) for part in text.split("_") if "=" in part)
+    parts = {_OUR_NAMES.get(name, name): value for name, value in parts.items()}
+    if not parts:
+        return flat_values({"type": "extern", "library": text})
+    return flat_values(parts)
+
+
+def _device(head: Mapping[str, Any]) -> str:
+    capability = head.get("device_capa")
+    if isinstance(capability, list) and len(capability) == 2:
+        return f"sm{capability[0]}{capability[1]}"[:20]
+    return str(head.get("device", ""))[:100]
+
+
+def _feedback(entry: Any, skip: Callable[[str], None]) -> Iterator[Record]:
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("choices"), list):
+        return skip("a line that is no feedback record")
+    for choice in entry["choices"]:
+        try:
+            config, milliseconds = choice
+            taken = runtimes([milliseconds], _MILLISECOND)
+            yield Record(
+                kernel=word(entry.get("name"), 100),
+                sizes=flat_values(entry.get("sizes", {})),
+                config=flat_values(config if isinstance(config, Mapping) else {"choice": config}),
+                runtimes_ns=taken,
+                device=str(entry.get("device", ""))[:100],
+                failure="" if taken else "no runtime",
+            )
+        except BadRecordError as error:
+            skip(str(error))
+        except (TypeError, ValueError):
+            skip("a choice that is no pair of a configuration and a time")

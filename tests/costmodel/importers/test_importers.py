@@ -1,0 +1,326 @@
+"""Promises of the importers: every tool's log becomes kernels with the same numbers, and damage is one sentence."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+import resource
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tilewise.costmodel.dataset import load_dataset
+from tilewise.costmodel.importers import FORMATS, Description, import_logs, read_description
+from tilewise.costmodel.importers.stream import JsonWalker, Source
+from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
+
+SHARED = Path(__file__).parents[4] / "shared" / "data"
+
+
+def t4(configs=6, failures=2):
+    results = [
+        {
+            "configuration": {"block_size_x": 16 << i, "use_padding": i % 2, "variant": "ab"[i % 2]},
+            "times": {"runtimes": [1.0 + i, 1.0 + i, 9.0]},
+            "invalidity": "correct",
+            "correctness": 1,
+        }
+        for i in range(configs)
+    ]
+    broken = {"configuration": {"block_size_x": 7}, "times": {"runtimes": []}, "invalidity": "compile"}
+    return json.dumps({"metadata": {"timeunit": "milliseconds"}, "results": results + [broken] * min(failures, 1)})
+
+
+def cache():
+    entries = {
+        f"{x}": {"block": x, "time": x / 10, "times": [x / 10, x / 10], "compile_time": 3.0, "GFLOP/s": 5.0}
+        for x in (16, 32, 64)
+    }
+    entries["128"] = {"block": 128, "time": "CompilationFailedConfig", "times": []}
+    whole = {"device_name": "RTX", "kernel_name": "vadd", "problem_size": [1000, 20], "tune_params_keys": ["block"]}
+    return json.dumps(whole | {"cache": entries})
+
+
+def autotvm():
+    def line(tile, cost, error=0):
+        config = {"index": 1, "entity": [["tile_f", "sp", [-1, tile]], ["unroll", "ot", 512]]}
+        given = ["cuda -model=v100", "conv2d_nchw.cuda", [["TENSOR", [1, 64, 56, 56], "float32"]], {}]
+        return json.dumps({"input": given, "config": config, "result": [[cost], error, 1.0, 2.0], "version": 0.2})
+
+    return "\n".join([line(2, 1e-3), line(4, 2e-3), line(4, 2.2e-3), line(8, 1e9, 4)])
+
+
+def metaschedule():
+    def line(tile, seconds):
+        trace = [[["SamplePerfectTile", [], [4], ["x"]], ["EnterPostproc", [], [], []]], [[0, tile]]]
+        arguments = [["TENSOR", "float32", [128, 64]], ["TENSOR", "float32", [64, 32]]]
+        return json.dumps([0, [trace, [seconds], {"kind": "llvm", "mcpu": "skylake"}, arguments]])
+
+    return "\n".join([json.dumps(["123", "bW9kdWxl"]), line([4, 32], 1e-5), line([8, 16], 2e-5)])
+
+
+def autoheuristic():
+    head = {"shared_memory": 166912, "device_capa": [8, 0], "name": "mm", "numerical_features": ["m", "k", "n"]}
+    rows = [json.dumps(head), "m,k,n,mat1_dtype,choice,feedback"]
+    for m in (64, 128, 256, 512):
+        rows.append(f"{m},4096,1024,torch.float16,extern_mm,0.3")
+        for block in (16, 32, 64):
+            choice = f"type=triton_BLOCK-M={block}_BLOCK-K=32_BLOCK-N=64_numstages=3_numwarps=4"
+            rows.append(f"{m},4096,1024,torch.float16,{choice},{0.1 * block}")
+        rows.append(f"{m},4096,1024,torch.float16,type=triton_BLOCK-M=128_BLOCK-K=32_BLOCK-N=64_numwarps=8,inf")
+    return "\n".join(rows)
+
+
+def feedback():
+    choices = [[{"BLOCK_M": 64}, 0.5], [{"BLOCK_M": 128}, 0.25], [{"BLOCK_M": 256}, None]]
+    return json.dumps({"name": "bmm", "sizes": {"b": 2, "m": 64}, "device": "H100", "choices": choices})
+
+
+def triton():
+    config = {"kwargs": {"BLOCK_M": 64}, "num_warps": 4, "num_stages": 3, "pre_hook": None}
+    text = "BLOCK_M: 128, num_warps: 8, num_ctas: 1, num_stages: 2, maxnreg: None"
+    return json.dumps(
+        {"key": [512, 512, "torch.float16"], "configs_timings": [[config, [0.5, 0.4, 0.6]], [text, 0.25]]}
+    )
+
+
+def helion():
+    rows = ["run_id,timestamp_s,config_id,generation,status,perf_ms,compile_time_s,config"]
+    for number, (status, perf) in enumerate([("ok", "0.5"), ("ok", "0.25"), ("error", "")]):
+        config = f"\"Config(block_sizes=[{16 << number}, 32], num_warps=4, indexing='pointer')\""
+        rows.append(f"r1,0.1,c{number},0,started,,,{config}")
+        rows.append(f"r1,0.2,c{number},0,{status},{perf},1.0,{config}")
+    return "\n".join(rows)
+
+
+GOOD = {
+    "t4": ("kernel-tuner", t4(), 6),
+    "cache": ("kernel-tuner", cache(), 3),
+    "autotvm": ("autotvm", autotvm(), 2),
+    "metaschedule": ("metaschedule", metaschedule(), 2),
+    "autoheuristic": ("inductor", autoheuristic(), 16),
+    "feedback": ("inductor", feedback(), 2),
+    "triton": ("triton", triton(), 2),
+    "helion": ("helion", helion(), 2),
+}
+
+
+def imported(tmp_path, name, text=None, **options):
+    kind, good, _ = GOOD[name]
+    log = tmp_path / f"{name}.log"
+    log.write_text(good if text is None else text, encoding="utf-8")
+    return import_logs(kind, [log], tmp_path / "out", **options)
+
+
+def arrays(tmp_path):
+    files = sorted((tmp_path / "out").glob("*/*.npz"))
+    return [dict(np.load(file)) for file in files]
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_every_format_gives_kernels_that_load_as_a_collection(name, tmp_path):
+    report = imported(tmp_path, name, split="train")
+    assert report.configurations == GOOD[name][2]
+    dataset = load_dataset(str(tmp_path / "out"))
+    kernels = list(dataset.split("train"))
+    assert len(kernels) == report.kernels > 0
+    assert all(kernel.labelled for kernel in kernels)
+
+
+def test_a_runtime_is_the_median_of_the_repeats_in_nanoseconds(tmp_path):
+    imported(tmp_path, "t4")
+    (kernel,) = arrays(tmp_path)
+    assert sorted(kernel["config_runtime"]) == [1_000_000 * i for i in range(1, 7)]
+    assert set(kernel["config_repeats"]) == {3}
+
+
+def test_failures_are_kept_beside_what_ran(tmp_path):
+    report = imported(tmp_path, "t4")
+    (kernel,) = arrays(tmp_path)
+    assert report.failures == len(kernel["failed_config_feat"]) == 1
+    assert len(kernel["config_feat"]) == 6
+
+
+def test_words_become_numbers_that_the_schema_explains(tmp_path):
+    imported(tmp_path, "t4")
+    schema = json.loads((tmp_path / "out" / "schema.json").read_text())
+    (kernel,) = arrays(tmp_path)
+    column = schema["config_features"].index("variant")
+    words = ["", *schema["words"]["variant"]]
+    assert {words[int(value)] for value in kernel["config_feat"][:, column]} == {"a", "b"}
+
+
+def test_a_cache_that_is_still_being_written_is_read_as_far_as_it_goes(tmp_path):
+    report = imported(tmp_path, "cache", cache()[:-2] + ",")
+    assert (report.configurations, report.failures, report.devices) == (3, 1, ["RTX"])
+
+
+def test_repeated_lines_of_one_configuration_are_repeats(tmp_path):
+    imported(tmp_path, "autotvm")
+    (kernel,) = arrays(tmp_path)
+    assert sorted(kernel["config_runtime"]) == [1_000_000, 2_100_000]
+
+
+def test_the_library_is_the_default_of_an_inductor_product_and_blocks_are_bounds(tmp_path):
+    imported(tmp_path, "autoheuristic", split="train")
+    schema = json.loads((tmp_path / "out" / "schema.json").read_text())["config_features"]
+    for kernel in arrays(tmp_path):
+        assert set(kernel["config_runtime_normalizers"]) == {300_000}
+        assert set(kernel["config_feat"][:, schema.index("output_bounds_0")]) == {0, 16, 32, 64}
+        assert kernel["node_feat"].shape == (3, 140)
+    assert not [name for name in schema if name.startswith("BLOCK")]
+
+
+def test_one_shape_is_in_one_split_whatever_the_device(tmp_path):
+    logs = []
+    for device in ("A", "B"):
+        lines = [
+            json.dumps(
+                {"name": "mm", "sizes": {"m": m}, "device": device, "choices": [[{"b": 1}, 1.0], [{"b": 2}, 2.0]]}
+            )
+            for m in range(40)
+        ]
+        logs.append(tmp_path / f"{device}.jsonl")
+        logs[-1].write_text("\n".join(lines))
+    report = import_logs("inductor", logs, tmp_path / "out")
+    assert report.splits == {"train": 64, "valid": 8, "test": 8}
+    home = {}
+    for file in (tmp_path / "out").glob("*/*.npz"):
+        sizes = json.loads(np.load(file)["problem"].tobytes())["sizes"]
+        assert home.setdefault(json.dumps(sizes), file.parent.name) == file.parent.name
+
+
+def test_gzip_and_zip_are_read_as_they_are(tmp_path):
+    packed = tmp_path / "log.json.gz"
+    packed.write_bytes(gzip.compress(t4().encode()))
+    archive = tmp_path / "log.zip"
+    with zipfile.ZipFile(archive, "w") as zipped:
+        zipped.writestr("../../x.json", t4())
+    for number, file in enumerate((packed, archive)):
+        assert import_logs("kernel-tuner", [file], tmp_path / f"out{number}").configurations == 6
+    assert not (tmp_path.parent / "x.json").exists()
+
+
+def test_a_description_gives_a_graph_and_bounds(tmp_path):
+    described = tmp_path / "conv.json"
+    content = {
+        "operation": "convolution",
+        "loops": {"h": 512, "w": "block_size_x", "fh": 3},
+        "operands": [["h", "w"], ["fh"]],
+        "result": ["h", "w"],
+        "tile": {"w": ["block_size_x", "use_padding"]},
+    }
+    described.write_text(json.dumps(content))
+    imported(tmp_path, "t4", description=read_description(described))
+    (kernel,) = arrays(tmp_path)
+    assert len(kernel["node_opcode"]) == 3
+    assert kernel["config_feat"].shape[1] == 24 + 3  # parameters that share a loop keep columns of their own
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        "{}",
+        '{"loops": 1, "operands": [], "result": []}',
+        '{"loops": {}, "operands": [["x"]], "result": []}',
+        '{"loops": {"x": []}, "operands": [["x"]], "result": []}',
+        '{"loops": {"x": 1}, "operands": [["x"]], "result": ["x"], "dtype": 3}',
+    ],
+)
+def test_a_bad_description_is_one_sentence(content, tmp_path):
+    path = tmp_path / "d.json"
+    path.write_text(content)
+    with pytest.raises(FileFormatError, match=str(path)):
+        read_description(path)
+
+
+def test_nothing_appears_where_nothing_could_be_read(tmp_path):
+    with pytest.raises(FileFormatError, match="No kernel"):
+        imported(tmp_path, "autotvm", "{}\n[]\n3\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["autotvm.log"]
+
+
+def test_a_folder_that_is_there_is_left_alone(tmp_path):
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ConfigurationError, match="new folder"):
+        imported(tmp_path, "t4")
+
+
+def test_unknown_formats_are_named_with_those_there_are(tmp_path):
+    with pytest.raises(ConfigurationError, match="helion"):
+        import_logs("nothing", [tmp_path / "x"], tmp_path / "out")
+
+
+def test_json_is_walked_the_same_in_pieces_of_any_size(monkeypatch):
+    text = json.dumps({"é": [1.25, "ü" * 50, {"a": [None, True]}], "n": 12345, "results": list(range(300))})
+    for piece in (1, 2, 3, 7, 64):
+        monkeypatch.setattr("tilewise.costmodel.importers.stream._CHUNK", piece)
+        walker = JsonWalker(Source("x", io.BytesIO(text.encode())))
+        found = {
+            key: list(walker.elements()) if walker.next_char() == "[" else walker.value() for key in walker.members()
+        }
+        assert found == json.loads(text)
+
+
+def mutate(text, rng):
+    content = bytearray(text.encode())
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(content))
+        action = rng.randrange(5)
+        if action == 0:
+            content[at] = rng.randrange(256)
+        elif action == 1:
+            del content[at : at + rng.randint(1, 20)]
+        elif action == 2:
+            content[at:at] = rng.choice(
+                [b"[" * 5000, b"null", b"1e999", b"-1", b'"', b"\x00", b"9" * 400, b"\xff\xfe", b"{"]
+            )
+        elif action == 3:
+            content[at:at] = content[at // 2 : at]
+        else:
+            content = content[: at + 1]
+    return bytes(content)
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_damaged_logs_are_read_in_part_or_refused_in_a_sentence(name, tmp_path):
+    rng = random.Random(name)
+    kind, good, _ = GOOD[name]
+    for number in range(120):
+        log = tmp_path / f"{number}.json"
+        log.write_bytes(mutate(good, rng))
+        try:
+            import_logs(kind, [log], tmp_path / f"out{number}")
+        except TilewiseError as error:
+            assert "\n" not in str(error)
+
+
+def test_a_long_log_takes_little_memory(tmp_path):
+    log = tmp_path / "long.log"
+    line = autotvm().splitlines()[0]
+    with log.open("w") as stream:
+        for tile in range(40_000):
+            stream.write(
+                line.replace("[-1, 2]", f"[-1, {tile % 100}]").replace("64, 56, 56", f"64, 56, {tile % 7}") + "\n"
+            )
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    report = import_logs("autotvm", [log], tmp_path / "out")
+    assert report.timings == 40_000
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000  # KiB
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared sample data are not here")
+def test_kernel_tuner_files_of_six_gpus_are_read_whole(tmp_path):
+    files = sorted((SHARED / "t4").glob("convolution_A100*.gz"))
+    report = import_logs("kernel-tuner", files, tmp_path / "out", device="A100")
+    assert (report.configurations, report.failures) == (4201, 161)
+
+
+def test_the_formats_of_the_command_line_are_these():
+    assert set(FORMATS) == {"kernel-tuner", "autotvm", "metaschedule", "inductor", "triton", "helion"}
+    assert isinstance(FORMATS["inductor"].description, Description)
