@@ -180,7 +180,7 @@ def import_(
         typer.echo(f"{count:,} left out: {reason}.", err=True)
     listed = ", ".join(f"{count} {name}" for name, count in sorted(result.splits.items()))
     typer.echo(
-        f"{out} holds {result.kernels:,} kernels ({listed}) with {result.configurations:,} configurations, "
+        f"{out} holds {result.kernels:,} kernel{'s' * (result.kernels != 1)} ({listed}) with {result.configurations:,} configurations, "
         f"{result.timings:,} timings and {result.failures:,} failures."
     )
 

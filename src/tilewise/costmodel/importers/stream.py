@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from tilewise._files import open_input
-from tilewise.errors import FileFormatError
+from tilewise.errors import FileFormatError, TilewiseError
 
 MAX_FILE_BYTES = 1 << 40
 MAX_UNFOLDED_BYTES = 1 << 37
@@ -58,6 +58,8 @@ def open_sources(path: Path) -> Iterator[Source]:
                 yield from _members(stream, path)
             else:
                 yield Source(path.name, stream)
+    except TilewiseError:  # some are RuntimeErrors too
+        raise
     except _DAMAGE as error:
         raise FileFormatError(f"{path} is damaged ({type(error).__name__}).") from error
 
