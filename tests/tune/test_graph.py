@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tilewise.costmodel.schema import NODE_COLUMN, OPCODES
 from tilewise.costmodel.graph import GraphBuilder, KernelGraph, Node, Window
+from tilewise.costmodel.schema import NODE_COLUMN, OPCODES
 from tilewise.tune.operations import attention_graph, conv_graph, matmul_graph, norm_graph, softmax_graph
 from tilewise.tune.problem import Problem
 from tilewise.tune.programs import gpu_kernels

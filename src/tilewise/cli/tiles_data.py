@@ -179,8 +179,9 @@ def import_(
     for reason, count in result.skipped.items():
         typer.echo(f"{count:,} left out: {reason}.", err=True)
     listed = ", ".join(f"{count} {name}" for name, count in sorted(result.splits.items()))
+    plural = "s" if result.kernels != 1 else ""
     typer.echo(
-        f"{out} holds {result.kernels:,} kernel{'s' * (result.kernels != 1)} ({listed}) with {result.configurations:,} configurations, "
+        f"{out} holds {result.kernels:,} kernel{plural} ({listed}) with {result.configurations:,} configurations, "
         f"{result.timings:,} timings and {result.failures:,} failures."
     )
 
