@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import tilewise as tw
+from tilewise import gradcheck
 from tilewise.errors import GradientError, ShapeError, TilewiseError
-from tilewise.gradcheck import gradcheck
 
 
 def leaf(*values: float) -> tw.Tensor:

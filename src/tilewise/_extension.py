@@ -21,7 +21,7 @@ def _load() -> ModuleType | None:
     if os.environ.get("TILEWISE_NATIVE", "1") == "0":
         return None
     try:
-        from tilewise import _native  # type: ignore[attr-defined]
+        from tilewise import _native
     except ImportError:
         warnings.warn(
             "tilewise's compiled kernels are not installed, so the slower NumPy paths are used; "

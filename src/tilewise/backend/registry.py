@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from tilewise import _events
 from tilewise._events import recorders
 from tilewise._extension import native
+from tilewise._tuned import kept_chooser
 from tilewise.errors import ConfigurationError
 
 Suits = Callable[..., str | None]
@@ -244,19 +245,13 @@ class _Active:
     """The backend in force, made at first use (when every implementation module has been imported)."""
 
     backend: OptimizedBackend | None = None
-    chooser: Callable[[], TileChooser | None] | None = None
 
 
 def current_backend() -> OptimizedBackend:
     """The backend that the framework's operations go through."""
     if _Active.backend is None:
-        _Active.backend = OptimizedBackend(tile_chooser=_Active.chooser() if _Active.chooser is not None else None)
+        _Active.backend = OptimizedBackend(tile_chooser=kept_chooser())
     return _Active.backend
-
-
-def start_with(chooser: Callable[[], TileChooser | None]) -> None:
-    """Where the backend in force gets its tile chooser from, if it is asked for one, when it is made."""
-    _Active.chooser = chooser
 
 
 @contextmanager

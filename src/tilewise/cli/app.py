@@ -1,38 +1,39 @@
 """The `tilewise` command: one Typer application, one module per command.
 
-A command's module is imported only when it is run, so `tilewise --help` stays quick. What was typed wrong and what a
-TilewiseError says is one sentence on stderr and exit code 2; nothing else is caught.
+A command imports its work only when it is run, so `tilewise --help` stays quick. What was typed wrong, what a
+TilewiseError says, and what the system refuses (a file, memory) is one sentence on stderr and exit code 2; nothing else
+is caught.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import warnings
 from typing import Any
 
 import typer
 
 from tilewise.errors import TilewiseError
 
+_HELP: dict[str, Any] = {"help_option_names": ["--help", "-h"]}
 app = typer.Typer(
     name="tilewise",
     help="Measure tensor programs, learn which tile is fastest, and make a small tensor framework fast for real.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
+    context_settings=_HELP,
 )
 
 
 def main() -> None:
     """Entry point of the console script."""
-    from tilewise.cli import commands
-
-    commands.register(app)
     if not sys.stdout.isatty():
         os.environ.setdefault("COLUMNS", "120")  # a log has no width, and tables need some
-    command = typer.main.get_command(app)
-    _flags_take_no_value(command)
+    warnings.formatwarning = _one_line
     try:
+        command = command_line()
         code = command.main(prog_name="tilewise", standalone_mode=False)
         sys.stdout.flush()
     except TilewiseError as error:
@@ -42,6 +43,10 @@ def main() -> None:
     except BrokenPipeError:  # `tilewise ... | head`: whoever read has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        _leave(_refused(error), 2)
+    except MemoryError:
+        _leave("this needs more memory than the machine has to give; try smaller sizes.", 2)
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
@@ -49,11 +54,32 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def command_line() -> Any:
+    """The whole tree of commands, ready to run."""
+    from tilewise.cli import commands
+
+    if not app.registered_commands:
+        commands.register(app)
+    command = typer.main.get_command(app)
+    _flags_take_no_value(command)
+    return command
+
+
+def _one_line(message: Warning | str, *_: Any, **__: Any) -> str:
+    """A warning as a reader wants it: what it says, not where in the code it was raised."""
+    return f"tilewise: {message}\n"
+
+
+def _refused(error: OSError) -> str:
+    what = error.strerror or str(error)
+    return f"{error.filename}: {what}." if error.filename else f"the system refused: {what}."
+
+
 def _flags_take_no_value(command: Any) -> None:
     """Help names the type of what follows an option; nothing follows a flag."""
     for child in getattr(command, "commands", {}).values():
         _flags_take_no_value(child)
-    help_option = command.get_help_option(typer.Context(command))
+    help_option = command.get_help_option(typer.Context(command, **_HELP))
     command.get_help_option = lambda _: help_option
     for parameter in [*command.params, help_option]:
         if getattr(parameter, "is_flag", False) and hasattr(parameter, "display_type_rich"):

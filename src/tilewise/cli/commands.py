@@ -10,6 +10,7 @@ def register(app: typer.Typer) -> None:
     from tilewise.cli.check import check
     from tilewise.cli.collect import collect
     from tilewise.cli.compete import compete
+    from tilewise.cli.every import prepare_all
     from tilewise.cli.fit import fit
     from tilewise.cli.generate import generate, kv
     from tilewise.cli.ladder import ladder
@@ -17,7 +18,6 @@ def register(app: typer.Typer) -> None:
     from tilewise.cli.profile import profile
     from tilewise.cli.prune import prune
     from tilewise.cli.quantize import quantize
-    from tilewise.cli.quiet import add_quiet
     from tilewise.cli.replay import replay
     from tilewise.cli.tiles import tiles
     from tilewise.cli.tour import tour
@@ -35,4 +35,4 @@ def register(app: typer.Typer) -> None:
     app.add_typer(tiles, name="tiles", rich_help_panel="Learn tiles")
     app.add_typer(collect, name="collect", rich_help_panel="Learn tiles")
     app.add_typer(compete, name="compete", rich_help_panel="Compete")
-    add_quiet(app)
+    prepare_all(app)

@@ -6,11 +6,14 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewise.fit import Epoch, FitResult, Progress
+from tilewise.cli.every import check_output
+
+if TYPE_CHECKING:
+    from tilewise.fit import FitResult
 
 
 def fit(
@@ -40,6 +43,7 @@ def fit(
     Example: tilewise fit cnn --seed 1 --out out/cnn
     """
     from tilewise import set_num_threads
+    from tilewise.cli.fit_progress import Bar, Lines
     from tilewise.fit import fit as run_fit
     from tilewise.fit import recipe_for
 
@@ -47,7 +51,8 @@ def fit(
         set_num_threads(threads)
     recipe = recipe_for(model, data, epochs, seed, lr)
     folder = out or Path("out") / f"fit-{model}"
-    watcher = _Bar() if sys.stderr.isatty() else _Lines()
+    check_output(folder, folder=True)
+    watcher = Bar() if sys.stderr.isatty() else Lines()
     result = run_fit(recipe, folder, checkpoint_every, fresh, watcher)
     print(_as_json(result) if as_json else _as_text(result))
     if not result.finished:
@@ -67,39 +72,3 @@ def _as_text(result: FitResult) -> str:
     return (
         f"{scores} with the weights of epoch {result.best_epoch} of {result.epochs}{why}; saved as {result.model_path}"
     )
-
-
-def _line(epoch: Epoch) -> str:
-    mark = " *" if epoch.best else ""
-    return f"epoch {epoch.epoch}: training loss {epoch.train_loss:.4f}, validation {epoch.score:.4f}{mark}"
-
-
-class _Lines(Progress):
-    """For a log: a line per epoch."""
-
-    def epoch(self, epoch: Epoch) -> None:
-        print(_line(epoch), file=sys.stderr, flush=True)
-
-
-class _Bar(Progress):
-    """For a terminal: a bar over all steps, with the epochs above it."""
-
-    def start(self, epochs: int, steps_per_epoch: int, done: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as RichProgress
-
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self.bar = RichProgress(*columns, console=Console(stderr=True), transient=True)
-        self.task = self.bar.add_task("training", total=epochs * steps_per_epoch, completed=done)
-        self.bar.start()
-
-    def step(self, step: int, loss: float) -> None:
-        self.bar.update(self.task, completed=step, description=f"loss {loss:.3f}")
-
-    def epoch(self, epoch: Epoch) -> None:
-        self.bar.console.print(_line(epoch), highlight=False)
-
-    def finish(self) -> None:
-        if hasattr(self, "bar"):
-            self.bar.stop()

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def ladder(
-    size: Annotated[int, typer.Option(min=1, help="Side of the square matrices.")] = 512,
-    python_size: Annotated[int, typer.Option(min=1, help="Side for the Python loops, which are slow.")] = 128,
+    size: Annotated[int, typer.Option(min=1, max=8192, help="Side of the square matrices.")] = 512,
+    python_size: Annotated[int, typer.Option(min=1, max=1024, help="Side for the Python loops, which are slow.")] = 128,
     seconds: Annotated[float, typer.Option(help="Time to spend on each rung.")] = 0.5,
     out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("out/ladder.png"),
     seed: Annotated[int, typer.Option(help="Decides the matrices.")] = 0,

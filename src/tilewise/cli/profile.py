@@ -54,6 +54,7 @@ def profile(
             from tilewise.profile.targets import model_target
 
             assert model is not None
+            _check_batch(model, batch, backward, tokens, seed)
             profiler, extra = _profile_model(model_target(model, batch, backward, tokens, seed), repeat)
     _print(profiler, extra, as_json)
     written = [profiler.export_html(html, f"tilewise profile: {model or script}")] if html else []
@@ -62,6 +63,18 @@ def profile(
         typer.echo(f"Wrote {path}.", err=as_json)
     if extra.get("exit_code"):
         raise typer.Exit(extra["exit_code"])
+
+
+def _check_batch(model: str, batch: int, backward: bool, tokens: int, seed: int) -> None:
+    """A large batch is refused where one input's memory, times the batch, is more than there is."""
+    from tilewise.cli.every import check_memory
+    from tilewise.profile import MemoryProfiler
+    from tilewise.profile.targets import model_target
+
+    if batch <= 1024:
+        return
+    one = MemoryProfiler(leak_seconds=0.0).profile(model_target(model, 1, backward, tokens, seed).call)
+    check_memory(batch * one.peak_bytes, f"--batch {batch}")
 
 
 def _profile_model(target: Target, repeat: int) -> tuple[ProfilerContext, dict[str, Any]]:

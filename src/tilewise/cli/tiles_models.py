@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Collection = Annotated[
     str, typer.Argument(help="A folder with train, valid and test, or an embedded collection's name.")
 ]
-CacheDir = Annotated[Path | None, typer.Option(help="Where converted data is kept.")]
+CacheDir = Annotated[Path | None, typer.Option(help="Folder for the converted data; default: the cache.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Limit = Annotated[int | None, typer.Option(help="Read only the first so many kernels of each split.", min=1)]
 

@@ -366,6 +366,8 @@ def _first(split: Split, settings: TrainSettings) -> Any:
 
 
 def _device(name: str) -> str:
+    if name != "auto" and name.partition(":")[0] not in ("cpu", "cuda"):
+        raise ConfigurationError(f"device is cpu, cuda or auto, not {name!r}")
     try:
         import torch
     except ImportError as error:

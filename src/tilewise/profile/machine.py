@@ -173,7 +173,7 @@ def _from_dict(data: dict[str, Any]) -> Machine:
 def measure_machine(sizes: list[int] | None = None, seconds: float = 0.02) -> Machine:
     """Run the probes; `seconds` is the length of one of the five tries whose best is kept."""
     counts = sorted({1, *(n for n in (2, 4, 8, 16, 32, 64, 128) if n < real_cores()), real_cores()})
-    sizes = sizes or [s for s in _SIZES if s <= _memory_bytes() // 16]
+    sizes = sizes or [s for s in _SIZES if s <= memory_bytes() // 16]
     if native is None:
         peaks = [Peak("numpy", _library_threads(), _numpy_peak(seconds))]
         bandwidths = [_numpy_bandwidth(size, seconds) for size in sizes]
@@ -286,7 +286,8 @@ def _numpy_bandwidth(size: int, seconds: float) -> Bandwidth:
     return Bandwidth(size, 1, _best_rate(read, seconds), _best_rate(copy, seconds))
 
 
-def _memory_bytes() -> int:
+def memory_bytes() -> int:
+    """The memory of this machine; 4 GiB where it does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):

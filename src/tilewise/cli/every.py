@@ -1,0 +1,129 @@
+"""What every command gets in one place: `--quiet`, and arguments checked before any work begins.
+
+Numbers are finite, not negative and not absurd; what is to be written can be written. An option named as in OUTPUTS is
+a file to be written, or a folder where its help starts with that word; so a new command is checked like the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tilewise.errors import ConfigurationError, UnavailableError
+
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors, and the JSON where it is asked for.")]
+LARGEST = 2**31 - 1
+OUTPUTS = frozenset({"out", "plot", "html", "trace", "cache", "cache_dir"})
+
+
+def prepare_all(app: typer.Typer) -> None:
+    """Prepare every command of an application, and of the groups in it."""
+    for command in app.registered_commands:
+        if command.callback is not None and not hasattr(command.callback, "is_prepared"):
+            command.callback = prepared(command.callback)
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            prepare_all(group.typer_instance)
+
+
+def prepared(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with its arguments checked, and with one more option."""
+    signature = inspect.signature(command, eval_str=True)
+
+    @functools.wraps(command)
+    def run(*args: Any, quiet: bool = False, **options: Any) -> Any:
+        check_arguments(signature, options)
+        if not quiet:
+            return command(*args, **options)
+        with contextlib.ExitStack() as stack:
+            nowhere = stack.enter_context(open(os.devnull, "w"))  # noqa: PTH123 - a device, not a path
+            stack.enter_context(contextlib.redirect_stderr(nowhere))
+            if not options.get("as_json"):
+                stack.enter_context(contextlib.redirect_stdout(nowhere))
+            return command(*args, **options)
+
+    option = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
+    parameters = [*signature.parameters.values(), option]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}  # evaluated once
+    run.is_prepared = True  # type: ignore[attr-defined]
+    return run
+
+
+def check_arguments(signature: inspect.Signature, options: Mapping[str, Any]) -> None:
+    """Raise one sentence about the first argument that cannot be meant."""
+    for name, value in options.items():
+        declared = _declared(signature.parameters.get(name))
+        label = _label(name, declared)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            _check_number(label, value)
+        elif isinstance(value, Path) and name in OUTPUTS:
+            check_output(value, label, folder=str(getattr(declared, "help", "")).startswith("Folder"))
+
+
+def _declared(parameter: inspect.Parameter | None) -> Any:
+    """Typer's description of a parameter, from its annotation."""
+    notes = getattr(parameter.annotation, "__metadata__", ()) if parameter is not None else ()
+    return next((note for note in notes if hasattr(note, "param_decls")), None)
+
+
+def _label(name: str, declared: Any) -> str:
+    if isinstance(declared, typer.models.ArgumentInfo):
+        return name.upper()
+    given = [text for text in getattr(declared, "param_decls", None) or () if text.startswith("--")]
+    return given[0].split("/")[0] if given else f"--{name.replace('_', '-')}"
+
+
+def _check_number(label: str, value: float) -> None:
+    if not math.isfinite(value):
+        raise ConfigurationError(f"{label} must be a finite number, not {value}")
+    if value < 0:
+        raise ConfigurationError(f"{label} must not be negative, but is {value}")
+    if value > LARGEST:
+        raise ConfigurationError(f"{label} {value} is too large: the largest number a command takes is {LARGEST}")
+
+
+def check_output(path: Path, label: str = "the output", folder: bool = False) -> None:
+    """Raise one sentence unless `path` is, or could be made, a file (or a folder) that this user can write."""
+    path = path.expanduser()
+    try:
+        if path.is_dir() and not folder:
+            raise UnavailableError(f"{label} {path} is a folder; name a file in it")
+        if folder and path.exists() and not path.is_dir():
+            raise UnavailableError(f"{label} {path} is a file; name a folder")
+        place = path if path.exists() else _nearest(path)
+    except OSError as error:  # a name too long, a loop of links
+        raise UnavailableError(f"{label} {path} cannot be written ({error.strerror or error})") from None
+    if path != place and not place.is_dir():
+        raise UnavailableError(f"{label} {path} cannot be written: {place} is a file, not a folder")
+    if not os.access(place, os.W_OK | (os.X_OK if place.is_dir() else 0)) or _is_virtual(place):
+        raise UnavailableError(f"{label} {path} cannot be written: no permission to write in {place}")
+
+
+def check_memory(needed: float, what: str) -> None:
+    """Raise one sentence where this many bytes are more than the machine has."""
+    from tilewise.profile.machine import memory_bytes
+
+    if needed > memory_bytes():
+        has = memory_bytes() / 2**30
+        raise ConfigurationError(
+            f"{what} would take {needed / 2**30:,.0f} GiB of memory, and this machine has {has:,.0f}"
+        )
+
+
+def _nearest(path: Path) -> Path:
+    """The closest folder above a path that exists."""
+    return next(parent for parent in path.absolute().parents if parent.exists())
+
+
+def _is_virtual(place: Path) -> bool:
+    """Whether this is in /proc or /sys, where even root, whom no permission stops, makes no files."""
+    return place.absolute().parts[1:2] in (("proc",), ("sys",))
