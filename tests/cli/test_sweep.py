@@ -1,7 +1,7 @@
 """Every command with every option and every kind of bad value: one sentence, exit code 2, never a traceback.
 
-The commands, their options and a command line that works are taken from the command line itself (each command's help ends
-with an example), so a new command is swept without being named here.
+The commands, their options and a command line that works are taken from the command line itself (each command's help
+ends with an example), so a new command is swept without being named here.
 """
 
 from __future__ import annotations
