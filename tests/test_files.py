@@ -147,3 +147,8 @@ def test_threads_may_open_while_others_are_refused(tmp_path):
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_a_device_is_called_one():
+    with pytest.raises(FileFormatError, match="is a device, not a file"):
+        open_input("/dev/zero", LIMIT)

@@ -86,6 +86,8 @@ def open_input(path: str | os.PathLike[str], limit: int) -> IO[bytes]:
         descriptor = os.open(
             path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
         )
+    except FileFormatError:  # a ValueError too
+        raise
     except FileNotFoundError:
         raise MissingFileError(f"{path} does not exist.") from None
     except OSError as error:
