@@ -18,7 +18,7 @@ import tilewise
 from benchmarks import onnx_models, torch_models
 from benchmarks.harness import Row, Run, compare, write_results
 from tilewise import Tensor, models, no_grad, optim
-from tilewise.nn import Conv2d, ReLU, Sequential
+from tilewise.nn import Conv2d, MaxPool2d, ReLU, Sequential
 from tilewise.nn import functional as F
 
 # name, input channels, filters, image side, kernel, stride
@@ -107,6 +107,33 @@ def layer(shape: tuple[str, int, int, int, int, int], batch: int, threads: int, 
         return compare(f"{name}, batch {batch}", threads, runs, budget_s)
 
 
+def resnet18_convolutions() -> Sequential:
+    """ResNet-18's convolutions one after the other, without its shortcuts: 11 million weights, most in small images."""
+    layers: list[Any] = [Conv2d(3, 64, 7, 2, 3, rng=0), ReLU(), MaxPool2d(2)]
+    for channels, filters, strides in ((64, 64, (1,) * 4), (64, 128, (2, 1, 1, 1)), (128, 256, (2, 1, 1, 1))):
+        for i, stride in enumerate(strides):
+            layers += [Conv2d(filters if i else channels, filters, 3, stride, 1, rng=i), ReLU()]
+    for i, stride in enumerate((2, 1, 1, 1)):
+        layers += [Conv2d(512 if i else 256, 512, 3, stride, 1, rng=i), ReLU()]
+    return Sequential(*layers)
+
+
+def deep(side: int, batch: int, threads: int, budget_s: float) -> Row:
+    """What a network does whose filters exceed every cache: weights come from memory, layer after layer."""
+    model = resnet18_convolutions()
+    x = np.random.default_rng(0).standard_normal((batch, 3, side, side)).astype(np.float32)
+    session, ours = onnx_models.session(model, x.shape, threads), Tensor(x)
+    peer, tx = torch_models.of_layers(model), torch.from_numpy(x)
+    with no_grad(), torch.inference_mode():
+        check_same("resnet18", model(ours), [peer(tx), session.run(None, {"x": x})[0]])
+        runs: dict[str, Run] = {
+            "tilewise": lambda: model(ours),
+            "torch": lambda: peer(tx),
+            "onnxruntime": lambda: session.run(None, {"x": x}),
+        }
+        return compare(f"resnet18 convolutions at {side}, batch {batch}", threads, runs, budget_s)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
@@ -120,6 +147,7 @@ def main() -> None:
         tilewise.set_num_threads(threads)
         for name, batch in (("vgg6", 32), ("resnet8", 1), ("resnet8", 32)):
             rows.append(forward(name, batch, threads, options.budget))
+        rows.append(deep(224, 1, threads, options.budget))
         rows += [training(name, 32, threads, options.budget) for name in ("vgg6", "resnet8")]
         if options.layers:
             rows += [layer(shape, batch, threads, options.budget / 4) for batch in (1, 8) for shape in LAYERS]

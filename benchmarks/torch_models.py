@@ -47,6 +47,19 @@ def vgg6(classes: int = 10) -> nn.Module:
     return nn.Sequential(*layers, GlobalAvgPool(), nn.Linear(channels, classes))
 
 
+def of_layers(model: Any) -> nn.Module:
+    """A stack of tilewise's convolutions, ReLUs and max pools, with the same weights."""
+    layers: list[nn.Module] = []
+    for layer in model:
+        if hasattr(layer, "weight"):
+            outputs, inputs = layer.weight.shape[:2]
+            layers.append(nn.Conv2d(inputs, outputs, layer.kernel_size, layer.stride, layer.padding))
+            layers[-1].load_state_dict({k: torch.from_numpy(v.data) for k, v in layer.state_dict().items()})
+        else:
+            layers.append(nn.MaxPool2d(2) if type(layer).__name__ == "MaxPool2d" else nn.ReLU())
+    return nn.Sequential(*layers)
+
+
 class ResidualBlock(nn.Module):
     def __init__(self, channels: int, filters: int, stride: int) -> None:
         super().__init__()

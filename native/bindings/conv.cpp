@@ -321,6 +321,9 @@ void bind_conv(nb::module_& m) {
   if (PyModule_AddFunctions(m.ptr(), entries) < 0) throw nb::python_error();
   m.def("clear_weight_cache", clear_weight_cache);
   m.def("weight_cache_bytes", weight_cache_bytes);
+  m.def("weight_cache_limit", weight_cache_limit);
+  m.def("set_weight_cache_limit", set_weight_cache_limit, nb::arg("bytes"));
+  m.def("winograd_transforms", winograd_transforms);
   m.def("array_pool_bytes", array_pool_bytes);
   m.def("set_least_pooled", set_least_pooled, nb::arg("bytes"));
   m.def("clear_array_pool", clear_array_pool);

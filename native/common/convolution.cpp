@@ -1,6 +1,7 @@
 #include "common/convolution.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -72,12 +73,9 @@ WeightKey key_of(const ConvShape& s, const float* w, ConvAlgorithm algorithm) {
   return {w, {s.o, s.c, s.kh, s.kw, s.groups, kind, 0, 0}};
 }
 
-// The packed form of these weights: the one kept, or a new one that is kept from now on.
+// A new packed form of these weights, kept from now on if there is room.
 template <class Kernels>
-std::shared_ptr<const PackedWeights> kept_weights(const Kernels& kernels, const ConvShape& s, const float* w,
-                                                  ConvAlgorithm algorithm) {
-  const WeightKey key = key_of(s, w, algorithm);
-  if (auto found = find_weights(key, weight_count(s))) return found;
+std::shared_ptr<const PackedWeights> made_weights(const Kernels& kernels, const ConvShape& s, const WeightKey& key) {
   auto made = new_weights(key, weight_count(s), kernels.packed_floats(s));
   const WeightView view = plain_view(s, made->raw.data());
   if constexpr (std::is_same_v<decltype(kernels.pack(s, view, nullptr)), bool>) {
@@ -89,13 +87,25 @@ std::shared_ptr<const PackedWeights> kept_weights(const Kernels& kernels, const 
   return made;
 }
 
+std::atomic<int64_t> transforms{0};
+
+// The transformed filters if they are kept, or can be from now on; else null. To transform them at every call would cost
+// more than the shorter product saves.
+std::shared_ptr<const PackedWeights> kept_transformed(const WinogradKernels& kernels, const ConvShape& s, const float* w) {
+  const WeightKey key = key_of(s, w, ConvAlgorithm::winograd);
+  if (auto found = find_weights(key, weight_count(s))) return found;
+  if (!weights_fit(key, weight_count(s), kernels.packed_floats(s), true)) return nullptr;
+  ++transforms;
+  return made_weights(kernels, s, key);
+}
+
 bool forward_winograd(const ConvShape& s, const float* x, const float* w, bool keep, const ConvEpilogue& e,
                       const ConvConfig& config, float* y) {
   const WinogradKernels& kernels = active_winograd();
   const ConvTile tile = tile_of(s, config, ConvAlgorithm::winograd);
   if (keep) {
-    const auto weights = kept_weights(kernels, s, w, ConvAlgorithm::winograd);
-    return weights->usable && kernels.forward(s, x, weights->packed.data(), e, tile, y);
+    const auto weights = kept_transformed(kernels, s, w);
+    return weights && weights->usable && kernels.forward(s, x, weights->packed.data(), e, tile, y);
   }
   CallWeights packed(kernels.packed_floats(s));
   return kernels.pack(s, plain_view(s, w), packed.data()) && kernels.forward(s, x, packed.data(), e, tile, y);
@@ -105,8 +115,12 @@ void forward_direct(const ConvShape& s, const float* x, const float* w, bool kee
                     const ConvConfig& config, float* y) {
   const DirectKernels& kernels = active_conv_direct();
   const ConvTile tile = tile_of(s, config, ConvAlgorithm::direct);
-  if (keep) {
-    const auto weights = kept_weights(kernels, s, w, ConvAlgorithm::direct);
+  const WeightKey key = key_of(s, w, ConvAlgorithm::direct);
+  std::shared_ptr<const PackedWeights> weights = keep ? find_weights(key, weight_count(s)) : nullptr;
+  if (keep && !weights && weights_fit(key, weight_count(s), kernels.packed_floats(s), false)) {
+    weights = made_weights(kernels, s, key);
+  }
+  if (weights) {
     check(kernels.forward(s, x, weights->packed.data(), e, tile, whole_output(s), y));
     return;
   }
@@ -163,7 +177,8 @@ const float* cropped(ConvShape* s, const float* x, Buffer<float>* memory) {
   return memory->data();
 }
 
-// A block may take this many times L2: transformed tiles are read and written in long runs, which L3 keeps up with.
+// A tuned block may take this many times L2: transformed tiles are read and written in long runs, which L3 keeps up with
+// (benchmarks/conv.py --layers, "3x3 64-64 at 56").
 constexpr int64_t kCacheShare = 2;
 constexpr int64_t kMostBlock = int64_t{1} << 24;
 
@@ -208,14 +223,18 @@ void grad_input_phase(const ConvShape& s, const float* gy, const float* w, const
 
 }  // namespace
 
+int64_t winograd_transforms() { return transforms.load(); }
+
 bool winograd_applies(const ConvShape& s) { return s.kh == 3 && s.kw == 3 && s.sh == 1 && s.sw == 1; }
 
 // Counts vector instructions: direct multiplies nine times a pixel; Winograd 36 times a tile of sixteen, and pays for the
-// transforms (loads, stores and about 150 additions a vector each way).
+// transforms (loads, stores and about 150 additions a vector each way). Fixed by benchmarks/conv.py --layers, "3x3 16-16 at
+// 32" and "3x3 64-64 at 8", on AVX2 and AVX-512.
 ConvAlgorithm choose_algorithm(const ConvShape& s) {
-  constexpr int64_t kLanes = 16, kInputTransform = 220, kOutputTransform = 200;
+  constexpr int64_t kInputTransform = 220, kOutputTransform = 200;
   if (!winograd_applies(s)) return ConvAlgorithm::direct;
-  const int64_t c = s.group_c(), c_vectors = ceil_div(c, kLanes), o_vectors = ceil_div(s.group_o(), kLanes);
+  const int64_t lanes = active_conv_direct().limits.lanes;
+  const int64_t c = s.group_c(), c_vectors = ceil_div(c, lanes), o_vectors = ceil_div(s.group_o(), lanes);
   const int64_t tiles = ceil_div(s.oh, 4) * ceil_div(s.ow, 4);
   const int64_t direct = s.oh * s.ow * 9 * c * o_vectors;
   const int64_t winograd = tiles * (36 * c * o_vectors + kInputTransform * c_vectors + kOutputTransform * o_vectors);

@@ -19,6 +19,9 @@ struct ConvConfig {
 bool winograd_applies(const ConvShape& s);
 ConvAlgorithm choose_algorithm(const ConvShape& s);
 
+// How often filters that may be used again were transformed since the start: once for each, unless they change.
+int64_t winograd_transforms();
+
 // The configuration with every zero replaced by what is used for it.
 ConvConfig resolved(const ConvShape& s, const ConvConfig& config);
 

@@ -1,5 +1,8 @@
 #include "common/weight_cache.h"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <mutex>
@@ -8,8 +11,15 @@
 namespace tw {
 namespace {
 
-constexpr int64_t kMaxBytes = int64_t{96} << 20;
-constexpr std::size_t kMaxEntries = 512;
+constexpr std::size_t kMaxEntries = 4096;
+constexpr uint64_t kIdle = 1024;  // look-ups without a use: more than a network has layers
+
+// The 3x3 filters of ResNet-18, transformed, take 200 MB (benchmarks/conv.py, "resnet18").
+int64_t default_limit() {
+  const int64_t pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+  const int64_t memory = pages > 0 && page > 0 ? pages * page : 0;
+  return std::clamp<int64_t>(memory / 16, int64_t{96} << 20, int64_t{1} << 30);
+}
 
 struct Hash {
   std::size_t operator()(const WeightKey& key) const {
@@ -30,13 +40,14 @@ struct Cache {
   std::mutex mutex;
   std::unordered_map<WeightKey, Slot, Hash> slots;
   uint64_t clock = 0;
-  int64_t bytes = 0;
+  int64_t bytes = 0, limit = default_limit();
 
   std::shared_ptr<PackedWeights> find(const WeightKey& key) {
     std::lock_guard<std::mutex> lock(mutex);
+    ++clock;
     auto it = slots.find(key);
     if (it == slots.end()) return nullptr;
-    it->second.used = ++clock;
+    it->second.used = clock;
     return it->second.weights;
   }
 
@@ -53,23 +64,33 @@ struct Cache {
     return weights;
   }
 
-  void put(const WeightKey& key, const std::shared_ptr<PackedWeights>& weights) {
-    const int64_t size = bytes_of(*weights);
-    if (size > kMaxBytes / 2) return;
-    std::lock_guard<std::mutex> lock(mutex);
-    if (slots.find(key) != slots.end()) return;  // another thread was faster
-    while (!slots.empty() && (bytes + size > kMaxBytes || slots.size() >= kMaxEntries)) evict_oldest();
-    slots[key] = Slot{weights, ++clock};
-    bytes += size;
+  // Room for `size` bytes more without passing `most`; idle entries go where they must.
+  bool make_room(int64_t size, int64_t most) {
+    const auto full = [&] { return bytes + size > most || slots.size() >= kMaxEntries; };
+    if (!full()) return true;
+    for (auto it = slots.begin(); it != slots.end();) {
+      if (clock - it->second.used <= kIdle) {
+        ++it;
+        continue;
+      }
+      bytes -= bytes_of(*it->second.weights);
+      it = slots.erase(it);
+    }
+    return !full();
   }
 
-  void evict_oldest() {
-    auto oldest = slots.begin();
-    for (auto it = slots.begin(); it != slots.end(); ++it) {
-      if (it->second.used < oldest->second.used) oldest = it;
-    }
-    bytes -= bytes_of(*oldest->second.weights);
-    slots.erase(oldest);
+  bool fits(const WeightKey& key, int64_t size, int64_t most) {
+    std::lock_guard<std::mutex> lock(mutex);
+    const auto it = slots.find(key);  // its room will be handed over
+    return make_room(it == slots.end() ? size : size - bytes_of(*it->second.weights), most);
+  }
+
+  void put(const WeightKey& key, const std::shared_ptr<PackedWeights>& weights) {
+    const int64_t size = bytes_of(*weights);
+    std::lock_guard<std::mutex> lock(mutex);
+    if (slots.find(key) != slots.end() || !make_room(size, limit)) return;  // another thread was faster, or no room
+    slots[key] = Slot{weights, clock};
+    bytes += size;
   }
 };
 
@@ -89,6 +110,11 @@ std::shared_ptr<const PackedWeights> find_weights(const WeightKey& key, int64_t 
   if (!found || static_cast<int64_t>(found->raw.size()) != count) return nullptr;
   const bool same = std::memcmp(found->raw.data(), key.data, static_cast<std::size_t>(count) * sizeof(float)) == 0;
   return same ? found : nullptr;
+}
+
+bool weights_fit(const WeightKey& key, int64_t count, int64_t packed_count, bool has_alternative) {
+  const int64_t limit = weight_cache_limit(), size = (count + packed_count) * static_cast<int64_t>(sizeof(float));
+  return cache().fits(key, size, has_alternative ? limit - limit / 4 : limit);
 }
 
 std::shared_ptr<PackedWeights> new_weights(const WeightKey& key, int64_t count, int64_t packed_count) {
@@ -114,6 +140,16 @@ void clear_weight_cache() {
 int64_t weight_cache_bytes() {
   std::lock_guard<std::mutex> lock(cache().mutex);
   return cache().bytes;
+}
+
+int64_t weight_cache_limit() {
+  std::lock_guard<std::mutex> lock(cache().mutex);
+  return cache().limit;
+}
+
+void set_weight_cache_limit(int64_t bytes) {
+  std::lock_guard<std::mutex> lock(cache().mutex);
+  cache().limit = bytes > 0 ? bytes : default_limit();
 }
 
 }  // namespace tw

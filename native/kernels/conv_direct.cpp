@@ -57,11 +57,13 @@ void pack(const ConvShape& s, const WeightView& w, float* packed) {
 
 int64_t rows_of_band(const ConvShape& s, const ConvTile& tile) { return smaller(s.oh, larger(1, tile.block / s.ow)); }
 
-// In vector multiplications: below this a second thread costs more than it saves (a few microseconds).
+// In vector multiplications: below this a second thread costs more than it saves (a few microseconds; benchmarks/conv.py
+// --layers --threads 2, "1x1 16-32 at 32 stride 2, batch 1").
 constexpr int64_t kWorthThreads = 8192;
 
 // About 640 pixels: fewer rows are prepared twice than with small bands, and a panel's products stay in L2. Where that
-// leaves threads idle the bands become lower, then tasks share the output channels.
+// leaves threads idle the bands become lower, then tasks share the output channels. (benchmarks/conv.py --layers, "1x1
+// 64-256 at 28" and "5x5 32-64 at 28".)
 ConvTile default_tile(const ConvShape& s, int64_t threads) {
   const int64_t images = s.n * s.groups, panels = ceil_div(ceil_div(s.group_o(), kLanes), kPanelVectors);
   ConvTile tile{ceil_div(s.ow, ceil_div(s.ow, kMaxRows)), kPanelVectors, 640, kPanelVectors, 1};

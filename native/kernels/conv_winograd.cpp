@@ -2,6 +2,7 @@
 // interpolation points are 0, +-1/sqrt2, +-sqrt2 and infinity: with the usual 0, +-1, +-2 the rounding error in float32
 // is five times larger. A task takes a block of tiles through all stages, so that its working set stays in the cache:
 //   pack rows channels-last -> V = B' d B -> 36 small matrix products with U -> A' m A -> NCHW
+#include "common/machine.h"
 #include "common/scratch.h"
 #include "common/thread_pool.h"
 #include "kernels/conv.h"
@@ -148,7 +149,8 @@ int64_t strips_of_block(const Problem& p, const ConvTile& tile) {
   return smaller(p.strips, larger(1, tile.block / p.tiles_x));
 }
 
-// In vector instructions: below this a second thread costs more than it saves (a few microseconds).
+// In vector instructions: below this a second thread costs more than it saves (a few microseconds; benchmarks/conv.py
+// --layers --threads 2, "3x3 64-64 at 8, batch 1").
 constexpr int64_t kWorthThreads = 16384;
 
 bool worth_threads(const Problem& p) {
@@ -156,14 +158,16 @@ bool worth_threads(const Problem& p) {
   return p.strips * p.tiles_x * a_tile >= kWorthThreads;
 }
 
-// V takes about half of a 1 MiB second-level cache and the products a quarter; at least sixteen tiles, so that the
-// transformed weights, which stream by once a block, are used enough. Each thread gets as many blocks as the others. Where
+// V takes about half of the second-level cache and the products a quarter (benchmarks/conv.py --layers, "3x3 64-64 at 56");
+// at least sixteen tiles, so that the transformed weights, which stream by once a block, are used enough ("3x3 256-256 at
+// 14"). A cache that says less than 256 KiB or more than 2 MiB is not believed. Each thread gets as many blocks as the others. Where
 // one block would hold everything, tasks share the output channels (and the weights with them), or else the rows.
 ConvTile default_tile(const ConvShape& s, int64_t threads) {
   const Problem p = make_problem(s);
-  const int64_t by_cache = (int64_t{576} << 10) / (kPositions * p.c_pitch * 4);
+  const int64_t l2 = larger(256 << 10, smaller(machine().caches.l2, 2 << 20));
+  const int64_t by_cache = l2 * 9 / 16 / (kPositions * p.c_pitch * 4);
   const int64_t tiles = larger(16, smaller(by_cache, 96));
-  const int64_t vectors = (int64_t{320} << 10) / (kPositions * tiles * kLanes * 4);
+  const int64_t vectors = l2 * 5 / 16 / (kPositions * tiles * kLanes * 4);
   ConvTile tile{kMaxRows, kPanelVectors, tiles, larger(kPanelVectors, vectors / kPanelVectors * kPanelVectors), 1};
   int64_t blocks = ceil_div(p.strips, strips_of_block(p, tile));
   const bool shares_rows = blocks == 1 && ceil_div(p.vectors, kPanelVectors) < threads && worth_threads(p);

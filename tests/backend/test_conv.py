@@ -169,9 +169,46 @@ def test_kept_weights_are_bounded() -> None:
     weights = [normal((256, 64, 3, 3), seed) for seed in range(60)]
     for w in weights:
         kernels.conv2d(x, w, padding=(1, 1), tile=WINOGRAD)
-    assert 0 < kernels.weight_cache_bytes() <= 96 << 20
+    assert 0 < kernels.weight_cache_bytes() <= kernels.weight_cache_limit()
     kernels.clear_weight_cache()
     assert kernels.weight_cache_bytes() == 0
+
+
+@pytest.fixture
+def small_weight_cache() -> Iterator[None]:
+    """Room for the transformed filters of two layers of 64 channels, and for their plain copies."""
+    kernels.clear_weight_cache()
+    kernels.set_weight_cache_limit(2 << 20)
+    yield
+    kernels.set_weight_cache_limit(0)
+    kernels.clear_weight_cache()
+
+
+@pytest.mark.usefixtures("small_weight_cache")
+def test_layers_used_in_turns_are_transformed_once_each_or_not_at_all() -> None:
+    x = normal((1, 64, 12, 12), 0)
+    layers = [normal((64, 64, 3, 3), seed) for seed in range(1, 7)]
+    before = kernels.winograd_transforms()
+    for _ in range(4):
+        for w in layers:
+            assert_near(
+                kernels.conv2d(x, w, padding=(1, 1)), TF.conv2d(torch.from_numpy(x), torch.from_numpy(w), padding=1)
+            )
+    assert 1 <= kernels.winograd_transforms() - before < len(layers)
+    assert kernels.weight_cache_bytes() <= kernels.weight_cache_limit()
+
+
+@pytest.mark.usefixtures("small_weight_cache")
+def test_layers_that_nobody_uses_any_more_make_room() -> None:
+    x = normal((1, 64, 12, 12), 0)
+    old = [normal((64, 64, 3, 3), seed) for seed in range(1, 7)]
+    new = normal((64, 64, 3, 3), 9)
+    for w in old:
+        kernels.conv2d(x, w, padding=(1, 1))
+    before = kernels.winograd_transforms()
+    for _ in range(1200):
+        kernels.conv2d(x, new, padding=(1, 1))
+    assert kernels.winograd_transforms() - before == 1
 
 
 def test_arrays_of_any_layout_are_taken() -> None:
