@@ -1,26 +1,45 @@
 """What the benchmarks share: functions take turns, medians are compared, and the table is also written as JSON.
 
 Peers run in the same process, at the same number of threads, in the same minutes. A ratio is the faster peer's time
-over ours: above 1, tilewise is faster.
+over ours: above 1, tilewise is faster. Results are kept by kind of CPU: a run adds the machine it ran on and leaves
+what others measured (`placed`). With TILEWISE_ISA=avx2 the peers are held to AVX2 too (benchmarks/__init__.py).
 """
 
 from __future__ import annotations
 
 import datetime
 import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results_files import HOME_KIND, RESULTS, folder_of
+from tilewise import _machine
 from tilewise._extension import native
 from tilewise._files import write_whole
 
 Run = Callable[[], Any]
+_ISA_NAMES = {"portable": "SSE2", "avx2": "AVX2", "avx512": "AVX-512"}
+_MAKES = (
+    ("AuthenticAMD", "23", range(0x30), "Zen"),
+    ("AuthenticAMD", "23", range(0x30, 0x100), "Zen 2"),
+    ("AuthenticAMD", "25", (*range(0x10), *range(0x20, 0x60)), "Zen 3"),
+    ("AuthenticAMD", "25", (*range(0x10, 0x20), *range(0x60, 0x100)), "Zen 4"),
+    ("AuthenticAMD", "26", range(0x100), "Zen 5"),
+    ("GenuineIntel", "6", (60, 63, 69, 70), "Haswell"),
+    ("GenuineIntel", "6", (61, 71, 79, 86), "Broadwell"),
+    ("GenuineIntel", "6", (78, 94, 142, 158, 165), "Skylake"),
+    ("GenuineIntel", "6", (85,), "Skylake Xeon"),
+    ("GenuineIntel", "6", (106, 108, 125, 126), "Ice Lake"),
+    ("GenuineIntel", "6", (143,), "Sapphire Rapids"),
+    ("GenuineIntel", "6", (207,), "Emerald Rapids"),
+    ("GenuineIntel", "6", (173, 174), "Granite Rapids"),
+    ("GenuineIntel", "6", (151, 154, 183, 186, 191), "Alder Lake"),
+)
 
 
 @dataclass(frozen=True)
@@ -31,6 +50,7 @@ class Row:
     threads: int
     seconds: dict[str, float]
     ratio: float
+    date: str = ""  # when it was written
 
     def __str__(self) -> str:
         times = "  ".join(f"{who} {seconds * 1e6:10.1f}" for who, seconds in self.seconds.items())
@@ -86,15 +106,34 @@ def _repeats(runs: dict[str, Run]) -> int:
     return max(1, int(1e-3 / quickest))
 
 
-def write_results(path: Path, rows: Iterable[Row]) -> None:
-    """The rows and the machine they were measured on, as JSON."""
-    text = json.dumps({"date": today(), "machine": machine_class(), "rows": [asdict(row) for row in rows]}, indent=1)
-    write_whole(path, text + "\n")
+def write_results(path: Path, rows: Iterable[Row], keep: bool = False) -> None:
+    """The rows, each with its date, and the machine they were measured on, as JSON in the place of its kind of CPU.
+
+    With `keep`, rows of the file that were not measured now stay as they are.
+    """
+    dated = [replace(row, date=row.date or today()) for row in rows]
+    measured = {(row.name, row.threads) for row in dated}
+    kept = [row for row in read_rows(path) if (row.name, row.threads) not in measured] if keep else []
+    lines = [asdict(row) for row in (*kept, *dated)]
+    write_whole(placed(path), json.dumps({"date": today(), "machine": machine_class(), "rows": lines}, indent=1) + "\n")
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a results file; none where there is no such file."""
-    return [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]] if path.is_file() else []
+    """The rows of this kind of CPU's results file, each with its date; none where there is no such file."""
+    if not placed(path).is_file():
+        return []
+    found = json.loads(placed(path).read_text(encoding="utf-8"))
+    return [Row(**{"date": found.get("date", ""), **row}) for row in found["rows"]]
+
+
+def placed(path: Path) -> Path:
+    """Where this machine's results go: those of the home kind lie in benchmarks/results, others in a folder of their
+    kind. A path elsewhere stays as it is."""
+    if path.resolve().parent != RESULTS or cpu_kind() == HOME_KIND:
+        return path
+    folder = RESULTS / folder_of(cpu_kind())
+    folder.mkdir(exist_ok=True)
+    return folder / path.name
 
 
 def today() -> str:
@@ -104,4 +143,29 @@ def today() -> str:
 def machine_class() -> dict[str, Any]:
     """What kind of machine this is, without saying which one."""
     isa = native.isa() if native is not None else "none"
-    return {"processor": platform.processor() or platform.machine(), "cpus": os.cpu_count(), "kernels": isa}
+    caches = {f"l{level.level}": level.bytes for level in _machine.caches()}
+    return {"kind": cpu_kind(), "cpu": _machine.cpu_name(), "cpus": _machine.cores(), "kernels": isa, **caches}
+
+
+def cpu_kind() -> str:
+    """The CPU's make and the instructions in force: "Zen 4, AVX-512", or "Zen 4 as AVX2" where it is held to less."""
+    make = _make() or _machine.cpu_name()
+    if native is None:
+        return f"{make}, NumPy"
+    name = _ISA_NAMES.get(native.isa(), native.isa())
+    kind = f"{make}, {name}" if native.isa() == native.supported_isas()[-1] else f"{make} as {name}"
+    return f"{kind}, playing {_machine.pretence()}" if _machine.pretence() else kind
+
+
+def _make() -> str:
+    """The design of an x86 CPU by its family and model, since virtual machines give it other names."""
+    told = dict.fromkeys(("vendor_id", "cpu family", "model"), "")
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines():
+            name, _, value = (part.strip() for part in line.partition(":"))
+            told[name] = value
+    vendor, family, model = told["vendor_id"], told["cpu family"], told["model"]
+    for made_by, of_family, models, make in _MAKES:
+        if (vendor, family) == (made_by, of_family) and model.isdigit() and int(model) in models:
+            return make
+    return ""

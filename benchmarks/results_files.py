@@ -11,23 +11,46 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+HOME_KIND = "Zen 4, AVX-512"  # the kind of CPU whose results lie in RESULTS itself; every other kind has a folder there
 
 
-def read_any(name: str) -> Any:
+def folder_of(kind: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", kind.lower()).strip("-")
+
+
+def kinds() -> list[str]:
+    """Every kind of CPU that something was measured on, home first."""
+    files = sorted(RESULTS.glob("*/*.json"))
+    return [HOME_KIND, *dict.fromkeys(json.loads(f.read_text(encoding="utf-8"))["machine"]["kind"] for f in files)]
+
+
+def _file(name: str, kind: str) -> Path:
+    return (RESULTS if kind == HOME_KIND else RESULTS / folder_of(kind)) / f"{name}.json"
+
+
+def read_any(name: str, kind: str = HOME_KIND) -> Any:
     """One results file as it is, or None where it was not written yet."""
-    path = RESULTS / f"{name}.json"
+    path = _file(name, kind)
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
-def read(name: str) -> dict[str, Any]:
+def read(name: str, kind: str = HOME_KIND) -> dict[str, Any]:
     """One file of timings (`harness.write_results`), or an empty one where it was not written yet."""
-    found = read_any(name)
+    found = read_any(name, kind)
     return found if isinstance(found, dict) and "rows" in found else {"rows": []}
 
 
-def rows(name: str, names: str = "", without: str = "$^") -> list[dict[str, Any]]:
+def rows(name: str, names: str = "", without: str = "$^", kind: str = HOME_KIND) -> list[dict[str, Any]]:
     """The rows of a file of timings whose names match."""
-    return [r for r in read(name)["rows"] if re.search(names, r["name"]) and not re.search(without, r["name"])]
+    found = read(name, kind)
+    dated = [{"date": found.get("date", ""), **row} for row in found["rows"]]
+    return [r for r in dated if re.search(names, r["name"]) and not re.search(without, r["name"])]
+
+
+def dates(rows: Iterable[dict[str, Any]]) -> str:
+    """When these rows were measured: one day, or the first and the last."""
+    days = sorted({row.get("date", "") for row in rows} - {""})
+    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else "undated"
 
 
 def geometric(ratios: Iterable[float]) -> float:

@@ -14,7 +14,7 @@ and single figures inside sentences, `<!--figure NAME-->1.59<!--/figure-->`; `be
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks import replay
 from benchmarks.figures import FIGURES, SECTIONS
-from benchmarks.results_files import RESULTS, ROOT, geometric, read, read_any, rows, table
+from benchmarks.results_files import HOME_KIND, RESULTS, ROOT, dates, geometric, kinds, read, read_any, rows, table
 
 _SECTION = re.compile(
     r"(<!-- results ([\w ]+): written by `python -m benchmarks.tables` -->\n).*?(<!-- end of results -->)", re.S
@@ -42,9 +42,13 @@ class Line:
     without: str = "$^"
 
 
+_CUBES = r"^(51\d|[5-9]\d\d|\d{4})×\1×\1$"
+_LAYERS = r"^\d+×(768×768|2304×768|3072×768|768×3072|1024×1024|4096×1024|1024×4096)( [nt]{2})?$"
 LINES = (
-    Line("Matrix product, 512 to 2048 cubed", "gemm", r"^(512|1024|2048)×\1×\1$"),
-    Line("Matrix product, small, skinny and odd shapes", "gemm", "", r"^(512|1024|2048)×\1×\1$|routing|threads"),
+    Line("Matrix product, large cubes", "gemm", _CUBES),
+    Line("Matrix product, layers of transformers", "gemm", _LAYERS, _CUBES),
+    Line("Matrix product, small, skinny and odd shapes", "gemm", "", f"{_CUBES}|{_LAYERS}|routing|threads"),
+    Line("Matrix product, several threads beside one", "gemm", "threads beside one"),
     Line("Convolution networks, forward", "conv", "forward|batch", "training"),
     Line("Training steps", "train_step"),
     Line("Softmax, layer norm, GELU, attention and gradients", "rows", "", "gpt"),
@@ -61,28 +65,35 @@ LINES = (
 
 
 def summary() -> str:
-    """README's table."""
+    """README's table: every line on every kind of CPU that it was measured on."""
     cells = []
-    for line in LINES:
-        found = rows(line.file, line.names, line.without)
+    for line, kind in itertools.product(LINES, kinds()):
+        found = rows(line.file, line.names, line.without, kind)
         for threads in sorted({row["threads"] for row in found}):
-            cells.append(_summary_line(line, [r for r in found if r["threads"] == threads], threads))
-    headings = ("", "beside", "ratio: typical (worst to best)", "cases", "threads", "measured")
+            cells.append(_summary_line(line.label, kind, [r for r in found if r["threads"] == threads], threads))
+    headings = ("", "CPU", "beside", "ratio: typical (worst to best)", "cases", "threads", "measured")
     return f"{table(headings, cells)}\n\n{machine_sentence()}"
 
 
-def _summary_line(line: Line, found: list[dict[str, Any]], threads: int) -> list[str]:
+def _summary_line(label: str, kind: str, found: list[dict[str, Any]], threads: int) -> list[str]:
     ratios = [row["ratio"] for row in found]
     peers = ", ".join(dict.fromkeys(who for row in found for who in row["seconds"] if who != "tilewise"))
     spread = f"{geometric(ratios):.2f}× ({min(ratios):.2f} to {max(ratios):.2f})"
-    return [line.label, peers, spread, str(len(found)), str(threads), read(line.file).get("date", "undated")]
+    return [label, kind, peers, spread, str(len(found)), str(threads), dates(found)]
 
 
 def machine_sentence() -> str:
-    kinds = {json.dumps(read(line.file).get("machine", {}), sort_keys=True) for line in LINES}
-    machines = [json.loads(kind) for kind in sorted(kinds) if kind != "{}"]
-    said = sorted({f"{m['cpus']} cores of {m['processor']}, {m.get('kernels', 'avx512')} kernels" for m in machines})
-    return "Measured on a shared machine (" + "; ".join(said) + ")."
+    """How many cores each kind had, and its caches where they were written down."""
+    said = [f"{kind}: {_machine(kind)}" for kind in kinds()]
+    return f"Measured on shared machines ({'; '.join(said)})."
+
+
+def _machine(kind: str) -> str:
+    told: dict[str, Any] = {}
+    for line in LINES:
+        told |= read(line.file, kind).get("machine", {})
+    caches = [f"{level.upper()} {told[level] >> 10} KB" for level in ("l1", "l2", "l3") if level in told]
+    return ", ".join([f"{told['cpus']} cores", *caches]) if told else "nothing yet"
 
 
 def all_results() -> str:
@@ -90,16 +101,18 @@ def all_results() -> str:
     parts = [
         "# Results",
         "",
-        "Written from `benchmarks/results/*.json` by `python -m benchmarks.tables`; `make bench` measures them anew.",
+        "Written from `benchmarks/results` by `python -m benchmarks.tables`; `make bench` adds this machine.",
         "A ratio is the fastest peer's time over tilewise's, in one process, taking turns, at equal threads: above 1,",
         "tilewise is faster.",
         machine_sentence(),
     ]
-    for path in sorted(RESULTS.glob("*.json")):
-        found = read(path.stem)
-        if found["rows"]:
-            parts += ["", f"## {path.stem}", "", f"Measured {found.get('date', 'undated')}.", ""]
-            parts.append(table(("case", "threads", "fastest peer", "ratio"), map(_case, found["rows"])))
+    names = sorted({path.stem for path in (*RESULTS.glob("*.json"), *RESULTS.glob("*/*.json"))})
+    for name, kind in itertools.product(names, kinds()):
+        found = rows(name, kind=kind)
+        if found:
+            title = name if kind == HOME_KIND else f"{name}, {kind}"
+            parts += ["", f"## {title}", "", f"Measured {dates(found)} on {kind}.", ""]
+            parts.append(table(("case", "threads", "fastest peer", "ratio"), map(_case, found)))
     return "\n".join([*parts, "", "## Accuracy after pruning", "", pruning()]) + "\n"
 
 

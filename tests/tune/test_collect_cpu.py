@@ -55,6 +55,7 @@ SHAPES: list[dict[str, Any]] = [
 def _steady(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_collect, "CpuClock", SteadyClock)
     monkeypatch.setattr(cpu_collect, "one_run", steady_run)
+    monkeypatch.setattr(cpu_collect, "real_cores", lambda: 2)  # a clock of our own does not mind if they are not there
 
 
 def steady_run(run: Callable[[], Any]) -> float:
@@ -74,7 +75,6 @@ def gather(path: Path, shapes: list[dict[str, Any]] = SHAPES, **options: Any) ->
 def test_a_users_own_shapes_are_measured_and_exported_to_files_that_load(tmp_path: Path) -> None:
     result = gather(tmp_path / "s.sqlite")
     assert result.kernels == len(SHAPES)
-    assert result.pairs == 10 * len(SHAPES)
     assert all(set(statuses) == {"ok"} for statuses in result.verdicts.values())
     with open_measurements(tmp_path / "s.sqlite") as store:
         export_folder(make_collection(store, "mine"), tmp_path / "out")
@@ -91,7 +91,10 @@ def test_a_users_own_shapes_are_measured_and_exported_to_files_that_load(tmp_pat
         assert columns["default"].sum() == 1
         assert kernel.target[columns["default"] > 0] == 1.0
         assert (columns["machine_lanes"] > 0).all() and (columns["machine_l1_kib"] > 0).all()
-    assert [kernel.n_configs for kernel in every] == [10] * len(SHAPES)
+    configs = [kernel.n_configs for kernel in every]
+    assert len(configs) == len(SHAPES)
+    assert all(2 <= count <= 10 for count in configs), "twins count once, and a small register file has fewer tiles"
+    assert sum(configs) == result.pairs
     assert all((kernel.config_feat[:, 24:26] > 0).all() for kernel in every)
 
 
@@ -119,11 +122,11 @@ def test_stopped_within_a_kernel_it_goes_on_from_the_batches_it_has(tmp_path: Pa
         Stopping(kernels, store, options, quietly).run()
         assert store.counts()["kernels"] == 0
         first = store.counts()["timings"]
-        assert first == 24
+        assert 12 < first <= 24, "two batches: every configuration once"
         CpuCollector(kernels, store, options, quietly).run()
         counts = store.counts()
     assert counts["kernels"] == 1
-    assert counts["pairs"] == 24
+    assert counts["pairs"] == first
     with sqlite3.connect(tmp_path / "s.sqlite") as db:
         query = "SELECT count(*) FROM timing JOIN batch ON batch.id = batch WHERE run = 2 GROUP BY config"
         again = {count for (count,) in db.execute(query)}
@@ -232,8 +235,7 @@ def test_a_family_that_breaks_ends_its_kernel_and_not_the_collection(
 
 
 @needs_native
-def test_more_threads_than_cores_are_left_out_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilewise.tune.cpu.collect.real_cores", lambda: 2)
+def test_more_threads_than_cores_are_left_out_with_a_sentence(tmp_path: Path) -> None:
     said: list[str] = []
     greedy = {**many_shapes()[0], "threads": 3}
     collect("cpu", shapes=[greedy, many_shapes()[1]], out=tmp_path / "s.sqlite", configs=5, say=said.append)
@@ -296,7 +298,8 @@ def test_killed_at_any_moment_it_loses_one_timing_at_most_and_goes_on(tmp_path: 
         assert 0 <= told.stat().st_size - kept <= kills
     result = collect("cpu", shapes=many_shapes()[:2], out=path, configs=30, say=quietly)
     assert result.in_store["kernels"] == 2
-    assert result.in_store["pairs"] == 2 * 29
+    never_killed = collect("cpu", shapes=many_shapes()[:2], out=tmp_path / "n.sqlite", configs=30, say=quietly)
+    assert result.in_store["pairs"] == never_killed.in_store["pairs"]
     with Store(path) as store:
         for kernel in store.kernels():
             batches = store.batches(kernel)

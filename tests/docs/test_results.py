@@ -1,0 +1,84 @@
+"""Results are kept by kind of CPU: a run adds its machine and changes no other's figures, and every kind is shown."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks import harness, results_files, tables
+from benchmarks.harness import Row, read_rows, write_results
+from benchmarks.results_files import HOME_KIND
+
+ROW = Row("512×512×512", 1, {"tilewise": 1.0, "numpy": 0.9}, 0.9)
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """An empty folder of results."""
+    for module in (harness, results_files, tables):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Be another kind of CPU."""
+    return lambda kind: monkeypatch.setattr(harness, "cpu_kind", lambda: kind)
+
+
+def test_a_run_adds_its_machine_and_leaves_the_others(results, machine):
+    for kind in (HOME_KIND, "Zen 3, AVX2", "Sapphire Rapids, AVX-512"):
+        machine(kind)
+        write_results(results / "gemm.json", [ROW])
+    machine("Zen 3, AVX2")
+    write_results(results / "gemm.json", [Row("1×1×1", 1, {"tilewise": 1.0, "numpy": 2.0}, 2.0)])
+    files = {str(path.relative_to(results)) for path in results.rglob("*.json")}
+    assert files == {"gemm.json", "zen-3-avx2/gemm.json", "sapphire-rapids-avx-512/gemm.json"}
+    assert results_files.kinds() == [HOME_KIND, "Sapphire Rapids, AVX-512", "Zen 3, AVX2"]
+    assert [row["name"] for row in results_files.rows("gemm")] == [ROW.name]
+    assert [row["name"] for row in results_files.rows("gemm", kind="Zen 3, AVX2")] == ["1×1×1"]
+
+
+def test_every_kind_is_shown_with_its_date_the_slow_ones_included(results, machine):
+    for kind, ratio in ((HOME_KIND, 1.1), ("Zen 3, AVX2", 0.61)):
+        machine(kind)
+        write_results(results / "gemm.json", [Row(ROW.name, 1, {"tilewise": 1.0, "numpy": ratio}, ratio, "2026-01-02")])
+    for page in (tables.summary(), tables.all_results()):
+        assert "Zen 3, AVX2" in page and "0.61" in page
+        assert HOME_KIND in page and "1.10" in page
+        assert "2026-01-02" in page
+
+
+def test_rows_that_were_not_measured_anew_keep_their_date(results, machine):
+    machine("Zen 3, AVX2")
+    path = results / "gemm.json"
+    other = Row("2×2×2", 2, {"tilewise": 1.0, "numpy": 1.0}, 1.0)
+    write_results(
+        path, [Row(ROW.name, 1, ROW.seconds, 0.5, "2026-01-02"), Row("2×2×2", 2, ROW.seconds, 0.7, "2026-01-02")]
+    )
+    write_results(path, [other], keep=True)
+    assert {row.name: (row.ratio, row.date) for row in read_rows(path)} == {
+        ROW.name: (0.5, "2026-01-02"),
+        "2×2×2": (1.0, harness.today()),
+    }
+    assert results_files.dates(results_files.rows("gemm", kind="Zen 3, AVX2")) == f"2026-01-02 to {harness.today()}"
+
+
+def test_a_file_of_ones_own_choice_stays_where_it_was_put(results, machine, tmp_path):
+    machine("Zen 3, AVX2")
+    mine = tmp_path / "elsewhere" / "mine.json"
+    mine.parent.mkdir()
+    write_results(mine, [ROW])
+    assert json.loads(mine.read_text())["machine"]["kind"] == "Zen 3, AVX2"
+
+
+def test_a_machine_says_its_name_cores_instructions_and_caches():
+    told = harness.machine_class()
+    assert told.keys() >= {"kind", "cpu", "cpus", "kernels"}
+    assert told["kind"] and told["cpu"] and told["cpus"] >= 1
+
+
+def test_what_was_measured_before_kinds_were_written_is_of_the_home_kind():
+    assert results_files.read("gemm")["rows"]
+    assert results_files.kinds()[0] == HOME_KIND
