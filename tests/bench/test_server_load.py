@@ -47,7 +47,7 @@ class Submitter(threading.Thread):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         for at in range(EACH):
             name = f"{self.team} {at}"
-            body = json.dumps({"recipe": recipe(name)})
+            body = json.dumps({"recipe": recipe(name, at + 1)})
             while name not in self.acknowledged:
                 try:
                     connection.request("POST", "/api/entries", body, self._headers())

@@ -79,6 +79,12 @@ class Event:
         windows: Array = text[starts[:, None] + np.arange(self.prompt_tokens)]
         return windows
 
+    def draw_labelled(self, rng: np.random.Generator, count: int) -> tuple[Array, Array]:
+        """Images that nobody has seen, with their classes: held-out digits moved and speckled anew."""
+        images = data.digits()
+        chosen = rng.integers(0, len(images.x_test), count)
+        return _disturbed(images.x_test[chosen], self.model_name, rng), images.y_test[chosen]
+
     def timed_inputs(self, rng: np.random.Generator, calls: int) -> list[Array]:
         """Inputs for `calls` different timed calls: batches of images, or single prompts."""
         if self.kind == "images":
@@ -107,10 +113,14 @@ def _images(model_name: str) -> data.ImageData:
 def _drawn_images(model_name: str, rng: np.random.Generator, count: int) -> Array:
     images = data.digits()
     every = np.concatenate([images.x_train, images.x_test])
-    chosen = shifted(every[rng.integers(0, len(every), count)], 1, rng)
-    speckled = chosen + rng.normal(0, 0.03, chosen.shape)
-    drawn: Array = np.clip(speckled, 0, 1).astype(np.float32)
-    return drawn.reshape(count, -1) if model_name == "mlp" else drawn
+    return _disturbed(every[rng.integers(0, len(every), count)], model_name, rng)
+
+
+def _disturbed(images: Array, model_name: str, rng: np.random.Generator) -> Array:
+    """Digits moved by a pixel at most and speckled, as the model takes them."""
+    moved = shifted(images, 1, rng)
+    drawn: Array = np.clip(moved + rng.normal(0, 0.03, moved.shape), 0, 1).astype(np.float32)
+    return drawn.reshape(len(drawn), -1) if model_name == "mlp" else drawn
 
 
 class TinyMLPerf:

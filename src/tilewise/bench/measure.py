@@ -45,6 +45,7 @@ class Settings:
     widest_interval: float = 0.05  # half of the 95 % interval of a speed-up; beyond it nothing is scored
     time_limit: float = 300.0
     drawn_inputs: int = 512
+    images: str | None = None  # an npz of images and classes that only the teacher has; judged like the held-out ones
     truth: str | None = None  # TILE_OLYMPIAD: a collection to score against; None is the practice split
     seed: int | None = None  # None draws fresh randomness, which is the rule; a seed is for tests
 

@@ -283,6 +283,11 @@ def _check_order(recipe: Recipe) -> None:
     unfit = set(names) & (_FOR_TEXT if recipe.event.kind == "images" else _FOR_IMAGES)
     if unfit:
         raise Rejected("schema", f"{sorted(unfit)[0]} does nothing for {recipe.event.name}")
+    own = "weights" in names
+    if own and "shrink" in names:
+        raise Rejected("schema", "shrink starts from the shipped weights: a recipe takes weights or shrink, not both")
+    if own and any(step.options.get("epochs") for step in recipe.steps):
+        raise Rejected("schema", "only the shipped weights are retrained here: with weights of your own, epochs is 0")
     if recipe.event.kind == "text" and "quantize" in names and "kv_cache" not in names:
         raise Rejected("schema", "a quantized gpt decodes over a cache: add the step kv_cache")
 

@@ -27,6 +27,11 @@ from tilewise.bench.runner import Runner, baseline
 from tilewise.bench.validation import Validation, validate, worst_difference
 from tilewise.errors import FileFormatError
 
+NO_TRUTH = (
+    "TILE_OLYMPIAD is ranked against a collection that only the teacher has (--truth); the practice split's best "
+    "configurations are known to everybody"
+)
+TRUTH_SPLIT = "the class's truth"
 PRACTICE_SPLIT = ("h200", "valid")  # the embedded collection that anyone may practise on
 
 
@@ -106,7 +111,7 @@ def score_tiles(recipe: Recipe, truth: str | None) -> Score:
     except FileFormatError as error:
         raise Rejected("wrong answer", str(error)) from None
     figures = {"error_at": {str(k): v for k, v in found.error_at.items()}, "kernels": found.kernels}
-    figures |= {"split": "the class's truth" if truth else "practice"}
+    figures |= {"split": TRUTH_SPLIT if truth else "practice"}
     checks = [f"{found.kernels} kernels, top-1 error {found.error_at[1]:.4f}, top-5 error {found.error_at[5]:.4f}"]
     share = max(found.tile_score, 0.0)
     validation = Validation(share, 0.0, share, 0, 0, (), checks)
@@ -188,6 +193,8 @@ def check_consistent(facts: dict[str, Any]) -> None:
     try:
         score = Score.from_dict(facts)
         if TinyMLPerf.event(score.event).kind == "tiles":
+            if score.figures["split"] != TRUTH_SPLIT:
+                raise Rejected("no truth", NO_TRUTH)
             if not 0 <= score.score <= 1 or abs(score.score - max(1 - score.figures["error_at"]["5"], 0)) > 1e-9:
                 raise Rejected("invented numbers", "this tile score does not follow from its top-5 error")
             return
@@ -198,6 +205,8 @@ def check_consistent(facts: dict[str, Any]) -> None:
             "score": (score.score, combined(score.speedup, score.memory_gain, score.size_gain)),
         }
         loose = base["latency_s"]["p50"] / entry["latency_s"]["p50"]
+    except Rejected:
+        raise
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         raise Rejected("invented numbers", "this result does not have the figures that a measurement has") from None
     for what, (stated, follows) in expected.items():

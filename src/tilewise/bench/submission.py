@@ -21,7 +21,7 @@ from tilewise.bench.events import Event, TinyMLPerf
 from tilewise.bench.measure import Settings
 from tilewise.bench.processes import child_environment
 from tilewise.bench.recipe import Recipe, parse_recipe, read_recipe
-from tilewise.bench.scoring import Score, score_recipe, validate_recipe
+from tilewise.bench.scoring import PRACTICE_SPLIT, Score, score_recipe, validate_recipe
 from tilewise.bench.validation import Validation
 from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
 
@@ -100,10 +100,29 @@ def check_team(team: str) -> str:
 def reference_recipe(event: Event | str) -> Recipe:
     """The entry that ships with the package: the record to beat."""
     name = TinyMLPerf.event(event).name
+    if TinyMLPerf.event(event).kind == "tiles":
+        return _tiles_reference()
     path = _REFERENCES / f"{name.lower()}.json"
     if not path.is_file():
         raise ConfigurationError(f"{name} has no reference recipe")
     return read_recipe(path)
+
+
+def _tiles_reference() -> Recipe:
+    """The shipped model's five configurations for every kernel of the practice split, ranked now."""
+    from tilewise._files import cache_folder
+    from tilewise.costmodel import load_dataset, rank
+    from tilewise.costmodel.predictions import write_predictions
+    from tilewise.costmodel.shipped import shipped_scorer
+
+    collection, split = PRACTICE_SPLIT
+    scorer = shipped_scorer(collection)
+    folder = cache_folder() / "references"
+    folder.mkdir(parents=True, exist_ok=True)
+    rankings = {kernel.name: rank(scorer, kernel).top(5) for kernel in load_dataset(collection).split(split)}
+    write_predictions(folder / "tile_olympiad.csv", rankings, 5)
+    content = {"tilewise": 1, "event": "TILE_OLYMPIAD", "name": "reference", "predictions": "tile_olympiad.csv"}
+    return parse_recipe(content, folder)
 
 
 def _as_recipe(recipe: Recipe | Mapping[str, Any] | str | Path) -> Recipe:

@@ -9,6 +9,7 @@ changes hands only if the new one wins at p < 0.01.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import secrets
@@ -28,6 +29,7 @@ from tilewise.bench.errors import Rejected, TooNoisy
 from tilewise.bench.measure import Settings
 from tilewise.bench.processes import die_with_parent
 from tilewise.bench.recipe import Recipe
+from tilewise.bench.scoring import check_consistent
 from tilewise.bench.submission import exchange, isolated_request, run_isolated
 from tilewise.errors import ConfigurationError, TilewiseError
 
@@ -109,7 +111,9 @@ def _measured(
     board: Board, number: int, folder: Path, settings: Settings, threads: int
 ) -> tuple[str, dict[str, Any] | None, str]:
     try:
-        return "scored", run_isolated("score", board.recipe(number, folder), settings, threads), ""
+        facts = run_isolated("score", board.recipe(number, folder), settings, threads)
+        check_consistent(facts)
+        return "scored", facts, ""
     except TooNoisy as error:
         return "noisy", None, str(error)
     except Rejected as error:
@@ -210,9 +214,8 @@ def main() -> None:
     die_with_parent(signal.SIGTERM)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    where, threads, truth, key, name = sys.argv[1:6]
-    settings = replace(Settings(), truth=truth or None)
-    work(where, settings, int(threads), key=Path(key) if key else None, name=name)
+    where, threads, given, key, name = sys.argv[1:6]
+    work(where, replace(Settings(), **json.loads(given)), int(threads), key=Path(key) if key else None, name=name)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,9 @@ from tilewise.errors import ConfigurationError, UnavailableError
 BoardOption = Annotated[str, typer.Option("--board", help="A file, or a postgresql:// URL.")]
 KeyOption = Annotated[Path | None, typer.Option("--key", help="The board's key file; beside a board file by default.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+ImagesOption = Annotated[
+    str | None, typer.Option(help="An npz of digits x and classes y that only you have, to judge accuracy on.")
+]
 DEFAULT_BOARD = "board.sqlite"
 _BY = "command line"  # who did it, in the ledger
 
@@ -120,6 +123,7 @@ def serve(
     workers: Annotated[int, typer.Option(min=0, max=16, help="Processes that re-run entries.")] = 1,
     threads: Annotated[int, typer.Option(min=1, max=64, help="Threads of a re-run.")] = 1,
     truth: Annotated[str | None, typer.Option(help="TILE_OLYMPIAD: the collection only you have.")] = None,
+    images: ImagesOption = None,
     most_queued: Annotated[int, typer.Option(min=1, help="Entries of one team that may wait.")] = 100,
     rate: Annotated[float, typer.Option(min=0, help="Requests a second of one client in the long run; 0: any.")] = 40.0,
     access_log: Annotated[Path | None, typer.Option(help="A file for one line a request; else to the screen.")] = None,
@@ -143,9 +147,13 @@ def serve(
     _log_accesses(access_log)
     allow_files()
     _open(where, key, create=True).close()  # the board is there, and its key fits, before anything is started
-    crew = Workers(workers, where, threads, truth, key)
+    _check_settings(truth, images)
+    crew = Workers(workers, where, threads, {"truth": truth, "images": images}, key)
     try:
-        app = create_app(where, most_queued=most_queued, key=key, rate=rate, workers=crew.alive if workers else None)
+        counted = crew.alive if workers else None
+        app = create_app(
+            where, most_queued=most_queued, key=key, rate=rate, has_truth=truth is not None, workers=counted
+        )
         uvicorn.run(
             app,
             host=host,
@@ -165,6 +173,18 @@ def serve(
     os._exit(0)  # whoever still reads a large board in a thread does not hold up the end
 
 
+def _check_settings(truth: str | None, images: str | None) -> None:
+    """What only the teacher has is there and can be read, before anybody's entry depends on it."""
+    from tilewise.bench.events import TinyMLPerf
+    from tilewise.bench.validation import read_images
+    from tilewise.costmodel import load_dataset
+
+    if truth is not None:
+        load_dataset(truth)
+    if images is not None:
+        read_images(Path(images), TinyMLPerf.MLP_SPRINT)
+
+
 def _log_accesses(path: Path | None) -> None:
     """One line a request: when, from where, whose token, what, the answer, its bytes and its time."""
     from logging.handlers import RotatingFileHandler
@@ -181,6 +201,7 @@ def work(
     where: BoardOption = DEFAULT_BOARD,
     threads: Annotated[int, typer.Option(min=1, max=64, help="Threads of both sides.")] = 1,
     truth: Annotated[str | None, typer.Option(help="TILE_OLYMPIAD: the collection only you have.")] = None,
+    images: ImagesOption = None,
     key: KeyOption = None,
 ) -> None:
     """Re-run every entry that waits, on this machine, then end.
@@ -191,7 +212,7 @@ def work(
     from tilewise.bench.worker import work as run
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    run(where, Settings(truth=truth), threads, once=True, key=key)
+    run(where, Settings(truth=truth, images=images), threads, once=True, key=key)
 
 
 def rerun(

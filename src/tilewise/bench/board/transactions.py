@@ -107,7 +107,7 @@ class Transaction:
         body: dict[str, Any] = {"team": team, "event": str(recipe["event"]), "division": division}
         body |= {"recipe": dict(recipe), "files": {n: sha256(c) for n, c in sorted(files.items())}}
         body["plugin"] = sha256(plugin) if plugin else ""
-        return body | {"digest": sha256(canonical(body))}
+        return body | {"digest": sha256(canonical(_nameless(body)))}
 
     def _keep_file(self, content: bytes) -> None:
         digest = sha256(content)
@@ -306,6 +306,13 @@ def result_columns(body: Mapping[str, Any]) -> dict[str, Any]:
     score = None if found is None else float(found["score"])
     scored = body["outcome"] == "scored"
     return {"status": body["outcome"], "reason": body["reason"], "result": text, "score": score, "verified": scored}
+
+
+def _nameless(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes an entry another one: a new name for the same steps or the same file is not a new entry."""
+    recipe = {name: value for name, value in body["recipe"].items() if name not in ("name", "predictions")}
+    steps = [{k: v for k, v in step.items() if k != "file"} for step in recipe.get("steps", [])]
+    return {**body, "recipe": recipe | {"steps": steps}, "files": sorted(body["files"].values())}
 
 
 def fresh_columns(division: str) -> dict[str, Any]:

@@ -38,15 +38,16 @@ def create_app(
     most_queued: int = 100,
     key: Path | None = None,
     rate: float = 40.0,
+    has_truth: bool = False,
     workers: Callable[[], int] | None = None,
 ) -> Application:
     """The server's application over the board at `where` (a file or a database URL).
 
-    `rate` is how many requests a second one client may make in the long run; `workers` says how many measuring
-    processes live, for the answer of /health.
+    `rate` is how many requests a second one client may make in the long run; `has_truth` says that the workers have
+    the collection TILE_OLYMPIAD is scored against; `workers` tells how many measuring processes live, for /health.
     """
     board = open_board(where, key=key)
-    service = Service(board, Writer(board), most_queued, workers)
+    service = Service(board, Writer(board), most_queued, has_truth, workers=workers)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

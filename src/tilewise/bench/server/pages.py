@@ -165,6 +165,8 @@ def _add_submit(router: APIRouter, service: Service) -> None:
 
 
 def _example(event: str) -> str:
+    if event == "TILE_OLYMPIAD":
+        return json.dumps({"tilewise": 1, "event": event, "name": "mine", "predictions": "predictions.csv"}, indent=2)
     try:
         return json.dumps(reference_recipe(event).as_dict(), indent=2)
     except ConfigurationError:

@@ -8,6 +8,7 @@ import binascii
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from tilewise.bench.board.transactions import Replayed
 from tilewise.bench.errors import Rejected
 from tilewise.bench.jsontext import parse_json
 from tilewise.bench.recipe import MOST_FILE_BYTES, Recipe, parse_recipe
+from tilewise.bench.scoring import NO_TRUTH
 from tilewise.bench.server.limits import HOLDER, MOST_BODY
 from tilewise.bench.server.models import Problem, Submission
 from tilewise.bench.server.writer import Busy, Writer
@@ -59,6 +61,8 @@ class Service:
     board: Board
     writer: Writer
     most_queued: int = 100  # entries of one team that may wait for their run
+    has_truth: bool = False  # whether the workers have the collection that TILE_OLYMPIAD is scored against
+    most_daily: int = 10  # entries of one team in a day, where each answer tells something about the truth
     workers: Callable[[], int] | None = None  # how many measuring processes live, where this server has its own
     _readers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "board-reader"))
     _pulse: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "board-health"))
@@ -119,15 +123,24 @@ class Service:
         if holder.is_admin:
             raise Rejected("team", "the teacher's token does not enter; make one for a team")
         recipe, files, plugin = await self.read(checked_submission, given)
-        most = self.most_queued
+        if recipe.event.kind == "tiles" and not self.has_truth:
+            raise Rejected("event closed", f"this board takes no entries of this event: {NO_TRUTH}")
 
         def change(transaction: Transaction) -> dict[str, Any]:
-            if transaction.queued_of(holder.team) >= most:
-                raise Rejected("queue", f"{most} entries of {holder.team} wait for their run already")
+            self._check_room(transaction, holder.team, recipe)
             return transaction.submit(holder.team, recipe.as_dict(), files, given.division, plugin)
 
         receipt: dict[str, Any] = await self.change(change)
         return receipt
+
+    def _check_room(self, transaction: Transaction, team: str, recipe: Recipe) -> None:
+        """Refuse a team that has too much waiting, or asks the same truth too often."""
+        if transaction.queued_of(team) >= self.most_queued:
+            raise Rejected("queue", f"{self.most_queued} entries of {team} wait for their run already")
+        yesterday = (datetime.now(UTC) - timedelta(days=1)).isoformat(timespec="milliseconds")
+        event = recipe.event.name
+        if recipe.event.kind == "tiles" and transaction.entered_since(team, event, yesterday) >= self.most_daily:
+            raise Rejected("queue", f"{event} takes {self.most_daily} entries of a team a day; come back tomorrow")
 
 
 def checked_submission(given: Submission) -> tuple[Recipe, dict[str, bytes], bytes | None]:

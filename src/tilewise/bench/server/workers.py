@@ -8,6 +8,7 @@ make an entry that is being measured look slow.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -15,9 +16,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tilewise.bench.board import open_board
 from tilewise.bench.processes import child_environment
@@ -44,9 +46,9 @@ class Worker:
 class Workers:
     """`count` worker processes over one board, watched by a thread."""
 
-    def __init__(self, count: int, where: str, threads: int, truth: str | None, key: Path | None) -> None:
+    def __init__(self, count: int, where: str, threads: int, settings: Mapping[str, Any], key: Path | None) -> None:
         self._where, self._key = where, key
-        self._words = [where, str(threads), truth or "", str(key or "")]
+        self._words = [where, str(threads), json.dumps(settings), str(key or "")]
         self._ending = threading.Event()
         self._cores = share_cores(count * threads) if count else None
         self._workers = [self._start(0) for _ in range(count)]
