@@ -373,7 +373,7 @@ def test_a_store_from_a_gpu_is_refused_with_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("not json", "is not readable as JSON"),
+        ("not json", "is not JSON"),
         ("[]", "must hold a list"),
         ('{"family": "matmul"}', "must hold a list"),
         ('[{"m": 4}]', 'item 1 must be an object with a "family"'),
