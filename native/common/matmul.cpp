@@ -26,6 +26,10 @@ struct Plan {
 
 // Below this many multiply-adds, waking a second thread costs more than it saves.
 constexpr int64_t kWorthThreads = 1 << 20;
+// Of B, packed at once for all threads; and multiply-adds that are worth a task of their own, so that threads that fall behind
+// get fewer of them.
+constexpr int64_t kSharedFloats = 8 << 20, kWorthTask = 8 << 20, kTasksPerThread = 4;
+constexpr double kWaiting = 0.1;  // of a task, for the last thread to finish
 // Inner products pay off from this length on; with a B that is first transposed, up to this many columns.
 constexpr int64_t kFewCopied = 24, kShortDot = 8;
 // Adding up the lanes of an inner product takes as long as this many vectors of k.
@@ -43,8 +47,12 @@ constexpr int64_t kShortRow = 256;
 // Columns past the last whole vector: up to this many are worth a path of their own, in matrices this narrow.
 constexpr int64_t kFewTail = 4, kManyColumns = 200, kLongTail = 24;
 // The default tile's blocks (docs/tiles.md says why).
-constexpr int64_t kBlockK = 512, kWholeK = 768, kBlockRows = 54, kOneRowBlock = 192;
-constexpr int64_t kShortK = 12, kMostlyStoring = 32, kFewRows = 16, kShortBlockK = 64, kShortBlockFloats = 16384;
+constexpr int64_t kShallowest = 256, kShallow = 384, kDeep = 512, kMostBlockRows = 192, kFewestBlockRows = 48;
+constexpr int64_t kShortK = 12, kMostlyStoring = 32, kShortBlockFloats = 16384;
+// A row-major B is packed from so many rows on: where its rows lie whole pages apart and share one set of L1, where a row of a
+// strip is a line or two, where it is more.
+constexpr int64_t kPackColliding = 4, kPackNarrow = 48, kPackWide = 193, kPackWideFast = 16;
+constexpr int64_t kPage = 4096, kNarrowStrip = 128, kFastL1 = 48 << 10, kManyColumnsOfA = 512;
 
 // How the transposed product is computed: in tiles; row by row, or with its sums over k split, where there are too few
 // accumulators to keep the multipliers busy; in whole rows where they are few and wide; or all its rows at once, which are
@@ -223,7 +231,7 @@ void run_dots(const Gemm& g, bool variant) {
   active_gemm().dots(d, variant);
 }
 
-void run_swapped(const Gemm& g, int by) {
+void run_swapped(const Gemm& g, int by, const GemmTile& tile) {
   const GemmKernels& kernels = active_gemm();
   Gemm t = transposed(g);
   if (by == kInterleaved) {
@@ -232,7 +240,6 @@ void run_swapped(const Gemm& g, int by) {
     if (g.epilogue.any()) kernels.finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
     return;
   }
-  const GemmTile tile = default_tile(t, 1);
   const int64_t result = round_up(g.m * g.n, 16);
   t.c = workspace(result + (by != kTiles ? 0 : kernels.workspace(t.m, t.n, t.k, tile)));
   if (by == kWholeRows) {
@@ -242,7 +249,7 @@ void run_swapped(const Gemm& g, int by) {
   } else if (by == kRowByRow) {  // too few rows and columns to keep the multipliers busy: split the sums over k instead
     for (int64_t i = 0; i < t.m; ++i) kernels.row_by_matrix(part_of(t, i, 1, 0, t.n), false);
   } else {
-    kernels.tiled(t, tile, t.c + result);
+    kernels.tiled(t, tile, {}, t.c + result);
   }
   kernels.transpose(t.c, g.n, g.m, g.m, g.c, g.c_row);
   if (g.epilogue.any()) kernels.finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
@@ -272,16 +279,25 @@ void run_empty_sum(const Gemm& g) {
   if (g.epilogue.any()) active_gemm().finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 
-void run_tiled(const Gemm& g, const GemmTile& tile) {
+// How the parts of a tiled product are computed: alike, whatever the number of parts.
+struct Cut {
+  GemmTile tile;
+  GemmTile tail_tile;  // of the last columns, transposed
+  PackedB b;           // where all parts share it
+};
+
+void run_tiled(const Gemm& g, const GemmTile& tile, const PackedB& b) {
   const GemmKernels& kernels = active_gemm();
-  kernels.tiled(g, tile, workspace(kernels.workspace(g.m, g.n, g.k, tile)));
+  GemmTile own = tile;
+  own.pack_b = tile.pack_b && b.at == nullptr;
+  kernels.tiled(g, tile, b, workspace(kernels.workspace(g.m, g.n, g.k, own)));
 }
 
-void run_tiled_and_tail(const Gemm& g, const GemmTile& tile, int64_t tail) {
-  if (tail == 0 || g.n % active_gemm().lanes != tail) return run_tiled(g, tile);  // not the part with the last columns
-  if (g.n > tail) run_tiled(part_of(g, 0, g.m, 0, g.n - tail), tile);
+void run_tiled_and_tail(const Gemm& g, const Cut& cut, int64_t tail) {
+  if (tail == 0 || g.n % active_gemm().lanes != tail) return run_tiled(g, cut.tile, cut.b);  // no part with the last columns
+  if (g.n > tail) run_tiled(part_of(g, 0, g.m, 0, g.n - tail), cut.tile, cut.b);
   const Gemm last = part_of(g, 0, g.m, g.n - tail, tail);
-  g.a_col == 1 ? run_dots(last, false) : run_swapped(last, kTiles);
+  g.a_col == 1 ? run_dots(last, false) : run_swapped(last, kTiles, cut.tail_tile);
 }
 
 // Sums of a few terms: B's rows must be contiguous, and transposing a B of a few rows costs little.
@@ -311,10 +327,10 @@ void run_narrow(const Gemm& g) {
   active_gemm().narrow(t);
 }
 
-void run_part(const Gemm& g, const Plan& plan, const GemmTile& tile) {
+void run_part(const Gemm& g, const Plan& plan, const Cut& cut) {
   switch (plan.path) {
-    case Path::tiled: return run_tiled_and_tail(g, tile, plan.tail);
-    case Path::swapped: return run_swapped(g, plan.variant);
+    case Path::tiled: return run_tiled_and_tail(g, cut, plan.tail);
+    case Path::swapped: return run_swapped(g, plan.variant, cut.tile);
     case Path::dots: return run_dots(g, plan.variant);
     case Path::row_by_matrix: return run_row_by_matrix(g, plan.variant);
     case Path::matrix_by_column: return run_matrix_by_column(g, plan.variant);
@@ -324,6 +340,8 @@ void run_part(const Gemm& g, const Plan& plan, const GemmTile& tile) {
     case Path::narrow: return run_narrow(g);
   }
 }
+
+int64_t multiply_adds(const Gemm& g) { return g.m * g.n * g.k; }
 
 struct Grid {
   int64_t rows, cols;         // tasks
@@ -354,9 +372,11 @@ struct Job {
   const Gemm* g;
   const Batch* batch;
   Plan plan;
-  GemmTile tile;
+  Cut cut;
   Grid grid;
   int64_t items_per_task;
+  float* packed = nullptr;  // B, where the tasks share it
+  int64_t strips_per_task = 1;
   std::atomic<bool> failed{false};
 };
 
@@ -368,19 +388,62 @@ void run_task(Job& job, int64_t task) {
     const Gemm item = item_of(*job.g, *job.batch, i / parts);
     const int64_t part = i % parts;
     const int64_t row = part / job.grid.cols * job.grid.row_step, col = part % job.grid.cols * job.grid.col_step;
+    Cut cut = job.cut;
+    cut.b.first = col;
     run_part(part_of(item, row, std::min(job.grid.row_step, item.m - row), col,
                      std::min(job.grid.col_step, item.n - col)),
-             job.plan, job.tile);
+             job.plan, cut);
   }
 }
 
-void run_task_guarded(void* context, int task) {
+void pack_task(Job& job, int64_t task) {
+  const int64_t step = job.strips_per_task * job.cut.tile.nr, col = task * step;
+  active_gemm().pack_b(*job.g, job.cut.tile, col, std::min(step, job.g->n - col), job.packed);
+}
+
+template <void (*Task)(Job&, int64_t)>
+void guarded(void* context, int task) {
   Job& job = *static_cast<Job*>(context);
   try {
-    run_task(job, task);
+    Task(job, task);
   } catch (const std::bad_alloc&) {
     job.failed = true;
   }
+}
+
+void run_grid(Job& job, bool worth, int threads) {
+  const int64_t units = job.batch->count * job.grid.rows * job.grid.cols;
+  job.items_per_task = worth ? std::max<int64_t>(units / (8 * threads), 1) : units;
+  run_tasks(static_cast<int>(ceil_div(units, job.items_per_task)), guarded<run_task>, &job);
+}
+
+// Where several rows of tasks read the same columns, all threads first pack B, once, then all multiply.
+bool shares_b(const Job& job, int threads) {
+  const bool several = threads > 1 && job.grid.rows > 1 && multiply_adds(*job.g) >= threads * kWorthThreads;
+  return several && job.plan.path == Path::tiled && job.cut.tile.pack_b && job.batch->count == 1;
+}
+
+bool run_shared(const Gemm& g, Job& job, int threads) {
+  thread_local Buffer<float> kept;
+  const int nr = job.cut.tile.nr;
+  const int64_t fit = std::max<int64_t>(kSharedFloats / g.k / nr * nr, nr), blocks = ceil_div(g.n, fit);
+  const int64_t width = round_up(ceil_div(g.n, blocks), nr);
+  try {
+    job.packed = kept.grow(static_cast<std::size_t>(width * g.k + 64));
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  for (int64_t col = 0; col < g.n; col += width) {
+    const Gemm part = part_of(g, 0, g.m, col, std::min(width, g.n - col));
+    const int64_t strips = ceil_div(part.n, nr);
+    job.g = &part;
+    job.strips_per_task = ceil_div(strips, 4 * threads);
+    run_tasks(static_cast<int>(ceil_div(strips, job.strips_per_task)), guarded<pack_task>, &job);
+    job.cut.b = {job.packed, strips * nr, 0};
+    job.grid = grid_of(part, Path::tiled, job.cut.tile, threads);
+    run_grid(job, true, threads);
+  }
+  return !job.failed;
 }
 
 // What the loops themselves cannot run.
@@ -403,8 +466,6 @@ const char* shape_problem(const GemmTile& t, const Gemm& g) {
   return nullptr;
 }
 
-int64_t multiply_adds(const Gemm& g) { return g.m * g.n * g.k; }
-
 // Rows of the default register tile. One vector wide, only a tall tile keeps the multipliers busy, unless its rows of A lie
 // whole pages apart and evict each other. A short k leaves little to do between two stores of the tile: a small one lets
 // the next begin while this one is written.
@@ -413,6 +474,73 @@ int default_rows(const Gemm& g, int vectors) {
   if (vectors == 3 && g.k < kShortK) return 6;
   if (vectors == 1 && g.a_row * 4 % 2048 != 0) return 14;
   return 8;
+}
+
+void default_registers(const Gemm& g, GemmTile& t) {
+  const GemmKernels& kernels = active_gemm();
+  const int widest = kernels.max_rows[4] >= 4 ? 4 : 2;  // sixteen registers hold 6 x 2 vectors, thirty-two 6 x 4
+  const int64_t across = ceil_div(g.n, kernels.lanes);
+  // A short k is mostly storing: strips of equal width rather than a narrow last one.
+  const int64_t strips = g.k < kShortK ? ceil_div(across, widest) : 1;
+  const int vectors = static_cast<int>(std::min<int64_t>(ceil_div(across, strips), widest));
+  t.nr = vectors * kernels.lanes;
+  t.mr = std::min(kernels.max_rows[vectors], default_rows(g, vectors));
+}
+
+// A strip of B fills three quarters of L1 where that gives blocks deep enough (each reads and writes the result again), else
+// an eighth of L2, from where whole lines arrive in time. A k half as long again is not cut.
+int64_t default_depth(const Gemm& g, const GemmTile& t) {
+  const CacheSizes& caches = cache_sizes();
+  const int64_t step = t.nr * 4, near = caches.l1 * 3 / 4 / step;
+  const int64_t depth = std::min(near >= kShallow ? near : std::max(caches.l2 / 8 / step, kShallowest), kDeep);
+  const bool one_strip = g.n <= t.nr && g.k * step <= caches.l2 / 4;
+  return one_strip || g.k <= depth * 3 / 2 ? std::max<int64_t>(g.k, 1) : depth;
+}
+
+// A block of A is a quarter of L2, beside the strips of B that pass through it; twice that where it is then whole.
+void default_row_block(const Gemm& g, GemmTile& t) {
+  const int64_t fit = cache_sizes().l2 / 4 / (t.kc * 4), most = std::clamp(fit, kFewestBlockRows, kMostBlockRows);
+  t.mc = round_up(g.m <= std::min(2 * most, kMostBlockRows) ? g.m : most / t.mr * t.mr, t.mr);
+  if (g.k < kMostlyStoring && g.m * g.n * 4 > cache_sizes().l2) {  // mostly the result to write, in order
+    if (t.nr == 4 * active_gemm().lanes && g.m > 6) t.mr = std::min(t.mr, 4);
+    t.mc = std::max<int64_t>(4 * t.mr, round_up(kShortBlockFloats / g.n, t.mr));
+  }
+}
+
+// Packing reads and writes B once, and then every panel of rows reads it in order. A B that stays in a quarter of L2 is read
+// as well as it lies.
+bool worth_packing_b(const Gemm& g, const GemmTile& t) {
+  const CacheSizes& caches = cache_sizes();
+  if (g.k * g.n * 4 <= caches.l2 / 4) return false;
+  if (t.nr * 4 > kNarrowStrip) return g.m >= (caches.l1 >= kFastL1 ? kPackWideFast : kPackWide);
+  return g.m >= (g.b_row * 4 % kPage == 0 ? kPackColliding : kPackNarrow);
+}
+
+// Packed, a panel of A is one run of memory. It is read by so many strips that the copy is free, and worth it where A is
+// transposed or its rows lie whole pages apart and share a set of L1 with each other and the strip.
+bool worth_packing_a(const Gemm& g, const GemmTile& t) {
+  return g.n >= kManyColumnsOfA && g.m > 2 * t.mr && (g.a_col != 1 || g.a_row * 4 % kPage == 0);
+}
+
+// The grid whose threads have least to do, and that reads least twice: every row of tasks reads B, every column of tasks A.
+// Several tasks a thread where each is still worth one.
+void default_grid(const Gemm& g, int threads, GemmTile& t) {
+  const int64_t most = std::clamp<int64_t>(multiply_adds(g) / threads / kWorthTask, 1, kTasksPerThread);
+  double best = 0.0;
+  for (int each = 1; each <= most; ++each) {
+    for (int tm = 1; tm <= threads * each; ++tm) {
+      if (threads * each % tm != 0) continue;
+      const int tn = threads * each / tm;
+      const double rows = static_cast<double>(round_up(ceil_div(g.m, tm), t.mr));
+      const double cols = static_cast<double>(round_up(ceil_div(g.n, tn), tn > 1 ? t.nr : active_gemm().lanes));
+      const double area = rows * cols, cost = each * (area + 4.0 * (rows + cols)) + kWaiting * area;  // see `grid_of`
+      if (best == 0.0 || cost < best) {
+        best = cost;
+        t.threads_m = tm;
+        t.threads_n = tn;
+      }
+    }
+  }
 }
 
 }  // namespace
@@ -455,45 +583,15 @@ bool tile_problem(const GemmTile& t, const Gemm& g, char* reason, std::size_t si
 }
 
 GemmTile default_tile(const Gemm& g, int threads) {
-  const GemmKernels& kernels = active_gemm();
-  const int lanes = kernels.lanes;
-  GemmTile t;
-  const int widest = kernels.max_rows[4] >= 4 ? 4 : 2;  // sixteen registers hold 6 x 2 vectors, thirty-two 6 x 4
-  const int64_t across = ceil_div(g.n, lanes);
-  // A short k is mostly storing: strips of equal width rather than a narrow last one.
-  const int64_t strips = g.k < kShortK ? ceil_div(across, widest) : 1;
-  const int vectors = static_cast<int>(std::min<int64_t>(ceil_div(across, strips), widest));
-  t.nr = vectors * lanes;
-  t.mr = std::min(kernels.max_rows[vectors], default_rows(g, vectors));
-  t.kc = g.k <= kWholeK ? std::max<int64_t>(g.k, 1) : kBlockK;
-  if (g.n <= t.nr && g.k * t.nr * 4 <= cache_sizes().l2 / 4) t.kc = std::max<int64_t>(g.k, 1);  // one strip
-  if (g.m <= kFewRows && g.b_col == 1 && g.k * g.n * 4 > cache_sizes().l3 / 2) t.kc = std::min(g.k, kShortBlockK);
-  t.mc = round_up(g.m <= kOneRowBlock ? g.m : kBlockRows, t.mr);
-  if (g.k < kMostlyStoring && g.m * g.n * 4 > cache_sizes().l2) {  // mostly the result to write, in order
-    if (vectors == 4 && g.m > 6) t.mr = std::min(t.mr, 4);
-    t.mc = std::max<int64_t>(4 * t.mr, round_up(kShortBlockFloats / g.n, t.mr));
-  }
   const CacheSizes& caches = cache_sizes();
-  t.nc = std::max<int64_t>(caches.l3 / 4 / (t.kc * 4) / t.nr, 1) * t.nr;
-  t.pack_a = false;
-  t.pack_b = g.b_col != 1 || (g.m > kOneRowBlock && g.k * g.n * 4 > caches.l3 / 4);  // a large B, read again and again
-  if (threads > 1 && multiply_adds(g) >= kWorthThreads) {
-    // The grid whose largest task is least, and that packs least twice: every row of tasks packs B, every column of
-    // tasks packs A.
-    double best = 0.0;
-    for (int tm = 1; tm <= threads; ++tm) {
-      if (threads % tm != 0) continue;
-      const int tn = threads / tm;
-      const double rows = static_cast<double>(round_up(ceil_div(g.m, tm), t.mr));
-      const double cols = static_cast<double>(round_up(ceil_div(g.n, tn), tn > 1 ? t.nr : lanes));  // see `grid_of`
-      const double cost = rows * cols + 4.0 * (rows + cols);
-      if (best == 0.0 || cost < best) {
-        best = cost;
-        t.threads_m = tm;
-        t.threads_n = tn;
-      }
-    }
-  }
+  GemmTile t;
+  default_registers(g, t);
+  t.kc = default_depth(g, t);
+  default_row_block(g, t);
+  t.nc = std::clamp<int64_t>(caches.l3_share / (t.kc * 4), 8 * t.nr, 4096) / t.nr * t.nr;
+  t.pack_b = g.b_col != 1 || worth_packing_b(g, t);
+  t.pack_a = worth_packing_a(g, t);
+  if (threads > 1 && multiply_adds(g) >= kWorthThreads) default_grid(g, threads, t);
   return t;
 }
 
@@ -504,30 +602,25 @@ bool matmul(const Gemm& g, const Batch& batch, const GemmTile* tile) {
     return true;
   }
   const int threads = num_threads();
+  const bool spread_items = batch.count >= 2 * threads;
   Job job;
   job.g = &g;
   job.batch = &batch;
-  if (!tile) {
-    job.plan = choose_plan(g);
-  } else {
-    job.plan.tail = separate_tail(g);
-  }
-  const bool spread_items = batch.count >= 2 * threads;
   if (tile) {
-    job.tile = *tile;
-  } else if (job.plan.path == Path::tiled) {
-    job.tile = default_tile(g, spread_items ? 1 : threads);
+    job.plan.tail = separate_tail(g);
+    job.cut.tile = *tile;
+  } else {
+    job.plan = choose_plan(g);
+    if (job.plan.path == Path::tiled) job.cut.tile = default_tile(g, spread_items ? 1 : threads);
+    if (job.plan.path == Path::swapped && job.plan.variant == kTiles) job.cut.tile = default_tile(transposed(g), 1);
+  }
+  if (job.plan.tail > 0 && g.a_col != 1) {
+    job.cut.tail_tile = default_tile(transposed(part_of(g, 0, g.m, g.n - job.plan.tail, job.plan.tail)), 1);
   }
   const bool worth = multiply_adds(g) * batch.count >= kWorthThreads;
-  job.grid = grid_of(g, job.plan.path, job.tile, worth && !spread_items ? threads : 1);
-  const int64_t units = batch.count * job.grid.rows * job.grid.cols;
-  job.items_per_task = worth ? std::max<int64_t>(units / (8 * threads), 1) : units;
-  const int64_t tasks = ceil_div(units, job.items_per_task);
-  if (tasks == 1) {
-    run_task_guarded(&job, 0);
-  } else {
-    run_tasks(static_cast<int>(tasks), run_task_guarded, &job);
-  }
+  job.grid = grid_of(g, job.plan.path, job.cut.tile, worth && !spread_items ? threads : 1);
+  if (shares_b(job, threads)) return run_shared(g, job, threads);
+  run_grid(job, worth, threads);
   return !job.failed;
 }
 

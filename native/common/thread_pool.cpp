@@ -1,11 +1,13 @@
 // A job is open while tasks are left; a worker enters only an open job, and the caller leaves when every worker that
-// entered has left. A worker that wakes late finds the job closed and goes back to sleep: nobody waits for it.
+// entered has left. A worker that wakes late finds the job closed and goes back to sleep: nobody waits for it. Entering,
+// claiming and leaving are single atomic operations; the lock is for sleeping and waking only.
 #include "common/thread_pool.h"
 
 #include <pthread.h>
 #include <sched.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -26,8 +28,26 @@ namespace {
 
 thread_local bool inside_task = false;
 
-// Some hundred microseconds: longer than the gap between two kernels of a model, less than a scheduler's time slice.
-constexpr int kSpins = 20000;
+// How long an idle thread looks for work before it sleeps: longer than the gap between two kernels of a model, less than a
+// scheduler's time slice. By the clock, because a pause takes 40 cycles on one CPU and 140 on another. From the second time
+// on, others that want the core get it.
+constexpr auto kSpinTime = std::chrono::microseconds(200), kSpinAlone = std::chrono::microseconds(50);
+constexpr int kSpinsBetweenLooks = 16;
+
+// Spins until `ready` says so, for a bounded time; false when it never did.
+template <class Ready>
+bool spin(Ready&& ready) {
+  const auto start = std::chrono::steady_clock::now();
+  for (;;) {
+    for (int i = 0; i < kSpinsBetweenLooks; ++i) {
+      if (ready()) return true;
+      relax();
+    }
+    const auto spent = std::chrono::steady_clock::now() - start;
+    if (spent > kSpinTime) return false;
+    if (spent > kSpinAlone) sched_yield();
+  }
+}
 
 struct Job {
   TaskFn fn = nullptr;
@@ -55,8 +75,7 @@ void leave_cpu(int) {}
 
 class Pool {
  public:
-  explicit Pool(int threads) : threads_(threads) {
-    spins_ = threads <= machine().real_cores ? kSpins : 0;
+  explicit Pool(int threads) : threads_(threads), spins_(threads <= machine().real_cores) {
     for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
   }
 
@@ -78,81 +97,102 @@ class Pool {
       for (int task = 0; task < job.tasks; ++task) job.fn(job.context, task);
       return;
     }
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      job_ = job;
-      if (spins_ > 0) caller_cpu_.store(this_cpu(), std::memory_order_relaxed);
-      next_.store(0, std::memory_order_relaxed);
-      open_ = true;
-      generation_.fetch_add(1);
-    }
-    if (sleepers_.load() > 0) {
-      wake_.notify_all();
-      sched_yield();  // a worker that wakes on this core can leave it at once
-    }
+    job_ = job;
+    if (spins_) caller_cpu_.store(this_cpu(), std::memory_order_relaxed);
+    next_.store(0, std::memory_order_relaxed);
+    inside_.store(0);
+    generation_.fetch_add(1);
+    wake_sleepers(job.tasks - 1);
     claim(job);
     close();
     busy_.store(false);
   }
 
  private:
+  static constexpr int kClosed = -1;
+
+  // No more workers than there are tasks for.
+  void wake_sleepers(int most) {
+    const int asleep = sleepers_.load();
+    if (asleep == 0) return;
+    { std::lock_guard<std::mutex> lock(mutex_); }  // one that is about to sleep sees the new job, or the notification
+    if (most >= asleep) {
+      wake_.notify_all();
+    } else {
+      for (int i = 0; i < most; ++i) wake_.notify_one();
+    }
+    sched_yield();  // a worker that wakes on this core can leave it at once
+  }
+
   void claim(const Job& job) {
     inside_task = true;
     for (int task = next_.fetch_add(1); task < job.tasks; task = next_.fetch_add(1)) job.fn(job.context, task);
     inside_task = false;
   }
 
-  // No worker may enter the job any more; wait for those inside to leave.
+  bool close_if_empty() {
+    int nobody = 0;
+    return inside_.compare_exchange_strong(nobody, kClosed);
+  }
+
+  // Waits for the workers that are inside to leave; then nobody may enter any more.
   void close() {
-    for (int i = 0; i < spins_ && active_.load() > 0; ++i) relax();
+    if (close_if_empty() || (spins_ && spin([this] { return close_if_empty(); }))) return;
     std::unique_lock<std::mutex> lock(mutex_);
-    open_ = false;
-    done_.wait(lock, [this] { return active_.load() == 0; });
+    caller_waits_.store(true);
+    done_.wait(lock, [this] { return close_if_empty(); });
+    caller_waits_.store(false);
+  }
+
+  bool enter() {
+    int inside = inside_.load();
+    while (inside != kClosed) {
+      if (inside_.compare_exchange_weak(inside, inside + 1)) return true;
+    }
+    return false;
+  }
+
+  void leave() {
+    if (inside_.fetch_sub(1) != 1 || !caller_waits_.load()) return;
+    std::lock_guard<std::mutex> lock(mutex_);
+    done_.notify_one();
   }
 
   void work() {
     unsigned seen = 0;
     for (;;) {
-      wait_for_change(seen);
+      seen = wait_for_change(seen);
+      if (stop_) return;
       const int caller_cpu = caller_cpu_.load(std::memory_order_relaxed);
       if (caller_cpu >= 0 && this_cpu() == caller_cpu) leave_cpu(caller_cpu);
-      Job job;
-      {
-        std::lock_guard<std::mutex> lock(mutex_);
-        seen = generation_.load();
-        if (stop_) return;
-        if (!open_) continue;
-        active_.fetch_add(1);
-        job = job_;
-      }
-      claim(job);
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (active_.fetch_sub(1) == 1) done_.notify_one();
+      if (!enter()) continue;
+      claim(job_);
+      leave();
     }
   }
 
-  void wait_for_change(unsigned seen) {
-    for (int i = 0; i < spins_; ++i) {
-      if (generation_.load() != seen) return;
-      relax();
-    }
+  unsigned wait_for_change(unsigned seen) {
+    if (spins_ && spin([&] { return generation_.load() != seen; })) return generation_.load();
     std::unique_lock<std::mutex> lock(mutex_);
     sleepers_.fetch_add(1);
     wake_.wait(lock, [&] { return generation_.load() != seen; });
     sleepers_.fetch_sub(1);
+    return generation_.load();
   }
 
-  int threads_;
-  int spins_;
+  const int threads_;
+  const bool spins_;  // more threads than cores do not: they would spin in each other's way
   std::vector<std::thread> workers_;
   std::mutex mutex_;
   std::condition_variable wake_, done_;
-  Job job_;
-  bool open_ = false;
-  bool stop_ = false;
+  std::atomic<bool> stop_{false}, caller_waits_{false};
+  Job job_;  // written while closed, read inside
+  std::atomic<int> sleepers_{0}, caller_cpu_{-1};
   std::atomic<bool> busy_{false};
-  std::atomic<unsigned> generation_{0};
-  std::atomic<int> next_{0}, active_{0}, sleepers_{0}, caller_cpu_{-1};
+  // Each on a cache line of its own: all threads look at the first, and claim by the second, all the time.
+  alignas(64) std::atomic<unsigned> generation_{0};
+  alignas(64) std::atomic<int> next_{0};
+  alignas(64) std::atomic<int> inside_{kClosed};  // workers in the job, or kClosed
 };
 
 // The pool is made at first use. Callers share ownership, so that set_num_threads may replace it while another Python

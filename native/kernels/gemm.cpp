@@ -1,7 +1,7 @@
 // The blocked multiplication around the micro-kernel, after Goto: a block of A (mc x kc) stays in L2, a strip of B
 // (kc x nr) passes through L1, C is touched once per kc. B's strips are packed just before their first use, inside the
-// first block of rows, so that packing warms the cache for the multiplication; with a single block of rows one strip's
-// worth of buffer is enough.
+// first block of rows, so that packing warms the cache for the multiplication; with a single block of rows a few strips'
+// worth of buffer is enough. Where several tasks read the same columns, B comes packed (PackedB).
 #include "kernels/gemm.h"
 
 #include "kernels/gemm_epilogue.h"
@@ -46,9 +46,14 @@ Blocks cut(int64_t m, int64_t n, int64_t k, const GemmTile& t) {
 
 int64_t packed_a_floats(const Blocks& b, const GemmTile& t) { return t.pack_a ? round_up(b.mc * b.kc + 64, 64) : 0; }
 
+// Strips of a row-major B are packed a few at a time: a row is then read in runs the hardware can follow, and one page is
+// looked up for all of them.
+constexpr int64_t kPackedRun = 128;  // floats
+int64_t strips_at_once(int nr) { return kPackedRun <= nr ? 1 : kPackedRun / nr; }
+
 int64_t workspace(int64_t m, int64_t n, int64_t k, const GemmTile& t) {
   const Blocks b = cut(m, n, k, t);
-  const int64_t columns = b.mc >= m ? t.nr : round_up(b.nc, t.nr);
+  const int64_t columns = b.mc >= m ? smaller(strips_at_once(t.nr) * t.nr, round_up(b.nc, t.nr)) : round_up(b.nc, t.nr);
   return packed_a_floats(b, t) + (t.pack_b ? round_up(columns * b.kc + 64, 64) : 0);
 }
 
@@ -66,6 +71,9 @@ struct StripJob {
   int mr;
   const float* next_b;
 };
+
+// A block of B larger than this may not lie in L1.
+constexpr int64_t kNearFloats = 1 << 13;
 
 void multiply_strip(const StripJob& job) {
   const Gemm& g = *job.g;
@@ -87,6 +95,7 @@ void multiply_strip(const StripJob& job) {
   args.last_lanes = job.lanes;
   args.accumulate = job.step > 0;
   args.prefetch = job.next_b;
+  args.fetch_b = job.row == 0 && !job.b_packed && g.n * job.steps > kNearFloats;
   int64_t row = 0;
   for (int64_t panel = 0; panel < panels; ++panel) {
     const int64_t rows = base + (panel < extra);
@@ -94,6 +103,7 @@ void multiply_strip(const StripJob& job) {
     args.c = g.c + (job.row + row) * g.c_row + job.col;
     kernels[rows - 1](args);
     if (last && g.epilogue.any()) finish(g.epilogue, args.c, g.c_row, job.row + row, job.col, rows, cols);
+    args.fetch_b = false;
     args.prefetch = panel + 1 < job.vectors ? args.prefetch + job.steps * kPrefetchStep : job.b;
     row += rows;
   }
@@ -111,44 +121,107 @@ void pack_a_block(const Gemm& g, int64_t row, int64_t rows, int64_t step, int64_
   }
 }
 
-void tiled(const Gemm& g, const GemmTile& t, float* workspace) {
+template <int NV>
+void copy_strips(const float* from, int64_t row, int64_t steps, int64_t strips, float* to) {
+  for (int64_t p = 0; p < steps; ++p, from += row, to += NV * kLanes) {
+    for (int64_t s = 0; s < strips; ++s) {
+      const float* const at = from + s * NV * kLanes;
+      float* const out = to + s * NV * kLanes * steps;
+      fetch_row<NV>(at + kRowsAhead * row);
+#pragma GCC unroll 4
+      for (int j = 0; j < NV; ++j) store(out + j * kLanes, load(at + j * kLanes));
+    }
+  }
+}
+
+using CopyStrips = void (*)(const float*, int64_t, int64_t, int64_t, float*);
+constexpr CopyStrips kCopyStrips[kMaxVectors] = {copy_strips<1>, copy_strips<2>, copy_strips<3>, copy_strips<4>};
+
+// `width` columns of B from `col` on, for one block of k: strip after strip, the last one filled up to whole vectors.
+void pack_strips(const Gemm& g, int64_t step, int64_t steps, int64_t col, int64_t width, int nr, float* to) {
+  int64_t j = 0;
+  if (g.b_col == 1) {
+    const int64_t strips = width / nr;
+    kCopyStrips[nr / kLanes - 1](g.b + step * g.b_row + col, g.b_row, steps, strips, to);
+    j = strips * nr;
+  }
+  for (; j < width; j += nr) {
+    const int64_t count = smaller(nr, width - j);
+    pack({g.b + step * g.b_row + (col + j) * g.b_col, g.b_row, g.b_col, steps, count, round_up(count, kLanes)},
+         to + j * steps);
+  }
+}
+
+void pack_b(const Gemm& g, const GemmTile& t, int64_t col, int64_t cols, float* to) {
+  const int64_t kc = cut(g.m, g.n, g.k, t).kc, columns = round_up(g.n, t.nr), run = strips_at_once(t.nr) * t.nr;
+  for (int64_t step = 0; step < g.k; step += kc) {
+    const int64_t steps = smaller(kc, g.k - step);
+    for (int64_t j = 0; j < cols; j += run) {
+      pack_strips(g, step, steps, col + j, smaller(run, cols - j), t.nr, to + step * columns + (col + j) * steps);
+    }
+  }
+}
+
+// Where the strips of one block of k and of columns are, and whether they are still to be packed.
+struct StripSource {
+  const Gemm* g;
+  const GemmTile* tile;
+  int64_t jc, columns;  // the block of columns
+  float* own;           // what is packed here, or null
+  bool few;             // `own` holds one run of strips, packed again for every run
+  PackedB shared;
+
+  // The strip j columns into the block; on the first block of rows, packs the run that starts with it.
+  void find(StripJob& job, int64_t j) const {
+    const int nr = tile->nr;
+    job.b_row = job.vectors * kLanes;
+    if (shared.at) {
+      job.b = shared.at + job.step * shared.columns + (shared.first + jc + j) * job.steps;
+      job.next_b = job.b + nr * job.steps;
+      return;
+    }
+    if (!own) {
+      job.b = job.next_b = g->b + job.step * g->b_row + job.col * g->b_col;
+      job.b_row = g->b_row;
+      return;
+    }
+    const int64_t run = g->b_col == 1 ? strips_at_once(nr) * nr : nr, within = j % run;
+    float* const at = own + (few ? within : j) * job.steps;
+    if (job.row == 0 && within == 0) pack_strips(*g, job.step, job.steps, job.col, smaller(run, columns - j), nr, at);
+    job.b = at;
+    job.next_b = job.row == 0 && within + nr >= run ? at : at + nr * job.steps;
+  }
+};
+
+void multiply_strips(StripJob& job, const StripSource& source, int nr) {
+  for (int64_t j = 0; j < source.columns; j += nr) {
+    const int64_t width = smaller(nr, source.columns - j);
+    job.col = source.jc + j;
+    job.vectors = static_cast<int>(ceil_div(width, kLanes));
+    job.lanes = static_cast<int>(width - (job.vectors - 1) * kLanes);
+    source.find(job, j);
+    multiply_strip(job);
+  }
+}
+
+void tiled(const Gemm& g, const GemmTile& t, const PackedB& b, float* workspace) {
   const Blocks blocks = cut(g.m, g.n, g.k, t);
   float* const packed_a = t.pack_a ? workspace : nullptr;
-  float* const packed_b = workspace + packed_a_floats(blocks, t);
-  const bool one_row_block = blocks.mc >= g.m;
+  StripSource source = {&g, &t, 0, 0, nullptr, blocks.mc >= g.m, b};
+  if (t.pack_b && !b.at) source.own = workspace + packed_a_floats(blocks, t);
   StripJob job;
   job.g = &g;
   job.a = packed_a;
   job.b_packed = t.pack_b;
   job.mr = t.mr;
-  for (int64_t jc = 0; jc < g.n; jc += blocks.nc) {
-    const int64_t columns = smaller(blocks.nc, g.n - jc);
+  for (source.jc = 0; source.jc < g.n; source.jc += blocks.nc) {
+    source.columns = smaller(blocks.nc, g.n - source.jc);
     for (job.step = 0; job.step < g.k; job.step += blocks.kc) {
       job.steps = smaller(blocks.kc, g.k - job.step);
       for (job.row = 0; job.row < g.m; job.row += blocks.mc) {
         job.rows = smaller(blocks.mc, g.m - job.row);
         if (packed_a) pack_a_block(g, job.row, job.rows, job.step, job.steps, t.mr, packed_a);
-        for (int64_t j = 0; j < columns; j += t.nr) {
-          const int64_t width = smaller(t.nr, columns - j);
-          job.col = jc + j;
-          job.vectors = static_cast<int>(ceil_div(width, kLanes));
-          job.lanes = static_cast<int>(width - (job.vectors - 1) * kLanes);
-          const float* source = g.b + job.step * g.b_row + job.col * g.b_col;
-          if (t.pack_b) {
-            float* to = packed_b + (one_row_block ? 0 : j * job.steps);
-            if (job.row == 0) {
-              pack({source, g.b_row, g.b_col, job.steps, width, job.vectors * kLanes}, to);
-            }
-            job.b = to;
-            job.b_row = job.vectors * kLanes;
-            job.next_b = one_row_block || job.row == 0 ? to : to + t.nr * job.steps;
-          } else {
-            job.b = source;
-            job.b_row = g.b_row;
-            job.next_b = source;
-          }
-          multiply_strip(job);
-        }
+        multiply_strips(job, source, t.nr);
       }
     }
   }
@@ -197,7 +270,7 @@ void transpose_into(const float* from, int64_t rows, int64_t cols, int64_t from_
 
 }  // namespace
 
-const GemmKernels gemm = {kLanes, kMaxRows, workspace, tiled, dots, row_by_matrix, few_rows,
+const GemmKernels gemm = {kLanes, kMaxRows, workspace, tiled, pack_b, dots, row_by_matrix, few_rows,
                           few_by_few, short_sums, narrow, transpose_into, finish};
 
 }  // namespace TW_ISA

@@ -42,6 +42,13 @@ struct GemmTile {
   int threads_m = 1, threads_n = 1;
 };
 
+// A matrix B that was packed whole, once, for several tasks to read: every block of k after the other, in each its strips.
+struct PackedB {
+  const float* at = nullptr;  // null: `tiled` packs what it reads
+  int64_t columns = 0;        // of the packed matrix, in whole strips
+  int64_t first = 0;          // the first column of this product in it, a multiple of nr
+};
+
 constexpr int64_t kFewest = 8;        // what a handful is to the kernels for few rows and few columns
 constexpr int64_t kShortestSum = 12;  // and to those for short sums
 
@@ -51,7 +58,10 @@ struct GemmKernels {
   // Floats of workspace that `tiled` needs.
   int64_t (*workspace)(int64_t m, int64_t n, int64_t k, const GemmTile& tile);
   // The blocked, packed multiplication. With pack_b = false the columns of B must have unit stride.
-  void (*tiled)(const Gemm& g, const GemmTile& tile, float* workspace);
+  void (*tiled)(const Gemm& g, const GemmTile& tile, const PackedB& b, float* workspace);
+  // Packs columns col ... col + cols - 1 of B (col a multiple of nr) to where `tiled` finds them: `to` holds k floats for
+  // every one of g.n columns, rounded up to whole strips.
+  void (*pack_b)(const Gemm& g, const GemmTile& tile, int64_t col, int64_t cols, float* to);
   // Inner products: the rows of A and the columns of B have unit stride along k. Best when m or n is small.
   void (*dots)(const Gemm& g, bool from_memory);
   // One row of A (wide: up to four), rows of B of unit stride: c = sum over p of a[p] * B[p, :].

@@ -34,6 +34,7 @@ struct MicroArgs {
   int last_lanes;   // 1 ... kLanes
   bool accumulate;
   const float* prefetch;  // packed A only: read soon after this tile; one cache line is fetched a step
+  bool fetch_b = false;   // strided A only: these are the first rows to read B, which may come from far away
 };
 using MicroKernel = void (*)(const MicroArgs&);
 
@@ -142,7 +143,18 @@ TW_INLINE void multiply_packed(const MicroArgs& args, Tile<MR, NV, Special>& til
   }
 }
 
-template <int MR, int NV, bool Special>
+// Rows of B that are fetched ahead of their use: the hardware does not see that runs this short, a row apart, belong together.
+constexpr int64_t kRowsAhead = 8;
+
+// NV vectors of a row of B, wherever they start within a cache line.
+template <int NV>
+TW_INLINE void fetch_row(const float* row) {
+#pragma GCC unroll 4
+  for (int j = 0; j < NV * kLanes; j += kPrefetchStep) __builtin_prefetch(row + j);
+  __builtin_prefetch(row + NV * kLanes - 1);
+}
+
+template <bool FetchB, int MR, int NV, bool Special>
 TW_INLINE void multiply_strided(const MicroArgs& args, Tile<MR, NV, Special>& tile) {
   constexpr int kPointers = (MR + kRowsPerPointer - 1) / kRowsPerPointer;
   const char* a[kPointers];
@@ -156,6 +168,7 @@ TW_INLINE void multiply_strided(const MicroArgs& args, Tile<MR, NV, Special>& ti
 #pragma GCC unroll 1
   for (int64_t p = args.k; p > 0; --p) {
     const StepB<MR, NV, Special> step(b, args.last_lanes);
+    if (FetchB) fetch_row<NV>(b + kRowsAhead * b_row);
 #pragma GCC unroll 14
     for (int i = 0; i < MR; ++i) {
       const char* at = a[i / kRowsPerPointer] + (i % kRowsPerPointer) * row_bytes;
@@ -164,6 +177,22 @@ TW_INLINE void multiply_strided(const MicroArgs& args, Tile<MR, NV, Special>& ti
 #pragma GCC unroll 5
     for (int g = 0; g < kPointers; ++g) a[g] += col_bytes;
     b += b_row;
+  }
+}
+
+// From this many steps on there is time to fetch the tile's part of C while k runs; it is written (and, past the first block
+// of k, added to) at the end, and by then another block of rows has often driven it out of L1.
+constexpr int64_t kFetchSteps = 64;
+
+template <int MR, int NV>
+TW_INLINE void fetch_result(const MicroArgs& args) {
+  if (args.k < kFetchSteps) return;
+  const float* c = args.c;
+#pragma GCC unroll 14
+  for (int i = 0; i < MR; ++i, c += args.c_row) {
+#pragma GCC unroll 4
+    for (int j = 0; j < NV * kLanes; j += kPrefetchStep) __builtin_prefetch(c + j, 1);
+    __builtin_prefetch(c + NV * kLanes - 1, 1);  // rows seldom start on a cache line
   }
 }
 
@@ -184,11 +213,12 @@ TW_INLINE void store_tile(const MicroArgs& args, const Tile<MR, NV, Special>& ti
 
 template <int MR, int NV, bool Special, bool PackedA>
 void micro_kernel(const MicroArgs& args) {
+  fetch_result<MR, NV>(args);
   Tile<MR, NV, Special> tile = {};
   if (PackedA) {
     multiply_packed<MR, NV, Special>(args, tile);
   } else {
-    multiply_strided<MR, NV, Special>(args, tile);
+    args.fetch_b ? multiply_strided<true>(args, tile) : multiply_strided<false>(args, tile);
   }
   args.accumulate ? store_tile<true>(args, tile) : store_tile<false>(args, tile);
 }

@@ -134,7 +134,7 @@ void transpose_few(const float* from, int64_t cols, int64_t from_row, float* to)
   }
 }
 
-// Where the strip goes: `width` floats a step, of which `count` come from the source and the rest become zero. With
+// Where the strip goes: `width` floats a step, of which `count` come from the source and the rest are never used. With
 // `slack`, a strip narrower than a vector is stored with overlapping full vectors, which need kLanes floats more at the
 // end of the destination.
 struct Strip {
@@ -156,58 +156,111 @@ TW_INLINE void put(float* to, vf v, int room, bool only_group) {
   }
 }
 
-inline void pack_along_x(const Strip& s, float* to) {
-  for (int64_t x = 0; x < s.width; x += kLanes) {
-    const int left = lanes_of(s.count - x), room = lanes_of(s.width - x);
-    const bool only = s.slack && s.width <= kLanes;
-    const float* from = s.from + x;
-    float* at = to + x;
-    if (left >= kLanes) {
-      for (int64_t p = 0; p < s.k; ++p, at += s.to_step, from += s.k_stride) store(at, load(from));
-    } else {
-      const int lanes = left > 0 ? left : 0;
-      for (int64_t p = 0; p < s.k; ++p, at += s.to_step, from += s.k_stride) put(at, load_first(from, lanes), room, only);
-    }
+// V whole vectors a step, from x on: a row of the source is read from front to back, once.
+template <int V>
+TW_INLINE void copy_whole(const Strip& s, int64_t x, float* to) {
+  const float* from = s.from + x;
+  to += x;
+  for (int64_t p = 0; p < s.k; ++p, to += s.to_step, from += s.k_stride) {
+#pragma GCC unroll 4
+    for (int j = 0; j < V; ++j) store(to + j * kLanes, load(from + j * kLanes));
   }
 }
 
-template <bool Whole>
-TW_INLINE void transpose_block(const Strip& s, int64_t x, int64_t p, int lanes_k, float* to) {
-  const int left = lanes_of(s.count - x), room = lanes_of(s.width - x);
-  vf r[kLanes];
-  const float* from = s.from + x * s.x_stride + p;
-#pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i) {
-    if (Whole) {
-      r[i] = load(from);
-    } else {
-      r[i] = i < left ? load_first(from, lanes_k) : vf{};
-    }
-    from += s.x_stride;
+// The vector that starts at x, of which fewer than kLanes floats come from the source.
+TW_INLINE void copy_last(const Strip& s, int64_t x, float* to) {
+  const int lanes = lanes_of(s.count - x), room = lanes_of(s.width - x);
+  const bool only = s.slack && s.width <= kLanes;
+  const float* from = s.from + x;
+  to += x;
+  for (int64_t p = 0; p < s.k; ++p, to += s.to_step, from += s.k_stride) put(to, load_first(from, lanes), room, only);
+}
+
+inline void pack_along_x(const Strip& s, float* to) {
+  int64_t x = 0;
+  for (; s.count - x >= 4 * kLanes; x += 4 * kLanes) copy_whole<4>(s, x, to);
+  const int64_t whole = (s.count - x) / kLanes;
+  if (whole == 3) copy_whole<3>(s, x, to);
+  if (whole == 2) copy_whole<2>(s, x, to);
+  if (whole == 1) copy_whole<1>(s, x, to);
+  for (x += whole * kLanes; x < s.width; x += kLanes) copy_last(s, x, to);
+}
+
+// kLanes vectors from rows `apart` floats apart, transposed; rows from `rows` on are the last one again.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Half a row goes into each half of a register as it is read, which leaves two networks that never cross the middle: a third of
+// the shuffles that the general one takes.
+TW_INLINE vf two_halves(const float* low, const float* high) {
+  return (vf)_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
+}
+TW_INLINE void load_transposed(const float* from, int64_t apart, int rows, vf (&r)[kLanes]) {
+  const float* at[kLanes];
+#pragma GCC unroll 8
+  for (int i = 0; i < kLanes; ++i) at[i] = from + (i < rows ? i : rows - 1) * apart;
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+    __m256 v[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) v[i] = (__m256)two_halves(at[i] + 4 * half, at[i + 4] + 4 * half);
+    const __m256 low01 = _mm256_unpacklo_ps(v[0], v[1]), high01 = _mm256_unpackhi_ps(v[0], v[1]);
+    const __m256 low23 = _mm256_unpacklo_ps(v[2], v[3]), high23 = _mm256_unpackhi_ps(v[2], v[3]);
+    r[4 * half] = (vf)_mm256_shuffle_ps(low01, low23, 0x44);
+    r[4 * half + 1] = (vf)_mm256_shuffle_ps(low01, low23, 0xee);
+    r[4 * half + 2] = (vf)_mm256_shuffle_ps(high01, high23, 0x44);
+    r[4 * half + 3] = (vf)_mm256_shuffle_ps(high01, high23, 0xee);
   }
+}
+#else
+TW_INLINE void load_transposed(const float* from, int64_t apart, int rows, vf (&r)[kLanes]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) r[i] = load(from + (i < rows ? i : rows - 1) * apart);
+  transpose(r);
+}
+#endif
+
+// kLanes steps of one group of `rows` rows.
+template <bool Whole>
+TW_INLINE void transpose_block(const Strip& s, int64_t x, int64_t p, int rows, float* to) {
+  vf r[kLanes];
+  load_transposed(s.from + x * s.x_stride + p, s.x_stride, Whole ? kLanes : rows, r);
+  float* at = to + p * s.to_step + x;
+  const int room = lanes_of(s.width - x);
+  const bool only = s.slack && s.width <= kLanes;
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i, at += s.to_step) Whole ? store(at, r[i]) : put(at, r[i], room, only);
+}
+
+// The last steps, fewer than kLanes.
+inline void transpose_last(const Strip& s, int64_t x, int64_t p, int rows, float* to) {
+  const int lanes = static_cast<int>(s.k - p), room = lanes_of(s.width - x);
+  vf r[kLanes] = {};
+  const float* from = s.from + x * s.x_stride + p;
+  for (int i = 0; i < rows; ++i) r[i] = load_first(from + i * s.x_stride, lanes);
   transpose(r);
   float* at = to + p * s.to_step + x;
-  if (Whole) {
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i, at += s.to_step) store(at, r[i]);
-  } else {
-    for (int i = 0; i < lanes_k; ++i, at += s.to_step) put(at, r[i], room, s.slack && s.width <= kLanes);
-  }
+  for (int i = 0; i < lanes; ++i, at += s.to_step) put(at, r[i], room, s.slack && s.width <= kLanes);
 }
 
-inline void pack_along_k(const Strip& s, float* to) {
-  int64_t p = 0;
-  for (; p + kLanes <= s.k; p += kLanes) {
-    for (int64_t x = 0; x < s.width; x += kLanes) {
-      if (s.count - x >= kLanes && s.width - x >= kLanes) {
-        transpose_block<true>(s, x, p, kLanes, to);
-      } else {
-        transpose_block<false>(s, x, p, kLanes, to);
-      }
-    }
+// The steps from `first` to `last` of the group of rows that starts at x.
+TW_INLINE void transpose_group(const Strip& s, int64_t x, int64_t first, int64_t last, float* to) {
+  const int rows = lanes_of(s.count - x);
+  int64_t p = first;
+  if (rows == kLanes && s.width - x >= kLanes) {
+    for (; p + kLanes <= last; p += kLanes) transpose_block<true>(s, x, p, rows, to);
+  } else {
+    for (; p + kLanes <= last; p += kLanes) transpose_block<false>(s, x, p, rows, to);
   }
-  if (p < s.k) {
-    for (int64_t x = 0; x < s.width; x += kLanes) transpose_block<false>(s, x, p, static_cast<int>(s.k - p), to);
+  if (p < last) transpose_last(s, x, p, rows, to);
+}
+
+// A strip that is packed is read one group of rows after the other, each from front to back: as many runs at a time as the
+// hardware follows, and as a set of L1 holds where rows lie whole pages apart. A matrix that is transposed is written in
+// order instead.
+inline void pack_along_k(const Strip& s, float* to) {
+  const int64_t run = s.slack ? s.k : kLanes;
+  for (int64_t p = 0; p < s.k; p += run) {
+    const int64_t last = p + run < s.k ? p + run : s.k;
+    for (int64_t x = 0; x < s.width; x += kLanes) transpose_group(s, x, p, last, to);
   }
 }
 

@@ -312,25 +312,54 @@ def test_the_default_shares_a_product_out_as_evenly_as_any_grid(isa: str, thread
     assert path == "tiled"
     tile = TileConfig(*default)
 
-    def largest(threads_m: int) -> int:
-        rows, cols = -(-m // threads_m), -(-n // (threads // threads_m))
+    def largest(threads_m: int, threads_n: int) -> int:
+        rows, cols = -(-m // threads_m), -(-n // threads_n)
         return min(-(-rows // tile.mr) * tile.mr, m) * min(-(-cols // tile.nr) * tile.nr, n)
 
-    grids = [largest(count) for count in range(1, threads + 1) if threads % count == 0]
-    assert tile.threads_m * tile.threads_n == threads
-    assert largest(tile.threads_m) <= 1.1 * min(grids)  # a little more is taken where it packs less
+    grids = [largest(count, threads // count) for count in range(1, threads + 1) if threads % count == 0]
+    each, left = divmod(tile.threads_m * tile.threads_n, threads)
+    assert left == 0
+    assert each * largest(tile.threads_m, tile.threads_n) <= 1.1 * min(grids)  # a little more where it packs less
 
 
-def test_a_large_matrix_is_packed_from_the_second_block_of_rows_on():
-    rng = np.random.default_rng(5)
-    b = rng.standard_normal((1100, 2100)).astype(np.float32)
-    a = rng.standard_normal((512, 1100)).astype(np.float32)
-    packs = {rows: default_matmul_tile(a[:rows], b).pack_b for rows in (192, 193, 300, 512)}
-    assert not packs[192]  # read once
-    assert packs[193] == packs[300] == packs[512]  # which depends on the machine's caches
-    assert not default_matmul_tile(a[:300, :200], np.ascontiguousarray(b[:200, :200])).pack_b  # small
-    for rows in (192, 193, 300):
-        exact = a[:rows].astype(np.float64) @ b
-        for threads in (1, 2):
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_matrix_is_packed_where_many_rows_read_it_and_a_small_one_never(isa: str) -> None:
+    native.set_isa(isa)
+    a, b = np.ones((512, 1100), F), np.ones((1100, 2100), F)
+    packs = [default_matmul_tile(a[:rows], b).pack_b for rows in (4, 16, 64, 193, 300, 512)]
+    assert packs == sorted(packs)  # what is packed for some rows is packed for more
+    assert packs[-1] and not packs[0]
+    assert not default_matmul_tile(a[:300, :100], np.ascontiguousarray(b[:100, :100])).pack_b
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_any_number_of_threads_gives_the_same_bits_where_b_is_packed_once_for_all(isa: str, layout: str) -> None:
+    native.set_isa(isa)
+    rng = np.random.default_rng(6)
+    for m, n, k in [(257, 1025, 300), (513, 511, 1030), (300, 1024, 512), (200, 385, 1600), (130, 66, 900)]:
+        a, b = rng.standard_normal((m, k)).astype(F), rng.standard_normal((k, n)).astype(F)
+        a[1, 2], b[3, 4] = np.nan, np.inf
+        left = np.asfortranarray(a) if layout[0] == "t" else a
+        right = np.asfortranarray(b) if layout[1] == "t" else b
+        native.set_num_threads(1)
+        one = matmul_native(left, right)
+        with np.errstate(invalid="ignore"):
+            exact = a.astype(np.float64) @ b
+        np.testing.assert_allclose(one, exact, rtol=1e-4, atol=1e-3)
+        for threads in (2, 3, 16, 64):
             native.set_num_threads(threads)
-            np.testing.assert_allclose(matmul_native(a[:rows], b), exact, atol=1e-2)
+            np.testing.assert_array_equal(matmul_native(left, right), one, err_msg=f"{m}x{n}x{k}, {threads} threads")
+
+
+def test_a_given_tile_gives_the_same_bits_however_its_grid_shares_b() -> None:
+    rng = np.random.default_rng(7)
+    a, b = (rng.standard_normal(shape).astype(F) for shape in ((515, 700), (700, 530)))
+    nr = native.gemm_register_tiles()[0][1]
+    one = matmul_native(a, b, tile=TileConfig(4, nr, 64, 4 * nr, 128, True, True))
+    native.set_num_threads(4)
+    for grid in [(1, 4), (2, 2), (4, 1), (16, 3), (3, 16)]:
+        np.testing.assert_array_equal(
+            matmul_native(a, b, tile=TileConfig(4, nr, 64, 4 * nr, 128, True, True, *grid)), one
+        )
+    np.testing.assert_allclose(one, a.astype(np.float64) @ b, atol=1e-3)
