@@ -10,10 +10,12 @@ for all three.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from types import ModuleType
 from typing import Literal, overload
+
+import numpy as np
 
 from tilewise._extension import native
 from tilewise.backend import conv_tiles, int8_tiles
@@ -94,7 +96,9 @@ def tile_space(
     if op == "int8_matmul":
         return int8_tiles.feasible(module, _int8_shape(shape, layout), split)
     m, n, k, transposed = _check(op, shape, layout)
-    return [t for t in _candidates(module, m, n, k, split) if module.gemm_tile_problem(t, m, n, k, transposed) is None]
+    near = around(module, default_tile(module, (m, n, k), layout or "nn", split), (m, n, k), split)
+    tiles = dict.fromkeys([*near, *_candidates(module, m, n, k, split)])
+    return [tile for tile in tiles if module.gemm_tile_problem(tile, m, n, k, transposed) is None]
 
 
 def check_tile(
@@ -168,8 +172,40 @@ def _clipped(sizes: tuple[int, ...], extent: int, grain: int) -> list[int]:
     return sorted({min(whole, max(1, size // grain) * grain) for size in sizes} | {min(whole, sizes[-1] * 4)})
 
 
+def default_tile(module: ModuleType, shape: tuple[int, int, int], layout: str, threads: int) -> TileConfig:
+    """What a product uses when it is given no tile. Operands are made, but their memory is never touched."""
+    m, n, k = shape
+    a = np.empty((k, m), np.float32).T if layout[0] == "t" else np.empty((m, k), np.float32)
+    b = np.empty((n, k), np.float32).T if layout[1] == "t" else np.empty((k, n), np.float32)
+    return TileConfig(*module.matmul_plan(a, b, threads)[1])
+
+
+def around(module: ModuleType, tile: TileConfig, shape: tuple[int, int, int], threads: int) -> list[TileConfig]:
+    """The tile and its neighbours: other blocks, or another packing, register tile or grid with the same blocks."""
+    m, n, k = shape
+
+    def scaled(size: int, extent: int, grain: int, factors: tuple[float, ...]) -> list[int]:
+        whole = -(-extent // grain) * grain
+        return sorted({min(whole, max(1, round(min(size, whole) * f / grain)) * grain) for f in factors})
+
+    rows, columns = scaled(tile.mc, m, tile.mr, (0.5, 1, 2)), scaled(tile.nc, n, tile.nr, (0.25, 0.5, 1, 2))
+    depths = scaled(tile.kc, k, 1, (0.5, 0.67, 1, 1.5, 2))
+    found = [tile, *(replace(tile, mc=mc, nc=nc, kc=kc) for mc, nc, kc in product(rows, columns, depths))]
+    found += [replace(tile, pack_a=a, pack_b=b) for a, b in product((False, True), (False, True))]
+    for mr, nr in _register_tiles(module):
+        mc, nc = -(-min(tile.mc, m) // mr) * mr, -(-min(tile.nc, n) // nr) * nr
+        found.append(replace(tile, mr=mr, nr=nr, mc=mc, nc=nc))
+    found += [replace(tile, threads_m=down, threads_n=across) for down, across in _grids(threads)]
+    return list(dict.fromkeys(found))
+
+
+def _grids(threads: int) -> list[tuple[int, int]]:
+    """Grids of as many tasks as there are threads."""
+    return [(t, threads // t) for t in range(1, threads + 1) if threads % t == 0]
+
+
 def _candidates(module: ModuleType, m: int, n: int, k: int, threads: int) -> Iterator[TileConfig]:
-    grids = [(t, threads // t) for t in range(1, threads + 1) if threads % t == 0]
+    grids = _grids(threads)
     for mr, nr in _register_tiles(module):
         blocks = product(_clipped(_ROW_BLOCKS, m, mr), _clipped(_COLUMN_BLOCKS, n, nr), _clipped(_K_BLOCKS, k, 1))
         for (mc, nc, kc), pack_a, pack_b, grid in product(blocks, (True, False), (True, False), grids):
