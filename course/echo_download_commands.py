@@ -8,7 +8,7 @@ are run again. `tilewise tiles download` does the same with checksums and withou
 
 from __future__ import annotations
 
-BASE_URL = "http://download.tensorflow.org/data/tpu_graphs/v0"
+BASE_URL = "https://storage.googleapis.com/download.tensorflow.org/data/tpu_graphs/v0"
 SPLITS = ("train", "valid", "test")
 
 

@@ -47,7 +47,8 @@ PyObject* layer_norm_entry(PyObject*, PyObject* const* args, Py_ssize_t nargs, P
   if (!is_vector(weight, columns) || !is_vector(bias, columns)) {
     return shape_error("layer_norm over %zd columns needs weight and bias of that length", (Py_ssize_t)columns);
   }
-  const int64_t rows = columns > 0 ? x.size() / columns : 0;
+  // Not size / columns: a row of no columns still has a mean, which is NaN.
+  const int64_t rows = PyArray_MultiplyList(PyArray_DIMS(x.array()), x.ndim() - 1);
   PyObject* out = three(new_float_array_like(x.array()), new_float_array(x.ndim() - 1, PyArray_DIMS(x.array())),
                         new_float_array(x.ndim() - 1, PyArray_DIMS(x.array())));
   if (!out) return nullptr;

@@ -165,7 +165,7 @@ const float* cropped(ConvShape* s, const float* x, Buffer<float>* memory) {
   const int64_t h = s->h > top ? s->h - top : 0, w = s->w > left ? s->w - left : 0;
   *memory = Buffer<float>(static_cast<std::size_t>(s->n * s->c * h * w));
   float* to = memory->data();
-  for (int64_t plane = 0; plane < s->n * s->c; ++plane) {
+  for (int64_t plane = 0; plane < s->n * s->c && w > 0; ++plane) {
     for (int64_t y = 0; y < h; ++y, to += w) {
       std::memcpy(to, x + (plane * s->h + y + top) * s->w + left, static_cast<std::size_t>(w) * sizeof(float));
     }

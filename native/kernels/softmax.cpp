@@ -51,6 +51,14 @@ void log_softmax_grad(const float* y, const float* gy, float* gx, int64_t rows, 
   }
 }
 
+// Whoever calls may hold arrays that start anywhere; the vectors' loads do not mind, a plain one must not.
+template <typename T>
+T at(const T* from, int64_t i) {
+  T value;
+  __builtin_memcpy(&value, from + i, sizeof value);
+  return value;
+}
+
 void cross_entropy(const float* logits, const int64_t* targets, float* losses, float* logsumexp, int64_t rows,
                    int64_t columns) {
   for (int64_t r = 0; r < rows; ++r, logits += columns) {
@@ -59,18 +67,18 @@ void cross_entropy(const float* logits, const int64_t* targets, float* losses, f
     const double log_total = __builtin_log(sum_of_exp(logits, top, columns));
     logsumexp[r] = static_cast<float>(top + log_total);
     // (top - logit) first: with logits in the thousands, logsumexp - logit would keep three digits.
-    losses[r] = static_cast<float>((static_cast<double>(top) - logits[targets[r]]) + log_total);
+    losses[r] = static_cast<float>((static_cast<double>(top) - at(logits, at(targets, r))) + log_total);
   }
 }
 
 void cross_entropy_grad(const float* logits, const int64_t* targets, const float* logsumexp, const float* weights,
                         float* glogits, int64_t rows, int64_t columns) {
   for (int64_t r = 0; r < rows; ++r, logits += columns, glogits += columns) {
-    const float total = logsumexp[r], weight = weights[r];
+    const float total = at(logsumexp, r), weight = at(weights, r);
     each_vector(columns, [&](int64_t i, auto lanes) {
       lanes.put(glogits + i, vexp(lanes.get(logits + i) - total) * weight);
     });
-    glogits[targets[r]] -= weight;
+    glogits[at(targets, r)] -= weight;
   }
 }
 

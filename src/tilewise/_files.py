@@ -84,7 +84,7 @@ def open_input(path: str | os.PathLike[str], limit: int) -> IO[bytes]:
         # opened, since another may have come in between. Without blocking, so that even that one cannot hang.
         _check_kind(Path(path).stat(), path)
         descriptor = os.open(
-            path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+            path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
         )
     except FileFormatError:  # a ValueError too
         raise

@@ -291,3 +291,33 @@ def test_results_do_not_depend_on_the_number_of_threads(op: str) -> None:
     for other in results[1:]:
         for one, two in zip(results[0], other, strict=True):
             np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize("shape", [(3, 0), (2, 3, 0), (0, 0)])
+def test_a_layer_norm_over_no_columns_has_means_of_no_numbers(shape: tuple[int, ...], backend: str) -> None:
+    y, mean, rstd = current_backend().dispatch(
+        "layer_norm", np.zeros(shape, np.float32), np.ones(0, np.float32), np.ones(0, np.float32), 1e-5
+    )
+    assert y.shape == shape and mean.shape == rstd.shape == shape[:-1]
+    assert np.isnan(mean).all() and np.isnan(rstd).all()
+
+
+def test_the_slope_of_gelu_at_infinity_is_its_limit(backend: str) -> None:
+    x = np.array([np.inf, -np.inf, np.nan], np.float32)
+    np.testing.assert_array_equal(
+        current_backend().dispatch("gelu_grad", x, np.ones(3, np.float32)), np.array([1, 0, np.nan], np.float32)
+    )
+
+
+@pytest.mark.parametrize("offset", [1, 2, 3, 5])
+def test_cross_entropy_takes_arrays_that_start_anywhere(offset: int) -> None:
+    def moved(array: Array) -> Array:
+        held = np.zeros(array.nbytes + offset, np.uint8)
+        out = held[offset:].view(array.dtype).reshape(array.shape)
+        out[...] = array
+        return out
+
+    logits, targets = make((5, 9)), np.arange(5)
+    expected = run("cross_entropy", logits, targets)
+    for ours, plain in zip(run("cross_entropy", moved(logits), moved(targets)), expected, strict=True):
+        np.testing.assert_array_equal(ours, plain)

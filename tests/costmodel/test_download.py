@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import socket
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import pytest
 
 from tilewise.costmodel import download
 from tilewise.costmodel.unpack import unpack_tar
-from tilewise.errors import FileFormatError, TilewiseError, UnavailableError
+from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError
 
 
 def tar_bytes(*members: tuple[str, bytes]) -> bytes:
@@ -204,3 +205,23 @@ def test_a_second_archive_of_the_same_split_adds_to_it(tmp_path: Path) -> None:
         result = unpack_tar(tmp_path / f"{name}.tar", tmp_path)
         assert (result.kernels, result.ignored) == ({"valid": 1}, 1)
     assert sorted(path.name for path in (tmp_path / "npz/tile/xla/valid").iterdir()) == ["a.npz", "b.npz"]
+
+
+def test_data_come_over_https_alone_unless_from_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "create_connection", lambda *a, **k: pytest.fail("nothing may be asked"))
+    assert download.BASE_URL.startswith("https://")
+    for url in ("http://example.org/", "ftp://example.org/", "http://127.0.0.1.example.org/"):
+        with pytest.raises(ConfigurationError, match="https"):
+            download.plan_download(tmp_path, ("valid",), url)
+
+
+def test_a_server_that_sends_on_to_plain_http_is_not_followed(server: Server, tmp_path: Path) -> None:
+    class Elsewhere(Handler):
+        def do_HEAD(self) -> None:
+            self.send_response(302)
+            self.send_header("Location", "http://example.org/npz_tile_xla_valid.tar")
+            self.end_headers()
+
+    server.RequestHandlerClass = Elsewhere  # type: ignore[assignment]
+    with pytest.raises(ConfigurationError, match="https"):
+        download.plan_download(tmp_path, ("valid",), server.url)

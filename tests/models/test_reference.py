@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,10 @@ from torch_reference import assert_close
 import tilewise as tw
 from benchmarks import torch_models
 from tilewise import data, interop, models, optim
-from tilewise.errors import TilewiseError
+from tilewise.errors import FileFormatError, TilewiseError
+from tilewise.generate.gpt2 import load_gpt
+from tilewise.io import save
+from tilewise.models.saved import load_model
 from tilewise.nn import functional as F
 
 PARAMETERS = {"mlp": 50_826, "cnn": 58_634, "resnet8": 77_706, "vgg6": 557_898, "gpt": 842_752}
@@ -153,3 +158,25 @@ def test_impossible_models_get_one_sentence():
 
 def test_the_cnn_takes_mnist_sizes():
     assert models.cnn(size=28)(tw.Tensor(np.zeros((2, 1, 28, 28), np.float32))).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"0.weight": (1, 10**6), "0.bias": (256,), "4.weight": (10, 1)},
+        {"0.weight": (1, 10**6, 3, 3), "12.weight": (10, 64)},
+        {"fc.weight": (10**6, 1)},
+        {"token_embedding.weight": (1, 2048), "position_embedding.weight": (10**6, 1), "blocks.0.x": (1,)},
+        {"token_embedding.weight": (2, 64), "position_embedding.weight": (2, 64)}
+        | {f"blocks.{n}.norm1.weight": (0,) for n in range(5000)},
+    ],
+)
+def test_a_file_that_claims_a_larger_model_than_it_holds_costs_nothing(tmp_path, state):
+    save({name: np.zeros(shape, np.float32) for name, shape in state.items()}, tmp_path / "x")
+    for read in (load_model, load_gpt):
+        tracemalloc.start()
+        with pytest.raises(FileFormatError):
+            read(tmp_path / "x")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 100_000_000

@@ -66,7 +66,8 @@ def gelu(x: Array) -> Array:
 @_silent
 def gelu_grad(x: Array, gy: Array) -> Array:
     density = np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
-    return np.asarray(gy * (_normal_cdf(x) + x * density))
+    tail = np.where(np.isinf(x), x.dtype.type(0), x * density)  # at infinity: ended, not infinity times 0
+    return np.asarray(gy * (_normal_cdf(x) + tail))
 
 
 def _normal_cdf(x: Array) -> Array:
@@ -280,6 +281,9 @@ def log_softmax_grad(y: Array, gy: Array) -> Array:
 @implements("layer_norm", "numpy")
 @_silent
 def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> tuple[Array, Array, Array]:
+    if not x.shape[-1]:
+        nothing = np.full(x.shape[:-1], np.nan, x.dtype)  # the mean of no numbers
+        return x.copy(), nothing, nothing.copy()
     mean = x.mean(axis=-1, keepdims=True)
     centred = x - mean
     rstd = 1 / np.sqrt((centred * centred).mean(axis=-1, keepdims=True) + x.dtype.type(eps))

@@ -22,7 +22,9 @@ def register(app: typer.Typer) -> None:
     from tilewise.cli.tiles import tiles
     from tilewise.cli.tour import tour
     from tilewise.cli.tune import tune
+    from tilewise.cli.version import options
 
+    app.callback()(options)
     panels = {
         "Start here": (tour, check),
         "Measure": (machine, profile, ladder),

@@ -2,7 +2,9 @@
 
 A file arrives as ``<name>.part`` beside a note of the server's validator, so that a broken connection or a killed
 process continues where it stopped, and starts over only if the file on the server has changed. Its size, and its MD5
-where the server gives one, are checked before it gets its name. See `unpack` for what is accepted from an archive.
+where the server gives one, are checked before it gets its name. Both come over https, as the file does, so that nobody
+on the way can change either; only a server on this very machine may speak http. See `unpack` for what is accepted from
+an archive.
 """
 
 from __future__ import annotations
@@ -22,14 +24,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from tilewise._files import write_whole
+from tilewise._files import read_json_input, write_whole
 from tilewise.costmodel.unpack import Unpacked, unpack_tar
-from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
+from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError
 
-BASE_URL = "http://download.tensorflow.org/data/tpu_graphs/v0/"
+BASE_URL = "https://storage.googleapis.com/download.tensorflow.org/data/tpu_graphs/v0/"
 SPLITS = ("train", "valid", "test")
 _BLOCK = 1 << 18
 _TIMEOUT_S = 60.0
+_THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 _BROKEN = (OSError, http.client.HTTPException, socket.timeout)
 
 Report = Callable[[str, int, int], None]  # file, bytes there, bytes in all
@@ -125,6 +128,8 @@ def _describe(base_url: str, name: str) -> Remote:
             size = int(answer.headers.get("Content-Length") or -1)
             etag = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
             md5 = _md5_of(answer.headers.get_all("x-goog-hash") or [])
+    except TilewiseError:
+        raise
     except (*_BROKEN, ValueError) as error:
         raise UnavailableError(f"{url} does not answer ({_reason(error)}).") from error
     if size < 0:
@@ -143,10 +148,23 @@ def _md5_of(headers: list[str]) -> str:
 
 
 def _open(url: str, headers: dict[str, str], method: str = "GET") -> Any:
-    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-        raise ConfigurationError(f"{url} is not an http or https address.")
+    _check_address(url)
     request = urllib.request.Request(url, headers=headers, method=method)
-    return urllib.request.urlopen(request, timeout=_TIMEOUT_S)
+    return urllib.request.build_opener(_Redirects).open(request, timeout=_TIMEOUT_S)
+
+
+def _check_address(url: str) -> None:
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _THIS_MACHINE):
+        raise ConfigurationError(f"{url[:200]} is not an https address; data are fetched over no other.")
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows a server that sends on, but not away from https."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        _check_address(newurl)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def _fetch_once(remote: Remote, folder: Path, report: Report, stop_at: int | None = None) -> None:
@@ -193,9 +211,9 @@ def _bytes_present(folder: Path, remote: Remote) -> int:
     if _is_whole(folder / remote.name, remote):
         return remote.size
     try:
-        note = json.loads(_note(folder, remote.name).read_text(encoding="utf-8"))
+        note = read_json_input(_note(folder, remote.name))
         size = _part(folder, remote.name).stat().st_size
-    except (OSError, ValueError):
+    except (OSError, TilewiseError):
         return 0
     same = isinstance(note, dict) and note == {"validator": remote.validator, "size": remote.size}
     return size if same and size <= remote.size else 0

@@ -21,7 +21,8 @@ from tilewise.costmodel.prepare import Preparation
 from tilewise.costmodel.rankerfeatures import RankerFeatures
 from tilewise.costmodel.schema import Schema
 from tilewise.costmodel.trained import ModelFile, header
-from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
+from tilewise.costmodel.trees import checked_trees
+from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError
 
 DEFAULTS: dict[str, Any] = {
     "objective": "regression",
@@ -53,8 +54,13 @@ class GBDT:
 
     def score(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
         sign = -1.0 if self.record.get("ranks") else 1.0
-        table = tabular(self.preparation, kernel, rows)
-        return np.asarray(sign * self.booster.predict(table), dtype=np.float32)
+        try:
+            table = tabular(self.preparation, kernel, rows)
+            return np.asarray(sign * self.booster.predict(table), dtype=np.float32)
+        except TilewiseError:
+            raise
+        except (LookupError, ValueError, TypeError, ArithmeticError, _lightgbm().basic.LightGBMError) as error:
+            raise FileFormatError("The trees of this model do not fit its features; train it again.") from error
 
     def save(self, path: str | Path) -> None:
         text = np.frombuffer(self.booster.model_to_string().encode(), dtype=np.uint8)
@@ -122,9 +128,11 @@ def _table(
 def restore_gbdt(file: ModelFile) -> GBDT:
     lightgbm = _lightgbm()
     try:
-        text = bytes(file.weights["trees"]).decode()
-        booster = lightgbm.Booster(model_str=text)
-    except (KeyError, UnicodeDecodeError, lightgbm.basic.LightGBMError) as error:
+        text = file.weights["trees"].tobytes().decode()
+        booster = lightgbm.Booster(model_str=checked_trees(text))
+    except (KeyError, ValueError, TypeError, lightgbm.basic.LightGBMError) as error:
+        if isinstance(error, FileFormatError):
+            raise
         raise FileFormatError("The model file holds no trees that LightGBM can read; train it again.") from error
     return GBDT(booster, file.preparation, file.schema, file.record)
 

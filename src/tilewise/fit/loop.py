@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -113,7 +114,7 @@ class Trainer:
 
     def resume(self) -> None:
         """Continue from the checkpoint in the folder, if there is one and it is of the same recipe."""
-        if not self.checkpoint_path.exists():
+        if not os.path.lexists(self.checkpoint_path):
             return
         groups, counters = read_checkpoint(self.checkpoint_path)
         if counters.get("recipe") != dataclasses.asdict(self.recipe):

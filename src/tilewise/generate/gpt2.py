@@ -17,6 +17,7 @@ import numpy.typing as npt
 from tilewise.errors import FileFormatError, TilewiseError
 from tilewise.io import load
 from tilewise.models import GPT_SIZES
+from tilewise.models.saved import check_gpt_size
 from tilewise.nn import GPT
 
 Array = npt.NDArray[Any]
@@ -85,6 +86,8 @@ def _filled(
             f"{path} does not hold a whole GPT: it has {layers} layers and (width, heads, vocabulary, context) {shape}"
         )
     try:
+        width, heads, vocabulary, context = shape
+        check_gpt_size((layers, width, heads, vocabulary, context), {name: np.shape(t) for name, t in state.items()})
         model = GPT(layers, *shape, approximate=approximate)
         model.load_state_dict(state)
     except TilewiseError as error:

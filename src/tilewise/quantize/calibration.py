@@ -21,6 +21,7 @@ from tilewise.quantize.parameters import AffineParameters
 from tilewise.tensor import Tensor
 
 Array = npt.NDArray[Any]
+_LEAST_SCALE, _MOST_SCALE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,17 @@ class Calibration:
     ranges: tuple[tuple[float, float], ...]
     shapes: tuple[tuple[int, ...], ...]
     samples: int
+
+    def __post_init__(self) -> None:
+        if not len(self.names) == len(self.parameters) == len(self.ranges) == len(self.shapes):
+            raise ConfigurationError("a calibration has parameters, a range and a shape for each of its steps")
+        for name, p, span, shape in zip(self.names, self.parameters, self.ranges, self.shapes, strict=True):
+            if not (_LEAST_SCALE <= p.scale <= _MOST_SCALE and 0 <= p.zero_point <= 255 and np.isfinite(span).all()):
+                raise ConfigurationError(
+                    f"the calibration of {name[:80]!r} has a scale or zero point that means nothing"
+                )
+            if not shape or not all(0 <= size < 1 << 31 for size in shape):
+                raise ConfigurationError(f"the calibration of {name[:80]!r} has a shape that no activation has")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """As JSON; `Calibration.load` reads it back."""

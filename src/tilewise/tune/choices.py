@@ -21,11 +21,13 @@ from typing import Any
 
 from tilewise import __version__
 from tilewise._files import cache_folder as system_cache
-from tilewise.errors import UnavailableError
+from tilewise._files import open_input, reading
+from tilewise.errors import MissingFileError, TilewiseError, UnavailableError
 from tilewise.tune.problem import Config, Problem
 
 FORMAT = 1
 FILE = "choices.jsonl"
+_MOST_BYTES = 256 << 20
 
 
 def cache_folder() -> Path:
@@ -58,13 +60,13 @@ class Choices:
     def refresh(self) -> None:
         """Take in what was appended since, by this process or another."""
         try:
-            with self.path.open("rb") as stream:
+            with open_input(self.path, _MOST_BYTES) as stream, reading(self.path):
                 stream.seek(self._read_bytes)
-                content = stream.read()
-        except FileNotFoundError:
+                content = stream.read(_MOST_BYTES)
+        except MissingFileError:
             return
-        except OSError as error:
-            self.notes.append(f"{self.path} cannot be read ({error.strerror or error}); starting without it")
+        except TilewiseError as error:
+            self.notes.append(f"{str(error).rstrip('.')}; starting without it")
             return
         whole = content[: content.rfind(b"\n") + 1]  # another process may be in the middle of a line
         self._read_bytes += len(whole)
@@ -99,6 +101,8 @@ class Choices:
         if not 0 < runtime_ns < math.inf or not all(isinstance(v, int) for v in line["config"].values()):
             raise ValueError("the numbers mean nothing")
         problem = Problem(line["problem"])
+        if not isinstance(problem["family"], str) or not all(type(v) in (int, str) for v in problem.values()):
+            raise ValueError("the problem is none")
         self._known.pop(problem.key, None)  # the last line comes last in `all`
         self._known[problem.key] = Choice(
             problem, Config(line["config"]), runtime_ns, int(line["measurements"]), bool(line["sure"])

@@ -1,0 +1,42 @@
+"""`tilewise --version`: version, kernels and machine, which is what a report of a fault needs."""
+
+from __future__ import annotations
+
+import platform
+from typing import Annotated
+
+import typer
+
+
+def describe_version() -> str:
+    """Three lines: tilewise, its kernels, the machine."""
+    import numpy as np
+
+    from tilewise import __version__
+    from tilewise._extension import native
+    from tilewise._machine import cores, cpu_name
+
+    if native is None:
+        kernels = "none compiled: NumPy paths"
+    else:
+        kernels = f"{native.isa()} in use, of {', '.join(native.supported_isas())}"
+    return (
+        f"tilewise {__version__}\n"
+        f"kernels: {kernels}\n"
+        f"machine: {cpu_name()}, {cores()} cores, {platform.system()} {platform.machine()}, "
+        f"Python {platform.python_version()}, NumPy {np.__version__}"
+    )
+
+
+def _show(asked: bool) -> None:
+    if asked:
+        typer.echo(describe_version())
+        raise typer.Exit
+
+
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show, is_eager=True, help="Version, kernels and machine.")
+    ] = False,
+) -> None:
+    """Measure tensor programs, learn which tile is fastest, and make a small tensor framework fast for real."""

