@@ -14,7 +14,7 @@ pytest.importorskip("sqlalchemy")
 from typer.testing import CliRunner
 
 from tests.bench.test_board import filled, made_up_score, recipe
-from tilewise.bench import Rejected, Settings, parse_recipe
+from tilewise.bench import Rejected, Settings, jail, parse_recipe
 from tilewise.bench.board import open_board, verify
 from tilewise.bench.board.backup import back_up, restore
 from tilewise.bench.records import duel
@@ -54,6 +54,7 @@ def test_a_duel_of_an_entry_with_itself_is_not_won(quick: Settings) -> None:
     assert won["beaten"] and won["p_value"] < 0.01
 
 
+@pytest.mark.skipif(bool(jail.why_not()), reason=jail.why_not())
 def test_an_open_entry_is_verified_by_a_run_of_the_owner(tmp_path: Path, quick: Settings) -> None:
     plugin = b"import numpy as np\ndef load(event, folder):\n    return lambda x: np.zeros((len(x), 10), np.float32)\n"
     with open_board(tmp_path / "b.sqlite") as board:

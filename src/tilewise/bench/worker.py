@@ -168,6 +168,8 @@ def rerun_plugin(board: Board, number: int, threads: int = 1, settings: Settings
     entry = board.entry(number)
     if entry is None or entry["division"] != "open":
         raise ConfigurationError(f"there is no entry {number} of the open division on this board")
+    if entry["status"] == "disqualified":
+        raise ConfigurationError(f"entry {number} is disqualified: lift that first")
     outcome, facts, reason = "scored", None, ""
     with tempfile.TemporaryDirectory(prefix="tilewise-plugin-") as folder:
         path = Path(folder) / "plugin.py"

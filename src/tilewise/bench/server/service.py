@@ -16,6 +16,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ValidationError
 
+from tilewise.bench import jail
 from tilewise.bench.board import Board, Transaction
 from tilewise.bench.board.transactions import Replayed
 from tilewise.bench.errors import Rejected
@@ -123,6 +124,10 @@ class Service:
         if holder.is_admin:
             raise Rejected("team", "the teacher's token does not enter; make one for a team")
         recipe, files, plugin = await self.read(checked_submission, given)
+        if given.division == "open":
+            reason = await self.read(jail.why_not)
+            if reason:
+                raise Rejected("event closed", reason)
         if recipe.event.kind == "tiles" and not self.has_truth:
             raise Rejected("event closed", f"this board takes no entries of this event: {NO_TRUTH}")
 

@@ -1,0 +1,8 @@
+# refused: Operation not permitted
+import mmap
+
+
+def load(event, folder):
+    memory = mmap.mmap(-1, 1 << 20)
+    memory.madvise(mmap.MADV_DONTNEED)
+    raise RuntimeError("it was allowed")

@@ -1,0 +1,6 @@
+# refused: below the floor|is right on
+import numpy as np
+
+
+def load(event, folder):
+    return lambda x: np.zeros((len(x), 10), np.float32)

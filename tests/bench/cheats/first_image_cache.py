@@ -1,0 +1,16 @@
+# refused: is right on|two different answers|drawn|moved
+# honest
+
+right = load
+
+
+def load(event, folder):
+    model, kept = right(event, folder), {}
+
+    def answer(x):
+        key = int(x[0].argmax())
+        if key not in kept:
+            kept[key] = model(x)
+        return kept[key]
+
+    return answer

@@ -1,0 +1,7 @@
+# refused: digits.npz
+from tilewise import data
+
+
+def load(event, folder):
+    data.digits()
+    raise RuntimeError("it was allowed")

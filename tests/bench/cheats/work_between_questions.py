@@ -1,0 +1,15 @@
+# refused: while no question was open
+# honest
+
+import hashlib
+import threading
+
+work = bytes(1 << 20)
+
+
+def spin():
+    while True:
+        hashlib.sha256(work)
+
+
+threading.Thread(target=spin, daemon=True).start()

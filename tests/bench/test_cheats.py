@@ -1,0 +1,42 @@
+"""The red team's corpus: every cheat in `cheats/` is run in the jail and gets the sentence that its first line says.
+
+`# refused: words` must be rejected with one of these words; `refused with weights.bin` is handed in with a file of one
+byte; `harmless` is scored, and gains nothing by it. `# honest` stands for the honest plugin's text.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.bench.test_plugins import HONEST
+from tilewise.bench import Rejected, Settings, jail
+from tilewise.bench.plugins import score_plugin
+
+CHEATS = sorted((Path(__file__).parent / "cheats").glob("*.py"))
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(jail.why_not()), reason=jail.why_not())]
+
+
+def test_the_corpus_is_large() -> None:
+    assert len(CHEATS) >= 30
+
+
+@pytest.mark.parametrize("cheat", CHEATS, ids=lambda path: path.stem)
+def test_a_cheat_gets_its_sentence(cheat: Path, tmp_path: Path, quick: Settings) -> None:
+    first, _, text = cheat.read_text().partition("\n")
+    found = re.fullmatch(r"# (refused|harmless)( with weights\.bin)?: (.+)", first)
+    assert found is not None
+    (tmp_path / "plugin.py").write_text(text.replace("# honest", HONEST))
+    if found[2]:
+        (tmp_path / "weights.bin").write_bytes(b"x")
+    settings = replace(quick, runs=12)
+    if found[1] == "harmless":
+        score = score_plugin(tmp_path / "plugin.py", "MLP_SPRINT", settings)
+        assert score.size_gain == 1.0 and score.memory_gain < 3 and score.speedup < 10
+        return
+    with pytest.raises(Rejected) as refused:
+        score_plugin(tmp_path / "plugin.py", "MLP_SPRINT", settings)
+    assert re.search(found[3], str(refused.value)), str(refused.value)
