@@ -11,13 +11,15 @@ import argparse
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import _start
 from keras_env import hand_over, has_tensorflow, quiet_tensorflow
 
-from tilewise.costmodel.course import OUT_DIR, find_model_dir, read_run, run_file_of, write_run
+from tilewise.costmodel.course import DATA_ROOT, OUT_DIR, find_model_dir, read_run, run_file_of, write_run
+from tilewise.costmodel.dataset import load_dataset
 from tilewise.costmodel.prepare import MinMax
 from tilewise.costmodel.trained import MODEL_FILE, ModelFile, read_model_file
 from tilewise.errors import ConfigurationError, FileFormatError
@@ -27,16 +29,23 @@ _GROUPS = (
     "embedding", "node_in", "prenet", "gnn", "kernel_in", "config_in", "scaling", "film", "blocks",
     "query", "key", "value", "head", "out",
 )  # fmt: skip
+_NO_RANGES = (
+    "There is no dataset at {}. A TileRanker trained on other data, such as the toy data, will only guess at the "
+    "grader's kernels: their columns differ, and the grader scales them by ranges that are not known here."
+)
 
 
-def make_handin(model_dir: Path, out: Path) -> Path:
-    """Write the hand-in of the run in `model_dir` under `out`; the folder of the Keras model is returned."""
+def make_handin(model_dir: Path, out: Path, scaled_by: MinMax | None = None) -> Path:
+    """Write the hand-in of the run in `model_dir` under `out`; the folder of the Keras model is returned.
+
+    `scaled_by` has the ranges by which the grader scales its kernels, where they are not those of the run's own data.
+    """
     out.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(Path(__file__).with_name("models.py"), out / "models.py")
     run = read_run(run_file_of(model_dir))
     target = out / model_dir.name
     if (model_dir / MODEL_FILE).is_file():
-        run["args"] |= _convert(read_model_file(model_dir), run["args"], target)
+        run["args"] |= _convert(read_model_file(model_dir), run["args"], target, scaled_by)
     else:
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(model_dir, target)
@@ -44,12 +53,12 @@ def make_handin(model_dir: Path, out: Path) -> Path:
     return target
 
 
-def _convert(file: ModelFile, args: dict[str, Any], target: Path) -> dict[str, Any]:
+def _convert(file: ModelFile, args: dict[str, Any], target: Path, scaled_by: MinMax | None) -> dict[str, Any]:
     """Save the Keras twin of a PyTorch model; the arguments that differ from the run's are returned."""
     from keras_runs import build, load_models, save_model
 
     name = str(file.record["model"])
-    kwargs, scaling = keras_arguments(file)
+    kwargs, scaling = keras_arguments(file, scaled_by)
     models = load_models()
     if not hasattr(models, name):
         raise ConfigurationError(
@@ -63,7 +72,7 @@ def _convert(file: ModelFile, args: dict[str, Any], target: Path) -> dict[str, A
     return {"model": name, "model_kwargs_json": json.dumps(kwargs)}
 
 
-def keras_arguments(file: ModelFile) -> tuple[dict[str, Any], Any]:
+def keras_arguments(file: ModelFile, scaled_by: MinMax | None = None) -> tuple[dict[str, Any], MinMax]:
     """The keyword arguments of the Keras class, and the min-max scaling of the features it will be given.
 
     TileRanker has features of its own: their tables become an argument, and the ranges of the raw columns, which undo
@@ -72,8 +81,17 @@ def keras_arguments(file: ModelFile) -> tuple[dict[str, Any], Any]:
     kwargs, preparation = dict(file.record.get("model_kwargs") or {}), file.preparation
     if isinstance(preparation, MinMax):
         return kwargs, preparation
-    tables = {name: array.astype(float).tolist() for name, array in preparation.tensors().items()}
-    return ranker_sizes(file.weights) | {"features": tables}, MinMax.restore(preparation.tensors(), {})
+    arrays = dict(preparation.tensors())
+    scaling = scaled_by or MinMax.restore(arrays, {})
+    arrays |= {"config_rest": arrays["config_low"]} | scaling.tensors()
+    tables = {name: array.astype(float).tolist() for name, array in arrays.items()}
+    return ranker_sizes(file.weights) | {"features": tables}, scaling
+
+
+def grader_ranges(data_root: str) -> MinMax | None:
+    """The ranges of the course's dataset, by which its grader scales; None where it is not on this disk."""
+    root = Path(data_root).expanduser()
+    return MinMax.fit(load_dataset(root).train) if root.is_dir() else None
 
 
 def ranker_sizes(weights: dict[str, Any]) -> dict[str, int]:
@@ -130,13 +148,18 @@ def main() -> int:
     flags.add_argument(
         "--handin", default=str(Path(__file__).resolve().parent.parent / "handin"), help="folder to write"
     )
+    flags.add_argument("--data_root", default=DATA_ROOT, help="the dataset by whose train split the grader scales")
     options = flags.parse_args()
     if not has_tensorflow():
         return hand_over()
     quiet_tensorflow()
+    ranges = grader_ranges(options.data_root)
+    if ranges is None:
+        print(_NO_RANGES.format(options.data_root), file=sys.stderr)
     for text in options.models:
         name = f"model_{text}" if re.fullmatch(r"[0-9a-f]{32}", text) else text
-        target = make_handin(find_model_dir(name.rstrip("/"), options.out_dir), Path(options.handin).expanduser())
+        model_dir = find_model_dir(name.rstrip("/"), options.out_dir)
+        target = make_handin(model_dir, Path(options.handin).expanduser(), ranges)
         print(f"{target} is ready to hand in, with {run_file_of(target).name} and models.py beside it.", flush=True)
     return 0
 

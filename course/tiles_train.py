@@ -9,12 +9,14 @@ run is taken up again by the same command with the same --results_csv. `--framew
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import _start
 from keras_env import hand_over, has_tensorflow, quiet_tensorflow
 
+from tilewise.costmodel.baselines import random_errors
 from tilewise.costmodel.course import (
     RESULTS_PER_KERNEL,
     TrainArgs,
@@ -39,7 +41,6 @@ def train_torch(args: TrainArgs, data: Dataset, seed: int) -> dict[str, Any]:
     from tilewise.costmodel.train import train
 
     settings = default_settings(args.model, **_settings(args, seed))
-    args.model_dir.mkdir(parents=True, exist_ok=True)
     model = train(data, settings, out_dir=args.model_dir)
     run = new_run(args)
     for row in model.record.get("curve", ()):  # trees have none
@@ -94,8 +95,23 @@ def _errors(model: TrainedModel, split: Any) -> dict[str, float]:
     return {str(k): float(np.mean([top_k_error(t, s, k) for t, s in scored])) for k in (1, 5, 10)}
 
 
+def framework_of(model: str) -> str:
+    """keras for a class that models.py has and tilewise has not."""
+    from tilewise.costmodel.models import MODELS
+
+    if model in (*MODELS, "GBDT") or ":" in model:
+        return "torch"
+    tree = ast.parse(Path(__file__).with_name("models.py").read_text(encoding="utf-8"))
+    own = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+    if model in own:
+        print(f"{model} is a class of models.py: training with Keras, as --framework=keras does.", flush=True)
+        return "keras"
+    return "torch"
+
+
 def main() -> int:
     options = train_parser().parse_args()
+    options.framework = options.framework or framework_of(options.model)
     if options.framework == "keras" and not has_tensorflow():
         return hand_over()
     args = train_args(options)
@@ -108,7 +124,12 @@ def main() -> int:
     else:
         run = train_torch(args, data, options.seed)
     errors = ", ".join(f"top-{k} {100 * error:.2f} %" for k, error in run["final_error"]["val"].items())
-    print(f"validation error: {errors}")
+    chance = random_errors(data.valid, (1, 5, 10))
+    beside = ", ".join(f"top-{k} {100 * chance[f'top{k}'].mean():.2f} %" for k in (1, 5, 10))
+    print(f"validation error: {errors} (how much slower the best of the model's first K is than the fastest)")
+    print(f"chance would give: {beside}")
+    if run["final_error"]["val"]["1"] > chance["top1"].mean():
+        print("The first choice is no better than chance: train on the whole dataset, or try --model=TileRanker.")
     print(f"wrote {args.model_dir}\nwrote {args.run_file}")
     if args.test_mode == "predictions" and run.get("test_predictions"):
         print(f"wrote {args.results_csv}")

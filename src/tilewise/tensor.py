@@ -27,7 +27,7 @@ from tilewise import _events, ops
 from tilewise._events import recorders
 from tilewise.autograd import walk_back
 from tilewise.backend.registry import current_backend
-from tilewise.errors import DtypeError, GradientError, ShapeError
+from tilewise.errors import DtypeError, GradientError, ShapeError, UnavailableError
 
 Array = npt.NDArray[Any]
 Axis = int | tuple[int, ...] | None
@@ -515,6 +515,14 @@ class Tensor:
 
     def astype(self, dtype: npt.DTypeLike) -> Tensor:
         return self if np.dtype(dtype) == self.dtype else apply(ops.Cast, self, dtype=dtype)
+
+    def to(self, target: npt.DTypeLike | str) -> Tensor:
+        """As another number type; "cpu" is where every tensor is, and there is no other device."""
+        if target == "cpu":
+            return self
+        if isinstance(target, str) and target.partition(":")[0] in ("cuda", "mps", "xpu"):
+            raise UnavailableError(f"tensors live on the CPU; tilewise has no device {target!r}")
+        return self.astype(target)
 
     def float(self) -> Tensor:
         return self.astype(np.float32)

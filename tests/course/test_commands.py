@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -43,6 +44,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_collection(home / "data/tpugraphs/npz/tile/xla", train=12, valid=6, test=4)
     result = command("tiles_train.py", "--model=MLP", "--toy_data=True", "--epochs", "2", home=home)
     assert result.returncode == 0, result.stderr
+    assert "chance would give: top-1" in result.stdout
     return home
 
 
@@ -127,6 +129,36 @@ def test_mistakes_get_one_sentence_and_exit_code_2(
     assert result.returncode == 2
     assert sentence in result.stderr and "Traceback" not in result.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_one_dash_is_enough_and_both_names_of_the_predictions_are_read(home: Path, tmp_path: Path) -> None:
+    result = command("tiles_gen_predictions_csv.py", "-dir", str(only(home, "model_*")), home=home, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    (tmp_path / "predictions_model_output.csv").rename(tmp_path / "predictions_output_model.csv")
+    result = command("create_kaggle_csv.py", home=home, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "predictions_output_model.csv" in result.stdout
+
+
+def test_a_misspelt_model_leaves_nothing_and_is_told_of_keras(home: Path) -> None:
+    before = sorted((home / "out/tpugraphs_tiles").iterdir())
+    result = command("tiles_train.py", "--model=MPL", "--toy_data=True", home=home)
+    assert result.returncode == 2
+    assert "--framework=keras" in result.stderr
+    assert sorted((home / "out/tpugraphs_tiles").iterdir()) == before
+
+
+def test_a_class_of_models_py_is_found_without_a_flag() -> None:
+    spec = importlib.util.spec_from_file_location("course_train", COURSE / "tiles_train.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(COURSE))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(COURSE))
+    assert module.framework_of("MLP") == module.framework_of("NoSuchModel") == "torch"
+    assert module.framework_of("TileModel") == "keras"
 
 
 def test_download_commands_are_shell_that_fetches_three_archives() -> None:

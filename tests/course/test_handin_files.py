@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -85,3 +86,38 @@ def test_the_hand_in_finds_the_same_crowded_rows() -> None:
         np.testing.assert_array_equal(theirs._crowds(sizes, kernel.config_feat.astype(float), int(element)), ours.T)
         some += int(ours.sum())
     assert some > 100
+
+
+def test_a_hand_in_trained_on_other_data_reads_the_graders_kernels() -> None:
+    """A TileRanker of the toy data, which has columns of its own, on kernels in the dataset's format."""
+    toy, tpu = load_dataset("h200", limit=40).train, dataset_from_kernels(*simulated_as_splits()).train
+    fitted, grader = RankerFeatures.fit(toy), MinMax.fit(tpu)
+    arrays = dict(fitted.tensors())
+    arrays |= {"config_rest": arrays["config_low"]} | grader.tensors()
+    theirs = numpy_parts()["RankerFeatures"]({name: array.tolist() for name, array in arrays.items()})
+    for kernel in tpu:
+        scaled = grader.apply(kernel)
+        assert scaled.node.shape[1] != MinMax.fit(toy).node_width
+        rest = np.tile(arrays["config_rest"][kernel.config_feat.shape[1] :], (kernel.n_configs, 1))
+        whole = dataclasses.replace(kernel, config_feat=np.hstack([kernel.config_feat, rest]).astype(np.float32))
+        ours = fitted.apply(whole)
+        node, wide, own = theirs.apply(scaled.node, scaled.opcode, scaled.edges, scaled.config)
+        np.testing.assert_array_equal(node, ours.node)
+        np.testing.assert_array_equal(wide, ours.config[0, : fitted.global_width])
+        np.testing.assert_array_equal(own, ours.config[:, fitted.global_width :])
+
+
+def test_a_hand_in_without_the_graders_ranges_still_scores_every_configuration() -> None:
+    toy, tpu = load_dataset("h200", limit=40).train, dataset_from_kernels(*simulated_as_splits()).train
+    fitted, grader = RankerFeatures.fit(toy), MinMax.fit(tpu)
+    theirs = numpy_parts()["RankerFeatures"]({name: array.tolist() for name, array in fitted.tensors().items()})
+    for kernel in tpu:
+        scaled = grader.apply(kernel)
+        node, wide, own = theirs.apply(scaled.node, scaled.opcode, scaled.edges, scaled.config)
+        assert (len(node), len(own)) == (len(kernel.node_feat), kernel.n_configs)
+        assert all(np.isfinite(part).all() for part in (node, wide, own))
+
+
+def simulated_as_splits() -> tuple[Any, Any]:
+    kernels = simulated_kernels(12, seed=4)
+    return kernels[:8], kernels[8:9]

@@ -1,4 +1,4 @@
-"""The report and the site in a real browser, wide and narrow, light and dark: a clean console, nothing from elsewhere.
+"""The report and the site in a real browser, opened from disk: wide and narrow, light and dark, a clean console.
 
 Needs Chromium (`make test-pages`). With TILEWISE_PICTURES=FOLDER every view is also written as a picture.
 """
@@ -72,7 +72,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
-    """The site built from docs/, served on this machine."""
+    """The site built from docs/, as a folder and served on this machine."""
     pytest.importorskip("mkdocs", reason="mkdocs is not installed (make docs installs it)")
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
@@ -129,11 +129,20 @@ def test_every_page_of_the_site_has_a_clean_console(window, site):
 
 
 @pytest.mark.slow
-def test_the_search_of_the_site_finds_a_page(window, site):
-    _, address = site
+def test_every_page_of_the_site_opens_from_disk(window, site):
+    folder, _ = site
+    for path in sorted(folder.rglob("*.html")):
+        if path.name != "404.html":
+            window.look(path.as_uri(), f"disk-{path.stem}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("from_disk", [False, True])
+def test_the_search_of_the_site_finds_a_page(window, site, from_disk):
+    folder, address = site
     browser = window.browser
     browser.errors.clear()
-    browser.go(f"{address}/index.html")
+    browser.go((folder / "index.html").as_uri() if from_disk else f"{address}/index.html")
     browser.js("document.querySelector('[data-md-component=search-query]').focus()")
     browser.call("Input.insertText", text="roofline")
     browser.until("document.querySelectorAll('.md-search-result__item').length > 0")

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -46,8 +47,23 @@ def test_every_page_is_in_the_navigation_and_every_link_leads_somewhere(tmp_path
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
-    pages = [page.read_text() for page in (tmp_path / "site").rglob("*.html")]
+    site = tmp_path / "site"
+    pages = [page.read_text() for page in site.rglob("*.html")]
     loaded = [
         host for page in pages for host in re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?://[^"]+)"', page)
     ]
     assert loaded == []
+    assert_works_from_disk(site)
+
+
+def assert_works_from_disk(site: Path) -> None:
+    """Every link names a file, and the search has its index as a script: a page from disk may read nothing else."""
+    for page in site.rglob("*.html"):
+        if page.name == "404.html":  # only a server shows it, and its links start at the server's root
+            continue
+        links = re.findall(r'<(?:a|link|script|img)\b[^>]*?(?:href|src)="?([^"#>\s]+)', page.read_text())
+        local = {link for link in links if not re.match(r"(?:https?|mailto|data):|//", link)}
+        missing = [link for link in local if not (page.parent / unquote(link)).is_file()]
+        assert missing == [], f"{page.relative_to(site)}: {missing}"
+    assert (site / "search" / "search_index.js").is_file()
+    assert (site / "assets" / "iframe-worker.js").is_file()

@@ -79,9 +79,20 @@ class TrainArgs:
         return self.folder / f"run_{self.compute_hash()}.jsonz"
 
 
+class Flags(argparse.ArgumentParser):
+    """A parser that also takes its long flags with one dash, as the course's text types ``-dir``."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = list(sys.argv[1:] if args is None else args)
+        known = {flag for flag in self._option_string_actions if flag.startswith("--")}
+        return super().parse_known_args(
+            [f"-{word}" if f"-{word.partition('=')[0]}" in known else word for word in words], namespace
+        )
+
+
 def parser(description: str) -> argparse.ArgumentParser:
     """A parser with the flags that all commands share: ``--name=value`` or ``--name value``, never abbreviated."""
-    flags = argparse.ArgumentParser(description=description, allow_abbrev=False)
+    flags = Flags(description=description, allow_abbrev=False)
     flags.add_argument("--data_root", default=DATA_ROOT, help="folder with train, valid and test")
     flags.add_argument("--cache_dir", default=CACHE_DIR, help="where converted data is kept")
     add_bool(flags, "toy_data", f"only the first {TOY_FILES} files of each split")
@@ -113,7 +124,8 @@ def train_parser() -> argparse.ArgumentParser:
     add("--results_csv", default="", help="test predictions; empty: <out_dir>/results_<ms>.csv")
     add("--validate_batches", type=int, default=-1, help="batches to validate on each epoch; -1: all")
     add("--run_id", default="", help="a tag of your own")
-    add("--framework", choices=("torch", "keras"), default="torch", help="keras trains a class of course/models.py")
+    add("--framework", choices=("torch", "keras"), help="keras trains a class of course/models.py (default: torch, "
+        "or keras where only models.py has the class)")  # fmt: skip
     add("--seed", type=int, default=0, help="decides sampling and initial weights")
     return flags
 

@@ -57,6 +57,27 @@ class BatchLoader:
         self.seed, self.epoch, self.batch = int(state["seed"]), int(state["epoch"]), int(state["batch"])
 
 
+class DataLoader(BatchLoader):
+    """Batches as PyTorch's class of that name gives them: of a pair (x, y) of arrays, or of a list of (x, y) examples.
+
+    >>> x, y = np.zeros((5, 3), np.float32), np.arange(5)
+    >>> [len(labels) for _, labels in DataLoader((x, y), batch_size=2)]
+    [2, 2, 1]
+    """
+
+    def __init__(self, dataset: Any, batch_size: int = 1, shuffle: bool = False, seed: int = 0) -> None:
+        pair = dataset if isinstance(dataset, tuple) and len(dataset) == 2 else tuple(zip(*dataset, strict=True))
+        if len(pair) != 2:
+            raise ShapeError("a dataset is a pair (x, y) of arrays, or a list of (x, y) examples")
+        super().__init__(np.asarray(pair[0]), np.asarray(pair[1]), batch_size, seed, shuffle)
+
+    def __iter__(self) -> Iterator[tuple[Array, Array]]:
+        """An epoch from its start, whatever was left of the one before."""
+        if self.batch:
+            self.epoch, self.batch = self.epoch + 1, 0
+        yield from super().__iter__()
+
+
 class TextLoader:
     """Endless batches of (ids, next ids), each (B, T), from random places of a text."""
 

@@ -6,6 +6,7 @@ from tilewise.nn.layers import (
     AvgPool2d,
     BatchNorm2d,
     Conv2d,
+    CrossEntropyLoss,
     Dropout,
     Embedding,
     Flatten,
@@ -13,7 +14,9 @@ from tilewise.nn.layers import (
     LayerNorm,
     Linear,
     MaxPool2d,
+    MSELoss,
     ReLU,
+    Softmax,
 )
 from tilewise.nn.module import Module, ModuleList, Parameter, Sequential
 from tilewise.nn.transformer import GPT, MultiHeadAttention, TransformerBlock
@@ -24,12 +27,14 @@ __all__ = [
     "AvgPool2d",
     "BatchNorm2d",
     "Conv2d",
+    "CrossEntropyLoss",
     "Dropout",
     "Embedding",
     "Flatten",
     "GlobalAvgPool",
     "LayerNorm",
     "Linear",
+    "MSELoss",
     "MaxPool2d",
     "Module",
     "ModuleList",
@@ -37,6 +42,7 @@ __all__ = [
     "Parameter",
     "ReLU",
     "Sequential",
+    "Softmax",
     "TransformerBlock",
     "functional",
 ]

@@ -189,6 +189,33 @@ class GELU(Module):
         return x.gelu()
 
 
+class Softmax(Module):
+    """Shares that add up to 1 along `dim`."""
+
+    def __init__(self, dim: int = -1) -> None:
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.softmax(self.dim)
+
+
+class CrossEntropyLoss(Module):
+    """`functional.cross_entropy` as a layer."""
+
+    def __init__(self, reduction: str = "mean", ignore_index: int = -100) -> None:
+        self.reduction, self.ignore_index = reduction, ignore_index
+
+    def forward(self, logits: Tensor, targets: TensorLike) -> Tensor:
+        return F.cross_entropy(logits, targets, self.reduction, self.ignore_index)
+
+
+class MSELoss(Module):
+    """`functional.mse_loss` as a layer."""
+
+    def forward(self, x: Tensor, y: TensorLike) -> Tensor:
+        return F.mse_loss(x, y)
+
+
 class Dropout(Module):
     """Zeroes entries with probability `p` while training, drawing from its own generator."""
 

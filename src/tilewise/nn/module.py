@@ -6,6 +6,7 @@ means), and modules inside it bring theirs under a dotted name, so that names eq
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self, overload
 
@@ -39,6 +40,15 @@ class Module:
         if recorders:
             return _events.module(self, self.forward, args, kwargs)
         return self.forward(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        from tilewise.nn.describe import tree
+
+        return tree(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return f"<pre>{html.escape(repr(self))}</pre>"
 
     # --- what is inside ---
 

@@ -40,7 +40,8 @@ def model_class(name: str) -> type[nn.Module]:
     module_name, colon, class_name = name.partition(":")
     if not colon:
         raise ConfigurationError(
-            f"There is no model {name!r}; use GBDT, {', '.join(MODELS)} or your own as package.module:Class."
+            f"There is no model {name!r}; use GBDT, {', '.join(MODELS)}, your own as package.module:Class, or, "
+            "in the course's tiles_train.py, a Keras class of models.py (--framework=keras)."
         )
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
