@@ -23,16 +23,46 @@ def test_every_promise_names_a_test_that_exists():
         assert not name or f"def {name}(" in (ROOT / file).read_text(), f"{file}::{name}"
 
 
-def test_the_examples_of_extending_run_from_top_to_bottom(tmp_path):
-    code = "\n".join(re.findall(r"^```python\n(.*?)^```", (DOCS / "extending.md").read_text(), re.M | re.S))
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+def python_blocks(page: Path) -> str:
+    """The page's Python, top to bottom, less what is marked as an excerpt."""
+    found = re.findall(r"(<!-- excerpt -->\n)?^```(?:python|py)\n(.*?)^```", page.read_text(), re.M | re.S)
+    return "\n".join(code for excerpt, code in found if not excerpt)
+
+
+PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if python_blocks(page)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path):
+    """Every block on every page, as it stands; what cannot run by itself has `<!-- excerpt -->` above it."""
+    env = os.environ | {"TILEWISE_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", python_blocks(page)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_readmes_example_runs_as_it_stands(tmp_path):
-    first, *_ = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
-    done = subprocess.run([sys.executable, "-c", first], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_every_setting_has_a_line_on_its_page():
+    """The variables that the code reads, and no others."""
+    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "native").rglob("*.cpp"), *(ROOT / "course").glob("*.py")]
+    read = {name for path in sources for name in re.findall(r"[\"'](TILEWISE_[A-Z_]+)[\"']", path.read_text())}
+    told = set(re.findall(r"`(TILEWISE_[A-Z_]+)`", (DOCS / "environment.md").read_text()))
+    assert read - told <= {"TILEWISE_PARENT"}  # between the board's own processes
+    assert told - read <= {"TILEWISE_PURE"}  # read by the build
+
+
+def test_every_command_is_in_the_reference():
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        import cli_reference
+    finally:
+        sys.path.remove(str(ROOT / "tools"))
+    from tilewise.cli.app import command_line
+
+    text = cli_reference.reference()
+    for name, command in cli_reference.leaves(command_line()):
+        assert f"## tilewise {name}\n" in text
+        options = [opt for parameter in command.params for opt in parameter.opts if opt.startswith("--")]
+        assert all(opt in text for opt in options if opt not in ("--help", "--quiet"))
 
 
 def test_every_link_of_the_readme_leads_somewhere():
