@@ -15,9 +15,13 @@ from tilewise.nn.module import Module
 from tilewise.tensor import Tensor
 
 
-def from_torch(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """A PyTorch state dict as tensors on the same memory; `model.load_state_dict` copies them."""
-    return {name: Tensor(value.detach().cpu().numpy()) for name, value in state.items()}
+def from_torch(state: Mapping[str, Any] | Any) -> dict[str, Tensor]:
+    """A PyTorch module's state (or a state dict) as tensors on the same memory; `model.load_state_dict` copies them.
+
+    >>> models.mlp().load_state_dict(interop.from_torch(torch_model))  # doctest: +SKIP
+    """
+    found = state if isinstance(state, Mapping) else state.state_dict()
+    return {name: Tensor(value.detach().cpu().numpy()) for name, value in found.items()}
 
 
 def to_torch(state: Mapping[str, Any] | Module) -> dict[str, Any]:

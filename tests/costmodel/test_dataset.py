@@ -275,3 +275,22 @@ def mutate(original: bytes, rng: np.random.Generator) -> bytes:
         a, b = sorted(rng.integers(0, len(data), 2))
         data[a:b] = data[a:b][::-1]
     return bytes(data)
+
+
+def test_a_large_collection_may_unpack_to_more_than_a_kernel_and_a_bomb_may_not(tmp_path, monkeypatch):
+    monkeypatch.setattr("tilewise.costmodel.npzfile.MAX_UNPACKED_BYTES", 1 << 16)
+    noise = np.random.default_rng(0).integers(0, 255, 1 << 16).astype(np.uint8)
+    np.savez_compressed(tmp_path / "large.npz", a=np.repeat(noise, 8))
+    assert len(read_npz(tmp_path / "large.npz", ["a"])["a"]) == 8 << 16
+    np.savez_compressed(tmp_path / "bomb.npz", a=np.zeros(1 << 20, np.uint8))
+    with pytest.raises(FileFormatError, match="unpacks to"):
+        read_npz(tmp_path / "bomb.npz", ["a"])
+
+
+@pytest.mark.parametrize("count", [300, 40_000])
+def test_a_directory_of_very_many_members_is_refused_unread(tmp_path, count):
+    with zipfile.ZipFile(tmp_path / "many.npz", "w") as archive:
+        for number in range(count):
+            archive.writestr(f"{number}.npy", b"")
+    with pytest.raises(FileFormatError, match="more than 256 members"):
+        read_npz(tmp_path / "many.npz", ["0"])

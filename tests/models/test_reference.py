@@ -114,7 +114,9 @@ def test_a_pytorch_state_dict_loads_and_a_foreign_one_is_refused_whole():
     for name, value in theirs.state_dict().items():
         np.testing.assert_array_equal(ours.state_dict()[name], value)
     before = {k: np.array(v) for k, v in ours.state_dict().items()}
-    state = interop.from_torch(torch_models.cnn().state_dict())
+    theirs = torch_models.cnn()
+    state = interop.from_torch(theirs)
+    assert state.keys() == interop.from_torch(theirs.state_dict()).keys()
     wrong = [
         {k: v for k, v in state.items() if k != "0.bias"},
         state | {"more": tw.Tensor([1.0])},

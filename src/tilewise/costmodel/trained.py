@@ -101,7 +101,12 @@ def read_model_file(path: str | Path) -> ModelFile:
     if record.get("format") != FORMAT or not isinstance(record.get("model"), str):
         raise FileFormatError(f"{found} is not a cost model of this version of tilewise; train or export it again.")
     kinds, kind, names = preparation_kinds(), record.get("preparation"), record.get("config_features")
-    if kind not in kinds or not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+    if (
+        not isinstance(kind, str)
+        or kind not in kinds
+        or not isinstance(names, list)
+        or not all(isinstance(n, str) for n in names)
+    ):
         raise FileFormatError(f"{found} does not say which features it reads; train or export it again.")
     parts = {k.removeprefix("prepare."): v for k, v in tensors.items() if k.startswith("prepare.")}
     preparation = kinds[kind].restore(parts, record.get("preparation_settings") or {})
