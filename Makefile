@@ -10,7 +10,7 @@ NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(shell find native -nam
 HAVE_CXX := $(shell command -v $${CXX:-c++} 2>/dev/null || command -v g++ 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-slow test-docs test-pages bench docs lint format sanitize sanitize-python fuzz wheels check-arm clean help
+.PHONY: run test test-slow test-docs test-notebooks test-pages bench docs lint format sanitize sanitize-python fuzz wheels check-arm clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 14
@@ -26,6 +26,9 @@ test-slow: $(VENV)/.test  ## the checks that take minutes
 
 test-docs: $(VENV)/.test  ## run every command line of README and docs as typed
 	$(BIN)/python -m pytest -m slow tests/docs/test_commands.py
+
+test-notebooks: $(VENV)/.notebooks  ## every lesson's notebook, from top to bottom
+	$(BIN)/python -m pytest -m 'slow or not slow' tests/learn/test_notebooks.py
 
 test-pages: $(VENV)/.test  ## the tour's report and every page of the site in Chromium, wide and narrow, light and dark
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || { \
@@ -105,6 +108,10 @@ $(VENV)/.test: $(VENV)/.core
 	@$(PIP) install -c constraints.txt torch==2.13.0
 	@echo "Installing the rest of what the tests need (training, server, documentation): about a minute, once."
 	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[train,server,dev]'
+	@touch $@
+
+$(VENV)/.notebooks: $(VENV)/.test
+	$(PIP) install -c constraints.txt --no-build-isolation -e '.[notebooks]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.test

@@ -8,14 +8,19 @@ from typing import Annotated
 
 import typer
 
+from tilewise.errors import ConfigurationError
+
 
 def check(
     lesson: Annotated[
-        str,
+        str | None,
         typer.Argument(help="profiling, acceleration, quantization, pruning, caching, benchmarking or costmodel."),
-    ],
+    ] = None,
     file: Annotated[Path | None, typer.Option(help="Your answers; LESSON.py in this folder unless given.")] = None,
     start: Annotated[bool, typer.Option("--start", help="Write the unfinished exercises, and stop.")] = False,
+    hint: Annotated[str | None, typer.Option(help="Say a hint for this exercise, and stop.")] = None,
+    more: Annotated[bool, typer.Option("--more", help="With --hint: say more.")] = False,
+    progress: Annotated[bool, typer.Option("--progress", help="Show what you have solved so far, and stop.")] = False,
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds an exercise may take.")] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
 ) -> None:
@@ -24,20 +29,33 @@ def check(
     Example: tilewise check quantization --start, then, with the answers written: tilewise check quantization
     """
     from tilewise import learn
+    from tilewise.learn.notebook import verdict_lines
+    from tilewise.learn.solved import remember
 
+    if progress:
+        _show_progress(as_json)
+        return
+    if lesson is None:
+        raise ConfigurationError(f"Name a lesson: {', '.join(learn.LESSONS)}.")
+    if hint is not None:
+        learn.hint(lesson, hint, 2 if more else 1)
+        return
     path = file if file is not None else Path(f"{lesson}.py")
     if start:
         print(f"Write your answers into {learn.start(lesson, path)}, then run: tilewise check {lesson}")
         return
     results = learn.check(lesson, path, time_limit)
+    remember(lesson, results)
     if as_json:
         print(json.dumps([vars(result) for result in results], indent=1))
     else:
-        for result in results:
-            print(f"{'✓' if result.solved else '✗'} {result.name}: {result.task}")
-            if not result.solved:
-                print(f"    {result.feedback}")
-        solved = sum(result.solved for result in results)
-        print(f"{solved} of {len(results)} solved" + ("" if solved < len(results) else "; well done"))
+        print("\n".join(verdict_lines(results)))
     if not all(result.solved for result in results):
         raise typer.Exit(1)
+
+
+def _show_progress(as_json: bool) -> None:
+    from tilewise.learn import progress
+    from tilewise.learn.solved import lines
+
+    print(json.dumps(progress(), indent=1) if as_json else "\n".join(lines()))
