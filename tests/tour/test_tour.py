@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+import tilewise
 from tilewise.errors import UnavailableError
 from tilewise.tour import Bars, Stop, Table, guide, take_tour
 from tilewise.tour.page import bars, page
+from tilewise.tour.tuning import verdict
+from tilewise.tour.walks import nothing_gained
 
 
 def _stop(_visit):
@@ -61,3 +64,27 @@ def test_the_quick_tour_runs_whole_and_its_numbers_are_in_the_report(tmp_path):
             assert f"<td>{name.replace('&', '&amp;')}</td>" in report
             assert f"{gain:,.1f}×" in report
     assert (tmp_path / "predictions_h200.csv").read_text().startswith("ID,TopConfigs")
+
+
+def test_a_tour_says_where_it_was_taken_and_what_to_do_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(guide, "_stops", lambda: [("one", "One", _stop)])
+    report = take_tour(tmp_path).report.read_text()
+    assert f"tilewise {tilewise.__version__} on " in report
+    assert "<h2>What next</h2>" in report
+
+
+@pytest.mark.parametrize(
+    ("shares", "said"),
+    [
+        ((0.99, 0.98, 1.0), "Nothing to gain here"),
+        ((0.9, 0.8, 0.89), "Tuning gained nothing here"),
+        ((0.9, 0.8, 0.99), "slower tile than the default"),
+        ((0.9, 0.95, 0.99), "Five measurements reach 99%"),
+    ],
+)
+def test_tuning_is_honest_where_nothing_is_gained(shares, said):
+    assert said in verdict(*shares)
+
+
+def test_a_step_that_gains_nothing_is_named():
+    assert nothing_gained({"a": 2.0, "b": 1.0, "c": 1.0}) == ["“c” gains nothing over “b” here."]

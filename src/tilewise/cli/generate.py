@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 import time
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewise._files import write_whole
 from tilewise.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -38,13 +36,16 @@ def generate(
 
     Example: tilewise generate "import " --tokens 100 --no-cache
     """
-    from tilewise import set_num_threads
+    from tilewise import data, set_num_threads
     from tilewise.generate import generate as run
 
     if threads is not None:
         set_num_threads(threads)
     network, encode, decode = _model(model)
     ids = encode(prompt)
+    if encode is data.encode and not as_json and decode(ids) != prompt:
+        known = decode(ids)
+        typer.echo(f"The model knows the characters of ASCII only, so it reads the prompt as {known!r}.", err=True)
     weights = "int8" if int8 else "float32"
     stream = run(network, ids, tokens, cache, temperature, top_k, top_p, seed, weights=weights)
     if not as_json:
@@ -62,7 +63,8 @@ def generate(
         print(json.dumps(facts))
     else:
         print(
-            f"\n\n{len(new)} tokens, {rate:,.0f} a second, {'with' if cache else 'without'} a cache, {weights} weights"
+            f"\n\n{len(new)} token{'s' * (len(new) != 1)}, {rate:,.0f} a second, "
+            f"{'with' if cache else 'without'} a cache, {weights} weights"
         )
 
 
@@ -134,18 +136,13 @@ def _one_run(network: GPT, tokens: int, cache: bool) -> list[float]:
 
 
 def _draw(cached: list[float], uncached: list[float], model: str, out: Path) -> None:
-    import matplotlib
+    from tilewise.cli.pictures import BLUE, RED, picture
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 4.5))
-    axes.plot(range(1, len(uncached) + 1), [s * 1e3 for s in uncached], label="without the cache", color="#b5482a")
-    axes.plot(range(1, len(cached) + 1), [s * 1e3 for s in cached], label="with the cache", color="#2a6fb5")
-    axes.set(xlabel="position of the token", ylabel="milliseconds", yscale="log", title=f"Time of one token, {model}")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=130, bbox_inches="tight")
-    plt.close(figure)
-    write_whole(out, content.getvalue())
+    with picture(out) as axes:
+        for seconds, label, colour in ((uncached, "without the cache", RED), (cached, "with the cache", BLUE)):
+            axes.plot(range(1, len(seconds) + 1), [s * 1e3 for s in seconds], color=colour, label=label)
+        title = f"Time of one token, {model}"
+        axes.set(xlabel="position of the token", ylabel="milliseconds (logarithmic)", yscale="log", title=title)
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.legend()
+        axes.grid()

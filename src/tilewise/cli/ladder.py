@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import itertools
 import json
 import time
 from pathlib import Path
@@ -13,6 +16,17 @@ from tilewise.errors import UnavailableError
 
 if TYPE_CHECKING:
     from tilewise.backend.ladder import Rung
+
+
+_BLOCKS = ((64, 64, 64), (32, 256, 64), (64, 512, 128))
+_WHY = {
+    "compiled": "the product is so small that calling the compiled code takes as long as the loops",
+    "reordered": "the matrices are so small that they are in the fastest cache in any order",
+    "blocked": "the matrices fit into this machine's caches whole, so blocks save no trips to memory and cost loops",
+    "packed": "copying the blocks costs more than it saves at this size",
+    "vectorised": "the product is too small to fill wide vectors",
+    "native": "the product is too small to share, or other programs keep the cores busy",
+}
 
 
 def ladder(
@@ -30,6 +44,7 @@ def ladder(
     import numpy as np
 
     from tilewise import get_num_threads
+    from tilewise.backend import matmul_blocked
     from tilewise.backend.ladder import PEER, RUNGS
     from tilewise.profile.machine import machine
 
@@ -37,17 +52,25 @@ def ladder(
     a, b = (rng.standard_normal((size, size)).astype(np.float32) for _ in range(2))
     ceiling = {threads: machine().peak(threads) / 1e9 for threads in {1, get_num_threads()}}
     rates: list[tuple[Rung, float]] = []
+    left_out: list[str] = []
     for rung in (*RUNGS, PEER):
+        if rung.name == "blocked":
+            block = _best_block(a, b)
+            idea = f"{rung.idea} ({'×'.join(map(str, block))})"
+            rung = dataclasses.replace(rung, idea=idea, run=functools.partial(matmul_blocked, block=block))
         n = min(size, python_size) if rung.name == "python" else size
         try:
             rates.append((rung, 2 * n**3 / _seconds(rung, a[:n, :n], b[:n, :n], seconds) / 1e9))
-        except UnavailableError as error:
-            if not as_json:
-                print(f"{rung.name}: {error}")
+        except UnavailableError:
+            left_out.append(rung.name)
     if as_json:
         print(json.dumps({"size": size, "gflops": {r.name: g for r, g in rates}, "ceiling_gflops": ceiling}))
         return
     _table(rates, ceiling, size)
+    if left_out:
+        print(f"Left out, for want of the compiled kernels: {', '.join(left_out)}.")
+    for sentence in slower_rungs(rates):
+        print(sentence)
     _draw(rates, ceiling, size, out)
     print(f"Picture in {out}")
 
@@ -70,7 +93,7 @@ def _table(rates: list[tuple[Rung, float]], ceiling: dict[int, float], size: int
     from rich.table import Table
 
     table = Table(title=f"{size}×{size} times {size}×{size}, float32", title_justify="left")
-    for heading in ("rung", "idea", "GFLOP/s", "of the rung before", "of Python"):
+    for heading in ("rung", "idea", "GFLOP/s", "times the rung before", "times Python"):
         table.add_column(heading, justify="left" if heading in ("rung", "idea") else "right")
     before = first = rates[0][1]
     for rung, rate in rates:
@@ -82,29 +105,41 @@ def _table(rates: list[tuple[Rung, float]], ceiling: dict[int, float], size: int
 
 
 def _draw(rates: list[tuple[Rung, float]], ceiling: dict[int, float], size: int, out: Path) -> None:
-    import matplotlib
+    from tilewise.cli.pictures import BLUE, GREY, RED, picture
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    with picture(out) as axes:
+        names = [rung.name for rung, _ in rates]
+        bars = axes.bar(names, [rate for _, rate in rates], color=[GREY if name == "numpy" else BLUE for name in names])
+        axes.bar_label(bars, [f"{rate:.3g}" for _, rate in rates], padding=2)
+        highest = max(ceiling.values())
+        for threads, peak in ceiling.items():
+            axes.axhline(peak, color=RED, linestyle="--", linewidth=1)
+            label = f"this machine's ceiling, {threads} thread{'s' * (threads > 1)}: {peak:.0f}"
+            place = (0, 3 if peak == highest else -13)  # above its line, or below, so that two near ones can be read
+            axes.annotate(label, (-0.4, peak), xytext=place, textcoords="offset points", color=RED, fontsize=9)
+        axes.set(yscale="log", ylabel="GFLOP/s (logarithmic)", title=f"Matrix product {size}×{size}, float32")
+        axes.set_ylim(top=max(highest, *(rate for _, rate in rates)) * 3)
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.grid(axis="y")
 
-    figure, axes = plt.subplots(figsize=(9, 4.8))
-    names = [rung.name for rung, _ in rates]
-    colours = ["#8a8f98" if name == "numpy" else "#2a6fb5" for name in names]
-    bars = axes.bar(names, [rate for _, rate in rates], color=colours)
-    axes.bar_label(bars, [f"{rate:.3g}" for _, rate in rates], padding=2)
-    for place, (threads, peak) in enumerate(sorted(ceiling.items())):
-        axes.axhline(peak, color="#b5482a", linestyle="--", linewidth=1)
-        axes.annotate(
-            f"ceiling, {threads} thread{'s' * (threads > 1)}",
-            (2 * place, peak),
-            xytext=(0, 3),
-            textcoords="offset points",
-            color="#b5482a",
-            fontsize=8,
-        )
-    axes.set(yscale="log", ylabel="GFLOP/s", title=f"Matrix product {size}³, float32")
-    axes.set_ylim(top=max(ceiling.values()) * 3)
-    axes.grid(axis="y", alpha=0.3)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=130, bbox_inches="tight")
-    plt.close(figure)
+
+def slower_rungs(rates: list[tuple[Rung, float]]) -> list[str]:
+    """A sentence for each rung that is below the one before it: an idea helps only where its reason holds."""
+    steps = [(rung.name, rate, before) for (_, before), (rung, rate) in itertools.pairwise(rates)]
+    return [
+        f"“{name}” is slower than the rung before it here: {_WHY[name]}."
+        for name, rate, before in steps
+        if name in _WHY and rate < 0.97 * before
+    ]
+
+
+def _best_block(a: Any, b: Any) -> tuple[int, int, int]:
+    """The block (rows, columns, depth) that is fastest here: how much of a cache is free is known by trying."""
+    from tilewise.backend import matmul_blocked
+
+    def seconds(block: tuple[int, int, int]) -> float:
+        start = time.perf_counter()
+        matmul_blocked(a, b, block)
+        return time.perf_counter() - start
+
+    return min(_BLOCKS, key=lambda block: min(seconds(block) for _ in range(2)))

@@ -18,7 +18,7 @@ Collection = Annotated[
 ]
 CacheDir = Annotated[Path | None, typer.Option(help="Folder for the converted data; default: the cache.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Limit = Annotated[int | None, typer.Option(help="Read only the first so many kernels of each split.", min=1)]
+Limit = Annotated[int | None, typer.Option(help="Read at most this many kernels of each split.", min=1)]
 
 
 def attach(app: typer.Typer) -> None:
@@ -124,7 +124,7 @@ def _report_training(results: list[dict[str, Any]], out: Path, as_json: bool) ->
         intervals = {s: {n: vars(i) for n, i in metrics.items()} for s, metrics in summary.items()}
         typer.echo(json.dumps({"runs": results, "summary": intervals}, indent=1))
         return
-    table = Table(title=f"{len(results)} model(s) in {out}", title_justify="left")
+    table = Table(title=f"{len(results)} model{'s' * (len(results) != 1)} in {out}", title_justify="left")
     for heading in (
         "split",
         "top-1 error",

@@ -31,6 +31,7 @@ def tour(
     from rich.console import Console
 
     from tilewise.tour import take_tour
+    from tilewise.tour.page import NEXT
 
     console = Console(stderr=as_json)
     if console.is_terminal:
@@ -47,7 +48,9 @@ def tour(
         print(json.dumps({"report": str(done.report), **done.facts}, indent=1))
     else:
         console.print(f"\nThe report with the pictures: {done.report}", soft_wrap=True, highlight=False)
-        console.print("Go on with `tilewise --help`, README.md and the lessons in docs/learn.", highlight=False)
+        console.print("\n[bold]What next[/bold]", highlight=False)
+        for line in NEXT:
+            console.print(f"   {line.replace('`', '')}", highlight=False, markup=False)
     if browser and not webbrowser.open(done.report.resolve().as_uri()):
         print(f"no browser could be opened; the report is {done.report}", file=sys.stderr)
 
@@ -58,7 +61,7 @@ def _print(console: object, number: int, stop: Stop) -> None:
 
     assert isinstance(console, Console)
     console.print(f"\n[bold]{number}. {stop.title}[/bold]", highlight=False)
-    for line in stop.lines:
+    for line in (*filter(None, [stop.meaning]), *stop.lines):
         console.print(f"   {line}", highlight=False, markup=False)
     for shown in stop.tables:
         table = Table(box=None, pad_edge=False, padding=(0, 2))

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tilewise import __version__
 from tilewise._extension import native
 from tilewise._files import write_whole
+from tilewise._machine import cores, cpu_name
 from tilewise.errors import TilewiseError, UnavailableError
 from tilewise.tour.page import page
 from tilewise.tour.stops import Stop, Visit
@@ -52,6 +54,13 @@ def _tuning(visit: Visit) -> Stop:
     return tuning_stop(visit)
 
 
+def _about(when: str) -> str:
+    """What was measured where: version, machine, day."""
+    kernels = f"{native.isa()} kernels" if native is not None else "NumPy only"
+    machine = f"{cpu_name()}, {cores()} core{'s' * (cores() > 1)}, {kernels}"
+    return f"tilewise {__version__} on {machine}. Measured here, {when}."
+
+
 def take_tour(
     folder: Path, quick: bool = False, show: Show = lambda *_: None, say: Callable[[str], None] = lambda _: None
 ) -> Tour:
@@ -71,6 +80,6 @@ def take_tour(
         show(number, found)
     when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     report = folder / "report.html"
-    write_whole(report, page(seen, when))
+    write_whole(report, page(seen, _about(when)))
     write_whole(folder / "tour.json", json.dumps({"when": when, **facts}, indent=1) + "\n")
     return Tour(seen, report, facts)

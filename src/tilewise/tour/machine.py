@@ -57,4 +57,8 @@ def machine_stop(visit: Visit) -> Stop:
             "the cores suffer most. Close them and take the tour again."
         )
     table = Table(("instructions and threads", "GFLOP/s"), [(name, f"{rate:,.1f}") for name, rate in peaks.items()])
-    return Stop("This machine", facts, lines, [table], [Bars("Arithmetic", "GFLOP/s", peaks)])
+    meaning = (
+        "No program on this machine is faster than this. Arithmetic is counted in GFLOP/s: billions of multiplications "
+        "and additions a second; the wider the instructions and the more threads, the more of them."
+    )
+    return Stop("This machine", facts, lines, [table], [Bars("Arithmetic", "GFLOP/s", peaks)], meaning)

@@ -10,22 +10,40 @@ from importlib.resources import files
 from tilewise.tour.stops import Bars, Stop, Table
 
 
-def page(stops: Sequence[Stop], when: str) -> str:
-    """The whole page as text."""
+def page(stops: Sequence[Stop], about: str) -> str:
+    """The whole page as text; `about` is the line under its title."""
     style = (files("tilewise.tour") / "page.css").read_text(encoding="utf-8")
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>tilewise on this machine</title><style>{style}</style>"
     )
     links = "".join(f'<li><a href="#stop{i}">{escape(stop.title)}</a></li>' for i, stop in enumerate(stops, 1))
-    hint = f'<p class="hint">Measured here, {escape(when)}.</p>'
+    hint = f'<p class="hint">{escape(about)}</p>'
     intro = f"<h1>tilewise on this machine</h1>{hint}<nav><ol>{links}</ol></nav>"
     body = "\n".join(_section(number, stop) for number, stop in enumerate(stops, 1))
+    steps = "".join(f"<li>{_code(line)}</li>" for line in NEXT)
+    body += f'\n<section id="next"><h2>What next</h2><ul>{steps}</ul></section>'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body><main>{intro}\n{body}\n</main></body></html>\n'
 
 
+NEXT = (
+    "`tilewise check` lists seven lessons with exercises: how each of these steps works inside.",
+    "`tilewise profile cnn` says where a model's time goes; `--html` draws it. It takes scripts of your own, too.",
+    "`tilewise tune matmul 512x512x512` finds the best tile for a shape of yours and keeps it.",
+    "`tilewise compete run --event MLP_SPRINT --entry reference` scores an entry of the competition.",
+    "`tilewise --help` lists the rest.",
+)
+
+
+def _code(line: str) -> str:
+    """Escaped, with `marked` parts as code."""
+    parts = escape(line).split("`")
+    return "".join(f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts))
+
+
 def _section(number: int, stop: Stop) -> str:
-    lines = "".join(f"<p>{escape(line)}</p>" for line in stop.lines)
+    lead = f'<p class="meaning">{escape(stop.meaning)}</p>' if stop.meaning else ""
+    lines = lead + "".join(f"<p>{escape(line)}</p>" for line in stop.lines)
     charts = "".join(f"<figure><figcaption>{escape(c.title)}</figcaption>{bars(c)}</figure>" for c in stop.charts)
     tables = "".join(_table(table) for table in stop.tables)
     return f'<section id="stop{number}"><h2>{number}. {escape(stop.title)}</h2>{lines}{charts}{tables}</section>'

@@ -27,13 +27,14 @@ class Bars:
 
 @dataclass(frozen=True)
 class Stop:
-    """One stop: `facts` is what was measured, as plain data; everything else is for looking at."""
+    """One stop: `meaning` says in a sentence or two what to see, `facts` is what was measured, as plain data."""
 
     title: str
     facts: dict[str, Any]
     lines: Sequence[str] = ()
     tables: Sequence[Table] = ()
     charts: Sequence[Bars] = ()
+    meaning: str = ""
 
 
 @dataclass(frozen=True)

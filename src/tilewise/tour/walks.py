@@ -5,6 +5,7 @@ All steps of a model are timed in turns, so that a busy minute of the machine hi
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -28,6 +29,10 @@ from tilewise.tour.stops import Bars, Stop, Table, Visit
 _BATCH = 64
 _REMOVED = 0.3
 _PROMPT = "The import statement"
+_MEANING = (
+    "Each step keeps the ones above it and adds one idea. The time is the median of runs taken in turns, so a busy "
+    "moment hits all steps alike; the last column says what the step cost in quality."
+)
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,7 @@ def gpt_stop(visit: Visit) -> Stop:
         "Pruning is left out here: the decoder has no sparse kernel, so zeros would save nothing.",
         f"What it writes: “{' '.join(sample.split())}”",
     ]
-    return Stop(stop.title, stop.facts, lines, stop.tables, stop.charts)
+    return Stop(stop.title, stop.facts, lines, stop.tables, stop.charts, stop.meaning)
 
 
 def _affordable_tokens(model: Any, ids: Any, plain: OptimizedBackend, most: int) -> int:
@@ -132,7 +137,7 @@ def _shown(title: str, steps: list[Step], quality: str, runs: int) -> Stop:
     functions = {step.name: step.run for step in steps}
     timed = Timer(time_limit=60.0).compare(functions, runs=runs, most_runs=runs, fewest_runs=2)
     seconds = {name: measured.p50 for name, measured in timed.measurements.items()}
-    gains = {steps[0].name: 1.0} | {name: 1 / ratio.ratio for name, ratio in timed.ratios.items()}
+    gains = {name: seconds[steps[0].name] / taken for name, taken in seconds.items()}
     rows = [
         (
             step.name,
@@ -145,10 +150,20 @@ def _shown(title: str, steps: list[Step], quality: str, runs: int) -> Stop:
     ]
     facts = {"seconds": seconds, "speedup": gains, "bytes": {step.name: step.bytes_held for step in steps}}
     facts["quality"] = {step.name: step.quality for step in steps}
-    table = Table(("step, on top of those above", "p50", "faster than plain", "weights", quality), rows)
-    lines = [f"Unsteady: {reason}." for reason in timed.reasons]
+    table = Table(("step, on top of those above", "median time", "faster than plain", "weights", quality), rows)
+    lines = [*nothing_gained(seconds), *(f"Unsteady: {reason}." for reason in timed.reasons)]
     chart = Bars("Speed, plain = 1", "× plain", gains, log=max(gains.values()) > 30)
-    return Stop(title, facts, lines, [table], [chart])
+    return Stop(title, facts, lines, [table], [chart], _MEANING)
+
+
+def nothing_gained(seconds: dict[str, float]) -> list[str]:
+    """A sentence for each step that is no faster than the one before it."""
+    names = list(seconds)
+    return [
+        f"“{after}” gains nothing over “{before}” here."
+        for before, after in itertools.pairwise(names)
+        if seconds[after] > 0.97 * seconds[before]
+    ]
 
 
 def tuned_backend() -> OptimizedBackend:

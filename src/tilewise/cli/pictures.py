@@ -1,0 +1,45 @@
+"""Pictures in one style, that of the tour's report: its colours, no frame, readable at the width of a page."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tilewise._files import write_whole
+
+BLUE, RED, GREY = "#2a6fb5", "#b5482a", "#8a8f98"
+_STYLE: Any = {
+    "font.size": 11,
+    "axes.titlesize": 13,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": GREY,
+    "axes.axisbelow": True,
+    "grid.color": "#d9dde3",
+    "legend.frameon": False,
+}
+
+
+@contextmanager
+def picture(path: Path, width: float = 9.0, height: float = 4.8) -> Iterator[Any]:
+    """Axes to draw on; when the block ends, the picture is written to `path`, whole or not at all."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    with plt.rc_context(_STYLE):
+        figure, axes = plt.subplots(figsize=(width, height), layout="constrained")
+        try:
+            yield axes
+            content = io.BytesIO()
+            kind = path.suffix.lower().lstrip(".") or "png"
+            figure.savefig(content, format=kind if kind in ("png", "svg", "pdf") else "png", dpi=130)
+        finally:
+            plt.close(figure)
+    write_whole(path, content.getvalue())
