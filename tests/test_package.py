@@ -41,3 +41,27 @@ def test_public_names_are_there(name):
 
     assert name in tilewise.__all__
     assert hasattr(tilewise, name)
+
+
+def test_the_version_stands_in_one_place_and_the_citation_agrees():
+    import tomllib
+    from pathlib import Path
+
+    import tilewise
+
+    root = Path(__file__).parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    assert "version" in project["project"]["dynamic"] and "version" not in project["project"]
+    assert project["tool"]["scikit-build"]["metadata"]["version"]["input"] == "src/tilewise/__init__.py"
+    assert f"version: {tilewise.__version__}\n" in (root / "CITATION.cff").read_text()
+
+
+def test_the_version_names_kernels_and_machine():
+    import os
+
+    command = [sys.executable, "-m", "tilewise", "--version"]
+    for native, kernels in (("0", "none compiled"), ("1", "kernels:")):
+        said = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TILEWISE_NATIVE": native})
+        assert said.returncode == 0, said.stderr
+        version, built, machine = said.stdout.splitlines()
+        assert version.startswith("tilewise ") and kernels in built and "Python" in machine

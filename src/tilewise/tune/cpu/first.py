@@ -183,6 +183,6 @@ def read_first_choice(path: Path = SHIPPED) -> FirstChoice:
         numbers = float(told["margin"]), float(told["share"]), int(told["most_work"])
         model = FirstChoice({name: arrays[name] for name in _ARRAYS}, *numbers, Prior.from_dict(told["prior"]))
         model.predict(features(Product(64, 64, 64, "nn", "tiled"), np.array([[6, 64, 60, 64, 64, 0, 0, 1, 1]])))
-    except (KeyError, ValueError, TypeError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
         raise FileFormatError(f"{path.name} is not a chooser's network: {error}.") from None
     return model
