@@ -131,7 +131,7 @@ def print_table(title: str, rows: list[Outcome], batch: int) -> None:
         table.add_row(
             row.name,
             f"{100 * row.accuracy:.2f} %",
-            f"{row.drop_points:+.2f} ({low:+.2f} to {high:+.2f})",
+            "none" if low == high == 0 else f"{row.drop_points:+.2f} ({low:+.2f} to {high:+.2f})",
             f"{row.bytes_in_memory / 1024:,.1f} KiB",
             f"{row.latency_s * 1e3:.3f} ms",
             f"{row.speedup:.2f}×",

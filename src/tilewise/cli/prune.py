@@ -36,6 +36,7 @@ def prune(
     """
     from tilewise.cli.before_after import accuracy, float_bytes, image_task, outcomes, print_table
     from tilewise.io import save
+    from tilewise.nn.describe import layer_names
     from tilewise.prune import prune as run
     from tilewise.prune import sensitivity, shrink, sparsify
 
@@ -66,13 +67,16 @@ def prune(
         print(json.dumps(facts, default=float))
         return
     print_table(f"{model}, {sparsity:.0%} of its {'filters' if structured else 'weights'} removed", rows, batch)
+    names = layer_names(task.model)
     for layer in reached:
-        print(f"  {layer.name}: {layer.zeros:,} of {layer.weights:,} weights are zero ({layer.sparsity:.1%})")
+        shown = names.get(layer.name.removesuffix(".weight"), layer.name)
+        print(f"  {shown}: {layer.zeros:,} of {layer.weights:,} weights are zero ({layer.sparsity:.1%})")
     for note in notes:
         print(f"  {note}")
     for entry in found:
+        shown = names.get(entry.name.removesuffix(".weight"), entry.name)
         curve = ", ".join(f"{level:.0%}: {100 * value:.1f} %" for level, value in entry.accuracy.items())
-        print(f"  {entry.name} alone: {curve}{'  <- leave this one alone' if entry.fragile else ''}")
+        print(f"  {shown} alone: {curve}{'  <- leave this one alone' if entry.fragile else ''}")
 
 
 def _bytes(model: Any) -> int:

@@ -32,6 +32,7 @@ def quantize(
     """
     from tilewise import save, set_num_threads
     from tilewise.cli.before_after import accuracy, float_bytes, image_task, outcomes, print_table
+    from tilewise.nn.describe import layer_names
     from tilewise.quantize import calibrate, save_quantized
     from tilewise.quantize import quantize as run
     from tilewise.quantize.graph import trace
@@ -61,13 +62,13 @@ def quantize(
         print(json.dumps(facts, default=float))
         return
     print_table(f"{model} in int8", rows, batch)
-    _layers(layers)
+    _layers(layers, layer_names(task.model))
     before, after = (sizes[form] / 1024 for form in ("float32", "int8"))
     print(f"On disk: {before:,.1f} KiB in float32, {after:,.1f} KiB in int8 ({after / before:.3f}×)")
     print(f"Saved as {on_disk['int8']}; ranges drawn in {out / 'ranges.png'}")
 
 
-def _layers(layers: list[Any]) -> None:
+def _layers(layers: list[Any], names: dict[str, str]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -76,7 +77,14 @@ def _layers(layers: list[Any]) -> None:
         table.add_column(heading, justify="right" if heading in ("bytes", "signal to noise") else "left")
     for step in layers:
         ratio = "" if step.snr_db is None else f"{step.snr_db:.1f} dB"
-        table.add_row(step.name, step.kind, step.form, f"{step.nbytes:,}" if step.nbytes else "", ratio, step.reason)
+        table.add_row(
+            names.get(step.name, step.name),
+            step.kind,
+            step.form,
+            f"{step.nbytes:,}" if step.nbytes else "",
+            ratio,
+            step.reason,
+        )
     Console().print(table)
 
 

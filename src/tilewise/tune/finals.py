@@ -2,8 +2,9 @@
 
 The fastest of a hundred noisy readings is not yet the fastest: it is mostly the luckiest. So the best few are timed
 anew, all of them in every batch, which takes drifts out of their differences; and what is said of them later comes from
-the finals alone, since the readings that brought them there are the lucky ones. Who falls back makes room for the next;
-and where the readings are so noisy that the best may not be among the few, more take part in the first rounds.
+the finals alone, since the readings that brought them there are the lucky ones. One that falls behind is replaced by
+the next in line; and where the readings are so noisy that the best may not be among the few, more take part in the
+first rounds.
 """
 
 from __future__ import annotations
