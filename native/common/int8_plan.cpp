@@ -36,37 +36,43 @@ class Int8Plan::Schedule {
   std::vector<PlanShape> shapes;  // per value
   std::vector<Place> places;
   std::vector<bool> skipped;      // per step: its result is its input's bytes
-  std::vector<int64_t> offsets;   // per buffer, for one image; times max_chunk in the arena
+  std::vector<int64_t> offsets;   // per buffer, for one image; times the arena's images in an arena
   std::vector<PlanShape> buffers;
   std::vector<int> outputs;
   int64_t image_bytes = 0, max_chunk = 1, multiply_adds = 0;
 
-  Buffer<uint8_t> take_arena() {
+  // The buffers between the steps, for so many images: as many as a chunk has, so a small batch takes little memory.
+  struct Arena {
+    int64_t images;
+    Buffer<uint8_t> bytes;
+  };
+
+  Arena take_arena(int64_t images) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      if (!free_.empty()) {
-        Buffer<uint8_t> arena = std::move(free_.back());
+      while (!free_.empty()) {
+        Arena arena = std::move(free_.back());
         free_.pop_back();
-        return arena;
+        if (arena.images >= images) return arena;  // a smaller one is let go, and a larger one takes its place
       }
     }
-    Buffer<uint8_t> arena(std::max<int64_t>(1, image_bytes * max_chunk));
+    Arena arena{images, Buffer<uint8_t>(std::max<int64_t>(1, image_bytes * images))};
     for (std::size_t b = 0; b < buffers.size(); ++b) {
-      if (buffers[b].bytes) fill_border(buffers[b].image(max_chunk), buffers[b].zero, arena.data() + offsets[b] * max_chunk);
+      if (buffers[b].bytes) fill_border(buffers[b].image(images), buffers[b].zero, arena.bytes.data() + offsets[b] * images);
     }
     return arena;
   }
 
-  void give_back(std::vector<Buffer<uint8_t>>& arenas) {
+  void give_back(std::vector<Arena>& arenas) {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (Buffer<uint8_t>& arena : arenas) {
+    for (Arena& arena : arenas) {
       if (free_.size() < kArenas) free_.push_back(std::move(arena));
     }
   }
 
  private:
   std::mutex mutex_;
-  std::vector<Buffer<uint8_t>> free_;
+  std::vector<Arena> free_;
 };
 
 int Int8Plan::add_input(const PlanShape& shape) {
@@ -155,13 +161,13 @@ std::shared_ptr<Int8Plan::Schedule> Int8Plan::schedule(const std::vector<PlanSha
 }
 
 void Int8Plan::run_chunk(const Schedule& s, int64_t first, int64_t images, const std::vector<const void*>& in,
-                         const std::vector<void*>& out, uint8_t* arena, const Int8Tile* tiles) const {
+                         const std::vector<void*>& out, uint8_t* arena, int64_t arena_images, const Int8Tile* tiles) const {
   const auto at = [&](int value) -> char* {
     const Schedule::Place place = s.places[value];
     const int64_t skip = first * s.shapes[value].storage();
     if (place.kind == Schedule::kInput) return const_cast<char*>(static_cast<const char*>(in[place.index])) + skip;
     if (place.kind == Schedule::kOutput) return static_cast<char*>(out[place.index]) + skip;
-    return reinterpret_cast<char*>(arena) + s.offsets[place.kind] * s.max_chunk;
+    return reinterpret_cast<char*>(arena) + s.offsets[place.kind] * arena_images;
   };
   for (std::size_t step = 0; step < steps_.size(); ++step) {
     if (s.skipped[step]) continue;
@@ -215,12 +221,13 @@ void Int8Plan::run(Schedule& s, int64_t images, const std::vector<const void*>& 
   const auto [chunk, chunks, workers] = cut(s, images);
   // Slots: a step's tile in every chunk but the last, then a step's tile in the last.
   const Int8Tile* slots[2] = {tiles.empty() ? nullptr : tiles.data(), tiles.empty() ? nullptr : tiles.data() + steps_.size()};
-  std::vector<Buffer<uint8_t>> arenas;
-  for (int64_t i = 0; i < workers; ++i) arenas.push_back(s.take_arena());
+  std::vector<Schedule::Arena> arenas;
+  for (int64_t i = 0; i < workers; ++i) arenas.push_back(s.take_arena(chunk));
   std::atomic<int64_t> next{0};
   const auto work = [&, chunk = chunk, chunks = chunks](int arena) {
     for (int64_t i = next.fetch_add(1); i < chunks; i = next.fetch_add(1)) {
-      run_chunk(s, i * chunk, std::min(chunk, images - i * chunk), in, out, arenas[arena].data(), slots[i == chunks - 1]);
+      run_chunk(s, i * chunk, std::min(chunk, images - i * chunk), in, out, arenas[arena].bytes.data(), arenas[arena].images,
+                slots[i == chunks - 1]);
     }
   };
   // One worker must not be a task of the pool: from inside a task a layer's product could not be shared.

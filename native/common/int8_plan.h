@@ -84,7 +84,7 @@ class Int8Plan {
   struct Cut;  // of a batch into chunks
   Cut cut(const Schedule& schedule, int64_t images) const;
   void run_chunk(const Schedule& schedule, int64_t first, int64_t images, const std::vector<const void*>& in,
-                 const std::vector<void*>& out, uint8_t* arena, const Int8Tile* tiles) const;
+                 const std::vector<void*>& out, uint8_t* arena, int64_t arena_images, const Int8Tile* tiles) const;
   void check_value(int value) const;
 
   std::vector<PlanShape> inputs_;

@@ -202,3 +202,13 @@ def test_any_small_network_gives_numpys_integers(network: tuple, n: int) -> None
             np.testing.assert_array_equal(q(x).data, expected, err_msg=isa)
     finally:
         native.set_isa(before)
+
+
+@needs_native
+def test_the_scratch_of_a_plan_is_sized_to_what_is_run() -> None:
+    """A small network on a small batch keeps less scratch than it has weights, not a chunk of the largest size."""
+    x = inputs(8, (64,))
+    q = quantized(models.mlp(), x)
+    before = native.memory_in_use()
+    q(x)
+    assert native.memory_in_use() - before < q.nbytes

@@ -14,6 +14,7 @@ from typing import Any
 
 import typer
 
+from tilewise.cli.configuration import defaults
 from tilewise.errors import TilewiseError
 
 _HELP: dict[str, Any] = {"help_option_names": ["--help", "-h"]}
@@ -34,7 +35,7 @@ def main() -> None:
     warnings.formatwarning = _one_line
     try:
         command = command_line()
-        code = command.main(prog_name="tilewise", standalone_mode=False)
+        code = command.main(prog_name="tilewise", standalone_mode=False, default_map=defaults(command))
         sys.stdout.flush()
     except TilewiseError as error:
         _leave(str(error), 2)

@@ -1,0 +1,38 @@
+"""tilewise.toml: defaults for every command, behind options and environment; a mistake is one sentence."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.cli.test_sweep import assert_refused, typed  # noqa: F401 - a fixture
+from tilewise.cli.app import command_line
+from tilewise.cli.configuration import defaults
+
+
+def test_settings_are_the_defaults_of_the_commands_that_have_the_option(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TILEWISE_CACHE", raising=False)
+    (tmp_path / "tilewise.toml").write_text('threads = 2\nboard = "class.sqlite"\ncache = "kept"\n')
+    found = defaults(command_line())
+    assert found["quantize"] == {"threads": 2}
+    assert found["compete"]["board"] == {"where": "class.sqlite"}
+    assert found["machine"] == {}
+    assert os.environ["TILEWISE_CACHE"] == "kept"
+    monkeypatch.delenv("TILEWISE_CACHE")
+
+
+def test_a_command_takes_its_threads_from_the_file_unless_told(typed, tmp_path):  # noqa: F811
+    (tmp_path / "tilewise.toml").write_text("threads = 100000\n")
+    assert_refused(*typed(["generate", "a", "--tokens", "1"]))
+    code, *_ = typed(["generate", "a", "--tokens", "1", "--threads", "1"])
+    assert code == 0
+
+
+@pytest.mark.parametrize("text", ["threads = 'two'", "thread = 2", "threads = ", "board = 3", "threads = true"])
+def test_a_mistake_in_the_file_is_one_sentence_with_its_name(typed, tmp_path, text):  # noqa: F811
+    (tmp_path / "tilewise.toml").write_text(text + "\n")
+    code, out, err = typed(["generate", "a", "--tokens", "1"])
+    assert_refused(code, out, err)
+    assert "tilewise.toml" in err
