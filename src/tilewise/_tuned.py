@@ -21,13 +21,17 @@ def in_use() -> bool:
 
 
 def kept_chooser() -> TileChooser | None:
-    """A chooser of the tiles kept for this machine; None where there are none."""
-    if native is None or not in_use() or not (cache_folder() / "tune" / "choices.jsonl").exists():
+    """A chooser of the tiles kept for this machine, and by its calibration; None where there is neither."""
+    if native is None or not in_use():
+        return None
+    folder = cache_folder() / "tune"
+    calibrated = any(folder.glob("calibration-*.safetensors"))
+    if not calibrated and not (folder / "choices.jsonl").exists():
         return None
     from tilewise.tune.choose.kept import read_kept
 
     try:
-        kept, _ = read_kept(native)
+        kept, _ = read_kept(native, calibrated=calibrated)
     except (OSError, TilewiseError):  # what cannot be read is as good as not there; `tilewise tune` says why
         return None
-    return kept if kept.tiles else None
+    return kept if kept.tiles or calibrated else None

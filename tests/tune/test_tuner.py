@@ -55,6 +55,9 @@ class MadeUpBench:
     def default(self, problem: Problem) -> Config:
         return self.every[0]
 
+    def start(self, problem, configs):
+        return None
+
     def elsewhere(self, problem, config):
         return []
 

@@ -7,6 +7,7 @@ import typer
 
 def register(app: typer.Typer) -> None:
     """Attach every command to the application. Each module defines thin Typer functions that import their work late."""
+    from tilewise.cli.calibrate import calibrate
     from tilewise.cli.check import check
     from tilewise.cli.collect import collect
     from tilewise.cli.compete import compete
@@ -29,7 +30,7 @@ def register(app: typer.Typer) -> None:
         "Start here": (tour, check),
         "Measure": (machine, profile, ladder),
         "Make models fast": (fit, quantize, prune, generate, kv),
-        "Learn tiles": (tune, replay),
+        "Learn tiles": (calibrate, tune, replay),
     }
     for panel, commands in panels.items():
         for command in commands:

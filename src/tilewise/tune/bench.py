@@ -55,6 +55,10 @@ class FamilyBench(Generic[Family]):
         """Other problems that a choice would be used for, as it would be used there."""
         return []
 
+    def start(self, problem: Problem, configs: Sequence[Config]) -> tuple[Numbers, Prior] | None:
+        """Scores to start measuring from where no model knows this machine, and how far to trust them."""
+        return None
+
     def opinion(self, problem: Problem, configs: Sequence[Config]) -> tuple[Numbers, Prior] | None:
         """Scores to start measuring from, and how far to trust them, where there are better than a ranking's."""
         return None

@@ -1,8 +1,9 @@
 """`tune --check`: on your own shapes, how good the tuner's choices are beside the exhaustive best, and what they cost.
 
 For each problem, from an empty cache: the first choice without measuring, the choice after five measurements, the
-analytical default, and the best of an exhaustive sweep. The sweep's leaders and the three choices then run against each
-other in turns, and only that run-off is reported: a ratio of 1 is the fastest of them all.
+analytical default, the unmeasured choice of this machine's calibration where there is one, and the best of an
+exhaustive sweep. The sweep's leaders and these choices then run against each other in turns, and only that run-off is
+reported: a ratio of 1 is the fastest of them all.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tilewise.errors import ConfigurationError
 from tilewise.tune.problem import Config, Problem, Value
@@ -21,6 +22,9 @@ from tilewise.tune.tuner import Bench, Tuner
 MEASUREMENTS = 5
 _FINALISTS = 8
 Say = Callable[[str], None]
+
+if TYPE_CHECKING:
+    from tilewise.tune.choose.calibrated import Calibrated
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Checked:
     default: float
     five_seconds: float
     exhaustive_seconds: float
+    calibrated: float | None = None  # this machine's calibration, unmeasured; None where there is none
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,7 @@ class Check:
     default: float
     time_ratio: float  # exhaustive seconds over seconds of five measurements
     notes: list[str]
+    calibrated: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -78,16 +84,18 @@ def check(
     with tempfile.TemporaryDirectory(prefix="tilewise-check-") as folder:
         heard: list[str] = []
         tuner = Tuner(device, model=model, cache=folder, say=heard.append)
+        calibrated = None if model is not None else _calibrated(tuner, heard)
         chosen = sweeper or _sweeper(tuner.bench)
         rows = []
         for number, spec in enumerate(problems, start=1):
             # Each from an empty cache: what one shape taught must not help the next.
             alone = Tuner(tuner.bench, model=model, cache=f"{folder}/{number}")
-            row = check_one(alone, chosen, alone.problem(spec))
+            row = check_one(alone, chosen, alone.problem(spec), calibrated)
             rows.append(row)
             say(
                 f"{number}/{len(problems)} {row.problem}: first {row.first:.3f}, five {row.five:.3f}, default "
-                f"{row.default:.3f}; {row.five_seconds:.2f} s against {row.exhaustive_seconds:.2f} s"
+                f"{row.default:.3f}{_said(row.calibrated, ', calibrated ')}; {row.five_seconds:.2f} s against "
+                f"{row.exhaustive_seconds:.2f} s"
             )
     return Check(
         tuner.bench.kind,
@@ -98,20 +106,39 @@ def check(
         _geometric([row.default for row in rows]),
         _geometric([row.exhaustive_seconds / row.five_seconds for row in rows]),
         heard,
+        None if calibrated is None else _geometric([row.calibrated or 0.0 for row in rows]),
     )
 
 
-def check_one(tuner: Tuner, sweeper: Sweeper, problem: Problem) -> Checked:
+def _calibrated(tuner: Tuner, heard: list[str]) -> Calibrated | None:
+    """This machine's own calibration, which the empty caches do not hold."""
+    if tuner.bench.kind != "cpu":
+        return None
+    from tilewise._extension import native
+    from tilewise.tune.choose.calibrated import find_calibration, model_scores
+
+    found, notes = find_calibration(native, None, model_scores())
+    heard += notes or ([] if found else ["this machine is not calibrated; `tilewise calibrate` takes about a minute"])
+    return found
+
+
+def _said(ratio: float | None, before: str = "") -> str:
+    return "" if ratio is None else f"{before}{ratio:.3f}"
+
+
+def check_one(tuner: Tuner, sweeper: Sweeper, problem: Problem, calibrated: Calibrated | None = None) -> Checked:
     """One problem, from the tuner's empty cache."""
     configs = list(tuner.bench.configs(problem))
     first = tuner.choose(problem).config
+    taught = None if calibrated is None else calibrated.choose(problem, configs) or configs[0]
     tuner.bench.forget()
     start = time.perf_counter()
     five = tuner.tune(problem, budget=MEASUREMENTS, exactly=True).config
     five_seconds = time.perf_counter() - start
     swept, exhaustive_seconds = sweeper.sweep(problem, configs)
     leaders = sorted(swept, key=swept.__getitem__)[:_FINALISTS]
-    runtime = sweeper.run_off(problem, list(dict.fromkeys([configs[0], first, five, *leaders])))
+    contenders = [configs[0], first, five, *([] if taught is None else [taught]), *leaders]
+    runtime = sweeper.run_off(problem, list(dict.fromkeys(contenders)))
     best_ns = min(runtime.values())
 
     def ratio(config: Config) -> float:
@@ -126,6 +153,7 @@ def check_one(tuner: Tuner, sweeper: Sweeper, problem: Problem) -> Checked:
         ratio(configs[0]),
         five_seconds,
         exhaustive_seconds,
+        None if taught is None else ratio(taught),
     )
 
 
@@ -148,17 +176,19 @@ def table(result: Check) -> list[str]:
     """The comparison as lines of text."""
     lines = [
         f"{result.machine}: fastest / chosen, in turns; tuning times from an empty cache",
-        f"{'problem':58} {'configs':>7} {'first':>7} {'five':>7} {'default':>8} {'five s':>8} {'all s':>8}",
+        f"{'problem':58} {'configs':>7} {'default':>8} {'first':>7} {'five':>7} {'calibr.':>8} "
+        f"{'five s':>8} {'all s':>8}",
     ]
     for row in result.problems:
         words = [f"{name}={value}" for name, value in row.problem.items() if name not in ("family", "dtype")]
         name = f"{row.problem['family']} {row.problem.get('dtype', '')} {' '.join(words)}"
         lines.append(
-            f"{name:58} {row.configs:7d} {row.first:7.3f} {row.five:7.3f} {row.default:8.3f} "
-            f"{row.five_seconds:8.2f} {row.exhaustive_seconds:8.2f}"
+            f"{name:58} {row.configs:7d} {row.default:8.3f} {row.first:7.3f} {row.five:7.3f} "
+            f"{_said(row.calibrated):>8} {row.five_seconds:8.2f} {row.exhaustive_seconds:8.2f}"
         )
     lines.append(
-        f"{'geometric mean':58} {'':7} {result.first:7.3f} {result.five:7.3f} {result.default:8.3f}   "
+        f"{'geometric mean':58} {'':7} {result.default:8.3f} {result.first:7.3f} {result.five:7.3f} "
+        f"{_said(result.calibrated):>8}   "
         f"tuning {result.time_ratio:.0f} times faster than exhaustive"
     )
     return [*lines, *result.notes]

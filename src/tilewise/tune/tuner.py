@@ -15,29 +15,33 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tilewise.errors import ConfigurationError, FileFormatError
 from tilewise.tune.belief import Belief, Memory, Numbers, Prior
 from tilewise.tune.choices import Choice, Choices, cache_folder
 from tilewise.tune.export import Described
-from tilewise.tune.guide import Guide, Recollection, file_guide, shipped_guide
+from tilewise.tune.guide import Guide, Recollection, file_guide, shape_fields, shipped_guide
 from tilewise.tune.problem import Config, Kernel, Problem, Value
 from tilewise.tune.search import Rule, Step, search, settle
 from tilewise.tune.space import space_of
 from tilewise.tune.store import Machine, Store, VerdictRow
 from tilewise.tune.trial import SideBySide, Timed, Trial
 
+if TYPE_CHECKING:
+    from tilewise.tune.choose.calibrated import Calibrated
+
 PROGRAM = "tuned"
 _CLOSE, _FAR = 0.02, 0.05  # in logarithms: contenders that a reading does not tell apart, on a CPU and on a GPU
 _LUCK = 0.01  # as much may be between two readings on a CPU
 _WORTH = 0.005  # less than this over the default is not told from noise
+_CALIBRATED_PRIOR = Prior(slope=1.0, slope_error=0.3, spread=0.05, length=1.0, own=0.03, noise=0.015)
 _WAIT_SECONDS = 120.0  # for another process that tunes the same problem
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """A choice and where it came from: "cache", "measured", "model" (not measured) or "default"."""
+    """A choice and where it came from: "cache", "measured", "calibrated" or "model" (not measured), or "default"."""
 
     problem: Problem
     config: Config
@@ -77,6 +81,9 @@ class Bench(Protocol):
     def first_choice(self, problem: Problem, guide: Guide) -> tuple[bool, Config | None]:
         """Whether there is a shorter way than ranking all to what to take unmeasured; and what: None, the default."""
 
+    def start(self, problem: Problem, configs: Sequence[Config]) -> tuple[Numbers, Prior] | None:
+        """Scores to start measuring from where no model knows this machine, and how far to trust them."""
+
     def elsewhere(self, problem: Problem, config: Config) -> list[tuple[Problem, Config]]:
         """Other problems that a choice would be used for, as it would be used there."""
 
@@ -108,6 +115,7 @@ class Tuner:
         budget: int | None = None,
         limit_s: float | None = None,
         learn: bool = False,
+        calibrated: Calibrated | None = None,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         if budget is not None and budget < 1:
@@ -115,11 +123,12 @@ class Tuner:
         self.bench = open_bench(device, limit_s) if isinstance(device, str) else device
         self.folder = Path(cache).expanduser() if cache is not None else cache_folder()
         self.budget, self.learn, self._said = budget, learn, say
+        self._notes: set[str] = set()
         self._own_model = model is not None  # then it decides alone
         self.guide = self._guide(model)
         self.choices = Choices(self.folder, self.bench.machine.identity, self.bench.version)
+        self.calibrated = calibrated if calibrated is not None else self._calibrated()
         self._recollections: dict[str, tuple[list[int], Recollection]] = {}  # by family; when the store was as they say
-        self._notes: set[str] = set()
         self._tell([*self.guide.notes, *self.choices.notes])
 
     def _guide(self, model: str | os.PathLike[str] | None) -> Guide:
@@ -128,6 +137,17 @@ class Tuner:
         if self.learn and self.learned_file.is_file():
             return file_guide(self.learned_file)
         return shipped_guide(self.bench.collection, self.bench.machine.identity)
+
+    def _calibrated(self) -> Calibrated | None:
+        """This machine's calibration, where `tilewise calibrate` made one; a model of one's own decides without it."""
+        if self.bench.kind != "cpu" or self._own_model or not any(self.folder.glob("calibration-*.safetensors")):
+            return None
+        from tilewise._extension import native
+        from tilewise.tune.choose.calibrated import find_calibration, model_scores
+
+        found, notes = find_calibration(native, self.folder, model_scores())
+        self._tell(notes)
+        return found
 
     @property
     def _stem(self) -> str:
@@ -161,6 +181,8 @@ class Tuner:
         kept = self.choices.get(problem, lambda config: config in self.bench.configs(problem))
         if kept is not None:
             return self._from_cache(kept, start)
+        if self.calibrated is not None and self.calibrated.covers(problem.family):
+            return self._by_calibration(self.calibrated, problem, start)
         if self.guide.model is None:
             return Tuned(problem, self.bench.default(problem), "default", seconds=time.perf_counter() - start)
         known, config = (False, None) if self._own_model else self.bench.first_choice(problem, self.guide)
@@ -176,6 +198,15 @@ class Tuner:
             reason = f"the model expects less than {self.bench.margin:.1%} over the default"
             return Tuned(problem, configs[0], "default", seconds=time.perf_counter() - start, reason=reason)
         return Tuned(problem, configs[first], "model", seconds=time.perf_counter() - start)
+
+    def _by_calibration(self, calibrated: Calibrated, problem: Problem, start: float) -> Tuned:
+        configs = None if problem.family == "matmul" else self.bench.configs(problem)
+        config = calibrated.choose(problem, configs)
+        seconds = time.perf_counter() - start
+        if config is None:
+            reason = "this machine's calibration promises no tile faster than the default"
+            return Tuned(problem, self.bench.default(problem), "default", seconds=seconds, reason=reason)
+        return Tuned(problem, config, "calibrated", seconds=seconds)
 
     def _from_cache(self, kept: Choice, start: float) -> Tuned:
         return Tuned(
@@ -283,6 +314,13 @@ class Tuner:
 
     def _belief(self, problem: Problem, configs: Sequence[Config], store: Store, rule: Rule) -> tuple[Belief, Rule]:
         """What to start from, and the rule; that one's claims hold for the guide's beliefs, not for a bench's own."""
+        start = self._start(problem, configs)
+        if start is not None:
+            memory = self._memory(problem, store)
+            sizes = shape_fields(problem) if memory is not None else None
+            return Belief(start[0], space_of(configs).scaled(start[1]), start[1], memory, sizes), replace(
+                rule, sure=0.0
+            )
         opinion = None if self._own_model or self.guide.model is None else self.bench.opinion(problem, configs)
         if opinion is not None:
             belief = Belief(opinion[0], space_of(configs).scaled(opinion[1]), opinion[1])
@@ -291,6 +329,13 @@ class Tuner:
             return belief, replace(rule, sure=0.0)
         scores = self.guide.scores(self.bench.family(problem.family), problem, configs)
         return self.guide.belief(scores, configs, self._memory(problem, store), problem), rule
+
+    def _start(self, problem: Problem, configs: Sequence[Config]) -> tuple[Numbers, Prior] | None:
+        """Where to start measuring: from this machine's calibration, or, without a model, near the default."""
+        blind, calibrated = self.guide.model is None, self.calibrated
+        if calibrated is not None and calibrated.knows(problem) and (blind or calibrated.covers(problem.family)):
+            return calibrated.expected(problem, configs, configs[0])[0], _CALIBRATED_PRIOR
+        return self.bench.start(problem, configs) if blind else None
 
     def _holds_elsewhere(self, problem: Problem, config: Config) -> bool:
         """Whether a choice is not slower than the default wherever else it would be used."""

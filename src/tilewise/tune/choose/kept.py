@@ -165,7 +165,13 @@ def machine_name(module: Any) -> str:
     return f"{cpu_name()} ({module.isa()}{f', playing {played}' if played else ''})"
 
 
-def read_kept(module: Any, folder: str | os.PathLike[str] | None = None) -> tuple[KeptTiles, list[str]]:
+def read_kept(
+    module: Any, folder: str | os.PathLike[str] | None = None, calibrated: bool = False
+) -> tuple[KeptTiles, list[str]]:
     """What was kept on this machine, and what is to be said about the rest of the file."""
     choices = Choices(folder, machine_name(module), __version__)
-    return KeptTiles(module, choices.all()), choices.notes
+    if not calibrated:
+        return KeptTiles(module, choices.all()), choices.notes
+    from tilewise.tune.choose.asking import CalibratedTiles
+
+    return CalibratedTiles(module, choices.all()), choices.notes

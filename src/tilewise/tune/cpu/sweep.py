@@ -13,6 +13,7 @@ from tilewise.tune.cpu.machine import running_on
 from tilewise.tune.problem import Config, Problem
 
 _UNIT_NS = 1.0e6
+_BETWEEN = 4  # tiles between two runs of the default
 _ROUNDS = 3  # of the sweep, as many as a collector makes at least
 # Many short turns: what disturbs one contender then disturbs the others as well.
 _RUN_OFF_UNIT_NS, _RUN_OFF_ROUNDS = 3.0e5, 45
@@ -24,15 +25,15 @@ class CpuSweeper:
     def sweep(self, problem: Problem, configs: Sequence[Config]) -> tuple[dict[Config, float], float]:
         """The fastest of three rounds each, and how long all of it took."""
         start = time.perf_counter()
-        runtimes = self._in_turns(problem, configs, _ROUNDS, _UNIT_NS)
+        runtimes = self.in_turns(problem, configs, _ROUNDS, _UNIT_NS)
         return {config: min(times) for config, times in runtimes.items()}, time.perf_counter() - start
 
     def run_off(self, problem: Problem, configs: Sequence[Config]) -> dict[Config, float]:
         """Each round goes over all of them in another order; the median of the faster half counts."""
-        runtimes = self._in_turns(problem, configs, _RUN_OFF_ROUNDS, _RUN_OFF_UNIT_NS)
+        runtimes = self.in_turns(problem, configs, _RUN_OFF_ROUNDS, _RUN_OFF_UNIT_NS)
         return {c: statistics.median(sorted(times)[: len(times) // 2 + 1]) for c, times in runtimes.items()}
 
-    def _in_turns(
+    def in_turns(
         self, problem: Problem, configs: Sequence[Config], rounds: int, unit_ns: float
     ) -> dict[Config, list[float]]:
         family, rng = get_family(problem.family), np.random.default_rng(0)
@@ -47,6 +48,35 @@ class CpuSweeper:
                     calls = int(min(max(unit_ns / rough[config], 1), 100))
                     times[config].append(_many(runs[config], calls))
         return times
+
+    def beside_default(
+        self, problem: Problem, default: Config, tiles: Sequence[Config], seconds: float, rounds: tuple[int, int]
+    ) -> dict[Config, list[float]]:
+        """Runtimes over the default's, several of each tile: every few tiles the default runs again, and a tile counts
+        against the two nearest, so that what slows all of them for a while does not decide. As many rounds as there is
+        time for, between the two numbers; fewer tiles, if there is none for the least."""
+        family, rng = get_family(problem.family), np.random.default_rng(0)
+        operands = family.operands(problem, rng)
+        with running_on(problem.size("threads") if "threads" in problem else 1):
+            base = family.runner(problem, default, operands)
+            once = min(_many(base, 1), _many(base, 1))
+            calls = int(min(max(_RUN_OFF_UNIT_NS / once, 1), 100))
+            turn = 1.4e-9 * once * calls * (1 + 1 / _BETWEEN)
+            tiles = tiles[: max(3, int(seconds / (turn * rounds[0])))]
+            runs = [family.runner(problem, tile, operands) for tile in tiles]
+            for run in runs:
+                run()
+            ratios: dict[Config, list[float]] = {tile: [] for tile in tiles}
+            for _ in range(int(np.clip(seconds / (turn * max(1, len(tiles))), *rounds))):
+                before, order = _many(base, calls), rng.permutation(len(tiles))
+                for first in range(0, len(tiles), _BETWEEN):
+                    some = order[first : first + _BETWEEN]
+                    times = [_many(runs[index], calls) for index in some]
+                    after = _many(base, calls)
+                    for index, spent in zip(some, times, strict=True):
+                        ratios[tiles[index]].append(2 * spent / (before + after))
+                    before = after
+        return ratios
 
 
 def _many(run: Callable[[], Array], calls: int) -> float:

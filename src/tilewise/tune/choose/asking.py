@@ -1,0 +1,60 @@
+"""The chooser of a calibrated machine: tiles that were tuned, else the calibration's choice once a shape has earned it.
+
+The calibration and, where it proved to help, the cost model are loaded when the first shape has computed for long
+enough that choosing pays; a program whose shapes hardly repeat never loads them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from tilewise.errors import TilewiseError
+from tilewise.tune.choices import Choice
+from tilewise.tune.choose.kept import KeptTiles, Key
+from tilewise.tune.cpu.tiles import tile_for
+
+_MOST_WORK = 1 << 33  # multiplications of the largest kernels that are ever measured
+
+
+class CalibratedTiles(KeptTiles):
+    """A `TileChooser` of what was kept and what was learned on this machine."""
+
+    least_work, patience = 100_000, 1_000_000_000  # some twenty milliseconds of computing before a choice
+
+    def __init__(self, module: Any, choices: Sequence[Choice]) -> None:
+        super().__init__(module, choices)
+        self.calibrated = functools.cache(self._load)
+
+    def __call__(self, op: str, shape: tuple[int, ...], dtype: str, layout: str, /) -> Any:
+        key = (op, shape, dtype, layout)
+        kept, tile = self.find(key)
+        if kept or dtype != "float32" or self._native.isa() != self._isa:
+            return tile
+        try:
+            return self._choose(key)
+        except (TilewiseError, ValueError, KeyError):  # nothing that was kept may end a product
+            return None
+
+    def _load(self) -> Any:
+        from tilewise.tune.choose.calibrated import find_calibration, model_scores
+
+        found, _ = find_calibration(self._native)
+        if found is None or not any(family.correction.hyper.slope for family in found.families.values()):
+            return found
+        return find_calibration(self._native, scores=model_scores())[0]
+
+    def _choose(self, key: Key) -> Any:
+        from tilewise.tune.chooser import problem_of
+        from tilewise.tune.cpu.bench import CpuBench
+
+        calibrated = self.calibrated()
+        problem = None if calibrated is None else problem_of(key, self._native.num_threads())
+        if problem is None or not calibrated.covers(problem.family):
+            return None
+        bench = CpuBench()
+        problem = bench.problem(dict(problem))  # on one thread where it is too small to share
+        configs = None if problem.family == "matmul" else bench.configs(problem)
+        config = calibrated.choose(problem, configs)
+        return None if config is None else tile_for(key[0], config)

@@ -1,0 +1,263 @@
+"""A machine's calibration: what `tilewise calibrate` kept of it, and the tile that follows for any shape, unmeasured.
+
+For each family a `Correction` (a Gaussian process over tiles near the default) and a promise: how many deviations it
+must be sure of, and how much it must expect, before a tile replaces the default. The promise is the one that gained
+most on kernels that the correction was not told of while losing on none; a family without one keeps its defaults.
+
+A product must not change a bit with the number of threads. So a tile that cuts the sum over k otherwise than the
+default is taken only where it is expected to win both with one thread and with all, and then at every thread count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise import __version__
+from tilewise._machine import real_cores
+from tilewise.errors import FileFormatError, TilewiseError
+from tilewise.tune.choices import cache_folder
+from tilewise.tune.choose.correction import Correction, Hyper, Numbers, Rows
+from tilewise.tune.choose.features import rows_of
+from tilewise.tune.choose.kept import machine_name
+from tilewise.tune.choose.near import default_product, near_products
+from tilewise.tune.cpu.tiles import product_config, product_tile
+from tilewise.tune.problem import Config, Problem
+
+Scores = Callable[[Problem, Sequence[Config]], Numbers]  # log runtime up to a constant, lower is faster
+_DEVIATIONS = (0.5, 1.0, 1.5, 2.0)
+_MARGINS = (0.01, 0.015, 0.02, 0.03, 0.05)
+_MOST_LOSS = 0.015  # of one held-out kernel, in log runtime
+_LEAST_GAIN = 0.002  # in the mean over the held-out kernels
+FORMAT = 1
+SHARED = "+"  # behind a family's name: kernels that several threads share, whose tiles are another matter
+
+
+def family_of(problem: Problem) -> str:
+    """What a problem is fitted with."""
+    return problem.family + (SHARED if problem.size("threads") > 1 else "")
+
+
+@dataclass(frozen=True)
+class Promise:
+    """A tile replaces the default where mean + `deviations` x deviation is below -`margin`; `gain` is what that was
+    worth on held-out kernels, in the mean of log runtime, `worst` the most that one of them lost."""
+
+    deviations: float
+    margin: float
+    gain: float
+    worst: float
+
+
+def promise_of(mean: Numbers, deviation: Numbers, log_ratio: Numbers, group: npt.NDArray[np.int64]) -> Promise | None:
+    """The promise that gains most on kernels left out and loses on none; None where there is no such."""
+    found: list[Promise] = []
+    for deviations in _DEVIATIONS:
+        bound = mean + deviations * deviation
+        picks = [mine[int(np.argmin(bound[mine]))] for g in np.unique(group) if len(mine := np.flatnonzero(group == g))]
+        for margin in _MARGINS:
+            gains = np.array([-log_ratio[pick] if bound[pick] < -margin else 0.0 for pick in picks])
+            found.append(Promise(deviations, margin, float(gains.mean()), float(gains.min())))
+    kept = [one for one in found if one.worst >= -_MOST_LOSS and one.gain >= _LEAST_GAIN]
+    return max(kept, key=lambda one: (one.gain, one.margin), default=None)
+
+
+@dataclass(eq=False)
+class Family:
+    """One family's correction and its promise."""
+
+    correction: Correction
+    promise: Promise | None
+
+
+class Calibrated:
+    """The calibration of this machine; `scores` is the cost model's, asked only where it proved to help."""
+
+    def __init__(self, module: Any, families: Mapping[str, Family], scores: Scores | None = None) -> None:
+        self._native, self.families, self._scores = module, dict(families), scores
+
+    def covers(self, family: str) -> bool:
+        """Whether tiles of a family are chosen without measuring."""
+        return any(found.promise is not None for name, found in self.families.items() if name.rstrip(SHARED) == family)
+
+    def knows(self, problem: Problem) -> bool:
+        """Whether its tiles were measured: a problem of that family, shared by threads or not."""
+        return family_of(problem) in self.families
+
+    def expected(self, problem: Problem, configs: Sequence[Config], default: Config) -> tuple[Numbers, Numbers]:
+        """Mean and deviation of log runtime over the default's."""
+        found = self.families[family_of(problem)].correction
+        return found.predict(self._rows(problem, configs, default, found.hyper.slope != 0.0))
+
+    def _rows(self, problem: Problem, configs: Sequence[Config], default: Config, scored: bool) -> Rows:
+        score = None
+        if scored and self._scores is not None:
+            every = self._scores(problem, [default, *configs])
+            score = every[1:] - every[0]
+        return rows_of(problem, configs, default, score)
+
+    def choose(self, problem: Problem, configs: Sequence[Config] | None = None) -> Config | None:
+        """The tile to use in place of the default; None to stay with it. `configs` are all, the default first, of a
+        family whose neighbours of the default are not known."""
+        if not self.covers(problem.family):
+            return None
+        if problem.family == "matmul":
+            return self._product(problem)
+        if not configs:
+            return None
+        best, bound = self._best(problem, configs[1:], configs[0])
+        return best if bound < 0 else None
+
+    def _best(self, problem: Problem, configs: Sequence[Config], default: Config) -> tuple[Config | None, float]:
+        """The tile of the lowest bound, and how far the bound lies above what must be promised."""
+        bounds = self._bounds(problem, configs, default)
+        if not len(bounds):
+            return None, 0.0
+        return configs[int(np.argmin(bounds))], float(bounds.min())
+
+    def _bounds(self, problem: Problem, configs: Sequence[Config], default: Config) -> Numbers:
+        family = self.families.get(family_of(problem))
+        if family is None or family.promise is None or not configs:
+            return np.zeros(len(configs))
+        promise = family.promise
+        mean, deviation = self.expected(problem, configs, default)
+        return mean + promise.deviations * deviation + promise.margin
+
+    def _product(self, problem: Problem) -> Config | None:
+        path, tile = default_product(self._native, problem)
+        default, most = product_config(tile), Problem({**problem, "threads": max(2, real_cores())})
+        configs = near_products(self._native, problem)[1:]
+        shared = default_product(self._native, most)[1]
+        if shared.threads_m * shared.threads_n > 1:  # at some thread count it is shared, and its bits must not change
+            at_all = self._at_all_thread_counts(problem, most)
+            if at_all is not None:
+                grid = {"threads_m": tile.threads_m, "threads_n": tile.threads_n}
+                return Config({**at_all, **grid})
+            depth = min(tile.kc, problem.size("k"))
+            same = [each for each in configs if min(each.size("block_k"), problem.size("k")) == depth]
+            configs = same if path == "tiled" else []
+        best, bound = self._best(problem, configs, default)
+        return best if bound < 0 else None
+
+    def _at_all_thread_counts(self, problem: Problem, most: Problem) -> Config | None:
+        """A tile that sums in another order than the default, and is promised to win with one thread and with all."""
+        one = Problem({**problem, "threads": 1})
+        path, tile = default_product(self._native, one)
+        depth = min(tile.kc, problem.size("k"))
+        configs = [
+            each
+            for each in near_products(self._native, one)[1:]
+            if path != "tiled" or min(each.size("block_k"), problem.size("k")) != depth
+        ]
+        bounds = self._bounds(one, configs, product_config(tile))
+        if real_cores() > 1 and configs:
+            shared = default_product(self._native, most)[1]
+            grid = {"threads_m": shared.threads_m, "threads_n": shared.threads_n}
+            there = [product_config(replace(product_tile(each), **grid)) for each in configs]  # type: ignore[arg-type]
+            bounds = np.maximum(bounds, self._bounds(most, there, product_config(shared)))
+        return configs[int(np.argmin(bounds))] if len(bounds) and bounds.min() < 0 else None
+
+
+# The file
+
+
+def calibration_file(module: Any, folder: str | os.PathLike[str] | None = None) -> Path:
+    """Where this machine's calibration lies."""
+    name = hashlib.sha256(f"{machine_name(module)} {__version__}".encode()).hexdigest()[:12]
+    return (Path(folder).expanduser() if folder is not None else cache_folder()) / f"calibration-{name}.safetensors"
+
+
+def write_calibration(path: Path, families: Mapping[str, Family], about: Mapping[str, Any]) -> None:
+    """All of it in one file, whole or not at all."""
+    from tilewise.io import save
+
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    told: dict[str, Any] = {"format": FORMAT, **about, "families": {}}
+    for name, family in families.items():
+        correction = family.correction
+        for field in Rows.__slots__:
+            arrays[f"{name}.{field}"] = getattr(correction.rows, field)
+        arrays[f"{name}.log_ratio"], arrays[f"{name}.group"] = correction.log_ratio, correction.group
+        promise = None if family.promise is None else dataclasses.asdict(family.promise)
+        told["families"][name] = {"hyper": dataclasses.asdict(correction.hyper), "promise": promise}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save(arrays, path, {"calibration": json.dumps(told)})
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """What a calibration file says of itself."""
+    return _parts(path)[1]
+
+
+def _parts(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+    from tilewise.io import load_arrays
+
+    arrays, metadata = load_arrays(path)
+    try:
+        told = json.loads(metadata["calibration"])
+        if not isinstance(told, dict) or told["format"] != FORMAT or not isinstance(told["families"], dict):
+            raise ValueError("its format is another's")
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
+        raise FileFormatError(f"{path} is not a calibration: {error}.") from None
+    return arrays, told
+
+
+def read_calibration(module: Any, path: Path, scores: Scores | None = None) -> Calibrated:
+    """The calibration in a file; one sentence where it is none."""
+    arrays, told = _parts(path)
+    try:
+        families = {str(name): _family(arrays, str(name), parts) for name, parts in told["families"].items()}
+    except (KeyError, ValueError, TypeError, AttributeError, np.linalg.LinAlgError) as error:
+        raise FileFormatError(f"{path} is not a calibration: {error}.") from None
+    return Calibrated(module, families, scores)
+
+
+def _family(arrays: Mapping[str, npt.NDArray[Any]], name: str, parts: Mapping[str, Any]) -> Family:
+    rows = Rows(*(np.asarray(arrays[f"{name}.{field}"], np.float64) for field in Rows.__slots__))
+    log_ratio = np.asarray(arrays[f"{name}.log_ratio"], np.float64)
+    group = np.asarray(arrays[f"{name}.group"], np.int64)
+    hyper = Hyper(**{key: float(value) for key, value in parts["hyper"].items()})
+    promise = None if parts["promise"] is None else Promise(**{k: float(v) for k, v in parts["promise"].items()})
+    if not all(np.isfinite(getattr(rows, field)).all() for field in Rows.__slots__) or len(rows) != len(log_ratio):
+        raise ValueError("its numbers mean nothing")
+    return Family(Correction(rows, log_ratio, group, hyper), promise)
+
+
+def find_calibration(
+    module: Any, folder: str | os.PathLike[str] | None = None, scores: Scores | None = None
+) -> tuple[Calibrated | None, list[str]]:
+    """This machine's calibration, if there is one, and what is to be said where it cannot be read."""
+    path = calibration_file(module, folder)
+    if not path.exists():
+        return None, []
+    try:
+        return read_calibration(module, path, scores), []
+    except (TilewiseError, OSError) as error:
+        return None, [f"{error} It is left alone; `tilewise calibrate` makes a new one."]
+
+
+@functools.cache
+def model_scores() -> Scores | None:
+    """The shipped cost model's scores on this CPU; None where there is no model for it."""
+    from tilewise.tune.cpu.bench import CpuBench
+    from tilewise.tune.guide import shipped_guide
+
+    bench = CpuBench()
+    guide = shipped_guide(bench.collection, bench.machine.identity)
+    if guide.model is None:
+        return None
+
+    def scores(problem: Problem, configs: Sequence[Config]) -> Numbers:
+        return guide.prior.slope * guide.scores(bench.family(problem.family), problem, configs)
+
+    return scores

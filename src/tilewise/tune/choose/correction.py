@@ -1,0 +1,146 @@
+"""What a machine's own measurements say about tiles: a Gaussian process in log runtime over the default's.
+
+    y(z, c) = slope (s(c) - s(d)) + f(z, c) - f(z, d),   f ~ GP(0, signal^2 k(z, z') k(c, c'))
+
+z are the sizes of a kernel, c a configuration, d its default, s the scores of a cost model (none: 0). The process is
+one of differences, so the default is 0 for certain and only what sets a tile apart from it counts. Lengths are in
+doublings. The five numbers are those of the largest likelihood; with some hundreds of measurements all of it is a page
+of NumPy and a second of fitting.
+
+`left_out` predicts every kernel by the others alone: what the chooser may promise is decided on that, not on a fit.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[np.float64]
+_NUGGET = 1e-8
+_ENOUGH = 400
+_HOPELESS = 0.15  # how much slower than the default a tile is hardly matters beyond this
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """Signal deviation, length scales of sizes and of configurations, observation noise, trust in the scores."""
+
+    signal: float = 0.2
+    length_sizes: float = 3.0
+    length_config: float = 2.0
+    noise: float = 0.015
+    slope: float = 0.0
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Rows:
+    """Measured tiles or candidates, one a row: sizes of the kernel, tile, default, score over the default's."""
+
+    sizes: Numbers  # (N, dz)
+    config: Numbers  # (N, dc)
+    default: Numbers  # (N, dc)
+    score: Numbers  # (N,)
+
+    def __len__(self) -> int:
+        return len(self.score)
+
+
+def squashed(log_ratio: Numbers) -> Numbers:
+    """Log ratios with bad tiles brought near: a few that are many times slower would decide what noise is."""
+    slower = _HOPELESS * np.tanh(np.maximum(log_ratio, 0.0) / _HOPELESS)
+    return np.asarray(np.where(log_ratio > 0, slower, log_ratio))
+
+
+class Correction:
+    """The process conditioned on `rows` and their log ratios to the default; `group` says which kernel a row is of."""
+
+    def __init__(
+        self, rows: Rows, log_ratio: Numbers, group: npt.NDArray[np.int64], hyper: Hyper | None = None
+    ) -> None:
+        self.rows, self.log_ratio, self.group = rows, log_ratio, group
+        self.hyper = hyper if hyper is not None else fit(rows, log_ratio)
+        covariance = _covariance(rows, rows, self.hyper)
+        covariance[np.diag_indices(len(rows))] += self.hyper.noise**2 + _NUGGET
+        self._inverse: Numbers = np.asarray(np.linalg.inv(covariance), np.float64)
+        self._weights = self._inverse @ (log_ratio - self.hyper.slope * rows.score)
+
+    def predict(self, rows: Rows) -> tuple[Numbers, Numbers]:
+        """Mean and standard deviation of the log ratio to the default."""
+        across = _covariance(rows, self.rows, self.hyper)  # (n, N)
+        mean = self.hyper.slope * rows.score + across @ self._weights
+        variance = _own(rows, self.hyper) - ((across @ self._inverse) * across).sum(axis=1)
+        return mean, np.sqrt(np.maximum(variance, 1e-10))
+
+    def left_out(self) -> tuple[Numbers, Numbers]:
+        """The same for the rows themselves, each kernel predicted without its own measurements."""
+        mean, deviation = np.empty_like(self.log_ratio), np.empty_like(self.log_ratio)
+        for number in np.unique(self.group):
+            mine = np.flatnonzero(self.group == number)
+            block = np.linalg.inv(self._inverse[np.ix_(mine, mine)])
+            mean[mine] = self.log_ratio[mine] - block @ self._weights[mine]
+            deviation[mine] = np.sqrt(np.maximum(np.diag(block) - self.hyper.noise**2, 1e-10))
+        return mean, deviation
+
+
+def fit(rows: Rows, log_ratio: Numbers) -> Hyper:
+    """The likeliest numbers, each tried larger and smaller until nothing helps; of many rows, some hundred decide."""
+    if len(rows) > _ENOUGH:
+        some = np.sort(np.random.default_rng(0).permutation(len(rows))[:_ENOUGH])
+        rows = Rows(rows.sizes[some], rows.config[some], rows.default[some], rows.score[some])
+        log_ratio = log_ratio[some]
+    slopes = (0.0, 0.5, 1.0) if np.ptp(rows.score) > 0 else (0.0,)
+    found = [_climb(rows, log_ratio, Hyper(slope=slope)) for slope in slopes]
+    return min(found, key=lambda pair: pair[0])[1]
+
+
+def _climb(rows: Rows, log_ratio: Numbers, best: Hyper) -> tuple[float, Hyper]:
+    least, step = _surprise(rows, log_ratio, best), 0.7
+    while step > 0.3:
+        moved = False
+        for name in ("signal", "length_sizes", "length_config", "noise"):
+            for factor in (math.exp(step), math.exp(-step)):
+                tried = replace(best, **{name: float(np.clip(getattr(best, name) * factor, 1e-3, 30.0))})
+                value = _surprise(rows, log_ratio, tried)
+                if value < least - 1e-6:
+                    best, least, moved = tried, value, True
+                    break
+        if not moved:
+            step /= 2
+    return least, best
+
+
+def _surprise(rows: Rows, log_ratio: Numbers, hyper: Hyper) -> float:
+    """Negative log likelihood."""
+    covariance = _covariance(rows, rows, hyper)
+    covariance[np.diag_indices(len(rows))] += hyper.noise**2 + _NUGGET
+    try:
+        root = np.linalg.cholesky(covariance)
+    except np.linalg.LinAlgError:
+        return math.inf
+    z = np.linalg.solve(root, log_ratio - hyper.slope * rows.score)
+    return float(0.5 * z @ z + np.log(np.diag(root)).sum())
+
+
+def _covariance(a: Rows, b: Rows, hyper: Hyper) -> Numbers:
+    def alike(x: Numbers, y: Numbers) -> Numbers:
+        return _alike(x, y, hyper.length_config)
+
+    config = alike(a.config, b.config) - alike(a.config, b.default) - alike(a.default, b.config)
+    config += alike(a.default, b.default)
+    return hyper.signal**2 * _alike(a.sizes, b.sizes, hyper.length_sizes) * config
+
+
+def _own(rows: Rows, hyper: Hyper) -> Numbers:
+    """The diagonal of `_covariance(rows, rows)`."""
+    apart = np.square(rows.config - rows.default).sum(axis=1)
+    own: Numbers = 2 * hyper.signal**2 * (1 - np.exp(-0.5 * apart / hyper.length_config**2))
+    return own
+
+
+def _alike(a: Numbers, b: Numbers, length: float) -> Numbers:
+    squared = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1)[None, :] - 2 * a @ b.T
+    alike: Numbers = np.exp(-0.5 * np.maximum(squared, 0.0) / length**2)
+    return alike
