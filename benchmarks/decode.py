@@ -1,6 +1,6 @@
 """Generation beside PyTorch: a token at a time over a cache, three model sizes, float32 and int8.
 
-    python -m benchmarks.decode [bandwidth] [torch] [cache] [growth] [--threads 1] [--json FILE]
+    python -m benchmarks.decode [threads] [bandwidth] [torch] [cache] [growth] [--threads 1] [--json FILE]
 
 The peers are PyTorch eager with a preallocated cache, and the same model with its linear layers in dynamic INT8. Logits
 are compared before anything is timed. Also measured: our own generation without a cache, how the total time grows with
@@ -196,7 +196,38 @@ def bandwidth_share(threads: int) -> list[Row]:
     return rows
 
 
+def thread_gain(threads: int, seconds: float = 3.0) -> list[Row]:
+    """A step on `threads` threads beside one, in blocks that take turns: a pool is made anew when its size changes."""
+    rows = []
+    for size in models.GPT_SIZES if threads > 1 else ():
+        model = models.gpt(size)
+        for weights in ("float32", "int8"):
+            ours, times = OurDecoder(model, weights), {threads: list[float](), 1: list[float]()}
+            deadline = time.perf_counter() + seconds
+            while time.perf_counter() < deadline:
+                for count, found in times.items():
+                    tilewise.set_num_threads(count)
+                    found += _step_seconds(ours, 0.1)
+            medians = {"tilewise": statistics.median(times[threads]), "one thread": statistics.median(times[1])}
+            name = f"gpt {size} {weights}, a token beside one thread"
+            rows.append(Row(name, threads, medians, medians["one thread"] / medians["tilewise"]))
+            print(rows[-1], flush=True)
+    tilewise.set_num_threads(threads)
+    return rows
+
+
+def _step_seconds(ours: OurDecoder, seconds: float) -> list[float]:
+    """Of each step for so long, after the threads have woken."""
+    found, deadline = [], time.perf_counter() + seconds
+    while time.perf_counter() < deadline or len(found) < 4:
+        start = time.perf_counter()
+        ours.step(3, PROMPT)
+        found.append(time.perf_counter() - start)
+    return found[2:]
+
+
 PARTS = {
+    "threads": thread_gain,
     "bandwidth": bandwidth_share,
     "torch": lambda threads: [row for size in models.GPT_SIZES for row in against_torch(size, threads, 2.0)],
     "cache": lambda threads: [against_uncached(size, threads) for size in ("4x128", "6x384")],
@@ -206,7 +237,7 @@ PARTS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="what to measure (all four)")
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="what to measure (all)")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/decode.json"))
     options = parser.parse_args()

@@ -1,6 +1,7 @@
 #include "common/decoder.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 
@@ -229,9 +230,24 @@ bool Decoder::products() const {
   return ok && apply(head, w.h, logits);
 }
 
+// A step reads every weight for a few rows: whether a second thread makes that faster is the memory's affair.
 bool Decoder::run(const Row* rows, int64_t count, DecoderCache& cache, const int64_t* wanted, int64_t wanted_count,
                   float* logits) const {
   if (count == 0) return true;
+  int kind = 0;
+  while (kind < kTrials && count > int64_t{1} << kind) ++kind;
+  const int most = num_threads();
+  if (most == 1 || kind == kTrials) return run_rows(rows, count, cache, wanted, wanted_count, logits);
+  const int threads = trials_[kind].threads(most);
+  const ThreadLimit limit(threads);
+  const auto start = std::chrono::steady_clock::now();
+  const bool ok = run_rows(rows, count, cache, wanted, wanted_count, logits);
+  trials_[kind].took(threads, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  return ok;
+}
+
+bool Decoder::run_rows(const Row* rows, int64_t count, DecoderCache& cache, const int64_t* wanted, int64_t wanted_count,
+                       float* logits) const {
   int64_t longest = 0, work = 0;
   for (int64_t r = 0; r < count; ++r) {
     longest = std::max(longest, rows[r].position + 1);

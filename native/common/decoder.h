@@ -7,10 +7,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "common/alloc.h"
 #include "common/matmul.h"
+#include "common/thread_trial.h"
 #include "kernels/cached.h"
 #include "kernels/gemm.h"
 
@@ -85,6 +87,9 @@ struct Decoder {
            float* logits) const;
 
  private:
+  static constexpr int kTrials = 5;  // for steps of 1, 2, 3 to 4, 5 to 8 and 9 to 16 sequences; more share all threads
+  bool run_rows(const Row* rows, int64_t count, DecoderCache& cache, const int64_t* wanted, int64_t wanted_count,
+                float* logits) const;
   uint64_t fingerprint() const;  // of the float32 weights behind int8 ones; 0 when there are none
   std::vector<const DenseLayer*> layers() const;
   bool settle_weights() const;
@@ -92,6 +97,7 @@ struct Decoder {
     return weight_bytes() <= cache_sizes().l3 ? Reading::cached : large_pages_ ? Reading::large_pages : Reading::small_pages;
   }
 
+  std::unique_ptr<ThreadTrial[]> trials_{new ThreadTrial[kTrials]};
   bool large_pages_ = true;
   uint64_t quantized_ = 0;
 };

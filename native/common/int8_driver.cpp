@@ -59,10 +59,11 @@ Int8Tile default_int8_tile(int64_t rows, int64_t columns, int64_t k) {
   t.mc = std::min<int64_t>(128, std::max<int64_t>(1, rows));
   t.nc = static_cast<int64_t>((panels + wide - 1) / wide) * t.nr;
   t.kc = std::max<int64_t>(kInt8Group, round_to(k, kInt8Group));
-  // Work below this many multiply-adds is done before a second thread would have woken.
-  constexpr int64_t kWorthAThread = 1 << 20;
+  // Work below this many multiply-adds is done before a second thread would have woken; a few rows wait for their weights
+  // instead, and share the waiting sooner (benchmarks/decode.py, "gpt 6x384 int8" on two threads).
+  const int64_t worth_a_thread = rows <= 4 ? 1 << 17 : 1 << 20;
   const int64_t work = rows * panels * kInt8Panel * k;
-  const int threads = static_cast<int>(std::min<int64_t>(num_threads(), std::max<int64_t>(1, work / kWorthAThread)));
+  const int threads = static_cast<int>(std::min<int64_t>(num_threads(), std::max<int64_t>(1, work / worth_a_thread)));
   (rows >= 16 * threads ? t.threads_m : t.threads_n) = rows >= 16 * threads ? threads : std::min(threads, panels);
   return t;
 }

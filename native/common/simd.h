@@ -92,6 +92,42 @@ TW_INLINE void store_first(float* p, vf v, int n) {
 }
 #endif
 
+// kLanes bytes as lanes of 32 bits, and the lowest byte of each lane. (__builtin_convertvector between bytes and lanes comes
+// out as scalar code with AVX2.)
+#if defined(__AVX512F__)
+TW_INLINE __m128i sixteen_bytes(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+TW_INLINE vi widen_bytes(const uint8_t* p) { return (vi)_mm512_maskz_cvtepu8_epi32(0xffff, sixteen_bytes(p)); }
+TW_INLINE vi widen_bytes(const int8_t* p) { return (vi)_mm512_maskz_cvtepi8_epi32(0xffff, sixteen_bytes(p)); }
+TW_INLINE void store_low_bytes(void* p, vi v) { _mm512_mask_cvtepi32_storeu_epi8(p, 0xffff, (__m512i)v); }
+#elif defined(__AVX2__)
+TW_INLINE __m128i eight_bytes(const void* p) { return _mm_loadl_epi64(static_cast<const __m128i*>(p)); }
+TW_INLINE vi widen_bytes(const uint8_t* p) { return (vi)_mm256_cvtepu8_epi32(eight_bytes(p)); }
+TW_INLINE vi widen_bytes(const int8_t* p) { return (vi)_mm256_cvtepi8_epi32(eight_bytes(p)); }
+TW_INLINE void store_low_bytes(void* p, vi v) {
+  const __m256i first = _mm256_set1_epi32(0x0c080400);  // of each half, its four lowest bytes come first
+  const __m256i halves = _mm256_shuffle_epi8((__m256i)v, first);
+  const __m128i bytes = _mm_unpacklo_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+  _mm_storel_epi64(static_cast<__m128i*>(p), bytes);
+}
+#else
+typedef uint8_t vu8 __attribute__((vector_size(kLanes)));
+typedef int8_t vs8 __attribute__((vector_size(kLanes)));
+TW_INLINE vi widen_bytes(const uint8_t* p) {
+  vu8 bytes;
+  std::memcpy(&bytes, p, sizeof bytes);
+  return __builtin_convertvector(bytes, vi);
+}
+TW_INLINE vi widen_bytes(const int8_t* p) {
+  vs8 bytes;
+  std::memcpy(&bytes, p, sizeof bytes);
+  return __builtin_convertvector(bytes, vi);
+}
+TW_INLINE void store_low_bytes(void* p, vi v) {
+  const vu8 bytes = __builtin_convertvector(v, vu8);
+  std::memcpy(p, &bytes, sizeof bytes);
+}
+#endif
+
 TW_INLINE vf select(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask & (vi)no)); }
 // As NumPy and PyTorch: a NaN in either operand gives NaN.
 TW_INLINE vf max_nan(vf a, vf b) { return select((a > b) | (a != a), a, b); }

@@ -206,20 +206,27 @@ void forget_pool_in_child() {
   new std::shared_ptr<Pool>(std::move(shared_pool));
 }
 
+thread_local int thread_limit = 0;  // of the work of this thread; 0 for none
+
+int pool_threads() {
+  const int n = wanted_threads.load();
+  return n > 0 ? n : machine().cores;
+}
+
 std::shared_ptr<Pool> get_pool() {
   static const int registered = pthread_atfork(nullptr, nullptr, forget_pool_in_child);
   (void)registered;
   std::lock_guard<std::mutex> lock(pool_mutex);
-  if (!shared_pool) shared_pool = std::make_shared<Pool>(num_threads());
+  if (!shared_pool) shared_pool = std::make_shared<Pool>(pool_threads());
   return shared_pool;
 }
 
 }  // namespace
 
-int num_threads() {
-  int n = wanted_threads.load();
-  return n > 0 ? n : machine().cores;
-}
+int num_threads() { return thread_limit > 0 && thread_limit < pool_threads() ? thread_limit : pool_threads(); }
+
+ThreadLimit::ThreadLimit(int threads) : before_(thread_limit) { thread_limit = threads; }
+ThreadLimit::~ThreadLimit() { thread_limit = before_; }
 
 void set_num_threads(int n) {
   std::shared_ptr<Pool> old;  // destroyed, and its workers joined, after the lock is gone

@@ -5,8 +5,20 @@
 
 namespace tw {
 
-int num_threads();
+int num_threads();  // that the work of this thread may be shared by
 void set_num_threads(int n);  // n >= 1, checked by the caller
+
+// While it lives, the calling thread's work is shared by at most so many threads.
+class ThreadLimit {
+ public:
+  explicit ThreadLimit(int threads);
+  ~ThreadLimit();
+  ThreadLimit(const ThreadLimit&) = delete;
+  ThreadLimit& operator=(const ThreadLimit&) = delete;
+
+ private:
+  int before_;
+};
 
 using TaskFn = void (*)(void* context, int task);
 void run_tasks(int tasks, TaskFn fn, void* context);

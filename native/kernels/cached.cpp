@@ -9,8 +9,6 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
-typedef int8_t vs8 __attribute__((vector_size(kLanes)));
-
 // --- half precision: the machine's conversion where there is one, else by hand ---
 
 #if !defined(__AVX2__)
@@ -72,13 +70,7 @@ TW_INLINE void store_half(uint16_t* p, vf v) {
 #endif
 }
 
-TW_INLINE vf widen(vs8 bytes) {
-#if defined(__AVX512F__)
-  return (vf)_mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, (__m128i)bytes));
-#else
-  return __builtin_convertvector(bytes, vf);
-#endif
-}
+TW_INLINE vf widen(const int8_t* bytes) { return __builtin_convertvector(widen_bytes(bytes), vf); }
 
 // --- a vector of a cached row, `n` lanes of it ---
 
@@ -103,13 +95,10 @@ template <>
 struct Element<CacheKind::int8> {
   using type = int8_t;
   static TW_INLINE vf get(const int8_t* p, int n) {
-    vs8 bytes = {};
-    if (n == kLanes) {
-      std::memcpy(&bytes, p, kLanes);
-    } else {
-      std::memcpy(&bytes, p, n);
-    }
-    return widen(bytes);
+    if (n == kLanes) return widen(p);
+    int8_t part[kLanes] = {};
+    std::memcpy(part, p, n);
+    return widen(part);
   }
 };
 
@@ -244,8 +233,9 @@ void store(CacheKind kind, const float* x, int64_t width, void* data, float* sca
     scales[row] = top / 127.0f;
     for (int64_t d = 0; d < width; d += kLanes) {
       const int n = lanes_left(width, d);
-      const vs8 bytes = __builtin_convertvector(__builtin_convertvector(round_even(load_first(x + d, n) * inverse), vi), vs8);
-      std::memcpy(to + d, &bytes, n);
+      int8_t bytes[kLanes];
+      store_low_bytes(bytes, __builtin_convertvector(round_even(load_first(x + d, n) * inverse), vi));
+      std::memcpy(to + d, bytes, n);
     }
   }
 }

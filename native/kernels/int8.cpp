@@ -20,8 +20,6 @@ constexpr int kTallest[kInt8MaxPanels + 1] = {0, 16, 12, 0, 6};
 constexpr int kTallest[kInt8MaxPanels + 1] = {0, 4, 0, 0, 0};
 #endif
 
-typedef uint8_t vb __attribute__((vector_size(kLanes)));
-
 struct Weights {  // one vector of weights: kLanes columns x 4 values, as the dot product wants it
 #if defined(__AVX512F__)
   __m512i v;
@@ -90,8 +88,10 @@ TW_INLINE void store_bytes(uint8_t* p, vi v, int n) {
 #if defined(__AVX512F__)
   _mm512_mask_cvtepi32_storeu_epi8(p, lane_mask(n), (__m512i)v);
 #else
-  const vb bytes = __builtin_convertvector(v, vb);
-  std::memcpy(p, &bytes, n);
+  if (n == kLanes) return store_low_bytes(p, v);
+  uint8_t bytes[kLanes];
+  store_low_bytes(bytes, v);
+  std::memcpy(p, bytes, n);
 #endif
 }
 
@@ -99,9 +99,10 @@ TW_INLINE vi load_bytes(const uint8_t* p, int n) {
 #if defined(__AVX512F__)
   return (vi)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_maskz_loadu_epi8(lane_mask(n), p));
 #else
-  vb bytes = {};
-  std::memcpy(&bytes, p, n);
-  return __builtin_convertvector(bytes, vi);
+  if (n == kLanes) return widen_bytes(p);
+  uint8_t bytes[kLanes] = {};
+  std::memcpy(bytes, p, n);
+  return widen_bytes(bytes);
 #endif
 }
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "common/thread_pool.h"
+#include "common/thread_trial.h"
 #include "kernels/probe.h"
 #include "tests/tests.h"
 
@@ -32,6 +33,41 @@ TW_TEST(parallel_for_nests_and_runs_from_several_threads) {
   }
   for (std::thread& t : callers) t.join();
   TW_CHECK(total == 4 * 200 * 15);
+}
+
+TW_TEST(a_limit_of_threads_ends_with_its_scope) {
+  tw::set_num_threads(3);
+  {
+    const tw::ThreadLimit one(1);
+    TW_CHECK(tw::num_threads() == 1);
+    const tw::ThreadLimit many(9);
+    TW_CHECK(tw::num_threads() == 3);
+  }
+  TW_CHECK(tw::num_threads() == 3);
+  tw::set_num_threads(1);
+}
+
+TW_TEST(a_trial_settles_on_the_fastest_number_of_threads_and_notices_changes) {
+  for (const int most : {1, 2, 6, 16}) {
+    for (const int best : {1, 2, most}) {
+      if (best > most) continue;
+      tw::ThreadTrial trial;
+      const auto run = [&](int runs, int fastest) {
+        int used = 0;
+        for (int i = 0; i < runs; ++i) {
+          const int threads = trial.threads(most);
+          const double distance = threads > fastest ? threads / static_cast<double>(fastest) : fastest / static_cast<double>(threads);
+          trial.took(threads, 1e-3 * distance);
+          used += threads == fastest ? 1 : 0;
+        }
+        return used;
+      };
+      run(40, best);
+      TW_CHECK(run(1000, best) >= 970);
+      run(20000, 1);
+      TW_CHECK(run(1000, 1) >= 970);
+    }
+  }
 }
 
 TW_TEST(probe_read_sums_every_element) {

@@ -1,0 +1,70 @@
+#include "common/thread_trial.h"
+
+#include <algorithm>
+
+namespace tw {
+namespace {
+
+constexpr int kTrialRuns = 4;      // of one count; the first wakes threads and does not count
+constexpr int kBetween = 200;      // runs between two trials: what a losing count costs stays below two percent
+constexpr double kWorth = 0.97;    // more threads, or a change, must gain this much (benchmarks/decode.py threads)
+constexpr double kShare = 1.0 / 8;  // of a run in what is remembered
+constexpr double kOutlier = 4.0;    // a run that took so many times as long counts as this
+
+}  // namespace
+
+void ThreadTrial::start(int most) {
+  counts_.clear();
+  for (int n = 1; n < most; n *= 2) counts_.push_back({n, 0.0});
+  counts_.push_back({most, 0.0});
+  used_ = tried_ = 0;
+  first_ = counts_.size() > 1;
+  if (!first_) tried_ = counts_.size();
+  runs_ = 0;
+}
+
+int ThreadTrial::threads(int most) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (counts_.empty() || counts_.back().threads != most) start(most);
+  return counts_[tried_ < counts_.size() ? tried_ : used_].threads;
+}
+
+// The fewest threads that no larger count beats by what a change must gain.
+void ThreadTrial::settle() {
+  for (std::size_t i = 0; i < counts_.size(); ++i) {
+    const double needed = counts_[used_].seconds * (i == used_ ? 1.0 : kWorth);
+    if (counts_[i].seconds < needed) used_ = i;
+  }
+}
+
+void ThreadTrial::took(int threads, double seconds) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const bool trial = tried_ < counts_.size();
+  if (counts_.empty() || counts_[trial ? tried_ : used_].threads != threads) return;  // another thread's run came between
+  ++runs_;
+  if (trial) {
+    double& mean = counts_[tried_].seconds;
+    if (runs_ > 1) mean = runs_ == 2 ? seconds : mean + (seconds - mean) / (runs_ - 1);
+    if (runs_ < kTrialRuns) return;
+    runs_ = 0;
+    if (first_ && tried_ + 1 < counts_.size()) {
+      ++tried_;
+      return;
+    }
+    if (first_) used_ = 0;
+    first_ = false;
+    settle();
+    tried_ = counts_.size();
+    return;
+  }
+  double& mean = counts_[used_].seconds;
+  mean += (std::min(seconds, kOutlier * mean) - mean) * kShare;
+  settle();  // when this count has become slower than another was, that one takes over at once
+  if (runs_ < kBetween || counts_.size() == 1) return;
+  runs_ = 0;
+  // The neighbours in turn: what is far from the best is seldom the best later.
+  tried_ = used_ + 1 < counts_.size() && (up_ || used_ == 0) ? used_ + 1 : used_ - 1;
+  up_ = !up_;
+}
+
+}  // namespace tw
