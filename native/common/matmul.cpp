@@ -28,8 +28,10 @@ struct Plan {
 constexpr int64_t kWorthThreads = 1 << 20;
 // Of B, packed at once for all threads; and multiply-adds that are worth a task of their own, so that threads that fall behind
 // get fewer of them.
-constexpr int64_t kSharedFloats = 8 << 20, kWorthTask = 8 << 20, kTasksPerThread = 4;
-constexpr double kWaiting = 0.1;  // of a task, for the last thread to finish
+constexpr int64_t kSharedFloats = 16 << 20, kWorthTask = 8 << 20, kTasksPerThread = 4;
+// What the last thread to finish keeps the others waiting, in tasks; and what reading (and packing) a column of B or a row of A
+// from afar takes, in rows or columns to multiply it by.
+constexpr double kWaiting = 0.1, kReading = 8.0;
 // Inner products pay off from this length on; with a B that is first transposed, up to this many columns.
 constexpr int64_t kFewCopied = 24, kShortDot = 8;
 // Adding up the lanes of an inner product takes as long as this many vectors of k.
@@ -49,9 +51,10 @@ constexpr int64_t kFewTail = 4, kManyColumns = 200, kLongTail = 24;
 // The default tile's blocks (docs/tiles.md says why).
 constexpr int64_t kShallowest = 256, kShallow = 384, kDeep = 512, kMostBlockRows = 192, kFewestBlockRows = 48;
 constexpr int64_t kShortK = 12, kMostlyStoring = 32, kShortBlockFloats = 16384;
-// A row-major B is packed from so many rows on: where its rows lie whole pages apart and share one set of L1, where a row of a
-// strip is a line or two, where it is more.
-constexpr int64_t kPackColliding = 4, kPackNarrow = 48, kPackWide = 193, kPackWideFast = 16;
+// A row-major B is packed from so many rows on: where a row of a strip is a line or two, and where it is more; fewer or more
+// rows where the caches of the machine say so (`packing_rows`). With fewer rows than kMany, a B whose rows lie a page apart is
+// read in shallow blocks: their pages stay within reach of the first translation buffer.
+constexpr int64_t kPackColliding = 4, kPackNarrow = 64, kPackWide = 193, kMany = 96, kShallowFew = 128;
 constexpr int64_t kPage = 4096, kNarrowStrip = 128, kFastL1 = 48 << 10, kManyColumnsOfA = 512;
 
 // How the transposed product is computed: in tiles; row by row, or with its sums over k split, where there are too few
@@ -487,13 +490,29 @@ void default_registers(const Gemm& g, GemmTile& t) {
   t.mr = std::min(kernels.max_rows[vectors], default_rows(g, vectors));
 }
 
+// Packing reads and writes B once, and then every panel of rows reads it in order: from how many rows on that is quicker. Rows
+// of B whole pages apart share one set of L1, and where that has no more than eight ways they evict each other even while they
+// are fetched ahead. A core with an L1 of 48 KB has two 512-bit multipliers waiting for it.
+int64_t packing_rows(const Gemm& g, const GemmTile& t) {
+  const int64_t l1 = cache_sizes().l1;
+  if (t.nr * 4 > kNarrowStrip) return l1 >= kFastL1 ? kMany : kPackWide;
+  return g.b_row * 4 % kPage == 0 && l1 <= 8 * kPage ? kPackColliding : kPackNarrow;
+}
+
+// A B that stays in a quarter of L2 is read as well as it lies.
+bool worth_packing_b(const Gemm& g, const GemmTile& t) {
+  return g.k * g.n * 4 > cache_sizes().l2 / 4 && g.m >= packing_rows(g, t);
+}
+
 // A strip of B fills three quarters of L1 where that gives blocks deep enough (each reads and writes the result again), else
 // an eighth of L2, from where whole lines arrive in time. A k half as long again is not cut.
 int64_t default_depth(const Gemm& g, const GemmTile& t) {
   const CacheSizes& caches = cache_sizes();
-  const int64_t step = t.nr * 4, near = caches.l1 * 3 / 4 / step;
-  const int64_t depth = std::min(near >= kShallow ? near : std::max(caches.l2 / 8 / step, kShallowest), kDeep);
+  const int64_t step = t.nr * 4;
+  const int64_t depth = caches.l1 * 3 / 4 / step >= kShallow ? kShallow : std::clamp(caches.l2 / 8 / step, kShallowest, kDeep);
   const bool one_strip = g.n <= t.nr && g.k * step <= caches.l2 / 4;
+  const bool page_a_row = !t.pack_b && g.m < kMany && g.b_row * 4 > kPage / 2;
+  if (page_a_row && !one_strip) return std::min(g.k, kShallowFew);
   return one_strip || g.k <= depth * 3 / 2 ? std::max<int64_t>(g.k, 1) : depth;
 }
 
@@ -505,15 +524,6 @@ void default_row_block(const Gemm& g, GemmTile& t) {
     if (t.nr == 4 * active_gemm().lanes && g.m > 6) t.mr = std::min(t.mr, 4);
     t.mc = std::max<int64_t>(4 * t.mr, round_up(kShortBlockFloats / g.n, t.mr));
   }
-}
-
-// Packing reads and writes B once, and then every panel of rows reads it in order. A B that stays in a quarter of L2 is read
-// as well as it lies.
-bool worth_packing_b(const Gemm& g, const GemmTile& t) {
-  const CacheSizes& caches = cache_sizes();
-  if (g.k * g.n * 4 <= caches.l2 / 4) return false;
-  if (t.nr * 4 > kNarrowStrip) return g.m >= (caches.l1 >= kFastL1 ? kPackWideFast : kPackWide);
-  return g.m >= (g.b_row * 4 % kPage == 0 ? kPackColliding : kPackNarrow);
 }
 
 // Packed, a panel of A is one run of memory. It is read by so many strips that the copy is free, and worth it where A is
@@ -533,7 +543,7 @@ void default_grid(const Gemm& g, int threads, GemmTile& t) {
       const int tn = threads * each / tm;
       const double rows = static_cast<double>(round_up(ceil_div(g.m, tm), t.mr));
       const double cols = static_cast<double>(round_up(ceil_div(g.n, tn), tn > 1 ? t.nr : active_gemm().lanes));
-      const double area = rows * cols, cost = each * (area + 4.0 * (rows + cols)) + kWaiting * area;  // see `grid_of`
+      const double area = rows * cols, cost = each * (area + kReading * (rows + cols)) + kWaiting * area;  // see `grid_of`
       if (best == 0.0 || cost < best) {
         best = cost;
         t.threads_m = tm;
@@ -586,10 +596,10 @@ GemmTile default_tile(const Gemm& g, int threads) {
   const CacheSizes& caches = cache_sizes();
   GemmTile t;
   default_registers(g, t);
+  t.pack_b = g.b_col != 1 || worth_packing_b(g, t);
   t.kc = default_depth(g, t);
   default_row_block(g, t);
   t.nc = std::clamp<int64_t>(caches.l3_share / (t.kc * 4), 8 * t.nr, 4096) / t.nr * t.nr;
-  t.pack_b = g.b_col != 1 || worth_packing_b(g, t);
   t.pack_a = worth_packing_a(g, t);
   if (threads > 1 && multiply_adds(g) >= kWorthThreads) default_grid(g, threads, t);
   return t;

@@ -29,24 +29,21 @@ namespace {
 thread_local bool inside_task = false;
 
 // How long an idle thread looks for work before it sleeps: longer than the gap between two kernels of a model, less than a
-// scheduler's time slice. By the clock, because a pause takes 40 cycles on one CPU and 140 on another. From the second time
-// on, others that want the core get it.
-constexpr auto kSpinTime = std::chrono::microseconds(200), kSpinAlone = std::chrono::microseconds(50);
-constexpr int kSpinsBetweenLooks = 16;
+// scheduler's time slice. By the clock, because a pause takes 40 cycles on one CPU and 140 on another.
+constexpr auto kSpinTime = std::chrono::microseconds(300);
+constexpr int kSpinsBetweenLooks = 64;
 
 // Spins until `ready` says so, for a bounded time; false when it never did.
 template <class Ready>
 bool spin(Ready&& ready) {
-  const auto start = std::chrono::steady_clock::now();
-  for (;;) {
+  const auto end = std::chrono::steady_clock::now() + kSpinTime;
+  do {
     for (int i = 0; i < kSpinsBetweenLooks; ++i) {
       if (ready()) return true;
       relax();
     }
-    const auto spent = std::chrono::steady_clock::now() - start;
-    if (spent > kSpinTime) return false;
-    if (spent > kSpinAlone) sched_yield();
-  }
+  } while (std::chrono::steady_clock::now() < end);
+  return false;
 }
 
 struct Job {

@@ -95,7 +95,7 @@ void multiply_strip(const StripJob& job) {
   args.last_lanes = job.lanes;
   args.accumulate = job.step > 0;
   args.prefetch = job.next_b;
-  args.fetch_b = job.row == 0 && !job.b_packed && g.n * job.steps > kNearFloats;
+  args.fetch_ahead = job.row == 0 && !job.b_packed && g.n * job.steps > kNearFloats ? rows_ahead(g.b_row) : 0;
   int64_t row = 0;
   for (int64_t panel = 0; panel < panels; ++panel) {
     const int64_t rows = base + (panel < extra);
@@ -103,7 +103,7 @@ void multiply_strip(const StripJob& job) {
     args.c = g.c + (job.row + row) * g.c_row + job.col;
     kernels[rows - 1](args);
     if (last && g.epilogue.any()) finish(g.epilogue, args.c, g.c_row, job.row + row, job.col, rows, cols);
-    args.fetch_b = false;
+    args.fetch_ahead = 0;
     args.prefetch = panel + 1 < job.vectors ? args.prefetch + job.steps * kPrefetchStep : job.b;
     row += rows;
   }
@@ -123,11 +123,12 @@ void pack_a_block(const Gemm& g, int64_t row, int64_t rows, int64_t step, int64_
 
 template <int NV>
 void copy_strips(const float* from, int64_t row, int64_t steps, int64_t strips, float* to) {
+  const int64_t ahead = rows_ahead(row) * row;
   for (int64_t p = 0; p < steps; ++p, from += row, to += NV * kLanes) {
     for (int64_t s = 0; s < strips; ++s) {
       const float* const at = from + s * NV * kLanes;
       float* const out = to + s * NV * kLanes * steps;
-      fetch_row<NV>(at + kRowsAhead * row);
+      fetch_row<NV>(at + ahead);
 #pragma GCC unroll 4
       for (int j = 0; j < NV; ++j) store(out + j * kLanes, load(at + j * kLanes));
     }

@@ -34,7 +34,7 @@ struct MicroArgs {
   int last_lanes;   // 1 ... kLanes
   bool accumulate;
   const float* prefetch;  // packed A only: read soon after this tile; one cache line is fetched a step
-  bool fetch_b = false;   // strided A only: these are the first rows to read B, which may come from far away
+  int64_t fetch_ahead = 0;  // strided A only: rows of B to fetch before they are used, for the first that read it from afar
 };
 using MicroKernel = void (*)(const MicroArgs&);
 
@@ -144,7 +144,9 @@ TW_INLINE void multiply_packed(const MicroArgs& args, Tile<MR, NV, Special>& til
 }
 
 // Rows of B that are fetched ahead of their use: the hardware does not see that runs this short, a row apart, belong together.
-constexpr int64_t kRowsAhead = 8;
+// Where they lie whole pages apart they share one set of L1, which must hold them all until they are used.
+constexpr int64_t kRowsAhead = 8, kCollidingAhead = 3;
+TW_INLINE int64_t rows_ahead(int64_t row) { return row % 1024 == 0 ? kCollidingAhead : kRowsAhead; }
 
 // NV vectors of a row of B, wherever they start within a cache line.
 template <int NV>
@@ -165,10 +167,11 @@ TW_INLINE void multiply_strided(const MicroArgs& args, Tile<MR, NV, Special>& ti
     asm("" : "+r"(a[g]));
   }
   const float* b = args.b;
+  const int64_t ahead = args.fetch_ahead * b_row;
 #pragma GCC unroll 1
   for (int64_t p = args.k; p > 0; --p) {
     const StepB<MR, NV, Special> step(b, args.last_lanes);
-    if (FetchB) fetch_row<NV>(b + kRowsAhead * b_row);
+    if (FetchB) fetch_row<NV>(b + ahead);
 #pragma GCC unroll 14
     for (int i = 0; i < MR; ++i) {
       const char* at = a[i / kRowsPerPointer] + (i % kRowsPerPointer) * row_bytes;
@@ -218,7 +221,7 @@ void micro_kernel(const MicroArgs& args) {
   if (PackedA) {
     multiply_packed<MR, NV, Special>(args, tile);
   } else {
-    args.fetch_b ? multiply_strided<true>(args, tile) : multiply_strided<false>(args, tile);
+    args.fetch_ahead > 0 ? multiply_strided<true>(args, tile) : multiply_strided<false>(args, tile);
   }
   args.accumulate ? store_tile<true>(args, tile) : store_tile<false>(args, tile);
 }
