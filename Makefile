@@ -10,7 +10,7 @@ NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(shell find native -nam
 HAVE_CXX := $(shell command -v $${CXX:-c++} 2>/dev/null || command -v g++ 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-slow test-docs test-notebooks test-pages bench docs lint format sanitize sanitize-python fuzz wheels check-arm clean help
+.PHONY: run test test-machines test-slow test-docs test-notebooks test-pages bench docs lint format sanitize sanitize-python fuzz wheels check-arm clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 14
@@ -20,6 +20,17 @@ run: $(VENV)/.core  ## install and show what tilewise does on this machine
 
 test: $(VENV)/.test  ## install and run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# What depends on the machine, as other machines: an AVX2 one with a small L2; one core of a CPU without vectors that reports
+# no L3; sixteen cores of this instruction set that report an L3 of hundreds of megabytes (docs/machines.md).
+MACHINE_TESTS := tests/backend tests/tune tests/quantize tests/prune --ignore-glob='*triton*'
+AVX2 := $(shell grep -qw avx2 /proc/cpuinfo 2>/dev/null && echo avx2 || echo portable)
+AS_MACHINE = $(BIN)/python -m pytest -n 2 --dist loadfile $(MACHINE_TESTS)
+
+test-machines: $(VENV)/.test  ## the tests of kernels, tiles, tuning and quantization as on other machines
+	TILEWISE_ISA=$(AVX2) TILEWISE_MACHINE=l1=32K,l2=512K,l3=32M $(AS_MACHINE)
+	TILEWISE_ISA=portable TILEWISE_MACHINE=l2=256K,l3=0,cores=1 $(AS_MACHINE)
+	TILEWISE_MACHINE=l1=48K,l2=2M,l3=300M,cores=16 $(AS_MACHINE)
 
 test-slow: $(VENV)/.test  ## the checks that take minutes
 	$(BIN)/python -m pytest -m slow

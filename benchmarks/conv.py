@@ -51,14 +51,14 @@ def forward(name: str, batch: int, threads: int, budget_s: float) -> Row:
     model, peer = getattr(models, name)(), getattr(torch_models, name)()
     peer.load_state_dict({key: torch.from_numpy(value.data) for key, value in model.state_dict().items()})
     x = np.random.default_rng(0).standard_normal((batch, 3, 32, 32)).astype(np.float32)
-    session, tx, ours = onnx_models.session(model, x.shape, threads), torch.from_numpy(x), Tensor(x)
+    others, tx, ours = onnx_models.runs(model, x, threads), torch.from_numpy(x), Tensor(x)
     model.eval()
     with no_grad(), torch.inference_mode():
-        check_same(name, model(ours), [peer(tx), session.run(None, {"x": x})[0]])
+        check_same(name, model(ours), [peer(tx), *(run() for run in others.values())])
         runs: dict[str, Run] = {
             "tilewise": lambda: model(ours),
             "torch": lambda: peer(tx),
-            "onnxruntime": lambda: session.run(None, {"x": x}),
+            **others,
         }
         return compare(f"{name} forward, batch {batch}", threads, runs, budget_s)
 
@@ -92,17 +92,17 @@ def layer(shape: tuple[str, int, int, int, int, int], batch: int, threads: int, 
     conv = model[0]
     weight, bias = (torch.from_numpy(p.data) for p in (conv.weight, conv.bias))
     x = np.random.default_rng(0).standard_normal((batch, c, side, side)).astype(np.float32)
-    session, tx, ours = onnx_models.session(model, x.shape, threads), torch.from_numpy(x), Tensor(x)
+    others, tx, ours = onnx_models.runs(model, x, threads), torch.from_numpy(x), Tensor(x)
 
     def peer() -> torch.Tensor:
         return torch.relu_(torch.nn.functional.conv2d(tx, weight, bias, stride, kernel // 2))
 
     with no_grad(), torch.inference_mode():
-        check_same(name, model(ours), [peer(), session.run(None, {"x": x})[0]])
+        check_same(name, model(ours), [peer(), *(run() for run in others.values())])
         runs: dict[str, Run] = {
             "tilewise": lambda: model(ours),
             "torch": peer,
-            "onnxruntime": lambda: session.run(None, {"x": x}),
+            **others,
         }
         return compare(f"{name}, batch {batch}", threads, runs, budget_s)
 
@@ -122,14 +122,14 @@ def deep(side: int, batch: int, threads: int, budget_s: float) -> Row:
     """What a network does whose filters exceed every cache: weights come from memory, layer after layer."""
     model = resnet18_convolutions()
     x = np.random.default_rng(0).standard_normal((batch, 3, side, side)).astype(np.float32)
-    session, ours = onnx_models.session(model, x.shape, threads), Tensor(x)
+    others, ours = onnx_models.runs(model, x, threads), Tensor(x)
     peer, tx = torch_models.of_layers(model), torch.from_numpy(x)
     with no_grad(), torch.inference_mode():
-        check_same("resnet18", model(ours), [peer(tx), session.run(None, {"x": x})[0]])
+        check_same("resnet18", model(ours), [peer(tx), *(run() for run in others.values())])
         runs: dict[str, Run] = {
             "tilewise": lambda: model(ours),
             "torch": lambda: peer(tx),
-            "onnxruntime": lambda: session.run(None, {"x": x}),
+            **others,
         }
         return compare(f"resnet18 convolutions at {side}, batch {batch}", threads, runs, budget_s)
 

@@ -20,10 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime
 import torch
-from onnxruntime import quantization
 from torch.ao.quantization import get_default_qconfig_mapping
 from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
@@ -55,7 +52,7 @@ def product(m: int, n: int, k: int, threads: int) -> list[Row]:
     ]
 
 
-class Images(quantization.CalibrationDataReader):
+class Images:
     def __init__(self, x: np.ndarray) -> None:
         self.batches = iter([{"x": x}])
 
@@ -64,7 +61,13 @@ class Images(quantization.CalibrationDataReader):
 
 
 def onnx_sessions(model: Any, x: np.ndarray, threads: int) -> dict[str, Any]:
-    """ONNX Runtime's two int8 forms of the model."""
+    """ONNX Runtime's two int8 forms of the model; none where it is not installed."""
+    if not onnx_models.HERE:
+        return {}
+    import onnx
+    import onnxruntime
+    from onnxruntime import quantization
+
     sessions = {}
     with tempfile.TemporaryDirectory() as folder:
         raw, plain = Path(folder) / "raw.onnx", Path(folder) / "plain.onnx"

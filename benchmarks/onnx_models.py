@@ -1,15 +1,25 @@
-"""The reference CNNs as ONNX graphs, built node by node from a tilewise model's weights, to time ONNX Runtime."""
+"""The reference CNNs as ONNX graphs, built node by node from a tilewise model's weights, to time ONNX Runtime.
+
+Where onnx or ONNX Runtime is not installed, `HERE` is false and the benchmarks go without that peer.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import onnxruntime
-from onnx import TensorProto, helper, numpy_helper
 
 from tilewise.models import ResNet8
 from tilewise.nn import Conv2d, Flatten, GlobalAvgPool, Linear, MaxPool2d, Module, ReLU, Sequential
+
+try:
+    import onnxruntime
+    from onnx import TensorProto, helper, numpy_helper
+except ImportError:
+    HERE = False
+else:
+    HERE = True
 
 
 class Graph:
@@ -87,6 +97,14 @@ def proto(model: Module, shape: tuple[int, ...]) -> Any:
         opset_imports=[helper.make_opsetid("", 17)],
         ir_version=9,
     )
+
+
+def runs(model: Module, x: np.ndarray, threads: int) -> dict[str, Callable[[], Any]]:
+    """The model in ONNX Runtime, as a contender; none where it is not installed."""
+    if not HERE:
+        return {}
+    ready = session(model, x.shape, threads)
+    return {"onnxruntime": lambda: ready.run(None, {"x": x})[0]}
 
 
 def session(model: Module, shape: tuple[int, ...], threads: int) -> onnxruntime.InferenceSession:
