@@ -351,7 +351,7 @@ def test_two_collectors_on_one_store_share_the_work(tmp_path: Path) -> None:
     for child in children:
         child.start()
     for child in children:
-        child.join(60)
+        child.join(600)
     assert [child.exitcode for child in children] == [0, 0]
     with sqlite3.connect(path) as db:
         finished = db.execute("SELECT kernel, count(*) FROM finished GROUP BY kernel").fetchall()
