@@ -108,7 +108,7 @@ def set_threads(count: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS[:4])
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--random", type=int, default=0, metavar="N", help="N drawn shapes against NumPy instead")
     parser.add_argument("--json", type=Path)
@@ -134,7 +134,7 @@ def main() -> None:
             rows += choices
     if "threads" in options.only:
         rows += threaded(max(options.threads, 2), options.seed)
-    write_results(options.json or Path("benchmarks/results/gemm.json"), rows)
+    write_results(options.json or Path("benchmarks/results/gemm.json"), rows, keep=options.only != PARTS)
 
 
 def summary(group: str, rows: list[Row]) -> list[Row]:

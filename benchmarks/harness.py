@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -143,8 +144,9 @@ def today() -> str:
 def machine_class() -> dict[str, Any]:
     """What kind of machine this is, without saying which one."""
     isa = native.isa() if native is not None else "none"
+    cpus = os.cpu_count() if _machine.pretended().cores is None else _machine.cores()  # not those of a pinned run
     caches = {f"l{level.level}": level.bytes for level in _machine.caches()}
-    return {"kind": cpu_kind(), "cpu": _machine.cpu_name(), "cpus": _machine.cores(), "kernels": isa, **caches}
+    return {"kind": cpu_kind(), "cpu": _machine.cpu_name(), "cpus": cpus, "kernels": isa, **caches}
 
 
 def cpu_kind() -> str:
