@@ -399,9 +399,11 @@ void run_task(Job& job, int64_t task) {
   }
 }
 
+// The last columns that go another way (`run_tiled_and_tail`) stay out: with them the last strip would be wider than is read.
 void pack_task(Job& job, int64_t task) {
   const int64_t step = job.strips_per_task * job.cut.tile.nr, col = task * step;
-  active_gemm().pack_b(*job.g, job.cut.tile, col, std::min(step, job.g->n - col), job.packed);
+  const int64_t tail = job.g->n % active_gemm().lanes == job.plan.tail ? job.plan.tail : 0;
+  active_gemm().pack_b(*job.g, job.cut.tile, col, std::min(step, job.g->n - tail - col), job.packed);
 }
 
 template <void (*Task)(Job&, int64_t)>

@@ -363,3 +363,16 @@ def test_a_given_tile_gives_the_same_bits_however_its_grid_shares_b() -> None:
             matmul_native(a, b, tile=TileConfig(4, nr, 64, 4 * nr, 128, True, True, *grid)), one
         )
     np.testing.assert_allclose(one, a.astype(np.float64) @ b, atol=1e-3)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_any_number_of_last_columns_is_right_where_b_is_packed_once_for_all(isa: str) -> None:
+    native.set_isa(isa)
+    native.set_num_threads(2)
+    rng = np.random.default_rng(8)
+    a, b = (rng.standard_normal(shape).astype(F) for shape in ((130, 300), (300, 162)))
+    exact = a.astype(np.float64) @ b
+    for mr, nr in {nr: (mr, nr) for mr, nr in native.gemm_register_tiles()}.values():
+        for n in range(129, 163):
+            tile = TileConfig(mr, nr, 4 * mr, 4 * nr, 128, False, True, 2, 1)
+            np.testing.assert_allclose(matmul_native(a, b[:, :n], tile=tile), exact[:, :n], atol=1e-3, err_msg=f"{n}")
