@@ -45,20 +45,20 @@ def test_any_part_of_a_machine_can_be_said():
 def test_a_machine_that_means_nothing_is_one_sentence_and_code_2(words):
     with pytest.raises(ConfigurationError, match="TILEWISE_MACHINE"):
         pretended_machine(words)
-    done = run("import tilewise", TILEWISE_MACHINE=words)
+    done = run("import tilewise.backend", TILEWISE_MACHINE=words)
     assert done.returncode == 2
     assert done.stderr.startswith("tilewise: TILEWISE_MACHINE")
     assert len(done.stderr.splitlines()) == 1
 
 
 def test_whoever_imports_tilewise_can_catch_the_error():
-    code = "try:\n import tilewise\nexcept ValueError as error:\n print(type(error).__name__)"
+    code = "try:\n import tilewise.backend\nexcept ValueError as error:\n print(type(error).__name__)"
     assert run(code, TILEWISE_MACHINE="cores=none").stdout.strip() == "ConfigurationError"
 
 
 @needs_native
 def test_an_instruction_set_that_is_none_is_one_sentence_and_code_2():
-    done = run("import tilewise", TILEWISE_ISA="sse9")
+    done = run("import tilewise.backend", TILEWISE_ISA="sse9")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
 
 
