@@ -22,11 +22,21 @@ def free_port() -> int:
 class Served:
     """`tilewise compete serve` on a port of its own."""
 
-    def __init__(self, board: str, key: Path, workers: int = 0) -> None:
+    def __init__(self, board: str, key: Path, workers: int = 0, rate: float = 40.0) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         words = ["serve", "--board", board, "--key", str(key), "--port", str(self.port), "--workers", str(workers)]
-        self._command = [sys.executable, "-m", "tilewise.cli.app", "compete", *words, "--most-queued", "100000"]
+        self._command = [
+            sys.executable,
+            "-m",
+            "tilewise.cli.app",
+            "compete",
+            *words,
+            "--most-queued",
+            "100000",
+            "--rate",
+            str(rate),
+        ]
         self.start()
 
     def start(self) -> None:

@@ -30,7 +30,7 @@ def test_no_answer_is_undocumented_and_none_is_a_5xx(tmp_path: Path, who: str) -
         with board.write() as transaction:
             number = transaction.submit("rooks", recipe())["entry"]
             transaction.result(number, "scored", made_up_score().as_dict())
-    served = Served(str(path), key)
+    served = Served(str(path), key, rate=0)  # the fuzzer is one client, and a busy one
     try:
         # `nobody` sends no token at all, so that the refusals are fuzzed too
         given = ["-H", f"Authorization: Bearer {tokens[who]}"] if who in tokens else []

@@ -94,7 +94,9 @@ sessions = Table(
 )
 
 _INDEXES = (  # said here and not at the columns, so that a board made before them gets them too
-    "CREATE INDEX IF NOT EXISTS entries_standing ON entries (event, division, score)",
+    # rows are long, so places and counts are read off indexes that hold all they need
+    "CREATE INDEX IF NOT EXISTS entries_ranks ON entries (event, division, status, score, id)",
+    "CREATE INDEX IF NOT EXISTS entries_teams ON entries (event, division, team, id)",
     "CREATE INDEX IF NOT EXISTS entries_latest ON entries (submitted_at)",
     "CREATE INDEX IF NOT EXISTS entries_queue ON entries (team, status)",
     "CREATE INDEX IF NOT EXISTS entries_record ON entries (record) WHERE record",

@@ -65,6 +65,8 @@ async def form(request: Request) -> dict[str, str]:
 
 def routes(service: Service, views: Views) -> APIRouter:
     router = APIRouter()
+    for name in _pages.list_templates():  # compiled before anybody waits for it
+        _pages.get_template(name)
     _add_boards(router, service, views)
     _add_submit(router, service)
     return router
