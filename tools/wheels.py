@@ -45,9 +45,7 @@ def build(python: str, source: Path, out: Path, pure: bool) -> Path:
     tools = ("scikit-build-core>=0.10", "nanobind>=2.2", "numpy>=1.26", "cmake", "ninja")
     run(*pip, "install", *tools)
     extra = {"TILEWISE_PURE": "1"} if pure else {"CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 1)}
-    static = () if pure else ("-C", "cmake.define.CMAKE_SHARED_LINKER_FLAGS=-static-libstdc++ -static-libgcc")
-    static += () if pure else ("-C", "cmake.define.CMAKE_MODULE_LINKER_FLAGS=-static-libstdc++ -static-libgcc")
-    run(*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", out, *static, source, **extra)
+    run(*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", out, source, **extra)
     shutil.rmtree(venv)
     return newest(out)
 
@@ -89,7 +87,7 @@ def main() -> int:
     (source,) = out.glob("*.tar.gz")
     made = []
     for python in options.pythons:
-        say(f"a wheel for {run(python, '--version').strip()}: about two minutes")
+        say(f"a wheel for {run(python, '--version').strip()}: some minutes of compiling")
         wheel = repaired(build(python, source, out, pure=False), out)
         say(f"  {wheel.name}, {wheel.stat().st_size / 2**20:.1f} MiB; {tried(python, wheel, out)}")
         made.append(wheel)

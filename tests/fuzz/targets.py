@@ -10,8 +10,10 @@ import contextlib
 import functools
 import gzip
 import io
+import itertools
 import json
 import os
+import shutil
 import struct
 import tarfile
 from collections.abc import Callable, Sequence
@@ -208,7 +210,8 @@ def fit_checkpoint(folder: Path) -> Target:
     def use(path: Path) -> None:
         trainer = Trainer(recipe, folder, 50)
         trainer.resume()
-        trainer.step(next(iter(trainer.task.batches())))
+        for batch in itertools.islice(trainer.task.batches(), 1):
+            trainer.step(batch)
 
     return Target(folder / CHECKPOINT, use, TENSORS)
 
@@ -376,6 +379,30 @@ def archive(folder: Path) -> Target:
     with tarfile.open(folder / "a.tar", "w") as tar:
         tar.add(file, "npz/tile/xla/train/k_1.npz")
     return Target(folder / "a.tar", lambda path: unpack_tar(path, folder / "data"))
+
+
+def _imported(kind: str, made: str, inside: Damage) -> Callable[[Path], Target]:
+    def make(folder: Path) -> Target:
+        from costmodel.importers import test_importers
+
+        from tilewise.costmodel.importers import import_logs
+
+        (folder / "log.json").write_text(getattr(test_importers, made)())
+
+        def use(path: Path) -> None:
+            shutil.rmtree(folder / "out", ignore_errors=True)
+            import_logs(kind, [path], folder / "out")
+
+        return Target(folder / "log.json", use, (inside,))
+
+    return make
+
+
+TARGETS["log_kernel_tuner"] = _imported("kernel-tuner", "t4", in_json)
+TARGETS["log_kernel_tuner_cache"] = _imported("kernel-tuner", "cache", in_json)
+TARGETS["log_autotvm"] = _imported("autotvm", "autotvm", in_lines)
+TARGETS["log_metaschedule"] = _imported("metaschedule", "metaschedule", in_lines)
+TARGETS["log_triton"] = _imported("triton", "triton", in_json)
 
 
 # --- data ---

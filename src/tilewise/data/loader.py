@@ -54,7 +54,7 @@ class BatchLoader:
         return {"seed": self.seed, "epoch": self.epoch, "batch": self.batch}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self.seed, self.epoch, self.batch = int(state["seed"]), int(state["epoch"]), int(state["batch"])
+        self.seed, self.epoch, self.batch = _counted(state, "seed"), _counted(state, "epoch"), _counted(state, "batch")
 
 
 class DataLoader(BatchLoader):
@@ -102,4 +102,11 @@ class TextLoader:
         return {"seed": self.seed, "batch": self.batch}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self.seed, self.batch = int(state["seed"]), int(state["batch"])
+        self.seed, self.batch = _counted(state, "seed"), _counted(state, "batch")
+
+
+def _counted(state: Mapping[str, int], name: str) -> int:
+    value = int(state[name])
+    if not 0 <= value < 1 << 63:
+        raise ConfigurationError(f"{name} of a loader's state is a number from 0 on, not {value}")
+    return value

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tilewise._files import cache_folder, write_whole
+from tilewise._files import cache_folder, read_json_input, write_whole
+from tilewise.errors import TilewiseError
 from tilewise.learn.checking import LESSONS, Result, exercises
 
 Progress = dict[str, dict[str, str]]  # lesson: exercise: when it was solved
@@ -20,9 +21,9 @@ def where() -> Path:
 def progress() -> Progress:
     """What is solved; a file that was damaged counts as nothing."""
     try:
-        kept = json.loads(where().read_text(encoding="utf-8"))
+        kept = read_json_input(where())
         return {lesson: {str(k): str(v) for k, v in kept.get(lesson, {}).items()} for lesson in LESSONS}
-    except (OSError, ValueError, AttributeError):
+    except (TilewiseError, ValueError, AttributeError):
         return {lesson: {} for lesson in LESSONS}
 
 
