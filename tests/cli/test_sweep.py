@@ -85,7 +85,8 @@ def bad_values(parameter: Any) -> list[str]:
         return ["x", "", "-1", "99999999999999999999", "nan"][: 5 if is_option(parameter) else 2]
     if kind(parameter) == "output":
         is_folder = str(parameter.help).startswith("Folder")
-        return ["FILE/below/it", "/proc/nothing/here", "FILE" if is_folder else "FOLDER"]
+        odd = ["FILE" if is_folder else "FOLDER"] + ["picture.txt"] * (parameter.name == "plot")
+        return ["FILE/below/it", "/proc/nothing/here", *odd]
     if kind(parameter) == "path":
         return ["FILE/below/it"] + ["no/such/file"] * (parameter.name not in MADE)
     if parameter.name == "where":  # a board, which is made where there is none

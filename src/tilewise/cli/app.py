@@ -91,7 +91,9 @@ def _typed_wrong(error: Any) -> str:
     """The parser's complaint and where to look; empty where it has shown the help instead."""
     said, context = str(error.format_message()).strip().rstrip("."), getattr(error, "ctx", None)
     where = f"`{context.command_path} --help`" if context is not None else "`tilewise --help`"
-    return f"{said}; {where} lists what there is." if said else ""
+    if not said:
+        return ""
+    return f"{said} ({where} lists what there is.)" if said.endswith("?") else f"{said}; {where} lists what there is."
 
 
 def _leave(sentence: str, code: int) -> None:

@@ -21,6 +21,7 @@ from tilewise.errors import ConfigurationError, UnavailableError
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors, and the JSON where it is asked for.")]
 LARGEST = 2**31 - 1
+PICTURES = (".png", ".svg", ".pdf", ".jpg")
 OUTPUTS = frozenset({"out", "plot", "html", "trace", "cache", "cache_dir"})
 
 
@@ -66,6 +67,8 @@ def check_arguments(signature: inspect.Signature, options: Mapping[str, Any]) ->
         if isinstance(value, int | float) and not isinstance(value, bool):
             _check_number(label, value)
         elif isinstance(value, Path) and name in OUTPUTS:
+            if name == "plot" and value.suffix.lower() not in PICTURES:
+                raise ConfigurationError(f"{label} {value}: a picture's name ends in {', '.join(PICTURES)}")
             check_output(value, label, folder=str(getattr(declared, "help", "")).startswith("Folder"))
 
 

@@ -105,6 +105,8 @@ def _model(name: str) -> tuple[GPT, Callable[[str], Any], Callable[[Any], str]]:
         return models.pretrained("gpt"), data.encode, data.decode
     if name.startswith("gpt:"):
         return models.gpt(name[4:], vocab=len(data.VOCABULARY)), data.encode, data.decode
+    if not Path(name).exists():
+        raise ConfigurationError(f"there is no model {name!r}; use {_MODEL_HELP.rstrip('.')}")
     network = load_gpt(name)
     if network.vocab == len(data.VOCABULARY):
         return network, data.encode, data.decode

@@ -143,7 +143,7 @@ def import_(
         str, typer.Argument(metavar="FORMAT", help="kernel-tuner, autotvm, metaschedule, inductor, triton or helion.")
     ],
     files: Annotated[list[Path], typer.Argument(help="The logs; gzipped ones and zip archives are read as they are.")],
-    out: Annotated[Path, typer.Option(help="New folder for the collection.")],
+    out: Annotated[Path, typer.Option(help="Folder for the new collection.")],
     describe: Annotated[
         Path | None, typer.Option(help="JSON file that says what the kernels compute: loops, operands, tile.")
     ] = None,
@@ -161,7 +161,8 @@ def import_(
 
     description = read_description(describe.expanduser()) if describe else None
     columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} records read"), TimeElapsedColumn())
-    with Progress(*columns, console=_stderr(), transient=True) as bar:
+    console = _stderr()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("import", total=None)
         result = import_logs(
             format_name,

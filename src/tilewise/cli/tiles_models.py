@@ -251,7 +251,9 @@ def _percent(interval: Any) -> str:
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(help="A model file, or the folder of a training run.")],
+    model: Annotated[
+        Path, typer.Argument(help="A model file, the folder of a training run, or a shipped model: h200, cpu.")
+    ],
     collection: Collection,
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
     out: Annotated[Path, typer.Option(help="The CSV to write.")] = Path("predictions_model_output.csv"),
@@ -269,8 +271,10 @@ def predict(
     from tilewise.costmodel.progress import track
     from tilewise.costmodel.rank import rank
     from tilewise.costmodel.scorer import load_scorer
+    from tilewise.costmodel.shipped import shipped_names, shipped_scorer
 
-    scorer = load_scorer(model)
+    shipped = str(model) in shipped_names() and not model.exists()
+    scorer = shipped_scorer(str(model)) if shipped else load_scorer(model)
     kernels = load_dataset(collection, cache_dir=cache_dir, limit=limit).split(split)
     rankings = {k.name: rank(scorer, k) for k in track(kernels, "ranking", len(kernels))}
     short = write_predictions(out, {name: found.top(top) for name, found in rankings.items()}, top)
