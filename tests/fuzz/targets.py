@@ -439,6 +439,14 @@ def text(folder: Path) -> Target:
     return Target(folder / "t.txt", lambda path: data.text(read_text(str(path))))
 
 
+@target
+def settings(folder: Path) -> Target:
+    from tilewise.cli.configuration import read_configuration
+
+    (folder / "tilewise.toml").write_text('threads = 2\ncache = "x"\nboard = "b.db"\n')
+    return Target(folder / "tilewise.toml", read_configuration)
+
+
 # --- tuning ---
 
 

@@ -9,7 +9,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from tilewise.errors import ConfigurationError
+from tilewise._files import read_text_input
+from tilewise.errors import ConfigurationError, TilewiseError
 
 _KINDS: dict[str, type] = {"cache": str, "threads": int, "board": str}
 _PARAMETERS = {"threads": "threads", "board": "where"}  # key to the parameter it is the default of
@@ -27,9 +28,10 @@ def configuration_file() -> Path | None:
 def read_configuration(path: Path) -> dict[str, Any]:
     """The settings of a file, checked; a mistake is one sentence with the file's name."""
     try:
-        with path.open("rb") as stream:
-            settings = tomllib.loads(stream.read(_MOST_BYTES).decode("utf-8"))
-    except (OSError, ValueError) as error:
+        settings = tomllib.loads(read_text_input(path, _MOST_BYTES))
+    except TilewiseError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path} cannot be read as TOML: {error}") from None
     for key, value in settings.items():
         if key not in _KINDS:
