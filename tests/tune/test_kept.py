@@ -131,6 +131,7 @@ def test_a_product_too_small_to_share_has_one_key(settings_restored):
     shape = (40, 64, 50)
     assert default_tile(2, shape).threads_m * default_tile(2, shape).threads_n == 1
     tile = replace(default_tile(1, shape), mr=2)
+    native.set_num_threads(2)  # also where there is one core
     kept = KeptTiles(native, [choice(1, tile, shape)])
     for threads in (1, 2):
         native.set_num_threads(threads)

@@ -195,7 +195,9 @@ class _NumpySparse:
         self._dense, self._bias = dense.copy(), bias
         self.nbytes = self._dense.nbytes
 
-    def multiply(self, x: Array, relu: bool) -> Array:
+    def multiply(self, x: Array, relu: bool) -> Any:
+        if x.dtype != np.float32:
+            return None
         out: Array = x @ self._dense.T
         out = out if self._bias is None else out + self._bias
         return np.maximum(out, 0) if relu else out

@@ -52,7 +52,7 @@ class QuantizedArray:
             rows = self.data[:, : self.channels]
             if self.image:
                 c, h, w = self.image
-                rows = rows.reshape(-1, h, w, c).transpose(0, 3, 1, 2).reshape(len(rows), -1)
+                rows = rows.reshape(-1, h, w, c).transpose(0, 3, 1, 2).reshape(rows.shape)
             return self.parameters.dequantize(rows)
         pixels = self.inside()[..., : self.channels]
         return np.ascontiguousarray(self.parameters.dequantize(pixels).transpose(0, 3, 1, 2))

@@ -6,6 +6,7 @@ step of its own that runs in float. Teach it a class of yours with `traces`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,7 +91,7 @@ def run_float(step: Step, inputs: list[Array]) -> Array:
         out = dispatch("matmul", x, step.weight.T, bias=step.bias, activation=activation)
         return out
     if step.kind == "flatten":
-        return x.reshape(len(x), -1)
+        return x.reshape(len(x), math.prod(x.shape[1:]))
     if step.kind == "global_pool":
         out = x.mean((2, 3), dtype=np.float32)
         return out

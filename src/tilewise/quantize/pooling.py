@@ -5,6 +5,7 @@ Each is called on a QuantizedArray like the layers with weights, and knows how t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,7 +100,8 @@ class Flatten:
     def __call__(self, x: QuantizedArray) -> QuantizedArray:
         if x.data.ndim == 2:
             return x
-        rows = np.ascontiguousarray(x.inside()[..., : x.channels]).reshape(len(x.data), -1)
+        pixels = np.ascontiguousarray(x.inside()[..., : x.channels])
+        rows = pixels.reshape(len(pixels), math.prod(pixels.shape[1:]))
         width = rows.shape[1]
         if width % 4:
             rows = np.pad(rows, ((0, 0), (0, round_up(width) - width)), constant_values=x.parameters.zero_point)

@@ -78,9 +78,9 @@ class NumpyInt8Layer:
         windows = np.lib.stride_tricks.sliding_window_view(x, (kh, kw), (1, 2))  # (N, H, W, C, kh, kw)
         windows = windows[:, :: self._stride[0], :: self._stride[1]]
         n, h, w = windows.shape[:3]
-        columns_of = windows.transpose(0, 1, 2, 4, 5, 3).reshape(n * h * w, -1)
+        columns_of = windows.transpose(0, 1, 2, 4, 5, 3).reshape(n * h * w, kh * kw * channels)
         flat = self._weights.reshape(len(self._weights), -1).T.astype(np.int32)
-        sums: Array = (columns_of @ flat).reshape(n, h, w, -1) + self._offset
+        sums: Array = (columns_of @ flat).reshape(n, h, w, len(self._weights)) + self._offset
         return sums
 
     def _bytes(self, value: Array) -> Array:
