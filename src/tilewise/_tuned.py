@@ -35,3 +35,17 @@ def kept_chooser() -> TileChooser | None:
     except (OSError, TilewiseError):  # what cannot be read is as good as not there; `tilewise tune` says why
         return None
     return kept if kept.tiles or calibrated else None
+
+
+def calibration_offer() -> str | None:
+    """One line that offers `tilewise calibrate` on a machine that was never calibrated: once, then never again."""
+    folder = cache_folder() / "tune"
+    offered = folder / "calibration-offered"
+    try:
+        if not in_use() or offered.exists() or any(folder.glob("calibration-*.safetensors")):
+            return None
+        folder.mkdir(parents=True, exist_ok=True)
+        offered.touch()
+    except OSError:  # where nothing can be kept, a calibration could not be either
+        return None
+    return "`tilewise calibrate` takes a minute and finds the tiles that suit this machine."

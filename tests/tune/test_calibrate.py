@@ -244,6 +244,17 @@ print(json.dumps(tile.as_dict()))
     assert json.loads(done.stdout) == expected.as_dict()
 
 
+def test_it_is_offered_once_and_not_where_it_was_done(tmp_path: Path, monkeypatch):
+    from tilewise._tuned import calibration_offer
+
+    monkeypatch.setenv("TILEWISE_CACHE", str(tmp_path))
+    monkeypatch.setenv("TILEWISE_TUNED", "1")
+    assert "tilewise calibrate" in (calibration_offer() or "") and calibration_offer() is None
+    monkeypatch.setenv("TILEWISE_CACHE", str(tmp_path / "other"))
+    write_calibration(calibration_file(native, tmp_path / "other" / "tune"), {"matmul": fitted()}, {})
+    assert calibration_offer() is None
+
+
 def test_the_command_offers_help_with_an_example():
     from tilewise.cli.app import app
     from tilewise.cli.commands import register

@@ -39,6 +39,7 @@ def profile(
     from contextlib import nullcontext, redirect_stdout
 
     from tilewise import set_num_threads
+    from tilewise._tuned import calibration_offer
     from tilewise.backend import use_backend
     from tilewise.errors import ConfigurationError
 
@@ -57,6 +58,9 @@ def profile(
             _check_batch(model, batch, backward, tokens, seed)
             profiler, extra = _profile_model(model_target(model, batch, backward, tokens, seed), repeat)
     _print(profiler, extra, as_json)
+    offer = None if as_json else calibration_offer()
+    if offer is not None:
+        typer.echo(offer, err=True)
     written = [profiler.export_html(html, f"tilewise profile: {model or script}")] if html else []
     written += [profiler.export_trace(trace)] if trace else []
     for path in written:

@@ -71,6 +71,7 @@ def tune(
     else:
         tuned = _tune_shape(tuner, _spec(what, shape, option or []), fresh)
         typer.echo(json.dumps(_as_dict(tuned)) if as_json else "\n".join([*_lines(tuned), _used(tuner, tuned)]))
+        _offer(tuner)
     if learn:
         from tilewise.tune.learning import learn as fine_tune
 
@@ -141,6 +142,14 @@ def _lines(tuned: Tuned) -> list[str]:
     sure = "sure within 1 % of the best" if tuned.sure else "not sure to be within 1 % of the best"
     lines.append(f"{tuned.source}: {tuned.reason or 'chosen without measuring'}; {sure}")
     return lines
+
+
+def _offer(tuner: Tuner) -> None:
+    from tilewise._tuned import calibration_offer
+
+    offer = calibration_offer() if tuner.bench.kind == "cpu" else None
+    if offer is not None:
+        _say(offer)
 
 
 def _used(tuner: Tuner, tuned: Tuned) -> str:

@@ -9,6 +9,7 @@ editing the list of configurations loses nothing but the choices that are no lon
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -138,7 +139,9 @@ class Choices:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             try:
-                os.write(descriptor, self._after_half_a_line() + content)
+                content = self._after_half_a_line() + content
+                if os.write(descriptor, content) < len(content):  # half a line costs that line alone
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from tilewise.errors import ConfigurationError, FileFormatError
+from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
 from tilewise.tune.belief import Belief, Memory, Numbers, Prior
 from tilewise.tune.choices import Choice, Choices, cache_folder
 from tilewise.tune.export import Described
@@ -378,7 +378,10 @@ class Tuner:
     @contextlib.contextmanager
     def _open_store(self) -> Iterator[Store]:
         """The machine's store; a damaged one is put aside, said, and begun anew."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UnavailableError(f"{self.folder} cannot be written ({error.strerror or error}).") from error
         try:
             store = Store(self.store_file)
         except FileFormatError as error:

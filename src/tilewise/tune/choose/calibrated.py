@@ -35,11 +35,11 @@ from tilewise.tune.cpu.tiles import product_config, product_tile
 from tilewise.tune.problem import Config, Problem
 
 Scores = Callable[[Problem, Sequence[Config]], Numbers]  # log runtime up to a constant, lower is faster
-_DEVIATIONS = (0.5, 1.0, 1.5, 2.0)
-_MARGINS = (0.01, 0.015, 0.02, 0.03, 0.05)
+_DEVIATIONS = (0.5, 1.0, 1.5, 2.0, 3.0)
+_MARGINS = (0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.12)
 _MOST_LOSS = 0.015  # of one held-out kernel, in log runtime
 _LEAST_GAIN = 0.002  # in the mean over the held-out kernels
-FORMAT = 1
+FORMAT = 2
 SHARED = "+"  # behind a family's name: kernels that several threads share, whose tiles are another matter
 
 

@@ -12,10 +12,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from tilewise.tune.choose.correction import Numbers, Rows
+from tilewise.tune.choose.near import default_product
+from tilewise.tune.cpu.machine import require_native
 from tilewise.tune.problem import Config, Problem
 
 FAMILIES = ("matmul", "conv2d", "int8_matmul")
 _WASTE = 10.0
+_PAGE = 512  # numbers of half a page
+_OTHER_WAY = 2.0
 _CONV = ("batch", "channels", "height", "width", "filters", "kernel", "stride")
 
 
@@ -28,7 +32,13 @@ def size_row(problem: Problem) -> list[float]:
     if problem.family == "int8_matmul":
         return [*sizes, threads]
     layout = problem.word("layout")
-    return [*sizes, 3.0 * (layout[0] == "t"), 3.0 * (layout[1] == "t"), threads]
+    return [*sizes, 3.0 * (layout[0] == "t"), 3.0 * (layout[1] == "t"), *_conflicts(problem, layout), threads]
+
+
+def _conflicts(problem: Problem, layout: str) -> list[float]:
+    """Whether rows of A and of B lie whole pages apart, so that they evict each other where they are not packed."""
+    strides = problem.size("m" if layout[0] == "t" else "k"), problem.size("k" if layout[1] == "t" else "n")
+    return [1.5 * (stride % _PAGE == 0) for stride in strides]
 
 
 def config_row(problem: Problem, config: Config) -> list[float]:
@@ -51,10 +61,16 @@ def _filled(size: int, step: int) -> float:
 def rows_of(problem: Problem, configs: Sequence[Config], default: Config, scores: Numbers | None = None) -> Rows:
     """Tiles of one kernel beside its default; `scores` are theirs less the default's."""
     count = len(configs)
-    sizes, base = np.array(size_row(problem)), np.array(config_row(problem, default))
-    config = np.array([config_row(problem, each) for each in configs]).reshape(count, len(base))
+    sizes, base = np.array(size_row(problem)), np.array([*config_row(problem, default), _way(problem)])
+    config = np.array([[*config_row(problem, each), 0.0] for each in configs]).reshape(count, len(base))
     score = np.zeros(count) if scores is None else scores
     return Rows(np.tile(sizes, (count, 1)), config, np.tile(base, (count, 1)), score)
+
+
+def _way(problem: Problem) -> float:
+    """How far a default that runs no tiles (inner products, few rows) is from any tile."""
+    tiled = problem.family != "matmul" or default_product(require_native(), problem)[0] == "tiled"
+    return 0.0 if tiled else _OTHER_WAY
 
 
 def joined(parts: Sequence[Rows]) -> Rows:
