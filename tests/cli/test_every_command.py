@@ -108,3 +108,18 @@ def test_tables_in_a_log_are_wide_enough_to_be_read():
     env = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     command = [sys.executable, "-m", "tilewise", "tiles", "describe", "h200"]
     assert "…" not in subprocess.run(command, capture_output=True, text=True, env=env).stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("tilewise fit ", "mlp cnn gpt"),
+        ("tilewise quantize --observer m", "minmax mse"),
+        ("tilewise check pr", "profiling pruning"),
+        ("tilewise qu", "quantize"),
+    ],
+)
+def test_the_shell_completes_commands_and_values(line, words):
+    env = {"_TILEWISE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+    shown = run(**env).stdout.split()
+    assert [word for word in words.split() if word not in shown] == []

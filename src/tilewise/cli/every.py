@@ -1,4 +1,4 @@
-"""What every command gets in one place: `--quiet`, and arguments checked before any work begins.
+"""What every command gets in one place: `--quiet`, completed values, and arguments checked before any work begins.
 
 Numbers are finite, not negative and not absurd; what is to be written can be written. An option named as in OUTPUTS is
 a file to be written, or a folder where its help starts with that word; so a new command is checked like the others.
@@ -11,6 +11,7 @@ import functools
 import inspect
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +22,7 @@ from tilewise.errors import ConfigurationError, UnavailableError
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors, and the JSON where it is asked for.")]
 LARGEST = 2**31 - 1
+_LIST_OF_WORDS = re.compile(r"([\w:-]+(?:, [\w:-]+)* or [\w:-]+)\.")
 PICTURES = (".png", ".svg", ".pdf", ".jpg")
 OUTPUTS = frozenset({"out", "plot", "html", "trace", "cache", "cache_dir"})
 
@@ -38,6 +40,8 @@ def prepare_all(app: typer.Typer) -> None:
 def prepared(command: Callable[..., Any]) -> Callable[..., Any]:
     """The command with its arguments checked, and with one more option."""
     signature = inspect.signature(command, eval_str=True)
+    for parameter in signature.parameters.values():
+        _complete(_declared(parameter))
 
     @functools.wraps(command)
     def run(*args: Any, quiet: bool = False, **options: Any) -> Any:
@@ -57,6 +61,14 @@ def prepared(command: Callable[..., Any]) -> Callable[..., Any]:
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}  # evaluated once
     run.is_prepared = True  # type: ignore[attr-defined]
     return run
+
+
+def _complete(declared: Any) -> None:
+    """Let the shell complete a value whose help is nothing but a list of words, as in "minmax, mse or entropy."."""
+    found = _LIST_OF_WORDS.fullmatch(getattr(declared, "help", None) or "")
+    if found and declared.autocompletion is None:
+        words = re.split(r", | or ", found.group(1))
+        declared.autocompletion = lambda incomplete: [word for word in words if word.startswith(incomplete)]
 
 
 def check_arguments(signature: inspect.Signature, options: Mapping[str, Any]) -> None:
