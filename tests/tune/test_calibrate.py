@@ -197,6 +197,35 @@ def test_tiles_that_do_not_win_when_remeasured_are_not_kept(tmp_path: Path, few,
     assert set(report.promises.values()) == {None} and all(line.speedup == 1.0 for line in report.lines)
 
 
+def test_a_machine_too_busy_to_measure_keeps_nothing_and_says_so(tmp_path: Path, few, monkeypatch):
+    def scattered(self, problem, default, tiles, seconds, rounds):
+        return {tile: [0.5, 1.0, 2.0] for tile in tiles}
+
+    monkeypatch.setattr(run.CpuSweeper, "beside_default", scattered)
+    with pytest.raises(UnavailableError, match="less busy"):
+        run.Calibration(folder=tmp_path, minutes=0.05).run()
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path: Path, few, monkeypatch):
+    measured = []
+
+    def full(self, known, found):
+        if len(measured) == 3:
+            raise UnavailableError("the disk is full.")
+        measured.append(known)
+        append(self, known, found)
+
+    append = run.Calibration._append
+    with monkeypatch.context() as patch:
+        patch.setattr(run.Calibration, "_append", full)
+        with pytest.raises(UnavailableError, match="full"):
+            run.Calibration(folder=tmp_path, minutes=0.05).run()
+    few.clear()
+    run.Calibration(folder=tmp_path, minutes=0.05).run()
+    assert [problem.size("m") for problem in few[:3]] == [50, 60, 70]
+
+
 def test_the_best_tiles_of_ones_own_shapes_are_kept_as_choices(tmp_path: Path, few, monkeypatch):
     from tilewise.tune.choose.kept import read_kept
 

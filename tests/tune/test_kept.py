@@ -119,6 +119,12 @@ def test_a_folder_in_the_files_place_ends_nothing(tmp_path: Path):
     assert not python(SAYS_TILE, tmp_path)["chooser"]
 
 
+def test_a_pipe_in_the_files_place_is_not_waited_for(tmp_path: Path):
+    (tmp_path / "tune").mkdir()
+    os.mkfifo(tmp_path / "tune" / FILE)
+    assert not python(SAYS_TILE, tmp_path)["chooser"]
+
+
 def test_importing_reads_nothing_of_the_tuner(tmp_path: Path):
     keep(tmp_path, choice(native.num_threads(), replace(default_tile(native.num_threads()), mr=2)))
     code = "import json, sys, tilewise; print(json.dumps({'loaded': [m for m in sys.modules if '.tune' in m]}))"

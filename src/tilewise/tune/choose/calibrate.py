@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from tilewise import __version__
+from tilewise._files import read_input
 from tilewise.errors import ConfigurationError, UnavailableError
 from tilewise.tune.choices import Choice, Choices, cache_folder
 from tilewise.tune.choose.calibrated import (
@@ -55,6 +56,7 @@ _TILES, _BEST = 26, 6  # tiles of a kernel in the first round; those of the seco
 _ROUNDS = (3, 11)
 _DISTURBED = 0.06
 _SHARES = (0.62, 0.2, 0.18)  # of the time: first round, second, remeasuring
+_MOST_BYTES = 1 << 26  # of measurements to go on with
 _LEAST_KERNELS = 5  # of a family, to fit anything
 _WORTH = 0.005
 _MOST_ROWS = 22  # of a kernel in the fit: the fastest, and some of the rest
@@ -131,6 +133,8 @@ class Calibration:
         """Before anything is measured: whether what is measured can be kept."""
         try:
             self.part.parent.mkdir(parents=True, exist_ok=True)
+            if self.part.exists() and not self.part.is_file():
+                raise UnavailableError(f"{self.part} is not a file.")
             with self.part.open("ab"):
                 pass
         except OSError as error:
@@ -146,6 +150,11 @@ class Calibration:
             self.problems, lambda problem: self._best_tiles(problem, families), _SHARES[1], "the best of them"
         )
         families = self._fit()
+        if not families:
+            raise UnavailableError(
+                f"{self.disturbed} of {len(self.problems)} kernels could not be measured steadily, so nothing is kept; "
+                "run it again when the machine is less busy, and it goes on with what is missing."
+            )
         lines, families = self._remeasure(families)
         about: dict[str, Any] = {
             "machine": machine_name(self.native), "version": __version__, "kernels": len(self.measured),
@@ -335,7 +344,7 @@ class Calibration:
 
     def _resume(self) -> None:
         """What an earlier run measured and did not bring to an end."""
-        for line in self.part.read_bytes().split(b"\n"):
+        for line in read_input(self.part, _MOST_BYTES).split(b"\n"):
             with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 self._take(json.loads(line))
 
