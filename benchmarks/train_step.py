@@ -1,4 +1,5 @@
-"""One training step (forward, loss, backward, AdamW) of the reference models beside PyTorch, from the same weights.
+"""One training step (forward, loss, backward, AdamW) of the reference models beside PyTorch, from the same weights, and
+the forward pass of the GPT alone.
 
     python -m benchmarks.train_step [--threads 1 2] [--only vgg6 gpt] [--json benchmarks/results/train_step.json]
 
@@ -26,20 +27,21 @@ CASES = {
     "resnet8": "resnet8, batch 32",
     "gpt": "gpt 6x384, 8 x 256 tokens",
     "gpt_small": "gpt 4x128, 16 x 256 tokens",
+    "gpt_forward": "gpt 6x384 forward, 8 x 256 tokens",
 }
 
 
 def batch(name: str) -> tuple[Any, Any]:
     rng = np.random.default_rng(0)
     if name.startswith("gpt"):
-        ids = rng.integers(0, 65, (8 if name == "gpt" else 16, 257))
+        ids = rng.integers(0, 65, (16 if name == "gpt_small" else 8, 257))
         return ids[:, :-1].copy(), ids[:, 1:].copy()
     return rng.standard_normal((32, 3, 32, 32), dtype=np.float32), rng.integers(0, 10, 32)
 
 
 def pair(name: str) -> tuple[Any, Any]:
     """Our model and PyTorch's, with the same weights."""
-    size = {"gpt": ("6x384",), "gpt_small": ("4x128",)}.get(name, ())
+    size = {"gpt": ("6x384",), "gpt_small": ("4x128",), "gpt_forward": ("6x384",)}.get(name, ())
     kind = "gpt" if size else name
     ours, theirs = getattr(models, kind)(*size), torch_models.MODELS[kind](*size)
     theirs.load_state_dict(interop.to_torch(ours))
@@ -72,11 +74,30 @@ def steps(name: str) -> tuple[Run, Run]:
     return our_step, torch_step
 
 
+def forwards() -> tuple[Run, Run]:
+    """The GPT without gradients, ours and PyTorch's, each returning a number that its logits fix."""
+    ours, theirs = pair("gpt_forward")
+    x, _ = batch("gpt_forward")
+    x_torch = torch.from_numpy(x)
+    ours.eval()
+    theirs.eval()
+
+    def our_forward() -> float:
+        with tw.no_grad():
+            return float(ours(x).data[-1, -1, -1])
+
+    def torch_forward() -> float:
+        with torch.inference_mode():
+            return float(theirs(x_torch)[-1, -1, -1])
+
+    return our_forward, torch_forward
+
+
 def check_same(name: str, our_step: Run, torch_step: Run) -> None:
     for number in range(3):
         ours, theirs = our_step(), torch_step()
         if not abs(ours - theirs) <= 1e-3 * abs(theirs):
-            raise SystemExit(f"{name}: the losses of step {number} differ: {ours:.6g} and {theirs:.6g}")
+            raise SystemExit(f"{name}: the results of step {number} differ: {ours:.6g} and {theirs:.6g}")
 
 
 def measure(names: list[str], threads: int, budget_s: float) -> list[Row]:
@@ -84,7 +105,7 @@ def measure(names: list[str], threads: int, budget_s: float) -> list[Row]:
     torch.set_num_threads(threads)
     rows = []
     for name in names:
-        ours, theirs = steps(name)
+        ours, theirs = forwards() if name == "gpt_forward" else steps(name)
         check_same(name, ours, theirs)
         rows.append(compare(CASES[name], threads, {"tilewise": ours, "torch": theirs}, budget_s))
     return rows
