@@ -10,6 +10,8 @@ import re
 import select
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +33,7 @@ from tilewise.bench.jsontext import parse_json
 from tilewise.bench.server import create_app
 from tilewise.bench.server.rates import Rates
 from tilewise.bench.tokens import create_token
+from tilewise.errors import ConfigurationError
 
 
 @pytest.fixture
@@ -362,3 +365,27 @@ def _until(check: Any) -> Any:
             return found
         time.sleep(0.1)
     raise AssertionError("it did not happen")
+
+
+def test_a_taken_port_and_an_address_for_a_file_are_sentences(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "tilewise.cli.app", "compete", "serve", "--workers", "0", "--port", str(port)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and "nothing can listen" in done.stderr + done.stdout
+    with pytest.raises(ConfigurationError, match="http://localhost:8741"):
+        open_board("localhost:8741")
+    assert not (tmp_path / "localhost:8741").exists()
+
+
+def test_a_server_on_any_free_port_says_where_it_is(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tilewise.cli.app", "compete", "serve", "--workers", "0", "--port", "0"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert process.stdout is not None
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", process.stdout.readline())
+        assert found is not None and found[1] != "0"
+    finally:
+        process.terminate()
+    assert process.wait(300) == 0
+    process.stdout.close()

@@ -8,8 +8,6 @@ from typing import Annotated
 
 import typer
 
-from tilewise.errors import ConfigurationError
-
 
 def check(
     lesson: Annotated[
@@ -32,11 +30,9 @@ def check(
     from tilewise.learn.notebook import verdict_lines
     from tilewise.learn.solved import remember
 
-    if progress:
+    if progress or lesson is None:
         _show_progress(as_json)
         return
-    if lesson is None:
-        raise ConfigurationError(f"Name a lesson: {', '.join(learn.LESSONS)}.")
     if hint is not None:
         learn.hint(lesson, hint, 2 if more else 1)
         return

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
+import socket
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -108,11 +111,11 @@ def _print_board(name: str, division: str, rows: list[dict[str, Any]]) -> None:
     table = Table(title=f"{name}, {division} division", title_justify="left")
     for heading in ("", "team", "entry", "score", "speed", "memory", "size", "status"):
         table.add_column(heading, justify="right" if heading in ("", "score", "speed", "memory", "size") else "left")
-    for place, row in enumerate(rows, 1):
+    for row in rows:
         gains = ["–" if row[n] is None else f"{row[n]:.2f}×" for n in ("speedup", "memory_gain", "size_gain")]
         score = "–" if row["score"] is None else f"{row['score']:.3f}"
         status = row["status"] + (" (record)" if row["record"] else "")
-        table.add_row(str(place), row["team"], f"{row['id']} {row['name']}".strip(), score, *gains, status)
+        table.add_row(str(row["rank"] or ""), row["team"], f"{row['id']} {row['name']}".strip(), score, *gains, status)
     Console().print(table)
 
 
@@ -148,16 +151,16 @@ def serve(
     allow_files()
     _open(where, key, create=True).close()  # the board is there, and its key fits, before anything is started
     _check_settings(truth, images)
+    listening = _listen(host, port)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it once more when it has ended in order
     crew = Workers(workers, where, threads, {"truth": truth, "images": images}, key)
     try:
         counted = crew.alive if workers else None
         app = create_app(
             where, most_queued=most_queued, key=key, rate=rate, has_truth=truth is not None, workers=counted
         )
-        uvicorn.run(
+        config = uvicorn.Config(
             app,
-            host=host,
-            port=port,
             http=GuardedProtocol,
             ws="none",
             log_level="warning",
@@ -167,10 +170,28 @@ def serve(
             timeout_graceful_shutdown=2,
             h11_max_incomplete_event_size=HEADER_BYTES,
         )
+        print(f"the board is at http://{_shown_address(listening)}", flush=True)
+        uvicorn.Server(config).run(sockets=[listening])
+    except (KeyboardInterrupt, SystemExit):
+        pass
     finally:
         crew.close()
         logging.shutdown()
     os._exit(0)  # whoever still reads a large board in a thread does not hold up the end
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket on this address, or a sentence that says why there is none."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        raise UnavailableError(f"nothing can listen on {host}, port {port}: {error.strerror or error}") from None
+
+
+def _shown_address(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _check_settings(truth: str | None, images: str | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,6 +76,8 @@ def _url(where: str) -> tuple[str, Path | None]:
         return where, None
     if "://" in where:
         raise ConfigurationError(f"a board is a file or a postgresql:// URL, not {_safe(where)}")
+    if re.fullmatch(r"[\w.-]+:\d+(/.*)?", where):
+        raise ConfigurationError(f"a board is a file or a postgresql:// URL; a server's address is http://{where}")
     path = Path(where).expanduser().resolve()
     return f"sqlite:///{path}", path
 
