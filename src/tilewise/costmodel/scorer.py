@@ -5,8 +5,6 @@ Reads the same file that training writes. Configurations are scored in chunks; n
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +19,8 @@ from tilewise.costmodel.prepare import Preparation, Prepared
 from tilewise.costmodel.rankerfeatures import RankerFeatures
 from tilewise.costmodel.schema import Schema
 from tilewise.costmodel.tabled import Tabled
-from tilewise.costmodel.trained import read_model_file
-from tilewise.errors import FileFormatError, TilewiseError
+from tilewise.costmodel.trained import fitting, read_model_file
+from tilewise.errors import FileFormatError
 
 
 @dataclass(eq=False)
@@ -46,7 +44,7 @@ class Scorer:
 
     def score(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
         """One score per configuration, lower is faster."""
-        with _fitting(self.name):
+        with fitting(self.name):
             tabled = self._tabled(kernel) if rows is None else None
             if tabled is not None:
                 return tabled.score(kernel)
@@ -54,7 +52,7 @@ class Scorer:
 
     def exact(self, kernel: Kernel, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """The scores of a few configurations in float64."""
-        with _fitting(self.name):
+        with fitting(self.name):
             part = self._prepared(kernel, rows)
             wide = Prepared(part.node.astype(np.float64), part.opcode, part.edges, part.config.astype(np.float64))
             return np.asarray(self._score(wide), dtype=np.float64)
@@ -102,17 +100,6 @@ class Scorer:
             weights = {name: array.astype(dtype, copy=False) for name, array in self.weights.items()}
             self._folded[dtype.name] = numpy_ranker.fold(weights, self.kwargs)
         return self._folded[dtype.name]
-
-
-@contextlib.contextmanager
-def _fitting(name: str) -> Iterator[None]:
-    """A file can hold any tensors under any names: where they do not go together is one sentence."""
-    try:
-        yield
-    except TilewiseError:
-        raise
-    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, MemoryError) as error:
-        raise FileFormatError(f"The weights of this {name[:80]} do not fit its features; export it again.") from error
 
 
 def load_scorer(path: str | Path) -> Scorer | GBDT:

@@ -6,6 +6,8 @@ preparation (``prepare.*``) and a JSON record.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,7 @@ from tilewise.costmodel.files import read_tensors, write_tensors
 from tilewise.costmodel.kernel import Kernel
 from tilewise.costmodel.prepare import Preparation, preparation_kinds
 from tilewise.costmodel.schema import Schema
-from tilewise.errors import FileFormatError
+from tilewise.errors import FileFormatError, TilewiseError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,6 +28,17 @@ if TYPE_CHECKING:
 
 FORMAT = "tilewise-cost-model-1"
 MODEL_FILE = "model.safetensors"
+
+
+@contextlib.contextmanager
+def fitting(name: str) -> Iterator[None]:
+    """A file can hold any tensors under any names: where they do not go together is one sentence."""
+    try:
+        yield
+    except TilewiseError:
+        raise
+    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, MemoryError, RuntimeError) as error:
+        raise FileFormatError(f"The weights of this {name[:80]} do not fit its features; export it again.") from error
 
 
 @dataclass(eq=False)
@@ -50,7 +63,8 @@ class TrainedModel:
         """One score per configuration of the kernel (or per row asked for), lower is faster."""
         from tilewise.costmodel.predictor import score_prepared
 
-        return score_prepared(self.module, self.preparation.apply(kernel, rows), self.device)
+        with fitting(self.name):
+            return score_prepared(self.module, self.preparation.apply(kernel, rows), self.device)
 
     def exact(self, kernel: Kernel, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64] | None:
         """The scores of a few configurations in float64, by the NumPy twin; None for a class that has none."""
@@ -131,7 +145,8 @@ def load_model(path: str | Path, device: str = "cpu", model_class: str | None = 
 
     name = _trusted_name(file.record["model"], model_class, path)
     kwargs = file.record.get("model_kwargs") or {}
-    widths = file.preparation.node_width, file.preparation.config_width
+    with fitting(name):
+        widths = file.preparation.node_width, file.preparation.config_width
     if ":" not in name:
         _check_fit(file, name, kwargs, path)
     module = build_model(name, *widths, kwargs)

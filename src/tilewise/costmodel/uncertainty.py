@@ -53,12 +53,23 @@ def calibrate(model: Scores, kernels: Sequence[Kernel]) -> dict[str, Any] | None
 
 def confidence(scores: npt.NDArray[Any], calibration: dict[str, Any] | None, k: int = 5) -> float | None:
     """Probability that the first k hold a configuration within one per cent of the best; None if uncalibrated."""
-    if not calibration or f"top{k}" not in calibration:
+    curve = _curve(calibration, k)
+    if curve is None:
         return None
-    level, slope = calibration[f"top{k}"]
+    scale, level, slope = curve
     if len(scores) <= k:
         return 1.0
-    return float(1 / (1 + np.exp(-np.clip(level + slope * outside_share(scores, k, calibration["scale"]), -30, 30))))
+    return float(1 / (1 + np.exp(-np.clip(level + slope * outside_share(scores, k, scale), -30, 30))))
+
+
+def _curve(calibration: Any, k: int) -> tuple[float, float, float] | None:
+    """Scale, level and slope; None where a model's record holds no such three numbers."""
+    try:
+        level, slope = calibration[f"top{k}"]
+        curve = float(calibration["scale"]), float(level), float(slope)
+    except (TypeError, ValueError, LookupError, OverflowError):
+        return None
+    return curve if np.isfinite(curve).all() else None
 
 
 def _error_scale(scores: Sequence[npt.NDArray[Any]], targets: Sequence[npt.NDArray[Any]]) -> float:
