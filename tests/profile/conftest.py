@@ -8,10 +8,18 @@ import pytest
 
 from tilewise import _events, get_num_threads, set_num_threads
 from tilewise._extension import native
-from tilewise.profile import heap
+from tilewise.profile import heap, machine
 from tilewise.profile.machine import Bandwidth, Machine, Peak
 
 ISAS = ["numpy"] if native is None else list(native.supported_isas())
+
+
+@pytest.fixture(autouse=True)
+def nothing_doubted():
+    """No figures that another test measured on a busy machine, and none left for the next."""
+    machine._measured_once.cache_clear()
+    yield
+    machine._measured_once.cache_clear()
 
 
 @pytest.fixture

@@ -74,9 +74,7 @@ def probes(tmp_path, monkeypatch):
     monkeypatch.setenv("TILEWISE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "measure_machine", lambda: given.pop(0))
     monkeypatch.setattr(module, "read_machine", lambda: CALM)
-    module._measured_once.cache_clear()
-    yield given
-    module._measured_once.cache_clear()
+    return given
 
 
 WRONG = machine_of({1: 100e9, 2: 60e9})

@@ -17,7 +17,6 @@ SMALL = {"sizes": [1 << 14, 1 << 18], "seconds": 0.0005}
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TILEWISE_CACHE", str(tmp_path / "cache"))
-    module._measured_once.cache_clear()  # what an earlier test measured on a busy machine, and doubted
     return tmp_path
 
 
