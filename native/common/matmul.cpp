@@ -39,9 +39,9 @@ constexpr double kAddingUp = 2.5;
 // Transposing a result takes as long as this many terms of k.
 constexpr double kTransposing = 12;
 constexpr int64_t kFewColumns = 12, kWideRow = 128;
-// Up to this many rows of A are kept in registers for a strip of columns; a B this wide and larger than a quarter of L3 is
-// read row by row rather than strip by strip.
-constexpr int64_t kFewStreamed = 3, kWideStream = 512;
+// Up to this many rows of A are kept in registers for a strip of columns; a B this wide and larger than a core's share of
+// L3 is read row by row rather than strip by strip. What exceeds so many shares is in no cache, whatever L3 is reported.
+constexpr int64_t kFewStreamed = 3, kWideStream = 512, kSharesOfL3 = 4;
 // Sums at least this long are split where there are few of them; columns that are computed in vectors of four.
 constexpr int64_t kLongSum = 64, kFewQuads = 4;
 // Rows this short, of a matrix that exceeds L2, are fetched ahead: the hardware only follows longer ones.
@@ -156,7 +156,8 @@ bool narrow(const Gemm& g) {
 Plan choose_plan(const Gemm& g) {
   const int64_t long_side = std::max(g.m, g.n), short_side = std::min(g.m, g.n);
   const int64_t long_bytes = long_side * g.k * 4;
-  const bool from_memory = g.stream_b || long_bytes > (g.k <= kShortRow ? cache_sizes().l2 : cache_sizes().l3);
+  const CacheSizes& caches = cache_sizes();
+  const bool from_memory = g.stream_b || long_bytes > (g.k <= kShortRow ? caches.l2 : kSharesOfL3 * caches.l3_share);
   if (g.m == 1 && g.b_col == 1) return {Path::row_by_matrix, row_by(g.n, g.k)};
   if (g.n == 1 && g.a_row == 1 && g.c_row == 1) return {Path::matrix_by_column, row_by(g.m, g.k)};
   if (short_side == 1 && (g.m == 1 ? g.b_row : g.a_col) == 1) return {Path::dots, from_memory};
@@ -165,7 +166,7 @@ Plan choose_plan(const Gemm& g) {
   if (better_as_dots(g)) return {Path::dots, 0};
   if (few_by_few(g)) return {Path::few_by_few};
   if (g.m <= kFewStreamed && g.b_col == 1) {
-    const bool streamed = g.n >= kWideStream && g.k * g.n * 4 > cache_sizes().l3 / 4;
+    const bool streamed = g.n >= kWideStream && g.k * g.n * 4 > caches.l3_share;
     return {streamed ? Path::row_by_matrix : Path::few_rows, kStreamed};
   }
   if (better_swapped(g)) return {Path::swapped, swapped_by(g)};

@@ -120,6 +120,29 @@ TW_TEST(matmul_is_right_for_every_register_tile_packed_or_not) {
   }
 }
 
+// Large enough that several rows of tasks share one packed B; more threads than tasks, than rows and than cores.
+TW_TEST(matmul_is_right_where_threads_share_a_packed_b) {
+  const int64_t sizes[][3] = {{257, 193, 70}, {64, 515, 530}};
+  for (int threads : {3, 16, 64}) {
+    tw::set_num_threads(threads);
+    for (const auto& s : sizes) {
+      for (int layout : {0, 3}) {
+        tw::GemmTile t;
+        t.mr = 2;
+        t.nr = tw::active_gemm().lanes;
+        t.mc = 32;
+        t.nc = 4 * t.nr;
+        t.kc = 100;
+        t.threads_m = 8;
+        t.threads_n = threads;
+        const Case c = {s[0], s[1], s[2], (layout & 1) != 0, (layout & 2) != 0};
+        TW_CHECK(product_is_right(c, &t, true));
+      }
+    }
+  }
+  tw::set_num_threads(1);
+}
+
 TW_TEST(weights_that_are_streamed_give_the_same_bits) {
   for (int threads : {1, 3}) {
     tw::set_num_threads(threads);
