@@ -7,10 +7,15 @@ from functools import cache
 import numpy as np
 
 from benchmarks.results_files import read_any, table
+from tilewise.costmodel.collection import read_collection
 from tilewise.costmodel.dataset import embedded_collections, find_collection, load_dataset
 from tilewise.costmodel.describe import Description, describe
+from tilewise.tune.export import slug
 
-_HARDWARE = {"h200": "NVIDIA H200, Triton kernels", "cpu": "2-core AVX-512 x86, native kernels"}
+_HARDWARE = {
+    "h200": "NVIDIA H200, Triton kernels",
+    "cpu": "Zen 4 and Sapphire Rapids, each as AVX-512 and as AVX2, native kernels",
+}
 
 
 @cache
@@ -42,7 +47,7 @@ def card(collection: str) -> str:
     contents = f"{total.kernels} kernels in {len(found.families)} families, {total.configs:,} configurations"
     facts = [
         ("contents", contents),
-        ("splits", f"{parts}; by architecture"),
+        ("splits", f"{parts}; by {'shape' if collection == 'cpu' else 'architecture'}"),
         (
             "noise",
             f"median relative deviation of the repeats {total.noise or 0:.2%}; 75 % of the pairs below {lower:.1%}, "
@@ -62,10 +67,38 @@ def card(collection: str) -> str:
     return table(("", ""), facts) + "\n\n" + table((*headings, "noise"), families)
 
 
+def machines() -> str:
+    """The kinds of CPU in the CPU's collection, in numbers as its columns hold them."""
+    collection = read_collection(find_collection("cpu"))
+    every = [measured for members in collection.splits.values() for measured in members]
+    lines = []
+    for part in collection.schema.extra["machines"]:
+        told = part["machine"]["features"]
+        mine = [m for m in every if m.kernel.program.endswith("." + slug(str(part["hardware"])))]
+        threads = sorted({int(m.problem["threads"]) for m in mine})
+        caches = " / ".join(f"{told[f'machine_{name}_kib']:,}" for name in ("l1", "l2", "l3", "l3_share"))
+        rates = " / ".join(f"{told[f'machine_{name}_mbs'] / 1e3:.0f}" for name in ("l1", "l2", "l3", "memory"))
+        lines.append(
+            (
+                str(part["hardware"]),
+                str(len(mine)),
+                ", ".join(map(str, threads)),
+                str(told["machine_lanes"]),
+                str(told["machine_registers"]),
+                caches,
+                f"{told['machine_mflops'] / 1e3:.0f}",
+                rates,
+            )
+        )
+    headings = ("machine", "kernels", "threads", "lanes", "registers", "L1 / L2 / L3 / a core's share, KiB")
+    return table((*headings, "GFLOP/s of a core", "GB/s it reads from each, and from memory"), lines)
+
+
 def _verdicts(collection: str) -> str:
     """Configurations that were measured by no clock: wrong results, and what did not fit the hardware."""
-    verdicts = load_dataset(collection, progress=False).schema.extra.get("verdicts", {})
-    wrong, misfit = (sum(by.get(kind, 0) for by in verdicts.values()) for kind in ("wrong", "misfit"))
+    extra = load_dataset(collection, progress=False).schema.extra
+    verdicts = [by for part in extra.get("machines", [extra]) for by in part.get("verdicts", {}).values()]
+    wrong, misfit = (sum(by.get(kind, 0) for by in verdicts) for kind in ("wrong", "misfit"))
     return f"{wrong} configurations with a wrong result, {misfit} that did not fit"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from benchmarks.cards import again, card, listed
+from benchmarks.cards import again, card, listed, machines
 from benchmarks.results_files import geometric, read, read_any, rows, table
 
 NOT_MEASURED = "not measured yet"
@@ -193,9 +193,28 @@ _PRODUCTS = "^[0-9]+×[0-9]+×[0-9]+"
 
 
 def _margin() -> str:
-    from tilewise.tune.cpu.choosing import MARGIN
+    return f"{100 * read_any('machines')['models']['CpuRidge']['margin']:g} %"
 
-    return f"{100 * MARGIN:g} %"
+
+def left_out() -> str:
+    """The CPU's model on machines that it was not taught on."""
+    cells = []
+    for model, found in read_any("machines")["models"].items():
+        for fold, row in found["folds"].items():
+            low, high = (100 * x for x in row["five_over_default"])
+            cells.append(
+                (
+                    fold,
+                    model,
+                    str(row["kernels"]),
+                    *(f"{row[way]:.3f}" for way in ("default", "first", "five", "five_drawn")),
+                    f"{row['slower_than_default']:.2f}",
+                    f"{low:+.1f} to {high:+.1f} %",
+                )
+            )
+    headings = ("left out", "model", "kernels", "default", "first choice", "five measurements")
+    more = ("five at random", "first / default, worst", "five over default, 95 % interval")
+    return table((*headings, *more), cells)
 
 
 def _look_up() -> str:
@@ -211,8 +230,9 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "collections": listed,
     "card h200": lambda: card("h200"),
     "card cpu": lambda: card("cpu"),
+    "machines": machines,
+    "left out": left_out,
     "again h200": lambda: again("h200"),
-    "again cpu": lambda: again("cpu"),
     "gpu tuning": gpu_tuning,
     "own kernels": own_kernels,
     "replay": replayed,

@@ -551,12 +551,3 @@ def machine_json(folder: Path) -> Target:
             assert found.peak() > 0 and found.bandwidth(1e6) > 0
 
     return Target(folder / "machine.json", use, (in_json,))
-
-
-@target
-def first_choice(folder: Path) -> Target:
-    from tilewise.tune.cpu.first import SHIPPED, Product, features, read_first_choice
-
-    (folder / "f.safetensors").write_bytes(Path(SHIPPED).read_bytes())
-    row = features(Product(64, 64, 64, "nn", "tiled"), np.array([[6, 64, 60, 64, 64, 0, 0, 1, 1]]))
-    return Target(folder / "f.safetensors", lambda path: read_first_choice(path).predict(row), TENSORS)

@@ -9,7 +9,7 @@ import pytest
 
 from tilewise._extension import native
 from tilewise.backend.registry import OptimizedBackend, current_backend
-from tilewise.backend.tiles import check_tile, tile_space
+from tilewise.backend.tiles import check_tile, default_tile, tile_space
 from tilewise.tune.belief import Prior
 from tilewise.tune.choices import Choice, Choices
 from tilewise.tune.guide import Guide, as_kernel
@@ -21,9 +21,8 @@ if native is not None:
     from tilewise.tune.choose.kept import key_of
     from tilewise.tune.chooser import ModelChooser, disable, enable, make_chooser, problem_of, tuned
     from tilewise.tune.cpu.bench import CpuBench
-    from tilewise.tune.cpu.choosing import tile_kernel
+    from tilewise.tune.cpu.choosing import candidates, tile_kernel
     from tilewise.tune.cpu.family import get_family
-    from tilewise.tune.cpu.first import candidates
     from tilewise.tune.cpu.matmul import config_of
     from tilewise.tune.tuner import Tuner
 
@@ -49,10 +48,13 @@ def guide(model) -> Guide:
     return Guide(model, Prior(slope=1.0), Rule(), "test", (*TILE_FEATURES, *OWN))
 
 
+def near(shape: tuple[int, int, int], threads: int = 1):
+    return candidates(native, default_tile(native, shape, "nn", threads), shape, threads)
+
+
 def some_register_tile() -> int:
-    space = candidates(native, 200, 200, 200, native.num_threads())
-    default = native.matmul_plan(np.empty((200, 200), np.float32), np.empty((200, 200), np.float32))[1]
-    return int(next(row[0] for row in space if row[0] != default[0]))
+    default, *others = near((200, 200, 200), native.num_threads())
+    return int(next(row[0] for row in others if row[0] != default[0]))
 
 
 def test_a_new_shape_gets_the_models_choice_and_is_asked_once():
@@ -122,7 +124,7 @@ def test_enable_and_disable_touch_the_backend_in_force_only_while_asked(tmp_path
 
 def test_candidates_are_few_and_nearly_all_feasible():
     for shape in ((64, 64, 64), (500, 512, 300), (2000, 100, 64), (128, 3072, 768)):
-        tiles = candidates(native, *shape, 1)
+        tiles = near(shape)
         assert 8 <= len(tiles) <= 500
         feasible = [native.gemm_tile_problem(_tile(row), *shape, False) is None for row in tiles]
         assert np.mean(feasible) > 0.5
@@ -136,10 +138,11 @@ def _tile(row):
 
 def test_the_fast_path_shows_the_model_the_same_kernel_as_the_tuner():
     problem = get_family("matmul").problem({"family": "matmul", "m": 50, "n": 60, "k": 70, "layout": "nt"})
-    tiles = candidates(native, 50, 60, 70, 1)
-    columns = guide(None).columns
-    fast = tile_kernel((50, 60, 70), "nt", tiles, columns)
-    slow = as_kernel(get_family("matmul"), problem, [config_of(_tile(row)) for row in tiles], columns[24:])
+    tiles, blind = near((50, 60, 70)), guide(None)
+    configs = [config_of(_tile(row)) for row in tiles]
+    blind.columns, blind.machine = (*blind.columns, "threads", "default", "machine_lanes"), {"machine_lanes": 8}
+    fast = tile_kernel((50, 60, 70), "nt", tiles, blind)
+    slow = as_kernel(get_family("matmul"), problem, configs, blind.columns[24:], blind.machine)
     np.testing.assert_array_equal(fast.config_feat, slow.config_feat)
     np.testing.assert_array_equal(fast.node_feat, slow.node_feat)
     np.testing.assert_array_equal(fast.edge_index, slow.edge_index)
@@ -166,23 +169,6 @@ def test_another_number_of_threads_forgets_what_was_chosen_for_the_old_one():
         native.set_num_threads(2 if before == 1 else 1)
         tile = chooser("matmul", (200, 200, 200), "float32", "nn")
         assert model.asked == 2 and tile.threads_m * tile.threads_n == native.num_threads()
-    finally:
-        native.set_num_threads(before)
-
-
-def test_where_threads_share_the_work_the_shipped_model_leaves_the_default(tmp_path):
-    before = native.num_threads()
-    products = [(300, 300, 300), (49, 515, 1098), (203, 950, 1126), (256, 256, 256)]
-    convolution = (4, 97, 37, 37, 127, 3, 3, 2, 2, 1, 1, 1)
-    own = ModelChooser(guide(Likes(some_register_tile())))
-    try:
-        native.set_num_threads(2)
-        chooser = make_chooser(tmp_path)
-        if chooser.first is None:
-            pytest.skip("no model is shipped for this machine's instruction set")
-        assert all(chooser("matmul", shape, "float32", "nn") is None for shape in products)
-        assert chooser("conv2d", convolution, "float32", "nchw") is None
-        assert own("matmul", (300, 300, 300), "float32", "nn") is not None
     finally:
         native.set_num_threads(before)
 

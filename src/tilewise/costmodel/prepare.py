@@ -126,9 +126,10 @@ def _scale(values: npt.NDArray[Any], low: Floats, high: Floats) -> Floats:
 
 def preparation_kinds() -> dict[str, Any]:
     """Name to class, for restoring a saved model."""
+    from tilewise.costmodel.cpufeatures import CpuFeatures
     from tilewise.costmodel.rankerfeatures import RankerFeatures
 
-    return {MinMax.kind: MinMax, RankerFeatures.kind: RankerFeatures}
+    return {MinMax.kind: MinMax, RankerFeatures.kind: RankerFeatures, CpuFeatures.kind: CpuFeatures}
 
 
 def prepare_many(preparation: Preparation, kernels: Sequence[Kernel]) -> list[Prepared]:

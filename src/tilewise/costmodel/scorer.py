@@ -5,6 +5,7 @@ Reads the same file that training writes. Configurations are scored in chunks; n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel import numpy_baselines, numpy_ranker
+from tilewise.costmodel import cpu_ridge, numpy_baselines, numpy_ranker
+from tilewise.costmodel.files import write_tensors
 from tilewise.costmodel.gbdt import GBDT, restore_gbdt
 from tilewise.costmodel.kernel import Kernel
 from tilewise.costmodel.prepare import Preparation, Prepared
 from tilewise.costmodel.rankerfeatures import RankerFeatures
 from tilewise.costmodel.schema import Schema
 from tilewise.costmodel.tabled import Tabled
-from tilewise.costmodel.trained import fitting, read_model_file
+from tilewise.costmodel.trained import fitting, header, read_model_file
 from tilewise.errors import FileFormatError
 
 
@@ -49,6 +51,11 @@ class Scorer:
             if tabled is not None:
                 return tabled.score(kernel)
             return self._score(self._prepared(kernel, rows))
+
+    def save(self, path: str | Path) -> None:
+        tensors = {f"weight.{name}": array for name, array in self.weights.items()}
+        tensors |= {f"prepare.{name}": array for name, array in self.preparation.tensors().items()}
+        write_tensors(Path(path), tensors, self.record | header(self.preparation, self.schema))
 
     def exact(self, kernel: Kernel, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """The scores of a few configurations in float64."""
@@ -88,6 +95,8 @@ class Scorer:
         weights = self.weights
         if part.config.dtype != np.float32:
             weights = {name: array.astype(part.config.dtype) for name, array in weights.items()}
+        if self.name == cpu_ridge.NAME:
+            return cpu_ridge.score_ridge(weights, part.config)
         chunk = numpy_baselines.chunk_size(self.name, self.kwargs, part)
         pieces = []
         for start in range(0, len(part.config), chunk):
@@ -100,6 +109,12 @@ class Scorer:
             weights = {name: array.astype(dtype, copy=False) for name, array in self.weights.items()}
             self._folded[dtype.name] = numpy_ranker.fold(weights, self.kwargs)
         return self._folded[dtype.name]
+
+
+def ridge_scorer(kernels: Sequence[Kernel], schema: Schema, seed: int = 0) -> Scorer:
+    """The CPU's model (see `cpu_ridge`), fitted to kernels with runtimes."""
+    weights, features = cpu_ridge.fit_ridge(kernels, schema, seed)
+    return Scorer(cpu_ridge.NAME, weights, {}, features, schema, {"model": cpu_ridge.NAME, "seed": seed})
 
 
 def load_scorer(path: str | Path) -> Scorer | GBDT:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from tilewise.costmodel.gbdt import GBDT
+    from tilewise.costmodel.scorer import Scorer
 
 FORMAT = "tilewise-cost-model-1"
 MODEL_FILE = "model.safetensors"
@@ -128,7 +129,7 @@ def read_model_file(path: str | Path) -> ModelFile:
     return ModelFile(weights, preparation, Schema(tuple(names)), record)
 
 
-def load_model(path: str | Path, device: str = "cpu", model_class: str | None = None) -> TrainedModel | GBDT:
+def load_model(path: str | Path, device: str = "cpu", model_class: str | None = None) -> TrainedModel | GBDT | Scorer:
     """The torch model in a file or folder; see `scorer.load_scorer` for one that needs no torch.
 
     A file never names the code that runs: one that was trained with a class of your own is read with `model_class`, as
@@ -139,6 +140,10 @@ def load_model(path: str | Path, device: str = "cpu", model_class: str | None = 
         from tilewise.costmodel.gbdt import restore_gbdt
 
         return restore_gbdt(file)
+    if file.record["model"] == "CpuRidge":
+        from tilewise.costmodel.scorer import load_scorer
+
+        return load_scorer(path)
     import torch
 
     from tilewise.costmodel.models import build_model

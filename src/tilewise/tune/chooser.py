@@ -2,9 +2,8 @@
 
 `enable()` hands it to the backend that is in force; nothing in the backend knows where tiles come from. A shape that
 was met before costs one look into a table inside the compiled call. A new one costs about a millisecond, once, when
-several were spent computing in it (cpu/choosing.py says how a tile is chosen). Convolutions shared by threads and
-products of integers use what the tuner measured, else their default: first choices of the model are not surely faster
-there.
+several were spent computing in it (cpu/choosing.py says how a tile is chosen). Products of integers use what the tuner
+measured, else their default.
 
 It is opt-in: a program that does not ask for it neither loads a model nor pays for the look-up.
 """
@@ -17,17 +16,14 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 from tilewise._extension import native
 from tilewise.backend.registry import OptimizedBackend, current_backend
 from tilewise.errors import ConfigurationError, UnavailableError
 from tilewise.tune.choices import Choices
 from tilewise.tune.choose.kept import KeptTiles, Key
 from tilewise.tune.cpu.bench import CpuBench
-from tilewise.tune.cpu.choosing import LEAST_WORK, MARGIN, first_tile
+from tilewise.tune.cpu.choosing import LEAST_WORK, first_config, first_tile
 from tilewise.tune.cpu.family import get_family
-from tilewise.tune.cpu.first import FirstChoice
 from tilewise.tune.cpu.tiles import tile_for
 from tilewise.tune.guide import Guide, file_guide, shipped_guide
 from tilewise.tune.problem import Problem
@@ -45,10 +41,10 @@ class ModelChooser:
 
     least_work = LEAST_WORK
 
-    def __init__(self, guide: Guide, choices: Choices | None = None, first: FirstChoice | None = None) -> None:
+    def __init__(self, guide: Guide, choices: Choices | None = None) -> None:
         if native is None:
             raise UnavailableError("tiles belong to tilewise's compiled kernels, which are not installed")
-        self._native, self.guide, self.first = native, guide, first
+        self._native, self.guide = native, guide
         self.asked = self.chosen = 0
         self._lock = threading.Lock()  # of the counts and of what is known; ranking goes on outside it
         self._kept = KeptTiles(native, choices.all() if choices is not None else [])
@@ -83,25 +79,21 @@ class ModelChooser:
         op, shape, dtype, layout = key
         if self.guide.model is None or dtype != "float32":
             return None
-        if op == "conv2d" and (threads == 1 or self.first is None):
-            return self._by_family(key, threads)
+        if op == "conv2d":
+            return self._convolution(key, threads)
         if op != "matmul":
             return None
         m, n, k = shape
-        return first_tile(self._native, self.guide, self.first, (m, n, k), layout, threads)
+        return first_tile(self._native, self.guide, (m, n, k), layout, threads)
 
-    def _by_family(self, key: Key, threads: int) -> Any:
-        """The model's choice for a convolution, over the family's whole space."""
+    def _convolution(self, key: Key, threads: int) -> Any:
+        """The model's choice over the family's whole space."""
         problem = problem_of(key, threads)
         if problem is None or "winograd" not in self.guide.columns:
             return None
         family = get_family(problem.family)
-        configs = list(family.configs(problem))
-        scores = self.guide.scores(family, problem, configs)
-        best = int(np.argmin(scores))
-        if self.guide.prior.slope * float(scores[0] - scores[best]) < MARGIN:
-            return None
-        return tile_for(key[0], configs[best])
+        config = first_config(self.guide, family, problem, list(family.configs(problem)))
+        return None if config is None else tile_for(key[0], config)
 
 
 _PRODUCT = ("m", "n", "k")
@@ -137,8 +129,7 @@ def make_chooser(
     guide = (
         file_guide(os.fspath(model)) if model is not None else shipped_guide(bench.collection, bench.machine.identity)
     )
-    first = bench.first if model is None else None  # a model of one's own decides alone
-    return ModelChooser(guide, Choices(cache, bench.machine.identity, bench.version), first)
+    return ModelChooser(guide, Choices(cache, bench.machine.identity, bench.version))
 
 
 def enable(

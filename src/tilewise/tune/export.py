@@ -96,7 +96,9 @@ def merged(parts: Sequence[Collection], name: str) -> Collection:
     for part in parts:
         places = [columns.index(column) for column in part.schema.config_features]
         for split, kernels in part.splits.items():
-            splits[split] += [_moved(each, places, len(columns), _slug(part.schema)) for each in kernels]
+            splits[split] += [
+                _moved(each, places, len(columns), slug(str(part.schema.extra.get("hardware", "")))) for each in kernels
+            ]
     _keep_apart(splits)
     about = [{key: part.schema.extra.get(key) for key in _OF_A_MACHINE} for part in parts]
     extra = {key: value for key, value in parts[0].schema.extra.items() if key not in (*_OF_A_MACHINE, "noise")}
@@ -106,16 +108,17 @@ def merged(parts: Sequence[Collection], name: str) -> Collection:
     )
 
 
-def _slug(schema: Schema) -> str:
-    return "-".join(re.findall(r"[a-z0-9]+", str(schema.extra.get("hardware", "")).lower()))
+def slug(hardware: str) -> str:
+    """A machine's name as it stands in the names of its kernels."""
+    return "-".join(re.findall(r"[a-z0-9]+", hardware.lower()))
 
 
-def _moved(measured: MeasuredKernel, places: Sequence[int], width: int, slug: str) -> MeasuredKernel:
+def _moved(measured: MeasuredKernel, places: Sequence[int], width: int, tag: str) -> MeasuredKernel:
     """The kernel with its columns in their new places, called by program, machine and digest."""
     kernel = measured.kernel
     feat = np.zeros((kernel.n_configs, width), np.float32)
     feat[:, places] = kernel.config_feat
-    program = f"{kernel.program}.{slug}"
+    program = f"{kernel.program}.{tag}"
     name = f"{program}_{kernel.name.rpartition('_')[2]}"
     moved = dataclasses.replace(kernel, name=name, program=program, config_feat=feat)
     return dataclasses.replace(measured, kernel=moved)

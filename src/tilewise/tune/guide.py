@@ -31,6 +31,8 @@ from tilewise.tune.space import space_of
 
 _BLIND_RULE = Rule(gain=0.02, sure=0.0)
 _UNCALIBRATED = Calibration(Prior(slope=0.5, slope_error=0.25, spread=0.15, own=0.05), Rule(gain=0.05, sure=0.0))
+# In logarithms of runtime, for a model that says nothing else: promises below it are as often broken as kept.
+MARGIN = 0.045
 # In doublings, a setting that is on or off counts as one; sizes count as they are.
 _DEFAULT_LEAD = 0.05
 
@@ -46,6 +48,17 @@ class Guide:
     columns: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
     machine: Mapping[str, int] = field(default_factory=dict)  # the columns that tell a model of the machine
+
+    @property
+    def margin(self) -> float:
+        """What a choice has to promise over the default, in logarithms of runtime, to be taken unmeasured."""
+        return float(getattr(self.model, "record", {}).get("margin", MARGIN))
+
+    @property
+    def error(self) -> float | None:
+        """How far a promise over the default is off, in logarithms (one deviation), where the model says so."""
+        found = getattr(self.model, "record", {}).get("error")
+        return None if found is None else float(found)
 
     def scores(self, family: Described, problem: Problem, configs: Sequence[Config]) -> Numbers:
         """One score a configuration, lower is faster; the first configuration is the default."""

@@ -1,7 +1,8 @@
 """`--learn`: the cost model fine-tuned on what the tuner measured on this machine.
 
-Few measurements must not undo what many taught, so the weights are held near the shipped ones, and the result is kept
-only if it orders measurements it was not trained on (every fourth problem) better than before.
+Few measurements must not undo what many taught, so a network's weights are held near the shipped ones, and the CPU's
+model is fitted to its collection and the new measurements together. The result is kept only if it orders measurements
+it was not trained on (every fourth problem) better than before.
 """
 
 from __future__ import annotations
@@ -14,9 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from tilewise.costmodel.collection import read_collection
+from tilewise.costmodel.cpu_ridge import NAME
+from tilewise.costmodel.dataset import find_collection
 from tilewise.costmodel.kernel import Kernel
 from tilewise.costmodel.metrics import opa
+from tilewise.costmodel.scorer import ridge_scorer
 from tilewise.costmodel.shipped import shipped_file
+from tilewise.costmodel.trained import read_model_file
 from tilewise.errors import ConfigurationError, UnavailableError
 from tilewise.tune.guide import as_kernel, file_guide
 from tilewise.tune.prior import Calibration, load_calibration, save_calibration
@@ -26,6 +32,7 @@ from tilewise.tune.tuner import Tuner, measurements
 LEAST_CONFIGS, LEAST_PROBLEMS = 3, 8
 _STEPS = 120
 _RATE = 5e-4
+_OWN_COUNT = 8  # a kernel of this machine counts for so many of the collection's
 _HOLD = 3.0  # how strongly weights are pulled back to where they were
 
 
@@ -58,7 +65,7 @@ def learn(tuner: Tuner, say: Callable[[str], None] = lambda line: None) -> Learn
     held = kernels[3::4]
     own = [kernel for index, kernel in enumerate(kernels) if index % 4 != 3]
     say(f"learning from {len(own)} problems, checking on {len(held)}")
-    trained = _fine_tune(source, own)
+    trained = _refit(source, own) if read_model_file(source).record["model"] == NAME else _fine_tune(source, own)
     before, after = (_right_pairs(model, held) for model in (file_guide(source).model, trained))
     kept = after > before
     if kept:
@@ -93,13 +100,23 @@ def measured_kernels(tuner: Tuner) -> list[Kernel]:
                     default, machine = tuner.bench.default(problem), tuner.guide.machine
                     kernel = as_kernel(tuner.bench.family(family), problem, list(times), own, machine, default)
                     runtime = np.array([max(1, round(ns)) for ns in times.values()], np.int64)
-                    kernels.append(dataclasses.replace(kernel, runtime=runtime, normalizer=runtime.min(keepdims=True)))
+                    normalizer = np.full_like(runtime, runtime.min())
+                    kernels.append(dataclasses.replace(kernel, runtime=runtime, normalizer=normalizer))
     return kernels
 
 
 def _right_pairs(model: Any, kernels: Sequence[Kernel]) -> float:
     values = [opa(kernel.runtime.astype(np.float64), model.score(kernel)) for kernel in kernels]
     return float(np.nanmean(values)) if values else float("nan")
+
+
+def _refit(source: Path, kernels: Sequence[Kernel]) -> Any:
+    """The CPU's model fitted anew to what it was taught on and to these, each of which counts several times."""
+    record, collection = read_model_file(source).record, read_collection(find_collection("cpu"))
+    taught = [measured.kernel for split in ("train", "valid") for measured in collection.splits[split]]
+    model = ridge_scorer([*taught, *list(kernels) * _OWN_COUNT], collection.schema, int(record.get("seed", 0)))
+    model.record = {**record, "learned": len(kernels)}
+    return model
 
 
 def _fine_tune(source: Path, kernels: Sequence[Kernel]) -> Any:
@@ -112,7 +129,7 @@ def _fine_tune(source: Path, kernels: Sequence[Kernel]) -> Any:
 
     trained = load_model(source)
     if not isinstance(trained, TrainedModel):
-        raise ConfigurationError(f"{source.name} is a model of trees, which cannot be fine-tuned.")
+        raise ConfigurationError(f"{source.name} is no network, and cannot be fine-tuned.")
     calibration = load_calibration(source)
     slope = calibration.prior.slope if calibration is not None else 0.5
     parts = [(collate([trained.preparation.apply(k)]), torch.from_numpy(np.log(k.runtime)).float()) for k in kernels]

@@ -15,13 +15,12 @@ from tilewise.tune.bench import FamilyBench
 from tilewise.tune.choices import Choice
 from tilewise.tune.choose.kept import KeptTiles
 from tilewise.tune.choose.near import near_products
-from tilewise.tune.cpu.choosing import MARGIN, first_tile
+from tilewise.tune.cpu.choosing import first_config, first_tile
 from tilewise.tune.cpu.family import CpuFamily, get_family
-from tilewise.tune.cpu.first import SHIPPED, read_first_choice
 from tilewise.tune.cpu.machine import describe, require_native, running_on
 from tilewise.tune.cpu.matmul import Matmul
-from tilewise.tune.cpu.tiles import product_config, product_tile
-from tilewise.tune.guide import Guide
+from tilewise.tune.cpu.tiles import product_config
+from tilewise.tune.guide import MARGIN, Guide
 from tilewise.tune.problem import Config, Problem, Value
 from tilewise.tune.trial import CpuTrial, Trial, WorkerTrial, cpu_worker
 
@@ -30,7 +29,6 @@ COLLECTION = "cpu"
 # and a process that lets a reading speak for few others. Set on products of an AVX2 machine by five measurements each.
 _NEAR = (0.02, 0.04, 0.3)
 _NEAR_PRIOR = dataclasses.replace(BLIND, slope_error=0.3, spread=0.12, length=0.7, own=0.05, noise=0.015)
-_COLLECTION_ISA = "avx512"  # what the embedded collection was measured with
 
 
 class CpuBench(FamilyBench[CpuFamily]):
@@ -40,11 +38,8 @@ class CpuBench(FamilyBench[CpuFamily]):
     margin = MARGIN
 
     def __init__(self, limit_s: float | None = None) -> None:
-        details = describe()
-        fits = str(details["isa"]).startswith(_COLLECTION_ISA)
-        super().__init__("cpu", details, get_family, COLLECTION if fits else None)
+        super().__init__("cpu", describe(), get_family, COLLECTION)
         self.limit_s = limit_s
-        self.first = read_first_choice() if fits and SHIPPED.is_file() else None
 
     def problem(self, spec: Mapping[str, Value]) -> Problem:
         """As the framework would run it: on the threads in force, if it does not say; on one where it is too small to
@@ -67,12 +62,13 @@ class CpuBench(FamilyBench[CpuFamily]):
         return found
 
     def first_choice(self, problem: Problem, guide: Guide) -> tuple[bool, Config | None]:
-        threads = problem.size("threads")
-        if problem.family != "matmul":  # the default where the framework's chooser keeps it
-            return threads > 1 or problem.family == "int8_matmul", None
-        layout = problem.word("layout")
-        tile = first_tile(require_native(), guide, self.first, _sizes(problem), layout, threads)
-        return True, None if tile is None else product_config(tile)
+        if problem.family == "matmul":
+            sizes, threads = _sizes(problem), problem.size("threads")
+            tile = first_tile(require_native(), guide, sizes, problem.word("layout"), threads)
+            return True, None if tile is None else product_config(tile)
+        if problem.family == "int8_matmul":  # the default, which the framework's chooser keeps there
+            return True, None
+        return True, first_config(guide, get_family(problem.family), problem, self.configs(problem))
 
     def start(self, problem: Problem, configs: Sequence[Config]) -> tuple[Numbers, Prior] | None:
         """Tiles that differ from the default in one way first, then in two: there the gain is, if there is one."""
@@ -81,20 +77,6 @@ class CpuBench(FamilyBench[CpuFamily]):
         near = [set(near_products(require_native(), problem, changes)) for changes in (1, 2)]
         ahead = [0.0 if not i else _NEAR[sum(config not in some for some in near)] for i, config in enumerate(configs)]
         return np.array(ahead), _NEAR_PRIOR
-
-    def opinion(self, problem: Problem, configs: Sequence[Config]) -> tuple[Numbers, Prior] | None:
-        if not self._covers(problem):
-            return None
-        assert self.first is not None
-        tiles = np.array([list(product_tile(config).as_dict().values()) for config in configs], dtype=np.int64)
-        scores = self.first.scores(require_native(), *_sizes(problem), problem.word("layout"), tiles)
-        return scores, self.first.prior
-
-    def _covers(self, problem: Problem) -> bool:
-        if self.first is None or problem.family != "matmul":
-            return False
-        m, n, k = _sizes(problem)
-        return self.first.covers(m * n * k, problem.size("threads"))
 
     def default(self, problem: Problem) -> Config:
         family = get_family(problem.family)

@@ -1,0 +1,72 @@
+"""CpuRidge: the CPU's cost model, fitted in closed form in about a second.
+
+Log runtime is linear in the features of `cpufeatures` and in fixed random rectified mixtures of them, with weights of
+their own for products, integer products and convolutions. Each kernel's level is taken out, and its fast configurations
+count for more: `exp(-sharpness * (log runtime above the best))`. A ridge keeps the weights small. How well it does on
+machines left out of the fitting is what `python -m benchmarks.ship_cpu --table` says; its three constants were chosen
+while looking at that table. Networks were not tried on the same folds: that takes hours where this takes a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.costmodel.cpufeatures import GROUPS, CpuFeatures, group_of
+from tilewise.costmodel.kernel import Kernel
+from tilewise.costmodel.schema import Schema
+from tilewise.costmodel.shards import from_kernels
+from tilewise.errors import ConfigurationError
+
+Floats = npt.NDArray[Any]
+NAME = "CpuRidge"
+HIDDEN, SHARPNESS, RIDGE = 400, 4.0, 60.0
+_MOST = 60  # a kernel counts for as many configurations as it has, up to so many
+
+
+def fit_ridge(
+    kernels: Sequence[Kernel], schema: Schema, seed: int = 0
+) -> tuple[dict[str, npt.NDArray[np.float32]], CpuFeatures]:
+    """Weights and features from kernels with runtimes."""
+    labelled = [kernel for kernel in kernels if kernel.labelled]
+    if not labelled:
+        raise ConfigurationError("Fitting needs kernels with runtimes; there are none.")
+    features = CpuFeatures.fit(from_kernels(labelled, schema))
+    rng = np.random.default_rng(seed)
+    width = features.config_width
+    weights = {
+        "hidden": (rng.standard_normal((width, HIDDEN)) / np.sqrt(width)).astype(np.float32),
+        "hidden_bias": rng.uniform(-1, 1, HIDDEN).astype(np.float32),
+    }
+    gram = np.zeros((GROUPS, width + HIDDEN, width + HIDDEN))
+    moment = np.zeros((GROUPS, width + HIDDEN))
+    for kernel in labelled:
+        config = features.apply(kernel).config
+        z, y = np.hstack([config, mixtures(weights, config)]), np.log(kernel.target)
+        weight = np.exp(-SHARPNESS * (y - y.min()))
+        weight *= min(len(y), _MOST) / weight.sum()
+        z = z - weight @ z / weight.sum()
+        group, weighted = group_of(config), z * weight[:, None]
+        gram[group] += weighted.T @ z
+        moment[group] += weighted.T @ (y - weight @ y / weight.sum())
+    ridge = RIDGE * np.eye(width + HIDDEN)
+    out = np.stack([np.linalg.solve(part + ridge, goal) for part, goal in zip(gram, moment, strict=True)])
+    return weights | {"out": out.astype(np.float32)}, features
+
+
+def mixtures(w: Mapping[str, Floats], config: Floats) -> Floats:
+    """(C, hidden): the random mixtures."""
+    hidden: Floats = config @ w["hidden"]
+    hidden += w["hidden_bias"]
+    np.maximum(hidden, hidden.dtype.type(0), out=hidden)
+    return hidden
+
+
+def score_ridge(w: Mapping[str, Floats], config: Floats) -> Floats:
+    """One score per configuration: log runtime, up to the kernel's own level."""
+    out, width = w["out"][group_of(config)], config.shape[1]
+    scores: Floats = config @ out[:width] + mixtures(w, config) @ out[width:]
+    return scores
