@@ -28,6 +28,10 @@ _LEVEL = 1.0  # deviation of a shape's unknown runtime from anything: enough tha
 _WORST = 0.7  # regret counts up to a factor of two: how bad a bad choice is does not matter
 
 
+_MOST = 1e9  # of any number of a prior
+_DIVIDED_BY = ("length", "shape_length", "wider_own", "wider_spread", "wider_slope")
+
+
 @dataclass(frozen=True)
 class Prior:
     """How far a model's scores are to be trusted, in logarithms of runtime; fitted on validation kernels.
@@ -98,8 +102,10 @@ class Prior:
         names = {known.name for known in dataclasses.fields(cls)}
         known = {name: float(value) for name, value in values.items() if name in names and name != "weights"}
         weights = {str(name): float(value) for name, value in dict(values.get("weights", {})).items()}
-        if not all(math.isfinite(value) and value >= 0 for value in (*known.values(), *weights.values())):
+        if not all(0 <= value <= _MOST for value in (*known.values(), *weights.values())):
             raise ValueError("a prior's numbers must be finite and not negative")
+        if not all(known.get(name, 1.0) > 1 / _MOST for name in _DIVIDED_BY):
+            raise ValueError("a prior's lengths and what it is widened by must be positive")
         return cls(**known, weights=weights)
 
 
