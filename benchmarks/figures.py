@@ -248,7 +248,6 @@ FIGURES: Mapping[str, Callable[[], str]] = {
     "chooser margin": _margin,
     "chooser look-up": _look_up,
     "choice h200": lambda: _choosing("h200"),
-    "choice cpu": lambda: _choosing("cpu"),
     "int8 products": lambda: _range([r["ratio"] for r in rows("int8", _PRODUCTS + "$")]),
     "int8 products to float32": lambda: _range([r["ratio"] for r in rows("int8", _PRODUCTS + ", to float32$")], 1),
     "int8 vgg6": lambda: f"{_ratio('int8', 'vgg6 batch 32'):.2f}",
