@@ -13,14 +13,14 @@ from tilewise.cli.configuration import defaults
 
 def test_settings_are_the_defaults_of_the_commands_that_have_the_option(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("TILEWISE_CACHE", raising=False)
+    monkeypatch.setenv("TILEWISE_CACHE", "restored when the test ends")
+    monkeypatch.delenv("TILEWISE_CACHE")
     (tmp_path / "tilewise.toml").write_text('threads = 2\nboard = "class.sqlite"\ncache = "kept"\n')
     found = defaults(command_line())
     assert found["quantize"] == {"threads": 2}
     assert found["compete"]["board"] == {"where": "class.sqlite"}
     assert found["machine"] == {}
     assert os.environ["TILEWISE_CACHE"] == "kept"
-    monkeypatch.delenv("TILEWISE_CACHE")
 
 
 def test_a_command_takes_its_threads_from_the_file_unless_told(typed, tmp_path):  # noqa: F811

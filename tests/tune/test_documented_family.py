@@ -51,8 +51,8 @@ def test_the_pages_commands_measure_export_and_describe_the_new_family(folder: P
         assert result.exit_code == 0, result.output
     assert "row_softmax" not in result.output or "train" in result.output
     data = load_dataset(folder / "softmax", progress=False)
-    assert [kernel.n_configs for kernel in data.train] == [5]
-    assert [kernel.n_configs for kernel in data.valid] == [4]
+    for split in ("train", "valid", "test"):
+        assert [kernel.n_configs >= 3 for kernel in data.split(split)] == [True]
 
 
 def test_the_pages_wrong_kernel_is_caught(folder: Path) -> None:
