@@ -9,8 +9,7 @@ tokens through the layers of a transformer in every layout, `small` the shapes o
 implementation that the router chooses beside the others that could be fastest: the ratio is the best one's time over
 the chosen's. `threads` are large products at `--threads` (or two) beside the peers and beside one thread.
 
-How another instruction set does: `TILEWISE_ISA=avx2 OPENBLAS_CORETYPE=Haswell MKL_ENABLE_INSTRUCTIONS=AVX2
-ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2` holds all three to AVX2.
+`TILEWISE_ISA=avx2` holds all three to AVX2 (benchmarks/__init__.py).
 
 `--random N` times N drawn shapes instead (benchmarks/gemm_random.py), and writes no file unless `--json` is given.
 """
