@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 from typer.testing import CliRunner
@@ -94,6 +95,15 @@ def test_doubtful_figures_do_not_replace_what_was_kept(probes):
     probes += [SOUND, WRONG]
     module.machine()
     assert module.machine(refresh=True).doubts
+    assert module.machine() == SOUND
+
+
+def test_kept_figures_that_contradict_each_other_are_measured_again(probes):
+    probes += [SOUND, SOUND]
+    module.machine()
+    kept = json.loads(module.cache_file().read_text())
+    module.cache_file().write_text(json.dumps({**kept, "machine": WRONG.as_dict()}))
+    assert module.kept_machine() is None
     assert module.machine() == SOUND
 
 

@@ -25,7 +25,12 @@ _PER_CORE = (1e8, 2e12)
 
 def doubts(figures: Machine, before: MachineReading, after: MachineReading) -> list[str]:
     """What speaks against keeping these figures, the weightiest first; empty where nothing does."""
-    return [*_impossible(figures), *_thread_doubts(figures), *_order_doubts(figures), *machine_reasons(before, after)]
+    return [*contradictions(figures), *machine_reasons(before, after)]
+
+
+def contradictions(figures: Machine) -> list[str]:
+    """What the figures themselves speak against; empty where nothing does."""
+    return [*_impossible(figures), *_thread_doubts(figures), *_order_doubts(figures)]
 
 
 def _impossible(figures: Machine) -> Iterator[str]:

@@ -25,7 +25,7 @@ from tilewise._extension import native
 from tilewise._files import read_json_input, write_whole
 from tilewise._machine import caches, cores, cpu_name, pretence, real_cores
 from tilewise.errors import TilewiseError
-from tilewise.profile.doubts import doubts
+from tilewise.profile.doubts import contradictions, doubts
 from tilewise.profile.files import cache_directory
 from tilewise.profile.stability import read_machine
 
@@ -139,7 +139,8 @@ def kept_machine() -> Machine | None:
     with suppress(TilewiseError, ValueError, LookupError, TypeError, AttributeError, OverflowError):
         kept = read_json_input(cache_file())
         if kept["identity"] == _identity():
-            return _from_dict(kept["machine"])
+            figures = _from_dict(kept["machine"])
+            return figures if not contradictions(figures) else None  # kept before anybody looked
     return None
 
 
