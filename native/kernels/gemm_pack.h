@@ -260,7 +260,7 @@ inline void pack_along_k(const Strip& s, float* to) {
   const int64_t run = s.slack ? s.k : kLanes;
   for (int64_t p = 0; p < s.k; p += run) {
     const int64_t last = p + run < s.k ? p + run : s.k;
-    for (int64_t x = 0; x < s.width; x += kLanes) transpose_group(s, x, p, last, to);
+    for (int64_t x = 0; x < s.count; x += kLanes) transpose_group(s, x, p, last, to);
   }
 }
 
