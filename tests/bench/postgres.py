@@ -6,8 +6,9 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -20,9 +21,29 @@ def find_binaries() -> Path | None:
     return Path(named).parent if named else None
 
 
+@dataclass(frozen=True)
+class Cluster:
+    """A running database: its URL, and how to run one of its programs."""
+
+    url: str
+    control: Callable[..., None]
+
+    def crash(self) -> None:
+        """End it without a word to anybody, as a power cut would, and start it again."""
+        self.control("-m", "immediate", "stop")
+        self.control("-w", "start")
+
+
 @contextmanager
 def running_postgres() -> Iterator[str]:
     """The URL of an empty database that lives as long as the block."""
+    with running_cluster() as cluster:
+        yield cluster.url
+
+
+@contextmanager
+def running_cluster() -> Iterator[Cluster]:
+    """An empty database that lives as long as the block."""
     programs = find_binaries()
     assert programs is not None
     with tempfile.TemporaryDirectory(prefix="tilewise-pg-") as folder:
@@ -37,9 +58,13 @@ def running_postgres() -> Iterator[str]:
 
         data = f"{folder}/data"
         run(str(programs / "initdb"), "-D", data, "-A", "trust", "-U", "board", "--no-sync")
-        options = f"-c listen_addresses='' -k {folder} -c synchronous_commit=on -c fsync=on"
-        run(str(programs / "pg_ctl"), "-D", data, "-o", options, "-w", "-l", f"{folder}/log", "start")
+        options = f"-c listen_addresses='' -k {folder} -c synchronous_commit=on -c fsync=on -c max_connections=200"
+
+        def control(*words: str) -> None:
+            run(str(programs / "pg_ctl"), "-D", data, "-o", options, "-l", f"{folder}/log", *words)
+
+        control("-w", "start")
         try:
-            yield f"postgresql://board@/postgres?host={folder}"
+            yield Cluster(f"postgresql://board@/postgres?host={folder}", control)
         finally:
-            run(str(programs / "pg_ctl"), "-D", data, "-m", "immediate", "stop")
+            control("-m", "immediate", "stop")

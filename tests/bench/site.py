@@ -22,21 +22,14 @@ def free_port() -> int:
 class Served:
     """`tilewise compete serve` on a port of its own."""
 
-    def __init__(self, board: str, key: Path, workers: int = 0, rate: float = 40.0) -> None:
+    def __init__(
+        self, board: str, key: Path, workers: int = 0, rate: float = 40.0, module: str = "tilewise.cli.app"
+    ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         words = ["serve", "--board", board, "--key", str(key), "--port", str(self.port), "--workers", str(workers)]
-        self._command = [
-            sys.executable,
-            "-m",
-            "tilewise.cli.app",
-            "compete",
-            *words,
-            "--most-queued",
-            "100000",
-            "--rate",
-            str(rate),
-        ]
+        words += ["--most-queued", "100000", "--rate", str(rate), "--access-log", str(key.with_name("access.log"))]
+        self._command = [sys.executable, "-m", module, "compete", *words]
         self.start()
 
     def start(self) -> None:
@@ -46,6 +39,14 @@ class Served:
                 return
             time.sleep(0.1)
         raise AssertionError("the server did not start")
+
+    def workers(self) -> list[int]:
+        """The processes that the server's threads have started."""
+        found: list[int] = []
+        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                found += [int(child) for child in (task / "children").read_text().split()]
+        return found
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)

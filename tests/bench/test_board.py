@@ -16,8 +16,8 @@ pytest.importorskip("sqlalchemy")
 from tilewise.bench import Rejected, parse_recipe
 from tilewise.bench.board import Board, open_board, verify
 from tilewise.bench.board.chain import link_hash
+from tilewise.bench.board.tokens import create_token, holder_of, revoke_token
 from tilewise.bench.scoring import Score
-from tilewise.bench.tokens import create_token, holder_of, revoke_token
 from tilewise.errors import ConfigurationError, UnavailableError
 
 

@@ -29,10 +29,10 @@ from tests.bench.test_board import filled, recipe
 from tests.bench.test_server import Site
 from tilewise.bench import Rejected
 from tilewise.bench.board import open_board
+from tilewise.bench.board.tokens import create_token
 from tilewise.bench.jsontext import parse_json
 from tilewise.bench.server import create_app
 from tilewise.bench.server.rates import Rates
-from tilewise.bench.tokens import create_token
 from tilewise.errors import ConfigurationError
 
 

@@ -9,16 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tilewise.bench import Rejected, Settings, jail
+from tilewise.bench import Rejected, Settings
 from tilewise.bench.events import TinyMLPerf
-from tilewise.bench.plugins import (
-    Answers,
-    Submitted,
-    _check_baseline,
-    _check_floor,
-    questions_for,
-    score_plugin,
-)
+from tilewise.bench.plugins import jail, score_plugin
+from tilewise.bench.plugins.host import Submitted
+from tilewise.bench.plugins.score import Answers, _check_baseline, _check_floor, questions_for
 from tilewise.bench.runner import baseline
 from tilewise.errors import UnavailableError
 

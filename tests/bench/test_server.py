@@ -16,10 +16,10 @@ pytest.importorskip("httpx")
 from starlette.testclient import TestClient
 
 from tests.bench.test_board import made_up_score, recipe
-from tilewise.bench import jail
 from tilewise.bench.board import Board, open_board, verify
+from tilewise.bench.board.tokens import create_token
+from tilewise.bench.plugins import jail
 from tilewise.bench.server import create_app
-from tilewise.bench.tokens import create_token
 
 
 @pytest.fixture

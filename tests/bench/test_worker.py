@@ -14,9 +14,10 @@ pytest.importorskip("sqlalchemy")
 from typer.testing import CliRunner
 
 from tests.bench.test_board import filled, made_up_score, recipe
-from tilewise.bench import Rejected, Settings, jail, parse_recipe
+from tilewise.bench import Rejected, Settings, parse_recipe
 from tilewise.bench.board import open_board, verify
 from tilewise.bench.board.backup import back_up, restore
+from tilewise.bench.plugins import jail
 from tilewise.bench.records import duel
 from tilewise.bench.worker import consider_record, rerun_plugin, run_one
 from tilewise.cli.compete import compete

@@ -291,7 +291,7 @@ def token_create(
 
     Example: tilewise compete token create owls --board board.sqlite
     """
-    from tilewise.bench.tokens import create_token
+    from tilewise.bench.board.tokens import create_token
 
     with _open(where, key, create=True) as opened:
         made = create_token(opened, team, admin, _BY)
@@ -308,7 +308,7 @@ def token_revoke(
 
     Example: tilewise compete token revoke 3f9a12bc
     """
-    from tilewise.bench.tokens import revoke_token
+    from tilewise.bench.board.tokens import revoke_token
 
     with _open(where, key) as opened:
         revoke_token(opened, identifier, _BY)
@@ -388,7 +388,7 @@ def grades(
     Example: tilewise compete grades --out grades.csv
     """
     from tilewise._files import write_whole
-    from tilewise.bench.grades import grades_csv
+    from tilewise.bench.board.grades import grades_csv
 
     with _open(where) as opened:
         text = grades_csv(opened)

@@ -10,7 +10,7 @@ from sqlalchemy import delete, insert, select
 
 from tilewise.bench.board import schema
 from tilewise.bench.board.store import Board
-from tilewise.bench.tokens import Holder
+from tilewise.bench.board.tokens import Holder
 
 
 def open_session(board: Board, token: str, seconds: float) -> str:

@@ -16,14 +16,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 
 from tilewise.bench.board.backup import backup_lines
+from tilewise.bench.board.grades import grades_csv
 from tilewise.bench.board.sessions import end_session, open_session, session_holder
+from tilewise.bench.board.tokens import Holder, create_token, holder_of, revoke_token
 from tilewise.bench.board.verify import verify
 from tilewise.bench.errors import Rejected
 from tilewise.bench.events import TinyMLPerf
-from tilewise.bench.grades import grades_csv
 from tilewise.bench.server.pages import form, page
 from tilewise.bench.server.service import Service
-from tilewise.bench.tokens import Holder, create_token, holder_of, revoke_token
 from tilewise.errors import TilewiseError
 
 _COOKIE = "tilewise_teacher"

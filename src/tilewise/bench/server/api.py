@@ -7,14 +7,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
+from tilewise.bench.board.grades import grades_csv
+from tilewise.bench.board.tokens import create_token, revoke_token
 from tilewise.bench.board.transactions import Transaction
 from tilewise.bench.errors import Rejected
 from tilewise.bench.events import TinyMLPerf
-from tilewise.bench.grades import grades_csv
 from tilewise.bench.server import models
 from tilewise.bench.server.service import Service, answer_for, problems
 from tilewise.bench.server.views import Views
-from tilewise.bench.tokens import create_token, revoke_token
 from tilewise.errors import ConfigurationError
 
 Number = Annotated[int, Path(ge=1, le=2**31 - 1, description="The entry's number.")]

@@ -21,7 +21,7 @@ from tilewise.bench.server.rates import Rates
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from tilewise.bench.tokens import Holder
+    from tilewise.bench.board.tokens import Holder
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

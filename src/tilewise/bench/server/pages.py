@@ -12,6 +12,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
 from tilewise.bench.board import Board
+from tilewise.bench.board.tokens import holder_of
 from tilewise.bench.errors import Rejected
 from tilewise.bench.events import Event, TinyMLPerf
 from tilewise.bench.jsontext import parse_json
@@ -20,7 +21,6 @@ from tilewise.bench.server import charts, models
 from tilewise.bench.server.service import Service
 from tilewise.bench.server.views import Views
 from tilewise.bench.submission import reference_recipe
-from tilewise.bench.tokens import holder_of
 from tilewise.errors import ConfigurationError, TilewiseError
 
 _FOLDER = Path(__file__).parent / "templates"

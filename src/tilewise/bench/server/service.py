@@ -16,17 +16,17 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ValidationError
 
-from tilewise.bench import jail
 from tilewise.bench.board import Board, Transaction
+from tilewise.bench.board.tokens import Holder, holder_of
 from tilewise.bench.board.transactions import Replayed
 from tilewise.bench.errors import Rejected
 from tilewise.bench.jsontext import parse_json
+from tilewise.bench.plugins import jail
 from tilewise.bench.recipe import MOST_FILE_BYTES, Recipe, parse_recipe
 from tilewise.bench.scoring import NO_TRUTH
 from tilewise.bench.server.limits import HOLDER, MOST_BODY
 from tilewise.bench.server.models import Problem, Submission
 from tilewise.bench.server.writer import Busy, Writer
-from tilewise.bench.tokens import Holder, holder_of
 from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
 
 _STATUS = {"replayed": 409, "event closed": 409, "too large": 413, "team": 403, "token": 401, "queue": 429}

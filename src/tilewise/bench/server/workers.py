@@ -27,6 +27,7 @@ from tilewise.bench.worker import new_name
 from tilewise.errors import TilewiseError
 
 log = logging.getLogger("tilewise.workers")
+MODULE = ("tilewise.bench.worker",)
 _LOOK_SECONDS = 0.5
 _LONGEST_PAUSE = 60.0
 _SECONDS_TO_END = 2.0
@@ -74,7 +75,7 @@ class Workers:
 
     def _start(self, deaths: int) -> Worker:
         name = new_name()
-        command = [sys.executable, "-m", "tilewise.bench.worker", *self._words, name]
+        command = [sys.executable, "-m", *MODULE, *self._words, name]
         process = subprocess.Popen(command, start_new_session=True, env=os.environ | child_environment())
         if self._cores is not None:
             with contextlib.suppress(OSError):

@@ -9,17 +9,8 @@ its own, of the same kind; a third one answers nothing at all, which is the floo
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import math
-import os
-import select
-import struct
-import subprocess
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,185 +18,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.bench import jail, wire
 from tilewise.bench.errors import Rejected, TooNoisy
 from tilewise.bench.events import Event, TinyMLPerf
 from tilewise.bench.integrity import ClockWatch, check_baseline_speed
 from tilewise.bench.measure import Settings, file_bytes
-from tilewise.bench.recipe import MOST_FILE_BYTES
+from tilewise.bench.plugins import jail, wire
+from tilewise.bench.plugins.host import Host, Submitted, hosted
 from tilewise.bench.runner import Runner, baseline
 from tilewise.bench.scoring import Score, combined, machine_facts
 from tilewise.bench.validation import check_accuracy, check_agreement, check_fresh, check_logits, check_tokens
-from tilewise.errors import UnavailableError
 from tilewise.profile.statistics import signed_rank_test
 
 Array = npt.NDArray[Any]
-_LOAD_SECONDS = 60.0
-_ANSWER_SECONDS = 60.0
 _FRESH = 8  # batches of images that nobody has, to judge accuracy on
 _SLOWED, _PIPE_SECONDS = 3.0, 2e-3  # the baseline's distance to itself outside of the jail
 _FLOOR_SHARE = 0.7  # of an empty answer's time
-_IDLE_SECONDS, _IDLE_SHARE = 0.005, 0.01  # processor time allowed between questions; an honest plugin needs 3 µs each
-
-
-@dataclass
-class Host:
-    """A plugin in its jail and the harness's end of its pipe."""
-
-    process: subprocess.Popen[bytes]
-    pid: int  # of the plugin's process, outside of the jail
-    event: Event
-    rss_before: int = 0
-    busy: float = 0.0  # processor seconds while a question was open
-    idle: float = 0.0  # and while none was
-    scratch: int = 0  # the most it kept in its scratch folder
-    _cpu: float = 0.0
-
-    def ask(self, question: Array) -> tuple[Array, float]:
-        """The answer, and how long it took by this process's clock."""
-        message = np.ascontiguousarray(question, wire.question_of(self.event)[1])
-        layout = wire.answer_of(self.event)
-        length = math.prod(layout[0]) * np.dtype(layout[1]).itemsize
-        asking, answering = self._pipes()
-        if select.select([answering], [], [], 0)[0]:
-            raise Rejected("plugin failed", f"the plugin wrote while no question was open{self.last_words()}")
-        before = self._cpu_time()
-        self.idle += before - self._cpu
-        start = time.perf_counter()
-        try:
-            wire.send(asking, message)
-            content = wire.receive(answering, length, _ANSWER_SECONDS)
-        except wire.Ended as error:
-            raise Rejected("plugin failed", f"the plugin gave no answer: {error}{self.last_words()}") from None
-        seconds = time.perf_counter() - start
-        self._cpu = self._cpu_time()
-        self.busy += self._cpu - before
-        self.scratch = max(self.scratch, self._scratch_bytes())
-        return wire.decode(content, layout), seconds
-
-    def load(self) -> None:
-        """Let the plugin load, within its time."""
-        asking, answering = self._pipes()
-        rules = jail.allowed_calls()
-        try:
-            wire.receive(answering, 1, _LOAD_SECONDS)
-            self.rss_before = _status_bytes(self.pid, "VmRSS")
-            wire.send(asking, struct.pack("<I", len(rules)) + rules)
-            wire.receive(answering, 1, _LOAD_SECONDS)
-        except wire.Ended as error:
-            raise Rejected("plugin failed", f"the plugin did not load: {error}{self.last_words()}") from None
-        self._cpu = self._cpu_time()
-
-    def _pipes(self) -> tuple[int, int]:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        return self.process.stdin.fileno(), self.process.stdout.fileno()
-
-    def last_words(self) -> str:
-        """The last line the process wrote about its end, if it has ended."""
-        assert self.process.stderr is not None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(1.0)
-            said = self.process.stderr.read().decode(errors="replace").strip().splitlines()
-            return f" ({said[-1][:200]})" if said else ""
-        return ""
-
-    def memory_bytes(self, least: int) -> int:
-        """The most it held beyond what it held before the plugin was loaded, its files in memory included.
-
-        `least` is what any program must hold: its weights, a question and an answer. Memory that was there before can
-        be given back and taken again without the kernel's count going up, but not below that.
-        """
-        return max(_status_bytes(self.pid, "VmHWM") - self.rss_before, least) + self.scratch
-
-    def check_idle(self) -> None:
-        """Work outside of the timed calls shows as processor time between them."""
-        if self.idle > _IDLE_SECONDS + _IDLE_SHARE * self.busy:
-            raise Rejected(
-                "work outside timing",
-                f"the plugin used {self.idle:.2f} s of processor time while no question was open, and {self.busy:.2f} "
-                "s on the questions: work before or after timing does not count as fast",
-            )
-
-    def _cpu_time(self) -> float:
-        try:
-            return time.clock_gettime_ns((~self.pid << 3) | 2) * 1e-9  # Linux: the clock of that process, all threads
-        except OSError:
-            return self._cpu
-
-    def _scratch_bytes(self) -> int:
-        """What lies in the scratch folder, files without a name included."""
-        try:
-            found = os.statvfs(f"/proc/{self.pid}/root{jail.SCRATCH}")
-        except OSError:
-            return 0
-        return (found.f_blocks - found.f_bfree) * found.f_frsize
-
-
-def _status_bytes(pid: int, name: str) -> int:
-    try:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith(name + ":"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    return 0
-
-
-@dataclass(frozen=True)
-class Submitted:
-    """What a plugin consists of: files by name, as they were handed in."""
-
-    files: dict[str, bytes]
-
-    @classmethod
-    def read(cls, path: Path) -> Submitted:
-        """The plugin at `path` and the files beside it; what is called otherwise becomes plugin.py."""
-        if not path.is_file():
-            raise UnavailableError(f"there is no plugin at {path}")
-        beside = [f for f in sorted(path.parent.iterdir()) if f.is_file() and not f.is_symlink() and f != path]
-        beside = [f for f in beside if f.suffix != ".py"]
-        if sum(f.stat().st_size for f in (path, *beside)) > MOST_FILE_BYTES:
-            raise Rejected("too large", f"a plugin and its files have {MOST_FILE_BYTES:,} bytes at most")
-        return cls({"plugin.py": path.read_bytes()} | {f.name: f.read_bytes() for f in beside})
-
-    @property
-    def brings_weights(self) -> bool:
-        return len(self.files) > 1
-
-    @property
-    def size(self) -> int:
-        """Bytes of everything handed in: weights in the program's text are weights too."""
-        return sum(len(content) for content in self.files.values())
-
-    def write(self, folder: Path) -> None:
-        folder.chmod(0o755)
-        for name, content in self.files.items():
-            (folder / name).write_bytes(content)
-            (folder / name).chmod(0o644)
-
-    def check_unchanged(self, folder: Path) -> None:
-        """The folder holds what was handed in, byte for byte."""
-        found = {f.name: hashlib.sha256(f.read_bytes()).digest() for f in folder.iterdir()}
-        if found != {name: hashlib.sha256(content).digest() for name, content in self.files.items()}:
-            raise Rejected("changed files", "the plugin's folder is not what was handed in")
-
-
-@contextmanager
-def hosted(role: str, submitted: Submitted, event: Event, threads: int = 1) -> Iterator[Host]:
-    """A plugin (or the baseline, or an empty answer) in a jail of its own, ended with the block."""
-    jail.check()
-    words = ("-m", "tilewise.bench.plugin_host", role, event.name, str(jail.fresh_user()))
-    hides = role == "plugin" and submitted.brings_weights
-    with tempfile.TemporaryDirectory(prefix="tilewise-plugin-") as folder:
-        shown = submitted if role == "plugin" else Submitted({})
-        shown.write(Path(folder))
-        with jail.started(Path(folder), words, threads, hides) as (process, pid):
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(pid, jail.cores_for(threads))
-            host = Host(process, pid, event)
-            host.load()
-            yield host
-        shown.check_unchanged(Path(folder))
 
 
 # --- questions ---

@@ -1,6 +1,6 @@
 """The plugin's process: limits first, then the plugin, then one answer per question until the pipe closes.
 
-Run inside the jail as ``python -m tilewise.bench.plugin_host ROLE EVENT USER``; see `jail`, which builds it, and
+Run inside the jail as ``python -m tilewise.bench.plugins.process ROLE EVENT USER``; see `jail`, which builds it, and
 `plugins`, which trusts nothing it says. Questions and answers are bare numbers of agreed shape, so that there is as
 little as possible between the pipe and the plugin, for the baseline and for entries alike.
 """
@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 import tilewise
-from tilewise.bench import baseline_plugin, wire
 from tilewise.bench.events import TinyMLPerf
+from tilewise.bench.plugins import baseline, wire
 
 MEMORY_BYTES = 4 << 30
 CPU_SECONDS = 600
@@ -68,7 +68,7 @@ def load_plugin(role: str, event: str) -> Callable[[Any], Any]:
     """The plugin's `load(event, folder)`, called: a function from inputs to answers."""
     folder = Path("/plugin")
     if role == "baseline":
-        return baseline_plugin.load(event, folder)
+        return baseline.load(event, folder)
     if role == "empty":  # the pipe itself: what no answer can be faster than
         nothing = np.zeros(*wire.answer_of(TinyMLPerf.event(event)))
         return lambda _: nothing

@@ -101,7 +101,7 @@ def command(folder: Path, words: tuple[str, ...], hide_weights: bool, info: int 
     places = ["--proc", "/proc", "--dev", "/dev", "--size", str(SCRATCH_BYTES), "--perms", "1777", "--tmpfs", SCRATCH]
     sealed = [word for place in ("/proc", "/dev", "/") for word in ("--remount-ro", place)]
     spaces = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
-    if os.getuid() == 0:  # the host process becomes a user of its own by itself, see plugin_host.become_nobody
+    if os.getuid() == 0:  # the host process becomes a user of its own by itself, see process.become_nobody
         spaces += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         spaces += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
