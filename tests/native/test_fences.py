@@ -1,0 +1,25 @@
+"""No kernel touches a byte outside the arrays it is given, with any instruction set."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tilewise._extension import native
+
+ROOT = Path(__file__).resolve().parents[2]
+SUBJECTS = {  # kernels rarely look behind them: the longest loops are enough there
+    "end": ["tests/backend", "tests/prune"],
+    "start": ["tests/backend/test_attention.py", "tests/backend/test_gemm.py", "tests/backend/test_sparse_kernels.py"],
+}
+BY_ADDRESS = "not make_room and not keeps_no_memory"  # promises about caches that know an array by its address
+
+
+@pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
+@pytest.mark.skipif(sys.platform != "linux", reason="protects pages the way Linux does")
+@pytest.mark.parametrize("place", SUBJECTS)
+def test_kernels_stay_inside_arrays_that_lie_beside_a_forbidden_page(place):
+    command = [sys.executable, "tests/native/fenced.py", place, *SUBJECTS[place], "-q", "-k", BY_ADDRESS]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, (done.stdout[-3000:], done.stderr[-3000:])
