@@ -37,12 +37,12 @@ from tilewise.costmodel.kernel import Kernel, make_kernel
 from tilewise.costmodel.metrics import top_k_error
 from tilewise.costmodel.schema import TILE_FEATURES
 from tilewise.costmodel.scorer import load_scorer
+from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.guide import as_kernel
 from tilewise.tune.prior import calibrate, calibration_path
 from tilewise.tune.programs import other_problems
 from tilewise.tune.replaying import recalibrate
 from tilewise.tune.schedule import pick_configs
-from tilewise.tune.triton.family import get_family
 
 FOLDER = Path(__file__).parents[1] / "src" / "tilewise" / "costmodel" / "shipped_models"
 RESULTS = Path(__file__).parent / "results"

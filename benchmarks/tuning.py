@@ -25,9 +25,9 @@ from tilewise._files import write_whole
 from tilewise.backend import OptimizedBackend
 from tilewise.tune.checking import check
 from tilewise.tune.chooser import make_chooser
+from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.guide import shipped_guide
 from tilewise.tune.problem import Config, Problem, Value
-from tilewise.tune.triton.family import get_family
 
 RESULTS = Path(__file__).parent / "results" / "tuning.json"
 CONFIGURATIONS = 500

@@ -12,7 +12,7 @@ from tilewise.costmodel.dataset import dataset_from_kernels
 from tilewise.costmodel.kernel import Kernel, make_kernel
 from tilewise.costmodel.schema import TILE_FEATURES, Schema
 from tilewise.errors import FileFormatError
-from tilewise.tune.operations import conv_graph, int8_matmul_graph, matmul_graph
+from tilewise.tune.families.graphs import conv_graph, int8_matmul_graph, matmul_graph
 
 SCHEMA = Schema((*TILE_FEATURES, *OWN))
 MACHINE = {

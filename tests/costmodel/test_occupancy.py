@@ -11,8 +11,8 @@ from tilewise.costmodel.occupancy import Gpu, occupancy
 from tilewise.costmodel.rankerfeatures import kernel_sizes
 from tilewise.costmodel.schema import TILE_FEATURES, Schema
 from tilewise.tune.export import config_row
+from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.problem import Config, Problem
-from tilewise.tune.triton.family import get_family
 
 OWN = ("warps", "stages", "group")
 H200 = Schema((*TILE_FEATURES, *OWN), {"machine": {"multiprocessors": 132}})

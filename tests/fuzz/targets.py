@@ -452,7 +452,7 @@ def settings(folder: Path) -> Target:
 
 @target
 def shapes(folder: Path) -> Target:
-    from tilewise.tune.cpu.family import get_family
+    from tilewise.tune.families.cpu.family import get_family
     from tilewise.tune.specs import read_shapes
 
     spec = [{"family": "matmul", "m": 64, "n": 32, "k": 16, "program": "own"}]
@@ -466,9 +466,9 @@ def shapes(folder: Path) -> Target:
 
 
 def _store(folder: Path) -> Path:
+    from tilewise.tune.families.triton.family import get_family
     from tilewise.tune.problem import Kernel, Problem
     from tilewise.tune.store import Machine, Store, VerdictRow
-    from tilewise.tune.triton.family import get_family
 
     with Store(folder / "s.sqlite") as store:
         for m in (32, 64):

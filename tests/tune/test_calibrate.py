@@ -32,8 +32,8 @@ if native is not None:
     from tilewise.tune.choose.features import joined, rows_of
     from tilewise.tune.choose.kernels import calibration_kernels
     from tilewise.tune.choose.near import default_product, near_products
-    from tilewise.tune.cpu.family import get_family
-    from tilewise.tune.cpu.tiles import product_config, product_tile
+    from tilewise.tune.families.cpu.family import get_family
+    from tilewise.tune.families.cpu.tiles import product_config, product_tile
     from tilewise.tune.problem import Config, Problem
 
 

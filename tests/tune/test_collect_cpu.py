@@ -25,14 +25,14 @@ from tilewise.tune import collect
 from tilewise.tune.cpu import collect as cpu_collect
 from tilewise.tune.cpu import conv, int8
 from tilewise.tune.cpu.collect import CpuCollector, CpuOptions
-from tilewise.tune.cpu.family import get_family
 from tilewise.tune.cpu.features import MACHINE_COLUMNS
 from tilewise.tune.cpu.machine import CpuClock
-from tilewise.tune.cpu.matmul import Matmul, config_of, tile_of
-from tilewise.tune.cpu.memory import placed
 from tilewise.tune.cpu.plan import plan
 from tilewise.tune.cpu.programs import cpu_kernels
 from tilewise.tune.export import export_folder, make_collection
+from tilewise.tune.families.cpu.family import get_family
+from tilewise.tune.families.cpu.matmul import Matmul, config_of, tile_of
+from tilewise.tune.families.cpu.operands import placed
 from tilewise.tune.finals import FIRST_FINAL
 from tilewise.tune.measured import open_measurements, read_measured
 from tilewise.tune.problem import Config, Kernel, Problem

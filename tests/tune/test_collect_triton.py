@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tilewise.errors import UnavailableError
+from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.guide import shipped_guide
 from tilewise.tune.measured import read_measured
 from tilewise.tune.problem import Kernel, Problem
@@ -24,7 +25,6 @@ from tilewise.tune.rounds import Settings
 from tilewise.tune.schedule import balanced
 from tilewise.tune.store import Store
 from tilewise.tune.triton.collect import Collector, Options
-from tilewise.tune.triton.family import get_family
 
 
 def _matmul(m: int) -> Kernel:

@@ -16,10 +16,10 @@ from tilewise.costmodel.collection import Collection, read_collection, write_col
 from tilewise.costmodel.dataset import embedded_collections
 from tilewise.errors import FileFormatError, TilewiseError
 from tilewise.tune.export import embed, export_folder, make_collection, merged
+from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.measured import MeasuredProblem, open_measurements, read_measured
 from tilewise.tune.problem import Config, Kernel, Problem
 from tilewise.tune.store import Machine, Store, VerdictRow
-from tilewise.tune.triton.family import get_family
 
 MACHINE = Machine("triton", "Test GPU", {"name": "Test GPU", "triton": "3"})
 

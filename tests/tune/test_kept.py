@@ -21,8 +21,8 @@ from tilewise.tune.problem import Problem
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 if native is not None:
     from tilewise.tune.choose.kept import KeptTiles, machine_name, views
-    from tilewise.tune.cpu.family import get_family
-    from tilewise.tune.cpu.tiles import product_config, product_tile
+    from tilewise.tune.families.cpu.family import get_family
+    from tilewise.tune.families.cpu.tiles import product_config, product_tile
 
 SHAPE = (130, 150, 140)
 SAYS_TILE = """

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from tilewise.tune.families.triton.family import Binary, Launch, get_family
 from tilewise.tune.problem import Config, Problem
 from tilewise.tune.rounds import Candidate, time_all
 from tilewise.tune.triton.device import MisfitError
-from tilewise.tune.triton.family import Binary, Launch, get_family
 from tilewise.tune.triton.measure import Batch, Job, Settings, Verdict, measure
 
 torch = pytest.importorskip("torch")

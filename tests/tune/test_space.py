@@ -7,9 +7,9 @@ import pytest
 
 from tilewise._extension import native
 from tilewise.tune.export import config_row
+from tilewise.tune.families.space import Space, space_of
+from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.problem import Config, Problem
-from tilewise.tune.space import Space, space_of
-from tilewise.tune.triton.family import get_family
 from tilewise.tune.triton.visit import tiny_problems
 
 OWN = ("warps", "stages", "group", "winograd")
@@ -36,7 +36,7 @@ def test_columns_give_the_rows_of_each_configuration(problem):
     {"family": "int8_matmul", "m": 65, "n": 33, "k": 129},
 ], ids=lambda spec: spec["family"])  # fmt: skip
 def test_a_cpu_familys_rows_are_those_of_each_configuration(spec):
-    from tilewise.tune.cpu.family import get_family
+    from tilewise.tune.families.cpu.family import get_family
 
     family = get_family(spec["family"])
     problem = family.problem(spec)

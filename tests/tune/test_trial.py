@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tilewise._extension import native
-from tilewise.tune.cpu.family import add_family, get_family
-from tilewise.tune.cpu.matmul import Matmul, config_of
+from tilewise.tune.families.cpu.family import add_family, get_family
+from tilewise.tune.families.cpu.matmul import Matmul, config_of
 from tilewise.tune.problem import Config, Problem
 from tilewise.tune.trial import CpuTrial, WorkerTrial, cpu_worker
 
@@ -73,7 +73,7 @@ def test_a_crash_and_a_hang_cost_a_process_and_get_a_verdict():
 
 def test_tiles_and_configurations_name_the_same_thing():
     from tilewise.backend.tiles import tile_space
-    from tilewise.tune.cpu.matmul import tile_of
+    from tilewise.tune.families.cpu.matmul import tile_of
 
     for tile in tile_space("matmul", (40, 50, 60))[::97]:
         assert tile_of(config_of(tile)) == tile

@@ -21,7 +21,7 @@ needs_interpreter = pytest.mark.skipif(not _old_numpy, reason="Triton's interpre
 _WALK = """
 import random, sys
 from tilewise.tune.triton.device import open_device
-from tilewise.tune.triton.family import get_family
+from tilewise.tune.families.triton.family import get_family
 device = open_device("interpreter")
 torch = device.torch
 chance = random.Random(0)
@@ -93,7 +93,7 @@ def test_row_kernels_agree_with_pytorch() -> None:
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 def test_one_binary_serves_every_shape(layout: str) -> None:
-    from tilewise.tune.triton.family import get_family
+    from tilewise.tune.families.triton.family import get_family
 
     family = get_family("matmul")
     binaries = set()
@@ -106,7 +106,7 @@ def test_one_binary_serves_every_shape(layout: str) -> None:
 def test_compiled_matmul_uses_tensor_cores_and_wide_asynchronous_loads(tmp_path: Path) -> None:
     code = """
 from tilewise.tune.triton.compiling import compile_binary
-from tilewise.tune.triton.family import get_family
+from tilewise.tune.families.triton.family import get_family
 family = get_family("matmul")
 problem = family.problem({"family": "matmul", "m": 100, "n": 1000, "k": 768, "layout": "nt"})
 ptx = compile_binary(family.binary(problem, family.configs(problem)[0]), 90).asm["ptx"]

@@ -18,7 +18,7 @@ import pytest
 import tilewise.tune.tuner as tuner_module
 from tilewise.errors import ConfigurationError
 from tilewise.tune.choices import FILE, Choice, Choices
-from tilewise.tune.cpu.family import get_family
+from tilewise.tune.families.cpu.family import get_family
 from tilewise.tune.problem import Config, Problem
 from tilewise.tune.store import Machine, Store
 from tilewise.tune.trial import Timed

@@ -23,8 +23,8 @@ from tilewise.tune.choices import Choices
 from tilewise.tune.choose.kept import KeptTiles, Key
 from tilewise.tune.cpu.bench import CpuBench
 from tilewise.tune.cpu.choosing import LEAST_WORK, first_config, first_tile
-from tilewise.tune.cpu.family import get_family
-from tilewise.tune.cpu.tiles import tile_for
+from tilewise.tune.families.cpu.family import get_family
+from tilewise.tune.families.cpu.tiles import tile_for
 from tilewise.tune.guide import Guide, file_guide, shipped_guide
 from tilewise.tune.problem import Problem
 

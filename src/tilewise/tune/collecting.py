@@ -127,10 +127,10 @@ def _kernels(kind: str, shapes: str | os.PathLike[str] | Sequence[Mapping[str, V
 def problem_reader(kind: str) -> Callable[[str, Mapping[str, Value]], Problem]:
     def read(family: str, spec: Mapping[str, Value]) -> Problem:
         if kind == "cpu":
-            from tilewise.tune.cpu.family import get_family as get_cpu_family
+            from tilewise.tune.families.cpu.family import get_family as get_cpu_family
 
             return get_cpu_family(family).problem(spec)
-        from tilewise.tune.triton.family import get_family
+        from tilewise.tune.families.triton.family import get_family
 
         return get_family(family).problem(spec)
 

@@ -26,11 +26,11 @@ import numpy.typing as npt
 from tilewise._files import write_whole
 from tilewise.costmodel.collection import Collection, MeasuredKernel, write_collection
 from tilewise.costmodel.dataset import with_noise
+from tilewise.costmodel.graph import KernelGraph
 from tilewise.costmodel.hlo import sequence_features
 from tilewise.costmodel.kernel import make_kernel
 from tilewise.costmodel.schema import DIMENSIONS, TILE_FEATURES, Schema
 from tilewise.errors import ConfigurationError, FileFormatError
-from tilewise.tune.graph import KernelGraph
 from tilewise.tune.measured import MeasuredProblem, read_measured
 from tilewise.tune.problem import Config, Problem
 from tilewise.tune.splits import splits_of
@@ -57,11 +57,11 @@ class Described(Protocol):
 def find_family(kind: str, name: str) -> Described:
     """The family `name` of the collector `kind`, as stores record it."""
     if kind.startswith("triton"):
-        from tilewise.tune.triton.family import get_family
+        from tilewise.tune.families.triton.family import get_family
 
         return get_family(name)
     if kind == "cpu":
-        from tilewise.tune.cpu.family import get_family as get_cpu_family
+        from tilewise.tune.families.cpu.family import get_family as get_cpu_family
 
         return get_cpu_family(name)
     raise FileFormatError(f"Measurements of kind {kind!r} are unknown to this tilewise; a newer one wrote them.")

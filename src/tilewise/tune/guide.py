@@ -24,10 +24,10 @@ from tilewise.costmodel.trained import model_path
 from tilewise.errors import TilewiseError, UnavailableError
 from tilewise.tune.belief import BLIND, Belief, Memory, Numbers, Prior
 from tilewise.tune.export import Described, told
+from tilewise.tune.families.space import space_of
 from tilewise.tune.prior import Calibration, load_calibration
 from tilewise.tune.problem import Config, Problem
 from tilewise.tune.search import Rule
-from tilewise.tune.space import space_of
 
 _BLIND_RULE = Rule(gain=0.02, sure=0.0)
 _UNCALIBRATED = Calibration(Prior(slope=0.5, slope_error=0.25, spread=0.15, own=0.05), Rule(gain=0.05, sure=0.0))

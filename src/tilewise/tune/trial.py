@@ -17,8 +17,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from tilewise.tune.cpu.family import Array, get_family
 from tilewise.tune.cpu.machine import running_on
+from tilewise.tune.families.cpu.family import Array, get_family
 from tilewise.tune.problem import Config, Problem
 from tilewise.tune.workers import Worker, WorkerLostError, wait_any
 

@@ -21,10 +21,10 @@ from tilewise.errors import ConfigurationError, FileFormatError, UnavailableErro
 from tilewise.tune.belief import Belief, Memory, Numbers, Prior
 from tilewise.tune.choices import Choice, Choices, cache_folder
 from tilewise.tune.export import Described
+from tilewise.tune.families.space import space_of
 from tilewise.tune.guide import Guide, Recollection, file_guide, shape_fields, shipped_guide
 from tilewise.tune.problem import Config, Kernel, Problem, Value
 from tilewise.tune.search import Rule, Step, search, settle
-from tilewise.tune.space import space_of
 from tilewise.tune.store import Machine, Store, VerdictRow
 from tilewise.tune.trial import SideBySide, Timed, Trial
 

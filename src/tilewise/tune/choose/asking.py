@@ -13,7 +13,7 @@ from typing import Any
 from tilewise.errors import TilewiseError
 from tilewise.tune.choices import Choice
 from tilewise.tune.choose.kept import KeptTiles, Key
-from tilewise.tune.cpu.tiles import tile_for
+from tilewise.tune.families.cpu.tiles import tile_for
 
 _MOST_WORK = 1 << 33  # multiplications of the largest kernels that are ever measured
 

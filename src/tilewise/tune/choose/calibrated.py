@@ -31,7 +31,7 @@ from tilewise.tune.choose.correction import Correction, Hyper, Numbers, Rows
 from tilewise.tune.choose.features import rows_of
 from tilewise.tune.choose.kept import machine_name
 from tilewise.tune.choose.near import default_product, near_products
-from tilewise.tune.cpu.tiles import product_config, product_tile
+from tilewise.tune.families.cpu.tiles import product_config, product_tile
 from tilewise.tune.problem import Config, Problem
 
 Scores = Callable[[Problem, Sequence[Config]], Numbers]  # log runtime up to a constant, lower is faster

@@ -21,7 +21,7 @@ from tilewise import __version__
 from tilewise._machine import cores, cpu_name, pretence
 from tilewise.backend.tiles import TileConfig
 from tilewise.tune.choices import Choice, Choices
-from tilewise.tune.cpu.tiles import tile_for
+from tilewise.tune.families.cpu.tiles import tile_for
 from tilewise.tune.problem import Problem
 
 Key = tuple[str, tuple[int, ...], str, str]  # what the backend asks with: operation, shape, dtype, layout

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilewise._machine import real_cores
-from tilewise.tune.cpu.family import get_family
+from tilewise.tune.families.cpu.family import get_family
 from tilewise.tune.problem import Problem
 
 _PRODUCTS = (

@@ -13,7 +13,7 @@ from typing import Any
 
 from tilewise.backend.tiles import TileConfig
 from tilewise.tune.choose.kept import views
-from tilewise.tune.cpu.tiles import product_config
+from tilewise.tune.families.cpu.tiles import product_config
 from tilewise.tune.problem import Config, Problem
 
 _ROWS = (28, 56, 112, 224, 448)

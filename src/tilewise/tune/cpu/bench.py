@@ -16,10 +16,10 @@ from tilewise.tune.choices import Choice
 from tilewise.tune.choose.kept import KeptTiles
 from tilewise.tune.choose.near import near_products
 from tilewise.tune.cpu.choosing import first_config, first_tile
-from tilewise.tune.cpu.family import CpuFamily, get_family
 from tilewise.tune.cpu.machine import describe, require_native, running_on
-from tilewise.tune.cpu.matmul import Matmul
-from tilewise.tune.cpu.tiles import product_config
+from tilewise.tune.families.cpu.family import CpuFamily, get_family
+from tilewise.tune.families.cpu.matmul import Matmul
+from tilewise.tune.families.cpu.tiles import product_config
 from tilewise.tune.guide import MARGIN, Guide
 from tilewise.tune.problem import Config, Problem, Value
 from tilewise.tune.trial import CpuTrial, Trial, WorkerTrial, cpu_worker

@@ -19,9 +19,9 @@ import numpy as np
 
 from tilewise._machine import real_cores
 from tilewise.errors import ConfigurationError, TilewiseError
-from tilewise.tune.cpu.family import Array, CpuFamily, Expected, get_family
 from tilewise.tune.cpu.limit import TookTooLongError, within
 from tilewise.tune.cpu.machine import CpuClock, describe, require_native, running_on
+from tilewise.tune.families.cpu.family import Array, CpuFamily, Expected, get_family
 from tilewise.tune.finals import FIRST_FINAL, LEAST, best_few
 from tilewise.tune.measured import contenders
 from tilewise.tune.problem import Config, Kernel

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewise.tune.cpu.collect import CpuOptions, one_run
-from tilewise.tune.cpu.family import get_family
 from tilewise.tune.cpu.machine import running_on
+from tilewise.tune.families.cpu.family import get_family
 from tilewise.tune.problem import Kernel
 from tilewise.tune.schedule import pick_configs
 

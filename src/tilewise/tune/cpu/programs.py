@@ -14,7 +14,7 @@ import random
 from collections.abc import Iterable, Iterator
 
 from tilewise import _machine
-from tilewise.tune.cpu.conv import multiplications
+from tilewise.tune.families.cpu.conv2d import multiplications
 from tilewise.tune.problem import Kernel, Problem
 
 MIN_MULTIPLICATIONS = 2e5

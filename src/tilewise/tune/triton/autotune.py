@@ -184,7 +184,7 @@ class Session:
         recognised = matmul_like(settings, sizes, dtypes)
         if recognised is None:
             return None, None
-        from tilewise.tune.triton.family import get_family
+        from tilewise.tune.families.triton.family import get_family
 
         problem, configs = recognised
         try:

@@ -22,6 +22,7 @@ from typing import Any
 
 from tilewise._machine import real_cores
 from tilewise.errors import UnavailableError
+from tilewise.tune.families.triton.family import Binary, Family, get_family
 from tilewise.tune.guide import Guide, shipped_guide
 from tilewise.tune.measured import MeasuredProblem, contenders, measured_problem
 from tilewise.tune.problem import Config, Kernel
@@ -30,7 +31,6 @@ from tilewise.tune.schedule import Tally, balanced, claim, pick_configs, summary
 from tilewise.tune.store import Machine, Store, VerdictRow
 from tilewise.tune.triton import compiling, measure
 from tilewise.tune.triton.device import COLLECTIONS, HOPPER, usual_shared_bytes
-from tilewise.tune.triton.family import Binary, Family, get_family
 from tilewise.tune.triton.nvml import GpuWatch
 from tilewise.tune.workers import Worker, WorkerLostError, wait_any
 

@@ -14,9 +14,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from tilewise.tune.triton.family import Binary
+from tilewise.tune.families.triton.family import Binary
 
-KERNELS = "tilewise.tune.triton.kernels"
+KERNELS = "tilewise.tune.families.triton.kernels"
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from tilewise.errors import UnavailableError
+from tilewise.tune.families.triton.family import Binary, Launch
 from tilewise.tune.triton.compiling import compile_binary, find_kernel
-from tilewise.tune.triton.family import Binary, Launch
 from tilewise.tune.triton.graphs import DriverGraphs, Run, torch_graph
 from tilewise.tune.triton.nvml import GpuWatch
 

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tilewise.tune.families.triton.family import Operands, get_family
 from tilewise.tune.problem import Config, Problem
 from tilewise.tune.recall import recall
 from tilewise.tune.rounds import Batch, Candidate, Settings, Verdict, time_all, time_finals
 from tilewise.tune.store import BatchRow
 from tilewise.tune.triton.compiling import use_cache
 from tilewise.tune.triton.device import Device, MisfitError
-from tilewise.tune.triton.family import Operands, get_family
 
 
 @dataclass(frozen=True)

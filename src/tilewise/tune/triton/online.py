@@ -20,10 +20,10 @@ import numpy as np
 from tilewise.errors import TilewiseError
 from tilewise.tune.belief import BLIND, Belief, Memory, Numbers, Prior
 from tilewise.tune.choices import Choice, Choices
+from tilewise.tune.families.space import space_of
 from tilewise.tune.guide import Guide, Recollection
 from tilewise.tune.problem import Config, Kernel, Problem, Value
 from tilewise.tune.search import Found, Rule, search, settle
-from tilewise.tune.space import space_of
 from tilewise.tune.store import Machine, Store
 from tilewise.tune.tuner import measurements
 

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.costmodel.graph import KernelGraph
 from tilewise.errors import ConfigurationError
-from tilewise.tune.graph import KernelGraph
 from tilewise.tune.problem import Config, Problem, Value
 
 Array = npt.NDArray[Any]
@@ -51,7 +51,7 @@ class CpuFamily(Protocol):
         """A callable that runs the kernel once and gives its result."""
 
     def graph(self, problem: Problem) -> KernelGraph:
-        """What is computed, as instructions (tilewise.tune.graph)."""
+        """What is computed, as instructions (tilewise.costmodel.graph)."""
 
     def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
         """`kernel`, `output` and `input` bounds: the tile of the second operand, of the result, of the first."""
@@ -60,8 +60,8 @@ class CpuFamily(Protocol):
 _BUILT_IN = {
     "matmul": "matmul:Matmul",
     "batched_matmul": "matmul:BatchedMatmul",
-    "conv2d": "conv:Conv2d",
-    "int8_matmul": "int8:Int8Matmul",
+    "conv2d": "conv2d:Conv2d",
+    "int8_matmul": "int8_matmul:Int8Matmul",
 }
 _added: dict[str, CpuFamily] = {}
 
@@ -78,7 +78,7 @@ def family_names() -> list[str]:
 @functools.cache
 def _built_in(name: str) -> CpuFamily:
     module, cls = _BUILT_IN[name].split(":")
-    family: CpuFamily = getattr(importlib.import_module(f"tilewise.tune.cpu.{module}"), cls)()
+    family: CpuFamily = getattr(importlib.import_module(f"tilewise.tune.families.cpu.{module}"), cls)()
     return family
 
 

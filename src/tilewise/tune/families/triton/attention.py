@@ -8,12 +8,10 @@ from functools import cache
 from itertools import product
 from typing import Any
 
+from tilewise.costmodel.graph import KernelGraph
 from tilewise.errors import ConfigurationError
-from tilewise.tune.graph import KernelGraph
-from tilewise.tune.operations import attention_graph
-from tilewise.tune.problem import Config, Problem, Value
-from tilewise.tune.specs import read_spec
-from tilewise.tune.triton.family import (
+from tilewise.tune.families.graphs import attention_graph
+from tilewise.tune.families.triton.family import (
     DTYPES,
     ELEMENT_BYTES,
     TORCH_NAMES,
@@ -23,6 +21,8 @@ from tilewise.tune.triton.family import (
     Operands,
     guarded_output,
 )
+from tilewise.tune.problem import Config, Problem, Value
+from tilewise.tune.specs import read_spec
 
 
 @cache

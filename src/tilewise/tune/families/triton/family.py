@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from tilewise.costmodel.graph import KernelGraph
 from tilewise.errors import ConfigurationError
-from tilewise.tune.graph import KernelGraph
 from tilewise.tune.problem import Config, Problem, Value
 
 DTYPES = {"bf16": "bf16", "fp16": "fp16", "tf32": "fp32", "fp32": "fp32"}
@@ -28,7 +28,7 @@ MAX_ELEMENTS = 2**31 - 1  # offsets inside one operand are 32-bit integers in th
 class Binary:
     """One compilation: a kernel function by name, the types of its arguments, and the constants baked in."""
 
-    kernel: str  # "module:function" under tilewise.tune.triton.kernels
+    kernel: str  # "module:function" under tilewise.tune.families.triton.kernels
     signature: tuple[tuple[str, str], ...]
     constants: tuple[tuple[str, Value | bool], ...]
     num_warps: int
@@ -95,20 +95,20 @@ class Family(Protocol):
         """Grid and arguments of one run."""
 
     def graph(self, problem: Problem) -> KernelGraph:
-        """What is computed, as instructions (tilewise.tune.graph); the cost model reads the sizes there."""
+        """What is computed, as instructions (tilewise.costmodel.graph); the cost model reads the sizes there."""
 
     def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
         """`kernel`, `output` and `input` bounds: the tile of the second operand, of the result, of the first."""
 
 
 _BUILT_IN = {
-    "matmul": "dense:Matmul",
-    "batched_matmul": "dense:BatchedMatmul",
-    "attention": "attend:Attention",
-    "softmax": "rowwise:Softmax",
-    "layer_norm": "rowwise:LayerNorm",
-    "rms_norm": "rowwise:RmsNorm",
-    "reduction": "rowwise:Reduction",
+    "matmul": "matmul:Matmul",
+    "batched_matmul": "matmul:BatchedMatmul",
+    "attention": "attention:Attention",
+    "softmax": "rows:Softmax",
+    "layer_norm": "rows:LayerNorm",
+    "rms_norm": "rows:RmsNorm",
+    "reduction": "rows:Reduction",
 }
 _added: dict[str, Family] = {}
 
@@ -125,7 +125,7 @@ def family_names() -> list[str]:
 @functools.cache
 def _built_in(name: str) -> Family:
     module, cls = _BUILT_IN[name].split(":")
-    family: Family = getattr(importlib.import_module(f"tilewise.tune.triton.families.{module}"), cls)()
+    family: Family = getattr(importlib.import_module(f"tilewise.tune.families.triton.{module}"), cls)()
     return family
 
 

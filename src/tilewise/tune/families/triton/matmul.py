@@ -11,12 +11,10 @@ from functools import cache, lru_cache
 from itertools import product
 from typing import Any
 
+from tilewise.costmodel.graph import KernelGraph
 from tilewise.errors import ConfigurationError
-from tilewise.tune.graph import KernelGraph
-from tilewise.tune.operations import matmul_graph
-from tilewise.tune.problem import Config, Problem, Value
-from tilewise.tune.specs import read_spec
-from tilewise.tune.triton.family import (
+from tilewise.tune.families.graphs import matmul_graph
+from tilewise.tune.families.triton.family import (
     DTYPES,
     ELEMENT_BYTES,
     MAX_ELEMENTS,
@@ -28,6 +26,8 @@ from tilewise.tune.triton.family import (
     guarded_output,
     unit_of,
 )
+from tilewise.tune.problem import Config, Problem, Value
+from tilewise.tune.specs import read_spec
 
 EPILOGUES = ("none", "bias", "bias_relu", "bias_gelu", "residual")
 LAYOUTS = ("nn", "nt", "tn", "tt")

@@ -1,0 +1,1 @@
+"""Families of kernels: what each computes, its configurations, how they are run and how a cost model sees them."""

@@ -1,0 +1,1 @@
+"""The families of native kernels on this CPU."""

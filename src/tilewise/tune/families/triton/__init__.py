@@ -1,0 +1,1 @@
+"""The families of Triton kernels, one module per kind of kernel."""

@@ -1,1 +1,0 @@
-"""The families that come with tilewise, one module per kind of kernel."""
