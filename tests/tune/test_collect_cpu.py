@@ -28,7 +28,6 @@ from tilewise.tune.cpu.collect import CpuCollector, CpuOptions
 from tilewise.tune.cpu.features import MACHINE_COLUMNS
 from tilewise.tune.cpu.machine import CpuClock
 from tilewise.tune.cpu.plan import plan
-from tilewise.tune.cpu.programs import cpu_kernels
 from tilewise.tune.export import export_folder, make_collection
 from tilewise.tune.families.cpu.family import get_family
 from tilewise.tune.families.cpu.matmul import Matmul, config_of, tile_of
@@ -36,9 +35,10 @@ from tilewise.tune.families.cpu.operands import placed
 from tilewise.tune.finals import FIRST_FINAL
 from tilewise.tune.measured import open_measurements, read_measured
 from tilewise.tune.problem import Config, Kernel, Problem
-from tilewise.tune.programs import split_by_shape
 from tilewise.tune.rounds import Candidate, Settings, time_all
 from tilewise.tune.store import Store
+from tilewise.tune.workloads.cpu import cpu_kernels
+from tilewise.tune.workloads.gpu import split_by_shape
 
 needs_native = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 SHAPES: list[dict[str, Any]] = [

@@ -20,11 +20,11 @@ from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.guide import shipped_guide
 from tilewise.tune.measured import read_measured
 from tilewise.tune.problem import Kernel, Problem
-from tilewise.tune.programs import gpu_kernels, split_of
 from tilewise.tune.rounds import Settings
 from tilewise.tune.schedule import balanced
 from tilewise.tune.store import Store
 from tilewise.tune.triton.collect import Collector, Options
+from tilewise.tune.workloads.gpu import gpu_kernels, split_of
 
 
 def _matmul(m: int) -> Kernel:

@@ -10,7 +10,7 @@ from tilewise.costmodel.schema import NODE_COLUMN, OPCODES
 from tilewise.tune.families.graphs import attention_graph, conv_graph, matmul_graph, norm_graph, softmax_graph
 from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.problem import Problem
-from tilewise.tune.programs import gpu_kernels
+from tilewise.tune.workloads.gpu import gpu_kernels
 
 XLA_TYPES = {"pred": 1, "s32": 4, "f16": 10, "f32": 11, "bf16": 16}
 

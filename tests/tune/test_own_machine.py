@@ -16,7 +16,7 @@ from tilewise.errors import ConfigurationError
 from tilewise.tune.prior import Calibration, Prior, load_calibration, save_calibration
 from tilewise.tune.problem import Kernel, Problem
 from tilewise.tune.search import Rule
-from tilewise.tune.splits import splits_of
+from tilewise.tune.workloads.splits import splits_of
 
 
 def kernels(count: int, program: str = "own") -> list[Kernel]:

@@ -111,10 +111,10 @@ def plan_cpu(
 def _kernels(kind: str, shapes: str | os.PathLike[str] | Sequence[Mapping[str, Value]] | None) -> list[Kernel]:
     if shapes is None:
         if kind == "cpu":
-            from tilewise.tune.cpu.programs import cpu_kernels
+            from tilewise.tune.workloads.cpu import cpu_kernels
 
             return cpu_kernels()
-        from tilewise.tune.programs import gpu_kernels
+        from tilewise.tune.workloads.gpu import gpu_kernels
 
         return gpu_kernels()
     from tilewise.tune.specs import read_shapes, shapes_from

@@ -33,8 +33,8 @@ from tilewise.costmodel.schema import DIMENSIONS, TILE_FEATURES, Schema
 from tilewise.errors import ConfigurationError, FileFormatError
 from tilewise.tune.measured import MeasuredProblem, read_measured
 from tilewise.tune.problem import Config, Problem
-from tilewise.tune.splits import splits_of
 from tilewise.tune.store import Store
+from tilewise.tune.workloads.splits import splits_of
 
 # Columns of a CPU's kernels that are not settings: how many threads share it, and which configuration is the default.
 THREADS, DEFAULT = "threads", "default"

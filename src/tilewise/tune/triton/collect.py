@@ -26,13 +26,13 @@ from tilewise.tune.families.triton.family import Binary, Family, get_family
 from tilewise.tune.guide import Guide, shipped_guide
 from tilewise.tune.measured import MeasuredProblem, contenders, measured_problem
 from tilewise.tune.problem import Config, Kernel
-from tilewise.tune.programs import split_of
 from tilewise.tune.schedule import Tally, balanced, claim, pick_configs, summary, unfinished
 from tilewise.tune.store import Machine, Store, VerdictRow
 from tilewise.tune.triton import compiling, measure
 from tilewise.tune.triton.device import COLLECTIONS, HOPPER, usual_shared_bytes
 from tilewise.tune.triton.nvml import GpuWatch
 from tilewise.tune.workers import Worker, WorkerLostError, wait_any
+from tilewise.tune.workloads.gpu import split_of
 
 _COMPILE_SECONDS = 90.0
 _SILENCE_SECONDS = 45.0  # the GPU process reports every timing; longer than this between two reports is a hang

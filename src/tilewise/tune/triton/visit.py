@@ -24,11 +24,11 @@ from tilewise.costmodel.dataset import embedded_folder
 from tilewise.errors import TilewiseError
 from tilewise.tune.measured import unfold_store
 from tilewise.tune.problem import Kernel, Problem
-from tilewise.tune.programs import gpu_kernels
 from tilewise.tune.schedule import Tally, balanced, table
 from tilewise.tune.store import Store
 from tilewise.tune.triton.collect import Collector, Options
 from tilewise.tune.triton.measure import Settings
+from tilewise.tune.workloads.gpu import gpu_kernels
 
 _PART_BYTES = 14 << 20
 _SNAPSHOT_SECONDS = 120.0

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 from tilewise.errors import ConfigurationError
 from tilewise.tune.problem import Kernel
-from tilewise.tune.programs import split_by_shape, split_of
 from tilewise.tune.specs import OWN_PROGRAM
+from tilewise.tune.workloads.gpu import split_by_shape, split_of
 
 HOW = ("auto", "shape", "program", "train")
 
