@@ -10,7 +10,7 @@ from benchmarks.results_files import read_any, table
 from tilewise.costmodel.collection import read_collection
 from tilewise.costmodel.dataset import embedded_collections, find_collection, load_dataset
 from tilewise.costmodel.describe import Description, describe
-from tilewise.tune.export import slug
+from tilewise.tune.measure.export import slug
 
 _HARDWARE = {
     "h200": "NVIDIA H200, Triton kernels",

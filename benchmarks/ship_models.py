@@ -39,9 +39,9 @@ from tilewise.costmodel.schema import TILE_FEATURES
 from tilewise.costmodel.scorer import load_scorer
 from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.guide import as_kernel
+from tilewise.tune.measure.schedule import pick_configs
 from tilewise.tune.prior import calibrate, calibration_path
 from tilewise.tune.replaying import recalibrate
-from tilewise.tune.schedule import pick_configs
 from tilewise.tune.workloads.gpu import other_problems
 
 FOLDER = Path(__file__).parents[1] / "src" / "tilewise" / "costmodel" / "shipped_models"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilewise.tune.cpu.machine import CpuClock
+from tilewise.tune.measure.cpu.clock import CpuClock
 
 
 class SteadyClock(CpuClock):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from tilewise._extension import native
 from tilewise.cli.collect import collect
-from tilewise.tune.cpu import collect as cpu_collect
+from tilewise.tune.measure.cpu import collector as cpu_collect
 
 needs_native = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 

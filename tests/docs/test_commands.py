@@ -137,7 +137,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 _CALM = """
 from steady_clock import SteadyClock
-from tilewise.tune.cpu.machine import CpuClock
+from tilewise.tune.measure.cpu.clock import CpuClock
 CpuClock.time_units, CpuClock.watch = SteadyClock.time_units, SteadyClock.watch
 """
 

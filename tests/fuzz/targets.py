@@ -467,8 +467,8 @@ def shapes(folder: Path) -> Target:
 
 def _store(folder: Path) -> Path:
     from tilewise.tune.families.triton.family import get_family
+    from tilewise.tune.measure.store import Machine, Store, VerdictRow
     from tilewise.tune.problem import Kernel, Problem
-    from tilewise.tune.store import Machine, Store, VerdictRow
 
     with Store(folder / "s.sqlite") as store:
         for m in (32, 64):
@@ -487,8 +487,8 @@ def _store(folder: Path) -> Path:
 
 
 def _use_store(given: Path, folder: Path) -> None:
-    from tilewise.tune.export import export_folder, make_collection
-    from tilewise.tune.measured import open_measurements
+    from tilewise.tune.measure.aggregate import open_measurements
+    from tilewise.tune.measure.export import export_folder, make_collection
 
     with open_measurements(given) as store:
         store.runs()

@@ -7,10 +7,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from tilewise.tune.recall import recall
-from tilewise.tune.rounds import Candidate, time_all
-from tilewise.tune.triton.compiling import Compiled
-from tilewise.tune.triton.measure import Job, Reporter, Verdict
+from tilewise.tune.measure.resume import recall
+from tilewise.tune.measure.sampling import Candidate, time_all
+from tilewise.tune.measure.triton.compiling import Compiled
+from tilewise.tune.measure.triton.kernel import Job, Reporter, Verdict
 
 DEADLY = {"block_m": 32}  # configurations that end the process
 TOO_BIG = 256  # block_m whose binaries need more shared memory than there is

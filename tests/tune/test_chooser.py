@@ -20,10 +20,10 @@ pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are
 if native is not None:
     from tilewise.tune.choose.kept import key_of
     from tilewise.tune.chooser import ModelChooser, disable, enable, make_chooser, problem_of, tuned
-    from tilewise.tune.cpu.bench import CpuBench
     from tilewise.tune.cpu.choosing import candidates, tile_kernel
     from tilewise.tune.families.cpu.family import get_family
     from tilewise.tune.families.cpu.matmul import config_of
+    from tilewise.tune.measure.cpu.device import CpuBench
     from tilewise.tune.tuner import Tuner
 
 OWN = ("register_m", "register_n", "pack_a", "pack_b", "threads_m", "threads_n")

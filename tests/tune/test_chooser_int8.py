@@ -26,9 +26,9 @@ pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are
 if native is not None:
     from tilewise.tune.choose.kept import key_of
     from tilewise.tune.chooser import ModelChooser
-    from tilewise.tune.cpu.bench import CpuBench
     from tilewise.tune.families.cpu.family import get_family
     from tilewise.tune.families.cpu.int8_matmul import config_of
+    from tilewise.tune.measure.cpu.device import CpuBench
 
 SHAPES = [(1, 1, 1), (1, 37, 50), (3, 16, 4), (7, 33, 129), (17, 100, 31), (50, 5, 260), (65, 70, 67)]
 

@@ -22,21 +22,22 @@ from tilewise.costmodel import load_dataset
 from tilewise.costmodel.schema import NODE_FEATURES
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 from tilewise.tune import collect
-from tilewise.tune.cpu import collect as cpu_collect
-from tilewise.tune.cpu import conv, int8
-from tilewise.tune.cpu.collect import CpuCollector, CpuOptions
-from tilewise.tune.cpu.features import MACHINE_COLUMNS
-from tilewise.tune.cpu.machine import CpuClock
-from tilewise.tune.cpu.plan import plan
-from tilewise.tune.export import export_folder, make_collection
+from tilewise.tune.families.cpu import conv2d as conv
+from tilewise.tune.families.cpu import int8_matmul as int8
 from tilewise.tune.families.cpu.family import get_family
 from tilewise.tune.families.cpu.matmul import Matmul, config_of, tile_of
 from tilewise.tune.families.cpu.operands import placed
-from tilewise.tune.finals import FIRST_FINAL
-from tilewise.tune.measured import open_measurements, read_measured
+from tilewise.tune.measure.aggregate import open_measurements, read_measured
+from tilewise.tune.measure.cpu import collector as cpu_collect
+from tilewise.tune.measure.cpu.clock import CpuClock
+from tilewise.tune.measure.cpu.collector import CpuCollector, CpuOptions
+from tilewise.tune.measure.cpu.features import MACHINE_COLUMNS
+from tilewise.tune.measure.cpu.plan import plan
+from tilewise.tune.measure.export import export_folder, make_collection
+from tilewise.tune.measure.racing import FIRST_FINAL
+from tilewise.tune.measure.sampling import Candidate, Settings, time_all
+from tilewise.tune.measure.store import Store
 from tilewise.tune.problem import Config, Kernel, Problem
-from tilewise.tune.rounds import Candidate, Settings, time_all
-from tilewise.tune.store import Store
 from tilewise.tune.workloads.cpu import cpu_kernels
 from tilewise.tune.workloads.gpu import split_by_shape
 
@@ -362,7 +363,7 @@ def test_two_collectors_on_one_store_share_the_work(tmp_path: Path) -> None:
 
 @needs_native
 def test_a_store_from_a_gpu_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    from tilewise.tune.store import Machine
+    from tilewise.tune.measure.store import Machine
 
     with Store(tmp_path / "s.sqlite") as store:
         store.begin(Machine("triton", "Some GPU", {}), 0, {})

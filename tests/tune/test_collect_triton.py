@@ -18,12 +18,12 @@ import pytest
 from tilewise.errors import UnavailableError
 from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.guide import shipped_guide
-from tilewise.tune.measured import read_measured
+from tilewise.tune.measure.aggregate import read_measured
+from tilewise.tune.measure.sampling import Settings
+from tilewise.tune.measure.schedule import balanced
+from tilewise.tune.measure.store import Store
+from tilewise.tune.measure.triton.collector import Collector, Options
 from tilewise.tune.problem import Kernel, Problem
-from tilewise.tune.rounds import Settings
-from tilewise.tune.schedule import balanced
-from tilewise.tune.store import Store
-from tilewise.tune.triton.collect import Collector, Options
 from tilewise.tune.workloads.gpu import gpu_kernels, split_of
 
 
@@ -93,7 +93,7 @@ def test_a_configuration_that_kills_or_hangs_is_named_and_the_rest_measured(
     deadly = next(c for c in family.configs(problem) if c["block_m"] == 32)
     harmless = [c for c in family.configs(problem) if c["block_m"] == 64][:5]
     chosen = [family.configs(problem)[0], *harmless, deadly]
-    monkeypatch.setattr("tilewise.tune.triton.collect.pick_configs", lambda *_: list(chosen))
+    monkeypatch.setattr("tilewise.tune.measure.triton.collector.pick_configs", lambda *_: list(chosen))
     path = tmp_path / "s.sqlite"
     _collect(kind, path, [_matmul(8)])
     with sqlite3.connect(path) as db:

@@ -13,7 +13,7 @@ from tilewise.costmodel.collection import Collection, MeasuredKernel
 from tilewise.costmodel.kernel import make_kernel
 from tilewise.costmodel.schema import Schema
 from tilewise.errors import ConfigurationError
-from tilewise.tune.compare import compare, open_collection, rank_correlation
+from tilewise.tune.measure.compare import compare, open_collection, rank_correlation
 
 
 def collection(

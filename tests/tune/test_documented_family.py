@@ -14,7 +14,7 @@ from tilewise._extension import native
 from tilewise.cli.collect import collect
 from tilewise.cli.tiles import tiles
 from tilewise.costmodel import load_dataset
-from tilewise.tune.cpu import collect as cpu_collect
+from tilewise.tune.measure.cpu import collector as cpu_collect
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "adding-a-family.md"
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")

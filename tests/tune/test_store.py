@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
-from tilewise.tune.measured import read_measured
+from tilewise.tune.measure.aggregate import read_measured
+from tilewise.tune.measure.store import Machine, Store, VerdictRow
 from tilewise.tune.problem import Config, Kernel, Problem
-from tilewise.tune.store import Machine, Store, VerdictRow
 
 MACHINE = Machine("triton", "Fake GPU", {"driver": "1"})
 _spawn = multiprocessing.get_context("spawn")

@@ -20,7 +20,7 @@ needs_interpreter = pytest.mark.skipif(not _old_numpy, reason="Triton's interpre
 
 _WALK = """
 import random, sys
-from tilewise.tune.triton.device import open_device
+from tilewise.tune.measure.triton.gpu import open_device
 from tilewise.tune.families.triton.family import get_family
 device = open_device("interpreter")
 torch = device.torch
@@ -105,7 +105,7 @@ def test_one_binary_serves_every_shape(layout: str) -> None:
 
 def test_compiled_matmul_uses_tensor_cores_and_wide_asynchronous_loads(tmp_path: Path) -> None:
     code = """
-from tilewise.tune.triton.compiling import compile_binary
+from tilewise.tune.measure.triton.compiling import compile_binary
 from tilewise.tune.families.triton.family import get_family
 family = get_family("matmul")
 problem = family.problem({"family": "matmul", "m": 100, "n": 1000, "k": 768, "layout": "nt"})

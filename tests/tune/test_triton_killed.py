@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tilewise.tune.export import make_collection
-from tilewise.tune.measured import read_measured
-from tilewise.tune.store import Store
+from tilewise.tune.measure.aggregate import read_measured
+from tilewise.tune.measure.export import make_collection
+from tilewise.tune.measure.store import Store
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
@@ -28,7 +28,7 @@ _SOURCE = Path(__file__).parents[2] / "src"
 _COLLECT = """
 import os, sys, time
 from tilewise.tune import collect
-from tilewise.tune.triton import collect as collecting, measure
+from tilewise.tune.measure.triton import collector as collecting, kernel as measure
 
 def serve(connection, kind, shared):
     told = os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND | os.O_CREAT)

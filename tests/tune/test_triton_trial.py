@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tilewise.tune.families.triton.family import Binary, Launch, get_family
+from tilewise.tune.measure.triton.device import TritonTrial
 from tilewise.tune.problem import Config, Problem
-from tilewise.tune.triton.bench import TritonTrial
 
 torch = pytest.importorskip("torch")
 PROBLEM = Problem.of("softmax", dtype="fp32", rows=5, cols=96)

@@ -33,7 +33,7 @@ def calibrate(
 
     Example: tilewise calibrate --minutes 1
     """
-    from tilewise.tune.cpu.machine import require_native
+    from tilewise.tune.measure.cpu.clock import require_native
 
     require_native()
     if show or reset:
@@ -66,7 +66,7 @@ def _run(shapes: Path | None, minutes: float, threads: int | None, cache: Path |
 
 def _problems(shapes: Path) -> list[Any]:
     """The problems of a file, as the framework would run them: on the threads in force, if they do not say."""
-    from tilewise.tune.cpu.bench import CpuBench
+    from tilewise.tune.measure.cpu.device import CpuBench
     from tilewise.tune.specs import read_shapes
 
     bench = CpuBench()
@@ -123,7 +123,7 @@ def _kept(cache: Path | None, reset: bool, as_json: bool) -> None:
     from tilewise.errors import UnavailableError
     from tilewise.tune.choose.calibrated import calibration_file, find_calibration
     from tilewise.tune.choose.kept import read_kept
-    from tilewise.tune.cpu.machine import require_native
+    from tilewise.tune.measure.cpu.clock import require_native
 
     module = require_native()
     path = calibration_file(module, cache)

@@ -14,7 +14,7 @@ import typer
 
 if TYPE_CHECKING:
     from tilewise.costmodel.collection import Collection
-    from tilewise.tune.collecting import Progress
+    from tilewise.tune.measure.collect import Progress
 
 collect = typer.Typer(
     help="Measure tiled kernels on this CPU or GPU, and make collections of the measurements.", no_args_is_help=True
@@ -83,7 +83,7 @@ def triton(
 
 
 def _plan(shapes: Path | None, configs: int | None, plugins: Sequence[str], as_json: bool) -> None:
-    from tilewise.tune.collecting import plan_cpu
+    from tilewise.tune.measure.collect import plan_cpu
 
     lines = plan_cpu(shapes=shapes, configs=configs, plugins=plugins)
     if as_json:
@@ -152,8 +152,8 @@ def compare(
     Example: tilewise collect compare h200 second_visit
     """
     from tilewise._files import write_whole
-    from tilewise.tune.compare import compare as agreement
-    from tilewise.tune.compare import open_collection
+    from tilewise.tune.measure.compare import compare as agreement
+    from tilewise.tune.measure.compare import open_collection
 
     result = agreement(open_collection(first), open_collection(second))
     told = json.dumps(dataclasses.asdict(result))
@@ -195,9 +195,9 @@ def export(
 
     Example: tilewise collect export measurements.sqlite --out my_collection
     """
-    from tilewise.tune.collecting import load_plugins
-    from tilewise.tune.export import export_folder, make_collection
-    from tilewise.tune.measured import open_measurements
+    from tilewise.tune.measure.aggregate import open_measurements
+    from tilewise.tune.measure.collect import load_plugins
+    from tilewise.tune.measure.export import export_folder, make_collection
 
     load_plugins(plugin or ())
     with open_measurements(store) as measurements:
@@ -221,10 +221,10 @@ def embed(
 
     Example: tilewise collect embed measurements.sqlite --name mine
     """
-    from tilewise.tune.collecting import load_plugins
-    from tilewise.tune.export import embed as write
-    from tilewise.tune.export import make_collection, merged
-    from tilewise.tune.measured import open_measurements
+    from tilewise.tune.measure.aggregate import open_measurements
+    from tilewise.tune.measure.collect import load_plugins
+    from tilewise.tune.measure.export import embed as write
+    from tilewise.tune.measure.export import make_collection, merged
 
     load_plugins(plugin or ())
     parts = []

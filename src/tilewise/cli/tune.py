@@ -217,7 +217,7 @@ def _kept_of_model(result: TunedModel) -> str:
 
 def _check(path: Path, device: str, model: Path | None, as_json: bool) -> None:
     from tilewise.tune.checking import check, table
-    from tilewise.tune.collecting import problem_reader
+    from tilewise.tune.measure.collect import problem_reader
     from tilewise.tune.specs import read_shapes
 
     kernels = read_shapes(path, problem_reader(device))

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tilewise.tune.chooser import disable, enable, tuned
-    from tilewise.tune.collecting import Collected, collect
+    from tilewise.tune.measure.collect import Collected, collect
     from tilewise.tune.replaying import Replay, replay
     from tilewise.tune.tuner import Tuned, Tuner
 
 __all__ = ["Collected", "Replay", "Tuned", "Tuner", "collect", "disable", "enable", "replay", "tuned"]
 
 _MODULES = {
-    "Collected": "collecting", "collect": "collecting", "Replay": "replaying", "replay": "replaying", "Tuned": "tuner",
+    "Collected": "measure.collect", "collect": "measure.collect", "Replay": "replaying", "replay": "replaying", "Tuned": "tuner",
     "Tuner": "tuner", "disable": "chooser", "enable": "chooser", "tuned": "chooser",
 }  # fmt: skip
 

@@ -163,10 +163,10 @@ def _geometric(ratios: Sequence[float]) -> float:
 
 def _sweeper(bench: Bench) -> Sweeper:
     if bench.kind == "cpu":
-        from tilewise.tune.cpu.sweep import CpuSweeper
+        from tilewise.tune.measure.cpu.sweep import CpuSweeper
 
         return CpuSweeper()
-    from tilewise.tune.triton.bench import TritonBench, TritonSweeper
+    from tilewise.tune.measure.triton.device import TritonBench, TritonSweeper
 
     assert isinstance(bench, TritonBench)
     return TritonSweeper(bench)

@@ -21,11 +21,11 @@ from tilewise.backend.registry import OptimizedBackend, current_backend
 from tilewise.errors import ConfigurationError, UnavailableError
 from tilewise.tune.choices import Choices
 from tilewise.tune.choose.kept import KeptTiles, Key
-from tilewise.tune.cpu.bench import CpuBench
 from tilewise.tune.cpu.choosing import LEAST_WORK, first_config, first_tile
 from tilewise.tune.families.cpu.family import get_family
 from tilewise.tune.families.cpu.tiles import tile_for
 from tilewise.tune.guide import Guide, file_guide, shipped_guide
+from tilewise.tune.measure.cpu.device import CpuBench
 from tilewise.tune.problem import Problem
 
 # Multiplications, about five milliseconds of them: deciding takes half of one to one, so a program whose shapes hardly

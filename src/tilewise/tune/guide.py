@@ -23,8 +23,8 @@ from tilewise.costmodel.shipped import shipped_file
 from tilewise.costmodel.trained import model_path
 from tilewise.errors import TilewiseError, UnavailableError
 from tilewise.tune.belief import BLIND, Belief, Memory, Numbers, Prior
-from tilewise.tune.export import Described, told
 from tilewise.tune.families.space import space_of
+from tilewise.tune.measure.export import Described, told
 from tilewise.tune.prior import Calibration, load_calibration
 from tilewise.tune.problem import Config, Problem
 from tilewise.tune.search import Rule
@@ -154,7 +154,7 @@ def _machine(columns: Sequence[str]) -> Mapping[str, int]:
     """This machine's columns, for a model that was trained with such."""
     if not any(name.startswith("machine_") for name in columns):
         return {}
-    from tilewise.tune.cpu.features import machine_features
+    from tilewise.tune.measure.cpu.features import machine_features
 
     return machine_features()
 

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Protocol
 from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
 from tilewise.tune.belief import Belief, Memory, Numbers, Prior
 from tilewise.tune.choices import Choice, Choices, cache_folder
-from tilewise.tune.export import Described
 from tilewise.tune.families.space import space_of
 from tilewise.tune.guide import Guide, Recollection, file_guide, shape_fields, shipped_guide
+from tilewise.tune.measure.export import Described
+from tilewise.tune.measure.store import Machine, Store, VerdictRow
+from tilewise.tune.measure.trial import SideBySide, Timed, Trial
 from tilewise.tune.problem import Config, Kernel, Problem, Value
 from tilewise.tune.search import Rule, Step, search, settle
-from tilewise.tune.store import Machine, Store, VerdictRow
-from tilewise.tune.trial import SideBySide, Timed, Trial
 
 if TYPE_CHECKING:
     from tilewise.tune.choose.calibrated import Calibrated
@@ -441,11 +441,11 @@ def measurements(store: Store, family: str) -> dict[Problem, dict[Config, float]
 def open_bench(device: str, limit_s: float | None = None) -> Bench:
     """The bench called "cpu" or "triton"."""
     if device == "cpu":
-        from tilewise.tune.cpu.bench import CpuBench
+        from tilewise.tune.measure.cpu.device import CpuBench
 
         return CpuBench(limit_s)
     if device == "triton":
-        from tilewise.tune.triton.bench import TritonBench
+        from tilewise.tune.measure.triton.device import TritonBench
 
         return TritonBench()
     raise ConfigurationError(f"There is no device {device!r} to tune on; use cpu or triton.")

@@ -47,7 +47,7 @@ class CalibratedTiles(KeptTiles):
 
     def _choose(self, key: Key) -> Any:
         from tilewise.tune.chooser import problem_of
-        from tilewise.tune.cpu.bench import CpuBench
+        from tilewise.tune.measure.cpu.device import CpuBench
 
         calibrated = self.calibrated()
         problem = None if calibrated is None else problem_of(key, self._native.num_threads())

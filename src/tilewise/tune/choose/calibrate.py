@@ -45,11 +45,11 @@ from tilewise.tune.choose.features import FAMILIES, joined, rows_of
 from tilewise.tune.choose.kept import machine_name
 from tilewise.tune.choose.kernels import calibration_kernels
 from tilewise.tune.choose.near import near_products
-from tilewise.tune.cpu.bench import CpuBench
-from tilewise.tune.cpu.machine import require_native
-from tilewise.tune.cpu.sweep import CpuSweeper
+from tilewise.tune.measure.cpu.clock import require_native
+from tilewise.tune.measure.cpu.device import CpuBench
+from tilewise.tune.measure.cpu.sweep import CpuSweeper
+from tilewise.tune.measure.trial import CpuTrial
 from tilewise.tune.problem import Config, Problem
-from tilewise.tune.trial import CpuTrial
 
 Progress = Callable[[int, int, str], None]
 _TILES, _BEST = 26, 6  # tiles of a kernel in the first round; those of the second, by what the first one taught

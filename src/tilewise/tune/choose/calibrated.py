@@ -249,8 +249,8 @@ def find_calibration(
 @functools.cache
 def model_scores() -> Scores | None:
     """The shipped cost model's scores on this CPU; None where there is no model for it."""
-    from tilewise.tune.cpu.bench import CpuBench
     from tilewise.tune.guide import shipped_guide
+    from tilewise.tune.measure.cpu.device import CpuBench
 
     bench = CpuBench()
     guide = shipped_guide(bench.collection, bench.machine.identity)

@@ -13,7 +13,7 @@ import numpy as np
 
 from tilewise.tune.choose.correction import Numbers, Rows
 from tilewise.tune.choose.near import default_product
-from tilewise.tune.cpu.machine import require_native
+from tilewise.tune.measure.cpu.clock import require_native
 from tilewise.tune.problem import Config, Problem
 
 FAMILIES = ("matmul", "conv2d", "int8_matmul")

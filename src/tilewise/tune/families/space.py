@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tilewise.costmodel.schema import DIMENSIONS
 from tilewise.tune.belief import Numbers, Prior
-from tilewise.tune.export import Described, config_row
+from tilewise.tune.measure.export import Described, config_row
 from tilewise.tune.problem import Config, Problem
 
 _PARTS = ("kernel", "output", "input")

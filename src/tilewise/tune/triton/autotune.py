@@ -24,10 +24,10 @@ from tilewise import __version__
 from tilewise.errors import ConfigurationError, TilewiseError
 from tilewise.tune.choices import cache_folder
 from tilewise.tune.guide import Guide, shipped_guide
+from tilewise.tune.measure.store import Machine
+from tilewise.tune.measure.triton.gpu import COLLECTIONS
 from tilewise.tune.problem import Config, Problem
 from tilewise.tune.search import Found
-from tilewise.tune.store import Machine
-from tilewise.tune.triton.device import COLLECTIONS
 from tilewise.tune.triton.online import Online, config_of, problem_of
 
 BUDGET = 5

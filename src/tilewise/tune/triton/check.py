@@ -21,9 +21,9 @@ from typing import Any
 from tilewise.errors import TilewiseError
 from tilewise.tune.checking import Checked, check_one
 from tilewise.tune.families.triton.family import get_family
+from tilewise.tune.measure.triton.device import TritonBench, TritonSweeper
 from tilewise.tune.problem import Problem
 from tilewise.tune.specs import read_shapes
-from tilewise.tune.triton.bench import TritonBench, TritonSweeper
 from tilewise.tune.tuner import Tuner
 
 

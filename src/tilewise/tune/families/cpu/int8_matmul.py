@@ -17,12 +17,12 @@ from tilewise.backend.int8_tiles import default_int8_tile
 from tilewise.backend.tiles import tile_space
 from tilewise.costmodel.graph import KernelGraph
 from tilewise.errors import ConfigurationError
-from tilewise.tune.cpu.machine import require_native
 from tilewise.tune.families.cpu.family import Array, Expected
 from tilewise.tune.families.cpu.operands import placed
 from tilewise.tune.families.cpu.tiles import int8_config as config_of
 from tilewise.tune.families.cpu.tiles import int8_tile as tile_of
 from tilewise.tune.families.graphs import int8_matmul_graph
+from tilewise.tune.measure.cpu.clock import require_native
 from tilewise.tune.problem import Config, Problem, Value
 from tilewise.tune.specs import read_spec
 

@@ -17,12 +17,12 @@ from tilewise.backend.numpy_ops import erf
 from tilewise.backend.tiles import TileConfig, tile_space
 from tilewise.costmodel.graph import KernelGraph
 from tilewise.errors import ConfigurationError
-from tilewise.tune.cpu.machine import require_native
 from tilewise.tune.families.cpu.family import Array, Expected
 from tilewise.tune.families.cpu.operands import placed
 from tilewise.tune.families.cpu.tiles import product_config as config_of
 from tilewise.tune.families.cpu.tiles import product_tile as tile_of
 from tilewise.tune.families.graphs import matmul_graph
+from tilewise.tune.measure.cpu.clock import require_native
 from tilewise.tune.problem import Config, Problem, Value
 from tilewise.tune.specs import read_spec
 

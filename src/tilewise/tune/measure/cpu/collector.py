@@ -19,16 +19,16 @@ import numpy as np
 
 from tilewise._machine import real_cores
 from tilewise.errors import ConfigurationError, TilewiseError
-from tilewise.tune.cpu.limit import TookTooLongError, within
-from tilewise.tune.cpu.machine import CpuClock, describe, require_native, running_on
 from tilewise.tune.families.cpu.family import Array, CpuFamily, Expected, get_family
-from tilewise.tune.finals import FIRST_FINAL, LEAST, best_few
-from tilewise.tune.measured import contenders
+from tilewise.tune.measure.aggregate import contenders
+from tilewise.tune.measure.cpu.clock import CpuClock, describe, require_native, running_on
+from tilewise.tune.measure.cpu.limit import TookTooLongError, within
+from tilewise.tune.measure.racing import FIRST_FINAL, LEAST, best_few
+from tilewise.tune.measure.resume import earlier_default, recall
+from tilewise.tune.measure.sampling import Batch, Candidate, Run, Settings, Verdict, scatter, time_all, time_finals
+from tilewise.tune.measure.schedule import Tally, balanced, claim, pick_configs, summary, unfinished
+from tilewise.tune.measure.store import BatchRow, Machine, Store, VerdictRow
 from tilewise.tune.problem import Config, Kernel
-from tilewise.tune.recall import earlier_default, recall
-from tilewise.tune.rounds import Batch, Candidate, Run, Settings, Verdict, scatter, time_all, time_finals
-from tilewise.tune.schedule import Tally, balanced, claim, pick_configs, summary, unfinished
-from tilewise.tune.store import BatchRow, Machine, Store, VerdictRow
 
 CPU_SETTINGS = Settings(
     unit_ms=0.6,

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 from tilewise.errors import UnavailableError
 from tilewise.tune.families.triton.family import Binary, Launch
-from tilewise.tune.triton.compiling import compile_binary, find_kernel
-from tilewise.tune.triton.graphs import DriverGraphs, Run, torch_graph
-from tilewise.tune.triton.nvml import GpuWatch
+from tilewise.tune.measure.triton.compiling import compile_binary, find_kernel
+from tilewise.tune.measure.triton.cuda_graphs import DriverGraphs, Run, torch_graph
+from tilewise.tune.measure.triton.nvml import GpuWatch
 
 HOPPER = 90
 COLLECTIONS = {HOPPER: "h200"}  # whose model fits, by compute capability

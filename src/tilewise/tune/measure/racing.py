@@ -14,10 +14,10 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tilewise.tune.middles import faster_two_of_three
+from tilewise.tune.measure.middles import faster_two_of_three
 
 if TYPE_CHECKING:
-    from tilewise.tune.rounds import Candidate, Settings
+    from tilewise.tune.measure.sampling import Candidate, Settings
 
 FIRST_FINAL = 100  # rounds from this number on are finals
 LEAST = 3  # timings in the finals, for them to count alone

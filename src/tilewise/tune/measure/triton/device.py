@@ -12,15 +12,15 @@ from typing import Any
 
 from tilewise import __version__
 from tilewise._machine import real_cores
-from tilewise.tune.bench import FamilyBench
 from tilewise.tune.families.triton.family import Binary, Family, Operands, get_family
+from tilewise.tune.measure.device import FamilyBench
+from tilewise.tune.measure.sampling import Run
+from tilewise.tune.measure.trial import Timed, Trial
+from tilewise.tune.measure.triton.compiling import Compiled, serve, use_cache
+from tilewise.tune.measure.triton.gpu import COLLECTIONS, CudaDevice, MisfitError, open_device
+from tilewise.tune.measure.triton.kernel import Job, operand_sets
+from tilewise.tune.measure.workers import Worker, WorkerLostError, wait_any
 from tilewise.tune.problem import Config, Problem
-from tilewise.tune.rounds import Run
-from tilewise.tune.trial import Timed, Trial
-from tilewise.tune.triton.compiling import Compiled, serve, use_cache
-from tilewise.tune.triton.device import COLLECTIONS, CudaDevice, MisfitError, open_device
-from tilewise.tune.triton.measure import Job, operand_sets
-from tilewise.tune.workers import Worker, WorkerLostError, wait_any
 
 _UNIT_NS = 4.0e5
 _MOST_LAUNCHES = 48

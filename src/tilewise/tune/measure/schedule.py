@@ -8,9 +8,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tilewise.tune.finals import FIRST_FINAL
+from tilewise.tune.measure.racing import FIRST_FINAL
+from tilewise.tune.measure.store import Store
 from tilewise.tune.problem import Config, Kernel
-from tilewise.tune.store import Store
 
 
 @dataclass

@@ -16,11 +16,11 @@ from tilewise.errors import ConfigurationError
 from tilewise.tune.problem import Kernel, Problem, Value
 
 if TYPE_CHECKING:
-    from tilewise.tune.cpu.collect import CpuCollector
-    from tilewise.tune.cpu.plan import PlanLine
-    from tilewise.tune.schedule import Tally
-    from tilewise.tune.store import Store
-    from tilewise.tune.triton.collect import Collector
+    from tilewise.tune.measure.cpu.collector import CpuCollector
+    from tilewise.tune.measure.cpu.plan import PlanLine
+    from tilewise.tune.measure.schedule import Tally
+    from tilewise.tune.measure.store import Store
+    from tilewise.tune.measure.triton.collector import Collector
 
 KINDS = ("cpu", "triton")
 Progress = Callable[[int, int, str], None]
@@ -64,8 +64,8 @@ def collect(
 
     >>> collect("cpu", minutes=1.0, out="measurements.sqlite")  # doctest: +SKIP
     """
-    from tilewise.tune.schedule import unfinished
-    from tilewise.tune.store import Store
+    from tilewise.tune.measure.schedule import unfinished
+    from tilewise.tune.measure.store import Store
 
     if kind not in KINDS:
         raise ConfigurationError(f"There is no collector {kind!r}; use cpu or triton.")
@@ -98,9 +98,9 @@ def plan_cpu(
     plugins: Sequence[str] = (),
 ) -> list[PlanLine]:
     """What `collect("cpu", ...)` would measure, by family and threads, and about how long it takes."""
-    from tilewise.tune.cpu.collect import CpuOptions
-    from tilewise.tune.cpu.machine import require_native
-    from tilewise.tune.cpu.plan import plan
+    from tilewise.tune.measure.cpu.clock import require_native
+    from tilewise.tune.measure.cpu.collector import CpuOptions
+    from tilewise.tune.measure.cpu.plan import plan
 
     require_native()
     load_plugins(plugins)
@@ -146,7 +146,7 @@ def _cpu_collector(
     finals: bool,
     say: Callable[[str], None],
 ) -> CpuCollector:
-    from tilewise.tune.cpu.collect import CpuCollector, CpuOptions
+    from tilewise.tune.measure.cpu.collector import CpuCollector, CpuOptions
 
     options = CpuOptions(minutes=minutes, seed=seed, finals=finals)
     if configs is not None:
@@ -165,8 +165,8 @@ def _triton_collector(
     finals: bool,
     say: Callable[[str], None],
 ) -> Collector:
-    from tilewise.tune.rounds import Settings
-    from tilewise.tune.triton.collect import Collector, Options
+    from tilewise.tune.measure.sampling import Settings
+    from tilewise.tune.measure.triton.collector import Collector, Options
 
     settings = Settings(unit_ms=0.0, slowest_ms=1e6) if device == "interpreter" else Settings()
     return Collector(

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from tilewise.costmodel.collection import Collection, MeasuredKernel, read_collection, read_folder
 from tilewise.costmodel.dataset import embedded_collections, find_collection
 from tilewise.errors import ConfigurationError
-from tilewise.tune.export import make_collection
-from tilewise.tune.measured import open_measurements
-from tilewise.tune.ranks import rank_correlation
+from tilewise.tune.measure.aggregate import open_measurements
+from tilewise.tune.measure.export import make_collection
+from tilewise.tune.measure.ranks import rank_correlation
 
 
 @dataclass(frozen=True)

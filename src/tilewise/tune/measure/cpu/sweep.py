@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tilewise.tune.cpu.machine import running_on
 from tilewise.tune.families.cpu.family import Array, get_family
+from tilewise.tune.measure.cpu.clock import running_on
 from tilewise.tune.problem import Config, Problem
 
 _UNIT_NS = 1.0e6

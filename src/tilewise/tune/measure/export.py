@@ -31,9 +31,9 @@ from tilewise.costmodel.hlo import sequence_features
 from tilewise.costmodel.kernel import make_kernel
 from tilewise.costmodel.schema import DIMENSIONS, TILE_FEATURES, Schema
 from tilewise.errors import ConfigurationError, FileFormatError
-from tilewise.tune.measured import MeasuredProblem, read_measured
+from tilewise.tune.measure.aggregate import MeasuredProblem, read_measured
+from tilewise.tune.measure.store import Store
 from tilewise.tune.problem import Config, Problem
-from tilewise.tune.store import Store
 from tilewise.tune.workloads.splits import splits_of
 
 # Columns of a CPU's kernels that are not settings: how many threads share it, and which configuration is the default.

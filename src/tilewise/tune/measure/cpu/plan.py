@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewise.tune.cpu.collect import CpuOptions, one_run
-from tilewise.tune.cpu.machine import running_on
 from tilewise.tune.families.cpu.family import get_family
+from tilewise.tune.measure.cpu.clock import running_on
+from tilewise.tune.measure.cpu.collector import CpuOptions, one_run
+from tilewise.tune.measure.schedule import pick_configs
 from tilewise.tune.problem import Kernel
-from tilewise.tune.schedule import pick_configs
 
 _RUNS = 5  # the fastest counts: others may be busy now
 _SLOWER = 1.25  # a configuration than the default, in the mean

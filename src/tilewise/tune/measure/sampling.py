@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tilewise.tune.finals import FIRST_FINAL, LEAST, best_few, stands
+from tilewise.tune.measure.racing import FIRST_FINAL, LEAST, best_few, stands
+from tilewise.tune.measure.ranks import rank_correlation
 from tilewise.tune.problem import Config
-from tilewise.tune.ranks import rank_correlation
 
 Run = Callable[[], Any]
 

@@ -19,7 +19,7 @@ from tilewise import _machine
 from tilewise._extension import native
 from tilewise.errors import UnavailableError
 from tilewise.tune.choose.kept import machine_name
-from tilewise.tune.rounds import Run
+from tilewise.tune.measure.sampling import Run
 
 
 def require_native() -> Any:
@@ -80,7 +80,7 @@ def running_on(threads: int) -> Iterator[None]:
 def describe(*, measure: bool = False) -> dict[str, Any]:
     """What a store keeps of the machine; its ceilings are measured for it if they never were."""
     from tilewise import __version__
-    from tilewise.tune.cpu.features import machine_features
+    from tilewise.tune.measure.cpu.features import machine_features
 
     module = require_native()
     l1, l2, l3 = module.cache_sizes()

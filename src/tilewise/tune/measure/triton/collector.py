@@ -24,14 +24,15 @@ from tilewise._machine import real_cores
 from tilewise.errors import UnavailableError
 from tilewise.tune.families.triton.family import Binary, Family, get_family
 from tilewise.tune.guide import Guide, shipped_guide
-from tilewise.tune.measured import MeasuredProblem, contenders, measured_problem
+from tilewise.tune.measure.aggregate import MeasuredProblem, contenders, measured_problem
+from tilewise.tune.measure.schedule import Tally, balanced, claim, pick_configs, summary, unfinished
+from tilewise.tune.measure.store import Machine, Store, VerdictRow
+from tilewise.tune.measure.triton import compiling
+from tilewise.tune.measure.triton import kernel as measure
+from tilewise.tune.measure.triton.gpu import COLLECTIONS, HOPPER, usual_shared_bytes
+from tilewise.tune.measure.triton.nvml import GpuWatch
+from tilewise.tune.measure.workers import Worker, WorkerLostError, wait_any
 from tilewise.tune.problem import Config, Kernel
-from tilewise.tune.schedule import Tally, balanced, claim, pick_configs, summary, unfinished
-from tilewise.tune.store import Machine, Store, VerdictRow
-from tilewise.tune.triton import compiling, measure
-from tilewise.tune.triton.device import COLLECTIONS, HOPPER, usual_shared_bytes
-from tilewise.tune.triton.nvml import GpuWatch
-from tilewise.tune.workers import Worker, WorkerLostError, wait_any
 from tilewise.tune.workloads.gpu import split_of
 
 _COMPILE_SECONDS = 90.0

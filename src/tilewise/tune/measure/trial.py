@@ -17,10 +17,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from tilewise.tune.cpu.machine import running_on
 from tilewise.tune.families.cpu.family import Array, get_family
+from tilewise.tune.measure.cpu.clock import running_on
+from tilewise.tune.measure.workers import Worker, WorkerLostError, wait_any
 from tilewise.tune.problem import Config, Problem
-from tilewise.tune.workers import Worker, WorkerLostError, wait_any
 
 _UNIT_NS = 4.0e5  # short turns: what disturbs one contender then disturbs the other as well
 _ROUNDS = 17

@@ -1,4 +1,4 @@
-"""A short visit to a machine with a GPU: `python3 -m tilewise.tune.triton.visit --minutes 8 --out DIR`.
+"""A short visit to a machine with a GPU: `python3 -m tilewise.tune.measure.triton.visit --minutes 8 --out DIR`.
 
 Needs numpy, torch and triton, and nothing of tilewise that must be compiled or installed. Writes into DIR a compressed
 copy of the store (in parts of 14 MiB), a summary and a log, again every two minutes and at the end, so that a visit
@@ -22,12 +22,12 @@ from pathlib import Path
 from tilewise.costmodel.collection import read_collection
 from tilewise.costmodel.dataset import embedded_folder
 from tilewise.errors import TilewiseError
-from tilewise.tune.measured import unfold_store
+from tilewise.tune.measure.aggregate import unfold_store
+from tilewise.tune.measure.schedule import Tally, balanced, table
+from tilewise.tune.measure.store import Store
+from tilewise.tune.measure.triton.collector import Collector, Options
+from tilewise.tune.measure.triton.kernel import Settings
 from tilewise.tune.problem import Kernel, Problem
-from tilewise.tune.schedule import Tally, balanced, table
-from tilewise.tune.store import Store
-from tilewise.tune.triton.collect import Collector, Options
-from tilewise.tune.triton.measure import Settings
 from tilewise.tune.workloads.gpu import gpu_kernels
 
 _PART_BYTES = 14 << 20

@@ -10,9 +10,9 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from tilewise.tune.finals import FIRST_FINAL
-from tilewise.tune.rounds import Candidate, Clock, Settings, warm_up
-from tilewise.tune.store import BatchRow
+from tilewise.tune.measure.racing import FIRST_FINAL
+from tilewise.tune.measure.sampling import Candidate, Clock, Settings, warm_up
+from tilewise.tune.measure.store import BatchRow
 
 _READINGS = 5  # of the default, now
 Judge = Callable[[BatchRow, bool], None]

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilewise.tune.families.triton.family import Operands, get_family
+from tilewise.tune.measure.resume import recall
+from tilewise.tune.measure.sampling import Batch, Candidate, Settings, Verdict, time_all, time_finals
+from tilewise.tune.measure.store import BatchRow
+from tilewise.tune.measure.triton.compiling import use_cache
+from tilewise.tune.measure.triton.gpu import Device, MisfitError
 from tilewise.tune.problem import Config, Problem
-from tilewise.tune.recall import recall
-from tilewise.tune.rounds import Batch, Candidate, Settings, Verdict, time_all, time_finals
-from tilewise.tune.store import BatchRow
-from tilewise.tune.triton.compiling import use_cache
-from tilewise.tune.triton.device import Device, MisfitError
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _make_units(device: Device, job: Job, candidates: Sequence[Candidate]) -> No
 
 def serve(connection: Any, kind: str, shared: dict[str, Any]) -> None:
     """The GPU process's life: open the device, say what it is, then jobs in and messages out."""
-    from tilewise.tune.triton.device import open_device
+    from tilewise.tune.measure.triton.gpu import open_device
 
     use_cache(shared["cache"])
     try:

@@ -21,11 +21,11 @@ from pathlib import Path
 
 from tilewise._files import read_input
 from tilewise.errors import FileFormatError
-from tilewise.tune.finals import FIRST_FINAL, LEAST
-from tilewise.tune.middles import faster_two_of_three
+from tilewise.tune.measure.middles import faster_two_of_three
+from tilewise.tune.measure.racing import FIRST_FINAL, LEAST
+from tilewise.tune.measure.sampling import Settings
+from tilewise.tune.measure.store import MOST_STORE_BYTES, BatchRow, Store
 from tilewise.tune.problem import Config, Kernel
-from tilewise.tune.rounds import Settings
-from tilewise.tune.store import MOST_STORE_BYTES, BatchRow, Store
 
 _MOST_PART_BYTES = 256 << 20
 _CONTENDERS = 3  # for each place in the finals

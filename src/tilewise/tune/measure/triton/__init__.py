@@ -1,0 +1,1 @@
+"""Measuring Triton kernels on a GPU."""
