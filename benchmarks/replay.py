@@ -18,8 +18,8 @@ from tilewise._files import write_whole
 from tilewise.costmodel.dataset import find_collection, load_dataset
 from tilewise.costmodel.evaluate import evaluate
 from tilewise.costmodel.shipped import shipped_file, shipped_names, shipped_scorer
-from tilewise.tune.prior import load_calibration
-from tilewise.tune.replaying import replay
+from tilewise.tune.search.calibration import load_calibration
+from tilewise.tune.search.replay import replay
 
 RESULTS = Path(__file__).parent / "results" / "replay.json"
 

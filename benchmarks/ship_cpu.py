@@ -29,8 +29,8 @@ from tilewise.costmodel.collection import Collection, MeasuredKernel, read_colle
 from tilewise.costmodel.cpu_ridge import NAME
 from tilewise.costmodel.dataset import dataset_from_kernels, find_collection
 from tilewise.costmodel.scorer import ridge_scorer
-from tilewise.tune.prior import calibration_path
-from tilewise.tune.replaying import recalibrate
+from tilewise.tune.search.calibration import calibration_path
+from tilewise.tune.search.replay import recalibrate
 
 RESULTS = Path(__file__).parent / "results" / "machines.json"
 FOLDER = Path(__file__).parents[1] / "src" / "tilewise" / "costmodel" / "shipped_models"

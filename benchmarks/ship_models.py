@@ -40,8 +40,8 @@ from tilewise.costmodel.scorer import load_scorer
 from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.guide import as_kernel
 from tilewise.tune.measure.schedule import pick_configs
-from tilewise.tune.prior import calibrate, calibration_path
-from tilewise.tune.replaying import recalibrate
+from tilewise.tune.search.calibration import calibrate, calibration_path
+from tilewise.tune.search.replay import recalibrate
 from tilewise.tune.workloads.gpu import other_problems
 
 FOLDER = Path(__file__).parents[1] / "src" / "tilewise" / "costmodel" / "shipped_models"

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilewise.errors import ConfigurationError
-from tilewise.tune.belief import BLIND, Belief, Memory, Prior
-from tilewise.tune.prior import (
+from tilewise.tune.search.calibration import (
     Calibration,
     Case,
     _played,
@@ -26,7 +25,8 @@ from tilewise.tune.prior import (
     play,
     save_calibration,
 )
-from tilewise.tune.search import Rule, search, settle
+from tilewise.tune.search.gaussian_process import BLIND, Belief, Memory, Prior
+from tilewise.tune.search.loop import Rule, search, settle
 
 
 def made_up(seed: int, configs: int = 80, error: float = 0.1) -> Case:
@@ -193,7 +193,7 @@ def test_a_prior_with_a_meaningless_number_is_refused():
 
 
 def test_too_few_validation_kernels_are_one_sentence():
-    from tilewise.tune.prior import calibrate
+    from tilewise.tune.search.calibration import calibrate
 
     with pytest.raises(ConfigurationError, match="at least 5"):
         calibrate(None, [], ())  # type: ignore[arg-type]

@@ -10,11 +10,11 @@ import pytest
 from tilewise._extension import native
 from tilewise.backend.registry import OptimizedBackend, current_backend
 from tilewise.backend.tiles import check_tile, default_tile, tile_space
-from tilewise.tune.belief import Prior
 from tilewise.tune.choices import Choice, Choices
 from tilewise.tune.guide import Guide, as_kernel
 from tilewise.tune.problem import Problem
-from tilewise.tune.search import Rule
+from tilewise.tune.search.gaussian_process import Prior
+from tilewise.tune.search.loop import Rule
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 if native is not None:

@@ -16,11 +16,11 @@ from tilewise.costmodel.schema import TILE_FEATURES
 from tilewise.errors import ConfigurationError
 from tilewise.quantize import quantize
 from tilewise.quantize.layers import QuantizedLinear
-from tilewise.tune.belief import Prior
 from tilewise.tune.choices import Choice, Choices
 from tilewise.tune.guide import Guide
 from tilewise.tune.problem import Config
-from tilewise.tune.search import Rule
+from tilewise.tune.search.gaussian_process import Prior
+from tilewise.tune.search.loop import Rule
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 if native is not None:

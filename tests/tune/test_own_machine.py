@@ -13,9 +13,9 @@ from tilewise.cli.collect import collect
 from tilewise.costmodel import load_dataset
 from tilewise.costmodel.shipped import shipped_file
 from tilewise.errors import ConfigurationError
-from tilewise.tune.prior import Calibration, Prior, load_calibration, save_calibration
 from tilewise.tune.problem import Kernel, Problem
-from tilewise.tune.search import Rule
+from tilewise.tune.search.calibration import Calibration, Prior, load_calibration, save_calibration
+from tilewise.tune.search.loop import Rule
 from tilewise.tune.workloads.splits import splits_of
 
 

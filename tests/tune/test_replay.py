@@ -19,12 +19,12 @@ from tilewise.costmodel.collection import read_collection
 from tilewise.costmodel.dataset import find_collection
 from tilewise.errors import ConfigurationError
 from tilewise.tune import replay
-from tilewise.tune.belief import Belief, Memory
 from tilewise.tune.guide import shape_fields, shipped_guide
-from tilewise.tune.prior import make_case
 from tilewise.tune.problem import Problem
-from tilewise.tune.replaying import Replay, plot, table
-from tilewise.tune.search import Rule, search
+from tilewise.tune.search.calibration import make_case
+from tilewise.tune.search.gaussian_process import Belief, Memory
+from tilewise.tune.search.loop import Rule, search
+from tilewise.tune.search.replay import Replay, plot, table
 
 
 @pytest.fixture(scope="module")

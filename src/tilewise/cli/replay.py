@@ -26,9 +26,9 @@ def replay(
 
     Example: tilewise replay h200 --plot replay.png
     """
-    from tilewise.tune.replaying import plot as draw
-    from tilewise.tune.replaying import recalibrate, table
-    from tilewise.tune.replaying import replay as run
+    from tilewise.tune.search.replay import plot as draw
+    from tilewise.tune.search.replay import recalibrate, table
+    from tilewise.tune.search.replay import replay as run
 
     if calibrate:
         typer.echo(f"wrote {recalibrate(collection, model)}", err=True)

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tilewise.tune.chooser import disable, enable, tuned
     from tilewise.tune.measure.collect import Collected, collect
-    from tilewise.tune.replaying import Replay, replay
+    from tilewise.tune.search.replay import Replay, replay
     from tilewise.tune.tuner import Tuned, Tuner
 
 __all__ = ["Collected", "Replay", "Tuned", "Tuner", "collect", "disable", "enable", "replay", "tuned"]
 
 _MODULES = {
-    "Collected": "measure.collect", "collect": "measure.collect", "Replay": "replaying", "replay": "replaying", "Tuned": "tuner",
+    "Collected": "measure.collect", "collect": "measure.collect", "Replay": "search.replay", "replay": "search.replay", "Tuned": "tuner",
     "Tuner": "tuner", "disable": "chooser", "enable": "chooser", "tuned": "chooser",
 }  # fmt: skip
 

@@ -22,12 +22,12 @@ from tilewise.costmodel.scorer import load_scorer
 from tilewise.costmodel.shipped import shipped_file
 from tilewise.costmodel.trained import model_path
 from tilewise.errors import TilewiseError, UnavailableError
-from tilewise.tune.belief import BLIND, Belief, Memory, Numbers, Prior
 from tilewise.tune.families.space import space_of
 from tilewise.tune.measure.export import Described, told
-from tilewise.tune.prior import Calibration, load_calibration
 from tilewise.tune.problem import Config, Problem
-from tilewise.tune.search import Rule
+from tilewise.tune.search.calibration import Calibration, load_calibration
+from tilewise.tune.search.gaussian_process import BLIND, Belief, Memory, Numbers, Prior
+from tilewise.tune.search.loop import Rule
 
 _BLIND_RULE = Rule(gain=0.02, sure=0.0)
 _UNCALIBRATED = Calibration(Prior(slope=0.5, slope_error=0.25, spread=0.15, own=0.05), Rule(gain=0.05, sure=0.0))

@@ -26,7 +26,7 @@ from tilewise.costmodel.trained import read_model_file
 from tilewise.errors import ConfigurationError, UnavailableError
 from tilewise.tune.guide import as_kernel, file_guide
 from tilewise.tune.measure.store import Store
-from tilewise.tune.prior import Calibration, load_calibration, save_calibration
+from tilewise.tune.search.calibration import Calibration, load_calibration, save_calibration
 from tilewise.tune.tuner import Tuner, measurements
 
 LEAST_CONFIGS, LEAST_PROBLEMS = 3, 8

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
-from tilewise.tune.belief import Belief, Memory, Numbers, Prior
 from tilewise.tune.choices import Choice, Choices, cache_folder
 from tilewise.tune.families.space import space_of
 from tilewise.tune.guide import Guide, Recollection, file_guide, shape_fields, shipped_guide
@@ -26,7 +25,8 @@ from tilewise.tune.measure.export import Described
 from tilewise.tune.measure.store import Machine, Store, VerdictRow
 from tilewise.tune.measure.trial import SideBySide, Timed, Trial
 from tilewise.tune.problem import Config, Kernel, Problem, Value
-from tilewise.tune.search import Rule, Step, search, settle
+from tilewise.tune.search.gaussian_process import Belief, Memory, Numbers, Prior
+from tilewise.tune.search.loop import Rule, Step, search, settle
 
 if TYPE_CHECKING:
     from tilewise.tune.choose.calibrated import Calibrated

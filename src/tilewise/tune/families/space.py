@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.schema import DIMENSIONS
-from tilewise.tune.belief import Numbers, Prior
 from tilewise.tune.measure.export import Described, config_row
 from tilewise.tune.problem import Config, Problem
+from tilewise.tune.search.gaussian_process import Numbers, Prior
 
 _PARTS = ("kernel", "output", "input")
 _KEPT = 8  # lists that are remembered

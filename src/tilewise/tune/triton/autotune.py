@@ -27,7 +27,7 @@ from tilewise.tune.guide import Guide, shipped_guide
 from tilewise.tune.measure.store import Machine
 from tilewise.tune.measure.triton.gpu import COLLECTIONS
 from tilewise.tune.problem import Config, Problem
-from tilewise.tune.search import Found
+from tilewise.tune.search.loop import Found
 from tilewise.tune.triton.online import Online, config_of, problem_of
 
 BUDGET = 5

@@ -10,7 +10,6 @@ import numpy as np
 
 from tilewise import __version__
 from tilewise._machine import real_cores
-from tilewise.tune.belief import BLIND, Numbers, Prior
 from tilewise.tune.choices import Choice
 from tilewise.tune.choose.kept import KeptTiles
 from tilewise.tune.choose.near import near_products
@@ -23,6 +22,7 @@ from tilewise.tune.measure.cpu.clock import describe, require_native, running_on
 from tilewise.tune.measure.device import FamilyBench
 from tilewise.tune.measure.trial import CpuTrial, Trial, WorkerTrial, cpu_worker
 from tilewise.tune.problem import Config, Problem, Value
+from tilewise.tune.search.gaussian_process import BLIND, Numbers, Prior
 
 COLLECTION = "cpu"
 # Without a model: how much slower a tile is thought to be that differs from the default in one way, in two, in more;

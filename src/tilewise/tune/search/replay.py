@@ -26,7 +26,7 @@ from tilewise.costmodel.scorer import load_scorer
 from tilewise.costmodel.shipped import shipped_file
 from tilewise.costmodel.trained import model_path
 from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
-from tilewise.tune.prior import (
+from tilewise.tune.search.calibration import (
     WITHIN,
     Calibration,
     Case,
@@ -241,7 +241,7 @@ def _portfolios(cases: Sequence[Case], calibration: Calibration, most: int) -> l
 
 
 def _updated(cases: Sequence[Case], calibration: Calibration, most: int) -> list[float]:
-    from tilewise.tune.search import Rule
+    from tilewise.tune.search.loop import Rule
 
     orders = [[s.index for s in play(case, calibration.prior, Rule(0.0, 0.0, most)).steps] for case in cases]
     return _mean([_curve(case, order, most) for case, order in zip(cases, orders, strict=True)])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilewise.tune.belief import Belief, Doubt
+from tilewise.tune.search.gaussian_process import Belief, Doubt
 
 Measure = Callable[[int], float | None]
 Again = Callable[[Sequence[int]], Sequence[float | None]]  # nanoseconds of several that were measured before

@@ -26,8 +26,8 @@ from tilewise.costmodel.kernel import Kernel
 from tilewise.costmodel.rank import Model
 from tilewise.costmodel.schema import TILE_FEATURES
 from tilewise.errors import ConfigurationError, TilewiseError
-from tilewise.tune.belief import Belief, Numbers, Prior
-from tilewise.tune.search import Found, Rule, search
+from tilewise.tune.search.gaussian_process import Belief, Numbers, Prior
+from tilewise.tune.search.loop import Found, Rule, search
 
 WITHIN = 0.01
 _MOST_MODEL_BYTES = 1 << 30

@@ -1,0 +1,1 @@
+"""Searching: what to measure next, when to stop, and replays of both over recorded runtimes."""
