@@ -26,7 +26,7 @@ from benchmarks.harness import Row, Run, compare, read_rows, write_results
 from benchmarks.results_files import geometric
 from tilewise import Tensor, models, no_grad
 from tilewise.backend import OptimizedBackend, use_backend
-from tilewise.tune.chooser import ModelChooser, make_chooser
+from tilewise.tune.choose.chooser import ModelChooser, make_chooser
 
 RESULTS = Path("benchmarks/results/chooser.json")
 THREADS = [1, 2]

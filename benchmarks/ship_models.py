@@ -37,8 +37,8 @@ from tilewise.costmodel.kernel import Kernel, make_kernel
 from tilewise.costmodel.metrics import top_k_error
 from tilewise.costmodel.schema import TILE_FEATURES
 from tilewise.costmodel.scorer import load_scorer
+from tilewise.tune.choose.scores import as_kernel
 from tilewise.tune.families.triton.family import get_family
-from tilewise.tune.guide import as_kernel
 from tilewise.tune.measure.schedule import pick_configs
 from tilewise.tune.search.calibration import calibrate, calibration_path
 from tilewise.tune.search.replay import recalibrate

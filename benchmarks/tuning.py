@@ -23,10 +23,10 @@ import tilewise
 from benchmarks.harness import interleaved, machine_class, placed, today
 from tilewise._files import write_whole
 from tilewise.backend import OptimizedBackend
-from tilewise.tune.checking import check
-from tilewise.tune.chooser import make_chooser
+from tilewise.tune.choose.check import check
+from tilewise.tune.choose.chooser import make_chooser
+from tilewise.tune.choose.scores import shipped_guide
 from tilewise.tune.families.triton.family import get_family
-from tilewise.tune.guide import shipped_guide
 from tilewise.tune.problem import Config, Problem, Value
 
 RESULTS = Path(__file__).parent / "results" / "tuning.json"

@@ -88,7 +88,7 @@ def in_json(content: bytes, rng: Rng) -> bytes:
 
 def in_lines(content: bytes, rng: Rng) -> bytes:
     """One of several JSON documents, a line each, damaged; a choice's own checksum is made good again."""
-    from tilewise.tune.choices import _body
+    from tilewise.tune.choose.cache import _body
 
     lines = content.splitlines()
     at = int(rng.integers(len(lines)))

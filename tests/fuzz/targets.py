@@ -276,7 +276,7 @@ def training_checkpoint(folder: Path) -> Target:
 @target
 def tuning_json(folder: Path) -> Target:
     from tilewise.costmodel.shipped import shipped_file
-    from tilewise.tune.guide import file_guide
+    from tilewise.tune.choose.scores import file_guide
     from tilewise.tune.problem import Config
 
     for end in (".safetensors", ".tuning.json"):
@@ -517,7 +517,7 @@ def gzip_store(folder: Path) -> Target:
 
 @target
 def choices(folder: Path) -> Target:
-    from tilewise.tune.choices import Choice, Choices
+    from tilewise.tune.choose.cache import Choice, Choices
     from tilewise.tune.problem import Config, Problem
 
     kept = Choices(folder, "here")

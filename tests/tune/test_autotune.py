@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import pytest
 
 from tilewise.errors import ConfigurationError, TilewiseError
+from tilewise.tune.choose.online import config_of, problem_of
 from tilewise.tune.measure.store import Machine
 from tilewise.tune.triton import autotune as module_name
 from tilewise.tune.triton import autotune as public_name
-from tilewise.tune.triton.online import config_of, problem_of
 
-auto = importlib.import_module("tilewise.tune.triton.autotune")
+auto = importlib.import_module("tilewise.tune.choose.autotune")
 
 
 def launch(block: int, warps: int, **more) -> SimpleNamespace:

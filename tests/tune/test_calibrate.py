@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from tilewise._extension import native
 from tilewise.errors import FileFormatError, UnavailableError
-from tilewise.tune.choose.correction import Correction, Hyper, Rows, squashed
+from tilewise.tune.choose.calibration.correction import Correction, Hyper, Rows, squashed
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 if native is not None:
-    from tilewise.tune.choose import calibrate as run
-    from tilewise.tune.choose.calibrated import (
+    from tilewise.tune.choose.calibration import run as run
+    from tilewise.tune.choose.calibration.calibrated import (
         Calibrated,
         Family,
         Promise,
@@ -29,8 +29,8 @@ if native is not None:
         read_calibration,
         write_calibration,
     )
-    from tilewise.tune.choose.features import joined, rows_of
-    from tilewise.tune.choose.kernels import calibration_kernels
+    from tilewise.tune.choose.calibration.features import joined, rows_of
+    from tilewise.tune.choose.calibration.kernels import calibration_kernels
     from tilewise.tune.choose.near import default_product, near_products
     from tilewise.tune.families.cpu.family import get_family
     from tilewise.tune.families.cpu.tiles import product_config, product_tile
@@ -108,7 +108,7 @@ def test_a_family_without_a_promise_keeps_its_defaults():
 
 @pytest.mark.parametrize("shape", [(300, 300, 700, "nn"), (300, 300, 700, "nt"), (120, 700, 300, "nn")])
 def test_calibrated_choices_sum_alike_at_every_thread_count(shape, monkeypatch):
-    monkeypatch.setattr("tilewise.tune.choose.calibrated.real_cores", lambda: 2)
+    monkeypatch.setattr("tilewise.tune.choose.calibration.calibrated.real_cores", lambda: 2)
     keen = Promise(0.5, -1.0, 0.1, 0.0)  # takes anything
     families = {"matmul": Family(fitted(1).correction, keen), "matmul+": Family(fitted(2).correction, keen)}
     calibrated = Calibrated(native, families)

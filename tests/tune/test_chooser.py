@@ -10,21 +10,21 @@ import pytest
 from tilewise._extension import native
 from tilewise.backend.registry import OptimizedBackend, current_backend
 from tilewise.backend.tiles import check_tile, default_tile, tile_space
-from tilewise.tune.choices import Choice, Choices
-from tilewise.tune.guide import Guide, as_kernel
+from tilewise.tune.choose.cache import Choice, Choices
+from tilewise.tune.choose.scores import Guide, as_kernel
 from tilewise.tune.problem import Problem
 from tilewise.tune.search.gaussian_process import Prior
 from tilewise.tune.search.loop import Rule
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 if native is not None:
+    from tilewise.tune.choose.chooser import ModelChooser, disable, enable, make_chooser, problem_of, tuned
+    from tilewise.tune.choose.first import candidates, tile_kernel
     from tilewise.tune.choose.kept import key_of
-    from tilewise.tune.chooser import ModelChooser, disable, enable, make_chooser, problem_of, tuned
-    from tilewise.tune.cpu.choosing import candidates, tile_kernel
+    from tilewise.tune.choose.tuner import Tuner
     from tilewise.tune.families.cpu.family import get_family
     from tilewise.tune.families.cpu.matmul import config_of
     from tilewise.tune.measure.cpu.device import CpuBench
-    from tilewise.tune.tuner import Tuner
 
 OWN = ("register_m", "register_n", "pack_a", "pack_b", "threads_m", "threads_n")
 

@@ -16,16 +16,16 @@ from tilewise.costmodel.schema import TILE_FEATURES
 from tilewise.errors import ConfigurationError
 from tilewise.quantize import quantize
 from tilewise.quantize.layers import QuantizedLinear
-from tilewise.tune.choices import Choice, Choices
-from tilewise.tune.guide import Guide
+from tilewise.tune.choose.cache import Choice, Choices
+from tilewise.tune.choose.scores import Guide
 from tilewise.tune.problem import Config
 from tilewise.tune.search.gaussian_process import Prior
 from tilewise.tune.search.loop import Rule
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 if native is not None:
+    from tilewise.tune.choose.chooser import ModelChooser
     from tilewise.tune.choose.kept import key_of
-    from tilewise.tune.chooser import ModelChooser
     from tilewise.tune.families.cpu.family import get_family
     from tilewise.tune.families.cpu.int8_matmul import config_of
     from tilewise.tune.measure.cpu.device import CpuBench

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from tilewise.errors import UnavailableError
+from tilewise.tune.choose.scores import shipped_guide
 from tilewise.tune.families.triton.family import get_family
-from tilewise.tune.guide import shipped_guide
 from tilewise.tune.measure.aggregate import read_measured
 from tilewise.tune.measure.sampling import Settings
 from tilewise.tune.measure.schedule import balanced

@@ -15,7 +15,7 @@ import pytest
 from tilewise._extension import native
 from tilewise.backend.registry import OptimizedBackend
 from tilewise.backend.tiles import TileConfig
-from tilewise.tune.choices import FILE, Choice, Choices
+from tilewise.tune.choose.cache import FILE, Choice, Choices
 from tilewise.tune.problem import Problem
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")

@@ -8,8 +8,8 @@ from test_tuner import CONFIGS, SPEC, MadeUpBench
 
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError, UnavailableError
-from tilewise.tune.learning import learn, measured_kernels
-from tilewise.tune.tuner import Tuner
+from tilewise.tune.choose.finetune import learn, measured_kernels
+from tilewise.tune.choose.tuner import Tuner
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 

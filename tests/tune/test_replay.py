@@ -19,7 +19,7 @@ from tilewise.costmodel.collection import read_collection
 from tilewise.costmodel.dataset import find_collection
 from tilewise.errors import ConfigurationError
 from tilewise.tune import replay
-from tilewise.tune.guide import shape_fields, shipped_guide
+from tilewise.tune.choose.scores import shape_fields, shipped_guide
 from tilewise.tune.problem import Problem
 from tilewise.tune.search.calibration import make_case
 from tilewise.tune.search.gaussian_process import Belief, Memory

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-import tilewise.tune.tuner as tuner_module
+import tilewise.tune.choose.tuner as tuner_module
 from tilewise.errors import ConfigurationError
-from tilewise.tune.choices import FILE, Choice, Choices
+from tilewise.tune.choose.cache import FILE, Choice, Choices
+from tilewise.tune.choose.tuner import Tuner, measurements
 from tilewise.tune.families.cpu.family import get_family
 from tilewise.tune.measure.store import Machine, Store
 from tilewise.tune.measure.trial import Timed
 from tilewise.tune.problem import Config, Problem
-from tilewise.tune.tuner import Tuner, measurements
 
 SPEC = {"family": "matmul", "m": 64, "n": 64, "k": 64}
 CONFIGS = [

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from tilewise.tune.choose.calibrate import Report
+    from tilewise.tune.choose.calibration.run import Report
 
 
 def calibrate(
@@ -48,7 +48,7 @@ def calibrate(
 
 def _run(shapes: Path | None, minutes: float, threads: int | None, cache: Path | None, seed: int) -> Report:
     from tilewise.profile.machine import machine
-    from tilewise.tune.choose.calibrate import Calibration
+    from tilewise.tune.choose.calibration.run import Calibration
 
     problems = None if shapes is None else _problems(shapes)
     with _bar() as progress:
@@ -121,7 +121,7 @@ def _print(report: Report) -> None:
 def _kept(cache: Path | None, reset: bool, as_json: bool) -> None:
     """Say what is kept, or forget it."""
     from tilewise.errors import UnavailableError
-    from tilewise.tune.choose.calibrated import calibration_file, find_calibration
+    from tilewise.tune.choose.calibration.calibrated import calibration_file, find_calibration
     from tilewise.tune.choose.kept import read_kept
     from tilewise.tune.measure.cpu.clock import require_native
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from tilewise.tune.layers import TunedModel
-    from tilewise.tune.tuner import Tuned, Tuner
+    from tilewise.tune.choose.network import TunedModel
+    from tilewise.tune.choose.tuner import Tuned, Tuner
 
 _SHAPE = re.compile(r"^\d+(x\d+)+$")
 _SIZES = {
@@ -57,7 +57,7 @@ def tune(
     Example: tilewise tune matmul 512x4096x1024 --set layout=nt
     """
     from tilewise.errors import ConfigurationError
-    from tilewise.tune.tuner import Tuner
+    from tilewise.tune.choose.tuner import Tuner
 
     say = _say
     if check is not None:
@@ -73,7 +73,7 @@ def tune(
         typer.echo(json.dumps(_as_dict(tuned)) if as_json else "\n".join([*_lines(tuned), _used(tuner, tuned)]))
         _offer(tuner)
     if learn:
-        from tilewise.tune.learning import learn as fine_tune
+        from tilewise.tune.choose.finetune import learn as fine_tune
 
         typer.echo(str(fine_tune(tuner, say)), err=as_json)
 
@@ -158,7 +158,7 @@ def _used(tuner: Tuner, tuned: Tuned) -> str:
         return "the default is the fastest that was found; nothing changes"
     if tuner.bench.kind != "cpu":
         return f"kept in {tuner.choices.path}"
-    from tilewise.tune.choices import cache_folder
+    from tilewise.tune.choose.cache import cache_folder
 
     if tuner.folder == cache_folder():
         threads = tuned.problem.get("threads", 1)
@@ -168,7 +168,7 @@ def _used(tuner: Tuner, tuned: Tuned) -> str:
 
 
 def _tune_model(name: str, tuner: Tuner, batch: int, tokens: int, seed: int, as_json: bool) -> None:
-    from tilewise.tune.layers import tune_model
+    from tilewise.tune.choose.network import tune_model
 
     result = tune_model(name, tuner, batch=batch, tokens=tokens, seed=seed, report=_say)
     if as_json:
@@ -216,7 +216,7 @@ def _kept_of_model(result: TunedModel) -> str:
 
 
 def _check(path: Path, device: str, model: Path | None, as_json: bool) -> None:
-    from tilewise.tune.checking import check, table
+    from tilewise.tune.choose.check import check, table
     from tilewise.tune.measure.collect import problem_reader
     from tilewise.tune.specs import read_shapes
 

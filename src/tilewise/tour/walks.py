@@ -168,7 +168,7 @@ def nothing_gained(seconds: dict[str, float]) -> list[str]:
 
 def tuned_backend() -> OptimizedBackend:
     """A backend that asks the tuner's choices and the shipped model for the tile of each shape."""
-    from tilewise.tune.chooser import make_chooser
+    from tilewise.tune.choose.chooser import make_chooser
 
     return OptimizedBackend(tile_chooser=make_chooser())
 

@@ -1,20 +1,33 @@
-"""Collectors that measure tile spaces on a CPU or through Triton, the store of measurements, the tuner and replay."""
+"""Tuning: families of kernels, measuring them, searching for their best configurations, and choosing.
+
+problem.py   a problem, a configuration, a kernel
+families/    what is tuned: one family for each kind of kernel
+workloads/   the programs whose kernels are measured
+measure/     devices, sampling, the store, the collector, export
+search/      the Gaussian process, stopping, calibration, replay
+choose/      the tuner, the cache of choices, the framework's chooser, autotune, check
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tilewise.tune._former import answer_for_former_paths
+
 if TYPE_CHECKING:
-    from tilewise.tune.chooser import disable, enable, tuned
+    from tilewise.tune.choose.chooser import disable, enable, tuned
+    from tilewise.tune.choose.tuner import Tuned, Tuner
     from tilewise.tune.measure.collect import Collected, collect
     from tilewise.tune.search.replay import Replay, replay
-    from tilewise.tune.tuner import Tuned, Tuner
 
 __all__ = ["Collected", "Replay", "Tuned", "Tuner", "collect", "disable", "enable", "replay", "tuned"]
 
 _MODULES = {
-    "Collected": "measure.collect", "collect": "measure.collect", "Replay": "search.replay", "replay": "search.replay", "Tuned": "tuner",
-    "Tuner": "tuner", "disable": "chooser", "enable": "chooser", "tuned": "chooser",
+    "Collected": "measure.collect", "collect": "measure.collect", "Replay": "search.replay", "replay": "search.replay",
+    "Tuned": "choose.tuner", "Tuner": "choose.tuner", "disable": "choose.chooser", "enable": "choose.chooser",
+    "tuned": "choose.chooser",
 }  # fmt: skip
+
+answer_for_former_paths()
 
 
 def __getattr__(name: str) -> Any:

@@ -1,1 +1,1 @@
-"""Which configuration to use: what was kept on this machine, and what a calibrated model says of other shapes."""
+"""Choosing a configuration: the tuner, the cache of choices, the framework's chooser, autotune and their checks."""

@@ -20,7 +20,7 @@ import numpy as np
 from tilewise import __version__
 from tilewise._machine import cores, cpu_name, pretence
 from tilewise.backend.tiles import TileConfig
-from tilewise.tune.choices import Choice, Choices
+from tilewise.tune.choose.cache import Choice, Choices
 from tilewise.tune.families.cpu.tiles import tile_for
 from tilewise.tune.problem import Problem
 
@@ -172,6 +172,6 @@ def read_kept(
     choices = Choices(folder, machine_name(module), __version__)
     if not calibrated:
         return KeptTiles(module, choices.all()), choices.notes
-    from tilewise.tune.choose.asking import CalibratedTiles
+    from tilewise.tune.choose.calibration.chooser import CalibratedTiles
 
     return CalibratedTiles(module, choices.all()), choices.notes

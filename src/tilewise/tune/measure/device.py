@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from tilewise.errors import ConfigurationError
-from tilewise.tune.guide import Guide
+from tilewise.tune.choose.scores import Guide
 from tilewise.tune.measure.store import Machine
 from tilewise.tune.problem import Config, Problem, Value
 from tilewise.tune.search.gaussian_process import Numbers, Prior

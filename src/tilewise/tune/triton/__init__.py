@@ -1,5 +1,5 @@
-"""Measuring and tuning Triton kernels."""
+"""`autotune` for Triton kernels, where its users import it from; `choose/autotune.py` is the code."""
 
-from tilewise.tune.triton.autotune import autotune
+from tilewise.tune.choose.autotune import autotune
 
 __all__ = ["autotune"]

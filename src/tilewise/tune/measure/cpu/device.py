@@ -10,14 +10,14 @@ import numpy as np
 
 from tilewise import __version__
 from tilewise._machine import real_cores
-from tilewise.tune.choices import Choice
+from tilewise.tune.choose.cache import Choice
+from tilewise.tune.choose.first import first_config, first_tile
 from tilewise.tune.choose.kept import KeptTiles
 from tilewise.tune.choose.near import near_products
-from tilewise.tune.cpu.choosing import first_config, first_tile
+from tilewise.tune.choose.scores import MARGIN, Guide
 from tilewise.tune.families.cpu.family import CpuFamily, get_family
 from tilewise.tune.families.cpu.matmul import Matmul
 from tilewise.tune.families.cpu.tiles import product_config
-from tilewise.tune.guide import MARGIN, Guide
 from tilewise.tune.measure.cpu.clock import describe, require_native, running_on
 from tilewise.tune.measure.device import FamilyBench
 from tilewise.tune.measure.trial import CpuTrial, Trial, WorkerTrial, cpu_worker

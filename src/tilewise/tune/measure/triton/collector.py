@@ -22,8 +22,8 @@ from typing import Any
 
 from tilewise._machine import real_cores
 from tilewise.errors import UnavailableError
+from tilewise.tune.choose.scores import Guide, shipped_guide
 from tilewise.tune.families.triton.family import Binary, Family, get_family
-from tilewise.tune.guide import Guide, shipped_guide
 from tilewise.tune.measure.aggregate import MeasuredProblem, contenders, measured_problem
 from tilewise.tune.measure.schedule import Tally, balanced, claim, pick_configs, summary, unfinished
 from tilewise.tune.measure.store import Machine, Store, VerdictRow

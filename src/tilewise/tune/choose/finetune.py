@@ -24,10 +24,10 @@ from tilewise.costmodel.scorer import ridge_scorer
 from tilewise.costmodel.shipped import shipped_file
 from tilewise.costmodel.trained import read_model_file
 from tilewise.errors import ConfigurationError, UnavailableError
-from tilewise.tune.guide import as_kernel, file_guide
+from tilewise.tune.choose.scores import as_kernel, file_guide
+from tilewise.tune.choose.tuner import Tuner, measurements
 from tilewise.tune.measure.store import Store
 from tilewise.tune.search.calibration import Calibration, load_calibration, save_calibration
-from tilewise.tune.tuner import Tuner, measurements
 
 LEAST_CONFIGS, LEAST_PROBLEMS = 3, 8
 _STEPS = 120

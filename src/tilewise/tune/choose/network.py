@@ -20,11 +20,11 @@ from tilewise.profile.targets import MODELS, Target, model_target
 from tilewise.quantize.convert import QuantizedModel
 from tilewise.quantize.files import holds_quantized, load_quantized
 from tilewise.quantize.layers import QuantizedConv2d
-from tilewise.tune.choices import Choice
+from tilewise.tune.choose.cache import Choice
+from tilewise.tune.choose.chooser import measurable, problem_of
 from tilewise.tune.choose.kept import KeptTiles, Key
-from tilewise.tune.chooser import measurable, problem_of
+from tilewise.tune.choose.tuner import Tuned, Tuner
 from tilewise.tune.problem import Problem
-from tilewise.tune.tuner import Tuned, Tuner
 
 _CALLS = 21
 _WORTH = 0.003  # less than this over the default tiles is not told from noise

@@ -28,8 +28,8 @@ import numpy as np
 from tilewise import __version__
 from tilewise._files import read_input
 from tilewise.errors import ConfigurationError, UnavailableError
-from tilewise.tune.choices import Choice, Choices, cache_folder
-from tilewise.tune.choose.calibrated import (
+from tilewise.tune.choose.cache import Choice, Choices, cache_folder
+from tilewise.tune.choose.calibration.calibrated import (
     SHARED,
     Family,
     Promise,
@@ -40,10 +40,10 @@ from tilewise.tune.choose.calibrated import (
     promise_of,
     write_calibration,
 )
-from tilewise.tune.choose.correction import Correction, Numbers, squashed
-from tilewise.tune.choose.features import FAMILIES, joined, rows_of
+from tilewise.tune.choose.calibration.correction import Correction, Numbers, squashed
+from tilewise.tune.choose.calibration.features import FAMILIES, joined, rows_of
+from tilewise.tune.choose.calibration.kernels import calibration_kernels
 from tilewise.tune.choose.kept import machine_name
-from tilewise.tune.choose.kernels import calibration_kernels
 from tilewise.tune.choose.near import near_products
 from tilewise.tune.measure.cpu.clock import require_native
 from tilewise.tune.measure.cpu.device import CpuBench

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
-from tilewise.tune.choices import Choice, Choices, cache_folder
+from tilewise.tune.choose.cache import Choice, Choices, cache_folder
+from tilewise.tune.choose.scores import Guide, Recollection, file_guide, shape_fields, shipped_guide
 from tilewise.tune.families.space import space_of
-from tilewise.tune.guide import Guide, Recollection, file_guide, shape_fields, shipped_guide
 from tilewise.tune.measure.export import Described
 from tilewise.tune.measure.store import Machine, Store, VerdictRow
 from tilewise.tune.measure.trial import SideBySide, Timed, Trial
@@ -29,7 +29,7 @@ from tilewise.tune.search.gaussian_process import Belief, Memory, Numbers, Prior
 from tilewise.tune.search.loop import Rule, Step, search, settle
 
 if TYPE_CHECKING:
-    from tilewise.tune.choose.calibrated import Calibrated
+    from tilewise.tune.choose.calibration.calibrated import Calibrated
 
 PROGRAM = "tuned"
 _CLOSE, _FAR = 0.02, 0.05  # in logarithms: contenders that a reading does not tell apart, on a CPU and on a GPU
@@ -143,7 +143,7 @@ class Tuner:
         if self.bench.kind != "cpu" or self._own_model or not any(self.folder.glob("calibration-*.safetensors")):
             return None
         from tilewise._extension import native
-        from tilewise.tune.choose.calibrated import find_calibration, model_scores
+        from tilewise.tune.choose.calibration.calibrated import find_calibration, model_scores
 
         found, notes = find_calibration(native, self.folder, model_scores())
         self._tell(notes)

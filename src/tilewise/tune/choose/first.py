@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from tilewise.backend.tiles import TileConfig, around, tile_blocks
 from tilewise.costmodel.kernel import Kernel
+from tilewise.tune.choose.scores import Guide
 from tilewise.tune.families.graphs import matmul_graph
-from tilewise.tune.guide import Guide
 from tilewise.tune.measure.export import Described, told
 from tilewise.tune.problem import Config, Problem
 

@@ -16,15 +16,15 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tilewise.errors import ConfigurationError
+from tilewise.tune.choose.tuner import Bench, Tuner
 from tilewise.tune.problem import Config, Problem, Value
-from tilewise.tune.tuner import Bench, Tuner
 
 MEASUREMENTS = 5
 _FINALISTS = 8
 Say = Callable[[str], None]
 
 if TYPE_CHECKING:
-    from tilewise.tune.choose.calibrated import Calibrated
+    from tilewise.tune.choose.calibration.calibrated import Calibrated
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _calibrated(tuner: Tuner, heard: list[str]) -> Calibrated | None:
     if tuner.bench.kind != "cpu":
         return None
     from tilewise._extension import native
-    from tilewise.tune.choose.calibrated import find_calibration, model_scores
+    from tilewise.tune.choose.calibration.calibrated import find_calibration, model_scores
 
     found, notes = find_calibration(native, None, model_scores())
     heard += notes or ([] if found else ["this machine is not calibrated; `tilewise calibrate` takes about a minute"])

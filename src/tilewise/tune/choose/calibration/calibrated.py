@@ -26,9 +26,9 @@ import numpy.typing as npt
 from tilewise import __version__
 from tilewise._machine import real_cores
 from tilewise.errors import FileFormatError, TilewiseError
-from tilewise.tune.choices import cache_folder
-from tilewise.tune.choose.correction import Correction, Hyper, Numbers, Rows
-from tilewise.tune.choose.features import rows_of
+from tilewise.tune.choose.cache import cache_folder
+from tilewise.tune.choose.calibration.correction import Correction, Hyper, Numbers, Rows
+from tilewise.tune.choose.calibration.features import rows_of
 from tilewise.tune.choose.kept import machine_name
 from tilewise.tune.choose.near import default_product, near_products
 from tilewise.tune.families.cpu.tiles import product_config, product_tile
@@ -249,7 +249,7 @@ def find_calibration(
 @functools.cache
 def model_scores() -> Scores | None:
     """The shipped cost model's scores on this CPU; None where there is no model for it."""
-    from tilewise.tune.guide import shipped_guide
+    from tilewise.tune.choose.scores import shipped_guide
     from tilewise.tune.measure.cpu.device import CpuBench
 
     bench = CpuBench()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewise.tune.choose.correction import Numbers, Rows
+from tilewise.tune.choose.calibration.correction import Numbers, Rows
 from tilewise.tune.choose.near import default_product
 from tilewise.tune.measure.cpu.clock import require_native
 from tilewise.tune.problem import Config, Problem

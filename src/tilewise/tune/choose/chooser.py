@@ -19,12 +19,12 @@ from typing import Any
 from tilewise._extension import native
 from tilewise.backend.registry import OptimizedBackend, current_backend
 from tilewise.errors import ConfigurationError, UnavailableError
-from tilewise.tune.choices import Choices
+from tilewise.tune.choose.cache import Choices
+from tilewise.tune.choose.first import LEAST_WORK, first_config, first_tile
 from tilewise.tune.choose.kept import KeptTiles, Key
-from tilewise.tune.cpu.choosing import LEAST_WORK, first_config, first_tile
+from tilewise.tune.choose.scores import Guide, file_guide, shipped_guide
 from tilewise.tune.families.cpu.family import get_family
 from tilewise.tune.families.cpu.tiles import tile_for
-from tilewise.tune.guide import Guide, file_guide, shipped_guide
 from tilewise.tune.measure.cpu.device import CpuBench
 from tilewise.tune.problem import Problem
 

@@ -22,13 +22,13 @@ from typing import Any
 
 from tilewise import __version__
 from tilewise.errors import ConfigurationError, TilewiseError
-from tilewise.tune.choices import cache_folder
-from tilewise.tune.guide import Guide, shipped_guide
+from tilewise.tune.choose.cache import cache_folder
+from tilewise.tune.choose.online import Online, config_of, problem_of
+from tilewise.tune.choose.scores import Guide, shipped_guide
 from tilewise.tune.measure.store import Machine
 from tilewise.tune.measure.triton.gpu import COLLECTIONS
 from tilewise.tune.problem import Config, Problem
 from tilewise.tune.search.loop import Found
-from tilewise.tune.triton.online import Online, config_of, problem_of
 
 BUDGET = 5
 _LAUNCH_SETTINGS = ("num_warps", "num_stages", "num_ctas", "maxnreg")

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from tilewise.errors import TilewiseError
-from tilewise.tune.choices import Choice, Choices
+from tilewise.tune.choose.cache import Choice, Choices
+from tilewise.tune.choose.scores import Guide, Recollection
+from tilewise.tune.choose.tuner import measurements
 from tilewise.tune.families.space import space_of
-from tilewise.tune.guide import Guide, Recollection
 from tilewise.tune.measure.store import Machine, Store
 from tilewise.tune.problem import Config, Kernel, Problem, Value
 from tilewise.tune.search.gaussian_process import BLIND, Belief, Memory, Numbers, Prior
 from tilewise.tune.search.loop import Found, Rule, search, settle
-from tilewise.tune.tuner import measurements
 
 FIRST_SHAPES = 3  # of a kernel nothing is known of, for which twice as much is measured
 PROGRAM = "autotuned"
@@ -162,6 +162,6 @@ class Online:
 
 
 def _sizes(problem: Problem) -> Numbers:
-    from tilewise.tune.guide import shape_fields
+    from tilewise.tune.choose.scores import shape_fields
 
     return shape_fields(problem)

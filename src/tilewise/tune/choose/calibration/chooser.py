@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilewise.errors import TilewiseError
-from tilewise.tune.choices import Choice
+from tilewise.tune.choose.cache import Choice
 from tilewise.tune.choose.kept import KeptTiles, Key
 from tilewise.tune.families.cpu.tiles import tile_for
 
@@ -38,7 +38,7 @@ class CalibratedTiles(KeptTiles):
             return None
 
     def _load(self) -> Any:
-        from tilewise.tune.choose.calibrated import find_calibration, model_scores
+        from tilewise.tune.choose.calibration.calibrated import find_calibration, model_scores
 
         found, _ = find_calibration(self._native)
         if found is None or not any(family.correction.hyper.slope for family in found.families.values()):
@@ -46,7 +46,7 @@ class CalibratedTiles(KeptTiles):
         return find_calibration(self._native, scores=model_scores())[0]
 
     def _choose(self, key: Key) -> Any:
-        from tilewise.tune.chooser import problem_of
+        from tilewise.tune.choose.chooser import problem_of
         from tilewise.tune.measure.cpu.device import CpuBench
 
         calibrated = self.calibrated()
