@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+import tilewise
 from tilewise._files import cache_folder, read_input, read_json_input, write_whole
 from tilewise.costmodel.kernel import Kernel
 from tilewise.costmodel.rank import Model
@@ -31,7 +32,7 @@ from tilewise.tune.search.loop import Found, Rule, search
 
 WITHIN = 0.01
 _MOST_MODEL_BYTES = 1 << 30
-_PACKAGE = Path(__file__).resolve().parents[1]
+_PACKAGE = Path(tilewise.__file__).resolve().parent
 _FITTED_ON = 40  # leaders of a kernel that the prior is fitted on: those that matter, and few enough to be quick
 _MEASUREMENTS = 2.95  # on average
 _FIRMNESS = 3.0
