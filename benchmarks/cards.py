@@ -7,9 +7,9 @@ from functools import cache
 import numpy as np
 
 from benchmarks.results_files import read_any, table
-from tilewise.costmodel.collection import read_collection
-from tilewise.costmodel.dataset import embedded_collections, find_collection, load_dataset
-from tilewise.costmodel.describe import Description, describe
+from tilewise.costmodel.data.collection import read_collection
+from tilewise.costmodel.data.dataset import embedded_collections, find_collection, load_dataset
+from tilewise.costmodel.data.describe import Description, describe
 from tilewise.tune.measure.export import slug
 
 _HARDWARE = {

@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks.harness import Row, compare, read_rows, write_results
 from tilewise.costmodel import Dataset, load_dataset, load_scorer, train
-from tilewise.costmodel.kernel import Kernel
+from tilewise.costmodel.data.kernel import Kernel
 
 RESULTS = Path(__file__).parent / "results" / "costmodel.json"
 NODES, KERNELS, CONFIGS, MANY = 40, 100, 60, 1000

@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.standins import STANDINS
 from tilewise._files import write_whole
 from tilewise.costmodel import load_dataset, train
-from tilewise.costmodel.dataset import Dataset
+from tilewise.costmodel.data.dataset import Dataset
 from tilewise.costmodel.metrics import top_k_error
 
 MODELS = "TileRanker,GBDT,EarlyJoinSAGE"

@@ -31,11 +31,11 @@ import numpy as np
 
 from tilewise._files import write_whole
 from tilewise.costmodel import Dataset, load_dataset, train
-from tilewise.costmodel.collection import Collection, MeasuredKernel, read_collection, write_collection
-from tilewise.costmodel.dataset import find_collection
-from tilewise.costmodel.kernel import Kernel, make_kernel
+from tilewise.costmodel.data.collection import Collection, MeasuredKernel, read_collection, write_collection
+from tilewise.costmodel.data.dataset import find_collection
+from tilewise.costmodel.data.kernel import Kernel, make_kernel
+from tilewise.costmodel.data.schema import TILE_FEATURES
 from tilewise.costmodel.metrics import top_k_error
-from tilewise.costmodel.schema import TILE_FEATURES
 from tilewise.costmodel.scorer import load_scorer
 from tilewise.tune.choose.scores import as_kernel
 from tilewise.tune.families.triton.family import get_family

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.dataset import Dataset, dataset_from_kernels, load_dataset
-from tilewise.costmodel.kernel import Kernel, make_kernel
-from tilewise.costmodel.schema import NODE_COLUMN, NODE_FEATURES, OPCODE_NUMBER, Schema
+from tilewise.costmodel.data.dataset import Dataset, dataset_from_kernels, load_dataset
+from tilewise.costmodel.data.kernel import Kernel, make_kernel
+from tilewise.costmodel.data.schema import NODE_COLUMN, NODE_FEATURES, OPCODE_NUMBER, Schema
 
 Floats = npt.NDArray[np.float64]
 Rng = np.random.Generator

@@ -19,7 +19,7 @@ import _start
 from keras_env import hand_over, has_tensorflow, quiet_tensorflow
 
 from tilewise.costmodel.course import DATA_ROOT, OUT_DIR, find_model_dir, read_run, run_file_of, write_run
-from tilewise.costmodel.dataset import load_dataset
+from tilewise.costmodel.data.dataset import load_dataset
 from tilewise.costmodel.prepare import MinMax
 from tilewise.costmodel.trained import MODEL_FILE, ModelFile, read_model_file
 from tilewise.errors import ConfigurationError, FileFormatError
@@ -133,7 +133,7 @@ def _example_graph(scaling: Any) -> Any:
     import numpy as np
     from keras_graphs import graph_of
 
-    from tilewise.costmodel.kernel import make_kernel
+    from tilewise.costmodel.data.kernel import make_kernel
 
     width = len(scaling.config_low)
     feats, configs = np.zeros((2, len(scaling.node_low)), np.float32), np.zeros((2, width), np.float32)

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_gnn as tfgnn
 
-from tilewise.costmodel.kernel import Kernel
+from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.prepare import MinMax
 
 

@@ -21,7 +21,7 @@ from keras_graphs import graph_of, merged_graph
 from keras_losses import CombinedLoss
 
 from tilewise.costmodel.course import TrainArgs, read_run, run_file_of
-from tilewise.costmodel.kernel import Kernel
+from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.prepare import MinMax
 from tilewise.errors import ConfigurationError, FileFormatError
 

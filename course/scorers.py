@@ -11,7 +11,7 @@ from tilewise.errors import ConfigurationError
 if TYPE_CHECKING:
     import numpy as np
 
-    from tilewise.costmodel.kernel import Kernel
+    from tilewise.costmodel.data.kernel import Kernel
 
 KERAS_FILE = "saved_model.pb"
 

@@ -27,7 +27,7 @@ from tilewise.costmodel.course import (
     train_parser,
     write_run,
 )
-from tilewise.costmodel.dataset import Dataset
+from tilewise.costmodel.data.dataset import Dataset
 from tilewise.costmodel.predictions import padding_note, write_predictions
 from tilewise.errors import ConfigurationError
 

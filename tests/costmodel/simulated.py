@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewise.costmodel.kernel import Kernel, make_kernel
-from tilewise.costmodel.schema import NODE_COLUMN, NODE_FEATURES, OPCODE_NUMBER, TILE_FEATURES
+from tilewise.costmodel.data.kernel import Kernel, make_kernel
+from tilewise.costmodel.data.schema import NODE_COLUMN, NODE_FEATURES, OPCODE_NUMBER, TILE_FEATURES
 
 
 def simulated_kernel(rng: np.random.Generator, name: str, n_configs: int = 60, extra_nodes: int = 0) -> Kernel:

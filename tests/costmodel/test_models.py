@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from costmodel.simulated import simulated_kernels  # noqa: E402
 from tilewise.costmodel import numpy_baselines, numpy_ranker  # noqa: E402
-from tilewise.costmodel.dataset import dataset_from_kernels  # noqa: E402
+from tilewise.costmodel.data.dataset import dataset_from_kernels  # noqa: E402
 from tilewise.costmodel.models import MODELS, build_model  # noqa: E402
 from tilewise.costmodel.models.ragged import collate  # noqa: E402
 from tilewise.costmodel.predictor import score_prepared  # noqa: E402

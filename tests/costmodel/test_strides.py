@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from costmodel.simulated import simulated_kernels
-from tilewise.costmodel.dataset import dataset_from_kernels, load_dataset
+from tilewise.costmodel.data.dataset import dataset_from_kernels, load_dataset
 from tilewise.costmodel.rankerfeatures import RankerFeatures, kernel_sizes
 from tilewise.costmodel.strides import NO_CROWDS, crowded, fit_crowds, outer_dimensions
 

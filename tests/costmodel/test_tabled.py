@@ -9,7 +9,7 @@ import pytest
 
 from tilewise._extension import native
 from tilewise.costmodel import load_dataset, numpy_ranker
-from tilewise.costmodel.kernel import Kernel
+from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.scorer import Scorer
 from tilewise.costmodel.shipped import shipped_scorer
 from tilewise.costmodel.tabled import Tabled

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from costmodel.simulated import simulated_kernels
 
-from tilewise.costmodel.dataset import dataset_from_kernels, load_dataset
+from tilewise.costmodel.data.dataset import dataset_from_kernels, load_dataset
 from tilewise.costmodel.occupancy import element_bytes
 from tilewise.costmodel.prepare import MinMax
 from tilewise.costmodel.rankerfeatures import RankerFeatures, kernel_sizes

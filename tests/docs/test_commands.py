@@ -29,7 +29,7 @@ ELSEWHERE = {
     "tilewise tiles download": "tests/costmodel/test_download.py runs it against a local server",
     "tilewise tiles from-pb": "needs an autotuner's file; tests/cli/test_tiles_data.py makes one",
     "tilewise tiles from-jax": "needs JAX; tests/cli/test_tiles_data.py",
-    "tilewise tiles import": "needs other tools' logs; tests/costmodel/importers makes some",
+    "tilewise tiles import": "needs other tools' logs; tests/costmodel/data/importers makes some",
     "tilewise collect embed": "writes into the package; tests/cli/test_collect.py gives it another folder",
     "tilewise collect compare": "needs a second day's store; tests/tune/test_compare_collections.py",
     "tilewise compete serve": "runs until it is stopped; tests/bench/site.py starts it",

@@ -226,7 +226,7 @@ def kernels() -> list:
 
 def _trained(name: str, folder: Path) -> Path:
     from tilewise.costmodel import train
-    from tilewise.costmodel.dataset import dataset_from_kernels
+    from tilewise.costmodel.data.dataset import dataset_from_kernels
 
     data = dataset_from_kernels(kernels()[:8], kernels()[8:])
     more = {"trees": 3, "threads": 1} if name == "GBDT" else {}
@@ -254,7 +254,7 @@ TARGETS["GBDT"] = _scored("GBDT", torch=False)
 
 @target
 def training_checkpoint(folder: Path) -> Target:
-    from tilewise.costmodel.dataset import dataset_from_kernels
+    from tilewise.costmodel.data.dataset import dataset_from_kernels
     from tilewise.costmodel.settings import default_settings
     from tilewise.costmodel.train import CHECKPOINT, _Run
 
@@ -293,16 +293,16 @@ def tuning_json(folder: Path) -> Target:
 
 @target
 def kernel_npz(folder: Path) -> Target:
-    from tilewise.costmodel.kernel import read_kernel
+    from tilewise.costmodel.data.kernel import read_kernel
 
     return Target(write_npz(kernels()[0], folder), lambda path: read_kernel(path, 24), (in_npz,))
 
 
 @target
 def collection(folder: Path) -> Target:
-    from tilewise.costmodel.collection import Collection, MeasuredKernel, read_collection, write_collection
-    from tilewise.costmodel.describe import describe
-    from tilewise.costmodel.schema import Schema
+    from tilewise.costmodel.data.collection import Collection, MeasuredKernel, read_collection, write_collection
+    from tilewise.costmodel.data.describe import describe
+    from tilewise.costmodel.data.schema import Schema
 
     measured = [MeasuredKernel(k, np.zeros(12, np.float32), np.ones(12, np.uint16), {"m": 3}) for k in kernels()[:4]]
     write_collection(folder / "c.npz", Collection(Schema(), {"train": measured[:2], "valid": measured[2:], "test": []}))
@@ -316,7 +316,7 @@ def collection(folder: Path) -> Target:
 
 @target
 def schema(folder: Path) -> Target:
-    from tilewise.costmodel.schema import read_schema
+    from tilewise.costmodel.data.schema import read_schema
 
     (folder / "schema.json").write_text('{"config_features": ["a", "b_0", "c"], "hardware": {"x": [1, 2]}}')
     return Target(folder / "schema.json", lambda path: read_schema(path.parent), (in_json,))
@@ -324,8 +324,8 @@ def schema(folder: Path) -> Target:
 
 @target
 def converted_index(folder: Path) -> Target:
-    from tilewise.costmodel.schema import Schema
-    from tilewise.costmodel.shards import open_split
+    from tilewise.costmodel.data.schema import Schema
+    from tilewise.costmodel.data.shards import open_split
 
     files = [write_npz(kernel, folder) for kernel in kernels()[:3]]
     open_split(files, Schema(), folder / "cache", "x", progress=False)
@@ -385,7 +385,7 @@ def _imported(kind: str, made: str, inside: Damage) -> Callable[[Path], Target]:
     def make(folder: Path) -> Target:
         from costmodel.importers import test_importers
 
-        from tilewise.costmodel.importers import import_logs
+        from tilewise.costmodel.data.importers import import_logs
 
         (folder / "log.json").write_text(getattr(test_importers, made)())
 

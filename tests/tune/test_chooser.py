@@ -43,7 +43,7 @@ class Likes:
 
 
 def guide(model) -> Guide:
-    from tilewise.costmodel.schema import TILE_FEATURES
+    from tilewise.costmodel.data.schema import TILE_FEATURES
 
     return Guide(model, Prior(slope=1.0), Rule(), "test", (*TILE_FEATURES, *OWN))
 

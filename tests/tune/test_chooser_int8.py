@@ -12,7 +12,7 @@ from tilewise import Tensor, models, nn
 from tilewise._extension import native
 from tilewise.backend.int8_tiles import Int8Tile, default_int8_tile, feasible
 from tilewise.backend.registry import OptimizedBackend, use_backend
-from tilewise.costmodel.schema import TILE_FEATURES
+from tilewise.costmodel.data.schema import TILE_FEATURES
 from tilewise.errors import ConfigurationError
 from tilewise.quantize import quantize
 from tilewise.quantize.layers import QuantizedLinear

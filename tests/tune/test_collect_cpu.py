@@ -19,7 +19,7 @@ from steady_clock import SteadyClock
 
 from tilewise._extension import native
 from tilewise.costmodel import load_dataset
-from tilewise.costmodel.schema import NODE_FEATURES
+from tilewise.costmodel.data.schema import NODE_FEATURES
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 from tilewise.tune import collect
 from tilewise.tune.families.cpu import conv2d as conv

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewise.costmodel.collection import Collection, MeasuredKernel
-from tilewise.costmodel.kernel import make_kernel
-from tilewise.costmodel.schema import Schema
+from tilewise.costmodel.data.collection import Collection, MeasuredKernel
+from tilewise.costmodel.data.kernel import make_kernel
+from tilewise.costmodel.data.schema import Schema
 from tilewise.errors import ConfigurationError
 from tilewise.tune.measure.compare import compare, open_collection, rank_correlation
 

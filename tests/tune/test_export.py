@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewise.costmodel import load_dataset
-from tilewise.costmodel.collection import Collection, read_collection, write_collection
-from tilewise.costmodel.dataset import embedded_collections
+from tilewise.costmodel.data.collection import Collection, read_collection, write_collection
+from tilewise.costmodel.data.dataset import embedded_collections
 from tilewise.errors import FileFormatError, TilewiseError
 from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.measure.aggregate import MeasuredProblem, open_measurements, read_measured
@@ -224,7 +224,7 @@ def test_embedded_collections_load_and_no_shape_is_in_two_splits(name: str) -> N
 
 
 def test_the_embedded_gpu_collection_is_as_large_and_quiet_as_promised() -> None:
-    from tilewise.costmodel.dataset import embedded_folder
+    from tilewise.costmodel.data.dataset import embedded_folder
 
     collection = read_collection(embedded_folder() / "h200.npz")
     every = [measured for members in collection.splits.values() for measured in members]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tilewise.costmodel.data.schema import NODE_COLUMN, OPCODES
 from tilewise.costmodel.graph import GraphBuilder, KernelGraph, Node, Window
-from tilewise.costmodel.schema import NODE_COLUMN, OPCODES
 from tilewise.tune.families.graphs import attention_graph, conv_graph, matmul_graph, norm_graph, softmax_graph
 from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.problem import Problem

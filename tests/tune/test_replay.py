@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from tilewise.cli.replay import replay as command
 from tilewise.costmodel import load_dataset
-from tilewise.costmodel.collection import read_collection
-from tilewise.costmodel.dataset import find_collection
+from tilewise.costmodel.data.collection import read_collection
+from tilewise.costmodel.data.dataset import find_collection
 from tilewise.errors import ConfigurationError
 from tilewise.tune import replay
 from tilewise.tune.choose.scores import shape_fields, shipped_guide

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from tilewise.costmodel.collection import Collection
+    from tilewise.costmodel.data.collection import Collection
     from tilewise.tune.measure.collect import Progress
 
 collect = typer.Typer(

@@ -123,9 +123,9 @@ def from_jax(
     import numpy as np
 
     from tilewise._files import write_whole
+    from tilewise.costmodel.data.kernel import make_kernel
+    from tilewise.costmodel.data.schema import TILE_FEATURES
     from tilewise.costmodel.from_jax import featurize_jax
-    from tilewise.costmodel.kernel import make_kernel
-    from tilewise.costmodel.schema import TILE_FEATURES
     from tilewise.costmodel.tuning_data import kernel_npz
 
     graph = featurize_jax(target)
@@ -157,7 +157,7 @@ def import_(
     """
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from tilewise.costmodel.importers import import_logs, read_description
+    from tilewise.costmodel.data.importers import import_logs, read_description
 
     description = read_description(describe.expanduser()) if describe else None
     columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} records read"), TimeElapsedColumn())
@@ -224,7 +224,7 @@ def score(
 
     Example: tilewise tiles score predictions_model_output.csv --truth ~/data/tpugraphs/npz/tile/xla/valid
     """
-    from tilewise.costmodel.dataset import load_dataset
+    from tilewise.costmodel.data.dataset import load_dataset
     from tilewise.costmodel.predictions import score_predictions
 
     split = Path(truth).expanduser()

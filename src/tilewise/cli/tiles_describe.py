@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from tilewise.costmodel.describe import Description, GroupFigures
+    from tilewise.costmodel.data.describe import Description, GroupFigures
 
 _PICTURE_FIELDS = ("slowdowns", "deviations")
 
@@ -27,7 +27,7 @@ def describe(
 
     Example: tilewise tiles describe h200 --plot h200.png
     """
-    from tilewise.costmodel.describe import describe as measure
+    from tilewise.costmodel.data.describe import describe as measure
 
     figures = measure(collection, progress=not as_json)
     if as_json:

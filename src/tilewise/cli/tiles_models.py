@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from tilewise.costmodel.dataset import Dataset
+    from tilewise.costmodel.data.dataset import Dataset
     from tilewise.costmodel.evaluate import Evaluation
 
 Collection = Annotated[
@@ -62,7 +62,7 @@ def train(
 
     Example: tilewise tiles train h200 --out runs/ranker --seeds 5
     """
-    from tilewise.costmodel.dataset import load_dataset
+    from tilewise.costmodel.data.dataset import load_dataset
 
     data = load_dataset(collection, cache_dir=cache_dir, limit=limit)
     settings = {
@@ -165,7 +165,7 @@ def evaluate(
 
     Example: tilewise tiles evaluate h200 runs/ranker --split test --plot report.png
     """
-    from tilewise.costmodel.dataset import load_dataset
+    from tilewise.costmodel.data.dataset import load_dataset
     from tilewise.costmodel.evaluate import evaluate as evaluate_models
     from tilewise.costmodel.evaluate import leave_one_program_out, plot_evaluation
     from tilewise.costmodel.rank import Model
@@ -266,9 +266,9 @@ def predict(
 
     Example: tilewise tiles predict runs/ranker h200 --split test --out predictions.csv
     """
-    from tilewise.costmodel.dataset import load_dataset
+    from tilewise.costmodel.data.dataset import load_dataset
+    from tilewise.costmodel.data.progress import track
     from tilewise.costmodel.predictions import padding_note, write_predictions
-    from tilewise.costmodel.progress import track
     from tilewise.costmodel.rank import rank
     from tilewise.costmodel.scorer import load_scorer
     from tilewise.costmodel.shipped import shipped_names, shipped_scorer

@@ -18,11 +18,11 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.kernel import Kernel
+from tilewise.costmodel.data.kernel import Kernel
+from tilewise.costmodel.data.schema import DIMENSIONS, NODE_COLUMN, OPCODE_NUMBER, TILE_FEATURES
+from tilewise.costmodel.data.shards import Split
 from tilewise.costmodel.prepare import Prepared
 from tilewise.costmodel.rankerfeatures import kernel_sizes
-from tilewise.costmodel.schema import DIMENSIONS, NODE_COLUMN, OPCODE_NUMBER, TILE_FEATURES
-from tilewise.costmodel.shards import Split
 from tilewise.errors import ConfigurationError, FileFormatError
 
 Floats = npt.NDArray[np.float32]

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.baselines import Analytical, default_errors, random_errors
-from tilewise.costmodel.dataset import Dataset, dataset_from_kernels
-from tilewise.costmodel.kernel import Kernel
+from tilewise.costmodel.data.dataset import Dataset, dataset_from_kernels
+from tilewise.costmodel.data.kernel import Kernel
+from tilewise.costmodel.data.shards import Split
 from tilewise.costmodel.metrics import Interval, bootstrap, noise_ceiling, repeat_noise
 from tilewise.costmodel.rank import Model
-from tilewise.costmodel.shards import Split
 from tilewise.costmodel.train import kernel_metrics, train
 from tilewise.errors import ConfigurationError
 

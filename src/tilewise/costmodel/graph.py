@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.costmodel.data.schema import DIMENSIONS, NODE_COLUMN, NODE_FEATURES, OPCODE_NUMBER, WINDOW_PARTS
 from tilewise.costmodel.hlo import sequence_features
-from tilewise.costmodel.schema import DIMENSIONS, NODE_COLUMN, NODE_FEATURES, OPCODE_NUMBER, WINDOW_PARTS
 
 Shape = tuple[int, ...]
 

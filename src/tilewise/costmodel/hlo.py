@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.schema import ELEMENT_TYPES, NODE_FEATURES, OPCODE_NUMBER, WINDOW_PARTS
+from tilewise.costmodel.data.schema import ELEMENT_TYPES, NODE_FEATURES, OPCODE_NUMBER, WINDOW_PARTS
 from tilewise.errors import FileFormatError, UnavailableError
 
 MAX_INSTRUCTIONS = 1_000_000

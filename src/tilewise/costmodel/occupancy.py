@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.kernel import Kernel
-from tilewise.costmodel.schema import DIMENSIONS, ELEMENT_TYPES, NODE_COLUMN, OPCODE_NUMBER, TILE_FEATURES, Schema
+from tilewise.costmodel.data.kernel import Kernel
+from tilewise.costmodel.data.schema import DIMENSIONS, ELEMENT_TYPES, NODE_COLUMN, OPCODE_NUMBER, TILE_FEATURES, Schema
 
 Numbers = npt.NDArray[np.float64]
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise._files import read_text_input, write_whole
-from tilewise.costmodel.kernel import Kernel
+from tilewise.costmodel.data.kernel import Kernel
 from tilewise.errors import ConfigurationError, FileFormatError
 
 HEADER = "ID,TopConfigs"

@@ -15,9 +15,9 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.kernel import Kernel
+from tilewise.costmodel.data.kernel import Kernel
+from tilewise.costmodel.data.shards import Split
 from tilewise.costmodel.sage import Neighbours
-from tilewise.costmodel.shards import Split
 from tilewise.errors import ConfigurationError, FileFormatError
 
 Floats = npt.NDArray[np.float32]

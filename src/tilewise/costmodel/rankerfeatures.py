@@ -26,11 +26,11 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.kernel import Kernel
+from tilewise.costmodel.data.kernel import Kernel
+from tilewise.costmodel.data.schema import DIMENSIONS, NODE_COLUMN, NODE_FEATURES, OPCODE_NUMBER
+from tilewise.costmodel.data.shards import Split
 from tilewise.costmodel.occupancy import Gpu, element_bytes, occupancy
 from tilewise.costmodel.prepare import Prepared, extremes
-from tilewise.costmodel.schema import DIMENSIONS, NODE_COLUMN, NODE_FEATURES, OPCODE_NUMBER
-from tilewise.costmodel.shards import Split
 from tilewise.costmodel.strides import NO_CROWDS, Crowds, crowded, fit_crowds, outer_dimensions
 from tilewise.errors import ConfigurationError, FileFormatError
 

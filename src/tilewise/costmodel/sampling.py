@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.kernel import Kernel
+from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.prepare import Preparation, Prepared
 
 CACHE_BYTES = 256 << 20

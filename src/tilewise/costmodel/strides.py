@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.schema import DIMENSIONS
+from tilewise.costmodel.data.schema import DIMENSIONS
 
 Numbers = npt.NDArray[np.float64]
 Crowds = npt.NDArray[np.int64]  # (Q, 5): column, dimension, ways, switch (-1 for none), its state

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.kernel import Kernel
+from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.numpy_ranker import Folded, encode, score_inputs
 from tilewise.costmodel.occupancy import Access, Filling, Gpu
 from tilewise.costmodel.prepare import Prepared

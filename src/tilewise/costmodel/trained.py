@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.costmodel.data.kernel import Kernel
+from tilewise.costmodel.data.schema import Schema
 from tilewise.costmodel.files import read_tensors, write_tensors
-from tilewise.costmodel.kernel import Kernel
 from tilewise.costmodel.prepare import Preparation, preparation_kinds
-from tilewise.costmodel.schema import Schema
 from tilewise.errors import FileFormatError, TilewiseError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.costmodel.dataset import load_dataset
+from tilewise.costmodel.data.dataset import load_dataset
 from tilewise.costmodel.evaluate import evaluate
 from tilewise.costmodel.predictions import write_predictions
 from tilewise.costmodel.rank import rank

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tilewise._extension import native
+from tilewise.costmodel.data.schema import N_OPCODES
 from tilewise.costmodel.losses import CombinedLoss
 from tilewise.costmodel.models.layers import Dense, Embedding
 from tilewise.costmodel.models.ragged import Batch
 from tilewise.costmodel.models.ranker_step import learn_ranker
-from tilewise.costmodel.schema import N_OPCODES
 
 
 class TileRanker(nn.Module):

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.costmodel.collection import read_collection
 from tilewise.costmodel.cpu_ridge import NAME
-from tilewise.costmodel.dataset import find_collection
-from tilewise.costmodel.kernel import Kernel
+from tilewise.costmodel.data.collection import read_collection
+from tilewise.costmodel.data.dataset import find_collection
+from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.metrics import opa
 from tilewise.costmodel.scorer import ridge_scorer
 from tilewise.costmodel.shipped import shipped_file

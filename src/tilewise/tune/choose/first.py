@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.backend.tiles import TileConfig, around, tile_blocks
-from tilewise.costmodel.kernel import Kernel
+from tilewise.costmodel.data.kernel import Kernel
 from tilewise.tune.choose.scores import Guide
 from tilewise.tune.families.graphs import matmul_graph
 from tilewise.tune.measure.export import Described, told

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.kernel import Kernel
+from tilewise.costmodel.data.kernel import Kernel
+from tilewise.costmodel.data.schema import TILE_FEATURES
 from tilewise.costmodel.rank import Model
-from tilewise.costmodel.schema import TILE_FEATURES
 from tilewise.costmodel.scorer import load_scorer
 from tilewise.costmodel.shipped import shipped_file
 from tilewise.costmodel.trained import model_path

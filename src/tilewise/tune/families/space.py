@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.schema import DIMENSIONS
+from tilewise.costmodel.data.schema import DIMENSIONS
 from tilewise.tune.measure.export import Described, config_row
 from tilewise.tune.problem import Config, Problem
 from tilewise.tune.search.gaussian_process import Numbers, Prior

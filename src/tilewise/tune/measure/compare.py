@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.collection import Collection, MeasuredKernel, read_collection, read_folder
-from tilewise.costmodel.dataset import embedded_collections, find_collection
+from tilewise.costmodel.data.collection import Collection, MeasuredKernel, read_collection, read_folder
+from tilewise.costmodel.data.dataset import embedded_collections, find_collection
 from tilewise.errors import ConfigurationError
 from tilewise.tune.measure.aggregate import open_measurements
 from tilewise.tune.measure.export import make_collection

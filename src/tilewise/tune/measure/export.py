@@ -24,12 +24,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise._files import write_whole
-from tilewise.costmodel.collection import Collection, MeasuredKernel, write_collection
-from tilewise.costmodel.dataset import with_noise
+from tilewise.costmodel.data.collection import Collection, MeasuredKernel, write_collection
+from tilewise.costmodel.data.dataset import with_noise
+from tilewise.costmodel.data.kernel import make_kernel
+from tilewise.costmodel.data.schema import DIMENSIONS, TILE_FEATURES, Schema
 from tilewise.costmodel.graph import KernelGraph
 from tilewise.costmodel.hlo import sequence_features
-from tilewise.costmodel.kernel import make_kernel
-from tilewise.costmodel.schema import DIMENSIONS, TILE_FEATURES, Schema
 from tilewise.errors import ConfigurationError, FileFormatError
 from tilewise.tune.measure.aggregate import MeasuredProblem, read_measured
 from tilewise.tune.measure.store import Store

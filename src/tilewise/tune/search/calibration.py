@@ -23,9 +23,9 @@ import numpy.typing as npt
 
 import tilewise
 from tilewise._files import cache_folder, read_input, read_json_input, write_whole
-from tilewise.costmodel.kernel import Kernel
+from tilewise.costmodel.data.kernel import Kernel
+from tilewise.costmodel.data.schema import TILE_FEATURES
 from tilewise.costmodel.rank import Model
-from tilewise.costmodel.schema import TILE_FEATURES
 from tilewise.errors import ConfigurationError, TilewiseError
 from tilewise.tune.search.gaussian_process import Belief, Numbers, Prior
 from tilewise.tune.search.loop import Found, Rule, search

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.baselines import Analytical
-from tilewise.costmodel.collection import read_collection
-from tilewise.costmodel.dataset import Dataset, find_collection, load_dataset
-from tilewise.costmodel.kernel import Kernel
+from tilewise.costmodel.data.collection import read_collection
+from tilewise.costmodel.data.dataset import Dataset, find_collection, load_dataset
+from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.rank import Model
 from tilewise.costmodel.scorer import load_scorer
 from tilewise.costmodel.shipped import shipped_file

@@ -19,8 +19,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tilewise.costmodel.collection import read_collection
-from tilewise.costmodel.dataset import embedded_folder
+from tilewise.costmodel.data.collection import read_collection
+from tilewise.costmodel.data.dataset import embedded_folder
 from tilewise.errors import TilewiseError
 from tilewise.tune.measure.aggregate import unfold_store
 from tilewise.tune.measure.schedule import Tally, balanced, table

@@ -22,15 +22,15 @@ from typing import Any
 
 import numpy as np
 
+from tilewise.costmodel.data.importers.description import Description, plain_graph
+from tilewise.costmodel.data.importers.formats import FORMATS
+from tilewise.costmodel.data.importers.record import Record, Value
+from tilewise.costmodel.data.importers.spool import Spool, Spooled, Timed
+from tilewise.costmodel.data.importers.stream import open_sources
+from tilewise.costmodel.data.kernel import make_kernel
+from tilewise.costmodel.data.npz import Array
+from tilewise.costmodel.data.schema import TILE_FEATURES
 from tilewise.costmodel.graph import KernelGraph
-from tilewise.costmodel.importers.description import Description, plain_graph
-from tilewise.costmodel.importers.formats import FORMATS
-from tilewise.costmodel.importers.record import Record, Value
-from tilewise.costmodel.importers.spool import Spool, Spooled, Timed
-from tilewise.costmodel.importers.stream import open_sources
-from tilewise.costmodel.kernel import make_kernel
-from tilewise.costmodel.npzfile import Array
-from tilewise.costmodel.schema import TILE_FEATURES
 from tilewise.costmodel.tuning_data import kernel_npz
 from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
 

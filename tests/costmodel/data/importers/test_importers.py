@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tilewise.costmodel.dataset import load_dataset
-from tilewise.costmodel.importers import FORMATS, Description, import_logs, read_description
-from tilewise.costmodel.importers.stream import JsonWalker, Source
+from tilewise.costmodel.data.dataset import load_dataset
+from tilewise.costmodel.data.importers import FORMATS, Description, import_logs, read_description
+from tilewise.costmodel.data.importers.stream import JsonWalker, Source
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
@@ -259,7 +259,7 @@ def test_unknown_formats_are_named_with_those_there_are(tmp_path):
 def test_json_is_walked_the_same_in_pieces_of_any_size(monkeypatch):
     text = json.dumps({"é": [1.25, "ü" * 50, {"a": [None, True]}], "n": 12345, "results": list(range(300))})
     for piece in (1, 2, 3, 7, 64):
-        monkeypatch.setattr("tilewise.costmodel.importers.stream._CHUNK", piece)
+        monkeypatch.setattr("tilewise.costmodel.data.importers.stream._CHUNK", piece)
         walker = JsonWalker(Source("x", io.BytesIO(text.encode())))
         found = {
             key: list(walker.elements()) if walker.next_char() == "[" else walker.value() for key in walker.members()

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.npzfile import Array, read_npz
-from tilewise.costmodel.schema import N_OPCODES, NODE_FEATURES
+from tilewise.costmodel.data.npz import Array, read_npz
+from tilewise.costmodel.data.schema import N_OPCODES, NODE_FEATURES
 from tilewise.errors import FileFormatError
 
 KEYS = (

@@ -20,10 +20,10 @@ from typing import IO, Any, overload
 import numpy as np
 
 from tilewise._files import read_json_input
-from tilewise.costmodel.kernel import Kernel, program_of, read_kernel
-from tilewise.costmodel.npzfile import Array
-from tilewise.costmodel.progress import track
-from tilewise.costmodel.schema import NODE_FEATURES, Schema
+from tilewise.costmodel.data.kernel import Kernel, program_of, read_kernel
+from tilewise.costmodel.data.npz import Array
+from tilewise.costmodel.data.progress import track
+from tilewise.costmodel.data.schema import NODE_FEATURES, Schema
 from tilewise.errors import FileFormatError, UnavailableError
 
 _FORMAT = 3

@@ -14,9 +14,9 @@ import pytest
 
 from costmodel.simulated import simulated_kernel, simulated_kernels, write_collection, write_npz
 from tilewise.costmodel import load_dataset
-from tilewise.costmodel.kernel import program_of, read_kernel
-from tilewise.costmodel.npzfile import read_npz
-from tilewise.costmodel.schema import NODE_FEATURES, OPCODES, TILE_FEATURES
+from tilewise.costmodel.data.kernel import program_of, read_kernel
+from tilewise.costmodel.data.npz import read_npz
+from tilewise.costmodel.data.schema import NODE_FEATURES, OPCODES, TILE_FEATURES
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 
 
@@ -55,7 +55,7 @@ def test_second_load_reads_no_npz_and_a_changed_file_is_noticed(tmp_path, monkey
     root, cache = write_collection(tmp_path / "c", 3, 1, 1), tmp_path / "cache"
     load_dataset(root, cache_dir=cache, progress=False)
     with monkeypatch.context() as patch:
-        patch.setattr("tilewise.costmodel.shards.read_kernel", lambda *a: pytest.fail("converted twice"))
+        patch.setattr("tilewise.costmodel.data.shards.read_kernel", lambda *a: pytest.fail("converted twice"))
         load_dataset(root, cache_dir=cache, progress=False)
     victim = next((root / "train").glob("*.npz"))
     changed = simulated_kernel(np.random.default_rng(9), victim.stem, n_configs=7)
@@ -165,7 +165,7 @@ def test_a_zip_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
         for _ in range(64):
             member.write(bytes(1 << 20))
     assert path.stat().st_size < 1 << 20
-    monkeypatch.setattr("tilewise.costmodel.npzfile.MAX_UNPACKED_BYTES", 32 << 20)
+    monkeypatch.setattr("tilewise.costmodel.data.npz.MAX_UNPACKED_BYTES", 32 << 20)
     with pytest.raises(FileFormatError, match="more than"):
         read_npz(path, ["node_feat"])
 
@@ -278,7 +278,7 @@ def mutate(original: bytes, rng: np.random.Generator) -> bytes:
 
 
 def test_a_large_collection_may_unpack_to_more_than_a_kernel_and_a_bomb_may_not(tmp_path, monkeypatch):
-    monkeypatch.setattr("tilewise.costmodel.npzfile.MAX_UNPACKED_BYTES", 1 << 16)
+    monkeypatch.setattr("tilewise.costmodel.data.npz.MAX_UNPACKED_BYTES", 1 << 16)
     noise = np.random.default_rng(0).integers(0, 255, 1 << 16).astype(np.uint8)
     np.savez_compressed(tmp_path / "large.npz", a=np.repeat(noise, 8))
     assert len(read_npz(tmp_path / "large.npz", ["a"])["a"]) == 8 << 16

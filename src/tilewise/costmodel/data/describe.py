@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.collection import MeasuredKernel, read_collection, read_folder
-from tilewise.costmodel.dataset import SPLITS, find_collection, load_dataset
-from tilewise.costmodel.kernel import Kernel
-from tilewise.costmodel.schema import OPCODES, Schema
+from tilewise.costmodel.data.collection import MeasuredKernel, read_collection, read_folder
+from tilewise.costmodel.data.dataset import SPLITS, find_collection, load_dataset
+from tilewise.costmodel.data.kernel import Kernel
+from tilewise.costmodel.data.schema import OPCODES, Schema
 
 Floats = npt.NDArray[np.float64]
 _HEAVY = ("convolution", "dot", "reduce-window", "reduce")

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tilewise.costmodel.collection import Collection, MeasuredKernel, write_collection
-from tilewise.costmodel.dataset import embedded_collections
-from tilewise.costmodel.describe import describe
-from tilewise.costmodel.kernel import make_kernel
-from tilewise.costmodel.schema import Schema
+from tilewise.costmodel.data.collection import Collection, MeasuredKernel, write_collection
+from tilewise.costmodel.data.dataset import embedded_collections
+from tilewise.costmodel.data.describe import describe
+from tilewise.costmodel.data.kernel import make_kernel
+from tilewise.costmodel.data.schema import Schema
 from tilewise.errors import TilewiseError
 
 

@@ -12,8 +12,8 @@ import csv
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tilewise.costmodel.importers.record import BadRecordError, Record, flat_values, plain, runtimes, word
-from tilewise.costmodel.importers.stream import Source, lines, parse_line
+from tilewise.costmodel.data.importers.record import BadRecordError, Record, flat_values, plain, runtimes, word
+from tilewise.costmodel.data.importers.stream import Source, lines, parse_line
 
 _MILLISECOND = 1e6
 _OUR_NAMES = {"numwarps": "warps", "numstages": "stages"}  # as in collections of our own

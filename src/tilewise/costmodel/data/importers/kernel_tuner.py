@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tilewise.costmodel.importers.record import BadRecordError, Record, flat_values, runtimes
-from tilewise.costmodel.importers.stream import JsonWalker, Source
+from tilewise.costmodel.data.importers.record import BadRecordError, Record, flat_values, runtimes
+from tilewise.costmodel.data.importers.stream import JsonWalker, Source
 
 _UNITS = {"nanoseconds": 1.0, "microseconds": 1e3, "milliseconds": 1e6, "miliseconds": 1e6, "seconds": 1e9}
 _MILLISECOND = 1e6

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from tilewise._files import cache_folder
-from tilewise.costmodel.collection import Collection, read_collection
-from tilewise.costmodel.kernel import Kernel
-from tilewise.costmodel.schema import Schema, read_schema
-from tilewise.costmodel.shards import Split, from_kernels, open_split
+from tilewise.costmodel.data.collection import Collection, read_collection
+from tilewise.costmodel.data.kernel import Kernel
+from tilewise.costmodel.data.schema import Schema, read_schema
+from tilewise.costmodel.data.shards import Split, from_kernels, open_split
 from tilewise.errors import ConfigurationError, FileFormatError
 
 SPLITS = ("train", "valid", "test")

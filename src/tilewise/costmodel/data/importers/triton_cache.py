@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tilewise.costmodel.importers.record import BadRecordError, Record, flat_values, runtimes
-from tilewise.costmodel.importers.stream import JsonWalker, Source
+from tilewise.costmodel.data.importers.record import BadRecordError, Record, flat_values, runtimes
+from tilewise.costmodel.data.importers.stream import JsonWalker, Source
 
 _MILLISECOND = 1e6
 _NOT_SETTINGS = ("pre_hook", "ir_override")

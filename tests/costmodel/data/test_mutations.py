@@ -18,10 +18,10 @@ from costmodel.test_course import ARGS
 from costmodel.test_dataset import mutate
 from costmodel.test_hlo import called_module, check_consistent, tuning_data
 from tilewise.costmodel import course, featurize_hlo
-from tilewise.costmodel.collection import Collection, MeasuredKernel, read_collection, write_collection
-from tilewise.costmodel.kernel import read_kernel
+from tilewise.costmodel.data.collection import Collection, MeasuredKernel, read_collection, write_collection
+from tilewise.costmodel.data.kernel import read_kernel
+from tilewise.costmodel.data.schema import Schema, read_schema
 from tilewise.costmodel.predictions import read_predictions, write_kaggle
-from tilewise.costmodel.schema import Schema, read_schema
 from tilewise.costmodel.tuning_data import convert_tuning_data
 from tilewise.errors import TilewiseError
 

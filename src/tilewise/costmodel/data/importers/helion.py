@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tilewise._files import open_input
-from tilewise.costmodel.importers.record import BadRecordError, Record, flat_values, runtimes
-from tilewise.costmodel.importers.stream import MAX_FILE_BYTES, Source, lines, parse_line
+from tilewise.costmodel.data.importers.record import BadRecordError, Record, flat_values, runtimes
+from tilewise.costmodel.data.importers.stream import MAX_FILE_BYTES, Source, lines, parse_line
 
 _MILLISECOND = 1e6
 _MAX_LITERAL = 20_000

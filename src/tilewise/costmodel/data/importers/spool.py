@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tilewise.costmodel.importers.record import Record, Value
+from tilewise.costmodel.data.importers.record import Record, Value
 from tilewise.errors import UnavailableError
 
 MAX_KERNELS = 1_000_000

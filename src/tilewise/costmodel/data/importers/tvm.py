@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tilewise.costmodel.importers.record import BadRecordError, Record, flat_values, runtimes, word
-from tilewise.costmodel.importers.stream import Source, lines, parse_line
+from tilewise.costmodel.data.importers.record import BadRecordError, Record, flat_values, runtimes, word
+from tilewise.costmodel.data.importers.stream import Source, lines, parse_line
 
 _SECOND = 1e9
 

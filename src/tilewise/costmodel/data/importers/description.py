@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from tilewise._files import read_json_input
+from tilewise.costmodel.data.importers.record import Value
+from tilewise.costmodel.data.schema import DIMENSIONS, ELEMENT_TYPES, OPCODE_NUMBER
 from tilewise.costmodel.graph import GraphBuilder, KernelGraph
 from tilewise.costmodel.hlo import sequence_features
-from tilewise.costmodel.importers.record import Value
-from tilewise.costmodel.schema import DIMENSIONS, ELEMENT_TYPES, OPCODE_NUMBER
 from tilewise.errors import FileFormatError
 
 _LARGEST = 1 << 40

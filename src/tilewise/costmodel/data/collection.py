@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise._files import parse_json, write_whole
-from tilewise.costmodel.kernel import Kernel, make_kernel, read_kernel
-from tilewise.costmodel.npzfile import Array, read_npz
-from tilewise.costmodel.schema import Schema, read_schema, schema_from
+from tilewise.costmodel.data.kernel import Kernel, make_kernel, read_kernel
+from tilewise.costmodel.data.npz import Array, read_npz
+from tilewise.costmodel.data.schema import Schema, read_schema, schema_from
 from tilewise.errors import FileFormatError
 
 FORMAT = 1

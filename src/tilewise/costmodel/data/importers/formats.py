@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tilewise.costmodel.importers import helion, inductor, kernel_tuner, triton_cache, tvm
-from tilewise.costmodel.importers.description import MATRIX_PRODUCT, Description
-from tilewise.costmodel.importers.record import Record
-from tilewise.costmodel.importers.stream import Source
+from tilewise.costmodel.data.importers import helion, inductor, kernel_tuner, triton_cache, tvm
+from tilewise.costmodel.data.importers.description import MATRIX_PRODUCT, Description
+from tilewise.costmodel.data.importers.record import Record
+from tilewise.costmodel.data.importers.stream import Source
 
 Skip = Callable[[str], None]
 

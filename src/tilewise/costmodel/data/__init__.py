@@ -1,0 +1,1 @@
+"""Measured kernels: one kernel, files of many, and other tools' logs made into either."""
