@@ -365,7 +365,7 @@ def run_file(folder: Path) -> Target:
 def tuning_data(folder: Path) -> Target:
     from costmodel.test_hlo import tuning_data as made
 
-    from tilewise.costmodel.tuning_data import read_tuning_data
+    from tilewise.costmodel.hlo.tuning_data import read_tuning_data
 
     (folder / "prog.pb").write_bytes(made().SerializeToString())
     return Target(folder / "prog.pb", read_tuning_data)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tilewise.costmodel.data.schema import NODE_COLUMN, OPCODES
-from tilewise.costmodel.graph import GraphBuilder, KernelGraph, Node, Window
+from tilewise.costmodel.hlo.graph import GraphBuilder, KernelGraph, Node, Window
 from tilewise.tune.families.graphs import attention_graph, conv_graph, matmul_graph, norm_graph, softmax_graph
 from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.problem import Problem
@@ -17,7 +17,7 @@ XLA_TYPES = {"pred": 1, "s32": 4, "f16": 10, "f32": 11, "bf16": 16}
 
 def as_module(builder: GraphBuilder) -> bytes:
     """The same instructions as a serialized HloModuleProto."""
-    hlo_pb2 = pytest.importorskip("tilewise.costmodel.proto.hlo_pb2")
+    hlo_pb2 = pytest.importorskip("tilewise.costmodel.hlo.proto.hlo_pb2")
     module = hlo_pb2.HloModuleProto()
     numbers: dict[int, int] = {}
     regions = [node.calls for node in builder._nodes if node.calls is not None]
@@ -68,7 +68,7 @@ def sample_builder() -> GraphBuilder:
 
 
 def test_a_built_graph_equals_the_featurized_module_in_every_number() -> None:
-    from tilewise.costmodel.hlo import featurize_hlo
+    from tilewise.costmodel.hlo.featurize import featurize_hlo
 
     builder = sample_builder()
     expected, built = featurize_hlo(as_module(builder)), builder.build()

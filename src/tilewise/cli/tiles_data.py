@@ -100,7 +100,7 @@ def from_pb(
 
     Example: tilewise tiles from-pb op_tuning_data.pb --out my_kernels/train
     """
-    from tilewise.costmodel.tuning_data import convert_tuning_data
+    from tilewise.costmodel.hlo.tuning_data import convert_tuning_data
 
     result = convert_tuning_data(file.expanduser(), out.expanduser())
     if as_json:
@@ -125,8 +125,8 @@ def from_jax(
     from tilewise._files import write_whole
     from tilewise.costmodel.data.kernel import make_kernel
     from tilewise.costmodel.data.schema import TILE_FEATURES
-    from tilewise.costmodel.from_jax import featurize_jax
-    from tilewise.costmodel.tuning_data import kernel_npz
+    from tilewise.costmodel.hlo.from_jax import featurize_jax
+    from tilewise.costmodel.hlo.tuning_data import kernel_npz
 
     graph = featurize_jax(target)
     config, zero = np.zeros((1, len(TILE_FEATURES)), np.float32), np.zeros(1, np.int64)

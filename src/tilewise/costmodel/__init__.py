@@ -8,7 +8,7 @@ from tilewise.costmodel.data.dataset import Dataset, load_dataset
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.evaluate import Evaluation, evaluate
 from tilewise.costmodel.gbdt import GBDT
-from tilewise.costmodel.hlo import featurize_hlo
+from tilewise.costmodel.hlo.featurize import featurize_hlo
 from tilewise.costmodel.rank import Ranking, rank
 from tilewise.costmodel.scorer import Scorer, load_scorer
 from tilewise.costmodel.train import train

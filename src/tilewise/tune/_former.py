@@ -23,7 +23,7 @@ FORMER = {
         "cpu.family": _HERE + "families.cpu.family",
         "cpu.memory": _HERE + "families.cpu.operands",
         "cpu.programs": _HERE + "workloads.cpu",
-        "graph": "tilewise.costmodel.graph",
+        "graph": "tilewise.costmodel.hlo.graph",
         "operations": _HERE + "families.graphs",
         "programs": _HERE + "workloads.gpu",
         "replaying": _HERE + "search.replay",

@@ -21,8 +21,8 @@ from tilewise.costmodel import course, featurize_hlo
 from tilewise.costmodel.data.collection import Collection, MeasuredKernel, read_collection, write_collection
 from tilewise.costmodel.data.kernel import read_kernel
 from tilewise.costmodel.data.schema import Schema, read_schema
+from tilewise.costmodel.hlo.tuning_data import convert_tuning_data
 from tilewise.costmodel.predictions import read_predictions, write_kaggle
-from tilewise.costmodel.tuning_data import convert_tuning_data
 from tilewise.errors import TilewiseError
 
 CSV = "ID,TopConfigs\n" + "".join(f"tile:xla:{i:032x},{i};{i + 1};3;4;5\n" for i in range(20))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewise.costmodel.graph import GraphBuilder, KernelGraph, Node, Shape, Window
+from tilewise.costmodel.hlo.graph import GraphBuilder, KernelGraph, Node, Shape, Window
 
 ELEMENT_TYPE = {"bf16": "bf16", "fp16": "f16", "fp32": "f32", "tf32": "f32"}
 

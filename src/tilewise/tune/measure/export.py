@@ -28,8 +28,8 @@ from tilewise.costmodel.data.collection import Collection, MeasuredKernel, write
 from tilewise.costmodel.data.dataset import with_noise
 from tilewise.costmodel.data.kernel import make_kernel
 from tilewise.costmodel.data.schema import DIMENSIONS, TILE_FEATURES, Schema
-from tilewise.costmodel.graph import KernelGraph
-from tilewise.costmodel.hlo import sequence_features
+from tilewise.costmodel.hlo.featurize import sequence_features
+from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.errors import ConfigurationError, FileFormatError
 from tilewise.tune.measure.aggregate import MeasuredProblem, read_measured
 from tilewise.tune.measure.store import Store

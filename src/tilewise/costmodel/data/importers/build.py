@@ -30,8 +30,8 @@ from tilewise.costmodel.data.importers.stream import open_sources
 from tilewise.costmodel.data.kernel import make_kernel
 from tilewise.costmodel.data.npz import Array
 from tilewise.costmodel.data.schema import TILE_FEATURES
-from tilewise.costmodel.graph import KernelGraph
-from tilewise.costmodel.tuning_data import kernel_npz
+from tilewise.costmodel.hlo.graph import KernelGraph
+from tilewise.costmodel.hlo.tuning_data import kernel_npz
 from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
 
 MAX_COLUMNS = 1024

@@ -22,8 +22,8 @@ from typing import Any
 from tilewise._files import read_json_input
 from tilewise.costmodel.data.importers.record import Value
 from tilewise.costmodel.data.schema import DIMENSIONS, ELEMENT_TYPES, OPCODE_NUMBER
-from tilewise.costmodel.graph import GraphBuilder, KernelGraph
-from tilewise.costmodel.hlo import sequence_features
+from tilewise.costmodel.hlo.featurize import sequence_features
+from tilewise.costmodel.hlo.graph import GraphBuilder, KernelGraph
 from tilewise.errors import FileFormatError
 
 _LARGEST = 1 << 40

@@ -14,7 +14,7 @@ import numpy as np
 from tilewise.backend.conv_tiles import default_conv_tile
 from tilewise.backend.numpy_ops import conv2d as numpy_conv2d
 from tilewise.backend.tiles import tile_space
-from tilewise.costmodel.graph import KernelGraph
+from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.errors import ConfigurationError
 from tilewise.tune.families.cpu.family import Array, Expected
 from tilewise.tune.families.cpu.operands import placed

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.graph import KernelGraph
+from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.errors import ConfigurationError
 from tilewise.tune.problem import Config, Problem, Value
 
@@ -51,7 +51,7 @@ class CpuFamily(Protocol):
         """A callable that runs the kernel once and gives its result."""
 
     def graph(self, problem: Problem) -> KernelGraph:
-        """What is computed, as instructions (tilewise.costmodel.graph)."""
+        """What is computed, as instructions (tilewise.costmodel.hlo.graph)."""
 
     def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
         """`kernel`, `output` and `input` bounds: the tile of the second operand, of the result, of the first."""

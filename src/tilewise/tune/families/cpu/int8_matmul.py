@@ -15,7 +15,7 @@ import numpy as np
 
 from tilewise.backend.int8_tiles import default_int8_tile
 from tilewise.backend.tiles import tile_space
-from tilewise.costmodel.graph import KernelGraph
+from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.errors import ConfigurationError
 from tilewise.tune.families.cpu.family import Array, Expected
 from tilewise.tune.families.cpu.operands import placed

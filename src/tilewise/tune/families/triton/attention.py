@@ -8,7 +8,7 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-from tilewise.costmodel.graph import KernelGraph
+from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.errors import ConfigurationError
 from tilewise.tune.families.graphs import attention_graph
 from tilewise.tune.families.triton.family import (

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tilewise.costmodel.graph import KernelGraph
+from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.errors import ConfigurationError
 from tilewise.tune.problem import Config, Problem, Value
 
@@ -95,7 +95,7 @@ class Family(Protocol):
         """Grid and arguments of one run."""
 
     def graph(self, problem: Problem) -> KernelGraph:
-        """What is computed, as instructions (tilewise.costmodel.graph); the cost model reads the sizes there."""
+        """What is computed, as instructions (tilewise.costmodel.hlo.graph); the cost model reads the sizes there."""
 
     def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
         """`kernel`, `output` and `input` bounds: the tile of the second operand, of the result, of the first."""

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tilewise.costmodel import featurize_hlo
 from tilewise.costmodel.data.kernel import read_kernel
 from tilewise.costmodel.data.schema import NODE_FEATURES, OPCODE_NUMBER
-from tilewise.costmodel.hlo import HloGraph
-from tilewise.costmodel.proto import hlo_pb2, tuning_pb2
-from tilewise.costmodel.tuning_data import convert_tuning_data, read_tuning_data
+from tilewise.costmodel.hlo.featurize import HloGraph
+from tilewise.costmodel.hlo.proto import hlo_pb2, tuning_pb2
+from tilewise.costmodel.hlo.tuning_data import convert_tuning_data, read_tuning_data
 from tilewise.errors import FileFormatError
 
 SAMPLES = next(

@@ -17,7 +17,13 @@ import numpy as np
 from tilewise._files import read_input, write_whole
 from tilewise.costmodel.data.kernel import Kernel, make_kernel
 from tilewise.costmodel.data.npz import Array
-from tilewise.costmodel.hlo import HloGraph, featurize_module, parse_message, protobuf_classes, sequence_features
+from tilewise.costmodel.hlo.featurize import (
+    HloGraph,
+    featurize_module,
+    parse_message,
+    protobuf_classes,
+    sequence_features,
+)
 from tilewise.errors import FileFormatError
 
 MAX_FILE_BYTES = 256 << 20

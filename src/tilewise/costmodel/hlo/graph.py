@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.data.schema import DIMENSIONS, NODE_COLUMN, NODE_FEATURES, OPCODE_NUMBER, WINDOW_PARTS
-from tilewise.costmodel.hlo import sequence_features
+from tilewise.costmodel.hlo.featurize import sequence_features
 
 Shape = tuple[int, ...]
 

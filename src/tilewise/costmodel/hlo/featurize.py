@@ -64,7 +64,7 @@ def protobuf_classes(name: str) -> Any:
     import importlib
 
     try:
-        return importlib.import_module(f"tilewise.costmodel.proto.{name}")
+        return importlib.import_module(f"tilewise.costmodel.hlo.proto.{name}")
     except ImportError as error:
         raise UnavailableError("Reading HLO needs protobuf: pip install 'tilewise[train]'.") from error
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tilewise.costmodel.hlo import HloGraph, featurize_hlo
+from tilewise.costmodel.hlo.featurize import HloGraph, featurize_hlo
 from tilewise.errors import ConfigurationError, UnavailableError
 
 
