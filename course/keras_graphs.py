@@ -14,7 +14,7 @@ import tensorflow as tf
 import tensorflow_gnn as tfgnn
 
 from tilewise.costmodel.data.kernel import Kernel
-from tilewise.costmodel.prepare import MinMax
+from tilewise.costmodel.features.scaling import MinMax
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from keras_losses import CombinedLoss
 
 from tilewise.costmodel.course import TrainArgs, read_run, run_file_of
 from tilewise.costmodel.data.kernel import Kernel
-from tilewise.costmodel.prepare import MinMax
+from tilewise.costmodel.features.scaling import MinMax
 from tilewise.errors import ConfigurationError, FileFormatError
 
 SCALING_FILE = "tilewise_scaling.npz"

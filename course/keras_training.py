@@ -20,9 +20,9 @@ from tilewise.costmodel.course import TrainArgs, new_run, test_predictions, writ
 from tilewise.costmodel.data.dataset import Dataset
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.shards import Split
+from tilewise.costmodel.features.scaling import MinMax
 from tilewise.costmodel.metrics import opa, ranking, top_k_error
 from tilewise.costmodel.predictions import padding_note, write_predictions
-from tilewise.costmodel.prepare import MinMax
 from tilewise.errors import ConfigurationError
 
 KS = (1, 5, 10)

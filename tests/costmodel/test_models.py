@@ -10,11 +10,11 @@ torch = pytest.importorskip("torch")
 from costmodel.simulated import simulated_kernels  # noqa: E402
 from tilewise.costmodel import numpy_baselines, numpy_ranker  # noqa: E402
 from tilewise.costmodel.data.dataset import dataset_from_kernels  # noqa: E402
+from tilewise.costmodel.features.ranker import RankerFeatures  # noqa: E402
+from tilewise.costmodel.features.scaling import MinMax, Prepared  # noqa: E402
 from tilewise.costmodel.models import MODELS, build_model  # noqa: E402
 from tilewise.costmodel.models.ragged import collate  # noqa: E402
 from tilewise.costmodel.predictor import score_prepared  # noqa: E402
-from tilewise.costmodel.prepare import MinMax, Prepared  # noqa: E402
-from tilewise.costmodel.rankerfeatures import RankerFeatures  # noqa: E402
 from tilewise.costmodel.settings import parse_kwargs  # noqa: E402
 from tilewise.errors import ConfigurationError  # noqa: E402
 

@@ -11,11 +11,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tilewise._extension import native  # noqa: E402
+from tilewise.costmodel.features.scaling import Prepared  # noqa: E402
 from tilewise.costmodel.losses import parse_losses  # noqa: E402
 from tilewise.costmodel.models import build_model  # noqa: E402
 from tilewise.costmodel.models.ragged import collate  # noqa: E402
 from tilewise.costmodel.models.ranker import TileRanker  # noqa: E402
-from tilewise.costmodel.prepare import Prepared  # noqa: E402
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not here")
 

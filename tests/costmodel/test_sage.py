@@ -13,10 +13,10 @@ torch = pytest.importorskip("torch")
 from tilewise._extension import native  # noqa: E402
 from tilewise.costmodel import numpy_baselines, sage  # noqa: E402
 from tilewise.costmodel.adam import FlatAdam  # noqa: E402
+from tilewise.costmodel.features.scaling import Prepared  # noqa: E402
 from tilewise.costmodel.losses import parse_losses  # noqa: E402
 from tilewise.costmodel.models import build_model, layers  # noqa: E402
 from tilewise.costmodel.models.ragged import collate  # noqa: E402
-from tilewise.costmodel.prepare import Prepared  # noqa: E402
 from tilewise.costmodel.sage import Neighbours  # noqa: E402
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not here")

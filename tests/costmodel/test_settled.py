@@ -15,7 +15,7 @@ from tilewise.costmodel.data.dataset import dataset_from_kernels
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema
 from tilewise.costmodel.data.shards import from_kernels
-from tilewise.costmodel.rankerfeatures import RankerFeatures
+from tilewise.costmodel.features.ranker import RankerFeatures
 
 MODELS = ["MLP", "LateJoinSAGE", "EarlyJoinSAGE", "LateJoinResGCN", "EarlyJoinResGCN", "TileRanker"]
 

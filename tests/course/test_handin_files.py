@@ -13,10 +13,10 @@ import pytest
 from costmodel.simulated import simulated_kernels
 
 from tilewise.costmodel.data.dataset import dataset_from_kernels, load_dataset
-from tilewise.costmodel.occupancy import element_bytes
-from tilewise.costmodel.prepare import MinMax
-from tilewise.costmodel.rankerfeatures import RankerFeatures, kernel_sizes
-from tilewise.costmodel.strides import crowded, outer_dimensions
+from tilewise.costmodel.features.cache_conflicts import crowded, outer_dimensions
+from tilewise.costmodel.features.occupancy import element_bytes
+from tilewise.costmodel.features.ranker import RankerFeatures, kernel_sizes
+from tilewise.costmodel.features.scaling import MinMax
 
 COURSE = Path(__file__).resolve().parents[2] / "course"
 

@@ -10,9 +10,9 @@ import numpy.typing as npt
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import DIMENSIONS, TILE_FEATURES, Schema
 from tilewise.costmodel.data.shards import Split
+from tilewise.costmodel.features.occupancy import Gpu, element_bytes, is_product, occupancy
+from tilewise.costmodel.features.ranker import RankerFeatures, kernel_sizes
 from tilewise.costmodel.metrics import top_k_error
-from tilewise.costmodel.occupancy import Gpu, element_bytes, is_product, occupancy
-from tilewise.costmodel.rankerfeatures import RankerFeatures, kernel_sizes
 
 Errors = dict[str, npt.NDArray[np.float64]]
 _DRAWS = 20

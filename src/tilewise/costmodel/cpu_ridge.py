@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.cpufeatures import GROUPS, CpuFeatures, group_of
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema
 from tilewise.costmodel.data.shards import from_kernels
+from tilewise.costmodel.features.cpu import GROUPS, CpuFeatures, group_of
 from tilewise.errors import ConfigurationError
 
 Floats = npt.NDArray[Any]

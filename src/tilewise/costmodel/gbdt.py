@@ -17,9 +17,9 @@ import numpy.typing as npt
 from tilewise.costmodel.data.dataset import Dataset
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema
+from tilewise.costmodel.features.ranker import RankerFeatures
+from tilewise.costmodel.features.scaling import Preparation
 from tilewise.costmodel.files import write_tensors
-from tilewise.costmodel.prepare import Preparation
-from tilewise.costmodel.rankerfeatures import RankerFeatures
 from tilewise.costmodel.trained import ModelFile, header
 from tilewise.costmodel.trees import checked_trees
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel import sage
-from tilewise.costmodel.prepare import Prepared
+from tilewise.costmodel.features.scaling import Prepared
 from tilewise.errors import FileFormatError
 
 Floats = npt.NDArray[Any]  # float32

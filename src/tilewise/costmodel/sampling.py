@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.data.kernel import Kernel
-from tilewise.costmodel.prepare import Preparation, Prepared
+from tilewise.costmodel.features.scaling import Preparation, Prepared
 
 CACHE_BYTES = 256 << 20
 

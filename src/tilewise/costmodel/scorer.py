@@ -16,10 +16,10 @@ import numpy.typing as npt
 from tilewise.costmodel import cpu_ridge, numpy_baselines, numpy_ranker
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema
+from tilewise.costmodel.features.ranker import RankerFeatures
+from tilewise.costmodel.features.scaling import Preparation, Prepared
 from tilewise.costmodel.files import write_tensors
 from tilewise.costmodel.gbdt import GBDT, restore_gbdt
-from tilewise.costmodel.prepare import Preparation, Prepared
-from tilewise.costmodel.rankerfeatures import RankerFeatures
 from tilewise.costmodel.tabled import Tabled
 from tilewise.costmodel.trained import fitting, header, read_model_file
 from tilewise.errors import FileFormatError

@@ -19,9 +19,9 @@ import numpy as np
 
 from tilewise.costmodel.data.dataset import Dataset
 from tilewise.costmodel.data.shards import Split
+from tilewise.costmodel.features.scaling import Preparation, preparation_kinds
 from tilewise.costmodel.files import read_tensors, write_tensors
 from tilewise.costmodel.metrics import kendall_tau, opa, top_k_error
-from tilewise.costmodel.prepare import Preparation, preparation_kinds
 from tilewise.costmodel.sampling import Features, epoch_batches
 from tilewise.costmodel.settings import TrainSettings, default_settings
 from tilewise.costmodel.trained import MODEL_FILE, TrainedModel

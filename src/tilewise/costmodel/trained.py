@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema
+from tilewise.costmodel.features.scaling import Preparation, preparation_kinds
 from tilewise.costmodel.files import read_tensors, write_tensors
-from tilewise.costmodel.prepare import Preparation, preparation_kinds
 from tilewise.errors import FileFormatError, TilewiseError
 
 if TYPE_CHECKING:

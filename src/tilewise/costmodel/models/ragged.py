@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tilewise.costmodel.prepare import Prepared
+from tilewise.costmodel.features.scaling import Prepared
 from tilewise.costmodel.sage import Neighbours
 
 _DENSE_BLOCK = 96  # columns a block may have on average for dense products to be quicker than sparse ones

@@ -126,8 +126,8 @@ def _scale(values: npt.NDArray[Any], low: Floats, high: Floats) -> Floats:
 
 def preparation_kinds() -> dict[str, Any]:
     """Name to class, for restoring a saved model."""
-    from tilewise.costmodel.cpufeatures import CpuFeatures
-    from tilewise.costmodel.rankerfeatures import RankerFeatures
+    from tilewise.costmodel.features.cpu import CpuFeatures
+    from tilewise.costmodel.features.ranker import RankerFeatures
 
     return {MinMax.kind: MinMax, RankerFeatures.kind: RankerFeatures, CpuFeatures.kind: CpuFeatures}
 

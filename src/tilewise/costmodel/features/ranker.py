@@ -29,9 +29,9 @@ import numpy.typing as npt
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import DIMENSIONS, NODE_COLUMN, NODE_FEATURES, OPCODE_NUMBER
 from tilewise.costmodel.data.shards import Split
-from tilewise.costmodel.occupancy import Gpu, element_bytes, occupancy
-from tilewise.costmodel.prepare import Prepared, extremes
-from tilewise.costmodel.strides import NO_CROWDS, Crowds, crowded, fit_crowds, outer_dimensions
+from tilewise.costmodel.features.cache_conflicts import NO_CROWDS, Crowds, crowded, fit_crowds, outer_dimensions
+from tilewise.costmodel.features.occupancy import Gpu, element_bytes, occupancy
+from tilewise.costmodel.features.scaling import Prepared, extremes
 from tilewise.errors import ConfigurationError, FileFormatError
 
 Floats = npt.NDArray[np.float32]

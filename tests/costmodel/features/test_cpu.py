@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tilewise.costmodel.cpufeatures import OWN, CpuFeatures, product_of
 from tilewise.costmodel.data.dataset import dataset_from_kernels
 from tilewise.costmodel.data.kernel import Kernel, make_kernel
 from tilewise.costmodel.data.schema import TILE_FEATURES, Schema
+from tilewise.costmodel.features.cpu import OWN, CpuFeatures, product_of
 from tilewise.errors import FileFormatError
 from tilewise.tune.families.graphs import conv_graph, int8_matmul_graph, matmul_graph
 

@@ -7,8 +7,8 @@ import pytest
 
 from costmodel.simulated import simulated_kernels
 from tilewise.costmodel.data.dataset import dataset_from_kernels, load_dataset
-from tilewise.costmodel.rankerfeatures import RankerFeatures, kernel_sizes
-from tilewise.costmodel.strides import NO_CROWDS, crowded, fit_crowds, outer_dimensions
+from tilewise.costmodel.features.cache_conflicts import NO_CROWDS, crowded, fit_crowds, outer_dimensions
+from tilewise.costmodel.features.ranker import RankerFeatures, kernel_sizes
 
 COLUMN, ROWS_OF_FIRST = 0, 5  # the first operand's last but one dimension
 

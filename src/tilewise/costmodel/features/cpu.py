@@ -21,8 +21,8 @@ import numpy.typing as npt
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import DIMENSIONS, NODE_COLUMN, OPCODE_NUMBER, TILE_FEATURES
 from tilewise.costmodel.data.shards import Split
-from tilewise.costmodel.prepare import Prepared
-from tilewise.costmodel.rankerfeatures import kernel_sizes
+from tilewise.costmodel.features.ranker import kernel_sizes
+from tilewise.costmodel.features.scaling import Prepared
 from tilewise.errors import ConfigurationError, FileFormatError
 
 Floats = npt.NDArray[np.float32]

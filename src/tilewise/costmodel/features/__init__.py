@@ -1,0 +1,1 @@
+"""From a kernel's raw numbers to what each model reads."""
