@@ -17,7 +17,7 @@ from benchmarks.harness import today
 from tilewise._files import write_whole
 from tilewise.costmodel.data.dataset import find_collection, load_dataset
 from tilewise.costmodel.evaluate import evaluate
-from tilewise.costmodel.shipped import shipped_file, shipped_names, shipped_scorer
+from tilewise.costmodel.models.shipped import shipped_file, shipped_names, shipped_scorer
 from tilewise.tune.search.calibration import load_calibration
 from tilewise.tune.search.replay import replay
 

@@ -25,10 +25,10 @@ import numpy as np
 
 from tilewise._files import write_whole
 from tilewise.costmodel import train
-from tilewise.costmodel.cpu_ridge import NAME
 from tilewise.costmodel.data.collection import Collection, MeasuredKernel, read_collection
 from tilewise.costmodel.data.dataset import dataset_from_kernels, find_collection
-from tilewise.costmodel.scorer import ridge_scorer
+from tilewise.costmodel.models.ridge import NAME
+from tilewise.costmodel.models.scorer import ridge_scorer
 from tilewise.tune.search.calibration import calibration_path
 from tilewise.tune.search.replay import recalibrate
 

@@ -36,7 +36,7 @@ from tilewise.costmodel.data.dataset import find_collection
 from tilewise.costmodel.data.kernel import Kernel, make_kernel
 from tilewise.costmodel.data.schema import TILE_FEATURES
 from tilewise.costmodel.metrics import top_k_error
-from tilewise.costmodel.scorer import load_scorer
+from tilewise.costmodel.models.scorer import load_scorer
 from tilewise.tune.choose.scores import as_kernel
 from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.measure.schedule import pick_configs

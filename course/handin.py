@@ -21,7 +21,7 @@ from keras_env import hand_over, has_tensorflow, quiet_tensorflow
 from tilewise.costmodel.course import DATA_ROOT, OUT_DIR, find_model_dir, read_run, run_file_of, write_run
 from tilewise.costmodel.data.dataset import load_dataset
 from tilewise.costmodel.features.scaling import MinMax
-from tilewise.costmodel.trained import MODEL_FILE, ModelFile, read_model_file
+from tilewise.costmodel.models.trained import MODEL_FILE, ModelFile, read_model_file
 from tilewise.errors import ConfigurationError, FileFormatError
 
 # The layers of all models in the order in which the Keras classes create them.

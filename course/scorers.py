@@ -26,8 +26,8 @@ class _Own:
     """A run in tilewise's own format; read without PyTorch, unless the class is a user's own."""
 
     def __init__(self, folder: Path, model_class: str | None) -> None:
-        from tilewise.costmodel.scorer import load_scorer
-        from tilewise.costmodel.trained import load_model, read_model_file
+        from tilewise.costmodel.models.scorer import load_scorer
+        from tilewise.costmodel.models.trained import load_model, read_model_file
 
         own_class = ":" in str(read_model_file(folder).record["model"])
         self._model = load_model(folder, model_class=model_class) if own_class else load_scorer(folder)
@@ -64,7 +64,7 @@ def add_model_flag(flags: argparse.ArgumentParser) -> None:
 
 def load_scorer_of(folder: Path, model_class: str | None = None) -> Scorer:
     """The run in `folder`, ready to rank; `model_class` is the user's own, for a run that was trained with one."""
-    from tilewise.costmodel.trained import MODEL_FILE
+    from tilewise.costmodel.models.trained import MODEL_FILE
 
     if (folder / MODEL_FILE).is_file():
         return _Own(folder, model_class)

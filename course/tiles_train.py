@@ -32,7 +32,7 @@ from tilewise.costmodel.predictions import padding_note, write_predictions
 from tilewise.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from tilewise.costmodel.trained import TrainedModel
+    from tilewise.costmodel.models.trained import TrainedModel
 
 
 def train_torch(args: TrainArgs, data: Dataset, seed: int) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _errors(model: TrainedModel, split: Any) -> dict[str, float]:
 
 def framework_of(model: str) -> str:
     """keras for a class that models.py has and tilewise has not."""
-    from tilewise.costmodel.models import MODELS
+    from tilewise.costmodel.models.torch import MODELS
 
     if model in (*MODELS, "GBDT") or ":" in model:
         return "torch"

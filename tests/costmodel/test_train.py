@@ -16,11 +16,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from costmodel.simulated import simulated_kernel, simulated_kernels, write_collection  # noqa: E402
-from tilewise.costmodel import load_dataset, load_model, load_scorer, rank, train, trained  # noqa: E402
+from tilewise.costmodel import load_dataset, load_model, load_scorer, rank, train  # noqa: E402
 from tilewise.costmodel.data.dataset import dataset_from_kernels  # noqa: E402
 from tilewise.costmodel.data.kernel import Kernel  # noqa: E402
 from tilewise.costmodel.metrics import opa  # noqa: E402
-from tilewise.costmodel.models import MODELS  # noqa: E402
+from tilewise.costmodel.models import trained  # noqa: E402
+from tilewise.costmodel.models.torch import MODELS  # noqa: E402
 from tilewise.costmodel.settings import default_settings  # noqa: E402
 from tilewise.costmodel.train import selection_value  # noqa: E402
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError  # noqa: E402

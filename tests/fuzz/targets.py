@@ -275,7 +275,7 @@ def training_checkpoint(folder: Path) -> Target:
 
 @target
 def tuning_json(folder: Path) -> Target:
-    from tilewise.costmodel.shipped import shipped_file
+    from tilewise.costmodel.models.shipped import shipped_file
     from tilewise.tune.choose.scores import file_guide
     from tilewise.tune.problem import Config
 

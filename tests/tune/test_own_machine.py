@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from tilewise._extension import native
 from tilewise.cli.collect import collect
 from tilewise.costmodel import load_dataset
-from tilewise.costmodel.shipped import shipped_file
+from tilewise.costmodel.models.shipped import shipped_file
 from tilewise.errors import ConfigurationError
 from tilewise.tune.problem import Kernel, Problem
 from tilewise.tune.search.calibration import Calibration, Prior, load_calibration, save_calibration

@@ -168,8 +168,8 @@ def evaluate(
     from tilewise.costmodel.data.dataset import load_dataset
     from tilewise.costmodel.evaluate import evaluate as evaluate_models
     from tilewise.costmodel.evaluate import leave_one_program_out, plot_evaluation
+    from tilewise.costmodel.models.trained import load_model
     from tilewise.costmodel.rank import Model
-    from tilewise.costmodel.trained import load_model
 
     data = load_dataset(collection, cache_dir=cache_dir, limit=limit)
     named: dict[str, Model] = {str(path): load_model(path, model_class=model_class) for path in models}
@@ -181,7 +181,7 @@ def evaluate(
     if plot:
         plot_evaluation(evaluation, plot)
     if as_json:
-        from tilewise.costmodel.files import without_nans
+        from tilewise.costmodel.models.files import without_nans
 
         typer.echo(json.dumps(without_nans(evaluation.as_dict() | {"leave_one_program_out": left_out}), indent=1))
         return
@@ -191,7 +191,7 @@ def evaluate(
 
 
 def _trees(data: Dataset, seed: int) -> Any:
-    from tilewise.costmodel.gbdt import train_gbdt
+    from tilewise.costmodel.models.gbdt import train_gbdt
     from tilewise.errors import UnavailableError
 
     try:
@@ -268,10 +268,10 @@ def predict(
     """
     from tilewise.costmodel.data.dataset import load_dataset
     from tilewise.costmodel.data.progress import track
+    from tilewise.costmodel.models.scorer import load_scorer
+    from tilewise.costmodel.models.shipped import shipped_names, shipped_scorer
     from tilewise.costmodel.predictions import padding_note, write_predictions
     from tilewise.costmodel.rank import rank
-    from tilewise.costmodel.scorer import load_scorer
-    from tilewise.costmodel.shipped import shipped_names, shipped_scorer
 
     shipped = str(model) in shipped_names() and not model.exists()
     scorer = shipped_scorer(str(model)) if shipped else load_scorer(model)
@@ -305,8 +305,8 @@ def export(
     Example: tilewise tiles export runs/ranker ranker.safetensors
     """
     from tilewise._files import read_input, write_whole
-    from tilewise.costmodel.scorer import load_scorer
-    from tilewise.costmodel.trained import model_path
+    from tilewise.costmodel.models.scorer import load_scorer
+    from tilewise.costmodel.models.trained import model_path
 
     scorer = load_scorer(model)
     content = read_input(model_path(model), 1 << 30)

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 from tilewise.costmodel.data.dataset import Dataset, load_dataset
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.evaluate import Evaluation, evaluate
-from tilewise.costmodel.gbdt import GBDT
 from tilewise.costmodel.hlo.featurize import featurize_hlo
+from tilewise.costmodel.models.gbdt import GBDT
+from tilewise.costmodel.models.scorer import Scorer, load_scorer
+from tilewise.costmodel.models.trained import TrainedModel, load_model
 from tilewise.costmodel.rank import Ranking, rank
-from tilewise.costmodel.scorer import Scorer, load_scorer
 from tilewise.costmodel.train import train
-from tilewise.costmodel.trained import TrainedModel, load_model
 
 if TYPE_CHECKING:
-    from tilewise.costmodel.models import build_model
+    from tilewise.costmodel.models.torch import build_model
 
 __all__ = [
     "GBDT",
@@ -38,7 +38,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "build_model":  # its module needs torch
-        from tilewise.costmodel.models import build_model
+        from tilewise.costmodel.models.torch import build_model
 
         return build_model
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -48,7 +48,7 @@ def rank(model: Model | str | os.PathLike[str], kernel: Kernel) -> Ranking:
     [17, 3, 240, 8, 99]
     """
     if isinstance(model, str | os.PathLike):
-        from tilewise.costmodel.scorer import load_scorer
+        from tilewise.costmodel.models.scorer import load_scorer
 
         return rank(load_scorer(Path(model)), kernel)
     scores, known = model.score(kernel), model.calibration

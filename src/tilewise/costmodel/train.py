@@ -20,11 +20,11 @@ import numpy as np
 from tilewise.costmodel.data.dataset import Dataset
 from tilewise.costmodel.data.shards import Split
 from tilewise.costmodel.features.scaling import Preparation, preparation_kinds
-from tilewise.costmodel.files import read_tensors, write_tensors
 from tilewise.costmodel.metrics import kendall_tau, opa, top_k_error
+from tilewise.costmodel.models.files import read_tensors, write_tensors
+from tilewise.costmodel.models.trained import MODEL_FILE, TrainedModel
 from tilewise.costmodel.sampling import Features, epoch_batches
 from tilewise.costmodel.settings import TrainSettings, default_settings
-from tilewise.costmodel.trained import MODEL_FILE, TrainedModel
 from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from tilewise.costmodel.adam import FlatAdam
-    from tilewise.costmodel.gbdt import GBDT
-    from tilewise.costmodel.models.ragged import Batch
+    from tilewise.costmodel.models.gbdt import GBDT
+    from tilewise.costmodel.models.torch.ragged import Batch
 
 CHECKPOINT = "checkpoint.safetensors"
 METRICS = ("opa", "tau", "top1", "top5", "top10")
@@ -85,7 +85,7 @@ def train(
 
 
 def _train_trees(dataset: Dataset, settings: TrainSettings, folder: Path | None) -> GBDT:
-    from tilewise.costmodel.gbdt import train_gbdt
+    from tilewise.costmodel.models.gbdt import train_gbdt
 
     started = time.perf_counter()
     trees = train_gbdt(dataset, settings.seed, **settings.model_kwargs)
@@ -101,7 +101,7 @@ class _Run:
 
         from tilewise.costmodel.adam import FlatAdam
         from tilewise.costmodel.losses import parse_losses
-        from tilewise.costmodel.models import build_model, constructor_defaults, model_class
+        from tilewise.costmodel.models.torch import build_model, constructor_defaults, model_class
 
         keep_freed_memory()
         self.dataset, self.settings, self.device, self.folder = dataset, settings, device, folder
@@ -152,8 +152,8 @@ class _Run:
     def _epoch(self, epoch: int, started: float = 0.0) -> dict[str, float]:
         import torch
 
-        from tilewise.costmodel.models.fused import kernel_threads
-        from tilewise.costmodel.models.ragged import collate
+        from tilewise.costmodel.models.torch.fused import kernel_threads
+        from tilewise.costmodel.models.torch.ragged import collate
 
         self.module.train()
         settings, optimizer = self.settings, self.optimizer
@@ -216,7 +216,7 @@ class _Run:
     def _validate(self) -> dict[str, float]:
         import torch
 
-        from tilewise.costmodel.predictor import score_prepared
+        from tilewise.costmodel.models.torch.predictor import score_prepared
 
         live = self.optimizer.values.clone()
         if self.average is not None:

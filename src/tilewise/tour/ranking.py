@@ -8,9 +8,9 @@ import numpy as np
 
 from tilewise.costmodel.data.dataset import load_dataset
 from tilewise.costmodel.evaluate import evaluate
+from tilewise.costmodel.models.shipped import shipped_names, shipped_scorer
 from tilewise.costmodel.predictions import write_predictions
 from tilewise.costmodel.rank import rank
-from tilewise.costmodel.shipped import shipped_names, shipped_scorer
 from tilewise.tour.stops import Bars, Stop, Table, Visit
 
 

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.costmodel.cpu_ridge import NAME
 from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import find_collection
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.metrics import opa
-from tilewise.costmodel.scorer import ridge_scorer
-from tilewise.costmodel.shipped import shipped_file
-from tilewise.costmodel.trained import read_model_file
+from tilewise.costmodel.models.ridge import NAME
+from tilewise.costmodel.models.scorer import ridge_scorer
+from tilewise.costmodel.models.shipped import shipped_file
+from tilewise.costmodel.models.trained import read_model_file
 from tilewise.errors import ConfigurationError, UnavailableError
 from tilewise.tune.choose.scores import as_kernel, file_guide
 from tilewise.tune.choose.tuner import Tuner, measurements
@@ -124,8 +124,8 @@ def _fine_tune(source: Path, kernels: Sequence[Kernel]) -> Any:
         import torch
     except ImportError as error:
         raise UnavailableError("Learning needs PyTorch; install tilewise[train].") from error
-    from tilewise.costmodel.models.ragged import collate
-    from tilewise.costmodel.trained import TrainedModel, load_model
+    from tilewise.costmodel.models.torch.ragged import collate
+    from tilewise.costmodel.models.trained import TrainedModel, load_model
 
     trained = load_model(source)
     if not isinstance(trained, TrainedModel):

@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import TILE_FEATURES
+from tilewise.costmodel.models.scorer import load_scorer
+from tilewise.costmodel.models.shipped import shipped_file
+from tilewise.costmodel.models.trained import model_path
 from tilewise.costmodel.rank import Model
-from tilewise.costmodel.scorer import load_scorer
-from tilewise.costmodel.shipped import shipped_file
-from tilewise.costmodel.trained import model_path
 from tilewise.errors import TilewiseError, UnavailableError
 from tilewise.tune.families.space import space_of
 from tilewise.tune.measure.export import Described, told

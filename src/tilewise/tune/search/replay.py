@@ -21,10 +21,10 @@ from tilewise.costmodel.baselines import Analytical
 from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import Dataset, find_collection, load_dataset
 from tilewise.costmodel.data.kernel import Kernel
+from tilewise.costmodel.models.scorer import load_scorer
+from tilewise.costmodel.models.shipped import shipped_file
+from tilewise.costmodel.models.trained import model_path
 from tilewise.costmodel.rank import Model
-from tilewise.costmodel.scorer import load_scorer
-from tilewise.costmodel.shipped import shipped_file
-from tilewise.costmodel.trained import model_path
 from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
 from tilewise.tune.search.calibration import (
     WITHIN,
@@ -225,7 +225,7 @@ def _trees(
 ) -> list[Strategy]:
     if not wanted:
         return []
-    from tilewise.costmodel.gbdt import train_gbdt
+    from tilewise.costmodel.models.gbdt import train_gbdt
 
     say("training the trees")
     try:

@@ -8,13 +8,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from costmodel.simulated import simulated_kernels  # noqa: E402
-from tilewise.costmodel import numpy_baselines, numpy_ranker  # noqa: E402
 from tilewise.costmodel.data.dataset import dataset_from_kernels  # noqa: E402
 from tilewise.costmodel.features.ranker import RankerFeatures  # noqa: E402
 from tilewise.costmodel.features.scaling import MinMax, Prepared  # noqa: E402
-from tilewise.costmodel.models import MODELS, build_model  # noqa: E402
-from tilewise.costmodel.models.ragged import collate  # noqa: E402
-from tilewise.costmodel.predictor import score_prepared  # noqa: E402
+from tilewise.costmodel.models.numpy import baselines as numpy_baselines  # noqa: E402
+from tilewise.costmodel.models.numpy import ranker as numpy_ranker  # noqa: E402
+from tilewise.costmodel.models.torch import MODELS, build_model  # noqa: E402
+from tilewise.costmodel.models.torch.predictor import score_prepared  # noqa: E402
+from tilewise.costmodel.models.torch.ragged import collate  # noqa: E402
 from tilewise.costmodel.settings import parse_kwargs  # noqa: E402
 from tilewise.errors import ConfigurationError  # noqa: E402
 
@@ -154,7 +155,7 @@ def test_scores_do_not_depend_on_chunks_or_company(name, monkeypatch):
     model, part = build_model(name, 9, 5, kwargs).eval(), graph(5, 90)
     part.config[:, :2] = part.config[0, :2]
     whole = score_prepared(model, part)
-    monkeypatch.setattr("tilewise.costmodel.predictor.MOST_AT_ONCE", 7)
+    monkeypatch.setattr("tilewise.costmodel.models.torch.predictor.MOST_AT_ONCE", 7)
     np.testing.assert_allclose(score_prepared(model, part), whole, rtol=1e-5, atol=1e-6)
     with torch.inference_mode():
         together = model(collate([graph(9, 40, 5), part, graph(2, 1, 6)]))[1].numpy()

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from tilewise.costmodel.features.scaling import Prepared
-from tilewise.costmodel.models.fused import kernel_threads
-from tilewise.costmodel.models.ragged import collate
+from tilewise.costmodel.models.torch.fused import kernel_threads
+from tilewise.costmodel.models.torch.ragged import collate
 
 PAIRS_AT_ONCE = 1 << 13  # (node, configuration) pairs of an early join that stay in cache
 MOST_AT_ONCE = 4096

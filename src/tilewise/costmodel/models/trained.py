@@ -18,14 +18,14 @@ import numpy.typing as npt
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema
 from tilewise.costmodel.features.scaling import Preparation, preparation_kinds
-from tilewise.costmodel.files import read_tensors, write_tensors
+from tilewise.costmodel.models.files import read_tensors, write_tensors
 from tilewise.errors import FileFormatError, TilewiseError
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from tilewise.costmodel.gbdt import GBDT
-    from tilewise.costmodel.scorer import Scorer
+    from tilewise.costmodel.models.gbdt import GBDT
+    from tilewise.costmodel.models.scorer import Scorer
 
 FORMAT = "tilewise-cost-model-1"
 MODEL_FILE = "model.safetensors"
@@ -62,14 +62,14 @@ class TrainedModel:
 
     def score(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
         """One score per configuration of the kernel (or per row asked for), lower is faster."""
-        from tilewise.costmodel.predictor import score_prepared
+        from tilewise.costmodel.models.torch.predictor import score_prepared
 
         with fitting(self.name):
             return score_prepared(self.module, self.preparation.apply(kernel, rows), self.device)
 
     def exact(self, kernel: Kernel, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64] | None:
         """The scores of a few configurations in float64, by the NumPy twin; None for a class that has none."""
-        from tilewise.costmodel.scorer import Scorer
+        from tilewise.costmodel.models.scorer import Scorer
 
         if ":" in self.name:
             return None
@@ -137,16 +137,16 @@ def load_model(path: str | Path, device: str = "cpu", model_class: str | None = 
     """
     file = read_model_file(path)
     if file.record["model"] == "GBDT":
-        from tilewise.costmodel.gbdt import restore_gbdt
+        from tilewise.costmodel.models.gbdt import restore_gbdt
 
         return restore_gbdt(file)
     if file.record["model"] == "CpuRidge":
-        from tilewise.costmodel.scorer import load_scorer
+        from tilewise.costmodel.models.scorer import load_scorer
 
         return load_scorer(path)
     import torch
 
-    from tilewise.costmodel.models import build_model
+    from tilewise.costmodel.models.torch import build_model
 
     name = _trusted_name(file.record["model"], model_class, path)
     kwargs = file.record.get("model_kwargs") or {}
@@ -164,7 +164,7 @@ def load_model(path: str | Path, device: str = "cpu", model_class: str | None = 
 
 def _trusted_name(named: str, model_class: str | None, path: str | Path) -> str:
     """The model to build: one of tilewise's by the file's word, another by the user's alone."""
-    from tilewise.costmodel.models import MODELS
+    from tilewise.costmodel.models.torch import MODELS
 
     if named in MODELS:
         return named
@@ -180,7 +180,7 @@ def _check_fit(file: ModelFile, name: str, kwargs: Any, path: str | Path) -> Non
     """Whether the model that a file describes has the tensors it holds, asked before any memory is taken for it."""
     import torch
 
-    from tilewise.costmodel.models import build_model
+    from tilewise.costmodel.models.torch import build_model
 
     error = FileFormatError(f"The weights in {path} do not fit the model {name}.")
     sizes = [size for array in file.weights.values() for size in array.shape]

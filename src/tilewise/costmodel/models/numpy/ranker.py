@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tilewise._extension import native
 from tilewise.costmodel.features.scaling import Prepared
-from tilewise.costmodel.numpy_baselines import normalised
+from tilewise.costmodel.models.numpy.baselines import normalised
 
 Floats = npt.NDArray[Any]  # float32, or float64 where rankings are settled
 Weights = Mapping[str, Floats]

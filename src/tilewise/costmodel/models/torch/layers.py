@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tilewise.costmodel.models.ragged import Matrix, Sparse, product
+from tilewise.costmodel.models.torch.ragged import Matrix, Sparse, product
 from tilewise.errors import ConfigurationError
 
 LEAKY_SLOPE = 0.2

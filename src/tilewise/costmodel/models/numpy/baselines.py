@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel import sage
 from tilewise.costmodel.features.scaling import Prepared
+from tilewise.costmodel.models.numpy import sage
 from tilewise.errors import FileFormatError
 
 Floats = npt.NDArray[Any]  # float32

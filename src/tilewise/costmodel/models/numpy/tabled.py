@@ -17,7 +17,7 @@ from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.features.occupancy import Access, Filling, Gpu
 from tilewise.costmodel.features.ranker import RankerFeatures
 from tilewise.costmodel.features.scaling import Prepared
-from tilewise.costmodel.numpy_ranker import Folded, encode, score_inputs
+from tilewise.costmodel.models.numpy.ranker import Folded, encode, score_inputs
 
 Floats = npt.NDArray[np.float32]
 _MOST_VALUES, _MOST_CONFIGS = 160, 4096  # beyond, the plain way is as fast

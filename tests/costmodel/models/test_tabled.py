@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from tilewise._extension import native
-from tilewise.costmodel import load_dataset, numpy_ranker
+from tilewise.costmodel import load_dataset
 from tilewise.costmodel.data.kernel import Kernel
-from tilewise.costmodel.scorer import Scorer
-from tilewise.costmodel.shipped import shipped_scorer
-from tilewise.costmodel.tabled import Tabled
+from tilewise.costmodel.models.numpy import ranker as numpy_ranker
+from tilewise.costmodel.models.numpy.tabled import Tabled
+from tilewise.costmodel.models.scorer import Scorer
+from tilewise.costmodel.models.shipped import shipped_scorer
 
 
 def plain(scorer: Scorer, kernel: Kernel) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""EarlyJoinSAGE as one autograd node around the compiled kernels of `tilewise.costmodel.sage`.
+"""EarlyJoinSAGE as one autograd node around the compiled kernels of `tilewise.costmodel.models.numpy.sage`.
 
 Everything between the features and the scores is done on arrays, and the way back is written out: a step on small
 batches would otherwise spend as long on bookkeeping as on arithmetic. Training takes the same way without autograd.
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from tilewise._extension import native
 from tilewise.costmodel.losses import CombinedLoss
-from tilewise.costmodel.models.ragged import Batch
-from tilewise.costmodel.sage import LEAKY_SLOPE, Floats, Weights, halves, head_values
+from tilewise.costmodel.models.numpy.sage import LEAKY_SLOPE, Floats, Weights, halves, head_values
+from tilewise.costmodel.models.torch.ragged import Batch
 
 _kernels: Any = native  # `sage.available` says whether they are there
 

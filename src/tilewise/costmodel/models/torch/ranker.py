@@ -20,9 +20,9 @@ from torch.nn import functional
 from tilewise._extension import native
 from tilewise.costmodel.data.schema import N_OPCODES
 from tilewise.costmodel.losses import CombinedLoss
-from tilewise.costmodel.models.layers import Dense, Embedding
-from tilewise.costmodel.models.ragged import Batch
-from tilewise.costmodel.models.ranker_step import learn_ranker
+from tilewise.costmodel.models.torch.layers import Dense, Embedding
+from tilewise.costmodel.models.torch.ragged import Batch
+from tilewise.costmodel.models.torch.ranker_step import learn_ranker
 
 
 class TileRanker(nn.Module):

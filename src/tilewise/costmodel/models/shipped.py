@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
-from tilewise.costmodel.gbdt import GBDT
-from tilewise.costmodel.scorer import Scorer, load_scorer
+from tilewise.costmodel.models.gbdt import GBDT
+from tilewise.costmodel.models.scorer import Scorer, load_scorer
 from tilewise.errors import UnavailableError
 
 _FOLDER = Path(str(files("tilewise.costmodel") / "shipped_models"))

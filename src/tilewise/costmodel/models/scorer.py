@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel import cpu_ridge, numpy_baselines, numpy_ranker
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema
 from tilewise.costmodel.features.ranker import RankerFeatures
 from tilewise.costmodel.features.scaling import Preparation, Prepared
-from tilewise.costmodel.files import write_tensors
-from tilewise.costmodel.gbdt import GBDT, restore_gbdt
-from tilewise.costmodel.tabled import Tabled
-from tilewise.costmodel.trained import fitting, header, read_model_file
+from tilewise.costmodel.models import ridge
+from tilewise.costmodel.models.files import write_tensors
+from tilewise.costmodel.models.gbdt import GBDT, restore_gbdt
+from tilewise.costmodel.models.numpy import baselines, ranker
+from tilewise.costmodel.models.numpy.tabled import Tabled
+from tilewise.costmodel.models.trained import fitting, header, read_model_file
 from tilewise.errors import FileFormatError
 
 
@@ -35,7 +36,7 @@ class Scorer:
     preparation: Preparation
     schema: Schema
     record: dict[str, Any]
-    _folded: dict[str, numpy_ranker.Folded] = field(default_factory=dict, repr=False)
+    _folded: dict[str, ranker.Folded] = field(default_factory=dict, repr=False)
     _last: tuple[Kernel, Prepared] | None = field(default=None, repr=False)
     _seen: npt.NDArray[Any] | None = field(default=None, repr=False)  # the list of configurations scored last
     _table: tuple[npt.NDArray[Any], Tabled | None] | None = field(default=None, repr=False)
@@ -91,30 +92,30 @@ class Scorer:
         """In the number type of the features."""
         if self.name == "TileRanker":
             folded = self._folded_for(part.config.dtype)
-            return numpy_ranker.score_rows(folded, numpy_ranker.encode(folded, part), part.config)
+            return ranker.score_rows(folded, ranker.encode(folded, part), part.config)
         weights = self.weights
         if part.config.dtype != np.float32:
             weights = {name: array.astype(part.config.dtype) for name, array in weights.items()}
-        if self.name == cpu_ridge.NAME:
-            return cpu_ridge.score_ridge(weights, part.config)
-        chunk = numpy_baselines.chunk_size(self.name, self.kwargs, part)
+        if self.name == ridge.NAME:
+            return ridge.score_ridge(weights, part.config)
+        chunk = baselines.chunk_size(self.name, self.kwargs, part)
         pieces = []
         for start in range(0, len(part.config), chunk):
             piece = part.with_config(part.config[start : start + chunk])
-            pieces.append(numpy_baselines.forward(self.name, weights, self.kwargs, piece))
+            pieces.append(baselines.forward(self.name, weights, self.kwargs, piece))
         return np.concatenate(pieces)
 
-    def _folded_for(self, dtype: np.dtype[Any]) -> numpy_ranker.Folded:
+    def _folded_for(self, dtype: np.dtype[Any]) -> ranker.Folded:
         if dtype.name not in self._folded:
             weights = {name: array.astype(dtype, copy=False) for name, array in self.weights.items()}
-            self._folded[dtype.name] = numpy_ranker.fold(weights, self.kwargs)
+            self._folded[dtype.name] = ranker.fold(weights, self.kwargs)
         return self._folded[dtype.name]
 
 
 def ridge_scorer(kernels: Sequence[Kernel], schema: Schema, seed: int = 0) -> Scorer:
-    """The CPU's model (see `cpu_ridge`), fitted to kernels with runtimes."""
-    weights, features = cpu_ridge.fit_ridge(kernels, schema, seed)
-    return Scorer(cpu_ridge.NAME, weights, {}, features, schema, {"model": cpu_ridge.NAME, "seed": seed})
+    """The CPU's model (see `ridge`), fitted to kernels with runtimes."""
+    weights, features = ridge.fit_ridge(kernels, schema, seed)
+    return Scorer(ridge.NAME, weights, {}, features, schema, {"model": ridge.NAME, "seed": seed})
 
 
 def load_scorer(path: str | Path) -> Scorer | GBDT:

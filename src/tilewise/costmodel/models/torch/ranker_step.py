@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from tilewise._extension import native
 from tilewise.costmodel.losses import CombinedLoss
-from tilewise.costmodel.models.ragged import Batch, Matrix, product
+from tilewise.costmodel.models.torch.ragged import Batch, Matrix, product
 
 Floats = npt.NDArray[np.float32]
 Arrays = Mapping[str, Floats]

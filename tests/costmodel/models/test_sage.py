@@ -11,13 +11,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tilewise._extension import native  # noqa: E402
-from tilewise.costmodel import numpy_baselines, sage  # noqa: E402
 from tilewise.costmodel.adam import FlatAdam  # noqa: E402
 from tilewise.costmodel.features.scaling import Prepared  # noqa: E402
 from tilewise.costmodel.losses import parse_losses  # noqa: E402
-from tilewise.costmodel.models import build_model, layers  # noqa: E402
-from tilewise.costmodel.models.ragged import collate  # noqa: E402
-from tilewise.costmodel.sage import Neighbours  # noqa: E402
+from tilewise.costmodel.models.numpy import baselines as numpy_baselines  # noqa: E402
+from tilewise.costmodel.models.numpy import sage  # noqa: E402
+from tilewise.costmodel.models.numpy.sage import Neighbours  # noqa: E402
+from tilewise.costmodel.models.torch import build_model, layers  # noqa: E402
+from tilewise.costmodel.models.torch.ragged import collate  # noqa: E402
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not here")
 
@@ -57,7 +58,7 @@ def scores_and_gradients(model, batch):
 def plainly(monkeypatch):
     def without_kernels(*arguments):
         with monkeypatch.context() as patch:
-            patch.setattr("tilewise.costmodel.models.baselines.available", lambda name: False)
+            patch.setattr("tilewise.costmodel.models.torch.baselines.available", lambda name: False)
             patch.setattr(layers, "_fused", lambda *a: False)
             return scores_and_gradients(*arguments)
 

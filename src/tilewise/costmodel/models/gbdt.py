@@ -19,9 +19,9 @@ from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema
 from tilewise.costmodel.features.ranker import RankerFeatures
 from tilewise.costmodel.features.scaling import Preparation
-from tilewise.costmodel.files import write_tensors
-from tilewise.costmodel.trained import ModelFile, header
-from tilewise.costmodel.trees import checked_trees
+from tilewise.costmodel.models.files import write_tensors
+from tilewise.costmodel.models.trained import ModelFile, header
+from tilewise.costmodel.models.trees import checked_trees
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError
 
 DEFAULTS: dict[str, Any] = {
