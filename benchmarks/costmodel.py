@@ -111,8 +111,8 @@ def one_prediction(model: Any, kernel: Kernel) -> float:
 
 
 def beside_the_original(folder: Path, data: Dataset, model: str, threads: int, rounds: int) -> list[Row]:
-    from tilewise.costmodel.settings import default_settings
-    from tilewise.costmodel.train import _Run
+    from tilewise.costmodel.train.config import default_settings
+    from tilewise.costmodel.train.loop import _Run
 
     original = Original(folder, threads, model)
     try:

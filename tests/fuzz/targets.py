@@ -255,8 +255,8 @@ TARGETS["GBDT"] = _scored("GBDT", torch=False)
 @target
 def training_checkpoint(folder: Path) -> Target:
     from tilewise.costmodel.data.dataset import dataset_from_kernels
-    from tilewise.costmodel.settings import default_settings
-    from tilewise.costmodel.train import CHECKPOINT, _Run
+    from tilewise.costmodel.train.config import default_settings
+    from tilewise.costmodel.train.loop import CHECKPOINT, _Run
 
     data = dataset_from_kernels(kernels()[:8], kernels()[8:])
 

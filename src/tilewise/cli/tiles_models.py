@@ -79,9 +79,9 @@ def train(
 def _train_one(
     data: Dataset, model: str, kwargs: str, settings: dict[str, Any], seed: int, folder: Path, device: str, resume: bool
 ) -> dict[str, Any]:
-    from tilewise.costmodel.curves import plot_curve
     from tilewise.costmodel.evaluate import evaluate as evaluate_model
-    from tilewise.costmodel.train import train as train_model
+    from tilewise.costmodel.train.curves import plot_curve
+    from tilewise.costmodel.train.loop import train as train_model
 
     trained = train_model(
         data,
@@ -104,7 +104,7 @@ def _train_one(
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    from tilewise.costmodel.settings import parse_kwargs
+    from tilewise.costmodel.train.config import parse_kwargs
 
     return parse_kwargs(text)
 

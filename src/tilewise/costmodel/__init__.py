@@ -12,7 +12,7 @@ from tilewise.costmodel.models.gbdt import GBDT
 from tilewise.costmodel.models.scorer import Scorer, load_scorer
 from tilewise.costmodel.models.trained import TrainedModel, load_model
 from tilewise.costmodel.rank import Ranking, rank
-from tilewise.costmodel.train import train
+from tilewise.costmodel.train.loop import train
 
 if TYPE_CHECKING:
     from tilewise.costmodel.models.torch import build_model

@@ -20,7 +20,7 @@ from typing import Any
 
 from tilewise._files import MOST_JSON_BYTES, gunzip, parse_json, read_input, write_whole
 from tilewise.costmodel.data.dataset import Dataset, embedded_collections, load_dataset
-from tilewise.costmodel.settings import default_settings
+from tilewise.costmodel.train.config import default_settings
 from tilewise.errors import ConfigurationError, FileFormatError
 
 DATA_ROOT = "~/data/tpugraphs/npz/tile/xla"

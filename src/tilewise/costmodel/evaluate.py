@@ -20,7 +20,7 @@ from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.shards import Split
 from tilewise.costmodel.metrics import Interval, bootstrap, noise_ceiling, repeat_noise
 from tilewise.costmodel.rank import Model
-from tilewise.costmodel.train import kernel_metrics, train
+from tilewise.costmodel.train.loop import kernel_metrics, train
 from tilewise.errors import ConfigurationError
 
 KS = (1, 5, 10)

@@ -16,7 +16,7 @@ from tilewise.costmodel.models.numpy import ranker as numpy_ranker  # noqa: E402
 from tilewise.costmodel.models.torch import MODELS, build_model  # noqa: E402
 from tilewise.costmodel.models.torch.predictor import score_prepared  # noqa: E402
 from tilewise.costmodel.models.torch.ragged import collate  # noqa: E402
-from tilewise.costmodel.settings import parse_kwargs  # noqa: E402
+from tilewise.costmodel.train.config import parse_kwargs  # noqa: E402
 from tilewise.errors import ConfigurationError  # noqa: E402
 
 BASELINES = [name for name in MODELS if name != "TileRanker"]
@@ -198,7 +198,7 @@ def test_bad_arguments_are_one_sentence(kwargs):
 
 
 def test_adam_matches_pytorch_and_keeps_no_denormals():
-    from tilewise.costmodel.adam import FlatAdam
+    from tilewise.costmodel.train.optimizer import FlatAdam
 
     torch.manual_seed(0)
     ours, theirs = torch.nn.Linear(5, 3), torch.nn.Linear(5, 3)
@@ -219,7 +219,7 @@ def test_adam_matches_pytorch_and_keeps_no_denormals():
 
 
 def test_clipping_is_per_tensor():
-    from tilewise.costmodel.adam import FlatAdam
+    from tilewise.costmodel.train.optimizer import FlatAdam
 
     parameters = [torch.nn.Parameter(torch.zeros(4)), torch.nn.Parameter(torch.zeros(2))]
     optimizer = FlatAdam(parameters, clip_norm=1.0)

@@ -11,14 +11,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tilewise._extension import native  # noqa: E402
-from tilewise.costmodel.adam import FlatAdam  # noqa: E402
 from tilewise.costmodel.features.scaling import Prepared  # noqa: E402
-from tilewise.costmodel.losses import parse_losses  # noqa: E402
 from tilewise.costmodel.models.numpy import baselines as numpy_baselines  # noqa: E402
 from tilewise.costmodel.models.numpy import sage  # noqa: E402
 from tilewise.costmodel.models.numpy.sage import Neighbours  # noqa: E402
 from tilewise.costmodel.models.torch import build_model, layers  # noqa: E402
 from tilewise.costmodel.models.torch.ragged import collate  # noqa: E402
+from tilewise.costmodel.train.losses import parse_losses  # noqa: E402
+from tilewise.costmodel.train.optimizer import FlatAdam  # noqa: E402
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not here")
 

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tilewise.costmodel.adam import FlatAdam
 from tilewise.costmodel.data.schema import N_OPCODES
-from tilewise.costmodel.losses import CombinedLoss
 from tilewise.costmodel.models.numpy.sage import available
 from tilewise.costmodel.models.torch.fused import early_join_sage, learn_early_join_sage, plain
 from tilewise.costmodel.models.torch.layers import Dense, Embedding, Stack, activation, join_first, sage
 from tilewise.costmodel.models.torch.ragged import Batch
+from tilewise.costmodel.train.losses import CombinedLoss
+from tilewise.costmodel.train.optimizer import FlatAdam
 from tilewise.errors import ConfigurationError
 
 REGULARISATION = 1e-4

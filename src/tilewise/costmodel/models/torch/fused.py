@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from tilewise._extension import native
-from tilewise.costmodel.losses import CombinedLoss
 from tilewise.costmodel.models.numpy.sage import LEAKY_SLOPE, Floats, Weights, halves, head_values
 from tilewise.costmodel.models.torch.ragged import Batch
+from tilewise.costmodel.train.losses import CombinedLoss
 
 _kernels: Any = native  # `sage.available` says whether they are there
 

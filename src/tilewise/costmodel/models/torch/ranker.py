@@ -19,10 +19,10 @@ from torch.nn import functional
 
 from tilewise._extension import native
 from tilewise.costmodel.data.schema import N_OPCODES
-from tilewise.costmodel.losses import CombinedLoss
 from tilewise.costmodel.models.torch.layers import Dense, Embedding
 from tilewise.costmodel.models.torch.ragged import Batch
 from tilewise.costmodel.models.torch.ranker_step import learn_ranker
+from tilewise.costmodel.train.losses import CombinedLoss
 
 
 class TileRanker(nn.Module):

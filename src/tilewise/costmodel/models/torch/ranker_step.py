@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from tilewise._extension import native
-from tilewise.costmodel.losses import CombinedLoss
 from tilewise.costmodel.models.torch.ragged import Batch, Matrix, product
+from tilewise.costmodel.train.losses import CombinedLoss
 
 Floats = npt.NDArray[np.float32]
 Arrays = Mapping[str, Floats]

@@ -23,17 +23,17 @@ from tilewise.costmodel.features.scaling import Preparation, preparation_kinds
 from tilewise.costmodel.metrics import kendall_tau, opa, top_k_error
 from tilewise.costmodel.models.files import read_tensors, write_tensors
 from tilewise.costmodel.models.trained import MODEL_FILE, TrainedModel
-from tilewise.costmodel.sampling import Features, epoch_batches
-from tilewise.costmodel.settings import TrainSettings, default_settings
+from tilewise.costmodel.train.config import TrainSettings, default_settings
+from tilewise.costmodel.train.sampling import Features, epoch_batches
 from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from tilewise.costmodel.adam import FlatAdam
     from tilewise.costmodel.models.gbdt import GBDT
     from tilewise.costmodel.models.torch.ragged import Batch
+    from tilewise.costmodel.train.optimizer import FlatAdam
 
 CHECKPOINT = "checkpoint.safetensors"
 METRICS = ("opa", "tau", "top1", "top5", "top10")
@@ -99,9 +99,9 @@ class _Run:
     def __init__(self, dataset: Dataset, settings: TrainSettings, device: str, folder: Path | None) -> None:
         import torch
 
-        from tilewise.costmodel.adam import FlatAdam
-        from tilewise.costmodel.losses import parse_losses
         from tilewise.costmodel.models.torch import build_model, constructor_defaults, model_class
+        from tilewise.costmodel.train.losses import parse_losses
+        from tilewise.costmodel.train.optimizer import FlatAdam
 
         keep_freed_memory()
         self.dataset, self.settings, self.device, self.folder = dataset, settings, device, folder
