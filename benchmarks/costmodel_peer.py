@@ -32,7 +32,7 @@ class Peer:
         from keras_training import Trainer
 
         from tilewise.costmodel import load_dataset
-        from tilewise.costmodel.course import TrainArgs
+        from tilewise.costmodel.course.flags import TrainArgs
 
         data = load_dataset(folder, progress=False)
         args = TrainArgs(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import _start
 
-from tilewise.costmodel.course import parser
-from tilewise.costmodel.predictions import find_predictions, write_kaggle
+from tilewise.costmodel.course.flags import parser
+from tilewise.costmodel.course.predictions import find_predictions, write_kaggle
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ import tensorflow_gnn as tfgnn
 from keras_graphs import graph_of, merged_graph
 from keras_losses import CombinedLoss
 
-from tilewise.costmodel.course import TrainArgs, read_run, run_file_of
+from tilewise.costmodel.course.flags import TrainArgs, read_run, run_file_of
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.features.scaling import MinMax
 from tilewise.errors import ConfigurationError, FileFormatError

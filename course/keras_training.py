@@ -16,13 +16,13 @@ from keras_graphs import Slate, graph_of, merged_graph, relaxed_spec
 from keras_losses import PADDING, CombinedLoss
 from keras_runs import build, load_models, save_model
 
-from tilewise.costmodel.course import TrainArgs, new_run, test_predictions, write_run
+from tilewise.costmodel.course.flags import TrainArgs, new_run, test_predictions, write_run
+from tilewise.costmodel.course.predictions import padding_note, write_predictions
 from tilewise.costmodel.data.dataset import Dataset
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.shards import Split
 from tilewise.costmodel.features.scaling import MinMax
 from tilewise.costmodel.metrics import opa, ranking, top_k_error
-from tilewise.costmodel.predictions import padding_note, write_predictions
 from tilewise.errors import ConfigurationError
 
 KS = (1, 5, 10)

@@ -17,7 +17,7 @@ import _start
 from keras_env import hand_over, has_tensorflow, quiet_tensorflow
 
 from tilewise.costmodel.baselines import random_errors
-from tilewise.costmodel.course import (
+from tilewise.costmodel.course.flags import (
     RESULTS_PER_KERNEL,
     TrainArgs,
     course_dataset,
@@ -27,8 +27,8 @@ from tilewise.costmodel.course import (
     train_parser,
     write_run,
 )
+from tilewise.costmodel.course.predictions import padding_note, write_predictions
 from tilewise.costmodel.data.dataset import Dataset
-from tilewise.costmodel.predictions import padding_note, write_predictions
 from tilewise.errors import ConfigurationError
 
 if TYPE_CHECKING:

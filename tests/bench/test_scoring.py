@@ -350,7 +350,7 @@ def test_a_tile_is_used_where_the_recipe_names_it() -> None:
 
 def test_predictions_are_scored_by_tile_score(tmp_path: Path) -> None:
     from tilewise.costmodel import load_dataset
-    from tilewise.costmodel.predictions import write_predictions
+    from tilewise.costmodel.course.predictions import write_predictions
 
     kernels = list(load_dataset("h200").valid)
     write_predictions(tmp_path / "best.csv", {k.name: np.argsort(k.target)[:5] for k in kernels})

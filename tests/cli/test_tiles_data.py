@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from tilewise.cli.tiles import tiles
 from tilewise.costmodel import load_dataset
-from tilewise.costmodel.predictions import read_predictions, write_predictions
+from tilewise.costmodel.course.predictions import read_predictions, write_predictions
 from tilewise.errors import TilewiseError
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from costmodel.simulated import write_collection
 
-from tilewise.costmodel.predictions import read_predictions
+from tilewise.costmodel.course.predictions import read_predictions
 
 pytest.importorskip("torch")
 

@@ -21,7 +21,7 @@ from costmodel.simulated import write_collection
 import tilewise
 from course import grader
 from tilewise.costmodel import load_dataset
-from tilewise.costmodel.predictions import read_predictions
+from tilewise.costmodel.course.predictions import read_predictions
 from tilewise.costmodel.rank import rank
 
 COURSE = Path(__file__).resolve().parents[2] / "course"
@@ -69,7 +69,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_of(home: Path, model: str) -> Path:
     """The folder of the one run of that model."""
-    from tilewise.costmodel.course import read_run
+    from tilewise.costmodel.course.flags import read_run
 
     runs = (home / "out/tpugraphs_tiles").glob("run_*.jsonz")
     (found,) = (path for path in runs if read_run(path)["args"]["model"] == model)

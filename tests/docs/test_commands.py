@@ -26,7 +26,7 @@ ELSEWHERE = {
     "make ": "the Makefile's targets are run by CI and by hand",
     "tilewise collect triton": "needs a GPU; tests/tune/test_collect_triton.py runs its collector on the interpreter",
     "--device triton": "needs a GPU, where `python3 -m tilewise.tune.triton.check` does the same by hand",
-    "tilewise tiles download": "tests/costmodel/test_download.py runs it against a local server",
+    "tilewise tiles download": "tests/costmodel/course/test_download.py runs it against a local server",
     "tilewise tiles from-pb": "needs an autotuner's file; tests/cli/test_tiles_data.py makes one",
     "tilewise tiles from-jax": "needs JAX; tests/cli/test_tiles_data.py",
     "tilewise tiles import": "needs other tools' logs; tests/costmodel/data/importers makes some",

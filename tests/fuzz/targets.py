@@ -340,7 +340,7 @@ def converted_index(folder: Path) -> Target:
 
 @target
 def predictions(folder: Path) -> Target:
-    from tilewise.costmodel.predictions import read_predictions, write_kaggle
+    from tilewise.costmodel.course.predictions import read_predictions, write_kaggle
 
     rows = "".join(f"tile:xla:{i:032x},{i};{i + 1};3;4;5\n" for i in range(20))
     (folder / "p.csv").write_text("ID,TopConfigs\n" + rows)
@@ -354,7 +354,7 @@ def predictions(folder: Path) -> Target:
 
 @target
 def run_file(folder: Path) -> Target:
-    from tilewise.costmodel.course import read_run
+    from tilewise.costmodel.course.flags import read_run
 
     run = {"args": {"model": "MLP", "model_kwargs_json": "{}", "configs": 10}, "train_curve": {"epoch": [0]}}
     (folder / "run_1.jsonz").write_bytes(gzip.compress(json.dumps(run).encode(), mtime=0))
@@ -373,7 +373,7 @@ def tuning_data(folder: Path) -> Target:
 
 @target
 def archive(folder: Path) -> Target:
-    from tilewise.costmodel.unpack import unpack_tar
+    from tilewise.costmodel.course.unpack import unpack_tar
 
     file = write_npz(kernels()[0], folder)
     with tarfile.open(folder / "a.tar", "w") as tar:

@@ -103,7 +103,7 @@ def score_recipe(recipe: Recipe, settings: Settings | None = None) -> Score:
 def score_tiles(recipe: Recipe, truth: str | None) -> Score:
     """Kaggle's tile score of a file of predictions, on the practice split or on the truth only a teacher has."""
     from tilewise.costmodel import load_dataset
-    from tilewise.costmodel.predictions import score_predictions
+    from tilewise.costmodel.course.predictions import score_predictions
 
     where, split = (truth, "test") if truth else PRACTICE_SPLIT
     try:

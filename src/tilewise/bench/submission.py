@@ -112,8 +112,8 @@ def _tiles_reference() -> Recipe:
     """The shipped model's five configurations for every kernel of the practice split, ranked now."""
     from tilewise._files import cache_folder
     from tilewise.costmodel import load_dataset, rank
+    from tilewise.costmodel.course.predictions import write_predictions
     from tilewise.costmodel.models.shipped import shipped_scorer
-    from tilewise.costmodel.predictions import write_predictions
 
     collection, split = PRACTICE_SPLIT
     scorer = shipped_scorer(collection)

@@ -17,7 +17,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tilewise.costmodel.download import Plan, Report
+    from tilewise.costmodel.course.download import Plan, Report
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
@@ -44,8 +44,8 @@ def download(
 
     Example: tilewise tiles download --split valid
     """
-    from tilewise.costmodel import download as downloads
-    from tilewise.costmodel.unpack import unpack_tar
+    from tilewise.costmodel.course import download as downloads
+    from tilewise.costmodel.course.unpack import unpack_tar
 
     root = out.expanduser()
     found: dict[str, int] = {}
@@ -68,7 +68,7 @@ def download(
 
 def _announce(plan: Plan, root: Path, agreed: bool) -> None:
     """Size and time first; then, on a terminal, the question."""
-    from tilewise.costmodel.download import estimate_seconds
+    from tilewise.costmodel.course.download import estimate_seconds
 
     seconds = estimate_seconds(plan, root)
     todo = f"{plan.bytes_to_fetch / 1e6:,.0f} of {plan.total_bytes / 1e6:,.0f} MB to fetch into {root}"
@@ -203,7 +203,7 @@ def kaggle(
 
     Example: tilewise tiles kaggle predictions_model_output.csv
     """
-    from tilewise.costmodel.predictions import find_predictions, write_kaggle
+    from tilewise.costmodel.course.predictions import find_predictions, write_kaggle
 
     chosen = find_predictions(str(predictions) if predictions else None, Path.cwd())
     result = write_kaggle(out, chosen, sample)
@@ -224,8 +224,8 @@ def score(
 
     Example: tilewise tiles score predictions_model_output.csv --truth ~/data/tpugraphs/npz/tile/xla/valid
     """
+    from tilewise.costmodel.course.predictions import score_predictions
     from tilewise.costmodel.data.dataset import load_dataset
-    from tilewise.costmodel.predictions import score_predictions
 
     split = Path(truth).expanduser()
     result = score_predictions(predictions, load_dataset(str(split.parent)).split(split.name))

@@ -266,11 +266,11 @@ def predict(
 
     Example: tilewise tiles predict runs/ranker h200 --split test --out predictions.csv
     """
+    from tilewise.costmodel.course.predictions import padding_note, write_predictions
     from tilewise.costmodel.data.dataset import load_dataset
     from tilewise.costmodel.data.progress import track
     from tilewise.costmodel.models.scorer import load_scorer
     from tilewise.costmodel.models.shipped import shipped_names, shipped_scorer
-    from tilewise.costmodel.predictions import padding_note, write_predictions
     from tilewise.costmodel.rank import rank
 
     shipped = str(model) in shipped_names() and not model.exists()

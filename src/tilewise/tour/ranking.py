@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from tilewise.costmodel.course.predictions import write_predictions
 from tilewise.costmodel.data.dataset import load_dataset
 from tilewise.costmodel.evaluate import evaluate
 from tilewise.costmodel.models.shipped import shipped_names, shipped_scorer
-from tilewise.costmodel.predictions import write_predictions
 from tilewise.costmodel.rank import rank
 from tilewise.tour.stops import Bars, Stop, Table, Visit
 

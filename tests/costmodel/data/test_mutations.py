@@ -17,12 +17,13 @@ from costmodel.simulated import simulated_kernels, write_npz
 from costmodel.test_course import ARGS
 from costmodel.test_dataset import mutate
 from costmodel.test_hlo import called_module, check_consistent, tuning_data
-from tilewise.costmodel import course, featurize_hlo
+from tilewise.costmodel import featurize_hlo
+from tilewise.costmodel.course import flags as course
+from tilewise.costmodel.course.predictions import read_predictions, write_kaggle
 from tilewise.costmodel.data.collection import Collection, MeasuredKernel, read_collection, write_collection
 from tilewise.costmodel.data.kernel import read_kernel
 from tilewise.costmodel.data.schema import Schema, read_schema
 from tilewise.costmodel.hlo.tuning_data import convert_tuning_data
-from tilewise.costmodel.predictions import read_predictions, write_kaggle
 from tilewise.errors import TilewiseError
 
 CSV = "ID,TopConfigs\n" + "".join(f"tile:xla:{i:032x},{i};{i + 1};3;4;5\n" for i in range(20))

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tilewise._files import read_json_input, write_whole
-from tilewise.costmodel.unpack import Unpacked, unpack_tar
+from tilewise.costmodel.course.unpack import Unpacked, unpack_tar
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError
 
 BASE_URL = "https://storage.googleapis.com/download.tensorflow.org/data/tpu_graphs/v0/"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.simulated import simulated_kernel
-from tilewise.costmodel.predictions import (
+from tilewise.costmodel.course.predictions import (
     HEADER,
     find_predictions,
     known_ids,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.simulated import write_collection
-from tilewise.costmodel import course
+from tilewise.costmodel.course import flags as course
 from tilewise.errors import ConfigurationError, FileFormatError
 
 

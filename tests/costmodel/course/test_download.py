@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tilewise.costmodel import download
-from tilewise.costmodel.unpack import unpack_tar
+from tilewise.costmodel.course import download
+from tilewise.costmodel.course.unpack import unpack_tar
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError
 
 

@@ -1,0 +1,1 @@
+"""What the course's commands are made of: flags, predictions, the download and its unpacking."""
