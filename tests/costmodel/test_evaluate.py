@@ -16,11 +16,11 @@ from costmodel.simulated import simulated_kernels, write_collection
 from tilewise.cli.tiles import tiles
 from tilewise.costmodel import evaluate, load_model, load_scorer, rank, train
 from tilewise.costmodel.baselines import Analytical, random_errors
+from tilewise.costmodel.confidence import calibrate, confidence
 from tilewise.costmodel.data.dataset import dataset_from_kernels, load_dataset
 from tilewise.costmodel.data.schema import Schema
 from tilewise.costmodel.evaluate import leave_one_program_out, plot_evaluation
 from tilewise.costmodel.metrics import top_k_error
-from tilewise.costmodel.uncertainty import calibrate, confidence
 from tilewise.errors import ConfigurationError, TilewiseError
 
 

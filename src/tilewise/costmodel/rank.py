@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.costmodel.confidence import confidence
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.metrics import ranking
-from tilewise.costmodel.uncertainty import confidence
 
 _FLOAT32_NOISE = 2e-5  # of the largest score: several times what sums over a large graph lose
 

@@ -104,7 +104,7 @@ def train_gbdt(dataset: Dataset, seed: int = 0, trees: int = TREES, threads: int
         booster, preparation, dataset.schema, {"model": "GBDT", "ranks": ranks, "settings": chosen, "seed": seed}
     )
     if dataset.valid.labelled:
-        from tilewise.costmodel.uncertainty import calibrate
+        from tilewise.costmodel.confidence import calibrate
 
         model.record["calibration"] = calibrate(model, dataset.valid)
     return model

@@ -246,7 +246,7 @@ class _Run:
     def finish(self) -> TrainedModel:
         import torch
 
-        from tilewise.costmodel.uncertainty import calibrate
+        from tilewise.costmodel.confidence import calibrate
 
         self.optimizer.values.copy_(self.best_values)
         with torch.no_grad():
