@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from costmodel.hlo.test_featurize import tuning_data
 from costmodel.simulated import write_collection
-from costmodel.test_hlo import tuning_data
 from typer.testing import CliRunner
 
 from tilewise.cli.tiles import tiles

@@ -363,7 +363,7 @@ def run_file(folder: Path) -> Target:
 
 @target
 def tuning_data(folder: Path) -> Target:
-    from costmodel.test_hlo import tuning_data as made
+    from costmodel.hlo.test_featurize import tuning_data as made
 
     from tilewise.costmodel.hlo.tuning_data import read_tuning_data
 
@@ -383,7 +383,7 @@ def archive(folder: Path) -> Target:
 
 def _imported(kind: str, made: str, inside: Damage) -> Callable[[Path], Target]:
     def make(folder: Path) -> Target:
-        from costmodel.importers import test_importers
+        from costmodel.data.importers import test_importers
 
         from tilewise.costmodel.data.importers import import_logs
 

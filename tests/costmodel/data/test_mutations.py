@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from costmodel.course.test_flags import ARGS
+from costmodel.data.test_dataset import mutate
+from costmodel.hlo.test_featurize import called_module, check_consistent, tuning_data
 from costmodel.simulated import simulated_kernels, write_npz
-from costmodel.test_course import ARGS
-from costmodel.test_dataset import mutate
-from costmodel.test_hlo import called_module, check_consistent, tuning_data
 from tilewise.costmodel import featurize_hlo
 from tilewise.costmodel.course import flags as course
 from tilewise.costmodel.course.predictions import read_predictions, write_kaggle

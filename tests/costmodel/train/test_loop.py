@@ -92,7 +92,7 @@ def test_the_scorer_imports_no_torch(data, tmp_path):
 
 
 def _path() -> dict[str, str]:
-    return {"PYTHONPATH": str(Path(__file__).parents[2] / "src"), "OMP_NUM_THREADS": "1"}
+    return {"PYTHONPATH": str(Path(__file__).parents[3] / "src"), "OMP_NUM_THREADS": "1"}
 
 
 def test_resuming_gives_the_weights_of_the_uninterrupted_run(data, tmp_path):
@@ -236,7 +236,7 @@ def test_a_saved_model_records_its_sizes_so_that_later_defaults_do_not_matter(da
 
 
 def test_the_shipped_model_scores_the_same_in_torch_and_numpy():
-    path = Path(trained.__file__).parent / "shipped_models" / "h200.safetensors"
+    path = Path(trained.__file__).parents[1] / "shipped_models" / "h200.safetensors"
     kernel = load_dataset("h200", progress=False).test[0]
     np.testing.assert_allclose(load_model(path).score(kernel), load_scorer(path).score(kernel), rtol=1e-4, atol=1e-5)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -95,7 +96,7 @@ def dataset_from_kernels(
 
 
 def embedded_folder() -> Path:
-    return Path(__file__).parent.parent / "data" / "collections"
+    return Path(str(files("tilewise") / "data" / "collections"))
 
 
 def embedded_collections() -> list[str]:

@@ -25,7 +25,7 @@ Numbers = npt.NDArray[np.float64]
 Crowds = npt.NDArray[np.int64]  # (Q, 5): column, dimension, ways, switch (-1 for none), its state
 
 NO_CROWDS: Crowds = np.zeros((0, 5), np.int64)
-_TENSORS = (0, 2, 3)  # of the slots of `rankerfeatures.kernel_sizes`: the root and the two operands
+_TENSORS = (0, 2, 3)  # of the slots of `ranker.kernel_sizes`: the root and the two operands
 _OUTER = DIMENSIONS - 1  # dimensions a tensor may have besides the last
 _WAY_BYTES, _LINE_BYTES = 4096, 64  # of a first-level cache on most processors
 _WAYS = (8, 12)

@@ -94,7 +94,7 @@ def element_bytes(kernel: Kernel) -> float:
 
 
 def occupancy(gpu: Gpu, kernel: Kernel, sizes: Numbers, config: npt.NDArray[Any]) -> Numbers:
-    """(c, gpu.width) numbers, in logarithms; `sizes` are the slots of `rankerfeatures.kernel_sizes`."""
+    """(c, gpu.width) numbers, in logarithms; `sizes` are the slots of `ranker.kernel_sizes`."""
     return Filling(gpu, config.astype(np.float64), Access.of(gpu, kernel, sizes)).told(sizes).T
 
 

@@ -8,7 +8,7 @@ not read from names: the pairs that say most about runtimes are kept. Slots that
 Sums and products are left out, since in logarithms they are linear in what is kept.
 
 Where configurations are a GPU's, how each would fill the machine enters too (see `occupancy`); and where that says
-something about runtimes, whether rows of a tile crowd into the same cache sets (see `strides`).
+something about runtimes, whether rows of a tile crowd into the same cache sets (see `cache_conflicts`).
 
 Columns with few distinct values also enter as steps ("at least this value"), which lets a network cut them as a tree
 does.
@@ -243,7 +243,7 @@ class RankerFeatures:
         if gpu is not None:
             filling[:] = occupancy(gpu, kernel, sizes, config.T).T
 
-    # For configurations by the values of their columns (see `tabled`)
+    # For configurations by the values of their columns (see `models.numpy.tabled`)
 
     def of_values(self, values: Floats, owner: npt.NDArray[np.int64]) -> Floats:
         """The logs and steps, a row for each value of a column `owner`; 0 where they are of another column."""

@@ -2,7 +2,7 @@
 
 A preparation is fitted on the train split, travels with the weights in one file, and is plain NumPy, so training,
 prediction and the torch-free scorer all read exactly the same inputs. `MinMax` is what the five baselines use; the
-ranker's own is in `rankerfeatures`.
+ranker's own is in `features.ranker`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from tilewise.costmodel.data.importers import FORMATS, Description, import_logs,
 from tilewise.costmodel.data.importers.stream import JsonWalker, Source
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 
-SHARED = Path(__file__).parents[4] / "shared" / "data"
+SHARED = Path(__file__).parents[5] / "shared" / "data"
 
 
 def t4(configs=6, failures=2):

@@ -1,7 +1,7 @@
 """TileRanker: the graph is encoded once, and every configuration is then judged against that encoding.
 
 A small graph network encodes the nodes; pooled, and joined with the kernel's sizes, they give one vector for the
-kernel. A configuration's numbers (its tiles on a log scale, and how they cut each dimension; see `rankerfeatures`) go
+kernel. A configuration's numbers (its tiles on a log scale, and how they cut each dimension; see `features.ranker`) go
 through a residual network that the kernel's vector shifts and scales (FiLM), with one round of attention to the nodes.
 Several such heads, which differ by cheap input scalings and their own last layer, share the heavy matrices; their mean
 is the score. That is an ensemble for little more than the price of one network. Lower is faster.
