@@ -1,6 +1,7 @@
 """Layers, losses, the transformer block and GPT."""
 
 from tilewise.nn import functional
+from tilewise.nn.activations import ELU, Hardsigmoid, Hardswish, Identity, LeakyReLU, ReLU6, Sigmoid, SiLU, Tanh
 from tilewise.nn.layers import (
     GELU,
     AvgPool2d,
@@ -19,20 +20,28 @@ from tilewise.nn.layers import (
     Softmax,
 )
 from tilewise.nn.module import Module, ModuleList, Parameter, Sequential
+from tilewise.nn.spatial import ConvTranspose2d, GroupNorm, Upsample
 from tilewise.nn.transformer import GPT, MultiHeadAttention, TransformerBlock
 
 __all__ = [
+    "ELU",
     "GELU",
     "GPT",
     "AvgPool2d",
     "BatchNorm2d",
     "Conv2d",
+    "ConvTranspose2d",
     "CrossEntropyLoss",
     "Dropout",
     "Embedding",
     "Flatten",
     "GlobalAvgPool",
+    "GroupNorm",
+    "Hardsigmoid",
+    "Hardswish",
+    "Identity",
     "LayerNorm",
+    "LeakyReLU",
     "Linear",
     "MSELoss",
     "MaxPool2d",
@@ -41,8 +50,13 @@ __all__ = [
     "MultiHeadAttention",
     "Parameter",
     "ReLU",
+    "ReLU6",
     "Sequential",
+    "SiLU",
+    "Sigmoid",
     "Softmax",
+    "Tanh",
     "TransformerBlock",
+    "Upsample",
     "functional",
 ]

@@ -11,8 +11,9 @@ import math
 
 import numpy as np
 
-from tilewise.errors import ConfigurationError
-from tilewise.nn import primitives
+from tilewise import ops
+from tilewise.errors import ConfigurationError, ShapeError
+from tilewise.nn import primitives, resampling
 from tilewise.tensor import Array, Tensor, TensorLike, apply
 
 Pair = tuple[int, int]
@@ -42,6 +43,41 @@ def gelu(x: Tensor) -> Tensor:
 def gelu_tanh(x: Tensor) -> Tensor:
     """The tanh form of GELU that GPT-2 was trained with."""
     return x * 0.5 * (((x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)).tanh() + 1.0)
+
+
+def silu(x: Tensor) -> Tensor:
+    """x · sigmoid(x), also called swish."""
+    return apply(ops.Silu, x)
+
+
+def hardswish(x: Tensor) -> Tensor:
+    """x · clip(x/6 + 1/2, 0, 1)."""
+    return apply(ops.HardSwish, x)
+
+
+def hardsigmoid(x: Tensor) -> Tensor:
+    """clip(x/6 + 1/2, 0, 1)."""
+    return apply(ops.HardSigmoid, x)
+
+
+def relu6(x: Tensor) -> Tensor:
+    return x.clip(0.0, 6.0)
+
+
+def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
+    return apply(ops.LeakyRelu, x, slope=negative_slope)
+
+
+def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
+    return apply(ops.Elu, x, alpha=alpha)
+
+
+def softplus(x: Tensor) -> Tensor:
+    return apply(ops.Softplus, x)
+
+
+def erf(x: Tensor) -> Tensor:
+    return apply(ops.Erf, x)
 
 
 def sigmoid(x: Tensor) -> Tensor:
@@ -107,6 +143,30 @@ def conv2d(
     )
 
 
+def conv_transpose2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Size = 1,
+    padding: Size = 0,
+    output_padding: Size = 0,
+    groups: int = 1,
+) -> Tensor:
+    """The gradient of a convolution as a layer: (N, C, H, W) with (C, O/groups, kh, kw)."""
+    inputs = (x, weight) if bias is None else (x, weight, bias)
+    how = {"stride": pair(stride), "padding": pair(padding), "output_padding": pair(output_padding)}
+    return apply(resampling.ConvTranspose2d, *inputs, **how, groups=groups)
+
+
+def interpolate(x: Tensor, scale_factor: float, mode: str = "nearest", align_corners: bool = False) -> Tensor:
+    """(N, C, H, W) with both sides `scale_factor` times as large; mode nearest or bilinear."""
+    for axis in (2, 3):
+        wanted = resampling.scaled(x.shape[axis], scale_factor)
+        taps = resampling.image_taps(x.shape[axis], wanted, scale_factor, mode, align_corners)
+        x = apply(resampling.Resample, x, taps=taps, axis=axis)
+    return x
+
+
 def max_pool2d(x: Tensor, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> Tensor:
     step = kernel_size if stride is None else stride
     return apply(primitives.MaxPool2d, x, kernel=pair(kernel_size), stride=pair(step), padding=pair(padding))
@@ -125,6 +185,17 @@ def global_avg_pool(x: Tensor) -> Tensor:
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
     return apply(primitives.LayerNorm, x, weight, bias, eps=eps)
+
+
+def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
+    """Layer norm over each group of channels and all their pixels; weight and bias by channel."""
+    if x.ndim < 2 or groups < 1 or x.shape[1] % groups or weight.shape != x.shape[1:2] or bias.shape != weight.shape:
+        raise ShapeError(f"group norm with {groups} groups and a weight of {weight.shape} cannot take {x.shape}")
+    rows = x.reshape(x.shape[0] * groups, math.prod(x.shape[1:]) // groups)
+    ones, zeros = np.ones(rows.shape[1], x.dtype), np.zeros(rows.shape[1], x.dtype)
+    normed = layer_norm(rows, Tensor(ones), Tensor(zeros), eps).reshape(x.shape)
+    by_channel = (-1, *(1,) * (x.ndim - 2))
+    return normed * weight.reshape(by_channel) + bias.reshape(by_channel)
 
 
 def batch_norm(

@@ -1,5 +1,6 @@
 """The primitive operations of the tensor, each with its gradient."""
 
+from tilewise.ops.activations import Elu, Erf, HardSigmoid, HardSwish, LeakyRelu, Silu, Softplus
 from tilewise.ops.base import Array, Axis, Grads, Operation, floating, reduced_axes, silent
 from tilewise.ops.elementwise import (
     Abs,
@@ -38,11 +39,16 @@ __all__ = [
     "Cos",
     "CumSum",
     "Div",
+    "Elu",
+    "Erf",
     "Exp",
     "Expand",
     "Gelu",
     "GetItem",
     "Grads",
+    "HardSigmoid",
+    "HardSwish",
+    "LeakyRelu",
     "Log",
     "MatMul",
     "Max",
@@ -58,8 +64,10 @@ __all__ = [
     "Reshape",
     "SetItem",
     "Sigmoid",
+    "Silu",
     "Sin",
     "Softmax",
+    "Softplus",
     "Sqrt",
     "Sub",
     "Sum",

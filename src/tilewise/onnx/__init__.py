@@ -1,0 +1,5 @@
+"""Networks in and out as ONNX files: `load` makes a module of one, `save` writes a file that other runtimes run."""
+
+from tilewise.onnx.network import Network, load
+
+__all__ = ["Network", "load"]

@@ -1,0 +1,102 @@
+"""An ONNX graph as plain records: nodes in an order in which they can run, constants as arrays, what goes in and out.
+
+Nothing here knows an operation, and nothing holds a protobuf message: the reader makes these records, the network runs
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.errors import FileFormatError
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation: what kind, on which values, with which settings. An input left out is ""."""
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: dict[str, Any] = field(default_factory=dict)
+    opset: int = 13
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A setting, as the kind of the default: ONNX files may say an integer where a float is meant."""
+        value = self.attributes.get(name, default)
+        if default is not None and value is not default:
+            value = _as_kind(value, default, name, self)
+        return value
+
+    def __str__(self) -> str:
+        return f"{self.op} ({self.name})"
+
+
+def _as_kind(value: Any, default: Any, name: str, node: Node) -> Any:
+    wanted = type(default)
+    fits = isinstance(value, int | float) if wanted is float else isinstance(value, wanted)
+    if not fits or (wanted is tuple and not all(isinstance(v, int | float | str) for v in value)):
+        raise FileFormatError(f"{node} has a setting {name} that is no {wanted.__name__}")
+    return float(value) if wanted is float else value
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of the network: its name, dtype and shape; a size that is free is a name or None."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | str | None, ...] | None
+
+
+@dataclass(frozen=True)
+class Graph:
+    nodes: tuple[Node, ...]
+    constants: dict[str, Array]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    opset: int
+
+
+def in_order(nodes: Sequence[Node], known: set[str], where: object) -> list[Node]:
+    """The nodes, each after those whose results it reads. A circle, or a value that nothing makes, is an error."""
+    made = set(known)
+    for node in nodes:
+        for name in filter(None, node.outputs):
+            if name in made:
+                raise FileFormatError(f"{where}: the value {name!r} is made twice")
+            made.add(name)
+    missing = {name for node in nodes for name in node.inputs if name and name not in made}
+    if missing:
+        raise FileFormatError(f"{where}: nothing makes the value {min(missing)!r} that a node reads")
+    return _sorted(nodes, known, where)
+
+
+def _sorted(nodes: Sequence[Node], known: set[str], where: object) -> list[Node]:
+    waiting = [len({n for n in node.inputs if n and n not in known}) for node in nodes]
+    readers: dict[str, list[int]] = {}
+    for index, node in enumerate(nodes):
+        for name in {n for n in node.inputs if n and n not in known}:
+            readers.setdefault(name, []).append(index)
+    ready = [i for i in range(len(nodes) - 1, -1, -1) if not waiting[i]]
+    order: list[Node] = []
+    while ready:
+        node = nodes[ready.pop()]
+        order.append(node)
+        for name in filter(None, node.outputs):
+            for reader in readers.get(name, ()):
+                waiting[reader] -= 1
+                if not waiting[reader]:
+                    ready.append(reader)
+    if len(order) != len(nodes):
+        stuck = next(node for node, count in zip(nodes, waiting, strict=True) if count)
+        raise FileFormatError(f"{where}: the nodes go round in a circle at {stuck}")
+    return order

@@ -1,0 +1,262 @@
+"""Reads an ONNX file into a `Graph`, believing nothing in it.
+
+The `onnx` package parses the protobuf message; everything else is checked here: sizes against bytes before an array is
+made, external data against the folder of the file, names, types, the version of the operations. Half-precision weights
+(float16, bfloat16) become float32.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from tilewise._files import open_input, read_input, reading
+from tilewise.errors import DtypeError, FileFormatError, TilewiseError, UnavailableError
+from tilewise.onnx.graph import Array, Graph, Node, Port, in_order
+
+OLDEST_OPSET = 13
+_MOST_BYTES = (1 << 31) - 1  # what a protobuf message can hold
+_MOST_NODES = 200_000
+# ONNX's numbers for element types: how the raw bytes lie, and what they become here.
+_TYPES: dict[int, tuple[str, str]] = {
+    1: ("<f4", "float32"),
+    2: ("|u1", "uint8"),
+    3: ("|i1", "int8"),
+    4: ("<u2", "uint16"),
+    5: ("<i2", "int16"),
+    6: ("<i4", "int32"),
+    7: ("<i8", "int64"),
+    9: ("|b1", "bool"),
+    10: ("<f2", "float32"),
+    11: ("<f8", "float64"),
+    12: ("<u4", "uint32"),
+    13: ("<u8", "uint64"),
+    16: ("<u2", "float32"),  # bfloat16: the upper half of a float32
+}
+_BFLOAT16, _FLOAT16 = 16, 10
+_FIELDS = {1: "float_data", 11: "double_data", 7: "int64_data", 12: "uint64_data", 13: "uint64_data"}
+_TYPE_NAMES = {8: "string", 14: "complex64", 15: "complex128", 0: "undefined"}
+
+
+def onnx_package() -> Any:
+    """The `onnx` package, or a sentence that says how to get it."""
+    try:
+        import onnx
+    except ImportError:
+        raise UnavailableError("reading and writing ONNX files needs the onnx package: pip install tilewise[onnx]") from None
+    return onnx
+
+
+def dtype_of(number: int, what: object) -> np.dtype[Any]:
+    """The dtype that values of an ONNX element type have here."""
+    if number not in _TYPES:
+        raise DtypeError(f"{what} has the element type {_type_name(number)}, which tilewise does not read")
+    return np.dtype(_TYPES[number][1])
+
+
+def _type_name(number: int) -> str:
+    names = {value: name.lower() for name, value in onnx_package().TensorProto.DataType.items()}
+    return names.get(number, f"number {number}")
+
+
+def read_graph(path: str | os.PathLike[str]) -> Graph:
+    """The network in a file."""
+    where = Path(path)
+    onnx = onnx_package()
+    content = read_input(where, _MOST_BYTES)
+    try:
+        return _graph(onnx.ModelProto.FromString(content), where, onnx.defs.onnx_opset_version())
+    except TilewiseError:
+        raise
+    except MemoryError:
+        raise UnavailableError(f"{where} does not fit into the memory of this machine") from None
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError, AttributeError):
+        raise FileFormatError(f"{where} does not hold together as an ONNX file") from None
+    except Exception as error:  # protobuf has errors of its own, a class per implementation
+        if type(error).__module__.startswith("google.protobuf"):
+            raise FileFormatError(f"{where} is not an ONNX file, or it is cut short or damaged") from None
+        raise
+
+
+def _graph(model: Any, where: Path, newest: int) -> Graph:
+    graph = model.graph
+    if not graph.node and not graph.output:
+        raise FileFormatError(f"{where} is not an ONNX file: there is no network in it")
+    opset = _opset(model, where, newest)
+    if len(graph.node) > _MOST_NODES:
+        raise FileFormatError(f"{where} has {len(graph.node)} nodes, more than the {_MOST_NODES} read here")
+    constants = _Constants(where)
+    for tensor in graph.initializer:
+        constants.add(tensor.name, tensor)
+    if graph.sparse_initializer:
+        raise FileFormatError(f"{where} has sparse initializers, which tilewise does not read")
+    inputs = tuple(_port(value, where) for value in graph.input if value.name not in constants.arrays)
+    nodes = [_node(node, index, opset, constants) for index, node in enumerate(graph.node)]
+    known = {*constants.arrays, *(port.name for port in inputs)}
+    ordered = in_order(_without_constants(nodes, constants.arrays), known | set(constants.arrays), where)
+    outputs = tuple(_port(value, where, typed=False) for value in graph.output)
+    made = known.union(constants.arrays, *(node.outputs for node in ordered))
+    for port in outputs:
+        if port.name not in made:
+            raise FileFormatError(f"{where}: nothing makes the output {port.name!r}")
+    return Graph(tuple(ordered), constants.arrays, inputs, outputs, opset)
+
+
+def _opset(model: Any, where: Path, newest: int) -> int:
+    versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
+    if not versions:
+        raise FileFormatError(f"{where} does not say which version of the operations it uses")
+    if not OLDEST_OPSET <= versions[0] <= newest:
+        raise FileFormatError(
+            f"{where} uses version {versions[0]} of the operations; {OLDEST_OPSET} to {newest} are read here "
+            "(onnx.version_converter changes it)"
+        )
+    return int(versions[0])
+
+
+def _port(value: Any, where: Path, typed: bool = True) -> Port:
+    kind = value.type.WhichOneof("value")
+    if kind not in ("tensor_type", None) or (kind is None and typed):
+        raise FileFormatError(f"{where}: {value.name!r} is no tensor, but {kind or 'nothing'}")
+    tensor = value.type.tensor_type
+    number = tensor.elem_type if kind and (typed or tensor.elem_type) else 1
+    shape = None
+    if kind and tensor.HasField("shape"):
+        shape = tuple(
+            int(d.dim_value) if d.HasField("dim_value") else (str(d.dim_param) or None) for d in tensor.shape.dim
+        )
+        if len(shape) > 32 or any(isinstance(d, int) and d < 0 for d in shape):
+            raise FileFormatError(f"{where}: {value.name!r} has a shape that no tensor has")
+    return Port(str(value.name), dtype_of(number, f"{where}: {value.name!r}"), shape)
+
+
+def _node(node: Any, index: int, opset: int, constants: _Constants) -> Node:
+    op = str(node.op_type) if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
+    name = str(node.name) or f"{node.op_type}_{index}"
+    attributes = {str(a.name): _attribute(a, name, constants) for a in node.attribute}
+    return Node(name, op, tuple(map(str, node.input)), tuple(map(str, node.output)), attributes, opset)
+
+
+def _attribute(attribute: Any, node: str, constants: _Constants) -> Any:
+    kind = attribute.type
+    if kind == 1:
+        return float(attribute.f)
+    if kind == 2:
+        return int(attribute.i)
+    if kind == 3:
+        return attribute.s.decode("utf-8", "replace")
+    if kind == 4:
+        return constants.decode(attribute.t, f"the setting {attribute.name} of {node}")
+    if kind == 6:
+        return tuple(map(float, attribute.floats))
+    if kind == 7:
+        return tuple(map(int, attribute.ints))
+    if kind == 8:
+        return tuple(s.decode("utf-8", "replace") for s in attribute.strings)
+    return None  # a graph or a type: of operations that are not supported
+
+
+def _without_constants(nodes: list[Node], constants: dict[str, Array]) -> list[Node]:
+    """The nodes without those that only hold a constant, which goes to the others."""
+    left = []
+    for node in nodes:
+        value = _held(node) if node.op == "Constant" else None
+        if value is None:
+            left.append(node)
+        elif len(node.outputs) != 1 or node.outputs[0] in constants:
+            raise FileFormatError(f"{node} does not make exactly one value of its own")
+        else:
+            constants[node.outputs[0]] = value
+    return left
+
+
+def _held(node: Node) -> Array | None:
+    for name, kind in (("value", None), ("value_float", np.float32), ("value_int", np.int64)):
+        found = node.attributes.get(name)
+        if found is not None:
+            return np.asarray(found, kind)
+    for name, kind in (("value_floats", np.float32), ("value_ints", np.int64)):
+        if name in node.attributes:
+            return np.asarray(node.attributes[name], kind)
+    return None
+
+
+class _Constants:
+    """The arrays of a file, and the external files that some of them lie in."""
+
+    def __init__(self, where: Path) -> None:
+        self.where, self.folder = where, where.parent
+        self.arrays: dict[str, Array] = {}
+        self._room: dict[Path, int] = {}  # bytes that may still be read of an external file
+
+    def add(self, name: str, tensor: Any) -> None:
+        if not name or name in self.arrays:
+            raise FileFormatError(f"{self.where}: the weights {name!r} come twice")
+        self.arrays[name] = self.decode(tensor, f"{self.where}: {name!r}")
+
+    def decode(self, tensor: Any, what: str) -> Array:
+        """A tensor's numbers, checked against its shape before anything is made."""
+        dims = tuple(int(d) for d in tensor.dims)
+        if tensor.data_type not in _TYPES:
+            dtype_of(tensor.data_type, what)
+        if len(dims) > 32 or any(d < 0 for d in dims) or tensor.HasField("segment"):
+            raise FileFormatError(f"{what} has a shape that no tensor has")
+        count, layout = math.prod(dims), np.dtype(_TYPES[tensor.data_type][0])
+        if count == 0 and math.prod(d for d in dims if d) > 1 << 20:
+            raise FileFormatError(f"{what} holds nothing and claims a shape of {dims}")
+        if tensor.data_location == 1:
+            raw: Any = self._external(tensor, count * layout.itemsize, what)
+        elif tensor.HasField("raw_data"):
+            raw = tensor.raw_data
+        else:
+            return self._from_field(tensor, dims, count, what)
+        if len(raw) != count * layout.itemsize:
+            raise FileFormatError(f"{what} of shape {dims} does not fill its {len(raw)} bytes")
+        return _as_array(np.frombuffer(raw, layout), tensor.data_type).reshape(dims)
+
+    def _from_field(self, tensor: Any, dims: tuple[int, ...], count: int, what: str) -> Array:
+        values = getattr(tensor, _FIELDS.get(tensor.data_type, "int32_data"))
+        if len(values) != count:
+            raise FileFormatError(f"{what} of shape {dims} has {len(values)} numbers")
+        if tensor.data_type in (_FLOAT16, _BFLOAT16):  # kept as the bits of each number
+            bits = np.asarray(values, np.int64).astype("<u2")
+            return _as_array(bits.view(_TYPES[tensor.data_type][0]), tensor.data_type).reshape(dims)
+        flat = np.fromiter(values, _TYPES[tensor.data_type][0], count)
+        return _as_array(flat, tensor.data_type).reshape(dims)
+
+    def _external(self, tensor: Any, size: int, what: str) -> bytes:
+        facts = {str(entry.key): str(entry.value) for entry in tensor.external_data}
+        path = self._inside(facts.get("location", ""), what)
+        offset, length = int(facts.get("offset", "0") or 0), int(facts.get("length", str(size)) or size)
+        if length != size or offset < 0:
+            raise FileFormatError(f"{what} does not fill the {length} bytes it has in {path.name}")
+        with open_input(path, 1 << 40) as stream, reading(path):
+            there = os.fstat(stream.fileno()).st_size
+            # Each byte may be used twice, by tied weights, and not a thousand times.
+            left = self._room.setdefault(path, 2 * there) - size
+            if offset + size > there or left < 0:
+                raise FileFormatError(f"{what} lies outside {path.name}, which is cut short or claimed too often")
+            self._room[path] = left
+            stream.seek(offset)
+            return stream.read(size)
+
+    def _inside(self, location: str, what: str) -> Path:
+        """The external file: beside the model or in a folder below it, and nowhere else."""
+        parts = PurePosixPath(location)
+        if not location or "\\" in location or "\0" in location or parts.is_absolute() or ".." in parts.parts:
+            raise FileFormatError(f"{what} points at {location[:80]!r}, which is not beside the model")
+        path = self.folder / parts
+        if not path.resolve().is_relative_to(self.folder.resolve()):
+            raise FileFormatError(f"{what} points at {location[:80]!r}, a link that leads away from the model")
+        return path
+
+
+def _as_array(flat: Array, number: int) -> Array:
+    """A writable array of the dtype used here."""
+    if number == _BFLOAT16:
+        return (flat.astype(np.uint32) << 16).view(np.float32)
+    return flat.astype(_TYPES[number][1])

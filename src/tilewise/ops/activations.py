@@ -1,0 +1,116 @@
+"""The activations of the networks people run, each with its gradient: the error function, SiLU, hard swish and kin.
+
+They are plain NumPy over whole arrays. Where a function is flat or has a corner the gradient is PyTorch's.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from tilewise.backend.numpy_ops import erf
+from tilewise.ops.base import Array, Grads, Operation, floating, silent
+
+
+def _sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x)), never overflowing: the exponential is taken of what is not positive."""
+    small = np.exp(-np.abs(x))
+    return np.asarray(np.where(x >= 0, x.dtype.type(1), small) / (1 + small))
+
+
+class Erf(Operation):
+    saves = (0,)
+
+    @silent
+    def forward(self, x: Array) -> Array:
+        self.x = floating(x)
+        return erf(self.x)
+
+    def backward(self, grad: Array) -> Grads:
+        return grad * np.exp(-self.x * self.x) * self.x.dtype.type(2 / math.sqrt(math.pi))
+
+
+class Silu(Operation):
+    """x · sigmoid(x)."""
+
+    saves = (0,)
+
+    @silent
+    def forward(self, x: Array) -> Array:
+        self.x = floating(x)
+        self.gate = _sigmoid(self.x)
+        return np.asarray(self.x * self.gate)
+
+    def backward(self, grad: Array) -> Grads:
+        return grad * self.gate * (1 + self.x * (1 - self.gate))
+
+
+class HardSigmoid(Operation):
+    """`slope`·x + `offset`, held between 0 and 1."""
+
+    saves = (0,)
+
+    def forward(self, x: Array, *, slope: float = 1 / 6, offset: float = 0.5) -> Array:
+        self.x, self.slope, self.offset = x, x.dtype.type(slope), x.dtype.type(offset)
+        return np.asarray(np.clip(x * self.slope + self.offset, 0, 1))
+
+    def backward(self, grad: Array) -> Grads:
+        line = self.x * self.slope + self.offset
+        return grad * self.slope * ((line > 0) & (line < 1))
+
+
+class HardSwish(Operation):
+    """x · clip(x/6 + 1/2, 0, 1)."""
+
+    saves = (0,)
+
+    def forward(self, x: Array) -> Array:
+        self.x = x
+        return np.asarray(x * (np.clip(x + 3, 0, 6) / x.dtype.type(6)))
+
+    def backward(self, grad: Array) -> Grads:
+        inside = self.x / self.x.dtype.type(3) + self.x.dtype.type(0.5)
+        return grad * np.where(self.x <= -3, 0, np.where(self.x >= 3, 1, inside)).astype(grad.dtype)
+
+
+class LeakyRelu(Operation):
+    saves = (0,)
+
+    def forward(self, x: Array, *, slope: float) -> Array:
+        self.x, self.slope = x, x.dtype.type(slope)
+        return np.where(x > 0, x, x * self.slope)
+
+    def backward(self, grad: Array) -> Grads:
+        return np.where(self.x > 0, grad, grad * self.slope)
+
+
+class Elu(Operation):
+    """x above zero, `alpha`·(exp(x/`width`) - 1) below; `scale` times all of it (SELU, CELU)."""
+
+    saves = (0,)
+
+    @silent
+    def forward(self, x: Array, *, alpha: float = 1.0, width: float = 1.0, scale: float = 1.0) -> Array:
+        kind = x.dtype.type
+        self.x, self.alpha, self.width, self.scale = x, kind(alpha), kind(width), kind(scale)
+        below = self.alpha * np.expm1(np.minimum(x, 0) / self.width)
+        return np.asarray(self.scale * np.where(x > 0, x, below))
+
+    def backward(self, grad: Array) -> Grads:
+        below = self.alpha / self.width * np.exp(np.minimum(self.x, 0) / self.width)
+        return grad * self.scale * np.where(self.x > 0, grad.dtype.type(1), below)
+
+
+class Softplus(Operation):
+    """log(1 + exp(x)), straight where that is x itself."""
+
+    saves = (0,)
+
+    @silent
+    def forward(self, x: Array) -> Array:
+        self.x = floating(x)
+        return np.logaddexp(self.x, self.x.dtype.type(0))
+
+    def backward(self, grad: Array) -> Grads:
+        return grad * _sigmoid(self.x)
