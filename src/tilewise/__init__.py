@@ -6,7 +6,7 @@ Names are imported when they are first used, so that `tilewise --help` need not 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tilewise import backend, data, interop, models, nn, optim
+    from tilewise import backend, data, interop, models, nn, onnx, optim
     from tilewise._gradcheck import gradcheck
     from tilewise._threads import get_num_threads, set_num_threads
     from tilewise.io import load, save
@@ -29,6 +29,7 @@ __all__ = [
     "models",
     "nn",
     "no_grad",
+    "onnx",
     "optim",
     "save",
     "set_num_threads",

@@ -70,6 +70,10 @@ class Recorders(list[Recorder]):
 
 recorders = Recorders()
 
+# Of `tilewise.plan`: called with every operation, its arrays, its parameters and its result. Asked only where somebody
+# records, so a tracer also attaches a recorder.
+tracers: list[Callable[[Any, list[Any], dict[str, Any], Any], None]] = []
+
 
 class _State:
     """One thread: whom it tells, the layer under way, and the names of the layers in the outermost model."""
@@ -187,6 +191,8 @@ def forward(step: Any, arrays: list[Any], params: dict[str, Any]) -> Any:
             here.look_around()
         for tell in here.listeners:
             tell(("forward", type(step), layer, here.thread, start, end, now(), taken, failed, ins, outs, view))
+    for told in tracers:
+        told(step, arrays, params, data)
     return data
 
 

@@ -47,7 +47,9 @@ def onnx_package() -> Any:
     try:
         import onnx
     except ImportError:
-        raise UnavailableError("reading and writing ONNX files needs the onnx package: pip install tilewise[onnx]") from None
+        raise UnavailableError(
+            "reading and writing ONNX files needs the onnx package: pip install tilewise[onnx]"
+        ) from None
     return onnx
 
 
@@ -60,7 +62,7 @@ def dtype_of(number: int, what: object) -> np.dtype[Any]:
 
 def _type_name(number: int) -> str:
     names = {value: name.lower() for name, value in onnx_package().TensorProto.DataType.items()}
-    return names.get(number, f"number {number}")
+    return str(names.get(number, f"number {number}"))
 
 
 def read_graph(path: str | os.PathLike[str]) -> Graph:

@@ -110,7 +110,7 @@ class Softplus(Operation):
     @silent
     def forward(self, x: Array) -> Array:
         self.x = floating(x)
-        return np.logaddexp(self.x, self.x.dtype.type(0))
+        return np.asarray(np.logaddexp(self.x, self.x.dtype.type(0)))
 
     def backward(self, grad: Array) -> Grads:
         return grad * _sigmoid(self.x)

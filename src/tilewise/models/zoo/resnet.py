@@ -1,0 +1,83 @@
+"""ResNet-18 and 50, and ResNeXt-50 (32 groups): stages of residual blocks behind a 7×7 stem."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tilewise import nn
+from tilewise.models.zoo.blocks import Network, Rng, conv_norm
+from tilewise.nn.layers import Rng as Seed
+from tilewise.tensor import Tensor
+
+_BRANCH_GAIN = 0.3
+
+
+class BasicBlock(nn.Module):
+    """Two 3×3 convolutions beside a shortcut."""
+
+    expansion = 1
+
+    def __init__(self, channels: int, width: int, stride: int, rng: Rng, groups: int = 1, base: int = 64) -> None:
+        self.branch = nn.Sequential(
+            *conv_norm(channels, width, 3, stride, rng=rng),
+            *conv_norm(width, width, activation=None, rng=rng, gain=_BRANCH_GAIN),
+        )
+        changes = stride != 1 or channels != width
+        self.shortcut = conv_norm(channels, width, 1, stride, None, rng=rng) if changes else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        total: Tensor = self.branch(x) + self.shortcut(x)
+        return total.relu()
+
+
+class Bottleneck(nn.Module):
+    """1×1 down, 3×3 (in groups for ResNeXt), 1×1 up, beside a shortcut."""
+
+    expansion = 4
+
+    def __init__(self, channels: int, width: int, stride: int, rng: Rng, groups: int = 1, base: int = 64) -> None:
+        inner, out = width * base // 64 * groups, width * self.expansion
+        self.branch = nn.Sequential(
+            *conv_norm(channels, inner, 1, rng=rng),
+            *conv_norm(inner, inner, 3, stride, groups=groups, rng=rng),
+            *conv_norm(inner, out, 1, activation=None, rng=rng, gain=_BRANCH_GAIN),
+        )
+        changes = stride != 1 or channels != out
+        self.shortcut = conv_norm(channels, out, 1, stride, None, rng=rng) if changes else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        total: Tensor = self.branch(x) + self.shortcut(x)
+        return total.relu()
+
+
+def _resnet(
+    block: type[BasicBlock] | type[Bottleneck],
+    depths: tuple[int, ...],
+    classes: int,
+    seed: Seed,
+    groups: int,
+    base: int,
+) -> Network:
+    rng = np.random.default_rng(seed)
+    layers: list[nn.Module] = [*conv_norm(3, 64, 7, 2, rng=rng), nn.MaxPool2d(3, 2, 1)]
+    channels = 64
+    for stage, depth in enumerate(depths):
+        for index in range(depth):
+            layers.append(block(channels, 64 << stage, 2 if stage and not index else 1, rng, groups, base))
+            channels = (64 << stage) * block.expansion
+    return Network(nn.Sequential(*layers), nn.Linear(channels, classes, rng=rng))
+
+
+def resnet18(classes: int = 1000, seed: Seed = 0) -> Network:
+    """11.7 million parameters."""
+    return _resnet(BasicBlock, (2, 2, 2, 2), classes, seed, 1, 64)
+
+
+def resnet50(classes: int = 1000, seed: Seed = 0) -> Network:
+    """25.6 million parameters."""
+    return _resnet(Bottleneck, (3, 4, 6, 3), classes, seed, 1, 64)
+
+
+def resnext50(classes: int = 1000, seed: Seed = 0) -> Network:
+    """ResNeXt-50 32×4d: 25.0 million parameters."""
+    return _resnet(Bottleneck, (3, 4, 6, 3), classes, seed, 32, 4)

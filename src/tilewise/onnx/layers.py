@@ -1,0 +1,225 @@
+"""Which nodes of an ONNX graph are layers of `nn`: those then carry their weights as any model's layers do.
+
+A convolution, a linear layer, a norm or an activation that nn has becomes that very layer, so that what works on layers
+(quantizing, pruning, tuning, folding norms) works on networks that were loaded. Everything else runs as an `Operator`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from tilewise import nn
+from tilewise.nn import Module, Parameter
+from tilewise.onnx.graph import Array, Node
+from tilewise.onnx.operators import TABLE
+from tilewise.tensor import Tensor
+
+Weights = list[Array | None]  # of a node's inputs: the constant, or None where it is computed
+Build = Callable[[Node, Weights], Module | None]
+_BUILDERS: dict[str, Build] = {}
+
+
+class Operator(Module):
+    """A node that is no layer of nn: one operation on values. Reports name it by its subclass, the operation's name."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def forward(self, *values: Any) -> Any:
+        return TABLE[self.node.op](self.node, *values)
+
+
+@cache
+def _named(op: str) -> type[Operator]:
+    return type(op, (Operator,), {})
+
+
+def operation(node: Node) -> Operator:
+    """The node as a layer of its operation's name."""
+    return _named(node.op)(node)
+
+
+def layer_for(node: Node, weights: Weights) -> Module | None:
+    """The layer that computes this node from its first input alone; None where there is none."""
+    build = _BUILDERS.get(node.op)
+    if build is None or not weights or weights[0] is not None or len(node.outputs) != 1:
+        return None
+    return build(node, weights)
+
+
+def _builds(*names: str) -> Callable[[Build], Build]:
+    def mark(build: Build) -> Build:
+        for name in names:
+            _BUILDERS[name] = build
+        return build
+
+    return mark
+
+
+def _fresh(layer: Module, **tensors: Array) -> Module:
+    """The layer with these weights in place of its own."""
+    for name, value in tensors.items():
+        old = getattr(layer, name)
+        setattr(layer, name, Parameter(value) if old is None or isinstance(old, Parameter) else Tensor(value))
+    return layer
+
+
+def _blank(kind: type[Module], **facts: Any) -> Any:
+    """A layer without the random weights that its constructor would draw."""
+    layer = kind.__new__(kind)
+    for name, value in facts.items():
+        setattr(layer, name, value)
+    return layer
+
+
+def _is_float(*arrays: Array | None) -> bool:
+    return all(a is not None and a.dtype == np.float32 for a in arrays)
+
+
+def _pair(node: Node, name: str, default: int) -> tuple[int, int] | None:
+    found = node.attributes.get(name, (default, default))
+    fits = isinstance(found, tuple) and len(found) == 2 and all(isinstance(n, int) and 0 <= n < 1 << 31 for n in found)
+    return (found[0], found[1]) if fits else None
+
+
+def _even_padding(node: Node) -> tuple[int, int] | None:
+    """The padding where it is the same on opposite sides."""
+    found = node.attributes.get("pads", (0, 0, 0, 0))
+    if node.attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or not isinstance(found, tuple):
+        return None
+    if node.attributes.get("auto_pad") == "VALID":
+        return (0, 0)
+    fits = len(found) == 4 and all(isinstance(n, int) and 0 <= n < 1 << 16 for n in found) and found[:2] == found[2:]
+    return (found[0], found[1]) if fits else None
+
+
+@_builds("Conv")
+def _conv(node: Node, weights: Weights) -> Module | None:
+    weight, bias = weights[1], weights[2] if len(weights) > 2 else None
+    padding, stride, dilation = _even_padding(node), _pair(node, "strides", 1), _pair(node, "dilations", 1)
+    groups = node.attributes.get("group", 1)
+    if not _is_float(weight) or weight is None or weight.ndim != 4 or (len(node.inputs) > 2 and not _is_float(bias)):
+        return None
+    if padding is None or stride is None or dilation != (1, 1) or min(stride) < 1 or not weight.size:
+        return None
+    if (
+        not isinstance(groups, int)
+        or groups < 1
+        or weight.shape[0] % groups
+        or (bias is not None and bias.shape != weight.shape[:1])
+    ):
+        return None
+    o, i, kh, kw = weight.shape
+    if node.attributes.get("kernel_shape", (kh, kw)) != (kh, kw):
+        return None
+    facts = {"in_channels": i * groups, "out_channels": o, "groups": groups, "kernel_size": (kh, kw), "stride": stride}
+    layer: Module = _blank(
+        nn.Conv2d, **facts, padding=padding, weight=Parameter(weight), bias=None if bias is None else Parameter(bias)
+    )
+    return layer
+
+
+@_builds("Gemm")
+def _gemm(node: Node, weights: Weights) -> Module | None:
+    weight, bias = weights[1], weights[2] if len(weights) > 2 else None
+    if weight is None or not _is_float(weight) or weight.ndim != 2 or (len(node.inputs) > 2 and bias is None):
+        return None
+    if node.get("alpha", 1.0) != 1 or node.get("beta", 1.0) != 1 or node.get("transA", 0):
+        return None
+    turned = weight if node.get("transB", 0) else np.ascontiguousarray(weight.T)
+    return linear(turned, bias) if bias is None or bias.shape == turned.shape[:1] else None
+
+
+def linear(weight: Array, bias: Array | None) -> nn.Linear:
+    """A linear layer of weight (out, in)."""
+    layer: nn.Linear = _blank(
+        nn.Linear,
+        in_features=weight.shape[1],
+        out_features=weight.shape[0],
+        weight=Parameter(weight),
+        bias=None if bias is None else Parameter(bias),
+    )
+    return layer
+
+
+@_builds("MatMul")
+def _matmul(node: Node, weights: Weights) -> Module | None:
+    weight = weights[1] if len(weights) == 2 else None
+    if weight is None or weight.ndim != 2 or not _is_float(weight):
+        return None
+    return linear(np.ascontiguousarray(weight.T), None)
+
+
+@_builds("LayerNormalization")
+def _layer_norm(node: Node, weights: Weights) -> Module | None:
+    weight, bias = weights[1], weights[2] if len(weights) > 2 else None
+    if weight is None or not _is_float(weight) or weight.ndim != 1 or node.get("axis", -1) != -1:
+        return None
+    bias = np.zeros_like(weight) if len(node.inputs) == 2 else bias
+    if bias is None or bias.shape != weight.shape or not _is_float(bias):
+        return None
+    return _fresh(nn.LayerNorm(weight.shape, node.get("epsilon", 1e-5)), weight=weight, bias=bias)
+
+
+def batch_norm(node: Node, weights: Weights) -> nn.BatchNorm2d | None:
+    """The layer of a batch norm over images, in eval mode."""
+    arrays = weights[1:]
+    if len(arrays) != 4 or not _is_float(*arrays) or node.get("training_mode", 0) or len(node.outputs) != 1:
+        return None
+    weight, bias, mean, var = (a for a in arrays if a is not None)
+    if weight.ndim != 1 or not weight.shape == bias.shape == mean.shape == var.shape:
+        return None
+    layer = nn.BatchNorm2d(0, node.get("epsilon", 1e-5), 1 - node.get("momentum", 0.9))
+    layer.num_features = len(weight)
+    layer.weight, layer.bias, layer.running_mean, layer.running_var = (
+        Parameter(weight),
+        Parameter(bias),
+        Tensor(mean),
+        Tensor(var),
+    )
+    return layer
+
+
+@_builds("MaxPool", "AveragePool")
+def _pool(node: Node, _weights: Weights) -> Module | None:
+    kernel, stride, padding = _pair(node, "kernel_shape", 1), _pair(node, "strides", 1), _even_padding(node)
+    plain = not node.get("ceil_mode", 0) and set(node.attributes.get("dilations", (1,))) == {1}
+    if kernel is None or stride is None or padding is None or not plain or min(*kernel, *stride) < 1:
+        return None
+    if 2 * padding[0] > kernel[0] or 2 * padding[1] > kernel[1]:
+        return None
+    if node.op == "AveragePool" and any(padding) and not node.get("count_include_pad", 0):
+        return None
+    return (nn.MaxPool2d if node.op == "MaxPool" else nn.AvgPool2d)(kernel, stride, padding)
+
+
+_ACTIVATIONS: dict[str, Callable[[Node], Module | None]] = {
+    "Relu": lambda _: nn.ReLU(),
+    "Sigmoid": lambda _: nn.Sigmoid(),
+    "Tanh": lambda _: nn.Tanh(),
+    "HardSwish": lambda _: nn.Hardswish(),
+    "Gelu": lambda node: nn.GELU() if node.get("approximate", "none") == "none" else None,
+    "LeakyRelu": lambda node: nn.LeakyReLU(node.get("alpha", 0.01)),
+    "Elu": lambda node: nn.ELU(node.get("alpha", 1.0)),
+    "Softmax": lambda node: nn.Softmax(node.get("axis", -1)),
+}
+
+
+@_builds(*_ACTIVATIONS)
+def _activation(node: Node, _weights: Weights) -> Module | None:
+    return _ACTIVATIONS[node.op](node)
+
+
+@_builds("Flatten")
+def _flatten(node: Node, _weights: Weights) -> Module | None:
+    return nn.Flatten() if node.get("axis", 1) == 1 else None
+
+
+@_builds("Clip")
+def _clip(node: Node, weights: Weights) -> Module | None:
+    bounds = [None if b is None else b.reshape(-1).tolist() for b in weights[1:]]
+    return nn.ReLU6() if bounds == [[0.0], [6.0]] else None

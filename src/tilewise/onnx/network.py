@@ -1,0 +1,302 @@
+"""`load(path)`: an ONNX file as a module.
+
+The network keeps the file's nodes as steps in an order in which they can run. A step is a layer of nn or an operation
+(layers.py); a convolution with the norm and activation behind it is one step, a `Sequential`, which knows how to run
+them in one pass. Values are let go after their last reader.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewise import nn
+from tilewise.errors import DtypeError, FileFormatError, ShapeError, TilewiseError, UnavailableError
+from tilewise.nn import Module, Parameter, Sequential
+from tilewise.onnx import layers
+from tilewise.onnx.graph import Array, Graph, Node, Port
+from tilewise.onnx.operators import TABLE, Value, array, room_for, tensor
+from tilewise.onnx.reader import read_graph
+from tilewise.tensor import Tensor
+
+_ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU, nn.Hardswish, nn.ReLU6, nn.Sigmoid, nn.Hardsigmoid, nn.LeakyReLU, nn.ELU)
+
+
+def load(path: str | os.PathLike[str]) -> Network:
+    """The network of an ONNX file, in eval mode: call it with arrays or Tensors, in the order of its inputs.
+
+    >>> model = tilewise.onnx.load("resnet18.onnx")  # doctest: +SKIP
+    >>> logits = model(images)  # doctest: +SKIP
+    """
+    return Network(read_graph(path), Path(path).name).eval()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One layer of the network: its name, the values it reads ("" for none), those it makes, and what to let go."""
+
+    layer: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    done: tuple[str, ...] = ()
+
+
+class Weights(Module):
+    """The constants with a gradient that operations read: those that are no layer's own."""
+
+    def __init__(self, arrays: Mapping[str, Array]) -> None:
+        for name, value in arrays.items():
+            setattr(self, name, Parameter(value))
+
+
+class Network(Module):
+    """A module made from an ONNX graph. `inputs` and `outputs` say what it takes and gives.
+
+    One output is a Tensor; several are a dict by name.
+    """
+
+    def __init__(self, graph: Graph, title: str = "the network") -> None:
+        refuse_unsupported(graph, title)
+        self.inputs, self.outputs, self.opset, self.title = graph.inputs, graph.outputs, graph.opset, title
+        builder = _Builder(graph)
+        self.steps = tuple(_with_ends(builder.steps, {port.name for port in graph.outputs}))
+        for name, layer in builder.layers.items():
+            setattr(self, name, layer)
+        self.weights = Weights({_identifier(n): graph.constants[n] for n in builder.trained})
+        self._names = {n: _identifier(n) for n in builder.trained}
+        self._constants = {n: a for n, a in graph.constants.items() if n in builder.read and n not in self._names}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        values = self._values(args, kwargs)
+        held = sum(array(v).nbytes for v in values.values()) + sum(t.data.nbytes for _, t in self.named_tensors())
+        with room_for(held):
+            self._run(values)
+        results = {port.name: tensor(values[port.name]) for port in self.outputs}
+        return next(iter(results.values())) if len(results) == 1 else results
+
+    def _run(self, values: dict[str, Value]) -> None:
+        for step in self.steps:
+            layer = getattr(self, step.layer)
+            try:
+                made = layer(*(values[name] if name else None for name in step.inputs))
+            except TilewiseError:
+                raise
+            except MemoryError:
+                raise UnavailableError(f"{step.nodes[0]} needs more memory than there is") from None
+            except (ValueError, TypeError, IndexError, OverflowError, ArithmeticError, AttributeError) as error:
+                given = ", ".join(str(values[n].shape) for n in step.inputs if n)
+                raise ShapeError(f"{step.nodes[0]} cannot work on {given or 'nothing'}: {_first_line(error)}") from None
+            _keep(values, step, made)
+            for name in step.done:
+                del values[name]
+
+    def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Value]:
+        names = [port.name for port in self.inputs]
+        given = dict(zip(names, args, strict=False)) | kwargs
+        if len(args) > len(names) or set(given) != set(names):
+            raise ShapeError(f"{self.title} takes the inputs {', '.join(names) or 'none'}")
+        values: dict[str, Value] = dict(self._constants)
+        values |= {name: getattr(self.weights, own) for name, own in self._names.items()}
+        return values | {port.name: as_input(given[port.name], port) for port in self.inputs}
+
+    def example(self, batch: int = 1, seed: int = 0, free: int = 8) -> list[Array]:
+        """Random inputs that fit: standard normal numbers, or small integers; sizes that are free are `free`."""
+        return [
+            example_input(port, batch, np.random.default_rng([seed, i]), free) for i, port in enumerate(self.inputs)
+        ]
+
+
+def as_input(value: Any, port: Port) -> Tensor:
+    """What somebody handed in, as the network's own kind of numbers."""
+    given = value if isinstance(value, Tensor) else Tensor(value)
+    if given.dtype != port.dtype:
+        if port.dtype.kind == "f" and given.dtype.kind in "fiub":
+            given = given.astype(port.dtype)
+        elif port.dtype.kind in "iu" and given.dtype.kind in "iub":
+            given = Tensor(given.data.astype(port.dtype))
+        else:
+            raise DtypeError(f"the input {port.name} takes {port.dtype}, not {given.dtype}")
+    if port.shape is None:
+        return given
+    # The batch may be another than the file says; where its nodes insist, they say so themselves.
+    fixed = [(i, n) for i, n in enumerate(port.shape) if isinstance(n, int) and i > 0]
+    if given.ndim != len(port.shape) or any(given.shape[i] != n for i, n in fixed):
+        wanted = ", ".join("?" if n is None else str(n) for n in port.shape)
+        raise ShapeError(f"the input {port.name} takes shape ({wanted}), not {given.shape}")
+    return given
+
+
+def example_input(port: Port, batch: int, rng: np.random.Generator, free: int = 8) -> Array:
+    shape = [n if isinstance(n, int) else free for n in port.shape or ()]
+    if port.shape and len(shape) > 1:
+        shape[0] = batch
+    if math.prod(shape) > 1 << 28:
+        raise UnavailableError(f"the input {port.name} of shape {tuple(shape)} is too large to make one up")
+    if port.dtype.kind == "f":
+        return rng.standard_normal(shape).astype(port.dtype)
+    return rng.integers(0, 2, shape).astype(port.dtype)
+
+
+def refuse_unsupported(graph: Graph, title: str) -> None:
+    """Name every operation that cannot be run, with its nodes, at once."""
+    found: dict[str, list[str]] = {}
+    for node in graph.nodes:
+        if node.op not in TABLE:
+            found.setdefault(node.op, []).append(node.name)
+    if found:
+        listed = "; ".join(f"{op} ({_some(names)})" for op, names in sorted(found.items())[:40])
+        raise UnavailableError(f"{title} uses operations that tilewise does not have: {_one_line(listed)}")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(n[:80] for n in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _one_line(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _first_line(error: Exception) -> str:
+    return _one_line((str(error).splitlines() or [type(error).__name__])[0][:200])
+
+
+def _keep(values: dict[str, Value], step: Step, made: Any) -> None:
+    results = made if isinstance(made, tuple) else (made,)
+    for name, value in zip(step.outputs, results, strict=False):
+        if name:
+            values[name] = value
+    if any(name and name not in values for name in step.outputs):
+        raise FileFormatError(f"{step.nodes[-1]} makes {len(results)} results, not {len(step.outputs)}")
+
+
+def _with_ends(steps: list[Step], kept: set[str]) -> Iterator[Step]:
+    """The steps, each knowing which values nobody reads after it."""
+    last: dict[str, int] = {}
+    for index, step in enumerate(steps):
+        for name in (*step.inputs, *step.outputs):
+            last[name] = index
+    ends: dict[int, list[str]] = {}
+    for name, index in last.items():
+        if name and name not in kept:
+            ends.setdefault(index, []).append(name)
+    for index, step in enumerate(steps):
+        yield Step(step.layer, step.inputs, step.outputs, step.nodes, tuple(ends.get(index, ())))
+
+
+def _identifier(name: str) -> str:
+    return re.sub(r"[^0-9A-Za-z_.]+", "_", name.lstrip("/").replace("/", ".")) or "value"
+
+
+class _Builder:
+    """Turns nodes into steps: layers where nn has them, with what a convolution takes along."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.layers: dict[str, Module] = {}
+        self.steps: list[Step] = []
+        self.trained: list[str] = []  # constants that operations read and that may be trained
+        self.read: set[str] = {port.name for port in graph.outputs}
+        self.readers: dict[str, list[Node]] = {}
+        for node in graph.nodes:
+            for name in set(node.inputs):
+                self.readers.setdefault(name, []).append(node)
+        self._taken: set[int] = set()
+        self._images: set[str] = set()  # values that are surely (N, C, H, W)
+        for node in graph.nodes:
+            if id(node) not in self._taken:
+                self._add(node)
+
+    def _add(self, node: Node) -> None:
+        layer = self._layer(node)
+        if layer is None:
+            self._operation(node)
+            return
+        chain, parts = [node], [layer]
+        if isinstance(layer, nn.Linear) and layer.bias is None:
+            self._take_bias(chain, layer)
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            self._take_along(chain, parts)
+        self._taken.update(id(n) for n in chain)
+        made: Module = parts[0] if len(parts) == 1 else Sequential(*parts)
+        data = next(n for n in node.inputs if n not in self.graph.constants)
+        self.steps.append(Step(self._name(node, made), (data,), (chain[-1].outputs[0],), tuple(chain)))
+        if isinstance(layer, nn.Conv2d | nn.MaxPool2d):
+            self._images.add(chain[-1].outputs[0])
+
+    def _layer(self, node: Node) -> Module | None:
+        weights = [self.graph.constants.get(name) if name else None for name in node.inputs]
+        if node.op == "BatchNormalization":
+            return layers.batch_norm(node, weights) if node.inputs[0] in self._images else None
+        return layers.layer_for(node, weights)
+
+    def _only_reader(self, value: str) -> Node | None:
+        readers = self.readers.get(value, [])
+        return readers[0] if len(readers) == 1 and value not in self.read else None
+
+    def _take_bias(self, chain: list[Node], layer: nn.Linear) -> None:
+        """An addition of one number per output behind a product is the layer's bias."""
+        after = self._only_reader(chain[-1].outputs[0])
+        if after is None or after.op != "Add" or len(after.inputs) != 2:
+            return
+        other = after.inputs[1 if after.inputs[0] == chain[-1].outputs[0] else 0]
+        bias = self.graph.constants.get(other)
+        if bias is not None and bias.shape == (layer.out_features,) and bias.dtype == np.float32:
+            layer.bias = Parameter(bias)
+            chain.append(after)
+
+    def _take_along(self, chain: list[Node], parts: list[Module]) -> None:
+        """A batch norm and an activation that alone read a convolution's result, the activation of a linear layer."""
+        after = self._only_reader(chain[-1].outputs[0])
+        if after is not None and after.op == "BatchNormalization" and isinstance(parts[0], nn.Conv2d):
+            self._images.add(chain[-1].outputs[0])
+            norm = self._layer(after)
+            if norm is None:
+                return
+            chain.append(after)
+            parts.append(norm)
+            after = self._only_reader(after.outputs[0])
+        layer = None if after is None else self._layer(after)
+        if after is not None and isinstance(layer, _ACTIVATIONS) and after.inputs[0] == chain[-1].outputs[0]:
+            chain.append(after)
+            parts.append(layer)
+
+    def _operation(self, node: Node) -> None:
+        for name in filter(None, node.inputs):
+            constant = self.graph.constants.get(name)
+            if constant is not None and constant.dtype == np.float32 and constant.size > 1 and name not in self.trained:
+                self.trained.append(name)
+            self.read.add(name) if constant is not None else None
+        self.steps.append(Step(self._name(node, layers.operation(node)), node.inputs, node.outputs, (node,)))
+
+    def _name(self, node: Node, layer: Module) -> str:
+        """A name for the step that no other has, close to the node's."""
+        base = _identifier(node.name)
+        name, count = base, 1
+        while name in self.layers or name in _RESERVED:
+            count += 1
+            name = f"{base}_{count}"
+        self.layers[name] = layer
+        return name
+
+
+_RESERVED = {
+    *dir(Module),
+    "inputs",
+    "outputs",
+    "opset",
+    "title",
+    "steps",
+    "weights",
+    "_names",
+    "_constants",
+    "training",
+    "example",
+}

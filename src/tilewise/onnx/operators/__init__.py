@@ -1,0 +1,17 @@
+"""The ONNX operations that tilewise runs, by name."""
+
+from tilewise.onnx.operators import elementwise, quantized, reductions, shapes, windows
+from tilewise.onnx.operators.base import TABLE, Value, array, room_for, tensor
+
+__all__ = [
+    "TABLE",
+    "Value",
+    "array",
+    "elementwise",
+    "quantized",
+    "reductions",
+    "room_for",
+    "shapes",
+    "tensor",
+    "windows",
+]

@@ -1,0 +1,141 @@
+"""What ONNX operations are here: functions of a node and its input values, kept in one table by name.
+
+A value is a Tensor where it depends on the network's input, and a plain array where it does not: shapes, ranges.
+Operations with a gradient go through the tensor's own operations; the others through `computed`, which runs NumPy. What
+is made of arrays alone stays an array, so shape arithmetic never enters the graph of gradients or a trace.
+
+A file may ask for results of any size, so what can be larger than what it is made of asks for `room` first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise import ops
+from tilewise.errors import DtypeError, FileFormatError, GradientError, ShapeError, UnavailableError
+from tilewise.onnx.graph import Node
+from tilewise.tensor import Tensor, apply
+
+Array = npt.NDArray[Any]
+Value = Tensor | Array
+Run = Callable[..., Any]  # (node, *values) to a value, or a tuple of them
+
+TABLE: dict[str, Run] = {}
+# Kept small: a network without weights has no use for more, and one with weights or large inputs gets room for them.
+LEAST_ROOM = 64 << 20
+_room: ContextVar[int] = ContextVar("room", default=1 << 62)
+
+
+def operator(*names: str) -> Callable[[Run], Run]:
+    """Decorator: this function runs the ONNX operations of these names."""
+
+    def mark(run: Run) -> Run:
+        for name in names:
+            TABLE[name] = run
+        return run
+
+    return mark
+
+
+@contextmanager
+def room_for(held_bytes: int) -> Iterator[None]:
+    """Inside, no result may be larger than a thousand times the bytes held by inputs and weights."""
+    token = _room.set(max(LEAST_ROOM, 1024 * held_bytes))
+    try:
+        yield
+    finally:
+        _room.reset(token)
+
+
+def room(shape: Sequence[int], itemsize: int = 4) -> tuple[int, ...]:
+    """The shape, if a result of it may be made."""
+    if any(n < 0 for n in shape):
+        raise ShapeError(f"there is no tensor of shape {tuple(shape)}")
+    if math.prod(shape) * itemsize > _room.get():
+        raise UnavailableError(
+            f"a result of shape {tuple(shape)} would be a thousand times larger than the network and its inputs"
+        )
+    return tuple(int(n) for n in shape)
+
+
+def tensor(value: Value) -> Tensor:
+    return value if isinstance(value, Tensor) else Tensor(value)
+
+
+def array(value: Value) -> Array:
+    return value.data if isinstance(value, Tensor) else value
+
+
+def numbers(value: Value) -> list[int]:
+    """A value that says sizes, axes or positions."""
+    found = array(value)
+    if found.dtype.kind not in "iu" or found.ndim > 1 or found.size > 64:
+        raise ShapeError(f"sizes and axes are a short list of integers, not {found.dtype} of shape {found.shape}")
+    return [int(n) for n in found.reshape(-1)]
+
+
+class Computed(ops.Operation):
+    """A function of arrays without a gradient."""
+
+    name = ""
+
+    def forward(self, *arrays: Array, function: Callable[..., Any], name: str = "") -> Array:
+        self.name = name
+        return np.asarray(function(*arrays))
+
+    def backward(self, grad: Array) -> Any:
+        raise GradientError(
+            f"the operation {self.name or 'computed here'} has no gradient, so nothing before it can be trained"
+        )
+
+
+def computed(function: Callable[..., Any], *values: Value, name: str = "") -> Value:
+    """`function` of the arrays: an array where all are, else a tensor."""
+    if not any(isinstance(v, Tensor) for v in values):
+        with np.errstate(all="ignore"):
+            return np.asarray(function(*values))
+    return apply(Computed, *map(tensor, values), function=function, name=name)
+
+
+def is_float(*values: Value) -> bool:
+    return all(array(v).dtype.kind == "f" for v in values)
+
+
+def known(*values: Value | None) -> bool:
+    """Whether none of the values depends on the network's input."""
+    return not any(isinstance(v, Tensor) for v in values)
+
+
+def broadcast(*values: Value) -> tuple[int, ...]:
+    """The shape that values have together, if there is room for it."""
+    try:
+        shape = np.broadcast_shapes(*(v.shape for v in values))
+    except ValueError:
+        raise ShapeError(f"shapes {' and '.join(str(v.shape) for v in values)} do not broadcast") from None
+    return room(shape, max(array(v).itemsize for v in values))
+
+
+def same_type(node: Node, *values: Value) -> None:
+    kinds = {array(v).dtype for v in values}
+    if len(kinds) > 1:
+        raise DtypeError(f"{node} is given {' and '.join(sorted(map(str, kinds)))}, which must be the same")
+
+
+def axis_of(axis: int, ndim: int, node: Node) -> int:
+    if not -max(ndim, 1) <= axis < max(ndim, 1):
+        raise ShapeError(f"{node} works along axis {axis} of a tensor with {ndim} dimensions")
+    return axis % max(ndim, 1)
+
+
+def choice(node: Node, name: str, default: str, allowed: Sequence[str]) -> str:
+    value: str = node.get(name, default)
+    if value not in allowed:
+        raise FileFormatError(f"{node} has {name} {value[:40]!r}, which is none of {', '.join(allowed)}")
+    return value

@@ -1,0 +1,221 @@
+"""ONNX operations along axes: sums, means, extremes, softmax, sorting; and products of matrices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilewise.errors import DtypeError, FileFormatError, ShapeError
+from tilewise.onnx.graph import Node
+from tilewise.onnx.operators.base import (
+    Array,
+    Value,
+    array,
+    axis_of,
+    computed,
+    is_float,
+    known,
+    numbers,
+    operator,
+    room,
+    same_type,
+    tensor,
+)
+from tilewise.tensor import Tensor
+
+Axes = tuple[int, ...]
+
+
+def _log_sum_exp(x: Tensor, axes: Axes) -> Tensor:
+    top = np.where(np.isfinite(m := x.data.max(axis=axes, keepdims=True)), m, 0).astype(x.dtype)
+    return (x - Tensor(top)).exp().sum(axes, True).log() + Tensor(top)
+
+
+_REDUCTIONS: dict[str, Callable[[Tensor, Axes], Tensor]] = {
+    "ReduceSum": lambda x, axes: x.sum(axes, True),
+    "ReduceMean": lambda x, axes: x.mean(axes, True),
+    "ReduceMax": lambda x, axes: x.max(axes, True),
+    "ReduceMin": lambda x, axes: x.min(axes, True),
+    "ReduceL1": lambda x, axes: abs(x).sum(axes, True),
+    "ReduceL2": lambda x, axes: (x * x).sum(axes, True).sqrt(),
+    "ReduceSumSquare": lambda x, axes: (x * x).sum(axes, True),
+    "ReduceLogSum": lambda x, axes: x.sum(axes, True).log(),
+    "ReduceLogSumExp": _log_sum_exp,
+}
+_OF_INTEGERS: dict[str, Callable[..., Array]] = {
+    "ReduceSum": np.sum,
+    "ReduceMax": np.max,
+    "ReduceMin": np.min,
+    "ReduceProd": np.prod,
+}
+
+
+@operator(*_REDUCTIONS, "ReduceProd")
+def _reduce(node: Node, x: Value, axes: Value | None = None) -> Value:
+    chosen = numbers(axes) if axes is not None else list(node.get("axes", ()))
+    if not chosen and node.get("noop_with_empty_axes", 0):
+        return x
+    along = tuple(sorted({axis_of(a, len(x.shape), node) for a in chosen})) or tuple(range(len(x.shape)))
+    along = along if x.shape else ()
+    keep = bool(node.get("keepdims", 1))
+    shape = tuple(1 if i in along else n for i, n in enumerate(x.shape))
+    if not math.prod(x.shape) and node.op in ("ReduceMax", "ReduceMin", "ReduceMean"):
+        raise ShapeError(f"{node} has nothing to work on in a tensor of shape {x.shape}")
+    if known(x) or not is_float(x) or node.op == "ReduceProd":
+        result = _reduced_array(node, x, along)
+    else:
+        result = _REDUCTIONS[node.op](tensor(x), along)
+    return result if keep else result.reshape(tuple(n for i, n in enumerate(shape) if i not in along))
+
+
+def _reduced_array(node: Node, x: Value, along: Axes) -> Value:
+    if node.op in _OF_INTEGERS:
+        function = _OF_INTEGERS[node.op]
+        return computed(lambda a: function(a, axis=along, keepdims=True).astype(a.dtype), x, name=node.op)
+    reduction = _REDUCTIONS[node.op]
+    return computed(lambda a: reduction(Tensor(a), along).data.astype(a.dtype), x, name=node.op)
+
+
+@operator("ArgMax", "ArgMin")
+def _arg(node: Node, x: Value) -> Value:
+    axis, keep = axis_of(node.get("axis", 0), len(x.shape), node), bool(node.get("keepdims", 1))
+    last = node.get("select_last_index", 0)
+    find = np.argmax if node.op == "ArgMax" else np.argmin
+    if not x.shape or not math.prod(x.shape):
+        raise ShapeError(f"{node} has nothing to find in a tensor of shape {x.shape}")
+
+    def run(a: Array) -> Array:
+        if last:
+            return np.asarray(a.shape[axis] - 1 - find(np.flip(a, axis), axis=axis, keepdims=keep), np.int64)
+        return np.asarray(find(a, axis=axis, keepdims=keep), np.int64)
+
+    return computed(run, x, name=node.op)
+
+
+@operator("Softmax", "LogSoftmax")
+def _softmax(node: Node, x: Value) -> Value:
+    axis = axis_of(node.get("axis", -1), len(x.shape), node)
+    if not is_float(x):
+        raise DtypeError(f"{node} takes floating-point numbers, not {array(x).dtype}")
+    return tensor(x).softmax(axis) if node.op == "Softmax" else tensor(x).log_softmax(axis)
+
+
+@operator("CumSum")
+def _cumsum(node: Node, x: Value, axis: Value) -> Value:
+    along = axis_of(int(array(axis).reshape(()).item()), len(x.shape), node)
+    exclusive, reverse = node.get("exclusive", 0), node.get("reverse", 0)
+    if not x.shape:
+        raise ShapeError(f"{node} has no axis to sum along")
+
+    def run(a: Array) -> Array:
+        a = np.flip(a, along) if reverse else a
+        total = np.cumsum(a, along, dtype=a.dtype)
+        total = total - a if exclusive else total
+        return np.flip(total, along) if reverse else total
+
+    if isinstance(x, Tensor) and is_float(x) and not exclusive and not reverse:
+        return x.cumsum(along)
+    return computed(run, x, name=node.op)
+
+
+@operator("TopK")
+def _top_k(node: Node, x: Value, k: Value) -> Any:
+    axis, count = axis_of(node.get("axis", -1), len(x.shape), node), int(array(k).reshape(()).item())
+    if not x.shape or not 0 <= count <= x.shape[axis]:
+        raise ShapeError(f"{node} asks for the {count} first of a tensor of shape {x.shape}")
+    data = array(x)
+    keys = -data if node.get("largest", 1) and data.dtype.kind in "f" else data
+    if node.get("largest", 1) and data.dtype.kind != "f":
+        keys = np.max(data, initial=0) - data.astype(np.int64)
+    order = np.argsort(keys, axis, kind="stable").take(np.arange(count), axis)
+    if isinstance(x, Tensor):
+        return x.gather(axis, order), Tensor(order.astype(np.int64))
+    return np.take_along_axis(data, order, axis), order.astype(np.int64)
+
+
+# --- products ---
+
+
+@operator("MatMul")
+def _matmul(node: Node, a: Value, b: Value) -> Value:
+    same_type(node, a, b)
+    if not a.shape or not b.shape or a.shape[-1] != b.shape[-2 if len(b.shape) > 1 else 0]:
+        raise ShapeError(f"{node} cannot multiply shapes {a.shape} and {b.shape}")
+    try:
+        lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    except ValueError:
+        raise ShapeError(f"{node} cannot multiply shapes {a.shape} and {b.shape}") from None
+    room((*lead, *a.shape[-2:-1], *(b.shape[-1:] if len(b.shape) > 1 else ())))
+    if not is_float(a, b):
+        return computed(np.matmul, a, b, name=node.op)
+    return tensor(a) @ tensor(b)
+
+
+@operator("Gemm")
+def _gemm(node: Node, a: Value, b: Value, c: Value | None = None) -> Value:
+    same_type(node, a, b)
+    if len(a.shape) != 2 or len(b.shape) != 2 or not is_float(a, b):
+        raise ShapeError(f"{node} multiplies matrices of floats, not shapes {a.shape} and {b.shape}")
+    left = tensor(a).T if node.get("transA", 0) else tensor(a)
+    right = tensor(b).T if node.get("transB", 0) else tensor(b)
+    room((left.shape[0], right.shape[1]))
+    product = left @ right
+    alpha, beta = node.get("alpha", 1.0), node.get("beta", 1.0)
+    product = product if alpha == 1 else product * alpha
+    if c is None or beta == 0:
+        return product
+    same_type(node, a, c)
+    if np.broadcast_shapes(product.shape, c.shape) != product.shape:
+        raise ShapeError(f"{node} cannot add {c.shape} to {product.shape}")
+    return product + (tensor(c) if beta == 1 else tensor(c) * beta)
+
+
+@operator("Einsum")
+def _einsum(node: Node, *values: Value) -> Value:
+    """Sums of products of one or two tensors, as a product of matrices; letters only, none twice in a term."""
+    terms, out = _einsum_terms(node, values)
+    result, letters = tensor(values[0]), terms[0]
+    for index, value in enumerate(values[1:], 1):
+        later = set(out).union(*terms[index + 1 :])
+        result, letters = _contract(node, result, letters, tensor(value), terms[index], later)
+    gone = tuple(i for i, letter in enumerate(letters) if letter not in out)
+    result = result.sum(gone) if gone else result
+    kept = [letter for letter in letters if letter in out]
+    return result.permute(*(kept.index(letter) for letter in out)) if out else result.reshape(())
+
+
+def _einsum_terms(node: Node, values: tuple[Value, ...]) -> tuple[list[str], str]:
+    equation = node.get("equation", "").replace(" ", "")
+    left, arrow, out = equation.partition("->")
+    terms = left.split(",")
+    if not arrow:
+        joined = "".join(terms)
+        out = "".join(sorted(letter for letter in set(joined) if joined.count(letter) == 1))
+    plain = all((term.isalpha() and len(set(term)) == len(term)) or not term for term in terms)
+    if not plain or len(terms) != len(values) or not set(out) <= set("".join(terms)) or len(set(out)) != len(out):
+        raise FileFormatError(f"{node} has the equation {equation[:60]!r}, which tilewise does not compute")
+    if any(len(term) != len(value.shape) for term, value in zip(terms, values, strict=True)) or not is_float(*values):
+        raise ShapeError(f"{node}: {equation[:60]!r} does not fit the shapes {', '.join(str(v.shape) for v in values)}")
+    return terms, out
+
+
+def _contract(node: Node, a: Tensor, ta: str, b: Tensor, tb: str, later: set[str]) -> tuple[Tensor, str]:
+    """Two tensors into one over the letters that both have: those needed later as a batch, the others summed."""
+    sizes = dict(zip(ta, a.shape, strict=True))
+    if any(sizes.get(letter, n) != n for letter, n in zip(tb, b.shape, strict=True)):
+        raise ShapeError(f"{node}: sizes of shared letters differ, {a.shape} and {b.shape}")
+    sizes |= dict(zip(tb, b.shape, strict=True))
+    batch = [x for x in ta if x in tb and x in later]
+    summed = [x for x in ta if x in tb and x not in later]
+    rows, columns = [x for x in ta if x not in tb], [x for x in tb if x not in ta]
+    shape = [sizes[x] for x in (*batch, *rows, *columns)]
+    room(shape)
+    lead, inner = [sizes[x] for x in batch], math.prod(sizes[x] for x in summed)
+    left = a.permute(*(ta.index(x) for x in (*batch, *rows, *summed)))
+    right = b.permute(*(tb.index(x) for x in (*batch, *summed, *columns)))
+    left = left.reshape(*lead, math.prod(sizes[x] for x in rows), inner)
+    right = right.reshape(*lead, inner, math.prod(sizes[x] for x in columns))
+    return (left @ right).reshape(*shape), "".join((*batch, *rows, *columns))

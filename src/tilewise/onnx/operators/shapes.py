@@ -1,0 +1,404 @@
+"""ONNX operations that move numbers: reshaping, joining, cutting, looking up; and the sizes themselves."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from tilewise import ops
+from tilewise.errors import DtypeError, FileFormatError, ShapeError
+from tilewise.nn import functional as F
+from tilewise.onnx.graph import Node
+from tilewise.onnx.operators.base import (
+    Array,
+    Value,
+    array,
+    axis_of,
+    choice,
+    computed,
+    known,
+    numbers,
+    operator,
+    room,
+    same_type,
+    tensor,
+)
+from tilewise.tensor import Tensor, apply, cat
+
+
+def _reshaped(x: Value, shape: tuple[int, ...]) -> Value:
+    if math.prod(shape) != math.prod(x.shape):
+        raise ShapeError(f"a tensor of shape {x.shape} cannot take the shape {shape}")
+    return x.reshape(shape)
+
+
+@operator("Reshape")
+def _reshape(node: Node, x: Value, shape: Value) -> Value:
+    wanted = numbers(shape)
+    if not node.get("allowzero", 0):
+        if any(n == 0 and i >= len(x.shape) for i, n in enumerate(wanted)):
+            raise ShapeError(f"{node} copies a size that a tensor of shape {x.shape} does not have")
+        wanted = [x.shape[i] if n == 0 else n for i, n in enumerate(wanted)]
+    if wanted.count(-1) > 1 or min(wanted, default=0) < -1:
+        raise ShapeError(f"{node} asks for the shape {tuple(wanted)}")
+    if -1 in wanted:
+        rest = math.prod(n for n in wanted if n != -1)
+        wanted[wanted.index(-1)] = math.prod(x.shape) // rest if rest else 0
+    return _reshaped(x, tuple(wanted))
+
+
+@operator("Flatten")
+def _flatten(node: Node, x: Value) -> Value:
+    axis = node.get("axis", 1)
+    if not -len(x.shape) <= axis <= len(x.shape):
+        raise ShapeError(f"{node} works along axis {axis} of a tensor with {len(x.shape)} dimensions")
+    axis = axis + len(x.shape) if axis < 0 else axis
+    return _reshaped(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
+
+
+@operator("Transpose")
+def _transpose(node: Node, x: Value) -> Value:
+    axes = node.get("perm", tuple(range(len(x.shape)))[::-1])
+    if sorted(axes) != list(range(len(x.shape))):
+        raise ShapeError(f"{node} orders the axes of a tensor of shape {x.shape} as {axes}")
+    return x.transpose(axes) if isinstance(x, np.ndarray) else x.permute(*axes)
+
+
+@operator("Squeeze")
+def _squeeze(node: Node, x: Value, axes: Value | None = None) -> Value:
+    chosen = [i for i, n in enumerate(x.shape) if n == 1] if axes is None else numbers(axes)
+    chosen = [axis_of(a, len(x.shape), node) for a in chosen]
+    if any(x.shape[a] != 1 for a in chosen):
+        raise ShapeError(f"{node} drops axes {chosen} of {x.shape}, which are not of size 1")
+    return _reshaped(x, tuple(n for i, n in enumerate(x.shape) if i not in chosen))
+
+
+@operator("Unsqueeze")
+def _unsqueeze(node: Node, x: Value, axes: Value) -> Value:
+    rank = len(x.shape) + len(numbers(axes))
+    chosen = {axis_of(a, rank, node) for a in numbers(axes)}
+    if len(chosen) != rank - len(x.shape):
+        raise ShapeError(f"{node} adds an axis twice")
+    sizes = iter(x.shape)
+    return _reshaped(x, tuple(1 if i in chosen else next(sizes) for i in range(rank)))
+
+
+@operator("Concat")
+def _concat(node: Node, *values: Value) -> Value:
+    same_type(node, *values)
+    axis = axis_of(node.get("axis", 0), len(values[0].shape), node)
+    if not values[0].shape or any(
+        len(v.shape) != len(values[0].shape)
+        or any(a != b for i, (a, b) in enumerate(zip(v.shape, values[0].shape, strict=True)) if i != axis)
+        for v in values
+    ):
+        raise ShapeError(f"{node} cannot join shapes {', '.join(str(v.shape) for v in values[:8])}")
+    if known(*values):
+        return np.concatenate(values, axis)
+    return cat([tensor(v) for v in values], axis)
+
+
+@operator("Split")
+def _split(node: Node, x: Value, sizes: Value | None = None) -> Any:
+    axis = axis_of(node.get("axis", 0), len(x.shape), node)
+    if not x.shape:
+        raise ShapeError(f"{node} cannot cut a single number")
+    total, parts = x.shape[axis], len(node.outputs)
+    if sizes is not None:
+        wanted = numbers(sizes)
+    else:
+        step = max(-(-total // parts), 1)
+        wanted = [min(step, max(total - i * step, 0)) for i in range(parts)]
+    if sum(wanted) != total or min(wanted, default=0) < 0 or len(wanted) != parts:
+        raise ShapeError(f"{node} cuts an axis of {total} into {parts} pieces of {wanted}")
+    if isinstance(x, Tensor):
+        return tuple(x.split(wanted, axis))
+    return tuple(np.split(x, np.cumsum(wanted)[:-1], axis))
+
+
+@operator("Slice")
+def _slice(
+    node: Node, x: Value, starts: Value, ends: Value, axes: Value | None = None, steps: Value | None = None
+) -> Value:
+    first, last = numbers(starts), numbers(ends)
+    along = list(range(len(first))) if axes is None else numbers(axes)
+    step = [1] * len(first) if steps is None else numbers(steps)
+    if not len(first) == len(last) == len(along) == len(step) or 0 in step:
+        raise ShapeError(f"{node} has starts {first}, ends {last}, axes {along} and steps {step}")
+    index = [slice(None)] * len(x.shape)
+    for a, b, axis, by in zip(first, last, along, step, strict=True):
+        place = axis_of(axis, len(x.shape), node)
+        if place >= len(x.shape):
+            raise ShapeError(f"{node} cannot cut a single number")
+        index[place] = _bounds(a, b, by, x.shape[place])
+    return x[tuple(index)]
+
+
+def _bounds(start: int, end: int, step: int, size: int) -> slice:
+    """ONNX's limits as Python's: past an end they are held there, and down to the first entry has no number."""
+    start = start + size if start < 0 else start
+    end = end + size if end < 0 else end
+    if step > 0:
+        return slice(min(max(start, 0), size), min(max(end, 0), size), step)
+    end = min(max(end, -1), size - 1)
+    return slice(min(max(start, 0), size - 1), None if end < 0 else end, step) if size else slice(0, 0)
+
+
+@operator("Gather")
+def _gather(node: Node, x: Value, indices: Value) -> Value:
+    axis, where = axis_of(node.get("axis", 0), len(x.shape), node), array(indices)
+    if where.dtype.kind not in "iu" or not x.shape:
+        raise DtypeError(f"{node} looks up {where.dtype} in a tensor of shape {x.shape}")
+    room((*x.shape[:axis], *where.shape, *x.shape[axis + 1 :]), array(x).itemsize)
+    places = _inside(where, x.shape[axis], node)
+    if known(x, indices):
+        return np.asarray(array(x).take(places, axis))
+    if axis == 0 and len(x.shape) == 2 and isinstance(x, Tensor):
+        return F.embedding(places, x) if known(indices) else apply(Lookup, x, tensor(indices))
+    if known(indices):
+        return tensor(x)[(*(slice(None),) * axis, places)]
+    return apply(Lookup, tensor(x), tensor(indices), axis=axis)
+
+
+def _inside(where: Array, size: int, node: object) -> Array:
+    """Positions counted from the front; one outside is an error."""
+    if where.size and (int(where.min()) < -size or int(where.max()) >= size):
+        raise ShapeError(f"{node} looks up position {int(where.max())} or {int(where.min())} of {size}")
+    return np.where(where < 0, where + size, where).astype(np.intp)
+
+
+def _along(axis: int, where: Array) -> Any:
+    """An index of positions along one axis."""
+    return (*(slice(None),) * axis, where)
+
+
+class Lookup(ops.Operation):
+    """Entries of an axis by positions that are computed too."""
+
+    def forward(self, x: Array, where: Array, *, axis: int = 0) -> Array:
+        self.shape, self.axis = x.shape, axis
+        self.where = _inside(where, x.shape[axis], "a lookup")
+        return np.asarray(x.take(self.where, axis))
+
+    def backward(self, grad: Array) -> Any:
+        g = np.zeros(self.shape, grad.dtype)
+        np.add.at(g, _along(self.axis, self.where), grad)
+        return g, None
+
+
+@operator("GatherElements")
+def _gather_elements(node: Node, x: Value, indices: Value) -> Value:
+    axis, where = axis_of(node.get("axis", 0), len(x.shape), node), array(indices)
+    if where.dtype.kind not in "iu" or where.ndim != len(x.shape):
+        raise ShapeError(f"{node} looks up {where.dtype} of shape {where.shape} in a tensor of shape {x.shape}")
+    if any(a > b for i, (a, b) in enumerate(zip(where.shape, x.shape, strict=True)) if i != axis):
+        raise ShapeError(f"{node} looks up {where.shape} in a tensor of shape {x.shape}")
+    places = _inside(where, x.shape[axis], node)
+    cut = tuple(slice(None) if i == axis else slice(0, n) for i, n in enumerate(where.shape))
+    if known(x, indices):
+        return np.take_along_axis(array(x)[cut], places, axis)
+    return tensor(x)[cut].gather(axis, places)
+
+
+@operator("GatherND")
+def _gather_nd(node: Node, x: Value, indices: Value) -> Value:
+    where, batch = array(indices), node.get("batch_dims", 0)
+    if where.dtype.kind not in "iu" or not where.ndim or not 0 < where.shape[-1] <= len(x.shape) - batch:
+        raise ShapeError(f"{node} looks up {where.dtype} of shape {where.shape} in a tensor of shape {x.shape}")
+    if not 0 <= batch < min(where.ndim, len(x.shape)) or where.shape[:batch] != x.shape[:batch]:
+        raise ShapeError(f"{node} shares {batch} axes of {where.shape} and {x.shape}")
+    room((*where.shape[:-1], *x.shape[batch + where.shape[-1] :]), array(x).itemsize)
+    places = tuple(_inside(where[..., i], x.shape[batch + i], node) for i in range(where.shape[-1]))
+    lead = tuple(
+        np.arange(n).reshape([-1 if j == i else 1 for j in range(where.ndim - 1)])
+        for i, n in enumerate(where.shape[:batch])
+    )
+    return array(x)[lead + places] if known(x, indices) else tensor(x)[lead + places]
+
+
+@operator("ScatterND")
+def _scatter_nd(node: Node, x: Value, indices: Value, updates: Value) -> Value:
+    where = array(indices)
+    if where.dtype.kind not in "iu" or not where.ndim or where.shape[-1] > len(x.shape):
+        raise ShapeError(f"{node} writes at {where.dtype} of shape {where.shape} in a tensor of shape {x.shape}")
+    if tuple(updates.shape) != (*where.shape[:-1], *x.shape[where.shape[-1] :]):
+        raise ShapeError(f"{node} writes {updates.shape} at {where.shape} in a tensor of shape {x.shape}")
+    places = tuple(_inside(where[..., i], x.shape[i], node) for i in range(where.shape[-1]))
+    how = choice(node, "reduction", "none", ("none", "add", "mul", "max", "min"))
+    return computed(lambda a, b: _written(a, places, b, how), x, updates, name=node.op)
+
+
+@operator("ScatterElements")
+def _scatter_elements(node: Node, x: Value, indices: Value, updates: Value) -> Value:
+    axis, where = axis_of(node.get("axis", 0), len(x.shape), node), array(indices)
+    if where.dtype.kind not in "iu" or where.ndim != len(x.shape) or where.shape != tuple(updates.shape):
+        raise ShapeError(f"{node} writes {updates.shape} at {where.shape} in a tensor of shape {x.shape}")
+    places: list[Any] = list(np.ix_(*(np.arange(n) for n in where.shape)))
+    places[axis] = _inside(where, x.shape[axis], node)
+    how = choice(node, "reduction", "none", ("none", "add", "mul", "max", "min"))
+    return computed(lambda a, b: _written(a, tuple(places), b, how), x, updates, name=node.op)
+
+
+_WRITES: dict[str, Any] = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+
+
+def _written(x: Array, places: tuple[Any, ...], updates: Array, how: str) -> Array:
+    out = x.copy()
+    if how == "none":
+        out[places] = updates
+        return out
+    _WRITES[how].at(out, places, updates)
+    return out
+
+
+@operator("Expand")
+def _expand(node: Node, x: Value, shape: Value) -> Value:
+    try:
+        wanted = np.broadcast_shapes(x.shape, tuple(numbers(shape)))
+    except ValueError:
+        raise ShapeError(f"{node} cannot spread {x.shape} over {numbers(shape)}") from None
+    room(wanted, array(x).itemsize)
+    return np.broadcast_to(x, wanted) if isinstance(x, np.ndarray) else x.expand(*wanted)
+
+
+@operator("Tile")
+def _tile(node: Node, x: Value, repeats: Value) -> Value:
+    times = numbers(repeats)
+    if len(times) != len(x.shape) or min(times, default=0) < 0:
+        raise ShapeError(f"{node} repeats a tensor of shape {x.shape} {times} times")
+    room([n * t for n, t in zip(x.shape, times, strict=True)], array(x).itemsize)
+    if known(x):
+        return np.tile(array(x), times)
+    places = np.ix_(*(np.tile(np.arange(n), t) for n, t in zip(x.shape, times, strict=True)))
+    return tensor(x)[places] if x.shape else x
+
+
+@operator("Pad")
+def _pad(node: Node, x: Value, pads: Value, value: Value | None = None, axes: Value | None = None) -> Value:
+    mode = choice(node, "mode", "constant", ("constant", "edge", "reflect", "wrap"))
+    along = list(range(len(x.shape))) if axes is None else [axis_of(a, len(x.shape), node) for a in numbers(axes)]
+    wanted = numbers(pads)
+    if len(wanted) != 2 * len(along) or len(set(along)) != len(along):
+        raise ShapeError(f"{node} pads a tensor of shape {x.shape} by {wanted}")
+    widths = [(0, 0)] * len(x.shape)
+    for i, axis in enumerate(along):
+        widths[axis] = (wanted[i], wanted[i + len(along)])
+    room([n + a + b for n, (a, b) in zip(x.shape, widths, strict=True)], array(x).itemsize)
+    inner = tuple(slice(max(-a, 0), n - max(-b, 0)) for n, (a, b) in zip(x.shape, widths, strict=True))
+    widths = [(max(a, 0), max(b, 0)) for a, b in widths]
+    fill = 0.0 if value is None else array(value).reshape(()).item()
+    return _padded(x[inner], widths, mode, fill, node)
+
+
+def _padded(x: Value, widths: list[tuple[int, int]], mode: str, fill: Any, node: Node) -> Value:
+    if mode == "constant" and not known(x):
+        return tensor(x).pad(widths, fill)
+    if mode == "constant":
+        return np.pad(array(x), widths, constant_values=fill)
+    if any(n == 0 and (a or b) for n, (a, b) in zip(x.shape, widths, strict=True)):
+        raise ShapeError(f"{node} has nothing to repeat in a tensor of shape {x.shape}")
+    where = [np.pad(np.arange(n), w, mode=mode) for n, w in zip(x.shape, widths, strict=True)]  # type: ignore[call-overload]
+    return x[np.ix_(*where)] if where else x
+
+
+# --- sizes, and what is made of sizes ---
+
+
+@operator("Shape")
+def _shape(node: Node, x: Value) -> Value:
+    return np.array(x.shape[slice(node.get("start", 0), node.attributes.get("end"))], np.int64)
+
+
+@operator("Size")
+def _size(_node: Node, x: Value) -> Value:
+    return np.array(math.prod(x.shape), np.int64)
+
+
+@operator("ConstantOfShape")
+def _constant_of_shape(node: Node, shape: Value) -> Value:
+    value = node.attributes.get("value", np.zeros(1, np.float32))
+    if not isinstance(value, np.ndarray) or value.size != 1:
+        raise FileFormatError(f"{node} fills with something other than one number")
+    return np.full(room(numbers(shape), value.itemsize), value.reshape(()))
+
+
+@operator("Range")
+def _range(node: Node, start: Value, limit: Value, step: Value) -> Value:
+    same_type(node, start, limit, step)
+    a, b, by = (array(v).reshape(()).item() for v in (start, limit, step))
+    if by == 0 or not all(map(math.isfinite, (a, b, by))):
+        raise ShapeError(f"{node} counts from {a} to {b} in steps of {by}")
+    count = max(math.ceil((b - a) / by), 0)
+    room((count,), 8)
+    return np.asarray((a + np.arange(count) * by).astype(array(start).dtype))
+
+
+@operator("EyeLike")
+def _eye_like(node: Node, x: Value) -> Value:
+    from tilewise.onnx.reader import dtype_of
+
+    if len(x.shape) != 2:
+        raise ShapeError(f"{node} takes a matrix, not a tensor of shape {x.shape}")
+    dtype = dtype_of(node.get("dtype", 0), node) if "dtype" in node.attributes else array(x).dtype
+    return np.eye(x.shape[0], x.shape[1], k=node.get("k", 0), dtype=dtype)
+
+
+@operator("OneHot")
+def _one_hot(node: Node, indices: Value, depth: Value, values: Value) -> Value:
+    size, (off, on) = int(array(depth).reshape(()).item()), array(values).reshape(2)
+    axis = axis_of(node.get("axis", -1), len(indices.shape) + 1, node)
+    room((*indices.shape, size), array(values).itemsize)
+    return computed(lambda a: _one_hot_of(a, size, off, on, axis), indices, name=node.op)
+
+
+def _one_hot_of(indices: Array, size: int, off: Any, on: Any, axis: int) -> Array:
+    where = np.expand_dims(np.where(indices < 0, indices + size, indices), axis)
+    spread = np.arange(size).reshape([-1 if i == axis else 1 for i in range(where.ndim)])
+    return np.asarray(np.where(where == spread, on, off))
+
+
+@operator("Trilu")
+def _trilu(node: Node, x: Value, k: Value | None = None) -> Value:
+    if len(x.shape) < 2:
+        raise ShapeError(f"{node} takes matrices, not a tensor of shape {x.shape}")
+    shift = 0 if k is None else int(array(k).reshape(()).item())
+    kept = np.triu if node.get("upper", 1) else np.tril
+    mask = kept(np.ones(x.shape[-2:], bool), int(np.clip(shift, -(1 << 31), 1 << 31)))
+    if isinstance(x, Tensor) and array(x).dtype.kind == "f":
+        return x.masked_fill(~mask, 0.0)
+    return computed(lambda a: np.where(mask, a, np.zeros((), a.dtype)), x, name=node.op)
+
+
+@operator("NonZero")
+def _non_zero(node: Node, x: Value) -> Value:
+    return computed(lambda a: np.array(np.nonzero(a), np.int64).reshape(a.ndim, -1), x, name=node.op)
+
+
+@operator("DepthToSpace")
+def _depth_to_space(node: Node, x: Value) -> Value:
+    size = node.get("blocksize", 1)
+    n, c, h, w = _image(node, x, size, c_by=size * size)
+    mode = choice(node, "mode", "DCR", ("DCR", "CRD"))
+    t = tensor(x)
+    if mode == "DCR":
+        t = t.reshape(n, size, size, c // size**2, h, w).permute(0, 3, 4, 1, 5, 2)
+    else:
+        t = t.reshape(n, c // size**2, size, size, h, w).permute(0, 1, 4, 2, 5, 3)
+    return t.reshape(n, c // size**2, h * size, w * size)
+
+
+@operator("SpaceToDepth")
+def _space_to_depth(node: Node, x: Value) -> Value:
+    size = node.get("blocksize", 1)
+    n, c, h, w = _image(node, x, size, side_by=size)
+    order = (0, 3, 5, 1, 2, 4) if choice(node, "mode", "DCR", ("DCR", "CRD")) == "DCR" else (0, 1, 3, 5, 2, 4)
+    t = tensor(x).reshape(n, c, h // size, size, w // size, size).permute(*order)
+    return t.reshape(n, c * size * size, h // size, w // size)
+
+
+def _image(node: Node, x: Value, size: int, c_by: int = 1, side_by: int = 1) -> tuple[int, ...]:
+    if size < 1 or len(x.shape) != 4 or x.shape[1] % c_by or x.shape[2] % side_by or x.shape[3] % side_by:
+        raise ShapeError(f"{node} cannot use blocks of {size} in a tensor of shape {x.shape}")
+    return x.shape
