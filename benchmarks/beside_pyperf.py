@@ -26,7 +26,7 @@ from typing import Any
 import pyperf
 
 from tilewise.profile import Timer
-from tilewise.profile.processes import resolve
+from tilewise.profile.timing.processes import resolve
 
 PROCESSES, VALUES = 5, 8
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results_files import HOME_KIND, RESULTS, folder_of
-from tilewise import _machine
+from tilewise import _system
 from tilewise._extension import native
 from tilewise._files import write_whole
 
@@ -144,19 +144,19 @@ def today() -> str:
 def machine_class() -> dict[str, Any]:
     """What kind of machine this is, without saying which one."""
     isa = native.isa() if native is not None else "none"
-    cpus = os.cpu_count() if _machine.pretended().cores is None else _machine.cores()  # not those of a pinned run
-    caches = {f"l{level.level}": level.bytes for level in _machine.caches()}
-    return {"kind": cpu_kind(), "cpu": _machine.cpu_name(), "cpus": cpus, "kernels": isa, **caches}
+    cpus = os.cpu_count() if _system.pretended().cores is None else _system.cores()  # not those of a pinned run
+    caches = {f"l{level.level}": level.bytes for level in _system.caches()}
+    return {"kind": cpu_kind(), "cpu": _system.cpu_name(), "cpus": cpus, "kernels": isa, **caches}
 
 
 def cpu_kind() -> str:
     """The CPU's make and the instructions in force: "Zen 4, AVX-512", or "Zen 4 as AVX2" where it is held to less."""
-    make = _make() or _machine.cpu_name()
+    make = _make() or _system.cpu_name()
     if native is None:
         return f"{make}, NumPy"
     name = _ISA_NAMES.get(native.isa(), native.isa())
     kind = f"{make}, {name}" if native.isa() == native.supported_isas()[-1] else f"{make} as {name}"
-    return f"{kind}, playing {_machine.pretence()}" if _machine.pretence() else kind
+    return f"{kind}, playing {_system.pretence()}" if _system.pretence() else kind
 
 
 def _make() -> str:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tilewise import _machine
+from tilewise import _system
 from tilewise._environment import Pretended, pretended_machine
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError
@@ -67,7 +67,7 @@ def test_the_kernels_see_the_machine_that_is_played():
     assert told("native.cache_sizes()", TILEWISE_MACHINE="l1=48K,l2=2M,l3=300M") == [48 << 10, 2 << 20, 300 << 20]
     assert told("native.cores()", TILEWISE_MACHINE="cores=16") == 16
     assert told("tilewise.get_num_threads()", TILEWISE_MACHINE="cores=16") == 16
-    assert told("native.real_cores()", TILEWISE_MACHINE="cores=16") == _machine.real_cores()
+    assert told("native.real_cores()", TILEWISE_MACHINE="cores=16") == _system.real_cores()
 
 
 @needs_native
@@ -104,11 +104,11 @@ def test_results_are_the_same_on_every_machine_that_is_played():
 
 def test_caches_that_are_played_are_listed(monkeypatch):
     monkeypatch.setenv("TILEWISE_MACHINE", "l1=48K,l2=2M,l3=300M,cores=16")
-    listed = [(level.level, level.bytes, level.shared_by) for level in _machine.caches()]
+    listed = [(level.level, level.bytes, level.shared_by) for level in _system.caches()]
     assert listed == [(1, 48 << 10, 1), (2, 2 << 20, 1), (3, 300 << 20, 16)]
     monkeypatch.setenv("TILEWISE_MACHINE", "l3=0")
-    assert all(level.level != 3 for level in _machine.caches())
+    assert all(level.level != 3 for level in _system.caches())
 
 
 def test_lists_of_cpus_are_counted():
-    assert [_machine._count_cpus(text) for text in ("0", "0-3", "0-1,8-9", "0,4")] == [1, 4, 4, 2]
+    assert [_system._count_cpus(text) for text in ("0", "0-3", "0-1,8-9", "0,4")] == [1, 4, 4, 2]

@@ -35,14 +35,6 @@ _KINDS = {
 }
 
 
-def cache_folder() -> Path:
-    """``$TILEWISE_CACHE``, else tilewise under ``$XDG_CACHE_HOME`` or ~/.cache: all that is kept between processes."""
-    chosen = os.environ.get("TILEWISE_CACHE")
-    if chosen:
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tilewise"
-
-
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A binary stream whose content becomes the file `path` when the block ends without an error."""

@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 from tilewise._extension import native
-from tilewise._files import cache_folder
+from tilewise._system import cache_folder
 from tilewise.errors import TilewiseError
 
 if TYPE_CHECKING:

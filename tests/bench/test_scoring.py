@@ -303,7 +303,7 @@ def test_a_changed_clock_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     watch.check()
     real = time.perf_counter_ns
     start = real()
-    monkeypatch.setattr("tilewise.profile.loop.perf_counter_ns", lambda: start + (real() - start) // 4)
+    monkeypatch.setattr("tilewise.profile.timing.clock.perf_counter_ns", lambda: start + (real() - start) // 4)
     with pytest.raises(Rejected) as raised:
         watch.check()
     assert raised.value.code == "changed clock"

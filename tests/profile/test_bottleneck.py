@@ -13,7 +13,7 @@ from tilewise import Tensor, nn, no_grad
 from tilewise._extension import native
 from tilewise.backend import OptimizedBackend, use_backend
 from tilewise.profile import ProfilerContext
-from tilewise.profile.bottleneck import ALLOCATION, BACKEND, COMPUTE, MEMORY, PYTHON
+from tilewise.profile.report.bottleneck import ALLOCATION, BACKEND, COMPUTE, MEMORY, PYTHON
 
 RNG = np.random.default_rng(0)
 pytestmark = pytest.mark.usefixtures("cpu_clock")

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tilewise.errors import ConfigurationError
-from tilewise.profile import MeasurementError, TimeLimitError, Timer, loop
+from tilewise.profile import MeasurementError, TimeLimitError, Timer
+from tilewise.profile.timing import clock
 
 
 class NoisyClock:
@@ -17,8 +18,8 @@ class NoisyClock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
         self.random = np.random.default_rng(seed)
         self.turn = 0
-        monkeypatch.setattr(loop, "seconds_per_call", self.sample)
-        monkeypatch.setattr(loop, "calibrate", lambda func, seconds: 1)
+        monkeypatch.setattr(clock, "seconds_per_call", self.sample)
+        monkeypatch.setattr(clock, "calibrate", lambda func, seconds: 1)
 
     def sample(self, func, calls):
         self.turn += 1
@@ -57,19 +58,19 @@ def test_the_interval_covers_the_true_ratio(monkeypatch):
 
 
 def test_noise_asks_for_more_rounds_and_quiet_does_not(monkeypatch):
-    monkeypatch.setattr(loop, "calibrate", lambda func, seconds: 1)
-    monkeypatch.setattr(loop, "seconds_per_call", lambda func, calls: 1e-3)
+    monkeypatch.setattr(clock, "calibrate", lambda func, seconds: 1)
+    monkeypatch.setattr(clock, "seconds_per_call", lambda func, calls: 1e-3)
     assert Timer().compare({"a": int, "b": int}, runs=20).blocks == 10
     random = np.random.default_rng(0)
-    monkeypatch.setattr(loop, "seconds_per_call", lambda func, calls: 1e-3 * np.exp(random.standard_normal()))
+    monkeypatch.setattr(clock, "seconds_per_call", lambda func, calls: 1e-3 * np.exp(random.standard_normal()))
     assert Timer().compare({"a": int, "b": int}, runs=20).blocks == 40
 
 
 def test_every_block_runs_each_function_forwards_and_backwards(monkeypatch):
     order = []
-    monkeypatch.setattr(loop, "calibrate", lambda func, seconds: 1)
-    monkeypatch.setattr(loop, "timed_calls", lambda func, calls: 0)
-    monkeypatch.setattr(loop, "seconds_per_call", lambda func, calls: order.append(func()) or 1e-3)
+    monkeypatch.setattr(clock, "calibrate", lambda func, seconds: 1)
+    monkeypatch.setattr(clock, "timed_calls", lambda func, calls: 0)
+    monkeypatch.setattr(clock, "seconds_per_call", lambda func, calls: order.append(func()) or 1e-3)
     Timer().compare({name: (lambda name=name: name) for name in "abc"}, runs=20, most_runs=20)
     blocks = [order[i : i + 6] for i in range(0, len(order), 6)]
     assert all(block == block[::-1] and sorted(block[:3]) == ["a", "b", "c"] for block in blocks)

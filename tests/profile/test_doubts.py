@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from tilewise.profile import machine as module
 from tilewise.profile.doubts import doubts
 from tilewise.profile.machine import Bandwidth, Machine, Peak
-from tilewise.profile.stability import MachineReading
+from tilewise.profile.timing.stability import MachineReading
 
 CALM = MachineReading(at=0.0, own_cpu=0.0, busy_cpu=0.0, stolen_cpu=0.0, reference_loop=1e-4)
 LATER = dataclasses.replace(CALM, at=10.0, own_cpu=10.0, busy_cpu=10.0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tilewise.profile.stability import MachineReading, machine_reasons, sample_reasons
-from tilewise.profile.statistics import bootstrap_intervals, normal_quantile, signed_rank_test
+from tilewise.profile.timing.stability import MachineReading, machine_reasons, sample_reasons
+from tilewise.profile.timing.statistics import bootstrap_intervals, normal_quantile, signed_rank_test
 
 NOISE = np.random.default_rng(0).normal(1.0, 0.01, 100)
 

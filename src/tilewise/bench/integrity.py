@@ -22,8 +22,8 @@ from tilewise.bench.errors import Rejected
 from tilewise.bench.events import Event
 from tilewise.bench.runner import Runner
 from tilewise.nn import GPT, Conv2d, Linear
-from tilewise.profile import loop
 from tilewise.profile.flops import FLOPCounter
+from tilewise.profile.timing import clock
 from tilewise.tensor import Tensor
 
 Array = npt.NDArray[Any]
@@ -36,8 +36,8 @@ _SLOWEST = 3.0  # times the usual distance between the baseline and its arithmet
 
 def _timer_clock() -> Callable[[], int]:
     """The function that the timed loop reads, whatever it is by now."""
-    clock: Callable[[], int] = vars(loop)["perf_counter_ns"]
-    return clock
+    reading: Callable[[], int] = vars(clock)["perf_counter_ns"]
+    return reading
 
 
 @dataclass

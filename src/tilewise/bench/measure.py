@@ -28,7 +28,7 @@ from tilewise.io import save
 from tilewise.nn import Module
 from tilewise.nn import functional as F
 from tilewise.profile import Comparison, Interval, Measurement, MemoryProfiler, ProfilerContext, Timer
-from tilewise.profile.statistics import signed_rank_test
+from tilewise.profile.timing.statistics import signed_rank_test
 from tilewise.tensor import Tensor, enable_grad
 
 Array = npt.NDArray[Any]

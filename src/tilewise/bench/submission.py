@@ -110,7 +110,7 @@ def reference_recipe(event: Event | str) -> Recipe:
 
 def _tiles_reference() -> Recipe:
     """The shipped model's five configurations for every kernel of the practice split, ranked now."""
-    from tilewise._files import cache_folder
+    from tilewise._system import cache_folder
     from tilewise.costmodel import load_dataset, rank
     from tilewise.costmodel.course.predictions import write_predictions
     from tilewise.costmodel.models.shipped import shipped_scorer

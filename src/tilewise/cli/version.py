@@ -14,7 +14,7 @@ def describe_version() -> str:
 
     from tilewise import __version__
     from tilewise._extension import native
-    from tilewise._machine import cores, cpu_name
+    from tilewise._system import cores, cpu_name
 
     if native is None:
         kernels = "none compiled: NumPy paths"

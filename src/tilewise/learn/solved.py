@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tilewise._files import cache_folder, read_json_input, write_whole
+from tilewise._files import read_json_input, write_whole
+from tilewise._system import cache_folder
 from tilewise.errors import TilewiseError
 from tilewise.learn.checking import LESSONS, Result, exercises
 

@@ -1,16 +1,16 @@
 """Measuring: time, memory, FLOPs, and where a model's time goes against what the machine can do."""
 
-from tilewise.profile.bottleneck import Finding
 from tilewise.profile.compare import Comparison, Ratio
 from tilewise.profile.context import ProfilerContext
 from tilewise.profile.flops import Cost, FLOPCounter, OpCounts
 from tilewise.profile.leaks import AllocationSite, LeakReport
-from tilewise.profile.limits import MeasurementError, TimeLimitError
 from tilewise.profile.machine import Machine
 from tilewise.profile.memory import MemoryProfile, MemoryProfiler
-from tilewise.profile.results import ProfileResults
-from tilewise.profile.statistics import Interval
+from tilewise.profile.report.bottleneck import Finding
+from tilewise.profile.report.results import ProfileResults
 from tilewise.profile.timer import Measurement, Timer
+from tilewise.profile.timing.limits import MeasurementError, TimeLimitError
+from tilewise.profile.timing.statistics import Interval
 
 __all__ = [
     "AllocationSite",

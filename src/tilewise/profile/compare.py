@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewise.errors import ConfigurationError
-from tilewise.profile import loop
-from tilewise.profile.limits import MeasurementError, TimeIsUp, TimeLimitError, time_limit
-from tilewise.profile.stability import machine_reasons, read_machine
-from tilewise.profile.statistics import Floats, Interval, signed_rank_test
+from tilewise.profile.timing import clock
+from tilewise.profile.timing.limits import MeasurementError, TimeIsUp, TimeLimitError, time_limit
+from tilewise.profile.timing.stability import machine_reasons, read_machine
+from tilewise.profile.timing.statistics import Floats, Interval, signed_rank_test
 
 if TYPE_CHECKING:
     from tilewise.profile.timer import Function, Measurement, Timer
@@ -131,13 +131,13 @@ class _Rounds:
 
     def start(self) -> None:
         for name, func in self.functions.items():
-            self.calls[name] = loop.calibrate(func, self._sample_seconds)
+            self.calls[name] = clock.calibrate(func, self._sample_seconds)
         for name in self.names:
-            loop.timed_calls(self.functions[name], self.calls[name])
+            clock.timed_calls(self.functions[name], self.calls[name])
 
     def run_block(self) -> None:
         order = [self.names[i] for i in self._random.permutation(len(self.names))]
-        taken = [(name, loop.seconds_per_call(self.functions[name], self.calls[name])) for name in order + order[::-1]]
+        taken = [(name, clock.seconds_per_call(self.functions[name], self.calls[name])) for name in order + order[::-1]]
         for name, value in taken:  # only whole blocks are kept when the time limit strikes
             self.samples[name].append(value)
 

@@ -24,7 +24,7 @@ from tilewise.errors import ConfigurationError
 from tilewise.profile.events import Event, decode
 from tilewise.profile.machine import Machine
 from tilewise.profile.machine import machine as kept_machine
-from tilewise.profile.results import NANO, ProfileResults, build
+from tilewise.profile.report.results import NANO, ProfileResults, build
 
 
 class _LargeBlocks:
@@ -107,7 +107,7 @@ class ProfilerContext:
 
     def report(self, rows: int = 15) -> str:
         """Tables by layer and by operation, and what limits the program."""
-        from tilewise.profile.report import text_report
+        from tilewise.profile.report.text import text_report
 
         return text_report(self.get_results(), rows)
 
@@ -115,7 +115,7 @@ class ProfilerContext:
 
     def export_trace(self, path: str | Path) -> Path:
         """A Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open."""
-        from tilewise.profile.trace import chrome_trace
+        from tilewise.profile.report.trace import chrome_trace
 
         return self._write(path, json.dumps(chrome_trace(self.events, self._starts_ns[0] if self._starts_ns else 0)))
 
@@ -125,7 +125,7 @@ class ProfilerContext:
 
     def export_html(self, path: str | Path, title: str = "tilewise profile") -> Path:
         """One page with the tables, a timeline and a roofline; it needs nothing else and loads nothing."""
-        from tilewise.profile.html import html_page
+        from tilewise.profile.report.html import html_page
 
         return self._write(path, html_page(self.get_results(), self.events, title))
 

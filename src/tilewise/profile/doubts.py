@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tilewise.profile.stability import MachineReading, machine_reasons
+from tilewise.profile.timing.stability import MachineReading, machine_reasons
 
 if TYPE_CHECKING:
     from tilewise.profile.machine import Machine

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from tilewise.profile.heap import Watch, tracing, watching
-from tilewise.profile.statistics import Floats
+from tilewise.profile.timing.statistics import Floats
 from tilewise.profile.units import bytes_
 
 _SMALLEST = 64.0

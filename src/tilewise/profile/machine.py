@@ -23,11 +23,10 @@ import numpy as np
 
 from tilewise._extension import native
 from tilewise._files import read_json_input, write_whole
-from tilewise._machine import caches, cores, cpu_name, pretence, real_cores
+from tilewise._system import cache_folder, caches, cores, cpu_name, pretence, real_cores
 from tilewise.errors import TilewiseError
 from tilewise.profile.doubts import contradictions, doubts
-from tilewise.profile.files import cache_directory
-from tilewise.profile.stability import read_machine
+from tilewise.profile.timing.stability import read_machine
 
 _SCHEMA = 3
 _SIZES = [16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]
@@ -115,7 +114,7 @@ def active_isa() -> str:
 
 
 def cache_file() -> Path:
-    return cache_directory() / "machine.json"
+    return cache_folder() / "machine.json"
 
 
 def machine(refresh: bool = False) -> Machine:

@@ -18,8 +18,8 @@ from tilewise._extension import native
 from tilewise.profile import heap
 from tilewise.profile.heap import Counts, native_peak, tracing, watching
 from tilewise.profile.leaks import AllocationSite, LeakReport, find_leak
-from tilewise.profile.limits import MeasurementError, TimeIsUp, TimeLimitError, time_limit
 from tilewise.profile.timer import check_limit
+from tilewise.profile.timing.limits import MeasurementError, TimeIsUp, TimeLimitError, time_limit
 from tilewise.profile.units import bytes_
 
 _MOST_SITES = 10

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewise.errors import ConfigurationError
-from tilewise.profile import loop
-from tilewise.profile.limits import MeasurementError, TimeIsUp, TimeLimitError, time_limit
-from tilewise.profile.stability import machine_reasons, read_machine, sample_reasons
-from tilewise.profile.statistics import Floats, Interval, bootstrap_intervals
+from tilewise.profile.timing import clock
+from tilewise.profile.timing.limits import MeasurementError, TimeIsUp, TimeLimitError, time_limit
+from tilewise.profile.timing.stability import machine_reasons, read_machine, sample_reasons
+from tilewise.profile.timing.statistics import Floats, Interval, bootstrap_intervals
 from tilewise.profile.units import seconds
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Timer:
         check_count("processes", processes, 0)
         limit = check_limit(self.time_limit if time_limit is None else time_limit)
         if processes:
-            from tilewise.profile.processes import measure_in_processes
+            from tilewise.profile.timing.processes import measure_in_processes
 
             series = measure_in_processes(func, warmup, runs, processes, limit, self.sample_seconds)
         elif callable(func):
@@ -182,13 +182,13 @@ def take_samples(func: Function, warmup: int, runs: int, limit: float, sample_se
     cpu, start = time.process_time(), time.perf_counter()
     try:
         with time_limit(limit):
-            calls = loop.calibrate(func, sample_seconds)
+            calls = clock.calibrate(func, sample_seconds)
             for _ in range(warmup):
-                loop.timed_calls(func, calls)
+                clock.timed_calls(func, calls)
             before = read_machine()  # again: by now the clock frequency has settled
             cpu, start = time.process_time(), time.perf_counter()
             for _ in range(runs):
-                samples.append(loop.seconds_per_call(func, calls))
+                samples.append(clock.seconds_per_call(func, calls))
     except TimeIsUp:
         if not samples:
             raise TimeLimitError(
@@ -212,8 +212,8 @@ _ADVICE = "give a larger time_limit, or processes=1 to have it killed even insid
 
 def _notes(samples: list[float], calls: int, cores: float, threads_before: set[str]) -> list[str]:
     notes = []
-    clock, turn = loop.own_cost_ns()
-    if np.median(samples) < max(turn, clock / calls) * loop.NANO:
+    reading, turn = clock.own_cost_ns()
+    if np.median(samples) < max(turn, reading / calls) * clock.NANO:
         notes.append(
             "the function returns at once: what is left after subtracting the loop is within the loop's own cost"
         )

@@ -15,7 +15,7 @@ from typing import Any
 from tilewise import __version__
 from tilewise._extension import native
 from tilewise._files import write_whole
-from tilewise._machine import cores, cpu_name
+from tilewise._system import cores, cpu_name
 from tilewise.errors import TilewiseError, UnavailableError
 from tilewise.tour.page import page
 from tilewise.tour.stops import Stop, Visit

@@ -27,7 +27,7 @@ from tilewise.bench.plugins.host import Host, Submitted, hosted
 from tilewise.bench.runner import Runner, baseline
 from tilewise.bench.scoring import Score, combined, machine_facts
 from tilewise.bench.validation import check_accuracy, check_agreement, check_fresh, check_logits, check_tokens
-from tilewise.profile.statistics import signed_rank_test
+from tilewise.profile.timing.statistics import signed_rank_test
 
 Array = npt.NDArray[Any]
 _FRESH = 8  # batches of images that nobody has, to judge accuracy on

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewise._files import cache_folder
+from tilewise._system import cache_folder
 from tilewise.costmodel.data.collection import Collection, read_collection
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema, read_schema

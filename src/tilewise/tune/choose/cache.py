@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from tilewise import __version__
-from tilewise._files import cache_folder as system_cache
 from tilewise._files import open_input, reading
+from tilewise._system import cache_folder as system_cache
 from tilewise.errors import MissingFileError, TilewiseError, UnavailableError
 from tilewise.tune.problem import Config, Problem
 

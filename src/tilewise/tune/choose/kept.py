@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tilewise import __version__
-from tilewise._machine import cores, cpu_name, pretence
+from tilewise._system import cores, cpu_name, pretence
 from tilewise.backend.tiles import TileConfig
 from tilewise.tune.choose.cache import Choice, Choices
 from tilewise.tune.families.cpu.tiles import tile_for

@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 import tilewise
-from tilewise._files import cache_folder, read_input, read_json_input, write_whole
+from tilewise._files import read_input, read_json_input, write_whole
+from tilewise._system import cache_folder
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import TILE_FEATURES
 from tilewise.costmodel.rank import Model

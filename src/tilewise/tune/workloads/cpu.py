@@ -13,7 +13,7 @@ import itertools
 import random
 from collections.abc import Iterable, Iterator
 
-from tilewise import _machine
+from tilewise import _system
 from tilewise.tune.families.cpu.conv2d import multiplications
 from tilewise.tune.problem import Kernel, Problem
 
@@ -187,7 +187,7 @@ def _all_programs() -> Iterator[tuple[str, Iterable[Problem]]]:
 def cpu_kernels(cores: int | None = None) -> list[Kernel]:
     """Every kernel of the CPU collection, in the order of the programs, on as many threads as `cores` (this machine's)
     allow."""
-    available = _machine.real_cores() if cores is None else cores
+    available = _system.real_cores() if cores is None else cores
     owner: dict[str, str] = {}
     kernels: dict[str, Kernel] = {}
     for program, problems in _all_programs():

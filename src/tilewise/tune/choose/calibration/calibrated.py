@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise import __version__
-from tilewise._machine import real_cores
+from tilewise._system import real_cores
 from tilewise.errors import FileFormatError, TilewiseError
 from tilewise.tune.choose.cache import cache_folder
 from tilewise.tune.choose.calibration.correction import Correction, Hyper, Numbers, Rows

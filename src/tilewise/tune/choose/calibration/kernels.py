@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilewise._machine import real_cores
+from tilewise._system import real_cores
 from tilewise.tune.families.cpu.family import get_family
 from tilewise.tune.problem import Problem
 

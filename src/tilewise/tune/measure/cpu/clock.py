@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewise import _machine
+from tilewise import _system
 from tilewise._extension import native
 from tilewise.errors import UnavailableError
 from tilewise.tune.choose.kept import machine_name
@@ -87,13 +87,13 @@ def describe(*, measure: bool = False) -> dict[str, Any]:
     return {
         "name": machine_name(module),
         "isa": module.isa(),
-        "cpus": _machine.cores(),
+        "cpus": _system.cores(),
         "l1_bytes": l1,
         "l2_bytes": l2,
         "l3_bytes": l3,
         "system": platform.system(),
         "tilewise": __version__,
         "numpy": np.__version__,
-        **({"pretended": _machine.pretence()} if _machine.pretence() else {}),
+        **({"pretended": _system.pretence()} if _system.pretence() else {}),
         "features": machine_features(measure=measure),
     }

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tilewise._machine import real_cores
+from tilewise._system import real_cores
 from tilewise.errors import ConfigurationError, TilewiseError
 from tilewise.tune.families.cpu.family import Array, CpuFamily, Expected, get_family
 from tilewise.tune.measure.aggregate import contenders

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from tilewise import __version__
-from tilewise._machine import real_cores
+from tilewise._system import real_cores
 from tilewise.tune.choose.cache import Choice
 from tilewise.tune.choose.first import first_config, first_tile
 from tilewise.tune.choose.kept import KeptTiles

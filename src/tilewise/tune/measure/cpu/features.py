@@ -12,7 +12,7 @@ import mmap
 from pathlib import Path
 from typing import Any
 
-from tilewise import _machine
+from tilewise import _system
 from tilewise._extension import native
 from tilewise.profile.machine import Machine, kept_machine, machine
 
@@ -45,7 +45,7 @@ def _reported(module: Any) -> tuple[int, int, int]:
     isa = str(module.isa())
     lanes = next((lanes for name, lanes in _LANES.items() if isa.startswith(name)), 4)
     registers = next((count for name, count in _REGISTERS.items() if isa.startswith(name)), 16)
-    return lanes, registers, _machine.cores()
+    return lanes, registers, _system.cores()
 
 
 def _measured(module: Any, ceilings: Machine | None) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tilewise._machine import real_cores
+from tilewise._system import real_cores
 from tilewise.errors import UnavailableError
 from tilewise.tune.choose.scores import Guide, shipped_guide
 from tilewise.tune.families.triton.family import Binary, Family, get_family

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tilewise import __version__
-from tilewise._machine import real_cores
+from tilewise._system import real_cores
 from tilewise.tune.families.triton.family import Binary, Family, Operands, get_family
 from tilewise.tune.measure.device import FamilyBench
 from tilewise.tune.measure.sampling import Run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewise.profile.machine import Machine, active_isa
-from tilewise.profile.results import ProfileResults, Row
+from tilewise.profile.report.results import ProfileResults, Row
 from tilewise.profile.units import bytes_, count, seconds, share
 
 _HEADINGS = ("time", "share", "calls", "FLOPs", "FLOP/s", "roofline", "moved", "allocated", "backend")

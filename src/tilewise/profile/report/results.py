@@ -19,7 +19,7 @@ from tilewise.profile.flops import Cost, cost_of, op_name
 from tilewise.profile.machine import Machine
 
 if TYPE_CHECKING:
-    from tilewise.profile.bottleneck import Finding
+    from tilewise.profile.report.bottleneck import Finding
 
 NANO = 1e-9
 _DISTURBED, _ENOUGH = 5.0, 5  # times the median, of at least so many
@@ -164,7 +164,7 @@ def build(
     events: Sequence[Event], seconds: float, machine: Machine, threads: int, starts_ns: Sequence[int] = ()
 ) -> ProfileResults:
     """Add up what was recorded in a profile that lasted `seconds`, in parts that began at `starts_ns`."""
-    from tilewise.profile.bottleneck import find_bottlenecks
+    from tilewise.profile.report.bottleneck import find_bottlenecks
 
     units: list[Unit] = []
     layers: dict[str, Row] = {}

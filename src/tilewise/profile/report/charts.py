@@ -8,7 +8,7 @@ from html import escape
 
 from tilewise.profile.events import Event
 from tilewise.profile.flops import cost_of
-from tilewise.profile.results import ProfileResults
+from tilewise.profile.report.results import ProfileResults
 from tilewise.profile.units import bytes_, count, seconds
 
 KINDS = {

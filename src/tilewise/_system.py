@@ -1,4 +1,5 @@
-"""The machine as all of tilewise sees it: cores and caches, real or pretended (``TILEWISE_MACHINE``).
+"""The system as tilewise sees it: cores and caches, real or pretended (``TILEWISE_MACHINE``), the CPU's name,
+and the folder for what is kept between processes.
 
 Whoever asks how many cores there are, or how large a cache is, asks here. What holds a clock asks for the real ones:
 nothing is timed on more threads than there are cores.
@@ -22,6 +23,14 @@ class CacheLevel(NamedTuple):
     level: int
     bytes: int
     shared_by: int
+
+
+def cache_folder() -> Path:
+    """``$TILEWISE_CACHE``, else tilewise under ``$XDG_CACHE_HOME`` or ~/.cache: all that is kept between processes."""
+    chosen = os.environ.get("TILEWISE_CACHE")
+    if chosen:
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tilewise"
 
 
 def real_cores() -> int:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from tilewise.errors import ConfigurationError, TilewiseError
-from tilewise.profile.limits import MeasurementError, TimeLimitError
 from tilewise.profile.timer import Series, take_samples
+from tilewise.profile.timing.limits import MeasurementError, TimeLimitError
 
 _GRACE_SECONDS = 1.0  # a child stops by itself at the limit; one that cannot is killed this much later
 
@@ -114,7 +114,7 @@ def _read_until(descriptor: int, seconds: float) -> str | None:
 
 
 def _new_interpreter(name: str, warmup: int, runs: int, limit: float, sample_seconds: float) -> str:
-    command = [sys.executable, "-m", "tilewise.profile.processes", name]
+    command = [sys.executable, "-m", "tilewise.profile.timing.processes", name]
     command += [str(warmup), str(runs), str(limit), str(sample_seconds)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path)}
     try:

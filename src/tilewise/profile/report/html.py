@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 
-from tilewise.profile.charts import KINDS, roofline_svg, timeline_svg
 from tilewise.profile.events import Event
-from tilewise.profile.report import ceilings
-from tilewise.profile.results import ProfileResults, Row
+from tilewise.profile.report.charts import KINDS, roofline_svg, timeline_svg
+from tilewise.profile.report.results import ProfileResults, Row
+from tilewise.profile.report.text import ceilings
 from tilewise.profile.units import bytes_, count, seconds, share
 
 _TIMELINE_HINT = (
@@ -27,7 +27,7 @@ _ROOFLINE_HINT = (
 
 
 def _part(name: str) -> str:
-    return (files("tilewise.profile") / name).read_text(encoding="utf-8")
+    return (files("tilewise.profile.report") / name).read_text(encoding="utf-8")
 
 
 def html_page(results: ProfileResults, events: Sequence[Event], title: str = "tilewise profile") -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tilewise.profile.flops import MOVES_ONLY
-from tilewise.profile.results import ProfileResults, Row, Unit, limit_of_likes
+from tilewise.profile.report.results import ProfileResults, Row, Unit, limit_of_likes
 from tilewise.profile.units import bytes_, count, seconds, share
 
 COMPUTE = "compute"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewise.profile.statistics import Floats, rank_correlation
+from tilewise.profile.timing.statistics import Floats, rank_correlation
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 

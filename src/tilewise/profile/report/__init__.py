@@ -1,0 +1,1 @@
+"""What a profile says: figures by layer and operation, the bottleneck, and both as text, page and trace."""
