@@ -29,7 +29,7 @@ from benchmarks import onnx_models, torch_models
 from benchmarks.harness import Row, compare, write_results
 from tilewise import Tensor, models, no_grad
 from tilewise.backend import OptimizedBackend, matmul_native, use_backend
-from tilewise.backend.conv_tiles import ConvTile
+from tilewise.backend.tiled.conv2d import ConvTile
 from tilewise.quantize import quantize
 from tilewise.quantize.layers import INT32, new_kernel
 

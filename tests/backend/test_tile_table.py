@@ -295,7 +295,7 @@ def test_an_implementation_of_ones_own_with_tiles_asks_the_chooser_too() -> None
 
 
 def test_convolutions_are_asked_about_once_and_kept_choices_hold() -> None:
-    from tilewise.backend.conv_tiles import ConvTile
+    from tilewise.backend.tiled.conv2d import ConvTile
 
     chooser, tile = Asked(), ConvTile("direct", mr=2)
     x, w = np.ones((2, 8, 9, 9), np.float32), np.ones((16, 8, 3, 3), np.float32)

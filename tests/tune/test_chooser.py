@@ -9,7 +9,7 @@ import pytest
 
 from tilewise._extension import native
 from tilewise.backend.registry import OptimizedBackend, current_backend
-from tilewise.backend.tiles import check_tile, default_tile, tile_space
+from tilewise.backend.tiled import check_tile, tile_space, tiled_op
 from tilewise.tune.choose.cache import Choice, Choices
 from tilewise.tune.choose.scores import Guide, as_kernel
 from tilewise.tune.problem import Problem
@@ -49,7 +49,7 @@ def guide(model) -> Guide:
 
 
 def near(shape: tuple[int, int, int], threads: int = 1):
-    return candidates(native, default_tile(native, shape, "nn", threads), shape, threads)
+    return candidates(native, tiled_op("matmul").default(native, shape, "nn", threads), shape, threads)
 
 
 def some_register_tile() -> int:
@@ -131,7 +131,7 @@ def test_candidates_are_few_and_nearly_all_feasible():
 
 
 def _tile(row):
-    from tilewise.backend.tiles import TileConfig
+    from tilewise.backend.tiled.matmul import TileConfig
 
     return TileConfig(*(int(v) for v in row[:5]), bool(row[5]), bool(row[6]), int(row[7]), int(row[8]))
 

@@ -10,8 +10,9 @@ import pytest
 
 from tilewise import Tensor, models, nn
 from tilewise._extension import native
-from tilewise.backend.int8_tiles import Int8Tile, default_int8_tile, feasible
 from tilewise.backend.registry import OptimizedBackend, use_backend
+from tilewise.backend.tiled import tiled_op
+from tilewise.backend.tiled.int8_matmul import Int8Tile
 from tilewise.costmodel.data.schema import TILE_FEATURES
 from tilewise.errors import ConfigurationError
 from tilewise.quantize import quantize
@@ -62,7 +63,7 @@ def layer_and_input(m: int, n: int, k: int, seed: int = 0) -> tuple[Any, np.ndar
 
 
 def some_tiles(shape: tuple[int, int, int], threads: int, count: int = 6) -> list[Int8Tile]:
-    space = feasible(native, shape, threads)
+    space = tiled_op("int8_matmul").space(native, shape, None, threads)
     return [space[int(i)] for i in np.linspace(0, len(space) - 1, count)]
 
 
@@ -193,7 +194,7 @@ def test_a_tuned_choice_is_in_the_table_from_the_start(tmp_path, settings_restor
 
 
 def test_a_choice_that_is_not_feasible_any_more_is_not_used(tmp_path):
-    nonsense = Config({**config_of(default_int8_tile(native, (90, 80, 70))), "register_m": 99})
+    nonsense = Config({**config_of(tiled_op("int8_matmul").default(native, (90, 80, 70), None, 1)), "register_m": 99})
     chooser = chooser_that_knows(tmp_path, nonsense)
     assert len(OptimizedBackend(tile_chooser=chooser).tiles) == 0
 

@@ -14,13 +14,13 @@ import pytest
 
 from tilewise._extension import native
 from tilewise.backend.registry import OptimizedBackend
-from tilewise.backend.tiles import TileConfig
+from tilewise.backend.tiled.matmul import TileConfig, operand_views
 from tilewise.tune.choose.cache import FILE, Choice, Choices
 from tilewise.tune.problem import Problem
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 if native is not None:
-    from tilewise.tune.choose.kept import KeptTiles, machine_name, views
+    from tilewise.tune.choose.kept import KeptTiles, machine_name
     from tilewise.tune.families.cpu.family import get_family
     from tilewise.tune.families.cpu.tiles import product_config, product_tile
 
@@ -41,7 +41,7 @@ def product(threads: int, shape: tuple[int, int, int] = SHAPE, layout: str = "nn
 
 
 def default_tile(threads: int, shape: tuple[int, int, int] = SHAPE, layout: str = "nn") -> TileConfig:
-    return TileConfig(*native.matmul_plan(*views(*shape, layout), threads)[1])
+    return TileConfig(*native.matmul_plan(*operand_views(shape, layout), threads)[1])
 
 
 def choice(threads: int, tile: TileConfig, shape: tuple[int, int, int] = SHAPE) -> Choice:

@@ -72,7 +72,7 @@ def test_a_crash_and_a_hang_cost_a_process_and_get_a_verdict():
 
 
 def test_tiles_and_configurations_name_the_same_thing():
-    from tilewise.backend.tiles import tile_space
+    from tilewise.backend.tiled import tile_space
     from tilewise.tune.families.cpu.matmul import tile_of
 
     for tile in tile_space("matmul", (40, 50, 60))[::97]:

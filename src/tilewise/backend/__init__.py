@@ -2,12 +2,13 @@
 
 from tilewise.backend import attention, conv, numpy_ops, numpy_training, rows  # noqa: F401 - registers their operations
 from tilewise.backend.conv import default_conv2d_tile
-from tilewise.backend.conv_tiles import ConvTile, conv2d_shape
 from tilewise.backend.gemm import default_matmul_tile, matmul_native, matmul_numpy
-from tilewise.backend.int8_tiles import Int8Tile
 from tilewise.backend.ladder import matmul_blocked, matmul_naive
 from tilewise.backend.registry import Explanation, OptimizedBackend, current_backend, use_backend
-from tilewise.backend.tiles import TileConfig, check_tile, tile_space
+from tilewise.backend.tiled import check_tile, tile_space
+from tilewise.backend.tiled.conv2d import ConvTile, conv2d_shape
+from tilewise.backend.tiled.int8_matmul import Int8Tile
+from tilewise.backend.tiled.matmul import TileConfig
 
 __all__ = [
     "ConvTile",

@@ -16,8 +16,8 @@ from typing import Any
 import numpy.typing as npt
 
 from tilewise._extension import native
-from tilewise.backend.conv_tiles import ConvTile, conv2d_shape, default_conv_tile
 from tilewise.backend.registry import implements
+from tilewise.backend.tiled.conv2d import Conv2d, ConvTile, conv2d_shape
 from tilewise.errors import UnavailableError
 
 Array = npt.NDArray[Any]
@@ -32,14 +32,14 @@ def default_conv2d_tile(x: Array, w: Array, **geometry: Any) -> ConvTile:
     """The tile that `conv2d(x, w, ...)` uses when it is given none (docs/tiles.md says how it is chosen)."""
     if native is None:
         raise UnavailableError("tiles belong to tilewise's compiled kernels, which are not installed")
-    return default_conv_tile(native, conv2d_shape(x, w, **geometry))
+    return Conv2d().default(native, conv2d_shape(x, w, **geometry))
 
 
 def _describe_native(x: Array, w: Array, *args: Any, **options: Any) -> tuple[str, ConvTile | None]:
     assert native is not None
     if x.size == 0 or w.size == 0:
         return "it is float32 and empty", None
-    tile = default_conv_tile(native, conv2d_shape(x, w, *args, **options))
+    tile = Conv2d().default(native, conv2d_shape(x, w, *args, **options))
     n, c, h, wide = x.shape
     o, _, kh, kw = w.shape
     return (

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tilewise._extension import native
 from tilewise.backend.registry import implements
-from tilewise.backend.tiles import TileConfig
+from tilewise.backend.tiled.matmul import TileConfig
 from tilewise.errors import UnavailableError
 
 Array = npt.NDArray[Any]

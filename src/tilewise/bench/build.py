@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from tilewise import optim
 from tilewise.backend import OptimizedBackend, use_backend
-from tilewise.backend.tiles import TileConfig, check_tile
+from tilewise.backend.tiled import check_tile
+from tilewise.backend.tiled.matmul import TileConfig
 from tilewise.bench.errors import Rejected
 from tilewise.bench.events import Event
 from tilewise.bench.likeness import check_likeness

@@ -18,6 +18,7 @@ from typing import Any
 
 from tilewise._extension import native
 from tilewise.backend.registry import OptimizedBackend, current_backend
+from tilewise.backend.tiled import TILED, tiled_op
 from tilewise.errors import ConfigurationError, UnavailableError
 from tilewise.tune.choose.cache import Choices
 from tilewise.tune.choose.first import LEAST_WORK, first_config, first_tile
@@ -96,21 +97,11 @@ class ModelChooser:
         return None if config is None else tile_for(key[0], config)
 
 
-_PRODUCT = ("m", "n", "k")
-_CONV = ("batch", "channels", "height", "width", "filters")
-
-
 def problem_of(key: Key, threads: int) -> Problem | None:
     """The problem behind a shape the backend asks for; None where no family covers it."""
     op, shape, dtype, layout = key
-    values: dict[str, Any]
-    if op == "matmul":
-        values = {**dict(zip(_PRODUCT, shape, strict=True)), "layout": layout}
-    elif op == "conv2d" and shape[5] == shape[6] and shape[7] == shape[8] and shape[9] == shape[10] and shape[11] == 1:
-        values = {**dict(zip(_CONV, shape, strict=False)), "kernel": shape[5], "stride": shape[7], "padding": shape[9]}
-    else:
-        return None
-    return measurable(op, {"threads": threads, **values}) if dtype == "float32" else None
+    spec = tiled_op(op).spec(shape, layout) if dtype == "float32" and op in TILED else None
+    return None if spec is None else measurable(op, {"threads": threads, **spec})
 
 
 def measurable(family: str, spec: Mapping[str, Any]) -> Problem | None:

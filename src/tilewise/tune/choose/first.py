@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.backend.tiles import TileConfig, around, tile_blocks
+from tilewise.backend.tiled.matmul import TileConfig, around, operand_views, tile_blocks
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.tune.choose.scores import Guide
 from tilewise.tune.families.graphs import matmul_graph
@@ -34,7 +34,7 @@ def first_tile(module: Any, guide: Guide, sizes: Sizes, layout: str, threads: in
     m, n, k = sizes
     if guide.model is None or not LEAST_WORK <= m * n * k <= MOST_WORK:
         return None
-    path, default = module.matmul_plan(*views(m, n, k, layout), threads)
+    path, default = module.matmul_plan(*operand_views((m, n, k), layout), threads)
     if path != "tiled":
         return None
     tiles = candidates(module, TileConfig(*default), sizes, threads)
@@ -53,13 +53,6 @@ def first_config(guide: Guide, family: Described, problem: Problem, configs: Seq
     scores = guide.scores(family, problem, configs)
     best = int(np.argmin(scores))
     return configs[best] if guide.prior.slope * float(scores[0] - scores[best]) >= guide.margin else None
-
-
-def views(m: int, n: int, k: int, layout: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Operands that only their shapes and strides are read of; their memory is never touched."""
-    a = np.empty((k, m), np.float32).T if layout[0] == "t" else np.empty((m, k), np.float32)
-    b = np.empty((n, k), np.float32).T if layout[1] == "t" else np.empty((k, n), np.float32)
-    return a, b
 
 
 def candidates(module: Any, default: TileConfig, sizes: Sizes, threads: int) -> Tiles:

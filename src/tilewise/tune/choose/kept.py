@@ -15,11 +15,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from tilewise import __version__
 from tilewise._system import cores, cpu_name, pretence
-from tilewise.backend.tiles import TileConfig
+from tilewise.backend.tiled import TILED, tiled_op
+from tilewise.backend.tiled.matmul import TileConfig, operand_views
 from tilewise.tune.choose.cache import Choice, Choices
 from tilewise.tune.families.cpu.tiles import tile_for
 from tilewise.tune.problem import Problem
@@ -27,8 +26,6 @@ from tilewise.tune.problem import Problem
 Key = tuple[str, tuple[int, ...], str, str]  # what the backend asks with: operation, shape, dtype, layout
 Situation = tuple[int, Key]  # threads and key
 _NEVER = 1 << 62  # multiplications
-_PRODUCT = ("m", "n", "k")
-_CONV = ("batch", "channels", "height", "width", "filters")
 
 
 class KeptTiles:
@@ -55,12 +52,7 @@ class KeptTiles:
         if self._native.isa() != self._isa:
             return
         for (threads, (op, shape, _, layout)), tile in self.tiles.items():
-            if op == "matmul":
-                table.keep_matmul(shape, layout, threads, tile)
-            elif op == "conv2d":
-                table.keep_conv2d(shape, threads, tile)
-            elif tile is not None:
-                table.keep_int8(shape, threads, tile)
+            tiled_op(op).keep(table, shape, layout, threads, tile)
 
     def _situations(self, choices: Sequence[Choice]) -> dict[Situation, Any]:
         found: dict[Situation, Any] = {}
@@ -112,7 +104,7 @@ class KeptTiles:
 
     def _plan(self, key: Key, threads: int) -> tuple[str, TileConfig]:
         m, n, k = key[1]
-        path, tile = self._native.matmul_plan(*views(m, n, k, key[3]), threads)
+        path, tile = self._native.matmul_plan(*operand_views((m, n, k), key[3]), threads)
         return path, TileConfig(*tile)
 
 
@@ -120,23 +112,10 @@ def _depth(tile: TileConfig, key: Key) -> int:
     return min(tile.kc, key[1][2])
 
 
-def views(m: int, n: int, k: int, layout: str) -> tuple[Any, Any]:
-    """Operands that only their shapes and strides are read of; their memory is never touched."""
-    a = np.empty((k, m), np.float32).T if layout[0] == "t" else np.empty((m, k), np.float32)
-    b = np.empty((n, k), np.float32).T if layout[1] == "t" else np.empty((k, n), np.float32)
-    return a, b
-
-
 def tile_problem(module: Any, key: Key, tile: Any) -> str | None:
     """Why today's kernels do not take a tile at a shape; None where they do."""
     op, shape, _, layout = key
-    if op == "conv2d":
-        found: str | None = module.conv_tile_problem(tile, shape)
-    elif op == "int8_matmul":
-        found = module.int8_tile_problem(tile, shape[2])
-    else:
-        found = module.gemm_tile_problem(tile, *shape, layout[1] == "t")
-    return found
+    return tiled_op(op).problem(module, tile, shape, layout)
 
 
 def key_of(problem: Problem, threads: int) -> Key | None:
@@ -144,19 +123,10 @@ def key_of(problem: Problem, threads: int) -> Key | None:
 
     It looks up without the epilogue, so the problem of a shape that was tuned last speaks for all of them.
     """
-    if problem.get("threads") != threads:
+    if problem.get("threads") != threads or problem.family not in TILED:
         return None
-    if problem.family == "int8_matmul":
-        return "int8_matmul", tuple(problem.size(name) for name in _PRODUCT), "int8", "packed"
-    if problem.get("dtype") != "fp32":
-        return None
-    if problem.family == "matmul":
-        return "matmul", tuple(problem.size(name) for name in _PRODUCT), "float32", problem.word("layout")
-    if problem.family == "conv2d":
-        kernel, stride, padding = (problem.size(name) for name in ("kernel", "stride", "padding"))
-        sizes = tuple(problem.size(name) for name in _CONV)
-        return "conv2d", (*sizes, kernel, kernel, stride, stride, padding, padding, 1), "float32", "nchw"
-    return None
+    key = tiled_op(problem.family).key(problem)
+    return None if key is None else (problem.family, *key)
 
 
 def machine_name(module: Any) -> str:

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, product
 from typing import Any
 
-from tilewise.backend.tiles import TileConfig
-from tilewise.tune.choose.kept import views
+from tilewise.backend.tiled.matmul import TileConfig, operand_views
 from tilewise.tune.families.cpu.tiles import product_config
 from tilewise.tune.problem import Config, Problem
 
@@ -26,7 +25,7 @@ Move = dict[str, Any]
 def default_product(module: Any, problem: Problem) -> tuple[str, TileConfig]:
     """The way the default takes for a product, and its tile."""
     m, n, k = (problem.size(name) for name in "mnk")
-    path, tile = module.matmul_plan(*views(m, n, k, problem.word("layout")), problem.size("threads"))
+    path, tile = module.matmul_plan(*operand_views((m, n, k), problem.word("layout")), problem.size("threads"))
     return path, TileConfig(*tile)
 
 

@@ -163,7 +163,7 @@ class Calibrated:
         if real_cores() > 1 and configs:
             shared = default_product(self._native, most)[1]
             grid = {"threads_m": shared.threads_m, "threads_n": shared.threads_n}
-            there = [product_config(replace(product_tile(each), **grid)) for each in configs]  # type: ignore[arg-type]
+            there = [product_config(replace(product_tile(each), **grid)) for each in configs]
             bounds = np.maximum(bounds, self._bounds(most, there, product_config(shared)))
         return configs[int(np.argmin(bounds))] if len(bounds) and bounds.min() < 0 else None
 

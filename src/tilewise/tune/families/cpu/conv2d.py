@@ -6,20 +6,19 @@ on all sides; `threads` belongs to the problem.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tilewise.backend.conv_tiles import default_conv_tile
 from tilewise.backend.numpy_ops import conv2d as numpy_conv2d
-from tilewise.backend.tiles import tile_space
+from tilewise.backend.tiled import tile_space, tiled_op
 from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.errors import ConfigurationError
 from tilewise.tune.families.cpu.family import Array, Expected
 from tilewise.tune.families.cpu.operands import placed
-from tilewise.tune.families.cpu.tiles import conv_config as config_of
-from tilewise.tune.families.cpu.tiles import conv_tile as tile_of
+from tilewise.tune.families.cpu.tiles import config_for, tile_for
 from tilewise.tune.families.graphs import conv_graph
 from tilewise.tune.measure.cpu.clock import require_native
 from tilewise.tune.problem import Config, Problem, Value
@@ -28,6 +27,8 @@ from tilewise.tune.specs import read_spec
 EPILOGUES = ("none", "bias", "bias_relu", "residual")
 MAX_MULTIPLICATIONS = 1 << 33
 MAX_THREADS = 64
+
+config_of, tile_of = functools.partial(config_for, "conv2d"), functools.partial(tile_for, "conv2d")
 
 
 class Conv2d:
@@ -56,7 +57,7 @@ class Conv2d:
 
     def configs(self, problem: Problem) -> Sequence[Config]:
         shape = tile_shape(problem)
-        default = default_conv_tile(require_native(), shape)
+        default = tiled_op("conv2d").default(require_native(), shape, None, problem.size("threads"))
         space = tile_space("conv2d", shape, threads=problem.size("threads"))
         return [config_of(default), *(config_of(tile) for tile in space if tile != default)]
 

@@ -8,19 +8,18 @@ have no rounding to excuse, and the floats round where NumPy's do.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tilewise.backend.int8_tiles import default_int8_tile
-from tilewise.backend.tiles import tile_space
+from tilewise.backend.tiled import tile_space, tiled_op
 from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.errors import ConfigurationError
 from tilewise.tune.families.cpu.family import Array, Expected
 from tilewise.tune.families.cpu.operands import placed
-from tilewise.tune.families.cpu.tiles import int8_config as config_of
-from tilewise.tune.families.cpu.tiles import int8_tile as tile_of
+from tilewise.tune.families.cpu.tiles import config_for, tile_for
 from tilewise.tune.families.graphs import int8_matmul_graph
 from tilewise.tune.measure.cpu.clock import require_native
 from tilewise.tune.problem import Config, Problem, Value
@@ -30,6 +29,8 @@ EPILOGUES = ("none", "bias", "bias_relu", "requantize")
 MAX_MULTIPLICATIONS = 1 << 34
 MAX_DEPTH = 1 << 16  # 65,536 products of 255 and -128 are the last whose sum surely fits 32 bits
 MAX_THREADS = 64
+
+config_of, tile_of = functools.partial(config_for, "int8_matmul"), functools.partial(tile_for, "int8_matmul")
 _ZERO_POINT = 117  # of the result's bytes
 _KINDS = {"none": 0, "bias": 1, "bias_relu": 1, "requantize": 2}
 
@@ -62,7 +63,7 @@ class Int8Matmul:
 
     def configs(self, problem: Problem) -> Sequence[Config]:
         shape = _sizes(problem)
-        default = default_int8_tile(require_native(), shape)
+        default = tiled_op("int8_matmul").default(require_native(), shape, None, problem.size("threads"))
         space = tile_space("int8_matmul", shape, threads=problem.size("threads"))
         return [config_of(default), *(config_of(tile) for tile in space if tile != default)]
 

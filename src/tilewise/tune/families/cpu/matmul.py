@@ -14,7 +14,8 @@ import numpy as np
 
 from tilewise.backend.gemm import matmul_native
 from tilewise.backend.numpy_ops import erf
-from tilewise.backend.tiles import TileConfig, tile_space
+from tilewise.backend.tiled import tile_space
+from tilewise.backend.tiled.matmul import TileConfig
 from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.errors import ConfigurationError
 from tilewise.tune.families.cpu.family import Array, Expected

@@ -1,24 +1,29 @@
 """Tiles of the native convolution: which algorithm runs, and how its loops are cut.
 
-A `ConvTile` is a real parameter of `conv2d`: every field moves a loop bound or changes what is computed. `feasible`
-proposes candidates around the sizes the caches suggest; the native code has the last word (`conv_tile_problem`), and
-its analytical default (docs/tiles.md says how it is found) is always among them.
+A `ConvTile` is a real parameter of `conv2d`: every field moves a loop bound or changes what is computed. Candidates are
+proposed around the sizes the caches suggest; the analytical default (docs/tiles.md says how it is found) is always
+among them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import product
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy.typing as npt
+
+from tilewise.backend.tiled.op import Key, Shape, TiledOp
+from tilewise.errors import ConfigurationError
 
 Array = npt.NDArray[Any]
 
 _PIXEL_BLOCKS = (32, 80, 160, 320, 640, 1280)
 _TILE_BLOCKS = (8, 16, 32, 64, 96, 160)
+_ALGORITHMS = ("direct", "winograd")
+_SIZES = ("batch", "channels", "height", "width", "filters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +70,52 @@ def conv2d_shape(
     return (*x.shape, w.shape[0], *w.shape[2:], *stride, *padding, groups)
 
 
-def default_conv_tile(module: ModuleType, shape: tuple[int, ...]) -> ConvTile:
-    """The tile that a convolution of this shape uses when it is given none."""
-    return ConvTile(*module.conv_default_tile(shape))
+class Conv2d(TiledOp[ConvTile]):
+    """y = conv2d(x, w): the shape is what `conv2d_shape` gives, the layout always "nchw"."""
 
+    name = "conv2d"
+    tile_type = ConvTile
+    columns: ClassVar[Mapping[str, str]] = {
+        "register_m": "mr", "register_n": "nr", "block_m": "block", "block_n": "channels", "threads_n": "split",
+    }  # fmt: skip
 
-def feasible(module: ModuleType, shape: tuple[int, ...], threads: int) -> list[ConvTile]:
-    """The default and every candidate that the native code accepts, without repeats."""
-    default = default_conv_tile(module, shape)
-    candidates = dict.fromkeys([default, *_candidates(module, shape, threads)])
-    return [tile for tile in candidates if module.conv_tile_problem(tile, shape) is None]
+    def check_shape(self, shape: Shape, layout: str | None) -> None:
+        if layout not in (None, "nchw"):
+            raise ConfigurationError(f"the layout of a convolution is 'nchw', not {layout!r}")
+
+    def default(self, module: ModuleType, shape: Shape, layout: str | None = None, threads: int = 1) -> ConvTile:
+        return ConvTile(*module.conv_default_tile(shape))
+
+    def candidates(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> Iterator[ConvTile]:
+        yield self.default(module, shape)
+        yield from _candidates(module, shape, threads)
+
+    def problem(self, module: ModuleType, tile: ConvTile, shape: Shape, layout: str | None) -> str | None:
+        found: str | None = module.conv_tile_problem(tile, shape)
+        return found
+
+    def keep(self, table: Any, shape: Shape, layout: str, threads: int, tile: ConvTile | None) -> None:
+        table.keep_conv2d(shape, threads, tile)
+
+    def spec(self, shape: Shape, layout: str) -> dict[str, int | str] | None:
+        *sizes, kh, kw, sh, sw, ph, pw, groups = shape
+        if kh != kw or sh != sw or ph != pw or groups != 1:
+            return None
+        return {**dict(zip(_SIZES, sizes, strict=True)), "kernel": kh, "stride": sh, "padding": ph}
+
+    def key(self, spec: Mapping[str, Any]) -> Key | None:
+        if spec.get("dtype") != "fp32":
+            return None
+        kernel, stride, padding = (int(spec[name]) for name in ("kernel", "stride", "padding"))
+        sizes = (int(spec[name]) for name in _SIZES)
+        return (*sizes, kernel, kernel, stride, stride, padding, padding, 1), "float32", "nchw"
+
+    def values(self, tile: ConvTile) -> dict[str, int]:
+        return {"winograd": _ALGORITHMS.index(tile.algorithm), **super().values(tile)}
+
+    def tile(self, values: Mapping[str, Any]) -> ConvTile:
+        numbers = {field: int(values[name]) for name, field in self.columns.items()}
+        return ConvTile(_ALGORITHMS[int(values["winograd"])], **numbers)
 
 
 def _candidates(module: ModuleType, shape: tuple[int, ...], threads: int) -> Iterator[ConvTile]:

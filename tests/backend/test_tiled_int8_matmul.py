@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tilewise._extension import native
 from tilewise.backend import Int8Tile, check_tile, tile_space
-from tilewise.backend.int8_tiles import default_int8_tile
+from tilewise.backend.tiled import tiled_op
 from tilewise.errors import ConfigurationError
 
 pytestmark = pytest.mark.skipif(native is None, reason="needs the compiled kernels")
@@ -91,7 +91,7 @@ def test_the_default_is_in_the_space_and_the_space_is_wide() -> None:
     kernels.set_num_threads(1)
     for shape in ((1, 1024, 1024), (256, 256, 256), (3136, 64, 576)):
         tiles = tile_space("int8_matmul", shape)
-        assert default_int8_tile(kernels, shape) == tiles[0]
+        assert tiled_op("int8_matmul").default(kernels, shape, None, 1) == tiles[0]
         assert len(set(tiles)) == len(tiles)
     if kernels.isa().startswith("avx512"):
         assert len(tile_space("int8_matmul", (512, 512, 1024))) >= 200

@@ -1,16 +1,20 @@
 """Tiles of the native integer product: unsigned bytes times signed bytes, summed in 32 bits.
 
 An `Int8Tile` is a real parameter of the product (`linear(..., tile=...)` of an integer layer): every field moves a loop
-bound, and all of them give the same integers. `feasible` proposes candidates around what registers and caches suggest;
-the native code has the last word (`int8_tile_problem`), and its default is always among them.
+bound, and all of them give the same integers. Candidates are proposed around what registers and caches suggest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import product
 from types import ModuleType
+from typing import Any, ClassVar
+
+from tilewise.backend.tiled.matmul import SIZES, check_product
+from tilewise.backend.tiled.op import Key, Shape, TiledOp, grids
+from tilewise.errors import ConfigurationError
 
 _PANEL = 16  # columns that the packed weights keep together
 _GROUP = 4  # values of K that one dot instruction takes
@@ -48,26 +52,55 @@ class Int8Tile:
         return asdict(self)
 
 
-def default_int8_tile(module: ModuleType, shape: tuple[int, int, int]) -> Int8Tile:
-    """The tile that a product of this shape (m, n, k) uses when it is given none."""
-    return Int8Tile(*module.int8_default_tile(*shape))
+class Int8Matmul(TiledOp[Int8Tile]):
+    """y = x @ w with the weights packed beforehand: the shape is (m, n, k). Choosers are not asked for it; its kernels
+    use what was kept for them."""
+
+    name = "int8_matmul"
+    tile_type = Int8Tile
+    columns: ClassVar[Mapping[str, str]] = {
+        "register_m": "mr", "register_n": "nr", "block_m": "mc", "block_n": "nc", "block_k": "kc",
+        "threads_m": "threads_m", "threads_n": "threads_n",
+    }  # fmt: skip
+
+    def check_shape(self, shape: Shape, layout: str | None) -> None:
+        check_product(self.name, shape)
+        if layout not in (None, "nt"):
+            raise ConfigurationError(f"the layout of an integer product is 'nt', not {layout!r}")
+
+    def default(self, module: ModuleType, shape: Shape, layout: str | None = None, threads: int = 1) -> Int8Tile:
+        return Int8Tile(*module.int8_default_tile(*shape))
+
+    def candidates(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> Iterator[Int8Tile]:
+        default = self.default(module, shape)
+        if default.threads_m * default.threads_n in (1, threads):
+            yield default
+        yield from _candidates(module, shape, threads)
+
+    def problem(self, module: ModuleType, tile: Int8Tile, shape: Shape, layout: str | None) -> str | None:
+        try:
+            found: str | None = module.int8_tile_problem(tile, shape[2])
+        except ValueError as error:  # not a tile of this operation
+            return str(error)
+        return found
+
+    def keep(self, table: Any, shape: Shape, layout: str, threads: int, tile: Int8Tile | None) -> None:
+        if tile is not None:
+            table.keep_int8(shape, threads, tile)
+
+    def spec(self, shape: Shape, layout: str) -> dict[str, int | str] | None:
+        return None  # a product alone does not say what becomes of its sums
+
+    def key(self, spec: Mapping[str, Any]) -> Key | None:
+        return tuple(int(spec[name]) for name in SIZES), "int8", "packed"
 
 
-def feasible(module: ModuleType, shape: tuple[int, int, int], threads: int) -> list[Int8Tile]:
-    """The default (where it uses so many threads) and every candidate that the native code accepts, without repeats."""
-    default = default_int8_tile(module, shape)
-    first = [default] if default.threads_m * default.threads_n in (1, threads) else []
-    tiles = dict.fromkeys([*first, *_candidates(module, shape, threads)])
-    return [tile for tile in tiles if module.int8_tile_problem(tile, shape[2]) is None]
-
-
-def _candidates(module: ModuleType, shape: tuple[int, int, int], threads: int) -> Iterator[Int8Tile]:
+def _candidates(module: ModuleType, shape: Shape, threads: int) -> Iterator[Int8Tile]:
     m, n, k = shape
-    grids = [(t, threads // t) for t in range(1, threads + 1) if threads % t == 0]
     depths = _clipped(_K_BLOCKS, k, _GROUP)
     for mr, nr in _register_tiles(module, m, n):
         blocks = product(_row_blocks(m, mr), _clipped(_COLUMN_BLOCKS, n, nr), depths)
-        for (mc, nc, kc), grid in product(blocks, grids):
+        for (mc, nc, kc), grid in product(blocks, grids(threads)):
             yield Int8Tile(mr, nr, mc, nc, kc, *grid)
 
 

@@ -1,0 +1,171 @@
+"""Tiles of the matrix product: how its loops are cut, and which cuts are feasible on this machine.
+
+A `TileConfig` is a real parameter of `matmul_native`: it fixes the register tile, the cache blocks, what is packed and
+how threads share the result. A cost model ranks the feasible ones of a shape, and a tuner measures them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from types import ModuleType
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.backend.tiled.op import Key, Shape, TiledOp, grids
+from tilewise.errors import ConfigurationError
+
+LAYOUTS = ("nn", "nt", "tn", "tt")
+SIZES = ("m", "n", "k")
+_K_BLOCKS = (64, 128, 256, 512, 1024)
+_ROW_BLOCKS = (28, 84, 168, 336, 672)
+_COLUMN_BLOCKS = (64, 256, 1024, 4096)
+
+
+@dataclass(frozen=True, slots=True)
+class TileConfig:
+    """How one matrix product is cut.
+
+    mr x nr    the register tile: rows, and columns (whole vectors of the instruction set)
+    mc, nc, kc the cache blocks: A's block is mc x kc (L2), B's kc x nc (L3), B's strip kc x nr (L1 and L2)
+    pack_a, pack_b    whether blocks are rewritten in the order the kernel reads them
+    threads_m x threads_n    the grid that the result is split into; each cell is one task
+    """
+
+    mr: int
+    nr: int
+    mc: int
+    nc: int
+    kc: int
+    pack_a: bool = True
+    pack_b: bool = True
+    threads_m: int = 1
+    threads_n: int = 1
+
+    def __str__(self) -> str:
+        packed = " and ".join(name for name, yes in (("A", self.pack_a), ("B", self.pack_b)) if yes) or "nothing"
+        return (
+            f"registers {self.mr}x{self.nr}, blocks m {self.mc} n {self.nc} k {self.kc}, "
+            f"packs {packed}, threads {self.threads_m}x{self.threads_n}"
+        )
+
+    def as_dict(self) -> dict[str, int]:
+        """Plain numbers, for files and features."""
+        return {name: int(getattr(self, name)) for name in self.__slots__}
+
+
+class Matmul(TiledOp[TileConfig]):
+    """c = a @ b: the shape is (m, n, k), the layout says which operand is a transposed view."""
+
+    name = "matmul"
+    tile_type = TileConfig
+    columns: ClassVar[Mapping[str, str]] = {
+        "register_m": "mr", "register_n": "nr", "block_m": "mc", "block_n": "nc", "block_k": "kc",
+        "pack_a": "pack_a", "pack_b": "pack_b", "threads_m": "threads_m", "threads_n": "threads_n",
+    }  # fmt: skip
+
+    def check_shape(self, shape: Shape, layout: str | None) -> None:
+        check_product(self.name, shape)
+        if layout is not None and layout not in LAYOUTS:
+            raise ConfigurationError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
+
+    def default(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> TileConfig:
+        return TileConfig(*module.matmul_plan(*operand_views(shape, layout or "nn"), threads)[1])
+
+    def candidates(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> Iterator[TileConfig]:
+        yield from around(module, self.default(module, shape, layout, threads), shape, threads)
+        yield from _candidates(module, shape, threads)
+
+    def problem(self, module: ModuleType, tile: TileConfig, shape: Shape, layout: str | None) -> str | None:
+        found: str | None = module.gemm_tile_problem(tile, *shape, layout is not None and layout[1] == "t")
+        return found
+
+    def keep(self, table: Any, shape: Shape, layout: str, threads: int, tile: TileConfig | None) -> None:
+        table.keep_matmul(shape, layout, threads, tile)
+
+    def spec(self, shape: Shape, layout: str) -> dict[str, int | str] | None:
+        return {**dict(zip(SIZES, shape, strict=True)), "layout": layout}
+
+    def key(self, spec: Mapping[str, Any]) -> Key | None:
+        if spec.get("dtype") != "fp32":
+            return None
+        return tuple(int(spec[name]) for name in SIZES), "float32", str(spec["layout"])
+
+    def tile(self, values: Mapping[str, Any]) -> TileConfig:
+        found = super().tile(values)
+        return replace(found, pack_a=bool(found.pack_a), pack_b=bool(found.pack_b))
+
+
+def check_product(name: str, shape: Shape) -> None:
+    """Raise a ConfigurationError where `shape` is no (m, n, k)."""
+    if len(shape) != 3 or min(shape) < 1:
+        article = "an" if name[0] in "aeiou" else "a"
+        raise ConfigurationError(f"the shape of {article} {name} is (m, n, k), all positive, not {shape}")
+
+
+def operand_views(shape: Shape, layout: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Operands that only their shapes and strides are read of; their memory is never touched."""
+    m, n, k = shape
+    a = np.empty((k, m), np.float32).T if layout[0] == "t" else np.empty((m, k), np.float32)
+    b = np.empty((n, k), np.float32).T if layout[1] == "t" else np.empty((k, n), np.float32)
+    return a, b
+
+
+def _register_tiles(module: ModuleType) -> Iterator[tuple[int, int]]:
+    """For each width the tallest tile that fits and a few shorter ones."""
+    tallest: dict[int, int] = {}
+    for mr, nr in module.gemm_register_tiles():
+        tallest[nr] = max(mr, tallest.get(nr, 0))
+    for nr, most in tallest.items():
+        for mr in sorted({most, max(1, most * 2 // 3), max(1, most // 3)}):
+            yield mr, nr
+
+
+def _clipped(sizes: tuple[int, ...], extent: int, grain: int) -> list[int]:
+    """Blocks in whole grains, none larger than the extent needs, without repeats."""
+    whole = -(-extent // grain) * grain
+    return sorted({min(whole, max(1, size // grain) * grain) for size in sizes} | {min(whole, sizes[-1] * 4)})
+
+
+def around(module: ModuleType, tile: TileConfig, shape: Shape, threads: int) -> list[TileConfig]:
+    """The tile and its neighbours: other blocks, or another packing, register tile or grid with the same blocks."""
+    m, n, k = shape
+
+    def scaled(size: int, extent: int, grain: int, factors: tuple[float, ...]) -> list[int]:
+        whole = -(-extent // grain) * grain
+        return sorted({min(whole, max(1, round(min(size, whole) * f / grain)) * grain) for f in factors})
+
+    rows, columns = scaled(tile.mc, m, tile.mr, (0.5, 1, 2)), scaled(tile.nc, n, tile.nr, (0.25, 0.5, 1, 2))
+    depths = scaled(tile.kc, k, 1, (0.5, 0.67, 1, 1.5, 2))
+    found = [tile, *(replace(tile, mc=mc, nc=nc, kc=kc) for mc, nc, kc in product(rows, columns, depths))]
+    found += [replace(tile, pack_a=a, pack_b=b) for a, b in product((False, True), (False, True))]
+    for mr, nr in _register_tiles(module):
+        mc, nc = -(-min(tile.mc, m) // mr) * mr, -(-min(tile.nc, n) // nr) * nr
+        found.append(replace(tile, mr=mr, nr=nr, mc=mc, nc=nc))
+    found += [replace(tile, threads_m=down, threads_n=across) for down, across in grids(threads)]
+    return list(dict.fromkeys(found))
+
+
+def _candidates(module: ModuleType, shape: Shape, threads: int) -> Iterator[TileConfig]:
+    m, n, k = shape
+    for mr, nr in _register_tiles(module):
+        blocks = product(_clipped(_ROW_BLOCKS, m, mr), _clipped(_COLUMN_BLOCKS, n, nr), _clipped(_K_BLOCKS, k, 1))
+        for (mc, nc, kc), pack_a, pack_b, grid in product(blocks, (True, False), (True, False), grids(threads)):
+            yield TileConfig(mr, nr, mc, nc, kc, pack_a, pack_b, *grid)
+
+
+def tile_blocks(
+    module: ModuleType, m: int, n: int, k: int
+) -> Iterator[tuple[int, int, list[int], list[int], list[int]]]:
+    """A thinned space for choosing in passing: register tiles, each with its row, column and depth blocks."""
+    for mr, nr in _register_tiles(module):
+        if mr * 3 < _tallest(module, nr) * 2 - 2:
+            continue
+        yield mr, nr, _clipped((28, 168), m, mr), _clipped((256, 1024), n, nr), _clipped((256, 512), k, 1)
+
+
+def _tallest(module: ModuleType, nr: int) -> int:
+    return int(max(mr for mr, width in module.gemm_register_tiles() if width == nr))
