@@ -9,8 +9,8 @@ from tilewise._extension import native
 from tilewise.tune.families.space import Space, space_of
 from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.measure.export import config_row
-from tilewise.tune.measure.triton.visit import tiny_problems
 from tilewise.tune.problem import Config, Problem
+from tools.gpu_visit import tiny_problems
 
 OWN = ("warps", "stages", "group", "winograd")
 GPU = [*tiny_problems(), Problem.of("reduction", dtype="fp32", rows=30, cols=40, axis=1, operation="max")]

@@ -3,7 +3,7 @@
 Log runtime is linear in the features of `features.cpu` and in fixed random rectified mixtures of them, with weights of
 their own for products, integer products and convolutions. Each kernel's level is taken out, and its fast configurations
 count for more: `exp(-sharpness * (log runtime above the best))`. A ridge keeps the weights small. How well it does on
-machines left out of the fitting is what `python -m benchmarks.ship_cpu --table` says; its three constants were chosen
+machines left out of the fitting is what `python -m tools.ship_cpu --table` says; its three constants were chosen
 while looking at that table. Networks were not tried on the same folds: that takes hours where this takes a second.
 """
 

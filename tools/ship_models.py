@@ -1,7 +1,7 @@
 """Trains the GPU model that comes with the package and fits the tuner's prior to it, as after a new measurement.
 
-    python -m benchmarks.ship_models h200
-    python -m benchmarks.ship_models h200 --device cuda --processes 6 --out FOLDER
+    python -m tools.ship_models h200
+    python -m tools.ship_models h200 --device cuda --processes 6 --out FOLDER
 
 A shipped model has to rank 500 configurations within a millisecond, so it is a narrow TileRanker of one member. It
 learns from wide ones: several teachers are trained on the measured kernels, their mean ranks the configurations of
@@ -45,7 +45,7 @@ from tilewise.tune.search.replay import recalibrate
 from tilewise.tune.workloads.gpu import other_problems
 
 FOLDER = Path(__file__).parents[1] / "src" / "tilewise" / "costmodel" / "shipped_models"
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 TEACHER: dict[str, Any] = {"epochs": 60, "model_kwargs": {"hidden_dim": 96, "members": 4}}
 STUDENT: dict[str, Any] = {"epochs": 60, "model_kwargs": {"members": 1, "dropout": 0.0}, "weight_decay": 0.005}
 WIDTHS = {"h200": 96}  # of the student, as the millisecond allows

@@ -1,4 +1,4 @@
-"""A short visit to a machine with a GPU: `python3 -m tilewise.tune.measure.triton.visit --minutes 8 --out DIR`.
+"""A short visit to a machine with a GPU: `PYTHONPATH=src python3 -m tools.gpu_visit --minutes 8 --out DIR`.
 
 Needs numpy, torch and triton, and nothing of tilewise that must be compiled or installed. Writes into DIR a compressed
 copy of the store (in parts of 14 MiB), a summary and a log, again every two minutes and at the end, so that a visit

@@ -1,6 +1,6 @@
 """A generated collection of TpuGraphs' size: does it convert once, and train, within 4 GiB, in time linear in kernels?
 
-    python -m benchmarks.scale --kernels 6000 --configs 13000000 --folder DIR
+    python -m tools.scale --kernels 6000 --configs 13000000 --folder DIR
 
 The kernels are random; only their number and size matter here. Writes the files under DIR (about 2 GB, more while they
 are converted), opens them with a cold cache, trains one epoch on a quarter, a half and all of them, and prints seconds

@@ -1,8 +1,8 @@
 """Trains the CPU's model, and says how good it is on machines that it was not taught on.
 
-    python -m benchmarks.ship_cpu --table                      # leave one machine out: results/machines.json
-    python -m benchmarks.ship_cpu --table --models CpuRidge TileRanker GBDT
-    python -m benchmarks.ship_cpu --ship                       # the model in the package, with the margin of the table
+    python -m tools.ship_cpu --table                      # leave one machine out: results/machines.json
+    python -m tools.ship_cpu --table --models CpuRidge TileRanker GBDT
+    python -m tools.ship_cpu --ship                       # the model in the package, with the margin of the table
 
 A fold leaves out the kernels of one kind of CPU (a processor as one instruction set), of one processor, or of one
 instruction set, and teaches on the others. On what was left out: the default, the first choice (not measured: the
@@ -32,7 +32,7 @@ from tilewise.costmodel.models.scorer import ridge_scorer
 from tilewise.tune.search.calibration import calibration_path
 from tilewise.tune.search.replay import recalibrate
 
-RESULTS = Path(__file__).parent / "results" / "machines.json"
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "machines.json"
 FOLDER = Path(__file__).parents[1] / "src" / "tilewise" / "costmodel" / "shipped_models"
 MARGINS = (0.0, 0.02, 0.045, 0.06, 0.08, 0.1, 0.13, 0.17, 0.22, 0.3)
 LOSS_COUNTS = 3.0  # times as much as a gain of the same size: a first choice must not be slower than the default
