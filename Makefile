@@ -10,7 +10,7 @@ NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(shell find native -nam
 HAVE_CXX := $(shell command -v $${CXX:-c++} 2>/dev/null || command -v g++ 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-machines test-slow test-docs test-notebooks test-pages bench docs lint format sanitize sanitize-python fuzz wheels check-arm clean help
+.PHONY: run test check test-machines test-slow test-docs test-notebooks test-pages bench docs lint format sanitize sanitize-python fuzz wheels check-arm clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 14
@@ -52,8 +52,13 @@ bench: $(VENV)/.bench  ## every optimization beside its peers; tables and JSON i
 docs: $(VENV)/.test  ## the documentation as a site in build/site
 	$(BIN)/python -m mkdocs build --strict --quiet && echo "open build/site/index.html"
 
-lint: $(VENV)/.test  ## ruff and mypy --strict
-	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+lint: $(VENV)/.test  ## ruff, mypy --strict and the arrows between folders
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo
+
+# Before every commit: within a minute once mypy has its cache.
+check: lint  ## lint, types and the tests of what changed since BASE (main)
+	@tests=$$($(BIN)/python -m tools.changed_tests --base $(or $(BASE),main)); [ -z "$$tests" ] || \
+	  { echo $$tests; $(BIN)/python -m pytest -n 2 --dist loadfile -x $$tests; }
 
 format: $(VENV)/.test  ## rewrite the sources in the house format
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .

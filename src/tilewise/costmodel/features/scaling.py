@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.shards import Split
-from tilewise.costmodel.models.numpy.sage import Neighbours
+from tilewise.costmodel.features.neighbours import Neighbours
 from tilewise.errors import ConfigurationError, FileFormatError
 
 Floats = npt.NDArray[np.float32]

@@ -20,8 +20,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tilewise.costmodel.features.neighbours import Neighbours
 from tilewise.costmodel.features.scaling import Prepared
-from tilewise.costmodel.models.numpy.sage import Neighbours
 
 _DENSE_BLOCK = 96  # columns a block may have on average for dense products to be quicker than sparse ones
 _DENSE_WHOLE = 1 << 14  # entries of a matrix, zeros between the blocks included, up to which one product is quicker
