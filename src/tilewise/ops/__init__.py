@@ -11,7 +11,6 @@ from tilewise.ops.elementwise import (
     Exp,
     Gelu,
     Log,
-    MatMul,
     Maximum,
     Mul,
     Neg,
@@ -24,6 +23,7 @@ from tilewise.ops.elementwise import (
     Tanh,
     Where,
 )
+from tilewise.ops.matmul import MatMul
 from tilewise.ops.reductions import CumSum, Max, Mean, Softmax, Sum, Var
 from tilewise.ops.shapes import Cast, Cat, Copy, Expand, GetItem, Pad, Permute, Reshape, SetItem, TakeAlongAxis
 
