@@ -1,4 +1,4 @@
-"""Operations that work element by element, with NumPy's and PyTorch's broadcasting; and the matrix product."""
+"""Operations that work element by element, with NumPy's and PyTorch's broadcasting."""
 
 from __future__ import annotations
 
