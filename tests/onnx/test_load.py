@@ -119,6 +119,20 @@ def test_inputs_come_in_order_or_by_name_and_several_outputs_are_a_dict(place: P
         network(a)
 
 
+def test_names_that_are_alike_or_methods_stay_apart(place: Path) -> None:
+    names = ["a/b", "a.b", "a b", "forward", "eval", "weights", "steps", "parameters", "_run", ""]
+    values = {f"{name}": normal(4) for name in names[:-1]}
+    nodes, value = [], "x"
+    for index, name in enumerate(values):
+        nodes.append(helper.make_node("Mul", [value, name], [f"v{index}"], name))
+        value = f"v{index}"
+    nodes.append(helper.make_node("Identity", [value], ["y"]))
+    network = tilewise.onnx.load(written(place, nodes, values))
+    x = normal(2, 4)
+    np.testing.assert_allclose(network(x).data, x * np.prod(list(values.values()), axis=0), rtol=1e-5)
+    assert len(network.state_dict()) == len(values)
+
+
 def test_half_precision_weights_are_read_as_float32(place: Path) -> None:
     values = np.array([1.5, -2.25, 3.0, 0.125], np.float32)
     bits = (values.view(np.uint32) >> 16).astype(np.uint16)

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 def profile(
     model: Annotated[
-        str | None, typer.Argument(help="mlp, cnn, vgg6, resnet8, gpt, gpt:6x384, or a saved .safetensors file.")
+        str | None,
+        typer.Argument(help="mlp, cnn, vgg6, resnet8, gpt, gpt:6x384, or a .safetensors or .onnx file."),
     ] = None,
     script: Annotated[Path | None, typer.Option(help="Profile this Python program instead of a model.")] = None,
     arguments: Annotated[list[str] | None, typer.Option("--arg", help="An argument for the script; repeat it.")] = None,

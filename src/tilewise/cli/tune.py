@@ -29,7 +29,7 @@ _SIZES = {
 def tune(
     what: Annotated[
         str | None,
-        typer.Argument(help="A family (matmul), or a model: a saved .safetensors file, mlp, cnn, gpt:6x384."),
+        typer.Argument(help="A family (matmul), or a model: a saved .safetensors or .onnx file, mlp, cnn, gpt:6x384."),
     ] = None,
     shape: Annotated[str | None, typer.Argument(help="Its sizes, as in 512x4096x1024 (m x n x k).")] = None,
     check: Annotated[Path | None, typer.Option(help="A JSON list of problems to check the tuner on.")] = None,

@@ -219,6 +219,13 @@ def _flatten(node: Node, _weights: Weights) -> Module | None:
     return nn.Flatten() if node.get("axis", 1) == 1 else None
 
 
+@_builds("Reshape")
+def _reshape(node: Node, weights: Weights) -> Module | None:
+    shape = weights[1] if len(weights) == 2 else None
+    same = shape is not None and shape.shape == (2,) and shape.tolist() == [0, -1] and not node.get("allowzero", 0)
+    return nn.Flatten() if same else None
+
+
 @_builds("Clip")
 def _clip(node: Node, weights: Weights) -> Module | None:
     bounds = [None if b is None else b.reshape(-1).tolist() for b in weights[1:]]

@@ -70,8 +70,9 @@ class Network(Module):
         self.steps = tuple(_with_ends(builder.steps, {port.name for port in graph.outputs}))
         for name, layer in builder.layers.items():
             setattr(self, name, layer)
-        self.weights = Weights({_identifier(n): graph.constants[n] for n in builder.trained})
-        self._names = {n: _identifier(n) for n in builder.trained}
+        taken = set(dir(Module))
+        self._names = {name: unique(name, taken) for name in builder.trained}
+        self.weights = Weights({own: graph.constants[name] for name, own in self._names.items()})
         self._constants = {n: a for n, a in graph.constants.items() if n in builder.read and n not in self._names}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -81,6 +82,18 @@ class Network(Module):
             self._run(values)
         results = {port.name: tensor(values[port.name]) for port in self.outputs}
         return next(iter(results.values())) if len(results) == 1 else results
+
+    def is_as_loaded(self) -> bool:
+        """Whether every layer is still of a kind that a file's nodes become."""
+        from tilewise.onnx.resave import LAYERS
+
+        layers_now = [getattr(self, step.layer) for step in self.steps]
+        parts = [part for layer in layers_now for part in (list(layer) if isinstance(layer, Sequential) else [layer])]
+        return all(isinstance(part, layers.Operator) or type(part) in LAYERS for part in parts)
+
+    def constants(self) -> dict[str, Array]:
+        """The arrays that operations read, by the names they have in the file."""
+        return self._constants | {name: getattr(self.weights, own).data for name, own in self._names.items()}
 
     def _run(self, values: dict[str, Value]) -> None:
         for step in self.steps:
@@ -191,8 +204,15 @@ def _with_ends(steps: list[Step], kept: set[str]) -> Iterator[Step]:
         yield Step(step.layer, step.inputs, step.outputs, step.nodes, tuple(ends.get(index, ())))
 
 
-def _identifier(name: str) -> str:
-    return re.sub(r"[^0-9A-Za-z_.]+", "_", name.lstrip("/").replace("/", ".")) or "value"
+def unique(name: str, taken: set[str]) -> str:
+    """An attribute's name close to a node's or value's, which none of `taken` has; it is taken from now on."""
+    base = re.sub(r"[^0-9A-Za-z_.]+", "_", name.lstrip("/").replace("/", ".")) or "value"
+    found, count = base, 1
+    while found in taken:
+        count += 1
+        found = f"{base}_{count}"
+    taken.add(found)
+    return found
 
 
 class _Builder:
@@ -209,6 +229,7 @@ class _Builder:
             for name in set(node.inputs):
                 self.readers.setdefault(name, []).append(node)
         self._taken: set[int] = set()
+        self._names = {*dir(Network), *_OWN}  # what no layer may be called
         self._images: set[str] = set()  # values that are surely (N, C, H, W)
         for node in graph.nodes:
             if id(node) not in self._taken:
@@ -277,26 +298,9 @@ class _Builder:
         self.steps.append(Step(self._name(node, layers.operation(node)), node.inputs, node.outputs, (node,)))
 
     def _name(self, node: Node, layer: Module) -> str:
-        """A name for the step that no other has, close to the node's."""
-        base = _identifier(node.name)
-        name, count = base, 1
-        while name in self.layers or name in _RESERVED:
-            count += 1
-            name = f"{base}_{count}"
+        name = unique(node.name, self._names)
         self.layers[name] = layer
         return name
 
 
-_RESERVED = {
-    *dir(Module),
-    "inputs",
-    "outputs",
-    "opset",
-    "title",
-    "steps",
-    "weights",
-    "_names",
-    "_constants",
-    "training",
-    "example",
-}
+_OWN = ("inputs", "outputs", "opset", "title", "steps", "weights", "_names", "_constants", "training")

@@ -1,4 +1,4 @@
-"""What `tilewise profile` runs: a reference model by name, a saved one by its file, or somebody's script."""
+"""What `tilewise profile` runs: a reference model by name, a saved or ONNX one by its file, or somebody's script."""
 
 from __future__ import annotations
 
@@ -38,13 +38,15 @@ def model_target(name: str, batch: int, backward: bool = False, tokens: int = 12
         model: Any = models.gpt(size or "4x128", seed=seed)
     elif kind in MODELS and not size:
         model = getattr(models, kind)(seed=seed)
+    elif name.endswith(".onnx"):
+        return _onnx_target(name, batch, backward, tokens, seed)
     elif Path(name).is_file():
         from tilewise.models.saved import load_model
 
         kind, model = load_model(name)
     else:
         raise ConfigurationError(
-            f"{name!r} is neither a model ({', '.join(MODELS)}; gpt:6x384 for a size) nor a saved file"
+            f"{name!r} is neither a model ({', '.join(MODELS)}; gpt:6x384 for a size) nor a saved or ONNX file"
         )
     model.train(backward)
     x = _input_for(kind, model, batch, tokens, np.random.default_rng(seed))
@@ -58,6 +60,24 @@ def model_target(name: str, batch: int, backward: bool = False, tokens: int = 12
             return model(argument)
 
     return Target(name, model, x, call)
+
+
+def _onnx_target(name: str, batch: int, backward: bool, tokens: int, seed: int) -> Target:
+    """A network in an ONNX file; sizes that the file leaves open, other than the batch, are `tokens`."""
+    from tilewise import no_grad, onnx
+
+    network = onnx.load(name).train(backward)
+    inputs = network.example(batch, seed, free=tokens)
+
+    def call() -> Any:
+        if backward:
+            network.zero_grad()
+            result = network(*inputs)
+            return sum(t.sum() for t in (result.values() if isinstance(result, dict) else [result])).backward()
+        with no_grad():
+            return network(*inputs)
+
+    return Target(name, network, inputs[0] if inputs else None, call)
 
 
 def _input_for(kind: str, model: Any, batch: int, tokens: int, rng: np.random.Generator) -> Any:

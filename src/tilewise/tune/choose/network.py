@@ -111,7 +111,7 @@ def _that_help(
 def _target(name: str, batch: int, tokens: int, seed: int) -> Target:
     """A reference model or a saved one, as it is profiled; or a quantized one, which only runs forward."""
     named = name.partition(":")[0] in MODELS  # whatever files there are
-    if named or not (Path(name).is_file() and holds_quantized(name)):
+    if named or name.endswith(".onnx") or not (Path(name).is_file() and holds_quantized(name)):
         return model_target(name, batch, False, tokens, seed)
     if batch < 1:
         raise ConfigurationError(f"batch must be at least 1, not {batch}")

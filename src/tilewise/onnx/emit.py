@@ -1,0 +1,306 @@
+"""Each operation of the framework as ONNX nodes. The table is by class name; a function writes one traced call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilewise.errors import ConfigurationError
+from tilewise.onnx.tracing import Call, Ref
+from tilewise.onnx.writer import Writer
+
+
+@dataclass
+class Emission:
+    """One call being written: the graph, the call, its input names, and its shape for another batch (None: fixed)."""
+
+    graph: Writer
+    call: Call
+    inputs: list[str]
+    name_of: Callable[[Any], str]
+    other_shape: tuple[int, ...] | None = None
+    batch_input: str = ""  # the network's first input, whose first size is the batch
+
+    def node(self, op: str, *inputs: str, **attributes: Any) -> str:
+        name: str = self.graph.node(op, inputs, **attributes)
+        return name
+
+    def number(self, value: float) -> str:
+        return self.graph.constant(value, self.call.dtype)
+
+    def param(self, name: str, default: Any = None) -> Any:
+        return self.call.params.get(name, default)
+
+
+Emit = Callable[[Emission], str]
+EMITTERS: dict[str, Emit] = {}
+
+
+def emits(*names: str) -> Callable[[Emit], Emit]:
+    """Decorator: how operations of these class names are written."""
+
+    def mark(emit: Emit) -> Emit:
+        for name in names:
+            EMITTERS[name] = emit
+        return emit
+
+    return mark
+
+
+# --- number by number ---
+
+_SAME = {
+    "Add": "Add", "Sub": "Sub", "Mul": "Mul", "Div": "Div", "Pow": "Pow", "Neg": "Neg", "Exp": "Exp", "Log": "Log",
+    "Sqrt": "Sqrt", "Abs": "Abs", "Tanh": "Tanh", "Sigmoid": "Sigmoid", "Sin": "Sin", "Cos": "Cos", "Relu": "Relu",
+    "Erf": "Erf", "Softplus": "Softplus", "HardSwish": "HardSwish", "MatMul": "MatMul", "Copy": "Identity",
+    "Choose": "Where", "Dropout": "Identity",
+}  # fmt: skip
+
+
+@emits(*_SAME)
+def _same(e: Emission) -> str:
+    return e.node(_SAME[e.call.operation.__name__], *e.inputs)
+
+
+def gelu(e: Emission, x: str) -> str:
+    inner = e.node("Erf", e.node("Mul", x, e.number(math.sqrt(0.5))))
+    return e.node("Mul", e.node("Mul", x, e.number(0.5)), e.node("Add", inner, e.number(1.0)))
+
+
+@emits("Gelu")
+def _gelu(e: Emission) -> str:
+    return gelu(e, e.inputs[0])
+
+
+@emits("Silu")
+def _silu(e: Emission) -> str:
+    return e.node("Mul", e.inputs[0], e.node("Sigmoid", e.inputs[0]))
+
+
+@emits("HardSigmoid")
+def _hard_sigmoid(e: Emission) -> str:
+    return e.node("HardSigmoid", e.inputs[0], alpha=e.param("slope", 1 / 6), beta=e.param("offset", 0.5))
+
+
+@emits("LeakyRelu")
+def _leaky_relu(e: Emission) -> str:
+    return e.node("LeakyRelu", e.inputs[0], alpha=e.param("slope"))
+
+
+@emits("Elu")
+def _elu(e: Emission) -> str:
+    alpha, width, scale = (e.param(n, 1.0) for n in ("alpha", "width", "scale"))
+    x = e.inputs[0] if width == 1 else e.node("Div", e.inputs[0], e.number(width))
+    if width == 1:
+        y = e.node("Elu", x, alpha=alpha)
+    else:
+        y = e.node("Max", e.inputs[0], e.number(0.0))
+        y = e.node("Add", y, e.node("Elu", e.node("Min", x, e.number(0.0)), alpha=alpha))
+    return y if scale == 1 else e.node("Mul", y, e.number(scale))
+
+
+@emits("Clip")
+def _clip(e: Emission) -> str:
+    bounds = ["" if b is None else e.number(b) for b in (e.param("low"), e.param("high"))]
+    return e.node("Clip", e.inputs[0], *bounds)
+
+
+@emits("Where")
+def _where(e: Emission) -> str:
+    return e.node("Where", e.name_of(e.param("condition")), *e.inputs)
+
+
+@emits("Maximum")
+def _maximum(e: Emission) -> str:
+    return e.node("Max" if e.param("sign", 1) > 0 else "Min", *e.inputs)
+
+
+@emits("Cast")
+def _cast(e: Emission) -> str:
+    return e.node("Cast", e.inputs[0], to=e.graph.type_of(e.call.dtype))
+
+
+# --- along axes ---
+
+
+def _axes(e: Emission) -> list[int]:
+    axis = e.param("axis")
+    rank = len(e.call.given[0])
+    if axis is None:
+        return list(range(rank))
+    return [a % rank for a in (axis if isinstance(axis, tuple | list) else (axis,))]
+
+
+@emits("Sum")
+def _sum(e: Emission) -> str:
+    axes = e.graph.constant(_axes(e))
+    return e.node("ReduceSum", e.inputs[0], axes, keepdims=int(e.param("keepdims", False)))
+
+
+@emits("Mean", "Max")
+def _reduce(e: Emission) -> str:
+    op = "ReduceMean" if e.call.operation.__name__ == "Mean" else "ReduceMax" if e.param("sign", 1) > 0 else "ReduceMin"
+    return e.node(op, e.inputs[0], axes=_axes(e), keepdims=int(e.param("keepdims", False)))
+
+
+@emits("Var")
+def _var(e: Emission) -> str:
+    axes, x = _axes(e), e.inputs[0]
+    count = math.prod(e.call.given[0][a] for a in axes)
+    centred = e.node("Sub", x, e.node("ReduceMean", x, axes=axes, keepdims=1))
+    squares = e.node("Mul", centred, centred)
+    total = e.node("ReduceSum", squares, e.graph.constant(axes), keepdims=int(e.param("keepdims", False)))
+    return e.node("Div", total, e.number(max(count - e.param("correction", 1), 0)))
+
+
+@emits("CumSum")
+def _cumsum(e: Emission) -> str:
+    return e.node("CumSum", e.inputs[0], e.graph.constant(e.param("axis")))
+
+
+@emits("Softmax")
+def _softmax(e: Emission) -> str:
+    return e.node("LogSoftmax" if e.param("log", False) else "Softmax", e.inputs[0], axis=e.param("axis"))
+
+
+# --- shapes ---
+
+_TANGLED = "this model's shapes follow the batch in a way that ONNX cannot say; save it with dynamic=False"
+
+
+@emits("Reshape")
+def _reshape(e: Emission) -> str:
+    given = e.call.given[0]
+    if len(e.call.shape) == 2 and len(given) > 1 and given[0] == e.call.shape[0]:
+        return e.node("Flatten", e.inputs[0], axis=1)
+    return e.node("Reshape", e.inputs[0], e.graph.constant(free_shape(e.call, e.other_shape)))
+
+
+def free_shape(call: Call, other: tuple[int, ...] | None) -> list[int]:
+    """The shape for `Reshape`, sizes that follow the batch left open: 0 copies the first one, -1 is what is left."""
+    shape = list(call.shape)
+    moving = [i for i, n in enumerate(other or ()) if n != shape[i]]
+    if len(moving) > 1 and moving[0] == 0 and call.given[0][:1] == call.shape[:1]:
+        shape[0] = 0
+        moving = moving[1:]
+    if len(moving) > 1:
+        raise ConfigurationError(_TANGLED)
+    for place in moving:
+        shape[place] = -1
+    return shape
+
+
+@emits("Permute")
+def _permute(e: Emission) -> str:
+    rank = len(e.call.given[0])
+    return e.node("Transpose", e.inputs[0], perm=[a % rank for a in e.param("axes")])
+
+
+@emits("Expand")
+def _expand(e: Emission) -> str:
+    shape, other = list(e.call.shape), e.other_shape
+    moving = [] if other is None else [i for i, n in enumerate(other) if n != shape[i]]
+    if not moving:
+        return e.node("Expand", e.inputs[0], e.graph.constant(shape))
+    if moving != [0] and len(moving) > 1:
+        raise ConfigurationError(_TANGLED)
+    at = moving[0]
+    batch = e.node("Slice", e.node("Shape", e.batch_input), *(e.graph.constant([n]) for n in (0, 1, 0)))
+    parts = [e.graph.constant(shape[:at]), batch, e.graph.constant(shape[at + 1 :])]
+    wanted = [p for p, n in zip(parts, (at, 1, len(shape) - at - 1), strict=True) if n]
+    return e.node("Expand", e.inputs[0], e.node("Concat", *wanted, axis=0))
+
+
+@emits("Cat")
+def _cat(e: Emission) -> str:
+    return e.node("Concat", *e.inputs, axis=e.param("axis"))
+
+
+@emits("Pad")
+def _pad(e: Emission) -> str:
+    widths = e.param("widths")
+    pads = e.graph.constant([w[0] for w in widths] + [w[1] for w in widths])
+    return e.node("Pad", e.inputs[0], pads, e.number(e.param("value")))
+
+
+@emits("TakeAlongAxis")
+def _take_along(e: Emission) -> str:
+    return e.node("GatherElements", e.inputs[0], e.name_of(e.param("indices")), axis=e.param("axis"))
+
+
+@emits("GetItem")
+def _get_item(e: Emission) -> str:
+    index = e.param("index")
+    parts = list(index) if isinstance(index, tuple) else [index]
+    arrays = [p for p in parts if isinstance(p, np.ndarray | Ref)]
+    if arrays:
+        return _gather(e, parts, arrays)
+    return _slices(e, parts)
+
+
+def _gather(e: Emission, parts: list[Any], arrays: list[Any]) -> str:
+    whole = [p for p in parts if isinstance(p, slice) and p == slice(None)]
+    if (
+        len(arrays) != 1
+        or len(whole) != len(parts) - 1
+        or (isinstance(arrays[0], np.ndarray) and arrays[0].dtype == bool)
+    ):
+        raise ConfigurationError("looking up by several arrays, or by a mask, cannot be written to ONNX")
+    axis = next(i for i, p in enumerate(parts) if p is arrays[0])
+    return e.node("Gather", e.inputs[0], e.name_of(arrays[0]), axis=axis)
+
+
+def _slices(e: Emission, parts: list[Any]) -> str:
+    rank = len(e.call.given[0])
+    given = sum(p is not None and p is not Ellipsis for p in parts)
+    if Ellipsis in parts:
+        at = parts.index(Ellipsis)
+        parts[at : at + 1] = [slice(None)] * (rank - given)
+    axis, cuts, dropped, added, place = 0, [], [], [], 0
+    for part in parts:
+        if part is None:
+            added.append(place)
+            place += 1
+            continue
+        if isinstance(part, slice):
+            start, stop, step = part.indices(e.call.given[0][axis])
+            if part != slice(None):
+                cuts.append((start, stop if stop >= 0 else -(1 << 31), axis, step))
+            place += 1
+        else:
+            at = int(part)
+            cuts.append((at, at + 1 if at != -1 else 1 << 31, axis, 1))
+            dropped.append(axis)
+        axis += 1
+    x = e.inputs[0]
+    if cuts:
+        x = e.node("Slice", x, *(e.graph.constant(list(column)) for column in zip(*cuts, strict=True)))
+    x = e.node("Squeeze", x, e.graph.constant(dropped)) if dropped else x
+    return e.node("Unsqueeze", x, e.graph.constant(added)) if added else x
+
+
+@emits("Lookup")
+def _lookup(e: Emission) -> str:
+    return e.node("Gather", *e.inputs, axis=e.param("axis", 0))
+
+
+@emits("Embedding")
+def _embedding(e: Emission) -> str:
+    return e.node("Gather", e.inputs[0], e.name_of(e.param("ids")), axis=0)
+
+
+@emits("Resample")
+def _resample(e: Emission) -> str:
+    taps, axis, rank = e.param("taps"), e.param("axis"), len(e.call.shape)
+    total = ""
+    for positions, weights in zip(taps.positions, taps.weights, strict=True):
+        part = e.node("Gather", e.inputs[0], e.graph.constant(positions), axis=axis)
+        if not (weights == 1).all():
+            spread = weights.reshape((-1,) + (1,) * (rank - axis - 1))
+            part = e.node("Mul", part, e.graph.constant(spread, e.call.dtype))
+        total = e.node("Add", total, part) if total else part
+    return total

@@ -1,0 +1,200 @@
+"""`save(model, path)`: a module as an ONNX file that other runtimes run with the same numbers.
+
+A module is run once on an example and what it computed is written down (tracing.py, emit.py); it is run again on
+another batch, and what differs tells which sizes follow the batch. A network that was loaded is written node by node
+with the weights it has now. A model in INT8 is written in QDQ form.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tilewise import nn
+from tilewise.errors import ConfigurationError, TilewiseError
+from tilewise.nn import Module
+from tilewise.onnx import emit_layers
+from tilewise.onnx.emit import EMITTERS, Emission
+from tilewise.onnx.graph import Array, Port
+from tilewise.onnx.network import Network
+from tilewise.onnx.tracing import Call, Ref, Tracing, trace
+from tilewise.onnx.writer import Writer
+from tilewise.tensor import Tensor
+
+assert emit_layers  # fills the table
+
+
+def save(
+    model: Module,
+    path: str | os.PathLike[str],
+    example: Any = None,
+    dynamic: bool = True,
+) -> None:
+    """Write `model`, in eval mode, as an ONNX file.
+
+    `example` is an input (or a list of inputs) with a batch in front. The zoo's and the reference models, models that
+    were loaded and models in INT8 need none. With `dynamic` the file takes any batch.
+
+    >>> tilewise.onnx.save(models.zoo.resnet18(), "resnet18.onnx")  # doctest: +SKIP
+    """
+    from tilewise.quantize import QuantizedModel
+
+    if isinstance(model, QuantizedModel):
+        from tilewise.onnx.qdq import save_quantized
+
+        save_quantized(model, path)
+        return
+    if isinstance(model, Network) and example is None and model.is_as_loaded():
+        from tilewise.onnx.resave import save_network
+
+        save_network(model, path)
+        return
+    inputs = examples(model, example)
+    _refuse_integer_layers(model)
+    _write(model, path, inputs, _other_batch(inputs) if dynamic else None)
+
+
+def _refuse_integer_layers(model: Module) -> None:
+    for name, layer in model.named_modules():
+        if getattr(layer, "computes_in_int8", False):
+            raise ConfigurationError(
+                f"{name or type(layer).__name__} computes in int8 inside a float model; save the float model"
+            )
+
+
+def examples(model: Module, given: Any) -> list[Array]:
+    """The example as arrays; made up where the model says what it takes."""
+    if given is not None:
+        several = given if isinstance(given, list | tuple) else [given]
+        return [np.array(x.data if isinstance(x, Tensor) else x) for x in several]
+    if isinstance(model, Network):
+        return model.example(batch=2)
+    found = example_shape(model)
+    if found is None:
+        raise ConfigurationError(
+            f"{type(model).__name__} does not say what it takes; give save an example input, such as an array of zeros"
+        )
+    shape, kind = found
+    return [np.zeros((2, *shape), kind)]
+
+
+def example_shape(model: Module) -> tuple[tuple[int, ...], type] | None:
+    """One input's shape and kind of number, of models that say it or whose first layer does."""
+    from tilewise.models import ResNet8
+
+    if isinstance(model, nn.GPT):
+        return (model.context,), np.int64
+    if isinstance(model, ResNet8):
+        return (3, 32, 32), np.float32
+    own = getattr(model, "example_shape", None)
+    if own is not None:
+        return tuple(own), np.float32 if len(own) > 1 else np.int64
+    layers = list(model) if isinstance(model, nn.Sequential) else []
+    if layers and isinstance(layers[0], nn.Linear):
+        return (layers[0].in_features,), np.float32
+    if layers and isinstance(layers[0], nn.Conv2d):
+        return _image_shape(layers)
+    return None
+
+
+def _image_shape(layers: list[Module]) -> tuple[tuple[int, ...], type] | None:
+    """Square images for a chain of convolutions: the size that its first linear layer can take, 32 for any."""
+    last = next((layer for layer in layers if isinstance(layer, nn.Linear)), None)
+    for size in (32, *range(4, 513, 4)):
+        x = np.zeros((1, layers[0].in_channels, size, size), np.float32)  # type: ignore[attr-defined]
+        if last is None or _features(layers, x) == last.in_features:
+            return x.shape[1:], np.float32
+    return None
+
+
+def _features(layers: list[Module], x: Array) -> int:
+    """How many numbers an image is by the time it meets the first linear layer, from sizes alone."""
+    c, h, w = x.shape[1:]
+    for layer in layers:
+        if isinstance(layer, nn.Linear):
+            return int(c * h * w)
+        if isinstance(layer, nn.Conv2d | nn.MaxPool2d):
+            (kh, kw), (sh, sw), pads = layer.kernel_size, layer.stride, emit_layers.sides(layer.padding)
+            h, w = (h + pads[0] + pads[2] - kh) // sh + 1, (w + pads[1] + pads[3] - kw) // sw + 1
+            c = layer.out_channels if isinstance(layer, nn.Conv2d) else c
+        elif isinstance(layer, nn.GlobalAvgPool):
+            h = w = 1
+    return -1
+
+
+def _other_batch(inputs: list[Array]) -> list[Array] | None:
+    """The same inputs with one row more, where all have the same number of rows."""
+    if any(not x.ndim or len(x) != len(inputs[0]) or not len(x) for x in inputs):
+        return None
+    return [np.concatenate([x, x[:1]]) for x in inputs]
+
+
+def _write(model: Module, path: str | os.PathLike[str], inputs: list[Array], others: list[Array] | None) -> None:
+    found = trace(model, inputs)
+    other = None if others is None else _alike(model, found, others)
+    graph = Writer()
+    ports = _input_ports(model, inputs, other is not None)
+    written = _Values(graph, model, [graph.name(port.name) for port in ports])
+    for index, call in enumerate(found.calls):
+        emission = Emission(graph, call, [written.name(v) for v in call.inputs], written.name)
+        emission.batch_input = ports[0].name
+        emission.other_shape = None if other is None else other.calls[index].shape
+        written.refs[call.made] = _emit(emission)
+    outputs = []
+    for name, (value, shape, dtype) in found.outputs.items():
+        result = graph.node("Identity", [written.name(value)], [graph.name(name or "output")])
+        moved = shape if other is None else other.outputs[name][1]
+        free = tuple("N" if a != b else a for a, b in zip(shape, moved, strict=True))
+        outputs.append(Port(result, dtype, free))
+    graph.write(path, ports, outputs)
+
+
+def _emit(emission: Emission) -> str:
+    name = emission.call.operation.__name__
+    if name not in EMITTERS:
+        raise ConfigurationError(f"the operation {name} has no form in ONNX")
+    return EMITTERS[name](emission)
+
+
+def _alike(model: Module, first: Tracing, others: list[Array]) -> Tracing | None:
+    """The trace of another batch, if it runs and is the same but for sizes."""
+    try:
+        second = trace(model, others)
+    except TilewiseError:
+        return None
+    same = [c.operation for c in first.calls] == [c.operation for c in second.calls]
+    return second if same and all(map(_same_but_for_sizes, first.calls, second.calls)) else None
+
+
+def _same_but_for_sizes(a: Call, b: Call) -> bool:
+    """Whether two calls have the same ranks and constants, so that one node can stand for both."""
+    held = [v.shape if isinstance(v, np.ndarray) else None for v in (*a.inputs, *a.params.values())]
+    other = [v.shape if isinstance(v, np.ndarray) else None for v in (*b.inputs, *b.params.values())]
+    return len(a.shape) == len(b.shape) and held == other
+
+
+def _input_ports(model: Module, inputs: Sequence[Array], free: bool) -> list[Port]:
+    own = [port.name for port in model.inputs] if isinstance(model, Network) else []
+    names = own or (["input"] if len(inputs) == 1 else [f"input_{i}" for i in range(len(inputs))])
+    return [
+        Port(name, x.dtype, ("N", *x.shape[1:]) if free else x.shape) for name, x in zip(names, inputs, strict=True)
+    ]
+
+
+class _Values:
+    """Names of values: results by their number, constants by the parameter they are."""
+
+    def __init__(self, graph: Writer, model: Module, inputs: list[str]) -> None:
+        self.graph = graph
+        self.refs: dict[Ref, str] = {Ref(i): name for i, name in enumerate(inputs)}
+        self.parameters = {id(t.data): name for name, t in model.named_tensors()}
+
+    def name(self, value: Any) -> str:
+        if isinstance(value, Ref):
+            return self.refs[value]
+        if isinstance(value, np.ndarray) and value.size > 16:
+            return self.graph.weight(value, self.parameters.get(id(value), "weight"))
+        return self.graph.constant(value, np.asarray(value).dtype)

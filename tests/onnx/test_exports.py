@@ -1,0 +1,96 @@
+"""Networks exported by PyTorch: the same numbers as ONNX Runtime's, saved again the same, trained here."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as runtime
+import pytest
+import torch
+from torch_zoo import IMAGES, TOKENS, filled
+
+import tilewise.onnx
+from tilewise import no_grad
+from tilewise.errors import ShapeError
+
+Inputs = dict[str, np.ndarray]
+
+
+def inputs_for(name: str, batch: int) -> Inputs:
+    rng = np.random.default_rng(1)
+    if name in IMAGES:
+        return {"x": rng.standard_normal((batch, 3, 32, 32)).astype(np.float32)}
+    ids = rng.integers(0, 50, (batch, 12))
+    return {"ids": ids} | (
+        {"mask": (np.arange(12) < 9).astype(np.int64)[None].repeat(batch, 0)} if name == "bert" else {}
+    )
+
+
+def exported(name: str, path: Path, dynamo: bool = False) -> Path:
+    torch.manual_seed(0)
+    model = filled((IMAGES | TOKENS)[name]())
+    example = inputs_for(name, 2)
+    given = tuple(torch.from_numpy(x) for x in example.values())
+    free = {} if dynamo else {"dynamic_axes": {key: {0: "N"} for key in example}}
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(model, given, str(path), input_names=list(example), dynamo=dynamo, verbose=False, **free)
+    return path
+
+
+def reference(path: Path, inputs: Inputs) -> np.ndarray:
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    return runtime.InferenceSession(str(path), options).run(None, inputs)[0]
+
+
+def assert_near(got: np.ndarray, want: np.ndarray) -> None:
+    assert got.shape == want.shape and got.dtype == want.dtype
+    assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("name", [*IMAGES, *TOKENS])
+def test_a_network_that_pytorch_exported_gives_what_onnx_runtime_gives_and_so_does_its_copy(
+    name: str, tmp_path: Path
+) -> None:
+    path = exported(name, tmp_path / "m.onnx")
+    network = tilewise.onnx.load(path)
+    inputs = inputs_for(name, 3)
+    want = reference(path, inputs)
+    with no_grad():
+        assert_near(network(*inputs.values()).data, want)
+    assert_near(network(*inputs.values()).data, want)
+    tilewise.onnx.save(network, tmp_path / "again.onnx")
+    assert_near(reference(tmp_path / "again.onnx", inputs), want)
+
+
+@pytest.mark.parametrize("name", ["resnet", pytest.param("vit", marks=pytest.mark.slow), "bert"])
+def test_the_newer_exporters_files_are_read_too(name: str, tmp_path: Path) -> None:
+    path = exported(name, tmp_path / "m.onnx", dynamo=True)
+    inputs = inputs_for(name, 2)
+    with no_grad():
+        assert_near(tilewise.onnx.load(path)(*inputs.values()).data, reference(path, inputs))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*IMAGES, *TOKENS])
+def test_the_newer_exporters_files_of_every_network_are_read(name: str, tmp_path: Path) -> None:
+    test_the_newer_exporters_files_are_read_too(name, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["resnet", "efficientnet", "vit", "gpt2"])
+def test_a_network_that_pytorch_exported_has_its_gradients(name: str, tmp_path: Path) -> None:
+    path = exported(name, tmp_path / "m.onnx")
+    network = tilewise.onnx.load(path)
+    inputs = inputs_for(name, 2)
+    (network(*inputs.values()) ** 2).sum().backward()
+    assert all(p.grad is not None for p in network.parameters())
+    assert all(np.isfinite(p.grad.data).all() for p in network.parameters())
+
+
+def test_a_fixed_size_that_does_not_fit_is_one_sentence(tmp_path: Path) -> None:
+    network = tilewise.onnx.load(exported("resnet", tmp_path / "m.onnx"))
+    with pytest.raises(ShapeError, match="takes shape"):
+        network(np.zeros((1, 4, 32, 32), np.float32))
