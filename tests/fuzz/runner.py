@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+import fuzz.onnx_files  # noqa: F401 - adds its targets to the table
 from fuzz.damage import in_bytes
 from fuzz.targets import TARGETS, Target
 from tilewise.errors import TilewiseError

@@ -116,6 +116,7 @@ COMMANDS = (
     "quantize cnn --data {}",
     "generate x --model {}",
     "profile {}",
+    "run {}",
     "tiles describe {}",
     "tiles predict {} cpu",
     "tiles predict cpu {}",

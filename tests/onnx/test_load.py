@@ -229,7 +229,7 @@ def test_a_small_file_cannot_ask_for_endless_memory(place: Path, name: str) -> N
         "scales": np.array([1e6, 1e6], np.float32),
     }  # fmt: skip
     network = tilewise.onnx.load(written(place, BOMBS[name], weights))
-    with pytest.raises(UnavailableError, match="a thousand times larger"):
+    with pytest.raises(UnavailableError, match="many times larger"):
         network(normal(1, 4))
 
 

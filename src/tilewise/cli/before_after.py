@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise import Tensor, data, models, no_grad
-from tilewise.errors import ConfigurationError
+from tilewise.errors import ConfigurationError, TilewiseError
 from tilewise.io import load
 from tilewise.nn import Module
 from tilewise.profile import Timer
@@ -56,10 +56,12 @@ class Outcome:
 
 
 def image_task(name: str, folder: str | None, weights: Path | None) -> Task:
-    """ "cnn" or "mlp" on the digits that came with the package, or on MNIST files with the weights of a fit."""
-    if name not in ("cnn", "mlp"):
-        raise ConfigurationError(f"this command knows the models cnn and mlp, not {name!r}")
+    """ "cnn", "mlp" or an ONNX file on the digits that came with the package, or on MNIST files."""
     images = data.digits() if folder is None else data.mnist(folder)
+    if name.endswith(".onnx"):
+        return _onnx_task(name, images)
+    if name not in ("cnn", "mlp"):
+        raise ConfigurationError(f"this command knows the models cnn and mlp and ONNX files, not {name!r}")
     if folder is None and weights is None:
         model = models.pretrained(name)
     elif weights is None:
@@ -70,6 +72,24 @@ def image_task(name: str, folder: str | None, weights: Path | None) -> Task:
         model.load_state_dict(load(weights))
         model.eval()
     return Task(name, model, images.flat() if name == "mlp" else images)
+
+
+def _onnx_task(name: str, images: data.ImageData) -> Task:
+    """A network for these images in an ONNX file."""
+    from tilewise import onnx
+
+    network = onnx.load(name)
+    shape = network.inputs[0].shape if len(network.inputs) == 1 else None
+    flat = shape is not None and len(shape) == 2
+    chosen = images.flat() if flat else images
+    try:
+        with no_grad():
+            found = network(chosen.x_test[:2])
+    except TilewiseError as error:
+        raise ConfigurationError(f"{name} does not take these images: {error}") from None
+    if isinstance(found, dict) or found.ndim != 2:
+        raise ConfigurationError(f"{name} does not give one row of scores for each image")
+    return Task(Path(name).stem, network, chosen)
 
 
 def answers(model: Module, x: Array) -> Array:

@@ -20,6 +20,7 @@ def register(app: typer.Typer) -> None:
     from tilewise.cli.prune import prune
     from tilewise.cli.quantize import quantize
     from tilewise.cli.replay import replay
+    from tilewise.cli.run import run
     from tilewise.cli.tiles import tiles
     from tilewise.cli.tour import tour
     from tilewise.cli.tune import tune
@@ -29,7 +30,7 @@ def register(app: typer.Typer) -> None:
     panels = {
         "Start here": (tour, check),
         "Measure": (machine, profile, ladder),
-        "Make models fast": (fit, quantize, prune, generate, kv),
+        "Make models fast": (run, fit, quantize, prune, generate, kv),
         "Learn tiles": (calibrate, tune, replay),
     }
     for panel, commands in panels.items():

@@ -12,7 +12,7 @@ from tilewise.errors import ConfigurationError
 
 
 def prune(
-    model: Annotated[str, typer.Argument(help="cnn or mlp.")] = "cnn",
+    model: Annotated[str, typer.Argument(help="cnn, mlp, or an ONNX file of a network for the same images.")] = "cnn",
     sparsity: Annotated[float, typer.Option(help="Share of weights (or filters) to remove.")] = 0.7,
     structured: Annotated[bool, typer.Option("--structured", help="Remove whole filters instead of weights.")] = False,
     scope: Annotated[str, typer.Option(help="global or layer.")] = "global",
@@ -51,13 +51,13 @@ def prune(
         fine_tune(smaller, task.data, epochs, seed)
     smaller.eval()
     out.mkdir(parents=True, exist_ok=True)
-    save(smaller, out / f"{model}-pruned.safetensors")
+    save(smaller, out / f"{task.name}-pruned.safetensors")
     fast = smaller if structured else sparsify(smaller, sample=task.data.x_test[:batch])
     candidates = {"dense": (task.model, float_bytes(task.model)), "pruned": (fast, _bytes(fast))}
     if int8:
-        candidates |= _quantized(task, smaller, out / model)
+        candidates |= _quantized(task, smaller, out / task.name)
     rows = outcomes(task, candidates, batch, runs, seed)
-    notes = _choices(fast) + (_int8_notes(rows, out / model) if int8 else [])
+    notes = _choices(fast) + (_int8_notes(rows, out / task.name) if int8 else [])
     found = sensitivity(task.model, lambda m: accuracy(m, task.data)) if scan else []
     if found:
         _draw(found, out / "sensitivity.png")
@@ -66,7 +66,7 @@ def prune(
         facts |= {"sensitivity": [vars(s) for s in found], "notes": notes}
         print(json.dumps(facts, default=float))
         return
-    print_table(f"{model}, {sparsity:.0%} of its {'filters' if structured else 'weights'} removed", rows, batch)
+    print_table(f"{task.name}, {sparsity:.0%} of its {'filters' if structured else 'weights'} removed", rows, batch)
     names = layer_names(task.model)
     for layer in reached:
         shown = names.get(layer.name.removesuffix(".weight"), layer.name)

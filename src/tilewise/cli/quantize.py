@@ -11,7 +11,7 @@ import typer
 
 
 def quantize(
-    model: Annotated[str, typer.Argument(help="cnn or mlp.")] = "cnn",
+    model: Annotated[str, typer.Argument(help="cnn, mlp, or an ONNX file of a network for the same images.")] = "cnn",
     data: Annotated[str | None, typer.Option(help="A folder with the MNIST files instead of the digits.")] = None,
     weights: Annotated[Path | None, typer.Option(help="A model written by `tilewise fit`.")] = None,
     observer: Annotated[str, typer.Option(help="minmax, percentile, mse or entropy.")] = "minmax",
@@ -48,7 +48,7 @@ def quantize(
         judge = lambda candidate: accuracy(candidate, task.data)  # noqa: E731
         int8 = run(task.model, batches, observer=observer, accuracy_drop=accuracy_drop, evaluate=judge)
     out.mkdir(parents=True, exist_ok=True)
-    on_disk = {"float32": out / f"{model}-float32.safetensors", "int8": out / f"{model}-int8.safetensors"}
+    on_disk = {"float32": out / f"{task.name}-float32.safetensors", "int8": out / f"{task.name}-int8.safetensors"}
     save(task.model.state_dict(), on_disk["float32"])
     save_quantized(int8, on_disk["int8"])
     sizes = {form: path.stat().st_size for form, path in on_disk.items()}
@@ -61,7 +61,7 @@ def quantize(
         facts = {"models": [r.as_dict() for r in rows], "bytes_on_disk": sizes, "layers": [vars(s) for s in layers]}
         print(json.dumps(facts, default=float))
         return
-    print_table(f"{model} in int8", rows, batch)
+    print_table(f"{task.name} in int8", rows, batch)
     _layers(layers, layer_names(task.model))
     before, after = (sizes[form] / 1024 for form in ("float32", "int8"))
     print(f"On disk: {before:,.1f} KiB in float32, {after:,.1f} KiB in int8 ({after / before:.3f}×)")

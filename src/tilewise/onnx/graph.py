@@ -37,7 +37,8 @@ class Node:
         return value
 
     def __str__(self) -> str:
-        return f"{self.op} ({self.name})"
+        shown = f"{self.op} ({self.name[:80]})"
+        return "".join(c if c.isprintable() else "?" for c in shown)
 
 
 def _as_kind(value: Any, default: Any, name: str, node: Node) -> Any:

@@ -48,7 +48,7 @@ def layer_for(node: Node, weights: Weights) -> Module | None:
     build = _BUILDERS.get(node.op)
     if build is None or not weights or weights[0] is not None or len(node.outputs) != 1:
         return None
-    return build(node, weights)
+    return build(node, weights if len(weights) > 1 else [*weights, None])
 
 
 def _builds(*names: str) -> Callable[[Build], Build]:

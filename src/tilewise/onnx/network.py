@@ -23,9 +23,10 @@ from tilewise.nn import Module, Parameter, Sequential
 from tilewise.onnx import layers
 from tilewise.onnx.graph import Array, Graph, Node, Port
 from tilewise.onnx.operators import TABLE, Value, array, room_for, tensor
-from tilewise.onnx.reader import read_graph
+from tilewise.onnx.reader import one_line, read_graph
 from tilewise.tensor import Tensor
 
+_MOST_EXAMPLE = 1 << 20  # numbers in one made-up input: what a file claims to take is no reason to fill the memory
 _ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU, nn.Hardswish, nn.ReLU6, nn.Sigmoid, nn.Hardsigmoid, nn.LeakyReLU, nn.ELU)
 
 
@@ -35,7 +36,13 @@ def load(path: str | os.PathLike[str]) -> Network:
     >>> model = tilewise.onnx.load("resnet18.onnx")  # doctest: +SKIP
     >>> logits = model(images)  # doctest: +SKIP
     """
-    return Network(read_graph(path), Path(path).name).eval()
+    graph = read_graph(path)
+    try:
+        return Network(graph, Path(path).name).eval()
+    except TilewiseError:
+        raise
+    except (ValueError, TypeError, LookupError, OverflowError, AttributeError):
+        raise FileFormatError(f"{path} has a node that does not hold together") from None
 
 
 @dataclass(frozen=True)
@@ -115,7 +122,7 @@ class Network(Module):
         names = [port.name for port in self.inputs]
         given = dict(zip(names, args, strict=False)) | kwargs
         if len(args) > len(names) or set(given) != set(names):
-            raise ShapeError(f"{self.title} takes the inputs {', '.join(names) or 'none'}")
+            raise ShapeError(one_line(f"{self.title} takes the inputs {', '.join(names) or 'none'}"))
         values: dict[str, Value] = dict(self._constants)
         values |= {name: getattr(self.weights, own) for name, own in self._names.items()}
         return values | {port.name: as_input(given[port.name], port) for port in self.inputs}
@@ -136,14 +143,14 @@ def as_input(value: Any, port: Port) -> Tensor:
         elif port.dtype.kind in "iu" and given.dtype.kind in "iub":
             given = Tensor(given.data.astype(port.dtype))
         else:
-            raise DtypeError(f"the input {port.name} takes {port.dtype}, not {given.dtype}")
+            raise DtypeError(one_line(f"the input {port.name} takes {port.dtype}, not {given.dtype}"))
     if port.shape is None:
         return given
     # The batch may be another than the file says; where its nodes insist, they say so themselves.
     fixed = [(i, n) for i, n in enumerate(port.shape) if isinstance(n, int) and i > 0]
     if given.ndim != len(port.shape) or any(given.shape[i] != n for i, n in fixed):
         wanted = ", ".join("?" if n is None else str(n) for n in port.shape)
-        raise ShapeError(f"the input {port.name} takes shape ({wanted}), not {given.shape}")
+        raise ShapeError(one_line(f"the input {port.name} takes shape ({wanted}), not {given.shape}"))
     return given
 
 
@@ -151,8 +158,8 @@ def example_input(port: Port, batch: int, rng: np.random.Generator, free: int = 
     shape = [n if isinstance(n, int) else free for n in port.shape or ()]
     if port.shape and len(shape) > 1:
         shape[0] = batch
-    if math.prod(shape) > 1 << 28:
-        raise UnavailableError(f"the input {port.name} of shape {tuple(shape)} is too large to make one up")
+    if math.prod(shape[1:]) > _MOST_EXAMPLE or math.prod(shape) > _MOST_EXAMPLE << 6:
+        raise UnavailableError(one_line(f"the input {port.name} of shape {tuple(shape)} is too large to make up"))
     if port.dtype.kind == "f":
         return rng.standard_normal(shape).astype(port.dtype)
     return rng.integers(0, 2, shape).astype(port.dtype)
@@ -166,19 +173,15 @@ def refuse_unsupported(graph: Graph, title: str) -> None:
             found.setdefault(node.op, []).append(node.name)
     if found:
         listed = "; ".join(f"{op} ({_some(names)})" for op, names in sorted(found.items())[:40])
-        raise UnavailableError(f"{title} uses operations that tilewise does not have: {_one_line(listed)}")
+        raise UnavailableError(f"{title} uses operations that tilewise does not have: {one_line(listed)}")
 
 
 def _some(names: list[str]) -> str:
     return ", ".join(n[:80] for n in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _one_line(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)
-
-
 def _first_line(error: Exception) -> str:
-    return _one_line((str(error).splitlines() or [type(error).__name__])[0][:200])
+    return one_line((str(error).splitlines() or [type(error).__name__])[0][:200])
 
 
 def _keep(values: dict[str, Value], step: Step, made: Any) -> None:

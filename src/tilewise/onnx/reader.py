@@ -53,6 +53,11 @@ def onnx_package() -> Any:
     return onnx
 
 
+def one_line(text: str) -> str:
+    """Text from a file, fit for a sentence."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
 def dtype_of(number: int, what: object) -> np.dtype[Any]:
     """The dtype that values of an ONNX element type have here."""
     if number not in _TYPES:
@@ -72,8 +77,8 @@ def read_graph(path: str | os.PathLike[str]) -> Graph:
     content = read_input(where, _MOST_BYTES)
     try:
         return _graph(onnx.ModelProto.FromString(content), where, onnx.defs.onnx_opset_version())
-    except TilewiseError:
-        raise
+    except TilewiseError as error:  # names come from the file
+        raise type(error)(one_line(str(error))) from None
     except MemoryError:
         raise UnavailableError(f"{where} does not fit into the memory of this machine") from None
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError, AttributeError):

@@ -46,8 +46,8 @@ def operator(*names: str) -> Callable[[Run], Run]:
 
 @contextmanager
 def room_for(held_bytes: int) -> Iterator[None]:
-    """Inside, no result may be larger than a thousand times the bytes held by inputs and weights."""
-    token = _room.set(max(LEAST_ROOM, 1024 * held_bytes))
+    """Inside, no result may be a thousand times larger than inputs and weights, or 64 times where those are large."""
+    token = _room.set(max(LEAST_ROOM, min(1024 * held_bytes, 4 * LEAST_ROOM + 64 * held_bytes)))
     try:
         yield
     finally:
@@ -60,7 +60,7 @@ def room(shape: Sequence[int], itemsize: int = 4) -> tuple[int, ...]:
         raise ShapeError(f"there is no tensor of shape {tuple(shape)}")
     if math.prod(shape) * itemsize > _room.get():
         raise UnavailableError(
-            f"a result of shape {tuple(shape)} would be a thousand times larger than the network and its inputs"
+            f"a result of shape {tuple(shape)} would be many times larger than the network and its inputs"
         )
     return tuple(int(n) for n in shape)
 
