@@ -1,5 +1,5 @@
 // The decoder, seen from Python: it keeps references to the arrays of a model's parameters (float32 weights are read in
-// place, so training goes on to show; int8 copies are compared with them on request) and checks every index before the GIL is released.
+// place, so training goes on to show; integer copies are compared with them on request) and checks every index before the GIL is released.
 #include "common/decoder.h"
 
 #include <string>
@@ -28,28 +28,38 @@ T* pointer(PyArrayObject* array) {
 
 class PyDecoder {
  public:
-  // layers: per block [norm1.w, norm1.b, qkv.w, qkv.b, out.w, out.b, norm2.w, norm2.b, up.w, up.b, down.w, down.b],
-  // weights (outputs, inputs).
-  PyDecoder(nb::object token_embedding, nb::object position_embedding, nb::list layers, nb::list last, int heads, float eps,
-            bool tanh_gelu, bool int8) {
+  // A dense layer is a tuple of its weight (outputs, inputs) or None, its Int4Weights or None, its bias or None; of the two
+  // weights the four bits are used where both are given. A block is [norm1.w, norm1.b, [q, k, v together or three], out,
+  // norm2.w, norm2.b, [up] or [gate, up], down], with None for the biases of RMS norms; `last` is [norm.w, norm.b, head].
+  // `frequencies` (rotary positions) are as many as pairs of a head are turned, or None.
+  PyDecoder(nb::object token_embedding, nb::object position_embedding, nb::list layers, nb::list last, int heads, int kv_heads,
+            int head_width, int positions, float eps, bool tanh_gelu, nb::object frequencies, bool side_by_side, bool int8) {
     PyArrayObject* tokens = matrix(token_embedding, "token embedding");
-    PyArrayObject* places = matrix(position_embedding, "position embedding");
     decoder_.vocabulary = PyArray_DIM(tokens, 0);
     decoder_.width = PyArray_DIM(tokens, 1);
-    decoder_.positions = PyArray_DIM(places, 0);
     decoder_.heads = heads;
+    decoder_.kv_heads = kv_heads;
+    decoder_.head_width = head_width;
+    decoder_.positions = positions;
     decoder_.eps = eps;
     decoder_.activation = tanh_gelu ? Activation::gelu_tanh : Activation::gelu;
-    if (PyArray_DIM(places, 1) != decoder_.width) refuse("the two embeddings have different widths");
-    if (heads < 1 || decoder_.width % heads != 0) refuse("the width cannot be shared by the heads");
+    if (heads < 1 || kv_heads < 1 || head_width < 1 || heads % kv_heads != 0) refuse("the heads cannot be shared");
     decoder_.token_embedding = keep<float>(token_embedding);
-    decoder_.position_embedding = keep<float>(position_embedding);
+    if (!position_embedding.is_none()) {
+      PyArrayObject* places = matrix(position_embedding, "position embedding");
+      if (PyArray_DIM(places, 1) != decoder_.width) refuse("the two embeddings have different widths");
+      if (PyArray_DIM(places, 0) < positions) refuse("there are fewer position embeddings than positions");
+      decoder_.position_embedding = keep<float>(position_embedding);
+    }
+    if (!frequencies.is_none()) fill_frequencies(frequencies, side_by_side);
     decoder_.blocks.resize(nb::len(layers));
     for (std::size_t i = 0; i < decoder_.blocks.size(); ++i) fill_block(decoder_.blocks[i], nb::cast<nb::list>(layers[i]));
-    if (nb::len(last) != 3) refuse("the last layers are a norm's weight and bias and the head's weight");
+    if (nb::len(last) != 3) refuse("the last layers are a norm's weight and bias and the head");
     decoder_.norm = norm(last[0], last[1]);
-    fill_dense(decoder_.head, last[2], nb::none(), 0, decoder_.width);
+    fill_dense(decoder_.head, last[2], 0, decoder_.width);
     logits_ = decoder_.head.outputs;
+    if (int8) refuse_four_bits();
+    decoder_.gather_int4();
     bool ok;
     {
       GilRelease release(true);
@@ -122,31 +132,70 @@ class PyDecoder {
   }
 
   NormLayer norm(nb::handle weight, nb::handle bias) {
-    return {vector(weight, decoder_.width, "norm weight"), vector(bias, decoder_.width, "norm bias")};
+    return {vector(weight, decoder_.width, "norm weight"),
+            bias.is_none() ? nullptr : vector(bias, decoder_.width, "norm bias")};
+  }
+
+  void refuse_four_bits() const {
+    for (const DenseLayer* layer : decoder_.layers()) {
+      if (layer->int4 != nullptr) refuse("the weights are four bits already");
+    }
+  }
+
+  void fill_frequencies(nb::handle frequencies, bool side_by_side) {
+    PyArrayObject* array = array_of(frequencies, NPY_FLOAT32, "frequencies");
+    if (PyArray_NDIM(array) != 1 || 2 * PyArray_DIM(array, 0) > decoder_.head_width) refuse("frequencies are one per pair of a head");
+    decoder_.frequencies.assign(pointer<float>(array), pointer<float>(array) + PyArray_DIM(array, 0));
+    decoder_.side_by_side = side_by_side;
   }
 
   // outputs = 0: whatever the weight has
-  void fill_dense(DenseLayer& layer, nb::handle weight, nb::handle bias, int64_t outputs, int64_t inputs) {
-    PyArrayObject* w = array_of(weight, NPY_FLOAT32, "a weight");
-    if (PyArray_NDIM(w) != 2 || PyArray_DIM(w, 1) != inputs || (outputs != 0 && PyArray_DIM(w, 0) != outputs)) {
-      refuse("a weight has the wrong shape");
-    }
-    layer.outputs = PyArray_DIM(w, 0);
+  void fill_dense(DenseLayer& layer, nb::handle given, int64_t outputs, int64_t inputs) {
+    const auto parts = nb::cast<nb::tuple>(given);
+    if (nb::len(parts) != 3) refuse("a dense layer is a weight, four-bit weights and a bias");
     layer.inputs = inputs;
-    layer.weight = keep<float>(weight);
-    if (!bias.is_none()) layer.bias = vector(bias, layer.outputs, "a bias");
+    if (!parts[0].is_none()) {
+      PyArrayObject* w = matrix(parts[0], "a weight");
+      if (PyArray_DIM(w, 1) != inputs) refuse("a weight has the wrong shape");
+      layer.outputs = PyArray_DIM(w, 0);
+      layer.weight = keep<float>(parts[0]);
+    }
+    if (!parts[1].is_none()) {
+      layer.int4 = nb::cast<Int4Weights*>(parts[1]);
+      kept_.append(parts[1]);
+      if (layer.int4->inputs() != inputs || (layer.weight != nullptr && layer.int4->outputs() != layer.outputs)) {
+        refuse("four-bit weights have the wrong shape");
+      }
+      layer.outputs = layer.int4->outputs();
+    }
+    if (layer.weight == nullptr && layer.int4 == nullptr) refuse("a dense layer has no weights");
+    if (outputs != 0 && layer.outputs != outputs) refuse("a weight has the wrong shape");
+    if (!parts[2].is_none()) layer.bias = vector(parts[2], layer.outputs, "a bias");
+  }
+
+  void fill_several(std::vector<DenseLayer>& layers, nb::handle given) {
+    const auto parts = nb::cast<nb::list>(given);
+    layers.resize(nb::len(parts));
+    for (std::size_t i = 0; i < layers.size(); ++i) fill_dense(layers[i], parts[i], 0, decoder_.width);
   }
 
   void fill_block(DecoderBlock& block, const nb::list& parts) {
-    if (nb::len(parts) != 12) refuse("a block has twelve arrays");
-    const int64_t width = decoder_.width;
+    if (nb::len(parts) != 8) refuse("a block has eight parts");
+    const int64_t width = decoder_.width, mixed = decoder_.heads * decoder_.head_width;
     block.norm1 = norm(parts[0], parts[1]);
-    fill_dense(block.qkv, parts[2], parts[3], 3 * width, width);
-    fill_dense(block.out, parts[4], parts[5], width, width);
-    block.norm2 = norm(parts[6], parts[7]);
-    fill_dense(block.up, parts[8], parts[9], 0, width);
-    fill_dense(block.down, parts[10], parts[11], width, block.up.outputs);
-    if (block.up.outputs != decoder_.blocks[0].up.outputs) refuse("the blocks have different widths");
+    fill_several(block.qkv, parts[2]);
+    int64_t projected = 0;
+    for (const DenseLayer& layer : block.qkv) projected += layer.outputs;
+    if (projected != mixed + 2 * decoder_.kv_heads * decoder_.head_width) refuse("queries, keys and values have the wrong width");
+    fill_dense(block.out, parts[3], width, mixed);
+    block.norm2 = norm(parts[4], parts[5]);
+    fill_several(block.up, parts[6]);
+    if (block.up.empty() || block.up.size() > 2 || block.up.front().outputs != block.up.back().outputs) {
+      refuse("a block is widened by one layer, or by a gate and a layer of the same width");
+    }
+    fill_dense(block.down, parts[7], width, block.up[0].outputs);
+    const DecoderBlock& first = decoder_.blocks[0];
+    if (block.up.size() != first.up.size() || block.up[0].outputs != first.up[0].outputs) refuse("the blocks have different widths");
   }
 
   DecoderCache cache_of(nb::handle keys, nb::handle values, nb::handle key_scales, nb::handle value_scales) const {
@@ -158,8 +207,8 @@ class PyDecoder {
     PyArrayObject* k = writable(keys, type, 5, "keys");
     PyArrayObject* v = writable(values, type, 5, "values");
     const int64_t layers = static_cast<int64_t>(decoder_.blocks.size());
-    if (PyArray_DIM(k, 0) != layers || PyArray_DIM(k, 2) != decoder_.heads ||
-        PyArray_DIM(k, 4) != decoder_.width / decoder_.heads || !PyArray_SAMESHAPE(k, v)) {
+    if (PyArray_DIM(k, 0) != layers || PyArray_DIM(k, 2) != decoder_.kv_heads ||
+        PyArray_DIM(k, 4) != decoder_.head_width || !PyArray_SAMESHAPE(k, v)) {
       refuse("the cache has another shape than the model needs");
     }
     cache.sequences = PyArray_DIM(k, 1);
@@ -203,9 +252,10 @@ class PyDecoder {
 
 void bind_decoder(nb::module_& m) {
   nb::class_<PyDecoder>(m, "Decoder")
-      .def(nb::init<nb::object, nb::object, nb::list, nb::list, int, float, bool, bool>(), nb::arg("token_embedding"),
-           nb::arg("position_embedding"), nb::arg("layers"), nb::arg("last"), nb::arg("heads"), nb::arg("eps"),
-           nb::arg("tanh_gelu"), nb::arg("int8"))
+      .def(nb::init<nb::object, nb::object, nb::list, nb::list, int, int, int, int, float, bool, nb::object, bool, bool>(),
+           nb::arg("token_embedding"), nb::arg("position_embedding").none(), nb::arg("layers"), nb::arg("last"),
+           nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_width"), nb::arg("positions"), nb::arg("eps"),
+           nb::arg("tanh_gelu"), nb::arg("frequencies").none(), nb::arg("side_by_side"), nb::arg("int8"))
       .def("run", &PyDecoder::run, nb::arg("rows"), nb::arg("keys"), nb::arg("values"), nb::arg("key_scales").none(),
            nb::arg("value_scales").none(), nb::arg("wanted"))
       .def("products", &PyDecoder::products)

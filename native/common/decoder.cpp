@@ -8,6 +8,7 @@
 #include "common/thread_pool.h"
 #include "kernels/int8.h"
 #include "kernels/int8_ops.h"
+#include "kernels/llama.h"
 #include "kernels/norm.h"
 
 namespace tw {
@@ -17,21 +18,47 @@ int64_t element_size(CacheKind kind) { return kind == CacheKind::float32 ? 4 : k
 
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
+int64_t qkv_width(const Decoder& d) { return (d.heads + 2 * d.kv_heads) * d.head_width; }
+int64_t hidden_width(const Decoder& d) { return d.blocks.empty() ? 0 : d.blocks[0].up[0].outputs; }
+
 struct Workspace {
   Workspace(const Decoder& d, int64_t rows, int64_t longest, int threads)
-      : x(rows * d.width), h(rows * d.width), qkv(rows * 3 * d.width), mixed(rows * d.width), hidden(rows * wide(d)),
-        moments(2 * rows), scores(longest * threads), bytes(rows * round_up(wide(d), 4)), row_scales(rows) {}
+      : x(rows * d.width), h(rows * d.width), qkv(rows * qkv_width(d)),
+        mixed(rows * std::max(d.width, d.heads * d.head_width)), hidden(rows * hidden_width(d)),
+        gated(rows * (d.blocks.empty() || d.blocks[0].up.size() == 1 ? 0 : hidden_width(d))), moments(2 * rows),
+        scores(longest * threads), cosines(rows * d.frequencies.size()), sines(rows * d.frequencies.size()) {}
 
-  static int64_t wide(const Decoder& d) { return d.blocks.empty() ? d.width : std::max(d.width, d.blocks[0].up.outputs); }
-
-  Buffer<float> x, h, qkv, mixed, hidden, moments, scores;
-  Buffer<uint8_t> bytes;
-  Buffer<float> row_scales;
+  Buffer<float> x, h, qkv, mixed, hidden, gated, moments, scores, cosines, sines;
+  IntegerRows integers;
 };
 
-void normalize(const NormLayer& norm, const float* x, int64_t rows, int64_t width, float eps, Workspace& w) {
-  active_norm_kernels().layer_norm(x, norm.weight, norm.bias, eps, w.h.data(), w.moments.data(), w.moments.data() + rows,
-                                   rows, width);
+void normalize(const Decoder& d, const NormLayer& norm, const float* x, int64_t rows, Workspace& w) {
+  if (norm.bias == nullptr) return active_llama().rms_norm(x, norm.weight, d.eps, w.h.data(), rows, d.width);
+  active_norm_kernels().layer_norm(x, norm.weight, norm.bias, d.eps, w.h.data(), w.moments.data(), w.moments.data() + rows,
+                                   rows, d.width);
+}
+
+void turn_angles(const Decoder& d, const Row* rows, int64_t count, Workspace& w) {
+  const std::size_t pairs = d.frequencies.size();
+  for (int64_t r = 0; r < count; ++r) {
+    for (std::size_t i = 0; i < pairs; ++i) {
+      const double angle = static_cast<double>(rows[r].position) * d.frequencies[i];
+      w.cosines[r * pairs + i] = static_cast<float>(std::cos(angle));
+      w.sines[r * pairs + i] = static_cast<float>(std::sin(angle));
+    }
+  }
+}
+
+// Queries and keys of all rows, by their positions.
+void rotate_rows(const Decoder& d, int64_t count, Workspace& w) {
+  const int64_t pairs = static_cast<int64_t>(d.frequencies.size());
+  if (pairs == 0) return;
+  for (int64_t r = 0; r < count; ++r) {
+    for (int64_t h = 0; h < d.heads + d.kv_heads; ++h) {
+      active_llama().rotate(w.qkv.data() + r * qkv_width(d) + h * d.head_width, w.cosines.data() + r * pairs,
+                            w.sines.data() + r * pairs, pairs, d.side_by_side);
+    }
+  }
 }
 
 // One head of one sequence in one layer.
@@ -59,31 +86,54 @@ void fetch(const char* block, int64_t bytes) {
 
 void attend_rows(const Decoder& d, const Row* rows, int64_t count, const DecoderCache& cache, int64_t layer, int tasks,
                  int64_t longest, Workspace& w) {
-  const int64_t head_width = d.width / d.heads;
+  const int64_t head_width = d.head_width, shared = d.heads / d.kv_heads;  // heads that look at the same keys
+  const int64_t row_width = qkv_width(d), keys_at = d.heads * head_width, values_at = keys_at + d.kv_heads * head_width;
   const float scale = 1.0f / std::sqrt(static_cast<float>(head_width));
   const auto& kernels = active_cached();
   for (int64_t r = 0; r < count; ++r) {
-    for (int64_t h = 0; h < d.heads; ++h) {
-      const HeadCache at = head_cache(cache, layer, rows[r].sequence, h, d.heads, head_width);
-      const float* key = w.qkv.data() + r * 3 * d.width + d.width + h * head_width;
-      kernels.store(cache.kind, key, head_width, at.keys, at.key_scales, rows[r].position);
-      kernels.store(cache.kind, key + d.width, head_width, at.values, at.value_scales, rows[r].position);
+    for (int64_t h = 0; h < d.kv_heads; ++h) {
+      const HeadCache at = head_cache(cache, layer, rows[r].sequence, h, d.kv_heads, head_width);
+      const float* row = w.qkv.data() + r * row_width + h * head_width;
+      kernels.store(cache.kind, row + keys_at, head_width, at.keys, at.key_scales, rows[r].position);
+      kernels.store(cache.kind, row + values_at, head_width, at.values, at.value_scales, rows[r].position);
     }
   }
   const int64_t pairs = count * d.heads;
   parallel_for(tasks, [&](int task) {
     for (int64_t p = task; p < pairs; p += tasks) {
       const int64_t r = p / d.heads, h = p % d.heads;
-      const HeadCache at = head_cache(cache, layer, rows[r].sequence, h, d.heads, head_width);
+      const HeadCache at = head_cache(cache, layer, rows[r].sequence, h / shared, d.kv_heads, head_width);
       if (count <= cache.sequences && h + tasks < d.heads) {  // a step, not a prompt: the keys of the next head
-        const HeadCache next = head_cache(cache, layer, rows[r].sequence, h + tasks, d.heads, head_width);
+        const HeadCache next = head_cache(cache, layer, rows[r].sequence, (h + tasks) / shared, d.kv_heads, head_width);
         fetch(next.keys, (rows[r].position + 1) * head_width * element_size(cache.kind));
       }
-      kernels.attend(cache.kind, w.qkv.data() + r * 3 * d.width + h * head_width, {at.keys, at.key_scales},
+      kernels.attend(cache.kind, w.qkv.data() + r * row_width + h * head_width, {at.keys, at.key_scales},
                      {at.values, at.value_scales}, rows[r].position + 1, head_width, scale,
-                     w.scores.data() + task * longest, w.mixed.data() + r * d.width + h * head_width);
+                     w.scores.data() + task * longest, w.mixed.data() + r * d.heads * head_width + h * head_width);
     }
   });
+}
+
+void embed(const Decoder& d, const Row* rows, int64_t count, Workspace& w) {
+  for (int64_t r = 0; r < count; ++r) {
+    float* x = w.x.data() + r * d.width;
+    std::memcpy(x, d.token_embedding + rows[r].token * d.width, d.width * sizeof(float));
+    if (d.position_embedding == nullptr) continue;
+    const float* position = d.position_embedding + rows[r].position * d.width;
+    for (int64_t i = 0; i < d.width; ++i) x[i] += position[i];
+  }
+}
+
+// The inner rows of the block's second half: activated, or let through by a gate.
+bool widen(const Decoder& d, const DecoderBlock& b, int64_t count, Workspace& w, Reading reading) {
+  const int64_t width = b.up[0].outputs;
+  const bool gated = b.up.size() == 2;
+  const Activation activation = gated ? Activation::none : d.activation;
+  if (!b.up[0].apply(w.h.data(), count, w.hidden.data(), width, nullptr, activation, w.integers, reading)) return false;
+  if (!gated) return true;
+  if (!b.up[1].apply(w.h.data(), count, w.gated.data(), width, nullptr, activation, w.integers, reading)) return false;
+  active_llama().silu_product(w.hidden.data(), w.gated.data(), count * width);
+  return true;
 }
 
 }  // namespace
@@ -108,51 +158,67 @@ bool DenseLayer::pack_int8(int8_t* to) {
   return true;
 }
 
-bool DenseLayer::apply(const float* x, int64_t rows, float* y, const float* residual, Activation activation,
-                       uint8_t* bytes, float* row_scales, Reading reading) const {
+bool DenseLayer::apply(const float* x, int64_t rows, float* y, int64_t y_row, const float* residual, Activation activation,
+                       IntegerRows& scratch, Reading reading) const {
   Epilogue epilogue;
   epilogue.bias = bias;
   epilogue.residual = residual;
   epilogue.residual_row = outputs;
   epilogue.activation = activation;
-  if (packed == nullptr) {
+  if (in_floats()) {
     Gemm g;
     g.m = rows, g.n = outputs, g.k = inputs;
     g.a = x, g.a_row = inputs, g.a_col = 1;
     g.b = weight, g.b_row = 1, g.b_col = inputs;
-    g.c = y, g.c_row = outputs;
+    g.c = y, g.c_row = y_row;
     g.epilogue = epilogue;
     g.stream_b = reading != Reading::cached;
     g.large_pages_b = reading != Reading::small_pages;
     return matmul(g, Batch{}, nullptr);
   }
-  const int64_t padded = round_up(inputs, kInt8Group);
-  for (int64_t r = 0; r < rows; ++r) {
-    row_scales[r] = active_int8_ops().quantize_row(x + r * inputs, inputs, padded, bytes + r * padded);
+  if (int4 != nullptr) {
+    int4->apply(place, x, rows, y, y_row, scratch.blocks);
+  } else {
+    const int64_t padded = round_up(inputs, kInt8Group);
+    uint8_t* bytes = scratch.bytes.grow(rows * padded);
+    float* row_scales = scratch.scales.grow(rows);
+    for (int64_t r = 0; r < rows; ++r) {
+      row_scales[r] = active_int8_ops().quantize_row(x + r * inputs, inputs, padded, bytes + r * padded);
+    }
+    Int8Problem p;
+    p.in = bytes;
+    p.in_grid.column_step = padded;
+    p.width = static_cast<int>(rows);
+    p.groups_per_run = static_cast<int>(padded / kInt8Group);
+    p.weights = packed;
+    p.columns = p.out_columns = static_cast<int>(outputs);
+    p.offset = offset.data();
+    p.scale = scale.data();
+    p.row_scale = row_scales;
+    p.kind = Int8Out::float32;
+    p.out = y;
+    p.out_grid.column_step = y_row;
+    run_int8(p);
   }
-  Int8Problem p;
-  p.in = bytes;
-  p.in_grid.column_step = padded;
-  p.width = static_cast<int>(rows);
-  p.groups_per_run = static_cast<int>(padded / kInt8Group);
-  p.weights = packed;
-  p.columns = p.out_columns = static_cast<int>(outputs);
-  p.offset = offset.data();
-  p.scale = scale.data();
-  p.row_scale = row_scales;
-  p.kind = Int8Out::float32;
-  p.out = y;
-  p.out_grid.column_step = outputs;
-  run_int8(p);
-  if (epilogue.any()) active_gemm().finish(epilogue, y, outputs, 0, 0, rows, outputs);
+  if (epilogue.any()) active_gemm().finish(epilogue, y, y_row, 0, 0, rows, outputs);
   return true;
 }
 
-std::vector<const DenseLayer*> Decoder::layers() const {
-  std::vector<const DenseLayer*> all;
-  for (const DecoderBlock& b : blocks) all.insert(all.end(), {&b.qkv, &b.out, &b.up, &b.down});
+std::vector<DenseLayer*> Decoder::layers() {
+  std::vector<DenseLayer*> all;
+  for (DecoderBlock& b : blocks) {
+    for (DenseLayer& layer : b.qkv) all.push_back(&layer);
+    all.push_back(&b.out);
+    for (DenseLayer& layer : b.up) all.push_back(&layer);
+    all.push_back(&b.down);
+  }
   all.push_back(&head);
   return all;
+}
+
+std::vector<const DenseLayer*> Decoder::layers() const {
+  const std::vector<DenseLayer*> all = const_cast<Decoder*>(this)->layers();
+  return {all.begin(), all.end()};
 }
 
 bool Decoder::pack_int8() {
@@ -160,16 +226,25 @@ bool Decoder::pack_int8() {
   for (const DenseLayer* layer : layers()) bytes += DenseLayer::packed_bytes(layer->outputs, layer->inputs);
   packed = Buffer<int8_t>(bytes);
   int8_t* to = packed.data();
-  bool ok = true;
-  auto pack = [&](DenseLayer& layer) {
-    ok = ok && layer.pack_int8(to);
-    to += DenseLayer::packed_bytes(layer.outputs, layer.inputs);
-  };
-  for (DecoderBlock& b : blocks) {
-    for (DenseLayer* layer : {&b.qkv, &b.out, &b.up, &b.down}) pack(*layer);
+  for (DenseLayer* layer : layers()) {
+    if (!layer->pack_int8(to)) return false;
+    to += DenseLayer::packed_bytes(layer->outputs, layer->inputs);
   }
-  pack(head);
-  return ok;
+  return true;
+}
+
+void Decoder::gather_int4() {
+  int64_t bytes = 0;
+  for (const DenseLayer* layer : layers()) bytes += layer->int4 ? layer->int4->bytes() : 0;
+  if (bytes == 0) return;
+  gathered = std::make_shared<Buffer<uint8_t>>(bytes);
+  uint8_t* to = gathered->data();
+  for (DenseLayer* layer : layers()) {
+    if (layer->int4 == nullptr) continue;
+    layer->int4->move_to(gathered, to);
+    layer->place = layer->int4->place();
+    to += layer->int4->bytes();
+  }
 }
 
 // Weights that lie side by side are one range: a large page may hold the end of one and the beginning of the next.
@@ -179,6 +254,7 @@ bool Decoder::settle_weights() const {
   };
   std::vector<Range> ranges;
   for (const DenseLayer* layer : layers()) {
+    if (!layer->in_floats()) continue;
     const auto* begin = reinterpret_cast<const char*>(layer->weight);
     ranges.push_back({begin, begin + layer->outputs * layer->inputs * 4});
   }
@@ -196,38 +272,38 @@ bool Decoder::settle_weights() const {
 void Decoder::settle() {
   quantized_ = fingerprint();
   if (weight_bytes() <= cache_sizes().l3) return;
-  large_pages_ = head.packed == nullptr ? settle_weights() : settle_on_large_pages(packed.data(), packed.size());
+  large_pages_ = settle_weights();
+  if (packed.size() > 0) large_pages_ = settle_on_large_pages(packed.data(), packed.size()) && large_pages_;
+  if (gathered) large_pages_ = settle_on_large_pages(gathered->data(), gathered->size()) && large_pages_;
 }
 
 uint64_t Decoder::fingerprint() const {
-  if (head.packed == nullptr) return 0;
-  uint64_t all = 1;
+  uint64_t all = 0;
   for (const DenseLayer* layer : layers()) {
-    all = all * 31 + active_int8_ops().fingerprint(layer->weight, layer->outputs * layer->inputs);
+    if (layer->in_floats() || layer->weight == nullptr) continue;
+    all = (all + 1) * 31 + active_int8_ops().fingerprint(layer->weight, layer->outputs * layer->inputs);
   }
   return all;
 }
 
 int64_t Decoder::weight_bytes() const {
-  int64_t elements = 0;
-  for (const DenseLayer* layer : layers()) elements += layer->outputs * layer->inputs;
-  return elements * (head.packed == nullptr ? 4 : 1);
+  int64_t bytes = 0;
+  for (const DenseLayer* layer : layers()) bytes += layer->bytes();
+  return bytes;
 }
 
 bool Decoder::products() const {
-  Workspace w(*this, 1, 1, 1);
-  Buffer<float> logits(head.outputs);
+  int64_t widest = 0;
+  for (const DenseLayer* layer : layers()) widest = std::max({widest, layer->inputs, layer->outputs});
+  Buffer<float> from(widest), to(widest);
+  std::fill(from.data(), from.data() + widest, 1.0f);
+  IntegerRows scratch;
   const Reading reading = this->reading();
-  for (Buffer<float>* input : {&w.h, &w.mixed, &w.hidden}) std::fill(input->data(), input->data() + input->size(), 1.0f);
-  auto apply = [&](const DenseLayer& layer, const Buffer<float>& from, Buffer<float>& to) {
-    return layer.apply(from.data(), 1, to.data(), nullptr, Activation::none, w.bytes.data(), w.row_scales.data(), reading);
-  };
   bool ok = true;
-  for (const DecoderBlock& b : blocks) {
-    ok = ok && apply(b.qkv, w.h, w.qkv) && apply(b.out, w.mixed, w.x) && apply(b.up, w.h, w.hidden) &&
-         apply(b.down, w.hidden, w.x);
+  for (const DenseLayer* layer : layers()) {
+    ok = ok && layer->apply(from.data(), 1, to.data(), layer->outputs, nullptr, Activation::none, scratch, reading);
   }
-  return ok && apply(head, w.h, logits);
+  return ok;
 }
 
 // A step reads every weight for a few rows: whether a second thread makes that faster is the memory's affair.
@@ -251,38 +327,36 @@ bool Decoder::run_rows(const Row* rows, int64_t count, DecoderCache& cache, cons
   int64_t longest = 0, work = 0;
   for (int64_t r = 0; r < count; ++r) {
     longest = std::max(longest, rows[r].position + 1);
-    work += (rows[r].position + 1) * width;
+    work += (rows[r].position + 1) * heads * head_width;
   }
   constexpr int64_t kWorthAThread = 1 << 15;
   const int tasks = static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(num_threads(), work / kWorthAThread)));
   Workspace w(*this, count, longest, tasks);
-  float* x = w.x.data();
-  for (int64_t r = 0; r < count; ++r) {
-    const float* token = token_embedding + rows[r].token * width;
-    const float* position = position_embedding + rows[r].position * width;
-    for (int64_t i = 0; i < width; ++i) x[r * width + i] = token[i] + position[i];
-  }
-  uint8_t* bytes = w.bytes.data();
-  float* scales = w.row_scales.data();
+  embed(*this, rows, count, w);
+  turn_angles(*this, rows, count, w);
   const Reading reading = this->reading();
   bool ok = true;
   for (std::size_t layer = 0; layer < blocks.size() && ok; ++layer) {
     const DecoderBlock& b = blocks[layer];
-    normalize(b.norm1, x, count, width, eps, w);
-    ok = ok && b.qkv.apply(w.h.data(), count, w.qkv.data(), nullptr, Activation::none, bytes, scales, reading);
+    normalize(*this, b.norm1, w.x.data(), count, w);
+    int64_t at = 0;
+    for (const DenseLayer& part : b.qkv) {
+      ok = ok && part.apply(w.h.data(), count, w.qkv.data() + at, qkv_width(*this), nullptr, Activation::none, w.integers, reading);
+      at += part.outputs;
+    }
+    rotate_rows(*this, count, w);
     attend_rows(*this, rows, count, cache, static_cast<int64_t>(layer), tasks, longest, w);
-    ok = ok && b.out.apply(w.mixed.data(), count, w.h.data(), x, Activation::none, bytes, scales, reading);
+    ok = ok && b.out.apply(w.mixed.data(), count, w.h.data(), width, w.x.data(), Activation::none, w.integers, reading);
     std::swap(w.x, w.h);
-    x = w.x.data();
-    normalize(b.norm2, x, count, width, eps, w);
-    ok = ok && b.up.apply(w.h.data(), count, w.hidden.data(), nullptr, activation, bytes, scales, reading);
-    ok = ok && b.down.apply(w.hidden.data(), count, w.h.data(), x, Activation::none, bytes, scales, reading);
+    normalize(*this, b.norm2, w.x.data(), count, w);
+    ok = ok && widen(*this, b, count, w, reading);
+    ok = ok && b.down.apply(w.hidden.data(), count, w.h.data(), width, w.x.data(), Activation::none, w.integers, reading);
     std::swap(w.x, w.h);
-    x = w.x.data();
   }
+  const float* x = w.x.data();
   for (int64_t i = 0; i < wanted_count; ++i) std::memcpy(w.mixed.data() + i * width, x + wanted[i] * width, width * 4);
-  normalize(norm, w.mixed.data(), wanted_count, width, eps, w);
-  return ok && head.apply(w.h.data(), wanted_count, logits, nullptr, Activation::none, bytes, scales, reading);
+  normalize(*this, norm, w.mixed.data(), wanted_count, w);
+  return ok && head.apply(w.h.data(), wanted_count, logits, head.outputs, nullptr, Activation::none, w.integers, reading);
 }
 
 }  // namespace tw

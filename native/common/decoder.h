@@ -1,4 +1,4 @@
-// A whole GPT, from token ids to logits, over a cache of keys and values.
+// A whole GPT or LLaMA, from token ids to logits, over a cache of keys and values.
 //
 // The batch is a flat list of rows: a row is one token of one sequence at one position. Several rows of one sequence are
 // a prompt, one row per sequence is a step of generation, and sequences of different lengths lie side by side without
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "common/alloc.h"
+#include "common/int4_layer.h"
 #include "common/matmul.h"
 #include "common/thread_trial.h"
 #include "kernels/cached.h"
@@ -21,30 +22,44 @@ namespace tw {
 // Where the weights of the whole model come from, token after token.
 enum class Reading { cached, large_pages, small_pages };
 
-// y = act(x W^T + bias + residual), W (outputs, inputs) in float32, or in int8 packed with a scale per output.
+// What the integer products of one call share: rows as bytes, their scales.
+struct IntegerRows {
+  Buffer<uint8_t> bytes;
+  Buffer<float> scales;
+  Int4Scratch blocks;
+};
+
+// y = act(x W^T + bias + residual), W (outputs, inputs) in float32, in int8 packed with a scale per output, or in four bits.
 struct DenseLayer {
   int64_t outputs = 0, inputs = 0;
-  const float* weight = nullptr;
+  const float* weight = nullptr;  // null where there are only four bits
   const float* bias = nullptr;    // or null
-  const int8_t* packed = nullptr;  // the weight in int8: packed_bytes(), 64-byte aligned; null for float32
+  const int8_t* packed = nullptr;  // the weight in int8: packed_bytes(), 64-byte aligned
   Buffer<int32_t> offset;
   Buffer<float> scale;
+  Int4Weights* int4 = nullptr;  // the weight in four bits, kept by somebody else
+  Int4Place place;              // where it lies since gather_int4()
 
   static int64_t packed_bytes(int64_t outputs, int64_t inputs);
+  bool in_floats() const { return packed == nullptr && int4 == nullptr; }
+  int64_t bytes() const { return int4 ? int4->bytes() : outputs * inputs * (packed ? 1 : 4); }
   bool pack_int8(int8_t* to);  // from `weight`; false when that holds NaN or infinity
-  // `scratch` holds rows * (inputs rounded up to 4) bytes and rows floats when the weights are int8.
-  bool apply(const float* x, int64_t rows, float* y, const float* residual, Activation activation, uint8_t* bytes,
-             float* row_scales, Reading reading) const;
+  // Rows of y are `y_row` floats apart, those of the residual `outputs`.
+  bool apply(const float* x, int64_t rows, float* y, int64_t y_row, const float* residual, Activation activation,
+             IntegerRows& scratch, Reading reading) const;
 };
 
 struct NormLayer {
   const float* weight = nullptr;
-  const float* bias = nullptr;
+  const float* bias = nullptr;  // null in an RMS norm
 };
 
 struct DecoderBlock {
   NormLayer norm1, norm2;
-  DenseLayer qkv, out, up, down;
+  std::vector<DenseLayer> qkv;  // one layer, or three whose results lie side by side
+  DenseLayer out;
+  std::vector<DenseLayer> up;   // one layer, or a gate and what it lets through
+  DenseLayer down;
 };
 
 struct DecoderCache {
@@ -61,21 +76,30 @@ struct Row {
 };
 
 struct Decoder {
-  int64_t width = 0, heads = 0, vocabulary = 0, positions = 0;
+  int64_t width = 0, vocabulary = 0, positions = 0;
+  int64_t heads = 0, kv_heads = 0, head_width = 0;  // heads is a multiple of kv_heads, which neighbours share
   float eps = 1e-5f;
-  Activation activation = Activation::gelu;
+  Activation activation = Activation::gelu;  // of an up layer without a gate; a gate has SiLU
   const float* token_embedding = nullptr;
-  const float* position_embedding = nullptr;
+  const float* position_embedding = nullptr;  // null where positions are rotary
+  std::vector<float> frequencies;             // of rotary positions: one per pair of a head's numbers that is turned
+  bool side_by_side = false;                  // the pairs are neighbours, not halves
   std::vector<DecoderBlock> blocks;
   NormLayer norm;
   DenseLayer head;
   Buffer<int8_t> packed;  // the int8 weights of all layers, in the order in which they are read
+  std::shared_ptr<Buffer<uint8_t>> gathered;  // the four-bit weights, likewise
+
+  std::vector<DenseLayer*> layers();  // in the order in which they are read
+  std::vector<const DenseLayer*> layers() const;
 
   // After the layers are filled: copies of all weights in int8; false when one is NaN or infinite.
   bool pack_int8();
+  // Four-bit weights of all layers side by side (with Python's lock held).
+  void gather_int4();
   // After that: large pages under what every token reads, and a note of what was quantized.
   void settle();
-  // False when a weight has been changed since settle() and the int8 copies are no longer the model's.
+  // False when a weight has been changed since settle() and the integer copies are no longer the model's.
   bool fresh() const { return quantized_ == fingerprint(); }
 
   int64_t weight_bytes() const;  // of the matrices that every token reads: all but the embeddings
@@ -90,8 +114,7 @@ struct Decoder {
   static constexpr int kTrials = 5;  // for steps of 1, 2, 3 to 4, 5 to 8 and 9 to 16 sequences; more share all threads
   bool run_rows(const Row* rows, int64_t count, DecoderCache& cache, const int64_t* wanted, int64_t wanted_count,
                 float* logits) const;
-  uint64_t fingerprint() const;  // of the float32 weights behind int8 ones; 0 when there are none
-  std::vector<const DenseLayer*> layers() const;
+  uint64_t fingerprint() const;  // of the float32 weights behind integer ones; 0 when there are none
   bool settle_weights() const;
   Reading reading() const {
     return weight_bytes() <= cache_sizes().l3 ? Reading::cached : large_pages_ ? Reading::large_pages : Reading::small_pages;

@@ -15,7 +15,7 @@ from tilewise.generate import generate, make_engine
 from tilewise.nn import GPT
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
-KINDS = ["float32", "int8"]
+KINDS = ["float32", "int8", "int4"]
 
 
 def small(seed: int = 3) -> GPT:
@@ -68,12 +68,13 @@ def test_tokens_are_those_of_the_weights_as_they_are_now(change: Callable[[GPT, 
     assert tokens(model, weights) == expected
 
 
+@pytest.mark.parametrize("weights", ["int8", "int4"])
 @pytest.mark.parametrize("index", [0, 1, 767, 768, -1])
-def test_one_changed_weight_makes_int8_copies_stale(index: int) -> None:
+def test_one_changed_weight_makes_integer_copies_stale(index: int, weights: str) -> None:
     model = small()
-    engine = make_engine(model, "int8")
+    engine = make_engine(model, weights)
     model.blocks[1].linear2.weight.data.flat[index] += 1e-3
-    assert make_engine(model, "int8") is not engine
+    assert make_engine(model, weights) is not engine
 
 
 def test_a_changed_setting_makes_a_new_engine() -> None:

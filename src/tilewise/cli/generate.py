@@ -29,6 +29,7 @@ def generate(
     seed: Annotated[int, typer.Option(help="Fixes the draws.")] = 0,
     cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Keep keys and values of earlier tokens.")] = True,
     int8: Annotated[bool, typer.Option("--int8", help="Decode with int8 weights.")] = False,
+    int4: Annotated[bool, typer.Option("--int4", help="Decode with four-bit weights.")] = False,
     threads: Annotated[int | None, typer.Option(help="Threads of the native kernels.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -46,7 +47,9 @@ def generate(
     if encode is data.encode and not as_json and decode(ids) != prompt:
         known = decode(ids)
         typer.echo(f"The model knows the characters of ASCII only, so it reads the prompt as {known!r}.", err=True)
-    weights = "int8" if int8 else "float32"
+    if int8 and int4:
+        raise ConfigurationError("weights have eight bits or four: choose one of --int8 and --int4")
+    weights = "int8" if int8 else "int4" if int4 else "float32"
     stream = run(network, ids, tokens, cache, temperature, top_k, top_p, seed, weights=weights)
     if not as_json:
         sys.stdout.write(prompt)

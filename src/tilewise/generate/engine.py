@@ -1,12 +1,14 @@
 """Logits of the next positions of several sequences, over a cache: the native decoder, or the model itself.
 
 Both take the same flat list of rows (token, sequence, position), so prompts of different lengths are prefilled together
-without padding. The native decoder does a whole model in one call and reads float32 weights where they lie; int8
-weights are copies, a quarter of the size. What it prepares (int8 copies, large pages) is kept with the model.
+without padding. The native decoder does a whole model in one call and reads float32 weights where they lie; int8 and
+four-bit weights are copies, a quarter and a seventh of the size. What it prepares (copies, large pages) is kept with
+the model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -15,7 +17,7 @@ import numpy.typing as npt
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError
 from tilewise.generate.cache import KVCache
-from tilewise.nn import GPT
+from tilewise.nn import GPT, Linear
 from tilewise.tensor import no_grad
 
 Array = npt.NDArray[Any]
@@ -42,18 +44,18 @@ def new_cache(model: GPT, batch: int, length: int | None = None, dtype: str = "f
 
 
 def make_engine(model: GPT, weights: str = "float32") -> Engine:
-    """The fastest engine for this model: native where the extension is built and the weights are float32 arrays.
+    """The fastest engine for this model: native where the extension is built and the weights are float32 arrays or four
+    bits (`quantize(model, bits=4)`); `weights` "int8" or "int4" decodes with copies of float32 weights.
 
     A native engine stays with its model, so the next call has it at once; it is made anew when a parameter was replaced
-    or, behind int8 copies, changed.
+    or, behind integer copies, changed.
     """
-    if weights not in ("float32", "int8"):
-        raise ConfigurationError(f'weights must be "float32" or "int8", not {weights!r}')
-    parameters = [p.data for p in model.parameters()]
-    if native is not None and all(p.dtype == np.float32 and p.flags.c_contiguous for p in parameters):
-        return _kept_engines(model).get(model, weights, parameters)
-    if weights == "int8":
-        raise ConfigurationError("int8 weights need the compiled kernels and a float32 model")
+    if weights not in ("float32", "int8", "int4"):
+        raise ConfigurationError(f'weights must be "float32", "int8" or "int4", not {weights!r}')
+    if native is not None and _is_native(model):
+        return _kept_engines(model).get(model, weights)
+    if weights != "float32":
+        raise ConfigurationError(f"{weights} weights need the compiled kernels and a float32 model")
     return ModelEngine(model)
 
 
@@ -63,14 +65,15 @@ class NativeEngine:
     def __init__(self, model: GPT, weights: str = "float32") -> None:
         assert native is not None
         self.settings = _settings(model)
+        dense = _four_bit_dense if weights == "int4" else _dense
         try:
             self._decoder = native.Decoder(
                 model.token_embedding.weight.data,
                 model.position_embedding.weight.data,
-                [_block_arrays(block) for block in model.blocks],
-                [model.norm.weight.data, model.norm.bias.data, model.head.weight.data],
+                [_block_parts(block, dense) for block in model.blocks],
+                [model.norm.weight.data, model.norm.bias.data, dense(model.head)],
                 *self.settings,
-                weights == "int8",
+                int8=weights == "int8",
             )
         except ValueError as error:
             raise ConfigurationError(str(error)) from None
@@ -81,7 +84,7 @@ class NativeEngine:
         return int(self._decoder.weight_bytes)
 
     def fresh(self) -> bool:
-        """Whether int8 copies are still those of the weights; that costs reading these once."""
+        """Whether integer copies are still those of the weights; that costs reading these once."""
         return bool(self._decoder.fresh())
 
     def products(self) -> None:
@@ -94,38 +97,83 @@ class NativeEngine:
         return logits
 
 
-def _settings(model: GPT) -> tuple[int, float, bool]:
-    return model.heads, model.norm.eps, model.approximate == "tanh"
+def _settings(model: GPT) -> tuple[Any, ...]:
+    head_width = model.token_embedding.weight.shape[1] // model.heads
+    tanh = model.approximate == "tanh"
+    return model.heads, model.heads, head_width, model.context, model.norm.eps, tanh, None, False
 
 
-def _block_arrays(block: Any) -> list[Array]:
+Dense = tuple[Array | None, Any, Array | None]  # a float weight, a four-bit one, a bias
+
+
+def _dense(layer: Any) -> Dense:
+    """A linear layer as the decoder takes it."""
+    if isinstance(layer, Linear):
+        return layer.weight.data, None, None if layer.bias is None else layer.bias.data
+    return None, layer.kernel, layer.float_bias
+
+
+def _four_bit_dense(layer: Any) -> Dense:
+    """The same with a four-bit copy of a float weight, rounded to the nearest."""
+    from tilewise.quantize.blocks import round_blocks
+
+    weight, kernel, bias = _dense(layer)
+    if weight is not None and native is not None:
+        blocks = round_blocks(weight)
+        kernel = native.Int4Weights(blocks.codes, blocks.scales, blocks.minimums, blocks.column_scale)
+    return weight, kernel, bias
+
+
+def _block_layers(block: Any) -> list[Any]:
+    """The linear layers of a block, in the order in which they are used."""
     attention = block.self_attn
-    layers = (block.norm1, attention.out_proj, block.norm2, block.linear1, block.linear2)
-    norm1, out, norm2, up, down = ([layer.weight.data, layer.bias.data] for layer in layers)
-    return [*norm1, attention.in_proj_weight.data, attention.in_proj_bias.data, *out, *norm2, *up, *down]
+    return [attention.in_layer(), attention.out_proj, block.linear1, block.linear2]
+
+
+def _block_parts(block: Any, dense: Callable[[Any], Dense]) -> list[Any]:
+    qkv, out, up, down = map(dense, _block_layers(block))
+    norm1, norm2 = ([norm.weight.data, norm.bias.data] for norm in (block.norm1, block.norm2))
+    return [*norm1, [qkv], out, *norm2, [up], down]
+
+
+def _is_native(model: GPT) -> bool:
+    """Whether the decoder can read all of this model."""
+    layers = [layer for block in model.blocks for layer in _block_layers(block)] + [model.head]
+    fits = all(isinstance(layer, Linear) or _is_four_bit(layer) for layer in layers)
+    return fits and all(p.data.dtype == np.float32 and p.data.flags.c_contiguous for p in model.parameters())
+
+
+def _is_four_bit(layer: Any) -> bool:
+    return native is not None and isinstance(getattr(layer, "kernel", None), native.Int4Weights)
 
 
 class KeptEngines:
     """The native engines of one model, an attribute of it. A copy of the model starts without any."""
 
     def __init__(self) -> None:
-        self._engines: dict[str, tuple[NativeEngine, list[Array]]] = {}
+        self._engines: dict[str, tuple[NativeEngine, list[Any]]] = {}
 
     def __reduce__(self) -> tuple[type[KeptEngines], tuple[()]]:
         return KeptEngines, ()
 
-    def get(self, model: GPT, weights: str, parameters: list[Array]) -> NativeEngine:
+    def get(self, model: GPT, weights: str) -> NativeEngine:
         kept = self._engines.get(weights)
-        if kept is not None and self._fits(*kept, model, parameters):
+        if kept is not None and self._fits(*kept, model):
             return kept[0]
         self._engines.pop(weights, None)  # before the new one is made: two would take twice the memory
-        kept = self._engines[weights] = (NativeEngine(model, weights), parameters)
+        kept = self._engines[weights] = (NativeEngine(model, weights), _weights(model))
         return kept[0]
 
     @staticmethod
-    def _fits(engine: NativeEngine, arrays: list[Array], model: GPT, parameters: list[Array]) -> bool:
-        same = len(arrays) == len(parameters) and all(a is b for a, b in zip(arrays, parameters, strict=True))
+    def _fits(engine: NativeEngine, before: list[Any], model: GPT) -> bool:
+        now = _weights(model)
+        same = len(before) == len(now) and all(a is b for a, b in zip(before, now, strict=True))
         return same and engine.settings == _settings(model) and engine.fresh()
+
+
+def _weights(model: GPT) -> list[Any]:
+    """What an engine was made of: float arrays and four-bit kernels."""
+    return [p.data for p in model.parameters()] + [vars(m)["kernel"] for m in model.modules() if _is_four_bit(m)]
 
 
 def _kept_engines(model: GPT) -> KeptEngines:
@@ -148,7 +196,7 @@ class ModelEngine:
             return self._prompts(rows, cache)[wanted]
 
     def _prompts(self, rows: Array, cache: KVCache) -> Array:
-        out = np.empty((len(rows), self.model.vocab), self.model.head.weight.dtype)
+        out = np.empty((len(rows), self.model.vocab), self.model.token_embedding.weight.dtype)
         for index in np.unique(rows[:, 1]):
             mine = rows[:, 1] == index
             views = [cache.sequence(layer, int(index)).layer(0) for layer in range(cache.n_layers)]

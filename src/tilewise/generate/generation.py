@@ -42,7 +42,8 @@ def generate(
 
     A prompt of several sequences (of any lengths) yields an array with one id per sequence and step; a sequence that
     has met a `stop` token gives -1 from then on, and generation ends when all have. The stop token itself is yielded.
-    `weights="int8"` decodes with int8 weights, `cache_dtype` stores keys and values in float16 or int8.
+    `weights="int8"` or `"int4"` decodes with copies of the weights in so many bits, `cache_dtype` stores keys and
+    values in float16 or int8. A model of `quantize(model, bits=4)` decodes with its own four-bit weights.
 
     >>> from tilewise import models
     >>> len(list(generate(models.gpt("4x128"), [1, 2, 3], 5)))

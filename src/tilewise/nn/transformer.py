@@ -62,6 +62,13 @@ class MultiHeadAttention(Module):
         """Queries, keys and values side by side."""
         return F.linear(x, self.in_proj_weight, self.in_proj_bias)
 
+    def in_layer(self) -> Module:
+        """The projection to queries, keys and values as a linear layer that shares its arrays."""
+        layer = Linear(0, 0)
+        layer.in_features, layer.out_features = self.embed_dim, 3 * self.embed_dim
+        layer.weight, layer.bias = self.in_proj_weight, self.in_proj_bias
+        return layer
+
     def attend(self, qkv: Tensor, past_kv: LayerCache | None, mask: TensorLike | None) -> Tensor:
         b, t, _ = qkv.shape
         split = qkv.reshape(b, t, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)  # (3, B, H, T, D)

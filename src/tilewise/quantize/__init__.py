@@ -5,12 +5,14 @@ from tilewise.quantize.calibration import Calibration, calibrate
 from tilewise.quantize.convert import QuantizedModel, StepReport, quantize
 from tilewise.quantize.dynamic import quantize_dynamic
 from tilewise.quantize.files import load_quantized, save_quantized
+from tilewise.quantize.four_bits import FourBitLinear
 from tilewise.quantize.layers import QuantizedConv2d, QuantizedLinear
 from tilewise.quantize.parameters import AffineParameters, INT8Quantizer, QuantizedWeights
 
 __all__ = [
     "AffineParameters",
     "Calibration",
+    "FourBitLinear",
     "INT8Quantizer",
     "QuantizedArray",
     "QuantizedConv2d",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -280,19 +280,24 @@ def signal_to_noise(model: QuantizedModel, reference: Graph, x: Array) -> dict[i
 
 def quantize(
     model: Module,
-    calibration_dataset: Iterable[Any] | Calibration,
+    calibration_dataset: Iterable[Any] | Calibration | None = None,
     *,
+    bits: int = 8,
+    symmetric: bool = True,
     observer: str = "minmax",
     accuracy_drop: float | None = None,
     evaluate: Evaluate | None = None,
     keep_float: Iterable[str] = (),
     progress: bool = False,
 ) -> Module:
-    """An int8 version of a trained model; the model itself is left as it is.
+    """An int8 version of a trained model, or one whose linear layers have four-bit weights; the model is left as it is.
 
     `calibration_dataset` is any iterable of input batches, or a `Calibration` made before. Transformers need no data:
     their linear layers are quantized dynamically. With `accuracy_drop` (0.005 is half a point) and `evaluate`, a
     function from a model to its accuracy, layers go back to float32, the noisiest first, until the loss is within it.
+
+    With `bits=4` every linear layer gets four-bit weights in blocks of 32, `symmetric` around zero or with a minimum
+    for each block; calibration data, if there is any, decides how they are rounded. Other layers stay float32.
 
     >>> from tilewise import models
     >>> data = np.random.default_rng(0).random((8, 1, 8, 8), dtype=np.float32)
@@ -300,6 +305,10 @@ def quantize(
     (8, 10)
     """
     check_model(model)
+    if bits == 4:
+        return _in_four_bits(model, calibration_dataset, symmetric, accuracy_drop is not None or bool(list(keep_float)))
+    if bits != 8 or not symmetric:
+        raise ConfigurationError("bits is 8 or 4, and weights with a minimum (symmetric=False) have four bits")
     graph = trace(model)
     if _is_transformer(graph):
         from tilewise.quantize.dynamic import quantize_dynamic
@@ -311,11 +320,11 @@ def quantize(
         raise ConfigurationError(f"there is no layer {sorted(unknown)[0]!r} to keep in float")
     batches = None
     if not isinstance(calibration_dataset, Calibration) and accuracy_drop is not None:
-        batches = calibration_dataset = list(calibration_dataset)
+        batches = calibration_dataset = list(calibration_dataset or ())
     calibration = (
         calibration_dataset
         if isinstance(calibration_dataset, Calibration)
-        else calibrate(model, calibration_dataset, observer, progress)
+        else calibrate(model, cast(Iterable[Any], calibration_dataset), observer, progress)
     )
     if accuracy_drop is None:
         return QuantizedModel(graph, calibration, kept)
@@ -324,6 +333,16 @@ def quantize(
             "accuracy_drop needs calibration batches and `evaluate`, a function that measures accuracy"
         )
     return _within_drop(model, calibration, kept, accuracy_drop, evaluate, batches)
+
+
+def _in_four_bits(model: Module, data: Any, symmetric: bool, more: bool) -> Module:
+    from tilewise.quantize.four_bits import quantize_four_bits
+
+    if isinstance(data, Calibration):
+        raise ConfigurationError("four bits are rounded by batches of inputs; a Calibration holds only their ranges")
+    if more:
+        raise ConfigurationError("accuracy_drop and keep_float are for bits=8")
+    return quantize_four_bits(model, data, symmetric)
 
 
 def _within_drop(

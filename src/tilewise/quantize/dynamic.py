@@ -18,17 +18,33 @@ from tilewise.tensor import Tensor
 
 
 class QuantizedAttention(MultiHeadAttention):
-    """Attention whose projections are int8."""
+    """Attention whose projections are integer layers, int8 unless others are given."""
 
     def __init__(self, attention: MultiHeadAttention) -> None:
+        self._take(
+            attention,
+            QuantizedLinear(attention.in_proj_weight.data, attention.in_proj_bias.data),
+            QuantizedLinear.from_float(attention.out_proj),
+        )
+
+    @classmethod
+    def around(cls, attention: MultiHeadAttention, in_proj: Module, out_proj: Module) -> QuantizedAttention:
+        """The attention with these two layers in place of its projections."""
+        new = cls.__new__(cls)
+        new._take(attention, in_proj, out_proj)
+        return new
+
+    def _take(self, attention: MultiHeadAttention, in_proj: Module, out_proj: Module) -> None:
         self.embed_dim, self.num_heads, self.head_dim = attention.embed_dim, attention.num_heads, attention.head_dim
         self.causal = attention.causal
-        self.in_proj = QuantizedLinear(attention.in_proj_weight.data, attention.in_proj_bias.data)
-        self.out_proj = QuantizedLinear.from_float(attention.out_proj)  # type: ignore[assignment]
+        self.in_proj, self.out_proj = in_proj, out_proj  # type: ignore[assignment]
 
     def project(self, x: Tensor) -> Tensor:
         out: Tensor = self.in_proj(x)
         return out
+
+    def in_layer(self) -> Module:
+        return self.in_proj
 
 
 def quantize_dynamic(model: Module) -> Module:

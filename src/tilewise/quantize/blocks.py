@@ -1,0 +1,169 @@
+"""Rounding a weight matrix to four bits in blocks of 32, to the nearest or with the errors handed on.
+
+A weight of a block is `scale * (code - 8)`, or `scale * code + minimum`, with a code from 0 to 15; scale and minimum
+are half precision and count in units of `column_scale`, a power of two for each output, so that no magnitude of weights
+is out of a half's range. Each block tries several scales and keeps the one with the smallest error. With second moments of
+the layer's inputs (`moments`), errors are weighed by them, and the error of each column is made up for by the columns
+that are still to be rounded (the method known as GPTQ), block after block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.errors import ConfigurationError
+
+Array = npt.NDArray[Any]
+BLOCK = 32
+_LARGEST = 12  # the largest weight of an output lies between 2^12 and 2^13 of its units
+_ROWS = 1 << 15  # blocks rounded at a time
+# What the scale that just reaches the largest weight is multiplied by: the first is that scale, which gives weights
+# that are on such a grid already their own codes back.
+_FACTORS = (1.0, 0.8, 0.85, 0.9, 0.95, 1.05, 1.1, 8 / 7)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A matrix (O, K) in four bits: codes (O, K), scales and minimums (O, K / 32 rounded up), column_scale (O)."""
+
+    codes: Array
+    scales: Array
+    minimums: Array | None
+    column_scale: Array
+
+    def dequantize(self) -> Array:
+        """The float32 weights that these codes stand for."""
+        codes, scales = self.codes.astype(np.float32), self._of_weights(self.scales)
+        if self.minimums is None:
+            return (codes - 8) * scales
+        return codes * scales + self._of_weights(self.minimums)
+
+    def _of_weights(self, numbers: Array) -> Array:
+        """One number per block to one per weight."""
+        wide: Array = np.repeat(numbers.astype(np.float32) * self.column_scale[:, None], BLOCK, 1)
+        return wide[:, : self.codes.shape[1]]
+
+
+def round_blocks(weight: Array, symmetric: bool = True, moments: Array | None = None) -> Blocks:
+    """A float matrix (O, K) to four bits; `moments` is the mean of x xᵀ over the layer's inputs, (K, K)."""
+    weight = np.asarray(weight, np.float32)
+    if not np.isfinite(weight).all():
+        raise ConfigurationError("the weights hold NaN or infinity, which have no four-bit form")
+    column_scale = _column_scale(weight)
+    padded = np.zeros((len(weight), -(-weight.shape[1] // BLOCK) * BLOCK), np.float32)
+    padded[:, : weight.shape[1]] = weight / column_scale[:, None]
+    if moments is None:
+        codes, scales, minimums = _nearest(padded, symmetric)
+    else:
+        codes, scales, minimums = _compensated(padded, symmetric, _factor(moments, padded.shape[1]))
+    return Blocks(np.ascontiguousarray(codes[:, : weight.shape[1]]), scales, minimums, column_scale)
+
+
+def _column_scale(weight: Array) -> Array:
+    """The unit of each output: a power of two."""
+    largest = np.abs(weight).max(1, initial=0)
+    _, exponent = np.frexp(np.where(largest > 0, largest, 1))
+    unit: Array = np.ldexp(np.float32(1), np.maximum(exponent - 1 - _LARGEST, -126)).astype(np.float32)
+    return unit
+
+
+# --- one block ---
+
+
+def _grid(blocks: Array, symmetric: bool, importance: Array | None) -> tuple[Array, Array | None]:
+    """The best scale (and minimum) of each of many blocks (n, 32); importance (32) weighs the squares of errors."""
+    low, high = np.minimum(blocks.min(1), 0), np.maximum(blocks.max(1), 0)
+    if symmetric:  # codes reach from -8 to 7: the larger side gets -8
+        start, offset = np.where(-low >= high, low, high) / -8, None
+    else:
+        low, high = blocks.min(1), blocks.max(1)
+        start, offset = (high - low) / 15, low
+    best_scale, best_offset = _half(start), None if offset is None else _half(offset)
+    best = np.full(len(blocks), np.inf)
+    for factor in _FACTORS:
+        scale = _half(start * np.float32(factor))
+        shift = None if offset is None else _half(offset + start * np.float32(7.5 * (1 - factor)))
+        error = np.square(blocks - _values(_codes(blocks, scale, shift), scale, shift))
+        total = error.sum(1) if importance is None else error @ importance
+        better = total < best
+        best, best_scale = np.where(better, total, best), np.where(better, scale, best_scale)
+        if shift is not None and best_offset is not None:
+            best_offset = np.where(better, shift, best_offset)
+    return best_scale, best_offset
+
+
+def _half(numbers: Array) -> Array:
+    """Rounded to half precision, still float32."""
+    return numbers.astype(np.float16).astype(np.float32)
+
+
+def _codes(values: Array, scale: Array, minimum: Array | None) -> Array:
+    """values (n, k), scale and minimum (n)."""
+    inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
+    steps = values * inverse[:, None] + 8 if minimum is None else (values - minimum[:, None]) * inverse[:, None]
+    codes: Array = np.clip(np.rint(steps), 0, 15)
+    return codes
+
+
+def _values(codes: Array, scale: Array, minimum: Array | None) -> Array:
+    return (codes - 8) * scale[:, None] if minimum is None else codes * scale[:, None] + minimum[:, None]
+
+
+# --- a matrix ---
+
+
+def _nearest(weight: Array, symmetric: bool) -> tuple[Array, Array, Array | None]:
+    outputs, width = weight.shape
+    blocks = weight.reshape(-1, BLOCK)
+    codes = np.empty(blocks.shape, np.uint8)
+    scales = np.empty(len(blocks), np.float16)
+    minimums = None if symmetric else np.empty(len(blocks), np.float16)
+    for first in range(0, len(blocks), _ROWS):
+        part = slice(first, first + _ROWS)
+        scale, minimum = _grid(blocks[part], symmetric, None)
+        codes[part], scales[part] = _codes(blocks[part], scale, minimum), scale
+        if minimums is not None:
+            minimums[part] = minimum
+    shape = (outputs, width // BLOCK)
+    return codes.reshape(weight.shape), scales.reshape(shape), None if minimums is None else minimums.reshape(shape)
+
+
+def _factor(moments: Array, width: int) -> Array:
+    """The upper Cholesky factor of the inverse of the damped second moments: row i tells how the error of column i is
+    made up for by the columns after it."""
+    full = np.eye(width)
+    mean = float(np.diag(moments).mean())
+    full *= mean if mean > 0 else 1.0  # padding and dead inputs
+    full[: len(moments), : len(moments)] = moments
+    full[np.diag_indices(width)] += 0.01 * (mean if mean > 0 else 1.0)
+    lower = np.linalg.inv(np.linalg.cholesky(full))
+    upper: Array = np.linalg.cholesky(lower.T @ lower).T
+    return upper.astype(np.float32)
+
+
+def _compensated(weight: Array, symmetric: bool, factor: Array) -> tuple[Array, Array, Array | None]:
+    weight = weight.copy()
+    outputs, width = weight.shape
+    codes = np.empty(weight.shape, np.uint8)
+    scales = np.empty((outputs, width // BLOCK), np.float16)
+    minimums = None if symmetric else np.empty_like(scales)
+    for index, first in enumerate(range(0, width, BLOCK)):
+        part = slice(first, first + BLOCK)
+        block, inner = weight[:, part], factor[part, part]
+        scale, minimum = _grid(block, symmetric, 1 / np.square(np.diag(inner)))
+        errors = np.empty_like(block)
+        for i in range(BLOCK):
+            column = block[:, i : i + 1]
+            code = _codes(column, scale, minimum)
+            codes[:, first + i] = code[:, 0]
+            errors[:, i : i + 1] = (column - _values(code, scale, minimum)) / inner[i, i]
+            block[:, i + 1 :] -= errors[:, i : i + 1] * inner[i, i + 1 :]
+        weight[:, first + BLOCK :] -= errors @ factor[part, first + BLOCK :]
+        scales[:, index] = scale
+        if minimums is not None and minimum is not None:
+            minimums[:, index] = minimum
+    return codes, scales, minimums

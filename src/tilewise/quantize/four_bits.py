@@ -1,0 +1,214 @@
+"""Linear layers with four-bit weights: `quantize(model, data, bits=4)`.
+
+Weights are packed in blocks of 32 (`tilewise.quantize.blocks`); a row of inputs becomes int8 as it comes, by a scale
+for each block of it. The sums of a block are integers and the same on every instruction set and in NumPy; so are the
+floats made of them. With calibration data the rounding knows which inputs matter.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise import nn
+from tilewise._extension import native
+from tilewise.backend import current_backend
+from tilewise.errors import ConfigurationError, GradientError, ShapeError
+from tilewise.nn import Module
+from tilewise.nn import functional as F
+from tilewise.nn.transformer import MultiHeadAttention
+from tilewise.quantize.blocks import BLOCK, Blocks, round_blocks
+from tilewise.quantize.calibration import check_model
+from tilewise.quantize.dynamic import QuantizedAttention
+from tilewise.tensor import Tensor, is_grad_enabled, no_grad
+
+Array = npt.NDArray[Any]
+_MOST_MOMENTS = 1 << 28  # floats of second moments that are collected in one pass over the data
+
+
+class FourBitLinear(Module):
+    """y = x @ weight.T + bias with the weight in four bits. Takes and gives floats."""
+
+    computes_in_int8 = True
+
+    def __init__(self, blocks: Blocks, bias: Array | None = None) -> None:
+        kind = NumpyInt4Weights if native is None else native.Int4Weights
+        self.kernel = kind(blocks.codes, blocks.scales, blocks.minimums, blocks.column_scale)
+        self.out_features, self.in_features = blocks.codes.shape
+        self.float_bias = None if bias is None else np.ascontiguousarray(bias, np.float32)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes, scales and bias."""
+        return int(self.kernel.nbytes) + (0 if self.float_bias is None else self.float_bias.nbytes)
+
+    def blocks(self) -> Blocks:
+        """Codes and scales, unpacked."""
+        return Blocks(*self.kernel.unpack())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FourBitLinear:
+        return FourBitLinear(self.blocks(), self.float_bias)
+
+    def forward(self, x: Any, activation: str | None = None, residual: Any = None) -> Tensor:
+        if is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad:
+            raise GradientError("a four-bit layer has no gradient; run it under no_grad()")
+        values = x.data if isinstance(x, Tensor) else np.asarray(x)
+        if values.shape[-1:] != (self.in_features,):
+            raise ShapeError(f"FourBitLinear takes (..., {self.in_features}), not {values.shape}")
+        rows = np.ascontiguousarray(values.reshape(-1, self.in_features), np.float32)
+        out: Array = self.kernel.linear(rows).reshape(*values.shape[:-1], self.out_features)
+        if self.float_bias is not None:
+            out += self.float_bias
+        if residual is not None:
+            out += residual.data if isinstance(residual, Tensor) else residual
+        return Tensor(out if activation is None else current_backend().dispatch(activation, out))
+
+
+class NumpyInt4Weights:
+    """The packed weights in NumPy: what runs without the compiled kernels, and what they are tested against."""
+
+    def __init__(self, codes: Array, scales: Array, minimums: Array | None, column_scale: Array) -> None:
+        padded = np.zeros((len(codes), scales.shape[1] * BLOCK), np.uint8)
+        padded[:, : codes.shape[1]] = codes
+        self._pairs = padded[:, 0::2] | padded[:, 1::2] << 4
+        self._inputs, self._scales, self._minimums, self._column_scale = codes.shape[1], scales, minimums, column_scale
+
+    @property
+    def nbytes(self) -> int:
+        minimums = 0 if self._minimums is None else self._minimums.nbytes
+        return int(self._pairs.nbytes + self._scales.nbytes + minimums + self._column_scale.nbytes)
+
+    def unpack(self) -> tuple[Array, Array, Array | None, Array]:
+        return self._codes()[:, : self._inputs].copy(), self._scales, self._minimums, self._column_scale
+
+    def _codes(self) -> Array:
+        codes = np.empty((len(self._pairs), 2 * self._pairs.shape[1]), np.uint8)
+        codes[:, 0::2], codes[:, 1::2] = self._pairs & 15, self._pairs >> 4
+        return codes
+
+    def linear(self, x: Array) -> Array:
+        q, row_scale, row_sum = quantize_row_blocks(x)
+        codes = self._codes()
+        out = np.zeros((len(x), len(codes)), np.float32)
+        with np.errstate(all="ignore"):
+            for b in range(self._scales.shape[1]):
+                part = slice(b * BLOCK, (b + 1) * BLOCK)
+                sums = q[:, part].astype(np.int32) @ codes[:, part].T.astype(np.int32)  # (N, O)
+                self._add_block(out, b, sums, row_scale[:, b : b + 1], row_sum[:, b : b + 1])
+            return out * self._column_scale
+
+    def _add_block(self, out: Array, block: int, sums: Array, row_scale: Array, row_sum: Array) -> None:
+        scale = self._scales[:, block].astype(np.float32) * row_scale
+        if self._minimums is None:
+            out += (sums - 8 * row_sum).astype(np.float32) * scale
+            return
+        out += sums.astype(np.float32) * scale
+        out += self._minimums[:, block].astype(np.float32) * (row_scale * row_sum.astype(np.float32))
+
+
+def quantize_row_blocks(rows: Array) -> tuple[Array, Array, Array]:
+    """float32 (N, K) to int8 (N, blocks * 32), with the scale and the sum of each block (N, blocks); an even number of
+    blocks, filled up with zeros."""
+    width = -(-rows.shape[1] // (2 * BLOCK)) * 2 * BLOCK
+    padded = np.zeros((len(rows), width), np.float32)
+    padded[:, : rows.shape[1]] = np.where(np.isnan(rows), np.float32(0), rows)
+    blocks = padded.reshape(len(rows), -1, BLOCK)
+    largest = np.abs(blocks).max(2)
+    with np.errstate(all="ignore"):
+        inverse = np.float32(127) / largest
+        inverse = np.where((largest > 0) & np.isfinite(inverse), inverse, np.float32(0))
+        q = np.rint(np.nan_to_num(blocks * inverse[..., None])).astype(np.int8)
+    return q.reshape(len(rows), width), largest / np.float32(127), q.sum(2, dtype=np.int32)
+
+
+def quantize_four_bits(model: Module, data: Iterable[Any] | None = None, symmetric: bool = True) -> Module:
+    """A copy of `model` in which every linear layer has four-bit weights; `data` are input batches to round by."""
+    check_model(model)
+    batches = None if data is None else list(data)
+    if batches is not None and not batches:
+        raise ConfigurationError("the calibration data is empty: rounding by it needs at least one input")
+    out = copy.deepcopy(model).eval()
+    places = _watch(out)
+    if not places:
+        raise ConfigurationError("this model has no linear layer whose weights could be four bits")
+    while places:
+        now = _first_pass(places)
+        if batches is not None:
+            _collect(out, batches, [getattr(parent, name) for parent, name in now])
+        for parent, name in now:
+            watched: _Watched = getattr(parent, name)
+            blocks = round_blocks(watched.linear.weight.data, symmetric, watched.moments)
+            bias = watched.linear.bias
+            setattr(parent, name, FourBitLinear(blocks, None if bias is None else bias.data))
+        places = places[len(now) :]
+    return out
+
+
+class _Watched(Module):
+    """A linear layer that collects the second moments of its inputs while it is asked to."""
+
+    def __init__(self, linear: Any) -> None:
+        self.linear = linear
+        self.watching, self.seen = False, 0
+        self.moments: Array | None = None
+
+    def forward(self, x: Tensor, activation: str | None = None, residual: Tensor | None = None) -> Tensor:
+        if self.watching:
+            rows = x.data.reshape(-1, x.shape[-1]).astype(np.float32, copy=False)
+            new, self.seen = rows.T @ rows, self.seen + len(rows)
+            self.moments = new if self.moments is None else self.moments + new
+        return F.linear(x, self.linear.weight, self.linear.bias, activation=activation, residual=residual)
+
+
+def _watch(module: Module) -> list[tuple[Module, str]]:
+    """Wraps every linear layer; where each of them is, in the order of the model."""
+    places: list[tuple[Module, str]] = []
+    for name, child in list(module.named_children()):
+        if isinstance(child, MultiHeadAttention):
+            attention = QuantizedAttention.around(child, _Watched(child.in_layer()), _Watched(child.out_proj))
+            setattr(module, name, attention)
+            places += [(attention, "in_proj"), (attention, "out_proj")]
+        elif isinstance(child, nn.Linear):
+            setattr(module, name, _Watched(child))
+            places.append((module, name))
+        else:
+            places += _watch(child)
+    return places
+
+
+def _first_pass(places: list[tuple[Module, str]]) -> list[tuple[Module, str]]:
+    """As many layers as their second moments may take memory, at least one."""
+    total, count = 0, 0
+    for parent, name in places:
+        total += getattr(parent, name).linear.weight.shape[1] ** 2
+        if count and total > _MOST_MOMENTS:
+            break
+        count += 1
+    return places[:count]
+
+
+def _model_input(batch: Any) -> Any:
+    """Floats as a Tensor; token ids as they are."""
+    values = batch.data if isinstance(batch, Tensor) else np.asarray(batch)
+    if values.dtype.kind not in "fiu" or values.ndim < 2:
+        raise ShapeError(f"a calibration batch is an array of inputs, not {values.dtype} of shape {values.shape}")
+    return values if values.dtype.kind in "iu" else Tensor(values.astype(np.float32, copy=False))
+
+
+def _collect(model: Module, batches: list[Any], layers: list[_Watched]) -> None:
+    for layer in layers:
+        layer.watching = True
+    with no_grad():
+        for batch in batches:
+            model(_model_input(batch))
+    for layer in layers:
+        layer.watching = False
+        if layer.moments is None:
+            raise ConfigurationError("a linear layer of this model saw none of the calibration data")
+        layer.moments = layer.moments / np.float32(layer.seen)
+        if not np.isfinite(layer.moments).all():
+            raise ConfigurationError("the calibration data gives NaN or infinity inside the model")
