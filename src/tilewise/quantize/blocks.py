@@ -2,8 +2,8 @@
 
 A weight of a block is `scale * (code - 8)`, or `scale * code + minimum`, with a code from 0 to 15; scale and minimum
 are half precision and count in units of `column_scale`, a power of two for each output, so that no magnitude of weights
-is out of a half's range. Each block tries several scales and keeps the one with the smallest error. With second moments of
-the layer's inputs (`moments`), errors are weighed by them, and the error of each column is made up for by the columns
+is out of a half's range. Each block tries several scales and keeps the one with the smallest error. With the moments
+of the layer's inputs, errors are weighed by them, and the error of each column is made up for by the columns
 that are still to be rounded (the method known as GPTQ), block after block.
 """
 
