@@ -116,7 +116,7 @@ def test_sampling_is_fixed_by_its_seed_and_keeps_to_top_k() -> None:
         ({"prompt": [1], "top_p": 0.0}, "top_p"),
         ({"prompt": [1.5]}, "integers"),
         ({"prompt": "abc"}, "encode the text"),
-        ({"prompt": [1], "weights": "int4"}, "float32"),
+        ({"prompt": [1], "weights": "int2"}, "float32"),
         ({"prompt": [1], "cache": KVCache(40, 3, 16)}, r"need a cache of"),
         (
             {"prompt": [1], "max_new_tokens": 9, "cache": KVCache(8, 3, 16, n_layers=2, batch_size=1)},
