@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,61 +15,118 @@ import typer
 from tilewise.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from tilewise.nn import GPT
+    from tilewise.generate.engine import LanguageModel
 
-_MODEL_HELP = "gpt (the trained one), gpt:SIZE (random weights, SIZE 4x128, 6x384 or 12x768), or a .safetensors file."
+_MODEL_HELP = (
+    "gpt (the trained one), gpt:SIZE (random weights, SIZE 4x128, 6x384 or 12x768), a .gguf or a .safetensors file."
+)
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="Text to continue; token ids for a GPT-2 file.")] = "import ",
+    prompt: Annotated[
+        str, typer.Argument(help="Text to continue; token ids for a GPT-2 safetensors file.")
+    ] = "import ",
     model: Annotated[str, typer.Option(help=_MODEL_HELP)] = "gpt",
     tokens: Annotated[int, typer.Option(min=0, help="New tokens.")] = 200,
     temperature: Annotated[float, typer.Option(help="0 takes the most likely token each time.")] = 0.8,
     top_k: Annotated[int | None, typer.Option(help="Draw from the k most likely tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Draw from the fewest tokens with this probability.")] = None,
     seed: Annotated[int, typer.Option(help="Fixes the draws.")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
     cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Keep keys and values of earlier tokens.")] = True,
     int8: Annotated[bool, typer.Option("--int8", help="Decode with int8 weights.")] = False,
     int4: Annotated[bool, typer.Option("--int4", help="Decode with four-bit weights.")] = False,
     threads: Annotated[int | None, typer.Option(help="Threads of the native kernels.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Continue a text with a GPT, streaming, and say how many tokens a second that was.
+    """Continue a text with a GPT or a LLaMA, streaming, and say how many tokens a second that was. Ctrl-C ends it.
 
     Example: tilewise generate "import " --tokens 100 --no-cache
     """
-    from tilewise import data, set_num_threads
+    from tilewise import set_num_threads
     from tilewise.generate import generate as run
 
-    if threads is not None:
-        set_num_threads(threads)
-    network, encode, decode = _model(model)
-    ids = encode(prompt)
-    if encode is data.encode and not as_json and decode(ids) != prompt:
-        known = decode(ids)
-        typer.echo(f"The model knows the characters of ASCII only, so it reads the prompt as {known!r}.", err=True)
     if int8 and int4:
         raise ConfigurationError("weights have eight bits or four: choose one of --int8 and --int4")
-    weights = "int8" if int8 else "int4" if int4 else "float32"
-    stream = run(network, ids, tokens, cache, temperature, top_k, top_p, seed, weights=weights)
+    if threads is not None:
+        set_num_threads(threads)
+    talker = _model(model)
+    ids = talker.encode(prompt)
     if not as_json:
-        sys.stdout.write(prompt)
-    new, start = [], time.perf_counter()
-    for token in stream:
-        new.append(token)
-        if not as_json:
-            sys.stdout.write(decode([token]))
-            sys.stdout.flush()
-    seconds = time.perf_counter() - start
-    rate = len(new) / seconds if seconds > 0 else 0.0
+        _say_what_is_read(talker, ids, prompt)
+    weights = "int8" if int8 else "int4" if int4 else talker.weights if cache else "float32"
+    stream = run(
+        talker.network, ids, tokens, cache, temperature, top_k, top_p, seed, talker.stops or None, weights=weights
+    )
+    written = _written(stream, talker, stop or [], prompt, as_json)
+    rate = len(written.tokens) / written.seconds if written.seconds > 0 else 0.0
     if as_json:
-        facts = {"prompt": prompt, "text": decode(new), "tokens": new, "tokens_per_second": rate, "cache": cache}
-        print(json.dumps(facts))
+        facts = {"prompt": prompt, "text": written.text, "tokens": written.tokens, "tokens_per_second": rate}
+        print(json.dumps(facts | {"cache": cache, "interrupted": written.interrupted}))
     else:
+        count = len(written.tokens)
         print(
-            f"\n\n{len(new)} token{'s' * (len(new) != 1)}, {rate:,.0f} a second, "
-            f"{'with' if cache else 'without'} a cache, {weights} weights"
+            f"\n\n{count} token{'s' * (count != 1)}, {rate:,.0f} a second, "
+            f"{'with' if cache else 'without'} a cache, {talker.kind or weights} weights"
+            f"{', interrupted' * written.interrupted}"
         )
+    if written.interrupted:
+        raise typer.Exit(130)
+
+
+@dataclass(frozen=True)
+class _Talker:
+    """A model, how text becomes its tokens, and what a token adds to the text."""
+
+    network: LanguageModel
+    encode: Callable[[str], Any]
+    token_bytes: Callable[[int], bytes]
+    weights: str = "float32"
+    kind: str = ""  # of weights that are neither float32 nor copies
+    stops: frozenset[int] = frozenset()
+    ascii_only: bool = False
+
+
+@dataclass
+class _Written:
+    text: str
+    tokens: list[int]
+    seconds: float
+    interrupted: bool
+
+
+def _written(stream: Any, talker: _Talker, stop: list[str], prompt: str, silent: bool) -> _Written:
+    """The text as it comes, until its end, a stop word or Ctrl-C."""
+    from tilewise.gguf import TextStream
+
+    out, text, new, interrupted = TextStream(stop), [], list[int](), False
+
+    def write(part: str) -> None:
+        text.append(part)
+        if not silent:
+            sys.stdout.write(part)
+            sys.stdout.flush()
+
+    if not silent:
+        sys.stdout.write(prompt)
+    start = time.perf_counter()
+    try:
+        for token in stream:
+            new.append(int(token))
+            write(out.add(talker.token_bytes(int(token))))
+            if out.stopped:
+                break
+    except KeyboardInterrupt:
+        interrupted = True
+    seconds = time.perf_counter() - start
+    write(out.end())
+    return _Written("".join(text), new, seconds, interrupted)
+
+
+def _say_what_is_read(talker: _Talker, ids: Any, prompt: str) -> None:
+    known = b"".join(talker.token_bytes(int(i)) for i in ids).decode() if talker.ascii_only else prompt
+    if known != prompt:
+        typer.echo(f"The model knows the characters of ASCII only, so it reads the prompt as {known!r}.", err=True)
 
 
 def kv(
@@ -86,7 +144,7 @@ def kv(
 
     if threads is not None:
         set_num_threads(threads)
-    network, _, _ = _model(model)
+    network = _model(model).network
     if tokens > network.context:
         raise ConfigurationError(f"--tokens {tokens} is more than the model's context of {network.context}")
     cached, uncached = _seconds_per_token(network, tokens, True), _seconds_per_token(network, tokens, False)
@@ -99,21 +157,43 @@ def kv(
         print(f"last token: {cached[-1] * 1e3:.2f} ms with, {uncached[-1] * 1e3:.2f} ms without; picture in {out}")
 
 
-def _model(name: str) -> tuple[GPT, Callable[[str], Any], Callable[[Any], str]]:
-    """The model, and how text becomes its tokens and back."""
+def _model(name: str) -> _Talker:
     from tilewise import data, models
     from tilewise.generate import load_gpt
 
     if name == "gpt":
-        return models.pretrained("gpt"), data.encode, data.decode
+        return _by_characters(models.pretrained("gpt"))
     if name.startswith("gpt:"):
-        return models.gpt(name[4:], vocab=len(data.VOCABULARY)), data.encode, data.decode
+        return _by_characters(models.gpt(name[4:], vocab=len(data.VOCABULARY)))
     if not Path(name).exists():
         raise ConfigurationError(f"there is no model {name!r}; use {_MODEL_HELP.rstrip('.')}")
+    if name.endswith(".gguf"):
+        return _from_gguf(name)
     network = load_gpt(name)
-    if network.vocab == len(data.VOCABULARY):
-        return network, data.encode, data.decode
-    return network, _ids, lambda ids: "".join(f" {i}" for i in ids)
+    return _by_characters(network) if network.vocab == len(data.VOCABULARY) else _by_numbers(network)
+
+
+def _by_characters(network: LanguageModel) -> _Talker:
+    from tilewise import data
+
+    return _Talker(network, data.encode, lambda token: data.decode([token]).encode(), ascii_only=True)
+
+
+def _by_numbers(network: LanguageModel, **more: Any) -> _Talker:
+    return _Talker(network, _ids, lambda token: f" {token}".encode(), **more)
+
+
+def _from_gguf(path: str) -> _Talker:
+    from tilewise.gguf import load_gguf
+    from tilewise.quantize import FourBitLinear
+
+    loaded = load_gguf(path)
+    four = any(isinstance(m, FourBitLinear) for m in loaded.model.modules())
+    facts: dict[str, Any] = {"weights": loaded.weights, "kind": "four-bit" if four else ""}
+    if loaded.tokenizer is None:
+        return _by_numbers(loaded.model, **facts)
+    words = loaded.tokenizer
+    return _Talker(loaded.model, words.encode, words.token_bytes, stops=words.stops, **facts)
 
 
 def _ids(prompt: str) -> list[int]:
@@ -123,12 +203,12 @@ def _ids(prompt: str) -> list[int]:
         raise ConfigurationError("this model's prompt is a list of token ids, such as '464 3290'") from None
 
 
-def _seconds_per_token(network: GPT, tokens: int, cache: bool, rounds: int = 3) -> list[float]:
+def _seconds_per_token(network: LanguageModel, tokens: int, cache: bool, rounds: int = 3) -> list[float]:
     """The shortest time of each position, so that what else the machine does stays out of the picture."""
     return [min(times) for times in zip(*(_one_run(network, tokens, cache) for _ in range(rounds)), strict=True)]
 
 
-def _one_run(network: GPT, tokens: int, cache: bool) -> list[float]:
+def _one_run(network: LanguageModel, tokens: int, cache: bool) -> list[float]:
     from tilewise.generate import generate as run
 
     stream, times = run(network, [0], tokens, use_cache=cache), []

@@ -17,10 +17,12 @@ import numpy.typing as npt
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError
 from tilewise.generate.cache import KVCache
-from tilewise.nn import GPT, Linear
+from tilewise.nn import GPT, Linear, Llama, RMSNorm
+from tilewise.nn.llama import LlamaBlock
 from tilewise.tensor import no_grad
 
 Array = npt.NDArray[Any]
+LanguageModel = GPT | Llama
 
 
 class Engine(Protocol):
@@ -31,19 +33,22 @@ class Engine(Protocol):
         ...
 
 
-def new_cache(model: GPT, batch: int, length: int | None = None, dtype: str = "float32") -> KVCache:
+def new_cache(model: LanguageModel, batch: int, length: int | None = None, dtype: str = "float32") -> KVCache:
     """A cache of the shape this model needs."""
+    kv_heads, head_dim = head_shape(model)
     return KVCache(
-        length or model.context,
-        model.heads,
-        model.token_embedding.weight.shape[1] // model.heads,
-        n_layers=len(model.blocks),
-        batch_size=batch,
-        dtype=dtype,
+        length or model.context, kv_heads, head_dim, n_layers=len(model.blocks), batch_size=batch, dtype=dtype
     )
 
 
-def make_engine(model: GPT, weights: str = "float32") -> Engine:
+def head_shape(model: LanguageModel) -> tuple[int, int]:
+    """How many heads have keys and values of their own, and how wide they are."""
+    if isinstance(model, Llama):
+        return model.config.kv_heads, model.config.head_dim
+    return model.heads, model.token_embedding.weight.shape[1] // model.heads
+
+
+def make_engine(model: LanguageModel, weights: str = "float32") -> Engine:
     """The fastest engine for this model: native where the extension is built and the weights are float32 arrays or four
     bits (`quantize(model, bits=4)`); `weights` "int8" or "int4" decodes with copies of float32 weights.
 
@@ -62,18 +67,20 @@ def make_engine(model: GPT, weights: str = "float32") -> Engine:
 class NativeEngine:
     """The decoder of the compiled extension."""
 
-    def __init__(self, model: GPT, weights: str = "float32") -> None:
+    def __init__(self, model: LanguageModel, weights: str = "float32") -> None:
         assert native is not None
         self.settings = _settings(model)
         dense = _four_bit_dense if weights == "int4" else _dense
         try:
             self._decoder = native.Decoder(
                 model.token_embedding.weight.data,
-                model.position_embedding.weight.data,
+                model.position_embedding.weight.data if isinstance(model, GPT) else None,
                 [_block_parts(block, dense) for block in model.blocks],
-                [model.norm.weight.data, model.norm.bias.data, dense(model.head)],
-                *self.settings,
-                int8=weights == "int8",
+                [*_norm_parts(model.norm), dense(model.head)],
+                *self.settings[:6],
+                _rotary(model),
+                self.settings[6],
+                weights == "int8",
             )
         except ValueError as error:
             raise ConfigurationError(str(error)) from None
@@ -97,10 +104,21 @@ class NativeEngine:
         return logits
 
 
-def _settings(model: GPT) -> tuple[Any, ...]:
-    head_width = model.token_embedding.weight.shape[1] // model.heads
+def _settings(model: LanguageModel) -> tuple[Any, ...]:
+    """What the decoder is told beside its arrays: heads, their sizes, positions, eps, GELU's form, the rotary pairs."""
+    kv_heads, head_dim = head_shape(model)
+    if isinstance(model, Llama):
+        frequencies = _rotary(model)
+        turns = b"" if frequencies is None else frequencies.tobytes()
+        return model.heads, kv_heads, head_dim, model.context, model.norm.eps, False, model.config.side_by_side, turns
     tanh = model.approximate == "tanh"
-    return model.heads, model.heads, head_width, model.context, model.norm.eps, tanh, None, False
+    return model.heads, kv_heads, head_dim, model.context, model.norm.eps, tanh, False, b""
+
+
+def _rotary(model: LanguageModel) -> Array | None:
+    if not isinstance(model, Llama) or model.config.frequencies is None:
+        return None
+    return np.ascontiguousarray(model.config.frequencies, np.float32)
 
 
 Dense = tuple[Array | None, Any, Array | None]  # a float weight, a four-bit one, a bias
@@ -124,21 +142,27 @@ def _four_bit_dense(layer: Any) -> Dense:
     return weight, kernel, bias
 
 
-def _block_layers(block: Any) -> list[Any]:
-    """The linear layers of a block, in the order in which they are used."""
+def _block_layers(block: Any) -> list[list[Any]]:
+    """The linear layers of a block: to queries, keys and values; out; up (with its gate before it); down."""
     attention = block.self_attn
-    return [attention.in_layer(), attention.out_proj, block.linear1, block.linear2]
+    if isinstance(block, LlamaBlock):
+        qkv, mlp = [attention.q_proj, attention.k_proj, attention.v_proj], block.mlp
+        return [qkv, [attention.o_proj], [mlp.gate_proj, mlp.up_proj], [mlp.down_proj]]
+    return [[attention.in_layer()], [attention.out_proj], [block.linear1], [block.linear2]]
 
 
 def _block_parts(block: Any, dense: Callable[[Any], Dense]) -> list[Any]:
-    qkv, out, up, down = map(dense, _block_layers(block))
-    norm1, norm2 = ([norm.weight.data, norm.bias.data] for norm in (block.norm1, block.norm2))
-    return [*norm1, [qkv], out, *norm2, [up], down]
+    qkv, (out,), up, (down,) = (list(map(dense, layers)) for layers in _block_layers(block))
+    return [*_norm_parts(block.norm1), qkv, out, *_norm_parts(block.norm2), up, down]
 
 
-def _is_native(model: GPT) -> bool:
+def _norm_parts(norm: Any) -> list[Array | None]:
+    return [norm.weight.data, None if isinstance(norm, RMSNorm) else norm.bias.data]
+
+
+def _is_native(model: LanguageModel) -> bool:
     """Whether the decoder can read all of this model."""
-    layers = [layer for block in model.blocks for layer in _block_layers(block)] + [model.head]
+    layers = [layer for block in model.blocks for part in _block_layers(block) for layer in part] + [model.head]
     fits = all(isinstance(layer, Linear) or _is_four_bit(layer) for layer in layers)
     return fits and all(p.data.dtype == np.float32 and p.data.flags.c_contiguous for p in model.parameters())
 
@@ -156,7 +180,7 @@ class KeptEngines:
     def __reduce__(self) -> tuple[type[KeptEngines], tuple[()]]:
         return KeptEngines, ()
 
-    def get(self, model: GPT, weights: str) -> NativeEngine:
+    def get(self, model: LanguageModel, weights: str) -> NativeEngine:
         kept = self._engines.get(weights)
         if kept is not None and self._fits(*kept, model):
             return kept[0]
@@ -165,25 +189,25 @@ class KeptEngines:
         return kept[0]
 
     @staticmethod
-    def _fits(engine: NativeEngine, before: list[Any], model: GPT) -> bool:
+    def _fits(engine: NativeEngine, before: list[Any], model: LanguageModel) -> bool:
         now = _weights(model)
         same = len(before) == len(now) and all(a is b for a, b in zip(before, now, strict=True))
         return same and engine.settings == _settings(model) and engine.fresh()
 
 
-def _weights(model: GPT) -> list[Any]:
+def _weights(model: LanguageModel) -> list[Any]:
     """What an engine was made of: float arrays and four-bit kernels."""
     return [p.data for p in model.parameters()] + [vars(m)["kernel"] for m in model.modules() if _is_four_bit(m)]
 
 
-def _kept_engines(model: GPT) -> KeptEngines:
+def _kept_engines(model: LanguageModel) -> KeptEngines:
     return cast(KeptEngines, vars(model).setdefault("_engines", KeptEngines()))
 
 
 class ModelEngine:
     """The model's own layers: a prompt at a time, then all sequences together, a token each."""
 
-    def __init__(self, model: GPT) -> None:
+    def __init__(self, model: LanguageModel) -> None:
         self.model = model
 
     def run(self, rows: Array, cache: KVCache, wanted: Array) -> Array:

@@ -14,9 +14,8 @@ import numpy.typing as npt
 
 from tilewise.errors import ConfigurationError, ShapeError
 from tilewise.generate.cache import KVCache
-from tilewise.generate.engine import make_engine, new_cache
+from tilewise.generate.engine import LanguageModel, head_shape, make_engine, new_cache
 from tilewise.generate.sampling import Sampler, is_whole
-from tilewise.nn import GPT
 from tilewise.tensor import no_grad
 
 Array = npt.NDArray[Any]
@@ -25,7 +24,7 @@ FINISHED = -1
 
 
 def generate(
-    model: GPT,
+    model: LanguageModel,
     prompt: Sequence[int] | Sequence[Sequence[int]] | Array,
     max_new_tokens: int,
     use_cache: bool = True,
@@ -49,8 +48,8 @@ def generate(
     >>> len(list(generate(models.gpt("4x128"), [1, 2, 3], 5)))
     5
     """
-    if not isinstance(model, GPT):
-        raise ConfigurationError(f"generate takes a tilewise.nn.GPT, not a {type(model).__name__}")
+    if not isinstance(model, LanguageModel):
+        raise ConfigurationError(f"generate takes a tilewise.nn.GPT or Llama, not a {type(model).__name__}")
     prompts, single = _checked_prompts(model, prompt)
     sampler = Sampler(temperature, top_k, top_p)
     for name, value in (("max_new_tokens", max_new_tokens), ("seed", seed)):
@@ -64,7 +63,8 @@ def generate(
             f"{model.context}"
         )
     if use_cache:
-        cache = new_cache(model, len(prompts), dtype=cache_dtype) if cache is None else cache
+        length = max(1, longest + max_new_tokens - 1)
+        cache = new_cache(model, len(prompts), length, cache_dtype) if cache is None else cache
         _check_cache(cache, model, len(prompts), longest + max_new_tokens - 1)
         next_logits = _cached(model, prompts, cache, weights)
     else:
@@ -96,7 +96,7 @@ def _steps(
                 return
 
 
-def _cached(model: GPT, prompts: list[Array], cache: KVCache, weights: str) -> NextLogits:
+def _cached(model: LanguageModel, prompts: list[Array], cache: KVCache, weights: str) -> NextLogits:
     engine = make_engine(model, weights)
     cache.reset()
     lengths = np.array([len(p) for p in prompts])
@@ -115,7 +115,7 @@ def _cached(model: GPT, prompts: list[Array], cache: KVCache, weights: str) -> N
     return next_logits
 
 
-def _uncached(model: GPT, prompts: list[Array]) -> NextLogits:
+def _uncached(model: LanguageModel, prompts: list[Array]) -> NextLogits:
     sequences = [list(p) for p in prompts]
 
     def next_logits(tokens: Array) -> Array:
@@ -130,7 +130,7 @@ def _uncached(model: GPT, prompts: list[Array]) -> NextLogits:
     return next_logits
 
 
-def _checked_prompts(model: GPT, prompt: Any) -> tuple[list[Array], bool]:
+def _checked_prompts(model: LanguageModel, prompt: Any) -> tuple[list[Array], bool]:
     if isinstance(prompt, str):
         raise ConfigurationError("a prompt is a sequence of token ids; encode the text first")
     try:
@@ -162,10 +162,10 @@ def _checked_stops(stop: Any) -> frozenset[int]:
     return frozenset(int(s) for s in stops)
 
 
-def _check_cache(cache: KVCache, model: GPT, batch: int, positions: int) -> None:
+def _check_cache(cache: KVCache, model: LanguageModel, batch: int, positions: int) -> None:
     if not isinstance(cache, KVCache):
         raise ConfigurationError(f"cache must be a KVCache, not a {type(cache).__name__}")
-    wanted = (len(model.blocks), batch, model.heads, model.token_embedding.weight.shape[1] // model.heads)
+    wanted = (len(model.blocks), batch, *head_shape(model))
     given = (cache.n_layers, cache.batch_size, cache.n_heads, cache.head_dim)
     if wanted != given:
         raise ShapeError(

@@ -19,6 +19,7 @@ from tilewise.nn.layers import (
     ReLU,
     Softmax,
 )
+from tilewise.nn.llama import GroupedQueryAttention, Llama, LlamaConfig, RMSNorm, SwiGLU
 from tilewise.nn.module import Module, ModuleList, Parameter, Sequential
 from tilewise.nn.spatial import ConvTranspose2d, GroupNorm, Upsample
 from tilewise.nn.transformer import GPT, MultiHeadAttention, TransformerBlock
@@ -37,24 +38,29 @@ __all__ = [
     "Flatten",
     "GlobalAvgPool",
     "GroupNorm",
+    "GroupedQueryAttention",
     "Hardsigmoid",
     "Hardswish",
     "Identity",
     "LayerNorm",
     "LeakyReLU",
     "Linear",
+    "Llama",
+    "LlamaConfig",
     "MSELoss",
     "MaxPool2d",
     "Module",
     "ModuleList",
     "MultiHeadAttention",
     "Parameter",
+    "RMSNorm",
     "ReLU",
     "ReLU6",
     "Sequential",
     "SiLU",
     "Sigmoid",
     "Softmax",
+    "SwiGLU",
     "Tanh",
     "TransformerBlock",
     "Upsample",

@@ -1,0 +1,165 @@
+"""GGUF files for tests, written by the `gguf` package: small models with random weights and small vocabularies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from tilewise.nn import GPT, Llama, LlamaConfig
+
+KINDS = {name: gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")}
+_GPT2_NORMS = {"norm1": "attn_norm", "norm2": "ffn_norm"}
+_GPT2_LAYERS = {"self_attn.out_proj": "attn_output", "linear1": "ffn_up", "linear2": "ffn_down"}
+_LLAMA_LAYERS = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "norm1": "attn_norm",
+    "norm2": "ffn_norm",
+}
+
+
+def small_llama(seed: int = 0, vocab: int = 64, width: int = 64, **more: Any) -> Llama:
+    sizes: dict[str, Any] = {"layers": 2, "heads": 4, "kv_heads": 2, "hidden": 96, "context": 96, "side_by_side": True}
+    model = Llama(LlamaConfig(width=width, vocab=vocab, **(sizes | more)), rng=seed)
+    rng = np.random.default_rng(seed)
+    for name, tensor in model.named_tensors():
+        if "norm" in name:
+            tensor.data[...] = rng.uniform(0.5, 1.5, tensor.shape)
+    return model
+
+
+def small_gpt(seed: int = 0, vocab: int = 64, width: int = 64) -> GPT:
+    return GPT(2, width, 4, vocab=vocab, context=96, rng=seed, approximate="tanh")
+
+
+def write_llama(model: Llama, path: Path, kind: str = "F32", **tokenizer: Any) -> None:
+    c = model.config
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(c.context)
+    writer.add_embedding_length(c.width)
+    writer.add_block_count(c.layers)
+    writer.add_feed_forward_length(c.hidden)
+    writer.add_head_count(c.heads)
+    writer.add_head_count_kv(c.kv_heads)
+    writer.add_layer_norm_rms_eps(c.eps)
+    writer.add_rope_dimension_count(c.head_dim)
+    writer.add_vocab_size(c.vocab)
+    names = {"token_embedding.weight": "token_embd.weight", "norm.weight": "output_norm.weight"}
+    names["head.weight"] = "output.weight"
+    for i in range(c.layers):
+        for ours, theirs in _LLAMA_LAYERS.items():
+            names[f"blocks.{i}.{ours}.weight"] = f"blk.{i}.{theirs}.weight"
+    state = dict(model.named_tensors())
+    _write(writer, {theirs: state[ours].data for ours, theirs in names.items()}, kind, tokenizer)
+
+
+def write_gpt2(model: GPT, path: Path, kind: str = "F32", **tokenizer: Any) -> None:
+    width = model.token_embedding.weight.shape[1]
+    writer = gguf.GGUFWriter(path, "gpt2")
+    writer.add_context_length(model.context)
+    writer.add_embedding_length(width)
+    writer.add_block_count(len(model.blocks))
+    writer.add_feed_forward_length(4 * width)
+    writer.add_head_count(model.heads)
+    writer.add_layer_norm_eps(model.norm.eps)
+    writer.add_vocab_size(model.vocab)
+    state = dict(model.named_tensors())
+    tensors = {
+        "token_embd.weight": state["token_embedding.weight"].data,
+        "position_embd.weight": state["position_embedding.weight"].data,
+        "output.weight": state["head.weight"].data,
+    }
+    for part in ("weight", "bias"):
+        tensors[f"output_norm.{part}"] = state[f"norm.{part}"].data
+        for i in range(len(model.blocks)):
+            tensors[f"blk.{i}.attn_qkv.{part}"] = state[f"blocks.{i}.self_attn.in_proj_{part}"].data
+            for ours, theirs in (_GPT2_LAYERS | _GPT2_NORMS).items():
+                tensors[f"blk.{i}.{theirs}.{part}"] = state[f"blocks.{i}.{ours}.{part}"].data
+    _write(writer, tensors, kind, tokenizer)
+
+
+def _write(writer: Any, tensors: dict[str, Any], kind: str, tokenizer: dict[str, Any]) -> None:
+    """Matrices in the kind that is asked for, vectors and positions in float32."""
+    _add_tokenizer(writer, **tokenizer) if tokenizer else writer.add_tokenizer_model("no_vocab")
+    for name, array in tensors.items():
+        array = np.ascontiguousarray(array, np.float32)
+        stored = KINDS[kind] if array.ndim == 2 and name != "position_embd.weight" else KINDS["F32"]
+        writer.add_tensor(name, gguf.quants.quantize(array, stored), raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add_tokenizer(writer: Any, algorithm: str, tokens: list[str], **more: Any) -> None:
+    writer.add_tokenizer_model(algorithm)
+    writer.add_token_list(tokens)
+    if "scores" in more:
+        writer.add_token_scores(more["scores"])
+    if "types" in more:
+        writer.add_token_types(more["types"])
+    if "merges" in more:
+        writer.add_token_merges(more["merges"])
+    if "pre" in more:
+        writer.add_tokenizer_pre(more["pre"])
+    for name in ("bos", "eos"):
+        if name in more:
+            getattr(writer, f"add_{name}_token_id")(more[name])
+    if "add_bos" in more:
+        writer.add_add_bos_token(more["add_bos"])
+
+
+def rounded(array: np.ndarray, kind: str) -> np.ndarray:
+    """What the `gguf` package says that a stored matrix holds."""
+    found: np.ndarray = gguf.quants.dequantize(gguf.quants.quantize(array, KINDS[kind]), KINDS[kind])
+    return found
+
+
+# --- vocabularies ---
+
+
+def letters() -> list[str]:
+    """The letters that byte-level BPE spells bytes with."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    return [chr(b) if b in printable else chr(next(others)) for b in range(256)]
+
+
+def byte_level_vocabulary(pre: str = "gpt-2") -> dict[str, Any]:
+    spell = lambda text: "".join(letters()[b] for b in text.encode())  # noqa: E731
+    merges, tokens = [], letters()
+    for left, right in [
+        ("t", "h"),
+        ("th", "e"),
+        (" ", "the"),
+        ("i", "n"),
+        ("in", "g"),
+        (" ", " "),
+        ("é", "t"),
+        ("1", "2"),
+    ]:
+        merges.append(f"{spell(left)} {spell(right)}")
+        tokens = [*tokens, spell(left + right)]
+    merges.insert(0, " ".join(spell("é")))
+    tokens = [*tokens, spell("é"), "<|endoftext|>"]
+    types = [1] * (len(tokens) - 1) + [3]
+    end = len(tokens) - 1
+    return {"algorithm": "gpt2", "tokens": tokens, "merges": merges, "types": types, "bos": end, "eos": end, "pre": pre}
+
+
+def sentencepiece_vocabulary() -> dict[str, Any]:
+    tokens, scores, types = ["<unk>", "<s>", "</s>"], [0.0, 0.0, 0.0], [2, 3, 3]
+    for byte in range(256):
+        tokens.append(f"<0x{byte:02X}>"), scores.append(0.0), types.append(6)
+    pieces = ["▁t", "he", "▁the", "in", "ing", "▁", "t", "h", "e", "i", "n", "g", "a", "b", "é", "▁▁", "th", "."]
+    for rank, piece in enumerate(pieces):
+        tokens.append(piece), scores.append(-float(rank)), types.append(1)
+    return {"algorithm": "llama", "tokens": tokens, "scores": scores, "types": types, "bos": 1, "eos": 2}

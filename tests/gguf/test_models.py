@@ -1,0 +1,153 @@
+"""Models in GGUF files: every form of weights is read as the `gguf` package reads it, and decodes as written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+gguf = pytest.importorskip("gguf")
+
+from gguf_samples import KINDS, rounded, small_gpt, small_llama, write_gpt2, write_llama  # noqa: E402
+
+from tilewise import no_grad  # noqa: E402
+from tilewise._extension import native  # noqa: E402
+from tilewise.errors import FileFormatError, MissingFileError  # noqa: E402
+from tilewise.generate import generate  # noqa: E402
+from tilewise.gguf import load_gguf, read_gguf  # noqa: E402
+from tilewise.gguf.tensors import KINDS as READ  # noqa: E402
+from tilewise.quantize import FourBitLinear  # noqa: E402
+
+IDS = np.array([[5, 9, 3, 60, 0]])
+SAMPLES: dict[str, Any] = {"gpt2": (small_gpt, write_gpt2), "llama": (small_llama, write_llama)}
+
+
+def logits(model: Any) -> np.ndarray:
+    with no_grad():
+        found: np.ndarray = model(IDS).data
+    return found
+
+
+def as_stored(model: Any, kind: str) -> Any:
+    """The model with every matrix as the file holds it."""
+    for name, tensor in model.named_tensors():
+        if tensor.ndim == 2 and "position" not in name:
+            tensor.data[...] = rounded(tensor.data, kind)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0"])
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_floats_and_eight_bits_give_the_logits_of_the_weights_written(sample: str, kind: str, tmp_path: Path) -> None:
+    make, write = SAMPLES[sample]
+    write(make(), tmp_path / "m.gguf", kind)
+    loaded = load_gguf(tmp_path / "m.gguf")
+    np.testing.assert_allclose(logits(loaded.model), logits(as_stored(make(), kind)), rtol=1e-5, atol=1e-6)
+    assert loaded.weights == ("int8" if kind == "Q8_0" and native is not None else "float32")
+    assert loaded.tokenizer is None
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_four_bits_keep_the_codes_of_the_file(sample: str, kind: str, tmp_path: Path) -> None:
+    make, write = SAMPLES[sample]
+    write(make(), tmp_path / "m.gguf", kind)
+    model = load_gguf(tmp_path / "m.gguf").model
+    assert isinstance(model.head, FourBitLinear)
+    np.testing.assert_allclose(
+        model.head.blocks().dequantize(), rounded(make().head.weight.data, kind), rtol=1e-6, atol=1e-9
+    )
+    expected = logits(as_stored(make(), kind))
+    assert np.abs(logits(model) - expected).max() < 0.03 * np.abs(expected).max()  # inputs are int8
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_a_file_generates_what_the_model_does(sample: str, tmp_path: Path) -> None:
+    make, write = SAMPLES[sample]
+    write(make(), tmp_path / "m.gguf")
+    loaded = load_gguf(tmp_path / "m.gguf")
+    assert list(generate(loaded.model, [1, 2, 3], 64)) == list(generate(make(), [1, 2, 3], 64))
+
+
+@pytest.mark.parametrize("code", READ)
+def test_every_form_is_read_as_the_gguf_package_reads_it(code: int) -> None:
+    kind = READ[code]
+    raw = np.random.default_rng(0).integers(0, 256, (50, kind.block_bytes)).astype(np.uint8)
+    if kind.block == 1:
+        raw = (
+            np.random.default_rng(0).standard_normal(50).astype(np.float32).view(np.uint8).reshape(-1, kind.block_bytes)
+        )
+    expected = gguf.quants.dequantize(raw.reshape(-1), gguf.GGMLQuantizationType(code)).reshape(-1)
+    with np.errstate(all="ignore"):
+        found = kind.to_floats(raw).reshape(-1)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_tied_embeddings_and_stretched_rotary_positions_are_read(tmp_path: Path) -> None:
+    path, model = tmp_path / "m.gguf", small_llama()
+    write_llama(model, path)
+    reader, writer = gguf.GGUFReader(path), gguf.GGUFWriter(tmp_path / "tied.gguf", "llama")
+    for name, field in reader.fields.items():
+        if name.startswith("llama.") and name != "llama.rope.freq_base":
+            writer.add_key_value(name, field.contents(), field.types[0])
+    writer.add_rope_freq_base(500000.0)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+    writer.add_rope_scaling_factor(2.0)
+    for tensor in reader.tensors:
+        if tensor.name != "output.weight":
+            writer.add_tensor(tensor.name, tensor.data)
+    writer.add_tensor("rope_freqs.weight", np.full(8, 4.0, np.float32))
+    writer.write_header_to_file(), writer.write_kv_data_to_file(), writer.write_tensors_to_file(), writer.close()
+    found: Any = load_gguf(tmp_path / "tied.gguf").model
+    np.testing.assert_array_equal(found.head.weight.data, model.token_embedding.weight.data)
+    expected = 500000.0 ** (-np.arange(8) / 8) / 8
+    np.testing.assert_allclose(found.config.frequencies, expected, rtol=1e-6)
+
+
+def test_metadata_is_what_was_written(tmp_path: Path) -> None:
+    write_llama(small_llama(), tmp_path / "m.gguf")
+    file = read_gguf(tmp_path / "m.gguf")
+    assert file.metadata["llama.attention.head_count_kv"] == 2
+    assert file.metadata["general.architecture"] == "llama"
+    assert file.tensors["blk.1.ffn_down.weight"].shape == (64, 96)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"block_count": 3}, "no tensor 'blk.2"),
+        ({"feed_forward_length": 64}, "not"),
+        ({"attention.head_count": 5}, "cannot be shared"),
+        ({"attention.head_count_kv": 3}, "cannot share"),
+        ({"context_length": 0}, "context_length"),
+        ({"rope.dimension_count": 200}, "rotary"),
+    ],
+)
+def test_sizes_that_do_not_fit_the_tensors_are_one_sentence(
+    change: dict[str, int], sentence: str, tmp_path: Path
+) -> None:
+    write_llama(small_llama(), tmp_path / "m.gguf")
+    content = (tmp_path / "m.gguf").read_bytes()
+    for key, value in change.items():
+        name = f"llama.{key}".encode()
+        at = content.index(len(name).to_bytes(8, "little") + name) + 8 + len(name) + 4
+        content = content[:at] + value.to_bytes(4, "little") + content[at + 4 :]
+    (tmp_path / "m.gguf").write_bytes(content)
+    with pytest.raises(FileFormatError, match=sentence):
+        load_gguf(tmp_path / "m.gguf")
+
+
+def test_other_files_are_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "no.gguf").write_bytes(b"x" * 100)
+    with pytest.raises(FileFormatError, match="not a GGUF file"):
+        load_gguf(tmp_path / "no.gguf")
+    with pytest.raises(MissingFileError):
+        load_gguf(tmp_path / "none.gguf")
+    writer = gguf.GGUFWriter(tmp_path / "other.gguf", "mamba")
+    writer.add_tensor("a", np.zeros((2, 2), np.float32))
+    writer.write_header_to_file(), writer.write_kv_data_to_file(), writer.write_tensors_to_file(), writer.close()
+    with pytest.raises(FileFormatError, match="gpt2, llama, qwen2 are read"):
+        load_gguf(tmp_path / "other.gguf")
+    assert set(KINDS) <= {kind.name for kind in READ.values()}
