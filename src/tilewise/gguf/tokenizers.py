@@ -2,8 +2,8 @@
 SentencePiece's (LLaMA 1 and 2, Mistral).
 
 Byte-level BPE spells every byte as a printable letter, cuts the text into words, and joins neighbours in the order of
-the file's merges. SentencePiece writes spaces as "▁" and joins neighbours whose union has the highest score; characters it
-does not know become their bytes. Both end in bytes, so a text that is streamed holds back half a character.
+the file's merges. SentencePiece writes spaces as "▁" and joins neighbours whose union has the highest score; characters
+it does not know become their bytes. Both end in bytes, so a text that is streamed holds back half a character.
 """
 
 from __future__ import annotations
