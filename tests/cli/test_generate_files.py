@@ -1,4 +1,4 @@
-"""`tilewise generate` on GGUF files: text from the file's own tokenizer, stop words, Ctrl-C, one sentence for the rest."""
+"""`tilewise generate` on GGUF files: text from the file's own tokenizer, stop words, Ctrl-C, one sentence else."""
 
 from __future__ import annotations
 
