@@ -35,6 +35,7 @@ ELSEWHERE = {
     "tilewise compete serve": "runs until it is stopped; tests/bench/site.py starts it",
     "--head HASH": "HASH stands for one; tests/bench/test_board.py",
     "tilewise compete rerun 17": "17 stands for an entry; tests/bench/test_server.py",
+    ".gguf": "needs a model's file; tests/cli/test_generate_files.py writes one",
     "--plugin mine.py": "tests/bench/test_plugins.py runs plugins",
 }
 
