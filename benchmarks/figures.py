@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
+from benchmarks import llama_cpp_tables
 from benchmarks.cards import again, card, listed, machines
 from benchmarks.results_files import geometric, read, read_any, rows, table
 
@@ -242,6 +243,8 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "ranking": ranking,
     "int8 accuracy": int8_accuracy,
     "profiling": profiling_checks,
+    "llama cpp speeds": llama_cpp_tables.speeds,
+    "llama cpp perplexities": llama_cpp_tables.perplexities,
 }
 
 FIGURES: Mapping[str, Callable[[], str]] = {

@@ -60,6 +60,9 @@ LINES = (
     Line("EarlyJoinSAGE, predicting", "costmodel", "EarlyJoinSAGE, predicting"),
     Line("GPT decoding with a cache, float32", "decode", "float32, a token"),
     Line("GPT decoding with a cache, int8 weights", "decode", "int8, a token"),
+    Line("GPT decoding, 8 bits", "llama_cpp", "int8, a token"),
+    Line("GPT decoding, four bits", "llama_cpp", "int4, a token"),
+    Line("GPT, a prompt of 256, float32 to four bits", "llama_cpp", "a prompt"),
     Line("GPT, 200 tokens, cache against none", "decode", "200 tokens"),
 )
 
