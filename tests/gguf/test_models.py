@@ -151,3 +151,20 @@ def test_other_files_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match="gpt2, llama, qwen2 are read"):
         load_gguf(tmp_path / "other.gguf")
     assert set(KINDS) <= {kind.name for kind in READ.values()}
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_logits_and_greedy_tokens_are_llama_cpps(sample: str, tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp", exc_type=Exception)
+    from benchmarks.llama_cpp_peer import LlamaCpp
+
+    make, write = SAMPLES[sample]
+    write(make(seed=4, vocab=320, width=128), tmp_path / "m.gguf")
+    peer, model = LlamaCpp(tmp_path / "m.gguf", 96), load_gguf(tmp_path / "m.gguf").model
+    prompt = [5, 9, 300, 17]
+    with no_grad():
+        ours, theirs = model(np.array([prompt])).data[0], peer.run(prompt, 0, everywhere=True)
+    assert np.abs(ours - theirs).max() < 2e-3 * np.abs(theirs).max()
+    tokens = list(generate(model, prompt, 64))
+    logits = [peer.run(prompt, 0), *(peer.run([t], len(prompt) + i) for i, t in enumerate(tokens[:-1]))]
+    assert [int(row.argmax()) for row in logits] == tokens

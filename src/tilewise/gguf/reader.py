@@ -63,7 +63,8 @@ class GGUFFile:
     def floats(self, name: str) -> Array:
         """A tensor as float32."""
         place = self.tensors[name]
-        values = place.kind.to_floats(self.read(name)).reshape(place.shape)
+        with np.errstate(all="ignore"):  # what is not a number is refused below
+            values = place.kind.to_floats(self.read(name)).reshape(place.shape)
         if not np.isfinite(values).all():
             raise FileFormatError(f"{self.path} is no usable model: {name!r} holds NaN or infinity.")
         return values
