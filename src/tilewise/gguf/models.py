@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +53,7 @@ def load_gguf(path: str | os.PathLike[str]) -> LoadedModel:
     """The model in a GGUF file. `weights` is "int8" for Q8_0, else "float32" (four-bit layers are their own)."""
     source = _Source(read_gguf(path))
     architecture = source.text("general.architecture")
-    builders = {"gpt2": _gpt2, "llama": _llama, "qwen2": _llama}
+    builders: dict[str, Callable[[_Source], GPT | Llama]] = {"gpt2": _gpt2, "llama": _llama, "qwen2": _llama}
     if architecture not in builders:
         raise FileFormatError(
             f"{path} holds a model of the kind {architecture[:40]!r}; {', '.join(builders)} are read."
@@ -226,7 +227,8 @@ def _llama(source: _Source) -> Llama:
     model = Llama(config, layer=layer)
     model.token_embedding.weight = Parameter(source.floats("token_embd.weight", config.vocab, config.width))
     model.norm.weight = Parameter(source.floats("output_norm.weight", config.width))
-    for i, block in enumerate(model.blocks):
+    blocks: list[Any] = list(model.blocks)
+    for i, block in enumerate(blocks):
         block.norm1.weight = Parameter(source.floats(f"blk.{i}.attn_norm.weight", config.width))
         block.norm2.weight = Parameter(source.floats(f"blk.{i}.ffn_norm.weight", config.width))
     return model
