@@ -52,6 +52,7 @@ class Row:
     seconds: dict[str, float]
     ratio: float
     date: str = ""  # when it was written
+    errors: dict[str, float] | None = None  # of the contenders' results, where they are compared
 
     def __str__(self) -> str:
         times = "  ".join(f"{who} {seconds * 1e6:10.1f}" for who, seconds in self.seconds.items())
@@ -115,7 +116,7 @@ def write_results(path: Path, rows: Iterable[Row], keep: bool = False) -> None:
     dated = [replace(row, date=row.date or today()) for row in rows]
     measured = {(row.name, row.threads) for row in dated}
     kept = [row for row in read_rows(path) if (row.name, row.threads) not in measured] if keep else []
-    lines = [asdict(row) for row in (*kept, *dated)]
+    lines = [{k: v for k, v in asdict(row).items() if v is not None} for row in (*kept, *dated)]
     write_whole(placed(path), json.dumps({"date": today(), "machine": machine_class(), "rows": lines}, indent=1) + "\n")
 
 

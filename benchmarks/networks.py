@@ -1,0 +1,142 @@
+"""The zoo and the reference models beside ONNX Runtime, OpenVINO and PyTorch (channels last, frozen).
+
+    python -m benchmarks.networks [--only resnet18 vgg6] [--batch 1 8] [--threads 1 2] [--forms float32 int8]
+
+Every contender runs the file that `tilewise.onnx.save` wrote, float32 or INT8 (QDQ with tilewise's scales; without
+PyTorch). Results are compared before they are timed, and how far each contender lies from ONNX Runtime's float32 stands
+beside its time, as a share of the largest result. A ratio above 1: tilewise is faster than the fastest peer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import tilewise
+import tilewise.onnx
+from benchmarks import torch_graph
+from benchmarks.harness import Row, Run, compare, write_results
+from tilewise import Tensor, models, no_grad
+from tilewise.models import zoo
+from tilewise.onnx.reader import read_graph
+from tilewise.quantize import quantize
+
+REFERENCE = ("vgg6", "resnet8")
+NETWORKS = (*zoo.ZOO, *REFERENCE)
+_MOST_ERROR = 1e-3  # of the largest result, in float32: more is another network
+
+
+def example(name: str, model: Any, batch: int, size: int | None) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    if name == "bert_small":
+        return rng.integers(0, model.vocab, (batch, *model.example_shape))
+    shape = (3, 32, 32) if name in REFERENCE else model.example_shape
+    if size is not None and name not in (*REFERENCE, "vit_tiny"):
+        shape = (3, size, size)
+    return rng.standard_normal((batch, *shape)).astype(np.float32)
+
+
+def onnx_runtime(path: Path, x: np.ndarray, threads: int) -> Run:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 3
+    session = onnxruntime.InferenceSession(str(path), options)
+    name = session.get_inputs()[0].name
+    return lambda: session.run(None, {name: x})[0]
+
+
+def open_vino(path: Path, x: np.ndarray, threads: int) -> dict[str, Run]:
+    try:
+        import openvino
+    except ImportError:
+        return {}
+    settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1}
+    settings["INFERENCE_PRECISION_HINT"] = "f32"
+    core = openvino.Core()
+    network = core.read_model(str(path))
+    network.reshape(x.shape)
+    request = core.compile_model(network, "CPU", settings).create_infer_request()
+    return {"openvino": lambda: next(iter(request.infer([x], share_inputs=True).values()))}
+
+
+def ours_float(model: Any, x: np.ndarray) -> Run:
+    """The model in one plan, where this version has plans and they take its input."""
+    try:
+        from tilewise import plan
+    except ImportError:
+        given = Tensor(x)
+        return lambda: model(given).data
+    compiled = plan.compile(model, x)
+    return lambda: compiled(x)
+
+
+def errors(runs: dict[str, Run], want: np.ndarray) -> dict[str, float]:
+    scale = float(np.abs(want).max())
+    return {who: float(np.abs(np.asarray(run()) - want).max()) / scale for who, run in runs.items()}
+
+
+def contenders(name: str, form: str, x: np.ndarray, model: Any, threads: int) -> tuple[dict[str, Run], np.ndarray]:
+    """The runs of one network, and ONNX Runtime's float32 result."""
+    with tempfile.TemporaryDirectory() as folder:
+        plain, path = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
+        tilewise.onnx.save(model, plain, np.concatenate([x, x])[:2])
+        want = onnx_runtime(plain, x, threads)()
+        if form == "float32":
+            runs: dict[str, Run] = {"tilewise": ours_float(model, x)}
+            return runs | {
+                "onnxruntime": onnx_runtime(plain, x, threads),
+                **open_vino(plain, x, threads),
+                "torch": torch_graph.frozen(read_graph(plain), x),
+            }, want
+        int8: Any = quantize(tilewise.onnx.load(plain), [x])
+        tilewise.onnx.save(int8, path)
+        runs = {"tilewise": lambda: int8.run(x), "onnxruntime": onnx_runtime(path, x, threads)}
+        return runs | open_vino(path, x, threads), want
+
+
+def network(name: str, form: str, batch: int, threads: int, budget_s: float, size: int | None) -> Row:
+    model = (zoo.ZOO[name]() if name in zoo.ZOO else getattr(models, name)()).eval()
+    x = example(name, model, batch, size)
+    with no_grad(), torch.inference_mode():
+        runs, want = contenders(name, form, x, model, threads)
+        off = errors(runs, want)
+        if form == "float32" and max(off.values()) > _MOST_ERROR:
+            raise SystemExit(f"{name}: the contenders do not run the same network: {off}")
+        title = f"{name} {'×'.join(map(str, x.shape[1:]))}, batch {batch}, {form}"
+        row = compare(title, threads, runs, budget_s)
+    print(f"    {', '.join(f'{who} off by {e:.1e}' for who, e in off.items())}", flush=True)
+    return replace(row, errors=off)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=NETWORKS, default=NETWORKS)
+    parser.add_argument("--forms", nargs="+", choices=("float32", "int8"), default=["float32", "int8"])
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--size", type=int, help="pixels a side, for the zoo's convolutional networks")
+    parser.add_argument("--budget", type=float, default=1.0, help="seconds a row")
+    parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "networks.json")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    for threads in options.threads:
+        tilewise.set_num_threads(threads)
+        torch.set_num_threads(threads)
+        for name in options.only:
+            for form in options.forms:
+                if form == "int8" and name in ("vit_tiny", "bert_small"):
+                    continue  # quantized as they run, which QDQ files do not say
+                rows = [network(name, form, b, threads, options.budget, options.size) for b in options.batch]
+                write_results(options.json, rows, keep=True)
+
+
+if __name__ == "__main__":
+    main()
