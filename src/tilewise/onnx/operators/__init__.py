@@ -1,12 +1,13 @@
 """The ONNX operations that tilewise runs, by name."""
 
-from tilewise.onnx.operators import elementwise, quantized, reductions, shapes, windows
+from tilewise.onnx.operators import attention, elementwise, quantized, reductions, shapes, windows
 from tilewise.onnx.operators.base import TABLE, Value, array, room_for, tensor
 
 __all__ = [
     "TABLE",
     "Value",
     "array",
+    "attention",
     "elementwise",
     "quantized",
     "reductions",
