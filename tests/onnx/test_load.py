@@ -233,6 +233,27 @@ def test_a_small_file_cannot_ask_for_endless_memory(place: Path, name: str) -> N
         network(normal(1, 4))
 
 
+def test_many_results_that_fit_alone_do_not_fill_the_memory(place: Path) -> None:
+    weights = {"size": np.array([1 << 10, 1 << 13])}
+    nodes = [helper.make_node("Expand", ["row", "size"], ["v0"])]
+    nodes += [helper.make_node("Neg", [f"v{i}"], [f"v{i + 1}"]) for i in range(40)]
+    nodes += [helper.make_node("Sum", ["x", *(f"v{i}" for i in range(41))], ["y"])]
+    nodes.insert(0, helper.make_node("ReduceSum", ["x"], ["row"]))
+    network = tilewise.onnx.load(written(place, nodes, weights, ("N", 1)))
+    with pytest.raises(UnavailableError, match="too many at a time"):
+        network(normal(1, 1))
+
+
+def test_doubling_again_and_again_stops(place: Path) -> None:
+    nodes, value = [], "x"
+    for index in range(40):
+        nodes.append(helper.make_node("Concat", [value, value], [f"v{index}"], axis=0))
+        value = f"v{index}"
+    network = tilewise.onnx.load(written(place, nodes, output="v39"))
+    with pytest.raises(UnavailableError, match=r"larger|at a time"):
+        network(normal(1, 4))
+
+
 def test_inputs_that_do_not_fit_are_one_sentence(place: Path) -> None:
     network = tilewise.onnx.load(small_cnn(place))
     for wrong in (normal(2, 4, 8, 8), normal(3, 8, 8), normal(2, 3, 9, 8)):

@@ -22,7 +22,7 @@ from tilewise.errors import DtypeError, FileFormatError, ShapeError, TilewiseErr
 from tilewise.nn import Module, Parameter, Sequential
 from tilewise.onnx import layers
 from tilewise.onnx.graph import Array, Graph, Node, Port
-from tilewise.onnx.operators import TABLE, Value, array, room_for, tensor
+from tilewise.onnx.operators import TABLE, Value, array, most_alive, room_for, tensor
 from tilewise.onnx.reader import one_line, read_graph
 from tilewise.tensor import Tensor
 
@@ -103,6 +103,8 @@ class Network(Module):
         return self._constants | {name: getattr(self.weights, own).data for name, own in self._names.items()}
 
     def _run(self, values: dict[str, Value]) -> None:
+        alive = sum(array(value).nbytes for value in values.values())
+        most = alive + most_alive()
         for step in self.steps:
             layer = getattr(self, step.layer)
             try:
@@ -115,8 +117,11 @@ class Network(Module):
                 given = ", ".join(str(values[n].shape) for n in step.inputs if n)
                 raise ShapeError(f"{step.nodes[0]} cannot work on {given or 'nothing'}: {_first_line(error)}") from None
             _keep(values, step, made)
+            alive += sum(array(values[name]).nbytes for name in step.outputs if name)
+            if alive > most:
+                raise UnavailableError(f"up to {step.nodes[0]} the results take {alive >> 20} MiB, too many at a time")
             for name in step.done:
-                del values[name]
+                alive -= array(values.pop(name)).nbytes
 
     def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Value]:
         names = [port.name for port in self.inputs]

@@ -1,7 +1,7 @@
 """The ONNX operations that tilewise runs, by name."""
 
 from tilewise.onnx.operators import attention, elementwise, quantized, reductions, shapes, windows
-from tilewise.onnx.operators.base import TABLE, Value, array, room_for, tensor
+from tilewise.onnx.operators.base import TABLE, Value, array, most_alive, room_for, tensor
 
 __all__ = [
     "TABLE",
@@ -9,6 +9,7 @@ __all__ = [
     "array",
     "attention",
     "elementwise",
+    "most_alive",
     "quantized",
     "reductions",
     "room_for",

@@ -54,6 +54,11 @@ def room_for(held_bytes: int) -> Iterator[None]:
         _room.reset(token)
 
 
+def most_alive() -> int:
+    """How many bytes all values of a network may take at a time."""
+    return 8 * _room.get()
+
+
 def room(shape: Sequence[int], itemsize: int = 4) -> tuple[int, ...]:
     """The shape, if a result of it may be made."""
     if any(n < 0 for n in shape):

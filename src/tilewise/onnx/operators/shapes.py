@@ -95,6 +95,8 @@ def _concat(node: Node, *values: Value) -> Value:
         for v in values
     ):
         raise ShapeError(f"{node} cannot join shapes {', '.join(str(v.shape) for v in values[:8])}")
+    total = sum(v.shape[axis] for v in values)
+    room((*values[0].shape[:axis], total, *values[0].shape[axis + 1 :]), array(values[0]).itemsize)
     if known(*values):
         return np.concatenate(values, axis)
     return cat([tensor(v) for v in values], axis)
@@ -373,6 +375,7 @@ def _trilu(node: Node, x: Value, k: Value | None = None) -> Value:
 
 @operator("NonZero")
 def _non_zero(node: Node, x: Value) -> Value:
+    room((len(x.shape), math.prod(x.shape)), 8)
     return computed(lambda a: np.array(np.nonzero(a), np.int64).reshape(a.ndim, -1), x, name=node.op)
 
 

@@ -301,7 +301,7 @@ def _lp_norm(node: Node, x: Value) -> Value:
 @operator("LRN")
 def _lrn(node: Node, x: Value) -> Value:
     size = node.get("size", 1)
-    if len(x.shape) < 3 or not 1 <= size < 1 << 16 or not is_float(x):
+    if len(x.shape) < 3 or not 1 <= size <= 2 * x.shape[1] + 1 or not is_float(x):
         raise ShapeError(f"{node} normalises over {size} channels of {x.shape}")
     t = tensor(x)
     before = (size - 1) // 2
