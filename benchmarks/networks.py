@@ -2,7 +2,7 @@
 
     python -m benchmarks.networks [--only resnet18 vgg6] [--batch 1 8] [--threads 1 2] [--forms float32 int8]
 
-All run the file that `tilewise.onnx.save` wrote; in INT8, without PyTorch, also the one that ONNX Runtime's own quantizer
+All run the file that `tilewise.onnx.save` wrote; in INT8, without PyTorch, also what ONNX Runtime's own quantizer
 makes of it (QDQ, per channel, the same calibration), since runtimes fuse what they know. How far each
 result lies from ONNX Runtime's float32 stands beside its time, as a share of the largest one. A ratio above 1: tilewise
 is faster than the fastest peer.
