@@ -1,6 +1,6 @@
 """Generation beside llama.cpp at the same number of bits: a token, a prompt of 256, and the cost in perplexity.
 
-    python -m benchmarks.llama_cpp [perplexity] [decode] [prefill] [--threads 1] [--json FILE]
+    python -m benchmarks.llama_cpp [perplexity] [decode] [bits] [prefill] [--threads 1] [--json FILE]
 
 Needs `llama_cpp` (llama-cpp-python) and `gguf`. llama.cpp reads the same model from a GGUF file, in its own Q8_0 and
 Q4_0; its logits are compared with ours in float32 before anything is timed. It cannot be held to AVX2 when it runs: for
@@ -74,6 +74,18 @@ def decode(threads: int, folder: Path) -> list[Row]:
     return races(threads, runs, f"a token at position {POSITION}", folder)
 
 
+def bits(threads: int, _: Path) -> list[Row]:
+    """A token with our four bits beside our eight."""
+    rows = []
+    for size, vocabulary in SIZES.items():
+        model = GPT(12, 768, 12, vocabulary, CONTEXT, rng=0, approximate="tanh")
+        cache, row, wanted = new_cache(model, 1), np.array([[3, 0, POSITION]]), np.zeros(1, np.int64)
+        four, eight = (make_engine(model, weights) for weights in ("int4", "int8"))
+        runs = {"tilewise": lambda: four.run(row, cache, wanted), "int8": lambda: eight.run(row, cache, wanted)}  # noqa: B023
+        rows.append(compare(f"{size}, four bits beside eight", threads, runs, 4.0))
+    return rows
+
+
 def prefill(threads: int, folder: Path) -> list[Row]:
     def runs(engine: Any, cache: Any, peer: LlamaCpp, tokens: Any) -> dict[str, Callable[[], Any]]:
         rows, wanted = rows_of(tokens), np.array([len(tokens) - 1])
@@ -135,7 +147,7 @@ def _logits(model: Any, weights: str) -> Callable[[Any], Any]:
     return lambda ids: engine.run(rows_of(ids), cache, np.arange(len(ids)))
 
 
-PARTS = {"perplexity": perplexities, "decode": decode, "prefill": prefill}
+PARTS = {"perplexity": perplexities, "decode": decode, "bits": bits, "prefill": prefill}
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ def speeds() -> str:
     """Milliseconds of a token and of a prompt, on every kind of CPU that they were measured on."""
     cells, found = [], []
     for kind in kinds():
-        for row in rows("llama_cpp", "", "perplexity", kind):
+        for row in rows("llama_cpp", "", "perplexity|beside", kind):
             found.append(row)
             ours, theirs = (f"{row['seconds'][who] * 1e3:.2f}" for who in ("tilewise", "llama.cpp"))
             cells.append([row["name"], kind, ours, theirs, f"{row['ratio']:.2f}×"])
