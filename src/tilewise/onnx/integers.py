@@ -14,8 +14,9 @@ from typing import Any
 from tilewise import nn
 from tilewise.errors import TilewiseError
 from tilewise.nn import Module
+from tilewise.onnx.building import Step
 from tilewise.onnx.layers import Operator
-from tilewise.onnx.network import Network, Step, load
+from tilewise.onnx.network import Network, load
 from tilewise.onnx.operators import tensor
 from tilewise.quantize.graph import Graph, traces
 from tilewise.quantize.graph import Step as QuantizeStep

@@ -10,8 +10,9 @@ import numpy as np
 
 from tilewise import nn
 from tilewise.nn import Module, Sequential
+from tilewise.onnx.building import Step
 from tilewise.onnx.layers import Operator
-from tilewise.onnx.network import Network, Step
+from tilewise.onnx.network import Network
 from tilewise.onnx.writer import Writer
 
 # (graph, layer, the value it reads, the name its result gets, the layer's name)

@@ -1,4 +1,4 @@
-"""ONNX operations that work number by number: arithmetic, functions, comparisons, activations, types."""
+"""ONNX operations that work number by number: arithmetic, functions, comparisons, types."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ import numpy as np
 
 from tilewise import ops
 from tilewise.errors import DtypeError
-from tilewise.nn import functional as F
 from tilewise.onnx.graph import Node
 from tilewise.onnx.operators.base import (
     Array,
     Value,
     array,
     broadcast,
-    choice,
     computed,
     is_float,
     known,
@@ -106,7 +104,7 @@ _PLAIN: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def _float_only(node: Node, *values: Value) -> None:
+def float_only(node: Node, *values: Value) -> None:
     if not is_float(*values):
         raise DtypeError(f"{node} takes floating-point numbers, not {array(values[0]).dtype}")
 
@@ -115,7 +113,7 @@ def _float_only(node: Node, *values: Value) -> None:
 def _function(node: Node, x: Value) -> Value:
     if not is_float(x) and node.op in _OF_INTEGERS:
         return computed(_OF_INTEGERS[node.op], x, name=node.op)
-    _float_only(node, x)
+    float_only(node, x)
     if known(x):
         return np.asarray(_FUNCTIONS[node.op]().forward(array(x)))
     return apply(_FUNCTIONS[node.op], tensor(x))
@@ -130,7 +128,7 @@ def _plain(node: Node, x: Value) -> Value:
 
 @operator("Reciprocal")
 def _reciprocal(node: Node, x: Value) -> Value:
-    _float_only(node, x)
+    float_only(node, x)
     return 1.0 / tensor(x)
 
 
@@ -138,84 +136,6 @@ def _reciprocal(node: Node, x: Value) -> Value:
 def _is_inf(node: Node, x: Value) -> Value:
     positive, negative = node.get("detect_positive", 1), node.get("detect_negative", 1)
     return computed(lambda a: np.isinf(a) & (((a > 0) & bool(positive)) | ((a < 0) & bool(negative))), x, name=node.op)
-
-
-# --- activations with settings ---
-
-
-@operator("LeakyRelu")
-def _leaky_relu(node: Node, x: Value) -> Value:
-    _float_only(node, x)
-    return F.leaky_relu(tensor(x), node.get("alpha", 0.01))
-
-
-@operator("PRelu")
-def _prelu(node: Node, x: Value, slope: Value) -> Value:
-    _float_only(node, x, slope)
-    broadcast(x, slope)
-    t = tensor(x)
-    return t.relu() - (-t).relu() * tensor(slope)
-
-
-@operator("Elu")
-def _elu(node: Node, x: Value) -> Value:
-    _float_only(node, x)
-    return apply(ops.Elu, tensor(x), alpha=node.get("alpha", 1.0))
-
-
-@operator("Selu")
-def _selu(node: Node, x: Value) -> Value:
-    _float_only(node, x)
-    alpha, gamma = node.get("alpha", 1.67326319217681884765625), node.get("gamma", 1.05070102214813232421875)
-    return apply(ops.Elu, tensor(x), alpha=alpha, scale=gamma)
-
-
-@operator("Celu")
-def _celu(node: Node, x: Value) -> Value:
-    _float_only(node, x)
-    alpha = node.get("alpha", 1.0)
-    return apply(ops.Elu, tensor(x), alpha=alpha, width=alpha)
-
-
-@operator("HardSigmoid")
-def _hard_sigmoid(node: Node, x: Value) -> Value:
-    _float_only(node, x)
-    return apply(ops.HardSigmoid, tensor(x), slope=node.get("alpha", 0.2), offset=node.get("beta", 0.5))
-
-
-@operator("ThresholdedRelu")
-def _thresholded(node: Node, x: Value) -> Value:
-    _float_only(node, x)
-    t = tensor(x)
-    return where(t > node.get("alpha", 1.0), t, 0.0)
-
-
-@operator("Softsign")
-def _softsign(node: Node, x: Value) -> Value:
-    _float_only(node, x)
-    t = tensor(x)
-    return t / (abs(t) + 1.0)
-
-
-@operator("Mish")
-def _mish(node: Node, x: Value) -> Value:
-    _float_only(node, x)
-    t = tensor(x)
-    return t * F.softplus(t).tanh()
-
-
-@operator("Swish")
-def _swish(node: Node, x: Value) -> Value:
-    _float_only(node, x)
-    t, alpha = tensor(x), node.get("alpha", 1.0)
-    return F.silu(t) if alpha == 1 else t * (t * alpha).sigmoid()
-
-
-@operator("Gelu")
-def _gelu(node: Node, x: Value) -> Value:
-    _float_only(node, x)
-    exact = choice(node, "approximate", "none", ("none", "tanh")) == "none"
-    return F.gelu(tensor(x)) if exact else F.gelu_tanh(tensor(x))
 
 
 @operator("Clip")
@@ -246,7 +166,7 @@ def _extreme(node: Node, *values: Value) -> Value:
 
 @operator("Sum", "Mean")
 def _sum(node: Node, *values: Value) -> Value:
-    _float_only(node, *values)
+    float_only(node, *values)
     broadcast(*values)
     total: Tensor = tensor(values[0])
     for value in values[1:]:

@@ -1,4 +1,4 @@
-"""ONNX operations over images: convolutions, pooling, normalisation, resizing.
+"""ONNX operations over windows of images: convolutions and pooling.
 
 The kernels know symmetric padding of two-dimensional images. What ONNX allows beyond that is brought to it: a line is
 an image of height one, uneven padding is added before, filters with holes are written out with zeros.
@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.errors import DtypeError, ShapeError
+from tilewise.errors import ShapeError
 from tilewise.nn import functional as F
 from tilewise.nn import resampling
 from tilewise.onnx.graph import Node
-from tilewise.onnx.operators.base import Value, array, choice, is_float, numbers, operator, room, tensor
+from tilewise.onnx.operators.base import Value, array, choice, is_float, operator, room, tensor
 from tilewise.tensor import Tensor, apply
 
 Pads = list[tuple[int, int]]
@@ -224,171 +224,3 @@ def _global_pool(node: Node, x: Value) -> Value:
     if t.ndim == 4:
         return F.global_avg_pool(t).reshape(*t.shape[:2], 1, 1)
     return t.mean(axes, True)
-
-
-# --- normalisation ---
-
-
-@operator("BatchNormalization")
-def _batch_norm(node: Node, x: Value, weight: Value, bias: Value, mean: Value, var: Value) -> Value:
-    if len(node.outputs) > 1 or node.get("training_mode", 0):
-        raise ShapeError(f"{node} updates its statistics; export the network in eval mode")
-    if not is_float(x, weight, bias, mean, var) or mean.shape != weight.shape or var.shape != weight.shape:
-        raise ShapeError(f"{node} has statistics of shape {mean.shape} and a weight of shape {weight.shape}")
-    return F.batch_norm(
-        tensor(x), tensor(mean), tensor(var), tensor(weight), tensor(bias), eps=node.get("epsilon", 1e-5)
-    )
-
-
-@operator("LayerNormalization")
-def _layer_norm(node: Node, x: Value, weight: Value, bias: Value | None = None) -> Any:
-    axis = node.get("axis", -1)
-    axis = axis + len(x.shape) if axis < 0 else axis
-    if not 0 <= axis < len(x.shape) or not is_float(x, weight):
-        raise ShapeError(f"{node} normalises axis {axis} of {array(x).dtype} of shape {x.shape}")
-    inner, eps = tuple(x.shape[axis:]), node.get("epsilon", 1e-5)
-    scale = tensor(weight)
-    scale = scale if scale.shape == inner else scale.expand(*inner).contiguous()
-    shift = Tensor(np.zeros(inner, scale.dtype)) if bias is None else tensor(bias)
-    shift = shift if shift.shape == inner else shift.expand(*inner).contiguous()
-    result = F.layer_norm(tensor(x), scale, shift, eps)
-    if len(node.outputs) == 1:
-        return result
-    axes = tuple(range(axis, len(x.shape)))
-    return result, tensor(x).mean(axes, True), 1.0 / (tensor(x).var(axes, True, 0) + eps).sqrt()
-
-
-@operator("RMSNormalization")
-def _rms_norm(node: Node, x: Value, weight: Value) -> Value:
-    axis = node.get("axis", -1)
-    axis = axis + len(x.shape) if axis < 0 else axis
-    if not 0 <= axis < len(x.shape) or not is_float(x, weight):
-        raise ShapeError(f"{node} normalises axis {axis} of {x.shape}")
-    t, axes = tensor(x), tuple(range(axis, len(x.shape)))
-    size: Tensor = ((t * t).mean(axes, True) + node.get("epsilon", 1e-5)).sqrt()
-    return t / size * tensor(weight)
-
-
-@operator("InstanceNormalization")
-def _instance_norm(node: Node, x: Value, weight: Value, bias: Value) -> Value:
-    if len(x.shape) < 3 or not is_float(x, weight, bias):
-        raise ShapeError(f"{node} takes images, not a tensor of shape {x.shape}")
-    return F.group_norm(tensor(x), x.shape[1], tensor(weight), tensor(bias), node.get("epsilon", 1e-5))
-
-
-@operator("GroupNormalization")
-def _group_norm(node: Node, x: Value, weight: Value, bias: Value) -> Value:
-    groups = node.get("num_groups", 1)
-    if len(x.shape) < 3 or not is_float(x, weight, bias) or groups < 1 or x.shape[1] % groups:
-        raise ShapeError(f"{node} cuts a tensor of shape {x.shape} into {groups} groups")
-    scale, shift = tensor(weight), tensor(bias)
-    if node.opset < 21 and scale.shape == (groups,):  # before version 21: one number a group
-        each = np.repeat(np.arange(groups), x.shape[1] // groups)
-        scale, shift = scale[each], shift[each]
-    return F.group_norm(tensor(x), groups, scale, shift, node.get("epsilon", 1e-5))
-
-
-@operator("LpNormalization")
-def _lp_norm(node: Node, x: Value) -> Value:
-    axis, p, t = node.get("axis", -1), node.get("p", 2), tensor(x)
-    if not -t.ndim <= axis < t.ndim or p not in (1, 2):
-        raise ShapeError(f"{node} normalises axis {axis} of {x.shape} by the {p}-norm")
-    size = abs(t).sum(axis, True) if p == 1 else (t * t).sum(axis, True).sqrt()
-    result: Tensor = t / (size + Tensor((size.data == 0).astype(t.dtype)))  # nothing but zeros stays zeros
-    return result
-
-
-@operator("LRN")
-def _lrn(node: Node, x: Value) -> Value:
-    size = node.get("size", 1)
-    if len(x.shape) < 3 or not 1 <= size <= 2 * x.shape[1] + 1 or not is_float(x):
-        raise ShapeError(f"{node} normalises over {size} channels of {x.shape}")
-    t = tensor(x)
-    before = (size - 1) // 2
-    squares = (t * t).pad([(0, 0), (before, size - 1 - before), *[(0, 0)] * (t.ndim - 2)])
-    total = squares[:, : t.shape[1]]
-    for i in range(1, size):
-        total = total + squares[:, i : i + t.shape[1]]
-    scale = total * (node.get("alpha", 1e-4) / size) + node.get("bias", 1.0)
-    result: Tensor = t / scale ** node.get("beta", 0.75)
-    return result
-
-
-# --- resizing ---
-
-_COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")
-
-
-@operator("Resize")
-def _resize(
-    node: Node, x: Value, roi: Value | None = None, scales: Value | None = None, sizes: Value | None = None
-) -> Value:
-    mode = choice(node, "mode", "nearest", ("nearest", "linear", "cubic"))
-    choice(node, "coordinate_transformation_mode", "half_pixel", _COORDINATES)
-    if node.get("antialias", 0) or not is_float(x):
-        raise DtypeError(f"{node} resizes {array(x).dtype}, or smooths before, which tilewise does not compute")
-    axes = [a + len(x.shape) if a < 0 else a for a in node.get("axes", tuple(range(len(x.shape))))]
-    wanted = _wanted_sizes(node, x, axes, scales, sizes)
-    shape = list(x.shape)
-    for axis, size, _ in wanted:
-        shape[axis] = size
-    room(shape, array(x).itemsize)
-    result = tensor(x)
-    for axis, size, scale in wanted:
-        if size != result.shape[axis] or scale != 1:
-            result = apply(resampling.Resample, result, taps=_taps(node, mode, x.shape[axis], size, scale), axis=axis)
-    return result
-
-
-def _wanted_sizes(
-    node: Node, x: Value, axes: list[int], scales: Value | None, sizes: Value | None
-) -> list[tuple[int, int, float]]:
-    """(axis, its size after, the scale) of each axis that the node names."""
-    factors = None if scales is None or not scales.shape[0] else array(scales)
-    if any(not 0 <= a < len(x.shape) for a in axes) or len(set(axes)) != len(axes) or 0 in x.shape:
-        raise ShapeError(f"{node} resizes axes {axes} of a tensor of shape {x.shape}")
-    if factors is not None:
-        if factors.ndim != 1 or len(factors) != len(axes) or not np.isfinite(factors).all() or (factors <= 0).any():
-            raise ShapeError(f"{node} has scales of shape {factors.shape} for {len(axes)} axes, or odd ones")
-        return [(a, max(math.floor(x.shape[a] * float(f)), 0), float(f)) for a, f in zip(axes, factors, strict=True)]
-    wanted = [] if sizes is None else numbers(sizes)
-    if len(wanted) != len(axes) or min(wanted, default=0) < 1:
-        raise ShapeError(f"{node} has neither scales nor sizes for its {len(axes)} axes")
-    policy = choice(node, "keep_aspect_ratio_policy", "stretch", ("stretch", "not_larger", "not_smaller"))
-    if policy == "stretch":
-        return [(a, n, n / x.shape[a]) for a, n in zip(axes, wanted, strict=True)]
-    pick = min if policy == "not_larger" else max
-    scale = pick(n / x.shape[a] for a, n in zip(axes, wanted, strict=True))
-    return [(a, math.floor(x.shape[a] * scale + 0.5), scale) for a in axes]
-
-
-def _taps(node: Node, mode: str, size: int, wanted: int, scale: float) -> resampling.Taps:
-    out = np.arange(wanted, dtype=np.float64)
-    how = node.get("coordinate_transformation_mode", "half_pixel")
-    if how == "align_corners":
-        places = out * ((size - 1) / (wanted - 1)) if wanted > 1 else np.zeros(wanted)
-    elif how == "asymmetric":
-        places = out / scale
-    elif how == "half_pixel_symmetric":
-        adjust = wanted / (scale * size)
-        places = size / 2 * (1 - adjust) + (out + 0.5) / scale - 0.5
-    elif how == "pytorch_half_pixel" and wanted == 1:
-        places = np.zeros(1)
-    else:
-        places = (out + 0.5) / scale - 0.5
-    if mode == "linear":
-        return resampling.linear_taps(places, size)
-    if mode == "cubic":
-        leave_out = bool(node.get("exclude_outside", 0))
-        return resampling.cubic_taps(places, size, node.get("cubic_coeff_a", -0.75), leave_out)
-    return resampling.nearest_taps(_nearest(node, places), size)
-
-
-def _nearest(node: Node, places: Any) -> Any:
-    kinds = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
-    kind = choice(node, "nearest_mode", "round_prefer_floor", kinds)
-    if kind == "floor":
-        return np.floor(places)
-    if kind == "ceil":
-        return np.ceil(places)
-    return np.ceil(places - 0.5) if kind == "round_prefer_floor" else np.floor(places + 0.5)
