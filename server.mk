@@ -1,8 +1,29 @@
 # The board under load, kills, fuzzing and a real browser. Needs root for apt-get where PostgreSQL or Chromium is missing.
-.PHONY: test-server
+.PHONY: test-server bars test-grading lite
+GRADING := .venv-grading
 
 test-server: $(VENV)/.server  ## the leaderboard: load with kills on SQLite and PostgreSQL, API fuzzing, pages in Chromium
 	$(BIN)/python -m pytest -m slow tests/bench -s
+
+bars: $(VENV)/.server  ## the leaderboard's figures: pages of 20,000 entries, health under hostile clients, time to end
+	$(BIN)/python -m tests.bench.bars
+
+# Graders and Jupyter need much that tilewise does not, so they have an environment of their own.
+test-grading: $(GRADING)/.graders  ## otter-grader and nbgrader in a dry run, and lesson 1 in Chromium before a Jupyter server
+	PYTHONPATH=. $(GRADING)/bin/python -m pytest -m slow tests/learn/grading tests/learn/test_browser.py -s
+
+lite: $(GRADING)/.graders  ## the lessons as a JupyterLite site in build/lite: Python in the browser, nothing to install
+	rm -rf build/lite build/lite-wheel
+	TILEWISE_PURE=1 $(GRADING)/bin/python -m pip -q wheel --no-deps --no-build-isolation -w build/lite-wheel .
+	cd build && ../$(GRADING)/bin/jupyter lite build --contents ../docs/learn/notebooks --output-dir lite \
+	  $(foreach w,lite-wheel/*.whl,--piplite-wheels $(w)) && echo "serve it: python -m http.server -d build/lite"
+
+$(GRADING)/.graders: pyproject.toml
+	$(PYTHON) -m venv $(GRADING)
+	$(GRADING)/bin/python -m pip -qq --disable-pip-version-check install $(BUILD_TOOLS) otter-grader nbgrader notebook pytest \
+	  jupyterlite-core jupyterlite-pyodide-kernel
+	$(GRADING)/bin/python -m pip -qq --disable-pip-version-check install --no-build-isolation -e '.[server]'
+	@touch $@
 
 $(VENV)/.server: $(VENV)/.test
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 && command -v chromium >/dev/null || { \

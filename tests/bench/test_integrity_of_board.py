@@ -209,10 +209,26 @@ def test_an_attempt_broken_off_in_good_order_does_not_count(board: Board) -> Non
     assert _status(board, number) == "queued"
 
 
+def test_a_team_with_many_entries_does_not_hold_up_the_others(board: Board) -> None:
+    with board.write() as transaction:
+        many = [transaction.submit("owls", recipe(f"o{i}"))["entry"] for i in range(5)]
+        late = [transaction.submit(team, recipe(team))["entry"] for team in ("rooks", "crows")]
+    taken = []
+    for _ in range(5):
+        with board.write() as transaction:
+            taken.append(transaction.claim_job("w", 3))
+            transaction.result(taken[-1], "scored", made_up_score().as_dict())
+    assert taken == [many[0], *late, many[1], many[2]]
+    with board.write() as transaction:
+        again = transaction.submit("crows", recipe("again"))["entry"]
+        assert transaction.claim_job("w", 3) == again
+
+
 def test_boards_made_before_beats_are_opened_and_continued(board: Board) -> None:
     filled(board, 1)
     connection = _unguarded(board)
     connection.execute("ALTER TABLE jobs DROP COLUMN beat")
+    connection.execute("ALTER TABLE jobs DROP COLUMN turn")
     connection.execute("DROP TABLE sessions")
     assert board.path is not None
     with open_board(board.path) as again:

@@ -1,4 +1,4 @@
-"""Every reader of files outside the competition: how a good file of it is made, and how what was read is used.
+"""Every reader of files: how a good file of it is made, and how what was read is used.
 
 Use matters as much as reading: a file that loads and fails in the first product is no better than one that fails at
 once.
@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 from costmodel.simulated import simulated_kernels, write_npz
 
+from fuzz import boards
 from fuzz.damage import (
     Rng,
     in_checked_json,
@@ -551,3 +552,29 @@ def machine_json(folder: Path) -> Target:
             assert found.peak() > 0 and found.bandwidth(1e6) > 0
 
     return Target(folder / "machine.json", use, (in_json,))
+
+
+# --- the competition ---
+
+
+@target
+def recipe(folder: Path) -> Target:
+    (folder / "r.json").write_text(boards.RECIPE)
+    return Target(folder / "r.json", boards.use_recipe, (in_json,))
+
+
+@target
+def roster(folder: Path) -> Target:
+    (folder / "class.csv").write_text(boards.ROSTER)
+    return Target(folder / "class.csv", boards.use_roster)
+
+
+@target
+def board_backup(folder: Path) -> Target:
+    boards.made_board(folder)
+    return Target(folder / "backup.jsonl", boards.use_backup(folder), (in_lines,))
+
+
+@target
+def board(folder: Path) -> Target:
+    return Target(boards.made_board(folder), boards.use_board, (in_store,))

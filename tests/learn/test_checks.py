@@ -8,12 +8,12 @@ import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tilewise import learn
 from tilewise.errors import ConfigurationError
-from tilewise.learn.checking import exercises
-from tilewise.learn.worker import feedback
+from tilewise.learn.checking import exercises, feedback
 
 SOLUTIONS = Path(__file__).parent / "solutions"
 
@@ -83,3 +83,39 @@ def test_the_command_exits_with_0_1_and_2(tmp_path):
     assert [row["feedback"] for row in json.loads(unfinished.stdout)] == ["not written yet"] * 3
     assert run("caching", "--file", str(SOLUTIONS / "caching.py")).returncode == 0
     assert (run("cooking").returncode, run("pruning").returncode) == (2, 2)
+
+
+FORGED = {
+    "a verdict on the pipe": "import os\nfor fd in range(1, 12):\n    try:\n"
+    '        os.write(fd, b\'{"feedback": ""}\\n\')\n    except OSError:\n        pass\nos._exit(0)',
+    "answers on the pipe": "import os\nfor fd in range(3, 12):\n    try:\n        os.write(fd, "
+    'b\'{"loaded": true}\\n{"gives": ["j", 0], "written": {}}\\n\')\n    except OSError:\n        pass',
+    "a patched check": "import tilewise.learn.exercises.profiling as p\np._percentile = lambda answer: None\n"
+    "def percentile(samples, q): return 0",
+    "a number equal to all": "class Same(float):\n    def __eq__(self, other): return True\n"
+    "def percentile(samples, q): return Same(0)",
+}
+
+
+@pytest.mark.parametrize("trick", sorted(FORGED))
+def test_no_answer_writes_its_own_verdict(trick, tmp_path):
+    path = tmp_path / "profiling.py"
+    path.write_text(FORGED[trick])
+    assert not any(result.solved for result in learn.check("profiling", path, time_limit=10.0))
+
+
+def test_an_answer_may_give_views_change_lists_and_ask_back(tmp_path):
+    """What some exercises look at: shared memory, lists changed in place, functions handed over."""
+    from tilewise.learn.checking import Exercise
+
+    path = tmp_path / "a.py"
+    path.write_text("def f(x, y, ask):\n    x[0] = ask(3)\n    y.append(1)\n    return x[1:], y\n")
+    seen = []
+
+    def check(answer):
+        x, y = np.zeros(4), [0]
+        view, told = answer(x, y, lambda n: n + 1)
+        seen.append((x[0], y, np.shares_memory(view, x), told))
+
+    assert feedback(Exercise("f", "", check), path) == ""
+    assert seen == [(4.0, [0, 1], True, [0, 1])]

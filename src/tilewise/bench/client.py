@@ -7,10 +7,11 @@ import json
 import os
 from pathlib import Path
 from typing import Any
-from urllib import error, request
+from urllib import error, parse, request
 
+from tilewise._files import read_text_input
 from tilewise.bench.errors import Rejected
-from tilewise.bench.recipe import Recipe
+from tilewise.bench.recipe import MOST_FILE_BYTES, Recipe
 from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
 
 _TIMEOUT = 60.0
@@ -21,11 +22,33 @@ def submit(url: str, recipe: Recipe, token: str | None, plugin: Path | None = No
     """Put a recipe (or a plugin of the open division) on the board at `url`; gives the receipt."""
     body: dict[str, Any] = {"recipe": recipe.as_dict()}
     if recipe.files:
-        contents = {name: recipe.read_file(name).read_bytes() for name in recipe.files}
+        contents = {name: recipe.file_content(name) for name in recipe.files}
         body["files"] = {name: base64.b64encode(content).decode() for name, content in contents.items()}
     if plugin is not None:
-        body |= {"division": "open", "plugin": plugin.read_text(encoding="utf-8")}
+        body |= {"division": "open", "plugin": read_text_input(plugin, MOST_FILE_BYTES)}
     return call(url, "/api/entries", token, body)
+
+
+def standings(url: str, event: str, division: str, limit: int) -> list[dict[str, Any]]:
+    """The best entries of an event on the board at `url`; anybody may look."""
+    answer = call(url, f"/api/standings?{parse.urlencode({'event': event, 'division': division, 'limit': limit})}")
+    rows = answer.get("entries")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() >= _SHOWN.keys() for row in rows):
+        raise FileFormatError(f"{url} does not answer like a board of tilewise")
+    return [{name: plain(row[name]) for name, plain in _SHOWN.items()} for row in rows]
+
+
+def _text(value: Any) -> str:
+    return "".join(c if c.isprintable() else "?" for c in str(value)[:200])
+
+
+def _figure(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+_SHOWN: dict[str, Any] = dict.fromkeys(("team", "name", "status", "submitted_at"), _text) | {"record": bool}
+_SHOWN |= dict.fromkeys(("score", "speedup", "memory_gain", "size_gain"), _figure)
+_SHOWN |= {"id": lambda value: int(_figure(value) or 0), "rank": lambda value: int(_figure(value) or 0) or None}
 
 
 def call(url: str, path: str, token: str | None = None, body: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from tilewise._files import open_input, read_input, reading
 from tilewise.bench.errors import Rejected
 from tilewise.bench.events import Event, TinyMLPerf
 from tilewise.bench.jsontext import MOST_BYTES, canonical, parse_json
-from tilewise.errors import ConfigurationError, UnavailableError
+from tilewise.errors import ConfigurationError
 
 MOST_STEPS = 16
 MOST_FILE_BYTES = 8 << 20
@@ -66,22 +67,22 @@ class Recipe:
         """The path of a file the recipe names, which must lie in its folder."""
         return file_inside(self.folder, name)
 
+    def file_content(self, name: str) -> bytes:
+        return read_input(self.read_file(name), MOST_FILE_BYTES)
+
     def digest(self) -> str:
         """A SHA-256 over the recipe and the content of its files: equal for equal entries."""
         seal = hashlib.sha256(canonical(self.as_dict()))
         for name in self.files:
-            seal.update(hashlib.sha256(self.read_file(name).read_bytes()).digest())
+            seal.update(hashlib.sha256(self.file_content(name)).digest())
         return seal.hexdigest()
 
 
 def read_recipe(path: str | Path) -> Recipe:
     """The recipe in a file; files it names are looked for beside it."""
     where = Path(path)
-    try:
-        with where.open("rb") as stream:
-            content = stream.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise UnavailableError(f"{where} cannot be read: {error.strerror}") from None
+    with open_input(where, MOST_FILE_BYTES) as stream, reading(where):
+        content = stream.read(MOST_BYTES + 1)
     return parse_recipe(content, where.parent)
 
 

@@ -20,6 +20,7 @@ from tilewise._extension import native
 from tilewise.bench.build import build_stages
 from tilewise.bench.errors import Rejected
 from tilewise.bench.events import TinyMLPerf
+from tilewise.bench.floor import check_floor
 from tilewise.bench.integrity import ClockWatch, check_baseline_speed, check_numpy_backend
 from tilewise.bench.measure import Settings, Speedup, Together, measure_together, weigh
 from tilewise.bench.recipe import Recipe
@@ -97,7 +98,8 @@ def score_recipe(recipe: Recipe, settings: Settings | None = None) -> Score:
     loaded = any(reason.startswith("load") for reason in together.comparison.reasons)
     anchor = check_baseline_speed(recipe.event, first, together.inputs[0], loaded)
     together.check_noise(names[-1], settings.widest_interval)
-    return _score(recipe, stages, names, together, validation, anchor)
+    floor = check_floor(last, together.benchmarks[names[-1]].latency.p50, tilewise.get_num_threads())
+    return _score(recipe, stages, names, together, validation, {"baseline_over_arithmetic": anchor, "floor_s": floor})
 
 
 def score_tiles(recipe: Recipe, truth: str | None) -> Score:
@@ -139,7 +141,7 @@ def check_timed_answers(together: Together, entry: Runner, reference: Runner, na
 
 
 def _score(
-    recipe: Recipe, stages: Any, names: list[str], together: Together, validation: Validation, anchor: float
+    recipe: Recipe, stages: Any, names: list[str], together: Together, validation: Validation, more: dict[str, float]
 ) -> Score:
     gains = together.speedup(names[-1])
     memory, size = gains.memory.ratio, gains.size.ratio
@@ -155,8 +157,8 @@ def _score(
             "baseline": together.benchmarks[names[0]].as_dict(),
             "entry": together.benchmarks[names[-1]].as_dict(),
             "speedup": gains.as_dict(),
-            "baseline_over_arithmetic": anchor,
-        },
+        }
+        | more,
         [_step_facts(together, name, stage.label) for name, stage in zip(names, stages, strict=True)],
         validation.as_dict(),
         machine_facts(),

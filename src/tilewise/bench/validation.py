@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewise._files import open_input
 from tilewise.bench.errors import Rejected
 from tilewise.bench.events import Event
 from tilewise.bench.measure import Settings
@@ -30,6 +31,7 @@ _NEAR_TIE = 1e-3  # logits closer than this may swap when sums are taken in anot
 _CLEAR_MARGIN = 1.0  # drawn images on which the reference itself is undecided say nothing about an entry
 _LEAST_CORRELATION = 0.9
 _MOST_UNDECIDED = 0.25
+_MOST_IMAGES = 256 << 20  # bytes of a teacher's file
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def _fresh_images(event: Event, settings: Settings, rng: np.random.Generator) ->
 def read_images(path: Path, event: Event) -> tuple[Array, Array]:
     """`x` (values from 0 to 1) and `y` (classes) of an npz file, as the event's model takes them."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with open_input(path, _MOST_IMAGES) as stream, np.load(stream, allow_pickle=False) as stored:
             x, y = stored["x"].astype(np.float32), stored["y"].astype(np.int64)
         x = x.reshape(len(y), *event.input_shape)
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:

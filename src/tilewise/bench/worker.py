@@ -212,9 +212,14 @@ def work(
                 time.sleep(_PAUSE)
 
 
+def _end(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: what is put back now is not broken off
+    sys.exit(0)
+
+
 def main() -> None:
     die_with_parent(signal.SIGTERM)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, _end)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     where, threads, given, key, name = sys.argv[1:6]
     work(where, replace(Settings(), **json.loads(given)), int(threads), key=Path(key) if key else None, name=name)

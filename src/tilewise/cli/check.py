@@ -19,6 +19,10 @@ def check(
     hint: Annotated[str | None, typer.Option(help="Say a hint for this exercise, and stop.")] = None,
     more: Annotated[bool, typer.Option("--more", help="With --hint: say more.")] = False,
     progress: Annotated[bool, typer.Option("--progress", help="Show what you have solved so far, and stop.")] = False,
+    otter: Annotated[
+        Path | None, typer.Option(help="Write otter-grader assignments with a Gradescope zip to this folder, and stop.")
+    ] = None,
+    nbgrader: Annotated[Path | None, typer.Option(help="Write an nbgrader course to this folder, and stop.")] = None,
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds an exercise may take.")] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
 ) -> None:
@@ -30,6 +34,9 @@ def check(
     from tilewise.learn.notebook import verdict_lines
     from tilewise.learn.solved import remember
 
+    if otter is not None or nbgrader is not None:
+        _hand_out(lesson, otter, nbgrader)
+        return
     if progress or lesson is None:
         _show_progress(as_json)
         return
@@ -55,3 +62,17 @@ def _show_progress(as_json: bool) -> None:
     from tilewise.learn.solved import lines
 
     print(json.dumps(progress(), indent=1) if as_json else "\n".join(lines()))
+
+
+def _hand_out(lesson: str | None, otter: Path | None, nbgrader: Path | None) -> None:
+    """Assignments of one lesson or of all."""
+    from tilewise.learn.checking import LESSONS, known
+    from tilewise.learn.grading.nbgrader import write_course
+    from tilewise.learn.grading.otter import write_assignment
+
+    lessons = LESSONS if lesson is None else (known(lesson),)
+    for name in lessons if otter is not None else ():
+        assert otter is not None
+        print(f"{name}: hand out {otter / name / 'dist' / 'student'}, upload {write_assignment(name, otter)}")
+    if nbgrader is not None:
+        print(f"{write_course(lessons, nbgrader)}: now, in that folder, nbgrader generate_assignment {lessons[0]}")

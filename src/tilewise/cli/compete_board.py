@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -31,7 +32,21 @@ def register(compete: typer.Typer) -> None:
     token.command("create")(token_create)
     token.command("revoke")(token_revoke)
     token.command("list")(token_list)
-    for command in (submit, board, serve, verify, work, rerun, event, disqualify, reinstate, grades, backup, restore):
+    for command in (
+        submit,
+        board,
+        serve,
+        verify,
+        work,
+        rerun,
+        event,
+        disqualify,
+        reinstate,
+        roster,
+        grades,
+        backup,
+        restore,
+    ):
         compete.command()(command)
     compete.add_typer(token, name="token")
 
@@ -81,21 +96,30 @@ def submit(
 
 
 def board(
-    where: BoardOption = DEFAULT_BOARD,
+    where: Annotated[
+        str, typer.Option("--board", help="A file, a database URL, or a server's address.")
+    ] = DEFAULT_BOARD,
     event: Annotated[str | None, typer.Option(help="One event only.")] = None,
     division: Annotated[str, typer.Option(help="closed or open.")] = "closed",
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Rows shown.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Rows shown.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a board, best entries first.
+    """Show a board, best entries first; a server's needs no token.
 
-    Example: tilewise compete board --board board.sqlite --event MLP_SPRINT
+    Example: tilewise compete board --board https://board.example --event MLP_SPRINT
     """
     from tilewise.bench.events import TinyMLPerf
 
+    if division not in ("closed", "open"):
+        raise ConfigurationError(f"a division is closed or open, not {division[:40]!r}")
     names = [TinyMLPerf.event(event).name] if event else [e.name for e in TinyMLPerf.events()]
-    with _open(where) as opened:
-        rows = {name: opened.standings(name, division)[:limit] for name in names}
+    if where.startswith(("http://", "https://")):
+        from tilewise.bench.client import standings
+
+        rows = {name: standings(where, name, division, limit) for name in names}
+    else:
+        with _open(where) as opened:
+            rows = {name: opened.standings(name, division, limit=limit) for name in names}
     if as_json:
         print(json.dumps(rows))
         return
@@ -107,6 +131,7 @@ def board(
 def _print_board(name: str, division: str, rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=f"{name}, {division} division", title_justify="left")
     for heading in ("", "team", "entry", "score", "speed", "memory", "size", "status"):
@@ -115,7 +140,8 @@ def _print_board(name: str, division: str, rows: list[dict[str, Any]]) -> None:
         gains = ["–" if row[n] is None else f"{row[n]:.2f}×" for n in ("speedup", "memory_gain", "size_gain")]
         score = "–" if row["score"] is None else f"{row['score']:.3f}"
         status = row["status"] + (" (record)" if row["record"] else "")
-        table.add_row(str(row["rank"] or ""), row["team"], f"{row['id']} {row['name']}".strip(), score, *gains, status)
+        shown = (str(row["rank"] or ""), row["team"], f"{row['id']} {row['name']}".strip(), score, *gains, status)
+        table.add_row(*(Text(cell) for cell in shown))  # what teams write is text, not markup
     Console().print(table)
 
 
@@ -144,7 +170,7 @@ def serve(
     except ImportError:
         raise UnavailableError("a server needs uvicorn: pip install 'tilewise[server]'") from None
     from tilewise.bench.server import create_app
-    from tilewise.bench.server.connections import HEADER_BYTES, GuardedProtocol, allow_files
+    from tilewise.bench.server.connections import HEADER_BYTES, GuardedProtocol, GuardedServer, allow_files
     from tilewise.bench.server.workers import Workers
 
     _log_accesses(access_log)
@@ -152,6 +178,8 @@ def serve(
     _open(where, key, create=True).close()  # the board is there, and its key fits, before anything is started
     _check_settings(truth, images)
     listening = _listen(host, port)
+    gc.collect()
+    gc.freeze()  # what was imported stays: looking through all of it again would hold up everybody for 0.2 s
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it once more when it has ended in order
     crew = Workers(workers, where, threads, {"truth": truth, "images": images}, key)
     try:
@@ -163,7 +191,7 @@ def serve(
             app,
             http=GuardedProtocol,
             ws="none",
-            log_level="warning",
+            log_level="error",  # what strangers send is in the access log, not here
             access_log=False,
             proxy_headers=behind_proxy,
             timeout_keep_alive=10,
@@ -171,7 +199,8 @@ def serve(
             h11_max_incomplete_event_size=HEADER_BYTES,
         )
         print(f"the board is at http://{_shown_address(listening)}", flush=True)
-        uvicorn.Server(config).run(sockets=[listening])
+        sys.setswitchinterval(1e-3)  # requests are short: a thread that reads the board gives way sooner
+        GuardedServer(config, listening, app.health).run(sockets=[])
     except (KeyboardInterrupt, SystemExit):
         pass
     finally:
@@ -184,7 +213,10 @@ def _listen(host: str, port: int) -> socket.socket:
     """A socket on this address, or a sentence that says why there is none."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=1024)
+        listening = socket.create_server((host, port), family=family, backlog=1024)
+        # inherited by what is accepted; asyncio does not see that these are TCP, and an answer's body would wait 40 ms
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listening
     except OSError as error:
         raise UnavailableError(f"nothing can listen on {host}, port {port}: {error.strerror or error}") from None
 
@@ -379,19 +411,48 @@ def reinstate(
     _say(as_json, f"entry {number} is back and waits for a run", entry=number, reinstated=True)
 
 
+def roster(
+    path: Annotated[
+        Path, typer.Argument(help="The class as CSV: a column `name`, and `team` where they work together.")
+    ],
+    out: Annotated[Path, typer.Option(help="The file for the new tokens; they are shown nowhere else.")],
+    where: BoardOption = DEFAULT_BOARD,
+    key: KeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a token for every team of a class that has none yet, and write who gets which.
+
+    Example: tilewise compete roster class.csv --out tokens.csv --board board.sqlite
+    """
+    from tilewise._files import write_whole
+    from tilewise.bench.board.roster import make_tokens, read_roster, tokens_csv
+
+    students = read_roster(path)
+    write_whole(out, "")  # a place that cannot be written to is found before a token is made
+    out.chmod(0o600)
+    with _open(where, key, create=True) as opened:
+        made = make_tokens(opened, students, _BY)
+    write_whole(out, tokens_csv(students, made))
+    out.chmod(0o600)
+    _say(as_json, f"{len(made)} new tokens for {len(students)} students in {out}", tokens=len(made), file=str(out))
+
+
 def grades(
     where: BoardOption = DEFAULT_BOARD,
     out: Annotated[Path | None, typer.Option(help="A file instead of the screen.")] = None,
+    roster: Annotated[Path | None, typer.Option(help="The class as CSV: one line for each student.")] = None,
 ) -> None:
-    """The best verified entry of every team in every event, as CSV.
+    """The best verified entry of every team in every event, as CSV; with a roster, a line for every student.
 
-    Example: tilewise compete grades --out grades.csv
+    Example: tilewise compete grades --roster class.csv --out grades.csv
     """
     from tilewise._files import write_whole
     from tilewise.bench.board.grades import grades_csv
+    from tilewise.bench.board.roster import class_grades_csv, read_roster
 
+    students = None if roster is None else read_roster(roster)
     with _open(where) as opened:
-        text = grades_csv(opened)
+        text = grades_csv(opened) if students is None else class_grades_csv(opened, students)
     if out is None:
         print(text, end="")
     else:

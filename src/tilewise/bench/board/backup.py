@@ -14,19 +14,29 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from sqlalchemy import insert, select
 
-from tilewise._files import replacing
+from tilewise._files import open_input, reading, replacing
 from tilewise.bench.board import schema
 from tilewise.bench.board.chain import Link, board_key, check_chain, seal_of
 from tilewise.bench.board.store import Board, open_board
 from tilewise.bench.board.verify import Replay, verify
 from tilewise.bench.errors import Rejected
-from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
+from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 
 FORMAT = "tilewise board 1"
+_MOST_BYTES, _MOST_LINE = 16 << 30, 64 << 20
+_LATER = {"beat", "turn"}  # columns that older backups do not have
+_TEXT, _MAYBE = str, (str, type(None))
+_COLUMNS: dict[str, dict[str, Any]] = {
+    "link": dict.fromkeys(("at", "kind", "body", "previous", "hash", "seal"), _TEXT) | {"seq": int},
+    "file": {"digest": _TEXT, "content": _TEXT},
+    "token": dict.fromkeys(("id", "hash", "team", "role", "created_at"), _TEXT) | {"revoked_at": _MAYBE},
+    "job": {"entry": int, "state": _TEXT, "attempts": int, "lease_until": (int, float), "worker": _TEXT, "beat": int}
+    | {"turn": int},
+}
 
 
 def backup_lines(board: Board, with_key: bool = False) -> Iterator[str]:
@@ -63,11 +73,8 @@ def restore(path: Path, where: str | Path, key: Path | None = None, new_key: boo
     Chain and seals are checked before anything is written, and the board is verified after. A backup without a key
     needs the one in the file `key`; `new_key` seals every link anew instead.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UnavailableError(f"{path} cannot be read ({error})") from None
-    rows = _parsed(lines, path)
+    with open_input(path, _MOST_BYTES) as stream, reading(path):
+        rows = _parsed(stream, path)
     links = [Link(**row) for row in rows["link"]]
     secret = _secret(rows.pop("key", None), key, new_key)
     if new_key:
@@ -76,20 +83,25 @@ def restore(path: Path, where: str | Path, key: Path | None = None, new_key: boo
     if faults:
         raise Rejected("altered board", f"{path} does not hold a whole board: {faults[0]}")
     with _empty_board(where, key, secret) as board:
-        with board.write() as transaction:
-            _fill(transaction.connection, rows, links)
+        try:
+            with board.write() as transaction:
+                _fill(transaction.connection, rows, links)
+        except (ValueError, OverflowError, KeyError) as error:
+            if isinstance(error, TilewiseError):
+                raise
+            raise FileFormatError(f"{path} does not hold a board: {type(error).__name__}") from None
         verdict = verify(board)
     if not verdict.good:
         raise Rejected("altered board", f"the restored board is not whole: {verdict.faults[0]}")
     return count
 
 
-def _secret(told: str | None, key: Path | None, new_key: bool) -> bytes:
+def _secret(told: bytes | None, key: Path | None, new_key: bool) -> bytes:
     """The key that seals the restored board."""
     if new_key:
         return secrets.token_bytes(32)
     if told:
-        return bytes.fromhex(told)
+        return told
     found = None if key is None else board_key(key, create=False)
     if found is None:
         raise ConfigurationError(
@@ -109,19 +121,30 @@ def _empty_board(where: str | Path, key: Path | None, secret: bytes) -> Board:
     return board
 
 
-def _parsed(lines: list[str], path: Path) -> dict[str, Any]:
-    rows: dict[str, Any] = {"link": [], "file": [], "token": [], "job": []}
+def _parsed(stream: IO[bytes], path: Path) -> dict[str, Any]:
+    rows: dict[str, Any] = {kind: [] for kind in _COLUMNS}
     try:
-        head = json.loads(lines[0])
+        head = json.loads(stream.readline(_MOST_LINE))
         if head.get("format") != FORMAT:
             raise ValueError
-        rows["key"] = head.get("key")
-        for line in lines[1:]:
+        rows["key"] = bytes.fromhex(head["key"]) if head.get("key") else None
+        while line := stream.readline(_MOST_LINE):
             ((kind, row),) = json.loads(line).items()
-            rows[kind].append(row)
-    except (ValueError, IndexError, KeyError, AttributeError, TypeError):
+            rows[kind].append(_checked(row, _COLUMNS[kind]))
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise FileFormatError(f"{path} is not a backup of a board, or it is cut short") from None
     return rows
+
+
+def _checked(row: Any, columns: dict[str, Any]) -> dict[str, Any]:
+    """A row with the columns that it must have, each of its kind and of a size that a database takes."""
+    if not isinstance(row, dict) or not columns.keys() - _LATER <= row.keys() <= columns.keys():
+        raise ValueError
+    for name, value in row.items():
+        whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 31
+        if not (whole if columns[name] is int else isinstance(value, columns[name])):
+            raise ValueError
+    return row
 
 
 def _fill(connection: Any, rows: dict[str, Any], links: list[Link]) -> None:

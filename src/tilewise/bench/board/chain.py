@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tilewise._files import read_text_input
 from tilewise.bench.jsontext import canonical
-from tilewise.errors import UnavailableError
+from tilewise.errors import MissingFileError, TilewiseError, UnavailableError
 
 FIRST = "0" * 64
 
@@ -77,11 +78,11 @@ def _faults(link: Link, expected: int, previous: str, key: bytes | None) -> list
 def board_key(path: Path, create: bool) -> bytes | None:
     """The key in a file that only its owner may read; made where there is none and `create` is set."""
     try:
-        return bytes.fromhex(path.read_text().strip())
-    except FileNotFoundError:
+        return bytes.fromhex(read_text_input(path, 4096).strip())
+    except MissingFileError:
         if not create:
             return None
-    except (OSError, ValueError) as error:
+    except (TilewiseError, ValueError) as error:
         raise UnavailableError(f"the board's key in {path} cannot be read ({error})") from None
     key = secrets.token_bytes(32)
     try:

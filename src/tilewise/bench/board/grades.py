@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterator
+from typing import Any
 
-from tilewise.bench.board import Board
+from tilewise.bench.board.store import Board
 from tilewise.bench.events import TinyMLPerf
 
 COLUMNS = ("event", "division", "rank", "team", "score", "entry", "name", "submitted_at", "record")
@@ -18,16 +20,21 @@ def grades_csv(board: Board) -> str:
     writer.writerow(COLUMNS)
     for event in TinyMLPerf.events():
         for division in ("closed", "open"):
-            seen: set[str] = set()
-            for row in board.entries(event.name, division, "scored", limit=100_000):
-                if row["team"] in seen:
-                    continue
-                seen.add(row["team"])
-                facts = (event.name, division, len(seen), _safe(row["team"]), f"{row['score']:.4f}", row["id"])
-                writer.writerow((*facts, _safe(row["name"]), row["submitted_at"], "yes" if row["record"] else ""))
+            for rank, row in best_entries(board, event.name, division):
+                facts = (event.name, division, rank, safe(row["team"]), f"{row['score']:.4f}", row["id"])
+                writer.writerow((*facts, safe(row["name"]), row["submitted_at"], "yes" if row["record"] else ""))
     return stream.getvalue()
 
 
-def _safe(text: str) -> str:
-    """A spreadsheet takes a cell that begins so for a formula."""
-    return f"'{text}" if text[:1] in "=+-@\t" and text else text
+def best_entries(board: Board, event: str, division: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The best scored entry of every team with its place among these."""
+    seen: set[str] = set()
+    for row in board.entries(event, division, "scored", limit=100_000):
+        if row["team"] not in seen:
+            seen.add(row["team"])
+            yield len(seen), row
+
+
+def safe(text: str) -> str:
+    """A spreadsheet takes a cell that begins so for a formula, also behind spaces."""
+    return f"'{text}" if text.lstrip()[:1] in tuple("=+-@\t\r＝＋－＠") and text.strip() else text

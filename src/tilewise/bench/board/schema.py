@@ -24,7 +24,8 @@ from sqlalchemy import (
     inspect,
     text,
 )
-from sqlalchemy.pool import NullPool
+
+from tilewise.errors import UnavailableError
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -83,6 +84,7 @@ jobs = Table(
     Column("lease_until", Float, nullable=False, default=0.0),  # of boards before `beat`; not used
     Column("worker", String(64), nullable=False, default=""),
     Column("beat", Integer, nullable=False, default=0),  # goes up while its worker lives
+    Column("turn", Integer, nullable=False, default=0),  # when it was taken last, counted in jobs taken
 )
 
 sessions = Table(
@@ -123,12 +125,20 @@ def new_engine(url: str) -> Engine:
     """An engine whose writers take turns and whose commits are on the disk when they return."""
     if not url.startswith("sqlite"):
         return create_engine(url, pool_size=8, max_overflow=8, pool_pre_ping=True)
-    engine = create_engine(url, poolclass=NullPool, connect_args={"timeout": 60.0})
+    # Kept open: when the last connection to a file is closed, SQLite moves its log into it and waits for the disk.
+    kept = {"timeout": 60.0, "check_same_thread": False}
+    engine = create_engine(url, pool_size=8, max_overflow=8, connect_args=kept)
 
     @event.listens_for(engine, "connect")
     def _connected(connection: Any, _: Any) -> None:
         connection.isolation_level = None  # transactions begin where we say so, not where the driver guesses
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=60000"):
+        for pragma in (
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "foreign_keys=ON",
+            "busy_timeout=60000",
+            "cache_size=-16000",
+        ):
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")
@@ -145,11 +155,19 @@ def take_turn(connection: Any) -> None:
         connection.execute(text("SELECT pg_advisory_xact_lock(:n)"), {"n": _LOCK})
 
 
+def check_tables(engine: Engine) -> None:
+    """Tables are tables: a view in the place of one can compute for ever."""
+    views = sorted(set(inspect(engine).get_view_names()) & set(metadata.tables))
+    if views:
+        raise UnavailableError(f"this is no board: its {views[0]} is a view, not a table")
+
+
 def create_tables(engine: Engine) -> None:
     with engine.execution_options(writes=True).begin() as connection:
         take_turn(connection)
         metadata.create_all(connection)
-        if "beat" not in {column["name"] for column in inspect(connection).get_columns("jobs")}:
-            connection.execute(text("ALTER TABLE jobs ADD COLUMN beat INTEGER NOT NULL DEFAULT 0"))
+        known = {column["name"] for column in inspect(connection).get_columns("jobs")}
+        for name in sorted({"beat", "turn"} - known):
+            connection.execute(text(f"ALTER TABLE jobs ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0"))
         for statement in (*_INDEXES, *_APPEND_ONLY.get(engine.dialect.name, [])):
             connection.execute(text(statement))

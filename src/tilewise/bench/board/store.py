@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from tilewise._files import write_whole
 from tilewise.bench.recipe import Recipe
 from tilewise.bench.scoring import Score
-from tilewise.errors import ConfigurationError, UnavailableError
+from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError
 
 try:
     from sqlalchemy import func, select, text
@@ -50,6 +50,7 @@ def open_board(where: str | Path, *, create: bool = True, key: Path | None = Non
         engine = schema.new_engine(url)
         if create:
             schema.create_tables(engine)
+        schema.check_tables(engine)
         with engine.connect() as connection:
             begun = connection.execute(select(func.max(schema.ledger.c.seq))).scalar() is not None
         sealed = board_key(key_path, create=create and not begun)
@@ -107,6 +108,37 @@ def _chosen(event: str | None, division: str | None, status: str | None, team: s
     return found + ([func.lower(table.c.team).contains(team.lower(), autoescape=True)] if team else [])
 
 
+def _places(
+    connection: Connection, event: str, division: str, rows: list[dict[str, Any]], in_a_row: bool
+) -> dict[int, int]:
+    """The places of these scored entries among all of their event; `in_a_row` says that nobody stands between them."""
+    table = schema.entries
+    scored = _chosen(event, division, "scored", None)
+    if in_a_row and rows:
+        first = rows[0]
+        better = (table.c.score > first["score"]) | ((table.c.score == first["score"]) & (table.c.id < first["id"]))
+        ahead = connection.execute(select(func.count()).select_from(table).where(*scored, better)).scalar() or 0
+        return {int(row["id"]): int(ahead) + at for at, row in enumerate(rows, 1)}
+    place = func.row_number().over(order_by=(table.c.score.desc(), table.c.id)).label("place")
+    places = select(table.c.id, place).where(*scored).subquery()
+    found = connection.execute(select(places).where(places.c.id.in_([row["id"] for row in rows])))
+    return {int(row.id): int(row.place) for row in found}
+
+
+@contextmanager
+def readable(board: Board) -> Iterator[None]:
+    """What a damaged database says, or holds that no board holds, is one sentence."""
+    try:
+        yield
+    except TilewiseError:
+        raise
+    except SQLAlchemyError as error:
+        raise UnavailableError(f"the board cannot be read: {_reason(error)}") from error
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        where = "database" if board.path is None else str(board.path)
+        raise FileFormatError(f"the board in {where} is damaged ({type(error).__name__})") from error
+
+
 class Board:
     """A leaderboard. Reading needs no transaction; changes happen in `with board.write() as transaction`."""
 
@@ -144,12 +176,12 @@ class Board:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        with self.engine.connect() as connection:
+        with readable(self), self.engine.connect() as connection:
             yield connection
 
     def add_scored(self, team: str, recipe: Recipe, score: Score) -> dict[str, Any]:
         """Enter what was measured on this machine: submission and result together."""
-        files = {name: recipe.read_file(name).read_bytes() for name in recipe.files}
+        files = {name: recipe.file_content(name) for name in recipe.files}
         with self.write() as transaction:
             receipt = transaction.submit(team, recipe.as_dict(), files, queue=False)
             transaction.result(receipt["entry"], "scored", score.as_dict())
@@ -171,7 +203,7 @@ class Board:
     def snapshot(self) -> Iterator[Connection]:
         """A connection that sees the board as it is now, however long it is read."""
         level = {} if self.path is not None else {"isolation_level": "REPEATABLE READ"}
-        with self.engine.connect().execution_options(**level) as connection:
+        with readable(self), self.engine.connect().execution_options(**level) as connection:
             yield connection
 
     def links(self, connection: Connection | None = None) -> Iterator[Link]:
@@ -234,14 +266,11 @@ class Board:
         shown = self.entries(event, division, None, team or None, sort, limit, offset)
         table = schema.entries
         numbers = [row["id"] for row in shown]
-        scored = _chosen(event, division, "scored", None)
-        place = func.row_number().over(order_by=(table.c.score.desc(), table.c.id)).label("place")
-        places = select(table.c.id, place).where(*scored).subquery()
         with self.read() as connection:
             chosen = select(table.c.id, table.c.result).where(table.c.id.in_(numbers))
             results = {int(row.id): json.loads(row.result) for row in connection.execute(chosen) if row.result}
-            found_places = connection.execute(select(places).where(places.c.id.in_(numbers)))
-            ranks = {int(row.id): int(row.place) for row in found_places}
+            scored = [row for row in shown if row["status"] == "scored"]
+            ranks = _places(connection, event, division, scored, in_a_row=sort == "score" and not team)
         for row in shown:
             row["rank"] = ranks.get(row["id"])
         names = ("speedup", "memory_gain", "size_gain")
@@ -255,11 +284,11 @@ class Board:
         """One entry with recipe and result, or None."""
         with self.read() as connection:
             row = connection.execute(select(schema.entries).where(schema.entries.c.id == number)).first()
-        if row is None:
-            return None
-        facts = dict(row._mapping)
-        facts["recipe"] = json.loads(row.recipe)
-        facts["result"] = None if row.result is None else json.loads(row.result)
+            if row is None:
+                return None
+            facts = dict(row._mapping)
+            facts["recipe"] = json.loads(row.recipe)
+            facts["result"] = None if row.result is None else json.loads(row.result)
         return facts
 
     def recipe(self, number: int, folder: Path) -> Recipe:
@@ -289,7 +318,7 @@ class Board:
     def _submission(self, number: int) -> Mapping[str, Any]:
         with self.read() as connection:
             text_ = connection.execute(select(schema.ledger.c.body).where(schema.ledger.c.seq == number)).scalar()
-        body: Mapping[str, Any] = json.loads(text_ or '{"files": {}}')
+            body: Mapping[str, Any] = json.loads(text_ or '{"files": {}}')
         return body
 
     def record(self, event: str, division: str) -> int | None:

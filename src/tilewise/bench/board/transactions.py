@@ -231,7 +231,7 @@ class Transaction:
         free = jobs.c.state == "queued"
         for entry, beat in (abandoned or {}).items():
             free |= (jobs.c.state == "running") & (jobs.c.entry == entry) & (jobs.c.beat == beat)
-        query = select(jobs.c.entry, jobs.c.attempts, jobs.c.beat).where(free).order_by(jobs.c.entry).limit(1)
+        query = self._in_turn(select(jobs.c.entry, jobs.c.attempts, jobs.c.beat).where(free)).limit(1)
         while (found := self._connection.execute(query).first()) is not None:
             entry = int(found.entry)
             if self._known(entry).status == "disqualified":
@@ -241,9 +241,20 @@ class Transaction:
                 self.result(entry, "noisy", None, sentence)
             else:
                 values = {"state": "running", "attempts": found.attempts + 1, "beat": found.beat + 1, "worker": worker}
+                values["turn"] = 1 + int(self._connection.execute(select(func.max(jobs.c.turn))).scalar() or 0)
                 self._connection.execute(update(jobs).where(jobs.c.entry == entry).values(**values))
                 return entry
         return None
+
+    @staticmethod
+    def _in_turn(query: Any) -> Any:
+        """First the team whose last job was taken longest ago, then the earliest entry."""
+        jobs, entries = schema.jobs, schema.entries
+        others, of = jobs.alias(), entries.alias()
+        last = select(of.c.team, func.max(others.c.turn).label("turn")).join(others, others.c.entry == of.c.id)
+        turns = last.where(others.c.turn > 0).group_by(of.c.team).subquery()
+        joined = query.join(entries, entries.c.id == jobs.c.entry).outerjoin(turns, turns.c.team == entries.c.team)
+        return joined.order_by(func.coalesce(turns.c.turn, 0), jobs.c.entry)
 
     def beat(self, worker: str) -> None:
         """A sign of life of a worker: its job is not abandoned."""

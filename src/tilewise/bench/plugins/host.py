@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewise._files import read_input
 from tilewise.bench.errors import Rejected
 from tilewise.bench.events import Event
 from tilewise.bench.plugins import jail, wire
@@ -94,7 +95,8 @@ class Host:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(1.0)
             said = self.process.stderr.read().decode(errors="replace").strip().splitlines()
-            return f" ({said[-1][:200]})" if said else ""
+            shown = "".join(c if c.isprintable() else "?" for c in said[-1][:200]) if said else ""  # no escapes
+            return f" ({shown})" if shown else ""
         return ""
 
     def memory_bytes(self, least: int) -> int:
@@ -154,7 +156,8 @@ class Submitted:
         beside = [f for f in beside if f.suffix != ".py"]
         if sum(f.stat().st_size for f in (path, *beside)) > MOST_FILE_BYTES:
             raise Rejected("too large", f"a plugin and its files have {MOST_FILE_BYTES:,} bytes at most")
-        return cls({"plugin.py": path.read_bytes()} | {f.name: f.read_bytes() for f in beside})
+        content = {f.name: read_input(f, MOST_FILE_BYTES) for f in beside}
+        return cls({"plugin.py": read_input(path, MOST_FILE_BYTES)} | content)
 
     @property
     def brings_weights(self) -> bool:

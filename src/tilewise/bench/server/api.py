@@ -84,6 +84,21 @@ def _add_public(router: APIRouter, service: Service, views: Views) -> None:
         found = await service.read(board.entry, number)
         return found or JSONResponse({"detail": f"there is no entry {number}", "code": "not there"}, 404)
 
+    @router.get("/api/standings", response_model=models.Standings, responses=problems(400, 503))
+    async def standings(
+        request: Request,
+        event: Annotated[models.EventName, Query()],
+        division: models.Division = "closed",
+        limit: Annotated[int, Query(ge=1, le=500)] = 20,
+    ) -> Any:
+        """An event's best entries with their places and gains."""
+
+        async def make() -> Response:
+            rows = await service.read(board.standings, event, division, "", "score", limit)
+            return JSONResponse({"entries": rows})
+
+        return await views.show(request, (event, division, limit), make)
+
     @router.get("/api/records", response_model=models.RecordList, responses=problems(400, 503))
     async def records(
         request: Request, event: Annotated[models.EventName, Query()], division: models.Division = "closed"

@@ -21,7 +21,7 @@ try:
     from starlette.exceptions import HTTPException
 
     from tilewise.bench.server import admin, api, pages
-    from tilewise.bench.server.limits import Application, Limits
+    from tilewise.bench.server.limits import Limits
     from tilewise.bench.server.service import Service, on_error
     from tilewise.bench.server.views import Views
     from tilewise.bench.server.writer import Writer
@@ -40,7 +40,7 @@ def create_app(
     rate: float = 40.0,
     has_truth: bool = False,
     workers: Callable[[], int] | None = None,
-) -> Application:
+) -> Limits:
     """The server's application over the board at `where` (a file or a database URL).
 
     `rate` is how many requests a second one client may make in the long run; `has_truth` says that the workers have
@@ -66,7 +66,7 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     _document(app)
-    return Limits(app, service.lookup, rate)
+    return Limits(app, service.lookup, rate, service.pulse, service.known_pulse)
 
 
 def _document(app: FastAPI) -> None:

@@ -14,9 +14,11 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tilewise.bench.server.rates import Rates
+from tilewise.errors import UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -28,12 +30,15 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Any, Receive, Send], Awaitable[None]]
 Lookup = Callable[[str], Awaitable["Holder | None"]]
+Pulse = Callable[[], Awaitable[dict[str, Any]]]
 
 access = logging.getLogger("tilewise.access")
 MOST_BODY = 12 << 20
 SMALL_BODY = 256 << 10
 HOLDER = "tilewise.holder"  # where a request's scope says whose token it brought
 _LARGE_AT_A_TIME = 8
+_OF_ONE_CLIENT = 2  # requests that are worked on at once; what else a client sends waits for these
+_SECONDS_REFUSED = 1.0  # how long somebody who asks too often waits for the refusal
 _SECONDS_TO_SEND = 30.0
 _CHANGING = ("POST", "PUT", "PATCH", "DELETE")
 HEADERS = {
@@ -56,11 +61,28 @@ class Refused(Exception):
 class Limits:
     """Wraps an application; `lookup` finds the holder of a token, `rate` is what one client may ask in a second."""
 
-    def __init__(self, app: Application, lookup: Lookup, rate: float = 40.0) -> None:
-        self.app, self._lookup = app, lookup
+    def __init__(
+        self,
+        app: Application,
+        lookup: Lookup,
+        rate: float = 40.0,
+        pulse: Pulse | None = None,
+        known: Callable[[], dict[str, Any] | None] | None = None,
+    ) -> None:
+        self.app, self._lookup, self._pulse, self._known = app, lookup, pulse, known
+        self._places: dict[str, _Places] = {}
         self._rates = Rates(rate, 5 * rate)
         self._slots = asyncio.Semaphore(_LARGE_AT_A_TIME)
         self._sending: set[str] = set()  # holders whose large body is on its way
+
+    def health(self) -> bytes | None:
+        """The whole answer to GET /health where it is known already, for a connection that asks nothing else."""
+        facts = None if self._known is None else self._known()
+        if facts is None:
+            return None
+        body = json.dumps(facts).encode()
+        lines = [b"HTTP/1.1 200 OK", b"content-type: application/json", b"content-length: %d" % len(body)]
+        return b"\r\n".join([*lines, *(name + b": " + value for name, value in HEADERS.items()), b"", body])
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -69,9 +91,14 @@ class Limits:
         answer = _Answer(send)
         started = time.monotonic()
         try:
-            await self._pass_on(scope, receive, answer)
+            if self._pulse is not None and scope["path"] == "/health" and scope["method"] == "GET":
+                await _say(answer, 200, await self._pulse())
+            else:
+                await self._pass_on(scope, receive, answer)
         except Refused as refused:
             await _refuse(answer, refused)
+        except UnavailableError as error:
+            await _refuse(answer, Refused(503, "refused", str(error)))
         finally:
             _log(scope, answer, time.monotonic() - started)
 
@@ -79,16 +106,33 @@ class Limits:
         length = _declared_length(scope)
         if length is not None and (length < 0 or length > MOST_BODY):
             raise Refused(413, "too large", f"a request may bring {MOST_BODY:,} bytes at most")
-        holder = scope[HOLDER] = await self._holder(scope)
-        if scope["path"] != "/health" and not self._rates.take(_client(scope, holder)):
+        async with self._place(_client(scope, None)):
+            holder = scope[HOLDER] = await self._holder(scope)
+        client = _client(scope, holder)
+        if not self._rates.take(client):
+            await asyncio.sleep(_SECONDS_REFUSED)
             raise Refused(429, "rate", "these are too many requests in a short time; try again in a moment")
         if length is not None and length > SMALL_BODY:
             async with self._large(holder):
-                await self._read_then_run(scope, receive, send, length)
+                await self._read_then_run(scope, receive, send, length, client)
         elif scope["method"] in _CHANGING:
-            await self._read_then_run(scope, receive, send, SMALL_BODY if length is None else length)
+            await self._read_then_run(scope, receive, send, SMALL_BODY if length is None else length, client)
         else:
-            await self.app(scope, receive, send)
+            async with self._place(client):
+                await self.app(scope, receive, send)
+
+    @asynccontextmanager
+    async def _place(self, client: str) -> AsyncIterator[None]:
+        """One of a client's few places; what is forgotten is a client that holds none."""
+        places = self._places.setdefault(client, _Places())
+        places.wanted += 1
+        try:
+            async with places.free:
+                yield
+        finally:
+            places.wanted -= 1
+            if not places.wanted:
+                self._places.pop(client, None)
 
     async def _holder(self, scope: Any) -> Holder | None:
         """Whose token came with the request, if any did."""
@@ -110,7 +154,7 @@ class Limits:
         finally:
             self._sending.discard(holder.id)
 
-    async def _read_then_run(self, scope: Any, receive: Receive, send: Send, most: int) -> None:
+    async def _read_then_run(self, scope: Any, receive: Receive, send: Send, most: int, client: str) -> None:
         try:
             body = await asyncio.wait_for(_read(receive, most), _SECONDS_TO_SEND)
         except TimeoutError:
@@ -127,7 +171,16 @@ class Limits:
             sent = True
             return {"type": "http.request", "body": body, "more_body": False}
 
-        await self.app(scope, replay, send)
+        async with self._place(client):
+            await self.app(scope, replay, send)
+
+
+@dataclass
+class _Places:
+    """What one client may have worked on at once, and how many of its requests there are."""
+
+    free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_OF_ONE_CLIENT))
+    wanted: int = 0
 
 
 async def _read(receive: Receive, most: int) -> bytes | None:
@@ -184,11 +237,13 @@ def _log(scope: Any, answer: _Answer, seconds: float) -> None:
 
 
 async def _refuse(send: _Answer, refused: Refused) -> None:
-    body = json.dumps({"detail": str(refused), "code": refused.code}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if refused.status == 429:
-        headers.append((b"retry-after", b"2"))
-    else:  # what was announced is not read, so nothing more is understood on this connection
-        headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
+    # apart from a rate, what was announced is not read, so nothing more is understood on this connection
+    more = (b"retry-after", b"2") if refused.status == 429 else (b"connection", b"close")
+    await _say(send, refused.status, {"detail": str(refused), "code": refused.code}, more)
+
+
+async def _say(send: _Answer, status: int, content: dict[str, Any], *more: tuple[bytes, bytes]) -> None:
+    body = json.dumps(content).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *more]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -76,6 +76,20 @@ class EntryList(BaseModel):
     next: int | None
 
 
+class StandingRow(EntryRow):
+    rank: int | None = Field(description="The place among verified entries; null for others.")
+    speedup: float | None
+    memory_gain: float | None
+    size_gain: float | None
+    accuracy: float | None
+
+
+class Standings(BaseModel):
+    """Entries of an event, best first, with their places and gains."""
+
+    entries: list[StandingRow]
+
+
 class EntryFull(EntryRow):
     recipe: dict[str, Any]
     result: dict[str, Any] | None

@@ -1,0 +1,191 @@
+"""Figures of a served board that tests do not assert on: `python -m tests.bench.bars`, or one of its parts.
+
+`pages`: a board of 20,000 entries, every page made anew, and submitting on it beside an empty board. `health`: how soon
+/health answers while one hostile client does its worst. `end`: seconds from SIGTERM to the end while a class submits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import itertools
+import json
+import multiprocessing
+import signal
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.bench import hostile
+from tests.bench.site import Served
+from tests.bench.test_board import made_up_score, recipe
+from tilewise.bench.board import Board, open_board
+from tilewise.bench.board.tokens import create_token
+
+ENTRIES, TEAMS = 20_000, 200
+PAGES = ("/", "/board/MLP_SPRINT", "/board/MLP_SPRINT?number=200", "/board/MLP_SPRINT?number=399&sort=team")
+PAGES += ("/board/MLP_SPRINT?sort=time", "/board/MLP_SPRINT?team=17", "/api/entries?limit=100")
+PAGES += ("/api/entries?limit=500&offset=19000", "/api/entries?team=eam%201&sort=team", "/api/records?event=MLP_SPRINT")
+
+
+def prepared(path: Path, count: int, *teams: str) -> tuple[Path, list[str]]:
+    """The key of a board of so many entries, made where there is none, and a new token for each of the teams."""
+    key = path.with_suffix(".key")
+    with open_board(path, key=key) as board:
+        if board.count() < count:
+            fill(board, count)
+        return key, [create_token(board, team) for team in teams]
+
+
+def fill(board: Board, count: int) -> None:
+    """Scored entries of many teams, a record now and then."""
+    for first in range(0, count, 500):
+        with board.write() as transaction:
+            for at in range(first, min(first + 500, count)):
+                team, samples = f"team {at % TEAMS}", 1 + at // TEAMS
+                number = transaction.submit(team, recipe(f"entry {at}", samples))["entry"]
+                transaction.result(number, "scored", made_up_score(2.0 + (at * 7919) % 1000 / 500).as_dict())
+                if at % 500 == 0:
+                    transaction.record(number, 0.001, 1.01, None)
+
+
+class Client:
+    """One kept connection, and how long each answer took."""
+
+    def __init__(self, port: int, token: str) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+
+    def ask(self, path: str, body: Any = None, good: int = 200) -> float:
+        start = time.perf_counter()
+        method = "GET" if body is None else "POST"
+        self._connection.request(method, path, None if body is None else json.dumps(body), self._headers)
+        answer = self._connection.getresponse()
+        content = answer.read()
+        assert answer.status == good, (answer.status, content[:200])
+        return 1e3 * (time.perf_counter() - start)
+
+
+def submitted(at: int) -> dict[str, Any]:
+    return {"recipe": recipe(f"new {at}", 101 + at)}
+
+
+def pages(folder: Path) -> None:
+    """Each page after a submission, so that nothing kept from before can be shown."""
+    for count in (0, ENTRIES):
+        path = folder / f"{count}.sqlite"
+        key, (token,) = prepared(path, count, f"new {time.time_ns()}")
+        served = Served(str(path), key, rate=10_000)
+        client, numbers = Client(served.port, token), itertools.count()
+        try:
+            taken: list[float] = []
+            seen: dict[str, list[float]] = {page: [] for page in PAGES if count}
+            for _ in range(12):
+                for page in seen or [""]:
+                    taken.append(client.ask("/api/entries", submitted(next(numbers)), 201))
+                    if page:
+                        seen[page].append(client.ask(page))
+        finally:
+            served.stop()
+        for page, found in seen.items():
+            report(f"{count} entries, {page}", found)
+        report(f"{count} entries, submit", taken)
+
+
+def report(what: str, milliseconds: list[float]) -> None:
+    middle, worst = statistics.median(milliseconds), max(milliseconds)
+    late = sum(ms > 100 for ms in milliseconds)
+    figures = f"median {middle:6.1f} ms  worst {worst:6.1f} ms  {late} of {len(milliseconds)} over 100 ms"
+    print(f"{what:52s} {figures}", flush=True)
+
+
+def health(folder: Path, names: list[str], seconds: float) -> None:
+    path = folder / "health.sqlite"
+    key, (token,) = prepared(path, 2000, "hostile")
+    served = Served(str(path), key)
+    try:
+        report("nobody", probe(served.port, 2.0))
+        for name in names or list(hostile.ATTACKS):
+            client = multiprocessing.get_context("spawn").Process(
+                target=hostile.run, args=(name, served.port, token, seconds + 1.0)
+            )
+            client.start()
+            time.sleep(1.0)
+            report(name, probe(served.port, seconds))
+            client.terminate()
+            client.join()
+    finally:
+        served.stop()
+
+
+def probe(port: int, seconds: float) -> list[float]:
+    """Milliseconds of /health, each time on a connection of its own, connecting included."""
+    found, until = [], time.monotonic() + seconds
+    while time.monotonic() < until:
+        start = time.perf_counter()
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        try:
+            connection.request("GET", "/health")
+            assert connection.getresponse().read()
+        except (OSError, http.client.HTTPException) as error:
+            print(f"    no answer: {error!r}")
+            start -= 60.0  # counts as a minute
+        connection.close()
+        found.append(1e3 * (time.perf_counter() - start))
+        time.sleep(0.03)
+    return found
+
+
+def end(folder: Path) -> None:
+    """SIGTERM while 64 connections submit, pages are looked at and a worker measures."""
+    path = folder / "health.sqlite"
+    key, tokens = prepared(path, 2000, *(f"class {at} {time.time_ns()}" for at in range(64)))
+    for turn in range(3):
+        served = Served(str(path), key, workers=1)
+        threads = [
+            threading.Thread(target=_submit_until_gone, args=(served.port, t, turn), daemon=True) for t in tokens
+        ]
+        for thread in threads:
+            thread.start()
+        time.sleep(5.0)
+        start = time.perf_counter()
+        served.process.send_signal(signal.SIGTERM)
+        code = served.process.wait(60)
+        print(f"SIGTERM under load: ended with {code} after {time.perf_counter() - start:.2f} s", flush=True)
+
+
+def _submit_until_gone(port: int, token: str, turn: int) -> None:
+    try:
+        client = Client(port, token)
+        for at in range(400):
+            client.ask("/api/entries", {"recipe": recipe("", 1 + turn * 400 + at)}, 201)
+            client.ask("/board/MLP_SPRINT")
+    except (OSError, http.client.HTTPException, AssertionError):
+        pass
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", nargs="?", choices=("prepare", "pages", "health", "end"))
+    parser.add_argument("names", nargs="*", help="attacks to try; all of them unless named")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each attack")
+    parser.add_argument("--folder", type=Path, help="where the boards are kept for the next time")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="tilewise-bars-") as temporary:
+        folder = given.folder or Path(temporary)
+        if given.part == "prepare":
+            prepared(folder / f"{ENTRIES}.sqlite", ENTRIES)
+            prepared(folder / "health.sqlite", 2000)
+        if given.part in (None, "pages"):
+            pages(folder)
+        if given.part in (None, "health"):
+            health(folder, given.names, given.seconds)
+        if given.part in (None, "end"):
+            end(folder)
+
+
+if __name__ == "__main__":
+    main()

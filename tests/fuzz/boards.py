@@ -1,0 +1,79 @@
+"""Readers of the competition: recipes, rosters, backups and boards themselves, damaged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+
+def made_board(folder: Path) -> Path:
+    """A board with a token, a queued and a scored entry and a record."""
+    from tests.bench.test_board import filled, recipe
+    from tilewise.bench.board import open_board
+    from tilewise.bench.board.backup import back_up
+    from tilewise.bench.board.tokens import create_token
+
+    with open_board(folder / "good.sqlite") as board:
+        create_token(board, "owls")
+        numbers = filled(board, 2)
+        with board.write() as transaction:
+            transaction.record(numbers[0], 0.001, 1.1, None)
+            transaction.submit("rooks", recipe("waits"))
+        back_up(board, folder / "backup.jsonl")
+    return folder / "good.sqlite"
+
+
+def use_backup(folder: Path) -> Callable[[Path], object]:
+    def use(path: Path) -> object:
+        from tilewise.bench.board.backup import restore
+
+        for old in folder.glob("new.sqlite*"):
+            old.unlink()
+        return restore(path, folder / "new.sqlite")
+
+    return use
+
+
+def use_board(path: Path) -> None:
+    """What a teacher's commands read."""
+    from tilewise.bench.board import open_board, verify
+    from tilewise.bench.board.grades import grades_csv
+
+    for log in (path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+        log.unlink(missing_ok=True)
+    with open_board(path, create=False, key=path.parent / "good.sqlite.key") as board:
+        verify(board)
+        grades_csv(board)
+        board.teams()
+        for row in board.standings("MLP_SPRINT", "closed"):
+            board.entry(row["id"])
+            board.files(row["id"])
+        board.records("MLP_SPRINT", "closed")
+
+
+def use_recipe(path: Path) -> object:
+    from tilewise.bench import read_recipe
+
+    return read_recipe(path).as_dict()
+
+
+def use_roster(path: Path) -> object:
+    from tilewise.bench.board.roster import read_roster
+
+    return read_roster(path)
+
+
+RECIPE = json.dumps(
+    {
+        "tilewise": 1,
+        "event": "CNN_MARATHON",
+        "name": "mine",
+        "steps": [
+            {"step": "backend", "name": "native"},
+            {"step": "prune", "sparsity": 0.5, "epochs": 1},
+            {"step": "quantize", "observer": "mse", "samples": 64, "keep_float": ["a"]},
+        ],
+    }
+)
+ROSTER = "number,name,team\n7,Ada,owls\n8,Grace,owls\n9,Edsger,\n"
