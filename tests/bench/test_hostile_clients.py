@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import http.client
 import json
@@ -310,6 +311,52 @@ def test_a_hostile_text_leaves_the_board_answering(served: tuple[Served, str]) -
         connection.request("POST", "/api/entries", bomb, headers)
     assert _healthy(server)
     assert {connection.getresponse().status for connection in connections} <= {400, 413}
+
+
+def test_health_is_told_at_the_door_and_everything_else_inside(served: tuple[Served, str]) -> None:
+    server, _ = served
+    assert _healthy(server)
+    ask = b"GET /health HTTP/1.1\r\nhost: x\r\n"
+    kept = _raw(server, ask + b"\r\n")
+    for more in (b"", b"connection: keep-alive\r\n", b"connection: close\r\n"):
+        said = kept.recv(4096)
+        assert said.startswith(b"HTTP/1.1 200") and b'"status": "ok"' in said and b"nosniff" in said
+        kept.sendall(ask + more + b"\r\n")
+    assert b'"status": "ok"' in kept.recv(4096) and kept.recv(10) == b""
+    both = _raw(server, ask + b"\r\nGET /api/events HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    found = b""
+    while piece := both.recv(1 << 16):
+        found += piece
+    assert found.count(b"HTTP/1.1 200") == 2 and b"MLP_SPRINT" in found
+    half = _raw(server, ask)
+    half.sendall(b"\r\n")
+    assert half.recv(200).startswith(b"HTTP/1.1 200")
+
+
+def test_one_client_has_a_few_requests_worked_on_at_once() -> None:
+    working, most = [0], [0]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        working[0] += 1
+        most[0] = max(most[0], working[0])
+        await asyncio.sleep(0.01)
+        working[0] -= 1
+        await limits._say(send, 200, {})
+
+    async def nobody(_: str) -> None:
+        return None
+
+    async def quiet(_: Any) -> None:
+        return None
+
+    async def crowd() -> None:
+        guard = limits.Limits(app, nobody, 0.0)
+        scope = {"type": "http", "method": "GET", "path": "/x", "headers": [], "client": ("10.0.0.1", 1)}
+        await asyncio.gather(*(guard(dict(scope), quiet, quiet) for _ in range(20)))
+        assert guard._places == {}
+
+    asyncio.run(crowd())
+    assert most[0] == limits._OF_ONE_CLIENT
 
 
 def test_headers_without_end_are_cut_off(served: tuple[Served, str]) -> None:

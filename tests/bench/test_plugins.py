@@ -147,7 +147,7 @@ def test_a_plugin_with_files_has_no_shipped_weights_and_all_its_bytes_count(tmp_
     plugin(tmp_path, HONEST)
     (tmp_path / "weights.bin").write_bytes(b"x")
     submitted = Submitted.read(tmp_path / "plugin.py")
-    assert submitted.brings_weights and submitted.size == len(HONEST) + 1
+    assert submitted.brings_weights and submitted.size == len(HONEST) + 1 + len("weights.bin")
     with pytest.raises(Rejected, match=r"mlp\.safetensors"):
         score_plugin(tmp_path / "plugin.py", "MLP_SPRINT")
     (tmp_path / "weights.bin").write_bytes(bytes(9 << 20))

@@ -97,3 +97,11 @@ def assert_works_from_disk(site: Path) -> None:
         assert missing == [], f"{page.relative_to(site)}: {missing}"
     assert (site / "search" / "search_index.js").is_file()
     assert (site / "assets" / "iframe-worker.js").is_file()
+
+
+def test_every_test_that_the_security_page_names_is_there():
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "SECURITY.md").read_text())) - {"test_cheats"}
+    there = {
+        name for path in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
+    }
+    assert len(named) > 20 and named <= there

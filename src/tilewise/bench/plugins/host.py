@@ -41,8 +41,7 @@ _IDLE_SECONDS, _IDLE_SHARE = 0.005, 0.01  # processor time allowed between quest
 class Host:
     """A plugin in its jail and the harness's end of its pipe."""
 
-    process: subprocess.Popen[bytes]
-    pid: int  # of the plugin's process, outside of the jail
+    prisoner: jail.Prisoner
     event: Event
     rss_before: int = 0
     busy: float = 0.0  # processor seconds while a question was open
@@ -78,7 +77,7 @@ class Host:
         rules = jail.allowed_calls()
         try:
             wire.receive(answering, 1, _LOAD_SECONDS)
-            self.rss_before = _status_bytes(self.pid, "VmRSS")
+            self.rss_before = _status_bytes(self.prisoner.pid, "VmRSS")
             wire.send(asking, struct.pack("<I", len(rules)) + rules)
             wire.receive(answering, 1, _LOAD_SECONDS)
         except wire.Ended as error:
@@ -86,16 +85,15 @@ class Host:
         self._cpu = self._cpu_time()
 
     def _pipes(self) -> tuple[int, int]:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        return self.process.stdin.fileno(), self.process.stdout.fileno()
+        process = self.prisoner.process
+        assert process.stdin is not None and process.stdout is not None
+        return process.stdin.fileno(), process.stdout.fileno()
 
     def last_words(self) -> str:
         """The last line the process wrote about its end, if it has ended."""
-        assert self.process.stderr is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(1.0)
-            said = self.process.stderr.read().decode(errors="replace").strip().splitlines()
-            shown = "".join(c if c.isprintable() else "?" for c in said[-1][:200]) if said else ""  # no escapes
+            self.prisoner.process.wait(1.0)
+            shown = self.prisoner.last_words()
             return f" ({shown})" if shown else ""
         return ""
 
@@ -105,7 +103,7 @@ class Host:
         `least` is what any program must hold: its weights, a question and an answer. Memory that was there before can
         be given back and taken again without the kernel's count going up, but not below that.
         """
-        return max(_status_bytes(self.pid, "VmHWM") - self.rss_before, least) + self.scratch
+        return max(_status_bytes(self.prisoner.pid, "VmHWM") - self.rss_before, least) + self.scratch
 
     def check_idle(self) -> None:
         """Work outside of the timed calls shows as processor time between them."""
@@ -118,14 +116,16 @@ class Host:
 
     def _cpu_time(self) -> float:
         try:
-            return time.clock_gettime_ns((~self.pid << 3) | 2) * 1e-9  # Linux: the clock of that process, all threads
+            return (
+                time.clock_gettime_ns((~self.prisoner.pid << 3) | 2) * 1e-9
+            )  # Linux: the clock of that process, all threads
         except OSError:
             return self._cpu
 
     def _scratch_bytes(self) -> int:
         """What lies in the scratch folder, files without a name included."""
         try:
-            found = os.statvfs(f"/proc/{self.pid}/root{jail.SCRATCH}")
+            found = os.statvfs(f"/proc/{self.prisoner.pid}/root{jail.SCRATCH}")
         except OSError:
             return 0
         return (found.f_blocks - found.f_bfree) * found.f_frsize
@@ -165,8 +165,9 @@ class Submitted:
 
     @property
     def size(self) -> int:
-        """Bytes of everything handed in: weights in the program's text are weights too."""
-        return sum(len(content) for content in self.files.values())
+        """Bytes of everything handed in: weights in the program's text are weights too, and so are those in names."""
+        beside = sum(len(name.encode()) for name in self.files if name != "plugin.py")
+        return beside + sum(len(content) for content in self.files.values())
 
     def write(self, folder: Path) -> None:
         folder.chmod(0o755)
@@ -190,10 +191,10 @@ def hosted(role: str, submitted: Submitted, event: Event, threads: int = 1) -> I
     with tempfile.TemporaryDirectory(prefix="tilewise-plugin-") as folder:
         shown = submitted if role == "plugin" else Submitted({})
         shown.write(Path(folder))
-        with jail.started(Path(folder), words, threads, hides) as (process, pid):
+        with jail.started(Path(folder), words, threads, hides) as prisoner:
             with contextlib.suppress(OSError):
-                os.sched_setaffinity(pid, jail.cores_for(threads))
-            host = Host(process, pid, event)
+                os.sched_setaffinity(prisoner.pid, jail.cores_for(threads))
+            host = Host(prisoner, event)
             host.load()
             yield host
         shown.check_unchanged(Path(folder))

@@ -22,8 +22,10 @@ import sysconfig
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import IO
 
 import tilewise
 from tilewise._extension import native
@@ -172,32 +174,48 @@ def _packages(hide_weights: bool) -> Iterator[str]:
             yield from ("--tmpfs", f"{SITE}/tilewise/{name}")
 
 
+@dataclass(frozen=True)
+class Prisoner:
+    """A process in a jail: what started it, the number that it has outside, and what it says in the end."""
+
+    process: subprocess.Popen[bytes]
+    pid: int
+    errors: IO[bytes]
+
+    def last_words(self) -> str:
+        """The last line that it wrote to standard error, without what a terminal would obey."""
+        self.errors.seek(max(self.errors.seek(0, os.SEEK_END) - 4096, 0))
+        said = self.errors.read().decode(errors="replace").strip().splitlines()
+        return "".join(c if c.isprintable() else "?" for c in said[-1][:200]) if said else ""
+
+
 @contextmanager
-def started(
-    folder: Path, words: tuple[str, ...], threads: int, hide_weights: bool
-) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Python on `words` in a jail, with pipes, and the number that its process has outside; ended with the block."""
+def started(folder: Path, words: tuple[str, ...], threads: int, hide_weights: bool) -> Iterator[Prisoner]:
+    """Python on `words` in a jail, with pipes for both ways; ended with the block.
+
+    Standard error is a file, so that whoever warns a lot is not held up by a pipe that nobody empties.
+    """
     check()
     reader, writer = os.pipe()
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(
-        command(folder, words, hide_weights, writer),
-        stdin=pipe,
-        stdout=pipe,
-        stderr=pipe,
-        env=environment(threads),
-        pass_fds=(writer,),
-        start_new_session=True,
-        bufsize=0,
-    )
-    os.close(writer)
-    try:
-        with os.fdopen(reader, "rb") as stream:
-            told = stream.read(4096)
-        yield process, int(json.loads(told)["child-pid"]) if told else process.pid
-    finally:
-        process.kill()  # bubblewrap takes everything in the jail with it
-        process.communicate()
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command(folder, words, hide_weights, writer),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=environment(threads),
+            pass_fds=(writer,),
+            start_new_session=True,
+            bufsize=0,
+        )
+        os.close(writer)
+        try:
+            with os.fdopen(reader, "rb") as stream:
+                told = stream.read(4096)
+            yield Prisoner(process, int(json.loads(told)["child-pid"]) if told else process.pid, errors)
+        finally:
+            process.kill()  # bubblewrap takes everything in the jail with it
+            process.communicate()
 
 
 @lru_cache(maxsize=8)

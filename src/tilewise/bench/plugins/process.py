@@ -27,6 +27,7 @@ from tilewise.bench.plugins import baseline, wire
 MEMORY_BYTES = 4 << 30
 CPU_SECONDS = 600
 OPEN_FILES = 64
+FILE_BYTES = 16 << 20  # of one file; what it says on standard error is one
 PROCESSES = 64  # threads, in fact: the jail knows no other processes
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _FILTER = 38, 22, 2
 
@@ -38,6 +39,7 @@ def limit_resources() -> None:
         resource.RLIMIT_AS: MEMORY_BYTES,
         resource.RLIMIT_NOFILE: OPEN_FILES,
         resource.RLIMIT_NPROC: PROCESSES,
+        resource.RLIMIT_FSIZE: FILE_BYTES,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: 0,
     }

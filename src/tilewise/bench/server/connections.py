@@ -167,7 +167,10 @@ class Door:
         answer = self._health() if _asks_for_health(data) else None
         if answer is not None and self._tell(connection, answer):
             self._waiting.pop(connection, None)
-            self._wait_for(connection)
+            if b"\nconnection: close" in data.lower():
+                self._send_away(connection)
+            else:
+                self._wait_for(connection)
             return
         self._loop.remove_reader(connection)
         self._waiting.pop(connection, None)
@@ -198,11 +201,14 @@ class Door:
             connection.close()
 
 
+_MORE_TO_COME = (b"\ncontent-length:", b"\ntransfer-encoding:", b"\nexpect:", b"\nupgrade:")
+
+
 def _asks_for_health(data: bytes) -> bool:
-    """Whether this is one whole request for /health without a body, and one that keeps the connection."""
+    """Whether this is one whole request for /health, without a body."""
     head = data.startswith(b"GET /health HTTP/1.1\r\n") and data.endswith(b"\r\n\r\n")
     rest = data.lower()
-    return head and rest.count(b"\r\n\r\n") == 1 and b"\nconnection:" not in rest and b"\ncontent-length:" not in rest
+    return head and rest.count(b"\r\n\r\n") == 1 and not any(name in rest for name in _MORE_TO_COME)
 
 
 class GuardedServer(uvicorn.Server):

@@ -2,8 +2,9 @@
 
 A plain ASGI layer around the application. Whoever brings a token is known by it here already: only known teams send
 large bodies, one at a time each, and only a few such bodies are held in memory at once. A declared length beyond the
-limit is refused before a byte is read; a body without a length is cut off at the small limit. Every answer is one line
-in the access log.
+limit is refused before a byte is read; a body without a length is cut off at the small limit. A client has a few
+requests worked on at once; the others wait. Every answer is one line in the access log, but for what is said about the
+board's health at the door (see connections).
 """
 
 from __future__ import annotations

@@ -53,7 +53,8 @@ def confined(path: Path, name: str, deadline: float) -> Iterator[Line]:
         copied.chmod(0o644)
         Path(folder).chmod(0o755)
         words = ("-m", "tilewise.learn.grading.confined", name, str(jail.fresh_user()))
-        with jail.started(Path(folder), words, 1, hide_weights=False) as (process, _):
+        with jail.started(Path(folder), words, 1, hide_weights=False) as prisoner:
+            process = prisoner.process
             assert process.stdin is not None and process.stdout is not None
             line = Line(process.stdout.fileno(), process.stdin.fileno(), deadline)
             line.send({"rules": jail.allowed_calls().hex()})
