@@ -15,15 +15,18 @@ from typing import Any
 import typer
 
 from tilewise.cli.configuration import defaults
+from tilewise.cli.help import Sections
 from tilewise.errors import TilewiseError
 
-_HELP: dict[str, Any] = {"help_option_names": ["--help", "-h"]}
+_HELP: dict[str, Any] = {"help_option_names": ["--help", "-h"], "max_content_width": 110}
 app = typer.Typer(
     name="tilewise",
+    cls=Sections,
     help="Measure tensor programs, learn which tile is fastest, and make a small tensor framework fast for real.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings=_HELP,
 )
 
@@ -61,9 +64,7 @@ def command_line() -> Any:
 
     if not app.registered_commands:
         commands.register(app)
-    command = typer.main.get_command(app)
-    _flags_take_no_value(command)
-    return command
+    return typer.main.get_command(app)
 
 
 def _one_line(message: Warning | str, *_: Any, **__: Any) -> str:
@@ -74,17 +75,6 @@ def _one_line(message: Warning | str, *_: Any, **__: Any) -> str:
 def _refused(error: OSError) -> str:
     what = error.strerror or str(error)
     return f"{error.filename}: {what}." if error.filename else f"the system refused: {what}."
-
-
-def _flags_take_no_value(command: Any) -> None:
-    """Help names the type of what follows an option; nothing follows a flag."""
-    for child in getattr(command, "commands", {}).values():
-        _flags_take_no_value(child)
-    help_option = command.get_help_option(typer.Context(command, **_HELP))
-    command.get_help_option = lambda _: help_option
-    for parameter in [*command.params, help_option]:
-        if getattr(parameter, "is_flag", False) and hasattr(parameter, "display_type_rich"):
-            parameter.display_type_rich = lambda **_: None
 
 
 def _typed_wrong(error: Any) -> str:

@@ -17,16 +17,19 @@ if TYPE_CHECKING:
 
 def calibrate(
     shapes: Annotated[
-        Path | None, typer.Option(help="A JSON list of your own problems; their best tiles are kept, too.")
+        Path | None, typer.Option(help="A JSON list of your own problems, whose best tiles are stored too.")
     ] = None,
-    minutes: Annotated[float, typer.Option(help="About so long.", min=0.05, max=600)] = 1.0,
+    minutes: Annotated[float, typer.Option(help="About how long to measure.", min=0.05, max=600)] = 1.0,
     threads: Annotated[
-        int | None, typer.Option(help="Measure with one thread and with so many; default: one a core.", min=1, max=64)
+        int | None,
+        typer.Option(help="Measure with one thread and with this many (default: one per core).", min=1, max=64),
     ] = None,
-    cache: Annotated[Path | None, typer.Option(help="Folder of calibrations and choices; default: yours.")] = None,
-    show: Annotated[bool, typer.Option("--show", help="Only say what is kept on this machine.")] = False,
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder of calibrations and choices (default: your cache folder).")
+    ] = None,
+    show: Annotated[bool, typer.Option("--show", help="Only show what is stored for this machine.")] = False,
     reset: Annotated[bool, typer.Option("--reset", help="Forget this machine's calibration.")] = False,
-    seed: Annotated[int, typer.Option(help="Decides which tiles are measured.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the choice of tiles to measure.", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure a few dozen kernels on this machine and learn which tiles suit it; used from then on.

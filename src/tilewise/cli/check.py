@@ -14,10 +14,12 @@ def check(
         str | None,
         typer.Argument(help="profiling, acceleration, quantization, pruning, caching, benchmarking or costmodel."),
     ] = None,
-    file: Annotated[Path | None, typer.Option(help="Your answers; LESSON.py in this folder unless given.")] = None,
-    start: Annotated[bool, typer.Option("--start", help="Write the unfinished exercises, and stop.")] = False,
-    hint: Annotated[str | None, typer.Option(help="Say a hint for this exercise, and stop.")] = None,
-    more: Annotated[bool, typer.Option("--more", help="With --hint: say more.")] = False,
+    file: Annotated[Path | None, typer.Option(help="Your answers (default: LESSON.py in this folder).")] = None,
+    start: Annotated[
+        bool, typer.Option("--start", help="Write the file with the exercises to fill in, and stop.")
+    ] = False,
+    hint: Annotated[str | None, typer.Option(help="Print a hint for this exercise and stop.")] = None,
+    more: Annotated[bool, typer.Option("--more", help="With --hint: a longer hint.")] = False,
     progress: Annotated[bool, typer.Option("--progress", help="Show what you have solved so far, and stop.")] = False,
     otter: Annotated[
         Path | None, typer.Option(help="Write otter-grader assignments with a Gradescope zip to this folder, and stop.")

@@ -21,19 +21,20 @@ collect = typer.Typer(
 )
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-StorePath = Annotated[Path, typer.Argument(help="A store, or the folder a visit to a GPU brought home.")]
+StorePath = Annotated[Path, typer.Argument(help="A store, or the folder of a GPU run.")]
 
 
-Shapes = Annotated[Path | None, typer.Option(help="A JSON list of your own problems; default: built-in programs.")]
-Minutes = Annotated[float, typer.Option(help="Stop after so many minutes; the same command goes on later.")]
-Out = Annotated[
-    Path | None, typer.Option(help="The store; made if it is not there. Default: cpu.sqlite, triton.sqlite.")
-]
-Seed = Annotated[int, typer.Option(help="Decides the order of kernels and configurations.")]
-Configs = Annotated[int | None, typer.Option(help="At most so many configurations a kernel; 0 for all.")]
+Shapes = Annotated[Path | None, typer.Option(help="A JSON list of your own problems (default: built-in programs).")]
+Minutes = Annotated[float, typer.Option(help="Stop after this many minutes; the same command continues later.")]
+Out = Annotated[Path | None, typer.Option(help="The store, created if missing (default: cpu.sqlite or triton.sqlite).")]
+Seed = Annotated[int, typer.Option(help="Seed of the order of kernels and configurations.")]
+Configs = Annotated[int | None, typer.Option(help="Measure at most this many configurations of a kernel; 0 for all.")]
 Finals = Annotated[
     bool,
-    typer.Option("--finals", help="Only time the best few of finished kernels again, where that was not done yet."),
+    typer.Option(
+        "--finals",
+        help="Only time the best few configurations of finished kernels again, where that has not been done yet.",
+    ),
 ]
 Plugin = Annotated[list[str] | None, typer.Option(help="A module that adds families of your own; may be repeated.")]
 
@@ -142,7 +143,9 @@ def _progress() -> Iterator[Progress | None]:
 
 @collect.command()
 def compare(
-    first: Annotated[str, typer.Argument(help="A store, a visit's folder, or a collection by name, file or folder.")],
+    first: Annotated[
+        str, typer.Argument(help="A store, the folder of a GPU run, or a collection by name, file or folder.")
+    ],
     second: Annotated[str, typer.Argument(help="The same kernels measured again.")],
     out: Annotated[Path | None, typer.Option(help="A file to write the JSON to as well.")] = None,
     as_json: AsJson = False,
@@ -186,7 +189,9 @@ def export(
     name: Annotated[str, typer.Option(help="What to call the collection.")] = "own",
     split: Annotated[
         str,
-        typer.Option(help="auto (own kernels by shape, built-in ones by program), shape, program, or train for all."),
+        typer.Option(
+            help="auto (your own kernels by shape, built-in ones by program), shape, program, or train (everything)."
+        ),
     ] = "auto",
     plugin: Plugin = None,
     as_json: AsJson = False,
@@ -208,11 +213,13 @@ def export(
 
 @collect.command()
 def embed(
-    stores: Annotated[list[Path], typer.Argument(help="A store, or several: of several machines, in one collection.")],
-    name: Annotated[str, typer.Option(help="What load_dataset will call it, such as cpu or h200.")],
-    out: Annotated[Path | None, typer.Option(help="The file to write; default: NAME.npz here.")] = None,
+    stores: Annotated[
+        list[Path], typer.Argument(help="One or more stores; those of several machines become one collection.")
+    ],
+    name: Annotated[str, typer.Option(help="The name that load_dataset will know it by, such as cpu or h200.")],
+    out: Annotated[Path | None, typer.Option(help="The file to write (default: NAME.npz in this folder).")] = None,
     telling: Annotated[
-        float, typer.Option(min=0, help="Leave out kernels whose tiles differ by less than so many times the noise.")
+        float, typer.Option(min=0, help="Leave out kernels whose tiles differ by less than this many times the noise.")
     ] = 5.0,
     plugin: Plugin = None,
     as_json: AsJson = False,

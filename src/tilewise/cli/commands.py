@@ -14,6 +14,7 @@ def register(app: typer.Typer) -> None:
     from tilewise.cli.every import prepare_all
     from tilewise.cli.fit import fit
     from tilewise.cli.generate import generate, kv
+    from tilewise.cli.help import Sections
     from tilewise.cli.ladder import ladder
     from tilewise.cli.machine import machine
     from tilewise.cli.profile import profile
@@ -36,7 +37,7 @@ def register(app: typer.Typer) -> None:
     for panel, commands in panels.items():
         for command in commands:
             app.command(rich_help_panel=panel)(command)
-    app.add_typer(tiles, name="tiles", rich_help_panel="Learn tiles")
-    app.add_typer(collect, name="collect", rich_help_panel="Learn tiles")
-    app.add_typer(compete, name="compete", rich_help_panel="Compete")
+    app.add_typer(tiles, name="tiles", cls=Sections, rich_help_panel="Learn tiles")
+    app.add_typer(collect, name="collect", cls=Sections, rich_help_panel="Learn tiles")
+    app.add_typer(compete, name="compete", cls=Sections, rich_help_panel="Compete")
     prepare_all(app)

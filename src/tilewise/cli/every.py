@@ -14,13 +14,14 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
 from tilewise.errors import ConfigurationError, UnavailableError
 
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors, and the JSON where it is asked for.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only errors, and JSON if --json is given.")]
+_WORDS = {int: "<number>", float: "<number>", Path: "<path>"}
 LARGEST = 2**31 - 1
 _LIST_OF_WORDS = re.compile(r"([\w:-]+(?:, [\w:-]+)* or [\w:-]+)\.")
 PICTURES = (".png", ".svg", ".pdf", ".jpg")
@@ -42,6 +43,7 @@ def prepared(command: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(command, eval_str=True)
     for parameter in signature.parameters.values():
         _complete(_declared(parameter))
+        _name_value(parameter)
 
     @functools.wraps(command)
     def run(*args: Any, quiet: bool = False, **options: Any) -> Any:
@@ -69,6 +71,16 @@ def _complete(declared: Any) -> None:
     if found and declared.autocompletion is None:
         words = re.split(r", | or ", found.group(1))
         declared.autocompletion = lambda incomplete: [word for word in words if word.startswith(incomplete)]
+
+
+def _name_value(parameter: inspect.Parameter) -> None:
+    """What help calls an option's value: a word of English, not the name of its type."""
+    declared = _declared(parameter)
+    if declared is None or declared.metavar is not None or isinstance(declared, typer.models.ArgumentInfo):
+        return
+    kinds = {parameter.annotation.__origin__, *get_args(parameter.annotation.__origin__)}
+    if bool not in kinds:
+        declared.metavar = next((word for kind, word in _WORDS.items() if kind in kinds), "<text>")
 
 
 def check_arguments(signature: inspect.Signature, options: Mapping[str, Any]) -> None:

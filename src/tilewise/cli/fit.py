@@ -30,11 +30,11 @@ def fit(
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="At most this many passes over the data.")] = None,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
-    seed: Annotated[int, typer.Option(help="Decides initial weights and the order of the data.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the initial weights and the order of the data.")] = 0,
     threads: Annotated[int | None, typer.Option(help="Threads of the native kernels.")] = None,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 50,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start anew instead of going on from the checkpoint in the folder.")
+        bool, typer.Option("--fresh", help="Start again instead of continuing from the folder's checkpoint.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:

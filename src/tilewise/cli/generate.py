@@ -29,9 +29,11 @@ def generate(
     model: Annotated[str, typer.Option(help=_MODEL_HELP)] = "gpt",
     tokens: Annotated[int, typer.Option(min=0, help="New tokens.")] = 200,
     temperature: Annotated[float, typer.Option(help="0 takes the most likely token each time.")] = 0.8,
-    top_k: Annotated[int | None, typer.Option(help="Draw from the k most likely tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw from the fewest tokens with this probability.")] = None,
-    seed: Annotated[int, typer.Option(help="Fixes the draws.")] = 0,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k most likely tokens.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the smallest set of tokens with this total probability (top-p).")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
     cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Keep keys and values of earlier tokens.")] = True,
     int8: Annotated[bool, typer.Option("--int8", help="Decode with int8 weights.")] = False,

@@ -32,9 +32,9 @@ _WHY = {
 def ladder(
     size: Annotated[int, typer.Option(min=1, max=8192, help="Side of the square matrices.")] = 512,
     python_size: Annotated[int, typer.Option(min=1, max=1024, help="Side for the Python loops, which are slow.")] = 128,
-    seconds: Annotated[float, typer.Option(help="Time to spend on each rung.")] = 0.5,
+    seconds: Annotated[float, typer.Option(help="Seconds to spend on each rung.")] = 0.5,
     out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("out/ladder.png"),
-    seed: Annotated[int, typer.Option(help="Decides the matrices.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the matrices.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rates as JSON.")] = False,
 ) -> None:
     """Time a matrix product from three Python loops to all cores, one idea at a time.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def machine(
-    refresh: Annotated[bool, typer.Option("--refresh", help="Measure again, even when figures are kept.")] = False,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Measure again, even if results are stored.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Also draw the rooflines into this picture (.png or .svg).")] = None,
 ) -> None:

@@ -21,13 +21,13 @@ def prune(
     data: Annotated[str | None, typer.Option(help="A folder with the MNIST files instead of the digits.")] = None,
     weights: Annotated[Path | None, typer.Option(help="A model written by `tilewise fit`.")] = None,
     scan: Annotated[
-        bool, typer.Option("--scan", help="Also prune each layer alone and say which must not be.")
+        bool, typer.Option("--scan", help="Also prune each layer by itself and say which ones should be left alone.")
     ] = False,
     int8: Annotated[bool, typer.Option("--int8", help="Also quantize the model, before and after pruning.")] = False,
     batch: Annotated[int, typer.Option(min=1, help="Images per timed call.")] = 64,
     runs: Annotated[int, typer.Option(min=12, help="Timed calls of each model.")] = 50,
     out: Annotated[Path, typer.Option(help="Folder for the pruned model and the picture.")] = Path("out/prune"),
-    seed: Annotated[int, typer.Option(help="Fixes the fine-tuning and the interval.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the fine-tuning and the interval.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Prune a trained model and compare: accuracy, size, latency; `--scan` shows when pruning fails.

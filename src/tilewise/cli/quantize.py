@@ -17,13 +17,14 @@ def quantize(
     observer: Annotated[str, typer.Option(help="minmax, percentile, mse or entropy.")] = "minmax",
     samples: Annotated[int, typer.Option(min=1, help="Training images to calibrate on.")] = 256,
     accuracy_drop: Annotated[
-        float | None, typer.Option(help="Keep layers in float until at most this share is lost, e.g. 0.005.")
+        float | None,
+        typer.Option(help="Keep layers in float until at most this share of the accuracy is lost, such as 0.005."),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Images per timed call.")] = 64,
     runs: Annotated[int, typer.Option(min=12, help="Timed calls of each model.")] = 50,
     out: Annotated[Path, typer.Option(help="Folder for the int8 model and the picture.")] = Path("out/quantize"),
     threads: Annotated[int | None, typer.Option(help="Threads of the native kernels.")] = None,
-    seed: Annotated[int, typer.Option(help="Fixes the resampling of the interval.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the interval's bootstrap.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Quantize a trained model to int8 and compare: accuracy, size, latency, and the error of every layer.

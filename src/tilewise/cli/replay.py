@@ -12,14 +12,16 @@ import typer
 def replay(
     collection: Annotated[str, typer.Argument(help="An embedded collection's name, a folder, or a file.")] = "h200",
     split: Annotated[str, typer.Option(help="Which kernels: test, valid or train.")] = "test",
-    model: Annotated[Path | None, typer.Option(help="A model file; default: the one shipped for it.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="A model file (default: the one shipped for the collection).")
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="Write the curves to this picture.")] = None,
-    most: Annotated[int, typer.Option(help="Follow so many measurements.", min=1)] = 20,
+    most: Annotated[int, typer.Option(help="How many measurements to follow.", min=1)] = 20,
     trees: Annotated[bool, typer.Option(help="Compare with gradient-boosted trees, trained now.")] = True,
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="First fit the tuner's prior on the validation kernels and save it.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of the random orders and the trees.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random orders and of the trees.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Replay tuning on held-out kernels: mean slowdown against the number of measurements, strategy by strategy.

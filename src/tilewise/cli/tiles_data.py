@@ -147,8 +147,10 @@ def import_(
     describe: Annotated[
         Path | None, typer.Option(help="JSON file that says what the kernels compute: loops, operands, tile.")
     ] = None,
-    device: Annotated[str, typer.Option(help="The device's name, where the log does not say it.")] = "",
-    split: Annotated[str | None, typer.Option(help="Put all kernels here; by shape when not given.")] = None,
+    device: Annotated[str, typer.Option(help="The device's name, if the log does not have it.")] = "",
+    split: Annotated[
+        str | None, typer.Option(help="Put all kernels into this split (default: split by shape).")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Read other autotuners' logs into a collection that `tiles train` learns from.
@@ -194,7 +196,9 @@ def _stderr() -> Console:
 
 
 def kaggle(
-    predictions: Annotated[Path | None, typer.Argument(help="The predictions CSV; else looked for here.")] = None,
+    predictions: Annotated[
+        Path | None, typer.Argument(help="The predictions CSV (default: look for it in this folder).")
+    ] = None,
     out: Annotated[Path, typer.Option(help="The file to upload.")] = Path("predictions_kaggle.csv"),
     sample: Annotated[Path | None, typer.Option(help="A sample_submission.csv that decides the rows.")] = None,
     as_json: AsJson = False,

@@ -17,7 +17,7 @@ _PICTURE_FIELDS = ("slowdowns", "deviations")
 
 def describe(
     collection: Annotated[str, typer.Argument(help="A folder, a file, or an embedded collection: h200, cpu.")],
-    programs: Annotated[bool, typer.Option("--programs", help="Also one line a program.")] = False,
+    programs: Annotated[bool, typer.Option("--programs", help="Also print one line per program.")] = False,
     plot: Annotated[
         Path | None, typer.Option(help="Also draw spread and noise into this picture (.png, .svg).")
     ] = None,

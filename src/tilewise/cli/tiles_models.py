@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Collection = Annotated[
     str, typer.Argument(help="A folder with train, valid and test, or an embedded collection's name.")
 ]
-CacheDir = Annotated[Path | None, typer.Option(help="Folder for the converted data; default: the cache.")]
+CacheDir = Annotated[Path | None, typer.Option(help="Folder for the converted data (default: your cache folder).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Limit = Annotated[int | None, typer.Option(help="Read at most this many kernels of each split.", min=1)]
 
@@ -39,18 +39,20 @@ def train(
         str, typer.Option(help='Arguments of the model as JSON, as in {"hidden_dim": 128}.')
     ] = "{}",
     epochs: Annotated[int | None, typer.Option(help="Passes over the train split.")] = None,
-    early_stop: Annotated[int | None, typer.Option(help="Stop after so many epochs without gain.")] = None,
-    losses: Annotated[str | None, typer.Option(help="As in ListMLELoss:1,MSE:0.02.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Step size of Adam.")] = None,
+    early_stop: Annotated[int | None, typer.Option(help="Stop after this many epochs without improvement.")] = None,
+    losses: Annotated[
+        str | None, typer.Option(help="Names and weights of the losses, such as ListMLELoss:1,MSE:0.02.")
+    ] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Adam's learning rate.")] = None,
     configs: Annotated[int | None, typer.Option(help="Configurations sampled per kernel and step.")] = None,
     batch: Annotated[int | None, typer.Option(help="Kernels per step.")] = None,
     select: Annotated[
         str | None, typer.Option(help="Metric that chooses the checkpoint: opa, tau, top1, top5, top.")
     ] = None,
-    max_seconds: Annotated[float | None, typer.Option(help="Stop after so many seconds of training.")] = None,
-    seed: Annotated[int, typer.Option(help="Fixes every random choice.")] = 0,
+    max_seconds: Annotated[float | None, typer.Option(help="Stop after this many seconds of training.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0,
     seeds: Annotated[
-        int, typer.Option(help="Train so many models, from this seed on; report mean and interval.", min=1)
+        int, typer.Option(help="Train this many models, with consecutive seeds, and report mean and interval.", min=1)
     ] = 1,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
     resume: Annotated[bool, typer.Option(help="Continue from the folder's checkpoint.")] = True,
@@ -153,10 +155,10 @@ def evaluate(
     ] = False,
     leave_one_out: Annotated[str | None, typer.Option(help="Also train this model once per program left out.")] = None,
     model_class: Annotated[
-        str | None, typer.Option(help="Your own class, as package.module:Class, of models trained with it.")
+        str | None, typer.Option(help="Your own class, as package.module:Class, for models trained with it.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the table into this picture.")] = None,
-    seed: Annotated[int, typer.Option(help="Fixes the random baseline and the bootstrap.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random baseline and the bootstrap.")] = 0,
     limit: Limit = None,
     cache_dir: CacheDir = None,
     as_json: AsJson = False,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def tour(
     quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer repetitions: about 30 seconds, not three minutes.")
+        bool, typer.Option("--quick", help="Fewer repetitions: about 30 seconds instead of three minutes.")
     ] = False,
     out: Annotated[Path, typer.Option(help="Folder for report.html, tour.json and the predictions.")] = Path(
         "out/tour"

@@ -31,25 +31,31 @@ def tune(
         str | None,
         typer.Argument(help="A family (matmul), or a model: a saved .safetensors or .onnx file, mlp, cnn, gpt:6x384."),
     ] = None,
-    shape: Annotated[str | None, typer.Argument(help="Its sizes, as in 512x4096x1024 (m x n x k).")] = None,
+    shape: Annotated[str | None, typer.Argument(help="Its sizes, such as 512x4096x1024 (m x n x k).")] = None,
     check: Annotated[Path | None, typer.Option(help="A JSON list of problems to check the tuner on.")] = None,
     device: Annotated[str, typer.Option(help="cpu or triton.")] = "cpu",
     option: Annotated[
-        list[str] | None, typer.Option("--set", help="Another word of the problem, as in layout=nt; may be repeated.")
+        list[str] | None,
+        typer.Option("--set", help="Another property of the problem, such as layout=nt; may be repeated."),
     ] = None,
-    budget: Annotated[int | None, typer.Option(help="Measure at most so many configurations a shape.", min=1)] = None,
+    budget: Annotated[
+        int | None, typer.Option(help="Measure at most this many configurations of a shape.", min=1)
+    ] = None,
     batch: Annotated[int, typer.Option(help="Inputs in a model's batch.", min=1)] = 32,
     tokens: Annotated[int, typer.Option(help="Tokens in a sequence (gpt).", min=1)] = 128,
     model: Annotated[Path | None, typer.Option(help="A cost model in place of the shipped one.")] = None,
-    cache: Annotated[Path | None, typer.Option(help="Folder of choices and measurements; default: yours.")] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder of choices and measurements (default: your cache folder).")
+    ] = None,
     learn: Annotated[
         bool, typer.Option("--learn", help="Fine-tune the cost model on everything measured here (needs PyTorch).")
     ] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Tune again, whatever was chosen before.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Tune again, even if a choice is stored.")] = False,
     limit: Annotated[
-        float | None, typer.Option(help="Measure in a process of its own; a configuration has so many seconds.")
+        float | None,
+        typer.Option(help="Measure in a separate process and give up on a configuration after this many seconds."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of a model's inputs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the model's inputs.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Find the best tile: ask the cost model, measure a few, keep the answer.
