@@ -4,6 +4,17 @@ The command line prints that sentence and exits with code 2; anything else that 
 derive from the built-in exception a Python user would expect, so ``except ValueError`` keeps working.
 """
 
+from collections.abc import Iterable
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a sentence about a misspelt word: what is near it, or all there is."""
+    import difflib
+
+    names = list(known)
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}."
+
 
 class TilewiseError(Exception):
     """Base of all errors with a sentence meant for the user."""

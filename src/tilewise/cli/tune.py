@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,10 +73,11 @@ def tune(
     if what is None:
         raise ConfigurationError("say what to tune: a family and its sizes, a model, or --check shapes.json")
     tuner = Tuner(device, model=model, cache=cache, budget=budget, limit_s=limit, learn=learn, say=say)
-    if shape is None and what not in _SIZES:
+    if shape is None and what not in _families(device):
+        _refuse_misspelt(what, device)
         _tune_model(what, tuner, batch, tokens, seed, as_json)
     else:
-        tuned = _tune_shape(tuner, _spec(what, shape, option or []), fresh)
+        tuned = _tune_shape(tuner, _spec(what, shape, option or [], device), fresh)
         typer.echo(json.dumps(_as_dict(tuned)) if as_json else "\n".join([*_lines(tuned), _used(tuner, tuned)]))
         _offer(tuner)
     if learn:
@@ -88,14 +90,36 @@ def _say(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def _spec(family: str, shape: str | None, options: list[str]) -> dict[str, Any]:
-    from tilewise.errors import ConfigurationError
+def _families(device: str) -> list[str]:
+    if device == "cpu":
+        from tilewise.tune.families.cpu.family import family_names
+    else:
+        from tilewise.tune.families.triton.family import family_names
+    return family_names()
 
+
+def _refuse_misspelt(what: str, device: str) -> None:
+    """A sentence for a word that is no model and no file, but nearly a family."""
+    import difflib
+
+    from tilewise.errors import ConfigurationError
+    from tilewise.profile.targets import MODELS
+
+    near = difflib.get_close_matches(what, [*MODELS, *_families(device)], n=1)
+    if near and what.partition(":")[0] not in MODELS and not Path(what).exists():
+        raise ConfigurationError(f"there is no model or family {what!r}; did you mean {near[0]!r}?")
+
+
+def _spec(family: str, shape: str | None, options: list[str], device: str) -> dict[str, Any]:
+    from tilewise.errors import ConfigurationError, did_you_mean
+
+    if family not in (known := _families(device)):
+        raise ConfigurationError(f"there is no family {family!r} on this device; {did_you_mean(family, known)}")
     names = _SIZES.get(family, ("rows", "cols"))
     sizes = [int(size) for size in shape.split("x")] if shape and _SHAPE.match(shape) else []
     if shape is not None and len(sizes) != len(names):
         raise ConfigurationError(
-            f"the sizes of {family} are {'x'.join(names)}, such as {'x'.join('64' for _ in names)}"
+            f"the sizes of {family} are {' x '.join(names)}, such as {'x'.join('64' for _ in names)}"
         )
     spec: dict[str, Any] = {"family": family, **dict(zip(names, sizes, strict=False))}
     for word in options:
@@ -107,17 +131,32 @@ def _spec(family: str, shape: str | None, options: list[str]) -> dict[str, Any]:
 
 
 def _tune_shape(tuner: Tuner, spec: dict[str, Any], fresh: bool) -> Tuned:
-    with _measuring() as report:
+    with _measuring(spec["family"]) as report:
         return tuner.tune(spec, fresh=fresh, report=report)
 
 
+def _tile(family: str, config: Mapping[str, Any]) -> Any:
+    """A configuration as Python takes it: the native tile to copy into a call, or the fields of another kernel."""
+    from tilewise.tune.families.cpu.tiles import tile_for
+    from tilewise.tune.problem import Config
+
+    op = {"batched_matmul": "matmul"}.get(family, family)
+    native = "register_m" in config and op in ("matmul", "conv2d", "int8_matmul")
+    return tile_for(op, Config(config)) if native else " ".join(f"{name}={value}" for name, value in config.items())
+
+
+def _fields(tuned: Tuned) -> dict[str, Any]:
+    tile = _tile(tuned.problem.family, tuned.config)
+    return dict(tuned.config) if isinstance(tile, str) else asdict(tile)
+
+
 @contextmanager
-def _measuring() -> Iterator[Callable[[Any, Any], None]]:
+def _measuring(family: str) -> Iterator[Callable[[Any, Any], None]]:
     """A line a measurement: replaced on a terminal, one under the other in a log."""
 
     def line(step: Any, config: Any) -> str:
         took = "failed" if step.runtime_ns is None else f"{step.runtime_ns / 1e3:.1f} us"
-        return f"{took}  {' '.join(f'{k}={v}' for k, v in config.items())}"
+        return f"{took}  {_tile(family, config)}"
 
     if not sys.stderr.isatty():
         yield lambda step, config: typer.echo(f"measured {line(step, config)}", err=True)
@@ -129,18 +168,16 @@ def _measuring() -> Iterator[Callable[[Any, Any], None]]:
 
 
 def _as_dict(tuned: Tuned) -> dict[str, Any]:
-    import dataclasses
-
     return {
-        **dataclasses.asdict(dataclasses.replace(tuned, problem=None, config=None)),  # type: ignore[arg-type]
+        **asdict(replace(tuned, problem=None, config=None)),  # type: ignore[arg-type]
         "problem": dict(tuned.problem),
-        "config": dict(tuned.config),
+        "config": _fields(tuned),
         "speedup": tuned.speedup,
     }
 
 
 def _lines(tuned: Tuned) -> list[str]:
-    lines = ["  ".join(f"{name}={value}" for name, value in tuned.config.items())]
+    lines = [str(_tile(tuned.problem.family, tuned.config))]
     if tuned.runtime_ns is not None:
         took = f"{tuned.runtime_ns / 1e3:.1f} us"
         beside = f", the default {tuned.default_ns / 1e3:.1f} us" if tuned.default_ns is not None else ""

@@ -44,13 +44,6 @@ class ConvTile:
     channels: int = 0
     split: int = 0
 
-    def __str__(self) -> str:
-        unit = "tiles" if self.algorithm == "winograd" else "pixels"
-        return (
-            f"{self.algorithm}, registers {self.mr}x{self.nr}, blocks of {self.block} {unit} by {self.channels} "
-            f"channels, channels split {self.split}"
-        )
-
     def as_dict(self) -> dict[str, int | str]:
         """Plain values, for files and features."""
         return asdict(self)

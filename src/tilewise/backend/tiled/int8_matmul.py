@@ -41,12 +41,6 @@ class Int8Tile:
     threads_m: int = 1
     threads_n: int = 1
 
-    def __str__(self) -> str:
-        return (
-            f"registers {self.mr}x{self.nr}, blocks m {self.mc} n {self.nc} k {self.kc}, "
-            f"threads {self.threads_m}x{self.threads_n}"
-        )
-
     def as_dict(self) -> dict[str, int]:
         """Plain numbers, for files and features."""
         return asdict(self)

@@ -45,13 +45,6 @@ class TileConfig:
     threads_m: int = 1
     threads_n: int = 1
 
-    def __str__(self) -> str:
-        packed = " and ".join(name for name, yes in (("A", self.pack_a), ("B", self.pack_b)) if yes) or "nothing"
-        return (
-            f"registers {self.mr}x{self.nr}, blocks m {self.mc} n {self.nc} k {self.kc}, "
-            f"packs {packed}, threads {self.threads_m}x{self.threads_n}"
-        )
-
     def as_dict(self) -> dict[str, int]:
         """Plain numbers, for files and features."""
         return {name: int(getattr(self, name)) for name in self.__slots__}

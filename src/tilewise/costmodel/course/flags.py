@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewise._files import MOST_JSON_BYTES, gunzip, parse_json, read_input, write_whole
-from tilewise.costmodel.data.dataset import Dataset, embedded_collections, load_dataset
+from tilewise.costmodel.data.dataset import SPLITS, Dataset, dataset_from_kernels, embedded_collections, load_dataset
 from tilewise.costmodel.train.config import default_settings
 from tilewise.errors import ConfigurationError, FileFormatError
 
@@ -29,6 +29,9 @@ OUT_DIR = "~/out/tpugraphs_tiles"
 TOY_FILES = 100
 TOY_COLLECTIONS = ("h200", "cpu")  # the embedded ones, in order of preference
 RESULTS_PER_KERNEL = 10
+COURSE_MODELS = ("MLP", "EarlyJoinSAGE", "LateJoinSAGE", "EarlyJoinResGCN", "LateJoinResGCN")
+# A pass over 100 kernels is ten steps: at the course's rate of 0.001 a run ends before it has learned anything.
+_TOY_SETTINGS: dict[str, Any] = {"epochs": 40, "learning_rate": 0.01}
 _MAX_RUN_BYTES = 1 << 30
 
 
@@ -109,11 +112,11 @@ def train_parser() -> argparse.ArgumentParser:
     """The flags of tiles_train.py with the course's defaults, and three of ours: framework, seed, device."""
     flags = parser("Trains a model that ranks tile configurations.")
     add = flags.add_argument
-    add("--epochs", type=int, help="passes over the train split (100)")
+    add("--epochs", type=int, help="passes over the train split (100; toy data 40)")
     add("--early_stop", type=int, help="epochs without a better validation OPA before stopping (20)")
     add("--eval_every", type=int, default=5, help="kept for the run's name; validation runs every epoch")
     add("--losses", help="names and weights; also PairwiseHingeLoss (ListMLELoss:1,MSE:0.02)")
-    add("--lr", type=float, help="learning rate of Adam (0.001)")
+    add("--lr", type=float, help="learning rate of Adam (0.001; toy data 0.01)")
     add("--clip_norm", type=float, help="largest L2 norm of a tensor's gradient (0.001)")
     add("--configs", type=int, help="configurations sampled per kernel (10)")
     add("--batch", type=int, help="kernels per batch (10)")
@@ -133,12 +136,13 @@ def train_parser() -> argparse.ArgumentParser:
 def train_args(options: argparse.Namespace) -> TrainArgs:
     """The run's arguments from parsed flags: what was not given has the model's default, which for the baselines is
     the course's; the results file is resolved."""
+    toy = _TOY_SETTINGS if options.toy_data and options.model in COURSE_MODELS else {}
     chosen = default_settings(
         options.model,
-        epochs=options.epochs,
+        epochs=options.epochs if options.epochs is not None else toy.get("epochs"),
         early_stop=options.early_stop,
         losses=options.losses,
-        learning_rate=options.lr,
+        learning_rate=options.lr if options.lr is not None else toy.get("learning_rate"),
         clip_norm=options.clip_norm,
         configs=options.configs,
         batch=options.batch,
@@ -179,7 +183,15 @@ def course_dataset(data_root: str, cache_dir: str | None, toy_data: bool, *, tra
             f"There is no dataset at {data_root}; fetch it with `python3 echo_download_commands.py | bash`, "
             "or use the embedded sample with --toy_data=True."
         )
-    return load_dataset(_toy_collection(data_root), cache_dir=cache_dir, limit=TOY_FILES)
+    return _spread(load_dataset(_toy_collection(data_root)), TOY_FILES)
+
+
+def _spread(data: Dataset, most: int) -> Dataset:
+    """Kernels spread evenly over each split: the first by name are of one kind in train and of others in valid, so that
+    nothing could be learned from them."""
+    parts = [data.split(name) for name in SPLITS]
+    chosen = [[part[i * len(part) // most] for i in range(most)] if len(part) > most else list(part) for part in parts]
+    return dataset_from_kernels(*chosen, schema=data.schema)
 
 
 def _toy_collection(data_root: str) -> str:

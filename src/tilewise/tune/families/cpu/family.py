@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.hlo.graph import KernelGraph
-from tilewise.errors import ConfigurationError
+from tilewise.errors import ConfigurationError, did_you_mean
 from tilewise.tune.problem import Config, Problem, Value
 
 Array = npt.NDArray[Any]
@@ -86,5 +86,5 @@ def get_family(name: str) -> CpuFamily:
     if name in _added:
         return _added[name]
     if name not in _BUILT_IN:
-        raise ConfigurationError(f"There is no CPU kernel family {name!r}; known are {', '.join(family_names())}.")
+        raise ConfigurationError(f"There is no CPU kernel family {name!r}; {did_you_mean(name, family_names())}")
     return _built_in(name)

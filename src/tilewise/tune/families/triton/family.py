@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tilewise.costmodel.hlo.graph import KernelGraph
-from tilewise.errors import ConfigurationError
+from tilewise.errors import ConfigurationError, did_you_mean
 from tilewise.tune.problem import Config, Problem, Value
 
 DTYPES = {"bf16": "bf16", "fp16": "fp16", "tf32": "fp32", "fp32": "fp32"}
@@ -133,7 +133,7 @@ def get_family(name: str) -> Family:
     if name in _added:
         return _added[name]
     if name not in _BUILT_IN:
-        raise ConfigurationError(f"There is no kernel family {name!r}; known are {', '.join(family_names())}.")
+        raise ConfigurationError(f"There is no kernel family {name!r}; {did_you_mean(name, family_names())}")
     return _built_in(name)
 
 

@@ -76,7 +76,7 @@ class CudaDevice:
     def __init__(self) -> None:
         torch: Any = importlib.import_module("torch")
         if not torch.cuda.is_available():
-            raise UnavailableError("PyTorch sees no CUDA GPU here; `collect triton` needs one.")
+            raise UnavailableError("PyTorch sees no CUDA GPU here, and Triton kernels are measured on one.")
         self.torch = torch
         torch.set_float32_matmul_precision("highest")  # the reference must not use tf32
         properties = torch.cuda.get_device_properties(0)
