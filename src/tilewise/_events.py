@@ -52,6 +52,7 @@ class Recorder(Protocol):
 
     owner: int  # the thread it was started in
     records: list[Any]
+    models: list[Callable[[], Any]]  # weak references to the outermost models that ran, for the names of their layers
 
 
 class Recorders(list[Recorder]):
@@ -78,12 +79,13 @@ tracers: list[Callable[[Any, list[Any], dict[str, Any], Any], None]] = []
 class _State:
     """One thread: whom it tells, the layer under way, and the names of the layers in the outermost model."""
 
-    __slots__ = ("changes", "complete", "kernels", "layer", "listeners", "module", "names", "root", "thread")
+    __slots__ = ("changes", "complete", "kernels", "layer", "listeners", "module", "names", "root", "thread", "told")
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
         self.changes = -1
         self.listeners: list[Callable[[Any], None]] = []
+        self.told: list[Recorder] = []
         self.kernels = 0  # run so far
         self.layer = ""
         self.module: type | None = None
@@ -96,12 +98,17 @@ class _State:
         self.changes = recorders.changes
         told = [r for r in recorders if r.owner == self.thread] or recorders
         self.listeners = [r.records.append for r in told]
+        self.told = told
         self.root = _nobody  # layers may have been renamed since
 
     def path_of(self, layer: Any) -> str:
         """The dotted name under the outermost model that is running; of somebody else's layer, the class below ours."""
+        if self.changes != recorders.changes:
+            self.look_around()
         if self.module is None and self.root() is not layer:
             self.root = weakref.ref(layer)
+            for recorder in self.told:
+                recorder.models.append(self.root)
             self._collect_names(layer)
         found = self.names.get(id(layer))
         if found is not None and found[0]() is layer:

@@ -12,7 +12,10 @@ from typer.testing import CliRunner
 
 from tilewise import models
 from tilewise._extension import native
+from tilewise.backend import OptimizedBackend, matmul_native, tile_space
+from tilewise.backend.tiles import TileConfig
 from tilewise.cli.tune import tune
+from tilewise.errors import ConfigurationError
 from tilewise.quantize import quantize, save_quantized
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
@@ -72,3 +75,22 @@ def test_what_cannot_be_tuned_is_one_sentence(arguments: tuple[str, ...]):
     app.command()(tune)
     result = CliRunner().invoke(app, list(arguments))
     assert isinstance(result.exception, TilewiseError) and str(result.exception)
+
+
+def test_a_tile_is_printed_as_python_takes_it_and_its_json_are_the_arguments(tmp_path: Path):
+    arguments = ("matmul", "40x48x56", "--cache", str(tmp_path), "--budget", "1")
+    (text, *_), fields = run(*arguments).splitlines(), json.loads(run(*arguments, "--json"))["config"]
+    tile = TileConfig(**fields)
+    assert text == repr(tile)
+    a, b = np.ones((40, 56), np.float32), np.ones((56, 48), np.float32)
+    assert np.array_equal(matmul_native(a, b, tile=tile), matmul_native(a, b))
+    assert repr(tile_space("matmul", (40, 48, 56))[0]) in str(OptimizedBackend().explain("matmul", a, b))
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("matmull", "matmul"), ("conv2", "conv2d"), ("cnnn", "cnn")])
+@pytest.mark.parametrize("sizes", [(), ("64x64x64",)])
+def test_a_misspelt_family_or_model_names_the_near_one(typed: str, meant: str, sizes: tuple[str, ...]):
+    if sizes and meant == "cnn":
+        pytest.skip("a model has no sizes")
+    with pytest.raises(ConfigurationError, match=f"did you mean '{meant}'"):
+        tune(typed, *sizes)

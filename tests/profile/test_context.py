@@ -337,3 +337,20 @@ def test_recording_changes_no_result():
 
 def test_switched_off_nothing_listens():
     assert tilewise._events.recorders == []
+
+
+def test_layers_have_the_name_that_the_model_prints():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    with ProfilerContext() as profiler:
+        model(Tensor(np.ones((3, 4), np.float32)))
+    rows = profiler.get_results().by_layer
+    assert rows["0"].title == "0 Linear(4→8)" and rows["2"].label in profiler.report() and rows["2"].label in str(model)
+
+
+def test_layers_of_a_model_that_is_gone_still_have_their_class():
+    def run() -> None:
+        nn.Sequential(nn.Linear(4, 8), nn.ReLU())(Tensor(np.ones((3, 4), np.float32)))
+
+    with ProfilerContext() as profiler:
+        run()
+    assert profiler.get_results().by_layer["0"].title == "0 Linear"

@@ -46,6 +46,7 @@ def ladder(
     from tilewise import get_num_threads
     from tilewise.backend import matmul_blocked
     from tilewise.backend.ladder import PEER, RUNGS
+    from tilewise.costmodel.data.progress import track
     from tilewise.profile.machine import machine
 
     rng = np.random.default_rng(seed)
@@ -53,7 +54,7 @@ def ladder(
     ceiling = {threads: machine().peak(threads) / 1e9 for threads in {1, get_num_threads()}}
     rates: list[tuple[Rung, float]] = []
     left_out: list[str] = []
-    for rung in (*RUNGS, PEER):
+    for rung in track((*RUNGS, PEER), "timing each rung", len(RUNGS) + 1):
         if rung.name == "blocked":
             block = _best_block(a, b)
             idea = f"{rung.idea} ({'×'.join(map(str, block))})"

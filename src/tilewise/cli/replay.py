@@ -42,6 +42,7 @@ def replay(
         trees=trees,
         seed=seed,
         say=lambda line: typer.echo(line, err=True),
+        progress=True,
     )
     if plot is not None:
         draw(result, plot)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -58,6 +59,8 @@ class ProfilerContext:
 
     def __init__(self, machine: Machine | None = None, memory: bool = True) -> None:
         self.owner = 0
+        self.models: list[Callable[[], Any]] = []
+        self._labels: dict[str, str] = {}
         self.records: list[Any] = []  # the framework appends here whatever ends while the context is open
         self._events: list[Event] = []
         self._machine = machine
@@ -92,6 +95,7 @@ class ProfilerContext:
         _events.recorders.detach(self)
         if self._memory:
             _LargeBlocks.release()
+        self._label_layers()
 
     # --- what it saw ---
 
@@ -102,8 +106,17 @@ class ProfilerContext:
         key = (len(self.records), self._seconds)
         if self._results is None or self._results[:2] != key:
             figures = self._machine or kept_machine()
-            self._results = (*key, build(self.events, self._seconds, figures, self._threads, self._starts_ns))
+            built = build(self.events, self._seconds, figures, self._threads, self._starts_ns, self._labels)
+            self._results = (*key, built)
         return self._results[2]
+
+    def _label_layers(self) -> None:
+        """Dotted name to `7 Conv2d(64→64, 3×3)`, of the models that are still there: nothing is kept alive for this."""
+        from tilewise.nn.describe import layer_names
+
+        for model in {id(model): model for model in (reference() for reference in self.models)}.values():
+            self._labels |= layer_names(model) if model is not None else {}
+        self.models.clear()
 
     def report(self, rows: int = 15) -> str:
         """Tables by layer and by operation, and what limits the program."""

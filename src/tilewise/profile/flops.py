@@ -104,6 +104,7 @@ class Recording:
     def __init__(self) -> None:
         self.owner = threading.get_ident()
         self.records: list[Any] = []
+        self.models: list[Any] = []
 
     @property
     def events(self) -> list[Event]:

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from tilewise._files import MOST_JSON_BYTES, gunzip, parse_json, read_input, write_whole
-from tilewise.costmodel.data.dataset import SPLITS, Dataset, dataset_from_kernels, embedded_collections, load_dataset
+from tilewise.costmodel.data.dataset import Dataset, dataset_from_kernels, embedded_collections, load_dataset
+from tilewise.costmodel.data.kernel import Kernel
+from tilewise.costmodel.data.shards import Split
 from tilewise.costmodel.train.config import default_settings
 from tilewise.errors import ConfigurationError, FileFormatError
 
@@ -189,9 +191,11 @@ def course_dataset(data_root: str, cache_dir: str | None, toy_data: bool, *, tra
 def _spread(data: Dataset, most: int) -> Dataset:
     """Kernels spread evenly over each split: the first by name are of one kind in train and of others in valid, so that
     nothing could be learned from them."""
-    parts = [data.split(name) for name in SPLITS]
-    chosen = [[part[i * len(part) // most] for i in range(most)] if len(part) > most else list(part) for part in parts]
-    return dataset_from_kernels(*chosen, schema=data.schema)
+
+    def some(split: Split) -> list[Kernel]:
+        return [split[i * len(split) // most] for i in range(most)] if len(split) > most else list(split)
+
+    return dataset_from_kernels(some(data.train), some(data.valid), some(data.test), data.schema)
 
 
 def _toy_collection(data_root: str) -> str:

@@ -188,7 +188,7 @@ def _compute(results: ProfileResults, where: str, ops: list[str], part: str) -> 
     reached = rate / results.machine.peak(results.threads)
     more = "use more threads, fewer or smaller numbers (INT8, pruning)" if reached > 0.5 else "try a better tile"
     return (
-        f"Compute: {part} of the time is arithmetic, most of it {_listed(ops)} in {_place(where)}, at "
+        f"Compute: {part} of the time is arithmetic, most of it {_listed(ops)} in {_place(results, where)}, at "
         f"{count(rate)}FLOP/s ({share(reached)} of the peak); {more} to go faster."
     )
 
@@ -198,7 +198,7 @@ def _memory(results: ProfileResults, where: str, ops: list[str], part: str) -> s
     moved = sum(r.bytes_moved for r in rows)
     rate = moved / max(sum(r.seconds for r in rows), 1e-12)
     return (
-        f"Memory bandwidth: {part} of the time goes into {_listed(ops)}, most in {_place(where)}, which move "
+        f"Memory bandwidth: {part} of the time goes into {_listed(ops)}, most in {_place(results, where)}, which move "
         f"{bytes_(moved)} at {count(rate)}B/s and compute little; fuse the chain into one pass or work in place."
     )
 
@@ -209,8 +209,8 @@ def _python(results: ProfileResults, where: str, ops: list[str], part: str) -> s
     mean = row.unit_seconds / row.calls if row and row.calls else 0.0
     detail = f" ({calls} operations of {seconds(mean)} on average)" if row and calls > 3 else ""
     return (
-        f"Python overhead: {part} of the time is spent around the kernels, most in {_place(where)}{detail}; replace "
-        "loops by one operation on whole arrays."
+        f"Python overhead: {part} of the time is spent around the kernels, most in {_place(results, where)}{detail}; "
+        "replace loops by one operation on whole arrays."
     )
 
 
@@ -224,8 +224,8 @@ def _allocation(results: ProfileResults, where: str, ops: list[str], part: str) 
     else:
         purpose = f"for results of {bytes_(needed)}" + (f", most in {_listed(ops)}" if ops else "")
     return (
-        f"Allocation: {_place(where)} takes {bytes_(taken)} of memory, {purpose} ({part} of the time); reuse buffers "
-        "and avoid copies."
+        f"Allocation: {_place(results, where)} takes {bytes_(taken)} of memory, {purpose} ({part} of the time); "
+        "reuse buffers and avoid copies."
     )
 
 
@@ -235,7 +235,7 @@ def _backend(results: ProfileResults, where: str, ops: list[str], part: str) -> 
     best = _preferred_backends().get(ops[0], name)
     advice = f"switch to the {best!r} backend" if best != name else "look at its shape and type: none suits it well"
     return (
-        f"Slow backend: {part} of the time is {ops[0]} in {_place(where)} on the {name!r} backend, at "
+        f"Slow backend: {part} of the time is {ops[0]} in {_place(results, where)} on the {name!r} backend, at "
         f"{share(row.roofline_share)} of what this machine can do; {advice}."
     )
 
@@ -249,10 +249,11 @@ _SENTENCES: dict[str, Callable[[ProfileResults, str, list[str], str], str]] = {
 }
 
 
-def _place(layer: str) -> str:
+def _place(results: ProfileResults, layer: str) -> str:
     if layer == _OUTSIDE:
         return "code outside the layers"
-    return f"layer {layer}" if layer else "the model itself"
+    row = results.by_layer.get(layer)
+    return f"layer {(row and row.label) or layer}" if layer else "the model itself"
 
 
 def _listed(names: list[str]) -> str:

@@ -116,4 +116,4 @@ def _row(row: Row, total: float) -> str:
         escape(", ".join(row.backends)),
         escape(next(iter(row.tiles), "")),
     ]
-    return f"<tr><td>{escape(row.name or '(model)')}</td>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+    return f"<tr><td>{escape(row.title)}</td>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"

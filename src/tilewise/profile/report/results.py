@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tilewise.profile.events import Event
@@ -52,6 +53,7 @@ class Row:
     the part of it that some calls took far beyond their like: the machine was doing something else."""
 
     name: str
+    label: str = ""  # of a layer, its name with class and sizes: `7 Conv2d(64→64, 3×3)`
     calls: int = 0
     unit_seconds: float = 0.0
     own_seconds: float = 0.0
@@ -64,6 +66,11 @@ class Row:
     own_allocated: int = 0
     backends: dict[str, int] = field(default_factory=dict)
     tiles: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """What a table calls it."""
+        return self.label or self.name or "(model)"
 
     @property
     def seconds(self) -> float:
@@ -161,9 +168,15 @@ def _row_data(row: Row) -> dict[str, Any]:
 
 
 def build(
-    events: Sequence[Event], seconds: float, machine: Machine, threads: int, starts_ns: Sequence[int] = ()
+    events: Sequence[Event],
+    seconds: float,
+    machine: Machine,
+    threads: int,
+    starts_ns: Sequence[int] = (),
+    labels: Mapping[str, str] = MappingProxyType({}),
 ) -> ProfileResults:
-    """Add up what was recorded in a profile that lasted `seconds`, in parts that began at `starts_ns`."""
+    """Add up what was recorded in a profile that lasted `seconds`, in parts that began at `starts_ns`; `labels` are the
+    layers' names for a reader."""
     from tilewise.profile.report.bottleneck import find_bottlenecks
 
     units: list[Unit] = []
@@ -178,13 +191,15 @@ def build(
         if event.parent is None:
             outermost += (event.duration_ns + event.recording_ns) * NANO
         cost = cost_of(event)
-        layer = layers.setdefault(event.layer, Row(event.layer))
+        layer = layers.setdefault(event.layer, Row(event.layer, labels.get(event.layer, event.layer)))
         if cost is not None:
             unit = _unit(event, cost, machine, threads)
             units.append(unit)
             layer.add(unit)
             ops.setdefault(unit.name, Row(unit.name)).add(unit)
-        elif not (event.kind == "kernel" and event.parent is not None and event.parent.kind == "kernel"):
+        if event.kind == "module" and event.layer not in labels and event.layer:
+            layer.label = f"{event.layer} {event.name}"
+        if cost is None and not (event.kind == "kernel" and event.parent is not None and event.parent.kind == "kernel"):
             own = max(event.duration_ns - event.inner_ns, 0) * NANO
             layer.own_seconds += own
             around.setdefault((event.layer, event.kind, event.name, event.phase), []).append(own)

@@ -51,7 +51,7 @@ def ceilings(machine: Machine, threads: int) -> str:
 
 
 def _table(first: str, rows: list[Row], results: ProfileResults, most: int) -> str:
-    lines = [[row.name or "(model)", *_cells(row, results.seconds)] for row in rows[:most] if row.seconds > 0]
+    lines = [[row.title, *_cells(row, results.seconds)] for row in rows[:most] if row.seconds > 0]
     if len(rows) > most:
         rest = sum(row.seconds for row in rows[most:])
         lines.append([f"({len(rows) - most} more)", seconds(rest), share(rest / results.seconds), *[""] * 7])

@@ -15,6 +15,8 @@ from tilewise._events import running_layer
 from tilewise._extension import native
 from tilewise.backend.registry import OptimizedBackend, use_backend
 from tilewise.errors import ConfigurationError, UnavailableError
+from tilewise.nn import Module
+from tilewise.nn.describe import layer_names
 from tilewise.profile import ProfilerContext
 from tilewise.profile.targets import MODELS, Target, model_target
 from tilewise.quantize.convert import QuantizedModel
@@ -122,7 +124,9 @@ def _target(name: str, batch: int, tokens: int, seed: int) -> Target:
 
 def _layers(target: Target, threads: int) -> list[Layer]:
     """The kernels that a model runs, yet untuned: in float, then in integers."""
-    found = [Layer(name, key[0], key[1], problem_of(key, threads)) for name, key in kernels_of(target.call)]
+    labels = layer_names(target.model) if isinstance(target.model, Module) else {}
+    kernels = [(labels.get(name, name), key) for name, key in kernels_of(target.call)]
+    found = [Layer(label, key[0], key[1], problem_of(key, threads)) for label, key in kernels]
     return found + (_integer_layers(target.model, target.input) if isinstance(target.model, QuantizedModel) else [])
 
 

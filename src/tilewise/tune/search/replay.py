@@ -21,6 +21,7 @@ from tilewise.costmodel.baselines import Analytical
 from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import Dataset, find_collection, load_dataset
 from tilewise.costmodel.data.kernel import Kernel
+from tilewise.costmodel.data.progress import track
 from tilewise.costmodel.models.scorer import load_scorer
 from tilewise.costmodel.models.shipped import shipped_file
 from tilewise.costmodel.models.trained import model_path
@@ -96,6 +97,7 @@ def replay(
     trees: bool = True,
     seed: int = 0,
     say: Callable[[str], None] = lambda line: None,
+    progress: bool = False,
 ) -> Replay:
     """Replay tuning on the kernels of a split that the model has not seen.
 
@@ -121,7 +123,7 @@ def replay(
         notes.append("the model comes without a prior of its own; one was fitted on the validation kernels")
         say(notes[-1])
         calibration = calibrate(scorer, list(data.valid), names)
-    cases = [make_case(scorer, kernel, names) for kernel in kernels]
+    cases = [make_case(scorer, kernel, names) for kernel in track(kernels, "ranking", len(kernels), progress)]
     say(f"{len(cases)} kernels; replaying the tuner")
     strategies = [
         Strategy("random", _random(cases, most, seed)),
@@ -132,7 +134,7 @@ def replay(
     strategies += [
         Strategy("model, fixed top k", _ranked(cases, [case.scores for case in cases], most)),
         Strategy("ours, fixed top k", _portfolios(cases, calibration, most)),
-        Strategy("ours, updated", _updated(cases, calibration, most), "the same budget for every kernel"),
+        Strategy("ours, updated", _updated(cases, calibration, most, progress), "the same budget for every kernel"),
     ]
     first = [_ratio(case, case.belief(calibration.prior).portfolio(1)[0]) for case in cases]
     return Replay(
@@ -240,10 +242,11 @@ def _portfolios(cases: Sequence[Case], calibration: Calibration, most: int) -> l
     return _mean([_curve(c, c.belief(calibration.prior).portfolio(most), most) for c in cases])
 
 
-def _updated(cases: Sequence[Case], calibration: Calibration, most: int) -> list[float]:
+def _updated(cases: Sequence[Case], calibration: Calibration, most: int, progress: bool) -> list[float]:
     from tilewise.tune.search.loop import Rule
 
-    orders = [[s.index for s in play(case, calibration.prior, Rule(0.0, 0.0, most)).steps] for case in cases]
+    shown = track(cases, "replaying", len(cases), progress)
+    orders = [[s.index for s in play(case, calibration.prior, Rule(0.0, 0.0, most)).steps] for case in shown]
     return _mean([_curve(case, order, most) for case, order in zip(cases, orders, strict=True)])
 
 

@@ -1,0 +1,42 @@
+"""The toy data: the embedded sample that stands in for the dataset, and the baselines' settings for so little of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tilewise.costmodel.baselines import random_errors
+from tilewise.costmodel.course.flags import TOY_FILES, course_dataset, train_args, train_parser
+from tilewise.costmodel.data.dataset import Dataset
+from tilewise.costmodel.metrics import top_k_error
+
+
+@pytest.fixture(scope="module")
+def toy() -> Dataset:
+    return course_dataset("no-such-folder", None, toy_data=True)
+
+
+def test_what_the_toy_data_are_judged_on_is_like_what_they_teach(toy: Dataset):
+    operations = {name: [frozenset(k.node_opcode.tolist()) for k in toy.split(name)] for name in ("train", "valid")}
+    taught = sum(kind in operations["train"] for kind in operations["valid"])
+    assert len(toy.train) == len(toy.valid) == len(toy.test) == TOY_FILES
+    assert taught > 0.75 * TOY_FILES
+
+
+def test_the_flags_that_are_typed_come_before_the_toy_settings():
+    typed = train_args(train_parser().parse_args(["--model=MLP", "--toy_data", "--lr=0.5", "--epochs=3"]))
+    plain, full = (train_args(train_parser().parse_args(["--model=MLP", *toy])) for toy in (["--toy_data"], []))
+    assert (typed.learning_rate, typed.epochs) == (0.5, 3)
+    assert (full.learning_rate, full.epochs) == (0.001, 100) != (plain.learning_rate, plain.epochs)
+
+
+@pytest.mark.slow
+def test_the_mlp_learns_more_than_chance_from_the_toy_data(toy: Dataset, tmp_path):
+    from tilewise.costmodel.train import train
+    from tilewise.costmodel.train.config import default_settings
+
+    args = train_args(train_parser().parse_args(["--model=MLP", "--toy_data"]))
+    settings = default_settings("MLP", epochs=args.epochs, learning_rate=args.learning_rate)
+    model = train(toy, settings, out_dir=tmp_path)
+    first = np.mean([top_k_error(kernel.target, model.score(kernel), 1) for kernel in toy.valid])
+    assert first < 0.6 * random_errors(toy.valid, (1,))["top1"].mean()
