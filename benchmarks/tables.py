@@ -2,7 +2,8 @@
 shipped models, and from nothing else.
 
 `python -m benchmarks.tables` writes them; `--check` only says whether they are up to date, and a test calls it, so a
-number that nobody measured cannot stay. docs/results.md is written whole. Other pages hold sections,
+number that nobody measured cannot stay. docs/results.md, docs/results-cases.md and their picture are written whole.
+Other pages hold sections,
 
     <!-- results NAME: written by `python -m benchmarks.tables` -->
     ...
@@ -24,6 +25,7 @@ from typing import Any
 
 from benchmarks import replay
 from benchmarks.figures import FIGURES, SECTIONS
+from benchmarks.picture import Range, picture
 from benchmarks.results_files import HOME_KIND, RESULTS, ROOT, dates, geometric, kinds, read, read_any, rows, table
 
 _SECTION = re.compile(
@@ -67,22 +69,56 @@ LINES = (
 )
 
 
-def summary() -> str:
-    """README's table: every line on every kind of CPU that it was measured on."""
-    cells = []
+@dataclass(frozen=True)
+class Summary:
+    """One line on one kind of CPU with one number of threads, and its cases."""
+
+    label: str
+    kind: str
+    threads: int
+    cases: list[dict[str, Any]]
+
+    @property
+    def ratios(self) -> list[float]:
+        return [row["ratio"] for row in self.cases]
+
+
+def summaries() -> list[Summary]:
+    """Every line on every kind of CPU and with every number of threads that it was measured with."""
+    found = []
     for line, kind in itertools.product(LINES, kinds()):
-        found = rows(line.file, line.names, line.without, kind)
-        for threads in sorted({row["threads"] for row in found}):
-            cells.append(_summary_line(line.label, kind, [r for r in found if r["threads"] == threads], threads))
+        cases = rows(line.file, line.names, line.without, kind)
+        for threads in sorted({row["threads"] for row in cases}):
+            label = line.label if threads == 1 or "threads" in line.label else f"{line.label}, all cores"
+            found.append(Summary(label, kind, threads, [row for row in cases if row["threads"] == threads]))
+    return sorted(found, key=lambda summary: [s.label for s in found].index(summary.label))
+
+
+def summary() -> str:
+    """README's table: a column for each kind of CPU."""
+    found = {(s.label, s.kind): f"{geometric(s.ratios):.2f}× ({min(s.ratios):.2f})" for s in summaries()}
+    labels = dict.fromkeys(label for label, _ in found)
+    cells = [[label, *(found.get((label, kind), "") for kind in kinds())] for label in labels]
+    return f"{table(('typical ratio (worst)', *kinds()), cells)}\n\n{machine_sentence()}"
+
+
+def full_summary() -> str:
+    """The same with peers, ranges and dates."""
     headings = ("", "CPU", "beside", "ratio: typical (worst to best)", "cases", "threads", "measured")
-    return f"{table(headings, cells)}\n\n{machine_sentence()}"
+    return table(headings, map(_summary_line, summaries()))
 
 
-def _summary_line(label: str, kind: str, found: list[dict[str, Any]], threads: int) -> list[str]:
-    ratios = [row["ratio"] for row in found]
-    peers = ", ".join(dict.fromkeys(who for row in found for who in row["seconds"] if who != "tilewise"))
-    spread = f"{geometric(ratios):.2f}× ({min(ratios):.2f} to {max(ratios):.2f})"
-    return [label, kind, peers, spread, str(len(found)), str(threads), dates(found)]
+def _summary_line(found: Summary) -> list[str]:
+    peers = ", ".join(dict.fromkeys(who for row in found.cases for who in row["seconds"] if who != "tilewise"))
+    spread = f"{geometric(found.ratios):.2f}× ({min(found.ratios):.2f} to {max(found.ratios):.2f})"
+    return [found.label, found.kind, peers, spread, str(len(found.cases)), str(found.threads), dates(found.cases)]
+
+
+def drawn() -> str:
+    """The picture of the summary, one thread or several beside one."""
+    shown = [s for s in summaries() if "all cores" not in s.label]
+    ranges = [Range(s.label, s.kind, min(s.ratios), geometric(s.ratios), max(s.ratios)) for s in shown]
+    return picture(ranges, kinds())
 
 
 def machine_sentence() -> str:
@@ -99,24 +135,47 @@ def _machine(kind: str) -> str:
     return ", ".join([f"{told['cpus']} cores", *caches]) if told else "nothing yet"
 
 
-def all_results() -> str:
-    """docs/results.md: every case of every file."""
+_ABOUT_RATIOS = """A ratio is the fastest peer's time over tilewise's, in one process, taking turns, at equal threads:
+above 1, tilewise is faster. Written from `benchmarks/results` by `python -m benchmarks.tables`; `make bench` adds your
+machine."""
+_MOST_LOSSES = 15
+
+
+def results_page() -> str:
+    """docs/results.md: the picture, the summary, and where tilewise loses most."""
+    every = [
+        (kind, row) for line in LINES for kind in kinds() for row in rows(line.file, line.names, line.without, kind)
+    ]
+    lost = sorted(((kind, row) for kind, row in every if row["ratio"] < 1), key=lambda found: found[1]["ratio"])
+    losses = [[kind, *_case(row)] for kind, row in lost[:_MOST_LOSSES]]
     parts = [
         "# Results",
-        "",
-        "Written from `benchmarks/results` by `python -m benchmarks.tables`; `make bench` adds this machine.",
-        "A ratio is the fastest peer's time over tilewise's, in one process, taking turns, at equal threads: above 1,",
-        "tilewise is faster.",
+        f"{_ABOUT_RATIOS}\n[Every case](results-cases.md) has a page of its own.",
+        "![Speed beside the fastest peer, by kind of work and CPU](assets/results.svg)",
         machine_sentence(),
+        "## By kind of work",
+        full_summary(),
+        "## Where tilewise is slower",
+        f"{len(lost)} of {len(every)} cases are slower than the fastest peer; these are the worst.",
+        table(("CPU", "case", "threads", "fastest peer", "ratio"), losses),
+        "## Accuracy after pruning",
+        pruning(),
     ]
-    names = sorted({path.stem for path in (*RESULTS.glob("*.json"), *RESULTS.glob("*/*.json"))})
-    for name, kind in itertools.product(names, kinds()):
+    return "\n\n".join(parts) + "\n"
+
+
+def cases_page() -> str:
+    """docs/results-cases.md: every case of every file, what is beside libraries first."""
+    parts = ["# Every case", "", _ABOUT_RATIOS, "[Results](results.md) has the summary."]
+    files = {path.stem for path in (*RESULTS.glob("*.json"), *RESULTS.glob("*/*.json"))}
+    first = [name for name in dict.fromkeys(line.file for line in LINES) if name in files]
+    for name, kind in itertools.product([*first, *sorted(files - set(first))], kinds()):
         found = rows(name, kind=kind)
         if found:
             title = name if kind == HOME_KIND else f"{name}, {kind}"
             parts += ["", f"## {title}", "", f"Measured {dates(found)} on {kind}.", ""]
             parts.append(table(("case", "threads", "fastest peer", "ratio"), map(_case, found)))
-    return "\n".join([*parts, "", "## Accuracy after pruning", "", pruning()]) + "\n"
+    return "\n".join(parts) + "\n"
 
 
 def _case(row: dict[str, Any]) -> list[str]:
@@ -147,9 +206,14 @@ def filled(text: str, sections: Mapping[str, Callable[[], str]], figures: Mappin
 def written() -> dict[Path, str]:
     """What README.md and every page under docs/ should hold."""
     sections = {**SECTIONS, "summary": summary}
-    whole = ROOT / "docs" / "results.md"
-    pages = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if path != whole)]
-    return {whole: all_results()} | {p: filled(p.read_text(encoding="utf-8"), sections, FIGURES) for p in pages}
+    docs = ROOT / "docs"
+    whole = {
+        docs / "results.md": results_page(),
+        docs / "results-cases.md": cases_page(),
+        docs / "assets" / "results.svg": drawn(),
+    }
+    pages = [ROOT / "README.md", *sorted(path for path in docs.rglob("*.md") if path not in whole)]
+    return whole | {p: filled(p.read_text(encoding="utf-8"), sections, FIGURES) for p in pages}
 
 
 def main() -> None:

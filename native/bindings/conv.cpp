@@ -288,9 +288,15 @@ PyCFunction entry(PyObject* (*f)(PyObject*, PyObject* const*, Py_ssize_t, PyObje
 }
 
 PyMethodDef entries[] = {
-    {"conv2d", entry(conv2d), METH_FASTCALL | METH_KEYWORDS, nullptr},
-    {"conv2d_grad_input", entry(grad_input), METH_FASTCALL | METH_KEYWORDS, nullptr},
-    {"conv2d_grad_weight", entry(grad_weight), METH_FASTCALL | METH_KEYWORDS, nullptr},
+    {"conv2d", entry(conv2d), METH_FASTCALL | METH_KEYWORDS,
+     "conv2d($module, /, x, w, bias=None, stride=(1, 1), padding=(0, 0), groups=1, activation=None, residual=None, tile=None)\n--\n\n"
+     "Convolution of float32 images (n, c, h, w) with filters (o, c / groups, kh, kw); `tile` is a ConvTile."},
+    {"conv2d_grad_input", entry(grad_input), METH_FASTCALL | METH_KEYWORDS,
+     "conv2d_grad_input($module, /, gy, w, x_shape, stride=(1, 1), padding=(0, 0), groups=1)\n--\n\n"
+     "The gradient of conv2d with respect to its images."},
+    {"conv2d_grad_weight", entry(grad_weight), METH_FASTCALL | METH_KEYWORDS,
+     "conv2d_grad_weight($module, /, gy, x, w_shape, stride=(1, 1), padding=(0, 0), groups=1)\n--\n\n"
+     "The gradient of conv2d with respect to its filters."},
     {"conv_suits", entry(suits), METH_FASTCALL | METH_KEYWORDS, nullptr},
     {"conv_tile_limits", entry(tile_limits), METH_FASTCALL | METH_KEYWORDS, nullptr},
     {"conv_default_tile", entry(default_tile), METH_FASTCALL | METH_KEYWORDS, nullptr},

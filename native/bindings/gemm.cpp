@@ -397,7 +397,11 @@ PyObject* matmul_tile_key(PyObject*, PyObject* const* args, Py_ssize_t count) {
 
 PyMethodDef methods[] = {
     {"matmul", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(matmul_call)), METH_FASTCALL | METH_KEYWORDS,
-     "matmul(a, b, tile=None, *, bias=None, activation=None, residual=None)"},
+     "matmul($module, /, a, b, tile=None, *, bias=None, activation=None, residual=None)\n--\n\n"
+     "The product of two float32 matrices, or of stacks of them, by the compiled kernel.\n\n"
+     "`tile` is a TileConfig that drives its loops; without one the default for the shape is taken. `bias` (a row),\n"
+     "`activation` ('relu' or 'gelu') and `residual` are applied while the result is in registers.\n\n"
+     ">>> matmul_native(a, b, tile=TileConfig(mr=6, nr=32, mc=96, nc=1024, kc=256))"},
     {"matmul_suits", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(matmul_suits)),
      METH_FASTCALL | METH_KEYWORDS, "None when matmul takes these arguments, else the reason against."},
     {"matmul_plan", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(matmul_plan)), METH_FASTCALL,

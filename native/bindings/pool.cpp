@@ -135,9 +135,11 @@ PyCFunction entry(PyObject* (*f)(PyObject*, PyObject* const*, Py_ssize_t, PyObje
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(f));
 }
 
-PyMethodDef entries[] = {{"max_pool2d", entry(max_pool), METH_FASTCALL | METH_KEYWORDS, nullptr},
+PyMethodDef entries[] = {{"max_pool2d", entry(max_pool), METH_FASTCALL | METH_KEYWORDS,
+                          "max_pool2d($module, /, x, kernel, stride, padding)\n--\n\nThe largest value of each window, and where it is."},
                          {"max_pool2d_grad", entry(max_pool_grad), METH_FASTCALL | METH_KEYWORDS, nullptr},
-                         {"avg_pool2d", entry(average_pool), METH_FASTCALL | METH_KEYWORDS, nullptr},
+                         {"avg_pool2d", entry(average_pool), METH_FASTCALL | METH_KEYWORDS,
+                          "avg_pool2d($module, /, x, kernel, stride, padding)\n--\n\nThe mean of each window."},
                          {"avg_pool2d_grad", entry(average_pool_grad), METH_FASTCALL | METH_KEYWORDS, nullptr},
                          {"pool_suits", entry(suits), METH_FASTCALL | METH_KEYWORDS, nullptr},
                          {nullptr, nullptr, 0, nullptr}};

@@ -128,21 +128,22 @@ PyObject* why_not_float32(PyObject*, PyObject* const* args, Py_ssize_t nargs, Py
   Py_RETURN_NONE;
 }
 
-#define TW_FAST(name, function) {name, (PyCFunction)(void (*)(void))(function), METH_FASTCALL, nullptr}
+#define TW_FAST(name, parameters, meaning, function) \
+  {name, (PyCFunction)(void (*)(void))(function), METH_FASTCALL, name "($module, " parameters ", /)\n--\n\n" meaning}
 
 PyMethodDef methods[] = {
-    TW_FAST("gelu", unary<&ElementwiseKernels::gelu>),
-    TW_FAST("gelu_grad", binary<&ElementwiseKernels::gelu_grad>),
-    TW_FAST("relu", unary<&ElementwiseKernels::relu>),
-    TW_FAST("relu_grad", binary<&ElementwiseKernels::relu_grad>),
-    TW_FAST("add", binary<&ElementwiseKernels::add>),
-    TW_FAST("softmax", row_unary<&SoftmaxKernels::softmax>),
-    TW_FAST("softmax_grad", row_binary<&SoftmaxKernels::softmax_grad>),
-    TW_FAST("log_softmax", row_unary<&SoftmaxKernels::log_softmax>),
-    TW_FAST("log_softmax_grad", row_binary<&SoftmaxKernels::log_softmax_grad>),
+    TW_FAST("gelu", "x", "GELU of every element.", unary<&ElementwiseKernels::gelu>),
+    TW_FAST("gelu_grad", "x, gy", "The gradient of gelu at x.", binary<&ElementwiseKernels::gelu_grad>),
+    TW_FAST("relu", "x", "max(x, 0) of every element.", unary<&ElementwiseKernels::relu>),
+    TW_FAST("relu_grad", "y, gy", "The gradient of relu, from its result.", binary<&ElementwiseKernels::relu_grad>),
+    TW_FAST("add", "a, b", "The sum of two arrays of one shape.", binary<&ElementwiseKernels::add>),
+    TW_FAST("softmax", "x", "Softmax along the last axis.", row_unary<&SoftmaxKernels::softmax>),
+    TW_FAST("softmax_grad", "y, gy", "The gradient of softmax, from its result.", row_binary<&SoftmaxKernels::softmax_grad>),
+    TW_FAST("log_softmax", "x", "Logarithm of the softmax along the last axis.", row_unary<&SoftmaxKernels::log_softmax>),
+    TW_FAST("log_softmax_grad", "y, gy", "The gradient of log_softmax, from its result.", row_binary<&SoftmaxKernels::log_softmax_grad>),
     {"sum_rows", (PyCFunction)(void (*)(void))guarded<sum_rows_entry>, METH_FASTCALL | METH_KEYWORDS, nullptr},
-    TW_FAST("sum_channels", sum_channels_entry),
-    TW_FAST("sum_of_squares", sum_of_squares_entry),
+    TW_FAST("sum_channels", "x", "Sums over all axes but the second.", sum_channels_entry),
+    TW_FAST("sum_of_squares", "x", "The sum of all squares.", sum_of_squares_entry),
     {"why_not_float32", (PyCFunction)(void (*)(void))why_not_float32, METH_FASTCALL | METH_KEYWORDS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
