@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Iterator
 
@@ -376,3 +377,8 @@ def test_any_number_of_last_columns_is_right_where_b_is_packed_once_for_all(isa:
         for n in range(129, 163):
             tile = TileConfig(mr, nr, 4 * mr, 4 * nr, 128, False, True, 2, 1)
             np.testing.assert_allclose(matmul_native(a, b[:, :n], tile=tile), exact[:, :n], atol=1e-3, err_msg=f"{n}")
+
+
+def test_the_compiled_product_shows_its_signature_and_what_it_does():
+    assert list(inspect.signature(matmul_native).parameters) == ["a", "b", "tile", "bias", "activation", "residual"]
+    assert "TileConfig" in (inspect.getdoc(matmul_native) or "")
