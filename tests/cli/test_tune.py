@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 
 from tilewise import models
 from tilewise._extension import native
-from tilewise.backend import OptimizedBackend, matmul_native, tile_space
-from tilewise.backend.tiles import TileConfig
+from tilewise.backend import OptimizedBackend, TileConfig, matmul_native, tile_space
 from tilewise.cli.tune import tune
 from tilewise.errors import ConfigurationError
 from tilewise.quantize import quantize, save_quantized
