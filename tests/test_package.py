@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -65,3 +67,9 @@ def test_the_version_names_kernels_and_machine():
         assert said.returncode == 0, said.stderr
         version, built, machine = said.stdout.splitlines()
         assert version.startswith("tilewise ") and kernels in built and "Python" in machine
+
+
+def test_what_the_sdist_leaves_out_is_named_from_the_root():
+    """A bare name would match folders inside the package too, and wheels follow the same list."""
+    settings = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    assert all(pattern.startswith("/") for pattern in settings["tool"]["scikit-build"]["sdist"]["exclude"])

@@ -117,7 +117,7 @@ def _spec(family: str, shape: str | None, options: list[str], device: str) -> di
         raise ConfigurationError(f"there is no family {family!r} on this device; {did_you_mean(family, known)}")
     names = _SIZES.get(family, ("rows", "cols"))
     sizes = [int(size) for size in shape.split("x")] if shape and _SHAPE.match(shape) else []
-    if shape is not None and len(sizes) != len(names):
+    if len(sizes) != len(names) and (shape is not None or not options):
         raise ConfigurationError(
             f"the sizes of {family} are {' x '.join(names)}, such as {'x'.join('64' for _ in names)}"
         )

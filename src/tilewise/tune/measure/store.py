@@ -28,6 +28,7 @@ from tilewise.tune.problem import Config, Kernel, Problem
 
 FORMAT = 1
 MOST_STORE_BYTES = 16 << 30
+_LATEST = 253402300799.0  # the last second that a date can have
 _PROGRAM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]{0,199}")
 _PATIENCE = 60.0  # seconds
 _OPEN = 2  # in place of a batch's verdict, while there is none; older versions read it as disturbed
@@ -172,7 +173,7 @@ class Store:
             return ConfigurationError(f"{self.path} has been in use by another process for a minute; try again.")
         if "unable to open" in text or "readonly" in text:
             return ConfigurationError(f"{self.path} cannot be written; choose another --out.")
-        return FileFormatError(f"{self.path} is not a readable measurement store ({text}); use another --out.")
+        return FileFormatError(f"{self.path} is not a readable measurement store ({text}).")
 
     def close(self) -> None:
         self._db.close()
@@ -356,13 +357,18 @@ class Store:
     def runs(self) -> list[tuple[float, int, dict[str, Any]]]:
         """When each run started (seconds since 1970), its seed and its settings."""
         query = "SELECT started, seed, settings FROM run ORDER BY id"
-        return [(started, seed, self._table(settings)) for started, seed, settings in self._all(query)]
+        rows = self._all(query)
+        if not all(self._is_time(started) and started < _LATEST and type(seed) is int for started, seed, _ in rows):
+            raise self._damaged("a run without its time or seed")
+        return [(started, seed, self._table(settings)) for started, seed, settings in rows]
 
     def verdicts(self, kernel: Kernel) -> list[tuple[Config, str, str]]:
         """What was said of each configuration, oldest first: configuration, status, reason."""
         query = """SELECT key, status, reason FROM verdict JOIN config ON config.id = verdict.config
             WHERE kernel = (SELECT id FROM kernel WHERE problem = ?) ORDER BY verdict.rowid"""
         rows = self._all(query, (kernel.problem.key,))
+        if not all(isinstance(status, str) and isinstance(reason, str) for _, status, reason in rows):
+            raise self._damaged("a verdict that is no text")
         return [(self._config_of(key), status, reason) for key, status, reason in rows]
 
     def default_config(self, kernel: Kernel) -> Config | None:
@@ -379,7 +385,8 @@ class Store:
             WHERE kernel = (SELECT id FROM kernel WHERE problem = ?) ORDER BY batch.id"""
         found: dict[int, BatchRow] = {}
         for number, run, turn, default_ns, disturbed, taken, key, runtime_ps in self._all(query, (kernel.problem.key,)):
-            if not (self._is_time(default_ns) and isinstance(turn, int) and (key is None or self._is_time(runtime_ps))):
+            whole = all(type(value) is int for value in (number, run, turn, disturbed)) and type(taken) in (int, float)
+            if not (self._is_time(default_ns) and whole and (key is None or self._is_time(runtime_ps))):
                 raise self._damaged("a time or a round that is none")
             batch = found.setdefault(
                 number, BatchRow(run, default_ns, bool(disturbed), taken, {}, number, turn, disturbed == _OPEN)
@@ -405,6 +412,8 @@ class Store:
         return found
 
     def _config_of(self, key: Any) -> Config:
+        if not isinstance(key, str):
+            raise self._damaged("a configuration that is no text")
         if key not in self._parsed:
             values = self._table(key)
             if not all(type(value) is int for value in values.values()):

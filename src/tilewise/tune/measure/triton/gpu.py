@@ -67,6 +67,13 @@ class Device(Protocol):
         """Clock, temperature and the like, right now."""
 
 
+def _torch() -> Any:
+    try:
+        return importlib.import_module("torch")
+    except ImportError:
+        raise UnavailableError("Triton kernels are measured with PyTorch, which is not installed.") from None
+
+
 class CudaDevice:
     """One NVIDIA GPU through PyTorch. Everything goes to one side stream, since the default one cannot be captured."""
 
@@ -74,7 +81,7 @@ class CudaDevice:
     warm_up_seconds = 0.02
 
     def __init__(self) -> None:
-        torch: Any = importlib.import_module("torch")
+        torch = _torch()
         if not torch.cuda.is_available():
             raise UnavailableError("PyTorch sees no CUDA GPU here, and Triton kernels are measured on one.")
         self.torch = torch
@@ -205,7 +212,7 @@ class InterpreterDevice:
 
     def __init__(self) -> None:
         os.environ["TRITON_INTERPRET"] = "1"
-        torch: Any = importlib.import_module("torch")
+        torch = _torch()
         self.torch = torch
         self.notes: list[str] = []
         torch.set_num_threads(1)
