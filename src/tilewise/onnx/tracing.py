@@ -53,6 +53,7 @@ class _Tracer:
     def __init__(self, inputs: list[Array]) -> None:
         self.owner = threading.get_ident()
         self.records: list[Any] = _Nothing()
+        self.models: list[Any] = []
         self.tracing, self.alive = Tracing(), list(inputs)
         self.refs = {id(array): Ref(i) for i, array in enumerate(inputs)}
 
