@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -73,3 +75,15 @@ def test_what_the_sdist_leaves_out_is_named_from_the_root():
     """A bare name would match folders inside the package too, and wheels follow the same list."""
     settings = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
     assert all(pattern.startswith("/") for pattern in settings["tool"]["scikit-build"]["sdist"]["exclude"])
+
+
+def test_the_lock_and_the_bill_of_materials_name_the_versions_of_the_constraints():
+    root = Path(__file__).parents[1]
+    constraints = dict(line.split("==") for line in (root / "constraints.txt").read_text().split() if "==" in line)
+    known = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in constraints.items()}
+    lines = [line.split() for line in (root / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
+    locked = dict(line[0].split("==") for line in lines)
+    assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", line[1]) for line in lines)
+    assert {name: version for name, version in locked.items() if known.get(name, version) != version} == {}
+    bill = json.loads((root / "sbom.json").read_text())
+    assert {part["name"]: part["version"] for part in bill["components"]} == locked

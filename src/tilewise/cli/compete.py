@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilewise.cli.waiting import waiting
+
 if TYPE_CHECKING:
     from tilewise.bench import CompetitionSubmission, Recipe
     from tilewise.bench.scoring import Score
@@ -39,11 +41,12 @@ def run(
     """
     from tilewise._files import write_whole
 
-    score = (
-        _plugin_score(plugin, event, threads)
-        if plugin
-        else _submission(event, entry, team, threads, truth).compute_score()
-    )
+    with waiting("measuring the entry and plain tilewise in turns"):
+        score = (
+            _plugin_score(plugin, event, threads)
+            if plugin
+            else _submission(event, entry, team, threads, truth).compute_score()
+        )
     facts = score.as_dict()
     if out is not None:
         write_whole(out, json.dumps(facts, indent=1, default=float) + "\n")

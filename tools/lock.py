@@ -1,0 +1,104 @@
+"""Writes `requirements.lock` (every package of the locked environment with its hashes) and `sbom.json` (CycloneDX).
+
+    python tools/lock.py            # asks pip, which asks its index; installs nothing
+
+Versions come from constraints.txt. `pip install --require-hashes -r requirements.lock` then installs these files or
+nothing. The hashes are those of the wheels for the Python and the system that this runs on.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+LOCK, SBOM = ROOT / "requirements.lock", ROOT / "sbom.json"
+
+
+def wanted() -> list[str]:
+    """What a user of `pip install tilewise` gets, as pyproject.toml names it."""
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return [*project["dependencies"], *project["optional-dependencies"]["server"]]
+
+
+def resolved() -> list[dict[str, Any]]:
+    """Pip's report of what it would install."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--dry-run",
+            "--ignore-installed",
+            "--quiet",
+            "--report",
+            str(report),
+        ]
+        command = [*pip, "--only-binary=:all:", "-c", str(ROOT / "constraints.txt"), *wanted()]
+        subprocess.run(command, check=True)
+        found: list[dict[str, Any]] = json.loads(report.read_text(encoding="utf-8"))["install"]
+    return sorted(found, key=lambda package: name_of(package))
+
+
+def name_of(package: dict[str, Any]) -> str:
+    return re.sub(r"[-_.]+", "-", package["metadata"]["name"]).lower()
+
+
+def hash_of(package: dict[str, Any]) -> str:
+    return str(package["download_info"]["archive_info"]["hashes"]["sha256"])
+
+
+def lock(packages: list[dict[str, Any]]) -> str:
+    lines = [f"{name_of(p)}=={p['metadata']['version']} --hash=sha256:{hash_of(p)}" for p in packages]
+    return "\n".join(["# Written by tools/lock.py.", *lines]) + "\n"
+
+
+def sbom(packages: list[dict[str, Any]]) -> str:
+    """A bill of materials as CycloneDX has it; the same packages give the same bytes."""
+    from tilewise import __version__
+
+    root = {
+        "type": "library",
+        "name": "tilewise",
+        "version": __version__,
+        "bom-ref": f"pkg:pypi/tilewise@{__version__}",
+    }
+    body = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "version": 1,
+        "metadata": {"component": root},
+        "components": [_component(package) for package in packages],
+    }
+    return json.dumps(body, indent=1) + "\n"
+
+
+def _component(package: dict[str, Any]) -> dict[str, Any]:
+    name, version = name_of(package), package["metadata"]["version"]
+    reference = f"pkg:pypi/{name}@{version}"
+    licence = package["metadata"].get("license_expression")
+    named = {"licenses": [{"expression": licence}]} if licence else {}
+    hashes = [{"alg": "SHA-256", "content": hash_of(package)}]
+    return {"type": "library", "bom-ref": reference, "name": name, "version": version, "purl": reference, **named} | {
+        "hashes": hashes
+    }
+
+
+def main() -> None:
+    packages = resolved()
+    LOCK.write_text(lock(packages), encoding="utf-8")
+    SBOM.write_text(sbom(packages), encoding="utf-8")
+    print(f"{len(packages)} packages in {LOCK.name} and {SBOM.name}")
+
+
+if __name__ == "__main__":
+    main()
