@@ -15,6 +15,7 @@ from tilewise.costmodel.rank import Ranking, rank
 from tilewise.costmodel.train.loop import train
 
 if TYPE_CHECKING:
+    from tilewise.costmodel.estimator import TileRanker
     from tilewise.costmodel.models.torch import build_model
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Kernel",
     "Ranking",
     "Scorer",
+    "TileRanker",
     "TrainedModel",
     "build_model",
     "evaluate",
@@ -41,4 +43,8 @@ def __getattr__(name: str) -> Any:
         from tilewise.costmodel.models.torch import build_model
 
         return build_model
+    if name == "TileRanker":
+        from tilewise.costmodel.estimator import TileRanker
+
+        return TileRanker
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     from tilewise.tune.choose.chooser import disable, enable, tuned
     from tilewise.tune.choose.tuner import Tuned, Tuner
     from tilewise.tune.measure.collect import Collected, collect
+    from tilewise.tune.measure.frame import frame
     from tilewise.tune.search.replay import Replay, replay
 
-__all__ = ["Collected", "Replay", "Tuned", "Tuner", "collect", "disable", "enable", "replay", "tuned"]
+__all__ = ["Collected", "Replay", "Tuned", "Tuner", "collect", "disable", "enable", "frame", "replay", "tuned"]
 
 _MODULES = {
     "Collected": "measure.collect", "collect": "measure.collect", "Replay": "search.replay", "replay": "search.replay",
     "Tuned": "choose.tuner", "Tuner": "choose.tuner", "disable": "choose.chooser", "enable": "choose.chooser",
-    "tuned": "choose.chooser",
+    "tuned": "choose.chooser", "frame": "measure.frame",
 }  # fmt: skip
 
 answer_for_former_paths()

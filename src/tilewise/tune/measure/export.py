@@ -77,7 +77,7 @@ def make_collection(store: Store, name: str, telling: float = 0.0, split: str = 
     measured = [problem for problem in read_measured(store) if _tells(problem) >= telling]
     if not measured or not machines:
         raise ConfigurationError(f"{store.path} holds no finished kernel; run `tilewise collect` on it first.")
-    kind, features = machines[0].kind, dict(machines[-1].details.get("features") or {})
+    kind, features = machines[0].kind, _features(store, machines[-1].details)
     own = own_columns([t.config for m in measured for t in m.timings])
     own = (*own, *((THREADS, DEFAULT, *features) if features else ()))
     splits: dict[str, list[MeasuredKernel]] = {split: [] for split in SPLITS}
@@ -87,6 +87,14 @@ def make_collection(store: Store, name: str, telling: float = 0.0, split: str = 
         splits[chosen[problem.kernel.name]].append(_kernel(problem, family, own, features))
     _keep_apart(splits)
     return with_noise(Collection(Schema((*TILE_FEATURES, *own), _about(store, name)), splits))
+
+
+def _features(store: Store, details: Mapping[str, Any]) -> dict[str, int]:
+    """What a machine says of itself in numbers, for a model's columns."""
+    found = details.get("features") or {}
+    if not isinstance(found, dict) or not all(type(v) in (int, float) and abs(v) < 1e30 for v in found.values()):
+        raise FileFormatError(f"{store.path} is damaged: its machine's features are not numbers.")
+    return found
 
 
 def merged(parts: Sequence[Collection], name: str) -> Collection:
@@ -171,7 +179,7 @@ def _kernel(
     problem = measured.kernel.problem
     rows = np.array([config_row(family, problem, t.config, own) for t in measured.timings], np.float32)
     if features:
-        default = next(i for i, timing in enumerate(measured.timings) if timing.config == measured.default)
+        default = next((i for i, timing in enumerate(measured.timings) if timing.config == measured.default), None)
         rows = told(rows, own, problem, features, default)
     order = np.lexsort(rows.T[::-1])  # a fixed order that does not tell where the default is
     timings = [measured.timings[i] for i in order]
@@ -179,7 +187,7 @@ def _kernel(
     normalizer = np.full(len(timings), max(1, round(measured.default_ns)), np.int64)
     kernel = make_kernel(measured.kernel.name, *family.graph(problem), rows[order], runtime, normalizer)
     deviation = np.array([t.deviation for t in timings], np.float32)
-    repeats = np.array([t.repeats for t in timings], np.uint16)
+    repeats = np.array([min(t.repeats, 65_535) for t in timings], np.uint16)
     return MeasuredKernel(kernel, deviation, repeats, dict(problem))
 
 

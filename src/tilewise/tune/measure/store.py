@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
 import sqlite3
@@ -28,6 +27,8 @@ from tilewise.tune.problem import Config, Kernel, Problem
 
 FORMAT = 1
 MOST_STORE_BYTES = 16 << 30
+_LARGEST = 1 << 53  # whole numbers up to here are exact as floats
+_LONGEST = 1e18  # nanoseconds or picoseconds that still fit into 64 bits
 _LATEST = 253402300799.0  # the last second that a date can have
 _PROGRAM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]{0,199}")
 _PATIENCE = 60.0  # seconds
@@ -416,7 +417,7 @@ class Store:
             raise self._damaged("a configuration that is no text")
         if key not in self._parsed:
             values = self._table(key)
-            if not all(type(value) is int for value in values.values()):
+            if not all(type(value) is int and abs(value) < _LARGEST for value in values.values()):
                 raise self._damaged("a configuration that is not of whole numbers")
             self._parsed[key] = Config(values)
         return self._parsed[key]
@@ -425,13 +426,15 @@ class Store:
         values = self._table(problem)
         if not isinstance(program, str) or not _PROGRAM.fullmatch(program):
             raise self._damaged("a program's name that cannot be a file's")
-        if not isinstance(values.get("family"), str) or not all(type(v) in (int, str) for v in values.values()):
+        if not isinstance(values.get("family"), str) or not all(
+            type(value) is str or (type(value) is int and abs(value) < _LARGEST) for value in values.values()
+        ):
             raise self._damaged("a problem that is none")
         return Kernel(program, Problem(values))
 
     @staticmethod
     def _is_time(value: Any) -> bool:
-        return type(value) in (int, float) and 0 < value < math.inf
+        return type(value) in (int, float) and 0 < value < _LONGEST
 
 
 def _short(details: Mapping[str, Any] | None) -> str:
