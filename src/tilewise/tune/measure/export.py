@@ -30,7 +30,7 @@ from tilewise.costmodel.data.kernel import make_kernel
 from tilewise.costmodel.data.schema import DIMENSIONS, TILE_FEATURES, Schema
 from tilewise.costmodel.hlo.featurize import sequence_features
 from tilewise.costmodel.hlo.graph import KernelGraph
-from tilewise.errors import ConfigurationError, FileFormatError
+from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 from tilewise.tune.measure.aggregate import MeasuredProblem, read_measured
 from tilewise.tune.measure.store import Store
 from tilewise.tune.problem import Config, Problem
@@ -84,9 +84,22 @@ def make_collection(store: Store, name: str, telling: float = 0.0, split: str = 
     chosen = splits_of([problem.kernel for problem in measured], split, kind)
     for problem in sorted(measured, key=lambda m: m.kernel.name):
         family = find_family(kind, problem.kernel.problem.family)
-        splits[chosen[problem.kernel.name]].append(_kernel(problem, family, own, features))
+        splits[chosen[problem.kernel.name]].append(_described(store, problem, family, own, features))
     _keep_apart(splits)
     return with_noise(Collection(Schema((*TILE_FEATURES, *own), _about(store, name)), splits))
+
+
+def _described(
+    store: Store, measured: MeasuredProblem, family: Described, own: Sequence[str], features: Mapping[str, int]
+) -> MeasuredKernel:
+    """The kernel as its family describes it; a store may hold problems and tiles that the family cannot have."""
+    try:
+        return _kernel(measured, family, own, features)
+    except (KeyError, ValueError, TypeError, OverflowError, ZeroDivisionError) as error:
+        if isinstance(error, TilewiseError):
+            raise
+        name, kind = measured.kernel.name, measured.kernel.problem.family
+        raise FileFormatError(f"{store.path} is damaged: {name} has sizes or a tile that no {kind} has.") from None
 
 
 def _features(store: Store, details: Mapping[str, Any]) -> dict[str, int]:
