@@ -79,7 +79,10 @@ def _url(where: str) -> tuple[str, Path | None]:
         raise ConfigurationError(f"a board is a file or a postgresql:// URL, not {_safe(where)}")
     if re.fullmatch(r"[\w.-]+:\d+(/.*)?", where):
         raise ConfigurationError(f"a board is a file or a postgresql:// URL; a server's address is http://{where}")
-    path = Path(where).expanduser().resolve()
+    try:
+        path = Path(where).expanduser().resolve()
+    except (OSError, RuntimeError, ValueError):  # links that lead in a circle, or a name that no file can have
+        raise UnavailableError(f"there is no board at {where[:200]!r}") from None
     return f"sqlite:///{path}", path
 
 
