@@ -7,12 +7,13 @@ A page marks a section with a pair of comments and a single figure with `<!--fig
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from benchmarks import llama_cpp_tables
 from benchmarks.cards import again, card, listed, machines
 from benchmarks.results_files import geometric, read, read_any, rows, table
+from tilewise.tune.search.replay import OURS, SIMPLE
 
 NOT_MEASURED = "not measured yet"
 
@@ -65,16 +66,36 @@ def replayed() -> str:
     names = sorted(found, reverse=True)
     lines: list[tuple[str, Callable[[Mapping[str, Any]], str]]] = [
         ("kernels", lambda r: str(r["kernels"])),
-        ("the tuner, left to itself", lambda r: f"{100 * r['adaptive']['regret']:.2f} % slower than the best"),
-        ("its measurements, on average", lambda r: f"{r['adaptive']['measurements']:.1f}"),
-        ("the best of the first five choices", lambda r: f"{100 * r['regret']['ours, fixed top k'][4]:.2f} %"),
+        *(_replay_row(strategy, k) for k in (3, 5, 10) for strategy in (SIMPLE, OURS)),
+        *((f"saved after {k} (95 % interval)", partial(_saving, k)) for k in (3, 5, 10)),
         ("the first choice, not measured", lambda r: f"{r['first_choice']:.3f} of the best"),
         ("the default", lambda r: f"{100 * r['default']:.1f} %"),
-        ("called sure", lambda r: f"{r['sure']:.0%} of the kernels"),
-        ("right when sure", lambda r: "-" if r["right_when_sure"] is None else f"{r['right_when_sure']:.1%}"),
-        ("validation kernels it was fitted on", lambda r: str(r["validation_kernels"])),
     ]
     return table(("", *(f"`{n}`" for n in names)), [(what, *(say(found[n]) for n in names)) for what, say in lines])
+
+
+def _replay_row(strategy: str, count: int) -> tuple[str, Callable[[Mapping[str, Any]], str]]:
+    return f"{strategy}, k = {count}", lambda r: f"{100 * r['regret'][strategy][count - 1]:.2f} %"
+
+
+def _saving(count: int, found: Mapping[str, Any]) -> str:
+    one = next(c for c in found["comparisons"] if c["measurements"] == count)
+    return f"{100 * one['saving']:.2f} ({100 * one['low']:.2f} to {100 * one['high']:.2f})"
+
+
+def without_model() -> str:
+    """The same with the model withheld, and what the process over problems saves over the simpler ways."""
+    found = {name: row["without_model"] for name, row in sorted(read_any("replay")["replay"].items(), reverse=True)}
+    cells = [("problems", *(str(row["problems"]) for row in found.values()))]
+    for place, strategy in enumerate(next(iter(found.values()))["strategies"]):
+        values = [row["strategies"][place]["regret"][4] for row in found.values()]
+        cells.append((f"{strategy['name']}, after five", *(f"{100 * value:.1f} %" for value in values)))
+    pairs = dict.fromkeys((c["mechanism"], c["simpler"]) for row in found.values() for c in row["comparisons"])
+    for pair in pairs:
+        some = [[c for c in row["comparisons"] if (c["mechanism"], c["simpler"]) == pair] for row in found.values()]
+        saved = [_saving(5, {"comparisons": one}) for one in some]
+        cells.append((f"{pair[0]} saves over {pair[1]} (95 % interval)", *saved))
+    return table(("", *(f"`{name}`" for name in found)), cells)
 
 
 def cpu_tuning() -> str:
@@ -237,6 +258,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "gpu tuning": gpu_tuning,
     "own kernels": own_kernels,
     "replay": replayed,
+    "replay without a model": without_model,
     "cpu tuning": cpu_tuning,
     "chooser": chooser,
     "shipped models": shipped_errors,

@@ -25,7 +25,8 @@ from tilewise._files import write_whole
 from tilewise.backend import OptimizedBackend
 from tilewise.tune.choose.check import check
 from tilewise.tune.choose.chooser import make_chooser
-from tilewise.tune.choose.scores import shipped_guide
+from tilewise.tune.choose.decide import decide
+from tilewise.tune.choose.scores import shipped_scores
 from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.problem import Config, Problem, Value
 
@@ -62,7 +63,7 @@ def choosing(seed: int) -> dict[str, float]:
     five hundred configurations of a Triton product, and the framework's chooser's for a product on this CPU."""
     rng = np.random.default_rng(seed)
     drawn = [tuple(int(size) for size in np.exp2(rng.uniform(5, 9, 3))) for _ in range(_CHOICES)]
-    gpu, chooser = shipped_guide("h200", "H200"), make_chooser()
+    (gpu, _), chooser = shipped_scores("h200", "H200", "triton", 0.0), make_chooser()
     family = get_family("matmul")
     spec: dict[str, Value] = {"dtype": "bf16", "epilogue": "none", "layout": "nt"}
     problems = [Problem.of("matmul", m=8 * m, n=8 * n, k=8 * k, **spec) for m, n, k in drawn]
@@ -71,7 +72,7 @@ def choosing(seed: int) -> dict[str, float]:
     configs = (*listed, *more)[:CONFIGURATIONS]
 
     def on_gpu(problem: Problem) -> None:
-        gpu.first(gpu.scores(family, problem, configs), configs, None, problem)
+        decide(problem, configs, gpu)
 
     ways: dict[str, tuple[Callable[[Any], Any], Sequence[Any]]] = {
         "h200": (on_gpu, problems),

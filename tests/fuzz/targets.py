@@ -277,17 +277,19 @@ def training_checkpoint(folder: Path) -> Target:
 @target
 def tuning_json(folder: Path) -> Target:
     from tilewise.costmodel.models.shipped import shipped_file
-    from tilewise.tune.choose.scores import file_guide
+    from tilewise.tune.choose.scores import file_scores
+    from tilewise.tune.families.space import space_of
     from tilewise.tune.problem import Config
+    from tilewise.tune.search.gaussian_process import GaussianProcess
 
     for end in (".safetensors", ".tuning.json"):
         (folder / f"cpu{end}").write_bytes(shipped_file("cpu").with_name(f"cpu{end}").read_bytes())
     configs = [Config.of(mr=6, nr=16, mc=60, nc=64 * n, kc=64) for n in range(1, 9)]
 
     def use(path: Path) -> None:
-        guide = file_guide(folder / "cpu.safetensors")
-        belief = guide.belief(np.linspace(0, 1, len(configs)), configs)
-        belief.portfolio(3)
+        hyper = file_scores(folder / "cpu.safetensors").hyper
+        process = GaussianProcess(np.linspace(0, 1, len(configs)), space_of(configs).scaled(hyper.ard), hyper)
+        process.value_of_information()
 
     return Target(folder / "cpu.tuning.json", use, (in_json,))
 
@@ -454,7 +456,7 @@ def settings(folder: Path) -> Target:
 @target
 def shapes(folder: Path) -> Target:
     from tilewise.tune.families.cpu.family import get_family
-    from tilewise.tune.specs import read_shapes
+    from tilewise.tune.problem import read_shapes
 
     spec = [{"family": "matmul", "m": 64, "n": 32, "k": 16, "program": "own"}]
     (folder / "s.json").write_text(json.dumps(spec))

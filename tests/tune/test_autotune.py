@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from tilewise.errors import ConfigurationError, TilewiseError
-from tilewise.tune.choose.online import config_of, problem_of
+from tilewise.tune.choose.autotune import config_of, problem_of
 from tilewise.tune.measure.store import Machine
 from tilewise.tune.triton import autotune as module_name
 from tilewise.tune.triton import autotune as public_name

@@ -11,10 +11,9 @@ from tilewise._extension import native
 from tilewise.backend.registry import OptimizedBackend, current_backend
 from tilewise.backend.tiled import check_tile, tile_space, tiled_op
 from tilewise.tune.choose.cache import Choice, Choices
-from tilewise.tune.choose.scores import Guide, as_kernel
+from tilewise.tune.choose.scores import ModelScores, as_kernel
 from tilewise.tune.problem import Problem
-from tilewise.tune.search.gaussian_process import Prior
-from tilewise.tune.search.loop import Rule
+from tilewise.tune.search.gaussian_process import Hyperparameters
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 if native is not None:
@@ -24,7 +23,7 @@ if native is not None:
     from tilewise.tune.choose.tuner import Tuner
     from tilewise.tune.families.cpu.family import get_family
     from tilewise.tune.families.cpu.matmul import config_of
-    from tilewise.tune.measure.cpu.device import CpuBench
+    from tilewise.tune.measure.cpu.device import CpuDevice
 
 OWN = ("register_m", "register_n", "pack_a", "pack_b", "threads_m", "threads_n")
 
@@ -42,10 +41,10 @@ class Likes:
         return np.where(kernel.config_feat[:, 24] == self.mr, -self.lead, 0.0).astype(np.float32)
 
 
-def guide(model) -> Guide:
+def scores(model) -> ModelScores:
     from tilewise.costmodel.data.schema import TILE_FEATURES
 
-    return Guide(model, Prior(slope=1.0), Rule(), "test", (*TILE_FEATURES, *OWN))
+    return ModelScores(model, Hyperparameters(), "test", (*TILE_FEATURES, *OWN))
 
 
 def near(shape: tuple[int, int, int], threads: int = 1):
@@ -59,7 +58,7 @@ def some_register_tile() -> int:
 
 def test_a_new_shape_gets_the_models_choice_and_is_asked_once():
     model = Likes(some_register_tile())
-    chooser = ModelChooser(guide(model))
+    chooser = ModelChooser(scores(model))
     tile = chooser("matmul", (200, 200, 200), "float32", "nn")
     assert tile.mr == model.mr
     check_tile("matmul", (200, 200, 200), tile)
@@ -72,18 +71,18 @@ def test_a_new_shape_gets_the_models_choice_and_is_asked_once():
     [((1, 512, 512), "float32", "nn"), ((300, 300, 300), "float64", "nn"), ((9000, 9000, 9000), "float32", "nn")],
 )
 def test_the_default_stays_where_tiles_do_not_decide_or_nothing_was_measured(shape, dtype, layout):
-    assert ModelChooser(guide(Likes(some_register_tile())))("matmul", shape, dtype, layout) is None
+    assert ModelChooser(scores(Likes(some_register_tile())))("matmul", shape, dtype, layout) is None
 
 
 def test_the_default_stays_unless_the_model_expects_more_than_its_own_errors():
-    chooser = ModelChooser(guide(Likes(some_register_tile(), lead=0.001)))
+    chooser = ModelChooser(scores(Likes(some_register_tile(), lead=0.001)))
     assert chooser("matmul", (200, 200, 200), "float32", "nn") is None
 
 
 def test_results_do_not_depend_on_the_chooser():
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((200, 150), dtype=np.float32), rng.standard_normal((150, 170), dtype=np.float32)
-    chosen = OptimizedBackend(tile_chooser=ModelChooser(guide(Likes(some_register_tile()))))
+    chosen = OptimizedBackend(tile_chooser=ModelChooser(scores(Likes(some_register_tile()))))
     np.testing.assert_allclose(chosen.dispatch("matmul", a, b), a @ b, rtol=1e-4, atol=1e-4)
     x, w = rng.standard_normal((2, 3, 9, 9), dtype=np.float32), rng.standard_normal((4, 3, 3, 3), dtype=np.float32)
     plain = OptimizedBackend().dispatch("conv2d", x, w, padding=(1, 1))
@@ -91,23 +90,23 @@ def test_results_do_not_depend_on_the_chooser():
 
 
 def test_a_tuned_choice_comes_before_the_model(tmp_path: Path):
-    threads, bench = native.num_threads(), CpuBench()
+    threads, bench = native.num_threads(), CpuDevice()
     problem = get_family("matmul").problem({"family": "matmul", "m": 90, "n": 80, "k": 70, "threads": threads})
     tile = tile_space("matmul", (90, 80, 70))[-1]
     Choices(tmp_path, bench.machine.identity, bench.version).put(Choice(problem, config_of(tile), 1.0, 3, True))
     model = Likes(1)
-    chooser = ModelChooser(guide(model), Choices(tmp_path, bench.machine.identity, bench.version))
+    chooser = ModelChooser(scores(model), Choices(tmp_path, bench.machine.identity, bench.version))
     assert chooser("matmul", (90, 80, 70), "float32", "nn") == tile and model.asked == 0
 
 
 def test_a_choice_that_is_not_feasible_any_more_is_not_used(tmp_path: Path):
     from tilewise.tune.problem import Config
 
-    bench = CpuBench()
+    bench = CpuDevice()
     problem = get_family("matmul").problem({"family": "matmul", "m": 90, "n": 80, "k": 70})
     nonsense = Config({**config_of(tile_space("matmul", (90, 80, 70), threads=1)[0]), "register_m": 99})
     Choices(tmp_path, bench.machine.identity, bench.version).put(Choice(problem, nonsense, 1.0, 3, True))
-    chooser = ModelChooser(guide(Likes(1, 0.0)), Choices(tmp_path, bench.machine.identity, bench.version))
+    chooser = ModelChooser(scores(Likes(1, 0.0)), Choices(tmp_path, bench.machine.identity, bench.version))
     assert chooser("matmul", (90, 80, 70), "float32", "nn") is None
 
 
@@ -138,11 +137,11 @@ def _tile(row):
 
 def test_the_fast_path_shows_the_model_the_same_kernel_as_the_tuner():
     problem = get_family("matmul").problem({"family": "matmul", "m": 50, "n": 60, "k": 70, "layout": "nt"})
-    tiles, blind = near((50, 60, 70)), guide(None)
+    tiles = near((50, 60, 70))
     configs = [config_of(_tile(row)) for row in tiles]
-    blind.columns, blind.machine = (*blind.columns, "threads", "default", "machine_lanes"), {"machine_lanes": 8}
-    fast = tile_kernel((50, 60, 70), "nt", tiles, blind)
-    slow = as_kernel(get_family("matmul"), problem, configs, blind.columns[24:], blind.machine)
+    columns, machine = (*scores(None).columns, "threads", "default", "machine_lanes"), {"machine_lanes": 8}
+    fast = tile_kernel((50, 60, 70), "nt", tiles, columns, machine)
+    slow = as_kernel(get_family("matmul"), problem, configs, columns[24:], machine)
     np.testing.assert_array_equal(fast.config_feat, slow.config_feat)
     np.testing.assert_array_equal(fast.node_feat, slow.node_feat)
     np.testing.assert_array_equal(fast.edge_index, slow.edge_index)
@@ -162,7 +161,7 @@ def test_shapes_and_problems_go_back_and_forth():
 
 def test_another_number_of_threads_forgets_what_was_chosen_for_the_old_one():
     model = Likes(some_register_tile())
-    chooser = ModelChooser(guide(model))
+    chooser = ModelChooser(scores(model))
     chooser("matmul", (200, 200, 200), "float32", "nn")
     before = native.num_threads()
     try:
@@ -176,14 +175,14 @@ def test_another_number_of_threads_forgets_what_was_chosen_for_the_old_one():
 def test_the_tuner_and_the_chooser_take_the_same_tile_unmeasured(tmp_path):
     threads = native.num_threads()
     own, chooser = Tuner("cpu", cache=tmp_path), make_chooser(tmp_path)
-    if own.guide.model is None:
+    if own.model is None:
         pytest.skip("no model is shipped for this machine's instruction set")
     sources = set()
     for m, n, k in ((64, 64, 64), (48, 300, 70), (200, 200, 200), (17, 900, 33), (600, 600, 600), (8, 8, 8)):
         for layout in ("nn", "nt"):
             spec = {"family": "matmul", "m": m, "n": n, "k": k, "layout": layout, "threads": threads}
             taken, tile = own.choose(spec), chooser("matmul", (m, n, k), "float32", layout)
-            assert taken.config == (own.bench.configs(taken.problem)[0] if tile is None else config_of(tile))
+            assert taken.config == (own.device.configs(taken.problem)[0] if tile is None else config_of(tile))
             assert taken.source == ("default" if tile is None else "model")
             sources.add(taken.source)
     assert "default" in sources

@@ -18,10 +18,9 @@ from tilewise.errors import ConfigurationError
 from tilewise.quantize import quantize
 from tilewise.quantize.layers import QuantizedLinear
 from tilewise.tune.choose.cache import Choice, Choices
-from tilewise.tune.choose.scores import Guide
+from tilewise.tune.choose.scores import ModelScores
 from tilewise.tune.problem import Config
-from tilewise.tune.search.gaussian_process import Prior
-from tilewise.tune.search.loop import Rule
+from tilewise.tune.search.gaussian_process import Hyperparameters
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 if native is not None:
@@ -29,7 +28,7 @@ if native is not None:
     from tilewise.tune.choose.kept import key_of
     from tilewise.tune.families.cpu.family import get_family
     from tilewise.tune.families.cpu.int8_matmul import config_of
-    from tilewise.tune.measure.cpu.device import CpuBench
+    from tilewise.tune.measure.cpu.device import CpuDevice
 
 SHAPES = [(1, 1, 1), (1, 37, 50), (3, 16, 4), (7, 33, 129), (17, 100, 31), (50, 5, 260), (65, 70, 67)]
 
@@ -170,13 +169,13 @@ class Unasked:
 
 
 def chooser_that_knows(folder: Path, config: Config) -> ModelChooser:
-    bench = CpuBench()
+    bench = CpuDevice()
     spec = {"family": "int8_matmul", "m": 90, "n": 80, "k": 70, "threads": 1, "epilogue": "bias"}
     problem = get_family("int8_matmul").problem(spec)
     Choices(folder, bench.machine.identity, bench.version).put(Choice(problem, config, 1.0, 3, True))
     assert key_of(problem, 1) == ("int8_matmul", (90, 80, 70), "int8", "packed")
-    guide = Guide(Unasked(), Prior(slope=1.0), Rule(), "test", TILE_FEATURES)
-    return ModelChooser(guide, Choices(folder, bench.machine.identity, bench.version))
+    model = ModelScores(Unasked(), Hyperparameters(), "test", TILE_FEATURES)
+    return ModelChooser(model, Choices(folder, bench.machine.identity, bench.version))
 
 
 def test_a_tuned_choice_is_in_the_table_from_the_start(tmp_path, settings_restored):

@@ -115,7 +115,7 @@ def test_stopped_within_a_kernel_it_goes_on_from_the_batches_it_has(tmp_path: Pa
         def _time_left(self) -> bool:
             return sum(tally.batches for tally in self.tallies.values()) < stops_after
 
-    from tilewise.tune.specs import shapes_from
+    from tilewise.tune.problem import shapes_from
 
     kernels = shapes_from(SHAPES[:1], "test", lambda name, spec: get_family(name).problem(spec))
     options = CpuOptions(max_configs=25, settings=Settings(rounds=3, max_rounds=3, batch_configs=12, finalists=0))
@@ -545,7 +545,7 @@ class NoisyClock(SteadyClock):
 
 
 def _measured_without_finals(path: Path, configs: int = 40) -> None:
-    from tilewise.tune.specs import shapes_from
+    from tilewise.tune.problem import shapes_from
 
     kernels = shapes_from(many_shapes()[:1], "test", lambda name, spec: get_family(name).problem(spec))
     settings = dataclasses.replace(cpu_collect.CPU_SETTINGS, finalists=0, max_rounds=3, most_rounds=3)

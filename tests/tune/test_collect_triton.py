@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tilewise.errors import UnavailableError
-from tilewise.tune.choose.scores import shipped_guide
+from tilewise.tune.choose.scores import shipped_scores
 from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.measure.aggregate import read_measured
 from tilewise.tune.measure.sampling import Settings
@@ -125,7 +125,7 @@ def test_kernels_that_are_trained_on_may_be_measured_thinly(tmp_path: Path) -> N
     picked = [waiting[kernel].configs for kernel in kernels]
     for kernel, configs in zip(kernels, picked, strict=True):
         every = family.configs(kernel.problem)
-        scores = shipped_guide("h200", "").scores(family, kernel.problem, every)
+        scores = shipped_scores("h200", "", "triton")[0].scores(kernel.problem, every)
         liked = {every[index] for index in np.argsort(scores, kind="stable")[:20]}
         assert len(set(configs)) == len(configs) == 40 and configs[0] == every[0]
         assert len(liked & set(configs)) >= 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -14,8 +15,7 @@ from tilewise.costmodel import load_dataset
 from tilewise.costmodel.models.shipped import shipped_file
 from tilewise.errors import ConfigurationError
 from tilewise.tune.problem import Kernel, Problem
-from tilewise.tune.search.calibration import Calibration, Prior, load_calibration, save_calibration
-from tilewise.tune.search.loop import Rule
+from tilewise.tune.search.calibration import load_calibration, save_calibration
 from tilewise.tune.workloads.splits import splits_of
 
 
@@ -74,10 +74,10 @@ def test_a_calibration_of_a_shipped_model_goes_to_the_cache_folder_and_is_used(t
     monkeypatch.setenv("TILEWISE_CACHE", str(tmp_path))
     model = shipped_file("h200")
     shipped = load_calibration(model)
-    made = Calibration(Prior(slope=0.77), Rule(gain=0.03), "", 9)
-    path = save_calibration(model, made)
+    assert shipped is not None
+    path = save_calibration(model, dataclasses.replace(shipped, coefficient=0.77))
     assert path.is_relative_to(tmp_path)
     found = load_calibration(model)
-    assert found is not None and found.prior.slope == 0.77
+    assert found is not None and found.coefficient == 0.77
     path.write_text("{")
     assert load_calibration(model) == shipped

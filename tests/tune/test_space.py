@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tilewise._extension import native
+from tilewise.tune.families.columns import config_row
 from tilewise.tune.families.space import Space, space_of
 from tilewise.tune.families.triton.family import get_family
-from tilewise.tune.measure.export import config_row
 from tilewise.tune.problem import Config, Problem
 from tools.gpu_visit import tiny_problems
 

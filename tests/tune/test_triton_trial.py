@@ -95,4 +95,4 @@ def test_what_is_timed_side_by_side_keeps_the_scale_of_the_first():
     trial = TritonTrial(SlowingDevice(by_warps), PROBLEM)
     chosen = configs()[:3]
     measured = [trial.measure(config).runtime_ns for config in chosen]
-    assert trial.side_by_side(chosen) == pytest.approx(measured, rel=0.005)
+    assert trial.remeasure(chosen) == pytest.approx(measured, rel=0.005)

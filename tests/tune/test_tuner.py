@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-import tilewise.tune.choose.tuner as tuner_module
+import tilewise.tune.choose.memory as memory_module
 from tilewise.errors import ConfigurationError
 from tilewise.tune.choose.cache import FILE, Choice, Choices
-from tilewise.tune.choose.tuner import Tuner, measurements
+from tilewise.tune.choose.memory import measurements
+from tilewise.tune.choose.tuner import Tuner
 from tilewise.tune.families.cpu.family import get_family
 from tilewise.tune.measure.store import Machine, Store
 from tilewise.tune.measure.trial import Timed
@@ -55,17 +56,11 @@ class MadeUpBench:
     def default(self, problem: Problem) -> Config:
         return self.every[0]
 
-    def start(self, problem, configs):
+    def without_model(self, problem):
         return None
 
     def elsewhere(self, problem, config):
         return []
-
-    def first_choice(self, problem, guide):
-        return False, None
-
-    def opinion(self, problem, configs):
-        return None
 
     def forget(self) -> None: ...
 
@@ -82,6 +77,9 @@ class MadeUpBench:
         if config in self.broken:
             return Timed(None, None, "failed", "this configuration ended its process: its process died")
         return Timed(self.runtime(config), self.runtime(self.every[0]))
+
+    def remeasure(self, configs: Sequence[Config]) -> list[float]:
+        return [self.runtime(config) for config in configs]
 
 
 @pytest.fixture
@@ -138,17 +136,21 @@ def test_every_measurement_is_in_the_store(tmp_path, heard):
 
 def test_the_store_is_read_again_only_when_something_was_written_to_it(tmp_path, heard, monkeypatch):
     read: list[str] = []
-    taken = tuner_module.measurements
-    monkeypatch.setattr(tuner_module, "measurements", lambda store, family: read.append(family) or taken(store, family))
+    taken = memory_module.measurements
+    monkeypatch.setattr(
+        memory_module, "measurements", lambda store, family: read.append(family) or taken(store, family)
+    )
     own, other = tuner(tmp_path, heard), tuner(tmp_path, heard)
-    problem = own.problem({**SPEC, "m": 96})
-    assert own._memory(problem) is None and not read  # no store yet
+    problem, names = own.problem({**SPEC, "m": 96}), sorted(CONFIGS[0])
+    assert own.memory.earlier(problem, names) is None and not read  # no store yet
     other.tune(SPEC, budget=3)
-    known = [own._memory(problem) for _ in range(3)]
-    assert len(read) == 2 and known[0] is not None and all(len(memory) == len(known[0]) for memory in known)
+    read.clear()
+    known = [own.memory.earlier(problem, names) for _ in range(3)]
+    assert len(read) == 1 and known[0] is not None and all(len(memory) == len(known[0]) for memory in known)
     other.tune({**SPEC, "m": 80}, budget=3)
-    more = own._memory(problem)
-    assert len(read) == 4 and len(more) > len(known[0])
+    read.clear()
+    more = own.memory.earlier(problem, names)
+    assert len(read) == 1 and len(more) > len(known[0])
 
 
 def test_editing_the_list_of_configurations_keeps_choices_that_are_still_in_it(tmp_path, heard):
@@ -255,7 +257,7 @@ def test_a_second_process_waits_for_the_choice_of_the_first(tmp_path, heard, mon
 
     def finish_elsewhere() -> None:
         time.sleep(0.3)
-        Choices(tmp_path, own.bench.machine.identity, own.bench.version).put(Choice(problem, BEST, 1e5, 5, True))
+        Choices(tmp_path, own.device.machine.identity, own.device.version).put(Choice(problem, BEST, 1e5, 5, True))
 
     other = threading.Thread(target=finish_elsewhere)
     other.start()

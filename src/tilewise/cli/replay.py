@@ -19,7 +19,10 @@ def replay(
     most: Annotated[int, typer.Option(help="How many measurements to follow.", min=1)] = 20,
     trees: Annotated[bool, typer.Option(help="Compare with gradient-boosted trees, trained now.")] = True,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="First fit the tuner's prior on the validation kernels and save it.")
+        bool, typer.Option("--calibrate", help="First fit the tuner's process on the validation kernels and save it.")
+    ] = False,
+    without_model: Annotated[
+        bool, typer.Option("--without-model", help="The model withheld: what problems of a kernel teach each other.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the random orders and of the trees.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -32,6 +35,9 @@ def replay(
     from tilewise.tune.search.replay import recalibrate, table
     from tilewise.tune.search.replay import replay as run
 
+    if without_model:
+        _without_model(collection, seed, as_json)
+        return
     if calibrate:
         typer.echo(f"wrote {recalibrate(collection, model)}", err=True)
     result = run(
@@ -47,3 +53,12 @@ def replay(
     if plot is not None:
         draw(result, plot)
     typer.echo(json.dumps(result.as_dict()) if as_json else "\n".join(table(result)))
+
+
+def _without_model(collection: str, seed: int, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from tilewise.tune.search.without_model import replay_without_model, table
+
+    found = replay_without_model(collection, seed=seed)
+    typer.echo(json.dumps(asdict(found)) if as_json else "\n".join(table(found)))

@@ -182,24 +182,23 @@ def _lines(tuned: Tuned) -> list[str]:
         took = f"{tuned.runtime_ns / 1e3:.1f} us"
         beside = f", the default {tuned.default_ns / 1e3:.1f} us" if tuned.default_ns is not None else ""
         lines.append(f"{took}{beside}; {tuned.measurements} measured in {tuned.seconds:.2f} s")
-    sure = "sure within 1 % of the best" if tuned.sure else "not sure to be within 1 % of the best"
-    lines.append(f"{tuned.source}: {tuned.reason or 'chosen without measuring'}; {sure}")
+    lines.append(f"{tuned.source}: {tuned.reason or 'chosen without measuring'}")
     return lines
 
 
 def _offer(tuner: Tuner) -> None:
     from tilewise._tuned import calibration_offer
 
-    offer = calibration_offer() if tuner.bench.kind == "cpu" else None
+    offer = calibration_offer() if tuner.device.kind == "cpu" else None
     if offer is not None:
         _say(offer)
 
 
 def _used(tuner: Tuner, tuned: Tuned) -> str:
     """Who uses the choice from now on."""
-    if tuned.config == tuner.bench.default(tuned.problem):
+    if tuned.config == tuner.device.default(tuned.problem):
         return "the default is the fastest that was found; nothing changes"
-    if tuner.bench.kind != "cpu":
+    if tuner.device.kind != "cpu":
         return f"kept in {tuner.choices.path}"
     from tilewise.tune.choose.cache import cache_folder
 
@@ -261,7 +260,7 @@ def _kept_of_model(result: TunedModel) -> str:
 def _check(path: Path, device: str, model: Path | None, as_json: bool) -> None:
     from tilewise.tune.choose.check import check, table
     from tilewise.tune.measure.collect import problem_reader
-    from tilewise.tune.specs import read_shapes
+    from tilewise.tune.problem import read_shapes
 
     kernels = read_shapes(path, problem_reader(device))
     problems = [kernel.problem for kernel in kernels]

@@ -27,6 +27,7 @@ FORMER = {
         "operations": _HERE + "families.graphs",
         "programs": _HERE + "workloads.gpu",
         "replaying": _HERE + "search.replay",
+        "specs": _HERE + "problem",
         "store": _HERE + "measure.store",
         "triton.family": _HERE + "families.triton.family",
         "tuner": _HERE + "choose.tuner",

@@ -10,8 +10,8 @@ from tilewise.costmodel.data.kernel import make_kernel
 from tilewise.costmodel.data.schema import TILE_FEATURES, Schema
 from tilewise.costmodel.features.occupancy import Gpu, occupancy
 from tilewise.costmodel.features.ranker import kernel_sizes
+from tilewise.tune.families.columns import config_row
 from tilewise.tune.families.triton.family import get_family
-from tilewise.tune.measure.export import config_row
 from tilewise.tune.problem import Config, Problem
 
 OWN = ("warps", "stages", "group")

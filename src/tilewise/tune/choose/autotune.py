@@ -12,24 +12,30 @@ measurement on disk, and takes a new key without measuring when what it knows le
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tilewise import __version__
 from tilewise.errors import ConfigurationError, TilewiseError
-from tilewise.tune.choose.cache import cache_folder
-from tilewise.tune.choose.online import Online, config_of, problem_of
-from tilewise.tune.choose.scores import Guide, shipped_guide
+from tilewise.tune.choose.cache import Choice, cache_folder
+from tilewise.tune.choose.decide import FIRST_PROBLEMS, Decision, decide
+from tilewise.tune.choose.memory import Memory
+from tilewise.tune.choose.scores import ModelScores, shipped_scores
 from tilewise.tune.measure.store import Machine
+from tilewise.tune.measure.trial import Timed
 from tilewise.tune.measure.triton.gpu import COLLECTIONS
-from tilewise.tune.problem import Config, Problem
-from tilewise.tune.search.loop import Found
+from tilewise.tune.problem import Config, Kernel, Problem, Value
+from tilewise.tune.search.gaussian_process import Hyperparameters, Numbers
 
+PROGRAM = "autotuned"
+_WORTH = 0.005  # expected saving of what is left, below which measuring a kernel without a model ends
 BUDGET = 5
 _LAUNCH_SETTINGS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 _FAMILY_FIELDS = {"block_m", "block_n", "block_k", "warps", "stages"}
@@ -132,17 +138,21 @@ class Session:
     ) -> None:
         self.name, self.source, self.budget, self.say = name, source, budget, say
         self.folder = Path(cache).expanduser() if cache is not None else cache_folder()
-        self._online: Online | None = None
-        self._guide: Guide | None = None
-        self.last: Found | None = None  # how the last new key was decided
+        self._memory: Memory | None = None
+        self._machine: Machine | None = None
+        self._model: ModelScores | None = None
+        self.last: Decision | None = None  # how the last new key was decided
 
-    def _open(self) -> Online:
-        if self._online is None:
-            machine, version, collection = this_gpu()
-            self._online = Online(machine, f"{__version__}, triton {version}", self.folder, self.budget, self.say)
-            guide = shipped_guide(collection, machine.identity)
-            self._guide = guide if guide.model is not None else None
-        return self._online
+    def _open(self) -> tuple[Memory, Machine]:
+        if self._memory is None or self._machine is None:
+            self._machine, version, collection = this_gpu()
+            words = re.sub(r"\W+", "-", f"{self._machine.kind}-{self._machine.identity}").strip("-").lower()
+            version = f"{__version__}, triton {version}"
+            self._memory = Memory(self.folder, self._machine, version, self.folder / f"{words}.sqlite", self.say)
+            for note in self._memory.choices.notes:
+                self.say(note)
+            self._model, _ = shipped_scores(collection, self._machine.identity, "triton", 0.0)
+        return self._memory, self._machine
 
     def choose(
         self,
@@ -152,46 +162,115 @@ class Session:
         measure: Callable[[Any], float | None],
     ) -> Any:
         """The triton.Config to launch with."""
-        online = self._open()
+        memory, machine = self._open()
         settings = [settings_of(config) for config in configs]
-        own = [config_of(values) for values in settings]
+        own = tuple(config_of(values) for values in settings)
         problem = problem_of(self.name, self.source, {**sizes, **{f"dtype{i}": d for i, d in enumerate(dtypes)}})
-        kept = online.kept(problem, own)
-        if kept is not None:
+        model = self._scores(settings, sizes, dtypes)
+        launches = _Launches(
+            dict(zip(own, configs, strict=True)), measure, lambda line: self.say(f"{self.name}: {line}")
+        )
+        known = 0 if model is not None else len(memory.measured(problem.family))
+        # Where nothing is known of a kernel, its first keys teach those that come after.
+        budget = self.budget if model is not None else 4 * self.budget if known < FIRST_PROBLEMS else 2 * self.budget
+        worth = 0.0 if model is not None else _WORTH
+        found = self.last = decide(problem, own, model, memory, launches, budget=budget, worth=worth, least=0)
+        if found.source == "cache":
             self.say(f"{self.name} {dict(sizes)}: chosen before")
-            return configs[own.index(kept)]
-        guide, scores = self._scores(settings, sizes, dtypes)
-        found = online.tune(problem, own, lambda index: self._measure(configs[index], measure), guide, scores)
-        self.last = found
-        if found.best is None:
+        elif found.measurements and not launches.times:
             raise TilewiseError(f"none of the {len(configs)} configurations of {self.name} could be run; try others.")
-        self.say(f"{self.name} {dict(sizes)}: {found.measurements} of {len(configs)} measured; {found.reason}")
-        return configs[found.best]
+        else:
+            self._keep(memory, machine, problem, found, launches.times)
+            self.say(f"{self.name} {dict(sizes)}: {found.measurements} of {len(configs)} measured; {found.reason}")
+        return configs[own.index(found.config)]
 
-    def _measure(self, config: Any, measure: Callable[[Any], float | None]) -> float | None:
+    def _keep(
+        self, memory: Memory, machine: Machine, problem: Problem, found: Decision, times: Mapping[Config, float]
+    ) -> None:
+        """What cannot be kept is said, and costs the next process its measurements, not this one its run."""
+        if not times or found.runtime_ns is None:
+            return
         try:
-            return measure(config)
-        except ValueError:  # a mistake in the call, such as a meta-parameter that is given twice
-            raise
-        except Exception as error:  # what one configuration raises is its own verdict; said, and left out
-            self.say(f"{self.name}: {config} is left out: {type(error).__name__}: {error}"[:300])
+            with memory.open_store() as store:
+                run = store.begin(machine, 0, {"autotune": True})
+                store.add_batch(run, Kernel(PROGRAM, problem), 0, min(times.values()), list(times.items()))
+            memory.choices.put(Choice(problem, found.config, found.runtime_ns, found.measurements, found.sure))
+        except (TilewiseError, OSError) as error:
+            self.say(str(error))
+
+    def _scores(
+        self, settings: Sequence[Mapping[str, Any]], sizes: Mapping[str, Any], dtypes: Sequence[str]
+    ) -> _ProductScores | None:
+        """The shipped model's scores where the kernel looks like a matrix product; None elsewhere."""
+        recognised = None if self._model is None else matmul_like(settings, sizes, dtypes)
+        if recognised is None or self._model is None:
             return None
-
-    def _scores(self, settings: Sequence[Mapping[str, Any]], sizes: Mapping[str, Any], dtypes: Sequence[str]) -> Any:
-        """The shipped model's scores where the kernel looks like a matrix product; (None, None) elsewhere."""
-        if self._guide is None:
-            return None, None
-        recognised = matmul_like(settings, sizes, dtypes)
-        if recognised is None:
-            return None, None
-        from tilewise.tune.families.triton.family import get_family
-
-        problem, configs = recognised
         try:
-            return self._guide, self._guide.scores(get_family("matmul"), problem, configs)
+            return _ProductScores(self._model.hyper, self._model.scores(*recognised))
         except TilewiseError as error:
             warnings.warn(f"the shipped model cannot rank {self.name}: {error}", stacklevel=2)
-            return None, None
+            return None
+
+
+@dataclass(frozen=True, eq=False)
+class _ProductScores:
+    """Scores of a kernel that was recognised as a product, in the order of its configurations."""
+
+    hyper: Hyperparameters
+    values: Numbers
+    margin: float = 0.0
+
+    def scores(self, problem: Problem, configs: Sequence[Config]) -> Numbers:
+        return self.values
+
+
+class _Launches:
+    """Times configurations by launching the kernel; what one raises is its own verdict."""
+
+    def __init__(
+        self, launches: Mapping[Config, Any], time: Callable[[Any], float | None], say: Callable[[str], None]
+    ) -> None:
+        self._launches, self._time, self._say = launches, time, say
+        self.times: dict[Config, float] = {}
+
+    def measure(self, config: Config) -> Timed:
+        try:
+            runtime_ns = self._time(self._launches[config])
+        except ValueError:  # a mistake in the call, such as a meta-parameter that is given twice
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"[:300]
+            self._say(f"{self._launches[config]} is left out: {reason}")
+            return Timed(None, None, "failed", reason)
+        if runtime_ns is None or not 0 < runtime_ns < math.inf:
+            return Timed(None, None, "failed", "it gave no time")
+        self.times[config] = runtime_ns
+        return Timed(runtime_ns, None)
+
+    def remeasure(self, configs: Sequence[Config]) -> Sequence[float | None]:
+        """The mean of both readings, in logarithms."""
+        before = [self.times[config] for config in configs]
+        again = [self.measure(config).runtime_ns for config in configs]
+        return [None if b is None else math.sqrt(a * b) for a, b in zip(before, again, strict=True)]
+
+
+def config_of(settings: Mapping[str, Any]) -> Config:
+    """A launch's settings as a configuration: whole numbers as they are, anything else as a switch of its own."""
+    values: dict[str, int] = {}
+    for name, value in settings.items():
+        if isinstance(value, bool | int):
+            values[name] = int(value)
+        elif value is not None:
+            values[f"{name}={value}"] = 1
+    return Config(values)
+
+
+def problem_of(kernel: str, source: str, key: Mapping[str, Any]) -> Problem:
+    """A kernel and the values of its key; `source` changes with its code."""
+    values: dict[str, Value] = {}
+    for name, value in key.items():
+        values[re.sub(r"\W", "_", name)] = int(value) if isinstance(value, bool | int) else str(value)
+    return Problem({**values, "family": f"{kernel}:{source}"})
 
 
 def settings_of(config: Any) -> dict[str, Any]:

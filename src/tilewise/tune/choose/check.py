@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tilewise.errors import ConfigurationError
-from tilewise.tune.choose.tuner import Bench, Tuner
+from tilewise.tune.choose.tuner import Tuner
+from tilewise.tune.measure.device import Device
 from tilewise.tune.problem import Config, Problem, Value
 
 MEASUREMENTS = 5
@@ -66,13 +67,10 @@ class Sweeper(Protocol):
     def sweep(self, problem: Problem, configs: Sequence[Config]) -> tuple[dict[Config, float], float]:
         """Runtimes by configuration, and the seconds that tuning exhaustively takes."""
 
-    def run_off(self, problem: Problem, configs: Sequence[Config]) -> dict[Config, float]:
-        """Runtimes taken in turns."""
-
 
 def check(
     problems: Sequence[Mapping[str, Value]],
-    device: str | Bench = "cpu",
+    device: str | Device[Any] = "cpu",
     *,
     model: str | None = None,
     sweeper: Sweeper | None = None,
@@ -85,11 +83,11 @@ def check(
         heard: list[str] = []
         tuner = Tuner(device, model=model, cache=folder, say=heard.append)
         calibrated = None if model is not None else _calibrated(tuner, heard)
-        chosen = sweeper or _sweeper(tuner.bench)
+        chosen = sweeper or _sweeper(tuner.device)
         rows = []
         for number, spec in enumerate(problems, start=1):
             # Each from an empty cache: what one shape taught must not help the next.
-            alone = Tuner(tuner.bench, model=model, cache=f"{folder}/{number}")
+            alone = Tuner(tuner.device, model=model, cache=f"{folder}/{number}")
             row = check_one(alone, chosen, alone.problem(spec), calibrated)
             rows.append(row)
             say(
@@ -98,8 +96,8 @@ def check(
                 f"{row.exhaustive_seconds:.2f} s"
             )
     return Check(
-        tuner.bench.kind,
-        tuner.bench.machine.identity,
+        tuner.device.kind,
+        tuner.device.machine.identity,
         rows,
         _geometric([row.first for row in rows]),
         _geometric([row.five for row in rows]),
@@ -112,7 +110,7 @@ def check(
 
 def _calibrated(tuner: Tuner, heard: list[str]) -> Calibrated | None:
     """This machine's own calibration, which the empty caches do not hold."""
-    if tuner.bench.kind != "cpu":
+    if tuner.device.kind != "cpu":
         return None
     from tilewise._extension import native
     from tilewise.tune.choose.calibration.calibrated import find_calibration, model_scores
@@ -128,17 +126,17 @@ def _said(ratio: float | None, before: str = "") -> str:
 
 def check_one(tuner: Tuner, sweeper: Sweeper, problem: Problem, calibrated: Calibrated | None = None) -> Checked:
     """One problem, from the tuner's empty cache."""
-    configs = list(tuner.bench.configs(problem))
+    configs = list(tuner.device.configs(problem))
     first = tuner.choose(problem).config
     taught = None if calibrated is None else calibrated.choose(problem, configs) or configs[0]
-    tuner.bench.forget()
+    tuner.device.forget()
     start = time.perf_counter()
-    five = tuner.tune(problem, budget=MEASUREMENTS, exactly=True).config
+    five = tuner.tune(problem, budget=MEASUREMENTS).config
     five_seconds = time.perf_counter() - start
     swept, exhaustive_seconds = sweeper.sweep(problem, configs)
     leaders = sorted(swept, key=swept.__getitem__)[:_FINALISTS]
     contenders = [configs[0], first, five, *([] if taught is None else [taught]), *leaders]
-    runtime = sweeper.run_off(problem, list(dict.fromkeys(contenders)))
+    runtime = _in_turns(tuner.device, problem, configs[0], list(dict.fromkeys(contenders)))
     best_ns = min(runtime.values())
 
     def ratio(config: Config) -> float:
@@ -157,19 +155,26 @@ def check_one(tuner: Tuner, sweeper: Sweeper, problem: Problem, calibrated: Cali
     )
 
 
+def _in_turns(device: Device[Any], problem: Problem, default: Config, configs: Sequence[Config]) -> dict[Config, float]:
+    with device.trial(problem, default) as trial:
+        right = [config for config in configs if trial.measure(config).runtime_ns is not None]
+        taken = trial.remeasure(right)
+    return {config: ns for config, ns in zip(right, taken, strict=True) if ns is not None}
+
+
 def _geometric(ratios: Sequence[float]) -> float:
     return math.exp(sum(math.log(max(ratio, 1e-9)) for ratio in ratios) / len(ratios))
 
 
-def _sweeper(bench: Bench) -> Sweeper:
-    if bench.kind == "cpu":
+def _sweeper(device: Device[Any]) -> Sweeper:
+    if device.kind == "cpu":
         from tilewise.tune.measure.cpu.sweep import CpuSweeper
 
         return CpuSweeper()
-    from tilewise.tune.measure.triton.device import TritonBench, TritonSweeper
+    from tilewise.tune.measure.triton.device import TritonDevice, TritonSweeper
 
-    assert isinstance(bench, TritonBench)
-    return TritonSweeper(bench)
+    assert isinstance(device, TritonDevice)
+    return TritonSweeper(device)
 
 
 def table(result: Check) -> list[str]:

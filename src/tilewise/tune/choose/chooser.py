@@ -2,8 +2,8 @@
 
 `enable()` hands it to the backend that is in force; nothing in the backend knows where tiles come from. A shape that
 was met before costs one look into a table inside the compiled call. A new one costs about a millisecond, once, when
-several were spent computing in it (cpu/choosing.py says how a tile is chosen). Products of integers use what the tuner
-measured, else their default.
+several were spent computing in it (first.py says what it is chosen among, decide.py how). Products of integers use what
+the tuner measured, else their default.
 
 It is opt-in: a program that does not ask for it neither loads a model nor pays for the look-up.
 """
@@ -21,12 +21,13 @@ from tilewise.backend.registry import OptimizedBackend, current_backend
 from tilewise.backend.tiled import TILED, tiled_op
 from tilewise.errors import ConfigurationError, UnavailableError
 from tilewise.tune.choose.cache import Choices
-from tilewise.tune.choose.first import LEAST_WORK, first_config, first_tile
+from tilewise.tune.choose.decide import decide
+from tilewise.tune.choose.first import LEAST_WORK
 from tilewise.tune.choose.kept import KeptTiles, Key
-from tilewise.tune.choose.scores import Guide, file_guide, shipped_guide
+from tilewise.tune.choose.scores import ModelScores, file_scores, shipped_scores
 from tilewise.tune.families.cpu.family import get_family
 from tilewise.tune.families.cpu.tiles import tile_for
-from tilewise.tune.measure.cpu.device import CpuBench
+from tilewise.tune.measure.cpu.device import CpuDevice
 from tilewise.tune.problem import Problem
 
 # Multiplications, about five milliseconds of them: deciding takes half of one to one, so a program whose shapes hardly
@@ -42,10 +43,10 @@ class ModelChooser:
 
     least_work = LEAST_WORK
 
-    def __init__(self, guide: Guide, choices: Choices | None = None) -> None:
+    def __init__(self, model: ModelScores | None, choices: Choices | None = None) -> None:
         if native is None:
             raise UnavailableError("tiles belong to tilewise's compiled kernels, which are not installed")
-        self._native, self.guide = native, guide
+        self._native, self._device, self.model = native, CpuDevice(), model
         self.asked = self.chosen = 0
         self._lock = threading.Lock()  # of the counts and of what is known; ranking goes on outside it
         self._kept = KeptTiles(native, choices.all() if choices is not None else [])
@@ -78,23 +79,24 @@ class ModelChooser:
 
     def _choose(self, key: Key, threads: int) -> Any:
         op, shape, dtype, layout = key
-        if self.guide.model is None or dtype != "float32":
+        if self.model is None or dtype != "float32":
             return None
-        if op == "conv2d":
-            return self._convolution(key, threads)
-        if op != "matmul":
+        if op == "matmul":
+            m, n, k = shape
+            sizes = {"m": m, "n": n, "k": k, "threads": threads}
+            problem = Problem.of("matmul", dtype="fp32", epilogue="none", layout=layout, **sizes)
+        elif op == "conv2d" and "winograd" in self.model.columns:
+            found = problem_of(key, threads)
+            if found is None:
+                return None
+            problem = found
+        else:
             return None
-        m, n, k = shape
-        return first_tile(self._native, self.guide, (m, n, k), layout, threads)
-
-    def _convolution(self, key: Key, threads: int) -> Any:
-        """The model's choice over the family's whole space."""
-        problem = problem_of(key, threads)
-        if problem is None or "winograd" not in self.guide.columns:
-            return None
-        family = get_family(problem.family)
-        config = first_config(self.guide, family, problem, list(family.configs(problem)))
-        return None if config is None else tile_for(key[0], config)
+        device = self._device
+        decision = decide(
+            problem, device.candidates(problem), self.model, usable=lambda config: device.runs(problem, config)
+        )
+        return tile_for(op, decision.config) if decision.source == "model" else None
 
 
 def problem_of(key: Key, threads: int) -> Problem | None:
@@ -116,11 +118,10 @@ def make_chooser(
     cache: str | os.PathLike[str] | None = None, model: str | os.PathLike[str] | None = None
 ) -> ModelChooser:
     """A chooser from the tuner's cache and the shipped model (or the one in a file)."""
-    bench = CpuBench()
-    guide = (
-        file_guide(os.fspath(model)) if model is not None else shipped_guide(bench.collection, bench.machine.identity)
-    )
-    return ModelChooser(guide, Choices(cache, bench.machine.identity, bench.version))
+    device = CpuDevice()
+    identity = device.machine.identity
+    found = file_scores(os.fspath(model)) if model is not None else shipped_scores(device.collection, identity)[0]
+    return ModelChooser(found, Choices(cache, identity, device.version))
 
 
 def enable(

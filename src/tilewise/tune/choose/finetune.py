@@ -24,10 +24,11 @@ from tilewise.costmodel.models.scorer import ridge_scorer
 from tilewise.costmodel.models.shipped import shipped_file
 from tilewise.costmodel.models.trained import read_model_file
 from tilewise.errors import ConfigurationError, UnavailableError
-from tilewise.tune.choose.scores import as_kernel, file_guide
-from tilewise.tune.choose.tuner import Tuner, measurements
+from tilewise.tune.choose.memory import measurements
+from tilewise.tune.choose.scores import as_kernel, file_scores
+from tilewise.tune.choose.tuner import Tuner
 from tilewise.tune.measure.store import Store
-from tilewise.tune.search.calibration import Calibration, load_calibration, save_calibration
+from tilewise.tune.search.calibration import load_calibration, save_calibration
 
 LEAST_CONFIGS, LEAST_PROBLEMS = 3, 8
 _STEPS = 120
@@ -66,12 +67,13 @@ def learn(tuner: Tuner, say: Callable[[str], None] = lambda line: None) -> Learn
     own = [kernel for index, kernel in enumerate(kernels) if index % 4 != 3]
     say(f"learning from {len(own)} problems, checking on {len(held)}")
     trained = _refit(source, own) if read_model_file(source).record["model"] == NAME else _fine_tune(source, own)
-    before, after = (_right_pairs(model, held) for model in (file_guide(source).model, trained))
+    before, after = (_right_pairs(model, held) for model in (file_scores(source, tuner.device.kind).model, trained))
     kept = after > before
     if kept:
         trained.save(tuner.learned_file)
-        found = load_calibration(source) or Calibration(tuner.guide.prior, tuner.guide.rule)
-        save_calibration(tuner.learned_file, dataclasses.replace(found, rule=found.rule))
+        hyper = load_calibration(source)
+        if hyper is not None:
+            save_calibration(tuner.learned_file, hyper)
     total = sum(kernel.n_configs for kernel in kernels)
     return Learned(len(kernels), total, before, after, kept, tuner.learned_file)
 
@@ -79,26 +81,26 @@ def learn(tuner: Tuner, say: Callable[[str], None] = lambda line: None) -> Learn
 def _source(tuner: Tuner) -> Path:
     if tuner.learned_file.is_file():
         return tuner.learned_file
-    if tuner.bench.collection is None:
+    if tuner.device.collection is None:
         raise UnavailableError(
-            f"No model is shipped for {tuner.bench.machine.identity}, so there is none to fine-tune; "
+            f"No model is shipped for {tuner.device.machine.identity}, so there is none to fine-tune; "
             "`tilewise collect` and `tilewise tiles train` make one."
         )
-    return shipped_file(tuner.bench.collection)
+    return shipped_file(tuner.device.collection)
 
 
 def measured_kernels(tuner: Tuner) -> list[Kernel]:
     """Every problem in the tuner's store with enough configurations, as a kernel with runtimes."""
-    if not tuner.store_file.is_file():
+    if tuner.model is None or not tuner.store_file.is_file():
         return []
     kernels = []
-    own = tuner.guide.columns[24:]
+    own = tuner.model.columns[24:]
     with Store(tuner.store_file) as store:
         for family in sorted({kernel.problem.family for kernel in store.kernels()}):
             for problem, times in measurements(store, family).items():
                 if len(times) >= LEAST_CONFIGS:
-                    default, machine = tuner.bench.default(problem), tuner.guide.machine
-                    kernel = as_kernel(tuner.bench.family(family), problem, list(times), own, machine, default)
+                    default, machine = tuner.device.default(problem), tuner.model.machine
+                    kernel = as_kernel(tuner.device.family(family), problem, list(times), own, machine, default)
                     runtime = np.array([max(1, round(ns)) for ns in times.values()], np.int64)
                     normalizer = np.full_like(runtime, runtime.min())
                     kernels.append(dataclasses.replace(kernel, runtime=runtime, normalizer=normalizer))
@@ -131,7 +133,7 @@ def _fine_tune(source: Path, kernels: Sequence[Kernel]) -> Any:
     if not isinstance(trained, TrainedModel):
         raise ConfigurationError(f"{source.name} is no network, and cannot be fine-tuned.")
     calibration = load_calibration(source)
-    slope = calibration.prior.slope if calibration is not None else 0.5
+    slope = calibration.coefficient if calibration is not None else 0.5
     parts = [(collate([trained.preparation.apply(k)]), torch.from_numpy(np.log(k.runtime)).float()) for k in kernels]
     anchors = [parameter.detach().clone() for parameter in trained.module.parameters()]
     step = torch.optim.Adam(trained.module.parameters(), lr=_RATE)

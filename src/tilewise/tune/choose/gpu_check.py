@@ -22,9 +22,8 @@ from tilewise.errors import TilewiseError
 from tilewise.tune.choose.check import Checked, check_one
 from tilewise.tune.choose.tuner import Tuner
 from tilewise.tune.families.triton.family import get_family
-from tilewise.tune.measure.triton.device import TritonBench, TritonSweeper
-from tilewise.tune.problem import Problem
-from tilewise.tune.specs import read_shapes
+from tilewise.tune.measure.triton.device import TritonDevice, TritonSweeper
+from tilewise.tune.problem import Problem, read_shapes
 
 
 def _matmul(dtype: str, m: int, n: int, k: int, layout: str = "nt", epilogue: str = "none") -> Problem:
@@ -84,7 +83,7 @@ def _run(given: argparse.Namespace) -> None:
     problems: Sequence[Problem] = UNSEEN
     if given.shapes:
         problems = [k.problem for k in read_shapes(given.shapes, lambda family, spec: get_family(family).problem(spec))]
-    bench = TritonBench()
+    bench = TritonDevice()
     report["machine"] = dict(bench.machine.details)
     report["problems"] = rows = []
     sweeper = TritonSweeper(bench, given.processes)

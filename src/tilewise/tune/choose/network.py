@@ -81,12 +81,12 @@ def tune_model(
             report(f"{layer.name}: {layer.op} {'x'.join(map(str, layer.shape))}")
             done[problem] = tuner.tune(problem)
         layers.append(layer if problem is None else replace(layer, tuned=done[problem]))
-    faster = [problem for problem, tuned in done.items() if tuned.config != tuner.bench.default(problem)]
+    faster = [problem for problem, tuned in done.items() if tuned.config != tuner.device.default(problem)]
     kept, (before_ns, after_ns) = _that_help(target.call, tuner, faster)
     dropped = [problem for problem in faster if problem not in kept]
     for problem in dropped:
         tuned = done[problem]
-        default = tuner.bench.default(problem)
+        default = tuner.device.default(problem)
         tuner.choices.put(
             Choice(problem, default, tuned.default_ns or tuned.runtime_ns or 1.0, tuned.measurements, False)
         )

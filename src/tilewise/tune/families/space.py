@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.data.schema import DIMENSIONS
-from tilewise.tune.measure.export import Described, config_row
+from tilewise.tune.families.columns import config_row
+from tilewise.tune.families.registry import Described
 from tilewise.tune.problem import Config, Problem
-from tilewise.tune.search.gaussian_process import Numbers, Prior
 
+Numbers = npt.NDArray[np.float64]
 _PARTS = ("kernel", "output", "input")
 _KEPT = 8  # lists that are remembered
 
@@ -34,24 +35,27 @@ class Columns:
     def __contains__(self, name: object) -> bool:
         return name in self._columns
 
-    def doublings(self) -> Numbers:
-        """The settings as the belief compares them."""
-        table = np.array([self._columns[name] for name in self.names], np.float64).reshape(len(self.names), -1)
-        return np.ascontiguousarray(np.log2(1.0 + np.abs(table)).T)
+
+def doublings(configs: Sequence[Config], names: Sequence[str]) -> Numbers:
+    """Settings as the process compares them, one row a configuration; 0 where it has none of that name."""
+    table = np.array([[config.get(name, 0) for name in names] for config in configs], np.float64)
+    return np.asarray(np.log2(1.0 + np.abs(table.reshape(len(configs), len(names)))))
 
 
 class Space:
-    """A list of configurations, what a cost model reads of it, and what the belief does."""
+    """A list of configurations, what a cost model reads of it, and what the process compares."""
 
     def __init__(self, configs: Sequence[Config]) -> None:
         self.configs, self.columns = configs, Columns(configs)
-        self.fields = self.columns.doublings()
+        self.fields = doublings(configs, self.columns.names)
         self._last: npt.NDArray[np.float32] | None = None
         self._tried: dict[type, bool] = {}  # families, and whether they take columns
 
-    def scaled(self, prior: Prior) -> Numbers:
-        """The settings as a belief of this prior compares them."""
-        return prior.scaled(self.fields, self.columns.names)
+    def scaled(self, weights: Mapping[str, float]) -> Numbers:
+        """The settings in doublings, each times its weight (1 where it has none)."""
+        if not weights or not self.columns.names:
+            return self.fields
+        return np.asarray(self.fields * np.array([weights.get(name, 1.0) for name in self.columns.names]))
 
     def rows(self, family: Described, problem: Problem, own: Sequence[str]) -> npt.NDArray[np.float32]:
         """`config_feat`: the very same array as the last time where nothing in it has changed, so that what was worked

@@ -117,7 +117,7 @@ def _kernels(kind: str, shapes: str | os.PathLike[str] | Sequence[Mapping[str, V
         from tilewise.tune.workloads.gpu import gpu_kernels
 
         return gpu_kernels()
-    from tilewise.tune.specs import read_shapes, shapes_from
+    from tilewise.tune.problem import read_shapes, shapes_from
 
     if isinstance(shapes, str | os.PathLike):
         return read_shapes(shapes, problem_reader(kind))

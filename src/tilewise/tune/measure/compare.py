@@ -17,9 +17,9 @@ import numpy.typing as npt
 from tilewise.costmodel.data.collection import Collection, MeasuredKernel, read_collection, read_folder
 from tilewise.costmodel.data.dataset import embedded_collections, find_collection
 from tilewise.errors import ConfigurationError
+from tilewise.profile.statistics import rank_correlation
 from tilewise.tune.measure.aggregate import open_measurements
 from tilewise.tune.measure.export import make_collection
-from tilewise.tune.measure.ranks import rank_correlation
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def _agreement(name: str, first: npt.NDArray[np.int64], second: npt.NDArray[np.i
     return KernelAgreement(
         name,
         len(first),
-        rank_correlation(first, second),
+        rank_correlation(first.astype(np.float64), second.astype(np.float64)),
         float(chosen / second.min() - 1),
         float(np.median(second / first)),
     )

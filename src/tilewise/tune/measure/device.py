@@ -1,37 +1,34 @@
-"""What every machine to tune on has: families by name, problems from a user's JSON, a collection whose model fits."""
+"""What every device to tune on has: families by name, problems from a user's JSON, a collection whose model fits."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tilewise.errors import ConfigurationError
-from tilewise.tune.choose.scores import Guide
+from tilewise.tune.families.registry import Family
 from tilewise.tune.measure.store import Machine
+from tilewise.tune.measure.trial import Trial
 from tilewise.tune.problem import Config, Problem, Value
-from tilewise.tune.search.gaussian_process import Numbers, Prior
+
+F = TypeVar("F", bound=Family)
 
 
-class ReadsProblems(Protocol):
-    """The part of a family that a bench needs."""
-
-    def problem(self, spec: Mapping[str, Value]) -> Problem: ...
-
-
-Family = TypeVar("Family", bound=ReadsProblems)
-
-
-class FamilyBench(Generic[Family]):
+class Device(Generic[F]):
     """A machine of `kind` whose families `get_family` knows; `collection` is the one measured on its like, if any."""
 
+    version: str  # what a choice depends on beside the machine
+    margin: float  # promises over the default below it are a model's noise, where it says nothing else
+
     def __init__(
-        self, kind: str, details: Mapping[str, Any], get_family: Callable[[str], Family], collection: str | None
+        self, kind: str, details: Mapping[str, Any], get_family: Callable[[str], F], collection: str | None
     ) -> None:
         self.kind, self.collection = kind, collection
         self.machine = Machine(kind, str(details["name"]), details)
         self._get_family = get_family
 
-    def family(self, name: str) -> Family:
+    def family(self, name: str) -> F:
         return self._get_family(name)
 
     def problem(self, spec: Mapping[str, Value]) -> Problem:
@@ -47,18 +44,25 @@ class FamilyBench(Generic[Family]):
     def default(self, problem: Problem) -> Config:
         return self.configs(problem)[0]
 
-    def first_choice(self, problem: Problem, guide: Guide) -> tuple[bool, Config | None]:
-        """Whether there is a shorter way than ranking all to what to take unmeasured; and what: None, the default."""
-        return False, None
+    def candidates(self, problem: Problem) -> Sequence[Config]:
+        """Those that an unmeasured choice is made among, the default first."""
+        return self.configs(problem)
+
+    def runs(self, problem: Problem, config: Config) -> bool:
+        """Whether a candidate is feasible."""
+        return True
+
+    def without_model(self, problem: Problem) -> Any:
+        """Scores to start measuring from where no model knows this machine (`decide.Scores`); None without any."""
+        return None
 
     def elsewhere(self, problem: Problem, config: Config) -> list[tuple[Problem, Config]]:
         """Other problems that a choice would be used for, as it would be used there."""
         return []
 
-    def start(self, problem: Problem, configs: Sequence[Config]) -> tuple[Numbers, Prior] | None:
-        """Scores to start measuring from where no model knows this machine, and how far to trust them."""
-        return None
+    def trial(self, problem: Problem, default: Config) -> contextlib.AbstractContextManager[Trial]:
+        """Something to measure configurations of a problem with."""
+        raise NotImplementedError
 
-    def opinion(self, problem: Problem, configs: Sequence[Config]) -> tuple[Numbers, Prior] | None:
-        """Scores to start measuring from, and how far to trust them, where there are better than a ranking's."""
-        return None
+    def forget(self) -> None:
+        """As if nothing had ever been compiled."""

@@ -11,60 +11,33 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import io
 import json
 import os
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tilewise._files import write_whole
 from tilewise.costmodel.data.collection import Collection, MeasuredKernel, write_collection
 from tilewise.costmodel.data.dataset import with_noise
 from tilewise.costmodel.data.kernel import make_kernel
-from tilewise.costmodel.data.schema import DIMENSIONS, TILE_FEATURES, Schema
-from tilewise.costmodel.hlo.featurize import sequence_features
-from tilewise.costmodel.hlo.graph import KernelGraph
+from tilewise.costmodel.data.schema import TILE_FEATURES, Schema
+from tilewise.costmodel.hlo.tuning_data import kernel_npz
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
+from tilewise.tune.families.columns import DEFAULT, THREADS, config_row, own_columns, told
+from tilewise.tune.families.registry import Described, find_family
 from tilewise.tune.measure.aggregate import MeasuredProblem, read_measured
 from tilewise.tune.measure.store import Store
-from tilewise.tune.problem import Config, Problem
+from tilewise.tune.problem import Problem
 from tilewise.tune.workloads.splits import splits_of
 
-# Columns of a CPU's kernels that are not settings: how many threads share it, and which configuration is the default.
-THREADS, DEFAULT = "threads", "default"
 SPLITS = ("train", "valid", "test")
-_OWN_ORDER = (
-    "warps", "stages", "group", "register_m", "register_n", "pack_a", "pack_b", "threads_m", "threads_n", "winograd",
-)  # fmt: skip
 _OF_A_MACHINE = ("hardware", "machine", "measured", "settings", "verdicts")  # what a schema says of where it came from
 _MIDDLE = {"cpu": "faster two of three"}
-
-
-class Described(Protocol):
-    """What exporting asks of a kernel family."""
-
-    def graph(self, problem: Problem) -> KernelGraph: ...
-
-    def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]: ...
-
-
-def find_family(kind: str, name: str) -> Described:
-    """The family `name` of the collector `kind`, as stores record it."""
-    if kind.startswith("triton"):
-        from tilewise.tune.families.triton.family import get_family
-
-        return get_family(name)
-    if kind == "cpu":
-        from tilewise.tune.families.cpu.family import get_family as get_cpu_family
-
-        return get_cpu_family(name)
-    raise FileFormatError(f"Measurements of kind {kind!r} are unknown to this tilewise; a newer one wrote them.")
 
 
 def make_collection(store: Store, name: str, telling: float = 0.0, split: str = "auto") -> Collection:
@@ -151,41 +124,6 @@ def _tells(measured: MeasuredProblem) -> float:
     return spread / max(float(np.median([timing.deviation for timing in measured.timings])), 1e-9)
 
 
-def own_columns(configs: Sequence[Config]) -> tuple[str, ...]:
-    """What configurations say beside their blocks: known names in their order, then a plug-in's own."""
-    names = {name for config in set(configs) for name in config if not name.startswith("block_")}
-    return (*(name for name in _OWN_ORDER if name in names), *sorted(names - set(_OWN_ORDER)))
-
-
-def config_row(family: Described, problem: Problem, config: Config, own: Sequence[str]) -> list[int]:
-    """One row of `config_feat`; a column that a family does not have is 0."""
-    tile = family.tile(problem, config)
-    bounds = [
-        value
-        for part in ("kernel", "output", "input")
-        for value in sequence_features(tile[part], DIMENSIONS, empty_product=0)
-    ]
-    return [*bounds, *(config.size(name) if name in config else 0 for name in own)]
-
-
-def told(
-    rows: npt.NDArray[np.float32],
-    own: Sequence[str],
-    problem: Problem,
-    machine: Mapping[str, int],
-    default: int | None,
-) -> npt.NDArray[np.float32]:
-    """Rows of `config_feat` with what no configuration says: the machine, the threads, which one is the default."""
-    whole, first = rows.copy(), rows.shape[1] - len(own)
-    known = {**machine, THREADS: problem.size(THREADS) if THREADS in problem else 1}
-    for column, name in enumerate(own, start=first):
-        if name in known:
-            whole[:, column] = known[name]
-        elif name == DEFAULT and default is not None:
-            whole[default, column] = 1
-    return whole
-
-
 def _kernel(
     measured: MeasuredProblem, family: Described, own: Sequence[str], features: Mapping[str, int]
 ) -> MeasuredKernel:
@@ -250,27 +188,11 @@ def export_folder(collection: Collection, out: str | os.PathLike[str]) -> int:
     schema = {"config_features": list(collection.schema.config_features), **collection.schema.extra}
     for split, kernels in collection.splits.items():
         for measured in kernels:
-            write_whole(root / split / f"{measured.kernel.name}.npz", _npz(measured))
+            beside = {"config_deviation": measured.deviation, "config_repeats": measured.repeats}
+            write_whole(root / split / f"{measured.kernel.name}.npz", kernel_npz(measured.kernel, **beside))
             written += 1
     write_whole(root / "schema.json", json.dumps(schema, indent=1))
     return written
-
-
-def _npz(measured: MeasuredKernel) -> bytes:
-    kernel = measured.kernel
-    stream = io.BytesIO()
-    np.savez_compressed(
-        stream,
-        node_feat=kernel.node_feat,
-        node_opcode=kernel.node_opcode,
-        edge_index=kernel.edge_index,
-        config_feat=kernel.config_feat,
-        config_runtime=kernel.runtime,
-        config_runtime_normalizers=kernel.normalizer,
-        config_deviation=measured.deviation,
-        config_repeats=measured.repeats,
-    )
-    return stream.getvalue()
 
 
 def embed(collection: Collection, out: str | os.PathLike[str]) -> int:

@@ -22,8 +22,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
+from tilewise.profile.statistics import rank_correlation
 from tilewise.tune.measure.racing import FIRST_FINAL, LEAST, best_few, stands
-from tilewise.tune.measure.ranks import rank_correlation
 from tilewise.tune.problem import Config
 
 Run = Callable[[], Any]
@@ -253,7 +255,7 @@ def _rounds_to_tell(candidates: Sequence[Candidate], settings: Settings) -> int:
     """
     if settings.most_rounds <= settings.rounds or settings.rounds < 2 or len(candidates) < 4:
         return settings.rounds
-    repeats = [[c.times[i] for c in candidates] for i in range(settings.rounds)]
+    repeats = [np.array([c.times[i] for c in candidates]) for i in range(settings.rounds)]
     pairs = list(itertools.combinations(repeats, 2))
     single = sum(rank_correlation(a, b) for a, b in pairs) / len(pairs)
     wanted = math.ceil(19 * (1 - single) / single) if single > 0.05 else settings.most_rounds

@@ -2,8 +2,8 @@
 
 A trial holds the operands of one problem. Each configuration is checked against NumPy the first time, then timed in
 turns with the default: default, configuration, default, configuration, ... and its runtime is the default's times the
-median ratio, so that a clock that drifts does not decide. In a process of its own, a configuration that crashes or
-hangs costs that process and gets a verdict; the tuner goes on.
+median ratio, so that a clock that drifts does not decide; the few that lie close together are timed again in turns.
+In a process of its own, a configuration that crashes or hangs costs that process and gets a verdict; the tuner goes on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -44,13 +44,9 @@ class Trial(Protocol):
 
     def measure(self, config: Config) -> Timed: ...
 
-
-@runtime_checkable
-class SideBySide(Trial, Protocol):
-    """One that can also time several of them in turns, better than each for itself."""
-
-    def side_by_side(self, configs: Sequence[Config]) -> Sequence[float]:
-        """Nanoseconds of configurations that were measured before, on the scale they were measured on."""
+    def remeasure(self, configs: Sequence[Config]) -> Sequence[float | None]:
+        """Nanoseconds of configurations that were measured before and lie close together, in turns where that can be
+        done, on the scale they were measured on."""
 
 
 class CpuTrial:
@@ -63,6 +59,7 @@ class CpuTrial:
         self._operands = self.family.operands(problem, rng)
         self._expected = self.family.expected(problem, self._operands)
         self._default_run = self.family.runner(problem, default, self._operands)
+        self._default_ns: float | None = None  # in the first trial, which all are brought to: clocks drift
 
     def measure(self, config: Config) -> Timed:
         with running_on(self.threads):
@@ -84,10 +81,21 @@ class CpuTrial:
         for _ in range(rounds):
             defaults.append(_many(self._default_run, calls))
             own.append(_many(run, calls))
-        default_ns = min(defaults)
         ratio = statistics.median(a / b for a, b in zip(own, defaults, strict=True))
-        steady = min(own) / default_ns  # both at their fastest: what neither was disturbed in
-        return Timed(default_ns * min(ratio, 1.03 * steady), default_ns)
+        steady = min(own) / min(defaults)  # both at their fastest: what neither was disturbed in
+        self._default_ns = self._default_ns or min(defaults)
+        return Timed(self._default_ns * min(ratio, 1.03 * steady), self._default_ns)
+
+    def remeasure(self, configs: Sequence[Config]) -> Sequence[float | None]:
+        """Each round goes over all of them and the default; the median of the faster half counts."""
+        assert self._default_ns is not None
+        with running_on(self.threads):
+            runs = [self._default_run, *(self.family.runner(self.problem, c, self._operands) for c in configs)]
+            turns = range(5 if max(map(_once, runs)) > _SLOW_NS else 2 * _ROUNDS)
+            calls = [int(min(max(_UNIT_NS / _once(run), 1), _MOST_CALLS)) for run in runs]
+            rounds = [[_many(run, count) for run, count in zip(runs, calls, strict=True)] for _ in turns]
+        taken = [statistics.median(sorted(times)[: len(times) // 2 + 1]) for times in zip(*rounds, strict=True)]
+        return [self._default_ns * time_ns / taken[0] for time_ns in taken[1:]]
 
 
 def _many(run: Callable[[], Array], calls: int) -> float:
@@ -123,6 +131,9 @@ class WorkerTrial:
                     return Timed(None, None, "failed", f"this configuration ended its process: {message}")
                 self._known = True
                 return Timed(*message)
+
+    def remeasure(self, configs: Sequence[Config]) -> Sequence[float | None]:
+        return [self.measure(config).runtime_ns for config in configs]
 
 
 def serve(connection: Any, plugins: tuple[str, ...] = ()) -> None:

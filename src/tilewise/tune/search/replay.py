@@ -3,12 +3,15 @@
 Every held-out kernel is tuned again by each strategy; a measurement is a look into the collection, so the whole
 comparison takes seconds, needs no hardware and comes out the same every time. Regret is how much slower the best
 configuration measured so far is than the best in the collection.
+
+Every mechanism of the search stands beside the simpler one that it must beat: the paired difference of their regrets,
+and its 95 % interval over kernels drawn with replacement (bootstrap). `without_model.py` does the same for kernels that
+no model knows.
 """
 
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,26 +30,22 @@ from tilewise.costmodel.models.shipped import shipped_file
 from tilewise.costmodel.models.trained import model_path
 from tilewise.costmodel.rank import Model
 from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
-from tilewise.tune.search.calibration import (
-    WITHIN,
-    Calibration,
-    Case,
-    calibrate,
-    load_calibration,
-    make_case,
-    play,
-    save_calibration,
-)
+from tilewise.tune.search.calibration import Case, calibrate, load_calibration, make_case, save_calibration
+from tilewise.tune.search.gaussian_process import Hyperparameters
+from tilewise.tune.search.loop import search
 
 MOST = 20
-Curve = npt.NDArray[np.float64]
+SIMPLE, OURS = "the model's order, first k", "ours, by expected improvement"
+Curves = npt.NDArray[np.float64]  # (kernels, measurements)
 _ORDERS = 20  # random orders a kernel
 _MOST_NOISE = 0.01  # of a reading
+_COMPARED = (1, 2, 3, 5, 10, 20)  # measurements
+_RESAMPLES = 4000
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """One way of tuning: mean regret after 1, 2, ... measurements; nan where it makes no more."""
+    """One way of tuning: mean regret after 1, 2, ... measurements."""
 
     name: str
     regret: list[float]
@@ -54,16 +53,15 @@ class Strategy:
 
 
 @dataclass(frozen=True)
-class Adaptive:
-    """The tuner left to itself: it decides when to stop."""
+class Comparison:
+    """What a mechanism saves over the simpler one after so many measurements, with its 95 % interval."""
 
-    regret: float
-    measurements: float
-    largest_regret: float
-    sure: float  # share of the kernels that it called sure
-    right_when_sure: float | None  # share of those that were within one per cent
-    within: float  # share of all kernels within one per cent
-    counts: list[int] = field(default_factory=list)
+    mechanism: str
+    simpler: str
+    measurements: int
+    saving: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ class Replay:
     kernels: int
     configs: int
     strategies: list[Strategy]
-    adaptive: Adaptive
+    comparisons: list[Comparison]
     first_choice: float  # geometric mean of best / chosen, without any measurement
     default: float  # mean regret of the default configuration, which needs no measurement
     notes: list[str] = field(default_factory=list)
@@ -92,7 +90,7 @@ def replay(
     *,
     split: str = "test",
     model: str | Path | Model | None = None,
-    calibration: Calibration | None = None,
+    calibration: Hyperparameters | None = None,
     most: int = MOST,
     trees: bool = True,
     seed: int = 0,
@@ -101,12 +99,12 @@ def replay(
 ) -> Replay:
     """Replay tuning on the kernels of a split that the model has not seen.
 
-    `model` is a model or its file; by default the one shipped for the collection. Where it comes without a fitted prior
+    `model` is a model or its file; by default the one shipped for the collection. Where it comes without a calibration
     one is fitted on the validation kernels. `trees` trains gradient-boosted trees for comparison, where LightGBM is
     installed.
 
-    >>> replay("h200").adaptive.measurements  # doctest: +SKIP
-    2.8
+    >>> replay("h200").strategy("the model's order, first k").regret[4]  # doctest: +SKIP
+    0.002
     """
     if most < 1:
         raise ConfigurationError(f"most must be at least 1 measurement, not {most}.")
@@ -120,37 +118,46 @@ def replay(
     calibration = calibration or found
     names = data.schema.config_features
     if calibration is None:
-        notes.append("the model comes without a prior of its own; one was fitted on the validation kernels")
+        notes.append("the model comes without a calibration of its own; one was fitted on the validation kernels")
         say(notes[-1])
         calibration = calibrate(scorer, list(data.valid), names)
     cases = [make_case(scorer, kernel, names) for kernel in track(kernels, "ranking", len(kernels), progress)]
     say(f"{len(cases)} kernels; replaying the tuner")
-    strategies = [
-        Strategy("random", _random(cases, most, seed)),
-        Strategy("exhaustive", _exhaustive(cases, most), "in the order of the list"),
-        Strategy("analytical", _ranked(cases, _analytical(data, kernels), most)),
-    ]
-    strategies += _trees(data, kernels, cases, most, seed, trees, notes, say)
-    strategies += [
-        Strategy("model, fixed top k", _ranked(cases, [case.scores for case in cases], most)),
-        Strategy("ours, fixed top k", _portfolios(cases, calibration, most)),
-        Strategy("ours, updated", _updated(cases, calibration, most, progress), "the same budget for every kernel"),
-    ]
-    first = [_ratio(case, case.belief(calibration.prior).portfolio(1)[0]) for case in cases]
+    curves: dict[str, Curves] = {
+        "random": _random(cases, most, seed),
+        "exhaustive": np.array([curve(case, range(len(case.runtime)), most) for case in cases]),
+        "analytical": _ranked(cases, _analytical(data, kernels), most),
+    }
+    curves |= _trees(data, kernels, cases, most, seed, trees, notes, say)
+    curves[SIMPLE] = _ranked(cases, [case.scores for case in cases], most)
+    curves[OURS] = _improving(cases, calibration, most, progress)
+    best = [case.best / float(case.runtime[int(np.argmin(case.scores))]) for case in cases]
     return Replay(
         name,
         split,
         len(cases),
         sum(len(case.runtime) for case in cases),
-        strategies,
-        _adaptive(cases, calibration),
-        float(np.exp(np.mean(np.log(first)))),
+        [Strategy(each, [float(value) for value in found.mean(axis=0)]) for each, found in curves.items()],
+        compared(curves, OURS, SIMPLE),
+        float(np.exp(np.mean(np.log(best)))),
         float(np.mean([max(0.0, 1.0 / case.best - 1.0) for case in cases])),
         notes,
     )
 
 
-def _model(name: str, model: str | Path | Model | None) -> tuple[Model, Calibration | None]:
+def compared(curves: Mapping[str, Curves], mechanism: str, simpler: str) -> list[Comparison]:
+    """The paired savings of a mechanism, each with a bootstrap interval."""
+    found = []
+    for count in _COMPARED:
+        if count <= curves[mechanism].shape[1]:
+            saved = curves[simpler][:, count - 1] - curves[mechanism][:, count - 1]
+            drawn = np.random.default_rng(0).integers(0, len(saved), (_RESAMPLES, len(saved)))
+            low, high = np.percentile(saved[drawn].mean(axis=1), [2.5, 97.5])
+            found.append(Comparison(mechanism, simpler, count, float(saved.mean()), float(low), float(high)))
+    return found
+
+
+def _model(name: str, model: str | Path | Model | None) -> tuple[Model, Hyperparameters | None]:
     if model is None:
         path = shipped_file(Path(name).stem if name.endswith(".npz") else name)
         return load_scorer(path), load_calibration(path)
@@ -161,7 +168,7 @@ def _model(name: str, model: str | Path | Model | None) -> tuple[Model, Calibrat
 
 
 def recalibrate(collection: str, model: Path | None = None, out: Path | None = None) -> Path:
-    """Fit a model's prior and rule anew, on its collection's validation kernels, and keep them: beside a file of one's
+    """Fit a model's calibration anew, on its collection's validation kernels, and keep it: beside a file of one's
     own, in the cache folder for a shipped model, or in `out`."""
     path = shipped_file(collection) if model is None else model_path(model)
     data = load_dataset(collection)
@@ -181,33 +188,35 @@ def _noise(collection: str) -> float:
     )
 
 
-def _ratio(case: Case, index: int) -> float:
-    return case.best / float(case.runtime[index])
-
-
-def _curve(case: Case, order: Sequence[int] | npt.NDArray[Any], most: int) -> Curve:
+def curve(case: Case, order: Sequence[int] | npt.NDArray[Any], most: int) -> npt.NDArray[np.float64]:
     """Regret after each measurement of an order; the last value stays when the order ends."""
-    reached = np.minimum.accumulate(case.runtime[np.asarray(order[:most], dtype=np.int64)]) / case.best - 1
+    return regrets(case.runtime, order, most)
+
+
+def regrets(runtime: npt.NDArray[Any], order: Sequence[int] | npt.NDArray[Any], most: int) -> npt.NDArray[np.float64]:
+    reached = np.minimum.accumulate(runtime[np.asarray(order[:most], dtype=np.int64)]) / runtime.min() - 1
     return np.pad(reached, (0, max(0, most - len(reached))), mode="edge")
 
 
-def _mean(curves: Sequence[Curve]) -> list[float]:
-    return [float(value) for value in np.mean(curves, axis=0)]
-
-
-def _random(cases: Sequence[Case], most: int, seed: int) -> list[float]:
+def _random(cases: Sequence[Case], most: int, seed: int) -> Curves:
     chance = np.random.default_rng(seed)
-    curves = [_curve(case, chance.permutation(len(case.runtime)), most) for case in cases for _ in range(_ORDERS)]
-    return _mean(curves)
+    orders = [[chance.permutation(len(case.runtime)) for _ in range(_ORDERS)] for case in cases]
+    return np.array(
+        [np.mean([curve(c, order, most) for order in some], axis=0) for c, some in zip(cases, orders, strict=True)]
+    )
 
 
-def _exhaustive(cases: Sequence[Case], most: int) -> list[float]:
-    return _mean([_curve(case, np.arange(len(case.runtime)), most) for case in cases])
-
-
-def _ranked(cases: Sequence[Case], scores: Sequence[npt.NDArray[Any]], most: int) -> list[float]:
+def _ranked(cases: Sequence[Case], scores: Sequence[npt.NDArray[Any]], most: int) -> Curves:
     orders = [np.argsort(score, kind="stable") for score in scores]
-    return _mean([_curve(case, order, most) for case, order in zip(cases, orders, strict=True)])
+    return np.array([curve(case, order, most) for case, order in zip(cases, orders, strict=True)])
+
+
+def _improving(cases: Sequence[Case], hyper: Hyperparameters, most: int, progress: bool) -> Curves:
+    def order(case: Case) -> list[int]:
+        return [s.index for s in search(case.process(hyper), lambda index: float(case.runtime[index]), most).steps]
+
+    orders = [order(case) for case in track(cases, "replaying", len(cases), progress)]
+    return np.array([curve(case, order, most) for case, order in zip(cases, orders, strict=True)])
 
 
 def _analytical(data: Dataset, kernels: Sequence[Kernel]) -> list[npt.NDArray[Any]]:
@@ -224,9 +233,9 @@ def _trees(
     wanted: bool,
     notes: list[str],
     say: Callable[[str], None],
-) -> list[Strategy]:
+) -> dict[str, Curves]:
     if not wanted:
-        return []
+        return {}
     from tilewise.costmodel.models.gbdt import train_gbdt
 
     say("training the trees")
@@ -234,38 +243,11 @@ def _trees(
         trees = train_gbdt(data, seed)
     except UnavailableError:
         notes.append("LightGBM is not installed, so there are no trees to compare with")
-        return []
-    return [Strategy("GBDT, fixed top k", _ranked(cases, [trees.score(kernel) for kernel in kernels], most))]
+        return {}
+    return {"GBDT, first k": _ranked(cases, [trees.score(kernel) for kernel in kernels], most)}
 
 
-def _portfolios(cases: Sequence[Case], calibration: Calibration, most: int) -> list[float]:
-    return _mean([_curve(c, c.belief(calibration.prior).portfolio(most), most) for c in cases])
-
-
-def _updated(cases: Sequence[Case], calibration: Calibration, most: int, progress: bool) -> list[float]:
-    from tilewise.tune.search.loop import Rule
-
-    shown = track(cases, "replaying", len(cases), progress)
-    orders = [[s.index for s in play(case, calibration.prior, Rule(0.0, 0.0, most)).steps] for case in shown]
-    return _mean([_curve(case, order, most) for case, order in zip(cases, orders, strict=True)])
-
-
-def _adaptive(cases: Sequence[Case], calibration: Calibration) -> Adaptive:
-    found = [play(case, calibration.prior, calibration.rule) for case in cases]
-    regret = np.array([(f.runtime_ns or math.inf) / case.best - 1 for f, case in zip(found, cases, strict=True)])
-    sure, right = np.array([f.sure for f in found]), regret <= WITHIN
-    return Adaptive(
-        float(regret.mean()),
-        float(np.mean([f.measurements for f in found])),
-        float(regret.max()),
-        float(sure.mean()),
-        float(right[sure].mean()) if sure.any() else None,
-        float(right.mean()),
-        [f.measurements for f in found],
-    )
-
-
-def table(result: Replay, columns: Sequence[int] = (1, 2, 3, 5, 10, 20)) -> list[str]:
+def table(result: Replay, columns: Sequence[int] = _COMPARED) -> list[str]:
     """The comparison as lines of text."""
     shown = [k for k in columns if k <= len(result.strategies[0].regret)]
     width = max(len(s.name) for s in result.strategies) + 2
@@ -276,24 +258,32 @@ def table(result: Replay, columns: Sequence[int] = (1, 2, 3, 5, 10, 20)) -> list
     ]
     for strategy in result.strategies:
         lines.append(f"{strategy.name:{width}}" + "".join(f"{100 * strategy.regret[k - 1]:9.2f}" for k in shown))
-    own = result.adaptive
     lines.append(f"{'default':{width}}{100 * result.default:9.2f}   without measuring")
-    lines.append(f"{'ours, adaptive':{width}}{100 * own.regret:9.2f}   after {own.measurements:.2f} on average")
     lines.append(f"first choice without measuring: {result.first_choice:.3f} of the best (geometric mean)")
-    claim = "none" if own.right_when_sure is None else f"{own.right_when_sure:.1%} of them were"
-    lines.append(f"called sure within 1 %: {own.sure:.0%} of the kernels; {claim} right")
-    return [*lines, *result.notes]
+    return [*lines, *comparison_lines(result.comparisons), *result.notes]
+
+
+def comparison_lines(comparisons: Sequence[Comparison]) -> list[str]:
+    """What each mechanism saves, in per cent of the best's runtime, and the 95 % interval."""
+    lines = []
+    for mechanism, simpler in dict.fromkeys((c.mechanism, c.simpler) for c in comparisons):
+        lines.append(f"{mechanism} saves over {simpler}, % of the best's runtime (95 % interval):")
+        lines += [
+            f"  after {c.measurements:2d}: {100 * c.saving:6.2f}  ({100 * c.low:.2f} to {100 * c.high:.2f})"
+            for c in comparisons
+            if (c.mechanism, c.simpler) == (mechanism, simpler)
+        ]
+    return lines
 
 
 _STYLES: Mapping[str, tuple[str, str]] = {
     "random": ("#999999", ":"), "exhaustive": ("#cccccc", "-"), "analytical": ("#8172b3", "--"),
-    "GBDT, fixed top k": ("#dd8452", "-"), "model, fixed top k": ("#4c72b0", ":"),
-    "ours, fixed top k": ("#4c72b0", "--"), "ours, updated": ("#4c72b0", "-"),
+    "GBDT, first k": ("#dd8452", "-"), SIMPLE: ("#4c72b0", "--"), OURS: ("#4c72b0", "-"),
 }  # fmt: skip
 
 
 def plot(result: Replay, path: str | Path) -> None:
-    """Regret against measurements, one line a strategy, and the adaptive tuner as a point."""
+    """Regret against measurements, one line a strategy."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -305,8 +295,6 @@ def plot(result: Replay, path: str | Path) -> None:
         colour, line = _STYLES.get(strategy.name, ("#333333", "-"))
         steps = np.arange(1, len(strategy.regret) + 1)
         axes.plot(steps, 100 * np.array(strategy.regret), color=colour, linestyle=line, label=strategy.name)
-    own = result.adaptive
-    axes.plot([own.measurements], [100 * own.regret], "o", color="#c44e52", label="ours, adaptive")
     axes.axhline(1.0, color="#333333", linewidth=0.6)
     axes.set_yscale("symlog", linthresh=1.0)
     axes.set_ylim(bottom=0.0)

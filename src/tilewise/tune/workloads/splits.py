@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tilewise.errors import ConfigurationError
-from tilewise.tune.problem import Kernel
-from tilewise.tune.specs import OWN_PROGRAM
+from tilewise.tune.problem import OWN_PROGRAM, Kernel
 from tilewise.tune.workloads.gpu import split_by_shape, split_of
 
 HOW = ("auto", "shape", "program", "train")

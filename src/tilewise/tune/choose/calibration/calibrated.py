@@ -33,6 +33,7 @@ from tilewise.tune.choose.kept import machine_name
 from tilewise.tune.choose.near import default_product, near_products
 from tilewise.tune.families.cpu.tiles import product_config, product_tile
 from tilewise.tune.problem import Config, Problem
+from tilewise.tune.search.gaussian_process import Hyperparameters
 
 Scores = Callable[[Problem, Sequence[Config]], Numbers]  # log runtime up to a constant, lower is faster
 _DEVIATIONS = (0.5, 1.0, 1.5, 2.0, 3.0)
@@ -83,6 +84,9 @@ class Family:
 class Calibrated:
     """The calibration of this machine; `scores` is the cost model's, asked only where it proved to help."""
 
+    hyper = Hyperparameters(1.0, 0.3, 0.05, 1.0, 0.03, 0.015, far=0.0, near=0.0)  # of measuring on from it
+    margin = float("inf")
+
     def __init__(self, module: Any, families: Mapping[str, Family], scores: Scores | None = None) -> None:
         self._native, self.families, self._scores = module, dict(families), scores
 
@@ -98,6 +102,10 @@ class Calibrated:
         """Mean and deviation of log runtime over the default's."""
         found = self.families[family_of(problem)].correction
         return found.predict(self._rows(problem, configs, default, found.hyper.slope != 0.0))
+
+    def scores(self, problem: Problem, configs: Sequence[Config]) -> Numbers:
+        """The mean, to start measuring from; the default is the first of the list."""
+        return self.expected(problem, configs, configs[0])[0]
 
     def _rows(self, problem: Problem, configs: Sequence[Config], default: Config, scored: bool) -> Rows:
         score = None
@@ -249,15 +257,11 @@ def find_calibration(
 @functools.cache
 def model_scores() -> Scores | None:
     """The shipped cost model's scores on this CPU; None where there is no model for it."""
-    from tilewise.tune.choose.scores import shipped_guide
-    from tilewise.tune.measure.cpu.device import CpuBench
+    from tilewise.tune.choose.scores import shipped_scores
+    from tilewise.tune.measure.cpu.device import CpuDevice
 
-    bench = CpuBench()
-    guide = shipped_guide(bench.collection, bench.machine.identity)
-    if guide.model is None:
+    device = CpuDevice()
+    model, _ = shipped_scores(device.collection, device.machine.identity)
+    if model is None:
         return None
-
-    def scores(problem: Problem, configs: Sequence[Config]) -> Numbers:
-        return guide.prior.slope * guide.scores(bench.family(problem.family), problem, configs)
-
-    return scores
+    return lambda problem, configs: model.hyper.coefficient * model.scores(problem, configs)

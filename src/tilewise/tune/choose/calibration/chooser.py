@@ -47,14 +47,14 @@ class CalibratedTiles(KeptTiles):
 
     def _choose(self, key: Key) -> Any:
         from tilewise.tune.choose.chooser import problem_of
-        from tilewise.tune.measure.cpu.device import CpuBench
+        from tilewise.tune.measure.cpu.device import CpuDevice
 
         calibrated = self.calibrated()
         problem = None if calibrated is None else problem_of(key, self._native.num_threads())
         if problem is None or not calibrated.covers(problem.family):
             return None
-        bench = CpuBench()
-        problem = bench.problem(dict(problem))  # on one thread where it is too small to share
-        configs = None if problem.family == "matmul" else bench.configs(problem)
+        device = CpuDevice()
+        problem = device.problem(dict(problem))  # on one thread where it is too small to share
+        configs = None if problem.family == "matmul" else device.configs(problem)
         config = calibrated.choose(problem, configs)
         return None if config is None else tile_for(key[0], config)

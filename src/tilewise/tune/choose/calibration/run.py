@@ -46,7 +46,7 @@ from tilewise.tune.choose.calibration.kernels import calibration_kernels
 from tilewise.tune.choose.kept import machine_name
 from tilewise.tune.choose.near import near_products
 from tilewise.tune.measure.cpu.clock import require_native
-from tilewise.tune.measure.cpu.device import CpuBench
+from tilewise.tune.measure.cpu.device import CpuDevice
 from tilewise.tune.measure.cpu.sweep import CpuSweeper
 from tilewise.tune.measure.trial import CpuTrial
 from tilewise.tune.problem import Config, Problem
@@ -117,7 +117,7 @@ class Calibration:
     ) -> None:
         if not 0 < minutes < 1e4:
             raise ConfigurationError(f"minutes must be a positive number, not {minutes}.")
-        self.native, self.bench = require_native(), CpuBench()
+        self.native, self.device = require_native(), CpuDevice()
         self.folder = Path(folder).expanduser() if folder is not None else cache_folder()
         self.own = problems is not None
         self.problems = list(problems) if problems is not None else calibration_kernels(threads)
@@ -185,7 +185,7 @@ class Calibration:
             self._progress(number, len(problems), f"{text}: {_words(problem)}")
             chosen = tiles(problem)
             if chosen:
-                default = self.bench.default(problem)
+                default = self.device.default(problem)
                 found = self._in_turns(problem, default, chosen, seconds)
                 if found:
                     known = self.measured.setdefault(problem, Measured(problem, default))
@@ -217,7 +217,7 @@ class Calibration:
     def _candidates(self, problem: Problem) -> list[Config]:
         if problem.family == "matmul":
             return near_products(self.native, problem)[1:]
-        return list(self.bench.configs(problem))[1:]
+        return list(self.device.configs(problem))[1:]
 
     def _in_turns(
         self, problem: Problem, default: Config, tiles: Sequence[Config], seconds: float
@@ -306,7 +306,7 @@ class Calibration:
 
     def _keep_own(self) -> int:
         """The best tiles of one's own shapes, as `tilewise tune` keeps them, where they beat the default once more."""
-        choices = Choices(self.folder, self.bench.machine.identity, self.bench.version)
+        choices = Choices(self.folder, self.device.machine.identity, self.device.version)
         kept = 0
         for one in self.measured.values():
             order = sorted(one.log_ratio, key=one.log_ratio.__getitem__)[:3]
@@ -320,8 +320,8 @@ class Calibration:
         return kept
 
     def _holds_elsewhere(self, one: Measured, tile: Config) -> bool:
-        for there, used in self.bench.elsewhere(one.problem, tile):
-            if self._against_default(Measured(there, self.bench.default(there)), used) < -_WORTH:
+        for there, used in self.device.elsewhere(one.problem, tile):
+            if self._against_default(Measured(there, self.device.default(there)), used) < -_WORTH:
                 return False
         return True
 
@@ -352,7 +352,7 @@ class Calibration:
         if line["version"] != __version__ or line["machine"] != machine_name(self.native):
             return
         problem, default = Problem(line["problem"]), Config(line["default"])
-        if problem not in self.problems or default != self.bench.default(problem):
+        if problem not in self.problems or default != self.device.default(problem):
             return
         found = {Config(tile): float(ratio) for tile, ratio in line["log_ratio"]}
         if all(math.isfinite(ratio) for ratio in found.values()):

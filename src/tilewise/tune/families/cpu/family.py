@@ -6,18 +6,15 @@ first configuration of `configs` is the default, against which all others are no
 
 from __future__ import annotations
 
-import functools
-import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.hlo.graph import KernelGraph
-from tilewise.errors import ConfigurationError, did_you_mean
-from tilewise.tune.problem import Config, Problem, Value
+from tilewise.tune.families.registry import Family, Registry
+from tilewise.tune.problem import Config, Problem
 
 Array = npt.NDArray[Any]
 
@@ -30,16 +27,8 @@ class Expected:
     bound: float
 
 
-class CpuFamily(Protocol):
+class CpuFamily(Family, Protocol):
     """What a plug-in provides; see docs/adding-a-family.md."""
-
-    name: str
-
-    def problem(self, spec: Mapping[str, Value]) -> Problem:
-        """The problem a user's JSON object describes; one sentence if it does not."""
-
-    def configs(self, problem: Problem) -> Sequence[Config]:
-        """Every feasible configuration on this machine, the default first."""
 
     def operands(self, problem: Problem, rng: np.random.Generator) -> Mapping[str, Array]:
         """Fresh random inputs."""
@@ -50,41 +39,14 @@ class CpuFamily(Protocol):
     def runner(self, problem: Problem, config: Config, operands: Mapping[str, Array]) -> Callable[[], Array]:
         """A callable that runs the kernel once and gives its result."""
 
-    def graph(self, problem: Problem) -> KernelGraph:
-        """What is computed, as instructions (tilewise.costmodel.hlo.graph)."""
 
-    def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
-        """`kernel`, `output` and `input` bounds: the tile of the second operand, of the result, of the first."""
-
-
-_BUILT_IN = {
-    "matmul": "matmul:Matmul",
-    "batched_matmul": "matmul:BatchedMatmul",
-    "conv2d": "conv2d:Conv2d",
-    "int8_matmul": "int8_matmul:Int8Matmul",
-}
-_added: dict[str, CpuFamily] = {}
-
-
-def add_family(family: CpuFamily) -> None:
-    """Register a family of your own; it takes part in `collect cpu --shapes` from then on."""
-    _added[family.name] = family
-
-
-def family_names() -> list[str]:
-    return [*_BUILT_IN, *_added]
-
-
-@functools.cache
-def _built_in(name: str) -> CpuFamily:
-    module, cls = _BUILT_IN[name].split(":")
-    family: CpuFamily = getattr(importlib.import_module(f"tilewise.tune.families.cpu.{module}"), cls)()
-    return family
-
-
-def get_family(name: str) -> CpuFamily:
-    if name in _added:
-        return _added[name]
-    if name not in _BUILT_IN:
-        raise ConfigurationError(f"There is no CPU kernel family {name!r}; {did_you_mean(name, family_names())}")
-    return _built_in(name)
+_REGISTRY: Registry[CpuFamily] = Registry(
+    "CPU",
+    {
+        "matmul": "cpu.matmul:Matmul",
+        "batched_matmul": "cpu.matmul:BatchedMatmul",
+        "conv2d": "cpu.conv2d:Conv2d",
+        "int8_matmul": "cpu.int8_matmul:Int8Matmul",
+    },
+)
+add_family, get_family, family_names = _REGISTRY.add, _REGISTRY.get, _REGISTRY.names

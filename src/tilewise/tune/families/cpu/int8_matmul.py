@@ -22,8 +22,7 @@ from tilewise.tune.families.cpu.operands import placed
 from tilewise.tune.families.cpu.tiles import config_for, tile_for
 from tilewise.tune.families.graphs import int8_matmul_graph
 from tilewise.tune.measure.cpu.clock import require_native
-from tilewise.tune.problem import Config, Problem, Value
-from tilewise.tune.specs import read_spec
+from tilewise.tune.problem import Config, Problem, Value, read_spec
 
 EPILOGUES = ("none", "bias", "bias_relu", "requantize")
 MAX_MULTIPLICATIONS = 1 << 34

@@ -24,8 +24,7 @@ from tilewise.tune.families.cpu.tiles import product_config as config_of
 from tilewise.tune.families.cpu.tiles import product_tile as tile_of
 from tilewise.tune.families.graphs import matmul_graph
 from tilewise.tune.measure.cpu.clock import require_native
-from tilewise.tune.problem import Config, Problem, Value
-from tilewise.tune.specs import read_spec
+from tilewise.tune.problem import Config, Problem, Value, read_spec
 
 EPILOGUES = ("none", "bias", "bias_relu", "bias_gelu", "residual")
 LAYOUTS = ("nn", "nt", "tn", "tt")

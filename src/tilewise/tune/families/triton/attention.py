@@ -21,8 +21,7 @@ from tilewise.tune.families.triton.family import (
     Operands,
     guarded_output,
 )
-from tilewise.tune.problem import Config, Problem, Value
-from tilewise.tune.specs import read_spec
+from tilewise.tune.problem import Config, Problem, Value, read_spec
 
 
 @cache

@@ -8,13 +8,11 @@ configuration of `configs` is the default, against which all others are normalis
 from __future__ import annotations
 
 import functools
-import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tilewise.costmodel.hlo.graph import KernelGraph
-from tilewise.errors import ConfigurationError, did_you_mean
+from tilewise.tune.families.registry import Family, Registry
 from tilewise.tune.problem import Config, Problem, Value
 
 DTYPES = {"bf16": "bf16", "fp16": "fp16", "tf32": "fp32", "fp32": "fp32"}
@@ -65,16 +63,8 @@ class Expected:
     bound: Any
 
 
-class Family(Protocol):
+class TritonFamily(Family, Protocol):
     """What a plug-in provides; see docs/adding-a-family.md."""
-
-    name: str
-
-    def problem(self, spec: Mapping[str, Value]) -> Problem:
-        """The problem a user's JSON object describes; one sentence if it does not."""
-
-    def configs(self, problem: Problem) -> Sequence[Config]:
-        """Every configuration worth a measurement, the default first."""
 
     def misfit(self, problem: Problem, config: Config, shared_bytes: int) -> str | None:
         """Why a configuration cannot run on a GPU with so much shared memory, or None; checked before compiling."""
@@ -94,47 +84,20 @@ class Family(Protocol):
     def launch(self, problem: Problem, config: Config, operands: Operands) -> Launch:
         """Grid and arguments of one run."""
 
-    def graph(self, problem: Problem) -> KernelGraph:
-        """What is computed, as instructions (tilewise.costmodel.hlo.graph); the cost model reads the sizes there."""
 
-    def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
-        """`kernel`, `output` and `input` bounds: the tile of the second operand, of the result, of the first."""
-
-
-_BUILT_IN = {
-    "matmul": "matmul:Matmul",
-    "batched_matmul": "matmul:BatchedMatmul",
-    "attention": "attention:Attention",
-    "softmax": "rows:Softmax",
-    "layer_norm": "rows:LayerNorm",
-    "rms_norm": "rows:RmsNorm",
-    "reduction": "rows:Reduction",
-}
-_added: dict[str, Family] = {}
-
-
-def add_family(family: Family) -> None:
-    """Register a family of your own; it takes part in `collect triton --shapes` from then on."""
-    _added[family.name] = family
-
-
-def family_names() -> list[str]:
-    return [*_BUILT_IN, *_added]
-
-
-@functools.cache
-def _built_in(name: str) -> Family:
-    module, cls = _BUILT_IN[name].split(":")
-    family: Family = getattr(importlib.import_module(f"tilewise.tune.families.triton.{module}"), cls)()
-    return family
-
-
-def get_family(name: str) -> Family:
-    if name in _added:
-        return _added[name]
-    if name not in _BUILT_IN:
-        raise ConfigurationError(f"There is no kernel family {name!r}; {did_you_mean(name, family_names())}")
-    return _built_in(name)
+_REGISTRY: Registry[TritonFamily] = Registry(
+    "Triton",
+    {
+        "matmul": "triton.matmul:Matmul",
+        "batched_matmul": "triton.matmul:BatchedMatmul",
+        "attention": "triton.attention:Attention",
+        "softmax": "triton.rows:Softmax",
+        "layer_norm": "triton.rows:LayerNorm",
+        "rms_norm": "triton.rows:RmsNorm",
+        "reduction": "triton.rows:Reduction",
+    },
+)
+add_family, get_family, family_names = _REGISTRY.add, _REGISTRY.get, _REGISTRY.names
 
 
 def unit_of(size: int, dtype: str) -> int:

@@ -26,8 +26,7 @@ from tilewise.tune.families.triton.family import (
     guarded_output,
     unit_of,
 )
-from tilewise.tune.problem import Config, Problem, Value
-from tilewise.tune.specs import read_spec
+from tilewise.tune.problem import Config, Problem, Value, read_spec
 
 EPILOGUES = ("none", "bias", "bias_relu", "bias_gelu", "residual")
 LAYOUTS = ("nn", "nt", "tn", "tt")

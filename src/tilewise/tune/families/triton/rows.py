@@ -26,8 +26,7 @@ from tilewise.tune.families.triton.family import (
     guarded_output,
     unit_of,
 )
-from tilewise.tune.problem import Config, Problem, Value
-from tilewise.tune.specs import read_spec
+from tilewise.tune.problem import Config, Problem, Value, read_spec
 
 _COLUMNS = (128, 256, 512, 1024, 2048, 4096, 8192)
 _ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-20}

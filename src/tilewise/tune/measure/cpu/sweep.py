@@ -1,8 +1,7 @@
-"""Sweeps on this CPU: every configuration roughly, then a few against each other in turns."""
+"""Sweeps on this CPU: every configuration roughly, or beside the default."""
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 
@@ -16,7 +15,7 @@ _UNIT_NS = 1.0e6
 _BETWEEN = 4  # tiles between two runs of the default
 _ROUNDS = 3  # of the sweep, as many as a collector makes at least
 # Many short turns: what disturbs one contender then disturbs the others as well.
-_RUN_OFF_UNIT_NS, _RUN_OFF_ROUNDS = 3.0e5, 45
+_TURN_NS = 3.0e5
 
 
 class CpuSweeper:
@@ -27,11 +26,6 @@ class CpuSweeper:
         start = time.perf_counter()
         runtimes = self.in_turns(problem, configs, _ROUNDS, _UNIT_NS)
         return {config: min(times) for config, times in runtimes.items()}, time.perf_counter() - start
-
-    def run_off(self, problem: Problem, configs: Sequence[Config]) -> dict[Config, float]:
-        """Each round goes over all of them in another order; the median of the faster half counts."""
-        runtimes = self.in_turns(problem, configs, _RUN_OFF_ROUNDS, _RUN_OFF_UNIT_NS)
-        return {c: statistics.median(sorted(times)[: len(times) // 2 + 1]) for c, times in runtimes.items()}
 
     def in_turns(
         self, problem: Problem, configs: Sequence[Config], rounds: int, unit_ns: float
@@ -60,7 +54,7 @@ class CpuSweeper:
         with running_on(problem.size("threads") if "threads" in problem else 1):
             base = family.runner(problem, default, operands)
             once = min(_many(base, 1), _many(base, 1))
-            calls = int(min(max(_RUN_OFF_UNIT_NS / once, 1), 100))
+            calls = int(min(max(_TURN_NS / once, 1), 100))
             turn = 1.4e-9 * once * calls * (1 + 1 / _BETWEEN)
             tiles = tiles[: max(3, int(seconds / (turn * rounds[0])))]
             runs = [family.runner(problem, tile, operands) for tile in tiles]

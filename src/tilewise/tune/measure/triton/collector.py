@@ -22,8 +22,8 @@ from typing import Any
 
 from tilewise._system import real_cores
 from tilewise.errors import UnavailableError
-from tilewise.tune.choose.scores import Guide, shipped_guide
-from tilewise.tune.families.triton.family import Binary, Family, get_family
+from tilewise.tune.choose.scores import ModelScores, shipped_scores
+from tilewise.tune.families.triton.family import Binary, TritonFamily, get_family
 from tilewise.tune.measure.aggregate import MeasuredProblem, contenders, measured_problem
 from tilewise.tune.measure.schedule import Tally, balanced, claim, pick_configs, summary, unfinished
 from tilewise.tune.measure.store import Machine, Store, VerdictRow
@@ -112,16 +112,16 @@ class Collector:
             kernel, configs, [family.binary(kernel.problem, config) for config in configs], misfits, default=chosen[0]
         )
 
-    def _chosen(self, family: Family, kernel: Kernel) -> list[Config]:
+    def _chosen(self, family: TritonFamily, kernel: Kernel) -> list[Config]:
         configs, options = family.configs(kernel.problem), self.options
         if not options.thin or split_of(kernel.program) != "train":
             return pick_configs(configs, options.max_configs, options.seed)
-        scores = self._guide.scores(family, kernel.problem, configs)
-        return pick_configs(configs, options.thin, options.seed + int(kernel.problem.digest[:8], 16), scores.tolist())
+        scores = None if self._model is None else self._model.scores(kernel.problem, configs).tolist()
+        return pick_configs(configs, options.thin, options.seed + int(kernel.problem.digest[:8], 16), scores)
 
     @functools.cached_property
-    def _guide(self) -> Guide:
-        return shipped_guide(COLLECTIONS.get(self.capability), "this GPU")
+    def _model(self) -> ModelScores | None:
+        return shipped_scores(COLLECTIONS.get(self.capability), "this GPU", "triton")[0]
 
     # The loop
 

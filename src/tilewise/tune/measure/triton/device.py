@@ -12,8 +12,8 @@ from typing import Any
 
 from tilewise import __version__
 from tilewise._system import real_cores
-from tilewise.tune.families.triton.family import Binary, Family, Operands, get_family
-from tilewise.tune.measure.device import FamilyBench
+from tilewise.tune.families.triton.family import Binary, Operands, TritonFamily, get_family
+from tilewise.tune.measure.device import Device
 from tilewise.tune.measure.sampling import Run
 from tilewise.tune.measure.trial import Timed, Trial
 from tilewise.tune.measure.triton.compiling import Compiled, serve, use_cache
@@ -28,7 +28,7 @@ _ROUNDS, _TURNS, _WARM_UP = 9, 21, 3  # of one measurement, of a run-off; those 
 _COMPILE_SECONDS = 120.0
 
 
-class TritonBench(FamilyBench[Family]):
+class TritonDevice(Device[TritonFamily]):
     """Problems of the Triton families on the first GPU."""
 
     margin = 0.0
@@ -53,7 +53,7 @@ class TritonBench(FamilyBench[Family]):
             self._known[key] = every, tuple(self._fitting(family, problem, every))
         return self._known[key][1]
 
-    def _fitting(self, family: Family, problem: Problem, every: Sequence[Config]) -> list[Config]:
+    def _fitting(self, family: TritonFamily, problem: Problem, every: Sequence[Config]) -> list[Config]:
         return [config for config in every if family.misfit(problem, config, self.shared_bytes) is None]
 
     @contextlib.contextmanager
@@ -106,7 +106,7 @@ class TritonTrial:
         """Nanoseconds of configurations that were measured before: medians over rounds without a pause."""
         return [statistics.median(times) for times in zip(*self._rounds(configs, turns), strict=True)]
 
-    def side_by_side(self, configs: Sequence[Config]) -> list[float]:
+    def remeasure(self, configs: Sequence[Config]) -> Sequence[float | None]:
         """The same, as if the clock were what it was when the first configuration was measured."""
         assert self._first is not None
         first, first_ns = self._first
@@ -145,7 +145,7 @@ class TritonSweeper:
     `compile_seconds` keeps what each binary took to compile, so a binary that two problems share is counted for both.
     """
 
-    def __init__(self, bench: TritonBench, processes: int = 0) -> None:
+    def __init__(self, bench: TritonDevice, processes: int = 0) -> None:
         self.bench = bench
         self.processes = processes or max(1, (real_cores() - 2) // 2)
         self.cache = tempfile.mkdtemp(prefix="tilewise-sweep-")
@@ -165,13 +165,6 @@ class TritonSweeper:
                     runtime[config] = timed.runtime_ns
         measuring = time.perf_counter() - start
         return runtime, measuring + sum(self.compiled[key].seconds for key in binaries)
-
-    def run_off(self, problem: Problem, configs: Sequence[Config]) -> dict[Config, float]:
-        """Timed in turns."""
-        trial = TritonTrial(self.bench.device, problem)
-        for config in configs:
-            trial.measure(config)
-        return dict(zip(configs, trial.in_turns(configs), strict=True))
 
     def _compile(self, binaries: Sequence[Binary]) -> None:
         queue = list(reversed(binaries))
