@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tilewise.costmodel.data.collection import Collection, MeasuredKernel, read_collection, read_folder
 from tilewise.costmodel.data.dataset import embedded_collections, find_collection
 from tilewise.errors import ConfigurationError
-from tilewise.profile.statistics import rank_correlation
+from tilewise.profile.timing.statistics import rank_correlation
 from tilewise.tune.measure.aggregate import open_measurements
 from tilewise.tune.measure.export import make_collection
 

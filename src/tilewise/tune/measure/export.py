@@ -188,8 +188,8 @@ def export_folder(collection: Collection, out: str | os.PathLike[str]) -> int:
     schema = {"config_features": list(collection.schema.config_features), **collection.schema.extra}
     for split, kernels in collection.splits.items():
         for measured in kernels:
-            beside = {"config_deviation": measured.deviation, "config_repeats": measured.repeats}
-            write_whole(root / split / f"{measured.kernel.name}.npz", kernel_npz(measured.kernel, **beside))
+            content = kernel_npz(measured.kernel, config_deviation=measured.deviation, config_repeats=measured.repeats)
+            write_whole(root / split / f"{measured.kernel.name}.npz", content)
             written += 1
     write_whole(root / "schema.json", json.dumps(schema, indent=1))
     return written

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tilewise.profile.statistics import rank_correlation
+from tilewise.profile.timing.statistics import rank_correlation
 from tilewise.tune.measure.racing import FIRST_FINAL, LEAST, best_few, stands
 from tilewise.tune.problem import Config
 
