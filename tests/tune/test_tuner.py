@@ -56,6 +56,12 @@ class MadeUpBench:
     def default(self, problem: Problem) -> Config:
         return self.every[0]
 
+    def candidates(self, problem: Problem) -> Sequence[Config]:
+        return self.every
+
+    def runs(self, problem, config):
+        return True
+
     def without_model(self, problem):
         return None
 
