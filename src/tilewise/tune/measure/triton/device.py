@@ -145,8 +145,8 @@ class TritonSweeper:
     `compile_seconds` keeps what each binary took to compile, so a binary that two problems share is counted for both.
     """
 
-    def __init__(self, bench: TritonDevice, processes: int = 0) -> None:
-        self.bench = bench
+    def __init__(self, device: TritonDevice, processes: int = 0) -> None:
+        self.gpu = device
         self.processes = processes or max(1, (real_cores() - 2) // 2)
         self.cache = tempfile.mkdtemp(prefix="tilewise-sweep-")
         self.compiled: dict[str, Compiled] = {}
@@ -156,7 +156,7 @@ class TritonSweeper:
         family = get_family(problem.family)
         binaries = {family.binary(problem, config).key: family.binary(problem, config) for config in configs}
         self._compile([binary for key, binary in binaries.items() if key not in self.compiled])
-        trial, runtime = TritonTrial(self.bench.device, problem), {}
+        trial, runtime = TritonTrial(self.gpu.device, problem), {}
         start = time.perf_counter()
         for config in configs:
             if self.compiled[family.binary(problem, config).key].failure is None:
@@ -168,7 +168,7 @@ class TritonSweeper:
 
     def _compile(self, binaries: Sequence[Binary]) -> None:
         queue = list(reversed(binaries))
-        workers = [Worker(serve, self.bench.device.capability, self.cache) for _ in range(self.processes)]
+        workers = [Worker(serve, self.gpu.device.capability, self.cache) for _ in range(self.processes)]
         try:
             while queue or any(worker.busy for worker in workers):
                 for worker in workers:

@@ -1,0 +1,144 @@
+"""One decision: what is kept, scored, remembered and measured, with made-up runtimes."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tilewise.tune._former import FORMER
+from tilewise.tune.choose.cache import Choice
+from tilewise.tune.choose.decide import decide
+from tilewise.tune.choose.memory import Memory
+from tilewise.tune.measure.store import Machine, Store
+from tilewise.tune.measure.trial import Timed
+from tilewise.tune.problem import Config, Kernel, Problem
+from tilewise.tune.search.gaussian_process import Hyperparameters
+
+PROBLEM = Problem.of("product", m=64, n=64)
+CONFIGS = [Config.of(block=2**i, warps=w) for i in range(3, 9) for w in (1, 2, 4)]
+
+
+class Known:
+    """Scores that are off by a little, in logarithms."""
+
+    def __init__(self, logs: Sequence[float], margin: float = 0.05) -> None:
+        self.values, self.margin = np.array(logs), margin
+        self.hyper = Hyperparameters(1.0, 0.1, 0.05, 1.0, 0.02, 0.01, far=0.0, near=0.0)
+
+    def scores(self, problem, configs):
+        return self.values[: len(configs)]
+
+
+class Bench:
+    """Runtimes by configuration; the first reading of a `lucky` one is too short."""
+
+    def __init__(
+        self, runtime: dict[Config, float], lucky: Config | None = None, broken: Sequence[Config] = ()
+    ) -> None:
+        self.runtime, self.lucky, self.broken = runtime, lucky, broken
+        self.asked: list[Config] = []
+        self.again: list[Config] = []
+
+    def measure(self, config: Config) -> Timed:
+        self.asked.append(config)
+        if config in self.broken:
+            return Timed(None, None, "failed", "it does not run")
+        short = 0.98 if config == self.lucky else 1.0
+        return Timed(self.runtime[config] * short, self.runtime[CONFIGS[0]])
+
+    def remeasure(self, configs: Sequence[Config]) -> list[float | None]:
+        self.again += configs
+        return [self.runtime[config] for config in configs]
+
+
+def away_from(best: Config) -> dict[Config, float]:
+    return {c: 100.0 * (1 + 0.2 * abs(math.log2(c.size("block") / best.size("block"))) + 0.05 * abs(
+        math.log2(c.size("warps") / best.size("warps")))) for c in CONFIGS}  # fmt: skip
+
+
+RUNTIME = away_from(CONFIGS[10])
+LOGS = [math.log(RUNTIME[c]) for c in CONFIGS]
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Memory:
+    return Memory(tmp_path, Machine("made-up", "one", {}), "1", tmp_path / "store.sqlite")
+
+
+def remember(memory: Memory, problem: Problem, best: Config) -> None:
+    with memory.open_store() as store:
+        run = store.begin(Machine("made-up", "one", {}), 0, {})
+        store.add_batch(run, Kernel("own", problem), 0, 1.0, list(away_from(best).items())[::2])
+
+
+def test_a_choice_that_was_kept_is_taken_and_nothing_is_measured(memory: Memory):
+    memory.choices.put(Choice(PROBLEM, CONFIGS[3], 5.0, 2, False))
+    bench = Bench(RUNTIME)
+    found = decide(PROBLEM, CONFIGS, Known(LOGS), memory, bench)
+    assert (found.config, found.source, found.runtime_ns) == (CONFIGS[3], "cache", 5.0) and not bench.asked
+    assert decide(PROBLEM, CONFIGS, Known(LOGS), memory, bench, fresh=True).source == "measured"
+    assert decide(PROBLEM, CONFIGS[:3], Known(LOGS), memory, None).source != "cache"  # no longer in the list
+
+
+def test_unmeasured_the_best_score_is_taken_if_it_promises_more_than_the_margin():
+    assert decide(PROBLEM, CONFIGS, Known(LOGS)).config == CONFIGS[10]
+    assert decide(PROBLEM, CONFIGS, Known(LOGS)).source == "model"
+    stays = decide(PROBLEM, CONFIGS, Known(LOGS, margin=5.0))
+    assert (stays.config, stays.source) == (CONFIGS[0], "default") and "default" in stays.reason
+    second = decide(PROBLEM, CONFIGS, Known(LOGS), usable=lambda config: config != CONFIGS[10])
+    assert second.config == CONFIGS[int(np.argsort(LOGS, kind="stable")[1])]
+
+
+def test_with_nothing_to_go_by_the_default_is_the_choice():
+    assert decide(PROBLEM, CONFIGS).config == CONFIGS[0]
+
+
+def test_measuring_stays_within_its_budget_and_finds_what_the_scores_point_at():
+    bench = Bench(RUNTIME)
+    found = decide(PROBLEM, CONFIGS, Known(LOGS), None, bench, budget=4)
+    assert found.config == CONFIGS[10] and found.measurements == len(bench.asked) == 4
+    assert found.speedup == pytest.approx(RUNTIME[CONFIGS[0]] / 100.0) and not found.sure
+
+
+def test_a_lucky_reading_does_not_win_over_one_in_turns():
+    runtime = {**RUNTIME, CONFIGS[13]: 101.0}
+    logs = [math.log(runtime[c]) for c in CONFIGS]
+    bench = Bench(runtime, lucky=CONFIGS[13])
+    found = decide(PROBLEM, CONFIGS, Known(logs), None, bench)
+    assert found.config == CONFIGS[10] and {CONFIGS[10], CONFIGS[13]} <= set(bench.again)
+
+
+def test_the_default_stays_where_nothing_is_half_a_per_cent_faster():
+    same = dict.fromkeys(CONFIGS, 100.0) | {CONFIGS[4]: 99.7}
+    assert decide(PROBLEM, CONFIGS, Known([0.0] * len(CONFIGS)), None, Bench(same), budget=18).config == CONFIGS[0]
+
+
+def test_one_that_fails_is_left_out_and_one_that_is_not_usable_is_not_taken():
+    bench = Bench(RUNTIME, broken=[CONFIGS[10]])
+    found = decide(PROBLEM, CONFIGS, Known(LOGS), None, bench, usable=lambda config: config.size("warps") != 4)
+    assert found.config != CONFIGS[10] and found.config.size("warps") != 4
+    assert any("does not run" in note for note in found.notes)
+    nothing = decide(PROBLEM, CONFIGS, None, None, Bench(RUNTIME, broken=CONFIGS), budget=3)
+    assert (nothing.source, nothing.config, nothing.runtime_ns) == ("default", CONFIGS[0], None)
+
+
+def test_without_a_model_other_problems_of_the_kernel_teach_and_may_save_every_measurement(memory: Memory):
+    for m in (48, 56, 72, 80):
+        remember(memory, Problem.of("product", m=m, n=64), CONFIGS[10])
+    bench = Bench(RUNTIME)
+    found = decide(PROBLEM, CONFIGS, None, memory, bench, budget=3)
+    assert RUNTIME[found.config] <= 1.1 * min(RUNTIME.values()) and found.measurements == 3
+    with Store(memory.store_file) as store:
+        assert len(store.kernels()) == 4  # deciding writes nothing by itself
+    unmeasured = decide(PROBLEM, CONFIGS, None, memory, bench, least=0, worth=0.5)
+    assert unmeasured.measurements <= 1
+
+
+@pytest.mark.parametrize("former", sorted(FORMER))
+def test_former_paths_lead_to_the_same_modules(former: str):
+    assert importlib.import_module(former) is importlib.import_module(FORMER[former])
