@@ -27,7 +27,7 @@ import tilewise
 from benchmarks.harness import today
 from tilewise import Tensor, data, models, no_grad
 from tilewise._files import write_whole
-from tilewise.cli.before_after import answers, image_task, paired_drop
+from tilewise.cli.optimize.before_after import answers, image_task, paired_drop
 from tilewise.fit import fit, recipe_for
 from tilewise.nn import Module, functional
 from tilewise.quantize import calibrate, quantize, save_quantized

@@ -24,8 +24,8 @@ from benchmarks.harness import interleaved
 from benchmarks.int8_accuracy import shown, trained
 from tilewise import Tensor, models, no_grad
 from tilewise._files import write_whole
-from tilewise.cli.before_after import answers, image_task, paired_drop
-from tilewise.cli.prune import fine_tune
+from tilewise.cli.optimize.before_after import answers, image_task, paired_drop
+from tilewise.cli.optimize.prune import fine_tune
 from tilewise.io import save
 from tilewise.prune import prune, save_pruned, shrink
 from tilewise.quantize import quantize

@@ -20,7 +20,7 @@ from tilewise.bench.board.backup import back_up, restore
 from tilewise.bench.plugins import jail
 from tilewise.bench.records import duel
 from tilewise.bench.worker import consider_record, rerun_plugin, run_one
-from tilewise.cli.compete import compete
+from tilewise.cli.compete.app import compete
 from tilewise.errors import ConfigurationError, FileFormatError
 
 

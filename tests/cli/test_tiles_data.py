@@ -15,7 +15,7 @@ from costmodel.hlo.test_featurize import tuning_data
 from costmodel.simulated import write_collection
 from typer.testing import CliRunner
 
-from tilewise.cli.tiles import tiles
+from tilewise.cli.tiles.app import tiles
 from tilewise.costmodel import load_dataset
 from tilewise.costmodel.course.predictions import read_predictions, write_predictions
 from tilewise.errors import TilewiseError

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 from typer.testing import CliRunner
 
 from costmodel.simulated import simulated_kernels, write_collection
-from tilewise.cli.tiles import tiles
+from tilewise.cli.tiles.app import tiles
 from tilewise.costmodel import evaluate, load_model, load_scorer, rank, train
 from tilewise.costmodel.baselines import Analytical, random_errors
 from tilewise.costmodel.confidence import calibrate, confidence

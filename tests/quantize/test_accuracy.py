@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tilewise import Tensor, data, models, no_grad
-from tilewise.cli.before_after import answers, image_task, paired_drop
+from tilewise.cli.optimize.before_after import answers, image_task, paired_drop
 from tilewise.fit import fit, recipe_for
 from tilewise.nn import Module, functional
 from tilewise.quantize import calibrate, quantize

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from tilewise._extension import native
 from tilewise.cli.collect import collect
-from tilewise.cli.tiles import tiles
+from tilewise.cli.tiles.app import tiles
 from tilewise.costmodel import load_dataset
 from tilewise.tune.measure.cpu import collector as cpu_collect
 

@@ -10,19 +10,19 @@ def register(app: typer.Typer) -> None:
     from tilewise.cli.calibrate import calibrate
     from tilewise.cli.check import check
     from tilewise.cli.collect import collect
-    from tilewise.cli.compete import compete
+    from tilewise.cli.compete.app import compete
     from tilewise.cli.every import prepare_all
-    from tilewise.cli.fit import fit
-    from tilewise.cli.generate import generate, kv
     from tilewise.cli.help import Sections
     from tilewise.cli.ladder import ladder
     from tilewise.cli.machine import machine
+    from tilewise.cli.optimize.fit import fit
+    from tilewise.cli.optimize.generate import generate, kv
+    from tilewise.cli.optimize.prune import prune
+    from tilewise.cli.optimize.quantize import quantize
     from tilewise.cli.profile import profile
-    from tilewise.cli.prune import prune
-    from tilewise.cli.quantize import quantize
     from tilewise.cli.replay import replay
     from tilewise.cli.run import run
-    from tilewise.cli.tiles import tiles
+    from tilewise.cli.tiles.app import tiles
     from tilewise.cli.tour import tour
     from tilewise.cli.tune import tune
     from tilewise.cli.version import options

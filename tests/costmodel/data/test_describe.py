@@ -68,7 +68,7 @@ def test_a_split_without_runtimes_is_counted_and_not_judged(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", embedded_collections())
 def test_embedded_collections_describe_themselves(name: str, tmp_path: Path) -> None:
-    from tilewise.cli.tiles_describe import draw
+    from tilewise.cli.tiles.describe import draw
 
     figures = describe(name)
     assert figures.name == name

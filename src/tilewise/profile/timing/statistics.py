@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 
@@ -86,19 +86,25 @@ def _walsh_interval(averages: Floats, n: int, confidence: float) -> Interval:
     return Interval(float(averages[cut]), float(averages[count - 1 - cut]), confidence)
 
 
-def _mid_ranks(values: Floats) -> Floats:
+def _mid_ranks(values: NDArray[np.generic]) -> Floats:
+    """Ranks from 1 on, equal values sharing their mean rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    middle: Floats = (ends - (counts - 1) / 2)[inverse]
-    return middle
+    last = np.cumsum(counts)
+    return np.asarray((last - (counts - 1) / 2)[inverse.reshape(-1)], np.float64)
 
 
-def rank_correlation(x: Floats, y: Floats) -> float:
-    """Spearman's correlation; 0 where either is constant."""
-    rx, ry = _mid_ranks(x), _mid_ranks(y)
-    if np.ptp(rx) == 0 or np.ptp(ry) == 0:
-        return 0.0
-    return float(np.corrcoef(rx, ry)[0, 1])
+def rank_correlation(a: ArrayLike, b: ArrayLike) -> float:
+    """Spearman's coefficient, ties sharing their mean rank; 1 where both are constant, 0 where one is.
+
+    >>> rank_correlation([1, 2, 3, 4], [10, 20, 40, 30])
+    0.8
+    """
+    x, y = _mid_ranks(np.asarray(a)), _mid_ranks(np.asarray(b))
+    x, y = x - x.mean(), y - y.mean()
+    scale = float(np.sqrt((x @ x) * (y @ y)))
+    if scale == 0.0:
+        return 1.0 if not (x.any() or y.any()) else 0.0
+    return float(x @ y) / scale
 
 
 def normal_quantile(probability: float) -> float:

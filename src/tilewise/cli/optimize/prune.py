@@ -34,7 +34,7 @@ def prune(
 
     Example: tilewise prune cnn --sparsity 0.7 --epochs 2
     """
-    from tilewise.cli.before_after import accuracy, float_bytes, image_task, outcomes, print_table
+    from tilewise.cli.optimize.before_after import accuracy, float_bytes, image_task, outcomes, print_table
     from tilewise.io import save
     from tilewise.nn.describe import layer_names
     from tilewise.prune import prune as run
@@ -80,7 +80,7 @@ def prune(
 
 
 def _bytes(model: Any) -> int:
-    from tilewise.cli.before_after import float_bytes
+    from tilewise.cli.optimize.before_after import float_bytes
     from tilewise.prune import SparseConv2d, SparseLinear
 
     return float_bytes(model) + sum(m.nbytes for m in model.modules() if isinstance(m, SparseLinear | SparseConv2d))

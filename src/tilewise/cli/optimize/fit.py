@@ -43,7 +43,7 @@ def fit(
     Example: tilewise fit cnn --seed 1 --out out/cnn
     """
     from tilewise import set_num_threads
-    from tilewise.cli.fit_progress import Bar, Lines
+    from tilewise.cli.optimize.fit_progress import Bar, Lines
     from tilewise.fit import fit as run_fit
     from tilewise.fit import recipe_for
 

@@ -76,7 +76,7 @@ def submit(
     Example: tilewise compete submit --event CNN_MARATHON --entry mine.json --board https://board.example --token tw_…
     """
     from tilewise.bench import CompetitionSubmission
-    from tilewise.cli.compete import load_entry
+    from tilewise.cli.compete.app import load_entry
 
     submission = CompetitionSubmission(event, load_entry(event, entry), team, threads=threads)
     if plugin is not None:

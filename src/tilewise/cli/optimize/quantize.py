@@ -32,7 +32,7 @@ def quantize(
     Example: tilewise quantize cnn --observer mse
     """
     from tilewise import save, set_num_threads
-    from tilewise.cli.before_after import accuracy, float_bytes, image_task, outcomes, print_table
+    from tilewise.cli.optimize.before_after import accuracy, float_bytes, image_task, outcomes, print_table
     from tilewise.nn.describe import layer_names
     from tilewise.quantize import calibrate, save_quantized
     from tilewise.quantize import quantize as run

@@ -130,7 +130,7 @@ def print_score(score: Any) -> None:
 
 
 def _register_board() -> None:
-    from tilewise.cli.compete_board import register
+    from tilewise.cli.compete.board import register
 
     register(compete)
 

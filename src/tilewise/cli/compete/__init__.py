@@ -1,0 +1,1 @@
+"""`tilewise compete`: running, handing in and the board."""

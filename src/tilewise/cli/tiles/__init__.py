@@ -1,0 +1,1 @@
+"""`tilewise tiles`: data, models and predictions of the tile-size cost model."""
