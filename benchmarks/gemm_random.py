@@ -7,6 +7,7 @@ timed again at length, and only what is slow then counts.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import numpy as np
 
 from benchmarks.harness import Row, compare
 from tilewise.backend import matmul_native
+from tilewise.profile.timing.turns import take_turns
 
 LAYOUTS = ["nn", "nt", "tn", "tt"]
 LAYOUT_SHARES = [0.4, 0.3, 0.2, 0.1]
@@ -69,14 +71,9 @@ def quick_ratio(a: np.ndarray, b: np.ndarray) -> float:
     np.matmul(a, b)
     matmul_native(a, b)
     repeats = max(1, int(ROUND_S * 2 / (time.perf_counter() - start)))
-    best = {matmul_native: np.inf, np.matmul: np.inf}
-    for _ in range(ROUNDS):
-        for run in best:
-            start = time.perf_counter()
-            for _ in range(repeats):
-                run(a, b)
-            best[run] = min(best[run], time.perf_counter() - start)
-    return float(best[np.matmul] / best[matmul_native])
+    runs = [functools.partial(run, a, b) for run in (matmul_native, np.matmul)]
+    ours, theirs = (min(times) for times in take_turns(runs, ROUNDS, calls=repeats, warmup=0))
+    return theirs / ours
 
 
 def check(product: Product, a: np.ndarray, b: np.ndarray) -> None:

@@ -52,18 +52,9 @@ def attention(
 
 
 def attention_grad(
-    gout: Array,
-    q: Array,
-    k: Array,
-    v: Array,
-    out: Array,
-    logsumexp: Array,
-    *,
-    causal: bool,
-    mask: Array | None = None,
-    scale: float | None = None,
-    into: tuple[Array, Array, Array] | None = None,
-) -> tuple[Array, Array, Array]:
+    gout: Array, q: Array, k: Array, v: Array, out: Array, logsumexp: Array, *, causal: bool,
+    mask: Array | None = None, scale: float | None = None, into: tuple[Array, Array, Array] | None = None,
+) -> tuple[Array, Array, Array]:  # fmt: skip
     """Gradients of q, k and v, from what `attention` returned."""
     if mask is not None and q.ndim == k.ndim == 4:
         mask = _whole_mask(mask, q, k)

@@ -6,7 +6,6 @@ the pattern. So a layer runs both a few times when it meets a new size, keeps th
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -32,15 +31,10 @@ class Choice:
 
 def measured(sparse: Callable[[], Any], dense: Callable[[], Any], at: str) -> Choice:
     """Time both, taking turns; the quickest of a few calls counts."""
-    best = [float("inf"), float("inf")]
-    sparse()
-    dense()
-    for _ in range(5):
-        for i, run in enumerate((sparse, dense)):
-            start = time.perf_counter()
-            run()
-            best[i] = min(best[i], time.perf_counter() - start)
-    return Choice(best[0], best[1], at)
+    from tilewise.profile.timing.turns import take_turns
+
+    sparse_s, dense_s = (min(times) for times in take_turns((sparse, dense), 5))
+    return Choice(sparse_s, dense_s, at)
 
 
 def refuse_gradient(x: Any) -> None:
