@@ -227,16 +227,30 @@ class Int8Plan:
     def run(self, arrays: list[Any], table: object | None = None) -> list[Any]: ...
     def products(self, arrays: list[Any]) -> list[Any]: ...
 
+class Int4Weights:
+    def __init__(self, codes: object, scales: object, minimums: object | None, column_scale: object) -> None: ...
+    def linear(self, x: object) -> object: ...
+    def unpack(self) -> tuple[Any, ...]: ...
+    @property
+    def nbytes(self) -> int: ...
+
+def int4_quantize_rows(x: object) -> tuple[Any, ...]: ...
+
 class Decoder:
     def __init__(
         self,
         token_embedding: object,
-        position_embedding: object,
+        position_embedding: object | None,
         layers: list[Any],
         last: list[Any],
         heads: int,
+        kv_heads: int,
+        head_width: int,
+        positions: int,
         eps: float,
         tanh_gelu: bool,
+        frequencies: object | None,
+        side_by_side: bool,
         int8: bool,
     ) -> None: ...
     def run(
