@@ -18,7 +18,7 @@ from tilewise.bench.board import Board, open_board
 from tilewise.bench.board.grades import safe
 from tilewise.bench.board.roster import class_grades_csv, make_tokens, read_roster
 from tilewise.bench.board.tokens import holder_of
-from tilewise.cli.compete import compete
+from tilewise.cli.compete.app import compete
 from tilewise.errors import FileFormatError, TilewiseError
 
 CLASS = "number,name,team\n7,Ada,owls\n8,Grace,owls\n9,Edsger,\n"
