@@ -28,7 +28,7 @@ def check(
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds an exercise may take.")] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
 ) -> None:
-    """Check the exercises of a lesson (docs/learn); exit code 0 when all are solved, 1 when not.
+    """Check the exercises of a lesson (docs/learn); the exit code is 0 if all are solved, else 1.
 
     Example: tilewise check quantization --start, then, with the answers written: tilewise check quantization
     """

@@ -150,7 +150,7 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="A file to write the JSON to as well.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say how far two measurements of the same kernels agree: rank correlation, and what the first's choice loses.
+    """Compare two measurements of the same kernels: rank correlation, and what the first one's choice loses.
 
     Example: tilewise collect compare h200 second_visit
     """
@@ -224,7 +224,7 @@ def embed(
     plugin: Plugin = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write stores as one small file, which load_dataset and every command takes by its path.
+    """Write stores into one small file that load_dataset and every command can read.
 
     Example: tilewise collect embed measurements.sqlite --name mine
     """

@@ -33,8 +33,9 @@ def profile(
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace, for ui.perfetto.dev.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
-    """Say where time and memory go, by layer and by operation, and what limits the program. The exit code is the
-    script's, after the report; a script that raises is one sentence and 2.
+    """Show where time and memory go, by layer and by operation, and what limits the program.
+
+    The exit code is the script's; an error in the script is reported in one sentence, with exit code 2.
 
     Example: tilewise profile cnn --batch 32 --html cnn.html
     """

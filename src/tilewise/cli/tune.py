@@ -59,7 +59,7 @@ def tune(
     seed: Annotated[int, typer.Option(help="Seed of the model's inputs.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Find the best tile: ask the cost model, measure a few, keep the answer.
+    """Find the best tile: ask the cost model, measure a few candidates, keep the fastest.
 
     Example: tilewise tune matmul 512x4096x1024 --set layout=nt
     """

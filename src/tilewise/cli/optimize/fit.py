@@ -38,7 +38,7 @@ def fit(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Train a reference model and save it; killed or interrupted, the same command goes on where it was.
+    """Train a reference model and save it; after an interruption the same command continues.
 
     Example: tilewise fit cnn --seed 1 --out out/cnn
     """

@@ -138,7 +138,7 @@ def kv(
     threads: Annotated[int | None, typer.Option(help="Threads of the native kernels.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the times as JSON.")] = False,
 ) -> None:
-    """Draw the time of a token against its position, with and without the cache: the best of three runs each.
+    """Plot the time per token against its position, with and without the cache (best of three runs each).
 
     Example: tilewise kv --model gpt:4x128 --tokens 128 --out kv.png
     """

@@ -30,7 +30,7 @@ def prune(
     seed: Annotated[int, typer.Option(help="Seed of the fine-tuning and the interval.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Prune a trained model and compare: accuracy, size, latency; `--scan` shows when pruning fails.
+    """Prune a trained model and compare accuracy, size and latency; `--scan` shows which layers suffer.
 
     Example: tilewise prune cnn --sparsity 0.7 --epochs 2
     """

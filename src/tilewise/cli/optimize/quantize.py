@@ -27,7 +27,7 @@ def quantize(
     seed: Annotated[int, typer.Option(help="Seed of the interval's bootstrap.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Quantize a trained model to int8 and compare: accuracy, size, latency, and the error of every layer.
+    """Quantize a trained model to int8 and compare accuracy, size, latency and the error of every layer.
 
     Example: tilewise quantize cnn --observer mse
     """

@@ -23,7 +23,7 @@ def describe(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
-    """Count a collection's kernels and say how far best and worst lie apart, what a fixed choice loses, and the noise.
+    """Describe a collection: its kernels, how far apart best and worst tiles are, what a fixed choice loses, the noise.
 
     Example: tilewise tiles describe h200 --plot h200.png
     """

@@ -264,7 +264,7 @@ def predict(
     cache_dir: CacheDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rank every kernel of a split and write the best configurations; says how sure the model is. Needs no torch.
+    """Rank every kernel of a split and write the best configurations, with the model's confidence. Needs no PyTorch.
 
     Example: tilewise tiles predict runs/ranker h200 --split test --out predictions.csv
     """
