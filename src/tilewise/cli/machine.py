@@ -30,9 +30,11 @@ def machine(
     else:
         _print(figures)
     if figures.doubts:
-        typer.echo(f"Not kept, and measured again next time: {figures.doubts[0]}.", err=True)
+        typer.echo(f"Not stored, so it is measured again next time: {figures.doubts[0]}.", err=True)
+    elif not cache_file().is_file():
+        typer.echo(f"Not stored: {cache_file()} cannot be written, so it is measured again next time.", err=True)
     elif not as_json:
-        typer.echo(f"Kept in {cache_file()}; `tilewise machine --refresh` measures again.")
+        typer.echo(f"Stored in {cache_file()}; `tilewise machine --refresh` measures again.")
     if plot is not None:
         draw(figures, plot)
         typer.echo(f"Drew {plot}.", err=as_json)
