@@ -117,7 +117,7 @@ def test_the_command_warns_in_one_sentence_and_says_when_it_keeps(probes):
     probes += [WRONG, SOUND]
     first, second = CliRunner().invoke(app, []), CliRunner().invoke(app, ["--refresh"])
     assert first.exit_code == second.exit_code == 0
-    assert "Not kept, and measured again next time: 2 threads reached 0.60" in first.stderr
+    assert "Not stored, so it is measured again next time: 2 threads reached 0.60" in first.stderr
     assert len(first.stderr.splitlines()) == 1
-    assert "Kept in" not in first.stdout
-    assert "Kept in" in second.stdout and not second.stderr
+    assert "Stored in" not in first.stdout
+    assert "Stored in" in second.stdout and not second.stderr
