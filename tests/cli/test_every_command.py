@@ -123,3 +123,9 @@ def test_the_shell_completes_commands_and_values(line, words):
     env = {"_TILEWISE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
     shown = run(**env).stdout.split()
     assert [word for word in words.split() if word not in shown] == []
+
+
+def test_nothing_typed_after_a_group_is_its_help_and_nothing_else():
+    for words in ((), ("tiles",), ("compete", "token")):
+        done = run(*words)
+        assert done.returncode == 2 and done.stdout.startswith("Usage: tilewise") and not done.stderr

@@ -54,6 +54,9 @@ def main() -> None:
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
+        if type(error).__name__ == "NoArgsIsHelpError":  # nothing typed after a group: its help
+            typer.echo(error.format_message())
+            sys.exit(2)
         _leave(_typed_wrong(error), int(getattr(error, "exit_code", 2)))
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -78,11 +81,9 @@ def _refused(error: OSError) -> str:
 
 
 def _typed_wrong(error: Any) -> str:
-    """The parser's complaint and where to look; empty where it has shown the help instead."""
+    """The parser's complaint and where to look."""
     said, context = str(error.format_message()).strip().rstrip("."), getattr(error, "ctx", None)
     where = f"`{context.command_path} --help`" if context is not None else "`tilewise --help`"
-    if not said:
-        return ""
     return f"{said} ({where} lists what there is.)" if said.endswith("?") else f"{said}; {where} lists what there is."
 
 

@@ -23,7 +23,7 @@ def describe_version() -> str:
     return (
         f"tilewise {__version__}\n"
         f"kernels: {kernels}\n"
-        f"machine: {cpu_name()}, {cores()} cores, {platform.system()} {platform.machine()}, "
+        f"machine: {cpu_name()}, {cores()} core{'s' * (cores() != 1)}, {platform.system()} {platform.machine()}, "
         f"Python {platform.python_version()}, NumPy {np.__version__}"
     )
 
