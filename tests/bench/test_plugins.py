@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from tilewise.bench import Rejected, Settings
 from tilewise.bench.events import TinyMLPerf
-from tilewise.bench.plugins import jail, score_plugin
+from tilewise.bench.plugins import host, jail, score_plugin
 from tilewise.bench.plugins.host import Submitted
 from tilewise.bench.plugins.score import Answers, _check_baseline, _check_floor, questions_for
 from tilewise.bench.runner import baseline
@@ -188,6 +189,30 @@ def test_a_baseline_slowed_down_in_its_jail_is_noticed() -> None:
 def test_a_plugin_that_dies_or_talks_nonsense_gets_a_sentence(tmp_path: Path, settings: Settings) -> None:
     for code in ("raise SystemExit(3)", "def load(e, f):\n    return lambda x: 1 / 0", "def load(e, f): return None"):
         assert rejection(tmp_path, code, settings).code == "plugin failed"
+
+
+def test_a_plugin_that_never_answers_is_ended(
+    tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_ANSWER_SECONDS", 1.0)
+    pids: list[int] = []
+    real = jail._ended
+
+    def noted(pid: int) -> AbstractContextManager[None]:
+        pids.append(pid)
+        return real(pid)
+
+    monkeypatch.setattr(jail, "_ended", noted)
+    code = "def load(e, f):\n    def answer(x):\n        while True: pass\n    return answer"
+    assert "no answer within" in str(rejection(tmp_path, code, settings))
+    assert pids and all(_has_ended(pid) for pid in pids)
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return ") Z " in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
 
 
 def test_what_is_written_while_no_question_is_open_gets_a_sentence(tmp_path: Path, settings: Settings) -> None:

@@ -15,6 +15,7 @@ import pytest
 from tests.learn.grading.submissions import HOSTILE, SOLUTION, WRONG, submission
 
 pytestmark = pytest.mark.slow
+IN_A_KERNEL = ("patches the check", "leaves a pickle for the grader", "is a notebook's magic")  # others: test_judging
 NAMES = ("percentile", "conv_flops", "least_seconds")
 otter = pytest.importorskip("otter", reason="otter-grader is not installed; `make test-grading` installs it")
 pytest.importorskip("nbgrader", reason="nbgrader is not installed; `make test-grading` installs it")
@@ -71,7 +72,7 @@ def test_hidden_tests_are_not_handed_out(assignment: Path) -> None:
     assert "must_be_solved" not in (assignment / "student" / "profiling.ipynb").read_text()
 
 
-@pytest.mark.parametrize("trick", sorted(HOSTILE))
+@pytest.mark.parametrize("trick", IN_A_KERNEL)
 def test_a_hostile_answer_gets_nothing_and_does_nothing(assignment: Path, tmp_path: Path, trick: str) -> None:
     found = graded(assignment, HOSTILE[trick], tmp_path)
     assert sum(points(found).values()) == 0.0
@@ -86,7 +87,7 @@ def test_nbgrader_grades_right_wrong_and_hostile_answers(tmp_path: Path) -> None
     released = tmp_path / "release" / "profiling" / "profiling.ipynb"
     assert "must_be_solved" not in released.read_text()
     student = json.loads(released.read_text())
-    handed = {"right": SOLUTION, "wrong": WRONG} | {f"hostile{i}": t for i, t in enumerate(HOSTILE.values())}
+    handed = {"right": SOLUTION, "wrong": WRONG} | {f"hostile{i}": HOSTILE[t] for i, t in enumerate(IN_A_KERNEL)}
     for name, text in handed.items():
         place = tmp_path / "submitted" / name / "profiling" / "profiling.ipynb"
         place.parent.mkdir(parents=True)

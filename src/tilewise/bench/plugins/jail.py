@@ -16,6 +16,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -212,10 +213,31 @@ def started(folder: Path, words: tuple[str, ...], threads: int, hide_weights: bo
         try:
             with os.fdopen(reader, "rb") as stream:
                 told = stream.read(4096)
-            yield Prisoner(process, int(json.loads(told)["child-pid"]) if told else process.pid, errors)
+            pid = int(json.loads(told)["child-pid"]) if told else process.pid
+            with _ended(pid):
+                yield Prisoner(process, pid, errors)
         finally:
-            process.kill()  # bubblewrap takes everything in the jail with it
+            process.kill()
             process.communicate()
+
+
+@contextmanager
+def _ended(pid: int) -> Iterator[None]:
+    """Kill the jail's first process with the block, and so everything in the jail.
+
+    It does not end with bubblewrap by itself: whoever becomes another user is no longer told of its parent's end.
+    """
+    try:
+        handle = os.pidfd_open(pid)  # of this very process: another may have its number by then
+    except OSError:  # it has ended already
+        yield
+        return
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        os.close(handle)
 
 
 @lru_cache(maxsize=8)

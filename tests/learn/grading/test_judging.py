@@ -1,0 +1,66 @@
+"""Judging what was handed in: a student's cells are taken out of a notebook, and hostile ones get nothing, in or out of
+a jail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.learn.grading.submissions import HOSTILE, SOLUTION, WRONG
+from tilewise.bench.plugins import jail
+from tilewise.learn.checking import LESSONS, check, exercises
+from tilewise.learn.grading import judge, must_be_solved
+from tilewise.learn.grading.judging import ANSWERS, keep_answers, taken_apart
+from tilewise.learn.grading.nbgrader import source
+from tilewise.learn.grading.notebooks import unfinished
+from tilewise.learn.grading.otter import master
+
+TRICKS = sorted(set(HOSTILE) - {"is a notebook's magic"})
+needs_jail = pytest.mark.skipif(bool(jail.why_not()), reason=jail.why_not())
+DANGEROUS = ("starts processes", "takes all memory", "removes files")  # only in the jail
+
+
+def answers(tmp_path: Path, text: str) -> Path:
+    keep_answers(tmp_path, text)
+    return tmp_path / ANSWERS
+
+
+def test_right_answers_are_solved_and_wrong_ones_are_told_why(tmp_path: Path) -> None:
+    answers(tmp_path, SOLUTION)
+    must_be_solved("profiling", "percentile", tmp_path)
+    answers(tmp_path, WRONG)
+    with pytest.raises(AssertionError, match="interpolate between its two neighbours"):
+        must_be_solved("profiling", "percentile", tmp_path)
+
+
+@needs_jail
+@pytest.mark.parametrize("trick", TRICKS)
+def test_in_the_jail_a_hostile_answer_gets_nothing(trick: str, tmp_path: Path) -> None:
+    assert not any(result.solved for result in judge("profiling", answers(tmp_path, HOSTILE[trick]), 2.0))
+
+
+@pytest.mark.parametrize("trick", sorted(set(TRICKS) - set(DANGEROUS)))
+def test_without_a_jail_it_gets_nothing_either(trick: str, tmp_path: Path) -> None:
+    assert not any(result.solved for result in check("profiling", answers(tmp_path, HOSTILE[trick]), 2.0))
+
+
+def test_a_students_code_is_taken_out_of_a_notebook() -> None:
+    cells = [
+        {"cell_type": "markdown", "source": "text"},
+        {"cell_type": "code", "source": ["import otter\n", "grader = otter.Notebook()\n"]},
+        {"cell_type": "code", "source": "%matplotlib inline\n!rm -rf x\ndef percentile(samples, q):\n    return 1"},
+        {"cell_type": "code", "source": "must_be_solved()", "metadata": {"test": True}},
+    ]
+    taken = taken_apart({"cells": cells}, "profiling", lambda cell: "test" in cell.get("metadata", {}))
+    assert taken == "def percentile(samples, q):\n    return 1"
+    left = "".join("".join(cell["source"]) for cell in cells)
+    assert "return 1" not in left and "def percentile(*_, **__): ..." in left and "must_be_solved()" in left
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_every_exercise_is_in_the_assignments(lesson: str) -> None:
+    for exercise in exercises(lesson):
+        assert f"def {exercise.name}(" in unfinished(lesson)[exercise.name]
+        for made in (master(lesson), source(lesson)):
+            assert f"must_be_solved('{lesson}', '{exercise.name}')" in made
