@@ -7,8 +7,8 @@ import sys
 import time
 
 ALL = (
-    "gemm", "rows", "conv", "train_step", "int8", "sparse", "decode", "profiling", "tuning", "chooser", "replay",
-    "int8_accuracy", "prune_accuracy",
+    "gemm", "rows", "conv", "networks", "train_step", "int8", "sparse", "decode", "profiling", "tuning", "chooser",
+    "replay", "int8_accuracy", "prune_accuracy",
 )  # fmt: skip
 
 

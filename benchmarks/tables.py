@@ -52,6 +52,8 @@ LINES = (
     Line("Matrix product, small, skinny and odd shapes", "gemm", "", f"{_CUBES}|{_LAYERS}|routing|threads"),
     Line("Matrix product, several threads beside one", "gemm", "threads beside one"),
     Line("Convolution networks, forward", "conv", "forward|batch", "training"),
+    Line("Networks people run, float32", "networks", "float32"),
+    Line("Networks people run, INT8", "networks", "int8"),
     Line("Training steps", "train_step"),
     Line("Softmax, layer norm, GELU, attention and gradients", "rows", "", "gpt"),
     Line("INT8 matrix product", "int8", "^[0-9]+×[0-9]+×[0-9]+$"),
