@@ -29,7 +29,6 @@ SIGNATURES = {
     "pool_suits": "(x: Any, *rest: Any, **options: Any) -> str | None",
     "why_not_float32": "(*arrays: Any) -> str | None",
 }
-_UNSAID = "(*args, **kwargs) -> Any"
 
 
 def stub_text() -> str:
@@ -44,11 +43,18 @@ def stub_text() -> str:
     text = text.replace("\n\ndef ", "\n\nArray = NDArray[Any]\n\ndef ", 1)
 
     def signed(match: re.Match[str]) -> str:
-        return f"def {match[1]}{SIGNATURES.get(match[1], '(*args: Any, **kwargs: Any) -> Any')}:"
+        return f"def {match[1]}{SIGNATURES.get(match[1], f'({_any(match[2])}) -> Any')}:"
 
     text = text.replace("def __len__(self, /):", "def __len__(self, /) -> int:")
-    text = re.sub(rf"def (\w+){re.escape(_UNSAID)}:", signed, text)
+    text = re.sub(r"=\([\d, ]*\)", "=...", text)
+    text = re.sub(r"\bdef (\w+)\(([^:()]*)\)(?: -> Any)?:", signed, text)
     return re.sub(r"\blist\b(?!\[)", "list[Any]", re.sub(r"\btuple\b(?!\[)", "tuple[Any, ...]", text))
+
+
+def _any(parameters: str) -> str:
+    """Parameters without types, as a C function's own words name them, each of any type."""
+    names = [part.strip() for part in parameters.split(",") if part.strip()]
+    return ", ".join(name if name in "/*" else re.sub(r"^([*\w]+)", r"\1: Any", name) for name in names)
 
 
 def main() -> None:

@@ -24,38 +24,38 @@ def pretend_machine(l1: int, l2: int, l3: int, cores: int) -> None: ...
 def probe_multiply_adds(rounds: int) -> float: ...
 def probe_read(x: NDArray[numpy.float32], rounds: int = 1) -> float: ...
 def probe_copy(to: NDArray[numpy.float32], source: NDArray[numpy.float32], rounds: int = 1) -> None: ...
-def gelu(x, /):
+def gelu(x: Any, /) -> Any:
     """GELU of every element."""
 
-def gelu_grad(x, gy, /):
+def gelu_grad(x: Any, gy: Any, /) -> Any:
     """The gradient of gelu at x."""
 
-def relu(x, /):
+def relu(x: Any, /) -> Any:
     """max(x, 0) of every element."""
 
-def relu_grad(y, gy, /):
+def relu_grad(y: Any, gy: Any, /) -> Any:
     """The gradient of relu, from its result."""
 
-def add(a, b, /):
+def add(a: Any, b: Any, /) -> Any:
     """The sum of two arrays of one shape."""
 
-def softmax(x, /):
+def softmax(x: Any, /) -> Any:
     """Softmax along the last axis."""
 
-def softmax_grad(y, gy, /):
+def softmax_grad(y: Any, gy: Any, /) -> Any:
     """The gradient of softmax, from its result."""
 
-def log_softmax(x, /):
+def log_softmax(x: Any, /) -> Any:
     """Logarithm of the softmax along the last axis."""
 
-def log_softmax_grad(y, gy, /):
+def log_softmax_grad(y: Any, gy: Any, /) -> Any:
     """The gradient of log_softmax, from its result."""
 
 def sum_rows(*args: Any, **kwargs: Any) -> Any: ...
-def sum_channels(x, /):
+def sum_channels(x: Any, /) -> Any:
     """Sums over all axes but the second."""
 
-def sum_of_squares(x, /):
+def sum_of_squares(x: Any, /) -> Any:
     """The sum of all squares."""
 
 def why_not_float32(*arrays: Any) -> str | None: ...
@@ -94,7 +94,15 @@ def add_in_place(total: NDArray[numpy.float32], more: NDArray[numpy.float32]) ->
 def scale_in_place(x: NDArray[numpy.float32], factor: float) -> None: ...
 def attention(*args: Any, **kwargs: Any) -> Any: ...
 def attention_grad(*args: Any, **kwargs: Any) -> Any: ...
-def matmul(a, b, tile=None, *, bias=None, activation=None, residual=None):
+def matmul(
+    a: Array,
+    b: Array,
+    tile: Any = ...,
+    *,
+    bias: Array | None = ...,
+    activation: str | None = ...,
+    residual: Array | None = ...,
+) -> Array:
     """
     The product of two float32 matrices, or of stacks of them, by the compiled kernel.
 
@@ -126,15 +134,26 @@ def watch_counts() -> tuple[Any, ...]: ...
 def watch_allocated() -> int: ...
 def watch_reset_peaks() -> None: ...
 def watch_alarm(level: int, callback: object | None) -> None: ...
-def conv2d(x, w, bias=None, stride=(1, 1), padding=(0, 0), groups=1, activation=None, residual=None, tile=None):
+def conv2d(
+    x: Array,
+    w: Array,
+    bias: Array | None = ...,
+    *,
+    stride: tuple[int, int] = ...,
+    padding: tuple[int, int] = ...,
+    groups: int = ...,
+    activation: str | None = ...,
+    residual: Array | None = ...,
+    tile: Any = ...,
+) -> Array:
     """
     Convolution of float32 images (n, c, h, w) with filters (o, c / groups, kh, kw); `tile` is a ConvTile.
     """
 
-def conv2d_grad_input(gy, w, x_shape, stride=(1, 1), padding=(0, 0), groups=1):
+def conv2d_grad_input(gy: Any, w: Any, x_shape: Any, stride: Any = ..., padding: Any = ..., groups: Any = 1) -> Any:
     """The gradient of conv2d with respect to its images."""
 
-def conv2d_grad_weight(gy, x, w_shape, stride=(1, 1), padding=(0, 0), groups=1):
+def conv2d_grad_weight(gy: Any, x: Any, w_shape: Any, stride: Any = ..., padding: Any = ..., groups: Any = 1) -> Any:
     """The gradient of conv2d with respect to its filters."""
 
 def conv_suits(x: Any, *rest: Any, **options: Any) -> str | None: ...
@@ -164,11 +183,11 @@ class TileTable:
 
     keep_int8: types.MethodDescriptorType = ...
 
-def max_pool2d(x, kernel, stride, padding):
+def max_pool2d(x: Any, kernel: Any, stride: Any, padding: Any) -> Any:
     """The largest value of each window, and where it is."""
 
 def max_pool2d_grad(*args: Any, **kwargs: Any) -> Any: ...
-def avg_pool2d(x, kernel, stride, padding):
+def avg_pool2d(x: Any, kernel: Any, stride: Any, padding: Any) -> Any:
     """The mean of each window."""
 
 def avg_pool2d_grad(*args: Any, **kwargs: Any) -> Any: ...
