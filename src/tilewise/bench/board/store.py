@@ -34,7 +34,7 @@ except ImportError:
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
-_SORTS = {"score": "score", "team": "team", "time": "submitted_at", "id": "id"}
+_SORTS = {"score": "score", "team": "team", "time": "id", "id": "id"}  # numbers are given in the order of time
 
 
 def open_board(where: str | Path, *, create: bool = True, key: Path | None = None) -> Board:
