@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -126,13 +126,20 @@ def _unmeasured(
     reason = ""
     if model is not None and len(configs) > 1:
         scores = model.scores(problem, configs)
-        for index in np.argsort(scores, kind="stable"):
+        for index in _best_first(scores):
             if not index or model.hyper.coefficient * float(scores[0] - scores[index]) < model.margin:
                 reason = f"no configuration is expected to be more than {model.margin:.1%} faster than the default"
                 break
             if usable(configs[index]):
                 return Decision(problem, configs[index], "model", seconds=time.perf_counter() - start)
     return Decision(problem, configs[0], "default", seconds=time.perf_counter() - start, reason=reason)
+
+
+def _best_first(scores: Numbers) -> Iterator[int]:
+    """The best score; only if that one is refused are the others sorted, which takes a tenth of a choice."""
+    best = int(np.argmin(scores))
+    yield best
+    yield from (int(index) for index in np.argsort(scores, kind="stable") if index != best)
 
 
 def _process(
