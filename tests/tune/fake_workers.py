@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from tilewise.tune.measure.resume import recall
+from tilewise.tune.measure.resume import resume
 from tilewise.tune.measure.sampling import Candidate, time_all
 from tilewise.tune.measure.triton.compiling import Compiled
 from tilewise.tune.measure.triton.kernel import Job, Reporter, Verdict
@@ -42,7 +42,7 @@ def _serve(connection: Any, die: Any) -> None:
         connection.send(("verdicts", [Verdict(config, "ok") for config in job.configs]))
         candidates = [Candidate(i, config, [int], unit=_Unit(i)) for i, config in enumerate(job.configs)]
         reporter = Reporter(connection.send)
-        recall(FakeClock(), job.settings, candidates, job.earlier, reporter.judge)
+        resume(FakeClock(), job.settings, candidates, job.earlier, reporter.judge)
         time_all(FakeClock(), job.settings, candidates, job.seed, reporter)
         connection.send(("done", 0.01))
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tilewise.backend.tiled.matmul import TileConfig, around, operand_views, tile_blocks
 from tilewise.costmodel.data.kernel import Kernel
-from tilewise.tune.families.columns import told
+from tilewise.tune.families.columns import with_machine
 from tilewise.tune.families.cpu.tiles import product_config
 from tilewise.tune.families.graphs import matmul_graph
 from tilewise.tune.problem import Config, Problem
@@ -86,6 +86,6 @@ def tile_kernel(
         if name in own:
             feat[:, column] = own[name]
     if machine:
-        feat = told(feat, columns[24:], Problem({"threads": threads}), machine, 0)
+        feat = with_machine(feat, columns[24:], Problem({"threads": threads}), machine, 0)
     nothing = np.zeros(len(tiles), np.int64)
     return Kernel("matmul", "matmul", *matmul_graph("fp32", (0, m, n, k), layout, "none"), feat, nothing, nothing)

@@ -22,7 +22,7 @@ from tilewise.costmodel.models.trained import model_path
 from tilewise.costmodel.rank import Model
 from tilewise.errors import TilewiseError, UnavailableError
 from tilewise.tune.choose.first import Tiles
-from tilewise.tune.families.columns import told
+from tilewise.tune.families.columns import with_machine
 from tilewise.tune.families.registry import Described, find_family
 from tilewise.tune.families.space import space_of
 from tilewise.tune.problem import Config, Problem
@@ -69,7 +69,7 @@ def as_kernel(
     rows = space_of(configs).rows(family, problem, own)
     if machine:
         first = configs.index(default) if default in configs else 0 if default is None else None
-        rows = told(rows, own, problem, machine, first)
+        rows = with_machine(rows, own, problem, machine, first)
     nothing = np.zeros(len(configs), np.int64)
     # Not copied, as `make_kernel` would: a model knows the list by its array.
     return Kernel(f"{problem.family}_{problem.digest}", problem.family, *family.graph(problem), rows, nothing, nothing)

@@ -41,7 +41,7 @@ def config_row(family: Described, problem: Problem, config: Config, own: Sequenc
     return [*bounds, *(config.size(name) if name in config else 0 for name in own)]
 
 
-def told(
+def with_machine(
     rows: npt.NDArray[np.float32],
     own: Sequence[str],
     problem: Problem,

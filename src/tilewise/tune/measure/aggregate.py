@@ -1,8 +1,8 @@
 """From the timings in a store to one runtime a configuration.
 
 A configuration's runtime comes from its undisturbed timings (from all of them, where fewer than two were
-undisturbed), and from those of the finals alone where it was in them (see `finals`): on a GPU it is their median, on a
-CPU the faster two of three (see `middles`). The finals, and each run of a kernel that was interrupted, are scaled by
+undisturbed), and from those of the finals alone where it was in them (see `racing`): on a GPU it is their median, on a
+CPU the faster two of three (see `racing`). The finals, and each run of a kernel that was interrupted, are scaled by
 what the default took in them, so that a slower hour does not look like a slower tile. Left out are configurations with
 a single timing and those that any run found wrong.
 """
@@ -21,8 +21,7 @@ from pathlib import Path
 
 from tilewise._files import read_input
 from tilewise.errors import FileFormatError
-from tilewise.tune.measure.middles import faster_two_of_three
-from tilewise.tune.measure.racing import FIRST_FINAL, LEAST
+from tilewise.tune.measure.racing import FIRST_FINAL, LEAST, faster_two_of_three
 from tilewise.tune.measure.sampling import Settings
 from tilewise.tune.measure.store import MOST_STORE_BYTES, BatchRow, Store
 from tilewise.tune.problem import Config, Kernel

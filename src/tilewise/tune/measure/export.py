@@ -28,7 +28,7 @@ from tilewise.costmodel.data.kernel import make_kernel
 from tilewise.costmodel.data.schema import TILE_FEATURES, Schema
 from tilewise.costmodel.hlo.tuning_data import kernel_npz
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
-from tilewise.tune.families.columns import DEFAULT, THREADS, config_row, own_columns, told
+from tilewise.tune.families.columns import DEFAULT, THREADS, config_row, own_columns, with_machine
 from tilewise.tune.families.registry import Described, find_family
 from tilewise.tune.measure.aggregate import MeasuredProblem, read_measured
 from tilewise.tune.measure.store import Store
@@ -131,7 +131,7 @@ def _kernel(
     rows = np.array([config_row(family, problem, t.config, own) for t in measured.timings], np.float32)
     if features:
         default = next((i for i, timing in enumerate(measured.timings) if timing.config == measured.default), None)
-        rows = told(rows, own, problem, features, default)
+        rows = with_machine(rows, own, problem, features, default)
     order = np.lexsort(rows.T[::-1])  # a fixed order that does not tell where the default is
     timings = [measured.timings[i] for i in order]
     runtime = np.array([max(1, round(t.runtime_ns)) for t in timings], np.int64)

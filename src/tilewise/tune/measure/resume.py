@@ -24,7 +24,7 @@ def earlier_default(batches: Sequence[BatchRow]) -> float | None:
     return statistics.median(b.default_ns for b in sound if b.run == sound[-1].run) if sound else None
 
 
-def recall(
+def resume(
     clock: Clock, settings: Settings, candidates: Sequence[Candidate], batches: Sequence[BatchRow], judge: Judge
 ) -> None:
     """Give the candidates the times of `batches`; `judge` is told of each open one whether the default has moved."""

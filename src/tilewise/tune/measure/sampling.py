@@ -6,7 +6,7 @@
   is judged when it closes.
 - Each round goes over all configurations once, so that a drift meets all alike. There are at least `rounds`, more for
   configurations that still scatter, and more for kernels whose configurations lie close together for their scatter.
-- The best few are timed again at the end (see `finals`).
+- The best few are timed again at the end (see `racing`).
 - A batch whose two default readings disagree with each other or with the kernel's own median, or during which the
   machine was busy with something else, was disturbed: it is kept, marked, and measured again.
 """

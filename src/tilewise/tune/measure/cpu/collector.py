@@ -24,7 +24,7 @@ from tilewise.tune.measure.aggregate import contenders
 from tilewise.tune.measure.cpu.clock import CpuClock, describe, require_native, running_on
 from tilewise.tune.measure.cpu.limit import TookTooLongError, within
 from tilewise.tune.measure.racing import FIRST_FINAL, LEAST, best_few
-from tilewise.tune.measure.resume import earlier_default, recall
+from tilewise.tune.measure.resume import earlier_default, resume
 from tilewise.tune.measure.sampling import Batch, Candidate, Run, Settings, Verdict, scatter, time_all, time_finals
 from tilewise.tune.measure.schedule import Tally, balanced, claim, pick_configs, summary, unfinished
 from tilewise.tune.measure.store import BatchRow, Machine, Store, VerdictRow
@@ -170,7 +170,7 @@ class CpuCollector:
         self, kernel: Kernel, candidates: Sequence[Candidate], clock: CpuClock, recorder: _Recorder, seed: int
     ) -> bool:
         settings, batches = self.options.settings, self.store.batches(kernel)
-        recall(clock, settings, candidates, batches, recorder.judge)
+        resume(clock, settings, candidates, batches, recorder.judge)
         if self.options.finals:
             usual_ns = earlier_default(batches)
             return time_finals(clock, settings, candidates, seed, recorder, self._time_left, usual_ns)

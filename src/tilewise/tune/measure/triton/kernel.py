@@ -1,4 +1,4 @@
-"""Measuring one kernel on a GPU: check every configuration against PyTorch, then time the right ones (see `rounds`).
+"""Measuring one kernel on a GPU: check every configuration against PyTorch, then time the right ones (see `sampling`).
 
 A unit is a CUDA graph of launches that together last about `unit_ms`. Operands rotate through several sets, so that
 what does not fit into the L2 cache comes from memory, as it would in a program.
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilewise.tune.families.triton.family import Operands, get_family
-from tilewise.tune.measure.resume import recall
+from tilewise.tune.measure.resume import resume
 from tilewise.tune.measure.sampling import Batch, Candidate, Settings, Verdict, time_all, time_finals
 from tilewise.tune.measure.store import BatchRow
 from tilewise.tune.measure.triton.compiling import use_cache
@@ -51,7 +51,7 @@ def measure(device: Device, job: Job, report: Report) -> None:
     while device.notes:
         report(("note", device.notes.pop(0)))
     reporter = Reporter(report)
-    recall(device, job.settings, candidates, job.earlier, reporter.judge)
+    resume(device, job.settings, candidates, job.earlier, reporter.judge)
     time_them = time_finals if job.finals else time_all
     time_them(device, job.settings, candidates, job.seed, reporter)
 
