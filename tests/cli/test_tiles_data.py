@@ -15,10 +15,11 @@ from costmodel.hlo.test_featurize import tuning_data
 from costmodel.simulated import write_collection
 from typer.testing import CliRunner
 
+from tilewise.cli.tiles import data
 from tilewise.cli.tiles.app import tiles
 from tilewise.costmodel import load_dataset
 from tilewise.costmodel.course.predictions import read_predictions, write_predictions
-from tilewise.errors import TilewiseError
+from tilewise.errors import ConfigurationError, TilewiseError
 
 
 def run(*arguments: str) -> str:
@@ -86,3 +87,8 @@ def test_errors_leave_the_command_as_one_line_with_exit_code_2(tmp_path: Path) -
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert result.stderr.startswith("tilewise: bad.pb is not a readable") and result.stderr.count("\n") == 1
+
+
+def test_a_truth_without_a_split_is_told_how_to_name_one(tmp_path):
+    with pytest.raises(ConfigurationError, match="names no split"):
+        data.score(tmp_path / "p.csv", "h200")

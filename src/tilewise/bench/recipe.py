@@ -83,7 +83,10 @@ def read_recipe(path: str | Path) -> Recipe:
     where = Path(path)
     with open_input(where, MOST_FILE_BYTES) as stream, reading(where):
         content = stream.read(MOST_BYTES + 1)
-    return parse_recipe(content, where.parent)
+    try:
+        return parse_recipe(content, where.parent)
+    except Rejected as error:
+        raise Rejected(error.code, f"{where}: {error}") from None
 
 
 def parse_recipe(source: bytes | str | Mapping[str, Any], folder: Path | None = None) -> Recipe:

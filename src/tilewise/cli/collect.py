@@ -80,6 +80,10 @@ def triton(
     if device not in ("cuda", "interpreter"):
         raise typer.BadParameter("device is cuda or interpreter.")
     options = {"shapes": shapes, "minutes": minutes, "out": out, "seed": seed, "configs": configs, "finals": finals}
+    if device == "cuda":
+        from tilewise.tune.measure.triton.gpu import check_gpu
+
+        check_gpu()
     _collect("triton", as_json, **options, plugins=plugin or (), device=device)
 
 
@@ -121,7 +125,8 @@ def _collect(kind: str, as_json: bool, **options: Any) -> None:
         typer.echo(failure, err=True)
     noise = f", scatter {result.scatter:.2%}" if result.scatter is not None else ""
     kernels = result.in_store["kernels"]
-    typer.echo(f"{result.store} holds {kernels} measured kernels, {result.kernels} of them new{noise}.")
+    many = "kernel" if kernels == 1 else "kernels"
+    typer.echo(f"{result.store} holds {kernels} measured {many}, {result.kernels} of them new{noise}.")
     if result.left:
         typer.echo(f"Time was up with {result.left} kernels still to be measured; the same command goes on with them.")
 
@@ -251,4 +256,5 @@ def _tell(collection: Collection, target: Path, as_json: bool) -> None:
         typer.echo(json.dumps({"out": str(target), "kernels": kernels, "pairs": pairs}))
     else:
         parts = ", ".join(f"{count} {split}" for split, count in kernels.items())
-        typer.echo(f"{target} holds {sum(kernels.values())} kernels ({parts}) with {pairs} measured configurations.")
+        many = "kernel" if sum(kernels.values()) == 1 else "kernels"
+        typer.echo(f"{target} holds {sum(kernels.values())} {many} ({parts}) with {pairs} measured configurations.")

@@ -253,7 +253,8 @@ def _kept_of_model(result: TunedModel) -> str:
     if not found:
         return "nothing is kept: the default tiles are the fastest that were found"
     if not kept:
-        return f"nothing is kept: {found} tiles are faster alone, but the whole model is not"
+        alone = "one tile is" if found == 1 else f"{found} tiles are"
+        return f"nothing is kept: {alone} faster alone, but the whole model is not"
     return f"kept: {kept} of {found} tiles, which the next process uses; TILEWISE_TUNED=0 switches that off"
 
 

@@ -229,9 +229,12 @@ def score(
     Example: tilewise tiles score predictions_model_output.csv --truth ~/data/tpugraphs/npz/tile/xla/valid
     """
     from tilewise.costmodel.course.predictions import score_predictions
-    from tilewise.costmodel.data.dataset import load_dataset
+    from tilewise.costmodel.data.dataset import SPLITS, load_dataset
+    from tilewise.errors import ConfigurationError
 
     split = Path(truth).expanduser()
+    if split.name not in SPLITS:
+        raise ConfigurationError(f"--truth {truth} names no split; end it in /train, /valid or /test, as in h200/test")
     result = score_predictions(predictions, load_dataset(str(split.parent)).split(split.name))
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(result)))

@@ -74,6 +74,14 @@ def _torch() -> Any:
         raise UnavailableError("Triton kernels are measured with PyTorch, which is not installed.") from None
 
 
+def check_gpu() -> Any:
+    """PyTorch, or one sentence where it sees no GPU."""
+    torch = _torch()
+    if not torch.cuda.is_available():
+        raise UnavailableError("PyTorch sees no CUDA GPU here, and Triton kernels are measured on one.")
+    return torch
+
+
 class CudaDevice:
     """One NVIDIA GPU through PyTorch. Everything goes to one side stream, since the default one cannot be captured."""
 
@@ -81,9 +89,7 @@ class CudaDevice:
     warm_up_seconds = 0.02
 
     def __init__(self) -> None:
-        torch = _torch()
-        if not torch.cuda.is_available():
-            raise UnavailableError("PyTorch sees no CUDA GPU here, and Triton kernels are measured on one.")
+        torch = check_gpu()
         self.torch = torch
         torch.set_float32_matmul_precision("highest")  # the reference must not use tf32
         properties = torch.cuda.get_device_properties(0)
