@@ -25,7 +25,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 MOST_CONNECTIONS = 512
 MOST_FOR_A_MOMENT = 1024
 MOST_AT_THE_DOOR = 1024  # connections that have not asked for anything yet
-AT_A_TIME = 16  # connections taken between two looks at what is asked on others
+AT_A_TIME = 64  # connections taken between two looks at what is asked on others
 SECONDS_TO_BE_HEARD, SECONDS_BETWEEN = 0.25, 0.01
 HEADER_BYTES = 16 << 10
 SECONDS_FOR_HEAD = 10.0
@@ -107,7 +107,7 @@ class GuardedProtocol(H11Protocol):
 
 
 class Door:
-    """Connections on which nobody has said anything yet: a socket each and nothing more.
+    """Connections on which nothing whole has been asked yet: a socket each, and what was heard so far.
 
     Whoever asks for the board's health is answered here. The oldest are closed when there are too many.
     """
@@ -117,6 +117,7 @@ class Door:
     ) -> None:
         self._listening, self._make, self._health = listening, make, health
         self._waiting: dict[socket.socket, float] = {}  # since when; the oldest first
+        self._heard: dict[socket.socket, bytes] = {}  # the beginning of a head
         self._admitted: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
@@ -164,6 +165,10 @@ class Door:
         if not data:
             self._send_away(connection)
             return
+        data = self._heard.pop(connection, b"") + data
+        if b"\r\n\r\n" not in data and len(data) <= HEADER_BYTES:
+            self._heard[connection] = data
+            return
         answer = self._health() if _asks_for_health(data) else None
         if answer is not None and self._tell(connection, answer):
             self._waiting.pop(connection, None)
@@ -198,6 +203,7 @@ class Door:
         if connection is not None:
             self._loop.remove_reader(connection)
             self._waiting.pop(connection, None)
+            self._heard.pop(connection, None)
             connection.close()
 
 
@@ -241,7 +247,7 @@ def _make_room(loop: asyncio.AbstractEventLoop, connections: Any) -> None:
 def _close_some(connections: Any) -> None:
     """Close a few of the connections that have been waited for longest; each costs a little when it ends."""
     waiting = [c for c in connections if isinstance(c, GuardedProtocol) and c.waits_for_client()]
-    for oldest in heapq.nsmallest(4 * AT_A_TIME, waiting, key=lambda c: c.waiting_since):
+    for oldest in heapq.nsmallest(32, waiting, key=lambda c: c.waiting_since):
         connections.discard(oldest)
         oldest.transport.abort()
 
