@@ -20,14 +20,28 @@ constexpr int64_t kWorthReleasing = 20000;
 long long show(int64_t number) { return static_cast<long long>(number); }
 
 struct Geometry {
-  PyObject *stride = nullptr, *padding = nullptr, *groups = nullptr;
+  PyObject *stride = nullptr, *padding = nullptr, *groups = nullptr, *dilation = nullptr;
 
   bool read(ConvShape* s) const {
     s->sh = s->sw = s->groups = 1;
-    s->ph = s->pw = 0;
-    return (stride == nullptr || read_pair(stride, 1, "the stride", &s->sh, &s->sw)) &&
-           (padding == nullptr || read_pair(padding, 0, "the padding", &s->ph, &s->pw)) &&
-           (groups == nullptr || read_size(groups, 1, "groups", &s->groups));
+    return (stride == nullptr || read_pair(stride, 1, "the stride", &s->sh, &s->sw)) && read_padding(s) &&
+           (groups == nullptr || read_size(groups, 1, "groups", &s->groups)) &&
+           (dilation == nullptr || read_pair(dilation, 1, "the dilation", &s->dh, &s->dw));
+  }
+
+  // One number for both sides, or two for before and after. Until `check_shape` oh and ow hold what comes after.
+  bool read_padding(ConvShape* s) const {
+    s->ph = s->pw = s->oh = s->ow = 0;
+    if (padding == nullptr) return true;
+    if (PyTuple_Check(padding) && PyTuple_GET_SIZE(padding) == 4) {
+      int64_t sides[4];
+      if (!read_sizes(padding, 4, "the padding", sides)) return false;
+      s->ph = sides[0], s->pw = sides[1], s->oh = sides[2], s->ow = sides[3];
+      return true;
+    }
+    if (!read_pair(padding, 0, "the padding", &s->ph, &s->pw)) return false;
+    s->oh = s->ph, s->ow = s->pw;
+    return true;
   }
 };
 
@@ -42,10 +56,11 @@ bool check_shape(ConvShape* s, int64_t weight_c) {
     refuse("ShapeError", "the weights take %lld channels a group, the input has %lld", show(weight_c), show(s->group_c()));
     return false;
   }
-  const int64_t room_h = s->h + 2 * s->ph - s->kh, room_w = s->w + 2 * s->pw - s->kw;
+  const int64_t full_h = s->h + s->ph + s->oh, full_w = s->w + s->pw + s->ow;
+  const int64_t room_h = full_h - s->reach_h(), room_w = full_w - s->reach_w();
   if (s->kh < 1 || s->kw < 1 || room_h < 0 || room_w < 0) {
-    refuse("ShapeError", "a %lldx%lld kernel does not fit into a padded input of %lldx%lld", show(s->kh), show(s->kw),
-           show(s->h + 2 * s->ph), show(s->w + 2 * s->pw));
+    refuse("ShapeError", "a %lldx%lld kernel does not fit into a padded input of %lldx%lld", show(s->reach_h()), show(s->reach_w()),
+           show(full_h), show(full_w));
     return false;
   }
   s->oh = room_h / s->sh + 1;
@@ -130,9 +145,15 @@ PyObject* shape_tuple(const ConvShape& s) {
                        show(s.sh), show(s.sw), show(s.ph), show(s.pw), show(s.groups));
 }
 
+// Tiles are kept by a shape that knows one padding a side and no dilation.
+bool is_tiled(const ConvShape& s) {
+  const int64_t oh = (s.h + 2 * s.ph - s.kh) / s.sh + 1, ow = (s.w + 2 * s.pw - s.kw) / s.sw + 1;
+  return s.dh == 1 && s.dw == 1 && s.oh == oh && s.ow == ow;
+}
+
 // The chooser's tile, where there is a chooser and something to compute; false with an error set.
 bool choose_tile(TileTable* table, const ConvShape& s, ConvConfig* config) {
-  const int64_t work = table == nullptr ? 0 : multiplications(s);
+  const int64_t work = table == nullptr || !is_tiled(s) ? 0 : multiplications(s);
   if (work == 0) return true;
   ConvConfig found;
   const Answer answer = look_up(*table->convolutions, table_key(s, num_threads()), work, table->patience, &found, [&](ConvConfig* out) {
@@ -168,14 +189,14 @@ void set_input(const ArrayArgument& x, ConvShape* s) { s->n = x.dim(0), s->c = x
 void set_weights(const ArrayArgument& w, ConvShape* s) { s->o = w.dim(0), s->kh = w.dim(2), s->kw = w.dim(3); }
 
 PyObject* convolve(TileTable* table, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
-  static const Parameters parameters("conv2d", {"x", "w", "bias", "stride", "padding", "groups", "activation", "residual", "tile"}, 2);
-  PyObject* v[9] = {};
+  static const Parameters parameters("conv2d", {"x", "w", "bias", "stride", "padding", "groups", "activation", "residual", "tile", "dilation"}, 2);
+  PyObject* v[10] = {};
   if (!parameters.read(args, count, keywords, v)) return nullptr;
   ArrayArgument x, w, bias, residual;
   ConvShape s;
   ConvConfig config;
   ConvEpilogue epilogue{nullptr, nullptr, ConvActivation::none};
-  if (!x.set_floats(v[0], 4, "the input") || !w.set_floats(v[1], 4, "the weights") || !Geometry{v[3], v[4], v[5]}.read(&s)) {
+  if (!x.set_floats(v[0], 4, "the input") || !w.set_floats(v[1], 4, "the weights") || !Geometry{v[3], v[4], v[5], v[9]}.read(&s)) {
     return nullptr;
   }
   set_input(x, &s);
@@ -243,7 +264,7 @@ PyObject* grad_weight(PyObject*, PyObject* const* args, Py_ssize_t count, PyObje
 bool read_shape(PyObject* object, ConvShape* s) {
   int64_t v[12];
   if (!read_sizes(object, 12, "the shape of a convolution", v)) return false;
-  *s = {v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11], 0, 0};
+  *s = {v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11], v[9], v[10]};
   const bool positive = v[0] > 0 && v[1] > 0 && v[2] > 0 && v[3] > 0 && v[4] > 0 && v[7] > 0 && v[8] > 0 && v[11] > 0;
   if (positive) return check_shape(s, s->c / s->groups);
   refuse("ShapeError", "a convolution's sizes, strides and groups must be positive, not %R", object);

@@ -105,10 +105,10 @@ bool forward_winograd(const ConvShape& s, const float* x, const float* w, bool k
   const ConvTile tile = tile_of(s, config, ConvAlgorithm::winograd);
   if (keep) {
     const auto weights = kept_transformed(kernels, s, w);
-    return weights && weights->usable && kernels.forward(s, x, weights->packed.data(), e, tile, y);
+    return weights && weights->usable && kernels.forward(s, x, weights->packed.data(), e, tile, {}, y);
   }
   CallWeights packed(kernels.packed_floats(s));
-  return kernels.pack(s, plain_view(s, w), packed.data()) && kernels.forward(s, x, packed.data(), e, tile, y);
+  return kernels.pack(s, plain_view(s, w), packed.data()) && kernels.forward(s, x, packed.data(), e, tile, {}, y);
 }
 
 void forward_direct(const ConvShape& s, const float* x, const float* w, bool keep, const ConvEpilogue& e,
@@ -212,7 +212,7 @@ void grad_input_phase(const ConvShape& s, const float* gy, const float* w, const
     const WinogradKernels& kernels = active_winograd();
     CallWeights packed(kernels.packed_floats(t));
     const ConvTile tile = analytical_tile(t, ConvAlgorithm::winograd);
-    if (kernels.pack(t, view, packed.data()) && kernels.forward(t, gy, packed.data(), none, tile, gx)) return;
+    if (kernels.pack(t, view, packed.data()) && kernels.forward(t, gy, packed.data(), none, tile, {}, gx)) return;
   }
   const DirectKernels& kernels = active_conv_direct();
   CallWeights packed(kernels.packed_floats(t));
@@ -225,7 +225,7 @@ void grad_input_phase(const ConvShape& s, const float* gy, const float* w, const
 
 int64_t winograd_transforms() { return transforms.load(); }
 
-bool winograd_applies(const ConvShape& s) { return s.kh == 3 && s.kw == 3 && s.sh == 1 && s.sw == 1; }
+bool winograd_applies(const ConvShape& s) { return s.kh == 3 && s.kw == 3 && s.sh == 1 && s.sw == 1 && s.dh == 1 && s.dw == 1; }
 
 // Counts vector instructions: direct multiplies nine times a pixel; Winograd 36 times a tile of sixteen, and pays for the
 // transforms (loads, stores and about 150 additions a vector each way). Fixed by benchmarks/conv.py --layers, "3x3 16-16 at
@@ -234,12 +234,15 @@ ConvAlgorithm choose_algorithm(const ConvShape& s) {
   constexpr int64_t kInputTransform = 220, kOutputTransform = 200;
   if (!winograd_applies(s)) return ConvAlgorithm::direct;
   const int64_t lanes = active_conv_direct().limits.lanes;
+  if (s.groups > 1 && s.group_o() * 2 <= lanes) return ConvAlgorithm::direct;  // several groups share a vector there
   const int64_t c = s.group_c(), c_vectors = ceil_div(c, lanes), o_vectors = ceil_div(s.group_o(), lanes);
   const int64_t tiles = ceil_div(s.oh, 4) * ceil_div(s.ow, 4);
   const int64_t direct = s.oh * s.ow * 9 * c * o_vectors;
   const int64_t winograd = tiles * (36 * c * o_vectors + kInputTransform * c_vectors + kOutputTransform * o_vectors);
   return winograd < direct ? ConvAlgorithm::winograd : ConvAlgorithm::direct;
 }
+
+ConvTile resolved_tile(const ConvShape& s, ConvAlgorithm algorithm) { return analytical_tile(s, algorithm); }
 
 ConvConfig resolved(const ConvShape& s, const ConvConfig& config) {
   ConvConfig full = config;

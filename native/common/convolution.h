@@ -24,6 +24,7 @@ int64_t winograd_transforms();
 
 // The configuration with every zero replaced by what is used for it.
 ConvConfig resolved(const ConvShape& s, const ConvConfig& config);
+ConvTile resolved_tile(const ConvShape& s, ConvAlgorithm algorithm);  // the kernels' default
 
 // Why a configuration cannot be used for this shape, written into `reason`; false when it can.
 bool config_problem(const ConvShape& s, const ConvConfig& config, char* reason, std::size_t size);

@@ -1,7 +1,8 @@
 // Two-dimensional convolution, NCHW in and out, channels-last inside. Two algorithms share one shape, one epilogue and one
 // kind of tile:
 //   winograd  3x3, stride 1: F(4x4, 3x3), 36 multiplications for 16 outputs where the definition needs 144
-//   direct    any shape: implicit GEMM over a channels-last copy of a band of rows; lanes are output channels
+//   direct    any shape: implicit GEMM over a channels-last copy of a band of rows; lanes are output channels. Groups so
+//             narrow that several share a vector, depthwise ones above all, have a loop of their own (conv_grouped.h)
 // Weights come as a strided view, so that the gradient of the input is the same convolution with flipped weights.
 #pragma once
 
@@ -18,7 +19,10 @@ struct ConvShape {
   int64_t ph, pw;        // zeros before the first row and column; after the last, as many as oh and ow reach for
   int64_t groups;
   int64_t oh, ow;        // output
+  int64_t dh = 1, dw = 1;  // dilation: input rows and columns from one tap to the next
 
+  int64_t reach_h() const { return (kh - 1) * dh + 1; }  // input rows and columns under one window
+  int64_t reach_w() const { return (kw - 1) * dw + 1; }
   int64_t group_c() const { return c / groups; }
   int64_t group_o() const { return o / groups; }
 };
@@ -29,7 +33,7 @@ struct WeightView {
   int64_t group, out, in, row, col;
 };
 
-enum class ConvActivation { none, relu, gelu };
+enum class ConvActivation { none, relu, gelu, relu6, silu, hard_swish, sigmoid, hard_sigmoid };
 
 // y = activation(conv + bias + residual), each part optional.
 struct ConvEpilogue {
@@ -43,6 +47,12 @@ struct ConvEpilogue {
 struct OutputGrid {
   int64_t plane_h, plane_w;
   int64_t y0, x0, step_y, step_x;
+};
+
+// How images lie: planes (a pitch of 0), or channels-last with so many floats from one pixel to the next. A channels-last
+// vector may read up to a vector past a pixel's last channel (the plan's buffers have room for it) and never writes there.
+struct ConvLayout {
+  int64_t x_pitch = 0, y_pitch = 0, residual_pitch = 0;
 };
 
 // How the loops are cut. The unit of `mr` and `block` is an output pixel (direct) or a 4x4 tile of them (winograd).
@@ -69,7 +79,7 @@ struct WinogradKernels {
   int64_t (*block_bytes)(const ConvShape& s, const ConvTile& tile);  // working memory of a task
   // false: an input is above the limit (or memory ran out); y is then unspecified
   bool (*forward)(const ConvShape& s, const float* x, const float* packed, const ConvEpilogue& e,
-                  const ConvTile& tile, float* y);
+                  const ConvTile& tile, const ConvLayout& layout, float* y);
 };
 
 struct DirectKernels {
@@ -82,6 +92,13 @@ struct DirectKernels {
                   const ConvTile& tile, const OutputGrid& grid, float* y);  // false: out of memory
 };
 
+// The direct algorithm with a channels-last result, for networks that keep that layout between layers. Weights as packed by
+// DirectKernels; the bias has room for a vector past its last channel.
+struct ChannelsLastKernels {
+  bool (*forward)(const ConvShape& s, const float* x, const float* packed, const ConvEpilogue& e, const ConvLayout& layout,
+                  float* y);  // false: out of memory
+};
+
 struct GradWeightKernels {
   int64_t (*partial_floats)(const ConvShape& s);
   int64_t (*max_parts)(const ConvShape& s);
@@ -91,6 +108,7 @@ struct GradWeightKernels {
 
 TW_TABLE(WinogradKernels, winograd)
 TW_TABLE(DirectKernels, conv_direct)
+TW_TABLE(ChannelsLastKernels, conv_channels_last)
 TW_TABLE(GradWeightKernels, conv_grad_weight)
 
 }  // namespace tw

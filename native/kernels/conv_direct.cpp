@@ -1,40 +1,52 @@
 // Direct convolution as an implicit matrix product. A band of input rows is copied channels-last; there, the kernel-row
 // by channel run that an output pixel multiplies is contiguous, and the next pixel's starts one stride further. So the
-// product needs no im2col: rows of A are read at a stride, one K segment a kernel row.
+// product needs no im2col: rows of A are read at a stride, one K segment a kernel row (a tap, where columns are dilated).
+// Narrow groups go in blocks that share a vector (conv_grouped.h), over the same copy.
 #include "common/scratch.h"
 #include "common/thread_pool.h"
 #include "kernels/conv.h"
-#include "kernels/conv_layout.h"
-#include "kernels/conv_micro.h"
+#include "kernels/conv_grouped.h"
 
 namespace tw {
 namespace TW_ISA {
 namespace {
 
+// A unit is what a task computes together: a group, or a block of narrow ones.
 struct Problem {
   ConvShape s;
-  int64_t c, o, vectors;
-  int64_t columns;  // pixels of a packed row, padding included
+  bool narrow;
+  int64_t units;
+  int64_t c, o, vectors;  // of a unit
+  int64_t pitch;          // floats of a packed pixel
+  int64_t columns;        // pixels of a packed row, padding included
+
+  int64_t unit_c(int64_t unit) const { return smaller(c, s.c - unit * c); }  // the last block may have fewer groups
+  int64_t unit_o(int64_t unit) const { return smaller(o, s.o - unit * o); }
 };
 
 Problem make_problem(const ConvShape& s) {
   Problem p;
   p.s = s;
-  p.c = s.group_c();
-  p.o = s.group_o();
+  p.narrow = shares_vectors(s);
+  const GroupBlocks blocks = p.narrow ? group_blocks(s) : GroupBlocks{1, s.groups, s.group_c(), s.group_o()};
+  p.units = blocks.blocks;
+  p.c = blocks.c;
+  p.o = blocks.o;
   p.vectors = ceil_div(p.o, kLanes);
-  p.columns = larger((s.ow - 1) * s.sw + s.kw, s.pw + s.w);
+  p.pitch = p.narrow ? kLanes : p.c;
+  p.columns = larger((s.ow - 1) * s.sw + s.reach_w(), s.pw + s.w);
   return p;
 }
 
 int64_t packed_floats(const ConvShape& s) {
   const Problem p = make_problem(s);
-  return s.groups * p.vectors * kLanes * s.kh * s.kw * p.c;
+  return p.narrow ? grouped_floats(s) : s.groups * p.vectors * kLanes * s.kh * s.kw * p.c;
 }
 
 // [group][panel of two vectors][ky][kx][channel][lane]
 void pack(const ConvShape& s, const WeightView& w, float* packed) {
   const Problem p = make_problem(s);
+  if (p.narrow) return pack_grouped(s, w, packed);
   const int64_t k_total = s.kh * s.kw * p.c;
   parallel_for(static_cast<int>(s.groups * p.vectors), [&](int task) {
     const int64_t g = task / p.vectors, vector = task % p.vectors, lanes = smaller(kLanes, p.o - vector * kLanes);
@@ -65,10 +77,11 @@ constexpr int64_t kWorthThreads = 8192;
 // leaves threads idle the bands become lower, then tasks share the output channels. (benchmarks/conv.py --layers, "1x1
 // 64-256 at 28" and "5x5 32-64 at 28".)
 ConvTile default_tile(const ConvShape& s, int64_t threads) {
-  const int64_t images = s.n * s.groups, panels = ceil_div(ceil_div(s.group_o(), kLanes), kPanelVectors);
+  const Problem p = make_problem(s);
+  const int64_t images = s.n * p.units, panels = ceil_div(p.vectors, kPanelVectors);
   ConvTile tile{ceil_div(s.ow, ceil_div(s.ow, kMaxRows)), kPanelVectors, 640, kPanelVectors, 1};
   int64_t bands = ceil_div(s.oh, rows_of_band(s, tile));
-  const bool worth = images * s.oh * s.ow * s.kh * s.kw * s.group_c() * ceil_div(s.group_o(), kLanes) >= kWorthThreads;
+  const bool worth = images * s.oh * s.ow * s.kh * s.kw * s.group_c() * p.vectors >= kWorthThreads;
   if (!worth) threads = 1;
   if (images < threads) bands = smaller(s.oh, round_up(bands, ceil_div(threads, images)));
   tile.block = ceil_div(s.oh, bands) * s.ow;
@@ -78,7 +91,7 @@ ConvTile default_tile(const ConvShape& s, int64_t threads) {
 }
 
 int64_t row_floats(const Problem& p, int64_t output_rows) {
-  return round_up(((output_rows - 1) * p.s.sh + p.s.kh) * p.columns * p.c, 16);
+  return round_up(((output_rows - 1) * p.s.sh + p.s.reach_h()) * p.columns * p.pitch, 16);
 }
 
 int64_t block_bytes(const ConvShape& s, const ConvTile& tile) {
@@ -88,7 +101,7 @@ int64_t block_bytes(const ConvShape& s, const ConvTile& tile) {
 }
 
 struct Band {
-  int64_t n, group, y0, y1, vector0, vector1;
+  int64_t n, unit, y0, y1, vector0, vector1;
 };
 
 // One panel of output channels for every pixel of the band, into stage[pixel][pitch].
@@ -98,11 +111,13 @@ void multiply(const Problem& p, const Band& b, const ConvTile& tile, const float
   const int64_t chunks = ceil_div(s.ow, tile.mr);
   MicroArgs args;
   args.a_row = s.sw * p.c;
-  args.a_segment = rows.columns * p.c;
+  args.a_segment = s.dh * rows.columns * p.c;
   args.b = panel;
-  args.b_segment = s.kw * p.c * vectors * kLanes;
-  args.segments = s.kh;
-  args.length = s.kw * p.c;
+  args.run = s.dw == 1 ? 1 : s.kw;  // the taps of a kernel row are one segment, or one each
+  args.a_step = s.dw * p.c;
+  args.segments = s.kh * args.run;
+  args.length = s.kw / args.run * p.c;
+  args.b_segment = args.length * vectors * kLanes;
   args.c_row = pitch;
   args.accumulate = false;
   for (int64_t y = b.y0; y < b.y1; ++y) {
@@ -112,6 +127,21 @@ void multiply(const Problem& p, const Band& b, const ConvTile& tile, const float
       args.a = row + x0 * args.a_row;
       args.c = stage + ((y - b.y0) * s.ow + x0) * args.c_row;
       run_panel(args, x1 - x0, vectors, tile.vectors);
+    }
+  }
+}
+
+// A block of narrow groups for every pixel of the band, into stage[pixel][kLanes].
+void multiply_narrow(const Problem& p, const Band& b, const float* packed, const RowBuffer& rows, float* stage) {
+  const ConvShape& s = p.s;
+  GroupedRow row{nullptr, kLanes, s.dh * rows.columns * kLanes, rows.columns, packed, s.kh, s.kw, s.sw, s.dw, 0,
+                 s.group_c(), s.group_o()};
+  const int64_t chunks = ceil_div(s.ow, kGroupedPixels);
+  for (int64_t y = b.y0; y < b.y1; ++y) {
+    row.x = rows.row(y * s.sh - s.ph);
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      const int64_t x0 = cut(s.ow, chunks, chunk), x1 = cut(s.ow, chunks, chunk + 1);
+      grouped_pixels(row, x0, x1 - x0, stage + ((y - b.y0) * s.ow + x0) * kLanes);
     }
   }
 }
@@ -130,17 +160,18 @@ void scatter(const float* stage, int64_t pitch, const Band& b, const Problem& p,
 // The input rows of a band, channels-last.
 RowBuffer packed_rows(const Problem& p, const Band& b, const float* x, float* to) {
   const ConvShape& s = p.s;
-  const int64_t first = b.y0 * s.sh - s.ph, input_rows = (b.y1 - b.y0 - 1) * s.sh + s.kh;
-  const RowBuffer rows{to, p.c, p.columns, s.pw, first, input_rows};
+  const int64_t first = b.y0 * s.sh - s.ph, input_rows = (b.y1 - b.y0 - 1) * s.sh + s.reach_h();
+  const RowBuffer rows{to, p.pitch, p.columns, s.pw, first, input_rows};
   zero_margins(rows, s.w);
   Magnitude unused;
-  const float* image = x + (b.n * s.c + b.group * p.c) * s.h * s.w;
-  if (s.kh < s.sh) {
+  const int64_t channels = p.unit_c(b.unit);
+  const float* image = x + (b.n * s.c + b.unit * p.c) * s.h * s.w;
+  if (s.reach_h() < s.sh) {
     for (int64_t row = b.y0; row < b.y1; ++row) {
-      pack_rows(rows, image, p.c, s.h, s.w, row * s.sh - s.ph, row * s.sh - s.ph + s.kh, unused);
+      pack_rows(rows, image, channels, s.h, s.w, row * s.sh - s.ph, row * s.sh - s.ph + s.reach_h(), unused);
     }
   } else {
-    pack_rows(rows, image, p.c, s.h, s.w, first, first + input_rows, unused);
+    pack_rows(rows, image, channels, s.h, s.w, first, first + input_rows, unused);
   }
   return rows;
 }
@@ -152,7 +183,7 @@ void write_back(const Problem& p, const Band& b, int64_t from, int64_t to, const
   const bool whole = grid.step_y == 1 && grid.step_x == 1;
   const int64_t plane = grid.plane_h * grid.plane_w, at = b.y0 * s.ow, pixels = (b.y1 - b.y0) * s.ow;
   for (int64_t vector = from; vector < to; ++vector, stage += kLanes) {
-    const int64_t channel = b.group * p.o + vector * kLanes, lanes = smaller(kLanes, p.o - vector * kLanes);
+    const int64_t channel = b.unit * p.o + vector * kLanes, lanes = smaller(kLanes, p.unit_o(b.unit) - vector * kLanes);
     float* planes = y + (b.n * s.o + channel) * plane;
     if (whole) {
       const float* residual = e.residual == nullptr ? nullptr : e.residual + (b.n * s.o + channel) * plane + at;
@@ -174,7 +205,11 @@ bool run_band(const Problem& p, const Band& b, const ConvTile& tile, const float
   for (int64_t from = b.vector0; from < b.vector1; from += staged) {
     const int64_t to = smaller(from + staged, b.vector1), pitch = (to - from) * kLanes;
     for (int64_t vector = from; vector < to; vector += kPanelVectors) {
-      const float* panel = packed + (b.group * p.vectors + vector) * p.s.kh * p.s.kw * p.c * kLanes;
+      if (p.narrow) {
+        multiply_narrow(p, b, packed + b.unit * p.s.kh * p.s.kw * p.s.group_c() * kLanes, rows, stage);
+        continue;
+      }
+      const float* panel = packed + (b.unit * p.vectors + vector) * p.s.kh * p.s.kw * p.c * kLanes;
       multiply(p, b, tile, panel, smaller(kPanelVectors, p.vectors - vector), rows, stage + (vector - from) * kLanes, pitch);
     }
     write_back(p, b, from, to, stage, pitch, e, grid, y);
@@ -186,14 +221,14 @@ bool run_band(const Problem& p, const Band& b, const ConvTile& tile, const float
 bool forward(const ConvShape& s, const float* x, const float* packed, const ConvEpilogue& e, const ConvTile& tile,
              const OutputGrid& grid, float* y) {
   const Problem p = make_problem(s);
-  const int64_t images = s.n * s.groups, panels = ceil_div(p.vectors, kPanelVectors);
+  const int64_t images = s.n * p.units, panels = ceil_div(p.vectors, kPanelVectors);
   const int64_t bands = ceil_div(s.oh, rows_of_band(s, tile)), splits = smaller(panels, tile.split);
   bool failed = false;
   parallel_for(static_cast<int>(images * bands * splits), [&](int task) {
     const int64_t split = task % splits, band = task / splits % bands, image = task / (splits * bands);
     Band b;
-    b.n = image / s.groups;
-    b.group = image % s.groups;
+    b.n = image / p.units;
+    b.unit = image % p.units;
     b.y0 = cut(s.oh, bands, band);
     b.y1 = cut(s.oh, bands, band + 1);
     b.vector0 = cut(panels, splits, split) * kPanelVectors;

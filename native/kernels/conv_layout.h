@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/simd.h"
+#include "kernels/activation.h"
 #include "kernels/conv.h"
 #include "kernels/math.h"
 
@@ -152,6 +153,21 @@ inline void pack_rows(const RowBuffer& b, const float* x, int64_t channels, int6
   }
 }
 
+// The same for an image that is channels-last already, `pitch` floats a pixel.
+inline void copy_rows(const RowBuffer& b, const float* x, int64_t pitch, int64_t channels, int64_t h, int64_t w, int64_t y0,
+                      int64_t y1) {
+  const size_t bytes = static_cast<size_t>(channels) * sizeof(float);
+  for (int64_t y = y0; y < y1; ++y) {
+    float* to = b.row(y) + b.left * b.pitch;
+    if (y < 0 || y >= h) {
+      zero(to, w * b.pitch);
+      continue;
+    }
+    const float* from = x + y * w * pitch;
+    for (int64_t i = 0; i < w; ++i) std::memcpy(to + i * b.pitch, from + i * pitch, bytes);
+  }
+}
+
 // The padding columns of every slot.
 inline void zero_margins(const RowBuffer& b, int64_t w) {
   for (int64_t slot = 0; slot < b.slots; ++slot) {
@@ -170,8 +186,7 @@ struct Finish {
 TW_INLINE vf finished(vf v, const Finish& f, int64_t channel, int64_t at, int64_t count) {
   if (f.bias != nullptr) v += splat(f.bias[channel]);
   if (f.residual != nullptr) v += count == kLanes ? load(f.residual + at) : load_first(f.residual + at, static_cast<int>(count));
-  if (f.activation == ConvActivation::none) return v;
-  return f.activation == ConvActivation::relu ? max_nan(v, vf{}) : vgelu(v);
+  return activated(v, f.activation);
 }
 
 // Channels-last `from` (`pixels` pixels of `pitch` floats) to `channels` <= kLanes planes at y, finishing each value.

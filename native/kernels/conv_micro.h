@@ -3,7 +3,7 @@
 // rows are read where they lie, at a stride.
 #pragma once
 
-#include "common/simd.h"
+#include "kernels/activation.h"
 
 namespace tw {
 namespace TW_ISA {
@@ -17,8 +17,45 @@ constexpr int kMaxRows = 6;
 #endif
 constexpr int kPanelVectors = 2;
 
+// What happens to a finished tile on its way to a channels-last result; pointers as of its first vector and row.
+struct MicroFinish {
+  const float* bias;      // whole vectors, or null
+  const float* residual;  // or null
+  int64_t residual_row;
+  ConvActivation activation;
+  int64_t channels;       // that the result has from the first vector on; those past it are not written
+};
+
+template <ConvActivation kind>
+void finish_rows(const float* from, int64_t rows, int64_t vectors, const MicroFinish& f, float* c, int64_t c_row) {
+  for (int64_t v = 0; v < vectors; ++v) {
+    const vf bias = f.bias == nullptr ? vf{} : load(f.bias + v * kLanes);
+    const int64_t left = f.channels - v * kLanes;
+    const int lanes = static_cast<int>(left < kLanes ? left : kLanes);
+    for (int64_t m = 0; m < rows; ++m) {
+      vf sum = load(from + (m * vectors + v) * kLanes) + bias;
+      float* to = c + m * c_row + v * kLanes;
+      const float* residual = f.residual + m * f.residual_row + v * kLanes;
+      if (lanes == kLanes) {
+        if (f.residual != nullptr) sum += load(residual);
+        store(to, activate<kind>(sum));
+      } else {
+        if (f.residual != nullptr) sum += load_first(residual, lanes);
+        store_first(to, activate<kind>(sum), lanes);
+      }
+    }
+  }
+}
+
+// A tile of `rows` by `vectors` that lies without gaps.
+__attribute__((noinline)) inline void finish_tile(const float* from, int64_t rows, int64_t vectors, const MicroFinish& f, float* c,
+                                                  int64_t c_row) {
+  with_activation(f.activation, [&](auto kind) { finish_rows<kind.value>(from, rows, vectors, f, c, c_row); });
+}
+
 // C[m][...] (+)= sum over segments g < segments and k < length of A[m * a_row + g * a_segment + k * a_k] * B[...], where
 // the vectors of B for successive k lie `b_k` floats apart and a segment of B follows the one before it at `b_segment`.
+// Where `run` > 1 segments come in runs: a run starts every a_segment, the segments in it lie a_step apart.
 struct MicroArgs {
   const float* a;
   int64_t a_row, a_segment, a_k;
@@ -28,6 +65,8 @@ struct MicroArgs {
   float* c;
   int64_t c_row;
   bool accumulate;
+  int64_t run = 1, a_step = 0;
+  const MicroFinish* finish = nullptr;  // where c is part of the result
 };
 
 // Rows are reached from one pointer for every three and one stride, which is as many addresses as fit into the general
@@ -39,12 +78,20 @@ void micro(const MicroArgs& s) {
   constexpr int kPointers = (Rows + kRowsPerPointer - 1) / kRowsPerPointer;
   vf acc[Rows][Vectors] = {};
   const int64_t a_row = s.a_row * 4, a_k = Contiguous ? 4 : s.a_k * 4, b_k = Contiguous ? Vectors * kLanes : s.b_k;
+  const float *run_start = s.a, *segment = s.a;
+  int64_t left_in_run = s.run;
   for (int64_t g = 0; g < s.segments; ++g) {
     const char* a[kPointers];
 #pragma GCC unroll 5
     for (int i = 0; i < kPointers; ++i) {
-      a[i] = reinterpret_cast<const char*>(s.a + g * s.a_segment) + i * kRowsPerPointer * a_row;
+      a[i] = reinterpret_cast<const char*>(segment) + i * kRowsPerPointer * a_row;
       asm("" : "+r"(a[i]));
+    }
+    if (--left_in_run > 0) {
+      segment += s.a_step;
+    } else {
+      segment = run_start += s.a_segment;
+      left_in_run = s.run;
     }
     const float* b = s.b + g * s.b_segment;
 #pragma GCC unroll 1
@@ -63,6 +110,15 @@ void micro(const MicroArgs& s) {
       for (int i = 0; i < kPointers; ++i) a[i] += a_k;
       b += b_k;
     }
+  }
+  if (s.finish != nullptr) {
+    float tile[Rows * Vectors * kLanes];
+#pragma GCC unroll 14
+    for (int m = 0; m < Rows; ++m) {
+#pragma GCC unroll 2
+      for (int v = 0; v < Vectors; ++v) store(tile + (m * Vectors + v) * kLanes, acc[m][v]);
+    }
+    return finish_tile(tile, Rows, Vectors, *s.finish, s.c, s.c_row);
   }
 #pragma GCC unroll 14
   for (int m = 0; m < Rows; ++m) {

@@ -233,8 +233,34 @@ TW_INLINE void output_tile(const float* m, int64_t m_position, float* stage, int
   }
 }
 
+// As copy_rows, whole vectors with zeros past the last channel, seeing every value.
+void copy_seen_rows(const RowBuffer& b, const float* x, int64_t pitch, int64_t channels, int64_t h, int64_t w, int64_t y0,
+                    int64_t y1, Magnitude& magnitude) {
+  for (int64_t y = y0; y < y1; ++y) {
+    float* to = b.row(y) + b.left * b.pitch;
+    if (y < 0 || y >= h) {
+      zero(to, w * b.pitch);
+      continue;
+    }
+    const float* from = x + y * w * pitch;
+    for (int64_t i = 0; i < w; ++i, from += pitch, to += b.pitch) {
+      int64_t c = 0;
+      for (; c + kLanes <= channels; c += kLanes) {
+        const vf v = load(from + c);
+        magnitude.see(v);
+        store(to + c, v);
+      }
+      if (c < channels) {
+        const vf v = load_first(from + c, static_cast<int>(channels - c));
+        magnitude.see(v);
+        store(to + c, v);
+      }
+    }
+  }
+}
+
 // All strips of the block: rows channels-last in a ring of six, then V. False: an input is above the limit.
-bool transform_inputs(const Problem& p, const Block& b, const float* x, const Workspace& w) {
+bool transform_inputs(const Problem& p, const Block& b, const float* x, int64_t x_pitch, const Workspace& w) {
   const ConvShape& s = p.s;
   const RowBuffer ring{w.rows, p.c_pitch, p.columns, s.pw, -s.ph, kWindow};
   zero_margins(ring, s.w);
@@ -242,8 +268,12 @@ bool transform_inputs(const Problem& p, const Block& b, const float* x, const Wo
   for (int64_t strip = b.strip0; strip < b.strip1; ++strip) {
     const int64_t n = strip / p.tiles_y, y = strip % p.tiles_y * kTile - s.ph;
     const bool follows = strip > b.strip0 && strip % p.tiles_y != 0;
-    const float* image = x + (n * s.c + b.group * p.c) * s.h * s.w;
-    pack_rows(ring, image, p.c, s.h, s.w, follows ? y + 2 : y, y + kWindow, magnitude);
+    const int64_t first = follows ? y + 2 : y;
+    if (x_pitch == 0) {
+      pack_rows(ring, x + (n * s.c + b.group * p.c) * s.h * s.w, p.c, s.h, s.w, first, y + kWindow, magnitude);
+    } else {
+      copy_seen_rows(ring, x + n * s.h * s.w * x_pitch + b.group * p.c, x_pitch, p.c, s.h, s.w, first, y + kWindow, magnitude);
+    }
     const float* rows[6];
     for (int i = 0; i < 6; ++i) rows[i] = ring.row(y + i);
     const int64_t stride = w.v.position_stride();
@@ -284,8 +314,20 @@ void multiply(const Problem& p, const Block& b, const float* packed, int64_t fro
   }
 }
 
-void transform_outputs(const Problem& p, const Block& b, int64_t from, int64_t to, const ConvEpilogue& e, float* y,
-                       const Workspace& w) {
+// The staged rows of a strip to a channels-last image.
+void write_channels_last(const Problem& p, const float* stage, int64_t columns, int64_t n, int64_t y0, int64_t rows, int64_t channel,
+                         int64_t lanes, const ConvEpilogue& e, const ConvLayout& l, float* y) {
+  const ConvShape& s = p.s;
+  MicroFinish finish{e.bias == nullptr ? nullptr : e.bias + channel, nullptr, l.residual_pitch, e.activation, lanes};
+  for (int64_t r = 0; r < rows; ++r, stage += columns * kLanes) {
+    const int64_t pixel = (n * s.oh + y0 + r) * s.ow;
+    if (e.residual != nullptr) finish.residual = e.residual + pixel * l.residual_pitch + channel;
+    finish_tile(stage, s.ow, 1, finish, y + pixel * l.y_pitch + channel, l.y_pitch);
+  }
+}
+
+void transform_outputs(const Problem& p, const Block& b, int64_t from, int64_t to, const ConvEpilogue& e,
+                       const ConvLayout& l, float* y, const Workspace& w) {
   const ConvShape& s = p.s;
   const int64_t columns = p.tiles_x * kTile, plane = s.oh * s.ow;
   for (int64_t strip = b.strip0; strip < b.strip1; ++strip) {
@@ -297,6 +339,10 @@ void transform_outputs(const Problem& p, const Block& b, int64_t from, int64_t t
       }
       const int64_t channel = b.group * p.o + vector * kLanes;
       const int64_t lanes = smaller(kLanes, p.o - vector * kLanes);
+      if (l.y_pitch != 0) {
+        write_channels_last(p, w.stage, columns, n, y0, rows, channel, lanes, e, l, y);
+        continue;
+      }
       const int64_t at = (n * s.o + channel) * plane + y0 * s.ow;
       Finish finish{e.bias == nullptr ? nullptr : e.bias + channel, nullptr, e.activation};
       const int64_t runs = columns == s.ow ? 1 : rows, pixels = columns == s.ow ? rows * s.ow : s.ow;
@@ -309,23 +355,24 @@ void transform_outputs(const Problem& p, const Block& b, int64_t from, int64_t t
 }
 
 bool run_block(const Problem& p, const Block& b, const float* x, const float* packed, const ConvEpilogue& e,
-               const ConvTile& tile, float* y) {
+               const ConvTile& tile, const ConvLayout& l, float* y) {
   Workspace w;
   const int64_t vectors = smaller(tile.channels, b.vector1 - b.vector0);
   float* base = thread_scratch(workspace_floats(p, b.strip1 - b.strip0, vectors, tile.mr, &w, nullptr));
   if (base == nullptr) return false;
   workspace_floats(p, b.strip1 - b.strip0, vectors, tile.mr, &w, base);
-  if (!transform_inputs(p, b, x, w)) return false;
+  if (!transform_inputs(p, b, x, l.x_pitch, w)) return false;
   for (int64_t from = b.vector0; from < b.vector1; from += vectors) {
     const int64_t to = smaller(from + vectors, b.vector1);
     multiply(p, b, packed, from, to, tile.vectors, w);
-    transform_outputs(p, b, from, to, e, y, w);
+    transform_outputs(p, b, from, to, e, l, y, w);
   }
   trim_thread_scratch();
   return true;
 }
 
-bool forward(const ConvShape& s, const float* x, const float* packed, const ConvEpilogue& e, const ConvTile& tile, float* y) {
+bool forward(const ConvShape& s, const float* x, const float* packed, const ConvEpilogue& e, const ConvTile& tile,
+             const ConvLayout& layout, float* y) {
   const Problem p = make_problem(s);
   const int64_t blocks = ceil_div(p.strips, strips_of_block(p, tile)), panels = ceil_div(p.vectors, kPanelVectors);
   const int64_t splits = smaller(panels, tile.split), tasks = s.groups * blocks * splits;
@@ -339,7 +386,7 @@ bool forward(const ConvShape& s, const float* x, const float* packed, const Conv
     b.strip1 = cut(p.strips, blocks, block + 1);
     b.vector0 = cut(panels, splits, split) * kPanelVectors;
     b.vector1 = smaller(cut(panels, splits, split + 1) * kPanelVectors, p.vectors);
-    if (!run_block(p, b, x, packed, e, tile, y)) __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
+    if (!run_block(p, b, x, packed, e, tile, layout, y)) __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
   });
   return !failed;
 }

@@ -148,11 +148,20 @@ def conv2d(
     bias: Array | None = None,
     *,
     stride: Pair = (1, 1),
-    padding: Pair = (0, 0),
+    padding: tuple[int, ...] = (0, 0),
     groups: int = 1,
     activation: Activation = None,
     residual: Array | None = None,
+    dilation: Pair = (1, 1),
 ) -> Array:
+    if len(padding) == 4:
+        top, left, bottom, right = padding
+        x, padding = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right))), (0, 0)
+    if dilation != (1, 1):  # taps apart: the same filter with zeros between them
+        (dh, dw), taps = dilation, w
+        w = np.zeros((*w.shape[:2], (w.shape[2] - 1) * dh + 1, (w.shape[3] - 1) * dw + 1), w.dtype)
+        w[:, :, ::dh, ::dw] = taps
+    padding = (padding[0], padding[1])
     n, o = x.shape[0], w.shape[0]
     ho = output_size(x.shape[2], w.shape[2], stride[0], padding[0])
     wo = output_size(x.shape[3], w.shape[3], stride[1], padding[1])

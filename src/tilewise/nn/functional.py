@@ -27,6 +27,14 @@ def pair(size: Size) -> Pair:
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
 
 
+def sides(padding: int | tuple[int, ...]) -> tuple[int, ...]:
+    """Padding as (rows, columns), or (top, left, bottom, right) where the sides differ."""
+    if isinstance(padding, int) or len(padding) != 4:
+        return pair(padding)  # type: ignore[arg-type]
+    top, left, bottom, right = (int(side) for side in padding)
+    return (top, left) if (top, left) == (bottom, right) else (top, left, bottom, right)
+
+
 def _array(value: TensorLike) -> Array:
     return value.data if isinstance(value, Tensor) else np.asarray(value)
 
@@ -121,16 +129,20 @@ def conv2d(
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Size = 1,
-    padding: Size = 0,
+    padding: int | tuple[int, ...] = 0,
     groups: int = 1,
     *,
+    dilation: Size = 1,
     activation: str | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """Convolution of (N, C, H, W) with (O, C/groups, kh, kw); `gelu` and `residual` are for inference."""
+    """Convolution of (N, C, H, W) with (O, C/groups, kh, kw); `gelu` and `residual` are for inference.
+
+    `padding` is one number, (rows, columns), or (top, left, bottom, right).
+    """
     inputs = (x, weight) if bias is None else (x, weight, bias)
-    stride, padding = pair(stride), pair(padding)
-    if activation is None and residual is None:
+    stride, padding, dilation = pair(stride), sides(padding), pair(dilation)
+    if activation is None and residual is None and dilation == (1, 1):
         return apply(primitives.Conv2d, *inputs, stride=stride, padding=padding, groups=groups)
     return apply(
         primitives.Conv2d,
@@ -138,6 +150,7 @@ def conv2d(
         stride=stride,
         padding=padding,
         groups=groups,
+        dilation=dilation,
         activation=activation,
         residual=None if residual is None else residual.data,
     )

@@ -47,7 +47,8 @@ class Linear(Fusing):
 
 
 class Conv2d(Fusing):
-    """Convolution over (N, C, H, W); weight (out, in/groups, kh, kw)."""
+    """Convolution over (N, C, H, W); weight (out, in/groups, kh, kw). `padding`: one number, (rows, columns), or (top,
+    left, bottom, right)."""
 
     def __init__(
         self,
@@ -55,16 +56,18 @@ class Conv2d(Fusing):
         out_channels: int,
         kernel_size: F.Size,
         stride: F.Size = 1,
-        padding: F.Size = 0,
+        padding: int | tuple[int, ...] = 0,
         groups: int = 1,
         bias: bool = True,
         rng: Rng = None,
+        dilation: F.Size = 1,
     ) -> None:
         if groups < 1 or in_channels % groups or out_channels % groups:
             raise ShapeError(f"{in_channels} and {out_channels} channels cannot be cut into {groups} groups")
         rng = np.random.default_rng(rng)
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
-        self.kernel_size, self.stride, self.padding = F.pair(kernel_size), F.pair(stride), F.pair(padding)
+        self.kernel_size, self.stride, self.padding = F.pair(kernel_size), F.pair(stride), F.sides(padding)
+        self.dilation = F.pair(dilation)
         bound = _bound(in_channels // groups * self.kernel_size[0] * self.kernel_size[1])
         self.weight = uniform(rng, (out_channels, in_channels // groups, *self.kernel_size), bound)
         self.bias = uniform(rng, (out_channels,), bound) if bias else None
@@ -75,9 +78,8 @@ class Conv2d(Fusing):
     def convolve(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, residual: Tensor | None = None
     ) -> Tensor:
-        return F.conv2d(
-            x, weight, bias, self.stride, self.padding, self.groups, activation=activation, residual=residual
-        )
+        how = {"activation": activation, "residual": residual, "dilation": self.dilation}
+        return F.conv2d(x, weight, bias, self.stride, self.padding, self.groups, **how)  # type: ignore[arg-type]
 
     def forward_with(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
         norm = layers[1] if len(layers) > 1 else None

@@ -81,17 +81,22 @@ class Conv2d(Operation):
         bias: Array | None = None,
         *,
         stride: Pair,
-        padding: Pair,
+        padding: tuple[int, ...],
         groups: int,
+        dilation: Pair = (1, 1),
         activation: str | None = None,
         residual: Array | None = None,
     ) -> Array:
         (_, c, h, w), (o, i, kh, kw) = _four(x), _four(weight)
-        fits = c == i * groups and h + 2 * padding[0] >= kh > 0 and w + 2 * padding[1] >= kw > 0
-        if groups < 1 or not fits or o % groups or stride[0] < 1 or stride[1] < 1 or padding[0] < 0 or padding[1] < 0:
-            _explain_conv(x.shape, weight.shape, stride, padding, groups)
+        plain = len(padding) == 2 and dilation == (1, 1)
+        if plain:
+            fits = c == i * groups and h + 2 * padding[0] >= kh > 0 and w + 2 * padding[1] >= kw > 0
+            if groups < 1 or not fits or o % groups or min(stride) < 1 or min(padding) < 0:
+                _explain_conv(x.shape, weight.shape, stride, padding, groups)
+        else:
+            _check_spread(x.shape, weight.shape, stride, padding, dilation, groups)
         self.x, self.weight = x, weight
-        self.stride, self.padding, self.groups = stride, padding, groups
+        self.stride, self.padding, self.groups, self.dilation = stride, padding, groups, dilation
         y: Array = current_backend().dispatch(
             "conv2d",
             x,
@@ -102,6 +107,7 @@ class Conv2d(Operation):
             groups=groups,
             activation=activation,
             residual=residual,
+            **({} if plain else {"dilation": dilation}),
         )
         if activation == "gelu" or residual is not None:
             self.inference_only = True
@@ -114,15 +120,50 @@ class Conv2d(Operation):
         dispatch = current_backend().dispatch
         grad = dispatch("relu_grad", self.y, grad) if self.saves_output else np.ascontiguousarray(grad)
         gx = gw = None
-        how = {"stride": self.stride, "padding": self.padding, "groups": self.groups}
-        if self.needs[0]:
-            gx = dispatch("conv2d_grad_input", grad, self.weight, self.x.shape, **how)
-        if self.needs[1]:
-            gw = dispatch("conv2d_grad_weight", grad, self.x, self.weight.shape, **how)
+        if len(self.padding) != 2 or self.dilation != (1, 1):
+            gx, gw = self._spread_grads(grad)
+        else:
+            how = {"stride": self.stride, "padding": self.padding, "groups": self.groups}
+            if self.needs[0]:
+                gx = dispatch("conv2d_grad_input", grad, self.weight, self.x.shape, **how)
+            if self.needs[1]:
+                gw = dispatch("conv2d_grad_weight", grad, self.x, self.weight.shape, **how)
         return (gx, gw) if len(self.needs) == 2 else (gx, gw, dispatch("sum_channels", grad) if self.needs[2] else None)
+
+    def _spread_grads(self, grad: Array) -> tuple[Array | None, Array | None]:
+        """With dilation or uneven padding: as a convolution of the padded image with weights spread by zeros."""
+        (dh, dw), dispatch = self.dilation, current_backend().dispatch
+        top, left, bottom, right = self.padding if len(self.padding) == 4 else (*self.padding, *self.padding)
+        n, c, h, w = self.x.shape
+        padded = np.pad(self.x, ((0, 0), (0, 0), (top, bottom), (left, right)))
+        o, i, kh, kw = self.weight.shape
+        spread = np.zeros((o, i, (kh - 1) * dh + 1, (kw - 1) * dw + 1), self.weight.dtype)
+        spread[:, :, ::dh, ::dw] = self.weight
+        how = {"stride": self.stride, "padding": (0, 0), "groups": self.groups}
+        gx = gw = None
+        if self.needs[0]:
+            gx = dispatch("conv2d_grad_input", grad, spread, padded.shape, **how)[:, :, top : top + h, left : left + w]
+        if self.needs[1]:
+            gw = dispatch("conv2d_grad_weight", grad, padded, spread.shape, **how)[:, :, ::dh, ::dw]
+        return gx, gw
 
     def reads(self) -> tuple[int, ...]:
         return tuple(1 - i for i in (0, 1) if self.needs[i])
+
+
+def _check_spread(
+    x: tuple[int, ...], w: tuple[int, ...], stride: Pair, padding: tuple[int, ...], dilation: Pair, groups: int
+) -> None:
+    """What a convolution with dilation or uneven padding needs."""
+    top, left, bottom, right = padding if len(padding) == 4 else (*padding, *padding)
+    if groups < 1 or x[1] != w[1] * groups or w[0] % groups or min(dilation) < 1 or min(stride) < 1 or min(padding) < 0:
+        raise ShapeError(
+            f"conv2d with {groups} group(s), stride {stride}, padding {padding} and dilation {dilation} cannot apply "
+            f"weights {w} to an input of shape {x}"
+        )
+    reach = ((w[2] - 1) * dilation[0] + 1, (w[3] - 1) * dilation[1] + 1)
+    if min(w[2:]) < 1 or x[2] + top + bottom < reach[0] or x[3] + left + right < reach[1]:
+        raise ShapeError(f"a window of {reach} does not fit into an image of {x[2:]} with padding {padding}")
 
 
 def _four(x: Array) -> tuple[int, int, int, int]:
@@ -132,11 +173,11 @@ def _four(x: Array) -> tuple[int, int, int, int]:
     return shape
 
 
-def _explain_conv(x: tuple[int, ...], w: tuple[int, ...], stride: Pair, padding: Pair, groups: int) -> None:
+def _explain_conv(x: tuple[int, ...], w: tuple[int, ...], stride: Pair, padding: tuple[int, ...], groups: int) -> None:
     """Raise what is wrong with these sizes."""
     if groups < 1 or x[1] != w[1] * groups or w[0] % groups:
         raise ShapeError(f"conv2d with {groups} group(s) cannot apply weights {w} to an input of shape {x}")
-    _check_windows(x, (w[2], w[3]), stride, padding)
+    _check_windows(x, (w[2], w[3]), stride, (padding[0], padding[1]))
 
 
 def _check_windows(x: tuple[int, ...], kernel: Pair, stride: Pair, padding: Pair) -> None:

@@ -55,12 +55,12 @@ def conv2d_shape(
     bias: Array | None = None,
     *,
     stride: tuple[int, int] = (1, 1),
-    padding: tuple[int, int] = (0, 0),
+    padding: tuple[int, ...] = (0, 0),
     groups: int = 1,
     **_options: Any,
 ) -> tuple[int, ...]:
     """A convolution as tiles see it: (n, c, h, w, o, kh, kw, stride, stride, padding, padding, groups)."""
-    return (*x.shape, w.shape[0], *w.shape[2:], *stride, *padding, groups)
+    return (*x.shape, w.shape[0], *w.shape[2:], *stride, *padding[:2], groups)
 
 
 class Conv2d(TiledOp[ConvTile]):

@@ -1,0 +1,117 @@
+// Float plans seen from Python. Arrays are checked here; what the steps mean is in common/float_plan.h, whose
+// std::invalid_argument becomes Python's ValueError.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+
+#include <optional>
+#include <string>
+
+#include "bindings/bindings.h"
+#include "bindings/numpy_api.h"
+#include "common/float_plan.h"
+
+namespace tw {
+namespace {
+
+using FloatPlanTimes = nb::ndarray<int64_t, nb::c_contig, nb::device::cpu>;
+
+ConvActivation activation_of(const std::string& name) {
+  const char* const names[] = {"", "relu", "gelu", "relu6", "silu", "hard_swish", "sigmoid", "hard_sigmoid"};
+  for (int i = 0; i < 8; ++i) {
+    if (name == names[i]) return static_cast<ConvActivation>(i);
+  }
+  throw nb::value_error(("a plan has no activation " + name).c_str());
+}
+
+const float* bias_of(const std::optional<FloatArray>& bias, int64_t count) {
+  if (!bias) return nullptr;
+  if (bias->ndim() != 1 || static_cast<int64_t>(bias->shape(0)) != count) throw nb::value_error("the bias has a number for every output");
+  return bias->data();
+}
+
+void make_conv(PlanConv* self, FloatArray weights, std::optional<FloatArray> bias, std::vector<int64_t> stride,
+               std::vector<int64_t> padding, std::vector<int64_t> dilation, int64_t groups, const std::string& activation) {
+  if (weights.ndim() != 4 || stride.size() != 2 || padding.size() != 4 || dilation.size() != 2) {
+    throw nb::value_error("a convolution has weights of four dimensions, two strides, four paddings, two dilations");
+  }
+  int64_t shape[4];
+  for (int i = 0; i < 4; ++i) shape[i] = static_cast<int64_t>(weights.shape(i));
+  const ConvGeometry geometry{{stride[0], stride[1]}, {padding[0], padding[1], padding[2], padding[3]}, {dilation[0], dilation[1]}, groups};
+  new (self) PlanConv(weights.data(), shape, bias_of(bias, shape[0]), geometry, activation_of(activation));
+}
+
+void make_linear(PlanLinear* self, FloatArray weights, std::optional<FloatArray> bias, const std::string& activation) {
+  if (weights.ndim() != 2) throw nb::value_error("a linear layer has weights of two dimensions");
+  const auto out = static_cast<int64_t>(weights.shape(0)), in = static_cast<int64_t>(weights.shape(1));
+  new (self) PlanLinear(weights.data(), out, in, bias_of(bias, out), activation_of(activation));
+}
+
+PoolShape window_of(const std::vector<int64_t>& kernel, const std::vector<int64_t>& stride, const std::vector<int64_t>& padding) {
+  if (kernel.size() != 2 || stride.size() != 2 || padding.size() != 4) throw nb::value_error("a window has two sides, two strides, four paddings");
+  PoolShape s{};
+  s.kh = kernel[0], s.kw = kernel[1], s.sh = stride[0], s.sw = stride[1], s.ph = padding[0], s.pw = padding[1];
+  return s;
+}
+
+nb::list run(const FloatPlan& plan, const std::vector<FloatArray>& arrays, std::optional<FloatPlanTimes> times) {
+  const auto& sizes = plan.inputs();
+  if (arrays.size() != sizes.size()) throw nb::value_error("this plan has another number of inputs");
+  std::vector<const float*> in;
+  for (std::size_t i = 0; i < arrays.size(); ++i) {
+    const auto& s = sizes[i];
+    if (static_cast<int64_t>(arrays[i].size()) != s.n * s.c * s.h * s.w) throw nb::value_error("this plan is for inputs of another size");
+    in.push_back(arrays[i].data());
+  }
+  if (times && times->size() != plan.values()) throw nb::value_error("a time for every value");
+  nb::list results;
+  std::vector<float*> out;
+  for (const auto& s : plan.outputs()) {
+    const npy_intp shape[4] = {s.n, s.c, s.h, s.w};
+    PyArrayObject* array = new_float_array(4, shape);
+    if (array == nullptr) throw nb::python_error();
+    results.append(nb::steal(reinterpret_cast<PyObject*>(array)));
+    out.push_back(floats(array));
+  }
+  GilRelease release(true);
+  plan.run(in, out, times ? times->data() : nullptr);
+  return results;
+}
+
+}  // namespace
+
+void bind_float_plan(nb::module_& m) {
+  nb::class_<PlanConv>(m, "PlanConv")
+      .def("__init__", make_conv, nb::arg("weights"), nb::arg("bias").none(), nb::arg("stride"), nb::arg("padding"), nb::arg("dilation"),
+           nb::arg("groups"), nb::arg("activation"));
+  nb::class_<PlanLinear>(m, "PlanLinear")
+      .def("__init__", make_linear, nb::arg("weights"), nb::arg("bias").none(), nb::arg("activation"));
+  nb::class_<FloatPlan>(m, "FloatPlan")
+      .def(nb::init<>())
+      .def("input", [](FloatPlan& p, int64_t n, int64_t c, int64_t h, int64_t w) { return p.input({n, c, h, w}); })
+      .def("conv", [](FloatPlan& p, std::shared_ptr<PlanConv> layer, int x, int residual) { return p.conv(std::move(layer), x, residual); },
+           nb::arg("layer"), nb::arg("x"), nb::arg("residual") = -1)
+      .def("linear", [](FloatPlan& p, std::shared_ptr<PlanLinear> layer, int x) { return p.linear(std::move(layer), x); })
+      .def("pool", [](FloatPlan& p, int x, std::vector<int64_t> kernel, std::vector<int64_t> stride, std::vector<int64_t> padding, bool mean, bool count_padding) {
+        const PoolShape window = window_of(kernel, stride, padding);
+        return p.pool(window, padding[2], padding[3], mean, count_padding, x);
+      }, nb::arg("x"), nb::arg("kernel"), nb::arg("stride"), nb::arg("padding"), nb::arg("mean"), nb::arg("count_padding") = true)
+      .def("global_mean", &FloatPlan::global_mean)
+      .def("binary", [](FloatPlan& p, bool product, int a, int b, const std::string& activation) {
+        return p.binary(product, a, b, activation_of(activation));
+      }, nb::arg("product"), nb::arg("a"), nb::arg("b"), nb::arg("activation") = "")
+      .def("affine", [](FloatPlan& p, int x, const std::vector<float>& scale, const std::vector<float>& shift, const std::string& activation) {
+        return p.affine(x, scale, shift, activation_of(activation));
+      }, nb::arg("x"), nb::arg("scale"), nb::arg("shift"), nb::arg("activation") = "")
+      .def("concat", &FloatPlan::concat)
+      .def("slice", &FloatPlan::slice)
+      .def("take", &FloatPlan::take)
+      .def("upsample", &FloatPlan::upsample)
+      .def("flatten", &FloatPlan::flatten)
+      .def("output", &FloatPlan::output)
+      .def("finish", &FloatPlan::finish)
+      .def("run", run, nb::arg("arrays"), nb::arg("times").none() = nb::none())
+      .def_prop_ro("values", &FloatPlan::values)
+      .def_prop_ro("arena_bytes", &FloatPlan::arena_bytes);
+}
+
+}  // namespace tw

@@ -1,0 +1,356 @@
+#include "common/float_plan.h"
+
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+
+namespace tw {
+namespace {
+
+constexpr int64_t kLine = 16;      // floats of a cache line, and of the widest vector
+constexpr std::size_t kArenas = 4;  // kept for the next call
+
+void require(bool right, const char* what) {
+  if (!right) throw std::invalid_argument(what);
+}
+
+int64_t round_up(int64_t x) { return (x + kLine - 1) / kLine * kLine; }
+
+// Pixels a multiple of 1 KiB apart would share few sets of the first-level cache.
+int64_t pitch_of(int64_t channels) {
+  const int64_t pitch = std::max(kLine, round_up(channels));
+  return pitch % 256 == 0 ? pitch + kLine : pitch;
+}
+
+bool same_pixels(const FloatPlan::Size& a, const FloatPlan::Size& b) { return a.n == b.n && a.h == b.h && a.w == b.w; }
+
+int64_t pooled(int64_t size, int64_t before, int64_t after, int64_t kernel, int64_t stride) {
+  require(kernel > 0 && stride > 0 && before >= 0 && after >= 0 && before < kernel && after < kernel, "this window is not one");
+  require(size + before + after >= kernel, "the window does not fit into the image");
+  return (size + before + after - kernel) / stride + 1;
+}
+
+}  // namespace
+
+// --- building ---
+
+const FloatPlan::Size& FloatPlan::size(int value) const {
+  require(value >= 0 && value < static_cast<int>(values_.size()), "there is no such value in this plan");
+  return values_[value].size;
+}
+
+int FloatPlan::add(const Size& size) {
+  require(!finished_, "this plan is finished");
+  require(size.n >= 0 && size.c > 0 && size.h > 0 && size.w > 0, "a value of a plan has channels and pixels");
+  Value value;
+  value.size = size;
+  values_.push_back(value);
+  return static_cast<int>(values_.size()) - 1;
+}
+
+int FloatPlan::add(const Size& size, std::vector<int> in, Run run) {
+  const int value = add(size);
+  steps_.push_back({std::move(in), value, std::move(run)});
+  return value;
+}
+
+int FloatPlan::input(const Size& size) {
+  const int value = add(size);
+  values_[value].input = static_cast<int>(input_sizes_.size());
+  input_sizes_.push_back(size);
+  converted_.push_back(-1);
+  return value;
+}
+
+int FloatPlan::last(int value) {
+  const int input = (size(value), values_[value].input);
+  if (input < 0) return value;
+  if (converted_[input] < 0) {
+    converted_[input] = add(size(value), {value}, [](const LastImage* in, const LastImage& out) {
+      active_channels_last().from_planes(in[0], out);
+    });
+  }
+  return converted_[input];
+}
+
+int FloatPlan::conv(std::shared_ptr<const PlanConv> layer, int x, int residual) {
+  const Size from = size(x);
+  const ConvShape s = layer->shape(from.n, from.c, from.h, from.w);
+  const Size to{s.n, s.o, s.oh, s.ow};
+  if (from.c > kLine || layer->groups() > 1) x = last(x);  // few channels are read as planes, each once
+  if (residual < 0) {
+    return add(to, {x}, [layer](const LastImage* in, const LastImage& out) { layer->run(in[0], nullptr, out); });
+  }
+  residual = last(residual);
+  require(same_pixels(size(residual), to) && size(residual).c == to.c, "the residual has not the shape of the result");
+  return add(to, {x, residual}, [layer](const LastImage* in, const LastImage& out) { layer->run(in[0], &in[1], out); });
+}
+
+int FloatPlan::linear(std::shared_ptr<const PlanLinear> layer, int x) {
+  const Size from = size(x);
+  require(from.h * from.w == 1 && from.c == layer->inputs(), "a linear layer takes rows of its own length");
+  return add({from.n, layer->outputs(), 1, 1}, {x}, [layer](const LastImage* in, const LastImage& out) { layer->run(in[0], out); });
+}
+
+int FloatPlan::pool(const PoolShape& window, int64_t end_h, int64_t end_w, bool mean, bool count_padding, int x) {
+  x = last(x);
+  const Size from = size(x);
+  PoolShape s = window;
+  s.h = from.h;
+  s.w = from.w;
+  s.oh = pooled(s.h, s.ph, end_h, s.kh, s.sh);
+  s.ow = pooled(s.w, s.pw, end_w, s.kw, s.sw);
+  return add({from.n, from.c, s.oh, s.ow}, {x}, [s, mean, count_padding](const LastImage* in, const LastImage& out) {
+    mean ? active_channels_last().avg_pool(s, count_padding, in[0], out) : active_channels_last().max_pool(s, in[0], out);
+  });
+}
+
+int FloatPlan::global_mean(int x) {
+  x = last(x);
+  return add({size(x).n, size(x).c, 1, 1}, {x}, [](const LastImage* in, const LastImage& out) {
+    active_channels_last().global_mean(in[0], out);
+  });
+}
+
+int FloatPlan::binary(bool product, int a, int b, ConvActivation activation) {
+  a = last(a), b = last(b);
+  if (size(a).h * size(a).w < size(b).h * size(b).w) std::swap(a, b);
+  const Size p = size(a), q = size(b);
+  require(p.n == q.n && p.c == q.c && (same_pixels(p, q) || q.h * q.w == 1), "these two do not have one shape");
+  return add(p, {a, b}, [product, activation](const LastImage* in, const LastImage& out) {
+    product ? active_channels_last().mul(in[0], in[1], activation, out) : active_channels_last().add(in[0], in[1], activation, out);
+  });
+}
+
+int FloatPlan::affine(int x, const std::vector<float>& scale, const std::vector<float>& shift, ConvActivation activation) {
+  x = last(x);
+  const Size from = size(x);
+  require(scale.size() == shift.size() && (scale.empty() || static_cast<int64_t>(scale.size()) == from.c), "a scale and a shift a channel");
+  std::vector<float> a = scale, b = shift;
+  a.resize(a.size() + kLine);
+  b.resize(b.size() + kLine);
+  const bool plain = scale.empty();
+  return add(from, {x}, [a, b, plain, activation](const LastImage* in, const LastImage& out) {
+    active_channels_last().affine(in[0], plain ? nullptr : a.data(), plain ? nullptr : b.data(), activation, out);
+  });
+}
+
+int FloatPlan::concat(const std::vector<int>& parts) {
+  require(!parts.empty(), "nothing to concatenate");
+  Concat concat;
+  for (int part : parts) concat.parts.push_back(last(part));
+  Size total = size(concat.parts[0]);
+  total.c = 0;
+  for (int part : concat.parts) {
+    require(same_pixels(size(part), total), "only images of one size are concatenated");
+    total.c += size(part).c;
+  }
+  concat.value = add(total);
+  concat.step = steps_.size();
+  concats_.push_back(concat);
+  return concat.value;
+}
+
+int FloatPlan::slice(int x, int64_t first, int64_t count) {
+  x = last(x);
+  Size part = size(x);
+  require(first >= 0 && count > 0 && first + count <= part.c, "the slice lies outside the channels");
+  part.c = count;
+  const int value = add(part);
+  values_[value].parent = x;
+  values_[value].first = first;
+  return value;
+}
+
+int FloatPlan::take(int x, const std::vector<int>& channels) {
+  x = last(x);
+  Size to = size(x);
+  std::vector<int32_t> from(channels.begin(), channels.end());
+  for (int32_t c : from) require(c >= 0 && c < to.c, "there is no such channel");
+  to.c = static_cast<int64_t>(from.size());
+  return add(to, {x}, [from](const LastImage* in, const LastImage& out) { active_channels_last().take(in[0], from.data(), out); });
+}
+
+int FloatPlan::upsample(int x, int64_t by_h, int64_t by_w) {
+  x = last(x);
+  const Size from = size(x);
+  require(by_h > 0 && by_w > 0, "an image grows by whole numbers");
+  return add({from.n, from.c, from.h * by_h, from.w * by_w}, {x}, [by_h, by_w](const LastImage* in, const LastImage& out) {
+    active_channels_last().upsample(in[0], by_h, by_w, out);
+  });
+}
+
+int FloatPlan::flatten(int x) {
+  const Size from = size(x);
+  const Size row{from.n, from.c * from.h * from.w, 1, 1};
+  x = last(x);
+  if (from.h * from.w == 1) return slice(x, 0, from.c);
+  return add(row, {x}, [](const LastImage* in, const LastImage& out) {
+    for (int64_t i = 0; i < in[0].n; ++i) {  // one image at a time: rows of the result lie a pitch apart
+      LastImage one = in[0], to = out;
+      one.n = 1;
+      one.data += i * one.h * one.w * one.pitch;
+      to.data += i * out.pitch;
+      active_channels_last().to_planes(one, to);
+    }
+  });
+}
+
+void FloatPlan::output(int value) {
+  value = last(value);
+  outputs_.push_back(value);
+}
+
+std::vector<FloatPlan::Size> FloatPlan::outputs() const {
+  std::vector<Size> sizes;
+  for (int value : outputs_) sizes.push_back(size(value));
+  return sizes;
+}
+
+// --- placing ---
+
+FloatPlan::Place FloatPlan::place(int value) const {
+  Place found{value, 0};
+  while (values_[found.root].parent >= 0) {
+    found.channel += values_[found.root].first;
+    found.root = values_[found.root].parent;
+  }
+  return found;
+}
+
+// Gives every part that has no place yet its place in the concatenation. Where all have one, side by side in one buffer, the
+// concatenation lies there itself; what lies elsewhere is copied.
+void FloatPlan::home_parts(std::size_t index) {
+  Concat& concat = concats_[index];
+  const Place first = place(concat.parts[0]);
+  int64_t channel = first.channel;
+  bool together = true;
+  for (int part : concat.parts) {
+    const Place p = place(part);
+    together = together && p.root == first.root && p.channel == channel && p.root != part;
+    channel += size(part).c;
+  }
+  if (together && values_[concat.value].parent < 0) {
+    values_[concat.value].parent = first.root;
+    values_[concat.value].first = first.channel;
+    return;
+  }
+  channel = 0;
+  std::vector<Step> copies;
+  for (int part : concat.parts) {
+    Value& value = values_[part];
+    const bool free = value.parent < 0 && value.input < 0 && place(concat.value).root != part;
+    if (free) {
+      value.parent = concat.value;
+      value.first = channel;
+    } else {
+      const int copy = slice(concat.value, channel, size(part).c);
+      copies.push_back({{part}, copy, [](const LastImage* in, const LastImage& out) {
+        active_channels_last().affine(in[0], nullptr, nullptr, ConvActivation::none, out);
+      }});
+    }
+    channel += size(part).c;
+  }
+  steps_.insert(steps_.begin() + static_cast<std::ptrdiff_t>(concat.step), copies.begin(), copies.end());
+  for (std::size_t later = index + 1; later < concats_.size(); ++later) concats_[later].step += copies.size();
+}
+
+void FloatPlan::finish() {
+  require(!finished_, "this plan is finished");
+  require(!outputs_.empty(), "a plan has a result");
+  for (std::size_t i = concats_.size(); i-- > 0;) home_parts(i);  // the last first: earlier ones lie inside later ones
+  place_buffers();
+  finished_ = true;
+}
+
+// The largest first, each at the lowest address where it overlaps nothing that lives at the same time.
+void FloatPlan::place_buffers() {
+  struct Life {
+    int root;
+    int64_t floats;
+    int first, last;
+  };
+  std::vector<Life> lives(values_.size(), Life{-1, 0, -1, -1});
+  const auto seen = [&](int value, int step) {
+    const int root = place(value).root;
+    Life& life = lives[root];
+    if (life.root < 0) life = {root, 0, step, step};
+    life.last = std::max(life.last, step);
+  };
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    seen(steps_[i].out, static_cast<int>(i));
+    for (int value : steps_[i].in) {
+      if (values_[value].input < 0) seen(value, static_cast<int>(i));
+    }
+  }
+  for (int value : outputs_) seen(value, static_cast<int>(steps_.size()));
+  std::vector<Life> order;
+  for (Life& life : lives) {
+    if (life.root < 0) continue;
+    const Size& s = size(life.root);
+    life.floats = round_up(s.n * s.h * s.w * pitch(life.root) + kLine);
+    order.push_back(life);
+  }
+  std::stable_sort(order.begin(), order.end(), [](const Life& a, const Life& b) { return a.floats > b.floats; });
+  std::vector<Life> placed;
+  for (const Life& life : order) {
+    std::vector<std::pair<int64_t, int64_t>> taken;
+    for (const Life& other : placed) {
+      const int64_t at = values_[other.root].offset;
+      if (other.first <= life.last && life.first <= other.last) taken.push_back({at, at + other.floats});
+    }
+    std::sort(taken.begin(), taken.end());
+    int64_t at = 0;
+    for (const auto& [begin, end] : taken) {
+      if (begin >= at + life.floats) break;
+      at = std::max(at, end);
+    }
+    values_[life.root].offset = at;
+    arena_floats_ = std::max(arena_floats_, at + life.floats);
+    placed.push_back(life);
+  }
+}
+
+int64_t FloatPlan::pitch(int root) const { return pitch_of(values_[root].size.c); }
+
+// --- running ---
+
+LastImage FloatPlan::image(int value, const std::vector<const float*>& in, float* arena) const {
+  const Size& s = values_[value].size;
+  if (values_[value].input >= 0) return {const_cast<float*>(in[values_[value].input]), 0, s.n, s.c, s.h, s.w};
+  const Place p = place(value);
+  return {arena + values_[p.root].offset + p.channel, pitch(p.root), s.n, s.c, s.h, s.w};
+}
+
+void FloatPlan::run(const std::vector<const float*>& in, const std::vector<float*>& out, int64_t* step_ns) const {
+  require(finished_, "this plan is not finished");
+  Buffer<float> arena;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!free_.empty()) {
+      arena = std::move(free_.back());
+      free_.pop_back();
+    }
+  }
+  if (arena.size() == 0 && arena_floats_ > 0) {
+    arena = Buffer<float>(static_cast<std::size_t>(arena_floats_));
+    std::fill(arena.data(), arena.data() + arena_floats_, 0.0f);  // what lies past a pixel's channels is a number
+  }
+  for (const Step& step : steps_) {
+    const auto start = step_ns == nullptr ? std::chrono::steady_clock::time_point() : std::chrono::steady_clock::now();
+    LastImage from[2] = {};
+    for (std::size_t i = 0; i < step.in.size(); ++i) from[i] = image(step.in[i], in, arena.data());
+    step.run(from, image(step.out, in, arena.data()));
+    if (step_ns != nullptr) step_ns[step.out] = std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
+  }
+  for (std::size_t i = 0; i < outputs_.size(); ++i) {
+    const LastImage from = image(outputs_[i], in, arena.data());
+    LastImage to = from;
+    to.data = out[i];
+    active_channels_last().to_planes(from, to);
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (free_.size() < kArenas) free_.push_back(std::move(arena));
+}
+
+}  // namespace tw

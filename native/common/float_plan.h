@@ -1,0 +1,96 @@
+// A float network as one call: steps on channels-last images, for one size of input, in an arena that is planned once.
+//
+// Values are made in the order of their steps. A concatenation owns a buffer and its inputs are computed in their places in
+// it; a slice of channels is a place in another value's buffer. Buffers whose values are not needed at the same time share
+// memory, so a run allocates nothing once its arena exists.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "common/alloc.h"
+#include "common/plan_layers.h"
+
+namespace tw {
+
+class FloatPlan {
+ public:
+  struct Size {
+    int64_t n, c, h, w;
+  };
+
+  // Each gives the number of a new value; std::invalid_argument where sizes do not fit.
+  int input(const Size& size);  // planes (N, C, H, W), given to `run`
+  int conv(std::shared_ptr<const PlanConv> layer, int x, int residual);  // residual -1: none
+  int linear(std::shared_ptr<const PlanLinear> layer, int x);
+  int pool(const PoolShape& window, int64_t end_h, int64_t end_w, bool mean, bool count_padding, int x);  // padding after the last row and column
+  int global_mean(int x);
+  int binary(bool product, int a, int b, ConvActivation activation);
+  int affine(int x, const std::vector<float>& scale, const std::vector<float>& shift, ConvActivation activation);
+  int concat(const std::vector<int>& parts);
+  int slice(int x, int64_t first, int64_t count);
+  int take(int x, const std::vector<int>& channels);
+  int upsample(int x, int64_t by_h, int64_t by_w);
+  int flatten(int x);  // (N, C, H, W) to (N, C * H * W, 1, 1), in that order
+  void output(int value);
+
+  void finish();  // places every value; no steps after it
+
+  const std::vector<Size>& inputs() const { return input_sizes_; }
+  std::vector<Size> outputs() const;
+  int64_t arena_bytes() const { return arena_floats_ * 4; }
+
+  // Any number of threads may run one plan at a time. `step_ns`: null, or room for the time of every value's step.
+  void run(const std::vector<const float*>& in, const std::vector<float*>& out, int64_t* step_ns) const;
+  std::size_t values() const { return values_.size(); }
+
+ private:
+  using Run = std::function<void(const LastImage* in, const LastImage& out)>;
+  struct Value {
+    Size size;
+    int parent = -1;         // the value in whose buffer it lies
+    int64_t first = 0;       // at this channel
+    int input = -1;          // which input it is
+    int64_t offset = 0;      // of a buffer in the arena, in floats
+  };
+  struct Step {
+    std::vector<int> in;
+    int out;
+    Run run;
+  };
+  struct Place {
+    int root;
+    int64_t channel;
+  };
+
+  const Size& size(int value) const;
+  int add(const Size& size);
+  int add(const Size& size, std::vector<int> in, Run run);
+  int last(int value);  // the value channels-last: itself, or converted
+  Place place(int value) const;
+  void home_parts(std::size_t concat);
+  void place_buffers();
+  LastImage image(int value, const std::vector<const float*>& in, float* arena) const;
+  int64_t pitch(int root) const;
+
+  std::vector<Value> values_;
+  std::vector<Step> steps_;
+  std::vector<int> outputs_;
+  std::vector<Size> input_sizes_;
+  struct Concat {
+    int value;
+    std::vector<int> parts;
+    std::size_t step;  // where the copies of parts that lie elsewhere go
+  };
+  std::vector<Concat> concats_;
+  std::vector<int> converted_;  // of inputs: their channels-last form, or -1
+  bool finished_ = false;
+  int64_t arena_floats_ = 0;
+  mutable std::mutex mutex_;
+  mutable std::vector<Buffer<float>> free_;
+};
+
+}  // namespace tw

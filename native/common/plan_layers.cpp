@@ -1,0 +1,101 @@
+#include "common/plan_layers.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+
+#include "common/matmul.h"
+
+namespace tw {
+namespace {
+
+constexpr int64_t kRoom = 16;  // floats of the widest vector
+
+Buffer<float> copied(const float* from, int64_t count, int64_t room) {
+  Buffer<float> to(static_cast<std::size_t>(count + room));
+  if (count > 0) std::memcpy(to.data(), from, static_cast<std::size_t>(count) * sizeof(float));
+  std::fill(to.data() + count, to.data() + count + room, 0.0f);
+  return to;
+}
+
+// How many outputs fit along one side; negative or zero where none do.
+int64_t outputs(int64_t size, int64_t before, int64_t after, int64_t reach, int64_t stride) {
+  const int64_t room = size + before + after - reach;
+  return room < 0 ? -1 : room / stride + 1;
+}
+
+}  // namespace
+
+PlanConv::PlanConv(const float* weights, const int64_t shape[4], const float* bias, const ConvGeometry& geometry,
+                   ConvActivation activation)
+    : o_(shape[0]), c_(shape[1] * geometry.groups), kh_(shape[2]), kw_(shape[3]), geometry_(geometry), activation_(activation) {
+  const ConvGeometry& g = geometry_;
+  const bool positive = g.stride[0] > 0 && g.stride[1] > 0 && g.dilation[0] > 0 && g.dilation[1] > 0 && g.groups > 0;
+  if (!positive || o_ % g.groups != 0 || std::min({o_, shape[1], kh_, kw_}) < 1) {
+    throw std::invalid_argument("this convolution has no weights, or its strides, dilation or groups are not positive numbers that fit");
+  }
+  if (*std::min_element(g.padding, g.padding + 4) < 0) throw std::invalid_argument("padding must not be negative");
+  weights_ = copied(weights, o_ * shape[1] * kh_ * kw_, 0);
+  if (bias != nullptr) bias_ = copied(bias, o_, kRoom);
+}
+
+ConvShape PlanConv::shape(int64_t n, int64_t c, int64_t h, int64_t w) const {
+  const ConvGeometry& g = geometry_;
+  ConvShape s{n, c, h, w, o_, kh_, kw_, g.stride[0], g.stride[1], g.padding[0], g.padding[1], g.groups, 0, 0, g.dilation[0], g.dilation[1]};
+  s.oh = outputs(h, g.padding[0], g.padding[2], s.reach_h(), s.sh);
+  s.ow = outputs(w, g.padding[1], g.padding[3], s.reach_w(), s.sw);
+  if (c != c_ || s.oh < 1 || s.ow < 1) throw std::invalid_argument("this convolution does not fit its input");
+  return s;
+}
+
+const PlanConv::Packed& PlanConv::packed(ConvAlgorithm algorithm, const ConvShape& s) const {
+  Packed& p = packed_[algorithm == ConvAlgorithm::winograd][static_cast<int>(active_isa())];
+  std::call_once(p.once, [&] {
+    const int64_t taps = kh_ * kw_, row = s.group_c() * taps;
+    const WeightView view{weights_.data(), s.group_o() * row, row, taps, kw_, 1};
+    if (algorithm == ConvAlgorithm::winograd) {
+      p.floats = Buffer<float>(static_cast<std::size_t>(active_winograd().packed_floats(s)));
+      p.usable = active_winograd().pack(s, view, p.floats.data());
+    } else {
+      p.floats = Buffer<float>(static_cast<std::size_t>(active_conv_direct().packed_floats(s)));
+      active_conv_direct().pack(s, view, p.floats.data());
+    }
+  });
+  return p;
+}
+
+void PlanConv::run(const LastImage& x, const LastImage* residual, const LastImage& y) const {
+  const ConvShape s = shape(x.n, x.c, x.h, x.w);
+  const ConvEpilogue e{bias_.data(), residual == nullptr ? nullptr : residual->data, activation_};
+  const ConvLayout layout{x.pitch, y.pitch, residual == nullptr ? 0 : residual->pitch};
+  if (s.n == 0) return;
+  if (choose_algorithm(s) == ConvAlgorithm::winograd) {
+    const Packed& p = packed(ConvAlgorithm::winograd, s);
+    const ConvTile tile = resolved_tile(s, ConvAlgorithm::winograd);
+    if (p.usable && active_winograd().forward(s, x.data, p.floats.data(), e, tile, layout, y.data)) return;
+  }
+  const Packed& p = packed(ConvAlgorithm::direct, s);
+  if (!active_conv_channels_last().forward(s, x.data, p.floats.data(), e, layout, y.data)) throw std::bad_alloc();
+}
+
+PlanLinear::PlanLinear(const float* weights, int64_t out, int64_t in, const float* bias, ConvActivation activation)
+    : out_(out), in_(in), activation_(activation), weights_(copied(weights, out * in, 0)) {
+  if (bias != nullptr) bias_ = copied(bias, out, 0);
+}
+
+void PlanLinear::run(const LastImage& x, const LastImage& y) const {
+  Gemm g;
+  g.m = x.n, g.n = out_, g.k = in_;
+  g.a = x.data, g.a_row = x.pitch == 0 ? in_ : x.pitch, g.a_col = 1;
+  g.b = weights_.data(), g.b_row = 1, g.b_col = in_;
+  g.c = y.data, g.c_row = y.pitch;
+  g.epilogue.bias = bias_.data();
+  const bool relu = activation_ == ConvActivation::relu, gelu = activation_ == ConvActivation::gelu;
+  if (relu || gelu) g.epilogue.activation = relu ? Activation::relu : Activation::gelu;
+  if (!matmul(g, Batch(), nullptr)) throw std::bad_alloc();
+  if (relu || gelu || activation_ == ConvActivation::none) return;
+  active_channels_last().affine(y, nullptr, nullptr, activation_, y);
+}
+
+}  // namespace tw

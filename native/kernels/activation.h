@@ -1,0 +1,57 @@
+// Activations that a convolution takes along, lane by lane. NaN goes through all of them.
+#pragma once
+
+#include "kernels/conv.h"
+#include "kernels/math.h"
+
+namespace tw {
+namespace TW_ISA {
+namespace {
+
+TW_INLINE vf clipped(vf v, float low, float high) { return vmin(splat(high), vmax(splat(low), v)); }
+
+template <ConvActivation kind>
+TW_INLINE vf activate(vf v) {
+  switch (kind) {
+    case ConvActivation::relu: return max_nan(v, vf{});
+    case ConvActivation::gelu: return vgelu(v);
+    case ConvActivation::relu6: return clipped(v, 0.0f, 6.0f);
+    case ConvActivation::silu: return v / (1.0f + vexp(-v));
+    case ConvActivation::hard_swish: return v * (clipped(v + 3.0f, 0.0f, 6.0f) * (1.0f / 6.0f));
+    case ConvActivation::sigmoid: return 1.0f / (1.0f + vexp(-v));
+    case ConvActivation::hard_sigmoid: return clipped(v + 3.0f, 0.0f, 6.0f) * (1.0f / 6.0f);
+    default: return v;
+  }
+}
+
+template <ConvActivation kind>
+struct KnownActivation {
+  static constexpr ConvActivation value = kind;
+};
+
+// Calls f with the activation as a constant, so that a loop in it decides once.
+template <class F>
+TW_INLINE void with_activation(ConvActivation kind, F&& f) {
+  switch (kind) {
+    case ConvActivation::relu: return f(KnownActivation<ConvActivation::relu>());
+    case ConvActivation::gelu: return f(KnownActivation<ConvActivation::gelu>());
+    case ConvActivation::relu6: return f(KnownActivation<ConvActivation::relu6>());
+    case ConvActivation::silu: return f(KnownActivation<ConvActivation::silu>());
+    case ConvActivation::hard_swish: return f(KnownActivation<ConvActivation::hard_swish>());
+    case ConvActivation::sigmoid: return f(KnownActivation<ConvActivation::sigmoid>());
+    case ConvActivation::hard_sigmoid: return f(KnownActivation<ConvActivation::hard_sigmoid>());
+    default: return f(KnownActivation<ConvActivation::none>());
+  }
+}
+
+TW_INLINE vf activated(vf v, ConvActivation kind) {
+  if (kind == ConvActivation::none) return v;
+  if (kind == ConvActivation::relu) return activate<ConvActivation::relu>(v);
+  vf result = v;
+  with_activation(kind, [&](auto known) { result = activate<known.value>(v); });
+  return result;
+}
+
+}  // namespace
+}  // namespace TW_ISA
+}  // namespace tw

@@ -1,0 +1,183 @@
+#include "kernels/channels_last.h"
+
+#include "common/thread_pool.h"
+#include "kernels/conv_layout.h"
+
+namespace tw {
+namespace TW_ISA {
+namespace {
+
+// Floats below which a second thread costs more than it saves.
+constexpr int64_t kWorthThreads = 16384;
+
+// Calls f(first, last) for runs of `count` things of `floats` floats each, shared among the threads.
+template <class F>
+void for_runs(int64_t count, int64_t floats, F&& f) {
+  const int64_t threads = count * floats < kWorthThreads ? 1 : num_threads();
+  const int64_t runs = threads == 1 ? 1 : smaller(count, 4 * threads);
+  parallel_for(static_cast<int>(runs), [&](int run) { f(cut(count, runs, run), cut(count, runs, run + 1)); });
+}
+
+TW_INLINE void put(float* to, vf v, int64_t left) {
+  left >= kLanes ? store(to, v) : store_first(to, v, static_cast<int>(left));
+}
+
+void from_planes(const LastImage& x, const LastImage& y) {
+  const int64_t plane = x.h * x.w;
+  for_runs(x.n * x.h, x.w * x.c, [&](int64_t first, int64_t last) {
+    Magnitude unused;
+    for (int64_t row = first; row < last; ++row) {
+      const float* image = x.data + row / x.h * x.c * plane;
+      for (int64_t i = 0; i < x.w; i += kLanes) {
+        const int64_t count = smaller(kLanes, x.w - i);
+        int64_t offsets[kLanes];
+        for (int64_t p = 0; p < count; ++p) offsets[p] = (row * x.w + i + p) * y.pitch;
+        pack_pixels(image, plane, x.c, row % x.h * x.w + i, count, offsets, y.data, x.c, unused);
+      }
+    }
+  });
+}
+
+void to_planes(const LastImage& x, const LastImage& y) {
+  const int64_t plane = x.h * x.w;
+  if (plane == 1) {
+    for (int64_t i = 0; i < x.n; ++i) {
+      std::memcpy(y.data + i * x.c, x.data + i * x.pitch, static_cast<size_t>(x.c) * sizeof(float));
+    }
+    return;
+  }
+  const Finish none{nullptr, nullptr, ConvActivation::none};
+  for_runs(x.n * ceil_div(x.c, kLanes), plane * kLanes, [&](int64_t first, int64_t last) {
+    const int64_t vectors = ceil_div(x.c, kLanes);
+    for (int64_t i = first; i < last; ++i) {
+      const int64_t n = i / vectors, c = i % vectors * kLanes;
+      unpack_pixels(x.data + n * plane * x.pitch + c, x.pitch, plane, smaller(kLanes, x.c - c), none, y.data + (n * x.c + c) * plane, plane);
+    }
+  });
+}
+
+struct Window {
+  int64_t y0, y1, x0, x1;
+};
+
+Window window_at(const PoolShape& s, int64_t oy, int64_t ox) {
+  const int64_t y = oy * s.sh - s.ph, x = ox * s.sw - s.pw;
+  return {larger(0, y), smaller(s.h, y + s.kh), larger(0, x), smaller(s.w, x + s.kw)};
+}
+
+template <class F>
+void pool_rows(const PoolShape& s, const LastImage& x, const LastImage& y, F&& of_window) {
+  for_runs(x.n * s.oh, s.ow * x.c * s.kh * s.kw, [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      const float* image = x.data + row / s.oh * s.h * s.w * x.pitch;
+      for (int64_t ox = 0; ox < s.ow; ++ox) {
+        const Window w = window_at(s, row % s.oh, ox);
+        float* to = y.data + (row * s.ow + ox) * y.pitch;
+        for (int64_t c = 0; c < x.c; c += kLanes) put(to + c, of_window(image + c, w), x.c - c);
+      }
+    }
+  });
+}
+
+void max_pool(const PoolShape& s, const LastImage& x, const LastImage& y) {
+  pool_rows(s, x, y, [&](const float* from, const Window& w) {
+    vf most = splat(-__builtin_inff());
+    for (int64_t iy = w.y0; iy < w.y1; ++iy) {
+      for (int64_t ix = w.x0; ix < w.x1; ++ix) most = max_nan(most, load(from + (iy * s.w + ix) * x.pitch));
+    }
+    return most;
+  });
+}
+
+void avg_pool(const PoolShape& s, bool count_padding, const LastImage& x, const LastImage& y) {
+  pool_rows(s, x, y, [&](const float* from, const Window& w) {
+    const int64_t count = count_padding ? s.kh * s.kw : (w.y1 - w.y0) * (w.x1 - w.x0);
+    vf sum = {};
+    for (int64_t iy = w.y0; iy < w.y1; ++iy) {
+      for (int64_t ix = w.x0; ix < w.x1; ++ix) sum += load(from + (iy * s.w + ix) * x.pitch);
+    }
+    return sum / static_cast<float>(count);
+  });
+}
+
+// Rows are summed first, then their sums: long sums of like numbers lose less.
+void global_mean(const LastImage& x, const LastImage& y) {
+  const int64_t vectors = ceil_div(x.c, kLanes);
+  for_runs(x.n * vectors, x.h * x.w * kLanes, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      const int64_t n = i / vectors, c = i % vectors * kLanes;
+      const float* from = x.data + n * x.h * x.w * x.pitch + c;
+      vf total = {};
+      for (int64_t row = 0; row < x.h; ++row) {
+        vf sum = {};
+        for (int64_t column = 0; column < x.w; ++column, from += x.pitch) sum += load(from);
+        total += sum;
+      }
+      put(y.data + n * y.pitch + c, total / static_cast<float>(x.h * x.w), x.c - c);
+    }
+  });
+}
+
+// y = act(f(a, b)) by pixel.
+template <class F>
+void binary(const LastImage& a, const LastImage& b, ConvActivation activation, const LastImage& y, F&& f) {
+  const bool one = b.h * b.w == 1 && a.h * a.w != 1;
+  const int64_t plane = a.h * a.w;
+  for_runs(a.pixels(), a.c, [&](int64_t first, int64_t last) {
+    for (int64_t p = first; p < last; ++p) {
+      const float *from = a.data + p * a.pitch, *other = b.data + (one ? p / plane : p) * b.pitch;
+      float* to = y.data + p * y.pitch;
+      for (int64_t c = 0; c < a.c; c += kLanes) put(to + c, activated(f(load(from + c), load(other + c)), activation), a.c - c);
+    }
+  });
+}
+
+void add(const LastImage& a, const LastImage& b, ConvActivation activation, const LastImage& y) {
+  binary(a, b, activation, y, [](vf p, vf q) { return p + q; });
+}
+
+void mul(const LastImage& a, const LastImage& b, ConvActivation activation, const LastImage& y) {
+  binary(a, b, activation, y, [](vf p, vf q) { return p * q; });
+}
+
+void affine(const LastImage& x, const float* scale, const float* shift, ConvActivation activation, const LastImage& y) {
+  for_runs(x.pixels(), x.c, [&](int64_t first, int64_t last) {
+    for (int64_t p = first; p < last; ++p) {
+      const float* from = x.data + p * x.pitch;
+      float* to = y.data + p * y.pitch;
+      for (int64_t c = 0; c < x.c; c += kLanes) {
+        vf v = load(from + c);
+        if (scale != nullptr) v = multiply_add(load(shift + c), v, load(scale + c));
+        put(to + c, activated(v, activation), x.c - c);
+      }
+    }
+  });
+}
+
+void take(const LastImage& x, const int32_t* channels, const LastImage& y) {
+  for_runs(y.pixels(), y.c, [&](int64_t first, int64_t last) {
+    for (int64_t p = first; p < last; ++p) {
+      const float* from = x.data + p * x.pitch;
+      float* to = y.data + p * y.pitch;
+      for (int64_t c = 0; c < y.c; ++c) to[c] = from[channels[c]];
+    }
+  });
+}
+
+void upsample(const LastImage& x, int64_t by_h, int64_t by_w, const LastImage& y) {
+  for_runs(y.n * y.h, y.w * y.c, [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      const int64_t n = row / y.h, from_row = n * x.h + row % y.h / by_h;
+      for (int64_t i = 0; i < y.w; ++i) {
+        std::memcpy(y.data + (row * y.w + i) * y.pitch, x.data + (from_row * x.w + i / by_w) * x.pitch, static_cast<size_t>(y.c) * sizeof(float));
+      }
+    }
+  });
+}
+
+}  // namespace
+
+const ChannelsLastOps channels_last = {from_planes, to_planes, max_pool, avg_pool, global_mean, add, mul, affine, take, upsample};
+
+}  // namespace TW_ISA
+}  // namespace tw

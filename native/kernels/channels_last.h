@@ -1,0 +1,35 @@
+// What a network does between its convolutions, on channels-last images: pixels of c channels, `pitch` floats apart. As in
+// convolution, vectors may read up to a vector past a pixel's last channel and never write there.
+#pragma once
+
+#include "kernels/conv.h"
+#include "kernels/pool.h"
+
+namespace tw {
+
+struct LastImage {
+  float* data;
+  int64_t pitch;  // 0: planes (N, C, H, W)
+  int64_t n, c, h, w;
+
+  int64_t pixels() const { return n * h * w; }
+};
+
+struct ChannelsLastOps {
+  void (*from_planes)(const LastImage& x, const LastImage& y);
+  void (*to_planes)(const LastImage& x, const LastImage& y);
+  void (*max_pool)(const PoolShape& s, const LastImage& x, const LastImage& y);                    // a NaN wins
+  void (*avg_pool)(const PoolShape& s, bool count_padding, const LastImage& x, const LastImage& y);
+  void (*global_mean)(const LastImage& x, const LastImage& y);                                    // y: 1 x 1
+  // act(a + b) and act(a * b); where b has one pixel an image it is for all pixels of that image
+  void (*add)(const LastImage& a, const LastImage& b, ConvActivation activation, const LastImage& y);
+  void (*mul)(const LastImage& a, const LastImage& b, ConvActivation activation, const LastImage& y);
+  // act(x * scale + shift), scale and shift by channel, whole vectors, or both null
+  void (*affine)(const LastImage& x, const float* scale, const float* shift, ConvActivation activation, const LastImage& y);
+  void (*take)(const LastImage& x, const int32_t* channels, const LastImage& y);                   // y's channel i is x's channels[i]
+  void (*upsample)(const LastImage& x, int64_t by_h, int64_t by_w, const LastImage& y);            // each pixel repeated
+};
+
+TW_TABLE(ChannelsLastOps, channels_last)
+
+}  // namespace tw

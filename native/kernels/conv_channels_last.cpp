@@ -1,0 +1,236 @@
+// The direct algorithm where the result is channels-last: the layout that a network keeps between its layers. Windows that
+// stay inside a channels-last image are read where they lie; else the rows of a band are copied with their padding first. A
+// 1x1 kernel sees no rows at all, only pixels. Finished tiles go to the result at once.
+#include "common/machine.h"
+#include "common/scratch.h"
+#include "common/thread_pool.h"
+#include "kernels/conv_grouped.h"
+
+namespace tw {
+namespace TW_ISA {
+namespace {
+
+// In vector multiplications: below this a second thread costs more than it saves.
+constexpr int64_t kWorthThreads = 8192;
+constexpr int64_t kBandPixels = 640;
+
+struct Problem {
+  ConvShape s;
+  ConvLayout l;
+  ConvEpilogue e;
+  const float *x, *packed;
+  float* y;
+  int64_t c, o, vectors;  // of a group
+  bool in_place;          // windows are read where they lie
+  int64_t pitch, columns; // floats of a pixel and pixels of a row, as they are read
+};
+
+// The whole batch as one row of pixels.
+void flatten_pixels(ConvShape* s) {
+  const bool points = s->kh == 1 && s->kw == 1 && s->sh == 1 && s->sw == 1 && s->ph == 0 && s->pw == 0 && s->oh == s->h && s->ow == s->w;
+  if (!points) return;
+  s->w = s->ow = s->n * s->h * s->w;
+  s->n = s->h = s->oh = 1;
+}
+
+bool stays_inside(const ConvShape& s) {
+  return s.ph == 0 && s.pw == 0 && (s.oh - 1) * s.sh + s.reach_h() <= s.h && (s.ow - 1) * s.sw + s.reach_w() <= s.w;
+}
+
+// Rows and columns of outputs, and the panels of channels, that a task computes.
+struct Part {
+  int64_t n, y0, y1, x0, x1, group, vector0, vector1;
+};
+
+struct Cuts {
+  int64_t rows, columns, splits;  // pieces
+};
+
+int64_t most_l2() { return larger(256 << 10, smaller(machine().caches.l2, 2 << 20)); }
+
+// A part's input stays in half of the second-level cache while the panels of weights pass by. Where there are fewer parts
+// than threads they become smaller, in rows, columns or channels.
+Cuts cuts_of(const Problem& p) {
+  const ConvShape& s = p.s;
+  const int64_t pixel_bytes = 4 * s.sh * s.sw * p.c, by_cache = most_l2() / 2 / larger(1, pixel_bytes);
+  const int64_t pixels = larger(4 * kMaxRows, smaller(kBandPixels, by_cache));
+  Cuts cuts{1, 1, 1};
+  if (s.oh == 1) {
+    cuts.columns = ceil_div(s.ow, pixels);
+  } else {
+    cuts.rows = ceil_div(s.oh, larger(1, pixels / s.ow));
+  }
+  const int64_t images = s.n * s.groups, work = images * s.oh * s.ow * s.kh * s.kw * p.c * p.vectors;
+  const int64_t threads = work < kWorthThreads ? 1 : num_threads();
+  const int64_t parts = images * cuts.rows * cuts.columns;
+  if (threads == 1 || parts % threads == 0 || parts >= 4 * threads) return cuts;
+  if (s.oh == 1) {
+    const int64_t wanted = round_up(cuts.columns, threads);
+    if (s.ow >= wanted * kMaxRows * 2) cuts.columns = wanted;
+  } else {
+    cuts.rows = smaller(s.oh, ceil_div(round_up(parts, threads), images));
+  }
+  const int64_t now = images * cuts.rows * cuts.columns;
+  if (now < threads) cuts.splits = smaller(ceil_div(p.vectors, kPanelVectors), ceil_div(threads, now));
+  return cuts;
+}
+
+RowBuffer band_rows(const Problem& p, const Part& b, float* to) {
+  const ConvShape& s = p.s;
+  const int64_t first = b.y0 * s.sh - s.ph, input_rows = (b.y1 - b.y0 - 1) * s.sh + s.reach_h();
+  if (p.in_place) return {const_cast<float*>(p.x) + (b.n * s.h + first) * s.w * p.pitch + b.group * p.c, p.pitch, s.w, 0, first, input_rows};
+  const RowBuffer rows{to, p.c, p.columns, s.pw, first, input_rows};
+  zero_margins(rows, s.w);
+  if (p.l.x_pitch == 0) {
+    Magnitude unused;
+    pack_rows(rows, p.x + (b.n * s.c + b.group * p.c) * s.h * s.w, p.c, s.h, s.w, first, first + input_rows, unused);
+  } else {
+    copy_rows(rows, p.x + b.n * s.h * s.w * p.l.x_pitch + b.group * p.c, p.l.x_pitch, p.c, s.h, s.w, first, first + input_rows);
+  }
+  return rows;
+}
+
+int64_t scratch_floats(const Problem& p, const Part& b) {
+  if (p.in_place) return 0;
+  return round_up(((b.y1 - b.y0 - 1) * p.s.sh + p.s.reach_h()) * p.columns * p.c, 16);
+}
+
+void multiply(const Problem& p, const Part& b, const RowBuffer& rows) {
+  const ConvShape& s = p.s;
+  const int64_t width = b.x1 - b.x0, chunks = ceil_div(width, kMaxRows);
+  const bool whole_rows = s.dw == 1 && p.pitch == p.c;  // the taps of a kernel row are one segment, or one each
+  MicroArgs args;
+  MicroFinish finish;
+  args.run = whole_rows ? 1 : s.kw;
+  args.a_step = s.dw * p.pitch;
+  args.a_row = s.sw * p.pitch;
+  args.a_segment = s.dh * rows.columns * p.pitch;
+  args.segments = s.kh * args.run;
+  args.length = s.kw / args.run * p.c;
+  args.c_row = p.l.y_pitch;
+  args.accumulate = false;
+  args.finish = &finish;
+  finish.activation = p.e.activation;
+  finish.residual_row = p.l.residual_pitch;
+  for (int64_t vector = b.vector0; vector < b.vector1; vector += kPanelVectors) {
+    const int64_t vectors = smaller(kPanelVectors, p.vectors - vector), channel = b.group * p.o + vector * kLanes;
+    args.b = p.packed + (b.group * p.vectors + vector) * s.kh * s.kw * p.c * kLanes;
+    args.b_segment = args.length * vectors * kLanes;
+    finish.bias = p.e.bias == nullptr ? nullptr : p.e.bias + channel;
+    finish.channels = p.o - vector * kLanes;
+    for (int64_t y = b.y0; y < b.y1; ++y) {
+      const float* row = rows.row(y * s.sh - s.ph);
+      for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+        const int64_t x = b.x0 + cut(width, chunks, chunk), count = b.x0 + cut(width, chunks, chunk + 1) - x;
+        const int64_t pixel = (b.n * s.oh + y) * s.ow + x;
+        args.a = row + x * args.a_row;
+        args.c = p.y + pixel * p.l.y_pitch + channel;
+        finish.residual = p.e.residual == nullptr ? nullptr : p.e.residual + pixel * p.l.residual_pitch + channel;
+        pick_micro<true>(count, vectors)(args);
+      }
+    }
+  }
+}
+
+bool run_part(const Problem& p, const Part& b) {
+  float* base = nullptr;
+  if (!p.in_place) {
+    base = thread_scratch(scratch_floats(p, b));
+    if (base == nullptr) return false;
+  }
+  multiply(p, b, band_rows(p, b, base));
+  return true;
+}
+
+bool forward_wide(const Problem& p) {
+  const ConvShape& s = p.s;
+  const Cuts cuts = cuts_of(p);
+  const int64_t panels = ceil_div(p.vectors, kPanelVectors);
+  bool failed = false;
+  parallel_for(static_cast<int>(s.n * s.groups * cuts.rows * cuts.columns * cuts.splits), [&](int task) {
+    int64_t at = task;
+    const auto next = [&](int64_t count) {
+      const int64_t i = at % count;
+      at /= count;
+      return i;
+    };
+    const int64_t split = next(cuts.splits), column = next(cuts.columns), row = next(cuts.rows);
+    Part b;
+    b.group = next(s.groups);
+    b.n = at;
+    b.y0 = cut(s.oh, cuts.rows, row);
+    b.y1 = cut(s.oh, cuts.rows, row + 1);
+    b.x0 = cut(s.ow, cuts.columns, column);
+    b.x1 = cut(s.ow, cuts.columns, column + 1);
+    b.vector0 = cut(panels, cuts.splits, split) * kPanelVectors;
+    b.vector1 = smaller(cut(panels, cuts.splits, split + 1) * kPanelVectors, p.vectors);
+    if (!run_part(p, b)) __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
+  });
+  return !failed;
+}
+
+// --- narrow groups ---
+
+// One row of outputs, a chunk of pixels through all blocks before the next: neighbouring channels are neighbours in memory.
+void narrow_row(const Problem& p, int64_t n, int64_t y, int64_t block0, int64_t block1) {
+  const ConvShape& s = p.s;
+  const GroupBlocks blocks = group_blocks(s);
+  const int64_t top = y * s.sh - s.ph, taps = s.kw * s.group_c() * kLanes;
+  const int64_t first = top >= 0 ? 0 : ceil_div(-top, s.dh);
+  const int64_t end = s.h <= top ? 0 : smaller(s.kh, ceil_div(s.h - top, s.dh));
+  const int64_t inside = larger(0, end - first), chunks = ceil_div(s.ow, kGroupedPixels);
+  const float* image = p.x + n * s.h * s.w * p.l.x_pitch + (inside > 0 ? (top + first * s.dh) * s.w * p.l.x_pitch : 0);
+  GroupedRow row{nullptr, p.l.x_pitch, s.dh * s.w * p.l.x_pitch, s.w, nullptr, inside, s.kw, s.sw, s.dw, s.pw, s.group_c(), s.group_o()};
+  MicroFinish finish{nullptr, nullptr, p.l.residual_pitch, p.e.activation, 0};
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    const int64_t x = cut(s.ow, chunks, chunk), count = cut(s.ow, chunks, chunk + 1) - x, pixel = (n * s.oh + y) * s.ow + x;
+    for (int64_t block = block0; block < block1; ++block) {
+      const int64_t channel = block * blocks.o;
+      float tile[kGroupedPixels * kLanes];
+      row.x = image + block * blocks.c;
+      row.w = p.packed + (block * s.kh + first) * taps;
+      grouped_pixels(row, x, count, tile);
+      finish.bias = p.e.bias == nullptr ? nullptr : p.e.bias + channel;
+      finish.residual = p.e.residual == nullptr ? nullptr : p.e.residual + pixel * p.l.residual_pitch + channel;
+      finish.channels = smaller(blocks.o, s.o - channel);
+      finish_tile(tile, count, 1, finish, p.y + pixel * p.l.y_pitch + channel, p.l.y_pitch);
+    }
+  }
+}
+
+void forward_narrow(const Problem& p) {
+  const ConvShape& s = p.s;
+  const int64_t blocks = group_blocks(s).blocks, work = s.n * s.oh * s.ow * s.kh * s.kw * s.group_c() * blocks;
+  const int64_t threads = work < kWorthThreads ? 1 : num_threads(), rows = s.n * s.oh;
+  const int64_t bands = threads == 1 ? 1 : smaller(rows, 4 * threads);
+  const int64_t splits = threads == 1 || bands >= threads ? 1 : smaller(blocks, ceil_div(threads, bands));
+  parallel_for(static_cast<int>(bands * splits), [&](int task) {
+    const int64_t band = task / splits, split = task % splits;
+    for (int64_t row = cut(rows, bands, band); row < cut(rows, bands, band + 1); ++row) {
+      narrow_row(p, row / s.oh, row % s.oh, cut(blocks, splits, split), cut(blocks, splits, split + 1));
+    }
+  });
+}
+
+bool forward(const ConvShape& shape, const float* x, const float* packed, const ConvEpilogue& e, const ConvLayout& layout,
+             float* y) {
+  Problem p{shape, layout, e, x, packed, y, shape.group_c(), shape.group_o(), 0, false, 0, 0};
+  if (shares_vectors(shape)) {
+    forward_narrow(p);
+    return true;
+  }
+  if (layout.x_pitch != 0) flatten_pixels(&p.s);
+  const ConvShape& s = p.s;
+  p.vectors = ceil_div(p.o, kLanes);
+  p.in_place = layout.x_pitch != 0 && stays_inside(s);
+  p.pitch = p.in_place ? layout.x_pitch : p.c;
+  p.columns = larger((s.ow - 1) * s.sw + s.reach_w(), s.pw + s.w);
+  return forward_wide(p);
+}
+
+}  // namespace
+
+const ChannelsLastKernels conv_channels_last = {forward};
+
+}  // namespace TW_ISA
+}  // namespace tw

@@ -1,0 +1,160 @@
+// Convolution in groups so narrow that several share a vector: depthwise (one channel each) above all. A block is as many
+// whole groups as fill a vector of output channels; its input channels fit one vector too. What a lane multiplies by is its
+// own group's channel, so a block reads a pixel once and deals its channels out to the lanes, one permutation a channel;
+// depthwise needs none. Nothing is multiplied by another group's zeros, so NaN and infinity stay in their group.
+#pragma once
+
+#include "kernels/conv_layout.h"
+#include "kernels/conv_micro.h"
+
+namespace tw {
+namespace TW_ISA {
+namespace {
+
+struct GroupBlocks {
+  int64_t groups, blocks;  // groups of a block; blocks of all
+  int64_t c, o;            // channels of a block in and out
+};
+
+inline GroupBlocks group_blocks(const ConvShape& s) {
+  const int64_t groups = kLanes / s.group_o();
+  return {groups, ceil_div(s.groups, groups), groups * s.group_c(), groups * s.group_o()};
+}
+
+inline bool shares_vectors(const ConvShape& s) {
+  if (s.groups < 2 || s.group_o() < 1 || s.group_c() < 1 || s.group_o() * 2 > kLanes) return false;
+  return group_blocks(s).c <= kLanes;
+}
+
+inline int64_t grouped_floats(const ConvShape& s) { return group_blocks(s).blocks * s.kh * s.kw * s.group_c() * kLanes; }
+
+// [block][ky][kx][channel of the group][lane]
+inline void pack_grouped(const ConvShape& s, const WeightView& w, float* packed) {
+  const GroupBlocks b = group_blocks(s);
+  const int64_t o = s.group_o();
+  for (int64_t block = 0; block < b.blocks; ++block) {
+    for (int64_t ky = 0; ky < s.kh; ++ky) {
+      for (int64_t kx = 0; kx < s.kw; ++kx) {
+        for (int64_t c = 0; c < s.group_c(); ++c, packed += kLanes) {
+          for (int64_t lane = 0; lane < kLanes; ++lane) {
+            const int64_t g = block * b.groups + lane / o;
+            const bool used = lane < b.o && g < s.groups;
+            packed[lane] = used ? w.data[g * w.group + lane % o * w.out + c * w.in + ky * w.row + kx * w.col] : 0.0f;
+          }
+        }
+      }
+    }
+  }
+}
+
+TW_INLINE vf permuted(vf v, vi from) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)from, (__m512)v);
+#elif defined(__AVX2__)
+  return (vf)_mm256_permutevar8x32_ps((__m256)v, (__m256i)from);
+#else
+  vf out;
+  for (int i = 0; i < kLanes; ++i) out[i] = v[from[i]];
+  return out;
+#endif
+}
+
+// A row of outputs of one block. `x` is column 0 of the input row under the first tap that lies inside the image.
+struct GroupedRow {
+  const float* x;
+  int64_t pitch, tap_row;   // floats from a pixel to the next, and from a tap's row to the next tap's
+  int64_t width;            // of the image; columns outside count as zero
+  const float* w;           // of the first tap inside
+  int64_t rows;             // taps inside
+  int64_t kw, sw, dw, pad;
+  int64_t group_c, group_o;
+};
+
+constexpr int kGroupedPixels = 8;
+
+template <bool Inside>
+TW_INLINE vf pixel(const GroupedRow& g, const float* row, int64_t column) {
+  if (!Inside && (column < 0 || column >= g.width)) return vf{};
+  return load(row + column * g.pitch);
+}
+
+// Depthwise: input pixels are read once a row and go to every output whose window they are in.
+template <int Taps, int Stride, int Pixels, bool Inside>
+TW_INLINE void depthwise_tile(const GroupedRow& g, int64_t column, float* tile) {
+  vf acc[Pixels] = {};
+  const float *row = g.x, *w = g.w;
+  for (int64_t ky = 0; ky < g.rows; ++ky, row += g.tap_row, w += Taps * kLanes) {
+    vf weight[Taps];
+#pragma GCC unroll 7
+    for (int kx = 0; kx < Taps; ++kx) weight[kx] = load(w + kx * kLanes);
+#pragma GCC unroll 32
+    for (int i = 0; i < (Pixels - 1) * Stride + Taps; ++i) {
+      const vf x = pixel<Inside>(g, row, column + i);
+#pragma GCC unroll 7
+      for (int kx = 0; kx < Taps; ++kx) {
+        if (i >= kx && (i - kx) % Stride == 0 && (i - kx) / Stride < Pixels) {
+          acc[(i - kx) / Stride] = multiply_add(acc[(i - kx) / Stride], x, weight[kx]);
+        }
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int p = 0; p < Pixels; ++p) store(tile + p * kLanes, acc[p]);
+}
+
+// Any kernel, stride, dilation and group.
+template <int Pixels, bool Inside>
+void grouped_tile(const GroupedRow& g, int64_t column, float* tile) {
+  vf acc[Pixels] = {};
+  vi first;
+  for (int i = 0; i < kLanes; ++i) {
+    const int64_t from = i / g.group_o * g.group_c;
+    first[i] = static_cast<int32_t>(from < kLanes ? from : 0);
+  }
+  const float *row = g.x, *w = g.w;
+  for (int64_t ky = 0; ky < g.rows; ++ky, row += g.tap_row) {
+    for (int64_t kx = 0; kx < g.kw; ++kx) {
+      vf x[Pixels];
+#pragma GCC unroll 8
+      for (int p = 0; p < Pixels; ++p) x[p] = pixel<Inside>(g, row, column + p * g.sw + kx * g.dw);
+      vi from = first;
+      for (int64_t c = 0; c < g.group_c; ++c, w += kLanes, from += 1) {
+        const vf weight = load(w);
+#pragma GCC unroll 8
+        for (int p = 0; p < Pixels; ++p) acc[p] = multiply_add(acc[p], permuted(x[p], from), weight);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int p = 0; p < Pixels; ++p) store(tile + p * kLanes, acc[p]);
+}
+
+template <int Pixels, bool Inside>
+void any_tile(const GroupedRow& g, int64_t column, float* tile) {
+  const bool depthwise = g.group_c == 1 && g.group_o == 1 && g.dw == 1;
+  if (depthwise && g.sw == 1 && g.kw == 3) return depthwise_tile<3, 1, Pixels, Inside>(g, column, tile);
+  if (depthwise && g.sw == 1 && g.kw == 5) return depthwise_tile<5, 1, Pixels, Inside>(g, column, tile);
+  if (depthwise && g.sw == 1 && g.kw == 7) return depthwise_tile<7, 1, Pixels, Inside>(g, column, tile);
+  if (depthwise && g.sw == 2 && g.kw == 3) return depthwise_tile<3, 2, Pixels, Inside>(g, column, tile);
+  if (depthwise && g.sw == 2 && g.kw == 5) return depthwise_tile<5, 2, Pixels, Inside>(g, column, tile);
+  if (depthwise && g.sw == 2 && g.kw == 7) return depthwise_tile<7, 2, Pixels, Inside>(g, column, tile);
+  grouped_tile<Pixels, Inside>(g, column, tile);
+}
+
+template <int Pixels>
+void edge_or_inside(const GroupedRow& g, int64_t x, float* tile) {
+  const int64_t column = x * g.sw - g.pad, last = column + (Pixels - 1) * g.sw + (g.kw - 1) * g.dw;
+  column >= 0 && last < g.width ? any_tile<Pixels, true>(g, column, tile) : any_tile<Pixels, false>(g, column, tile);
+}
+
+// Outputs x0 ... x0 + count - 1 of a row to `tile`, kLanes floats each; at most kGroupedPixels of them.
+TW_INLINE void grouped_pixels(const GroupedRow& g, int64_t x0, int64_t count, float* tile) {
+  using Run = void (*)(const GroupedRow&, int64_t, float*);
+  static constexpr Run table[kGroupedPixels] = {edge_or_inside<1>, edge_or_inside<2>, edge_or_inside<3>, edge_or_inside<4>,
+                                                edge_or_inside<5>, edge_or_inside<6>, edge_or_inside<7>, edge_or_inside<8>};
+  table[count - 1](g, x0, tile);
+}
+
+}  // namespace
+}  // namespace TW_ISA
+}  // namespace tw

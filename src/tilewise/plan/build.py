@@ -1,0 +1,150 @@
+"""From steps to native plans: runs of steps that the native plan knows become one call each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise._extension import native
+from tilewise.plan.lower import Lowering, Step
+from tilewise.plan.trace import Value
+
+Array = npt.NDArray[Any]
+Shape = tuple[int, ...]
+
+
+class Layers:
+    """Native layers with their weights, shared by the plans of one module for several sizes of input."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[Array, Array | None, tuple[Any, ...], Any]] = {}
+
+    def get(self, number: int, step: Step) -> Any:
+        assert native is not None and step.weight is not None
+        options = (step.kind, step.activation, *step.options.values())
+        found = self._kept.get(number)
+        if found and found[2] == options and _equal(found[0], step.weight) and _equal(found[1], step.bias):
+            return found[3]
+        weight = np.ascontiguousarray(step.weight, np.float32)
+        bias = None if step.bias is None else np.ascontiguousarray(step.bias, np.float32)
+        if step.kind == "conv":
+            made = native.PlanConv(weight, bias, activation=step.activation, **step.options)
+        else:
+            made = native.PlanLinear(weight, bias, step.activation)
+        self._kept[number] = (weight, bias, options, made)
+        return made
+
+
+def _equal(a: Array | None, b: Array | None) -> bool:
+    return a is b or (a is not None and b is not None and np.array_equal(a, b))
+
+
+@dataclass
+class Segment:
+    """A native plan: the values it reads, those it gives with their shapes, and which layer each of its values belongs to."""
+
+    plan: Any
+    sources: list[int]
+    results: list[tuple[int, Shape]]
+    layers: dict[int, str] = field(default_factory=dict)
+
+    def run(self, values: dict[int, Array]) -> None:
+        arrays = self.plan.run([np.ascontiguousarray(values[i], np.float32) for i in self.sources])
+        for (number, shape), array in zip(self.results, arrays, strict=True):
+            values[number] = array.reshape(shape)
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operation called from Python."""
+
+    number: int
+    step: Step
+    lowering: Lowering
+
+    def run(self, values: dict[int, Array]) -> None:
+        node = self.step.node
+        assert node is not None
+
+        def known(value: Any) -> Any:
+            return values[self.lowering.find(value)] if isinstance(value, Value) else value
+
+        params = {name: known(value) for name, value in node.params.items()}
+        values[self.number] = np.asarray(node.operation().forward(*[known(v) for v in node.inputs], **params))
+
+
+Part = Segment | Call
+
+
+def parts(lowering: Lowering, layers: Layers) -> list[Part]:
+    """The steps in order, native ones next to each other in one segment."""
+    found: list[Part] = []
+    run: list[int] = []
+    for number, step in lowering.steps.items():
+        if step.kind != "python":
+            run.append(number)
+            continue
+        if run:
+            found.append(_segment(lowering, run, layers))
+            run = []
+        found.append(Call(number, step, lowering))
+    if run:
+        found.append(_segment(lowering, run, layers))
+    return found
+
+
+def _segment(lowering: Lowering, run: list[int], layers: Layers) -> Segment:
+    assert native is not None
+    plan, steps, inside = native.FloatPlan(), lowering.steps, set(run)
+    sources = sorted({i for n in run for i in steps[n].inputs} - inside)
+    values = {i: plan.input(*_image(lowering.shapes[i])) for i in sources}
+    names: dict[int, str] = {}
+    for number in run:
+        values[number] = _add(plan, number, steps[number], values, layers)
+        names[values[number]] = steps[number].layer
+    outside = {i for n, step in steps.items() if n not in inside for i in step.inputs}
+    result = lowering.trace.result
+    last = lowering.find(result) if isinstance(result, Value) else -1
+    results = [(n, lowering.shapes[n]) for n in run if n in outside or n == last]
+    for number, _ in results:
+        plan.output(values[number])
+    plan.finish()
+    return Segment(plan, sources, results, names)
+
+
+def _image(shape: Shape) -> Shape:
+    return shape if len(shape) == 4 else (*shape, 1, 1)
+
+
+def _add(plan: Any, number: int, step: Step, values: dict[int, int], layers: Layers) -> int:
+    reads, options = [values[i] for i in step.inputs], step.options
+    made: int
+    if step.kind == "conv":
+        made = plan.conv(layers.get(number, step), *reads)
+    elif step.kind == "linear":
+        made = plan.linear(layers.get(number, step), *reads)
+    elif step.kind in ("max_pool", "avg_pool"):
+        made = plan.pool(reads[0], mean=step.kind == "avg_pool", **options)
+    elif step.kind == "global_mean":
+        made = plan.global_mean(reads[0])
+    elif step.kind in ("add", "mul"):
+        made = plan.binary(step.kind == "mul", *reads, step.activation)
+    elif step.kind == "affine":
+        scale = [] if step.weight is None else step.weight.tolist()
+        made = plan.affine(reads[0], scale, [] if step.bias is None else step.bias.tolist(), step.activation)
+    elif step.kind == "concat":
+        made = plan.concat(reads)
+    elif step.kind == "slice":
+        made = plan.slice(reads[0], options["first"], step.shape[1])
+    elif step.kind == "take":
+        made = plan.take(reads[0], options["channels"])
+    elif step.kind == "upsample":
+        made = plan.upsample(reads[0], *options["by"])
+    elif step.kind == "flatten":
+        made = plan.flatten(reads[0])
+    else:
+        made = reads[0]
+    return made

@@ -1,0 +1,114 @@
+"""A module compiled for inference: traced once for every size of input, run in as few native calls as can be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise._extension import native
+from tilewise.errors import ConfigurationError, DtypeError
+from tilewise.nn.module import Module
+from tilewise.plan.build import Layers, Part, Segment, parts
+from tilewise.plan.lower import Lowering
+from tilewise.plan.trace import Value, run, trace
+from tilewise.tensor import Tensor
+
+Array = npt.NDArray[Any]
+
+_SIZES = 8  # of input, whose plans are kept
+_AGREES = 1e-2  # of the largest result: far above rounding, far below another network's
+
+
+class Plan:
+    """What `compile` gives. Call it with an array or a Tensor; it gives back the same kind.
+
+    The weights are those of the moment the plan was made: compile again after training. An input of another size is
+    traced when it comes.
+    """
+
+    def __init__(self, module: Module, example: Any) -> None:
+        self._module, self._layers = module, Layers()
+        self._plans: dict[tuple[int, ...], _Sized] = {}
+        self._sized(np.ascontiguousarray(example, np.float32))
+
+    def __call__(self, x: Any) -> Any:
+        wrapped = isinstance(x, Tensor)
+        array = np.ascontiguousarray(x.data if wrapped else x)
+        if array.dtype != np.float32:
+            raise DtypeError(f"a plan takes float32, not {array.dtype}")
+        out = self._sized(array).run(array)
+        return Tensor(out) if wrapped else out
+
+    def _sized(self, array: Array) -> _Sized:
+        found = self._plans.pop(array.shape, None)
+        if found is None:
+            found = _Sized(self._module, array, self._layers)
+        self._plans[array.shape] = found
+        if len(self._plans) > _SIZES:
+            del self._plans[next(iter(self._plans))]
+        return found
+
+    @property
+    def native_calls(self) -> int:
+        """Native calls and operations called from Python that the size used last takes."""
+        return len(next(reversed(self._plans.values())).parts)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Memory between the layers, for the size used last."""
+        last = next(reversed(self._plans.values()))
+        return sum(part.plan.arena_bytes for part in last.parts if isinstance(part, Segment))
+
+
+class _Sized:
+    """The plan for one shape of input."""
+
+    parts: list[Part]
+
+    def __init__(self, module: Module, example: Array, layers: Layers) -> None:
+        traced = trace(module, example)
+        if not isinstance(traced.result, Value):
+            raise ConfigurationError(f"the result of {type(module).__name__} does not depend on its input through tensors")
+        lowering = Lowering(traced)
+        self.parts, self.result = parts(lowering, layers), lowering.find(traced.result)
+        self._check(module, example)
+
+    def run(self, x: Array) -> Array:
+        values: dict[int, Array] = {0: x}
+        for part in self.parts:
+            part.run(values)
+        return values[self.result]
+
+    def _check(self, module: Module, example: Array) -> None:
+        """Another input gives what the module gives: numbers that went around the tensors would be constants here."""
+        if example.size == 0:
+            return
+        other = np.ascontiguousarray(example[..., ::-1] * np.float32(0.5) + np.float32(0.125))
+        want, got = run(module, other).data, self.run(other)
+        if want.shape != got.shape or not _agree(want, got):
+            raise ConfigurationError(
+                f"{type(module).__name__} cannot be planned: for another input than the example its operations are others"
+            )
+
+
+def _agree(want: Array, got: Array) -> bool:
+    finite = np.isfinite(want) & np.isfinite(got)
+    if not finite.all():
+        return bool((np.isnan(want) == np.isnan(got)).all())
+    return bool(np.abs(want - got).max(initial=0) <= _AGREES * np.abs(want).max(initial=0) + 1e-6)
+
+
+def compile(module: Module, example: Any) -> Plan:  # noqa: A001 - the field's word
+    """A plan that computes what `module` does in eval mode, for inputs like `example` (an array or a Tensor).
+
+    >>> import numpy as np
+    >>> from tilewise import models
+    >>> plan = compile(models.resnet8(), np.zeros((1, 3, 32, 32), np.float32))
+    >>> plan(np.ones((2, 3, 32, 32), np.float32)).shape
+    (2, 10)
+    """
+    if native is None:
+        raise ConfigurationError("a plan needs tilewise's compiled kernels, which are not installed; call the module itself")
+    return Plan(module, example.data if isinstance(example, Tensor) else example)

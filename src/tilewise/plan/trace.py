@@ -1,0 +1,125 @@
+"""What a module computes for one input, as a list of operations.
+
+The module runs once, in eval mode and without gradients, and every operation that passes `tensor.apply` is noted with the
+arrays it read and made. An array is known by its identity: one that an earlier operation made is a value, any other is a
+constant. So any module can be traced, however its `forward` is written, as long as its numbers pass through tensors.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise import _events
+from tilewise.errors import ConfigurationError
+from tilewise.nn.module import Module
+from tilewise.tensor import Tensor, no_grad
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Value:
+    """The result of an earlier node, by its number; number 0 is the input."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation: its class, what it read, its parameters, the layer it ran in, the shape it gave."""
+
+    operation: type
+    inputs: tuple[Value | Array, ...]
+    params: dict[str, Any]
+    layer: str
+    shape: tuple[int, ...]
+
+
+@dataclass
+class Trace:
+    """Nodes in the order they ran; node i made value i + 1."""
+
+    input_shape: tuple[int, ...]
+    nodes: list[Node] = field(default_factory=list)
+    result: Value | Array = Value(0)
+
+    def users(self) -> dict[int, int]:
+        """How many times each value is read; the result counts once more."""
+        counts = dict.fromkeys(range(len(self.nodes) + 1), 0)
+        read = [v for n in self.nodes for v in (*n.inputs, *n.params.values()) if isinstance(v, Value)]
+        for value in [*read, self.result]:
+            if isinstance(value, Value):
+                counts[value.number] += 1
+        return counts
+
+
+class _Tracer:
+    """Listens to one thread. Arrays stay alive while it does, so that no two have one identity."""
+
+    def __init__(self, example: Array) -> None:
+        self.owner, self.records = threading.get_ident(), _Forgetful()
+        self.trace = Trace(example.shape)
+        self.alive: list[Array] = [example]
+        self.values = {id(example): Value(0)}
+
+    def seen(self, array: Any) -> Any:
+        return self.values.get(id(array), array)
+
+    def __call__(self, step: Any, arrays: list[Any], params: dict[str, Any], result: Any) -> None:
+        if threading.get_ident() != self.owner:
+            return
+        result = np.asarray(result)
+        inputs = tuple(self.seen(a) for a in arrays)
+        known = {name: self.seen(value) for name, value in params.items()}
+        self.trace.nodes.append(Node(type(step), inputs, known, step.recorded_layer, result.shape))
+        self.alive += [result, *arrays]
+        self.values[id(result)] = Value(len(self.trace.nodes))
+
+
+class _Forgetful(list[Any]):
+    def append(self, item: Any) -> None:
+        pass
+
+
+@contextmanager
+def _as_in_use(module: Module) -> Iterator[None]:
+    """Eval mode, no gradients; afterwards every layer is in the mode it was in."""
+    modes = [(m, m.training) for m in module.modules()]
+    module.eval()
+    try:
+        with no_grad():
+            yield
+    finally:
+        for layer, training in modes:
+            layer.training = training
+
+
+def run(module: Module, x: Array) -> Any:
+    """The module's own result for an array, as it is in use."""
+    with _as_in_use(module):
+        return module(Tensor(x))
+
+
+def trace(module: Module, example: Any) -> Trace:
+    """The operations of `module(example)`."""
+    x = Tensor(np.ascontiguousarray(example, np.float32))
+    tracer = _Tracer(x.data)
+    _events.recorders.attach(tracer)
+    _events.tracers.append(tracer)
+    try:
+        with _as_in_use(module):
+            result = module(x)
+    finally:
+        _events.tracers.remove(tracer)
+        _events.recorders.detach(tracer)
+    if not isinstance(result, Tensor):
+        raise ConfigurationError(f"{type(module).__name__} gives a {type(result).__name__}; a plan gives one Tensor")
+    tracer.trace.result = tracer.seen(result.data)
+    return tracer.trace
