@@ -20,6 +20,7 @@ from benchmarks.harness import Row, Run, compare, write_results
 from tilewise import Tensor, models, no_grad, optim
 from tilewise.nn import Conv2d, MaxPool2d, ReLU, Sequential
 from tilewise.nn import functional as F
+from tilewise.plan import compile
 
 # name, input channels, filters, image side, kernel, stride
 LAYERS = [
@@ -51,12 +52,11 @@ def forward(name: str, batch: int, threads: int, budget_s: float) -> Row:
     model, peer = getattr(models, name)(), getattr(torch_models, name)()
     peer.load_state_dict({key: torch.from_numpy(value.data) for key, value in model.state_dict().items()})
     x = np.random.default_rng(0).standard_normal((batch, 3, 32, 32)).astype(np.float32)
-    others, tx, ours = onnx_models.runs(model, x, threads), torch.from_numpy(x), Tensor(x)
-    model.eval()
-    with no_grad(), torch.inference_mode():
-        check_same(name, model(ours), [peer(tx), *(run() for run in others.values())])
+    others, tx, plan = onnx_models.runs(model, x, threads), torch.from_numpy(x), compile(model, x)
+    with torch.inference_mode():
+        check_same(name, plan(x), [peer(tx), *(run() for run in others.values())])
         runs: dict[str, Run] = {
-            "tilewise": lambda: model(ours),
+            "tilewise": lambda: plan(x),
             "torch": lambda: peer(tx),
             **others,
         }
@@ -122,12 +122,12 @@ def deep(side: int, batch: int, threads: int, budget_s: float) -> Row:
     """What a network does whose filters exceed every cache: weights come from memory, layer after layer."""
     model = resnet18_convolutions()
     x = np.random.default_rng(0).standard_normal((batch, 3, side, side)).astype(np.float32)
-    others, ours = onnx_models.runs(model, x, threads), Tensor(x)
+    others, plan = onnx_models.runs(model, x, threads), compile(model, x)
     peer, tx = torch_models.of_layers(model), torch.from_numpy(x)
-    with no_grad(), torch.inference_mode():
-        check_same("resnet18", model(ours), [peer(tx), *(run() for run in others.values())])
+    with torch.inference_mode():
+        check_same("resnet18", plan(x), [peer(tx), *(run() for run in others.values())])
         runs: dict[str, Run] = {
-            "tilewise": lambda: model(ours),
+            "tilewise": lambda: plan(x),
             "torch": lambda: peer(tx),
             **others,
         }

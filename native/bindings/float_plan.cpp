@@ -106,6 +106,7 @@ void bind_float_plan(nb::module_& m) {
       .def("slice", &FloatPlan::slice)
       .def("take", &FloatPlan::take)
       .def("upsample", &FloatPlan::upsample)
+      .def("spread", &FloatPlan::spread)
       .def("flatten", &FloatPlan::flatten)
       .def("output", &FloatPlan::output)
       .def("finish", &FloatPlan::finish)

@@ -227,7 +227,7 @@ int64_t winograd_transforms() { return transforms.load(); }
 
 bool winograd_applies(const ConvShape& s) { return s.kh == 3 && s.kw == 3 && s.sh == 1 && s.sw == 1 && s.dh == 1 && s.dw == 1; }
 
-// Counts vector instructions: direct multiplies nine times a pixel; Winograd 36 times a tile of sixteen, and pays for the
+// Counts vector instructions, and the bytes of large filters: direct multiplies nine times a pixel; Winograd 36 times a tile of sixteen, and pays for the
 // transforms (loads, stores and about 150 additions a vector each way). Fixed by benchmarks/conv.py --layers, "3x3 16-16 at
 // 32" and "3x3 64-64 at 8", on AVX2 and AVX-512.
 ConvAlgorithm choose_algorithm(const ConvShape& s) {
@@ -237,9 +237,13 @@ ConvAlgorithm choose_algorithm(const ConvShape& s) {
   if (s.groups > 1 && s.group_o() * 2 <= lanes) return ConvAlgorithm::direct;  // several groups share a vector there
   const int64_t c = s.group_c(), c_vectors = ceil_div(c, lanes), o_vectors = ceil_div(s.group_o(), lanes);
   const int64_t tiles = ceil_div(s.oh, 4) * ceil_div(s.ow, 4);
-  const int64_t direct = s.oh * s.ow * 9 * c * o_vectors;
-  const int64_t winograd = tiles * (36 * c * o_vectors + kInputTransform * c_vectors + kOutputTransform * o_vectors);
-  return winograd < direct ? ConvAlgorithm::winograd : ConvAlgorithm::direct;
+  const int64_t images = s.n * s.groups, direct = images * s.oh * s.ow * 9 * c * o_vectors;
+  const int64_t arithmetic = images * tiles * (36 * c * o_vectors + kInputTransform * c_vectors + kOutputTransform * o_vectors);
+  // Filters that no second-level cache holds come by once a call, four times as many bytes as untransformed: so many arrive
+  // while a vector is multiplied (two vectors of eight or one of sixteen a cycle).
+  const int64_t filter_bytes = 36 * s.c * s.group_o() * 4, bytes_a_vector = std::max<int64_t>(1, lanes * 3 / 8);
+  const int64_t reading = filter_bytes > cache_sizes().l2 ? filter_bytes / bytes_a_vector : 0;
+  return std::max(arithmetic, reading) < direct ? ConvAlgorithm::winograd : ConvAlgorithm::direct;
 }
 
 ConvTile resolved_tile(const ConvShape& s, ConvAlgorithm algorithm) { return analytical_tile(s, algorithm); }

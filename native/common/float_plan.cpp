@@ -180,6 +180,15 @@ int FloatPlan::upsample(int x, int64_t by_h, int64_t by_w) {
   });
 }
 
+int FloatPlan::spread(int x, int64_t by_h, int64_t by_w) {
+  x = last(x);
+  const Size from = size(x);
+  require(by_h > 0 && by_w > 0 && from.c % (by_h * by_w) == 0, "the channels are no whole number of pixels");
+  return add({from.n, from.c / (by_h * by_w), from.h * by_h, from.w * by_w}, {x}, [by_h, by_w](const LastImage* in, const LastImage& out) {
+    active_channels_last().spread(in[0], by_h, by_w, out);
+  });
+}
+
 int FloatPlan::flatten(int x) {
   const Size from = size(x);
   const Size row{from.n, from.c * from.h * from.w, 1, 1};

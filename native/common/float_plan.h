@@ -34,6 +34,7 @@ class FloatPlan {
   int slice(int x, int64_t first, int64_t count);
   int take(int x, const std::vector<int>& channels);
   int upsample(int x, int64_t by_h, int64_t by_w);
+  int spread(int x, int64_t by_h, int64_t by_w);  // runs of channels become pixels
   int flatten(int x);  // (N, C, H, W) to (N, C * H * W, 1, 1), in that order
   void output(int value);
 

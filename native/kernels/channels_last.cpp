@@ -175,9 +175,22 @@ void upsample(const LastImage& x, int64_t by_h, int64_t by_w, const LastImage& y
   });
 }
 
+void spread(const LastImage& x, int64_t by_h, int64_t by_w, const LastImage& y) {
+  const size_t bytes = static_cast<size_t>(y.c) * sizeof(float);
+  for_runs(y.n * y.h, y.w * y.c, [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      const int64_t n = row / y.h, at = row % y.h, taps = at % by_h * by_w;
+      const float* from = x.data + (n * x.h + at / by_h) * x.w * x.pitch;
+      for (int64_t i = 0; i < y.w; ++i) {
+        std::memcpy(y.data + (row * y.w + i) * y.pitch, from + i / by_w * x.pitch + (taps + i % by_w) * y.c, bytes);
+      }
+    }
+  });
+}
+
 }  // namespace
 
-const ChannelsLastOps channels_last = {from_planes, to_planes, max_pool, avg_pool, global_mean, add, mul, affine, take, upsample};
+const ChannelsLastOps channels_last = {from_planes, to_planes, max_pool, avg_pool, global_mean, add, mul, affine, take, upsample, spread};
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -28,6 +28,8 @@ struct ChannelsLastOps {
   void (*affine)(const LastImage& x, const float* scale, const float* shift, ConvActivation activation, const LastImage& y);
   void (*take)(const LastImage& x, const int32_t* channels, const LastImage& y);                   // y's channel i is x's channels[i]
   void (*upsample)(const LastImage& x, int64_t by_h, int64_t by_w, const LastImage& y);            // each pixel repeated
+  // x's channels are by_h x by_w runs of y's: each run is one of the pixels that x's pixel becomes
+  void (*spread)(const LastImage& x, int64_t by_h, int64_t by_w, const LastImage& y);
 };
 
 TW_TABLE(ChannelsLastOps, channels_last)

@@ -48,11 +48,11 @@ struct Cuts {
 
 int64_t most_l2() { return larger(256 << 10, smaller(machine().caches.l2, 2 << 20)); }
 
-// A part's input stays in half of the second-level cache while the panels of weights pass by. Where there are fewer parts
-// than threads they become smaller, in rows, columns or channels.
+// A part's input and result stay in half of the second-level cache while the panels of weights pass by. Where there are
+// fewer parts than threads they become smaller, in rows, columns or channels.
 Cuts cuts_of(const Problem& p) {
   const ConvShape& s = p.s;
-  const int64_t pixel_bytes = 4 * s.sh * s.sw * p.c, by_cache = most_l2() / 2 / larger(1, pixel_bytes);
+  const int64_t pixel_bytes = 4 * (s.sh * s.sw * p.c + p.o), by_cache = most_l2() / 2 / larger(1, pixel_bytes);
   const int64_t pixels = larger(4 * kMaxRows, smaller(kBandPixels, by_cache));
   Cuts cuts{1, 1, 1};
   if (s.oh == 1) {

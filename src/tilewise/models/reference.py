@@ -6,13 +6,8 @@ distributions, so two runs start alike.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
-from tilewise._events import recorders
-from tilewise.backend import current_backend
 from tilewise.errors import ConfigurationError
 from tilewise.nn import (
     GPT,
@@ -28,8 +23,6 @@ from tilewise.nn import (
 )
 from tilewise.nn.layers import Rng
 from tilewise.tensor import Tensor, is_grad_enabled
-
-Array = npt.NDArray[Any]
 
 GPT_SIZES = {"4x128": (4, 128, 4), "6x384": (6, 384, 6), "12x768": (12, 768, 12)}  # layers, width, heads
 
@@ -95,31 +88,6 @@ class ResidualBlock(Module):
         out: Tensor = self.conv2(hidden, activation="relu", residual=shortcut)
         return out
 
-    def infer(self, x: Array) -> Array:
-        """`forward` on plain arrays, without a gradient: for a chain of small layers, tensors would cost as much as the
-        arithmetic."""
-        shortcut = x if self.skip is None else _convolve(self.skip, x)
-        return _convolve(self.conv2, _convolve(self.conv1, x, "relu"), "relu", shortcut)
-
-    def is_plain(self) -> bool:
-        return type(self.conv1) is type(self.conv2) is Conv2d and (self.skip is None or type(self.skip) is Conv2d)
-
-
-def _convolve(layer: Conv2d, x: Array, activation: str | None = None, residual: Array | None = None) -> Array:
-    bias = None if layer.bias is None else layer.bias.data
-    out: Array = current_backend().dispatch(
-        "conv2d",
-        x,
-        layer.weight.data,
-        bias,
-        stride=layer.stride,
-        padding=layer.padding,
-        groups=layer.groups,
-        activation=activation,
-        residual=residual,
-    )
-    return out
-
 
 class ResNet8(Module):
     """3×32×32 images; see `resnet8`."""
@@ -135,12 +103,7 @@ class ResNet8(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv(x, activation="relu")
-        blocks = (self.block1, self.block2, self.block3)
-        if is_grad_enabled() or recorders or not all(type(b) is ResidualBlock and b.is_plain() for b in blocks):
-            x = self.block3(self.block2(self.block1(x)))
-        else:
-            x = Tensor(self.block3.infer(self.block2.infer(self.block1.infer(x.data))))
-        logits: Tensor = self.fc(self.pool(x))
+        logits: Tensor = self.fc(self.pool(self.block3(self.block2(self.block1(x)))))
         return logits
 
 

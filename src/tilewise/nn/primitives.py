@@ -134,7 +134,7 @@ class Conv2d(Operation):
         """With dilation or uneven padding: as a convolution of the padded image with weights spread by zeros."""
         (dh, dw), dispatch = self.dilation, current_backend().dispatch
         top, left, bottom, right = self.padding if len(self.padding) == 4 else (*self.padding, *self.padding)
-        n, c, h, w = self.x.shape
+        h, w = self.x.shape[2:]
         padded = np.pad(self.x, ((0, 0), (0, 0), (top, bottom), (left, right)))
         o, i, kh, kw = self.weight.shape
         spread = np.zeros((o, i, (kh - 1) * dh + 1, (kw - 1) * dw + 1), self.weight.dtype)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tilewise import _events
 from tilewise._extension import native
-from tilewise.plan.lower import Lowering, Step
+from tilewise.plan.lower import Lowering
+from tilewise.plan.steps import Shape, Step
 from tilewise.plan.trace import Value
 
 Array = npt.NDArray[Any]
-Shape = tuple[int, ...]
 
 
 class Layers:
@@ -42,19 +44,62 @@ def _equal(a: Array | None, b: Array | None) -> bool:
     return a is b or (a is not None and b is not None and np.array_equal(a, b))
 
 
+_KERNELS = {"conv": "conv2d", "linear": "matmul", "max_pool": "max_pool2d", "avg_pool": "avg_pool2d", "concat": "cat"}
+_KERNELS |= {"global_mean": "mean", "slice": "get_item", "take": "get_item", "flatten": "reshape", "same": "reshape"}
+
+
+@dataclass(frozen=True)
+class _InPlan:
+    """Who ran a step, as a profile names it."""
+
+    op: str
+    name: str = "plan"
+    describe: None = None
+
+
 @dataclass
 class Segment:
-    """A native plan: the values it reads, those it gives with their shapes, and which layer each of its values belongs to."""
+    """A native plan: the values it reads, those it gives with their shapes, and the step of each of its values."""
 
     plan: Any
     sources: list[int]
     results: list[tuple[int, Shape]]
-    layers: dict[int, str] = field(default_factory=dict)
+    steps: dict[int, tuple[Step, list[Shape]]] = field(default_factory=dict)
 
     def run(self, values: dict[int, Array]) -> None:
-        arrays = self.plan.run([np.ascontiguousarray(values[i], np.float32) for i in self.sources])
+        given = [np.ascontiguousarray(values[i], np.float32) for i in self.sources]
+        arrays = self._recorded(given) if _events.recorders else self.plan.run(given)
         for (number, shape), array in zip(self.results, arrays, strict=True):
             values[number] = array.reshape(shape)
+
+    def _recorded(self, given: list[Array]) -> Any:
+        times = np.zeros(self.plan.values, np.int64)
+        start = _events.now()
+        arrays = self.plan.run(given, times)
+        ends = start + np.cumsum(times)
+        _events.steps(
+            (
+                _KERNELS.get(step.kind, step.kind),
+                step.layer,
+                int(ends[v] - times[v]),
+                int(ends[v]),
+                *_operands(step, shapes),
+            )
+            for v, (step, shapes) in self.steps.items()
+            if times[v]
+        )
+        return arrays
+
+
+def _operands(step: Step, shapes: list[Shape]) -> tuple[list[Any], list[Any], Any]:
+    """A step's arrays and options as a kernel's record has them."""
+    read = list(shapes[:1] if step.kind in ("conv", "linear") else shapes)
+    if step.weight is not None and step.kind != "affine":
+        read.append(step.weight.shape if step.kind == "conv" else step.weight.shape[::-1])
+    options = {"activation": step.activation or None, "kernel": step.options.get("kernel")}
+    options |= {"bias": step.bias is not None or None, "residual": len(shapes) > 1 or None}
+    kind = np.dtype(np.float32)
+    return [part for s in read for part in (s, kind)], [step.shape, kind], (_InPlan(step.kind), options, None)
 
 
 @dataclass(frozen=True)
@@ -101,10 +146,10 @@ def _segment(lowering: Lowering, run: list[int], layers: Layers) -> Segment:
     plan, steps, inside = native.FloatPlan(), lowering.steps, set(run)
     sources = sorted({i for n in run for i in steps[n].inputs} - inside)
     values = {i: plan.input(*_image(lowering.shapes[i])) for i in sources}
-    names: dict[int, str] = {}
+    made: dict[int, tuple[Step, list[Shape]]] = {}
     for number in run:
         values[number] = _add(plan, number, steps[number], values, layers)
-        names[values[number]] = steps[number].layer
+        made[values[number]] = (steps[number], [lowering.shapes[i] for i in steps[number].inputs])
     outside = {i for n, step in steps.items() if n not in inside for i in step.inputs}
     result = lowering.trace.result
     last = lowering.find(result) if isinstance(result, Value) else -1
@@ -112,7 +157,7 @@ def _segment(lowering: Lowering, run: list[int], layers: Layers) -> Segment:
     for number, _ in results:
         plan.output(values[number])
     plan.finish()
-    return Segment(plan, sources, results, names)
+    return Segment(plan, sources, results, made)
 
 
 def _image(shape: Shape) -> Shape:
@@ -143,8 +188,30 @@ def _add(plan: Any, number: int, step: Step, values: dict[int, int], layers: Lay
         made = plan.take(reads[0], options["channels"])
     elif step.kind == "upsample":
         made = plan.upsample(reads[0], *options["by"])
+    elif step.kind == "spread":
+        made = plan.spread(reads[0], *options["by"])
     elif step.kind == "flatten":
         made = plan.flatten(reads[0])
     else:
         made = reads[0]
     return made
+
+
+def images_at_once(found: list[Part], images: int) -> int:
+    """How many images of a batch go through all layers before the next: as many as keep what lies between the layers in
+    this core's part of the last cache. It costs reading the weights once a chunk, and is not done where that is more.
+
+    The steps of a native plan treat images one by one, so the numbers are the same.
+    """
+    assert native is not None
+    if len(found) != 1 or not isinstance(found[0], Segment) or images < 2:
+        return images
+    segment, cache = found[0], native.l3_share()
+    fit = max(1, cache * images // max(1, segment.plan.arena_bytes))
+    chunks = -(-images // fit)
+    steps = [step for step, _ in segment.steps.values()]
+    weights = sum(step.weight.nbytes for step in steps if step.weight is not None)
+    between = sum(2 * 4 * math.prod(step.shape) for step in steps)
+    if weights > cache and (chunks - 1) * weights >= between:
+        return images
+    return -(-images // chunks)

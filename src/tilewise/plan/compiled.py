@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError, DtypeError
 from tilewise.nn.module import Module
-from tilewise.plan.build import Layers, Part, Segment, parts
+from tilewise.plan.build import Layers, Part, Segment, images_at_once, parts
 from tilewise.plan.lower import Lowering
 from tilewise.plan.trace import Value, run, trace
 from tilewise.tensor import Tensor
@@ -31,15 +31,23 @@ class Plan:
     def __init__(self, module: Module, example: Any) -> None:
         self._module, self._layers = module, Layers()
         self._plans: dict[tuple[int, ...], _Sized] = {}
-        self._sized(np.ascontiguousarray(example, np.float32))
+        self._dtype = np.asarray(example).dtype
+        self._sized(np.ascontiguousarray(example))
 
     def __call__(self, x: Any) -> Any:
         wrapped = isinstance(x, Tensor)
         array = np.ascontiguousarray(x.data if wrapped else x)
-        if array.dtype != np.float32:
-            raise DtypeError(f"a plan takes float32, not {array.dtype}")
-        out = self._sized(array).run(array)
+        if array.dtype != self._dtype:
+            raise DtypeError(f"this plan was made for {self._dtype}, not {array.dtype}")
+        out = self._run(array)
         return Tensor(out) if wrapped else out
+
+    def _run(self, array: Array) -> Array:
+        sized = self._sized(array)
+        step = sized.images_at_once
+        if step >= len(array):
+            return sized.run(array)
+        return np.concatenate([self._run(array[i : i + step]) for i in range(0, len(array), step)])
 
     def _sized(self, array: Array) -> _Sized:
         found = self._plans.pop(array.shape, None)
@@ -70,9 +78,12 @@ class _Sized:
     def __init__(self, module: Module, example: Array, layers: Layers) -> None:
         traced = trace(module, example)
         if not isinstance(traced.result, Value):
-            raise ConfigurationError(f"the result of {type(module).__name__} does not depend on its input through tensors")
+            raise ConfigurationError(
+                f"the result of {type(module).__name__} does not depend on its input through tensors"
+            )
         lowering = Lowering(traced)
         self.parts, self.result = parts(lowering, layers), lowering.find(traced.result)
+        self.images_at_once = images_at_once(self.parts, len(example)) if example.ndim == 4 else len(example)
         self._check(module, example)
 
     def run(self, x: Array) -> Array:
@@ -83,13 +94,13 @@ class _Sized:
 
     def _check(self, module: Module, example: Array) -> None:
         """Another input gives what the module gives: numbers that went around the tensors would be constants here."""
-        if example.size == 0:
+        if example.size == 0 or example.dtype != np.float32:
             return
         other = np.ascontiguousarray(example[..., ::-1] * np.float32(0.5) + np.float32(0.125))
         want, got = run(module, other).data, self.run(other)
         if want.shape != got.shape or not _agree(want, got):
             raise ConfigurationError(
-                f"{type(module).__name__} cannot be planned: for another input than the example its operations are others"
+                f"{type(module).__name__} cannot be planned: for other inputs than the example it does something else"
             )
 
 
@@ -100,7 +111,7 @@ def _agree(want: Array, got: Array) -> bool:
     return bool(np.abs(want - got).max(initial=0) <= _AGREES * np.abs(want).max(initial=0) + 1e-6)
 
 
-def compile(module: Module, example: Any) -> Plan:  # noqa: A001 - the field's word
+def compile(module: Module, example: Any) -> Plan:
     """A plan that computes what `module` does in eval mode, for inputs like `example` (an array or a Tensor).
 
     >>> import numpy as np
@@ -110,5 +121,7 @@ def compile(module: Module, example: Any) -> Plan:  # noqa: A001 - the field's w
     (2, 10)
     """
     if native is None:
-        raise ConfigurationError("a plan needs tilewise's compiled kernels, which are not installed; call the module itself")
+        raise ConfigurationError(
+            "a plan needs tilewise's compiled kernels, which are not installed; call the module itself"
+        )
     return Plan(module, example.data if isinstance(example, Tensor) else example)

@@ -1,8 +1,9 @@
 """What a module computes for one input, as a list of operations.
 
-The module runs once, in eval mode and without gradients, and every operation that passes `tensor.apply` is noted with the
-arrays it read and made. An array is known by its identity: one that an earlier operation made is a value, any other is a
-constant. So any module can be traced, however its `forward` is written, as long as its numbers pass through tensors.
+The module runs once, in eval mode and without gradients, and every operation that passes `tensor.apply` is noted with
+the arrays it read and made. An array is known by its identity: one that an earlier operation made is a value, any other
+is a constant. So any module can be traced, however its `forward` is written, as long as its numbers pass through
+tensors.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def run(module: Module, x: Array) -> Any:
 
 def trace(module: Module, example: Any) -> Trace:
     """The operations of `module(example)`."""
-    x = Tensor(np.ascontiguousarray(example, np.float32))
+    x = Tensor(np.ascontiguousarray(example))
     tracer = _Tracer(x.data)
     _events.recorders.attach(tracer)
     _events.tracers.append(tracer)

@@ -1,0 +1,181 @@
+"""What a plan promises: the module's numbers, in one native call, whatever its `forward` looks like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tilewise import Tensor, get_num_threads, models, nn, no_grad, set_num_threads
+from tilewise._extension import native
+from tilewise.errors import ConfigurationError, DtypeError
+from tilewise.models.zoo import ZOO
+from tilewise.plan import compile
+from tilewise.profile import FLOPCounter
+from tilewise.profile.flops import Recording, summarise
+from tilewise.tensor import cat
+
+pytestmark = pytest.mark.skipif(native is None, reason="plans are native")
+
+IMAGES = [name for name in ZOO if name not in ("vit_tiny", "bert_small")]
+
+
+def images(*shape: int) -> Any:
+    return np.random.default_rng(1).standard_normal(shape, dtype=np.float32)
+
+
+def own_result(module: nn.Module, x: Any) -> Any:
+    module.eval()
+    with no_grad():
+        return module(Tensor(x)).data
+
+
+def assert_same(module: nn.Module, x: Any, plan: Any = None) -> None:
+    got = (plan or compile(module, x))(x)
+    want = own_result(module, x)
+    assert got.shape == want.shape
+    np.testing.assert_allclose(got, want, atol=1e-4 * max(1e-6, float(np.abs(want).max())), rtol=0)
+
+
+@pytest.mark.parametrize("build", [models.vgg6, models.resnet8])
+def test_reference_networks_run_in_one_call(build: Any) -> None:
+    module, x = build(), images(3, 3, 32, 32)
+    plan = compile(module, x)
+    assert_same(module, x, plan)
+    assert plan.native_calls == 1
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_every_image_network_of_the_zoo_runs_in_one_call(name: str) -> None:
+    module, x = ZOO[name](), images(1, 3, 64, 64)
+    plan = compile(module, x)
+    assert_same(module, x, plan)
+    assert plan.native_calls == 1
+
+
+def test_other_sizes_are_planned_when_they_come() -> None:
+    module = models.resnet8()
+    plan = compile(module, images(1, 3, 32, 32))
+    for shape in ((2, 3, 32, 32), (1, 3, 17, 23), (5, 3, 9, 40)):
+        assert_same(module, images(*shape), plan)
+
+
+def test_results_are_equal_bit_for_bit_on_any_number_of_threads() -> None:
+    module, x, before = ZOO["mobilenet_v3"](), images(2, 3, 64, 64), get_num_threads()
+    plan = compile(module, x)
+    try:
+        set_num_threads(1)
+        alone = plan(x)
+        for threads in (2, 3):
+            set_num_threads(threads)
+            np.testing.assert_array_equal(plan(x), alone)
+    finally:
+        set_num_threads(before)
+
+
+def test_a_large_batch_gives_what_its_images_give_one_by_one() -> None:
+    module, x = ZOO["squeezenet"](), images(7, 3, 128, 128)
+    native.pretend_machine(0, 0, 4 << 20, 0)
+    try:
+        plan = compile(module, x)
+        assert_same(module, x, plan)
+        np.testing.assert_array_equal(plan(x), np.concatenate([plan(x[i : i + 1]) for i in range(7)]))
+    finally:
+        native.pretend_machine(0, 0, 0, 0)
+
+
+class Odd(nn.Module):
+    """A forward in plain Python: a slice, a shared value, an operation that plans do not know."""
+
+    def __init__(self) -> None:
+        self.conv = nn.Conv2d(5, 12, 3, padding=1, rng=0)
+        self.deep = nn.Conv2d(6, 6, 5, padding=(2, 2, 2, 2), groups=6, rng=1)
+        self.wide = nn.Conv2d(6, 6, 3, padding=(4, 3, 0, 1), dilation=2, groups=3, rng=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x).relu()
+        left, right = y[:, :6], y[:, 6:]
+        return cat([self.deep(left) * left.sigmoid(), self.wide(right).exp(), left], axis=1).mean((2, 3))
+
+
+def test_what_a_plan_does_not_know_is_called_between_native_parts() -> None:
+    module, x = Odd(), images(2, 5, 9, 10)
+    plan = compile(module, x)
+    assert_same(module, x, plan)
+    assert plan.native_calls > 1
+
+
+class Shared(nn.Module):
+    """Values that several read: fusing one of them away would lose it."""
+
+    def __init__(self) -> None:
+        self.a, self.b = nn.Conv2d(3, 8, 1, rng=0), nn.Conv2d(8, 8, 3, padding=1, rng=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        y = self.b(x)
+        z = y.relu()
+        both = cat([y, z, x, x], axis=1)
+        return both + cat([x, y + z, (y + x).relu(), y * z], axis=1)
+
+
+def test_shared_values_survive_fusion() -> None:
+    assert_same(Shared(), images(2, 3, 7, 5))
+
+
+def test_a_profile_sees_the_layers_of_a_plan() -> None:
+    module, x = models.resnet8(), images(2, 3, 16, 16)
+    plan = compile(module, x)
+    eager = FLOPCounter().count_ops(module, x)
+    with Recording() as recording:
+        plan(x)
+    planned = summarise(recording.events)
+    assert planned.total == eager.total
+    assert planned.by_layer.keys() == eager.by_layer.keys()
+
+
+class Aside(nn.Module):
+    """Numbers that go around the tensors."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + Tensor(x.data * 2)
+
+
+def test_numbers_that_go_around_the_tensors_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="cannot be planned"):
+        compile(Aside(), images(1, 2, 3, 3))
+
+
+def test_another_dtype_is_refused() -> None:
+    plan = compile(models.resnet8(), images(1, 3, 8, 8))
+    with pytest.raises(DtypeError, match="float32"):
+        plan(np.zeros((1, 3, 8, 8)))
+
+
+def test_nan_and_infinity_spread_as_in_the_module() -> None:
+    module, x = models.vgg6(), images(1, 3, 16, 16)
+    plan = compile(module, x)
+    x[0, 1, 2, 3], x[0, 2, 9, 9] = np.nan, np.inf
+    np.testing.assert_array_equal(np.isnan(plan(x)), np.isnan(own_result(module, x)))
+
+
+def test_a_plan_keeps_the_weights_of_its_making_and_the_module_its_mode() -> None:
+    module, x = models.cnn(), images(2, 1, 8, 8)
+    module.train()
+    plan = compile(module, x)
+    assert module.training
+    before = plan(x)
+    for parameter in module.parameters():
+        parameter.data[...] = 0
+    np.testing.assert_array_equal(plan(x), before)
+
+
+def test_a_thousand_passes_hold_no_more_memory_than_the_first() -> None:
+    module, x = models.resnet8(), images(1, 3, 8, 8)
+    plan = compile(module, x)
+    plan(x)
+    held = native.memory_in_use()
+    for _ in range(1000):
+        plan(x)
+    assert native.memory_in_use() == held

@@ -1,0 +1,207 @@
+"""Convolutions of a plan, and dilation and uneven padding of the eager one, against PyTorch over odd shapes."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as TF
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tilewise import Tensor
+from tilewise._extension import native
+from tilewise.nn import functional as F
+
+pytestmark = pytest.mark.skipif(native is None, reason="plans are native")
+kernels: Any = native
+
+ACTIVATIONS = {
+    "": lambda x: x,
+    "relu": TF.relu,
+    "gelu": TF.gelu,
+    "relu6": TF.relu6,
+    "silu": TF.silu,
+    "hard_swish": TF.hardswish,
+    "sigmoid": torch.sigmoid,
+    "hard_sigmoid": TF.hardsigmoid,
+}
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    isa, threads = kernels.isa(), kernels.num_threads()
+    yield
+    kernels.set_isa(isa)
+    kernels.set_num_threads(threads)
+
+
+@dataclass(frozen=True)
+class Case:
+    n: int
+    groups: int
+    group_c: int
+    group_o: int
+    size: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int, int, int]
+    dilation: tuple[int, int]
+    activation: str
+    residual: bool
+
+    @property
+    def fits(self) -> bool:
+        top, left, bottom, right = self.padding
+        reach = [(k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True)]
+        return self.size[0] + top + bottom >= reach[0] and self.size[1] + left + right >= reach[1]
+
+
+small = st.integers(1, 3)
+pairs = st.tuples(small, small)
+plain = st.just((1, 1))
+cases = st.builds(
+    Case,
+    n=st.integers(1, 3),
+    groups=st.sampled_from([1, 1, 2, 3, 5, 16, 17, 33]),
+    group_c=st.sampled_from([1, 1, 2, 4, 7, 16]),
+    group_o=st.sampled_from([1, 1, 2, 3, 4, 8, 20]),
+    size=st.tuples(st.integers(1, 23), st.integers(1, 23)),
+    kernel=st.sampled_from([(1, 1), (3, 3), (5, 5), (7, 7), (2, 2), (1, 4)]),
+    stride=st.one_of(plain, pairs),
+    padding=st.tuples(*[st.integers(0, 3)] * 4),
+    dilation=st.one_of(plain, pairs),
+    activation=st.sampled_from(list(ACTIVATIONS)),
+    residual=st.booleans(),
+)
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def arrays(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    x = normal(case.n, case.groups * case.group_c, *case.size)
+    w = normal(case.groups * case.group_o, case.group_c, *case.kernel, seed=1)
+    return x, w, normal(len(w), seed=2)
+
+
+def reference(case: Case, x: np.ndarray, w: np.ndarray, bias: np.ndarray) -> torch.Tensor:
+    top, left, bottom, right = case.padding
+    padded = TF.pad(torch.from_numpy(x).double(), (left, right, top, bottom))
+    return TF.conv2d(
+        padded,
+        torch.from_numpy(w).double(),
+        torch.from_numpy(bias).double(),
+        case.stride,
+        0,
+        case.dilation,
+        case.groups,
+    )
+
+
+def planned(case: Case, x: np.ndarray, w: np.ndarray, bias: np.ndarray, residual: np.ndarray | None) -> np.ndarray:
+    layer = kernels.PlanConv(w, bias, case.stride, case.padding, case.dilation, case.groups, case.activation)
+    plan = kernels.FloatPlan()
+    values = [plan.input(*a.shape) for a in (x, residual) if a is not None]
+    plan.output(plan.conv(layer, *values))
+    plan.finish()
+    out: np.ndarray = plan.run([a for a in (x, residual) if a is not None])[0]
+    return out
+
+
+def assert_near(got: np.ndarray, want: Any) -> None:
+    expected = np.asarray(want)
+    assert got.shape == expected.shape
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(expected))
+    scale = max(1.0, float(np.nanmax(np.abs(expected), initial=0)))
+    assert float(np.nanmax(np.abs(got - expected), initial=0)) <= 2e-5 * scale
+
+
+@pytest.mark.parametrize("isa", kernels.supported_isas() if native is not None else [])
+def test_any_convolution_of_a_plan_equals_pytorch_on_any_number_of_threads(isa: str) -> None:
+    kernels.set_isa(isa)
+
+    @settings(max_examples=40, deadline=None)
+    @given(cases)
+    def check(case: Case) -> None:
+        assume(case.fits)
+        x, w, bias = arrays(case)
+        want = reference(case, x, w, bias)
+        residual = normal(*want.shape, seed=3) if case.residual else None
+        want = ACTIVATIONS[case.activation](want if residual is None else want + torch.from_numpy(residual))
+        kernels.set_num_threads(1)
+        got = planned(case, x, w, bias, residual)
+        assert_near(got, want)
+        kernels.set_num_threads(3)
+        np.testing.assert_array_equal(planned(case, x, w, bias, residual), got)
+
+    check()
+
+
+def test_dilation_and_uneven_padding_and_their_gradients_equal_pytorch() -> None:
+    @settings(max_examples=40, deadline=None)
+    @given(cases)
+    def check(case: Case) -> None:
+        assume(case.fits)
+        x, w, bias = arrays(case)
+        ours = [Tensor(a, requires_grad=True) for a in (x, w, bias)]
+        theirs = [torch.from_numpy(a).double().requires_grad_() for a in (x, w, bias)]
+        y = F.conv2d(*ours, case.stride, case.padding, case.groups, dilation=case.dilation)
+        top, left, bottom, right = case.padding
+        padded = TF.pad(theirs[0], (left, right, top, bottom))
+        want = TF.conv2d(padded, theirs[1], theirs[2], case.stride, 0, case.dilation, case.groups)
+        assert_near(y.data, want.detach())
+        grad = normal(*want.shape, seed=4)
+        y.backward(Tensor(grad))
+        want.backward(torch.from_numpy(grad).double())
+        for mine, yours in zip(ours, theirs, strict=True):
+            assert_near(mine.grad.data, yours.grad)
+
+    check()
+
+
+@pytest.mark.parametrize("isa", kernels.supported_isas() if native is not None else [])
+def test_nan_and_infinity_stay_in_their_group(isa: str) -> None:
+    kernels.set_isa(isa)
+    for per_group in (1, 2, 4):
+        case = Case(1, 8, per_group, per_group, (6, 6), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), "", False)
+        x, w, bias = arrays(case)
+        x[0, 0, 2, 2], x[0, -1, 3, 3] = np.nan, np.inf
+        got, eager = planned(case, x, w, bias, None), F.conv2d(Tensor(x), Tensor(w), Tensor(bias), 1, 1, 8).data
+        for out in (got, eager):
+            assert np.isnan(out[0, :per_group]).any()
+            assert np.isfinite(out[0, per_group:-per_group]).all()
+
+
+def before_a_guard(array: np.ndarray) -> np.ndarray:
+    """A copy whose last byte is followed by a page that may not be read."""
+    page = mmap.PAGESIZE
+    size = -(-array.nbytes // page) * page
+    memory = mmap.mmap(-1, size + page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mprotect(ctypes.c_void_p(start + size), ctypes.c_size_t(page), 0) == 0
+    guarded = np.frombuffer(memory, np.float32, array.size, size - array.nbytes).reshape(array.shape)
+    guarded[...] = array
+    return guarded
+
+
+@pytest.mark.parametrize("isa", kernels.supported_isas() if native is not None else [])
+@pytest.mark.parametrize("channels, groups", [(3, 1), (5, 5), (17, 1), (37, 37), (12, 3), (64, 1), (40, 10)])
+@pytest.mark.parametrize("side", [1, 3, 5])
+def test_nothing_is_read_past_the_arrays(isa: str, channels: int, groups: int, side: int) -> None:
+    kernels.set_isa(isa)
+    case = Case(2, groups, channels // groups, 3, (7, 5), (side, side), (1, 1), (side // 2,) * 4, (1, 1), "silu", True)
+    x, w, bias = (before_a_guard(a) for a in arrays(case))
+    want = reference(case, np.array(x), np.array(w), np.array(bias))
+    residual = before_a_guard(normal(*want.shape, seed=3))
+    got = planned(case, x, w, bias, residual)
+    assert_near(got, TF.silu(want + torch.from_numpy(np.array(residual))))
+    assert_near(F.conv2d(Tensor(x), Tensor(w), Tensor(bias), 1, side // 2, groups).data, want)
