@@ -50,6 +50,9 @@ class Conv2d(Fusing):
     """Convolution over (N, C, H, W); weight (out, in/groups, kh, kw). `padding`: one number, (rows, columns), or (top,
     left, bottom, right)."""
 
+    dilation: F.Pair = (1, 1)
+    padding: tuple[int, ...]
+
     def __init__(
         self,
         in_channels: int,
@@ -80,6 +83,11 @@ class Conv2d(Fusing):
     ) -> Tensor:
         how = {"activation": activation, "residual": residual, "dilation": self.dilation}
         return F.conv2d(x, weight, bias, self.stride, self.padding, self.groups, **how)  # type: ignore[arg-type]
+
+    @property
+    def is_even(self) -> bool:
+        """Opposite sides are padded alike and the taps lie side by side: what integer and sparse kernels take."""
+        return len(self.padding) == 2 and self.dilation == (1, 1)
 
     def forward_with(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
         norm = layers[1] if len(layers) > 1 else None

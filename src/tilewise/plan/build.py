@@ -206,8 +206,8 @@ def images_at_once(found: list[Part], images: int) -> int:
     assert native is not None
     if len(found) != 1 or not isinstance(found[0], Segment) or images < 2:
         return images
-    segment, cache = found[0], native.l3_share()
-    fit = max(1, cache * images // max(1, segment.plan.arena_bytes))
+    segment, cache = found[0], int(native.l3_share())
+    fit = max(1, cache * images // max(1, int(segment.plan.arena_bytes)))
     chunks = -(-images // fit)
     steps = [step for step, _ in segment.steps.values()]
     weights = sum(step.weight.nbytes for step in steps if step.weight is not None)

@@ -32,10 +32,9 @@ def four(padding: tuple[int, ...]) -> tuple[int, ...]:
 
 def _conv(low: Lowering, _number: int, node: Node) -> Step | None:
     x = low.image(node.inputs[0])
-    weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
-    if x is None or not _is_float(weight) or not (bias is None or _is_float(bias)):
+    filters, params = _filters(node), node.params
+    if x is None or filters is None:
         return None
-    params = node.params
     options = {"stride": params["stride"], "padding": four(params["padding"]), "groups": params["groups"]}
     options["dilation"] = params.get("dilation", (1, 1))
     residual = params.get("residual")
@@ -45,16 +44,23 @@ def _conv(low: Lowering, _number: int, node: Node) -> Step | None:
         if other is None:
             return None
         inputs = (x, other)
-    return Step("conv", inputs, node.shape, node.layer, params.get("activation") or "", weight, bias, options)
+    return Step("conv", inputs, node.shape, node.layer, params.get("activation") or "", *filters, options)
 
 
 def _linear(low: Lowering, _number: int, node: Node) -> Step | None:
     x = low.image(node.inputs[0])
-    weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
-    rows = len(node.shape) == 2 and node.params.get("residual") is None
-    if x is None or not rows or not _is_float(weight) or not (bias is None or _is_float(bias)):
+    filters, rows = _filters(node), len(node.shape) == 2 and node.params.get("residual") is None
+    if x is None or not rows or filters is None:
         return None
-    return Step("linear", (x,), node.shape, node.layer, node.params.get("activation") or "", weight, bias)
+    return Step("linear", (x,), node.shape, node.layer, node.params.get("activation") or "", *filters)
+
+
+def _filters(node: Node) -> tuple[Array, Array | None] | None:
+    """A node's weights and bias, where both are constants of float32."""
+    weight, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
+    if isinstance(weight, Value) or isinstance(bias, Value) or not _is_float(weight):
+        return None
+    return (weight, bias) if bias is None or _is_float(bias) else None
 
 
 def _is_float(array: Any) -> bool:
@@ -258,17 +264,16 @@ def _get_item(low: Lowering, _number: int, node: Node) -> Step | None:
 
 def _conv_transpose(low: Lowering, number: int, node: Node) -> Step | None:
     """Windows side by side: every output pixel comes of one input pixel and one tap."""
-    x, weight, bias = low.image(node.inputs[0]), node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
-    params = node.params
-    if x is None or not _is_float(weight) or not (bias is None or _is_float(bias)):
+    x, filters, params = low.image(node.inputs[0]), _filters(node), node.params
+    if x is None or filters is None:
         return None
-    assert not isinstance(weight, Value)
+    weight, bias = filters
     c, o, kh, kw = weight.shape
     apart = params["stride"] == (kh, kw) and params.get("groups", 1) == 1
     if not apart or any(params.get("padding", (0,))) or any(params.get("output_padding", (0,))):
         return None
     taps = np.ascontiguousarray(weight.transpose(2, 3, 1, 0)).reshape(kh * kw * o, c, 1, 1)
-    repeated = None if bias is None else np.tile(np.asarray(bias), kh * kw)
+    repeated = None if bias is None else np.tile(bias, kh * kw)
     n, _, h, w = low.shapes[x]
     options = {"stride": (1, 1), "padding": (0, 0, 0, 0), "groups": 1, "dilation": (1, 1)}
     product = low.new_value((n, kh * kw * o, h, w))

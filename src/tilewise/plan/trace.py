@@ -65,7 +65,8 @@ class _Tracer:
     """Listens to one thread. Arrays stay alive while it does, so that no two have one identity."""
 
     def __init__(self, example: Array) -> None:
-        self.owner, self.records = threading.get_ident(), _Forgetful()
+        self.owner = threading.get_ident()
+        self.records: list[Any] = _Forgetful()
         self.trace = Trace(example.shape)
         self.alive: list[Array] = [example]
         self.values = {id(example): Value(0)}

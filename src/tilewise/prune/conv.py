@@ -64,8 +64,12 @@ class SparseConv2d(Fusing):
         """From a pruned nn.Conv2d. `always_sparse` takes the sparse kernel without asking whether it pays."""
         if conv.groups != 1:
             raise ConfigurationError("a convolution with groups has no sparse kernel; it stays dense")
+        if not conv.is_even:
+            raise ConfigurationError(
+                "a convolution with dilation or uneven padding has no sparse kernel; it stays dense"
+            )
         bias = None if conv.bias is None else conv.bias.data
-        return cls(conv.weight.data, bias, conv.stride, conv.padding, always_sparse)
+        return cls(conv.weight.data, bias, conv.stride, (conv.padding[0], conv.padding[1]), always_sparse)
 
     def to_dense(self) -> Conv2d:
         has_bias = self.float_bias is not None
@@ -187,4 +191,4 @@ class FoldedNorm(Module):
 def sparse_with_norm(conv: Conv2d, norm: BatchNorm2d) -> SparseConv2d:
     """A convolution and the batch norm after it (in eval mode) as one sparse convolution."""
     weight, bias = folded(conv, norm)
-    return SparseConv2d(weight.data, bias.data, conv.stride, conv.padding)
+    return SparseConv2d(weight.data, bias.data, conv.stride, (conv.padding[0], conv.padding[1]))

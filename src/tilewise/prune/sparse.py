@@ -240,7 +240,11 @@ def _converted(model: Module, at_least: float, kept: frozenset[str]) -> Module:
 
 
 def _is_sparse(layer: Module, at_least: float) -> bool:
-    if not isinstance(layer, Linear | Conv2d) or getattr(layer, "groups", 1) != 1:
+    if (
+        not isinstance(layer, Linear | Conv2d)
+        or getattr(layer, "groups", 1) != 1
+        or not getattr(layer, "is_even", True)
+    ):
         return False
     weight = layer.weight.data
     return bool(weight.size and np.count_nonzero(weight) <= (1 - at_least) * weight.size)

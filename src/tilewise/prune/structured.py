@@ -73,9 +73,8 @@ def smaller_conv(conv: nn.Conv2d, outputs: Array | None, inputs: Array | None) -
     weight = conv.weight.data
     weight = weight if outputs is None else weight[outputs]
     weight = weight if inputs is None else weight[:, inputs]
-    small = nn.Conv2d(
-        weight.shape[1], weight.shape[0], conv.kernel_size, conv.stride, conv.padding, bias=conv.bias is not None, rng=0
-    )
+    how = {"bias": conv.bias is not None, "dilation": conv.dilation, "rng": 0}
+    small = nn.Conv2d(weight.shape[1], weight.shape[0], conv.kernel_size, conv.stride, conv.padding, **how)  # type: ignore[arg-type]
     small.weight = Parameter(np.array(weight, order="C"))
     if conv.bias is not None:
         small.bias = Parameter(np.array(conv.bias.data if outputs is None else conv.bias.data[outputs]))

@@ -158,7 +158,8 @@ def convolution(
     step = Step(
         "conv", name, (x,) if residual is None else (x, residual), np.array(weight.data), _copy(bias), relu=relu
     )
-    step.stride, step.padding, step.kernel, step.groups = conv.stride, conv.padding, conv.kernel_size, conv.groups
+    step.stride, step.kernel, step.groups = conv.stride, conv.kernel_size, conv.groups
+    step.padding = (conv.padding[0], conv.padding[1])
     return graph.add(step)
 
 
@@ -172,6 +173,8 @@ def linear(graph: Graph, layer: Any, name: str, x: int, relu: bool = False) -> i
 
 @traces(nn.Conv2d)
 def _conv(graph: Graph, module: Any, name: str, x: int) -> int:
+    if not module.is_even:
+        return graph.add(Step("float", name, (x,), module=module))
     return convolution(graph, module, name, x)
 
 
@@ -188,7 +191,7 @@ def _sequential(graph: Graph, module: Any, name: str, x: int) -> int:
         child, layer = layers[at]
         after = [type(other) for _, other in layers[at + 1 : at + 3]]
         full, at = _joined(name, child), at + 1
-        if isinstance(layer, nn.Conv2d):
+        if isinstance(layer, nn.Conv2d) and layer.is_even:
             following = layers[at][1] if at < len(layers) else None
             norm = following if isinstance(following, nn.BatchNorm2d) else None
             at += norm is not None
