@@ -35,12 +35,12 @@ void finish_rows(const float* from, int64_t rows, int64_t vectors, const MicroFi
     for (int64_t m = 0; m < rows; ++m) {
       vf sum = load(from + (m * vectors + v) * kLanes) + bias;
       float* to = c + m * c_row + v * kLanes;
-      const float* residual = f.residual + m * f.residual_row + v * kLanes;
+      const int64_t at = m * f.residual_row + v * kLanes;
       if (lanes == kLanes) {
-        if (f.residual != nullptr) sum += load(residual);
+        if (f.residual != nullptr) sum += load(f.residual + at);
         store(to, activate<kind>(sum));
       } else {
-        if (f.residual != nullptr) sum += load_first(residual, lanes);
+        if (f.residual != nullptr) sum += load_first(f.residual + at, lanes);
         store_first(to, activate<kind>(sum), lanes);
       }
     }
