@@ -32,8 +32,8 @@ def own_result(module: nn.Module, x: Any) -> Any:
 
 
 def settled(module: nn.Module) -> nn.Module:
-    """Batch norms with the statistics of a batch, as after training. Without, the features of a deep network with random
-    weights vanish, its result is the last bias, and any two networks agree."""
+    """Batch norms with the statistics of a batch, as after training. Without, the features of a deep network with
+    random weights vanish, its result is the last bias, and any two networks agree."""
     for layer in module.modules():
         if isinstance(layer, nn.BatchNorm2d):
             layer.momentum = 1.0
