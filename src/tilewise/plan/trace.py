@@ -67,6 +67,7 @@ class _Tracer:
     def __init__(self, example: Array) -> None:
         self.owner = threading.get_ident()
         self.records: list[Any] = _Forgetful()
+        self.models: list[Any] = []
         self.trace = Trace(example.shape)
         self.alive: list[Array] = [example]
         self.values = {id(example): Value(0)}
