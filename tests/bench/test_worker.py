@@ -120,7 +120,7 @@ def test_the_command_line_keeps_a_board(tmp_path: Path) -> None:
     def run(*words: str, code: int = 0) -> Any:
         result = CliRunner().invoke(compete, [*words, "--board", path])
         assert result.exit_code == code, result.output
-        return result.output
+        return result.stdout
 
     assert json.loads(run("board", "--json"))["MLP_SPRINT"][0]["id"] == number
     token = run("token", "create", "owls").strip()

@@ -341,8 +341,8 @@ class Together:
         if half > widest:
             why = "; ".join(self.comparison.reasons) or "the samples scatter"
             raise TooNoisy(
-                f"not scored: the speed-up of {gain.ratio:.2f} is known only to ±{100 * half:.0f} %, and ±"
-                f"{100 * widest:.0f} % is the limit ({why})"
+                f"not scored: the speed-up of {gain.ratio:.2f} is only known to within ±{100 * half:.1f} %, "
+                f"and a score needs ±{100 * widest:.0f} % or better ({why})"
             )
 
 

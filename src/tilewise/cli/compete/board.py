@@ -123,6 +123,8 @@ def board(
     if as_json:
         print(json.dumps(rows))
         return
+    if not any(rows.values()):
+        print(f"{where} has no entries in the {division} division yet")
     for name, found in rows.items():
         if found or event:
             _print_board(name, division, found)
@@ -304,7 +306,7 @@ def verify(
     if as_json:
         print(json.dumps(verdict.as_dict()))
     else:
-        print(f"{verdict.links} links, {verdict.entries} entries, last hash {verdict.head}")
+        print(f"links: {verdict.links}, entries: {verdict.entries}, last hash: {verdict.head}")
         print("the board is whole" if verdict.good else "\n".join(verdict.faults))
         if not verdict.sealed:
             print("the board's key is not here, so its seals were not checked")
@@ -328,6 +330,8 @@ def token_create(
     with _open(where, key, create=True) as opened:
         made = create_token(opened, team, admin, _BY)
     print(json.dumps({"team": team, "token": made}) if as_json else made)
+    if not as_json:
+        print(f"This is {team}'s token; it is shown only once. Submit with --token or TILEWISE_TOKEN.", file=sys.stderr)
 
 
 def token_revoke(
