@@ -215,7 +215,7 @@ def _listen(host: str, port: int) -> socket.socket:
     """A socket on this address, or a sentence that says why there is none."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listening = socket.create_server((host, port), family=family, backlog=4096)
+        listening = socket.create_server((host, port), family=family, backlog=1024)
         # inherited by what is accepted; asyncio does not see that these are TCP, and an answer's body would wait 40 ms
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listening
