@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 TARGET = Path(__file__).resolve().parents[1] / "src" / "tilewise" / "_native.pyi"
-_GEOMETRY = "*, stride: tuple[int, int] = ..., padding: tuple[int, int] = ..., groups: int = ..."
+_GEOMETRY = "stride: tuple[int, int] = ..., padding: tuple[int, int] = ..., groups: int = ..."
 # What the C functions take; all others of theirs take arrays and give an array.
 SIGNATURES = {
     "matmul": "(a: Array, b: Array, tile: Any = ..., *, bias: Array | None = ..., activation: str | None = ..., "

@@ -138,7 +138,6 @@ def conv2d(
     x: Array,
     w: Array,
     bias: Array | None = ...,
-    *,
     stride: tuple[int, int] = ...,
     padding: tuple[int, int] = ...,
     groups: int = ...,
