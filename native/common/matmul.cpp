@@ -15,7 +15,7 @@ namespace {
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-enum class Path { tiled, swapped, dots, row_by_matrix, matrix_by_column, few_rows, few_by_few, short_sums, narrow };
+enum class Path { tiled, swapped, dots, row_by_matrix, matrix_by_column, small_m, small_mn, small_k, small_n };
 
 // How a product is computed; decided from the whole problem, so that splitting it changes no result.
 struct Plan {
@@ -142,12 +142,12 @@ bool better_as_dots(const Gemm& g) {
 }
 
 // So few results that their sums over k are split, to keep the multipliers busy.
-bool few_by_few(const Gemm& g) {
+bool small_mn(const Gemm& g) {
   return g.b_col == 1 && g.m <= kFewest && g.n <= active_gemm().lanes && g.k >= kLongSum;
 }
 
 // Two to four columns of a row-major A, with sums too short for inner products.
-bool narrow(const Gemm& g) {
+bool small_n(const Gemm& g) {
   constexpr int64_t kTerms[kFewQuads + 1] = {0, 0, 16, 32, 44};
   const bool fits = g.n >= 2 && g.n <= kFewQuads && g.a_col == 1 && g.c_row == g.n && g.m >= 2 * active_gemm().lanes;
   return fits && g.k <= kTerms[g.n];
@@ -161,13 +161,13 @@ Plan choose_plan(const Gemm& g) {
   if (g.m == 1 && g.b_col == 1) return {Path::row_by_matrix, row_by(g.n, g.k)};
   if (g.n == 1 && g.a_row == 1 && g.c_row == 1) return {Path::matrix_by_column, row_by(g.m, g.k)};
   if (short_side == 1 && (g.m == 1 ? g.b_row : g.a_col) == 1) return {Path::dots, from_memory};
-  if (narrow(g)) return {Path::narrow};
-  if (g.k <= kShortestSum && g.n > (g.a_row == 1 ? kFewest : kFewQuads)) return {Path::short_sums};
+  if (small_n(g)) return {Path::small_n};
+  if (g.k <= kShortestSum && g.n > (g.a_row == 1 ? kFewest : kFewQuads)) return {Path::small_k};
   if (better_as_dots(g)) return {Path::dots, 0};
-  if (few_by_few(g)) return {Path::few_by_few};
+  if (small_mn(g)) return {Path::small_mn};
   if (g.m <= kFewStreamed && g.b_col == 1) {
     const bool streamed = g.n >= kWideStream && g.k * g.n * 4 > caches.l3_share;
-    return {streamed ? Path::row_by_matrix : Path::few_rows, kStreamed};
+    return {streamed ? Path::row_by_matrix : Path::small_m, kStreamed};
   }
   if (better_swapped(g)) return {Path::swapped, swapped_by(g)};
   Plan plan;
@@ -240,7 +240,7 @@ void run_swapped(const Gemm& g, int by, const GemmTile& tile) {
   Gemm t = transposed(g);
   if (by == kInterleaved) {
     t.c = g.c;
-    kernels.few_rows(t, true);
+    kernels.small_m(t, true);
     if (g.epilogue.any()) kernels.finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
     return;
   }
@@ -249,7 +249,7 @@ void run_swapped(const Gemm& g, int by, const GemmTile& tile) {
   if (by == kWholeRows) {
     kernels.row_by_matrix(t, true);
   } else if (by == kFewResults) {
-    kernels.few_by_few(t);
+    kernels.small_mn(t);
   } else if (by == kRowByRow) {  // too few rows and columns to keep the multipliers busy: split the sums over k instead
     for (int64_t i = 0; i < t.m; ++i) kernels.row_by_matrix(part_of(t, i, 1, 0, t.n), false);
   } else {
@@ -260,7 +260,7 @@ void run_swapped(const Gemm& g, int by, const GemmTile& tile) {
 }
 
 void run_row_by_matrix(const Gemm& g, int by) {
-  by == kSplitSums ? active_gemm().few_by_few(g) : active_gemm().row_by_matrix(g, by == kStreamed);
+  by == kSplitSums ? active_gemm().small_mn(g) : active_gemm().row_by_matrix(g, by == kStreamed);
 }
 
 // m x k times k x 1 with A's columns contiguous: the transposed product is a row by a matrix.
@@ -305,8 +305,8 @@ void run_tiled_and_tail(const Gemm& g, const Cut& cut, int64_t tail) {
 }
 
 // Sums of a few terms: B's rows must be contiguous, and transposing a B of a few rows costs little.
-void run_short(const Gemm& g) {
-  if (g.b_col == 1) return active_gemm().short_sums(g);
+void run_small_k(const Gemm& g) {
+  if (g.b_col == 1) return active_gemm().small_k(g);
   Gemm t = g;
   float* b = workspace(g.k * g.n);
   if (g.b_row == 1) {
@@ -317,18 +317,18 @@ void run_short(const Gemm& g) {
   t.b = b;
   t.b_row = g.n;
   t.b_col = 1;
-  active_gemm().short_sums(t);
+  active_gemm().small_k(t);
 }
 
 // Up to four columns, written side by side for the kernel.
-void run_narrow(const Gemm& g) {
+void run_small_n(const Gemm& g) {
   float* b = workspace(4 * g.k);
   for (int64_t p = 0; p < g.k; ++p) {
     for (int64_t j = 0; j < 4; ++j) b[4 * p + j] = j < g.n ? g.b[p * g.b_row + j * g.b_col] : 0.0f;
   }
   Gemm t = g;
   t.b = b;
-  active_gemm().narrow(t);
+  active_gemm().small_n(t);
 }
 
 void run_part(const Gemm& g, const Plan& plan, const Cut& cut) {
@@ -338,10 +338,10 @@ void run_part(const Gemm& g, const Plan& plan, const Cut& cut) {
     case Path::dots: return run_dots(g, plan.variant);
     case Path::row_by_matrix: return run_row_by_matrix(g, plan.variant);
     case Path::matrix_by_column: return run_matrix_by_column(g, plan.variant);
-    case Path::few_rows: return active_gemm().few_rows(g, false);
-    case Path::few_by_few: return active_gemm().few_by_few(g);
-    case Path::short_sums: return run_short(g);
-    case Path::narrow: return run_narrow(g);
+    case Path::small_m: return active_gemm().small_m(g, false);
+    case Path::small_mn: return active_gemm().small_mn(g);
+    case Path::small_k: return run_small_k(g);
+    case Path::small_n: return run_small_n(g);
   }
 }
 
@@ -562,10 +562,10 @@ const char* matmul_path(const Gemm& g) {
   switch (choose_plan(g).path) {
     case Path::tiled: return "tiled";
     case Path::swapped: return "transposed tiles";
-    case Path::few_rows: return "few rows";
-    case Path::few_by_few: return "few results";
-    case Path::short_sums: return "short sums";
-    case Path::narrow: return "few columns";
+    case Path::small_m: return "few rows";
+    case Path::small_mn: return "few results";
+    case Path::small_k: return "short sums";
+    case Path::small_n: return "few columns";
     case Path::row_by_matrix:
     case Path::matrix_by_column: return "scaled rows";
     default: return "inner products";

@@ -1,7 +1,7 @@
 #include "kernels/cached.h"
 
 #include "common/simd.h"
-#include "kernels/gemm_skinny.h"
+#include "kernels/gemv.h"
 #include "kernels/half.h"
 #include "kernels/math.h"
 #include "kernels/rounding.h"

@@ -5,11 +5,11 @@
 #include "kernels/gemm.h"
 
 #include "kernels/gemm_epilogue.h"
-#include "kernels/gemm_few.h"
 #include "kernels/gemm_micro.h"
 #include "kernels/gemm_pack.h"
-#include "kernels/gemm_short.h"
-#include "kernels/gemm_skinny.h"
+#include "kernels/gemm_small_k.h"
+#include "kernels/gemm_small_m.h"
+#include "kernels/gemv.h"
 
 namespace tw {
 namespace TW_ISA {
@@ -238,23 +238,23 @@ void row_by_matrix(const Gemm& g, bool wide) {
   if (g.epilogue.any()) finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 
-void few_rows(const Gemm& g, bool interleaved) {
-  few_rows_product(g, interleaved);
+void small_m(const Gemm& g, bool interleaved) {
+  small_m_product(g, interleaved);
   if (g.epilogue.any() && !interleaved) finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 
-void few_by_few(const Gemm& g) {
+void small_mn(const Gemm& g) {
   few_results_product(g);
   if (g.epilogue.any()) finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 
-void short_sums(const Gemm& g) {
-  short_sums_product(g);
+void small_k(const Gemm& g) {
+  small_k_product(g);
   if (g.epilogue.any()) finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 
-void narrow(const Gemm& g) {
-  narrow_product(g);
+void small_n(const Gemm& g) {
+  small_n_product(g);
   if (g.epilogue.any()) finish(g.epilogue, g.c, g.c_row, 0, 0, g.m, g.n);
 }
 
@@ -271,8 +271,8 @@ void transpose_into(const float* from, int64_t rows, int64_t cols, int64_t from_
 
 }  // namespace
 
-const GemmKernels gemm = {kLanes, kMaxRows, workspace, tiled, pack_b, dots, row_by_matrix, few_rows,
-                          few_by_few, short_sums, narrow, transpose_into, finish};
+const GemmKernels gemm = {kLanes, kMaxRows, workspace, tiled, pack_b, dots, row_by_matrix, small_m,
+                          small_mn, small_k, small_n, transpose_into, finish};
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -68,13 +68,13 @@ struct GemmKernels {
   void (*row_by_matrix)(const Gemm& g, bool wide);
   // Two or three rows of A, rows of B of unit stride. Interleaved: two to kFewest rows, C is written transposed, without gaps
   // (element (i, j) to c[j * m + i]), and the epilogue is left to the caller.
-  void (*few_rows)(const Gemm& g, bool interleaved);
+  void (*small_m)(const Gemm& g, bool interleaved);
   // Up to kFewest rows and at most a vector of columns, rows of B of unit stride; the sums are long.
-  void (*few_by_few)(const Gemm& g);
+  void (*small_mn)(const Gemm& g);
   // Sums of up to kShortestSum terms, rows of B of unit stride.
-  void (*short_sums)(const Gemm& g);
+  void (*small_k)(const Gemm& g);
   // Up to four columns: rows of A of unit stride, B k x 4 with zeros past the last column, no gaps between the rows of C.
-  void (*narrow)(const Gemm& g);
+  void (*small_n)(const Gemm& g);
   // to (cols x rows, rows to_row apart) = from (rows x cols, rows from_row apart), transposed.
   void (*transpose)(const float* from, int64_t rows, int64_t cols, int64_t from_row, float* to, int64_t to_row);
   void (*finish)(const Epilogue& e, float* c, int64_t c_row, int64_t row, int64_t col, int64_t rows, int64_t cols);

@@ -102,7 +102,7 @@ constexpr FewStrip few_or_null() {
 constexpr FewStrip kFewStrips[2][kFewRowsMost][kFewVectorsMost] = {TW_FEW_TABLE(false), TW_FEW_TABLE(true)};
 
 // Strips of about equal width: a narrow last one would leave the multipliers waiting for their own sums.
-inline void few_rows_product(const Gemm& g, bool interleaved) {
+inline void small_m_product(const Gemm& g, bool interleaved) {
   const FewStrip* const strips = kFewStrips[interleaved][g.m - 1];
   const int64_t vectors = (g.n + kLanes - 1) / kLanes, most = kFewVectors[g.m];
   const int64_t parts = (vectors + most - 1) / most, base = vectors / parts, wider = vectors % parts;

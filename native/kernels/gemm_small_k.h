@@ -70,7 +70,7 @@ constexpr ShortStrip kShortStrips[kShortMost][2][kShortVectorsMost] = {
     TW_SHORT(7), TW_SHORT(8), TW_SHORT(9), TW_SHORT(10), TW_SHORT(11), TW_SHORT(12)};
 
 // Up to kShortMost terms; B's rows contiguous.
-inline void short_sums_product(const Gemm& g) {
+inline void small_k_product(const Gemm& g) {
   const int64_t vectors = (g.n + kLanes - 1) / kLanes, most = short_vectors(static_cast<int>(g.k));
   const int64_t parts = (vectors + most - 1) / most, base = vectors / parts, wider = vectors % parts;
   const int64_t fit = kShortBlockFloats / g.n / 4 * 4, block = fit < 8 ? 8 : fit;
@@ -177,7 +177,7 @@ void quad_columns(const Gemm& g) {
 }
 
 // Up to four columns: A's rows contiguous, B k x 4 with zeros past the last column, C without gaps between its rows.
-inline void narrow_product(const Gemm& g) {
+inline void small_n_product(const Gemm& g) {
   switch (g.n) {
     case 1: return quad_columns<1>(g);
     case 2: return quad_columns<2>(g);

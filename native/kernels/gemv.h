@@ -6,7 +6,7 @@
 
 #include "kernels/gemm.h"
 #include "kernels/gemm_pack.h"
-#include "kernels/gemm_short.h"
+#include "kernels/gemm_small_k.h"
 
 namespace tw {
 namespace TW_ISA {
