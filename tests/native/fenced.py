@@ -8,6 +8,7 @@ caller's array.
 
 import ctypes
 import faulthandler
+import functools
 import mmap
 import os
 import sys
@@ -60,6 +61,7 @@ def can_be_fenced(value: object) -> bool:
 def fencing(function, at_end: bool, kept: deque | None = None):
     """The function with its arrays fenced in; `kept` holds the copies for objects that go on reading theirs."""
 
+    @functools.wraps(function)
     def call(*args, **kwargs):
         copies: list[tuple[np.ndarray, np.ndarray]] = []
 
