@@ -33,6 +33,7 @@ from tilewise.learn.grading.nbgrader import apart
 
 c = get_config()
 c.CourseDirectory.course_id = "tilewise"
+c.ClearSolutions.code_stub = {"python": "# write it above"}
 c.Autograde.sanitize_preprocessors = [
     ClearOutput, DeduplicateIds, OverwriteKernelspec, OverwriteCells, CheckCellMetadata
 ]
@@ -40,6 +41,8 @@ c.Autograde.autograde_preprocessors = [
     apart(), Execute, LimitOutput, SaveAutoGrades, AssignLatePenalties, CheckCellMetadata
 ]
 '''
+
+_NOTHING_HIDDEN = "### BEGIN SOLUTION\n### END SOLUTION"  # without this nbgrader clears the whole cell
 
 
 def source(lesson: str) -> str:
@@ -50,7 +53,7 @@ def source(lesson: str) -> str:
         tests = f"{visible_test(name)}\n### BEGIN HIDDEN TESTS\n{hidden_test(lesson, name)}\n### END HIDDEN TESTS"
         cells += [
             cell("markdown", f"## `{name}`\n\nWrite {task}."),
-            cell("code", texts[name], nbgrader=_role(name, solution=True)),
+            cell("code", f"{texts[name]}{_NOTHING_HIDDEN}", nbgrader=_role(name, solution=True)),
             cell("code", tests, nbgrader=_role(f"test-{name}", grade=True)),
         ]
     return notebook(lesson, cells)
