@@ -10,7 +10,7 @@ bars: $(VENV)/.server  ## the leaderboard's figures: pages of 20,000 entries, he
 
 # Graders and Jupyter need much that tilewise does not, so they have an environment of their own.
 test-grading: $(GRADING)/.graders  ## otter-grader and nbgrader in a dry run, and lesson 1 in Chromium before a Jupyter server
-	PYTHONPATH=. $(GRADING)/bin/python -m pytest -m slow tests/learn/grading tests/learn/test_browser.py -s
+	PYTHONPATH=. $(GRADING)/bin/python -m pytest -m slow tests/learn/grading tests/learn/test_lesson_in_browser.py -s
 
 lite: $(GRADING)/.graders  ## the lessons as a JupyterLite site in build/lite: Python in the browser, nothing to install
 	rm -rf build/lite build/lite-wheel

@@ -67,6 +67,7 @@ class Recorders(list[Recorder]):
     def detach(self, recorder: Recorder) -> None:
         self[:] = [r for r in self if r is not recorder]
         self.changes += 1
+        _thread.state.look_around()  # its records are let go with it, not while the next one listens
 
 
 recorders = Recorders()

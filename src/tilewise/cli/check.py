@@ -22,9 +22,10 @@ def check(
     more: Annotated[bool, typer.Option("--more", help="With --hint: a longer hint.")] = False,
     progress: Annotated[bool, typer.Option("--progress", help="Show what you have solved so far, and stop.")] = False,
     otter: Annotated[
-        Path | None, typer.Option(help="Write otter-grader assignments with a Gradescope zip to this folder, and stop.")
+        Path | None,
+        typer.Option(help="Folder for otter-grader assignments with a Gradescope zip: write them, and stop."),
     ] = None,
-    nbgrader: Annotated[Path | None, typer.Option(help="Write an nbgrader course to this folder, and stop.")] = None,
+    nbgrader: Annotated[Path | None, typer.Option(help="Folder for an nbgrader course: write it, and stop.")] = None,
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds an exercise may take.")] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,12 +42,11 @@ def run(
     """
     from tilewise._files import write_whole
 
+    scored = (
+        _plugin(plugin, event, threads) if plugin else _submission(event, entry, team, threads, truth).compute_score
+    )
     with waiting("measuring the entry and plain tilewise in turns"):
-        score = (
-            _plugin_score(plugin, event, threads)
-            if plugin
-            else _submission(event, entry, team, threads, truth).compute_score()
-        )
+        score = scored()
     facts = score.as_dict()
     if out is not None:
         write_whole(out, json.dumps(facts, indent=1, default=float) + "\n")
@@ -90,10 +90,15 @@ def load_entry(event: str, entry: str) -> Recipe:
     return reference_recipe(event) if entry == "reference" else read_recipe(entry)
 
 
-def _plugin_score(plugin: Path, event: str, threads: int) -> Score:
+def _plugin(plugin: Path, event: str, threads: int) -> Callable[[], Score]:
+    """What scores a plugin that is there."""
+    from tilewise.bench import TinyMLPerf
     from tilewise.bench.plugins import score_plugin
+    from tilewise.bench.plugins.host import Submitted
 
-    return score_plugin(plugin, event, threads=threads)
+    TinyMLPerf.event(event).check_timed()
+    Submitted.read(plugin.resolve())
+    return lambda: score_plugin(plugin, event, threads=threads)
 
 
 def print_score(score: Any) -> None:
