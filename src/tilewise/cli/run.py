@@ -41,7 +41,6 @@ def run(
     network = _network(model, seed)
     inputs = _inputs(network, data, batch, seed, size)
     with no_grad():
-        exact = _named(network, network(*inputs))
         quantized = _quantized(network, inputs) if int8 else network
         fastest = quantized if int8 else _planned(network, inputs)
         results = _named(network, fastest(*map(Tensor, inputs)))
@@ -54,7 +53,8 @@ def run(
         "p50_s": timing.p50,
     }
     if int8:
-        facts["int8"] = _cost_of_int8(quantized, exact, results)
+        with no_grad():
+            facts["int8"] = _cost_of_int8(quantized, _named(network, network(*inputs)), results)
     if out is not None:
         _write(results, out)
     if save is not None:
