@@ -41,7 +41,7 @@ constexpr double kTransposing = 12;
 constexpr int64_t kFewColumns = 12, kWideRow = 128;
 // Up to this many rows of A are kept in registers for a strip of columns; a B this wide and larger than a core's share of
 // L3 is read row by row rather than strip by strip. What exceeds so many shares is in no cache, whatever L3 is reported.
-constexpr int64_t kFewStreamed = 3, kWideStream = 512, kSharesOfL3 = 4;
+constexpr int64_t kFewStreamed = 3, kGroupStreamed = 4, kWideStream = 512, kSharesOfL3 = 4;
 // Sums at least this long are split where there are few of them; columns that are computed in vectors of four.
 constexpr int64_t kLongSum = 64, kFewQuads = 4;
 // Rows this short, of a matrix that exceeds L2, are fetched ahead: the hardware only follows longer ones.
@@ -153,6 +153,13 @@ bool small_n(const Gemm& g) {
   return fits && g.k <= kTerms[g.n];
 }
 
+// A handful of rows and a B from afar: whole rows of it, each page from front to back, rather than strips. Each block of B's rows
+// reads and writes the result once more, so that more rows are worth it only with a larger B.
+bool better_streamed(const Gemm& g) {
+  const bool few = g.m > kFewStreamed && g.m <= kFewest && g.b_col == 1 && g.n >= kWideStream;
+  return few && g.k * g.n * 4 > cache_sizes().l3_share * g.m / kGroupStreamed;
+}
+
 Plan choose_plan(const Gemm& g) {
   const int64_t long_side = std::max(g.m, g.n), short_side = std::min(g.m, g.n);
   const int64_t long_bytes = long_side * g.k * 4;
@@ -169,6 +176,7 @@ Plan choose_plan(const Gemm& g) {
     const bool streamed = g.n >= kWideStream && g.k * g.n * 4 > caches.l3_share;
     return {streamed ? Path::row_by_matrix : Path::small_m, kStreamed};
   }
+  if (better_streamed(g)) return {Path::row_by_matrix, kStreamed};
   if (better_swapped(g)) return {Path::swapped, swapped_by(g)};
   Plan plan;
   plan.tail = separate_tail(g);

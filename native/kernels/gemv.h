@@ -398,12 +398,110 @@ void rows_streamed(const Gemm& g) {
   }
 }
 
+// For more rows of C than there are registers for their scales: a few rows of B at a time, read side by side from front to
+// back, against groups of rows of C. The scales of a group are copied out once, so that they lie together.
+constexpr int kStreamedDepth = 8;
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kStreamedGroup = 6, kStreamedVectors = 4;
+#else
+constexpr int kStreamedGroup = 4, kStreamedVectors = 2;
+#endif
+
+struct StreamedRows {
+  const float* scales;  // depth x M
+  const float* b;
+  int64_t b_row;
+  float* c;
+  int64_t c_row;
+  int depth;
+  bool first;  // C is not read
+};
+
+// V vectors of columns from j on, the last of `lanes`.
+template <int M, int V, bool Whole>
+TW_INLINE void streamed_strip(const StreamedRows& s, int64_t j, int lanes) {
+  vf acc[M][V];
+#pragma GCC unroll 6
+  for (int i = 0; i < M; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      const float* const at = s.c + i * s.c_row + j + v * kLanes;
+      acc[i][v] = s.first ? vf{} : Whole || v < V - 1 ? load(at) : load_first(at, lanes);
+    }
+  }
+  const float* b = s.b + j;
+  const float* scale = s.scales;
+#pragma GCC unroll 2
+  for (int r = 0; r < s.depth; ++r, b += s.b_row, scale += M) {
+    vf row[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) row[v] = Whole || v < V - 1 ? load_once(b + v * kLanes) : load_first(b + v * kLanes, lanes);
+#pragma GCC unroll 6
+    for (int i = 0; i < M; ++i) {
+      const vf by = splat(scale[i]);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) acc[i][v] += by * row[v];
+    }
+  }
+#pragma GCC unroll 6
+  for (int i = 0; i < M; ++i) {
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      float* const to = s.c + i * s.c_row + j + v * kLanes;
+      Whole || v < V - 1 ? store(to, acc[i][v]) : store_first(to, acc[i][v], lanes);
+    }
+  }
+}
+
+template <int M>
+void streamed_group(const StreamedRows& s, int64_t from, int64_t to) {
+  constexpr int64_t kStep = kStreamedVectors * kLanes;
+  int64_t j = from;
+  for (; j + kStep <= to; j += kStep) streamed_strip<M, kStreamedVectors, true>(s, j, kLanes);
+  for (; j + kLanes <= to; j += kLanes) streamed_strip<M, 1, true>(s, j, kLanes);
+  if (j < to) streamed_strip<M, 1, false>(s, j, static_cast<int>(to - j));
+}
+
+using StreamedGroup = void (*)(const StreamedRows&, int64_t, int64_t);
+template <int M>
+constexpr StreamedGroup streamed_or_null() {
+  if constexpr (M <= kStreamedGroup) {
+    return streamed_group<M>;
+  } else {
+    return nullptr;
+  }
+}
+// A group has two rows at least: four or more rows are shared out evenly.
+constexpr StreamedGroup kStreamedGroups[] = {nullptr, streamed_or_null<2>(), streamed_or_null<3>(), streamed_or_null<4>(),
+                                             streamed_or_null<5>(), streamed_or_null<6>()};
+
+inline void groups_streamed(const Gemm& g) {
+  float scales[kStreamedDepth * kStreamedGroup];
+  const int64_t wide = kStreamedFloats / kLanes * kLanes;
+  for (int64_t from = 0; from < g.n; from += wide) {
+    const int64_t to = from + wide < g.n ? from + wide : g.n;
+    for (int64_t p = 0; p < g.k; p += kStreamedDepth) {
+      const int depth = smaller_int(g.k - p, kStreamedDepth);
+      for (int64_t i = 0; i < g.m;) {
+        const int rows = share(g.m - i, kStreamedGroup);
+        const float* const a = g.a + i * g.a_row + p * g.a_col;
+        for (int r = 0; r < depth; ++r) {
+          for (int q = 0; q < rows; ++q) scales[r * rows + q] = a[q * g.a_row + r * g.a_col];
+        }
+        kStreamedGroups[rows - 1]({scales, g.b + p * g.b_row, g.b_row, g.c + i * g.c_row, g.c_row, depth, p == 0}, from, to);
+        i += rows;
+      }
+    }
+  }
+}
+
 // As many rows of B as scales fit into registers.
 inline void row_streamed(const Gemm& g) {
   switch (g.m) {
     case 1: return rows_streamed<1, 8>(g);
     case 2: return rows_streamed<2, 8>(g);
-    default: return rows_streamed<3, 4>(g);
+    case 3: return rows_streamed<3, 4>(g);
+    default: return groups_streamed(g);
   }
 }
 

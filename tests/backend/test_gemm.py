@@ -93,6 +93,28 @@ def test_any_tile_of_the_space_gives_the_product(isa, data, seed):
     assert_product(matmul_native(a, b, tile), a, b)
 
 
+@pytest.fixture
+def _tiny_l3() -> Iterator[None]:
+    native.pretend_machine(0, 0, 1 << 16, 0)
+    yield
+    native.pretend_machine(0, 0, 0, 0)
+
+
+@pytest.mark.usefixtures("_tiny_l3")
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("m", range(2, 10))
+def test_few_rows_by_a_matrix_from_memory_give_the_product(isa, m):
+    native.set_isa(isa)
+    rng = np.random.default_rng(m)
+    for n, k, kind in [(512, 129, "rows"), (517, 130, "columns"), (1031, 71, "window"), (4100, 17, "strided")]:
+        a, b = view(rng, m, k, kind), view(rng, k, n, "window" if kind == "window" else "rows")
+        native.set_num_threads(1)
+        c = matmul_native(a, b)
+        assert_product(c, a, b)
+        native.set_num_threads(3)
+        assert np.array_equal(matmul_native(a, b), c)
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("batch_a, batch_b", [((3,), (3,)), ((2, 1), (1, 4)), ((5,), ()), ((), (3, 2)), ((0,), (1,))])
 def test_batches_broadcast_as_in_numpy(isa, batch_a, batch_b):
