@@ -14,6 +14,7 @@ import pytest
 from tilewise import learn
 from tilewise.errors import ConfigurationError
 from tilewise.learn.checking import exercises, feedback
+from tilewise.learn.notebook import verdict_lines
 
 SOLUTIONS = Path(__file__).parent / "solutions"
 
@@ -83,6 +84,16 @@ def test_the_command_exits_with_0_1_and_2(tmp_path):
     assert [row["feedback"] for row in json.loads(unfinished.stdout)] == ["not written yet"] * 3
     assert run("caching", "--file", str(SOLUTIONS / "caching.py")).returncode == 0
     assert (run("cooking").returncode, run("pruning").returncode) == (2, 2)
+    one = run("caching", "--only", "store", "--json")
+    assert [row["name"] for row in json.loads(one.stdout)] == ["store"]
+    assert run("caching", "--only", "stoer").returncode == 2
+
+
+def test_a_file_that_python_cannot_read_is_one_message(tmp_path):
+    path = tmp_path / "caching.py"
+    path.write_text("def store(:\n")
+    said = verdict_lines(learn.check("caching", path))
+    assert len(said) == 2 and "line 1" in said[0] and said[1] == "0 of 3 solved"
 
 
 FORGED = {

@@ -77,3 +77,11 @@ def test_tiles_and_configurations_name_the_same_thing():
 
     for tile in tile_space("matmul", (40, 50, 60))[::97]:
         assert tile_of(config_of(tile)) == tile
+
+
+def test_a_sum_of_a_quarter_million_products_is_right_within_its_rounding():
+    family = get_family("conv2d")
+    sizes = {"batch": 1, "channels": 64, "height": 64, "width": 64, "filters": 4, "kernel": 64}
+    problem = family.problem({"family": "conv2d", **sizes})
+    direct = family.configs(problem)[0]
+    assert CpuTrial(problem, direct).measure(direct).status == "ok"

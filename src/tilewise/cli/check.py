@@ -18,6 +18,7 @@ def check(
     start: Annotated[
         bool, typer.Option("--start", help="Write the file with the exercises to fill in, and stop.")
     ] = False,
+    only: Annotated[str | None, typer.Option(help="Check this exercise alone.")] = None,
     hint: Annotated[str | None, typer.Option(help="Print a hint for this exercise and stop.")] = None,
     more: Annotated[bool, typer.Option("--more", help="With --hint: a longer hint.")] = False,
     progress: Annotated[bool, typer.Option("--progress", help="Show what you have solved so far, and stop.")] = False,
@@ -34,6 +35,7 @@ def check(
     Example: tilewise check quantization --start, then, with the answers written: tilewise check quantization
     """
     from tilewise import learn
+    from tilewise.learn.checking import exercise_names
     from tilewise.learn.notebook import verdict_lines
     from tilewise.learn.solved import remember
 
@@ -43,6 +45,7 @@ def check(
     if progress or lesson is None:
         _show_progress(as_json)
         return
+    exercise_names(lesson, only)
     if hint is not None:
         learn.hint(lesson, hint, 2 if more else 1)
         return
@@ -50,7 +53,7 @@ def check(
     if start:
         print(f"Write your answers into {learn.start(lesson, path)}, then run: tilewise check {lesson}")
         return
-    results = learn.check(lesson, path, time_limit)
+    results = learn.check(lesson, path, time_limit, only=only)
     remember(lesson, results)
     if as_json:
         print(json.dumps([vars(result) for result in results], indent=1))

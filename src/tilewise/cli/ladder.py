@@ -51,7 +51,8 @@ def ladder(
 
     rng = np.random.default_rng(seed)
     a, b = (rng.standard_normal((size, size)).astype(np.float32) for _ in range(2))
-    ceiling = {threads: machine().peak(threads) / 1e9 for threads in {1, get_num_threads()}}
+    figures = machine()
+    ceiling = {threads: figures.peak(threads) / 1e9 for threads in {1, get_num_threads()}}
     rates: list[tuple[Rung, float]] = []
     left_out: list[str] = []
     for rung in track((*RUNGS, PEER), "timing each rung", len(RUNGS) + 1):
@@ -70,7 +71,7 @@ def ladder(
     _table(rates, ceiling, size)
     if left_out:
         print(f"Left out, for want of the compiled kernels: {', '.join(left_out)}.")
-    for sentence in slower_rungs(rates):
+    for sentence in (*slower_rungs(rates), *(f"The ceilings are doubtful: {why}." for why in figures.doubts[:1])):
         print(sentence)
     _draw(rates, ceiling, size, out)
     print(f"Picture in {out}")

@@ -25,6 +25,7 @@ _SIZES = {
     "conv2d": ("batch", "channels", "height", "width", "filters", "kernel"),
     "attention": ("batch", "heads", "queries", "head"),
 }
+_EXAMPLE_SIZES = {"conv2d": "8x64x32x32x64x3"}  # else 64 of everything
 
 
 def tune(
@@ -118,9 +119,8 @@ def _spec(family: str, shape: str | None, options: list[str], device: str) -> di
     names = _SIZES.get(family, ("rows", "cols"))
     sizes = [int(size) for size in shape.split("x")] if shape and _SHAPE.match(shape) else []
     if len(sizes) != len(names) and (shape is not None or not options):
-        raise ConfigurationError(
-            f"the sizes of {family} are {' x '.join(names)}, such as {'x'.join('64' for _ in names)}"
-        )
+        example = _EXAMPLE_SIZES.get(family, "x".join("64" for _ in names))
+        raise ConfigurationError(f"the sizes of {family} are {' x '.join(names)}, such as {example}")
     spec: dict[str, Any] = {"family": family, **dict(zip(names, sizes, strict=False))}
     for word in options:
         name, equals, value = word.partition("=")
@@ -196,6 +196,8 @@ def _offer(tuner: Tuner) -> None:
 
 def _used(tuner: Tuner, tuned: Tuned) -> str:
     """Who uses the choice from now on."""
+    if tuned.source == "default" and tuned.runtime_ns is None:
+        return "nothing is kept, and the default stays in use"
     if tuned.config == tuner.device.default(tuned.problem):
         return "the default is the fastest that was found; nothing changes"
     if tuner.device.kind != "cpu":

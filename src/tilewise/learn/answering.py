@@ -18,6 +18,8 @@ import numpy as np
 
 from tilewise.learn.remote import Codec, Line
 
+UNREADABLE = "Python cannot read the file"
+
 
 class Refused(Exception):
     """What was asked of the other side's object is not allowed."""
@@ -28,7 +30,7 @@ def load(path: str, name: str) -> tuple[Callable[..., Any] | None, str]:
     try:
         names = runpy.run_path(path)
     except SyntaxError as error:
-        return None, f"Python cannot read the file: {error.msg} in line {error.lineno}"
+        return None, f"{UNREADABLE}: {error.msg} in line {error.lineno}"
     except Exception as error:
         return None, f"the file stops with {sentence(error, path)}"
     function = names.get(name)

@@ -90,9 +90,24 @@ def start(lesson: str, path: Path) -> Path:
     return path
 
 
-def check(lesson: str, path: Path, time_limit: float = 60.0, start_answering: Starter = answering) -> list[Result]:
-    """Judge a reader's file; its process is ended after `time_limit` seconds an exercise."""
-    wanted = exercises(lesson)
+def exercise_names(lesson: str, only: str | None = None) -> list[str]:
+    """The names of a lesson's exercises, or the one that is asked for."""
+    names = [exercise.name for exercise in exercises(lesson)]
+    if only is not None and only not in names:
+        raise ConfigurationError(f"The lesson {lesson} has no exercise {only!r}; it has {', '.join(names)}.")
+    return names if only is None else [only]
+
+
+def check(
+    lesson: str,
+    path: Path,
+    time_limit: float = 60.0,
+    start_answering: Starter = answering,
+    only: str | None = None,
+) -> list[Result]:
+    """Judge a reader's file, or one exercise in it; its process is ended after `time_limit` seconds an exercise."""
+    names = exercise_names(lesson, only)
+    wanted = [exercise for exercise in exercises(lesson) if exercise.name in names]
     read_input(path, _LARGEST_FILE)  # a file, and no larger than an answer needs to be
     return [
         Result(e.name, e.task, not said, said)

@@ -6,13 +6,16 @@ import tomllib
 from importlib.resources import files
 from pathlib import Path
 
-from tilewise.errors import ConfigurationError
-from tilewise.learn.checking import Result, check, exercises, known
+from tilewise.learn.answering import UNREADABLE
+from tilewise.learn.checking import Result, check, exercise_names, known
 from tilewise.learn.solved import remember
 
 
 def verdict_lines(results: list[Result]) -> list[str]:
     """A mark and the task of each exercise, what is wrong with it, and how many are solved."""
+    unread = {result.feedback for result in results if result.feedback.startswith(UNREADABLE)}
+    if unread and len(results) > 1:  # no exercise could be tried, so it is said once
+        return [f"✗ {unread.pop()}", f"0 of {len(results)} solved"]
     found = []
     for result in results:
         found.append(f"{'✓' if result.solved else '✗'} {result.name}: {result.task}")
@@ -30,9 +33,7 @@ def report(lesson: str, file: str | Path | None = None, time_limit: float = 60.0
 
 def hints(lesson: str, exercise: str) -> list[str]:
     """The hints for one exercise, from a nudge to nearly the answer."""
-    names = [known_one.name for known_one in exercises(lesson)]
-    if exercise not in names:
-        raise ConfigurationError(f"The lesson {lesson} has no exercise {exercise!r}; it has {', '.join(names)}.")
+    exercise_names(lesson, exercise)
     text = (files("tilewise.learn") / "hints.toml").read_text(encoding="utf-8")
     found: list[str] = tomllib.loads(text)[lesson][exercise]
     return found

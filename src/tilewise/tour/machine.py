@@ -46,8 +46,9 @@ def machine_stop(visit: Visit) -> Stop:
         ]
     else:
         lines = [
-            f"One thread does {one / 1e9:.0f} GFLOP/s with {active_isa()} instructions, {threads} do "
-            f"{every / 1e9:.0f}; memory gives {bandwidth / 1e9:.0f} GB/s."
+            f"One thread does {one / 1e9:.0f} GFLOP/s with {active_isa()} instructions"
+            + (f", {threads} threads do {every / 1e9:.0f}" if threads > 1 else "")
+            + f"; memory gives {bandwidth / 1e9:.0f} GB/s."
         ]
     busy = _busy_with_others()
     facts["load"] = busy
@@ -58,7 +59,7 @@ def machine_stop(visit: Visit) -> Stop:
         )
     table = Table(("instructions and threads", "GFLOP/s"), [(name, f"{rate:,.1f}") for name, rate in peaks.items()])
     meaning = (
-        "No program on this machine is faster than this. Arithmetic is counted in GFLOP/s: billions of multiplications "
-        "and additions a second; the wider the instructions and the more threads, the more of them."
+        "The ceilings: no program can run faster than this machine computes and reads memory. Arithmetic is counted in "
+        "GFLOP/s, billions of multiplications and additions a second. Wider instructions and more threads raise it."
     )
     return Stop("This machine", facts, lines, [table], [Bars("Arithmetic", "GFLOP/s", peaks)], meaning)

@@ -44,7 +44,7 @@ def _code(line: str) -> str:
 
 def _section(number: int, stop: Stop) -> str:
     lead = f'<p class="meaning">{escape(stop.meaning)}</p>' if stop.meaning else ""
-    lines = lead + "".join(f"<p>{escape(line)}</p>" for line in stop.lines)
+    lines = lead + "".join(f"<p>{_code(line)}</p>" for line in stop.lines)
     charts = "".join(f"<figure><figcaption>{escape(c.title)}</figcaption>{bars(c)}</figure>" for c in stop.charts)
     tables = "".join(_table(table) for table in stop.tables if not any(_same(table, chart) for chart in stop.charts))
     return f'<section id="stop{number}"><h2>{number}. {escape(stop.title)}</h2>{lines}{charts}{tables}</section>'

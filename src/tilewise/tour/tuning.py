@@ -29,7 +29,8 @@ def tuning_stop(visit: Visit) -> Stop:
     headings = ("m × n × k", "tiles", "analytical default", "model, unmeasured", "after five", "less time than all")
     means = {"analytical default": found.default, "model, unmeasured": found.first, "after five": found.five}
     nothing_gained = min(means.values()) > 0.97
-    lines = [verdict(found.default, found.first, found.five), *found.notes]
+    notes = [f"{note[:1].upper()}{note[1:].rstrip('.')}." for note in found.notes]
+    lines = [verdict(found.default, found.first, found.five), *notes]
     charts = [] if nothing_gained else [Bars("Share of the fastest tile's speed", "1 is the fastest", means)]
     meaning = (
         "The same question for this machine's own matrix product: how near to the fastest tile does one get by rule "

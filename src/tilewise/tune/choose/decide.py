@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -171,6 +172,7 @@ class _Measuring:
         self.problem, self.configs, self.process, self.measure, self.report = problem, configs, process, measure, report
         self.default_ns: float | None = None
         self.notes: list[str] = []
+        self.left_out: list[str] = []  # why, once for each that could not be measured
 
     def run(self, budget: int, worth: float, usable: Callable[[Config], bool], start: float) -> Decision:
         found = search(
@@ -180,8 +182,13 @@ class _Measuring:
         source = "measured" if self.process.measured else "default"
         return Decision(
             self.problem, self.configs[best], source, runtime_ns, self.default_ns, len(found.steps), found.whole,
-            time.perf_counter() - start, found.reason, found.steps, self.notes,
+            time.perf_counter() - start, found.reason, found.steps, [*self._omissions(), *self.notes],
         )  # fmt: skip
+
+    def _omissions(self) -> list[str]:
+        """A line for each reason why configurations could not be measured."""
+        counted = Counter(self.left_out).items()
+        return [f"{n} {'configurations are' if n > 1 else 'configuration is'} left out: {why}" for why, n in counted]
 
     def _take(self, index: int) -> float | None:
         timed = self.measure.measure(self.configs[index])
@@ -190,7 +197,7 @@ class _Measuring:
             if index and 0 not in self.process.measured:  # it was timed beside; what it took is known for nothing
                 self.process.observe(0, math.log(timed.default_ns))
         if timed.runtime_ns is None:
-            self.notes.append(f"{self.configs[index].key} is left out: {timed.reason}")
+            self.left_out.append(timed.reason)
         return timed.runtime_ns
 
     def _best(self, usable: Callable[[Config], bool]) -> tuple[int, float | None]:

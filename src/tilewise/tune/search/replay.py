@@ -268,12 +268,14 @@ def comparison_lines(comparisons: Sequence[Comparison]) -> list[str]:
     lines = []
     for mechanism, simpler in dict.fromkeys((c.mechanism, c.simpler) for c in comparisons):
         lines.append(f"{mechanism} saves over {simpler}, % of the best's runtime (95 % interval):")
-        lines += [
-            f"  after {c.measurements:2d}: {100 * c.saving:6.2f}  ({100 * c.low:.2f} to {100 * c.high:.2f})"
-            for c in comparisons
-            if (c.mechanism, c.simpler) == (mechanism, simpler)
-        ]
+        lines += [_comparison(c) for c in comparisons if (c.mechanism, c.simpler) == (mechanism, simpler)]
     return lines
+
+
+def _comparison(c: Comparison) -> str:
+    if c.saving == c.low == c.high == 0:
+        return f"  after {c.measurements:2d}: the same choice for every kernel"
+    return f"  after {c.measurements:2d}: {100 * c.saving:6.2f}  ({100 * c.low:.2f} to {100 * c.high:.2f})"
 
 
 _STYLES: Mapping[str, tuple[str, str]] = {
