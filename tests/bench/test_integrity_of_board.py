@@ -224,6 +224,16 @@ def test_a_team_with_many_entries_does_not_hold_up_the_others(board: Board) -> N
         assert transaction.claim_job("w", 3) == again
 
 
+def test_boards_made_before_bytes_were_counted_are_opened_and_continued(board: Board) -> None:
+    connection = _unguarded(board)
+    connection.execute("DROP INDEX entries_kept")
+    connection.execute("ALTER TABLE entries DROP COLUMN bytes")
+    assert board.path is not None
+    with open_board(board.path) as again:
+        filled(again, 1)
+        assert verify(again).good
+
+
 def test_boards_made_before_beats_are_opened_and_continued(board: Board) -> None:
     filled(board, 1)
     connection = _unguarded(board)

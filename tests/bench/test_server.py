@@ -132,6 +132,29 @@ def test_files_come_with_the_recipe_that_names_them(site: Site) -> None:
     assert site.board.files(answer.json()["entry"]) == {"w.safetensors": b"weights"}
 
 
+def test_a_team_has_so_much_room_for_its_files_and_no_more(tmp_path: Path) -> None:
+    path = tmp_path / "board.sqlite"
+    with open_board(path) as board, TestClient(create_app(path, most_stored=3 << 20)) as client:
+        site = Site(client, board)
+
+        def enter(samples: int, content: bytes, who: str = "owls") -> Any:
+            steps = [{"step": "weights", "file": "w"}, {"step": "quantize", "samples": samples}]
+            body = {"recipe": {"tilewise": 1, "event": "MLP_SPRINT", "steps": steps}}
+            return site.post("/api/entries", body | {"files": {"w": base64.b64encode(content).decode()}}, who)
+
+        large = bytes(2 << 20)
+        assert enter(1, large).status_code == 201
+        refused = enter(2, large[:-1])
+        assert (refused.status_code, refused.json()["code"]) == (413, "room")
+        assert refused.json()["detail"] == "the files of owls would take more than the 3 MiB that a team has here"
+        assert enter(3, b"small").status_code == 201
+        assert enter(4, large, "rooks").status_code == 201  # stored once, so nobody's twice
+        with board.write() as transaction:
+            assert 2 << 20 < transaction.stored_by("owls") < 3 << 20
+            assert transaction.stored_by("rooks") < 1 << 10
+        assert verify(board).good
+
+
 @pytest.mark.skipif(bool(jail.why_not()), reason=jail.why_not())
 def test_a_plugin_stays_unverified_and_is_not_queued(site: Site) -> None:
     body = {"recipe": recipe(), "division": "open", "plugin": "def load(event, folder): ..."}

@@ -38,6 +38,18 @@ def test_a_worker_scores_what_waits_and_rejects_what_is_wrong(tmp_path: Path, qu
         assert verify(board).good
 
 
+def test_a_rejection_shows_nothing_of_the_machine(tmp_path: Path, quick: Settings) -> None:
+    steps = [{"step": "weights", "file": "mine/w.safetensors"}]
+    content = parse_recipe({"tilewise": 1, "event": "MLP_SPRINT", "steps": steps}).as_dict()
+    with open_board(tmp_path / "b.sqlite") as board:
+        with board.write() as transaction:
+            number = transaction.submit("owls", content, {"mine/w.safetensors": b"no weights"})["entry"]
+        run_one(board, quick)
+        entry = board.entry(number)
+        assert entry is not None and entry["status"] == "rejected"
+        assert "w.safetensors" in entry["reason"] and "/" not in entry["reason"]
+
+
 def test_a_slower_entry_does_not_take_the_record(tmp_path: Path, quick: Settings) -> None:
     with open_board(tmp_path / "b.sqlite") as board:
         first, second = filled(board, 2)

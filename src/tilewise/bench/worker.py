@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import secrets
 import signal
 import sys
@@ -31,13 +32,14 @@ from tilewise.bench.processes import die_with_parent
 from tilewise.bench.recipe import Recipe
 from tilewise.bench.scoring import check_consistent
 from tilewise.bench.submission import exchange, isolated_request, run_isolated
-from tilewise.errors import ConfigurationError, TilewiseError
+from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
 
 log = logging.getLogger("tilewise.worker")
 BEAT_SECONDS = 5.0
 LEASE_SECONDS = 60.0  # without a beat
 _ATTEMPTS = 5
 _PAUSE = 0.5
+_FOLDERS = re.compile(r"(?<![\w.~-])/(?:[^\s/:'\"]+/)+")
 
 
 class Watch:
@@ -115,11 +117,19 @@ def _measured(
         check_consistent(facts)
         return "scored", facts, ""
     except TooNoisy as error:
-        return "noisy", None, str(error)
+        return "noisy", None, for_everybody(error)
     except Rejected as error:
-        return "rejected", None, f"{error.code}: {error}"
+        return "rejected", None, f"{error.code}: {for_everybody(error)}"
+    except UnavailableError as error:  # what a process says at its end is for the teacher
+        log.warning("entry %s: %s", number, error)
+        return "rejected", None, "the process that measured this entry ended before it had a result"
     except TilewiseError as error:
-        return "rejected", None, str(error)
+        return "rejected", None, for_everybody(error)
+
+
+def for_everybody(error: TilewiseError) -> str:
+    """An error's sentence with files by their own names: the folders of this machine are nobody's business."""
+    return _FOLDERS.sub("", str(error))
 
 
 def consider_record(board: Board, number: int, settings: Settings, threads: int = 1) -> bool:
@@ -177,9 +187,9 @@ def rerun_plugin(board: Board, number: int, threads: int = 1, settings: Settings
         try:
             facts = score_plugin(path, entry["event"], settings, threads).as_dict()
         except TooNoisy as error:
-            outcome, reason = "noisy", str(error)
+            outcome, reason = "noisy", for_everybody(error)
         except Rejected as error:
-            outcome, reason = "rejected", f"{error.code}: {error}"
+            outcome, reason = "rejected", f"{error.code}: {for_everybody(error)}"
     with board.write() as transaction:
         transaction.result(number, outcome, facts, reason)
     found = board.entry(number)

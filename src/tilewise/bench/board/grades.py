@@ -28,11 +28,7 @@ def grades_csv(board: Board) -> str:
 
 def best_entries(board: Board, event: str, division: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """The best scored entry of every team with its place among these."""
-    seen: set[str] = set()
-    for row in board.entries(event, division, "scored", limit=100_000):
-        if row["team"] not in seen:
-            seen.add(row["team"])
-            yield len(seen), row
+    yield from enumerate(board.best_of_teams(event, division), 1)
 
 
 def safe(text: str) -> str:

@@ -60,6 +60,7 @@ entries = Table(
     Column("reason", Text, nullable=False, default=""),
     Column("verified", Boolean, nullable=False, default=False),
     Column("record", Boolean, nullable=False, default=False),
+    Column("bytes", Integer, nullable=False, default=0),  # what its submission added to the database
 )
 events = Table(
     "events", metadata, Column("name", String(32), primary_key=True), Column("open", Boolean, nullable=False)
@@ -97,12 +98,16 @@ sessions = Table(
 
 _INDEXES = (  # said here and not at the columns, so that a board made before them gets them too
     # rows are long, so places and counts are read off indexes that hold all they need
-    "CREATE INDEX IF NOT EXISTS entries_ranks ON entries (event, division, status, score, id)",
-    "CREATE INDEX IF NOT EXISTS entries_teams ON entries (event, division, team, id)",
+    "CREATE INDEX IF NOT EXISTS entries_places ON entries (event, division, status, score DESC, id, team)",
+    "CREATE INDEX IF NOT EXISTS entries_of_teams ON entries (event, division, team, status, score DESC, id)",
+    "CREATE INDEX IF NOT EXISTS entries_best ON entries (event, division, score DESC{last}, id)",
     "CREATE INDEX IF NOT EXISTS entries_latest ON entries (submitted_at)",
     "CREATE INDEX IF NOT EXISTS entries_queue ON entries (team, status)",
-    "CREATE INDEX IF NOT EXISTS entries_record ON entries (record) WHERE record",
+    "CREATE INDEX IF NOT EXISTS entries_kept ON entries (team, bytes)",
+    "CREATE INDEX IF NOT EXISTS entries_held ON entries (event, division, record, id)",
     "CREATE INDEX IF NOT EXISTS ledger_kind ON ledger (kind, seq) WHERE kind = 'record'",
+    # what stood in their place once
+    *(f"DROP INDEX IF EXISTS entries_{name}" for name in ("ranks", "teams", "record")),
 )
 _APPEND_ONLY = {
     "sqlite": [
@@ -166,8 +171,10 @@ def create_tables(engine: Engine) -> None:
     with engine.execution_options(writes=True).begin() as connection:
         take_turn(connection)
         metadata.create_all(connection)
-        known = {column["name"] for column in inspect(connection).get_columns("jobs")}
-        for name in sorted({"beat", "turn"} - known):
-            connection.execute(text(f"ALTER TABLE jobs ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0"))
-        for statement in (*_INDEXES, *_APPEND_ONLY.get(engine.dialect.name, [])):
+        for table, name in (("jobs", "beat"), ("jobs", "turn"), ("entries", "bytes")):
+            if name not in {column["name"] for column in inspect(connection).get_columns(table)}:
+                connection.execute(text(f"ALTER TABLE {table} ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0"))
+        last = "" if engine.dialect.name == "sqlite" else " NULLS LAST"  # SQLite has them there by itself
+        indexes = [statement.format(last=last) for statement in _INDEXES]
+        for statement in (*indexes, *_APPEND_ONLY.get(engine.dialect.name, [])):
             connection.execute(text(statement))

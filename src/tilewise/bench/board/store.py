@@ -108,7 +108,19 @@ def _chosen(event: str | None, division: str | None, status: str | None, team: s
     table = schema.entries
     given = (("event", event), ("division", division), ("status", status))
     found: list[Any] = [table.c[name] == value for name, value in given if value is not None]
-    return found + ([func.lower(table.c.team).contains(team.lower(), autoescape=True)] if team else [])
+    if team:
+        names = _team_names()
+        alike = func.lower(names.c.team).contains(team.lower(), autoescape=True)
+        found.append(table.c.team.in_(select(names.c.team).where(alike)))
+    return found
+
+
+def _team_names() -> Any:
+    """Every team once and NULL, found by as many steps along the index: there are few teams and many entries."""
+    table = schema.entries
+    names = select(func.min(table.c.team).label("team")).cte(recursive=True)
+    following = select(func.min(table.c.team)).where(table.c.team > names.c.team).scalar_subquery()
+    return names.union_all(select(following).where(names.c.team.is_not(None)))
 
 
 def _places(
@@ -237,10 +249,22 @@ class Board:
         column = table.c[_SORTS.get(sort, "score")]
         order = column.desc().nulls_last() if sort in ("score", "time") else column.asc()
         chosen = select(table.c.id).where(*_chosen(event, division, status, team))
-        shown = [column for column in table.c if column.name not in ("result", "recipe")]
-        with self.read() as connection:  # first which ones, off an index; then these rows alone
-            found = connection.execute(chosen.order_by(order, table.c.id).limit(limit).offset(offset))
-            numbers = [int(row.id) for row in found]
+        return self._rows(chosen.order_by(order, table.c.id).limit(limit).offset(offset))
+
+    def best_of_teams(self, event: str, division: str) -> list[dict[str, Any]]:
+        """The best scored entry of every team, best first."""
+        table, other, names = schema.entries, schema.entries.alias(), _team_names()
+        own = (other.c.event == event, other.c.division == division, other.c.team == names.c.team)
+        best = select(other.c.id).where(*own, other.c.status == "scored").order_by(other.c.score.desc(), other.c.id)
+        chosen = table.c.id.in_(select(best.limit(1).scalar_subquery()).select_from(names))
+        return self._rows(select(table.c.id).where(chosen).order_by(table.c.score.desc(), table.c.id))
+
+    def _rows(self, query: Any) -> list[dict[str, Any]]:
+        """What lists show of the entries that a query finds, in its order: which ones off an index, then their rows."""
+        table = schema.entries
+        shown = [column for column in table.c if column.name not in ("result", "recipe", "bytes")]
+        with self.read() as connection:
+            numbers = [int(row.id) for row in connection.execute(query)]
             rows: dict[int, dict[str, Any]] = {}
             for at in range(0, len(numbers), 500):
                 some = select(*shown).where(table.c.id.in_(numbers[at : at + 500]))

@@ -90,8 +90,8 @@ class Transaction:
         ).scalar()
         if known is not None:
             raise Replayed(int(known))
-        for content in [*files.values(), *([plugin] if plugin else [])]:
-            self._keep_file(content)
+        kept = sum(self._keep_file(content) for content in [*files.values(), *([plugin] if plugin else [])])
+        body["bytes"] = kept + len(canonical(body["recipe"]))
         link = self._append("submission", body)
         status = "unverified" if division == "open" else "queued"
         self._connection.execute(insert(schema.entries).values(**entry_row(link.seq, link.at, body, status)))
@@ -109,11 +109,14 @@ class Transaction:
         body["plugin"] = sha256(plugin) if plugin else ""
         return body | {"digest": sha256(canonical(_nameless(body)))}
 
-    def _keep_file(self, content: bytes) -> None:
+    def _keep_file(self, content: bytes) -> int:
+        """Store a file that is not there yet; gives the bytes that this takes."""
         digest = sha256(content)
         table = schema.files
-        if self._connection.execute(select(table.c.digest).where(table.c.digest == digest)).scalar() is None:
-            self._connection.execute(insert(table).values(digest=digest, content=content))
+        if self._connection.execute(select(table.c.digest).where(table.c.digest == digest)).scalar() is not None:
+            return 0
+        self._connection.execute(insert(table).values(digest=digest, content=content))
+        return len(content)
 
     def result(self, entry: int, outcome: str, facts: Mapping[str, Any] | None, reason: str = "") -> None:
         """What a run of an entry found; a disqualified one stays as it is. A score must follow from its figures."""
@@ -139,8 +142,9 @@ class Transaction:
             raise Rejected("no record", f"a record must be beaten at p < 0.01, not {p_value:.3g}")
         body = {"entry": entry, "p_value": p_value, "factor": factor, "previous": previous}
         self._append("record", body | {"event": row.event, "division": row.division})
-        same = (schema.entries.c.event == row.event) & (schema.entries.c.division == row.division)
-        self._connection.execute(update(schema.entries).where(same).values(record=False))
+        table = schema.entries
+        held = (table.c.event == row.event) & (table.c.division == row.division) & table.c.record
+        self._connection.execute(update(table).where(held).values(record=False))
         self._change(entry, record=True)
 
     def disqualify(self, entry: int, reason: str, by: str = "") -> None:
@@ -252,7 +256,8 @@ class Transaction:
         jobs, entries = schema.jobs, schema.entries
         others, of = jobs.alias(), entries.alias()
         last = select(of.c.team, func.max(others.c.turn).label("turn")).join(others, others.c.entry == of.c.id)
-        turns = last.where(others.c.turn > 0).group_by(of.c.team).subquery()
+        waiting = select(entries.c.team).join(jobs, jobs.c.entry == entries.c.id).where(jobs.c.state != "done")
+        turns = last.where(others.c.turn > 0, of.c.team.in_(waiting)).group_by(of.c.team).subquery()
         joined = query.join(entries, entries.c.id == jobs.c.entry).outerjoin(turns, turns.c.team == entries.c.team)
         return joined.order_by(func.coalesce(turns.c.turn, 0), jobs.c.entry)
 
@@ -282,6 +287,12 @@ class Transaction:
         query = select(func.count()).select_from(table).where(waiting)
         return int(self._connection.execute(query).scalar() or 0)
 
+    def stored_by(self, team: str) -> int:
+        """Bytes that a team's entries have added to the database."""
+        table = schema.entries
+        query = select(func.coalesce(func.sum(table.c.bytes), 0)).where(table.c.team == team)
+        return int(self._connection.execute(query).scalar() or 0)
+
     def entered_since(self, team: str, event: str, at: str) -> int:
         """How many entries of a team an event has taken since a moment."""
         table = schema.entries
@@ -306,7 +317,7 @@ def entry_row(seq: int, at: str, body: Mapping[str, Any], status: str) -> dict[s
     recipe = body["recipe"]
     names = {name: body[name] for name in ("team", "event", "division", "digest")}
     row = {"id": seq, "submitted_at": at, "name": str(recipe.get("name", "")), "status": status, "reason": ""}
-    row["recipe"] = canonical(recipe).decode()
+    row |= {"recipe": canonical(recipe).decode(), "bytes": int(body.get("bytes", 0))}
     return row | names | {"score": None, "result": None, "verified": False, "record": False}
 
 

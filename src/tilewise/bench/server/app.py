@@ -22,7 +22,7 @@ try:
 
     from tilewise.bench.server import admin, api, pages
     from tilewise.bench.server.limits import Limits
-    from tilewise.bench.server.service import Service, on_error
+    from tilewise.bench.server.service import MOST_STORED, Service, on_error
     from tilewise.bench.server.views import Views
     from tilewise.bench.server.writer import Writer
 except ImportError as error:
@@ -36,6 +36,7 @@ def create_app(
     where: str | Path,
     *,
     most_queued: int = 100,
+    most_stored: int = MOST_STORED,
     key: Path | None = None,
     rate: float = 40.0,
     has_truth: bool = False,
@@ -47,7 +48,7 @@ def create_app(
     the collection TILE_OLYMPIAD is scored against; `workers` tells how many measuring processes live, for /health.
     """
     board = open_board(where, key=key)
-    service = Service(board, Writer(board), most_queued, has_truth, workers=workers)
+    service = Service(board, Writer(board), most_queued, most_stored, has_truth, workers=workers)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

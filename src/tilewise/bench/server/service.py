@@ -29,10 +29,11 @@ from tilewise.bench.server.models import Problem, Submission
 from tilewise.bench.server.writer import Busy, Writer
 from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
 
-_STATUS = {"replayed": 409, "event closed": 409, "too large": 413, "team": 403, "token": 401, "queue": 429}
+_STATUS = {"replayed": 409, "event closed": 409, "too large": 413, "team": 403, "token": 401, "queue": 429, "room": 413}
 _SENTENCES = {400: "not understood", 401: "no token, or one that is not known", 403: "not yours to do"}
 _SENTENCES |= {404: "not there", 409: "there already, or closed", 413: "too large", 429: "too much at once"}
 _SENTENCES |= {503: "the board does not take it now"}
+MOST_STORED = 256 << 20
 _PULSE_SECONDS, _SECONDS_KNOWN, _SECONDS_FOR_PULSE = 0.1, 2.0, 3.0
 
 
@@ -63,6 +64,7 @@ class Service:
     board: Board
     writer: Writer
     most_queued: int = 100  # entries of one team that may wait for their run
+    most_stored: int = MOST_STORED  # bytes that the files and recipes of one team may take
     has_truth: bool = False  # whether the workers have the collection that TILE_OLYMPIAD is scored against
     most_daily: int = 10  # entries of one team in a day, where each answer tells something about the truth
     workers: Callable[[], int] | None = None  # how many measuring processes live, where this server has its own
@@ -161,14 +163,17 @@ class Service:
             raise Rejected("event closed", f"this board takes no entries of this event: {NO_TRUTH}")
 
         def change(transaction: Transaction) -> dict[str, Any]:
-            self._check_room(transaction, holder.team, recipe)
+            self._check_room(transaction, holder.team, recipe, sum(map(len, files.values())) + len(plugin or b""))
             return transaction.submit(holder.team, recipe.as_dict(), files, given.division, plugin)
 
         receipt: dict[str, Any] = await self.change(change)
         return receipt
 
-    def _check_room(self, transaction: Transaction, team: str, recipe: Recipe) -> None:
-        """Refuse a team that has too much waiting, or asks the same truth too often."""
+    def _check_room(self, transaction: Transaction, team: str, recipe: Recipe, brings: int) -> None:
+        """Refuse a team that has too much waiting or stored, or asks the same truth too often."""
+        if transaction.stored_by(team) + brings > self.most_stored:
+            most = f"{self.most_stored / (1 << 20):,.0f} MiB"
+            raise Rejected("room", f"the files of {team} would take more than the {most} that a team has here")
         if transaction.queued_of(team) >= self.most_queued:
             raise Rejected("queue", f"{self.most_queued} entries of {team} wait for their run already")
         yesterday = (datetime.now(UTC) - timedelta(days=1)).isoformat(timespec="milliseconds")

@@ -156,6 +156,7 @@ def serve(
     truth: Annotated[str | None, typer.Option(help="TILE_OLYMPIAD: the collection only you have.")] = None,
     images: ImagesOption = None,
     most_queued: Annotated[int, typer.Option(min=1, help="Entries of one team that may wait.")] = 100,
+    most_stored: Annotated[int, typer.Option(min=1, help="MiB that one team's files may take.")] = 256,
     rate: Annotated[float, typer.Option(min=0, help="Requests a second of one client in the long run; 0: any.")] = 40.0,
     access_log: Annotated[Path | None, typer.Option(help="A file for one line a request; else to the screen.")] = None,
     behind_proxy: Annotated[
@@ -180,15 +181,21 @@ def serve(
     _open(where, key, create=True).close()  # the board is there, and its key fits, before anything is started
     _check_settings(truth, images)
     listening = _listen(host, port)
-    gc.collect()
-    gc.freeze()  # what was imported stays: looking through all of it again would hold up everybody for 0.2 s
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it once more when it has ended in order
     crew = Workers(workers, where, threads, {"truth": truth, "images": images}, key)
     try:
         counted = crew.alive if workers else None
         app = create_app(
-            where, most_queued=most_queued, key=key, rate=rate, has_truth=truth is not None, workers=counted
+            where,
+            most_queued=most_queued,
+            most_stored=most_stored << 20,
+            key=key,
+            rate=rate,
+            has_truth=truth is not None,
+            workers=counted,
         )
+        gc.collect()
+        gc.freeze()  # what there is by now stays: looking through all of it again would hold up everybody for 0.2 s
         config = uvicorn.Config(
             app,
             http=GuardedProtocol,
