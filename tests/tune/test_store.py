@@ -138,8 +138,8 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing_written(tmp_path: Path) -
     with Store(path) as store:
         run = store.begin(MACHINE, 0, {})
         store.add_batch(run, _kernel(1), 0, 900.0, [(config, 1.0) for config in _configs(8)])
-        pages = store._db.execute("PRAGMA page_count").fetchone()[0]
-        store._db.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own way to be full
+        pages = store.home.connection.execute("PRAGMA page_count").fetchone()[0]
+        store.home.connection.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own way to be full
         with pytest.raises(TilewiseError, match=r"is full; what was measured so far is safe"):
             for index in range(2000):
                 store.add_batch(run, _kernel(1), index, 900.0, [(config, 1.0) for config in _configs(64)])

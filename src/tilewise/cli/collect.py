@@ -21,12 +21,17 @@ collect = typer.Typer(
 )
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-StorePath = Annotated[Path, typer.Argument(help="A store, or the folder of a GPU run.")]
+StorePath = Annotated[str, typer.Argument(help="A store (a file or a postgresql:// URL), or the folder of a GPU run.")]
+MachineName = Annotated[str | None, typer.Option("--machine", help="Whose part of a store that several share.")]
 
 
 Shapes = Annotated[Path | None, typer.Option(help="A JSON list of your own problems (default: built-in programs).")]
 Minutes = Annotated[float, typer.Option(help="Stop after this many minutes; the same command continues later.")]
 Out = Annotated[Path | None, typer.Option(help="The store, created if missing (default: cpu.sqlite or triton.sqlite).")]
+StoreUrl = Annotated[
+    str | None,
+    typer.Option(help="In place of --out: a postgresql:// URL that several machines measure into, or a file."),
+]
 Seed = Annotated[int, typer.Option(help="Seed of the order of kernels and configurations.")]
 Configs = Annotated[int | None, typer.Option(help="Measure at most this many configurations of a kernel; 0 for all.")]
 Finals = Annotated[
@@ -44,6 +49,7 @@ def cpu(
     shapes: Shapes = None,
     minutes: Minutes = 20.0,
     out: Out = None,
+    store: StoreUrl = None,
     seed: Seed = 0,
     configs: Configs = None,
     plugin: Plugin = None,
@@ -57,7 +63,8 @@ def cpu(
     """
     if plan:
         return _plan(shapes, configs, plugin or (), as_json)
-    options = {"shapes": shapes, "minutes": minutes, "out": out, "seed": seed, "configs": configs, "finals": finals}
+    place = _place(out, store)
+    options = {"shapes": shapes, "minutes": minutes, "out": place, "seed": seed, "configs": configs, "finals": finals}
     _collect("cpu", as_json, **options, plugins=plugin or ())
 
 
@@ -66,6 +73,7 @@ def triton(
     shapes: Shapes = None,
     minutes: Minutes = 8.0,
     out: Out = None,
+    store: StoreUrl = None,
     seed: Seed = 0,
     configs: Configs = None,
     plugin: Plugin = None,
@@ -79,12 +87,19 @@ def triton(
     """
     if device not in ("cuda", "interpreter"):
         raise typer.BadParameter("device is cuda or interpreter.")
-    options = {"shapes": shapes, "minutes": minutes, "out": out, "seed": seed, "configs": configs, "finals": finals}
+    place = _place(out, store)
+    options = {"shapes": shapes, "minutes": minutes, "out": place, "seed": seed, "configs": configs, "finals": finals}
     if device == "cuda":
         from tilewise.tune.measure.triton.gpu import check_gpu
 
         check_gpu()
     _collect("triton", as_json, **options, plugins=plugin or (), device=device)
+
+
+def _place(out: Path | None, store: str | None) -> Path | str | None:
+    if out is not None and store is not None:
+        raise typer.BadParameter("--out and --store both name the store; give one of them.")
+    return store if store is not None else out
 
 
 def _plan(shapes: Path | None, configs: int | None, plugins: Sequence[str], as_json: bool) -> None:
@@ -198,6 +213,7 @@ def export(
             help="auto (your own kernels by shape, built-in ones by program), shape, program, or train (everything)."
         ),
     ] = "auto",
+    machine: MachineName = None,
     plugin: Plugin = None,
     as_json: AsJson = False,
 ) -> None:
@@ -210,7 +226,7 @@ def export(
     from tilewise.tune.measure.export import export_folder, make_collection
 
     load_plugins(plugin or ())
-    with open_measurements(store) as measurements:
+    with open_measurements(store, machine) as measurements:
         collection = make_collection(measurements, name, split=split)
     export_folder(collection, out)
     _tell(collection, out, as_json)

@@ -22,6 +22,7 @@ def register(app: typer.Typer) -> None:
     from tilewise.cli.profile import profile
     from tilewise.cli.replay import replay
     from tilewise.cli.run import run
+    from tilewise.cli.store import store
     from tilewise.cli.tiles.app import tiles
     from tilewise.cli.tour import tour
     from tilewise.cli.tune import tune
@@ -39,5 +40,6 @@ def register(app: typer.Typer) -> None:
             app.command(rich_help_panel=panel)(command)
     app.add_typer(tiles, name="tiles", cls=Sections, rich_help_panel="Learn tiles")
     app.add_typer(collect, name="collect", cls=Sections, rich_help_panel="Learn tiles")
+    app.add_typer(store, name="store", cls=Sections, rich_help_panel="Learn tiles")
     app.add_typer(compete, name="compete", cls=Sections, rich_help_panel="Compete")
     prepare_all(app)

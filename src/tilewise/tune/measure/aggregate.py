@@ -21,6 +21,7 @@ from pathlib import Path
 
 from tilewise._files import read_input
 from tilewise.errors import FileFormatError
+from tilewise.tune.measure.home import is_url
 from tilewise.tune.measure.racing import FIRST_FINAL, LEAST, faster_two_of_three
 from tilewise.tune.measure.sampling import Settings
 from tilewise.tune.measure.store import MOST_STORE_BYTES, BatchRow, Store
@@ -158,8 +159,13 @@ def unfold_store(parts: Sequence[Path], target: Path) -> None:
 
 
 @contextlib.contextmanager
-def open_measurements(path: str | os.PathLike[str]) -> Iterator[Store]:
-    """An existing store: the file itself, or a folder with the compressed copy that a visit to a GPU brings home."""
+def open_measurements(path: str | os.PathLike[str], machine: str | None = None) -> Iterator[Store]:
+    """An existing store: the file itself, a folder with the compressed copy that a visit to a GPU brings home, or a
+    postgresql:// URL, where `machine` says whose measurements."""
+    if is_url(path):
+        with Store(path, create=False, part=machine) as store:
+            yield store
+        return
     given = Path(path).expanduser()
     if not given.is_dir():
         with Store(given, create=False) as store:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilewise.errors import ConfigurationError
+from tilewise.tune.measure.home import is_url
 from tilewise.tune.problem import Kernel, Problem, Value
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ Progress = Callable[[int, int, str], None]
 class Collected:
     """What a run of `collect` added, and what the store holds now."""
 
-    store: Path
+    store: Path | str  # its file, or its URL without the password
     kernels: int  # finished in this run
     pairs: int
     scatter: float | None  # median relative deviation of the repeats in this run
@@ -57,10 +58,11 @@ def collect(
     """Measure tiled kernels on this CPU or, through Triton, on this GPU.
 
     `shapes` is a JSON file or a list of problems such as ``{"family": "matmul", "m": 512, "n": 4096, "k": 1024}``;
-    without it the kernels of the built-in programs are measured. `out` is the store, made if it is not there and gone
-    on with if it is; `configs` limits the configurations of a kernel (0: all of them). `plugins` are modules that add
-    families of their own when they are imported. With `finals` nothing new is measured: the best few configurations of
-    kernels that are finished, but have had no finals, are timed again side by side.
+    without it the kernels of the built-in programs are measured. `out` is the store, a file or a postgresql:// URL,
+    made if it is not there and gone on with if it is; `configs` limits the configurations of a kernel (0: all of them).
+    `plugins` are modules that add families of their own when they are imported. With `finals` nothing new is
+    measured: the best few configurations of kernels that are finished, but have had no finals, are timed again side by
+    side.
 
     >>> collect("cpu", minutes=1.0, out="measurements.sqlite")  # doctest: +SKIP
     """
@@ -75,8 +77,7 @@ def collect(
         raise ConfigurationError(f"configs must be 0 (all) or at least 2, not {configs}.")
     load_plugins(plugins)
     kernels = _kernels(kind, shapes) if shapes is not None or not finals else None
-    path = Path(out).expanduser() if out is not None else Path(f"{kind}.sqlite")
-    with Store(path, create=not finals) as store:
+    with Store(store_place(out, kind), create=not finals) as store:
         chosen = kernels if kernels is not None else store.kernels()
         collector: CpuCollector | Collector
         if kind == "cpu":
@@ -88,7 +89,15 @@ def collect(
         counts = store.counts()
         cut_off = time.monotonic() >= collector.deadline
         left = len(unfinished(collector.wanted, store, finals)) if cut_off else 0
-    return _result(path, tallies, counts, left)
+        place = store.name if store.shared else store.path
+    return _result(place, tallies, counts, left)
+
+
+def store_place(out: str | os.PathLike[str] | None, kind: str) -> str | Path:
+    """Where the measurements go: a URL as it is, else a file."""
+    if isinstance(out, str) and is_url(out):
+        return out
+    return Path(out).expanduser() if out is not None else Path(f"{kind}.sqlite")
 
 
 def plan_cpu(
@@ -196,10 +205,10 @@ def load_plugins(modules: Sequence[str]) -> None:
             raise ConfigurationError(f"The plug-in {name!r} cannot be imported: {error}.") from error
 
 
-def _result(path: Path, tallies: Mapping[str, Tally], counts: dict[str, int], left: int) -> Collected:
+def _result(place: Path | str, tallies: Mapping[str, Tally], counts: dict[str, int], left: int) -> Collected:
     scatter = [value for tally in tallies.values() for value in tally.scatter]
     return Collected(
-        path,
+        place,
         sum(tally.kernels for tally in tallies.values()),
         sum(tally.pairs for tally in tallies.values()),
         statistics.median(scatter) if scatter else None,

@@ -1,69 +1,60 @@
-"""The measurement store: one SQLite file that is only ever appended to.
+"""The measurement store: a database that is only ever appended to, in a file or in PostgreSQL (see `home.py`).
 
-Each timing is a transaction of its own: a killed collector loses at most what it was timing and continues where it
-stopped. A batch is opened with the default's first reading and closed with its verdict; one that a killed collector
-left open is judged by the next.
-Several collectors may write to one store: a kernel is claimed before it is measured, and a claim whose process is gone
-is free again. A store remembers what machine and versions it was made with and says so when another one wants to add to
-it.
+Each timing is a transaction of its own (in PostgreSQL each batch): a killed collector loses at most what it was timing
+and continues where it stopped. A batch is opened with the default's first reading and closed with its verdict; one that
+a killed collector left open is judged by the next.
+Several collectors may write to one store: a kernel is claimed before it is measured (`claims.py`). A file remembers
+what machine it was made with and refuses another one's measurements; a shared store keeps them in a part for each.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import sqlite3
+import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tilewise._files import open_input, parse_json
-from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
+from tilewise._files import parse_json
+from tilewise.errors import ConfigurationError, FileFormatError
+from tilewise.tune.measure.claims import Claims
+from tilewise.tune.measure.home import MOST_STORE_BYTES, Rows, SqliteFile, open_home
 from tilewise.tune.problem import Config, Kernel, Problem
 
-FORMAT = 1
-MOST_STORE_BYTES = 16 << 30
+__all__ = ["MOST_STORE_BYTES", "BatchRow", "Machine", "Store", "VerdictRow"]
+OPEN = 2  # in place of a batch's verdict, while there is none; older versions read it as disturbed
 _LARGEST = 1 << 53  # whole numbers up to here are exact as floats
 _LONGEST = 1e18  # nanoseconds or picoseconds that still fit into 64 bits
 _LATEST = 253402300799.0  # the last second that a date can have
 _PROGRAM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]{0,199}")
-_PATIENCE = 60.0  # seconds
-_OPEN = 2  # in place of a batch's verdict, while there is none; older versions read it as disturbed
-_APPLICATION_ID = 0x74776D73  # "twms", in the file's header
-_TABLES = """
-CREATE TABLE machine (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, identity TEXT NOT NULL, details TEXT NOT NULL,
-    UNIQUE (kind, identity, details));
-CREATE TABLE run (id INTEGER PRIMARY KEY, machine INTEGER NOT NULL REFERENCES machine, started REAL NOT NULL,
-    seed INTEGER NOT NULL, settings TEXT NOT NULL);
-CREATE TABLE kernel (id INTEGER PRIMARY KEY, program TEXT NOT NULL, problem TEXT NOT NULL UNIQUE);
-CREATE TABLE config (id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE);
-CREATE TABLE batch (id INTEGER PRIMARY KEY, run INTEGER NOT NULL REFERENCES run,
-    kernel INTEGER NOT NULL REFERENCES kernel, round INTEGER NOT NULL, taken REAL NOT NULL, default_ns REAL NOT NULL,
-    disturbed INTEGER NOT NULL, watch TEXT NOT NULL);
-CREATE TABLE timing (batch INTEGER NOT NULL REFERENCES batch, config INTEGER NOT NULL REFERENCES config,
-    runtime_ps INTEGER NOT NULL, PRIMARY KEY (batch, config)) WITHOUT ROWID;
-CREATE TABLE verdict (run INTEGER NOT NULL REFERENCES run, kernel INTEGER NOT NULL REFERENCES kernel,
-    config INTEGER NOT NULL REFERENCES config, status TEXT NOT NULL, reason TEXT NOT NULL, details TEXT NOT NULL);
-CREATE TABLE finished (run INTEGER NOT NULL REFERENCES run, kernel INTEGER NOT NULL REFERENCES kernel,
-    default_config INTEGER NOT NULL REFERENCES config, seconds REAL NOT NULL, PRIMARY KEY (run, kernel));
-CREATE TABLE claim (kernel INTEGER PRIMARY KEY REFERENCES kernel, run INTEGER NOT NULL, host TEXT NOT NULL,
-    process INTEGER NOT NULL, born TEXT NOT NULL, taken REAL NOT NULL);
-CREATE INDEX batch_of_kernel ON batch (kernel, run);
-CREATE INDEX verdict_of_kernel ON verdict (kernel, run);
-"""
+_BATCH = """INSERT INTO batch (run, kernel, round, taken, default_ns, disturbed, watch, uid)
+    VALUES (:run, :kernel, :round, :taken, :default_ns, :disturbed, :watch, :uid) ON CONFLICT DO NOTHING"""
+_TIMING = "INSERT INTO timing (batch, config, runtime_ps) VALUES (:batch, :config, :runtime_ps) ON CONFLICT DO NOTHING"
+_VERDICT = """INSERT INTO verdict (run, kernel, config, status, reason, details)
+    SELECT :run, :kernel, :config, :status, :reason, :details WHERE NOT EXISTS (SELECT 1 FROM verdict
+    WHERE run = :run AND kernel = :kernel AND config = :config AND status = :status AND reason = :reason)"""
+_FINISHED = """INSERT INTO finished (run, kernel, default_config, seconds)
+    VALUES (:run, :kernel, :config, :seconds) ON CONFLICT (run, kernel)
+    DO UPDATE SET default_config = excluded.default_config, seconds = excluded.seconds"""
+_OF_KERNEL = "(SELECT id FROM kernel WHERE problem = :problem AND part = :part)"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Who measured. Stores are mixed only between equal `identity`s (the GPU's name; the CPU's model)."""
+    """Who measured. Measurements are mixed only between equal `identity`s (the GPU's name; the CPU's model)."""
 
     kind: str  # "triton" or "cpu"
     identity: str
     details: Mapping[str, Any]
+
+    @property
+    def part(self) -> str:
+        """What a shared store calls the measurements of such machines."""
+        return f"{self.kind} {self.identity}"
 
 
 @dataclass(frozen=True)
@@ -90,94 +81,33 @@ class BatchRow:
     open: bool = False  # not judged yet; `disturbed` too, until it is
 
 
-class Store:
-    """An open store. Use as a context manager, or `close` it."""
+@dataclass
+class _Travelling:
+    """A batch of a shared store, which is written whole when it is judged."""
 
-    def __init__(self, path: str | os.PathLike[str], *, create: bool = True) -> None:
-        self.path = Path(path)
-        if not create and not self.path.exists():
-            raise FileFormatError(f"{self.path} does not exist; `tilewise collect` makes a store.")
-        if os.path.lexists(self.path):
-            open_input(self.path, MOST_STORE_BYTES).close()
-        try:
-            # Autocommit: transactions are begun explicitly, and as writers, so that two of them queue up.
-            self._db = sqlite3.connect(self.path, timeout=60, isolation_level=None)
-            self._open()
-        except sqlite3.Error as error:
-            raise self._sentence(error) from error
+    run: int
+    kernel: Kernel
+    round: int
+    timings: list[tuple[Config, float]] = field(default_factory=list)
+
+
+class Store:
+    """An open store. Use as a context manager, or `close` it. `part` chooses whose measurements are read from a shared
+    store that holds several machines'; a run that is begun chooses its own."""
+
+    def __init__(self, where: str | os.PathLike[str], *, create: bool = True, part: str | None = None) -> None:
+        self.home = open_home(where, create)
+        self.name, self.path = self.home.name, Path(self.home.name)
+        self.claims = Claims(self.home)
+        self._part = part if self.home.shared else ""
         self._configs: dict[str, int] = {}
         self._parsed: dict[str, Config] = {}
-        self._kernels: dict[str, int] = {}
-
-    def _open(self) -> None:
-        self._db.execute("PRAGMA busy_timeout = 60000")
-        self._db.execute("PRAGMA trusted_schema = OFF")
-        self._db.execute("PRAGMA cell_size_check = ON")
-        # In this order: whoever makes the tables in between has written its name when they are seen.
-        tables = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        application = self._db.execute("PRAGMA application_id").fetchone()[0]
-        # A view, trigger or virtual table under one of our names would run what its writer wished.
-        foreign = """SELECT count(*) FROM sqlite_master
-            WHERE type NOT IN ('table', 'index') OR sql LIKE 'CREATE VIRTUAL%'"""
-        if tables and (application != _APPLICATION_ID or self._db.execute(foreign).fetchone()[0]):
-            raise FileFormatError(f"{self.path} is a database, but not a measurement store of tilewise.")
-        self._keep_a_log()
-        self._db.execute("PRAGMA synchronous = NORMAL")
-        if not tables:
-            with self._write():
-                if not self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                    for statement in _TABLES.split(";"):
-                        self._db.execute(statement)
-                    self._db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-                    self._db.execute(f"PRAGMA user_version = {FORMAT}")
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version != FORMAT:
-            raise FileFormatError(
-                f"{self.path} is a store of format {version} and this tilewise reads format {FORMAT}; "
-                f"use the tilewise that wrote it, or another --out."
-            )
-
-    def _keep_a_log(self) -> None:
-        """Write-ahead logging, so that readers and writers do not wait for each other. Two processes that open a new
-        store at once are refused at once, without the usual waiting, and have to try again."""
-        until = time.monotonic() + _PATIENCE
-        while self._db.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-            try:
-                self._db.execute("PRAGMA journal_mode = WAL")
-            except sqlite3.OperationalError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.02)
-
-    @contextlib.contextmanager
-    def _write(self) -> Iterator[None]:
-        """A transaction that is whole on disk, or never happened."""
-        try:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                with contextlib.suppress(sqlite3.Error):
-                    self._db.execute("ROLLBACK")
-                raise
-        except sqlite3.Error as error:
-            raise self._sentence(error) from error
-
-    def _sentence(self, error: sqlite3.Error) -> TilewiseError:
-        text = str(error)
-        if "full" in text or "disk I/O" in text:
-            return ConfigurationError(
-                f"The disk with {self.path} is full; what was measured so far is safe in it: make room and start again."
-            )
-        if "locked" in text or "busy" in text:
-            return ConfigurationError(f"{self.path} has been in use by another process for a minute; try again.")
-        if "unable to open" in text or "readonly" in text:
-            return ConfigurationError(f"{self.path} cannot be written; choose another --out.")
-        return FileFormatError(f"{self.path} is not a readable measurement store ({text}).")
+        self._kernels: dict[tuple[str, str], int] = {}
+        self._travelling: dict[int, _Travelling] = {}
 
     def close(self) -> None:
-        self._db.close()
+        self.claims.close()
+        self.home.close()
 
     def __enter__(self) -> Store:
         return self
@@ -185,46 +115,134 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    # Parts
+
+    @property
+    def shared(self) -> bool:
+        """Whether machines of several kinds measure into it."""
+        return self.home.shared
+
+    @property
+    def part(self) -> str:
+        """Whose measurements are read: a file's own, the part that was chosen, or the only one there is."""
+        if self._part is None:
+            found = self.parts()
+            if len(found) > 1:
+                raise ConfigurationError(
+                    f"{self.name} holds measurements of {len(found)} kinds of machine; "
+                    f"name one with --machine: {'; '.join(found)}."
+                )
+            self._part = found[0] if found else None
+        return self._part or ""
+
+    def parts(self) -> list[str]:
+        """The kinds of machine that a shared store has measurements of."""
+        rows = self.home.read("SELECT DISTINCT kind, identity FROM machine ORDER BY kind, identity")
+        return [Machine(str(kind), str(identity), {}).part for kind, identity in rows]
+
+    def choose_part(self, machine: Machine | str) -> None:
+        """Read this machine's measurements. A file's are those it has."""
+        if self.home.shared:
+            self._part = machine if isinstance(machine, str) else machine.part
+
     # Writing
 
-    def begin(self, machine: Machine, seed: int, settings: Mapping[str, Any]) -> int:
-        """Start a run and return its number; refuse where the store belongs to another kind of machine."""
-        for kind, identity in self._all("SELECT DISTINCT kind, identity FROM machine"):
+    def begin(self, machine: Machine, seed: int, settings: Mapping[str, Any], *, uid: str | None = None) -> int:
+        """Start a run and return its number; refuse where a file belongs to another kind of machine."""
+        if not self.home.shared:
+            self._check_machine(machine)
+        self.choose_part(machine)
+        values = {"seed": seed, "settings": json.dumps(settings, sort_keys=True), "started": time.time()}
+        name = uid or secrets.token_hex(16)
+        return self.home.change(lambda rows: self.run_row(rows, machine, {**values, "uid": name}))
+
+    def _check_machine(self, machine: Machine) -> None:
+        for kind, identity in self.home.read("SELECT DISTINCT kind, identity FROM machine"):
             if (kind, identity) != (machine.kind, machine.identity):
                 raise ConfigurationError(
-                    f"{self.path} was measured on {identity} ({kind}), and this is {machine.identity} "
+                    f"{self.name} was measured on {identity} ({kind}), and this is {machine.identity} "
                     f"({machine.kind}); give another --out, since runtimes of two machines must not be mixed."
                 )
+
+    def run_row(self, rows: Rows, machine: Machine, values: Mapping[str, Any]) -> int:
+        """Within a transaction: the number of the run with this uid, made if it is not there."""
         details = json.dumps(machine.details, sort_keys=True)
-        row = (machine.kind, machine.identity, details)
-        with self._write():
-            self._db.execute("INSERT OR IGNORE INTO machine (kind, identity, details) VALUES (?, ?, ?)", row)
-            found = self._db.execute("SELECT id FROM machine WHERE kind=? AND identity=? AND details=?", row).fetchone()
-            cursor = self._db.execute(
-                "INSERT INTO run (machine, started, seed, settings) VALUES (?, ?, ?, ?)",
-                (found[0], time.time(), seed, json.dumps(settings, sort_keys=True)),
-            )
-        return int(cursor.lastrowid or 0)
+        row = {"kind": machine.kind, "identity": machine.identity, "details": details}
+        rows.run(
+            "INSERT INTO machine (kind, identity, details) VALUES (:kind, :identity, :details) ON CONFLICT DO NOTHING",
+            row,
+        )
+        query = "SELECT id FROM machine WHERE kind = :kind AND identity = :identity AND details = :details"
+        number = rows.all(query, row)[0][0]
+        rows.run(
+            """INSERT INTO run (machine, started, seed, settings, uid)
+            VALUES (:machine, :started, :seed, :settings, :uid) ON CONFLICT DO NOTHING""",
+            {**values, "machine": number},
+        )
+        return int(rows.all("SELECT id FROM run WHERE uid = :uid", {"uid": values["uid"]})[0][0])
 
     def claim(self, run: int, kernel: Kernel, *, again: bool = False) -> bool:
         """Take a kernel for this process; False if a living process holds it or, unless `again`, it is finished."""
-        with self._write():
-            number = self._kernel(kernel)
-            if not again and self._db.execute("SELECT 1 FROM finished WHERE kernel=? LIMIT 1", (number,)).fetchone():
-                return False
-            query = "SELECT host, process, born, taken FROM claim WHERE kernel=?"
-            held = self._db.execute(query, (number,)).fetchone()
-            if held and tuple(held[:3]) != _process() and _holds(*held):
-                return False
-            values = (number, run, *_process(), time.time())
-            self._db.execute("INSERT OR REPLACE INTO claim VALUES (?, ?, ?, ?, ?, ?)", values)
-        return True
+
+        def work(rows: Rows) -> int | None:
+            number = self.kernel_row(rows, kernel)
+            return number if self.claims.take(rows, run, number, again) else None
+
+        number = self.home.change(work)
+        if number is not None:
+            self.claims.hold(run, number)
+        return number is not None
+
+    def claim_next(self, run: int) -> Kernel | None:
+        """The first kernel of the queue that nobody measures, claimed; None where there is none."""
+        found = self.home.change(lambda rows: self.claims.next(rows, run, self.part))
+        if found is None:
+            return None
+        self.claims.hold(run, found[0])
+        return self.kernel_of(*found[1:])
+
+    def plan(self, kernels: Sequence[Kernel], *, priority: float = 0.0, why: str = "planned") -> int:
+        """Queue those of the kernels that are neither finished nor waiting, and say how many they were."""
+        query = f"""INSERT INTO queue (kernel, priority, why, added) SELECT :kernel, :priority, :why, {self.home.now}
+            WHERE NOT EXISTS (SELECT 1 FROM finished WHERE kernel = :kernel) ON CONFLICT DO NOTHING"""
+
+        def work(rows: Rows) -> int:
+            numbers = [self.kernel_row(rows, kernel) for kernel in kernels]
+            return sum(rows.run(query, {"kernel": n, "priority": float(priority), "why": why}) for n in numbers)
+
+        return self.home.change(work)
+
+    def queued(self) -> list[tuple[Kernel, str]]:
+        """What waits to be measured, the next first, and why."""
+        query = """SELECT program, problem, why FROM queue JOIN kernel ON kernel.id = queue.kernel
+            WHERE kernel.part = :part ORDER BY priority DESC, queue.id"""
+        rows = self.home.read(query, {"part": self.part})
+        return [(self.kernel_of(program, problem), str(why)) for program, problem, why in rows]
 
     def add_verdicts(self, run: int, kernel: Kernel, verdicts: Sequence[VerdictRow]) -> None:
-        with self._write():
-            number = self._kernel(kernel)
-            rows = [(run, number, self._config(v.config), v.status, v.reason, _short(v.details)) for v in verdicts]
-            self._db.executemany("INSERT INTO verdict VALUES (?, ?, ?, ?, ?, ?)", rows)
+        def work(rows: Rows) -> None:
+            number = self._held(rows, kernel)
+            for v in verdicts:
+                row = {"status": v.status, "reason": v.reason, "details": _short(v.details)}
+                self.add_verdict(rows, {**row, "run": run, "kernel": number}, v.config)
+
+        self.home.change(work)
+
+    def add_verdict(self, rows: Rows, values: Mapping[str, Any], config: Config) -> None:
+        """Within a transaction: say something of a configuration, once."""
+        row = {name: values[name] for name in ("run", "kernel", "status", "reason", "details")}
+        rows.run(_VERDICT, {**row, "config": self._config(rows, config)})
+
+    def add_timings(self, rows: Rows, batch: int, timings: Sequence[tuple[Config, int]]) -> None:
+        """Within a transaction: picoseconds of configurations in a batch; those that are there already stay."""
+        found = [{"batch": batch, "config": self._config(rows, config), "runtime_ps": ps} for config, ps in timings]
+        rows.many(_TIMING, found)
+
+    def add_finished(self, rows: Rows, run: int, kernel: int, default: Config, seconds: float) -> None:
+        """Within a transaction: mark a kernel as finished; nobody waits for it any longer."""
+        rows.run(_FINISHED, {"run": run, "kernel": kernel, "config": self._config(rows, default), "seconds": seconds})
+        rows.run("DELETE FROM claim WHERE kernel = :kernel", {"kernel": kernel})
+        rows.run("DELETE FROM queue WHERE kernel = :kernel", {"kernel": kernel})
 
     def add_batch(
         self,
@@ -236,183 +254,216 @@ class Store:
         *,
         disturbed: bool = False,
         watch: Mapping[str, float] | None = None,
+        uid: str | None = None,
     ) -> None:
-        """Append one batch: all of it, or nothing."""
-        with self._write():
-            cursor = self._db.execute(
-                "INSERT INTO batch (run, kernel, round, taken, default_ns, disturbed, watch) VALUES (?,?,?,?,?,?,?)",
-                (
-                    run,
-                    self._kernel(kernel),
-                    round_number,
-                    time.time(),
-                    default_ns,
-                    int(disturbed),
-                    _short(watch),
-                ),
-            )
-            rows = [(cursor.lastrowid, self._config(config), _ps(runtime_ns)) for config, runtime_ns in timings]
-            self._db.executemany("INSERT INTO timing VALUES (?, ?, ?)", rows)
+        """Append one batch: all of it, or nothing; nothing where a batch of this `uid` is there already."""
+        values: dict[str, Any] = {"run": run, "round": round_number, "taken": time.time(), "default_ns": default_ns}
+        values |= {"disturbed": int(disturbed), "watch": _short(watch), "uid": uid or secrets.token_hex(16)}
+
+        def work(rows: Rows) -> None:
+            if rows.run(_BATCH, {**values, "kernel": self._held(rows, kernel)}):
+                number = _batch_number(rows, values["uid"])
+                self.add_timings(rows, number, [(config, _ps(runtime_ns)) for config, runtime_ns in timings])
+
+        self.home.change(work)
 
     def open_batch(self, run: int, kernel: Kernel, round_number: int, default_ns: float) -> int:
         """Begin a batch whose timings come one by one; gives its number."""
-        with self._write():
-            cursor = self._db.execute(
-                "INSERT INTO batch (run, kernel, round, taken, default_ns, disturbed, watch) VALUES (?,?,?,?,?,?,?)",
-                (run, self._kernel(kernel), round_number, time.time(), default_ns, _OPEN, ""),
-            )
-        return int(cursor.lastrowid or 0)
+        if self.home.shared:
+            number = -1 - len(self._travelling)
+            self._travelling[number] = _Travelling(run, kernel, round_number)
+            return number
+        values: dict[str, Any] = {"run": run, "round": round_number, "taken": time.time(), "default_ns": default_ns}
+        values |= {"disturbed": OPEN, "watch": "", "uid": secrets.token_hex(16)}
+
+        def work(rows: Rows) -> int:
+            rows.run(_BATCH, {**values, "kernel": self.kernel_row(rows, kernel)})
+            return _batch_number(rows, values["uid"])
+
+        return self.home.change(work)
 
     def add_timing(self, batch: int, config: Config, runtime_ns: float) -> None:
         """One timing of an open batch."""
-        with self._write():
-            self._db.execute("INSERT INTO timing VALUES (?, ?, ?)", (batch, self._config(config), _ps(runtime_ns)))
+        if batch < 0:
+            self._travelling[batch].timings.append((config, runtime_ns))
+            return
+        self.home.change(lambda rows: self.add_timings(rows, batch, [(config, _ps(runtime_ns))]))
 
     def close_batch(
         self, batch: int, default_ns: float, *, disturbed: bool, watch: Mapping[str, float] | None = None
     ) -> None:
         """Judge an open batch. This is the only row that is ever changed."""
-        with self._write():
-            self._db.execute(
-                "UPDATE batch SET default_ns = ?, disturbed = ?, watch = ? WHERE id = ? AND disturbed = ?",
-                (default_ns, int(disturbed), _short(watch), batch, _OPEN),
+        if batch < 0:
+            known = self._travelling.pop(batch)
+            self.add_batch(
+                known.run, known.kernel, known.round, default_ns, known.timings, disturbed=disturbed, watch=watch
             )
+            return
+        query = """UPDATE batch SET default_ns = :default_ns, disturbed = :disturbed, watch = :watch
+            WHERE id = :batch AND disturbed = :open"""
+        values = {"default_ns": default_ns, "disturbed": int(disturbed), "watch": _short(watch)}
+        self.home.change(lambda rows: rows.run(query, {**values, "batch": batch, "open": OPEN}))
 
     def finish(self, run: int, kernel: Kernel, default: Config, seconds: float) -> None:
         """Everything about the kernel is in; it will not be measured again in this store."""
-        with self._write():
-            number = self._kernel(kernel)
-            self._db.execute(
-                "INSERT OR REPLACE INTO finished VALUES (?, ?, ?, ?)", (run, number, self._config(default), seconds)
-            )
-            self._db.execute("DELETE FROM claim WHERE kernel=?", (number,))
+
+        def work(rows: Rows) -> int:
+            number = self._held(rows, kernel)
+            self.add_finished(rows, run, number, default, float(seconds))
+            return number
+
+        self.claims.drop(self.home.change(work))
 
     def release(self, kernel: Kernel) -> None:
         """Give a claim back without calling the kernel finished: it may be measured again."""
-        with self._write():
-            self._db.execute("DELETE FROM claim WHERE kernel=?", (self._kernel(kernel),))
 
-    def _kernel(self, kernel: Kernel) -> int:
-        return self._number(self._kernels, "kernel", "problem", kernel.problem.key, ("program", kernel.program))
+        def work(rows: Rows) -> int:
+            number = self.kernel_row(rows, kernel)
+            self.claims.release(rows, number)
+            return number
 
-    def _config(self, config: Config) -> int:
-        return self._number(self._configs, "config", "key", config.key)
+        self.claims.drop(self.home.change(work))
 
-    def _number(self, cache: dict[str, int], table: str, column: str, key: str, *more: tuple[str, str]) -> int:
-        """The row of `key`, made if it is not there. The cache is only filled from committed rows."""
-        if key not in cache:
-            found = self._db.execute(f"SELECT id FROM {table} WHERE {column}=?", (key,)).fetchone()
-            if found is None:
-                names = ", ".join([column, *(name for name, _ in more)])
-                marks = ", ".join("?" for _ in range(1 + len(more)))
-                values = (key, *(value for _, value in more))
-                return int(self._db.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", values).lastrowid or 0)
-            cache[key] = int(found[0])
-        return cache[key]
+    def release_run(self, run: int) -> None:
+        """Give back what a run held whose process is known to have ended."""
+        self.home.change(lambda rows: rows.run("DELETE FROM claim WHERE run = :run", {"run": run}))
+
+    def _held(self, rows: Rows, kernel: Kernel) -> int:
+        """The kernel's number, unless this process has lost it to another."""
+        number = self.kernel_row(rows, kernel)
+        self.claims.check(rows, number)
+        return number
+
+    def kernel_row(self, rows: Rows, kernel: Kernel) -> int:
+        """The row of a kernel, made if it is not there. Numbers are only remembered from committed rows."""
+        key = (self.part, kernel.problem.key)
+        if key not in self._kernels:
+            values = {"part": key[0], "problem": key[1], "program": kernel.program}
+            query = "SELECT id FROM kernel WHERE problem = :problem AND part = :part"
+            found = rows.all(query, values)
+            if not found:
+                insert = "INSERT INTO kernel (part, problem, program) VALUES (:part, :problem, :program)"
+                rows.run(f"{insert} ON CONFLICT DO NOTHING", values)
+                return int(rows.all(query, values)[0][0])
+            self._kernels[key] = int(found[0][0])
+        return self._kernels[key]
+
+    def _config(self, rows: Rows, config: Config) -> int:
+        if config.key not in self._configs:
+            values, query = {"key": config.key}, "SELECT id FROM config WHERE key = :key"
+            found = rows.all(query, values)
+            if not found:
+                rows.run("INSERT INTO config (key) VALUES (:key) ON CONFLICT DO NOTHING", values)
+                return int(rows.all(query, values)[0][0])
+            self._configs[config.key] = int(found[0][0])
+        return self._configs[config.key]
 
     # Reading
 
-    def _all(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
-        try:
-            return self._db.execute(query, values).fetchall()
-        except sqlite3.Error as error:
-            raise self._sentence(error) from error
+    def _of(self, kernel: Kernel) -> dict[str, str]:
+        return {"problem": kernel.problem.key, "part": self.part}
 
     def finished(self) -> set[str]:
         """The canonical texts of the problems that need no more measuring."""
-        query = "SELECT DISTINCT problem FROM finished JOIN kernel ON kernel.id = finished.kernel"
-        return {row[0] for row in self._all(query)}
+        query = """SELECT DISTINCT problem FROM finished JOIN kernel ON kernel.id = finished.kernel
+            WHERE part = :part"""
+        return {row[0] for row in self.home.read(query, {"part": self.part})}
 
     def finished_from(self, round_number: int) -> set[str]:
         """Those of them that a run finished in which rounds of this number or a higher one were taken."""
         query = """SELECT DISTINCT problem FROM finished JOIN kernel ON kernel.id = finished.kernel
-            JOIN batch ON batch.kernel = finished.kernel AND batch.run = finished.run WHERE batch.round >= ?"""
-        return {row[0] for row in self._all(query, (round_number,))}
+            JOIN batch ON batch.kernel = finished.kernel AND batch.run = finished.run
+            WHERE part = :part AND batch.round >= :round"""
+        return {row[0] for row in self.home.read(query, {"part": self.part, "round": round_number})}
 
     def counts(self) -> dict[str, int]:
         """kernels (finished), pairs with a timing, timings, batches and disturbed batches."""
+        kernel = "JOIN kernel ON kernel.id = {}.kernel WHERE part = :part"
+        timing = f"FROM timing JOIN batch ON batch.id = timing.batch {kernel.format('batch')}"
         queries = {
-            "kernels": "SELECT count(DISTINCT kernel) FROM finished",
-            "pairs": "SELECT count(*) FROM (SELECT DISTINCT kernel, config FROM timing JOIN batch ON batch.id = batch)",
-            "timings": "SELECT count(*) FROM timing",
-            "batches": "SELECT count(*) FROM batch",
-            "disturbed": "SELECT count(*) FROM batch WHERE disturbed = 1",
+            "kernels": f"SELECT count(DISTINCT finished.kernel) FROM finished {kernel.format('finished')}",
+            "pairs": f"SELECT count(*) FROM (SELECT DISTINCT batch.kernel, timing.config {timing}) AS pairs",
+            "timings": f"SELECT count(*) {timing}",
+            "batches": f"SELECT count(*) FROM batch {kernel.format('batch')}",
+            "disturbed": f"SELECT count(*) FROM batch {kernel.format('batch')} AND disturbed = 1",
         }
-        return {name: int(self._all(query)[0][0]) for name, query in queries.items()}
+        values = {"part": self.part}
+        return {name: int(self.home.read(query, values)[0][0]) for name, query in queries.items()}
 
     def snapshot(self, path: str | os.PathLike[str]) -> None:
-        """A consistent copy while others write."""
-        target = sqlite3.connect(path)
-        try:
-            self._db.backup(target)
-            target.execute("PRAGMA journal_mode = DELETE")
-        except sqlite3.Error as error:
-            raise self._sentence(error) from error
-        finally:
-            target.close()
+        """A consistent copy of a file while others write."""
+        if not isinstance(self.home, SqliteFile):
+            raise ConfigurationError(f"{self.name} is no file; `tilewise store export` copies it into one.")
+        self.home.copy(path)
 
     def machines(self) -> list[Machine]:
         query = "SELECT kind, identity, details FROM machine ORDER BY id"
-        return [Machine(str(kind), str(who), self._table(details)) for kind, who, details in self._all(query)]
+        rows = self.home.read(query)
+        found = [Machine(str(kind), str(who), self._table(details)) for kind, who, details in rows]
+        return [machine for machine in found if not self.home.shared or machine.part == self.part]
 
     def runs(self) -> list[tuple[float, int, dict[str, Any]]]:
         """When each run started (seconds since 1970), its seed and its settings."""
-        query = "SELECT started, seed, settings FROM run ORDER BY id"
-        rows = self._all(query)
-        if not all(self._is_time(started) and started < _LATEST and type(seed) is int for started, seed, _ in rows):
+        query = """SELECT started, seed, settings, kind, identity FROM run JOIN machine ON machine.id = run.machine
+            ORDER BY run.id"""
+        rows = self.home.read(query)
+        if not all(self._is_time(started) and started < _LATEST and type(seed) is int for started, seed, *_ in rows):
             raise self._damaged("a run without its time or seed")
-        return [(started, seed, self._table(settings)) for started, seed, settings in rows]
+        own = [row for row in rows if not self.home.shared or Machine(row[3], row[4], {}).part == self.part]
+        return [(started, seed, self._table(settings)) for started, seed, settings, *_ in own]
 
     def verdicts(self, kernel: Kernel) -> list[tuple[Config, str, str]]:
         """What was said of each configuration, oldest first: configuration, status, reason."""
-        query = """SELECT key, status, reason FROM verdict JOIN config ON config.id = verdict.config
-            WHERE kernel = (SELECT id FROM kernel WHERE problem = ?) ORDER BY verdict.rowid"""
-        rows = self._all(query, (kernel.problem.key,))
+        query = f"""SELECT key, status, reason FROM verdict JOIN config ON config.id = verdict.config
+            WHERE verdict.kernel = {_OF_KERNEL} ORDER BY verdict.{self.home.order}"""
+        rows = self.home.read(query, self._of(kernel))
         if not all(isinstance(status, str) and isinstance(reason, str) for _, status, reason in rows):
             raise self._damaged("a verdict that is no text")
-        return [(self._config_of(key), status, reason) for key, status, reason in rows]
+        return [(self.config_of(key), status, reason) for key, status, reason in rows]
 
     def default_config(self, kernel: Kernel) -> Config | None:
         """The default of a finished kernel."""
-        query = """SELECT key FROM finished JOIN config ON config.id = default_config
-            WHERE kernel = (SELECT id FROM kernel WHERE problem = ?) ORDER BY run DESC LIMIT 1"""
-        rows = self._all(query, (kernel.problem.key,))
-        return self._config_of(rows[0][0]) if rows else None
+        query = f"""SELECT key FROM finished JOIN config ON config.id = finished.default_config
+            WHERE finished.kernel = {_OF_KERNEL} ORDER BY run DESC LIMIT 1"""
+        rows = self.home.read(query, self._of(kernel))
+        return self.config_of(rows[0][0]) if rows else None
 
     def batches(self, kernel: Kernel) -> list[BatchRow]:
         """Every batch of a kernel in the order they were taken."""
-        query = """SELECT batch.id, run, round, default_ns, disturbed, taken, key, runtime_ps FROM batch
+        query = f"""SELECT batch.id, run, round, default_ns, disturbed, taken, key, runtime_ps FROM batch
             LEFT JOIN timing ON timing.batch = batch.id LEFT JOIN config ON config.id = timing.config
-            WHERE kernel = (SELECT id FROM kernel WHERE problem = ?) ORDER BY batch.id"""
+            WHERE batch.kernel = {_OF_KERNEL} ORDER BY batch.id"""
         found: dict[int, BatchRow] = {}
-        for number, run, turn, default_ns, disturbed, taken, key, runtime_ps in self._all(query, (kernel.problem.key,)):
+        for number, run, turn, default_ns, disturbed, taken, key, runtime_ps in self.home.read(query, self._of(kernel)):
             whole = all(type(value) is int for value in (number, run, turn, disturbed)) and type(taken) in (int, float)
             if not (self._is_time(default_ns) and whole and (key is None or self._is_time(runtime_ps))):
                 raise self._damaged("a time or a round that is none")
             batch = found.setdefault(
-                number, BatchRow(run, default_ns, bool(disturbed), taken, {}, number, turn, disturbed == _OPEN)
+                number, BatchRow(run, default_ns, bool(disturbed), taken, {}, number, turn, disturbed == OPEN)
             )
             if key is not None:
-                batch.runtime_ns[self._config_of(key).key] = runtime_ps / 1000
+                batch.runtime_ns[self.config_of(key).key] = runtime_ps / 1000
         return list(found.values())
 
     def kernels(self) -> list[Kernel]:
         """Every kernel with at least one batch."""
-        query = "SELECT program, problem FROM kernel WHERE id IN (SELECT kernel FROM batch) ORDER BY id"
-        return [self._kernel_of(program, problem) for program, problem in self._all(query)]
+        query = """SELECT program, problem FROM kernel
+            WHERE part = :part AND id IN (SELECT kernel FROM batch) ORDER BY id"""
+        rows = self.home.read(query, {"part": self.part})
+        return [self.kernel_of(program, problem) for program, problem in rows]
 
     # What is read was written by whoever made the file: names become file names, numbers are divided by.
 
     def _damaged(self, why: str) -> FileFormatError:
-        return FileFormatError(f"{self.path} is damaged, or was not written by tilewise: it holds {why}.")
+        return FileFormatError(f"{self.name} is damaged, or was not written by tilewise: it holds {why}.")
 
     def _table(self, text: Any) -> dict[str, Any]:
-        found = parse_json(text, f"A row of {self.path}") if isinstance(text, str) else None
+        found = parse_json(text, f"A row of {self.name}") if isinstance(text, str) else None
         if not isinstance(found, dict):
             raise self._damaged("a row that is not a table")
         return found
 
-    def _config_of(self, key: Any) -> Config:
+    def config_of(self, key: Any) -> Config:
         if not isinstance(key, str):
             raise self._damaged("a configuration that is no text")
         if key not in self._parsed:
@@ -422,7 +473,7 @@ class Store:
             self._parsed[key] = Config(values)
         return self._parsed[key]
 
-    def _kernel_of(self, program: Any, problem: Any) -> Kernel:
+    def kernel_of(self, program: Any, problem: Any) -> Kernel:
         values = self._table(problem)
         if not isinstance(program, str) or not _PROGRAM.fullmatch(program):
             raise self._damaged("a program's name that cannot be a file's")
@@ -437,28 +488,13 @@ class Store:
         return type(value) in (int, float) and 0 < value < _LONGEST
 
 
-def _short(details: Mapping[str, Any] | None) -> str:
-    return json.dumps(details, separators=(",", ":")) if details else ""
+def _batch_number(rows: Rows, uid: Any) -> int:
+    return int(rows.all("SELECT id FROM batch WHERE uid = :uid", {"uid": uid})[0][0])
 
 
 def _ps(runtime_ns: float) -> int:
     return round(runtime_ns * 1000)
 
 
-def _process() -> tuple[str, int, str]:
-    return os.uname().nodename, os.getpid(), _born(os.getpid())
-
-
-def _born(process: int) -> str:
-    """When a process started, in kernel ticks: a number that a later process with the same id does not share."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[19]
-    except (OSError, IndexError):
-        return ""
-
-
-def _holds(host: str, process: int, born: str, taken: float) -> bool:
-    """Whether a claim still counts: its process runs; one on another machine is believed for a quarter of an hour."""
-    if host == os.uname().nodename:
-        return born != "" and _born(process) == born
-    return time.time() - taken < 900
+def _short(details: Mapping[str, Any] | None) -> str:
+    return json.dumps(details, separators=(",", ":")) if details else ""

@@ -19,6 +19,7 @@ import numpy as np
 
 from tilewise._system import real_cores
 from tilewise.errors import ConfigurationError, TilewiseError
+from tilewise.tune.choose.kept import machine_name
 from tilewise.tune.families.cpu.family import Array, CpuFamily, Expected, get_family
 from tilewise.tune.measure.aggregate import contenders
 from tilewise.tune.measure.cpu.clock import CpuClock, describe, require_native, running_on
@@ -80,6 +81,7 @@ class CpuCollector:
         require_native()
         self.store, self.options, self.say = store, options, say
         self.progress: Callable[[int, int, str], None] | None = None
+        self.store.choose_part(Machine("cpu", machine_name(require_native()), {}))
         self.wanted = self._feasible(kernels)
         self.waiting = balanced(unfinished(self.wanted, store, options.finals), options.seed)
         self.tallies: dict[str, Tally] = defaultdict(Tally)

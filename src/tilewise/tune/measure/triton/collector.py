@@ -88,6 +88,9 @@ class Collector:
         self.capability = (GpuWatch().capability() if options.device == "cuda" else None) or HOPPER
         self.shared_bytes = usual_shared_bytes(self.capability)
         self.wanted = list(kernels)
+        cuda = options.device == "cuda"
+        name = GpuWatch().name() if cuda else "Triton interpreter"
+        store.choose_part(Machine("triton" if cuda else "triton-interpreter", name, {}))
         wanted = unfinished(self.wanted, store, options.finals)
         self.waiting = deque(self._pending(kernel) for kernel in balanced(wanted, options.seed))
         self.tallies: dict[str, Tally] = defaultdict(Tally)

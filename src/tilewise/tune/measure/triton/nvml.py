@@ -34,6 +34,13 @@ class GpuWatch:
         found = self._library.nvmlSystemGetDriverVersion(text, ctypes.c_uint(96)) == 0
         return text.value.decode() if found else "unknown"
 
+    def name(self) -> str:
+        """What the GPU calls itself, without starting CUDA; empty where it cannot be had."""
+        text = ctypes.create_string_buffer(96)
+        if self._library is None or self._library.nvmlDeviceGetName(self._device, text, ctypes.c_uint(96)) != 0:
+            return ""
+        return text.value.decode(errors="replace")
+
     def capability(self) -> int | None:
         """The compute capability as a number such as 90, without starting CUDA; None where it cannot be had."""
         if self._library is None:

@@ -1,0 +1,98 @@
+"""`tilewise store`: what a measurement store holds, and taking one over into another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+store = typer.Typer(
+    help="Look into measurement stores, files or PostgreSQL, and take one over into another.", no_args_is_help=True
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Where = Annotated[str, typer.Argument(help="A store: a file or a postgresql:// URL.")]
+MachineName = Annotated[str | None, typer.Option("--machine", help="Only this part, as `store info` names it.")]
+
+
+@store.command()
+def info(where: Where, as_json: AsJson = False) -> None:
+    """Say what a store holds, machine by machine.
+
+    Example: tilewise store info measurements.sqlite
+    """
+    from tilewise.tune.measure.store import Store
+
+    found = {}
+    with Store(where, create=False) as opened:
+        name = opened.name
+        for part in opened.parts():
+            opened.choose_part(part)
+            found[part] = {**opened.counts(), "waiting": len(opened.queued()), "runs": len(opened.runs())}
+    if as_json:
+        typer.echo(json.dumps({"store": name, "machines": found}))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("machine", title=name)
+    for heading in ("kernels", "pairs", "timings", "batches", "disturbed", "waiting", "runs"):
+        table.add_column(heading, justify="right")
+    for part, counts in found.items():
+        table.add_row(part, *(f"{count:,}" for count in counts.values()))
+    Console().print(table)
+
+
+@store.command()
+def merge(
+    sources: Annotated[list[str], typer.Argument(help="Stores to take over: files, or postgresql:// URLs.")],
+    into: Annotated[str, typer.Option(help="The store that takes them over, made if it is not there.")],
+    as_json: AsJson = False,
+) -> None:
+    """Take over everything that other stores hold. What is there already is left alone: twice changes nothing.
+
+    Example: tilewise store merge journal.sqlite --into postgresql://tilewise@db/measurements
+    """
+    from tilewise.tune.measure.merge import merge as take_over
+    from tilewise.tune.measure.store import Store
+
+    results = {}
+    with Store(into) as target:
+        for source in sources:
+            with Store(source, create=False) as opened:
+                results[opened.name] = take_over(opened, target).as_dict()
+    if as_json:
+        typer.echo(json.dumps(results))
+        return
+    for name, counts in results.items():
+        parts = ", ".join(f"{count:,} {what}" for what, count in counts.items())
+        typer.echo(f"{name}: new were {parts}.")
+
+
+@store.command()
+def export(
+    where: Where,
+    out: Annotated[Path, typer.Option(help="The file to write: a store of its own, made or added to.")],
+    machine: MachineName = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a machine's part of a store into a file, which every command reads.
+
+    Example: tilewise store export postgresql://tilewise@db/measurements --machine "triton NVIDIA H200" --out h.sqlite
+    """
+    from tilewise.errors import ConfigurationError
+    from tilewise.tune.measure.merge import merge as take_over
+    from tilewise.tune.measure.store import Store
+
+    with Store(where, create=False, part=machine) as source:
+        if machine is not None and machine not in source.parts():
+            raise ConfigurationError(f"{source.name} has nothing of {machine!r}; `tilewise store info` lists it all.")
+        part = source.part  # refuses, with a list, where there are several
+        with Store(out) as target:
+            merged = take_over(source, target).as_dict()
+    if as_json:
+        typer.echo(json.dumps({"out": str(out), "machine": part, **merged}))
+        return
+    typer.echo(f"{out} took over {merged['kernels']:,} finished kernels with {merged['timings']:,} timings.")

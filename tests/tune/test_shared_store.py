@@ -1,0 +1,328 @@
+"""One store, two homes: the same promises in a file and in PostgreSQL; claims that expire, queues, and merging."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench.postgres import Cluster
+from tests.tune.stores import HOMES, new_database, shared_cluster
+from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError
+from tilewise.tune.measure.aggregate import open_measurements, read_measured
+from tilewise.tune.measure.claims import LostClaimError
+from tilewise.tune.measure.merge import merge
+from tilewise.tune.measure.store import Machine, Store, VerdictRow
+from tilewise.tune.problem import Config, Kernel, Problem
+
+HERE, THERE = Machine("cpu", "Test CPU", {"name": "Test CPU"}), Machine("triton", "Test GPU", {"name": "Test GPU"})
+NewStore = Callable[[], str]
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with shared_cluster() as found:
+        yield found
+
+
+@pytest.fixture
+def database(request: pytest.FixtureRequest) -> NewStore:
+    return lambda: new_database(request.getfixturevalue("cluster"), f"s{next(_numbers)}")
+
+
+@pytest.fixture(params=HOMES)
+def new_store(request: pytest.FixtureRequest, tmp_path: Path) -> NewStore:
+    if request.param == "file":
+        return lambda: str(tmp_path / f"{next(_numbers)}.sqlite")
+    return request.getfixturevalue("database")
+
+
+def kernel(m: int) -> Kernel:
+    return Kernel("own", Problem.of("matmul", m=m))
+
+
+def config(number: int) -> Config:
+    return Config.of(block=number)
+
+
+def fill(store: Store, machine: Machine = HERE, kernels: int = 2, finish: bool = True) -> int:
+    run = store.begin(machine, 7, {"rounds": 2})
+    for m in range(kernels):
+        assert store.claim(run, kernel(m))
+        store.add_verdicts(run, kernel(m), [VerdictRow(config(n), "ok") for n in range(3)])
+        for turn in range(2):
+            timings = [(config(n), 100.0 + 10 * n + turn) for n in range(1, 3)]
+            store.add_batch(run, kernel(m), turn, 100.0 + turn, timings)
+        number = store.open_batch(run, kernel(m), 2, 101.0)
+        store.add_timing(number, config(1), 111.0)
+        store.close_batch(number, 100.5, disturbed=True, watch={"load": 2.0})
+        if finish:
+            store.finish(run, kernel(m), config(0), 0.5)
+    return run
+
+
+def content(where: str, part: str | None = None) -> list[Any]:
+    """What a store says, without the numbers of its rows."""
+    with open_measurements(where, part) as store:
+        found = []
+        for known in store.kernels():
+            batches = [(b.round, b.default_ns, b.disturbed, sorted(b.runtime_ns.items())) for b in store.batches(known)]
+            found.append((known.problem.key, batches, store.verdicts(known), store.default_config(known)))
+        return sorted([found, store.counts(), [m.identity for m in store.machines()]], key=str)
+
+
+def test_both_homes_say_the_same(new_store: NewStore, tmp_path: Path) -> None:
+    where, plain = new_store(), str(tmp_path / "plain.sqlite")
+    for place in (where, plain):
+        with Store(place) as store:
+            fill(store)
+    assert content(where) == content(plain)
+    with open_measurements(where) as store:
+        measured = read_measured(store)
+        assert [len(m.timings) for m in measured] == [3, 3]
+        assert store.counts() == {"kernels": 2, "pairs": 4, "timings": 10, "batches": 6, "disturbed": 2}
+
+
+def test_both_homes_have_the_same_columns(database: NewStore, tmp_path: Path) -> None:
+    from sqlalchemy import inspect
+
+    with Store(tmp_path / "s.sqlite") as file, Store(database()) as shared:
+        found = inspect(shared.home.engine)  # type: ignore[attr-defined]
+        tables = {row[0] for row in file.home.read("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        assert tables | {"alembic_version"} == set(found.get_table_names())
+        for table in tables:
+            own = {row[1] for row in file.home.read(f"PRAGMA table_info({table})")}
+            there = {column["name"] for column in found.get_columns(table)}
+            assert there - own == ({"id"} if table == "verdict" else set()), table
+            assert own <= there
+
+
+def test_a_batch_sent_twice_is_there_once(new_store: NewStore) -> None:
+    with Store(new_store()) as store:
+        run = store.begin(HERE, 0, {}, uid="r1")
+        assert store.begin(HERE, 0, {}, uid="r1") == run
+        for _ in range(2):
+            store.add_batch(run, kernel(1), 0, 100.0, [(config(1), 90.0)], uid="b1")
+            store.add_verdicts(run, kernel(1), [VerdictRow(config(1), "ok")])
+        assert store.counts()["timings"] == store.counts()["batches"] == 1
+        assert len(store.verdicts(kernel(1))) == 1
+
+
+def test_timings_of_a_shared_store_cannot_be_changed(database: NewStore) -> None:
+    with Store(database()) as store:
+        fill(store)
+        for statement in ("UPDATE timing SET runtime_ps = 1", "DELETE FROM timing"):
+            with pytest.raises(UnavailableError, match="only ever added to"):
+                store.home.change(lambda rows, statement=statement: rows.run(statement))
+
+
+def test_merging_twice_changes_nothing(new_store: NewStore, tmp_path: Path) -> None:
+    source, target = str(tmp_path / "journal.sqlite"), new_store()
+    with Store(source) as journal:
+        fill(journal)
+    with Store(source) as journal, Store(target) as into:
+        first, second = merge(journal, into), merge(journal, into)
+    assert (first.kernels, first.runs, first.batches, first.timings, first.verdicts) == (2, 1, 6, 10, 6)
+    assert set(second.as_dict().values()) == {0}
+    assert content(target) == content(source)
+
+
+def test_a_journal_of_an_older_version_is_merged_once_too(new_store: NewStore, tmp_path: Path) -> None:
+    source, target = str(tmp_path / "old.sqlite"), new_store()
+    with Store(source) as journal:
+        fill(journal)
+    with sqlite3.connect(source) as db:  # as it was written before runs and batches had names
+        db.execute("DROP INDEX run_uid")
+        db.execute("DROP INDEX batch_uid")
+        db.execute("ALTER TABLE run DROP COLUMN uid")
+        db.execute("ALTER TABLE batch DROP COLUMN uid")
+        db.execute("ALTER TABLE kernel DROP COLUMN part")
+        db.execute("DROP TABLE queue")
+        assert db.execute("PRAGMA user_version").fetchone() == (1,)
+    with Store(target) as into:
+        for expected in (10, 0):
+            with Store(source) as journal:
+                assert merge(journal, into).timings == expected
+    assert content(target) == content(source)
+
+
+def test_a_batch_judged_after_it_was_merged_is_judged_there_too(tmp_path: Path) -> None:
+    source, target = tmp_path / "a.sqlite", tmp_path / "b.sqlite"
+    with Store(source) as journal, Store(target) as into:
+        run = journal.begin(HERE, 0, {})
+        batch = journal.open_batch(run, kernel(1), 0, 100.0)
+        journal.add_timing(batch, config(1), 90.0)
+        merge(journal, into)
+        assert into.batches(kernel(1))[0].open
+        journal.close_batch(batch, 101.0, disturbed=False)
+        merge(journal, into)
+        (found,) = into.batches(kernel(1))
+        assert not found.open and not found.disturbed and found.default_ns == 101.0
+
+
+def test_a_file_takes_over_no_other_machines_measurements(tmp_path: Path) -> None:
+    with Store(tmp_path / "a.sqlite") as a, Store(tmp_path / "b.sqlite") as b:
+        fill(a, HERE)
+        fill(b, THERE)
+        with pytest.raises(ConfigurationError, match=r"one kind of machine.*cpu Test CPU; triton Test GPU"):
+            merge(a, b)
+
+
+def test_machines_of_different_kinds_fill_their_own_parts(database: NewStore, tmp_path: Path) -> None:
+    where = database()
+    with Store(where) as one, Store(where) as other:
+        fill(one, HERE)
+        fill(other, THERE, kernels=1)
+        assert one.counts()["kernels"] == 2 and other.counts()["kernels"] == 1
+        assert one.parts() == ["cpu Test CPU", "triton Test GPU"]
+    with pytest.raises(ConfigurationError, match=r"2 kinds of machine; name one with --machine"), Store(where) as store:
+        store.counts()
+    with Store(where, part=THERE.part) as store, Store(tmp_path / "gpu.sqlite") as copy:
+        assert merge(store, copy).kernels == 1
+        assert [machine.identity for machine in copy.machines()] == ["Test GPU"]
+
+
+def test_the_queue_gives_each_kernel_once_and_the_urgent_first(new_store: NewStore) -> None:
+    with Store(new_store()) as store:
+        run = store.begin(HERE, 0, {})
+        assert store.plan([kernel(m) for m in range(3)]) == 3
+        assert store.plan([kernel(m) for m in range(4)], why="again") == 1
+        assert store.plan([kernel(9)], priority=2.0, why="asked for often") == 1
+        taken = [store.claim_next(run) for _ in range(5)]
+        assert taken[0] == kernel(9) and set(taken) == {kernel(m) for m in (0, 1, 2, 3, 9)}
+        assert store.claim_next(run) is None
+        store.finish(run, kernel(9), config(0), 0.1)
+        assert [k for k, _ in store.queued()] == [kernel(m) for m in range(4)]
+        store.release(kernel(0))
+        assert store.claim_next(run) == kernel(0)
+        assert store.plan([kernel(9)]) == 0, "it is finished"
+
+
+def test_many_collectors_never_take_the_same_kernel(database: NewStore) -> None:
+    where, count = database(), 60
+    with Store(where) as store:
+        store.begin(HERE, 0, {})
+        store.plan([kernel(m) for m in range(count)])
+    taken: list[list[Kernel]] = []
+
+    def take() -> None:
+        with Store(where) as own:
+            run, found = own.begin(HERE, 0, {}), []
+            while (given := own.claim_next(run)) is not None:
+                found.append(given)
+            taken.append(found)
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    everything = [given for found in taken for given in found]
+    assert len(everything) == count and len(set(everything)) == count
+
+
+def _as_another_machine(store: Store, age_s: float) -> None:
+    values = {"age": age_s}
+    query = f"UPDATE claim SET host = 'elsewhere', run = run + 1000, taken = {store.home.now} - :age"
+    store.home.change(lambda rows: rows.run(query, values))
+
+
+def test_a_claim_without_beats_is_free_after_its_lease(new_store: NewStore) -> None:
+    with Store(new_store()) as store:
+        run = store.begin(HERE, 0, {})
+        store.plan([kernel(1)])
+        assert store.claim_next(run) == kernel(1)
+        store.claims.drop(1)
+        _as_another_machine(store, 0.0)
+        assert store.claim_next(run) is None
+        _as_another_machine(store, store.home.lease_s + 1)
+        assert store.claim_next(run) == kernel(1)
+
+
+def test_a_beat_renews_what_this_process_holds(database: NewStore) -> None:
+    with Store(database()) as store:
+        run = store.begin(HERE, 0, {})
+        assert store.claim(run, kernel(1))
+        store.home.change(lambda rows: rows.run("UPDATE claim SET taken = 1.0"))
+        store.claims.beat()
+        ((age,),) = store.home.read(f"SELECT {store.home.now} - taken FROM claim")
+        assert float(age) < store.home.lease_s
+
+
+def test_whoever_lost_its_claim_writes_nothing_more(database: NewStore) -> None:
+    with Store(database()) as store:
+        run = store.begin(HERE, 0, {})
+        assert store.claim(run, kernel(1))
+        batch = store.open_batch(run, kernel(1), 0, 100.0)
+        store.add_timing(batch, config(1), 90.0)
+        _as_another_machine(store, 0.0)
+        with pytest.raises(LostClaimError, match="taken this kernel over"):
+            store.close_batch(batch, 100.0, disturbed=False)
+        with pytest.raises(LostClaimError):
+            store.finish(run, kernel(1), config(0), 1.0)
+        store.release(kernel(1))
+        assert store.counts()["timings"] == 0
+        assert store.home.read("SELECT host FROM claim") == [("elsewhere",)], "the new holder keeps it"
+
+
+def test_a_database_that_is_started_again_costs_patience_only(cluster: Cluster, database: NewStore) -> None:
+    with Store(database()) as store:
+        run = store.begin(HERE, 0, {})
+        restart = threading.Thread(target=cluster.crash)
+        restart.start()
+        for number in range(40):
+            store.add_batch(run, kernel(1), number, 100.0, [(config(1), 90.0)])
+        restart.join()
+        store.add_batch(run, kernel(1), 41, 100.0, [(config(1), 90.0)])
+        assert store.counts()["timings"] == 41
+
+
+def test_what_is_no_store_is_refused_with_a_sentence(database: NewStore) -> None:
+    with pytest.raises(ConfigurationError, match=r"a file or a postgresql:// URL, not mysql://…@db/x"):
+        Store("mysql://me:secret@db/x")
+    with pytest.raises(FileFormatError, match="no measurement store at"):
+        Store(database(), create=False)
+    with pytest.raises(UnavailableError) as refused:
+        Store("postgresql://me:secret@/x?host=/no/such/folder")
+    assert "secret" not in str(refused.value)
+    where = database()
+    with Store(where) as store:
+        store.home.change(lambda rows: rows.run("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(FileFormatError, match="newer tilewise"):
+        Store(where)
+
+
+def test_without_the_extra_a_url_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
+    with pytest.raises(TilewiseError, match=r"pip install 'tilewise\[server\]'"):
+        Store("postgresql://db/x")
+
+
+def test_the_command_line_merges_tells_and_exports(new_store: NewStore, tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from tilewise.cli.store import store as commands
+
+    journal, target, copy = tmp_path / "j.sqlite", new_store(), tmp_path / "copy.sqlite"
+    with Store(journal) as opened:
+        fill(opened)
+
+    def run(*words: str) -> Any:
+        done = CliRunner().invoke(commands, [*words, "--json"], catch_exceptions=False)
+        assert done.exit_code == 0
+        return json.loads(done.stdout)
+
+    assert run("merge", str(journal), "--into", target)[str(journal)]["timings"] == 10
+    assert run("merge", str(journal), "--into", target)[str(journal)]["timings"] == 0
+    assert run("info", target)["machines"]["cpu Test CPU"]["kernels"] == 2
+    assert run("export", target, "--out", str(copy), "--machine", "cpu Test CPU")["kernels"] == 2
+    assert content(str(copy)) == content(str(journal))
