@@ -200,5 +200,145 @@ def sign_ins(target: Target) -> None:
     target.crowd(100, lambda _: itertools.repeat(head + body))
 
 
+# --- heads ---
+
+
+@attack
+def many_short_headers(target: Target) -> None:
+    """Heads as large as they may be, made of as many lines as fit."""
+    head = target.head("GET", "/api/events", known=False, more="a:b\r\n" * 3000)
+    target.crowd(50, lambda _: itertools.repeat(head))
+
+
+@attack
+def large_cookies(target: Target) -> None:
+    """Thousands of cookies in one head, for a page that looks at them."""
+    cookies = "; ".join(f"a{at}=\xe9{at}" for at in range(1200))
+    head = target.head(
+        "GET", "/teacher", known=False, more=f"cookie: {cookies}\r\n".encode("latin-1").decode("latin-1")
+    )
+    target.crowd(50, lambda _: itertools.repeat(head))
+
+
+@attack
+def thousands_of_parameters(target: Target) -> None:
+    paths = ["/api/entries?" + "&".join(f"{name}{at}=%25" for at in range(1500)) for name in ("a", "limit=1&team")]
+    target.crowd(50, lambda _: itertools.cycle([target.head("GET", path, known=False) for path in paths]))
+
+
+@attack
+def many_ranges(target: Target) -> None:
+    ranges = ",".join(f"{at}-{at}" for at in range(0, 6000, 2))[:15000].rpartition(",")[0]
+    head = target.head("GET", "/static/style.css", known=False, more=f"range: bytes={ranges}\r\n")
+    target.crowd(50, lambda _: itertools.repeat(head))
+
+
+@attack
+def one_request_behind_the_other(target: Target) -> None:
+    """Requests by the hundred in one piece, their answers taken or not."""
+    many = target.head("GET", "/board/MLP_SPRINT", known=False) * 200 + target.head("GET", "/health", known=False) * 200
+    target.crowd(20, lambda _: itertools.repeat(many))
+
+
+@attack
+def the_old_protocol(target: Target) -> None:
+    heads = [b"GET / HTTP/1.0\r\nconnection: keep-alive\r\n\r\n", b"GET /health HTTP/1.0\r\n\r\n", b"GET /\r\n\r\n"]
+    target.crowd(50, lambda _: itertools.cycle(heads))
+
+
+@attack
+def upgrades(target: Target) -> None:
+    more = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: eA==\r\n"
+    heads = [target.head("GET", path, known=False, more=more) for path in ("/", "/health")]
+    heads.append(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+    target.crowd(50, lambda _: itertools.cycle(heads))
+
+
+@attack
+def odd_methods_and_paths(target: Target) -> None:
+    heads = [target.head(method, "/", known=False) for method in ("OPTIONS", "TRACE", "BREW", "HEAD")]
+    heads += [target.head("GET", "/" + path, known=False) for path in ("%00" * 4000, "..%2f" * 2000, "a/" * 6000)]
+    target.crowd(50, lambda _: itertools.cycle(heads))
+
+
+@attack
+def the_document(target: Target) -> None:
+    target.crowd(50, lambda _: itertools.repeat(target.head("GET", "/openapi.json", known=False)))
+
+
+# --- bodies ---
+
+
+@attack
+def slow_bodies(target: Target) -> None:
+    """A byte now and then of bodies that were announced, with and without a token."""
+    held = []
+    for at in range(400):
+        with contextlib.suppress(OSError):
+            held.append(target.connect())
+            held[-1].sendall(target.head("POST", "/api/entries", 200_000, known=bool(at % 2)))
+    while target.open:
+        for connection in held:
+            with contextlib.suppress(OSError):
+                connection.send(b" ")
+
+
+@attack
+def chunks_without_end(target: Target) -> None:
+    head = target.head("POST", "/api/entries", more="transfer-encoding: chunked\r\n")
+    chunks = b"1\r\na\r\n" * 8000
+
+    def pieces(_: int) -> Iterable[bytes]:
+        return itertools.chain([head], itertools.repeat(chunks))
+
+    target.crowd(30, pieces, answers=False)
+
+
+@attack
+def large_forms(target: Target) -> None:
+    """A quarter of a megabyte of fields, of escapes, and of brackets in one field."""
+    size = 255 << 10
+    texts = [b"a=&" * (size // 3), b"%41" * (size // 3), b"recipe=" + b"[" * (size - 10), b"&" * size]
+    head = target.head("POST", "/submit", size, known=False)
+    head = head.replace(b"application/json", b"application/x-www-form-urlencoded")
+    target.crowd(30, lambda _: itertools.cycle([head + text.ljust(size, b"a") for text in texts]))
+
+
+@attack
+def forms_for_the_teacher(target: Target) -> None:
+    body = b"action=disqualify&entry=1&reason=" + b"x" * 200_000
+    head = target.head("POST", "/teacher/do", len(body), known=False, more="cookie: teacher=" + "x" * 9000 + "\r\n")
+    target.crowd(50, lambda _: itertools.repeat(head + body))
+
+
+@attack
+def thousands_of_steps(target: Target) -> None:
+    """Recipes of all that the JSON check lets through, refused only when they are looked at."""
+    tile = {"shape": [1, 1, 1], "layout": "nn", "tile": {"mr": 1, "nr": 1, "mc": 1, "nc": 1, "kc": 1, "x": 1}}
+    recipe = {"tilewise": 1, "event": "MLP_SPRINT", "steps": [{"step": "tile", "matmul": [tile] * 1500}]}
+    body = json.dumps({"recipe": recipe, "files": {f"f{at}": "AAAA" for at in range(2000)}}).encode()
+    target.crowd(30, lambda _: itertools.repeat(target.head("POST", "/api/entries", len(body)) + body))
+
+
+@attack
+def gone_before_the_answer(target: Target) -> None:
+    """Expensive questions on connections that are reset at once."""
+    linger = (1).to_bytes(4, "little") + bytes(4)
+    for at in itertools.count():
+        if not target.open:
+            return
+        with contextlib.suppress(OSError), target.connect() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            connection.sendall(target.head("GET", f"/board/MLP_SPRINT?team={at}&sort=team", known=bool(at % 2)))
+
+
+@attack
+def entries_one_by_one(target: Target) -> None:
+    def asks(lane: int) -> Iterable[bytes]:
+        return (target.head("GET", f"/entry/{1 + (at * 50 + lane) % 2000}", known=False) for at in itertools.count())
+
+    target.crowd(50, asks)
+
+
 def run(name: str, port: int, token: str, seconds: float) -> None:
     ATTACKS[name](Target(port, token, seconds))

@@ -323,14 +323,78 @@ def test_health_is_told_at_the_door_and_everything_else_inside(served: tuple[Ser
         assert said.startswith(b"HTTP/1.1 200") and b'"status": "ok"' in said and b"nosniff" in said
         kept.sendall(ask + more + b"\r\n")
     assert b'"status": "ok"' in kept.recv(4096) and kept.recv(10) == b""
-    both = _raw(server, ask + b"\r\nGET /api/events HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-    found = b""
-    while piece := both.recv(1 << 16):
-        found += piece
-    assert found.count(b"HTTP/1.1 200") == 2 and b"MLP_SPRINT" in found
     half = _raw(server, ask)
     half.sendall(b"\r\n")
     assert half.recv(200).startswith(b"HTTP/1.1 200")
+
+
+def _all_of(connection: socket.socket) -> bytes:
+    found = b""
+    while piece := connection.recv(1 << 16):
+        found += piece
+    return found
+
+
+def test_one_request_at_a_time_is_heard_on_a_connection(served: tuple[Served, str]) -> None:
+    server, _ = served
+    first = b"GET /api/events HTTP/1.1\r\nhost: x\r\n\r\n"
+    found = _all_of(_raw(server, first + b"GET /api/head HTTP/1.1\r\nhost: x\r\n\r\n" * 3000))
+    assert found.count(b"HTTP/1.1 200") == 1 and b"MLP_SPRINT" in found
+    kept = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    for _ in range(3):
+        kept.request("GET", "/api/events")
+        assert b"MLP_SPRINT" in kept.getresponse().read()
+
+
+@pytest.mark.parametrize("end", [b"\r\n", b"\n"])
+def test_a_body_in_chunks_is_not_read(served: tuple[Served, str], end: bytes) -> None:
+    server, token = served
+    lines = [b"POST /api/entries HTTP/1.1", b"host: x", b"Transfer-Encoding: chunked", b"authorization: Bearer "]
+    head = end.join([*lines[:3], lines[3] + token.encode(), b"", b""])
+    hostile = [_raw(server, head + b"1\r\na\r\n" * 5000) for _ in range(20)]
+    assert _healthy(server)
+    assert all(connection.recv(20).startswith(b"HTTP/1.1 411") for connection in hostile)
+    kept = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    kept.request("GET", "/api/head")
+    assert kept.getresponse().read() and kept.sock is not None
+    kept.sock.sendall(head)
+    assert b" 411 " in _all_of(kept.sock)
+
+
+def test_a_head_of_very_many_lines_is_not_parsed(served: tuple[Served, str]) -> None:
+    server, _ = served
+    connection = _raw(server, b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a:b\r\n" * 3000 + b"\r\n")
+    assert connection.recv(20).startswith(b"HTTP/1.1 431")
+    body = b"{" + b"\n" * 4000 + b"}"  # lines of a body are no lines of a head
+    head = b"POST /api/entries HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+    assert _raw(server, head + body).recv(20).startswith(b"HTTP/1.1 401")
+
+
+def test_nobody_works_for_those_who_did_not_wait() -> None:
+    worked: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        worked.append(1)
+        await asyncio.sleep(0.01)
+        await limits._say(send, 200, {})
+
+    async def nobody(_: str) -> None:
+        return None
+
+    async def gone() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def quiet(_: Any) -> None:
+        return None
+
+    async def crowd() -> None:
+        guard = limits.Limits(app, nobody, 0.0)
+        scope = {"type": "http", "method": "GET", "path": "/x", "headers": [], "client": ("10.0.0.1", 1)}
+        await asyncio.gather(*(guard(dict(scope), gone, quiet) for _ in range(600)))
+        assert guard._places == {}
+
+    asyncio.run(crowd())
+    assert worked == []
 
 
 def test_one_client_has_a_few_requests_worked_on_at_once() -> None:
@@ -346,13 +410,16 @@ def test_one_client_has_a_few_requests_worked_on_at_once() -> None:
     async def nobody(_: str) -> None:
         return None
 
+    async def asked() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
     async def quiet(_: Any) -> None:
         return None
 
     async def crowd() -> None:
         guard = limits.Limits(app, nobody, 0.0)
         scope = {"type": "http", "method": "GET", "path": "/x", "headers": [], "client": ("10.0.0.1", 1)}
-        await asyncio.gather(*(guard(dict(scope), quiet, quiet) for _ in range(20)))
+        await asyncio.gather(*(guard(dict(scope), asked, quiet) for _ in range(20)))
         assert guard._places == {}
 
     asyncio.run(crowd())

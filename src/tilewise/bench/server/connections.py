@@ -5,7 +5,8 @@ has some seconds to send the head of its request and to take what is written to 
 the board holds, those that have kept it waiting longest are closed to make room: a thousand idle ones push out each
 other, not those that ask for something. That is looked at a moment later, so that whoever has just come is heard. A
 connection costs little until something is asked on it, and few are taken at a time, so that a flood of them does not
-hold up requests that are here already.
+hold up requests that are here already. A head is looked at before it is parsed: so many lines, and no body in chunks,
+which can be made of single bytes. One request at a time is heard on a connection.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+import re
 import resource
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -26,8 +29,10 @@ MOST_CONNECTIONS = 512
 MOST_FOR_A_MOMENT = 1024
 MOST_AT_THE_DOOR = 1024  # connections that have not asked for anything yet
 AT_A_TIME = 64  # connections taken between two looks at what is asked on others
+LET_IN_AT_A_TIME = 8  # of those that have asked; each costs as much as a hundred that have not
 SECONDS_TO_BE_HEARD, SECONDS_BETWEEN = 0.25, 0.01
-HEADER_BYTES = 16 << 10
+HEADER_BYTES, HEADER_LINES = 16 << 10, 100
+_END_OF_HEAD = re.compile(rb"\n\r?\n")
 SECONDS_FOR_HEAD = 10.0
 SECONDS_TO_TAKE = 30.0
 
@@ -39,6 +44,10 @@ class GuardedProtocol(H11Protocol):
     _stuck: asyncio.TimerHandle | None = None
     _since: float = 0.0
     heard: bytes = b""  # what came before this protocol was there
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._head = bytearray()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -53,12 +62,36 @@ class GuardedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         fresh = self._waits_for_head()
+        if fresh and not self._may_be_parsed(data):
+            return
         super().data_received(data)
         if fresh and not self._waits_for_head():
             self._forget_head()
 
+    def _may_be_parsed(self, data: bytes) -> bool:
+        """Whether what was sent of a head so far is one that costs little; the others are answered here."""
+        before = max(len(self._head) - 2, 0)
+        self._head += data
+        found = _END_OF_HEAD.search(self._head, before)
+        if found is None and len(self._head) <= HEADER_BYTES:
+            return True
+        head = bytes(self._head[: found.start()] if found else self._head).lower()
+        self._head.clear()
+        if head.count(b"\n") >= HEADER_LINES:
+            self._turn_away(b"431 Request Header Fields Too Large", b"a head has %d lines at most" % HEADER_LINES)
+        elif b"\ntransfer-encoding" in head:
+            self._turn_away(b"411 Length Required", b"a body comes whole and with its length, not in chunks")
+        return not self.transport.is_closing()
+
+    def _turn_away(self, status: bytes, sentence: bytes) -> None:
+        kind = b"content-type: text/plain\r\nconnection: close\r\ncontent-length: %d" % len(sentence)
+        self.transport.write(b"HTTP/1.1 %s\r\n%s\r\n\r\n%s" % (status, kind, sentence))
+        self.transport.close()
+
     def on_response_complete(self) -> None:
         self._since = time.monotonic()
+        if self.conn.trailing_data[0]:  # asked before the answer was out: it is not looked at
+            self.transport.close()
         super().on_response_complete()
         if self._waits_for_head():
             self._expect_head()
@@ -118,6 +151,7 @@ class Door:
         self._listening, self._make, self._health = listening, make, health
         self._waiting: dict[socket.socket, float] = {}  # since when; the oldest first
         self._heard: dict[socket.socket, bytes] = {}  # the beginning of a head
+        self._asking: deque[tuple[socket.socket, bytes]] = deque()  # in the order they are let in
         self._admitted: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
@@ -130,6 +164,8 @@ class Door:
         self._listening.close()
         for connection in list(self._waiting):
             self._send_away(connection)
+        while self._asking:
+            self._asking.popleft()[0].close()
 
     def _take_some(self) -> None:
         """A few of those who stand in the kernel's queue; the loop comes back while there are more."""
@@ -179,9 +215,24 @@ class Door:
             return
         self._loop.remove_reader(connection)
         self._waiting.pop(connection, None)
-        task = self._loop.create_task(self._admit(connection, data))
-        self._admitted.add(task)
-        task.add_done_callback(self._admitted.discard)
+        if not self._asking:
+            self._loop.call_soon(self._let_some_in)
+        self._asking.append((connection, data))
+        if len(self._asking) > MOST_AT_THE_DOOR:
+            self._asking.popleft()[0].close()
+
+    def _let_some_in(self) -> None:
+        """A few of those who have asked, between two looks at who else has come."""
+        for _ in range(min(LET_IN_AT_A_TIME, len(self._asking))):
+            connection, data = self._asking.popleft()
+            if _is_gone(connection):
+                connection.close()
+                continue
+            task = self._loop.create_task(self._admit(connection, data))
+            self._admitted.add(task)
+            task.add_done_callback(self._admitted.discard)
+        if self._asking:
+            self._loop.call_soon(self._let_some_in)
 
     @staticmethod
     def _tell(connection: socket.socket, answer: bytes) -> bool:
@@ -205,6 +256,17 @@ class Door:
             self._waiting.pop(connection, None)
             self._heard.pop(connection, None)
             connection.close()
+
+
+def _is_gone(connection: socket.socket) -> bool:
+    """Whether nobody is there any more to take an answer; who has only stopped sending still is."""
+    try:
+        connection.recv(1, socket.MSG_PEEK)
+    except (BlockingIOError, InterruptedError):
+        return False
+    except OSError:
+        return True
+    return False
 
 
 _MORE_TO_COME = (b"\ncontent-length:", b"\ntransfer-encoding:", b"\nexpect:", b"\nupgrade:")

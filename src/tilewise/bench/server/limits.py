@@ -39,6 +39,7 @@ SMALL_BODY = 256 << 10
 HOLDER = "tilewise.holder"  # where a request's scope says whose token it brought
 _LARGE_AT_A_TIME = 8
 _OF_ONE_CLIENT = 2  # requests that are worked on at once; what else a client sends waits for these
+_WAITING_OF_ONE_CLIENT = 512  # as many as there are connections: a class behind one address may come at once
 _SECONDS_REFUSED = 1.0  # how long somebody who asks too often waits for the refusal
 _SECONDS_TO_SEND = 30.0
 _CHANGING = ("POST", "PUT", "PATCH", "DELETE")
@@ -100,6 +101,9 @@ class Limits:
             await _refuse(answer, refused)
         except UnavailableError as error:
             await _refuse(answer, Refused(503, "refused", str(error)))
+        except asyncio.CancelledError:  # the server has waited for this long enough
+            if not answer.status:
+                await _refuse(answer, Refused(503, "refused", "the board is being stopped; try again in a moment"))
         finally:
             _log(scope, answer, time.monotonic() - started)
 
@@ -120,12 +124,16 @@ class Limits:
             await self._read_then_run(scope, receive, send, SMALL_BODY if length is None else length, client)
         else:
             async with self._place(client):
-                await self.app(scope, receive, send)
+                first = await receive()
+                if first["type"] == "http.request":  # else whoever asked has not waited for the answer
+                    await self.app(scope, _after(first, receive), send)
 
     @asynccontextmanager
     async def _place(self, client: str) -> AsyncIterator[None]:
         """One of a client's few places; what is forgotten is a client that holds none."""
         places = self._places.setdefault(client, _Places())
+        if places.wanted >= _WAITING_OF_ONE_CLIENT:
+            raise Refused(429, "rate", "too many requests of this client wait already; try again in a moment")
         places.wanted += 1
         try:
             async with places.free:
@@ -163,17 +171,9 @@ class Limits:
         if body is None:
             sentence = f"this request brings more than the {most:,} bytes it may, or takes too long to send them"
             raise Refused(413, "too large", sentence)
-        sent = False
-
-        async def replay() -> Message:
-            nonlocal sent
-            if sent:
-                return await receive()
-            sent = True
-            return {"type": "http.request", "body": body, "more_body": False}
-
+        whole = {"type": "http.request", "body": body, "more_body": False}
         async with self._place(client):
-            await self.app(scope, replay, send)
+            await self.app(scope, _after(whole, receive), send)
 
 
 @dataclass
@@ -182,6 +182,16 @@ class _Places:
 
     free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_OF_ONE_CLIENT))
     wanted: int = 0
+
+
+def _after(first: Message, receive: Receive) -> Receive:
+    """A `receive` that gives `first` once more, and then what comes."""
+    given = [first]
+
+    async def replay() -> Message:
+        return given.pop() if given else await receive()
+
+    return replay
 
 
 async def _read(receive: Receive, most: int) -> bytes | None:
