@@ -118,7 +118,16 @@ class SqliteFile:
             self._rows = _SqliteRows(self.connection)
             self._open()
         except sqlite3.Error as error:
+            self._let_go()
             raise self._sentence(error) from error
+        except TilewiseError:
+            self._let_go()
+            raise
+
+    def _let_go(self) -> None:
+        """Hold no lock on a file that could not be opened."""
+        with contextlib.suppress(AttributeError, sqlite3.Error):
+            self.connection.close()
 
     def _open(self) -> None:
         db = self.connection
