@@ -34,6 +34,8 @@ constexpr int64_t kSharedFloats = 16 << 20, kWorthTask = 8 << 20, kTasksPerThrea
 constexpr double kWaiting = 0.1, kReading = 8.0;
 // Inner products pay off from this length on; with a B that is first transposed, up to this many columns.
 constexpr int64_t kFewCopied = 24, kShortDot = 8;
+// ... and with no more rows (or columns) than so many vectors.
+constexpr int64_t kDotVectors = 3;
 // Adding up the lanes of an inner product takes as long as this many vectors of k.
 constexpr double kAddingUp = 2.5;
 // Transposing a result takes as long as this many terms of k.
@@ -55,7 +57,7 @@ constexpr int64_t kShortK = 12, kMostlyStoring = 32, kShortBlockFloats = 16384;
 // rows where the caches of the machine say so (`packing_rows`). With fewer rows than kMany, a B whose rows lie a page apart is
 // read in shallow blocks: their pages stay within reach of the first translation buffer.
 constexpr int64_t kPackColliding = 4, kPackNarrow = 64, kPackWide = 193, kMany = 96, kShallowFew = 128;
-constexpr int64_t kPage = 4096, kNarrowStrip = 128, kFastL1 = 48 << 10, kManyColumnsOfA = 512;
+constexpr int64_t kPage = 4096, kNarrowStrip = 128, kFastL1 = 48 << 10, kManyColumnsOfA = 512, kManyStrips = 12;
 
 // How the transposed product is computed: in tiles; row by row, or with its sums over k split, where there are too few
 // accumulators to keep the multipliers busy; in whole rows where they are few and wide; or all its rows at once, which are
@@ -129,11 +131,12 @@ bool better_swapped(const Gemm& g) {
 }
 
 // Both operands along k: every lane is busy, but the lanes of each result must be added up in the end. A row-major B is
-// transposed first. The shorter operand must stay in L2.
+// transposed first. The shorter operand must stay in L2, and comes from there again and again: with more of it, packing wins.
 bool better_as_dots(const Gemm& g) {
   const bool copied = g.b_row != 1;
   if (g.a_col != 1 || g.k < kShortDot || (copied && g.n > std::min(kFewCopied, g.m))) return false;
-  if (std::min(g.m, g.n) * g.k * 4 > cache_sizes().l2 / 2) return false;
+  const int64_t short_side = std::min(g.m, g.n);
+  if (short_side * g.k * 4 > cache_sizes().l2 / 2 || short_side > kDotVectors * active_gemm().lanes) return false;
   const double lanes = active_gemm().lanes, m = static_cast<double>(g.m), k = static_cast<double>(g.k);
   const double copying = !copied ? 0 : 2 * g.n <= active_gemm().lanes ? lanes / 2 : lanes;
   const double steps = static_cast<double>(round_up(g.k, active_gemm().lanes));
@@ -154,10 +157,12 @@ bool small_n(const Gemm& g) {
 }
 
 // A handful of rows and a B from afar: whole rows of it, each page from front to back, rather than strips. Each block of B's rows
-// reads and writes the result once more, so that more rows are worth it only with a larger B.
+// reads and writes the result once more, so that more rows are worth it only with a larger B, and none where strips arrive in time
+// (a core with an L1 of 48 KB).
 bool better_streamed(const Gemm& g) {
-  const bool few = g.m > kFewStreamed && g.m <= kFewest && g.b_col == 1 && g.n >= kWideStream;
-  return few && g.k * g.n * 4 > cache_sizes().l3_share * g.m / kGroupStreamed;
+  const CacheSizes& caches = cache_sizes();
+  const bool few = g.m > kFewStreamed && g.m <= kFewest && g.b_col == 1 && g.n >= kWideStream && caches.l1 < kFastL1;
+  return few && g.k * g.n * 4 > caches.l3_share * g.m / kGroupStreamed;
 }
 
 Plan choose_plan(const Gemm& g) {
@@ -490,15 +495,26 @@ int default_rows(const Gemm& g, int vectors) {
   return 8;
 }
 
+// Every panel of rows reads a B that is not packed once more: nine rows by three vectors need fewer panels than six by four. That
+// counts where one panel is enough, and where two multipliers wait for L2 (a core with an L1 of 48 KB).
+bool better_taller(const Gemm& g, int64_t across) {
+  const bool again = g.b_col == 1 && g.m > 6 && g.m < kMany && (across >= kManyStrips || across % 3 == 0);
+  return again && (g.m <= 9 || cache_sizes().l1 >= kFastL1);
+}
+
 void default_registers(const Gemm& g, GemmTile& t) {
   const GemmKernels& kernels = active_gemm();
   const int widest = kernels.max_rows[4] >= 4 ? 4 : 2;  // sixteen registers hold 6 x 2 vectors, thirty-two 6 x 4
   const int64_t across = ceil_div(g.n, kernels.lanes);
   // A short k is mostly storing: strips of equal width rather than a narrow last one.
   const int64_t strips = g.k < kShortK ? ceil_div(across, widest) : 1;
-  const int vectors = static_cast<int>(std::min<int64_t>(ceil_div(across, strips), widest));
-  t.nr = vectors * kernels.lanes;
+  int vectors = static_cast<int>(std::min<int64_t>(ceil_div(across, strips), widest));
   t.mr = std::min(kernels.max_rows[vectors], default_rows(g, vectors));
+  if (vectors == 4 && better_taller(g, across)) {
+    vectors = 3;
+    t.mr = kernels.max_rows[3];
+  }
+  t.nr = vectors * kernels.lanes;
 }
 
 // Packing reads and writes B once, and then every panel of rows reads it in order: from how many rows on that is quicker. Rows
