@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tilewise import Tensor, data, models, nn
-from tilewise.errors import UnavailableError
+from tilewise.errors import ShapeError, UnavailableError
 from tilewise.nn.describe import label, layer_names
 
 
@@ -65,3 +65,9 @@ def test_to_changes_the_number_type_and_knows_no_other_device():
     assert x.to("float64").dtype == x.to(np.float64).dtype == np.float64
     with pytest.raises(UnavailableError, match="live on the CPU"):
         x.to("cuda:0")
+
+
+@pytest.mark.parametrize("dataset", [data.digits(), 5, [1, 2, 3], np.zeros((4, 3))])
+def test_what_is_no_dataset_is_refused_with_what_one_is(dataset):
+    with pytest.raises(ShapeError, match=r"a pair \(x, y\) of arrays"):
+        data.DataLoader(dataset)

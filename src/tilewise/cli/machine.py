@@ -48,10 +48,14 @@ def _print(figures: Machine) -> None:
 
     console = Console()
     caches = ", ".join(f"L{c.level} {bytes_(c.bytes)}" for c in figures.caches) or "unknown"
-    console.print(f"{figures.cpu}, {figures.cpus} CPUs, caches {caches} ({figures.method})", soft_wrap=True)
+    console.print(
+        f"{figures.cpu}, {figures.cpus} CPU{'s'[: figures.cpus > 1]}, caches {caches} ({figures.method})",
+        soft_wrap=True,
+    )
 
     counts = sorted({p.threads for p in figures.peaks})
-    table = Table(title="Peak multiply-adds (float32, 2 operations each)", title_justify="left")
+    console.print("Peak in float32; a multiply-add is two operations")
+    table = Table()
     table.add_column("instruction set")
     for n in counts:
         table.add_column(_threads(n), justify="right")

@@ -66,9 +66,15 @@ class DataLoader(BatchLoader):
     """
 
     def __init__(self, dataset: Any, batch_size: int = 1, shuffle: bool = False, seed: int = 0) -> None:
-        pair = dataset if isinstance(dataset, tuple) and len(dataset) == 2 else tuple(zip(*dataset, strict=True))
+        try:
+            pair = dataset if isinstance(dataset, tuple) and len(dataset) == 2 else tuple(zip(*dataset, strict=True))
+        except (TypeError, ValueError):
+            pair = ()
         if len(pair) != 2:
-            raise ShapeError("a dataset is a pair (x, y) of arrays, or a list of (x, y) examples")
+            raise ShapeError(
+                "a dataset is a pair (x, y) of arrays, such as (digits.x_train, digits.y_train), "
+                "or a list of (x, y) examples"
+            )
         super().__init__(np.asarray(pair[0]), np.asarray(pair[1]), batch_size, seed, shuffle)
 
     def __iter__(self) -> Iterator[tuple[Array, Array]]:

@@ -7,6 +7,7 @@ unless it says otherwise). Importing this module needs torch; the package import
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import json
@@ -39,8 +40,10 @@ def model_class(name: str) -> type[nn.Module]:
         return MODELS[name]
     module_name, colon, class_name = name.partition(":")
     if not colon:
+        near = difflib.get_close_matches(name, MODELS, n=1)
+        meant = f"did you mean {near[0]}? There are" if near else "use"
         raise ConfigurationError(
-            f"There is no model {name!r}; use GBDT, {', '.join(MODELS)}, your own as package.module:Class, or, "
+            f"There is no model {name!r}; {meant} GBDT, {', '.join(MODELS)}, your own as package.module:Class, or, "
             "in the course's tiles_train.py, a Keras class of models.py (--framework=keras)."
         )
     if str(Path.cwd()) not in sys.path:
