@@ -79,13 +79,17 @@ FREE = {"arguments", "team", "prompt", "reason", "host", "token", "head", "truth
 MADE = {"key", "file"}  # files that are made where there are none
 
 
+def _is_picture(parameter: Any) -> bool:
+    return bool(parameter.name == "plot" or str(parameter.help).startswith("Where the picture"))
+
+
 def bad_values(parameter: Any) -> list[str]:
     """What this option must refuse, by its kind; FILE and FOLDER are there."""
     if kind(parameter) == "number":
         return ["x", "", "-1", "99999999999999999999", "nan"][: 5 if is_option(parameter) else 2]
     if kind(parameter) == "output":
         is_folder = str(parameter.help).startswith("Folder")
-        odd = ["FILE" if is_folder else "FOLDER"] + ["picture.txt"] * (parameter.name == "plot")
+        odd = ["FILE" if is_folder else "FOLDER"] + ["picture.txt"] * _is_picture(parameter)
         return ["FILE/below/it", "/proc/nothing/here", *odd]
     if kind(parameter) == "path":
         return ["FILE/below/it"] + ["no/such/file"] * (parameter.name not in MADE)

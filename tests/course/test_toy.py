@@ -27,7 +27,9 @@ def test_the_flags_that_are_typed_come_before_the_toy_settings():
     typed = train_args(train_parser().parse_args(["--model=MLP", "--toy_data", "--lr=0.5", "--epochs=3"]))
     plain, full = (train_args(train_parser().parse_args(["--model=MLP", *toy])) for toy in (["--toy_data"], []))
     assert (typed.learning_rate, typed.epochs) == (0.5, 3)
-    assert (full.learning_rate, full.epochs) == (0.001, 100) != (plain.learning_rate, plain.epochs)
+    assert (full.learning_rate, full.epochs, full.configs) == (0.001, 100, 10)
+    assert full.losses == "ListMLELoss:1,MSE:0.02"
+    assert (plain.learning_rate, plain.epochs, plain.configs) != (0.001, 100, 10)
 
 
 @pytest.mark.slow
@@ -36,7 +38,11 @@ def test_the_mlp_learns_more_than_chance_from_the_toy_data(toy: Dataset, tmp_pat
     from tilewise.costmodel.train.config import default_settings
 
     args = train_args(train_parser().parse_args(["--model=MLP", "--toy_data"]))
-    settings = default_settings("MLP", epochs=args.epochs, learning_rate=args.learning_rate)
+    settings = default_settings(
+        "MLP", epochs=args.epochs, learning_rate=args.learning_rate, losses=args.losses, configs=args.configs
+    )
     model = train(toy, settings, out_dir=tmp_path)
-    first = np.mean([top_k_error(kernel.target, model.score(kernel), 1) for kernel in toy.valid])
-    assert first < 0.6 * random_errors(toy.valid, (1,))["top1"].mean()
+    chance = random_errors(toy.valid, (1, 5))
+    found = {k: np.mean([top_k_error(kernel.target, model.score(kernel), k) for kernel in toy.valid]) for k in (1, 5)}
+    assert found[1] < 0.6 * chance["top1"].mean()
+    assert found[5] < chance["top5"].mean()

@@ -91,9 +91,10 @@ def check_arguments(signature: inspect.Signature, options: Mapping[str, Any]) ->
         if isinstance(value, int | float) and not isinstance(value, bool):
             _check_number(label, value)
         elif isinstance(value, Path) and name in OUTPUTS:
-            if name == "plot" and value.suffix.lower() not in PICTURES:
+            told = str(getattr(declared, "help", ""))
+            if (name == "plot" or told.startswith("Where the picture")) and value.suffix.lower() not in PICTURES:
                 raise ConfigurationError(f"{label} {value}: a picture's name ends in {', '.join(PICTURES)}")
-            check_output(value, label, folder=str(getattr(declared, "help", "")).startswith("Folder"))
+            check_output(value, label, folder=told.startswith("Folder"))
 
 
 def _declared(parameter: inspect.Parameter | None) -> Any:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 def profile(
     model: Annotated[
         str | None,
-        typer.Argument(help="mlp, cnn, vgg6, resnet8, gpt, gpt:6x384, or a .safetensors or .onnx file."),
+        typer.Argument(
+            help="mlp, cnn, vgg6, resnet8, gpt, gpt:6x384, one of the zoo (resnet18), or a .safetensors or .onnx file."
+        ),
     ] = None,
     script: Annotated[Path | None, typer.Option(help="Profile this Python program instead of a model.")] = None,
     arguments: Annotated[

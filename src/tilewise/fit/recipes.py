@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewise._files import read_input
-from tilewise.errors import ConfigurationError
+from tilewise.errors import ConfigurationError, did_you_mean
 
 NAMES = ("mlp", "cnn", "gpt")
 _MOST_TEXT_BYTES = 1 << 28
@@ -56,7 +56,7 @@ def recipe_for(
 ) -> Recipe:
     """The recipe for `model` on its own data or on `data`, with what you change changed."""
     if model not in NAMES:
-        raise ConfigurationError(f"there is no recipe for {model!r}; choose one of {', '.join(NAMES)}")
+        raise ConfigurationError(f"there is no recipe for {model!r}; {did_you_mean(model, NAMES)}")
     kind = "text" if model == "gpt" else "mnist" if data else "digits"
     known = _RECIPES[model, kind]
     return Recipe(

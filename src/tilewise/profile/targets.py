@@ -1,4 +1,4 @@
-"""What `tilewise profile` runs: a reference model by name, a saved or ONNX one by its file, or somebody's script."""
+"""What `tilewise profile` runs: a model by name, a saved or ONNX one by its file, or somebody's script."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class Target:
 def model_target(name: str, batch: int, backward: bool = False, tokens: int = 128, seed: int = 0) -> Target:
     """A reference model ("cnn", "gpt:6x384") or a saved file, with a random batch of its kind of input."""
     from tilewise import Tensor, models, no_grad
+    from tilewise.models.zoo import ZOO
 
     if batch < 1 or tokens < 1:
         raise ConfigurationError(f"batch and tokens must be at least 1, not {batch} and {tokens}")
@@ -38,6 +39,8 @@ def model_target(name: str, batch: int, backward: bool = False, tokens: int = 12
         model: Any = models.gpt(size or "4x128", seed=seed)
     elif kind in MODELS and not size:
         model = getattr(models, kind)(seed=seed)
+    elif name in ZOO:
+        model = ZOO[name](seed=seed)
     elif name.endswith(".onnx"):
         return _onnx_target(name, batch, backward, tokens, seed)
     elif Path(name).is_file():
@@ -46,7 +49,8 @@ def model_target(name: str, batch: int, backward: bool = False, tokens: int = 12
         kind, model = load_model(name)
     else:
         raise ConfigurationError(
-            f"{name!r} is neither a model ({', '.join(MODELS)}; gpt:6x384 for a size) nor a saved or ONNX file"
+            f"{name!r} is neither a model ({', '.join(MODELS)}; gpt:6x384 for a size; {', '.join(ZOO)}) "
+            "nor a saved or ONNX file"
         )
     model.train(backward)
     x = _input_for(kind, model, batch, tokens, np.random.default_rng(seed))
@@ -81,6 +85,10 @@ def _onnx_target(name: str, batch: int, backward: bool, tokens: int, seed: int) 
 
 
 def _input_for(kind: str, model: Any, batch: int, tokens: int, rng: np.random.Generator) -> Any:
+    shape = getattr(model, "example_shape", None)  # the zoo's
+    if shape is not None:
+        tokens_of = getattr(model, "vocab", None)
+        return rng.integers(0, tokens_of, (batch, *shape)) if tokens_of else rng.random((batch, *shape), np.float32)
     if kind == "gpt":
         return rng.integers(0, model.vocab, (batch, min(tokens, model.context)))
     if kind == "mlp":

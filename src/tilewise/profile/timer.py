@@ -62,7 +62,8 @@ class Measurement:
         low, high = self.intervals["p50"].low, self.intervals["p50"].high
         lines = [
             f"p50 {seconds(self.p50)} (95 % interval {seconds(low)} to {seconds(high)}), p95 {seconds(self.p95)}, "
-            f"p99 {seconds(self.p99)}, {len(self.samples)} samples of {self.calls_per_sample} calls"
+            f"p99 {seconds(self.p99)}, {len(self.samples)} samples of "
+            f"{self.calls_per_sample} call{'s'[: self.calls_per_sample > 1]}"
         ]
         lines += [f"  unstable, {reason}" for reason in self.reasons] + [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)

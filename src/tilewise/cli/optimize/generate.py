@@ -134,7 +134,7 @@ def _say_what_is_read(talker: _Talker, ids: Any, prompt: str) -> None:
 def kv(
     model: Annotated[str, typer.Option(help=_MODEL_HELP)] = "gpt:6x384",
     tokens: Annotated[int, typer.Option(min=8, help="Positions to measure.")] = 200,
-    out: Annotated[Path, typer.Option(help="Where the picture (PNG) goes.")] = Path("out/kv.png"),
+    out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("out/kv.png"),
     threads: Annotated[int | None, typer.Option(help="Threads of the native kernels.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the times as JSON.")] = False,
 ) -> None:

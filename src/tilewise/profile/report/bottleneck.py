@@ -186,7 +186,7 @@ def _compute(results: ProfileResults, where: str, ops: list[str], part: str) -> 
     rows = [results.by_op[op] for op in ops if op in results.by_op]
     rate = sum(r.flops for r in rows) / max(sum(r.seconds for r in rows), 1e-12)
     reached = rate / results.machine.peak(results.threads)
-    more = "use more threads, fewer or smaller numbers (INT8, pruning)" if reached > 0.5 else "try a better tile"
+    more = "use more threads, smaller numbers (INT8) or fewer (pruning)" if reached > 0.5 else "try a better tile"
     return (
         f"Compute: {part} of the time is arithmetic, most of it {_listed(ops)} in {_place(results, where)}, at "
         f"{count(rate)}FLOP/s ({share(reached)} of the peak); {more} to go faster."
