@@ -190,3 +190,15 @@ def test_a_cpus_runtime_is_the_faster_two_of_every_three_and_a_gpus_the_median(
         store.finish(run, kernel, default, 1.0)
         timings = {timing.config: timing.runtime_ns for timing in read_measured(store)[0].timings}
     assert timings == {default: 200.0, other: runtime_ns}
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"a note of my own"])
+def test_a_scrap_of_a_file_is_not_taken_for_a_store_and_stays_as_it_is(tmp_path, content):
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+    with pytest.raises(FileFormatError, match="no measurement store"):
+        Store(path, create=False)
+    if content:  # an empty file may become one, as `mktemp` makes them
+        with pytest.raises(FileFormatError, match="no measurement store"):
+            Store(path)
+    assert path.read_bytes() == content

@@ -143,7 +143,11 @@ def _collect(kind: str, as_json: bool, **options: Any) -> None:
     many = "kernel" if kernels == 1 else "kernels"
     typer.echo(f"{result.store} holds {kernels} measured {many}, {result.kernels} of them new{noise}.")
     if result.left:
-        typer.echo(f"Time was up with {result.left} kernels still to be measured; the same command goes on with them.")
+        left = "1 kernel is" if result.left == 1 else f"{result.left} kernels are"
+        typer.echo(
+            f"{left} still to be measured (the time was up, the machine too busy, or a kernel failed); "
+            "the same command goes on from here."
+        )
 
 
 @contextmanager

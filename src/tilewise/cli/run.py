@@ -60,6 +60,9 @@ def run(
     if save is not None:
         onnx.save(quantized, save)
     typer.echo(json.dumps(facts) if as_json else "\n".join(_lines(facts)))
+    for path in (out, save):
+        if path is not None:
+            typer.echo(f"Saved as {path}", err=True)
 
 
 def _network(name: str, seed: int) -> Network:

@@ -181,7 +181,8 @@ def _lines(tuned: Tuned) -> list[str]:
     if tuned.runtime_ns is not None:
         took = f"{tuned.runtime_ns / 1e3:.1f} us"
         beside = f", the default {tuned.default_ns / 1e3:.1f} us" if tuned.default_ns is not None else ""
-        lines.append(f"{took}{beside}; {tuned.measurements} measured in {tuned.seconds:.2f} s")
+        now = f"{tuned.measurements} measured in {tuned.seconds:.2f} s"
+        lines.append(f"{took}{beside}; {'when it was tuned' if tuned.source == 'cache' else now}")
     lines.append(f"{tuned.source}: {tuned.reason or 'chosen without measuring'}")
     return lines
 

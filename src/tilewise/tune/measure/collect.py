@@ -6,7 +6,6 @@ import importlib
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,8 +86,7 @@ def collect(
         collector.progress = progress
         tallies = collector.run()
         counts = store.counts()
-        cut_off = time.monotonic() >= collector.deadline
-        left = len(unfinished(collector.wanted, store, finals)) if cut_off else 0
+        left = len(unfinished(collector.wanted, store, finals))
         place = store.name if store.shared else store.path
     return _result(place, tallies, counts, left)
 

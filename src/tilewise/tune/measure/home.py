@@ -112,6 +112,7 @@ class SqliteFile:
             raise FileFormatError(f"{path} does not exist; `tilewise collect` makes a store.")
         if os.path.lexists(path):
             open_input(path, MOST_STORE_BYTES).close()
+            self._refuse_scraps(create)
         try:
             # Autocommit: transactions are begun explicitly, and as writers, so that two of them queue up.
             self.connection = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
@@ -123,6 +124,12 @@ class SqliteFile:
         except TilewiseError:
             self._let_go()
             raise
+
+    def _refuse_scraps(self, create: bool) -> None:
+        """SQLite takes a file of one byte for a new database and writes over it, and an empty one that is only read."""
+        size = self.path.stat().st_size
+        if size < 100 and (size or not create):
+            raise FileFormatError(f"{self.path} is no measurement store; `tilewise collect` makes one.")
 
     def _let_go(self) -> None:
         """Hold no lock on a file that could not be opened."""
