@@ -29,6 +29,7 @@ void bind_conv(nb::module_& m);
 void bind_tile_table(nb::module_& m);
 void bind_pool(nb::module_& m);
 void bind_int8(nb::module_& m);
+void bind_int8_plan(nb::module_& m);
 void bind_int4(nb::module_& m);
 void bind_float_plan(nb::module_& m);
 void bind_decoder(nb::module_& m);

@@ -17,6 +17,7 @@ NB_MODULE(_native, m) {
   tw::bind_tile_table(m);
   tw::bind_pool(m);
   tw::bind_int8(m);
+  tw::bind_int8_plan(m);
   tw::bind_int4(m);
   tw::bind_float_plan(m);
   tw::bind_decoder(m);

@@ -84,6 +84,11 @@ const char* int8_tile_problem(const Int8Tile& t, int64_t k) {
   return nullptr;
 }
 
+void int8_rows(const Int8Problem& p, int64_t first, int64_t last) {
+  const Int8Tile t = default_int8_tile(last - first, p.columns, static_cast<int64_t>(p.runs) * p.groups_per_run * kInt8Group);
+  active_int8().rows(p, t, first, last, 0, (p.columns + kInt8Panel - 1) / kInt8Panel, nullptr);
+}
+
 void run_int8(const Int8Problem& p) {
   const int64_t rows = static_cast<int64_t>(p.images) * p.height * p.width;
   run_int8(p, default_int8_tile(rows, p.columns, static_cast<int64_t>(p.runs) * p.groups_per_run * kInt8Group));

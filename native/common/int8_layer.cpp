@@ -5,6 +5,8 @@
 #include <limits>
 #include <stdexcept>
 
+#include "common/thread_pool.h"
+
 namespace tw {
 namespace {
 
@@ -35,20 +37,20 @@ void fill_border(const Int8Image& image, int zero, uint8_t* data) {
 
 Int8Image pooled_shape(const Int8Image& in, const PoolWindow& w) {
   require(w.kernel_h >= 1 && w.kernel_w >= 1 && w.stride_h >= 1 && w.stride_w >= 1 && w.pad_h >= 0 && w.pad_w >= 0 &&
-              2 * w.pad_h <= w.kernel_h && 2 * w.pad_w <= w.kernel_w && in.height + 2 * w.pad_h >= w.kernel_h &&
-              in.width + 2 * w.pad_w >= w.kernel_w,
+              w.end_h >= 0 && w.end_w >= 0 && std::max(w.pad_h, w.end_h) < w.kernel_h && std::max(w.pad_w, w.end_w) < w.kernel_w &&
+              in.height + w.pad_h + w.end_h >= w.kernel_h && in.width + w.pad_w + w.end_w >= w.kernel_w,
           "the pooling window does not fit the image");
   Int8Image out = in;
-  out.height = (in.height + 2 * w.pad_h - w.kernel_h) / w.stride_h + 1;
-  out.width = (in.width + 2 * w.pad_w - w.kernel_w) / w.stride_w + 1;
+  out.height = (in.height + w.pad_h + w.end_h - w.kernel_h) / w.stride_h + 1;
+  out.width = (in.width + w.pad_w + w.end_w - w.kernel_w) / w.stride_w + 1;
   out.border = 0;
   return out;
 }
 
-Int8Layer::Int8Layer(const ConvGeometry& geometry, const int8_t* weights, const int32_t* offset, const float* scale,
+Int8Layer::Int8Layer(const Int8Geometry& geometry, const int8_t* weights, const int32_t* offset, const float* scale,
                      const float* bias)
     : geometry_(geometry) {
-  const ConvGeometry& g = geometry_;
+  const Int8Geometry& g = geometry_;
   require(g.stride_h >= 1 && g.stride_w >= 1 && g.pad_h >= 0 && g.pad_w >= 0, "bad stride or padding");
   groups_ = static_cast<int>(round_up(g.channels, kInt8Group)) / kInt8Group;
   const int taps = g.kernel_h * g.kernel_w;
@@ -66,6 +68,11 @@ void Int8Layer::set_output(int zero, int low, int high) {
   zero_ = zero;
   low_ = low;
   high_ = high;
+}
+
+void Int8Layer::set_activation(ConvActivation activation, float inverse) {
+  activation_ = activation;
+  inverse_ = inverse;
 }
 
 void Int8Layer::set_residual(float scale, int zero) {
@@ -106,8 +113,9 @@ Int8Problem Int8Layer::problem() const {
 }
 
 Int8Image Int8Layer::conv_shape(const Int8Image& in) const {
-  const ConvGeometry& g = geometry_;
-  require(in.pixel == in_pixel(), "x has another number of channels than the weights");
+  const Int8Geometry& g = geometry_;
+  const bool fits = g.kernel_w == 1 ? in.pixel >= in_pixel() : in.pixel == in_pixel();
+  require(fits, "x has another number of channels than the weights");
   require(in.border >= g.pad_h && in.border >= g.pad_w && in.height >= 0 && in.width >= 0,
           "the border of x is narrower than the padding");
   require(in.height + 2 * g.pad_h >= g.kernel_h && in.width + 2 * g.pad_w >= g.kernel_w,
@@ -125,7 +133,7 @@ Int8Image Int8Layer::conv_shape(const Int8Image& in) const {
 
 void Int8Layer::conv(const Int8Image& in, const uint8_t* x, const Int8Image& skip, const uint8_t* residual,
                      const Int8Image& out, uint8_t* y) const {
-  const ConvGeometry& g = geometry_;
+  const Int8Geometry& g = geometry_;
   Int8Problem p = problem();
   p.images = static_cast<int>(out.images);
   p.height = static_cast<int>(out.height);
@@ -142,8 +150,43 @@ void Int8Layer::conv(const Int8Image& in, const uint8_t* x, const Int8Image& ski
   p.kind = Int8Out::uint8;
   p.out = y + out.inside();
   p.out_grid = out.grid();
-  p.out_columns = static_cast<int>(out.pixel);
-  run_int8(p);
+  p.out_columns = out.pixel == out_pixel() ? static_cast<int>(out.pixel) : g.columns;
+  activation_ == ConvActivation::none ? run_int8(p) : run_bent(p);
+}
+
+// The sums of some rows at a time, then those to bytes while they are in the cache.
+void Int8Layer::run_bent(const Int8Problem& p) const {
+  constexpr int64_t kSums = 1 << 13, kRows = 8;
+  const int64_t rows = static_cast<int64_t>(p.images) * p.height * p.width, columns = p.columns;
+  const int64_t block = std::min<int64_t>(kInt8MaxRows, round_up(std::max<int64_t>(1, kSums / std::max<int64_t>(1, columns)), kRows));
+  const ByteFinish finish{activation_, inverse_, zero_, low_, high_};
+  const auto some = [&](int task) {
+    thread_local Buffer<int32_t> kept;
+    int32_t* sums = kept.grow(static_cast<std::size_t>(block * columns));
+    const int64_t first = task * block, last = std::min(rows, first + block);
+    Int8Problem part = p;
+    part.kind = Int8Out::int32;
+    part.out = sums - first * columns;
+    part.out_columns = p.columns;
+    part.out_grid = {columns * p.width * p.height, columns * p.width, columns};
+    int8_rows(part, first, last);
+    for (int64_t row = first; row < last;) {
+      const int64_t x = row % p.width, y = row / p.width % p.height, image = row / p.width / p.height;
+      const int64_t pixels = std::min(last - row, p.width - x);
+      const auto at = [&](const PixelGrid& g) { return image * g.image_step + y * g.row_step + x * g.column_step; };
+      BytePixels residual{nullptr, p.residual_grid.column_step, p.residual_scale, p.residual_zero};
+      if (p.residual != nullptr) residual.data = p.residual + at(p.residual_grid);
+      const ByteTarget to{static_cast<uint8_t*>(p.out) + at(p.out_grid), p.out_grid.column_step};
+      active_int8_between().sums(sums + (row - first) * columns, pixels, columns, p.scale, residual, finish, to);
+      row += pixels;
+    }
+  };
+  const int64_t tasks = (rows + block - 1) / block;
+  if (tasks == 1 || num_threads() == 1) {
+    for (int64_t task = 0; task < tasks; ++task) some(static_cast<int>(task));
+  } else {
+    parallel_for(static_cast<int>(tasks), [&](int task) { some(task); });
+  }
 }
 
 void Int8Layer::check_linear(int64_t width, Int8Out kind) const {
@@ -163,6 +206,7 @@ void Int8Layer::linear(const uint8_t* x, int64_t rows, Int8Out kind, const float
   p.out_columns = kind == Int8Out::uint8 ? static_cast<int>(out_pixel()) : geometry_.columns;
   p.out = y;
   p.out_grid.column_step = p.out_columns;
+  if (kind == Int8Out::uint8 && activation_ != ConvActivation::none) return run_bent(p);
   tile == nullptr ? run_int8(p) : run_int8(p, *tile);
 }
 

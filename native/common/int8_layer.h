@@ -6,6 +6,7 @@
 
 #include "common/alloc.h"
 #include "kernels/int8.h"
+#include "kernels/int8_between.h"
 #include "kernels/int8_ops.h"
 
 namespace tw {
@@ -31,7 +32,7 @@ void fill_border(const Int8Image& image, int zero, uint8_t* data);
 // The image that pooling gives, without its border; throws where the window does not fit.
 Int8Image pooled_shape(const Int8Image& in, const PoolWindow& window);
 
-struct ConvGeometry {
+struct Int8Geometry {
   int columns = 0, kernel_h = 1, kernel_w = 1, channels = 0;
   int stride_h = 1, stride_w = 1, pad_h = 0, pad_w = 0;
 };
@@ -39,20 +40,22 @@ struct ConvGeometry {
 class Int8Layer {
  public:
   // weights (columns, kh, kw, channels); offset of `columns` numbers; scale and bias likewise or null.
-  Int8Layer(const ConvGeometry& geometry, const int8_t* weights, const int32_t* offset, const float* scale,
+  Int8Layer(const Int8Geometry& geometry, const int8_t* weights, const int32_t* offset, const float* scale,
             const float* bias);
 
   void set_output(int zero, int low, int high);
   void set_residual(float scale, int zero);
+  // An activation that bends: scales are then real, and `inverse` is 1 / the output's scale.
+  void set_activation(ConvActivation activation, float inverse);
 
-  const ConvGeometry& geometry() const { return geometry_; }
+  const Int8Geometry& geometry() const { return geometry_; }
   int zero() const { return zero_; }
   int64_t in_pixel() const { return static_cast<int64_t>(groups_) * kInt8Group; }
   int64_t out_pixel() const { return round_up(geometry_.columns, kInt8Group); }
   int64_t nbytes() const;
   void unpack(int8_t* weights) const;  // as they were given
 
-  // The result of a convolution of `in`, without a border.
+  // The result of a convolution of `in`, without a border. A 1x1 filter reads pixels any step apart.
   Int8Image conv_shape(const Int8Image& in) const;
   // y has the shape conv_shape(in) in a frame, which is not written; residual may be null.
   void conv(const Int8Image& in, const uint8_t* x, const Int8Image& skip, const uint8_t* residual, const Int8Image& out,
@@ -66,14 +69,16 @@ class Int8Layer {
 
  private:
   Int8Problem problem() const;
+  void run_bent(const Int8Problem& problem) const;
 
-  ConvGeometry geometry_;
+  Int8Geometry geometry_;
   int groups_;  // of four channels
   Buffer<int8_t> packed_;
   Buffer<int32_t> offset_;
   Buffer<float> scale_, bias_;
   int zero_ = 0, low_ = 0, high_ = 255, residual_zero_ = 0;
-  float residual_scale_ = 0.0f;
+  float residual_scale_ = 0.0f, inverse_ = 1.0f;
+  ConvActivation activation_ = ConvActivation::none;
 };
 
 }  // namespace tw

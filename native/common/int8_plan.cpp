@@ -11,6 +11,7 @@ namespace {
 
 constexpr int64_t kArenaBytes = 512 << 10;       // of one chunk: half of a usual second-level cache, the rest for weights
 constexpr int64_t kWorthAThread = 1 << 20;       // multiply-adds that take as long as waking a thread
+constexpr int64_t kPastEnd = 64;                 // a slice's last group of four may reach past its buffer
 constexpr std::size_t kSchedules = 4, kArenas = 16;  // kept for the next call
 
 bool same_size(const PlanShape& a, const PlanShape& b) {
@@ -20,7 +21,7 @@ bool same_size(const PlanShape& a, const PlanShape& b) {
 }  // namespace
 
 bool PlanShape::same_buffer(const PlanShape& other) const {
-  return bytes && other.bytes && image(1).pixel == other.image(1).pixel && height == other.height &&
+  return bytes && other.bytes && pixel() == other.pixel() && height == other.height &&
          width == other.width && border == other.border && zero == other.zero;
 }
 
@@ -29,13 +30,15 @@ class Int8Plan::Schedule {
  public:
   static constexpr int kInput = -1, kOutput = -2;  // places that are no buffers of the arena
   struct Place {
-    int kind;       // kInput, kOutput, or the buffer
-    int index = 0;  // which input or output
+    int kind;            // kInput, kOutput, or the buffer
+    int index = 0;       // which input or output
+    int64_t offset = 0;  // of its first channel
   };
 
   std::vector<PlanShape> shapes;  // per value
   std::vector<Place> places;
   std::vector<bool> skipped;      // per step: its result is its input's bytes
+  std::vector<std::vector<int>> copied;  // per concatenation: the parts that lie elsewhere
   std::vector<int64_t> offsets;   // per buffer, for one image; times the arena's images in an arena
   std::vector<PlanShape> buffers;
   std::vector<int> outputs;
@@ -56,7 +59,7 @@ class Int8Plan::Schedule {
         if (arena.images >= images) return arena;  // a smaller one is let go, and a larger one takes its place
       }
     }
-    Arena arena{images, Buffer<uint8_t>(std::max<int64_t>(1, image_bytes * images))};
+    Arena arena{images, Buffer<uint8_t>(image_bytes * images + kPastEnd)};
     for (std::size_t b = 0; b < buffers.size(); ++b) {
       if (buffers[b].bytes) fill_border(buffers[b].image(images), buffers[b].zero, arena.bytes.data() + offsets[b] * images);
     }
@@ -83,6 +86,7 @@ int Int8Plan::add_input(const PlanShape& shape) {
 
 int Int8Plan::add(std::unique_ptr<Int8Op> op, std::vector<int> inputs) {
   for (int value : inputs) check_value(value);
+  if (inputs.empty() || (inputs.size() > 2 && !op->is_concat())) throw std::invalid_argument("an operation reads one value or two");
   steps_.push_back({std::move(op), std::move(inputs)});
   return static_cast<int>(inputs_.size() + steps_.size()) - 1;
 }
@@ -104,6 +108,24 @@ const PlanShape& Int8Plan::output_shape(const Schedule& schedule, std::size_t in
   return schedule.shapes[schedule.outputs[index]];
 }
 
+// Every value lies in the buffer of its root, at a channel of it. All values of a buffer have its pitch and the widest frame
+// that one of them wants.
+struct Int8Plan::Families {
+  std::vector<int> parent;          // the value in whose buffer it lies, or -1
+  std::vector<int64_t> channel;     // where in it
+  std::vector<bool> views;          // per step: nothing to do
+
+  int root(int value) const {
+    while (parent[value] >= 0) value = parent[value];
+    return value;
+  }
+  int64_t first(int value) const {
+    int64_t at = 0;
+    for (; parent[value] >= 0; value = parent[value]) at += channel[value];
+    return at;
+  }
+};
+
 std::shared_ptr<Int8Plan::Schedule> Int8Plan::schedule(const std::vector<PlanShape>& inputs) const {
   std::lock_guard<std::mutex> lock(mutex_);
   for (std::size_t i = 0; i < schedules_.size(); ++i) {
@@ -122,42 +144,103 @@ std::shared_ptr<Int8Plan::Schedule> Int8Plan::schedule(const std::vector<PlanSha
   for (std::size_t i = 0; i < inputs_.size(); ++i) s.places[i].index = static_cast<int>(i);
   for (std::size_t i = 0; i < outputs_.size(); ++i) s.places[outputs_[i]] = {Schedule::kOutput, static_cast<int>(i)};
 
-  std::vector<std::size_t> last_use(values, 0);
+  s.copied.resize(steps_.size());
+  for (const Step& step : steps_) {
+    std::vector<PlanShape> in;
+    for (int source : step.inputs) in.push_back(s.shapes[source]);
+    s.shapes.push_back(step.op->result(in));
+    s.multiply_adds += step.op->multiply_adds(s.shapes.back());
+  }
+  const Families found = families(s);
+  std::vector<std::size_t> last_use(values, 0);  // by the value whose buffer it is
   for (std::size_t step = 0; step < steps_.size(); ++step) {
-    for (int value : steps_[step].inputs) last_use[value] = step;
+    for (int value : steps_[step].inputs) last_use[found.root(value)] = step;
   }
   std::vector<std::size_t> busy_until;  // per buffer: the last step that reads what it holds
   for (std::size_t step = 0; step < steps_.size(); ++step) {
-    const Step& current = steps_[step];
-    const std::size_t value = inputs_.size() + step;
-    std::vector<PlanShape> in;
-    for (int source : current.inputs) in.push_back(s.shapes[source]);
-    const PlanShape shape = current.op->result(in);
-    s.shapes.push_back(shape);
-    s.multiply_adds += current.op->multiply_adds(shape);
-    if (s.places[value].kind == Schedule::kOutput) continue;
-    const Schedule::Place source = s.places[current.inputs[0]];
-    if (source.kind >= 0 && current.op->is_view(in[0])) {
-      s.skipped[step] = true;
-      s.places[value] = source;
-      busy_until[source.kind] = std::max(busy_until[source.kind], last_use[value]);
-      continue;
+    const int value = static_cast<int>(inputs_.size() + step), root = found.root(value);
+    const int64_t offset = found.first(value);
+    s.skipped[step] = found.views[step];
+    if (steps_[step].op->is_concat()) {
+      int64_t channel = 0;
+      for (std::size_t i = 0; i < steps_[step].inputs.size(); ++i) {
+        const int part = steps_[step].inputs[i];
+        if (found.parent[part] != value || found.channel[part] != channel) s.copied[step].push_back(static_cast<int>(i));
+        channel += s.shapes[part].channels;
+      }
     }
-    std::size_t buffer = 0;
-    while (buffer < s.buffers.size() && !(busy_until[buffer] < step && s.buffers[buffer].same_buffer(shape))) ++buffer;
-    if (buffer == s.buffers.size()) {
-      s.buffers.push_back(shape);
-      s.offsets.push_back(s.image_bytes);
-      s.image_bytes += round_up(std::max<int64_t>(1, shape.storage()), 64);
-      busy_until.push_back(0);
+    if (s.places[root].kind == Schedule::kInput && root >= static_cast<int>(inputs_.size())) {  // not placed yet
+      const PlanShape& whole = s.shapes[root];
+      std::size_t buffer = 0;
+      while (buffer < s.buffers.size() && !(busy_until[buffer] < step && s.buffers[buffer].same_buffer(whole))) ++buffer;
+      if (buffer == s.buffers.size()) {
+        s.buffers.push_back(whole);
+        s.offsets.push_back(s.image_bytes);
+        s.image_bytes += round_up(std::max<int64_t>(1, whole.storage()), 64);
+        busy_until.push_back(0);
+      }
+      busy_until[buffer] = std::max(step, last_use[root]);
+      s.places[root] = {static_cast<int>(buffer)};
     }
-    busy_until[buffer] = std::max(step, last_use[value]);
-    s.places[value] = {static_cast<int>(buffer)};
+    s.places[value] = s.places[root];
+    s.places[value].offset = offset;
   }
   s.max_chunk = std::max<int64_t>(1, kArenaBytes / std::max<int64_t>(1, s.image_bytes));
   schedules_.insert(schedules_.begin(), made);
   if (schedules_.size() > kSchedules) schedules_.pop_back();
   return made;
+}
+
+Int8Plan::Families Int8Plan::families(Schedule& s) const {
+  const std::size_t values = s.shapes.size();
+  Families f{std::vector<int>(values, -1), std::vector<int64_t>(values, 0), std::vector<bool>(steps_.size(), false)};
+  std::vector<bool> any_pitch(values, true);  // whoever reads it takes any pitch
+  for (const Step& step : steps_) {
+    if (!step.op->reads_any_pitch()) any_pitch[step.inputs[0]] = false;
+  }
+  const auto inside = [&](int value) { return s.places[value].kind != Schedule::kOutput; };
+  for (std::size_t step = 0; step < steps_.size(); ++step) {
+    const int value = static_cast<int>(inputs_.size() + step), source = steps_[step].inputs[0];
+    const bool slice = steps_[step].op->slice_from() >= 0;
+    if (!slice || !inside(value) || !any_pitch[value]) continue;
+    if (source < static_cast<int>(inputs_.size()) || !inside(source)) continue;  // whose frames are as the caller has them
+    f.parent[value] = source;
+    f.channel[value] = steps_[step].op->slice_from();
+    f.views[step] = true;
+  }
+  for (std::size_t step = steps_.size(); step-- > 0;) {  // the last first: earlier ones lie inside later ones
+    if (!steps_[step].op->is_concat()) continue;
+    const int value = static_cast<int>(inputs_.size() + step);
+    int64_t channel = 0;
+    for (int part : steps_[step].inputs) {
+      const int maker = part - static_cast<int>(inputs_.size());
+      const bool own = maker >= 0 && f.parent[part] < 0 && f.root(value) != part && steps_[maker].op->writes_any_pitch();
+      if (own && any_pitch[part] && inside(part) && inside(f.root(value))) {
+        f.parent[part] = value;
+        f.channel[part] = channel;
+      }
+      channel += s.shapes[part].channels;
+    }
+  }
+  std::vector<int> border(values, 0);
+  for (std::size_t i = 0; i < values; ++i) {
+    const int root = f.root(static_cast<int>(i));
+    border[root] = std::max(border[root], s.shapes[i].border);
+  }
+  for (std::size_t i = inputs_.size(); i < values; ++i) {
+    const int root = f.root(static_cast<int>(i));
+    if (!s.shapes[i].bytes || root < static_cast<int>(inputs_.size())) continue;
+    s.shapes[i].pitch = round_up(s.shapes[root].channels, kInt8Group);
+    s.shapes[i].border = border[root];
+  }
+  for (std::size_t step = 0; step < steps_.size(); ++step) {  // a view that has another shape, of a buffer known by now
+    const int value = static_cast<int>(inputs_.size() + step), source = steps_[step].inputs[0];
+    if (!inside(value) || !inside(source) || f.root(source) < static_cast<int>(inputs_.size())) continue;
+    if (f.parent[source] >= 0 || !steps_[step].op->is_view(s.shapes[source])) continue;
+    f.parent[value] = source;
+    f.views[step] = true;
+  }
+  return f;
 }
 
 void Int8Plan::run_chunk(const Schedule& s, int64_t first, int64_t images, const std::vector<const void*>& in,
@@ -167,21 +250,32 @@ void Int8Plan::run_chunk(const Schedule& s, int64_t first, int64_t images, const
     const int64_t skip = first * s.shapes[value].storage();
     if (place.kind == Schedule::kInput) return const_cast<char*>(static_cast<const char*>(in[place.index])) + skip;
     if (place.kind == Schedule::kOutput) return static_cast<char*>(out[place.index]) + skip;
-    return reinterpret_cast<char*>(arena) + s.offsets[place.kind] * arena_images;
+    return reinterpret_cast<char*>(arena) + s.offsets[place.kind] * arena_images + place.offset;
   };
   for (std::size_t step = 0; step < steps_.size(); ++step) {
     if (s.skipped[step]) continue;
+    const Step& current = steps_[step];
+    const int value = static_cast<int>(inputs_.size() + step);
+    if (current.op->is_concat()) {
+      for (int i : s.copied[step]) {
+        int64_t channel = 0;
+        for (int before = 0; before < i; ++before) channel += s.shapes[current.inputs[before]].channels;
+        const PlanShape* shape = &s.shapes[current.inputs[i]];
+        const void* source = at(current.inputs[i]);
+        current.op->run(images, &shape, &source, s.shapes[value], at(value) + channel);
+      }
+      continue;
+    }
     const PlanShape* shapes[2] = {};
     const void* sources[2] = {};
-    for (std::size_t i = 0; i < steps_[step].inputs.size(); ++i) {
-      shapes[i] = &s.shapes[steps_[step].inputs[i]];
-      sources[i] = at(steps_[step].inputs[i]);
+    for (std::size_t i = 0; i < current.inputs.size(); ++i) {
+      shapes[i] = &s.shapes[current.inputs[i]];
+      sources[i] = at(current.inputs[i]);
     }
-    const int value = static_cast<int>(inputs_.size() + step);
     if (tiles != nullptr && tiles[step].mr != 0) {
-      steps_[step].op->run_tiled(images, sources[0], at(value), tiles[step]);
+      current.op->run_tiled(images, sources[0], at(value), tiles[step]);
     } else {
-      steps_[step].op->run(images, shapes, sources, s.shapes[value], at(value));
+      current.op->run(images, shapes, sources, s.shapes[value], at(value));
     }
   }
 }

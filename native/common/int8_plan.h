@@ -4,7 +4,9 @@
 // writes is still in the cache when the next one reads it. Chunks are shared among the threads; a batch with fewer images
 // than threads goes through as one chunk, whose products then use the threads. An image's numbers do not depend on the cut.
 //
-// Two values share a buffer only where they have the same shape, frame and zero point, so frames are written once.
+// Two values share a buffer only where they have the same shape, frame and zero point, so frames are written once. A
+// concatenation is such a buffer, and its parts are computed in their places in it; a slice of channels is a place in
+// another value's buffer.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +15,7 @@
 #include <vector>
 
 #include "common/alloc.h"
+#include "common/int8_grouped_layer.h"
 #include "common/int8_layer.h"
 
 namespace tw {
@@ -23,8 +26,11 @@ struct PlanShape {
   bool rows = false;   // (N, channels): one pixel
   int64_t channels = 0, height = 1, width = 1;
   int border = 0, zero = 0;
+  int64_t pitch = 0;   // bytes from pixel to pixel, where they are another value's; 0: the channels rounded up to 4
 
-  Int8Image image(int64_t images) const { return {images, height, width, round_up(channels, kInt8Group), border}; }
+  int64_t pixel() const { return pitch > 0 ? pitch : round_up(channels, kInt8Group); }
+  bool is_tight() const { return pitch == 0 || pitch == round_up(channels, kInt8Group); }
+  Int8Image image(int64_t images) const { return {images, height, width, pixel(), border}; }
   int64_t floats() const { return channels * height * width; }
   int64_t storage() const { return bytes ? image(1).image_step() : 4 * floats(); }
   bool same_buffer(const PlanShape& other) const;
@@ -36,6 +42,10 @@ class Int8Op {
   virtual ~Int8Op() = default;
   virtual PlanShape result(const std::vector<PlanShape>& in) const = 0;  // throws std::invalid_argument on a misfit
   virtual bool is_view(const PlanShape&) const { return false; }         // the result is the input's bytes as they are
+  virtual bool is_concat() const { return false; }                       // run() copies one part to its place
+  virtual int64_t slice_from() const { return -1; }                      // of a slice: its first channel
+  virtual bool reads_any_pitch() const { return true; }                  // of its first input
+  virtual bool writes_any_pitch() const { return true; }                 // and nothing beside its channels
   virtual int64_t multiply_adds(const PlanShape&) const { return 0; }    // per image of the result
   virtual void run(int64_t images, const PlanShape* const* in_shapes, const void* const* in, const PlanShape& out_shape,
                    void* out) const = 0;
@@ -83,6 +93,8 @@ class Int8Plan {
   };
   struct Cut;  // of a batch into chunks
   Cut cut(const Schedule& schedule, int64_t images) const;
+  struct Families;  // values that lie in one buffer
+  Families families(Schedule& schedule) const;
   void run_chunk(const Schedule& schedule, int64_t first, int64_t images, const std::vector<const void*>& in,
                  const std::vector<void*>& out, uint8_t* arena, int64_t arena_images, const Int8Tile* tiles) const;
   void check_value(int value) const;
@@ -99,10 +111,22 @@ class Int8Plan {
 std::unique_ptr<Int8Op> quantize_op(float scale, int zero, int border);
 std::unique_ptr<Int8Op> dequantize_op(float scale);
 std::unique_ptr<Int8Op> conv_op(std::shared_ptr<const Int8Layer> layer, bool residual, int border);
+std::unique_ptr<Int8Op> grouped_conv_op(std::shared_ptr<const Int8GroupedLayer> layer, bool residual, int border);
 std::unique_ptr<Int8Op> linear_op(std::shared_ptr<const Int8Layer> layer, bool to_float, bool relu);
 std::unique_ptr<Int8Op> max_pool_op(const PoolWindow& window, int border);
 std::unique_ptr<Int8Op> avg_pool_op(const PoolWindow& window, int border);
-std::unique_ptr<Int8Op> global_pool_op(float scale, float out_scale, int out_zero);
+std::unique_ptr<Int8Op> global_pool_op(float scale, float out_scale, int out_zero, bool rows, int border);
 std::unique_ptr<Int8Op> flatten_op();
+// scales: what each side's bytes are multiplied by; of a product, the first is of both
+std::unique_ptr<Int8Op> add_op(float a_scale, float b_scale, const ByteFinish& finish, int border);
+std::unique_ptr<Int8Op> mul_op(float scale, const ByteFinish& finish, int border);
+std::unique_ptr<Int8Op> affine_op(const std::vector<float>& scale, const std::vector<float>& shift, const ByteFinish& finish,
+                                  int border);
+std::unique_ptr<Int8Op> same_op(bool rows, int border);
+std::unique_ptr<Int8Op> concat_op(int border);
+std::unique_ptr<Int8Op> slice_op(int64_t first, int64_t count, int border);
+std::unique_ptr<Int8Op> take_op(const std::vector<int>& channels, int border);
+std::unique_ptr<Int8Op> upsample_op(int64_t by_h, int64_t by_w, int border);
+std::unique_ptr<Int8Op> spread_op(int64_t by_h, int64_t by_w, int border);  // runs of channels become pixels
 
 }  // namespace tw

@@ -1,8 +1,10 @@
 // The operations a plan of integer layers is made of: a shape rule and a call of the kernels each.
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
 #include "common/int8_plan.h"
+#include "common/thread_pool.h"
 
 namespace tw {
 namespace {
@@ -26,6 +28,40 @@ PlanShape bytes_of(const Int8Image& image, int64_t channels, int border, int zer
   return out;
 }
 
+// A value of the same pixels as another, which it need not lie beside.
+PlanShape like(const PlanShape& in, int border, int zero) {
+  require(border >= 0 && zero >= 0 && zero <= 255, "bad border or zero point");
+  PlanShape out = in;
+  out.border = in.rows ? 0 : border;
+  out.zero = zero;
+  out.pitch = 0;
+  return out;
+}
+
+// A row of pixels of one image.
+BytePixels pixels(const PlanShape& shape, const void* data, int64_t image, int64_t row, float scale) {
+  const Int8Image at = shape.image(1);
+  return {as_bytes(data) + image * at.image_step() + at.inside() + row * at.row_step(), at.pixel, scale, shape.zero};
+}
+
+ByteTarget target(const PlanShape& shape, void* data, int64_t image, int64_t row) {
+  const Int8Image at = shape.image(1);
+  return {as_bytes(data) + image * at.image_step() + at.inside() + row * at.row_step(), at.pixel};
+}
+
+// f(image, row) for every row of all images, shared among the threads where there is much to do.
+template <class F>
+void each_row(const PlanShape& shape, int64_t images, F&& f) {
+  constexpr int64_t kWorthATask = 1 << 15;  // bytes
+  const int64_t rows = images * shape.height;
+  const int64_t tasks = std::min({rows, images * shape.floats() / kWorthATask, int64_t{2} * num_threads()});
+  const auto some = [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) f(i / shape.height, i % shape.height);
+  };
+  if (tasks < 2 || num_threads() == 1) return some(0, rows);
+  parallel_for(static_cast<int>(tasks), [&](int task) { some(rows * task / tasks, rows * (task + 1) / tasks); });
+}
+
 class Quantize : public Int8Op {
  public:
   Quantize(float scale, int zero, int border) : scale_(scale), zero_(zero), border_(border) {}
@@ -37,6 +73,8 @@ class Quantize : public Int8Op {
     require(!out.rows || border_ == 0, "rows have no border");
     return out;
   }
+
+  bool writes_any_pitch() const override { return false; }  // whole groups of four channels
 
   void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
            void* out) const override {
@@ -68,8 +106,11 @@ class Dequantize : public Int8Op {
     PlanShape out = in[0];
     out.bytes = false;
     out.border = 0;
+    out.pitch = 0;
     return out;
   }
+
+  bool writes_any_pitch() const override { return false; }
 
   void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
            void* out) const override {
@@ -85,6 +126,11 @@ class Dequantize : public Int8Op {
   float scale_;
 };
 
+void check_residual(const PlanShape& skip, const Int8Image& out, int64_t channels) {
+  require(skip.bytes && skip.height == out.height && skip.width == out.width && skip.channels == channels,
+          "the residual has another shape than the result");
+}
+
 class Conv : public Int8Op {
  public:
   Conv(std::shared_ptr<const Int8Layer> layer, bool residual, int border)
@@ -94,16 +140,14 @@ class Conv : public Int8Op {
     require(in[0].bytes && !in[0].rows && in[0].channels == layer_->geometry().channels,
             "x has another number of channels than the weights");
     const Int8Image out = layer_->conv_shape(in[0].image(1));
-    if (residual_) {
-      const Int8Image skip = in[1].image(1);
-      require(in[1].bytes && skip.height == out.height && skip.width == out.width && skip.pixel == out.pixel,
-              "the residual has another shape than the result");
-    }
+    if (residual_) check_residual(in[1], out, layer_->geometry().columns);
     return bytes_of(out, layer_->geometry().columns, border_, layer_->zero());
   }
 
+  bool reads_any_pitch() const override { return layer_->geometry().kernel_w == 1; }
+
   int64_t multiply_adds(const PlanShape& out) const override {
-    const ConvGeometry& g = layer_->geometry();
+    const Int8Geometry& g = layer_->geometry();
     return out.floats() * g.kernel_h * g.kernel_w * g.channels;
   }
 
@@ -120,6 +164,37 @@ class Conv : public Int8Op {
   int border_;
 };
 
+class GroupedConv : public Int8Op {
+ public:
+  GroupedConv(std::shared_ptr<const Int8GroupedLayer> layer, bool residual, int border)
+      : layer_(std::move(layer)), residual_(residual), border_(border) {}
+
+  PlanShape result(const std::vector<PlanShape>& in) const override {
+    require(in[0].bytes && !in[0].rows && in[0].channels == layer_->geometry().channels(),
+            "x has another number of channels than the weights");
+    const Int8Image out = layer_->conv_shape(in[0].image(1));
+    if (residual_) check_residual(in[1], out, layer_->geometry().columns);
+    return bytes_of(out, layer_->geometry().columns, border_, layer_->finish().zero);
+  }
+
+  int64_t multiply_adds(const PlanShape& out) const override {
+    const GroupedGeometry& g = layer_->geometry();
+    return out.floats() * g.taps.kernel_h * g.taps.kernel_w * g.group_channels;
+  }
+
+  void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
+           void* out) const override {
+    const Int8Image skip = residual_ ? shapes[1]->image(images) : Int8Image{};
+    layer_->conv(shapes[0]->image(images), as_bytes(in[0]), skip, residual_ ? as_bytes(in[1]) : nullptr,
+                 out_shape.image(images), as_bytes(out));
+  }
+
+ private:
+  std::shared_ptr<const Int8GroupedLayer> layer_;
+  bool residual_;
+  int border_;
+};
+
 class Linear : public Int8Op {
  public:
   Linear(std::shared_ptr<const Int8Layer> layer, bool to_float, bool relu)
@@ -127,13 +202,15 @@ class Linear : public Int8Op {
 
   PlanShape result(const std::vector<PlanShape>& in) const override {
     require(in[0].bytes && in[0].rows && in[0].channels == layer_->geometry().channels, "x does not fit the weights");
-    layer_->check_linear(in[0].image(1).pixel, kind_);
+    layer_->check_linear(round_up(in[0].channels, kInt8Group), kind_);
     PlanShape out = bytes_of({}, layer_->geometry().columns, 0, layer_->zero());
     out.rows = true;
     out.bytes = kind_ == Int8Out::uint8;
     return out;
   }
 
+  bool reads_any_pitch() const override { return false; }
+  bool writes_any_pitch() const override { return false; }
   int64_t multiply_adds(const PlanShape& out) const override { return out.channels * layer_->geometry().channels; }
 
   void run(int64_t images, const PlanShape* const*, const void* const* in, const PlanShape&, void* out) const override {
@@ -163,12 +240,17 @@ class Pool : public Int8Op {
   void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
            void* out) const override {
     const Int8Image from = shapes[0]->image(images), to = out_shape.image(images);
-    for (int64_t i = 0; i < images; ++i) {
+    const int64_t channels = shapes[0]->channels;
+    each_row(out_shape, images, [&](int64_t i, int64_t row) {
+      PoolWindow window = window_;
+      BytePlane plane = to.plane();
+      plane.height = 1;
+      window.pad_h -= row * window.stride_h;  // the window of this row is the first
       const uint8_t* x = as_bytes(in[0]) + i * from.image_step() + from.inside();
-      uint8_t* y = as_bytes(out) + i * to.image_step() + to.inside();
-      mean_ ? active_int8_ops().avg_pool(x, from.plane(), window_, shapes[0]->zero, y, to.plane())
-            : active_int8_ops().max_pool(x, from.plane(), window_, y, to.plane());
-    }
+      uint8_t* y = as_bytes(out) + i * to.image_step() + to.inside() + row * to.row_step();
+      mean_ ? active_int8_ops().avg_pool(x, from.plane(), channels, window, shapes[0]->zero, y, plane)
+            : active_int8_ops().max_pool(x, from.plane(), channels, window, y, plane);
+    });
   }
 
  private:
@@ -179,28 +261,32 @@ class Pool : public Int8Op {
 
 class GlobalPool : public Int8Op {
  public:
-  GlobalPool(float scale, float out_scale, int out_zero) : scale_(scale), out_scale_(out_scale), out_zero_(out_zero) {}
+  GlobalPool(float scale, float out_scale, int out_zero, bool rows, int border)
+      : scale_(scale), out_scale_(out_scale), out_zero_(out_zero), border_(border), rows_(rows) {}
 
   PlanShape result(const std::vector<PlanShape>& in) const override {
     require(in[0].bytes && !in[0].rows && in[0].height > 0 && in[0].width > 0, "only images with pixels have a mean");
-    PlanShape out = bytes_of({}, in[0].channels, 0, out_zero_);
-    out.rows = true;
+    PlanShape out = bytes_of({}, in[0].channels, rows_ ? 0 : border_, out_zero_);
+    out.rows = rows_;
     return out;
   }
 
+  bool writes_any_pitch() const override { return false; }
+
   void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
            void* out) const override {
-    const Int8Image from = shapes[0]->image(images);
+    const Int8Image from = shapes[0]->image(images), to = out_shape.image(images);
     for (int64_t i = 0; i < images; ++i) {
       active_int8_ops().global_pool(as_bytes(in[0]) + i * from.image_step() + from.inside(), from.plane(),
                                     shapes[0]->channels, scale_, shapes[0]->zero, 1.0f / out_scale_, out_zero_,
-                                    as_bytes(out) + i * out_shape.storage());
+                                    as_bytes(out) + i * to.image_step() + to.inside());
     }
   }
 
  private:
   float scale_, out_scale_;
-  int out_zero_;
+  int out_zero_, border_;
+  bool rows_;
 };
 
 // (H, W, C) to a row in the same order, without frame and padding channels.
@@ -213,7 +299,8 @@ class Flatten : public Int8Op {
     return out;
   }
 
-  bool is_view(const PlanShape& in) const override { return in.border == 0 && in.channels % kInt8Group == 0; }
+  bool is_view(const PlanShape& in) const override { return in.border == 0 && in.channels == in.pixel(); }
+  bool writes_any_pitch() const override { return false; }
 
   void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
            void* out) const override {
@@ -228,6 +315,258 @@ class Flatten : public Int8Op {
       std::memset(to, out_shape.zero, out_shape.storage() - out_shape.channels);
     }
   }
+};
+
+// --- pixel by pixel ---
+
+class Add : public Int8Op {
+ public:
+  Add(float a_scale, float b_scale, const ByteFinish& finish, int border)
+      : a_scale_(a_scale), b_scale_(b_scale), finish_(finish), border_(border) {}
+
+  PlanShape result(const std::vector<PlanShape>& in) const override {
+    require(in.size() == 2 && in[0].bytes && in[1].bytes && in[0].floats() == in[1].floats() && in[0].height == in[1].height &&
+                in[0].channels == in[1].channels && in[0].rows == in[1].rows,
+            "these two do not have one shape");
+    return like(in[0], border_, finish_.zero);
+  }
+
+  void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
+           void* out) const override {
+    each_row(out_shape, images, [&](int64_t image, int64_t row) {
+      active_int8_between().add(pixels(*shapes[0], in[0], image, row, a_scale_), pixels(*shapes[1], in[1], image, row, b_scale_),
+                                out_shape.width, out_shape.channels, finish_, target(out_shape, out, image, row));
+    });
+  }
+
+ private:
+  float a_scale_, b_scale_;
+  ByteFinish finish_;
+  int border_;
+};
+
+// The second may be one pixel an image, for all pixels of it.
+class Mul : public Int8Op {
+ public:
+  Mul(float scale, const ByteFinish& finish, int border) : scale_(scale), finish_(finish), border_(border) {}
+
+  PlanShape result(const std::vector<PlanShape>& in) const override {
+    require(in.size() == 2 && in[0].bytes && in[1].bytes && in[0].channels == in[1].channels, "these two do not have one shape");
+    const bool same = in[0].height == in[1].height && in[0].width == in[1].width;
+    require(same || in[1].height * in[1].width == 1, "these two do not have one shape");
+    return like(in[0], border_, finish_.zero);
+  }
+
+  void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
+           void* out) const override {
+    const bool one = shapes[1]->height * shapes[1]->width == 1;
+    each_row(out_shape, images, [&](int64_t image, int64_t row) {
+      BytePixels gate = pixels(*shapes[1], in[1], image, one ? 0 : row, 0.0f);
+      if (one) gate.step = 0;
+      active_int8_between().mul(pixels(*shapes[0], in[0], image, row, scale_), gate, out_shape.width, out_shape.channels,
+                                finish_, target(out_shape, out, image, row));
+    });
+  }
+
+ private:
+  float scale_;
+  ByteFinish finish_;
+  int border_;
+};
+
+class Affine : public Int8Op {
+ public:
+  Affine(const std::vector<float>& scale, const std::vector<float>& shift, const ByteFinish& finish, int border)
+      : scale_(scale), shift_(shift), finish_(finish), border_(border) {}
+
+  PlanShape result(const std::vector<PlanShape>& in) const override {
+    require(in[0].bytes && static_cast<int64_t>(scale_.size()) == in[0].channels && scale_.size() == shift_.size(),
+            "a scale and a shift a channel");
+    return like(in[0], border_, finish_.zero);
+  }
+
+  void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
+           void* out) const override {
+    each_row(out_shape, images, [&](int64_t image, int64_t row) {
+      active_int8_between().affine(pixels(*shapes[0], in[0], image, row, 0.0f), scale_.data(), shift_.data(), out_shape.width,
+                                   out_shape.channels, finish_, target(out_shape, out, image, row));
+    });
+  }
+
+ private:
+  std::vector<float> scale_, shift_;
+  ByteFinish finish_;
+  int border_;
+};
+
+// --- bytes moved as they are ---
+
+class Concat : public Int8Op {
+ public:
+  explicit Concat(int border) : border_(border) {}
+
+  PlanShape result(const std::vector<PlanShape>& in) const override {
+    PlanShape out = like(in[0], border_, in[0].zero);
+    out.channels = 0;
+    for (const PlanShape& part : in) {
+      require(part.bytes && part.rows == out.rows && part.height == out.height && part.width == out.width && part.zero == out.zero,
+              "only images of one size, with one zero point, are concatenated");
+      out.channels += part.channels;
+    }
+    return out;
+  }
+
+  bool is_concat() const override { return true; }
+
+  void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
+           void* out) const override {
+    each_row(*shapes[0], images, [&](int64_t image, int64_t row) {
+      const BytePixels from = pixels(*shapes[0], in[0], image, row, 0.0f);
+      const ByteTarget to = target(out_shape, out, image, row);
+      for (int64_t x = 0; x < out_shape.width; ++x) std::memcpy(to.data + x * to.step, from.data + x * from.step, shapes[0]->channels);
+    });
+  }
+
+ private:
+  int border_;
+};
+
+class Slice : public Int8Op {
+ public:
+  Slice(int64_t first, int64_t count, int border) : first_(first), count_(count), border_(border) {}
+
+  PlanShape result(const std::vector<PlanShape>& in) const override {
+    require(in[0].bytes && first_ >= 0 && count_ > 0 && first_ + count_ <= in[0].channels, "the slice lies outside the channels");
+    PlanShape out = like(in[0], border_, in[0].zero);
+    out.channels = count_;
+    return out;
+  }
+
+  int64_t slice_from() const override { return first_; }
+
+  void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
+           void* out) const override {
+    each_row(out_shape, images, [&](int64_t image, int64_t row) {
+      const BytePixels from = pixels(*shapes[0], in[0], image, row, 0.0f);
+      const ByteTarget to = target(out_shape, out, image, row);
+      for (int64_t x = 0; x < out_shape.width; ++x) std::memcpy(to.data + x * to.step, from.data + x * from.step + first_, count_);
+    });
+  }
+
+ private:
+  int64_t first_, count_;
+  int border_;
+};
+
+// A pixel seen as a row, or a row as a pixel.
+class Same : public Int8Op {
+ public:
+  Same(bool rows, int border) : rows_(rows), border_(border) {}
+
+  PlanShape result(const std::vector<PlanShape>& in) const override {
+    require(in[0].bytes && in[0].height * in[0].width == 1, "only one pixel is a row");
+    PlanShape out = like(in[0], 0, in[0].zero);
+    out.rows = rows_;
+    out.border = rows_ ? 0 : border_;
+    return out;
+  }
+
+  bool is_view(const PlanShape& in) const override { return in.border == 0 && in.is_tight() && border_ == 0; }
+  bool writes_any_pitch() const override { return !rows_; }
+
+  void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
+           void* out) const override {
+    for (int64_t i = 0; i < images; ++i) {
+      std::memcpy(target(out_shape, out, i, 0).data, pixels(*shapes[0], in[0], i, 0, 0.0f).data, out_shape.channels);
+    }
+  }
+
+ private:
+  bool rows_;
+  int border_;
+};
+
+class Take : public Int8Op {
+ public:
+  Take(const std::vector<int>& channels, int border) : channels_(channels.begin(), channels.end()), border_(border) {}
+
+  PlanShape result(const std::vector<PlanShape>& in) const override {
+    require(in[0].bytes && !channels_.empty(), "only bytes are taken");
+    for (int32_t c : channels_) require(c >= 0 && c < in[0].channels, "there is no such channel");
+    PlanShape out = like(in[0], border_, in[0].zero);
+    out.channels = static_cast<int64_t>(channels_.size());
+    return out;
+  }
+
+  void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
+           void* out) const override {
+    each_row(out_shape, images, [&](int64_t image, int64_t row) {
+      active_int8_ops().take(pixels(*shapes[0], in[0], image, row, 0.0f).data, shapes[0]->pixel(), channels_.data(),
+                             out_shape.channels, out_shape.width, target(out_shape, out, image, row).data, out_shape.pixel());
+    });
+  }
+
+ private:
+  std::vector<int32_t> channels_;
+  int border_;
+};
+
+class Upsample : public Int8Op {
+ public:
+  Upsample(int64_t by_h, int64_t by_w, int border) : by_h_(by_h), by_w_(by_w), border_(border) {}
+
+  PlanShape result(const std::vector<PlanShape>& in) const override {
+    require(in[0].bytes && !in[0].rows && by_h_ > 0 && by_w_ > 0, "an image grows by whole numbers");
+    PlanShape out = like(in[0], border_, in[0].zero);
+    out.height *= by_h_;
+    out.width *= by_w_;
+    return out;
+  }
+
+  void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
+           void* out) const override {
+    each_row(out_shape, images, [&](int64_t image, int64_t row) {
+      const BytePixels from = pixels(*shapes[0], in[0], image, row / by_h_, 0.0f);
+      const ByteTarget to = target(out_shape, out, image, row);
+      for (int64_t x = 0; x < out_shape.width; ++x) std::memcpy(to.data + x * to.step, from.data + x / by_w_ * from.step, out_shape.channels);
+    });
+  }
+
+ private:
+  int64_t by_h_, by_w_;
+  int border_;
+};
+
+class Spread : public Int8Op {
+ public:
+  Spread(int64_t by_h, int64_t by_w, int border) : by_h_(by_h), by_w_(by_w), border_(border) {}
+
+  PlanShape result(const std::vector<PlanShape>& in) const override {
+    require(in[0].bytes && !in[0].rows && by_h_ > 0 && by_w_ > 0 && in[0].channels % (by_h_ * by_w_) == 0,
+            "the channels are no whole number of pixels");
+    PlanShape out = like(in[0], border_, in[0].zero);
+    out.channels /= by_h_ * by_w_;
+    out.height *= by_h_;
+    out.width *= by_w_;
+    return out;
+  }
+
+  void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
+           void* out) const override {
+    const int64_t channels = out_shape.channels;
+    each_row(out_shape, images, [&](int64_t image, int64_t row) {
+      const BytePixels from = pixels(*shapes[0], in[0], image, row / by_h_, 0.0f);
+      const ByteTarget to = target(out_shape, out, image, row);
+      for (int64_t x = 0; x < out_shape.width; ++x) {
+        const int64_t part = row % by_h_ * by_w_ + x % by_w_;
+        std::memcpy(to.data + x * to.step, from.data + x / by_w_ * from.step + part * channels, channels);
+      }
+    });
+  }
+
+ private:
+  int64_t by_h_, by_w_;
+  int border_;
 };
 
 }  // namespace
@@ -248,9 +587,36 @@ std::unique_ptr<Int8Op> max_pool_op(const PoolWindow& window, int border) {
 std::unique_ptr<Int8Op> avg_pool_op(const PoolWindow& window, int border) {
   return std::make_unique<Pool>(window, true, border);
 }
-std::unique_ptr<Int8Op> global_pool_op(float scale, float out_scale, int out_zero) {
-  return std::make_unique<GlobalPool>(scale, out_scale, out_zero);
+std::unique_ptr<Int8Op> global_pool_op(float scale, float out_scale, int out_zero, bool rows, int border) {
+  return std::make_unique<GlobalPool>(scale, out_scale, out_zero, rows, border);
 }
 std::unique_ptr<Int8Op> flatten_op() { return std::make_unique<Flatten>(); }
+std::unique_ptr<Int8Op> grouped_conv_op(std::shared_ptr<const Int8GroupedLayer> layer, bool residual, int border) {
+  return std::make_unique<GroupedConv>(std::move(layer), residual, border);
+}
+std::unique_ptr<Int8Op> add_op(float a_scale, float b_scale, const ByteFinish& finish, int border) {
+  return std::make_unique<Add>(a_scale, b_scale, finish, border);
+}
+std::unique_ptr<Int8Op> mul_op(float scale, const ByteFinish& finish, int border) {
+  return std::make_unique<Mul>(scale, finish, border);
+}
+std::unique_ptr<Int8Op> affine_op(const std::vector<float>& scale, const std::vector<float>& shift, const ByteFinish& finish,
+                                  int border) {
+  return std::make_unique<Affine>(scale, shift, finish, border);
+}
+std::unique_ptr<Int8Op> same_op(bool rows, int border) { return std::make_unique<Same>(rows, border); }
+std::unique_ptr<Int8Op> concat_op(int border) { return std::make_unique<Concat>(border); }
+std::unique_ptr<Int8Op> slice_op(int64_t first, int64_t count, int border) {
+  return std::make_unique<Slice>(first, count, border);
+}
+std::unique_ptr<Int8Op> take_op(const std::vector<int>& channels, int border) {
+  return std::make_unique<Take>(channels, border);
+}
+std::unique_ptr<Int8Op> upsample_op(int64_t by_h, int64_t by_w, int border) {
+  return std::make_unique<Upsample>(by_h, by_w, border);
+}
+std::unique_ptr<Int8Op> spread_op(int64_t by_h, int64_t by_w, int border) {
+  return std::make_unique<Spread>(by_h, by_w, border);
+}
 
 }  // namespace tw

@@ -95,6 +95,9 @@ Int8Tile default_int8_tile(int64_t rows, int64_t columns, int64_t k);
 // Why this tile cannot be used for a product of `k` values, or null.
 const char* int8_tile_problem(const Int8Tile& tile, int64_t k);
 
+// The rows [first, last) of a problem whose results are independent of the rest, on this thread.
+void int8_rows(const Int8Problem& problem, int64_t first, int64_t last);
+
 // The whole problem, on the threads of the pool; with its default tile, or with one that has no int8_tile_problem.
 void run_int8(const Int8Problem& problem);
 void run_int8(const Int8Problem& problem, const Int8Tile& tile);

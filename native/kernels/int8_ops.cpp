@@ -2,6 +2,7 @@
 #include "kernels/int8_ops.h"
 
 #include "common/simd.h"
+#include "kernels/int8_finish.h"
 #include "kernels/math.h"
 #include "kernels/rounding.h"
 
@@ -148,9 +149,9 @@ TW_INLINE vbytes load_channels(const uint8_t* p) {
   return v;
 }
 
-TW_INLINE void max_of_window(const uint8_t* x, const BytePlane& in, const Window& w, uint8_t* y) {
+TW_INLINE void max_of_window(const uint8_t* x, const BytePlane& in, int64_t channels, const Window& w, uint8_t* y) {
   int64_t c = 0;
-  for (; c + kBytes <= in.pixel_step; c += kBytes) {
+  for (; c + kBytes <= channels; c += kBytes) {
     vbytes most = {};
     for (int64_t iy = w.top; iy < w.bottom; ++iy) {
       for (int64_t ix = w.left; ix < w.right; ++ix) {
@@ -160,7 +161,7 @@ TW_INLINE void max_of_window(const uint8_t* x, const BytePlane& in, const Window
     }
     std::memcpy(y + c, &most, kBytes);
   }
-  for (; c < in.pixel_step; ++c) {
+  for (; c < channels; ++c) {
     uint8_t most = 0;
     for (int64_t iy = w.top; iy < w.bottom; ++iy) {
       for (int64_t ix = w.left; ix < w.right; ++ix) {
@@ -172,33 +173,39 @@ TW_INLINE void max_of_window(const uint8_t* x, const BytePlane& in, const Window
   }
 }
 
-void max_pool(const uint8_t* x, const BytePlane& in, const PoolWindow& w, uint8_t* y, const BytePlane& out) {
+void max_pool(const uint8_t* x, const BytePlane& in, int64_t channels, const PoolWindow& w, uint8_t* y, const BytePlane& out) {
   for (int64_t oy = 0; oy < out.height; ++oy) {
     for (int64_t ox = 0; ox < out.width; ++ox) {
-      max_of_window(x, in, window_at(w, in, oy, ox), y + oy * out.row_step + ox * out.pixel_step);
+      max_of_window(x, in, channels, window_at(w, in, oy, ox), y + oy * out.row_step + ox * out.pixel_step);
     }
   }
 }
 
-// sum / n, to the nearest, ties to even; 0 <= sum
-TW_INLINE uint8_t rounded_mean(int64_t sum, int64_t n) {
-  const int64_t whole = sum / n, twice = 2 * (sum - whole * n);
-  return static_cast<uint8_t>(whole + (twice > n || (twice == n && whole % 2 == 1)));
+// The sums of a window over kLanes channels (or fewer) from `x` on.
+TW_INLINE vi sum_of_window(const uint8_t* x, const BytePlane& in, const Window& w, int lanes) {
+  vi sum = {};
+  for (int64_t iy = w.top; iy < w.bottom; ++iy) {
+    for (int64_t ix = w.left; ix < w.right; ++ix) sum += first_bytes(x + iy * in.row_step + ix * in.pixel_step, lanes);
+  }
+  return sum;
 }
 
-void avg_pool(const uint8_t* x, const BytePlane& in, const PoolWindow& w, int zero, uint8_t* y, const BytePlane& out) {
+// A quotient of whole numbers below 2^23 is at least 1 / (2 n) from half a step, or on it: dividing in floats rounds as
+// dividing exactly does.
+void avg_pool(const uint8_t* x, const BytePlane& in, int64_t channels, const PoolWindow& w, int zero, uint8_t* y,
+              const BytePlane& out) {
   const int64_t cells = w.kernel_h * w.kernel_w;
   for (int64_t oy = 0; oy < out.height; ++oy) {
     for (int64_t ox = 0; ox < out.width; ++ox) {
       const Window part = window_at(w, in, oy, ox);
-      const int64_t outside = (cells - (part.bottom - part.top) * (part.right - part.left)) * zero;
+      const int64_t inside = (part.bottom - part.top) * (part.right - part.left);
+      const int32_t outside = w.count_padding ? static_cast<int32_t>((cells - inside) * zero) : 0;
+      const vf count = splat(static_cast<float>(w.count_padding ? cells : inside));
       uint8_t* to = y + oy * out.row_step + ox * out.pixel_step;
-      for (int64_t c = 0; c < in.pixel_step; ++c) {
-        int64_t sum = outside;
-        for (int64_t iy = part.top; iy < part.bottom; ++iy) {
-          for (int64_t ix = part.left; ix < part.right; ++ix) sum += x[iy * in.row_step + ix * in.pixel_step + c];
-        }
-        to[c] = rounded_mean(sum, cells);
+      for (int64_t c = 0; c < channels; c += kLanes) {
+        const int lanes = channels - c < kLanes ? static_cast<int>(channels - c) : kLanes;
+        const vf sum = __builtin_convertvector(sum_of_window(x + c, in, part, lanes) + outside, vf);
+        store_first_bytes(to + c, __builtin_convertvector(round_even(sum / count), vi), lanes);
       }
     }
   }
@@ -228,13 +235,49 @@ void global_pool(const uint8_t* x, const BytePlane& in, int64_t channels, float 
       y[first + c] = static_cast<uint8_t>(to_byte(mean, out_inverse, out_zero));
     }
   }
-  std::memset(y + channels, out_zero, in.pixel_step - channels);
+  std::memset(y + channels, out_zero, (channels + 3) / 4 * 4 - channels);
+}
+
+// Whether channels are those of two halves in turn: what a channel shuffle of two groups asks for.
+bool halves_in_turn(const int32_t* channels, int64_t count) {
+  if (count % 2 != 0) return false;
+  for (int64_t i = 0; i < count; ++i) {
+    if (channels[i] != i % 2 * (count / 2) + i / 2) return false;
+  }
+  return true;
+}
+
+TW_INLINE void interleave(const uint8_t* a, const uint8_t* b, int64_t n, uint8_t* y) {
+  int64_t i = 0;
+#if defined(__x86_64__)
+  for (; i + 16 <= n; i += 16) {
+    const __m128i p = _mm_loadu_si128(reinterpret_cast<const __m128i*>(a + i));
+    const __m128i q = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b + i));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(y + 2 * i), _mm_unpacklo_epi8(p, q));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(y + 2 * i + 16), _mm_unpackhi_epi8(p, q));
+  }
+#endif
+  for (; i < n; ++i) {
+    y[2 * i] = a[i];
+    y[2 * i + 1] = b[i];
+  }
+}
+
+void take(const uint8_t* x, int64_t x_step, const int32_t* channels, int64_t count, int64_t pixels, uint8_t* y, int64_t y_step) {
+  const bool turns = halves_in_turn(channels, count);
+  for (int64_t p = 0; p < pixels; ++p, x += x_step, y += y_step) {
+    if (turns) {
+      interleave(x, x + count / 2, count / 2, y);
+    } else {
+      for (int64_t i = 0; i < count; ++i) y[i] = x[channels[i]];
+    }
+  }
 }
 
 }  // namespace
 
 const Int8OpsKernels int8_ops = {quantize_image, quantize, quantize_row, quantize_weights, fingerprint, dequantize_image,
-                                 max_pool, avg_pool, global_pool};
+                                 max_pool, avg_pool, global_pool, take};
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -11,6 +11,8 @@ namespace tw {
 
 struct PoolWindow {
   int64_t kernel_h = 1, kernel_w = 1, stride_h = 1, stride_w = 1, pad_h = 0, pad_w = 0;
+  int64_t end_h = 0, end_w = 0;  // padding after the last row and column
+  bool count_padding = true;     // in a mean
 };
 
 // The inside of one image of bytes.
@@ -33,14 +35,18 @@ struct Int8OpsKernels {
   // The inside of an image to (channels, height, width) floats.
   void (*dequantize_image)(const uint8_t* x, const BytePlane& plane, int64_t channels, float scale, int zero, float* to);
   // Pixels outside are left out of the maximum.
-  void (*max_pool)(const uint8_t* x, const BytePlane& in, const PoolWindow& window, uint8_t* y, const BytePlane& out);
-  // Pixels outside count as `zero`; the mean is rounded, ties to even.
-  void (*avg_pool)(const uint8_t* x, const BytePlane& in, const PoolWindow& window, int zero, uint8_t* y,
+  void (*max_pool)(const uint8_t* x, const BytePlane& in, int64_t channels, const PoolWindow& window, uint8_t* y,
+                   const BytePlane& out);
+  // Pixels outside count as `zero` or not at all; the mean is rounded, ties to even.
+  void (*avg_pool)(const uint8_t* x, const BytePlane& in, int64_t channels, const PoolWindow& window, int zero, uint8_t* y,
                    const BytePlane& out);
   // y[c] = (mean of the pixels - zero) * scale, quantized by the output's scale and zero point. Padding channels of y
   // get the output's zero point.
   void (*global_pool)(const uint8_t* x, const BytePlane& in, int64_t channels, float scale, int zero,
                       float out_inverse_scale, int out_zero, uint8_t* y);
+  // y's channel i of each pixel is x's channels[i]
+  void (*take)(const uint8_t* x, int64_t x_step, const int32_t* channels, int64_t count, int64_t pixels, uint8_t* y,
+               int64_t y_step);
 };
 
 TW_TABLE(Int8OpsKernels, int8_ops)

@@ -80,13 +80,13 @@ TW_TEST(int8_images_are_quantized_and_pooled_inside_their_buffers) {
       TW_CHECK(image[(y * w + col) * pixel + 3] == 100);
     }
   }
-  tw::active_int8_ops().max_pool(image.data(), plane, {2, 2, 2, 2, 0, 0}, pooled.data(), {2, 3, 3 * pixel, pixel});
+  tw::active_int8_ops().max_pool(image.data(), plane, pixel, {2, 2, 2, 2, 0, 0}, pooled.data(), {2, 3, 3 * pixel, pixel});
   TW_CHECK(pooled[0] == image[(1 * w + 1) * pixel]);
 }
 
 namespace {
 
-std::shared_ptr<tw::Int8Layer> random_layer(tw::ConvGeometry g) {
+std::shared_ptr<tw::Int8Layer> random_layer(tw::Int8Geometry g) {
   std::vector<int8_t> w(g.columns * g.kernel_h * g.kernel_w * g.channels);
   for (int8_t& v : w) v = static_cast<int8_t>(rng());
   const std::vector<int32_t> offset(g.columns, -50);
@@ -111,7 +111,7 @@ TW_TEST(a_plan_gives_an_image_the_same_numbers_in_every_batch) {
   const int first = plan.add(tw::conv_op(random_layer({21, 3, 3, 3, 1, 1, 1, 1}), false, 1), {x});
   const int second = plan.add(tw::conv_op(random_layer({21, 3, 3, 21, 1, 1, 1, 1}), true, 0), {first, first});
   const int pooled = plan.add(tw::max_pool_op({2, 2, 2, 2, 0, 0}, 0), {second});
-  const int mean = plan.add(tw::avg_pool_op({2, 2, 1, 1, 1, 1}, 0), {pooled});
+  const int mean = plan.add(tw::avg_pool_op({2, 2, 1, 1, 1, 1, 1, 1}, 0), {pooled});
   const int rows = plan.add(tw::flatten_op(), {mean});
   plan.add_output(plan.add(tw::linear_op(random_layer({5, 1, 1, 21 * 3 * 4}), true, false), {rows}));
   plan.add_output(plan.add(tw::dequantize_op(0.2f), {second}));

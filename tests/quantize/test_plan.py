@@ -100,7 +100,7 @@ def test_a_float_step_breaks_the_plan_and_nothing_else(kept: str) -> None:
 def test_a_linear_layer_behind_a_flattened_image_reads_it_in_the_right_order(keep: bool, extra: list) -> None:
     model = nn.Sequential(nn.Conv2d(2, 5, 3, padding=1, rng=0), nn.Flatten(), *extra, nn.Linear(5 * 36, 7, rng=1))
     x = inputs(6, (2, 6, 6))
-    q = quantized(model, x, keep_float=[trace(model).steps[-1].name] if keep else [])
+    q = quantized(model, x, keep_float=[trace(model, x).steps[-1].name] if keep else [])
     with no_grad():
         expected = model(Tensor(x)).data
     assert np.abs(q(x).data - expected).max() <= 0.03 * np.abs(expected).max()

@@ -131,8 +131,15 @@ def _quantized_model_arrays(model: QuantizedModel, prefix: str) -> Iterator[tupl
         if layer is not None and "q" in arrays:
             check_int8(arrays["q"], f"{prefix}{step.name}")
         yield from _named(f"{prefix}{index}.", arrays)
-        if step.module is not None:
-            yield from ((f"{prefix}{index}.{n}", t.data) for n, t in step.module.named_tensors())
+        yield from _named(f"{prefix}{index}.", _held_by_node(step))
+
+
+def _held_by_node(step: Any) -> dict[str, Array]:
+    """The constants of a step that is an operation of its own."""
+    if step.node is None:
+        return {}
+    given = dict(enumerate(step.node.inputs)) | step.node.params
+    return {str(name): value for name, value in given.items() if isinstance(value, np.ndarray)}
 
 
 def _quantized_linear_arrays(layer: QuantizedLinear) -> dict[str, Array]:
@@ -173,7 +180,7 @@ def check_int8(array: Array, where: str) -> Array:
 
 def _held(module: Module) -> int:
     if isinstance(module, QuantizedModel):
-        floats = {id(t): t.data.nbytes for s in module.graph.steps if s.module for _, t in s.module.named_tensors()}
+        floats = {id(a): a.nbytes for s in module.graph.steps for a in _held_by_node(s).values()}
         plain = sum(a.nbytes for s in module.graph.steps for a in (s.weight, s.bias) if a is not None)
         layers = sum(int(layer.nbytes) for layer in module.integer if hasattr(layer, "nbytes"))
         return layers + int(plain) + sum(floats.values())

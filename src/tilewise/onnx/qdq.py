@@ -8,17 +8,20 @@ rounds at the same places, so results agree but for numbers on the edge between 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from tilewise.errors import ConfigurationError
-from tilewise.onnx.emit_layers import sides
+from tilewise.onnx import emit_layers
+from tilewise.onnx.emit import EMITTERS, Emission
 from tilewise.onnx.graph import Array, Port
-from tilewise.onnx.integers import OPEN, Bound
-from tilewise.onnx.resave import LAYERS
+from tilewise.onnx.tracing import Call, Ref
 from tilewise.onnx.writer import OPSET, Writer
+from tilewise.plan.trace import Value
+from tilewise.quantize.forms import KEEPS
+
+assert emit_layers  # fills the table
 
 
 def save_quantized(model: Any, path: str | os.PathLike[str]) -> None:
@@ -40,8 +43,7 @@ class _Quantized:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        bound = [step.module.layer.node.opset for step in model.graph.steps if isinstance(step.module, Bound)]
-        self.graph = Writer(max(bound, default=OPSET))
+        self.graph = Writer(OPSET)
         self.real: dict[int, str] = {0: self.graph.name("input")}
         self._bytes: dict[int, str] = {}  # the result after quantizing and back
 
@@ -49,18 +51,17 @@ class _Quantized:
         step, layer = self.model.graph.steps[index], self.model.integer[index]
         reads = [self.real[i] if layer is None else self.through_bytes(i) for i in step.inputs]
         self.real[index] = self._operation(step, layer, reads)
-        if layer is not None and step.kind in ("max_pool", "avg_pool", "flatten"):
-            if step.kind == "avg_pool":
-                self.real[index] = self.through_bytes(index)  # rounded to the steps of what it read
-            else:
-                self._bytes[index] = self.real[index]  # bytes already, moved only
-        elif layer is not None and not (step.kind == "linear" and layer.output is None):
+        if layer is None or (step.kind == "linear" and layer.output is None):
+            return
+        if step.kind in (*KEEPS, "concat") and step.kind != "avg_pool":
+            self._bytes[index] = self.real[index]  # bytes already, moved only
+        else:
             self.real[index] = self.through_bytes(index)
 
     def through_bytes(self, index: int) -> str:
         """A step's result, quantized and back, as integer steps see it."""
         if index not in self._bytes:
-            parameters = self.model.calibration.parameters[self.model._origin(index)]
+            parameters = self.model.affine[index]
             scale = self.graph.constant(parameters.scale, np.float32)
             zero = self.graph.constant(parameters.zero_point, np.uint8)
             q = self.graph.node("QuantizeLinear", [self.real[index], scale, zero])
@@ -68,58 +69,122 @@ class _Quantized:
         return self._bytes[index]
 
     def _operation(self, step: Any, layer: Any, reads: list[str]) -> str:
-        if step.kind == "conv":
-            return self._finish(step, self._conv(step, layer, reads[0]), reads[1:])
-        if step.kind == "linear":
-            return self._finish(step, self._linear(step, layer, reads[0]), [])
-        if step.kind in ("max_pool", "avg_pool"):
-            settings = {"kernel_shape": list(step.kernel), "strides": list(step.stride), "pads": sides(step.padding)}
-            if step.kind == "avg_pool":
-                return str(self.graph.node("AveragePool", reads, **settings, count_include_pad=1))
-            return str(self.graph.node("MaxPool", reads, **settings))
-        if step.kind == "global_pool":
-            return str(self.graph.node("Flatten", [self.graph.node("GlobalAveragePool", reads)], axis=1))
+        if step.kind == "python":
+            return self._float_step(step, reads)
+        if step.kind in ("conv", "linear"):
+            made = (self._conv if step.kind == "conv" else self._linear)(step, layer, reads[0])
+            for other in reads[1:]:
+                made = self._node("Add", made, other)
+            return self._activated(step, made)
+        if step.kind in ("add", "mul"):
+            return self._activated(step, self._node("Add" if step.kind == "add" else "Mul", *reads))
+        if step.kind == "affine":
+            return self._affine(step, layer, reads[0])
+        if step.kind in ("max_pool", "avg_pool", "global_mean"):
+            return self._pool(step, reads[0])
+        return self._moved(step, reads)
+
+    def _node(self, op: str, *inputs: str, **settings: Any) -> str:
+        return str(self.graph.node(op, list(inputs), **settings))
+
+    def _activated(self, step: Any, x: str) -> str:
+        name = step.activation
+        if name == "relu6":
+            return self._node("Clip", x, self._number(0), self._number(6))
+        if name == "silu":
+            return self._node("Mul", x, self._node("Sigmoid", x))
+        if name == "hard_sigmoid":
+            return self._node("HardSigmoid", x, alpha=1 / 6, beta=0.5)
+        if name == "gelu":
+            inner = self._node("Erf", self._node("Mul", x, self._number(0.5**0.5)))
+            half = self._node("Mul", x, self._number(0.5))
+            return self._node("Mul", half, self._node("Add", inner, self._number(1)))
+        return self._node({"relu": "Relu", "sigmoid": "Sigmoid", "hard_swish": "HardSwish"}[name], x) if name else x
+
+    def _number(self, value: float) -> str:
+        return str(self.graph.constant(value, np.float32))
+
+    def _affine(self, step: Any, layer: Any, x: str) -> str:
+        numbers = (step.weight, step.bias) if layer is None else (layer.scale, layer.shift)
+        for op, name, held in zip(("Mul", "Add"), ("weight", "bias"), numbers, strict=True):
+            if held is not None:
+                spread = held.reshape(1, -1, *(1,) * (len(step.shape) - 2))
+                x = self._node(op, x, self._float(step.name, name, spread))
+        return self._activated(step, x)
+
+    def _pool(self, step: Any, x: str) -> str:
+        if step.kind == "global_mean":
+            mean = self._node("GlobalAveragePool", x)
+            return self._node("Flatten", mean, axis=1) if len(step.shape) == 2 else mean
+        settings: dict[str, Any] = {"kernel_shape": list(step.kernel), "strides": list(step.stride)}
+        settings["pads"] = list(step.padding)
+        if step.kind == "max_pool":
+            return self._node("MaxPool", x, **settings)
+        return self._node("AveragePool", x, **settings, count_include_pad=int(step.options.get("count_padding", True)))
+
+    def _moved(self, step: Any, reads: list[str]) -> str:
+        if step.kind == "concat":
+            return self._node("Concat", *reads, axis=1)
         if step.kind == "flatten":
-            return str(self.graph.node("Flatten", reads, axis=1))
-        return self._float_step(step, reads)
+            return self._node("Flatten", reads[0], axis=1)
+        if step.kind == "take":
+            return self._node("Gather", reads[0], self.graph.constant(list(step.options["channels"])), axis=1)
+        if step.kind == "slice":
+            first = step.options["first"]
+            return self._node("Slice", reads[0], *(self.graph.constant([n]) for n in (first, first + step.shape[1], 1)))
+        if step.kind == "same":
+            return self._node("Reshape", reads[0], self.graph.constant([0, *step.shape[1:]]))
+        (by_h, by_w), (c, h, w) = step.options["by"], step.shape[1:]
+        if step.kind == "upsample":
+            rows = self._node("Gather", reads[0], self.graph.constant(np.repeat(np.arange(h // by_h), by_h)), axis=2)
+            return self._node("Gather", rows, self.graph.constant(np.repeat(np.arange(w // by_w), by_w)), axis=3)
+        parts = self._node("Reshape", reads[0], self.graph.constant([0, by_h, by_w, c, h // by_h, w // by_w]))
+        turned = self._node("Transpose", parts, perm=[0, 3, 4, 1, 5, 2])
+        return self._node("Reshape", turned, self.graph.constant([0, c, h, w]))
 
     def _float_step(self, step: Any, reads: list[str]) -> str:
         """An operation that runs in float, between bytes."""
-        out = self.graph.name(step.name)
-        if isinstance(step.module, Bound):
-            node, coming = step.module.layer.node, iter(reads)
-            inputs = [self._held(held, coming) for held in step.module.held]
-            graph_tensor = self.graph.onnx.numpy_helper.from_array
-            settings = {k: graph_tensor(v) if isinstance(v, np.ndarray) else v for k, v in node.attributes.items()}
-            self.graph.node(node.op, inputs, [out, *node.outputs[1:]], **settings)
-        elif type(step.module) in LAYERS:
-            LAYERS[type(step.module)](self.graph, step.module, reads[0], out, step.name)
-        else:
-            raise ConfigurationError(
-                f"{step.name} is a layer of its own kind that runs in float, without a form in ONNX"
-            )
-        return out
+        node, coming = step.node, iter(reads)
+        names: dict[Any, str] = {}
 
-    def _held(self, held: Any, coming: Iterator[str]) -> str:
-        if held is OPEN:
-            return next(coming)
-        return "" if held is None else self.graph.constant(held, held.dtype)
+        def seen(value: Any) -> Any:
+            if not isinstance(value, Value):
+                return value
+            ref = Ref(value.number)
+            names[ref] = next(coming)
+            return ref
 
-    def _finish(self, step: Any, value: str, residual: list[str]) -> str:
-        for other in residual:
-            value = self.graph.node("Add", [value, other])
-        return self.graph.node("Relu", [value]) if step.relu else value
+        inputs = tuple(seen(v) for v in node.inputs)
+        params = {name: seen(v) for name, v in node.params.items()}
+        shapes = [self.model.graph.steps[i].shape for i in step.inputs]
+        given = tuple(shapes.pop(0) if isinstance(v, Ref) else np.shape(v) for v in inputs)
+        call = Call(node.operation, inputs, params, Ref(-1), given, node.shape, np.dtype(np.float32))
+
+        def name_of(value: Any) -> str:
+            if isinstance(value, Ref):
+                return names[value]
+            return str(self.graph.constant(value, np.asarray(value).dtype))
+
+        emission = Emission(self.graph, call, [name_of(v) for v in inputs], name_of)
+        emission.batch_input = self.real[0]
+        batch = self.model.graph.batch
+        emission.other_shape = tuple(n + (n == batch and at == 0) for at, n in enumerate(node.shape))
+        write = EMITTERS.get(node.operation.__name__)
+        if write is None:
+            raise ConfigurationError(f"{step.name} runs {node.operation.__name__} in float, which has no form in ONNX")
+        return write(emission)
 
     def _conv(self, step: Any, layer: Any, x: str) -> str:
-        settings: dict[str, Any] = {"strides": list(step.stride), "pads": sides(step.padding), "group": step.groups}
+        settings: dict[str, Any] = {"strides": list(step.stride), "pads": list(step.padding), "group": step.groups}
+        settings["dilations"] = list(step.dilation)
         if layer is None:
             weights = [self._float(step.name, n, getattr(step, n)) for n in ("weight", "bias")]
-            return str(self.graph.node("Conv", [x, *filter(None, weights)], **settings))
-        q = layer.kernel.weights()  # (O, kh, kw, C)
-        weight = np.ascontiguousarray(q[..., : step_channels(self.model, step)].transpose(0, 3, 1, 2))
+            return self._node("Conv", x, *filter(None, weights), **settings)
+        q = layer.kernel.weights()  # (O, kh, kw, C / groups)
+        weight = np.ascontiguousarray(q.transpose(0, 3, 1, 2))
         bias = layer.offset.astype(np.int64) + layer.input.zero_point * q.reshape(len(q), -1).astype(np.int64).sum(1)
         names = [self._weight(step.name, weight, layer.weight_scale), self._bias(step.name, bias, layer)]
-        return str(self.graph.node("Conv", [x, *names], **settings))
+        return self._node("Conv", x, *names, **settings)
 
     def _linear(self, step: Any, layer: Any, x: str) -> str:
         if layer is None:
@@ -158,8 +223,3 @@ class _Quantized:
 
     def _float(self, step: str, name: str, value: Array | None) -> str:
         return "" if value is None else self.graph.weight(value, f"{step}.{name}")
-
-
-def step_channels(model: Any, step: Any) -> int:
-    """The channels that a convolution reads."""
-    return int(model.calibration.shapes[step.inputs[0]][0])

@@ -1,4 +1,4 @@
-"""One step of a plan, whatever runs it."""
+"""One step of a plan, whatever runs it: the float plan, the integer plan, or plain operations."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tilewise.plan.trace import Node
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
+Pair = tuple[int, int]
 
 
 @dataclass
@@ -19,7 +20,8 @@ class Step:
 
     kind: str
     # conv, linear, max_pool, avg_pool, global_mean, add, mul, affine (scale, shift and activation), concat, slice, take
-    # (of channels), upsample, spread (channels over pixels), flatten, same (the value as it is) or python
+    # (of channels), upsample, spread (channels over pixels), flatten, same (the value as it is) or python; and input,
+    # where steps are a list
     inputs: tuple[int, ...]
     shape: Shape
     layer: str = ""
@@ -28,3 +30,34 @@ class Step:
     bias: Array | None = None
     options: dict[str, Any] = field(default_factory=dict)
     node: Node | None = None  # of a python step
+
+    @property
+    def name(self) -> str:
+        return self.layer
+
+    @property
+    def kernel(self) -> Pair:
+        given: Pair = self.options.get("kernel", (1, 1))
+        return (
+            (self.weight.shape[2], self.weight.shape[3]) if self.kind == "conv" and self.weight is not None else given
+        )
+
+    @property
+    def stride(self) -> Pair:
+        given: Pair = self.options.get("stride", (1, 1))
+        return given
+
+    @property
+    def padding(self) -> tuple[int, int, int, int]:
+        """Top, left, bottom, right."""
+        given: tuple[int, int, int, int] = self.options.get("padding", (0, 0, 0, 0))
+        return given
+
+    @property
+    def groups(self) -> int:
+        return int(self.options.get("groups", 1))
+
+    @property
+    def dilation(self) -> Pair:
+        given: Pair = self.options.get("dilation", (1, 1))
+        return given

@@ -68,6 +68,18 @@ class QuantizedArray:
         return QuantizedArray(data, self.parameters, self.channels, border)
 
 
+def as_image(x: QuantizedArray) -> QuantizedArray:
+    """Rows as images of one pixel; images as they are."""
+    if x.data.ndim == 4:
+        return x
+    return QuantizedArray(x.data.reshape(len(x.data), 1, 1, -1), x.parameters, x.channels)
+
+
+def pixels_of(x: QuantizedArray) -> Array:
+    """(N, H, W, C): without the frame and without padding channels."""
+    return as_image(x).inside()[..., : x.channels]
+
+
 def quantize_array(x: Array, parameters: AffineParameters, border: int = 0) -> QuantizedArray:
     """float32 (N, C, H, W) or (N, K) to bytes."""
     x = np.ascontiguousarray(x, np.float32)

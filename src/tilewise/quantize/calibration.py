@@ -34,23 +34,35 @@ class Calibration:
     ranges: tuple[tuple[float, float], ...]
     shapes: tuple[tuple[int, ...], ...]
     samples: int
+    means: tuple[tuple[float, ...], ...] = ()  # by channel; none where it was not kept
 
     def __post_init__(self) -> None:
-        if not len(self.names) == len(self.parameters) == len(self.ranges) == len(self.shapes):
+        counts = {
+            len(part) for part in (self.names, self.parameters, self.ranges, self.shapes, self.means or self.names)
+        }
+        if len(counts) != 1:
             raise ConfigurationError("a calibration has parameters, a range and a shape for each of its steps")
         for name, p, span, shape in zip(self.names, self.parameters, self.ranges, self.shapes, strict=True):
             if not (_LEAST_SCALE <= p.scale <= _MOST_SCALE and 0 <= p.zero_point <= 255 and np.isfinite(span).all()):
                 raise ConfigurationError(
                     f"the calibration of {name[:80]!r} has a scale or zero point that means nothing"
                 )
-            if not shape or not all(0 <= size < 1 << 31 for size in shape):
+            if not all(0 <= size < 1 << 31 for size in shape):
                 raise ConfigurationError(f"the calibration of {name[:80]!r} has a shape that no activation has")
+        for name, mean, shape in zip(self.names, self.means, self.shapes, strict=False):
+            if len(mean) not in (0, *shape[:1]) or not np.isfinite(mean).all():
+                raise ConfigurationError(f"the calibration of {name[:80]!r} has means that are not its channels'")
+
+    def mean_of(self, step: int) -> Array | None:
+        """The mean of each channel of a step's result, where it is known."""
+        return np.array(self.means[step]) if self.means and self.means[step] else None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """As JSON; `Calibration.load` reads it back."""
+        means = self.means or ((),) * len(self.names)
         steps = [
-            {"name": n, "scale": p.scale, "zero_point": p.zero_point, "range": r, "shape": s}
-            for n, p, r, s in zip(self.names, self.parameters, self.ranges, self.shapes, strict=True)
+            {"name": n, "scale": p.scale, "zero_point": p.zero_point, "range": r, "shape": s, "mean": m}
+            for n, p, r, s, m in zip(self.names, self.parameters, self.ranges, self.shapes, means, strict=True)
         ]
         text = json.dumps({"observer": self.observer, "samples": self.samples, "steps": steps}, indent=1)
         write_whole(Path(path), text.encode())
@@ -67,6 +79,7 @@ class Calibration:
                 tuple((float(s["range"][0]), float(s["range"][1])) for s in steps),
                 tuple(tuple(int(n) for n in s["shape"]) for s in steps),
                 int(facts["samples"]),
+                tuple(tuple(float(m) for m in s.get("mean", ())) for s in steps),
             )
         except TilewiseError:
             raise
@@ -78,38 +91,55 @@ def calibrate(
     model: Module, calibration_dataset: Iterable[Any], observer: str = "minmax", progress: bool = False
 ) -> Calibration:
     """Run the model in float over batches of inputs (arrays or Tensors) and keep the range of every activation."""
+    return traced_and_calibrated(model, calibration_dataset, observer, progress)[1]
+
+
+def traced_and_calibrated(
+    model: Module, calibration_dataset: Iterable[Any], observer: str, progress: bool = False
+) -> tuple[Graph, Calibration]:
+    """The steps of a model, traced with the first batch that holds something, and their ranges."""
     if observer not in OBSERVERS:
         raise ConfigurationError(f"there is no observer {observer!r}; choose one of {', '.join(OBSERVERS)}")
     check_model(model)
-    graph = trace(model)
-    observers = [Observer() for _ in graph.steps]
-    shapes: list[tuple[int, ...]] = [()] * len(observers)
+    graph: Graph | None = None
+    watching: _Watching | None = None
     samples = 0
-
-    def watch(index: int, result: Array) -> None:
-        observers[index].see(result)
-        shapes[index] = result.shape[1:]
-
-    was_training = model.training
-    model.eval()
-    try:
-        for batch in _with_progress(calibration_dataset, progress):
-            x = _checked_batch(batch)
-            if len(x):
-                graph.run(x, watch)
-            samples += len(x)
-    finally:
-        model.train(was_training)
-    if not samples:
+    for batch in _with_progress(calibration_dataset, progress):
+        x = _checked_batch(batch)
+        if not len(x):
+            continue
+        if graph is None or watching is None:
+            graph = trace(model, x)
+            watching = _Watching(len(graph.steps), observer != "minmax")
+        graph.run(x, watching.see)
+        samples += len(x)
+    if graph is None or watching is None:
         raise ConfigurationError("the calibration data is empty: a range needs at least one input")
-    return Calibration(
+    return graph, Calibration(
         observer,
         tuple(step.name for step in graph.steps),
-        tuple(o.parameters(observer) for o in observers),
-        tuple(o.range(observer) for o in observers),
-        tuple(shapes),
+        tuple(o.parameters(observer) for o in watching.observers),
+        tuple(o.range(observer) for o in watching.observers),
+        tuple(watching.shapes),
         samples,
+        tuple(tuple(total / samples) for total in watching.means),
     )
+
+
+class _Watching:
+    """What is kept of every step's result while batches go by."""
+
+    def __init__(self, steps: int, histograms: bool) -> None:
+        self.observers = [Observer(histograms) for _ in range(steps)]
+        self.shapes: list[tuple[int, ...]] = [()] * steps
+        self.means: list[Array] = [np.zeros(0)] * steps  # times the samples
+
+    def see(self, index: int, result: Array) -> None:
+        self.observers[index].see(result)
+        self.shapes[index] = result.shape[1:]
+        if result.ndim in (2, 4):
+            mean = result.mean(tuple(range(2, result.ndim)), dtype=np.float64).sum(0)
+            self.means[index] = mean if self.means[index].size == 0 else self.means[index] + mean
 
 
 def check_fits(calibration: Calibration, graph: Graph) -> None:

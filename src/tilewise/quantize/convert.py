@@ -16,18 +16,19 @@ import numpy.typing as npt
 from tilewise import nn
 from tilewise.errors import ConfigurationError, DtypeError, ShapeError, TilewiseError
 from tilewise.nn import Module
+from tilewise.plan.steps import Step
 from tilewise.quantize.array import QuantizedArray, quantize_array
-from tilewise.quantize.calibration import Calibration, calibrate, check_fits, check_model
-from tilewise.quantize.graph import Graph, Step, run_float, trace
-from tilewise.quantize.layers import QuantizedConv2d, QuantizedLinear
+from tilewise.quantize.calibration import Calibration, check_fits, check_model, traced_and_calibrated
+from tilewise.quantize.forms import FORMS, obstacle, shared_parameters
+from tilewise.quantize.graph import Graph, trace
+from tilewise.quantize.layers import QuantizedLinear
 from tilewise.quantize.plan import BytesResult, Product, Segment, segments
-from tilewise.quantize.pooling import AvgPool, Flatten, GlobalPool, MaxPool
 from tilewise.tensor import Tensor, no_grad
 
 Array = npt.NDArray[Any]
 Value = QuantizedArray | Array
 Evaluate = Callable[[Module], float]
-_FOLLOWERS = ("max_pool", "avg_pool", "global_pool", "flatten")
+_ATTENTION = ("Softmax", "LayerNormalization", "LayerNorm", "RMSNorm")
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class QuantizedModel(Module):
         check_fits(calibration, graph)
         self._stored = stored
         self.graph, self.calibration, self.kept = graph, calibration, dict(keep_float)
+        self.affine = shared_parameters(graph, calibration)
         self.training = False
         self.integer: list[Any] = []
         for index in range(len(graph.steps)):
@@ -126,7 +128,7 @@ class QuantizedModel(Module):
         inputs = [values[i] for i in step.inputs]
         if layer is None:
             with no_grad():
-                return run_float(step, [self._as_float(v) for v in inputs])
+                return self.graph.run_float(step, [self._as_float(v) for v in inputs])
         result: Value = layer(*[self._as_bytes(v, i) for v, i in zip(inputs, step.inputs, strict=True)])
         return result
 
@@ -137,11 +139,11 @@ class QuantizedModel(Module):
     def _as_bytes(self, value: Value, source: int) -> QuantizedArray:
         if isinstance(value, QuantizedArray):
             return value
-        return quantize_array(value, self.calibration.parameters[source], self.border_of(source))
+        return quantize_array(value, self.affine[source], self.border_of(source))
 
     def check_input(self, layer: Any, source: int) -> None:
         """A layer made for other parameters than its input has would give wrong numbers without a word."""
-        if getattr(layer, "input", None) not in (None, self.calibration.parameters[self._origin(source)]):
+        if getattr(layer, "input", None) not in (None, self.affine[source]):
             raise ConfigurationError(f"a layer of this model reads {self.graph.steps[source].name} by another scale")
 
     def result_of(self, index: int) -> BytesResult | None:
@@ -149,7 +151,7 @@ class QuantizedModel(Module):
         layer, step, shape = self.integer[index], self.graph.steps[index], self.calibration.shapes[index]
         if layer is None or (isinstance(layer, QuantizedLinear) and layer.output is None):
             return None
-        parameters = self.calibration.parameters[self._origin(index)]
+        parameters = self.affine[index]
         if step.kind == "flatten":
             return BytesResult(parameters, shape[0], 0, self._image_before(step))
         return BytesResult(parameters, shape[0], getattr(layer, "out_border", 0), ())
@@ -161,72 +163,21 @@ class QuantizedModel(Module):
         stored = None if self._stored is None else self._stored.get(index, {})
         if step.kind == "input" or step.name in self.kept:
             if stored:
-                step.weight, step.bias = stored["weight"], stored.get("bias")
+                step.weight, step.bias = stored.get("weight"), stored.get("bias")
             return None
-        if step.kind in _FOLLOWERS and self.integer[step.inputs[0]] is None:
-            self.kept[step.name] = "what it reads is float32"
-            return None
-        reason = self._obstacle(step)
+        reason = obstacle(self, step)
         if reason is not None:
             self.kept[step.name] = reason
             return None
         try:
-            return self._integer_step(index, step, stored)
+            return FORMS[step.kind](self, index, step, stored)
         except ConfigurationError as error:
             self.kept[step.name] = str(error)
             return None
 
-    def _integer_step(self, index: int, step: Step, stored: dict[str, Array] | None) -> Any:
-        source = self.calibration.parameters[self._origin(step.inputs[0])]
-        output, border = self.calibration.parameters[index], self.border_of(index)
-        if step.kind == "conv":
-            residual = self.calibration.parameters[self._origin(step.inputs[1])] if len(step.inputs) > 1 else None
-            settings = (source, output, step.stride, step.padding, step.relu, residual, border)
-            if stored is not None:
-                return QuantizedConv2d.restored(stored["q"], stored["scale"], stored["offset"], *settings)
-            assert step.weight is not None
-            return QuantizedConv2d(step.weight, step.bias, *settings)
-        if step.kind == "linear":
-            result = None if index == len(self.graph.steps) - 1 else output
-            if stored is not None:
-                return QuantizedLinear.restored(
-                    stored["q"], stored["scale"], stored.get("bias"), source, result, step.relu
-                )
-            return QuantizedLinear(self._channels_last(step), step.bias, source, result, step.relu)
-        if step.kind in ("max_pool", "avg_pool"):
-            pool = MaxPool if step.kind == "max_pool" else AvgPool
-            return pool(step.kernel, step.stride, step.padding, border)
-        return GlobalPool(source, output) if step.kind == "global_pool" else Flatten()
-
-    def _obstacle(self, step: Step) -> str | None:
-        if step.kind == "float":
-            return f"{type(step.module).__name__} has no integer form"
-        if step.kind == "linear" and len(self.calibration.shapes[step.inputs[0]]) != 1:
-            return "its inputs are no rows of numbers, (N, K)"
-        if step.groups != 1:
-            return "a convolution with groups has no integer kernel"
-        if step.weight is not None and not np.isfinite(step.weight).all():
-            return "its weights hold NaN or infinity"
-        return None
-
-    def _origin(self, index: int) -> int:
-        """Pooling and flattening of bytes keep the parameters of what they read."""
-        while self.graph.steps[index].kind in ("max_pool", "avg_pool", "flatten") and self.integer[index] is not None:
-            index = self.graph.steps[index].inputs[0]
-        return index
-
     def border_of(self, index: int) -> int:
         """As wide as the padding of the convolutions that read this step's result."""
         return max((max(u.padding) for u in self.graph.users(index) if u.kind == "conv"), default=0)
-
-    def _channels_last(self, step: Step) -> Array:
-        """Weights of a linear layer behind a flattened image, in the order (H, W, C) that the bytes lie in."""
-        assert step.weight is not None
-        before = self.graph.steps[step.inputs[0]]
-        shape = self._image_before(before) if before.kind == "flatten" else ()
-        if not shape or self.integer[step.inputs[0]] is None:
-            return step.weight
-        return step.weight.reshape(-1, *shape).transpose(0, 2, 3, 1).reshape(len(step.weight), -1)
 
     def _image_before(self, flatten: Step) -> tuple[int, ...]:
         """The (C, H, W) that was flattened; () where it was rows all along."""
@@ -255,10 +206,10 @@ class QuantizedModel(Module):
 
 
 def _float_bytes(step: Step) -> int:
-    held = [a.nbytes for a in (step.weight, step.bias) if a is not None]
-    if step.module is not None:
-        held += [t.data.nbytes for _, t in step.module.named_tensors()]
-    return int(sum(held))
+    held = [a for a in (step.weight, step.bias) if a is not None]
+    if step.node is not None:
+        held += [a for a in (*step.node.inputs, *step.node.params.values()) if isinstance(a, np.ndarray)]
+    return int(sum(a.nbytes for a in held))
 
 
 def signal_to_noise(model: QuantizedModel, reference: Graph, x: Array) -> dict[int, float]:
@@ -309,30 +260,29 @@ def quantize(
         return _in_four_bits(model, calibration_dataset, symmetric, accuracy_drop is not None or bool(list(keep_float)))
     if bits != 8 or not symmetric:
         raise ConfigurationError("bits is 8 or 4, and weights with a minimum (symmetric=False) have four bits")
-    graph = trace(model)
-    if _is_transformer(graph):
+    if is_transformer(model):
         from tilewise.quantize.dynamic import quantize_dynamic
 
         return quantize_dynamic(model)
+    if not isinstance(calibration_dataset, Calibration) and accuracy_drop is not None:
+        calibration_dataset = list(calibration_dataset or ())
+    if isinstance(calibration_dataset, Calibration):
+        calibration = calibration_dataset
+        graph = trace(model, np.zeros((2, *calibration.shapes[0]), np.float32))
+    else:
+        batches = cast(Iterable[Any], calibration_dataset)  # what is none of that gets its sentence there
+        graph, calibration = traced_and_calibrated(model, batches, observer, progress)
     kept = dict.fromkeys(keep_float, "asked for")
     unknown = set(kept) - {step.name for step in graph.steps}
     if unknown:
         raise ConfigurationError(f"there is no layer {sorted(unknown)[0]!r} to keep in float")
-    batches = None
-    if not isinstance(calibration_dataset, Calibration) and accuracy_drop is not None:
-        batches = calibration_dataset = list(calibration_dataset or ())
-    calibration = (
-        calibration_dataset
-        if isinstance(calibration_dataset, Calibration)
-        else calibrate(model, cast(Iterable[Any], calibration_dataset), observer, progress)
-    )
     if accuracy_drop is None:
         return QuantizedModel(graph, calibration, kept)
-    if evaluate is None or batches is None:
+    if evaluate is None or isinstance(calibration_dataset, Calibration):
         raise ConfigurationError(
             "accuracy_drop needs calibration batches and `evaluate`, a function that measures accuracy"
         )
-    return _within_drop(model, calibration, kept, accuracy_drop, evaluate, batches)
+    return _within_drop(model, calibration, kept, accuracy_drop, evaluate, cast(list[Any], calibration_dataset))
 
 
 def _in_four_bits(model: Module, data: Any, symmetric: bool, more: bool) -> Module:
@@ -356,17 +306,21 @@ def _within_drop(
     baseline = evaluate(model)
     x = np.asarray(batches[0].data if isinstance(batches[0], Tensor) else batches[0], np.float32)
     while True:
-        candidate = QuantizedModel(trace(model), calibration, kept)
+        candidate = QuantizedModel(trace(model, x), calibration, kept)
         drop = baseline - evaluate(candidate)
-        noisy = [r for r in candidate.report(x, trace(model)) if r.form == "int8" and r.kind in ("conv", "linear")]
+        noisy = [r for r in candidate.report(x, trace(model, x)) if r.form == "int8" and r.kind in ("conv", "linear")]
         if drop <= accuracy_drop or not noisy:
             return candidate
         worst = min(noisy, key=lambda r: r.snr_db if r.snr_db is not None else np.inf)
         kept[worst.name] = f"lowest signal-to-noise ratio ({worst.snr_db:.1f} dB) while accuracy fell by {drop:.4f}"
 
 
-def _is_transformer(graph: Graph) -> bool:
-    """One opaque step with attention or linear layers inside: nothing to calibrate, all to gain from dynamic int8."""
-    if len(graph.steps) != 2 or graph.steps[1].kind != "float" or graph.steps[1].module is None:
-        return False
-    return any(isinstance(m, nn.Linear | nn.MultiHeadAttention) for m in graph.steps[1].module.modules())
+def is_transformer(model: Module) -> bool:
+    """Attention, and most weights in linear layers: these are quantized with scales by row, as their inputs come."""
+    layers = list(model.modules())
+    attends = any(isinstance(m, nn.MultiHeadAttention) or type(m).__name__ in _ATTENTION for m in layers)
+    linear = sum(
+        t.data.nbytes for m in layers if isinstance(m, nn.Linear | nn.MultiHeadAttention) for _, t in m.named_tensors()
+    )
+    convolved = sum(t.data.nbytes for m in layers if isinstance(m, nn.Conv2d) for _, t in m.named_tensors())
+    return attends and linear > convolved

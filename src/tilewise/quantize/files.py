@@ -11,22 +11,29 @@ import numpy.typing as npt
 
 from tilewise.errors import ConfigurationError, FileFormatError
 from tilewise.io import load_arrays, save
+from tilewise.plan.steps import Step
+from tilewise.quantize.between import Affine
 from tilewise.quantize.calibration import Calibration
 from tilewise.quantize.convert import QuantizedModel
-from tilewise.quantize.graph import Graph, Step
+from tilewise.quantize.forms import MOVES
+from tilewise.quantize.graph import Graph
 from tilewise.quantize.layers import QuantizedConv2d, QuantizedLinear
 from tilewise.quantize.parameters import AffineParameters
+from tilewise.quantize.reference import BENT
 
 Array = npt.NDArray[Any]
-_FORMAT = "tilewise quantized model 1"
-_KINDS = ("input", "conv", "linear", "max_pool", "avg_pool", "global_pool", "flatten")
+_FORMAT = "tilewise quantized model 2"
+_BEFORE = "tilewise quantized model 1"  # pairs of padding, no activation but ReLU
+_KINDS = ("input", "conv", "linear", "add", "mul", "affine", *MOVES)
+ACTIVATIONS = ("", "relu", "relu6", *BENT)
+_NAMES = {"global_pool": "global_mean"}
 
 
 def save_quantized(model: QuantizedModel, path: str | os.PathLike[str]) -> None:
     """Write the model; `load_quantized` reads it back to the same bytes."""
     arrays: dict[str, Array] = {}
     for index, (step, layer) in enumerate(zip(model.graph.steps, model.integer, strict=True)):
-        if step.kind == "float":
+        if step.kind == "python":
             raise ConfigurationError(
                 f"{step.name} is a layer of its own kind that runs in float; it cannot be saved here"
             )
@@ -47,23 +54,24 @@ def save_quantized(model: QuantizedModel, path: str | os.PathLike[str]) -> None:
 
 def holds_quantized(path: str | os.PathLike[str]) -> bool:
     """Whether a safetensors file is one that `save_quantized` wrote."""
-    return load_arrays(path)[1].get("format") == _FORMAT
+    return load_arrays(path)[1].get("format") in (_FORMAT, _BEFORE)
 
 
 def load_quantized(path: str | os.PathLike[str]) -> QuantizedModel:
     """A model written by `save_quantized`."""
     arrays, metadata = load_arrays(path)
-    if metadata.get("format") != _FORMAT:
+    if metadata.get("format") not in (_FORMAT, _BEFORE):
         raise FileFormatError(f"{path} does not hold a quantized model")
     try:
         facts = json.loads(metadata["model"])
-        steps = [_step(entry) for entry in facts["steps"]]
+        shapes = [tuple(int(n) for n in shape) for shape in facts["shapes"]]
+        steps = [_step(entry, shape, at) for at, (entry, shape) in enumerate(zip(facts["steps"], shapes, strict=True))]
         calibration = Calibration(
             str(facts["observer"]),
             tuple(step.name for step in steps),
             tuple(AffineParameters(float(s), int(z)) for s, z in facts["parameters"]),
             tuple((float(low), float(high)) for low, high in facts["ranges"]),
-            tuple(tuple(int(n) for n in shape) for shape in facts["shapes"]),
+            tuple(shapes),
             int(facts["samples"]),
         )
         kept = {str(name): str(reason) for name, reason in facts["kept"].items()}
@@ -78,21 +86,49 @@ def _arrays(step: Step, layer: Any) -> dict[str, Array]:
     if isinstance(layer, QuantizedLinear):
         held = {"q": layer.kernel.weights()[:, 0, 0], "scale": layer.weight_scale}
         return held if layer.float_bias is None else held | {"bias": layer.float_bias}
-    return {name: a for name, a in (("weight", step.weight), ("bias", step.bias)) if a is not None}
+    numbers = (layer.scale, layer.shift) if isinstance(layer, Affine) else (step.weight, step.bias)
+    return {name: a for name, a in zip(("weight", "bias"), numbers, strict=True) if a is not None}
 
 
 def _facts(step: Step) -> dict[str, Any]:
-    names = ("kind", "name", "inputs", "stride", "padding", "kernel", "groups", "relu")
-    return {name: getattr(step, name) for name in names}
+    return {name: getattr(step, name) for name in ("kind", "name", "inputs", "activation", "options")}
 
 
-def _step(entry: dict[str, Any]) -> Step:
-    pairs = {name: tuple(int(n) for n in entry[name]) for name in ("inputs", "stride", "padding", "kernel")}
-    if entry["kind"] not in _KINDS or any(
-        len(pairs[n]) != 2 or min(pairs[n]) < 0 for n in ("stride", "padding", "kernel")
-    ):
+_SIZES = {
+    "kernel": (2, 2),
+    "stride": (2, 2),
+    "dilation": (2, 2),
+    "by": (2, 2),
+    "padding": (2, 4),
+    "channels": (1, 1 << 20),
+}
+
+
+def _step(entry: dict[str, Any], shape: tuple[int, ...], at: int) -> Step:
+    kind = _NAMES.get(entry["kind"], entry["kind"])
+    options = (
+        entry["options"] if "options" in entry else {n: entry[n] for n in ("stride", "padding", "kernel", "groups")}
+    )
+    read: dict[str, Any] = {}
+    for name, value in options.items():
+        if name in _SIZES:
+            read[name] = tuple(int(n) for n in value)
+            low, high = _SIZES[name]
+            if not low <= len(read[name]) <= high or min(read[name]) < 0:
+                raise ValueError
+        elif name in ("groups", "first", "count_padding"):
+            read[name] = bool(value) if name == "count_padding" else int(value)
+    if len(read.get("padding", (0,) * 4)) == 2:
+        read["padding"] = (*read["padding"], *read["padding"])
+    inputs = tuple(int(i) for i in entry["inputs"])
+    activation = str(entry["activation"]) if "activation" in entry else "relu" if entry["relu"] else ""
+    if kind not in _KINDS or activation not in ACTIVATIONS or not all(0 <= i < at for i in inputs):
         raise ValueError
-    return Step(str(entry["kind"]), str(entry["name"]), **pairs, groups=int(entry["groups"]), relu=bool(entry["relu"]))  # type: ignore[arg-type]
+    if len(inputs) != (0 if at == 0 else 1) and kind not in ("conv", "add", "mul", "concat"):
+        raise ValueError
+    if (kind == "input") != (at == 0):
+        raise ValueError
+    return Step(kind, inputs, (1, *shape), str(entry["name"]), activation, options=read)
 
 
 def _by_step(arrays: dict[str, Array]) -> dict[int, dict[str, Array]]:

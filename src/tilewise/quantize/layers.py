@@ -6,6 +6,7 @@ floats, chooses a scale per row as they come, and gives floats.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,10 @@ from tilewise._extension import native
 from tilewise.backend import current_backend
 from tilewise.errors import ConfigurationError, GradientError, ShapeError
 from tilewise.nn import Module
-from tilewise.quantize.array import QuantizedArray, quantize_array, round_up
+from tilewise.quantize.array import QuantizedArray, as_image, quantize_array, round_up
+from tilewise.quantize.between import finish_for, unit_of
 from tilewise.quantize.parameters import AffineParameters, INT8Quantizer, QuantizedWeights
-from tilewise.quantize.reference import NumpyInt8Layer
+from tilewise.quantize.reference import Finish, Four, NumpyInt8Layer
 from tilewise.tensor import Tensor, is_grad_enabled
 
 Array = npt.NDArray[Any]
@@ -34,6 +36,31 @@ def new_kernel(
     """The compiled layer, or NumPy's where there is none. weights (O, kh, kw, C) int8."""
     kind = NumpyInt8Layer if native is None else native.Int8Layer
     return kind(np.ascontiguousarray(weights), offset, scale.astype(np.float32), bias, stride, padding)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Of a convolution, besides its weights. Padding: top, left, bottom, right."""
+
+    stride: Pair = (1, 1)
+    padding: Four = (0, 0, 0, 0)
+    groups: int = 1
+    dilation: Pair = (1, 1)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the product's own kernel does it: no groups, taps side by side, even padding."""
+        return self.groups == 1 and self.dilation == (1, 1) and self.padding[:2] == self.padding[2:]
+
+
+def new_conv_kernel(weights: Array, offset: Array, scale: Array, g: Geometry) -> Any:
+    """The compiled convolution for this geometry, or NumPy's. weights (O, kh, kw, C / groups) int8."""
+    if g.is_plain:
+        return new_kernel(weights, offset, scale, None, g.stride, (g.padding[0], g.padding[1]))
+    weights, scale = np.ascontiguousarray(weights), scale.astype(np.float32)
+    if native is None:
+        return NumpyInt8Layer(weights, offset, scale, None, g.stride, g.padding, g.groups, g.dilation)
+    return native.Int8GroupedLayer(weights, offset, scale, g.groups, g.stride, g.padding, g.dilation)
 
 
 def integer_offset(q: Array, bias: Array | None, scales: Array, zero_point: int) -> Array:
@@ -57,9 +84,10 @@ def scales_for(weights: QuantizedWeights, input: AffineParameters, output: Affin
 
 
 class QuantizedConv2d(Module):
-    """A convolution on bytes, with ReLU and a residual addition taken along where asked.
+    """A convolution on bytes, with an activation and a residual addition taken along where asked.
 
-    `weight` is (O, C, kh, kw) float32; `input` and `output` are the affine parameters of what comes in and goes out.
+    `weight` is (O, C / groups, kh, kw) float32; `input` and `output` are the affine parameters of what comes in and
+    goes out. `means` of the input's channels, where known, correct the bias for what rounding did to the weights.
     """
 
     computes_in_int8 = True
@@ -71,25 +99,32 @@ class QuantizedConv2d(Module):
         input: AffineParameters,
         output: AffineParameters,
         stride: Pair = (1, 1),
-        padding: Pair = (0, 0),
+        padding: tuple[int, ...] = (0, 0),
         relu: bool = False,
         residual: AffineParameters | None = None,
         out_border: int = 0,
+        *,
+        activation: str = "",
+        groups: int = 1,
+        dilation: Pair = (1, 1),
+        means: Array | None = None,
     ) -> None:
         weights = INT8Quantizer().quantize_weights(weight)
         scale = scales_for(weights, input, output)
-        q = np.ascontiguousarray(weights.q.transpose(0, 2, 3, 1))  # (O, kh, kw, C)
+        if means is not None:
+            bias = corrected_bias(weight, weights.dequantize(), bias, np.asarray(means), groups)
+        q = np.ascontiguousarray(weights.q.transpose(0, 2, 3, 1))  # (O, kh, kw, C / groups)
         offset = integer_offset(q, bias, input.scale * scale.astype(np.float64), input.zero_point)
-        self._set_up(q, scale, offset, input, output, stride, padding, relu, residual, out_border)
+        geometry = Geometry(stride, four(padding), groups, dilation)
+        self._set_up(q, scale, offset, input, output, geometry, "relu" if relu else activation, residual, out_border)
 
     @classmethod
     def from_float(
         cls, conv: Any, input: AffineParameters, output: AffineParameters, **options: Any
     ) -> QuantizedConv2d:
-        """From an nn.Conv2d without groups."""
-        if conv.groups != 1:
-            raise ConfigurationError("a convolution with groups has no int8 kernel; it stays in float32")
+        """From an nn.Conv2d."""
         bias = None if conv.bias is None else conv.bias.data
+        options = {"groups": conv.groups, "dilation": getattr(conv, "dilation", (1, 1)), **options}
         return cls(conv.weight.data, bias, input, output, conv.stride, conv.padding, **options)
 
     @classmethod
@@ -106,20 +141,27 @@ class QuantizedConv2d(Module):
         offset: Array,
         input: AffineParameters,
         output: AffineParameters,
-        stride: Pair,
-        padding: Pair,
-        relu: bool,
+        geometry: Geometry,
+        activation: str,
         residual: AffineParameters | None,
         out_border: int,
     ) -> None:
         self.weight_scale, self.offset, self.input, self.output = scale, offset, input, output
-        self.stride, self.padding, self.relu = stride, padding, relu
+        self.geometry, self.activation = geometry, activation
         self.residual, self.out_border, self.out_channels = residual, out_border, len(q)
-        combined = input.scale * scale.astype(np.float64) / output.scale
-        self.kernel = new_kernel(q, offset, combined, None, self.stride, self.padding)
-        self.kernel.set_output(output.zero_point, output.zero_point if relu else 0, 255)
+        finish = finish_for(activation, output)
+        unit = unit_of(finish, output)
+        self.kernel = new_conv_kernel(q, offset, input.scale * scale.astype(np.float64) / unit, geometry)
+        if geometry.is_plain:
+            set_finish(self.kernel, finish)
+        else:
+            self.kernel.set_finish(finish.native())
         if residual is not None:
-            self.kernel.set_residual(residual.scale / output.scale, residual.zero_point)
+            self.kernel.set_residual(residual.scale / unit, residual.zero_point)
+
+    @property
+    def relu(self) -> bool:
+        return self.activation == "relu"
 
     @property
     def nbytes(self) -> int:
@@ -127,25 +169,51 @@ class QuantizedConv2d(Module):
         return int(self.kernel.nbytes + self.weight_scale.nbytes + self.offset.nbytes)
 
     def forward(self, x: Any, residual: QuantizedArray | None = None) -> QuantizedArray:
-        border = max(self.padding)
+        border = max(self.geometry.padding)
         if not isinstance(x, QuantizedArray):
             x = quantize_array(_float(x), self.input, border)
         _check_parameters(x, self.input)
         if (residual is None) != (self.residual is None):
             raise ConfigurationError("this layer was made with a residual, or without one, and must be called so")
-        x = x.with_border(border)
+        x = as_image(x).with_border(border)
         try:
             if residual is None:
                 data = self.kernel.conv(x.data, x.border, None, 0, self.out_border)
             else:
+                residual = as_image(residual)
                 data = self.kernel.conv(x.data, x.border, residual.data, residual.border, self.out_border)
         except ValueError as error:
             raise ShapeError(f"QuantizedConv2d cannot work on shape {x.shape}: {error}") from None
         return QuantizedArray(data, self.output, self.out_channels, self.out_border)
 
-    def add_to(self, plan: Any, inputs: list[int]) -> int:
+    def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
         """Put this layer into a native plan: it reads the values `inputs`; returns the value it gives."""
-        return int(plan.conv(self.kernel, inputs, self.out_border))
+        put = plan.conv if self.geometry.is_plain else plan.grouped_conv
+        return int(put(self.kernel, inputs, self.out_border))
+
+
+def four(padding: tuple[int, ...]) -> Four:
+    """Top, left, bottom, right; two stand for both sides."""
+    top, left, bottom, right = (*padding, *padding)[:4]
+    return top, left, bottom, right
+
+
+def set_finish(kernel: Any, finish: Finish) -> None:
+    kernel.set_output(finish.zero, finish.low, finish.high)
+    if finish.activation:
+        kernel.set_activation(finish.activation, finish.inverse)
+
+
+def corrected_bias(weight: Array, rounded: Array, bias: Array | None, means: Array, groups: int = 1) -> Array:
+    """The bias, moved by what rounding the weights (O, C / groups, ...) takes from a channel's mean result.
+
+    Weights are rounded once, so their errors do not average out over pixels as those of activations do.
+    """
+    lost = (weight.astype(np.float64) - rounded).reshape(*weight.shape[:2], -1).sum(2)  # (O, C / groups)
+    of_group = means.reshape(groups, -1).repeat(len(weight) // groups, 0)
+    shift = (lost * of_group).sum(1)
+    corrected: Array = (shift if bias is None else bias + shift).astype(np.float32)
+    return corrected
 
 
 class QuantizedLinear(Module):
@@ -161,10 +229,12 @@ class QuantizedLinear(Module):
         input: AffineParameters | None = None,
         output: AffineParameters | None = None,
         relu: bool = False,
+        *,
+        activation: str = "",
     ) -> None:
         weights = INT8Quantizer().quantize_weights(weight)
         scale = weights.scale if input is None or output is None else scales_for(weights, input, output)
-        self._set_up(weights.q, scale, bias, input, output, relu)
+        self._set_up(weights.q, scale, bias, input, output, relu, activation)
 
     @classmethod
     def from_float(cls, linear: Any, **options: Any) -> QuantizedLinear:
@@ -186,19 +256,26 @@ class QuantizedLinear(Module):
         input: AffineParameters | None,
         output: AffineParameters | None,
         relu: bool,
+        activation: str = "",
     ) -> None:
-        self.weight_scale, self.input, self.output, self.relu = scale, input, output, relu
+        self.weight_scale, self.input, self.output = scale, input, output
+        self.activation = "relu" if relu else activation
         self.out_features, self.in_features = q.shape
         self.float_bias = None if bias is None else np.ascontiguousarray(bias, np.float32)
         in_scale, zero = (1.0, 128) if input is None else (input.scale, input.zero_point)
         combined = in_scale * scale.astype(np.float64)
         whole = integer_offset(q, bias if output is not None else None, combined, zero)
-        if output is not None:
-            combined = combined / output.scale
         kernel_bias = None if output is not None else self.float_bias
+        finish = None if output is None else finish_for(self.activation, output)
+        if output is not None and finish is not None:
+            combined = combined / unit_of(finish, output)
         self.kernel = new_kernel(q[:, None, None, :], whole, combined, kernel_bias)
-        if output is not None:
-            self.kernel.set_output(output.zero_point, output.zero_point if relu else 0, 255)
+        if finish is not None:
+            set_finish(self.kernel, finish)
+
+    @property
+    def relu(self) -> bool:
+        return self.activation == "relu"
 
     @property
     def nbytes(self) -> int:
@@ -227,7 +304,7 @@ class QuantizedLinear(Module):
             out = self.kernel.linear(x, kind, row_scale, relu, None, tiles)
         return out
 
-    def add_to(self, plan: Any, inputs: list[int]) -> int:
+    def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
         """Put this layer into a native plan: it reads the value `inputs[0]`; returns the value it gives."""
         return int(plan.linear(self.kernel, inputs[0], self.output is None, self.relu))
 

@@ -26,8 +26,8 @@ _MOST_LOST = 1e-3
 class Observer:
     """The values of one activation, as a histogram that widens when larger values come."""
 
-    def __init__(self) -> None:
-        self.low, self.high, self.count = np.inf, -np.inf, 0
+    def __init__(self, histogram: bool = True) -> None:
+        self.low, self.high, self.count, self._counts = np.inf, -np.inf, 0, histogram
         self.histogram: Array = np.zeros(_BINS, np.float64)
 
     def see(self, x: Array) -> None:
@@ -40,9 +40,11 @@ class Observer:
             self.low, self.high = low, high
         elif low < self.low or high > self.high:
             self._widen(min(low, self.low), max(high, self.high))
+        self.count += x.size
+        if not self._counts:  # the smallest and largest are enough
+            return
         # In float64: in float32 there may be no 2048 numbers between the lowest and the highest.
         self.histogram += np.histogram(x.astype(np.float64, copy=False), _BINS, self._span())[0]
-        self.count += x.size
 
     def parameters(self, method: str) -> AffineParameters:
         if self.count == 0:

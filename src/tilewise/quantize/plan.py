@@ -112,7 +112,7 @@ def _segment(model: QuantizedModel, steps: list[int]) -> Segment:
     for index in steps:
         layer, reads = model.integer[index], model.graph.steps[index].inputs
         model.check_input(layer, reads[0])
-        values[index] = layer.add_to(plan, [values[i] for i in reads])
+        values[index] = layer.add_to(plan, [values[i] for i in reads], [model.affine[i] for i in reads])
     results: list[tuple[int, BytesResult | None]] = []
     for index in steps:
         outside = [u for u, step in enumerate(model.graph.steps) if index in step.inputs and u not in inside]
@@ -132,7 +132,7 @@ def _add_sources(model: QuantizedModel, plan: Any, sources: list[int]) -> dict[i
             values[i] = plan.input(True, len(shape) == 1, shape[0], known.border, known.parameters.zero_point)
     for i in sources:
         if model.result_of(i) is None:
-            p = model.calibration.parameters[i]
+            p = model.affine[i]
             values[i] = plan.quantize(values[i], p.scale, p.zero_point, model.border_of(i))
     return values
 

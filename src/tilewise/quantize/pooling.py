@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise._extension import native
-from tilewise.quantize.array import QuantizedArray, round_up
+from tilewise.quantize.array import QuantizedArray, as_image, round_up
 from tilewise.quantize.parameters import AffineParameters
 
 Array = npt.NDArray[Any]
@@ -22,50 +22,68 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Pool:
-    """What both kinds of pooling know."""
+    """What both kinds of pooling know. Padding: top, left, bottom, right, or the same on both sides."""
 
     kernel: Pair
     stride: Pair
-    padding: Pair
+    padding: tuple[int, ...]
     out_border: int = 0
+    count_padding: bool = True
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        return (*self.padding, *self.padding)[:4]
+
+    @property
+    def is_even(self) -> bool:
+        return self.sides[:2] == self.sides[2:] and self.count_padding
 
 
 class MaxPool(Pool):
     """The largest byte of each window: the largest number, since the scale is the same."""
 
     def __call__(self, x: QuantizedArray) -> QuantizedArray:
-        if native is None:
+        if native is None or not self.is_even:
             windows = _windows(x, self, 0).max((4, 5))
             return QuantizedArray(windows, x.parameters, x.channels).with_border(self.out_border)
         return _pooled(native.int8_max_pool, x, self)
 
-    def add_to(self, plan: Any, inputs: list[int]) -> int:
-        return int(plan.max_pool(inputs[0], self.kernel, self.stride, self.padding, self.out_border))
+    def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
+        return int(plan.max_pool(inputs[0], self.kernel, self.stride, self.sides, self.out_border))
 
 
 class AvgPool(Pool):
-    """The mean of each window, padding counted as zeros, rounded to the input's own steps."""
+    """The mean of each window, padding counted as zeros or not at all, rounded to the input's own steps."""
 
     def __call__(self, x: QuantizedArray) -> QuantizedArray:
-        if native is None:
-            sums = _windows(x, self, x.parameters.zero_point).astype(np.int32).sum((4, 5))
-            mean = np.rint(sums / (self.kernel[0] * self.kernel[1])).astype(np.uint8)
+        if native is None or not self.is_even:
+            zero = x.parameters.zero_point if self.count_padding else 0
+            sums = _windows(x, self, zero).astype(np.int32).sum((4, 5))
+            mean = np.rint(sums / self._cells(x)).astype(np.uint8)
             return QuantizedArray(mean, x.parameters, x.channels).with_border(self.out_border)
         return _pooled(native.int8_avg_pool, x, self)
 
-    def add_to(self, plan: Any, inputs: list[int]) -> int:
-        return int(plan.avg_pool(inputs[0], self.kernel, self.stride, self.padding, self.out_border))
+    def _cells(self, x: QuantizedArray) -> Array | int:
+        if self.count_padding:
+            return self.kernel[0] * self.kernel[1]
+        ones = QuantizedArray(np.ones_like(x.inside()), x.parameters, x.channels)
+        cells: Array = _windows(ones, self, 0).sum((4, 5), dtype=np.int32)
+        return cells
+
+    def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
+        settings = (self.kernel, self.stride, self.sides, self.count_padding, self.out_border)
+        return int(plan.avg_pool(inputs[0], *settings))
 
 
 def _pooled(kernel: Any, x: QuantizedArray, pool: Pool) -> QuantizedArray:
     zero = x.parameters.zero_point
-    data = kernel(x.data, x.border, pool.kernel, pool.stride, pool.padding, pool.out_border, zero)
+    data = kernel(x.data, x.border, pool.kernel, pool.stride, pool.sides[:2], pool.out_border, zero)
     return QuantizedArray(data, x.parameters, x.channels, pool.out_border)
 
 
 def _windows(x: QuantizedArray, pool: Pool, fill: int) -> Array:
-    (ph, pw), inside = pool.padding, x.inside()
-    inside = np.pad(inside, ((0, 0), (ph, ph), (pw, pw), (0, 0)), constant_values=fill)
+    (top, left, bottom, right), inside = pool.sides, x.inside()
+    inside = np.pad(inside, ((0, 0), (top, bottom), (left, right), (0, 0)), constant_values=fill)
     windows = np.lib.stride_tricks.sliding_window_view(inside, pool.kernel, (1, 2))  # (N, H, W, C, kh, kw)
     strided: Array = windows[:, :: pool.stride[0], :: pool.stride[1]]
     return strided
@@ -77,8 +95,14 @@ class GlobalPool:
 
     input: AffineParameters
     output: AffineParameters
+    rows: bool = True
+    out_border: int = 0
 
     def __call__(self, x: QuantizedArray) -> QuantizedArray:
+        rows = self._mean(x)
+        return rows if self.rows else as_image(rows).with_border(self.out_border)
+
+    def _mean(self, x: QuantizedArray) -> QuantizedArray:
         p, out = x.parameters, self.output
         if native is not None:
             q = native.int8_global_pool(x.data, x.border, x.channels, p.scale, p.zero_point, out.scale, out.zero_point)
@@ -90,8 +114,9 @@ class GlobalPool:
         q[:, x.channels :] = out.zero_point
         return QuantizedArray(q, out, x.channels)
 
-    def add_to(self, plan: Any, inputs: list[int]) -> int:
-        return int(plan.global_pool(inputs[0], self.input.scale, self.output.scale, self.output.zero_point))
+    def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
+        out = self.output
+        return int(plan.global_pool(inputs[0], self.input.scale, out.scale, out.zero_point, self.rows, self.out_border))
 
 
 class Flatten:
@@ -107,5 +132,5 @@ class Flatten:
             rows = np.pad(rows, ((0, 0), (0, round_up(width) - width)), constant_values=x.parameters.zero_point)
         return QuantizedArray(rows, x.parameters, width, image=x.shape[1:])
 
-    def add_to(self, plan: Any, inputs: list[int]) -> int:
+    def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
         return int(plan.flatten(inputs[0]))

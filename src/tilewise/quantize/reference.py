@@ -1,10 +1,9 @@
-"""The integer layer in NumPy: what runs without the compiled kernels, and what they are tested against.
-
-The same interface as the native Int8Layer and, bit for bit, the same results.
-"""
+"""The integer layers in NumPy: what the compiled ones must equal to the last bit, and what runs without them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,20 +11,101 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Pair = tuple[int, int]
+Four = tuple[int, int, int, int]
+F = np.float32
+
+
+@dataclass(frozen=True)
+class Finish:
+    """From values to bytes: clamp(round(value) + zero, low, high); with an activation, of act(value) * inverse."""
+
+    activation: str = ""
+    inverse: float = 1.0
+    zero: int = 0
+    low: int = 0
+    high: int = 255
+
+    def bytes(self, value: Array) -> Array:
+        if self.activation:
+            value = BENT[self.activation](value) * F(self.inverse)
+        clipped = np.clip(value, F(self.low - self.zero), F(self.high - self.zero))
+        rounded: Array = np.rint(clipped).astype(np.int32) + self.zero
+        return rounded.astype(np.uint8)
+
+    def native(self) -> tuple[str, float, int, int, int]:
+        return (self.activation, self.inverse, self.zero, self.low, self.high)
+
+
+# --- activations that bytes cannot have by being clamped: the compiled kernels' arithmetic, operation by operation ---
+
+
+def _exp(x: Array) -> Array:
+    magic = F(12582912)
+    x = np.maximum(F(-104), np.minimum(F(89), x))
+    n = (x * F(1.44269504088896341) + magic) - magic
+    r = x - n * F(0.693359375)
+    r = r + n * F(2.12194442e-4)
+    p = np.full_like(x, 1.39264006e-3)
+    for c in (8.36335309e-3, 4.16665524e-2, 1.66665763e-1, 0.5):
+        p = p * r + F(c)
+    p = p * (r * r) + (r + F(1))
+    with np.errstate(over="ignore", under="ignore"):
+        scaled: Array = np.ldexp(p, n.astype(np.int32))
+    return scaled
+
+
+def _erf(x: Array) -> Array:
+    x = np.maximum(F(-4), np.minimum(F(4), x))
+    t = x * x
+    p, q = np.full_like(x, 2.04631510e-6), np.full_like(x, 3.80479178e-5)
+    for c in (2.84789654e-4, 3.77045455e-3, 5.27628623e-2, 1.90545887e-1, 1.12837911):
+        p = p * t + F(c)
+    for c in (1.16333587e-3, 1.49790263e-2, 1.14162832e-1, 5.02199650e-1, 1.0):
+        q = q * t + F(c)
+    return np.maximum(F(-1), np.minimum(F(1), np.where(t == F(16), x * F(0.25), x * p / q)))
+
+
+def _gate(x: Array) -> Array:
+    return np.minimum(F(6), np.maximum(F(0), x + F(3))) * F(1 / 6)
+
+
+BENT: dict[str, Callable[[Array], Array]] = {
+    "silu": lambda x: x / (F(1) + _exp(-x)),
+    "sigmoid": lambda x: F(1) / (F(1) + _exp(-x)),
+    "hard_swish": lambda x: x * _gate(x),
+    "hard_sigmoid": _gate,
+    "gelu": lambda x: x * (F(0.5) + F(0.5) * _erf(x * F(0.707106781186547524))),
+}
 
 
 class NumpyInt8Layer:
-    """weights (O, kh, kw, C) int8; result = (sum + offset) * scale, rounded to bytes or kept as float."""
+    """weights (O, kh, kw, C / groups) int8; result = (sum + offset) * scale, rounded to bytes or kept as float."""
 
     def __init__(
-        self, weights: Array, offset: Array, scale: Array | None, bias: Array | None, stride: Pair, padding: Pair
+        self,
+        weights: Array,
+        offset: Array,
+        scale: Array | None,
+        bias: Array | None,
+        stride: Pair,
+        padding: Pair | Four,
+        groups: int = 1,
+        dilation: Pair = (1, 1),
     ) -> None:
         self._weights, self._offset, self._scale, self._bias = weights, offset, scale, bias
-        self._stride, self._padding = stride, padding
-        self._zero, self._low, self._high, self._residual = 0, 0, 255, (0.0, 0)
+        self._stride, self._groups, self._dilation = stride, groups, dilation
+        self._padding = (*padding, *padding)[:4]
+        self._finish, self._residual = Finish(), (0.0, 0)
 
     def set_output(self, zero: int, low: int, high: int) -> None:
-        self._zero, self._low, self._high = zero, low, high
+        self._finish = Finish(self._finish.activation, self._finish.inverse, zero, low, high)
+
+    def set_activation(self, activation: str, inverse: float) -> None:
+        f = self._finish
+        self._finish = Finish(activation, inverse, f.zero, f.low, f.high)
+
+    def set_finish(self, finish: tuple[str, float, int, int, int]) -> None:
+        self._finish = Finish(*finish)
 
     def set_residual(self, scale: float, zero: int) -> None:
         self._residual = (scale, zero)
@@ -39,8 +119,9 @@ class NumpyInt8Layer:
             b, (scale, zero) = residual_border, self._residual
             skip = residual[:, b : b + h, b : b + w, :filters].astype(np.int32) - zero
             value = value + skip.astype(np.float32) * np.float32(scale)
-        out = np.full((n, h + 2 * out_border, w + 2 * out_border, -(-filters // 4) * 4), self._zero, np.uint8)
-        out[:, out_border : out_border + h, out_border : out_border + w, :filters] = self._bytes(value)
+        size = (n, h + 2 * out_border, w + 2 * out_border, -(-filters // 4) * 4)
+        out = np.full(size, self._finish.zero, np.uint8)
+        out[:, out_border : out_border + h, out_border : out_border + w, :filters] = self._finish.bytes(value)
         return out
 
     def linear(self, x: Array, kind: int, row_scale: Array | None, relu: bool) -> Array:
@@ -52,8 +133,8 @@ class NumpyInt8Layer:
         assert self._scale is not None
         value: Array = sums.astype(np.float32) * self._scale
         if kind == 2:
-            out = np.full((len(x), -(-outputs // 4) * 4), self._zero, np.uint8)
-            out[:, :outputs] = self._bytes(value)
+            out = np.full((len(x), -(-outputs // 4) * 4), self._finish.zero, np.uint8)
+            out[:, :outputs] = self._finish.bytes(value)
             return out
         if row_scale is not None:
             value = value * row_scale[:, None]
@@ -70,20 +151,18 @@ class NumpyInt8Layer:
         return sum(a.nbytes for a in arrays if a is not None)
 
     def _sums(self, x: Array, border: int) -> Array:
-        _, kh, kw, channels = self._weights.shape
-        ph, pw = self._padding
-        rows = slice(border - ph, x.shape[1] - (border - ph))
-        columns = slice(border - pw, x.shape[2] - (border - pw))
-        x = x[:, rows, columns, :channels].astype(np.int32)
-        windows = np.lib.stride_tricks.sliding_window_view(x, (kh, kw), (1, 2))  # (N, H, W, C, kh, kw)
-        windows = windows[:, :: self._stride[0], :: self._stride[1]]
-        n, h, w = windows.shape[:3]
-        columns_of = windows.transpose(0, 1, 2, 4, 5, 3).reshape(n * h * w, kh * kw * channels)
-        flat = self._weights.reshape(len(self._weights), -1).T.astype(np.int32)
-        sums: Array = (columns_of @ flat).reshape(n, h, w, len(self._weights)) + self._offset
-        return sums
-
-    def _bytes(self, value: Array) -> Array:
-        clipped = np.clip(value, np.float32(self._low - self._zero), np.float32(self._high - self._zero))
-        rounded: Array = np.rint(clipped).astype(np.int32) + self._zero
-        return rounded.astype(np.uint8)
+        """(N, H, W, O): the windows of each group times its filters."""
+        filters, kh, kw, channels = self._weights.shape
+        top, left, bottom, right = self._padding
+        (dh, dw), (sh, sw) = self._dilation, self._stride
+        x = x[:, border - top : x.shape[1] - border + bottom, border - left : x.shape[2] - border + right]
+        reach = ((kh - 1) * dh + 1, (kw - 1) * dw + 1)
+        windows = np.lib.stride_tricks.sliding_window_view(x.astype(np.int32), reach, (1, 2))  # (N, H, W, C, kh, kw)
+        windows = windows[:, ::sh, ::sw, :, ::dh, ::dw]
+        sums = np.empty((*windows.shape[:3], filters), np.int32)
+        each = filters // self._groups
+        for g in range(self._groups):
+            part = windows[:, :, :, g * channels : (g + 1) * channels]
+            w = self._weights[g * each : (g + 1) * each].astype(np.int32)
+            sums[..., g * each : (g + 1) * each] = np.tensordot(part, w, ([3, 4, 5], [3, 1, 2]))
+        return sums + self._offset

@@ -56,7 +56,7 @@ def quantize(
     rows = outcomes(
         task, {"float32": (task.model, float_bytes(task.model)), "int8": (int8, int8.nbytes)}, batch, runs, seed
     )
-    layers = int8.report(task.data.x_test[:64], trace(task.model))
+    layers = int8.report(task.data.x_test[:64], trace(task.model, task.data.x_test[:1]))
     _draw(calibration, {"input": "input"} | {step.name: f"{step.name} ({step.kind})" for step in layers}, out)
     if as_json:
         facts = {"models": [r.as_dict() for r in rows], "bytes_on_disk": sizes, "layers": [vars(s) for s in layers]}

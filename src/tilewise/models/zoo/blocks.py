@@ -10,7 +10,7 @@ import numpy as np
 
 from tilewise import nn
 from tilewise.nn import functional as F
-from tilewise.tensor import Tensor
+from tilewise.tensor import Tensor, no_grad
 
 Rng = np.random.Generator
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -74,6 +74,23 @@ class Network(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.classifier(self.pool(self.features(x)))
         return logits
+
+
+def with_statistics(network: Network, rng: Rng, size: int = 96) -> Network:
+    """The network with its norms' statistics taken from one random batch.
+
+    Gates below one in every block make signals vanish where norms divide by nothing: the result would hardly depend on
+    the input.
+    """
+    norms = [m for m in network.modules() if isinstance(m, nn.BatchNorm2d)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 1.0
+    with no_grad():
+        network.train()(Tensor(rng.standard_normal((2, 3, size, size)).astype(np.float32)))
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+    return network
 
 
 def divisible(number: float, by: int = 8) -> int:

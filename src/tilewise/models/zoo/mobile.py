@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilewise import nn
-from tilewise.models.zoo.blocks import Network, Rng, SqueezeExcite, conv_norm, divisible
+from tilewise.models.zoo.blocks import Network, Rng, SqueezeExcite, conv_norm, divisible, with_statistics
 from tilewise.nn.layers import Rng as Seed
 from tilewise.tensor import Tensor
 
@@ -102,4 +102,4 @@ def efficientnet_b0(classes: int = 1000, seed: Seed = 0) -> Network:
             layers.append(InvertedResidual(channels, inner, filters, kernel, stride, "silu", rng, excite))
             channels = filters
     layers += conv_norm(channels, 1280, 1, activation="silu", rng=rng)
-    return Network(nn.Sequential(*layers), nn.Linear(1280, classes, rng=rng))
+    return with_statistics(Network(nn.Sequential(*layers), nn.Linear(1280, classes, rng=rng)), rng)

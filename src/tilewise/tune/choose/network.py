@@ -130,13 +130,23 @@ def _layers(target: Target, threads: int) -> list[Layer]:
     return found + (_integer_layers(target.model, target.input) if isinstance(target.model, QuantizedModel) else [])
 
 
+def _taps(layer: QuantizedConv2d) -> tuple[int, int]:
+    _, rows, columns, _ = layer.kernel.weights().shape
+    return rows, columns
+
+
 def _integer_layers(model: QuantizedModel, x: Any) -> list[Layer]:
     """The integer layers of a quantized model; of a batch that is cut into unequal chunks, a product for each size."""
     products = model.products(x)
     found: list[Layer] = []
     for index, (step, layer) in enumerate(zip(model.graph.steps, model.integer, strict=True)):
         if isinstance(layer, QuantizedConv2d):
-            sizes = (len(x), *model.calibration.shapes[step.inputs[0]], layer.out_channels, *step.kernel)
+            sizes = (
+                len(x),
+                *model.calibration.shapes[step.inputs[0]],
+                layer.out_channels,
+                *layer.kernel.weights().shape[1:3],
+            )
             found.append(Layer(step.name, "int8_conv2d", sizes, None))
         for p in products:
             if p.step != index:

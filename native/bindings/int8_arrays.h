@@ -1,0 +1,100 @@
+// Arrays of bytes, as the bindings of integer layers and of plans see them.
+#pragma once
+
+#include <array>
+#include <cstring>
+#include <string>
+#include <tuple>
+
+#include "bindings/bindings.h"
+#include "bindings/numpy_api.h"
+#include "bindings/tile_table.h"
+#include "common/int8_layer.h"
+
+namespace tw {
+
+inline PyArrayObject* checked(nb::handle object, int type, int ndim, const char* what) {
+  PyObject* raw = object.ptr();
+  if (!PyArray_Check(raw)) throw nb::type_error((std::string(what) + " must be a NumPy array").c_str());
+  auto* array = reinterpret_cast<PyArrayObject*>(raw);
+  if (PyArray_TYPE(array) != type || PyArray_NDIM(array) != ndim || !PyArray_ISCARRAY_RO(array)) {
+    throw nb::type_error((std::string(what) + " must be C-contiguous with " + std::to_string(ndim) +
+                          " dimensions and the documented dtype").c_str());
+  }
+  return array;
+}
+
+inline nb::object new_object(int ndim, const npy_intp* shape, int type) {
+  PyArrayObject* array = new_array(ndim, shape, type);
+  if (array == nullptr) throw nb::python_error();
+  return nb::steal(reinterpret_cast<PyObject*>(array));
+}
+
+template <class T>
+T* data(nb::handle array) {
+  return static_cast<T*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(array.ptr())));
+}
+
+using IntPair = std::tuple<int, int>;
+
+// An image buffer of the integer layers: (images, height + 2 border, width + 2 border, channels rounded up to 4).
+inline Int8Image image_of(nb::handle x, int border, const char* what) {
+  PyArrayObject* array = checked(x, NPY_UINT8, 4, what);
+  const Int8Image image{PyArray_DIM(array, 0), PyArray_DIM(array, 1) - 2 * border, PyArray_DIM(array, 2) - 2 * border,
+                        PyArray_DIM(array, 3), border};
+  if (border < 0 || image.height < 0 || image.width < 0) throw nb::value_error("the border is wider than the image");
+  return image;
+}
+
+inline nb::object new_image(const Int8Image& image, int zero) {
+  if (image.border < 0) throw nb::value_error("a border cannot be negative");
+  const npy_intp shape[4] = {image.images, image.full_height(), image.full_width(), image.pixel};
+  nb::object out = new_object(4, shape, NPY_UINT8);
+  fill_border(image, zero, data<uint8_t>(out));
+  return out;
+}
+
+inline void fill_all(nb::handle array, int zero) {
+  auto* bytes = reinterpret_cast<PyArrayObject*>(array.ptr());
+  std::memset(PyArray_DATA(bytes), zero, static_cast<std::size_t>(PyArray_NBYTES(bytes)));
+}
+
+template <class T>
+const T* per_column(nb::handle values, int type, int columns, const char* what) {
+  if (values.is_none()) return nullptr;
+  if (PyArray_DIM(checked(values, type, 1, what), 0) != columns) {
+    throw nb::value_error((std::string(what) + " needs one number per column").c_str());
+  }
+  return data<const T>(values);
+}
+
+inline void check_zero(int zero) {
+  if (zero < 0 || zero > 255) throw nb::value_error("a zero point lies between 0 and 255");
+}
+
+// An activation that bytes cannot have by being clamped.
+inline ConvActivation bent_activation(const std::string& name) {
+  if (name.empty()) return ConvActivation::none;
+  if (name == "gelu") return ConvActivation::gelu;
+  if (name == "silu") return ConvActivation::silu;
+  if (name == "hard_swish") return ConvActivation::hard_swish;
+  if (name == "sigmoid") return ConvActivation::sigmoid;
+  if (name == "hard_sigmoid") return ConvActivation::hard_sigmoid;
+  throw nb::value_error("an integer layer has no such activation");
+}
+
+using Four = std::tuple<int, int, int, int>;  // top, left, bottom, right
+
+inline PoolWindow window_of(IntPair kernel, IntPair stride, const Four& padding, bool count_padding) {
+  const auto [top, left, bottom, right] = padding;
+  return {std::get<0>(kernel), std::get<1>(kernel), std::get<0>(stride), std::get<1>(stride), top, left, bottom, right, count_padding};
+}
+
+// What was kept for a product, null for the default: to be copied, as the table may change once Python's lock is let go.
+inline const Int8Tile* kept_tile(const TileTable* table, int64_t rows, int64_t columns, int64_t k, int threads) {
+  if (table == nullptr || table->int8_products == nullptr) return nullptr;
+  const auto* entry = table->int8_products->find({{rows, columns, k, tile_setting(threads)}});
+  return entry == nullptr ? nullptr : &entry->tile;
+}
+
+}  // namespace tw

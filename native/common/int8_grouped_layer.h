@@ -1,0 +1,59 @@
+// An integer convolution that Int8Layer does not do: in groups (depthwise above all), with dilated taps, or with padding that
+// differs from side to side. It holds the only copy of its weights; a misfit throws std::invalid_argument with one sentence.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "common/alloc.h"
+#include "common/int8_layer.h"
+#include "kernels/int8_grouped.h"
+
+namespace tw {
+
+struct GroupedGeometry {
+  int64_t columns = 0, group_channels = 0, groups = 1;
+  int64_t top = 0, left = 0, bottom = 0, right = 0;  // padding
+  GroupedTaps taps;
+
+  int64_t channels() const { return group_channels * groups; }
+  int64_t reach_h() const { return (taps.kernel_h - 1) * taps.dilation_h + 1; }
+  int64_t reach_w() const { return (taps.kernel_w - 1) * taps.dilation_w + 1; }
+};
+
+class Int8GroupedLayer {
+ public:
+  // weights (columns, kh, kw, group_channels); offset and scale of `columns` numbers
+  Int8GroupedLayer(const GroupedGeometry& geometry, const int8_t* weights, const int32_t* offset, const float* scale);
+
+  void set_finish(const ByteFinish& finish) { finish_ = finish; }
+  void set_residual(float scale, int zero);
+
+  const GroupedGeometry& geometry() const { return geometry_; }
+  const ByteFinish& finish() const { return finish_; }
+  int64_t nbytes() const;
+  void unpack(int8_t* weights) const;  // as they were given
+
+  Int8Image conv_shape(const Int8Image& in) const;  // of the result, without a border
+  // y has the shape conv_shape(in) in a frame, which is not written; residual may be null.
+  void conv(const Int8Image& in, const uint8_t* x, const Int8Image& skip, const uint8_t* residual, const Int8Image& out,
+            uint8_t* y) const;
+
+ private:
+  bool depthwise() const { return geometry_.group_channels == 1 && geometry_.columns == geometry_.groups; }
+  void pack_depthwise(const int8_t* weights);
+  void pack_panels(const int8_t* weights);
+  int64_t packed_at(int64_t column, int64_t tap, int64_t channel) const;  // of a panel's weight
+
+  GroupedGeometry geometry_;
+  Buffer<int32_t> wide_;       // depthwise
+  Buffer<int8_t> packed_;      // other groups
+  std::vector<PanelWindow> windows_;
+  Buffer<int32_t> offset_;
+  Buffer<float> scale_;
+  ByteFinish finish_;
+  float residual_scale_ = 0.0f;
+  int residual_zero_ = 0;
+};
+
+}  // namespace tw

@@ -1,0 +1,216 @@
+// This file, like int8.cpp, is compiled with -ffp-contract=off: every byte is the same on every instruction set.
+#include "kernels/int8_grouped.h"
+
+#include "kernels/int8_finish.h"
+
+namespace tw {
+namespace TW_ISA {
+namespace {
+
+constexpr int kPanel = 16;
+constexpr int kVectors = kPanel / kLanes;
+
+TW_INLINE vi load_sums(const int32_t* p) {
+  vi v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+// acc + x * w, lane by lane; both fit 16 bits and x is not negative.
+TW_INLINE vi multiply_add(vi acc, vi x, vi w) {
+#if defined(__AVX512F__)
+  asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(x), "v"(w));
+  return acc;
+#elif defined(__AVX2__)
+  return acc + (vi)_mm256_madd_epi16((__m256i)x, (__m256i)w);
+#else
+  return acc + x * w;
+#endif
+}
+
+// One vector of channels of one output pixel.
+template <ConvActivation kind>
+TW_INLINE void finish(const GroupedRows& r, vi sum, const float* scale, int64_t y, int64_t x, int64_t c, int lanes) {
+  vf value = __builtin_convertvector(sum, vf) * load(scale + c);
+  if (r.residual != nullptr) {
+    const uint8_t* skip = r.residual + y * r.residual_row + x * r.residual_pixel + c;
+    value = value + real_of(first_bytes(skip, lanes), r.residual_zero, r.residual_scale);
+  }
+  store_first_bytes(r.y + y * r.out_row + x * r.out_pixel + c, to_bytes<kind>(value, r.finish), lanes);
+}
+
+// --- depthwise ---
+
+// Pixels next to each other; those that lie in several windows are read once a row of taps.
+template <int Taps, int Stride, int Pixels>
+TW_INLINE void row_of_taps(const uint8_t* x, int64_t step, const int32_t* w, int64_t tap_step, int lanes, vi (&acc)[Pixels]) {
+  vi weight[Taps];
+#pragma GCC unroll 7
+  for (int k = 0; k < Taps; ++k) weight[k] = load_sums(w + k * tap_step);
+#pragma GCC unroll 32
+  for (int i = 0; i < (Pixels - 1) * Stride + Taps; ++i) {
+    const vi v = first_bytes(x + i * step, lanes);
+#pragma GCC unroll 7
+    for (int k = 0; k < Taps; ++k) {
+      if (i >= k && (i - k) % Stride == 0 && (i - k) / Stride < Pixels) {
+        acc[(i - k) / Stride] = multiply_add(acc[(i - k) / Stride], v, weight[k]);
+      }
+    }
+  }
+}
+
+// Any number of taps, any stride and dilation.
+template <int Pixels>
+TW_INLINE void row_of_any(const GroupedTaps& t, const uint8_t* x, int64_t step, const int32_t* w, int64_t tap_step, int lanes,
+                          vi (&acc)[Pixels]) {
+  for (int64_t k = 0; k < t.kernel_w; ++k) {
+    const vi weight = load_sums(w + k * tap_step);
+#pragma GCC unroll 8
+    for (int p = 0; p < Pixels; ++p) {
+      acc[p] = multiply_add(acc[p], first_bytes(x + (p * t.stride_w + k * t.dilation_w) * step, lanes), weight);
+    }
+  }
+}
+
+// Taps and Stride 0: any.
+template <int Taps, int Stride>
+struct Depthwise {
+  static constexpr int kPixels = kLanes == 16 ? 8 : 4;
+  const GroupedTaps& t;
+  const int32_t *weights, *offset;
+  const float* scale;
+  const GroupedRows& r;
+
+  template <int Pixels, ConvActivation kind>
+  TW_INLINE void tile(int64_t y, int64_t x, int64_t c, int lanes) const {
+    const int64_t tap_step = (r.channels + kPanel - 1) / kPanel * kPanel;
+    const uint8_t* at = r.x + y * t.stride_h * r.row_step + x * t.stride_w * r.pixel_step + c;
+    vi acc[Pixels];
+#pragma GCC unroll 8
+    for (int p = 0; p < Pixels; ++p) acc[p] = load_sums(offset + c);
+    for (int64_t ky = 0; ky < t.kernel_h; ++ky, at += t.dilation_h * r.row_step) {
+      const int32_t* w = weights + ky * t.kernel_w * tap_step + c;
+      if constexpr (Taps > 0) {
+        row_of_taps<Taps, Stride, Pixels>(at, r.pixel_step, w, tap_step, lanes, acc);
+      } else {
+        row_of_any<Pixels>(t, at, r.pixel_step, w, tap_step, lanes, acc);
+      }
+    }
+#pragma GCC unroll 8
+    for (int p = 0; p < Pixels; ++p) finish<kind>(r, acc[p], scale, y, x + p, c, lanes);
+  }
+
+  template <ConvActivation kind>
+  TW_INLINE void row(int64_t y, int64_t c, int lanes) const {
+    int64_t x = 0;
+    for (; x + kPixels <= r.width; x += kPixels) tile<kPixels, kind>(y, x, c, lanes);
+    for (; x < r.width; ++x) tile<1, kind>(y, x, c, lanes);
+  }
+
+  void run() const {
+    with_activation(r.finish.activation, [&](auto known) {
+      for (int64_t y = 0; y < r.rows; ++y) {
+        int64_t c = 0;
+        for (; c + kLanes <= r.channels; c += kLanes) row<known.value>(y, c, kLanes);
+        if (c < r.channels) row<known.value>(y, c, static_cast<int>(r.channels - c));
+      }
+    });
+  }
+};
+
+void depthwise(const GroupedTaps& t, const int32_t* weights, const int32_t* offset, const float* scale, const GroupedRows& r) {
+  const bool close = t.dilation_w == 1 && (t.stride_w == 1 || t.stride_w == 2);
+  if (close && t.kernel_w == 3 && t.stride_w == 1) return Depthwise<3, 1>{t, weights, offset, scale, r}.run();
+  if (close && t.kernel_w == 3) return Depthwise<3, 2>{t, weights, offset, scale, r}.run();
+  if (close && t.kernel_w == 5 && t.stride_w == 1) return Depthwise<5, 1>{t, weights, offset, scale, r}.run();
+  if (close && t.kernel_w == 5) return Depthwise<5, 2>{t, weights, offset, scale, r}.run();
+  Depthwise<0, 0>{t, weights, offset, scale, r}.run();
+}
+
+// --- groups ---
+
+// acc += four bytes at x, in every lane, times the panel's four weights a column.
+TW_INLINE void dot_panel(vi (&acc)[kVectors], const uint8_t* x, const int8_t* w) {
+#if defined(__AVX2__)
+  int32_t four;
+  std::memcpy(&four, x, 4);
+#endif
+#if defined(__AVX512F__)
+  asm("vpdpbusd %2, %1, %0" : "+v"(acc[0]) : "v"(_mm512_set1_epi32(four)), "v"(_mm512_loadu_si512(w)));
+#elif defined(__AVX2__)
+  const __m256i a = _mm256_set1_epi32(four);
+  const __m256i even = _mm256_and_si256(a, _mm256_set1_epi16(0xff)), odd = _mm256_srli_epi16(a, 8);
+  for (int v = 0; v < kVectors; ++v) {
+    const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + v * kLanes * 4));
+    acc[v] += (vi)_mm256_madd_epi16(even, _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
+    acc[v] += (vi)_mm256_madd_epi16(odd, _mm256_srai_epi16(b, 8));
+  }
+#else
+  for (int v = 0; v < kVectors; ++v) {
+    for (int i = 0; i < kLanes; ++i) {
+      const int8_t* column = w + (v * kLanes + i) * 4;
+      acc[v][i] += x[0] * column[0] + x[1] * column[1] + x[2] * column[2] + x[3] * column[3];
+    }
+  }
+#endif
+}
+
+struct Grouped {
+  const GroupedTaps& t;
+  const PanelWindow* windows;
+  const int8_t* weights;
+  const int32_t* offset;
+  const float* scale;
+  const GroupedRows& r;
+
+  template <int Pixels, ConvActivation kind>
+  TW_INLINE void tile(int64_t y, int64_t x, int64_t panel) const {
+    const PanelWindow& window = windows[panel];
+    const uint8_t* at = r.x + y * t.stride_h * r.row_step + x * t.stride_w * r.pixel_step + window.first;
+    const int8_t* w = weights + window.weights;
+    vi acc[Pixels][kVectors];
+    for (int p = 0; p < Pixels; ++p) {
+      for (int v = 0; v < kVectors; ++v) acc[p][v] = load_sums(offset + panel * kPanel + v * kLanes);
+    }
+    for (int64_t ky = 0; ky < t.kernel_h; ++ky) {
+      for (int64_t kx = 0; kx < t.kernel_w; ++kx) {
+        const uint8_t* tap = at + ky * t.dilation_h * r.row_step + kx * t.dilation_w * r.pixel_step;
+        for (int32_t g = 0; g < window.groups; ++g, w += kPanel * 4) {
+#pragma GCC unroll 8
+          for (int p = 0; p < Pixels; ++p) dot_panel(acc[p], tap + p * t.stride_w * r.pixel_step + g * 4, w);
+        }
+      }
+    }
+    for (int p = 0; p < Pixels; ++p) {
+      for (int v = 0; v < kVectors; ++v) {
+        const int64_t c = panel * kPanel + v * kLanes, left = r.channels - c;
+        if (left > 0) finish<kind>(r, acc[p][v], scale, y, x + p, c, left < kLanes ? static_cast<int>(left) : kLanes);
+      }
+    }
+  }
+
+  void run() const {
+    constexpr int kPixels = kLanes == 16 ? 8 : 4;
+    with_activation(r.finish.activation, [&](auto known) {
+      for (int64_t y = 0; y < r.rows; ++y) {
+        for (int64_t panel = 0; panel * kPanel < r.channels; ++panel) {
+          int64_t x = 0;
+          for (; x + kPixels <= r.width; x += kPixels) tile<kPixels, known.value>(y, x, panel);
+          for (; x < r.width; ++x) tile<1, known.value>(y, x, panel);
+        }
+      }
+    });
+  }
+};
+
+void grouped(const GroupedTaps& t, const PanelWindow* windows, const int8_t* weights, const int32_t* offset, const float* scale,
+             const GroupedRows& r) {
+  Grouped{t, windows, weights, offset, scale, r}.run();
+}
+
+}  // namespace
+
+const Int8GroupedKernels int8_grouped = {depthwise, grouped};
+
+}  // namespace TW_ISA
+}  // namespace tw

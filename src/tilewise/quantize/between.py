@@ -1,0 +1,206 @@
+"""Integer steps without weights besides pooling: additions, products, scales by channel, and bytes that only move.
+
+Each is called on QuantizedArrays like the layers with weights, and knows how to `add_to` a native plan. Called alone it
+works in NumPy, with the arithmetic of the compiled kernels: the bytes are the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.quantize.array import QuantizedArray, as_image, pixels_of
+from tilewise.quantize.parameters import AffineParameters
+from tilewise.quantize.reference import BENT, Finish
+
+Array = npt.NDArray[Any]
+F = np.float32
+
+
+def finish_for(activation: str, output: AffineParameters) -> Finish:
+    """How values become bytes of `output`: ReLU and ReLU6 by clamping, other activations in numbers before."""
+    zero, high = output.zero_point, 255
+    if activation == "relu6":
+        high = min(255, zero + round(6 / output.scale))
+    low = zero if activation in ("relu", "relu6") else 0
+    inverse = float(F(1) / F(output.scale))
+    return Finish(activation if activation in BENT else "", inverse, zero, low, high)
+
+
+def unit_of(finish: Finish, output: AffineParameters) -> float:
+    """What values are counted in before they are finished: steps of the output, or real numbers."""
+    return 1.0 if finish.activation else output.scale
+
+
+@dataclass(frozen=True)
+class Between:
+    """What these steps know: the parameters of what they give, and the frame it gets."""
+
+    output: AffineParameters
+    out_border: int = 0
+
+    def _image(self, pixels: Array, like: QuantizedArray) -> QuantizedArray:
+        """(N, H, W, C) bytes as a result; rows where `like` is rows."""
+        made = QuantizedArray(_padded(pixels, self.output.zero_point), self.output, pixels.shape[3])
+        if like.data.ndim == 2:
+            return replace(made, data=made.data.reshape(len(pixels), -1))
+        return made.with_border(self.out_border)
+
+
+def _padded(pixels: Array, zero: int) -> Array:
+    extra = -pixels.shape[3] % 4
+    return np.pad(pixels, ((0, 0), (0, 0), (0, 0), (0, extra)), constant_values=zero) if extra else pixels.copy()
+
+
+@dataclass(frozen=True)
+class Add(Between):
+    activation: str = ""
+
+    def __call__(self, a: QuantizedArray, b: QuantizedArray) -> QuantizedArray:
+        finish = finish_for(self.activation, self.output)
+        values = [_real(x, self._scale(x.parameters)) for x in (a, b)]
+        return self._image(finish.bytes(values[0] + values[1]), a)
+
+    def _scale(self, side: AffineParameters) -> float:
+        return side.scale / unit_of(finish_for(self.activation, self.output), self.output)
+
+    def add_to(self, plan: Any, inputs: list[int], parameters: list[AffineParameters]) -> int:
+        finish = finish_for(self.activation, self.output).native()
+        return int(plan.add(*inputs, *map(self._scale, parameters), finish, self.out_border))
+
+
+def _real(x: QuantizedArray, scale: float) -> Array:
+    return (pixels_of(x).astype(np.int32) - x.parameters.zero_point).astype(F) * F(scale)
+
+
+@dataclass(frozen=True)
+class Mul(Between):
+    activation: str = ""
+
+    def __call__(self, a: QuantizedArray, b: QuantizedArray) -> QuantizedArray:
+        if pixels_of(a).shape[1:3] != pixels_of(b).shape[1:3] and pixels_of(a).shape[1:3] == (1, 1):
+            a, b = b, a
+        whole = [pixels_of(x).astype(np.int32) - x.parameters.zero_point for x in (a, b)]
+        value = (whole[0] * whole[1]).astype(F) * F(self._scale([a.parameters, b.parameters]))
+        return self._image(finish_for(self.activation, self.output).bytes(value), a)
+
+    def _scale(self, sides: list[AffineParameters]) -> float:
+        unit = unit_of(finish_for(self.activation, self.output), self.output)
+        return sides[0].scale * sides[1].scale / unit
+
+    def add_to(self, plan: Any, inputs: list[int], parameters: list[AffineParameters]) -> int:
+        finish = finish_for(self.activation, self.output).native()
+        return int(plan.mul(*inputs, self._scale(parameters), finish, self.out_border))
+
+
+@dataclass(frozen=True)
+class Affine(Between):
+    """x * scale + shift by channel, then the activation."""
+
+    scale: Array | None = None
+    shift: Array | None = None
+    activation: str = ""
+
+    def _numbers(self, source: AffineParameters, channels: int) -> tuple[Array, Array]:
+        unit = unit_of(finish_for(self.activation, self.output), self.output)
+        by = np.ones(channels) if self.scale is None else self.scale.astype(np.float64)
+        plus = np.zeros(channels) if self.shift is None else self.shift.astype(np.float64)
+        return (by * source.scale / unit).astype(F), (plus / unit).astype(F)
+
+    def __call__(self, x: QuantizedArray) -> QuantizedArray:
+        by, plus = self._numbers(x.parameters, x.channels)
+        whole = (pixels_of(x).astype(np.int32) - x.parameters.zero_point).astype(F)
+        return self._image(finish_for(self.activation, self.output).bytes(whole * by + plus), x)
+
+    def add_to(self, plan: Any, inputs: list[int], parameters: list[AffineParameters]) -> int:
+        channels = len(self.scale) if self.scale is not None else len(self.shift) if self.shift is not None else 0
+        by, plus = self._numbers(parameters[0], channels)
+        finish = finish_for(self.activation, self.output).native()
+        return int(plan.affine(inputs[0], by.tolist(), plus.tolist(), finish, self.out_border))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in (self.scale, self.shift) if a is not None)
+
+
+# --- bytes that move ---
+
+
+@dataclass(frozen=True)
+class Concat(Between):
+    """Parts beside each other; all have this step's parameters already."""
+
+    def __call__(self, *parts: QuantizedArray) -> QuantizedArray:
+        return self._image(np.concatenate([pixels_of(p) for p in parts], 3), parts[0])
+
+    def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
+        return int(plan.concat(inputs, self.out_border))
+
+
+@dataclass(frozen=True)
+class Slice(Between):
+    first: int = 0
+    count: int = 0
+
+    def __call__(self, x: QuantizedArray) -> QuantizedArray:
+        return self._image(pixels_of(x)[..., self.first : self.first + self.count], x)
+
+    def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
+        return int(plan.slice(inputs[0], self.first, self.count, self.out_border))
+
+
+@dataclass(frozen=True)
+class Take(Between):
+    channels: tuple[int, ...] = ()
+
+    def __call__(self, x: QuantizedArray) -> QuantizedArray:
+        return self._image(pixels_of(x)[..., list(self.channels)], x)
+
+    def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
+        return int(plan.take(inputs[0], list(self.channels), self.out_border))
+
+
+@dataclass(frozen=True)
+class Upsample(Between):
+    by: tuple[int, int] = (1, 1)
+
+    def __call__(self, x: QuantizedArray) -> QuantizedArray:
+        return self._image(pixels_of(x).repeat(self.by[0], 1).repeat(self.by[1], 2), x)
+
+    def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
+        return int(plan.upsample(inputs[0], self.by, self.out_border))
+
+
+@dataclass(frozen=True)
+class Spread(Between):
+    """Runs of channels become pixels."""
+
+    by: tuple[int, int] = (1, 1)
+
+    def __call__(self, x: QuantizedArray) -> QuantizedArray:
+        (by_h, by_w), pixels = self.by, pixels_of(x)
+        n, h, w, c = pixels.shape
+        parts = pixels.reshape(n, h, w, by_h, by_w, c // (by_h * by_w)).transpose(0, 1, 3, 2, 4, 5)
+        return self._image(np.ascontiguousarray(parts).reshape(n, h * by_h, w * by_w, -1), x)
+
+    def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
+        return int(plan.spread(inputs[0], self.by, self.out_border))
+
+
+@dataclass(frozen=True)
+class Same(Between):
+    """One pixel seen as a row, or a row as one pixel."""
+
+    rows: bool = False
+
+    def __call__(self, x: QuantizedArray) -> QuantizedArray:
+        if not self.rows:
+            return as_image(x).with_border(self.out_border)
+        pixels = _padded(pixels_of(x), x.parameters.zero_point)
+        return QuantizedArray(pixels.reshape(len(pixels), -1), x.parameters, x.channels)
+
+    def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
+        return int(plan.same(inputs[0], self.rows, self.out_border))

@@ -1,0 +1,141 @@
+"""The integer form of each kind of step, and the scales that their results have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.plan.steps import Step
+from tilewise.quantize.between import Add, Affine, Concat, Mul, Same, Slice, Spread, Take, Upsample
+from tilewise.quantize.calibration import Calibration
+from tilewise.quantize.graph import Graph
+from tilewise.quantize.layers import Geometry, QuantizedConv2d, QuantizedLinear, corrected_bias
+from tilewise.quantize.parameters import AffineParameters, INT8Quantizer, affine_from_range
+from tilewise.quantize.pooling import AvgPool, Flatten, GlobalPool, MaxPool
+
+if TYPE_CHECKING:
+    from tilewise.quantize.convert import QuantizedModel
+
+Array = npt.NDArray[Any]
+Stored = dict[str, Array] | None
+# Steps that only move or compare bytes: their results have the parameters of what they read.
+KEEPS = ("max_pool", "avg_pool", "flatten", "slice", "take", "upsample", "spread", "same")
+MOVES = (*KEEPS, "concat", "global_mean")  # nothing is gained by quantizing for their sake
+
+
+def _conv(model: QuantizedModel, index: int, step: Step, stored: Stored) -> QuantizedConv2d:
+    source, output, border = model.affine[step.inputs[0]], model.affine[index], model.border_of(index)
+    residual = model.affine[step.inputs[1]] if len(step.inputs) > 1 else None
+    if stored is not None:
+        geometry = Geometry(step.stride, step.padding, step.groups, step.dilation)
+        integers = (stored["q"], stored["scale"], stored["offset"])
+        return QuantizedConv2d.restored(*integers, source, output, geometry, step.activation, residual, border)
+    assert step.weight is not None
+    settings = (source, output, step.stride, step.padding, False, residual, border)
+    means = model.calibration.mean_of(step.inputs[0])
+    options: dict[str, Any] = {"groups": step.groups, "dilation": step.dilation, "means": means}
+    return QuantizedConv2d(step.weight, step.bias, *settings, activation=step.activation, **options)
+
+
+def _linear(model: QuantizedModel, index: int, step: Step, stored: Stored) -> QuantizedLinear:
+    source, last = model.affine[step.inputs[0]], index == len(model.graph.steps) - 1
+    output = None if last and step.activation in ("", "relu") else model.affine[index]
+    relu = step.activation == "relu"
+    if stored is not None:
+        parts = (stored["q"], stored["scale"], stored.get("bias"), source, output, relu, step.activation)
+        return QuantizedLinear.restored(*parts)
+    bias, means = step.bias, model.calibration.mean_of(step.inputs[0])
+    assert step.weight is not None
+    if means is not None:
+        bias = corrected_bias(step.weight, INT8Quantizer().quantize_weights(step.weight).dequantize(), bias, means)
+    return QuantizedLinear(_channels_last(model, step), bias, source, output, relu, activation=step.activation)
+
+
+def _between(model: QuantizedModel, index: int, step: Step, stored: Stored) -> Any:
+    output, border, options = model.affine[index], model.border_of(index), step.options
+    if step.kind in ("max_pool", "avg_pool"):
+        pool = MaxPool if step.kind == "max_pool" else AvgPool
+        return pool(step.kernel, step.stride, step.padding, border, options.get("count_padding", True))
+    if step.kind == "global_mean":
+        return GlobalPool(model.affine[step.inputs[0]], output, len(step.shape) == 2, border)
+    if step.kind in ("add", "mul"):
+        return (Add if step.kind == "add" else Mul)(output, border, step.activation)
+    if step.kind == "affine":
+        held = stored if stored is not None else {"weight": step.weight, "bias": step.bias}
+        one = np.ones(step.shape[1], np.float32)
+        scale, shift = held.get("weight"), held.get("bias")
+        return Affine(output, border, one if scale is None else scale, shift, step.activation)
+    if step.kind == "slice":
+        return Slice(output, border, options["first"], step.shape[1])
+    if step.kind == "take":
+        return Take(output, border, tuple(options["channels"]))
+    if step.kind in ("upsample", "spread"):
+        return (Upsample if step.kind == "upsample" else Spread)(output, border, tuple(options["by"]))
+    if step.kind == "same":
+        return Same(output, border, len(step.shape) == 2)
+    return Concat(output, border) if step.kind == "concat" else Flatten()
+
+
+def obstacle(model: QuantizedModel, step: Step) -> str | None:
+    """Why a step must stay in float."""
+    if step.kind in MOVES and all(model.integer[i] is None for i in step.inputs):
+        return "what it reads is float32"
+    if step.kind == "python":
+        assert step.node is not None
+        return f"{step.node.operation.__name__} has no integer form"
+    shapes = [model.calibration.shapes[i] for i in step.inputs]
+    if step.kind == "linear" and len(shapes[0]) != 1:
+        return "its inputs are no rows of numbers, (N, K)"
+    if any(len(shape) not in (1, 3) for shape in shapes):
+        return "its inputs are neither images nor rows"
+    held = [a for a in (step.weight, step.bias) if a is not None]
+    if not all(np.isfinite(a).all() for a in held):
+        return "its weights hold NaN or infinity"
+    return None
+
+
+def _channels_last(model: QuantizedModel, step: Step) -> Array:
+    """Weights of a linear layer behind a flattened image, in the order (H, W, C) that the bytes lie in."""
+    assert step.weight is not None
+    before = model.graph.steps[step.inputs[0]]
+    shape = model._image_before(before) if before.kind == "flatten" else ()
+    if not shape or model.integer[step.inputs[0]] is None:
+        return step.weight
+    return step.weight.reshape(-1, *shape).transpose(0, 2, 3, 1).reshape(len(step.weight), -1)
+
+
+Form = Callable[["QuantizedModel", int, Step, Stored], Any]
+FORMS: dict[str, Form] = {
+    "conv": _conv,
+    "linear": _linear,
+    **dict.fromkeys((*MOVES, "add", "mul", "affine"), _between),
+}
+
+
+def shared_parameters(graph: Graph, calibration: Calibration) -> list[AffineParameters]:
+    """The parameters of every step's result. Steps that move bytes keep those of what they read, and parts of a
+    concatenation have one scale, so that each can be computed in its place: wide enough for all of them."""
+    root = list(range(len(graph.steps)))
+
+    def find(i: int) -> int:
+        while root[i] != i:
+            i = root[i]
+        return i
+
+    for index, step in enumerate(graph.steps):
+        for source in step.inputs if step.kind == "concat" else step.inputs[:1] if step.kind in KEEPS else ():
+            a, b = sorted((find(index), find(source)))
+            root[b] = a
+    own: dict[int, list[int]] = {}
+    for index, step in enumerate(graph.steps):
+        if step.kind not in KEEPS:
+            own.setdefault(find(index), []).append(index)
+    found = {}
+    for family, members in own.items():
+        ranges = [calibration.ranges[i] for i in members]
+        wide = affine_from_range(min(low for low, _ in ranges), max(high for _, high in ranges))
+        found[family] = calibration.parameters[members[0]] if len(members) == 1 else wide
+    return [found[find(i)] for i in range(len(graph.steps))]
