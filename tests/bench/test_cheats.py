@@ -35,7 +35,7 @@ def test_a_cheat_gets_its_sentence(cheat: Path, tmp_path: Path, quick: Settings)
     settings = replace(quick, runs=12)
     if found[1] == "harmless":
         score = score_plugin(tmp_path / "plugin.py", "MLP_SPRINT", settings)
-        assert score.size_gain == 1.0 and score.memory_gain < 3 and score.speedup < 10
+        assert score.size_gain == 1.0 and score.memory_gain < 1.25 and score.speedup < 4  # as the honest one
         return
     with pytest.raises(Rejected) as refused:
         score_plugin(tmp_path / "plugin.py", "MLP_SPRINT", settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import http.client
 import json
 import os
@@ -23,13 +24,14 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
 
+from sqlalchemy import insert
 from starlette.testclient import TestClient
 
 from tests.bench.site import Served
 from tests.bench.test_board import filled, recipe
 from tests.bench.test_server import Site
 from tilewise.bench import Rejected
-from tilewise.bench.board import open_board
+from tilewise.bench.board import open_board, schema
 from tilewise.bench.board.tokens import create_token
 from tilewise.bench.jsontext import parse_json
 from tilewise.bench.server import create_app, limits
@@ -125,6 +127,15 @@ def test_one_client_may_ask_so_often_and_no_more(tmp_path: Path, monkeypatch: py
         assert known.status_code == 200  # somebody with a token is counted by it, not by the address
 
 
+def test_all_addresses_of_one_customer_are_one_client() -> None:
+    def client(address: str) -> str:
+        return limits._client({"client": (address, 1)}, None)
+
+    assert client("2001:db8:1:2::1") == client("2001:db8:1:2:ffff::9") != client("2001:db8:1:3::1")
+    assert client("10.0.0.1") != client("10.0.0.2")
+    assert client("fe80::1%eth0") == client("fe80::2")
+
+
 def test_a_bucket_fills_again_with_time() -> None:
     now = [0.0]
     rates = Rates(1.0, 3.0, lambda: now[0])
@@ -155,6 +166,15 @@ def test_signing_out_ends_the_session_wherever_its_cookie_is(site: Site) -> None
     site.client.cookies.set("tilewise_teacher", kept, path="/teacher")
     assert "Sign in" in site.client.get("/teacher").text
     assert site.client.post("/teacher/do", data={"action": "open", "event": "MLP_SPRINT"}).status_code == 403
+
+
+def test_a_session_written_into_the_database_signs_nobody_in(site: Site) -> None:
+    teacher = site.tokens["teacher"].split("_")[1]
+    forged = hashlib.sha256(b"session guess").hexdigest()
+    with site.board.write() as transaction:
+        row = {"hash": forged, "token": teacher, "until": time.time() + 3600}
+        transaction.connection.execute(insert(schema.sessions).values(**row))
+    assert "Sign in" in site.client.get("/teacher", headers={"cookie": "tilewise_teacher=guess"}).text
 
 
 def test_a_revoked_token_signs_its_holder_out(site: Site) -> None:

@@ -1,4 +1,4 @@
-# refused: Read-only file system
+# refused: No such file
 from pathlib import Path
 
 

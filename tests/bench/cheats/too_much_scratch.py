@@ -3,5 +3,6 @@ from pathlib import Path
 
 
 def load(event, folder):
-    Path('/tmp/large').write_bytes(bytes(64 << 20))
+    for at in range(8):
+        Path(f"/tmp/large{at}").write_bytes(bytes(8 << 20))
     raise RuntimeError("it was allowed")

@@ -1,8 +1,12 @@
-"""Who is signed in: a random cookie whose hash the board keeps until it ends, is ended, or its token is revoked."""
+"""Who is signed in: a random cookie whose hash the board keeps until it ends, is ended, or its token is revoked.
+
+The hash is made with the board's key: whoever can write to the database, and has no key, signs nobody in.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import secrets
 import time
 
@@ -11,6 +15,7 @@ from sqlalchemy import delete, insert, select
 from tilewise.bench.board import schema
 from tilewise.bench.board.store import Board
 from tilewise.bench.board.tokens import Holder
+from tilewise.errors import UnavailableError
 
 
 def open_session(board: Board, token: str, seconds: float) -> str:
@@ -19,14 +24,16 @@ def open_session(board: Board, token: str, seconds: float) -> str:
     with board.write() as transaction:
         connection = transaction.connection
         connection.execute(delete(schema.sessions).where(schema.sessions.c.until < now))
-        connection.execute(insert(schema.sessions).values(hash=_hash(secret), token=token, until=now + seconds))
+        connection.execute(insert(schema.sessions).values(hash=_hash(board, secret), token=token, until=now + seconds))
     return secret
 
 
 def session_holder(board: Board, secret: str) -> Holder | None:
     """Whose cookie this is; None for one that is unknown, has ended, or whose token is revoked."""
     session, tokens = schema.sessions, schema.tokens
-    known = (session.c.hash == _hash(secret)) & (session.c.until > time.time()) & (tokens.c.id == session.c.token)
+    known = (
+        (session.c.hash == _hash(board, secret)) & (session.c.until > time.time()) & (tokens.c.id == session.c.token)
+    )
     query = select(tokens.c.id, tokens.c.team, tokens.c.role).where(known & tokens.c.revoked_at.is_(None))
     with board.read() as connection:
         found = connection.execute(query).first()
@@ -36,8 +43,10 @@ def session_holder(board: Board, secret: str) -> Holder | None:
 def end_session(board: Board, secret: str) -> None:
     """Sign out: the cookie opens nothing from now on."""
     with board.write() as transaction:
-        transaction.connection.execute(delete(schema.sessions).where(schema.sessions.c.hash == _hash(secret)))
+        transaction.connection.execute(delete(schema.sessions).where(schema.sessions.c.hash == _hash(board, secret)))
 
 
-def _hash(secret: str) -> str:
-    return hashlib.sha256(b"session " + secret.encode("utf-8", errors="surrogatepass")).hexdigest()
+def _hash(board: Board, secret: str) -> str:
+    if board.key is None:
+        raise UnavailableError("this board's key is missing, so nobody can sign in")
+    return hmac.new(board.key, b"session " + secret.encode("utf-8", errors="surrogatepass"), hashlib.sha256).hexdigest()

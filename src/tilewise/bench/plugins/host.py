@@ -1,7 +1,9 @@
 """A plugin in its jail, seen from outside: what was handed in, the pipe to it, and what it takes of the machine.
 
 Processor time that the plugin spends while no question is open is counted apart from that on questions; memory is the
-kernel's own count of the process, its scratch folder included. Nothing that the process says of itself is believed.
+kernel's own count of the process, its scratch folder included: the larger of what it grew by and what it has changed or
+added since a twin of it was left behind (see process.leave_a_twin). Nothing that the process says of itself is
+believed.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from tilewise.errors import UnavailableError
 Array = npt.NDArray[Any]
 _LOAD_SECONDS = 60.0
 _ANSWER_SECONDS = 60.0
+_MOST_NAMES, _NAME_BYTES = 4096, 1024
 _IDLE_SECONDS, _IDLE_SHARE = 0.005, 0.01  # processor time allowed between questions; an honest plugin needs 3 µs each
 
 
@@ -47,10 +50,14 @@ class Host:
     busy: float = 0.0  # processor seconds while a question was open
     idle: float = 0.0  # and while none was
     scratch: int = 0  # the most it kept in its scratch folder
+    own: int = 0  # the most it had in memory for itself
     _cpu: float = 0.0
 
-    def ask(self, question: Array) -> tuple[Array, float]:
-        """The answer, and how long it took by this process's clock."""
+    def ask(self, question: Array, watched: bool = False) -> tuple[Array, float]:
+        """The answer, and how long it took by this process's clock.
+
+        While a question is `watched` its memory is looked at, which takes time: this is for those that are not timed.
+        """
         message = np.ascontiguousarray(question, wire.question_of(self.event)[1])
         layout = wire.answer_of(self.event)
         length = math.prod(layout[0]) * np.dtype(layout[1]).itemsize
@@ -62,13 +69,16 @@ class Host:
         start = time.perf_counter()
         try:
             wire.send(asking, message)
+            if watched:
+                self._watch(_ANSWER_SECONDS)
             content = wire.receive(answering, length, _ANSWER_SECONDS)
         except wire.Ended as error:
             raise Rejected("plugin failed", f"the plugin gave no answer: {error}{self.last_words()}") from None
         seconds = time.perf_counter() - start
         self._cpu = self._cpu_time()
         self.busy += self._cpu - before
-        self.scratch = max(self.scratch, self._scratch_bytes())
+        if watched:
+            self._look_at_memory()
         return wire.decode(content, layout), seconds
 
     def load(self) -> None:
@@ -77,9 +87,10 @@ class Host:
         rules = jail.allowed_calls()
         try:
             wire.receive(answering, 1, _LOAD_SECONDS)
-            self.rss_before = _status_bytes(self.prisoner.pid, "VmRSS")
+            self.rss_before = _status_bytes(self.prisoner.pid, "status", "VmRSS")
             wire.send(asking, struct.pack("<I", len(rules)) + rules)
-            wire.receive(answering, 1, _LOAD_SECONDS)
+            self._watch(_LOAD_SECONDS)
+            wire.receive(answering, 1, 0.0)
         except wire.Ended as error:
             raise Rejected("plugin failed", f"the plugin did not load: {error}{self.last_words()}") from None
         self._cpu = self._cpu_time()
@@ -98,12 +109,25 @@ class Host:
         return ""
 
     def memory_bytes(self, least: int) -> int:
-        """The most it held beyond what it held before the plugin was loaded, its files in memory included.
+        """The most it held for the plugin, its files in memory included.
 
-        `least` is what any program must hold: its weights, a question and an answer. Memory that was there before can
-        be given back and taken again without the kernel's count going up, but not below that.
+        `least` is what any program must hold: its weights, a question and an answer.
         """
-        return max(_status_bytes(self.prisoner.pid, "VmHWM") - self.rss_before, least) + self.scratch
+        grown = _status_bytes(self.prisoner.pid, "status", "VmHWM") - self.rss_before
+        return max(grown, self.own, least) + self.scratch
+
+    def _watch(self, seconds: float) -> None:
+        """Look at its memory until it says something, or for so long."""
+        until = time.monotonic() + seconds
+        while not select.select([self._pipes()[1]], [], [], 5e-4)[0]:
+            self._look_at_memory()
+            if time.monotonic() > until:
+                raise wire.Ended(f"it gave no answer within {seconds:g} s")
+
+    def _look_at_memory(self) -> None:
+        """What the plugin has changed or added, and what lies in its scratch folder, at this moment."""
+        self.own = max(self.own, _status_bytes(self.prisoner.pid, "smaps_rollup", "Private_Dirty"))
+        self.scratch = max(self.scratch, self._scratch_bytes())
 
     def check_idle(self) -> None:
         """Work outside of the timed calls shows as processor time between them."""
@@ -123,17 +147,20 @@ class Host:
             return self._cpu
 
     def _scratch_bytes(self) -> int:
-        """What lies in the scratch folder, files without a name included."""
+        """What lies in the scratch folder, files without a name included; names take the kernel's memory too."""
         try:
             found = os.statvfs(f"/proc/{self.prisoner.pid}/root{jail.SCRATCH}")
         except OSError:
             return 0
-        return (found.f_blocks - found.f_bfree) * found.f_frsize
+        names = found.f_files - found.f_ffree
+        if names > _MOST_NAMES:
+            raise Rejected("plugin failed", f"the plugin made more than the {_MOST_NAMES:,} files and folders it may")
+        return (found.f_blocks - found.f_bfree) * found.f_frsize + max(names - 1, 0) * _NAME_BYTES
 
 
-def _status_bytes(pid: int, name: str) -> int:
+def _status_bytes(pid: int, file: str, name: str) -> int:
     try:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
             if line.startswith(name + ":"):
                 return int(line.split()[1]) * 1024
     except (OSError, ValueError, IndexError):

@@ -15,6 +15,7 @@ import importlib.util
 import json
 import os
 import secrets
+import select
 import shutil
 import signal
 import subprocess
@@ -34,15 +35,17 @@ from tilewise.errors import UnavailableError
 
 SITE, PLUGIN, SCRATCH = "/site", "/plugin", "/tmp"
 SCRATCH_BYTES = 16 << 20
+_SECONDS_TO_END = 5.0
 _CLONE_THREAD = 0x10000
+_MAP_HUGETLB = 0x40000  # pages that the kernel counts apart
 _KEEP_PAGES = (3, 14, 15)  # madvise: will need, huge pages or not; what would hide memory from its count is refused
 
 _CALLS = """
 read write readv writev pread64 pwrite64 open openat close close_range stat fstat lstat newfstatat statx
-lseek mmap mprotect munmap mremap brk rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack ioctl access faccessat
+lseek mprotect munmap mremap brk rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack ioctl access faccessat
 faccessat2 select pselect6 poll ppoll sched_yield nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time
 times getrusage getpid gettid getppid getuid geteuid getgid getegid getgroups getcwd uname sysinfo sched_getaffinity
-getcpu getrlimit fcntl dup dup2 dup3 pipe pipe2 getdents64 readlink readlinkat futex set_robust_list get_robust_list
+getcpu getrlimit fcntl dup dup2 dup3 getdents64 readlink readlinkat futex set_robust_list get_robust_list
 rseq set_tid_address arch_prctl getrandom membarrier exit exit_group ftruncate fsync fdatasync flock unlink unlinkat
 mkdir mkdirat rmdir umask statfs fstatfs fadvise64 mincore restart_syscall
 """  # files, memory, time, threads and what they wait on; nothing that reaches another process or changes this one
@@ -89,6 +92,7 @@ def allowed_calls() -> bytes:
     rules.add_rule(seccomp.ALLOW, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_THREAD, _CLONE_THREAD))
     rules.add_rule(seccomp.ERRNO(38), "clone3")  # "not known here": the C library then takes clone
     rules.add_rule(seccomp.ALLOW, "prlimit64", seccomp.Arg(2, seccomp.EQ, 0))  # to read a limit, not to set one
+    rules.add_rule(seccomp.ALLOW, "mmap", seccomp.Arg(3, seccomp.MASKED_EQ, _MAP_HUGETLB, 0))
     for advice in _KEEP_PAGES:
         rules.add_rule(seccomp.ALLOW, "madvise", seccomp.Arg(2, seccomp.EQ, advice))
     with tempfile.TemporaryFile() as stream:
@@ -101,8 +105,8 @@ def command(folder: Path, words: tuple[str, ...], hide_weights: bool, info: int 
     """The command line that runs Python on `words` in a jail with `folder` as the plugin's."""
     bound = [*_interpreter(), *_packages(hide_weights), "--ro-bind", str(folder), PLUGIN]
     bound = [*_parents(bound), *bound]
-    places = ["--proc", "/proc", "--dev", "/dev", "--size", str(SCRATCH_BYTES), "--perms", "1777", "--tmpfs", SCRATCH]
-    sealed = [word for place in ("/proc", "/dev", "/") for word in ("--remount-ro", place)]
+    places = ["--dev", "/dev", "--size", str(SCRATCH_BYTES), "--perms", "1777", "--tmpfs", SCRATCH]
+    sealed = [word for place in ("/dev", "/") for word in ("--remount-ro", place)]
     spaces = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     if os.getuid() == 0:  # the host process becomes a user of its own by itself, see process.become_nobody
         spaces += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
@@ -194,16 +198,17 @@ class Prisoner:
 def started(folder: Path, words: tuple[str, ...], threads: int, hide_weights: bool) -> Iterator[Prisoner]:
     """Python on `words` in a jail, with pipes for both ways; ended with the block.
 
-    Standard error is a file, so that whoever warns a lot is not held up by a pipe that nobody empties.
+    Standard error is a file, so that whoever warns a lot is not held up by a pipe that nobody empties; it can be added
+    to and not read, so that it is no place to keep anything.
     """
     check()
     reader, writer = os.pipe()
-    with tempfile.TemporaryFile() as errors:
+    with tempfile.NamedTemporaryFile() as errors, Path(errors.name).open("ab", 0) as written:
         process = subprocess.Popen(
             command(folder, words, hide_weights, writer),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=errors,
+            stderr=written,
             env=environment(threads),
             pass_fds=(writer,),
             start_new_session=True,
@@ -237,6 +242,7 @@ def _ended(pid: int) -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):
             signal.pidfd_send_signal(handle, signal.SIGKILL)
+            select.select([handle], [], [], _SECONDS_TO_END)  # nothing of it runs on into the next measurement
         os.close(handle)
 
 

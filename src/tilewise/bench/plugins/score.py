@@ -151,7 +151,7 @@ def _interrogate(
         sides = [(plain, base), (entry, ours)]
         for host, answers in sides if rng.integers(2) else sides[::-1]:
             time.sleep(float(rng.uniform(0, 2e-3)))  # whoever works on between questions is seen doing so
-            answers.given[at], seconds = host.ask(question.inputs)
+            answers.given[at], seconds = host.ask(question.inputs, watched=not counts)
             if counts:
                 answers.seconds.append(seconds)
     return base, ours

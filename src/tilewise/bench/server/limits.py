@@ -10,6 +10,8 @@ board's health at the door (see connections).
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ipaddress
 import json
 import logging
 import time
@@ -215,8 +217,13 @@ def _declared_length(scope: Any) -> int | None:
 
 
 def _client(scope: Any, holder: Holder | None) -> str:
-    address = scope["client"][0] if scope.get("client") else "-"
-    return f"address {address}" if holder is None else f"token {holder.id}"
+    """Who asks: the holder of a token, or an address; of IPv6 the half that one customer of a provider is given."""
+    if holder is not None:
+        return f"token {holder.id}"
+    address = str(scope["client"][0]) if scope.get("client") else "-"
+    with contextlib.suppress(ValueError):
+        address = ipaddress.IPv6Address(address.partition("%")[0]).exploded[:19]
+    return f"address {address}"
 
 
 class _Answer:
