@@ -81,8 +81,10 @@ class _Tracer:
         result = np.asarray(result)
         inputs = tuple(self.seen(a) for a in arrays)
         known = {name: self.seen(value) for name, value in params.items()}
-        self.trace.nodes.append(Node(type(step), inputs, known, step.recorded_layer, result.shape))
         self.alive += [result, *arrays]
+        if not any(isinstance(v, Value) for v in (*inputs, *known.values())):
+            return  # made of constants alone: a constant
+        self.trace.nodes.append(Node(type(step), inputs, known, step.recorded_layer, result.shape))
         self.values[id(result)] = Value(len(self.trace.nodes))
 
 
