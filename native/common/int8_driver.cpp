@@ -1,6 +1,12 @@
 // What does not depend on the instruction set: the packed layout of integer weights, the tile, the split over threads.
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <new>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include "common/alloc.h"
 #include "common/thread_pool.h"
@@ -29,6 +35,40 @@ void pack_int8_weights(const int8_t* weights, int columns, int taps, int channel
       }
     }
     column_sums[column] = sum;
+  }
+}
+
+int int8_pair_room(const int8_t* packed, int64_t bytes) {
+  int pair = 0, weight = 1;
+  for (int64_t i = 0; i + 1 < bytes; i += 2) {
+    const int a = packed[i], b = packed[i + 1];
+    pair = std::max({pair, std::max(a, 0) + std::max(b, 0), std::max(-a, 0) + std::max(-b, 0)});
+    weight = std::max({weight, std::abs(a), std::abs(b)});
+  }
+  return 255 * pair <= 32767 ? 510 : std::min(510, 32767 / weight);
+}
+
+bool has_avx_vnni() {
+#if defined(__x86_64__)
+  static const bool has = [] {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return best_isa() >= Isa::avx2 && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && a >= 1 &&
+           __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & (1u << 4)) != 0;
+  }();
+  return has;
+#else
+  return false;
+#endif
+}
+
+int32_t* int8_scratch(int64_t numbers) {
+  constexpr std::size_t kKept = std::size_t{8} << 20;  // a larger block is let go when less is asked for
+  thread_local Buffer<int32_t> block;
+  try {
+    if (block.size() > kKept && static_cast<std::size_t>(numbers) <= kKept) block = Buffer<int32_t>();
+    return block.grow(static_cast<std::size_t>(numbers));
+  } catch (const std::bad_alloc&) {
+    return nullptr;
   }
 }
 

@@ -58,6 +58,7 @@ Int8Layer::Int8Layer(const Int8Geometry& geometry, const int8_t* weights, const 
   Buffer<int32_t> sums(g.columns);
   pack_int8_weights(weights, g.columns, taps, g.channels, static_cast<int64_t>(taps) * g.channels, g.channels, 1,
                     packed_.data(), sums.data());
+  pair_room_ = int8_pair_room(packed_.data(), static_cast<int64_t>(packed_.size()));
   offset_ = padded(offset, g.columns);
   scale_ = padded(scale, g.columns);
   bias_ = padded(bias, g.columns);
@@ -101,6 +102,7 @@ Int8Problem Int8Layer::problem() const {
   p.groups_per_run = groups_;
   p.weights = packed_.data();
   p.columns = geometry_.columns;
+  p.pair_room = pair_room_;
   p.offset = offset_.data();
   p.scale = scale_.data();
   p.bias = bias_.data();

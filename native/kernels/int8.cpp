@@ -1,120 +1,45 @@
 // The register tiles of the integer product: up to 16 rows by 1 panel of 16 columns, 12 by 2 or 6 by 4 with AVX-512, 4 by 1
-// elsewhere; and the loops over blocks around them. Per step of four K values a row is one 32-bit broadcast and a panel one vector load; the dot product of four
-// bytes is one VNNI instruction, or two 16-bit multiply-adds on AVX2. The usual AVX2 instruction for unsigned times signed
-// bytes saturates at 16 bits (255 * 127 * 2 does not fit) and is not used: all sets give the same integers.
+// elsewhere; and the loops over blocks around them. Per step of four K values a row is one 32-bit broadcast and a panel one
+// vector load or two. int8_dot.h says by which instructions they are multiplied; all sets give the same integers.
 //
 // This file is compiled with -ffp-contract=off: the rounding to 8 bits must not depend on the instruction set.
 #include "kernels/int8.h"
 
 #include "common/simd.h"
-#include "kernels/rounding.h"
+#include "kernels/int8_dot.h"
+#include "kernels/int8_sums.h"
+#include "kernels/int8_split.h"
 
 namespace tw {
 namespace TW_ISA {
 namespace {
 
-constexpr int kVectors = kInt8Panel / kLanes;  // vectors per panel
 #if defined(__AVX512F__)
 constexpr int kTallest[kInt8MaxPanels + 1] = {0, 16, 12, 0, 6};
 #else
 constexpr int kTallest[kInt8MaxPanels + 1] = {0, 4, 0, 0, 0};
 #endif
 
-struct Weights {  // one vector of weights: kLanes columns x 4 values, as the dot product wants it
-#if defined(__AVX512F__)
-  __m512i v;
-#elif defined(__AVX2__)
-  __m256i even, odd;
-#else
-  const int8_t* p;
-#endif
+#if !defined(__AVX2__) || defined(__AVX512F__)
+struct Split {  // what int8_split.h makes with AVX2
+  const uint8_t* low;
 };
-
-TW_INLINE Weights load_weights(const int8_t* p) {
-#if defined(__AVX512F__)
-  return {_mm512_loadu_si512(p)};
-#elif defined(__AVX2__)
-  const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  return {_mm256_srai_epi16(_mm256_slli_epi16(w, 8), 8), _mm256_srai_epi16(w, 8)};
-#else
-  return {p};
 #endif
-}
-
-struct Activations {  // four bytes of a row, in every lane
-#if defined(__AVX512F__)
-  __m512i v;
-#elif defined(__AVX2__)
-  __m256i even, odd;
-#else
-  const uint8_t* p;
-#endif
-};
-
-TW_INLINE Activations broadcast(const uint8_t* p) {
-#if defined(__AVX2__)
-  int32_t four;
-  std::memcpy(&four, p, 4);
-#endif
-#if defined(__AVX512F__)
-  return {_mm512_set1_epi32(four)};
-#elif defined(__AVX2__)
-  const __m256i a = _mm256_set1_epi32(four);
-  return {_mm256_and_si256(a, _mm256_set1_epi16(0xff)), _mm256_srli_epi16(a, 8)};
-#else
-  return {p};
-#endif
-}
-
-TW_INLINE void dot(vi& acc, const Activations& a, const Weights& w) {
-#if defined(__AVX512F__)
-  // Inline assembly because gcc 12 copies and spills accumulators around the intrinsic.
-  asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(a.v), "v"(w.v));
-#elif defined(__AVX2__)
-  acc += (vi)_mm256_madd_epi16(a.even, w.even) + (vi)_mm256_madd_epi16(a.odd, w.odd);
-#else
-  for (int i = 0; i < kLanes; ++i) {
-    acc[i] += a.p[0] * w.p[4 * i] + a.p[1] * w.p[4 * i + 1] + a.p[2] * w.p[4 * i + 2] + a.p[3] * w.p[4 * i + 3];
-  }
-#endif
-}
-
-TW_INLINE vf clamp(vf x, float low, float high) {
-  x = select(x > splat(low), x, splat(low));
-  return select(x < splat(high), x, splat(high));
-}
-
-TW_INLINE void store_bytes(uint8_t* p, vi v, int n) {
-#if defined(__AVX512F__)
-  _mm512_mask_cvtepi32_storeu_epi8(p, lane_mask(n), (__m512i)v);
-#else
-  if (n == kLanes) return store_low_bytes(p, v);
-  uint8_t bytes[kLanes];
-  store_low_bytes(bytes, v);
-  std::memcpy(p, bytes, n);
-#endif
-}
-
-TW_INLINE vi load_bytes(const uint8_t* p, int n) {
-#if defined(__AVX512F__)
-  return (vi)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_maskz_loadu_epi8(lane_mask(n), p));
-#else
-  if (n == kLanes) return widen_bytes(p);
-  uint8_t bytes[kLanes] = {};
-  std::memcpy(bytes, p, n);
-  return widen_bytes(bytes);
-#endif
-}
-
-struct RowOffsets {  // the odd length keeps the three from lying whole pages apart, where they would get in each other's way
-  int64_t in[kInt8MaxRows + 24], out[kInt8MaxRows + 24], residual[kInt8MaxRows + 24];
-};
 
 // All of K at once: sums start from the offset, stay in registers and are finished.
-struct Whole {};
+template <Dot D>
+struct Whole {
+  static constexpr Dot kDot = D;
+  static constexpr bool kOneRow = D != Dot::pairs;  // whether a single row goes its own way
+  const Split& split;
+  const int32_t* start;  // of pairs: the sums of the panel at hand before any product
+};
 
 // The groups of K that are multiplied now; the sums of the block wait in memory and are finished at the end.
+template <Dot D>
 struct Slice {
+  static constexpr Dot kDot = D;
+  static constexpr bool kOneRow = false;
   int first, last;
   int32_t* sums;     // of the block's first row and first panel
   int64_t row_step;
@@ -122,123 +47,6 @@ struct Slice {
 
   TW_INLINE int32_t* at(int row, int column) const { return sums + row * row_step + column - first_panel * kInt8Panel; }
 };
-
-TW_INLINE vi finish_uint8(const Int8Problem& p, vf value, const uint8_t* residual, int lanes) {
-  if (p.residual != nullptr) {
-    const vi r = load_bytes(residual, lanes) - p.residual_zero;
-    value = value + __builtin_convertvector(r, vf) * splat(p.residual_scale);
-  }
-  value = clamp(value, static_cast<float>(p.low - p.zero), static_cast<float>(p.high - p.zero));
-  return __builtin_convertvector(round_even(value), vi) + p.zero;
-}
-
-TW_INLINE vf finish_float(const Int8Problem& p, vf value, int64_t row, int column) {
-  if (p.row_scale != nullptr) value = value * splat(p.row_scale[row]);
-  if (p.bias != nullptr) value = value + load(p.bias + column);
-  if (p.relu) value = select(value < splat(0.0f), splat(0.0f), value);
-  return value;
-}
-
-// `sum` already holds the column's offset.
-TW_INLINE void finish(const Int8Problem& p, vi sum, int64_t row, int64_t out_offset, int64_t residual_offset, int column) {
-  int lanes = p.out_columns - column;
-  if (lanes <= 0) return;
-  if (lanes > kLanes) lanes = kLanes;
-  if (p.kind == Int8Out::int32) {
-    store_first(static_cast<float*>(p.out) + out_offset + column, (vf)sum, lanes);
-    return;
-  }
-  const vf value = __builtin_convertvector(sum, vf) * load(p.scale + column);
-  if (p.kind == Int8Out::float32) {
-    store_first(static_cast<float*>(p.out) + out_offset + column, finish_float(p, value, row, column), lanes);
-  } else {
-    const uint8_t* residual = p.residual + residual_offset + column;
-    store_bytes(static_cast<uint8_t*>(p.out) + out_offset + column, finish_uint8(p, value, residual, lanes), lanes);
-  }
-}
-
-#if defined(__AVX512F__)
-// Whole panels to bytes: what finish_uint8 computes, for four vectors of 16 columns at a time. Saturating packs do the
-// clamping below and the narrowing, and the result leaves in four stores of 16 bytes; the one-by-one way costs three
-// times as much, which shows wherever K is small.
-struct ByteStore {
-  uint8_t* out;
-  const uint8_t* residual;
-  __m512 highest, residual_scale;
-  __m512i zero, lowest, residual_zero;
-
-  explicit ByteStore(const Int8Problem& p)
-      : out(static_cast<uint8_t*>(p.out)), residual(p.residual),
-        highest(_mm512_set1_ps(static_cast<float>(p.high - p.zero))), residual_scale(_mm512_set1_ps(p.residual_scale)),
-        zero(_mm512_set1_epi16(static_cast<int16_t>(p.zero))), lowest(_mm512_set1_epi8(static_cast<char>(p.low))),
-        residual_zero(_mm512_set1_epi32(p.residual_zero)) {}
-
-  template <bool kResidual>
-  TW_INLINE __m512i rounded(vi sum, __m512 scale, int64_t residual_at) const {
-    __m512 value = _mm512_mul_ps((__m512)__builtin_convertvector(sum, vf), scale);
-    if (kResidual) {
-      const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(residual + residual_at));
-      const __m512i skip = _mm512_sub_epi32(_mm512_maskz_cvtepu8_epi32(0xffff, bytes), residual_zero);
-      value = _mm512_add_ps(value, _mm512_mul_ps((__m512)__builtin_convertvector((vi)skip, vf), residual_scale));
-    }
-    // The conversion rounds ties to even. (gcc 12 warns of its own header without the masks; they cost nothing.)
-    return _mm512_maskz_cvtps_epi32(0xffff, _mm512_maskz_min_ps(0xffff, highest, value));
-  }
-
-  TW_INLINE void store(__m512i a, __m512i b, __m512i c, __m512i d, const int64_t* at) const {
-    const __m512i ab = _mm512_adds_epi16(_mm512_packs_epi32(a, b), zero);
-    const __m512i cd = _mm512_adds_epi16(_mm512_packs_epi32(c, d), zero);
-    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    const __m512i bytes = _mm512_maskz_permutexvar_epi32(0xffff, order, _mm512_max_epu8(_mm512_packus_epi16(ab, cd), lowest));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + at[0]), _mm512_maskz_extracti32x4_epi32(0xf, bytes, 0));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + at[1]), _mm512_maskz_extracti32x4_epi32(0xf, bytes, 1));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + at[2]), _mm512_maskz_extracti32x4_epi32(0xf, bytes, 2));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + at[3]), _mm512_maskz_extracti32x4_epi32(0xf, bytes, 3));
-  }
-};
-
-template <int R, int P, bool kResidual>
-TW_INLINE void finish_bytes(const Int8Problem& p, const vi (&acc)[R][P], const RowOffsets& at, int first, int column) {
-  const ByteStore to(p);
-  __m512 scale[P];
-#pragma GCC unroll 4
-  for (int v = 0; v < P; ++v) scale[v] = (__m512)load(p.scale + column + v * kLanes);
-#pragma GCC unroll 16
-  for (int i = 0; i < R * P; i += 4) {
-    __m512i value[4];
-    int64_t out_at[4];
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-      const int r = (i + j) / P, v = (i + j) % P;
-      out_at[j] = at.out[first + r] + column + v * kLanes;
-      value[j] = to.rounded<kResidual>(acc[r][v], scale[v], at.residual[first + r] + column + v * kLanes);
-    }
-    to.store(value[0], value[1], value[2], value[3], out_at);
-  }
-}
-#endif
-
-template <int R, int P>
-TW_INLINE void finish_tile(const Int8Problem& p, const vi (&acc)[R][P * kVectors], const RowOffsets& at, int first,
-                           int64_t row, int panel) {
-  const int column = panel * kInt8Panel;
-#if defined(__AVX512F__)
-  if constexpr (R * P % 4 == 0) {
-    if (p.kind == Int8Out::uint8 && column + P * kInt8Panel <= p.out_columns) {
-      p.residual != nullptr ? finish_bytes<R, P, true>(p, acc, at, first, column)
-                            : finish_bytes<R, P, false>(p, acc, at, first, column);
-      return;
-    }
-  }
-#endif
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-    for (int v = 0; v < P * kVectors; ++v) {
-      finish(p, acc[r][v], row + r, at.out[first + r], at.residual[first + r], column + v * kLanes);
-    }
-  }
-}
 
 TW_INLINE vi load_ints(const int32_t* p) {
   vi ints;
@@ -249,20 +57,20 @@ TW_INLINE vi load_ints(const int32_t* p) {
 TW_INLINE void store_ints(int32_t* p, vi ints) { std::memcpy(p, &ints, sizeof ints); }
 
 // acc += rows x weights over `bytes` values of K from `start` on; `w` moves on with them.
-template <int R, int V>
+template <Dot D, int R, int V>
 TW_INLINE void multiply(const uint8_t* const (&rows)[R], int64_t start, int64_t bytes, const int8_t*& w, int64_t panel_bytes,
                         vi (&acc)[R][V]) {
   for (int64_t k = start; k < start + bytes; k += kInt8Group) {
-    Weights weights[V];
+    Weights<D> weights[V];
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
-      weights[v] = load_weights(w + (v / kVectors) * panel_bytes + (v % kVectors) * kLanes * kInt8Group);
+      weights[v] = load_weights<D>(w + (v / kVectors) * panel_bytes + (v % kVectors) * kLanes * kInt8Group);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const Activations a = broadcast(rows[r] + k);
+      const Activations<D> a = broadcast<D>(rows[r] + k);
 #pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) dot(acc[r][v], a, weights[v]);
+      for (int v = 0; v < V; ++v) dot<D>(acc[r][v], a, weights[v]);
     }
     w += kInt8Panel * kInt8Group;
   }
@@ -272,26 +80,71 @@ TW_INLINE int64_t panel_bytes_of(const Int8Problem& p) {
   return static_cast<int64_t>(p.runs) * p.groups_per_run * kInt8Panel * kInt8Group;
 }
 
-template <int R, int P>
-void tile(const Int8Problem& p, const Whole&, const RowOffsets& at, int first, int64_t row, int panel) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// base * the sum of each column's weights: what the window's place takes away.
+TW_INLINE void add_base(const Int8Problem& p, const int8_t* w, int base, vi (&sums)[kVectors]) {
+  const __m256i ones = _mm256_set1_epi8(1);
+  vi total[kVectors] = {};
+  for (int64_t g = 0; g < static_cast<int64_t>(p.runs) * p.groups_per_run; ++g, w += kInt8Panel * kInt8Group) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) total[v] += dot_of_pairs(ones, load_weights<Dot::pairs>(w + v * kLanes * kInt8Group).v);
+  }
+#pragma GCC unroll 2
+  for (int v = 0; v < kVectors; ++v) sums[v] += total[v] * base;
+}
+
+// What was cut off the activations of a tile's rows, times their weights.
+template <bool kAbove, int R>
+TW_INLINE void add_rest(const Rest* e, const Rest* end, const int8_t* w, vi (&acc)[R][kVectors]) {
+  for (; e < end; e += kSplitRows) {
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const __m256i a = _mm256_set1_epi32(e[r].bytes);
+      const int8_t* at = w + static_cast<int64_t>(e[r].at) * kInt8Panel * kInt8Group;
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) {
+        const vi product = dot_of_pairs(a, load_weights<Dot::pairs>(at + v * kLanes * kInt8Group).v);
+        acc[r][v] = kAbove ? acc[r][v] + product : acc[r][v] - product;
+      }
+    }
+  }
+}
+
+template <int R>
+TW_INLINE void add_rests(const Split& split, int first, const int8_t* w, vi (&acc)[R][kVectors]) {
+  const int32_t* from = split.first + 2 * (first / kSplitRows);
+  add_rest<true, R>(split.rest + from[0], split.rest + from[1], w, acc);
+  add_rest<false, R>(split.rest + from[1], split.rest + from[2], w, acc);
+}
+#endif
+
+template <int R, int P, Dot D>
+void tile(const Int8Problem& p, const Whole<D>& whole, const RowOffsets& at, int first, int64_t row, int panel) {
   constexpr int V = P * kVectors;
   const int64_t panel_bytes = panel_bytes_of(p);
   const int8_t* w = p.weights + panel * panel_bytes;
+  const int32_t* start = p.offset + panel * kInt8Panel;
+  if constexpr (D == Dot::pairs) start = whole.start;
   const uint8_t* rows[R];
   vi acc[R][V];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
-    rows[r] = p.in + at.in[first + r];
+    rows[r] = (D == Dot::pairs ? whole.split.low : p.in) + at.in[first + r];
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) acc[r][v] = load_ints(p.offset + panel * kInt8Panel + v * kLanes);
+    for (int v = 0; v < V; ++v) acc[r][v] = load_ints(start + v * kLanes);
   }
   const int64_t run_bytes = static_cast<int64_t>(p.groups_per_run) * kInt8Group;
-  for (int run = 0; run < p.runs; ++run) multiply<R, V>(rows, run * p.run_step, run_bytes, w, panel_bytes, acc);
+  for (int run = 0; run < p.runs; ++run) multiply<D>(rows, run * p.run_step, run_bytes, w, panel_bytes, acc);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  if constexpr (D == Dot::pairs) {
+    if (whole.split.first != nullptr) add_rests<R>(whole.split, first, p.weights + panel * panel_bytes, acc);
+  }
+#endif
   finish_tile<R, P>(p, acc, at, first, row, panel);
 }
 
-template <int R, int P>
-void tile(const Int8Problem& p, const Slice& slice, const RowOffsets& at, int first, int64_t, int panel) {
+template <int R, int P, Dot D>
+void tile(const Int8Problem& p, const Slice<D>& slice, const RowOffsets& at, int first, int64_t, int panel) {
   constexpr int V = P * kVectors;
   const int64_t panel_bytes = panel_bytes_of(p), start = static_cast<int64_t>(slice.first) * kInt8Group;
   const int8_t* w = p.weights + panel * panel_bytes + start * kInt8Panel;
@@ -303,7 +156,7 @@ void tile(const Int8Problem& p, const Slice& slice, const RowOffsets& at, int fi
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) acc[r][v] = load_ints(slice.at(first + r, panel * kInt8Panel) + v * kLanes);
   }
-  multiply<R, V>(rows, start, static_cast<int64_t>(slice.last) * kInt8Group - start, w, panel_bytes, acc);
+  multiply<D>(rows, start, static_cast<int64_t>(slice.last) * kInt8Group - start, w, panel_bytes, acc);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
@@ -313,6 +166,7 @@ void tile(const Int8Problem& p, const Slice& slice, const RowOffsets& at, int fi
 
 // One row of whole K: matrix times vector, bound by the stream of weights. Four independent sums hide the latency of the
 // dot.
+template <Dot D>
 void one_row(const Int8Problem& p, const RowOffsets& at, int first, int64_t row, int panel) {
   constexpr int kChains = 4;
   const int8_t* w = p.weights + panel * panel_bytes_of(p);
@@ -323,18 +177,18 @@ void one_row(const Int8Problem& p, const RowOffsets& at, int first, int64_t row,
     for (; g + kChains <= p.groups_per_run; g += kChains) {
 #pragma GCC unroll 4
       for (int c = 0; c < kChains; ++c) {
-        const Activations a = broadcast(x + (g + c) * kInt8Group);
+        const Activations<D> a = broadcast<D>(x + (g + c) * kInt8Group);
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
-          dot(acc[c][v], a, load_weights(w + (c * kInt8Panel + v * kLanes) * kInt8Group));
+          dot<D>(acc[c][v], a, load_weights<D>(w + (c * kInt8Panel + v * kLanes) * kInt8Group));
         }
       }
       w += kChains * kInt8Panel * kInt8Group;
     }
     for (; g < p.groups_per_run; ++g, w += kInt8Panel * kInt8Group) {
-      const Activations a = broadcast(x + g * kInt8Group);
+      const Activations<D> a = broadcast<D>(x + g * kInt8Group);
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) dot(acc[0][v], a, load_weights(w + v * kLanes * kInt8Group));
+      for (int v = 0; v < kVectors; ++v) dot<D>(acc[0][v], a, load_weights<D>(w + v * kLanes * kInt8Group));
     }
   }
 #pragma GCC unroll 4
@@ -355,8 +209,8 @@ TW_INLINE void tile_rows(const Int8Problem& p, const Part& part, const RowOffset
                          int rows) {
   switch (rows) {
     case 1:
-      if constexpr (P == 1 && sizeof(Part) == sizeof(Whole)) {
-        one_row(p, at, first, row, panel);
+      if constexpr (P == 1 && Part::kOneRow) {
+        one_row<Part::kDot>(p, at, first, row, panel);
       } else {
         tile_if<1, P>(p, part, at, first, row, panel);
       }
@@ -404,10 +258,11 @@ TW_INLINE void panels(const Int8Problem& p, const Int8Tile& t, const Part& part,
 }
 
 // A block with K cut: sums start as the offset, go through memory between slices, and are finished when all is in.
+template <Dot D>
 void sliced(const Int8Problem& p, const Int8Tile& t, const RowOffsets& at, int64_t row, int count, int panel, int last_panel,
             int32_t* sums) {
   const int depth = static_cast<int>(t.kc / kInt8Group), columns = (last_panel - panel) * kInt8Panel;
-  Slice slice = {0, 0, sums, columns, panel};
+  Slice<D> slice = {0, 0, sums, columns, panel};
   for (int r = 0; r < count; ++r) std::memcpy(sums + r * slice.row_step, p.offset + panel * kInt8Panel, columns * sizeof(int32_t));
   while (slice.last < p.groups_per_run) {
     slice.first = slice.last;
@@ -442,6 +297,55 @@ void fill_offsets(const Int8Problem& p, int64_t first, int count, RowOffsets& at
   }
 }
 
+// A block of rows by all of its panels, with K whole.
+template <Dot D>
+void whole_block(const Int8Problem& p, const Int8Tile& t, const RowOffsets& at, int64_t row, int count, int panel,
+                 int last_panel) {
+  const Split none = {};
+  panels(p, t, Whole<D>{none, nullptr}, at, row, count, panel, last_panel);
+}
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr int kFewRows = 2;  // are not worth cutting
+
+void pairs_block(const Int8Problem& p, const Split& split, const RowOffsets& at, int64_t row, int count, int panel, int last_panel) {
+  alignas(32) int32_t start[kInt8Panel];
+  for (; panel < last_panel; ++panel) {
+    vi sums[kVectors];
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) sums[v] = load_ints(p.offset + panel * kInt8Panel + v * kLanes);
+    if (split.base != 0) add_base(p, p.weights + panel * panel_bytes_of(p), split.base, sums);
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) store_ints(start + v * kLanes, sums[v]);
+    strip<1>(p, Whole<Dot::pairs>{split, start}, at, row, count, panel, kSplitRows);
+  }
+}
+
+void block(const Int8Problem& p, const Int8Tile& t, RowOffsets& at, int64_t row, int count, int panel, int last_panel,
+           int32_t* sums) {
+#if defined(TW_AVX_VNNI)
+  if (has_avx_vnni()) {
+    return sums != nullptr ? sliced<Dot::vnni>(p, t, at, row, count, panel, last_panel, sums)
+                           : whole_block<Dot::vnni>(p, t, at, row, count, panel, last_panel);
+  }
+#endif
+  if (sums != nullptr) return sliced<Dot::wide>(p, t, at, row, count, panel, last_panel, sums);
+  if (count >= kFewRows) {
+    Int8Problem safe = p;
+    Split split;
+    if (Splitter().split(safe, at, count, split)) return pairs_block(safe, split, at, row, count, panel, last_panel);
+    fill_offsets(p, row, count, at);
+  }
+  whole_block<Dot::wide>(p, t, at, row, count, panel, last_panel);
+}
+#else
+void block(const Int8Problem& p, const Int8Tile& t, RowOffsets& at, int64_t row, int count, int panel, int last_panel,
+           int32_t* sums) {
+  sums != nullptr ? sliced<Dot::wide>(p, t, at, row, count, panel, last_panel, sums)
+                  : whole_block<Dot::wide>(p, t, at, row, count, panel, last_panel);
+}
+#endif
+
 void rows(const Int8Problem& p, const Int8Tile& t, int64_t first, int64_t last, int first_panel, int last_panel,
           int32_t* sums) {
   RowOffsets at;
@@ -451,11 +355,7 @@ void rows(const Int8Problem& p, const Int8Tile& t, int64_t first, int64_t last, 
     for (int64_t row = first; row < last; row += t.mc) {
       const int count = static_cast<int>(last - row < t.mc ? last - row : t.mc);
       fill_offsets(p, row, count, at);
-      if (sums != nullptr) {
-        sliced(p, t, at, row, count, panel, end, sums);
-      } else {
-        panels(p, t, Whole(), at, row, count, panel, end);
-      }
+      block(p, t, at, row, count, panel, end, sums);
     }
   }
 }

@@ -32,6 +32,7 @@ struct Int8Problem {
 
   const int8_t* weights = nullptr;  // packed by pack_int8_weights
   int columns = 0;
+  int pair_room = 255;  // see int8_pair_room; less than the truth is slower, never wrong
 
   // result = (sum + offset[column]) * scale[column] ..., all arrays padded to whole panels
   const int32_t* offset = nullptr;
@@ -88,6 +89,17 @@ TW_TABLE(Int8Kernels, int8)
 // with groups of four channels, zero-padded. `column_sums` gets the sum over all taps and channels.
 void pack_int8_weights(const int8_t* weights, int columns, int taps, int channels, int64_t column_step, int64_t tap_step,
                        int64_t channel_step, int8_t* packed, int32_t* column_sums);
+
+// The largest sum of two neighbouring activations whose products with any pair of these packed weights add up to 16 bits:
+// 255 to 510; 510, which every pair of bytes keeps, where no pair of weights can overflow.
+int int8_pair_room(const int8_t* packed, int64_t bytes);
+
+// Whether the CPU has the dot product of bytes without AVX-512 (AVX-VNNI).
+bool has_avx_vnni();
+
+// Working memory of the kernels: so many numbers of 32 bits, aligned to a cache line, this thread's until it asks again.
+// Null when the machine is out of memory.
+int32_t* int8_scratch(int64_t numbers);
 
 // The tile that a product of this shape takes when it is given none (docs/tiles.md says how it is found).
 Int8Tile default_int8_tile(int64_t rows, int64_t columns, int64_t k);

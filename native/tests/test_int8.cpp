@@ -63,6 +63,77 @@ TW_TEST(int8_products_are_exact) {
   }
 }
 
+namespace {
+
+// Bytes of one kind: anything, the largest alone, mostly small ones as ReLU leaves them, or around a zero point of 128.
+uint8_t byte_of(int kind) {
+  const int b = static_cast<int>(rng() % 256);
+  if (kind == 0) return static_cast<uint8_t>(b);
+  if (kind == 1) return 255;
+  if (kind == 2) return static_cast<uint8_t>(b % 9 == 0 ? b : b % 60);
+  return static_cast<uint8_t>(b % 31 == 0 ? b : 100 + b % 57);
+}
+
+int8_t weight_of(int kind) {
+  const int w = static_cast<int>(rng() % 256) - 128;
+  return static_cast<int8_t>(kind == 0 ? w : kind == 1 ? -128 : kind == 2 ? 127 : w / 4);
+}
+
+// A product over `runs` runs of a grid of pixels, as a convolution makes it; `gap` bytes lie between pixels' own.
+void check_grid(int height, int width, int columns, int runs, int groups, int gap, int bytes_kind, int weights_kind) {
+  const int64_t run_bytes = groups * 4, column_step = runs > 1 ? 4 : run_bytes + gap;
+  const int64_t row_step = (width - 1) * column_step + run_bytes, all = (height + runs - 2) * row_step + row_step;
+  std::vector<uint8_t> x(all);
+  for (uint8_t& b : x) b = byte_of(bytes_kind);
+  const int64_t k = runs * run_bytes;
+  std::vector<int8_t> w(columns * k), packed(tw::int8_packed_bytes(columns, k / 4));
+  for (int8_t& v : w) v = weight_of(weights_kind);
+  std::vector<int32_t> sums(columns), offset((columns + 15) / 16 * 16, -3), out(height * width * columns);
+  tw::pack_int8_weights(w.data(), columns, 1, static_cast<int>(k), k, 0, 1, packed.data(), sums.data());
+  tw::Int8Problem p;
+  p.in = x.data();
+  p.in_grid = {0, row_step, column_step};
+  p.height = height;
+  p.width = width;
+  p.runs = runs;
+  p.run_step = row_step;
+  p.groups_per_run = groups;
+  p.weights = packed.data();
+  p.pair_room = tw::int8_pair_room(packed.data(), static_cast<int64_t>(packed.size()));
+  p.columns = p.out_columns = columns;
+  p.offset = offset.data();
+  p.out = out.data();
+  p.out_grid = {0, int64_t{width} * columns, columns};
+  tw::run_int8(p);
+  for (int i = 0; i < height * width * columns; ++i) {
+    const uint8_t* from = x.data() + i / columns / width * row_step + i / columns % width * column_step;
+    int32_t sum = -3;
+    for (int64_t c = 0; c < k; ++c) sum += from[c / run_bytes * row_step + c % run_bytes] * w[i % columns * k + c];
+    TW_CHECK(out[i] == sum);
+  }
+}
+
+}  // namespace
+
+TW_TEST(int8_products_of_any_bytes_are_exact) {
+  for (int bytes : {0, 1, 2, 3}) {
+    for (int weights : {0, 1, 2, 3}) {
+      check_grid(3, 7, 17, 3, 3, 0, bytes, weights);    // short runs
+      check_grid(5, 9, 33, 3, 9, 0, bytes, weights);
+      check_grid(1, 2, 16, 1, 40, 0, bytes, weights);
+      check_grid(4, 40, 20, 1, 11, 0, bytes, weights);  // more than a block of rows
+      check_grid(2, 13, 16, 1, 5, 12, bytes, weights);  // with gaps
+      check_grid(1, 6, 1, 7, 7, 0, bytes, weights);
+    }
+  }
+}
+
+TW_TEST(the_room_of_a_pair_is_what_its_weights_leave) {
+  const auto room = [](std::vector<int8_t> w) { return tw::int8_pair_room(w.data(), static_cast<int64_t>(w.size())); };
+  TW_CHECK(room({-128, -128}) == 255 && room({127, 127, 1, 1}) == 258 && room({100, 29}) == 327);
+  TW_CHECK(room({64, 64}) == 510 && room({127, -127}) == 510 && room({0, 0}) == 510 && room({}) == 510);
+}
+
 TW_TEST(int8_images_are_quantized_and_pooled_inside_their_buffers) {
   const int64_t c = 3, h = 5, w = 7, pixel = 4;
   std::vector<float> x(c * h * w);

@@ -10,7 +10,13 @@ from tilewise._extension import native
 
 ROOT = Path(__file__).resolve().parents[2]
 SUBJECTS = {  # kernels rarely look behind them: the longest loops are enough there
-    "end": ["tests/backend", "tests/prune", "tests/quantize/test_four_bits.py", "tests/nn/test_llama.py"],
+    "end": [
+        "tests/backend",
+        "tests/prune",
+        "tests/quantize/test_exact.py",
+        "tests/quantize/test_four_bits.py",
+        "tests/nn/test_llama.py",
+    ],
     "start": ["tests/backend/test_attention.py", "tests/backend/test_gemm.py", "tests/backend/test_sparse_kernels.py"],
 }
 BY_ADDRESS = "not make_room and not keeps_no_memory"  # promises about caches that know an array by its address

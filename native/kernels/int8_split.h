@@ -1,0 +1,254 @@
+// Activations made safe for vpmaddubsw: a = base + low + above - below, where no pair of `low` can overflow.
+//
+// The instruction adds two products of bytes in 16 bits. A pair of activations whose sum is at most 32767 / the largest
+// weight fits, whatever its weights: 258 where weights reach 127. Larger sums are rare in the usual data, whose scale is
+// set by its largest values: what they have too much is cut off and multiplied apart, by lists of the groups of four that
+// have some. The base moves the values to where they are small, so that bytes around a zero point of 128 are cut as
+// rarely as those above 0. All of it is exact for any bytes; the data only decides how long the lists are, and where
+// they would cost more than 16-bit products, those are used. Weights no pair of which can overflow need none of it.
+//
+// Runs of a few bytes (the filters of a network's first layer) are laid side by side on the way.
+#pragma once
+
+#include "common/simd.h"
+#include "kernels/int8.h"
+#include "kernels/int8_sums.h"
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+
+namespace tw {
+namespace TW_ISA {
+
+// Four bytes that were cut off: where they stand (a position in the input, then a group of the weights), and what they are.
+struct Rest {
+  int32_t at, bytes;
+};
+
+constexpr int kSplitRows = 4;    // rows of a tile, which share a list
+constexpr int kSplitChunk = 64;  // bytes of input whose first entry is remembered
+
+struct Split {
+  const uint8_t* low = nullptr;  // stands in for the problem's input: low + at.in[row]
+  int base = 0;
+  // Entries by tile of four rows, one of each row side by side, rows with fewer filled up with zeros: those above in
+  // [first[2t], first[2t + 1]), those below up to first[2t + 2]. Null when nothing was cut off.
+  const Rest* rest = nullptr;
+  const int32_t* first = nullptr;
+};
+
+// The entries of one sign in the order of the input, with the first of each chunk.
+struct RestList {
+  Rest* entries;
+  int32_t* index;
+  int64_t count = 0, room;
+  int64_t indexed = 0;  // chunks
+
+  void take(int32_t* block, int64_t all) {
+    entries = reinterpret_cast<Rest*>(block);
+    index = block + 2 * all;
+    room = all - 17;  // two vectors' groups and the end mark
+  }
+  TW_INLINE void reach(int64_t position) {
+    while (indexed * kSplitChunk <= position) index[indexed++] = static_cast<int32_t>(count);
+  }
+  void close(int64_t bytes) {
+    reach(bytes);
+    entries[count] = {INT32_MAX, 0};
+  }
+  void append(__m256i bytes, int64_t position) {
+    const __m256i none = _mm256_cmpeq_epi32(bytes, _mm256_setzero_si256());
+    unsigned some = ~static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(none))) & 0xffu;
+    alignas(32) int32_t groups[8];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(groups), bytes);
+    for (; some != 0; some &= some - 1) {
+      const int i = __builtin_ctz(some);
+      entries[count++] = {static_cast<int32_t>(position + 4 * i), groups[i]};
+    }
+  }
+};
+
+class Splitter {
+ public:
+  // Turns the problem of these rows into one with a safe input. False where the lists grow so long that 16-bit products
+  // are faster (or memory is out); problem and offsets are then to be made again.
+  bool split(Int8Problem& p, RowOffsets& at, int count, Split& out) {
+    const int64_t run_bytes = static_cast<int64_t>(p.groups_per_run) * kInt8Group;
+    const bool gathers = p.runs > 1 && run_bytes < kShortRun, safe = p.pair_room >= 2 * 255;
+    out.low = p.in;
+    if (safe && !gathers) return true;
+    start_ = gathers ? 0 : at.in[0];
+    bytes_ = gathers ? count * p.runs * run_bytes : at.in[count - 1] - start_ + (p.runs - 1) * p.run_step + run_bytes;
+    room_ = p.pair_room;
+    if (!take_memory(p, count)) return false;
+    if (gathers) gather(p, at, count);
+    out.low = low_ - start_;
+    if (safe) return true;
+    choose_base(p.in + start_);
+    out.base = base_;
+    const bool gaps = p.runs == 1 && count > 1 && p.in_grid.column_step > run_bytes && !gathers;  // others' bytes
+    for (int r = 0; gaps && r < count; ++r) {
+      if (!cut(p.in, at.in[r] - start_, run_bytes)) return false;
+    }
+    if (!gaps && !cut(p.in, 0, bytes_)) return false;
+    return above_.count + below_.count == 0 || list_rows(p, at, count, out);
+  }
+
+ private:
+  static constexpr int64_t kShortRun = 32;
+
+  bool take_memory(const Int8Problem& p, int count) {
+    const int64_t chunks = bytes_ / kSplitChunk + 2, room = bytes_ / 8 + 32;
+    const int64_t rows_room = static_cast<int64_t>(count) * p.runs * p.groups_per_run / 2 + 64;
+    // low (whole vectors are stored), two lists with their indices, the rows' entries and where they start
+    const int64_t low = (bytes_ + 32 + 63) / 64 * 16;
+    if (bytes_ > (int64_t{1} << 30)) return false;
+    int32_t* block = int8_scratch(low + 2 * (chunks + 2 * room) + 2 * rows_room + count + 8);
+    if (block == nullptr) return false;
+    low_ = reinterpret_cast<uint8_t*>(block);
+    block += low;
+    above_.take(block, room);
+    below_.take(block + chunks + 2 * room, room);
+    block += 2 * (chunks + 2 * room);
+    rows_ = reinterpret_cast<Rest*>(block);
+    rows_room_ = rows_room;
+    first_ = block + 2 * rows_room;
+    return true;
+  }
+
+  // All runs of a row side by side: whole groups, fewer than kShortRun bytes each.
+  void gather(Int8Problem& p, RowOffsets& at, int count) {
+    const int64_t n = static_cast<int64_t>(p.groups_per_run) * kInt8Group;
+    uint8_t* to = low_;
+    for (int r = 0; r < count; ++r) {
+      const uint8_t* from = p.in + at.in[r];
+      at.in[r] = to - low_;
+      for (int run = 0; run < p.runs; ++run, from += p.run_step, to += n) copy_run(from, to, n);
+    }
+    p.in = low_;
+    p.groups_per_run *= p.runs;
+    p.runs = 1;
+  }
+
+  TW_INLINE static void copy_run(const uint8_t* from, uint8_t* to, int64_t n) {
+    if (n >= 16) {  // the second overlaps the first
+      const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+      const __m128i last = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + n - 16));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to), first);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + n - 16), last);
+    } else {
+      for (int64_t i = 0; i < n; i += kInt8Group) std::memcpy(to + i, from + i, kInt8Group);
+    }
+  }
+
+  // Below the mean of the first bytes by what makes both kinds of cutting as rare for bytes spread like a bell.
+  void choose_base(const uint8_t* x) {
+    const int64_t n = bytes_ < 4096 ? bytes_ : 4096;
+    __m256i sums = _mm256_setzero_si256();
+    int64_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+      sums = _mm256_add_epi64(sums, _mm256_sad_epu8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i)), _mm256_setzero_si256()));
+    }
+    alignas(32) int64_t lanes[4];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), sums);
+    int64_t total = lanes[0] + lanes[1] + lanes[2] + lanes[3];
+    for (; i < n; ++i) total += x[i];
+    const int64_t below = total / n - 75;
+    base_ = static_cast<int>(below < 0 ? 0 : below > 127 ? 127 : below);
+  }
+
+  TW_INLINE void cut_vector(const uint8_t* from, uint8_t* to, int64_t position, __m256i base, __m256i room) {
+    const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    const __m256i low = _mm256_subs_epu8(v, base), below = _mm256_subs_epu8(base, v);
+    const __m256i excess = _mm256_subs_epu16(_mm256_maddubs_epi16(low, _mm256_set1_epi8(1)), room);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), low);
+    const __m256i some = _mm256_or_si256(excess, below);
+    if (__builtin_expect(!_mm256_testz_si256(some, some), 0)) {
+      // Of a pair's excess as much as can be from its first byte, the rest from its second.
+      const __m256i first = _mm256_min_epi16(_mm256_and_si256(low, _mm256_set1_epi16(0xff)), excess);
+      const __m256i above = _mm256_or_si256(first, _mm256_slli_epi16(_mm256_sub_epi16(excess, first), 8));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_sub_epi8(low, above));
+      above_.append(above, position);
+      if (base_ != 0) below_.append(below, position);
+    }
+  }
+
+  // n bytes (whole groups) from `position` on.
+  bool cut(const uint8_t* in, int64_t position, int64_t n) {
+    const __m256i base = _mm256_set1_epi8(static_cast<char>(base_)), room = _mm256_set1_epi16(static_cast<int16_t>(room_));
+    const uint8_t* x = in + start_;
+    uint8_t* low = low_;
+    const int64_t end = position + n;
+    for (; position + 32 <= end; position += 32) {
+      above_.reach(position);
+      below_.reach(position);
+      cut_vector(x + position, low + position, position, base, room);
+      if (above_.count > above_.room || below_.count > below_.room) return false;
+    }
+    if (position < end) {
+      above_.reach(position);
+      below_.reach(position);
+      alignas(32) uint8_t last[32];
+      _mm256_store_si256(reinterpret_cast<__m256i*>(last), base);
+      std::memcpy(last, x + position, end - position);
+      cut_vector(last, last, position, base, room);
+      std::memcpy(low + position, last, end - position);
+    }
+    return above_.count <= above_.room && below_.count <= below_.room;
+  }
+
+  // Row r's entries of one list as groups of the weights, to every fourth place from `to` on; how many, or -1 without room.
+  int64_t list_row(const RestList& list, const Int8Problem& p, int64_t row, int64_t to) {
+    const int64_t run_bytes = static_cast<int64_t>(p.groups_per_run) * kInt8Group;
+    int64_t count = 0;
+    for (int run = 0; run < p.runs; ++run) {
+      const int64_t from = row + run * p.run_step;
+      const int group = run * p.groups_per_run;
+      const Rest* e = list.entries + list.index[from / kSplitChunk];
+      while (e->at < from) ++e;
+      for (; e->at < from + run_bytes; ++e, ++count) {
+        if (to + kSplitRows * count >= rows_room_) return -1;
+        rows_[to + kSplitRows * count] = {group + static_cast<int32_t>(e->at - from) / kInt8Group, e->bytes};
+      }
+    }
+    return count;
+  }
+
+  bool list_rows(const Int8Problem& p, const RowOffsets& at, int rows, Split& out) {
+    above_.close(bytes_);
+    below_.close(bytes_);
+    int64_t entries = 0;
+    const int tiles = (rows + kSplitRows - 1) / kSplitRows;
+    for (int part = 0; part < 2 * tiles; ++part) {
+      first_[part] = static_cast<int32_t>(entries);
+      const RestList& list = part % 2 == 0 ? above_ : below_;
+      if (list.count == 0) continue;
+      int64_t most = 0, counts[kSplitRows] = {};
+      for (int i = 0; i < kSplitRows && part / 2 * kSplitRows + i < rows; ++i) {
+        counts[i] = list_row(list, p, at.in[part / 2 * kSplitRows + i] - start_, entries + i);
+        if (counts[i] < 0) return false;
+        most = counts[i] > most ? counts[i] : most;
+      }
+      if (entries + kSplitRows * most > rows_room_) return false;
+      for (int i = 0; i < kSplitRows; ++i) {
+        for (int64_t j = counts[i]; j < most; ++j) rows_[entries + kSplitRows * j + i] = {0, 0};
+      }
+      entries += kSplitRows * most;
+    }
+    first_[2 * tiles] = static_cast<int32_t>(entries);
+    out.rest = rows_;
+    out.first = first_;
+    return true;
+  }
+
+  int room_ = 0, base_ = 0;
+  int64_t start_ = 0, bytes_ = 0, rows_room_ = 0;
+  uint8_t* low_ = nullptr;
+  RestList above_ = {}, below_ = {};
+  Rest* rows_ = nullptr;
+  int32_t* first_ = nullptr;
+};
+
+}  // namespace TW_ISA
+}  // namespace tw
+
+#endif

@@ -1,0 +1,199 @@
+// What becomes of the sums of a register tile: scaled, with bias, residual and ReLU, to 32-bit integers, floats or bytes.
+// Compiled with -ffp-contract=off, as int8.cpp is.
+#pragma once
+
+#include "common/simd.h"
+#include "kernels/int8.h"
+#include "kernels/rounding.h"
+
+namespace tw {
+namespace TW_ISA {
+
+constexpr int kVectors = kInt8Panel / kLanes;  // vectors per panel
+
+TW_INLINE vf clamp(vf x, float low, float high) {
+  x = select(x > splat(low), x, splat(low));
+  return select(x < splat(high), x, splat(high));
+}
+
+TW_INLINE void store_bytes(uint8_t* p, vi v, int n) {
+#if defined(__AVX512F__)
+  _mm512_mask_cvtepi32_storeu_epi8(p, lane_mask(n), (__m512i)v);
+#else
+  if (n == kLanes) return store_low_bytes(p, v);
+  uint8_t bytes[kLanes];
+  store_low_bytes(bytes, v);
+  std::memcpy(p, bytes, n);
+#endif
+}
+
+TW_INLINE vi load_bytes(const uint8_t* p, int n) {
+#if defined(__AVX512F__)
+  return (vi)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_maskz_loadu_epi8(lane_mask(n), p));
+#else
+  if (n == kLanes) return widen_bytes(p);
+  uint8_t bytes[kLanes] = {};
+  std::memcpy(bytes, p, n);
+  return widen_bytes(bytes);
+#endif
+}
+
+struct RowOffsets {  // the odd length keeps the three from lying whole pages apart, where they would get in each other's way
+  int64_t in[kInt8MaxRows + 24], out[kInt8MaxRows + 24], residual[kInt8MaxRows + 24];
+};
+
+TW_INLINE vi finish_uint8(const Int8Problem& p, vf value, const uint8_t* residual, int lanes) {
+  if (p.residual != nullptr) {
+    const vi r = load_bytes(residual, lanes) - p.residual_zero;
+    value = value + __builtin_convertvector(r, vf) * splat(p.residual_scale);
+  }
+  value = clamp(value, static_cast<float>(p.low - p.zero), static_cast<float>(p.high - p.zero));
+  return __builtin_convertvector(round_even(value), vi) + p.zero;
+}
+
+TW_INLINE vf finish_float(const Int8Problem& p, vf value, int64_t row, int column) {
+  if (p.row_scale != nullptr) value = value * splat(p.row_scale[row]);
+  if (p.bias != nullptr) value = value + load(p.bias + column);
+  if (p.relu) value = select(value < splat(0.0f), splat(0.0f), value);
+  return value;
+}
+
+// `sum` already holds the column's offset.
+TW_INLINE void finish(const Int8Problem& p, vi sum, int64_t row, int64_t out_offset, int64_t residual_offset, int column) {
+  int lanes = p.out_columns - column;
+  if (lanes <= 0) return;
+  if (lanes > kLanes) lanes = kLanes;
+  if (p.kind == Int8Out::int32) {
+    store_first(static_cast<float*>(p.out) + out_offset + column, (vf)sum, lanes);
+    return;
+  }
+  const vf value = __builtin_convertvector(sum, vf) * load(p.scale + column);
+  if (p.kind == Int8Out::float32) {
+    store_first(static_cast<float*>(p.out) + out_offset + column, finish_float(p, value, row, column), lanes);
+  } else {
+    const uint8_t* residual = p.residual + residual_offset + column;
+    store_bytes(static_cast<uint8_t*>(p.out) + out_offset + column, finish_uint8(p, value, residual, lanes), lanes);
+  }
+}
+
+#if defined(__AVX512F__)
+// Whole panels to bytes: what finish_uint8 computes, for four vectors of 16 columns at a time. Saturating packs do the
+// clamping below and the narrowing, and the result leaves in four stores of 16 bytes; the one-by-one way costs three
+// times as much, which shows wherever K is small.
+struct ByteStore {
+  uint8_t* out;
+  const uint8_t* residual;
+  __m512 highest, residual_scale;
+  __m512i zero, lowest, residual_zero;
+
+  explicit ByteStore(const Int8Problem& p)
+      : out(static_cast<uint8_t*>(p.out)), residual(p.residual),
+        highest(_mm512_set1_ps(static_cast<float>(p.high - p.zero))), residual_scale(_mm512_set1_ps(p.residual_scale)),
+        zero(_mm512_set1_epi16(static_cast<int16_t>(p.zero))), lowest(_mm512_set1_epi8(static_cast<char>(p.low))),
+        residual_zero(_mm512_set1_epi32(p.residual_zero)) {}
+
+  template <bool kResidual>
+  TW_INLINE __m512i rounded(vi sum, __m512 scale, int64_t residual_at) const {
+    __m512 value = _mm512_mul_ps((__m512)__builtin_convertvector(sum, vf), scale);
+    if (kResidual) {
+      const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(residual + residual_at));
+      const __m512i skip = _mm512_sub_epi32(_mm512_maskz_cvtepu8_epi32(0xffff, bytes), residual_zero);
+      value = _mm512_add_ps(value, _mm512_mul_ps((__m512)__builtin_convertvector((vi)skip, vf), residual_scale));
+    }
+    // The conversion rounds ties to even. (gcc 12 warns of its own header without the masks; they cost nothing.)
+    return _mm512_maskz_cvtps_epi32(0xffff, _mm512_maskz_min_ps(0xffff, highest, value));
+  }
+
+  TW_INLINE void store(__m512i a, __m512i b, __m512i c, __m512i d, const int64_t* at) const {
+    const __m512i ab = _mm512_adds_epi16(_mm512_packs_epi32(a, b), zero);
+    const __m512i cd = _mm512_adds_epi16(_mm512_packs_epi32(c, d), zero);
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i bytes = _mm512_maskz_permutexvar_epi32(0xffff, order, _mm512_max_epu8(_mm512_packus_epi16(ab, cd), lowest));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + at[0]), _mm512_maskz_extracti32x4_epi32(0xf, bytes, 0));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + at[1]), _mm512_maskz_extracti32x4_epi32(0xf, bytes, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + at[2]), _mm512_maskz_extracti32x4_epi32(0xf, bytes, 2));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + at[3]), _mm512_maskz_extracti32x4_epi32(0xf, bytes, 3));
+  }
+};
+
+template <int R, int P, bool kResidual>
+TW_INLINE void finish_bytes(const Int8Problem& p, const vi (&acc)[R][P], const RowOffsets& at, int first, int column) {
+  const ByteStore to(p);
+  __m512 scale[P];
+#pragma GCC unroll 4
+  for (int v = 0; v < P; ++v) scale[v] = (__m512)load(p.scale + column + v * kLanes);
+#pragma GCC unroll 16
+  for (int i = 0; i < R * P; i += 4) {
+    __m512i value[4];
+    int64_t out_at[4];
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      const int r = (i + j) / P, v = (i + j) % P;
+      out_at[j] = at.out[first + r] + column + v * kLanes;
+      value[j] = to.rounded<kResidual>(acc[r][v], scale[v], at.residual[first + r] + column + v * kLanes);
+    }
+    to.store(value[0], value[1], value[2], value[3], out_at);
+  }
+}
+#elif defined(__AVX2__)
+// The same with vectors of 8 columns: two rows of a panel leave in two stores of 16 bytes.
+template <bool kResidual>
+TW_INLINE __m256i rounded(const Int8Problem& p, vi sum, __m256 scale, __m256 highest, int64_t residual_at) {
+  __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps((__m256i)sum), scale);
+  if (kResidual) {
+    const __m256i skip = _mm256_sub_epi32((__m256i)widen_bytes(p.residual + residual_at), _mm256_set1_epi32(p.residual_zero));
+    value = _mm256_add_ps(value, _mm256_mul_ps(_mm256_cvtepi32_ps(skip), _mm256_set1_ps(p.residual_scale)));
+  }
+  return _mm256_cvtps_epi32(_mm256_min_ps(highest, value));  // rounds ties to even
+}
+
+template <int R, int P, bool kResidual>
+TW_INLINE void finish_bytes(const Int8Problem& p, const vi (&acc)[R][2 * P], const RowOffsets& at, int first, int column) {
+  static_assert(P == 1 && R % 2 == 0, "two rows of one panel at a time");
+  const __m256 highest = _mm256_set1_ps(static_cast<float>(p.high - p.zero));
+  const __m256 scale[2] = {(__m256)load(p.scale + column), (__m256)load(p.scale + column + kLanes)};
+  const __m256i zero = _mm256_set1_epi16(static_cast<int16_t>(p.zero)), lowest = _mm256_set1_epi8(static_cast<char>(p.low));
+  // Two packs inside halves leave the dwords as 0 2 4 6 | 1 3 5 7 of (row 0, row 1) x four columns.
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+#pragma GCC unroll 2
+  for (int r = 0; r < R; r += 2) {
+    __m256i part[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const int64_t skip = at.residual[first + r + i / 2] + column + i % 2 * kLanes;
+      part[i] = rounded<kResidual>(p, acc[r + i / 2][i % 2], scale[i % 2], highest, skip);
+    }
+    const __m256i top = _mm256_adds_epi16(_mm256_packs_epi32(part[0], part[1]), zero);
+    const __m256i bottom = _mm256_adds_epi16(_mm256_packs_epi32(part[2], part[3]), zero);
+    const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_max_epu8(_mm256_packus_epi16(top, bottom), lowest), order);
+    uint8_t* out = static_cast<uint8_t*>(p.out) + column;
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + at.out[first + r]), _mm256_castsi256_si128(bytes));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + at.out[first + r + 1]), _mm256_extracti128_si256(bytes, 1));
+  }
+}
+#endif
+
+template <int R, int P>
+TW_INLINE void finish_tile(const Int8Problem& p, const vi (&acc)[R][P * kVectors], const RowOffsets& at, int first,
+                           int64_t row, int panel) {
+  const int column = panel * kInt8Panel;
+#if defined(__AVX2__)
+  if constexpr (kVectors == 1 ? R * P % 4 == 0 : P == 1 && R % 2 == 0) {
+    if (p.kind == Int8Out::uint8 && column + P * kInt8Panel <= p.out_columns) {
+      p.residual != nullptr ? finish_bytes<R, P, true>(p, acc, at, first, column)
+                            : finish_bytes<R, P, false>(p, acc, at, first, column);
+      return;
+    }
+  }
+#endif
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < P * kVectors; ++v) {
+      finish(p, acc[r][v], row + r, at.out[first + r], at.residual[first + r], column + v * kLanes);
+    }
+  }
+}
+
+}  // namespace TW_ISA
+}  // namespace tw
