@@ -226,6 +226,21 @@ nb::list register_tiles() {
   return out;
 }
 
+// --- AMX ---
+
+const char* const kAmxNames[] = {"off", "hardware", "emulated"};
+
+std::string amx_name() { return kAmxNames[static_cast<int>(active_amx())]; }
+
+void choose_amx(const std::string& name) {
+  for (int i = 0; i < 3; ++i) {
+    if (name != kAmxNames[i]) continue;
+    if (static_cast<Amx>(i) == Amx::hardware && !has_amx()) throw nb::value_error("this CPU or system has no AMX");
+    return set_amx(static_cast<Amx>(i));
+  }
+  throw nb::value_error("AMX is off, hardware or emulated");
+}
+
 }  // namespace
 
 PyObject* table_keep_int8(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject*) {
@@ -253,6 +268,8 @@ PyObject* table_keep_int8(PyObject* self, PyObject* const* args, Py_ssize_t coun
 }
 
 void bind_int8(nb::module_& m) {
+  m.def("amx", amx_name);
+  m.def("set_amx", choose_amx);
   m.def("int8_quantize_images", quantize_images, nb::arg("x"), nb::arg("scale"), nb::arg("zero"), nb::arg("border"));
   m.def("int8_quantize", quantize_flat, nb::arg("x"), nb::arg("scale"), nb::arg("zero"));
   m.def("int8_quantize_rows", quantize_rows, nb::arg("x"));

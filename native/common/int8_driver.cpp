@@ -1,12 +1,10 @@
 // What does not depend on the instruction set: the packed layout of integer weights, the tile, the split over threads.
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <new>
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 
 #include "common/alloc.h"
 #include "common/thread_pool.h"
@@ -48,18 +46,18 @@ int int8_pair_room(const int8_t* packed, int64_t bytes) {
   return 255 * pair <= 32767 ? 510 : std::min(510, 32767 / weight);
 }
 
-bool has_avx_vnni() {
-#if defined(__x86_64__)
-  static const bool has = [] {
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    return best_isa() >= Isa::avx2 && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && a >= 1 &&
-           __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & (1u << 4)) != 0;
-  }();
-  return has;
-#else
-  return false;
-#endif
+namespace {
+
+std::atomic<Amx>& amx() {
+  static std::atomic<Amx> use{has_amx() ? Amx::hardware : Amx::off};
+  return use;
 }
+
+}  // namespace
+
+Amx active_amx() { return amx().load(std::memory_order_relaxed); }
+
+void set_amx(Amx use) { amx().store(use, std::memory_order_relaxed); }
 
 int32_t* int8_scratch(int64_t numbers) {
   constexpr std::size_t kKept = std::size_t{8} << 20;  // a larger block is let go when less is asked for
@@ -124,28 +122,54 @@ const char* int8_tile_problem(const Int8Tile& t, int64_t k) {
   return nullptr;
 }
 
-void int8_rows(const Int8Problem& p, int64_t first, int64_t last) {
-  const Int8Tile t = default_int8_tile(last - first, p.columns, static_cast<int64_t>(p.runs) * p.groups_per_run * kInt8Group);
-  active_int8().rows(p, t, first, last, 0, (p.columns + kInt8Panel - 1) / kInt8Panel, nullptr);
+namespace {
+
+constexpr int64_t kTileRowsWorth = 16;  // fewer rows would leave AMX tiles mostly empty
+
+// One thread's share by the default's way: AMX tiles where they are in force and filled, else the register tile `t`.
+void share(const Int8Problem& p, const Int8Tile& t, int64_t first, int64_t last, int first_panel, int last_panel) {
+  const auto& kernels = active_int8();
+  const Amx use = active_amx();
+  if (kernels.tiles != nullptr && use != Amx::off && last - first >= kTileRowsWorth &&
+      kernels.tiles(p, first, last, first_panel, last_panel, use == Amx::emulated)) {
+    return;
+  }
+  kernels.rows(p, t, first, last, first_panel, last_panel, sums_of(p, t, last_panel - first_panel));
 }
 
-void run_int8(const Int8Problem& p) {
-  const int64_t rows = static_cast<int64_t>(p.images) * p.height * p.width;
-  run_int8(p, default_int8_tile(rows, p.columns, static_cast<int64_t>(p.runs) * p.groups_per_run * kInt8Group));
-}
-
-void run_int8(const Int8Problem& p, const Int8Tile& t) {
+// `work(first, last, first_panel, last_panel)` for each part of the tile's grid of threads.
+template <class Work>
+void run_parts(const Int8Problem& p, const Int8Tile& t, const Work& work) {
   const int64_t rows = static_cast<int64_t>(p.images) * p.height * p.width;
   const int panels = (p.columns + kInt8Panel - 1) / kInt8Panel;
   if (rows == 0 || panels == 0) return;
-  const auto& kernels = active_int8();
-  if (t.threads_m * t.threads_n == 1) return kernels.rows(p, t, 0, rows, 0, panels, sums_of(p, t, panels));
+  if (t.threads_m * t.threads_n == 1) return work(0, rows, 0, panels);
   parallel_for(t.threads_m * t.threads_n, [&](int task) {
     const int m = task / t.threads_n, n = task % t.threads_n;
     const int first = static_cast<int>(int64_t{panels} * n / t.threads_n);
     const int last = static_cast<int>(int64_t{panels} * (n + 1) / t.threads_n);
-    kernels.rows(p, t, row_cut(rows, m, t.threads_m), row_cut(rows, m + 1, t.threads_m), first, last,
-                 sums_of(p, t, last - first));
+    work(row_cut(rows, m, t.threads_m), row_cut(rows, m + 1, t.threads_m), first, last);
+  });
+}
+
+}  // namespace
+
+void int8_rows(const Int8Problem& p, int64_t first, int64_t last) {
+  const Int8Tile t = default_int8_tile(last - first, p.columns, static_cast<int64_t>(p.runs) * p.groups_per_run * kInt8Group);
+  share(p, t, first, last, 0, (p.columns + kInt8Panel - 1) / kInt8Panel);
+}
+
+void run_int8(const Int8Problem& p) {
+  const int64_t rows = static_cast<int64_t>(p.images) * p.height * p.width;
+  const Int8Tile t = default_int8_tile(rows, p.columns, static_cast<int64_t>(p.runs) * p.groups_per_run * kInt8Group);
+  run_parts(p, t, [&](int64_t first, int64_t last, int panel, int last_panel) {
+    share(p, t, first, last, panel, last_panel);
+  });
+}
+
+void run_int8(const Int8Problem& p, const Int8Tile& t) {
+  run_parts(p, t, [&](int64_t first, int64_t last, int panel, int last_panel) {
+    active_int8().rows(p, t, first, last, panel, last_panel, sums_of(p, t, last_panel - panel));
   });
 }
 

@@ -6,6 +6,7 @@
 #include "kernels/int8.h"
 
 #include "common/simd.h"
+#include "kernels/int8_amx.h"
 #include "kernels/int8_dot.h"
 #include "kernels/int8_sums.h"
 #include "kernels/int8_split.h"
@@ -360,9 +361,36 @@ void rows(const Int8Problem& p, const Int8Tile& t, int64_t first, int64_t last, 
   }
 }
 
+#if defined(__AVX512F__)
+template <class Tiles>
+bool tiles_of(const Int8Problem& p, int64_t first, int64_t last, int first_panel, int last_panel) {
+  RowOffsets at;
+  Tiles registers;
+  TileProduct<Tiles> product(p, registers);
+  if (!product.take_memory()) return false;
+  for (int64_t row = first; row < last; row += kTileBlock) {
+    const int count = static_cast<int>(last - row < kTileBlock ? last - row : kTileBlock);
+    fill_offsets(p, row, count, at);
+    product.block(at, row, count, first_panel, last_panel);
+  }
+  return true;
+}
+
+bool tiles(const Int8Problem& p, int64_t first, int64_t last, int first_panel, int last_panel, bool emulated) {
+  if (emulated) return tiles_of<Emulated>(p, first, last, first_panel, last_panel);
+#if defined(TW_AMX)
+  return tiles_of<Hardware>(p, first, last, first_panel, last_panel);
+#else
+  return false;
+#endif
+}
+#else
+constexpr bool (*tiles)(const Int8Problem&, int64_t, int64_t, int, int, bool) = nullptr;
+#endif
+
 }  // namespace
 
-const Int8Kernels int8 = {kTallest, rows};
+const Int8Kernels int8 = {kTallest, rows, tiles};
 
 }  // namespace TW_ISA
 }  // namespace tw

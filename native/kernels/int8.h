@@ -81,9 +81,18 @@ struct Int8Kernels {
   // K is cut by the tile's kc; with null it is not.
   void (*rows)(const Int8Problem& problem, const Int8Tile& tile, int64_t first, int64_t last, int first_panel,
                int last_panel, int32_t* sums);
+  // The same on AMX tiles, or on their emulation; false, with nothing done, when memory is out. Null but with AVX-512.
+  bool (*tiles)(const Int8Problem& problem, int64_t first, int64_t last, int first_panel, int last_panel, bool emulated);
 };
 
 TW_TABLE(Int8Kernels, int8)
+
+// Whether products take AMX tiles: where the CPU and the system have them, they do. Emulated tiles are for tests: they
+// give the same integers, slowly, on any CPU with AVX-512.
+enum class Amx : int { off = 0, hardware = 1, emulated = 2 };
+bool has_amx();
+Amx active_amx();
+void set_amx(Amx use);  // hardware only where has_amx()
 
 // weights[column * column_step + i] for i in [0, channels) of tap t at offset t * tap_step, to panels of 16 columns
 // with groups of four channels, zero-padded. `column_sums` gets the sum over all taps and channels.
@@ -101,7 +110,7 @@ bool has_avx_vnni();
 // Null when the machine is out of memory.
 int32_t* int8_scratch(int64_t numbers);
 
-// The tile that a product of this shape takes when it is given none (docs/tiles.md says how it is found).
+// The tile that a product of this shape takes when it is given none, and no AMX tiles take it (docs/tiles.md says how it is found).
 Int8Tile default_int8_tile(int64_t rows, int64_t columns, int64_t k);
 
 // Why this tile cannot be used for a product of `k` values, or null.

@@ -115,6 +115,26 @@ void check_grid(int height, int width, int columns, int runs, int groups, int ga
 
 }  // namespace
 
+TW_TEST(int8_products_on_emulated_amx_tiles_are_exact) {
+  const tw::Amx before = tw::active_amx();
+  tw::set_amx(tw::Amx::emulated);
+  for (int rows : {16, 17, 31, 33, 300}) {
+    for (int columns : {1, 16, 33, 64}) {
+      for (int k : {4, 60, 64, 129}) check_product(rows, columns, k);
+    }
+  }
+  check_product(40, 48, 2500);  // several slices of K
+  for (int bytes : {0, 1}) {
+    for (int weights : {0, 1, 2}) {
+      check_grid(2, 20, 33, 3, 16, 0, bytes, weights);  // rows in place, and rows around a corner
+      check_grid(3, 16, 16, 2, 16, 0, bytes, weights);
+      check_grid(5, 9, 40, 3, 9, 0, bytes, weights);
+      check_grid(2, 40, 20, 1, 16, 12, bytes, weights);  // with gaps
+    }
+  }
+  tw::set_amx(before);
+}
+
 TW_TEST(int8_products_of_any_bytes_are_exact) {
   for (int bytes : {0, 1, 2, 3}) {
     for (int weights : {0, 1, 2, 3}) {

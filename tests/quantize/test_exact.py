@@ -1,4 +1,4 @@
-"""An integer product gives NumPy's integers whatever the bytes, with every instruction set."""
+"""An integer product gives NumPy's integers whatever the bytes, with every instruction set and on AMX tiles."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ ACTIVATIONS = ["any", "all 255", "all 0", "relu", "centred"]
 WEIGHTS = ["any", "all -128", "all 127", "bell", "small"]
 
 
-@pytest.fixture(params=["portable", "avx2", "avx512"])
+@pytest.fixture(params=["portable", "avx2", "avx512", "amx", "emulated amx"])
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     assert native is not None
-    before = native.isa()
-    if request.param not in native.supported_isas():
+    before, tiles = native.isa(), native.amx()
+    wanted = "avx512" if "amx" in request.param else request.param
+    if wanted not in native.supported_isas() or (request.param == "amx" and tiles == "off"):
         pytest.skip("this CPU has no such instructions")
-    native.set_isa(request.param)
+    native.set_isa(wanted)
+    native.set_amx({"amx": "hardware", "emulated amx": "emulated"}.get(request.param, "off"))
     yield request.param
     native.set_isa(before)
+    native.set_amx(tiles)
 
 
 def activations(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.ndarray:
