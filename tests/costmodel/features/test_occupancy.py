@@ -187,3 +187,12 @@ def test_numbers_of_an_unknown_kind_are_not_read_as_a_gpu():
 def test_what_lies_together_of_a_tile_follows_the_layout(layout, together):
     problem = Problem.of("matmul", dtype="bf16", m=640, n=1024, k=768, epilogue="none", layout=layout)
     assert numbers(problem, TILE)[16:18] == pytest.approx([2 * size for size in together])
+
+
+def test_a_call_of_a_library_has_no_tile_and_finite_numbers():
+    problem = Problem.of("matmul", dtype="bf16", m=64, n=64, k=64, epilogue="none", layout="nn")
+    family, gpu = get_family("matmul"), Gpu.read(H200)
+    assert gpu is not None
+    row = np.zeros((1, len(H200.config_features)), np.float32)
+    kernel = make_kernel("k", *family.graph(problem), row, np.ones(1, np.int64), np.ones(1, np.int64))
+    assert np.isfinite(occupancy(gpu, kernel, kernel_sizes(kernel), kernel.config_feat.astype(float))).all()

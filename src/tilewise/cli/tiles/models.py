@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilewise.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from tilewise.costmodel.data.dataset import Dataset
     from tilewise.costmodel.evaluate import Evaluation
@@ -33,7 +35,10 @@ def train(
     collection: Collection,
     out: Annotated[Path, typer.Option(help="Folder for the model, its learning curve and its checkpoint.")],
     model: Annotated[
-        str, typer.Option(help="TileRanker, GBDT, a baseline, or your own package.module:Class.")
+        str,
+        typer.Option(
+            help="TileRanker, GBDT, a baseline, your own package.module:Class, or auto: the best of several on valid."
+        ),
     ] = "TileRanker",
     model_kwargs: Annotated[
         str, typer.Option(help='Arguments of the model as JSON, as in {"hidden_dim": 128}.')
@@ -85,16 +90,17 @@ def _train_one(
     from tilewise.costmodel.train.curves import plot_curve
     from tilewise.costmodel.train.loop import train as train_model
 
-    trained = train_model(
-        data,
-        model,
-        out_dir=folder,
-        device=device,
-        resume=resume,
-        seed=seed,
-        model_kwargs=_arguments(kwargs),
-        **settings,
-    )
+    if model == "auto":
+        from tilewise.costmodel.train.auto import train_auto
+
+        if _arguments(kwargs):
+            raise ConfigurationError("The models that auto tries have different arguments; leave --model-kwargs out.")
+        trained = train_auto(data, out_dir=folder, device=device, resume=resume, seed=seed, **settings)
+    else:
+        arguments = _arguments(kwargs)
+        trained = train_model(
+            data, model, out_dir=folder, device=device, resume=resume, seed=seed, model_kwargs=arguments, **settings
+        )
     if trained.record.get("curve"):
         plot_curve(trained.record, folder / "curve.png")
     found: dict[str, Any] = {"seed": seed, "folder": str(folder), "seconds": trained.record.get("seconds")}

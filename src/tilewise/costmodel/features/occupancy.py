@@ -133,7 +133,8 @@ class Filling:
         resident = np.minimum(resident, np.floor(_REGISTERS / ((a_thread + _OWN_REGISTERS) * 32 * warps)))
         self._resident = np.clip(resident, 1, _MAX_BLOCKS)
         fixed = np.ones((gpu.width, len(config)), config.dtype)  # a number is one run of memory
-        fixed[[_RESIDENT, _A_THREAD, _STAGED]] = self._resident, a_thread, staged
+        # A library's call has no tile, and stages nothing that is known.
+        fixed[[_RESIDENT, _A_THREAD, _STAGED]] = self._resident, a_thread, np.maximum(staged, 1)
         if gpu.loads:
             fixed[_WIDTHS[0] : _WIDTHS[1]] = np.array(access.widths)[:, None]
         self._loads = ones

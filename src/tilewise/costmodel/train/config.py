@@ -40,12 +40,15 @@ class TrainSettings:
     schedule: str = "constant"
     average: float = 0.0  # weight of the past in a running mean of the weights that is validated and kept; 0 is none
     settled: float = 0.0  # share of a run before which weights are kept only until there are later ones
+    least_steps: int = 0  # of an epoch: fewer kernels are gone through more often
     max_seconds: float = 0.0  # 0 is no limit; a limited run is not repeatable bit for bit
 
     def __post_init__(self) -> None:
         for name in ("epochs", "configs", "batch", "eval_every"):
             if not isinstance(getattr(self, name), int) or not 1 <= getattr(self, name) <= 10_000_000:
                 raise ConfigurationError(f"{name} must be a whole number of at least 1, not {getattr(self, name)!r}.")
+        if not isinstance(self.least_steps, int) or not 0 <= self.least_steps <= 10_000_000:
+            raise ConfigurationError(f"least_steps must be a whole number of at least 0, not {self.least_steps!r}.")
         for name in ("learning_rate", "weight_decay", "max_seconds", "average", "settled"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
@@ -67,6 +70,10 @@ class TrainSettings:
     def share_done(self, epoch: float, seconds: float) -> float:
         """How much of the run is over, by passes or, where seconds are limited, by the clock if that is ahead."""
         return max(epoch / self.epochs, seconds / self.max_seconds if self.max_seconds else 0.0)
+
+    def passes(self, batches: int) -> int:
+        """How often an epoch goes through the kernels, which make so many batches."""
+        return max(1, -(-self.least_steps // max(batches, 1)))
 
     def learning_rate_at(self, share: float) -> float:
         """The rate when that share of the run is over; cosine: a short linear rise, then half a wave to nothing."""
@@ -91,6 +98,7 @@ RANKER_DEFAULTS: dict[str, Any] = {
     "select": "top",
     "settled": 0.75,
     "eval_every": 6,
+    "least_steps": 32,
 }
 
 

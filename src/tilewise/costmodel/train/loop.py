@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,10 +158,15 @@ class _Run:
 
         self.module.train()
         settings, optimizer = self.settings, self.optimizer
-        total, ordered, batches = 0.0, [], -(-len(self.features) // settings.batch)
+        once = -(-len(self.features) // settings.batch)
+        passes = settings.passes(once)
+        total, ordered, batches = 0.0, [], once * passes
         with torch.random.fork_rng(devices=[]), kernel_threads(self.module, self.device):
             torch.manual_seed(settings.seed * 1_000_003 + epoch)
-            draws = epoch_batches(self.features, settings.batch, settings.configs, settings.seed, epoch)
+            draws = chain.from_iterable(
+                epoch_batches(self.features, settings.batch, settings.configs, settings.seed, epoch * passes + number)
+                for number in range(passes)
+            )
             for number, (parts, targets) in enumerate(draws):
                 batch = collate(parts, targets, self.device)
                 share = settings.share_done(epoch + number / batches, self._seconds_since(started))

@@ -1,0 +1,124 @@
+"""`--model auto`: several kinds of model are trained on a collection, and the best on its valid split is kept.
+
+No kind wins everywhere: where kernels are few or strange, trees are hard to beat; with hundreds of kernels and sizes to
+compare tiles with, TileRanker is. Errors are averaged as logarithms, so that one kernel with a tail of configurations a
+hundred times slower does not decide alone. What every candidate reached goes into the kept model's record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilewise._files import read_input, write_whole
+from tilewise.costmodel.data.dataset import Dataset
+from tilewise.costmodel.metrics import top_k_error
+from tilewise.costmodel.models.trained import MODEL_FILE, TrainedModel, load_model
+from tilewise.costmodel.train.loop import train
+from tilewise.errors import TilewiseError
+
+if TYPE_CHECKING:
+    from tilewise.costmodel.models.gbdt import GBDT
+
+CANDIDATES = ("TileRanker", "GBDT", "EarlyJoinSAGE")
+DONE_FILE = "candidates.json"
+
+
+def train_auto(
+    dataset: Dataset, *, out_dir: str | Path, seed: int = 0, resume: bool = True, device: str = "auto", **settings: Any
+) -> TrainedModel | GBDT:
+    """Train every candidate, each in a folder of its own below `out_dir`, and save the best there.
+
+    A candidate that cannot be trained (LightGBM is not installed, a loss diverges) is left out with a sentence. A run
+    that was cut off goes on with the candidate it was at.
+    """
+    folder = Path(out_dir).expanduser()
+    key = _key(dataset, seed, settings)
+    found = _finished(folder, key) if resume else {}
+    models: dict[str, TrainedModel | GBDT] = {}
+    problem: TilewiseError | None = None
+    for name in CANDIDATES:
+        try:
+            models[name] = _one(dataset, name, folder / name, name in found, seed, resume, device, settings)
+        except TilewiseError as error:
+            problem = problem or error
+            print(f"{name} is left out: {error}", file=sys.stderr)
+            continue
+        found[name] = found.get(name) or valid_errors(models[name], dataset)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / DONE_FILE, json.dumps({"key": key, "candidates": found}, indent=1))
+    if not models:
+        raise problem or TilewiseError("No model could be trained.")
+    best = min(models, key=lambda name: _weighed(found[name]))
+    kept = models[best]
+    kept.record["auto"] = {"chosen": best, "kernels": len(dataset.valid), "valid": {n: found[n] for n in models}}
+    kept.save(folder / MODEL_FILE)
+    print(verdict(kept.record["auto"]), file=sys.stderr)
+    return kept
+
+
+def valid_errors(model: Any, dataset: Dataset) -> dict[str, float]:
+    """Geometric mean top-1 and top-5 errors on the valid split."""
+    errors = np.array([[top_k_error(k.target, model.score(k), at) for at in (1, 5)] for k in dataset.valid])
+    one, five = np.expm1(np.log1p(errors).mean(axis=0)).tolist()
+    return {"top1": one, "top5": five}
+
+
+def verdict(auto: dict[str, Any]) -> str:
+    """Which candidate was kept and by how much, in one sentence."""
+    reached = "; ".join(
+        f"{name} {errors['top1']:.2%} and {errors['top5']:.2%}"
+        for name, errors in sorted(auto["valid"].items(), key=lambda item: _weighed(item[1]))
+    )
+    count = auto["kernels"]
+    doubt = " Few kernels: another split may choose another." if count < 20 else ""
+    judged = f"Top-1 and top-5 error on {count} valid kernel{'s' * (count != 1)}"
+    return f"{auto['chosen']} is kept. {judged}: {reached}.{doubt}"
+
+
+def _weighed(errors: dict[str, float]) -> float:
+    """Top-1 and top-5 together, as TileRanker's own training weighs them."""
+    return float(np.log1p(errors["top1"]) + 2 * np.log1p(errors["top5"]))
+
+
+def _one(
+    dataset: Dataset,
+    name: str,
+    folder: Path,
+    done: bool,
+    seed: int,
+    resume: bool,
+    device: str,
+    settings: dict[str, Any],
+) -> TrainedModel | GBDT:
+    if done:
+        kept: Any = load_model(folder)
+        return kept  # type: ignore[no-any-return]
+    print(f"training {name}", file=sys.stderr)
+    return train(dataset, name, out_dir=folder, seed=seed, resume=resume, device=device, **settings)
+
+
+def _key(dataset: Dataset, seed: int, settings: dict[str, Any]) -> str:
+    """What a finished candidate must share with a run for it to be taken as it is."""
+    splits = [[split.names, split.offsets("configs").tolist()] for split in (dataset.train, dataset.valid)]
+    text = json.dumps([seed, settings, dataset.schema.config_features, splits], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _finished(folder: Path, key: str) -> dict[str, dict[str, float]]:
+    """The errors of candidates that an earlier run with the same key has trained."""
+    try:
+        record = json.loads(read_input(folder / DONE_FILE, 1 << 20))
+        found = record["candidates"] if record["key"] == key else {}
+        return {
+            name: {at: float(errors[at]) for at in ("top1", "top5")}
+            for name, errors in found.items()
+            if name in CANDIDATES and (folder / name / MODEL_FILE).is_file()
+        }
+    except (TilewiseError, OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}

@@ -1,0 +1,78 @@
+"""`--model auto`: the best on valid is kept, a run that was cut off goes on, what cannot be trained is left out."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("lightgbm")
+
+from costmodel.simulated import simulated_kernels
+from tilewise.costmodel import load_scorer
+from tilewise.costmodel.data.dataset import dataset_from_kernels
+from tilewise.costmodel.train import auto
+from tilewise.costmodel.train.config import default_settings
+from tilewise.errors import ConfigurationError
+
+
+@pytest.fixture(scope="module")
+def data():
+    kernels = simulated_kernels(16, seed=3, n_configs=30)
+    return dataset_from_kernels(kernels[:10], kernels[10:13], kernels[13:])
+
+
+def test_the_candidate_that_is_best_on_valid_is_kept(data, tmp_path, capsys):
+    kept = auto.train_auto(data, out_dir=tmp_path, epochs=2)
+    record = kept.record["auto"]
+    assert set(record["valid"]) == set(auto.CANDIDATES)
+    assert record["chosen"] == kept.name == min(record["valid"], key=lambda name: auto._weighed(record["valid"][name]))
+    kernel = data.test[0]
+    assert load_scorer(tmp_path).name == kept.name
+    assert load_scorer(tmp_path).score(kernel) == pytest.approx(kept.score(kernel), rel=1e-4, abs=1e-4)
+    assert f"{kept.name} is kept." in capsys.readouterr().err
+
+
+def test_a_run_that_was_cut_off_goes_on_with_the_candidate_it_was_at(data, tmp_path, monkeypatch):
+    trained: list[str] = []
+    train = auto.train
+
+    def counted(dataset, name, **settings):
+        trained.append(name)
+        if len(trained) == 2:
+            raise KeyboardInterrupt
+        return train(dataset, name, **settings)
+
+    monkeypatch.setattr(auto, "train", counted)
+    with pytest.raises(KeyboardInterrupt):
+        auto.train_auto(data, out_dir=tmp_path, epochs=1)
+    auto.train_auto(data, out_dir=tmp_path, epochs=1)
+    assert trained == [auto.CANDIDATES[0], auto.CANDIDATES[1], *auto.CANDIDATES[1:]]
+    auto.train_auto(data, out_dir=tmp_path, epochs=2)  # another run: nothing is taken over
+    assert trained[4:] == list(auto.CANDIDATES)
+
+
+def test_a_candidate_that_cannot_be_trained_is_left_out(data, tmp_path, monkeypatch, capsys):
+    train = auto.train
+
+    def picky(dataset, name, **settings):
+        if name == auto.CANDIDATES[0]:
+            raise ConfigurationError("Training diverged.")
+        return train(dataset, name, **settings)
+
+    monkeypatch.setattr(auto, "train", picky)
+    kept = auto.train_auto(data, out_dir=tmp_path, epochs=1)
+    assert auto.CANDIDATES[0] not in kept.record["auto"]["valid"]
+    assert f"{auto.CANDIDATES[0]} is left out: Training diverged." in capsys.readouterr().err
+
+
+def test_a_damaged_list_of_candidates_is_not_trusted(tmp_path):
+    for text in ("null", "[1]", '{"key": 1}', json.dumps({"key": "k", "candidates": {"GBDT": {"top1": "x"}}})):
+        (tmp_path / auto.DONE_FILE).write_text(text)
+        assert auto._finished(tmp_path, "k") == {}
+
+
+@pytest.mark.parametrize(("least", "batches", "passes"), [(0, 5, 1), (32, 1, 32), (32, 10, 4), (32, 40, 1)])
+def test_few_kernels_are_gone_through_more_often(least, batches, passes):
+    assert default_settings("TileRanker", least_steps=least).passes(batches) == passes
