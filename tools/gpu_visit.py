@@ -22,15 +22,21 @@ from pathlib import Path
 from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import embedded_folder
 from tilewise.errors import TilewiseError
+from tilewise.tune.families.triton.family import TritonFamily
+from tilewise.tune.families.triton.product import LIBRARY
+from tilewise.tune.families.triton.roofline import columns, features
 from tilewise.tune.measure.aggregate import unfold_store
-from tilewise.tune.measure.schedule import Tally, balanced, table
+from tilewise.tune.measure.schedule import Tally, balanced, pick_configs, table
 from tilewise.tune.measure.store import Store
 from tilewise.tune.measure.triton.collector import Collector, Options
 from tilewise.tune.measure.triton.kernel import Settings
-from tilewise.tune.problem import Kernel, Problem
+from tilewise.tune.problem import Config, Kernel, Problem
 from tilewise.tune.workloads.gpu import gpu_kernels
+from tilewise.tune.workloads.products import drawn_products
 
 _PART_BYTES = 14 << 20
+_PRODUCT_CONFIGS = 110  # of each drawn product, half of them those that a first guess likes best
+LIBRARY_ONLY = "library_only"
 _SNAPSHOT_SECONDS = 120.0
 SMOKE = (
     Problem.of("matmul", dtype="bf16", m=512, n=1024, k=1024, epilogue="none", layout="nt"),
@@ -54,6 +60,7 @@ def tiny_problems() -> list[Problem]:
     """For the interpreter: the same families at sizes it can walk through."""
     return [
         Problem.of("matmul", dtype="fp16", m=40, n=48, k=64, epilogue="bias_gelu", layout="nt"),
+        Problem.of("product", dtype="fp16", m=24, n=48, k=256, epilogue="bias_relu", layout="nt"),
         Problem.of("batched_matmul", dtype="tf32", batch=2, m=20, n=24, k=32, epilogue="none", layout="nn"),
         Problem.of("attention", dtype="fp16", batch=1, heads=2, kv_heads=1, queries=20, keys=30, head=64, causal=1),
         Problem.of("softmax", dtype="fp32", rows=9, cols=200),
@@ -79,6 +86,17 @@ class _Visit(Collector):
     """A collector that also brings copies of its store home now and then, while it goes on listening to the GPU."""
 
     out: Path
+
+    def _chosen(self, family: TritonFamily, kernel: Kernel) -> list[Config]:
+        if kernel.problem.family != "product":
+            return super()._chosen(family, kernel)
+        if kernel.program == LIBRARY_ONLY:
+            return [LIBRARY]
+        fitting = [c for c in family.configs(kernel.problem) if not family.misfit(kernel.problem, c, self.shared_bytes)]
+        guesses = features(kernel.problem, columns(fitting[1:]))[:, 0]
+        seed = self.options.seed + int(kernel.problem.digest[:8], 16)
+        return pick_configs(fitting, _PRODUCT_CONFIGS, seed, [0.0, *guesses.tolist()])
+
     _copied: float = 0.0
     _copying: threading.Thread | None = None
 
@@ -134,6 +152,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--configs", type=int, default=0, help="only so many configurations a kernel")
     parser.add_argument("--thin", type=int, default=0, help="so many configurations of kernels that are trained on")
     parser.add_argument("--processes", type=int, default=0, help="compiling processes (default: cores - 2)")
+    parser.add_argument("--products", type=int, default=0, help="so many drawn products, and five times as many alone "
+                        "by the library, in place of the built-in programs")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
@@ -153,12 +173,35 @@ def _choose(given: argparse.Namespace) -> list[Kernel]:
         return [Kernel("tiny", problem) for problem in tiny_problems()]
     if given.smoke:
         return [Kernel("smoke", problem) for problem in SMOKE]
+    if given.products:
+        return drawn(given.seed, given.products, 5 * given.products)
     kernels = gpu_kernels()
     if not given.kernels:
         return kernels
     known = _embedded_names()
     again = [kernel for kernel in kernels if kernel.name in known]
     return balanced(again or kernels, given.seed)[: given.kernels]
+
+
+# What binaries are compiled for; every further combination costs some hundred of them.
+_COMPILED = {("bf16", "nt", "none"), ("bf16", "nn", "none"), ("bf16", "tn", "none"), ("fp16", "nt", "none"),
+             ("bf16", "nt", "bias")}  # fmt: skip
+
+
+def drawn(seed: int, count: int, library: int) -> list[Kernel]:
+    """Drawn products, each in a program named for its kind; and more of them that only the library runs."""
+    measured: dict[str, Kernel] = {}
+    alone: dict[str, Kernel] = {}
+    for kind, problem in drawn_products(seed):
+        words = tuple(problem.word(name) for name in ("dtype", "layout", "epilogue"))
+        common = words == ("bf16", "nt", "none") if kind == "odd" else words in _COMPILED
+        if common and len(measured) < count:
+            measured.setdefault(problem.key, Kernel(kind, problem))
+        elif len(alone) < library:
+            alone.setdefault(problem.key, Kernel(LIBRARY_ONLY, problem))
+        elif len(measured) == count:
+            break
+    return [*measured.values(), *(kernel for key, kernel in alone.items() if key not in measured)]
 
 
 def _embedded_names() -> set[str]:

@@ -8,7 +8,7 @@ configuration of `configs` is the default, against which all others are normalis
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -37,12 +37,17 @@ class Binary:
         return repr((self.kernel, self.signature, self.constants, self.num_warps, self.num_stages))
 
 
+LIBRARY_CALL = "library"  # in the place of a kernel: PyTorch's own call, which nobody compiles
+
+
 @dataclass(frozen=True)
 class Launch:
-    """How to start a binary: the grid and the run-time arguments, in the order of the kernel's parameters."""
+    """How to start a binary: the grid and the run-time arguments, in the order of the kernel's parameters; or, of a
+    library, the call itself."""
 
     grid: tuple[int, int, int]
     arguments: tuple[Any, ...]
+    call: Callable[[], Any] | None = None
 
 
 @dataclass
@@ -90,6 +95,7 @@ _REGISTRY: Registry[TritonFamily] = Registry(
     {
         "matmul": "triton.matmul:Matmul",
         "batched_matmul": "triton.matmul:BatchedMatmul",
+        "product": "triton.product:Product",
         "attention": "triton.attention:Attention",
         "softmax": "triton.rows:Softmax",
         "layer_norm": "triton.rows:LayerNorm",

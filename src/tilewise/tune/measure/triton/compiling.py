@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from tilewise.tune.families.triton.family import Binary
+from tilewise.tune.families.triton.family import LIBRARY_CALL, Binary
 
 KERNELS = "tilewise.tune.families.triton.kernels"
 
@@ -72,6 +72,8 @@ def serve(connection: Any, capability: int, cache: str) -> None:
 
 def _try_to_compile(binary: Binary, capability: int) -> Compiled:
     start = time.perf_counter()
+    if binary.kernel == LIBRARY_CALL:
+        return Compiled(0, 0.0)
     try:
         kernel = compile_binary(binary, capability)
     except (

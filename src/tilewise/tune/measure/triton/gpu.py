@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from tilewise.errors import UnavailableError
-from tilewise.tune.families.triton.family import Binary, Launch
+from tilewise.tune.families.triton.family import LIBRARY_CALL, Binary, Launch
 from tilewise.tune.measure.triton.compiling import compile_binary, find_kernel
 from tilewise.tune.measure.triton.cuda_graphs import DriverGraphs, Run, torch_graph
 from tilewise.tune.measure.triton.nvml import GpuWatch
@@ -115,6 +115,8 @@ class CudaDevice:
         ]
 
     def prepare(self, binary: Binary, launch: Launch) -> Run:
+        if launch.call is not None:
+            return launch.call
         kernel = self._load(binary)
         constants = dict(binary.constants)
         # Addresses as integers: the launcher then skips asking the driver about every tensor.
@@ -142,6 +144,8 @@ class CudaDevice:
         self._loaded.clear()
 
     def registers(self, binary: Binary) -> tuple[int, int]:
+        if binary.kernel == LIBRARY_CALL:
+            return 0, 0
         kernel = self._loaded[binary.key]
         return int(kernel.n_regs), int(kernel.n_spills)
 
@@ -224,6 +228,8 @@ class InterpreterDevice:
         torch.set_num_threads(1)
 
     def prepare(self, binary: Binary, launch: Launch) -> Run:
+        if launch.call is not None:
+            return launch.call
         kernel = find_kernel(binary.kernel)
         constants = dict(binary.constants)
         return lambda: kernel[launch.grid](*launch.arguments, **constants)

@@ -1,0 +1,101 @@
+"""What a configuration of a product means on a GPU, in numbers: work, bytes, waves, and a first guess of its time.
+
+The idea: the tensor cores' time, memory's time and the L2 cache's time are arithmetic; what a model has to learn is
+how far a kernel stays from them. All configurations of a problem are worked out at once, as columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.tune.problem import Config, Problem
+
+Numbers = npt.NDArray[np.float64]
+MULTIPROCESSORS = 132
+_SHARED_BYTES = 227 * 1024
+_FLOPS = 8.0e14  # of tensor cores in 16 bits, as far as clocks and power let them
+_MEMORY = 4.3e12  # bytes a second
+_L2 = 7.0e12
+_START = 2.0e-6  # seconds of a launch that nothing hides
+FIELDS = ("block_m", "block_n", "block_k", "warps", "stages", "group", "tma", "persistent", "parts", "swapped")
+
+
+def columns(configs: Sequence[Config]) -> dict[str, Numbers]:
+    """The settings of kernels as columns; where a configuration does not say, 1 for parts and group and 0 else."""
+    usual = {"parts": 1, "group": 1}
+    return {name: np.array([c.get(name, usual.get(name, 0)) for c in configs], np.float64) for name in FIELDS}
+
+
+def floor_seconds(problem: Problem, batch: int = 1) -> float:
+    """What no kernel goes below: arithmetic or memory, whichever is more, and a launch."""
+    m, n, k = (problem.size(name) for name in ("m", "n", "k"))
+    return batch * max(2.0 * m * n * k / _FLOPS, 2.0 * (m * k + k * n + m * n) / _MEMORY) + _START
+
+
+def features(problem: Problem, of: Mapping[str, Numbers], batch: int = 1) -> Numbers:
+    """One row a configuration; the first column is the logarithm of a first guess of the seconds."""
+    swapped = of["swapped"] > 0
+    m, n, k = (float(problem.size(name)) for name in ("m", "n", "k"))
+    rows, cols = np.where(swapped, n, m), np.where(swapped, m, n)
+    block_m, block_n, block_k = of["block_m"], of["block_n"], of["block_k"]
+    tiles_m, tiles_n = np.ceil(rows / block_m), np.ceil(cols / block_n)
+    tiles = tiles_m * tiles_n * batch
+    units = tiles * of["parts"]
+    steps = np.ceil(np.ceil(k / block_k) / of["parts"])
+    shared = (block_m + block_n) * block_k * 2 * of["stages"] + of["persistent"] * block_m * block_n
+    registers = block_m * block_n / (32 * of["warps"]) + 56
+    beside = np.clip(np.minimum(_SHARED_BYTES // np.maximum(shared, 1), 65536 // (32 * of["warps"] * registers)), 1, 8)
+    waves = units / (MULTIPROCESSORS * beside)
+    per_sm = np.ceil(units / MULTIPROCESSORS)
+    work = 2 * np.maximum(block_m, 64) * block_n * block_k * steps
+    arithmetic = per_sm * work / (_FLOPS / MULTIPROCESSORS)
+    sums = np.where(of["parts"] > 1, 8.0 * m * n * of["parts"], 0.0) * batch
+    memory = batch * 2 * (m * k + k * n + m * n) / _MEMORY
+    # Too few programs in flight cannot ask for all the bandwidth there is.
+    in_flight = np.minimum(units, MULTIPROCESSORS * beside) * (block_m + block_n) * block_k * 2 * (of["stages"] - 1)
+    latency = per_sm / beside * steps * 1.0e-6 / np.maximum(of["stages"] - 1, 1)
+    cache = (units * (block_m + block_n) * block_k * 2 * steps + sums) / _L2
+    guess = np.maximum(np.maximum(arithmetic, memory), np.maximum(cache, latency)) + _START + 1e-6 * (of["parts"] > 1)
+    tail = units / (MULTIPROCESSORS * beside * np.ceil(waves))
+    filled = rows * cols / (tiles_m * block_m * tiles_n * block_n)
+    layout, epilogue = problem.word("layout"), problem.word("epilogue")
+    ones = np.ones_like(units)
+    log = np.log
+    # fmt: off
+    found = [
+        log(guess), log(arithmetic), log(memory) * ones, log(cache), log(latency), log(in_flight), log(units),
+        np.log1p(waves), np.log1p(per_sm), tail, units / (MULTIPROCESSORS * per_sm), filled, beside, log(steps),
+        log(m) * ones, log(n) * ones, log(k) * ones,
+        np.log2(block_m), np.log2(block_n), np.log2(block_k), np.log2(of["warps"]), of["stages"],
+        np.minimum(of["group"], 8) / 8, of["tma"], of["persistent"], of["swapped"], np.log2(of["parts"]),
+        log(np.minimum(tiles_m, 64)), log(np.minimum(tiles_n, 64)), (block_m < 64) * ones,
+        float(layout[0] == "t") * ones, float(layout[1] == "t") * ones,
+        float(problem.word("dtype") == "fp16") * ones, float("bias" in epilogue) * ones,
+        float("gelu" in epilogue) * ones, float(epilogue == "residual") * ones,
+        *(unit * ones for unit in alignment(problem)),
+    ]
+    # fmt: on
+    return np.stack(found, axis=1)
+
+
+def alignment(problem: Problem) -> list[float]:
+    """How well the sizes divide: by 8 elements (16 bytes), by 64 (a line of the copy engine), by 128."""
+    return [float(problem.size(name) % unit == 0) for name in ("m", "n", "k") for unit in (8, 64)]
+
+
+def library_features(problem: Problem, batch: int = 1) -> Numbers:
+    """What a library's time may depend on: the sizes, and how tiles it is likely to use fill the GPU."""
+    m, n, k = (float(problem.size(name)) for name in ("m", "n", "k"))
+    layout, epilogue = problem.word("layout"), problem.word("epilogue")
+    found = [np.log(floor_seconds(problem, batch)), np.log(m), np.log(n), np.log(k)]
+    for rows, cols in ((128, 256), (256, 128), (128, 128), (64, 64)):
+        units = np.ceil(m / rows) * np.ceil(n / cols) * batch
+        per_sm = np.ceil(units / MULTIPROCESSORS)
+        found += [units / (MULTIPROCESSORS * per_sm), np.log1p(per_sm), m * n * batch / (units * rows * cols)]
+    found += [np.log(2 * m * n * k * batch / _FLOPS), np.log(2 * batch * (m * k + k * n + m * n) / _MEMORY)]
+    found += [float(layout[0] == "t"), float(layout[1] == "t"), float(problem.word("dtype") == "fp16")]
+    found += [float("bias" in epilogue), float("relu" in epilogue or "gelu" in epilogue), float(epilogue == "residual")]
+    return np.array([[*found, *alignment(problem), float(m == 1), float(n == 1)]])
