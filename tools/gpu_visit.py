@@ -23,7 +23,7 @@ from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import embedded_folder
 from tilewise.errors import TilewiseError
 from tilewise.tune.families.triton.family import TritonFamily
-from tilewise.tune.families.triton.product import LIBRARY
+from tilewise.tune.families.triton.product import LIBRARY, takes_descriptors
 from tilewise.tune.families.triton.roofline import columns, features
 from tilewise.tune.measure.aggregate import unfold_store
 from tilewise.tune.measure.schedule import Tally, balanced, pick_configs, table
@@ -90,8 +90,14 @@ class _Visit(Collector):
     def _chosen(self, family: TritonFamily, kernel: Kernel) -> list[Config]:
         if kernel.problem.family != "product":
             return super()._chosen(family, kernel)
-        if kernel.program == LIBRARY_ONLY:
-            return [LIBRARY]
+        if kernel.program == LIBRARY_ONLY:  # and one kernel beside it, the same for all
+            tile = {"block_m": 128, "block_n": 128, "block_k": 64, "warps": 8, "stages": 3, "group": 8}
+            return [
+                LIBRARY,
+                Config(
+                    {**tile, "parts": 1, "persistent": 0, "swapped": 0, "tma": int(takes_descriptors(kernel.problem))}
+                ),
+            ]
         fitting = [c for c in family.configs(kernel.problem) if not family.misfit(kernel.problem, c, self.shared_bytes)]
         guesses = features(kernel.problem, columns(fitting[1:]))[:, 0]
         seed = self.options.seed + int(kernel.problem.digest[:8], 16)
