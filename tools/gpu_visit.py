@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--configs", type=int, default=0, help="only so many configurations a kernel")
     parser.add_argument("--thin", type=int, default=0, help="so many configurations of kernels that are trained on")
     parser.add_argument("--processes", type=int, default=0, help="compiling processes (default: cores - 2)")
-    parser.add_argument("--products", type=int, default=0, help="so many drawn products, and five times as many alone "
+    parser.add_argument("--products", type=int, default=0, help="so many drawn products, and twelve times as many alone "
                         "by the library, in place of the built-in programs")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
@@ -180,7 +180,7 @@ def _choose(given: argparse.Namespace) -> list[Kernel]:
     if given.smoke:
         return [Kernel("smoke", problem) for problem in SMOKE]
     if given.products:
-        return drawn(given.seed, given.products, 5 * given.products)
+        return drawn(given.seed, given.products, 12 * given.products)
     kernels = gpu_kernels()
     if not given.kernels:
         return kernels

@@ -1,7 +1,8 @@
 """The family `product`: matrix products as `kernels/product.py` runs them, and the library's own call beside them.
 
 A configuration is a tile with warps and stages, and ways to run it: `tma` (descriptors or plain loads), `persistent`,
-`parts` of K, `swapped` (the transposed problem, for few rows). `library` is PyTorch's call, which has no tile. Which of
+`parts` of K, `tail` (only the tiles of the last wave are cut, in as many parts as share them best), `swapped` (the
+transposed problem, for few rows). `library` is PyTorch's call, which has no tile. Which of
 them a problem can take is known before anything is compiled: descriptors want rows of whole 16 bytes, a part of K must
 not be empty, tiles must fit shared memory and registers.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import product
 from typing import Any
 
@@ -28,12 +29,13 @@ from tilewise.tune.problem import Config, Problem, Value
 
 LIBRARY = Config.of(library=1)
 PARTS = (2, 3, 4, 6, 8, 12, 16)
-FEW = 128  # rows or columns up to which narrow tiles are worth a try
+MOST_PARTS = PARTS[-1]
+FEW = 256  # rows or columns up to which narrow tiles are worth a try
 MOST_SUMS = 1 << 24  # float32 values in the workspace
 MULTIPROCESSORS = 132  # what a persistent kernel starts where nobody says otherwise
 _SHARED_BYTES = 232_448
 _TENSORS = ("c", "bias", "residual")
-_INTEGERS = ("m_units", "n_units", "k_units", "group", "parts")
+_INTEGERS = ("m_units", "n_units", "k_units", "group", "parts", "whole")
 _WIDE = ((64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (256, 64), (256, 128))
 _NARROW = (
     (64, 8), (64, 16), (64, 32), (128, 8), (128, 16), (128, 32), (256, 16), (256, 32),
@@ -61,16 +63,17 @@ def _tiles(narrow: bool) -> Iterator[tuple[int, int, int, int, int]]:
                 yield block_m, block_n, block_k, warps, stages
 
 
-def _ways(tile: tuple[int, int, int, int, int], tma: bool) -> Iterator[tuple[int, int, int]]:
-    """How a tile may be run: persistent, parts of K, group."""
+def _ways(tile: tuple[int, int, int, int, int], tma: bool) -> Iterator[tuple[int, int, int, int]]:
+    """How a tile may be run: persistent, parts of K, group, tail."""
     area = tile[0] * tile[1]
     for group in (1, 8):
-        yield 0, 1, group
+        yield 0, 1, group, 0
+        if area >= 64 * 64:
+            yield 0, 1, group, 1
         if tma and area >= 64 * 128 and min(tile[:2]) >= 64:
-            yield 1, 1, group
-    if area <= 128 * 128:
-        for parts in PARTS:
-            yield 0, parts, 1
+            yield 1, 1, group, 0
+    for parts in PARTS if area <= 128 * 128 else PARTS[:3]:
+        yield 0, parts, 1, 0
 
 
 @cache
@@ -85,11 +88,12 @@ def _space(tma: bool, few_rows: bool, few_columns: bool) -> tuple[Config, ...]:
     if few_rows:
         tiles += [(tile, 0) for tile in _tiles(narrow=True) if tile[0] < 64]
     for tile, swapped in dict.fromkeys(tiles):
-        for persistent, parts, group in _ways(tile, tma):
+        for persistent, parts, group, tail in _ways(tile, tma):
             if group > 1 and swapped:
                 continue
             values = dict(zip(("block_m", "block_n", "block_k", "warps", "stages"), tile, strict=True))
             ways = {"group": group, "tma": int(tma), "persistent": persistent, "parts": parts, "swapped": swapped}
+            ways["tail"] = tail
             found.append(Config({**values, **ways}))
     return tuple(found)
 
@@ -115,9 +119,11 @@ class Product(Matmul):
         if config.size("tma") and not takes_descriptors(problem):
             return "rows are no multiples of 16 bytes, as descriptors want them"
         steps = math.ceil(problem.size("k") / config.size("block_k"))
-        parts = config.size("parts")
+        parts, tail = config.size("parts"), config.get("tail", 0)
         if parts > 1 and math.ceil(steps / parts) * (parts - 1) >= steps:
             return f"{parts} parts of {steps} steps leave one empty"
+        if tail and cut(problem, config)[0] == 1:
+            return "the last wave gains nothing by being cut"
         if workspace(problem, config)[0] > MOST_SUMS:
             return "the parts' sums are too many to keep"
         return None
@@ -127,7 +133,7 @@ class Product(Matmul):
             return Binary(LIBRARY_CALL, (), (), 0, 0)
         swapped, tma = bool(config.size("swapped")), bool(config.size("tma"))
         words = (problem.word("dtype"), _layout(problem, swapped), problem.word("epilogue"))
-        return _binary(*words, _units(problem, swapped, tma), config.size("parts") > 1, _compiled(config))
+        return _binary(*words, _units(problem, swapped, tma), _in_parts(config), _compiled(config))
 
     def operands(self, problem: Problem, torch: Any, device: str, generator: Any) -> Operands:
         found = super().operands(problem, torch, device, generator)
@@ -136,7 +142,7 @@ class Product(Matmul):
                 found.inputs[name] = found.inputs[name][0]
         found.out = found.out[0]
         m, n, _ = sizes(problem)
-        most = min(MOST_SUMS, PARTS[-1] * (m + 256) * (n + 256))
+        most = min(MOST_SUMS, MOST_PARTS * (m + 256) * (n + 256))
         found.scratch["partial"] = torch.empty(most, dtype=torch.float32, device=device)
         found.scratch["arrived"] = torch.zeros((m // 8 + 1) * (n // 8 + 1), dtype=torch.int32, device=device)
         return found
@@ -149,8 +155,8 @@ class Product(Matmul):
         m, n = (n, m) if swapped else (m, n)
         a, b = (operands.inputs[name] for name in (("b", "a") if swapped else ("a", "b")))
         units = _units(problem, swapped, tma)
-        tiles = math.ceil(m / config.size("block_m")) * math.ceil(n / config.size("block_n"))
-        programs = tiles * config.size("parts")
+        parts, whole, tiles = cut(problem, config)
+        programs = whole + (tiles - whole) * parts
         if config.size("persistent"):
             programs = min(programs, int(operands.scratch.get("multiprocessors", MULTIPROCESSORS)))
         if tma:
@@ -160,7 +166,7 @@ class Product(Matmul):
         partial, arrived = operands.scratch["partial"], operands.scratch["arrived"]
         extras = (operands.out, operands.inputs["bias"], operands.inputs["residual"], partial, arrived)
         counts = tuple(size // unit for size, unit in zip((m, n, k), units, strict=True))
-        return Launch((programs, 1, 1), (a, b, *extras, *counts, config.size("group"), config.size("parts")))
+        return Launch((programs, 1, 1), (a, b, *extras, *counts, config.size("group"), parts, whole))
 
     def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
         if "block_m" not in config:
@@ -186,14 +192,41 @@ def library_call(problem: Problem, operands: Operands) -> Callable[[], Any]:
     return lambda: torch.addmm(added, a, b, out=out)
 
 
-def workspace(problem: Problem, config: Config) -> tuple[int, int]:
-    """How many float32 sums and how many counters a configuration wants; none where K is whole."""
-    if "library" in config or config.size("parts") == 1:
-        return 0, 0
-    m, n, _ = sizes(problem)
+def cut(problem: Problem, config: Config) -> tuple[int, int, int]:
+    """Into how many parts K is cut, how many tiles are left whole, and how many there are."""
+    m, n, k = sizes(problem)
     m, n = (n, m) if config.size("swapped") else (m, n)
     tiles = math.ceil(m / config.size("block_m")) * math.ceil(n / config.size("block_n"))
-    return tiles * config.size("parts") * config.size("block_m") * config.size("block_n"), tiles
+    if not config.get("tail", 0):
+        return config.size("parts"), 0 if config.size("parts") > 1 else tiles, tiles
+    steps = math.ceil(k / config.size("block_k"))
+    return best_parts(tiles, steps), tiles // MULTIPROCESSORS * MULTIPROCESSORS, tiles
+
+
+@lru_cache(maxsize=1024)
+def best_parts(tiles: int, steps: int) -> int:
+    """How many parts make the last wave shortest; adding their sums up costs about a step each."""
+    left = tiles % MULTIPROCESSORS
+    if not left:
+        return 1
+    costs = {1: float(steps)}
+    for parts in range(2, MOST_PARTS + 1):
+        each = math.ceil(steps / parts)
+        if each * (parts - 1) < steps:  # none is empty
+            costs[parts] = math.ceil(left * parts / MULTIPROCESSORS) * each + 1.0 + 0.5 * parts
+    return min(costs, key=costs.__getitem__)
+
+
+def workspace(problem: Problem, config: Config) -> tuple[int, int]:
+    """How many float32 sums and how many counters a configuration wants; none where K is whole."""
+    if "library" in config or not _in_parts(config):
+        return 0, 0
+    parts, whole, tiles = cut(problem, config)
+    return (tiles - whole) * parts * config.size("block_m") * config.size("block_n"), tiles - whole
+
+
+def _in_parts(config: Config) -> bool:
+    return config.size("parts") > 1 or bool(config.get("tail", 0))
 
 
 def takes_descriptors(problem: Problem) -> bool:

@@ -20,7 +20,8 @@ _FLOPS = 8.0e14  # of tensor cores in 16 bits, as far as clocks and power let th
 _MEMORY = 4.3e12  # bytes a second
 _L2 = 7.0e12
 _START = 2.0e-6  # seconds of a launch that nothing hides
-FIELDS = ("block_m", "block_n", "block_k", "warps", "stages", "group", "tma", "persistent", "parts", "swapped")
+FIELDS = ("block_m", "block_n", "block_k", "warps", "stages", "group", "tma", "persistent", "parts", "swapped",
+          "template", "tail")  # fmt: skip
 
 
 def columns(configs: Sequence[Config]) -> dict[str, Numbers]:
@@ -44,12 +45,13 @@ def features(problem: Problem, of: Mapping[str, Numbers], batch: int = 1) -> Num
     tiles_m, tiles_n = np.ceil(rows / block_m), np.ceil(cols / block_n)
     tiles = tiles_m * tiles_n * batch
     units = tiles * of["parts"]
-    steps = np.ceil(np.ceil(k / block_k) / of["parts"])
+    depth = np.ceil(k / block_k)
+    steps = np.ceil(depth / of["parts"])
     shared = (block_m + block_n) * block_k * 2 * of["stages"] + of["persistent"] * block_m * block_n
     registers = block_m * block_n / (32 * of["warps"]) + 56
     beside = np.clip(np.minimum(_SHARED_BYTES // np.maximum(shared, 1), 65536 // (32 * of["warps"] * registers)), 1, 8)
     waves = units / (MULTIPROCESSORS * beside)
-    per_sm = np.ceil(units / MULTIPROCESSORS)
+    per_sm = np.where(of["tail"] > 0, tail_waves(tiles, depth), np.ceil(units / MULTIPROCESSORS))
     work = 2 * np.maximum(block_m, 64) * block_n * block_k * steps
     arithmetic = per_sm * work / (_FLOPS / MULTIPROCESSORS)
     sums = np.where(of["parts"] > 1, 8.0 * m * n * of["parts"], 0.0) * batch
@@ -59,18 +61,20 @@ def features(problem: Problem, of: Mapping[str, Numbers], batch: int = 1) -> Num
     latency = per_sm / beside * steps * 1.0e-6 / np.maximum(of["stages"] - 1, 1)
     cache = (units * (block_m + block_n) * block_k * 2 * steps + sums) / _L2
     guess = np.maximum(np.maximum(arithmetic, memory), np.maximum(cache, latency)) + _START + 1e-6 * (of["parts"] > 1)
-    tail = units / (MULTIPROCESSORS * beside * np.ceil(waves))
+    last = units / (MULTIPROCESSORS * beside * np.ceil(waves))
     filled = rows * cols / (tiles_m * block_m * tiles_n * block_n)
     layout, epilogue = problem.word("layout"), problem.word("epilogue")
+    whole = np.where(of["tail"] > 0, tiles // MULTIPROCESSORS * MULTIPROCESSORS, 0)
     ones = np.ones_like(units)
     log = np.log
     # fmt: off
     found = [
         log(guess), log(arithmetic), log(memory) * ones, log(cache), log(latency), log(in_flight), log(units),
-        np.log1p(waves), np.log1p(per_sm), tail, units / (MULTIPROCESSORS * per_sm), filled, beside, log(steps),
+        np.log1p(waves), np.log1p(per_sm), last, units / (MULTIPROCESSORS * per_sm), filled, beside, log(steps),
         log(m) * ones, log(n) * ones, log(k) * ones,
         np.log2(block_m), np.log2(block_n), np.log2(block_k), np.log2(of["warps"]), of["stages"],
-        np.minimum(of["group"], 8) / 8, of["tma"], of["persistent"], of["swapped"], np.log2(of["parts"]),
+        np.minimum(of["group"], 8) / 8, of["tma"], of["persistent"], of["swapped"], of["template"],
+        of["tail"], of["tail"] * np.log1p(tiles - whole), np.log2(of["parts"]),
         log(np.minimum(tiles_m, 64)), log(np.minimum(tiles_n, 64)), (block_m < 64) * ones,
         float(layout[0] == "t") * ones, float(layout[1] == "t") * ones,
         float(problem.word("dtype") == "fp16") * ones, float("bias" in epilogue) * ones,
@@ -79,6 +83,16 @@ def features(problem: Problem, of: Mapping[str, Numbers], batch: int = 1) -> Num
     ]
     # fmt: on
     return np.stack(found, axis=1)
+
+
+def tail_waves(tiles: Numbers, steps: Numbers) -> Numbers:
+    """Waves where the tiles of the last one are cut into parts that share it best: whole ones, and what is left."""
+    left = tiles % MULTIPROCESSORS
+    parts = np.arange(1, 17)[:, None]
+    each = np.ceil(steps / parts)
+    cost = np.ceil(left * parts / MULTIPROCESSORS) * each + np.where(parts > 1, 1.0 + 0.5 * parts, 0.0)
+    cost = np.where(each * (parts - 1) < steps, cost, np.inf)
+    return np.asarray(tiles // MULTIPROCESSORS + np.where(left > 0, cost.min(axis=0) / steps, 0.0))
 
 
 def alignment(problem: Problem) -> list[float]:

@@ -1,19 +1,21 @@
 """Matrix product for GPUs with a tensor copy engine: descriptors or plain loads, persistent programs, K in parts.
 
-The idea: one unit of work is an output tile and a part of K. A program works through one unit, or, persistent, through
-every so many-th, so that loads of the next tile begin while this one ends. Where K is cut, each part leaves its sums in
-a workspace; the program that arrives last adds them, always in the order of the parts, so a result never depends on
-timing. Sizes, group and the number of parts are run-time arguments: one binary serves every shape of an alignment.
+The idea: one unit of work is an output tile, or a part of K of one. A program works through one unit, or, persistent,
+through every so many-th, so that loads of the next tile begin while this one ends. The first `whole` tiles are not cut:
+with as many as fill the GPU a whole number of times, only the tiles of the last, unfilled wave are, and all
+multiprocessors share them. Each part leaves its sums in a workspace; the program that arrives last adds them, always in
+the order of the parts, so a result never depends on timing. Sizes, group, parts and `whole` are run-time arguments: one
+binary serves every shape of an alignment.
 """
 
 # The bodies are Triton's language, not Python's: its types are tl.tensor and tl.constexpr.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-# ruff: noqa: SIM108  (a branch on a constexpr is taken while compiling; the other side need not have a meaning)
+# ruff: noqa: SIM102, SIM108  (a branch on a constexpr is taken while compiling; the other side need not have a meaning)
 
 import triton
 import triton.language as tl
 
-_SIZES = ("m_units", "n_units", "k_units", "group", "parts")
+_SIZES = ("m_units", "n_units", "k_units", "group", "parts", "whole")
 
 
 @triton.jit
@@ -109,23 +111,27 @@ def _reduce(total, partial, arrived, tile, part, parts, c, bias, residual, row, 
 
 @triton.jit
 def _tile(
-    a, b, c, bias, residual, partial, arrived, unit, m, n, k, group, parts,
+    a, b, c, bias, residual, partial, arrived, unit, m, n, k, group, parts, whole,
     TMA: tl.constexpr, A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, SWAPPED: tl.constexpr,
     EPILOGUE: tl.constexpr, IN_PARTS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """One unit of work: a tile of the result and a part of K."""
-    tile = unit // parts if IN_PARTS else unit
+    tile = unit
+    steps = tl.cdiv(k, BLOCK_K)
+    first = 0
+    part = 0
+    if IN_PARTS:
+        if unit >= whole:
+            tile = whole + (unit - whole) // parts
+            part = (unit - whole) % parts
+            steps = tl.cdiv(steps, parts)
+            first = part * steps * BLOCK_K
     row_block, column_block = _place(tile, tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), group)
     row, column = row_block * BLOCK_M, column_block * BLOCK_N
     # Rows and columns past the edge wrap around: they are computed in vain but need no mask inside the loop.
     rows = (row + tl.arange(0, BLOCK_M)) % m
     columns = (column + tl.arange(0, BLOCK_N)) % n
-    steps = tl.cdiv(k, BLOCK_K)
-    first = 0
-    if IN_PARTS:
-        steps = tl.cdiv(steps, parts)
-        first = (unit % parts) * steps * BLOCK_K
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for step in range(steps):
         depth = first + step * BLOCK_K
@@ -133,15 +139,18 @@ def _tile(
         right = _right(b, columns, column, depth, n, k, TMA, B_TRANSPOSED, BLOCK_N, BLOCK_K)
         total = tl.dot(left, right, total, input_precision="tf32")
     if IN_PARTS:
-        _reduce(total, partial, arrived, tile, unit % parts, parts, c, bias, residual, row, column, m, n,
-                SWAPPED, EPILOGUE)  # fmt: skip
+        if unit >= whole:
+            _reduce(total, partial, arrived, tile - whole, part, parts, c, bias, residual, row, column, m, n,
+                    SWAPPED, EPILOGUE)  # fmt: skip
+        else:
+            _finish(total, c, bias, residual, row, column, m, n, SWAPPED, EPILOGUE)
     else:
         _finish(total, c, bias, residual, row, column, m, n, SWAPPED, EPILOGUE)
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def product_kernel(
-    a, b, c, bias, residual, partial, arrived, m_units, n_units, k_units, group, parts,
+    a, b, c, bias, residual, partial, arrived, m_units, n_units, k_units, group, parts, whole,
     UNIT_M: tl.constexpr, UNIT_N: tl.constexpr, UNIT_K: tl.constexpr,
     TMA: tl.constexpr, PERSISTENT: tl.constexpr, A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr,
     SWAPPED: tl.constexpr, EPILOGUE: tl.constexpr, IN_PARTS: tl.constexpr,
@@ -152,10 +161,10 @@ def product_kernel(
     if PERSISTENT:
         units = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
         if IN_PARTS:
-            units *= parts
+            units = whole + (units - whole) * parts
         for unit in tl.range(tl.program_id(0), units, tl.num_programs(0), flatten=True):
-            _tile(a, b, c, bias, residual, partial, arrived, unit, m, n, k, group, parts, TMA, A_TRANSPOSED,
+            _tile(a, b, c, bias, residual, partial, arrived, unit, m, n, k, group, parts, whole, TMA, A_TRANSPOSED,
                   B_TRANSPOSED, SWAPPED, EPILOGUE, IN_PARTS, BLOCK_M, BLOCK_N, BLOCK_K)  # fmt: skip
     else:
-        _tile(a, b, c, bias, residual, partial, arrived, tl.program_id(0), m, n, k, group, parts, TMA, A_TRANSPOSED,
-              B_TRANSPOSED, SWAPPED, EPILOGUE, IN_PARTS, BLOCK_M, BLOCK_N, BLOCK_K)  # fmt: skip
+        _tile(a, b, c, bias, residual, partial, arrived, tl.program_id(0), m, n, k, group, parts, whole, TMA,
+              A_TRANSPOSED, B_TRANSPOSED, SWAPPED, EPILOGUE, IN_PARTS, BLOCK_M, BLOCK_N, BLOCK_K)  # fmt: skip

@@ -1,0 +1,209 @@
+"""Train the model of products' runtimes: `python -m tools.ship_products VISIT... [--inductor inductor.jsonl ...]`.
+
+Reads the stores that `tools.gpu_visit --products` brought home and what PyTorch's compiler measured, holds a part of
+the shapes out, prints how the choices do on them beside the library, trains again on everything and writes the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tilewise.inductor.records import read_records
+from tilewise.io import save
+from tilewise.tensor import Tensor
+from tilewise.tune.choose.runtimes import FILE, Runtimes, shipped_folder
+from tilewise.tune.families.triton.product import LIBRARY
+from tilewise.tune.families.triton.roofline import columns, features, floor_seconds, library_features
+from tilewise.tune.measure.aggregate import measured_problem, open_measurements
+from tilewise.tune.problem import Config, Problem
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A problem with its configurations and their seconds; the library among them."""
+
+    problem: Problem
+    batch: int
+    configs: tuple[Config, ...]
+    seconds: Array
+    program: str
+
+
+def read_store(path: str) -> list[Measured]:
+    """Every kernel of a store, finished or not, whose library call was timed."""
+    found = []
+    with open_measurements(path) as store:
+        for kernel in store.kernels():
+            measured = measured_problem(store, kernel, LIBRARY)
+            if measured is not None:
+                times = np.array([t.runtime_ns * 1e-9 for t in measured.timings])
+                configs = tuple(t.config for t in measured.timings)
+                found.append(Measured(kernel.problem, 1, configs, times, kernel.program))
+    return found
+
+
+def read_inductor(path: str) -> list[Measured]:
+    return [
+        Measured(r.problem, r.batch, r.configs, np.array(r.seconds), "inductor")
+        for r in read_records(Path(path))
+        if r.configs
+    ]
+
+
+class Net(torch.nn.Module):
+    """Members of an ensemble side by side."""
+
+    def __init__(self, inputs: int, hidden: Sequence[int], members: int) -> None:
+        super().__init__()
+        sizes = [inputs, *hidden, 1]
+        self.weights = torch.nn.ParameterList(
+            torch.randn(members, a, b) * (2.0 / a) ** 0.5 for a, b in itertools.pairwise(sizes)
+        )
+        self.biases = torch.nn.ParameterList(torch.zeros(members, 1, b) for b in sizes[1:])
+        with torch.no_grad():
+            self.weights[-1] *= 0.1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for place, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            x = x @ weight + bias
+            if place < len(self.weights) - 1:
+                x = torch.relu(x)
+        return x[..., 0]
+
+
+def fit(
+    rows: Array, target: Array, weight: Array, groups: Array,
+    hidden: Sequence[int], members: int, epochs: int, seed: int, decay: float,
+) -> dict[str, Array]:  # fmt: skip
+    """An ensemble; each member leaves out a part of the problems, so that they disagree where little was seen."""
+    torch.manual_seed(seed)
+    mean, scale = rows.mean(axis=0), rows.std(axis=0) + 1e-6
+    x = torch.tensor((rows - mean) / scale, dtype=torch.float32)
+    y, w = torch.tensor(target, dtype=torch.float32), torch.tensor(weight, dtype=torch.float32)
+    net = Net(x.shape[1], hidden, members)
+    chance = np.random.default_rng(seed)
+    kept = torch.tensor((chance.random((members, groups.max() + 1)) < 0.85)[:, groups], dtype=torch.float32) * w
+    optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3, weight_decay=decay)
+    size = 1024
+    steps = epochs * (len(x) // size + 1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=steps)
+    for _ in range(epochs):
+        for batch in torch.randperm(len(x)).split(size):
+            found = net(x[batch][None])
+            error = torch.nn.functional.smooth_l1_loss(found, y[batch].expand_as(found), reduction="none", beta=0.1)
+            loss = (error * kept[:, batch]).sum() / kept[:, batch].sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+    arrays = {"mean": mean.astype(np.float32), "scale": scale.astype(np.float32)}
+    for place, (weight_, bias) in enumerate(zip(net.weights, net.biases, strict=True)):
+        arrays[f"weight{place}"] = weight_.detach().numpy()
+        arrays[f"bias{place}"] = bias.detach().numpy()
+    return arrays
+
+
+def train(measured: Sequence[Measured], seed: int, epochs: int) -> dict[str, Array]:
+    rows, target, weight, groups = [], [], [], []
+    library_rows, library_target = [], []
+    for number, one in enumerate(measured):
+        best = one.seconds.min()
+        kernels = [i for i, config in enumerate(one.configs) if "library" not in config]
+        if kernels:
+            of = features(one.problem, columns([one.configs[i] for i in kernels]), one.batch)
+            rows.append(of)
+            target.append(np.log(one.seconds[kernels]) - of[:, 0])
+            # The fast ones matter: a choice is made among them.
+            weight.append((best / one.seconds[kernels]) ** 2 + 0.02)
+            groups.append(np.full(len(kernels), number))
+        for i in set(range(len(one.configs))) - set(kernels):
+            library_rows.append(library_features(one.problem, one.batch)[0])
+            library_target.append(np.log(one.seconds[i]) - np.log(floor_seconds(one.problem, one.batch)))
+    kernel = fit(np.concatenate(rows), np.concatenate(target), np.concatenate(weight), np.concatenate(groups),
+                 (48, 48), 4, epochs, seed, 0.02)  # fmt: skip
+    many = np.arange(len(library_rows))
+    library = fit(np.array(library_rows), np.array(library_target), np.ones(len(many)), many, (48, 32), 4,
+                  max(1, epochs * 6), seed, 0.05)  # fmt: skip
+    return {
+        f"{name}.{key}": value for name, of in (("kernel", kernel), ("library", library)) for key, value in of.items()
+    }
+
+
+def judge(model: Runtimes, held: Sequence[Measured]) -> None:
+    """How choices do on problems the model has not seen, beside the library; geometric means and the worst."""
+    lines: dict[str, list[tuple[float, ...]]] = {}
+    for one in held:
+        if len(one.configs) < 20 or not any("library" in c for c in one.configs):
+            continue
+        library = next(i for i, c in enumerate(one.configs) if "library" in c)
+        predicted = model.predict(one.problem, one.configs, one.batch)
+        order = predicted.order()
+        kernels = [i for i in order if i != library]
+        t = one.seconds
+        first = order[0]
+        if first != library and predicted.seconds[first] > 0.97 * predicted.seconds[library]:
+            first = library
+        five = min(t[library], t[kernels[:4]].min())
+        row = (t[library] / t[kernels].min(), t[library] / t[kernels[0]], t[library] / t[first], t[library] / five,
+               t[library] / min(t[library], t[kernels].min()), predicted.seconds[library] / t[library])  # fmt: skip
+        lines.setdefault(one.program, []).append(row)
+        lines.setdefault("all", []).append(row)
+    print(f"{'':12} {'n':>4} kernels'best  kernel first  choice  five  oracle | library predicted/true")
+    for program, found in lines.items():
+        table = np.array(found)
+        means, least = np.exp(np.log(table).mean(axis=0)), table.min(axis=0)
+        pairs = "  ".join(f"{m:.3f}({w:.2f})" for m, w in zip(means, least, strict=True))
+        print(f"{program:12} {len(table):4} {pairs}"
+              + f" sd {np.log(table[:, -1]).std():.3f}")  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("visits", nargs="+")
+    parser.add_argument("--inductor", nargs="*", default=[])
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--out", type=Path, default=shipped_folder() / FILE)
+    parser.add_argument("--no-judge", action="store_true")
+    parser.add_argument("--held", nargs="*", default=[], help="visits to judge on, not to train on")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    start = time.monotonic()
+    measured = [one for path in given.visits for one in read_store(path)]
+    measured += [one for path in given.inductor for one in read_inductor(path)]
+    print(
+        f"{len(measured)} problems, {sum(len(one.configs) for one in measured)} pairs; {time.monotonic() - start:.0f} s"
+    )
+    if given.held:
+        write(train(measured, 0, given.epochs), given.out)
+        judge(Runtimes(given.out), [one for path in given.held for one in read_store(path)])
+        return 0
+    if not given.no_judge:
+        held = [one for one in measured if int(one.problem.digest[:8], 16) % 5 == 0]
+        rest = [one for one in measured if int(one.problem.digest[:8], 16) % 5 != 0]
+        path = given.out.with_name("held.safetensors")
+        write(train(rest, 0, given.epochs), path)
+        judge(Runtimes(path), held)
+        path.unlink()
+    write(train(measured, 0, given.epochs), given.out)
+    print(f"{given.out}: {given.out.stat().st_size} bytes, {time.monotonic() - start:.0f} s", json.dumps({}))
+    return 0
+
+
+def write(arrays: dict[str, Array], path: Path) -> None:
+    save({name: Tensor(np.ascontiguousarray(array)) for name, array in arrays.items()}, path)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
