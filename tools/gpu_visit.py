@@ -158,8 +158,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--configs", type=int, default=0, help="only so many configurations a kernel")
     parser.add_argument("--thin", type=int, default=0, help="so many configurations of kernels that are trained on")
     parser.add_argument("--processes", type=int, default=0, help="compiling processes (default: cores - 2)")
-    parser.add_argument("--products", type=int, default=0, help="so many drawn products, and twelve times as many alone "
-                        "by the library, in place of the built-in programs")  # fmt: skip
+    parser.add_argument("--products", type=int, default=0, help="so many drawn products, and twelve times as many "
+                        "by the library alone, in place of the built-in programs")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)

@@ -89,7 +89,8 @@ def fit(
 ) -> dict[str, Array]:  # fmt: skip
     """An ensemble; each member leaves out a part of the problems, so that they disagree where little was seen."""
     torch.manual_seed(seed)
-    mean, scale = rows.mean(axis=0), rows.std(axis=0) + 1e-6
+    mean, scale = rows.mean(axis=0), rows.std(axis=0)
+    scale[scale < 1e-3] = 1.0  # a column that never varied says nothing, and must not say much later
     x = torch.tensor((rows - mean) / scale, dtype=torch.float32)
     y, w = torch.tensor(target, dtype=torch.float32), torch.tensor(weight, dtype=torch.float32)
     net = Net(x.shape[1], hidden, members)

@@ -8,7 +8,7 @@ configurations take a millisecond or two.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -24,6 +24,7 @@ from tilewise.tune.problem import Config, Problem
 
 Weights = npt.NDArray[np.float32]
 FILE = "h200_products.safetensors"
+_MOST_ROWS = 640
 _NETWORKS = ("kernel", "library")
 
 
@@ -49,12 +50,17 @@ class Ensemble:
 
     def __call__(self, rows: Numbers) -> Weights:
         """(members, rows) of logarithms."""
-        x = ((rows - self.mean) / self.scale).astype(np.float32)[None]  # (1, rows, features)
-        for place, (weight, bias) in enumerate(self.layers):
-            x = x @ weight + bias  # (members, rows, out)
-            if place < len(self.layers) - 1:
-                x = np.maximum(x, np.float32(0))
-        return np.asarray(x[..., 0])
+        x = ((rows - self.mean) / self.scale).astype(np.float32)  # (rows, features)
+        found = np.empty((len(self.layers[0][0]), len(rows)), np.float32)
+        for member in range(len(found)):
+            y = x
+            for place, (weight, bias) in enumerate(self.layers):
+                y = y @ weight[member]  # (rows, out)
+                y += bias[member]
+                if place < len(self.layers) - 1:
+                    np.maximum(y, 0, out=y)
+            found[member] = y[:, 0]
+        return found
 
 
 class Runtimes:
@@ -67,23 +73,40 @@ class Runtimes:
         except (KeyError, ValueError) as error:
             raise FileFormatError(f"{path} holds no model of runtimes; it lacks {error}.") from error
 
+    def kernels(self, problem: Problem, of: Mapping[str, Numbers], batch: int = 1) -> Predicted:
+        """Of kernels whose settings are columns (`roofline.columns`). Of a long list the networks see the better half
+        by the first guess; the others keep the guess, with a factor that puts them behind."""
+        rows = features(problem, of, batch)
+        guess = rows[:, 0]
+        if len(rows) <= _MOST_ROWS:
+            return _predicted(self._kernel(rows) + guess)
+        asked = np.argpartition(guess, _MOST_ROWS)[:_MOST_ROWS]
+        found = _predicted(self._kernel(rows[asked]) + guess[asked])
+        seconds, deviation = np.exp(guess) * 10, np.ones(len(rows))
+        seconds[asked], deviation[asked] = found.seconds, found.deviation
+        return Predicted(seconds, deviation)
+
+    def library(self, problem: Problem, batch: int = 1) -> Predicted:
+        """Of the library's call alone."""
+        return _predicted(self._library(library_features(problem, batch)) + np.log(floor_seconds(problem, batch)))
+
     def predict(self, problem: Problem, configs: Sequence[Config], batch: int = 1) -> Predicted:
         """Of configurations of one problem, in their order; `library` among them wherever it stands."""
         library = np.array(["library" in config for config in configs])
-        found = np.zeros((len(self._kernel.layers[0][0]), len(configs)))
-        if not library.all():
-            kernels = [config for config in configs if "library" not in config]
-            rows = features(problem, _columns(tuple(kernels)), batch)
-            found[:, ~library] = self._kernel(rows) + rows[:, 0]
+        seconds, deviation = np.zeros(len(configs)), np.zeros(len(configs))
+        kernels = [config for config in configs if "library" not in config]
+        if kernels:
+            found = self.kernels(problem, columns(kernels), batch)
+            seconds[~library], deviation[~library] = found.seconds, found.deviation
         if library.any():
-            rows = library_features(problem, batch)
-            found[:, library] = self._library(rows) + np.log(floor_seconds(problem, batch))
-        return Predicted(np.exp(found.mean(axis=0)), found.std(axis=0))
+            found = self.library(problem, batch)
+            seconds[library], deviation[library] = found.seconds[0], found.deviation[0]
+        return Predicted(seconds, deviation)
 
 
-@lru_cache(maxsize=16)
-def _columns(configs: tuple[Config, ...]) -> dict[str, Numbers]:
-    return columns(configs)
+def _predicted(logarithms: Numbers) -> Predicted:
+    """The members' middle, and how far they are apart."""
+    return Predicted(np.exp(logarithms.mean(axis=0)), logarithms.std(axis=0))
 
 
 def _ensemble(arrays: dict[str, npt.NDArray[np.generic]], name: str) -> Ensemble:

@@ -15,6 +15,8 @@ from functools import cache, lru_cache
 from itertools import product
 from typing import Any
 
+import numpy as np
+
 from tilewise.tune.families.triton.family import (
     DTYPES,
     ELEMENT_BYTES,
@@ -25,14 +27,13 @@ from tilewise.tune.families.triton.family import (
     unit_of,
 )
 from tilewise.tune.families.triton.matmul import EPILOGUES, LAYOUTS, Matmul
+from tilewise.tune.families.triton.roofline import MOST_PARTS, MULTIPROCESSORS, best_parts
 from tilewise.tune.problem import Config, Problem, Value
 
 LIBRARY = Config.of(library=1)
-PARTS = (2, 3, 4, 6, 8, 12, 16)
-MOST_PARTS = PARTS[-1]
+PARTS = (2, 3, 4, 6, 8, 12, MOST_PARTS)
 FEW = 256  # rows or columns up to which narrow tiles are worth a try
 MOST_SUMS = 1 << 24  # float32 values in the workspace
-MULTIPROCESSORS = 132  # what a persistent kernel starts where nobody says otherwise
 _SHARED_BYTES = 232_448
 _TENSORS = ("c", "bias", "residual")
 _INTEGERS = ("m_units", "n_units", "k_units", "group", "parts", "whole")
@@ -199,22 +200,13 @@ def cut(problem: Problem, config: Config) -> tuple[int, int, int]:
     tiles = math.ceil(m / config.size("block_m")) * math.ceil(n / config.size("block_n"))
     if not config.get("tail", 0):
         return config.size("parts"), 0 if config.size("parts") > 1 else tiles, tiles
-    steps = math.ceil(k / config.size("block_k"))
-    return best_parts(tiles, steps), tiles // MULTIPROCESSORS * MULTIPROCESSORS, tiles
+    parts = _tail_parts(tiles, math.ceil(k / config.size("block_k")))
+    return parts, tiles // MULTIPROCESSORS * MULTIPROCESSORS, tiles
 
 
-@lru_cache(maxsize=1024)
-def best_parts(tiles: int, steps: int) -> int:
-    """How many parts make the last wave shortest; adding their sums up costs about a step each."""
-    left = tiles % MULTIPROCESSORS
-    if not left:
-        return 1
-    costs = {1: float(steps)}
-    for parts in range(2, MOST_PARTS + 1):
-        each = math.ceil(steps / parts)
-        if each * (parts - 1) < steps:  # none is empty
-            costs[parts] = math.ceil(left * parts / MULTIPROCESSORS) * each + 1.0 + 0.5 * parts
-    return min(costs, key=costs.__getitem__)
+@lru_cache(maxsize=4096)
+def _tail_parts(tiles: int, steps: int) -> int:
+    return int(best_parts(np.array([float(tiles)]), np.array([float(steps)]))[0])
 
 
 def workspace(problem: Problem, config: Config) -> tuple[int, int]:

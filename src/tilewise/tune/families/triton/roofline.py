@@ -14,7 +14,8 @@ import numpy.typing as npt
 from tilewise.tune.problem import Config, Problem
 
 Numbers = npt.NDArray[np.float64]
-MULTIPROCESSORS = 132
+MULTIPROCESSORS = 132  # of the GPU that the model is for, and what a kernel starts where nobody says otherwise
+MOST_PARTS = 16
 _SHARED_BYTES = 227 * 1024
 _FLOPS = 8.0e14  # of tensor cores in 16 bits, as far as clocks and power let them
 _MEMORY = 4.3e12  # bytes a second
@@ -28,6 +29,24 @@ def columns(configs: Sequence[Config]) -> dict[str, Numbers]:
     """The settings of kernels as columns; where a configuration does not say, 1 for parts and group and 0 else."""
     usual = {"parts": 1, "group": 1}
     return {name: np.array([c.get(name, usual.get(name, 0)) for c in configs], np.float64) for name in FIELDS}
+
+
+def fits(problem: Problem, of: Mapping[str, Numbers], shared_bytes: int, most_sums: int) -> npt.NDArray[np.bool_]:
+    """Which configurations of `Product` can run a problem: what its `misfit` says of one, for all at once."""
+    m, n, k = (float(problem.size(name)) for name in ("m", "n", "k"))
+    swapped = of["swapped"] > 0
+    rows, cols = np.where(swapped, n, m), np.where(swapped, m, n)
+    area = of["block_m"] * of["block_n"]
+    tiles = np.ceil(rows / of["block_m"]) * np.ceil(cols / of["block_n"])
+    steps = np.ceil(k / of["block_k"])
+    shared = (of["block_m"] + of["block_n"]) * of["block_k"] * 2 * of["stages"] + 1024 + of["persistent"] * area
+    tail, parts = of["tail"] > 0, of["parts"]
+    tail_parts = best_parts(tiles, steps)
+    sums = np.where(tail, tiles % MULTIPROCESSORS * tail_parts, tiles * parts) * area
+    none_empty = (parts == 1) | (np.ceil(steps / parts) * (parts - 1) < steps)
+    whole = (parts == 1) & ~tail
+    found = (shared <= shared_bytes) & none_empty & ~(tail & (tail_parts == 1)) & (whole | (sums <= most_sums))
+    return np.asarray(found, np.bool_)
 
 
 def floor_seconds(problem: Problem, batch: int = 1) -> float:
@@ -85,14 +104,24 @@ def features(problem: Problem, of: Mapping[str, Numbers], batch: int = 1) -> Num
     return np.stack(found, axis=1)
 
 
-def tail_waves(tiles: Numbers, steps: Numbers) -> Numbers:
-    """Waves where the tiles of the last one are cut into parts that share it best: whole ones, and what is left."""
+def _tail_costs(tiles: Numbers, steps: Numbers) -> Numbers:
+    """Steps that the last wave takes, for every number of parts its tiles may be cut into (rows: 1 to 16). Adding a
+    part's sums up costs about half a step; parts that would leave one empty are out of the question."""
     left = tiles % MULTIPROCESSORS
-    parts = np.arange(1, 17)[:, None]
+    parts = np.arange(1, MOST_PARTS + 1)[:, None]
     each = np.ceil(steps / parts)
     cost = np.ceil(left * parts / MULTIPROCESSORS) * each + np.where(parts > 1, 1.0 + 0.5 * parts, 0.0)
-    cost = np.where(each * (parts - 1) < steps, cost, np.inf)
-    return np.asarray(tiles // MULTIPROCESSORS + np.where(left > 0, cost.min(axis=0) / steps, 0.0))
+    return np.asarray(np.where((each * (parts - 1) < steps) & ((left > 0) | (parts == 1)), cost, np.inf))
+
+
+def best_parts(tiles: Numbers, steps: Numbers) -> Numbers:
+    """How many parts make the last wave shortest; 1 where there is none."""
+    return np.asarray(_tail_costs(tiles, steps).argmin(axis=0) + 1.0)
+
+
+def tail_waves(tiles: Numbers, steps: Numbers) -> Numbers:
+    """Waves where the tiles of the last one are cut into parts that share it best: whole ones, and what is left."""
+    return np.asarray(tiles // MULTIPROCESSORS + _tail_costs(tiles, steps).min(axis=0) / steps)
 
 
 def alignment(problem: Problem) -> list[float]:
