@@ -18,9 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from tilewise.costmodel.data.collection import read_collection
+from tilewise.costmodel.data.dataset import embedded_folder
 from tilewise.inductor.records import read_records
 from tilewise.io import save
 from tilewise.tensor import Tensor
+from tilewise.tune.choose.products import DOUBTS, MARGIN
 from tilewise.tune.choose.runtimes import FILE, Runtimes, shipped_folder
 from tilewise.tune.families.triton.product import LIBRARY
 from tilewise.tune.families.triton.roofline import columns, features, floor_seconds, library_features
@@ -62,6 +65,30 @@ def read_inductor(path: str) -> list[Measured]:
     ]
 
 
+def read_templates(path: Path, most: int, seed: int = 0) -> list[Measured]:
+    """The plain products of a collection: kernels like PyTorch's own templates, timed as graphs. Of each at most
+    `most` configurations, half of them the fastest."""
+    collection, chance = read_collection(path), np.random.default_rng(seed)
+    own = {name: 24 + place for place, name in enumerate(collection.schema.config_features[24:])}
+    found = []
+    for one in itertools.chain.from_iterable(collection.splits.values()):
+        if one.problem.get("family") not in ("matmul", "batched_matmul") or one.problem["dtype"] == "tf32":
+            continue
+        lead = int("batch" in one.problem)
+        order = np.argsort(one.kernel.runtime, kind="stable")
+        rest = chance.permutation(order[most // 2 :])[: most - most // 2]
+        configs, seconds = [], []
+        for place in (*order[: most // 2], *rest):
+            row = one.kernel.config_feat[place]
+            tile = {"block_k": row[lead], "block_n": row[1 + lead], "block_m": row[8 + lead]}
+            tile |= {name: row[own[name]] for name in ("warps", "stages", "group")}
+            configs.append(Config({name: int(value) for name, value in tile.items()}))
+            seconds.append(one.kernel.runtime[place] * 1e-9)
+        batch = int(one.problem.get("batch", 1))
+        found.append(Measured(Problem(one.problem), batch, tuple(configs), np.array(seconds), "template"))
+    return found
+
+
 class Net(torch.nn.Module):
     """Members of an ensemble side by side."""
 
@@ -97,7 +124,7 @@ def fit(
     chance = np.random.default_rng(seed)
     kept = torch.tensor((chance.random((members, groups.max() + 1)) < 0.85)[:, groups], dtype=torch.float32) * w
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3, weight_decay=decay)
-    size = 1024
+    size = 2048 if len(x) > 8192 else 256
     steps = epochs * (len(x) // size + 1)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=steps)
     for _ in range(epochs):
@@ -127,16 +154,17 @@ def train(measured: Sequence[Measured], seed: int, epochs: int) -> dict[str, Arr
             rows.append(of)
             target.append(np.log(one.seconds[kernels]) - of[:, 0])
             # The fast ones matter: a choice is made among them.
-            weight.append((best / one.seconds[kernels]) ** 2 + 0.02)
+            share = 0.25 if one.program == "template" else 1.0
+            weight.append(share * ((best / one.seconds[kernels]) ** 2 + 0.02))
             groups.append(np.full(len(kernels), number))
         for i in set(range(len(one.configs))) - set(kernels):
             library_rows.append(library_features(one.problem, one.batch)[0])
             library_target.append(np.log(one.seconds[i]) - np.log(floor_seconds(one.problem, one.batch)))
     kernel = fit(np.concatenate(rows), np.concatenate(target), np.concatenate(weight), np.concatenate(groups),
-                 (48, 48), 4, epochs, seed, 0.02)  # fmt: skip
+                 (40, 40), 4, epochs, seed, 0.02)  # fmt: skip
     many = np.arange(len(library_rows))
     library = fit(np.array(library_rows), np.array(library_target), np.ones(len(many)), many, (48, 32), 4,
-                  max(1, epochs * 6), seed, 0.05)  # fmt: skip
+                  max(1, epochs * 8), seed, 0.03)  # fmt: skip
     return {
         f"{name}.{key}": value for name, of in (("kernel", kernel), ("library", library)) for key, value in of.items()
     }
@@ -145,6 +173,7 @@ def train(measured: Sequence[Measured], seed: int, epochs: int) -> dict[str, Arr
 def judge(model: Runtimes, held: Sequence[Measured]) -> None:
     """How choices do on problems the model has not seen, beside the library; geometric means and the worst."""
     lines: dict[str, list[tuple[float, ...]]] = {}
+    rules: list[tuple[float, float, float, str]] = []
     for one in held:
         if len(one.configs) < 20 or not any("library" in c for c in one.configs):
             continue
@@ -153,14 +182,29 @@ def judge(model: Runtimes, held: Sequence[Measured]) -> None:
         order = predicted.order()
         kernels = [i for i in order if i != library]
         t = one.seconds
-        first = order[0]
-        if first != library and predicted.seconds[first] > 0.97 * predicted.seconds[library]:
-            first = library
+        best = kernels[0]
+        gain = np.log(predicted.seconds[library] / predicted.seconds[best])
+        doubt = np.hypot(predicted.deviation[best], predicted.deviation[library])
+        first = best if gain > MARGIN + DOUBTS * doubt else library
+        if t[library] / t[best] < 0.8 and gain > 0.05:
+            print(
+                "  wrong:",
+                dict(one.problem),
+                dict(one.configs[best]),
+                f"{t[library] / t[best]:.2f} {gain:.2f} {doubt:.2f}",
+            )
+        rules.append((gain, doubt, t[library] / t[best], one.program))
         five = min(t[library], t[kernels[:4]].min())
         row = (t[library] / t[kernels].min(), t[library] / t[kernels[0]], t[library] / t[first], t[library] / five,
                t[library] / min(t[library], t[kernels].min()), predicted.seconds[library] / t[library])  # fmt: skip
         lines.setdefault(one.program, []).append(row)
         lines.setdefault("all", []).append(row)
+    for margin, doubts in itertools.product((0.02, 0.05, 0.08, 0.12), (0.0, 1.0, 2.0, 3.0)):
+        taken = [r if g > margin + doubts * d else 1.0 for g, d, r, program in rules if program != "inductor"]
+        print(
+            f"  margin {margin}, {doubts} deviations: {np.exp(np.log(taken).mean()):.3f} (least {min(taken):.2f}, "
+            f"{sum(x < 0.95 for x in taken)} below 0.95, {sum(x != 1.0 for x in taken)} of {len(taken)} kernels)"
+        )
     print(f"{'':12} {'n':>4} kernels'best  kernel first  choice  five  oracle | library predicted/true")
     for program, found in lines.items():
         table = np.array(found)
@@ -173,7 +217,10 @@ def judge(model: Runtimes, held: Sequence[Measured]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("visits", nargs="+")
-    parser.add_argument("--inductor", nargs="*", default=[])
+    parser.add_argument("--inductor", nargs="*", default=[], help="what PyTorch's compiler measured, to judge on")
+    parser.add_argument(
+        "--templates", type=int, default=32, help="configurations of each kernel of the collection h200"
+    )
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--out", type=Path, default=shipped_folder() / FILE)
     parser.add_argument("--no-judge", action="store_true")
@@ -182,7 +229,7 @@ def main() -> int:
     torch.set_num_threads(1)
     start = time.monotonic()
     measured = [one for path in given.visits for one in read_store(path)]
-    measured += [one for path in given.inductor for one in read_inductor(path)]
+    measured += read_templates(embedded_folder() / "h200.npz", given.templates)
     print(
         f"{len(measured)} problems, {sum(len(one.configs) for one in measured)} pairs; {time.monotonic() - start:.0f} s"
     )
@@ -195,7 +242,7 @@ def main() -> int:
         rest = [one for one in measured if int(one.problem.digest[:8], 16) % 5 != 0]
         path = given.out.with_name("held.safetensors")
         write(train(rest, 0, given.epochs), path)
-        judge(Runtimes(path), held)
+        judge(Runtimes(path), held + [one for name in given.inductor for one in read_inductor(name)])
         path.unlink()
     write(train(measured, 0, given.epochs), given.out)
     print(f"{given.out}: {given.out.stat().st_size} bytes, {time.monotonic() - start:.0f} s", json.dumps({}))

@@ -13,6 +13,7 @@ def register(app: typer.Typer) -> None:
     from tilewise.cli.compete.app import compete
     from tilewise.cli.every import prepare_all
     from tilewise.cli.help import Sections
+    from tilewise.cli.inductor import inductor
     from tilewise.cli.ladder import ladder
     from tilewise.cli.machine import machine
     from tilewise.cli.optimize.fit import fit
@@ -41,5 +42,6 @@ def register(app: typer.Typer) -> None:
     app.add_typer(tiles, name="tiles", cls=Sections, rich_help_panel="Learn tiles")
     app.add_typer(collect, name="collect", cls=Sections, rich_help_panel="Learn tiles")
     app.add_typer(store, name="store", cls=Sections, rich_help_panel="Learn tiles")
+    app.add_typer(inductor, name="inductor", cls=Sections, rich_help_panel="Learn tiles")
     app.add_typer(compete, name="compete", cls=Sections, rich_help_panel="Compete")
     prepare_all(app)

@@ -38,8 +38,9 @@ class Advisor:
         problem = self.problem(op, inputs)
         if problem is None:
             return found
-        configs = [config_of(str(choice.template.uid), choice.params.to_kwargs()) for choice in found]
-        kept = keep(self.model, problem, configs, self.budget, self.book.best(problem))
+        templates = [str(choice.template.uid) for choice in found]
+        parameters = [choice.params.to_kwargs() for choice in found]
+        kept = keep(self.model, problem, (templates, parameters), self.budget, self.book.best(problem))
         self.book.decided(problem, kept.why, kept.considered, len(kept.places), kept.seconds)
         self.started[problem.key] = time.monotonic()
         return [found[place] for place in kept.places]

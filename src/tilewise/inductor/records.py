@@ -16,7 +16,7 @@ from typing import Any
 
 from tilewise._files import open_input, reading
 from tilewise._system import cache_folder
-from tilewise.errors import TilewiseError
+from tilewise.errors import MissingFileError, TilewiseError
 from tilewise.inductor.templates import config_of, problem_of
 from tilewise.tune.choose.cache import Choice, Choices
 from tilewise.tune.problem import Config, Problem
@@ -124,6 +124,18 @@ def _from_book(line: Mapping[str, Any]) -> Record | None:
 
 
 @dataclass(frozen=True)
+class Row:
+    """One product that the compiler asked about."""
+
+    product: str
+    why: str
+    considered: int
+    kept: int
+    fastest: str  # empty where nothing was measured
+    of_aten: float  # ATen's time over the fastest's
+
+
+@dataclass(frozen=True)
 class Summary:
     """What tilewise did for PyTorch's compiler on this machine."""
 
@@ -133,11 +145,13 @@ class Summary:
     measured: int
     remembered: int
     choosing_seconds: float
-    rows: tuple[tuple[str, str, int, int, str, float], ...]  # product, why, considered, kept, the fastest, of ATen's
+    rows: tuple[Row, ...]
 
 
 def summary(where: Path | None = None) -> Summary:
     """The report over all records."""
+    if where is not None and not where.is_dir():
+        raise MissingFileError(f"{where} is no folder of records.")
     path = (where or folder()) / _FILE
     lines = list(read_lines(path)) if path.is_file() else []
     decided = [line for line in lines if line.get("what") == "decided"]
@@ -153,7 +167,7 @@ def summary(where: Path | None = None) -> Summary:
     for line in decided:
         problem = Problem(line["problem"])
         name, ratio = fastest.get(problem.key, ("ATen" if line["why"] == "sure" else "", 1.0))
-        rows.append((_name(problem), str(line["why"]), int(line["considered"]), int(line["kept"]), name, ratio))
+        rows.append(Row(_name(problem), str(line["why"]), int(line["considered"]), int(line["kept"]), name, ratio))
     return Summary(
         products=len(decided),
         considered=sum(int(line["considered"]) for line in decided),

@@ -2,7 +2,7 @@
 
 A template with its parameters becomes a configuration of the kind that the model of runtimes knows; ATen's call is the
 library. Of a list, the few with the shortest predicted time are kept and measured beside ATen. Where an earlier process
-measured the product the winner alone is kept, and where the model is sure that no template is faster, ATen alone.
+measured the product the winner alone is kept, and where no template is predicted to be faster, ATen alone.
 """
 
 from __future__ import annotations
@@ -13,16 +13,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tilewise.tune.choose.runtimes import Runtimes
 from tilewise.tune.families.triton.product import LIBRARY
+from tilewise.tune.families.triton.roofline import Numbers
 from tilewise.tune.problem import Config, Problem
 
 FAMILY = "inductor"
 OPERATIONS = ("mm", "addmm", "bmm")
 _DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16"}
+_PARAMETERS = {"block_m": "BLOCK_M", "block_n": "BLOCK_N", "block_k": "BLOCK_K", "warps": "num_warps",
+               "stages": "num_stages", "group": "GROUP_M"}  # fmt: skip
 _SHARED_BYTES = 227 * 1024
-_SURE = 1.12  # ATen alone, where the best template is predicted to take so much longer
+_DESCRIPTORS = 2e-6  # seconds that templates with descriptors take to write them, which tilewise's own kernels do not
 
 
 @dataclass(frozen=True)
@@ -54,38 +58,69 @@ def config_of(template: str, parameters: Mapping[str, Any]) -> Config | None:
     if "BLOCK_M" not in parameters:
         return LIBRARY if template.startswith("aten") else None
     tma = int("tma" in template)
-    names = {"block_m": "BLOCK_M", "block_n": "BLOCK_N", "block_k": "BLOCK_K", "warps": "num_warps",
-             "stages": "num_stages", "group": "GROUP_M"}  # fmt: skip
-    values = {name: int(parameters.get(given, 1)) for name, given in names.items()}
-    return Config({**values, "tma": tma, "persistent": tma, "parts": 1, "swapped": 0, "template": 1})
+    values = {name: int(parameters.get(given, 1)) for name, given in _PARAMETERS.items()}
+    return Config({**values, "tma": tma, "persistent": tma, "parts": 1, "swapped": 0})
 
 
-def fits(config: Config) -> bool:
-    """Whether a template can be expected to compile, and to run without spilling; known before anything is built."""
-    if "library" in config:
-        return True
-    rows, cols, depth = config.size("block_m"), config.size("block_n"), config.size("block_k")
-    stages, threads = config.size("stages"), 32 * config.size("warps")
-    shared = (rows + cols) * depth * 2 * stages + config.size("persistent") * rows * cols
-    return stages >= 2 and 4 <= rows * cols // threads <= 128 and shared <= _SHARED_BYTES
+def columns_of(templates: Sequence[str], parameters: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
+    """What `config_of` says of one, for all choices at once; a choice that has no tile has zeros."""
+    found = {name: np.array([of.get(given, 0) for of in parameters], np.float64) for name, given in _PARAMETERS.items()}
+    tma = np.array([float("tma" in template) for template in templates])
+    ones = np.ones(len(templates))
+    found["group"] = np.maximum(found["group"], 1)
+    return {**found, "tma": tma, "persistent": tma, "parts": ones, "swapped": 0 * ones,
+            "tail": 0 * ones}  # fmt: skip
+
+
+def fits(of: Mapping[str, Numbers]) -> npt.NDArray[np.bool_]:
+    """Which templates can be expected to compile and to run without spilling; known before anything is built."""
+    area = of["block_m"] * of["block_n"]
+    per_thread = area / np.maximum(32 * of["warps"], 1)
+    shared = (of["block_m"] + of["block_n"]) * of["block_k"] * 2 * of["stages"] + of["persistent"] * area
+    found = (of["stages"] >= 2) & (per_thread >= 4) & (per_thread <= 128) & (shared <= _SHARED_BYTES)
+    return np.asarray(found, np.bool_)
 
 
 def keep(
-    model: Runtimes, problem: Problem, configs: Sequence[Config | None], budget: int, best: Config | None = None
+    model: Runtimes,
+    problem: Problem,
+    choices: tuple[Sequence[str], Sequence[Mapping[str, Any]]],
+    budget: int,
+    best: Config | None = None,
 ) -> Kept:
-    """The places to keep of a list of choices; `best` is what an earlier process measured as the fastest."""
+    """The places to keep of choices (templates' names, their parameters); `best` is what was measured before."""
     start = time.perf_counter()
-    library = [place for place, config in enumerate(configs) if config == LIBRARY]
-    if best is not None and best in configs:
-        return Kept((configs.index(best),), "remembered", len(configs), time.perf_counter() - start)
-    known = [place for place, config in enumerate(configs) if config is not None and config != LIBRARY and fits(config)]
-    if not library or not known:
-        return Kept(tuple(range(len(configs))), "no choice of tilewise's", len(configs), time.perf_counter() - start)
-    asked = tuple(config for place in known if (config := configs[place]) is not None)
-    predicted = model.predict(problem, (*asked, LIBRARY), problem.size("batch"))
-    order = np.argsort(predicted.seconds[:-1], kind="stable")
-    ahead = predicted.seconds[order[0]] / predicted.seconds[-1]
-    doubt = 2 * (predicted.deviation[order[0]] + predicted.deviation[-1])
-    sure = ahead > _SURE + doubt
-    places = library if sure else [*library, *(known[int(i)] for i in order[:budget])]
-    return Kept(tuple(places), "sure" if sure else "measured", len(configs), time.perf_counter() - start)
+    templates, parameters = choices
+    of = columns_of(templates, parameters)
+    library = [place for place, name in enumerate(templates) if name.startswith("aten")]
+    remembered = _place_of(best, of, library)
+    known = np.flatnonzero(fits(of))
+    if remembered is not None:
+        places, why = [remembered], "remembered"
+    elif not library or not len(known):
+        places, why = list(range(len(templates))), "no choice of tilewise's"
+    else:
+        batch = problem.size("batch")
+        found = model.kernels(problem, {name: column[known] for name, column in of.items()}, batch)
+        aten = model.library(problem, batch)
+        seconds = found.seconds + _DESCRIPTORS * of["tma"][known]
+        order = np.argsort(seconds, kind="stable")
+        # A library call is timed with its host's time in it, and loses to templates it beats in a program: where none
+        # is predicted to be faster, none is tried. Of batched products the library's time is not known well enough.
+        sure = batch == 1 and seconds[order[0]] >= aten.seconds[0]
+        places = library if sure else [*library, *(int(known[i]) for i in order[:budget])]
+        why = "sure" if sure else "measured"
+    return Kept(tuple(places), why, len(templates), time.perf_counter() - start)
+
+
+def _place_of(best: Config | None, of: Mapping[str, Numbers], library: Sequence[int]) -> int | None:
+    """Where a configuration that was the fastest before stands in a list; None where it does not."""
+    if best is None:
+        return None
+    if "library" in best:
+        return library[0] if library else None
+    same = np.ones(len(of["tma"]), np.bool_)
+    for name in (*_PARAMETERS, "tma"):
+        same &= of[name] == best.get(name, 0)
+    found = np.flatnonzero(same)
+    return int(found[0]) if len(found) else None

@@ -30,8 +30,8 @@ from tilewise.tune.measure.triton.cuda_graphs import DriverGraphs
 from tilewise.tune.measure.triton.gpu import HOPPER
 from tilewise.tune.problem import Config, Problem
 
-MARGIN = 0.05  # a kernel is taken unmeasured where it is predicted to save so much,
-DOUBTS = 1.5  # and so many standard deviations of the predictions beside
+MARGIN = 0.03  # a kernel is taken unmeasured where it is predicted to save so much,
+DOUBTS = 2.0  # and so many standard deviations of the predictions beside
 MEASURED = 4  # kernels that are timed in turns with the library
 _ROUNDS, _UNIT_SECONDS, _L2_BYTES = 7, 4e-4, 128 << 20
 _NAMES = {"torch.bfloat16": "bf16", "torch.float16": "fp16"}

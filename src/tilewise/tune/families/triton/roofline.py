@@ -6,6 +6,7 @@ how far a kernel stays from them. All configurations of a problem are worked out
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -22,7 +23,7 @@ _MEMORY = 4.3e12  # bytes a second
 _L2 = 7.0e12
 _START = 2.0e-6  # seconds of a launch that nothing hides
 FIELDS = ("block_m", "block_n", "block_k", "warps", "stages", "group", "tma", "persistent", "parts", "swapped",
-          "template", "tail")  # fmt: skip
+          "tail")  # fmt: skip
 
 
 def columns(configs: Sequence[Config]) -> dict[str, Numbers]:
@@ -92,8 +93,8 @@ def features(problem: Problem, of: Mapping[str, Numbers], batch: int = 1) -> Num
         np.log1p(waves), np.log1p(per_sm), last, units / (MULTIPROCESSORS * per_sm), filled, beside, log(steps),
         log(m) * ones, log(n) * ones, log(k) * ones,
         np.log2(block_m), np.log2(block_n), np.log2(block_k), np.log2(of["warps"]), of["stages"],
-        np.minimum(of["group"], 8) / 8, of["tma"], of["persistent"], of["swapped"], of["template"],
-        of["tail"], of["tail"] * np.log1p(tiles - whole), np.log2(of["parts"]),
+        np.minimum(of["group"], 8) / 8, of["tma"], of["persistent"], of["swapped"], of["tail"],
+        of["tail"] * np.log1p(tiles - whole), np.log2(of["parts"]),
         log(np.minimum(tiles_m, 64)), log(np.minimum(tiles_n, 64)), (block_m < 64) * ones,
         float(layout[0] == "t") * ones, float(layout[1] == "t") * ones,
         float(problem.word("dtype") == "fp16") * ones, float("bias" in epilogue) * ones,
@@ -125,8 +126,14 @@ def tail_waves(tiles: Numbers, steps: Numbers) -> Numbers:
 
 
 def alignment(problem: Problem) -> list[float]:
-    """How well the sizes divide: by 8 elements (16 bytes), by 64 (a line of the copy engine), by 128."""
-    return [float(problem.size(name) % unit == 0) for name in ("m", "n", "k") for unit in (8, 64)]
+    """How well rows divide: the elements, in doublings up to 64, that every row of a, of b and of the result is a
+    multiple of; whether loads of 16 bytes are possible, and whether loads of 4 are; m and k to a tile."""
+    m, n, k = (problem.size(name) for name in ("m", "n", "k"))
+    layout = problem.word("layout")
+    rows = (m if layout[0] == "t" else k, k if layout[1] == "t" else n, n)
+    units = [math.log2(math.gcd(row, 64)) for row in rows]
+    least = min(units[:2])
+    return [*units, float(least >= 3), float(least >= 1), float(m % 64 == 0), float(k % 64 == 0)]
 
 
 def library_features(problem: Problem, batch: int = 1) -> Numbers:

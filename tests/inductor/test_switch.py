@@ -1,0 +1,199 @@
+"""PyTorch's compiler with tilewise in and out: settings put back, errors that cost nothing, records that survive."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tilewise.inductor
+from tilewise.errors import ConfigurationError
+from tilewise.inductor.records import Book, read_records, summary
+from tilewise.tune.families.triton.product import LIBRARY
+from tilewise.tune.problem import Config, Problem
+
+torch = pytest.importorskip("torch")
+inductor_config = pytest.importorskip("torch._inductor.config")
+
+
+class _Node:
+    def __init__(self, sizes: tuple[int, ...], strides: tuple[int, ...]) -> None:
+        self.sizes, self.strides = sizes, strides
+
+    def get_size(self) -> tuple[int, ...]:
+        return self.sizes
+
+    def get_stride(self) -> tuple[int, ...]:
+        return self.strides
+
+    def get_dtype(self) -> Any:
+        return torch.bfloat16
+
+
+class _Inputs:
+    """What PyTorch hands over for a product of 256 x 512 x 128, on a pretended device."""
+
+    device_type = "pretended"
+
+    def __init__(self) -> None:
+        self.pair = (_Node((256, 128), (128, 1)), _Node((128, 512), (1, 128)))
+
+    def nodes(self) -> list[_Node]:
+        return list(self.pair)
+
+    def mat1mat2(self) -> tuple[_Node, _Node]:
+        return self.pair
+
+    def shapes_hinted(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(node.sizes for node in self.pair)
+
+    def strides_hinted(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(node.strides for node in self.pair)
+
+
+class _Named:
+    def __init__(self, uid: str) -> None:
+        self.uid = uid
+
+
+class _Choice:
+    """A template with its parameters, as PyTorch makes them; its own annotation, as a measured one carries it."""
+
+    def __init__(self, uid: str, **given: int) -> None:
+        self.template, self.given = _Named(uid), given
+        self.params = self
+        self.annotations = {"ktc": self}
+
+    def to_kwargs(self) -> dict[str, int]:
+        return self.given
+
+
+def _listed() -> list[_Choice]:
+    """ATen, and what PyTorch's own CUDA heuristic lists when it is asked for everything."""
+    heuristics = pytest.importorskip("torch._inductor.template_heuristics.triton").CUDAConfigHeuristic()
+    tiles = [_Choice("triton::mm", BLOCK_M=c.block_m, BLOCK_N=c.block_n, BLOCK_K=c.block_k, num_stages=c.num_stages,
+                     num_warps=c.num_warps, GROUP_M=c.group_m) for c in heuristics.exhaustive_configs]  # fmt: skip
+    return [_Choice("aten::mm"), *tiles]
+
+
+def _handler() -> Any:
+    return inductor_config.inductor_choices_class()
+
+
+def _ask(found: list[_Choice], inputs: Any = None) -> list[_Choice]:
+    answer: list[_Choice] = _handler()._finalize_template_configs({"all": iter(found)}, inputs or _Inputs(), [], "mm")
+    return answer
+
+
+@pytest.fixture
+def enabled(tmp_path: Path) -> Any:
+    with tilewise.inductor.enable(budget=3, records=tmp_path, devices=("pretended",)) as found:
+        assert found.active, found.reason
+        yield found
+
+
+def test_importing_the_integration_imports_no_pytorch() -> None:
+    code = "import sys, tilewise.inductor; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_without_a_gpu_pytorch_chooses_by_itself_and_is_told_in_one_sentence() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    before = inductor_config.save_config_portable()
+    with pytest.warns(UserWarning, match=r"^tilewise.inductor: PyTorch sees no CUDA GPU; PyTorch chooses by itself\.$"):
+        found = tilewise.inductor.enable()
+    assert not found.active and inductor_config.save_config_portable() == before
+
+
+def test_a_pytorch_without_the_hooks_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._inductor.select_algorithm as select
+
+    monkeypatch.delattr(select, "add_feedback_saver")
+    with pytest.warns(UserWarning, match="does not offer what tilewise needs"):
+        assert not tilewise.inductor.enable(devices=("pretended",)).active
+    assert inductor_config.inductor_choices_class is None
+
+
+@pytest.mark.parametrize("budget", [0, -1, True, 2.5, "3"])
+def test_a_budget_is_a_count(budget: Any) -> None:
+    with pytest.raises(ConfigurationError, match="budget"):
+        tilewise.inductor.enable(budget=budget)
+
+
+def test_settings_are_put_back(tmp_path: Path) -> None:
+    tag, before = torch.compiler.config.cache_key_tag, inductor_config.max_autotune_gemm_search_space
+    tilewise.inductor.enable(records=tmp_path, devices=("pretended",))
+    assert inductor_config.max_autotune_gemm_search_space == "EXHAUSTIVE"
+    assert torch.compiler.config.cache_key_tag != tag
+    tilewise.inductor.disable()
+    assert (torch.compiler.config.cache_key_tag, inductor_config.max_autotune_gemm_search_space) == (tag, before)
+    assert inductor_config.inductor_choices_class is None
+
+
+def test_of_pytorchs_exhaustive_list_a_few_are_kept_beside_aten(enabled: Any) -> None:
+    found = _listed()
+    kept = _ask(found)
+    assert len(found) > 1000 and found[0] in kept and len(kept) <= 4
+
+
+def test_other_devices_and_operations_keep_pytorchs_choices(enabled: Any) -> None:
+    inputs = _Inputs()
+    inputs.device_type = "xpu"
+    assert len(_ask(_listed()[:50], inputs)) == 50
+
+
+def test_an_error_inside_costs_nothing_but_a_note(enabled: Any) -> None:
+    assert len(_ask(_listed()[:50], object())) == 50
+    assert enabled.advisor.notes
+
+
+def test_the_same_product_is_not_measured_twice(enabled: Any, tmp_path: Path) -> None:
+    kept = _ask(_listed())
+    timings = {choice: 1.0 if choice is kept[-1] else 2.0 for choice in kept}
+    enabled.advisor.measured(timings, "mm", _Inputs().nodes(), kept, None, {})
+    again = tilewise.inductor.enable(records=tmp_path, devices=("pretended",))
+    assert [choice.given for choice in _ask(_listed())] == [kept[-1].given]
+    tilewise.inductor.disable()
+    assert again.active and summary(tmp_path).remembered == 1
+
+
+def test_feedback_that_makes_no_sense_is_noted_and_passed_over(enabled: Any, tmp_path: Path) -> None:
+    enabled.advisor.measured({object(): 1.0}, "mm", [], [], None, {})
+    assert enabled.advisor.notes and not (tmp_path / "choices.jsonl").exists()
+
+
+def test_a_handler_tells_caches_what_decides(enabled: Any, tmp_path: Path) -> None:
+    first = _handler().uuid()
+    tilewise.inductor.enable(budget=5, records=tmp_path, devices=("pretended",))
+    assert first != _handler().uuid()
+    tilewise.inductor.disable()
+
+
+def test_records_come_back_and_damaged_lines_do_not(tmp_path: Path) -> None:
+    problem = Problem.of("inductor", op="mm", batch=1, m=8, n=16, k=32, dtype="bf16", layout="nt", epilogue="none")
+    tile = Config.of(block_m=16, block_n=32, block_k=64, warps=4, stages=3, group=8, tma=0)
+    book = Book("a machine", tmp_path)
+    book.decided(problem, "measured", 100, 2, 1e-3)
+    book.measured(problem, [(LIBRARY, 2e-5), (tile, 1e-5)], 0.5)
+    with (tmp_path / "records.jsonl").open("a") as stream:
+        stream.write('{"what": "measured", "rows": 7}\nnot json\n[1]\n')
+    (record,) = read_records(tmp_path / "records.jsonl")
+    assert record.problem == problem and record.seconds == (2e-5, 1e-5)
+    found = summary(tmp_path)
+    assert (found.products, found.considered, found.kept) == (1, 100, 2) and found.rows[0].of_aten == pytest.approx(2.0)
+    assert Book("a machine", tmp_path).best(problem) == tile and Book("another", tmp_path).best(problem) is None
+
+
+def test_a_folder_that_cannot_be_written_costs_the_record_alone(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    problem = Problem.of("inductor", op="mm", batch=1, m=8, n=16, k=32, dtype="bf16", layout="nt", epilogue="none")
+    book = Book("a machine", tmp_path / "file" / "below")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        book.decided(problem, "measured", 1, 1, 0.0)
+        book.measured(problem, [(LIBRARY, 1e-5)], 0.0)

@@ -1,0 +1,99 @@
+"""Products on a GPU, as far as they can be checked without one: what fits, what is predicted, what is chosen."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from tilewise.errors import ConfigurationError
+from tilewise.tune.choose.products import LIBRARY, decide, matmul, problem_of, ranked
+from tilewise.tune.choose.runtimes import Runtimes, shipped_runtimes
+from tilewise.tune.families.triton.product import MOST_SUMS, Product, cut, takes_descriptors, workspace
+from tilewise.tune.families.triton.roofline import columns, fits
+from tilewise.tune.problem import Problem
+from tilewise.tune.workloads.products import KINDS, drawn_products
+
+SHARED = 232_448
+FAMILY = Product()
+
+
+def _drawn(count: int, seed: int = 7) -> list[Problem]:
+    return [problem for _, problem in itertools.islice(drawn_products(seed), count)]
+
+
+def _model() -> Runtimes:
+    model = shipped_runtimes()
+    assert model is not None
+    return model
+
+
+def test_the_library_is_the_first_configuration_of_every_product() -> None:
+    assert all(FAMILY.configs(problem)[0] == LIBRARY for problem in _drawn(len(KINDS)))
+
+
+def test_what_fits_is_the_same_for_all_at_once_and_for_each() -> None:
+    for problem in _drawn(15):
+        configs = FAMILY.configs(problem)[1:]
+        at_once = fits(problem, columns(configs), SHARED, MOST_SUMS)
+        assert at_once.tolist() == [FAMILY.misfit(problem, config, SHARED) is None for config in configs]
+
+
+def test_no_configuration_that_fits_wants_descriptors_of_rows_that_have_none() -> None:
+    for problem in _drawn(25):
+        if not takes_descriptors(problem):
+            assert not any(config.get("tma") for config in FAMILY.configs(problem))
+
+
+def test_units_of_work_cover_every_tile_once() -> None:
+    for problem in _drawn(20):
+        for config in FAMILY.configs(problem)[1::7]:
+            if FAMILY.misfit(problem, config, SHARED) is None:
+                parts, whole, tiles = cut(problem, config)
+                assert 0 <= whole <= tiles and parts >= 1
+                assert workspace(problem, config)[1] == (tiles - whole if parts > 1 else 0)
+                steps = math.ceil(problem.size("k") / config.size("block_k"))
+                assert math.ceil(steps / parts) * (parts - 1) < steps  # no part of K is empty
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 65536, 8), (8192, 8192, 8192), (3, 5, 100_000), (100_000, 8, 64)])
+def test_predictions_are_times_wherever_the_sizes_lie(sizes: tuple[int, int, int]) -> None:
+    m, n, k = sizes
+    problem = Problem.of("product", dtype="bf16", m=m, n=n, k=k, layout="nt", epilogue="none")
+    found = _model().predict(problem, FAMILY.configs(problem))
+    assert np.isfinite(found.seconds).all() and (found.seconds > 5e-7).all() and (found.deviation >= 0).all()
+
+
+def test_an_unmeasured_choice_fits_and_is_the_same_every_time() -> None:
+    for problem in _drawn(20):
+        first = decide(_model(), problem, SHARED)
+        assert FAMILY.misfit(problem, first.config, SHARED) is None
+        assert first == decide(_model(), problem, SHARED) and first.gain >= 1.0 and not first.measured
+
+
+def test_kernels_are_ranked_by_their_predicted_time() -> None:
+    problem = _drawn(1)[0]
+    configs, found = ranked(_model(), problem, SHARED, 12)
+    assert len(configs) == 12 and (np.diff(found.seconds) >= 0).all()
+    assert all(FAMILY.misfit(problem, config, SHARED) is None for config in configs)
+
+
+def test_without_a_gpu_products_are_the_library_s() -> None:
+    torch = pytest.importorskip("torch")
+    a, b, bias = torch.randn(6, 16), torch.randn(16, 8), torch.randn(8)
+    assert torch.equal(matmul(a, b), a @ b)
+    assert torch.allclose(matmul(a, b, bias, activation="relu"), torch.relu(torch.addmm(bias, a, b)))
+    with pytest.raises(ConfigurationError, match="needs a bias"):
+        matmul(a, b, activation="gelu")
+
+
+def test_matrices_with_gaps_or_of_other_types_are_no_problem_of_the_kernels() -> None:
+    torch = pytest.importorskip("torch")
+    a, b = torch.randn(32, 64, dtype=torch.bfloat16), torch.randn(48, 64, dtype=torch.bfloat16)
+    found = problem_of(a, b.T, None, None, "none")
+    assert found is not None and found.word("layout") == "nt" and found.size("n") == 48
+    assert problem_of(a[:, ::2], b[:, ::2].T, None, None, "none") is None
+    assert problem_of(a.float(), b.T.float(), None, None, "none") is None
+    assert problem_of(a, b.T, torch.zeros(47, dtype=torch.bfloat16), None, "bias") is None
