@@ -23,6 +23,7 @@ def register(app: typer.Typer) -> None:
     from tilewise.cli.profile import profile
     from tilewise.cli.replay import replay
     from tilewise.cli.run import run
+    from tilewise.cli.serve import serve
     from tilewise.cli.store import store
     from tilewise.cli.tiles.app import tiles
     from tilewise.cli.tour import tour
@@ -43,5 +44,6 @@ def register(app: typer.Typer) -> None:
     app.add_typer(collect, name="collect", cls=Sections, rich_help_panel="Learn tiles")
     app.add_typer(store, name="store", cls=Sections, rich_help_panel="Learn tiles")
     app.add_typer(inductor, name="inductor", cls=Sections, rich_help_panel="Learn tiles")
+    app.command(rich_help_panel="Fleet")(serve)
     app.add_typer(compete, name="compete", cls=Sections, rich_help_panel="Compete")
     prepare_all(app)

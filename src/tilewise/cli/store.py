@@ -96,3 +96,34 @@ def export(
         typer.echo(json.dumps({"out": str(out), "machine": part, **merged}))
         return
     typer.echo(f"{out} took over {merged['kernels']:,} finished kernels with {merged['timings']:,} timings.")
+
+
+@store.command()
+def token(
+    where: Where,
+    machine: Annotated[
+        str | None,
+        typer.Option("--machine", help="The machine it is for, as `store info` names it (default: any)."),
+    ] = None,
+    revoke: Annotated[str | None, typer.Option(help="A token, or its short name, to make useless instead.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a token with which a machine may send measurements to `tilewise serve`. It is shown once.
+
+    Example: tilewise store token measurements.sqlite --machine "triton NVIDIA H200"
+    """
+    from tilewise.tune.measure.store import Store
+
+    try:
+        from tilewise.fleet.service.tokens import ANY, create_token, revoke_token
+    except ImportError as error:
+        from tilewise.errors import UnavailableError
+
+        raise UnavailableError(f"tokens need {error.name}: pip install 'tilewise[server]'") from None
+    with Store(where) as opened:
+        if revoke is not None:
+            revoke_token(opened, revoke)
+            typer.echo(json.dumps({"revoked": revoke}) if as_json else "It opens nothing any longer.")
+            return
+        made = create_token(opened, machine or ANY)
+    typer.echo(json.dumps({"token": made}) if as_json else made)

@@ -28,13 +28,18 @@ class Holder:
         return self.role == "admin"
 
 
+def new_token() -> tuple[str, str]:
+    """A token and its public name."""
+    identifier = secrets.token_hex(4)
+    return identifier, f"{_PREFIX}_{identifier}_{secrets.token_urlsafe(32)}"
+
+
 def create_token(board: Board, team: str, admin: bool = False, by: str = "") -> str:
     """A new token, shown once and never stored: 256 random bits behind a short public name."""
     check_team(team)
-    identifier, secret = secrets.token_hex(4), secrets.token_urlsafe(32)
-    token = f"{_PREFIX}_{identifier}_{secret}"
+    identifier, token = new_token()
     with board.write() as transaction:
-        transaction.add_token(identifier, _hash(token), team, "admin" if admin else "team", by)
+        transaction.add_token(identifier, hash_token(token), team, "admin" if admin else "team", by)
     return token
 
 
@@ -51,11 +56,12 @@ def holder_of(board: Board, token: str | None) -> Holder | None:
         return None
     table = schema.tokens
     with board.read() as connection:
-        found = connection.execute(select(table).where(table.c.hash == _hash(token))).first()
+        found = connection.execute(select(table).where(table.c.hash == hash_token(token))).first()
     if found is None or found.revoked_at is not None:
         return None
     return Holder(str(found.id), str(found.team), str(found.role))
 
 
-def _hash(token: str) -> str:
+def hash_token(token: str) -> str:
+    """What is kept of a token."""
     return hashlib.sha256(token.encode("utf-8", errors="surrogatepass")).hexdigest()

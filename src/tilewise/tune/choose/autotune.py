@@ -28,6 +28,7 @@ from tilewise.tune.choose.cache import Choice, cache_folder
 from tilewise.tune.choose.decide import FIRST_PROBLEMS, Decision, decide
 from tilewise.tune.choose.memory import Memory
 from tilewise.tune.choose.scores import ModelScores, shipped_scores
+from tilewise.tune.choose.service import ServiceClient
 from tilewise.tune.measure.store import Machine
 from tilewise.tune.measure.trial import Timed
 from tilewise.tune.measure.triton.gpu import COLLECTIONS
@@ -53,6 +54,7 @@ def autotune(
     *,
     budget: int = BUDGET,
     cache: str | os.PathLike[str] | None = None,
+    service: str | None = None,
     say: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Callable[[Any], Any]:
@@ -60,7 +62,9 @@ def autotune(
 
     Beyond Triton's own arguments (others are passed on): `budget` is how many configurations a new key may cost where
     a model knows the kernel; twice as many where none does, and four times for its first three keys. `cache` is the
-    folder of choices and measurements. `say` hears what was decided; by default nothing is said.
+    folder of choices and measurements. `service` is the address of a `tilewise serve`: what others measured of this
+    kernel is taken over, and what is measured here is sent there. `say` hears what was decided; by default nothing is
+    said.
     """
     if not isinstance(budget, int) or budget < 1:
         raise ConfigurationError(f"budget must be a whole number of at least 1, not {budget!r}.")
@@ -68,7 +72,7 @@ def autotune(
     def decorate(kernel: Any) -> Any:
         return _autotuner_class()(
             kernel, kernel.arg_names, list(configs), list(key), reset_to_zero, restore_value, pre_hook, post_hook,
-            prune_configs_by, budget, cache, say, options,
+            prune_configs_by, budget, cache, say, service, options,
         )  # fmt: skip
 
     return decorate
@@ -83,13 +87,14 @@ def _autotuner_class() -> Any:
 
         def __init__(
             self, kernel: Any, arg_names: Any, configs: Any, key: Any, zero: Any, restore: Any, pre: Any, post: Any,
-            prune: Any, budget: int, cache: Any, say: Any, options: Mapping[str, Any],
+            prune: Any, budget: int, cache: Any, say: Any, service: str | None, options: Mapping[str, Any],
         ) -> None:  # fmt: skip
             super().__init__(
                 kernel, arg_names, configs, key, zero, restore, pre_hook=pre, post_hook=post, prune_configs_by=prune,
                 **options,
             )  # fmt: skip
-            self.learned = Session(self.base_fn.__name__, _source(kernel), budget, cache, say or (lambda line: None))
+            heard = say or (lambda line: None)
+            self.learned = Session(self.base_fn.__name__, _source(kernel), budget, cache, heard, service)
 
         def run(self, *args: Any, **kwargs: Any) -> Any:
             if len(self.configs) > 1:
@@ -134,8 +139,16 @@ class Session:
     """The choices of one decorated kernel. Opened at the first launch, when the GPU is known."""
 
     def __init__(
-        self, name: str, source: str, budget: int, cache: str | os.PathLike[str] | None, say: Callable[[str], None]
+        self,
+        name: str,
+        source: str,
+        budget: int,
+        cache: str | os.PathLike[str] | None,
+        say: Callable[[str], None],
+        service: str | None = None,
     ) -> None:
+        self._service_url = service
+        self._service: ServiceClient | None = None
         self.name, self.source, self.budget, self.say = name, source, budget, say
         self.folder = Path(cache).expanduser() if cache is not None else cache_folder()
         self._memory: Memory | None = None
@@ -152,6 +165,8 @@ class Session:
             for note in self._memory.choices.notes:
                 self.say(note)
             self._model, _ = shipped_scores(collection, self._machine.identity, "triton", 0.0)
+            if self._service_url is not None:
+                self._service = ServiceClient(self._service_url, self._machine, self.say)
         return self._memory, self._machine
 
     def choose(
@@ -166,6 +181,9 @@ class Session:
         settings = [settings_of(config) for config in configs]
         own = tuple(config_of(values) for values in settings)
         problem = problem_of(self.name, self.source, {**sizes, **{f"dtype{i}": d for i, d in enumerate(dtypes)}})
+        elsewhere = self._measured_elsewhere(memory, problem, own)
+        if elsewhere is not None:
+            return configs[own.index(elsewhere)]
         model = self._scores(settings, sizes, dtypes)
         launches = _Launches(
             dict(zip(own, configs, strict=True)), measure, lambda line: self.say(f"{self.name}: {line}")
@@ -184,6 +202,16 @@ class Session:
             self.say(f"{self.name} {dict(sizes)}: {found.measurements} of {len(configs)} measured; {found.reason}")
         return configs[own.index(found.config)]
 
+    def _measured_elsewhere(self, memory: Memory, problem: Problem, own: Sequence[Config]) -> Config | None:
+        """What the service's others measured of this very kernel, unless this machine has a choice of its own."""
+        if self._service is None or memory.kept(problem, own) is not None:
+            return None
+        found = self._service.choose(problem, own)
+        if found is None or found.source != "measured":
+            return None
+        self.say(f"{self.name}: measured elsewhere, says the service")
+        return found.config
+
     def _keep(
         self, memory: Memory, machine: Machine, problem: Problem, found: Decision, times: Mapping[Config, float]
     ) -> None:
@@ -194,6 +222,8 @@ class Session:
             with memory.open_store() as store:
                 run = store.begin(machine, 0, {"autotune": True})
                 store.add_batch(run, Kernel(PROGRAM, problem), 0, min(times.values()), list(times.items()))
+            if self._service is not None:
+                self._service.report(problem, min(times.values()), list(times.items()))
             memory.choices.put(Choice(problem, found.config, found.runtime_ns, found.measurements, found.sure))
         except (TilewiseError, OSError) as error:
             self.say(str(error))

@@ -63,7 +63,8 @@ class Measure(Protocol):
 
 @dataclass(frozen=True)
 class Decision:
-    """A choice and where it came from: "cache", "measured", "calibrated" or "model" (not measured), or "default"."""
+    """A choice and where it came from: "cache", "measured", "service" (another machine's), "calibrated" or
+    "model" (not measured), or "default"."""
 
     problem: Problem
     config: Config

@@ -19,6 +19,7 @@ from tilewise.tune.choose.cache import Choice, Choices, cache_folder
 from tilewise.tune.choose.decide import Decision, Scores, decide, from_cache
 from tilewise.tune.choose.memory import Memory
 from tilewise.tune.choose.scores import ModelScores, file_scores, shipped_scores
+from tilewise.tune.choose.service import ServiceClient
 from tilewise.tune.measure.device import Device
 from tilewise.tune.measure.store import Store, VerdictRow
 from tilewise.tune.measure.trial import Timed, Trial
@@ -40,7 +41,8 @@ class Tuner:
     `cache` is the folder of choices and measurements (default: the user's cache folder); `model` a model file in place
     of the shipped one; `budget` the configurations measured a problem; `limit_s` measures in a process of its own
     that a configuration may crash, or hang for so many seconds. With `learn` the model is fine-tuned on what was
-    measured here (needs PyTorch).
+    measured here (needs PyTorch). `service` is the address of a `tilewise serve` that is asked first, and told what was
+    measured; without an answer within 50 ms everything goes on as without it.
 
     >>> Tuner().tune({"family": "matmul", "m": 512, "n": 4096, "k": 1024}).config  # doctest: +SKIP
     """
@@ -55,6 +57,7 @@ class Tuner:
         limit_s: float | None = None,
         learn: bool = False,
         calibrated: Calibrated | None = None,
+        service: str | None = None,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         if budget is not None and budget < 1:
@@ -70,6 +73,7 @@ class Tuner:
             self.folder, identity, self.device.version, self.store_file, lambda line: self._tell([line])
         )
         self.calibrated = calibrated if calibrated is not None else self._calibrated()
+        self.service = None if service is None else ServiceClient(service, identity, lambda line: self._tell([line]))
         self._tell(self.choices.notes)
 
     def _model(self, model: str | os.PathLike[str] | None) -> ModelScores | None:
@@ -129,12 +133,26 @@ class Tuner:
         kept = self.choices.get(problem, lambda config: config in self.device.configs(problem))
         if kept is not None:
             return from_cache(kept, start)
+        asked = self._asked(problem, self.device.candidates(problem), start)
+        if asked is not None:
+            return asked
         if self.calibrated is not None and self.calibrated.covers(problem.family):
             return self._by_calibration(self.calibrated, problem, start)
         if self.model is None:
             return decide(problem, [self.device.default(problem)])
         candidates = self.device.candidates(problem)
         return decide(problem, candidates, self.model, usable=lambda config: self.device.runs(problem, config))
+
+    def _asked(self, problem: Problem, configs: Sequence[Config] | None, start: float) -> Decision | None:
+        """The service's choice among `configs`, or, of None, among what others measured; None where it has none."""
+        found = None if self.service is None else self.service.choose(problem, configs and list(configs))
+        if found is None or found.source not in ("measured", "model") or not self.device.runs(problem, found.config):
+            return None
+        reason = f"the service's: {found.source}" + ("" if found.sure is None else f", {found.sure:.0%} sure")
+        return Decision(
+            problem, found.config, "service", found.runtime_ns, None, found.measurements,
+            seconds=time.perf_counter() - start, reason=reason,
+        )  # fmt: skip
 
     def _by_calibration(self, calibrated: Calibrated, problem: Problem, start: float) -> Decision:
         configs = None if problem.family == "matmul" else self.device.configs(problem)
@@ -161,6 +179,9 @@ class Tuner:
         kept = None if fresh else self.memory.kept(problem, configs)
         if kept is not None:
             return from_cache(kept, start)
+        asked = None if fresh else self._asked(problem, None, start)
+        if asked is not None and asked.measurements and asked.config in configs:
+            return asked
         with self.memory.open_store() as store:
             run = store.begin(self.device.machine, 0, {"tuner": True, "model": self.model.name if self.model else ""})
             kernel = Kernel(PROGRAM, problem)
@@ -192,7 +213,7 @@ class Tuner:
                 configs,
                 self._scores(problem),
                 self.memory,
-                _Kept(trial, store, run, Kernel(PROGRAM, problem)),
+                _Kept(trial, store, run, Kernel(PROGRAM, problem), self.service),
                 budget=budget,
                 fresh=True,
                 usable=lambda config: self._holds_elsewhere(problem, config),
@@ -233,8 +254,10 @@ class Tuner:
 class _Kept:
     """A trial whose every reading and verdict goes to the store."""
 
-    def __init__(self, trial: Trial, store: Store, run: int, kernel: Kernel) -> None:
-        self._trial, self._store, self._run, self._kernel = trial, store, run, kernel
+    def __init__(
+        self, trial: Trial, store: Store, run: int, kernel: Kernel, service: ServiceClient | None = None
+    ) -> None:
+        self._trial, self._store, self._run, self._kernel, self._service = trial, store, run, kernel, service
 
     def measure(self, config: Config) -> Timed:
         timed = self._trial.measure(config)
@@ -242,6 +265,8 @@ class _Kept:
         if timed.runtime_ns is not None:
             default_ns = timed.default_ns or timed.runtime_ns
             self._store.add_batch(self._run, self._kernel, 0, default_ns, [(config, timed.runtime_ns)])
+            if self._service is not None:
+                self._service.report(self._kernel.problem, default_ns, [(config, timed.runtime_ns)])
         return timed
 
     def remeasure(self, configs: Sequence[Config]) -> Sequence[float | None]:

@@ -82,7 +82,7 @@ def collect(
         if kind == "cpu":
             collector = _cpu_collector(chosen, store, minutes, seed, configs, finals, say)
         else:
-            collector = _triton_collector(chosen, store, minutes, seed, configs, device, tuple(plugins), finals, say)
+            collector = triton_collector(chosen, store, minutes, seed, configs, device, tuple(plugins), finals, say)
         collector.progress = progress
         tallies = collector.run()
         counts = store.counts()
@@ -161,7 +161,7 @@ def _cpu_collector(
     return CpuCollector(kernels, store, options, say)
 
 
-def _triton_collector(
+def triton_collector(
     kernels: Sequence[Kernel],
     store: Store,
     minutes: float,

@@ -212,6 +212,21 @@ class Store:
 
         return self.home.change(work)
 
+    def unplan(self, kernel: Kernel) -> None:
+        """Take a kernel off the queue: it cannot be measured here."""
+        query = "DELETE FROM queue WHERE kernel = :kernel"
+        self.home.change(lambda rows: rows.run(query, {"kernel": self.kernel_row(rows, kernel)}))
+
+    def postpone(self, kernel: Kernel) -> None:
+        """Let the others of the queue go first."""
+        query = "UPDATE queue SET priority = (SELECT min(priority) FROM queue) - 1 WHERE kernel = :kernel"
+        self.home.change(lambda rows: rows.run(query, {"kernel": self.kernel_row(rows, kernel)}))
+
+    def waiting(self) -> int:
+        """How many kernels are queued, those that are being measured included."""
+        query = "SELECT count(*) FROM queue JOIN kernel ON kernel.id = queue.kernel WHERE part = :part"
+        return int(self.home.read(query, {"part": self.part})[0][0])
+
     def queued(self) -> list[tuple[Kernel, str]]:
         """What waits to be measured, the next first, and why."""
         query = """SELECT program, problem, why FROM queue JOIN kernel ON kernel.id = queue.kernel
@@ -404,7 +419,7 @@ class Store:
 
     def runs(self) -> list[tuple[float, int, dict[str, Any]]]:
         """When each run started (seconds since 1970), its seed and its settings."""
-        query = """SELECT started, seed, settings, kind, identity FROM run JOIN machine ON machine.id = run.machine
+        query = """SELECT started, seed, settings, kind, identity FROM run LEFT JOIN machine ON machine.id = run.machine
             ORDER BY run.id"""
         rows = self.home.read(query)
         if not all(self._is_time(started) and started < _LATEST and type(seed) is int for started, seed, *_ in rows):

@@ -100,16 +100,22 @@ class CpuCollector:
             self.say(f"{len(given) - len(kept)} kernels want more threads than the {cores} cores and are left out")
         return kept
 
-    def run(self) -> dict[str, Tally]:
+    def begin(self) -> Machine:
+        """Open a run of this machine in the store."""
         details = describe(measure=self.options.minutes >= _WORTH_CEILINGS)
         settings = {**dataclasses.asdict(self.options.settings), "max_configs": self.options.max_configs}
-        self.run_number = self.store.begin(Machine("cpu", details["name"], details), self.options.seed, settings)
-        self.say(f"{len(self.waiting)} of {len(self.wanted)} kernels to measure on {details['name']}")
+        machine = Machine("cpu", details["name"], details)
+        self.run_number = self.store.begin(machine, self.options.seed, settings)
+        return machine
+
+    def run(self) -> dict[str, Tally]:
+        name = self.begin().identity
+        self.say(f"{len(self.waiting)} of {len(self.wanted)} kernels to measure on {name}")
         for number, kernel in enumerate(self.waiting, start=1):
             if not self._time_left():
                 break
             if claim(self.store, self.run_number, kernel, self.options.finals):
-                self._try_to_measure(kernel)
+                self.measure(kernel)
                 self._tell(number)
         return dict(self.tallies)
 
@@ -126,8 +132,9 @@ class CpuCollector:
     def _time_left(self) -> bool:
         return time.monotonic() < self.deadline
 
-    def _try_to_measure(self, kernel: Kernel) -> None:
-        """What one family does wrong must not end the collection; what the store or the user say does."""
+    def measure(self, kernel: Kernel) -> None:
+        """Measure a kernel that was claimed. What one family does wrong must not end the collection; what the store or
+        the user say does."""
         try:
             self._measure(kernel)
         except TilewiseError:

@@ -1,0 +1,52 @@
+"""`tilewise serve`: choices and measurements over HTTP, in front of one store."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import signal
+import sys
+from typing import Annotated
+
+import typer
+
+from tilewise.errors import ConfigurationError, UnavailableError
+
+
+def serve(
+    store: Annotated[str, typer.Option(help="The store: a file, or a postgresql:// URL.")] = "measurements.sqlite",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes a free one.")] = 8100,
+    rate: Annotated[
+        float, typer.Option(min=0, help="Requests a second with measurements of one token; 0: any.")
+    ] = 50.0,
+    open_to_all: Annotated[
+        bool, typer.Option("--no-tokens", help="Take measurements from anybody; only on 127.0.0.1.")
+    ] = False,
+) -> None:
+    """Answer which configuration a kernel should use, from measurements or the model, and take in measurements.
+
+    Example: tilewise serve --store postgresql://tilewise@db/measurements --port 8100
+    """
+    try:
+        import uvicorn
+    except ImportError:
+        raise UnavailableError("a service needs uvicorn: pip install 'tilewise[server]'") from None
+    from tilewise.fleet.service.app import create_app
+
+    if open_to_all and host not in ("127.0.0.1", "localhost", "::1"):
+        raise ConfigurationError("--no-tokens is for trying things on one machine: leave --host at 127.0.0.1.")
+    app = create_app(store, rate=rate, tokens=not open_to_all)
+    config = uvicorn.Config(
+        app, host=host, port=port, log_level="error", access_log=False, ws="none", timeout_keep_alive=30,
+        timeout_graceful_shutdown=5, limit_concurrency=2000, backlog=2048, h11_max_incomplete_event_size=16 << 10,
+    )  # fmt: skip
+    listening = config.bind_socket()
+    gc.collect()
+    gc.freeze()  # what was imported stays: looking through all of it again would hold up everybody
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it once more when it has ended in order
+    address = listening.getsockname()
+    typer.echo(f"the service is at http://{address[0]}:{address[1]}; its page is /docs")
+    sys.stdout.flush()
+    with contextlib.suppress(KeyboardInterrupt, SystemExit):
+        uvicorn.Server(config).run(sockets=[listening])

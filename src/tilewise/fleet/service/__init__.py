@@ -1,0 +1,1 @@
+"""`tilewise serve`: choices and measurements over HTTP."""

@@ -1,0 +1,105 @@
+"""What the service hears and says, for its OpenAPI page. Requests are checked by `checks.py`, whose refusals are
+sentences; these say the same to programs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints
+
+_WHOLE = Annotated[int, Field(ge=-(2**53) + 1, le=2**53 - 1, strict=True)]
+_WORD = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:+=-]{1,120}$")]
+_PROBLEM: dict[str, JsonValue] = {"family": "matmul", "dtype": "bf16", "m": 512, "n": 4096, "k": 1024}
+_TILE: dict[str, JsonValue] = {"block_m": 64, "block_n": 64, "block_k": 32, "warps": 4, "stages": 3, "group": 8}
+
+
+class Closed(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Device(Closed):
+    """Whose choice: the kind of device, and the name that its measurements are kept under."""
+
+    kind: Literal["cpu", "triton"]
+    identity: Annotated[str, StringConstraints(pattern=r"^[ -~]{1,120}$")] = Field(examples=["NVIDIA H200"])
+    details: dict[str, Any] = Field(default_factory=dict, description="Versions and sizes, kept with measurements.")
+    features: dict[str, _WHOLE] = Field(default_factory=dict, description="A CPU's machine_ columns for the model.")
+    shared_bytes: int = Field(default=232_448, ge=1, description="Shared memory of a block; for a family.")
+
+
+class ChooseRequest(Closed):
+    """One problem, or several of the same device and configurations."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "device": {"kind": "triton", "identity": "NVIDIA H200"},
+                    "problem": _PROBLEM,
+                    "configs": [_TILE],
+                }
+            ]
+        }
+    )
+    device: Device
+    problem: dict[str, _WHOLE | _WORD] | None = None
+    problems: list[dict[str, _WHOLE | _WORD]] | None = Field(default=None, min_length=1, max_length=64)
+    configs: list[dict[str, _WHOLE]] | None = Field(
+        default=None, min_length=1, max_length=5000, description="The default first; left out, those of the family."
+    )
+
+
+class Choice(BaseModel):
+    """A configuration, where it comes from, and the probability that it is within one per cent of the best."""
+
+    config: dict[str, int]
+    source: Literal["measured", "model", "default"]
+    sure: float | None
+    measurements: int
+    runtime_ns: float | None
+    default_ns: float | None
+
+
+class Choices(BaseModel):
+    choices: list[Choice]
+
+
+class Timing(Closed):
+    config: dict[str, _WHOLE]
+    runtime_ns: float
+
+
+class Batch(Closed):
+    """Configurations that were timed together with the default."""
+
+    uid: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_/.-]{8,80}$")] = Field(
+        description="Chosen by whoever measured. Sent again, after an answer that was lost, it is not counted twice."
+    )
+    problem: dict[str, _WHOLE | _WORD]
+    default_ns: float
+    timings: list[Timing] = Field(min_length=1, max_length=1000)
+
+
+class Measurements(Closed):
+    device: Device
+    batches: list[Batch] = Field(min_length=1, max_length=64)
+
+
+class Taken(BaseModel):
+    """What is in the store now, for good."""
+
+    batches: int
+    timings: int
+
+
+class Health(BaseModel):
+    status: str
+    store: str
+    waiting: int
+
+
+class Refusal(BaseModel):
+    """Why a request was refused: a sentence for people, a code for programs."""
+
+    detail: str
+    code: str = ""

@@ -1,0 +1,181 @@
+"""Clients of a service: the tuner and autotune take its choices, tell it what they measured, and do without it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("prometheus_client", reason="prometheus_client is not installed: pip install 'tilewise[server]'")
+
+from tests.fleet.served import ServedStore
+from tilewise._extension import native
+from tilewise.errors import ConfigurationError
+from tilewise.fleet.service.tokens import create_token
+from tilewise.tune import Tuner
+from tilewise.tune.choose import service as client_module
+from tilewise.tune.choose.autotune import Session
+from tilewise.tune.measure.store import Machine, Store
+
+needs_native = pytest.mark.skipif(native is None, reason="the compiled kernels are not installed")
+PROBLEM = {"family": "matmul", "m": 96, "n": 192, "k": 160, "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("service") / "s.sqlite")
+
+
+@pytest.fixture(scope="module")
+def served(place: str) -> Iterator[ServedStore]:
+    with ServedStore(place) as found:
+        yield found
+
+
+@pytest.fixture
+def token(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store(place) as store:
+        monkeypatch.setenv("TILEWISE_TOKEN", create_token(store))
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine may be busy: what is tested is what is said, not how soon."""
+    monkeypatch.setattr(client_module, "PATIENCE_SECONDS", 20.0)
+
+
+@needs_native
+def test_what_one_tuner_measures_the_next_takes_over(
+    served: ServedStore, token: None, patient: None, tmp_path: Path
+) -> None:
+    first = Tuner(cache=tmp_path / "a", service=served.url, budget=3)
+    measured = first.tune(PROBLEM)
+    assert measured.source == "measured"
+    assert first.service is not None
+    first.service.flush(20.0)
+    second = Tuner(cache=tmp_path / "b", service=served.url)
+    taken = second.tune(PROBLEM)
+    assert taken.source == "service" and taken.measurements >= 3
+    assert second.choose(PROBLEM).source == "service"
+    assert second.tune(PROBLEM, fresh=True, budget=2).source == "measured", "fresh measures here"
+
+
+@needs_native
+def test_what_nobody_measured_is_chosen_by_the_services_model(
+    served: ServedStore, patient: None, tmp_path: Path
+) -> None:
+    tuner = Tuner(cache=tmp_path, service=served.url)
+    choice = tuner.choose({"family": "matmul", "m": 512, "n": 512, "k": 384, "threads": 1})
+    assert choice.config in tuner.device.candidates(choice.problem)
+
+
+def _silent_server() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def _rude_server() -> Iterator[str]:
+    """Answers everything with what is no choice."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            while True:
+                try:
+                    connection, _ = listening.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(1 << 16)
+                    body = b'{"choices": [{"config": {"evil": 1}, "source": "measured", "measurements": 1}]}'
+                    connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+
+        threading.Thread(target=answer, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def _nobody() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    yield f"http://127.0.0.1:{port}"
+
+
+@needs_native
+@pytest.mark.parametrize("server", [_silent_server, _rude_server, _nobody])
+def test_without_an_answer_the_choice_is_made_here_and_that_is_said_once(server: Any, tmp_path: Path) -> None:
+    said: list[str] = []
+    for url in server():
+        alone = Tuner(cache=tmp_path).choose(PROBLEM)
+        tuner = Tuner(cache=tmp_path, service=url, say=said.append)
+        for m in (96, 96, 64):
+            tuner.choose({**PROBLEM, "m": m})
+        found = tuner.choose(PROBLEM)
+        assert (found.config, found.source) == (alone.config, alone.source)
+    assert sum("is left alone" in line for line in said) == 1
+
+
+def test_a_slow_service_is_waited_for_no_longer_than_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tilewise.tune.problem import Config, Problem
+
+    asked: list[float | None] = []
+    from concurrent.futures import Future
+
+    plain = Future.result
+
+    def result(self: Any, timeout: float | None = None) -> Any:
+        asked.append(timeout)
+        return plain(self, timeout)
+
+    monkeypatch.setattr(Future, "result", result)
+    for url in _silent_server():
+        client = client_module.ServiceClient(url, Machine("cpu", "x", {}))
+        assert client.choose(Problem.of("matmul", m=1), [Config.of(a=1)]) is None
+    assert asked == [0.05]
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "db:80", "http://x:99999"])
+def test_an_address_that_is_none_is_a_sentence(url: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="address is like"):
+        client_module.ServiceClient(url, Machine("cpu", "x", {}))
+
+
+class _TritonConfig:
+    def __init__(self, block: int) -> None:
+        self.kwargs, self.num_warps, self.num_stages = {"BLOCK": block}, 4, 2
+
+
+def test_autotune_takes_over_what_was_measured_of_the_same_kernel_elsewhere(
+    served: ServedStore, patient: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: Any
+) -> None:
+    place = str(tmp_path_factory.mktemp("gpu") / "g.sqlite")
+    with Store(place) as store:
+        monkeypatch.setenv("TILEWISE_TOKEN", create_token(store))
+    monkeypatch.setattr(
+        "tilewise.tune.choose.autotune.this_gpu", lambda: (Machine("triton", "Test GPU", {}), "3", None)
+    )
+    configs = [_TritonConfig(2**i) for i in range(4, 8)]
+    launched: list[int] = []
+
+    def measure(config: _TritonConfig) -> float:
+        launched.append(config.kwargs["BLOCK"])
+        return 1000.0 + abs(config.kwargs["BLOCK"] - 32)
+
+    with ServedStore(place) as own:
+        first = Session("kernel", "abc", 5, tmp_path / "a", lambda line: None, own.url)
+        assert first.choose(configs, {"N": 4096}, [], measure).kwargs == {"BLOCK": 32}
+        assert first._service is not None
+        first._service.flush(20.0)
+        launched.clear()
+        deadline = time.monotonic() + 20
+        while True:
+            second = Session("kernel", "abc", 5, tmp_path / f"b{time.monotonic()}", lambda line: None, own.url)
+            chosen = second.choose(configs, {"N": 4096}, [], measure)
+            if not launched or time.monotonic() > deadline:
+                break
+            launched.clear()
+    assert chosen.kwargs == {"BLOCK": 32} and not launched

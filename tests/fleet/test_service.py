@@ -1,0 +1,187 @@
+"""`tilewise serve`: choices from measurements and models, measurements from known machines, sentences for the rest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("prometheus_client", reason="prometheus_client is not installed: pip install 'tilewise[server]'")
+
+from fastapi.testclient import TestClient
+
+from tilewise.fleet.service.app import MOST_BODY, create_app
+from tilewise.fleet.service.tokens import create_token, revoke_token
+from tilewise.tune.families.triton.family import get_family
+from tilewise.tune.measure.store import Store
+
+GPU = {"kind": "triton", "identity": "NVIDIA H200"}
+PART = "triton NVIDIA H200"
+
+
+def spec(m: int = 512) -> dict[str, Any]:
+    return dict(get_family("matmul").problem({"family": "matmul", "m": m, "n": 1024, "k": 512}))
+
+
+def tiles(count: int = 40) -> list[dict[str, Any]]:
+    problem = get_family("matmul").problem({"family": "matmul", "m": 512, "n": 1024, "k": 512})
+    return [dict(config) for config in get_family("matmul").configs(problem)[:count]]
+
+
+def batch(uid: str = "batch-0001", m: int = 512, best: int = 3, count: int = 40) -> dict[str, Any]:
+    timings = [{"config": c, "runtime_ns": 9e4 if i == best else 1e5 + i} for i, c in enumerate(tiles(count))]
+    return {"uid": uid, "problem": spec(m), "default_ns": 1e5, "timings": timings}
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> str:
+    return str(tmp_path / "s.sqlite")
+
+
+@pytest.fixture
+def token(where: str) -> str:
+    with Store(where) as store:
+        return create_token(store, PART)
+
+
+@pytest.fixture
+def client(where: str, token: str) -> Iterator[TestClient]:
+    with TestClient(create_app(where, rate=0), headers={"Authorization": f"Bearer {token}"}) as found:
+        yield found
+
+
+def ask(client: TestClient, **content: Any) -> dict[str, Any]:
+    answer = client.post("/choose", json={"device": GPU, **content})
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]
+
+
+def test_what_nobody_measured_is_the_models_choice_with_how_sure_it_is(client: TestClient) -> None:
+    choice = ask(client, problem=spec(), configs=tiles())
+    assert choice["source"] in ("model", "default")
+    assert choice["config"] in tiles()
+    assert 0 <= choice["sure"] <= 1
+    assert ask(client, problem=spec())["config"], "a family's own configurations, where none are given"
+
+
+def test_a_measurement_is_in_the_store_when_it_is_acknowledged_and_changes_the_answer(
+    client: TestClient, where: str
+) -> None:
+    ask(client, problem=spec(), configs=tiles())
+    sent = client.post("/measurements", json={"device": GPU, "batches": [batch()]})
+    assert (sent.status_code, sent.json()) == (201, {"batches": 1, "timings": 40})
+    with Store(where) as store:
+        assert store.counts()["timings"] == 40
+    deadline = time.monotonic() + 10
+    while ask(client, problem=spec(), configs=tiles())["source"] != "measured":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    choice = ask(client, problem=spec(), configs=tiles())
+    assert choice["config"] == tiles()[3]
+    assert (choice["sure"], choice["measurements"], choice["runtime_ns"]) == (1.0, 40, 9e4)
+
+
+def test_sent_twice_it_is_there_once(client: TestClient, where: str) -> None:
+    for _ in range(2):
+        assert client.post("/measurements", json={"device": GPU, "batches": [batch()]}).status_code == 201
+    with Store(where) as store:
+        assert store.counts()["timings"] == 40
+
+
+def test_several_problems_are_answered_in_their_order(client: TestClient) -> None:
+    client.post("/measurements", json={"device": GPU, "batches": [batch(m=96, best=5)]})
+    asked = {"device": GPU, "problems": [spec(64), spec(96)], "configs": tiles()}
+    first, second = client.post("/choose", json=asked).json()["choices"]
+    assert first["source"] != "measured" and second["config"] == tiles()[5]
+
+
+def test_problems_that_are_unsure_or_popular_are_queued_for_the_fleet(client: TestClient, where: str) -> None:
+    client.post("/measurements", json={"device": GPU, "batches": [batch(m=32)]})  # the store knows the machine
+    for _ in range(25):
+        ask(client, problem=spec(), configs=tiles())
+    client.get("/health")
+    with Store(where) as store:
+        ((kernel, why),) = store.queued()
+    assert dict(kernel.problem) == spec() and why in ("unsure", "popular")
+
+
+REFUSED: list[tuple[str, Any, int, str]] = [
+    ("/choose", {"device": GPU}, 400, "give a problem"),
+    ("/choose", {"device": {"kind": "tpu", "identity": "x"}, "problem": {"family": "x"}}, 400, "device.kind"),
+    ("/choose", {"device": GPU, "problem": {"family": "x'; DROP TABLE timing; --"}}, 400, "short words"),
+    ("/choose", {"device": GPU, "problem": {"family": "matmul", "m": 1.5}}, 400, "whole numbers"),
+    ("/choose", {"device": GPU, "problem": {"family": "no_such_family"}}, 400, "no Triton kernel family"),
+    ("/choose", {"device": GPU, "problem": spec(), "configs": []}, 400, "the default first"),
+    ("/choose", {"device": GPU, "problem": spec(), "configs": [{"a; b": 1}]}, 400, "whole numbers"),
+    ("/choose", {"device": GPU, "problem": spec(), "more": 1}, 400, "not 'more'"),
+    ("/choose", b"[" * 100_000, 400, "JSON object"),
+    ("/choose", b" " * (MOST_BODY + 1), 413, "at most"),
+    ("/measurements", {"device": {**GPU, "identity": "Other GPU"}, "batches": [batch()]}, 403, "this token is for"),
+    ("/measurements", {"device": GPU, "batches": [{**batch(), "default_ns": 1e-3}]}, 400, "no runtime of a kernel"),
+    ("/measurements", {"device": GPU, "batches": [{**batch(), "default_ns": 1e300}]}, 400, "no runtime of a kernel"),
+    ("/measurements", {"device": GPU, "batches": [{**batch(), "default_ns": 20}]}, 400, "faster than any device"),
+    ("/measurements", {"device": GPU, "batches": [{**batch(), "default_ns": 3e11}]}, 400, "times the default's"),
+    ("/measurements", {"device": GPU, "batches": [{**batch(), "uid": "a' OR 1"}]}, 400, "uid names a batch"),
+    ("/measurements", {"device": GPU, "batches": [{**batch(), "timings": []}]}, 400, "a list of one to"),
+]
+
+
+@pytest.mark.parametrize(("path", "content", "status", "sentence"), REFUSED)
+def test_nonsense_is_refused_with_a_sentence(
+    client: TestClient, where: str, path: str, content: Any, status: int, sentence: str
+) -> None:
+    raw = isinstance(content, bytes)
+    headers = {"Content-Type": "application/json"}
+    answer = client.post(path, content=content, headers=headers) if raw else client.post(path, json=content)
+    assert answer.status_code == status
+    assert sentence in answer.json()["detail"] and "\n" not in answer.json()["detail"]
+    with Store(where) as store:
+        assert store.home.read("SELECT count(*) FROM timing") == [(0,)]
+
+
+@pytest.mark.parametrize("header", ["", "Bearer ", "Bearer tw_no_such", "Basic abc", "Bearer " + "x" * 1000])
+def test_measurements_need_a_token_that_the_store_knows(client: TestClient, header: str) -> None:
+    answer = client.post("/measurements", json={"device": GPU, "batches": [batch()]}, headers={"Authorization": header})
+    assert answer.status_code == 401 and "token" in answer.json()["detail"]
+
+
+def test_a_revoked_token_opens_nothing(where: str, token: str) -> None:
+    with Store(where) as store:
+        revoke_token(store, token)
+    with TestClient(create_app(where)) as client:
+        headers = {"Authorization": f"Bearer {token}"}
+        assert (
+            client.post("/measurements", json={"device": GPU, "batches": [batch()]}, headers=headers).status_code == 401
+        )
+
+
+def test_one_token_sends_so_much_in_a_second(where: str, token: str) -> None:
+    with TestClient(create_app(where, rate=1.0), headers={"Authorization": f"Bearer {token}"}) as client:
+        sent = [
+            client.post("/measurements", json={"device": GPU, "batches": [batch(f"batch-{i:04}")]}) for i in range(8)
+        ]
+    assert {answer.status_code for answer in sent} == {201, 429}
+    assert "try again" in sent[-1].json()["detail"]
+
+
+def test_a_file_takes_no_other_machines_measurements(where: str) -> None:
+    with Store(where) as store:
+        anybody = create_token(store)
+    with TestClient(create_app(where), headers={"Authorization": f"Bearer {anybody}"}) as client:
+        assert client.post("/measurements", json={"device": GPU, "batches": [batch()]}).status_code == 201
+        other = {**GPU, "identity": "Other GPU"}
+        answer = client.post("/measurements", json={"device": other, "batches": [batch("batch-0002")]})
+    assert answer.status_code == 400 and "must not be mixed" in answer.json()["detail"]
+
+
+def test_health_metrics_and_the_openapi_page(client: TestClient) -> None:
+    ask(client, problem=spec(), configs=tiles())
+    assert client.get("/health").json()["status"] == "ok"
+    assert "tilewise_choices_total" in client.get("/metrics").text
+    document = client.get("/openapi.json").json()
+    assert set(document["paths"]) == {"/choose", "/measurements", "/health"}
+    assert client.get("/docs").status_code == 200
