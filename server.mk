@@ -1,5 +1,5 @@
 # The board under load, kills, fuzzing and a real browser. Needs root for apt-get where PostgreSQL or Chromium is missing.
-.PHONY: test-server bars test-grading lite
+.PHONY: test-server bars test-grading lite test-fleet fleet-bars
 GRADING := .venv-grading
 
 test-server: $(VENV)/.server  ## the leaderboard: load with kills on SQLite and PostgreSQL, API fuzzing, pages in Chromium
@@ -7,6 +7,12 @@ test-server: $(VENV)/.server  ## the leaderboard: load with kills on SQLite and 
 
 bars: $(VENV)/.server  ## the leaderboard's figures: pages of 20,000 entries, health under hostile clients, time to end
 	$(BIN)/python -m tests.bench.bars
+
+test-fleet: $(VENV)/.fleet  ## stores in PostgreSQL, the service under load, campaigns and sweeps on Ray with kills
+	$(BIN)/python -m pytest -m 'slow or not slow' tests/fleet tests/tune/test_shared_store.py -s
+
+fleet-bars: $(VENV)/.fleet  ## the service's figures on one core: choices a second, known and not, and their p99
+	$(BIN)/python -m tests.fleet.bars
 
 # Graders and Jupyter need much that tilewise does not, so they have an environment of their own.
 test-grading: $(GRADING)/.graders  ## otter-grader and nbgrader in a dry run, and lesson 1 in Chromium before a Jupyter server
@@ -23,6 +29,10 @@ $(GRADING)/.graders: pyproject.toml
 	$(GRADING)/bin/python -m pip -qq --disable-pip-version-check install $(BUILD_TOOLS) otter-grader nbgrader notebook pytest \
 	  jupyterlite-core jupyterlite-pyodide-kernel
 	$(GRADING)/bin/python -m pip -qq --disable-pip-version-check install --no-build-isolation -e '.[server]'
+	@touch $@
+
+$(VENV)/.fleet: $(VENV)/.server
+	$(PIP) install -c constraints.txt --no-build-isolation -e '.[ray]'
 	@touch $@
 
 $(VENV)/.server: $(VENV)/.test

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilewise.cli.fleet.campaign import on_ray
+
 if TYPE_CHECKING:
     from tilewise.costmodel.data.collection import Collection
     from tilewise.tune.measure.collect import Progress
@@ -32,6 +34,10 @@ StoreUrl = Annotated[
     str | None,
     typer.Option(help="In place of --out: a postgresql:// URL that several machines measure into, or a file."),
 ]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(help="Measure on the nodes of this Ray cluster instead (auto, or host:port); needs tilewise[ray]."),
+]
 Seed = Annotated[int, typer.Option(help="Seed of the order of kernels and configurations.")]
 Configs = Annotated[int | None, typer.Option(help="Measure at most this many configurations of a kernel; 0 for all.")]
 Finals = Annotated[
@@ -50,6 +56,7 @@ def cpu(
     minutes: Minutes = 20.0,
     out: Out = None,
     store: StoreUrl = None,
+    ray: RayAddress = None,
     seed: Seed = 0,
     configs: Configs = None,
     plugin: Plugin = None,
@@ -64,7 +71,16 @@ def cpu(
     if plan:
         return _plan(shapes, configs, plugin or (), as_json)
     place = _place(out, store)
-    options = {"shapes": shapes, "minutes": minutes, "out": place, "seed": seed, "configs": configs, "finals": finals}
+    options: dict[str, Any] = {
+        "shapes": shapes,
+        "minutes": minutes,
+        "out": place,
+        "seed": seed,
+        "configs": configs,
+        "finals": finals,
+    }
+    if ray is not None:
+        return on_ray("cpu", ray, as_json, **options, plugins=plugin or ())
     _collect("cpu", as_json, **options, plugins=plugin or ())
 
 
@@ -74,6 +90,7 @@ def triton(
     minutes: Minutes = 8.0,
     out: Out = None,
     store: StoreUrl = None,
+    ray: RayAddress = None,
     seed: Seed = 0,
     configs: Configs = None,
     plugin: Plugin = None,
@@ -88,7 +105,16 @@ def triton(
     if device not in ("cuda", "interpreter"):
         raise typer.BadParameter("device is cuda or interpreter.")
     place = _place(out, store)
-    options = {"shapes": shapes, "minutes": minutes, "out": place, "seed": seed, "configs": configs, "finals": finals}
+    options: dict[str, Any] = {
+        "shapes": shapes,
+        "minutes": minutes,
+        "out": place,
+        "seed": seed,
+        "configs": configs,
+        "finals": finals,
+    }
+    if ray is not None:
+        return on_ray("triton", ray, as_json, **options, plugins=plugin or (), device=device)
     if device == "cuda":
         from tilewise.tune.measure.triton.gpu import check_gpu
 

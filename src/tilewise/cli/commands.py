@@ -12,6 +12,8 @@ def register(app: typer.Typer) -> None:
     from tilewise.cli.collect import collect
     from tilewise.cli.compete.app import compete
     from tilewise.cli.every import prepare_all
+    from tilewise.cli.fleet.serve import serve
+    from tilewise.cli.fleet.up import fleet
     from tilewise.cli.help import Sections
     from tilewise.cli.inductor import inductor
     from tilewise.cli.ladder import ladder
@@ -23,7 +25,6 @@ def register(app: typer.Typer) -> None:
     from tilewise.cli.profile import profile
     from tilewise.cli.replay import replay
     from tilewise.cli.run import run
-    from tilewise.cli.serve import serve
     from tilewise.cli.store import store
     from tilewise.cli.tiles.app import tiles
     from tilewise.cli.tour import tour
@@ -45,5 +46,6 @@ def register(app: typer.Typer) -> None:
     app.add_typer(store, name="store", cls=Sections, rich_help_panel="Learn tiles")
     app.add_typer(inductor, name="inductor", cls=Sections, rich_help_panel="Learn tiles")
     app.command(rich_help_panel="Fleet")(serve)
+    app.add_typer(fleet, name="fleet", cls=Sections, rich_help_panel="Fleet")
     app.add_typer(compete, name="compete", cls=Sections, rich_help_panel="Compete")
     prepare_all(app)

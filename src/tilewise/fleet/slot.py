@@ -136,18 +136,9 @@ class Slot:
     def _gpu(self, kernels: Sequence[Kernel]) -> Any:
         from tilewise.tune.measure.collect import triton_collector
 
-        campaign = self.campaign
-        return triton_collector(
-            kernels,
-            self.store,
-            60.0,
-            campaign.seed,
-            campaign.configs,
-            campaign.device,
-            campaign.plugins,
-            False,
-            self._note,
-        )
+        plan, note = self.campaign, self._note
+        options = (60.0, plan.seed, plan.configs, plan.device, plan.plugins, False)
+        return triton_collector(kernels, self.store, *options, note)
 
     def _gpu_machine(self) -> Any:
         from tilewise.tune.measure.store import Machine

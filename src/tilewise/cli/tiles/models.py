@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -61,6 +62,12 @@ def train(
     ] = 1,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
     resume: Annotated[bool, typer.Option(help="Continue from the folder's checkpoint.")] = True,
+    ray: Annotated[
+        str | None, typer.Option(help="Try seeds, folds and settings on this Ray cluster (auto, or host:port).")
+    ] = None,
+    folds: Annotated[int, typer.Option(help="With --ray: folds of train and valid to validate on.", min=1)] = 1,
+    draws: Annotated[int, typer.Option(help="With --ray: settings to try, the given ones first.", min=1)] = 1,
+    workers: Annotated[int, typer.Option(help="With --ray: trials at once (default: as many as there are CPUs).")] = 0,
     limit: Limit = None,
     cache_dir: CacheDir = None,
     as_json: AsJson = False,
@@ -71,16 +78,29 @@ def train(
     """
     from tilewise.costmodel.data.dataset import load_dataset
 
-    data = load_dataset(collection, cache_dir=cache_dir, limit=limit)
     settings = {
         "epochs": epochs, "early_stop": early_stop, "losses": losses, "learning_rate": learning_rate,
         "configs": configs, "batch": batch, "select": select, "max_seconds": max_seconds,
     }  # fmt: skip
+    if ray is not None:
+        from tilewise.cli.fleet.sweep import on_ray
+
+        where: dict[str, Any] = {"collection": collection, "out": str(out), "model": model, "limit": limit}
+        where |= {"device": "cpu" if device == "auto" else device, "cache_dir": cache_dir and str(cache_dir)}
+        what = {"settings": settings, "model_kwargs": _arguments(model_kwargs)}
+        return on_ray(ray, as_json, workers, **where, **what, seed=seed, seeds=seeds, folds=folds, draws=draws)
+    data = load_dataset(collection, cache_dir=cache_dir, limit=limit)
     results = []
     for number in range(seed, seed + seeds):
         folder = out if seeds == 1 else out / f"seed_{number}"
         results.append(_train_one(data, model, model_kwargs, settings, number, folder, device, resume))
-    _report_training(results, out, as_json)
+    if _speaks():
+        _report_training(results, out, as_json)
+
+
+def _speaks() -> bool:
+    """Of the processes that torchrun starts, the first."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _train_one(
@@ -101,7 +121,7 @@ def _train_one(
         trained = train_model(
             data, model, out_dir=folder, device=device, resume=resume, seed=seed, model_kwargs=arguments, **settings
         )
-    if trained.record.get("curve"):
+    if trained.record.get("curve") and _speaks():
         plot_curve(trained.record, folder / "curve.png")
     found: dict[str, Any] = {"seed": seed, "folder": str(folder), "seconds": trained.record.get("seconds")}
     for split in ("valid", "test"):

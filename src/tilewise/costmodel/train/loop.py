@@ -25,6 +25,7 @@ from tilewise.costmodel.metrics import kendall_tau, opa, top_k_error
 from tilewise.costmodel.models.files import read_tensors, write_tensors
 from tilewise.costmodel.models.trained import MODEL_FILE, TrainedModel
 from tilewise.costmodel.train.config import TrainSettings, default_settings
+from tilewise.costmodel.train.parallel import ranks_here
 from tilewise.costmodel.train.sampling import Features, epoch_batches
 from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
 
@@ -69,7 +70,8 @@ def train(
 ) -> TrainedModel | GBDT:
     """Train a model by name on the train split, choosing the checkpoint on the valid split.
 
-    With `out_dir`, the model, its learning curve and a checkpoint to resume from are kept there.
+    With `out_dir`, the model, its learning curve and a checkpoint to resume from are kept there. Started by torchrun,
+    the processes share every step's kernels and take the steps that one would (`parallel.py`).
 
     >>> model = train(load_dataset("h200"), "TileRanker", seed=1)  # doctest: +SKIP
     """
@@ -81,7 +83,7 @@ def train(
     run = _Run(dataset, chosen, _device(device), Path(out_dir).expanduser() if out_dir else None)
     if resume:
         run.resume(progress)
-    run.learn(report or (_print_epoch if progress else _silent))
+    run.learn(report or (_print_epoch if progress and run.writes else _silent))
     return run.finish()
 
 
@@ -107,6 +109,8 @@ class _Run:
         keep_freed_memory()
         self.dataset, self.settings, self.device, self.folder = dataset, settings, device, folder
         self.loss = parse_losses(settings.losses)
+        self.ranks = ranks_here(device, settings.max_seconds)
+        self.writes = self.ranks is None or self.ranks.first
         kinds = preparation_kinds()
         self.preparation: Preparation = kinds[getattr(model_class(settings.model), "preparation", "minmax")].fit(
             dataset.train
@@ -145,7 +149,7 @@ class _Run:
             state.seconds += time.perf_counter() - started
             state.curve.append(row)
             report(row | {"epochs": settings.epochs, "seconds": state.seconds, "best_epoch": state.best_epoch})
-            if self.folder:
+            if self.folder and self.writes:
                 self._write_checkpoint(self.folder / CHECKPOINT)
             if timed_out or (state.best is not None and state.epoch - 1 - state.best_epoch >= settings.early_stop):
                 break
@@ -175,7 +179,7 @@ class _Run:
                     break
                 optimizer.learning_rate = settings.learning_rate_at(share)
                 optimizer.zero_grad()
-                loss, scores = self._learn(batch)
+                loss, scores = self._learn(batch) if self.ranks is None else self._learn_together(parts, targets, batch)
                 optimizer.step()
                 self._update_average()
                 total += loss
@@ -192,8 +196,7 @@ class _Run:
         if learn is not None and self.device == "cpu" and getattr(self.module, "compiled", False):
             total, scores = learn(batch, self.loss)
         else:
-            with torch.autocast("cuda", torch.bfloat16, enabled=self.device.startswith("cuda")):
-                scores = self.module(batch)
+            scores = self._scores(batch)
             loss = self._loss(scores, batch.target, batch.mask)
             if self.penalty is not None and self.penalty_gradient is None:
                 loss = loss + self.penalty(batch)
@@ -202,6 +205,26 @@ class _Run:
         if self.penalty_gradient is not None:
             total += self.penalty_gradient(batch, self.optimizer)
         return total, scores
+
+    def _learn_together(self, parts: Any, targets: Any, batch: Batch) -> tuple[float, torch.Tensor]:
+        """The same over several processes; the penalty is one's alone."""
+        assert self.ranks is not None
+        total, scores = self.ranks.backward(self._scores, self._loss, parts, targets, batch, self.device)
+        if self.penalty_gradient is not None and self.ranks.first:
+            total += self.penalty_gradient(batch, self.optimizer)
+        elif self.penalty is not None and self.penalty_gradient is None and self.ranks.first:
+            penalty = self.penalty(batch)
+            penalty.backward()
+            total += float(penalty.detach())
+        self.ranks.add_up(self.optimizer.grads)
+        return total, scores
+
+    def _scores(self, batch: Batch) -> torch.Tensor:
+        import torch
+
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.device.startswith("cuda")):
+            scores: torch.Tensor = self.module(batch)
+        return scores
 
     def _seconds_since(self, started: float) -> float:
         return self.state.seconds + time.perf_counter() - started if started else 0.0
@@ -270,7 +293,7 @@ class _Run:
         }
         trained = TrainedModel(self.module.eval(), self.preparation, self.dataset.schema, record, self.device)
         record["calibration"] = calibrate(trained, self.dataset.valid)
-        if self.folder:
+        if self.folder and self.writes:
             trained.save(self.folder / MODEL_FILE)
             (self.folder / CHECKPOINT).unlink(missing_ok=True)
         return trained

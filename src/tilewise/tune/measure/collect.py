@@ -75,7 +75,7 @@ def collect(
     if configs is not None and (configs < 0 or configs == 1):
         raise ConfigurationError(f"configs must be 0 (all) or at least 2, not {configs}.")
     load_plugins(plugins)
-    kernels = _kernels(kind, shapes) if shapes is not None or not finals else None
+    kernels = read_kernels(kind, shapes) if shapes is not None or not finals else None
     with Store(store_place(out, kind), create=not finals) as store:
         chosen = kernels if kernels is not None else store.kernels()
         collector: CpuCollector | Collector
@@ -112,10 +112,11 @@ def plan_cpu(
     require_native()
     load_plugins(plugins)
     options = CpuOptions() if configs is None else CpuOptions(max_configs=configs)
-    return plan(_kernels("cpu", shapes), options)
+    return plan(read_kernels("cpu", shapes), options)
 
 
-def _kernels(kind: str, shapes: str | os.PathLike[str] | Sequence[Mapping[str, Value]] | None) -> list[Kernel]:
+def read_kernels(kind: str, shapes: str | os.PathLike[str] | Sequence[Mapping[str, Value]] | None) -> list[Kernel]:
+    """The kernels that a user's file or list names, or those of the built-in programs."""
     if shapes is None:
         if kind == "cpu":
             from tilewise.tune.workloads.cpu import cpu_kernels

@@ -1,0 +1,103 @@
+"""Sweeps: trials that follow from their number, folds that share nothing, and the same best after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.fleet.rays import NEEDS_RAY, cluster_of, until
+from tilewise.costmodel.data.dataset import load_dataset
+from tilewise.errors import ConfigurationError
+from tilewise.fleet.sweep import Sweep, best_of, fold_of, run_trial
+
+SMALL = {"epochs": 3, "eval_every": 1, "configs": 16}
+
+
+def test_trials_follow_from_the_sweeps_seed_and_their_number_alone() -> None:
+    sweep = Sweep("cpu", "out", seeds=2, folds=2, draws=3)
+    trials = sweep.trials()
+    assert len(trials) == 12 and trials == Sweep("cpu", "out", seeds=2, folds=2, draws=3).trials()
+    assert len({trial["learning_rate"] for trial in trials}) == 3
+    assert Sweep("cpu", "out", seed=1, draws=3).trials()[1] != Sweep("cpu", "out", draws=3).trials()[1]
+    with pytest.raises(ConfigurationError, match="at least one"):
+        Sweep("cpu", "out", folds=0)
+
+
+def test_folds_hold_out_every_kernel_once() -> None:
+    data = load_dataset("cpu", limit=40)
+    held = [kernel.name for fold in range(3) for kernel in fold_of(data, fold, 3).valid]
+    assert sorted(held) == sorted(kernel.name for split in (data.train, data.valid) for kernel in split)
+    for fold in range(3):
+        part = fold_of(data, fold, 3)
+        assert not {k.name for k in part.train} & {k.name for k in part.valid}
+
+
+def test_the_best_draw_is_that_of_the_best_mean_and_the_first_of_equals() -> None:
+    rows = [{"trial": i, "draw": i // 2, "value": v} for i, v in enumerate([0.9, 0.1, 0.6, 0.7, 0.7, 0.6])]
+    best, mean = best_of(rows)
+    assert (best["trial"], round(mean, 6)) == (3, 0.65)
+
+
+def test_a_finished_trial_is_not_trained_again(tmp_path: Path) -> None:
+    sweep = Sweep("cpu", str(tmp_path), "MLP", settings=SMALL, limit=12)
+    trial, told = sweep.trials()[0], []
+    first = run_trial(sweep, trial, told.append)
+    assert len(told) == 3 and first["epochs"] == 3
+    assert run_trial(sweep, trial, told.append) == first
+    assert len(told) == 3
+    assert (tmp_path / "trial_000" / "model.safetensors").is_file()
+
+
+class Command:
+    """`tilewise tiles train --ray` in a process of its own."""
+
+    def __init__(self, address: str, out: Path, *words: str) -> None:
+        options = ["--model", "MLP", "--epochs", "3", "--limit", "24", "--draws", "8", "--seeds", "2", *words]
+        base = [sys.executable, "-m", "tilewise.cli.app", "tiles", "train", "cpu", "--out", str(out), "--ray", address]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        self.out = out
+        self.process = subprocess.Popen(
+            [*base, *options, "--json"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+
+    def done(self) -> int:
+        return len(list(self.out.glob("trial_*/result.json")))
+
+    def answer(self) -> dict[str, object]:
+        said, _ = self.process.communicate(timeout=280)
+        assert self.process.returncode == 0
+        return dict(json.loads(said.splitlines()[-1]))
+
+
+@NEEDS_RAY
+@pytest.mark.slow
+def test_killed_and_resumed_a_sweep_gives_the_same_best_trial(tmp_path: Path) -> None:
+    with cluster_of(1, cpus=2) as cluster:
+        started = time.perf_counter()
+        straight = Command(cluster.address, tmp_path / "straight").answer()
+        seconds = time.perf_counter() - started
+        killed = Command(cluster.address, tmp_path / "killed")
+        until(lambda: killed.done() >= 5, 200, "a third of the trials")
+        killed.process.send_signal(signal.SIGKILL)
+        killed.process.communicate()
+        before = killed.done()
+        resumed = Command(cluster.address, tmp_path / "killed").answer()
+
+    def told(answer: dict[str, object]) -> dict[str, object]:
+        assert isinstance(answer["best"], dict)
+        return {name: value for name, value in answer["best"].items() if name != "seconds"}
+
+    assert 5 <= before < 16
+    assert told(straight) == told(resumed)
+    one, two = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("straight", "killed"))
+    assert len(one) == len(two)
+    print(f"\n16 trials in {seconds:.1f} s; killed after {before}, the same best: {told(resumed)}")
