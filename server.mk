@@ -18,11 +18,12 @@ fleet-bars: $(VENV)/.fleet  ## the service's figures on one core: choices a seco
 test-grading: $(GRADING)/.graders  ## otter-grader and nbgrader in a dry run, and lesson 1 in Chromium before a Jupyter server
 	PYTHONPATH=. $(GRADING)/bin/python -m pytest -m slow tests/learn/grading tests/learn/test_lesson_in_browser.py -s
 
+# PYODIDE, a full release's archive (a file or an address), makes the site whole: else pages load Pyodide when opened.
 lite: $(GRADING)/.graders  ## the lessons as a JupyterLite site in build/lite: Python in the browser, nothing to install
 	rm -rf build/lite build/lite-wheel
 	TILEWISE_PURE=1 $(GRADING)/bin/python -m pip -q wheel --no-deps --no-build-isolation -w build/lite-wheel .
 	cd build && ../$(GRADING)/bin/jupyter lite build --contents ../docs/learn/notebooks --output-dir lite \
-	  $(foreach w,lite-wheel/*.whl,--piplite-wheels $(w)) && echo "serve it: python -m http.server -d build/lite"
+	  $(foreach w,lite-wheel/*.whl,--piplite-wheels $(w)) $(if $(PYODIDE),--pyodide $(PYODIDE)) && echo "serve it: python -m http.server -d build/lite"
 
 $(GRADING)/.graders: pyproject.toml
 	$(PYTHON) -m venv $(GRADING)
