@@ -19,7 +19,7 @@ from tilewise.bench.board.grades import safe
 from tilewise.bench.board.roster import class_grades_csv, make_tokens, read_roster
 from tilewise.bench.board.tokens import holder_of
 from tilewise.cli.compete.app import compete
-from tilewise.errors import FileFormatError, TilewiseError
+from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError
 
 CLASS = "number,name,team\n7,Ada,owls\n8,Grace,owls\n9,Edsger,\n"
 
@@ -97,6 +97,18 @@ def test_the_command_line_makes_tokens_and_grades(board: Board, tmp_path: Path) 
     assert "2 new tokens for 3 students" in run("roster", str(roster(tmp_path)), "--out", str(out))
     assert out.stat().st_mode & 0o077 == 0 and out.read_text().count("tw_") == 3
     assert run("grades", "--roster", str(roster(tmp_path))).startswith("number,name,team")
+    assert "had a token before" in run("token", "create", "owls")
+    again = CliRunner().invoke(compete, ["roster", str(roster(tmp_path)), "--out", str(out), "--board", path])
+    assert isinstance(again.exception, ConfigurationError) and out.read_text().count("tw_") == 3
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"a note of my own"])
+def test_a_scrap_of_a_file_is_not_taken_for_a_board_and_stays_as_it_is(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+    with pytest.raises(UnavailableError, match="is no board"):
+        open_board(path, create=False)
+    assert path.read_bytes() == content
 
 
 def test_what_a_team_writes_is_text_on_the_teachers_screen(board: Board, tmp_path: Path) -> None:

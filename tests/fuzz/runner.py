@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-import fuzz.onnx_files  # noqa: F401 - adds its targets to the table
+import fuzz.more_files
+import fuzz.onnx_files  # noqa: F401 - both add their targets to the table
 from fuzz.damage import in_bytes
 from fuzz.targets import TARGETS, Target
 from tilewise.errors import TilewiseError

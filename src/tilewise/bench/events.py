@@ -80,7 +80,7 @@ class Event:
         return windows
 
     def draw_labelled(self, rng: np.random.Generator, count: int) -> tuple[Array, Array]:
-        """Images that nobody has seen, with their classes: held-out digits moved and speckled anew."""
+        """Images that nobody has seen, with their classes: held-out digits, shifted and with new noise."""
         images = data.digits()
         chosen = rng.integers(0, len(images.x_test), count)
         return _disturbed(images.x_test[chosen], self.model_name, rng), images.y_test[chosen]

@@ -10,7 +10,6 @@ nothing and is left out.
 from __future__ import annotations
 
 import math
-import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._files import open_input
 from tilewise.bench.errors import Rejected
 from tilewise.bench.events import Event
 from tilewise.bench.measure import Settings
 from tilewise.bench.runner import Runner
-from tilewise.errors import UnavailableError
+from tilewise.costmodel.data.npz import read_npz
+from tilewise.errors import TilewiseError, UnavailableError
 from tilewise.nn import GPT
 
 Array = npt.NDArray[Any]
@@ -31,7 +30,6 @@ _NEAR_TIE = 1e-3  # logits closer than this may swap when sums are taken in anot
 _CLEAR_MARGIN = 1.0  # drawn images on which the reference itself is undecided say nothing about an entry
 _LEAST_CORRELATION = 0.9
 _MOST_UNDECIDED = 0.25
-_MOST_IMAGES = 256 << 20  # bytes of a teacher's file
 
 
 @dataclass(frozen=True)
@@ -82,17 +80,17 @@ def _validate_images(
 def _fresh_images(event: Event, settings: Settings, rng: np.random.Generator) -> tuple[tuple[Array, Array], str]:
     """Images whose classes an entry cannot have learned: the teacher's own, or held-out ones disturbed anew."""
     if settings.images is None:
-        return event.draw_labelled(rng, 4 * settings.drawn_inputs), "held-out images moved and speckled anew"
+        return event.draw_labelled(rng, 4 * settings.drawn_inputs), "held-out images, shifted and with new noise"
     return read_images(Path(settings.images), event), "images that only the teacher has"
 
 
 def read_images(path: Path, event: Event) -> tuple[Array, Array]:
     """`x` (values from 0 to 1) and `y` (classes) of an npz file, as the event's model takes them."""
     try:
-        with open_input(path, _MOST_IMAGES) as stream, np.load(stream, allow_pickle=False) as stored:
-            x, y = stored["x"].astype(np.float32), stored["y"].astype(np.int64)
+        stored = read_npz(path, ("x", "y"))
+        x, y = stored["x"].astype(np.float32), stored["y"].astype(np.int64).reshape(-1)
         x = x.reshape(len(y), *event.input_shape)
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (TilewiseError, ValueError, TypeError) as error:
         raise UnavailableError(f"{path} does not hold images x and classes y for {event.name}: {error}") from None
     if not len(y) or not np.isfinite(x).all() or y.min() < 0 or y.max() > 9 or x.min() < 0 or x.max() > 1:
         raise UnavailableError(f"the images of {path} have values from 0 to 1 and classes from 0 to 9")

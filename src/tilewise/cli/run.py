@@ -86,18 +86,12 @@ def _network(name: str, seed: int) -> Network:
 def _inputs(network: Network, data: Path | None, batch: int, seed: int, size: int) -> list[Any]:
     if data is None:
         return network.example(batch, seed, free=size)
-    import numpy as np
-
-    from tilewise._files import open_input, reading
-    from tilewise.errors import ConfigurationError, FileFormatError
+    from tilewise.costmodel.data.npz import read_npy
+    from tilewise.errors import ConfigurationError
 
     if len(network.inputs) != 1:
         raise ConfigurationError(f"{network.title} takes {len(network.inputs)} inputs, and --input is one")
-    with open_input(data, 1 << 33) as stream, reading(data):
-        try:
-            return [np.load(stream, allow_pickle=False)]
-        except (ValueError, EOFError):
-            raise FileFormatError(f"{data} is not a .npy file of numbers") from None
+    return [read_npy(data, 1 << 33)]
 
 
 def _named(network: Network, result: Any) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def read_roster(path: Path) -> list[Student]:
     rows = csv.DictReader(io.StringIO(read_text_input(path, _MOST_BYTES)), restkey="", strict=True)
     try:
         if "name" not in (rows.fieldnames or ()):
-            raise FileFormatError(f"{path} has no column `name` in its first line.")
+            raise FileFormatError(f"{path} has no column `name` in its first line (columns are separated by commas).")
         found = [_student(row, path, at) for at, row in enumerate(rows, 2)]
     except csv.Error as error:
         raise FileFormatError(f"{path} is not CSV: {error}.") from None

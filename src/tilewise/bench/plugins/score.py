@@ -190,7 +190,7 @@ def _check_images(
     plain_fresh = reference.answer(np.concatenate([questions[at].inputs for at in fresh]))
     given = np.concatenate([ours.given[at] for at in fresh])
     classes = np.concatenate([np.asarray(questions[at].labels) for at in fresh])
-    check_fresh(given, plain_fresh, classes, event, "held-out images moved and speckled anew")
+    check_fresh(given, plain_fresh, classes, event, "held-out images, shifted and with new noise")
     expected = reference.answer(np.concatenate([questions[at].inputs for at in drawn]))
     agreement, used = check_agreement(np.concatenate([ours.given[at] for at in drawn]), expected, event)
     checks = [f"{100 * share:.2f} % of {len(labels)} held-out images, floor {100 * floor:.2f} %"]

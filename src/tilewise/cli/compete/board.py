@@ -335,10 +335,14 @@ def token_create(
     from tilewise.bench.board.tokens import create_token
 
     with _open(where, key, create=True) as opened:
+        before = [row["id"] for row in opened.teams() if row["team"] == team and row["revoked_at"] is None]
         made = create_token(opened, team, admin, _BY)
     print(json.dumps({"team": team, "token": made}) if as_json else made)
     if not as_json:
         print(f"This is {team}'s token; it is shown only once. Submit with --token or TILEWISE_TOKEN.", file=sys.stderr)
+    if before and not as_json:
+        named = ", ".join(before)
+        print(f"{team} had a token before ({named}); it still works until `compete token revoke`.", file=sys.stderr)
 
 
 def token_revoke(
@@ -439,6 +443,8 @@ def roster(
     from tilewise.bench.board.roster import make_tokens, read_roster, tokens_csv
 
     students = read_roster(path)
+    if out.exists():
+        raise ConfigurationError(f"{out} is there, and may hold tokens that are shown nowhere else; name another file")
     write_whole(out, "")  # a place that cannot be written to is found before a token is made
     out.chmod(0o600)
     with _open(where, key, create=True) as opened:
@@ -468,6 +474,7 @@ def grades(
         print(text, end="")
     else:
         write_whole(out, text)
+        print(f"{text.count(chr(10)) - 1} lines of grades in {out}")
 
 
 def backup(

@@ -63,7 +63,7 @@ def read_npz(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> d
             wanted = [*keys, *(key for key in optional if key in members)]
             missing = [key for key in keys if key not in members]
             if missing:
-                raise FileFormatError(f"{path} lacks {', '.join(missing)}; a kernel file needs {', '.join(keys)}.")
+                raise FileFormatError(f"{path} lacks {', '.join(missing)}; it needs {', '.join(keys)}.")
             total = sum(members[key].file_size for key in wanted)
             most = max(MAX_UNPACKED_BYTES, _MAX_RATIO * os.fstat(stream.fileno()).st_size)
             if total > most:
@@ -73,6 +73,23 @@ def read_npz(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> d
         raise
     except _DAMAGE as error:
         raise FileFormatError(f"{path} is not a readable npz file ({type(error).__name__}); fetch it again.") from error
+
+
+def read_npy(path: Path, most_bytes: int) -> Array:
+    """The array of one npy file."""
+    try:
+        with open_input(path, most_bytes) as stream:
+            dtype, fortran, shape, header_bytes = _read_header(stream, str(path), most_axes=8)
+            count, held = math.prod(shape), os.fstat(stream.fileno()).st_size - header_bytes
+            if count * dtype.itemsize != held or max(shape, default=0) > most_bytes:
+                raise FileFormatError(f"{path} has shape {shape} in its header and {held} bytes of numbers.")
+            flat = np.empty(count, dtype)
+            _fill(stream, flat.view(np.uint8).data, str(path))
+    except TilewiseError:
+        raise
+    except _DAMAGE as error:
+        raise FileFormatError(f"{path} is not a readable npy file ({type(error).__name__}).") from error
+    return np.ascontiguousarray(flat.reshape(shape, order="F" if fortran else "C"), dtype=dtype.newbyteorder("="))
 
 
 def _opened(stream: IO[bytes], path: Path) -> zipfile.ZipFile:
@@ -121,7 +138,7 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) ->
     return np.ascontiguousarray(array, dtype=dtype.newbyteorder("="))
 
 
-def _read_header(stream: IO[bytes], where: str) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]:
+def _read_header(stream: IO[bytes], where: str, most_axes: int = 4) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]:
     start = stream.read(8)
     if len(start) < 8 or start[:6] != b"\x93NUMPY" or start[6] not in (1, 2, 3):
         raise FileFormatError(f"{where} is not an npy array.")
@@ -136,7 +153,7 @@ def _read_header(stream: IO[bytes], where: str) -> tuple[np.dtype[Any], bool, tu
     if dtype.kind not in "iufb" or dtype.itemsize > 8:
         raise FileFormatError(f"{where} has type {dtype}; integers or floats are needed.")
     shape = tuple(int(part.strip().rstrip("L")) for part in match["shape"].split(",") if part.strip())
-    if len(shape) > 4:
+    if len(shape) > most_axes:
         raise FileFormatError(f"{where} has {len(shape)} axes.")
     return dtype, match["order"] == "True", shape, 8 + width + length
 

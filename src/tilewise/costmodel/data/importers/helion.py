@@ -25,7 +25,7 @@ _RUNS = 100_000
 def read(source: Source, skip: Callable[[str], None], path: Path | None = None) -> Iterator[Record]:
     """The records of one CSV file; `path` is where it lies, so that the file beside it is found."""
     runs = _runs(path)
-    rows = csv.reader(lines(source))
+    rows = _rows(source, skip)
     columns = next(rows, [])
     if not {"status", "perf_ms", "config"} <= set(columns):
         return skip("no columns called status, perf_ms and config")
@@ -38,6 +38,14 @@ def read(source: Source, skip: Callable[[str], None], path: Path | None = None) 
             yield _record(values, runs.get(values.get("run_id", ""), {}), kernel)
         except BadRecordError as error:
             skip(str(error))
+
+
+def _rows(source: Source, skip: Callable[[str], None]) -> Iterator[list[str]]:
+    """As far as they can be read."""
+    try:
+        yield from csv.reader(lines(source))
+    except csv.Error as error:
+        skip(f"not CSV from here on: {error}")
 
 
 def _runs(path: Path | None) -> dict[str, Mapping[str, Any]]:

@@ -1,0 +1,72 @@
+"""Readers that came later: GGUF models, more logs of autotuners, a teacher's images, an input of `tilewise run`."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from fuzz.damage import Rng, in_checked_json, in_lines, in_npz
+from fuzz.targets import TARGETS, Target, _imported, target
+
+
+def _samples() -> Any:
+    """The tests' own writers of GGUF files; `gguf` itself is the package that they use."""
+    folder = str(Path(__file__).parents[1] / "gguf")
+    if folder not in sys.path:
+        sys.path.append(folder)
+    import test_hostile
+
+    return test_hostile
+
+
+def _use_gguf(path: Path) -> None:
+    from tilewise.generate import generate
+    from tilewise.gguf import load_gguf
+
+    loaded = load_gguf(path)
+    ids = [0] if loaded.tokenizer is None else loaded.tokenizer.encode("the thing é")
+    known = [i for i in ids if i < loaded.model.vocab][:4] or [0]
+    new = list(generate(loaded.model, known[: loaded.model.context], 1))
+    if loaded.tokenizer is not None:
+        loaded.tokenizer.token_bytes(new[0])
+
+
+def _gguf(which: str, folder: Path) -> Target:
+    samples = _samples()
+    samples.write_sample(which, folder / "x.gguf")
+    header = (folder / "x.gguf").read_bytes().index(b"output_norm.weight") + 200
+
+    def inside(content: bytes, rng: Rng) -> bytes:
+        return bytes(samples.mutated(content, header, rng))
+
+    return Target(folder / "x.gguf", _use_gguf, (inside,))
+
+
+for _which in ("gpt2", "llama", "floats"):  # four bits with minimums, four bits without, half precision
+    TARGETS[f"gguf_{_which}"] = functools.partial(_gguf, _which)
+TARGETS["log_inductor"] = _imported("inductor", "autoheuristic", in_checked_json)
+TARGETS["log_inductor_feedback"] = _imported("inductor", "feedback", in_lines)
+TARGETS["log_helion"] = _imported("helion", "helion", in_checked_json)
+
+
+@target
+def teacher_images(folder: Path) -> Target:
+    from tilewise.bench import TinyMLPerf
+    from tilewise.bench.validation import read_images
+
+    np.savez(folder / "x.npz", x=np.zeros((3, 8, 8), np.float32), y=np.arange(3))
+    return Target(folder / "x.npz", lambda path: read_images(path, TinyMLPerf.MLP_SPRINT), (in_npz,))
+
+
+@target
+def network_input(folder: Path) -> Target:
+    from tilewise.cli.run import _inputs
+
+    np.save(folder / "x.npy", np.zeros((2, 3), np.float32))
+    network: Any = SimpleNamespace(inputs=[None], title="a network")
+    return Target(folder / "x.npy", lambda path: _inputs(network, path, 1, 0, 1)[0].sum())
