@@ -10,7 +10,7 @@ NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(shell find native -nam
 HAVE_CXX := $(shell command -v $${CXX:-c++} 2>/dev/null || command -v g++ 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: run test check test-machines test-slow test-docs test-notebooks test-pages bench docs lint format sanitize sanitize-python fuzz wheels check-arm clean help
+.PHONY: run test check test-machines test-slow test-docs test-notebooks test-pages bench docs lint format sanitize sanitize-python fuzz fuzz-paths wheels check-arm clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 14
@@ -76,6 +76,9 @@ sanitize-python: $(VENV)/.test  ## the extension under AddressSanitizer and Unde
 
 fuzz: $(VENV)/.test  ## damaged files for every reader: COUNT of them each (1000), drawn from SEED (0)
 	PYTHONPATH=tests $(BIN)/python -m fuzz --count $(or $(COUNT),1000) --seed $(or $(SEED),0)
+
+fuzz-paths: $(VENV)/.test  ## hostile paths for every command that reads one: PART of them (1/1)
+	PYTHONPATH=tests $(BIN)/python -W ignore -m fuzz.paths --part $(or $(PART),1/1) --seed $(or $(SEED),0)
 
 # The Pythons that wheels are made for: those of 3.11 or newer that can be found here.
 PYTHONS ?= $(shell for p in 3.11 3.12 3.13 3.14; do ls -d $$HOME/.pyenv/versions/$$p*/bin/python3 2>/dev/null | tail -1; done)

@@ -223,13 +223,17 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=0, help="this many, drawn (all)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", help="one command")
+    parser.add_argument("--seconds", type=float, default=0.0, help="begin no more after this long")
     options = parser.parse_args()
     tried = [one for one in attempts() if options.only in (None, one[0])]
     order = np.random.default_rng(options.seed).permutation(len(tried))
     at, parts = map(int, options.part.split("/"))
     chosen = [tried[i] for i in order[: options.count or None]][at - 1 :: parts]
-    failed = 0
-    for name, parameter, kind in chosen:
+    failed, started = 0, time.monotonic()
+    for done, (name, parameter, kind) in enumerate(chosen):
+        if options.seconds and time.monotonic() - started > options.seconds:
+            chosen = chosen[:done]
+            break
         wrong = attempt(name, parameter, kind)
         if wrong:
             failed += 1

@@ -142,7 +142,10 @@ def file_inside(folder: Path | None, name: str) -> Path:
     if folder is None:
         raise Rejected("file missing", f"the recipe names the file {name!r} but came without a folder")
     root = folder.resolve()
-    path = (root / name).resolve()
+    try:
+        path = (root / name).resolve()
+    except (OSError, RuntimeError):  # links that lead in a circle
+        raise Rejected("file missing", f"the recipe names the file {name!r}, whose links lead in a circle") from None
     if not path.is_relative_to(root):
         raise Rejected("file outside", f"{name!r} leads out of the recipe's folder")
     if not path.is_file():

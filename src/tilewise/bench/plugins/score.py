@@ -79,7 +79,7 @@ def score_plugin(plugin: str | Path, event: Event | str, settings: Settings | No
     settings, event = settings or Settings(), TinyMLPerf.event(event)
     event.check_timed()
     jail.check()
-    submitted = Submitted.read(Path(plugin).resolve())
+    submitted = Submitted.read(Path(plugin).absolute())
     rng, clock = settings.rng(), ClockWatch()
     drawn = (settings.runs or event.runs) * (4 if event.kind == "images" else 1)
     questions = questions_for(event, rng, drawn)
