@@ -248,7 +248,20 @@ def _choosing(which: str) -> str:
     return f"{1e3 * read_any('tuning')['choosing'][which]:.2f} ms"
 
 
+def fleet() -> str:
+    """What one service and one store hold, on one core of the machine at home."""
+    found = read_any("fleet")
+    service = [
+        [row["what"], f"{row['choices_per_s']:,}", f"{row['p50_ms']:.1f} ms", f"{row['p99_ms']:.1f} ms"]
+        for row in found["service"]
+    ]
+    stores = [[row["what"], f"{row['batches_per_s']:,}", f"{row['timings_per_s']:,}"] for row in found["stores"]]
+    answers = table(["choices", "a second", "median", "99th percentile"], service)
+    return f"{answers}\n\n{table(['store', 'batches a second', 'timings a second'], stores)}"
+
+
 SECTIONS: Mapping[str, Callable[[], str]] = {
+    "fleet": fleet,
     "collections": listed,
     "card h200": lambda: card("h200"),
     "card cpu": lambda: card("cpu"),

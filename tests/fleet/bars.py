@@ -1,9 +1,10 @@
 """The service's figures on one core: choices a second, known and not, and how long one takes at 1,000 a second.
 
-    python -m tests.fleet.bars [--seconds 5] [--store postgresql://...]
+    python -m tests.fleet.bars [--seconds 5] [--store postgresql://...] [--out benchmarks/results/fleet.json]
 
 The service has the last core to itself, whoever asks has the others. Known: the problem was asked for before and is
-measured. Not known: a new product every time, with 500 configurations, in a request of 64 or one by one.
+measured. Not known: a new product every time, with 500 configurations. Then what a store takes in: batches of twenty
+timings from one process, each on the disk before the next is sent.
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import machine_class, today
+from tests.bench.postgres import running_cluster
 from tests.fleet.served import ServedStore
+from tests.tune.stores import why_no_postgres
+from tilewise._files import write_whole
 from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.measure.store import Machine, Store
-from tilewise.tune.problem import Kernel, Problem
+from tilewise.tune.problem import Config, Kernel, Problem
 
 GPU = {"kind": "triton", "identity": "NVIDIA H200"}
 CONNECTIONS = 16
@@ -130,8 +135,6 @@ def percentile(taken: list[float], share: float) -> float:
 
 
 def fill(where: str, problems: list[Problem], configs: list[dict[str, Any]]) -> None:
-    from tilewise.tune.problem import Config
-
     with Store(where) as store:
         run = store.begin(Machine("triton", GPU["identity"], {"name": GPU["identity"]}), 0, {})
         for known in problems:
@@ -143,6 +146,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--store")
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     few, many = tiles(20), tiles(500)
     problems = [problem(32 * (i + 1)) for i in range(200)]
@@ -153,8 +157,29 @@ def main() -> None:
         os.sched_setaffinity(0, {cores[-1]})  # inherited by the service
         with ServedStore(where) as served:
             os.sched_setaffinity(0, set(cores[:-1]) or {cores[-1]})
-            for line in asyncio.run(measured(served.port, problems, few, many, options.seconds)):
-                print(json.dumps(line), flush=True)
+            service = asyncio.run(measured(served.port, problems, few, many, options.seconds))
+        stores = [taken_in("a file", str(Path(folder) / "w.sqlite"), few, options.seconds)]
+        if why_no_postgres() is None:
+            with running_cluster() as cluster:
+                stores.append(taken_in("PostgreSQL", cluster.url, few, options.seconds))
+    for line in (*service, *stores):
+        print(json.dumps(line), flush=True)
+    if options.out is not None:
+        facts = {"date": today(), "machine": machine_class(), "service": service, "stores": stores}
+        write_whole(options.out, json.dumps(facts, indent=1) + "\n")
+
+
+def taken_in(what: str, where: str, configs: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+    """Batches and timings a second that one process writes."""
+    timings = [(Config(c), 1e5 + i) for i, c in enumerate(configs)]
+    with Store(where) as store:
+        run = store.begin(Machine("triton", GPU["identity"], {"name": GPU["identity"]}), 0, {})
+        store.add_batch(run, Kernel("asked", problem(8)), 0, 1e5, timings)
+        until, count = time.perf_counter() + seconds, 0
+        while time.perf_counter() < until:
+            store.add_batch(run, Kernel("asked", problem(8 + count % 512)), 0, 1e5, timings)
+            count += 1
+    return {"what": what, "batches_per_s": round(count / seconds), "timings_per_s": round(20 * count / seconds)}
 
 
 async def measured(port: int, problems: list[Problem], few: Any, many: Any, seconds: float) -> list[dict[str, Any]]:

@@ -310,7 +310,7 @@ def test_without_the_extra_a_url_says_what_to_install(monkeypatch: pytest.Monkey
 def test_the_command_line_merges_tells_and_exports(new_store: NewStore, tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
-    from tilewise.cli.store import store as commands
+    from tilewise.cli.fleet.store import store as commands
 
     journal, target, copy = tmp_path / "j.sqlite", new_store(), tmp_path / "copy.sqlite"
     with Store(journal) as opened:

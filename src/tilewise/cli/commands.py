@@ -13,6 +13,7 @@ def register(app: typer.Typer) -> None:
     from tilewise.cli.compete.app import compete
     from tilewise.cli.every import prepare_all
     from tilewise.cli.fleet.serve import serve
+    from tilewise.cli.fleet.store import store
     from tilewise.cli.fleet.up import fleet
     from tilewise.cli.help import Sections
     from tilewise.cli.inductor import inductor
@@ -25,7 +26,6 @@ def register(app: typer.Typer) -> None:
     from tilewise.cli.profile import profile
     from tilewise.cli.replay import replay
     from tilewise.cli.run import run
-    from tilewise.cli.store import store
     from tilewise.cli.tiles.app import tiles
     from tilewise.cli.tour import tour
     from tilewise.cli.tune import tune
