@@ -19,9 +19,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from tilewise._files import read_json_input
 from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import embedded_folder
 from tilewise.errors import TilewiseError
+from tilewise.tune.choose.products import ranked
+from tilewise.tune.choose.runtimes import shipped_runtimes
 from tilewise.tune.families.triton.family import TritonFamily
 from tilewise.tune.families.triton.product import LIBRARY, takes_descriptors
 from tilewise.tune.families.triton.roofline import columns, features
@@ -86,6 +89,14 @@ class _Visit(Collector):
     """A collector that also brings copies of its store home now and then, while it goes on listening to the GPU."""
 
     out: Path
+    check: dict[str, list[Config]] | None = None  # what a peer answers, by problem; given, the model is checked
+
+    def _to_check(self, problem: Problem, fitting: list[Config], seed: int) -> list[Config]:
+        """The library, the model's first choices, a peer's, and some at random."""
+        model, answers = shipped_runtimes(), (self.check or {}).get(problem.key, [])
+        liked = ranked(model, problem, self.shared_bytes, 36)[0] if model is not None else []
+        others = pick_configs(fitting, 24, seed)[1:]
+        return list(dict.fromkeys([LIBRARY, *liked, *(c for c in answers if c in fitting), *others]))
 
     def _chosen(self, family: TritonFamily, kernel: Kernel) -> list[Config]:
         if kernel.problem.family != "product":
@@ -99,8 +110,10 @@ class _Visit(Collector):
                 ),
             ]
         fitting = [c for c in family.configs(kernel.problem) if not family.misfit(kernel.problem, c, self.shared_bytes)]
-        guesses = features(kernel.problem, columns(fitting[1:]))[:, 0]
         seed = self.options.seed + int(kernel.problem.digest[:8], 16)
+        if self.check:
+            return self._to_check(kernel.problem, fitting, seed)
+        guesses = features(kernel.problem, columns(fitting[1:]))[:, 0]
         return pick_configs(fitting, _PRODUCT_CONFIGS, seed, [0.0, *guesses.tolist()])
 
     _copied: float = 0.0
@@ -160,6 +173,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=0, help="compiling processes (default: cores - 2)")
     parser.add_argument("--products", type=int, default=0, help="so many drawn products, and twelve times as many "
                         "by the library alone, in place of the built-in programs")  # fmt: skip
+    parser.add_argument("--check", type=Path, help="a peer's answers for the drawn products: the model's choices are "
+                        "measured with them")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
     given.out.mkdir(parents=True, exist_ok=True)
@@ -180,7 +195,7 @@ def _choose(given: argparse.Namespace) -> list[Kernel]:
     if given.smoke:
         return [Kernel("smoke", problem) for problem in SMOKE]
     if given.products:
-        return drawn(given.seed, given.products, 12 * given.products)
+        return drawn(given.seed, given.products, 0 if given.check else 12 * given.products)
     kernels = gpu_kernels()
     if not given.kernels:
         return kernels
@@ -210,6 +225,11 @@ def drawn(seed: int, count: int, library: int) -> list[Kernel]:
     return [*measured.values(), *(kernel for key, kernel in alone.items() if key not in measured)]
 
 
+def read_answers(path: Path) -> dict[str, list[Config]]:
+    """What a peer would measure, by problem: [[problem, [config, ...]], ...]."""
+    return {Problem(problem).key: [Config(c) for c in configs] for problem, configs in read_json_input(path)}
+
+
 def _embedded_names() -> set[str]:
     """The kernels of the embedded GPU collection: a short second visit measures those, to be compared with it."""
     path = embedded_folder() / "h200.npz"
@@ -235,6 +255,7 @@ def _visit(given: argparse.Namespace, log: _Log) -> int:
         settings=Settings(unit_ms=0.0, slowest_ms=1e6) if given.device == "interpreter" else Settings(),
     )
     with Store(path) as store:
+        _Visit.check = read_answers(given.check) if given.check else None
         visit = _Visit(_choose(given), store, options, log)
         visit.out = given.out
         log(f"{len(visit.waiting)} kernels to measure, {len(visit.binaries())} binaries to compile")
