@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
 
-from benchmarks import llama_cpp_tables
+from benchmarks import gpu_tables, llama_cpp_tables
 from benchmarks.cards import again, card, listed, machines
 from benchmarks.results_files import geometric, read, read_any, rows, table
 from tilewise.tune.search.replay import OURS, SIMPLE
@@ -269,6 +269,8 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "left out": left_out,
     "again h200": lambda: again("h200"),
     "gpu tuning": gpu_tuning,
+    "gpu products": gpu_tables.products,
+    "gpu compile": gpu_tables.compiled,
     "own kernels": own_kernels,
     "replay": replayed,
     "replay without a model": without_model,

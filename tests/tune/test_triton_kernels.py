@@ -30,8 +30,8 @@ for spec in {specs}:
     problem = family.problem(spec)
     operands = family.operands(problem, torch, "cpu", torch.Generator().manual_seed(0))
     expected = family.expected(problem, torch, operands)
-    configs = family.configs(problem)
-    for config in [configs[0], *chance.sample(list(configs), 4)]:
+    configs = [config for config in family.configs(problem) if family.misfit(problem, config, 232448) is None]
+    for config in [configs[0], *chance.sample(configs, 4)]:
         operands.guarded.fill_(float("nan"))
         device.prepare(family.binary(problem, config), family.launch(problem, config, operands))()
         close = ((operands.out.float() - expected.value).abs() <= expected.bound).all()
@@ -61,6 +61,20 @@ def test_matmul_agrees_with_pytorch_in_all_layouts_and_epilogues() -> None:
         ]
         + [{"family": "matmul", "m": 1, "n": 50, "k": 33, "dtype": "fp16", "layout": layout} for layout in ("nn", "tt")]
         + [{"family": "batched_matmul", "batch": 3, "m": 20, "n": 24, "k": 40, "dtype": "tf32", "layout": "nt"}]
+    )  # fmt: skip
+
+
+@needs_interpreter
+def test_products_agree_with_pytorch_however_they_are_run() -> None:
+    chance = random.Random(1)
+    sizes = ((24, 48, 256), (7, 40, 520), (70, 8, 96), (33, 51, 77))  # few rows, long K, few columns, odd
+    _walk(
+        [
+            {"family": "product", "m": m, "n": n, "k": k, "dtype": "fp16", "epilogue": epilogue,
+             "layout": chance.choice(["nn", "nt", "tn", "tt"])}
+            for m, n, k in sizes
+            for epilogue in ("none", "bias_gelu", "residual")
+        ]
     )  # fmt: skip
 
 
@@ -101,6 +115,23 @@ def test_one_binary_serves_every_shape(layout: str) -> None:
         problem = family.problem({"family": "matmul", "m": m, "n": n, "k": k, "layout": layout})
         binaries.add(family.binary(problem, family.configs(problem)[0]).key)
     assert len(binaries) == 1
+
+
+def test_compiled_products_copy_by_descriptors_and_multiply_by_warpgroups(tmp_path: Path) -> None:
+    code = """
+from tilewise.tune.measure.triton.compiling import compile_binary
+from tilewise.tune.families.triton.family import get_family
+from tilewise.tune.problem import Config
+family = get_family("product")
+problem = family.problem({"family": "product", "m": 1000, "n": 4096, "k": 768, "layout": "nt"})
+tile = {"block_m": 128, "block_n": 128, "block_k": 64, "warps": 8, "stages": 3, "group": 8, "tma": 1, "swapped": 0}
+for ways in ({"persistent": 1, "tail": 0, "parts": 1}, {"persistent": 0, "tail": 1, "parts": 1}):
+    ptx = compile_binary(family.binary(problem, Config({**tile, **ways})), 90).asm["ptx"]
+    assert "wgmma.mma_async" in ptx and "cp.async.bulk.tensor" in ptx
+"""
+    environment = {**os.environ, "PYTHONPATH": str(_SOURCE), "TILEWISE_NATIVE": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_compiled_matmul_uses_tensor_cores_and_wide_asynchronous_loads(tmp_path: Path) -> None:

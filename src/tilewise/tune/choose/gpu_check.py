@@ -18,8 +18,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tilewise.errors import TilewiseError
+from tilewise.errors import TilewiseError, UnavailableError
 from tilewise.tune.choose.check import Checked, check_one
+from tilewise.tune.choose.recorded import lines, read_recorded, table
+from tilewise.tune.choose.runtimes import shipped_runtimes
 from tilewise.tune.choose.tuner import Tuner
 from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.measure.triton.device import TritonDevice, TritonSweeper
@@ -53,7 +55,10 @@ UNSEEN = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Check the tuner on this GPU against exhaustive search.")
-    parser.add_argument("--out", type=Path, required=True, help="folder for check.json")
+    parser.add_argument("--out", type=Path, help="folder for check.json")
+    parser.add_argument(
+        "--recorded", type=Path, help="products measured earlier: the table beside peers, without a GPU"
+    )
     parser.add_argument("--minutes", type=float, default=7.0, help="no further shape is begun after so many")
     parser.add_argument("--model", help="a cost model in place of the shipped one")
     parser.add_argument("--shapes", type=Path, help="a JSON list of your own problems")
@@ -62,13 +67,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-families", action="store_true")
     parser.add_argument("--no-own", action="store_true", help="leave out the kernels of no family")
     given = parser.parse_args(arguments)
-    given.out.mkdir(parents=True, exist_ok=True)
+    if (given.out is None) == (given.recorded is None):
+        parser.error("give --out, for a check on this GPU, or --recorded")
     try:
+        if given.recorded is not None:
+            _replay(given.recorded)
+            return 0
+        given.out.mkdir(parents=True, exist_ok=True)
         _run(given)
     except TilewiseError as error:
         print(f"tilewise: {error}", flush=True)
         return 2
     return 0
+
+
+def _replay(path: Path) -> None:
+    model = shipped_runtimes()
+    if model is None:
+        raise UnavailableError("No model of runtimes is installed.")
+    for line in lines(table(model, read_recorded(path))):
+        print(line, flush=True)
 
 
 def _run(given: argparse.Namespace) -> None:

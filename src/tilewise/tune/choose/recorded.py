@@ -1,0 +1,119 @@
+"""Products measured on a GPU, kept as a file: how the model's choices do beside the library's and a peer's, replayed.
+
+`python3 -m tilewise.tune.triton.check --recorded FILE` prints the table without a GPU. A row is a product that the
+model never saw; its columns are the library's time over that of the best kernel measured, of the unmeasured choice, of
+the best of five measurements, and of a peer's first answer and best of five (always beside the library, as ours).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewise._files import read_json_input
+from tilewise.errors import FileFormatError
+from tilewise.tune.choose.products import DOUBTS, MARGIN, MEASURED
+from tilewise.tune.choose.runtimes import Runtimes
+from tilewise.tune.families.triton.product import LIBRARY
+from tilewise.tune.problem import Config, Problem
+
+NAMES = ("space", "first", "five", "peer_first", "peer_five")
+
+
+@dataclass(frozen=True)
+class Product:
+    """One product: its kind, what was measured of it, and what a peer would have measured."""
+
+    kind: str
+    problem: Problem
+    configs: tuple[Config, ...]  # the library first
+    runtime_ns: tuple[int, ...]
+    answers: tuple[Config, ...]
+
+
+def read_recorded(path: str | os.PathLike[str]) -> list[Product]:
+    """The products of a file that `as_json` made."""
+    content = read_json_input(Path(path))
+    try:
+        fields = content["fields"]
+        return [
+            Product(
+                one["kind"],
+                Problem(one["problem"]),
+                (LIBRARY, *(_config(fields, row) for row in one["configs"])),
+                tuple(one["runtime_ns"]),
+                tuple(_config(fields, row) for row in one["answers"]),
+            )
+            for one in content["products"]
+        ]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FileFormatError(f"{path} holds no recorded products ({type(error).__name__}: {error}).") from error
+
+
+def _config(fields: Sequence[str], row: Sequence[int]) -> Config:
+    return Config(dict(zip(fields, row, strict=True)))
+
+
+def as_json(products: Sequence[Product], machine: Mapping[str, Any]) -> dict[str, Any]:
+    """Products as a file holds them: settings as rows of numbers under one list of names."""
+    fields = sorted({name for one in products for config in one.configs[1:] for name in config})
+    return {
+        "machine": dict(machine),
+        "fields": fields,
+        "products": [
+            {
+                "kind": one.kind,
+                "problem": dict(one.problem),
+                "configs": [[config.size(name) for name in fields] for config in one.configs[1:]],
+                "runtime_ns": list(one.runtime_ns),
+                "answers": [[config.size(name) for name in fields] for config in one.answers],
+            }
+            for one in products
+        ],
+    }
+
+
+def compare(model: Runtimes, product: Product) -> dict[str, float]:
+    """The columns of one product."""
+    times = np.array(product.runtime_ns, np.float64)
+    predicted = model.predict(product.problem, product.configs)
+    kernels = 1 + np.argsort(predicted.seconds[1:], kind="stable")
+    best = kernels[0]
+    gain = math.log(predicted.seconds[0] / predicted.seconds[best])
+    sure = gain >= MARGIN + DOUBTS * math.hypot(predicted.deviation[0], predicted.deviation[best])
+    answers = [product.configs.index(config) for config in product.answers if config in product.configs]
+    chosen = {
+        "space": times[1:].min(),
+        "first": times[best] if sure else times[0],
+        "five": min(times[0], times[kernels[:MEASURED]].min()),
+        "peer_first": times[answers[0]] if answers else times[0],
+        "peer_five": min([times[0], *times[answers[:MEASURED]]]),
+    }
+    return {name: float(times[0] / taken) for name, taken in chosen.items()}
+
+
+def table(model: Runtimes, products: Sequence[Product]) -> list[dict[str, Any]]:
+    """Geometric means and the least of every column, by kind and over all."""
+    rows = [(product.kind, compare(model, product)) for product in products]
+    found = []
+    for kind in (*sorted({kind for kind, _ in rows}), "all"):
+        members = [row for of, row in rows if kind in (of, "all")]
+        means = {name: math.exp(sum(math.log(row[name]) for row in members) / len(members)) for name in NAMES}
+        least = {f"{name}_least": min(row[name] for row in members) for name in NAMES}
+        found.append({"kind": kind, "products": len(members), **means, **least})
+    return found
+
+
+def lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The table as text: the mean of each column, and the least in brackets."""
+    found = [f"{'':10}{'products':>9}" + "".join(f"{name.replace('_', ' '):>15}" for name in NAMES)]
+    for row in rows:
+        cells = "".join(f"{row[name]:8.3f} ({row[name + '_least']:.2f})" for name in NAMES)
+        found.append(f"{row['kind']:10}{row['products']:>9}{cells}")
+    return found

@@ -1,0 +1,45 @@
+"""Products that were measured on an H200 and that the model was not trained on: what it chooses there, replayed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tilewise.errors import FileFormatError
+from tilewise.tune.choose.gpu_check import main
+from tilewise.tune.choose.recorded import as_json, compare, lines, read_recorded, table
+from tilewise.tune.choose.runtimes import shipped_runtimes
+
+RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "products_h200.json"
+
+
+def test_choices_on_unseen_products_are_not_slower_than_the_library() -> None:
+    model = shipped_runtimes()
+    assert model is not None
+    (whole,) = [row for row in table(model, read_recorded(RECORDED)) if row["kind"] == "all"]
+    assert whole["products"] >= 40
+    assert whole["first"] >= 1.0 and whole["five"] >= whole["first"] and whole["five_least"] >= 0.98
+    assert whole["five"] >= whole["peer_five"]
+
+
+def test_a_recorded_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    products, model = read_recorded(RECORDED)[:3], shipped_runtimes()
+    assert model is not None
+    (tmp_path / "again.json").write_text(json.dumps(as_json(products, {})))
+    again = read_recorded(tmp_path / "again.json")
+    assert again == products and [compare(model, one) for one in again] == [compare(model, one) for one in products]
+
+
+def test_the_check_prints_recorded_products_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    model = shipped_runtimes()
+    assert model is not None and main(["--recorded", str(RECORDED)]) == 0
+    assert capsys.readouterr().out.splitlines() == lines(table(model, read_recorded(RECORDED)))
+
+
+@pytest.mark.parametrize("content", ["[]", '{"fields": [], "products": [{}]}', '{"products": 3}'])
+def test_a_file_of_something_else_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "other.json").write_text(content)
+    with pytest.raises(FileFormatError, match="no recorded products"):
+        read_recorded(tmp_path / "other.json")
