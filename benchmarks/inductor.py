@@ -178,7 +178,7 @@ def main() -> int:
     calls = {"mm": torch.mm, "bmm": torch.bmm, "addmm": torch.addmm}
     jobs: list[tuple[str, Any, Any]] = [] if given.no_blocks else [(name, None, None) for name in blocks(torch)]
     drawn = [(f"{op} {sizes} {dtype}", op, (sizes, dtype)) for op, sizes, dtype in products(given.seed, given.products)]
-    for name, op, more in [*drawn[:4], *jobs[:1], *drawn[4:8], *jobs[1:2], *drawn[8:10], *jobs[2:], *drawn[10:]]:
+    for name, op, more in [*drawn[:8], *jobs[2:3], *drawn[8:12], *jobs[1:2], *drawn[12:], *jobs[:1], *jobs[3:]]:
         if time.monotonic() - started > given.seconds:
             print("out of time", flush=True)
             break

@@ -2,11 +2,12 @@
 
 A template with its parameters becomes a configuration of the kind that the model of runtimes knows; ATen's call is the
 library. Of a list, the few with the shortest predicted time are kept and measured beside ATen. Where an earlier process
-measured the product the winner alone is kept, and where no template is predicted to be faster, ATen alone.
+measured the product the winner alone is kept; where no template is ahead by more than the predictions' doubt, ATen.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.tune.choose.products import DOUBTS, MARGIN
 from tilewise.tune.choose.runtimes import Runtimes
 from tilewise.tune.families.triton.product import LIBRARY
-from tilewise.tune.families.triton.roofline import Numbers
+from tilewise.tune.families.triton.roofline import Numbers, most_accumulators
 from tilewise.tune.problem import Config, Problem
 
 FAMILY = "inductor"
@@ -72,12 +74,12 @@ def columns_of(templates: Sequence[str], parameters: Sequence[Mapping[str, Any]]
             "tail": 0 * ones}  # fmt: skip
 
 
-def fits(of: Mapping[str, Numbers]) -> npt.NDArray[np.bool_]:
-    """Which templates can be expected to compile and to run without spilling; known before anything is built."""
+def fits(of: Mapping[str, Numbers], most: int = 128) -> npt.NDArray[np.bool_]:
+    """Which templates can be expected to compile and to run without spilling; `most` sums a thread."""
     area = of["block_m"] * of["block_n"]
     per_thread = area / np.maximum(32 * of["warps"], 1)
     shared = (of["block_m"] + of["block_n"]) * of["block_k"] * 2 * of["stages"] + of["persistent"] * area
-    found = (of["stages"] >= 2) & (per_thread >= 4) & (per_thread <= 128) & (shared <= _SHARED_BYTES)
+    found = (of["stages"] >= 2) & (per_thread >= 4) & (per_thread <= most) & (shared <= _SHARED_BYTES)
     return np.asarray(found, np.bool_)
 
 
@@ -94,7 +96,7 @@ def keep(
     of = columns_of(templates, parameters)
     library = [place for place, name in enumerate(templates) if name.startswith("aten")]
     remembered = _place_of(best, of, library)
-    known = np.flatnonzero(fits(of))
+    known = np.flatnonzero(fits(of, most_accumulators(problem)))
     if remembered is not None:
         places, why = [remembered], "remembered"
     elif not library or not len(known):
@@ -106,8 +108,10 @@ def keep(
         seconds = found.seconds + _DESCRIPTORS * of["tma"][known]
         order = np.argsort(seconds, kind="stable")
         # A library call is timed with its host's time in it, and loses to templates it beats in a program: where none
-        # is predicted to be faster, none is tried. Of batched products the library's time is not known well enough.
-        sure = batch == 1 and seconds[order[0]] >= aten.seconds[0]
+        # is ahead for sure, none is tried. Of batched products the library's time is not known well enough.
+        doubt = math.hypot(found.deviation[order[0]], aten.deviation[0])
+        gain = math.log(aten.seconds[0] / seconds[order[0]])
+        sure = batch == 1 and gain < MARGIN + DOUBTS * doubt
         places = library if sure else [*library, *(int(known[i]) for i in order[:budget])]
         why = "sure" if sure else "measured"
     return Kept(tuple(places), why, len(templates), time.perf_counter() - start)

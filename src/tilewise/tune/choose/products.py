@@ -34,6 +34,7 @@ MARGIN = 0.03  # a kernel is taken unmeasured where it is predicted to save so m
 DOUBTS = 2.0  # and so many standard deviations of the predictions beside
 MEASURED = 4  # kernels that are timed in turns with the library
 _ROUNDS, _UNIT_SECONDS, _L2_BYTES = 7, 4e-4, 128 << 20
+_MOST_SPILLS = 16  # bytes a thread keeps in memory for want of registers; more of them makes a kernel many times slower
 _NAMES = {"torch.bfloat16": "bf16", "torch.float16": "fp16"}
 _ACTIVATIONS = {None: "bias", "relu": "bias_relu", "gelu": "bias_gelu"}
 Run = Callable[[], Any]
@@ -144,6 +145,8 @@ class Products:
             kernel = compile_binary(binary, HOPPER)
             kernel._init_handles()
             kernel.binary = binary
+            if kernel.n_spills > _MOST_SPILLS:
+                return False
         except Exception:  # Triton raises many kinds; a kernel that cannot be had is no choice
             return False
         return kernel

@@ -21,8 +21,10 @@ from tilewise.errors import FileFormatError
 from tilewise.tune.choose.products import DOUBTS, MARGIN, MEASURED
 from tilewise.tune.choose.runtimes import Runtimes
 from tilewise.tune.families.triton.product import LIBRARY
+from tilewise.tune.families.triton.product import Product as Family
 from tilewise.tune.problem import Config, Problem
 
+_FAMILY, _SHARED_BYTES = Family(), 232_448  # of the H200
 NAMES = ("space", "first", "five", "peer_first", "peer_five")
 
 
@@ -83,13 +85,15 @@ def compare(model: Runtimes, product: Product) -> dict[str, float]:
     """The columns of one product."""
     times = np.array(product.runtime_ns, np.float64)
     predicted = model.predict(product.problem, product.configs)
-    kernels = 1 + np.argsort(predicted.seconds[1:], kind="stable")
+    fitting = np.array([_FAMILY.misfit(product.problem, config, _SHARED_BYTES) is None for config in product.configs])
+    order = np.argsort(np.where(fitting, predicted.seconds, np.inf)[1:], kind="stable")
+    kernels = 1 + order[: int(fitting[1:].sum())]
     best = kernels[0]
     gain = math.log(predicted.seconds[0] / predicted.seconds[best])
     sure = gain >= MARGIN + DOUBTS * math.hypot(predicted.deviation[0], predicted.deviation[best])
     answers = [product.configs.index(config) for config in product.answers if config in product.configs]
     chosen = {
-        "space": times[1:].min(),
+        "space": times[kernels].min(),
         "first": times[best] if sure else times[0],
         "five": min(times[0], times[kernels[:MEASURED]].min()),
         "peer_first": times[answers[0]] if answers else times[0],

@@ -27,7 +27,7 @@ from tilewise.tune.families.triton.family import (
     unit_of,
 )
 from tilewise.tune.families.triton.matmul import EPILOGUES, LAYOUTS, Matmul
-from tilewise.tune.families.triton.roofline import MOST_PARTS, MULTIPROCESSORS, best_parts
+from tilewise.tune.families.triton.roofline import MOST_PARTS, MULTIPROCESSORS, best_parts, most_accumulators
 from tilewise.tune.problem import Config, Problem, Value
 
 LIBRARY = Config.of(library=1)
@@ -119,6 +119,9 @@ class Product(Matmul):
             return too_large
         if config.size("tma") and not takes_descriptors(problem):
             return "rows are no multiples of 16 bytes, as descriptors want them"
+        per_thread = config.size("block_m") * config.size("block_n") // (32 * config.size("warps"))
+        if not config.size("tma") and per_thread > most_accumulators(problem):
+            return f"registers: {per_thread} sums a thread beside the addresses of single loads"
         steps = math.ceil(problem.size("k") / config.size("block_k"))
         parts, tail = config.size("parts"), config.get("tail", 0)
         if parts > 1 and math.ceil(steps / parts) * (parts - 1) >= steps:

@@ -46,8 +46,24 @@ def fits(problem: Problem, of: Mapping[str, Numbers], shared_bytes: int, most_su
     sums = np.where(tail, tiles % MULTIPROCESSORS * tail_parts, tiles * parts) * area
     none_empty = (parts == 1) | (np.ceil(steps / parts) * (parts - 1) < steps)
     whole = (parts == 1) & ~tail
-    found = (shared <= shared_bytes) & none_empty & ~(tail & (tail_parts == 1)) & (whole | (sums <= most_sums))
+    registers = (of["tma"] > 0) | (area / (32 * of["warps"]) <= most_accumulators(problem))
+    found = (
+        (shared <= shared_bytes) & registers & none_empty & ~(tail & (tail_parts == 1)) & (whole | (sums <= most_sums))
+    )
     return np.asarray(found, np.bool_)
+
+
+def most_accumulators(problem: Problem) -> int:
+    """How many sums a thread may keep where tiles come by plain loads: rows of an odd number of elements, or of an odd
+    number of pairs, are loaded piece by piece, and the addresses take the registers of half the sums."""
+    return 64 if row_unit(problem) <= 2 else 128
+
+
+def row_unit(problem: Problem) -> int:
+    """The elements, up to 8, that the rows of both operands are a multiple of."""
+    m, n, k = (problem.size(name) for name in ("m", "n", "k"))
+    layout = problem.word("layout")
+    return min(math.gcd(m if layout[0] == "t" else k, 8), math.gcd(k if layout[1] == "t" else n, 8))
 
 
 def floor_seconds(problem: Problem, batch: int = 1) -> float:
