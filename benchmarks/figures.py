@@ -270,7 +270,6 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "again h200": lambda: again("h200"),
     "gpu tuning": gpu_tuning,
     "gpu products": gpu_tables.products,
-    "gpu compile": gpu_tables.compiled,
     "own kernels": own_kernels,
     "replay": replayed,
     "replay without a model": without_model,

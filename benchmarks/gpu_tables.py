@@ -1,12 +1,8 @@
-"""The tables of docs/gpu.md: unseen products beside the library and a peer, and `torch.compile` beside its own ways."""
+"""The table of docs/gpu.md: unseen products beside the library and a peer."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from benchmarks.results_files import RESULTS, read_any, table
+from benchmarks.results_files import RESULTS, table
 from tilewise.tune.choose.recorded import NAMES, read_recorded
 from tilewise.tune.choose.recorded import table as compared
 from tilewise.tune.choose.runtimes import shipped_runtimes
@@ -25,26 +21,3 @@ def products() -> str:
     return table(
         _HEADINGS, [[row["kind"], str(row["products"]), *found] for row, found in zip(rows, cells, strict=True)]
     )
-
-
-def compiled() -> str:
-    """`torch.compile`, case by case: microseconds of each way, seconds of the first call."""
-    found = read_any("inductor_h200")
-    if not found:
-        return ""
-    ways = list(found["rows"][0]["us"])
-    cells = [[row["name"], *(_cell(row, way) for way in ways)] for row in found["rows"]]
-    return table(["case", *ways], [*cells, ["geometric mean, tilewise's speed beside", *_means(found["rows"], ways)]])
-
-
-def _cell(row: Mapping[str, Any], way: str) -> str:
-    seconds = row["seconds"].get(way)
-    return f"{row['us'][way]:.1f} µs" + (f", {seconds:.1f} s" if seconds else "")
-
-
-def _means(rows: Sequence[Mapping[str, Any]], ways: Sequence[str]) -> list[str]:
-    found = []
-    for way in ways:
-        ratios = [row["us"][way] / row["us"]["tilewise"] for row in rows]
-        found.append(f"{math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f} (least {min(ratios):.2f})")
-    return found
