@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.results_files import RESULTS, table
 from tilewise.tune.choose.recorded import NAMES, read_recorded
 from tilewise.tune.choose.recorded import table as compared
-from tilewise.tune.choose.runtimes import shipped_runtimes
+from tilewise.tune.families.triton.runtimes import shipped_runtimes
 
 _HEADINGS = ("products", "number", "best kernel measured", "first choice", "five measurements",
              "nvMatmulHeuristics, first", "the same, five")  # fmt: skip

@@ -24,10 +24,10 @@ from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import embedded_folder
 from tilewise.errors import TilewiseError
 from tilewise.tune.choose.products import ranked
-from tilewise.tune.choose.runtimes import shipped_runtimes
 from tilewise.tune.families.triton.family import TritonFamily
 from tilewise.tune.families.triton.product import LIBRARY, takes_descriptors
 from tilewise.tune.families.triton.roofline import columns, features
+from tilewise.tune.families.triton.runtimes import shipped_runtimes
 from tilewise.tune.measure.aggregate import unfold_store
 from tilewise.tune.measure.schedule import Tally, balanced, pick_configs, table
 from tilewise.tune.measure.store import Store

@@ -24,9 +24,9 @@ from tilewise.inductor.records import read_records
 from tilewise.io import save
 from tilewise.tensor import Tensor
 from tilewise.tune.choose.products import DOUBTS, MARGIN
-from tilewise.tune.choose.runtimes import FILE, Runtimes, shipped_folder
 from tilewise.tune.families.triton.product import LIBRARY
 from tilewise.tune.families.triton.roofline import columns, features, floor_seconds, library_features
+from tilewise.tune.families.triton.runtimes import FILE, Runtimes, shipped_folder
 from tilewise.tune.measure.aggregate import measured_problem, open_measurements
 from tilewise.tune.problem import Config, Problem
 

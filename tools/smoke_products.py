@@ -10,7 +10,7 @@ import torch
 
 from tilewise.tune.choose import products
 from tilewise.tune.choose.cache import Choices
-from tilewise.tune.choose.runtimes import shipped_runtimes
+from tilewise.tune.families.triton.runtimes import shipped_runtimes
 from tilewise.tune.workloads.products import drawn_products
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from tilewise.errors import ConfigurationError
 from tilewise.tune.choose.products import LIBRARY, decide, matmul, problem_of, ranked
-from tilewise.tune.choose.runtimes import Runtimes, shipped_runtimes
 from tilewise.tune.families.triton.product import MOST_SUMS, Product, cut, takes_descriptors, workspace
 from tilewise.tune.families.triton.roofline import columns, fits
+from tilewise.tune.families.triton.runtimes import Runtimes, shipped_runtimes
 from tilewise.tune.problem import Problem
 from tilewise.tune.workloads.products import KINDS, drawn_products
 

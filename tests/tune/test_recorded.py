@@ -10,7 +10,7 @@ import pytest
 from tilewise.errors import FileFormatError
 from tilewise.tune.choose.gpu_check import main
 from tilewise.tune.choose.recorded import as_json, compare, lines, read_recorded, table
-from tilewise.tune.choose.runtimes import shipped_runtimes
+from tilewise.tune.families.triton.runtimes import shipped_runtimes
 
 RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "products_h200.json"
 

@@ -16,11 +16,11 @@ def register(app: typer.Typer) -> None:
     from tilewise.cli.fleet.store import store
     from tilewise.cli.fleet.up import fleet
     from tilewise.cli.help import Sections
-    from tilewise.cli.inductor import inductor
     from tilewise.cli.ladder import ladder
     from tilewise.cli.machine import machine
     from tilewise.cli.optimize.fit import fit
     from tilewise.cli.optimize.generate import generate, kv
+    from tilewise.cli.optimize.inductor import inductor
     from tilewise.cli.optimize.prune import prune
     from tilewise.cli.optimize.quantize import quantize
     from tilewise.cli.profile import profile

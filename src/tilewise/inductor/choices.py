@@ -15,7 +15,7 @@ from torch._inductor.choices import InductorChoices
 
 from tilewise.inductor.records import Book
 from tilewise.inductor.templates import config_of, keep, problem_of
-from tilewise.tune.choose.runtimes import Runtimes
+from tilewise.tune.families.triton.runtimes import Runtimes
 from tilewise.tune.problem import Config, Problem
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tilewise.errors import ConfigurationError
 from tilewise.inductor.records import Book
-from tilewise.tune.choose.runtimes import shipped_runtimes
+from tilewise.tune.families.triton.runtimes import shipped_runtimes
 from tilewise.tune.measure.triton.gpu import HOPPER
 
 _OLDEST = (2, 11)

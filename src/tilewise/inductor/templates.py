@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.tune.choose.products import DOUBTS, MARGIN
-from tilewise.tune.choose.runtimes import Runtimes
 from tilewise.tune.families.triton.product import LIBRARY
 from tilewise.tune.families.triton.roofline import Numbers, most_accumulators
+from tilewise.tune.families.triton.runtimes import Runtimes
 from tilewise.tune.problem import Config, Problem
 
 FAMILY = "inductor"

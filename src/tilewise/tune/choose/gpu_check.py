@@ -21,9 +21,9 @@ from typing import Any
 from tilewise.errors import TilewiseError, UnavailableError
 from tilewise.tune.choose.check import Checked, check_one
 from tilewise.tune.choose.recorded import lines, read_recorded, table
-from tilewise.tune.choose.runtimes import shipped_runtimes
 from tilewise.tune.choose.tuner import Tuner
 from tilewise.tune.families.triton.family import get_family
+from tilewise.tune.families.triton.runtimes import shipped_runtimes
 from tilewise.tune.measure.triton.device import TritonDevice, TritonSweeper
 from tilewise.tune.problem import Problem, read_shapes
 

@@ -21,10 +21,10 @@ import numpy as np
 
 from tilewise.errors import ConfigurationError
 from tilewise.tune.choose.cache import Choice, Choices
-from tilewise.tune.choose.runtimes import Predicted, Runtimes, shipped_runtimes
 from tilewise.tune.families.triton.family import Binary, Operands
 from tilewise.tune.families.triton.product import LIBRARY, MOST_SUMS, Product, library_call, workspace
 from tilewise.tune.families.triton.roofline import Numbers, columns, fits
+from tilewise.tune.families.triton.runtimes import Predicted, Runtimes, shipped_runtimes
 from tilewise.tune.measure.triton.compiling import compile_binary
 from tilewise.tune.measure.triton.cuda_graphs import DriverGraphs
 from tilewise.tune.measure.triton.gpu import HOPPER

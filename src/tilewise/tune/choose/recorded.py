@@ -19,9 +19,9 @@ import numpy as np
 from tilewise._files import read_json_input
 from tilewise.errors import FileFormatError
 from tilewise.tune.choose.products import DOUBTS, MARGIN, MEASURED
-from tilewise.tune.choose.runtimes import Runtimes
 from tilewise.tune.families.triton.product import LIBRARY
 from tilewise.tune.families.triton.product import Product as Family
+from tilewise.tune.families.triton.runtimes import Runtimes
 from tilewise.tune.problem import Config, Problem
 
 _FAMILY, _SHARED_BYTES = Family(), 232_448  # of the H200
