@@ -7,11 +7,13 @@ A node says what it offers by custom resources when it is started: `ray start --
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import dataclass
 from typing import Any
 
 from tilewise.errors import ConfigurationError, UnavailableError
 
+_KNOCK_SECONDS = 5.0
 _PREFIX = {"cpu": "cpu:", "triton": "gpu:"}
 SHARE = 0.01  # of a slot's resource that a driver's actor holds: others may join; what is timed is kept apart by a lock
 
@@ -47,17 +49,25 @@ def join(address: str, namespace: str = "tilewise") -> Any:
     ray = require_ray()
     if not ray.is_initialized():
         try:
+            _knock(address)
             ray.init(
                 address=address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR,
                 configure_logging=False,
             )  # fmt: skip
-        except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+        except (ConnectionError, ValueError, RuntimeError, OSError, OverflowError) as error:
             said = str(error).strip().splitlines()[0][:200]
             raise ConfigurationError(
                 f"There is no Ray cluster at {address!r} ({said}); `tilewise fleet up` starts one on this machine, and "
                 f"docs/fleet.md says how to start others."
             ) from None
     return ray
+
+
+def _knock(address: str) -> None:
+    """Ray tries for minutes to reach an address where nobody is; this takes a moment."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "://" not in address:
+        socket.create_connection((host, int(port)), timeout=_KNOCK_SECONDS).close()
 
 
 def slots(ray: Any, kind: str) -> list[SlotPlace]:
