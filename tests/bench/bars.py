@@ -114,22 +114,21 @@ def report(what: str, milliseconds: list[float]) -> None:
 
 
 def health(folder: Path, names: list[str], seconds: float) -> None:
+    """Each attack on a server of its own and with a token of its own: nothing that it may ask is used up before."""
     path = folder / "health.sqlite"
-    key, (token,) = prepared(path, 2000, "hostile")
-    served = Served(str(path), key)
-    try:
-        report("nobody", probe(served.port, 2.0))
-        for name in names or list(hostile.ATTACKS):
-            client = multiprocessing.get_context("spawn").Process(
-                target=hostile.run, args=(name, served.port, token, seconds + 1.0)
-            )
+    for name in names or list(hostile.ATTACKS):
+        key, (token,) = prepared(path, 2000, f"hostile {time.time_ns()}")
+        served = Served(str(path), key)
+        target, words = hostile.run, (name, served.port, token, seconds + 1.0)
+        client = multiprocessing.get_context("spawn").Process(target=target, args=words)
+        try:
             client.start()
             time.sleep(1.0)
             report(name, probe(served.port, seconds))
+        finally:
             client.terminate()
             client.join()
-    finally:
-        served.stop()
+            served.stop()
 
 
 def probe(port: int, seconds: float) -> list[float]:

@@ -65,6 +65,11 @@ def _bodies(target: Target, *texts: bytes) -> Iterable[bytes]:
 
 
 @attack
+def nobody(target: Target) -> None:
+    """What the board needs when it is left alone."""
+
+
+@attack
 def endless_strings(target: Target) -> None:
     size = 11 << 20
     texts = [b'{"recipe": "' + unit * (size // len(unit)) for unit in (b"a", b'\\"', b'"', b'",', b"\\u0041")]

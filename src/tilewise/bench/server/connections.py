@@ -48,6 +48,7 @@ class GuardedProtocol(H11Protocol):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._head = bytearray()
+        self._early = False  # whether something came while nothing was to be said
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -62,6 +63,10 @@ class GuardedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         fresh = self._waits_for_head()
+        if not fresh and not self.cycle.more_body:  # asked before the answer was out: it is not looked at
+            self._early = True
+            self.flow.pause_reading()
+            return
         if fresh and not self._may_be_parsed(data):
             return
         super().data_received(data)
@@ -90,7 +95,7 @@ class GuardedProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         self._since = time.monotonic()
-        if self.conn.trailing_data[0]:  # asked before the answer was out: it is not looked at
+        if self._early or self.conn.trailing_data[0]:
             self.transport.close()
         super().on_response_complete()
         if self._waits_for_head():
