@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tilewise.tune.choose.products import LIBRARY, decide, matmul, problem_of, r
 from tilewise.tune.families.triton.product import MOST_SUMS, Product, cut, takes_descriptors, workspace
 from tilewise.tune.families.triton.roofline import columns, fits
 from tilewise.tune.families.triton.runtimes import Runtimes, shipped_runtimes
-from tilewise.tune.problem import Problem
+from tilewise.tune.problem import Config, Problem
 from tilewise.tune.workloads.products import KINDS, drawn_products
 
 SHARED = 232_448
@@ -87,6 +88,29 @@ def test_without_a_gpu_products_are_the_library_s() -> None:
     assert torch.allclose(matmul(a, b, bias, activation="relu"), torch.relu(torch.addmm(bias, a, b)))
     with pytest.raises(ConfigurationError, match="needs a bias"):
         matmul(a, b, activation="gelu")
+
+
+def test_a_kernel_that_cannot_be_launched_leaves_the_product_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from tilewise.tune.choose import products
+    from tilewise.tune.choose.products import Decided
+    from tilewise.tune.families.triton.product import library_call
+
+    class Broken:
+        decided: ClassVar[dict[Problem, Decided]] = {}
+
+        def decision(self, problem: Problem, measure: bool | str) -> Decided:
+            return Decided(FAMILY.configs(problem)[1], False, 2.0)
+
+        def run(self, problem: Problem, operands: Any, config: Config) -> None:
+            if config != LIBRARY:
+                raise RuntimeError("the driver says no")
+            library_call(problem, operands)()
+
+    monkeypatch.setattr(products, "_gpu", Broken)
+    a, b = torch.randn(16, 64, dtype=torch.bfloat16), torch.randn(24, 64, dtype=torch.bfloat16)
+    assert torch.equal(matmul(a, b.T), a @ b.T)
+    assert [found.config for found in Broken.decided.values()] == [LIBRARY]
 
 
 def test_matrices_with_gaps_or_of_other_types_are_no_problem_of_the_kernels() -> None:
