@@ -44,7 +44,7 @@ class Layers:
 
 def _digest(array: Array | None) -> bytes:
     """Tells two weights apart without keeping them."""
-    return b"" if array is None else hashlib.blake2b(np.ascontiguousarray(array), digest_size=16).digest()
+    return b"" if array is None else hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=16).digest()
 
 
 def _outline(step: Step) -> Step:
