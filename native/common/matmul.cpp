@@ -56,7 +56,7 @@ constexpr int64_t kShortK = 12, kMostlyStoring = 32, kShortBlockFloats = 16384;
 // A row-major B is packed from so many rows on: where a row of a strip is a line or two, and where it is more; fewer or more
 // rows where the caches of the machine say so (`packing_rows`). With fewer rows than kMany, a B whose rows lie a page apart is
 // read in shallow blocks: their pages stay within reach of the first translation buffer.
-constexpr int64_t kPackColliding = 4, kPackNarrow = 64, kPackWide = 193, kMany = 96, kShallowFew = 128;
+constexpr int64_t kPackColliding = 4, kPackNarrow = 64, kPackWide = 193, kPackRowsWide = 256, kMany = 96, kShallowFew = 128;
 constexpr int64_t kPage = 4096, kNarrowStrip = 128, kFastL1 = 48 << 10, kManyColumnsOfA = 512, kManyStrips = 12;
 
 // How the transposed product is computed: in tiles; row by row, or with its sums over k split, where there are too few
@@ -518,12 +518,12 @@ void default_registers(const Gemm& g, GemmTile& t) {
 }
 
 // Packing reads and writes B once, and then every panel of rows reads it in order: from how many rows on that is quicker. Rows
-// of B whole pages apart share one set of L1, and where that has no more than eight ways they evict each other even while they
-// are fetched ahead. A core with an L1 of 48 KB has two 512-bit multipliers waiting for it.
+// of B whole pages apart share one set of L1 and evict each other even while they are fetched ahead. A core with an L1 of 48 KB
+// has two 512-bit multipliers waiting for it.
 int64_t packing_rows(const Gemm& g, const GemmTile& t) {
   const int64_t l1 = cache_sizes().l1;
   if (t.nr * 4 > kNarrowStrip) return l1 >= kFastL1 ? kMany : kPackWide;
-  return g.b_row * 4 % kPage == 0 && l1 <= 8 * kPage ? kPackColliding : kPackNarrow;
+  return g.b_row * 4 % kPage == 0 ? kPackColliding : kPackNarrow;
 }
 
 // A B that stays in a quarter of L2 is read as well as it lies.
@@ -553,10 +553,12 @@ void default_row_block(const Gemm& g, GemmTile& t) {
   }
 }
 
-// Packed, a panel of A is one run of memory. It is read by so many strips that the copy is free, and worth it where A is
-// transposed or its rows lie whole pages apart and share a set of L1 with each other and the strip.
+// Packed, a panel of A is one run of memory: worth it where A is transposed or its rows lie whole pages apart and share a set of
+// L1 with each other and the strip, and where there are rows enough to be read by many strips. Copying out a few rows that
+// collide takes longer than reading them; a wide strip leaves more time to fetch them.
 bool worth_packing_a(const Gemm& g, const GemmTile& t) {
-  return g.n >= kManyColumnsOfA && g.m > 2 * t.mr && (g.a_col != 1 || g.a_row * 4 % kPage == 0);
+  const int64_t rows = t.nr * 4 > kNarrowStrip ? kPackRowsWide : kMany;
+  return g.n >= kManyColumnsOfA && g.m >= rows && (g.a_col != 1 || g.a_row * 4 % kPage == 0);
 }
 
 // The grid whose threads have least to do, and that reads least twice: every row of tasks reads B, every column of tasks A.
