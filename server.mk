@@ -27,7 +27,7 @@ lite: $(GRADING)/.graders  ## the lessons as a JupyterLite site in build/lite: P
 
 $(GRADING)/.graders: pyproject.toml
 	$(PYTHON) -m venv $(GRADING)
-	$(GRADING)/bin/python -m pip -qq --disable-pip-version-check install $(BUILD_TOOLS) otter-grader nbgrader notebook pytest \
+	$(GRADING)/bin/python -m pip -qq --disable-pip-version-check install $(BUILD_TOOLS) otter-grader nbgrader notebook pytest hypothesis \
 	  jupyterlite-core jupyterlite-pyodide-kernel
 	$(GRADING)/bin/python -m pip -qq --disable-pip-version-check install --no-build-isolation -e '.[server]'
 	@touch $@
