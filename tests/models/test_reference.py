@@ -182,3 +182,10 @@ def test_a_file_that_claims_a_larger_model_than_it_holds_costs_nothing(tmp_path,
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 100_000_000
+
+
+def test_a_tensor_with_other_axes_is_one_sentence(tmp_path):
+    state = {name: np.asarray(tensor) for name, tensor in models.cnn().state_dict().items()}
+    save(state | {"12.weight": np.zeros(2560, np.float32)}, tmp_path / "x.safetensors")
+    with pytest.raises(FileFormatError):
+        load_model(tmp_path / "x.safetensors")

@@ -33,7 +33,7 @@ def model_for(shapes: Shapes, metadata: Mapping[str, str], where: str) -> tuple[
     for name, build in (("gpt", _gpt), ("resnet8", _resnet8), ("vgg6", _vgg6), ("cnn", _cnn), ("mlp", _mlp)):
         try:
             model = build(shapes, metadata)
-        except (KeyError, IndexError, TilewiseError):
+        except (KeyError, IndexError, ValueError, TilewiseError):  # ValueError: a tensor with other axes
             continue
         if {key: tensor.shape for key, tensor in model.named_tensors()} == shapes:
             return name, model

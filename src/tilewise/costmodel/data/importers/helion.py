@@ -8,14 +8,13 @@ only the latter counts. Without the second file the text in the column ``config`
 from __future__ import annotations
 
 import ast
-import csv
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tilewise._files import open_input
 from tilewise.costmodel.data.importers.record import BadRecordError, Record, flat_values, runtimes
-from tilewise.costmodel.data.importers.stream import MAX_FILE_BYTES, Source, lines, parse_line
+from tilewise.costmodel.data.importers.stream import MAX_FILE_BYTES, Source, csv_rows, lines, parse_line
 
 _MILLISECOND = 1e6
 _MAX_LITERAL = 20_000
@@ -25,7 +24,7 @@ _RUNS = 100_000
 def read(source: Source, skip: Callable[[str], None], path: Path | None = None) -> Iterator[Record]:
     """The records of one CSV file; `path` is where it lies, so that the file beside it is found."""
     runs = _runs(path)
-    rows = _rows(source, skip)
+    rows = csv_rows(lines(source), skip)
     columns = next(rows, [])
     if not {"status", "perf_ms", "config"} <= set(columns):
         return skip("no columns called status, perf_ms and config")
@@ -38,14 +37,6 @@ def read(source: Source, skip: Callable[[str], None], path: Path | None = None) 
             yield _record(values, runs.get(values.get("run_id", ""), {}), kernel)
         except BadRecordError as error:
             skip(str(error))
-
-
-def _rows(source: Source, skip: Callable[[str], None]) -> Iterator[list[str]]:
-    """As far as they can be read."""
-    try:
-        yield from csv.reader(lines(source))
-    except csv.Error as error:
-        skip(f"not CSV from here on: {error}")
 
 
 def _runs(path: Path | None) -> dict[str, Mapping[str, Any]]:

@@ -8,12 +8,11 @@ AutoHeuristic writes a line of JSON (the device and which columns are numbers), 
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tilewise.costmodel.data.importers.record import BadRecordError, Record, flat_values, plain, runtimes, word
-from tilewise.costmodel.data.importers.stream import Source, lines, parse_line
+from tilewise.costmodel.data.importers.stream import Source, csv_rows, lines, parse_line
 
 _MILLISECOND = 1e6
 _OUR_NAMES = {"numwarps": "warps", "numstages": "stages"}  # as in collections of our own
@@ -30,12 +29,12 @@ def read(source: Source, skip: Callable[[str], None]) -> Iterator[Record]:
         return
     if not isinstance(head, Mapping):
         return skip("no line of JSON at the start")
-    columns = next(csv.reader([next(text, "")]), [])
+    columns = next(csv_rows([next(text, "")], skip), [])
     if not {"choice", "feedback"} <= set(columns):
         return skip("no columns called choice and feedback")
     device = _device(head)
     name = str(head.get("name", "kernel"))[:100] or "kernel"
-    for row in csv.reader(text):
+    for row in csv_rows(text, skip):
         record = _row(dict(zip(columns, row, strict=False)), name, device, head)
         if isinstance(record, str):
             skip(record)

@@ -7,11 +7,12 @@ a compressed file may unfold to.
 from __future__ import annotations
 
 import contextlib
+import csv
 import gzip
 import json
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -99,6 +100,14 @@ def lines(source: Source) -> Iterator[str]:
         if len(piece) > MAX_LINE_BYTES:
             raise FileFormatError(f"{source.name} has a line of more than {MAX_LINE_BYTES >> 20} MiB.")
         yield piece.decode("utf-8", "replace").strip()
+
+
+def csv_rows(text: Iterable[str], skip: Callable[[str], None]) -> Iterator[list[str]]:
+    """The rows of CSV, as far as they can be read."""
+    try:
+        yield from csv.reader(text)
+    except csv.Error as error:
+        skip(f"not CSV from here on: {error}")
 
 
 def parse_line(line: str) -> Any:
