@@ -61,7 +61,7 @@ class Command:
     """`tilewise tiles train --ray` in a process of its own."""
 
     def __init__(self, address: str, out: Path, *words: str) -> None:
-        options = ["--model", "MLP", "--epochs", "3", "--limit", "24", "--draws", "8", "--seeds", "2", *words]
+        options = ["--model", "MLP", "--epochs", "6", "--limit", "24", "--draws", "8", "--seeds", "2", *words]
         base = [sys.executable, "-m", "tilewise.cli.app", "tiles", "train", "cpu", "--out", str(out), "--ray", address]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
         self.out = out

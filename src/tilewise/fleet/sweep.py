@@ -166,11 +166,11 @@ def run_sweep(
 
     trials, out = sweep.trials(), Path(sweep.out).expanduser().absolute()
     sweep = dataclasses.replace(sweep, out=str(out))
-    trainable = tune.with_resources(tune.with_parameters(_trainable, sweep=sweep, trials=trials), {"cpu": 1})
+    trainable = tune.with_resources(tune.with_parameters(_trainable(), sweep=sweep, trials=trials), {"cpu": 1})
     tuner = tune.Tuner(
         trainable,
         param_space={"number": tune.grid_search(list(range(len(trials))))},
-        tune_config=tune.TuneConfig(max_concurrent_trials=workers or None, reuse_actors=False),
+        tune_config=tune.TuneConfig(max_concurrent_trials=workers or None, reuse_actors=True),
         run_config=tune.RunConfig(
             name="tune", storage_path=str(out), verbose=0, callbacks=[_teller(say)],
             failure_config=tune.FailureConfig(max_failures=2),
@@ -187,13 +187,31 @@ def run_sweep(
     return SweepResult(found, best, mean, str(target), failures)
 
 
-def _trainable(config: Mapping[str, Any], sweep: Sweep, trials: Sequence[Mapping[str, Any]]) -> None:
-    """In a worker of Ray's: one trial on one thread."""
-    import torch
+def _trainable() -> Any:
+    """What a worker of Ray's does: one trial after the other, each on one thread. PyTorch is imported once for all."""
     from ray import tune
 
-    torch.set_num_threads(1)
-    tune.report(run_trial(sweep, trials[config["number"]], lambda row: None))
+    class TrialWorker(tune.Trainable):  # type: ignore[misc]
+        def setup(self, config: Mapping[str, Any], sweep: Sweep, trials: Sequence[Mapping[str, Any]]) -> None:
+            import torch
+
+            torch.set_num_threads(1)
+            self.sweep, self.trials, self.number = sweep, trials, int(config["number"])
+
+        def step(self) -> dict[str, Any]:
+            return {**run_trial(self.sweep, self.trials[self.number], lambda row: None), "done": True}
+
+        def reset_config(self, new_config: Mapping[str, Any]) -> bool:
+            self.number = int(new_config["number"])
+            return True
+
+        def save_checkpoint(self, checkpoint_dir: str) -> None:
+            """A trial's checkpoint is in its own folder."""
+
+        def load_checkpoint(self, checkpoint: Any) -> None:
+            """As above."""
+
+    return TrialWorker
 
 
 def _teller(say: Callable[[dict[str, Any]], None]) -> Any:
