@@ -132,7 +132,7 @@ def quantize_four_bits(model: Module, data: Iterable[Any] | None = None, symmetr
     if batches is not None and not batches:
         raise ConfigurationError("the calibration data is empty: rounding by it needs at least one input")
     out = copy.deepcopy(model).eval()
-    places = _watch(out)
+    places = watch(out)
     if not places:
         raise ConfigurationError("this model has no linear layer whose weights could be four bits")
     while places:
@@ -164,7 +164,7 @@ class _Watched(Module):
         return F.linear(x, self.linear.weight, self.linear.bias, activation=activation, residual=residual)
 
 
-def _watch(module: Module) -> list[tuple[Module, str]]:
+def watch(module: Module) -> list[tuple[Module, str]]:
     """Wraps every linear layer; where each of them is, in the order of the model."""
     places: list[tuple[Module, str]] = []
     for name, child in list(module.named_children()):
@@ -176,7 +176,7 @@ def _watch(module: Module) -> list[tuple[Module, str]]:
             setattr(module, name, _Watched(child))
             places.append((module, name))
         else:
-            places += _watch(child)
+            places += watch(child)
     return places
 
 

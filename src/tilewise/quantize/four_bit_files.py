@@ -1,0 +1,110 @@
+"""Four-bit models on disk: a safetensors file with two weights a byte, the blocks' scales, and what stayed float.
+
+A file holds numbers, not code: it is read into a model of the same architecture.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.errors import ConfigurationError, FileFormatError
+from tilewise.io import load_arrays, save
+from tilewise.nn import Module
+from tilewise.quantize.blocks import BLOCK, Blocks
+from tilewise.quantize.four_bits import FourBitLinear, watch
+
+Array = npt.NDArray[Any]
+_FORMAT = "tilewise four-bit model 1"
+
+
+def save_four_bits(model: Module, path: str | os.PathLike[str]) -> None:
+    """Write a model that `quantize(model, bits=4)` gave; `load_four_bits` reads it back to the same numbers."""
+    arrays = {name: tensor.data for name, tensor in model.named_tensors()}
+    layers = [(name, m) for name, m in model.named_modules() if isinstance(m, FourBitLinear)]
+    if not layers:
+        raise ConfigurationError("this model has no four-bit layer; tilewise.save writes float models")
+    for name, layer in layers:
+        arrays |= {f"{name}.{what}": array for what, array in _arrays(layer).items()}
+    save(arrays, path, {"format": _FORMAT})
+
+
+def load_four_bits(model: Module, path: str | os.PathLike[str]) -> Module:
+    """A copy of `model`, in float, with the layers and tensors of a file that `save_four_bits` wrote of its like.
+
+    >>> from tilewise import models
+    >>> from tilewise.quantize import quantize
+    >>> save_four_bits(quantize(models.mlp(), bits=4), "/tmp/mlp4.safetensors")
+    >>> load_four_bits(models.mlp(), "/tmp/mlp4.safetensors")(np.zeros((2, 64), np.float32)).shape
+    (2, 10)
+    """
+    arrays, metadata = load_arrays(path)
+    if metadata.get("format") != _FORMAT:
+        raise FileFormatError(f"{path} does not hold a four-bit model")
+    out = copy.deepcopy(model).eval()
+    places = watch(out)
+    names = {id(module): name for name, module in out.named_modules()}
+    for parent, child in places:
+        watched: Any = getattr(parent, child)
+        found = {what: arrays.pop(f"{names[id(watched)]}.{what}", None) for what in _PARTS}
+        setattr(parent, child, FourBitLinear(*_layer(found, watched.linear.weight.shape, path)))
+    for name, tensor in out.named_tensors():
+        array = arrays.pop(name, None)
+        if array is None or array.shape != tensor.shape:
+            raise FileFormatError(f"{path} holds a model of another architecture: {name} is not what it should be")
+        tensor.data = array.astype(tensor.data.dtype)
+    if arrays:
+        raise FileFormatError(
+            f"{path} holds a model of another architecture: {sorted(arrays)[0]} has no place in this one"
+        )
+    return out
+
+
+_PARTS = ("codes", "scales", "minimums", "column_scale", "bias")
+
+
+def _arrays(layer: FourBitLinear) -> dict[str, Array]:
+    blocks = layer.blocks()
+    even = np.pad(blocks.codes, ((0, 0), (0, blocks.codes.shape[1] % 2)))
+    parts = {
+        "codes": even[:, 0::2] | even[:, 1::2] << 4,  # two a byte, the first in the low half
+        "scales": blocks.scales,
+        "minimums": blocks.minimums,
+        "column_scale": blocks.column_scale,
+        "bias": layer.float_bias,
+    }
+    return {name: array for name, array in parts.items() if array is not None}
+
+
+def _layer(
+    found: dict[str, Array | None], shape: tuple[int, ...], path: str | os.PathLike[str]
+) -> tuple[Blocks, Array | None]:
+    outputs, inputs = shape
+    blocks = -(-inputs // BLOCK)
+    wanted = {
+        "codes": (outputs, -(-inputs // 2)),
+        "scales": (outputs, blocks),
+        "minimums": (outputs, blocks),
+        "column_scale": (outputs,),
+        "bias": (outputs,),
+    }
+    for name, array in found.items():
+        missing = array is None and name not in ("minimums", "bias")
+        if missing or (array is not None and (array.shape != wanted[name] or not _fits(name, array))):
+            raise FileFormatError(f"{path} holds a model of another architecture, or {name} that no layer can have")
+    pairs = found["codes"]
+    scales, minimums, unit, bias = (found[name] for name in _PARTS[1:])
+    assert pairs is not None and scales is not None and unit is not None
+    codes = np.empty((outputs, 2 * pairs.shape[1]), np.uint8)
+    codes[:, 0::2], codes[:, 1::2] = pairs & 15, pairs >> 4
+    halves = None if minimums is None else minimums.astype(np.float16)
+    made = Blocks(np.ascontiguousarray(codes[:, :inputs]), scales.astype(np.float16), halves, unit.astype(np.float32))
+    return made, None if bias is None else bias.astype(np.float32)
+
+
+def _fits(name: str, array: Array) -> bool:
+    return array.dtype == np.uint8 if name == "codes" else array.dtype.kind == "f" and bool(np.isfinite(array).all())
