@@ -125,12 +125,22 @@ const char* int8_tile_problem(const Int8Tile& t, int64_t k) {
 namespace {
 
 constexpr int64_t kTileRowsWorth = 16;  // fewer rows would leave AMX tiles mostly empty
+constexpr int64_t kTileRunBytes = 64;   // of a tile's row
+constexpr int kTileColumnsWorth = 64;
+
+// Runs of whole tile rows are loaded as they lie. Others are gathered first, which only pays off where many columns use them:
+// with the few channels of a small network the gathering takes longer than the multiplying.
+bool fills_tiles(const Int8Problem& p, int64_t rows) {
+  const int64_t run = static_cast<int64_t>(p.groups_per_run) * kInt8Group;
+  const bool worth = run % kTileRunBytes == 0 || (run >= kTileRunBytes && p.columns >= kTileColumnsWorth);
+  return rows >= kTileRowsWorth && (worth || active_amx() == Amx::emulated);
+}
 
 // One thread's share by the default's way: AMX tiles where they are in force and filled, else the register tile `t`.
 void share(const Int8Problem& p, const Int8Tile& t, int64_t first, int64_t last, int first_panel, int last_panel) {
   const auto& kernels = active_int8();
   const Amx use = active_amx();
-  if (kernels.tiles != nullptr && use != Amx::off && last - first >= kTileRowsWorth &&
+  if (kernels.tiles != nullptr && use != Amx::off && fills_tiles(p, last - first) &&
       kernels.tiles(p, first, last, first_panel, last_panel, use == Amx::emulated)) {
     return;
   }
