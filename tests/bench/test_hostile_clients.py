@@ -390,6 +390,13 @@ def test_a_head_of_very_many_lines_is_not_parsed(served: tuple[Served, str]) -> 
     assert _raw(server, head + body).recv(20).startswith(b"HTTP/1.1 401")
 
 
+def test_a_head_of_very_many_cookies_is_not_parsed(served: tuple[Served, str]) -> None:
+    server, _ = served
+    for cookies, status in ((1000, b"HTTP/1.1 431"), (50, b"HTTP/1.1 200")):
+        line = b"cookie: " + b"; ".join(b"a%d=b" % at for at in range(cookies))
+        assert _raw(server, b"GET /api/head HTTP/1.1\r\nhost: x\r\n" + line + b"\r\n\r\n").recv(20).startswith(status)
+
+
 def test_nobody_works_for_those_who_did_not_wait() -> None:
     worked: list[int] = []
 

@@ -31,7 +31,7 @@ MOST_AT_THE_DOOR = 1024  # connections that have not asked for anything yet
 AT_A_TIME = 64  # connections taken between two looks at what is asked on others
 LET_IN_AT_A_TIME = 8  # of those that have asked; each costs as much as a hundred that have not
 SECONDS_TO_BE_HEARD, SECONDS_BETWEEN = 0.25, 0.01
-HEADER_BYTES, HEADER_LINES = 16 << 10, 100
+HEADER_BYTES, HEADER_LINES, HEADER_PARTS = 16 << 10, 100, 300
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
 SECONDS_FOR_HEAD = 10.0
 SECONDS_TO_TAKE = 30.0
@@ -84,6 +84,8 @@ class GuardedProtocol(H11Protocol):
         self._head.clear()
         if head.count(b"\n") >= HEADER_LINES:
             self._turn_away(b"431 Request Header Fields Too Large", b"a head has %d lines at most" % HEADER_LINES)
+        elif head.count(b";") > HEADER_PARTS:  # cookies, which are taken apart one by one
+            self._turn_away(b"431 Request Header Fields Too Large", b"a head has %d cookies at most" % HEADER_PARTS)
         elif b"\ntransfer-encoding" in head:
             self._turn_away(b"411 Length Required", b"a body comes whole and with its length, not in chunks")
         return not self.transport.is_closing()
