@@ -270,6 +270,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "again h200": lambda: again("h200"),
     "gpu tuning": gpu_tuning,
     "gpu products": gpu_tables.products,
+    "gpu compiled": gpu_tables.compiled,
     "own kernels": own_kernels,
     "replay": replayed,
     "replay without a model": without_model,

@@ -1,8 +1,10 @@
-"""The table of docs/gpu.md: unseen products beside the library and a peer."""
+"""The tables of docs/gpu.md: unseen products beside the library and a peer, and inside `torch.compile`."""
 
 from __future__ import annotations
 
-from benchmarks.results_files import RESULTS, table
+import json
+
+from benchmarks.results_files import RESULTS, geometric, table
 from tilewise.tune.choose.recorded import NAMES, read_recorded
 from tilewise.tune.choose.recorded import table as compared
 from tilewise.tune.families.triton.runtimes import shipped_runtimes
@@ -21,3 +23,20 @@ def products() -> str:
     return table(
         _HEADINGS, [[row["kind"], str(row["products"]), *found] for row, found in zip(rows, cells, strict=True)]
     )
+
+
+def compiled() -> str:
+    """Microseconds a run and seconds of the first call: ATen, max-autotune and tilewise inside `torch.compile`."""
+    path = RESULTS / "inductor_h200.json"
+    if not path.is_file():
+        return ""
+    rows = json.loads(path.read_bytes())["problems"]
+    ways = ("aten", "max-autotune", "tilewise")
+    cells = [[row["name"], *(_spent(row["us"][way], row["seconds"].get(way)) for way in ways)] for row in rows]
+    mean = [geometric([row["us"][way] / row["us"]["tilewise"] for row in rows]) for way in ways]
+    cells.append(["runs as long as tilewise's, geometric mean", *(f"{ratio:.2f}" for ratio in mean)])
+    return table(("problem", "ATen", "max-autotune", "tilewise"), cells)
+
+
+def _spent(microseconds: float, seconds: float | None) -> str:
+    return f"{microseconds:.1f} µs" + (f", {seconds:.1f} s" if seconds else "")
