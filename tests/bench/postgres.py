@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 def find_binaries() -> Path | None:
@@ -53,8 +54,8 @@ def running_cluster() -> Iterator[Cluster]:
             Path(folder).chmod(0o755)
 
         def run(*words: str) -> None:
-            command = ["runuser", "-u", owner, "--", *words] if owner else list(words)
-            subprocess.run(command, check=True, capture_output=True, cwd=folder)
+            who: dict[str, Any] = {"user": owner, "group": owner, "extra_groups": []} if owner else {}
+            subprocess.run(words, check=True, capture_output=True, cwd=folder, **who)
 
         data = f"{folder}/data"
         run(str(programs / "initdb"), "-D", data, "-A", "trust", "-U", "board", "--no-sync")

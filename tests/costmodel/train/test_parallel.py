@@ -33,7 +33,9 @@ class Kept(loop._Run):
         self.optimizer.step = kept
         return super()._epoch(epoch, started)
 loop._Run = Kept
-settings = default_settings(model, epochs=1, batch=7, configs=24, seed=3, model_kwargs=kwargs, eval_every=1)
+settings = default_settings(
+    model, epochs=1, batch=7, configs=24, seed=3, model_kwargs=kwargs, eval_every=1, least_steps=0
+)
 data = load_dataset("cpu", limit=23)
 loop.train(data, settings, out_dir=out / "model", progress=False)
 if int(os.environ.get("RANK", "0")) == 0:

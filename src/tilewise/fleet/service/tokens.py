@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tilewise.bench.board.tokens import hash_token, new_token
 from tilewise.errors import ConfigurationError
+from tilewise.tune.measure.collect import KINDS
 from tilewise.tune.measure.store import Store
 
 ANY = "*"
@@ -25,8 +26,11 @@ class Holder:
 
 def create_token(store: Store, machine: str = ANY) -> str:
     """A new token, shown once and never stored."""
-    if not 0 < len(machine) <= 160 or not machine.isprintable():
-        raise ConfigurationError("A token is for a machine as `tilewise store info` names it, or for any.")
+    named = machine == ANY or machine.partition(" ")[0] in KINDS
+    if not named or len(machine) > 160 or not machine.isprintable():
+        raise ConfigurationError(
+            "A token is for a machine as `tilewise store info` names it (cpu or triton, then its name), or for any."
+        )
     identifier, token = new_token()
     values = {"id": identifier, "hash": hash_token(token), "name": machine, "created": time.time()}
     query = "INSERT INTO token (id, hash, name, created) VALUES (:id, :hash, :name, :created)"
