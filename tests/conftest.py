@@ -22,6 +22,20 @@ settings.load_profile("fixed")
 BACKENDS = ["numpy", *(native.supported_isas() if native is not None else [])]
 
 
+@pytest.fixture(autouse=True)
+def _kernels_as_they_were() -> Iterator[None]:
+    """What a test sets of the kernels, threads and instruction set, is its own."""
+    if native is None:
+        yield
+        return
+    threads, isa = native.num_threads(), native.isa()
+    yield
+    if native.num_threads() != threads:
+        native.set_num_threads(threads)
+    if native.isa() != isa:
+        native.set_isa(isa)
+
+
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """Plain NumPy, then the native kernels with each instruction set this machine has."""
