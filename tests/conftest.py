@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 # Before NumPy is imported: its library's threads would fight the tests that run beside this one for the same cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -13,7 +14,8 @@ os.environ.setdefault("TILEWISE_TUNED", "0")  # tests are about the kernels, not
 import pytest
 from hypothesis import settings
 
-from tilewise._extension import native
+from tilewise._environment import Pretended, pretended
+from tilewise._extension import native, play
 from tilewise.backend import use_backend
 
 settings.register_profile("fixed", derandomize=True, deadline=None, print_blob=False)
@@ -48,6 +50,14 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     native.set_isa(request.param)
     yield request.param
     native.set_isa(before)
+
+
+@pytest.fixture
+def another_machine() -> Iterator[Callable[[Pretended], None]]:
+    """Plays machines for the kernels; afterwards they are on the one that the environment names, or on this one."""
+    assert native is not None
+    yield functools.partial(play, native)
+    play(native, pretended())
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import os
 import warnings
 from types import ModuleType
 
-from tilewise._environment import pretended, refuse
+from tilewise._environment import Pretended, pretended, refuse
 from tilewise.errors import ConfigurationError
 
 
@@ -36,10 +36,15 @@ def _load() -> ModuleType | None:
             _native.set_isa(isa)
         except ValueError as error:
             refuse(ConfigurationError(f"TILEWISE_ISA: {error}"))
-    l3 = -1 if played.l3 == 0 else played.l3 or 0
-    _native.pretend_machine(played.l1 or 0, played.l2 or 0, l3, played.cores or 0)
     module: ModuleType = _native
+    play(module, played)
     return module
+
+
+def play(module: ModuleType, machine: Pretended) -> None:
+    """Let the kernels take this machine for theirs."""
+    l3 = -1 if machine.l3 == 0 else machine.l3 or 0
+    module.pretend_machine(machine.l1 or 0, machine.l2 or 0, l3, machine.cores or 0)
 
 
 native: ModuleType | None = _load()

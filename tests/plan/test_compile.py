@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tilewise import Tensor, get_num_threads, models, nn, no_grad, set_num_threads
+from tilewise._environment import Pretended
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError, DtypeError
 from tilewise.models.zoo import ZOO
@@ -88,15 +89,12 @@ def test_results_are_equal_bit_for_bit_on_any_number_of_threads() -> None:
         set_num_threads(before)
 
 
-def test_a_large_batch_gives_what_its_images_give_one_by_one() -> None:
+def test_a_large_batch_gives_what_its_images_give_one_by_one(another_machine) -> None:
     module, x = ZOO["squeezenet"](), images(7, 3, 128, 128)
-    native.pretend_machine(0, 0, 4 << 20, 0)
-    try:
-        plan = compile(module, x)
-        assert_same(module, x, plan)
-        np.testing.assert_array_equal(plan(x), np.concatenate([plan(x[i : i + 1]) for i in range(7)]))
-    finally:
-        native.pretend_machine(0, 0, 0, 0)
+    another_machine(Pretended(l3=4 << 20))
+    plan = compile(module, x)
+    assert_same(module, x, plan)
+    np.testing.assert_array_equal(plan(x), np.concatenate([plan(x[i : i + 1]) for i in range(7)]))
 
 
 class Odd(nn.Module):
