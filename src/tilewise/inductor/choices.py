@@ -15,15 +15,27 @@ from torch._inductor.choices import InductorChoices
 
 from tilewise.inductor.records import Book
 from tilewise.inductor.templates import config_of, keep, problem_of
+from tilewise.tune.choose.service import ServiceClient
+from tilewise.tune.families.triton.product import LIBRARY
 from tilewise.tune.families.triton.runtimes import Runtimes
+from tilewise.tune.measure.store import Machine
 from tilewise.tune.problem import Config, Problem
 
 
 class Advisor:
-    """The model, the budget, the records, and what was decided for products that are about to be measured."""
+    """The model, the budget, the records, and what was decided for products that are about to be measured. `service`
+    is asked for what other machines measured, and told what this one did."""
 
-    def __init__(self, model: Runtimes, budget: int, book: Book, devices: Sequence[str] = ("cuda",)) -> None:
+    def __init__(
+        self,
+        model: Runtimes,
+        budget: int,
+        book: Book,
+        devices: Sequence[str] = ("cuda",),
+        service: ServiceClient | None = None,
+    ) -> None:
         self.model, self.budget, self.book, self.devices = model, budget, book, tuple(devices)
+        self.service = service
         self.notes: list[str] = []
         self.started: dict[str, float] = {}
 
@@ -40,10 +52,18 @@ class Advisor:
             return found
         templates = [str(choice.template.uid) for choice in found]
         parameters = [choice.params.to_kwargs() for choice in found]
-        kept = keep(self.model, problem, (templates, parameters), self.budget, self.book.best(problem))
-        self.book.decided(problem, kept.why, kept.considered, len(kept.places), kept.seconds)
+        best = self.book.best(problem)
+        elsewhere = self._measured_elsewhere(problem) if best is None else None
+        kept = keep(self.model, problem, (templates, parameters), self.budget, best or elsewhere)
+        why = "measured elsewhere" if elsewhere is not None and kept.why == "remembered" else kept.why
+        self.book.decided(problem, why, kept.considered, len(kept.places), kept.seconds)
         self.started[problem.key] = time.monotonic()
         return [found[place] for place in kept.places]
+
+    def _measured_elsewhere(self, problem: Problem) -> Config | None:
+        """The fastest that others measured with this PyTorch; None where there is none, or no answer in time."""
+        found = None if self.service is None else self.service.choose(_with_version(problem), None)
+        return found.config if found is not None and found.source == "measured" else None
 
     def problem(self, op: str, inputs: Any) -> Problem | None:
         if inputs.device_type not in self.devices:
@@ -61,6 +81,10 @@ class Advisor:
             if problem is not None:
                 started = self.started.pop(problem.key, None)
                 self.book.measured(problem, rows, time.monotonic() - started if started is not None else 0.0)
+                if self.service is not None and rows:
+                    times = {config: seconds * 1e9 for config, seconds in rows}
+                    default_ns = times.get(LIBRARY, min(times.values()))
+                    self.service.report(_with_version(problem), default_ns, list(times.items()))
         except Exception as error:  # a record that cannot be made must not cost a compilation
             self.note(error)
 
@@ -103,7 +127,17 @@ class TilewiseChoices(InductorChoices):
             return found
 
 
+def gpu() -> Machine:
+    """The GPU as a service knows it, by the name that its other measurements have."""
+    name = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "no GPU"
+    return Machine("triton", name, {"name": name})
+
+
 def machine_name() -> str:
     """The GPU and the versions that a measured choice holds for."""
-    name = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "no GPU"
-    return f"{name}, PyTorch {torch.__version__}"
+    return f"{gpu().identity}, PyTorch {torch.__version__}"
+
+
+def _with_version(problem: Problem) -> Problem:
+    """The problem as a service is told of it: another PyTorch has other templates."""
+    return Problem({**problem, "pytorch": str(torch.__version__)})

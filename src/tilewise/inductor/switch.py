@@ -15,6 +15,7 @@ from typing import Any
 
 from tilewise.errors import ConfigurationError
 from tilewise.inductor.records import Book
+from tilewise.tune.choose.service import ServiceClient
 from tilewise.tune.families.triton.runtimes import shipped_runtimes
 from tilewise.tune.measure.triton.gpu import HOPPER
 
@@ -53,11 +54,19 @@ class Enabled:
             self._undo.pop()()
 
 
-def enable(budget: int = 3, *, records: Path | None = None, devices: tuple[str, ...] = ("cuda",)) -> Enabled:
+def enable(
+    budget: int = 3,
+    *,
+    records: Path | None = None,
+    devices: tuple[str, ...] = ("cuda",),
+    service: str | None = None,
+) -> Enabled:
     """Have `torch.compile` measure the `budget` most promising templates of each matrix product beside ATen's.
 
     Where that cannot be (an unknown PyTorch, a GPU without a model) a warning says so in one sentence and PyTorch
-    chooses as it always does; `.reason` repeats it. Products measured before are not measured again.
+    chooses as it always does; `.reason` repeats it. Products measured before are not measured again. `service` is the
+    address of a `tilewise serve`: what others measured with the same PyTorch is taken over, and it is told what was
+    measured here; without an answer within 50 ms it is left alone, which is said once.
     """
     if not isinstance(budget, int) or isinstance(budget, bool) or budget < 1:
         raise ConfigurationError(f"The budget is a number of templates to measure, 1 or more; not {budget!r}.")
@@ -66,7 +75,10 @@ def enable(budget: int = 3, *, records: Path | None = None, devices: tuple[str, 
     try:
         enabled.reason = _why_not(devices)
         if enabled.reason is None:
-            _put_in(enabled, budget, records, devices)
+            _put_in(enabled, budget, records, devices, service)
+    except ConfigurationError:  # the caller's own mistake
+        enabled.undo()
+        raise
     except Exception as error:  # an unknown version may lack any name; PyTorch must go on as before
         enabled.undo()
         enabled.reason = f"this PyTorch does not offer what tilewise needs ({type(error).__name__}: {error})"
@@ -103,13 +115,14 @@ def _why_not(devices: tuple[str, ...]) -> str | None:
     return None
 
 
-def _put_in(enabled: Enabled, budget: int, records: Path | None, devices: tuple[str, ...]) -> None:
+def _put_in(enabled: Enabled, budget: int, records: Path | None, devices: tuple[str, ...], service: str | None) -> None:
     choices = importlib.import_module("tilewise.inductor.choices")
     config = importlib.import_module("torch._inductor.config")
     select = importlib.import_module("torch._inductor.select_algorithm")
     virtualized = importlib.import_module("torch._inductor.virtualized")
     model = shipped_runtimes()
-    advisor = choices.Advisor(model, budget, Book(choices.machine_name(), records), devices)
+    client = None if service is None else ServiceClient(service, choices.gpu(), _say)
+    advisor = choices.Advisor(model, budget, Book(choices.machine_name(), records), devices, client)
     enabled.advisor = choices.TilewiseChoices.advisor = advisor
     enabled._undo.append(lambda: setattr(choices.TilewiseChoices, "advisor", None))
     # A thread that compiled before holds PyTorch's own object already, whatever the settings say by now.
@@ -125,6 +138,10 @@ def _put_in(enabled: Enabled, budget: int, records: Path | None, devices: tuple[
         enabled._undo.append(functools.partial(patch.__exit__, None, None, None))
     select.add_feedback_saver(advisor.measured)
     enabled._undo.append(lambda: _forget(select, advisor.measured))
+
+
+def _say(line: str) -> None:
+    warnings.warn(f"tilewise.inductor: {line}.", stacklevel=2)
 
 
 def _forget(select: Any, saver: Any) -> None:

@@ -23,6 +23,7 @@ from tilewise.bench.errors import Rejected
 from tilewise.costmodel.confidence import confidence
 from tilewise.errors import ConfigurationError, TilewiseError
 from tilewise.fleet.service.checks import configs_of
+from tilewise.inductor.templates import FAMILY as COMPILER
 from tilewise.tune.choose.scores import ModelScores, shipped_scores
 from tilewise.tune.families.registry import find_family
 from tilewise.tune.measure.aggregate import measured_problem
@@ -123,8 +124,9 @@ class Answers:
         return self._count, configs
 
     def _family_list(self, machine: Machine, problem: Problem, facts: Mapping[str, Any]) -> tuple[int, Any]:
-        """Every configuration of a family. A CPU's depend on its instruction set: there, those that were measured."""
-        if machine.kind == "cpu":
+        """Every configuration of a family. A CPU's depend on its instruction set, a compiler's templates on its
+        version: there, those that were measured."""
+        if machine.kind == "cpu" or problem.family == COMPILER:
             return 0, ()
         try:
             family = find_family(machine.kind, problem.family)
