@@ -14,7 +14,8 @@ pytest.importorskip("prometheus_client", reason="prometheus_client is not instal
 
 from fastapi.testclient import TestClient
 
-from tilewise.fleet.service.app import MOST_BODY, create_app
+from tilewise.fleet.service.app import create_app
+from tilewise.fleet.service.bodies import MOST_BODY
 from tilewise.fleet.service.tokens import create_token, revoke_token
 from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.measure.store import Store
@@ -103,9 +104,12 @@ def test_problems_that_are_unsure_or_popular_are_queued_for_the_fleet(client: Te
     client.post("/measurements", json={"device": GPU, "batches": [batch(m=32)]})  # the store knows the machine
     for _ in range(25):
         ask(client, problem=spec(), configs=tiles())
-    client.get("/health")
-    with Store(where) as store:
-        ((kernel, why),) = store.queued()
+    deadline, queued = time.monotonic() + 20, []
+    while not queued and time.monotonic() < deadline:
+        client.get("/health")
+        with Store(where) as store:
+            queued = store.queued()
+    ((kernel, why),) = queued
     assert dict(kernel.problem) == spec() and why in ("unsure", "popular")
 
 
@@ -181,7 +185,9 @@ def test_a_file_takes_no_other_machines_measurements(where: str) -> None:
 def test_health_metrics_and_the_openapi_page(client: TestClient) -> None:
     ask(client, problem=spec(), configs=tiles())
     assert client.get("/health").json()["status"] == "ok"
-    assert "tilewise_choices_total" in client.get("/metrics").text
+    client.post("/choose", json={})
+    metrics = client.get("/metrics").text
+    assert "tilewise_choices_total" in metrics and 'tilewise_refused_total{code="schema"} 1.0' in metrics
     document = client.get("/openapi.json").json()
     assert set(document["paths"]) == {"/choose", "/measurements", "/health"}
     assert client.get("/docs").status_code == 200

@@ -9,6 +9,7 @@ that an answer that is known never waits.
 from __future__ import annotations
 
 import dataclasses
+import json
 import marshal
 import statistics
 import time
@@ -46,6 +47,15 @@ class Measured:
     whole: bool  # every planned configuration was measured
 
 
+@dataclass(frozen=True)
+class Answer:
+    """A choice as it is sent, and what the service itself wants to know of it."""
+
+    text: bytes  # JSON
+    source: str
+    sure: float | None
+
+
 @dataclass
 class Known:
     """One problem of one kind of machine, as far as it was looked into."""
@@ -54,7 +64,7 @@ class Known:
     until: float  # when the store is asked again
     asked: int = 0
     queued: bool = False
-    answers: dict[int, dict[str, Any]] = field(default_factory=dict)  # by list of configurations
+    answers: dict[int, Answer] = field(default_factory=dict)  # by list of configurations
 
 
 @dataclass(eq=False)
@@ -73,9 +83,9 @@ class Question:
 def look_up(store: Store, machine: Machine, problem: Problem) -> Measured | None:
     """The runtimes of a problem in the store; None where it has none."""
     store.choose_part(machine)
-    if not store.shared and machine.part not in store.parts():
-        return None
     kernel = Kernel(PROGRAM, problem)
+    if not store.has_kernel(kernel) or (not store.shared and machine.part not in store.parts()):
+        return None
     default = store.default_config(kernel)
     found = measured_problem(store, kernel, default) if default is not None else None
     if found is not None:
@@ -99,6 +109,7 @@ class Answers:
         self.known: OrderedDict[tuple[str, str], Known] = OrderedDict()
         self._most = most_known
         self._lists: OrderedDict[bytes, tuple[int, tuple[Config, ...]]] = OrderedDict()
+        self._objects: dict[int, tuple[Any, tuple[int, Any]]] = {}  # lists that came before as the very same object
         self._count = 0
         self._models: dict[tuple[Any, ...], ModelScores | None] = {}
 
@@ -108,6 +119,15 @@ class Answers:
         """A list of configurations, the same object for the same list; a number stands for it."""
         if given is None:
             return self._family_list(machine, problem, facts)
+        last = self._objects.get(id(given))
+        if last is not None and last[0] is given:
+            return last[1]
+        if len(self._objects) >= _MOST_LISTS:
+            self._objects.clear()
+        self._objects[id(given)] = given, self._equal_list(given)
+        return self._objects[id(given)][1]
+
+    def _equal_list(self, given: Any) -> tuple[int, Any]:
         try:
             key = marshal.dumps(given, 2)  # without references: equal lists have equal bytes
         except ValueError:
@@ -174,7 +194,7 @@ class Answers:
 
     # Answers
 
-    def answer(self, question: Question, known: Known) -> dict[str, Any]:
+    def answer(self, question: Question, known: Known) -> Answer:
         found = known.answers.get(question.number)
         if found is None:
             found = self._decided(question, known.measured)
@@ -183,17 +203,17 @@ class Answers:
             known.answers[question.number] = found
         return found
 
-    def wants_measuring(self, question: Question, known: Known, answer: Mapping[str, Any]) -> str | None:
+    def wants_measuring(self, question: Question, known: Known, answer: Answer) -> str | None:
         """Why a problem should be measured, if it should and nobody has been told yet."""
         if known.queued or known.measured is not None or len(question.configs) < 2:
             return None
-        if answer["sure"] is None or answer["sure"] < UNSURE:
+        if answer.sure is None or answer.sure < UNSURE:
             return "unsure"
         return "popular" if known.asked >= POPULAR else None
 
-    def _decided(self, question: Question, measured: Measured | None) -> dict[str, Any]:
+    def _decided(self, question: Question, measured: Measured | None) -> Answer:
         configs, times = question.configs, {} if measured is None else measured.runtime_ns
-        here = [(times[config], config) for config in configs or times if config in times]
+        here = [(times[config], config) for config in configs or times if config in times] if times else []
         scores, model = self._scored(question)
         if here and measured is not None:
             runtime_ns, best = min(here, key=lambda pair: pair[0])
@@ -250,9 +270,10 @@ def _told(
     measurements: int,
     runtime_ns: float | None,
     default_ns: float | None,
-) -> dict[str, Any]:
+) -> Answer:
     found: dict[str, Any] = {"config": dict(config), "source": source, "sure": sure, "measurements": measurements}
-    return found | {"runtime_ns": runtime_ns, "default_ns": default_ns}
+    text = json.dumps(found | {"runtime_ns": runtime_ns, "default_ns": default_ns})
+    return Answer(text.encode(), source, sure)
 
 
 def can_be_measured(kind: str, problems: Sequence[Problem]) -> list[Problem]:

@@ -460,6 +460,10 @@ class Store:
                 batch.runtime_ns[self.config_of(key).key] = runtime_ps / 1000
         return list(found.values())
 
+    def has_kernel(self, kernel: Kernel) -> bool:
+        """Whether anything was ever said of a kernel."""
+        return bool(self.home.read(f"SELECT 1 WHERE EXISTS {_OF_KERNEL}", self._of(kernel)))
+
     def kernels(self) -> list[Kernel]:
         """Every kernel with at least one batch."""
         query = """SELECT program, problem FROM kernel

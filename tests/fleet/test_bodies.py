@@ -1,0 +1,67 @@
+"""Bodies of questions: whatever is remembered of lists, every body means what JSON says it means."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("fastapi")
+
+from tilewise.bench.errors import Rejected
+from tilewise.fleet.service.bodies import Lists, parse
+
+LIST = [{"block": 2**i, "stages": 3} for i in range(20)]
+TEXT = json.dumps(LIST)
+WORDS = st.text('abc"\\[]{}:, \u00e9', max_size=12) | st.sampled_from(["configs", '"configs"', '"configs": [', "]"])
+VALUES = st.recursive(
+    st.none() | st.integers(-2, 9) | WORDS, lambda v: st.lists(v) | st.dictionaries(WORDS, v), max_leaves=8
+)
+
+
+def meant(read: Any, body: bytes) -> Any:
+    try:
+        return read(body)
+    except Rejected as error:
+        return str(error)
+
+
+def test_a_list_that_came_before_is_the_same_object() -> None:
+    lists = Lists()
+    first, second = (lists.parse(b'{"problem": %d, "configs": %s}' % (n, TEXT.encode())) for n in (1, 2))
+    assert first["configs"] is second["configs"] and (first["problem"], second["problem"]) == (1, 2)
+
+
+@given(before=st.dictionaries(WORDS, VALUES), after=st.dictionaries(WORDS, VALUES))
+def test_what_stands_around_a_known_list_is_read_as_json_reads_it(before: Any, after: Any) -> None:
+    lists = Lists()
+    lists.parse(b'{"configs": %s}' % TEXT.encode())
+    around = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in before.items()]
+    behind = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in after.items()]
+    body = ("{" + ", ".join([*around, f'"configs": {TEXT}', *behind]) + "}").encode()
+    assert meant(lists.parse, body) == meant(parse, body)
+
+
+@given(
+    at=st.integers(0, len(TEXT) + 40),
+    put=st.sampled_from([b"", b'"', b"]", b"[", b"\\", b"}", b"-1", b" "]),
+    cut=st.booleans(),
+)
+def test_a_damaged_body_is_refused_as_ever(at: int, put: bytes, cut: bool) -> None:
+    lists = Lists()
+    whole = b'{"device": {"kind": "cpu"}, "configs": %s, "problem": {"m": 8}}' % TEXT.encode()
+    lists.parse(whole)
+    body = whole[:at] + put + whole[at + cut :]
+    assert meant(lists.parse, body) == meant(parse, body)
+
+
+@pytest.mark.parametrize("tail", ["]", '], "x": 1}', ']"}]}', ']zzz"}]}'])
+def test_a_bracket_inside_a_word_is_no_end(tail: str) -> None:
+    lists = Lists()
+    start = '{"configs": [' + "1, " * 200 + '{"a": "'
+    lists.parse((start + ']"}]}').encode())
+    body = (start + tail).encode()
+    assert meant(lists.parse, body) == meant(parse, body)
