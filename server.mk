@@ -1,9 +1,17 @@
 # The board under load, kills, fuzzing and a real browser. Needs root for apt-get where PostgreSQL or Chromium is missing.
-.PHONY: test-server bars test-grading lite test-fleet fleet-bars
+.PHONY: test-server test-arena bars test-grading lite test-fleet fleet-bars
 GRADING := .venv-grading
 
 test-server: $(VENV)/.server  ## the leaderboard: load with kills on SQLite and PostgreSQL, API fuzzing, pages in Chromium
 	$(BIN)/python -m pytest -m slow tests/bench -s
+
+# Two hundred honest entries on this machine, a fifth of them as on others; then every cheat. About twenty minutes.
+HONEST := $(BIN)/python -m pytest -m slow tests/bench/test_honest_entries.py -s
+test-arena: $(VENV)/.test  ## the competition: 200 honest entries scored and none refused, every cheat refused
+	$(HONEST)
+	TILEWISE_ISA=$(AVX2) TILEWISE_MACHINE=l1=32K,l2=512K,l3=32M $(HONEST) -k '[0] or [100]'
+	TILEWISE_ISA=portable TILEWISE_MACHINE=l2=256K,l3=0,cores=1 $(HONEST) -k '[20] or [120]'
+	$(BIN)/python -m pytest -m slow tests/bench/test_cheats.py
 
 bars: $(VENV)/.server  ## the leaderboard's figures: pages of 20,000 entries, health under hostile clients, time to end
 	$(BIN)/python -m tests.bench.bars

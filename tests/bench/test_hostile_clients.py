@@ -522,3 +522,25 @@ def test_a_server_on_any_free_port_says_where_it_is(tmp_path: Path) -> None:
         process.terminate()
     assert process.wait(300) == 0
     process.stdout.close()
+
+
+def test_what_tells_a_server_to_end_before_it_runs_is_not_lost(tmp_path: Path) -> None:
+    """Nothing is raised, since an exception at the wrong moment would be dropped; the server looks before it waits."""
+    import uvicorn
+
+    from tilewise.bench.server import create_app
+    from tilewise.bench.server.connections import GuardedServer
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    app = create_app(str(tmp_path / "board.sqlite"), key=tmp_path / "board.key")
+    for number in before:
+        listening = socket.create_server(("127.0.0.1", 0))
+        server = GuardedServer(uvicorn.Config(app, log_level="error"), listening, app.health)
+        try:
+            server.end_when_told()
+            signal.raise_signal(number)
+            server.run(sockets=[])
+        finally:
+            for known, handler in before.items():
+                signal.signal(known, handler)
+        assert listening.fileno() == -1

@@ -170,9 +170,9 @@ def _from_dict(data: dict[str, Any]) -> Machine:
     return Machine(str(data["cpu"]), int(data["cpus"]), str(data["method"]), peaks, bandwidths, caches, fresh)
 
 
-def measure_machine(sizes: list[int] | None = None, seconds: float = 0.02) -> Machine:
+def measure_machine(sizes: list[int] | None = None, seconds: float = 0.02, threads: list[int] | None = None) -> Machine:
     """Run the probes; `seconds` is the length of one of the five tries whose best is kept."""
-    counts = sorted({1, *(n for n in (2, 4, 8, 16, 32, 64, 128) if n < real_cores()), real_cores()})
+    counts = threads or sorted({1, *(n for n in (2, 4, 8, 16, 32, 64, 128) if n < real_cores()), real_cores()})
     sizes = sizes or [s for s in _SIZES if s <= memory_bytes() // 16]
     if native is None:
         peaks = [Peak("numpy", _library_threads(), _numpy_peak(seconds))]

@@ -16,6 +16,7 @@ import contextlib
 import heapq
 import re
 import resource
+import signal
 import socket
 import time
 from collections import deque
@@ -292,6 +293,17 @@ class GuardedServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, listening: socket.socket, health: Callable[[], bytes | None]) -> None:
         super().__init__(config)
         self._door = Door(listening, self._protocol, health)
+
+    def end_when_told(self) -> None:
+        """Let SIGTERM and Ctrl-C end it from now on, before it runs too.
+
+        Nothing is raised: what a signal raises while Python clears up an object is dropped, and the server would stay.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._told)
+
+    def _told(self, *_: object) -> None:
+        self.should_exit = True
 
     def _protocol(self) -> asyncio.Protocol:
         settings = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}

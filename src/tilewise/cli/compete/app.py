@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilewise.cli.compete.options import JsonOption, ThreadsOption
 from tilewise.cli.waiting import waiting
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ compete = typer.Typer(no_args_is_help=True, help="TinyMLPerf: score entries, kee
 _ENTRY = "A recipe file, or `reference` for the entry that ships with tilewise."
 EventOption = Annotated[str, typer.Option("--event", help="MLP_SPRINT, CNN_MARATHON, TRANSFORMER_DECATHLON …")]
 EntryOption = Annotated[str, typer.Option("--entry", help=_ENTRY)]
-ThreadsOption = Annotated[int, typer.Option(min=1, max=64, help="Threads of both sides.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 TruthOption = Annotated[str | None, typer.Option(help="TILE_OLYMPIAD: a collection to score against (its test split).")]
 
 
