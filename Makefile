@@ -39,7 +39,7 @@ test-docs: $(VENV)/.test  ## run every command line of README and docs as typed
 	$(BIN)/python -m pytest -m slow tests/docs/test_commands.py
 
 test-notebooks: $(VENV)/.notebooks  ## every lesson's notebook, from top to bottom
-	$(BIN)/python -m pytest -m 'slow or not slow' tests/learn/test_notebooks.py
+	$(BIN)/python -m pytest -n 2 -m 'slow or not slow' tests/learn/test_notebooks.py
 
 test-pages: $(VENV)/.test  ## the tour's report and every page of the site in Chromium, wide and narrow, light and dark
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || { \
