@@ -32,7 +32,7 @@ from tilewise.bench.submission import run_isolated
 from tilewise.quantize import INT8Quantizer
 
 Array = npt.NDArray[Any]
-SETTINGS = Settings(sample_seconds=5e-4, runs=12, most_runs=12, widest_interval=1e9, drawn_inputs=256, time_limit=60)
+SETTINGS = Settings(sample_seconds=5e-4, runs=12, most_runs=12, widest_interval=1e9, drawn_inputs=256, time_limit=600)
 KINDS = {"MLP_SPRINT": 70, "CNN_MARATHON": 45, "TRANSFORMER_DECATHLON": 15, "plugin": 50, "TILE_OLYMPIAD": 20}
 # What an entry may prune without falling below the accuracy asked for by its own fault; more needs more retraining.
 _GENTLE = {"MLP_SPRINT": (0.3, 0.6), "CNN_MARATHON": (0.3, 0.5)}

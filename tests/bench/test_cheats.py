@@ -15,6 +15,7 @@ import pytest
 from tests.bench.test_plugins import HONEST
 from tilewise.bench import Rejected, Settings
 from tilewise.bench.plugins import jail, score_plugin
+from tilewise.bench.scoring import combined
 
 CHEATS = sorted((Path(__file__).parent / "cheats").glob("*.py"))
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(jail.why_not()), reason=jail.why_not())]
@@ -35,7 +36,8 @@ def test_a_cheat_gets_its_sentence(cheat: Path, tmp_path: Path, quick: Settings)
     settings = replace(quick, runs=12)
     if found[1] == "harmless":
         score = score_plugin(tmp_path / "plugin.py", "MLP_SPRINT", settings)
-        assert score.size_gain == 1.0 and score.memory_gain < 1.25 and score.speedup < 4  # as the honest one
+        assert score.score == pytest.approx(combined(score.speedup, score.memory_gain, score.size_gain))
+        assert score.size_gain == 1.0 and score.memory_gain < 1.25  # as the honest one
         return
     with pytest.raises(Rejected) as refused:
         score_plugin(tmp_path / "plugin.py", "MLP_SPRINT", settings)

@@ -183,7 +183,7 @@ def test_a_baseline_slowed_down_in_its_jail_is_noticed() -> None:
     event = TinyMLPerf.MLP_SPRINT
     questions = questions_for(event, np.random.default_rng(0), 4)
     with pytest.raises(Rejected, match="in its jail"):
-        _check_baseline(event, baseline(event), questions, Answers({}, [10.0] * 4))
+        _check_baseline(event, baseline(event), questions, 10.0)
 
 
 def test_a_plugin_that_dies_or_talks_nonsense_gets_a_sentence(tmp_path: Path, settings: Settings) -> None:

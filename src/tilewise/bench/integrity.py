@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from types import BuiltinFunctionType
 from typing import Any
 
@@ -31,6 +32,7 @@ _RAW = getattr(time, "CLOCK_MONOTONIC_RAW", getattr(time, "CLOCK_MONOTONIC", Non
 _raw_ns = time.clock_gettime_ns
 _CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "clock_gettime_ns")
 _LARGEST_DRIFT = 0.01
+_TRIES = 3
 _SLOWEST = 3.0  # times the usual distance between the baseline and its arithmetic
 
 
@@ -79,9 +81,24 @@ def check_numpy_backend(backend: OptimizedBackend) -> None:
 def check_baseline_speed(event: Event, baseline: Runner, inputs: Array, under_load: bool = False) -> float:
     """How many times its bare matrix products the baseline takes; Rejected where that is far above the usual.
 
-    Both are timed in turns, a call at a time, and the quickest of each is taken, by the clock and in processor time. A
-    machine under load interrupts every long call, so there only processor time decides; waiting is not seen then.
+    Both are timed in turns, a call at a time, and the quickest of each is taken, by the clock and in processor time.
+    What a call waited for a core, as the kernel counts it, is not its own time: a machine under load interrupts every
+    long call and few short ones. Where that is known to be so only processor time decides, and before anybody is
+    refused it is all done again.
     """
+    limit = _SLOWEST * event.baseline_over_arithmetic
+    for _ in range(_TRIES):
+        ratio = _over_arithmetic(event, baseline, inputs, under_load)
+        if ratio <= limit:
+            return ratio
+    raise Rejected(
+        "slowed baseline",
+        f"the baseline took {ratio:.1f} times as long as its own matrix products in plain NumPy, where "
+        f"{event.baseline_over_arithmetic:g} is usual and {limit:g} the limit: something slows it down",
+    )
+
+
+def _over_arithmetic(event: Event, baseline: Runner, inputs: Array, under_load: bool) -> float:
     products = _products(event, baseline)
     passes = event.new_tokens if event.kind == "text" else 1
     calls, bare = [], []
@@ -90,21 +107,26 @@ def check_baseline_speed(event: Event, baseline: Runner, inputs: Array, under_lo
             calls.append(_wall_and_cpu(lambda: baseline.call(inputs)))
             bare.append(_wall_and_cpu(lambda: [product() for product in products]))
     wall, cpu = (min(c[i] for c in calls) / (min(b[i] for b in bare) * passes) for i in range(2))
-    ratio = cpu if under_load else max(wall, cpu)
-    limit = _SLOWEST * event.baseline_over_arithmetic
-    if ratio > limit:
-        raise Rejected(
-            "slowed baseline",
-            f"the baseline took {ratio:.1f} times as long as its own matrix products in plain NumPy, where "
-            f"{event.baseline_over_arithmetic:g} is usual and {limit:g} the limit: something slows it down",
-        )
-    return ratio
+    return cpu if under_load else max(wall, cpu)
 
 
 def _wall_and_cpu(run: Callable[[], Any]) -> tuple[float, float]:
+    """Nanoseconds of a call by the clock, without those it waited for a core, and of processor time."""
+    waited, own = waiting_ns("thread-self"), time.thread_time_ns()
     cpu, wall = time.process_time_ns(), _timer_clock()()
     run()
-    return max(_timer_clock()() - wall, 1), max(time.process_time_ns() - cpu, 1)
+    wall, cpu = _timer_clock()() - wall, time.process_time_ns() - cpu
+    own, waited = time.thread_time_ns() - own, waiting_ns("thread-self") - waited
+    # it may have waited just before or after the call, so no more is taken off than leaves what this thread computed
+    return max(wall - waited, min(own, wall), 1), max(cpu, 1)
+
+
+def waiting_ns(process: int | str) -> int:
+    """How long the first thread of a process (or this thread) could have run and had no core; 0 where nobody counts."""
+    try:
+        return int(Path(f"/proc/{process}/schedstat").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _products(event: Event, baseline: Runner) -> list[Callable[[], Any]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -158,11 +159,14 @@ def file_inside(folder: Path | None, name: str) -> Path:
 # --- steps ---
 
 Check = Callable[[Any, str], Any]
+_MOST_MARKS = 3  # accents on one letter
 
 
 def _text(value: Any, what: str, most: int = 80) -> str:
     if not isinstance(value, str) or len(value) > most or not value.isprintable():
         raise Rejected("schema", f"{what} must be a text of at most {most} printable characters")
+    if any(all(map(unicodedata.combining, value[at : at + _MOST_MARKS + 1])) for at in range(len(value) - _MOST_MARKS)):
+        raise Rejected("schema", f"{what} puts more than {_MOST_MARKS} marks on one letter, over its neighbours' lines")
     return value
 
 

@@ -9,13 +9,16 @@ believed.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import math
 import os
 import select
 import struct
 import subprocess
+import sys
 import tempfile
+import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +32,7 @@ import numpy.typing as npt
 from tilewise._files import read_input
 from tilewise.bench.errors import Rejected
 from tilewise.bench.events import Event
+from tilewise.bench.integrity import waiting_ns
 from tilewise.bench.plugins import jail, wire
 from tilewise.bench.recipe import MOST_FILE_BYTES
 from tilewise.errors import UnavailableError
@@ -51,6 +55,7 @@ class Host:
     idle: float = 0.0  # and while none was
     scratch: int = 0  # the most it kept in its scratch folder
     own: int = 0  # the most it had in memory for itself
+    quickest: float = math.inf  # the shortest answer, without what it waited for a core
     _cpu: float = 0.0
 
     def ask(self, question: Array, watched: bool = False) -> tuple[Array, float]:
@@ -63,7 +68,9 @@ class Host:
         length = math.prod(layout[0]) * np.dtype(layout[1]).itemsize
         asking, answering = self._pipes()
         if select.select([answering], [], [], 0)[0]:
-            raise Rejected("plugin failed", f"the plugin wrote while no question was open{self.last_words()}")
+            what = "wrote" if _bytes_waiting(answering) else "ended"
+            raise Rejected("plugin failed", f"the plugin {what} while no question was open{self.last_words()}")
+        waited = waiting_ns(self.prisoner.pid)
         before = self._cpu_time()
         self.idle += before - self._cpu
         start = time.perf_counter()
@@ -77,6 +84,7 @@ class Host:
         seconds = time.perf_counter() - start
         self._cpu = self._cpu_time()
         self.busy += self._cpu - before
+        self.quickest = min(self.quickest, seconds - 1e-9 * (waiting_ns(self.prisoner.pid) - waited))
         if watched:
             self._look_at_memory()
         return wire.decode(content, layout), seconds
@@ -156,6 +164,11 @@ class Host:
         if names > _MOST_NAMES:
             raise Rejected("plugin failed", f"the plugin made more than the {_MOST_NAMES:,} files and folders it may")
         return (found.f_blocks - found.f_bfree) * found.f_frsize + max(names - 1, 0) * _NAME_BYTES
+
+
+def _bytes_waiting(descriptor: int) -> int:
+    count = fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4))
+    return int.from_bytes(count, sys.byteorder)
 
 
 def _status_bytes(pid: int, file: str, name: str) -> int:

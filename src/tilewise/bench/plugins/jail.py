@@ -42,7 +42,7 @@ _KEEP_PAGES = (3, 14, 15)  # madvise: will need, huge pages or not; what would h
 
 _CALLS = """
 read write readv writev pread64 pwrite64 open openat close close_range stat fstat lstat newfstatat statx
-lseek mprotect munmap mremap brk rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack ioctl access faccessat
+lseek mprotect munmap brk rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack ioctl access faccessat
 faccessat2 select pselect6 poll ppoll sched_yield nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time
 times getrusage getpid gettid getppid getuid geteuid getgid getegid getgroups getcwd uname sysinfo sched_getaffinity
 getcpu getrlimit fcntl dup dup2 dup3 getdents64 readlink readlinkat futex set_robust_list get_robust_list
@@ -93,6 +93,7 @@ def allowed_calls() -> bytes:
     rules.add_rule(seccomp.ERRNO(38), "clone3")  # "not known here": the C library then takes clone
     rules.add_rule(seccomp.ALLOW, "prlimit64", seccomp.Arg(2, seccomp.EQ, 0))  # to read a limit, not to set one
     rules.add_rule(seccomp.ALLOW, "mmap", seccomp.Arg(3, seccomp.MASKED_EQ, _MAP_HUGETLB, 0))
+    rules.add_rule(seccomp.ALLOW, "mremap", seccomp.Arg(1, seccomp.GT, 0))  # of nothing: the same pages a second time
     for advice in _KEEP_PAGES:
         rules.add_rule(seccomp.ALLOW, "madvise", seccomp.Arg(2, seccomp.EQ, advice))
     with tempfile.TemporaryFile() as stream:
@@ -105,7 +106,7 @@ def command(folder: Path, words: tuple[str, ...], hide_weights: bool, info: int 
     """The command line that runs Python on `words` in a jail with `folder` as the plugin's."""
     bound = [*_interpreter(), *_packages(hide_weights), "--ro-bind", str(folder), PLUGIN]
     bound = [*_parents(bound), *bound]
-    places = ["--dev", "/dev", "--size", str(SCRATCH_BYTES), "--perms", "1777", "--tmpfs", SCRATCH]
+    places = ["--tmpfs", "/dev", *_devices(), "--size", str(SCRATCH_BYTES), "--perms", "1777", "--tmpfs", SCRATCH]
     sealed = [word for place in ("/dev", "/") for word in ("--remount-ro", place)]
     spaces = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     if os.getuid() == 0:  # the host process becomes a user of its own by itself, see process.become_nobody
@@ -116,6 +117,12 @@ def command(folder: Path, words: tuple[str, ...], hide_weights: bool, info: int 
     ends = ["--die-with-parent", "--new-session", "--as-pid-1", "--chdir", SCRATCH]
     python = str(Path(sys.executable).resolve())
     return [str(shutil.which("bwrap")), *spaces, *bound, *places, *sealed, *ends, *told, python, "-S", "-P", *words]
+
+
+def _devices() -> Iterator[str]:
+    """Those that hold nothing: a terminal or a device of zeros would be a place to keep things uncounted."""
+    for name in ("/dev/null", "/dev/urandom"):
+        yield from ("--dev-bind", name, name)
 
 
 def environment(threads: int) -> dict[str, str]:

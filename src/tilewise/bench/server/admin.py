@@ -86,6 +86,8 @@ def _add_session(router: APIRouter, service: Service) -> None:
 
     @router.post("/out")
     async def sign_out(request: Request) -> Response:
+        if _from_elsewhere(request):  # which would end a session in a browser that did not even send its cookie
+            return page("login.html", 403, error="This came from another site.")
         if await _teacher(service, request) is not None:
             await service.read(end_session, service.board, request.cookies[_COOKIE])
         answer = RedirectResponse("/teacher", 303)

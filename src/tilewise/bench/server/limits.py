@@ -15,7 +15,7 @@ import ipaddress
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -52,6 +52,7 @@ HEADERS = {
     b"referrer-policy": b"same-origin",
     b"cross-origin-opener-policy": b"same-origin",
 }
+_NOT_KEPT = {b"cache-control": b"no-store"}  # a teacher's page holds new tokens, and a shared browser keeps what it may
 
 
 class Refused(Exception):
@@ -92,7 +93,7 @@ class Limits:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        answer = _Answer(send)
+        answer = _Answer(send, _NOT_KEPT if scope["path"].startswith("/teacher") else {})
         started = time.monotonic()
         try:
             if self._pulse is not None and scope["path"] == "/health" and scope["method"] == "GET":
@@ -229,15 +230,15 @@ def _client(scope: Any, holder: Holder | None) -> str:
 class _Answer:
     """Sends on what the application sends, with the site's headers, and remembers what the log wants to know."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, send: Send, more: Mapping[bytes, bytes]) -> None:
+        self._send, self._headers = send, HEADERS | dict(more)
         self.status, self.length = 0, 0
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = int(message["status"])
             present = {name.lower() for name, _ in message.get("headers", [])}
-            extra = [(name, value) for name, value in HEADERS.items() if name not in present]
+            extra = [(name, value) for name, value in self._headers.items() if name not in present]
             message["headers"] = [*message.get("headers", []), *extra]
         elif message["type"] == "http.response.body":
             self.length += len(message.get("body", b""))
