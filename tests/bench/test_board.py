@@ -13,10 +13,13 @@ import pytest
 
 pytest.importorskip("sqlalchemy")
 
+from sqlalchemy import insert
+
 from tilewise.bench import Rejected, parse_recipe
-from tilewise.bench.board import Board, open_board, verify
+from tilewise.bench.board import Board, open_board, schema, verify
 from tilewise.bench.board.chain import link_hash
 from tilewise.bench.board.tokens import create_token, holder_of, revoke_token
+from tilewise.bench.board.transactions import entry_row
 from tilewise.bench.scoring import Score
 from tilewise.errors import ConfigurationError, UnavailableError
 
@@ -77,6 +80,29 @@ def test_a_replayed_submission_is_rejected_and_names_the_first(board: Board) -> 
     assert len(board.entries()) == 1
     with board.write() as transaction:
         assert transaction.submit("rooks", recipe())["entry"] == 2
+
+
+def test_entries_are_counted_by_themselves(board: Board) -> None:
+    """A class's tokens and every result are links of the ledger too; the first entry is still entry 1."""
+    create_token(board, "owls")
+    create_token(board, "rooks")
+    assert filled(board, 3) == [1, 2, 3]
+    assert verify(board).good
+
+
+def test_a_board_whose_entries_have_the_numbers_of_their_links_goes_on(board: Board) -> None:
+    create_token(board, "owls")
+    with board.write() as transaction:
+        body = transaction._submission("owls", recipe("old"), {"a": b"1"}, "closed", None)
+        transaction._keep_file(b"1")
+        link = transaction._append("submission", body)
+        transaction.connection.execute(insert(schema.entries).values(**entry_row(link, body, "queued")))
+        transaction._queue(link.seq)
+    with board.write() as transaction:
+        number = transaction.submit("owls", recipe("new"), {"b": b"2"})["entry"]
+    assert (link.seq, number) == (2, 3)
+    assert (board.files(2), board.files(3)) == ({"a": b"1"}, {"b": b"2"})
+    assert verify(board).good
 
 
 def test_a_refused_part_leaves_the_rest_of_a_transaction(board: Board) -> None:

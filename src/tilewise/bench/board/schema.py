@@ -46,7 +46,7 @@ ledger = Table(
 entries = Table(
     "entries",
     metadata,
-    Column("id", Integer, primary_key=True, autoincrement=False),  # the seq of its submission
+    Column("id", Integer, primary_key=True, autoincrement=False),
     Column("team", String(40), nullable=False, index=True),
     Column("event", String(32), nullable=False, index=True),
     Column("division", String(8), nullable=False),
@@ -61,6 +61,7 @@ entries = Table(
     Column("verified", Boolean, nullable=False, default=False),
     Column("record", Boolean, nullable=False, default=False),
     Column("bytes", Integer, nullable=False, default=0),  # what its submission added to the database
+    Column("link", Integer, nullable=False, default=0),  # the seq of its submission; 0: its id, as in older ledgers
 )
 events = Table(
     "events", metadata, Column("name", String(32), primary_key=True), Column("open", Boolean, nullable=False)
@@ -171,7 +172,7 @@ def create_tables(engine: Engine) -> None:
     with engine.execution_options(writes=True).begin() as connection:
         take_turn(connection)
         metadata.create_all(connection)
-        for table, name in (("jobs", "beat"), ("jobs", "turn"), ("entries", "bytes")):
+        for table, name in (("jobs", "beat"), ("jobs", "turn"), ("entries", "bytes"), ("entries", "link")):
             if name not in {column["name"] for column in inspect(connection).get_columns(table)}:
                 connection.execute(text(f"ALTER TABLE {table} ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0"))
         last = "" if engine.dialect.name == "sqlite" else " NULLS LAST"  # SQLite has them there by itself

@@ -345,8 +345,10 @@ class Board:
             }
 
     def _submission(self, number: int) -> Mapping[str, Any]:
+        entries, ledger = schema.entries, schema.ledger
         with self.read() as connection:
-            text_ = connection.execute(select(schema.ledger.c.body).where(schema.ledger.c.seq == number)).scalar()
+            link = connection.execute(select(entries.c.link).where(entries.c.id == number)).scalar() or number
+            text_ = connection.execute(select(ledger.c.body).where(ledger.c.seq == link)).scalar()
             body: Mapping[str, Any] = json.loads(text_ or '{"files": {}}')
         return body
 

@@ -92,12 +92,17 @@ class Transaction:
             raise Replayed(int(known))
         kept = sum(self._keep_file(content) for content in [*files.values(), *([plugin] if plugin else [])])
         body["bytes"] = kept + len(canonical(body["recipe"]))
+        body["entry"] = number = self._next_number()
         link = self._append("submission", body)
         status = "unverified" if division == "open" else "queued"
-        self._connection.execute(insert(schema.entries).values(**entry_row(link.seq, link.at, body, status)))
+        self._connection.execute(insert(schema.entries).values(**entry_row(link, body, status)))
         if queue and division == "closed":
-            self._queue(link.seq)
-        return {"entry": link.seq, "hash": link.hash, "at": link.at, "status": status}
+            self._queue(number)
+        return {"entry": number, "hash": link.hash, "at": link.at, "status": status}
+
+    def _next_number(self) -> int:
+        """Entries are counted from 1 by themselves: tokens and results are links of the ledger too, but no entries."""
+        return int(self._connection.execute(select(func.max(schema.entries.c.id))).scalar() or 0) + 1
 
     def _submission(
         self, team: str, recipe: Mapping[str, Any], files: Mapping[str, bytes], division: str, plugin: bytes | None
@@ -312,11 +317,19 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def entry_row(seq: int, at: str, body: Mapping[str, Any], status: str) -> dict[str, Any]:
-    """The row of `entries` that a submission gives."""
+def entry_row(link: Link, body: Mapping[str, Any], status: str) -> dict[str, Any]:
+    """The row of `entries` that a submission gives. In an older ledger an entry has the number of its link."""
     recipe = body["recipe"]
+    number, where = (int(body["entry"]), link.seq) if "entry" in body else (link.seq, 0)
     names = {name: body[name] for name in ("team", "event", "division", "digest")}
-    row = {"id": seq, "submitted_at": at, "name": str(recipe.get("name", "")), "status": status, "reason": ""}
+    row = {
+        "id": number,
+        "link": where,
+        "submitted_at": link.at,
+        "name": str(recipe.get("name", "")),
+        "status": status,
+        "reason": "",
+    }
     row |= {"recipe": canonical(recipe).decode(), "bytes": int(body.get("bytes", 0))}
     return row | names | {"score": None, "result": None, "verified": False, "record": False}
 

@@ -97,11 +97,15 @@ class Replay:
             self.faults.append(f"link {link.seq} repeats an earlier submission")
         self.digests.add(body["digest"])
         status = "unverified" if body["division"] == "open" else "queued"
-        self.rows[link.seq] = entry_row(link.seq, link.at, body, status)
+        row = entry_row(link, body, status)
+        number = row["id"]
+        if number in self.rows:
+            self.faults.append(f"link {link.seq} takes the number of entry {number}")
+        self.rows[number] = row
         for digest in (*body["files"].values(), *([body["plugin"]] if body.get("plugin") else [])):
-            self.named.setdefault(digest, link.seq)
+            self.named.setdefault(digest, number)
         if body["division"] == "closed":
-            self.pending.add(link.seq)
+            self.pending.add(number)
 
     def _result(self, _: Link, body: dict[str, Any]) -> None:
         self.rows[body["entry"]].update(result_columns(body))
