@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks import gpu_tables, llama_cpp_tables
 from benchmarks.cards import again, card, listed, machines
 from benchmarks.results_files import geometric, read, read_any, rows, table
+from tilewise.profile.units import with_interval
 from tilewise.tune.search.replay import OURS, SIMPLE
 
 NOT_MEASURED = "not measured yet"
@@ -80,7 +81,7 @@ def _replay_row(strategy: str, count: int) -> tuple[str, Callable[[Mapping[str, 
 
 def _saving(count: int, found: Mapping[str, Any]) -> str:
     one = next(c for c in found["comparisons"] if c["measurements"] == count)
-    return f"{100 * one['saving']:.2f} ({100 * one['low']:.2f} to {100 * one['high']:.2f})"
+    return with_interval(*(f"{100 * one[name]:.2f}" for name in ("saving", "low", "high")))
 
 
 def without_model() -> str:
@@ -168,9 +169,8 @@ def int8_accuracy() -> str:
     cells = []
     for (model, seed), members in groups.items():
         worst = max(members, key=lambda row: (row["points lost"], row["interval"][1]))
-        low, high = worst["interval"]
         name = model if "shipped" in model else f"{model}, seed {seed}"
-        lost = f"{worst['points lost']:.2f} ({low:.2f} to {high:.2f})"
+        lost = with_interval(*(f"{value:.2f}" for value in (worst["points lost"], *worst["interval"])))
         cells.append((name, f"{worst['float32 %']:.2f} %", f"{worst['images']:,}", lost))
     return table(("model", "float32", "images", "points lost, worst of four observers (95 % interval)"), cells)
 

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from tilewise.profile.units import with_interval
+
 _COLOURS = ("#3b7dd8", "#d9772b", "#2a9d8f", "#9a62c4")
 _TEXT = "#808080"
 _LEFT, _RIGHT, _WIDTH, _STEP, _TOP = 330, 20, 860, 13, 52
@@ -74,7 +76,8 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
 
 
 def _line(line: Range, y: int, colour: str, scale: Scale) -> str:
-    said = f"{line.label}, {line.kind}: {line.typical:.2f}× ({line.worst:.2f} to {line.best:.2f})"
+    ratio = with_interval(f"{line.typical:.2f}×", f"{line.worst:.2f}", f"{line.best:.2f}")
+    said = f"{line.label}, {line.kind}: {ratio}"
     return (
         f'<g stroke="{colour}" fill="{colour}"><title>{escape(said)}</title>'
         f'<line x1="{scale.x(line.worst):.1f}" x2="{scale.x(line.best):.1f}" y1="{y}" y2="{y}" '

@@ -27,6 +27,7 @@ from benchmarks import replay
 from benchmarks.figures import FIGURES, SECTIONS
 from benchmarks.picture import Range, picture
 from benchmarks.results_files import HOME_KIND, RESULTS, ROOT, dates, geometric, kinds, read, read_any, rows, table
+from tilewise.profile.units import with_interval
 
 _SECTION = re.compile(
     r"(<!-- results ([\w ]+): written by `python -m benchmarks.tables` -->\n).*?(<!-- end of results -->)", re.S
@@ -98,10 +99,14 @@ def summaries() -> list[Summary]:
 
 def summary() -> str:
     """README's table: a column for each kind of CPU."""
-    found = {(s.label, s.kind): f"{geometric(s.ratios):.2f}× ({min(s.ratios):.2f})" for s in summaries()}
+    found = {(s.label, s.kind): _typical_and_worst(s.ratios) for s in summaries()}
     labels = dict.fromkeys(label for label, _ in found)
     cells = [[label, *(found.get((label, kind), "") for kind in kinds())] for label in labels]
     return f"{table(('typical ratio (worst)', *kinds()), cells)}\n\n{machine_sentence()}"
+
+
+def _typical_and_worst(ratios: list[float]) -> str:
+    return f"{geometric(ratios):.2f}×" + (f" ({min(ratios):.2f})" if len(ratios) > 1 else "")
 
 
 def full_summary() -> str:
@@ -112,7 +117,7 @@ def full_summary() -> str:
 
 def _summary_line(found: Summary) -> list[str]:
     peers = ", ".join(dict.fromkeys(who for row in found.cases for who in row["seconds"] if who != "tilewise"))
-    spread = f"{geometric(found.ratios):.2f}× ({min(found.ratios):.2f} to {max(found.ratios):.2f})"
+    spread = with_interval(f"{geometric(found.ratios):.2f}×", f"{min(found.ratios):.2f}", f"{max(found.ratios):.2f}")
     return [found.label, found.kind, peers, spread, str(len(found.cases)), str(found.threads), dates(found.cases)]
 
 
@@ -191,7 +196,7 @@ def pruning() -> str:
     cells = []
     for row in read_any("prune_accuracy") or []:
         if "sparsity" in row:
-            lost = f"{row['points lost']:.2f} ({row['interval'][0]:.2f} to {row['interval'][1]:.2f})"
+            lost = with_interval(*(f"{value:.2f}" for value in (row["points lost"], *row["interval"])))
             size = f"{row['file']:.3f}" if "file" in row else ""
             name = f"{row['model']}, seed {row['seed']}"
             cells.append((name, f"{row['sparsity']:.0%}", row["then"], f"{row['dense %']:.2f} %", lost, size))

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from tests.learn.test_lessons import code_of
 from tilewise import learn
 from tilewise.cli.check import check
-from tilewise.errors import ConfigurationError
+from tilewise.errors import ConfigurationError, MissingFileError
 from tilewise.learn.checking import exercises
 from tools import notebooks
 
@@ -87,6 +87,24 @@ def test_progress_is_shown_and_survives_a_damaged_file(home):
     assert learn.progress() == {lesson: {} for lesson in learn.LESSONS}
 
 
+def test_verdicts_are_given_where_progress_cannot_be_kept(home, capsys):
+    (home / "caching.py").write_text((SOLUTIONS / "caching.py").read_text())
+    (home / "cache").write_text("a file where the folder would be\n")
+    done = CliRunner().invoke(app, ["caching"])
+    assert done.exit_code == 0
+    assert "3 of 3 solved" in done.output and "Your progress is not kept" in done.output
+    learn.report("caching")
+    assert "Your progress is not kept" in capsys.readouterr().out
+
+
+def test_what_to_do_next_is_said(home):
+    assert "tilewise check profiling --start" in CliRunner().invoke(app, []).output
+    with pytest.raises(MissingFileError, match="tilewise check caching --start"):
+        CliRunner().invoke(app, ["caching"], catch_exceptions=False)
+    with pytest.raises(ConfigurationError, match="Name the lesson"):
+        CliRunner().invoke(app, ["--only", "affine"], catch_exceptions=False)
+
+
 @pytest.mark.parametrize("lesson", learn.LESSONS)
 def test_every_exercise_has_a_hint_and_one_that_says_more(lesson, capsys):
     for exercise in exercises(lesson):
@@ -96,7 +114,7 @@ def test_every_exercise_has_a_hint_and_one_that_says_more(lesson, capsys):
 
 
 def test_a_hint_for_nothing_is_a_sentence(home):
-    with pytest.raises(ConfigurationError, match="it has percentile"):
+    with pytest.raises(ConfigurationError, match="known are percentile"):
         learn.hint("profiling", "nothing")
     assert "hint 1 of 2" in CliRunner().invoke(app, ["profiling", "--hint", "percentile"]).output
     assert "hint 2 of 2" in CliRunner().invoke(app, ["profiling", "--hint", "percentile", "--more"]).output

@@ -12,7 +12,7 @@ import pytest
 from tilewise.errors import ConfigurationError
 from tilewise.profile import MeasurementError, TimeLimitError, Timer
 from tilewise.profile.timing import clock
-from tilewise.profile.units import seconds
+from tilewise.profile.units import seconds, with_interval
 
 
 def never_returns() -> None:
@@ -184,3 +184,8 @@ def test_a_measurement_is_plain_data():
 )
 def test_seconds_are_written_for_people(value, text):
     assert seconds(value) == text
+
+
+def test_an_interval_is_shown_only_where_something_varies():
+    assert with_interval("2.55%", "2.55%", "2.55%") == "2.55%"
+    assert with_interval("1.20×", "1.10", "1.30") == "1.20× (1.10 to 1.30)"

@@ -29,6 +29,7 @@ from tilewise.nn import Module
 from tilewise.nn import functional as F
 from tilewise.profile import Comparison, Interval, Measurement, MemoryProfiler, ProfilerContext, Timer
 from tilewise.profile.timing.statistics import signed_rank_test
+from tilewise.profile.units import with_interval
 from tilewise.tensor import Tensor, enable_grad
 
 Array = npt.NDArray[Any]
@@ -88,9 +89,7 @@ class Gain:
     high: float
 
     def __str__(self) -> str:
-        return (
-            f"{self.ratio:.2f}×" if self.low == self.high else f"{self.ratio:.2f}× ({self.low:.2f} to {self.high:.2f})"
-        )
+        return with_interval(f"{self.ratio:.2f}×", f"{self.low:.2f}", f"{self.high:.2f}")
 
 
 @dataclass(frozen=True)

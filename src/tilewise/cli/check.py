@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +36,7 @@ def check(
     Example: tilewise check quantization --start, then, with the answers written: tilewise check quantization
     """
     from tilewise import learn
+    from tilewise.errors import ConfigurationError, MissingFileError
     from tilewise.learn.checking import exercise_names
     from tilewise.learn.notebook import verdict_lines
     from tilewise.learn.solved import remember
@@ -42,6 +44,8 @@ def check(
     if otter is not None or nbgrader is not None:
         _hand_out(lesson, otter, nbgrader)
         return
+    if lesson is None and (start or only or hint or file):
+        raise ConfigurationError(f"Name the lesson too: {', '.join(learn.LESSONS)}.")
     if progress or lesson is None:
         _show_progress(as_json)
         return
@@ -53,21 +57,35 @@ def check(
     if start:
         print(f"Write your answers into {learn.start(lesson, path)}, then run: tilewise check {lesson}")
         return
+    if file is None and not path.exists():
+        raise MissingFileError(f"{path} does not exist; `tilewise check {lesson} --start` writes it to fill in.")
     results = learn.check(lesson, path, time_limit, only=only)
-    remember(lesson, results)
     if as_json:
         print(json.dumps([vars(result) for result in results], indent=1))
     else:
         print("\n".join(verdict_lines(results)))
+    unkept = remember(lesson, results)
+    if unkept:
+        print(unkept, file=sys.stderr)
     if not all(result.solved for result in results):
         raise typer.Exit(1)
 
 
 def _show_progress(as_json: bool) -> None:
     from tilewise.learn import progress
+    from tilewise.learn.checking import exercise_names
     from tilewise.learn.solved import lines
 
-    print(json.dumps(progress(), indent=1) if as_json else "\n".join(lines()))
+    if as_json:
+        print(json.dumps(progress(), indent=1))
+        return
+    print("\n".join(lines()))
+    lesson = next((name for name, solved in progress().items() if len(solved) < len(exercise_names(name))), None)
+    if lesson is not None:
+        print(
+            f"Next: `tilewise check {lesson} --start` writes {lesson}.py to fill in; "
+            f"`tilewise check {lesson}` checks it."
+        )
 
 
 def _hand_out(lesson: str | None, otter: Path | None, nbgrader: Path | None) -> None:

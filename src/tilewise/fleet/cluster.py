@@ -38,7 +38,7 @@ def require_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise UnavailableError("--ray needs Ray: pip install 'tilewise[ray]'") from None
+        raise UnavailableError("this needs Ray: pip install 'tilewise[ray]'") from None
     return ray
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from tilewise._files import read_input, write_whole
-from tilewise.errors import ConfigurationError
+from tilewise.errors import ConfigurationError, did_you_mean
 from tilewise.learn.remote import Codec, Gone, Line, asked
 
 LESSONS = ("profiling", "acceleration", "quantization", "pruning", "caching", "benchmarking", "costmodel")
@@ -77,7 +77,7 @@ def exercises(lesson: str) -> tuple[Exercise, ...]:
 
 def known(lesson: str) -> str:
     if lesson not in LESSONS:
-        raise ConfigurationError(f"There is no lesson {lesson!r}; there are {', '.join(LESSONS)}.")
+        raise ConfigurationError(f"There is no lesson {lesson!r}; {did_you_mean(lesson, LESSONS)}")
     return lesson
 
 
@@ -94,7 +94,7 @@ def exercise_names(lesson: str, only: str | None = None) -> list[str]:
     """The names of a lesson's exercises, or the one that is asked for."""
     names = [exercise.name for exercise in exercises(lesson)]
     if only is not None and only not in names:
-        raise ConfigurationError(f"The lesson {lesson} has no exercise {only!r}; it has {', '.join(names)}.")
+        raise ConfigurationError(f"The lesson {lesson} has no exercise {only!r}; {did_you_mean(only, names)}")
     return names if only is None else [only]
 
 

@@ -27,8 +27,8 @@ def verdict_lines(results: list[Result]) -> list[str]:
 def report(lesson: str, file: str | Path | None = None, time_limit: float = 60.0) -> None:
     """Check the answers in LESSON.py beside the notebook, keep what is solved, and print the verdicts."""
     results = check(lesson, Path(file) if file is not None else Path(f"{known(lesson)}.py"), time_limit)
-    remember(lesson, results)
-    print("\n".join(verdict_lines(results)))
+    unkept = remember(lesson, results)
+    print("\n".join([*verdict_lines(results), *filter(None, [unkept])]))
 
 
 def hints(lesson: str, exercise: str) -> list[str]:

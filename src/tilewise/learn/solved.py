@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tilewise._files import read_json_input, write_whole
 from tilewise._system import cache_folder
-from tilewise.errors import TilewiseError
+from tilewise.errors import TilewiseError, UnavailableError
 from tilewise.learn.checking import LESSONS, Result, exercises
 
 Progress = dict[str, dict[str, str]]  # lesson: exercise: when it was solved
@@ -28,15 +28,18 @@ def progress() -> Progress:
         return {lesson: {} for lesson in LESSONS}
 
 
-def remember(lesson: str, results: Iterable[Result]) -> None:
-    """Add what was solved just now; what was solved once stays solved."""
+def remember(lesson: str, results: Iterable[Result]) -> str:
+    """Add what was solved just now; what was solved once stays solved. Gives a sentence where it cannot be kept."""
     kept = progress()
     now = datetime.now(UTC).isoformat(timespec="seconds")
     for result in results:
         if result.solved:
             kept[lesson].setdefault(result.name, now)
-    where().parent.mkdir(parents=True, exist_ok=True)
-    write_whole(where(), json.dumps(kept, indent=1) + "\n")
+    try:
+        write_whole(where(), json.dumps(kept, indent=1) + "\n")
+    except UnavailableError as error:
+        return f"Your progress is not kept: {error}"
+    return ""
 
 
 def lines() -> list[str]:

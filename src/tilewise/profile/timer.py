@@ -59,9 +59,10 @@ class Measurement:
         return float(self.samples.min())
 
     def __str__(self) -> str:
-        low, high = self.intervals["p50"].low, self.intervals["p50"].high
+        low, high = (seconds(bound) for bound in (self.intervals["p50"].low, self.intervals["p50"].high))
+        interval = f" (95 % interval {low} to {high})" if low != high else ""
         lines = [
-            f"p50 {seconds(self.p50)} (95 % interval {seconds(low)} to {seconds(high)}), p95 {seconds(self.p95)}, "
+            f"p50 {seconds(self.p50)}{interval}, p95 {seconds(self.p95)}, "
             f"p99 {seconds(self.p99)}, {len(self.samples)} samples of "
             f"{self.calls_per_sample} call{'s'[: self.calls_per_sample > 1]}"
         ]

@@ -122,10 +122,11 @@ def print_score(score: Any) -> None:
                 f"{step['score']:.2f}",
             )
         console.print(table)
-        low, high = score.interval
+        low, high = (f"{bound:.3f}" for bound in score.interval)
+        interval = f" (95 % interval {low} to {high})" if low != high else ""
         console.print(
             f"speed-up {score.speedup:.2f}× · memory {score.memory_gain:.2f}× · size {score.size_gain:.2f}× · "
-            f"score {score.score:.3f} (95 % interval {low:.3f} to {high:.3f})"
+            f"score {score.score:.3f}{interval}"
         )
     for line in score.validation["checks"]:
         console.print(f"  valid: {line}")

@@ -19,6 +19,7 @@ from tilewise.errors import ConfigurationError, TilewiseError
 from tilewise.io import load
 from tilewise.nn import Module
 from tilewise.profile import Timer
+from tilewise.profile.units import with_interval
 
 Array = npt.NDArray[Any]
 _CHUNK = 500
@@ -151,7 +152,7 @@ def print_table(title: str, rows: list[Outcome], batch: int) -> None:
         table.add_row(
             row.name,
             f"{100 * row.accuracy:.2f} %",
-            "none" if low == high == 0 else f"{row.drop_points:+.2f} ({low:+.2f} to {high:+.2f})",
+            "none" if low == high == 0 else with_interval(*(f"{v:+.2f}" for v in (row.drop_points, low, high))),
             f"{row.bytes_in_memory / 1024:,.1f} KiB",
             f"{row.latency_s * 1e3:.3f} ms",
             f"{row.speedup:.2f}×",

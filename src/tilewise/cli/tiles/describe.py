@@ -74,9 +74,9 @@ def _table(what: str, groups: dict[str, GroupFigures]) -> object:
     for heading in ("kernels", "configs", "best, us", "worst", "median", "fifth", "fixed", "default", "noise"):
         table.add_column(heading, justify="right")
     for name, group in groups.items():
-        low, high = group.best_us
+        best = " to ".join(dict.fromkeys(f"{bound:.3g}" for bound in group.best_us))
         table.add_row(
-            name, str(group.kernels), str(group.configs), f"{low:.3g}-{high:.3g}", f"{group.spread:.1f}x",
+            name, str(group.kernels), str(group.configs), best, f"{group.spread:.1f}x",
             f"{group.median_config:.2f}x", f"{group.fifth_best_loss:.1%}", f"{group.fixed_loss:.0%}",
             f"{group.default_loss:.0%}", "-" if group.noise is None else f"{group.noise:.2%}",
         )  # fmt: skip

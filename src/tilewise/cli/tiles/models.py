@@ -233,9 +233,9 @@ def _print_evaluation(evaluation: Evaluation, by_program: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    title = (
-        f"{evaluation.split}: {evaluation.kernels} kernels, {evaluation.configs} configurations (mean, 95 % interval)"
-    )
+    title = f"{evaluation.split}: {evaluation.kernels} kernels, {evaluation.configs} configurations"
+    if any(interval.low != interval.high for row in evaluation.rows for interval in row.metrics.values()):
+        title += " (mean, 95 % interval)"
     table = Table(title=title, title_justify="left")
     keys = {
         "top1": "top-1 error",
@@ -275,7 +275,9 @@ def _print_programs(title: str, programs: dict[str, dict[str, float]]) -> None:
 
 
 def _percent(interval: Any) -> str:
-    return f"{interval.mean:.2%} ({interval.low:.2%}–{interval.high:.2%})"
+    from tilewise.profile.units import with_interval
+
+    return with_interval(*(f"{value:.2%}" for value in (interval.mean, interval.low, interval.high)))
 
 
 def predict(

@@ -28,6 +28,7 @@ from tilewise.tune.problem import Config, Problem
 
 FORMAT = 1
 FILE = "choices.jsonl"
+ELSEWHERE = "TILEWISE_CACHE names another folder"  # what to do where this one cannot be written
 _MOST_BYTES = 256 << 20
 
 
@@ -146,7 +147,9 @@ class Choices:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise UnavailableError(f"{self.path} cannot be written ({error.strerror or error}).") from error
+            raise UnavailableError(
+                f"{self.path} cannot be written ({error.strerror or error}); {ELSEWHERE}."
+            ) from error
 
     def _after_half_a_line(self) -> bytes:
         """A line break, where a process died in the middle of its line."""

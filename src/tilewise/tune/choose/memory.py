@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from tilewise.errors import FileFormatError, TilewiseError, UnavailableError
-from tilewise.tune.choose.cache import Choice, Choices
+from tilewise.tune.choose.cache import ELSEWHERE, Choice, Choices
 from tilewise.tune.families.space import doublings
 from tilewise.tune.measure.store import Machine, Store
 from tilewise.tune.problem import Config, Problem
@@ -71,7 +71,9 @@ class Memory:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UnavailableError(f"{self.folder} cannot be written ({error.strerror or error}).") from error
+            raise UnavailableError(
+                f"{self.folder} cannot be written ({error.strerror or error}); {ELSEWHERE}."
+            ) from error
         try:
             store = Store(self.store_file)
         except FileFormatError as error:

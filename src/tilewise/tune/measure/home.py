@@ -239,7 +239,7 @@ class SqliteFile:
         if "locked" in text or "busy" in text:
             return ConfigurationError(f"{self.path} has been in use by another process for a minute; try again.")
         if "unable to open" in text or "readonly" in text:
-            return ConfigurationError(f"{self.path} cannot be written; choose another --out.")
+            return ConfigurationError(f"{self.path} cannot be written; choose another place for the store.")
         return FileFormatError(f"{self.path} is not a readable measurement store ({text}).")
 
 

@@ -30,6 +30,7 @@ from tilewise.costmodel.models.shipped import shipped_file
 from tilewise.costmodel.models.trained import model_path
 from tilewise.costmodel.rank import Model
 from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
+from tilewise.profile.units import with_interval
 from tilewise.tune.search.calibration import Case, calibrate, load_calibration, make_case, save_calibration
 from tilewise.tune.search.gaussian_process import Hyperparameters
 from tilewise.tune.search.loop import search
@@ -275,7 +276,8 @@ def comparison_lines(comparisons: Sequence[Comparison]) -> list[str]:
 def _comparison(c: Comparison) -> str:
     if c.saving == c.low == c.high == 0:
         return f"  after {c.measurements:2d}: the same choice for every kernel"
-    return f"  after {c.measurements:2d}: {100 * c.saving:6.2f}  ({100 * c.low:.2f} to {100 * c.high:.2f})"
+    shown = with_interval(*(f"{100 * value:.2f}" for value in (c.saving, c.low, c.high)))
+    return f"  after {c.measurements:2d}: {shown}"
 
 
 _STYLES: Mapping[str, tuple[str, str]] = {

@@ -28,7 +28,7 @@ import numpy as np
 from tilewise import __version__
 from tilewise._files import read_input
 from tilewise.errors import ConfigurationError, UnavailableError
-from tilewise.tune.choose.cache import Choice, Choices, cache_folder
+from tilewise.tune.choose.cache import ELSEWHERE, Choice, Choices, cache_folder
 from tilewise.tune.choose.calibration.calibrated import (
     SHARED,
     Family,
@@ -138,7 +138,9 @@ class Calibration:
             with self.part.open("ab"):
                 pass
         except OSError as error:
-            raise UnavailableError(f"{self.part} cannot be written ({error.strerror or error}).") from error
+            raise UnavailableError(
+                f"{self.part} cannot be written ({error.strerror or error}); {ELSEWHERE}."
+            ) from error
 
     def run(self) -> Report:
         start = time.perf_counter()
@@ -340,7 +342,9 @@ class Calibration:
                 stream.flush()
                 os.fsync(stream.fileno())
         except OSError as error:
-            raise UnavailableError(f"{self.part} cannot be written ({error.strerror or error}).") from error
+            raise UnavailableError(
+                f"{self.part} cannot be written ({error.strerror or error}); {ELSEWHERE}."
+            ) from error
 
     def _resume(self) -> None:
         """What an earlier run measured and did not bring to an end."""
