@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks import gpu_tables, llama_cpp_tables
 from benchmarks.cards import again, card, listed, machines
 from benchmarks.results_files import geometric, read, read_any, rows, table
-from tilewise.profile.units import with_interval
+from tilewise._wording import with_interval
 from tilewise.tune.search.replay import OURS, SIMPLE
 
 NOT_MEASURED = "not measured yet"

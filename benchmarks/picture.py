@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from tilewise.profile.units import with_interval
+from tilewise._wording import with_interval
 
 _COLOURS = ("#3b7dd8", "#d9772b", "#2a9d8f", "#9a62c4")
 _TEXT = "#808080"

@@ -27,7 +27,7 @@ from benchmarks import replay
 from benchmarks.figures import FIGURES, SECTIONS
 from benchmarks.picture import Range, picture
 from benchmarks.results_files import HOME_KIND, RESULTS, ROOT, dates, geometric, kinds, read, read_any, rows, table
-from tilewise.profile.units import with_interval
+from tilewise._wording import with_interval
 
 _SECTION = re.compile(
     r"(<!-- results ([\w ]+): written by `python -m benchmarks.tables` -->\n).*?(<!-- end of results -->)", re.S

@@ -9,10 +9,11 @@ import time
 import numpy as np
 import pytest
 
+from tilewise._wording import with_interval
 from tilewise.errors import ConfigurationError
 from tilewise.profile import MeasurementError, TimeLimitError, Timer
 from tilewise.profile.timing import clock
-from tilewise.profile.units import seconds, with_interval
+from tilewise.profile.units import seconds
 
 
 def never_returns() -> None:

@@ -240,7 +240,7 @@ def test_more_threads_than_cores_are_left_out_with_a_sentence(tmp_path: Path) ->
     said: list[str] = []
     greedy = {**many_shapes()[0], "threads": 3}
     collect("cpu", shapes=[greedy, many_shapes()[1]], out=tmp_path / "s.sqlite", configs=5, say=said.append)
-    assert "1 kernels want more threads" in said[0]
+    assert "1 kernel left out: more threads" in said[0]
     with pytest.raises(ConfigurationError, match="want more threads than"):
         gather(tmp_path / "s.sqlite", [greedy])
 

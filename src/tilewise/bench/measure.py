@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from tilewise import models, optim
 from tilewise._extension import native
+from tilewise._wording import with_interval
 from tilewise.bench.errors import Rejected, TooNoisy
 from tilewise.bench.events import Event, TinyMLPerf
 from tilewise.bench.runner import Runner, runner_for
@@ -29,7 +30,6 @@ from tilewise.nn import Module
 from tilewise.nn import functional as F
 from tilewise.profile import Comparison, Interval, Measurement, MemoryProfiler, ProfilerContext, Timer
 from tilewise.profile.timing.statistics import signed_rank_test
-from tilewise.profile.units import with_interval
 from tilewise.tensor import Tensor, enable_grad
 
 Array = npt.NDArray[Any]

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilewise._wording import counted
+
 if TYPE_CHECKING:
     from tilewise.tune.choose.calibration.run import Report
 
@@ -107,7 +109,8 @@ def _print(report: Report) -> None:
         ratios = (f"{value:.3f}x" for value in (1.0, line.speedup, line.worst, line.best))
         table.add_row(line.family, *map(str, (line.threads, line.kernels, line.replaced)), *ratios)
     Console().print(table)
-    typer.echo(f"{report.kernels} kernels, {report.tiles} tiles in {report.seconds:.0f} s on {report.machine}.")
+    measured = f"{counted(report.kernels, 'kernel')}, {counted(report.tiles, 'tile')}"
+    typer.echo(f"{measured} in {report.seconds:.0f} s on {report.machine}.")
     if report.disturbed:
         typer.echo(f"{report.disturbed} measurements were disturbed and do not count; was the machine busy?", err=True)
     families = sorted({name.rstrip("+") for name, promise in report.promises.items() if promise is not None})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilewise._wording import counted
 from tilewise.cli.fleet.campaign import on_ray
 
 if TYPE_CHECKING:
@@ -147,7 +148,8 @@ def _plan(shapes: Path | None, configs: int | None, plugins: Sequence[str], as_j
     Console().print(table)
     kernels, pairs = sum(line.kernels for line in lines), sum(line.configs for line in lines)
     minutes = sum(line.seconds for line in lines) / 60
-    typer.echo(f"{kernels} kernels, {pairs:,} configurations, about {minutes:.0f} minutes on an idle machine.")
+    planned = f"{counted(kernels, 'kernel')}, {counted(pairs, 'configuration')}"
+    typer.echo(f"{planned}, about {counted(round(minutes), 'minute')} on an idle machine.")
 
 
 def _collect(kind: str, as_json: bool, **options: Any) -> None:
@@ -227,7 +229,8 @@ def compare(
     Console().print(table)
     correlation = f"{result.median_correlation:.4f} in the median, {result.least_correlation:.4f} at least"
     loss = f"{result.mean_choice_loss:.2%} in the mean, {result.largest_choice_loss:.2%} at most"
-    typer.echo(f"{len(result.kernels)} kernels, {result.configs} configurations. Rank correlation: {correlation}.")
+    compared = f"{counted(len(result.kernels), 'kernel')}, {counted(result.configs, 'configuration')}"
+    typer.echo(f"{compared}. Rank correlation: {correlation}.")
     typer.echo(f"What the first's best loses in the second: {loss}.")
     typer.echo(f"Runtimes relative to the default differ by {result.median_deviation:.2%} in the median.")
 

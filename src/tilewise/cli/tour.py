@@ -29,6 +29,8 @@ def tour(
     Example: tilewise tour --quick --open
     """
     from rich.console import Console
+    from rich.padding import Padding
+    from rich.text import Text
 
     from tilewise.tour import take_tour
     from tilewise.tour.page import NEXT
@@ -50,19 +52,21 @@ def tour(
         console.print(f"\nThe report with the pictures: {done.report}", soft_wrap=True, highlight=False)
         console.print("\n[bold]What next[/bold]", highlight=False)
         for line in NEXT:
-            console.print(f"   {line.replace('`', '')}", highlight=False, markup=False)
+            console.print(Padding(Text(line.replace("`", "")), (0, 0, 0, 3)))
     if browser and not webbrowser.open(done.report.resolve().as_uri()):
         print(f"no browser could be opened; the report is {done.report}", file=sys.stderr)
 
 
 def _print(console: object, number: int, stop: Stop) -> None:
     from rich.console import Console
+    from rich.padding import Padding
     from rich.table import Table
+    from rich.text import Text
 
     assert isinstance(console, Console)
     console.print(f"\n[bold]{number}. {stop.title}[/bold]", highlight=False)
     for line in (*filter(None, [stop.meaning]), *stop.lines):
-        console.print(f"   {line}", highlight=False, markup=False)
+        console.print(Padding(Text(line), (0, 0, 0, 3)))
     for shown in stop.tables:
         table = Table(box=None, pad_edge=False, padding=(0, 2))
         for place, heading in enumerate(shown.headings):

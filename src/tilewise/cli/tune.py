@@ -181,10 +181,19 @@ def _lines(tuned: Tuned) -> list[str]:
     if tuned.runtime_ns is not None:
         took = f"{tuned.runtime_ns / 1e3:.1f} us"
         beside = f", the default {tuned.default_ns / 1e3:.1f} us" if tuned.default_ns is not None else ""
-        now = f"{tuned.measurements} measured in {tuned.seconds:.2f} s"
-        lines.append(f"{took}{beside}; {'when it was tuned' if tuned.source == 'cache' else now}")
-    lines.append(f"{tuned.source}: {tuned.reason or 'chosen without measuring'}")
-    return lines
+        if tuned.source == "cache":
+            return [*lines, f"{took} when it was tuned; --fresh measures again"]
+        lines.append(f"{took}{beside}; {tuned.measurements} measured in {tuned.seconds:.2f} s")
+    return [*lines, _why(tuned)]
+
+
+def _why(tuned: Tuned) -> str:
+    """Where the choice comes from, in words."""
+    if tuned.source == "measured":
+        again = "; those within noise of the fastest were timed again before one was chosen"
+        return tuned.reason + again * (tuned.measurements > 1)
+    came = {"model": "the model's choice", "default": "the default", "service": "the service's choice"}
+    return f"{came.get(tuned.source, tuned.source)}: {tuned.reason or 'chosen without measuring'}"
 
 
 def _offer(tuner: Tuner) -> None:

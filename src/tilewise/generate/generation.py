@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewise._wording import counted
 from tilewise.errors import ConfigurationError, ShapeError
 from tilewise.generate.cache import KVCache
 from tilewise.generate.engine import LanguageModel, head_shape, make_engine, new_cache
@@ -59,8 +60,8 @@ def generate(
     longest = max(len(p) for p in prompts)
     if longest + max_new_tokens > model.context + 1:  # the last token is yielded, not fed back
         raise ShapeError(
-            f"a prompt of {longest} tokens and {max_new_tokens} new ones do not fit into the model's context of "
-            f"{model.context}"
+            f"a prompt of {counted(longest, 'token')} and {max_new_tokens} new ones do not fit into the model's "
+            f"context of {model.context}"
         )
     if use_cache:
         length = max(1, longest + max_new_tokens - 1)

@@ -32,8 +32,3 @@ def count(value: float) -> str:
 def share(value: float) -> str:
     """A part of one: 12 %, 0.4 %."""
     return f"{100 * value:.2g} %" if value < 0.1 else f"{100 * value:.0f} %"
-
-
-def with_interval(value: str, low: str, high: str) -> str:
-    """A figure and its interval, all as they are shown; the figure alone where nothing is seen to vary."""
-    return value if low == high else f"{value} ({low} to {high})"

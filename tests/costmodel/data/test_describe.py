@@ -83,3 +83,6 @@ def test_embedded_collections_describe_themselves(name: str, tmp_path: Path) -> 
 def test_nothing_there_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(TilewiseError, match="There is no collection"):
         describe(tmp_path / "nowhere")
+    (tmp_path / "mine.sqlite").write_bytes(b"SQLite format 3")
+    with pytest.raises(TilewiseError, match="tilewise collect export"):
+        describe(tmp_path / "mine.sqlite")

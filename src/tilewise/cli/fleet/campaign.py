@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from tilewise._wording import counted
 from tilewise.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -84,7 +85,10 @@ def _plainly(event: dict[str, Any], told: Told) -> None:
     if event["event"] != "measured":
         typer.echo(f"{event['slot']}: {event['event']} {event.get('machine', event.get('why', ''))}", err=True)
     elif kernels % 10 == 0:
-        typer.echo(f"{kernels} kernels, {sum(line.pairs for line in told.lines.values()):,} pairs", err=True)
+        typer.echo(
+            f"{counted(kernels, 'kernel')}, {counted(sum(line.pairs for line in told.lines.values()), 'pair')}",
+            err=True,
+        )
 
 
 @contextlib.contextmanager

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from tilewise._wording import counted
+
 store = typer.Typer(
     help="Look into measurement stores, files or PostgreSQL, and take one over into another.", no_args_is_help=True
 )
@@ -95,7 +97,9 @@ def export(
     if as_json:
         typer.echo(json.dumps({"out": str(out), "machine": part, **merged}))
         return
-    typer.echo(f"{out} took over {merged['kernels']:,} finished kernels with {merged['timings']:,} timings.")
+    typer.echo(
+        f"{out} took over {counted(merged['kernels'], 'finished kernel')} with {counted(merged['timings'], 'timing')}."
+    )
 
 
 @store.command()

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise import Tensor, data, models, no_grad
+from tilewise._wording import with_interval
 from tilewise.errors import ConfigurationError, TilewiseError
 from tilewise.io import load
 from tilewise.nn import Module
 from tilewise.profile import Timer
-from tilewise.profile.units import with_interval
 
 Array = npt.NDArray[Any]
 _CHUNK = 500

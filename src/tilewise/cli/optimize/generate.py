@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilewise._wording import counted
 from tilewise.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ def generate(
     if threads is not None:
         set_num_threads(threads)
     talker = _model(model)
+    if not prompt:
+        raise ConfigurationError("the prompt is empty; give it at least one character to go on from")
     ids = talker.encode(prompt)
     if not as_json:
         _say_what_is_read(talker, ids, prompt)
@@ -155,7 +158,8 @@ def kv(
     if as_json:
         print(json.dumps({"cached_s": cached, "uncached_s": uncached, "speedup": ratio, "picture": str(out)}))
     else:
-        print(f"{tokens} tokens: {sum(cached):.3f} s with the cache, {sum(uncached):.3f} s without ({ratio:.1f}×)")
+        took = f"{sum(cached):.3f} s with the cache, {sum(uncached):.3f} s without ({ratio:.1f}×)"
+        print(f"{counted(tokens, 'token')}: {took}")
         print(f"last token: {cached[-1] * 1e3:.2f} ms with, {uncached[-1] * 1e3:.2f} ms without; picture in {out}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,7 +58,8 @@ def prune(
     if int8:
         candidates |= _quantized(task, smaller, out / task.name)
     rows = outcomes(task, candidates, batch, runs, seed)
-    notes = _choices(fast) + (_int8_notes(rows, out / task.name) if int8 else [])
+    names = layer_names(task.model)
+    notes = _choices(fast, names) + (_int8_notes(rows, out / task.name) if int8 else [])
     found = sensitivity(task.model, lambda m: accuracy(m, task.data)) if scan else []
     if found:
         _draw(found, out / "sensitivity.png")
@@ -67,7 +69,6 @@ def prune(
         print(json.dumps(facts, default=float))
         return
     print_table(f"{task.name}, {sparsity:.0%} of its {'filters' if structured else 'weights'} removed", rows, batch)
-    names = layer_names(task.model)
     for layer in reached:
         shown = names.get(layer.name.removesuffix(".weight"), layer.name)
         print(f"  {shown}: {layer.zeros:,} of {layer.weights:,} weights are zero ({layer.sparsity:.1%})")
@@ -86,9 +87,9 @@ def _bytes(model: Any) -> int:
     return float_bytes(model) + sum(m.nbytes for m in model.modules() if isinstance(m, SparseLinear | SparseConv2d))
 
 
-def _choices(model: Any) -> list[str]:
+def _choices(model: Any, names: Mapping[str, str]) -> list[str]:
     """What each pruned layer uses, and the times that decided it."""
-    return [f"layer {name} is {why}" for name, why in getattr(model, "sparse_report", {}).items()]
+    return [f"{names.get(name, name)} runs {why}" for name, why in getattr(model, "sparse_report", {}).items()]
 
 
 def _quantized(task: Any, pruned: Any, stem: Path) -> dict[str, tuple[Any, int]]:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tilewise._wording import counted
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -108,7 +110,8 @@ def from_pb(
         return
     for sentence in result.skipped:
         typer.echo(sentence, err=True)
-    typer.echo(f"{len(result.files)} kernels with {result.valid_runs} valid of {result.runs} runs are in {out}.")
+    valid = f"{result.valid_runs:,} of {counted(result.runs, 'run')} valid"
+    typer.echo(f"{out} holds {counted(len(result.files), 'kernel')}, {valid}.")
 
 
 def from_jax(
@@ -135,7 +138,8 @@ def from_jax(
     if as_json:
         typer.echo(json.dumps({"file": str(out), **counts}))
     else:
-        typer.echo(f"{out} holds the graph of {target}: {counts['nodes']} nodes, {counts['edges']} edges.")
+        graph = f"{counted(counts['nodes'], 'node')}, {counted(counts['edges'], 'edge')}"
+        typer.echo(f"{out} holds the graph of {target}: {graph}.")
 
 
 def import_(
@@ -182,10 +186,10 @@ def import_(
     for reason, count in result.skipped.items():
         typer.echo(f"{count:,} left out: {reason}.", err=True)
     listed = ", ".join(f"{count} {name}" for name, count in sorted(result.splits.items()))
-    plural = "s" if result.kernels != 1 else ""
     typer.echo(
-        f"{out} holds {result.kernels:,} kernel{plural} ({listed}) with {result.configurations:,} configurations, "
-        f"{result.timings:,} timings and {result.failures:,} failures."
+        f"{out} holds {counted(result.kernels, 'kernel')} ({listed}) with "
+        f"{counted(result.configurations, 'configuration')}, "
+        f"{counted(result.timings, 'timing')} and {counted(result.failures, 'failure')}."
     )
 
 
@@ -240,7 +244,7 @@ def score(
         typer.echo(json.dumps(dataclasses.asdict(result)))
         return
     _print_score(result.error_at_by_program | {"all": result.error_at})
-    typer.echo(f"tile score {result.tile_score:.4f} over {result.kernels} kernels")
+    typer.echo(f"tile score {result.tile_score:.4f} over {counted(result.kernels, 'kernel')}")
 
 
 def _print_score(errors: dict[str, dict[int, float]]) -> None:

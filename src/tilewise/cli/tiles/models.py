@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilewise._wording import counted
 from tilewise.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -233,7 +234,9 @@ def _print_evaluation(evaluation: Evaluation, by_program: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    title = f"{evaluation.split}: {evaluation.kernels} kernels, {evaluation.configs} configurations"
+    title = (
+        f"{evaluation.split}: {counted(evaluation.kernels, 'kernel')}, {counted(evaluation.configs, 'configuration')}"
+    )
     if any(interval.low != interval.high for row in evaluation.rows for interval in row.metrics.values()):
         title += " (mean, 95 % interval)"
     table = Table(title=title, title_justify="left")
@@ -275,7 +278,7 @@ def _print_programs(title: str, programs: dict[str, dict[str, float]]) -> None:
 
 
 def _percent(interval: Any) -> str:
-    from tilewise.profile.units import with_interval
+    from tilewise._wording import with_interval
 
     return with_interval(*(f"{value:.2%}" for value in (interval.mean, interval.low, interval.high)))
 
@@ -314,7 +317,7 @@ def predict(
             json.dumps({"out": str(out), "kernels": len(rankings), "padded": short, "sure_top5": sure}, indent=1)
         )
         return
-    typer.echo(f"{len(rankings)} kernels ranked into {out}.")
+    typer.echo(f"{counted(len(rankings), 'kernel')} ranked into {out}.")
     if short:
         typer.echo(padding_note(short, top))
     if sure:

@@ -111,6 +111,11 @@ def find_collection(root: str | os.PathLike[str]) -> Path:
         return path
     if os.fspath(root) in embedded_collections():
         return embedded_folder() / f"{os.fspath(root)}.npz"
+    if path.is_file():
+        raise ConfigurationError(
+            f"{root} is a file, not a collection; if it is a store of measurements, make one from it: "
+            f"`tilewise collect export {root} --out FOLDER`."
+        )
     names = ", ".join(embedded_collections()) or "none in this installation"
     raise ConfigurationError(f"There is no collection at {root}; give a folder, or an embedded one ({names}).")
 

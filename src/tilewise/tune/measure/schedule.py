@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from tilewise._wording import counted
 from tilewise.tune.measure.racing import FIRST_FINAL
 from tilewise.tune.measure.store import Store
 from tilewise.tune.problem import Config, Kernel
@@ -89,7 +90,7 @@ def summary(tallies: dict[str, Tally]) -> str:
     pairs = sum(t.pairs for t in tallies.values())
     scatter = [s for t in tallies.values() for s in t.scatter]
     noise = f"{statistics.median(scatter):.2%}" if scatter else "-"
-    return f"{kernels} kernels, {pairs} pairs, scatter {noise}"
+    return f"{counted(kernels, 'kernel')}, {counted(pairs, 'pair')}, scatter {noise}"
 
 
 def table(tallies: dict[str, Tally]) -> list[str]:

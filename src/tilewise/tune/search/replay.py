@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewise._wording import counted, with_interval
 from tilewise.costmodel.baselines import Analytical
 from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import Dataset, find_collection, load_dataset
@@ -30,7 +31,6 @@ from tilewise.costmodel.models.shipped import shipped_file
 from tilewise.costmodel.models.trained import model_path
 from tilewise.costmodel.rank import Model
 from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
-from tilewise.profile.units import with_interval
 from tilewise.tune.search.calibration import Case, calibrate, load_calibration, make_case, save_calibration
 from tilewise.tune.search.gaussian_process import Hyperparameters
 from tilewise.tune.search.loop import search
@@ -123,7 +123,7 @@ def replay(
         say(notes[-1])
         calibration = calibrate(scorer, list(data.valid), names)
     cases = [make_case(scorer, kernel, names) for kernel in track(kernels, "ranking", len(kernels), progress)]
-    say(f"{len(cases)} kernels; replaying the tuner")
+    say(f"{counted(len(cases), 'kernel')}; replaying the tuner")
     curves: dict[str, Curves] = {
         "random": _random(cases, most, seed),
         "exhaustive": np.array([curve(case, range(len(case.runtime)), most) for case in cases]),
@@ -253,7 +253,7 @@ def table(result: Replay, columns: Sequence[int] = _COMPARED) -> list[str]:
     shown = [k for k in columns if k <= len(result.strategies[0].regret)]
     width = max(len(s.name) for s in result.strategies) + 2
     lines = [
-        f"{result.kernels} {result.split} kernels of {result.collection}, {result.configs} configurations: "
+        f"{result.kernels} {result.split} kernels of {result.collection}, {counted(result.configs, 'configuration')}: "
         "mean % slower than the best, after so many measurements",
         f"{'':{width}}" + "".join(f"{k:>9d}" for k in shown),
     ]

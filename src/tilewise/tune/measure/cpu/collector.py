@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tilewise._system import real_cores
+from tilewise._wording import counted
 from tilewise.errors import ConfigurationError, TilewiseError
 from tilewise.tune.choose.kept import machine_name
 from tilewise.tune.families.cpu.family import Array, CpuFamily, Expected, get_family
@@ -97,7 +98,7 @@ class CpuCollector:
         if given and not kept:
             raise ConfigurationError(f"All of these kernels want more threads than the {cores} cores of this machine.")
         if len(kept) < len(given):
-            self.say(f"{len(given) - len(kept)} kernels want more threads than the {cores} cores and are left out")
+            self.say(f"{counted(len(given) - len(kept), 'kernel')} left out: more threads than the {cores} cores")
         return kept
 
     def begin(self) -> Machine:
@@ -110,7 +111,7 @@ class CpuCollector:
 
     def run(self) -> dict[str, Tally]:
         name = self.begin().identity
-        self.say(f"{len(self.waiting)} of {len(self.wanted)} kernels to measure on {name}")
+        self.say(f"{len(self.waiting)} of {counted(len(self.wanted), 'kernel')} to measure on {name}")
         for number, kernel in enumerate(self.waiting, start=1):
             if not self._time_left():
                 break
@@ -127,7 +128,7 @@ class CpuCollector:
         if now - self._said > 10 or number == len(self.waiting):
             self._said = now
             wait = len(self.waiting) - number
-            self.say(f"{now - self.started:5.0f} s: {summary(self.tallies)}; {wait} kernels wait")
+            self.say(f"{now - self.started:5.0f} s: {summary(self.tallies)}; {wait} to go")
 
     def _time_left(self) -> bool:
         return time.monotonic() < self.deadline

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewise._system import real_cores
+from tilewise._wording import counted
 from tilewise.errors import UnavailableError
 from tilewise.tune.choose.scores import ModelScores, shipped_scores
 from tilewise.tune.families.triton.family import Binary, TritonFamily, get_family
@@ -381,5 +382,6 @@ class Collector:
         self._said = now
         self.say(
             f"{now - self.started:5.0f} s: {summary(self.tallies)}; "
-            f"{len(self.compiled)} binaries compiled, {to_compile} to go; {len(self.waiting)} kernels wait"
+            f"{len(self.compiled)} binaries compiled, {to_compile} to compile; "
+            f"{counted(len(self.waiting), 'kernel')} to go"
         )
