@@ -93,3 +93,19 @@ def test_a_misspelt_family_or_model_names_the_near_one(typed: str, meant: str, s
         pytest.skip("a model has no sizes")
     with pytest.raises(ConfigurationError, match=f"did you mean '{meant}'"):
         tune(typed, *sizes)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("64x96x80", "matmul"), "the family comes before its sizes: tilewise tune matmul 64x96x80"),
+        (("64x96x80",), "tilewise tune matmul 64x96x80"),
+        (("mlp", "64x64x64"), "mlp is a model and takes no sizes"),
+        (("matmull", "64x64x64"), "did you mean 'matmul'"),
+    ],
+)
+def test_words_in_the_wrong_place_are_put_right_by_the_sentence(words: tuple[str, ...], said: str):
+    app = typer.Typer()
+    app.command()(tune)
+    with pytest.raises(ConfigurationError, match=said):
+        CliRunner().invoke(app, list(words), catch_exceptions=False)

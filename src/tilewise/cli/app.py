@@ -14,6 +14,7 @@ from typing import Any
 
 import typer
 
+from tilewise._wording import spell_out
 from tilewise.cli.configuration import defaults
 from tilewise.cli.help import Sections
 from tilewise.errors import TilewiseError
@@ -36,6 +37,8 @@ def main() -> None:
     if not sys.stdout.isatty():
         os.environ.setdefault("COLUMNS", "120")  # a log has no width, and tables need some
     warnings.formatwarning = _one_line
+    spell_out(sys.stdout)
+    spell_out(sys.stderr)
     try:
         command = command_line()
         code = command.main(prog_name="tilewise", standalone_mode=False, default_map=defaults(command))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewise._wording import counted
+from tilewise.cli.tables import show
 
 if TYPE_CHECKING:
     from tilewise.tune.choose.calibration.run import Report
@@ -99,7 +100,6 @@ def _say_some(done: int, total: int, text: str) -> None:
 
 
 def _print(report: Report) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("kernels", title="On kernels that the choice was made without", title_justify="left")
@@ -108,7 +108,7 @@ def _print(report: Report) -> None:
     for line in report.lines:
         ratios = (f"{value:.3f}x" for value in (1.0, line.speedup, line.worst, line.best))
         table.add_row(line.family, *map(str, (line.threads, line.kernels, line.replaced)), *ratios)
-    Console().print(table)
+    show(table)
     measured = f"{counted(report.kernels, 'kernel')}, {counted(report.tiles, 'tile')}"
     typer.echo(f"{measured} in {report.seconds:.0f} s on {report.machine}.")
     if report.disturbed:

@@ -14,6 +14,7 @@ import typer
 
 from tilewise._wording import counted
 from tilewise.cli.fleet.campaign import on_ray
+from tilewise.cli.tables import show
 
 if TYPE_CHECKING:
     from tilewise.costmodel.data.collection import Collection
@@ -136,7 +137,6 @@ def _plan(shapes: Path | None, configs: int | None, plugins: Sequence[str], as_j
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(line) for line in lines]))
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("family")
@@ -145,7 +145,7 @@ def _plan(shapes: Path | None, configs: int | None, plugins: Sequence[str], as_j
     for line in lines:
         numbers = (line.threads, line.kernels, f"{line.configs:,}", f"{line.seconds / 60:.1f}")
         table.add_row(line.family, *map(str, numbers))
-    Console().print(table)
+    show(table)
     kernels, pairs = sum(line.kernels for line in lines), sum(line.configs for line in lines)
     minutes = sum(line.seconds for line in lines) / 60
     planned = f"{counted(kernels, 'kernel')}, {counted(pairs, 'configuration')}"
@@ -217,7 +217,6 @@ def compare(
     if as_json:
         typer.echo(told)
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("kernel", title=f"{first} and {second}")
@@ -226,7 +225,7 @@ def compare(
     for kernel in result.kernels:
         numbers = (f"{kernel.rank_correlation:.4f}", f"+{kernel.choice_loss:.2%}", f"{kernel.speed_ratio:.3f}")
         table.add_row(kernel.kernel, str(kernel.configs), *numbers)
-    Console().print(table)
+    show(table)
     correlation = f"{result.median_correlation:.4f} in the median, {result.least_correlation:.4f} at least"
     loss = f"{result.mean_choice_loss:.2%} in the mean, {result.largest_choice_loss:.2%} at most"
     compared = f"{counted(len(result.kernels), 'kernel')}, {counted(result.configs, 'configuration')}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilewise.cli.tables import show
 from tilewise.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -91,7 +92,6 @@ def _seconds(rung: Rung, a: Any, b: Any, budget: float) -> float:
 
 
 def _table(rates: list[tuple[Rung, float]], ceiling: dict[int, float], size: int) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=f"{size}×{size} times {size}×{size}, float32", title_justify="left")
@@ -101,7 +101,7 @@ def _table(rates: list[tuple[Rung, float]], ceiling: dict[int, float], size: int
     for rung, rate in rates:
         table.add_row(rung.name, rung.idea, f"{rate:,.3f}", f"{rate / before:.1f}×", f"{rate / first:,.0f}×")
         before = rate
-    Console().print(table)
+    show(table)
     for threads, peak in sorted(ceiling.items()):
         print(f"The machine's ceiling with {threads} thread{'s' * (threads > 1)}: {peak:.0f} GFLOP/s, measured.")
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tilewise.cli.tables import show
+
 if TYPE_CHECKING:
     from tilewise.profile.machine import Machine
 
@@ -62,7 +64,7 @@ def _print(figures: Machine) -> None:
     for isa in dict.fromkeys(p.isa for p in figures.peaks):
         rates = {p.threads: p.flops_per_second for p in figures.peaks if p.isa == isa}
         table.add_row(isa, *(f"{count(rates[n])}FLOP/s" if n in rates else "" for n in counts))
-    console.print(table)
+    show(table, console)
 
     top = max(b.copy for b in figures.bandwidths)
     table = Table(title="Bandwidth by working set (copy: read and written bytes together)", title_justify="left")
@@ -72,7 +74,7 @@ def _print(figures: Machine) -> None:
     for b in figures.bandwidths:
         bar = "█" * max(1, round(24 * b.copy / top))
         table.add_row(bytes_(b.bytes), str(b.threads), f"{count(b.read)}B/s", f"{count(b.copy)}B/s", bar)
-    console.print(table)
+    show(table, console)
     console.print(f"Fresh memory (taken, filled, given back): {count(figures.fresh_memory)}B/s")
 
 

@@ -70,7 +70,7 @@ def _network(name: str, seed: int) -> Network:
     import tempfile
 
     from tilewise import onnx
-    from tilewise.errors import ConfigurationError
+    from tilewise.errors import ConfigurationError, did_you_mean
     from tilewise.models.zoo import ZOO
 
     if name in ZOO:
@@ -79,7 +79,8 @@ def _network(name: str, seed: int) -> Network:
             onnx.save(ZOO[name](seed=seed), path)
             return onnx.load(path)
     if not name.endswith(".onnx") and not Path(name).exists():
-        raise ConfigurationError(f"{name!r} is neither an ONNX file nor a network of the zoo ({', '.join(ZOO)})")
+        hint = did_you_mean(name, ZOO)
+        raise ConfigurationError(f"{name!r} is neither an ONNX file nor a network of the zoo; {hint}")
     return onnx.load(name)
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tilewise.cli.tables import show
+
 if TYPE_CHECKING:
     from tilewise.tour import Stop
 
@@ -73,4 +75,4 @@ def _print(console: object, number: int, stop: Stop) -> None:
             table.add_column(heading, justify="right" if place else "left")
         for row in shown.rows:
             table.add_row(*row)
-        console.print(table)
+        show(table, console)

@@ -74,7 +74,7 @@ def tune(
     if what is None:
         raise ConfigurationError("say what to tune: a family and its sizes, a model, or --check shapes.json")
     tuner = Tuner(device, model=model, cache=cache, budget=budget, limit_s=limit, learn=learn, say=say)
-    if shape is None and what not in _families(device):
+    if shape is None and what not in _families(device) and not _SHAPE.match(what):
         _refuse_misspelt(what, device)
         _tune_model(what, tuner, batch, tokens, seed, as_json)
     else:
@@ -113,8 +113,14 @@ def _refuse_misspelt(what: str, device: str) -> None:
 
 def _spec(family: str, shape: str | None, options: list[str], device: str) -> dict[str, Any]:
     from tilewise.errors import ConfigurationError, did_you_mean
+    from tilewise.profile.targets import MODELS
 
+    shape = shape.lower() if shape else shape
     if family not in (known := _families(device)):
+        if _SHAPE.match(family):
+            raise ConfigurationError(f"the family comes before its sizes: tilewise tune {shape or 'matmul'} {family}")
+        if family in MODELS:
+            raise ConfigurationError(f"{family} is a model and takes no sizes: tilewise tune {family} --batch 8")
         raise ConfigurationError(f"there is no family {family!r} on this device; {did_you_mean(family, known)}")
     names = _SIZES.get(family, ("rows", "cols"))
     sizes = [int(size) for size in shape.split("x")] if shape and _SHAPE.match(shape) else []

@@ -146,7 +146,8 @@ def read_shapes(
 def shapes_from(content: Any, where: str, problem_of: Callable[[str, Mapping[str, Value]], Problem]) -> list[Kernel]:
     """The kernels of a list of JSON objects, each once; `where` it came from is for the sentence if one is wrong."""
     if not isinstance(content, list) or not content:
-        raise FileFormatError(f'{where} must hold a list such as [{{"family": "matmul", "m": 512, ...}}].')
+        what = "an empty list" if content == [] else "no list"
+        raise FileFormatError(f'{where} holds {what}; it must be one such as [{{"family": "matmul", "m": 512, ...}}].')
     kernels: dict[str, Kernel] = {}
     for number, item in enumerate(content, start=1):
         kernel = _kernel(item, number, where, problem_of)

@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+<<<<<<< HEAD
 from tilewise.cli.compete.options import JsonOption, ThreadsOption
+=======
+from tilewise.cli.tables import show
+>>>>>>> 1dbb357 (Terminals of other encodings and widths: nothing fails, nothing is cut; a score taken while the clock changed is taken again)
 from tilewise.cli.waiting import waiting
 
 if TYPE_CHECKING:
@@ -121,7 +125,7 @@ def print_score(score: Any) -> None:
                 f"{step['file_bytes'] / 1024:,.1f} KiB",
                 f"{step['score']:.2f}",
             )
-        console.print(table)
+        show(table, console)
         low, high = (f"{bound:.3f}" for bound in score.interval)
         interval = f" (95 % interval {low} to {high})" if low != high else ""
         console.print(

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from tilewise._wording import counted
+from tilewise.cli.tables import show
 
 store = typer.Typer(
     help="Look into measurement stores, files or PostgreSQL, and take one over into another.", no_args_is_help=True
@@ -36,7 +37,6 @@ def info(where: Where, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps({"store": name, "machines": found}))
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("machine", title=name)
@@ -44,7 +44,7 @@ def info(where: Where, as_json: AsJson = False) -> None:
         table.add_column(heading, justify="right")
     for part, counts in found.items():
         table.add_row(part, *(f"{count:,}" for count in counts.values()))
-    Console().print(table)
+    show(table)
 
 
 @store.command()

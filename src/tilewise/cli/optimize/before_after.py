@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from tilewise import Tensor, data, models, no_grad
 from tilewise._wording import with_interval
+from tilewise.cli.tables import show
 from tilewise.errors import ConfigurationError, TilewiseError
 from tilewise.io import load
 from tilewise.nn import Module
@@ -141,7 +142,6 @@ def float_bytes(model: Module) -> int:
 
 
 def print_table(title: str, rows: list[Outcome], batch: int) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")
@@ -157,4 +157,4 @@ def print_table(title: str, rows: list[Outcome], batch: int) -> None:
             f"{row.latency_s * 1e3:.3f} ms",
             f"{row.speedup:.2f}×",
         )
-    Console().print(table)
+    show(table)

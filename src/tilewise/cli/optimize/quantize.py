@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from tilewise.cli.tables import show
+
 
 def quantize(
     model: Annotated[str, typer.Argument(help="cnn, mlp, or an ONNX file of a network for the same images.")] = "cnn",
@@ -70,7 +72,6 @@ def quantize(
 
 
 def _layers(layers: list[Any], names: dict[str, str]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title="What became of each step", title_justify="left")
@@ -86,7 +87,7 @@ def _layers(layers: list[Any], names: dict[str, str]) -> None:
             ratio,
             step.reason,
         )
-    Console().print(table)
+    show(table)
 
 
 def _draw(calibration: Any, labels: dict[str, str], out: Path) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tilewise._wording import counted
+from tilewise.cli.tables import show
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -248,7 +249,6 @@ def score(
 
 
 def _print_score(errors: dict[str, dict[int, float]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title="Slower than the best configuration, on average")
@@ -258,4 +258,4 @@ def _print_score(errors: dict[str, dict[int, float]]) -> None:
         table.add_column(f"top {k}", justify="right")
     for program, values in errors.items():
         table.add_row(program, *(f"{100 * values[k]:.2f} %" for k in columns))
-    Console().print(table)
+    show(table)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tilewise.cli.tables import show
+
 if TYPE_CHECKING:
     from tilewise.costmodel.data.describe import Description, GroupFigures
 
@@ -58,7 +60,7 @@ def _print(figures: Description, programs: bool) -> None:
     for split, count in figures.splits.items():
         note = "" if count.labelled or not count.kernels else " (no runtimes)"
         table.add_row(f"{split}{note}", str(count.kernels), str(count.configs), str(count.programs))
-    console.print(table)
+    show(table, console)
     if figures.total is None:
         return
     console.print(_table("family", {**figures.families, "all": figures.total}))

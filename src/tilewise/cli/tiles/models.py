@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewise._wording import counted
+from tilewise.cli.tables import show
 from tilewise.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -139,7 +140,6 @@ def _arguments(text: str) -> dict[str, Any]:
 
 
 def _report_training(results: list[dict[str, Any]], out: Path, as_json: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from tilewise.costmodel.metrics import over_seeds
@@ -167,7 +167,7 @@ def _report_training(results: list[dict[str, Any]], out: Path, as_json: bool) ->
     for split, metrics in summary.items():
         cells = [_percent(metrics[k]) for k in ("top1", "top5", "top10", "tile_score", "opa")]
         table.add_row(split, *cells, f"{metrics['tau'].mean:.3f}")
-    Console().print(table)
+    show(table)
 
 
 def evaluate(
@@ -231,7 +231,6 @@ def _trees(data: Dataset, seed: int) -> Any:
 
 
 def _print_evaluation(evaluation: Evaluation, by_program: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     title = (
@@ -259,14 +258,13 @@ def _print_evaluation(evaluation: Evaluation, by_program: bool) -> None:
             *(f"{evaluation.ceiling[key]:.2%}" if key in evaluation.ceiling else "" for key in keys),
             "",
         )
-    Console().print(table)
+    show(table)
     if by_program:
         for row in evaluation.rows:
             _print_programs(row.name, row.by_program)
 
 
 def _print_programs(title: str, programs: dict[str, dict[str, float]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")
@@ -274,7 +272,7 @@ def _print_programs(title: str, programs: dict[str, dict[str, float]]) -> None:
         table.add_column(heading, justify="left" if heading == "program" else "right")
     for program, metrics in programs.items():
         table.add_row(program, f"{metrics['top1']:.2%}", f"{metrics['top5']:.2%}")
-    Console().print(table)
+    show(table)
 
 
 def _percent(interval: Any) -> str:

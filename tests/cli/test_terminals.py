@@ -1,0 +1,48 @@
+"""Terminals unlike ours: another encoding, and too narrow for a table. Nothing fails and nothing is cut."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from tilewise._wording import counted
+from tilewise.cli.tables import show
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437"])
+def test_a_terminal_without_our_signs_gets_letters(encoding: str, tmp_path: Path) -> None:
+    env = os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0", "TILEWISE_CACHE": str(tmp_path)}
+    for words in (["check"], ["compete", "run", "--help"], ["quantize", "--out", str(tmp_path / "é")]):
+        done = subprocess.run([sys.executable, "-m", "tilewise", *words], capture_output=True, env=env, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr.decode(errors="replace")
+        assert b"Traceback" not in done.stderr
+
+
+def shown(width: int, capsys: pytest.CaptureFixture[str]) -> str:
+    table = Table(title="models")
+    for heading in ("model", "accuracy", "points lost", "empty"):
+        table.add_column(heading)
+    table.add_row("float32", "99.17 %", "none", "")
+    show(table, Console(width=width))
+    return capsys.readouterr().out
+
+
+def test_a_table_is_drawn_where_its_words_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    drawn = shown(80, capsys)
+    assert "│ float32 │" in drawn
+
+
+@pytest.mark.parametrize("width", [12, 20])
+def test_a_table_that_does_not_fit_is_listed_whole(width: int, capsys: pytest.CaptureFixture[str]) -> None:
+    listed = shown(width, capsys)
+    assert listed == "models\nfloat32\n  accuracy: 99.17 %\n  points lost: none\n"
+
+
+def test_one_is_not_a_plural() -> None:
+    assert (counted(1, "kernel"), counted(2000, "kernel")) == ("1 kernel", "2,000 kernels")
