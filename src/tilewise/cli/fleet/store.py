@@ -37,6 +37,9 @@ def info(where: Where, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps({"store": name, "machines": found}))
         return
+    if not found:
+        typer.echo(f"{name} holds no measurements yet.")
+        return
     from rich.table import Table
 
     table = Table("machine", title=name)

@@ -139,8 +139,8 @@ def from_jax(
     if as_json:
         typer.echo(json.dumps({"file": str(out), **counts}))
     else:
-        graph = f"{counted(counts['nodes'], 'node')}, {counted(counts['edges'], 'edge')}"
-        typer.echo(f"{out} holds the graph of {target}: {graph}.")
+        size = f"{counted(counts['nodes'], 'node')}, {counted(counts['edges'], 'edge')}"
+        typer.echo(f"{out} holds the graph of {target}: {size}.")
 
 
 def import_(
