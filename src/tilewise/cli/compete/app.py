@@ -9,11 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-<<<<<<< HEAD
 from tilewise.cli.compete.options import JsonOption, ThreadsOption
-=======
 from tilewise.cli.tables import show
->>>>>>> 1dbb357 (Terminals of other encodings and widths: nothing fails, nothing is cut; a score taken while the clock changed is taken again)
 from tilewise.cli.waiting import waiting
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from tilewise.cli.compete.options import (
     ThreadsOption,
     opened_board,
 )
+from tilewise.cli.tables import show
 from tilewise.errors import ConfigurationError
 
 
@@ -90,7 +91,6 @@ def board(
 
 
 def _print_board(name: str, division: str, rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -103,7 +103,7 @@ def _print_board(name: str, division: str, rows: list[dict[str, Any]]) -> None:
         status = row["status"] + (" (record)" if row["record"] else "")
         shown = (str(row["rank"] or ""), row["team"], f"{row['id']} {row['name']}".strip(), score, *gains, status)
         table.add_row(*(Text(cell) for cell in shown))  # what teams write is text, not markup
-    Console().print(table)
+    show(table)
 
 
 def verify(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import logging
@@ -56,9 +57,9 @@ def serve(
 
     _log_accesses(access_log)
     allow_files()
-    opened_board(where, key, create=True).close()  # the board is there, and its key fits, before anything is started
     _check_settings(truth, images)
     listening = _listen(host, port)
+    opened_board(where, key, create=True).close()  # the board is there, and its key fits, before anything is started
     crew = Workers(workers, where, threads, {"truth": truth, "images": images}, key)
     try:
         counted = crew.alive if workers else None
@@ -106,7 +107,9 @@ def _listen(host: str, port: int) -> socket.socket:
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listening
     except OSError as error:
-        raise UnavailableError(f"nothing can listen on {host}, port {port}: {error.strerror or error}") from None
+        why = (error.strerror or str(error)).split(" (while")[0]  # the address follows, a second time
+        hint = "; --port 0 takes a free one" if error.errno == errno.EADDRINUSE else ""
+        raise UnavailableError(f"nothing can listen on {host}, port {port}: {why}{hint}") from None
 
 
 def _shown_address(listening: socket.socket) -> str:
@@ -154,6 +157,7 @@ def work(
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     run(where, Settings(truth=truth, images=images), threads, once=True, key=key)
+    print("no entry waits any more")
 
 
 def rerun(

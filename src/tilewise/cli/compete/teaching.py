@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from tilewise._wording import counted
 from tilewise.cli.compete.options import BY, DEFAULT_BOARD, BoardOption, JsonOption, KeyOption, opened_board, say
 from tilewise.errors import ConfigurationError
 
@@ -143,7 +144,8 @@ def roster(
         made = make_tokens(opened, students, BY)
     write_whole(out, tokens_csv(students, made))
     out.chmod(0o600)
-    say(as_json, f"{len(made)} new tokens for {len(students)} students in {out}", tokens=len(made), file=str(out))
+    said = f"{counted(len(made), 'new token')} for {counted(len(students), 'student')} in {out}"
+    say(as_json, said, tokens=len(made), file=str(out))
 
 
 def grades(
@@ -200,4 +202,4 @@ def restore(
     from tilewise.bench.board.backup import restore as run
 
     links = run(path, where, key, new_key)
-    say(as_json, f"{links} links in {where}", links=links, board=where)
+    say(as_json, f"{counted(links, 'link')} in {where}", links=links, board=where)
