@@ -1,7 +1,10 @@
 """`torch.compile` with tilewise choosing, beside PyTorch's own ways: `python3 -m benchmarks.inductor --out DIR`.
 
-Products and whole blocks of models, each compiled from nothing in every way, with the wall time of the first call; then
-all ways run in turns as CUDA graphs. Writes inductor.json as it goes.
+Products, flexible attention and blocks of models, each compiled from nothing in every way with the wall time of the
+first call; then all ways run in turns as CUDA graphs over several sets of operands. Writes inductor_race.json as it
+goes. `--peer` is a file of what nvMatmulHeuristics answers (`python3 -m benchmarks.inductor_peer` makes it, without a
+GPU): its first answers are measured beside ATen exactly as tilewise's are. The exhaustive space is compiled for the
+problems named by `--exhaustive`.
 """
 
 from __future__ import annotations
@@ -19,107 +22,67 @@ from typing import Any
 
 import numpy as np
 
-WAYS = ("aten", "default", "max-autotune", "autoheuristic", "tilewise")
-_CALLS, _TURNS = 10, 9
+from benchmarks.inductor_problems import Job, attention_job, attentions, model_jobs, product_job, products
+
+WAYS = ("aten", "default", "max-autotune", "autoheuristic", "nvmatmul", "tilewise")
+_CALLS, _TURNS = 16, 9
 Run = Callable[[], Any]
 
 
-def products(seed: int, count: int) -> list[tuple[str, tuple[int, ...], str]]:
-    """Operation, sizes (batch first for bmm) and number type, drawn: what layers of models multiply."""
-    chance = np.random.default_rng(seed)
-    widths = (512, 640, 768, 1024, 1152, 1536, 1920, 2048, 2560, 3072, 3840, 4096, 5120, 6144, 8192)
-    found: list[tuple[str, tuple[int, ...], str]] = []
-    for number in range(count):
-        op = ("mm", "addmm", "mm", "bmm")[number % 4]
-        dtype = "fp16" if number % 5 == 4 else "bf16"
-        n, k = (int(chance.choice(widths)) for _ in range(2))
-        m = int(2 ** chance.uniform(0, 13)) if number % 3 else int(chance.integers(1, 64)) * 128
-        if op == "bmm":
-            rows, depth = int(chance.choice((128, 197, 256, 384, 512, 1000))), int(chance.choice((64, 80, 128)))
-            found.append((op, (int(chance.integers(8, 128)), rows, rows, depth), dtype))
-        else:
-            found.append((op, (m, n, k), dtype))
-    return found
-
-
-def blocks(torch: Any) -> dict[str, tuple[Any, Any]]:
-    """Modules with an input: a GPT block, a BERT block, an MLP-Mixer block and a ViT block, in bf16."""
-    nn = torch.nn
-
-    class Attention(nn.Module):  # type: ignore[misc,name-defined]
-        def __init__(self, width: int, heads: int, causal: bool) -> None:
-            super().__init__()
-            self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-            self.one, self.two = nn.LayerNorm(width), nn.LayerNorm(width)
-            self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-            self.heads, self.causal = heads, causal
-
-        def forward(self, x: Any) -> Any:
-            b, t, c = x.shape
-            q, k, v = self.qkv(self.one(x)).view(b, t, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
-            y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-            x = x + self.out(y.transpose(1, 2).reshape(b, t, c))
-            return x + self.mlp(self.two(x))
-
-    class Mixer(nn.Module):  # type: ignore[misc,name-defined]
-        def __init__(self, tokens: int, width: int) -> None:
-            super().__init__()
-            self.one, self.two = nn.LayerNorm(width), nn.LayerNorm(width)
-            self.across = nn.Sequential(nn.Linear(tokens, 256), nn.GELU(), nn.Linear(256, tokens))
-            self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-        def forward(self, x: Any) -> Any:
-            x = x + self.across(self.one(x).mT).mT
-            return x + self.mlp(self.two(x))
-
-    made = {
-        "GPT block": (Attention(1280, 20, True), (4, 768, 1280)),
-        "BERT block": (Attention(768, 12, False), (24, 128, 768)),
-        "MLP-Mixer": (Mixer(196, 640), (32, 196, 640)),
-        "ViT block": (Attention(1024, 16, False), (16, 197, 1024)),
-    }
-    return {
-        name: (module.to("cuda", torch.bfloat16).eval(), torch.randn(*shape, device="cuda", dtype=torch.bfloat16))
-        for name, (module, shape) in made.items()
-    }
+def ways_of(job: Job, ways: tuple[str, ...], exhaustive: bool) -> list[str]:
+    """What can be compared: AutoHeuristic knows mm alone, and flexible attention is no call of ATen's."""
+    found = [way for way in ways if not (way == "autoheuristic" and job.kind != "mm")]
+    found = [way for way in found if job.kind != "flex" or way not in ("aten", "nvmatmul")]
+    return [*found, "exhaustive"] if exhaustive else found
 
 
 @contextlib.contextmanager
-def chosen_by(torch: Any, way: str, folder: Path) -> Iterator[None]:
+def chosen_by(way: str, folder: Path, peer: dict[str, Any]) -> Iterator[None]:
     """PyTorch's settings for one way; nothing is cached from one to the other."""
     import torch._inductor.config as config
 
-    import tilewise.inductor
-
     patches: dict[str, Any] = {"force_disable_caches": True}
     if way in ("max-autotune", "autoheuristic", "exhaustive"):
-        patches["max_autotune_gemm"] = True
+        patches |= {"max_autotune": True, "max_autotune_gemm": True, "max_autotune_pointwise": False}
     if way == "autoheuristic":
         patches["autoheuristic_use"] = "mm"
     if way == "exhaustive":
-        patches["max_autotune_gemm_search_space"] = "EXHAUSTIVE"
+        patches |= {"max_autotune_gemm_search_space": "EXHAUSTIVE", "max_autotune_flex_search_space": "EXHAUSTIVE"}
     with config.patch(patches):
-        if way != "tilewise":
+        if way not in ("tilewise", "nvmatmul"):
             yield
             return
-        with tilewise.inductor.enable(budget=3, records=folder) as enabled:
+        with _enabled(folder / way, peer if way == "nvmatmul" else None) as enabled:
             yield
             for note in [enabled.reason, *(enabled.advisor.notes if enabled.advisor else [])]:
                 if note:
-                    print("  note:", note, flush=True)
+                    print(f"  note: {way}: {note}", flush=True)
 
 
-def graphed(torch: Any, call: Run) -> Run:
-    """Some calls in a CUDA graph."""
+@contextlib.contextmanager
+def _enabled(folder: Path, peer: dict[str, Any] | None) -> Iterator[Any]:
+    """tilewise inside the compiler; with a peer's answers in place of its own where there are some."""
+    import tilewise.inductor
+
+    with tilewise.inductor.enable(budget=3, records=folder) as enabled:
+        if peer is not None and enabled.advisor is not None:
+            from benchmarks.inductor_peer import answering
+
+            answering(enabled.advisor, peer)
+        yield enabled
+
+
+def graphed(torch: Any, call: Callable[..., Any], sets: tuple[tuple[Any, ...], ...]) -> Run:
+    """Some calls in a CUDA graph, over all sets of operands."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
+        for inputs in (*sets, sets[0]):
+            call(*inputs)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        for _ in range(_CALLS):
-            call()
+        for number in range(_CALLS):
+            call(*sets[number % len(sets)])
     replay: Run = graph.replay
     return replay
 
@@ -139,27 +102,57 @@ def in_turns(torch: Any, runs: dict[str, Run]) -> dict[str, float]:
     return {name: statistics.median(found) for name, found in times.items()}
 
 
-def race(torch: Any, call: Callable[..., Any], inputs: tuple[Any, ...], ways: tuple[str, ...]) -> dict[str, Any]:
+def race(torch: Any, job: Job, ways: list[str], peer: dict[str, Any]) -> dict[str, Any]:
     runs: dict[str, Run] = {}
     seconds: dict[str, float] = {}
+    expected = None
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
-        expected = call(*inputs)
         for way in ways:
             if way == "aten":
-                runs[way] = graphed(torch, lambda: call(*inputs))
+                expected = job.call(*job.sets[0])
+                runs[way] = graphed(torch, job.call, job.sets)
                 continue
             torch._dynamo.reset()
-            with chosen_by(torch, way, Path(folder)):
-                compiled = torch.compile(call, dynamic=False)
+            with chosen_by(way, Path(folder), peer):
+                compiled = torch.compile(job.call, dynamic=False)
                 start = time.monotonic()
-                got = compiled(*inputs)
+                got = compiled(*job.sets[0])
                 torch.cuda.synchronize()
                 seconds[way] = time.monotonic() - start
+                runs[way] = graphed(torch, compiled, job.sets)
+            expected = got if expected is None else expected
             error = ((got - expected).float().norm() / expected.float().norm()).item()
             if not error < 2e-2:
                 raise RuntimeError(f"{way} differs by {error}")
-            runs[way] = graphed(torch, lambda run=compiled: run(*inputs))  # type: ignore[misc]
         return {"us": in_turns(torch, runs), "seconds": seconds}
+
+
+def jobs_of(torch: Any, given: argparse.Namespace) -> list[Callable[[], Job]]:
+    """Models spread among the rest, so that a run cut short has some of everything."""
+    drawn = [lambda d=d: product_job(torch, d) for d in products(given.seed, given.products)]
+    flex = [lambda d=d: attention_job(torch, d) for d in attentions(given.seed, given.flex)]
+    models = [lambda i=i: model_jobs(torch)[i] for i in ((1, 3, 2, 0) if not given.no_models else ())]
+    found: list[Callable[[], Job]] = []
+    step = max(1, len(drawn) // max(1, len(flex), len(models)))
+    for number, one in enumerate(drawn):
+        found.append(one)
+        if number % step == step - 1:
+            found += [of.pop(0) for of in (flex, models) if of]
+    return [*found, *flex, *models]
+
+
+def told(rows: list[dict[str, Any]]) -> list[str]:
+    """How long other ways run and compile as against tilewise: geometric means, and the least."""
+    lines = []
+    for way in sorted({way for row in rows for way in row["us"]} - {"tilewise"}):
+        both = [row for row in rows if way in row["us"] and "tilewise" in row["us"]]
+        ratios = [row["us"][way] / row["us"]["tilewise"] for row in both]
+        took = [row["seconds"][way] / row["seconds"]["tilewise"] for row in both if way in row["seconds"]]
+        if ratios:
+            lines.append(f"{way}: {len(both)} problems, runs {np.exp(np.log(ratios).mean()):.3f} as long as "
+                         f"tilewise's, least {min(ratios):.3f}"
+                         + (f"; first call {np.exp(np.log(took).mean()):.2f}" if took else ""))  # fmt: skip
+    return lines
 
 
 def main() -> int:
@@ -167,51 +160,44 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--seed", type=int, default=11)
-    parser.add_argument("--products", type=int, default=24)
+    parser.add_argument("--products", type=int, default=20)
+    parser.add_argument("--flex", type=int, default=4)
     parser.add_argument("--ways", nargs="*", default=list(WAYS))
-    parser.add_argument("--no-blocks", action="store_true")
+    parser.add_argument("--exhaustive", nargs="*", type=int, default=[], help="numbers of problems, from 0")
+    parser.add_argument("--peer", type=Path, help="what nvMatmulHeuristics answers")
+    parser.add_argument("--no-models", action="store_true")
     given = parser.parse_args()
     import torch
 
     started, rows = time.monotonic(), []
-    ways = tuple(given.ways)
-    calls = {"mm": torch.mm, "bmm": torch.bmm, "addmm": torch.addmm}
-    jobs: list[tuple[str, Any, Any]] = [] if given.no_blocks else [(name, None, None) for name in blocks(torch)]
-    drawn = [(f"{op} {sizes} {dtype}", op, (sizes, dtype)) for op, sizes, dtype in products(given.seed, given.products)]
-    for name, op, more in [*drawn[:8], *jobs[2:3], *drawn[8:12], *jobs[1:2], *drawn[12:], *jobs[:1], *jobs[3:]]:
+    peer = json.loads(given.peer.read_bytes()) if given.peer else {}
+    ways = tuple(way for way in given.ways if peer or way != "nvmatmul")
+    _warm(torch, ways)
+    for number, make in enumerate(jobs_of(torch, given)):
         if time.monotonic() - started > given.seconds:
             print("out of time", flush=True)
             break
+        name = f"problem {number}"
         try:
-            if op is None:
-                module, x = blocks(torch)[name]
-                row = race(torch, module, (x,), ways)
-            else:
-                row = race(torch, calls[op], _operands(torch, op, *more), ways)
+            job = make()
+            name = job.name
+            row = race(torch, job, ways_of(job, ways, number in given.exhaustive), peer)
         except Exception:
-            print(name, traceback.format_exc()[-1200:], flush=True)
+            print(name, traceback.format_exc()[-1500:], flush=True)
             continue
-        rows.append({"name": name, **row})
-        us = row["us"]
-        print(
-            f"{name:36}", " ".join(f"{way} {us[way]:.1f}us/{row['seconds'].get(way, 0):.1f}s" for way in us), flush=True
-        )
+        rows.append({"name": name, "kind": job.kind, **row})
+        cells = (f"{way} {row['us'][way]:.1f}us/{row['seconds'].get(way, 0):.1f}s" for way in row["us"])
+        print(f"{number:2} {name:42}", *cells, flush=True)
         (given.out / "inductor_race.json").write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1))
-    for way in ways:
-        ratios = [row["us"][way] / row["us"]["tilewise"] for row in rows if way in row["us"]]
-        if ratios and way != "tilewise":
-            took = [row["seconds"][way] / row["seconds"]["tilewise"] for row in rows if way in row["seconds"]]
-            print(f"{way}: runs {np.exp(np.log(ratios).mean()):.3f} as long as tilewise's, least {min(ratios):.3f}"
-                  + (f", first call {np.exp(np.log(took).mean()):.2f}" if took else ""), flush=True)  # fmt: skip
+    print("\n".join(told(rows)), flush=True)
     return 0
 
 
-def _operands(torch: Any, op: str, sizes: tuple[int, ...], dtype: str) -> tuple[Any, ...]:
-    *batch, m, n, k = sizes
-    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
-    a = torch.randn(*batch, m, k, device="cuda", dtype=kind)
-    b = torch.randn(*batch, n, k, device="cuda", dtype=kind).mT
-    return (torch.randn(n, device="cuda", dtype=kind), a, b) if op == "addmm" else (a, b)
+def _warm(torch: Any, ways: tuple[str, ...]) -> None:
+    """The compiler's processes are started before the first problem, whatever the way."""
+    job = product_job(torch, ("mm", (96, 320, 160), "bf16"))
+    with contextlib.suppress(Exception):
+        race(torch, job, [way for way in ways if way in ("default", "tilewise")], {})
 
 
 if __name__ == "__main__":

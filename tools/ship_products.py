@@ -1,14 +1,13 @@
-"""Train the model of products' runtimes: `python -m tools.ship_products VISIT... [--inductor inductor.jsonl ...]`.
+"""Train the model of products' runtimes: `python -m tools.ship_products VISIT...`.
 
-Reads the stores that `tools.gpu_visit --products` brought home and what PyTorch's compiler measured, holds a part of
-the shapes out, prints how the choices do on them beside the library, trains again on everything and writes the model.
+Reads the stores that `tools.gpu_visit --products` brought home, prints how choices do beside the library on shapes held
+out in turn (which is how the margin of an unmeasured choice was chosen), trains on everything and writes the model.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,17 +19,17 @@ import torch
 
 from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import embedded_folder
-from tilewise.inductor.records import read_records
 from tilewise.io import save
 from tilewise.tensor import Tensor
 from tilewise.tune.choose.products import DOUBTS, MARGIN
-from tilewise.tune.families.triton.product import LIBRARY
+from tilewise.tune.families.triton.product import LIBRARY, Product
 from tilewise.tune.families.triton.roofline import columns, features, floor_seconds, library_features
 from tilewise.tune.families.triton.runtimes import FILE, Runtimes, shipped_folder
 from tilewise.tune.measure.aggregate import measured_problem, open_measurements
 from tilewise.tune.problem import Config, Problem
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_FAMILY, _SHARED_BYTES = Product(), 232_448  # of the H200
 
 
 @dataclass(frozen=True)
@@ -55,14 +54,6 @@ def read_store(path: str) -> list[Measured]:
                 configs = tuple(t.config for t in measured.timings)
                 found.append(Measured(kernel.problem, 1, configs, times, kernel.program))
     return found
-
-
-def read_inductor(path: str) -> list[Measured]:
-    return [
-        Measured(r.problem, r.batch, r.configs, np.array(r.seconds), "inductor")
-        for r in read_records(Path(path))
-        if r.configs
-    ]
 
 
 def read_templates(path: Path, most: int, seed: int = 0) -> list[Measured]:
@@ -160,70 +151,93 @@ def train(measured: Sequence[Measured], seed: int, epochs: int) -> dict[str, Arr
         for i in set(range(len(one.configs))) - set(kernels):
             library_rows.append(library_features(one.problem, one.batch)[0])
             library_target.append(np.log(one.seconds[i]) - np.log(floor_seconds(one.problem, one.batch)))
-    kernel = fit(np.concatenate(rows), np.concatenate(target), np.concatenate(weight), np.concatenate(groups),
-                 (40, 40), 4, epochs, seed, 0.02)  # fmt: skip
+    given = [np.concatenate(of) for of in (rows, target, weight, groups)]
+    kernel = fit(*given, (40, 40), 4, epochs, seed, 0.02)
+    judge = fit(*given, (80, 64), 8, epochs, seed + 1, 0.02)
     many = np.arange(len(library_rows))
-    library = fit(np.array(library_rows), np.array(library_target), np.ones(len(many)), many, (48, 32), 4,
+    library = fit(np.array(library_rows), np.array(library_target), np.ones(len(many)), many, (64, 48), 12,
                   max(1, epochs * 8), seed, 0.03)  # fmt: skip
-    return {
-        f"{name}.{key}": value for name, of in (("kernel", kernel), ("library", library)) for key, value in of.items()
-    }
+    networks = {"kernel": kernel, "judge": judge, "library": library}
+    return {f"{name}.{key}": value for name, of in networks.items() for key, value in of.items()}
 
 
-def judge(model: Runtimes, held: Sequence[Measured]) -> None:
-    """How choices do on problems the model has not seen, beside the library; geometric means and the worst."""
-    lines: dict[str, list[tuple[float, ...]]] = {}
-    rules: list[tuple[float, float, float, str]] = []
-    for one in held:
-        if len(one.configs) < 20 or not any("library" in c for c in one.configs):
-            continue
-        library = next(i for i, c in enumerate(one.configs) if "library" in c)
-        predicted = model.predict(one.problem, one.configs, one.batch)
-        order = predicted.order()
-        kernels = [i for i in order if i != library]
-        t = one.seconds
-        best = kernels[0]
-        gain = np.log(predicted.seconds[library] / predicted.seconds[best])
-        doubt = np.hypot(predicted.deviation[best], predicted.deviation[library])
-        first = best if gain > MARGIN + DOUBTS * doubt else library
-        if t[library] / t[best] < 0.8 and gain > 0.05:
-            print(
-                "  wrong:",
-                dict(one.problem),
-                dict(one.configs[best]),
-                f"{t[library] / t[best]:.2f} {gain:.2f} {doubt:.2f}",
-            )
-        rules.append((gain, doubt, t[library] / t[best], one.program))
-        five = min(t[library], t[kernels[:4]].min())
-        row = (t[library] / t[kernels].min(), t[library] / t[kernels[0]], t[library] / t[first], t[library] / five,
-               t[library] / min(t[library], t[kernels].min()), predicted.seconds[library] / t[library])  # fmt: skip
-        lines.setdefault(one.program, []).append(row)
-        lines.setdefault("all", []).append(row)
-    for margin, doubts in itertools.product((0.02, 0.05, 0.08, 0.12), (0.0, 1.0, 2.0, 3.0)):
-        taken = [r if g > margin + doubts * d else 1.0 for g, d, r, program in rules if program != "inductor"]
-        print(
-            f"  margin {margin}, {doubts} deviations: {np.exp(np.log(taken).mean()):.3f} (least {min(taken):.2f}, "
-            f"{sum(x < 0.95 for x in taken)} below 0.95, {sum(x != 1.0 for x in taken)} of {len(taken)} kernels)"
-        )
-    print(f"{'':12} {'n':>4} kernels'best  kernel first  choice  five  oracle | library predicted/true")
-    for program, found in lines.items():
-        table = np.array(found)
-        means, least = np.exp(np.log(table).mean(axis=0)), table.min(axis=0)
-        pairs = "  ".join(f"{m:.3f}({w:.2f})" for m, w in zip(means, least, strict=True))
-        print(f"{program:12} {len(table):4} {pairs}"
-              + f" sd {np.log(table[:, -1]).std():.3f}")  # fmt: skip
+@dataclass(frozen=True)
+class Judged:
+    """What a model that never saw a shape chooses for it: the predicted gain of its best kernel and its doubt, what
+    that kernel truly gains over the library, and the same of the best kernel measured and of five measurements."""
+
+    program: str
+    gain: float
+    doubt: float
+    first: float
+    best: float
+    five: float
+    library_error: float
+
+
+def judged(model: Runtimes, one: Measured) -> Judged | None:
+    """None for a shape with few measurements, where choosing among them says little."""
+    library = next((i for i, config in enumerate(one.configs) if "library" in config), None)
+    if library is None or one.problem.family != "product":
+        return None
+    kernels = [
+        i for i, config in enumerate(one.configs)
+        if i != library and not _FAMILY.misfit(one.problem, Config({"tail": 0, **config}), _SHARED_BYTES)
+    ]  # fmt: skip
+    if len(kernels) < 20:
+        return None
+    predicted, t = model.predict(one.problem, one.configs, one.batch), one.seconds
+    order = sorted(kernels, key=lambda i: predicted.seconds[i])
+    best = order[0]
+    gain = float(np.log(predicted.seconds[library] / predicted.seconds[best]))
+    doubt = float(np.hypot(predicted.deviation[best], predicted.deviation[library]))
+    five = min(t[library], t[order[:4]].min())
+    of = (t[library] / np.array([t[best], t[kernels].min(), five])).tolist()
+    return Judged(one.program, gain, doubt, *of, float(np.log(predicted.seconds[library] / t[library])))
+
+
+def tell(rows: Sequence[Judged]) -> None:
+    """Geometric means and the worst, for several margins of an unmeasured choice."""
+    for margin, doubts in itertools.product((0.03, 0.05, 0.08, 0.12, 0.2), (0.0, 1.0, 2.0, 3.0)):
+        taken = np.array([row.first if row.gain > margin + doubts * row.doubt else 1.0 for row in rows])
+        here = " <" if (margin, doubts) == (MARGIN, DOUBTS) else ""
+        print(f"margin {margin}, {doubts:.0f} deviations: {geometric(taken):.3f} (least {taken.min():.2f}), "
+              f"{(taken < 0.95).sum()} below 0.95, {(taken != 1).sum()} of {len(taken)} kernels{here}")  # fmt: skip
+    print(f"library's error {np.std([row.library_error for row in rows]):.3f}")
+    for program in (*sorted({row.program for row in rows}), None):
+        of = [row for row in rows if program in (row.program, None)]
+        first = [row.first if row.gain > MARGIN + DOUBTS * row.doubt else 1.0 for row in of]
+        columns = {"best kernel": [r.best for r in of], "first": first, "five": [r.five for r in of]}
+        cells = (f"{name} {geometric(np.array(v)):.3f} ({min(v):.2f})" for name, v in columns.items())
+        print(f"{program or 'all':10} {len(of):4} ", *cells)
+
+
+def geometric(values: Array) -> float:
+    return float(np.exp(np.log(values).mean()))
+
+
+def crossed(measured: Sequence[Measured], folds: int, epochs: int, path: Path) -> list[Judged]:
+    """Every shape judged by a model that was trained without it."""
+    found = []
+    for fold in range(folds):
+        held = [int(one.problem.digest[:8], 16) % folds == fold for one in measured]
+        write(train([one for one, out in zip(measured, held, strict=True) if not out], 0, epochs), path)
+        model = Runtimes(path)
+        found += [judged(model, one) for one, out in zip(measured, held, strict=True) if out]
+        print(f"fold {fold}: {sum(held)} shapes", flush=True)
+    path.unlink()
+    return [row for row in found if row is not None]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("visits", nargs="+")
-    parser.add_argument("--inductor", nargs="*", default=[], help="what PyTorch's compiler measured, to judge on")
     parser.add_argument(
         "--templates", type=int, default=32, help="configurations of each kernel of the collection h200"
     )
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--out", type=Path, default=shipped_folder() / FILE)
-    parser.add_argument("--no-judge", action="store_true")
+    parser.add_argument("--folds", type=int, default=5, help="parts of the shapes to hold out in turn; 0 for none")
     parser.add_argument("--held", nargs="*", default=[], help="visits to judge on, not to train on")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -235,17 +249,13 @@ def main() -> int:
     )
     if given.held:
         write(train(measured, 0, given.epochs), given.out)
-        judge(Runtimes(given.out), [one for path in given.held for one in read_store(path)])
+        model, held = Runtimes(given.out), [one for path in given.held for one in read_store(path)]
+        tell([row for row in (judged(model, one) for one in held) if row is not None])
         return 0
-    if not given.no_judge:
-        held = [one for one in measured if int(one.problem.digest[:8], 16) % 5 == 0]
-        rest = [one for one in measured if int(one.problem.digest[:8], 16) % 5 != 0]
-        path = given.out.with_name("held.safetensors")
-        write(train(rest, 0, given.epochs), path)
-        judge(Runtimes(path), held + [one for name in given.inductor for one in read_inductor(name)])
-        path.unlink()
+    if given.folds:
+        tell(crossed(measured, given.folds, given.epochs, given.out.with_name("held.safetensors")))
     write(train(measured, 0, given.epochs), given.out)
-    print(f"{given.out}: {given.out.stat().st_size} bytes, {time.monotonic() - start:.0f} s", json.dumps({}))
+    print(f"{given.out}: {given.out.stat().st_size} bytes, {time.monotonic() - start:.0f} s")
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from tilewise.inductor.templates import columns_of, config_of, fits, keep, problem_of
+from tilewise.inductor.templates import Asked, columns_of, config_of, fits, keep, problem_of
 from tilewise.tune.families.triton.product import LIBRARY
 from tilewise.tune.families.triton.roofline import columns
 from tilewise.tune.families.triton.runtimes import Runtimes, shipped_runtimes
@@ -70,13 +70,13 @@ def test_what_was_measured_before_is_kept_alone() -> None:
     first = keep(_model(), _problem(), choices, 3)
     place = first.places[-1]
     best = config_of(choices[0][place], choices[1][place])
-    assert keep(_model(), _problem(), choices, 3, best).places == (place,)
-    assert keep(_model(), _problem(), choices, 3, LIBRARY).places == (0,)
+    assert keep(_model(), _problem(), choices, 3, Asked(best)).places == (place,)
+    assert keep(_model(), _problem(), choices, 3, Asked(LIBRARY)).places == (0,)
 
 
 def test_a_remembered_template_that_is_gone_is_looked_for_again() -> None:
     gone = Config.of(block_m=48, block_n=48, block_k=48, warps=4, stages=2, group=8, tma=0)
-    assert keep(_model(), _problem(), _choices(), 3, gone).why != "remembered"
+    assert keep(_model(), _problem(), _choices(), 3, Asked(gone)).why != "remembered"
 
 
 def test_lists_without_aten_or_without_templates_stay_as_they_are() -> None:

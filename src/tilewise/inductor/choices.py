@@ -6,20 +6,29 @@ Whatever goes wrong in here, PyTorch gets its own choices and the reason is note
 from __future__ import annotations
 
 import hashlib
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._inductor import config
 from torch._inductor.choices import InductorChoices
+from torch._inductor.virtualized import V
 
+from tilewise.inductor.attention import attention_problem, likely
+from tilewise.inductor.fair import retime
+from tilewise.inductor.following import fuses_next
 from tilewise.inductor.records import Book
-from tilewise.inductor.templates import config_of, keep, problem_of
+from tilewise.inductor.templates import Asked, Kept, config_of, keep, pass_seconds, problem_of
 from tilewise.tune.choose.service import ServiceClient
 from tilewise.tune.families.triton.product import LIBRARY
 from tilewise.tune.families.triton.runtimes import Runtimes
 from tilewise.tune.measure.store import Machine
 from tilewise.tune.problem import Config, Problem
+
+_CONVOLUTION = "convolution"
 
 
 class Advisor:
@@ -38,6 +47,7 @@ class Advisor:
         self.service = service
         self.notes: list[str] = []
         self.started: dict[str, float] = {}
+        self._library_listed: str | None = None  # the problem whose ATen call was in a list of its own just now
 
     @property
     def key(self) -> str:
@@ -51,14 +61,21 @@ class Advisor:
         if problem is None:
             return found
         templates = [str(choice.template.uid) for choice in found]
-        parameters = [choice.params.to_kwargs() for choice in found]
-        best = self.book.best(problem)
-        elsewhere = self._measured_elsewhere(problem) if best is None else None
-        kept = keep(self.model, problem, (templates, parameters), self.budget, best or elsewhere)
-        why = "measured elsewhere" if elsewhere is not None and kept.why == "remembered" else kept.why
-        self.book.decided(problem, why, kept.considered, len(kept.places), kept.seconds)
+        if all(name.startswith("aten") for name in templates):
+            self._library_listed = problem.key
+            return found
+        kept = self._kept(problem, (templates, [choice.params.to_kwargs() for choice in found]))
+        self.book.decided(problem, kept.why, kept.considered, len(kept.places), kept.seconds)
         self.started[problem.key] = time.monotonic()
         return [found[place] for place in kept.places]
+
+    def _kept(self, problem: Problem, choices: tuple[list[str], list[dict[str, Any]]]) -> Kept:
+        saved = pass_seconds(problem) if fuses_next(getattr(V.graph, "current_node", None)) else 0.0
+        listed, self._library_listed = self._library_listed == problem.key, None
+        best = self.book.best(problem)
+        elsewhere = self._measured_elsewhere(problem) if best is None else None
+        kept = keep(self.model, problem, choices, self.budget, Asked(best or elsewhere, saved, listed))
+        return replace(kept, why="measured elsewhere") if elsewhere and kept.why == "remembered" else kept
 
     def _measured_elsewhere(self, problem: Problem) -> Config | None:
         """The fastest that others measured with this PyTorch; None where there is none, or no answer in time."""
@@ -74,31 +91,62 @@ class Advisor:
         i, j = nodes.index(left), nodes.index(right)
         return problem_of(op, (shapes[i], strides[i]), (shapes[j], strides[j]), str(left.get_dtype()))
 
+    def attention(self, usual: Any, every: list[Any], node: Any) -> list[Any]:
+        """PyTorch's usual tiling of flexible attention, and of everything there is the most promising; none where
+        there is nothing to say."""
+        start, problem = time.perf_counter(), attention_problem(node)
+        if problem is None:
+            return []
+        places = likely(problem, [_flex(one) for one in every if one != usual], self.budget)
+        others = [one for one in every if one != usual]
+        self.book.decided(problem, "measured", len(every), 1 + len(places), time.perf_counter() - start)
+        return [usual, *(others[place] for place in places)]
+
+    def convolution(self, configs: list[Any], sizes: tuple[int, int, int], dtype: str) -> list[Any]:
+        """Of the templates for a convolution, the best by the product that it amounts to."""
+        m, n, k = sizes
+        problem = problem_of("mm", ((m, k), (k, 1)), ((k, n), (n, 1)), dtype)
+        if problem is None:
+            return configs
+        parameters = [{**c.kwargs, "num_warps": c.num_warps, "num_stages": c.num_stages} for c in configs]
+        asked = Asked(saved=math.inf, library_elsewhere=True)
+        kept = keep(self.model, problem, (["triton::conv"] * len(configs), parameters), self.budget, asked)
+        return [configs[place] for place in kept.places]
+
     def measured(self, timings: Any, op: str, nodes: Sequence[Any], *_: Any) -> None:
-        """PyTorch's feedback: milliseconds of each choice."""
+        """PyTorch's feedback: milliseconds of each choice. They are taken again as a program has them, and PyTorch
+        chooses by those."""
         try:
-            problem, rows = self._rows(timings, op, nodes)
+            problem, configs = self._configs(timings, op, nodes)
+            if problem is None and op != _CONVOLUTION:
+                return
+            if "cuda" in self.devices:
+                timings.update(retime(torch, timings))
             if problem is not None:
-                started = self.started.pop(problem.key, None)
-                self.book.measured(problem, rows, time.monotonic() - started if started is not None else 0.0)
-                if self.service is not None and rows:
-                    times = {config: seconds * 1e9 for config, seconds in rows}
-                    default_ns = times.get(LIBRARY, min(times.values()))
-                    self.service.report(_with_version(problem), default_ns, list(times.items()))
+                self._record(problem, [(of, timings[choice] * 1e-3) for choice, of in configs.items()])
         except Exception as error:  # a record that cannot be made must not cost a compilation
             self.note(error)
 
-    def _rows(self, timings: Any, op: str, nodes: Sequence[Any]) -> tuple[Problem | None, list[tuple[Config, float]]]:
+    def _record(self, problem: Problem, rows: list[tuple[Config, float]]) -> None:
+        rows = [(config, seconds) for config, seconds in rows if 0 < seconds < math.inf]
+        started = self.started.pop(problem.key, None)
+        self.book.measured(problem, rows, time.monotonic() - started if started is not None else 0.0)
+        if self.service is not None and rows:
+            times = {config: seconds * 1e9 for config, seconds in rows}
+            default_ns = times.get(LIBRARY, min(times.values()))
+            self.service.report(_with_version(problem), default_ns, list(times.items()))
+
+    def _configs(self, timings: Any, op: str, nodes: Sequence[Any]) -> tuple[Problem | None, dict[Any, Config]]:
         left, right = nodes[-2:]
         sides = [([int(n) for n in node.get_size()], [int(n) for n in node.get_stride()]) for node in (left, right)]
         problem = problem_of(op, sides[0], sides[1], str(left.get_dtype()))
-        rows = []
-        for choice, milliseconds in timings.items():
+        found = {}
+        for choice in timings if problem is not None else ():
             made = getattr(choice, "annotations", {}).get("ktc")
-            config = config_of(str(made.template.uid), made.params.to_kwargs()) if made is not None else None
-            if config is not None and 0 < milliseconds < float("inf"):
-                rows.append((config, milliseconds * 1e-3))
-        return problem, rows
+            of = config_of(str(made.template.uid), made.params.to_kwargs()) if made is not None else None
+            if of is not None:
+                found[choice] = of
+        return problem, found
 
     def note(self, error: Exception) -> None:
         text = f"{type(error).__name__}: {error}"
@@ -107,7 +155,7 @@ class Advisor:
 
 
 class TilewiseChoices(InductorChoices):
-    """PyTorch's choices of templates for matrix products, the promising ones alone."""
+    """PyTorch's choices of templates, the promising ones alone."""
 
     advisor: Advisor | None = None  # of the last `enable()`; the compiler makes instances as it likes
 
@@ -118,13 +166,48 @@ class TilewiseChoices(InductorChoices):
     def _finalize_template_configs(self, template_choices: Any, kernel_inputs: Any, *rest: Any, **named: Any) -> Any:
         found = super()._finalize_template_configs(template_choices, kernel_inputs, *rest, **named)
         op = named.get("op_name", rest[1] if len(rest) > 1 else "")
+        return self._or_pytorchs(found, lambda advisor: advisor.keep(found, kernel_inputs, op))
+
+    def get_flex_attention_fwd_configs(self, head_dim: int, dtype: Any, device_type: str | None = "cuda") -> Any:
+        found = super().get_flex_attention_fwd_configs(head_dim, dtype, device_type)
+
+        def advised(advisor: Advisor) -> Any:
+            every = self.get_config_heuristics(device_type).exhaustive_flex_attn_fwd_configs
+            with config.patch(max_autotune=False):  # PyTorch's one for those who do not tune
+                (usual,) = InductorChoices.get_flex_attention_fwd_configs(self, head_dim, dtype, device_type)
+            return advisor.attention(usual, every, V.graph.current_node) or found
+
+        return self._or_pytorchs(found, advised)
+
+    def get_conv_configs(self, device_type: str | None = "cuda") -> Any:
+        listed: Callable[..., Any] = super().get_conv_configs(device_type)
+
+        def advised(m: Any, n: Any, k: Any, **more: Any) -> Any:
+            found = list(listed(m, n, k, **more))
+            return self._or_pytorchs(found, lambda advisor: advisor.convolution(found, *_as_product(m, n)))
+
+        return advised if device_type in (self.advisor.devices if self.advisor else ()) else listed
+
+    def _or_pytorchs(self, found: Any, advised: Callable[[Advisor], Any]) -> Any:
+        """PyTorch's own choices are always right, if slower to try."""
         if self.advisor is None:
             return found
         try:
-            return self.advisor.keep(found, kernel_inputs, op)
-        except Exception as error:  # PyTorch's own choices are always right, if slower to try
+            return advised(self.advisor)
+        except Exception as error:
             self.advisor.note(error)
             return found
+
+
+def _as_product(m: Any, n: Any) -> tuple[tuple[int, int, int], str]:
+    """The sizes of the product that the convolution at hand amounts to, and its number type."""
+    node: Any = V.graph.current_node
+    weight = node.args[1].meta["val"]  # (out, in, *kernel)
+    return (int(m), int(n), math.prod(int(size) for size in weight.shape[1:])), str(weight.dtype)
+
+
+def _flex(tiling: Any) -> Config:
+    return Config.of(block_m=tiling.block_m, block_n=tiling.block_n, warps=tiling.num_warps, stages=tiling.num_stages)
 
 
 def gpu() -> Machine:

@@ -2,7 +2,7 @@
 
 A template with its parameters becomes a configuration of the kind that the model of runtimes knows; ATen's call is the
 library. Of a list, the few with the shortest predicted time are kept and measured beside ATen. Where an earlier process
-measured the product the winner alone is kept; where no template is ahead by more than the predictions' doubt, ATen.
+measured the product the winner alone is kept; where every template is behind beyond the predictions' doubt, ATen.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.tune.choose.products import DOUBTS, MARGIN
 from tilewise.tune.families.triton.product import LIBRARY
 from tilewise.tune.families.triton.roofline import Numbers, most_accumulators
 from tilewise.tune.families.triton.runtimes import Runtimes
@@ -28,6 +27,11 @@ _DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16"}
 _PARAMETERS = {"block_m": "BLOCK_M", "block_n": "BLOCK_N", "block_k": "BLOCK_K", "warps": "num_warps",
                "stages": "num_stages", "group": "GROUP_M"}  # fmt: skip
 _SHARED_BYTES = 227 * 1024
+_BEHIND = 0.08  # a template predicted to lose no more than so much is still worth a look
+_MEMORY, _PASS = 4.3e12, 1.5e-6  # bytes a second, and seconds of a kernel that does next to nothing
+BY_BIAS = Config.of(
+    library=2
+)  # ATen's product with a bias that is one row, in one kernel; otherwise the bias is copied
 _DESCRIPTORS = 2e-6  # seconds that templates with descriptors take to write them, which tilewise's own kernels do not
 
 
@@ -58,10 +62,21 @@ def problem_of(
 def config_of(template: str, parameters: Mapping[str, Any]) -> Config | None:
     """A template's parameters as a configuration; ATen's as the library; None for a template nobody knows here."""
     if "BLOCK_M" not in parameters:
-        return LIBRARY if template.startswith("aten") else None
+        return _library(template)
     tma = int("tma" in template)
     values = {name: int(parameters.get(given, 1)) for name, given in _PARAMETERS.items()}
     return Config({**values, "tma": tma, "persistent": tma, "parts": 1, "swapped": 0})
+
+
+def _library(template: str) -> Config | None:
+    if not template.startswith("aten"):
+        return None
+    return BY_BIAS if "bias" in template else LIBRARY
+
+
+def pass_seconds(problem: Problem) -> float:
+    """What a pass over the result costs, which a template saves where it takes the next operation in."""
+    return problem.size("batch") * 4.0 * problem.size("m") * problem.size("n") / _MEMORY + _PASS
 
 
 def columns_of(templates: Sequence[str], parameters: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
@@ -83,46 +98,62 @@ def fits(of: Mapping[str, Numbers], most: int = 128) -> npt.NDArray[np.bool_]:
     return np.asarray(found, np.bool_)
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What is known beside the list: the fastest of an earlier process, what a template saves by taking the next
+    operation in, and whether ATen's call stands in a list of its own."""
+
+    best: Config | None = None
+    saved: float = 0.0
+    library_elsewhere: bool = False
+
+
+NOTHING = Asked()
+
+
 def keep(
     model: Runtimes,
     problem: Problem,
     choices: tuple[Sequence[str], Sequence[Mapping[str, Any]]],
     budget: int,
-    best: Config | None = None,
+    asked: Asked = NOTHING,
 ) -> Kept:
-    """The places to keep of choices (templates' names, their parameters); `best` is what was measured before."""
+    """The places to keep of choices (templates' names, their parameters)."""
     start = time.perf_counter()
     templates, parameters = choices
     of = columns_of(templates, parameters)
     library = [place for place, name in enumerate(templates) if name.startswith("aten")]
-    remembered = _place_of(best, of, library)
+    remembered = _place_of(asked.best, of, {_library(templates[place]): place for place in library})
     known = np.flatnonzero(fits(of, most_accumulators(problem)))
     if remembered is not None:
         places, why = [remembered], "remembered"
-    elif not library or not len(known):
+    elif asked.library_elsewhere and asked.best is not None and "library" in asked.best:
+        places, why = [], "remembered"
+    elif not (library or asked.library_elsewhere) or not len(known):
         places, why = list(range(len(templates))), "no choice of tilewise's"
     else:
-        batch = problem.size("batch")
-        found = model.kernels(problem, {name: column[known] for name, column in of.items()}, batch)
-        aten = model.library(problem, batch)
-        seconds = found.seconds + _DESCRIPTORS * of["tma"][known]
-        order = np.argsort(seconds, kind="stable")
-        # A library call is timed with its host's time in it, and loses to templates it beats in a program: where none
-        # is ahead for sure, none is tried. Of batched products the library's time is not known well enough.
-        doubt = math.hypot(found.deviation[order[0]], aten.deviation[0])
-        gain = math.log(aten.seconds[0] / seconds[order[0]])
-        sure = batch == 1 and gain < MARGIN + DOUBTS * doubt
-        places = library if sure else [*library, *(int(known[i]) for i in order[:budget])]
-        why = "sure" if sure else "measured"
+        promising = _promising(model, problem, {name: column[known] for name, column in of.items()}, asked.saved)
+        places = [*library, *(int(known[i]) for i in promising[:budget])]
+        why = "measured" if len(promising) else "sure"
     return Kept(tuple(places), why, len(templates), time.perf_counter() - start)
 
 
-def _place_of(best: Config | None, of: Mapping[str, Numbers], library: Sequence[int]) -> int | None:
+def _promising(model: Runtimes, problem: Problem, of: Mapping[str, Numbers], saved: float) -> npt.NDArray[np.intp]:
+    """Templates by their predicted time; none where the first is behind ATen beyond doubt. Of batched products the
+    library's time is not known well enough for that."""
+    batch = problem.size("batch")
+    found, aten = model.kernels(problem, of, batch), model.library(problem, batch)
+    seconds = found.seconds + _DESCRIPTORS * of["tma"]
+    order = np.argsort(seconds, kind="stable")
+    doubt = math.hypot(found.deviation[order[0]], aten.deviation[0])
+    gain = math.log((aten.seconds[0] + saved) / seconds[order[0]])
+    return order if batch > 1 or gain > -max(_BEHIND, doubt) else order[:0]
+
+
+def _place_of(best: Config | None, of: Mapping[str, Numbers], library: Mapping[Config | None, int]) -> int | None:
     """Where a configuration that was the fastest before stands in a list; None where it does not."""
-    if best is None:
-        return None
-    if "library" in best:
-        return library[0] if library else None
+    if best is None or "library" in best:
+        return library.get(best) if best is not None else None
     same = np.ones(len(of["tma"]), np.bool_)
     for name in (*_PARAMETERS, "tma"):
         same &= of[name] == best.get(name, 0)

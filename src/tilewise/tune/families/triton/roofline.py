@@ -72,8 +72,8 @@ def floor_seconds(problem: Problem, batch: int = 1) -> float:
     return batch * max(2.0 * m * n * k / _FLOPS, 2.0 * (m * k + k * n + m * n) / _MEMORY) + _START
 
 
-def features(problem: Problem, of: Mapping[str, Numbers], batch: int = 1) -> Numbers:
-    """One row a configuration; the first column is the logarithm of a first guess of the seconds."""
+def _worked_out(problem: Problem, of: Mapping[str, Numbers], batch: int) -> dict[str, Numbers]:
+    """Times, counts and bytes of each configuration; `guess` is a first guess of the seconds."""
     swapped = of["swapped"] > 0
     m, n, k = (float(problem.size(name)) for name in ("m", "n", "k"))
     rows, cols = np.where(swapped, n, m), np.where(swapped, m, n)
@@ -86,26 +86,48 @@ def features(problem: Problem, of: Mapping[str, Numbers], batch: int = 1) -> Num
     shared = (block_m + block_n) * block_k * 2 * of["stages"] + of["persistent"] * block_m * block_n
     registers = block_m * block_n / (32 * of["warps"]) + 56
     beside = np.clip(np.minimum(_SHARED_BYTES // np.maximum(shared, 1), 65536 // (32 * of["warps"] * registers)), 1, 8)
-    waves = units / (MULTIPROCESSORS * beside)
-    per_sm = np.where(of["tail"] > 0, tail_waves(tiles, depth), np.ceil(units / MULTIPROCESSORS))
+    per_sm = np.ceil(units / MULTIPROCESSORS)
+    tail = np.flatnonzero(of["tail"] > 0)
+    per_sm[tail] = tail_waves(tiles[tail], depth[tail])
     work = 2 * np.maximum(block_m, 64) * block_n * block_k * steps
     arithmetic = per_sm * work / (_FLOPS / MULTIPROCESSORS)
     sums = np.where(of["parts"] > 1, 8.0 * m * n * of["parts"], 0.0) * batch
     memory = batch * 2 * (m * k + k * n + m * n) / _MEMORY
-    # Too few programs in flight cannot ask for all the bandwidth there is.
-    in_flight = np.minimum(units, MULTIPROCESSORS * beside) * (block_m + block_n) * block_k * 2 * (of["stages"] - 1)
     latency = per_sm / beside * steps * 1.0e-6 / np.maximum(of["stages"] - 1, 1)
     cache = (units * (block_m + block_n) * block_k * 2 * steps + sums) / _L2
     guess = np.maximum(np.maximum(arithmetic, memory), np.maximum(cache, latency)) + _START + 1e-6 * (of["parts"] > 1)
-    last = units / (MULTIPROCESSORS * beside * np.ceil(waves))
     filled = rows * cols / (tiles_m * block_m * tiles_n * block_n)
+    return {"guess": guess, "arithmetic": arithmetic, "memory": memory * np.ones_like(units), "cache": cache,
+            "latency": latency, "units": units, "per_sm": per_sm, "beside": beside, "steps": steps, "tiles": tiles,
+            "tiles_m": tiles_m, "tiles_n": tiles_n, "filled": filled}  # fmt: skip
+
+
+def first_guess(problem: Problem, of: Mapping[str, Numbers], batch: int = 1) -> Numbers:
+    """Seconds by arithmetic alone."""
+    return _worked_out(problem, of, batch)["guess"]
+
+
+def features(problem: Problem, of: Mapping[str, Numbers], batch: int = 1) -> Numbers:
+    """One row a configuration; the first column is the logarithm of a first guess of the seconds."""
+    worked = _worked_out(problem, of, batch)
+    guess, arithmetic, memory, cache, latency = (
+        worked[name] for name in ("guess", "arithmetic", "memory", "cache", "latency")
+    )
+    units, per_sm, beside, steps, tiles = (worked[name] for name in ("units", "per_sm", "beside", "steps", "tiles"))
+    tiles_m, tiles_n, filled = worked["tiles_m"], worked["tiles_n"], worked["filled"]
+    m, n, k = (float(problem.size(name)) for name in ("m", "n", "k"))
+    block_m, block_n, block_k = of["block_m"], of["block_n"], of["block_k"]
+    waves = units / (MULTIPROCESSORS * beside)
+    # Too few programs in flight cannot ask for all the bandwidth there is.
+    in_flight = np.minimum(units, MULTIPROCESSORS * beside) * (block_m + block_n) * block_k * 2 * (of["stages"] - 1)
+    last = units / (MULTIPROCESSORS * beside * np.ceil(waves))
     layout, epilogue = problem.word("layout"), problem.word("epilogue")
     whole = np.where(of["tail"] > 0, tiles // MULTIPROCESSORS * MULTIPROCESSORS, 0)
     ones = np.ones_like(units)
     log = np.log
     # fmt: off
     found = [
-        log(guess), log(arithmetic), log(memory) * ones, log(cache), log(latency), log(in_flight), log(units),
+        log(guess), log(arithmetic), log(memory), log(cache), log(latency), log(in_flight), log(units),
         np.log1p(waves), np.log1p(per_sm), last, units / (MULTIPROCESSORS * per_sm), filled, beside, log(steps),
         log(m) * ones, log(n) * ones, log(k) * ones,
         np.log2(block_m), np.log2(block_n), np.log2(block_k), np.log2(of["warps"]), of["stages"],

@@ -1,8 +1,8 @@
 """Predicted runtimes of products on a GPU: kernels and the library's call in the same seconds, so that they compare.
 
-Two small ensembles of networks, one for kernels and one for the library, say how far a runtime is from the arithmetic
-of `families/triton/roofline.py`. The members' disagreement is how unsure a prediction is. NumPy alone; some thousand
-configurations take a millisecond or two.
+Ensembles of small networks say how far a runtime is from the arithmetic of `families/triton/roofline.py`: a quick one
+for the kernels that the arithmetic likes, a larger one that judges the best of those again, and one for the library.
+The members' disagreement is how unsure a prediction is. NumPy alone; some thousand configurations take a millisecond.
 """
 
 from __future__ import annotations
@@ -19,14 +19,22 @@ import numpy.typing as npt
 
 from tilewise.errors import FileFormatError
 from tilewise.io import load_arrays
-from tilewise.tune.families.triton.roofline import Numbers, columns, features, floor_seconds, library_features
+from tilewise.tune.families.triton.roofline import (
+    Numbers,
+    columns,
+    features,
+    first_guess,
+    floor_seconds,
+    library_features,
+)
 from tilewise.tune.problem import Config, Problem
 
 Weights = npt.NDArray[np.float32]
 FILE = "h200_products.safetensors"
-_MOST_ROWS = 448
+_MOST_ROWS = 384  # kernels that the quick networks see of a long list
+_JUDGED = 32  # kernels that the larger ones see
 _FAR = np.float32(3)  # no runtime is e^3 times away from the arithmetic, whatever a network says of sizes it never saw
-_NETWORKS = ("kernel", "library")
+_NETWORKS = ("kernel", "judge", "library")
 
 
 @dataclass(frozen=True)
@@ -52,16 +60,12 @@ class Ensemble:
     def __call__(self, rows: Numbers) -> Weights:
         """(members, rows) of logarithms."""
         x = ((rows - self.mean) / self.scale).astype(np.float32)  # (rows, features)
-        found = np.empty((len(self.layers[0][0]), len(rows)), np.float32)
-        for member in range(len(found)):
-            y = x
-            for place, (weight, bias) in enumerate(self.layers):
-                y = y @ weight[member]  # (rows, out)
-                y += bias[member]
-                if place < len(self.layers) - 1:
-                    np.maximum(y, 0, out=y)
-            found[member] = y[:, 0]
-        return np.clip(found, -_FAR, _FAR)
+        for place, (weight, bias) in enumerate(self.layers):
+            x = x @ weight  # (members, rows, out)
+            x += bias
+            if place < len(self.layers) - 1:
+                np.maximum(x, 0, out=x)
+        return np.clip(x[..., 0], -_FAR, _FAR)
 
 
 class Runtimes:
@@ -70,21 +74,22 @@ class Runtimes:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         arrays, self.metadata = load_arrays(path)
         try:
-            self._kernel, self._library = (_ensemble(arrays, name) for name in _NETWORKS)
+            self._kernel, self._judge, self._library = (_ensemble(arrays, name) for name in _NETWORKS)
         except (KeyError, ValueError) as error:
             raise FileFormatError(f"{path} holds no model of runtimes; it lacks {error}.") from error
 
     def kernels(self, problem: Problem, of: Mapping[str, Numbers], batch: int = 1) -> Predicted:
-        """Of kernels whose settings are columns (`roofline.columns`). Of a long list the networks see the better half
-        by the first guess; the others keep the guess, with a factor that puts them behind."""
-        rows = features(problem, of, batch)
-        guess = rows[:, 0]
-        if len(rows) <= _MOST_ROWS:
-            return _predicted(self._kernel(rows) + guess)
-        asked = np.argpartition(guess, _MOST_ROWS)[:_MOST_ROWS]
-        found = _predicted(self._kernel(rows[asked]) + guess[asked])
-        seconds, deviation = np.exp(guess) * 10, np.ones(len(rows))
-        seconds[asked], deviation[asked] = found.seconds, found.deviation
+        """Of kernels whose settings are columns (`roofline.columns`), in their order. Those that a stage leaves out
+        stay behind those that the next one sees."""
+        guess = np.log(first_guess(problem, of, batch))
+        seconds, deviation = np.exp(guess) * 10, np.ones(len(guess))
+        asked = np.argpartition(guess, _MOST_ROWS)[:_MOST_ROWS] if len(guess) > _MOST_ROWS else np.arange(len(guess))
+        rows = features(problem, {name: column[asked] for name, column in of.items()}, batch)
+        quick = _predicted(self._kernel(rows) + rows[:, 0])
+        first = np.argpartition(quick.seconds, _JUDGED)[:_JUDGED] if len(asked) > _JUDGED else np.arange(len(asked))
+        found = _predicted(self._judge(rows[first]) + rows[first, 0])
+        seconds[asked], deviation[asked] = np.maximum(quick.seconds, found.seconds.max(initial=0)), quick.deviation
+        seconds[asked[first]], deviation[asked[first]] = found.seconds, found.deviation
         return Predicted(seconds, deviation)
 
     def library(self, problem: Problem, batch: int = 1) -> Predicted:

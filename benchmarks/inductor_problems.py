@@ -1,0 +1,135 @@
+"""What `benchmarks.inductor` compiles: drawn products, flexible attention, and blocks of four models. Needs a GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+_WIDTHS = (512, 640, 768, 1024, 1152, 1536, 1920, 2048, 2560, 3072, 3840, 4096, 5120, 6144, 8192)
+_CACHE_BYTES = 128 << 20
+Drawn = tuple[str, tuple[int, ...], str]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Something to compile: a call and sets of arguments, so that calls in a row do not find theirs in the cache."""
+
+    name: str
+    kind: str  # mm, addmm, bmm, flex or model
+    call: Callable[..., Any]
+    sets: tuple[tuple[Any, ...], ...]
+
+
+def products(seed: int, count: int) -> list[Drawn]:
+    """Operation, sizes (batch first for bmm) and number type, drawn: what layers of models multiply."""
+    chance = np.random.default_rng(seed)
+    found: list[Drawn] = []
+    for number in range(count):
+        op = ("mm", "addmm", "mm", "bmm")[number % 4]
+        dtype = "fp16" if number % 5 == 4 else "bf16"
+        n, k = (int(chance.choice(_WIDTHS)) for _ in range(2))
+        m = int(2 ** chance.uniform(0, 13)) if number % 3 else int(chance.integers(1, 64)) * 128
+        if op == "bmm":
+            rows, depth = int(chance.choice((128, 197, 256, 384, 512, 1000))), int(chance.choice((64, 80, 128)))
+            found.append((op, (int(chance.integers(8, 128)), rows, rows, depth), dtype))
+        else:
+            found.append((op, (m, n, k), dtype))
+    return found
+
+
+def attentions(seed: int, count: int) -> list[Drawn]:
+    """Kinds of masks and scores, and sizes (batch, heads, key heads, length, head), drawn."""
+    chance = np.random.default_rng(seed)
+    found: list[Drawn] = []
+    for number in range(count):
+        heads = int(chance.choice((8, 12, 16, 20, 32)))
+        sizes = (int(chance.integers(1, 5)), heads, heads // (4 if number % 4 == 3 else 1),
+                 int(chance.integers(4, 33)) * 128, (64, 128)[number % 2])  # fmt: skip
+        found.append((("causal", "window", "alibi", "causal")[number % 4], sizes, "bf16"))
+    return found
+
+
+def product_job(torch: Any, drawn: Drawn) -> Job:
+    op, sizes, dtype = drawn
+    *batch, m, n, k = sizes
+    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+
+    def operands() -> tuple[Any, ...]:
+        a = torch.randn(*batch, m, k, device="cuda", dtype=kind)
+        b = torch.randn(*batch, n, k, device="cuda", dtype=kind).mT
+        return (torch.randn(n, device="cuda", dtype=kind), a, b) if op == "addmm" else (a, b)
+
+    moved = 2 * math.prod(batch) * (m * k + k * n)
+    count = min(8, math.ceil(_CACHE_BYTES / moved))
+    calls = {"mm": torch.mm, "bmm": torch.bmm, "addmm": torch.addmm}
+    return Job(f"{op} {sizes} {dtype}", op, calls[op], tuple(operands() for _ in range(count)))
+
+
+def attention_job(torch: Any, drawn: Drawn) -> Job:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    kind, (batch, heads, kv_heads, length, head), _ = drawn
+    masks = {
+        "causal": lambda b, h, q, k: q >= k,
+        "window": lambda b, h, q, k: (q >= k) & (q - k <= 512),
+    }
+    mask = create_block_mask(masks[kind], None, None, length, length, device="cuda") if kind in masks else None
+    slopes = torch.exp2(-8.0 * torch.arange(1, heads + 1, device="cuda") / heads)
+
+    def alibi(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return score + (k - q) * slopes[h]
+
+    def call(q: Any, k: Any, v: Any) -> Any:
+        return flex_attention(q, k, v, score_mod=alibi if kind == "alibi" else None, block_mask=mask,
+                              enable_gqa=heads != kv_heads)  # fmt: skip
+
+    shapes = ((batch, heads, length, head), *[(batch, kv_heads, length, head)] * 2)
+    sets = tuple(tuple(torch.randn(*s, device="cuda", dtype=torch.bfloat16) for s in shapes) for _ in range(2))
+    return Job(f"flex {kind} {(batch, heads, kv_heads, length, head)} bf16", "flex", call, sets)
+
+
+def model_jobs(torch: Any) -> list[Job]:
+    """A GPT block, a BERT block, an MLP-Mixer block and a ViT block, in bf16."""
+    nn = torch.nn
+
+    class Attention(nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self, width: int, heads: int, causal: bool) -> None:
+            super().__init__()
+            self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.one, self.two = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+            self.heads, self.causal = heads, causal
+
+        def forward(self, x: Any) -> Any:
+            b, t, c = x.shape
+            q, k, v = self.qkv(self.one(x)).view(b, t, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
+            y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+            x = x + self.out(y.transpose(1, 2).reshape(b, t, c))
+            return x + self.mlp(self.two(x))
+
+    class Mixer(nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self, tokens: int, width: int) -> None:
+            super().__init__()
+            self.one, self.two = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.across = nn.Sequential(nn.Linear(tokens, 256), nn.GELU(), nn.Linear(256, tokens))
+            self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+        def forward(self, x: Any) -> Any:
+            x = x + self.across(self.one(x).mT).mT
+            return x + self.mlp(self.two(x))
+
+    made = {
+        "GPT block": (Attention(1280, 20, True), (4, 768, 1280)),
+        "BERT block": (Attention(768, 12, False), (24, 128, 768)),
+        "MLP-Mixer": (Mixer(196, 640), (32, 196, 640)),
+        "ViT block": (Attention(1024, 16, False), (16, 197, 1024)),
+    }
+    return [
+        Job(name, "model", module.to("cuda", torch.bfloat16).eval(),
+            ((torch.randn(*shape, device="cuda", dtype=torch.bfloat16),),))
+        for name, (module, shape) in made.items()
+    ]  # fmt: skip

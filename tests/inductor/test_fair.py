@@ -1,0 +1,160 @@
+"""Choices timed in turns and checked against ATen's, on a pretended GPU whose clock the test keeps."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+import pytest
+
+from tilewise.inductor.fair import near, retime
+from tilewise.inductor.following import fuses_next
+
+torch = pytest.importorskip("torch")
+
+
+class _Clock:
+    now = 0.0
+
+
+class _Event:
+    def __init__(self, enable_timing: bool) -> None:
+        self.at = 0.0
+
+    def record(self) -> None:
+        self.at = _Clock.now
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: _Event) -> float:
+        return end.at - self.at
+
+
+class _Graph:
+    current: _Graph | None = None
+
+    def __init__(self) -> None:
+        self.runs: list[Any] = []
+
+    def capture_begin(self, capture_error_mode: str) -> None:
+        _Graph.current = self
+
+    def capture_end(self) -> None:
+        _Graph.current = None
+
+    def replay(self) -> None:
+        for run in self.runs:
+            run()
+
+
+class _Stream:
+    def wait_stream(self, other: Any) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+class _Cuda:
+    Stream, Event, CUDAGraph = _Stream, _Event, _Graph
+
+    @staticmethod
+    def current_stream() -> _Stream:
+        return _Stream()
+
+    @staticmethod
+    def stream(_: Any) -> Any:
+        return contextlib.nullcontext()
+
+
+class _Torch:
+    """PyTorch on the CPU with a pretended `cuda`."""
+
+    cuda = _Cuda
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+class _Meta:
+    dtype, device, offset = torch.bfloat16, "cpu", 0
+
+    def __init__(self, *sizes: int, strides: tuple[int, ...] | None = None) -> None:
+        self.sizes = sizes
+        self.strides = strides or tuple(math.prod(sizes[place + 1 :]) for place in range(len(sizes)))
+
+
+class _Request:
+    """A product that takes `ms` on the pretended clock, and is wrong by a factor."""
+
+    has_out_variant = True
+
+    def __init__(self, ms: float, factor: float = 1.0, library: bool = False) -> None:
+        self.input_tensor_meta = [_Meta(24, 40, strides=(0, 1)), _Meta(24, 16), _Meta(16, 40, strides=(1, 16))]
+        self.output_tensor_meta = _Meta(24, 40)
+        self.ms, self.factor = ms, factor
+        if library:
+            self.callable_path = "extern_kernels.addmm"
+
+    def make_run_fn(self, bias: Any, a: Any, b: Any, *, out: Any) -> Any:
+        def run() -> None:
+            if _Graph.current is not None:
+                _Graph.current.runs.append(run)
+                return
+            _Clock.now += self.ms
+            torch.addmm(bias, a, b, out=out)
+            out.mul_(self.factor)
+
+        return run
+
+
+class _Choice:
+    def __init__(self, *given: Any, **named: Any) -> None:
+        self.bmreq = _Request(*given, **named)
+
+
+def test_choices_are_timed_anew_as_graphs() -> None:
+    aten, slow, fast = _Choice(0.02, library=True), _Choice(0.05), _Choice(0.01)
+    found = retime(_Torch(), {aten: 0.04, slow: 0.03, fast: 0.05})
+    assert [round(found[choice], 6) for choice in (aten, slow, fast)] == [0.02, 0.05, 0.01]
+
+
+def test_a_result_that_is_not_atens_counts_as_none() -> None:
+    aten, wrong = _Choice(0.02, library=True), _Choice(0.001, factor=1.2)
+    found = retime(_Torch(), {aten: 0.04, wrong: 0.001})
+    assert found[wrong] == math.inf and round(found[aten], 6) == 0.02
+
+
+def test_what_the_compiler_could_not_run_is_not_run_again() -> None:
+    aten, broken, other = _Choice(0.02, library=True), _Choice(0.01), _Choice(0.03)
+    assert set(retime(_Torch(), {aten: 0.04, broken: math.inf, other: 0.03})) == {aten, other}
+    assert retime(_Torch(), {aten: 0.04, broken: math.inf}) == {}
+
+
+def test_a_choice_of_an_unknown_kind_leaves_the_compilers_times() -> None:
+    assert retime(_Torch(), {_Choice(0.02, library=True): 0.04, object(): 0.01}) == {}
+
+
+def test_one_wrong_element_is_seen_and_rounding_is_not() -> None:
+    right = torch.randn(64, 64)
+    wrong = right.clone()
+    wrong[63, 63] += 1.0
+    assert near(torch, right.bfloat16(), right) and not near(torch, wrong, right)
+    wrong[63, 63] = math.nan
+    assert not near(torch, wrong, right)
+
+
+def _graph(call: Any) -> Any:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    traced = make_fx(call)(torch.randn(8, 16), torch.randn(16, 32))
+    return next(node for node in traced.graph.nodes if "mm" in str(node.target))
+
+
+def test_an_elementwise_operation_behind_a_product_may_be_taken_in_and_a_norm_is_not() -> None:
+    assert fuses_next(_graph(lambda a, b: torch.relu((a @ b).view(2, 4, 32)) * 2))
+    assert not fuses_next(_graph(lambda a, b: a @ b))
+    assert not fuses_next(_graph(lambda a, b: torch.var_mean(a @ b + 1, -1)[0]))
+    assert not fuses_next(None)

@@ -1,0 +1,66 @@
+"""How long choosing takes: `python3 -m tools.choosing_time`. Medians over shapes, in milliseconds; no GPU needed.
+
+Two lists: the kernels of the family `product` beside the library, and PyTorch's exhaustive list of templates as
+`tilewise.inductor` sees it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tilewise.inductor.templates import keep, problem_of
+from tilewise.tune.choose.products import decide
+from tilewise.tune.families.triton.product import Product
+from tilewise.tune.families.triton.runtimes import shipped_runtimes
+from tilewise.tune.workloads.products import drawn_products
+
+_SHARED_BYTES, _SHAPES = 232_448, 60
+
+
+def templates() -> tuple[list[str], list[dict[str, Any]]]:
+    """ATen, and block sizes, stages and warps for two templates, as PyTorch lists them when asked for everything."""
+    names: list[str] = ["aten::mm"]
+    parameters: list[dict[str, Any]] = [{}]
+    for name in ("triton::mm", "triton::mm_persistent_tma"):
+        for m, n, k, stages, warps in itertools.product(*[(16, 32, 64, 128, 256)] * 3, (1, 2, 3, 4, 5), (2, 4, 8)):
+            names.append(name)
+            parameters.append({"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_stages": stages, "num_warps": warps,
+                               "GROUP_M": 8, "EVEN_K": True})  # fmt: skip
+    return names, parameters
+
+
+def report() -> float:
+    """Prints both medians and gives the larger back."""
+    model = shipped_runtimes()
+    assert model is not None
+    drawn = [problem for _, problem in itertools.islice(drawn_products(3), _SHAPES)]
+    listed = templates()
+
+    def sides(m: int, n: int, k: int) -> Any:
+        return problem_of("mm", ((m, k), (k, 1)), ((k, n), (1, k)), "torch.bfloat16")
+
+    mms = [sides(*(problem.size(name) for name in ("m", "n", "k"))) for problem in drawn]
+    largest = max(len(Product().configs(problem)) for problem in drawn)
+    own = _median([lambda p=p: decide(model, p, _SHARED_BYTES) for p in drawn])
+    theirs = _median([lambda p=p: keep(model, p, listed, 3) for p in mms])
+    print(f"  choosing among up to {largest} kernels {own:.2f} ms, among {len(listed[0])} templates {theirs:.2f} ms")
+    return max(own, theirs)
+
+
+def _median(calls: list[Callable[[], Any]]) -> float:
+    spent = []
+    for turn in range(3):
+        for call in calls:
+            start = time.perf_counter()
+            call()
+            if turn:  # the first turn works columns out that are kept
+                spent.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(spent)
+
+
+if __name__ == "__main__":
+    report()

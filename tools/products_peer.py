@@ -1,0 +1,101 @@
+"""Unseen products for a check on a GPU: a peer's answers before it, and the file that the check leaves behind.
+
+`python -m tools.products_peer answers --seed S --out FILE` asks nvMatmulHeuristics (no GPU needed; its tiles are those
+of another library and are mapped to the nearest kernel here) about the products that `tools.gpu_visit --products N
+--seed S --check FILE` then measures; `python -m tools.products_peer record VISIT --answers FILE --out FILE` makes of
+that visit what `python3 -m tilewise.tune.triton.check --recorded FILE` reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from tilewise.tune.choose.recorded import Product as Recorded
+from tilewise.tune.choose.recorded import as_json, lines, read_recorded, table
+from tilewise.tune.families.triton.product import LIBRARY, Product
+from tilewise.tune.families.triton.runtimes import shipped_runtimes
+from tilewise.tune.measure.aggregate import measured_problem, open_measurements
+from tilewise.tune.problem import Config, Problem
+from tools.gpu_visit import drawn, read_answers
+
+_FAMILY, _SHARED_BYTES = Product(), 232_448  # of the H200
+
+
+def asked(problem: Problem, count: int) -> list[Any]:
+    """What the peer answers: kernels with their tile, stages and parts of K, the best first."""
+    import nvMatmulHeuristics as nv
+
+    gpus = nv.NvMatmulHeuristicsNvidiaGpu
+    gpu = gpus.H200_SXM if hasattr(gpus, "H200_SXM") else gpus.H100_SXM
+    interface = nv.NvMatmulHeuristicsInterfaceEx(backend=nv.NvMatmulHeuristicsTarget.CUTLASS3, gpu=gpu)
+    layout = nv.NvMatmulHeuristicsMatmulLayout[problem.word("layout").upper() + "_ROW_MAJOR"]
+    found = interface.get_with_mnk(*(problem.size(name) for name in ("m", "n", "k")), layout, count)
+    return [one["kernel"] if isinstance(one, dict) else one.kernel for one in found]
+
+
+def nearest(configs: list[Config], answer: Any) -> Config:
+    """The kernel whose tile, parts and stages are closest to an answer's."""
+
+    def far(config: Config) -> float:
+        tile = zip(("block_m", "block_n", "block_k"), (answer.cta_tile_m, answer.cta_tile_n, answer.cta_tile_k),
+                   strict=True)  # fmt: skip
+        found = sum(abs(math.log2(config.size(name) / wanted)) for name, wanted in tile)
+        found += 0.3 * abs(math.log2(config.size("parts") / max(answer.split_k, 1)))
+        found += 0.1 * abs(config.size("stages") - answer.stages) + 0.05 * (config.size("warps") != 8)
+        return found + 0.2 * (config.size("swapped") + config.size("tail")) - 0.05 * config.size("persistent")
+
+    return min(configs, key=far)
+
+
+def answers(seed: int, count: int) -> list[list[Any]]:
+    found = []
+    for kernel in drawn(seed, count, 0):
+        problem = kernel.problem
+        fitting = [c for c in _FAMILY.configs(problem)[1:] if not _FAMILY.misfit(problem, c, _SHARED_BYTES)]
+        kept = dict.fromkeys(nearest(fitting, answer) for answer in asked(problem, 5))
+        found.append([dict(problem), [dict(config) for config in kept]])
+    return found
+
+
+def recorded(visit: str, answered: dict[str, list[Config]]) -> list[Recorded]:
+    found = []
+    with open_measurements(visit) as store:
+        for kernel in store.kernels():
+            measured = measured_problem(store, kernel, LIBRARY)
+            if measured is None or len(measured.timings) < 20:
+                continue
+            times = {Config({"tail": 0, **t.config}): round(t.runtime_ns) for t in measured.timings
+                     if "library" not in t.config}  # fmt: skip
+            library = next(round(t.runtime_ns) for t in measured.timings if "library" in t.config)
+            peer = tuple(Config({"tail": 0, **config}) for config in answered.get(kernel.problem.key, []))
+            found.append(Recorded(kernel.program, kernel.problem, (LIBRARY, *times), (library, *times.values()), peer))
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=("answers", "record"))
+    parser.add_argument("visit", nargs="?")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=50)
+    parser.add_argument("--answers", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    if given.what == "answers":
+        given.out.write_text(json.dumps(answers(given.seed, given.count)))
+        return 0
+    machine = {"name": "NVIDIA H200", "torch": "2.11.0+cu130", "triton": "3.6.0"}
+    content = as_json(recorded(given.visit, read_answers(given.answers)), machine)
+    given.out.write_text(json.dumps(content, separators=(",", ":")) + "\n")
+    model = shipped_runtimes()
+    if model is not None:
+        print("\n".join(lines(table(model, read_recorded(given.out)))))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,163 @@
+"""What `tilewise.inductor` promises, once through on this GPU: `python3 -m tools.smoke_inductor`; a minute or two.
+
+A process that compiled before compiles again without measuring, with and without PyTorch's own caches; a template that
+computes something else is never chosen; convolution and flexible attention compile and are right; on a GPU without a
+model PyTorch chooses by itself; choosing takes milliseconds. Every line ends with yes or NO.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tilewise.inductor
+from tilewise.inductor import fair
+from tilewise.inductor.records import summary
+
+
+def _measurements() -> int:
+    from torch._dynamo.utils import counters
+
+    return int(counters["inductor"]["select_algorithm_autotune"])
+
+
+def _model(x: Any, w: Any, b: Any) -> Any:
+    return torch.nn.functional.gelu(torch.addmm(b, x, w.T)) @ w
+
+
+def _compiled(records: Path, caches: bool) -> int:
+    """Compile and run a small model in this process; how many products were measured."""
+    import torch._inductor.config as config
+
+    shapes = ((1500, 768), (3072, 768), (3072,))
+    generator = torch.Generator(device="cuda").manual_seed(1)
+    x, w, b = (torch.randn(*s, device="cuda", dtype=torch.bfloat16, generator=generator) * 0.1 for s in shapes)
+    with torch.no_grad(), config.patch(force_disable_caches=not caches), tilewise.inductor.enable(records=records):
+        got, want = torch.compile(_model)(x, w, b), _model(x, w, b)
+    error = ((got - want).float().norm() / want.float().norm()).item()
+    if not error < 2e-2:
+        raise RuntimeError(f"differs by {error}")
+    return _measurements()
+
+
+def in_a_process(records: Path, caches: bool, where: Path) -> tuple[int, float]:
+    start = time.monotonic()
+    given = [sys.executable, "-m", "tools.smoke_inductor", "--one", str(records), str(int(caches))]
+    done = subprocess.run(given, check=True, capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(where)})  # fmt: skip
+    return int(done.stdout.split()[-1]), time.monotonic() - start
+
+
+def no_measurement_in_a_second_process() -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        records, where = Path(folder) / "records", Path(folder) / "cache"
+        first = in_a_process(records, True, where)
+        cached, remembered = in_a_process(records, True, where), in_a_process(records, False, Path(folder) / "other")
+    print("  measured (s): first", first, "with PyTorch's caches", cached, "without", remembered)
+    return first[0] > 0 and cached[0] == 0 and remembered[0] == 0
+
+
+def a_wrong_template_is_never_chosen() -> bool:
+    """Every template is made to compute twice the product, the fastest of all; ATen must be what runs."""
+    import torch._inductor.config as config
+
+    right, wrong = fair._prepare, []
+
+    def prepared(torch_: Any, choices: Any) -> Any:
+        ready = right(torch_, choices)
+        for one in ready:
+            if not one.library:
+                one.result.mul_(2)
+                wrong.append(one)
+        return ready
+
+    a, b = (torch.randn(40, 512, 512, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        fair._prepare = prepared
+        try:
+            with config.patch(force_disable_caches=True), tilewise.inductor.enable(records=Path(folder)) as enabled:
+                torch._dynamo.reset()
+                torch.compile(torch.bmm)(a, b)
+            (row,) = summary(Path(folder)).rows
+        finally:
+            fair._prepare = right
+    print("  templates made wrong:", len(wrong), row, enabled.advisor.notes)
+    return bool(wrong) and row.fastest == "ATen"
+
+
+def convolution_and_attention_are_right() -> bool:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    q, k, v = (torch.randn(2, 8, 1024, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    image, weight = torch.randn(16, 64, 56, 56, device="cuda"), torch.randn(128, 64, 3, 3, device="cuda")
+    image, weight = (x.to(torch.bfloat16, memory_format=torch.channels_last) for x in (image, weight))
+    cases: dict[str, tuple[Callable[..., Any], tuple[Any, ...], Any]] = {
+        "flex": (flex_attention, (q, k, v), torch.nn.functional.scaled_dot_product_attention(q, k, v)),
+        "convolution": (torch.conv2d, (image, weight), torch.conv2d(image, weight)),
+    }
+    fine = True
+    for name, (call, inputs, want) in cases.items():
+        with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+            torch._dynamo.reset()
+            before, start = _measurements(), time.monotonic()
+            with tilewise.inductor.enable(records=Path(folder)) as enabled:
+                got = torch.compile(call)(*inputs)
+            error = ((got - want).float().norm() / want.float().norm()).item()
+            print(f"  {name}: differs by {error:.1e}, {time.monotonic() - start:.1f} s, measured "
+                  f"{_measurements() - before}, notes {enabled.advisor.notes}")  # fmt: skip
+            fine &= error < 2e-2 and not enabled.advisor.notes
+    return fine
+
+
+def another_gpu_is_left_to_pytorch() -> bool:
+    import torch._inductor.config as config
+
+    before, real = config.save_config_portable(), torch.cuda.get_device_capability
+    torch.cuda.get_device_capability = lambda *_: (8, 9)
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            active = tilewise.inductor.enable().active
+    finally:
+        torch.cuda.get_device_capability = real
+    print("  said:", [str(one.message) for one in told])
+    return not active and len(told) == 1 and config.save_config_portable() == before
+
+
+def choosing_takes_milliseconds() -> bool:
+    from tools.choosing_time import report
+
+    return report() < 2.0
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--one"]:
+        print(_compiled(Path(sys.argv[2]), bool(int(sys.argv[3]))))
+        return 0
+    failed = 0
+    for promise in (choosing_takes_milliseconds, another_gpu_is_left_to_pytorch, a_wrong_template_is_never_chosen,
+                    convolution_and_attention_are_right, no_measurement_in_a_second_process):  # fmt: skip
+        kept = False
+        try:
+            with contextlib.suppress(KeyboardInterrupt):
+                kept = promise()
+        except Exception:
+            print(traceback.format_exc()[-2500:])
+        failed += not kept
+        print(f"{promise.__name__.replace('_', ' ')}: {'yes' if kept else 'NO'}", flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
