@@ -36,24 +36,26 @@ def ways_of(job: Job, ways: tuple[str, ...], exhaustive: bool) -> list[str]:
     return [*found, "exhaustive"] if exhaustive else found
 
 
-@contextlib.contextmanager
-def chosen_by(way: str, folder: Path, peer: dict[str, Any]) -> Iterator[None]:
-    """PyTorch's settings for one way; nothing is cached from one to the other."""
-    import torch._inductor.config as config
+MODE = "max-autotune-no-cudagraphs"  # in every way the graphs are the benchmark's own
 
-    patches: dict[str, Any] = {"force_disable_caches": True}
-    if way in ("max-autotune", "autoheuristic", "exhaustive"):
-        patches |= {"max_autotune": True, "max_autotune_gemm": True, "max_autotune_pointwise": False}
+
+@contextlib.contextmanager
+def chosen_by(way: str, folder: Path, peer: dict[str, Any]) -> Iterator[str | None]:
+    """The compiler's mode and settings for one way, with empty caches."""
+    import torch._inductor.config as config
+    from torch._inductor.utils import fresh_cache
+
+    patches: dict[str, Any] = {}
     if way == "autoheuristic":
         patches["autoheuristic_use"] = "mm"
     if way == "exhaustive":
         patches |= {"max_autotune_gemm_search_space": "EXHAUSTIVE", "max_autotune_flex_search_space": "EXHAUSTIVE"}
-    with config.patch(patches):
+    with fresh_cache(), config.patch(patches):
         if way not in ("tilewise", "nvmatmul"):
-            yield
+            yield None if way == "default" else MODE
             return
         with _enabled(folder / way, peer if way == "nvmatmul" else None) as enabled:
-            yield
+            yield None
             for note in [enabled.reason, *(enabled.advisor.notes if enabled.advisor else [])]:
                 if note:
                     print(f"  note: {way}: {note}", flush=True)
@@ -113,8 +115,8 @@ def race(torch: Any, job: Job, ways: list[str], peer: dict[str, Any]) -> dict[st
                 runs[way] = graphed(torch, job.call, job.sets)
                 continue
             torch._dynamo.reset()
-            with chosen_by(way, Path(folder), peer):
-                compiled = torch.compile(job.call, dynamic=False)
+            with chosen_by(way, Path(folder), peer) as mode:
+                compiled = torch.compile(job.call, dynamic=False, mode=mode)
                 start = time.monotonic()
                 got = compiled(*job.sets[0])
                 torch.cuda.synchronize()
@@ -197,7 +199,7 @@ def _warm(torch: Any, ways: tuple[str, ...]) -> None:
     """The compiler's processes are started before the first problem, whatever the way."""
     job = product_job(torch, ("mm", (96, 320, 160), "bf16"))
     with contextlib.suppress(Exception):
-        race(torch, job, [way for way in ways if way in ("default", "tilewise")], {})
+        race(torch, job, [way for way in ways if way in ("default", "max-autotune", "tilewise")], {})
 
 
 if __name__ == "__main__":

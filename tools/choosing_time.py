@@ -22,14 +22,13 @@ _SHARED_BYTES, _SHAPES = 232_448, 60
 
 
 def templates() -> tuple[list[str], list[dict[str, Any]]]:
-    """ATen, and block sizes, stages and warps for two templates, as PyTorch lists them when asked for everything."""
+    """ATen, and block sizes, stages and warps of a template, as PyTorch lists them when asked for everything."""
     names: list[str] = ["aten::mm"]
     parameters: list[dict[str, Any]] = [{}]
-    for name in ("triton::mm", "triton::mm_persistent_tma"):
-        for m, n, k, stages, warps in itertools.product(*[(16, 32, 64, 128, 256)] * 3, (1, 2, 3, 4, 5), (2, 4, 8)):
-            names.append(name)
-            parameters.append({"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_stages": stages, "num_warps": warps,
-                               "GROUP_M": 8, "EVEN_K": True})  # fmt: skip
+    for m, n, k, stages, warps in itertools.product(*[(16, 32, 64, 128, 256)] * 3, (1, 2, 3, 4, 5), (2, 4, 8)):
+        names.append("triton::mm")
+        parameters.append({"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "num_stages": stages, "num_warps": warps,
+                           "GROUP_M": 8, "EVEN_K": True})  # fmt: skip
     return names, parameters
 
 

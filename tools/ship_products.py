@@ -152,7 +152,7 @@ def train(measured: Sequence[Measured], seed: int, epochs: int) -> dict[str, Arr
             library_rows.append(library_features(one.problem, one.batch)[0])
             library_target.append(np.log(one.seconds[i]) - np.log(floor_seconds(one.problem, one.batch)))
     given = [np.concatenate(of) for of in (rows, target, weight, groups)]
-    kernel = fit(*given, (40, 40), 4, epochs, seed, 0.02)
+    kernel = fit(*given, (40, 40), 1, epochs, seed, 0.02)
     judge = fit(*given, (80, 64), 8, epochs, seed + 1, 0.02)
     many = np.arange(len(library_rows))
     library = fit(np.array(library_rows), np.array(library_target), np.ones(len(many)), many, (64, 48), 12,

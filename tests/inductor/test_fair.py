@@ -121,6 +121,12 @@ def test_choices_are_timed_anew_as_graphs() -> None:
     assert [round(found[choice], 6) for choice in (aten, slow, fast)] == [0.02, 0.05, 0.01]
 
 
+def test_a_template_no_faster_than_chance_leaves_atens_call_first() -> None:
+    aten, close = _Choice(0.02, library=True), _Choice(0.0199)
+    found = retime(_Torch(), {aten: 0.04, close: 0.03})
+    assert min(found, key=found.__getitem__) is aten
+
+
 def test_a_result_that_is_not_atens_counts_as_none() -> None:
     aten, wrong = _Choice(0.02, library=True), _Choice(0.001, factor=1.2)
     found = retime(_Torch(), {aten: 0.04, wrong: 0.001})

@@ -7,7 +7,9 @@ measured the product the winner alone is kept; where every template is behind be
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +28,8 @@ OPERATIONS = ("mm", "addmm", "bmm")
 _DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16"}
 _PARAMETERS = {"block_m": "BLOCK_M", "block_n": "BLOCK_N", "block_k": "BLOCK_K", "warps": "num_warps",
                "stages": "num_stages", "group": "GROUP_M"}  # fmt: skip
+_NO_TILE: Mapping[str, Any] = dict.fromkeys(_PARAMETERS.values(), 0)
+_read = operator.itemgetter(*_PARAMETERS.values())
 _SHARED_BYTES = 227 * 1024
 _BEHIND = 0.08  # a template predicted to lose no more than so much is still worth a look
 _MEMORY, _PASS = 4.3e12, 1.5e-6  # bytes a second, and seconds of a kernel that does next to nothing
@@ -81,12 +85,17 @@ def pass_seconds(problem: Problem) -> float:
 
 def columns_of(templates: Sequence[str], parameters: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
     """What `config_of` says of one, for all choices at once; a choice that has no tile has zeros."""
-    found = {name: np.array([of.get(given, 0) for of in parameters], np.float64) for name, given in _PARAMETERS.items()}
-    tma = np.array([float("tma" in template) for template in templates])
+    count = len(templates)
+    try:
+        values = list(itertools.chain.from_iterable(map(_read, parameters)))
+    except KeyError:  # ATen's call and some templates have no tile
+        values = [given.get(name, 0) for given in parameters for name in _PARAMETERS.values()]
+    found = dict(zip(_PARAMETERS, np.array(values, np.float64).reshape(count, -1).T.copy(), strict=True))
+    with_tma = {name for name in set(templates) if "tma" in name}
+    tma = np.fromiter(map(with_tma.__contains__, templates), np.float64, count)
     ones = np.ones(len(templates))
     found["group"] = np.maximum(found["group"], 1)
-    return {**found, "tma": tma, "persistent": tma, "parts": ones, "swapped": 0 * ones,
-            "tail": 0 * ones}  # fmt: skip
+    return {**found, "tma": tma, "persistent": tma, "parts": ones, "swapped": 0 * ones, "tail": 0 * ones}
 
 
 def fits(of: Mapping[str, Numbers], most: int = 128) -> npt.NDArray[np.bool_]:
@@ -121,8 +130,9 @@ def keep(
     """The places to keep of choices (templates' names, their parameters)."""
     start = time.perf_counter()
     templates, parameters = choices
-    of = columns_of(templates, parameters)
-    library = [place for place, name in enumerate(templates) if name.startswith("aten")]
+    atens = {name for name in set(templates) if name.startswith("aten")}
+    library = [place for place, name in enumerate(templates) if name in atens]
+    of = columns_of(templates, [*parameters] if not library else _with_tiles(parameters, library))
     remembered = _place_of(asked.best, of, {_library(templates[place]): place for place in library})
     known = np.flatnonzero(fits(of, most_accumulators(problem)))
     if remembered is not None:
@@ -136,6 +146,14 @@ def keep(
         places = [*library, *(int(known[i]) for i in promising[:budget])]
         why = "measured" if len(promising) else "sure"
     return Kept(tuple(places), why, len(templates), time.perf_counter() - start)
+
+
+def _with_tiles(parameters: Sequence[Mapping[str, Any]], library: Sequence[int]) -> list[Mapping[str, Any]]:
+    """ATen's calls with a tile of nothing, so that all can be read alike."""
+    found = list(parameters)
+    for place in library:
+        found[place] = _NO_TILE
+    return found
 
 
 def _promising(model: Runtimes, problem: Problem, of: Mapping[str, Numbers], saved: float) -> npt.NDArray[np.intp]:

@@ -42,7 +42,8 @@ def fits(problem: Problem, of: Mapping[str, Numbers], shared_bytes: int, most_su
     steps = np.ceil(k / of["block_k"])
     shared = (of["block_m"] + of["block_n"]) * of["block_k"] * 2 * of["stages"] + 1024 + of["persistent"] * area
     tail, parts = of["tail"] > 0, of["parts"]
-    tail_parts = best_parts(tiles, steps)
+    tail_parts = np.ones_like(tiles)
+    tail_parts[tail] = best_parts(tiles[tail], steps[tail])
     sums = np.where(tail, tiles % MULTIPROCESSORS * tail_parts, tiles * parts) * area
     none_empty = (parts == 1) | (np.ceil(steps / parts) * (parts - 1) < steps)
     whole = (parts == 1) & ~tail
@@ -147,7 +148,7 @@ def _tail_costs(tiles: Numbers, steps: Numbers) -> Numbers:
     """Steps that the last wave takes, for every number of parts its tiles may be cut into (rows: 1 to 16). Adding a
     part's sums up costs about half a step; parts that would leave one empty are out of the question."""
     left = tiles % MULTIPROCESSORS
-    parts = np.arange(1, MOST_PARTS + 1)[:, None]
+    parts = np.arange(1.0, MOST_PARTS + 1)[:, None]
     each = np.ceil(steps / parts)
     cost = np.ceil(left * parts / MULTIPROCESSORS) * each + np.where(parts > 1, 1.0 + 0.5 * parts, 0.0)
     return np.asarray(np.where((each * (parts - 1) < steps) & ((left > 0) | (parts == 1)), cost, np.inf))

@@ -1,8 +1,8 @@
 """Predicted runtimes of products on a GPU: kernels and the library's call in the same seconds, so that they compare.
 
-Ensembles of small networks say how far a runtime is from the arithmetic of `families/triton/roofline.py`: a quick one
-for the kernels that the arithmetic likes, a larger one that judges the best of those again, and one for the library.
-The members' disagreement is how unsure a prediction is. NumPy alone; some thousand configurations take a millisecond.
+Small networks say how far a runtime is from the arithmetic of `families/triton/roofline.py`: a quick one for the
+kernels that the arithmetic likes, an ensemble that judges the best of those again, and an ensemble for the library. The
+members' disagreement is how unsure a prediction is. NumPy alone; some thousand configurations take a millisecond.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from tilewise.tune.problem import Config, Problem
 
 Weights = npt.NDArray[np.float32]
 FILE = "h200_products.safetensors"
-_MOST_ROWS = 384  # kernels that the quick networks see of a long list
-_JUDGED = 32  # kernels that the larger ones see
+_MOST_ROWS = 512  # kernels that the quick network sees of a long list
+_JUDGED = 32  # kernels that the ensemble sees
 _FAR = np.float32(3)  # no runtime is e^3 times away from the arithmetic, whatever a network says of sizes it never saw
 _NETWORKS = ("kernel", "judge", "library")
 
@@ -51,21 +51,23 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Networks of the same shape side by side: each array has a member first."""
+    """Networks of the same shape side by side. The first layer is one matrix for all members, with what brings the
+    features to a common scale worked into it; the later ones have a member first."""
 
-    mean: Weights  # (features,)
-    scale: Weights  # (features,)
+    first: Weights  # (features, members * width)
+    bias: Weights  # (members * width,)
     layers: tuple[tuple[Weights, Weights], ...]  # (members, in, out), (members, 1, out)
 
     def __call__(self, rows: Numbers) -> Weights:
         """(members, rows) of logarithms."""
-        x = ((rows - self.mean) / self.scale).astype(np.float32)  # (rows, features)
-        for place, (weight, bias) in enumerate(self.layers):
-            x = x @ weight  # (members, rows, out)
+        x = rows.astype(np.float32) @ self.first  # (rows, members * width)
+        x += self.bias
+        x = x.reshape(len(rows), len(self.layers[0][0]), -1).transpose(1, 0, 2)
+        for weight, bias in self.layers:
+            x = np.maximum(x, 0) @ weight  # (members, rows, out)
             x += bias
-            if place < len(self.layers) - 1:
-                np.maximum(x, 0, out=x)
-        return np.clip(x[..., 0], -_FAR, _FAR)
+        found: Weights = np.clip(x[..., 0], -_FAR, _FAR)
+        return found
 
 
 class Runtimes:
@@ -124,7 +126,11 @@ def _ensemble(arrays: dict[str, npt.NDArray[np.generic]], name: str) -> Ensemble
     for (left, bias), (right, _) in zip(layers, (*layers[1:], layers[-1]), strict=True):
         if left.ndim != 3 or bias.ndim != 3 or (right is not left and left.shape[2] != right.shape[1]):
             raise ValueError(f"layers of {name} that fit each other")
-    return Ensemble(arrays[f"{name}.mean"].astype(np.float32), arrays[f"{name}.scale"].astype(np.float32), layers)
+    (weight, bias), mean, scale = layers[0], *(arrays[f"{name}.{of}"].astype(np.float64) for of in ("mean", "scale"))
+    if len(layers) < 2 or mean.shape != scale.shape or mean.shape != weight.shape[1:2]:
+        raise ValueError(f"layers of {name} that fit its features")
+    wide = weight.astype(np.float64).transpose(1, 0, 2).reshape(len(mean), -1) / scale[:, None]
+    return Ensemble(wide.astype(np.float32), (bias.reshape(-1) - mean @ wide).astype(np.float32), layers[1:])
 
 
 def shipped_folder() -> Path:
