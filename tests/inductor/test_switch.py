@@ -12,8 +12,9 @@ import pytest
 
 import tilewise.inductor
 from tilewise.errors import ConfigurationError
-from tilewise.inductor.records import Book, read_records, summary
+from tilewise.inductor.records import Book, summary
 from tilewise.tune.families.triton.product import LIBRARY
+from tilewise.tune.measure.store import Store
 from tilewise.tune.problem import Config, Problem
 
 torch = pytest.importorskip("torch")
@@ -180,10 +181,12 @@ def test_records_come_back_and_damaged_lines_do_not(tmp_path: Path) -> None:
     book = Book("a machine", tmp_path)
     book.decided(problem, "measured", 100, 2, 1e-3)
     book.measured(problem, [(LIBRARY, 2e-5), (tile, 1e-5)], 0.5)
-    with (tmp_path / "records.jsonl").open("a") as stream:
-        stream.write('{"what": "measured", "rows": 7}\nnot json\n[1]\n')
-    (record,) = read_records(tmp_path / "records.jsonl")
-    assert record.problem == problem and record.seconds == (2e-5, 1e-5)
+    with (tmp_path / "decisions.jsonl").open("a") as stream:
+        stream.write('{"why": "measured", "problem": 7}\nnot json\n[1]\n')
+    with Store(book.store_file, create=False) as store:
+        (kernel,) = store.kernels()
+        (batch,) = store.batches(kernel)
+    assert kernel.problem == problem and batch.runtime_ns == {LIBRARY.key: 20000, tile.key: 10000}
     found = summary(tmp_path)
     assert (found.products, found.considered, found.kept) == (1, 100, 2) and found.rows[0].of_aten == pytest.approx(2.0)
     assert Book("a machine", tmp_path).best(problem) == tile and Book("another", tmp_path).best(problem) is None
@@ -197,3 +200,77 @@ def test_a_folder_that_cannot_be_written_costs_the_record_alone(tmp_path: Path) 
         warnings.simplefilter("error")
         book.decided(problem, "measured", 1, 1, 0.0)
         book.measured(problem, [(LIBRARY, 1e-5)], 0.0)
+
+
+def test_templates_in_a_list_without_aten_are_kept_by_the_budget_where_aten_was_listed_before(enabled: Any) -> None:
+    aten, *tiles = _listed()
+    assert _ask([aten]) == [aten]
+    assert 0 < len(_ask(tiles)) <= 3
+    assert len(_ask(tiles[:40])) == 40  # nobody listed ATen for this one: PyTorch may have been told to leave it out
+
+
+def test_where_aten_was_the_fastest_a_list_without_it_is_left_empty(enabled: Any) -> None:
+    aten, *tiles = _listed()
+    _ask([aten])
+    kept = _ask(tiles)
+    timings = {choice: 1.0 if choice is aten else 2.0 for choice in (aten, *kept)}
+    enabled.advisor.measured(timings, "mm", _Inputs().nodes(), kept, None, {})
+    _ask([aten])
+    assert _ask(tiles) == []
+
+
+class _Tensor:
+    def __init__(self, *shape: int, dtype: str = "torch.bfloat16") -> None:
+        self.shape, self.dtype = shape, dtype
+
+
+class _Called:
+    """A node of the compiler's graph whose arguments are tensors."""
+
+    def __init__(self, *tensors: _Tensor) -> None:
+        self.args = [self._argument(tensor) for tensor in tensors]
+
+    @staticmethod
+    def _argument(tensor: _Tensor) -> Any:
+        node = _Named("argument")
+        node.meta = {"val": tensor}  # type: ignore[attr-defined]
+        return node
+
+
+def test_flexible_attention_keeps_pytorchs_tiling_and_the_most_promising_of_all(enabled: Any) -> None:
+    heuristics = pytest.importorskip("torch._inductor.template_heuristics.triton").CUDAConfigHeuristic()
+    every = heuristics.exhaustive_flex_attn_fwd_configs
+    usual = heuristics.h100_default_flex_config[(torch.bfloat16, 64)]
+    node = _Called(*[_Tensor(2, 8, 1024, 64)] * 3)
+    kept = enabled.advisor.attention(usual, every, node)
+    assert kept[0] == usual and 1 < len(kept) <= 4 and usual not in kept[1:] and all(one in every for one in kept)
+    assert enabled.advisor.attention(usual, every, _Called(*[_Tensor(2, 8, 9, 64, dtype="torch.float32")] * 3)) == []
+    assert enabled.advisor.attention(usual, every, _Called(*[_Tensor(2, 8, 9, 512)] * 3)) == []
+
+
+class _Tiling:
+    """What Triton calls a configuration, which this machine may not have."""
+
+    def __init__(self, of: Any) -> None:
+        self.kwargs = {"BLOCK_M": of.block_m, "BLOCK_N": of.block_n, "BLOCK_K": of.block_k}
+        self.num_stages, self.num_warps = of.num_stages, of.num_warps
+
+
+def test_of_a_convolutions_templates_the_budget_is_kept(enabled: Any) -> None:
+    heuristics = pytest.importorskip("torch._inductor.template_heuristics.triton").CUDAConfigHeuristic()
+    found = [_Tiling(c) for c in heuristics.conv_configs]
+    kept = enabled.advisor.convolution(found, (16 * 56 * 56, 128, 64 * 9), "torch.bfloat16")
+    assert len(found) > 3 and 0 < len(kept) <= 3 and all(config in found for config in kept)
+    assert enabled.advisor.convolution(found, (16 * 56 * 56, 128, 64 * 9), "torch.float32") == found
+
+
+def test_a_gpu_without_a_model_is_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a GPU of another kind")
+    before = inductor_config.save_config_portable()
+    with pytest.warns(
+        UserWarning, match=r"there is no model for a GPU of another kind.*; PyTorch chooses by itself\.$"
+    ):
+        assert not tilewise.inductor.enable().active
+    assert inductor_config.save_config_portable() == before

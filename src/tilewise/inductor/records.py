@@ -1,13 +1,13 @@
-"""What was decided and measured for PyTorch's compiler: one line of JSON each, appended; and the report over them.
+"""What was decided for PyTorch's compiler, a line of JSON each; what it measured, in a measurement store; the report.
 
 Measurements also go to the tuner's memory of choices, so that the next process keeps the winner without measuring.
-A file that cannot be written costs the record, never the compilation.
+What cannot be written costs the record, never the compilation.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +17,14 @@ from typing import Any
 from tilewise._files import open_input, reading
 from tilewise._system import cache_folder
 from tilewise.errors import MissingFileError, TilewiseError
-from tilewise.inductor.templates import config_of, problem_of
 from tilewise.tune.choose.cache import Choice, Choices
-from tilewise.tune.problem import Config, Problem
+from tilewise.tune.families.triton.product import LIBRARY
+from tilewise.tune.measure.store import Machine, Store
+from tilewise.tune.problem import Config, Kernel, Problem
 
 _MOST_BYTES = 256 << 20
-_FILE = "records.jsonl"
+_FILE = "decisions.jsonl"
+_PROGRAM = "inductor"
 
 
 def folder() -> Path:
@@ -30,52 +32,44 @@ def folder() -> Path:
     return cache_folder() / "inductor"
 
 
-@dataclass(frozen=True)
-class Record:
-    """One product that PyTorch measured: its configurations and their seconds."""
-
-    problem: Problem
-    configs: tuple[Config, ...]
-    seconds: tuple[float, ...]
-
-    @property
-    def batch(self) -> int:
-        return self.problem.size("batch")
-
-
 class Book:
     """The records of one machine: written as they come, and what was the fastest before."""
 
     def __init__(self, machine: str, where: Path | None = None) -> None:
-        self.where = where or folder()
+        self.where, self.machine = where or folder(), machine
         self.choices = Choices(self.where, machine, "inductor")
+
+    @property
+    def store_file(self) -> Path:
+        """Every measurement that the compiler made on this machine with this version."""
+        return self.where / f"triton-{hashlib.sha256(self.machine.encode()).hexdigest()[:12]}.sqlite"
 
     def best(self, problem: Problem) -> Config | None:
         found = self.choices.get(problem)
         return found.config if found is not None else None
 
     def decided(self, problem: Problem, why: str, considered: int, kept: int, seconds: float) -> None:
-        self._write({"what": "decided", "problem": dict(problem), "why": why, "considered": considered, "kept": kept,
-                     "seconds": seconds})  # fmt: skip
-
-    def measured(self, problem: Problem, rows: Sequence[tuple[Config, float]], compile_seconds: float) -> None:
-        """Keep what the compiler measured; the fastest is what the next process takes."""
-        if not rows:
-            return
-        best, seconds = min(rows, key=lambda row: row[1])
-        self._write({"what": "measured", "problem": dict(problem), "compile_seconds": compile_seconds,
-                     "rows": [[dict(config), taken] for config, taken in rows]})  # fmt: skip
-        try:
-            self.choices.put(Choice(problem, best, seconds * 1e9, len(rows), True))
-        except TilewiseError:
-            return
-
-    def _write(self, line: Mapping[str, Any]) -> None:
+        line = {"problem": dict(problem), "why": why, "considered": considered, "kept": kept, "seconds": seconds}
         try:
             self.where.mkdir(parents=True, exist_ok=True)
             with (self.where / _FILE).open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps({**line, "taken": round(time.time(), 3)}) + "\n")
         except OSError:
+            return
+
+    def measured(self, problem: Problem, rows: Sequence[tuple[Config, float]], compile_seconds: float) -> None:
+        """Keep what the compiler measured, in seconds; the fastest is what the next process takes."""
+        if not rows:
+            return
+        times = {config: seconds * 1e9 for config, seconds in rows}
+        best = min(times, key=times.__getitem__)
+        try:
+            with Store(self.store_file) as store:
+                run = store.begin(Machine("triton", self.machine, {}), 0, {"compile_seconds": compile_seconds})
+                default_ns = times.get(LIBRARY, times[best])
+                store.add_batch(run, Kernel(_PROGRAM, problem), 0, default_ns, list(times.items()))
+            self.choices.put(Choice(problem, best, times[best], len(rows), True))
+        except (TilewiseError, OSError):
             return
 
 
@@ -92,35 +86,19 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             yield found
 
 
-def read_records(path: str | os.PathLike[str]) -> list[Record]:
-    """What PyTorch measured, from a file of `tools.visit_inductor` or of this module."""
-    found = []
-    for line in read_lines(Path(path)):
-        record = _from_visit(line) if "nodes" in line else _from_book(line) if line.get("what") == "measured" else None
-        if record is not None and record.configs:
-            found.append(record)
+def fastest(where: Path) -> dict[str, tuple[Config, float]]:
+    """Of every product in a folder's stores: the fastest as it was measured last, and ATen's time over its own."""
+    found = {}
+    for path in sorted(where.glob("*.sqlite")):
+        with Store(path, create=False) as store:
+            for kernel in store.kernels():
+                batches = store.batches(kernel)
+                times = {Config.parse(key): ns for key, ns in batches[-1].runtime_ns.items()} if batches else {}
+                if times:
+                    best = min(times, key=times.__getitem__)
+                    aten = min((ns for config, ns in times.items() if "library" in config), default=times[best])
+                    found[kernel.problem.key] = (best, aten / times[best])
     return found
-
-
-def _from_visit(line: Mapping[str, Any]) -> Record | None:
-    left, right = line["nodes"][-2:]
-    problem = problem_of(line["op"], (left[0], left[1]), (right[0], right[1]), left[2])
-    if problem is None:
-        return None
-    rows: dict[Config, float] = {}
-    for template, _, parameters, milliseconds, *_ in line["rows"]:
-        config = config_of(template, parameters)
-        if config is not None and milliseconds is not None and 0 < milliseconds < 1e4:
-            rows[config] = min(milliseconds * 1e-3, rows.get(config, 1e9))
-    return Record(problem, tuple(rows), tuple(rows.values()))
-
-
-def _from_book(line: Mapping[str, Any]) -> Record | None:
-    try:
-        rows = {Config(config): float(seconds) for config, seconds in line["rows"]}
-        return Record(Problem(line["problem"]), tuple(rows), tuple(rows.values()))
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return None
 
 
 @dataclass(frozen=True)
@@ -152,21 +130,15 @@ def summary(where: Path | None = None) -> Summary:
     """The report over all records."""
     if where is not None and not where.is_dir():
         raise MissingFileError(f"{where} is no folder of records.")
-    path = (where or folder()) / _FILE
-    lines = list(read_lines(path)) if path.is_file() else []
-    decided = [line for line in lines if line.get("what") == "decided"]
-    fastest = {}
-    for line in lines:
-        record = _from_book(line) if line.get("what") == "measured" else None
-        if record is not None and record.configs:
-            place = min(range(len(record.seconds)), key=record.seconds.__getitem__)
-            library = [s for c, s in zip(record.configs, record.seconds, strict=True) if "library" in c]
-            ratio = min(library) / record.seconds[place] if library else 1.0
-            fastest[record.problem.key] = (_short(record.configs[place]), ratio)
+    where = where or folder()
+    path = where / _FILE
+    decided = [line for line in read_lines(path) if _whole(line)] if path.is_file() else []
+    known = fastest(where)
     rows = []
     for line in decided:
         problem = Problem(line["problem"])
-        name, ratio = fastest.get(problem.key, ("ATen" if line["why"] == "sure" else "", 1.0))
+        config, ratio = known.get(problem.key, (LIBRARY if line["why"] == "sure" else None, 1.0))
+        name = _short(config) if config is not None else ""
         rows.append(Row(_name(problem), str(line["why"]), int(line["considered"]), int(line["kept"]), name, ratio))
     return Summary(
         products=len(decided),
@@ -179,7 +151,15 @@ def summary(where: Path | None = None) -> Summary:
     )
 
 
+def _whole(line: Mapping[str, Any]) -> bool:
+    numbers = (line.get(name) for name in ("considered", "kept", "seconds"))
+    return isinstance(line.get("problem"), dict) and "why" in line and all(isinstance(n, int | float) for n in numbers)
+
+
 def _name(problem: Problem) -> str:
+    if problem.family == "attention":
+        sizes = " x ".join(str(problem.size(name)) for name in ("batch", "heads", "queries", "keys", "head"))
+        return f"attention {sizes} {problem.word('dtype')}"
     batch = f"{problem.size('batch')} x " if problem.size("batch") > 1 else ""
     sizes = " x ".join(str(problem.size(name)) for name in ("m", "n", "k"))
     return f"{problem.word('op')} {batch}{sizes} {problem.word('dtype')}"
