@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import json
-
-from benchmarks.results_files import RESULTS, geometric, table
+from benchmarks.results_files import RESULTS, table
+from tilewise.tune.choose.compiled import OURS, WAYS, beside, read_compiled
 from tilewise.tune.choose.recorded import NAMES, read_recorded
 from tilewise.tune.choose.recorded import table as compared
 from tilewise.tune.families.triton.runtimes import shipped_runtimes
 
 _HEADINGS = ("products", "number", "best kernel measured", "first choice", "five measurements",
              "nvMatmulHeuristics, first", "the same, five")  # fmt: skip
+_SHOWN = {
+    "aten": "ATen",
+    "default": "torch.compile",
+    "nvmatmul": "nvMatmulHeuristics",
+    "autoheuristic": "AutoHeuristic",
+}
 
 
 def products() -> str:
@@ -26,17 +31,24 @@ def products() -> str:
 
 
 def compiled() -> str:
-    """Microseconds a run and seconds of the first call: ATen, max-autotune and tilewise inside `torch.compile`."""
+    """Microseconds a run and seconds of the first call in every way of compiling, and how they compare."""
     path = RESULTS / "inductor_h200.json"
     if not path.is_file():
         return ""
-    rows = json.loads(path.read_bytes())["problems"]
-    ways = ("aten", "max-autotune", "tilewise")
-    cells = [[row["name"], *(_spent(row["us"][way], row["seconds"].get(way)) for way in ways)] for row in rows]
-    mean = [geometric([row["us"][way] / row["us"]["tilewise"] for row in rows]) for way in ways]
-    cells.append(["runs as long as tilewise's, geometric mean", *(f"{ratio:.2f}" for ratio in mean)])
-    return table(("problem", "ATen", "max-autotune", "tilewise"), cells)
+    rows = read_compiled(path)
+    ways = [way for way in (*WAYS, OURS) if any(way in row.us for row in rows)]
+    cells = [[row.name, *(_spent(row.us.get(way), row.seconds.get(way)) for way in ways)] for row in rows]
+    against = {one.way: one for one in beside(rows)}
+    cells.append(["runs as long as tilewise's: geometric mean (least), problems", *(
+        f"{against[way].runs:.3f} ({against[way].least:.2f}), {against[way].problems}" if way in against else "1"
+        for way in ways)])  # fmt: skip
+    cells.append(["first call as long as tilewise's", *(
+        f"{against[way].first_call:.1f}" if way in against and against[way].first_call else "1" if way == OURS else ""
+        for way in ways)])  # fmt: skip
+    return table(("problem", *(_SHOWN.get(way, way) for way in ways)), cells)
 
 
-def _spent(microseconds: float, seconds: float | None) -> str:
+def _spent(microseconds: float | None, seconds: float | None) -> str:
+    if microseconds is None:
+        return ""
     return f"{microseconds:.1f} µs" + (f", {seconds:.1f} s" if seconds else "")

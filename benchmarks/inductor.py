@@ -20,9 +20,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.inductor_problems import Job, attention_job, attentions, model_jobs, product_job, products
+from tilewise.tune.choose.compiled import Compiled, lines
 
 WAYS = ("aten", "default", "max-autotune", "autoheuristic", "nvmatmul", "tilewise")
 _CALLS, _TURNS = 16, 9
@@ -143,20 +142,6 @@ def jobs_of(torch: Any, given: argparse.Namespace) -> list[Callable[[], Job]]:
     return [*found, *flex, *models]
 
 
-def told(rows: list[dict[str, Any]]) -> list[str]:
-    """How long other ways run and compile as against tilewise: geometric means, and the least."""
-    lines = []
-    for way in sorted({way for row in rows for way in row["us"]} - {"tilewise"}):
-        both = [row for row in rows if way in row["us"] and "tilewise" in row["us"]]
-        ratios = [row["us"][way] / row["us"]["tilewise"] for row in both]
-        took = [row["seconds"][way] / row["seconds"]["tilewise"] for row in both if way in row["seconds"]]
-        if ratios:
-            lines.append(f"{way}: {len(both)} problems, runs {np.exp(np.log(ratios).mean()):.3f} as long as "
-                         f"tilewise's, least {min(ratios):.3f}"
-                         + (f"; first call {np.exp(np.log(took).mean()):.2f}" if took else ""))  # fmt: skip
-    return lines
-
-
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
@@ -171,7 +156,8 @@ def main() -> int:
     given = parser.parse_args()
     import torch
 
-    started, rows = time.monotonic(), []
+    started = time.monotonic()
+    rows: list[dict[str, Any]] = []
     peer = json.loads(given.peer.read_bytes()) if given.peer else {}
     ways = tuple(way for way in given.ways if peer or way != "nvmatmul")
     _warm(torch, ways)
@@ -191,7 +177,7 @@ def main() -> int:
         cells = (f"{way} {row['us'][way]:.1f}us/{row['seconds'].get(way, 0):.1f}s" for way in row["us"])
         print(f"{number:2} {name:42}", *cells, flush=True)
         (given.out / "inductor_race.json").write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1))
-    print("\n".join(told(rows)), flush=True)
+    print("\n".join(lines([Compiled(**row) for row in rows])), flush=True)
     return 0
 
 

@@ -136,6 +136,13 @@ def test_settings_are_put_back(tmp_path: Path) -> None:
     assert inductor_config.inductor_choices_class is None
 
 
+def test_templates_may_be_tried_in_a_process_of_their_own(tmp_path: Path) -> None:
+    before = inductor_config.autotune_in_subproc
+    with tilewise.inductor.enable(records=tmp_path, devices=("pretended",), isolated=True):
+        assert inductor_config.autotune_in_subproc
+    assert inductor_config.autotune_in_subproc == before
+
+
 def test_of_pytorchs_exhaustive_list_a_few_are_kept_beside_aten(enabled: Any) -> None:
     found = _listed()
     kept = _ask(found)

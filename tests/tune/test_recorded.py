@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tilewise.errors import FileFormatError
+from tilewise.tune.choose.compiled import Compiled, beside, read_compiled
 from tilewise.tune.choose.gpu_check import main
 from tilewise.tune.choose.recorded import as_json, compare, lines, read_recorded, table
 from tilewise.tune.families.triton.runtimes import shipped_runtimes
@@ -43,3 +44,23 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, content: str) -> No
     (tmp_path / "other.json").write_text(content)
     with pytest.raises(FileFormatError, match="no recorded products"):
         read_recorded(tmp_path / "other.json")
+
+
+def test_ways_of_compiling_are_compared_over_the_problems_that_both_ran() -> None:
+    rows = [
+        Compiled(
+            "a", "mm", {"aten": 8.0, "max-autotune": 10.0, "tilewise": 10.0}, {"max-autotune": 8.0, "tilewise": 1.0}
+        ),
+        Compiled("b", "mm", {"max-autotune": 40.0, "tilewise": 10.0}, {"max-autotune": 2.0, "tilewise": 1.0}),
+    ]
+    aten, autotuned = beside(rows)
+    assert (aten.problems, aten.runs, aten.first_call) == (1, pytest.approx(0.8), None)
+    assert (autotuned.runs, autotuned.least, autotuned.first_call) == (pytest.approx(2.0), 1.0, pytest.approx(4.0))
+
+
+@pytest.mark.parametrize("content", ["[]", '{"rows": [{"name": "a"}]}', '{"rows": [{"name": "a", "kind": "mm", '
+                                     '"us": {"aten": -1}, "seconds": {}}]}'])  # fmt: skip
+def test_a_file_of_no_compiled_problems_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "other.json").write_text(content)
+    with pytest.raises(FileFormatError, match="no compiled problems"):
+        read_compiled(tmp_path / "other.json")

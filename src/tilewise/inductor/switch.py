@@ -60,13 +60,16 @@ def enable(
     records: Path | None = None,
     devices: tuple[str, ...] = ("cuda",),
     service: str | None = None,
+    isolated: bool = False,
 ) -> Enabled:
     """Have `torch.compile` measure the `budget` most promising templates of each matrix product beside ATen's.
 
     Where that cannot be (an unknown PyTorch, a GPU without a model) a warning says so in one sentence and PyTorch
     chooses as it always does; `.reason` repeats it. Products measured before are not measured again. `service` is the
     address of a `tilewise serve`: what others measured with the same PyTorch is taken over, and it is told what was
-    measured here; without an answer within 50 ms it is left alone, which is said once.
+    measured here; without an answer within 50 ms it is left alone, which is said once. `isolated` has a process of
+    PyTorch's run every template first, so that one that crashes or hangs costs that process alone; it takes some
+    seconds to start.
     """
     if not isinstance(budget, int) or isinstance(budget, bool) or budget < 1:
         raise ConfigurationError(f"The budget is a number of templates to measure, 1 or more; not {budget!r}.")
@@ -76,6 +79,8 @@ def enable(
         enabled.reason = _why_not(devices)
         if enabled.reason is None:
             _put_in(enabled, budget, records, devices, service)
+            if isolated:
+                _set(enabled, importlib.import_module("torch._inductor.config").patch({"autotune_in_subproc": True}))
     except ConfigurationError:  # the caller's own mistake
         enabled.undo()
         raise
@@ -133,11 +138,16 @@ def _put_in(enabled: Enabled, budget: int, records: Path | None, devices: tuple[
     caches = importlib.import_module("torch.compiler.config")
     tag = {"cache_key_tag": f"{caches.cache_key_tag}{advisor.key}"}
     settings = {**_SETTINGS, "inductor_choices_class": choices.TilewiseChoices}
-    for patch in (caches.patch(tag), config.patch(settings)):
-        patch.__enter__()
-        enabled._undo.append(functools.partial(patch.__exit__, None, None, None))
+    _set(enabled, caches.patch(tag))
+    _set(enabled, config.patch(settings))
     select.add_feedback_saver(advisor.measured)
     enabled._undo.append(lambda: _forget(select, advisor.measured))
+
+
+def _set(enabled: Enabled, patch: Any) -> None:
+    """Settings that are put back when tilewise is taken out."""
+    patch.__enter__()
+    enabled._undo.append(functools.partial(patch.__exit__, None, None, None))
 
 
 def _say(line: str) -> None:

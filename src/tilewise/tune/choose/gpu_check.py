@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewise.errors import TilewiseError, UnavailableError
+from tilewise.tune.choose import compiled
 from tilewise.tune.choose.check import Checked, check_one
 from tilewise.tune.choose.recorded import lines, read_recorded, table
 from tilewise.tune.choose.tuner import Tuner
@@ -59,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--recorded", type=Path, help="products measured earlier: the table beside peers, without a GPU"
     )
+    parser.add_argument("--compiled", type=Path, help="torch.compile measured earlier: every way, without a GPU")
     parser.add_argument("--minutes", type=float, default=7.0, help="no further shape is begun after so many")
     parser.add_argument("--model", help="a cost model in place of the shipped one")
     parser.add_argument("--shapes", type=Path, help="a JSON list of your own problems")
@@ -67,11 +69,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-families", action="store_true")
     parser.add_argument("--no-own", action="store_true", help="leave out the kernels of no family")
     given = parser.parse_args(arguments)
-    if (given.out is None) == (given.recorded is None):
-        parser.error("give --out, for a check on this GPU, or --recorded")
+    replayed = given.recorded is not None or given.compiled is not None
+    if (given.out is None) == (not replayed):
+        parser.error("give --out, for a check on this GPU, or --recorded, --compiled or both")
     try:
         if given.recorded is not None:
             _replay(given.recorded)
+        if given.compiled is not None:
+            print("\n".join(compiled.lines(compiled.read_compiled(given.compiled))), flush=True)
+        if replayed:
             return 0
         given.out.mkdir(parents=True, exist_ok=True)
         _run(given)

@@ -1,0 +1,88 @@
+"""How `torch.compile` did with tilewise inside and in other ways, measured on a GPU and kept as a file, as one table.
+
+`python3 -m tilewise.tune.triton.check --compiled FILE` prints it without a GPU; `python3 -m benchmarks.inductor` makes
+such files. A row is a problem; for each way it holds microseconds a run and seconds of the first call.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tilewise._files import read_json_input
+from tilewise.errors import FileFormatError
+
+OURS = "tilewise"
+WAYS = ("aten", "default", "max-autotune", "exhaustive", "autoheuristic", "nvmatmul")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One problem: microseconds a run by way, and seconds of the first call."""
+
+    name: str
+    kind: str
+    us: Mapping[str, float]
+    seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """One way beside tilewise's over the problems that both ran: how long it runs and how long its first call takes as
+    multiples of tilewise's, geometric means; and where it does best."""
+
+    way: str
+    problems: int
+    runs: float
+    least: float
+    first_call: float | None  # None for ATen, which compiles nothing
+
+
+def read_compiled(path: str | os.PathLike[str]) -> list[Compiled]:
+    content = read_json_input(Path(path))
+    try:
+        return [Compiled(str(row["name"]), str(row["kind"]), _times(row["us"]), _times(row["seconds"]))
+                for row in content["rows"]]  # fmt: skip
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FileFormatError(f"{path} holds no compiled problems ({type(error).__name__}: {error}).") from error
+
+
+def _times(found: Mapping[str, Any]) -> dict[str, float]:
+    times = {str(way): float(value) for way, value in found.items()}
+    if not all(0 < value < math.inf for value in times.values()):
+        raise ValueError("a time that is none")
+    return times
+
+
+def beside(rows: Sequence[Compiled]) -> list[Beside]:
+    """Every way that ran some problem, as against tilewise."""
+    found = []
+    for way in WAYS:
+        both = [row for row in rows if way in row.us and OURS in row.us]
+        if not both:
+            continue
+        ratios = [row.us[way] / row.us[OURS] for row in both]
+        calls = [row.seconds[way] / row.seconds[OURS] for row in both if way in row.seconds]
+        found.append(Beside(way, len(both), _geometric(ratios), min(ratios), _geometric(calls) if calls else None))
+    return found
+
+
+def lines(rows: Sequence[Compiled]) -> list[str]:
+    """The table as text."""
+    found = []
+    for row in rows:
+        calls = {way: f" {seconds:.1f} s" for way, seconds in row.seconds.items()}
+        found.append(f"{row.name:42} " + "  ".join(f"{w} {us:.1f} us{calls.get(w, '')}" for w, us in row.us.items()))
+    for one in beside(rows):
+        first = f", its first call {one.first_call:.2f} times" if one.first_call is not None else ""
+        found.append(f"{one.way}: {one.problems} problems, runs {one.runs:.3f} times as long as tilewise's "
+                     f"(least {one.least:.3f}){first}")  # fmt: skip
+    return found
+
+
+def _geometric(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
