@@ -176,7 +176,8 @@ def main() -> int:
         rows.append({"name": name, "kind": job.kind, **row})
         cells = (f"{way} {row['us'][way]:.1f}us/{row['seconds'].get(way, 0):.1f}s" for way in row["us"])
         print(f"{number:2} {name:42}", *cells, flush=True)
-        (given.out / "inductor_race.json").write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1))
+        found = {"device": torch.cuda.get_device_name(0), "torch": torch.__version__, "problems": rows}
+        (given.out / "inductor_race.json").write_text(json.dumps(found, indent=1) + "\n")
     print("\n".join(lines([Compiled(**row) for row in rows])), flush=True)
     return 0
 

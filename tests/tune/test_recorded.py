@@ -58,7 +58,7 @@ def test_ways_of_compiling_are_compared_over_the_problems_that_both_ran() -> Non
     assert (autotuned.runs, autotuned.least, autotuned.first_call) == (pytest.approx(2.0), 1.0, pytest.approx(4.0))
 
 
-@pytest.mark.parametrize("content", ["[]", '{"rows": [{"name": "a"}]}', '{"rows": [{"name": "a", "kind": "mm", '
+@pytest.mark.parametrize("content", ["[]", '{"problems": [{"name": "a"}]}', '{"problems": [{"name": "a", "kind": "mm", '
                                      '"us": {"aten": -1}, "seconds": {}}]}'])  # fmt: skip
 def test_a_file_of_no_compiled_problems_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "other.json").write_text(content)

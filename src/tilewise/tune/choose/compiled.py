@@ -46,7 +46,7 @@ def read_compiled(path: str | os.PathLike[str]) -> list[Compiled]:
     content = read_json_input(Path(path))
     try:
         return [Compiled(str(row["name"]), str(row["kind"]), _times(row["us"]), _times(row["seconds"]))
-                for row in content["rows"]]  # fmt: skip
+                for row in content["problems"]]  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FileFormatError(f"{path} holds no compiled problems ({type(error).__name__}: {error}).") from error
 
