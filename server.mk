@@ -1,5 +1,5 @@
 # The board under load, kills, fuzzing and a real browser. Needs root for apt-get where PostgreSQL or Chromium is missing.
-.PHONY: test-server test-arena bars test-grading lite test-fleet fleet-bars
+.PHONY: test-server test-arena bars test-grading lite test-fleet test-fleet-campaign fleet-bars
 GRADING := .venv-grading
 
 test-server: $(VENV)/.server  ## the leaderboard: load with kills on SQLite and PostgreSQL, API fuzzing, pages in Chromium
@@ -18,6 +18,9 @@ bars: $(VENV)/.server  ## the leaderboard's figures: pages of 20,000 entries, he
 
 test-fleet: $(VENV)/.fleet  ## stores in PostgreSQL, the service under load, campaigns and sweeps on Ray with kills
 	$(BIN)/python -m pytest -m 'slow or not slow' tests/fleet tests/tune/test_shared_store.py -s
+
+test-fleet-campaign: $(VENV)/.fleet  ## 300 kernels on three nodes with a node, the driver and PostgreSQL killed; steady as one process alone
+	$(BIN)/python -m tests.fleet.campaign
 
 fleet-bars: $(VENV)/.fleet  ## the service's figures on one core: choices a second, known and not, and their p99
 	$(BIN)/python -m tests.fleet.bars

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -11,35 +10,16 @@ from typing import Any
 
 import pytest
 
+from tests.fleet.campaign import check_whole, disturbed_campaign, shapes, steadiness
 from tests.fleet.rays import NEEDS_RAY, Driver, cluster_of, until
 from tests.tune.stores import new_database, shared_cluster
 from tilewise._extension import native
 from tilewise.errors import TilewiseError
-from tilewise.tune.families.cpu.family import get_family
-from tilewise.tune.measure.aggregate import open_measurements
 from tilewise.tune.measure.store import Store
 
 needs_native = pytest.mark.skipif(native is None, reason="the compiled kernels are not installed")
-KERNELS = int(os.environ.get("TILEWISE_FLEET_KERNELS", "300"))
-CONFIGS, STEADY = 16, 40
-
-
-def shapes(folder: Path, count: int, name: str = "shapes.json") -> Path:
-    """Products that differ, each of which takes some microseconds."""
-    path = folder / name
-    some = [{"family": "matmul", "m": 48 + 8 * (i % 25), "n": 64 + 16 * (i // 25), "k": 128} for i in range(count)]
-    path.write_text(json.dumps(some))
-    return path
-
-
-def problems(count: int) -> list[Any]:
-    spec = json.loads(json.dumps([{"m": 48 + 8 * (i % 25), "n": 64 + 16 * (i // 25), "k": 128} for i in range(count)]))
-    return [get_family("matmul").problem({"family": "matmul", **sizes}) for sizes in spec]
-
-
-def finished(where: str) -> int:
-    with Store(where) as store:
-        return int(store.home.read("SELECT count(*) FROM finished")[0][0])
+KERNELS = int(os.environ.get("TILEWISE_FLEET_KERNELS", "40"))  # `make test-fleet-campaign` takes 300
+CONFIGS, STEADY = 12, 24
 
 
 def test_without_ray_the_option_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -57,65 +37,25 @@ def test_without_ray_the_option_says_what_to_install(monkeypatch: pytest.MonkeyP
 def test_killed_nodes_drivers_and_databases_lose_and_double_nothing(tmp_path: Path) -> None:
     with shared_cluster() as database, cluster_of(3) as cluster:
         where = new_database(database, "campaign")
-        Store(where).close()
-        first = Driver(cluster.address, where, shapes(tmp_path, KERNELS), CONFIGS)
-        until(lambda: finished(where) >= KERNELS // 6, 300, "a sixth")
-        cluster.remove_node(cluster.nodes[0], allow_graceful=False)
-        until(lambda: finished(where) >= 2 * KERNELS // 6, 300, "two sixths")
-        database.crash()
-        until(lambda: finished(where) >= 3 * KERNELS // 6, 300, "one half")
-        first.kill()
-        again = [Driver(cluster.address, where, shapes(tmp_path, KERNELS), CONFIGS) for _ in range(2)]
-        assert [driver.wait(600) for driver in again] == [0, 0]
+        shared = disturbed_campaign(tmp_path, cluster, database, where, KERNELS, CONFIGS)
         counts = check_whole(where, KERNELS)
-        shared = [len(driver.measured()) for driver in again]
-        assert not set(again[0].measured()) & set(again[1].measured()), "no kernel is measured twice"
         assert min(shared) > 0, f"both drivers had a part in it: {shared}"
     print(f"\n{counts}; after the kills {shared} kernels by two drivers")
-
-
-def check_whole(where: str, count: int) -> dict[str, int]:
-    """Every planned kernel is finished once, with every planned configuration, each timing there once."""
-    with open_measurements(where) as store:
-        done = store.home.read("SELECT kernel, count(*) FROM finished GROUP BY kernel")
-        assert len(done) == count and {times for _, times in done} == {1}
-        assert store.waiting() == 0 and store.home.read("SELECT count(*) FROM claim") == [(0,)]
-        assert store.finished() == {problem.key for problem in problems(count)}
-        for kernel in store.kernels():
-            planned = {config.key for config, status, _ in store.verdicts(kernel) if status == "ok"}
-            timed = {key for batch in store.batches(kernel) for key in batch.runtime_ns}
-            default = store.default_config(kernel)
-            assert default is not None and timed | {default.key} == planned
-            rounds: dict[tuple[int, int, str], int] = {}
-            for batch in store.batches(kernel):
-                for key in batch.runtime_ns:
-                    assert not batch.open
-                    rounds[batch.number, batch.round, key] = rounds.get((batch.number, batch.round, key), 0) + 1
-            assert set(rounds.values()) == {1}
-        return store.counts()
 
 
 @NEEDS_RAY
 @needs_native
 @pytest.mark.slow
 def test_what_three_nodes_of_one_machine_measure_is_as_steady_as_what_one_process_does(tmp_path: Path) -> None:
-    from tilewise.tune import collect
-    from tilewise.tune.measure.compare import compare, open_collection
-
-    path = tmp_path / "steady.json"
-    sizes = [{"family": "matmul", "m": m, "n": n, "k": 192} for m in (96, 160, 224) for n in (128, 256, 320, 384)]
-    path.write_text(json.dumps(sizes))
-    stores = {name: str(tmp_path / f"{name}.sqlite") for name in ("fleet", "alone", "again")}
+    where = str(tmp_path / "fleet.sqlite")
     with cluster_of(3) as cluster:
-        assert Driver(cluster.address, stores["fleet"], path, STEADY).wait(300) == 0
-    for name in ("alone", "again"):
-        collect("cpu", shapes=path, out=stores[name], configs=STEADY, say=lambda line: None)
-    fleet, alone, again = (open_collection(stores[name]) for name in stores)
-    own, found = compare(again, alone).median_correlation, compare(fleet, alone).median_correlation
-    print(f"\nrank correlation: fleet and alone {found:.4f}, alone twice {own:.4f}, medians of {len(sizes)} kernels")
+        assert Driver(cluster.address, where, shapes(tmp_path, STEADY), CONFIGS).wait(300) == 0
+    found = steadiness(tmp_path, where, STEADY, STEADY, CONFIGS)
+    print(f"\n{found}")
+    own = found["alone twice"]["median_kernel"]
     if own < 0.98:
         pytest.skip(f"something else keeps this machine busy: one process agrees with itself by {own:.3f} only")
-    assert found >= 0.97
+    assert found["fleet and alone"]["median_kernel"] >= 0.97
 
 
 @NEEDS_RAY

@@ -340,7 +340,8 @@ def test_a_batch_that_was_cut_off_counts_if_the_default_still_takes_what_it_took
     assert len(first.runtime_ns) == 1
     assert first.disturbed is not counts
     again = sum(next(iter(first.runtime_ns)) in batch.runtime_ns for batch in others if batch.round < FIRST_FINAL)
-    assert again == (2 if counts else 3)
+    rounds = cpu_collect.CPU_SETTINGS.rounds
+    assert again == (rounds - 1 if counts else rounds)
 
 
 @needs_native
@@ -599,3 +600,30 @@ def test_finals_in_which_the_machine_is_slower_than_it_was_do_not_count(
 def test_finals_want_a_store_that_is_there(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match="does not exist"):
         collect("cpu", out=tmp_path / "no.sqlite", finals=True)
+
+
+def test_a_unit_takes_what_its_fastest_piece_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tilewise.tune.measure.cpu import clock
+
+    readings = iter([0, 700, 700, 1200, 1200, 1900])  # three pieces of 700, 500 and 700 ns
+    runs: list[int] = []
+    monkeypatch.setattr(clock.time, "perf_counter_ns", lambda: next(readings))
+    unit = clock.Pieces(lambda: runs.append(1), 3, 4)
+    assert unit() == 3 * 500 and len(runs) == unit.launches == 12
+
+
+@needs_native
+def test_all_configurations_of_a_kernel_are_timed_in_as_many_pieces(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: set[int] = set()
+    made = cpu_collect.CpuCollector._make_units
+
+    def note(self: Any, candidates: Any) -> None:
+        made(self, candidates)
+        seen.update(candidate.unit.pieces for candidate in candidates)
+        assert all(candidate.launches == candidate.unit.launches >= 1 for candidate in candidates)
+
+    monkeypatch.setattr(cpu_collect.CpuCollector, "_make_units", note)
+    gather(tmp_path / "s.sqlite", SHAPES[:1])
+    assert len(seen) == 1

@@ -109,7 +109,7 @@ class _Driver:
             return
         where = NodeAffinitySchedulingStrategy(place.node, soft=False)
         actor = self._actor_class.options(resources={place.resource: SHARE}, scheduling_strategy=where).remote(
-            self.campaign
+            self.campaign, place.device, place.devices
         )
         self._actors[place] = actor
         self._under_way[actor.begin.remote()] = place

@@ -25,10 +25,13 @@ class SlotPlace:
     node: str  # Ray's id of it
     address: str
     resource: str
+    device: int = 0  # of `devices`, where a node has several GPUs
+    devices: int = 1
 
     @property
     def label(self) -> str:
-        return f"{self.address} {self.resource}"
+        which = f" {self.device}" if self.devices > 1 else ""
+        return f"{self.address} {self.resource}{which}"
 
 
 def require_ray() -> Any:
@@ -71,13 +74,15 @@ def _knock(address: str) -> None:
 
 
 def slots(ray: Any, kind: str) -> list[SlotPlace]:
-    """The slots of living nodes for devices of `kind`, a GPU resource of 4 as four."""
+    """The slots of living nodes for devices of `kind`: a GPU resource of 4 as four, while a machine's CPU is one."""
     found = []
     for node in ray.nodes():
         if node.get("Alive"):
             for name, amount in sorted(node.get("Resources", {}).items()):
                 if name.startswith(_PREFIX[kind]) and amount > 0:
-                    found.append(SlotPlace(node["NodeID"], node["NodeManagerAddress"], name))
+                    count = max(1, int(amount)) if kind == "triton" else 1
+                    where = (node["NodeID"], node["NodeManagerAddress"], name)
+                    found += [SlotPlace(*where, device, count) for device in range(count)]
     return found
 
 

@@ -1,27 +1,26 @@
 """One device of a cluster at work: an actor that takes kernels from the store's queue and measures them.
 
-What is timed on a machine is timed alone: a lock in the temporary folder keeps apart actors of other drivers, of other
-nodes on the same machine and of other clusters. It is taken before a kernel is claimed, so that a claim never waits.
+What is timed is timed alone on its machine (see `alone.py`), whichever driver, node or cluster an actor belongs to. The
+lock is taken before a kernel is claimed, so that a claim never waits.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from tilewise.errors import UnavailableError
+from tilewise.fleet.alone import alone
 from tilewise.tune.measure.store import Store
 from tilewise.tune.problem import Kernel, Problem, Value
 
-MOST_ATTEMPTS = 3
+MOST_ATTEMPTS, MOST_DISTURBED = 3, 20  # of a kernel that fails, and of one while something else kept the machine busy
 _LOCK_SECONDS = 2.0  # before the driver hears that the device is busy
+_START_SECONDS = 300.0  # a machine's ceilings are measured at the start, alone as well: the others are waited for
 _CHUNK = 16  # kernels whose binaries a GPU's collector compiles in one go
 
 
@@ -45,11 +44,14 @@ class Campaign:
 class Slot:
     """The work of an actor: `begin`, then `step` again and again."""
 
-    def __init__(self, campaign: Campaign) -> None:
+    def __init__(self, campaign: Campaign, device: int = 0, devices: int = 1) -> None:
         from tilewise.tune.measure.collect import load_plugins
 
+        if devices > 1:  # of a node with several GPUs, one is this actor's
+            named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+            os.environ["CUDA_VISIBLE_DEVICES"] = named[device] if len(named) >= devices else str(device)
         load_plugins(campaign.plugins)
-        self.campaign = campaign
+        self.campaign, self.device = campaign, device
         self.store = Store(campaign.store)
         self._attempts: Counter[str] = Counter()
         self._collector: Any = None
@@ -58,6 +60,12 @@ class Slot:
 
     def begin(self) -> dict[str, Any]:
         """Open a run, and queue what this machine's part of the store lacks."""
+        with alone(self.campaign.kind, self.device, _START_SECONDS) as free:
+            if not free:
+                raise UnavailableError(f"Something else has been timed on this machine for {_START_SECONDS:g} s.")
+            return self._begin()
+
+    def _begin(self) -> dict[str, Any]:
         collector = self._cpu() if self.campaign.kind == "cpu" else None
         if collector is not None:
             self._collector = collector
@@ -74,8 +82,8 @@ class Slot:
     def step(self) -> dict[str, Any]:
         """Measure the next kernel (a GPU: the next few); says what came of it, or that nothing is left or free."""
         start = time.monotonic()
-        with self._alone() as alone:
-            if not alone:
+        with alone(self.campaign.kind, self.device, _LOCK_SECONDS) as free:
+            if not free:
                 return {"state": "busy"}
             taken = self._take()
             if not taken:
@@ -119,7 +127,9 @@ class Slot:
             return {**counts, "finished": True, "pairs": len(pairs)}
         self._attempts[kernel.problem.key] += 1
         self.store.release(kernel)
-        if self._attempts[kernel.problem.key] >= MOST_ATTEMPTS:
+        failed = any(kernel.name in failure for failure in self._failures)
+        if self._attempts[kernel.problem.key] >= (MOST_ATTEMPTS if failed else MOST_DISTURBED):
+            self._failures.append(f"{kernel.name}: given up after {self._attempts[kernel.problem.key]} attempts")
             self.store.unplan(kernel)
         else:
             self.store.postpone(kernel)
@@ -151,20 +161,3 @@ class Slot:
 
     def _note(self, line: str) -> None:
         """What a collector says belongs to a terminal that an actor does not have."""
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[bool]:
-        """The machine's lock, if it is free within a moment; a process that dies gives it back."""
-        path = Path(tempfile.gettempdir()) / f"tilewise-timing-{os.getuid()}.lock"
-        with path.open("a") as lock:
-            until = time.monotonic() + _LOCK_SECONDS
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError:
-                    if time.monotonic() > until:
-                        yield False
-                        return
-                    time.sleep(0.005)
-            yield True

@@ -23,7 +23,7 @@ from tilewise.errors import ConfigurationError, TilewiseError
 from tilewise.tune.choose.kept import machine_name
 from tilewise.tune.families.cpu.family import Array, CpuFamily, Expected, get_family
 from tilewise.tune.measure.aggregate import contenders
-from tilewise.tune.measure.cpu.clock import CpuClock, describe, require_native, running_on
+from tilewise.tune.measure.cpu.clock import CpuClock, Pieces, describe, require_native, running_on
 from tilewise.tune.measure.cpu.limit import TookTooLongError, within
 from tilewise.tune.measure.racing import FIRST_FINAL, LEAST, best_few
 from tilewise.tune.measure.resume import earlier_default, resume
@@ -35,8 +35,8 @@ from tilewise.tune.problem import Config, Kernel
 CPU_SETTINGS = Settings(
     unit_ms=0.6,
     max_launches=400,
-    rounds=3,
-    max_rounds=4,
+    rounds=5,
+    max_rounds=6,
     batch_configs=20,
     scatter=0.05,
     disturbed=0.15,
@@ -47,10 +47,11 @@ CPU_SETTINGS = Settings(
     most_final_rounds=10,
     final_error=0.006,
     settle_ms=0.3,
-    kernel_seconds=0.4,
+    kernel_seconds=0.65,
 )
 _NEAR = 0.4  # of the configurations, those next to the default
 _LEAST_CONFIGS = 28
+_PIECE_NS, _MOST_PIECES = 40_000, 12  # long enough for the clock; more find no quieter moment
 _WORTH_CEILINGS = 1.0  # minutes; a shorter collection does not spend seconds on the machine's ceilings
 
 
@@ -252,10 +253,13 @@ class CpuCollector:
 
     def _make_units(self, candidates: Sequence[Candidate]) -> None:
         settings = self.options.settings
+        unit_ns = settings.unit_ms * 1e6
+        # As many for all, so that nobody has more tries than another to meet a quiet moment.
+        pieces = min(max(round(unit_ns / max(candidates[0].estimate_ns, _PIECE_NS)), 1), _MOST_PIECES)
         for candidate in candidates:
-            wanted = round(settings.unit_ms * 1e6 / candidate.estimate_ns)
-            candidate.launches = min(max(wanted, 1), settings.max_launches)
-            candidate.unit = _repeat(candidate.runs[0], candidate.launches)
+            wanted = min(round(unit_ns / candidate.estimate_ns), settings.max_launches)
+            candidate.unit = unit = Pieces(candidate.runs[0], pieces, max(1, round(wanted / pieces)))
+            candidate.launches = unit.launches
 
     def _too_disturbed(self, kernel: Kernel, candidates: Sequence[Candidate]) -> bool:
         """Whether half of the configurations still lack two undisturbed timings; in the finals, the best of them."""
@@ -308,11 +312,3 @@ def one_run(run: Run) -> float:
     start = time.perf_counter_ns()
     run()
     return max(float(time.perf_counter_ns() - start), 500.0)
-
-
-def _repeat(run: Run, times: int) -> Run:
-    def unit() -> None:
-        for _ in range(times):
-            run()
-
-    return unit

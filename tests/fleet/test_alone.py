@@ -1,0 +1,70 @@
+"""Alone while timing: one at a time on a CPU, one at a time on each GPU, and a killed process gives it back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tilewise.errors import UnavailableError
+from tilewise.fleet.alone import alone
+
+HOLD = """
+from tilewise.fleet.alone import alone
+import time
+with alone({!r}, {}, 5) as free:
+    print(free, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+
+def holder(kind: str, device: int = 0) -> subprocess.Popen[bytes]:
+    """A process that holds a device until it is killed."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD.format(kind, device)], stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"True\n"
+    return process
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted", "free"),
+    [
+        (("cpu", 0), ("cpu", 0), False),
+        (("cpu", 0), ("triton", 1), False),
+        (("triton", 0), ("cpu", 0), False),
+        (("triton", 0), ("triton", 0), False),
+        (("triton", 0), ("triton", 1), True),
+    ],
+)
+def test_who_keeps_whom_waiting(held: tuple[str, int], wanted: tuple[str, int], free: bool) -> None:
+    process = holder(*held)
+    try:
+        with alone(*wanted, 0.05) as found:
+            assert found is free
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with alone(*wanted, 5.0) as found:
+        assert found, "a killed process holds nothing"
+
+
+def test_another_users_lock_is_shared_and_a_link_is_not_followed(tmp_path: Path) -> None:
+    lock = tmp_path / "tilewise-timing-machine.lock"
+    lock.touch(0o444)
+    with alone("cpu", 0, 0.05) as found:
+        assert found
+    lock.unlink()
+    lock.symlink_to(tmp_path / "elsewhere")
+    os.close(os.open(tmp_path / "elsewhere", os.O_CREAT))
+    with pytest.raises(UnavailableError, match="keeps timings apart"), alone("cpu", 0, 0.05):
+        pass
