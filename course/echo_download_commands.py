@@ -8,6 +8,8 @@ are run again. `tilewise tiles download` does the same with checksums and withou
 
 from __future__ import annotations
 
+import os
+
 BASE_URL = "https://storage.googleapis.com/download.tensorflow.org/data/tpu_graphs/v0"
 SPLITS = ("train", "valid", "test")
 
@@ -27,4 +29,7 @@ def commands() -> list[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(commands()))
+    try:
+        print("\n".join(commands()), flush=True)
+    except BrokenPipeError:  # `| head`: whoever read has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -29,7 +29,7 @@ from tilewise.costmodel.course.flags import (
 )
 from tilewise.costmodel.course.predictions import padding_note, write_predictions
 from tilewise.costmodel.data.dataset import Dataset
-from tilewise.errors import ConfigurationError
+from tilewise.errors import ConfigurationError, UnavailableError
 
 if TYPE_CHECKING:
     from tilewise.costmodel.models.trained import TrainedModel
@@ -97,7 +97,10 @@ def _errors(model: TrainedModel, split: Any) -> dict[str, float]:
 
 def framework_of(model: str) -> str:
     """keras for a class that models.py has and tilewise has not."""
-    from tilewise.costmodel.models.torch import MODELS
+    try:
+        from tilewise.costmodel.models.torch import MODELS
+    except ImportError:
+        raise UnavailableError("Training needs PyTorch: pip install '.[train]' in the folder above.") from None
 
     if model in (*MODELS, "GBDT") or ":" in model:
         return "torch"

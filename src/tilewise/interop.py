@@ -29,6 +29,6 @@ def to_torch(state: Mapping[str, Any] | Module) -> dict[str, Any]:
     try:
         import torch
     except ImportError:
-        raise UnavailableError("PyTorch is not installed; install tilewise[train]") from None
+        raise UnavailableError("PyTorch is not installed: pip install 'tilewise[train]'") from None
     source = state.state_dict() if isinstance(state, Module) else state
     return {name: torch.from_numpy(np.asarray(value)) for name, value in source.items()}

@@ -168,3 +168,17 @@ def test_download_commands_are_shell_that_fetches_three_archives() -> None:
     assert subprocess.run(["bash", "-n"], input=script.stdout, check=False).returncode == 0
     for split in ("train", "valid", "test"):
         assert f"npz_tile_xla_{split}.tar".encode() in script.stdout
+
+
+def test_a_reader_who_has_read_enough_is_no_error() -> None:
+    piped = f"{sys.executable} {COURSE / 'echo_download_commands.py'} | head -1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", piped], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("set -e\n", "")
+
+
+def test_training_without_pytorch_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('not here')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = command("tiles_train.py", "--toy_data=True", home=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("tiles_train.py: Training needs PyTorch") and done.stderr.count("\n") == 1

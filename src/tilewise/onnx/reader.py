@@ -48,7 +48,7 @@ def onnx_package() -> Any:
         import onnx
     except ImportError:
         raise UnavailableError(
-            "reading and writing ONNX files needs the onnx package: pip install tilewise[onnx]"
+            "reading and writing ONNX files needs the onnx package: pip install 'tilewise[onnx]'"
         ) from None
     return onnx
 

@@ -141,5 +141,5 @@ def _lightgbm() -> Any:
     try:
         import lightgbm
     except ImportError as error:
-        raise UnavailableError("GBDT needs LightGBM; install tilewise[train].") from error
+        raise UnavailableError("GBDT needs LightGBM: pip install 'tilewise[train]'.") from error
     return lightgbm

@@ -400,7 +400,7 @@ def _device(name: str) -> str:
     try:
         import torch
     except ImportError as error:
-        raise UnavailableError("Training needs PyTorch; install tilewise[train].") from error
+        raise UnavailableError("Training needs PyTorch: pip install 'tilewise[train]'.") from error
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():

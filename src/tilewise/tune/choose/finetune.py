@@ -125,7 +125,7 @@ def _fine_tune(source: Path, kernels: Sequence[Kernel]) -> Any:
     try:
         import torch
     except ImportError as error:
-        raise UnavailableError("Learning needs PyTorch; install tilewise[train].") from error
+        raise UnavailableError("Learning needs PyTorch: pip install 'tilewise[train]'.") from error
     from tilewise.costmodel.models.torch.ragged import collate
     from tilewise.costmodel.models.trained import TrainedModel, load_model
 

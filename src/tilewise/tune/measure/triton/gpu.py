@@ -71,7 +71,9 @@ def _torch() -> Any:
     try:
         return importlib.import_module("torch")
     except ImportError:
-        raise UnavailableError("Triton kernels are measured with PyTorch, which is not installed.") from None
+        raise UnavailableError(
+            "Triton kernels are measured with PyTorch, which is not installed: pip install torch triton."
+        ) from None
 
 
 def check_gpu() -> Any:
