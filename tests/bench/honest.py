@@ -36,7 +36,7 @@ SETTINGS = Settings(sample_seconds=5e-4, runs=12, most_runs=12, widest_interval=
 KINDS = {"MLP_SPRINT": 70, "CNN_MARATHON": 45, "TRANSFORMER_DECATHLON": 15, "plugin": 50, "TILE_OLYMPIAD": 20}
 # What an entry may prune without falling below the accuracy asked for by its own fault; more needs more retraining.
 _GENTLE = {"MLP_SPRINT": (0.3, 0.6), "CNN_MARATHON": (0.3, 0.5)}
-_SHORT_TEXT = 24  # tokens; plain tilewise takes seconds for the event's two hundred
+_SHORT_TEXT = 8  # tokens; plain tilewise takes seconds for the event's two hundred
 _LONG_TEXTS = 3  # plugins, which know nothing of shorter ones, write so many for the clock
 _ISOLATED = 0.1  # of the recipes are scored in a process of their own, as a board's worker does
 

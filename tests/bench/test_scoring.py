@@ -28,11 +28,12 @@ from tilewise.bench import (
     scoring,
 )
 from tilewise.bench.build import build, build_stages
+from tilewise.bench.measure import Benchmark
 from tilewise.bench.runner import Runner, baseline
 from tilewise.bench.scoring import check_consistent, score_recipe, validate_recipe
 from tilewise.bench.validation import validate
 from tilewise.errors import ConfigurationError
-from tilewise.profile import ProfilerContext, Timer
+from tilewise.profile import Interval, ProfilerContext, Timer
 
 needs_kernels = pytest.mark.skipif(native is None, reason="the heap watch and kernels are not built")
 MLP, CNN, GPT = TinyMLPerf.MLP_SPRINT, TinyMLPerf.CNN_MARATHON, TinyMLPerf.TRANSFORMER_DECATHLON
@@ -325,6 +326,15 @@ def test_a_changed_clock_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
     with pytest.raises(Rejected, match=r"time\.perf_counter is not the system's clock"):
         watch.check()
+
+
+def test_figures_of_a_very_restless_minute_are_wide_and_not_an_error() -> None:
+    """A sample may take thousands of times as long as the others where other programs want every core."""
+    calm = Timer(sample_seconds=1e-5).measure(lambda: None, runs=20)
+    wild = replace(calm, intervals={**calm.intervals, "p50": Interval(0.0, 1e4 * calm.p50)})
+    figures = [Benchmark("MLP_SPRINT", latency, 1.0, 1, 1, ()) for latency in (wild, calm)]
+    gain = compute_speedup(*figures).latency
+    assert gain.low < gain.ratio < gain.high < math.inf
 
 
 def test_a_baseline_that_was_slowed_down_is_noticed(mlp_recipe: dict[str, Any], quick: Settings) -> None:

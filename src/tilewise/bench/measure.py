@@ -33,6 +33,7 @@ from tilewise.profile.timing.statistics import signed_rank_test
 from tilewise.tensor import Tensor, enable_grad
 
 Array = npt.NDArray[Any]
+_WIDEST = 50.0  # of the logarithm of a ratio: nothing is known beyond, and its exponential is still a number
 _TIMED_CALLS = 8  # different inputs that timed calls go through in turn
 
 
@@ -289,7 +290,7 @@ def _from_benchmarks(baseline: Benchmark, optimized: Benchmark) -> Speedup:
     if baseline.event != optimized.event:
         raise ConfigurationError(f"a benchmark of {baseline.event} does not compare with one of {optimized.event}")
     before, after = baseline.latency, optimized.latency
-    spread = math.hypot(_relative_half_width(before), _relative_half_width(after))
+    spread = min(math.hypot(_relative_half_width(before), _relative_half_width(after)), _WIDEST)
     ratio = before.p50 / after.p50
     latency = Gain(ratio, ratio * math.exp(-spread), ratio * math.exp(spread))
     steps = (baseline.training_step_s, optimized.training_step_s)
