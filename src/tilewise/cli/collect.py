@@ -26,7 +26,7 @@ collect = typer.Typer(
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 StorePath = Annotated[str, typer.Argument(help="A store (a file or a postgresql:// URL), or the folder of a GPU run.")]
-MachineName = Annotated[str | None, typer.Option("--machine", help="Whose part of a store that several share.")]
+MachineName = Annotated[str | None, typer.Option("--machine", help="Which machine's part of a shared store.")]
 
 
 Shapes = Annotated[Path | None, typer.Option(help="A JSON list of your own problems (default: built-in programs).")]

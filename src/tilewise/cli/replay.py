@@ -16,13 +16,17 @@ def replay(
         Path | None, typer.Option(help="A model file (default: the one shipped for the collection).")
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Write the curves to this picture.")] = None,
-    most: Annotated[int, typer.Option(help="How many measurements to follow.", min=1)] = 20,
+    most: Annotated[int, typer.Option(help="Follow up to this many measurements.", min=1)] = 20,
     trees: Annotated[bool, typer.Option(help="Compare with gradient-boosted trees, trained now.")] = True,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="First fit the tuner's process on the validation kernels and save it.")
+        bool,
+        typer.Option(
+            "--calibrate", help="First fit the tuner's Gaussian process on the validation kernels and save it."
+        ),
     ] = False,
     without_model: Annotated[
-        bool, typer.Option("--without-model", help="The model withheld: what problems of a kernel teach each other.")
+        bool,
+        typer.Option("--without-model", help="Replay without the model: what earlier problems tell about the next."),
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the random orders and of the trees.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

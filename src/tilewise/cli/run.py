@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 def run(
     model: Annotated[str, typer.Argument(help="An ONNX file, or a network of the zoo by name, such as resnet18.")],
-    batch: Annotated[int, typer.Option(min=1, help="Inputs in a batch, where they are made up.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Batch size of the random input.")] = 1,
     data: Annotated[Path | None, typer.Option("--input", help="A .npy file with the input, instead of random.")] = None,
-    size: Annotated[int, typer.Option(min=1, help="Every other size that the file leaves open.")] = 8,
+    size: Annotated[int, typer.Option(min=1, help="Value of every other dimension that the file leaves open.")] = 8,
     int8: Annotated[bool, typer.Option("--int8", help="Quantize first, calibrating on the input.")] = False,
     runs: Annotated[int, typer.Option(min=1, help="Timed calls.")] = 20,
     out: Annotated[Path | None, typer.Option(help="Write the results to this .npz file.")] = None,
     save: Annotated[Path | None, typer.Option(help="Write the network, as it ran, to this ONNX file.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads of the native kernels.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the random input.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random input.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Run a network and say what it gives and how long a pass takes.
+    """Run a network and show its outputs and the time of a pass.
 
     Example: tilewise run resnet18.onnx --batch 8 --int8
     """

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 
 def tour(
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer repetitions: about 30 seconds instead of three minutes.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions, for a quicker and rougher look.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for report.html, tour.json and the predictions.")] = Path(
         "out/tour"
     ),

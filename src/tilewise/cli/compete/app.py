@@ -30,7 +30,9 @@ def run(
     event: EventOption = "MLP_SPRINT",
     entry: EntryOption = "reference",
     team: Annotated[str, typer.Option(help="Whose entry it is.")] = "me",
-    plugin: Annotated[Path | None, typer.Option(help="Open division: a Python file, run apart with limits.")] = None,
+    plugin: Annotated[
+        Path | None, typer.Option(help="Open division: a Python file, run in isolation with limits.")
+    ] = None,
     threads: ThreadsOption = 1,
     truth: TruthOption = None,
     out: Annotated[Path | None, typer.Option(help="Also write the result to this file as JSON.")] = None,

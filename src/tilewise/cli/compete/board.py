@@ -112,7 +112,7 @@ def verify(
     key: KeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Walk the chain of a board and compare what it shows with what the chain says; exit code 1 if anything is wrong.
+    """Check a board's ledger, and what the board shows against it; exit code 1 if anything is wrong.
 
     Example: tilewise compete verify --board board.sqlite
     """

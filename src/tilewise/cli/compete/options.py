@@ -16,7 +16,7 @@ KeyOption = Annotated[Path | None, typer.Option("--key", help="The board's key f
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 ThreadsOption = Annotated[int, typer.Option(min=1, max=64, help="Threads of both sides.")]
 ImagesOption = Annotated[
-    str | None, typer.Option(help="An npz of digits x and classes y that only you have, to judge accuracy on.")
+    str | None, typer.Option(help="An npz of digits x and classes y that only you have, to measure accuracy on.")
 ]
 DEFAULT_BOARD = "board.sqlite"
 BY = "command line"  # who did it, in the ledger

@@ -34,12 +34,14 @@ def serve(
     threads: Annotated[int, typer.Option(min=1, max=64, help="Threads of a re-run.")] = 1,
     truth: Annotated[str | None, typer.Option(help="TILE_OLYMPIAD: the collection only you have.")] = None,
     images: ImagesOption = None,
-    most_queued: Annotated[int, typer.Option(min=1, help="Entries of one team that may wait.")] = 100,
-    most_stored: Annotated[int, typer.Option(min=1, help="MiB that one team's files may take.")] = 256,
-    rate: Annotated[float, typer.Option(min=0, help="Requests a second of one client in the long run; 0: any.")] = 40.0,
-    access_log: Annotated[Path | None, typer.Option(help="A file for one line a request; else to the screen.")] = None,
+    most_queued: Annotated[int, typer.Option(min=1, help="Most entries of one team in the queue.")] = 100,
+    most_stored: Annotated[int, typer.Option(min=1, help="Most MiB of files kept for one team.")] = 256,
+    rate: Annotated[
+        float, typer.Option(min=0, help="Most requests a second from one client, on average; 0: no limit.")
+    ] = 40.0,
+    access_log: Annotated[Path | None, typer.Option(help="File for the access log (default: the screen).")] = None,
     behind_proxy: Annotated[
-        bool, typer.Option("--behind-proxy", help="Believe a local proxy's X-Forwarded-For.")
+        bool, typer.Option("--behind-proxy", help="Trust a local proxy's X-Forwarded-For.")
     ] = False,
     key: KeyOption = None,
 ) -> None:
@@ -167,7 +169,7 @@ def rerun(
     key: KeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run the plugin of an open entry here, apart and with limits, and put what was found on the board.
+    """Run an open entry's plugin here, isolated and with limits, and put the result on the board.
 
     Example: tilewise compete rerun 17 --board board.sqlite
     """

@@ -44,7 +44,7 @@ def token_revoke(
     key: KeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a token useless.
+    """Revoke a token.
 
     Example: tilewise compete token revoke 3f9a12bc
     """
@@ -90,7 +90,7 @@ def event(
 
 def disqualify(
     number: Annotated[int, typer.Argument(help="The entry.")],
-    reason: Annotated[str, typer.Argument(help="Why; it stays to be seen.")],
+    reason: Annotated[str, typer.Argument(help="Why; shown on the board.")],
     where: BoardOption = DEFAULT_BOARD,
     key: KeyOption = None,
     as_json: JsonOption = False,
@@ -192,7 +192,9 @@ def restore(
     path: Annotated[Path, typer.Argument(help="A backup.")],
     where: BoardOption = DEFAULT_BOARD,
     key: KeyOption = None,
-    new_key: Annotated[bool, typer.Option("--new-key", help="Seal it anew, where the old key is lost.")] = False,
+    new_key: Annotated[
+        bool, typer.Option("--new-key", help="Seal the board with a new key, if the old one is lost.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Make a new board from a backup; the chain is checked before anything is written, and the board after.

@@ -18,7 +18,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes a free one.")] = 8100,
     rate: Annotated[
-        float, typer.Option(min=0, help="Requests a second with measurements of one token; 0: any.")
+        float, typer.Option(min=0, help="Most requests a second that bring measurements with one token; 0: no limit.")
     ] = 50.0,
     open_to_all: Annotated[
         bool, typer.Option("--no-tokens", help="Take measurements from anybody; only on 127.0.0.1.")

@@ -52,11 +52,11 @@ def info(where: Where, as_json: AsJson = False) -> None:
 
 @store.command()
 def merge(
-    sources: Annotated[list[str], typer.Argument(help="Stores to take over: files, or postgresql:// URLs.")],
-    into: Annotated[str, typer.Option(help="The store that takes them over, made if it is not there.")],
+    sources: Annotated[list[str], typer.Argument(help="Stores to copy from: files, or postgresql:// URLs.")],
+    into: Annotated[str, typer.Option(help="The store to copy into, created if missing.")],
     as_json: AsJson = False,
 ) -> None:
-    """Take over everything that other stores hold. What is there already is left alone: twice changes nothing.
+    """Copy everything from other stores into one; merging twice changes nothing.
 
     Example: tilewise store merge journal.sqlite --into postgresql://tilewise@db/measurements
     """
@@ -101,7 +101,7 @@ def export(
         typer.echo(json.dumps({"out": str(out), "machine": part, **merged}))
         return
     typer.echo(
-        f"{out} took over {counted(merged['kernels'], 'finished kernel')} with {counted(merged['timings'], 'timing')}."
+        f"{out} received {counted(merged['kernels'], 'finished kernel')} with {counted(merged['timings'], 'timing')}."
     )
 
 
@@ -112,7 +112,9 @@ def token(
         str | None,
         typer.Option("--machine", help="The machine it is for, as `store info` names it (default: any)."),
     ] = None,
-    revoke: Annotated[str | None, typer.Option(help="A token, or its short name, to make useless instead.")] = None,
+    revoke: Annotated[
+        str | None, typer.Option(help="Revoke this token, or the one with this short name, instead.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a token with which a machine may send measurements to `tilewise serve`. It is shown once.

@@ -42,7 +42,7 @@ def generate(
     threads: Annotated[int | None, typer.Option(help="Threads of the native kernels.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Continue a text with a GPT or a LLaMA, streaming, and say how many tokens a second that was. Ctrl-C ends it.
+    """Continue a text with a GPT or a LLaMA, streaming, and report tokens a second; Ctrl-C ends it.
 
     Example: tilewise generate "import " --tokens 100 --no-cache
     """

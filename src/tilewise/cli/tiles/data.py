@@ -36,7 +36,7 @@ def attach(app: typer.Typer) -> None:
 
 
 def download(
-    out: Annotated[Path, typer.Option(help="Folder that gets npz/tile/xla/…")] = Path("~/data/tpugraphs"),
+    out: Annotated[Path, typer.Option(help="Folder for npz/tile/xla/…")] = Path("~/data/tpugraphs"),
     split: Annotated[list[str] | None, typer.Option(help="train, valid or test; all three when not given.")] = None,
     archives: Annotated[list[Path] | None, typer.Option("--from", help="Unpack these local archives instead.")] = None,
     url: Annotated[str | None, typer.Option(help="Another server that holds npz_tile_xla_<split>.tar.")] = None,
