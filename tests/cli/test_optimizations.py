@@ -78,3 +78,27 @@ def test_bad_requests_raise_one_sentence(arguments: tuple[str, ...], tmp_path: P
     result = RUNNER.invoke(app, list(arguments))
     assert isinstance(result.exception, TilewiseError) and "\n" not in str(result.exception)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("prune", "mlp", "--structured"), "mlp has no filters that could be removed"),
+        (("profile", "mine.py"), "--script mine.py profiles it"),
+        (("profile", "resnet-18"), "did you mean 'resnet18'"),
+        (("generate", ""), "the prompt is empty"),
+    ],
+)
+def test_what_cannot_be_done_is_said_and_not_claimed(
+    words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TilewiseError, match=said):
+        run(*words)
+
+
+def test_a_prompt_can_come_from_standard_input() -> None:
+    app = typer.Typer()
+    commands.register(app)
+    done = RUNNER.invoke(app, ["generate", "-", "--tokens", "3"], input="def f\n", catch_exceptions=False)
+    assert done.output.startswith("def f")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewise.errors import ConfigurationError, TilewiseError
+from tilewise.errors import ConfigurationError, TilewiseError, did_you_mean
 
 MODELS = ("mlp", "cnn", "vgg6", "resnet8", "gpt")
 
@@ -43,15 +43,15 @@ def model_target(name: str, batch: int, backward: bool = False, tokens: int = 12
         model = ZOO[name](seed=seed)
     elif name.endswith(".onnx"):
         return _onnx_target(name, batch, backward, tokens, seed)
+    elif name.endswith(".py"):
+        raise ConfigurationError(f"{name} is a Python program, not a model: --script {name} profiles it")
     elif Path(name).is_file():
         from tilewise.models.saved import load_model
 
         kind, model = load_model(name)
     else:
-        raise ConfigurationError(
-            f"{name!r} is neither a model ({', '.join(MODELS)}; gpt:6x384 for a size; {', '.join(ZOO)}) "
-            "nor a saved or ONNX file"
-        )
+        hint = did_you_mean(name, [*MODELS, "gpt:6x384", *ZOO])
+        raise ConfigurationError(f"{name!r} is neither a model nor a saved or ONNX file; {hint}")
     model.train(backward)
     x = _input_for(kind, model, batch, tokens, np.random.default_rng(seed))
 
@@ -121,6 +121,8 @@ def run_script(path: Path, arguments: list[str]) -> Ending:
         return _exit(path, error.code)
     except TilewiseError as error:
         raise ConfigurationError(f"{path}{_line_in(path, error)}: {error}") from None
+    except BrokenPipeError:  # whoever read its output has read enough
+        raise
     except Exception as error:
         raise ConfigurationError(f"{path}{_line_in(path, error)} raised {type(error).__name__}: {error}") from None
     finally:

@@ -25,7 +25,10 @@ _MODEL_HELP = (
 
 def generate(
     prompt: Annotated[
-        str, typer.Argument(help="Text to continue; token ids for a GPT-2 safetensors file.")
+        str,
+        typer.Argument(
+            help="Text to continue, - to read it from standard input; token ids for a GPT-2 safetensors file."
+        ),
     ] = "import ",
     model: Annotated[str, typer.Option(help=_MODEL_HELP)] = "gpt",
     tokens: Annotated[int, typer.Option(min=0, help="New tokens.")] = 200,
@@ -54,6 +57,7 @@ def generate(
     if threads is not None:
         set_num_threads(threads)
     talker = _model(model)
+    prompt = sys.stdin.read().rstrip("\n") if prompt == "-" else prompt
     if not prompt:
         raise ConfigurationError("the prompt is empty; give it at least one character to go on from")
     ids = talker.encode(prompt)

@@ -44,6 +44,8 @@ def prune(
     task = image_task(model, data, weights)
     if structured:
         smaller: Any = shrink(task.model, sparsity)
+        if sparsity and float_bytes(smaller) == float_bytes(task.model):
+            raise ConfigurationError(f"{task.name} has no filters that could be removed; leave --structured out")
         reached: list[Any] = []
     else:
         smaller = run(task.model, sparsity, scope, pattern=pattern)

@@ -172,7 +172,9 @@ def _report_training(results: list[dict[str, Any]], out: Path, as_json: bool) ->
 
 def evaluate(
     collection: Collection,
-    models: Annotated[list[Path], typer.Argument(help="Model files or folders of training runs.")],
+    models: Annotated[
+        list[Path], typer.Argument(help="Model files, folders of training runs, or shipped models: h200, cpu.")
+    ],
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "valid",
     gbdt: Annotated[
         bool, typer.Option(help="Also train gradient-boosted trees on the train split, as a baseline.")
@@ -197,11 +199,9 @@ def evaluate(
     from tilewise.costmodel.data.dataset import load_dataset
     from tilewise.costmodel.evaluate import evaluate as evaluate_models
     from tilewise.costmodel.evaluate import leave_one_program_out, plot_evaluation
-    from tilewise.costmodel.models.trained import load_model
-    from tilewise.costmodel.rank import Model
 
     data = load_dataset(collection, cache_dir=cache_dir, limit=limit)
-    named: dict[str, Model] = {str(path): load_model(path, model_class=model_class) for path in models}
+    named = {str(path): _model(path, model_class) for path in models}
     if gbdt and data.train.labelled:
         trees = _trees(data, seed)
         named |= {"GBDT": trees} if trees else {}
@@ -217,6 +217,16 @@ def evaluate(
     _print_evaluation(evaluation, by_program)
     if left_out:
         _print_programs("left out in training", left_out)
+
+
+def _model(path: Path, model_class: str | None) -> Any:
+    """A trained model, or a shipped one by name."""
+    from tilewise.costmodel.models.shipped import shipped_names, shipped_scorer
+    from tilewise.costmodel.models.trained import load_model
+
+    if str(path) in shipped_names() and not path.exists():
+        return shipped_scorer(str(path))
+    return load_model(path, model_class=model_class)
 
 
 def _trees(data: Dataset, seed: int) -> Any:
@@ -276,9 +286,9 @@ def _print_programs(title: str, programs: dict[str, dict[str, float]]) -> None:
 
 
 def _percent(interval: Any) -> str:
-    from tilewise._wording import with_interval
-
-    return with_interval(*(f"{value:.2%}" for value in (interval.mean, interval.low, interval.high)))
+    """With an en dash between the bounds, so that a cell is not broken in two."""
+    mean, low, high = (f"{value:.2%}" for value in (interval.mean, interval.low, interval.high))
+    return mean if low == high else f"{mean} ({low}–{high})"
 
 
 def predict(
