@@ -78,6 +78,7 @@ def test_a_tour_says_where_it_was_taken_and_what_to_do_next(tmp_path, monkeypatc
     [
         ((0.99, 0.98, 1.0), "Nothing to gain here"),
         ((0.9, 0.8, 0.89), "Tuning gained nothing here"),
+        ((0.968, 0.968, 0.975), "Tuning gained nothing here"),
         ((0.9, 0.8, 0.99), "slower tile than the default"),
         ((0.9, 0.95, 0.99), "Five measurements reach 99%"),
     ],
