@@ -153,6 +153,7 @@ def main() -> int:
     parser.add_argument("--exhaustive", nargs="*", type=int, default=[], help="numbers of problems, from 0")
     parser.add_argument("--peer", type=Path, help="what nvMatmulHeuristics answers")
     parser.add_argument("--no-models", action="store_true")
+    parser.add_argument("--only", nargs="*", type=int, help="numbers of the problems to run, in this order")
     given = parser.parse_args()
     import torch
 
@@ -161,13 +162,14 @@ def main() -> int:
     peer = json.loads(given.peer.read_bytes()) if given.peer else {}
     ways = tuple(way for way in given.ways if peer or way != "nvmatmul")
     _warm(torch, ways)
-    for number, make in enumerate(jobs_of(torch, given)):
+    jobs = jobs_of(torch, given)
+    for number in given.only if given.only is not None else range(len(jobs)):
         if time.monotonic() - started > given.seconds:
             print("out of time", flush=True)
             break
         name = f"problem {number}"
         try:
-            job = make()
+            job = jobs[number]()
             name = job.name
             row = race(torch, job, ways_of(job, ways, number in given.exhaustive), peer)
         except Exception:

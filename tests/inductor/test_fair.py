@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tilewise.inductor.fair import near, retime
+from tilewise.inductor.fair import _block_lists, near, retime
 from tilewise.inductor.following import fuses_next
 
 torch = pytest.importorskip("torch")
@@ -79,10 +79,10 @@ class _Torch:
 
 
 class _Meta:
-    dtype, device, offset = torch.bfloat16, "cpu", 0
+    device, offset = "cpu", 0
 
-    def __init__(self, *sizes: int, strides: tuple[int, ...] | None = None) -> None:
-        self.sizes = sizes
+    def __init__(self, *sizes: int, strides: tuple[int, ...] | None = None, dtype: Any = torch.bfloat16) -> None:
+        self.sizes, self.dtype = sizes, dtype
         self.strides = strides or tuple(math.prod(sizes[place + 1 :]) for place in range(len(sizes)))
 
 
@@ -133,6 +133,14 @@ def test_a_result_that_is_not_atens_counts_as_none() -> None:
     assert found[wrong] == math.inf and round(found[aten], 6) == 0.02
 
 
+def test_without_aten_the_first_choice_is_the_one_to_beat() -> None:
+    usual, close, ahead = _Choice(0.02), _Choice(0.0199), _Choice(0.015)
+    found = retime(_Torch(), {usual: 0.04, close: 0.03})
+    assert min(found, key=found.__getitem__) is usual
+    found = retime(_Torch(), {usual: 0.04, ahead: 0.05})
+    assert min(found, key=found.__getitem__) is ahead
+
+
 def test_what_the_compiler_could_not_run_is_not_run_again() -> None:
     aten, broken, other = _Choice(0.02, library=True), _Choice(0.01), _Choice(0.03)
     assert set(retime(_Torch(), {aten: 0.04, broken: math.inf, other: 0.03})) == {aten, other}
@@ -141,6 +149,19 @@ def test_what_the_compiler_could_not_run_is_not_run_again() -> None:
 
 def test_a_choice_of_an_unknown_kind_leaves_the_compilers_times() -> None:
     assert retime(_Torch(), {_Choice(0.02, library=True): 0.04, object(): 0.01}) == {}
+
+
+def test_lists_of_blocks_point_to_blocks_that_are_there() -> None:
+    whole, tensors = torch.int32, [_Meta(2, 4, 256, 64)] * 3
+    masked = [*tensors, *[_Meta(1, 1, 2, dtype=whole), _Meta(1, 1, 2, 6, dtype=whole)] * 2]
+    cut, which, full, others = _block_lists(torch, masked).values()
+    assert cut.tolist() == [1, 1] and full.tolist() == [3, 3]
+    assert which.tolist() == others.tolist() == [0, 1, 2, 3, 4, 5] * 2
+    alone = _block_lists(torch, [*tensors, _Meta(1, 1, 1, dtype=whole), _Meta(1, 1, 1, 1, dtype=whole)])
+    assert [found.tolist() for found in alone.values()] == [[1], [0]]
+    assert _block_lists(torch, tensors) == {}
+    with pytest.raises(ValueError, match="no lists of blocks"):
+        _block_lists(torch, [*masked, _Meta(9, dtype=whole)])
 
 
 def test_one_wrong_element_is_seen_and_rounding_is_not() -> None:

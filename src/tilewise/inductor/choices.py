@@ -28,7 +28,7 @@ from tilewise.tune.families.triton.runtimes import Runtimes
 from tilewise.tune.measure.store import Machine
 from tilewise.tune.problem import Config, Problem
 
-_CONVOLUTION = "convolution"
+_TIMED = ("convolution", "flex_attention")  # again, though not remembered: PyTorch's own caches do that
 
 
 class Advisor:
@@ -97,8 +97,8 @@ class Advisor:
         start, problem = time.perf_counter(), attention_problem(node)
         if problem is None:
             return []
-        places = likely(problem, [_flex(one) for one in every if one != usual], self.budget)
         others = [one for one in every if one != usual]
+        places = likely(problem, [_flex(one) for one in others], max(1, self.budget - 1))  # they take long to compile
         self.book.decided(problem, "measured", len(every), 1 + len(places), time.perf_counter() - start)
         return [usual, *(others[place] for place in places)]
 
@@ -118,7 +118,7 @@ class Advisor:
         chooses by those."""
         try:
             problem, configs = self._configs(timings, op, nodes)
-            if problem is None and op != _CONVOLUTION:
+            if problem is None and op not in _TIMED:
                 return
             if "cuda" in self.devices:
                 timings.update(retime(torch, timings))

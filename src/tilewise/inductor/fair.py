@@ -3,7 +3,8 @@
 The compiler times each choice by itself with the host's part of its call, which costs ATen some microseconds more than
 a template and hides behind other work in a program; small products are then given to templates that are slower. Here
 all choices multiply the same numbers, launches follow each other without the host, weights come from memory as they do
-in a model, and a result that is not ATen's counts as no result.
+in a model, and a result that is not ATen's counts as no result. Flexible attention is timed with half of the blocks of
+keys, as a causal mask leaves them.
 """
 
 from __future__ import annotations
@@ -43,14 +44,15 @@ def retime(torch: Any, timings: Mapping[Any, float]) -> dict[Any, float]:
         expected = next((one.result for one in ready if one.library), None)
         right = [one for one in ready if expected is None or near(torch, one.result, expected)]
         spent = _in_turns(torch, right, timings)
-    return _aten_first({one.choice: spent.get(one.choice, math.inf) for one in ready}, ready)
+    return _usual_first({one.choice: spent.get(one.choice, math.inf) for one in ready}, ready)
 
 
-def _aten_first(spent: dict[Any, float], ready: Sequence[Ready]) -> dict[Any, float]:
-    """A template that is not clearly ahead of ATen counts as just behind it."""
-    aten = min((spent[one.choice] for one in ready if one.library), default=math.inf)
-    near_it = {one.choice for one in ready if not one.library and aten * (1 - _AHEAD) < spent[one.choice] <= aten}
-    return {choice: aten * 1.001 if choice in near_it else ms for choice, ms in spent.items()}
+def _usual_first(spent: dict[Any, float], ready: Sequence[Ready]) -> dict[Any, float]:
+    """A template that is not clearly ahead of ATen, or of the first where there is no ATen, counts as just behind."""
+    usual = {one.choice for one in ready if one.library} or {ready[0].choice}
+    least = min(spent[choice] for choice in usual)
+    behind = {one for one, ms in spent.items() if one not in usual and least * (1 - _AHEAD) < ms <= least}
+    return {choice: least * 1.001 if choice in behind else ms for choice, ms in spent.items()}
 
 
 def near(torch: Any, result: Any, expected: Any) -> bool:
@@ -94,14 +96,36 @@ def _storages(torch: Any, metas: Sequence[Sequence[Any]]) -> list[list[Any]]:
     lengths = [max(_length(of[place]) for of in metas) for place in range(len(metas[0]))]
     generator = torch.Generator(device=metas[0][0].device).manual_seed(0)
     kinds = [(one.dtype, one.device) for one in metas[0]]
+    lists = _block_lists(torch, metas[0])
 
     def made(place: int) -> Any:
         dtype, device = kinds[place]
+        if place in lists:
+            return lists[place].to(device)
         return torch.randn(lengths[place], generator=generator, dtype=dtype, device=device)
 
     first = [made(place) for place in range(len(lengths))]
-    sets = min(_MOST_SETS, max(1, math.ceil(_CACHE_BYTES / (lengths[-1] * first[-1].element_size()))))
+    last = max(1, lengths[-1] * first[-1].element_size())
+    sets = 1 if lists else min(_MOST_SETS, max(1, math.ceil(_CACHE_BYTES / last)))
     return [first, *([*first[:-1], made(len(first) - 1)] for _ in range(sets - 1))]
+
+
+def _block_lists(torch: Any, metas: Sequence[Any]) -> dict[int, Any]:
+    """What stands in attention's lists of blocks of keys: how many for each block of queries, and which. As under a
+    causal mask, a block of each row is cut by the mask and half of them are whole; without whole ones, all are cut."""
+    places = [place for place, one in enumerate(metas) if not one.dtype.is_floating_point]
+    pairs = list(zip(places[::2], places[1::2], strict=False))
+    if len(places) not in (0, 2, 4) or any(len(metas[i].sizes) + 1 != len(metas[j].sizes) for i, j in pairs):
+        raise ValueError("operands of whole numbers that are no lists of blocks")
+    found = {}
+    shares = (0.0, 0.5) if len(pairs) > 1 else (1.0,)
+    for (counts, which), share in zip(pairs, shares, strict=False):
+        blocks = int(metas[which].sizes[-1])
+        found[counts] = torch.full((math.prod(metas[counts].sizes),), max(1, math.ceil(share * blocks)),
+                                   dtype=metas[counts].dtype)  # fmt: skip
+        rows = math.prod(metas[which].sizes[:-1])
+        found[which] = torch.arange(blocks, dtype=metas[which].dtype).repeat(rows)
+    return found
 
 
 def _in_turns(torch: Any, ready: Sequence[Ready], timings: Mapping[Any, float]) -> dict[Any, float]:

@@ -13,6 +13,7 @@ import operator
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -85,14 +86,20 @@ def pass_seconds(problem: Problem) -> float:
 
 def columns_of(templates: Sequence[str], parameters: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
     """What `config_of` says of one, for all choices at once; a choice that has no tile has zeros."""
-    count = len(templates)
     try:
-        values = list(itertools.chain.from_iterable(map(_read, parameters)))
+        rows = tuple(map(_read, parameters))
     except KeyError:  # ATen's call and some templates have no tile
-        values = [given.get(name, 0) for given in parameters for name in _PARAMETERS.values()]
-    found = dict(zip(_PARAMETERS, np.array(values, np.float64).reshape(count, -1).T.copy(), strict=True))
+        rows = tuple(tuple(given.get(name, 0) for name in _PARAMETERS.values()) for given in parameters)
+    return _columns(tuple(templates), rows)
+
+
+@lru_cache(maxsize=16)
+def _columns(templates: tuple[str, ...], rows: tuple[tuple[int, ...], ...]) -> dict[str, Numbers]:
+    """A model's products have a handful of lists between them."""
+    values = list(itertools.chain.from_iterable(rows))
+    found = dict(zip(_PARAMETERS, np.array(values, np.float64).reshape(len(rows), -1).T.copy(), strict=True))
     with_tma = {name for name in set(templates) if "tma" in name}
-    tma = np.fromiter(map(with_tma.__contains__, templates), np.float64, count)
+    tma = np.fromiter(map(with_tma.__contains__, templates), np.float64, len(templates))
     ones = np.ones(len(templates))
     found["group"] = np.maximum(found["group"], 1)
     return {**found, "tma": tma, "persistent": tma, "parts": ones, "swapped": 0 * ones, "tail": 0 * ones}
