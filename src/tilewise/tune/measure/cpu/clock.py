@@ -24,7 +24,7 @@ from tilewise.tune.measure.sampling import Run
 
 def require_native() -> Any:
     if native is None:
-        raise UnavailableError("`collect cpu` measures tilewise's compiled kernels, which are not installed here.")
+        raise UnavailableError("There are no tiles to measure: tilewise's compiled kernels are not installed here.")
     return native
 
 
