@@ -116,7 +116,7 @@ def main() -> int:
     options = train_parser().parse_args()
     options.framework = options.framework or framework_of(options.model)
     if options.framework == "keras" and not has_tensorflow():
-        return hand_over()
+        return hand_over("--framework=keras")  # said there too: without PyTorch it could not be found out
     args = train_args(options)
     data = course_dataset(options.data_root, options.cache_dir, options.toy_data)
     if options.framework == "keras":

@@ -182,3 +182,14 @@ def test_training_without_pytorch_is_one_sentence(tmp_path: Path, monkeypatch: p
     done = command("tiles_train.py", "--toy_data=True", home=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("tiles_train.py: Training needs PyTorch") and done.stderr.count("\n") == 1
+
+
+def test_an_own_keras_class_is_handed_over_with_its_framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment that has TensorFlow has no PyTorch to find out by itself whose class it is."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("TILEWISE_KERAS_PYTHON", str(python))
+    done = command("tiles_train.py", "--model=TileModel", "--toy_data=True", home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "--model=TileModel --toy_data=True --framework=keras" in done.stdout
