@@ -138,6 +138,46 @@ def test_a_slow_service_is_waited_for_no_longer_than_it_may_take(monkeypatch: py
     assert asked == [0.05]
 
 
+LIES = [
+    b'{"choices": [{"config": {"a": 1}, "source": "\\u001b[31m", "sure": null, "measurements": 1}]}',
+    b'{"choices": [{"config": {"a": 1}, "source": "measured", "sure": 7, "measurements": 1}]}',
+    b'{"choices": [{"config": {"a": 1}, "source": "measured", "sure": NaN, "measurements": 1}]}',
+    b'{"choices": [{"config": {"a": 1}, "source": "measured", "sure": null, "measurements": -1}]}',
+    b'{"choices": [{"config": {"a": 1}, "source": "measured", "sure": null, "measurements": 1, "runtime_ns": -1}]}',
+    b'{"choices": [{"config": [], "source": "measured"}]}',
+    b'{"choices": []}',
+    b"[]",
+    b"[" * 100_000,
+    b"",
+]
+
+
+@pytest.mark.parametrize("body", LIES)
+def test_an_answer_that_is_none_is_no_answer(body: bytes, monkeypatch: pytest.MonkeyPatch, patient: None) -> None:
+    from tilewise.tune.problem import Config, Problem
+
+    said: list[str] = []
+    client = client_module.ServiceClient("http://someone:secret@127.0.0.1:1", Machine("cpu", "x", {}), said.append)
+
+    class Answered:
+        status, reason = 200, "OK"
+
+        def read(self, most: int) -> bytes:
+            return body
+
+    class Connected:
+        def request(self, *_: Any) -> None: ...
+        def close(self) -> None: ...
+        def getresponse(self) -> Answered:
+            return Answered()
+
+    client._connection = Connected()  # type: ignore[assignment]
+    monkeypatch.setattr(client, "_hang_up", lambda: None)
+    assert client.choose(Problem.of("matmul", m=1), [Config.of(a=1)]) is None
+    (line,) = said
+    assert "is left alone" in line and "secret" not in line and line.isprintable()
+
+
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "db:80", "http://x:99999"])
 def test_an_address_that_is_none_is_a_sentence(url: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="address is like"):

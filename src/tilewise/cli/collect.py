@@ -72,18 +72,8 @@ def cpu(
     """
     if plan:
         return _plan(shapes, configs, plugin or (), as_json)
-    place = _place(out, store)
-    options: dict[str, Any] = {
-        "shapes": shapes,
-        "minutes": minutes,
-        "out": place,
-        "seed": seed,
-        "configs": configs,
-        "finals": finals,
-    }
-    if ray is not None:
-        return on_ray("cpu", ray, as_json, **options, plugins=plugin or ())
-    _collect("cpu", as_json, **options, plugins=plugin or ())
+    options = _Options(shapes, minutes, _place(out, store), seed, configs, finals, tuple(plugin or ()))
+    _measure("cpu", ray, as_json, options)
 
 
 @collect.command()
@@ -106,22 +96,34 @@ def triton(
     """
     if device not in ("cuda", "interpreter"):
         raise typer.BadParameter("device is cuda or interpreter.")
-    place = _place(out, store)
-    options: dict[str, Any] = {
-        "shapes": shapes,
-        "minutes": minutes,
-        "out": place,
-        "seed": seed,
-        "configs": configs,
-        "finals": finals,
-    }
-    if ray is not None:
-        return on_ray("triton", ray, as_json, **options, plugins=plugin or (), device=device)
-    if device == "cuda":
+    if ray is None and device == "cuda":
         from tilewise.tune.measure.triton.gpu import check_gpu
 
         check_gpu()
-    _collect("triton", as_json, **options, plugins=plugin or (), device=device)
+    options = _Options(shapes, minutes, _place(out, store), seed, configs, finals, tuple(plugin or ()))
+    _measure("triton", ray, as_json, options, device=device)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    """What both collectors are told."""
+
+    shapes: Path | None
+    minutes: float
+    out: Path | str | None
+    seed: int
+    configs: int | None
+    finals: bool
+    plugins: tuple[str, ...]
+
+
+def _measure(kind: str, ray: str | None, as_json: bool, options: _Options, **more: str) -> None:
+    """Here, or on the nodes of a cluster."""
+    told = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)} | more
+    if ray is not None:
+        on_ray(kind, ray, as_json, **told)
+    else:
+        _collect(kind, as_json, **told)
 
 
 def _place(out: Path | None, store: str | None) -> Path | str | None:

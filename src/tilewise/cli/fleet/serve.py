@@ -44,9 +44,12 @@ def serve(
     listening = config.bind_socket()
     gc.collect()
     gc.freeze()  # what was imported stays: looking through all of it again would hold up everybody
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it once more when it has ended in order
+    server = uvicorn.Server(config)
+    # Heard at any moment: an exception raised from here could meet code that drops it. uvicorn sets handlers of its own
+    # while it runs, and raises what it heard once more when it has ended in order.
+    signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
     address = listening.getsockname()
     typer.echo(f"the service is at http://{address[0]}:{address[1]}; its page is /docs")
     sys.stdout.flush()
-    with contextlib.suppress(KeyboardInterrupt, SystemExit):
-        uvicorn.Server(config).run(sockets=[listening])
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets=[listening])

@@ -32,6 +32,7 @@ _SENDING_SECONDS = 5.0
 _MOST_ANSWER, _MOST_UNSENT = 4 << 20, 256
 _LONGEST_NS = 3.6e12
 _FEATURES = "features"
+_SOURCES = ("measured", "model", "default")
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,13 @@ class ServiceClient:
             port = -1
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
             raise ConfigurationError(f"A service's address is like http://host:8100, not {url[:80]!r}.")
-        self.url, self._machine, self._say = url.rstrip("/"), machine, say
+        shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()  # without a password
+        self.url, self._machine, self._say = shown.rstrip("/"), machine, say
         self._token = token or os.environ.get("TILEWISE_TOKEN")
         self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, port
         self._path = parts.path.rstrip("/")
+        # Made here: reading the authorities' certificates takes as long as an answer may.
+        self._context = ssl.create_default_context() if self._secure else None
         self._jobs: queue.Queue[tuple[str, bytes, Future[Any] | None]] = queue.Queue(_MOST_UNSENT)
         self._thread: threading.Thread | None = None
         self._connection: http.client.HTTPConnection | None = None
@@ -112,19 +116,26 @@ class ServiceClient:
 
     @staticmethod
     def _answer(content: Any, configs: Sequence[Config] | None) -> Answer:
-        choice = content["choices"][0]
-        config, runtime_ns, sure = Config(choice["config"]), choice.get("runtime_ns"), choice.get("sure")
+        try:
+            choice = content["choices"][0]
+            config, runtime_ns, sure = Config(choice["config"]), choice.get("runtime_ns"), choice.get("sure")
+            source, measurements = choice["source"], int(choice["measurements"])
+        except (LookupError, TypeError, AttributeError):
+            raise ValueError("its answer is none") from None
+        if source not in _SOURCES or not (sure is None or 0 <= float(sure) <= 1) or measurements < 0:
+            raise ValueError("its answer is none")
         if configs is not None and config not in configs:
             raise ValueError("it chose a configuration that it was not asked about")
         if runtime_ns is not None and not 0 < float(runtime_ns) < _LONGEST_NS:
             raise ValueError("it gave a runtime that is none")
-        return Answer(config, str(choice["source"]), sure, int(choice["measurements"]), runtime_ns)
+        return Answer(config, source, sure, measurements, runtime_ns)
 
     def _away(self, why: str) -> None:
         self._away_until = time.monotonic() + _LEFT_ALONE_SECONDS
         if not self._said:
             self._said = True
-            self._say(f"the service at {self.url} is left alone ({why}); choosing on this machine")
+            said = "".join(letter for letter in why if letter.isprintable())
+            self._say(f"the service at {self.url} is left alone ({said}); choosing on this machine")
 
     # The thread that talks
 
@@ -166,9 +177,7 @@ class ServiceClient:
     def _once(self, path: str, body: bytes) -> Any:
         if self._connection is None:
             self._connection = (
-                http.client.HTTPSConnection(
-                    self._host, self._port, timeout=_SENDING_SECONDS, context=ssl.create_default_context()
-                )
+                http.client.HTTPSConnection(self._host, self._port, timeout=_SENDING_SECONDS, context=self._context)
                 if self._secure
                 else http.client.HTTPConnection(self._host, self._port, timeout=_SENDING_SECONDS)
             )
@@ -177,12 +186,22 @@ class ServiceClient:
             headers["Authorization"] = f"Bearer {self._token}"
         self._connection.request("POST", self._path + path, body, headers)
         answer = self._connection.getresponse()
-        content = json.loads(answer.read(_MOST_ANSWER))
+        content = _parsed(answer.read(_MOST_ANSWER))
         if answer.status >= 300:
-            raise ValueError(str(content.get("detail", answer.reason))[:200])
+            said = content.get("detail") if isinstance(content, dict) else None
+            raise ValueError(str(said or f"{answer.status} {answer.reason}")[:200])
+        if content is None:
+            raise ValueError("its answer is none")
         return content
 
     def _hang_up(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _parsed(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        return None
