@@ -260,8 +260,24 @@ def fleet() -> str:
     return f"{answers}\n\n{table(['store', 'batches a second', 'timings a second'], stores)}"
 
 
+def campaign() -> str:
+    """The campaign in which everything was killed once, and how its timings agree with one process alone."""
+    found = read_any("campaign")
+    if found is None:
+        return "It has not been measured on a quiet machine yet."
+    whole = (
+        f"{found['kernels']:,} kernels with {found['timings']:,} timings in {found['seconds']:,} s, none lost or twice."
+    )
+    shown = ("pooled", "median_kernel", "mean_kernel", "worst_kernel")
+    compared = {name: found[name] for name in ("fleet and alone", "alone twice") if name in found}
+    cells = [[what, f"{of['kernels']:,}", *(f"{of[name]:.3f}" for name in shown)] for what, of in compared.items()]
+    headings = ["compared", "kernels", "all pairs", "median kernel", "mean kernel", "worst kernel"]
+    return f"{whole}\n\n{table(headings, cells)}"
+
+
 SECTIONS: Mapping[str, Callable[[], str]] = {
     "fleet": fleet,
+    "campaign": campaign,
     "collections": listed,
     "card h200": lambda: card("h200"),
     "card cpu": lambda: card("cpu"),

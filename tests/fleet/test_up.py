@@ -20,11 +20,6 @@ from tilewise._extension import native
 from tilewise.tune.measure.store import Store
 
 
-def test_the_compose_file_names_the_commands_that_there_are() -> None:
-    text = (Path(__file__).parents[2] / "compose.yaml").read_text()
-    assert "tilewise serve" in text and "ray start --head" in text and "postgres:" in text
-
-
 @NEEDS_RAY
 @pytest.mark.slow
 @pytest.mark.skipif(native is None, reason="the compiled kernels are not installed")

@@ -1,0 +1,42 @@
+"""`tilewise serve` as a command: addresses that cannot be, and an end that is in order whenever it is asked for."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("prometheus_client", reason="prometheus_client is not installed: pip install 'tilewise[server]'")
+
+from tilewise.cli.fleet.serve import _listen
+from tilewise.errors import ConfigurationError
+
+
+@pytest.mark.parametrize("host", ["nowhere.invalid", "192.0.2.1", "a" * 300, "\x00"])
+def test_an_address_that_cannot_be_listened_at_is_a_sentence(host: str) -> None:
+    with pytest.raises(ConfigurationError, match="cannot listen at"):
+        _listen(host, 0)
+
+
+def test_a_port_that_another_has_is_a_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigurationError, match="in use"):
+        _listen("127.0.0.1", taken.getsockname()[1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_in_order_from_its_first_moment_on(number: signal.Signals, tmp_path: Path) -> None:
+    words = ["serve", "--store", str(tmp_path / "s.sqlite"), "--port", "0"]
+    command = [sys.executable, "-m", "tilewise.cli.app", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert "the service is at" in process.stdout.readline()
+        process.send_signal(number)
+        try:
+            assert process.wait(30) == 0 and not process.stderr.read()
+        finally:
+            process.kill()
