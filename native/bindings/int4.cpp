@@ -78,7 +78,7 @@ nb::tuple unpack(const Int4Weights& weights) {
   return nb::make_tuple(codes, scales, minimums, factors);
 }
 
-// x (n, k) float32 to bytes (n, blocks * 32), scales and sums (n, blocks), as the product makes them.
+// x (n, k) float32 to bytes (n, blocks * 32), scales and sums (n, blocks) of the bytes.
 nb::tuple quantize_blocks(nb::handle x) {
   PyArrayObject* rows = checked(x, NPY_FLOAT32, 2, "x");
   const int64_t k = PyArray_DIM(rows, 1), blocks = int4_blocks(k);
@@ -89,6 +89,8 @@ nb::tuple quantize_blocks(nb::handle x) {
     active_int4().quantize(data<float>(rows) + r * k, k, blocks, data_of<int8_t>(values) + r * values_shape[1],
                            data_of<float>(scale) + r * blocks, data_of<int32_t>(sum) + r * blocks);
   }
+  int32_t* offsets = data_of<int32_t>(sum);
+  for (int64_t i = 0; i < shape[0] * blocks; ++i) offsets[i] /= -8;
   return nb::make_tuple(values, scale, sum);
 }
 

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "common/thread_pool.h"
 #include "kernels/int8.h"
@@ -26,7 +27,8 @@ struct Workspace {
       : x(rows * d.width), h(rows * d.width), qkv(rows * qkv_width(d)),
         mixed(rows * std::max(d.width, d.heads * d.head_width)), hidden(rows * hidden_width(d)),
         gated(rows * (d.blocks.empty() || d.blocks[0].up.size() == 1 ? 0 : hidden_width(d))), moments(2 * rows),
-        scores(longest * threads), cosines(rows * d.frequencies.size()), sines(rows * d.frequencies.size()) {}
+        scores(kAttendRows * (longest + kAttendRows) * threads), cosines(rows * d.frequencies.size()),
+        sines(rows * d.frequencies.size()) {}
 
   Buffer<float> x, h, qkv, mixed, hidden, gated, moments, scores, cosines, sines;
   IntegerRows integers;
@@ -84,6 +86,48 @@ void fetch(const char* block, int64_t bytes) {
   for (int64_t at = 0; at < std::min(bytes, kMost); at += 64) __builtin_prefetch(block + at);
 }
 
+// Where a run of rows begins that one call attends to: kAttendRows of one sequence and positions one after the other, or one.
+std::vector<int64_t> runs_of(const Row* rows, int64_t count) {
+  std::vector<int64_t> starts;
+  for (int64_t r = 0; r < count;) {
+    starts.push_back(r);
+    int64_t end = r + 1;
+    while (end < count && end - r < kAttendRows && rows[end].sequence == rows[r].sequence &&
+           rows[end].position == rows[r].position + end - r) {
+      ++end;
+    }
+    r = end - r == kAttendRows ? end : r + 1;
+  }
+  starts.push_back(count);
+  return starts;
+}
+
+// Head by head, so that a head's keys and values stay near while the rows go by.
+void attend_prompt(const Decoder& d, const Row* rows, int64_t count, const DecoderCache& cache, int64_t layer, int tasks,
+                   int64_t longest, Workspace& w) {
+  const int64_t head_width = d.head_width, shared = d.heads / d.kv_heads, row_width = qkv_width(d);
+  const int64_t out_row = d.heads * head_width;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(head_width));
+  const auto& kernels = active_cached();
+  const std::vector<int64_t> starts = runs_of(rows, count);
+  const int64_t runs = static_cast<int64_t>(starts.size()) - 1;
+  parallel_for(tasks, [&](int task) {
+    for (int64_t p = task; p < runs * d.heads; p += tasks) {
+      const int64_t h = p / runs, r = starts[p % runs], length = rows[r].position + 1;
+      const HeadCache at = head_cache(cache, layer, rows[r].sequence, h / shared, d.kv_heads, head_width);
+      const float* q = w.qkv.data() + r * row_width + h * head_width;
+      float* scores = w.scores.data() + task * kAttendRows * (longest + kAttendRows);
+      float* out = w.mixed.data() + r * out_row + h * head_width;
+      const CachedRows keys = {at.keys, at.key_scales}, values = {at.values, at.value_scales};
+      if (starts[p % runs + 1] - r == kAttendRows) {
+        kernels.attend_rows(cache.kind, q, row_width, keys, values, length, head_width, scale, scores, out, out_row);
+      } else {
+        kernels.attend(cache.kind, q, keys, values, length, head_width, scale, scores, out);
+      }
+    }
+  });
+}
+
 void attend_rows(const Decoder& d, const Row* rows, int64_t count, const DecoderCache& cache, int64_t layer, int tasks,
                  int64_t longest, Workspace& w) {
   const int64_t head_width = d.head_width, shared = d.heads / d.kv_heads;  // heads that look at the same keys
@@ -98,15 +142,16 @@ void attend_rows(const Decoder& d, const Row* rows, int64_t count, const Decoder
       kernels.store(cache.kind, row + values_at, head_width, at.values, at.value_scales, rows[r].position);
     }
   }
+  if (count > cache.sequences) return attend_prompt(d, rows, count, cache, layer, tasks, longest, w);
   const int64_t pairs = count * d.heads;
   parallel_for(tasks, [&](int task) {
     for (int64_t p = task; p < pairs; p += tasks) {
       const int64_t r = p / d.heads, h = p % d.heads;
-      const HeadCache at = head_cache(cache, layer, rows[r].sequence, h / shared, d.kv_heads, head_width);
-      if (count <= cache.sequences && h + tasks < d.heads) {  // a step, not a prompt: the keys of the next head
+      if (h + tasks < d.heads) {  // the keys of the next head
         const HeadCache next = head_cache(cache, layer, rows[r].sequence, (h + tasks) / shared, d.kv_heads, head_width);
         fetch(next.keys, (rows[r].position + 1) * head_width * element_size(cache.kind));
       }
+      const HeadCache at = head_cache(cache, layer, rows[r].sequence, h / shared, d.kv_heads, head_width);
       kernels.attend(cache.kind, w.qkv.data() + r * row_width + h * head_width, {at.keys, at.key_scales},
                      {at.values, at.value_scales}, rows[r].position + 1, head_width, scale,
                      w.scores.data() + task * longest, w.mixed.data() + r * d.heads * head_width + h * head_width);

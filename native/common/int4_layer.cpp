@@ -30,12 +30,12 @@ Int4Rows Int4Scratch::quantize(const float* x, int64_t rows, int64_t inputs) {
   const int64_t blocks = int4_blocks(inputs);
   int8_t* values = values_.grow(rows * blocks * kInt4Block);
   float* scale = scale_.grow(rows * blocks);
-  int32_t* sum = sum_.grow(rows * blocks);
+  int32_t* offset = offset_.grow(rows * blocks);
   for (int64_t r = 0; r < rows; ++r) {
     active_int4().quantize(x + r * inputs, inputs, blocks, values + r * blocks * kInt4Block, scale + r * blocks,
-                           sum + r * blocks);
+                           offset + r * blocks);
   }
-  return {values, scale, sum};
+  return {values, scale, offset};
 }
 
 Int4Weights::Int4Weights(int64_t outputs, int64_t inputs, const uint8_t* codes, const uint16_t* scales,

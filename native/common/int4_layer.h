@@ -17,7 +17,7 @@ class Int4Scratch {
  private:
   Buffer<int8_t> values_;
   Buffer<float> scale_;
-  Buffer<int32_t> sum_;
+  Buffer<int32_t> offset_;
 };
 
 // Packed weights at one place. They may be moved (to lie beside a model's others) while somebody multiplies by them: who

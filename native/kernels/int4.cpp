@@ -26,7 +26,7 @@ TW_INLINE float block_inverse(float top) {
   return top > 0.0f && wanted <= kLargestFloat ? wanted : 0.0f;  // numbers this small count as zeros
 }
 
-void quantize_block(const float* x, int n, int8_t* values, float* scale, int32_t* sum) {
+void quantize_block(const float* x, int n, int8_t* values, float* scale, int32_t* offset) {
   vf part[kInt4Block / kLanes], most = {};  // a NaN is passed over here and becomes 0
   for (int v = 0; v < kInt4Block / kLanes; ++v) {
     const int left = n - v * kLanes, lanes = left < 0 ? 0 : left < kLanes ? left : kLanes;
@@ -46,14 +46,14 @@ void quantize_block(const float* x, int n, int8_t* values, float* scale, int32_t
   std::memcpy(lanes, &total, sizeof lanes);
   for (int i = 0; i < kLanes; ++i) all += lanes[i];
   *scale = top / 127.0f;
-  *sum = all;
+  *offset = -8 * all;
 }
 
-void quantize(const float* x, int64_t n, int64_t blocks, int8_t* values, float* scale, int32_t* sum) {
+void quantize(const float* x, int64_t n, int64_t blocks, int8_t* values, float* scale, int32_t* offset) {
   for (int64_t b = 0; b < blocks; ++b) {
     const int64_t left = n - b * kInt4Block;
     const int count = left >= kInt4Block ? kInt4Block : left > 0 ? static_cast<int>(left) : 0;
-    quantize_block(count > 0 ? x + b * kInt4Block : x, count, values + b * kInt4Block, scale + b, sum + b);
+    quantize_block(count > 0 ? x + b * kInt4Block : x, count, values + b * kInt4Block, scale + b, offset + b);
   }
 }
 
@@ -67,12 +67,15 @@ TW_INLINE void load_codes(const uint8_t* p, Codes& low, Codes& high) {
   low = _mm512_and_si512(both, mask);
   high = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
 }
-TW_INLINE void dot(Sums& sums, const Codes& codes, const int8_t* x) {
-  // Inline assembly because gcc 12 copies and spills accumulators around the intrinsic.
-  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(codes), "m"(*reinterpret_cast<const int32_t*>(x)));
+template <int V>
+TW_INLINE void dot(Sums (&sums)[V], const Codes (&codes)[V], const int8_t* x) {
+  for (int v = 0; v < V; ++v) {
+    // Inline assembly because gcc 12 copies and spills accumulators around the intrinsic.
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums[v]) : "v"(codes[v]), "m"(*reinterpret_cast<const int32_t*>(x)));
+  }
 }
-TW_INLINE Sums zero_sums() { return _mm512_setzero_si512(); }
-TW_INLINE vi whole(const Sums& sums) { return (vi)sums; }
+TW_INLINE Sums first_sums(int32_t offset) { return _mm512_set1_epi32(offset); }
+TW_INLINE vi whole(const Sums& sums, int32_t /*offset*/) { return (vi)sums; }
 #elif defined(__AVX2__)
 typedef __m256i Codes;
 typedef __m256i Sums;  // 16 bits, two a column
@@ -81,13 +84,19 @@ TW_INLINE void load_codes(const uint8_t* p, Codes& low, Codes& high) {
   low = _mm256_and_si256(both, mask);
   high = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
 }
-TW_INLINE void dot(Sums& sums, const Codes& codes, const int8_t* x) {
-  int32_t four;
-  std::memcpy(&four, x, 4);
-  sums = _mm256_add_epi16(sums, _mm256_maddubs_epi16(codes, _mm256_set1_epi32(four)));
+template <int V>
+TW_INLINE void dot(Sums (&sums)[V], const Codes (&codes)[V], const int8_t* x) {
+  const __m256i four = (__m256i)_mm256_broadcast_ss(reinterpret_cast<const float*>(x));
+#pragma GCC unroll 4
+  for (int v = 0; v < V; ++v) {
+    // Inline assembly because gcc 12 first makes all products of a block, for which there are no registers, then adds them.
+    asm("vpaddw %1, %0, %0" : "+x"(sums[v]) : "x"(_mm256_maddubs_epi16(codes[v], four)));
+  }
 }
-TW_INLINE Sums zero_sums() { return _mm256_setzero_si256(); }
-TW_INLINE vi whole(const Sums& sums) { return (vi)_mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
+TW_INLINE Sums first_sums(int32_t /*offset*/) { return _mm256_setzero_si256(); }
+TW_INLINE vi whole(const Sums& sums, int32_t offset) {
+  return (vi)_mm256_madd_epi16(sums, _mm256_set1_epi16(1)) + (vi)_mm256_set1_epi32(offset);
+}
 #else
 struct Codes {
   uint8_t v[4 * kLanes];
@@ -96,14 +105,17 @@ typedef vi Sums;
 TW_INLINE void load_codes(const uint8_t* p, Codes& low, Codes& high) {
   for (int i = 0; i < 4 * kLanes; ++i) low.v[i] = p[i] & 15, high.v[i] = static_cast<uint8_t>(p[i] >> 4);
 }
-TW_INLINE void dot(Sums& sums, const Codes& codes, const int8_t* x) {
-  for (int i = 0; i < kLanes; ++i) {
-    const uint8_t* c = codes.v + 4 * i;
-    sums[i] += c[0] * x[0] + c[1] * x[1] + c[2] * x[2] + c[3] * x[3];
+template <int V>
+TW_INLINE void dot(Sums (&sums)[V], const Codes (&codes)[V], const int8_t* x) {
+  for (int v = 0; v < V; ++v) {
+    for (int i = 0; i < kLanes; ++i) {
+      const uint8_t* c = codes[v].v + 4 * i;
+      sums[v][i] += c[0] * x[0] + c[1] * x[1] + c[2] * x[2] + c[3] * x[3];
+    }
   }
 }
-TW_INLINE Sums zero_sums() { return Sums{}; }
-TW_INLINE vi whole(const Sums& sums) { return sums; }
+TW_INLINE Sums first_sums(int32_t offset) { return Sums{} + offset; }
+TW_INLINE vi whole(const Sums& sums, int32_t /*offset*/) { return sums; }
 #endif
 
 // R rows by V vectors of columns of one panel, from vector `from` on.
@@ -113,7 +125,7 @@ void tile(const Int4Problem& p, int64_t row, int64_t panel, int from) {
   const uint8_t* pair = p.weights + panel * (p.blocks / 2) * pair_bytes;
   const int8_t* x = p.x.values + row * k;
   const float* scale = p.x.scale + row * p.blocks;
-  const int32_t* sum = p.x.sum + row * p.blocks;
+  const int32_t* offset = p.x.offset + row * p.blocks;
   vf acc[R][V] = {};
   for (int64_t b = 0; b < p.blocks; ++b) {
     const int half = b & 1;
@@ -123,33 +135,33 @@ void tile(const Int4Problem& p, int64_t row, int64_t panel, int from) {
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) sums[r][v] = zero_sums();
+      for (int v = 0; v < V; ++v) sums[r][v] = first_sums(kMinimum ? 0 : offset[r * p.blocks + b]);
     }
 #pragma GCC unroll 4
     for (int step = 0; step < kSteps; ++step) {
+      Codes low[V], high[V];
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) {
-        Codes low, high;
-        load_codes(codes + step * 4 * kInt4Panel + v * kLanes * 4, low, high);
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-          dot(sums[r][v], low, x + r * k + b * kInt4Block + step * 8);
-          dot(sums[r][v], high, x + r * k + b * kInt4Block + step * 8 + 4);
-        }
-      }
-    }
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) {
-      const vf block_scale = load_half(scales + v * kLanes);
+      for (int v = 0; v < V; ++v) load_codes(codes + step * 4 * kInt4Panel + v * kLanes * 4, low[v], high[v]);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
-        const float row_scale = scale[r * p.blocks + b];
-        const int32_t row_sum = sum[r * p.blocks + b];
-        const vi centred = kMinimum ? whole(sums[r][v]) : whole(sums[r][v]) - 8 * row_sum;
-        acc[r][v] = acc[r][v] + __builtin_convertvector(centred, vf) * (block_scale * splat(row_scale));
+        dot(sums[r], low, x + r * k + b * kInt4Block + step * 8);
+        dot(sums[r], high, x + r * k + b * kInt4Block + step * 8 + 4);
+      }
+    }
+    vf block_scale[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) block_scale[v] = load_half(scales + v * kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const float row_scale = scale[r * p.blocks + b];
+      const int32_t row_offset = offset[r * p.blocks + b];
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) {
+        const vi centred = whole(sums[r][v], kMinimum ? 0 : row_offset);
+        acc[r][v] = acc[r][v] + __builtin_convertvector(centred, vf) * (block_scale[v] * splat(row_scale));
         if (kMinimum) {
           const vf lowest = load_half(scales + 2 * kInt4Panel + v * kLanes);
-          acc[r][v] = acc[r][v] + lowest * splat(row_scale * static_cast<float>(row_sum));
+          acc[r][v] = acc[r][v] + lowest * splat(row_scale * (static_cast<float>(row_offset) * -0.125f));
         }
       }
     }
@@ -168,11 +180,9 @@ void tile(const Int4Problem& p, int64_t row, int64_t panel, int from) {
   }
 }
 
-// A single row takes a whole panel at a time, since it waits for the weights; several take one vector of columns, since they
-// wait for registers.
 template <int R, bool kMinimum>
 void panel_rows(const Int4Problem& p, int64_t row, int64_t panel) {
-  constexpr int V = R == 1 ? (kVectors < 2 ? kVectors : 2) : 1;
+  constexpr int V = kVectors < 2 ? kVectors : 2;  // what a row's four bytes meet once they are loaded
   for (int from = 0; from < kVectors; from += V) tile<R, V, kMinimum>(p, row, panel, from);
 }
 

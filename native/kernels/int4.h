@@ -29,7 +29,7 @@ inline int64_t int4_packed_bytes(int64_t columns, int64_t k, bool minimum) {
 struct Int4Rows {
   const int8_t* values = nullptr;
   const float* scale = nullptr;      // (rows, blocks)
-  const int32_t* sum = nullptr;      // (rows, blocks), of the bytes
+  const int32_t* offset = nullptr;   // (rows, blocks), -8 times the sum of the bytes: what codes from 0 on add too much
 };
 
 struct Int4Problem {
@@ -45,7 +45,7 @@ struct Int4Problem {
 
 struct Int4Kernels {
   // n floats to `blocks` blocks of bytes (zeros after the last float): byte = round(x / scale), scale = max|x| / 127.
-  void (*quantize)(const float* x, int64_t n, int64_t blocks, int8_t* values, float* scale, int32_t* sum);
+  void (*quantize)(const float* x, int64_t n, int64_t blocks, int8_t* values, float* scale, int32_t* offset);
   // The rows [first, last) times the panels [first_panel, last_panel).
   void (*rows)(const Int4Problem& problem, int64_t first, int64_t last, int64_t first_panel, int64_t last_panel);
 };
