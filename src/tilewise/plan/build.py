@@ -158,7 +158,8 @@ def _segment(lowering: Lowering, run: list[int], layers: Layers) -> Segment:
     made: dict[int, tuple[Step, list[Shape]]] = {}
     for number in run:
         values[number] = _add(plan, number, steps[number], values, layers)
-        made[values[number]] = (_outline(steps[number]), [lowering.shapes[i] for i in steps[number].inputs])
+        steps[number] = _outline(steps[number])  # the layer has the numbers now
+        made[values[number]] = (steps[number], [lowering.shapes[i] for i in steps[number].inputs])
     outside = {i for n, step in steps.items() if n not in inside for i in step.inputs}
     result = lowering.trace.result
     last = lowering.find(result) if isinstance(result, Value) else -1

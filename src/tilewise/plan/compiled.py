@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -76,6 +78,10 @@ class _Sized:
     parts: list[Part]
 
     def __init__(self, module: Module, example: Array, layers: Layers) -> None:
+        with _nothing_kept():
+            self._make(module, example, layers)
+
+    def _make(self, module: Module, example: Array, layers: Layers) -> None:
         traced = trace(module, example)
         if not isinstance(traced.result, Value):
             raise ConfigurationError(
@@ -102,6 +108,22 @@ class _Sized:
             raise ConfigurationError(
                 f"{type(module).__name__} cannot be planned: for other inputs than the example it does something else"
             )
+
+
+@contextmanager
+def _nothing_kept() -> Iterator[None]:
+    """The module runs here for its shapes alone: where nobody ran layers one by one before, what they would keep to run
+    faster the next time is memory for nothing."""
+    assert native is not None
+    limit = native.weight_cache_limit()
+    if native.weight_cache_bytes():
+        yield
+        return
+    native.set_weight_cache_limit(1)
+    try:
+        yield
+    finally:
+        native.set_weight_cache_limit(limit)
 
 
 def _agree(want: Array, got: Array, before: Array) -> bool:
