@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +20,20 @@ from tilewise.tune.choose.recorded import as_json, lines, read_recorded, table
 from tilewise.tune.families.triton.product import LIBRARY, Product
 from tilewise.tune.families.triton.runtimes import shipped_runtimes
 from tilewise.tune.measure.aggregate import measured_problem, open_measurements
-from tilewise.tune.problem import Config, Problem
+from tilewise.tune.problem import Config
 from tools.gpu_visit import drawn, read_answers
 
 _FAMILY, _SHARED_BYTES = Product(), 232_448  # of the H200
 
 
-def asked(problem: Problem, count: int) -> list[Any]:
-    """What the peer answers: kernels with their tile, stages and parts of K, the best first."""
+def asked(sizes: Sequence[int], layout: str, count: int) -> list[Any]:
+    """What the peer answers for (m, n, k): kernels with their tile, stages and parts of K, the best first."""
     import nvMatmulHeuristics as nv
 
     gpus = nv.NvMatmulHeuristicsNvidiaGpu
     gpu = gpus.H200_SXM if hasattr(gpus, "H200_SXM") else gpus.H100_SXM
     interface = nv.NvMatmulHeuristicsInterfaceEx(backend=nv.NvMatmulHeuristicsTarget.CUTLASS3, gpu=gpu)
-    layout = nv.NvMatmulHeuristicsMatmulLayout[problem.word("layout").upper() + "_ROW_MAJOR"]
-    found = interface.get_with_mnk(*(problem.size(name) for name in ("m", "n", "k")), layout, count)
+    found = interface.get_with_mnk(*sizes, nv.NvMatmulHeuristicsMatmulLayout[f"{layout.upper()}_ROW_MAJOR"], count)
     return [one["kernel"] if isinstance(one, dict) else one.kernel for one in found]
 
 
@@ -56,7 +56,8 @@ def answers(seed: int, count: int) -> list[list[Any]]:
     for kernel in drawn(seed, count, 0):
         problem = kernel.problem
         fitting = [c for c in _FAMILY.configs(problem)[1:] if not _FAMILY.misfit(problem, c, _SHARED_BYTES)]
-        kept = dict.fromkeys(nearest(fitting, answer) for answer in asked(problem, 5))
+        sizes = [problem.size(name) for name in ("m", "n", "k")]
+        kept = dict.fromkeys(nearest(fitting, answer) for answer in asked(sizes, problem.word("layout"), 5))
         found.append([dict(problem), [dict(config) for config in kept]])
     return found
 
