@@ -4,6 +4,10 @@ Scores alone say which configuration is first, not whether the field behind it i
 of probability that falls outside the first k when scores are read as log-odds at the scale of the model's own
 errors; a two-number logistic curve, fitted on the validation kernels, turns it into the probability that the first k
 hold a configuration within one per cent of the best.
+
+A probability near one half is of little use to somebody who must decide whether to measure. So there is also a plain
+yes: "sure within five per cent". It is said of kernels whose statistic is below a bound, the highest at which the
+claim was true of 95 in 100 validation kernels; where no bound has that, it is never said.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.metrics import ranking, top_k_error
 
 WITHIN = 0.01
+SURE_WITHIN, SURE_RIGHT = 0.05, 0.95
+_LEAST_SURE = 20  # validation kernels that the claim must have been tried on
 _KS = (1, 5)
 _PRIOR = 1e-2
 
@@ -48,7 +54,30 @@ def calibrate(model: Scores, kernels: Sequence[Kernel]) -> dict[str, Any] | None
         statistic = np.array([outside_share(s, k, scale) for s in scores])
         good = np.array([top_k_error(t, s, k) <= WITHIN for t, s in zip(targets, scores, strict=True)])
         fitted[f"top{k}"] = _logistic(statistic, good)
+        close = np.array([top_k_error(t, s, k) <= SURE_WITHIN for t, s in zip(targets, scores, strict=True)])
+        fitted[f"sure{k}"] = _bound(statistic, close)
     return fitted
+
+
+def _bound(statistic: npt.NDArray[np.float64], close: npt.NDArray[np.bool_]) -> float | None:
+    """The highest value at or below which enough of the claims were right; None where there is none."""
+    order = np.argsort(statistic, kind="stable")
+    held = np.arange(1, len(order) + 1)
+    right = np.cumsum(close[order]) / held
+    last = np.append(np.diff(statistic[order]) > 0, True)  # a bound lets in all of those that tie
+    enough = np.flatnonzero((right >= SURE_RIGHT) & (held >= _LEAST_SURE) & last)
+    return float(statistic[order[enough[-1]]]) if len(enough) else None
+
+
+def sure_within(scores: npt.NDArray[Any], calibration: dict[str, Any] | None, k: int = 1) -> bool | None:
+    """Whether to say that one of the first k is within five per cent of the best; None if uncalibrated."""
+    curve = _curve(calibration, k)
+    if curve is None or calibration is None or f"sure{k}" not in calibration:
+        return None
+    if len(scores) <= k:
+        return True
+    bound = calibration[f"sure{k}"]
+    return isinstance(bound, int | float) and outside_share(scores, k, curve[0]) <= bound
 
 
 def confidence(scores: npt.NDArray[Any], calibration: dict[str, Any] | None, k: int = 5) -> float | None:

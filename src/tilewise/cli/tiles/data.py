@@ -153,6 +153,9 @@ def import_(
         Path | None, typer.Option(help="JSON file that says what the kernels compute: loops, operands, tile.")
     ] = None,
     device: Annotated[str, typer.Option(help="The device's name, if the log does not have it.")] = "",
+    cards: Annotated[
+        Path | None, typer.Option(help="JSON file with what is known of devices, by name (multiprocessors, caches, …).")
+    ] = None,
     split: Annotated[
         str | None, typer.Option(help="Put all kernels into this split (default: split by shape).")
     ] = None,
@@ -164,6 +167,7 @@ def import_(
     """
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+    from tilewise.costmodel.data.devices import read_cards
     from tilewise.costmodel.data.importers import import_logs, read_description
 
     description = read_description(describe.expanduser()) if describe else None
@@ -177,6 +181,7 @@ def import_(
             out.expanduser(),
             description=description,
             device=device,
+            cards=read_cards(cards.expanduser()) if cards else None,
             split=split,
             progress=lambda records: bar.update(task, completed=records),
         )

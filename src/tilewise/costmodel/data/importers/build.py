@@ -3,12 +3,14 @@
 Parameters become columns: numbers as they are, words by their place in an alphabetical list that the schema keeps. A
 runtime is the median of a configuration's repeats. Where the log marks no default, the normalizer is the kernel's
 median runtime, and the report says so. A configuration that failed takes for ever, which no whole number says: such
-configurations are kept beside the others, under a key of their own. The folder appears when all is written.
+configurations are kept beside the others, under a key of their own. Where anything is known of a device, its card
+(see `devices`) makes columns too. The folder appears when all is written.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import re
@@ -22,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from tilewise.costmodel.data.devices import DEVICE_COLUMNS, DEVICES_FILE, Card, columns_of, find_card, known_name
 from tilewise.costmodel.data.importers.description import Description, plain_graph
 from tilewise.costmodel.data.importers.formats import FORMATS
 from tilewise.costmodel.data.importers.record import Record, Value
@@ -62,13 +65,15 @@ def import_logs(
     *,
     description: Description | None = None,
     device: str = "",
+    cards: Mapping[str, Card] | None = None,
     split: str | None = None,
     progress: Callable[[int], None] = lambda records: None,
 ) -> Imported:
     """Read `files` of the tool `format_name` and write a collection under `out`.
 
-    `device` names the machine where the log does not; `split` puts all kernels into one split instead of dividing them
-    by shape; `progress` is told how many records were read so far.
+    `device` names the machine where the log does not; without it, a well-known device's name in a file's name does.
+    `cards` say what is known of devices by name, beside the table of well-known ones. `split` puts all kernels into one
+    split instead of dividing them by shape; `progress` is told how many records were read so far.
     """
     if format_name not in FORMATS:
         raise ConfigurationError(f"{format_name!r} is no format; there are {', '.join(FORMATS)}.")
@@ -79,19 +84,20 @@ def import_logs(
     description = description or FORMATS[format_name].description
     report, details = Imported(), dict[str, Any]()
     with Spool() as spool, _appearing(out) as folder:
-        for number, record in enumerate(_records(format_name, files, report), start=1):
-            name = record.device or device
-            spool.add(record if record.device else _on(record, name))
-            details.setdefault(name, {}).update(record.details)
+        for number, record in enumerate(_records(format_name, files, device, report), start=1):
+            spool.add(record)
+            details.setdefault(record.device, {}).update(record.details)
             if number % 10_000 == 0:
                 progress(number)
         report.devices = sorted(name for name in details if name)
-        columns = _Columns.of(spool.configurations(), description, report)
+        known = {name: _card(name, details[name], cards or {}) for name in details}
+        columns = _Columns.of(spool.configurations(), description, report, any(known.values()))
         by_shape = _split_by_shape(spool.identities())
         writer = _Writer(
             spool=spool,
             columns=columns,
             description=description,
+            devices={name: columns_of(card) for name, card in known.items()} if columns.devices else {},
             out=folder,
             split_of=lambda identity: split or by_shape[_digest(_shape(identity))],
             report=report,
@@ -104,7 +110,17 @@ def import_logs(
         _say_what_is_missing(report, columns, description)
         schema = json.dumps(_schema(format_name, columns, details, report), indent=1)
         (folder / "schema.json").write_text(schema, encoding="utf-8")
+        told = {name: card for name, card in known.items() if name}
+        (folder / DEVICES_FILE).write_text(json.dumps(told, indent=1), encoding="utf-8")
     return report
+
+
+def _card(name: str, details: Mapping[str, Any], cards: Mapping[str, Card]) -> Card:
+    """What the user says of a device, else the table, else the little that a log says."""
+    said: Card = {}
+    if isinstance(details.get("shared_memory"), int | float):
+        said = {"vendor": "nvidia", "warp": 32, "shared_kib": details["shared_memory"] / 1024}
+    return {**said, **find_card(name), **cards.get(name, {})}
 
 
 @contextlib.contextmanager
@@ -125,19 +141,24 @@ def _appearing(out: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _records(format_name: str, files: Sequence[Path], report: Imported) -> Iterable[Record]:
+def _records(format_name: str, files: Sequence[Path], device: str, report: Imported) -> Iterable[Record]:
+    """The records, each with its device if that is known anywhere."""
+
     def skip(reason: str) -> None:
         report.skipped[reason if len(report.skipped) < 50 else "other records"] += 1
 
     for path in files:
         for source in open_sources(path):
-            yield from FORMATS[format_name].read(source, skip, path)
+            name = device or known_name(source.name)
+            for record in FORMATS[format_name].read(source, skip, path):
+                yield record if record.device or not name else _on(record, name)
 
 
 def _on(record: Record, device: str) -> Record:
-    return Record(
-        record.kernel, record.sizes, record.config, record.runtimes_ns, device, record.failure, record.is_default
-    )
+    """The record with its device, whose name is taken out of the kernel's: that came from the file's name."""
+    kernel = re.sub(rf"[^A-Za-z0-9]*\b{re.escape(device)}\b", "", record.kernel.replace("_", " ")).strip()
+    kernel = kernel.replace(" ", "_") or record.kernel
+    return dataclasses.replace(record, kernel=kernel, device=device)
 
 
 @dataclass(frozen=True)
@@ -147,10 +168,14 @@ class _Columns:
     names: tuple[str, ...]
     words: Mapping[str, tuple[str, ...]]
     described: bool
+    devices: bool
 
     @staticmethod
     def of(
-        configs: Iterable[tuple[int, Mapping[str, Value]]], description: Description | None, report: Imported
+        configs: Iterable[tuple[int, Mapping[str, Value]]],
+        description: Description | None,
+        report: Imported,
+        devices: bool,
     ) -> _Columns:
         words: dict[str, set[str]] = {}
         names: dict[str, None] = {}
@@ -165,13 +190,13 @@ class _Columns:
             report.missing.append(f"{name} has more than {MAX_WORDS} different words and was left out.")
             del names[name], words[name]
         told = description.told if description else frozenset[str]()
-        own = tuple(name for name in sorted(names) if name not in told)
+        own = tuple(name for name in sorted(names) if name not in told and name not in DEVICE_COLUMNS)
         if len(own) > MAX_COLUMNS:
             raise FileFormatError(
                 f"The configurations have {len(own)} different parameters; at most {MAX_COLUMNS} are read."
             )
         lists = {name: tuple(sorted(found)) for name, found in words.items()}
-        return _Columns(own, lists, description is not None)
+        return _Columns(own, lists, description is not None, devices)
 
     def row(self, config: Mapping[str, Value], description: Description | None) -> list[float]:
         bounds: list[float] = list(description.bounds(config)) if description else []
@@ -186,7 +211,8 @@ class _Columns:
     @property
     def features(self) -> tuple[str, ...]:
         """A collection needs one column at least, even where there is nothing to say."""
-        return (*(TILE_FEATURES if self.described else ()), *self.names) or ("nothing",)
+        own = (*(TILE_FEATURES if self.described else ()), *self.names) or ("nothing",)
+        return (*own, *(DEVICE_COLUMNS if self.devices else ()))
 
 
 def _shape(identity: Mapping[str, Any]) -> str:
@@ -215,6 +241,7 @@ class _Writer:
     spool: Spool
     columns: _Columns
     description: Description | None
+    devices: Mapping[str, tuple[float, ...]]
     out: Path
     split_of: Callable[[Mapping[str, Any]], str]
     report: Imported
@@ -227,11 +254,11 @@ class _Writer:
             self.report.skipped["a kernel none of whose configurations ran"] += 1
             return
         identity, split = spooled.identity, self.split_of(spooled.identity)
-        feat = self._rows([number for number, _, _ in timed])
+        feat = self._rows([number for number, _, _ in timed], identity["device"])
         runtime, normalizer = self._runtimes(timed)
         name = f"{_program(identity)}_{_digest(json.dumps(identity, sort_keys=True))}"
         kernel = make_kernel(name, *self._graph(identity, timed[0][0]), feat, runtime, normalizer)
-        beside = _beside(timed, identity) | {"failed_config_feat": self._rows(failed)}
+        beside = _beside(timed, identity) | {"failed_config_feat": self._rows(failed, identity["device"])}
         (self.out / split).mkdir(exist_ok=True)
         (self.out / split / f"{name}.npz").write_bytes(kernel_npz(kernel, **beside))
         self.report.kernels += 1
@@ -239,8 +266,9 @@ class _Writer:
         self.report.timings += sum(len(times) for _, times, _ in timed)
         self.report.splits[split] = self.report.splits.get(split, 0) + 1
 
-    def _rows(self, numbers: Sequence[int]) -> Array:
-        rows = [self.columns.row(self.spool.configuration(number), self.description) for number in numbers]
+    def _rows(self, numbers: Sequence[int], device: str) -> Array:
+        card = [*self.devices.get(device, ())]
+        rows = [self.columns.row(self.spool.configuration(number), self.description) + card for number in numbers]
         return np.array(rows, np.float32).reshape(len(numbers), len(self.columns.features))
 
     def _graph(self, identity: Mapping[str, Any], any_config: int) -> KernelGraph:
