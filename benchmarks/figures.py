@@ -6,6 +6,7 @@ A page marks a section with a pair of comments and a single figure with `<!--fig
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
@@ -143,6 +144,44 @@ def shipped_errors() -> str:
         for who, errors in found[name]["errors"].items()
     ]
     return table(("test programs", "top-1 error", "top-5", "top-10"), cells)
+
+
+def sure() -> str:
+    """How often the shipped models say that they are sure, on the test programs, and how often that is so."""
+    found = read_any("replay")["replay"]
+    cells = [
+        (f"`{name}`: {what}", f"{claims[f'sure{k}']:.0%}", _share(claims[f"sure{k}_right"]))
+        for name in sorted(found, reverse=True)
+        for k, what in ((1, "the first choice"), (5, "the best of five"))
+        for claims in [found[name]["sure"]]
+    ]
+    return table(("sure within 5 %", "said of", "right"), cells)
+
+
+def _share(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.1%}"
+
+
+def devices() -> str:
+    """A device left out of training: `python -m benchmarks.devices`."""
+    found = read_any("devices")
+    if found is None:
+        return f"{NOT_MEASURED}: `python -m benchmarks.devices` writes `benchmarks/results/devices.json`."
+    left_out = found["left_out"]
+    names = list(next(iter(left_out.values())))
+    cells = [(who, *(f"{row[name]:.3f}" for name in names)) for who, row in left_out.items()]
+    mean = {name: geometric(row[name] for row in left_out.values()) for name in names}
+    return table(("left out", *names), [*cells, ("geometric mean", *(f"{mean[name]:.3f}" for name in names))])
+
+
+def kernel_tuner() -> str:
+    """Search strategies of Kernel Tuner beside ours on its own spaces: `python -m benchmarks.devices`."""
+    found = read_any("devices")
+    if found is None or not found.get("strategies"):
+        return f"{NOT_MEASURED}: `python -m benchmarks.devices --kernel-tuner` writes it into `devices.json`."
+    rows = sorted(found["strategies"].items(), key=lambda item: -item[1]["score"])
+    cells = [(name, f"{row['score']:.3f}", f"{row['reached']:.3f}") for name, row in rows]
+    return table(("strategy", "score over the first 20", "best / best of 20"), cells)
 
 
 def ranking() -> str:
@@ -293,6 +332,9 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "cpu tuning": cpu_tuning,
     "chooser": chooser,
     "shipped models": shipped_errors,
+    "sure": sure,
+    "devices": devices,
+    "kernel tuner": kernel_tuner,
     "ranking": ranking,
     "int8 accuracy": int8_accuracy,
     "profiling": profiling_checks,

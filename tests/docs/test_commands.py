@@ -29,6 +29,7 @@ ELSEWHERE = {
     "tilewise tiles download": "tests/costmodel/course/test_download.py runs it against a local server",
     "tilewise tiles from-pb": "needs an autotuner's file; tests/cli/test_tiles_data.py makes one",
     "tilewise tiles from-jax": "needs JAX; tests/cli/test_tiles_data.py",
+    "tilewise tiles adapt": "needs measurements of another device; tests/costmodel/models/test_adapted.py has some",
     "tilewise tiles import": "needs other tools' logs; tests/costmodel/data/importers makes some",
     "tilewise collect embed": "writes into the package; tests/cli/test_collect.py gives it another folder",
     "tilewise collect compare": "needs a second day's store; tests/tune/test_compare_collections.py",

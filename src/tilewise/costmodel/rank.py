@@ -50,9 +50,9 @@ def rank(model: Model | str | os.PathLike[str], kernel: Kernel) -> Ranking:
     [17, 3, 240, 8, 99]
     """
     if isinstance(model, str | os.PathLike):
-        from tilewise.costmodel.models.scorer import load_scorer
+        from tilewise.costmodel.models.adapted import load_adapted
 
-        return rank(load_scorer(Path(model)), kernel)
+        return rank(load_adapted(Path(model)), kernel)
     scores, known = model.score(kernel), model.calibration
     order = _settled(model, kernel, scores)
     sure = [confidence(scores, known, k) for k in (1, 5)]

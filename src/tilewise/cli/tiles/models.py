@@ -31,6 +31,7 @@ def attach(app: typer.Typer) -> None:
     app.command("train")(train)
     app.command("evaluate")(evaluate)
     app.command("predict")(predict)
+    app.command("adapt")(adapt)
     app.command("export")(export)
 
 
@@ -220,13 +221,15 @@ def evaluate(
 
 
 def _model(path: Path, model_class: str | None) -> Any:
-    """A trained model, or a shipped one by name."""
+    """A trained model, one that was adapted, or a shipped one by name."""
+    from tilewise.costmodel.models.adapted import load_adapted
     from tilewise.costmodel.models.shipped import shipped_names, shipped_scorer
-    from tilewise.costmodel.models.trained import load_model
+    from tilewise.costmodel.models.trained import load_model, read_model_file
 
     if str(path) in shipped_names() and not path.exists():
         return shipped_scorer(str(path))
-    return load_model(path, model_class=model_class)
+    adapted = read_model_file(path).record.get("adapted") is not None
+    return load_adapted(path) if adapted else load_model(path, model_class=model_class)
 
 
 def _trees(data: Dataset, seed: int) -> Any:
@@ -319,12 +322,12 @@ def predict(
     from tilewise.costmodel.course.predictions import padding_note, write_predictions
     from tilewise.costmodel.data.dataset import load_dataset
     from tilewise.costmodel.data.progress import track
-    from tilewise.costmodel.models.scorer import load_scorer
+    from tilewise.costmodel.models.adapted import load_adapted
     from tilewise.costmodel.models.shipped import shipped_names, shipped_scorer
     from tilewise.costmodel.rank import rank
 
     shipped = str(model) in shipped_names() and not model.exists()
-    scorer = shipped_scorer(str(model)) if shipped else load_scorer(model)
+    scorer = shipped_scorer(str(model)) if shipped else load_adapted(model)
     kernels = load_dataset(collection, cache_dir=cache_dir, limit=limit).split(split)
     rankings = {k.name: rank(scorer, k) for k in track(kernels, "ranking", len(kernels))}
     short = write_predictions(out, {name: found.top(top) for name, found in rankings.items()}, top)
@@ -343,6 +346,38 @@ def predict(
             f"Expected share with a top-5 configuration within 1 % of the best: {mean:.0%}; {unsure} look unsure. "
             f"Of {len(within)} the first choice is surely within 5 %."
         )
+
+
+def adapt(
+    base: Annotated[
+        Path, typer.Argument(help="A model file, the folder of a training run, or a shipped model: h200, cpu.")
+    ],
+    on: Annotated[Path, typer.Option(help="What was measured: a store (.sqlite), a collection, or its folder.")],
+    out: Annotated[Path, typer.Option(help="The model file to write.")],
+    as_json: AsJson = False,
+) -> None:
+    """Fit a trained model to a handful of measurements of another device. Needs no PyTorch.
+
+    Measurements that teach nothing leave the model as it is: that is tried on each, left out in turn.
+    Example: tilewise tiles adapt h200 --on mine.sqlite --out mine.safetensors
+    """
+    from tilewise.cli.tiles.measured import measured_kernels
+    from tilewise.costmodel.models import adapted
+    from tilewise.costmodel.models.shipped import shipped_file, shipped_names
+
+    path = shipped_file(str(base)) if str(base) in shipped_names() and not base.exists() else base
+    kernels = measured_kernels(on.expanduser(), adapted.load_adapted(path).schema)
+    model = adapted.adapt(path, kernels)
+    model.save(out.expanduser(), path)
+    if as_json:
+        return typer.echo(json.dumps({"out": str(out), **model.record}))
+    error = model.record["left_out"]
+    typer.echo(
+        f"{model.record['measurements']} measurements of {model.record['kernels']} kernels; each left out in turn is "
+        f"predicted to {error['base']:.1%} by the model as it was and to {error['adapted']:.1%} once adapted. "
+        + ("The adapted model" if model.record["kept"] else "That is no clear gain: the model as it was")
+        + f" is in {out}."
+    )
 
 
 def export(

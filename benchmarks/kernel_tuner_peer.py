@@ -1,0 +1,72 @@
+"""Kernel Tuner's own search strategies on recorded spaces, in its simulation mode: `python -m benchmarks.devices`."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import random
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewise.costmodel.data.devices import DEVICE_COLUMNS
+from tilewise.costmodel.data.kernel import Kernel
+from tilewise.costmodel.data.schema import Schema
+
+STRATEGIES = ("random_sample", "genetic_algorithm", "diff_evo", "simulated_annealing", "dual_annealing", "pso",
+              "firefly_algorithm", "greedy_ils", "greedy_mls", "mls", "gen_hybrid_vndx",
+              "gen_adaptive_tabu_greywolf")  # fmt: skip
+RUNS = 10
+
+
+def strategies(kernels: Sequence[Kernel], schema: Schema, budget: int) -> dict[str, list[list[list[float]]]]:
+    """By strategy: for each space, for each run, the fastest time over the best so far."""
+    found: dict[str, list[list[list[float]]]] = {}
+    for name in STRATEGIES:
+        try:
+            found[name] = [[_run(name, k, schema, budget, seed) for seed in range(RUNS)] for k in kernels]
+        except Exception as error:  # a strategy that needs what is not installed is left out of the table
+            print(f"{name} is left out: {type(error).__name__}: {str(error)[:200]}", flush=True)
+            found.pop(name, None)
+    return found
+
+
+def _run(strategy: str, kernel: Kernel, schema: Schema, budget: int, seed: int) -> list[float]:
+    import kernel_tuner
+
+    names = [name for name in schema.config_features if name not in DEVICE_COLUMNS]
+    values = {name: [int(v) for v in np.unique(kernel.config_feat[:, i])] for i, name in enumerate(names)}
+    known = {tuple(int(v) for v in row[: len(names)]) for row in kernel.config_feat}
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 -- the strategies draw from these
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        cache = Path(folder) / "cache.json"
+        cache.write_text(json.dumps(_cache(kernel, names, values)), encoding="utf-8")
+        results, _ = kernel_tuner.tune_kernel(
+            "convolution", "__global__ void convolution() {}", 1, [], values, lang="C",
+            restrictions=lambda c: tuple(int(c[name]) for name in names) in known,
+            strategy=strategy, strategy_options={"max_fevals": budget}, simulation_mode=True,
+            cache=str(cache), verbose=False, quiet=True,
+        )  # fmt: skip
+    times = [float(r["time"]) for r in results if isinstance(r["time"], int | float)][:budget]
+    best = float(kernel.runtime.min()) / 1e6
+    curve = [best / value for value in np.minimum.accumulate(times)]
+    return curve + [curve[-1]] * (budget - len(curve))
+
+
+def _cache(kernel: Kernel, names: Sequence[str], values: dict[str, list[int]]) -> dict[str, Any]:
+    entries = {}
+    for row, ns in zip(kernel.config_feat, kernel.runtime, strict=True):
+        config = {name: int(value) for name, value in zip(names, row, strict=False)}
+        zeros = dict.fromkeys(("compile_time", "verification_time", "benchmark_time", "strategy_time"), 0)
+        told = {**config, **zeros, "framework_time": 0, "time": ns / 1e6, "times": [ns / 1e6]}
+        told["timestamp"] = "2024-01-01T00:00:00+00:00"
+        entries[",".join(str(value) for value in config.values())] = told
+    return {
+        "device_name": "recorded", "kernel_name": "convolution", "problem_size": 1,
+        "tune_params_keys": list(names), "tune_params": values, "objective": "time", "cache": entries,
+    }  # fmt: skip
