@@ -13,8 +13,9 @@ from typing import Any
 
 from benchmarks import gpu_tables, llama_cpp_tables
 from benchmarks.cards import again, card, listed, machines
-from benchmarks.results_files import geometric, read, read_any, rows, table
+from benchmarks.results_files import RESULTS, geometric, read, read_any, rows, table
 from tilewise._wording import with_interval
+from tilewise.costmodel.board import HEADINGS, board_lines, read_board
 from tilewise.tune.search.replay import OURS, SIMPLE
 
 NOT_MEASURED = "not measured yet"
@@ -160,6 +161,14 @@ def sure() -> str:
 
 def _share(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.1%}"
+
+
+def board() -> str:
+    """Collections and models: `tilewise tiles board`."""
+    rows = read_board(RESULTS / "board.json")
+    if not rows:
+        return f"{NOT_MEASURED}: `tilewise tiles board h200 cpu --out benchmarks/results/board.json` writes it."
+    return table(HEADINGS, board_lines(rows))
 
 
 def devices() -> str:
@@ -333,6 +342,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "chooser": chooser,
     "shipped models": shipped_errors,
     "sure": sure,
+    "board": board,
     "devices": devices,
     "kernel tuner": kernel_tuner,
     "ranking": ranking,

@@ -405,6 +405,40 @@ TARGETS["log_kernel_tuner"] = _imported("kernel-tuner", "t4", in_json)
 TARGETS["log_kernel_tuner_cache"] = _imported("kernel-tuner", "cache", in_json)
 TARGETS["log_autotvm"] = _imported("autotvm", "autotvm", in_lines)
 TARGETS["log_metaschedule"] = _imported("metaschedule", "metaschedule", in_lines)
+
+
+@target
+def device_cards(folder: Path) -> Target:
+    from tilewise.costmodel.data.devices import KNOWN, columns_of, read_cards
+
+    (folder / "devices.json").write_text(json.dumps(KNOWN))
+
+    def use(path: Path) -> None:
+        for card in read_cards(path).values():
+            columns_of(card)
+
+    return Target(folder / "devices.json", use, (in_json,))
+
+
+@target
+def adapted_model(folder: Path) -> Target:
+    from tilewise.costmodel.models.adapted import adapt, load_adapted
+
+    base = _trained("MLP", folder / "run")
+    adapt(base, kernels()).save(folder / "mine.safetensors", base)
+    return Target(folder / "mine.safetensors", lambda path: load_adapted(path).score(kernels()[0]), TENSORS)
+
+
+@target
+def board_of_models(folder: Path) -> Target:
+    from tilewise.costmodel.board import board_lines, read_board
+
+    interval = {"mean": 0.1, "low": 0.05, "high": 0.2}
+    row = {"collection": "h200", "model": "MLP", "split": "test", "kernels": 3, "seed": 0, "key": "k"}
+    (folder / "board.json").write_text(json.dumps({"board": [row | {"metrics": {"top1": interval, "top5": interval}}]}))
+    return Target(folder / "board.json", lambda path: board_lines(read_board(path)), (in_json,))
+
+
 TARGETS["log_triton"] = _imported("triton", "triton", in_json)
 
 

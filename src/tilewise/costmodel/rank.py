@@ -55,8 +55,14 @@ def rank(model: Model | str | os.PathLike[str], kernel: Kernel) -> Ranking:
         return rank(load_adapted(Path(model)), kernel)
     scores, known = model.score(kernel), model.calibration
     order = _settled(model, kernel, scores)
-    sure = [confidence(scores, known, k) for k in (1, 5)]
-    return Ranking(order, scores, *sure, *(sure_within(scores, known, k) for k in (1, 5)))
+    return Ranking(
+        order,
+        scores,
+        sure_top1=confidence(scores, known, 1),
+        sure_top5=confidence(scores, known, 5),
+        within5_top1=sure_within(scores, known, 1),
+        within5_top5=sure_within(scores, known, 5),
+    )
 
 
 def _settled(model: Model, kernel: Kernel, scores: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:

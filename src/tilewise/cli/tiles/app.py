@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from tilewise.cli.tiles import data, describe, models
+from tilewise.cli.tiles import board, data, describe, models
 
 tiles = typer.Typer(help="Learn from measured kernels which tile is fastest, and rank tiles.", no_args_is_help=True)
 data.attach(tiles)
 tiles.command()(describe.describe)
 models.attach(tiles)
+tiles.command()(board.board)

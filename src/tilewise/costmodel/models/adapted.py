@@ -167,11 +167,12 @@ def _inputs(
 
 
 def _doublings(values: npt.NDArray[Any]) -> Floats:
-    return np.log2(1.0 + np.abs(values.astype(np.float64)))
+    doublings: Floats = np.log2(1.0 + np.abs(values.astype(np.float64)))
+    return doublings
 
 
 def _above(values: Floats) -> Floats:
-    return values - values.min()
+    return np.asarray(values - values.min())
 
 
 def _similar(a: Floats, b: Floats, length: float) -> Floats:

@@ -247,29 +247,30 @@ class _Writer:
     report: Imported
 
     def write(self, spooled: Spooled) -> None:
-        timed = [(number, times, default) for number, times, default in spooled.configs if times]
-        failed = [number for number, times, _ in spooled.configs if not times]
+        timed = [config for config in spooled.configs if config.repeats]
+        failed = [config.number for config in spooled.configs if not config.repeats]
         self.report.failures += len(failed)
         if not timed:
             self.report.skipped["a kernel none of whose configurations ran"] += 1
             return
         identity, split = spooled.identity, self.split_of(spooled.identity)
-        feat = self._rows([number for number, _, _ in timed], identity["device"])
+        feat = self._rows([config.number for config in timed], identity["device"])
         runtime, normalizer = self._runtimes(timed)
         name = f"{_program(identity)}_{_digest(json.dumps(identity, sort_keys=True))}"
-        kernel = make_kernel(name, *self._graph(identity, timed[0][0]), feat, runtime, normalizer)
+        kernel = make_kernel(name, *self._graph(identity, timed[0].number), feat, runtime, normalizer)
         beside = _beside(timed, identity) | {"failed_config_feat": self._rows(failed, identity["device"])}
         (self.out / split).mkdir(exist_ok=True)
         (self.out / split / f"{name}.npz").write_bytes(kernel_npz(kernel, **beside))
         self.report.kernels += 1
         self.report.configurations += len(timed)
-        self.report.timings += sum(len(times) for _, times, _ in timed)
+        self.report.timings += sum(config.repeats for config in timed)
         self.report.splits[split] = self.report.splits.get(split, 0) + 1
 
     def _rows(self, numbers: Sequence[int], device: str) -> Array:
-        card = [*self.devices.get(device, ())]
-        rows = [self.columns.row(self.spool.configuration(number), self.description) + card for number in numbers]
-        return np.array(rows, np.float32).reshape(len(numbers), len(self.columns.features))
+        card, rows = [*self.devices.get(device, ())], np.empty((len(numbers), len(self.columns.features)), np.float32)
+        for row, number in zip(rows, numbers, strict=True):
+            row[:] = self.columns.row(self.spool.configuration(number), self.description) + card
+        return rows
 
     def _graph(self, identity: Mapping[str, Any], any_config: int) -> KernelGraph:
         """Parameters may give sizes too: a filter's size may be a constant of the configuration."""
@@ -278,8 +279,8 @@ class _Writer:
         return graph or plain_graph(identity["sizes"])
 
     def _runtimes(self, timed: Sequence[Timed]) -> tuple[Array, Array]:
-        runtime = np.maximum(1, np.rint([np.median(times) for _, times, _ in timed])).astype(np.int64)
-        defaults = [int(ns) for ns, (_, _, default) in zip(runtime, timed, strict=True) if default]
+        runtime = np.maximum(1, np.rint([config.median_ns for config in timed])).astype(np.int64)
+        defaults = [int(ns) for ns, config in zip(runtime, timed, strict=True) if config.is_default]
         self.report.without_default += not defaults
         normalizer = defaults[0] if defaults else max(1, int(np.median(runtime)))
         return runtime, np.full(len(runtime), normalizer, np.int64)
@@ -293,10 +294,9 @@ def _program(identity: Mapping[str, Any]) -> str:
 
 def _beside(timed: Sequence[Timed], identity: Mapping[str, Any]) -> dict[str, Array]:
     """What a kernel file holds beyond its six arrays: scatter and number of the repeats, and who the kernel is."""
-    spread = [np.std(times, ddof=1) / np.mean(times) if len(times) > 1 else np.nan for _, times, _ in timed]
     return {
-        "config_deviation": np.array(spread, np.float32),
-        "config_repeats": np.array([min(len(times), 65535) for _, times, _ in timed], np.uint16),
+        "config_deviation": np.array([config.deviation for config in timed], np.float32),
+        "config_repeats": np.array([min(config.repeats, 65535) for config in timed], np.uint16),
         "problem": np.frombuffer(json.dumps(identity, sort_keys=True).encode(), np.uint8),
     }
 

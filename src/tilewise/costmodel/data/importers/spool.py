@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import sqlite3
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tilewise.costmodel.data.importers.record import Record, Value
 from tilewise.errors import UnavailableError
@@ -29,8 +30,24 @@ CREATE TABLE runs (kernel INTEGER, config INTEGER, ns REAL, is_default INTEGER);
 """
 
 
-# A configuration's number, the nanoseconds of its repeats, and whether the log calls it the default.
-Timed = tuple[int, list[float], bool]
+class Timed(NamedTuple):
+    """A configuration and what is kept of its repeats: a kernel may have a million, so nothing else stays in memory."""
+
+    number: int
+    median_ns: float
+    deviation: float  # relative standard deviation; NaN for a single repeat
+    repeats: int  # none where it failed
+    is_default: bool
+
+
+def _timed(number: int, times: list[float], is_default: bool) -> Timed:
+    if not times:
+        return Timed(number, math.nan, math.nan, 0, is_default)
+    times.sort()
+    count, mean = len(times), math.fsum(times) / len(times)
+    median = (times[(count - 1) // 2] + times[count // 2]) / 2
+    spread = math.sqrt(math.fsum((ns - mean) ** 2 for ns in times) / (count - 1)) / mean if count > 1 else math.nan
+    return Timed(number, median, spread, count, is_default)
 
 
 @dataclass(frozen=True)
@@ -117,5 +134,5 @@ class Spool:
             for config, of_config in itertools.groupby(of_kernel, key=lambda row: row[1]):
                 taken = list(of_config)
                 times = [row[2] for row in taken if row[2] is not None]
-                configs.append((config, times, any(row[3] for row in taken)))
+                configs.append(_timed(config, times, any(row[3] for row in taken)))
             yield Spooled(json.loads(text), configs)

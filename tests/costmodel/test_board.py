@@ -1,0 +1,75 @@
+"""The board: a row for every collection and model, made once, made again when what it tells of changed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from costmodel.simulated import simulated_kernels
+from tilewise.cli.tiles.app import tiles
+from tilewise.costmodel.board import board_lines, fill_board, read_board
+from tilewise.costmodel.hlo.tuning_data import kernel_npz
+from tilewise.errors import FileFormatError
+
+QUICK = {"epochs": 1, "device": "cpu"}
+
+
+@pytest.fixture
+def collection(tmp_path):
+    def write(name, count=6, seed=0):
+        for split, number in (("train", count), ("valid", 3), ("test", 4)):
+            folder = tmp_path / name / split
+            folder.mkdir(parents=True, exist_ok=True)
+            for kernel in simulated_kernels(number, seed=seed + len(split)):
+                (folder / f"{kernel.name}.npz").write_bytes(kernel_npz(kernel))
+        return str(tmp_path / name)
+
+    return write
+
+
+def fill(path, tmp_path, collections, models, said):
+    return fill_board(path, collections, models, cache_dir=tmp_path / "cache", say=said.append, **QUICK)
+
+
+def test_every_pair_has_a_row_beside_the_baselines_and_is_made_once(collection, tmp_path):
+    path, said = tmp_path / "board.json", []
+    one, two = collection("one"), collection("two", seed=9)
+    rows = fill(path, tmp_path, [one, two], ["MLP"], said)
+    made = {(row["collection"], row["model"]) for row in rows}
+    assert {(one, "MLP"), (two, "MLP"), (one, "random"), (two, "default configuration")} <= made
+    assert said == [f"{name}: {model}" for name in (one, two) for model in ("MLP", "baselines")]
+    said.clear()
+    assert fill(path, tmp_path, [one, two], ["MLP"], said) == rows and said == []
+    assert len(board_lines(rows)) == len(rows) and read_board(path) == rows
+
+
+def test_a_row_is_made_again_when_its_collection_changed(collection, tmp_path):
+    path, said = tmp_path / "board.json", []
+    one = collection("one")
+    before = fill(path, tmp_path, [one], ["MLP"], said)
+    collection("one", count=7, seed=1)
+    after = fill(path, tmp_path, [one], ["MLP"], said)
+    assert len(said) == 4 and len(after) == len(before)
+    assert {row["key"] for row in before}.isdisjoint(row["key"] for row in after)
+
+
+def test_a_model_that_cannot_be_had_is_left_out_with_a_sentence(collection, tmp_path):
+    said = []
+    rows = fill(tmp_path / "board.json", tmp_path, [collection("one")], ["shipped", "NoSuchModel"], said)
+    assert {row["model"] for row in rows} >= {"random"} and sum("left out" in line for line in said) == 2
+
+
+def test_the_command_prints_the_table(collection, tmp_path):
+    arguments = ["board", collection("one"), "--models", "MLP", "--epochs", "1", "--out", str(tmp_path / "b.json")]
+    done = CliRunner().invoke(tiles, [*arguments, "--cache-dir", str(tmp_path / "cache"), "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["board"] == read_board(tmp_path / "b.json")
+
+
+@pytest.mark.parametrize("text", ["[]", '{"board": 3}', '{"board": [{}]}', '{"board": [[]]}', "{"])
+def test_a_file_that_is_no_board_is_one_sentence(tmp_path, text):
+    (tmp_path / "board.json").write_text(text)
+    with pytest.raises(FileFormatError):
+        read_board(tmp_path / "board.json")
