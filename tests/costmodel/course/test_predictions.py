@@ -69,6 +69,13 @@ def test_a_sample_submission_decides_the_rows(tmp_path: Path) -> None:
     ]
 
 
+def test_a_ranking_of_layouts_goes_into_the_kaggle_file_whole(tmp_path: Path) -> None:
+    layout = next(name for name in known_ids() if name.startswith("layout:nlp:random"))
+    (tmp_path / "p.csv").write_text(f"{HEADER}\n{layout},{';'.join(map(str, range(30, -1, -1)))}\n")
+    write_kaggle(tmp_path / "k.csv", tmp_path / "p.csv")
+    assert read_predictions(tmp_path / "k.csv")[layout] == list(range(30, -1, -1))
+
+
 @pytest.mark.parametrize("name", ["predictions_model_output.csv", "predictions_output_model.csv"])
 def test_either_name_of_the_predictions_file_is_found(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text(HEADER)

@@ -124,7 +124,9 @@ def write_kaggle(out: Path, predictions: Path, sample: Path | None = None) -> Ka
     lines, filled, used = [HEADER], 0, 0
     for identifier in ids:
         if not identifier.startswith("tile:"):
-            lines.append(f"{identifier},{_LAYOUT_ROW}")
+            # Where layouts were ranked, the whole order counts; else the placeholder that the competition takes.
+            order = ours.get(identifier)
+            lines.append(f"{identifier},{';'.join(map(str, order)) if order else _LAYOUT_ROW}")
         elif identifier in ours:
             lines.append(f"{identifier},{';'.join(map(str, _filled(ours[identifier], PER_KERNEL)))}")
             used += 1
