@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from tilewise._files import read_input, read_json_input, write_whole
+from tilewise._wording import with_interval
 from tilewise.costmodel.data.dataset import Dataset, load_dataset
 from tilewise.costmodel.evaluate import evaluate
-from tilewise.costmodel.metrics import Interval
 from tilewise.costmodel.models.adapted import load_adapted
 from tilewise.costmodel.models.files import without_nans
 from tilewise.costmodel.models.shipped import shipped_file, shipped_names
@@ -170,5 +170,5 @@ def _cell(row: Row, metric: str) -> str:
     values = row["metrics"].get(metric, {})
     if not all(isinstance(values.get(name), int | float) for name in ("mean", "low", "high")):
         return ""
-    interval = Interval(**values)
-    return f"{100 * interval.mean:.2f} % ({100 * interval.low:.2f} to {100 * interval.high:.2f})"
+    mean, low, high = (f"{100 * values[name]:.2f}" for name in ("mean", "low", "high"))
+    return with_interval(f"{mean} %", low, high)

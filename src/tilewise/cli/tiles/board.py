@@ -31,9 +31,9 @@ def board(
 
     Example: tilewise tiles board h200 cpu --models shipped,GBDT --out board.json
     """
-    from rich.console import Console
     from rich.table import Table
 
+    from tilewise.cli.tables import show
     from tilewise.costmodel.board import HEADINGS, board_lines, fill_board
 
     settings: dict[str, Any] = {"epochs": epochs, "max_seconds": max_seconds}
@@ -47,4 +47,4 @@ def board(
         table.add_column(heading, justify="left" if place < 3 else "right")
     for line in board_lines(rows):
         table.add_row(*line)
-    Console().print(table)
+    show(table)
