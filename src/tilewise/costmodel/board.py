@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -125,7 +126,7 @@ def _key(data: Dataset, model: str, name: str, split: str, seed: int, settings: 
 
 def read_board(path: Path) -> list[Row]:
     """The rows of a board; none where there is no file yet."""
-    if not path.exists():
+    if not os.path.lexists(path):
         return []
     content = read_json_input(path)
     rows = content.get("board") if isinstance(content, dict) else None
