@@ -38,6 +38,10 @@ def quiet_tensorflow() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     logging.getLogger("absl").setLevel(logging.ERROR)
+    if importlib.util.find_spec("absl") is not None:
+        import absl.logging  # which sets its own level when it is imported
+
+        absl.logging.set_verbosity(absl.logging.ERROR)
     for library in ("tensorflow", "keras", "tensorflow_gnn", "tensorflow_ranking", "google"):
         warnings.filterwarnings("ignore", module=rf"{library}(\..*)?$")
     warnings.filterwarnings("ignore", message="Encoding a StructuredValue")  # the grader imports TF-GNN, as it must
