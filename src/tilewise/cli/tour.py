@@ -52,7 +52,7 @@ def tour(
         console.print(f"\nThe report with the pictures: {done.report}", soft_wrap=True, highlight=False)
         console.print("\n[bold]What next[/bold]", highlight=False)
         for line in NEXT:
-            console.print(Padding(Text(line.replace("`", "")), (0, 0, 0, 3)))
+            console.print(Padding(Text(line.replace("`", "")), (0, 0, 0, 3), expand=False))
     if browser and not webbrowser.open(done.report.resolve().as_uri()):
         print(f"no browser could be opened; the report is {done.report}", file=sys.stderr)
 
@@ -66,7 +66,7 @@ def _print(console: object, number: int, stop: Stop) -> None:
     assert isinstance(console, Console)
     console.print(f"\n[bold]{number}. {stop.title}[/bold]", highlight=False)
     for line in (*filter(None, [stop.meaning]), *stop.lines):
-        console.print(Padding(Text(line), (0, 0, 0, 3)))
+        console.print(Padding(Text(line), (0, 0, 0, 3), expand=False))
     for shown in stop.tables:
         table = Table(box=None, pad_edge=False, padding=(0, 2))
         for place, heading in enumerate(shown.headings):
