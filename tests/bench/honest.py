@@ -37,7 +37,7 @@ KINDS = {"MLP_SPRINT": 70, "CNN_MARATHON": 45, "TRANSFORMER_DECATHLON": 15, "plu
 # What an entry may prune without falling below the accuracy asked for by its own fault; more needs more retraining.
 _GENTLE = {"MLP_SPRINT": (0.3, 0.6), "CNN_MARATHON": (0.3, 0.5)}
 _SHORT_TEXT = 8  # tokens; plain tilewise takes seconds for the event's two hundred
-_LONG_TEXTS = 3  # plugins, which know nothing of shorter ones, write so many for the clock
+_LONG_TEXTS = 2  # plugins, which know nothing of shorter ones, write so many for the clock
 _ISOLATED = 0.1  # of the recipes are scored in a process of their own, as a board's worker does
 
 
@@ -99,7 +99,8 @@ def _image_steps(rng: np.random.Generator, event: str, folder: Path) -> list[dic
         epochs = 0 if own else int(rng.integers(4, 9))
         sparsity = float(rng.uniform(0.05, low if not epochs else high))
         step = {"step": "prune", "sparsity": sparsity, "epochs": epochs, "seed": int(rng.integers(1000))}
-        steps.append(step | {"sparse": bool(rng.integers(2)), "scope": str(rng.choice(["global", "layer"]))})
+        step |= {"sparse": bool(rng.integers(2)), "scope": str(rng.choice(["global", "layer"]))}
+        steps.append(step if epochs else step | {"scope": "global"})  # a share of every layer needs retraining
     if rng.random() < 0.7:
         observer = str(rng.choice(["minmax", "percentile", "mse", "entropy"]))
         steps.append({"step": "quantize", "observer": observer, "samples": int(rng.integers(256, 1437))})
