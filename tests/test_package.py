@@ -37,6 +37,17 @@ def test_the_framework_trains_without_compiled_kernels():
     assert run(code, TILEWISE_NATIVE="0") == "None"
 
 
+def test_a_free_threaded_python_gets_one_sentence_and_numpy():
+    code = (
+        "import sys, warnings; sys.abiflags = 't'\n"
+        "with warnings.catch_warnings(record=True) as said:\n"
+        "    warnings.simplefilter('always'); import tilewise._extension\n"
+        "print(tilewise._extension.native, *[str(w.message) for w in said])"
+    )
+    said = run(code)
+    assert said.startswith("None tilewise's compiled kernels expect the interpreter's lock") and "\n" not in said
+
+
 @pytest.mark.parametrize(
     "name", ["Tensor", "nn", "optim", "no_grad", "save", "load", "set_num_threads", "data", "models"]
 )

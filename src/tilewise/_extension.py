@@ -6,6 +6,7 @@ and cores (docs/machines.md).
 """
 
 import os
+import sys
 import warnings
 from types import ModuleType
 
@@ -19,6 +20,14 @@ def _load() -> ModuleType | None:
     except ConfigurationError as error:
         refuse(error)
     if os.environ.get("TILEWISE_NATIVE", "1") == "0":
+        return None
+    if "t" in getattr(sys, "abiflags", ""):  # a free-threaded Python; loading them would switch its lock on again
+        warnings.warn(
+            "tilewise's compiled kernels expect the interpreter's lock, which this free-threaded Python does without, "
+            "so the slower NumPy paths are used; a Python of the usual kind is fast",
+            RuntimeWarning,
+            stacklevel=2,
+        )
         return None
     try:
         from tilewise import _native

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,7 +49,8 @@ def use_board(path: Path) -> None:
         board.teams()
         for row in board.standings("MLP_SPRINT", "closed"):
             board.entry(row["id"])
-            board.files(row["id"])
+            with tempfile.TemporaryDirectory() as written:
+                board.recipe(row["id"], Path(written))
         board.records("MLP_SPRINT", "closed")
 
 

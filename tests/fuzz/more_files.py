@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fuzz.damage import Rng, in_checked_json, in_lines, in_npz
-from fuzz.targets import TARGETS, Target, _imported, target
+from fuzz.targets import TARGETS, TENSORS, Target, _imported, target
 
 
 def _samples() -> Any:
@@ -52,6 +54,44 @@ for _which in ("gpt2", "llama", "floats"):  # four bits with minimums, four bits
 TARGETS["log_inductor"] = _imported("inductor", "autoheuristic", in_checked_json)
 TARGETS["log_inductor_feedback"] = _imported("inductor", "feedback", in_lines)
 TARGETS["log_helion"] = _imported("helion", "helion", in_checked_json)
+
+
+@target
+def log_helion_runs(folder: Path) -> Target:
+    """What Helion writes beside its log."""
+    from costmodel.data.importers import test_importers
+
+    from tilewise.costmodel.data.importers import import_logs
+
+    (folder / "log.csv").write_text(test_importers.helion())
+    configs = {f"c{number}": {"block_sizes": [16 << number, 32], "num_warps": 4} for number in range(3)}
+    run = {"run_id": "r1", "kernel": "add", "input_shapes": "[(64, 32)]", "hardware": "a GPU", "configs": configs}
+    (folder / "log.meta.jsonl").write_text(json.dumps(run) + "\n")
+
+    def use(path: Path) -> None:
+        shutil.rmtree(folder / "out", ignore_errors=True)
+        import_logs("helion", [folder / "log.csv"], folder / "out")
+
+    return Target(folder / "log.meta.jsonl", use, (in_lines,))
+
+
+@target
+def recipe_file(folder: Path) -> Target:
+    """Weights that a recipe brings along."""
+    from tilewise import models, save
+    from tilewise.bench import read_recipe
+    from tilewise.bench.build import build
+
+    save(models.pretrained("mlp"), folder / "w.safetensors")
+    steps = [{"step": "weights", "file": "w.safetensors"}]
+    (folder / "r.json").write_text(json.dumps({"tilewise": 1, "event": "MLP_SPRINT", "name": "mine", "steps": steps}))
+
+    def use(path: Path) -> None:
+        recipe = read_recipe(folder / "r.json")
+        recipe.digest()
+        build(recipe)
+
+    return Target(folder / "w.safetensors", use, TENSORS)
 
 
 @target

@@ -162,6 +162,32 @@ def onnx_tokens(folder: Path) -> Target:
     return _of(Bert(1, 8, 2, 12, 6, np.random.default_rng(0)), folder, np.zeros((2, 6), np.int64))
 
 
+def in_places(content: bytes, rng: Rng) -> bytes:
+    """The same network with another word on where a weight lies in the file beside it."""
+    import onnx
+
+    model = onnx.ModelProto.FromString(content)
+    entry = _pick(_pick([w for w in model.graph.initializer if w.external_data], rng).external_data, rng)
+    words = ("x.bin", "X.bin", "./x.bin", "/dev/zero", "x.bin/", "0x10", "1e3", " 1", "-0", "9" * 5000)
+    entry.value = str(_pick((*words, *_WORDS, *_NUMBERS), rng))
+    return bytes(model.SerializeToString())
+
+
+@target
+def onnx_external(folder: Path) -> Target:
+    """Weights in a file of their own, as models of more than 2 GiB have them."""
+    import onnx
+    from onnx.external_data_helper import convert_model_to_external_data
+
+    from tilewise import nn
+
+    made = _of(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), folder, np.zeros((2, 6), np.float32))
+    model = onnx.load(made.place)
+    convert_model_to_external_data(model, location="x.bin", size_threshold=0)
+    onnx.save(model, made.place)
+    return Target(made.place, _use, (in_onnx, in_places, in_places))
+
+
 @target
 def onnx_shapes(folder: Path) -> Target:
     """Arithmetic of shapes, resizing and bytes, as exporters write them."""

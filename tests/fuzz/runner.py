@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import resource
 import tempfile
@@ -14,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
+import fuzz.kept_files
 import fuzz.more_files
-import fuzz.onnx_files  # noqa: F401 - both add their targets to the table
+import fuzz.onnx_files
+import fuzz.spoken  # noqa: F401 - each adds its targets to the table
 from fuzz.damage import in_bytes
 from fuzz.targets import TARGETS, Target
 from tilewise.errors import TilewiseError
@@ -43,8 +46,9 @@ def run_target(name: str, count: int, seed: int, progress: Path | None = None) -
     """`count` damaged files for the reader called `name`; the same ones for the same seed."""
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     outcome = Outcome()
-    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder, contextlib.ExitStack() as stack:
         target = TARGETS[name](Path(folder))
+        stack.callback(target.close)
         good = target.place.read_bytes()
         target.use(target.place)  # what is not damaged must be read
         before = _peak_mib()

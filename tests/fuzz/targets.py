@@ -43,11 +43,12 @@ TARGETS: dict[str, Callable[[Path], Target]] = {}
 
 @dataclass(frozen=True)
 class Target:
-    """A good file, how to read and use it, and what damage goes inside it."""
+    """A good file, how to read and use it, what damage goes inside it, and what ends what was started."""
 
     place: Path
     use: Callable[[Path], object]
     inside: Sequence[Damage] = ()
+    close: Callable[[], object] = lambda: None
 
 
 def target(make: Callable[[Path], Target]) -> Callable[[Path], Target]:

@@ -11,17 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from fuzz.kept_files import RESUMED
+from fuzz.readers import APART, noted, readers
 from fuzz.runner import CORPUS, Outcome, run_target, try_one
 from fuzz.targets import TARGETS
 from tilewise.errors import TilewiseError
 
 NEED_TORCH = ("scorer_", "torch_", "GBDT", "training_checkpoint")
-OWN_SETTLING = (
-    "machine_json",
-    "tuning_json",
-    "choices",
-    "training_checkpoint",
-)  # what cannot be read there is left alone
+# What cannot be read there is left alone.
+OWN_SETTLING = ("machine_json", "tuning_json", "choices", "training_checkpoint", *RESUMED)
+REACHED: dict[str, set[str]] = {}  # target: the readers that it went through
 
 
 @pytest.fixture(autouse=True)
@@ -51,8 +50,21 @@ def known(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(TARGETS))
 def test_a_damaged_file_is_one_sentence_or_a_right_result(name: str, cache: None) -> None:
     known(name)
-    outcome = run_target(name, count=8, seed=0)
+    with noted(REACHED.setdefault(name, set())):
+        outcome = run_target(name, count=8, seed=0)
     assert not outcome.failures
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_reader_of_the_package_has_a_target(cache: None) -> None:
+    pytest.importorskip("fastapi")
+    for name in sorted(TARGETS.keys() - REACHED.keys()):
+        known(name)
+        with noted(REACHED.setdefault(name, set())):
+            run_target(name, count=0, seed=0)
+    missing = readers() - set().union(*REACHED.values()) - APART.keys()
+    assert not missing, f"no target goes through {sorted(missing)}"
+    assert sorted(APART.keys() - readers()) == [], "they read nothing, or are gone"
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -60,7 +72,9 @@ def test_a_damaged_file_is_one_sentence_or_a_right_result(name: str, cache: None
 def test_what_once_escaped_no_longer_does(path: Path, tmp_path: Path, cache: None) -> None:
     known(path.parent.name)
     outcome = Outcome()
-    try_one(TARGETS[path.parent.name](tmp_path), path.read_bytes(), outcome)
+    target = TARGETS[path.parent.name](tmp_path)
+    try_one(target, path.read_bytes(), outcome)
+    target.close()
     assert not outcome.failures
 
 
@@ -106,6 +120,7 @@ def test_what_is_no_file_is_one_sentence_to_every_reader(name: str, tmp_path: Pa
         with pytest.raises(TilewiseError) as caught:
             target.use(target.place)
         assert "\n" not in str(caught.value), kind
+    target.close()
 
 
 COMMANDS = (

@@ -43,7 +43,7 @@ def _text(value: Any) -> str:
 
 
 def _figure(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+    return float(value) if isinstance(value, int | float) and abs(value) < 1e15 else None
 
 
 _SHOWN: dict[str, Any] = dict.fromkeys(("team", "name", "status", "submitted_at"), _text) | {"record": bool}

@@ -25,7 +25,7 @@ _WORDS = {int: "<number>", float: "<number>", Path: "<path>"}
 LARGEST = 2**31 - 1
 _LIST_OF_WORDS = re.compile(r"([\w:-]+(?:, [\w:-]+)* or [\w:-]+)\.")
 PICTURES = (".png", ".svg", ".pdf", ".jpg")
-OUTPUTS = frozenset({"out", "plot", "html", "trace", "cache", "cache_dir", "otter", "nbgrader"})
+OUTPUTS = frozenset({"out", "plot", "html", "trace", "cache", "cache_dir", "otter", "nbgrader", "csv", "tensorboard"})
 
 
 def prepare_all(app: typer.Typer) -> None:

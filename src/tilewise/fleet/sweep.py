@@ -128,7 +128,7 @@ def _finished(path: Path, trial: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     if not isinstance(found, dict) or any(found.get(name) != value for name, value in trial.items()):
         return None
-    return found
+    return found if isinstance(found.get("value"), float) else None
 
 
 @dataclass(frozen=True)

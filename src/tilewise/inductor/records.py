@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -111,6 +112,7 @@ class Row:
     kept: int
     fastest: str  # empty where nothing was measured
     of_aten: float  # ATen's time over the fastest's
+    seconds: float  # of choosing
 
 
 @dataclass(frozen=True)
@@ -132,28 +134,29 @@ def summary(where: Path | None = None) -> Summary:
         raise MissingFileError(f"{where} is no folder of records.")
     where = where or folder()
     path = where / _FILE
-    decided = [line for line in read_lines(path) if _whole(line)] if path.is_file() else []
-    known = fastest(where)
-    rows = []
-    for line in decided:
-        problem = Problem(line["problem"])
-        config, ratio = known.get(problem.key, (LIBRARY if line["why"] == "sure" else None, 1.0))
-        name = _short(config) if config is not None else ""
-        rows.append(Row(_name(problem), str(line["why"]), int(line["considered"]), int(line["kept"]), name, ratio))
+    lines, known = list(read_lines(path)) if os.path.lexists(path) else [], fastest(where)
+    rows = [row for line in lines if (row := _row(line, known)) is not None]
     return Summary(
-        products=len(decided),
-        considered=sum(int(line["considered"]) for line in decided),
-        kept=sum(int(line["kept"]) for line in decided),
-        measured=sum(line["why"] == "measured" for line in decided),
-        remembered=sum(line["why"] == "remembered" for line in decided),
-        choosing_seconds=sum(float(line["seconds"]) for line in decided),
+        products=len(rows),
+        considered=sum(row.considered for row in rows),
+        kept=sum(row.kept for row in rows),
+        measured=sum(row.why == "measured" for row in rows),
+        remembered=sum(row.why == "remembered" for row in rows),
+        choosing_seconds=sum(row.seconds for row in rows),
         rows=tuple(rows),
     )
 
 
-def _whole(line: Mapping[str, Any]) -> bool:
-    numbers = (line.get(name) for name in ("considered", "kept", "seconds"))
-    return isinstance(line.get("problem"), dict) and "why" in line and all(isinstance(n, int | float) for n in numbers)
+def _row(line: Mapping[str, Any], known: Mapping[str, tuple[Config, float]]) -> Row | None:
+    """What was decided of one product; None for a line that means something else."""
+    try:
+        problem, why = Problem(line["problem"]), str(line["why"])
+        config, ratio = known.get(problem.key, (LIBRARY if why == "sure" else None, 1.0))
+        considered, kept, seconds = int(line["considered"]), int(line["kept"]), float(line["seconds"])
+        name = _short(config) if config is not None else ""
+        return Row(_name(problem), why, considered, kept, name, ratio, seconds)
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
+        return None
 
 
 def _name(problem: Problem) -> str:

@@ -257,7 +257,11 @@ class _Constants:
         if not location or "\\" in location or "\0" in location or parts.is_absolute() or ".." in parts.parts:
             raise FileFormatError(f"{what} points at {location[:80]!r}, which is not beside the model")
         path = self.folder / parts
-        if not path.resolve().is_relative_to(self.folder.resolve()):
+        try:
+            leads_away = not path.resolve().is_relative_to(self.folder.resolve())
+        except (OSError, RuntimeError):  # links that lead in a circle
+            leads_away = True
+        if leads_away:
             raise FileFormatError(f"{what} points at {location[:80]!r}, a link that leads away from the model")
         return path
 

@@ -135,7 +135,7 @@ def machine(refresh: bool = False) -> Machine:
 
 def kept_machine() -> Machine | None:
     """The ceilings in the kept file; None where there is none, or it is damaged or another machine's."""
-    with suppress(TilewiseError, ValueError, LookupError, TypeError, AttributeError, OverflowError):
+    with suppress(TilewiseError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
         kept = read_json_input(cache_file())
         if kept["identity"] == _identity():
             figures = _from_dict(kept["machine"])
@@ -167,6 +167,9 @@ def _from_dict(data: dict[str, Any]) -> Machine:
     rates = [fresh, *(p.flops_per_second for p in peaks), *(x for b in bandwidths for x in (b.read, b.copy))]
     if not peaks or not bandwidths or not all(np.isfinite(r) and r > 0 for r in rates):
         raise ValueError("figures are missing or not positive")
+    counts = [*(p.threads for p in peaks), *(n for b in bandwidths for n in (b.bytes, b.threads))]
+    if not all(0 < count < 1 << 60 for count in counts):
+        raise ValueError("counts that no machine has")
     return Machine(str(data["cpu"]), int(data["cpus"]), str(data["method"]), peaks, bandwidths, caches, fresh)
 
 

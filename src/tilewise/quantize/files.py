@@ -126,7 +126,7 @@ def _step(entry: dict[str, Any], shape: tuple[int, ...], at: int) -> Step:
         raise ValueError
     if len(inputs) != (0 if at == 0 else 1) and kind not in ("conv", "add", "mul", "concat"):
         raise ValueError
-    if (kind == "input") != (at == 0):
+    if (kind == "input") != (at == 0) or (kind == "conv" and len(shape) != 3):
         raise ValueError
     return Step(kind, inputs, (1, *shape), str(entry["name"]), activation, options=read)
 

@@ -70,7 +70,7 @@ def _faults(link: Link, expected: int, previous: str, key: bytes | None) -> list
         return [f"link {link.seq} does not continue the link before it: one of them was altered or moved"]
     if link.hash != link_hash(link.seq, link.at, link.kind, link.body, link.previous):
         return [f"link {link.seq} was altered: its content does not give its hash"]
-    if key is not None and not hmac.compare_digest(link.seal, seal_of(key, link.hash)):
+    if key is not None and not hmac.compare_digest(link.seal.encode(), seal_of(key, link.hash).encode()):
         return [f"link {link.seq} does not bear the board's seal: it was written by somebody without the key"]
     return []
 

@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
-from tilewise.bench.board.store import Board
+from tilewise.bench.board.store import Board, readable
 from tilewise.bench.events import TinyMLPerf
 
 COLUMNS = ("event", "division", "rank", "team", "score", "entry", "name", "submitted_at", "record")
@@ -18,10 +18,11 @@ def grades_csv(board: Board) -> str:
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(COLUMNS)
-    for event in TinyMLPerf.events():
-        for division in ("closed", "open"):
-            for rank, row in best_entries(board, event.name, division):
-                facts = (event.name, division, rank, safe(row["team"]), f"{row['score']:.4f}", row["id"])
+    kinds = [(event.name, division) for event in TinyMLPerf.events() for division in ("closed", "open")]
+    with readable(board):
+        for event, division in kinds:
+            for rank, row in best_entries(board, event, division):
+                facts = (event, division, rank, safe(row["team"]), f"{row['score']:.4f}", row["id"])
                 writer.writerow((*facts, safe(row["name"]), row["submitted_at"], "yes" if row["record"] else ""))
     return stream.getvalue()
 

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from tilewise._files import write_whole
-from tilewise.bench.recipe import Recipe
+from tilewise.bench.recipe import Recipe, check_name
 from tilewise.bench.scoring import Score
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError
 
@@ -65,7 +65,7 @@ def open_board(where: str | Path, *, create: bool = True, key: Path | None = Non
         if engine is not None:
             engine.dispose()
         raise
-    except (SQLAlchemyError, OSError, ModuleNotFoundError) as error:
+    except (SQLAlchemyError, OSError, ModuleNotFoundError, UnicodeDecodeError) as error:
         if engine is not None:
             engine.dispose()
         raise UnavailableError(f"the board at {_safe(str(where))} cannot be opened: {_reason(error)}") from None
@@ -303,10 +303,11 @@ class Board:
         for row in shown:
             row["rank"] = ranks.get(row["id"])
         names = ("speedup", "memory_gain", "size_gain")
-        for row in shown:
-            found = results.get(row["id"], {})
-            row |= {name: found.get(name) for name in names}
-            row["accuracy"] = found.get("validation", {}).get("accuracy")
+        with readable(self):
+            for row in shown:
+                found = results.get(row["id"], {})
+                row |= {name: found.get(name) for name in names}
+                row["accuracy"] = found.get("validation", {}).get("accuracy")
         return shown
 
     def entry(self, number: int) -> dict[str, Any] | None:
@@ -327,6 +328,7 @@ class Board:
         if row is None:
             raise ConfigurationError(f"there is no entry {number} on this board")
         for name, content in self.files(number).items():
+            check_name(name)
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)

@@ -22,7 +22,7 @@ from tilewise.bench.events import TinyMLPerf
 from tilewise.bench.jsontext import canonical
 from tilewise.bench.recipe import Recipe, parse_recipe
 from tilewise.bench.scoring import check_consistent
-from tilewise.errors import ConfigurationError, UnavailableError
+from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -366,4 +366,7 @@ def plain_number(value: Any) -> Any:
 
 
 def recipe_of(row: Any) -> Recipe:
-    return parse_recipe(json.loads(row.recipe))
+    found = json.loads(row.recipe)
+    if not isinstance(found, dict):
+        raise FileFormatError(f"the board's entry {row.id} has no recipe; the file is damaged")
+    return parse_recipe(found)

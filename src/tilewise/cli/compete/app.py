@@ -12,6 +12,7 @@ import typer
 from tilewise.cli.compete.options import JsonOption, ThreadsOption
 from tilewise.cli.tables import show
 from tilewise.cli.waiting import waiting
+from tilewise.errors import UnavailableError
 
 if TYPE_CHECKING:
     from tilewise.bench import CompetitionSubmission, Recipe
@@ -99,7 +100,10 @@ def _plugin(plugin: Path, event: str, threads: int) -> Callable[[], Score]:
     from tilewise.bench.plugins.host import Submitted
 
     TinyMLPerf.event(event).check_timed()
-    Submitted.read(plugin.resolve())
+    try:
+        Submitted.read(plugin.resolve())
+    except RuntimeError:  # links that lead in a circle
+        raise UnavailableError(f"there is no plugin at {plugin}") from None
     return lambda: score_plugin(plugin, event, threads=threads)
 
 

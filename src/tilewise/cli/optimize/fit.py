@@ -13,7 +13,7 @@ import typer
 from tilewise.cli.every import check_output
 
 if TYPE_CHECKING:
-    from tilewise.fit import FitResult
+    from tilewise.fit import FitResult, Progress
 
 
 def fit(
@@ -36,6 +36,10 @@ def fit(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start again instead of continuing from the folder's checkpoint.")
     ] = False,
+    csv: Annotated[Path | None, typer.Option(help="File for the losses and scores as CSV, a line per epoch.")] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Folder for the losses and scores as TensorBoard reads them.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train a reference model and save it; after an interruption the same command continues.
@@ -46,14 +50,17 @@ def fit(
     from tilewise.cli.optimize.fit_progress import Bar, Lines
     from tilewise.fit import fit as run_fit
     from tilewise.fit import recipe_for
+    from tilewise.fit.logs import CsvLog, TensorBoardLog, Together
 
     if threads is not None:
         set_num_threads(threads)
     recipe = recipe_for(model, data, epochs, seed, lr)
     folder = out or Path("out") / f"fit-{model}"
     check_output(folder, folder=True)
-    watcher = Bar() if sys.stderr.isatty() else Lines()
-    result = run_fit(recipe, folder, checkpoint_every, fresh, watcher)
+    watchers: list[Progress] = [Bar() if sys.stderr.isatty() else Lines()]
+    watchers += [CsvLog(csv)] if csv is not None else []
+    watchers += [TensorBoardLog(tensorboard)] if tensorboard is not None else []
+    result = run_fit(recipe, folder, checkpoint_every, fresh, Together(watchers))
     print(_as_json(result) if as_json else _as_text(result))
     if not result.finished:
         raise typer.Exit(130)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -81,6 +82,8 @@ def train(
     """
     from tilewise.costmodel.data.dataset import load_dataset
 
+    if not re.fullmatch(r"[\w.]+(:\w+)?", model):  # before anything heavy is imported
+        raise ConfigurationError(f"{model[:80]!r} is no model's name; yours is given as package.module:Class.")
     settings = {
         "epochs": epochs, "early_stop": early_stop, "losses": losses, "learning_rate": learning_rate,
         "configs": configs, "batch": batch, "select": select, "max_seconds": max_seconds,

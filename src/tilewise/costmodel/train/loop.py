@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -322,7 +323,7 @@ class _Run:
         return (
             same
             and record.keys() == vars(self.state).keys()
-            and all(type(record[name]) in (int, float) for name in numbers)
+            and all(type(record[name]) in (int, float) and math.isfinite(record[name]) for name in numbers)
             and isinstance(record["best"], int | float | None)
             and isinstance(record["curve"], list)
             and 0 <= record["epoch"] == len(record["curve"]) <= self.settings.epochs

@@ -63,7 +63,8 @@ def room(shape: Sequence[int], itemsize: int = 4) -> tuple[int, ...]:
     """The shape, if a result of it may be made."""
     if any(n < 0 for n in shape):
         raise ShapeError(f"there is no tensor of shape {tuple(shape)}")
-    if math.prod(shape) * itemsize > _room.get():
+    # An axis of nothing counts as one: on the way to nothing there may be much.
+    if math.prod(max(n, 1) for n in shape) * itemsize > _room.get():
         raise UnavailableError(
             f"a result of shape {tuple(shape)} would be many times larger than the network and its inputs"
         )

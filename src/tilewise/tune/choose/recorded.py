@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tilewise._files import read_json_input
-from tilewise.errors import FileFormatError
+from tilewise.errors import FileFormatError, TilewiseError
 from tilewise.tune.choose.products import DOUBTS, MARGIN, MEASURED
 from tilewise.tune.families.triton.product import LIBRARY
 from tilewise.tune.families.triton.product import Product as Family
@@ -25,6 +25,7 @@ from tilewise.tune.families.triton.runtimes import Runtimes
 from tilewise.tune.problem import Config, Problem
 
 _FAMILY, _SHARED_BYTES = Family(), 232_448  # of the H200
+_LONGEST_NS = 10**12
 NAMES = ("space", "first", "five", "peer_first", "peer_five")
 
 
@@ -45,8 +46,8 @@ def read_recorded(path: str | os.PathLike[str]) -> list[Product]:
     try:
         fields = content["fields"]
         return [
-            Product(
-                one["kind"],
+            _checked(
+                str(one["kind"]),
                 Problem(one["problem"]),
                 (LIBRARY, *(_config(fields, row) for row in one["configs"])),
                 tuple(one["runtime_ns"]),
@@ -54,8 +55,26 @@ def read_recorded(path: str | os.PathLike[str]) -> list[Product]:
             )
             for one in content["products"]
         ]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FileFormatError(f"{path} holds no recorded products ({type(error).__name__}: {error}).") from error
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, TilewiseError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise FileFormatError(f"{path} holds no recorded products ({type(error).__name__}: {why}).") from error
+
+
+def _checked(
+    kind: str, problem: Problem, configs: tuple[Config, ...], runtime_ns: tuple[int, ...], answers: tuple[Config, ...]
+) -> Product:
+    """A product whose sizes, settings and times can be reckoned with."""
+    if dict(_FAMILY.problem(dict(problem))) != dict(problem):
+        raise ValueError("a problem with other settings than a product has")
+    if len(runtime_ns) != len(configs) or not all(type(t) is int and 0 < t < _LONGEST_NS for t in runtime_ns):
+        raise ValueError("a runtime that is none, or not one for each configuration")
+    for config in (*configs[1:], *answers):
+        if not all(type(value) is int and 0 <= value < 1 << 20 for value in config.values()):
+            raise ValueError("a configuration that is not of whole numbers")
+    misfits = [_FAMILY.misfit(problem, config, _SHARED_BYTES) for config in configs[1:]]
+    if None not in misfits:
+        raise ValueError("no configuration that could run")
+    return Product(kind, problem, configs, runtime_ns, answers)
 
 
 def _config(fields: Sequence[str], row: Sequence[int]) -> Config:

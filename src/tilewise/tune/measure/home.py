@@ -118,7 +118,7 @@ class SqliteFile:
             self.connection = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
             self._rows = _SqliteRows(self.connection)
             self._open()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             self._let_go()
             raise self._sentence(error) from error
         except TilewiseError:
@@ -213,7 +213,7 @@ class SqliteFile:
     def read(self, query: str, values: Values | None = None) -> list[Any]:
         try:
             return self._rows.all(query, values)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise self._sentence(error) from error
 
     def copy(self, path: str | os.PathLike[str]) -> None:
@@ -230,7 +230,7 @@ class SqliteFile:
     def close(self) -> None:
         self.connection.close()
 
-    def _sentence(self, error: sqlite3.Error) -> TilewiseError:
+    def _sentence(self, error: sqlite3.Error | UnicodeDecodeError) -> TilewiseError:
         text = str(error)
         if "full" in text or "disk I/O" in text:
             return ConfigurationError(
@@ -240,7 +240,7 @@ class SqliteFile:
             return ConfigurationError(f"{self.path} has been in use by another process for a minute; try again.")
         if "unable to open" in text or "readonly" in text:
             return ConfigurationError(f"{self.path} cannot be written; choose another place for the store.")
-        return FileFormatError(f"{self.path} is not a readable measurement store ({text}).")
+        return FileFormatError(f"{self.path} is not a readable measurement store ({text[:200]}).")
 
 
 class _SqliteRows:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tilewise.errors import ConfigurationError
+from tilewise.errors import ConfigurationError, FileFormatError
 from tilewise.tune.measure.home import Rows
 from tilewise.tune.measure.store import OPEN, Machine, Store
 from tilewise.tune.problem import Config, Kernel
@@ -79,7 +79,7 @@ def _runs(source: Store) -> dict[int, tuple[Machine, dict[str, Any]]]:
         JOIN machine ON machine.id = run.machine"""
     found = {}
     for number, kind, identity, details, started, seed, settings, uid in source.home.read(query):
-        machine = Machine(str(kind), str(identity), json.loads(details))
+        machine = Machine(str(kind), str(identity), source.table_of(details))
         if source.shared and source._part is not None and machine.part != source._part:
             continue
         name = uid or _digest(kind, identity, details, started, seed, settings)
@@ -110,6 +110,8 @@ def _take_over(
     batches, timings, verdicts, finished = read.batches(), read.timings(), read.verdicts(), read.finished()
     if not batches and not verdicts and not finished:
         return
+    if not {row["run"] for row in (*batches, *verdicts, *finished)} <= runs.keys():
+        raise FileFormatError(f"{source.name} is damaged: it holds measurements of a run that it does not know.")
 
     def work(rows: Rows) -> None:
         here = target.kernel_row(rows, kernel)

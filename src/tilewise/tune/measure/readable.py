@@ -139,7 +139,7 @@ class Readable:
     def machines(self) -> list[Machine]:
         query = "SELECT kind, identity, details FROM machine ORDER BY id"
         rows = self.home.read(query)
-        found = [Machine(str(kind), str(who), self._table(details)) for kind, who, details in rows]
+        found = [Machine(str(kind), str(who), self.table_of(details)) for kind, who, details in rows]
         return [machine for machine in found if not self.home.shared or machine.part == self.part]
 
     def runs(self) -> list[tuple[float, int, dict[str, Any]]]:
@@ -150,7 +150,7 @@ class Readable:
         if not all(self._is_time(started) and started < _LATEST and type(seed) is int for started, seed, *_ in rows):
             raise self._damaged("a run without its time or seed")
         own = [row for row in rows if not self.home.shared or Machine(row[3], row[4], {}).part == self.part]
-        return [(started, seed, self._table(settings)) for started, seed, settings, *_ in own]
+        return [(started, seed, self.table_of(settings)) for started, seed, settings, *_ in own]
 
     def verdicts(self, kernel: Kernel) -> list[tuple[Config, str, str]]:
         """What was said of each configuration, oldest first: configuration, status, reason."""
@@ -199,7 +199,7 @@ class Readable:
     def _damaged(self, why: str) -> FileFormatError:
         return FileFormatError(f"{self.name} is damaged, or was not written by tilewise: it holds {why}.")
 
-    def _table(self, text: Any) -> dict[str, Any]:
+    def table_of(self, text: Any) -> dict[str, Any]:
         found = parse_json(text, f"A row of {self.name}") if isinstance(text, str) else None
         if not isinstance(found, dict):
             raise self._damaged("a row that is not a table")
@@ -209,14 +209,14 @@ class Readable:
         if not isinstance(key, str):
             raise self._damaged("a configuration that is no text")
         if key not in self._parsed:
-            values = self._table(key)
+            values = self.table_of(key)
             if not all(type(value) is int and abs(value) < _LARGEST for value in values.values()):
                 raise self._damaged("a configuration that is not of whole numbers")
             self._parsed[key] = Config(values)
         return self._parsed[key]
 
     def kernel_of(self, program: Any, problem: Any) -> Kernel:
-        values = self._table(problem)
+        values = self.table_of(problem)
         if not isinstance(program, str) or not _PROGRAM.fullmatch(program):
             raise self._damaged("a program's name that cannot be a file's")
         if not isinstance(values.get("family"), str) or not all(

@@ -110,15 +110,15 @@ def read_description(path: Path) -> Description:
             f"{path}: a loop's size is a number or a name, and tile may only cut loops that are listed."
         )
     operation, dtype = content.get("operation", "custom-call"), content.get("dtype", "f32")
-    if operation not in OPCODE_NUMBER or dtype not in ELEMENT_TYPES:
+    if str(operation) not in OPCODE_NUMBER or str(dtype) not in ELEMENT_TYPES:
         raise FileFormatError(f"{path}: {operation!r} is no operation of HLO, or {dtype!r} no number type such as f32.")
     return Description(
         loops=loops,
         operands=operands,
         result=_names(content["result"], named, path, "result"),
         tile={loop: _words(_list(names, path, "tile"), path) for loop, names in tile.items()},
-        operation=operation,
-        dtype=dtype,
+        operation=str(operation),
+        dtype=str(dtype),
     )
 
 

@@ -8,6 +8,7 @@ only the latter counts. Without the second file the text in the column ``config`
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def read(source: Source, skip: Callable[[str], None], path: Path | None = None) 
 def _runs(path: Path | None) -> dict[str, Mapping[str, Any]]:
     """What the file beside the CSV says of each run; nothing where there is none."""
     beside = path.with_suffix(".meta.jsonl") if path is not None else None
-    if beside is None or not beside.is_file():
+    if beside is None or not os.path.lexists(beside):
         return {}
     found: dict[str, Mapping[str, Any]] = {}
     with open_input(beside, MAX_FILE_BYTES) as stream:

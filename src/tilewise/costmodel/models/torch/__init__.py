@@ -66,7 +66,8 @@ def build_model(
     try:
         return cls(node_width, config_width, **settings)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigurationError(f"{name} cannot be built with {json.dumps(settings)}: {error}.") from error
+        why = " ".join(str(error).split())[:300]
+        raise ConfigurationError(f"{name} cannot be built with {json.dumps(settings)}: {why}.") from error
 
 
 def constructor_defaults(cls: type[nn.Module]) -> dict[str, Any]:

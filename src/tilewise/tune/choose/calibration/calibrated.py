@@ -236,8 +236,11 @@ def _family(arrays: Mapping[str, npt.NDArray[Any]], name: str, parts: Mapping[st
     group = np.asarray(arrays[f"{name}.group"], np.int64)
     hyper = Hyper(**{key: float(value) for key, value in parts["hyper"].items()})
     promise = None if parts["promise"] is None else Promise(**{k: float(v) for k, v in parts["promise"].items()})
-    if not all(np.isfinite(getattr(rows, field)).all() for field in Rows.__slots__) or len(rows) != len(log_ratio):
+    numbers = [getattr(rows, field) for field in Rows.__slots__]
+    if not all(np.isfinite(array).all() and len(array) == len(rows) for array in (*numbers, log_ratio, group)):
         raise ValueError("its numbers mean nothing")
+    if [array.ndim for array in (*numbers, log_ratio, group)] != [2, 2, 2, 1, 1, 1]:
+        raise ValueError("its numbers have other axes")
     return Family(Correction(rows, log_ratio, group, hyper), promise)
 
 

@@ -68,7 +68,9 @@ class Correction:
         self._weights = self._inverse @ (log_ratio - self.hyper.slope * rows.score)
 
     def predict(self, rows: Rows) -> tuple[Numbers, Numbers]:
-        """Mean and standard deviation of the log ratio to the default."""
+        """Mean and standard deviation of the log ratio to the default; nothing is known of rows with other columns."""
+        if rows.sizes.shape[1:] + rows.config.shape[1:] != self.rows.sizes.shape[1:] + self.rows.config.shape[1:]:
+            return np.zeros(len(rows)), np.full(len(rows), np.inf)
         across = _covariance(rows, self.rows, self.hyper)  # (n, N)
         mean = self.hyper.slope * rows.score + across @ self._weights
         variance = _own(rows, self.hyper) - ((across @ self._inverse) * across).sum(axis=1)

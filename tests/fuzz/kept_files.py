@@ -1,0 +1,193 @@
+"""What tilewise keeps for itself between runs and finds again, damaged: records, calibrations, results of trials.
+
+Most of it is left alone where it cannot be read, and the run goes on without; `RESUMED` names those targets.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fuzz.damage import in_json, in_lines, in_store
+from fuzz.targets import TENSORS, Target, _store, run, target
+
+RESUMED = ("candidates", "learn_progress", "sweep_result", "download_note")
+
+
+@target
+def four_bits(folder: Path) -> Target:
+    from tilewise import models
+    from tilewise.quantize import load_four_bits, quantize, save_four_bits
+
+    model = models.mlp().eval()
+    save_four_bits(quantize(model, [np.ones((4, 64), np.float32)], bits=4, symmetric=False), folder / "x")
+    return Target(folder / "x", lambda path: run(load_four_bits(model, path), 2, 64), TENSORS)
+
+
+@target
+def loop_description(folder: Path) -> Target:
+    from costmodel.data.importers import test_importers
+
+    from tilewise.costmodel.data.importers import import_logs
+    from tilewise.costmodel.data.importers.description import read_description
+
+    (folder / "log.json").write_text(test_importers.t4())
+    loops = {"loops": {"i": "m", "j": 64, "k": 32}, "operands": [["i", "k"], ["k", "j"]], "result": ["i", "j"]}
+    more = {"tile": {"i": ["block_size_x"], "j": ["block_size_y", "work"]}, "operation": "dot", "dtype": "f16"}
+    (folder / "d.json").write_text(json.dumps(loops | more))
+
+    def use(path: Path) -> None:
+        shutil.rmtree(folder / "out", ignore_errors=True)
+        import_logs("kernel-tuner", [folder / "log.json"], folder / "out", description=read_description(path))
+
+    return Target(folder / "d.json", use, (in_json,))
+
+
+@target
+def recorded_products(folder: Path) -> Target:
+    from tests.tune.test_recorded import RECORDED
+    from tilewise.tune.choose.recorded import as_json, lines, read_recorded, table
+    from tilewise.tune.families.triton.runtimes import shipped_runtimes
+
+    model = shipped_runtimes()
+    assert model is not None
+    (folder / "r.json").write_text(json.dumps(as_json(read_recorded(RECORDED)[:2], {"name": "H200"})))
+    return Target(folder / "r.json", lambda path: list(lines(table(model, read_recorded(path)))), (in_json,))
+
+
+@target
+def compiled_problems(folder: Path) -> Target:
+    from tilewise.tune.choose.compiled import lines, read_compiled
+
+    times = {"tilewise": 10.0, "aten": 11.0, "max-autotune": 9.5}
+    row = {"name": "mm 8x16x32", "kind": "few rows", "us": times, "seconds": {"tilewise": 0.5, "max-autotune": 8.0}}
+    (folder / "c.json").write_text(json.dumps({"problems": [row, row | {"name": "bmm"}]}))
+    return Target(folder / "c.json", lambda path: lines(read_compiled(path)), (in_json,))
+
+
+@target
+def inductor_records(folder: Path) -> Target:
+    from tilewise.inductor.records import Book, summary
+    from tilewise.tune.families.triton.product import LIBRARY
+    from tilewise.tune.problem import Config, Problem
+
+    problem = Problem.of("inductor", op="mm", batch=1, m=8, n=16, k=32, dtype="bf16", layout="nt", epilogue="none")
+    tile = Config.of(block_m=16, block_n=32, block_k=64, warps=4, stages=3, group=8, tma=0)
+    book = Book("a machine", folder)
+    for why in ("measured", "sure", "remembered"):
+        book.decided(problem, why, 100, 2, 1e-3)
+    book.measured(problem, [(LIBRARY, 2e-5), (tile, 1e-5)], 0.5)
+    return Target(folder / "decisions.jsonl", lambda path: summary(folder), (in_lines,))
+
+
+@target
+def machine_calibration(folder: Path) -> Target:
+    from tests.tune.test_calibrate import fitted, native, product
+    from tilewise.tune.choose.calibration.calibrated import calibration_file, read_calibration, write_calibration
+
+    place = calibration_file(native, folder)
+    write_calibration(place, {"matmul": fitted()}, {"machine": "mine"})
+    return Target(place, lambda path: read_calibration(native, path).choose(product(110, 90, 60)), TENSORS)
+
+
+@target
+def calibration_part(folder: Path) -> Target:
+    from tests.tune.test_calibrate import product
+    from tilewise.tune.choose.calibration.run import Calibration, Measured
+    from tilewise.tune.problem import Config
+
+    def begun() -> Calibration:
+        return Calibration([product(110, 90, 60), product(40, 30, 20)], folder=folder)
+
+    first = begun()
+    for problem in first.problems:
+        known = Measured(problem, first.device.default(problem))
+        first._append(known, {Config.of(block_m=24, block_n=64, block_k=32): -0.1, known.default: 0.0})
+
+    def use(path: Path) -> None:
+        again = begun()
+        again._resume()
+        for one in again.measured.values():
+            assert all(np.isfinite(ratio) for ratio in one.log_ratio.values())
+
+    return Target(first.part, use, (in_lines,))
+
+
+@target
+def candidates(folder: Path) -> Target:
+    from tilewise.costmodel.models.trained import MODEL_FILE
+    from tilewise.costmodel.train.auto import CANDIDATES, DONE_FILE, _finished
+
+    errors = {"top1": 2.0, "top5": 0.5}
+    for name in CANDIDATES:
+        (folder / name).mkdir()
+        (folder / name / MODEL_FILE).touch()
+    (folder / DONE_FILE).write_text(json.dumps({"key": "this", "candidates": dict.fromkeys(CANDIDATES, errors)}))
+
+    def use(path: Path) -> None:
+        for found in _finished(folder, "this").values():
+            assert found["top1"] >= 0 or found["top1"] < 0 or found["top1"] != found["top1"]
+
+    return Target(folder / DONE_FILE, use, (in_json,))
+
+
+@target
+def sweep_result(folder: Path) -> Target:
+    from tilewise.fleet.sweep import _finished, best_of
+
+    trial = {"trial": 0, "draw": 0, "fold": 0, "seed": 1, "learning_rate": 1e-3}
+    (folder / "result.json").write_text(json.dumps({**trial, "value": 0.9, "epochs": 3, "seconds": 1.0}))
+
+    def use(path: Path) -> None:
+        found = _finished(path, trial)
+        if found is not None:
+            best_of([found])
+
+    return Target(folder / "result.json", use, (in_json,))
+
+
+@target
+def learn_progress(folder: Path) -> Target:
+    import os
+
+    from tilewise.learn.solved import lines, where
+
+    os.environ["TILEWISE_CACHE"] = str(folder)
+    where().parent.mkdir()
+    where().write_text(json.dumps({"quantization": {"scale": "2026-01-01T00:00:00+00:00"}, "pruning": {}}))
+    return Target(where(), lambda path: lines(), (in_json,))
+
+
+@target
+def download_note(folder: Path) -> Target:
+    from tilewise.costmodel.course import download
+
+    remote = download.Remote("npz.tar", "https://example.org/npz.tar", 100, "v1", "")
+    download._part(folder, remote.name).write_bytes(bytes(40))
+    note = download._note(folder, remote.name)
+    note.write_text(json.dumps({"validator": "v1", "size": 100}))
+
+    def use(path: Path) -> None:
+        assert download._bytes_present(folder, remote) in (0, 40)
+
+    return Target(note, use, (in_json,))
+
+
+@target
+def merged_store(folder: Path) -> Target:
+    from tilewise.tune.measure.merge import merge
+    from tilewise.tune.measure.store import Store
+
+    place = _store(folder)
+
+    def use(path: Path) -> Any:
+        for old in (*folder.glob("into.sqlite*"), *folder.glob(f"{path.name}-*")):
+            old.unlink()
+        with Store(path, create=False) as source, Store(folder / "into.sqlite") as into:
+            return merge(source, into)
+
+    return Target(place, use, (in_store,))
