@@ -66,7 +66,7 @@ def beside(rows: Sequence[Compiled]) -> list[Beside]:
         if not both:
             continue
         ratios = [row.us[way] / row.us[OURS] for row in both]
-        calls = [row.seconds[way] / row.seconds[OURS] for row in both if way in row.seconds]
+        calls = [row.seconds[way] / row.seconds[OURS] for row in both if {way, OURS} <= row.seconds.keys()]
         found.append(Beside(way, len(both), _geometric(ratios), min(ratios), _geometric(calls) if calls else None))
     return found
 
