@@ -38,6 +38,7 @@ APART = {
     "bench/submission.py:exchange": _OWN,
     "bench/worker.py:main": _WORDS,
     "cli/tiles/models.py:export": "read whole by the scorer just before, which has targets",
+    "costmodel/board.py:_key": "only hashed, never taken apart",
     "costmodel/course/flags.py:TrainArgs.model_kwargs": _WORDS,
     "costmodel/train/config.py:parse_kwargs": _WORDS,
     "learn/checking.py:check": _PROGRAM,
