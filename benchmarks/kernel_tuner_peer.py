@@ -17,10 +17,10 @@ from tilewise.costmodel.data.devices import DEVICE_COLUMNS
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema
 
-STRATEGIES = ("random_sample", "genetic_algorithm", "diff_evo", "simulated_annealing", "dual_annealing", "pso",
-              "firefly_algorithm", "greedy_ils", "greedy_mls", "mls", "gen_hybrid_vndx",
-              "gen_adaptive_tabu_greywolf")  # fmt: skip
-RUNS = 10
+STRATEGIES = ("genetic_algorithm", "diff_evo", "simulated_annealing", "dual_annealing", "pso",
+              "firefly_algorithm", "greedy_ils", "greedy_mls", "mls", "hybrid_vndx",
+              "adaptive_tabu_greywolf")  # fmt: skip
+RUNS = 5
 
 
 def strategies(kernels: Sequence[Kernel], schema: Schema, budget: int) -> dict[str, list[list[list[float]]]]:
@@ -37,6 +37,7 @@ def strategies(kernels: Sequence[Kernel], schema: Schema, budget: int) -> dict[s
 
 def _run(strategy: str, kernel: Kernel, schema: Schema, budget: int, seed: int) -> list[float]:
     import kernel_tuner
+    from constraint import FunctionConstraint
 
     names = [name for name in schema.config_features if name not in DEVICE_COLUMNS]
     values = {name: [int(v) for v in np.unique(kernel.config_feat[:, i])] for i, name in enumerate(names)}
@@ -48,7 +49,7 @@ def _run(strategy: str, kernel: Kernel, schema: Schema, budget: int, seed: int) 
         cache.write_text(json.dumps(_cache(kernel, names, values)), encoding="utf-8")
         results, _ = kernel_tuner.tune_kernel(
             "convolution", "__global__ void convolution() {}", 1, [], values, lang="C",
-            restrictions=lambda c: tuple(int(c[name]) for name in names) in known,
+            restrictions=[FunctionConstraint(lambda *values: tuple(map(int, values)) in known)],
             strategy=strategy, strategy_options={"max_fevals": budget}, simulation_mode=True,
             cache=str(cache), verbose=False, quiet=True,
         )  # fmt: skip

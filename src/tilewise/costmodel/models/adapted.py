@@ -2,12 +2,14 @@
 
 The log runtime of configuration x of a kernel, with the base's score s,
 
-    y = c + b s + f(x),        c the kernel's own level, f ~ GP(0, signal^2 exp(-|x - x'|^2 / 2 length^2))
+    y = c + b s + f(x, s),        f ~ GP(0, signal^2 exp(-|x - x'|^2 / 2 length^2 - (s - s')^2 / 2 width^2))
 
-where x are the configuration's columns and the kernel's sizes in doublings. A handful of measurements settles b and f;
-few things are to be chosen, and they are chosen by leaving one measurement out: the error of predicting it from the
-others, where what is fast counts for more. The base alone is one of the candidates, and anything else must do clearly
-better, so that measurements that teach nothing change nothing.
+where c is the kernel's own level and x are the configuration's columns and the kernel's sizes in doublings. A
+measurement speaks for configurations that are like it and that the base thinks as fast: twenty slow ones say nothing of
+the fastest. Signal and length are chosen by leaving one measurement out: the error of predicting it from the others,
+where what is fast counts for more. The base alone is one of the candidates, and anything else must do clearly better.
+What the process finds slower than the base thought is believed; what it finds faster only in part, since the first
+choice is the one of thousands that looks best, by luck too.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ Floats = npt.NDArray[np.float64]
 MOST_POINTS = 2000
 LEAST_POINTS = 5
 _SIGNALS, _LENGTHS, _NOISE = (0.1, 0.3, 0.6), (1.0, 2.0, 4.0, 8.0), 0.03
-_LEVEL, _COEFFICIENT = 25.0, 0.5  # variance of c, deviation of b
-_BETTER = 0.95  # of the base's error: a smaller gain is not told from chance
+_LEVEL, _COEFFICIENT = 25.0, 0.3  # variance of c, deviation of b
+_WIDTH, _FASTER = 0.3, 0.3  # of the deviation of the measured scores; how much of a gain is believed
+_BETTER = 0.9  # of the base's error: a smaller gain is not told from chance
 _SHARPNESS = 1.0  # how much more the fast ones count
 _TABLES = ("points", "weights", "columns", "slots", "scales", "numbers")
 
@@ -67,10 +70,11 @@ class Adapted:
         with fitting(self.name):
             if not len(self.tables["points"]):
                 return scores.astype(np.float32)
-            signal, length, coefficient = (float(v) for v in self.tables["numbers"])
-            x = _inputs(kernel, self.tables, rows)
-            near = signal**2 * _similar(x, self.tables["points"].astype(np.float64), length)
-            return np.asarray(coefficient * scores + near @ self.tables["weights"], dtype=np.float32)
+            signal, length, width = (float(v) for v in self.tables["numbers"])
+            x = _scaled(_inputs(kernel, self.tables, rows), scores, length, width)
+            found = signal**2 * _similar(x, self.tables["points"].astype(np.float64)) @ self.tables["weights"]
+            believed = np.maximum(found, 0.0) + _FASTER * np.minimum(found, 0.0)
+            return np.asarray(scores + believed, dtype=np.float32)
 
     def save(self, path: str | Path, base: str | Path) -> None:
         """One file, with everything in the base's own."""
@@ -97,7 +101,7 @@ def adapt_model(model: Scorer | GBDT, kernels: Sequence[Kernel]) -> Adapted:
     tables = _layout(labelled)
     x = np.concatenate([_inputs(kernel, tables) for kernel in labelled])
     owner = np.repeat(np.arange(len(labelled)), [kernel.n_configs for kernel in labelled])
-    score = np.concatenate([_above(model.score(kernel).astype(np.float64)) for kernel in labelled])
+    score = np.concatenate([model.score(kernel).astype(np.float64) for kernel in labelled])
     log_runtime = np.concatenate([_above(np.log(kernel.target)) for kernel in labelled])
     return _chosen(model, tables, x, owner, score, log_runtime)
 
@@ -106,27 +110,27 @@ def _chosen(
     model: Scorer | GBDT, tables: dict[str, npt.NDArray[Any]], x: Floats, owner: Any, score: Floats, log_runtime: Floats
 ) -> Adapted:
     """The candidate that predicts a measurement from the others best, if it is clearly better than the base."""
-    same = _LEVEL * (owner[:, None] == owner[None, :]) + _COEFFICIENT**2 * np.outer(score, score)
+    width = max(_WIDTH * float(score.std()), 1e-6)
+    over = score - score.min()
+    same = _LEVEL * (owner[:, None] == owner[None, :]) + _COEFFICIENT**2 * np.outer(over, over)
     importance = np.exp(-_SHARPNESS * log_runtime)
     candidates: list[tuple[float, float, float, Floats]] = []
     for signal in (0.0, *_SIGNALS):
         for length in _LENGTHS if signal else (1.0,):
-            covariance = same + signal**2 * _similar(x, x, length) + _NOISE**2 * np.eye(len(x))
-            inverse = np.linalg.inv(covariance)
-            solved = inverse @ (log_runtime - score)
+            points = _scaled(x, score, length, width)
+            inverse = np.linalg.inv(same + signal**2 * _similar(points, points) + _NOISE**2 * np.eye(len(x)))
+            solved = inverse @ (log_runtime - over)
             left_out = solved / np.diag(inverse)  # what each differs from its prediction by all the others
             error = float((importance * left_out**2).sum() / importance.sum()) ** 0.5
             candidates.append((error, signal, length, solved))
     plain = candidates[0]
     error, signal, length, solved = min(candidates, key=lambda candidate: candidate[0])
-    kept = error < _BETTER * plain[0]
-    coefficient = 1.0 + _COEFFICIENT**2 * float(score @ solved)
     record = {"measurements": len(x), "kernels": int(owner.max()) + 1, "left_out": {"base": plain[0], "adapted": error}}
-    if not kept or coefficient <= 0:
-        tables |= {"points": np.zeros((0, x.shape[1]), np.float32), "weights": np.zeros(0, np.float32)}
+    if error >= _BETTER * plain[0]:
+        tables |= {"points": np.zeros((0, x.shape[1] + 1), np.float32), "weights": np.zeros(0, np.float32)}
         return Adapted(model, tables, record | {"kept": False})
-    tables |= {"points": x.astype(np.float32), "weights": solved.astype(np.float32)}
-    tables["numbers"] = np.array([signal, length, coefficient], np.float32)
+    tables |= {"points": _scaled(x, score, length, width).astype(np.float32), "weights": solved.astype(np.float32)}
+    tables["numbers"] = np.array([signal, length, width], np.float32)
     return Adapted(model, tables, record | {"kept": True})
 
 
@@ -175,9 +179,14 @@ def _above(values: Floats) -> Floats:
     return np.asarray(values - values.min())
 
 
-def _similar(a: Floats, b: Floats, length: float) -> Floats:
+def _scaled(x: Floats, score: Floats, length: float, width: float) -> Floats:
+    """Settings and score, each in its own length, so that likeness is a matter of one distance."""
+    return np.hstack([x / max(length, 1e-6), score[:, None] / max(width, 1e-6)])
+
+
+def _similar(a: Floats, b: Floats) -> Floats:
     squared = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1)[None, :] - 2 * a @ b.T
-    return np.asarray(np.exp(-0.5 * np.maximum(squared, 0.0) / max(length, 1e-6) ** 2))
+    return np.asarray(np.exp(-0.5 * np.maximum(squared, 0.0)))
 
 
 def load_adapted(path: str | Path) -> Scorer | GBDT | Adapted:
@@ -198,7 +207,7 @@ def load_adapted(path: str | Path) -> Scorer | GBDT | Adapted:
 def _check(tables: Mapping[str, npt.NDArray[Any]], path: str | Path) -> None:
     width = tables["columns"].size + tables["slots"].size
     shapes = {
-        "points": (tables["weights"].size, width),
+        "points": (tables["weights"].size, width + 1),
         "weights": (tables["weights"].size,),
         "columns": (tables["columns"].size,),
         "slots": (tables["slots"].size,),
