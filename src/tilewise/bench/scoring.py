@@ -216,5 +216,7 @@ def check_consistent(facts: dict[str, Any]) -> None:
             raise Rejected("invented numbers", f"a {what} of {stated:.4g} does not follow from its figures")
     if abs(score.speedup / loose - 1) > 0.25:
         raise Rejected(
-            "invented numbers", f"a speed-up of {score.speedup:.4g} does not follow from latencies of ratio {loose:.4g}"
+            "invented numbers",
+            f"a speed-up of {score.speedup:.4g} does not follow from latencies of ratio {loose:.4g}; "
+            "if it was measured, the machine was too restless: measure it again",
         )
