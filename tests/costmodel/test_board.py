@@ -11,7 +11,7 @@ from costmodel.simulated import simulated_kernels
 from tilewise.cli.tiles.app import tiles
 from tilewise.costmodel.board import board_lines, fill_board, read_board
 from tilewise.costmodel.hlo.tuning_data import kernel_npz
-from tilewise.errors import FileFormatError
+from tilewise.errors import ConfigurationError, FileFormatError
 
 QUICK = {"epochs": 1, "device": "cpu"}
 
@@ -57,8 +57,15 @@ def test_a_row_is_made_again_when_its_collection_changed(collection, tmp_path):
 
 def test_a_model_that_cannot_be_had_is_left_out_with_a_sentence(collection, tmp_path):
     said = []
-    rows = fill(tmp_path / "board.json", tmp_path, [collection("one")], ["shipped", "NoSuchModel"], said)
-    assert {row["model"] for row in rows} >= {"random"} and sum("left out" in line for line in said) == 2
+    rows = fill(tmp_path / "board.json", tmp_path, [collection("one")], ["shipped"], said)
+    assert {row["model"] for row in rows} >= {"random"} and sum("left out" in line for line in said) == 1
+
+
+def test_a_name_that_no_model_has_is_said_before_any_work(collection, tmp_path):
+    said = []
+    with pytest.raises(ConfigurationError, match="There is no model 'NoSuchModel'"):
+        fill(tmp_path / "board.json", tmp_path, [collection("one")], ["GBDT", "NoSuchModel"], said)
+    assert not said and not (tmp_path / "board.json").exists()
 
 
 def test_the_command_prints_the_table(collection, tmp_path):

@@ -305,5 +305,5 @@ def test_without_the_onnx_package_a_sentence_says_what_to_install(place: Path, m
     import sys
 
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(UnavailableError, match=r"pip install tilewise\[onnx\]"):
+    with pytest.raises(UnavailableError, match=r"pip install 'tilewise\[onnx\]'"):
         tilewise.onnx.load(place)

@@ -52,6 +52,7 @@ def fill_board(
     Beside each collection's models stand what they must beat: a formula where there is one, the default, chance.
     """
     rows = read_board(path)
+    _check_names(models)
     for name in collections:
         data = load_dataset(name, cache_dir=cache_dir, limit=limit, progress=False)
         for model in (*models, "baselines"):
@@ -69,6 +70,16 @@ def fill_board(
             rows += [row | {"key": key} for row in found]
             write_whole(path, json.dumps({"board": rows}, indent=1) + "\n")
     return rows
+
+
+def _check_names(models: Sequence[str]) -> None:
+    """A name that no model has is said before any work."""
+    for model in models:
+        if model in (SHIPPED, "auto", "GBDT") or Path(model).expanduser().exists():
+            continue
+        from tilewise.costmodel.models.torch import model_class
+
+        model_class(model)
 
 
 def _rows(data: Dataset, name: str, model: str, split: str, seed: int, runs: Path, settings: Any) -> list[Row]:
