@@ -1,4 +1,4 @@
-"""Readers that came later: GGUF models, more logs of autotuners, a teacher's images, an input of `tilewise run`."""
+"""Readers that came later: GGUF models, more logs of autotuners, layouts, a teacher's images, an input of `run`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fuzz.damage import Rng, in_checked_json, in_lines, in_npz
+from fuzz.damage import Rng, in_checked_json, in_json, in_lines, in_npz
 from fuzz.targets import TARGETS, TENSORS, Target, _imported, target
 
 
@@ -110,3 +110,33 @@ def network_input(folder: Path) -> Target:
     np.save(folder / "x.npy", np.zeros((2, 3), np.float32))
     network: Any = SimpleNamespace(inputs=[None], title="a network")
     return Target(folder / "x.npy", lambda path: _inputs(network, path, 1, 0, 1)[0].sum())
+
+
+def _layout_file(folder: Path) -> Path:
+    from tilewise.costmodel.layout import synthetic_graph, write_graph
+
+    write_graph(folder / "g.npz", synthetic_graph("g", 0, source="xla", search="random", nodes=20, configs=6))
+    return folder / "g.npz"
+
+
+def _use_layouts(path: Path, folder: Path) -> None:
+    from tilewise.costmodel.layout import open_graph
+
+    graph = open_graph(path, folder / "cache")
+    assert graph.config_feat[[0, graph.n_configs - 1]].shape[1:] == (len(graph.config_ids), 18)
+    assert graph.node_feat[graph.config_ids].shape[1] == 140
+
+
+@target
+def layout_graph(folder: Path) -> Target:
+    return Target(_layout_file(folder), lambda path: _use_layouts(path, folder), (in_npz,))
+
+
+@target
+def layout_index(folder: Path) -> Target:
+    from tilewise.costmodel.layout import open_graph
+
+    file = _layout_file(folder)
+    open_graph(file, folder / "cache")
+    (index,) = (folder / "cache").glob("*/index.json")
+    return Target(index, lambda path: _use_layouts(file, folder), (in_json,))

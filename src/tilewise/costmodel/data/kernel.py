@@ -95,33 +95,33 @@ def make_kernel(
             f"{where}: {n} nodes and {c} configurations; both must be at least one and within reason."
         )
     m = edge_index.shape[0] if edge_index.ndim == 2 else 0
-    _check_shape(node_feat, (n, len(NODE_FEATURES)), f"{where}: node_feat")
-    _check_shape(node_opcode, (n,), f"{where}: node_opcode")
-    _check_shape(edge_index, (m, 2), f"{where}: edge_index")
-    _check_shape(config_feat, (c, width or 0), f"{where}: config_feat")
-    _check_shape(config_runtime, (c,), f"{where}: config_runtime")
-    _check_shape(config_runtime_normalizers, (c,), f"{where}: config_runtime_normalizers")
-    runtime = _integers(config_runtime, 0, 1 << 62, f"{where}: config_runtime").astype(np.int64)
-    normalizer = _integers(config_runtime_normalizers, 0, 1 << 62, f"{where}: config_runtime_normalizers")
-    _check_runtimes(runtime, normalizer, where)
+    check_shape(node_feat, (n, len(NODE_FEATURES)), f"{where}: node_feat")
+    check_shape(node_opcode, (n,), f"{where}: node_opcode")
+    check_shape(edge_index, (m, 2), f"{where}: edge_index")
+    check_shape(config_feat, (c, width or 0), f"{where}: config_feat")
+    check_shape(config_runtime, (c,), f"{where}: config_runtime")
+    check_shape(config_runtime_normalizers, (c,), f"{where}: config_runtime_normalizers")
+    runtime = integers(config_runtime, 0, 1 << 62, f"{where}: config_runtime").astype(np.int64)
+    normalizer = integers(config_runtime_normalizers, 0, 1 << 62, f"{where}: config_runtime_normalizers")
+    check_runtimes(runtime, normalizer, where)
     return Kernel(
         name,
         program_of(name),
-        _floats(node_feat, f"{where}: node_feat"),
-        _integers(node_opcode, 0, N_OPCODES - 1, f"{where}: node_opcode").astype(np.uint8),
-        _integers(edge_index, 0, n - 1, f"{where}: edge_index").astype(np.int32),
-        _floats(config_feat, f"{where}: config_feat"),
+        floats(node_feat, f"{where}: node_feat"),
+        integers(node_opcode, 0, N_OPCODES - 1, f"{where}: node_opcode").astype(np.uint8),
+        integers(edge_index, 0, n - 1, f"{where}: edge_index").astype(np.int32),
+        floats(config_feat, f"{where}: config_feat"),
         runtime,
         normalizer.astype(np.int64),
     )
 
 
-def _check_shape(array: Array, shape: tuple[int, ...], where: str) -> None:
+def check_shape(array: Array, shape: tuple[int, ...], where: str) -> None:
     if array.shape != shape:
         raise FileFormatError(f"{where} has shape {array.shape} where {shape} is needed.")
 
 
-def _floats(array: Array, where: str) -> npt.NDArray[np.float32]:
+def floats(array: Array, where: str) -> npt.NDArray[np.float32]:
     if array.dtype.kind not in "fiu":
         raise FileFormatError(f"{where} has type {array.dtype}; numbers are needed.")
     with np.errstate(over="ignore"):
@@ -131,7 +131,7 @@ def _floats(array: Array, where: str) -> npt.NDArray[np.float32]:
     return values
 
 
-def _integers(array: Array, low: int, high: int, where: str) -> Array:
+def integers(array: Array, low: int, high: int, where: str) -> Array:
     if array.dtype.kind not in "iu":
         raise FileFormatError(f"{where} has type {array.dtype}; integers are needed.")
     if array.size and (int(array.min()) < low or int(array.max()) > high):
@@ -140,7 +140,7 @@ def _integers(array: Array, low: int, high: int, where: str) -> Array:
     return array
 
 
-def _check_runtimes(runtime: Array, normalizer: Array, where: str) -> None:
+def check_runtimes(runtime: Array, normalizer: Array, where: str) -> None:
     positive = runtime > 0
     if positive.any() and not positive.all():
         raise FileFormatError(f"{where}: runtimes must all be positive, or all zero in an unlabelled split.")

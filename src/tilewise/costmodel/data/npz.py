@@ -8,13 +8,14 @@ decompressor becomes one sentence.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,6 +33,7 @@ _MAX_MEMBERS = 256
 _MAX_DIRECTORY_BYTES = 1 << 18
 _MAX_EMPTY_ROWS = 1 << 20
 _MAX_HEADER_BYTES = 4096
+_NUMBERS_AT_ONCE = 1 << 20
 _END_BYTES = (1 << 16) + 22  # the last record and the longest comment
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _HEADER = re.compile(
@@ -55,41 +57,70 @@ _DAMAGE = (
 )
 
 
-def read_npz(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Array]:
+def read_npz(
+    path: Path, keys: Sequence[str], optional: Sequence[str] = (), most_file_bytes: int = MAX_FILE_BYTES
+) -> dict[str, Array]:
     """The arrays called `keys` (and those of `optional` that are there), as owned native-endian arrays."""
-    try:
-        with open_input(path, MAX_FILE_BYTES) as stream, _opened(stream, path) as archive:
-            members = _members(archive, path)
-            wanted = [*keys, *(key for key in optional if key in members)]
-            missing = [key for key in keys if key not in members]
-            if missing:
-                raise FileFormatError(f"{path} lacks {', '.join(missing)}; it needs {', '.join(keys)}.")
-            total = sum(members[key].file_size for key in wanted)
-            most = max(MAX_UNPACKED_BYTES, _MAX_RATIO * os.fstat(stream.fileno()).st_size)
-            if total > most:
-                raise FileFormatError(f"{path} unpacks to {total} bytes, more than the {most} allowed.")
-            return {key: _read_member(archive, members[key], f"{path}: {key}") for key in wanted}
-    except TilewiseError:
-        raise
-    except _DAMAGE as error:
-        raise FileFormatError(f"{path} is not a readable npz file ({type(error).__name__}); fetch it again.") from error
+    with _readable(path, "npz"), open_input(path, most_file_bytes) as stream, _opened(stream, path) as archive:
+        members = _members(archive, path)
+        wanted = [*keys, *(key for key in optional if key in members)]
+        missing = [key for key in keys if key not in members]
+        if missing:
+            raise FileFormatError(f"{path} lacks {', '.join(missing)}; it needs {', '.join(keys)}.")
+        total = sum(members[key].file_size for key in wanted)
+        most = max(MAX_UNPACKED_BYTES, _MAX_RATIO * os.fstat(stream.fileno()).st_size)
+        if total > most:
+            raise FileFormatError(f"{path} unpacks to {total} bytes, more than the {most} allowed.")
+        return {key: _read_member(archive, members[key], f"{path}: {key}") for key in wanted}
+
+
+def stream_npz(path: Path, key: str, shape: tuple[int, ...], most_file_bytes: int = MAX_FILE_BYTES) -> Iterator[Array]:
+    """The numbers of one array of that shape in C order, some MiB at a time: for what may be larger than memory."""
+    where, left = f"{path}: {key}", math.prod(shape)
+    with contextlib.ExitStack() as stack:
+        with _readable(path, "npz"):
+            archive = stack.enter_context(_opened(stack.enter_context(open_input(path, most_file_bytes)), path))
+            info = _members(archive, path).get(key)
+            if info is None:
+                raise FileFormatError(f"{path} lacks {key}.")
+            stream = stack.enter_context(_open_member(archive, info, where))
+            dtype, fortran, found, header_bytes = _read_header(stream, where)
+            if found != shape or fortran:
+                order = ", column by column," if fortran else ""
+                raise FileFormatError(f"{where} has shape {found}{order} where {shape} is needed.")
+            _check_size(found, dtype, header_bytes, info, where)
+        while left:  # what happens to a piece is the caller's business: only the reading is guarded
+            piece = np.empty(min(left, _NUMBERS_AT_ONCE), dtype)
+            with _readable(path, "npz"):
+                _fill(stream, piece.view(np.uint8).data, where)
+            left -= len(piece)
+            yield piece
+        with _readable(path, "npz"):
+            _check_end(stream, where)
 
 
 def read_npy(path: Path, most_bytes: int) -> Array:
     """The array of one npy file."""
+    with _readable(path, "npy"), open_input(path, most_bytes) as stream:
+        dtype, fortran, shape, header_bytes = _read_header(stream, str(path), most_axes=8)
+        count, held = math.prod(shape), os.fstat(stream.fileno()).st_size - header_bytes
+        if count * dtype.itemsize != held or max(shape, default=0) > most_bytes:
+            raise FileFormatError(f"{path} has shape {shape} in its header and {held} bytes of numbers.")
+        flat = np.empty(count, dtype)
+        _fill(stream, flat.view(np.uint8).data, str(path))
+    return np.ascontiguousarray(flat.reshape(shape, order="F" if fortran else "C"), dtype=dtype.newbyteorder("="))
+
+
+@contextlib.contextmanager
+def _readable(path: Path, kind: str) -> Iterator[None]:
+    """Whatever a damaged file provokes in this block becomes one sentence."""
     try:
-        with open_input(path, most_bytes) as stream:
-            dtype, fortran, shape, header_bytes = _read_header(stream, str(path), most_axes=8)
-            count, held = math.prod(shape), os.fstat(stream.fileno()).st_size - header_bytes
-            if count * dtype.itemsize != held or max(shape, default=0) > most_bytes:
-                raise FileFormatError(f"{path} has shape {shape} in its header and {held} bytes of numbers.")
-            flat = np.empty(count, dtype)
-            _fill(stream, flat.view(np.uint8).data, str(path))
+        yield
     except TilewiseError:
         raise
     except _DAMAGE as error:
-        raise FileFormatError(f"{path} is not a readable npy file ({type(error).__name__}).") from error
-    return np.ascontiguousarray(flat.reshape(shape, order="F" if fortran else "C"), dtype=dtype.newbyteorder("="))
+        again = "; fetch it again" if kind == "npz" else ""
+        raise FileFormatError(f"{path} is not a readable {kind} file ({type(error).__name__}){again}.") from error
 
 
 def _opened(stream: IO[bytes], path: Path) -> zipfile.ZipFile:
@@ -120,22 +151,36 @@ def _members(archive: zipfile.ZipFile, path: Path) -> Mapping[str, zipfile.ZipIn
     return found
 
 
-def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> Array:
+def _open_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> IO[bytes]:
     if info.compress_type not in _METHODS:
         raise FileFormatError(f"{where} is compressed in a way npz does not use.")
-    with archive.open(info) as stream:
+    return archive.open(info)
+
+
+def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> Array:
+    with _open_member(archive, info, where) as stream:
         dtype, fortran, shape, header_bytes = _read_header(stream, where)
-        count = math.prod(shape)
-        if not count and math.prod(size for size in shape if size) > _MAX_EMPTY_ROWS:
-            raise FileFormatError(f"{where} has shape {shape}, which holds nothing and is too large.")
-        if count * dtype.itemsize != info.file_size - header_bytes:
-            raise FileFormatError(f"{where} has shape {shape} in its header but {info.file_size} bytes in the file.")
-        flat = np.empty(count, dtype)
+        _check_size(shape, dtype, header_bytes, info, where)
+        flat = np.empty(math.prod(shape), dtype)
         _fill(stream, flat.view(np.uint8).data, where)
-        if stream.read(1):
-            raise FileFormatError(f"{where} is longer than it says.")
+        _check_end(stream, where)
     array = flat.reshape(shape, order="F" if fortran else "C")
     return np.ascontiguousarray(array, dtype=dtype.newbyteorder("="))
+
+
+def _check_size(
+    shape: tuple[int, ...], dtype: np.dtype[Any], header_bytes: int, info: zipfile.ZipInfo, where: str
+) -> None:
+    count = math.prod(shape)
+    if not count and math.prod(size for size in shape if size) > _MAX_EMPTY_ROWS:
+        raise FileFormatError(f"{where} has shape {shape}, which holds nothing and is too large.")
+    if count * dtype.itemsize != info.file_size - header_bytes:
+        raise FileFormatError(f"{where} has shape {shape} in its header but {info.file_size} bytes in the file.")
+
+
+def _check_end(stream: IO[bytes], where: str) -> None:
+    if stream.read(1):
+        raise FileFormatError(f"{where} is longer than it says.")
 
 
 def _read_header(stream: IO[bytes], where: str, most_axes: int = 4) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]:

@@ -13,19 +13,20 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, overload
 
 import numpy as np
 
-from tilewise._files import read_json_input
+from tilewise._files import read_json_input, write_whole
 from tilewise.costmodel.data.kernel import Kernel, program_of, read_kernel
 from tilewise.costmodel.data.npz import Array
 from tilewise.costmodel.data.progress import track
 from tilewise.costmodel.data.schema import NODE_FEATURES, Schema
 from tilewise.errors import FileFormatError, UnavailableError
 
+INDEX = "index.json"
 _FORMAT = 3
 _MAX_INDEX_BYTES = 64 << 20
 # file stem -> (dtype, whether one row per node, edge or configuration)
@@ -94,8 +95,8 @@ def open_split(files: Sequence[Path], schema: Schema, cache_dir: Path, label: st
     if not files:
         return from_kernels([], schema)
     folder = cache_dir / _key(files, schema)
-    if not (folder / "index.json").is_file():
-        _convert_once(files, schema, folder, label, progress)
+    if not (folder / INDEX).is_file():
+        convert_once(folder, lambda unfinished: _convert(files, schema, unfinished, label, progress))
     return _open(folder, schema)
 
 
@@ -115,24 +116,30 @@ def from_kernels(kernels: Sequence[Kernel], schema: Schema) -> Split:
 
 
 def _key(files: Sequence[Path], schema: Schema) -> str:
-    digest = hashlib.sha256(f"{_FORMAT} {schema.config_features}".encode())
+    return files_key(files, f"{_FORMAT} {schema.config_features}")
+
+
+def files_key(files: Sequence[Path], version: str) -> str:
+    """A name for what is made of `files` as they are now."""
+    digest = hashlib.sha256(version.encode())
     for path in files:
         status = path.stat()
         digest.update(f"{path.absolute()}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:32]
 
 
-def _convert_once(files: Sequence[Path], schema: Schema, folder: Path, label: str, progress: bool) -> None:
+def convert_once(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Make `folder` by filling an unfinished one, unless another process has made it meanwhile."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked(folder.with_suffix(".lock")):
-            if (folder / "index.json").is_file():
+            if (folder / INDEX).is_file():
                 return
             unfinished = folder.with_suffix(".unfinished")
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir()
             try:
-                _convert(files, schema, unfinished, label, progress)
+                fill(unfinished)
                 unfinished.rename(folder)
             finally:
                 shutil.rmtree(unfinished, ignore_errors=True)
@@ -157,11 +164,7 @@ def _convert(files: Sequence[Path], schema: Schema, folder: Path, label: str, pr
         for stream in streams.values():
             stream.flush()
             os.fsync(stream.fileno())
-    index = {"names": [path.stem for path in files], "counts": counts}
-    with (folder / "index.json").open("w", encoding="utf-8") as file:
-        json.dump(index, file)
-        file.flush()
-        os.fsync(file.fileno())
+    write_whole(folder / INDEX, json.dumps({"names": [path.stem for path in files], "counts": counts}))
 
 
 def _append(kernel: Kernel, streams: Mapping[str, IO[bytes]], counts: dict[str, list[int]]) -> None:
@@ -176,13 +179,13 @@ def _append(kernel: Kernel, streams: Mapping[str, IO[bytes]], counts: dict[str, 
 def _open(folder: Path, schema: Schema) -> Split:
     widths = {"node_feat": len(NODE_FEATURES), "edge_index": 2, "config_feat": schema.width}
     try:
-        index = read_json_input(folder / "index.json", _MAX_INDEX_BYTES)
+        index = read_json_input(folder / INDEX, _MAX_INDEX_BYTES)
         names, offsets = _checked_index(index)
         arrays = {}
         for column, (dtype, rows) in _COLUMNS.items():
             total = int(offsets[rows][-1])
             shape = (total, widths[column]) if column in widths else (total,)
-            arrays[column] = _map(folder / f"{column}.bin", dtype, shape)
+            arrays[column] = map_array(folder / f"{column}.bin", dtype, shape)
         return Split(names, offsets, arrays, schema)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, UnavailableError) as error:
         raise FileFormatError(
@@ -202,7 +205,8 @@ def _checked_index(index: Any) -> tuple[list[str], dict[str, Array]]:
     return names, offsets
 
 
-def _map(path: Path, dtype: str, shape: tuple[int, ...]) -> Array:
+def map_array(path: Path, dtype: str, shape: tuple[int, ...]) -> Array:
+    """The array that a file of nothing but its numbers holds, paged in on demand."""
     if 0 in shape:
         return np.empty(shape, dtype)
     return np.memmap(path, dtype=dtype, mode="r", shape=shape)
