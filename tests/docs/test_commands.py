@@ -41,6 +41,9 @@ ELSEWHERE = {
     "postgresql://tilewise": "needs a PostgreSQL; tests/tune/test_shared_store.py starts one",
     "--head HASH": "HASH stands for one; tests/bench/test_board.py",
     "tilewise compete rerun 17": "17 stands for an entry; tests/bench/test_server.py",
+    "tilewise compete reinstate 17": "17 stands for an entry; tests/bench/test_integrity_of_board.py",
+    "https://board.example": "stands for a server; tests/bench/test_roster.py starts one",
+    "tilewise check --otter": "needs otter-grader; `make test-grading` runs tests/learn/grading/test_dry_run.py",
     ".gguf": "needs a model's file; tests/cli/test_generate_files.py writes one",
     "--plugin mine.py": "tests/bench/test_plugins.py runs plugins",
 }
