@@ -11,6 +11,7 @@ _HELD_TO_AVX2 = {
     "MKL_ENABLE_INSTRUCTIONS": "AVX2",
     "ONEDNN_MAX_CPU_ISA": "AVX2",
     "ATEN_CPU_CAPABILITY": "avx2",
+    "CT2_FORCE_CPU_ISA": "AVX2",
 }
 
 if os.environ.get("TILEWISE_ISA") == "avx2":

@@ -350,6 +350,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "profiling": profiling_checks,
     "llama cpp speeds": llama_cpp_tables.speeds,
     "llama cpp perplexities": llama_cpp_tables.perplexities,
+    "ctranslate2 speeds": llama_cpp_tables.beside_ctranslate2,
 }
 
 FIGURES: Mapping[str, Callable[[], str]] = {

@@ -12,8 +12,8 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,18 @@ def interleaved(runs: dict[str, Run], threads: int, budget_s: float) -> dict[str
                 run()
             times[who].append((time.perf_counter() - start) / repeats)
     return {who: statistics.median(values) for who, values in times.items()}
+
+
+@contextmanager
+def without_winograd() -> Iterator[None]:
+    """tilewise's float32 with direct convolutions only, in plans and outside."""
+    if native is not None:
+        native.allow_winograd(False)
+    try:
+        yield
+    finally:
+        if native is not None:
+            native.allow_winograd(True)
 
 
 def _settle(threads: int) -> None:

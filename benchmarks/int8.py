@@ -1,6 +1,6 @@
 """INT8 beside ONNX Runtime and PyTorch: the bare integer product, and whole networks.
 
-    python -m benchmarks.int8 [--threads 1] [--json benchmarks/results/int8.json]
+    python -m benchmarks.int8 [products] [networks] [--threads 1] [--json benchmarks/results/int8.json]
 
 ONNX Runtime runs its best of QDQ and QOperator (U8S8, per channel), PyTorch its FX quantization for x86, all calibrated
 on the same images. Results are checked against float before they are timed. A ratio above 1 means tilewise is faster
@@ -11,11 +11,9 @@ convolutions, which take one multiplication where the direct sum, and int8, take
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
 import tempfile
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,26 +24,29 @@ from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
 
 import tilewise
 from benchmarks import onnx_models, torch_models
-from benchmarks.harness import Row, compare, write_results
+from benchmarks.harness import Row, compare, without_winograd, write_results
 from tilewise import Tensor, models, no_grad
-from tilewise.backend import OptimizedBackend, matmul_native, use_backend
-from tilewise.backend.tiled.conv2d import ConvTile
+from tilewise.backend import matmul_native, use_backend
 from tilewise.quantize import quantize
 from tilewise.quantize.layers import INT32, new_kernel
 
-PRODUCTS = [(256, 256, 256), (512, 512, 512), (1024, 1024, 1024), (3136, 64, 576), (128, 512, 1024)]
-NETWORKS = [("vgg6", 32), ("resnet8", 32), ("resnet8", 1)]
+PRODUCTS = [
+    *((n, n, n) for n in (256, 511, 512, 1000, 1024, 2048, 2051)),
+    *((3136, 64, 576), (128, 512, 1024), (512, 2048, 768)),
+]
+NETWORKS = [("vgg6", 32), ("vgg6", 1), ("resnet8", 32), ("resnet8", 1)]
 
 
 def product(m: int, n: int, k: int, threads: int) -> list[Row]:
     rng = np.random.default_rng(0)
     x, w = rng.integers(0, 128, (m, k), dtype=np.uint8), rng.integers(-127, 128, (n, k), dtype=np.int8)
+    padded = np.pad(x, ((0, 0), (0, -k % 4)))  # our rows are whole groups of four bytes
     kernel = new_kernel(w[:, None, None, :], np.zeros(n, np.int32), np.ones(n), None)
-    if not np.array_equal(kernel.linear(x, INT32, None, False), x.astype(np.int32) @ w.T.astype(np.int32)):
+    if not np.array_equal(kernel.linear(padded, INT32, None, False), x.astype(np.int32) @ w.T.astype(np.int32)):
         raise SystemExit("the integer product is wrong")
     left, right = torch.from_numpy(x.view(np.int8)), torch.from_numpy(np.ascontiguousarray(w.T))
     a, b = x.astype(np.float32), np.ascontiguousarray(w.T.astype(np.float32))
-    ours = lambda: kernel.linear(x, INT32, None, False)  # noqa: E731
+    ours = lambda: kernel.linear(padded, INT32, None, False)  # noqa: E731
     return [
         compare(f"{m}×{n}×{k}", threads, {"tilewise": ours, "torch._int_mm": lambda: torch._int_mm(left, right)}, 0.7),
         compare(f"{m}×{n}×{k}, to float32", threads, {"tilewise": ours, "float32": lambda: matmul_native(a, b)}, 0.7),
@@ -101,14 +102,6 @@ def torch_fx(name: str, model: Any, x: np.ndarray) -> torch.nn.Module:
         return convert_fx(prepared)
 
 
-@contextlib.contextmanager
-def without_winograd() -> Iterator[None]:
-    """tilewise's float32 with direct convolutions only."""
-    direct = lambda op, *_: ConvTile("direct") if op == "conv2d" else None  # noqa: E731
-    with use_backend(OptimizedBackend(tile_chooser=direct)):
-        yield
-
-
 def check_close(who: str, got: np.ndarray, exact: np.ndarray) -> None:
     if np.abs(got - exact).max() > 0.1 * np.abs(exact).max():
         raise SystemExit(f"{who}: int8 strays from float")
@@ -158,15 +151,20 @@ def digits_cnn(threads: int) -> Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", choices=[[], "products", "networks"], help="what to measure (all)")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/int8.json"))
     options = parser.parse_args()
     logging.disable(logging.WARNING)  # ONNX Runtime's advice on models that need preparing
     tilewise.set_num_threads(options.threads)
     torch.set_num_threads(options.threads)
-    rows = [row for shape in PRODUCTS for row in product(*shape, options.threads)]
-    rows += [row for case in NETWORKS for row in network(*case, options.threads)]
-    write_results(options.json, [*rows, digits_cnn(options.threads)])
+    parts, rows = options.parts or ["products", "networks"], list[Row]()
+    if "products" in parts:
+        rows += [row for shape in PRODUCTS for row in product(*shape, options.threads)]
+    if "networks" in parts:
+        rows += [row for case in NETWORKS for row in network(*case, options.threads)]
+        rows.append(digits_cnn(options.threads))
+    write_results(options.json, rows, keep=bool(options.parts))
 
 
 if __name__ == "__main__":

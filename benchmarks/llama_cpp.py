@@ -22,6 +22,7 @@ import numpy as np
 
 import tilewise
 from benchmarks.gguf_files import write_gpt2
+from benchmarks.gpt_cases import CONTEXT, PROMPT, SIZES, gpt, logits_of, perplexity, rows_of
 from benchmarks.harness import Row, compare, write_results
 from benchmarks.llama_cpp_peer import LlamaCpp, quantized
 from tilewise import data, models
@@ -29,17 +30,12 @@ from tilewise.generate import make_engine, new_cache
 from tilewise.nn import GPT
 from tilewise.quantize import quantize
 
-CONTEXT, PROMPT, POSITION = 512, 256, 64
 BITS = {"float32": "F32", "int8": "Q8_0", "int4": "Q4_0"}
-SIZES = {"gpt 12x768": 65, "gpt-2": 50257}
+POSITION = 64
 
 
 def file_in(kind: str, path: Path) -> Path:
     return path if kind == "F32" else quantized(path, kind)
-
-
-def rows_of(tokens: Any) -> Any:
-    return np.stack([tokens, np.zeros_like(tokens), np.arange(len(tokens))], 1)
 
 
 def check_logits(model: GPT, path: Path, tokens: Any) -> None:
@@ -53,7 +49,7 @@ def check_logits(model: GPT, path: Path, tokens: Any) -> None:
 def races(threads: int, what: Callable[..., dict[str, Callable[[], Any]]], label: str, folder: Path) -> list[Row]:
     rows, rng = [], np.random.default_rng(0)
     for size, vocabulary in SIZES.items():
-        model, path = GPT(12, 768, 12, vocabulary, CONTEXT, rng=0, approximate="tanh"), folder / f"{size}.gguf"
+        model, path = gpt(vocabulary), folder / f"{size}.gguf"
         if not path.exists():
             write_gpt2(model, path)
         tokens = rng.integers(0, 65, PROMPT)
@@ -78,7 +74,7 @@ def bits(threads: int, _: Path) -> list[Row]:
     """A token with our four bits beside our eight."""
     rows = []
     for size, vocabulary in SIZES.items():
-        model = GPT(12, 768, 12, vocabulary, CONTEXT, rng=0, approximate="tanh")
+        model = gpt(vocabulary)
         cache, row, wanted = new_cache(model, 1), np.array([[3, 0, POSITION]]), np.zeros(1, np.int64)
         four, eight = (make_engine(model, weights) for weights in ("int4", "int8"))
         runs = {"tilewise": lambda: four.run(row, cache, wanted), "int8": lambda: eight.run(row, cache, wanted)}  # noqa: B023
@@ -97,18 +93,6 @@ def prefill(threads: int, folder: Path) -> list[Row]:
 # --- perplexity ---
 
 
-def perplexity(logits_of: Callable[[Any], Any], ids: Any, context: int) -> float:
-    """Over whole windows of the text, every token after the first of a window."""
-    total, count = 0.0, 0
-    for start in range(0, len(ids) - context - 1, context):
-        window = ids[start : start + context + 1]
-        logits = np.asarray(logits_of(window[:-1]), np.float64)
-        logits -= logits.max(-1, keepdims=True)
-        chosen = logits[np.arange(context), window[1:]] - np.log(np.exp(logits).sum(-1))
-        total, count = total - float(chosen.sum()), count + context
-    return float(np.exp(total / count))
-
-
 def perplexities(_: int, folder: Path) -> list[Row]:
     model, text = models.pretrained("gpt"), data.text()
     context, path = model.context, folder / "trained.gguf"
@@ -125,14 +109,14 @@ def perplexities(_: int, folder: Path) -> list[Row]:
             "Q4_1",
         ),
     }
-    ours = perplexity(_logits(model, "float32"), text.valid, context)
+    ours = perplexity(logits_of(model, "float32"), text.valid, context)
     plain = LlamaCpp(path, context)
     theirs = perplexity(lambda ids: plain.run(ids, 0, True), text.valid, context)
     rows = []
     for name, (network, weights, kind) in contenders.items():
         peer = LlamaCpp(quantized(path, kind), context)
         ratios = {
-            "tilewise": perplexity(_logits(network, weights), text.valid, context) / ours,
+            "tilewise": perplexity(logits_of(network, weights), text.valid, context) / ours,
             f"llama.cpp {kind}": perplexity(lambda ids, p=peer: p.run(ids, 0, True), text.valid, context) / theirs,
         }
         rows.append(
@@ -140,11 +124,6 @@ def perplexities(_: int, folder: Path) -> list[Row]:
         )
         print(rows[-1].name, {who: round(value, 5) for who, value in ratios.items()}, flush=True)
     return rows
-
-
-def _logits(model: Any, weights: str) -> Callable[[Any], Any]:
-    engine, cache = make_engine(model, weights), new_cache(model, 1)
-    return lambda ids: engine.run(rows_of(ids), cache, np.arange(len(ids)))
 
 
 PARTS = {"perplexity": perplexities, "decode": decode, "bits": bits, "prefill": prefill}

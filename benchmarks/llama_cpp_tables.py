@@ -1,4 +1,4 @@
-"""The tables of docs/gguf.md: generation beside llama.cpp, speeds and what the bits cost in perplexity."""
+"""The tables of docs/gguf.md: generation beside llama.cpp and CTranslate2, speeds and what bits cost in perplexity."""
 
 from __future__ import annotations
 
@@ -6,15 +6,40 @@ from benchmarks.results_files import dates, kinds, rows, table
 
 
 def speeds() -> str:
-    """Milliseconds of a token and of a prompt, on every kind of CPU that they were measured on."""
+    """Milliseconds of a token and of a prompt beside llama.cpp, on every kind of CPU that they were measured on."""
+    return _speeds("llama_cpp", "llama.cpp")
+
+
+def beside_ctranslate2() -> str:
+    """The same beside CTranslate2, whose calls are whole generations."""
+    return _speeds("ctranslate2", "CTranslate2")
+
+
+def _speeds(file: str, title: str) -> str:
     cells, found = [], []
     for kind in kinds():
-        for row in rows("llama_cpp", "", "perplexity|beside", kind):
+        for row in rows(file, "", "perplexity|beside", kind):
             found.append(row)
-            ours, theirs = (f"{row['seconds'][who] * 1e3:.2f}" for who in ("tilewise", "llama.cpp"))
-            cells.append([row["name"], kind, ours, theirs, f"{row['ratio']:.2f}×"])
-    headings = ("case", "CPU", "tilewise, ms", "llama.cpp, ms", "ratio")
+            (peer,) = (who for who in row["seconds"] if who != "tilewise")
+            ours, theirs = (f"{row['seconds'][who] * 1e3:.2f}" for who in ("tilewise", peer))
+            lost = (_perplexity(file, row["name"], "tilewise"), _perplexity(file, row["name"], peer))
+            cells.append([row["name"], kind, ours, theirs, f"{row['ratio']:.2f}×", *lost])
+    headings = ("case", "CPU", "tilewise, ms", f"{title}, ms", "ratio", "perplexity, tilewise", f"perplexity, {title}")
     return f"{table(headings, cells)}\n\nOne thread, measured {dates(found)}."
+
+
+def _perplexity(file: str, case: str, who: str) -> str:
+    """Of the form that a case ran in, over float32's; four bits were rounded to the nearest for the timing."""
+    (form,) = (form for form in ("float32", "int8", "int4") if form in case)
+    form = "int8" if who.endswith(" int8") else form  # CTranslate2's own, beside our four bits
+    if form == "float32":
+        return "1"
+    for source in dict.fromkeys((file, "llama_cpp")):
+        for row in rows(source, f"perplexity.*: {form}(, to the nearest)?$"):
+            values = {name.split()[0]: value for name, value in row["seconds"].items()}
+            if who.split()[0] in values:
+                return f"{values[who.split()[0]]:.4f}"
+    return ""
 
 
 def perplexities() -> str:

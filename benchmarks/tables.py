@@ -53,8 +53,8 @@ LINES = (
     Line("Matrix product, small, skinny and odd shapes", "gemm", "", f"{_CUBES}|{_LAYERS}|routing|threads"),
     Line("Matrix product, several threads beside one", "gemm", "threads beside one"),
     Line("Convolution networks, forward", "conv", "forward|batch", "training"),
-    Line("Networks people run, float32", "networks", "float32"),
-    Line("Networks people run, INT8", "networks", "int8"),
+    Line("Networks people run, float32", "networks", "float32", "int8"),
+    Line("Networks people run, INT8", "networks", "int8", "to float32"),
     Line("Training steps", "train_step"),
     Line("Softmax, layer norm, GELU, attention and gradients", "rows", "", "gpt"),
     Line("INT8 matrix product", "int8", "^[0-9]+×[0-9]+×[0-9]+$"),
@@ -68,6 +68,8 @@ LINES = (
     Line("GPT decoding, 8 bits", "llama_cpp", "int8, a token"),
     Line("GPT decoding, four bits", "llama_cpp", "int4, a token"),
     Line("GPT, a prompt of 256, float32 to four bits", "llama_cpp", "a prompt"),
+    Line("GPT beside CTranslate2, 16 tokens", "ctranslate2", "tokens after"),
+    Line("GPT beside CTranslate2, a prompt of 256", "ctranslate2", "a prompt"),
     Line("GPT, 200 tokens, cache against none", "decode", "200 tokens"),
 )
 

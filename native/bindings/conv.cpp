@@ -351,6 +351,7 @@ void bind_conv(nb::module_& m) {
   m.def("weight_cache_limit", weight_cache_limit);
   m.def("set_weight_cache_limit", set_weight_cache_limit, nb::arg("bytes"));
   m.def("winograd_transforms", winograd_transforms);
+  m.def("allow_winograd", allow_winograd);
   m.def("array_pool_bytes", array_pool_bytes);
   m.def("set_least_pooled", set_least_pooled, nb::arg("bytes"));
   m.def("clear_array_pool", clear_array_pool);

@@ -226,7 +226,7 @@ nb::list register_tiles() {
   return out;
 }
 
-// --- AMX ---
+// --- AMX and AVX-VNNI ---
 
 const char* const kAmxNames[] = {"off", "hardware", "emulated"};
 
@@ -239,6 +239,11 @@ void choose_amx(const std::string& name) {
     return set_amx(static_cast<Amx>(i));
   }
   throw nb::value_error("AMX is off, hardware or emulated");
+}
+
+void choose_avx_vnni(bool use) {
+  if (use && !has_avx_vnni()) throw nb::value_error("this CPU has no AVX-VNNI");
+  use_avx_vnni(use);
 }
 
 }  // namespace
@@ -270,6 +275,8 @@ PyObject* table_keep_int8(PyObject* self, PyObject* const* args, Py_ssize_t coun
 void bind_int8(nb::module_& m) {
   m.def("amx", amx_name);
   m.def("set_amx", choose_amx);
+  m.def("avx_vnni", uses_avx_vnni);
+  m.def("set_avx_vnni", choose_avx_vnni);
   m.def("int8_quantize_images", quantize_images, nb::arg("x"), nb::arg("scale"), nb::arg("zero"), nb::arg("border"));
   m.def("int8_quantize", quantize_flat, nb::arg("x"), nb::arg("scale"), nb::arg("zero"));
   m.def("int8_quantize_rows", quantize_rows, nb::arg("x"));

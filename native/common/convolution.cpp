@@ -88,6 +88,7 @@ std::shared_ptr<const PackedWeights> made_weights(const Kernels& kernels, const 
 }
 
 std::atomic<int64_t> transforms{0};
+std::atomic<bool> winograd_allowed{true};
 
 // The transformed filters if they are kept, or can be from now on; else null. To transform them at every call would cost
 // more than the shorter product saves.
@@ -225,6 +226,8 @@ void grad_input_phase(const ConvShape& s, const float* gy, const float* w, const
 
 int64_t winograd_transforms() { return transforms.load(); }
 
+void allow_winograd(bool allow) { winograd_allowed.store(allow, std::memory_order_relaxed); }
+
 bool winograd_applies(const ConvShape& s) { return s.kh == 3 && s.kw == 3 && s.sh == 1 && s.sw == 1 && s.dh == 1 && s.dw == 1; }
 
 // Counts vector instructions, and the bytes of large filters: direct multiplies nine times a pixel; Winograd 36 times a tile of sixteen, and pays for the
@@ -232,7 +235,7 @@ bool winograd_applies(const ConvShape& s) { return s.kh == 3 && s.kw == 3 && s.s
 // 32" and "3x3 64-64 at 8", on AVX2 and AVX-512.
 ConvAlgorithm choose_algorithm(const ConvShape& s) {
   constexpr int64_t kInputTransform = 220, kOutputTransform = 200;
-  if (!winograd_applies(s)) return ConvAlgorithm::direct;
+  if (!winograd_applies(s) || !winograd_allowed.load(std::memory_order_relaxed)) return ConvAlgorithm::direct;
   const int64_t lanes = active_conv_direct().limits.lanes;
   if (s.groups > 1 && s.group_o() * 2 <= lanes) return ConvAlgorithm::direct;  // several groups share a vector there
   const int64_t c = s.group_c(), c_vectors = ceil_div(c, lanes), o_vectors = ceil_div(s.group_o(), lanes);

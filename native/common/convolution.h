@@ -19,6 +19,9 @@ struct ConvConfig {
 bool winograd_applies(const ConvShape& s);
 ConvAlgorithm choose_algorithm(const ConvShape& s);
 
+// Whether Winograd may be chosen: it may, but for comparisons with direct convolutions.
+void allow_winograd(bool allow);
+
 // How often filters that may be used again were transformed since the start: once for each, unless they change.
 int64_t winograd_transforms();
 

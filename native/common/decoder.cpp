@@ -22,15 +22,32 @@ int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 int64_t qkv_width(const Decoder& d) { return (d.heads + 2 * d.kv_heads) * d.head_width; }
 int64_t hidden_width(const Decoder& d) { return d.blocks.empty() ? 0 : d.blocks[0].up[0].outputs; }
 
+// Where a run of rows begins that one call attends to: kAttendRows of one sequence and positions one after the other, or one.
+std::vector<int64_t> runs_of(const Row* rows, int64_t count) {
+  std::vector<int64_t> starts;
+  for (int64_t r = 0; r < count;) {
+    starts.push_back(r);
+    int64_t end = r + 1;
+    while (end < count && end - r < kAttendRows && rows[end].sequence == rows[r].sequence &&
+           rows[end].position == rows[r].position + end - r) {
+      ++end;
+    }
+    r = end - r == kAttendRows ? end : r + 1;
+  }
+  starts.push_back(count);
+  return starts;
+}
+
 struct Workspace {
-  Workspace(const Decoder& d, int64_t rows, int64_t longest, int threads)
+  Workspace(const Decoder& d, const Row* given, int64_t rows, int64_t longest, int threads)
       : x(rows * d.width), h(rows * d.width), qkv(rows * qkv_width(d)),
         mixed(rows * std::max(d.width, d.heads * d.head_width)), hidden(rows * hidden_width(d)),
         gated(rows * (d.blocks.empty() || d.blocks[0].up.size() == 1 ? 0 : hidden_width(d))), moments(2 * rows),
         scores(kAttendRows * (longest + kAttendRows) * threads), cosines(rows * d.frequencies.size()),
-        sines(rows * d.frequencies.size()) {}
+        sines(rows * d.frequencies.size()), runs(runs_of(given, rows)) {}
 
   Buffer<float> x, h, qkv, mixed, hidden, gated, moments, scores, cosines, sines;
+  std::vector<int64_t> runs;  // of rows whose attention is computed together
   IntegerRows integers;
 };
 
@@ -86,30 +103,14 @@ void fetch(const char* block, int64_t bytes) {
   for (int64_t at = 0; at < std::min(bytes, kMost); at += 64) __builtin_prefetch(block + at);
 }
 
-// Where a run of rows begins that one call attends to: kAttendRows of one sequence and positions one after the other, or one.
-std::vector<int64_t> runs_of(const Row* rows, int64_t count) {
-  std::vector<int64_t> starts;
-  for (int64_t r = 0; r < count;) {
-    starts.push_back(r);
-    int64_t end = r + 1;
-    while (end < count && end - r < kAttendRows && rows[end].sequence == rows[r].sequence &&
-           rows[end].position == rows[r].position + end - r) {
-      ++end;
-    }
-    r = end - r == kAttendRows ? end : r + 1;
-  }
-  starts.push_back(count);
-  return starts;
-}
-
 // Head by head, so that a head's keys and values stay near while the rows go by.
-void attend_prompt(const Decoder& d, const Row* rows, int64_t count, const DecoderCache& cache, int64_t layer, int tasks,
-                   int64_t longest, Workspace& w) {
+void attend_prompt(const Decoder& d, const Row* rows, const DecoderCache& cache, int64_t layer, int tasks, int64_t longest,
+                   Workspace& w) {
   const int64_t head_width = d.head_width, shared = d.heads / d.kv_heads, row_width = qkv_width(d);
   const int64_t out_row = d.heads * head_width;
   const float scale = 1.0f / std::sqrt(static_cast<float>(head_width));
   const auto& kernels = active_cached();
-  const std::vector<int64_t> starts = runs_of(rows, count);
+  const std::vector<int64_t>& starts = w.runs;
   const int64_t runs = static_cast<int64_t>(starts.size()) - 1;
   parallel_for(tasks, [&](int task) {
     for (int64_t p = task; p < runs * d.heads; p += tasks) {
@@ -142,7 +143,7 @@ void attend_rows(const Decoder& d, const Row* rows, int64_t count, const Decoder
       kernels.store(cache.kind, row + values_at, head_width, at.values, at.value_scales, rows[r].position);
     }
   }
-  if (count > cache.sequences) return attend_prompt(d, rows, count, cache, layer, tasks, longest, w);
+  if (count > cache.sequences) return attend_prompt(d, rows, cache, layer, tasks, longest, w);
   const int64_t pairs = count * d.heads;
   parallel_for(tasks, [&](int task) {
     for (int64_t p = task; p < pairs; p += tasks) {
@@ -376,7 +377,7 @@ bool Decoder::run_rows(const Row* rows, int64_t count, DecoderCache& cache, cons
   }
   constexpr int64_t kWorthAThread = 1 << 15;
   const int tasks = static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(num_threads(), work / kWorthAThread)));
-  Workspace w(*this, count, longest, tasks);
+  Workspace w(*this, rows, count, longest, tasks);
   embed(*this, rows, count, w);
   turn_angles(*this, rows, count, w);
   const Reading reading = this->reading();

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <new>
 
-
 #include "common/alloc.h"
 #include "common/thread_pool.h"
 #include "kernels/int8.h"
@@ -58,6 +57,19 @@ std::atomic<Amx>& amx() {
 Amx active_amx() { return amx().load(std::memory_order_relaxed); }
 
 void set_amx(Amx use) { amx().store(use, std::memory_order_relaxed); }
+
+namespace {
+
+std::atomic<bool>& avx_vnni() {
+  static std::atomic<bool> use{has_avx_vnni()};
+  return use;
+}
+
+}  // namespace
+
+bool uses_avx_vnni() { return avx_vnni().load(std::memory_order_relaxed); }
+
+void use_avx_vnni(bool use) { avx_vnni().store(use, std::memory_order_relaxed); }
 
 int32_t* int8_scratch(int64_t numbers) {
   constexpr std::size_t kKept = std::size_t{8} << 20;  // a larger block is let go when less is asked for
@@ -133,7 +145,7 @@ constexpr int kTileColumnsWorth = 64;
 bool fills_tiles(const Int8Problem& p, int64_t rows) {
   const int64_t run = static_cast<int64_t>(p.groups_per_run) * kInt8Group;
   const bool worth = run % kTileRunBytes == 0 || (run >= kTileRunBytes && p.columns >= kTileColumnsWorth);
-  return rows >= kTileRowsWorth && (worth || active_amx() == Amx::emulated);
+  return rows >= kTileRowsWorth && run > 0 && (worth || active_amx() == Amx::emulated);
 }
 
 // One thread's share by the default's way: AMX tiles where they are in force and filled, else the register tile `t`.

@@ -325,7 +325,7 @@ void pairs_block(const Int8Problem& p, const Split& split, const RowOffsets& at,
 void block(const Int8Problem& p, const Int8Tile& t, RowOffsets& at, int64_t row, int count, int panel, int last_panel,
            int32_t* sums) {
 #if defined(TW_AVX_VNNI)
-  if (has_avx_vnni()) {
+  if (uses_avx_vnni()) {
     return sums != nullptr ? sliced<Dot::vnni>(p, t, at, row, count, panel, last_panel, sums)
                            : whole_block<Dot::vnni>(p, t, at, row, count, panel, last_panel);
   }

@@ -103,8 +103,11 @@ void pack_int8_weights(const int8_t* weights, int columns, int taps, int channel
 // 255 to 510; 510, which every pair of bytes keeps, where no pair of weights can overflow.
 int int8_pair_room(const int8_t* packed, int64_t bytes);
 
-// Whether the CPU has the dot product of bytes without AVX-512 (AVX-VNNI).
+// Whether the CPU has the dot product of bytes without AVX-512 (AVX-VNNI), and whether AVX2 kernels use it: where it is
+// there they do. Tests switch it off for the integers of a CPU without it.
 bool has_avx_vnni();
+bool uses_avx_vnni();
+void use_avx_vnni(bool use);  // true only where has_avx_vnni()
 
 // Working memory of the kernels: so many numbers of 32 bits, aligned to a cache line, this thread's until it asks again.
 // Null when the machine is out of memory.

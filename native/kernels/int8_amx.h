@@ -3,7 +3,11 @@
 // A tile of weights is 16 groups of a packed panel as it lies in memory; a tile of activations is 16 rows, a fixed distance
 // apart, of 64 bytes. Where the rows of the problem lie so (a product, most convolutions whose pixels hold whole tiles) they
 // are read in place, else they are copied side by side first. Two by two tiles of sums share four loads, over at most
-// kSlice values of K, so that the weights stay in the first-level cache for all rows of the block.
+// kSlice chunks of K, so that the weights stay in the first-level cache for all rows of the block.
+//
+// Sums start as the columns' offsets. Where they are the result (32-bit integers, whole tiles), the tiles are stored to their
+// places; else they go through memory to the vector registers, and what becomes of them is computed while the tiles of the
+// next rows are multiplied: at 512 values of K it takes as long as the multiplying.
 //
 // The loops are written once for `Hardware` and for `Emulated`, which does in plain C++ what the instructions do: so the
 // loops, the edges and the integers can be tested on any CPU with AVX-512.
@@ -39,10 +43,6 @@ struct Hardware {
   Hardware& operator=(const Hardware&) = delete;
 
   template <int T>
-  TW_INLINE void zero() {
-    asm volatile("tilezero %%tmm%c0" : : "i"(T));
-  }
-  template <int T>
   TW_INLINE void load(const void* from, int64_t step) {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(step), "i"(T) : "memory");
   }
@@ -60,10 +60,6 @@ struct Hardware {
 struct Emulated {
   uint8_t tiles[8][kTileSize];
 
-  template <int T>
-  void zero() {
-    std::memset(tiles[T], 0, kTileSize);
-  }
   template <int T>
   void load(const void* from, int64_t step) {
     for (int r = 0; r < kTileRows; ++r) {
@@ -98,8 +94,16 @@ struct TileRows {
   int64_t step;
 };
 
+// Where the tiles of one or two groups of sixteen rows are stored: rows `step` bytes apart, the second group from `below` on.
+struct TilePlace {
+  int32_t* first;
+  int32_t* below;
+  int64_t step;
+};
+
 constexpr int kTileBlock = 256;  // rows of a block: whole pairs of tiles
 constexpr int kSlice = 16;       // chunks of K multiplied before the next rows have their turn
+constexpr int kSumsRow = 2 * kInt8Panel;  // sums of a row that wait in memory
 
 template <class Tiles>
 class TileProduct {
@@ -112,7 +116,7 @@ class TileProduct {
 
   // Working memory for one block; false when there is none.
   bool take_memory() {
-    const int64_t sums = kTileBlock * 2 * kInt8Panel, offsets = 4 * chunks_;
+    const int64_t sums = kTileBlock * kSumsRow, offsets = 4 * chunks_;
     int32_t* block = int8_scratch(sums + offsets + 2 * kTileSize / 4 + kTileBlock * chunks_ * kTileBytes / 4 + 64);
     if (block == nullptr) return false;
     sums_ = block;
@@ -130,33 +134,47 @@ class TileProduct {
 
   // `count` rows (at most kTileBlock) whose offsets are given, by the panels [panel, last_panel).
   void block(const RowOffsets& at, int64_t row, int count, int panel, int last_panel) {
-    TileRows rows[kTileBlock / kTileRows];
-    const int groups = (count + kTileRows - 1) / kTileRows;
-    for (int g = 0; g < groups; ++g) rows[g] = rows_of(at, g * kTileRows, count);
-    for (; panel + 2 <= last_panel; panel += 2) panels<2>(rows, groups, at, row, count, panel);
-    if (panel < last_panel) panels<1>(rows, groups, at, row, count, panel);
+    at_ = &at;
+    row_ = row;
+    count_ = count;
+    groups_ = (count + kTileRows - 1) / kTileRows;
+    for (int g = 0; g < groups_; ++g) rows_[g] = rows_of(g * kTileRows);
+    for (int g = 0; g < groups_; g += 2) leaves_as_it_is_[g / 2] = p_.kind == Int8Out::int32 && evenly_stored(g * kTileRows);
+    for (; panel + 2 <= last_panel; panel += 2) panels<2>(panel);
+    if (panel < last_panel) panels<1>(panel);
   }
 
  private:
-  bool evenly_spaced(const RowOffsets& at, int first) const {
-    const int64_t step = at.in[first + 1] - at.in[first];
+  // Sixteen rows from `first` on that lie a fixed distance apart.
+  bool evenly_spaced(const int64_t* offsets, int first) const {
+    const int64_t step = offsets[first + 1] - offsets[first];
     for (int i = 2; i < kTileRows; ++i) {
-      if (at.in[first + i] - at.in[first + i - 1] != step) return false;
+      if (offsets[first + i] - offsets[first + i - 1] != step) return false;
     }
     return true;
   }
 
-  TileRows rows_of(const RowOffsets& at, int first, int count) {
+  // Whether the pair of groups from row `first` on can be stored tile by tile.
+  bool evenly_stored(int first) const {
+    const int64_t* out = at_->out;
+    if (first + kTileRows > count_ || !evenly_spaced(out, first)) return false;
+    const int below = first + kTileRows;
+    return below >= count_ || (below + kTileRows <= count_ && evenly_spaced(out, below) &&
+                               out[below + 1] - out[below] == out[first + 1] - out[first]);
+  }
+
+  TileRows rows_of(int first) {
     const int64_t run_bytes = static_cast<int64_t>(p_.groups_per_run) * kInt8Group;
-    if (run_bytes % kTileBytes == 0 && first + kTileRows <= count && evenly_spaced(at, first)) {
-      return {p_.in + at.in[first], in_place_, at.in[first + 1] - at.in[first]};
+    const int64_t* in = at_->in;
+    if (run_bytes % kTileBytes == 0 && first + kTileRows <= count_ && evenly_spaced(in, first)) {
+      return {p_.in + in[first], in_place_, in[first + 1] - in[first]};
     }
     const int64_t step = chunks_ * kTileBytes;
     uint8_t* const to = copied_ + first * step;
-    for (int r = 0; r < kTileRows && first + r < count; ++r) {  // rows that are not there hold anything: nobody reads their sums
+    for (int r = 0; r < kTileRows && first + r < count_; ++r) {  // rows that are not there hold anything: nobody reads their sums
       uint8_t* row = to + r * step;
       for (int run = 0; run < p_.runs; ++run, row += run_bytes) {
-        std::memcpy(row, p_.in + at.in[first + r] + run * p_.run_step, run_bytes);
+        std::memcpy(row, p_.in + in[first + r] + run * p_.run_step, run_bytes);
       }
       std::memset(row, 0, step - bytes_);
     }
@@ -169,7 +187,7 @@ class TileProduct {
   }
 
   template <int N>
-  void panels(const TileRows* rows, int groups, const RowOffsets& at, int64_t row, int count, int panel) {
+  void panels(int panel) {
     const int64_t panel_bytes = bytes_ * kInt8Panel;
     const int8_t* w[2] = {p_.weights + panel * panel_bytes, p_.weights + (panel + N - 1) * panel_bytes};
     const int64_t whole = bytes_ / kTileBytes * kTileSize;
@@ -177,32 +195,45 @@ class TileProduct {
       std::memcpy(last_weights_ + n * kTileSize, w[n] + whole, panel_bytes - whole);
       std::memset(last_weights_ + n * kTileSize + (panel_bytes - whole), 0, kTileSize - (panel_bytes - whole));
     }
+    const bool whole_panels = (panel + N) * kInt8Panel <= p_.out_columns;
     for (int64_t q = 0; q < chunks_; q += kSlice) {
       const int64_t end = chunks_ - q < kSlice ? chunks_ : q + kSlice;
-      int g = 0;
-      for (; g + 2 <= groups; g += 2) multiply<2, N>(rows + g, w, q, end, sums_of(g));
-      if (g < groups) multiply<1, N>(rows + g, w, q, end, sums_of(g));
+      int waiting = -1;  // the group of rows before, whose sums are to be finished
+      for (int g = 0; g < groups_; g += 2) {
+        const bool last = end == chunks_, leaves = last && whole_panels && leaves_as_it_is_[g / 2];
+        const TilePlace to = leaves ? out_place(g, panel) : place_of(g);
+        g + 1 < groups_ ? multiply<2, N>(rows_ + g, w, q, end, panel, place_of(g), to)
+                        : multiply<1, N>(rows_ + g, w, q, end, panel, place_of(g), to);
+        if (waiting >= 0) finish_rows<N>(waiting, panel);
+        waiting = last && !leaves ? g : -1;
+      }
+      if (waiting >= 0) finish_rows<N>(waiting, panel);
     }
-    finish_rows<N>(at, row, count, panel);
   }
 
-  int32_t* sums_of(int group) { return sums_ + group * kTileRows * 2 * kInt8Panel; }
+  // Where the sums of group g wait: for the next slice of K, or while the next pair of groups is multiplied.
+  int32_t* sums_of(int g) { return sums_ + (chunks_ > kSlice ? g : g % 4) * kTileRows * kSumsRow; }
+
+  TilePlace place_of(int g) { return {sums_of(g), sums_of(g) + kTileRows * kSumsRow, kSumsRow * 4}; }
+
+  TilePlace out_place(int g, int panel) {
+    const int first = g * kTileRows;
+    int32_t* out = static_cast<int32_t*>(p_.out) + panel * kInt8Panel;
+    int32_t* below = g + 1 < groups_ ? out + at_->out[first + kTileRows] : nullptr;
+    return {out + at_->out[first], below, (at_->out[first + 1] - at_->out[first]) * 4};
+  }
 
   template <int M, int N>
-  void multiply(const TileRows* rows, const int8_t* const (&w)[2], int64_t q, int64_t end, int32_t* sums) {
-    constexpr int64_t step = 2 * kInt8Panel * 4;
-    int32_t* below = sums + kTileRows * 2 * kInt8Panel;
-    if (q == 0) {
-      tiles_.template zero<0>();
-      if (N == 2) tiles_.template zero<1>();
-      if (M == 2) tiles_.template zero<2>();
-      if (M == 2 && N == 2) tiles_.template zero<3>();
-    } else {
-      tiles_.template load<0>(sums, step);
-      if (N == 2) tiles_.template load<1>(sums + kInt8Panel, step);
-      if (M == 2) tiles_.template load<2>(below, step);
-      if (M == 2 && N == 2) tiles_.template load<3>(below + kInt8Panel, step);
-    }
+  void multiply(const TileRows* rows, const int8_t* const (&w)[2], int64_t q, int64_t end, int panel, const TilePlace& from,
+                const TilePlace& to) {
+    const int32_t* offset = p_.offset + panel * kInt8Panel;
+    const bool begins = q == 0;  // every row of a tile is then the offsets: rows no bytes apart
+    const int64_t step = begins ? 0 : from.step;
+    const int32_t *first = begins ? offset : from.first, *below = begins ? offset : from.below;
+    tiles_.template load<0>(first, step);
+    if (N == 2) tiles_.template load<1>(first + kInt8Panel, step);
+    if (M == 2) tiles_.template load<2>(below, step);
+    if (M == 2 && N == 2) tiles_.template load<3>(below + kInt8Panel, step);
     for (; q < end; ++q) {
       tiles_.template load<6>(weights_of(w[0], q, 0), kTileBytes);
       tiles_.template load<4>(rows[0].data + rows[0].offsets[q], rows[0].step);
@@ -213,33 +244,31 @@ class TileProduct {
       if (M == 2) tiles_.template dot<2, 5, 6>();
       if (M == 2 && N == 2) tiles_.template dot<3, 5, 7>();
     }
-    tiles_.template store<0>(sums, step);
-    if (N == 2) tiles_.template store<1>(sums + kInt8Panel, step);
-    if (M == 2) tiles_.template store<2>(below, step);
-    if (M == 2 && N == 2) tiles_.template store<3>(below + kInt8Panel, step);
+    tiles_.template store<0>(to.first, to.step);
+    if (N == 2) tiles_.template store<1>(to.first + kInt8Panel, to.step);
+    if (M == 2) tiles_.template store<2>(to.below, to.step);
+    if (M == 2 && N == 2) tiles_.template store<3>(to.below + kInt8Panel, to.step);
   }
 
+  // The rows of group g and the one after it.
   template <int N>
-  void finish_rows(const RowOffsets& at, int64_t row, int count, int panel) {
-    int r = 0;
-    for (; r + 4 <= count; r += 4) finish_some<4, N>(at, r, row + r, panel);
-    for (; r < count; ++r) finish_some<1, N>(at, r, row + r, panel);
+  void finish_rows(int g, int panel) {
+    const int32_t* sums = sums_of(g);
+    int r = g * kTileRows;
+    const int end = count_ < r + 2 * kTileRows ? count_ : r + 2 * kTileRows;
+    for (; r + 4 <= end; r += 4, sums += 4 * kSumsRow) finish_some<4, N>(sums, r, panel);
+    for (; r < end; ++r, sums += kSumsRow) finish_some<1, N>(sums, r, panel);
   }
 
   template <int R, int N>
-  TW_INLINE void finish_some(const RowOffsets& at, int first, int64_t row, int panel) {
+  TW_INLINE void finish_some(const int32_t* sums, int first, int panel) {
     vi acc[R][N];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 2
-      for (int n = 0; n < N; ++n) {
-        vi offset;
-        std::memcpy(&acc[r][n], sums_ + (first + r) * 2 * kInt8Panel + n * kInt8Panel, sizeof offset);
-        std::memcpy(&offset, p_.offset + (panel + n) * kInt8Panel, sizeof offset);
-        acc[r][n] += offset;
-      }
+      for (int n = 0; n < N; ++n) std::memcpy(&acc[r][n], sums + r * kSumsRow + n * kInt8Panel, sizeof(vi));
     }
-    finish_tile<R, N>(p_, acc, at, first, row, panel);
+    finish_tile<R, N>(p_, acc, *at_, first, row_ + first, panel);
   }
 
   const Int8Problem& p_;
@@ -249,6 +278,12 @@ class TileProduct {
   int8_t* last_weights_ = nullptr;
   uint8_t* copied_ = nullptr;
   int64_t *in_place_ = nullptr, *side_by_side_ = nullptr;
+  // of the block at hand
+  const RowOffsets* at_ = nullptr;
+  int64_t row_ = 0;
+  int count_ = 0, groups_ = 0;
+  TileRows rows_[kTileBlock / kTileRows];
+  bool leaves_as_it_is_[kTileBlock / kTileRows / 2];
 };
 
 }  // namespace TW_ISA

@@ -16,18 +16,21 @@ ACTIVATIONS = ["any", "all 255", "all 0", "relu", "centred"]
 WEIGHTS = ["any", "all -128", "all 127", "bell", "small"]
 
 
-@pytest.fixture(params=["portable", "avx2", "avx512", "amx", "emulated amx"])
+@pytest.fixture(params=["portable", "avx2", "avx vnni", "avx512", "amx", "emulated amx"])
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     assert native is not None
-    before, tiles = native.isa(), native.amx()
-    wanted = "avx512" if "amx" in request.param else request.param
-    if wanted not in native.supported_isas() or (request.param == "amx" and tiles == "off"):
+    before, tiles, vnni = native.isa(), native.amx(), native.avx_vnni()
+    wanted = {"amx": "avx512", "emulated amx": "avx512", "avx vnni": "avx2"}.get(request.param, request.param)
+    missing = (request.param == "amx" and tiles == "off") or (request.param == "avx vnni" and not vnni)
+    if wanted not in native.supported_isas() or missing:
         pytest.skip("this CPU has no such instructions")
     native.set_isa(wanted)
+    native.set_avx_vnni(request.param == "avx vnni")
     native.set_amx({"amx": "hardware", "emulated amx": "emulated"}.get(request.param, "off"))
     yield request.param
     native.set_isa(before)
     native.set_amx(tiles)
+    native.set_avx_vnni(vnni)
 
 
 def activations(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -57,7 +60,7 @@ def weights(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.n
 @pytest.mark.parametrize("x_kind", ACTIVATIONS)
 def test_products_are_numpys_for_extreme_bytes_and_odd_sizes(isa: str, x_kind: str, w_kind: str) -> None:
     rng = np.random.default_rng(0)
-    for m, n, k in [(1, 17, 36), (2, 1, 4), (3, 33, 20), (7, 16, 260), (130, 40, 64), (133, 5, 1028)]:
+    for m, n, k in [(1, 17, 36), (2, 1, 4), (3, 33, 20), (7, 16, 260), (130, 40, 64), (133, 5, 1028), (289, 40, 1100)]:
         x, w = activations(rng, x_kind, (m, k)), weights(rng, w_kind, (n, k))
         offset = rng.integers(-1000, 1000, n).astype(np.int32)
         kernel = new_kernel(w[:, None, None, :], offset, np.ones(n), None)

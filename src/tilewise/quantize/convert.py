@@ -22,6 +22,7 @@ from tilewise.quantize.calibration import Calibration, check_fits, check_model, 
 from tilewise.quantize.forms import FORMS, obstacle, shared_parameters
 from tilewise.quantize.graph import Graph, trace
 from tilewise.quantize.layers import QuantizedLinear
+from tilewise.quantize.pairs import avx2_products
 from tilewise.quantize.plan import BytesResult, Product, Segment, segments
 from tilewise.tensor import Tensor, no_grad
 
@@ -33,7 +34,8 @@ _ATTENTION = ("Softmax", "LayerNormalization", "LayerNorm", "RMSNorm")
 
 @dataclass(frozen=True)
 class StepReport:
-    """What became of one step: its form, why it is float if it is, its bytes and signal-to-noise ratio in decibels."""
+    """What became of one step: its form, why it is float if it is, its bytes and signal-to-noise ratio in decibels; of
+    integer products also how AVX2 without VNNI takes them (`tilewise.quantize.pairs`)."""
 
     name: str
     kind: str
@@ -41,6 +43,7 @@ class StepReport:
     reason: str
     nbytes: int
     snr_db: float | None = None
+    avx2: str = ""
 
 
 class QuantizedModel(Module):
@@ -190,7 +193,7 @@ class QuantizedModel(Module):
     @property
     def nbytes(self) -> int:
         """Bytes of all weights, biases and scales, integer and float."""
-        return sum(report.nbytes for report in self.report())
+        return sum(_bytes_of(step, layer) for step, layer in zip(self.graph.steps, self.integer, strict=True))
 
     def report(self, x: Array | None = None, reference: Graph | None = None) -> list[StepReport]:
         """One entry per step; with an input and the float model's graph, also each result's signal-to-noise ratio."""
@@ -199,13 +202,15 @@ class QuantizedModel(Module):
         for index, (step, layer) in enumerate(zip(self.graph.steps, self.integer, strict=True)):
             if step.kind == "input":
                 continue
-            form = "float32" if layer is None else "int8"
-            size = layer.nbytes if hasattr(layer, "nbytes") else _float_bytes(step)
-            out.append(StepReport(step.name, step.kind, form, self.kept.get(step.name, ""), size, ratios.get(index)))
+            form, reason = "float32" if layer is None else "int8", self.kept.get(step.name, "")
+            size, path = _bytes_of(step, layer), avx2_products(layer)
+            out.append(StepReport(step.name, step.kind, form, reason, size, ratios.get(index), path))
         return out
 
 
-def _float_bytes(step: Step) -> int:
+def _bytes_of(step: Step, layer: Any) -> int:
+    if hasattr(layer, "nbytes"):
+        return int(layer.nbytes)
     held = [a for a in (step.weight, step.bias) if a is not None]
     if step.node is not None:
         held += [a for a in (*step.node.inputs, *step.node.params.values()) if isinstance(a, np.ndarray)]

@@ -75,7 +75,7 @@ def _layers(layers: list[Any], names: dict[str, str]) -> None:
     from rich.table import Table
 
     table = Table(title="What became of each step", title_justify="left")
-    for heading in ("step", "kind", "form", "bytes", "signal to noise", "why float"):
+    for heading in ("step", "kind", "form", "bytes", "signal to noise", "on AVX2", "why float"):
         table.add_column(heading, justify="right" if heading in ("bytes", "signal to noise") else "left")
     for step in layers:
         ratio = "" if step.snr_db is None else f"{step.snr_db:.1f} dB"
@@ -85,6 +85,7 @@ def _layers(layers: list[Any], names: dict[str, str]) -> None:
             step.form,
             f"{step.nbytes:,}" if step.nbytes else "",
             ratio,
+            step.avx2,
             step.reason,
         )
     show(table)
