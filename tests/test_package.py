@@ -78,7 +78,7 @@ def test_the_version_names_kernels_and_machine():
         said = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TILEWISE_NATIVE": native})
         assert said.returncode == 0, said.stderr
         version, built, machine = said.stdout.splitlines()
-        assert version.startswith("tilewise ") and kernels in built and "Python" in machine
+        assert version.startswith("tilewise ") and ", built as " in version and kernels in built and "Python" in machine
 
 
 SDIST = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["scikit-build"]["sdist"]

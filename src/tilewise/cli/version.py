@@ -8,8 +8,20 @@ from typing import Annotated
 import typer
 
 
+def build() -> str:
+    """The tag of the wheel that was installed, which names the Python and the systems it was built for."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        wheel = distribution("tilewise").read_text("WHEEL") or ""
+    except PackageNotFoundError:
+        wheel = ""
+    tags = [line.removeprefix("Tag: ") for line in wheel.splitlines() if line.startswith("Tag: ")]
+    return f"built as {tags[0]}" if tags else "not installed, only on the path"
+
+
 def describe_version() -> str:
-    """Three lines: tilewise, its kernels, the machine."""
+    """Three lines: tilewise and its build, its kernels, the machine."""
     import numpy as np
 
     from tilewise import __version__
@@ -21,7 +33,7 @@ def describe_version() -> str:
     else:
         kernels = f"{native.isa()} in use, of {', '.join(native.supported_isas())}"
     return (
-        f"tilewise {__version__}\n"
+        f"tilewise {__version__}, {build()}\n"
         f"kernels: {kernels}\n"
         f"machine: {cpu_name()}, {cores()} core{'s' * (cores() != 1)}, {platform.system()} {platform.machine()}, "
         f"Python {platform.python_version()}, NumPy {np.__version__}"
