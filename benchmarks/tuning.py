@@ -1,10 +1,13 @@
 """The tuner on this CPU: choices for shapes drawn at random against measuring every tile, and what a choice costs.
 
-    python -m benchmarks.tuning [--shapes 24] [--seed 1]
+    python -m benchmarks.tuning [--shapes 24] [--convolutions 12] [--seed 1]
+    python -m benchmarks.tuning --left-out                # as on a processor that no model has seen
+    python -m benchmarks.tuning --left-out --calibrate    # and after a minute of `tilewise calibrate` there
 
-The shapes are matrix products in no collection. A tile is chosen without measuring, after five measurements, by the
-analytical default, and by measuring all; the four then run in turns (`tilewise tune --check` does the same for shapes
-of your own). "met before" is a product through `dispatch` with the chooser on beside one with it off, in seconds.
+The shapes are matrix products and convolutions in no collection. `--left-out` takes this processor's kernels out of
+what the model and its margin are fitted on. A tile is chosen without measuring, after five measurements, by the
+analytical default, and by measuring all; they then run in turns (`tilewise tune --check` does the same for shapes of
+your own). "met before" is a product through `dispatch` with the chooser on beside one with it off, in seconds.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,28 +27,49 @@ import tilewise
 from benchmarks.harness import interleaved, machine_class, placed, today
 from tilewise._files import write_whole
 from tilewise.backend import OptimizedBackend
+from tilewise.costmodel.data.collection import read_collection
+from tilewise.costmodel.data.dataset import find_collection
+from tilewise.tune.choose.calibration.calibrated import Calibrated, model_scores, read_calibration
+from tilewise.tune.choose.calibration.run import Calibration
 from tilewise.tune.choose.check import check
 from tilewise.tune.choose.chooser import make_chooser
 from tilewise.tune.choose.decide import decide
-from tilewise.tune.choose.scores import shipped_scores
+from tilewise.tune.choose.scores import file_scores, shipped_scores
 from tilewise.tune.families.triton.family import get_family
+from tilewise.tune.measure.cpu.device import CpuDevice
+from tilewise.tune.measure.export import slug
 from tilewise.tune.problem import Config, Problem, Value
+from tools.ship_cpu import processor, ship
 
 RESULTS = Path(__file__).parent / "results" / "tuning.json"
+UNSEEN = RESULTS.with_name("tuning_unseen.json")
 CONFIGURATIONS = 500
 _CHOICES = 100
 
 
 def shapes(count: int, seed: int) -> list[Mapping[str, Value]]:
-    """Products of a quarter of a million to sixteen million multiplications, sizes spread evenly in doublings, half of
+    """Products of a quarter of a million to a hundred million multiplications, sizes spread evenly in doublings, half of
     them of row-major operands and half with transposed views."""
     rng = np.random.default_rng(seed)
     found: list[Mapping[str, Value]] = []
     while len(found) < count:
-        m, n, k = (int(size) for size in np.exp2(rng.uniform(4, 10, 3)))
-        if 2.5e5 <= m * n * k <= 1.6e7:
+        m, n, k = (int(size) for size in np.exp2(rng.uniform(4, 11, 3)))
+        if 2.5e5 <= m * n * k <= 1e8:
             layout = str(rng.choice(["nn", "nt", "tn", "tt"], p=[0.5, 0.25, 0.15, 0.1]))
             found.append({"family": "matmul", "m": m, "n": n, "k": k, "layout": layout})
+    return found
+
+
+def convolutions(count: int, seed: int) -> list[Mapping[str, Value]]:
+    """Convolutions of one to sixty million multiplications: kernels of 1, 3 and 5, strides of 1 and 2."""
+    rng = np.random.default_rng([seed, 2])
+    found: list[Mapping[str, Value]] = []
+    while len(found) < count:
+        channels, filters = (int(size) for size in np.exp2(rng.uniform(3, 8, 2)))
+        size, kernel, stride = int(np.exp2(rng.uniform(2.5, 6))), int(rng.choice([1, 3, 5])), int(rng.choice([1, 1, 2]))
+        if 1e6 <= channels * filters * (size // stride) ** 2 * kernel**2 <= 6e7:
+            place = {"height": size, "width": size, "kernel": kernel, "stride": stride, "padding": kernel // 2}
+            found.append({"family": "conv2d", "batch": 1, "channels": channels, "filters": filters, **place})
     return found
 
 
@@ -91,19 +116,67 @@ def _median_seconds(run: Callable[[Any], Any], asked: Sequence[Any]) -> float:
     return statistics.median(seconds[_CHOICES // 10 :])
 
 
+def unseen_model(folder: str) -> Path:
+    """A CPU model whose weights, margin and calibration know nothing of this processor."""
+    path, here = Path(folder) / "unseen.safetensors", processor(slug(CpuDevice().machine.identity))
+    ship(read_collection(find_collection("cpu")), 1, path, here)
+    return path
+
+
+def calibrated_here(model: Path | None, folder: str, seed: int) -> tuple[Calibrated, dict[str, float]]:
+    """This machine's calibration, made now, and how long that took."""
+    found = None if model is None else file_scores(model)
+    scores = (
+        model_scores()
+        if found is None
+        else lambda problem, tiles: found.hyper.coefficient * found.scores(problem, tiles)
+    )
+    run = Calibration(folder=folder, seed=seed, threads=1, scores=scores)
+    report = run.run()
+    print(f"calibrated in {report.seconds:.0f} s", flush=True)
+    return read_calibration(run.native, report.path, scores), {"calibrate": report.seconds}
+
+
+def by_family(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Geometric means and the worst of each choice, over a family's problems; the worst over the default too."""
+    rows: dict[str, Any] = {}
+    for family in sorted({one["problem"]["family"] for one in found["problems"]}):
+        some = [one for one in found["problems"] if one["problem"]["family"] == family]
+        ways = [way for way in ("default", "first", "five", "calibrated") if some[0][way] is not None]
+        ratios = {way: np.array([one[way] for one in some]) for way in ways}
+        rows[family] = {"problems": len(some)} | {
+            way: {"mean": float(np.exp(np.log(own).mean())), "worst": float(own.min())} for way, own in ratios.items()
+        }
+        for way in ways[1:]:
+            rows[family][way]["worst_over_default"] = float((ratios[way] / ratios["default"]).min())
+    return rows
+
+
 def main() -> None:
     flags = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     flags.add_argument("--shapes", type=int, default=24)
+    flags.add_argument("--convolutions", type=int, default=12)
     flags.add_argument("--seed", type=int, default=1)
+    flags.add_argument("--left-out", action="store_true", help="with a model that has not seen this processor")
+    flags.add_argument("--calibrate", action="store_true", help="calibrate first, with one thread")
     options = flags.parse_args()
     tilewise.set_num_threads(1)
-    checked = check(shapes(options.shapes, options.seed), say=lambda line: print(line, flush=True))
+    problems = [*shapes(options.shapes, options.seed), *convolutions(options.convolutions, options.seed)]
+    with tempfile.TemporaryDirectory(prefix="tilewise-tuning-") as folder:
+        model = unseen_model(folder) if options.left_out else None
+        calibrated, seconds = calibrated_here(model, folder, options.seed) if options.calibrate else (None, {})
+        checked = check(
+            problems, model=model and str(model), calibrated=calibrated, say=lambda line: print(line, flush=True)
+        )
     found: dict[str, Any] = checked.as_dict()
     del found["machine"]
     found |= {"date": today(), "machine": machine_class(), "seed": options.seed}
-    found |= {"met_before": met_before(), "choosing": choosing(options.seed)}
-    write_whole(placed(RESULTS), json.dumps(found, indent=1) + "\n")
-    print({key: found[key] for key in ("first", "five", "default", "time_ratio", "met_before", "choosing")})
+    found |= {"families": by_family(found), "seconds": seconds}
+    if not options.left_out:
+        found |= {"met_before": met_before(), "choosing": choosing(options.seed)}
+    write_whole(placed(UNSEEN if options.left_out else RESULTS), json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found["families"], indent=1))
+    print({key: found[key] for key in ("met_before", "choosing") if key in found})
 
 
 if __name__ == "__main__":

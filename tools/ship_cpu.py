@@ -3,6 +3,7 @@
     python -m tools.ship_cpu --table                      # leave one machine out: results/machines.json
     python -m tools.ship_cpu --table --models CpuRidge TileRanker GBDT
     python -m tools.ship_cpu --ship                       # the model in the package, with the margin of the table
+    python -m tools.ship_cpu --without amd-epyc --out x.safetensors   # one that has not seen a processor
 
 A fold leaves out the kernels of one kind of CPU (a processor as one instruction set), of one processor, or of one
 instruction set, and teaches on the others. On what was left out: the default, the first choice (not measured: the
@@ -157,20 +158,26 @@ def _judge(judged: dict[str, list[Case]], machines: Sequence[str]) -> dict[str, 
     return {"margin": best_margin(single), "error": float(np.sqrt(np.mean(np.square(errors)))), "folds": rows}
 
 
-def ship(collection: Collection, seed: int) -> None:
+def ship(collection: Collection, seed: int, path: Path = FOLDER / "cpu.safetensors", without: str = "") -> None:
+    """A model with its margin and calibration; `without` leaves a processor out of all three."""
     kept = json.loads(RESULTS.read_text(encoding="utf-8"))["models"][NAME]
-    every = [m for split in ("train", "valid") for m in collection.splits[split]]
-    model = fit(NAME, every, collection, seed)
-    model.record |= {"margin": kept["margin"], "error": kept["error"]}
-    path = FOLDER / "cpu.safetensors"
+    margin = kept["folds"][f"processor {without}"]["margin"] if without else kept["margin"]
+    seen = [m for split in ("train", "valid") for m in collection.splits[split] if processor(machine_of(m)) != without]
+    model = fit(NAME, seen, collection, seed)
+    model.record |= {"margin": margin, "error": kept["error"]}
     model.save(path)
-    recalibrate("cpu", path, calibration_path(path))
+    names = {m.kernel.name for m in seen}
+    recalibrate("cpu", path, calibration_path(path), kept=lambda kernel: kernel.name in names)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--table", action="store_true", help="leave one machine out")
     parser.add_argument("--ship", action="store_true", help="train the model of the package")
+    parser.add_argument(
+        "--without", metavar="PROCESSOR", help="train a model that has not seen this processor, into --out"
+    )
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--models", nargs="*", default=[NAME])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--collection", default="cpu")
@@ -181,6 +188,11 @@ def main() -> None:
         write_whole(RESULTS, json.dumps(found, indent=1) + "\n")
     if given.ship:
         ship(collection, given.seed)
+    if given.without:
+        known = sorted({processor(machine_of(m)) for kernels in collection.splits.values() for m in kernels})
+        if given.without not in known or given.out is None:
+            parser.error(f"--without needs --out and one of these processors: {', '.join(known)}.")
+        ship(collection, given.seed, given.out, given.without)
 
 
 if __name__ == "__main__":

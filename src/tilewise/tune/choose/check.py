@@ -75,14 +75,16 @@ def check(
     model: str | None = None,
     sweeper: Sweeper | None = None,
     say: Say = lambda line: None,
+    calibrated: Calibrated | None = None,
 ) -> Check:
-    """Compare the choices on a list of problems."""
+    """Compare the choices on a list of problems; `calibrated` in place of this machine's stored calibration."""
     if not problems:
         raise ConfigurationError("There is no problem to check.")
     with tempfile.TemporaryDirectory(prefix="tilewise-check-") as folder:
         heard: list[str] = []
         tuner = Tuner(device, model=model, cache=folder, say=heard.append)
-        calibrated = None if model is not None else _calibrated(tuner, heard)
+        if calibrated is None and model is None:
+            calibrated = _calibrated(tuner, heard)
         chosen = sweeper or _sweeper(tuner.device)
         rows = []
         for number, spec in enumerate(problems, start=1):

@@ -168,12 +168,19 @@ def _model(name: str, model: str | Path | Model | None) -> tuple[Model, Hyperpar
     return model, None
 
 
-def recalibrate(collection: str, model: Path | None = None, out: Path | None = None) -> Path:
-    """Fit a model's calibration anew, on its collection's validation kernels, and keep it: beside a file of one's
-    own, in the cache folder for a shipped model, or in `out`."""
+def recalibrate(
+    collection: str,
+    model: Path | None = None,
+    out: Path | None = None,
+    *,
+    kept: Callable[[Kernel], bool] = lambda kernel: True,
+) -> Path:
+    """Fit a model's calibration anew, on its collection's validation kernels (those that are `kept`), and store it:
+    beside a file of one's own, in the cache folder for a shipped model, or in `out`."""
     path = shipped_file(collection) if model is None else model_path(model)
     data = load_dataset(collection)
-    fitted = calibrate(load_scorer(path), list(data.valid), data.schema.config_features, _noise(collection))
+    valid = [kernel for kernel in data.valid if kept(kernel)]
+    fitted = calibrate(load_scorer(path), valid, data.schema.config_features, _noise(collection))
     return save_calibration(path, fitted, out)
 
 

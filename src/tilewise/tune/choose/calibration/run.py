@@ -103,7 +103,8 @@ class Report:
 
 
 class Calibration:
-    """One run. `problems` are the user's own shapes, whose best tiles are kept too; without them the built-in list."""
+    """One run. `problems` are the user's own shapes, whose best tiles are kept too; without them the built-in list.
+    `scores` are another cost model's than the shipped one's."""
 
     def __init__(
         self,
@@ -114,6 +115,7 @@ class Calibration:
         threads: int | None = None,
         seed: int = 0,
         progress: Progress = lambda done, total, text: None,
+        scores: Scores | None = None,
     ) -> None:
         if not 0 < minutes < 1e4:
             raise ConfigurationError(f"minutes must be a positive number, not {minutes}.")
@@ -125,7 +127,7 @@ class Calibration:
         self.path = calibration_file(self.native, self.folder)
         self.part = self.path.with_suffix(".part.jsonl")
         self.measured: dict[Problem, Measured] = {}
-        self._scores: Scores | None = model_scores()
+        self._scores: Scores | None = scores or model_scores()
         self._sweeper, self.disturbed = CpuSweeper(), 0
         self._rng = np.random.default_rng(seed)
 
