@@ -1,11 +1,12 @@
 """Matrix multiplication beside NumPy (OpenBLAS) and PyTorch: large, small, skinny and odd shapes.
 
-    python -m benchmarks.gemm [--threads 1] [--only large transformer small routing threads] [--json FILE]
+    python -m benchmarks.gemm [--threads 1] [--only large transformer small transposed routing threads] [--json FILE]
     python -m benchmarks.gemm --random 500 --seed 7
 
 Every result is compared with float64 before it is timed. A ratio above 1 means tilewise is faster than the faster peer;
 each group ends with its geometric mean and its worst. `large` are cubes and their odd neighbours, `transformer` rows of
-tokens through the layers of a transformer in every layout, `small` the shapes of small models. `routing` times the
+tokens through the layers of a transformer in every layout, `small` the shapes of small models, `transposed` products
+with a transposed A that is read where it lies, as in gradients of narrow layers. `routing` times the
 implementation that the router chooses beside the others that could be fastest: the ratio is the best one's time over
 the chosen's. `threads` are large products at `--threads` (or two) beside the peers and beside one thread.
 
@@ -29,7 +30,7 @@ from benchmarks import gemm_random
 from benchmarks.harness import Row, Run, compare, write_results
 from tilewise.backend import OptimizedBackend, matmul_native
 
-PARTS = ["large", "transformer", "small", "routing", "threads"]
+PARTS = ["large", "transformer", "small", "transposed", "routing", "threads"]
 LARGE = [(512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048)]
 NEIGHBOURS = [(n, n, n) for n in (511, 513, 640, 768, 1000, 1023, 1025, 1280, 1537, 2047)]
 THREADED = [(n, n, n) for n in (1024, 1536, 2048, 4096)]
@@ -44,6 +45,11 @@ SMALL = [
     *((32, 1024, 1024), (16, 4096, 1024), (64, 512, 2048), (128, 128, 1024), (197, 768, 768), (197, 3072, 768)),
     *((256, 256, 64), (256, 64, 256), (512, 384, 384), (384, 1536, 384), (3136, 64, 576), (784, 128, 1152)),
     *((196, 256, 2304), (49, 512, 4608), (1000, 1000, 3), (3, 1000, 1000)),
+]
+TRANSPOSED = [
+    *((659, 33, 256, "tn"), (510, 41, 907, "tn"), (37, 179, 316, "tn"), (21, 287, 962, "tn"), (49, 22, 1306, "tn")),
+    *((864, 313, 178, "tn"), (156, 300, 205, "tn"), (128, 64, 512, "tn"), (784, 100, 600, "tn"), (990, 16, 1847, "tn")),
+    *((901, 107, 464, "tt"), (522, 173, 493, "tt"), (1274, 57, 720, "tt"), (159, 475, 136, "tt")),
 ]
 
 
@@ -126,6 +132,8 @@ def main() -> None:
             rows += summary("transformer", [run(*case[:3], layout=case[3], budget_s=0.4) for case in cases])
         if "small" in options.only:
             rows += summary("small", [run(*shape, budget_s=0.4) for shape in SMALL])
+        if "transposed" in options.only:
+            rows += summary("transposed", [run(*case[:3], layout=case[3], budget_s=0.4) for case in TRANSPOSED])
         if "routing" in options.only:
             choices = [routed(*shape, options.threads, options.seed, 0.4) for shape in LARGE + SMALL]
             worst = min(choices, key=lambda r: r.ratio)

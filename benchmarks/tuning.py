@@ -48,8 +48,8 @@ _CHOICES = 100
 
 
 def shapes(count: int, seed: int) -> list[Mapping[str, Value]]:
-    """Products of a quarter of a million to a hundred million multiplications, sizes spread evenly in doublings, half of
-    them of row-major operands and half with transposed views."""
+    """Products of 0.25 to 100 million multiplications, sizes spread evenly in doublings, half of them of row-major
+    operands and half with transposed views."""
     rng = np.random.default_rng(seed)
     found: list[Mapping[str, Value]] = []
     while len(found) < count:

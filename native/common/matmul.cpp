@@ -57,7 +57,8 @@ constexpr int64_t kShortK = 12, kMostlyStoring = 32, kShortBlockFloats = 16384;
 // rows where the caches of the machine say so (`packing_rows`). With fewer rows than kMany, a B whose rows lie a page apart is
 // read in shallow blocks: their pages stay within reach of the first translation buffer.
 constexpr int64_t kPackColliding = 4, kPackNarrow = 64, kPackWide = 193, kPackRowsWide = 256, kMany = 96, kShallowFew = 128;
-constexpr int64_t kPage = 4096, kNarrowStrip = 128, kFastL1 = 48 << 10, kManyColumnsOfA = 512, kManyStrips = 12;
+constexpr int64_t kLine = 64, kPage = 4096, kShallowestAcross = 96;
+constexpr int64_t kNarrowStrip = 128, kFastL1 = 48 << 10, kManyColumnsOfA = 512, kManyStrips = 12;
 
 // How the transposed product is computed: in tiles; row by row, or with its sums over k split, where there are too few
 // accumulators to keep the multipliers busy; in whole rows where they are few and wide; or all its rows at once, which are
@@ -531,10 +532,28 @@ bool worth_packing_b(const Gemm& g, const GemmTile& t) {
   return g.k * g.n * 4 > cache_sizes().l2 / 4 && g.m >= packing_rows(g, t);
 }
 
+// Packed, a panel of A is one run of memory: worth it where A is transposed or its rows lie whole pages apart and share a set of
+// L1 with each other and the strip, and where there are rows enough to be read by many strips. Copying out a few rows that
+// collide takes longer than reading them; a wide strip leaves more time to fetch them.
+bool worth_packing_a(const Gemm& g, const GemmTile& t) {
+  const int64_t rows = t.nr * 4 > kNarrowStrip ? kPackRowsWide : kMany;
+  return g.n >= kManyColumnsOfA && g.m >= rows && (g.a_col != 1 || g.a_row * 4 % kPage == 0);
+}
+
+// Read across its rows, a panel of A takes a line or two of L1 for every step along k, and the next panel wants the rest of
+// those lines: as many steps as L1 holds beside the strip. A core of one 512-bit multiplier and an L1 of 32 KB does not notice.
+// Rows: `transposed` of benchmarks.gemm, as AVX2 on both machines and as AVX-512 on the Xeon.
+int64_t depth_across_rows(const GemmTile& t) {
+  const int64_t l1 = cache_sizes().l1, step = t.nr * 4 + 2 * kLine;
+  return active_gemm().lanes == 8 || l1 >= kFastL1 ? std::max(l1 * 3 / 4 / step, kShallowestAcross) : 0;
+}
+
 // A strip of B fills three quarters of L1 where that gives blocks deep enough (each reads and writes the result again), else
 // an eighth of L2, from where whole lines arrive in time. A k half as long again is not cut.
 int64_t default_depth(const Gemm& g, const GemmTile& t) {
   const CacheSizes& caches = cache_sizes();
+  const int64_t across = g.a_col != 1 && !t.pack_a ? depth_across_rows(t) : 0;
+  if (across > 0) return g.k <= across * 3 / 2 ? std::max<int64_t>(g.k, 1) : across;
   const int64_t step = t.nr * 4;
   const int64_t depth = caches.l1 * 3 / 4 / step >= kShallow ? kShallow : std::clamp(caches.l2 / 8 / step, kShallowest, kDeep);
   const bool one_strip = g.n <= t.nr && g.k * step <= caches.l2 / 4;
@@ -551,14 +570,6 @@ void default_row_block(const Gemm& g, GemmTile& t) {
     if (t.nr == 4 * active_gemm().lanes && g.m > 6) t.mr = std::min(t.mr, 4);
     t.mc = std::max<int64_t>(4 * t.mr, round_up(kShortBlockFloats / g.n, t.mr));
   }
-}
-
-// Packed, a panel of A is one run of memory: worth it where A is transposed or its rows lie whole pages apart and share a set of
-// L1 with each other and the strip, and where there are rows enough to be read by many strips. Copying out a few rows that
-// collide takes longer than reading them; a wide strip leaves more time to fetch them.
-bool worth_packing_a(const Gemm& g, const GemmTile& t) {
-  const int64_t rows = t.nr * 4 > kNarrowStrip ? kPackRowsWide : kMany;
-  return g.n >= kManyColumnsOfA && g.m >= rows && (g.a_col != 1 || g.a_row * 4 % kPage == 0);
 }
 
 // The grid whose threads have least to do, and that reads least twice: every row of tasks reads B, every column of tasks A.
@@ -626,10 +637,10 @@ GemmTile default_tile(const Gemm& g, int threads) {
   GemmTile t;
   default_registers(g, t);
   t.pack_b = g.b_col != 1 || worth_packing_b(g, t);
+  t.pack_a = worth_packing_a(g, t);
   t.kc = default_depth(g, t);
   default_row_block(g, t);
   t.nc = std::clamp<int64_t>(caches.l3_share / (t.kc * 4), 8 * t.nr, 4096) / t.nr * t.nr;
-  t.pack_a = worth_packing_a(g, t);
   if (threads > 1 && multiply_adds(g) >= kWorthThreads) default_grid(g, threads, t);
   return t;
 }
