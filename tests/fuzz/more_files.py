@@ -140,3 +140,17 @@ def layout_index(folder: Path) -> Target:
     open_graph(file, folder / "cache")
     (index,) = (folder / "cache").glob("*/index.json")
     return Target(index, lambda path: _use_layouts(file, folder), (in_json,))
+
+
+@target
+def torch_layout_model(folder: Path) -> Target:
+    from tilewise.costmodel.layout import TrainedLayouts, load_layout_model, synthetic_graph
+    from tilewise.costmodel.layout.segments import Scaling
+    from tilewise.costmodel.layout.trained import build_layout_model
+
+    graph = synthetic_graph("g", 0, source="nlp", search="random", nodes=20, configs=5)
+    scaling = Scaling.fit([graph])
+    module, kwargs = build_layout_model("LayoutAttention", scaling.width, {"hidden": 8, "layers": 1, "op_embed": 4})
+    record = {"model": "LayoutAttention", "model_kwargs": kwargs, "hops": 2, "segment_nodes": 10}
+    TrainedLayouts(module, scaling, record).save(folder / "m.safetensors")
+    return Target(folder / "m.safetensors", lambda path: load_layout_model(path).score(graph), TENSORS)

@@ -95,7 +95,8 @@ def fold_of(data: Dataset, fold: int, folds: int) -> Dataset:
 
 def run_trial(sweep: Sweep, trial: Mapping[str, Any], report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Train one trial in its folder; what is finished there is not trained again."""
-    from tilewise.costmodel.train.loop import selection_value, train
+    from tilewise.costmodel.train.loop import train
+    from tilewise.costmodel.train.resumable import selection_value
 
     folder = Path(sweep.out) / f"trial_{trial['trial']:03}"
     done = _finished(folder / _RESULT, trial)

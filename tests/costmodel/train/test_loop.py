@@ -23,7 +23,7 @@ from tilewise.costmodel.metrics import opa  # noqa: E402
 from tilewise.costmodel.models import trained  # noqa: E402
 from tilewise.costmodel.models.torch import MODELS  # noqa: E402
 from tilewise.costmodel.train.config import default_settings  # noqa: E402
-from tilewise.costmodel.train.loop import selection_value  # noqa: E402
+from tilewise.costmodel.train.resumable import selection_value  # noqa: E402
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError  # noqa: E402
 
 QUICK = {"epochs": 3, "progress": False}

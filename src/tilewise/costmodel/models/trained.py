@@ -7,7 +7,7 @@ preparation (``prepare.*``) and a JSON record.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -153,7 +153,8 @@ def load_model(path: str | Path, device: str = "cpu", model_class: str | None = 
     with fitting(name):
         widths = file.preparation.node_width, file.preparation.config_width
     if ":" not in name:
-        _check_fit(file, name, kwargs, path)
+        misfit = FileFormatError(f"The weights in {path} do not fit the model {name}.")
+        check_weights(file.weights, kwargs, lambda: build_model(name, *widths, kwargs), misfit)
     module = build_model(name, *widths, kwargs)
     try:
         module.load_state_dict({k: torch.from_numpy(v) for k, v in file.weights.items()})
@@ -176,18 +177,17 @@ def _trusted_name(named: str, model_class: str | None, path: str | Path) -> str:
     return model_class
 
 
-def _check_fit(file: ModelFile, name: str, kwargs: Any, path: str | Path) -> None:
+def check_weights(
+    weights: Mapping[str, npt.NDArray[Any]], kwargs: Any, build: Callable[[], nn.Module], error: FileFormatError
+) -> None:
     """Whether the model that a file describes has the tensors it holds, asked before any memory is taken for it."""
     import torch
 
-    from tilewise.costmodel.models.torch import build_model
-
-    error = FileFormatError(f"The weights in {path} do not fit the model {name}.")
-    sizes = [size for array in file.weights.values() for size in array.shape]
-    most = max([len(file.weights), *sizes])
+    sizes = [size for array in weights.values() for size in array.shape]
+    most = max([len(weights), *sizes])
     if not isinstance(kwargs, dict) or any(isinstance(v, int | float) and v > most for v in kwargs.values()):
         raise error
     with torch.device("meta"):
-        module = build_model(name, file.preparation.node_width, file.preparation.config_width, kwargs)
-    if {k: tuple(v.shape) for k, v in module.state_dict().items()} != {k: v.shape for k, v in file.weights.items()}:
+        module = build()
+    if {k: tuple(v.shape) for k, v in module.state_dict().items()} != {k: v.shape for k, v in weights.items()}:
         raise error

@@ -1,18 +1,15 @@
-"""Training: repeatable by seed, resumable after a kill, keeping the weights that were best on the validation metric.
+"""Training the rankers of tiles: batches of kernels with drawn configurations, a loss over each kernel's slate.
 
-The state at the end of an epoch is written whole; an epoch's randomness comes from (seed, epoch) alone; so a run that
-was killed and resumed ends with the same weights as one that was not, bit for bit on one thread.
+A run is repeatable by seed, goes on after a kill, and keeps the weights that were best on the valid split; that part is
+in `resumable`, which other trainings share.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,12 +20,12 @@ from tilewise.costmodel.data.dataset import Dataset
 from tilewise.costmodel.data.shards import Split
 from tilewise.costmodel.features.scaling import Preparation, preparation_kinds
 from tilewise.costmodel.metrics import kendall_tau, opa, top_k_error
-from tilewise.costmodel.models.files import read_tensors, write_tensors
 from tilewise.costmodel.models.trained import MODEL_FILE, TrainedModel
 from tilewise.costmodel.train.config import TrainSettings, default_settings
 from tilewise.costmodel.train.parallel import ranks_here
+from tilewise.costmodel.train.resumable import CHECKPOINT, Report, ResumableRun, print_epoch, silent
 from tilewise.costmodel.train.sampling import Features, epoch_batches
-from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
+from tilewise.errors import ConfigurationError, UnavailableError
 
 if TYPE_CHECKING:
     import torch
@@ -36,26 +33,10 @@ if TYPE_CHECKING:
 
     from tilewise.costmodel.models.gbdt import GBDT
     from tilewise.costmodel.models.torch.ragged import Batch
-    from tilewise.costmodel.train.optimizer import FlatAdam
 
-CHECKPOINT = "checkpoint.safetensors"
 METRICS = ("opa", "tau", "top1", "top5", "top10")
 _OPA_SLOTS = 32
 _LOSS_CONFIGS = 512
-Report = Callable[[dict[str, Any]], None]
-
-
-@dataclass
-class Progress:
-    """What a checkpoint holds besides tensors."""
-
-    epoch: int = 0
-    steps: int = 0
-    seconds: float = 0.0
-    best: float | None = None
-    best_epoch: int = -1
-    best_share: float = 0.0
-    curve: list[dict[str, float]] = field(default_factory=list)
 
 
 def train(
@@ -81,10 +62,10 @@ def train(
         return _train_trees(dataset, chosen, Path(out_dir).expanduser() if out_dir else None)
     if not dataset.train.labelled or not dataset.valid.labelled:
         raise ConfigurationError("Training needs train and valid splits with runtimes; this collection lacks one.")
-    run = _Run(dataset, chosen, _device(device), Path(out_dir).expanduser() if out_dir else None)
+    run = _Run(dataset, chosen, chosen_device(device), Path(out_dir).expanduser() if out_dir else None)
     if resume:
         run.resume(progress)
-    run.learn(report or (_print_epoch if progress and run.writes else _silent))
+    run.learn(report or (print_epoch if progress and run.writes else silent))
     return run.finish()
 
 
@@ -99,16 +80,16 @@ def _train_trees(dataset: Dataset, settings: TrainSettings, folder: Path | None)
     return trees
 
 
-class _Run:
+class _Run(ResumableRun):
     def __init__(self, dataset: Dataset, settings: TrainSettings, device: str, folder: Path | None) -> None:
         import torch
 
         from tilewise.costmodel.models.torch import build_model, constructor_defaults, model_class
         from tilewise.costmodel.train.losses import parse_losses
-        from tilewise.costmodel.train.optimizer import FlatAdam
 
         keep_freed_memory()
-        self.dataset, self.settings, self.device, self.folder = dataset, settings, device, folder
+        super().__init__(settings, device, folder)
+        self.dataset = dataset
         self.loss = parse_losses(settings.losses)
         self.ranks = ranks_here(device, settings.max_seconds)
         self.writes = self.ranks is None or self.ranks.first
@@ -128,32 +109,9 @@ class _Run:
         self.module: nn.Module = module.to(device)
         self.penalty: Any = getattr(module, "penalty", None)
         self.penalty_gradient: Any = getattr(module, "add_penalty_gradient", None)
-        self.optimizer: FlatAdam = FlatAdam(
-            self.module.parameters(), settings.learning_rate, settings.clip_norm, settings.weight_decay
-        )
-        self.average = self.optimizer.values.clone() if settings.average else None
-        self.best_values = self.optimizer.values.clone()
-        self.state = Progress()
+        self._begin()
         self.features = Features(dataset.train, self.preparation)
         self.validation = Features(_first(dataset.valid, settings), self.preparation)
-
-    def learn(self, report: Report) -> None:
-        settings, state = self.settings, self.state
-        while state.epoch < settings.epochs:
-            started = time.perf_counter()
-            row = self._epoch(state.epoch, started)
-            state.epoch += 1
-            timed_out = 0 < settings.max_seconds < state.seconds + time.perf_counter() - started
-            if state.epoch % settings.eval_every == 0 or state.epoch == settings.epochs or timed_out:
-                row |= self._validate()
-                self._keep_if_best(row, settings.share_done(state.epoch, self._seconds_since(started)))
-            state.seconds += time.perf_counter() - started
-            state.curve.append(row)
-            report(row | {"epochs": settings.epochs, "seconds": state.seconds, "best_epoch": state.best_epoch})
-            if self.folder and self.writes:
-                self._write_checkpoint(self.folder / CHECKPOINT)
-            if timed_out or (state.best is not None and state.epoch - 1 - state.best_epoch >= settings.early_stop):
-                break
 
     def _epoch(self, epoch: int, started: float = 0.0) -> dict[str, float]:
         import torch
@@ -227,9 +185,6 @@ class _Run:
             scores: torch.Tensor = self.module(batch)
         return scores
 
-    def _seconds_since(self, started: float) -> float:
-        return self.state.seconds + time.perf_counter() - started if started else 0.0
-
     def _loss(self, scores: torch.Tensor, target: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Members of an ensemble, (K, members, C), each learn by themselves."""
         if scores.dim() == 3:
@@ -238,19 +193,11 @@ class _Run:
             scores = scores.flatten(0, 1)
         return self.loss(scores, target, mask)
 
-    def _update_average(self) -> None:
-        if self.average is not None:
-            # A plain mean at first, so that the initial weights do not linger.
-            self.average.lerp_(self.optimizer.values, max(1 - self.settings.average, 1 / self.optimizer.step_count))
-
-    def _validate(self) -> dict[str, float]:
+    def _measure(self) -> dict[str, float]:
         import torch
 
         from tilewise.costmodel.models.torch.predictor import score_prepared
 
-        live = self.optimizer.values.clone()
-        if self.average is not None:
-            self.optimizer.values.copy_(self.average)
         self.module.eval()
         rows, losses = [], []
         for index in range(len(self.validation)):
@@ -260,28 +207,13 @@ class _Run:
             few = slice(0, _LOSS_CONFIGS)
             pair = (torch.from_numpy(scores[few])[None], torch.from_numpy(target[few].astype(np.float32))[None])
             losses.append(float(self.loss(*pair, torch.ones_like(pair[0], dtype=torch.bool))))
-        self.validated = self.optimizer.values.clone()
-        self.optimizer.values.copy_(live)
         means = {f"val_{key}": _mean([row[key] for row in rows]) for key in METRICS}
         return means | {"val_loss": float(np.mean(losses))}
 
-    def _keep_if_best(self, row: dict[str, float], share: float) -> None:
-        """Weights from before the learning rate has come down are worse than their luck on few kernels may say."""
-        value = selection_value(row, self.settings.select)
-        first = share >= self.settings.settled > self.state.best_share
-        if self.state.best is None or first or value > self.state.best:
-            self.state.best, self.state.best_epoch, self.state.best_share = value, int(row["epoch"]), share
-            self.best_values.copy_(self.validated)
-
     def finish(self) -> TrainedModel:
-        import torch
-
         from tilewise.costmodel.confidence import calibrate
 
-        self.optimizer.values.copy_(self.best_values)
-        with torch.no_grad():
-            for parameter in self.module.parameters():
-                parameter.grad = None
+        self._take_best()
         settings = self.settings.as_dict() | {"model_kwargs": self.kwargs}
         record = {
             "model": self.settings.model,
@@ -307,56 +239,6 @@ class _Run:
         text = json.dumps([self.settings.as_dict(), self.dataset.schema.config_features, splits], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def _write_checkpoint(self, path: Path) -> None:
-        tensors = {"values": self.optimizer.values, "best": self.best_values} | self.optimizer.state()
-        if self.average is not None:
-            tensors["average"] = self.average
-        record = vars(self.state) | {"steps": self.optimizer.step_count, "fingerprint": self._fingerprint()}
-        write_tensors(path, {name: tensor.cpu().numpy() for name, tensor in tensors.items()}, record)
-
-    def _fits(self, arrays: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
-        """Whether a checkpoint holds what this run would have written, by names, shapes and kinds."""
-        size = tuple(self.optimizer.values.shape)
-        names = {"values", "best", *self.optimizer.state(), *(["average"] if self.average is not None else [])}
-        same = arrays.keys() == names and all(a.shape == size and a.dtype == np.float32 for a in arrays.values())
-        numbers = ("epoch", "steps", "seconds", "best_epoch", "best_share")
-        return (
-            same
-            and record.keys() == vars(self.state).keys()
-            and all(type(record[name]) in (int, float) and math.isfinite(record[name]) for name in numbers)
-            and isinstance(record["best"], int | float | None)
-            and isinstance(record["curve"], list)
-            and 0 <= record["epoch"] == len(record["curve"]) <= self.settings.epochs
-        )
-
-    def resume(self, progress: bool) -> None:
-        """Continue from the folder's checkpoint if it belongs to this very run; else begin anew."""
-        import torch
-
-        path = self.folder / CHECKPOINT if self.folder else None
-        if path is None or not path.is_file():
-            return
-        try:
-            arrays, record = read_tensors(path)
-        except TilewiseError as error:
-            print(f"{str(error).rstrip('.')}. Training begins anew.", file=sys.stderr)
-            return
-        if record.pop("fingerprint", None) != self._fingerprint():
-            print(f"{path} belongs to another run; training begins anew.", file=sys.stderr)
-            return
-        if not self._fits(arrays, record):
-            print(f"{path} is damaged. Training begins anew.", file=sys.stderr)
-            return
-        tensors = {name: torch.from_numpy(array.copy()).to(self.device) for name, array in arrays.items()}
-        self.optimizer.restore(tensors, int(record["steps"]))
-        self.optimizer.values.copy_(tensors["values"])
-        self.best_values.copy_(tensors["best"])
-        if self.average is not None:
-            self.average.copy_(tensors["average"])
-        self.state = Progress(**record)
-        if progress:
-            print(f"resumed after epoch {self.state.epoch}", file=sys.stderr)
-
 
 def kernel_metrics(target: Any, scores: Any) -> dict[str, float]:
     """Every metric of one kernel."""
@@ -365,16 +247,6 @@ def kernel_metrics(target: Any, scores: Any) -> dict[str, float]:
         "tau": kendall_tau(target, scores),
         **{f"top{k}": top_k_error(target, scores, k) for k in (1, 5, 10)},
     }
-
-
-def selection_value(row: dict[str, float], select: str) -> float:
-    """Larger is better; ``top`` weighs top-1 and top-5 error, the two that a tuner pays for."""
-    if select in ("opa", "tau"):
-        value = row[f"val_{select}"]
-        return value if np.isfinite(value) else -1.0
-    if select == "top":
-        return -(row["val_top1"] + 2 * row["val_top5"])
-    return -row[f"val_{select}"]
 
 
 def _mean(values: list[float]) -> float:
@@ -395,7 +267,8 @@ def _first(split: Split, settings: TrainSettings) -> Any:
     return split if settings.validate_batches < 0 else split[: max(1, settings.validate_batches) * settings.batch]
 
 
-def _device(name: str) -> str:
+def chosen_device(name: str) -> str:
+    """`auto` is a GPU where there is one."""
     if name != "auto" and name.partition(":")[0] not in ("cpu", "cuda"):
         raise ConfigurationError(f"device is cpu, cuda or auto, not {name!r}")
     try:
@@ -422,17 +295,3 @@ def keep_freed_memory() -> None:
         library.mallopt(trim_threshold, 512 << 20)
     except (OSError, AttributeError):
         return  # another C library: slower, nothing else
-
-
-def _print_epoch(row: dict[str, Any]) -> None:
-    line = f"epoch {row['epoch'] + 1}/{row['epochs']}  loss {row['train_loss']:.4f}  opa {row['train_opa']:.3f}"
-    if "val_opa" in row:
-        line += (
-            f"  | valid: opa {row['val_opa']:.3f}  top-1 {row['val_top1']:.2%}  top-5 {row['val_top5']:.2%}"
-            f"  best epoch {row['best_epoch'] + 1}"
-        )
-    print(f"{line}  {row['seconds']:.1f} s", file=sys.stderr, flush=True)
-
-
-def _silent(row: dict[str, Any]) -> None:
-    del row

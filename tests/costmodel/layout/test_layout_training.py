@@ -1,0 +1,209 @@
+"""Training on layout graphs: segments add up to the whole, memory is a segment's, runs repeat and go on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tilewise.costmodel.layout import Layouts, load_layout_model, synthetic_graph, train_layouts  # noqa: E402
+from tilewise.costmodel.layout import train as module  # noqa: E402
+from tilewise.costmodel.layout.models import MODELS  # noqa: E402
+from tilewise.costmodel.layout.segments import Scaling, SegmentedGraphs, cut, near  # noqa: E402
+from tilewise.costmodel.layout.trained import build_layout_model, score_graph, taus  # noqa: E402
+from tilewise.costmodel.train.losses import parse_losses  # noqa: E402
+from tilewise.errors import ConfigurationError, FileFormatError  # noqa: E402
+
+SMALL = {"hidden": 8, "layers": 2, "op_embed": 4}
+
+
+def graph(seed: int = 0, nodes: int = 40, configs: int = 24, source: str = "xla"):
+    return synthetic_graph(f"g{seed}", seed, source=source, search="random", nodes=nodes, configs=configs)
+
+
+def data(train: int = 6, valid: int = 2) -> Layouts:
+    made = [graph(seed) for seed in range(train + valid)]
+    return Layouts("xla:random", made[:train], made[train:], [])
+
+
+def model(name: str, scaling: Scaling, seed: int = 0):
+    torch.manual_seed(seed)
+    return build_layout_model(name, scaling.width, SMALL)[0]
+
+
+def one_step(name: str, given, segments, through: int):
+    """The gradients of one slate's loss, as one vector."""
+    made = model(name, Scaling.fit([given]))
+    config = module.configurations(given, np.arange(12))
+    scores = module.slate_scores(made, segments, config, through)
+    target = torch.from_numpy(given.target(np.arange(12)))
+    loss = parse_losses("PairwiseHingeLoss")(scores[None], target[None].float(), torch.ones(1, 12, dtype=torch.bool))
+    loss.backward()
+    return (
+        float(loss.detach()),
+        torch.cat([p.grad.flatten() for p in made.parameters() if p.grad is not None]),
+        scores.detach(),
+    )
+
+
+def test_segments_hold_every_node_near_a_configurable_one_once():
+    given = graph(nodes=200)
+    scaling = Scaling.fit([given])
+    segments = cut(given, scaling, hops=2, segment_nodes=30)
+    assert sum(len(segment.node) for segment in segments) == near(given, 2).sum() == segments[0].graph_nodes
+    assert max(len(segment.node) for segment in segments) <= 30
+    columns = np.concatenate([segment.columns for segment in segments])
+    assert sorted(columns.tolist()) == list(range(len(given.config_ids)))
+    assert sum(float(segment.share.sum()) for segment in segments) == pytest.approx(1.0, abs=1e-5)
+    one = cut(given, scaling, hops=2, segment_nodes=10_000)[0]
+    inside = near(given, 2)
+    assert len(one.edges) == inside[given.edge_index].all(axis=1).sum()
+    assert sum(len(segment.edges) for segment in segments) > 0.7 * len(one.edges)
+
+
+def test_nodes_are_left_out_by_their_distance():
+    given = graph(nodes=100)
+    reached = set(given.config_ids.tolist())
+    for hops in range(4):
+        assert set(np.flatnonzero(near(given, hops)).tolist()) == reached
+        reached |= {int(v) for u, v in given.edge_index if u in reached} | {
+            int(u) for u, v in given.edge_index if v in reached
+        }
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_one_segment_is_the_whole_graph(name):
+    """Scores and gradients are those of plain autograd through everything."""
+    given = graph()
+    (whole,) = cut(given, Scaling.fit([given]), 3, 1000)
+    loss, grads, scores = one_step(name, given, [whole], 0)
+    made = model(name, Scaling.fit([given]))
+    config = made.tensor(module.configurations(given, np.arange(12))[:, whole.columns])
+    plain = made.score(made.encode(whole, config, 12), 12)
+    torch.testing.assert_close(plain, scores)
+    assert np.isfinite(loss) and grads.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_through_drawn_segments_average_to_those_through_all(name):
+    given = graph(nodes=60)
+    segments = cut(given, Scaling.fit([given]), 3, 12)
+    assert len(segments) > 3
+    drawn = [one_step(name, given, segments, through) for through in range(len(segments))]
+    for loss, _, scores in drawn:  # the loss sees the whole graph whichever segment was drawn
+        assert loss == pytest.approx(drawn[0][0], rel=1e-5)
+        torch.testing.assert_close(scores, drawn[0][2], rtol=1e-4, atol=1e-5)
+    made = model(name, Scaling.fit([given]))
+    config = module.configurations(given, np.arange(12))
+    pooled = sum(made.encode(s, made.tensor(config[:, s.columns]), 12) for s in segments)
+    target = torch.from_numpy(given.target(np.arange(12))).float()
+    loss = parse_losses("PairwiseHingeLoss")(made.score(pooled, 12)[None], target[None], torch.ones(1, 12).bool())
+    loss.backward()
+    full = torch.cat([p.grad.flatten() for p in made.parameters() if p.grad is not None])
+    mean = torch.stack([grads for _, grads, _ in drawn]).mean(0)
+    torch.testing.assert_close(mean, full, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_a_step_keeps_for_its_backward_pass_does_not_grow_with_the_graph(name):
+    """Counted in bytes: everything that autograd saves."""
+    saved = []
+    for nodes in (60, 600):
+        given = graph(nodes=nodes, configs=12)
+        segments = cut(given, Scaling.fit([given]), 3, 50)
+        seen: dict[int, int] = {}
+
+        def note(tensor, seen=seen):
+            seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        made = model(name, Scaling.fit([given]))
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            module.slate_scores(made, segments, module.configurations(given, np.arange(12)), 0)
+        saved.append(sum(seen.values()))
+    assert saved[1] < 1.5 * saved[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_score_does_not_depend_on_what_it_was_computed_with(name, monkeypatch):
+    given = graph(configs=50)
+    segments = cut(given, Scaling.fit([given]), 3, 20)
+    made = model(name, Scaling.fit([given])).eval()
+    every = score_graph(made, given, segments)
+    monkeypatch.setattr("tilewise.costmodel.layout.trained.AT_ONCE", 7)
+    np.testing.assert_allclose(score_graph(made, given, segments), every, rtol=1e-4, atol=1e-5)
+    some = np.array([41, 3, 17])
+    np.testing.assert_allclose(score_graph(made, given, segments, some), every[some], rtol=1e-4, atol=1e-5)
+
+
+def test_segments_beyond_the_budget_are_made_again():
+    given = [graph(seed) for seed in range(3)]
+    kept = SegmentedGraphs(given, Scaling.fit(given), 3, 20)
+    none = SegmentedGraphs(given, Scaling.fit(given), 3, 20, budget=0)
+    assert kept[1] is kept[1] and none[1] is not none[1]
+    np.testing.assert_array_equal(kept[1][0].node, none[1][0].node)
+
+
+SETTINGS = {"epochs": 2, "configs": 8, "least_steps": 2, "eval_every": 1, "model_kwargs": SMALL, "segment_nodes": 15}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_trains_repeats_by_its_seed_and_is_read_back(name, tmp_path):
+    runs = [train_layouts(data(), name, progress=False, device="cpu", seed=3, **SETTINGS) for _ in range(2)]
+    given = graph(99)
+    np.testing.assert_array_equal(runs[0].score(given), runs[1].score(given))
+    runs[0].save(tmp_path / "m.safetensors")
+    read = load_layout_model(tmp_path / "m.safetensors")
+    np.testing.assert_array_equal(read.score(given), runs[0].score(given))
+    assert read.record["collection"] == "xla:random" and read.record["segment_nodes"] == 15
+
+
+def test_a_run_that_was_stopped_goes_on_and_ends_the_same(tmp_path, capsys):
+    whole = train_layouts(data(), progress=False, device="cpu", **SETTINGS)
+
+    def stop(row):
+        if row["epoch"] == 0:
+            raise KeyboardInterrupt
+
+    # The checkpoint of an epoch is written after its report: so the first one of the stopped run is of its second try.
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            train_layouts(data(), out_dir=tmp_path, report=stop, device="cpu", **SETTINGS)
+    later = lambda row: None if row["epoch"] < 1 else stop({"epoch": 0})  # noqa: E731
+    with pytest.raises(KeyboardInterrupt):
+        train_layouts(data(), out_dir=tmp_path, report=later, device="cpu", **SETTINGS)
+    assert (tmp_path / "checkpoint.safetensors").is_file()
+    resumed = train_layouts(data(), out_dir=tmp_path, device="cpu", **SETTINGS)
+    assert "resumed after epoch 1" in capsys.readouterr().err
+    np.testing.assert_array_equal(resumed.score(graph(99)), whole.score(graph(99)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.safetensors"]
+
+
+def test_what_cannot_be_trained_is_one_sentence():
+    with pytest.raises(ConfigurationError, match="train and valid"):
+        train_layouts(Layouts("", [graph()], [], []), progress=False)
+    with pytest.raises(ConfigurationError, match="no layout model"):
+        train_layouts(data(), "LayoutSage", progress=False)
+    with pytest.raises(ConfigurationError, match="cannot be built"):
+        train_layouts(data(), progress=False, model_kwargs={"hidden": 10, "heads": 3})
+    with pytest.raises(ConfigurationError, match="segment"):
+        train_layouts(data(), progress=False, segment_nodes=0)
+
+
+def test_a_file_that_is_no_layout_model_is_one_sentence(tmp_path):
+    from tilewise.costmodel.models.files import write_tensors
+
+    write_tensors(tmp_path / "m.safetensors", {"a": np.ones(3, np.float32)}, {"format": "other", "model": "x"})
+    with pytest.raises(FileFormatError, match="not a layout model"):
+        load_layout_model(tmp_path / "m.safetensors")
+
+
+@pytest.mark.slow
+def test_both_models_beat_chance_on_graphs_they_have_not_seen():
+    """Over 8 graphs with 60 configurations chance stays below 0.15 but once in thousands of times."""
+    made = [graph(seed, configs=60) for seed in range(32)]
+    split = Layouts("xla:random", made[:20], made[20:24], made[24:])
+    for name in MODELS:
+        trained = train_layouts(split, name, progress=False, device="cpu", epochs=8, configs=16, eval_every=4)
+        assert np.mean(taus(trained, split.test)) > 0.2
