@@ -12,8 +12,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     import difflib
 
     names = list(known)
-    near = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
-    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}."
+    plain = {name.lower(): name for name in reversed(names)}
+    near = difflib.get_close_matches(word.lower(), plain, n=1, cutoff=0.6)
+    return f"did you mean {plain[near[0]]!r}?" if near else f"known are {', '.join(names)}."
 
 
 class TilewiseError(Exception):

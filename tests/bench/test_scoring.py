@@ -47,8 +47,10 @@ def test_events_have_the_names_of_the_competition() -> None:
         "TRANSFORMER_DECATHLON",
         "TILE_OLYMPIAD",
     ]
-    with pytest.raises(ConfigurationError, match="the events are MLP_SPRINT"):
+    with pytest.raises(ConfigurationError, match="known are MLP_SPRINT"):
         TinyMLPerf.event("RELAY")
+    with pytest.raises(ConfigurationError, match="did you mean 'MLP_SPRINT'"):
+        TinyMLPerf.event("mlp_sprint")
 
 
 def test_drawn_inputs_are_new_each_time_and_look_like_the_public_ones() -> None:

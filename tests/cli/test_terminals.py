@@ -24,6 +24,21 @@ def test_a_terminal_without_our_signs_gets_letters(encoding: str, tmp_path: Path
         assert b"Traceback" not in done.stderr
 
 
+def test_a_closed_output_is_no_failure(tmp_path: Path) -> None:
+    env = os.environ | {"TILEWISE_CACHE": str(tmp_path)}
+    command = f"{sys.executable} -m tilewise check >&-"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, env=env, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_no_column_of_a_collection_is_cut_on_a_narrow_terminal(tmp_path: Path) -> None:
+    env = os.environ | {"COLUMNS": "40", "TILEWISE_CACHE": str(tmp_path)}
+    command = [sys.executable, "-m", "tilewise", "tiles", "describe", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path)
+    assert "…" not in done.stdout
+    assert "  noise: " in done.stdout or "│" not in done.stdout
+
+
 def shown(width: int, capsys: pytest.CaptureFixture[str]) -> str:
     table = Table(title="models")
     for heading in ("model", "accuracy", "points lost", "empty"):

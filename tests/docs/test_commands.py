@@ -153,10 +153,10 @@ CpuClock.time_units, CpuClock.watch = SteadyClock.time_units, SteadyClock.watch
 
 
 def typed(line: str, where: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run a line. A collector gets a clock that nothing disturbs: on a busy machine it would refuse to measure."""
+    """Run a line. What collects gets a clock that nothing disturbs: on a busy machine it would refuse to measure."""
     trained = sorted(Path(env["HOME"]).glob("out/tpugraphs_tiles/model_*"))
     line = line.replace("model_<hash>", trained[0].name if trained else "model_none")
-    if line.startswith("tilewise collect cpu"):
+    if line.startswith(("tilewise collect cpu", "tilewise calibrate")):
         (Path(env["HOME"]) / "sitecustomize.py").write_text(_CALM)
         env = env | {"PYTHONPATH": f"{env['HOME']}:{ROOT / 'tests'}:{env['PYTHONPATH']}"}
     return subprocess.run(["bash", "-c", line], cwd=where, env=env, capture_output=True, text=True, timeout=900)

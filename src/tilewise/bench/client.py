@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib import error, parse, request
@@ -60,14 +61,17 @@ def call(url: str, path: str, token: str | None = None, body: dict[str, Any] | N
         raise ConfigurationError(f"a server's address starts with http:// or https://, not {url[:40]!r}")
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     data = None if body is None else json.dumps(body).encode()
-    asked = request.Request(url.rstrip("/") + path, data=data, headers=headers)
+    try:
+        asked = request.Request(url.rstrip("/") + path, data=data, headers=headers)
+    except ValueError as problem:  # half an IPv6 address
+        raise ConfigurationError(f"{url[:80]!r} is not an address: {problem}") from None
     try:
         with request.urlopen(asked, timeout=_TIMEOUT) as answer:
             return _parsed(answer.read(_MOST_ANSWER), url)
     except error.HTTPError as refused:
         facts = _parsed(refused.read(_MOST_ANSWER), url)
         raise Rejected(str(facts.get("code", refused.code)), str(facts.get("detail", refused.reason))) from None
-    except (error.URLError, OSError) as problem:
+    except (error.URLError, OSError, HTTPException) as problem:  # the last: what answers is no web server
         raise UnavailableError(f"the board at {url} does not answer: {getattr(problem, 'reason', problem)}") from None
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise import data, models
-from tilewise.errors import ConfigurationError
+from tilewise.errors import ConfigurationError, did_you_mean
 from tilewise.fit.tasks import shifted
 from tilewise.nn import Module
 
@@ -179,8 +179,8 @@ class TinyMLPerf:
         for event in cls.events():
             if name in (event, event.name):
                 return event
-        known = ", ".join(event.name for event in cls.events())
-        raise ConfigurationError(f"there is no event {str(name)[:80]!r}; the events are {known}")
+        names = [event.name for event in cls.events()]
+        raise ConfigurationError(f"there is no event {str(name)[:80]!r}; {did_you_mean(str(name)[:80], names)}")
 
     def __class_getitem__(cls, name: str) -> Event:
         return cls.event(name)

@@ -7,6 +7,7 @@ is caught.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import warnings
@@ -34,6 +35,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point of the console script."""
+    sys.stdout, sys.stderr = sys.stdout or io.StringIO(), sys.stderr or io.StringIO()  # closed by whoever started us
     if not sys.stdout.isatty():
         os.environ.setdefault("COLUMNS", "120")  # a log has no width, and tables need some
     warnings.formatwarning = _one_line

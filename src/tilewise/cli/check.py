@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -46,6 +47,8 @@ def check(
         return
     if lesson is None and (start or only or hint or file):
         raise ConfigurationError(f"Name the lesson too: {', '.join(learn.LESSONS)}.")
+    if more and hint is None:
+        raise ConfigurationError("--more makes a hint longer: give it with --hint EXERCISE.")
     if progress or lesson is None:
         _show_progress(as_json)
         return
@@ -55,7 +58,8 @@ def check(
         return
     path = file if file is not None else Path(f"{lesson}.py")
     if start:
-        print(f"Write your answers into {learn.start(lesson, path)}, then run: tilewise check {lesson}")
+        told = "" if file is None else f" --file {shlex.quote(str(file))}"
+        print(f"Write your answers into {learn.start(lesson, path)}, then run: tilewise check {lesson}{told}")
         return
     if file is None and not path.exists():
         raise MissingFileError(f"{path} does not exist; `tilewise check {lesson} --start` writes it to fill in.")

@@ -95,6 +95,9 @@ def check_arguments(signature: inspect.Signature, options: Mapping[str, Any]) ->
             if (name == "plot" or told.startswith("Where the picture")) and value.suffix.lower() not in PICTURES:
                 raise ConfigurationError(f"{label} {value}: a picture's name ends in {', '.join(PICTURES)}")
             check_output(value, label, folder=told.startswith("Folder"))
+            for other in OUTPUTS - {name}:
+                if options.get(other) == value and not value.is_dir():
+                    raise ConfigurationError(f"{label} and --{other.replace('_', '-')} name the same file, {value}")
 
 
 def _declared(parameter: inspect.Parameter | None) -> Any:

@@ -115,7 +115,7 @@ def _spec(family: str, shape: str | None, options: list[str], device: str) -> di
     from tilewise.errors import ConfigurationError, did_you_mean
     from tilewise.profile.targets import MODELS
 
-    shape = shape.lower() if shape else shape
+    shape = shape.lower().replace("×", "x") if shape else shape  # × is how our own tables write it
     if family not in (known := _families(device)):
         if _SHAPE.match(family):
             raise ConfigurationError(f"the family comes before its sizes: tilewise tune {shape or 'matmul'} {family}")
@@ -132,6 +132,8 @@ def _spec(family: str, shape: str | None, options: list[str], device: str) -> di
         name, equals, value = word.partition("=")
         if not equals:
             raise ConfigurationError(f"--set takes name=value, as in layout=nt, not {word!r}")
+        if name in spec:
+            raise ConfigurationError(f"--set {word}: {name} is {spec[name]} already")
         spec[name] = int(value) if value.lstrip("-").isdigit() else value
     return spec
 

@@ -30,7 +30,9 @@ def load(path: str, name: str) -> tuple[Callable[..., Any] | None, str]:
     try:
         names = runpy.run_path(path)
     except SyntaxError as error:
-        return None, f"{UNREADABLE}: {error.msg} in line {error.lineno}"
+        return None, f"{UNREADABLE}: {error.msg}" + (f" in line {error.lineno}" if error.lineno else "")
+    except SystemExit:
+        return None, "the file leaves Python (sys.exit or the like) before the check can begin; take that out"
     except Exception as error:
         return None, f"the file stops with {sentence(error, path)}"
     function = names.get(name)

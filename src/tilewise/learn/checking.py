@@ -131,7 +131,7 @@ def feedback(
         except TimeoutError:
             return f"it did not come to an end within {time_limit:g} seconds; look for a loop that never stops"
         except Gone as gone:
-            return f"the process ended before the check did ({gone})"
+            return f"there is no answer: {gone}"
 
 
 def _verdict(exercise: Exercise, answer: Callable[..., Any]) -> str:

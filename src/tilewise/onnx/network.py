@@ -141,7 +141,7 @@ def as_input(value: Any, port: Port) -> Tensor:
     fixed = [(i, n) for i, n in enumerate(port.shape) if isinstance(n, int) and i > 0]
     if given.ndim != len(port.shape) or any(given.shape[i] != n for i, n in fixed):
         wanted = ", ".join("?" if n is None else str(n) for n in port.shape)
-        raise ShapeError(one_line(f"the input {port.name} takes shape ({wanted}), not {given.shape}"))
+        raise ShapeError(one_line(f"the input {port.name!r} takes shape ({wanted}), not {given.shape}"))
     return given
 
 

@@ -22,11 +22,11 @@ def bytes_(value: float) -> str:
 
 
 def count(value: float) -> str:
-    """1.23 G, 45.6 M: for FLOPs and FLOP/s."""
+    """1.23 G, 45.6 M, or 0 and a space: what a unit, FLOP or FLOP/s, is put behind."""
     for scale, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
         if value >= scale:
             return f"{value / scale:.3g}{unit}" if value / scale < 999.5 else f"{value / scale:.0f}{unit}"
-    return f"{value:.3g}"
+    return f"{value:.3g} "
 
 
 def share(value: float) -> str:

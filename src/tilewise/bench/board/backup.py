@@ -115,7 +115,7 @@ def _empty_board(where: str | Path, key: Path | None, secret: bytes) -> Board:
     board = open_board(where, key=key)
     if board.head()[0]:
         board.close()
-        raise ConfigurationError("a backup is restored into an empty board, and this one has entries")
+        raise ConfigurationError("a backup is restored into an empty board, and this one is already in use")
     board.key = secret
     board.write_key()
     return board

@@ -73,7 +73,7 @@ def merge(
         return
     for name, counts in results.items():
         parts = ", ".join(f"{count:,} {what}" for what, count in counts.items())
-        typer.echo(f"{name}: new were {parts}.")
+        typer.echo(f"{name}: added {parts}.")
 
 
 @store.command()

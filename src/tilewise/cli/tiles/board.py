@@ -19,7 +19,9 @@ def board(
     ),
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
     epochs: Annotated[int | None, typer.Option(help="Passes over the train split.")] = None,
-    max_seconds: Annotated[float | None, typer.Option(help="Stop training a model after this many seconds.")] = None,
+    max_seconds: Annotated[
+        float | None, typer.Option(help="Stop training a model after this many seconds.", min=0.1)
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0,
     limit: Annotated[int | None, typer.Option(help="Read at most this many kernels of each split.", min=1)] = None,
     cache_dir: Annotated[

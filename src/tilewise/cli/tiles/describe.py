@@ -12,6 +12,8 @@ import typer
 from tilewise.cli.tables import show
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from tilewise.costmodel.data.describe import Description, GroupFigures
 
 _PICTURE_FIELDS = ("slowdowns", "deviations")
@@ -63,12 +65,12 @@ def _print(figures: Description, programs: bool) -> None:
     show(table, console)
     if figures.total is None:
         return
-    console.print(_table("family", {**figures.families, "all": figures.total}))
+    show(_table("family", {**figures.families, "all": figures.total}), console)
     if programs:
-        console.print(_table("program", figures.programs))
+        show(_table("program", figures.programs), console)
 
 
-def _table(what: str, groups: dict[str, GroupFigures]) -> object:
+def _table(what: str, groups: dict[str, GroupFigures]) -> Table:
     from rich.table import Table
 
     title = "Slower than the best by: a fixed choice, the default, the fifth best; worst and median over best"

@@ -59,7 +59,7 @@ def train(
     select: Annotated[
         str | None, typer.Option(help="Metric that chooses the checkpoint: opa, tau, top1, top5, top.")
     ] = None,
-    max_seconds: Annotated[float | None, typer.Option(help="Stop after this many seconds of training.")] = None,
+    max_seconds: Annotated[float | None, typer.Option(help="Fit the training into this many seconds.", min=0.1)] = None,
     seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0,
     seeds: Annotated[
         int, typer.Option(help="Train this many models, with consecutive seeds, and report mean and interval.", min=1)

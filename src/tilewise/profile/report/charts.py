@@ -202,7 +202,7 @@ def _dot(
     kind = "backward" if name.endswith(("_grad", "_grad_input", "_grad_weight")) else kind
     radius = 4 + 16 * math.sqrt(min(part, 1.0))
     x, y = axes.x(intensity), axes.y(rate)
-    tip = f"{name}: {count(rate)} operations/s at {intensity:.3g} per byte, {seconds(row.seconds)}"
+    tip = f"{name}: {count(rate).strip()} operations/s at {intensity:.3g} per byte, {seconds(row.seconds)}"
     label = _label(name, x, radius, _free(taken, x, y + 4)) if part > 0.02 else ""
     return (
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" style="fill:var(--{kind})" fill-opacity="0.75">'

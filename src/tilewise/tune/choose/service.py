@@ -52,12 +52,12 @@ class ServiceClient:
     def __init__(
         self, url: str, machine: Machine, say: Callable[[str], None] = lambda line: None, token: str | None = None
     ) -> None:
-        parts = urlsplit(url)
         try:
+            parts = urlsplit(url)
             port = parts.port
-        except ValueError:
-            port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+        except ValueError:  # half an IPv6 address, letters for a port
+            parts, port = urlsplit(""), None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigurationError(f"A service's address is like http://host:8100, not {url[:80]!r}.")
         shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()  # without a password
         self.url, self._machine, self._say = shown.rstrip("/"), machine, say
