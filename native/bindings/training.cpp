@@ -4,6 +4,7 @@
 #include "bindings/bindings.h"
 #include "bindings/numpy_api.h"
 #include "common/row_ops.h"
+#include "common/unaligned.h"
 
 namespace tw {
 namespace {
@@ -153,7 +154,8 @@ using Ids = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cp
 // The first id outside [0, limit), or -1 where all are inside; its position is what the error names.
 int64_t first_outside(const Ids& ids, int64_t limit) {
   for (size_t i = 0; i < ids.size(); ++i) {
-    if (ids.data()[i] < 0 || ids.data()[i] >= limit) return static_cast<int64_t>(i);
+    const int64_t id = at(ids.data(), static_cast<int64_t>(i));
+    if (id < 0 || id >= limit) return static_cast<int64_t>(i);
   }
   return -1;
 }

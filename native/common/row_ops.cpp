@@ -5,6 +5,7 @@
 
 #include "common/alloc.h"
 #include "common/thread_pool.h"
+#include "common/unaligned.h"
 
 namespace tw {
 namespace {
@@ -201,9 +202,9 @@ void embedding_grad(const float* gout, const int64_t* ids, float* out, int64_t r
   Buffer<int64_t> order(static_cast<size_t>(rows));
   std::fill_n(starts.data(), starts.size(), int64_t{0});
   int64_t* next = starts.data() + 1;  // after filling, next[t] has moved to the start of t + 1
-  for (int64_t r = 0; r < rows; ++r) ++starts[static_cast<size_t>(ids[r] + 2)];
+  for (int64_t r = 0; r < rows; ++r) ++starts[static_cast<size_t>(at(ids, r) + 2)];
   for (int64_t t = 0; t < table_rows; ++t) next[t + 1] += next[t];
-  for (int64_t r = 0; r < rows; ++r) order[static_cast<size_t>(next[ids[r]]++)] = r;
+  for (int64_t r = 0; r < rows; ++r) order[static_cast<size_t>(next[at(ids, r)]++)] = r;
   in_ranges(table_rows, row_grain(table_rows, columns), [&](int64_t b, int64_t e) {
     for (int64_t t = b; t < e; ++t) {
       const int64_t first = starts[static_cast<size_t>(t)], last = starts[static_cast<size_t>(t + 1)];

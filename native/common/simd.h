@@ -84,11 +84,11 @@ TW_INLINE void store_first(float* p, vf v, int n) { _mm256_maskstore_ps(p, lane_
 #else
 TW_INLINE vf load_first(const float* p, int n) {
   vf v = {};
-  for (int i = 0; i < n; ++i) v[i] = p[i];
+  for (int i = 0; i < n; ++i) std::memcpy(reinterpret_cast<char*>(&v) + 4 * i, p + i, 4);  // aligned or not
   return v;
 }
 TW_INLINE void store_first(float* p, vf v, int n) {
-  for (int i = 0; i < n; ++i) p[i] = v[i];
+  for (int i = 0; i < n; ++i) std::memcpy(p + i, reinterpret_cast<const char*>(&v) + 4 * i, 4);
 }
 #endif
 

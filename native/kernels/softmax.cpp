@@ -2,6 +2,7 @@
 // nothing but -inf, or with +inf or NaN in it, becomes NaN as in PyTorch.
 #include "kernels/softmax.h"
 
+#include "common/unaligned.h"
 #include "kernels/row_loops.h"
 
 namespace tw {
@@ -49,14 +50,6 @@ void log_softmax_grad(const float* y, const float* gy, float* gx, int64_t rows, 
       lanes.put(gx + i, lanes.get(gy + i) - vexp(lanes.get(y + i)) * total);
     });
   }
-}
-
-// Whoever calls may hold arrays that start anywhere; the vectors' loads do not mind, a plain one must not.
-template <typename T>
-T at(const T* from, int64_t i) {
-  T value;
-  __builtin_memcpy(&value, from + i, sizeof value);
-  return value;
 }
 
 void cross_entropy(const float* logits, const int64_t* targets, float* losses, float* logsumexp, int64_t rows,

@@ -309,15 +309,23 @@ def test_the_slope_of_gelu_at_infinity_is_its_limit(backend: str) -> None:
     )
 
 
+def moved(array: Array, offset: int) -> Array:
+    held = np.zeros(array.nbytes + offset, np.uint8)
+    out = held[offset:].view(array.dtype).reshape(array.shape)
+    out[...] = array
+    return out
+
+
 @pytest.mark.parametrize("offset", [1, 2, 3, 5])
 def test_cross_entropy_takes_arrays_that_start_anywhere(offset: int) -> None:
-    def moved(array: Array) -> Array:
-        held = np.zeros(array.nbytes + offset, np.uint8)
-        out = held[offset:].view(array.dtype).reshape(array.shape)
-        out[...] = array
-        return out
-
     logits, targets = make((5, 9)), np.arange(5)
     expected = run("cross_entropy", logits, targets)
-    for ours, plain in zip(run("cross_entropy", moved(logits), moved(targets)), expected, strict=True):
+    for ours, plain in zip(run("cross_entropy", moved(logits, offset), moved(targets, offset)), expected, strict=True):
         np.testing.assert_array_equal(ours, plain)
+
+
+@pytest.mark.parametrize("offset", [1, 4])
+def test_gradients_of_embeddings_take_arrays_that_start_anywhere(offset: int) -> None:
+    gout, ids = make((5, 9)), np.array([3, 0, 3, 1, 2])
+    expected = run("embedding_grad", gout, ids, 4)
+    np.testing.assert_array_equal(run("embedding_grad", moved(gout, offset), moved(ids, offset), 4), expected)

@@ -23,4 +23,5 @@ if not Path(tilewise.__file__).is_relative_to(folder):
 if sys.argv[2] == "stress":
     sys.argv[1:] = sys.argv[3:]
     runpy.run_path(str(Path(__file__).with_name("stress.py")), run_name="__main__")
-sys.exit(pytest.main(["-n", "0", "-p", "no:cacheprovider", "-x", *sys.argv[2:]]))
+# What a sanitizer says before it ends the process would be lost with what pytest holds back.
+sys.exit(pytest.main(["-s", "-n", "0", "-p", "no:cacheprovider", "-x", *sys.argv[2:]]))

@@ -75,8 +75,21 @@ def load_quantized(path: str | os.PathLike[str]) -> QuantizedModel:
             int(facts["samples"]),
         )
         kept = {str(name): str(reason) for name, reason in facts["kept"].items()}
-        return QuantizedModel(Graph(steps), calibration, kept, _by_step(arrays))
-    except (KeyError, ValueError, TypeError, IndexError, AttributeError, AssertionError, RecursionError):
+        model = QuantizedModel(Graph(steps), calibration, kept, _by_step(arrays))
+        for step, layer in zip(steps, model.integer, strict=True):
+            if layer is None and step.kind in ("conv", "linear") and step.weight is None:
+                raise ValueError  # left in float, and no float weight came with it
+        return model
+    except (
+        KeyError,
+        ValueError,
+        TypeError,
+        IndexError,
+        AttributeError,
+        ArithmeticError,
+        AssertionError,
+        RecursionError,
+    ):
         raise FileFormatError(f"{path} holds a quantized model that does not fit together") from None
 
 
