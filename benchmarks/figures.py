@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks import gpu_tables, llama_cpp_tables
 from benchmarks.cards import again, card, listed, machines
-from benchmarks.results_files import RESULTS, geometric, read, read_any, rows, table
+from benchmarks.results_files import RESULTS, geometric, kinds, read, read_any, rows, table
 from tilewise._wording import with_interval
 from tilewise.costmodel.board import HEADINGS, board_lines, read_board
 from tilewise.tune.search.replay import OURS, SIMPLE
@@ -113,6 +113,19 @@ def cpu_tuning() -> str:
         f"{found['time_ratio']:.0f} times as long as five."
     )
     return table(("", "geometric mean", "worst"), cells) + f"\n\n{note}"
+
+
+def unseen_tuning() -> str:
+    """The tuner with a model that has not seen the processor, on every kind of CPU it was checked on."""
+    ways = ("default", "first", "five", "calibrated")
+    cells = []
+    for kind in kinds():
+        for family, found in ((read_any("tuning_unseen", kind) or {}).get("families") or {}).items():
+            ratios = [f"{found[way]['mean']:.3f} ({found[way]['worst']:.2f})" for way in ways]
+            worst = f"{found['calibrated']['worst_over_default']:.3f}"
+            cells.append((kind, f"{found['problems']} of {family}", *ratios, worst))
+    headings = ("", "", "default", "first choice", "five measurements", "after `calibrate`, not measured")
+    return table((*headings, "the same over the default, worst"), cells)
 
 
 _CHOOSER_GROUPS = (
@@ -339,6 +352,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "replay": replayed,
     "replay without a model": without_model,
     "cpu tuning": cpu_tuning,
+    "unseen tuning": unseen_tuning,
     "chooser": chooser,
     "shipped models": shipped_errors,
     "sure": sure,
