@@ -3,8 +3,10 @@
 Products, flexible attention and blocks of models, each compiled from nothing in every way with the wall time of the
 first call; then all ways run in turns as CUDA graphs over several sets of operands. Writes inductor_race.json as it
 goes. `--peer` is a file of what nvMatmulHeuristics answers (`python3 -m benchmarks.inductor_peer` makes it, without a
-GPU): its first answers are measured beside ATen exactly as tilewise's are. The exhaustive space is compiled for the
-problems named by `--exhaustive`.
+GPU): its first answers are measured beside ATen exactly as tilewise's are. The exhaustive space (everything that
+tilewise ranks) is compiled for the problems named by `--exhaustive`, with the assembler that makes its compiled
+templates be found again, without which it takes an hour; where it takes longer than `--exhaustive-seconds` it is given
+up.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import signal
 import statistics
 import tempfile
 import time
@@ -24,7 +27,7 @@ from benchmarks.inductor_problems import Job, attention_job, attentions, model_j
 from tilewise.tune.choose.compiled import Compiled, lines
 
 WAYS = ("aten", "default", "max-autotune", "autoheuristic", "nvmatmul", "tilewise")
-_CALLS, _TURNS = 16, 9
+_CALLS, _TURNS, _LONGEST = 16, 9, 3600.0
 Run = Callable[[], Any]
 
 
@@ -48,8 +51,9 @@ def chosen_by(way: str, folder: Path, peer: dict[str, Any]) -> Iterator[str | No
     if way == "autoheuristic":
         patches["autoheuristic_use"] = "mm"
     if way == "exhaustive":
-        patches |= {"max_autotune_gemm_search_space": "EXHAUSTIVE", "max_autotune_flex_search_space": "EXHAUSTIVE"}
-    with fresh_cache(), config.patch(patches):
+        patches |= {"max_autotune_gemm_search_space": "EXHAUSTIVE", "max_autotune_flex_search_space": "EXHAUSTIVE",
+                    "triton.enable_persistent_tma_matmul": True}  # fmt: skip
+    with fresh_cache(), config.patch(patches), _found_again(way == "exhaustive"):
         if way not in ("tilewise", "nvmatmul"):
             yield None if way == "default" else MODE
             return
@@ -58,6 +62,35 @@ def chosen_by(way: str, folder: Path, peer: dict[str, Any]) -> Iterator[str | No
             for note in [enabled.reason, *(enabled.advisor.notes if enabled.advisor else [])]:
                 if note:
                     print(f"  note: {way}: {note}", flush=True)
+
+
+@contextlib.contextmanager
+def _found_again(wanted: bool) -> Iterator[None]:
+    """What was compiled ahead is found when it is timed, as with tilewise."""
+    from tilewise.inductor.processes import one_assembler
+
+    undo = one_assembler() if wanted else None
+    try:
+        yield
+    finally:
+        if undo is not None:
+            undo()
+
+
+@contextlib.contextmanager
+def _within(seconds: float) -> Iterator[None]:
+    """A TimeoutError where it takes longer."""
+
+    def late(*_: Any) -> None:
+        raise TimeoutError(f"more than {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @contextlib.contextmanager
@@ -103,29 +136,40 @@ def in_turns(torch: Any, runs: dict[str, Run]) -> dict[str, float]:
     return {name: statistics.median(found) for name, found in times.items()}
 
 
-def race(torch: Any, job: Job, ways: list[str], peer: dict[str, Any]) -> dict[str, Any]:
+def race(torch: Any, job: Job, ways: list[str], peer: dict[str, Any], longest: float = _LONGEST) -> dict[str, Any]:
+    """All ways of one problem; one that fails is left out, and so is the exhaustive one beyond `longest` seconds."""
     runs: dict[str, Run] = {}
     seconds: dict[str, float] = {}
     expected = None
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         for way in ways:
-            if way == "aten":
-                expected = job.call(*job.sets[0])
-                runs[way] = graphed(torch, job.call, job.sets)
+            try:
+                with _within(longest if way == "exhaustive" else _LONGEST):
+                    got, run, spent = _ready(torch, job, way, Path(folder), peer)
+            except Exception:
+                print(f"  {job.name}, {way}: {traceback.format_exc()[-1200:]}", flush=True)
                 continue
-            torch._dynamo.reset()
-            with chosen_by(way, Path(folder), peer) as mode:
-                compiled = torch.compile(job.call, dynamic=False, mode=mode)
-                start = time.monotonic()
-                got = compiled(*job.sets[0])
-                torch.cuda.synchronize()
-                seconds[way] = time.monotonic() - start
-                runs[way] = graphed(torch, compiled, job.sets)
             expected = got if expected is None else expected
             error = ((got - expected).float().norm() / expected.float().norm()).item()
             if not error < 2e-2:
                 raise RuntimeError(f"{way} differs by {error}")
+            runs[way] = run
+            seconds |= {way: spent} if spent else {}
         return {"us": in_turns(torch, runs), "seconds": seconds}
+
+
+def _ready(torch: Any, job: Job, way: str, folder: Path, peer: dict[str, Any]) -> tuple[Any, Run, float]:
+    """What one way computes, how to run it, and the seconds of its first call; none for ATen."""
+    if way == "aten":
+        return job.call(*job.sets[0]), graphed(torch, job.call, job.sets), 0.0
+    torch._dynamo.reset()
+    with chosen_by(way, folder, peer) as mode:
+        compiled = torch.compile(job.call, dynamic=False, mode=mode)
+        start = time.monotonic()
+        got = compiled(*job.sets[0])
+        torch.cuda.synchronize()
+        spent = time.monotonic() - start
+        return got, graphed(torch, compiled, job.sets), spent
 
 
 def jobs_of(torch: Any, given: argparse.Namespace) -> list[Callable[[], Job]]:
@@ -151,6 +195,7 @@ def main() -> int:
     parser.add_argument("--flex", type=int, default=4)
     parser.add_argument("--ways", nargs="*", default=list(WAYS))
     parser.add_argument("--exhaustive", nargs="*", type=int, default=[], help="numbers of problems, from 0")
+    parser.add_argument("--exhaustive-seconds", type=float, default=_LONGEST)
     parser.add_argument("--peer", type=Path, help="what nvMatmulHeuristics answers")
     parser.add_argument("--no-models", action="store_true")
     parser.add_argument("--only", nargs="*", type=int, help="numbers of the problems to run, in this order")
@@ -171,7 +216,7 @@ def main() -> int:
         try:
             job = jobs[number]()
             name = job.name
-            row = race(torch, job, ways_of(job, ways, number in given.exhaustive), peer)
+            row = race(torch, job, ways_of(job, ways, number in given.exhaustive), peer, given.exhaustive_seconds)
         except Exception:
             print(name, traceback.format_exc()[-1500:], flush=True)
             continue
@@ -189,6 +234,9 @@ def _warm(torch: Any, ways: tuple[str, ...]) -> None:
     job = product_job(torch, ("mm", (96, 320, 160), "bf16"))
     with contextlib.suppress(Exception):
         race(torch, job, [way for way in ways if way in ("default", "max-autotune", "tilewise")], {})
+        from torch._inductor.async_compile import AsyncCompile
+
+        AsyncCompile.wait_pool_ready()
 
 
 if __name__ == "__main__":

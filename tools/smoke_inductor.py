@@ -1,8 +1,9 @@
 """What `tilewise.inductor` promises, once through on this GPU: `python3 -m tools.smoke_inductor [WORD...]`.
 
 A process that compiled before compiles again without measuring, with and without PyTorch's own caches; a template that
-computes something else is never chosen; convolution and flexible attention compile and are right; on a GPU without a
-model PyTorch chooses by itself; choosing takes milliseconds. Every line ends with yes or NO.
+computes something else is never chosen, one that crashes or hangs costs a process of its own and nothing else;
+convolution and flexible attention compile and are right; on a GPU without a model PyTorch chooses by itself; choosing
+takes milliseconds. Every line ends with yes or NO.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from typing import Any
 import torch
 
 import tilewise.inductor
-from tilewise.inductor import fair
 from tilewise.inductor.records import summary
+from tools.spoiled import spoiled
 
 
 class _Measured:
@@ -80,32 +81,42 @@ def no_measurement_in_a_second_process() -> bool:
     return first[0] > 0 and cached[0] == 0 and remembered[0] == 0
 
 
-def a_wrong_template_is_never_chosen() -> bool:
-    """Every template is made to compute twice the product, the fastest of all; ATen must be what runs."""
+def _spoiled_bmm(how: str, batch: int, most: int = 64, isolated: bool = False) -> Any:
+    """Compile a batched product whose templates have a fault; what the report says of it."""
     import torch._inductor.config as config
 
-    right, wrong = fair._prepare, []
+    a, b = (torch.randn(batch, 512, 512, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    patches = {"force_disable_caches": True, "max_autotune_subproc_result_timeout_seconds": 30.0}
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad(), config.patch(patches):
+        torch._dynamo.reset()
+        start = time.monotonic()
+        enabled = tilewise.inductor.enable(records=Path(folder), isolated=isolated)
+        with enabled, spoiled(how, most) as changed:
+            got = torch.compile(torch.bmm)(a, b)
+        want, spent = torch.bmm(a, b), time.monotonic() - start
+        (row,) = summary(Path(folder)).rows
+        error = ((got - want).float().norm() / want.float().norm()).item()
+    print(f"  chose {row.kept} of {row.considered} in {row.seconds * 1e3:.2f} ms")
+    print(f"  {len(changed)} of {row.kept - 1} templates: each {how}; chosen {row.fastest}, {row.of_aten:.2f} times "
+          f"ATen's speed, differs by {error:.1e}, {spent:.1f} s, {enabled.advisor.notes}", flush=True)  # fmt: skip
+    return row, len(changed), error < 2e-2
 
-    def prepared(torch_: Any, choices: Any) -> Any:
-        ready = right(torch_, choices)
-        for one in ready:
-            if not one.library:
-                one.result.mul_(2)
-                wrong.append(one)
-        return ready
 
-    a, b = (torch.randn(40, 512, 512, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        fair._prepare = prepared
-        try:
-            with config.patch(force_disable_caches=True), tilewise.inductor.enable(records=Path(folder)) as enabled:
-                torch._dynamo.reset()
-                torch.compile(torch.bmm)(a, b)
-            (row,) = summary(Path(folder)).rows
-        finally:
-            fair._prepare = right
-    print("  templates made wrong:", len(wrong), row, enabled.advisor.notes)
-    return bool(wrong) and row.fastest == "ATen"
+def a_wrong_template_is_never_chosen() -> bool:
+    row, changed, right = _spoiled_bmm("is wrong", 40)
+    return bool(changed) and row.fastest == "ATen" and right
+
+
+def a_template_that_crashes_costs_nothing_but_itself() -> bool:
+    """Tried in a process of its own: this one still computes, and the next product is measured as ever."""
+    row, changed, right = _spoiled_bmm("crashes", 41, isolated=True)
+    then, _, fine = _spoiled_bmm("crashes", 42, most=0, isolated=True)
+    return bool(changed) and row.fastest == "ATen" and right and fine and then.fastest not in ("", "ATen")
+
+
+def a_template_that_hangs_costs_nothing_but_itself() -> bool:
+    row, changed, right = _spoiled_bmm("hangs", 43, most=1, isolated=True)
+    return changed == 1 and row.fastest != "" and right
 
 
 def convolution_and_attention_are_right() -> bool:
@@ -160,7 +171,9 @@ def main() -> int:
         return 0
     failed, asked = 0, sys.argv[1:]
     for promise in (choosing_takes_milliseconds, another_gpu_is_left_to_pytorch, a_wrong_template_is_never_chosen,
-                    convolution_and_attention_are_right, no_measurement_in_a_second_process):  # fmt: skip
+                    convolution_and_attention_are_right, no_measurement_in_a_second_process,
+                    a_template_that_crashes_costs_nothing_but_itself,
+                    a_template_that_hangs_costs_nothing_but_itself):  # fmt: skip
         if asked and not any(word in promise.__name__ for word in asked):
             continue
         kept = False

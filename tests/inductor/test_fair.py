@@ -141,6 +141,14 @@ def test_without_aten_the_first_choice_is_the_one_to_beat() -> None:
     assert min(found, key=found.__getitem__) is ahead
 
 
+def test_without_aten_a_result_that_is_not_the_first_ones_counts_as_none() -> None:
+    usual, wrong, right = _Choice(0.02), _Choice(0.001, factor=1.2), _Choice(0.01)
+    found = retime(_Torch(), {usual: 0.04, wrong: 0.001, right: 0.03})
+    assert found[wrong] == math.inf and min(found, key=found.__getitem__) is right
+    nobody_knows = _Choice(0.02, factor=math.nan)
+    assert math.isfinite(retime(_Torch(), {nobody_knows: 0.04, right: 0.03})[right])
+
+
 def test_what_the_compiler_could_not_run_is_not_run_again() -> None:
     aten, broken, other = _Choice(0.02, library=True), _Choice(0.01), _Choice(0.03)
     assert set(retime(_Torch(), {aten: 0.04, broken: math.inf, other: 0.03})) == {aten, other}

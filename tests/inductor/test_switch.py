@@ -244,15 +244,15 @@ class _Called:
         return node
 
 
-def test_flexible_attention_keeps_pytorchs_tiling_and_the_most_promising_of_all(enabled: Any) -> None:
+def test_flexible_attention_keeps_pytorchs_tiling_and_the_most_promising_that_it_tunes_among(enabled: Any) -> None:
     heuristics = pytest.importorskip("torch._inductor.template_heuristics.triton").CUDAConfigHeuristic()
-    every = heuristics.exhaustive_flex_attn_fwd_configs
+    tuned = heuristics.flex_attn_fwd_autotune_configs
     usual = heuristics.h100_default_flex_config[(torch.bfloat16, 64)]
     node = _Called(*[_Tensor(2, 8, 1024, 64)] * 3)
-    kept = enabled.advisor.attention(usual, every, node)
-    assert kept[0] == usual and 1 < len(kept) <= 4 and usual not in kept[1:] and all(one in every for one in kept)
-    assert enabled.advisor.attention(usual, every, _Called(*[_Tensor(2, 8, 9, 64, dtype="torch.float32")] * 3)) == []
-    assert enabled.advisor.attention(usual, every, _Called(*[_Tensor(2, 8, 9, 512)] * 3)) == []
+    kept = enabled.advisor.attention(usual, tuned, node)
+    assert kept[0] == usual and 1 < len(kept) <= 4 and usual not in kept[1:] and all(one in tuned for one in kept[1:])
+    assert enabled.advisor.attention(usual, tuned, _Called(*[_Tensor(2, 8, 9, 64, dtype="torch.float32")] * 3)) == []
+    assert enabled.advisor.attention(usual, tuned, _Called(*[_Tensor(2, 8, 9, 512)] * 3)) == []
 
 
 class _Tiling:

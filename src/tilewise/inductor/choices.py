@@ -20,6 +20,7 @@ from torch._inductor.virtualized import V
 from tilewise.inductor.attention import attention_problem, likely
 from tilewise.inductor.fair import retime
 from tilewise.inductor.following import fuses_next
+from tilewise.inductor.processes import start_anew
 from tilewise.inductor.records import Book
 from tilewise.inductor.templates import Asked, Kept, config_of, keep, pass_seconds, problem_of
 from tilewise.tune.choose.service import ServiceClient
@@ -45,6 +46,7 @@ class Advisor:
     ) -> None:
         self.model, self.budget, self.book, self.devices = model, budget, book, tuple(devices)
         self.service = service
+        self.isolated = False  # whether a process of PyTorch's tries every template first
         self.notes: list[str] = []
         self.started: dict[str, float] = {}
         self._library_listed: str | None = None  # the problem whose ATen call was in a list of its own just now
@@ -91,15 +93,15 @@ class Advisor:
         i, j = nodes.index(left), nodes.index(right)
         return problem_of(op, (shapes[i], strides[i]), (shapes[j], strides[j]), str(left.get_dtype()))
 
-    def attention(self, usual: Any, every: list[Any], node: Any) -> list[Any]:
-        """PyTorch's usual tiling of flexible attention, and of everything there is the most promising; none where
-        there is nothing to say."""
+    def attention(self, usual: Any, tuned: list[Any], node: Any) -> list[Any]:
+        """PyTorch's usual tiling of flexible attention, and the most promising of those that it tunes among; none
+        where there is nothing to say."""
         start, problem = time.perf_counter(), attention_problem(node)
         if problem is None:
             return []
-        others = [one for one in every if one != usual]
-        places = likely(problem, [_flex(one) for one in others], max(1, self.budget - 1))  # they take long to compile
-        self.book.decided(problem, "measured", len(every), 1 + len(places), time.perf_counter() - start)
+        others = [one for one in tuned if one != usual]
+        places = likely(problem, [_flex(one) for one in others], self.budget)
+        self.book.decided(problem, "measured", 1 + len(others), 1 + len(places), time.perf_counter() - start)
         return [usual, *(others[place] for place in places)]
 
     def convolution(self, configs: list[Any], sizes: tuple[int, int, int], dtype: str) -> list[Any]:
@@ -117,6 +119,8 @@ class Advisor:
         """PyTorch's feedback: milliseconds of each choice. They are taken again as a program has them, and PyTorch
         chooses by those."""
         try:
+            if self.isolated and not all(map(math.isfinite, timings.values())):
+                start_anew()
             problem, configs = self._configs(timings, op, nodes)
             if problem is None and op not in _TIMED:
                 return
@@ -172,10 +176,11 @@ class TilewiseChoices(InductorChoices):
         found = super().get_flex_attention_fwd_configs(head_dim, dtype, device_type)
 
         def advised(advisor: Advisor) -> Any:
-            every = self.get_config_heuristics(device_type).exhaustive_flex_attn_fwd_configs
+            # Of the exhaustive list the model would take deeper pipelines, which never were the fastest.
+            tuned = self.get_config_heuristics(device_type).flex_attn_fwd_autotune_configs
             with config.patch(max_autotune=False):  # PyTorch's one for those who do not tune
                 (usual,) = InductorChoices.get_flex_attention_fwd_configs(self, head_dim, dtype, device_type)
-            return advisor.attention(usual, every, V.graph.current_node) or found
+            return advisor.attention(usual, tuned, V.graph.current_node) or found
 
         return self._or_pytorchs(found, advised)
 

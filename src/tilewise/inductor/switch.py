@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from tilewise.errors import ConfigurationError
+from tilewise.inductor.processes import one_assembler
 from tilewise.inductor.records import Book
 from tilewise.tune.choose.service import ServiceClient
 from tilewise.tune.families.triton.runtimes import shipped_runtimes
@@ -80,7 +81,7 @@ def enable(
         if enabled.reason is None:
             _put_in(enabled, budget, records, devices, service)
             if isolated:
-                _set(enabled, importlib.import_module("torch._inductor.config").patch({"autotune_in_subproc": True}))
+                _isolate(enabled)
     except ConfigurationError:  # the caller's own mistake
         enabled.undo()
         raise
@@ -140,8 +141,14 @@ def _put_in(enabled: Enabled, budget: int, records: Path | None, devices: tuple[
     settings = {**_SETTINGS, "inductor_choices_class": choices.TilewiseChoices}
     _set(enabled, caches.patch(tag))
     _set(enabled, config.patch(settings))
+    enabled._undo.append(one_assembler())
     select.add_feedback_saver(advisor.measured)
     enabled._undo.append(lambda: _forget(select, advisor.measured))
+
+
+def _isolate(enabled: Enabled) -> None:
+    _set(enabled, importlib.import_module("torch._inductor.config").patch({"autotune_in_subproc": True}))
+    enabled.advisor.isolated = True
 
 
 def _set(enabled: Enabled, patch: Any) -> None:
