@@ -4,9 +4,9 @@ Products, flexible attention and blocks of models, each compiled from nothing in
 first call; then all ways run in turns as CUDA graphs over several sets of operands. Writes inductor_race.json as it
 goes. `--peer` is a file of what nvMatmulHeuristics answers (`python3 -m benchmarks.inductor_peer` makes it, without a
 GPU): its first answers are measured beside ATen exactly as tilewise's are. The exhaustive space (everything that
-tilewise ranks) is compiled for the problems named by `--exhaustive`, with the assembler that makes its compiled
-templates be found again, without which it takes an hour; where it takes longer than `--exhaustive-seconds` it is given
-up.
+tilewise ranks) is compiled for the problems named by `--exhaustive`; where it takes longer than `--exhaustive-seconds`
+it is given up. All ways have what `tilewise.inductor` does about PyTorch 2.11's two assemblers, so that no template is
+compiled twice; max-autotune without it is timed for the problems named by `--as-it-comes`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import signal
 import statistics
 import tempfile
@@ -31,11 +32,10 @@ _CALLS, _TURNS, _LONGEST = 16, 9, 3600.0
 Run = Callable[[], Any]
 
 
-def ways_of(job: Job, ways: tuple[str, ...], exhaustive: bool) -> list[str]:
+def ways_of(job: Job, ways: tuple[str, ...], more: list[str]) -> list[str]:
     """What can be compared: AutoHeuristic knows mm alone, and flexible attention is no call of ATen's."""
     found = [way for way in ways if not (way == "autoheuristic" and job.kind != "mm")]
-    found = [way for way in found if job.kind != "flex" or way not in ("aten", "nvmatmul")]
-    return [*found, "exhaustive"] if exhaustive else found
+    return [*(way for way in found if job.kind != "flex" or way not in ("aten", "nvmatmul")), *more]
 
 
 MODE = "max-autotune-no-cudagraphs"  # in every way the graphs are the benchmark's own
@@ -53,7 +53,7 @@ def chosen_by(way: str, folder: Path, peer: dict[str, Any]) -> Iterator[str | No
     if way == "exhaustive":
         patches |= {"max_autotune_gemm_search_space": "EXHAUSTIVE", "max_autotune_flex_search_space": "EXHAUSTIVE",
                     "triton.enable_persistent_tma_matmul": True}  # fmt: skip
-    with fresh_cache(), config.patch(patches), _found_again(way == "exhaustive"):
+    with fresh_cache(), config.patch(patches), _assembler(shared=way != "as-it-comes"):
         if way not in ("tilewise", "nvmatmul"):
             yield None if way == "default" else MODE
             return
@@ -65,16 +65,18 @@ def chosen_by(way: str, folder: Path, peer: dict[str, Any]) -> Iterator[str | No
 
 
 @contextlib.contextmanager
-def _found_again(wanted: bool) -> Iterator[None]:
-    """What was compiled ahead is found when it is timed, as with tilewise."""
-    from tilewise.inductor.processes import one_assembler
+def _assembler(shared: bool) -> Iterator[None]:
+    """What was compiled ahead is found when it is timed, or is not."""
+    from tilewise.inductor.processes import forget_version, one_assembler
 
-    undo = one_assembler() if wanted else None
+    undo = one_assembler()
+    if not shared:
+        os.environ.pop("TRITON_PTXAS_PATH", None)
+        forget_version()
     try:
         yield
     finally:
-        if undo is not None:
-            undo()
+        undo()
 
 
 @contextlib.contextmanager
@@ -196,6 +198,7 @@ def main() -> int:
     parser.add_argument("--ways", nargs="*", default=list(WAYS))
     parser.add_argument("--exhaustive", nargs="*", type=int, default=[], help="numbers of problems, from 0")
     parser.add_argument("--exhaustive-seconds", type=float, default=_LONGEST)
+    parser.add_argument("--as-it-comes", nargs="*", type=int, default=[], help="numbers of problems, from 0")
     parser.add_argument("--peer", type=Path, help="what nvMatmulHeuristics answers")
     parser.add_argument("--no-models", action="store_true")
     parser.add_argument("--only", nargs="*", type=int, help="numbers of the problems to run, in this order")
@@ -216,7 +219,9 @@ def main() -> int:
         try:
             job = jobs[number]()
             name = job.name
-            row = race(torch, job, ways_of(job, ways, number in given.exhaustive), peer, given.exhaustive_seconds)
+            asked = {"as-it-comes": given.as_it_comes, "exhaustive": given.exhaustive}
+            more = [way for way, numbers in asked.items() if number in numbers]
+            row = race(torch, job, ways_of(job, ways, more), peer, given.exhaustive_seconds)
         except Exception:
             print(name, traceback.format_exc()[-1500:], flush=True)
             continue

@@ -25,17 +25,17 @@ def one_assembler() -> Callable[[], None]:
     with contextlib.suppress(ImportError, AttributeError, OSError):
         tasks: Any = importlib.import_module("torch._inductor.runtime.compile_tasks")
         tasks._set_triton_ptxas_path.__wrapped__()  # what those processes call; it remembers having been called
-    _forget_version()
+    forget_version()
 
     def undo() -> None:
         if before is None:
             os.environ.pop(_ASSEMBLER, None)
-        _forget_version()
+        forget_version()
 
     return undo
 
 
-def _forget_version() -> None:
+def forget_version() -> None:
     """Triton asks its assembler for a version once."""
     with contextlib.suppress(ImportError, AttributeError):
         compiler: Any = importlib.import_module("triton.backends.nvidia.compiler")

@@ -33,6 +33,7 @@ _NO_TILE: Mapping[str, Any] = dict.fromkeys(_PARAMETERS.values(), 0)
 _read = operator.itemgetter(*_PARAMETERS.values())
 _SHARED_BYTES = 227 * 1024
 _BEHIND = 0.08  # a template predicted to lose no more than so much is still worth a look
+_LONG = 20e-6  # seconds of a product from which on it must be predicted to win that much: ATen is hardly ever beaten
 _MEMORY, _PASS = 4.3e12, 1.5e-6  # bytes a second, and seconds of a kernel that does next to nothing
 BY_BIAS = Config.of(
     library=2
@@ -172,7 +173,8 @@ def _promising(model: Runtimes, problem: Problem, of: Mapping[str, Numbers], sav
     order = np.argsort(seconds, kind="stable")
     doubt = math.hypot(found.deviation[order[0]], aten.deviation[0])
     gain = math.log((aten.seconds[0] + saved) / seconds[order[0]])
-    return order if batch > 1 or gain > -max(_BEHIND, doubt) else order[:0]
+    needed = -max(_BEHIND, doubt) if aten.seconds[0] < _LONG else _BEHIND
+    return order if batch > 1 or gain > needed else order[:0]
 
 
 def _place_of(best: Config | None, of: Mapping[str, Numbers], library: Mapping[Config | None, int]) -> int | None:
