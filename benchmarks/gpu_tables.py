@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.results_files import RESULTS, table
 from tilewise.tune.choose.compiled import OURS, WAYS, beside, read_compiled
-from tilewise.tune.choose.recorded import NAMES, read_recorded
+from tilewise.tune.choose.recorded import NAMES, read_recorded, worth
 from tilewise.tune.choose.recorded import table as compared
 from tilewise.tune.families.triton.runtimes import shipped_runtimes
 
@@ -28,6 +28,16 @@ def products() -> str:
     return table(
         _HEADINGS, [[row["kind"], str(row["products"]), *found] for row, found in zip(rows, cells, strict=True)]
     )
+
+
+def ways() -> str:
+    """Of each way to run a kernel: where it is the fastest, and what the others take there."""
+    path = RESULTS / "products_h200.json"
+    if not path.is_file():
+        return ""
+    cells = [[row["way"], str(row["products"]), f"{row['mean']:.3f} ({row['most']:.2f})"]
+             for row in worth(read_recorded(path))]  # fmt: skip
+    return table(("way", "fastest in", "the other ways take there: geometric mean (most)"), cells)
 
 
 def compiled() -> str:

@@ -10,7 +10,7 @@ import pytest
 from tilewise.errors import FileFormatError
 from tilewise.tune.choose.compiled import Compiled, beside, read_compiled
 from tilewise.tune.choose.gpu_check import main
-from tilewise.tune.choose.recorded import as_json, compare, lines, read_recorded, table
+from tilewise.tune.choose.recorded import as_json, compare, lines, read_recorded, table, worth, worth_lines
 from tilewise.tune.families.triton.runtimes import shipped_runtimes
 
 RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "products_h200.json"
@@ -36,7 +36,16 @@ def test_a_recorded_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
 def test_the_check_prints_recorded_products_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     model = shipped_runtimes()
     assert model is not None and main(["--recorded", str(RECORDED)]) == 0
-    assert capsys.readouterr().out.splitlines() == lines(table(model, read_recorded(RECORDED)))
+    products = read_recorded(RECORDED)
+    expected = [*lines(table(model, products)), *worth_lines(worth(products))]
+    assert capsys.readouterr().out.splitlines() == expected
+
+
+def test_every_product_has_one_fastest_way_and_the_others_are_slower_there() -> None:
+    products = read_recorded(RECORDED)
+    rows = worth(products)
+    assert sum(row["products"] for row in rows) == len(products)
+    assert all(row["most"] >= row["mean"] >= 1.0 for row in rows)
 
 
 @pytest.mark.parametrize("content", ["[]", '{"fields": [], "products": [{}]}', '{"products": 3}'])

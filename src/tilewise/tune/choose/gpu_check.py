@@ -21,7 +21,7 @@ from typing import Any
 from tilewise.errors import TilewiseError, UnavailableError
 from tilewise.tune.choose import compiled
 from tilewise.tune.choose.check import Checked, check_one
-from tilewise.tune.choose.recorded import lines, read_recorded, table
+from tilewise.tune.choose.recorded import lines, read_recorded, table, worth, worth_lines
 from tilewise.tune.choose.tuner import Tuner
 from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.families.triton.runtimes import shipped_runtimes
@@ -91,7 +91,8 @@ def _replay(path: Path) -> None:
     model = shipped_runtimes()
     if model is None:
         raise UnavailableError("No model of runtimes is installed.")
-    for line in lines(table(model, read_recorded(path))):
+    products = read_recorded(path)
+    for line in (*lines(table(model, products)), *worth_lines(worth(products))):
         print(line, flush=True)
 
 

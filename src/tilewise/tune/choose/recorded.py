@@ -133,6 +133,33 @@ def table(model: Runtimes, products: Sequence[Product]) -> list[dict[str, Any]]:
     return found
 
 
+def way_of(config: Config) -> str:
+    """How a kernel is run: `plain`, `persistent`, K in `parts`, or the tiles of the last wave alone (`tail`)."""
+    if config.get("tail", 0):
+        return "tail"
+    if config.size("parts") > 1:
+        return "parts"
+    return "persistent" if config.size("persistent") else "plain"
+
+
+def worth(products: Sequence[Product]) -> list[dict[str, Any]]:
+    """Of each way to run a kernel: in how many products it is the fastest, and how much longer the fastest of the other
+    ways takes in those, the mean and the most."""
+    best: list[dict[str, int]] = []
+    for product in products:
+        times: dict[str, int] = {}
+        for config, ns in zip(product.configs[1:], product.runtime_ns[1:], strict=True):
+            times[way_of(config)] = min(ns, times.get(way_of(config), _LONGEST_NS))
+        best.append(times)
+    found = []
+    for way in ("plain", "persistent", "parts", "tail"):
+        won = [times for times in best if way in times and min(times, key=times.__getitem__) == way]
+        longer = [min(ns for of, ns in times.items() if of != way) / times[way] for times in won if len(times) > 1]
+        mean = math.exp(sum(map(math.log, longer)) / len(longer)) if longer else 1.0
+        found.append({"way": way, "products": len(won), "mean": mean, "most": max(longer, default=1.0)})
+    return found
+
+
 def lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The table as text: the mean of each column, and the least in brackets."""
     found = [f"{'':10}{'products':>9}" + "".join(f"{name.replace('_', ' '):>15}" for name in NAMES)]
@@ -140,3 +167,9 @@ def lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         cells = "".join(f"{row[name]:8.3f} ({row[name + '_least']:.2f})" for name in NAMES)
         found.append(f"{row['kind']:10}{row['products']:>9}{cells}")
     return found
+
+
+def worth_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What `worth` says, as text."""
+    return [f"{row['way']}: fastest in {row['products']} products, where the other ways take {row['mean']:.3f} times "
+            f"as long (most {row['most']:.2f})" for row in rows]  # fmt: skip
