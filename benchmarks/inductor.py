@@ -6,7 +6,8 @@ goes. `--peer` is a file of what nvMatmulHeuristics answers (`python3 -m benchma
 GPU): its first answers are measured beside ATen exactly as tilewise's are. The exhaustive space (everything that
 tilewise ranks) is compiled for the problems named by `--exhaustive`; where it takes longer than `--exhaustive-seconds`
 it is given up. All ways have what `tilewise.inductor` does about PyTorch 2.11's two assemblers, so that no template is
-compiled twice; max-autotune without it is timed for the problems named by `--as-it-comes`.
+compiled twice; max-autotune without it is timed for the problems named by `--as-it-comes`. The way `both` is
+max-autotune's mode with tilewise inside: PyTorch then also measures how to run what is no product.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ def chosen_by(way: str, folder: Path, peer: dict[str, Any]) -> Iterator[str | No
         patches |= {"max_autotune_gemm_search_space": "EXHAUSTIVE", "max_autotune_flex_search_space": "EXHAUSTIVE",
                     "triton.enable_persistent_tma_matmul": True}  # fmt: skip
     with fresh_cache(), config.patch(patches), _assembler(shared=way != "as-it-comes"):
-        if way not in ("tilewise", "nvmatmul"):
+        if way not in ("tilewise", "nvmatmul", "both"):
             yield None if way == "default" else MODE
             return
         with _enabled(folder / way, peer if way == "nvmatmul" else None) as enabled:
-            yield None
+            yield MODE if way == "both" else None
             for note in [enabled.reason, *(enabled.advisor.notes if enabled.advisor else [])]:
                 if note:
                     print(f"  note: {way}: {note}", flush=True)
@@ -126,8 +127,10 @@ def graphed(torch: Any, call: Callable[..., Any], sets: tuple[tuple[Any, ...], .
 def in_turns(torch: Any, runs: dict[str, Run]) -> dict[str, float]:
     """Microseconds a call, the median of several turns."""
     times: dict[str, list[float]] = {name: [] for name in runs}
+    order = list(runs.items())
     for turn in range(_TURNS + 1):
-        for name, run in runs.items():
+        order = [*order[1:], order[0]]  # nobody always follows the same one
+        for name, run in order:
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             run()
