@@ -348,6 +348,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "gpu tuning": gpu_tuning,
     "gpu products": gpu_tables.products,
     "gpu compiled": gpu_tables.compiled,
+    "gpu exhaustive": gpu_tables.exhaustive,
     "gpu ways": gpu_tables.ways,
     "own kernels": own_kernels,
     "replay": replayed,

@@ -13,6 +13,7 @@ _HEADINGS = ("products", "number", "best kernel measured", "first choice", "five
 _SHOWN = {
     "aten": "ATen",
     "default": "torch.compile",
+    "as-it-comes": "max-autotune as it comes",
     "nvmatmul": "nvMatmulHeuristics",
     "autoheuristic": "AutoHeuristic",
 }
@@ -41,8 +42,16 @@ def ways() -> str:
 
 
 def compiled() -> str:
+    return _compiled("inductor_h200.json")
+
+
+def exhaustive() -> str:
+    return _compiled("inductor_exhaustive_h200.json")
+
+
+def _compiled(name: str) -> str:
     """Microseconds a run and seconds of the first call in every way of compiling, and how they compare."""
-    path = RESULTS / "inductor_h200.json"
+    path = RESULTS / name
     if not path.is_file():
         return ""
     rows = read_compiled(path)

@@ -6,8 +6,7 @@ goes. `--peer` is a file of what nvMatmulHeuristics answers (`python3 -m benchma
 GPU): its first answers are measured beside ATen exactly as tilewise's are. The exhaustive space (everything that
 tilewise ranks) is compiled for the problems named by `--exhaustive`; where it takes longer than `--exhaustive-seconds`
 it is given up. All ways have what `tilewise.inductor` does about PyTorch 2.11's two assemblers, so that no template is
-compiled twice; max-autotune without it is timed for the problems named by `--as-it-comes`. The way `both` is
-max-autotune's mode with tilewise inside: PyTorch then also measures how to run what is no product.
+compiled twice; max-autotune without it is timed for the problems named by `--as-it-comes`.
 """
 
 from __future__ import annotations
@@ -55,11 +54,11 @@ def chosen_by(way: str, folder: Path, peer: dict[str, Any]) -> Iterator[str | No
         patches |= {"max_autotune_gemm_search_space": "EXHAUSTIVE", "max_autotune_flex_search_space": "EXHAUSTIVE",
                     "triton.enable_persistent_tma_matmul": True}  # fmt: skip
     with fresh_cache(), config.patch(patches), _assembler(shared=way != "as-it-comes"):
-        if way not in ("tilewise", "nvmatmul", "both"):
+        if way not in ("tilewise", "nvmatmul"):
             yield None if way == "default" else MODE
             return
         with _enabled(folder / way, peer if way == "nvmatmul" else None) as enabled:
-            yield MODE if way == "both" else None
+            yield None
             for note in [enabled.reason, *(enabled.advisor.notes if enabled.advisor else [])]:
                 if note:
                     print(f"  note: {way}: {note}", flush=True)

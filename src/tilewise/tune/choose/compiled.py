@@ -17,7 +17,7 @@ from tilewise._files import read_json_input
 from tilewise.errors import FileFormatError
 
 OURS = "tilewise"
-WAYS = ("aten", "default", "max-autotune", "as-it-comes", "exhaustive", "autoheuristic", "nvmatmul", "both")
+WAYS = ("aten", "default", "max-autotune", "as-it-comes", "exhaustive", "autoheuristic", "nvmatmul")
 
 
 @dataclass(frozen=True)
