@@ -36,7 +36,7 @@ test-slow: $(VENV)/.test  ## the checks that take minutes
 	$(BIN)/python -m pytest -m slow
 
 test-docs: $(VENV)/.test  ## run every command line of README and docs as typed
-	$(BIN)/python -m pytest -m slow tests/docs/test_commands.py
+	$(BIN)/python -m pytest -n 2 -m slow tests/docs/test_commands.py
 
 test-notebooks: $(VENV)/.notebooks  ## every lesson's notebook, from top to bottom
 	$(BIN)/python -m pytest -n 2 -m 'slow or not slow' tests/learn/test_notebooks.py

@@ -347,7 +347,7 @@ def predict(
         mean = sum(sure.values()) / len(sure)
         typer.echo(
             f"Expected share with a top-5 configuration within 1 % of the best: {mean:.0%}; {unsure} look unsure. "
-            f"Of {len(within)} the first choice is surely within 5 %."
+            f"The first choice is surely within 5 % for {counted(len(within), 'kernel')}."
         )
 
 
