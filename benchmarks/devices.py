@@ -1,11 +1,13 @@
 """One kernel on several GPUs: a device is left out, and a ranker of the others must choose for it.
 
     python -m benchmarks.devices ../shared/data/t4/*.gz                    # Kernel Tuner's T4 files, one a device
-    python -m benchmarks.devices ../shared/data/t4/*.gz --kernel-tuner     # and its strategies; needs kernel_tuner
+    python -m benchmarks.devices ../shared/data/t4/*.gz --kernel-tuner     # its strategies beside that
 
-A figure is the fastest configuration's time over the choice's: 1 is perfect. "Nearest" takes the order of the device
-whose card is most alike. Five measurements go in the ranker's order, or one by one, the ranker adapted after each.
-Twenty are drawn at random, the ranker is adapted to them once, and chooses, or has five more measured.
+A figure is the fastest configuration's time over the choice's: 1 is perfect. The ranker is boosted trees; "with cards"
+are the same with the devices' columns, "nearest" the order of the device whose card is most alike. Five and twenty
+measurements go in the ranker's order, or one by one as `next_to_measure` says. "Constants chosen apart" takes those of
+its process that are best on the other devices, each left out in turn. "Drawn" are twenty at random, to which the ranker
+is adapted; it then chooses, or has five more measured. Intervals are bootstrap ones over the devices.
 
 Strategies are scored as Kernel Tuner's methodology does: how far the best so far is from what random search has by
 then, as a share of how far the optimum is, in the mean over the first twenty measurements and the spaces.
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import math
 import tempfile
@@ -32,130 +35,174 @@ from tilewise.costmodel.data.devices import DEVICE_COLUMNS
 from tilewise.costmodel.data.importers import import_logs
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema
-from tilewise.costmodel.models.adapted import LEAST_POINTS, adapt_model
+from tilewise.costmodel.models.adapted import Likeness, adapt_model, next_to_measure
 from tilewise.costmodel.models.gbdt import GBDT, train_gbdt
 
 RESULTS = Path(__file__).parent / "results" / "devices.json"
-BUDGET, DRAWN, DRAWS, SEEDS = 20, 20, 3, 2
+BUDGET, DRAWS, SEEDS = 20, 3, 3
+WIDTH = len(DEVICE_COLUMNS)
+CONSTANTS = [Likeness(*values) for values in itertools.product((0.2, 0.4, 0.8), (1.0, 2.0, 4.0), (0.25, 0.5, 1.0))]
+OURS = "tilewise, from the other devices"
 Scores = npt.NDArray[Any]
 
 
 class Mean:
-    """Several trained models as one."""
+    """Several trained models as one, which remembers the scores of the kernel it was asked about last."""
 
     name = "GBDT"
 
     def __init__(self, models: Sequence[GBDT]) -> None:
         self.models = models
+        self.preparation = models[0].preparation
         self._last: tuple[Any, Scores] | None = None
 
     def score(self, kernel: Kernel, rows: Any = None) -> Scores:
-        if self._last is not None and self._last[0] is kernel.config_feat and rows is None:
-            return self._last[1]
-        scores = np.mean([model.score(kernel, rows) for model in self.models], axis=0)
-        if rows is None and kernel.n_configs > BUDGET:
+        if rows is not None:
+            return np.asarray(np.mean([model.score(kernel, rows) for model in self.models], axis=0))
+        if self._last is None or self._last[0] is not kernel.config_feat:
+            scores = np.mean([model.score(kernel) for model in self.models], axis=0)
             self._last = (kernel.config_feat, scores)
-        return scores
+        return self._last[1]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--kernel-tuner", action="store_true")
+    parser.add_argument("--kernel-tuner", action="store_true", help="score its strategies beside the run recorded")
     options = parser.parse_args()
     kernels, schema = read(options.files)
-    left_out, ours = {}, {}
+    if options.kernel_tuner:
+        found = json.loads(RESULTS.read_text(encoding="utf-8"))
+        beside_strategies(found, [without_cards(k) for k in kernels], schema)
+    else:
+        found = every_device(kernels, schema)
+    write_whole(RESULTS, json.dumps(found, indent=1) + "\n")
+
+
+def every_device(kernels: Sequence[Kernel], schema: Schema) -> dict[str, Any]:
+    """Each device left out in turn."""
+    constants = chosen_apart([without_cards(k) for k in kernels], schema)
+    rows, curves = {}, {}
     for number, kernel in enumerate(kernels):
         others = [k for i, k in enumerate(kernels) if i != number]
-        left_out[kernel.program], ours[kernel.program] = leave_out(kernel, others, schema)
-        print(kernel.program, {name: round(value, 3) for name, value in left_out[kernel.program].items()}, flush=True)
-    found: dict[str, Any] = {"date": today(), "left_out": left_out}
-    means = {n: _geometric([row[n] for row in left_out.values()]) for n in next(iter(left_out.values()))}
-    print("geometric mean", {name: round(value, 3) for name, value in means.items()}, flush=True)
-    curves = {"ours, from the other devices": [[ours[k.program]] for k in kernels]}
-    found["curves"] = ours
-    write_whole(RESULTS, json.dumps(found, indent=1) + "\n")
-    if options.kernel_tuner:
-        from benchmarks.kernel_tuner_peer import strategies
+        rows[kernel.program], curves[kernel.program] = leave_out(kernel, others, schema, constants[number])
+        print(kernel.program, {name: round(value, 3) for name, value in rows[kernel.program].items()}, flush=True)
+    names = list(next(iter(rows.values())))
+    means = {name: interval([row[name] for row in rows.values()]) for name in names}
+    for name, (mean, low, high) in means.items():
+        print(f"{name}: {mean:.3f} ({low:.3f} to {high:.3f})", flush=True)
+    apart = {k.program: dataclasses.asdict(c) for k, c in zip(kernels, constants, strict=True)}
+    near = {k.program: int((k.target < 1.1 * k.target.min()).sum()) for k in kernels}
+    return {"date": today(), "left_out": rows, "means": means, "constants": apart, "within_10": near, "curves": curves}
 
-        curves |= strategies(kernels, schema, BUDGET)
-    found["strategies"] = {name: scored(runs, kernels) for name, runs in curves.items()}
-    for name, row in found["strategies"].items():
-        print(f"{name}: score {row['score']:.3f}, reached {row['reached']:.3f}")
-    write_whole(RESULTS, json.dumps(found, indent=1) + "\n")
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Geometric mean, and where 95 in 100 of such means of the devices drawn anew lie."""
+    logs = np.log(values)
+    drawn = np.random.default_rng(0).choice(logs, (10_000, len(logs))).mean(axis=1)
+    low, high = np.exp(np.percentile(drawn, [2.5, 97.5]))
+    return float(np.exp(logs.mean())), float(low), float(high)
+
+
+def chosen_apart(kernels: Sequence[Kernel], schema: Schema) -> list[Likeness]:
+    """For each kernel the constants that are best on all others, by rankers that saw neither."""
+    count = len(kernels)
+    reach = np.zeros((count, count, len(CONSTANTS)))  # of the second, for a choice that is to serve the first
+    for one, two in itertools.combinations(range(count), 2):
+        model = trained([k for i, k in enumerate(kernels) if i not in (one, two)], schema, seeds=1)
+        for served, asked in ((one, two), (two, one)):
+            curves = [one_by_one(model, kernels[asked], BUDGET, likeness)[1] for likeness in CONSTANTS]
+            reach[served, asked] = np.log(curves).mean(axis=1)
+    return [CONSTANTS[int(row.sum(axis=0).argmax())] for row in reach]
 
 
 def read(files: Sequence[Path]) -> tuple[list[Kernel], Schema]:
-    """The files as one collection, a kernel for each device."""
+    """The files as one collection, a kernel for each device, with the columns of the cards."""
     with tempfile.TemporaryDirectory() as folder:
-        import_logs("kernel-tuner", files, Path(folder) / "all", split="train")
+        import_logs("kernel-tuner", files, Path(folder) / "all", split="train", device_columns=True)
         data = load_dataset(Path(folder) / "all", cache_dir=Path(folder) / "cache", progress=False)
         return [dataclasses.replace(k, config_feat=np.array(k.config_feat)) for k in data.train], data.schema
 
 
-def leave_out(kernel: Kernel, others: Sequence[Kernel], schema: Schema) -> tuple[dict[str, float], list[float]]:
+def leave_out(
+    kernel: Kernel, others: Sequence[Kernel], schema: Schema, apart: Likeness
+) -> tuple[dict[str, float], list[float]]:
     """What each way of choosing reaches on `kernel`, and the curve of measuring one by one."""
-    width = len(DEVICE_COLUMNS)
-    plain = Schema(schema.config_features[:-width])
-    without = trained([_without(k, width) for k in others], plain)
-    model = trained(others, schema)
-    order = np.argsort(model.score(kernel), kind="stable")
-    near = np.argsort(nearest(kernel, others, width), kind="stable")
-    blind = np.argsort(without.score(_without(kernel, width)), kind="stable")
-    steps = one_by_one(model, kernel, BUDGET)
-    first, five = after_drawn(model, kernel)
+    told = trained(others, schema)
+    cards = np.argsort(told.score(kernel), kind="stable")
+    near = np.argsort(nearest(kernel, others), kind="stable")
+    model, plain = trained([without_cards(k) for k in others], schema), without_cards(kernel)
+    order = np.argsort(model.score(plain), kind="stable")
+    curve = one_by_one(model, plain, BUDGET)[1]
+    apart_curve = one_by_one(model, plain, BUDGET, apart)[1]
+    first, five = after_drawn(model, plain)
     found = {
         "first": reached(kernel, order[:1]),
-        "first, no cards": reached(kernel, blind[:1]),
+        "first, with cards": reached(kernel, cards[:1]),
         "first, nearest": reached(kernel, near[:1]),
-        "five": reached(kernel, order[:5]),
-        "five, no cards": reached(kernel, blind[:5]),
+        "five, in order": reached(kernel, order[:5]),
+        "five, with cards": reached(kernel, cards[:5]),
         "five, nearest": reached(kernel, near[:5]),
-        "five, adapting": reached(kernel, steps[:5]),
-        "20, adapting": reached(kernel, steps),
+        "five, one by one": curve[4],
+        "five, constants chosen apart": apart_curve[4],
+        "20, in order": reached(kernel, order[:20]),
+        "20, nearest": reached(kernel, near[:20]),
+        "20, one by one": curve[19],
+        "20, constants chosen apart": apart_curve[19],
         "first after 20 drawn": first,
         "five after 20 drawn": five,
     }
-    return found, [reached(kernel, steps[:k]) for k in range(1, BUDGET + 1)]
+    return found, curve
 
 
-def trained(kernels: Sequence[Kernel], schema: Schema) -> Any:
-    data = dataset_from_kernels(kernels, [], [], schema)
-    return Mean([train_gbdt(data, seed, threads=1) for seed in range(SEEDS)])
+def trained(kernels: Sequence[Kernel], schema: Schema, seeds: int = SEEDS) -> Any:
+    width = kernels[0].config_feat.shape[1]
+    data = dataset_from_kernels(kernels, [], [], Schema(schema.config_features[:width]))
+    return Mean([train_gbdt(data, seed, threads=1) for seed in range(seeds)])
 
 
-def _without(kernel: Kernel, width: int) -> Kernel:
-    return dataclasses.replace(kernel, config_feat=np.ascontiguousarray(kernel.config_feat[:, :-width]))
+def without_cards(kernel: Kernel) -> Kernel:
+    return dataclasses.replace(kernel, config_feat=np.ascontiguousarray(kernel.config_feat[:, :-WIDTH]))
 
 
-def nearest(kernel: Kernel, others: Sequence[Kernel], width: int) -> Scores:
+def nearest(kernel: Kernel, others: Sequence[Kernel]) -> Scores:
     """The runtimes of the device most alike, for each configuration of `kernel`; what it has not comes last."""
-    cards = np.log2(1.0 + np.stack([k.config_feat[0, -width:] for k in (kernel, *others)]))
+    cards = np.log2(1.0 + np.stack([k.config_feat[0, -WIDTH:] for k in (kernel, *others)]))
     cards = (cards - cards.mean(axis=0)) / np.maximum(cards.std(axis=0), 1e-9)
     other = others[int(np.argmin(np.square(cards[1:] - cards[0]).sum(axis=1)))]
-    times = {row.tobytes(): t for row, t in zip(other.config_feat[:, :-width], other.target, strict=True)}
-    return np.array([times.get(row.tobytes(), math.inf) for row in kernel.config_feat[:, :-width]])
+    times = {row.tobytes(): t for row, t in zip(other.config_feat[:, :-WIDTH], other.target, strict=True)}
+    return np.array([times.get(row.tobytes(), math.inf) for row in kernel.config_feat[:, :-WIDTH]])
 
 
-def one_by_one(model: Any, kernel: Kernel, budget: int) -> list[int]:
-    """Always the best that is left, by the model adapted to all that was measured so far."""
-    taken: list[int] = []
-    scores = model.score(kernel)
-    for _ in range(budget):
-        taken.append(int(next(i for i in np.argsort(scores, kind="stable") if i not in taken)))
-        if len(taken) >= LEAST_POINTS:
-            scores = adapt_model(model, [some(kernel, taken)]).score(kernel)
-    return taken
+def one_by_one(
+    model: Any, kernel: Kernel, budget: int, likeness: Likeness | None = None, begun: Sequence[int] = ()
+) -> tuple[list[int], list[float]]:
+    """What is measured when each measurement decides on the next, and what the best so far reaches."""
+    taken = list(begun)
+    while len(taken) < budget:
+        taken.append(next_to_measure(model, kernel, taken, kernel.target[taken], likeness))
+    return taken, [reached(kernel, taken[: k + 1]) for k in range(budget)]
 
 
 def after_drawn(model: Any, kernel: Kernel) -> tuple[float, float]:
-    """First choice and best of five after twenty measurements at random, in the geometric mean over draws."""
+    """First choice, and best of five more, after twenty measurements at random: geometric means over draws."""
     rows = []
     for seed in range(DRAWS):
-        drawn = np.random.default_rng(seed).choice(kernel.n_configs, DRAWN, replace=False)
+        drawn = np.random.default_rng(seed).choice(kernel.n_configs, BUDGET, replace=False)
         order = np.argsort(adapt_model(model, [some(kernel, drawn)]).score(kernel), kind="stable")
-        rows.append([reached(kernel, order[:k]) for k in (1, 5)])
+        taken, _ = one_by_one(model, kernel, BUDGET + 5, begun=[int(row) for row in drawn])
+        rows.append([reached(kernel, order[:1]), reached(kernel, taken)])
     return _geometric([row[0] for row in rows]), _geometric([row[1] for row in rows])
+
+
+def beside_strategies(found: dict[str, Any], kernels: Sequence[Kernel], schema: Schema) -> None:
+    """Kernel Tuner's strategies, scored beside the curves that were recorded."""
+    from benchmarks.kernel_tuner_peer import strategies
+
+    curves = {OURS: [[found["curves"][k.program]] for k in kernels]} | strategies(kernels, schema, BUDGET)
+    found["strategies"] = {name: scored(runs, kernels) for name, runs in curves.items()}
+    for name, row in found["strategies"].items():
+        print(f"{name}: score {row['score']:.3f}, reached {row['reached']:.3f}")
 
 
 def some(kernel: Kernel, rows: Any) -> Kernel:

@@ -189,11 +189,14 @@ def devices() -> str:
     found = read_any("devices")
     if found is None:
         return f"{NOT_MEASURED}: `python -m benchmarks.devices` writes `benchmarks/results/devices.json`."
-    left_out = found["left_out"]
-    names = list(next(iter(left_out.values())))
-    cells = [(who, *(f"{row[name]:.3f}" for name in names)) for who, row in left_out.items()]
-    mean = {name: geometric(row[name] for row in left_out.values()) for name in names}
-    return table(("left out", *names), [*cells, ("geometric mean", *(f"{mean[name]:.3f}" for name in names))])
+    who = list(found["left_out"])
+    cells = [
+        (name, *(f"{found['left_out'][device][name]:.3f}" for device in who), f"{mean:.3f} ({low:.3f} to {high:.3f})")
+        for name, (mean, low, high) in found["means"].items()
+    ]
+    near = ("configurations within 10 % of the best", *(str(found["within_10"][device]) for device in who), "")
+    short = [device.partition("-")[2] or device for device in who]
+    return table(("left out:", *short, "geometric mean (95 % interval)"), [*cells, near])
 
 
 def kernel_tuner() -> str:

@@ -1,4 +1,4 @@
-"""Kernel Tuner's own search strategies on recorded spaces, in its simulation mode: `python -m benchmarks.devices`."""
+"""Kernel Tuner's own search strategies on recorded spaces, in its simulation mode, for `benchmarks.devices`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema
 
 STRATEGIES = ("genetic_algorithm", "diff_evo", "simulated_annealing", "dual_annealing", "pso",
-              "firefly_algorithm", "greedy_ils", "greedy_mls", "mls", "hybrid_vndx",
+              "firefly_algorithm", "greedy_ils", "greedy_mls", "mls", "hybrid_vndx", "bayes_opt",
               "adaptive_tabu_greywolf")  # fmt: skip
 RUNS = 5
 

@@ -41,7 +41,8 @@ def test_the_ridge_point_is_operations_for_a_byte():
 def test_logs_of_two_devices_are_one_kernel_with_two_cards(tmp_path):
     for name in ("A100", "W7800"):
         (tmp_path / f"conv_{name}.T4.json").write_text(t4())
-    report = import_logs("kernel-tuner", sorted(tmp_path.glob("*.json")), tmp_path / "out", split="train")
+    logs = sorted(tmp_path.glob("*.json"))
+    report = import_logs("kernel-tuner", logs, tmp_path / "out", split="train", device_columns=True)
     assert report.devices == ["A100", "W7800"]
     assert read_cards(tmp_path / "out" / "devices.json") == {name: KNOWN[name] for name in ("A100", "W7800")}
     data = load_dataset(tmp_path / "out", cache_dir=tmp_path / "cache", progress=False)
@@ -59,10 +60,12 @@ def test_a_card_of_ones_own_comes_before_the_table(tmp_path):
     assert read_cards(tmp_path / "out" / "devices.json")["A100"] == KNOWN["A100"] | mine["A100"]
 
 
-def test_a_device_of_which_nothing_is_known_adds_no_columns(tmp_path):
+@pytest.mark.parametrize(("device", "wanted"), [("abacus", True), ("A100", False)])
+def test_a_device_adds_columns_only_where_it_is_known_and_they_are_asked_for(tmp_path, device, wanted):
     (tmp_path / "log.json").write_text(t4())
-    import_logs("kernel-tuner", [tmp_path / "log.json"], tmp_path / "out", device="abacus")
-    assert read_cards(tmp_path / "out" / "devices.json") == {"abacus": {}}
+    out = tmp_path / "out"
+    import_logs("kernel-tuner", [tmp_path / "log.json"], out, device=device, device_columns=wanted)
+    assert read_cards(out / "devices.json") == {device: KNOWN.get(device, {})}
     schema = json.loads((tmp_path / "out" / "schema.json").read_text())
     assert not set(DEVICE_COLUMNS) & set(schema["config_features"])
 

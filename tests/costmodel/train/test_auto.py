@@ -34,6 +34,20 @@ def test_the_candidate_that_is_best_on_valid_is_kept(data, tmp_path, capsys):
     assert f"{kept.name} is kept." in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("count", [1, 6])
+def test_a_collection_without_a_valid_split_lends_one_from_train(count, tmp_path, capsys):
+    data = dataset_from_kernels(simulated_kernels(count, seed=3, n_configs=30), [])
+    kept = auto.train_auto(data, out_dir=tmp_path, epochs=1)
+    assert set(kept.record["auto"]["valid"]) == set(auto.CANDIDATES)
+    assert "no valid split" in capsys.readouterr().err
+
+
+def test_kernels_too_small_to_lend_anything_are_one_sentence(tmp_path):
+    data = dataset_from_kernels(simulated_kernels(1, seed=3, n_configs=4), [])
+    with pytest.raises(ConfigurationError, match="fewer than 5"):
+        auto.train_auto(data, out_dir=tmp_path, epochs=1)
+
+
 def test_a_run_that_was_cut_off_goes_on_with_the_candidate_it_was_at(data, tmp_path, monkeypatch):
     trained: list[str] = []
     train = auto.train

@@ -159,6 +159,9 @@ def import_(
     split: Annotated[
         str | None, typer.Option(help="Put all kernels into this split (default: split by shape).")
     ] = None,
+    device_columns: Annotated[
+        bool, typer.Option("--device-columns", help="What is known of the devices also becomes columns.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Read other autotuners' logs into a collection that `tiles train` learns from.
@@ -183,6 +186,7 @@ def import_(
             device=device,
             cards=read_cards(cards.expanduser()) if cards else None,
             split=split,
+            device_columns=device_columns,
             progress=lambda records: bar.update(task, completed=records),
         )
     if as_json:

@@ -4,9 +4,10 @@ A card is a JSON object, `{"A100": {"vendor": "nvidia", "multiprocessors": 108, 
 collection's `schema.json`. Every field may be missing, and fields that are not known here are kept. The well-known GPUs
 below are from their makers' data sheets: whole devices, but one die of an MI250X, which is what a kernel runs on.
 
-The card enters a collection as columns, `device_*`, the same in all configurations of a kernel: so every model reads
-it, and one that was trained on several devices can rank for another. Rates enter as ratios where they are ratios: what
-decides is how much arithmetic a device does for each byte it loads, not how fast it is.
+A card can enter a collection as columns too (`tiles import --device-columns`), `device_*`, the same in all
+configurations of a kernel. Rates enter as ratios where they are ratios: what decides is how much arithmetic a device
+does for each byte it loads, not how fast it is. It is no default: models of a few devices learn them by heart and
+choose worse for another (`benchmarks.devices`).
 """
 
 from __future__ import annotations

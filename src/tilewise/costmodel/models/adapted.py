@@ -1,19 +1,22 @@
 """A model adapted to a new device: the base's scores, and a Gaussian process for what they miss there.
 
-The log runtime of configuration x of a kernel, with the base's score s,
+What is modelled is the share of the fastest configuration's speed that a configuration x loses, y = 1 - best / time,
+so that all slow ones are about alike. The base's score, s above the kernel's lowest, makes that m = 1 - exp(-s), and
 
-    y = c + b s + f(x, s),        f ~ GP(0, signal^2 exp(-|x - x'|^2 / 2 length^2 - (s - s')^2 / 2 width^2))
+    y = c + (1 + b) m + f(x, m),      f ~ GP(0, SIGNAL^2 Matern(distance of x, m))
 
-where c is the kernel's own level and x are the configuration's columns and the kernel's sizes in doublings. A
-measurement speaks for configurations that are like it and that the base thinks as fast: twenty slow ones say nothing of
-the fastest. Signal and length are chosen by leaving one measurement out: the error of predicting it from the others,
-where what is fast counts for more. The base alone is one of the candidates, and anything else must do clearly better.
-What the process finds slower than the base thought is believed; what it finds faster only in part, since the first
-choice is the one of thousands that looks best, by luck too.
+where c is the kernel's own level and x are the configuration's columns and the kernel's sizes in doublings. So a
+measurement speaks for configurations that are like it and that the base thinks as fast.
+
+`next_to_measure` gives the configuration with the largest expected improvement: what may be fast is worth a look even
+where the base expects little. `Adapted.score` is for choosing without another measurement. There what is found slower
+than the base thought is believed, and what is found faster only in part: the first choice is the one of thousands
+that looks best, by luck too. The base stays alone where measurements are not predicted clearly better from each other.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,12 +38,21 @@ Floats = npt.NDArray[np.float64]
 
 MOST_POINTS = 2000
 LEAST_POINTS = 5
-_SIGNALS, _LENGTHS, _NOISE = (0.1, 0.3, 0.6), (1.0, 2.0, 4.0, 8.0), 0.03
-_LEVEL, _COEFFICIENT = 25.0, 0.3  # variance of c, deviation of b
-_WIDTH, _FASTER = 0.3, 0.3  # of the deviation of the measured scores; how much of a gain is believed
+SIGNAL, LENGTH, WIDTH = 0.4, 1.0, 0.5  # deviation of f; distances in x (deviations of a column) and m that matter
+_LEVEL, _SLOPE, _NOISE = 25.0, 0.3, 0.1  # variance of c; deviations of b and of a measurement
+_PER_DOUBLING = 0.5  # how far kernels are apart for each doubling of a size
+_FASTER = 0.3  # how much of a gain is believed
 _BETTER = 0.9  # of the base's error: a smaller gain is not told from chance
-_SHARPNESS = 1.0  # how much more the fast ones count
-_TABLES = ("points", "weights", "columns", "slots", "scales", "numbers")
+_TABLES = ("points", "weights", "columns", "scales", "slope")
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """What makes two configurations alike, and how much one then says of the other."""
+
+    signal: float = SIGNAL
+    length: float = LENGTH
+    width: float = WIDTH
 
 
 @dataclass(eq=False)
@@ -65,16 +77,17 @@ class Adapted:
         return None
 
     def score(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
-        """One score per configuration, lower is faster: expected log runtime, up to the kernel's level."""
-        scores = self.base.score(kernel, rows).astype(np.float64)
+        """One score per configuration, lower is faster."""
+        scores = self.base.score(kernel, rows)
         with fitting(self.name):
             if not len(self.tables["points"]):
-                return scores.astype(np.float32)
-            signal, length, width = (float(v) for v in self.tables["numbers"])
-            x = _scaled(_inputs(kernel, self.tables, rows), scores, length, width)
-            found = signal**2 * _similar(x, self.tables["points"].astype(np.float64)) @ self.tables["weights"]
+                return scores
+            lost = _lost(scores)
+            x = _inputs(kernel, lost, self.tables, rows)
+            found = SIGNAL**2 * _matern(x, self.tables["points"].astype(np.float64)) @ self.tables["weights"]
+            found = found + float(self.tables["slope"][0]) * lost
             believed = np.maximum(found, 0.0) + _FASTER * np.minimum(found, 0.0)
-            return np.asarray(scores + believed, dtype=np.float32)
+            return np.asarray(lost + believed, dtype=np.float32)
 
     def save(self, path: str | Path, base: str | Path) -> None:
         """One file, with everything in the base's own."""
@@ -98,46 +111,74 @@ def adapt_model(model: Scorer | GBDT, kernels: Sequence[Kernel]) -> Adapted:
     if count < LEAST_POINTS:
         raise ConfigurationError(f"Adapting needs {LEAST_POINTS} measured configurations at least; there are {count}.")
     labelled = _thinned(labelled, count)
-    tables = _layout(labelled)
-    x = np.concatenate([_inputs(kernel, tables) for kernel in labelled])
+    tables = _layout(model, labelled, Likeness())
+    thought = [_lost(model.score(kernel)) for kernel in labelled]
+    x = np.concatenate([_inputs(kernel, m, tables) for kernel, m in zip(labelled, thought, strict=True)])
     owner = np.repeat(np.arange(len(labelled)), [kernel.n_configs for kernel in labelled])
-    score = np.concatenate([model.score(kernel).astype(np.float64) for kernel in labelled])
-    log_runtime = np.concatenate([_above(np.log(kernel.target)) for kernel in labelled])
-    return _chosen(model, tables, x, owner, score, log_runtime)
+    lost, m = np.concatenate([_speed_lost(kernel.target) for kernel in labelled]), np.concatenate(thought)
+    levels = _LEVEL * (owner[:, None] == owner[None, :]) + _SLOPE**2 * np.outer(m, m)
+    plain, _ = _left_out(levels, lost - m)
+    error, solved = _left_out(levels + SIGNAL**2 * _matern(x, x), lost - m)
+    record = {"measurements": len(x), "kernels": len(labelled), "left_out": {"base": plain, "adapted": error}}
+    kept = error < _BETTER * plain
+    tables["points"] = (x if kept else x[:0]).astype(np.float32)
+    tables["weights"] = (solved if kept else solved[:0]).astype(np.float32)
+    tables["slope"] = np.array([_SLOPE**2 * m @ solved if kept else 0.0], np.float32)
+    return Adapted(model, tables, record | {"kept": kept})
 
 
-def _chosen(
-    model: Scorer | GBDT, tables: dict[str, npt.NDArray[Any]], x: Floats, owner: Any, score: Floats, log_runtime: Floats
-) -> Adapted:
-    """The candidate that predicts a measurement from the others best, if it is clearly better than the base."""
-    width = max(_WIDTH * float(score.std()), 1e-6)
-    over = score - score.min()
-    same = _LEVEL * (owner[:, None] == owner[None, :]) + _COEFFICIENT**2 * np.outer(over, over)
-    importance = np.exp(-_SHARPNESS * log_runtime)
-    candidates: list[tuple[float, float, float, Floats]] = []
-    for signal in (0.0, *_SIGNALS):
-        for length in _LENGTHS if signal else (1.0,):
-            points = _scaled(x, score, length, width)
-            inverse = np.linalg.inv(same + signal**2 * _similar(points, points) + _NOISE**2 * np.eye(len(x)))
-            solved = inverse @ (log_runtime - over)
-            left_out = solved / np.diag(inverse)  # what each differs from its prediction by all the others
-            error = float((importance * left_out**2).sum() / importance.sum()) ** 0.5
-            candidates.append((error, signal, length, solved))
-    plain = candidates[0]
-    error, signal, length, solved = min(candidates, key=lambda candidate: candidate[0])
-    record = {"measurements": len(x), "kernels": int(owner.max()) + 1, "left_out": {"base": plain[0], "adapted": error}}
-    if error >= _BETTER * plain[0]:
-        tables |= {"points": np.zeros((0, x.shape[1] + 1), np.float32), "weights": np.zeros(0, np.float32)}
-        return Adapted(model, tables, record | {"kept": False})
-    tables |= {"points": _scaled(x, score, length, width).astype(np.float32), "weights": solved.astype(np.float32)}
-    tables["numbers"] = np.array([signal, length, width], np.float32)
-    return Adapted(model, tables, record | {"kept": True})
+def next_to_measure(
+    model: Any, kernel: Kernel, rows: Sequence[int], runtimes: Sequence[float], likeness: Likeness | None = None
+) -> int:
+    """The configuration of `kernel` to measure next, after those in `rows`; the base's first choice before any.
+
+    >>> next_to_measure(load_scorer("model.safetensors"), kernel, [17, 4], [1.25e6, 1.31e6])  # doctest: +SKIP
+    230
+    """
+    likeness = likeness or Likeness()
+    m = _lost(model.score(kernel))
+    if not len(rows):
+        return int(np.argmin(m))
+    if len(set(rows)) >= kernel.n_configs:
+        raise ConfigurationError(f"All {kernel.n_configs} configurations of {kernel.name} are measured.")
+    x = _inputs(kernel, m, _layout(model, [kernel], likeness))
+    taken = np.asarray(rows)
+    shared = likeness.signal**2 * _matern(x, x[taken]) + _SLOPE**2 * np.outer(m, m[taken]) + _LEVEL
+    inverse = np.linalg.inv(shared[taken] + _NOISE**2 * np.eye(len(taken)))
+    mean = m + shared @ (inverse @ (_speed_lost(np.asarray(runtimes, np.float64)) - m[taken]))
+    prior = likeness.signal**2 + _SLOPE**2 * m**2 + _LEVEL
+    deviation = np.sqrt(np.maximum(prior - np.einsum("ij,jk,ik->i", shared, inverse, shared), 1e-12))
+    gain = _expected_improvement(mean, deviation)
+    gain[taken] = -np.inf
+    return int(np.argmax(gain))
+
+
+def _expected_improvement(mean: Floats, deviation: Floats) -> Floats:
+    """Of a loss below the best measured one, 0. Phi is taken as a logistic curve: only the order counts."""
+    u = -mean / deviation
+    below = 1.0 / (1.0 + np.exp(-np.clip(1.702 * u, -30.0, 30.0)))
+    return np.asarray(deviation * (u * below + np.exp(-0.5 * u * u) / np.sqrt(2.0 * np.pi)))
+
+
+def _lost(scores: npt.NDArray[Any]) -> Floats:
+    """The share of speed lost, as the base thinks: its scores are near enough to log runtimes."""
+    wide = scores.astype(np.float64)
+    return np.asarray(-np.expm1(wide.min() - wide))
+
+
+def _speed_lost(times: npt.NDArray[Any]) -> Floats:
+    return np.asarray(1.0 - times.min() / times, dtype=np.float64)
+
+
+def _left_out(covariance: Floats, differences: Floats) -> tuple[float, Floats]:
+    """How far each measurement is from its prediction by all the others, and the process's weights."""
+    inverse = np.linalg.inv(covariance + _NOISE**2 * np.eye(len(differences)))
+    solved = inverse @ differences
+    return float(np.sqrt(np.mean((solved / np.diag(inverse)) ** 2))), solved
 
 
 def _thinned(kernels: Sequence[Kernel], count: int) -> list[Kernel]:
     """The same kernels with at most `MOST_POINTS` configurations together; the fastest of each stay."""
-    import dataclasses
-
     share = min(1.0, MOST_POINTS / count)
     thinned = []
     for kernel in kernels:
@@ -147,46 +188,43 @@ def _thinned(kernels: Sequence[Kernel], count: int) -> list[Kernel]:
     return thinned
 
 
-def _layout(kernels: Sequence[Kernel]) -> dict[str, npt.NDArray[Any]]:
-    """Which columns and sizes vary among the measurements, and what makes each as wide as the others."""
+def _layout(model: Any, kernels: Sequence[Kernel], likeness: Likeness) -> dict[str, npt.NDArray[Any]]:
+    """Which columns vary, in the base's training or here, and what makes each as wide as the others.
+
+    A few measurements may share a setting in which thousands of configurations differ, so they do not say alone.
+    """
     config = np.concatenate([kernel.config_feat for kernel in kernels])
-    sizes = np.stack([kernel_sizes(kernel) for kernel in kernels])
-    columns = np.flatnonzero(np.ptp(config, axis=0) > 0)
-    slots = np.flatnonzero(np.ptp(sizes, axis=0) > 0)
-    # Doublings are alike for all that has several values; what has two is a switch, as far apart as one doubling.
-    switches = [len(np.unique(config[:, column])) == 2 for column in columns]
-    spans = np.ptp(_doublings(config[:, columns]), axis=0)
-    scales = np.where(switches, 1.5 / np.maximum(spans, 1e-6), 1.0)
-    numbers = np.array([0.0, 1.0, 1.0], np.float32)
-    return {"columns": columns, "slots": slots, "scales": scales.astype(np.float32), "numbers": numbers}
+    low, high = config.min(axis=0), config.max(axis=0)
+    features = getattr(model, "preparation", None)
+    seen = getattr(features, "config_low", low), getattr(features, "config_high", high)
+    if seen[0].shape == low.shape == seen[1].shape:
+        low, high = np.minimum(low, seen[0]), np.maximum(high, seen[1])
+    span = np.abs(_doublings(high) - _doublings(low))
+    columns = np.flatnonzero(span > 0)
+    scales = np.sqrt(12.0) / span[columns] / likeness.length  # values spread evenly have the deviation span / sqrt(12)
+    return {"columns": columns, "scales": np.append(scales, 1.0 / likeness.width).astype(np.float32)}
 
 
 def _inputs(
-    kernel: Kernel, tables: Mapping[str, npt.NDArray[Any]], rows: npt.NDArray[np.int64] | None = None
+    kernel: Kernel, lost: Floats, tables: Mapping[str, npt.NDArray[Any]], rows: npt.NDArray[np.int64] | None = None
 ) -> Floats:
     config = kernel.config_feat if rows is None else kernel.config_feat[rows]
-    own = _doublings(config[:, tables["columns"]]) * tables["scales"]
-    wide = _doublings(kernel_sizes(kernel)[tables["slots"]])
-    return np.hstack([own, np.broadcast_to(wide, (len(own), len(wide)))])
+    scales = tables["scales"].astype(np.float64)
+    own = _doublings(config[:, tables["columns"]]) * scales[:-1]
+    sizes = np.broadcast_to(_PER_DOUBLING * _doublings(kernel_sizes(kernel)), (len(own), len(kernel_sizes(kernel))))
+    return np.hstack([own, sizes, scales[-1] * lost[:, None]])
 
 
 def _doublings(values: npt.NDArray[Any]) -> Floats:
-    doublings: Floats = np.log2(1.0 + np.abs(values.astype(np.float64)))
-    return doublings
+    wide = values.astype(np.float64)
+    return np.asarray(np.copysign(np.log2(1.0 + np.abs(wide)), wide))
 
 
-def _above(values: Floats) -> Floats:
-    return np.asarray(values - values.min())
-
-
-def _scaled(x: Floats, score: Floats, length: float, width: float) -> Floats:
-    """Settings and score, each in its own length, so that likeness is a matter of one distance."""
-    return np.hstack([x / max(length, 1e-6), score[:, None] / max(width, 1e-6)])
-
-
-def _similar(a: Floats, b: Floats) -> Floats:
+def _matern(a: Floats, b: Floats) -> Floats:
+    """Matern's covariance of smoothness 3/2: once differentiable, as runtimes hardly are more."""
     squared = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1)[None, :] - 2 * a @ b.T
-    return np.asarray(np.exp(-0.5 * np.maximum(squared, 0.0)))
+    distance = np.sqrt(3.0 * np.maximum(squared, 0.0))
+    return np.asarray((1.0 + distance) * np.exp(-distance))
 
 
 def load_adapted(path: str | Path) -> Scorer | GBDT | Adapted:
@@ -205,15 +243,13 @@ def load_adapted(path: str | Path) -> Scorer | GBDT | Adapted:
 
 
 def _check(tables: Mapping[str, npt.NDArray[Any]], path: str | Path) -> None:
-    width = tables["columns"].size + tables["slots"].size
+    points, columns = tables["points"], tables["columns"]
     shapes = {
-        "points": (tables["weights"].size, width + 1),
-        "weights": (tables["weights"].size,),
-        "columns": (tables["columns"].size,),
-        "slots": (tables["slots"].size,),
-        "scales": (tables["columns"].size,),
-        "numbers": (3,),
+        "weights": points.shape[:1],
+        "columns": (columns.size,),
+        "scales": (columns.size + 1,),
+        "slope": (1,),
     }
-    whole = all(tables[name].dtype.kind in "iu" and (tables[name] >= 0).all() for name in ("columns", "slots"))
+    whole = points.ndim == 2 and columns.dtype.kind in "iu" and bool((columns >= 0).all())
     if not whole or any(tables[name].shape != shape for name, shape in shapes.items()):
         raise FileFormatError(f"{path}: the tables of its adaptation do not fit each other; adapt it again.")

@@ -2,11 +2,13 @@
 
 No kind wins everywhere: where kernels are few or strange, trees are hard to beat; with hundreds of kernels and sizes to
 compare tiles with, TileRanker is. Errors are averaged as logarithms, so that one kernel with a tail of configurations a
-hundred times slower does not decide alone. What every candidate reached goes into the kept model's record.
+hundred times slower does not decide alone. What every candidate reached goes into the kept model's record. A collection
+without a valid split gives a fifth of its kernels for one or, where it has fewer than five, of their configurations.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import sys
@@ -14,19 +16,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tilewise._files import read_input, write_whole
-from tilewise.costmodel.data.dataset import Dataset
+from tilewise.costmodel.data.dataset import Dataset, dataset_from_kernels
+from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.metrics import top_k_error
 from tilewise.costmodel.models.trained import MODEL_FILE, TrainedModel, load_model
 from tilewise.costmodel.train.loop import train
-from tilewise.errors import TilewiseError
+from tilewise.errors import ConfigurationError, TilewiseError
 
 if TYPE_CHECKING:
     from tilewise.costmodel.models.gbdt import GBDT
 
 CANDIDATES = ("TileRanker", "GBDT", "EarlyJoinSAGE")
 DONE_FILE = "candidates.json"
+_ENOUGH = 5  # kernels: with fewer, whole ones are too few to judge by
 
 
 def train_auto(
@@ -38,6 +43,7 @@ def train_auto(
     that was cut off goes on with the candidate it was at.
     """
     folder = Path(out_dir).expanduser()
+    dataset = _with_valid(dataset)
     key = _key(dataset, seed, settings)
     found = _finished(folder, key) if resume else {}
     models: dict[str, TrainedModel | GBDT] = {}
@@ -60,6 +66,29 @@ def train_auto(
     kept.save(folder / MODEL_FILE)
     print(verdict(kept.record["auto"]), file=sys.stderr)
     return kept
+
+
+def _with_valid(dataset: Dataset) -> Dataset:
+    if dataset.valid.labelled or not dataset.train.labelled:
+        return dataset
+    rng, kernels = np.random.default_rng(0), list(dataset.train)
+    if len(kernels) >= _ENOUGH:
+        order = rng.permutation(len(kernels))
+        parts = [[kernels[i] for i in rows] for rows in np.split(order, [len(kernels) // _ENOUGH])]
+    else:
+        orders = [rng.permutation(kernel.n_configs) for kernel in kernels]
+        cuts = [np.split(order, [len(order) // _ENOUGH]) for order in orders]
+        parts = [[_some(k, cut[side]) for k, cut in zip(kernels, cuts, strict=True)] for side in (0, 1)]
+    if any(not kernel.n_configs for part in parts for kernel in part):
+        raise ConfigurationError(f"A kernel has fewer than {_ENOUGH} configurations, and there is no valid split.")
+    what = "kernels" if len(kernels) >= _ENOUGH else "configurations"
+    print(f"There is no valid split: a fifth of the {what} of train is taken for it.", file=sys.stderr)
+    return dataset_from_kernels(parts[1], parts[0], list(dataset.test), dataset.schema)
+
+
+def _some(kernel: Kernel, rows: npt.NDArray[np.int64]) -> Kernel:
+    cut = {name: getattr(kernel, name)[rows] for name in ("config_feat", "runtime", "normalizer")}
+    return dataclasses.replace(kernel, **cut)
 
 
 def valid_errors(model: Any, dataset: Dataset) -> dict[str, float]:

@@ -67,13 +67,15 @@ def import_logs(
     device: str = "",
     cards: Mapping[str, Card] | None = None,
     split: str | None = None,
+    device_columns: bool = False,
     progress: Callable[[int], None] = lambda records: None,
 ) -> Imported:
     """Read `files` of the tool `format_name` and write a collection under `out`.
 
     `device` names the machine where the log does not; without it, a well-known device's name in a file's name does.
-    `cards` say what is known of devices by name, beside the table of well-known ones. `split` puts all kernels into one
-    split instead of dividing them by shape; `progress` is told how many records were read so far.
+    `cards` say what is known of devices by name, beside the table of well-known ones; with `device_columns` that enters
+    the configurations too. `split` puts all kernels into one split instead of dividing them by shape; `progress` is
+    told how many records were read so far.
     """
     if format_name not in FORMATS:
         raise ConfigurationError(f"{format_name!r} is no format; there are {', '.join(FORMATS)}.")
@@ -91,7 +93,7 @@ def import_logs(
                 progress(number)
         report.devices = sorted(name for name in details if name)
         known = {name: _card(name, details[name], cards or {}) for name in details}
-        columns = _Columns.of(spool.configurations(), description, report, any(known.values()))
+        columns = _Columns.of(spool.configurations(), description, report, device_columns and any(known.values()))
         by_shape = _split_by_shape(spool.identities())
         writer = _Writer(
             spool=spool,
