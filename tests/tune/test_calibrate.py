@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tilewise._extension import native
-from tilewise.errors import FileFormatError, UnavailableError
+from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
 from tilewise.tune.choose.calibration.correction import Correction, Hyper, Rows, squashed
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
@@ -231,6 +231,9 @@ def test_the_best_tiles_of_ones_own_shapes_are_kept_as_choices(tmp_path: Path, f
 
     monkeypatch.setattr(run.Calibration, "_holds_elsewhere", lambda self, one, tile: True)
     problems = [product(m, 64, 64) for m in (20, 30, 40, 50, 60, 70)]
+    with pytest.raises(ConfigurationError, match="5 or more shapes of one family, not from 2"):
+        run.Calibration(problems[:2], folder=tmp_path / "few", minutes=0.05).run()
+    assert not (tmp_path / "few").exists()  # said before anything is measured
     report = run.Calibration(problems, folder=tmp_path, minutes=0.05).run()
     assert report.choices >= 3 and read_kept(native, tmp_path)[0].tiles
 

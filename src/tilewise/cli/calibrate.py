@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 def calibrate(
     shapes: Annotated[
-        Path | None, typer.Option(help="A JSON list of your own problems, whose best tiles are stored too.")
+        Path | None,
+        typer.Option(help="JSON list of five or more shapes of your own; their best tiles are stored too."),
     ] = None,
     minutes: Annotated[float, typer.Option(help="About how long to measure.", min=0.05, max=600)] = 1.0,
     threads: Annotated[

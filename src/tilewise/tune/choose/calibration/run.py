@@ -18,6 +18,7 @@ import math
 import os
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,6 +132,15 @@ class Calibration:
         self._sweeper, self.disturbed = CpuSweeper(), 0
         self._rng = np.random.default_rng(seed)
 
+    def check_enough(self) -> None:
+        """Before anything is measured: whether there are kernels enough to learn from."""
+        most = max(Counter(map(family_of, self.problems)).values(), default=0)
+        if most < _LEAST_KERNELS:
+            raise ConfigurationError(
+                f"a calibration learns from {_LEAST_KERNELS} or more shapes of one family, not from {most}; "
+                "`tilewise tune` finds the tile of a single shape."
+            )
+
     def check_folder(self) -> None:
         """Before anything is measured: whether what is measured can be kept."""
         try:
@@ -146,6 +156,7 @@ class Calibration:
 
     def run(self) -> Report:
         start = time.perf_counter()
+        self.check_enough()
         self.check_folder()
         self._resume()
         self._measure(self.problems, self._first_tiles, _SHARES[0], "measuring")
@@ -156,8 +167,8 @@ class Calibration:
         families = self._fit()
         if not families:
             raise UnavailableError(
-                f"{self.disturbed} of {len(self.problems)} kernels could not be measured steadily, so nothing is kept; "
-                "run it again when the machine is less busy, and it goes on with what is missing."
+                f"only {len(self.measured)} of {len(self.problems)} kernels could be measured steadily in time, "
+                "too few; run it again when the machine is less busy, and it goes on with what is missing."
             )
         lines, families = self._remeasure(families)
         about: dict[str, Any] = {
