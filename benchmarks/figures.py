@@ -16,6 +16,7 @@ from benchmarks.cards import again, card, listed, machines
 from benchmarks.results_files import RESULTS, geometric, kinds, read, read_any, rows, table
 from tilewise._wording import with_interval
 from tilewise.costmodel.board import HEADINGS, board_lines, read_board
+from tilewise.costmodel.metrics import over_seeds
 from tilewise.tune.search.replay import OURS, SIMPLE
 
 NOT_MEASURED = "not measured yet"
@@ -209,6 +210,25 @@ def kernel_tuner() -> str:
     return table(("strategy", "score over the first 20", "best / best of 20"), cells)
 
 
+def layout() -> str:
+    """Layout models on synthetic graphs, over seeds: `python -m benchmarks.layout`."""
+    found = read_any("layout")
+    if found is None:
+        return f"{NOT_MEASURED}: `python -m benchmarks.layout` writes `benchmarks/results/layout.json`."
+    cells = []
+    for name, models in found["runs"].items():
+        for model, runs in models.items():
+            tau = over_seeds([run["tau"] for run in runs.values()])
+            half = f" ± {tau.mean - tau.low:.3f}" if len(runs) > 1 else ""
+            seconds = [run["processor_seconds"] for run in runs.values() if "processor_seconds" in run]
+            used = f"{sum(seconds) / len(seconds):.0f} s" if seconds else ""
+            cells.append((f"synthetic `{name}`", model, f"{tau.mean:.3f}{half}", used, str(len(runs))))
+    counts = ", ".join(f"{count} {split}" for split, count in found["graphs"].items())
+    sizes = f"about {found['nodes']} nodes and {found['configurations']} configurations each"
+    headings = ("collection", "model", "Kendall's tau", "processor time of training", "seeds")
+    return f"{table(headings, cells)}\n\nGraphs of a seed: {counts}; {sizes}."
+
+
 def ranking() -> str:
     """TileRanker beside boosted trees and the course's network, over seeds: `python -m benchmarks.ranking`."""
     found = read_any("ranking")
@@ -365,6 +385,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "devices": devices,
     "kernel tuner": kernel_tuner,
     "ranking": ranking,
+    "layout": layout,
     "int8 accuracy": int8_accuracy,
     "profiling": profiling_checks,
     "llama cpp speeds": llama_cpp_tables.speeds,

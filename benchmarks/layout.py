@@ -52,13 +52,14 @@ def run_once(data: Layouts, model: str, seed: int) -> dict[str, float]:
         rng = np.random.default_rng(seed)
         return {"tau": float(np.mean([kendall_tau(g.target(), rng.random(g.n_configs)) for g in data.test]))}
     from tilewise.costmodel.layout import train_layouts
-    from tilewise.costmodel.layout.trained import taus
+    from tilewise.costmodel.layout.evaluate import evaluate_layouts
 
     name, kwargs = MODELS[model]
     used = time.process_time()
     trained = train_layouts(data, name, seed=seed, model_kwargs=kwargs, device="cpu", progress=False)
     used = time.process_time() - used
-    return {"tau": float(np.nanmean(taus(trained, data.test))), "processor_seconds": used}
+    tau = evaluate_layouts({model: trained}, data.test)[model]["tau"].mean
+    return {"tau": tau, "processor_seconds": used}
 
 
 def main() -> None:

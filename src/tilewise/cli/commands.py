@@ -27,6 +27,7 @@ def register(app: typer.Typer) -> None:
     from tilewise.cli.replay import replay
     from tilewise.cli.run import run
     from tilewise.cli.tiles.app import tiles
+    from tilewise.cli.tiles.layout import layout
     from tilewise.cli.tour import tour
     from tilewise.cli.tune import tune
     from tilewise.cli.version import options
@@ -42,6 +43,7 @@ def register(app: typer.Typer) -> None:
         for command in commands:
             app.command(rich_help_panel=panel)(command)
     app.add_typer(tiles, name="tiles", cls=Sections, rich_help_panel="Learn tiles")
+    app.add_typer(layout, name="layout", cls=Sections, rich_help_panel="Learn tiles")
     app.add_typer(collect, name="collect", cls=Sections, rich_help_panel="Learn tiles")
     app.add_typer(store, name="store", cls=Sections, rich_help_panel="Learn tiles")
     app.add_typer(inductor, name="inductor", cls=Sections, rich_help_panel="Learn tiles")

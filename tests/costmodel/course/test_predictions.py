@@ -48,14 +48,16 @@ def test_kaggle_rows_are_matched_by_id_whatever_their_order(tmp_path: Path) -> N
     assert list(rows) == known_ids()
     assert all(rows[f"tile:xla:{name}"][0] == i for i, name in enumerate(ids))
     assert rows[known_ids()[-1]] == list(range(1000))
-    assert (result.predicted, result.filled, result.unused, result.notes) == (844, 0, 0, [])
+    assert (result.predicted, result.filled, result.unused, result.layouts) == (844, 0, 0, 0)
+    (note,) = result.notes
+    assert all(f"layout:{source}:{search} (" in note for source in ("xla", "nlp") for search in ("random", "default"))
 
 
 def test_kaggle_says_which_rows_are_placeholders_and_what_was_left_out(tmp_path: Path) -> None:
     first = known_ids()[0].removeprefix("tile:xla:")
     write_predictions(tmp_path / "p.csv", {"elsewhere": [0], first: list(range(9, -1, -1))}, per_kernel=10)
     result = write_kaggle(tmp_path / "k.csv", tmp_path / "p.csv")
-    assert (result.predicted, result.filled, result.unused, len(result.notes)) == (1, 843, 1, 2)
+    assert (result.predicted, result.filled, result.unused, len(result.notes)) == (1, 843, 1, 3)
     assert read_predictions(tmp_path / "k.csv")[known_ids()[0]] == [9, 8, 7, 6, 5]
 
 

@@ -211,26 +211,30 @@ def _stderr() -> Console:
 
 def kaggle(
     predictions: Annotated[
-        Path | None, typer.Argument(help="The predictions CSV (default: look for it in this folder).")
+        list[Path] | None,
+        typer.Argument(help="Predictions CSVs, of tiles and of layouts (default: the tiles' in this folder)."),
     ] = None,
     out: Annotated[Path, typer.Option(help="The file to upload.")] = Path("predictions_kaggle.csv"),
     sample: Annotated[Path | None, typer.Option(help="A sample_submission.csv that decides the rows.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make the Kaggle file: 844 tile rows matched by ID, and 50 placeholder layout rows.
+    """Make the Kaggle file of all five collections: 844 tile rows and 50 layout rows, matched by ID.
 
-    Example: tilewise tiles kaggle predictions_model_output.csv
+    What no file predicts is said and gets the placeholder of the competition.
+
+    Example: tilewise tiles kaggle predictions_model_output.csv xla_random.csv nlp_random.csv
     """
     from tilewise.costmodel.course.predictions import find_predictions, write_kaggle
 
-    chosen = find_predictions(str(predictions) if predictions else None, Path.cwd())
+    given: list[Path | None] = list(predictions) if predictions else [None]
+    chosen = [find_predictions(str(path) if path else None, Path.cwd()) for path in given]
     result = write_kaggle(out, chosen, sample)
     if as_json:
         typer.echo(json.dumps({"file": str(out), **dataclasses.asdict(result)}))
         return
     for note in result.notes:
         typer.echo(note, err=True)
-    typer.echo(f"{out} is ready: {result.predicted} tile rows predicted.")
+    typer.echo(f"{out} is ready: {result.predicted} tile rows and {result.layouts} layout rows predicted.")
 
 
 def score(

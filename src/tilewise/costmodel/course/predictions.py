@@ -1,7 +1,8 @@
 """Predictions on disk: the course's CSV of best configurations, the Kaggle file made of it, and a score for either.
 
 A row is ``tile:xla:<kernel>,i;j;k;…``, best first. Rows are always matched by ID, never by position. A kernel with
-fewer configurations than a row must hold repeats its best one, which is a valid index and cannot change a score.
+fewer configurations than a row must hold repeats its best one, which is a valid index and cannot change a score. A row
+of a layout collection, ``layout:xla:random:<graph>,…``, holds all configurations of its graph in the predicted order.
 """
 
 from __future__ import annotations
@@ -43,12 +44,20 @@ class PredictionScore:
 
 @dataclass(frozen=True)
 class KaggleFile:
-    """What went into a Kaggle file: rows with a prediction of ours, rows without, and predictions with no row."""
+    """What went into a Kaggle file: tile rows with a prediction of ours, those without, predictions with no row, and
+    layout rows with a prediction."""
 
     predicted: int
     filled: int
     unused: int
+    layouts: int = 0
     notes: list[str] = field(default_factory=list)
+
+
+def write_layout_predictions(path: Path, collection: str, rankings: Rankings) -> None:
+    """Write all configurations of each graph in order, for a collection such as ``xla:random``."""
+    lines = [f"layout:{collection}:{name},{';'.join(map(str, order))}" for name, order in rankings.items()]
+    write_whole(path, "\n".join([HEADER, *lines]) + "\n")
 
 
 def write_predictions(path: Path, rankings: Rankings, per_kernel: int = PER_KERNEL) -> int:
@@ -117,25 +126,40 @@ def known_ids() -> list[str]:
     return ids
 
 
-def write_kaggle(out: Path, predictions: Path, sample: Path | None = None) -> KaggleFile:
-    """Write the file to upload: every row of `sample` (or of the ids the package knows), ours where there is one."""
-    ours = read_predictions(predictions)
+def write_kaggle(out: Path, predictions: Path | Sequence[Path], sample: Path | None = None) -> KaggleFile:
+    """Write the file to upload: every row of `sample` (or of the ids the package knows), ours where there is one.
+
+    Predictions of several collections may come in as many files.
+    """
+    ours = _read_together([predictions] if isinstance(predictions, Path) else predictions)
     ids = list(read_predictions(sample)) if sample is not None else known_ids()
-    lines, filled, used = [HEADER], 0, 0
-    for identifier in ids:
-        if not identifier.startswith("tile:"):
-            # Where layouts were ranked, the whole order counts; else the placeholder that the competition takes.
-            order = ours.get(identifier)
-            lines.append(f"{identifier},{';'.join(map(str, order)) if order else _LAYOUT_ROW}")
-        elif identifier in ours:
-            lines.append(f"{identifier},{';'.join(map(str, _filled(ours[identifier], PER_KERNEL)))}")
-            used += 1
-        else:
-            lines.append(f"{identifier},{';'.join(map(str, range(PER_KERNEL)))}")
-            filled += 1
+    lines = [HEADER, *(f"{identifier},{_kaggle_row(identifier, ours.get(identifier))}" for identifier in ids)]
     write_whole(out, "\n".join(lines) + "\n")
-    unused = sum(identifier.startswith("tile:") for identifier in ours) - used
-    return KaggleFile(used, filled, unused, _kaggle_notes(used, filled, unused))
+    rows = {kind: [i for i in ids if i.startswith("tile:") == (kind == "tile")] for kind in ("tile", "layout")}
+    used, layouts = (sum(i in ours for i in rows[kind]) for kind in ("tile", "layout"))
+    filled, unused = len(rows["tile"]) - used, len(ours) - used - layouts
+    notes = _kaggle_notes(used, filled, unused) + _layout_notes(rows["layout"], ours)
+    return KaggleFile(used, filled, unused, layouts, notes)
+
+
+def _read_together(paths: Sequence[Path]) -> dict[str, list[int]]:
+    ours: dict[str, list[int]] = {}
+    for path in paths:
+        found = read_predictions(path)
+        twice = next((identifier for identifier in found if identifier in ours), None)
+        if twice is not None:
+            raise FileFormatError(f"{path}: {twice[:100]} stands in another of the files too.")
+        ours |= found
+    return ours
+
+
+def _kaggle_row(identifier: str, order: list[int] | None) -> str:
+    """The first five of a tile's row, all of a layout's; what the competition takes as a placeholder without any."""
+    if identifier.startswith("tile:"):
+        return ";".join(map(str, _filled(order, PER_KERNEL) if order else range(PER_KERNEL)))
+    if order and sorted(order) != list(range(len(order))):
+        raise FileFormatError(f"The row of {identifier[:100]} must hold each configuration of its graph once.")
+    return ";".join(map(str, order)) if order else _LAYOUT_ROW
 
 
 def score_predictions(path: Path, truth: Iterable[Kernel], ks: Sequence[int] = (1, PER_KERNEL)) -> PredictionScore:
@@ -183,6 +207,15 @@ def _kaggle_notes(used: int, filled: int, unused: int) -> list[str]:
     if unused:
         notes.append(f"{unused} predictions are for kernels outside the competition and were left out.")
     return notes
+
+
+def _layout_notes(ids: Sequence[str], ours: Mapping[str, Any]) -> list[str]:
+    """A sentence that names the layout collections of which rows are missing; none where none are."""
+    there: dict[str, list[bool]] = {}
+    for identifier in ids:
+        there.setdefault(identifier.rpartition(":")[0], []).append(identifier in ours)
+    missing = [f"{name} ({rows.count(False)} of {len(rows)})" for name, rows in there.items() if not all(rows)]
+    return [f"No prediction, so the placeholder 0;1;…;999, in rows of {', '.join(missing)}."] if missing else []
 
 
 def _lines(path: Path) -> Iterable[tuple[int, str]]:

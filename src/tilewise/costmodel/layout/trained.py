@@ -20,7 +20,6 @@ import numpy.typing as npt
 from tilewise.costmodel.layout.graph import LayoutGraph
 from tilewise.costmodel.layout.segments import Scaling, Segment, cut
 from tilewise.costmodel.layout.train import configurations, spread
-from tilewise.costmodel.metrics import Interval, bootstrap, kendall_tau
 from tilewise.costmodel.models.files import read_tensors, write_tensors
 from tilewise.costmodel.models.trained import check_weights, fitting, model_path
 from tilewise.errors import ConfigurationError, FileFormatError, did_you_mean
@@ -113,17 +112,3 @@ def load_layout_model(path: str | Path, device: str = "cpu") -> TrainedLayouts:
     with fitting(name):
         module.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in weights.items()})
     return TrainedLayouts(module.eval().to(device), scaling, record)
-
-
-def taus(model: TrainedLayouts, graphs: Sequence[LayoutGraph], most: int | None = None) -> npt.NDArray[np.float64]:
-    """Kendall's tau of each graph, over all its configurations or `most` of them."""
-    found = []
-    for graph in graphs:
-        rows = spread(graph.n_configs, graph.n_configs if most is None else most)
-        found.append(kendall_tau(graph.target(rows), model.score(graph, rows)))
-    return np.array(found)
-
-
-def mean_tau(values: npt.NDArray[np.float64], seed: int = 0) -> Interval:
-    """The mean over graphs with its bootstrap interval; graphs whose configurations all tie are left out."""
-    return bootstrap(values, seed=seed)

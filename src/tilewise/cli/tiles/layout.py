@@ -1,0 +1,213 @@
+"""`tilewise layout toy|train|evaluate|predict|score`: TpuGraphs' layout collections, from files to a Kaggle row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tilewise._wording import counted, with_interval
+from tilewise.cli.tables import show
+from tilewise.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from tilewise.costmodel.layout import TrainedLayouts
+
+layout = typer.Typer(
+    help="Rank the tensor layouts of whole programs (TpuGraphs' other collections).", no_args_is_help=True
+)
+Collection = Annotated[str, typer.Argument(help="A folder with train, valid and test, such as npz/layout/xla/random.")]
+CacheDir = Annotated[Path | None, typer.Option(help="Folder for the converted data (default: your cache folder).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Limit = Annotated[int | None, typer.Option(help="Read at most this many graphs of each split.", min=1)]
+Name = Annotated[str | None, typer.Option(help="xla:random, xla:default, nlp:random or nlp:default.")]
+
+
+@layout.command()
+def toy(
+    out: Annotated[Path, typer.Option(help="Folder to make npz/layout/… in.")],
+    collection: Annotated[str, typer.Option(help="xla:random, xla:default, nlp:random or nlp:default.")] = "xla:random",
+    graphs: Annotated[int, typer.Option(help="Graphs to train on; valid and test get a quarter each.", min=1)] = 32,
+    nodes: Annotated[int, typer.Option(help="Nodes of a graph, about.", min=8, max=100_000)] = 64,
+    configs: Annotated[int, typer.Option(help="Configurations of a graph.", min=2, max=1_000_000)] = 200,
+    seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Write synthetic graphs in the dataset's very format; their runtimes come from a formula, not from a TPU.
+
+    Time goes into operations, into passes over padded tensors, and into a transpose wherever neighbours disagree.
+
+    Example: tilewise layout toy --out toy --graphs 16
+    """
+    from tilewise.cli.every import check_memory
+    from tilewise.costmodel.layout import write_synthetic
+    from tilewise.costmodel.layout.collection import check_name
+
+    check_name(collection)
+    check_memory(float(nodes) * configs * 100, "A graph of that size")
+    few = max(1, graphs // 4)
+    counts = {"train": graphs, "valid": few, "test": few}
+    paths = write_synthetic(out.expanduser(), collection, counts, seed=seed, nodes=nodes, configs=configs)
+    folder = paths[0].parents[1]
+    if as_json:
+        return typer.echo(json.dumps({"folder": str(folder), "graphs": counts}))
+    typer.echo(f"{folder} holds {counted(len(paths), 'graph')}: {', '.join(f'{n} {s}' for s, n in counts.items())}.")
+
+
+@layout.command()
+def train(
+    collection: Collection,
+    out: Annotated[Path, typer.Option(help="Folder for the model and its checkpoint.")],
+    model: Annotated[str, typer.Option(help="LayoutAttention or LayoutSAGE.")] = "LayoutAttention",
+    model_kwargs: Annotated[str, typer.Option(help='Arguments of the model as JSON, as in {"hidden": 64}.')] = "{}",
+    segment_nodes: Annotated[
+        int, typer.Option(help="Nodes of a segment: fewer take less memory and cut more edges.", min=1)
+    ] = 1000,
+    hops: Annotated[int, typer.Option(help="Leave out nodes farther than this from a configurable one.")] = 3,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the train split.")] = None,
+    losses: Annotated[str | None, typer.Option(help="Names and weights, such as PairwiseHingeLoss:1.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Adam's learning rate.")] = None,
+    configs: Annotated[int | None, typer.Option(help="Configurations sampled per graph and step.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Graphs per step, one after another in memory.")] = None,
+    max_seconds: Annotated[float | None, typer.Option(help="Stop after this many seconds of training.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of every random choice.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+    resume: Annotated[bool, typer.Option(help="Continue from the folder's checkpoint.")] = True,
+    limit: Limit = None,
+    cache_dir: CacheDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train on a layout collection in bounded memory; Kendall's tau on valid chooses the weights that are kept.
+
+    A step takes some configurations of a few graphs and sends gradients through one segment of each. Ctrl-C loses the
+    epoch in progress; the same command goes on.
+
+    Example: tilewise layout train toy/npz/layout/xla/random --out runs/layout --epochs 2
+    """
+    from tilewise.costmodel.layout import open_layouts, train_layouts
+    from tilewise.costmodel.train.config import parse_kwargs
+
+    settings: dict[str, Any] = {
+        "epochs": epochs, "losses": losses, "learning_rate": learning_rate, "configs": configs, "batch": batch,
+        "max_seconds": max_seconds, "seed": seed, "model_kwargs": parse_kwargs(model_kwargs),
+    }  # fmt: skip
+    data = open_layouts(collection, splits=("train", "valid"), cache_dir=cache_dir, limit=limit)
+    cutting: dict[str, Any] = {"segment_nodes": segment_nodes, "hops": hops}
+    trained = train_layouts(data, model, out_dir=out, resume=resume, device=device, **cutting, **settings)
+    best = next(row for row in trained.record["curve"] if row["epoch"] == trained.record["best_epoch"])
+    if as_json:
+        told = {"out": str(out), "valid_tau": best["val_tau"], "best_epoch": best["epoch"]}
+        return typer.echo(json.dumps(told | {"seconds": trained.record["seconds"]}))
+    typer.echo(f"{out} holds a {model}; Kendall's tau on valid is {best['val_tau']:.3f} (epoch {best['epoch'] + 1}).")
+
+
+@layout.command()
+def evaluate(
+    collection: Collection,
+    models: Annotated[list[Path], typer.Argument(help="Model files, or folders of training runs.")],
+    split: Annotated[str, typer.Option(help="train, valid or test.")] = "valid",
+    configs: Annotated[
+        int | None, typer.Option(help="Score at most this many of a graph's configurations.", min=2)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of chance and of the bootstrap.")] = 0,
+    limit: Limit = None,
+    cache_dir: CacheDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare layout models with chance: Kendall's tau, the competition's metric, with its 95 % interval over graphs.
+
+    Example: tilewise layout evaluate toy/npz/layout/xla/random runs/layout
+    """
+    from rich.table import Table
+
+    from tilewise.costmodel.layout import open_layouts
+    from tilewise.costmodel.layout.evaluate import evaluate_layouts
+    from tilewise.costmodel.models.files import without_nans
+
+    named = {str(path): _model(path) for path in models}
+    data = open_layouts(collection, splits=(split,), cache_dir=cache_dir, limit=limit)
+    found = evaluate_layouts(named, data.split(split), most=configs, seed=seed)
+    if as_json:
+        plain = {name: {key: vars(interval) for key, interval in row.items()} for name, row in found.items()}
+        return typer.echo(json.dumps(without_nans({"split": split, "rows": plain}), indent=1))
+    title = f"{split}: {counted(len(data.split(split)), 'graph')} (mean, 95 % interval)"
+    table = Table("model", "Kendall tau", "ordered pairs", "top-1 error", "top-5 error", title=title)
+    for name, row in found.items():
+        tau = with_interval(*(f"{v:.3f}" for v in (row["tau"].mean, row["tau"].low, row["tau"].high)))
+        table.add_row(name, tau, *(f"{row[key].mean:.2%}" for key in ("opa", "top1", "top5")))
+    show(table)
+
+
+@layout.command()
+def predict(
+    model: Annotated[Path, typer.Argument(help="A model file, or the folder of a training run.")],
+    collection: Collection,
+    split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
+    out: Annotated[Path, typer.Option(help="The CSV to write.")] = Path("layout_predictions.csv"),
+    name: Name = None,
+    limit: Limit = None,
+    cache_dir: CacheDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rank all configurations of every graph and write them in the competition's rows, fastest first.
+
+    The rows are named after the collection, which its folders tell, or --name. `tilewise tiles kaggle` puts the files
+    of several collections together.
+
+    Example: tilewise layout predict runs/layout toy/npz/layout/xla/random --out xla_random.csv
+    """
+    from tilewise.costmodel.course.predictions import write_layout_predictions
+    from tilewise.costmodel.layout import open_layouts
+    from tilewise.costmodel.layout.evaluate import rank_layouts
+
+    trained = _model(model)
+    called = _called(name, collection)
+    data = open_layouts(collection, splits=(split,), cache_dir=cache_dir, limit=limit)
+    rankings = rank_layouts(trained, data.split(split))
+    write_layout_predictions(out.expanduser(), called, rankings)
+    if as_json:
+        return typer.echo(json.dumps({"out": str(out), "collection": called, "graphs": len(rankings)}))
+    typer.echo(f"{counted(len(rankings), 'graph')} of layout:{called} ranked into {out}.")
+
+
+@layout.command()
+def score(
+    predictions: Annotated[Path, typer.Argument(help="A CSV of layout predictions.")],
+    truth: Annotated[Path, typer.Option(help="A split's folder with runtimes, such as npz/layout/xla/random/valid.")],
+    name: Name = None,
+    cache_dir: CacheDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Score a file of layout predictions against measured runtimes: the mean of Kendall's tau over graphs.
+
+    Example: tilewise layout score xla_random.csv --truth toy/npz/layout/xla/random/test
+    """
+    from tilewise.costmodel.layout import open_layouts
+    from tilewise.costmodel.layout.evaluate import score_rankings
+    from tilewise.costmodel.metrics import bootstrap
+    from tilewise.costmodel.models.files import without_nans
+
+    called = _called(name, str(truth.parent))
+    graphs = open_layouts(truth.parent, splits=(truth.name,), cache_dir=cache_dir).split(truth.name)
+    taus = score_rankings(predictions.expanduser(), called, graphs)
+    mean = bootstrap(list(taus.values()))
+    if as_json:
+        return typer.echo(json.dumps(without_nans({"tau": mean.mean, "graphs": taus})))
+    typer.echo(f"Kendall's tau {mean.mean:.4f} over {counted(len(taus), 'graph')} of layout:{called}")
+
+
+def _model(path: Path) -> TrainedLayouts:
+    from tilewise.costmodel.layout import load_layout_model
+
+    return load_layout_model(path)
+
+
+def _called(name: str | None, folder: str) -> str:
+    from tilewise.costmodel.layout.collection import check_name, collection_name
+
+    found = check_name(name) if name is not None else collection_name(Path(folder).expanduser())
+    if not found:
+        raise ConfigurationError(f"The folders of {folder} do not tell which collection it is; say so with --name.")
+    return found
