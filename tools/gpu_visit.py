@@ -31,7 +31,7 @@ from tilewise.tune.families.triton.runtimes import shipped_runtimes
 from tilewise.tune.measure.aggregate import unfold_store
 from tilewise.tune.measure.schedule import Tally, balanced, pick_configs, table
 from tilewise.tune.measure.store import Store
-from tilewise.tune.measure.triton.collector import Collector, Options
+from tilewise.tune.measure.triton.collector import TritonCollector, TritonOptions
 from tilewise.tune.measure.triton.kernel import Settings
 from tilewise.tune.problem import Config, Kernel, Problem
 from tilewise.tune.workloads.gpu import gpu_kernels
@@ -85,7 +85,7 @@ class _Log:
         self._file.flush()
 
 
-class _Visit(Collector):
+class _Visit(TritonCollector):
     """A collector that also brings copies of its store home now and then, while it goes on listening to the GPU."""
 
     out: Path
@@ -244,7 +244,7 @@ def _visit(given: argparse.Namespace, log: _Log) -> int:
     path = given.store or Path(tempfile.mkdtemp(prefix="tilewise-visit-")) / "store.sqlite"
     if given.resume:
         unpack(given.resume, path)
-    options = Options(
+    options = TritonOptions(
         minutes=minutes - 0.25,  # the last quarter minute is for the way home
         seed=given.seed,
         device=given.device,

@@ -13,11 +13,11 @@ from tilewise.fleet.alone import alone
 from tilewise.fleet.cluster import slots
 from tilewise.fleet.slot import MOST_ATTEMPTS, Campaign, Slot
 from tilewise.tune.measure.store import Store
-from tilewise.tune.measure.triton.collector import Collector, Options
+from tilewise.tune.measure.triton.collector import TritonCollector, TritonOptions
 from tilewise.tune.measure.triton.nvml import GpuWatch
 
 
-class _Pretending(Collector):
+class _Pretending(TritonCollector):
     serve_compiler = staticmethod(fake_workers.compile_nothing)
     serve_gpu = staticmethod(fake_workers.serve_well)
 
@@ -30,8 +30,8 @@ def gpu_campaign(place: Path, count: int) -> Campaign:
 
 @pytest.fixture(autouse=True)
 def pretended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def collector(kernels: Any, store: Any, minutes: float, seed: int, configs: int, *_: Any) -> Collector:
-        options = Options(minutes=minutes, seed=seed, max_configs=configs, processes=1)
+    def collector(kernels: Any, store: Any, minutes: float, seed: int, configs: int, *_: Any) -> TritonCollector:
+        options = TritonOptions(minutes=minutes, seed=seed, max_configs=configs, processes=1)
         return _Pretending(kernels, store, options, lambda line: None)
 
     monkeypatch.setattr("tilewise.tune.measure.collect.triton_collector", collector)

@@ -28,6 +28,7 @@ from tilewise.tune.families.cpu.family import get_family
 from tilewise.tune.families.cpu.matmul import Matmul, config_of, tile_of
 from tilewise.tune.families.cpu.operands import placed
 from tilewise.tune.measure.aggregate import open_measurements, read_measured
+from tilewise.tune.measure.collector import Recorder
 from tilewise.tune.measure.cpu import collector as cpu_collect
 from tilewise.tune.measure.cpu.clock import CpuClock
 from tilewise.tune.measure.cpu.collector import CpuCollector, CpuOptions
@@ -112,7 +113,7 @@ def test_stopped_within_a_kernel_it_goes_on_from_the_batches_it_has(tmp_path: Pa
     stops_after = 2
 
     class Stopping(CpuCollector):
-        def _time_left(self) -> bool:
+        def time_left(self) -> bool:
             return sum(tally.batches for tally in self.tallies.values()) < stops_after
 
     from tilewise.tune.problem import shapes_from
@@ -266,13 +267,13 @@ def _collect_and_tell(path: str, told: str) -> None:
     cpu_collect.CpuClock = SteadyClock  # type: ignore[misc]
     cpu_collect.one_run = steady_run
     file = os.open(told, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    add = cpu_collect._Recorder.add
+    add = Recorder.add
 
     def tell_and_add(self: Any, candidate: Candidate, runtime_ns: float) -> None:
         os.write(file, b".")
         add(self, candidate, runtime_ns)
 
-    cpu_collect._Recorder.add = tell_and_add  # type: ignore[method-assign]
+    Recorder.add = tell_and_add  # type: ignore[method-assign]
     collect("cpu", shapes=many_shapes()[:2], out=path, configs=30, say=quietly)
 
 
@@ -323,9 +324,9 @@ def test_a_batch_that_was_cut_off_counts_if_the_default_still_takes_what_it_took
         add(self, candidate, runtime_ns)
         raise CutOffError
 
-    add = cpu_collect._Recorder.add
+    add = Recorder.add
     with monkeypatch.context() as patch:
-        patch.setattr(cpu_collect._Recorder, "add", cut_off)
+        patch.setattr(Recorder, "add", cut_off)
         with pytest.raises(CutOffError):
             gather(tmp_path / "s.sqlite", SHAPES[:1])
 

@@ -16,11 +16,10 @@ from tilewise.tune.measure.home import is_url
 from tilewise.tune.problem import Kernel, Problem, Value
 
 if TYPE_CHECKING:
-    from tilewise.tune.measure.cpu.collector import CpuCollector
+    from tilewise.tune.measure.collector import Collector
     from tilewise.tune.measure.cpu.plan import PlanLine
     from tilewise.tune.measure.schedule import Tally
     from tilewise.tune.measure.store import Store
-    from tilewise.tune.measure.triton.collector import Collector
 
 KINDS = ("cpu", "triton")
 Progress = Callable[[int, int, str], None]
@@ -78,7 +77,7 @@ def collect(
     kernels = read_kernels(kind, shapes) if shapes is not None or not finals else None
     with Store(store_place(out, kind), create=not finals) as store:
         chosen = kernels if kernels is not None else store.kernels()
-        collector: CpuCollector | Collector
+        collector: Collector
         if kind == "cpu":
             collector = _cpu_collector(chosen, store, minutes, seed, configs, finals, say)
         else:
@@ -153,7 +152,7 @@ def _cpu_collector(
     configs: int | None,
     finals: bool,
     say: Callable[[str], None],
-) -> CpuCollector:
+) -> Collector:
     from tilewise.tune.measure.cpu.collector import CpuCollector, CpuOptions
 
     options = CpuOptions(minutes=minutes, seed=seed, finals=finals)
@@ -174,13 +173,13 @@ def triton_collector(
     say: Callable[[str], None],
 ) -> Collector:
     from tilewise.tune.measure.sampling import Settings
-    from tilewise.tune.measure.triton.collector import Collector, Options
+    from tilewise.tune.measure.triton.collector import TritonCollector, TritonOptions
 
     settings = Settings(unit_ms=0.0, slowest_ms=1e6) if device == "interpreter" else Settings()
-    return Collector(
+    return TritonCollector(
         kernels,
         store,
-        Options(
+        TritonOptions(
             minutes=minutes,
             seed=seed,
             max_configs=configs or 0,

@@ -1,4 +1,4 @@
-"""The CPU collector: one kernel after the other in this process, every timing in the store as soon as it is taken.
+"""The collector on a CPU: one kernel after the other in this process.
 
 It may be stopped or killed at any moment and started again: what is in the store counts, also of the kernel and of
 the batch that were under way. A batch that was cut off has no second reading of its default; the next run takes one,
@@ -9,10 +9,9 @@ own, and a checked result is wiped.
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,13 +22,14 @@ from tilewise.errors import ConfigurationError, TilewiseError
 from tilewise.tune.choose.kept import machine_name
 from tilewise.tune.families.cpu.family import Array, CpuFamily, Expected, get_family
 from tilewise.tune.measure.aggregate import contenders
+from tilewise.tune.measure.collector import Collector, Options, Say
 from tilewise.tune.measure.cpu.clock import CpuClock, Pieces, describe, require_native, running_on
 from tilewise.tune.measure.cpu.limit import TookTooLongError, within
 from tilewise.tune.measure.racing import FIRST_FINAL, LEAST, best_few
 from tilewise.tune.measure.resume import earlier_default, resume
-from tilewise.tune.measure.sampling import Batch, Candidate, Run, Settings, Verdict, scatter, time_all, time_finals
-from tilewise.tune.measure.schedule import Tally, balanced, claim, pick_configs, summary, unfinished
-from tilewise.tune.measure.store import BatchRow, Machine, Store, VerdictRow
+from tilewise.tune.measure.sampling import Candidate, Run, Settings, Verdict, time_all, time_finals
+from tilewise.tune.measure.schedule import Tally, pick_configs
+from tilewise.tune.measure.store import Machine, Store, VerdictRow
 from tilewise.tune.problem import Config, Kernel
 
 CPU_SETTINGS = Settings(
@@ -56,13 +56,8 @@ _WORTH_CEILINGS = 1.0  # minutes; a shorter collection does not spend seconds on
 
 
 @dataclass
-class CpuOptions:
-    """For how long, and how many configurations a kernel."""
-
-    minutes: float = 8.0
-    seed: int = 0
-    max_configs: int = 80  # 0: all
-    finals: bool = False  # only those, of kernels that are finished and have had none
+class CpuOptions(Options):
+    max_configs: int = 80
     settings: Settings = field(default_factory=lambda: CPU_SETTINGS)
 
 
@@ -72,67 +67,33 @@ class _Operands:
     expected: Expected
 
 
-class CpuCollector:
-    """One run of the collector; the measurements are in the store."""
+class CpuCollector(Collector):
+    """One run on this CPU."""
 
     limit_seconds = 20.0  # for one configuration to be checked
 
-    def __init__(
-        self, kernels: Iterable[Kernel], store: Store, options: CpuOptions, say: Callable[[str], None] = print
-    ) -> None:
-        require_native()
-        self.store, self.options, self.say = store, options, say
-        self.progress: Callable[[int, int, str], None] | None = None
-        self.store.choose_part(Machine("cpu", machine_name(require_native()), {}))
-        self.wanted = self._feasible(kernels)
-        self.waiting = balanced(unfinished(self.wanted, store, options.finals), options.seed)
-        self.tallies: dict[str, Tally] = defaultdict(Tally)
-        self.started = time.monotonic()
-        self.deadline = self.started + options.minutes * 60
-        self.run_number = 0
-        self._said = self.started
-
-    def _feasible(self, kernels: Iterable[Kernel]) -> list[Kernel]:
-        """Those that want no more threads than there are cores."""
-        given, cores = list(kernels), real_cores()
-        kept = [kernel for kernel in given if _threads(kernel) <= cores]
-        if given and not kept:
-            raise ConfigurationError(f"All of these kernels want more threads than the {cores} cores of this machine.")
-        if len(kept) < len(given):
-            self.say(f"{counted(len(given) - len(kept), 'kernel')} left out: more threads than the {cores} cores")
-        return kept
+    def __init__(self, kernels: Iterable[Kernel], store: Store, options: CpuOptions, say: Say = print) -> None:
+        self.options = options
+        machine = Machine("cpu", machine_name(require_native()), {})
+        super().__init__(_feasible(kernels, say), store, options, machine, say)
 
     def begin(self) -> Machine:
         """Open a run of this machine in the store."""
         details = describe(measure=self.options.minutes >= _WORTH_CEILINGS)
-        settings = {**dataclasses.asdict(self.options.settings), "max_configs": self.options.max_configs}
         machine = Machine("cpu", details["name"], details)
-        self.run_number = self.store.begin(machine, self.options.seed, settings)
+        self.open_run(machine)
         return machine
 
     def run(self) -> dict[str, Tally]:
         name = self.begin().identity
-        self.say(f"{len(self.waiting)} of {counted(len(self.wanted), 'kernel')} to measure on {name}")
-        for number, kernel in enumerate(self.waiting, start=1):
-            if not self._time_left():
+        self.say(f"{len(self.kernels)} of {counted(len(self.wanted), 'kernel')} to measure on {name}")
+        for number, kernel in enumerate(self.kernels, start=1):
+            if not self.time_left():
                 break
-            if claim(self.store, self.run_number, kernel, self.options.finals):
+            if self.claims(kernel):
                 self.measure(kernel)
-                self._tell(number)
+                self.tell(number, len(self.kernels))
         return dict(self.tallies)
-
-    def _tell(self, number: int) -> None:
-        if self.progress is not None:
-            self.progress(number, len(self.waiting), summary(self.tallies))
-            return
-        now = time.monotonic()
-        if now - self._said > 10 or number == len(self.waiting):
-            self._said = now
-            wait = len(self.waiting) - number
-            self.say(f"{now - self.started:5.0f} s: {summary(self.tallies)}; {wait} to go")
-
-    def _time_left(self) -> bool:
-        return time.monotonic() < self.deadline
 
     def measure(self, kernel: Kernel) -> None:
         """Measure a kernel that was claimed. What one family does wrong must not end the collection; what the store or
@@ -142,50 +103,37 @@ class CpuCollector:
         except TilewiseError:
             raise
         except Exception as error:
-            failure = f"{kernel.name}: {type(error).__name__}: {error}"[:300]
-            self.tallies[kernel.problem.family].failures.append(failure)
-            self.store.release(kernel)
+            self.give_up(kernel, f"{type(error).__name__}: {error}")
 
     def _measure(self, kernel: Kernel) -> None:
         """Check, time, and mark as finished; a stop in between leaves what was timed so far."""
         start = time.monotonic()
         family = get_family(kernel.problem.family)
-        tally = self.tallies[kernel.problem.family]
         digest = int(kernel.problem.digest[:8], 16)
         threads = _threads(kernel)
         with running_on(threads):
             configs = self._configs(family, kernel, digest)
             candidates = self._check(family, kernel, configs, digest)
             if not candidates or candidates[0].config != configs[0]:
-                tally.failures.append(f"{kernel.name}: the default configuration is not right")
-                self.store.release(kernel)
+                self.give_up(kernel, "the default configuration is not right")
                 return
-            clock = CpuClock(threads)
             self._make_units(candidates)
-            recorder = _Recorder(self.store, self.run_number, kernel, tally)
-            whole = self._time(kernel, candidates, clock, recorder, self.options.seed + digest)
-        if whole and self._too_disturbed(kernel, candidates):
-            self.say(f"{kernel.name}: something else keeps this machine busy; it will be measured again")
-        elif whole:
-            self.store.finish(self.run_number, kernel, configs[0], time.monotonic() - start)
-            taken = [c.final if self.options.finals else c.times for c in candidates[1:]]
-            repeats = [times for times in taken if len(times) > 1]
-            tally.kernels += 1
-            tally.pairs += len(repeats) + 1
-            tally.scatter += [scatter(times) for times in repeats]
+            whole = self._time(kernel, candidates, CpuClock(threads), self.options.seed + digest)
         if not whole:
             self.store.release(kernel)
-        tally.seconds += time.monotonic() - start
+        elif self._too_disturbed(kernel, candidates):
+            self.say(f"{kernel.name}: something else keeps this machine busy; it will be measured again")
+        else:
+            self.finish(kernel, configs[0], time.monotonic() - start)
+        self.tally(kernel).seconds += time.monotonic() - start
 
-    def _time(
-        self, kernel: Kernel, candidates: Sequence[Candidate], clock: CpuClock, recorder: _Recorder, seed: int
-    ) -> bool:
-        settings, batches = self.options.settings, self.store.batches(kernel)
+    def _time(self, kernel: Kernel, candidates: Sequence[Candidate], clock: CpuClock, seed: int) -> bool:
+        settings, batches, recorder = self.options.settings, self.store.batches(kernel), self.recorder(kernel)
         resume(clock, settings, candidates, batches, recorder.judge)
         if self.options.finals:
             usual_ns = earlier_default(batches)
-            return time_finals(clock, settings, candidates, seed, recorder, self._time_left, usual_ns)
-        return time_all(clock, settings, candidates, seed, recorder, self._time_left)
+            return time_finals(clock, settings, candidates, seed, recorder, self.time_left, usual_ns)
+        return time_all(clock, settings, candidates, seed, recorder, self.time_left)
 
     def _configs(self, family: CpuFamily, kernel: Kernel, seed: int) -> list[Config]:
         """What to measure, the default first."""
@@ -213,12 +161,7 @@ class CpuCollector:
             verdicts.append(verdict)
             if candidate is not None and (verdict.status == "ok" or index == 0):
                 kept.append(candidate)
-        rows = [VerdictRow(v.config, v.status, v.reason) for v in verdicts]
-        self.store.add_verdicts(self.run_number, kernel, rows)
-        tally = self.tallies[kernel.problem.family]
-        tally.verdicts.update(row.status for row in rows)
-        bad = [row for row in rows if row.status in ("wrong", "failed")]
-        tally.failures += [f"{r.status}: {kernel.problem.key} {r.config.key}: {r.reason}" for r in bad[:5]]
+        self.add_verdicts(kernel, [VerdictRow(v.config, v.status, v.reason) for v in verdicts])
         return kept if kept and verdicts[0].status == "ok" else []
 
     def _operands(self, family: CpuFamily, kernel: Kernel, rng: np.random.Generator) -> _Operands:
@@ -274,26 +217,15 @@ class CpuCollector:
         return sum(clean[candidate.config.key] >= 2 for candidate in candidates[1:]) * 2 < len(candidates) - 1
 
 
-class _Recorder:
-    """Writes one kernel's timings to the store as they come."""
-
-    def __init__(self, store: Store, run: int, kernel: Kernel, tally: Tally) -> None:
-        self.store, self.run, self.kernel, self.tally = store, run, kernel, tally
-        self._batch = 0
-
-    def begin(self, number: int, default_ns: float) -> None:
-        self._batch = self.store.open_batch(self.run, self.kernel, number, default_ns)
-
-    def add(self, candidate: Candidate, runtime_ns: float) -> None:
-        self.store.add_timing(self._batch, candidate.config, runtime_ns)
-
-    def close(self, batch: Batch) -> None:
-        self.store.close_batch(self._batch, batch.default_ns, disturbed=batch.disturbed, watch=batch.watch)
-        self.tally.batches += 1
-        self.tally.disturbed += batch.disturbed
-
-    def judge(self, batch: BatchRow, moved: bool) -> None:
-        self.store.close_batch(batch.number, batch.default_ns, disturbed=moved, watch={"resumed": 1})
+def _feasible(kernels: Iterable[Kernel], say: Say) -> list[Kernel]:
+    """Those that want no more threads than there are cores."""
+    given, cores = list(kernels), real_cores()
+    kept = [kernel for kernel in given if _threads(kernel) <= cores]
+    if given and not kept:
+        raise ConfigurationError(f"All of these kernels want more threads than the {cores} cores of this machine.")
+    if len(kept) < len(given):
+        say(f"{counted(len(given) - len(kept), 'kernel')} left out: more threads than the {cores} cores")
+    return kept
 
 
 def _threads(kernel: Kernel) -> int:

@@ -1,32 +1,30 @@
-"""The Triton collector: compiles in many processes, measures in one, and writes every timing to a store as it comes.
+"""The collector on a GPU: kernels are compiled in many processes and measured in one.
 
-Kernels are ordered so that any prefix is a balanced sample of the families and programs: a stop at any moment leaves a
-usable collection. The GPU's process takes the first kernel in that order whose binaries are all there. If it dies or
-hangs, the kernel is tried once more configuration by configuration, which names the culprit; the rest goes on. A kernel
-that was under way when a collector ended is gone on with by the next one, from the timings that are in the store.
+The GPU's process takes the first kernel in order whose binaries are all there. If it dies or hangs, the kernel is tried
+once more configuration by configuration, which names the culprit; the rest goes on. A kernel that was under way when a
+collector ended is gone on with by the next one, from the timings that are in the store.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import statistics
 import tempfile
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tilewise._system import real_cores
-from tilewise._wording import counted
 from tilewise.errors import UnavailableError
 from tilewise.tune.choose.scores import ModelScores, shipped_scores
 from tilewise.tune.families.triton.family import Binary, TritonFamily, get_family
-from tilewise.tune.measure.aggregate import MeasuredProblem, contenders, measured_problem
-from tilewise.tune.measure.schedule import Tally, balanced, claim, pick_configs, summary, unfinished
+from tilewise.tune.measure.aggregate import MeasuredProblem, contenders
+from tilewise.tune.measure.collector import Collector, Options, Recorder, Say
+from tilewise.tune.measure.schedule import Tally, pick_configs
 from tilewise.tune.measure.store import Machine, Store, VerdictRow
 from tilewise.tune.measure.triton import compiling
 from tilewise.tune.measure.triton import kernel as measure
@@ -41,22 +39,13 @@ _SILENCE_SECONDS = 45.0  # the GPU process reports every timing; longer than thi
 _AT_ONCE = 256  # messages of the GPU's before the compilers get a hearing
 _START_SECONDS = 180.0
 
-Say = Callable[[str], None]
-
 
 @dataclass
-class Options:
-    """What to measure, where to, and for how long."""
-
-    minutes: float = 8.0
-    seed: int = 0
+class TritonOptions(Options):
     device: str = "cuda"  # or "interpreter"
     processes: int = 0  # 0: one fewer than the cores, less one for the GPU's
-    max_configs: int = 0  # 0: all
     thin: int = 0  # so many of each kernel that is trained on, half of them those the shipped model likes best; 0: all
-    settings: measure.Settings = field(default_factory=measure.Settings)
     plugins: tuple[str, ...] = ()
-    finals: bool = False  # only those, of kernels that are finished and have had none
     verbose: bool = False
 
 
@@ -71,37 +60,29 @@ class _Pending:
     careful: bool = False
     last_tried: Config | None = None
     default: Config | None = None
-    batch: int = 0  # the one that is open, in the store
+    recorder: Recorder | None = None  # while it is measured
 
 
-class Collector:
-    """One run of the collector. `run` returns what happened, by family; the measurements are in the store."""
+class TritonCollector(Collector):
+    """One run on this GPU, or in Triton's interpreter."""
 
     # What the child processes run; a test puts its own here.
     serve_gpu = staticmethod(measure.serve)
     serve_compiler = staticmethod(compiling.serve)
     silence_seconds = _SILENCE_SECONDS
 
-    def __init__(self, kernels: Iterable[Kernel], store: Store, options: Options, say: Say = print) -> None:
-        self.store, self.options, self.say = store, options, say
-        self.progress: Callable[[int, int, str], None] | None = None
-        # Read without CUDA, so that compiling can begin while the GPU's process starts.
-        self.capability = (GpuWatch().capability() if options.device == "cuda" else None) or HOPPER
-        self.shared_bytes = usual_shared_bytes(self.capability)
-        self.wanted = list(kernels)
+    def __init__(self, kernels: Iterable[Kernel], store: Store, options: TritonOptions, say: Say = print) -> None:
         cuda = options.device == "cuda"
+        self.options, self._kind = options, "triton" if cuda else "triton-interpreter"
+        # Read without CUDA, so that compiling can begin while the GPU's process starts.
+        self.capability = (GpuWatch().capability() if cuda else None) or HOPPER
+        self.shared_bytes = usual_shared_bytes(self.capability)
         name = GpuWatch().name() if cuda else "Triton interpreter"
-        store.choose_part(Machine("triton" if cuda else "triton-interpreter", name, {}))
-        wanted = unfinished(self.wanted, store, options.finals)
-        self.waiting = deque(self._pending(kernel) for kernel in balanced(wanted, options.seed))
-        self.tallies: dict[str, Tally] = defaultdict(Tally)
+        super().__init__(kernels, store, options, Machine(self._kind, name, {}), say)
+        self.waiting = deque(self._pending(kernel) for kernel in self.kernels)
         self.compiled: dict[str, compiling.Compiled] = {}
-        self.started = time.monotonic()
-        self.deadline = self.started + options.minutes * 60
-        self.run_number = 0
         self.current: _Pending | None = None
         self._job_seconds: deque[float] = deque([3.0], maxlen=50)
-        self._said = self.started
 
     def _pending(self, kernel: Kernel) -> _Pending:
         family = get_family(kernel.problem.family)
@@ -156,14 +137,11 @@ class Collector:
                 f"The GPU that runs has compute capability {details['compute_capability']}, and kernels were compiled "
                 f"for {self.capability}; hide the other GPU with CUDA_VISIBLE_DEVICES."
             )
-        kind = "triton" if self.options.device == "cuda" else "triton-interpreter"
-        settings = dataclasses.asdict(self.options.settings)
-        settings |= {"max_configs": self.options.max_configs, "thin": self.options.thin}
-        self.run_number = self.store.begin(Machine(kind, str(details["name"]), details), self.options.seed, settings)
+        self.open_run(Machine(self._kind, str(details["name"]), details), thin=self.options.thin)
 
     def _loop(self, compilers: Sequence[Worker]) -> None:
         queue = deque(self.binaries())
-        while time.monotonic() < self.deadline and (self.waiting or self.current):
+        while self.time_left() and (self.waiting or self.current):
             for worker in compilers:
                 if not worker.busy and queue:
                     worker.submit(queue.popleft(), _COMPILE_SECONDS)
@@ -174,7 +152,9 @@ class Collector:
                     self._hear_all(message)
                 else:
                     self._hear_compiler(worker, message)
-            self._progress(len(queue))
+            done = sum(tally.kernels for tally in self.tallies.values())
+            more = f"; {len(self.compiled)} binaries compiled, {len(queue)} to compile"
+            self.tell(done, done + len(self.waiting) + (self.current is not None), more)
 
     def binaries(self) -> list[Binary]:
         """Each once, in the order the kernels want them."""
@@ -202,7 +182,7 @@ class Collector:
         for index, pending in enumerate(self.waiting):
             if all(binary.key in self.compiled for binary in pending.binaries):
                 del self.waiting[index]
-                if claim(self.store, self.run_number, pending.kernel, self.options.finals):
+                if self.claims(pending.kernel):
                     self._submit(pending)
                 return
 
@@ -216,13 +196,11 @@ class Collector:
             else:
                 misfits.append(VerdictRow(config, reason[0], reason[1]))
         if misfits:
-            self.store.add_verdicts(self.run_number, pending.kernel, misfits)
-            self._count(pending, misfits)
+            self.add_verdicts(pending.kernel, misfits)
         if not fitting or fitting[0] != pending.default:
-            self._tally(pending).failures.append(f"{pending.kernel.name}: the default configuration does not fit")
-            self.store.release(pending.kernel)
+            self.give_up(pending.kernel, "the default configuration does not fit")
             return
-        self.current = pending
+        self.current, pending.recorder = pending, self.recorder(pending.kernel)
         seed = self.options.seed * 1_000_003 + int(pending.kernel.problem.digest[:8], 16)
         earlier = tuple(self.store.batches(pending.kernel))
         job = measure.Job(
@@ -269,32 +247,33 @@ class Collector:
         kind = message[0]
         if pending is None or kind == "device":  # the greeting of a process that was started again
             return
-        if kind == "note":
-            self.say(message[1])
+        self._hear_of(pending, kind, message[1:])
+
+    def _hear_of(self, pending: _Pending, kind: str, parts: Sequence[Any]) -> None:
+        """What the GPU's process says of the kernel that it measures."""
+        assert pending.recorder is not None
+        record: dict[str, Callable[..., None]] = {
+            "judged": pending.recorder.judge, "begin": pending.recorder.begin,
+            "timing": pending.recorder.add_timing, "batch": pending.recorder.close,
+        }  # fmt: skip
+        if kind in record:
+            record[kind](*parts)
+        elif kind == "note":
+            self.say(parts[0])
         elif kind == "next":
-            pending.last_tried = message[1]
+            pending.last_tried = parts[0]
         elif kind == "verdicts":
             rows = [
                 VerdictRow(v.config, v.status, v.reason, {"registers": v.registers, "spills": v.spills})
-                for v in message[1]
+                for v in parts[0]
             ]
-            self.store.add_verdicts(self.run_number, pending.kernel, rows)
-            self._count(pending, rows)
-        elif kind == "judged":
-            batch, moved = message[1:]
-            self.store.close_batch(batch.number, batch.default_ns, disturbed=moved, watch={"resumed": 1})
-        elif kind == "begin":
-            pending.batch = self.store.open_batch(self.run_number, pending.kernel, message[1], message[2])
-        elif kind == "timing":
-            self.store.add_timing(pending.batch, message[1], message[2])
-        elif kind == "batch":
-            self._close(pending, message[1])
+            self.add_verdicts(pending.kernel, rows)
         elif kind == "failed":
             self.gpu.stop()
-            self.say(f"{pending.kernel.name} {pending.kernel.problem.key}: {message[1]}\n{message[2]}")
-            self._lost(pending, message[1])
+            self.say(f"{pending.kernel.name} {pending.kernel.problem.key}: {parts[0]}\n{parts[1]}")
+            self._lost(pending, parts[0])
         elif kind == "done":
-            self._done(pending, float(message[1]))
+            self._done(pending, float(parts[0]))
 
     def _hear_greeting(self, message: Any) -> None:
         self.gpu.finish()
@@ -304,29 +283,13 @@ class Collector:
             raise UnavailableError(str(message[1]))
         self._open_run(message[1])
 
-    def _close(self, pending: _Pending, batch: measure.Batch) -> None:
-        self.store.close_batch(pending.batch, batch.default_ns, disturbed=batch.disturbed, watch=batch.watch)
-        tally = self._tally(pending)
-        tally.batches += 1
-        tally.disturbed += batch.disturbed
-
     def _done(self, pending: _Pending, seconds: float) -> None:
         self.gpu.finish()
         self.current = None
-        tally = self._tally(pending)
-        tally.seconds += seconds
+        self.tally(pending.kernel).seconds += seconds
         self._job_seconds.append(seconds)
-        default = pending.configs[0]
-        measured = measured_problem(self.store, pending.kernel, default)
-        if measured is None:
-            tally.failures.append(f"{pending.kernel.name}: nothing could be timed")
-            self.store.release(pending.kernel)
-            return
-        self.store.finish(self.run_number, pending.kernel, default, seconds)
-        tally.kernels += 1
-        tally.pairs += len(measured.timings)
-        tally.scatter += [timing.deviation for timing in measured.timings if timing.config != default]
-        if self.options.verbose:
+        measured = self.finish(pending.kernel, pending.configs[0], seconds)
+        if measured is not None and self.options.verbose:
             self._describe(measured)
 
     def _lost(self, pending: _Pending, reason: str) -> None:
@@ -337,12 +300,9 @@ class Collector:
         if pending.careful:
             culprit = pending.last_tried
             if culprit is None or culprit == pending.configs[0] or self.gpu.deaths > 20:
-                self._tally(pending).failures.append(f"{pending.kernel.name}: {reason}")
-                self.store.release(pending.kernel)
+                self.give_up(pending.kernel, reason)
                 return
-            row = VerdictRow(culprit, "failed", f"it ended the process: {reason}")
-            self.store.add_verdicts(self.run_number, pending.kernel, [row])
-            self._count(pending, [row])
+            self.add_verdicts(pending.kernel, [VerdictRow(culprit, "failed", f"it ended the process: {reason}")])
             keep = [i for i, config in enumerate(pending.configs) if config != culprit]
             pending.configs = [pending.configs[i] for i in keep]
             pending.binaries = [pending.binaries[i] for i in keep]
@@ -359,29 +319,4 @@ class Collector:
         self.say(
             f"{measured.kernel.problem.key}: default {measured.default_ns / 1e3:.2f} us, best "
             f"{best.runtime_ns / 1e3:.2f} {best.config.key}, worst {worst / 1e3:.2f}, scatter {scatter:.2%}"
-        )
-
-    def _tally(self, pending: _Pending) -> Tally:
-        return self.tallies[pending.kernel.problem.family]
-
-    def _count(self, pending: _Pending, rows: Sequence[VerdictRow]) -> None:
-        tally = self._tally(pending)
-        tally.verdicts.update(row.status for row in rows)
-        for row in rows:
-            if row.status in ("wrong", "failed") and len(tally.failures) < 20:
-                tally.failures.append(f"{row.status}: {pending.kernel.problem.key} {row.config.key}: {row.reason}")
-
-    def _progress(self, to_compile: int) -> None:
-        now = time.monotonic()
-        if self.progress is not None:
-            done = sum(tally.kernels for tally in self.tallies.values())
-            self.progress(done, done + len(self.waiting), f"{summary(self.tallies)}; {to_compile} binaries to compile")
-            return
-        if now - self._said < 10:
-            return
-        self._said = now
-        self.say(
-            f"{now - self.started:5.0f} s: {summary(self.tallies)}; "
-            f"{len(self.compiled)} binaries compiled, {to_compile} to compile; "
-            f"{counted(len(self.waiting), 'kernel')} to go"
         )
