@@ -40,8 +40,8 @@ def _group(problem: Mapping[str, Any]) -> str:
 
 def _counted(name: str, members: list[Mapping[str, Any]]) -> str:
     column = "dtype" if name.startswith("matmul") else "family"
-    kinds = sorted({row["problem"][column].replace("_", " ") for row in members})
-    return f"{name}: {len(members)} shapes ({', '.join(kinds)})"
+    found = sorted({row["problem"][column].replace("_", " ") for row in members})
+    return f"{name}: {len(members)} shapes ({', '.join(found)})"
 
 
 def _gpu_line(name: str, members: list[Mapping[str, Any]]) -> list[str]:
@@ -296,6 +296,7 @@ def _range(ratios: list[float], digits: int = 2) -> str:
 
 
 _PRODUCTS = "^[0-9]+×[0-9]+×[0-9]+"
+_AMX_KIND = "Emerald Rapids, AVX-512"
 
 
 def _margin() -> str:
@@ -398,6 +399,8 @@ FIGURES: Mapping[str, Callable[[], str]] = {
     "chooser look-up": _look_up,
     "choice h200": lambda: _choosing("h200"),
     "int8 products": lambda: _range([r["ratio"] for r in rows("int8", _PRODUCTS + "$")]),
+    "int8 products amx": lambda: _range([r["ratio"] for r in rows("int8", _PRODUCTS + "$", kind=_AMX_KIND)]),
+    "four bits to eight": lambda: _range([r["ratio"] for k in kinds() for r in rows("llama_cpp", "beside", kind=k)]),
     "int8 products to float32": lambda: _range([r["ratio"] for r in rows("int8", _PRODUCTS + ", to float32$")], 1),
     "int8 vgg6": lambda: f"{_ratio('int8', 'vgg6 batch 32'):.2f}",
     "int8 resnet8 32": lambda: f"{_ratio('int8', 'resnet8 batch 32'):.2f}",

@@ -53,6 +53,7 @@ struct RestList {
   }
   void close(int64_t bytes) {
     reach(bytes);
+    index[indexed] = static_cast<int32_t>(count);
     entries[count] = {INT32_MAX, 0};
   }
   void append(__m256i bytes, int64_t position) {
@@ -213,6 +214,17 @@ class Splitter {
     return count;
   }
 
+  // Whether the list has nothing in the bytes that the tile's rows lie in. Rows come in the order of the input.
+  bool none_in_tile(const RestList& list, const Int8Problem& p, const RowOffsets& at, int first, int rows) const {
+    const int last = first + kSplitRows <= rows ? first + kSplitRows - 1 : rows - 1;
+    const int64_t run_bytes = static_cast<int64_t>(p.groups_per_run) * kInt8Group;
+    for (int run = 0; run < p.runs; ++run) {
+      const int64_t from = at.in[first] - start_ + run * p.run_step, to = at.in[last] - start_ + run * p.run_step + run_bytes;
+      if (list.index[from / kSplitChunk] != list.index[to / kSplitChunk + 1]) return false;
+    }
+    return true;
+  }
+
   bool list_rows(const Int8Problem& p, const RowOffsets& at, int rows, Split& out) {
     above_.close(bytes_);
     below_.close(bytes_);
@@ -222,6 +234,7 @@ class Splitter {
       first_[part] = static_cast<int32_t>(entries);
       const RestList& list = part % 2 == 0 ? above_ : below_;
       if (list.count == 0) continue;
+      if (none_in_tile(list, p, at, part / 2 * kSplitRows, rows)) continue;
       int64_t most = 0, counts[kSplitRows] = {};
       for (int i = 0; i < kSplitRows && part / 2 * kSplitRows + i < rows; ++i) {
         counts[i] = list_row(list, p, at.in[part / 2 * kSplitRows + i] - start_, entries + i);
