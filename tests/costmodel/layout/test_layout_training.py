@@ -208,3 +208,14 @@ def test_both_models_beat_chance_on_graphs_they_have_not_seen():
     for name in MODELS:
         trained = train_layouts(split, name, progress=False, device="cpu", epochs=8, configs=16, eval_every=4)
         assert evaluate_layouts({name: trained}, split.test)[name]["tau"].mean > 0.2
+
+
+def test_looking_farther_than_a_graph_reaches_takes_no_longer():
+    given = graph(nodes=60)
+    np.testing.assert_array_equal(near(given, 1 << 30), near(given, 60))
+
+
+@pytest.mark.parametrize("kwargs", [{"heads": False}, {"layers": True}, {"attention": 3}])
+def test_a_switch_is_no_number_and_a_number_no_switch(kwargs):
+    with pytest.raises(ConfigurationError, match="switch"):
+        build_layout_model("LayoutAttention", Scaling.fit([graph()]).width, SMALL | kwargs)

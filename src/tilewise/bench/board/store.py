@@ -338,7 +338,8 @@ class Board:
     def files(self, number: int) -> dict[str, bytes]:
         """The files that came with an entry, by name; a plugin is under plugin.py."""
         body = self._submission(number)
-        named = dict(body["files"]) | ({"plugin.py": body["plugin"]} if body.get("plugin") else {})
+        with readable(self):
+            named = dict(body["files"]) | ({"plugin.py": body["plugin"]} if body.get("plugin") else {})
         table = schema.files
         with self.read() as connection:
             return {

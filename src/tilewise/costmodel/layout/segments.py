@@ -141,6 +141,8 @@ def near(graph: LayoutGraph, hops: int) -> npt.NDArray[np.bool_]:
         wider = found.copy()
         wider[producer[found[consumer]]] = True
         wider[consumer[found[producer]]] = True
+        if np.array_equal(wider, found):  # all that can be reached; a file may claim any number of steps
+            break
         found = wider
     return found
 

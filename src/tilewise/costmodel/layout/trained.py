@@ -82,10 +82,11 @@ def build_layout_model(name: str, node_width: int, kwargs: Mapping[str, Any]) ->
     known = {p.name: p.default for p in inspect.signature(MODELS[name]).parameters.values() if p.name != "node_width"}
     given = known | dict(kwargs)
     try:
-        if any(
-            type(value) is not bool and (type(value) is not int or not 1 <= value <= 4096) for value in given.values()
-        ):
-            raise ValueError("its numbers are whole ones from 1 to 4096")
+        for key, value in given.items():
+            if isinstance(known.get(key), bool) is not isinstance(value, bool):
+                raise ValueError(f"{key} is a switch or a number, and was given as the other")
+            if not isinstance(value, bool) and (type(value) is not int or not 1 <= value <= 4096):
+                raise ValueError("its numbers are whole ones from 1 to 4096")
         return MODELS[name](node_width, **given), given
     except (TypeError, ValueError, RuntimeError) as error:
         why = " ".join(str(error).split())[:300]

@@ -16,6 +16,9 @@ from tilewise.costmodel.data.importers.stream import Source, lines, parse_line
 
 _SECOND = 1e9
 
+# What a line that is JSON and no record gives: a word where a number should be, an infinity as a whole number.
+_UNFIT = (BadRecordError, KeyError, TypeError, ValueError, OverflowError, IndexError, AttributeError)
+
 
 def read_autotvm(source: Source, skip: Callable[[str], None]) -> Iterator[Record]:
     """The records of an AutoTVM log."""
@@ -24,7 +27,7 @@ def read_autotvm(source: Source, skip: Callable[[str], None]) -> Iterator[Record
             continue
         try:
             yield _autotvm(parse_line(line))
-        except (BadRecordError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        except _UNFIT as error:
             skip(str(error) if isinstance(error, BadRecordError) else "a line that is no AutoTVM record")
 
 
@@ -53,7 +56,7 @@ def read_metaschedule(source: Source, skip: Callable[[str], None]) -> Iterator[R
             continue
         try:
             record = _metaschedule(parse_line(line))
-        except (BadRecordError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        except _UNFIT as error:
             skip(str(error) if isinstance(error, BadRecordError) else "a line that is no tuning record")
             continue
         if record is not None:
