@@ -11,6 +11,8 @@ from urllib.parse import unquote
 
 import pytest
 
+from tilewise.learn import LESSONS
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 
@@ -29,7 +31,9 @@ def python_blocks(page: Path) -> str:
     return "\n".join(code for excerpt, code in found if not excerpt)
 
 
-PAGES = [page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if python_blocks(page)]
+RUN_ELSEWHERE = {DOCS / "learn" / f"{name}.md" for name in (*LESSONS, "modules")}  # by test_lessons.py, test_modules.py
+EVERY = {ROOT / "README.md", *DOCS.rglob("*.md")}
+PAGES = [page for page in sorted(EVERY - RUN_ELSEWHERE) if python_blocks(page)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
