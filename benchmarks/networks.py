@@ -146,12 +146,8 @@ def held_to_less() -> bool:
 
 def beside_direct(title: str, model: Any, x: np.ndarray, int8: Run, threads: int, budget_s: float) -> Row:
     """What eight bits gain over our own float32 with the same convolutions: direct ones."""
-    plain = ours_float(model, x)
-
-    def direct() -> Any:
-        with without_winograd():
-            return plain()
-
+    with without_winograd():  # a plan's algorithms are chosen when it is made
+        direct = ours_float(model, x)
     name = f"{title}, to float32 without Winograd"
     return compare(name, threads, {"tilewise": int8, "float32 direct": direct}, budget_s)
 

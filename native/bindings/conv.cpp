@@ -111,8 +111,9 @@ bool read_algorithm(PyObject* tile, ConvAlgorithm* out) {
   PyObject* name = tile_attribute(tile, "algorithm");
   if (name == nullptr) return false;
   const bool text = PyUnicode_Check(name);
-  if (text && PyUnicode_CompareWithASCIIString(name, "direct") == 0) *out = ConvAlgorithm::direct;
-  if (text && PyUnicode_CompareWithASCIIString(name, "winograd") == 0) *out = ConvAlgorithm::winograd;
+  for (ConvAlgorithm algorithm : {ConvAlgorithm::direct, ConvAlgorithm::winograd, ConvAlgorithm::winograd2}) {
+    if (text && PyUnicode_CompareWithASCIIString(name, algorithm_name(algorithm)) == 0) *out = algorithm;
+  }
   Py_DECREF(name);
   return true;
 }
@@ -283,7 +284,7 @@ PyObject* default_tile(PyObject*, PyObject* const* args, Py_ssize_t count, PyObj
   if (count != 1) return refuse("ConfigurationError", "conv_default_tile takes a shape");
   if (!read_shape(args[0], &s)) return nullptr;
   const ConvConfig c = resolved(s, ConvConfig());
-  return Py_BuildValue("(sLLLLL)", c.algorithm == ConvAlgorithm::winograd ? "winograd" : "direct", show(c.mr), show(c.nr),
+  return Py_BuildValue("(sLLLLL)", algorithm_name(c.algorithm), show(c.mr), show(c.nr),
                        show(c.block), show(c.channels), show(c.split));
 }
 
@@ -350,6 +351,7 @@ void bind_conv(nb::module_& m) {
   m.def("weight_cache_bytes", weight_cache_bytes);
   m.def("weight_cache_limit", weight_cache_limit);
   m.def("set_weight_cache_limit", set_weight_cache_limit, nb::arg("bytes"));
+  m.def("keep_weights_here", keep_weights_here, nb::arg("keep"));
   m.def("winograd_transforms", winograd_transforms);
   m.def("allow_winograd", allow_winograd);
   m.def("array_pool_bytes", array_pool_bytes);

@@ -46,6 +46,18 @@ void make_linear(PlanLinear* self, FloatArray weights, std::optional<FloatArray>
   new (self) PlanLinear(weights.data(), out, in, bias_of(bias, out), activation_of(activation));
 }
 
+ConvAlgorithm algorithm_of(const std::string& name) {
+  for (int i = 0; i < 4; ++i) {
+    if (name == algorithm_name(static_cast<ConvAlgorithm>(i))) return static_cast<ConvAlgorithm>(i);
+  }
+  throw nb::value_error(("a convolution has no algorithm " + name).c_str());
+}
+
+void restore(PlanConv& layer, const FloatArray& weights) {
+  if (static_cast<int64_t>(weights.size()) != layer.count()) throw nb::value_error("this layer has another number of weights");
+  layer.restore(weights.data());
+}
+
 PoolShape window_of(const std::vector<int64_t>& kernel, const std::vector<int64_t>& stride, const std::vector<int64_t>& padding) {
   if (kernel.size() != 2 || stride.size() != 2 || padding.size() != 4) throw nb::value_error("a window has two sides, two strides, four paddings");
   PoolShape s{};
@@ -82,14 +94,18 @@ nb::list run(const FloatPlan& plan, const std::vector<FloatArray>& arrays, std::
 void bind_float_plan(nb::module_& m) {
   nb::class_<PlanConv>(m, "PlanConv")
       .def("__init__", make_conv, nb::arg("weights"), nb::arg("bias").none(), nb::arg("stride"), nb::arg("padding"), nb::arg("dilation"),
-           nb::arg("groups"), nb::arg("activation"));
+           nb::arg("groups"), nb::arg("activation"))
+      .def("release", &PlanConv::release)
+      .def("restore", restore);
   nb::class_<PlanLinear>(m, "PlanLinear")
       .def("__init__", make_linear, nb::arg("weights"), nb::arg("bias").none(), nb::arg("activation"));
   nb::class_<FloatPlan>(m, "FloatPlan")
       .def(nb::init<>())
       .def("input", [](FloatPlan& p, int64_t n, int64_t c, int64_t h, int64_t w) { return p.input({n, c, h, w}); })
-      .def("conv", [](FloatPlan& p, std::shared_ptr<PlanConv> layer, int x, int residual) { return p.conv(std::move(layer), x, residual); },
-           nb::arg("layer"), nb::arg("x"), nb::arg("residual") = -1)
+      .def("conv", [](FloatPlan& p, std::shared_ptr<PlanConv> layer, int x, int residual, const std::string& algorithm) {
+        return p.conv(std::move(layer), x, residual, algorithm_of(algorithm));
+      }, nb::arg("layer"), nb::arg("x"), nb::arg("residual") = -1, nb::arg("algorithm") = "")
+      .def("algorithm", [](const FloatPlan& p, int value) { return std::string(algorithm_name(p.algorithm(value))); })
       .def("linear", [](FloatPlan& p, std::shared_ptr<PlanLinear> layer, int x) { return p.linear(std::move(layer), x); })
       .def("pool", [](FloatPlan& p, int x, std::vector<int64_t> kernel, std::vector<int64_t> stride, std::vector<int64_t> padding, bool mean, bool count_padding) {
         const PoolShape window = window_of(kernel, stride, padding);

@@ -51,8 +51,7 @@ class CallWeights {
 
 ConvTile analytical_tile(const ConvShape& s, ConvAlgorithm algorithm) {
   const int64_t threads = num_threads();
-  return algorithm == ConvAlgorithm::winograd ? active_winograd().default_tile(s, threads)
-                                              : active_conv_direct().default_tile(s, threads);
+  return transforms(algorithm) ? winograd_kernels(algorithm).default_tile(s, threads) : active_conv_direct().default_tile(s, threads);
 }
 
 // The kernels' tile of a configuration for one of the algorithms (the one that runs may not be the one that was asked for).
@@ -87,25 +86,26 @@ std::shared_ptr<const PackedWeights> made_weights(const Kernels& kernels, const 
   return made;
 }
 
-std::atomic<int64_t> transforms{0};
+std::atomic<int64_t> transformed{0};
 std::atomic<bool> winograd_allowed{true};
 
 // The transformed filters if they are kept, or can be from now on; else null. To transform them at every call would cost
 // more than the shorter product saves.
-std::shared_ptr<const PackedWeights> kept_transformed(const WinogradKernels& kernels, const ConvShape& s, const float* w) {
-  const WeightKey key = key_of(s, w, ConvAlgorithm::winograd);
+std::shared_ptr<const PackedWeights> kept_transformed(ConvAlgorithm algorithm, const ConvShape& s, const float* w) {
+  const WinogradKernels& kernels = winograd_kernels(algorithm);
+  const WeightKey key = key_of(s, w, algorithm);
   if (auto found = find_weights(key, weight_count(s))) return found;
   if (!weights_fit(key, weight_count(s), kernels.packed_floats(s), true)) return nullptr;
-  ++transforms;
+  ++transformed;
   return made_weights(kernels, s, key);
 }
 
-bool forward_winograd(const ConvShape& s, const float* x, const float* w, bool keep, const ConvEpilogue& e,
+bool forward_winograd(ConvAlgorithm algorithm, const ConvShape& s, const float* x, const float* w, bool keep, const ConvEpilogue& e,
                       const ConvConfig& config, float* y) {
-  const WinogradKernels& kernels = active_winograd();
-  const ConvTile tile = tile_of(s, config, ConvAlgorithm::winograd);
+  const WinogradKernels& kernels = winograd_kernels(algorithm);
+  const ConvTile tile = tile_of(s, config, algorithm);
   if (keep) {
-    const auto weights = kept_transformed(kernels, s, w);
+    const auto weights = kept_transformed(algorithm, s, w);
     return weights && weights->usable && kernels.forward(s, x, weights->packed.data(), e, tile, {}, y);
   }
   CallWeights packed(kernels.packed_floats(s));
@@ -185,16 +185,16 @@ constexpr int64_t kMostBlock = int64_t{1} << 24;
 
 int64_t working_bytes(const ConvShape& s, const ConvConfig& config) {
   const ConvTile tile = tile_of(s, config, config.algorithm);
-  return config.algorithm == ConvAlgorithm::winograd ? active_winograd().block_bytes(s, tile)
-                                                     : active_conv_direct().block_bytes(s, tile);
+  return transforms(config.algorithm) ? winograd_kernels(config.algorithm).block_bytes(s, tile)
+                                      : active_conv_direct().block_bytes(s, tile);
 }
 
 // What the loops themselves cannot run.
 const char* shape_problem(const ConvShape& s, const ConvConfig& c) {
   const ConvLimits& limits = active_conv_direct().limits;
   const int64_t panel = limits.lanes * limits.max_vectors;
-  if (c.algorithm == ConvAlgorithm::automatic) return "its algorithm is neither 'direct' nor 'winograd'";
-  if (c.algorithm == ConvAlgorithm::winograd && !winograd_applies(s)) return "winograd is for 3x3 kernels with stride 1";
+  if (c.algorithm == ConvAlgorithm::automatic) return "its algorithm is none of 'direct', 'winograd' and 'winograd2'";
+  if (transforms(c.algorithm) && !winograd_applies(s)) return "winograd is for 3x3 kernels with stride 1";
   if (c.mr < 0 || c.mr > limits.max_rows) return "the register tile mr x nr does not fit the register file";
   if (c.nr != 0 && c.nr != limits.lanes && c.nr != panel) return "nr must be one or two vectors of this instruction set";
   if (c.channels < 0 || c.channels % panel != 0) return "channels must be a multiple of two vectors of this instruction set";
@@ -209,10 +209,11 @@ void grad_input_phase(const ConvShape& s, const float* gy, const float* w, const
   gy = cropped(&t, gy, &memory);
   const WeightView view = flipped_view(s, w, fy, fx);
   const ConvEpilogue none{nullptr, nullptr, ConvActivation::none};
-  if (s.sh == 1 && s.sw == 1 && choose_algorithm(t) == ConvAlgorithm::winograd) {
-    const WinogradKernels& kernels = active_winograd();
+  const ConvAlgorithm algorithm = s.sh == 1 && s.sw == 1 ? choose_algorithm(t) : ConvAlgorithm::direct;
+  if (transforms(algorithm)) {
+    const WinogradKernels& kernels = winograd_kernels(algorithm);
     CallWeights packed(kernels.packed_floats(t));
-    const ConvTile tile = analytical_tile(t, ConvAlgorithm::winograd);
+    const ConvTile tile = analytical_tile(t, algorithm);
     if (kernels.pack(t, view, packed.data()) && kernels.forward(t, gy, packed.data(), none, tile, {}, gx)) return;
   }
   const DirectKernels& kernels = active_conv_direct();
@@ -224,29 +225,50 @@ void grad_input_phase(const ConvShape& s, const float* gy, const float* w, const
 
 }  // namespace
 
-int64_t winograd_transforms() { return transforms.load(); }
+const char* algorithm_name(ConvAlgorithm algorithm) {
+  const char* const names[] = {"", "direct", "winograd", "winograd2"};
+  return names[static_cast<int>(algorithm)];
+}
+
+int64_t winograd_transforms() { return transformed.load(); }
 
 void allow_winograd(bool allow) { winograd_allowed.store(allow, std::memory_order_relaxed); }
 
 bool winograd_applies(const ConvShape& s) { return s.kh == 3 && s.kw == 3 && s.sh == 1 && s.sw == 1 && s.dh == 1 && s.dw == 1; }
 
-// Counts vector instructions, and the bytes of large filters: direct multiplies nine times a pixel; Winograd 36 times a tile of sixteen, and pays for the
-// transforms (loads, stores and about 150 additions a vector each way). Fixed by benchmarks/conv.py --layers, "3x3 16-16 at
-// 32" and "3x3 64-64 at 8", on AVX2 and AVX-512.
+namespace {
+
+// In vector multiplications of the direct algorithm: what one with so many bytes of filters takes, if its instructions are
+// these. Filters that no second-level cache holds come by at least once a call: so many bytes arrive while a vector is multiplied (two vectors of eight or one of sixteen a cycle).
+int64_t cost(int64_t instructions, int64_t filter_bytes) {
+  const int64_t bytes_a_vector = std::max<int64_t>(1, active_conv_direct().limits.lanes * 3 / 8);
+  return std::max(instructions, filter_bytes > cache_sizes().l2 ? filter_bytes / bytes_a_vector : 0);
+}
+
+int64_t winograd_cost(const ConvShape& s, const WinogradKernels& w) {
+  const int64_t lanes = active_conv_direct().limits.lanes, c = s.group_c();
+  const int64_t c_vectors = ceil_div(c, lanes), o_vectors = ceil_div(s.group_o(), lanes);
+  const int64_t tiles = s.n * ceil_div(s.oh, w.tile) * ceil_div(s.ow, w.tile);
+  const int64_t a_tile = w.positions * c * o_vectors + w.input_cost * c_vectors + w.output_cost * o_vectors;
+  return cost(s.groups * tiles * a_tile, w.positions * s.c * s.group_o() * 4);
+}
+
+}  // namespace
+
+// Direct multiplies nine times a pixel; Winograd 36 times a tile of sixteen or 16 times a tile of four, and pays for the
+// transforms. benchmarks/algorithms.py times all three beside this choice, on AVX2 and AVX-512.
 ConvAlgorithm choose_algorithm(const ConvShape& s) {
-  constexpr int64_t kInputTransform = 220, kOutputTransform = 200;
   if (!winograd_applies(s) || !winograd_allowed.load(std::memory_order_relaxed)) return ConvAlgorithm::direct;
   const int64_t lanes = active_conv_direct().limits.lanes;
   if (s.groups > 1 && s.group_o() * 2 <= lanes) return ConvAlgorithm::direct;  // several groups share a vector there
-  const int64_t c = s.group_c(), c_vectors = ceil_div(c, lanes), o_vectors = ceil_div(s.group_o(), lanes);
-  const int64_t tiles = ceil_div(s.oh, 4) * ceil_div(s.ow, 4);
-  const int64_t images = s.n * s.groups, direct = images * s.oh * s.ow * 9 * c * o_vectors;
-  const int64_t arithmetic = images * tiles * (36 * c * o_vectors + kInputTransform * c_vectors + kOutputTransform * o_vectors);
-  // Filters that no second-level cache holds come by once a call, four times as many bytes as untransformed: so many arrive
-  // while a vector is multiplied (two vectors of eight or one of sixteen a cycle).
-  const int64_t filter_bytes = 36 * s.c * s.group_o() * 4, bytes_a_vector = std::max<int64_t>(1, lanes * 3 / 8);
-  const int64_t reading = filter_bytes > cache_sizes().l2 ? filter_bytes / bytes_a_vector : 0;
-  return std::max(arithmetic, reading) < direct ? ConvAlgorithm::winograd : ConvAlgorithm::direct;
+  const int64_t products = s.n * s.groups * s.oh * s.ow * 9 * s.group_c() * ceil_div(s.group_o(), lanes);
+  int64_t least = cost(products, 9 * s.c * s.group_o() * 4);
+  ConvAlgorithm best = ConvAlgorithm::direct;
+  for (ConvAlgorithm algorithm : {ConvAlgorithm::winograd2, ConvAlgorithm::winograd}) {
+    const int64_t found = winograd_cost(s, winograd_kernels(algorithm));
+    if (found < least) least = found, best = algorithm;
+  }
+  return best;
 }
 
 ConvTile resolved_tile(const ConvShape& s, ConvAlgorithm algorithm) { return analytical_tile(s, algorithm); }
@@ -281,7 +303,7 @@ void conv_forward(const ConvShape& s, const float* x, const float* w, bool keep,
                   const ConvConfig& config, float* y) {
   if (s.n == 0 || s.o == 0 || s.oh == 0 || s.ow == 0) return;
   const ConvAlgorithm algorithm = config.algorithm == ConvAlgorithm::automatic ? choose_algorithm(s) : config.algorithm;
-  if (algorithm == ConvAlgorithm::winograd && forward_winograd(s, x, w, keep, e, config, y)) return;
+  if (transforms(algorithm) && forward_winograd(algorithm, s, x, w, keep, e, config, y)) return;
   forward_direct(s, x, w, keep, e, config, y);
 }
 

@@ -8,7 +8,13 @@
 
 namespace tw {
 
-enum class ConvAlgorithm { automatic = 0, direct = 1, winograd = 2 };
+enum class ConvAlgorithm { automatic = 0, direct = 1, winograd = 2, winograd2 = 3 };  // F(4x4, 3x3) and F(2x2, 3x3)
+inline bool transforms(ConvAlgorithm algorithm) { return algorithm == ConvAlgorithm::winograd || algorithm == ConvAlgorithm::winograd2; }
+inline const WinogradKernels& winograd_kernels(ConvAlgorithm algorithm) {
+  return algorithm == ConvAlgorithm::winograd2 ? active_winograd2() : active_winograd();
+}
+
+const char* algorithm_name(ConvAlgorithm algorithm);  // as Python has it; automatic is ""
 
 // An algorithm and its tile, output channels counted singly (nr, channels). Zero means the analytical default.
 struct ConvConfig {
@@ -17,6 +23,7 @@ struct ConvConfig {
 };
 
 bool winograd_applies(const ConvShape& s);
+// The cheapest by vector instructions and by the bytes of filters that no cache holds; the same for every number of threads.
 ConvAlgorithm choose_algorithm(const ConvShape& s);
 
 // Whether Winograd may be chosen: it may, but for comparisons with direct convolutions.

@@ -73,18 +73,26 @@ int FloatPlan::last(int value) {
   return converted_[input];
 }
 
-int FloatPlan::conv(std::shared_ptr<const PlanConv> layer, int x, int residual) {
+int FloatPlan::conv(std::shared_ptr<const PlanConv> layer, int x, int residual, ConvAlgorithm wanted) {
   const Size from = size(x);
   const ConvShape s = layer->shape(from.n, from.c, from.h, from.w);
   const Size to{s.n, s.o, s.oh, s.ow};
   if (from.c > kLine || layer->groups() > 1) x = last(x);  // few channels are read as planes, each once
-  if (residual < 0) {
-    return add(to, {x}, [layer](const LastImage* in, const LastImage& out) { layer->run(in[0], nullptr, out); });
+  std::vector<int> reads{x};
+  if (residual >= 0) {
+    reads.push_back(last(residual));
+    require(same_pixels(size(reads[1]), to) && size(reads[1]).c == to.c, "the residual has not the shape of the result");
   }
-  residual = last(residual);
-  require(same_pixels(size(residual), to) && size(residual).c == to.c, "the residual has not the shape of the result");
-  return add(to, {x, residual}, [layer](const LastImage* in, const LastImage& out) { layer->run(in[0], &in[1], out); });
+  const ConvAlgorithm algorithm = layer->prepare(s, wanted);
+  const bool adds = residual >= 0;
+  const int value = add(to, reads, [layer, algorithm, adds](const LastImage* in, const LastImage& out) {
+    layer->run(algorithm, in[0], adds ? &in[1] : nullptr, out);
+  });
+  values_[value].algorithm = algorithm;
+  return value;
 }
+
+ConvAlgorithm FloatPlan::algorithm(int value) const { return size(value), values_[value].algorithm; }
 
 int FloatPlan::linear(std::shared_ptr<const PlanLinear> layer, int x) {
   const Size from = size(x);

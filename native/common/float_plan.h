@@ -24,7 +24,8 @@ class FloatPlan {
 
   // Each gives the number of a new value; std::invalid_argument where sizes do not fit.
   int input(const Size& size);  // planes (N, C, H, W), given to `run`
-  int conv(std::shared_ptr<const PlanConv> layer, int x, int residual);  // residual -1: none
+  // residual -1: none; automatic: the default algorithm for this shape
+  int conv(std::shared_ptr<const PlanConv> layer, int x, int residual, ConvAlgorithm wanted = ConvAlgorithm::automatic);
   int linear(std::shared_ptr<const PlanLinear> layer, int x);
   int pool(const PoolShape& window, int64_t end_h, int64_t end_w, bool mean, bool count_padding, int x);  // padding after the last row and column
   int global_mean(int x);
@@ -42,6 +43,7 @@ class FloatPlan {
 
   const std::vector<Size>& inputs() const { return input_sizes_; }
   std::vector<Size> outputs() const;
+  ConvAlgorithm algorithm(int value) const;  // of a convolution's result
   int64_t arena_bytes() const { return arena_floats_ * 4; }
 
   // Any number of threads may run one plan at a time. `step_ns`: null, or room for the time of every value's step.
@@ -56,6 +58,7 @@ class FloatPlan {
     int64_t first = 0;       // at this channel
     int input = -1;          // which input it is
     int64_t offset = 0;      // of a buffer in the arena, in floats
+    ConvAlgorithm algorithm = ConvAlgorithm::automatic;  // of the convolution that makes it
   };
   struct Step {
     std::vector<int> in;

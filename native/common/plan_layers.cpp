@@ -36,7 +36,7 @@ PlanConv::PlanConv(const float* weights, const int64_t shape[4], const float* bi
     throw std::invalid_argument("this convolution has no weights, or its strides, dilation or groups are not positive numbers that fit");
   }
   if (*std::min_element(g.padding, g.padding + 4) < 0) throw std::invalid_argument("padding must not be negative");
-  weights_ = copied(weights, o_ * shape[1] * kh_ * kw_, 0);
+  weights_ = copied(weights, count(), 0);
   if (bias != nullptr) bias_ = copied(bias, o_, kRoom);
 }
 
@@ -49,14 +49,44 @@ ConvShape PlanConv::shape(int64_t n, int64_t c, int64_t h, int64_t w) const {
   return s;
 }
 
+void PlanConv::release() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  weights_ = Buffer<float>();
+}
+
+void PlanConv::restore(const float* weights) {
+  Buffer<float> again = copied(weights, count(), 0);
+  std::lock_guard<std::mutex> lock(mutex_);
+  weights_ = std::move(again);
+}
+
+PlanConv::Packed& PlanConv::slot(ConvAlgorithm algorithm) const {
+  return packed_[static_cast<int>(algorithm) - static_cast<int>(ConvAlgorithm::direct)][static_cast<int>(active_isa())];
+}
+
+// Where an image holds numbers that Winograd does not take, after the weights were let go: out of their transform.
+Buffer<float> PlanConv::recovered(const ConvShape& s) const {
+  for (ConvAlgorithm algorithm : {ConvAlgorithm::winograd2, ConvAlgorithm::winograd}) {
+    const Packed& p = slot(algorithm);
+    if (p.floats.size() == 0) continue;
+    Buffer<float> raw(static_cast<std::size_t>(count()));
+    winograd_kernels(algorithm).unpack(s, p.floats.data(), raw.data());
+    return raw;
+  }
+  throw std::invalid_argument("this plan was made for another instruction set");
+}
+
 const PlanConv::Packed& PlanConv::packed(ConvAlgorithm algorithm, const ConvShape& s) const {
-  Packed& p = packed_[algorithm == ConvAlgorithm::winograd][static_cast<int>(active_isa())];
+  Packed& p = slot(algorithm);
   std::call_once(p.once, [&] {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const Buffer<float> again = weights_.size() == 0 ? recovered(s) : Buffer<float>();
     const int64_t taps = kh_ * kw_, row = s.group_c() * taps;
-    const WeightView view{weights_.data(), s.group_o() * row, row, taps, kw_, 1};
-    if (algorithm == ConvAlgorithm::winograd) {
-      p.floats = Buffer<float>(static_cast<std::size_t>(active_winograd().packed_floats(s)));
-      p.usable = active_winograd().pack(s, view, p.floats.data());
+    const WeightView view{weights_.size() == 0 ? again.data() : weights_.data(), s.group_o() * row, row, taps, kw_, 1};
+    if (transforms(algorithm)) {
+      p.floats = Buffer<float>(static_cast<std::size_t>(winograd_kernels(algorithm).packed_floats(s)));
+      p.usable = winograd_kernels(algorithm).pack(s, view, p.floats.data());
+      if (!p.usable) p.floats = Buffer<float>();
     } else {
       p.floats = Buffer<float>(static_cast<std::size_t>(active_conv_direct().packed_floats(s)));
       active_conv_direct().pack(s, view, p.floats.data());
@@ -65,15 +95,23 @@ const PlanConv::Packed& PlanConv::packed(ConvAlgorithm algorithm, const ConvShap
   return p;
 }
 
-void PlanConv::run(const LastImage& x, const LastImage* residual, const LastImage& y) const {
+ConvAlgorithm PlanConv::prepare(const ConvShape& s, ConvAlgorithm wanted) const {
+  const bool applies = wanted == ConvAlgorithm::direct || (transforms(wanted) && winograd_applies(s));
+  const ConvAlgorithm algorithm = applies ? wanted : choose_algorithm(s);
+  if (packed(algorithm, s).usable) return algorithm;
+  packed(ConvAlgorithm::direct, s);
+  return ConvAlgorithm::direct;
+}
+
+void PlanConv::run(ConvAlgorithm algorithm, const LastImage& x, const LastImage* residual, const LastImage& y) const {
   const ConvShape s = shape(x.n, x.c, x.h, x.w);
   const ConvEpilogue e{bias_.data(), residual == nullptr ? nullptr : residual->data, activation_};
   const ConvLayout layout{x.pitch, y.pitch, residual == nullptr ? 0 : residual->pitch};
   if (s.n == 0) return;
-  if (choose_algorithm(s) == ConvAlgorithm::winograd) {
-    const Packed& p = packed(ConvAlgorithm::winograd, s);
-    const ConvTile tile = resolved_tile(s, ConvAlgorithm::winograd);
-    if (p.usable && active_winograd().forward(s, x.data, p.floats.data(), e, tile, layout, y.data)) return;
+  if (transforms(algorithm)) {
+    const Packed& p = packed(algorithm, s);
+    const ConvTile tile = resolved_tile(s, algorithm);
+    if (p.usable && winograd_kernels(algorithm).forward(s, x.data, p.floats.data(), e, tile, layout, y.data)) return;
   }
   const Packed& p = packed(ConvAlgorithm::direct, s);
   if (!active_conv_channels_last().forward(s, x.data, p.floats.data(), e, layout, y.data)) throw std::bad_alloc();

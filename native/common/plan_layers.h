@@ -1,5 +1,6 @@
-// The layers of a float plan that have weights. A layer keeps them in the form its kernels read, for as long as it lives:
-// plans for several image sizes share one layer.
+// The layers of a float plan that have weights. A layer keeps them in the forms its kernels read, for as long as it lives:
+// plans for several image sizes share one layer. Once its plan is made, the weights as they came can be let go (`release`)
+// until a plan for another size needs them in another form.
 #pragma once
 
 #include <cstdint>
@@ -25,25 +26,36 @@ class PlanConv {
   // The convolution of images of this size; throws std::invalid_argument where it does not fit.
   ConvShape shape(int64_t n, int64_t c, int64_t h, int64_t w) const;
 
-  // act(conv(x) + bias + residual); residual may be null. Throws std::bad_alloc.
-  void run(const LastImage& x, const LastImage* residual, const LastImage& y) const;
+  // Packs the weights for images of this shape and says by which algorithm they will go: the one that is wanted where it
+  // applies, else the default.
+  ConvAlgorithm prepare(const ConvShape& s, ConvAlgorithm wanted) const;
+
+  // act(conv(x) + bias + residual); residual may be null; algorithm as `prepare` gave it. Throws std::bad_alloc.
+  void run(ConvAlgorithm algorithm, const LastImage& x, const LastImage* residual, const LastImage& y) const;
+
+  void release();                      // lets the weights go that no kernel reads
+  void restore(const float* weights);  // the same ones again
 
   int64_t groups() const { return geometry_.groups; }
+  int64_t count() const { return o_ * (c_ / geometry_.groups) * kh_ * kw_; }  // weights
 
  private:
-  // Packed for the instruction set in force, made at first use.
+  // For the instruction set in force, made when a plan is, or at first use.
   struct Packed {
     std::once_flag once;
     Buffer<float> floats;
     bool usable = true;
   };
+  Packed& slot(ConvAlgorithm algorithm) const;
   const Packed& packed(ConvAlgorithm algorithm, const ConvShape& s) const;
+  Buffer<float> recovered(const ConvShape& s) const;
 
   int64_t o_, c_, kh_, kw_;
   ConvGeometry geometry_;
   ConvActivation activation_;
   Buffer<float> weights_, bias_;  // the bias with a vector of zeros after it
-  mutable Packed packed_[2][3];
+  mutable std::mutex mutex_;      // of weights_
+  mutable Packed packed_[3][3];
 };
 
 class PlanLinear {

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 
 namespace tw {
 namespace {
@@ -94,6 +95,8 @@ struct Cache {
   }
 };
 
+thread_local bool adds_entries = true;
+
 Cache& cache() {
   static Cache* instance = new Cache;  // never destroyed: a thread may still be inside at exit
   return *instance;
@@ -113,6 +116,7 @@ std::shared_ptr<const PackedWeights> find_weights(const WeightKey& key, int64_t 
 }
 
 bool weights_fit(const WeightKey& key, int64_t count, int64_t packed_count, bool has_alternative) {
+  if (!adds_entries) return false;
   const int64_t limit = weight_cache_limit(), size = (count + packed_count) * static_cast<int64_t>(sizeof(float));
   return cache().fits(key, size, has_alternative ? limit - limit / 4 : limit);
 }
@@ -130,6 +134,8 @@ std::shared_ptr<PackedWeights> new_weights(const WeightKey& key, int64_t count, 
 }
 
 void keep_weights(const WeightKey& key, const std::shared_ptr<PackedWeights>& weights) { cache().put(key, weights); }
+
+bool keep_weights_here(bool keep) { return std::exchange(adds_entries, keep); }
 
 void clear_weight_cache() {
   std::lock_guard<std::mutex> lock(cache().mutex);

@@ -41,6 +41,7 @@ void keep_weights(const WeightKey& key, const std::shared_ptr<PackedWeights>& we
 void clear_weight_cache();
 int64_t weight_cache_bytes();
 int64_t weight_cache_limit();
+bool keep_weights_here(bool keep);  // whether calls of this thread may add entries; gives what held before
 void set_weight_cache_limit(int64_t bytes);  // 0: a sixteenth of the machine's memory, from 96 MiB to 1 GiB
 
 }  // namespace tw

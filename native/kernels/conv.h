@@ -1,6 +1,7 @@
 // Two-dimensional convolution, NCHW in and out, channels-last inside. Two algorithms share one shape, one epilogue and one
 // kind of tile:
-//   winograd  3x3, stride 1: F(4x4, 3x3), 36 multiplications for 16 outputs where the definition needs 144
+//   winograd  3x3, stride 1: F(4x4, 3x3), 36 multiplications for 16 outputs where the definition needs 144; or F(2x2, 3x3), 16
+//             for 4 where it needs 36
 //   direct    any shape: implicit GEMM over a channels-last copy of a band of rows; lanes are output channels. Groups so
 //             narrow that several share a vector, depthwise ones above all, have a loop of their own (conv_grouped.h)
 // Weights come as a strided view, so that the gradient of the input is the same convolution with flipped weights.
@@ -55,7 +56,7 @@ struct ConvLayout {
   int64_t x_pitch = 0, y_pitch = 0, residual_pitch = 0;
 };
 
-// How the loops are cut. The unit of `mr` and `block` is an output pixel (direct) or a 4x4 tile of them (winograd).
+// How the loops are cut. The unit of `mr` and `block` is an output pixel (direct) or a tile of them (winograd).
 struct ConvTile {
   int64_t mr;        // the register tile: units ...
   int64_t vectors;   // ... by vectors of output channels
@@ -73,8 +74,10 @@ struct ConvLimits {
 constexpr float kWinogradLimit = 1.0e15f;
 
 struct WinogradKernels {
+  int64_t tile, positions, input_cost, output_cost;  // outputs a side; products; vector instructions of a tile's transforms
   int64_t (*packed_floats)(const ConvShape& s);
   bool (*pack)(const ConvShape& s, const WeightView& w, float* packed);  // false: a weight is above the limit
+  void (*unpack)(const ConvShape& s, const float* packed, float* raw);   // the filters (o, c of a group, 3, 3), up to rounding
   ConvTile (*default_tile)(const ConvShape& s, int64_t threads);
   int64_t (*block_bytes)(const ConvShape& s, const ConvTile& tile);  // working memory of a task
   // false: an input is above the limit (or memory ran out); y is then unspecified
@@ -107,6 +110,7 @@ struct GradWeightKernels {
 };
 
 TW_TABLE(WinogradKernels, winograd)
+TW_TABLE(WinogradKernels, winograd2)
 TW_TABLE(DirectKernels, conv_direct)
 TW_TABLE(ChannelsLastKernels, conv_channels_last)
 TW_TABLE(GradWeightKernels, conv_grad_weight)

@@ -67,19 +67,22 @@ struct MicroArgs {
   bool accumulate;
   int64_t run = 1, a_step = 0;
   const MicroFinish* finish = nullptr;  // where c is part of the result
+  const char* ahead = nullptr;          // fetched into the cache on the way, so many bytes a k
+  int64_t ahead_step = 0;
 };
 
 // Rows are reached from one pointer for every three and one stride, which is as many addresses as fit into the general
 // registers; hiding how the pointers are related keeps the compiler from making one for every row.
 constexpr int kRowsPerPointer = 3;
 
-template <int Rows, int Vectors, bool Contiguous>
+template <int Rows, int Vectors, bool Contiguous, bool Ahead = false>
 void micro(const MicroArgs& s) {
   constexpr int kPointers = (Rows + kRowsPerPointer - 1) / kRowsPerPointer;
   vf acc[Rows][Vectors] = {};
   const int64_t a_row = s.a_row * 4, a_k = Contiguous ? 4 : s.a_k * 4, b_k = Contiguous ? Vectors * kLanes : s.b_k;
   const float *run_start = s.a, *segment = s.a;
   int64_t left_in_run = s.run;
+  [[maybe_unused]] const char* ahead = s.ahead;
   for (int64_t g = 0; g < s.segments; ++g) {
     const char* a[kPointers];
 #pragma GCC unroll 5
@@ -97,6 +100,10 @@ void micro(const MicroArgs& s) {
 #pragma GCC unroll 1
     for (int64_t k = s.length; k > 0; --k) {
       vf w[Vectors];
+      if constexpr (Ahead) {
+        __builtin_prefetch(ahead);
+        ahead += s.ahead_step;
+      }
 #pragma GCC unroll 2
       for (int v = 0; v < Vectors; ++v) w[v] = load(b + v * kLanes);
 #pragma GCC unroll 14
@@ -132,9 +139,9 @@ void micro(const MicroArgs& s) {
 
 using MicroFn = void (*)(const MicroArgs&);
 
-template <int Vectors, bool Contiguous>
+template <int Vectors, bool Contiguous, bool Ahead = false>
 inline MicroFn micro_rows(int64_t rows) {
-#define TW_ROWS(n) micro<(n <= kMaxRows ? n : 1), Vectors, Contiguous>
+#define TW_ROWS(n) micro<(n <= kMaxRows ? n : 1), Vectors, Contiguous, Ahead>
   static constexpr MicroFn table[] = {TW_ROWS(1), TW_ROWS(2),  TW_ROWS(3),  TW_ROWS(4),  TW_ROWS(5),  TW_ROWS(6),  TW_ROWS(7),
                                       TW_ROWS(8), TW_ROWS(9), TW_ROWS(10), TW_ROWS(11), TW_ROWS(12), TW_ROWS(13), TW_ROWS(14)};
 #undef TW_ROWS
@@ -149,6 +156,7 @@ inline MicroFn pick_micro(int64_t rows, int64_t vectors) {
 // A panel of packed weights is kPanelVectors wide (the last of an odd number, one). A register tile of a single vector
 // passes over a wide panel twice, at a stride.
 inline void run_panel(const MicroArgs& args, int64_t rows, int64_t panel_vectors, int64_t tile_vectors) {
+  if (args.ahead != nullptr && tile_vectors >= panel_vectors && panel_vectors == 2) return micro_rows<2, true, true>(rows)(args);
   if (tile_vectors >= panel_vectors) return pick_micro<true>(rows, panel_vectors)(args);
   MicroArgs one = args;
   one.a_k = 1;

@@ -1,7 +1,8 @@
-// Winograd's F(4x4, 3x3): a 4x4 block of outputs from a 6x6 block of inputs with 36 multiplications a channel pair. The
-// interpolation points are 0, +-1/sqrt2, +-sqrt2 and infinity: with the usual 0, +-1, +-2 the rounding error in float32
-// is five times larger. A task takes a block of tiles through all stages, so that its working set stays in the cache:
-//   pack rows channels-last -> V = B' d B -> 36 small matrix products with U -> A' m A -> NCHW
+// Winograd's F(4x4, 3x3) and F(2x2, 3x3): a 4x4 block of outputs from a 6x6 block of inputs with 36 multiplications a
+// channel pair, or 2x2 from 4x4 with 16. The larger one multiplies less; the smaller one's transformed filters are less than
+// half as many bytes, and cheaper to transform. A task takes a block of tiles through all stages, so that its working set
+// stays in the cache:
+//   pack rows channels-last -> V = B' d B -> 36 or 16 small matrix products with U -> A' m A -> NCHW
 #include "common/machine.h"
 #include "common/scratch.h"
 #include "common/thread_pool.h"
@@ -13,26 +14,99 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
-constexpr int64_t kTile = 4;        // outputs a side
-constexpr int64_t kWindow = 6;      // inputs a side
-constexpr int kPositions = 36;
-constexpr float kHalfRoot = 0.70710678118654752f;
-constexpr float kRoot = 1.41421356237309505f;
 // Sums over channels restart after this many, which keeps their rounding error from growing with the channel count.
 constexpr int64_t kChannelBlock = 128;
-// Positions lie one cache line apart beyond a multiple of the group, or all 36 could fall into the same cache set.
+// Positions lie one cache line apart beyond a multiple of the group, or all of them could fall into the same cache set.
 constexpr int64_t kSkew = 16;
 
+// One dimension of each transform: inputs B' d, outputs A' m, filters G w (in double, because they are transformed once and
+// used often) and back. The costs are vector instructions of a whole tile, loads and stores included.
+typedef double vd __attribute__((vector_size(kLanes * 8)));
+
+// The interpolation points are 0, +-1/sqrt2, +-sqrt2 and infinity: with the usual 0, +-1, +-2 the rounding error in float32
+// is five times larger.
+struct FourByFour {
+  static constexpr int kTile = 4, kWindow = 6, kPositions = 36;  // outputs and inputs a side, products
+  static constexpr int64_t kInputCost = 220, kOutputCost = 200;
+  static constexpr float kHalfRoot = 0.70710678118654752f, kRoot = 1.41421356237309505f;
+
+  template <class V>
+  static TW_INLINE void input(const V (&d)[6], V (&t)[6]) {
+    const V even_p = d[4] - 2.0f * d[2], odd_p = d[3] - 2.0f * d[1];
+    const V even_q = d[4] - 0.5f * d[2], odd_q = d[3] - 0.5f * d[1];
+    t[0] = d[0] + (d[4] - 2.5f * d[2]);
+    t[1] = even_p + kHalfRoot * odd_p;
+    t[2] = even_p - kHalfRoot * odd_p;
+    t[3] = even_q + kRoot * odd_q;
+    t[4] = even_q - kRoot * odd_q;
+    t[5] = d[1] + (d[5] - 2.5f * d[3]);
+  }
+  static TW_INLINE void output(const vf (&m)[6], vf (&y)[4]) {
+    const vf sum_p = m[1] + m[2], diff_p = m[1] - m[2], sum_q = m[3] + m[4], diff_q = m[3] - m[4];
+    y[0] = m[0] + (sum_p + sum_q);
+    y[1] = kHalfRoot * diff_p + kRoot * diff_q;
+    y[2] = 0.5f * sum_p + 2.0f * sum_q;
+    y[3] = m[5] + (0.5f * kHalfRoot * diff_p + 2.0f * kRoot * diff_q);
+  }
+  static TW_INLINE void weight(const vd (&w)[3], vd (&u)[6]) {
+    constexpr double p = 0.70710678118654752, q = 1.41421356237309505;
+    const vd even_p = w[0] + 0.5 * w[2], odd_p = p * w[1];
+    const vd even_q = w[0] + 2.0 * w[2], odd_q = q * w[1];
+    u[0] = w[0];
+    u[1] = (even_p + odd_p) * (-2.0 / 3.0);
+    u[2] = (even_p - odd_p) * (-2.0 / 3.0);
+    u[3] = (even_q + odd_q) * (1.0 / 6.0);
+    u[4] = (even_q - odd_q) * (1.0 / 6.0);
+    u[5] = w[2];
+  }
+  static void weight_back(const double (&u)[6], double (&w)[3]) {
+    w[0] = u[0];
+    w[1] = (u[3] - u[4]) * (3.0 / 1.41421356237309505);
+    w[2] = u[5];
+  }
+};
+
+// At 0, +-1 and infinity.
+struct TwoByTwo {
+  static constexpr int kTile = 2, kWindow = 4, kPositions = 16;
+  static constexpr int64_t kInputCost = 72, kOutputCost = 60;
+
+  template <class V>
+  static TW_INLINE void input(const V (&d)[4], V (&t)[4]) {
+    t[0] = d[0] - d[2];
+    t[1] = d[1] + d[2];
+    t[2] = d[2] - d[1];
+    t[3] = d[1] - d[3];
+  }
+  static TW_INLINE void output(const vf (&m)[4], vf (&y)[2]) {
+    y[0] = m[0] + (m[1] + m[2]);
+    y[1] = (m[1] - m[2]) - m[3];
+  }
+  static TW_INLINE void weight(const vd (&w)[3], vd (&u)[4]) {
+    const vd even = 0.5 * (w[0] + w[2]), odd = 0.5 * w[1];
+    u[0] = w[0];
+    u[1] = even + odd;
+    u[2] = even - odd;
+    u[3] = w[2];
+  }
+  static void weight_back(const double (&u)[4], double (&w)[3]) {
+    w[0] = u[0];
+    w[1] = u[1] - u[2];
+    w[2] = u[3];
+  }
+};
+
 // Where transformed tiles lie: [group of tiles][position][tile][channel]. A group is what the multiply-add core takes at
-// once, so that it reads and writes one short run a position, and a tile's 36 values stay on few pages.
+// once, so that it reads and writes one short run a position, and a tile's values stay on few pages.
 struct TileArray {
   float* data;
   int64_t group;     // tiles a group
   int64_t row;       // floats a tile and position
+  int64_t positions;
 
   int64_t position_stride() const { return group * row + kSkew; }
-  int64_t floats(int64_t tiles) const { return ceil_div(tiles, group) * kPositions * position_stride(); }
-  float* tile(int64_t t) const { return data + t / group * kPositions * position_stride() + t % group * row; }
+  int64_t floats(int64_t tiles) const { return ceil_div(tiles, group) * positions * position_stride(); }
+  float* tile(int64_t t) const { return data + t / group * positions * position_stride() + t % group * row; }
 };
 
 struct Problem {
@@ -43,6 +117,7 @@ struct Problem {
   int64_t columns;           // pixels of a packed row, padding included
 };
 
+template <class F>
 Problem make_problem(const ConvShape& s) {
   Problem p;
   p.s = s;
@@ -50,61 +125,28 @@ Problem make_problem(const ConvShape& s) {
   p.o = s.group_o();
   p.c_pitch = round_up(p.c, kLanes);
   p.vectors = ceil_div(p.o, kLanes);
-  p.tiles_x = ceil_div(s.ow, kTile);
-  p.tiles_y = ceil_div(s.oh, kTile);
+  p.tiles_x = ceil_div(s.ow, F::kTile);
+  p.tiles_y = ceil_div(s.oh, F::kTile);
   p.strips = s.n * p.tiles_y;
-  p.columns = larger(p.tiles_x * kTile + 2, s.pw + s.w);
+  p.columns = larger(p.tiles_x * F::kTile + 2, s.pw + s.w);
   return p;
 }
 
-// One dimension of B' d: from six to six.
-template <class V>
-TW_INLINE void transform_input(const V (&d)[6], V (&t)[6]) {
-  const V even_p = d[4] - 2.0f * d[2], odd_p = d[3] - 2.0f * d[1];
-  const V even_q = d[4] - 0.5f * d[2], odd_q = d[3] - 0.5f * d[1];
-  t[0] = d[0] + (d[4] - 2.5f * d[2]);
-  t[1] = even_p + kHalfRoot * odd_p;
-  t[2] = even_p - kHalfRoot * odd_p;
-  t[3] = even_q + kRoot * odd_q;
-  t[4] = even_q - kRoot * odd_q;
-  t[5] = d[1] + (d[5] - 2.5f * d[3]);
-}
-
-// One dimension of A' m: from six to four.
-TW_INLINE void transform_output(const vf (&m)[6], vf (&y)[4]) {
-  const vf sum_p = m[1] + m[2], diff_p = m[1] - m[2], sum_q = m[3] + m[4], diff_q = m[3] - m[4];
-  y[0] = m[0] + (sum_p + sum_q);
-  y[1] = kHalfRoot * diff_p + kRoot * diff_q;
-  y[2] = 0.5f * sum_p + 2.0f * sum_q;
-  y[3] = m[5] + (0.5f * kHalfRoot * diff_p + 2.0f * kRoot * diff_q);
-}
-
-// One dimension of G w: from three to six, in double, because the weights are transformed once and used often.
-typedef double vd __attribute__((vector_size(kLanes * 8)));
-TW_INLINE void transform_weight(const vd (&w)[3], vd (&u)[6]) {
-  constexpr double p = 0.70710678118654752, q = 1.41421356237309505;
-  const vd even_p = w[0] + 0.5 * w[2], odd_p = p * w[1];
-  const vd even_q = w[0] + 2.0 * w[2], odd_q = q * w[1];
-  u[0] = w[0];
-  u[1] = (even_p + odd_p) * (-2.0 / 3.0);
-  u[2] = (even_p - odd_p) * (-2.0 / 3.0);
-  u[3] = (even_q + odd_q) * (1.0 / 6.0);
-  u[4] = (even_q - odd_q) * (1.0 / 6.0);
-  u[5] = w[2];
-}
-
+template <class F>
 int64_t packed_floats(const ConvShape& s) {
-  const Problem p = make_problem(s);
-  return s.groups * kPositions * p.c * p.vectors * kLanes;
+  const Problem p = make_problem<F>(s);
+  return s.groups * F::kPositions * p.c * p.vectors * kLanes;
 }
 
 // U as [group][position][panel of two vectors][channel][lane].
+template <class F>
 float* packed_panel(const Problem& p, float* packed, int64_t g, int64_t position, int64_t vector) {
-  return packed + ((g * kPositions + position) * p.vectors + vector) * p.c * kLanes;
+  return packed + ((g * F::kPositions + position) * p.vectors + vector) * p.c * kLanes;
 }
 
+template <class F>
 bool pack(const ConvShape& s, const WeightView& w, float* packed) {
-  const Problem p = make_problem(s);
+  const Problem p = make_problem<F>(s);
   bool fits[1024];
   const int64_t tasks = s.groups * p.vectors, parts = smaller(tasks, 1024);
   parallel_for(static_cast<int>(parts), [&](int part) {
@@ -115,7 +157,7 @@ bool pack(const ConvShape& s, const WeightView& w, float* packed) {
       const int64_t width = smaller(kPanelVectors, p.vectors - panel) * kLanes;
       const float* from = w.data + g * w.group + vector * kLanes * w.out;
       for (int64_t c = 0; c < p.c; ++c) {
-        vd rows[6][3];
+        vd rows[F::kWindow][3];
         for (int kx = 0; kx < 3; ++kx) {
           vd column[3];
           for (int ky = 0; ky < 3; ++ky) {
@@ -124,15 +166,15 @@ bool pack(const ConvShape& s, const WeightView& w, float* packed) {
             magnitude.see(v);
             column[ky] = __builtin_convertvector(v, vd);
           }
-          vd u[6];
-          transform_weight(column, u);
-          for (int i = 0; i < 6; ++i) rows[i][kx] = u[i];
+          vd u[F::kWindow];
+          F::weight(column, u);
+          for (int i = 0; i < F::kWindow; ++i) rows[i][kx] = u[i];
         }
-        for (int i = 0; i < 6; ++i) {
-          vd u[6];
-          transform_weight(rows[i], u);
-          for (int j = 0; j < 6; ++j) {
-            float* to = packed_panel(p, packed, g, i * 6 + j, panel) + c * width + (vector - panel) * kLanes;
+        for (int i = 0; i < F::kWindow; ++i) {
+          vd u[F::kWindow];
+          F::weight(rows[i], u);
+          for (int j = 0; j < F::kWindow; ++j) {
+            float* to = packed_panel<F>(p, packed, g, i * F::kWindow + j, panel) + c * width + (vector - panel) * kLanes;
             store(to, __builtin_convertvector(u[j], vf));
           }
         }
@@ -145,6 +187,32 @@ bool pack(const ConvShape& s, const WeightView& w, float* packed) {
   return all;
 }
 
+// The filters out of their transform, (o, c of a group, 3, 3), up to rounding.
+template <class F>
+void unpack(const ConvShape& s, const float* packed, float* raw) {
+  const Problem p = make_problem<F>(s);
+  for (int64_t o = 0; o < s.o; ++o) {
+    const int64_t g = o / p.o, vector = o % p.o / kLanes, panel = vector / kPanelVectors * kPanelVectors;
+    const int64_t width = smaller(kPanelVectors, p.vectors - panel) * kLanes, lane = o % p.o - panel * kLanes;
+    for (int64_t c = 0; c < p.c; ++c, raw += 9) {
+      double rows[F::kWindow][3];
+      for (int i = 0; i < F::kWindow; ++i) {
+        double u[F::kWindow];
+        for (int j = 0; j < F::kWindow; ++j) {
+          u[j] = packed_panel<F>(p, const_cast<float*>(packed), g, i * F::kWindow + j, panel)[c * width + lane];
+        }
+        F::weight_back(u, rows[i]);
+      }
+      for (int kx = 0; kx < 3; ++kx) {
+        double u[F::kWindow], w[3];
+        for (int i = 0; i < F::kWindow; ++i) u[i] = rows[i][kx];
+        F::weight_back(u, w);
+        for (int ky = 0; ky < 3; ++ky) raw[ky * 3 + kx] = static_cast<float>(w[ky]);
+      }
+    }
+  }
+}
+
 int64_t strips_of_block(const Problem& p, const ConvTile& tile) {
   return smaller(p.strips, larger(1, tile.block / p.tiles_x));
 }
@@ -153,8 +221,9 @@ int64_t strips_of_block(const Problem& p, const ConvTile& tile) {
 // --layers --threads 2, "3x3 64-64 at 8, batch 1").
 constexpr int64_t kWorthThreads = 16384;
 
+template <class F>
 bool worth_threads(const Problem& p) {
-  const int64_t a_tile = kPositions * p.c * p.vectors + 220 * ceil_div(p.c, kLanes) + 200 * p.vectors;
+  const int64_t a_tile = F::kPositions * p.c * p.vectors + F::kInputCost * ceil_div(p.c, kLanes) + F::kOutputCost * p.vectors;
   return p.strips * p.tiles_x * a_tile >= kWorthThreads;
 }
 
@@ -162,15 +231,16 @@ bool worth_threads(const Problem& p) {
 // at least sixteen tiles, so that the transformed weights, which stream by once a block, are used enough ("3x3 256-256 at
 // 14"). A cache that says less than 256 KiB or more than 2 MiB is not believed. Each thread gets as many blocks as the others. Where
 // one block would hold everything, tasks share the output channels (and the weights with them), or else the rows.
+template <class F>
 ConvTile default_tile(const ConvShape& s, int64_t threads) {
-  const Problem p = make_problem(s);
+  const Problem p = make_problem<F>(s);
   const int64_t l2 = larger(256 << 10, smaller(machine().caches.l2, 2 << 20));
-  const int64_t by_cache = l2 * 9 / 16 / (kPositions * p.c_pitch * 4);
-  const int64_t tiles = larger(16, smaller(by_cache, 96));
-  const int64_t vectors = l2 * 5 / 16 / (kPositions * tiles * kLanes * 4);
+  const int64_t by_cache = l2 * 9 / 16 / (F::kPositions * p.c_pitch * 4);
+  const int64_t tiles = larger(16, smaller(by_cache, 96 * 36 / F::kPositions));
+  const int64_t vectors = l2 * 5 / 16 / (F::kPositions * tiles * kLanes * 4);
   ConvTile tile{kMaxRows, kPanelVectors, tiles, larger(kPanelVectors, vectors / kPanelVectors * kPanelVectors), 1};
   int64_t blocks = ceil_div(p.strips, strips_of_block(p, tile));
-  const bool shares_rows = blocks == 1 && ceil_div(p.vectors, kPanelVectors) < threads && worth_threads(p);
+  const bool shares_rows = blocks == 1 && ceil_div(p.vectors, kPanelVectors) < threads && worth_threads<F>(p);
   if (blocks > 1 || shares_rows) blocks = smaller(round_up(blocks, threads), p.strips);
   tile.block = ceil_div(p.strips, blocks) * p.tiles_x;
   tile.mr = ceil_div(tile.block, ceil_div(tile.block, kMaxRows));
@@ -187,49 +257,53 @@ struct Block {
   int64_t group, strip0, strip1, vector0, vector1;
 };
 
+template <class F>
 int64_t workspace_floats(const Problem& p, int64_t strips, int64_t block_vectors, int64_t mr, Workspace* w, float* base) {
   const int64_t tiles = strips * p.tiles_x, group = ceil_div(tiles, ceil_div(tiles, mr));
-  const int64_t rows = kWindow * p.columns * p.c_pitch;
+  const int64_t rows = F::kWindow * p.columns * p.c_pitch;
   w->rows = base;
-  w->v = {base + rows, group, p.c_pitch};
-  w->m = {w->v.data + w->v.floats(tiles), group, block_vectors * kLanes};
+  w->v = {base + rows, group, p.c_pitch, F::kPositions};
+  w->m = {w->v.data + w->v.floats(tiles), group, block_vectors * kLanes, F::kPositions};
   w->stage = w->m.data + w->m.floats(tiles);
-  return rows + w->v.floats(tiles) + w->m.floats(tiles) + kTile * p.tiles_x * kTile * kLanes;
+  return rows + w->v.floats(tiles) + w->m.floats(tiles) + F::kTile * p.tiles_x * F::kTile * kLanes;
 }
 
+template <class F>
 int64_t block_bytes(const ConvShape& s, const ConvTile& tile) {
-  const Problem p = make_problem(s);
+  const Problem p = make_problem<F>(s);
   Workspace unused;
-  return workspace_floats(p, strips_of_block(p, tile), smaller(tile.channels, p.vectors), tile.mr, &unused, nullptr) * 4;
+  return workspace_floats<F>(p, strips_of_block(p, tile), smaller(tile.channels, p.vectors), tile.mr, &unused, nullptr) * 4;
 }
 
-TW_INLINE void input_tile(const float* const (&rows)[6], int64_t at, int64_t pitch, float* v, int64_t v_position) {
-  vf half[6][6];
-  for (int j = 0; j < 6; ++j) {
-    vf d[6], t[6];
-    for (int i = 0; i < 6; ++i) d[i] = load(rows[i] + at + j * pitch);
-    transform_input(d, t);
-    for (int i = 0; i < 6; ++i) half[i][j] = t[i];
+template <class F>
+TW_INLINE void input_tile(const float* const (&rows)[F::kWindow], int64_t at, int64_t pitch, float* v, int64_t v_position) {
+  vf half[F::kWindow][F::kWindow];
+  for (int j = 0; j < F::kWindow; ++j) {
+    vf d[F::kWindow], t[F::kWindow];
+    for (int i = 0; i < F::kWindow; ++i) d[i] = load(rows[i] + at + j * pitch);
+    F::input(d, t);
+    for (int i = 0; i < F::kWindow; ++i) half[i][j] = t[i];
   }
-  for (int i = 0; i < 6; ++i) {
-    vf t[6];
-    transform_input(half[i], t);
-    for (int j = 0; j < 6; ++j) store(v + (i * 6 + j) * v_position, t[j]);
+  for (int i = 0; i < F::kWindow; ++i) {
+    vf t[F::kWindow];
+    F::input(half[i], t);
+    for (int j = 0; j < F::kWindow; ++j) store(v + (i * F::kWindow + j) * v_position, t[j]);
   }
 }
 
+template <class F>
 TW_INLINE void output_tile(const float* m, int64_t m_position, float* stage, int64_t stage_row) {
-  vf half[4][6];
-  for (int j = 0; j < 6; ++j) {
-    vf d[6], t[4];
-    for (int i = 0; i < 6; ++i) d[i] = load(m + (i * 6 + j) * m_position);
-    transform_output(d, t);
-    for (int i = 0; i < 4; ++i) half[i][j] = t[i];
+  vf half[F::kTile][F::kWindow];
+  for (int j = 0; j < F::kWindow; ++j) {
+    vf d[F::kWindow], t[F::kTile];
+    for (int i = 0; i < F::kWindow; ++i) d[i] = load(m + (i * F::kWindow + j) * m_position);
+    F::output(d, t);
+    for (int i = 0; i < F::kTile; ++i) half[i][j] = t[i];
   }
-  for (int i = 0; i < 4; ++i) {
-    vf t[4];
-    transform_output(half[i], t);
-    for (int j = 0; j < 4; ++j) store(stage + i * stage_row + j * kLanes, t[j]);
+  for (int i = 0; i < F::kTile; ++i) {
+    vf t[F::kTile];
+    F::output(half[i], t);
+    for (int j = 0; j < F::kTile; ++j) store(stage + i * stage_row + j * kLanes, t[j]);
   }
 }
 
@@ -259,35 +333,37 @@ void copy_seen_rows(const RowBuffer& b, const float* x, int64_t pitch, int64_t c
   }
 }
 
-// All strips of the block: rows channels-last in a ring of six, then V. False: an input is above the limit.
+// All strips of the block: rows channels-last in a ring as high as a window, then V. False: an input is above the limit.
+template <class F>
 bool transform_inputs(const Problem& p, const Block& b, const float* x, int64_t x_pitch, const Workspace& w) {
   const ConvShape& s = p.s;
-  const RowBuffer ring{w.rows, p.c_pitch, p.columns, s.pw, -s.ph, kWindow};
+  const RowBuffer ring{w.rows, p.c_pitch, p.columns, s.pw, -s.ph, F::kWindow};
   zero_margins(ring, s.w);
   Magnitude magnitude;
   for (int64_t strip = b.strip0; strip < b.strip1; ++strip) {
-    const int64_t n = strip / p.tiles_y, y = strip % p.tiles_y * kTile - s.ph;
+    const int64_t n = strip / p.tiles_y, y = strip % p.tiles_y * F::kTile - s.ph;
     const bool follows = strip > b.strip0 && strip % p.tiles_y != 0;
     const int64_t first = follows ? y + 2 : y;
     if (x_pitch == 0) {
-      pack_rows(ring, x + (n * s.c + b.group * p.c) * s.h * s.w, p.c, s.h, s.w, first, y + kWindow, magnitude);
+      pack_rows(ring, x + (n * s.c + b.group * p.c) * s.h * s.w, p.c, s.h, s.w, first, y + F::kWindow, magnitude);
     } else {
-      copy_seen_rows(ring, x + n * s.h * s.w * x_pitch + b.group * p.c, x_pitch, p.c, s.h, s.w, first, y + kWindow, magnitude);
+      copy_seen_rows(ring, x + n * s.h * s.w * x_pitch + b.group * p.c, x_pitch, p.c, s.h, s.w, first, y + F::kWindow, magnitude);
     }
-    const float* rows[6];
-    for (int i = 0; i < 6; ++i) rows[i] = ring.row(y + i);
+    const float* rows[F::kWindow];
+    for (int i = 0; i < F::kWindow; ++i) rows[i] = ring.row(y + i);
     const int64_t stride = w.v.position_stride();
     for (int64_t tx = 0; tx < p.tiles_x; ++tx) {
       float* v = w.v.tile((strip - b.strip0) * p.tiles_x + tx);
       for (int64_t c = 0; c < p.c_pitch; c += kLanes) {
-        input_tile(rows, tx * kTile * p.c_pitch + c, p.c_pitch, v + c, stride);
+        input_tile<F>(rows, tx * F::kTile * p.c_pitch + c, p.c_pitch, v + c, stride);
       }
     }
   }
   return !magnitude.above(kWinogradLimit);
 }
 
-// The 36 products for output vectors [from, to).
+// The products for output vectors [from, to).
+template <class F>
 void multiply(const Problem& p, const Block& b, const float* packed, int64_t from, int64_t to, int64_t tile_vectors,
               const Workspace& w) {
   const int64_t tiles = (b.strip1 - b.strip0) * p.tiles_x, group = w.v.group;
@@ -296,15 +372,21 @@ void multiply(const Problem& p, const Block& b, const float* packed, int64_t fro
   args.c_row = w.m.row;
   args.segments = 1;
   args.a_segment = args.b_segment = 0;
-  for (int position = 0; position < kPositions; ++position) {
+  // Several groups use what they read of the filters: while one that is not the first multiplies, memory would have a rest.
+  const int64_t groups = ceil_div(tiles, group);
+  const bool from_memory = groups > 1 && F::kPositions * p.c * p.vectors * kLanes * 4 > machine().caches.l2;
+  args.ahead_step = kPanelVectors * kLanes * 4 / groups;
+  for (int position = 0; position < F::kPositions; ++position) {
     for (int64_t vector = from; vector < to; vector += kPanelVectors) {
       const int64_t vectors = smaller(kPanelVectors, p.vectors - vector);
-      const float* panel = packed_panel(p, const_cast<float*>(packed), b.group, position, vector);
+      const float* panel = packed_panel<F>(p, const_cast<float*>(packed), b.group, position, vector);
       for (int64_t k = 0; k < p.c; k += kChannelBlock) {
         args.b = panel + k * vectors * kLanes;
         args.length = smaller(kChannelBlock, p.c - k);
         args.accumulate = k > 0;
         for (int64_t t = 0; t < tiles; t += group) {
+          const int64_t fetched = t / group * args.ahead_step * args.length;
+          if (from_memory) args.ahead = reinterpret_cast<const char*>(args.b + args.length * vectors * kLanes) + fetched;
           args.a = w.v.tile(t) + position * w.v.position_stride() + k;
           args.c = w.m.tile(t) + position * w.m.position_stride() + (vector - from) * kLanes;
           run_panel(args, smaller(group, tiles - t), vectors, tile_vectors);
@@ -326,16 +408,17 @@ void write_channels_last(const Problem& p, const float* stage, int64_t columns, 
   }
 }
 
+template <class F>
 void transform_outputs(const Problem& p, const Block& b, int64_t from, int64_t to, const ConvEpilogue& e,
                        const ConvLayout& l, float* y, const Workspace& w) {
   const ConvShape& s = p.s;
-  const int64_t columns = p.tiles_x * kTile, plane = s.oh * s.ow;
+  const int64_t columns = p.tiles_x * F::kTile, plane = s.oh * s.ow;
   for (int64_t strip = b.strip0; strip < b.strip1; ++strip) {
-    const int64_t n = strip / p.tiles_y, y0 = strip % p.tiles_y * kTile, rows = smaller(kTile, s.oh - y0);
+    const int64_t n = strip / p.tiles_y, y0 = strip % p.tiles_y * F::kTile, rows = smaller(F::kTile, s.oh - y0);
     for (int64_t vector = from; vector < to; ++vector) {
       for (int64_t tx = 0; tx < p.tiles_x; ++tx) {
         const float* m = w.m.tile((strip - b.strip0) * p.tiles_x + tx) + (vector - from) * kLanes;
-        output_tile(m, w.m.position_stride(), w.stage + tx * kTile * kLanes, columns * kLanes);
+        output_tile<F>(m, w.m.position_stride(), w.stage + tx * F::kTile * kLanes, columns * kLanes);
       }
       const int64_t channel = b.group * p.o + vector * kLanes;
       const int64_t lanes = smaller(kLanes, p.o - vector * kLanes);
@@ -354,26 +437,28 @@ void transform_outputs(const Problem& p, const Block& b, int64_t from, int64_t t
   }
 }
 
+template <class F>
 bool run_block(const Problem& p, const Block& b, const float* x, const float* packed, const ConvEpilogue& e,
                const ConvTile& tile, const ConvLayout& l, float* y) {
   Workspace w;
   const int64_t vectors = smaller(tile.channels, b.vector1 - b.vector0);
-  float* base = thread_scratch(workspace_floats(p, b.strip1 - b.strip0, vectors, tile.mr, &w, nullptr));
+  float* base = thread_scratch(workspace_floats<F>(p, b.strip1 - b.strip0, vectors, tile.mr, &w, nullptr));
   if (base == nullptr) return false;
-  workspace_floats(p, b.strip1 - b.strip0, vectors, tile.mr, &w, base);
-  if (!transform_inputs(p, b, x, l.x_pitch, w)) return false;
+  workspace_floats<F>(p, b.strip1 - b.strip0, vectors, tile.mr, &w, base);
+  if (!transform_inputs<F>(p, b, x, l.x_pitch, w)) return false;
   for (int64_t from = b.vector0; from < b.vector1; from += vectors) {
     const int64_t to = smaller(from + vectors, b.vector1);
-    multiply(p, b, packed, from, to, tile.vectors, w);
-    transform_outputs(p, b, from, to, e, l, y, w);
+    multiply<F>(p, b, packed, from, to, tile.vectors, w);
+    transform_outputs<F>(p, b, from, to, e, l, y, w);
   }
   trim_thread_scratch();
   return true;
 }
 
+template <class F>
 bool forward(const ConvShape& s, const float* x, const float* packed, const ConvEpilogue& e, const ConvTile& tile,
              const ConvLayout& layout, float* y) {
-  const Problem p = make_problem(s);
+  const Problem p = make_problem<F>(s);
   const int64_t blocks = ceil_div(p.strips, strips_of_block(p, tile)), panels = ceil_div(p.vectors, kPanelVectors);
   const int64_t splits = smaller(panels, tile.split), tasks = s.groups * blocks * splits;
   bool failed = false;  // only ever set to true, and read after all tasks are done
@@ -386,14 +471,17 @@ bool forward(const ConvShape& s, const float* x, const float* packed, const Conv
     b.strip1 = cut(p.strips, blocks, block + 1);
     b.vector0 = cut(panels, splits, split) * kPanelVectors;
     b.vector1 = smaller(cut(panels, splits, split + 1) * kPanelVectors, p.vectors);
-    if (!run_block(p, b, x, packed, e, tile, layout, y)) __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
+    if (!run_block<F>(p, b, x, packed, e, tile, layout, y)) __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
   });
   return !failed;
 }
 
 }  // namespace
 
-const WinogradKernels winograd = {packed_floats, pack, default_tile, block_bytes, forward};
+#define TW_WINOGRAD(F) \
+  {F::kTile, F::kPositions, F::kInputCost, F::kOutputCost, packed_floats<F>, pack<F>, unpack<F>, default_tile<F>, block_bytes<F>, forward<F>}
+const WinogradKernels winograd = TW_WINOGRAD(FourByFour);
+const WinogradKernels winograd2 = TW_WINOGRAD(TwoByTwo);
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -68,8 +68,10 @@ void check_all(const tw::ConvShape& s) {
   tw::conv_forward(s, x.get(), w.get(), true, plain, tw::ConvConfig{tw::ConvAlgorithm::direct}, y.get());
   TW_CHECK(near(y.get(), y_ref.data(), ys));
   if (tw::winograd_applies(s)) {
-    tw::conv_forward(s, x.get(), w.get(), false, plain, tw::ConvConfig{tw::ConvAlgorithm::winograd}, y.get());
-    TW_CHECK(near(y.get(), y_ref.data(), ys));
+    for (tw::ConvAlgorithm algorithm : {tw::ConvAlgorithm::winograd, tw::ConvAlgorithm::winograd2}) {
+      tw::conv_forward(s, x.get(), w.get(), false, plain, tw::ConvConfig{algorithm}, y.get());
+      TW_CHECK(near(y.get(), y_ref.data(), ys));
+    }
   }
   tw::conv_grad_input(s, gy.get(), w.get(), gx.get());
   TW_CHECK(near(gx.get(), gx_ref.data(), xs));

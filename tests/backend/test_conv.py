@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(native is None, reason="needs the compiled kerne
 kernels: Any = native
 
 DIRECT = ConvTile("direct")
-WINOGRAD = ConvTile("winograd")
+WINOGRAD, WINOGRAD2 = ConvTile("winograd"), ConvTile("winograd2")
 
 
 @pytest.fixture(autouse=True)
@@ -127,10 +127,10 @@ def test_layers_of_real_networks_equal_pytorch(isa: str, case: Case) -> None:
     check_against_torch(case)
 
 
-@pytest.mark.parametrize("tile", [DIRECT, WINOGRAD], ids=["direct", "winograd"])
+@pytest.mark.parametrize("tile", [DIRECT, WINOGRAD, WINOGRAD2], ids=["direct", "winograd", "winograd2"])
 @settings(max_examples=25)
 @given(c=st.integers(1, 70), o=st.integers(1, 70), h=st.integers(1, 21), w=st.integers(1, 21), pad=st.integers(1, 3))
-def test_both_algorithms_give_the_same_convolution(tile: Any, c: int, o: int, h: int, w: int, pad: int) -> None:
+def test_all_algorithms_give_the_same_convolution(tile: Any, c: int, o: int, h: int, w: int, pad: int) -> None:
     check_against_torch(Case((2, c, h, w), o, (3, 3), padding=(pad, pad)), tile)
 
 
@@ -156,7 +156,7 @@ def test_values_that_winograd_cannot_take_spread_as_in_pytorch(value: float) -> 
 
 def test_weights_changed_in_place_are_seen_at_the_next_call() -> None:
     x, w = normal((1, 16, 8, 8), 0), normal((16, 16, 3, 3), 1)
-    for tile in (DIRECT, WINOGRAD):
+    for tile in (DIRECT, WINOGRAD, WINOGRAD2):
         before = kernels.conv2d(x, w, padding=(1, 1), tile=tile)
         w[7, 3, 2, 1] += 1
         after = kernels.conv2d(x, w, padding=(1, 1), tile=tile)

@@ -71,7 +71,8 @@ def test_every_feasible_tile_gives_the_right_result(isa: str, threads: int, shap
     kernels.set_num_threads(threads)
     (x, w, geometry), want = arrays(shape), exact(shape)
     space = tile_space("conv2d", shape)
-    assert {tile.algorithm for tile in space} == ({"direct", "winograd"} if shape[5:9] == (3, 3, 1, 1) else {"direct"})
+    every = {"direct", "winograd", "winograd2"}
+    assert {tile.algorithm for tile in space} == (every if shape[5:9] == (3, 3, 1, 1) else {"direct"})
     for tile in space:
         got = kernels.conv2d(x, w, tile=tile, **geometry)
         assert np.abs(got - want).max() <= 1e-5 * np.abs(want).max(), str(tile)
@@ -79,7 +80,7 @@ def test_every_feasible_tile_gives_the_right_result(isa: str, threads: int, shap
 
 @settings(max_examples=40, derandomize=True, deadline=None)
 @given(
-    algorithm=st.sampled_from(["direct", "winograd"]),
+    algorithm=st.sampled_from(["direct", "winograd", "winograd2"]),
     mr=st.integers(0, 6),
     vectors=st.integers(0, 2),
     block=st.integers(0, 400),
@@ -133,7 +134,7 @@ def test_a_zero_field_means_the_default() -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"algorithm": "fft"}, "neither 'direct' nor 'winograd'"),
+        ({"algorithm": "fft"}, "none of 'direct', 'winograd' and 'winograd2'"),
         ({"mr": 99}, "register file"),
         ({"nr": 3}, "one or two vectors"),
         ({"channels": 5}, "multiple of two vectors"),

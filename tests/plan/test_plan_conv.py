@@ -205,3 +205,61 @@ def test_nothing_is_read_past_the_arrays(isa: str, channels: int, groups: int, s
     got = planned(case, x, w, bias, residual)
     assert_near(got, TF.silu(want + torch.from_numpy(np.array(residual))))
     assert_near(F.conv2d(Tensor(x), Tensor(w), Tensor(bias), 1, side // 2, groups).data, want)
+
+
+ALGORITHMS = ["direct", "winograd", "winograd2"]
+
+
+def planned_by(algorithm: str, x: np.ndarray, w: np.ndarray, groups: int = 1) -> tuple[Any, Any]:
+    """A plan of one 3x3 convolution whose layer has let its weights go, and how it computes."""
+    layer = kernels.PlanConv(w, None, (1, 1), (1, 1, 1, 1), (1, 1), groups, "")
+    plan = kernels.FloatPlan()
+    value = plan.conv(layer, plan.input(*x.shape), algorithm=algorithm)
+    plan.output(value)
+    plan.finish()
+    layer.release()
+    return plan, plan.algorithm(value)
+
+
+@pytest.mark.parametrize("isa", kernels.supported_isas() if native is not None else [])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("c, o, groups", [(3, 5, 1), (40, 17, 1), (64, 96, 2), (130, 33, 1)])
+def test_every_algorithm_gives_the_convolution_and_reads_nothing_past_the_arrays(
+    isa: str, algorithm: str, c: int, o: int, groups: int
+) -> None:
+    kernels.set_isa(isa)
+    x, w = before_a_guard(normal(2, c, 9, 7)), before_a_guard(normal(o, c // groups, 3, 3, seed=1))
+    plan, used = planned_by(algorithm, x, w, groups)
+    assert used == algorithm
+    want = TF.conv2d(
+        torch.from_numpy(np.array(x)).double(), torch.from_numpy(np.array(w)).double(), padding=1, groups=groups
+    )
+    assert_near(plan.run([x])[0], want)
+
+
+@pytest.mark.parametrize("algorithm", ["winograd", "winograd2"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
+def test_what_winograd_cannot_take_is_right_after_the_weights_were_let_go(algorithm: str, value: float) -> None:
+    x, w = normal(1, 20, 11, 9), normal(24, 20, 3, 3, seed=1)
+    x[0, 3, 5, 7] = value
+    plan, _ = planned_by(algorithm, x, w)
+    got, want = plan.run([x])[0], TF.conv2d(torch.from_numpy(x), torch.from_numpy(w), padding=1).numpy()
+    far = np.ones((11, 9), bool)
+    far[4:7, 6:9] = False  # the pixels that see the value
+    assert_near(got[0][:, far], want[0][:, far])
+    np.testing.assert_array_equal(np.isfinite(got), np.isfinite(want))
+
+
+def test_filters_that_winograd_cannot_take_go_directly() -> None:
+    x, w = normal(1, 20, 11, 9), normal(24, 20, 3, 3, seed=1)
+    w[0, 0, 0, 0] = 1e30
+    assert planned_by("winograd", x, w)[1] == planned_by("winograd2", x, w)[1] == "direct"
+
+
+def test_an_algorithm_that_does_not_apply_or_exist() -> None:
+    x, w = normal(1, 4, 8, 8), normal(4, 4, 5, 5)
+    layer = kernels.PlanConv(w, None, (1, 1), (2, 2, 2, 2), (1, 1), 1, "")
+    plan = kernels.FloatPlan()
+    assert plan.algorithm(plan.conv(layer, plan.input(*x.shape), algorithm="winograd")) == "direct"
+    with pytest.raises(ValueError, match="no algorithm fft"):
+        plan.conv(layer, 0, algorithm="fft")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import numpy as np
 import pytest
 
-from tilewise import Tensor, models, no_grad, plan
+from tilewise import Tensor, models, nn, no_grad, plan
 from tilewise._extension import native
+from tilewise.backend import ConvTile
+from tilewise.backend.registry import OptimizedBackend, use_backend
 
 pytestmark = pytest.mark.skipif(native is None, reason="plans need the compiled kernels")
 
@@ -30,3 +35,64 @@ def test_what_others_keep_stays() -> None:
     plan.compile(models.resnet8().eval(), x)
     assert native.weight_cache_bytes() >= before
     native.clear_weight_cache()
+
+
+def test_layers_of_other_threads_keep_their_weights_while_a_plan_is_made() -> None:
+    assert native is not None
+    native.clear_weight_cache()
+    convolution, x, kept = nn.Conv2d(16, 16, 3, padding=1), np.ones((1, 16, 8, 8), np.float32), []
+
+    class Meanwhile(nn.Module):
+        """Runs a layer on another thread while it is traced."""
+
+        def forward(self, x: Any) -> Any:
+            def elsewhere() -> None:
+                with no_grad():
+                    convolution(Tensor(np.ones((1, 16, 8, 8), np.float32)))
+
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
+            kept.append(native.weight_cache_bytes())
+            return x * 2
+
+    plan.compile(Meanwhile(), x)
+    assert kept[0] > 0
+    native.clear_weight_cache()
+
+
+def test_a_plan_holds_its_weights_once() -> None:
+    """Filters that need no transform: what is held beside the images is their number, and a little for rounding up."""
+    assert native is not None
+    layers = nn.Sequential(*(nn.Conv2d(256, 256, 1, bias=False) for _ in range(8)))
+    before = native.memory_in_use()
+    made = plan.compile(layers, np.ones((1, 256, 4, 4), np.float32))
+    held = native.memory_in_use() - before
+    assert held < 1.25 * 8 * 256 * 256 * 4 + made.arena_bytes
+
+
+def test_a_second_size_packs_again_from_the_modules_weights() -> None:
+    model = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU()).eval()
+    small, large = (np.random.default_rng(0).standard_normal((1, 64, s, s), dtype=np.float32) for s in (1, 24))
+    made = plan.compile(model, small)
+    first = made.algorithms
+    with no_grad():
+        for x in (large, small):
+            np.testing.assert_allclose(made(x), model(Tensor(x)).data, rtol=1e-3, atol=1e-4)
+    made(large)
+    assert first == [("0", "direct")] and made.algorithms[0][1].startswith("winograd")
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "winograd", "winograd2"])
+def test_a_plan_uses_the_algorithm_that_was_tuned(algorithm: str) -> None:
+    asked: list[Any] = []
+
+    def tuned(*key: Any) -> ConvTile:
+        asked.append(key)
+        return ConvTile(algorithm)
+
+    model, x = nn.Conv2d(32, 48, 3, padding=1).eval(), np.ones((1, 32, 12, 10), np.float32)
+    with use_backend(OptimizedBackend(tile_chooser=tuned)):
+        made = plan.compile(model, x)
+    assert [how for _, how in made.algorithms] == [algorithm]
+    assert ("conv2d", (1, 32, 12, 10, 48, 3, 3, 1, 1, 1, 1, 1), "float32", "nchw") in asked

@@ -10,13 +10,16 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from tilewise._files import open_input, read_input, reading
 from tilewise.errors import DtypeError, FileFormatError, TilewiseError, UnavailableError
 from tilewise.onnx.graph import Array, Graph, Node, Port, in_order
+from tilewise.onnx.wire import Place, outline
+
+Weights = tuple[IO[bytes], list[Place | None]]  # a file, and where in it each initializer's numbers lie
 
 OLDEST_OPSET = 13
 _MOST_BYTES = (1 << 31) - 1  # what a protobuf message can hold
@@ -74,9 +77,13 @@ def read_graph(path: str | os.PathLike[str]) -> Graph:
     """The network in a file."""
     where = Path(path)
     onnx = onnx_package()
-    content = read_input(where, _MOST_BYTES)
+    newest = onnx.defs.onnx_opset_version()
     try:
-        return _graph(onnx.ModelProto.FromString(content), where, onnx.defs.onnx_opset_version())
+        with open_input(where, _MOST_BYTES) as stream, reading(where):
+            found = outline(stream)
+            if found is not None:
+                return _graph(onnx.ModelProto.FromString(found.message), where, newest, (stream, found.places))
+        return _graph(onnx.ModelProto.FromString(read_input(where, _MOST_BYTES)), where, newest)
     except TilewiseError as error:  # names come from the file
         raise type(error)(one_line(str(error))) from None
     except MemoryError:
@@ -89,16 +96,16 @@ def read_graph(path: str | os.PathLike[str]) -> Graph:
         raise
 
 
-def _graph(model: Any, where: Path, newest: int) -> Graph:
+def _graph(model: Any, where: Path, newest: int, weights: Weights | None = None) -> Graph:
     graph = model.graph
     if not graph.node and not graph.output:
         raise FileFormatError(f"{where} is not an ONNX file: there is no network in it")
     opset = _opset(model, where, newest)
     if len(graph.node) > _MOST_NODES:
         raise FileFormatError(f"{where} has {len(graph.node)} nodes, more than the {_MOST_NODES} read here")
-    constants = _Constants(where)
-    for tensor in graph.initializer:
-        constants.add(tensor.name, tensor)
+    constants = _Constants(where, weights)
+    for index, tensor in enumerate(graph.initializer):
+        constants.add(tensor.name, tensor, index)
     if graph.sparse_initializer:
         raise FileFormatError(f"{where} has sparse initializers, which tilewise does not read")
     inputs = tuple(_port(value, where) for value in graph.input if value.name not in constants.arrays)
@@ -195,17 +202,19 @@ def _held(node: Node) -> Array | None:
 class _Constants:
     """The arrays of a file, and the external files that some of them lie in."""
 
-    def __init__(self, where: Path) -> None:
+    def __init__(self, where: Path, weights: Weights | None) -> None:
         self.where, self.folder = where, where.parent
+        self._stream, self._places = weights or (None, [])
         self.arrays: dict[str, Array] = {}
         self._room: dict[Path, int] = {}  # bytes that may still be read of an external file
 
-    def add(self, name: str, tensor: Any) -> None:
+    def add(self, name: str, tensor: Any, index: int) -> None:
         if not name or name in self.arrays:
             raise FileFormatError(f"{self.where}: the weights {name!r} come twice")
-        self.arrays[name] = self.decode(tensor, f"{self.where}: {name!r}")
+        place = self._places[index] if index < len(self._places) else None
+        self.arrays[name] = self.decode(tensor, f"{self.where}: {name!r}", place)
 
-    def decode(self, tensor: Any, what: str) -> Array:
+    def decode(self, tensor: Any, what: str, place: Place | None = None) -> Array:
         """A tensor's numbers, checked against its shape before anything is made."""
         dims = tuple(int(d) for d in tensor.dims)
         if tensor.data_type not in _TYPES:
@@ -215,6 +224,8 @@ class _Constants:
         count, layout = math.prod(dims), np.dtype(_TYPES[tensor.data_type][0])
         if count == 0 and math.prod(d for d in dims if d) > 1 << 20:
             raise FileFormatError(f"{what} holds nothing and claims a shape of {dims}")
+        if place is not None and tensor.data_location != 1:
+            return self._in_file(place, tensor.data_type, dims, what)
         if tensor.data_location == 1:
             raw: Any = self._external(tensor, count * layout.itemsize, what)
         elif tensor.HasField("raw_data"):
@@ -224,6 +235,18 @@ class _Constants:
         if len(raw) != count * layout.itemsize:
             raise FileFormatError(f"{what} of shape {dims} does not fill its {len(raw)} bytes")
         return _as_array(np.frombuffer(raw, layout), tensor.data_type).reshape(dims)
+
+    def _in_file(self, place: Place, number: int, dims: tuple[int, ...], what: str) -> Array:
+        """Numbers that were left in the file, read straight into their array."""
+        (offset, size), layout = place, np.dtype(_TYPES[number][0])
+        if size != math.prod(dims) * layout.itemsize:
+            raise FileFormatError(f"{what} of shape {dims} does not fill its {size} bytes")
+        assert self._stream is not None
+        flat = np.empty(math.prod(dims), layout)
+        self._stream.seek(offset)
+        if self._stream.readinto(memoryview(flat).cast("B")) != size:  # type: ignore[attr-defined]
+            raise FileFormatError(f"{self.where} was cut short while it was read")
+        return _as_array(flat, number, copy=False).reshape(dims)
 
     def _from_field(self, tensor: Any, dims: tuple[int, ...], count: int, what: str) -> Array:
         values = getattr(tensor, _FIELDS.get(tensor.data_type, "int32_data"))
@@ -266,8 +289,8 @@ class _Constants:
         return path
 
 
-def _as_array(flat: Array, number: int) -> Array:
-    """A writable array of the dtype used here."""
+def _as_array(flat: Array, number: int, copy: bool = True) -> Array:
+    """A writable array of the dtype used here; `flat` itself where it is one and need not be copied."""
     if number == _BFLOAT16:
         return (flat.astype(np.uint32) << 16).view(np.float32)
-    return flat.astype(_TYPES[number][1])
+    return flat.astype(_TYPES[number][1], copy=copy)

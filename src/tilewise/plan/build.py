@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from tilewise import _events
 from tilewise._extension import native
+from tilewise.backend.registry import current_backend
 from tilewise.plan.lower import Lowering
 from tilewise.plan.steps import Shape, Step
 from tilewise.plan.trace import Value
@@ -29,10 +30,11 @@ class Layers:
     def get(self, number: int, step: Step) -> Any:
         assert native is not None and step.weight is not None
         made_of = (step.kind, step.activation, *step.options.values(), _digest(step.weight), _digest(step.bias))
-        found = self._kept.get(number)
+        found, weight = self._kept.get(number), np.ascontiguousarray(step.weight, np.float32)
         if found and found[0] == made_of:
+            if step.kind == "conv":
+                found[1].restore(weight)
             return found[1]
-        weight = np.ascontiguousarray(step.weight, np.float32)
         bias = None if step.bias is None else np.ascontiguousarray(step.bias, np.float32)
         if step.kind == "conv":
             made = native.PlanConv(weight, bias, activation=step.activation, **step.options)
@@ -74,6 +76,10 @@ class Segment:
     sources: list[int]
     results: list[tuple[int, Shape]]
     steps: dict[int, tuple[Step, list[Shape]]] = field(default_factory=dict)
+
+    def algorithms(self) -> list[tuple[str, str]]:
+        """Of every convolution: its layer, and how it is computed."""
+        return [(s.layer, self.plan.algorithm(v)) for v, (s, _) in self.steps.items() if s.kind == "conv"]
 
     def run(self, values: dict[int, Array]) -> None:
         given = [np.ascontiguousarray(values[i], np.float32) for i in self.sources]
@@ -157,7 +163,7 @@ def _segment(lowering: Lowering, run: list[int], layers: Layers) -> Segment:
     values = {i: plan.input(*_image(lowering.shapes[i])) for i in sources}
     made: dict[int, tuple[Step, list[Shape]]] = {}
     for number in run:
-        values[number] = _add(plan, number, steps[number], values, layers)
+        values[number] = _add(plan, number, steps[number], values, layers, lowering)
         steps[number] = _outline(steps[number])  # the layer has the numbers now
         made[values[number]] = (steps[number], [lowering.shapes[i] for i in steps[number].inputs])
     outside = {i for n, step in steps.items() if n not in inside for i in step.inputs}
@@ -174,11 +180,24 @@ def _image(shape: Shape) -> Shape:
     return shape if len(shape) == 4 else (*shape, 1, 1)
 
 
-def _add(plan: Any, number: int, step: Step, values: dict[int, int], layers: Layers) -> int:
+def _tuned_algorithm(step: Step, x: Shape) -> str:
+    """The algorithm that was measured to be the fastest for this convolution here, if one was; "" is the default's. Only
+    3x3 filters that move by one pixel have a choice."""
+    chooser, (top, left, bottom, right) = current_backend().tile_chooser, step.padding
+    plain = step.kernel == (3, 3) and step.stride == step.dilation == (1, 1) and (top, left) == (bottom, right)
+    if chooser is None or not plain or len(x) != 4 or x[0] == 0:
+        return ""
+    tile = chooser("conv2d", (*x, step.shape[1], 3, 3, 1, 1, top, left, step.groups), "float32", "nchw")
+    return str(getattr(tile, "algorithm", ""))
+
+
+def _add(plan: Any, number: int, step: Step, values: dict[int, int], layers: Layers, lowering: Lowering) -> int:
     reads, options = [values[i] for i in step.inputs], step.options
     made: int
     if step.kind == "conv":
-        made = plan.conv(layers.get(number, step), *reads)
+        layer = layers.get(number, step)
+        made = plan.conv(layer, *reads, algorithm=_tuned_algorithm(step, lowering.shapes[step.inputs[0]]))
+        layer.release()  # packed by now
     elif step.kind == "linear":
         made = plan.linear(layers.get(number, step), *reads)
     elif step.kind in ("max_pool", "avg_pool"):

@@ -32,7 +32,7 @@ class Plan:
 
     def __init__(self, module: Module, example: Any) -> None:
         self._module, self._layers = module, Layers()
-        self._plans: dict[tuple[int, ...], _Sized] = {}
+        self._plans: dict[tuple[str, tuple[int, ...]], _Sized] = {}  # by instruction set and shape of input
         self._dtype = np.asarray(example).dtype
         self._sized(np.ascontiguousarray(example))
 
@@ -52,13 +52,22 @@ class Plan:
         return np.concatenate([self._run(array[i : i + step]) for i in range(0, len(array), step)])
 
     def _sized(self, array: Array) -> _Sized:
-        found = self._plans.pop(array.shape, None)
+        assert native is not None
+        key = (native.isa(), array.shape)
+        found = self._plans.pop(key, None)
         if found is None:
             found = _Sized(self._module, array, self._layers)
-        self._plans[array.shape] = found
+        self._plans[key] = found
         if len(self._plans) > _SIZES:
             del self._plans[next(iter(self._plans))]
         return found
+
+    @property
+    def algorithms(self) -> list[tuple[str, str]]:
+        """Every convolution's layer and algorithm, for the size used last: "direct", "winograd" (F(4x4, 3x3)) or
+        "winograd2" (F(2x2, 3x3))."""
+        last = next(reversed(self._plans.values()))
+        return [found for part in last.parts if isinstance(part, Segment) for found in part.algorithms()]
 
     @property
     def native_calls(self) -> int:
@@ -112,18 +121,14 @@ class _Sized:
 
 @contextmanager
 def _nothing_kept() -> Iterator[None]:
-    """The module runs here for its shapes alone: where nobody ran layers one by one before, what they would keep to run
-    faster the next time is memory for nothing."""
+    """The module runs here for its shapes alone: what its layers would keep to run faster the next time is memory for
+    nothing. Layers that other threads run keep what they like."""
     assert native is not None
-    limit = native.weight_cache_limit()
-    if native.weight_cache_bytes():
-        yield
-        return
-    native.set_weight_cache_limit(1)
+    before = native.keep_weights_here(False)
     try:
         yield
     finally:
-        native.set_weight_cache_limit(limit)
+        native.keep_weights_here(before)
 
 
 def _agree(want: Array, got: Array, before: Array) -> bool:

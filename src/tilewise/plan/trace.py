@@ -9,6 +9,7 @@ tensors.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -62,18 +63,29 @@ class Trace:
 
 
 class _Tracer:
-    """Listens to one thread. Arrays stay alive while it does, so that no two have one identity."""
+    """Listens to one thread. An array is forgotten when it ends, since another may then have its identity: a network
+    that lets its values go when nobody reads them any more needs no more memory here than elsewhere."""
 
     def __init__(self, example: Array) -> None:
         self.owner = threading.get_ident()
         self.records: list[Any] = _Forgetful()
         self.models: list[Any] = []
         self.trace = Trace(example.shape)
-        self.alive: list[Array] = [example]
-        self.values = {id(example): Value(0)}
+        self.values: dict[int, tuple[Value, weakref.ref[Array]]] = {}
+        self._note(example, Value(0))
+
+    def _note(self, array: Array, value: Value) -> None:
+        number, values = id(array), self.values
+
+        def forget(gone: weakref.ref[Array]) -> None:
+            if number in values and values[number][1] is gone:
+                del values[number]
+
+        values[number] = value, weakref.ref(array, forget)
 
     def seen(self, array: Any) -> Any:
-        return self.values.get(id(array), array)
+        found = self.values.get(id(array))
+        return found[0] if found is not None and found[1]() is array else array
 
     def __call__(self, step: Any, arrays: list[Any], params: dict[str, Any], result: Any) -> None:
         if threading.get_ident() != self.owner:
@@ -81,11 +93,10 @@ class _Tracer:
         result = np.asarray(result)
         inputs = tuple(self.seen(a) for a in arrays)
         known = {name: self.seen(value) for name, value in params.items()}
-        self.alive += [result, *arrays]
         if not any(isinstance(v, Value) for v in (*inputs, *known.values())):
             return  # made of constants alone: a constant
         self.trace.nodes.append(Node(type(step), inputs, known, step.recorded_layer, result.shape))
-        self.values[id(result)] = Value(len(self.trace.nodes))
+        self._note(result, Value(len(self.trace.nodes)))
 
 
 class _Forgetful(list[Any]):

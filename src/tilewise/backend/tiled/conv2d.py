@@ -22,7 +22,8 @@ Array = npt.NDArray[Any]
 
 _PIXEL_BLOCKS = (32, 80, 160, 320, 640, 1280)
 _TILE_BLOCKS = (8, 16, 32, 64, 96, 160)
-_ALGORITHMS = ("direct", "winograd")
+ALGORITHMS = ("direct", "winograd", "winograd2")
+_OUTPUTS = {"direct": 1, "winograd": 4, "winograd2": 2}  # of a unit of work, a side
 _SIZES = ("batch", "channels", "height", "width", "filters")
 
 
@@ -30,8 +31,9 @@ _SIZES = ("batch", "channels", "height", "width", "filters")
 class ConvTile:
     """How one convolution is computed. A field left 0 takes the analytical default.
 
-    algorithm   "direct" (implicit matrix product, any shape) or "winograd" (F(4x4, 3x3): 3x3 kernels, stride 1)
-    mr x nr     the register tile: output pixels (winograd: 4x4 tiles of them) by output channels (one or two vectors)
+    algorithm   "direct" (implicit matrix product, any shape; narrow groups and depthwise in a loop of their own),
+                "winograd" (F(4x4, 3x3)) or "winograd2" (F(2x2, 3x3)), both for 3x3 kernels with stride 1
+    mr x nr     the register tile: output pixels (winograd: tiles of them) by output channels (one or two vectors)
     block       output pixels (winograd: tiles) that a task takes through all stages, in whole rows
     channels    output channels multiplied before they are written back to NCHW
     split       tasks that share the output channels of a block, each preparing the input for itself
@@ -104,11 +106,11 @@ class Conv2d(TiledOp[ConvTile]):
         return (*sizes, kernel, kernel, stride, stride, padding, padding, 1), "float32", "nchw"
 
     def values(self, tile: ConvTile) -> dict[str, int]:
-        return {"winograd": _ALGORITHMS.index(tile.algorithm), **super().values(tile)}
+        return {"winograd": ALGORITHMS.index(tile.algorithm), **super().values(tile)}
 
     def tile(self, values: Mapping[str, Any]) -> ConvTile:
         numbers = {field: int(values[name]) for name, field in self.columns.items()}
-        return ConvTile(_ALGORITHMS[int(values["winograd"])], **numbers)
+        return ConvTile(ALGORITHMS[int(values["winograd"])], **numbers)
 
 
 def _candidates(module: ModuleType, shape: tuple[int, ...], threads: int) -> Iterator[ConvTile]:
@@ -119,7 +121,8 @@ def _candidates(module: ModuleType, shape: tuple[int, ...], threads: int) -> Ite
     splits = sorted({1, min(threads, whole // panel)})
     channel_blocks = sorted({min(whole, size * panel) for size in (1, 2, 4, 8)})
     widths = (lanes, panel) if group_outputs > lanes else (panel,)
-    for algorithm, blocks in (("direct", _PIXEL_BLOCKS), ("winograd", _TILE_BLOCKS)):
+    for algorithm in ALGORITHMS:
+        blocks = _PIXEL_BLOCKS if algorithm == "direct" else _TILE_BLOCKS
         for row, block in _whole_rows(shape, algorithm, blocks):
             heights = _balanced(row if algorithm == "direct" else block, rows)
             for mr, nr, channels, split in product(heights, widths, channel_blocks, splits):
@@ -137,6 +140,7 @@ def _whole_rows(shape: tuple[int, ...], algorithm: str, sizes: tuple[int, ...]) 
     of one image (winograd: of the batch), at least one."""
     n, _, h, w, _, kh, kw, sh, sw, ph, pw, _ = shape
     rows, row = (h + 2 * ph - kh) // sh + 1, (w + 2 * pw - kw) // sw + 1
-    if algorithm == "winograd":
-        rows, row = n * -(-rows // 4), -(-row // 4)
+    if algorithm != "direct":
+        outputs = _OUTPUTS[algorithm]
+        rows, row = n * -(-rows // outputs), -(-row // outputs)
     return [(row, block) for block in sorted({min(rows, max(1, size // row)) * row for size in sizes})]

@@ -105,7 +105,8 @@ def features(p: Product, bounds: Column, own: Mapping[str, Column]) -> list[Any]
 class _Tile:
     """Configurations beside their kernel and machine; sizes in elements of the product that the tile cuts.
 
-    Winograd multiplies 36 transformed numbers for a tile of 16 results: a product of its own, over channels alone.
+    Winograd multiplies 36 transformed numbers for a tile of 16 results, or 16 for 4: a product of its own, over channels
+    alone.
     """
 
     machine: _Machine
@@ -128,11 +129,13 @@ class _Tile:
     def of(cls, p: Product, bounds: Column, own: Mapping[str, Column]) -> _Tile:
         winograd, (mc, nc, kc) = own["winograd"], _blocks(p, bounds)
         transformed = winograd > 0
-        units, depth = np.where(transformed, np.ceil(p.m / 16), p.m), np.where(transformed, p.k / p.window, p.k)
-        mc = np.minimum(np.where(transformed, np.ceil(mc / 16), mc), units)
+        kinds = [winograd == 1, winograd == 2]
+        results, passes = np.select(kinds, [16, 4], 1), np.select(kinds, [36.0, 16.0], 1.0)
+        units, depth = np.where(transformed, np.ceil(p.m / results), p.m), np.where(transformed, p.k / p.window, p.k)
+        mc = np.minimum(np.where(transformed, np.ceil(mc / results), mc), units)
         grid = np.maximum(own["threads_m"], 1), np.maximum(own["threads_n"], 1)
         return cls(
-            _Machine.of(own), winograd, units, p.n, depth, np.where(transformed, 36.0, 1.0),
+            _Machine.of(own), np.minimum(winograd, 1), units, p.n, depth, passes,
             np.maximum(own["register_m"], 1), np.maximum(own["register_n"], 1), mc, np.minimum(nc, p.n),
             np.minimum(np.where(transformed, depth, kc), depth), own["pack_a"], own["pack_b"], grid, p.bytes,
         )  # fmt: skip

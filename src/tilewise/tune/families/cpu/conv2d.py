@@ -101,10 +101,10 @@ class Conv2d:
         return conv_graph(x_shape, w_shape, geometry["stride"], geometry["padding"], 1, problem.word("epilogue"))
 
     def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
-        """A block is whole rows of the result (Winograd: of 4x4 tiles), all of the input channels under them."""
+        """A block is whole rows of the result (Winograd: of tiles), all of the input channels under them."""
         rows, columns = _spatial(problem)
-        units_a_row = -(-columns // 4) if config.size("winograd") else columns
-        height = min(rows, -(-config.size("block_m") // units_a_row) * (4 if config.size("winograd") else 1))
+        side = (1, 4, 2)[config.size("winograd")]  # outputs of a unit
+        height = min(rows, -(-config.size("block_m") // -(-columns // side)) * side)
         filters = min(config.size("block_n"), problem.size("filters"))
         channels, kernel, stride = (problem.size(name) for name in ("channels", "kernel", "stride"))
         reach = [(extent - 1) * stride + kernel for extent in (height, columns)]
