@@ -1,5 +1,5 @@
-"""The algorithms of a 3x3 convolution beside each other: direct, Winograd's F(4x4, 3x3) and F(2x2, 3x3), and the default's
-choice among them.
+"""The algorithms of a 3x3 convolution beside each other: direct, Winograd's F(4x4, 3x3) and F(2x2, 3x3), and the
+default's choice among them.
 
     python -m benchmarks.algorithms [--threads 1] [--batch 1 8] [--budget 0.4]
 
@@ -24,7 +24,8 @@ from tilewise.backend.tiled.conv2d import ALGORITHMS
 # channels and image side: of networks people run at several sizes, and some of none
 LAYERS = (
     (16, 32), (24, 56), (32, 112), (32, 40), (48, 28), (64, 56), (64, 97), (64, 8), (96, 20), (128, 28), (128, 40),
-    (128, 13), (160, 14), (192, 25), (256, 14), (256, 20), (256, 7), (320, 10), (384, 12), (512, 7), (512, 10), (512, 14),
+    (128, 13), (160, 14), (192, 25), (256, 14), (256, 20), (256, 7), (320, 10), (384, 12), (512, 7), (512, 10),
+    (512, 14),
 )  # fmt: skip
 _FILTER_BYTES = 48 << 20
 _MOST_LAYERS = 12

@@ -2,8 +2,8 @@
 
     python -m benchmarks.memory [--only resnet18 resnet50] [--batch 1]
 
-Each contender does it in a process of its own that imports nothing else; what is compared is the most memory that process
-ever held (its peak resident set). A ratio above 1: tilewise needs less than the one that needs least.
+Each contender does it in a process of its own that imports nothing else; what is compared is the most memory that
+process ever held (its peak resident set). A ratio above 1: tilewise needs less than the one that needs least.
 """
 
 from __future__ import annotations

@@ -1,17 +1,21 @@
 """The zoo and the reference models beside ONNX Runtime, OpenVINO and PyTorch (channels last, frozen).
 
     python -m benchmarks.networks [--only resnet18 vgg6] [--batch 1 8] [--threads 1 2] [--forms float32 int8]
+                                  [--size 96 160 193] [--missing]
 
 All run the file that `tilewise.onnx.save` wrote; in INT8, without PyTorch, also what ONNX Runtime's own quantizer
-makes of it (QDQ, per channel, the same calibration), since runtimes fuse what they know. How far each
-result lies from ONNX Runtime's float32 stands beside its time, as a share of the largest one; a row of its own sets
-INT8 beside our float32 without Winograd. A ratio above 1: tilewise is faster than the fastest peer. ONNX Runtime cannot
-be held to AVX2 (benchmarks/__init__.py) and is left out of INT8 where we are.
+makes of it (QDQ, per channel, the same calibration), since runtimes fuse what they know. Rows are written as they are
+measured; `--missing` leaves out what the file has already, so that a long run can be taken in pieces. With
+TILEWISE_ISA=avx2 OpenVINO and PyTorch are held to AVX2; ONNX Runtime cannot be, is shown in float32 without being
+counted and left out of INT8. How far each result lies from ONNX Runtime's float32 stands beside its time, as a share of
+the largest one; a row of its own sets INT8 beside our float32 without Winograd. A ratio above 1: tilewise is faster
+than the fastest peer.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import tempfile
 import warnings
@@ -25,7 +29,7 @@ import torch
 import tilewise
 import tilewise.onnx
 from benchmarks import torch_graph
-from benchmarks.harness import Row, Run, compare, without_winograd, write_results
+from benchmarks.harness import NOT_HELD, Row, Run, compare, read_rows, without_winograd, write_results
 from tilewise import Tensor, models, no_grad
 from tilewise._extension import native
 from tilewise.models import zoo
@@ -115,6 +119,12 @@ def errors(runs: dict[str, Run], want: np.ndarray) -> dict[str, float]:
     return {who: float(np.abs(np.asarray(run()) - want).max()) / scale for who, run in runs.items()}
 
 
+def _named(runs: dict[str, Run]) -> dict[str, Run]:
+    """ONNX Runtime named as what it is where we play a lesser CPU: timed, and not counted."""
+    known = {"onnxruntime": f"onnxruntime {NOT_HELD}"} if held_to_less() else {}
+    return {known.get(who, who): run for who, run in runs.items()}
+
+
 def contenders(name: str, form: str, x: np.ndarray, model: Any, threads: int) -> tuple[dict[str, Run], np.ndarray]:
     """The runs of one network, and ONNX Runtime's float32 result."""
     with tempfile.TemporaryDirectory() as folder:
@@ -152,16 +162,30 @@ def beside_direct(title: str, model: Any, x: np.ndarray, int8: Run, threads: int
     return compare(name, threads, {"tilewise": int8, "float32 direct": direct}, budget_s)
 
 
+def title_of(name: str, x: np.ndarray, form: str) -> str:
+    return f"{name} {'×'.join(map(str, x.shape[1:]))}, batch {len(x)}, {form}"
+
+
+def made(name: str) -> Any:
+    return (zoo.ZOO[name]() if name in zoo.ZOO else getattr(models, name)()).eval()
+
+
+def known(path: Path, name: str, form: str, batch: int, threads: int, size: int | None) -> bool:
+    """Whether the file of this kind of CPU has the row."""
+    title = title_of(name, example(name, made(name), batch, size), form)
+    return any((row.name, row.threads) == (title, threads) for row in read_rows(path))
+
+
 def network(name: str, form: str, batch: int, threads: int, budget_s: float, size: int | None) -> list[Row]:
-    model = (zoo.ZOO[name]() if name in zoo.ZOO else getattr(models, name)()).eval()
+    model = made(name)
     x = example(name, model, batch, size)
     with no_grad(), torch.inference_mode():
         runs, want = contenders(name, form, x, model, threads)
         off = errors(runs, want)
         if form == "float32" and max(off.values()) > _MOST_ERROR:
             raise SystemExit(f"{name}: the contenders do not run the same network: {off}")
-        title = f"{name} {'×'.join(map(str, x.shape[1:]))}, batch {batch}, {form}"
-        row = compare(title, threads, runs, budget_s)
+        title = title_of(name, x, form)
+        row = compare(title, threads, _named(runs), budget_s)
         gained = [beside_direct(title, model, x, runs["tilewise"], threads, budget_s)] if form == "int8" else []
     print(f"    {', '.join(f'{who} off by {e:.1e}' for who, e in off.items())}", flush=True)
     return [replace(row, errors=off), *gained]
@@ -173,22 +197,20 @@ def main() -> None:
     parser.add_argument("--forms", nargs="+", choices=("float32", "int8"), default=["float32", "int8"])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--size", type=int, help="pixels a side, for the zoo's convolutional networks")
+    parser.add_argument("--size", type=int, nargs="+", help="pixels a side, for the zoo's convolutional networks")
+    parser.add_argument("--missing", action="store_true", help="only rows that the file does not have")
     parser.add_argument("--budget", type=float, default=1.0, help="seconds a row")
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "networks.json")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    for threads in options.threads:
+    for threads, name, form in itertools.product(options.threads, options.only, options.forms):
+        if form == "int8" and name in ("vit_tiny", "bert_small"):
+            continue  # quantized as they run, which QDQ files do not say
         tilewise.set_num_threads(threads)
         torch.set_num_threads(threads)
-        for name in options.only:
-            for form in options.forms:
-                if form == "int8" and name in ("vit_tiny", "bert_small"):
-                    continue  # quantized as they run, which QDQ files do not say
-                rows = list[Row]()
-                for batch in options.batch:
-                    rows += network(name, form, batch, threads, options.budget, options.size)
-                write_results(options.json, rows, keep=True)
+        for batch, size in itertools.product(options.batch, options.size or [None]):
+            if not (options.missing and known(options.json, name, form, batch, threads, size)):
+                write_results(options.json, network(name, form, batch, threads, options.budget, size), keep=True)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from typing import Any
 
 from benchmarks import replay
 from benchmarks.figures import FIGURES, SECTIONS
+from benchmarks.harness import NOT_HELD
 from benchmarks.picture import Range, picture
 from benchmarks.results_files import HOME_KIND, RESULTS, ROOT, dates, geometric, kinds, read, read_any, rows, table
 from tilewise._wording import with_interval
@@ -167,6 +168,8 @@ def results_page() -> str:
         "## Where tilewise is slower",
         f"{len(lost)} of {len(every)} cases are slower than the fastest peer; these are the worst.",
         table(("CPU", "case", "threads", "fastest peer", "ratio"), losses),
+        "## Peak memory",
+        memory(),
         "## Accuracy after pruning",
         pruning(),
     ]
@@ -188,9 +191,20 @@ def cases_page() -> str:
 
 
 def _case(row: dict[str, Any]) -> list[str]:
-    peers = {who: seconds for who, seconds in row["seconds"].items() if who != "tilewise"}
+    peers = {who: s for who, s in row["seconds"].items() if who != "tilewise" and NOT_HELD not in who}
     fastest = min(peers, key=lambda who: peers[who]) if peers else ""
     return [row["name"], str(row["threads"]), fastest, f"{row['ratio']:.2f}×"]
+
+
+def memory() -> str:
+    """The most memory of a process that loads a network, makes it ready and runs it, beside the least of theirs."""
+    cells = []
+    for kind in kinds():
+        for row in (read_any("memory", kind) or {}).get("peaks", []):
+            held = [f"{size / 1e6:.0f} MB" for size in row["bytes"].values()]
+            cells.append([kind, row["name"], *held, *[""] * (3 - len(held)), f"{1 / row['ratio']:.2f}"])
+    headings = ("CPU", "network, float32", "tilewise", "ONNX Runtime", "OpenVINO", "ours to the least of theirs")
+    return f"`python -m benchmarks.memory`: a process each, one thread.\n\n{table(headings, cells)}"
 
 
 def pruning() -> str:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import os
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from tilewise.errors import DtypeError, FileFormatError, TilewiseError, Unavaila
 from tilewise.onnx.graph import Array, Graph, Node, Port, in_order
 from tilewise.onnx.wire import Place, outline
 
-Weights = tuple[IO[bytes], list[Place | None]]  # a file, and where in it each initializer's numbers lie
+Weights = tuple[BufferedReader, list[Place | None]]  # a file, and where in it each initializer's numbers lie
 
 OLDEST_OPSET = 13
 _MOST_BYTES = (1 << 31) - 1  # what a protobuf message can hold
@@ -81,7 +82,7 @@ def read_graph(path: str | os.PathLike[str]) -> Graph:
     try:
         with open_input(where, _MOST_BYTES) as stream, reading(where):
             found = outline(stream)
-            if found is not None:
+            if found is not None and isinstance(stream, BufferedReader):
                 return _graph(onnx.ModelProto.FromString(found.message), where, newest, (stream, found.places))
         return _graph(onnx.ModelProto.FromString(read_input(where, _MOST_BYTES)), where, newest)
     except TilewiseError as error:  # names come from the file
@@ -204,7 +205,8 @@ class _Constants:
 
     def __init__(self, where: Path, weights: Weights | None) -> None:
         self.where, self.folder = where, where.parent
-        self._stream, self._places = weights or (None, [])
+        self._stream = None if weights is None else weights[0]
+        self._places = [] if weights is None else weights[1]
         self.arrays: dict[str, Array] = {}
         self._room: dict[Path, int] = {}  # bytes that may still be read of an external file
 
@@ -244,7 +246,7 @@ class _Constants:
         assert self._stream is not None
         flat = np.empty(math.prod(dims), layout)
         self._stream.seek(offset)
-        if self._stream.readinto(memoryview(flat).cast("B")) != size:  # type: ignore[attr-defined]
+        if self._stream.readinto(flat.view(np.uint8).data) != size:
             raise FileFormatError(f"{self.where} was cut short while it was read")
         return _as_array(flat, number, copy=False).reshape(dims)
 

@@ -1,9 +1,9 @@
 """Where the weights of an ONNX file lie: the file's message without them, and the place of each.
 
-An ONNX file is one protobuf message, and nearly all of it is the raw bytes of weights. Parsed whole it would be in memory
-three times: as the file's bytes, in the message, and as arrays. So the message is copied field by field without those
-bytes (model.graph.initializer.raw_data), and arrays are filled straight from the file. What does not look like a message
-here is left to the parser, which says what is wrong with it.
+An ONNX file is one protobuf message, and nearly all of it is the raw bytes of weights. Parsed whole it would be in
+memory three times: as the file's bytes, in the message, and as arrays. So the message is copied field by field without
+those bytes (model.graph.initializer.raw_data), and arrays are filled straight from the file. What does not look like a
+message here is left to the parser, which says what is wrong with it.
 """
 
 from __future__ import annotations

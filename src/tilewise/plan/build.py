@@ -181,8 +181,8 @@ def _image(shape: Shape) -> Shape:
 
 
 def _tuned_algorithm(step: Step, x: Shape) -> str:
-    """The algorithm that was measured to be the fastest for this convolution here, if one was; "" is the default's. Only
-    3x3 filters that move by one pixel have a choice."""
+    """The algorithm that was measured to be the fastest for this convolution here, if one was; "" is the default's.
+    Only 3x3 filters that move by one pixel have a choice."""
     chooser, (top, left, bottom, right) = current_backend().tile_chooser, step.padding
     plain = step.kernel == (3, 3) and step.stride == step.dilation == (1, 1) and (top, left) == (bottom, right)
     if chooser is None or not plain or len(x) != 4 or x[0] == 0:

@@ -105,8 +105,8 @@ def features(p: Product, bounds: Column, own: Mapping[str, Column]) -> list[Any]
 class _Tile:
     """Configurations beside their kernel and machine; sizes in elements of the product that the tile cuts.
 
-    Winograd multiplies 36 transformed numbers for a tile of 16 results, or 16 for 4: a product of its own, over channels
-    alone.
+    Winograd multiplies 36 transformed numbers for a tile of 16 results, or 16 for 4: a product of its own, over
+    channels alone.
     """
 
     machine: _Machine
