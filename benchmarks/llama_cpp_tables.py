@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.results_files import dates, kinds, rows, table
+import itertools
+
+from benchmarks.results_files import HOME_KIND, dates, kinds, rows, table
 
 
 def speeds() -> str:
@@ -22,20 +24,21 @@ def _speeds(file: str, title: str) -> str:
             found.append(row)
             (peer,) = (who for who in row["seconds"] if who != "tilewise")
             ours, theirs = (f"{row['seconds'][who] * 1e3:.2f}" for who in ("tilewise", peer))
-            lost = (_perplexity(file, row["name"], "tilewise"), _perplexity(file, row["name"], peer))
+            lost = (_perplexity(file, row["name"], who, kind) for who in ("tilewise", peer))
             cells.append([row["name"], kind, ours, theirs, f"{row['ratio']:.2f}×", *lost])
     headings = ("case", "CPU", "tilewise, ms", f"{title}, ms", "ratio", "perplexity, tilewise", f"perplexity, {title}")
     return f"{table(headings, cells)}\n\nOne thread, measured {dates(found)}."
 
 
-def _perplexity(file: str, case: str, who: str) -> str:
-    """Of the form that a case ran in, over float32's; four bits were rounded to the nearest for the timing."""
+def _perplexity(file: str, case: str, who: str, kind: str) -> str:
+    """Of the form that a case ran in, over float32's, on this kind of CPU where it was measured there; four bits were
+    rounded to the nearest for the timing."""
     (form,) = (form for form in ("float32", "int8", "int4") if form in case)
     form = "int8" if who.endswith(" int8") else form  # CTranslate2's own, beside our four bits
     if form == "float32":
         return "1"
-    for source in dict.fromkeys((file, "llama_cpp")):
-        for row in rows(source, f"perplexity.*: {form}(, to the nearest)?$"):
+    for source, cpu in itertools.product(dict.fromkeys((file, "llama_cpp")), dict.fromkeys((kind, HOME_KIND))):
+        for row in rows(source, f"perplexity.*: {form}(, to the nearest)?$", kind=cpu):
             values = {name.split()[0]: value for name, value in row["seconds"].items()}
             if who.split()[0] in values:
                 return f"{values[who.split()[0]]:.4f}"
