@@ -58,6 +58,8 @@ def build(python: str, source: Path, out: Path, pure: bool) -> Path:
     extra["SOURCE_DATE_EPOCH"] = run("git", "-C", Path(__file__).parent, "log", "-1", "--format=%ct").strip()
     run(*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", out, source, **extra)
     shutil.rmtree(venv)
+    if not pure and newest(out).name.endswith("-none-any.whl"):  # what pip makes where compiling fails
+        sys.exit(f"the kernels did not compile for {python}: `{python} -m pip wheel -v {source}` shows why")
     return newest(out)
 
 
