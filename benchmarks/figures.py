@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
 
-from benchmarks import gpu_tables, llama_cpp_tables
+from benchmarks import gpu_tables, llama_cpp_tables, ranker_tables
 from benchmarks.cards import again, card, listed, machines
 from benchmarks.results_files import RESULTS, geometric, kinds, read, read_any, rows, table
 from tilewise._wording import with_interval
@@ -385,6 +385,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "board": board,
     "devices": devices,
     "kernel tuner": kernel_tuner,
+    "foreign": ranker_tables.foreign,
     "ranking": ranking,
     "layout": layout,
     "int8 accuracy": int8_accuracy,

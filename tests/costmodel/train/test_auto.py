@@ -23,11 +23,25 @@ def data():
     return dataset_from_kernels(kernels[:10], kernels[10:13], kernels[13:])
 
 
+def test_a_later_candidate_must_be_clearly_better():
+    def found(*each):
+        return {"each": list(each)}
+
+    first, second, third = auto.CANDIDATES
+    few = {first: found(0.5, 0.6), second: found(0.6, 0.1), third: found(0.5, 0.55)}
+    assert auto._best(few) == first  # one of two kernels suits it
+    assert auto._best(few | {third: found(0.1, 0.2)}) == third
+    assert auto._best({first: found(0.5), second: found(0.1)}) == first  # one kernel tells nothing
+    assert auto._best({second: found(0.5, 0.6), third: found(0.5, 0.6)}) == second
+
+
 def test_the_candidate_that_is_best_on_valid_is_kept(data, tmp_path, capsys):
     kept = auto.train_auto(data, out_dir=tmp_path, epochs=2)
     record = kept.record["auto"]
     assert set(record["valid"]) == set(auto.CANDIDATES)
-    assert record["chosen"] == kept.name == min(record["valid"], key=lambda name: auto._weighed(record["valid"][name]))
+    assert (
+        record["chosen"] == kept.name == auto._best(json.loads((tmp_path / auto.DONE_FILE).read_text())["candidates"])
+    )
     kernel = data.test[0]
     assert load_scorer(tmp_path).name == kept.name
     assert load_scorer(tmp_path).score(kernel) == pytest.approx(kept.score(kernel), rel=1e-4, abs=1e-4)
@@ -82,9 +96,14 @@ def test_a_candidate_that_cannot_be_trained_is_left_out(data, tmp_path, monkeypa
 
 
 def test_a_damaged_list_of_candidates_is_not_trusted(tmp_path):
+    (tmp_path / "GBDT").mkdir()
+    (tmp_path / "GBDT" / auto.MODEL_FILE).touch()
+    short = {"top1": 0.1, "top5": 0.1, "each": [0.1]}
+    (tmp_path / auto.DONE_FILE).write_text(json.dumps({"key": "k", "candidates": {"GBDT": short}}))
+    assert auto._finished(tmp_path, "k", 3) == {} and auto._finished(tmp_path, "k", 1) == {"GBDT": short}
     for text in ("null", "[1]", '{"key": 1}', json.dumps({"key": "k", "candidates": {"GBDT": {"top1": "x"}}})):
         (tmp_path / auto.DONE_FILE).write_text(text)
-        assert auto._finished(tmp_path, "k") == {}
+        assert auto._finished(tmp_path, "k", 3) == {}
 
 
 @pytest.mark.parametrize(("least", "batches", "passes"), [(0, 5, 1), (32, 1, 32), (32, 10, 4), (32, 40, 1)])

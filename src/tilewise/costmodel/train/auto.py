@@ -2,7 +2,9 @@
 
 No kind wins everywhere: where kernels are few or strange, trees are hard to beat; with hundreds of kernels and sizes to
 compare tiles with, TileRanker is. Errors are averaged as logarithms, so that one kernel with a tail of configurations a
-hundred times slower does not decide alone. What every candidate reached goes into the kept model's record. A collection
+hundred times slower does not decide alone. The first candidate stays unless another is better by more than the kernels
+differ: of a handful, some kernels suit any model by chance. What every candidate reached goes into the kept model's
+record. A collection
 without a valid split gives a fifth of its kernels for one or, where it has fewer than five, of their configurations.
 """
 
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 CANDIDATES = ("TileRanker", "GBDT", "EarlyJoinSAGE")
 DONE_FILE = "candidates.json"
 _ENOUGH = 5  # kernels: with fewer, whole ones are too few to judge by
+_WEIGHTS = np.array([1.0, 2.0])  # of the logs of top-1 and top-5
+_CLEARLY = 2.0  # standard errors
 
 
 def train_auto(
@@ -45,7 +49,7 @@ def train_auto(
     folder = Path(out_dir).expanduser()
     dataset = _with_valid(dataset)
     key = _key(dataset, seed, settings)
-    found = _finished(folder, key) if resume else {}
+    found = _finished(folder, key, len(dataset.valid)) if resume else {}
     models: dict[str, TrainedModel | GBDT] = {}
     problem: TilewiseError | None = None
     for name in CANDIDATES:
@@ -60,9 +64,10 @@ def train_auto(
         write_whole(folder / DONE_FILE, json.dumps({"key": key, "candidates": found}, indent=1))
     if not models:
         raise problem or TilewiseError("No model could be trained.")
-    best = min(models, key=lambda name: _weighed(found[name]))
+    best = _best({name: found[name] for name in models})
     kept = models[best]
-    kept.record["auto"] = {"chosen": best, "kernels": len(dataset.valid), "valid": {n: found[n] for n in models}}
+    reached = {name: {at: found[name][at] for at in ("top1", "top5")} for name in models}
+    kept.record["auto"] = {"chosen": best, "kernels": len(dataset.valid), "valid": reached}
     kept.save(folder / MODEL_FILE)
     print(verdict(kept.record["auto"]), file=sys.stderr)
     return kept
@@ -91,11 +96,22 @@ def _some(kernel: Kernel, rows: npt.NDArray[np.int64]) -> Kernel:
     return dataclasses.replace(kernel, **cut)
 
 
-def valid_errors(model: Any, dataset: Dataset) -> dict[str, float]:
-    """Geometric mean top-1 and top-5 errors on the valid split."""
-    errors = np.array([[top_k_error(k.target, model.score(k), at) for at in (1, 5)] for k in dataset.valid])
-    one, five = np.expm1(np.log1p(errors).mean(axis=0)).tolist()
-    return {"top1": one, "top5": five}
+def valid_errors(model: Any, dataset: Dataset) -> dict[str, Any]:
+    """Geometric mean top-1 and top-5 errors on the valid split, and what they weigh together for each kernel."""
+    logs = np.log1p([[top_k_error(k.target, model.score(k), at) for at in (1, 5)] for k in dataset.valid])
+    one, five = np.expm1(logs.mean(axis=0)).tolist()
+    return {"top1": one, "top5": five, "each": (logs @ _WEIGHTS).tolist()}
+
+
+def _best(found: dict[str, dict[str, Any]]) -> str:
+    """The first candidate that none of the later ones beats clearly."""
+    names = [name for name in CANDIDATES if name in found]
+    best = names[0]
+    for name in names[1:]:
+        gain = np.array(found[best]["each"]) - np.array(found[name]["each"])
+        error = gain.std(ddof=1) / len(gain) ** 0.5 if len(gain) > 1 else np.inf
+        best = name if gain.mean() > _CLEARLY * error else best
+    return best
 
 
 def verdict(auto: dict[str, Any]) -> str:
@@ -105,14 +121,16 @@ def verdict(auto: dict[str, Any]) -> str:
         for name, errors in sorted(auto["valid"].items(), key=lambda item: _weighed(item[1]))
     )
     count = auto["kernels"]
-    doubt = " Few kernels: another split may choose another." if count < 20 else ""
+    lowest = min(auto["valid"], key=lambda name: _weighed(auto["valid"][name]))
+    doubt = "" if lowest == auto["chosen"] else f" {lowest} may be lower by chance."
+    doubt += " Few kernels: another split may choose another." if count < 20 else ""
     judged = f"Top-1 and top-5 error on {count} valid kernel{'s' * (count != 1)}"
     return f"{auto['chosen']} is kept. {judged}: {reached}.{doubt}"
 
 
 def _weighed(errors: dict[str, float]) -> float:
     """Top-1 and top-5 together, as TileRanker's own training weighs them."""
-    return float(np.log1p(errors["top1"]) + 2 * np.log1p(errors["top5"]))
+    return float(np.log1p([errors["top1"], errors["top5"]]) @ _WEIGHTS)
 
 
 def _one(
@@ -139,15 +157,15 @@ def _key(dataset: Dataset, seed: int, settings: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _finished(folder: Path, key: str) -> dict[str, dict[str, float]]:
+def _finished(folder: Path, key: str, kernels: int) -> dict[str, dict[str, Any]]:
     """The errors of candidates that an earlier run with the same key has trained."""
     try:
         record = json.loads(read_input(folder / DONE_FILE, 1 << 20))
         found = record["candidates"] if record["key"] == key else {}
         return {
-            name: {at: float(errors[at]) for at in ("top1", "top5")}
+            name: {at: float(errors[at]) for at in ("top1", "top5")} | {"each": [float(e) for e in errors["each"]]}
             for name, errors in found.items()
-            if name in CANDIDATES and (folder / name / MODEL_FILE).is_file()
+            if name in CANDIDATES and (folder / name / MODEL_FILE).is_file() and len(errors["each"]) == kernels
         }
     except (TilewiseError, OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}

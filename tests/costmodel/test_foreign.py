@@ -1,0 +1,36 @@
+"""Promises of the benchmark of foreign collections, and of the large logs that are made to import."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from benchmarks.foreign import COLLECTIONS, expected_best
+from tilewise.costmodel.data.importers import import_logs
+from tools.big_logs import FORMATS, written
+
+
+@pytest.mark.parametrize("picks", [1, 3, 5, 9])
+def test_random_picks_are_expected_to_find_what_they_find_on_average(picks):
+    target = np.array([3.0, 1.0, 2.0, 2.0, 7.0, 5.0, 1.5])
+    drawn = [min(chosen) for chosen in itertools.combinations(target, min(picks, len(target)))]
+    assert expected_best(target, picks) == pytest.approx(np.mean(drawn) - 1.0)
+
+
+def test_a_spoiled_collection_is_judged_by_undisturbed_times():
+    data = COLLECTIONS["ties"](0)
+    ties = [len(np.unique(kernel.runtime)) / kernel.n_configs for kernel in data.train]
+    clean = [len(np.unique(kernel.runtime)) / kernel.n_configs for kernel in data.test]
+    assert np.mean(ties) < 0.9 < np.mean(clean)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_log_of_any_length_is_one_that_the_importer_reads(name, tmp_path):
+    count = written(tmp_path / "log.json", name, 1)
+    report = import_logs(FORMATS[name][0], [tmp_path / "log.json"], tmp_path / "out")
+    assert report.kernels > 0 and not report.skipped
+    assert count >= report.kernels
