@@ -83,6 +83,15 @@ def test_a_damaged_or_foreign_file_is_measured_again(counted, damage):
     assert len(counted) == 2
 
 
+def test_playing_another_machine_leaves_the_figures_of_this_one(counted, monkeypatch):
+    module.machine()
+    monkeypatch.setenv("TILEWISE_MACHINE", "l2=2M")
+    module.machine()
+    monkeypatch.delenv("TILEWISE_MACHINE")
+    module.machine()
+    assert len(counted) == 2
+
+
 def test_a_cache_that_cannot_be_written_is_no_error(counted, own_cache, monkeypatch):
     (own_cache / "file").write_text("not a folder")
     monkeypatch.setenv("TILEWISE_CACHE", str(own_cache / "file" / "below"))

@@ -114,7 +114,8 @@ def active_isa() -> str:
 
 
 def cache_file() -> Path:
-    return cache_folder() / "machine.json"
+    """Where this machine's figures are kept; those of a played one (TILEWISE_MACHINE) do not replace them."""
+    return cache_folder() / ("machine-played.json" if pretence() else "machine.json")
 
 
 def machine(refresh: bool = False) -> Machine:
