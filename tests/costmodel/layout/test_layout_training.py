@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -179,6 +181,14 @@ def test_a_run_that_was_stopped_goes_on_and_ends_the_same(tmp_path, capsys):
     assert "resumed after epoch 1" in capsys.readouterr().err
     np.testing.assert_array_equal(resumed.score(graph(99)), whole.score(graph(99)))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.safetensors"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_graphs_with_one_configuration_or_one_runtime_are_trained_on_without_a_word(tmp_path):
+    alike = dataclasses.replace(graph(1), runtime=np.full(24, 7, np.int64))
+    split = Layouts("", [graph(0, configs=1), alike, graph(2)], [alike, graph(3, configs=1)], [])
+    trained = train_layouts(split, progress=False, device="cpu", out_dir=tmp_path, **SETTINGS)
+    assert trained.record["best_epoch"] >= 0 and load_layout_model(tmp_path).score(alike).shape == (24,)
 
 
 def test_what_cannot_be_trained_is_one_sentence():

@@ -22,7 +22,7 @@ from tilewise.costmodel.layout.graph import LayoutGraph
 from tilewise.costmodel.layout.segments import Scaling, Segment, SegmentedGraphs
 from tilewise.costmodel.models.trained import MODEL_FILE
 from tilewise.costmodel.train.config import TrainSettings, default_settings
-from tilewise.costmodel.train.loop import METRICS, chosen_device, keep_freed_memory, kernel_metrics
+from tilewise.costmodel.train.loop import METRICS, chosen_device, keep_freed_memory, kernel_metrics, mean_of_known
 from tilewise.costmodel.train.resumable import CHECKPOINT, Report, ResumableRun, print_epoch, silent
 from tilewise.errors import ConfigurationError
 
@@ -132,7 +132,7 @@ class _Run(ResumableRun):
             self._update_average()
         if not np.isfinite(losses).all():
             raise ConfigurationError(f"Training diverged in epoch {epoch}; use a lower learning rate.")
-        return {"epoch": epoch, "train_loss": float(np.mean(losses)), "train_opa": float(np.nanmean(ordered))}
+        return {"epoch": epoch, "train_loss": float(np.mean(losses)), "train_opa": mean_of_known(ordered)}
 
     def _learn(self, index: int, rng: np.random.Generator, weight: float) -> tuple[float, float]:
         """Adds the gradient of one graph's slate; gives its loss and the share of pairs in the right order."""
@@ -158,8 +158,7 @@ class _Run(ResumableRun):
             some = spread(graph.n_configs, VALIDATED)
             scores = score_graph(self.module, graph, self.validation[index], some)
             rows.append(kernel_metrics(graph.target(some), scores))
-        known = {key: [row[key] for row in rows if not np.isnan(row[key])] for key in METRICS}
-        return {f"val_{key}": float(np.mean(values)) if values else float("nan") for key, values in known.items()}
+        return {f"val_{key}": mean_of_known([row[key] for row in rows]) for key in METRICS}
 
     def finish(self) -> TrainedLayouts:
         from tilewise.costmodel.layout.trained import TrainedLayouts

@@ -10,6 +10,7 @@ import hashlib
 import json
 import sys
 import time
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,7 +146,7 @@ class _Run(ResumableRun):
                 ordered.append(_slate_opa(scores, batch.target, batch.mask))
         if not np.isfinite(total):
             raise ConfigurationError(f"Training diverged in epoch {epoch}; use a lower learning rate.")
-        return {"epoch": epoch, "train_loss": total / batches, "train_opa": _mean(ordered)}
+        return {"epoch": epoch, "train_loss": total / batches, "train_opa": mean_of_known(ordered)}
 
     def _learn(self, batch: Batch) -> tuple[float, torch.Tensor]:
         """Adds a batch's gradients, penalty included, to the optimizer's; gives the loss and the scores."""
@@ -207,7 +208,7 @@ class _Run(ResumableRun):
             few = slice(0, _LOSS_CONFIGS)
             pair = (torch.from_numpy(scores[few])[None], torch.from_numpy(target[few].astype(np.float32))[None])
             losses.append(float(self.loss(*pair, torch.ones_like(pair[0], dtype=torch.bool))))
-        means = {f"val_{key}": _mean([row[key] for row in rows]) for key in METRICS}
+        means = {f"val_{key}": mean_of_known([row[key] for row in rows]) for key in METRICS}
         return means | {"val_loss": float(np.mean(losses))}
 
     def finish(self) -> TrainedModel:
@@ -249,7 +250,8 @@ def kernel_metrics(target: Any, scores: Any) -> dict[str, float]:
     }
 
 
-def _mean(values: list[float]) -> float:
+def mean_of_known(values: Sequence[float]) -> float:
+    """The mean of what is not NaN; NaN where nothing is known."""
     known = [value for value in values if not np.isnan(value)]
     return float(np.mean(known)) if known else float("nan")
 
