@@ -77,3 +77,15 @@ def test_a_file_cut_short_is_left_to_the_parser(tmp_path: Path, cut: int) -> Non
         assert outline(stream) is None
     with pytest.raises(TilewiseError):
         tilewise.onnx.load(path)
+
+
+@pytest.mark.parametrize("operation", ["Identity", "Dropout", "Relu"])
+def test_a_node_that_hands_a_missing_input_on_is_one_sentence(tmp_path: Path, operation: str) -> None:
+    from onnx import TensorProto, helper
+
+    nodes = [helper.make_node(operation, [""], ["y"])]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
+    graph = helper.make_graph(nodes, "g", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    with pytest.raises(TilewiseError):
+        tilewise.onnx.load(written(tmp_path, model))(np.ones(2, np.float32))

@@ -180,5 +180,5 @@ def _keep(values: dict[str, Value], step: Step, made: Any) -> None:
     for name, value in zip(step.outputs, results, strict=False):
         if name:
             values[name] = value
-    if any(name and name not in values for name in step.outputs):
+    if any(name and values.get(name) is None for name in step.outputs):  # a missing input may have been handed on
         raise FileFormatError(f"{step.nodes[-1]} makes {len(results)} results, not {len(step.outputs)}")
