@@ -89,3 +89,12 @@ def test_a_node_that_hands_a_missing_input_on_is_one_sentence(tmp_path: Path, op
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     with pytest.raises(TilewiseError):
         tilewise.onnx.load(written(tmp_path, model))(np.ones(2, np.float32))
+
+
+def test_a_file_of_very_many_tiny_fields_is_left_to_the_parser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = network(large=np.zeros(5000, np.float32)).SerializeToString()
+    path = written(tmp_path, whole + b"\x08\x09" * 400)  # ir_version, again and again
+    monkeypatch.setattr("tilewise.onnx.wire._MOST_FIELDS", 300)
+    with path.open("rb") as stream:
+        assert outline(stream) is None
+    assert read_graph(path).constants["large"].shape == (5000,)

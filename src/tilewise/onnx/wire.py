@@ -15,7 +15,7 @@ from typing import IO
 Place = tuple[int, int]  # offset in the file, and bytes
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # the fields' numbers
 _LEAST = 4096  # bytes worth leaving out
-_MOST_TENSORS = 1 << 20
+_MOST_FIELDS = 1 << 18  # looked at one by one here; a file of more goes to the parser, which is faster at it
 
 
 class _Unclear(Exception):
@@ -28,6 +28,7 @@ class Outline:
 
     message: bytes
     places: list[Place | None] = field(default_factory=list)
+    fields: int = 0
 
 
 def outline(stream: IO[bytes]) -> Outline | None:
@@ -35,44 +36,42 @@ def outline(stream: IO[bytes]) -> Outline | None:
     size = os.fstat(stream.fileno()).st_size
     found = Outline(b"")
     try:
-        found.message = b"".join(_model(stream, size, found.places))
+        found.message = b"".join(_model(stream, size, found))
     except (_Unclear, OSError):
         return None
     return found if size and any(found.places) else None
 
 
-def _model(stream: IO[bytes], size: int, places: list[Place | None]) -> list[bytes]:
+def _model(stream: IO[bytes], size: int, found: Outline) -> list[bytes]:
     parts: list[bytes] = []
     while stream.tell() < size:
-        key, head, end = _field(stream, size)
+        key, head, end = _field(stream, size, found)
         if key == _GRAPH << 3 | 2:
-            parts += _nested(key, _graph(stream, end, places))
+            parts += _nested(key, _graph(stream, end, found))
         else:
             parts += [head, _exactly(stream, end - stream.tell())]
     return parts
 
 
-def _graph(stream: IO[bytes], end: int, places: list[Place | None]) -> list[bytes]:
+def _graph(stream: IO[bytes], end: int, found: Outline) -> list[bytes]:
     parts: list[bytes] = []
     while stream.tell() < end:
-        key, head, stop = _field(stream, end)
+        key, head, stop = _field(stream, end, found)
         if key == _INITIALIZER << 3 | 2:
-            if len(places) >= _MOST_TENSORS:
-                raise _Unclear
-            inner, place = _tensor(stream, stop)
+            inner, place = _tensor(stream, stop, found)
             parts += _nested(key, inner)
-            places.append(place)
+            found.places.append(place)
         else:
             parts += [head, _exactly(stream, stop - stream.tell())]
     return parts
 
 
-def _tensor(stream: IO[bytes], end: int) -> tuple[list[bytes], Place | None]:
+def _tensor(stream: IO[bytes], end: int, found: Outline) -> tuple[list[bytes], Place | None]:
     parts: list[bytes] = []
     place: Place | None = None
     seen = False
     while stream.tell() < end:
-        key, head, stop = _field(stream, end)
+        key, head, stop = _field(stream, end, found)
         start = stream.tell()
         if key == _RAW_DATA << 3 | 2:
             if seen:
@@ -90,8 +89,11 @@ def _nested(key: int, parts: list[bytes]) -> list[bytes]:
     return [_varint(key), _varint(sum(map(len, parts))), *parts]
 
 
-def _field(stream: IO[bytes], end: int) -> tuple[int, bytes, int]:
+def _field(stream: IO[bytes], end: int, found: Outline) -> tuple[int, bytes, int]:
     """A field's key, the bytes of its head, and where its content ends."""
+    found.fields += 1
+    if found.fields > _MOST_FIELDS:
+        raise _Unclear
     start = stream.tell()
     key = _read_varint(stream)
     kind, before = key & 7, stream.tell()
