@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tilewise._extension import native
@@ -95,7 +95,12 @@ def test_sizes_outside_the_listed_space_give_the_right_result_too(
     x, w, geometry = arrays(shape)
     tile = ConvTile(algorithm, mr, vectors * lanes, block, panels * most * lanes, split)
     want = kernels.conv2d(x, w, tile=ConvTile("direct"), **geometry)
-    np.testing.assert_allclose(kernels.conv2d(x, w, tile=tile, **geometry), want, atol=1e-5 * np.abs(want).max())
+    try:
+        found = kernels.conv2d(x, w, tile=tile, **geometry)
+    except ConfigurationError as refused:  # as it must be on a machine with a small L2
+        assume("working memory" not in str(refused))
+        raise
+    np.testing.assert_allclose(found, want, atol=1e-5 * np.abs(want).max())
 
 
 def test_a_layer_of_a_network_has_more_than_a_hundred_feasible_tiles() -> None:
