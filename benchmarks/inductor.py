@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import statistics
 import tempfile
 import time
@@ -26,6 +25,7 @@ from typing import Any
 
 from benchmarks.inductor_problems import Job, attention_job, attentions, model_jobs, product_job, products
 from tilewise.tune.choose.compiled import Compiled, lines
+from tilewise.tune.measure.cpu.limit import within
 
 WAYS = ("aten", "default", "max-autotune", "autoheuristic", "nvmatmul", "tilewise")
 _CALLS, _TURNS, _LONGEST = 16, 9, 3600.0
@@ -77,22 +77,6 @@ def _assembler(shared: bool) -> Iterator[None]:
         yield
     finally:
         undo()
-
-
-@contextlib.contextmanager
-def _within(seconds: float) -> Iterator[None]:
-    """A TimeoutError where it takes longer."""
-
-    def late(*_: Any) -> None:
-        raise TimeoutError(f"more than {seconds:.0f} s")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 @contextlib.contextmanager
@@ -148,7 +132,7 @@ def race(torch: Any, job: Job, ways: list[str], peer: dict[str, Any], longest: f
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         for way in ways:
             try:
-                with _within(longest if way == "exhaustive" else _LONGEST):
+                with within(longest if way == "exhaustive" else _LONGEST):
                     got, run, spent = _ready(torch, job, way, Path(folder), peer)
             except Exception:
                 print(f"  {job.name}, {way}: {traceback.format_exc()[-1200:]}", flush=True)
