@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from benchmarks.compiled import OURS, WAYS, beside, read_compiled
+from benchmarks.recorded import NAMES, read_recorded, worth
+from benchmarks.recorded import table as compared
 from benchmarks.results_files import RESULTS, table
-from tilewise.tune.choose.compiled import OURS, WAYS, beside, read_compiled
-from tilewise.tune.choose.recorded import NAMES, read_recorded, worth
-from tilewise.tune.choose.recorded import table as compared
 from tilewise.tune.families.triton.runtimes import shipped_runtimes
 
 _HEADINGS = ("products", "number", "best kernel measured", "first choice", "five measurements",

@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.compiled import Compiled, lines
 from benchmarks.inductor_problems import Job, attention_job, attentions, model_jobs, product_job, products
-from tilewise.tune.choose.compiled import Compiled, lines
 from tilewise.tune.measure.cpu.limit import within
 
 WAYS = ("aten", "default", "max-autotune", "autoheuristic", "nvmatmul", "tilewise")

@@ -16,7 +16,7 @@ from tilewise.inductor.templates import keep, problem_of
 from tilewise.tune.choose.products import decide
 from tilewise.tune.families.triton.product import Product
 from tilewise.tune.families.triton.runtimes import shipped_runtimes
-from tilewise.tune.workloads.products import drawn_products
+from tools.drawn_products import drawn_products
 
 _SHARED_BYTES, _SHAPES = 232_448, 60
 

@@ -35,7 +35,7 @@ from tilewise.tune.measure.triton.collector import TritonCollector, TritonOption
 from tilewise.tune.measure.triton.kernel import Settings
 from tilewise.tune.problem import Config, Kernel, Problem
 from tilewise.tune.workloads.gpu import gpu_kernels
-from tilewise.tune.workloads.products import drawn_products
+from tools.drawn_products import drawn_products
 
 _PART_BYTES = 14 << 20
 _PRODUCT_CONFIGS = 110  # of each drawn product, half of them those that a first guess likes best

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tilewise.tune.choose.recorded import Product as Recorded
-from tilewise.tune.choose.recorded import as_json, lines, read_recorded, table
+from benchmarks.recorded import Product as Recorded
+from benchmarks.recorded import as_json, lines, read_recorded, table
 from tilewise.tune.families.triton.product import LIBRARY, Product
 from tilewise.tune.families.triton.runtimes import shipped_runtimes
 from tilewise.tune.measure.aggregate import measured_problem, open_measurements

@@ -11,7 +11,7 @@ import torch
 from tilewise.tune.choose import products
 from tilewise.tune.choose.cache import Choices
 from tilewise.tune.families.triton.runtimes import shipped_runtimes
-from tilewise.tune.workloads.products import drawn_products
+from tools.drawn_products import drawn_products
 
 
 def main() -> int:

@@ -49,8 +49,8 @@ def loop_description(folder: Path) -> Target:
 
 @target
 def recorded_products(folder: Path) -> Target:
+    from benchmarks.recorded import as_json, lines, read_recorded, table
     from tests.tune.test_recorded import RECORDED
-    from tilewise.tune.choose.recorded import as_json, lines, read_recorded, table
     from tilewise.tune.families.triton.runtimes import shipped_runtimes
 
     model = shipped_runtimes()
@@ -61,7 +61,7 @@ def recorded_products(folder: Path) -> Target:
 
 @target
 def compiled_problems(folder: Path) -> Target:
-    from tilewise.tune.choose.compiled import lines, read_compiled
+    from benchmarks.compiled import lines, read_compiled
 
     times = {"tilewise": 10.0, "aten": 11.0, "max-autotune": 9.5}
     row = {"name": "mm 8x16x32", "kind": "few rows", "us": times, "seconds": {"tilewise": 0.5, "max-autotune": 8.0}}

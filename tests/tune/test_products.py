@@ -15,7 +15,7 @@ from tilewise.tune.families.triton.product import MOST_SUMS, Product, cut, takes
 from tilewise.tune.families.triton.roofline import columns, fits
 from tilewise.tune.families.triton.runtimes import Runtimes, shipped_runtimes
 from tilewise.tune.problem import Config, Problem
-from tilewise.tune.workloads.products import KINDS, drawn_products
+from tools.drawn_products import KINDS, drawn_products
 
 SHARED = 232_448
 FAMILY = Product()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.compiled import Compiled, beside, read_compiled
+from benchmarks.gpu_check import main
+from benchmarks.recorded import as_json, compare, lines, read_recorded, table, worth, worth_lines
 from tilewise.errors import FileFormatError
-from tilewise.tune.choose.compiled import Compiled, beside, read_compiled
-from tilewise.tune.choose.gpu_check import main
-from tilewise.tune.choose.recorded import as_json, compare, lines, read_recorded, table, worth, worth_lines
 from tilewise.tune.families.triton.runtimes import shipped_runtimes
 
 RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "products_h200.json"

@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import compiled
+from benchmarks.recorded import lines, read_recorded, table, worth, worth_lines
 from tilewise.errors import TilewiseError, UnavailableError
-from tilewise.tune.choose import compiled
 from tilewise.tune.choose.check import Checked, check_one
-from tilewise.tune.choose.recorded import lines, read_recorded, table, worth, worth_lines
 from tilewise.tune.choose.tuner import Tuner
 from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.families.triton.runtimes import shipped_runtimes
@@ -153,7 +153,7 @@ def _geometric(values: Sequence[float]) -> float:
 
 
 def _own_kernels(deadline: float, seed: int | None) -> dict[str, Any]:
-    from tilewise.tune.choose.gpu_check_kernels import CASES, run_case
+    from benchmarks.gpu_check_kernels import CASES, run_case
 
     found = {}
     for case in CASES:
