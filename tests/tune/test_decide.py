@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tilewise.tune._former import FORMER
 from tilewise.tune.choose.cache import Choice
 from tilewise.tune.choose.decide import decide
 from tilewise.tune.choose.memory import Memory
@@ -137,8 +135,3 @@ def test_without_a_model_other_problems_of_the_kernel_teach_and_may_save_every_m
         assert len(store.kernels()) == 4  # deciding writes nothing by itself
     unmeasured = decide(PROBLEM, CONFIGS, None, memory, bench, least=0, worth=0.5)
     assert unmeasured.measurements <= 1
-
-
-@pytest.mark.parametrize("former", sorted(FORMER))
-def test_former_paths_lead_to_the_same_modules(former: str):
-    assert importlib.import_module(former) is importlib.import_module(FORMER[former])

@@ -11,8 +11,6 @@ choose/      the tuner, the cache of choices, the framework's chooser, autotune,
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tilewise.tune._former import answer_for_former_paths
-
 if TYPE_CHECKING:
     from tilewise.tune.choose.chooser import disable, enable, tuned
     from tilewise.tune.choose.tuner import Tuned, Tuner
@@ -27,8 +25,6 @@ _MODULES = {
     "Tuned": "choose.tuner", "Tuner": "choose.tuner", "disable": "choose.chooser", "enable": "choose.chooser",
     "tuned": "choose.chooser", "frame": "measure.frame",
 }  # fmt: skip
-
-answer_for_former_paths()
 
 
 def __getattr__(name: str) -> Any:
