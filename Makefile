@@ -82,8 +82,8 @@ SANITIZED = LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-
 stress: $(VENV)/.core  ## many Python threads in the kernels at once for MINUTES (10): every result is that of one alone
 	$(BIN)/python tests/native/stress.py --minutes $(or $(MINUTES),10) --threads $(or $(THREADS),8) --seed $(or $(SEED),0)
 
-fuzz: $(VENV)/.test  ## damaged files for every reader: COUNT of them each (1000), drawn from SEED (0)
-	PYTHONPATH=tests $(BIN)/python -m fuzz --count $(or $(COUNT),1000) --seed $(or $(SEED),0)
+fuzz: $(VENV)/.test  ## damaged files for every reader: COUNT of them each (1000), drawn from SEED (0), JOBS readers at once (1)
+	PYTHONPATH=tests $(BIN)/python -m fuzz --count $(or $(COUNT),1000) --seed $(or $(SEED),0) --jobs $(or $(JOBS),1)
 
 fuzz-paths: $(VENV)/.test  ## hostile paths for every command that reads one: PART of them (1/1)
 	PYTHONPATH=tests $(BIN)/python -W ignore -m fuzz.paths --part $(or $(PART),1/1) --seed $(or $(SEED),0)

@@ -5,6 +5,7 @@ PyTorch's; the numbers come from the generator (or seed) handed in.
 from __future__ import annotations
 
 import math
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ from tilewise.nn import functional as F
 from tilewise.nn.module import Fusing, Module, Parameter
 from tilewise.tensor import Tensor, TensorLike, is_grad_enabled
 
-Rng = np.random.Generator | int | None
+Rng: TypeAlias = "np.random.Generator | int | None"  # a string: importing NumPy's generators can wait for the first use
 
 
 def uniform(rng: Rng, shape: tuple[int, ...], bound: float) -> Parameter:

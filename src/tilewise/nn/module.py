@@ -6,7 +6,6 @@ means), and modules inside it bring theirs under a dotted name, so that names eq
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self, overload
 
@@ -48,6 +47,8 @@ class Module:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
+        import html
+
         return f"<pre>{html.escape(repr(self))}</pre>"
 
     # --- what is inside ---
