@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import json
 import os
+import random
 import statistics
 import tempfile
 import time
@@ -24,11 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.compiled import Compiled, lines
-from benchmarks.inductor_problems import Job, attention_job, attentions, model_jobs, product_job, products
+from benchmarks.inductor_problems import Job, attention_job, attentions, model_job, product_job, products
 from tilewise.tune.measure.cpu.limit import within
 
 WAYS = ("aten", "default", "max-autotune", "autoheuristic", "nvmatmul", "tilewise")
-_CALLS, _TURNS, _LONGEST = 16, 9, 3600.0
+_CALLS, _TURNS, _LONGEST = 16, 15, 3600.0
+_CAPTURES = 3  # graphs of each way: the same kernel differs by some hundredths with where its operands lie
 Run = Callable[[], Any]
 
 
@@ -92,48 +94,54 @@ def _enabled(folder: Path, peer: dict[str, Any] | None) -> Iterator[Any]:
         yield enabled
 
 
-def graphed(torch: Any, call: Callable[..., Any], sets: tuple[tuple[Any, ...], ...]) -> Run:
-    """Some calls in a CUDA graph, over all sets of operands."""
-    stream = torch.cuda.Stream()
+def graphed(torch: Any, call: Callable[..., Any], sets: tuple[tuple[Any, ...], ...], pools: list[Any]) -> list[Run]:
+    """Some calls in a CUDA graph, over all sets of operands; one graph a pool of memory."""
+    stream, found = torch.cuda.Stream(), []
     with torch.cuda.stream(stream):
         for inputs in (*sets, sets[0]):
             call(*inputs)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for number in range(_CALLS):
-            call(*sets[number % len(sets)])
-    replay: Run = graph.replay
-    return replay
+    for pool in pools:
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream, pool=pool):
+            for number in range(_CALLS):
+                call(*sets[number % len(sets)])
+        found.append(graph.replay)
+    return found
 
 
-def in_turns(torch: Any, runs: dict[str, Run]) -> dict[str, float]:
-    """Microseconds a call, the median of several turns."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    order = list(runs.items())
-    for turn in range(_TURNS + 1):
-        order = [*order[1:], order[0]]  # nobody always follows the same one
-        for name, run in order:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            run()
-            end.record()
-            end.synchronize()
-            if turn:
-                times[name].append(start.elapsed_time(end) * 1e3 / _CALLS)
-    return {name: statistics.median(found) for name, found in times.items()}
+def in_turns(torch: Any, runs: dict[str, list[Run]]) -> dict[str, float]:
+    """Microseconds a call: the mean over the graphs of the median of their turns, each turn in an order of its own."""
+    medians: dict[str, list[float]] = {name: [] for name in runs}
+    order, chance = list(runs), random.Random(0)
+    for number in range(_CAPTURES):
+        times: dict[str, list[float]] = {name: [] for name in runs}
+        for turn in range(_TURNS + 1):
+            chance.shuffle(order)
+            for name in order:
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start.record()
+                runs[name][number]()
+                end.record()
+                end.synchronize()
+                if turn:
+                    times[name].append(start.elapsed_time(end) * 1e3 / _CALLS)
+        for name, found in times.items():
+            medians[name].append(statistics.median(found))
+    return {name: statistics.mean(found) for name, found in medians.items()}
 
 
 def race(torch: Any, job: Job, ways: list[str], peer: dict[str, Any], longest: float = _LONGEST) -> dict[str, Any]:
     """All ways of one problem; one that fails is left out, and so is the exhaustive one beyond `longest` seconds."""
-    runs: dict[str, Run] = {}
+    runs: dict[str, list[Run]] = {}
+    pools = [torch.cuda.graph_pool_handle() for _ in range(_CAPTURES)]  # results of all ways lie in the same memory
     seconds: dict[str, float] = {}
     expected = None
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         for way in ways:
             try:
                 with within(longest if way == "exhaustive" else _LONGEST):
-                    got, run, spent = _ready(torch, job, way, Path(folder), peer)
+                    got, graphs, spent = _ready(torch, job, way, Path(folder), (peer, pools))
             except Exception:
                 print(f"  {job.name}, {way}: {traceback.format_exc()[-1200:]}", flush=True)
                 continue
@@ -141,15 +149,18 @@ def race(torch: Any, job: Job, ways: list[str], peer: dict[str, Any], longest: f
             error = ((got - expected).float().norm() / expected.float().norm()).item()
             if not error < 2e-2:
                 raise RuntimeError(f"{way} differs by {error}")
-            runs[way] = run
+            runs[way] = graphs
             seconds |= {way: spent} if spent else {}
         return {"us": in_turns(torch, runs), "seconds": seconds}
 
 
-def _ready(torch: Any, job: Job, way: str, folder: Path, peer: dict[str, Any]) -> tuple[Any, Run, float]:
+def _ready(
+    torch: Any, job: Job, way: str, folder: Path, more: tuple[dict[str, Any], list[Any]]
+) -> tuple[Any, list[Run], float]:
     """What one way computes, how to run it, and the seconds of its first call; none for ATen."""
+    peer, pools = more
     if way == "aten":
-        return job.call(*job.sets[0]), graphed(torch, job.call, job.sets), 0.0
+        return job.call(*job.sets[0]), graphed(torch, job.call, job.sets, pools), 0.0
     torch._dynamo.reset()
     with chosen_by(way, folder, peer) as mode:
         compiled = torch.compile(job.call, dynamic=False, mode=mode)
@@ -157,14 +168,14 @@ def _ready(torch: Any, job: Job, way: str, folder: Path, peer: dict[str, Any]) -
         got = compiled(*job.sets[0])
         torch.cuda.synchronize()
         spent = time.monotonic() - start
-        return got, graphed(torch, compiled, job.sets), spent
+        return got, graphed(torch, compiled, job.sets, pools), spent
 
 
 def jobs_of(torch: Any, given: argparse.Namespace) -> list[Callable[[], Job]]:
     """Models spread among the rest, so that a run cut short has some of everything."""
     drawn = [lambda d=d: product_job(torch, d) for d in products(given.seed, given.products)]
     flex = [lambda d=d: attention_job(torch, d) for d in attentions(given.seed, given.flex)]
-    models = [lambda i=i: model_jobs(torch)[i] for i in ((1, 3, 2, 0) if not given.no_models else ())]
+    models = [lambda n=n: model_job(torch, n) for n in given.models]
     found: list[Callable[[], Job]] = []
     step = max(1, len(drawn) // max(1, len(flex), len(models)))
     for number, one in enumerate(drawn):
@@ -186,7 +197,7 @@ def main() -> int:
     parser.add_argument("--exhaustive-seconds", type=float, default=_LONGEST)
     parser.add_argument("--as-it-comes", nargs="*", type=int, default=[], help="numbers of problems, from 0")
     parser.add_argument("--peer", type=Path, help="what nvMatmulHeuristics answers")
-    parser.add_argument("--no-models", action="store_true")
+    parser.add_argument("--models", nargs="*", default=["BERT block", "ViT block", "MLP-Mixer", "GPT block"])
     parser.add_argument("--only", nargs="*", type=int, help="numbers of the problems to run, in this order")
     given = parser.parse_args()
     import torch

@@ -16,7 +16,7 @@ from benchmarks.inductor_problems import products
 from tools.products_peer import asked
 
 COUNT = 3  # answers a product; tilewise's budget
-# What the blocks of `inductor_problems.model_jobs` multiply: (m, n, k).
+# What the blocks of `inductor_problems.MODELS` multiply: (m, n, k).
 _IN_MODELS = (
     *((3072, n, k) for n, k in ((3840, 1280), (1280, 1280), (5120, 1280), (1280, 5120))),
     *((3072, n, k) for n, k in ((2304, 768), (768, 768), (3072, 768), (768, 3072))),

@@ -12,6 +12,22 @@ import numpy as np
 _WIDTHS = (512, 640, 768, 1024, 1152, 1536, 1920, 2048, 2560, 3072, 3840, 4096, 5120, 6144, 8192)
 _CACHE_BYTES = 128 << 20
 Drawn = tuple[str, tuple[int, ...], str]
+# Blocks of models: what is built, with which numbers, and the shape of its input.
+Block = tuple[str, tuple[int, ...], tuple[int, int, int]]
+MODELS: dict[str, Block] = {
+    "GPT block": ("causal", (1280, 20), (4, 768, 1280)),
+    "BERT block": ("attention", (768, 12), (24, 128, 768)),
+    "MLP-Mixer": ("mixer", (196, 640), (32, 196, 640)),
+    "ViT block": ("attention", (1024, 16), (16, 197, 1024)),
+}
+# Others, for settling how to choose: the four above are for judging it.
+TRAINING_MODELS: dict[str, Block] = {
+    "GPT block 1536": ("causal", (1536, 24), (6, 640, 1536)),
+    "GPT block 2048": ("causal", (2048, 16), (2, 1024, 2048)),
+    "ViT block 768": ("attention", (768, 12), (32, 197, 768)),
+    "BERT block 1024": ("attention", (1024, 16), (12, 256, 1024)),
+    "MLP-Mixer 512": ("mixer", (256, 512), (24, 256, 512)),
+}
 
 
 @dataclass(frozen=True)
@@ -92,8 +108,8 @@ def attention_job(torch: Any, drawn: Drawn) -> Job:
     return Job(f"flex {kind} {(batch, heads, kv_heads, length, head)} bf16", "flex", call, sets)
 
 
-def model_jobs(torch: Any) -> list[Job]:
-    """A GPT block, a BERT block, an MLP-Mixer block and a ViT block, in bf16."""
+def model_job(torch: Any, name: str) -> Job:
+    """One of the blocks, in bf16."""
     nn = torch.nn
 
     class Attention(nn.Module):  # type: ignore[misc,name-defined]
@@ -122,14 +138,7 @@ def model_jobs(torch: Any) -> list[Job]:
             x = x + self.across(self.one(x).mT).mT
             return x + self.mlp(self.two(x))
 
-    made = {
-        "GPT block": (Attention(1280, 20, True), (4, 768, 1280)),
-        "BERT block": (Attention(768, 12, False), (24, 128, 768)),
-        "MLP-Mixer": (Mixer(196, 640), (32, 196, 640)),
-        "ViT block": (Attention(1024, 16, False), (16, 197, 1024)),
-    }
-    return [
-        Job(name, "model", module.to("cuda", torch.bfloat16).eval(),
-            ((torch.randn(*shape, device="cuda", dtype=torch.bfloat16),),))
-        for name, (module, shape) in made.items()
-    ]  # fmt: skip
+    kind, numbers, shape = (MODELS | TRAINING_MODELS)[name]
+    module = Mixer(*numbers) if kind == "mixer" else Attention(*numbers, kind == "causal")
+    given = torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+    return Job(name, "model", module.to("cuda", torch.bfloat16).eval(), ((given,),))

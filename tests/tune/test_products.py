@@ -81,6 +81,29 @@ def test_kernels_are_ranked_by_their_predicted_time() -> None:
     assert all(FAMILY.misfit(problem, config, SHARED) is None for config in configs)
 
 
+def test_tf32_is_ranked_as_the_16_bit_product_that_moves_as_many_bytes_and_left_to_the_library_unmeasured() -> None:
+    half = Problem.of("product", dtype="bf16", m=512, n=4096, k=2048, layout="nt", epilogue="none")
+    wide = Problem({**half, "dtype": "tf32", "k": 1024})
+    (configs, found), (others, same) = (ranked(_model(), problem, SHARED, 8) for problem in (wide, half))
+    assert [{**c, "block_k": 2 * c.size("block_k")} for c in configs] == [dict(c) for c in others]
+    assert np.array_equal(found.seconds, same.seconds)
+    assert all(FAMILY.misfit(wide, config, SHARED) is None for config in configs)
+    assert decide(_model(), wide, SHARED).config == LIBRARY
+
+
+def test_float32_matrices_are_multiplied_in_tf32_where_pytorch_may() -> None:
+    torch = pytest.importorskip("torch")
+    a, b = torch.randn(32, 64), torch.randn(64, 48)
+    assert problem_of(a, b, None, None, "none") is None
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        found = problem_of(a, b, None, None, "none")
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert found is not None and found.word("dtype") == "tf32"
+
+
 def test_without_a_gpu_products_are_the_library_s() -> None:
     torch = pytest.importorskip("torch")
     a, b, bias = torch.randn(6, 16), torch.randn(16, 8), torch.randn(8)

@@ -75,6 +75,7 @@ def test_products_agree_with_pytorch_however_they_are_run() -> None:
             for m, n, k in sizes
             for epilogue in ("none", "bias_gelu", "residual")
         ]
+        + [{"family": "product", "m": m, "n": n, "k": k, "dtype": "tf32", "layout": "nt"} for m, n, k in sizes]
     )  # fmt: skip
 
 

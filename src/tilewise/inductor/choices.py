@@ -20,7 +20,7 @@ from torch._inductor.virtualized import V
 from tilewise.inductor.attention import attention_problem, likely
 from tilewise.inductor.fair import retime
 from tilewise.inductor.following import fuses_next
-from tilewise.inductor.processes import start_anew
+from tilewise.inductor.processes import start_anew, start_early
 from tilewise.inductor.records import Book
 from tilewise.inductor.templates import Asked, Kept, config_of, keep, pass_seconds, problem_of
 from tilewise.tune.choose.service import ServiceClient
@@ -47,6 +47,7 @@ class Advisor:
         self.model, self.budget, self.book, self.devices = model, budget, book, tuple(devices)
         self.service = service
         self.isolated = False  # whether a process of PyTorch's tries every template first
+        self._started_early = False
         self.notes: list[str] = []
         self.started: dict[str, float] = {}
         self._library_listed: str | None = None  # the problem whose ATen call was in a list of its own just now
@@ -67,9 +68,16 @@ class Advisor:
             self._library_listed = problem.key
             return found
         kept = self._kept(problem, (templates, [choice.params.to_kwargs() for choice in found]))
-        self.book.decided(problem, kept.why, kept.considered, len(kept.places), kept.seconds)
+        self._decided(problem, kept)
         self.started[problem.key] = time.monotonic()
         return [found[place] for place in kept.places]
+
+    def _decided(self, problem: Problem, kept: Kept) -> None:
+        """Write it down; where something is going to be measured, the process that tries it starts meanwhile."""
+        self.book.decided(problem, kept.why, kept.considered, len(kept.places), kept.seconds)
+        if self.isolated and "cuda" in self.devices and not self._started_early and kept.why == "measured":
+            self._started_early = True
+            start_early()
 
     def _kept(self, problem: Problem, choices: tuple[list[str], list[dict[str, Any]]]) -> Kept:
         saved = pass_seconds(problem) if fuses_next(getattr(V.graph, "current_node", None)) else 0.0
@@ -101,7 +109,8 @@ class Advisor:
             return []
         others = [one for one in tuned if one != usual]
         places = likely(problem, [_flex(one) for one in others], self.budget)
-        self.book.decided(problem, "measured", 1 + len(others), 1 + len(places), time.perf_counter() - start)
+        kept = Kept((0, *(1 + place for place in places)), "measured", 1 + len(others), time.perf_counter() - start)
+        self._decided(problem, kept)
         return [usual, *(others[place] for place in places)]
 
     def convolution(self, configs: list[Any], sizes: tuple[int, int, int], dtype: str) -> list[Any]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_TURNS, _UNIT_MS, _CACHE_BYTES, _MOST_SETS = 7, 0.2, 128 << 20, 12
+_TURNS, _UNIT_MS, _FEW, _CACHE_BYTES, _MOST_SETS = 7, 0.2, 4, 128 << 20, 12
 _AHEAD = 0.02  # what a template has to be faster by than ATen's call: turns differ by less
 Run = Callable[[], Any]
 
@@ -43,7 +43,7 @@ def retime(torch: Any, timings: Mapping[Any, float]) -> dict[Any, float]:
         stream.synchronize()
         expected = _expected(torch, ready)
         right = [one for one in ready if expected is None or near(torch, one.result, expected)]
-        spent = _in_turns(torch, right, timings)
+        spent = _in_turns(torch, right)
     return _usual_first({one.choice: spent.get(one.choice, math.inf) for one in ready}, ready)
 
 
@@ -136,21 +136,27 @@ def _block_lists(torch: Any, metas: Sequence[Any]) -> dict[int, Any]:
     return found
 
 
-def _in_turns(torch: Any, ready: Sequence[Ready], timings: Mapping[Any, float]) -> dict[Any, float]:
+def _in_turns(torch: Any, ready: Sequence[Ready]) -> dict[Any, float]:
     """Milliseconds a launch, the median over turns."""
-    shortest = min(timings[one.choice] for one in ready)
-    launches = min(64, max(4, round(_UNIT_MS / shortest)))
+    first = _captured(torch, ready[0], _FEW)
+    rough = [_elapsed(torch, first) / _FEW for _ in range(2)]
+    launches = min(64, max(_FEW, round(_UNIT_MS / rough[-1])))
     graphs = {one.choice: _captured(torch, one, launches) for one in ready}
     taken: dict[Any, list[float]] = {choice: [] for choice in graphs}
     for turn, choice in itertools.product(range(_TURNS + 1), graphs):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graphs[choice].replay()
-        end.record()
-        end.synchronize()
+        spent = _elapsed(torch, graphs[choice]) / launches
         if turn:  # the first is for the clocks to rise
-            taken[choice].append(start.elapsed_time(end) / launches)
+            taken[choice].append(spent)
     return {choice: statistics.median(times) for choice, times in taken.items()}
+
+
+def _elapsed(torch: Any, graph: Any) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end))
 
 
 def _captured(torch: Any, one: Ready, launches: int) -> Any:

@@ -4,8 +4,9 @@ Those that compile ahead take PyTorch's own assembler where it brings one (2.11 
 Triton's, and binaries are found by the assembler's version: every template would be compiled a second time, one after
 the other, before it is timed. `one_assembler` has both take the same.
 
-The process that tries templates (`enable(isolated=True)`) is kept by PyTorch after a template has broken its hold on
-the GPU, and every later one would fail in it. `start_anew` ends it; PyTorch starts another when it needs one.
+The process that tries templates takes some seconds to start. `start_early` has it start while the first templates are
+compiled. PyTorch keeps it after a template has broken its hold on the GPU, and every later one would fail in it:
+`start_anew` ends it, and PyTorch starts another when it needs one.
 """
 
 from __future__ import annotations
@@ -42,8 +43,32 @@ def forget_version() -> None:
         compiler.get_ptxas_version.cache_clear()
 
 
+def start_early() -> None:
+    """Start the process that tries templates and have it take hold of the GPU; nobody waits for it here."""
+    pool = _trying()
+    pool.executor.submit(_touch_gpu, pool)
+
+
+def _touch_gpu(pool: Any) -> None:
+    """The process's first errand, while nobody else has one for it."""
+    cuda: Any = importlib.import_module("torch.cuda")
+    process = pool.process_queue.get()
+    try:
+        process.put(cuda.synchronize)
+        process.get()
+    except Exception:  # what is wrong with it shows again when a template is tried
+        process.kill()
+    finally:
+        pool.process_queue.put(process)
+
+
 def start_anew() -> None:
     """End the processes that try templates."""
-    tuning: Any = importlib.import_module("torch._inductor.autotune_process")
-    for process in tuning.get_tuning_process_pool().processes:
+    for process in _trying().processes:
         process.kill()
+
+
+def _trying() -> Any:
+    """PyTorch's processes that try templates; started where they were not."""
+    tuning: Any = importlib.import_module("torch._inductor.autotune_process")
+    return tuning.get_tuning_process_pool()

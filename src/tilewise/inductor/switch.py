@@ -61,16 +61,16 @@ def enable(
     records: Path | None = None,
     devices: tuple[str, ...] = ("cuda",),
     service: str | None = None,
-    isolated: bool = False,
+    isolated: bool = True,
 ) -> Enabled:
     """Have `torch.compile` measure the `budget` most promising templates of each matrix product beside ATen's.
 
     Where that cannot be (an unknown PyTorch, a GPU without a model) a warning says so in one sentence and PyTorch
     chooses as it always does; `.reason` repeats it. Products measured before are not measured again. `service` is the
     address of a `tilewise serve`: what others measured with the same PyTorch is taken over, and it is told what was
-    measured here; without an answer within 50 ms it is left alone, which is said once. `isolated` has a process of
-    PyTorch's run every template first, so that one that crashes or hangs costs that process alone; it takes some
-    seconds to start.
+    measured here; without an answer within 50 ms it is left alone, which is said once. A process of PyTorch's runs
+    every template first, so that one that crashes or hangs costs that process alone; it is started when there is
+    something to measure. `isolated=False` does without it.
     """
     if not isinstance(budget, int) or isinstance(budget, bool) or budget < 1:
         raise ConfigurationError(f"The budget is a number of templates to measure, 1 or more; not {budget!r}.")

@@ -22,7 +22,14 @@ import numpy as np
 from tilewise.errors import ConfigurationError
 from tilewise.tune.choose.cache import Choice, Choices
 from tilewise.tune.families.triton.family import Binary, Operands
-from tilewise.tune.families.triton.product import LIBRARY, MOST_SUMS, Product, library_call, workspace
+from tilewise.tune.families.triton.product import (
+    LIBRARY,
+    MOST_SUMS,
+    Product,
+    in_sixteen_bits,
+    library_call,
+    workspace,
+)
 from tilewise.tune.families.triton.roofline import Numbers, columns, fits
 from tilewise.tune.families.triton.runtimes import Predicted, Runtimes, shipped_runtimes
 from tilewise.tune.measure.triton.compiling import compile_binary
@@ -36,7 +43,7 @@ MARGIN, DOUBTS = 0.12, 3.0
 MEASURED = 4  # kernels that are timed in turns with the library
 _ROUNDS, _UNIT_SECONDS, _L2_BYTES = 7, 4e-4, 128 << 20
 _MOST_SPILLS = 16  # bytes a thread keeps in memory for want of registers; more of them makes a kernel many times slower
-_NAMES = {"torch.bfloat16": "bf16", "torch.float16": "fp16"}
+_NAMES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "tf32"}
 _ACTIVATIONS = {None: "bias", "relu": "bias_relu", "gelu": "bias_gelu"}
 Run = Callable[[], Any]
 
@@ -51,7 +58,9 @@ class Decided:
 
 
 def decide(model: Runtimes, problem: Problem, shared_bytes: int) -> Decided:
-    """The choice without measuring."""
+    """The choice without measuring. For tf32 it is the library's: nothing was collected to hold a margin against."""
+    if problem.word("dtype") == "tf32":
+        return Decided(LIBRARY, False, 1.0)
     configs, found = ranked(model, problem, shared_bytes, 1)
     if not configs:
         return Decided(LIBRARY, False, 1.0)
@@ -65,9 +74,11 @@ def decide(model: Runtimes, problem: Problem, shared_bytes: int) -> Decided:
 def ranked(model: Runtimes, problem: Problem, shared_bytes: int, count: int) -> tuple[list[Config], Predicted]:
     """The `count` kernels that fit and are predicted to be fastest, in that order, with their seconds."""
     configs = Product().configs(problem)
+    alike, times = in_sixteen_bits(problem)
     of = _columns(configs)
-    fitting = np.flatnonzero(fits(problem, of, shared_bytes, MOST_SUMS))
-    found = model.kernels(problem, {name: column[fitting] for name, column in of.items()})
+    of = {**of, "block_k": times * of["block_k"]}
+    fitting = np.flatnonzero(fits(alike, of, shared_bytes, MOST_SUMS))
+    found = model.kernels(alike, {name: column[fitting] for name, column in of.items()})
     first = np.argsort(found.seconds, kind="stable")[:count]
     chosen = [configs[1 + int(fitting[place])] for place in first]
     return chosen, Predicted(found.seconds[first], found.deviation[first])
@@ -233,7 +244,8 @@ def matmul(
     a: Any, b: Any, bias: Any = None, *, activation: str | None = None, residual: Any = None,
     measure: bool | str = False,
 ) -> Any:  # fmt: skip
-    """activation(a @ b + bias) or a @ b + residual, of two bf16 or fp16 matrices on the GPU.
+    """activation(a @ b + bias) or a @ b + residual, of two bf16 or fp16 matrices on the GPU; float32 ones in tf32 where
+    PyTorch may multiply them so (`torch.set_float32_matmul_precision`), by the library unless measured.
 
     The first call of a shape takes what is predicted to be fastest; with `measure=True` the most promising are timed
     first, with `measure="background"` while the program goes on. An activation ("relu", "gelu") needs a bias.
@@ -274,6 +286,8 @@ def linear(x: Any, weight: Any, bias: Any = None, *, activation: str | None = No
 def problem_of(a: Any, b: Any, bias: Any, residual: Any, epilogue: str) -> Problem | None:
     """What two matrices ask for; None where the kernels do not take them as they lie in memory."""
     dtype = _NAMES.get(str(a.dtype))
+    if dtype == "tf32" and not _tf32_allowed():
+        return None
     if dtype is None or a.dim() != 2 or b.dim() != 2 or a.dtype != b.dtype or a.shape[1] != b.shape[0]:
         return None
     m, k, n = a.shape[0], a.shape[1], b.shape[1]
@@ -286,6 +300,12 @@ def problem_of(a: Any, b: Any, bias: Any, residual: Any, epilogue: str) -> Probl
     if (bias is not None and tuple(bias.shape) != (n,)) or (residual is not None and tuple(residual.shape) != (m, n)):
         return None
     return Problem.of("product", dtype=dtype, m=m, n=n, k=k, layout="".join(map(str, sides)), epilogue=epilogue)
+
+
+def _tf32_allowed() -> bool:
+    import torch
+
+    return str(torch.get_float32_matmul_precision()) != "highest"
 
 
 def _side(matrix: Any) -> str | None:

@@ -78,8 +78,9 @@ def _ways(tile: tuple[int, int, int, int, int], tma: bool) -> Iterator[tuple[int
 
 
 @cache
-def _space(tma: bool, few_rows: bool, few_columns: bool) -> tuple[Config, ...]:
-    """The library first, as the default; then tiles in every way of running them."""
+def _space(tma: bool, few_rows: bool, few_columns: bool, element_bytes: int) -> tuple[Config, ...]:
+    """The library first, as the default; then tiles in every way of running them. Of wider numbers, tiles take as many
+    bytes of K as of 16-bit ones."""
     found = [LIBRARY]
     tiles = [(tile, 0) for tile in _tiles(narrow=False)]
     if few_rows:  # the transposed problem: many rows of tensor cores, few columns; or tiles of few rows as they are
@@ -93,6 +94,7 @@ def _space(tma: bool, few_rows: bool, few_columns: bool) -> tuple[Config, ...]:
             if group > 1 and swapped:
                 continue
             values = dict(zip(("block_m", "block_n", "block_k", "warps", "stages"), tile, strict=True))
+            values["block_k"] = 2 * values["block_k"] // element_bytes
             ways = {"group": group, "tma": int(tma), "persistent": persistent, "parts": parts, "swapped": swapped}
             ways["tail"] = tail
             found.append(Config({**values, **ways}))
@@ -103,11 +105,15 @@ class Product(Matmul):
     """c = epilogue(a @ b), a (m, k), b (k, n), by the library or by a kernel."""
 
     name = "product"
-    choices: Mapping[str, Sequence[Value]] = {"dtype": ("bf16", "fp16"), "epilogue": EPILOGUES, "layout": LAYOUTS}
+    choices: Mapping[str, Sequence[Value]] = {
+        "dtype": ("bf16", "fp16", "tf32"),
+        "epilogue": EPILOGUES,
+        "layout": LAYOUTS,
+    }
 
     def configs(self, problem: Problem) -> Sequence[Config]:
         m, n, _ = sizes(problem)
-        return _space(takes_descriptors(problem), m <= FEW, n <= FEW)
+        return _space(takes_descriptors(problem), m <= FEW, n <= FEW, ELEMENT_BYTES[problem.word("dtype")])
 
     def misfit(self, problem: Problem, config: Config, shared_bytes: int) -> str | None:
         if "library" in config:
@@ -222,6 +228,13 @@ def workspace(problem: Problem, config: Config) -> tuple[int, int]:
 
 def _in_parts(config: Config) -> bool:
     return config.size("parts") > 1 or bool(config.get("tail", 0))
+
+
+def in_sixteen_bits(problem: Problem) -> tuple[Problem, int]:
+    """The product of 16-bit numbers that reads as many bytes and keeps tensor cores busy as long, and how many times as
+    long its K is: what a model of 16-bit products is asked in the place of tf32."""
+    times = ELEMENT_BYTES[problem.word("dtype")] // 2
+    return (problem if times == 1 else Problem({**problem, "dtype": "bf16", "k": times * problem.size("k")})), times
 
 
 def takes_descriptors(problem: Problem) -> bool:
