@@ -65,6 +65,13 @@ PoolShape window_of(const std::vector<int64_t>& kernel, const std::vector<int64_
   return s;
 }
 
+int attention(FloatPlan& plan, const std::vector<int>& qkv, int64_t heads, const std::vector<int64_t>& first, const std::vector<int64_t>& step,
+              int64_t dim, int64_t value_dim, float scale, bool causal) {
+  if (qkv.size() != 3 || first.size() != 3 || step.size() != 3) throw nb::value_error("attention reads queries, keys and values");
+  const PlanHeads shape{heads, {first[0], first[1], first[2]}, {step[0], step[1], step[2]}, dim, value_dim, scale, causal};
+  return plan.attention({qkv[0], qkv[1], qkv[2]}, shape);
+}
+
 nb::list run(const FloatPlan& plan, const std::vector<FloatArray>& arrays, std::optional<FloatPlanTimes> times) {
   const auto& sizes = plan.inputs();
   if (arrays.size() != sizes.size()) throw nb::value_error("this plan has another number of inputs");
@@ -101,7 +108,8 @@ void bind_float_plan(nb::module_& m) {
       .def("__init__", make_linear, nb::arg("weights"), nb::arg("bias").none(), nb::arg("activation"));
   nb::class_<FloatPlan>(m, "FloatPlan")
       .def(nb::init<>())
-      .def("input", [](FloatPlan& p, int64_t n, int64_t c, int64_t h, int64_t w) { return p.input({n, c, h, w}); })
+      .def("input", [](FloatPlan& p, int64_t n, int64_t c, int64_t h, int64_t w, bool last) { return p.input({n, c, h, w}, last); },
+           nb::arg("n"), nb::arg("c"), nb::arg("h"), nb::arg("w"), nb::arg("last") = false)
       .def("conv", [](FloatPlan& p, std::shared_ptr<PlanConv> layer, int x, int residual, const std::string& algorithm) {
         return p.conv(std::move(layer), x, residual, algorithm_of(algorithm));
       }, nb::arg("layer"), nb::arg("x"), nb::arg("residual") = -1, nb::arg("algorithm") = "")
@@ -124,7 +132,10 @@ void bind_float_plan(nb::module_& m) {
       .def("upsample", &FloatPlan::upsample)
       .def("spread", &FloatPlan::spread)
       .def("flatten", &FloatPlan::flatten)
-      .def("output", &FloatPlan::output)
+      .def("layer_norm", &FloatPlan::layer_norm)
+      .def("attention", attention, nb::arg("qkv"), nb::arg("heads"), nb::arg("first"), nb::arg("step"), nb::arg("dim"), nb::arg("value_dim"),
+           nb::arg("scale"), nb::arg("causal"))
+      .def("output", &FloatPlan::output, nb::arg("value"), nb::arg("last") = false)
       .def("finish", &FloatPlan::finish)
       .def("run", run, nb::arg("arrays"), nb::arg("times").none() = nb::none())
       .def_prop_ro("values", &FloatPlan::values)

@@ -30,7 +30,7 @@ struct BatchRowsOut {
   HeadStrides strides;
 };
 
-// logsumexp is (batch, heads, queries) in C order.
+// logsumexp is (batch, heads, queries) in C order; forward takes null where no gradient will ask for it.
 void attention_forward(const AttentionBatch& problem, BatchRowsOut out, float* logsumexp);
 void attention_backward(const AttentionBatch& problem, BatchRows gout, BatchRows out, const float* logsumexp,
                         BatchRowsOut gq, BatchRowsOut gk, BatchRowsOut gv);

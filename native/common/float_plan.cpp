@@ -2,7 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <stdexcept>
+
+#include "common/attention_ops.h"
+#include "common/thread_pool.h"
+#include "kernels/norm.h"
 
 namespace tw {
 namespace {
@@ -30,6 +35,30 @@ int64_t pooled(int64_t size, int64_t before, int64_t after, int64_t kernel, int6
   return (size + before + after - kernel) / stride + 1;
 }
 
+// Pixels from one pitch to another, and not a float past them: what a caller gives ends there.
+void copy_pixels(const LastImage& x, const LastImage& y) {
+  for (int64_t p = 0; p < x.pixels(); ++p) std::memcpy(y.data + p * y.pitch, x.data + p * x.pitch, static_cast<std::size_t>(x.c) * sizeof(float));
+}
+
+void norm_pixels(const LastImage& x, const float* weight, const float* bias, float eps, const LastImage& y) {
+  constexpr int64_t kFloats = 8192;  // of a task
+  const int64_t pixels = x.pixels(), tasks = std::min(pixels, 1 + pixels * x.c / kFloats);
+  parallel_for(static_cast<int>(tasks), [&](int task) {
+    float mean, rstd;
+    for (int64_t p = pixels * task / tasks; p < pixels * (task + 1) / tasks; ++p) {
+      active_norm_kernels().layer_norm(x.data + p * x.pitch, weight, bias, eps, y.data + p * y.pitch, &mean, &rstd, 1, x.c);
+    }
+  });
+}
+
+void attend(const LastImage* qkv, const PlanHeads& h, const LastImage& out) {
+  const auto rows = [&](int i) { return Rows{qkv[i].data + h.first[i], qkv[i].pitch}; };
+  const auto strides = [&](int i) { return HeadStrides{qkv[i].w * qkv[i].pitch, h.step[i]}; };
+  const AttentionHead first{qkv[0].w, qkv[1].w, h.dim, h.value_dim, rows(0), rows(1), rows(2), h.scale, h.causal, MaskKind::none, nullptr, 0, 0};
+  const AttentionBatch batch{out.n, h.count, first, strides(0), strides(1), strides(2), {0, 0}};
+  attention_forward(batch, {{out.data, out.pitch}, {out.w * out.pitch, h.value_dim}}, nullptr);
+}
+
 }  // namespace
 
 // --- building ---
@@ -54,8 +83,9 @@ int FloatPlan::add(const Size& size, std::vector<int> in, Run run) {
   return value;
 }
 
-int FloatPlan::input(const Size& size) {
+int FloatPlan::input(const Size& size, bool last) {
   const int value = add(size);
+  values_[value].last = last;
   values_[value].input = static_cast<int>(input_sizes_.size());
   input_sizes_.push_back(size);
   converted_.push_back(-1);
@@ -67,7 +97,7 @@ int FloatPlan::last(int value) {
   if (input < 0) return value;
   if (converted_[input] < 0) {
     converted_[input] = add(size(value), {value}, [](const LastImage* in, const LastImage& out) {
-      active_channels_last().from_planes(in[0], out);
+      in[0].pitch > 0 ? copy_pixels(in[0], out) : active_channels_last().from_planes(in[0], out);
     });
   }
   return converted_[input];
@@ -77,7 +107,7 @@ int FloatPlan::conv(std::shared_ptr<const PlanConv> layer, int x, int residual, 
   const Size from = size(x);
   const ConvShape s = layer->shape(from.n, from.c, from.h, from.w);
   const Size to{s.n, s.o, s.oh, s.ow};
-  if (from.c > kLine || layer->groups() > 1) x = last(x);  // few channels are read as planes, each once
+  if (from.c > kLine || layer->groups() > 1 || values_[x].last) x = last(x);  // few channels are read as planes, each once
   std::vector<int> reads{x};
   if (residual >= 0) {
     reads.push_back(last(residual));
@@ -213,14 +243,34 @@ int FloatPlan::flatten(int x) {
   });
 }
 
-void FloatPlan::output(int value) {
-  value = last(value);
-  outputs_.push_back(value);
+int FloatPlan::layer_norm(int x, const std::vector<float>& weight, const std::vector<float>& bias, float eps) {
+  x = last(x);
+  const auto channels = static_cast<std::size_t>(size(x).c);
+  require(weight.size() == channels && bias.size() == channels, "a weight and a bias a channel");
+  return add(size(x), {x}, [weight, bias, eps](const LastImage* in, const LastImage& out) { norm_pixels(in[0], weight.data(), bias.data(), eps, out); });
+}
+
+int FloatPlan::attention(const int (&qkv)[3], const PlanHeads& heads) {
+  std::vector<int> in;
+  for (int i = 0; i < 3; ++i) {
+    in.push_back(last(qkv[i]));
+    const Size& s = size(in[i]);
+    const int64_t width = i == 2 ? heads.value_dim : heads.dim, end = heads.first[i] + (heads.count - 1) * heads.step[i] + width;
+    require(heads.count > 0 && width > 0 && heads.first[i] >= 0 && heads.step[i] >= 0 && end <= s.c, "the heads lie outside the channels");
+    require(s.h == 1 && s.n == size(in[0]).n && (i < 2 || s.w == size(in[1]).w), "queries, keys and values do not belong together");
+  }
+  const Size to{size(in[0]).n, heads.count * heads.value_dim, 1, size(in[0]).w};
+  return add(to, in, [heads](const LastImage* from, const LastImage& out) { attend(from, heads, out); });
+}
+
+void FloatPlan::output(int value, bool last) {
+  value = this->last(value);
+  outputs_.push_back({value, last});
 }
 
 std::vector<FloatPlan::Size> FloatPlan::outputs() const {
   std::vector<Size> sizes;
-  for (int value : outputs_) sizes.push_back(size(value));
+  for (const Output& output : outputs_) sizes.push_back(size(output.value));
   return sizes;
 }
 
@@ -300,7 +350,7 @@ void FloatPlan::place_buffers() {
       if (values_[value].input < 0) seen(value, static_cast<int>(i));
     }
   }
-  for (int value : outputs_) seen(value, static_cast<int>(steps_.size()));
+  for (const Output& output : outputs_) seen(output.value, static_cast<int>(steps_.size()));
   std::vector<Life> order;
   for (Life& life : lives) {
     if (life.root < 0) continue;
@@ -334,7 +384,7 @@ int64_t FloatPlan::pitch(int root) const { return pitch_of(values_[root].size.c)
 
 LastImage FloatPlan::image(int value, const std::vector<const float*>& in, float* arena) const {
   const Size& s = values_[value].size;
-  if (values_[value].input >= 0) return {const_cast<float*>(in[values_[value].input]), 0, s.n, s.c, s.h, s.w};
+  if (values_[value].input >= 0) return {const_cast<float*>(in[values_[value].input]), values_[value].last ? s.c : 0, s.n, s.c, s.h, s.w};
   const Place p = place(value);
   return {arena + values_[p.root].offset + p.channel, pitch(p.root), s.n, s.c, s.h, s.w};
 }
@@ -355,16 +405,16 @@ void FloatPlan::run(const std::vector<const float*>& in, const std::vector<float
   }
   for (const Step& step : steps_) {
     const auto start = step_ns == nullptr ? std::chrono::steady_clock::time_point() : std::chrono::steady_clock::now();
-    LastImage from[2] = {};
+    LastImage from[3] = {};
     for (std::size_t i = 0; i < step.in.size(); ++i) from[i] = image(step.in[i], in, arena.data());
     step.run(from, image(step.out, in, arena.data()));
     if (step_ns != nullptr) step_ns[step.out] = std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
   }
   for (std::size_t i = 0; i < outputs_.size(); ++i) {
-    const LastImage from = image(outputs_[i], in, arena.data());
+    const LastImage from = image(outputs_[i].value, in, arena.data());
     LastImage to = from;
-    to.data = out[i];
-    active_channels_last().to_planes(from, to);
+    to.data = out[i], to.pitch = from.c;
+    outputs_[i].last ? copy_pixels(from, to) : active_channels_last().to_planes(from, to);
   }
   std::lock_guard<std::mutex> lock(mutex_);
   if (free_.size() < kArenas) free_.push_back(std::move(arena));

@@ -2,7 +2,7 @@
 //
 // Values are made in the order of their steps. A concatenation owns a buffer and its inputs are computed in their places in
 // it; a slice of channels is a place in another value's buffer. Buffers whose values are not needed at the same time share
-// memory, so a run allocates nothing once its arena exists.
+// memory, so a run allocates nothing once its arena exists. Tokens (B, T, C) are images of one row: T pixels of C channels.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,13 @@
 
 namespace tw {
 
+// Heads in the channels of queries, keys and values: where the first head of each begins, how far the next is, how wide.
+struct PlanHeads {
+  int64_t count, first[3], step[3], dim, value_dim;
+  float scale;
+  bool causal;
+};
+
 class FloatPlan {
  public:
   struct Size {
@@ -23,7 +30,7 @@ class FloatPlan {
   };
 
   // Each gives the number of a new value; std::invalid_argument where sizes do not fit.
-  int input(const Size& size);  // planes (N, C, H, W), given to `run`
+  int input(const Size& size, bool last = false);  // planes (N, C, H, W) given to `run`, or channels last without gaps
   // residual -1: none; automatic: the default algorithm for this shape
   int conv(std::shared_ptr<const PlanConv> layer, int x, int residual, ConvAlgorithm wanted = ConvAlgorithm::automatic);
   int linear(std::shared_ptr<const PlanLinear> layer, int x);
@@ -37,7 +44,9 @@ class FloatPlan {
   int upsample(int x, int64_t by_h, int64_t by_w);
   int spread(int x, int64_t by_h, int64_t by_w);  // runs of channels become pixels
   int flatten(int x);  // (N, C, H, W) to (N, C * H * W, 1, 1), in that order
-  void output(int value);
+  int layer_norm(int x, const std::vector<float>& weight, const std::vector<float>& bias, float eps);  // over a pixel's channels
+  int attention(const int (&qkv)[3], const PlanHeads& heads);
+  void output(int value, bool last = false);  // as `input`
 
   void finish();  // places every value; no steps after it
 
@@ -57,6 +66,7 @@ class FloatPlan {
     int parent = -1;         // the value in whose buffer it lies
     int64_t first = 0;       // at this channel
     int input = -1;          // which input it is
+    bool last = false;       // an input that comes channels last
     int64_t offset = 0;      // of a buffer in the arena, in floats
     ConvAlgorithm algorithm = ConvAlgorithm::automatic;  // of the convolution that makes it
   };
@@ -82,7 +92,11 @@ class FloatPlan {
 
   std::vector<Value> values_;
   std::vector<Step> steps_;
-  std::vector<int> outputs_;
+  struct Output {
+    int value;
+    bool last;
+  };
+  std::vector<Output> outputs_;
   std::vector<Size> input_sizes_;
   struct Concat {
     int value;

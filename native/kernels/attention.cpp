@@ -40,7 +40,7 @@ void finish_row(const RunningRow& state, const float* gathered, int64_t value_di
   const bool nothing = state.total == 0.0;
   const float share = nothing ? 0.0f : static_cast<float>(1.0 / state.total);
   each_vector(value_dim, [&](int64_t c, auto lanes) { lanes.put(out + c, lanes.get(gathered + c) * share); });
-  *logsumexp = nothing ? -__builtin_inff() : static_cast<float>(state.top + __builtin_log(state.total));
+  if (logsumexp != nullptr) *logsumexp = nothing ? -__builtin_inff() : static_cast<float>(state.top + __builtin_log(state.total));
 }
 
 void forward(const AttentionHead& head, int64_t first, int64_t last, RowsOut out, float* logsumexp, float* workspace) {
@@ -55,8 +55,10 @@ void forward(const AttentionHead& head, int64_t first, int64_t last, RowsOut out
   copy_scaled(head.q, first, queries, dim, head.scale, q);
 
   const int64_t end = visible_keys(head, last - 1), seen_by_all = visible_keys(head, first);
-  for (int64_t j = 0; j < end; j += kKeyBlock) {
-    const int64_t count = end - j < kKeyBlock ? end - j : kKeyBlock;
+  const int64_t blocks = (end + kKeyBlock - 1) / kKeyBlock, even = blocks == 0 ? 0 : (end + blocks - 1) / blocks;
+  const int64_t step = (even + kLanes - 1) / kLanes * kLanes;  // blocks of about one size, of whole vectors
+  for (int64_t j = 0; j < end; j += step) {
+    const int64_t count = end - j < step ? end - j : step;
     transpose_rows(head.k, j, count, dim, keys);
     multiply(queries, count, dim, {q, dim, 1}, {keys, kKeyBlock}, {scores, kKeyBlock}, false);
     if (j + count > seen_by_all || head.mask_kind != MaskKind::none) {
@@ -70,7 +72,7 @@ void forward(const AttentionHead& head, int64_t first, int64_t last, RowsOut out
   }
   for (int64_t i = 0; i < queries; ++i) {
     finish_row(state[i], gathered + i * value_dim, value_dim, out.data + (first + i) * out.stride,
-               logsumexp + first + i);
+               logsumexp == nullptr ? nullptr : logsumexp + first + i);
   }
 }
 

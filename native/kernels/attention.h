@@ -37,7 +37,7 @@ struct AttentionKernels {
   int64_t (*forward_workspace)(int64_t dim, int64_t value_dim);
   int64_t (*backward_workspace)(int64_t queries, int64_t dim, int64_t value_dim);
   int64_t queries_per_block;
-  // Queries first ... last - 1, at most one block of them.
+  // Queries first ... last - 1, at most one block of them; logsumexp may be null.
   void (*forward)(const AttentionHead& head, int64_t first, int64_t last, RowsOut out, float* logsumexp,
                   float* workspace);
   // All of a head's gradients; gq, gk and gv need not be cleared.

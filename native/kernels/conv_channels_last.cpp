@@ -48,11 +48,11 @@ struct Cuts {
 
 int64_t most_l2() { return larger(256 << 10, smaller(machine().caches.l2, 2 << 20)); }
 
-// A part's input and result stay in half of the second-level cache while the panels of weights pass by. Where there are
-// fewer parts than threads they become smaller, in rows, columns or channels.
+// A part's input stays in half of the second-level cache while the panels of weights pass by; its result is written once.
+// Where there are fewer parts than threads they become smaller, in rows, columns or channels.
 Cuts cuts_of(const Problem& p) {
   const ConvShape& s = p.s;
-  const int64_t pixel_bytes = 4 * (s.sh * s.sw * p.c + p.o), by_cache = most_l2() / 2 / larger(1, pixel_bytes);
+  const int64_t pixel_bytes = 4 * s.sh * s.sw * p.c, by_cache = most_l2() / 2 / larger(1, pixel_bytes);
   const int64_t pixels = larger(4 * kMaxRows, smaller(kBandPixels, by_cache));
   Cuts cuts{1, 1, 1};
   if (s.oh == 1) {
@@ -112,12 +112,16 @@ void multiply(const Problem& p, const Part& b, const RowBuffer& rows) {
   args.finish = &finish;
   finish.activation = p.e.activation;
   finish.residual_row = p.l.residual_pitch;
+  const int64_t passes = chunks * (b.y1 - b.y0), panel = s.kh * s.kw * p.c * kPanelVectors * kLanes;
+  const bool fetches = p.c * p.o * s.kh * s.kw * 4 > most_l2();  // the weights come from further away than that
   for (int64_t vector = b.vector0; vector < b.vector1; vector += kPanelVectors) {
     const int64_t vectors = smaller(kPanelVectors, p.vectors - vector), channel = b.group * p.o + vector * kLanes;
     args.b = p.packed + (b.group * p.vectors + vector) * s.kh * s.kw * p.c * kLanes;
     args.b_segment = args.length * vectors * kLanes;
     finish.bias = p.e.bias == nullptr ? nullptr : p.e.bias + channel;
     finish.channels = p.o - vector * kLanes;
+    const bool ahead = fetches && vectors == kPanelVectors && vector + kPanelVectors < b.vector1;
+    int64_t pass = 0;
     for (int64_t y = b.y0; y < b.y1; ++y) {
       const float* row = rows.row(y * s.sh - s.ph);
       for (int64_t chunk = 0; chunk < chunks; ++chunk) {
@@ -126,7 +130,13 @@ void multiply(const Problem& p, const Part& b, const RowBuffer& rows) {
         args.a = row + x * args.a_row;
         args.c = p.y + pixel * p.l.y_pitch + channel;
         finish.residual = p.e.residual == nullptr ? nullptr : p.e.residual + pixel * p.l.residual_pitch + channel;
-        pick_micro<true>(count, vectors)(args);
+        if (ahead) {  // each pass over this panel asks for its share of the next one
+          args.ahead = reinterpret_cast<const char*>(args.b + panel) + cut(panel * 4, passes, pass++);
+          args.ahead_step = ceil_div(kPanelVectors * kLanes * 4, passes);
+          micro_rows<2, true, true>(count)(args);
+        } else {
+          pick_micro<true>(count, vectors)(args);
+        }
       }
     }
   }

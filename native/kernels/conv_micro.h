@@ -75,6 +75,30 @@ struct MicroArgs {
 // registers; hiding how the pointers are related keeps the compiler from making one for every row.
 constexpr int kRowsPerPointer = 3;
 
+// Whether a tile is finished out of the registers: whole vectors, and an activation that only clips.
+TW_INLINE bool clips(const MicroFinish& f, int64_t vectors) {
+  const ConvActivation a = f.activation;
+  return f.channels >= vectors * kLanes && (a == ConvActivation::none || a == ConvActivation::relu || a == ConvActivation::relu6);
+}
+
+template <int Rows, int Vectors>
+TW_INLINE void finish_clipped(const vf (&acc)[Rows][Vectors], const MicroFinish& f, float* c, int64_t c_row) {
+  const bool plain = f.activation == ConvActivation::none;
+  const vf high = splat(f.activation == ConvActivation::relu6 ? 6.0f : __builtin_inff());
+  vf bias[Vectors];
+#pragma GCC unroll 2
+  for (int v = 0; v < Vectors; ++v) bias[v] = f.bias == nullptr ? vf{} : load(f.bias + v * kLanes);
+#pragma GCC unroll 14
+  for (int m = 0; m < Rows; ++m) {
+#pragma GCC unroll 2
+    for (int v = 0; v < Vectors; ++v) {
+      vf sum = acc[m][v] + bias[v];
+      if (f.residual != nullptr) sum += load(f.residual + m * f.residual_row + v * kLanes);
+      store(c + m * c_row + v * kLanes, plain ? sum : vmin(high, vmax(vf{}, sum)));
+    }
+  }
+}
+
 template <int Rows, int Vectors, bool Contiguous, bool Ahead = false>
 void micro(const MicroArgs& s) {
   constexpr int kPointers = (Rows + kRowsPerPointer - 1) / kRowsPerPointer;
@@ -119,6 +143,7 @@ void micro(const MicroArgs& s) {
     }
   }
   if (s.finish != nullptr) {
+    if (clips(*s.finish, Vectors)) return finish_clipped<Rows, Vectors>(acc, *s.finish, s.c, s.c_row);
     float tile[Rows * Vectors * kLanes];
 #pragma GCC unroll 14
     for (int m = 0; m < Rows; ++m) {

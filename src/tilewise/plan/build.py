@@ -31,17 +31,22 @@ class Layers:
         assert native is not None and step.weight is not None
         made_of = (step.kind, step.activation, *step.options.values(), _digest(step.weight), _digest(step.bias))
         found, weight = self._kept.get(number), np.ascontiguousarray(step.weight, np.float32)
+        points = len(step.shape) != 2
         if found and found[0] == made_of:
-            if step.kind == "conv":
+            if points:
                 found[1].restore(weight)
             return found[1]
         bias = None if step.bias is None else np.ascontiguousarray(step.bias, np.float32)
-        if step.kind == "conv":
-            made = native.PlanConv(weight, bias, activation=step.activation, **step.options)
+        if points:
+            weight = weight.reshape(*weight.shape[:2], *step.kernel)
+            made = native.PlanConv(weight, bias, activation=step.activation, **(step.options or _POINT))
         else:
             made = native.PlanLinear(weight, bias, step.activation)
         self._kept[number] = (made_of, made)
         return made
+
+
+_POINT = {"stride": (1, 1), "padding": (0, 0, 0, 0), "dilation": (1, 1), "groups": 1}
 
 
 def _digest(array: Array | None) -> bytes:
@@ -56,6 +61,7 @@ def _outline(step: Step) -> Step:
 
 
 _KERNELS = {"conv": "conv2d", "linear": "matmul", "max_pool": "max_pool2d", "avg_pool": "avg_pool2d", "concat": "cat"}
+_KERNELS |= {"layer_norm": "layer_norm", "attention": "attention"}
 _KERNELS |= {"global_mean": "mean", "slice": "get_item", "take": "get_item", "flatten": "reshape", "same": "reshape"}
 
 
@@ -109,7 +115,10 @@ class Segment:
 def _operands(step: Step, shapes: list[Shape]) -> tuple[list[Any], list[Any], Any]:
     """A step's arrays and options as a kernel's record has them."""
     read = list(shapes[:1] if step.kind in ("conv", "linear") else shapes)
-    if step.weight is not None and step.kind != "affine":
+    if step.kind == "attention":
+        read = [(s[0], step.options["heads"], s[1], step.options["dim"]) for s in shapes]
+        read[2] = (*read[2][:3], step.options["value_dim"])
+    if step.weight is not None and step.kind not in ("affine", "layer_norm"):
         read.append(step.weight.shape if step.kind == "conv" else step.weight.shape[::-1])
     options = {"activation": step.activation or None, "kernel": step.options.get("kernel")}
     options |= {"bias": step.bias is not None or None, "residual": len(shapes) > 1 or None}
@@ -160,7 +169,7 @@ def _segment(lowering: Lowering, run: list[int], layers: Layers) -> Segment:
     assert native is not None
     plan, steps, inside = native.FloatPlan(), lowering.steps, set(run)
     sources = sorted({i for n in run for i in steps[n].inputs} - inside)
-    values = {i: plan.input(*_image(lowering.shapes[i])) for i in sources}
+    values = {i: plan.input(*_image(lowering.shapes[i]), len(lowering.shapes[i]) == 3) for i in sources}
     made: dict[int, tuple[Step, list[Shape]]] = {}
     for number in run:
         values[number] = _add(plan, number, steps[number], values, layers, lowering)
@@ -170,13 +179,16 @@ def _segment(lowering: Lowering, run: list[int], layers: Layers) -> Segment:
     result = lowering.trace.result
     last = lowering.find(result) if isinstance(result, Value) else -1
     results = [(n, lowering.shapes[n]) for n in run if n in outside or n == last]
-    for number, _ in results:
-        plan.output(values[number])
+    for number, shape in results:
+        plan.output(values[number], len(shape) == 3)
     plan.finish()
     return Segment(plan, sources, results, made)
 
 
 def _image(shape: Shape) -> Shape:
+    """(N, C, H, W) of a value; tokens (B, T, C) are an image of one row."""
+    if len(shape) == 3:
+        return (shape[0], shape[2], 1, shape[1])
     return shape if len(shape) == 4 else (*shape, 1, 1)
 
 
@@ -194,7 +206,7 @@ def _tuned_algorithm(step: Step, x: Shape) -> str:
 def _add(plan: Any, number: int, step: Step, values: dict[int, int], layers: Layers, lowering: Lowering) -> int:
     reads, options = [values[i] for i in step.inputs], step.options
     made: int
-    if step.kind == "conv":
+    if step.kind == "conv" or (step.kind == "linear" and len(step.shape) == 3):
         layer = layers.get(number, step)
         made = plan.conv(layer, *reads, algorithm=_tuned_algorithm(step, lowering.shapes[step.inputs[0]]))
         layer.release()  # packed by now
@@ -221,6 +233,11 @@ def _add(plan: Any, number: int, step: Step, values: dict[int, int], layers: Lay
         made = plan.spread(reads[0], *options["by"])
     elif step.kind == "flatten":
         made = plan.flatten(reads[0])
+    elif step.kind == "layer_norm":
+        assert step.weight is not None and step.bias is not None
+        made = plan.layer_norm(reads[0], step.weight.tolist(), step.bias.tolist(), options["eps"])
+    elif step.kind == "attention":
+        made = plan.attention(reads, **options)
     else:
         made = reads[0]
     return made

@@ -96,7 +96,7 @@ class _Sized:
             raise ConfigurationError(
                 f"the result of {type(module).__name__} does not depend on its input through tensors"
             )
-        lowering = Lowering(traced)
+        lowering = Lowering(traced, tokens=True)
         self.parts, self.result = parts(lowering, layers), lowering.find(traced.result)
         self.images_at_once = images_at_once(self.parts, len(example)) if example.ndim == 4 else len(example)
         self._check(module, example)

@@ -13,26 +13,30 @@ import numpy.typing as npt
 
 from tilewise.plan.rules import RULES
 from tilewise.plan.steps import Shape, Step
+from tilewise.plan.tokens import Mixed, View
 from tilewise.plan.trace import Node, Trace, Value
 
 Array = npt.NDArray[Any]
 
 
 class Lowering:
-    """The steps by the value they make, in the order they run."""
+    """The steps by the value they make, in the order they run. Tokens (B, T, C) become steps only where `tokens` says
+    that who runs the steps has them."""
 
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
+    def __init__(self, trace: Trace, tokens: bool = False) -> None:
+        self.trace, self._tokens = trace, tokens
         self.users = trace.users()
         self.shapes: dict[int, Shape] = {0: trace.input_shape}
         self.steps: dict[int, Step] = {}
         self.same_as: dict[int, int] = {}  # values that another step makes
         self.shuffles: dict[int, tuple[int, int, bool]] = {}  # channels seen as (groups, each), swapped or not
+        self.views: dict[int, View] = {}  # values that no step makes, but steps may read in
+        self.mixed: dict[int, Mixed] = {}  # attention that no step has asked for
         for number, node in enumerate(trace.nodes, 1):
             self.shapes[number] = node.shape
             made = self._lowered(number, node)
             if made is None:
-                self._refuse_shuffles(node)
+                self._refuse(node)
                 made = self._python(node)
             if isinstance(made, Step):
                 self.steps[number] = made
@@ -59,22 +63,28 @@ class Lowering:
         rule = RULES.get(node.operation.__name__)
         return None if rule is None else rule(self, number, node)
 
-    def _refuse_shuffles(self, node: Node) -> None:
-        """A half-read shuffle that an unknown operation reads: its reshapes must run as they are."""
+    def _refuse(self, node: Node) -> None:
+        """A half-read shuffle or a view that an unknown operation reads: its reshapes must run as they are."""
         for value in self._values(node):
-            if self.shuffles.pop(value, None) is not None:
-                reshape = self.trace.nodes[value - 1]
-                self._refuse_shuffles(reshape)
-                self.steps[value] = self._python(reshape)
+            if self.shuffles.pop(value, None) is not None or self.views.pop(value, None) is not None:
+                unread = self.trace.nodes[value - 1]
+                self._refuse(unread)
+                self.steps[value] = self._python(unread)
 
     def image(self, value: Value | Array) -> int | None:
         """The step of a value that the native plan can hold: (N, C, H, W) or (N, C), none of them empty."""
+        return self._held(value, 2, 4)
+
+    def tokens(self, value: Value | Array) -> int | None:
+        """The same of a value (B, T, C)."""
+        return self._held(value, 3) if self._tokens else None
+
+    def _held(self, value: Value | Array, *ranks: int) -> int | None:
         if not isinstance(value, Value):
             return None
-        shape = self.shapes[value.number]
-        number = self.find(value)
-        usable = len(shape) in (2, 4) and min(shape[1:]) > 0 and number not in self.shuffles
-        return number if usable else None
+        shape, number = self.shapes[value.number], self.find(value)
+        usable = len(shape) in ranks and min(shape[1:]) > 0
+        return number if usable and number not in self.shuffles and number not in self.views else None
 
     def new_value(self, shape: Shape) -> int:
         """A value between two steps of one node; the numbers below zero are free for them."""

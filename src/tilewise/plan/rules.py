@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilewise.plan import tokens
 from tilewise.plan.steps import Array, Shape, Step
 from tilewise.plan.trace import Node, Value
 
@@ -50,6 +51,8 @@ def _conv(low: Lowering, _number: int, node: Node) -> Step | None:
 def _linear(low: Lowering, _number: int, node: Node) -> Step | None:
     x = low.image(node.inputs[0])
     filters, rows = _filters(node), len(node.shape) == 2 and node.params.get("residual") is None
+    if filters is not None and len(node.shape) == 3:
+        return tokens.linear(low, node, filters)
     if x is None or not rows or filters is None:
         return None
     return Step("linear", (x,), node.shape, node.layer, node.params.get("activation") or "", *filters)
@@ -88,7 +91,7 @@ def _scaled(low: Lowering, number: int, node: Node, x: int, scale: Array, shift:
 
 def _activation(name: str) -> Rule:
     def rule(low: Lowering, number: int, node: Node) -> Step | bool | None:
-        x = low.image(node.inputs[0])
+        x = _either(low, node.inputs[0])
         if x is None:
             return None
         if low.alone(x, *TAKES_ACTIVATION) is not None:
@@ -96,6 +99,12 @@ def _activation(name: str) -> Rule:
         return Step("affine", (x,), node.shape, node.layer, name)
 
     return rule
+
+
+def _either(low: Lowering, value: Value | Array) -> int | None:
+    """An image, or tokens that a step makes: only those are known to be float32."""
+    x = low.tokens(value)
+    return x if x is not None and x in low.steps and low.steps[x].kind != "python" else low.image(value)
 
 
 def _clip(low: Lowering, number: int, node: Node) -> Step | bool | None:
@@ -112,11 +121,15 @@ def _hard_sigmoid(low: Lowering, number: int, node: Node) -> Step | bool | None:
 def _add(low: Lowering, number: int, node: Node) -> Step | bool | None:
     a, b = node.inputs
     if isinstance(a, Value) and isinstance(b, Value):
-        p, q = low.image(a), low.image(b)
-        if p is None or q is None or low.shapes[a.number] != low.shapes[b.number]:
+        if low.shapes[a.number] != low.shapes[b.number]:
+            return None
+        if len(node.shape) == 3 and (_either(low, a) is None and _either(low, b) is None):
+            return None
+        p, q = (low.tokens(v) if len(node.shape) == 3 else low.image(v) for v in (a, b))
+        if p is None or q is None:
             return None
         for conv, other in ((q, p), (p, q)):
-            found = low.alone(conv, "conv") if conv != other else None
+            found = low.alone(conv, "conv", *(["linear"] if len(node.shape) == 3 else [])) if conv != other else None
             if found is not None and len(found.inputs) == 1:
                 return low.taken_along(number, conv, inputs=(*found.inputs, other))
         return Step("add", (p, q), node.shape, node.layer)
@@ -206,6 +219,8 @@ def _mean(low: Lowering, number: int, node: Node) -> Step | None:
 def _reshape(low: Lowering, number: int, node: Node) -> Step | bool | None:
     value = node.inputs[0]
     assert isinstance(value, Value)
+    if (seen := tokens.reshaped(low, number, node)) is not None:
+        return seen
     before, after, source = low.shapes[value.number], node.shape, low.find(value)
     if source in low.shuffles:
         x, groups, swapped = low.shuffles[source]
@@ -230,6 +245,8 @@ def _reshape(low: Lowering, number: int, node: Node) -> Step | bool | None:
 def _permute(low: Lowering, number: int, node: Node) -> bool | None:
     value = node.inputs[0]
     source = low.find(value) if isinstance(value, Value) else -1
+    if tokens.permuted(low, number, node):
+        return True
     if source not in low.shuffles or tuple(node.params["axes"]) != (0, 2, 1, 3, 4):
         return None
     x, groups, swapped = low.shuffles[source]
@@ -246,7 +263,9 @@ def _cat(low: Lowering, _number: int, node: Node) -> Step | None:
     return Step("concat", tuple(p for p in parts if p is not None), node.shape, node.layer)
 
 
-def _get_item(low: Lowering, _number: int, node: Node) -> Step | None:
+def _get_item(low: Lowering, number: int, node: Node) -> Step | bool | None:
+    if tokens.indexed(low, number, node):
+        return True
     x, index = low.image(node.inputs[0]), node.params["index"]
     if x is None or not isinstance(index, tuple) or len(index) < 2 or len(node.shape) not in (2, 4):
         return None
@@ -304,6 +323,9 @@ RULES: dict[str, Rule] = {
     "Conv2d": _conv,
     "Linear": _linear,
     "FixedNorm": _norm,
+    "LayerNorm": tokens.layer_norm,
+    "Attention": tokens.attention,
+    "PackedAttention": tokens.packed_attention,
     "Add": _add,
     "Mul": _mul,
     "Clip": _clip,

@@ -20,8 +20,8 @@ class Step:
 
     kind: str
     # conv, linear, max_pool, avg_pool, global_mean, add, mul, affine (scale, shift and activation), concat, slice, take
-    # (of channels), upsample, spread (channels over pixels), flatten, same (the value as it is) or python; and input,
-    # where steps are a list
+    # (of channels), upsample, spread (channels over pixels), flatten, same (the value as it is), layer_norm, attention
+    # (both over tokens) or python; and input, where steps are a list
     inputs: tuple[int, ...]
     shape: Shape
     layer: str = ""
