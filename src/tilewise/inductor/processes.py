@@ -45,8 +45,9 @@ def forget_version() -> None:
 
 def start_early() -> None:
     """Start the process that tries templates and have it take hold of the GPU; nobody waits for it here."""
-    pool = _trying()
-    pool.executor.submit(_touch_gpu, pool)
+    with contextlib.suppress(AttributeError, OSError):  # PyTorch starts it by itself, only later
+        pool = _trying()
+        pool.executor.submit(_touch_gpu, pool)
 
 
 def _touch_gpu(pool: Any) -> None:
