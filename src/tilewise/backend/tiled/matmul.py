@@ -69,7 +69,8 @@ class Matmul(TiledOp[TileConfig]):
         return TileConfig(*module.matmul_plan(*operand_views(shape, layout or "nn"), threads)[1])
 
     def candidates(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> Iterator[TileConfig]:
-        yield from around(module, self.default(module, shape, layout, threads), shape, threads)
+        default = self.default(module, shape, layout, threads)
+        yield from (TileConfig(*values) for values in around(module, default, shape, threads))
         yield from _candidates(module, shape, threads)
 
     def problem(self, module: ModuleType, tile: TileConfig, shape: Shape, layout: str | None) -> str | None:
@@ -107,12 +108,17 @@ def operand_views(shape: Shape, layout: str) -> tuple[npt.NDArray[Any], npt.NDAr
     return a, b
 
 
-def _register_tiles(module: ModuleType) -> Iterator[tuple[int, int]]:
-    """For each width the tallest tile that fits and a few shorter ones."""
+def _tallest(module: ModuleType) -> dict[int, int]:
+    """The rows of the tallest register tile of each width."""
     tallest: dict[int, int] = {}
     for mr, nr in module.gemm_register_tiles():
         tallest[nr] = max(mr, tallest.get(nr, 0))
-    for nr, most in tallest.items():
+    return tallest
+
+
+def _register_tiles(module: ModuleType) -> Iterator[tuple[int, int]]:
+    """For each width the tallest tile that fits and a few shorter ones."""
+    for nr, most in _tallest(module).items():
         for mr in sorted({most, max(1, most * 2 // 3), max(1, most // 3)}):
             yield mr, nr
 
@@ -123,8 +129,9 @@ def _clipped(sizes: tuple[int, ...], extent: int, grain: int) -> list[int]:
     return sorted({min(whole, max(1, size // grain) * grain) for size in sizes} | {min(whole, sizes[-1] * 4)})
 
 
-def around(module: ModuleType, tile: TileConfig, shape: Shape, threads: int) -> list[TileConfig]:
-    """The tile and its neighbours: other blocks, or another packing, register tile or grid with the same blocks."""
+def around(module: ModuleType, tile: TileConfig, shape: Shape, threads: int) -> list[Shape]:
+    """The tile and its neighbours: other blocks, or another packing, register tile or grid with the same blocks. Each
+    is what `TileConfig` takes, in that order: choosing in passing has no time for objects."""
     m, n, k = shape
 
     def scaled(size: int, extent: int, grain: int, factors: tuple[float, ...]) -> list[int]:
@@ -133,12 +140,15 @@ def around(module: ModuleType, tile: TileConfig, shape: Shape, threads: int) -> 
 
     rows, columns = scaled(tile.mc, m, tile.mr, (0.5, 1, 2)), scaled(tile.nc, n, tile.nr, (0.25, 0.5, 1, 2))
     depths = scaled(tile.kc, k, 1, (0.5, 0.67, 1, 1.5, 2))
-    found = [tile, *(replace(tile, mc=mc, nc=nc, kc=kc) for mc, nc, kc in product(rows, columns, depths))]
-    found += [replace(tile, pack_a=a, pack_b=b) for a, b in product((False, True), (False, True))]
+    register, blocks = (tile.mr, tile.nr), (tile.mc, tile.nc, tile.kc)
+    packing, grid = (tile.pack_a, tile.pack_b), (tile.threads_m, tile.threads_n)
+    found = [(*register, *blocks, *packing, *grid)]
+    found += [(*register, *other, *packing, *grid) for other in product(rows, columns, depths)]
+    found += [(*register, *blocks, *other, *grid) for other in product((False, True), (False, True))]
     for mr, nr in _register_tiles(module):
         mc, nc = -(-min(tile.mc, m) // mr) * mr, -(-min(tile.nc, n) // nr) * nr
-        found.append(replace(tile, mr=mr, nr=nr, mc=mc, nc=nc))
-    found += [replace(tile, threads_m=down, threads_n=across) for down, across in grids(threads)]
+        found.append((mr, nr, mc, nc, tile.kc, *packing, *grid))
+    found += [(*register, *blocks, *packing, *other) for other in grids(threads)]
     return list(dict.fromkeys(found))
 
 
@@ -154,11 +164,7 @@ def tile_blocks(
     module: ModuleType, m: int, n: int, k: int
 ) -> Iterator[tuple[int, int, list[int], list[int], list[int]]]:
     """A thinned space for choosing in passing: register tiles, each with its row, column and depth blocks."""
+    tallest = _tallest(module)
     for mr, nr in _register_tiles(module):
-        if mr * 3 < _tallest(module, nr) * 2 - 2:
-            continue
-        yield mr, nr, _clipped((28, 168), m, mr), _clipped((256, 1024), n, nr), _clipped((256, 512), k, 1)
-
-
-def _tallest(module: ModuleType, nr: int) -> int:
-    return int(max(mr for mr, width in module.gemm_register_tiles() if width == nr))
+        if mr * 3 >= tallest[nr] * 2 - 2:
+            yield mr, nr, _clipped((28, 168), m, mr), _clipped((256, 1024), n, nr), _clipped((256, 512), k, 1)

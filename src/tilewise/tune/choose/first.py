@@ -59,7 +59,7 @@ def product_tiles(module: Any, problem: Problem) -> Tiles:
 
 def candidates(module: Any, default: TileConfig, sizes: Sizes, threads: int) -> Rows:
     """The default, its neighbours and some fifty to two hundred more tiles, one a row."""
-    rows = [tuple(tile.as_dict().values()) for tile in around(module, default, sizes, threads)]
+    rows = around(module, default, sizes, threads)
     grid = default.threads_m, default.threads_n
     for mr, nr, row_blocks, column_blocks, depth_blocks in tile_blocks(module, *sizes):
         for mc, nc, kc, pack_b in product(row_blocks, column_blocks, depth_blocks, (0, 1)):
