@@ -8,8 +8,13 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
+// Without gradients to keep, more keys at once fit the second-level cache: fewer rescalings and longer products. Rows of
+// scores and of transposed keys lie a little further apart than a power of two, so that they do not share cache sets.
+constexpr int kManyKeys = 256;
+constexpr int kKeyStep = kManyKeys + 16;
+
 int64_t forward_workspace(int64_t dim, int64_t value_dim) {
-  return kQueryBlock * dim + kKeyBlock * dim + kQueryBlock * kKeyBlock + kQueryBlock * value_dim;
+  return kQueryBlock * dim + kKeyStep * dim + kQueryBlock * kKeyStep + kQueryBlock * value_dim;
 }
 
 struct RunningRow {
@@ -47,27 +52,27 @@ void forward(const AttentionHead& head, int64_t first, int64_t last, RowsOut out
   const int64_t queries = last - first, dim = head.dim, value_dim = head.value_dim;
   float* q = workspace;
   float* keys = q + kQueryBlock * dim;
-  float* scores = keys + kKeyBlock * dim;
-  float* gathered = scores + kQueryBlock * kKeyBlock;
+  float* scores = keys + kKeyStep * dim;
+  float* gathered = scores + kQueryBlock * kKeyStep;
   RunningRow state[kQueryBlock];
   for (int64_t i = 0; i < queries; ++i) state[i] = {-__builtin_inff(), 0.0};
   __builtin_memset(gathered, 0, static_cast<size_t>(queries * value_dim) * sizeof(float));
   copy_scaled(head.q, first, queries, dim, head.scale, q);
 
   const int64_t end = visible_keys(head, last - 1), seen_by_all = visible_keys(head, first);
-  const int64_t blocks = (end + kKeyBlock - 1) / kKeyBlock, even = blocks == 0 ? 0 : (end + blocks - 1) / blocks;
+  const int64_t blocks = (end + kManyKeys - 1) / kManyKeys, even = blocks == 0 ? 0 : (end + blocks - 1) / blocks;
   const int64_t step = (even + kLanes - 1) / kLanes * kLanes;  // blocks of about one size, of whole vectors
   for (int64_t j = 0; j < end; j += step) {
     const int64_t count = end - j < step ? end - j : step;
-    transpose_rows(head.k, j, count, dim, keys);
-    multiply(queries, count, dim, {q, dim, 1}, {keys, kKeyBlock}, {scores, kKeyBlock}, false);
+    transpose_rows(head.k, j, count, dim, kKeyStep, keys);
+    multiply(queries, count, dim, {q, dim, 1}, {keys, kKeyStep}, {scores, kKeyStep}, false);
     if (j + count > seen_by_all || head.mask_kind != MaskKind::none) {
-      mask_scores(head, first, queries, j, count, scores);
+      mask_scores(head, first, queries, j, count, kKeyStep, scores);
     }
     for (int64_t i = 0; i < queries; ++i) {
-      absorb(scores + i * kKeyBlock, count, state[i], gathered + i * value_dim, value_dim);
+      absorb(scores + i * kKeyStep, count, state[i], gathered + i * value_dim, value_dim);
     }
-    multiply(queries, value_dim, count, {scores, kKeyBlock, 1}, {head.v.data + j * head.v.stride, head.v.stride},
+    multiply(queries, value_dim, count, {scores, kKeyStep, 1}, {head.v.data + j * head.v.stride, head.v.stride},
              {gathered, value_dim}, true);
   }
   for (int64_t i = 0; i < queries; ++i) {

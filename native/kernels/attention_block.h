@@ -43,9 +43,9 @@ void multiply(int64_t m, int64_t n, int64_t k, Factor a, Rows b, RowsOut c, bool
   }
 }
 
-// Keys (or values) of one block as [dim][kKeyBlock], so that the products above run along keys.
-TW_INLINE void transpose_rows(Rows rows, int64_t first, int64_t count, int64_t dim, float* out) {
-  const Strip strip = {rows.data + first * rows.stride, 1, rows.stride, dim, static_cast<int>(count), kKeyBlock};
+// Keys (or values) of one block as [dim][step], so that the products above run along keys.
+TW_INLINE void transpose_rows(Rows rows, int64_t first, int64_t count, int64_t dim, int step, float* out) {
+  const Strip strip = {rows.data + first * rows.stride, 1, rows.stride, dim, static_cast<int>(count), step};
   pack_along_k(strip, out);
 }
 
@@ -78,10 +78,10 @@ TW_INLINE void apply_mask_row(const AttentionHead& head, int64_t t, int64_t j0, 
   }
 }
 
-// -inf where queries first ... may not see keys j0 ...; rows of `scores` are kKeyBlock floats apart.
-void mask_scores(const AttentionHead& head, int64_t first, int64_t queries, int64_t j0, int64_t count, float* scores) {
+// -inf where queries first ... may not see keys j0 ...; rows of `scores` are `step` floats apart.
+void mask_scores(const AttentionHead& head, int64_t first, int64_t queries, int64_t j0, int64_t count, int64_t step, float* scores) {
   for (int64_t i = 0; i < queries; ++i) {
-    float* row = scores + i * kKeyBlock;
+    float* row = scores + i * step;
     const int64_t visible = visible_keys(head, first + i) - j0;
     for (int64_t j = visible > 0 ? visible : 0; j < count; ++j) row[j] = -__builtin_inff();
     if (head.mask_kind != MaskKind::none) apply_mask_row(head, first + i, j0, count, row);

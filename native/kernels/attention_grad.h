@@ -81,8 +81,8 @@ void backward(const AttentionHead& head, Rows gout, Rows out, const float* logsu
   dot_rows(gout, out, head.queries, value_dim, at.delta);
   for (int64_t j = 0; j < head.keys; j += kKeyBlock) {
     const int64_t keys = head.keys - j < kKeyBlock ? head.keys - j : kKeyBlock;
-    transpose_rows(head.k, j, keys, dim, at.keys);
-    transpose_rows(head.v, j, keys, value_dim, at.values);
+    transpose_rows(head.k, j, keys, dim, kKeyBlock, at.keys);
+    transpose_rows(head.v, j, keys, value_dim, kKeyBlock, at.values);
     __builtin_memset(at.gkeys, 0, static_cast<size_t>(keys * dim) * 4);
     __builtin_memset(at.gvalues, 0, static_cast<size_t>(keys * value_dim) * 4);
     for (int64_t i = first_query(head, j) / kQueryBlock * kQueryBlock; i < head.queries; i += kQueryBlock) {
@@ -93,7 +93,7 @@ void backward(const AttentionHead& head, Rows gout, Rows out, const float* logsu
       multiply(queries, keys, value_dim, {gout_block.data, gout.stride, 1}, {at.values, kKeyBlock},
                {at.gscores, kKeyBlock}, false);
       if (j + keys > visible_keys(head, i) || head.mask_kind != MaskKind::none) {
-        mask_scores(head, i, queries, j, keys, at.weights);
+        mask_scores(head, i, queries, j, keys, kKeyBlock, at.weights);
       }
       for (int64_t r = 0; r < queries; ++r) {
         weights_and_gradient(at.weights + r * kKeyBlock, at.gscores + r * kKeyBlock, keys, logsumexp[i + r],

@@ -190,20 +190,20 @@ void narrow_row(const Problem& p, int64_t n, int64_t y, int64_t block0, int64_t 
   const int64_t end = s.h <= top ? 0 : smaller(s.kh, ceil_div(s.h - top, s.dh));
   const int64_t inside = larger(0, end - first), chunks = ceil_div(s.ow, kGroupedPixels);
   const float* image = p.x + n * s.h * s.w * p.l.x_pitch + (inside > 0 ? (top + first * s.dh) * s.w * p.l.x_pitch : 0);
-  GroupedRow row{nullptr, p.l.x_pitch, s.dh * s.w * p.l.x_pitch, s.w, nullptr, inside, s.kw, s.sw, s.dw, s.pw, s.group_c(), s.group_o()};
+  GroupedRow row{nullptr, p.l.x_pitch, s.dh * s.w * p.l.x_pitch, s.w, nullptr, inside, s.kw, s.sw, s.dw, s.pw, s.group_c(), s.group_o(), nullptr, nullptr, p.l.y_pitch};
   MicroFinish finish{nullptr, nullptr, p.l.residual_pitch, p.e.activation, 0};
+  row.finish = &finish;
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
     const int64_t x = cut(s.ow, chunks, chunk), count = cut(s.ow, chunks, chunk + 1) - x, pixel = (n * s.oh + y) * s.ow + x;
     for (int64_t block = block0; block < block1; ++block) {
       const int64_t channel = block * blocks.o;
-      float tile[kGroupedPixels * kLanes];
       row.x = image + block * blocks.c;
       row.w = p.packed + (block * s.kh + first) * taps;
-      grouped_pixels(row, x, count, tile);
+      row.y = p.y + pixel * p.l.y_pitch + channel;
       finish.bias = p.e.bias == nullptr ? nullptr : p.e.bias + channel;
       finish.residual = p.e.residual == nullptr ? nullptr : p.e.residual + pixel * p.l.residual_pitch + channel;
       finish.channels = smaller(blocks.o, s.o - channel);
-      finish_tile(tile, count, 1, finish, p.y + pixel * p.l.y_pitch + channel, p.l.y_pitch);
+      grouped_pixels(row, x, count);
     }
   }
 }

@@ -134,14 +134,16 @@ void multiply(const Problem& p, const Band& b, const ConvTile& tile, const float
 // A block of narrow groups for every pixel of the band, into stage[pixel][kLanes].
 void multiply_narrow(const Problem& p, const Band& b, const float* packed, const RowBuffer& rows, float* stage) {
   const ConvShape& s = p.s;
+  const MicroFinish as_it_is{nullptr, nullptr, 0, ConvActivation::none, kLanes};
   GroupedRow row{nullptr, kLanes, s.dh * rows.columns * kLanes, rows.columns, packed, s.kh, s.kw, s.sw, s.dw, 0,
-                 s.group_c(), s.group_o()};
+                 s.group_c(), s.group_o(), &as_it_is, nullptr, kLanes};
   const int64_t chunks = ceil_div(s.ow, kGroupedPixels);
   for (int64_t y = b.y0; y < b.y1; ++y) {
     row.x = rows.row(y * s.sh - s.ph);
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
       const int64_t x0 = cut(s.ow, chunks, chunk), x1 = cut(s.ow, chunks, chunk + 1);
-      grouped_pixels(row, x0, x1 - x0, stage + ((y - b.y0) * s.ow + x0) * kLanes);
+      row.y = stage + ((y - b.y0) * s.ow + x0) * kLanes;
+      grouped_pixels(row, x0, x1 - x0);
     }
   }
 }

@@ -47,10 +47,12 @@ inline void pack_grouped(const ConvShape& s, const WeightView& w, float* packed)
   }
 }
 
+template <bool Fours>
 TW_INLINE vf permuted(vf v, vi from) {
 #if defined(__AVX512F__)
   return (vf)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)from, (__m512)v);
 #elif defined(__AVX2__)
+  if constexpr (Fours) return (vf)_mm256_permutevar_ps((__m256)v, (__m256i)from);  // within 128 bits: half the work
   return (vf)_mm256_permutevar8x32_ps((__m256)v, (__m256i)from);
 #else
   vf out;
@@ -68,6 +70,9 @@ struct GroupedRow {
   int64_t rows;             // taps inside
   int64_t kw, sw, dw, pad;
   int64_t group_c, group_o;
+  const MicroFinish* finish;  // of the outputs at hand
+  float* y;
+  int64_t y_pitch;
 };
 
 constexpr int kGroupedPixels = 8;
@@ -78,10 +83,20 @@ TW_INLINE vf pixel(const GroupedRow& g, const float* row, int64_t column) {
   return load(row + column * g.pitch);
 }
 
+// Sums of consecutive pixels to the result.
+template <int Pixels>
+TW_INLINE void finish_pixels(const GroupedRow& g, const vf (&acc)[Pixels][1]) {
+  if (clips(*g.finish, 1)) return finish_clipped<Pixels, 1>(acc, *g.finish, g.y, g.y_pitch);
+  float tile[Pixels * kLanes];
+#pragma GCC unroll 8
+  for (int p = 0; p < Pixels; ++p) store(tile + p * kLanes, acc[p][0]);
+  finish_tile(tile, Pixels, 1, *g.finish, g.y, g.y_pitch);
+}
+
 // Depthwise: input pixels are read once a row and go to every output whose window they are in.
 template <int Taps, int Stride, int Pixels, bool Inside>
-TW_INLINE void depthwise_tile(const GroupedRow& g, int64_t column, float* tile) {
-  vf acc[Pixels] = {};
+TW_INLINE void depthwise_tile(const GroupedRow& g, int64_t column) {
+  vf acc[Pixels][1] = {};
   const float *row = g.x, *w = g.w;
   for (int64_t ky = 0; ky < g.rows; ++ky, row += g.tap_row, w += Taps * kLanes) {
     vf weight[Taps];
@@ -93,19 +108,18 @@ TW_INLINE void depthwise_tile(const GroupedRow& g, int64_t column, float* tile) 
 #pragma GCC unroll 7
       for (int kx = 0; kx < Taps; ++kx) {
         if (i >= kx && (i - kx) % Stride == 0 && (i - kx) / Stride < Pixels) {
-          acc[(i - kx) / Stride] = multiply_add(acc[(i - kx) / Stride], x, weight[kx]);
+          acc[(i - kx) / Stride][0] = multiply_add(acc[(i - kx) / Stride][0], x, weight[kx]);
         }
       }
     }
   }
-#pragma GCC unroll 8
-  for (int p = 0; p < Pixels; ++p) store(tile + p * kLanes, acc[p]);
+  finish_pixels<Pixels>(g, acc);
 }
 
-// Any kernel, stride, dilation and group.
-template <int Pixels, bool Inside>
-void grouped_tile(const GroupedRow& g, int64_t column, float* tile) {
-  vf acc[Pixels] = {};
+// Any kernel, stride, dilation and group. Fours: groups of four channels in and out, which no 128 bits share.
+template <int Pixels, bool Inside, bool Fours>
+void grouped_tile(const GroupedRow& g, int64_t column) {
+  vf acc[Pixels][1] = {};
   vi first;
   for (int i = 0; i < kLanes; ++i) {
     const int64_t from = i / g.group_o * g.group_c;
@@ -121,38 +135,38 @@ void grouped_tile(const GroupedRow& g, int64_t column, float* tile) {
       for (int64_t c = 0; c < g.group_c; ++c, w += kLanes, from += 1) {
         const vf weight = load(w);
 #pragma GCC unroll 8
-        for (int p = 0; p < Pixels; ++p) acc[p] = multiply_add(acc[p], permuted(x[p], from), weight);
+        for (int p = 0; p < Pixels; ++p) acc[p][0] = multiply_add(acc[p][0], permuted<Fours>(x[p], from), weight);
       }
     }
   }
-#pragma GCC unroll 8
-  for (int p = 0; p < Pixels; ++p) store(tile + p * kLanes, acc[p]);
+  finish_pixels<Pixels>(g, acc);
 }
 
 template <int Pixels, bool Inside>
-void any_tile(const GroupedRow& g, int64_t column, float* tile) {
+void any_tile(const GroupedRow& g, int64_t column) {
   const bool depthwise = g.group_c == 1 && g.group_o == 1 && g.dw == 1;
-  if (depthwise && g.sw == 1 && g.kw == 3) return depthwise_tile<3, 1, Pixels, Inside>(g, column, tile);
-  if (depthwise && g.sw == 1 && g.kw == 5) return depthwise_tile<5, 1, Pixels, Inside>(g, column, tile);
-  if (depthwise && g.sw == 1 && g.kw == 7) return depthwise_tile<7, 1, Pixels, Inside>(g, column, tile);
-  if (depthwise && g.sw == 2 && g.kw == 3) return depthwise_tile<3, 2, Pixels, Inside>(g, column, tile);
-  if (depthwise && g.sw == 2 && g.kw == 5) return depthwise_tile<5, 2, Pixels, Inside>(g, column, tile);
-  if (depthwise && g.sw == 2 && g.kw == 7) return depthwise_tile<7, 2, Pixels, Inside>(g, column, tile);
-  grouped_tile<Pixels, Inside>(g, column, tile);
+  if (depthwise && g.sw == 1 && g.kw == 3) return depthwise_tile<3, 1, Pixels, Inside>(g, column);
+  if (depthwise && g.sw == 1 && g.kw == 5) return depthwise_tile<5, 1, Pixels, Inside>(g, column);
+  if (depthwise && g.sw == 1 && g.kw == 7) return depthwise_tile<7, 1, Pixels, Inside>(g, column);
+  if (depthwise && g.sw == 2 && g.kw == 3) return depthwise_tile<3, 2, Pixels, Inside>(g, column);
+  if (depthwise && g.sw == 2 && g.kw == 5) return depthwise_tile<5, 2, Pixels, Inside>(g, column);
+  if (depthwise && g.sw == 2 && g.kw == 7) return depthwise_tile<7, 2, Pixels, Inside>(g, column);
+  if (g.group_c == 4 && g.group_o == 4) return grouped_tile<Pixels, Inside, true>(g, column);
+  grouped_tile<Pixels, Inside, false>(g, column);
 }
 
 template <int Pixels>
-void edge_or_inside(const GroupedRow& g, int64_t x, float* tile) {
+void edge_or_inside(const GroupedRow& g, int64_t x) {
   const int64_t column = x * g.sw - g.pad, last = column + (Pixels - 1) * g.sw + (g.kw - 1) * g.dw;
-  column >= 0 && last < g.width ? any_tile<Pixels, true>(g, column, tile) : any_tile<Pixels, false>(g, column, tile);
+  column >= 0 && last < g.width ? any_tile<Pixels, true>(g, column) : any_tile<Pixels, false>(g, column);
 }
 
-// Outputs x0 ... x0 + count - 1 of a row to `tile`, kLanes floats each; at most kGroupedPixels of them.
-TW_INLINE void grouped_pixels(const GroupedRow& g, int64_t x0, int64_t count, float* tile) {
-  using Run = void (*)(const GroupedRow&, int64_t, float*);
+// Outputs x0 ... x0 + count - 1 of a row, finished; at most kGroupedPixels of them.
+TW_INLINE void grouped_pixels(const GroupedRow& g, int64_t x0, int64_t count) {
+  using Run = void (*)(const GroupedRow&, int64_t);
   static constexpr Run table[kGroupedPixels] = {edge_or_inside<1>, edge_or_inside<2>, edge_or_inside<3>, edge_or_inside<4>,
                                                 edge_or_inside<5>, edge_or_inside<6>, edge_or_inside<7>, edge_or_inside<8>};
-  table[count - 1](g, x0, tile);
+  table[count - 1](g, x0);
 }
 
 }  // namespace
