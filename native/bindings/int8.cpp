@@ -290,10 +290,8 @@ void bind_int8(nb::module_& m) {
       .def("__init__", make_layer, nb::arg("weights"), nb::arg("offset"), nb::arg("scale").none(), nb::arg("bias").none(),
            nb::arg("stride"), nb::arg("padding"))
       .def("set_output", &Int8Layer::set_output)
+      .def("set_finish", [](Int8Layer& layer, const Finish& finish) { layer.set_finish(finish_of(finish)); })
       .def("set_residual", &Int8Layer::set_residual)
-      .def("set_activation", [](Int8Layer& layer, const std::string& name, float inverse) {
-        layer.set_activation(bent_activation(name), inverse);
-      })
       .def("conv", layer_conv, nb::arg("x"), nb::arg("border"), nb::arg("residual").none(), nb::arg("residual_border"),
            nb::arg("out_border"))
       .def("linear", layer_linear, nb::arg("x"), nb::arg("kind"), nb::arg("row_scale").none(), nb::arg("relu"),

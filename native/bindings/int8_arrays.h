@@ -72,15 +72,19 @@ inline void check_zero(int zero) {
   if (zero < 0 || zero > 255) throw nb::value_error("a zero point lies between 0 and 255");
 }
 
-// An activation that bytes cannot have by being clamped.
-inline ConvActivation bent_activation(const std::string& name) {
-  if (name.empty()) return ConvActivation::none;
-  if (name == "gelu") return ConvActivation::gelu;
-  if (name == "silu") return ConvActivation::silu;
-  if (name == "hard_swish") return ConvActivation::hard_swish;
-  if (name == "sigmoid") return ConvActivation::sigmoid;
-  if (name == "hard_sigmoid") return ConvActivation::hard_sigmoid;
-  throw nb::value_error("an integer layer has no such activation");
+// zero, low, high; and of an activation that bytes cannot have by being clamped: the table, points of its grid in 1, its first
+using Finish = std::tuple<int, int, int, nb::bytes, float, int>;
+
+inline ByteFinish finish_of(const Finish& given) {
+  const auto& [zero, low, high, table, fine, first] = given;
+  check_zero(zero);
+  check_zero(low);
+  check_zero(high);
+  ByteFinish finish{zero, low, high, {}};
+  if (table.size() == 0) return finish;
+  if (table.size() > (1u << 17) || first < -(1 << 16) || first > 0 || !(fine > 0.0f)) throw nb::value_error("bad table");
+  finish.table = {static_cast<const uint8_t*>(table.data()), fine, first, first + static_cast<int>(table.size()) - 1};
+  return finish;
 }
 
 using Four = std::tuple<int, int, int, int>;  // top, left, bottom, right

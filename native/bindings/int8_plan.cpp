@@ -11,16 +11,6 @@
 namespace tw {
 namespace {
 
-using Finish = std::tuple<std::string, float, int, int, int>;  // activation, 1 / the output's scale, zero, low, high
-
-ByteFinish finish_of(const Finish& given) {
-  const auto& [activation, inverse, zero, low, high] = given;
-  check_zero(zero);
-  check_zero(low);
-  check_zero(high);
-  return {bent_activation(activation), inverse, zero, low, high};
-}
-
 // --- layers in groups ---
 
 // weights (columns, kh, kw, channels of a group) int8; offset int32 and scale float32 (columns,); padding top, left, bottom, right

@@ -83,7 +83,7 @@ void Int8GroupedLayer::set_residual(float scale, int zero) {
 }
 
 int64_t Int8GroupedLayer::nbytes() const {
-  return static_cast<int64_t>(packed_.size() + 4 * (wide_.size() + offset_.size() + scale_.size()));
+  return static_cast<int64_t>(packed_.size() + 4 * (wide_.size() + offset_.size() + scale_.size())) + finish_.nbytes();
 }
 
 void Int8GroupedLayer::unpack(int8_t* to) const {

@@ -26,7 +26,7 @@ class Int8GroupedLayer {
   // weights (columns, kh, kw, group_channels); offset and scale of `columns` numbers
   Int8GroupedLayer(const GroupedGeometry& geometry, const int8_t* weights, const int32_t* offset, const float* scale);
 
-  void set_finish(const ByteFinish& finish) { finish_ = finish; }
+  void set_finish(const ByteFinish& finish) { finish_ = KeptFinish(finish); }
   void set_residual(float scale, int zero);
 
   const GroupedGeometry& geometry() const { return geometry_; }
@@ -51,7 +51,7 @@ class Int8GroupedLayer {
   std::vector<PanelWindow> windows_;
   Buffer<int32_t> offset_;
   Buffer<float> scale_;
-  ByteFinish finish_;
+  KeptFinish finish_;
   float residual_scale_ = 0.0f;
   int residual_zero_ = 0;
 };

@@ -10,6 +10,8 @@
 namespace tw {
 namespace {
 
+constexpr int kMostPlaces = 1 << 16;  // of a table, on either side of 0
+
 void require(bool fits, const char* sentence) {
   if (!fits) throw std::invalid_argument(sentence);
 }
@@ -64,17 +66,18 @@ Int8Layer::Int8Layer(const Int8Geometry& geometry, const int8_t* weights, const 
   bias_ = padded(bias, g.columns);
 }
 
-void Int8Layer::set_output(int zero, int low, int high) {
-  require(zero >= 0 && zero <= 255 && low >= 0 && high <= 255 && low <= high, "bad output range");
-  zero_ = zero;
-  low_ = low;
-  high_ = high;
+KeptFinish::KeptFinish(const ByteFinish& finish) : finish_(finish) {
+  const ByteTable& t = finish.table;
+  const auto is_byte = [](int v) { return v >= 0 && v <= 255; };
+  require(is_byte(finish.zero) && is_byte(finish.low) && is_byte(finish.high) && finish.low <= finish.high, "bad output range");
+  if (t.bytes == nullptr) return;
+  require(t.first <= t.last && -kMostPlaces <= t.first && t.last <= kMostPlaces, "bad table");
+  table_ = Buffer<uint8_t>(static_cast<std::size_t>(t.last - t.first + 1));
+  std::copy(t.bytes, t.bytes + table_.size(), table_.data());
+  finish_.table.bytes = table_.data();
 }
 
-void Int8Layer::set_activation(ConvActivation activation, float inverse) {
-  activation_ = activation;
-  inverse_ = inverse;
-}
+void Int8Layer::set_finish(const ByteFinish& finish) { finish_ = KeptFinish(finish); }
 
 void Int8Layer::set_residual(float scale, int zero) {
   require(zero >= 0 && zero <= 255, "bad residual zero point");
@@ -83,7 +86,7 @@ void Int8Layer::set_residual(float scale, int zero) {
 }
 
 int64_t Int8Layer::nbytes() const {
-  return static_cast<int64_t>(packed_.size() + 4 * (offset_.size() + scale_.size() + bias_.size()));
+  return static_cast<int64_t>(packed_.size() + 4 * (offset_.size() + scale_.size() + bias_.size())) + finish_.nbytes();
 }
 
 void Int8Layer::unpack(int8_t* to) const {
@@ -106,9 +109,7 @@ Int8Problem Int8Layer::problem() const {
   p.offset = offset_.data();
   p.scale = scale_.data();
   p.bias = bias_.data();
-  p.zero = zero_;
-  p.low = low_;
-  p.high = high_;
+  p.finish = finish_;
   p.residual_scale = residual_scale_;
   p.residual_zero = residual_zero_;
   return p;
@@ -153,42 +154,7 @@ void Int8Layer::conv(const Int8Image& in, const uint8_t* x, const Int8Image& ski
   p.out = y + out.inside();
   p.out_grid = out.grid();
   p.out_columns = out.pixel == out_pixel() ? static_cast<int>(out.pixel) : g.columns;
-  activation_ == ConvActivation::none ? run_int8(p) : run_bent(p);
-}
-
-// The sums of some rows at a time, then those to bytes while they are in the cache.
-void Int8Layer::run_bent(const Int8Problem& p) const {
-  constexpr int64_t kSums = 1 << 13, kRows = 8;
-  const int64_t rows = static_cast<int64_t>(p.images) * p.height * p.width, columns = p.columns;
-  const int64_t block = std::min<int64_t>(kInt8MaxRows, round_up(std::max<int64_t>(1, kSums / std::max<int64_t>(1, columns)), kRows));
-  const ByteFinish finish{activation_, inverse_, zero_, low_, high_};
-  const auto some = [&](int task) {
-    thread_local Buffer<int32_t> kept;
-    int32_t* sums = kept.grow(static_cast<std::size_t>(block * columns));
-    const int64_t first = task * block, last = std::min(rows, first + block);
-    Int8Problem part = p;
-    part.kind = Int8Out::int32;
-    part.out = sums - first * columns;
-    part.out_columns = p.columns;
-    part.out_grid = {columns * p.width * p.height, columns * p.width, columns};
-    int8_rows(part, first, last);
-    for (int64_t row = first; row < last;) {
-      const int64_t x = row % p.width, y = row / p.width % p.height, image = row / p.width / p.height;
-      const int64_t pixels = std::min(last - row, p.width - x);
-      const auto at = [&](const PixelGrid& g) { return image * g.image_step + y * g.row_step + x * g.column_step; };
-      BytePixels residual{nullptr, p.residual_grid.column_step, p.residual_scale, p.residual_zero};
-      if (p.residual != nullptr) residual.data = p.residual + at(p.residual_grid);
-      const ByteTarget to{static_cast<uint8_t*>(p.out) + at(p.out_grid), p.out_grid.column_step};
-      active_int8_between().sums(sums + (row - first) * columns, pixels, columns, p.scale, residual, finish, to);
-      row += pixels;
-    }
-  };
-  const int64_t tasks = (rows + block - 1) / block;
-  if (tasks == 1 || num_threads() == 1) {
-    for (int64_t task = 0; task < tasks; ++task) some(static_cast<int>(task));
-  } else {
-    parallel_for(static_cast<int>(tasks), [&](int task) { some(task); });
-  }
+  run_int8(p);
 }
 
 void Int8Layer::check_linear(int64_t width, Int8Out kind) const {
@@ -208,7 +174,6 @@ void Int8Layer::linear(const uint8_t* x, int64_t rows, Int8Out kind, const float
   p.out_columns = kind == Int8Out::uint8 ? static_cast<int>(out_pixel()) : geometry_.columns;
   p.out = y;
   p.out_grid.column_step = p.out_columns;
-  if (kind == Int8Out::uint8 && activation_ != ConvActivation::none) return run_bent(p);
   tile == nullptr ? run_int8(p) : run_int8(p, *tile);
 }
 

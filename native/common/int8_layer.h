@@ -37,19 +37,31 @@ struct Int8Geometry {
   int stride_h = 1, stride_w = 1, pad_h = 0, pad_w = 0;
 };
 
+// A finish with its table, if it has one; it may be moved, and what was taken from it stays as it was.
+class KeptFinish {
+ public:
+  explicit KeptFinish(const ByteFinish& finish = {});  // the table is copied
+  operator const ByteFinish&() const { return finish_; }
+  int64_t nbytes() const { return static_cast<int64_t>(table_.size()); }
+
+ private:
+  Buffer<uint8_t> table_;
+  ByteFinish finish_;
+};
+
 class Int8Layer {
  public:
   // weights (columns, kh, kw, channels); offset of `columns` numbers; scale and bias likewise or null.
   Int8Layer(const Int8Geometry& geometry, const int8_t* weights, const int32_t* offset, const float* scale,
             const float* bias);
 
-  void set_output(int zero, int low, int high);
+  void set_output(int zero, int low, int high) { set_finish({zero, low, high, {}}); }
+  void set_finish(const ByteFinish& finish);  // with a table, scales are real numbers
   void set_residual(float scale, int zero);
-  // An activation that bends: scales are then real, and `inverse` is 1 / the output's scale.
-  void set_activation(ConvActivation activation, float inverse);
 
   const Int8Geometry& geometry() const { return geometry_; }
-  int zero() const { return zero_; }
+  int zero() const { return finish().zero; }
+  const ByteFinish& finish() const { return finish_; }
   int64_t in_pixel() const { return static_cast<int64_t>(groups_) * kInt8Group; }
   int64_t out_pixel() const { return round_up(geometry_.columns, kInt8Group); }
   int64_t nbytes() const;
@@ -69,7 +81,6 @@ class Int8Layer {
 
  private:
   Int8Problem problem() const;
-  void run_bent(const Int8Problem& problem) const;
 
   Int8Geometry geometry_;
   int groups_;  // of four channels
@@ -77,9 +88,9 @@ class Int8Layer {
   Buffer<int8_t> packed_;
   Buffer<int32_t> offset_;
   Buffer<float> scale_, bias_;
-  int zero_ = 0, low_ = 0, high_ = 255, residual_zero_ = 0;
-  float residual_scale_ = 0.0f, inverse_ = 1.0f;
-  ConvActivation activation_ = ConvActivation::none;
+  KeptFinish finish_;
+  int residual_zero_ = 0;
+  float residual_scale_ = 0.0f;
 };
 
 }  // namespace tw

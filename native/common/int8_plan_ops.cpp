@@ -38,6 +38,8 @@ PlanShape like(const PlanShape& in, int border, int zero) {
   return out;
 }
 
+int zero_of(const ByteFinish& finish) { return finish.zero; }
+
 // A row of pixels of one image.
 BytePixels pixels(const PlanShape& shape, const void* data, int64_t image, int64_t row, float scale) {
   const Int8Image at = shape.image(1);
@@ -328,7 +330,7 @@ class Add : public Int8Op {
     require(in.size() == 2 && in[0].bytes && in[1].bytes && in[0].floats() == in[1].floats() && in[0].height == in[1].height &&
                 in[0].channels == in[1].channels && in[0].rows == in[1].rows,
             "these two do not have one shape");
-    return like(in[0], border_, finish_.zero);
+    return like(in[0], border_, zero_of(finish_));
   }
 
   void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
@@ -341,7 +343,7 @@ class Add : public Int8Op {
 
  private:
   float a_scale_, b_scale_;
-  ByteFinish finish_;
+  KeptFinish finish_;
   int border_;
 };
 
@@ -354,7 +356,7 @@ class Mul : public Int8Op {
     require(in.size() == 2 && in[0].bytes && in[1].bytes && in[0].channels == in[1].channels, "these two do not have one shape");
     const bool same = in[0].height == in[1].height && in[0].width == in[1].width;
     require(same || in[1].height * in[1].width == 1, "these two do not have one shape");
-    return like(in[0], border_, finish_.zero);
+    return like(in[0], border_, zero_of(finish_));
   }
 
   void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
@@ -370,7 +372,7 @@ class Mul : public Int8Op {
 
  private:
   float scale_;
-  ByteFinish finish_;
+  KeptFinish finish_;
   int border_;
 };
 
@@ -382,7 +384,7 @@ class Affine : public Int8Op {
   PlanShape result(const std::vector<PlanShape>& in) const override {
     require(in[0].bytes && static_cast<int64_t>(scale_.size()) == in[0].channels && scale_.size() == shift_.size(),
             "a scale and a shift a channel");
-    return like(in[0], border_, finish_.zero);
+    return like(in[0], border_, zero_of(finish_));
   }
 
   void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
@@ -395,7 +397,7 @@ class Affine : public Int8Op {
 
  private:
   std::vector<float> scale_, shift_;
-  ByteFinish finish_;
+  KeptFinish finish_;
   int border_;
 };
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "common/isa.h"
+#include "kernels/int8_between.h"
 
 namespace tw {
 
@@ -48,12 +49,12 @@ struct Int8Problem {
   const float* bias = nullptr;
   bool relu = false;
 
-  // uint8: result = clamp(round(sum * scale + (residual - residual_zero) * residual_scale) + zero, low, high)
+  // uint8: result = sum * scale + (residual - residual_zero) * residual_scale, finished
   const uint8_t* residual = nullptr;
   PixelGrid residual_grid;
   float residual_scale = 0.0f;
   int residual_zero = 0;
-  int zero = 0, low = 0, high = 255;
+  ByteFinish finish;
 };
 
 // Bytes of the packed weights of `columns` columns and `groups` groups of four values of K.

@@ -10,38 +10,23 @@ namespace {
 // Calls value(pixel, channel, lanes) for every vector of channels and stores what it gives as bytes.
 template <class Value>
 TW_INLINE void each_vector(int64_t pixels, int64_t channels, const ByteFinish& finish, const ByteTarget& to, Value&& value) {
-  with_activation(finish.activation, [&](auto known) {
+  with_table(finish, [&](auto known) {
     for (int64_t pixel = 0; pixel < pixels; ++pixel) {
       uint8_t* out = to.data + pixel * to.step;
       int64_t c = 0;
       for (; c + kLanes <= channels; c += kLanes) {
-        store_first_bytes(out + c, to_bytes<known.value>(value(pixel, c, kLanes), finish), kLanes);
+        store_finished<known.value>(out + c, value(pixel, c, kLanes), finish, kLanes);
       }
       const int rest = static_cast<int>(channels - c);
-      if (rest > 0) store_first_bytes(out + c, to_bytes<known.value>(value(pixel, c, rest), finish), rest);
+      if (rest > 0) store_finished<known.value>(out + c, value(pixel, c, rest), finish, rest);
     }
   });
 }
 
 TW_INLINE vf first_floats(const float* p, int n) { return n == kLanes ? load(p) : load_first(p, n); }
 
-TW_INLINE vi first_sums(const int32_t* p, int n) {
-  return (vi)first_floats(reinterpret_cast<const float*>(p), n);
-}
-
 TW_INLINE vf real_at(const BytePixels& x, int64_t pixel, int64_t channel, int lanes) {
   return real_of(first_bytes(x.data + pixel * x.step + channel, lanes), x.zero, x.scale);
-}
-
-void finish_sums(const int32_t* sums, int64_t pixels, int64_t channels, const float* scale, const BytePixels& residual,
-                 const ByteFinish& finish, const ByteTarget& to) {
-  const auto plain = [&](int64_t pixel, int64_t c, int lanes) {
-    return __builtin_convertvector(first_sums(sums + pixel * channels + c, lanes), vf) * first_floats(scale + c, lanes);
-  };
-  if (residual.data == nullptr) return each_vector(pixels, channels, finish, to, plain);
-  each_vector(pixels, channels, finish, to, [&](int64_t pixel, int64_t c, int lanes) {
-    return plain(pixel, c, lanes) + real_at(residual, pixel, c, lanes);
-  });
 }
 
 void add(const BytePixels& a, const BytePixels& b, int64_t pixels, int64_t channels, const ByteFinish& finish,
@@ -70,7 +55,7 @@ void affine(const BytePixels& x, const float* scale, const float* shift, int64_t
 
 }  // namespace
 
-const Int8BetweenKernels int8_between = {finish_sums, add, mul, affine};
+const Int8BetweenKernels int8_between = {add, mul, affine};
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -1,22 +1,27 @@
-// What stands between integer products besides pooling: sums to bytes with an activation that bends, additions, products,
-// scales by channel. Bytes are channels last; a step of one input or output from pixel to pixel may be wider than its
-// channels (a place in a concatenation).
+// What stands between integer products besides pooling: additions, products, scales by channel. Bytes are channels last; a
+// step of one input or output from pixel to pixel may be wider than its channels (a place in a concatenation).
 //
-// A value in units of the output becomes clamp(round(value) + zero, low, high). With an activation, the value is real and
-// becomes clamp(round(act(value) * inverse) + zero, low, high).
+// A value in units of the output becomes clamp(round(value) + zero, low, high). Where an activation bends, the value is a
+// real number, rounded to a grid much finer than the output's steps, and the activation's byte is read from a table: cheaper
+// than any arithmetic that has an exponential in it, and the same on every instruction set.
 #pragma once
 
 #include <cstdint>
 
 #include "common/isa.h"
-#include "kernels/conv.h"
 
 namespace tw {
 
+// value to bytes[clamp(round(value * fine), first, last) - first]
+struct ByteTable {
+  const uint8_t* bytes = nullptr;  // null: none
+  float fine = 1.0f;               // of the grid: its points in 1
+  int first = 0, last = 0;
+};
+
 struct ByteFinish {
-  ConvActivation activation = ConvActivation::none;
-  float inverse = 1.0f;  // 1 / the output's scale
   int zero = 0, low = 0, high = 255;
+  ByteTable table;
 };
 
 // Pixels of bytes; `step` bytes from one to the next, 0 where all read the same one.
@@ -33,9 +38,6 @@ struct ByteTarget {
 };
 
 struct Int8BetweenKernels {
-  // sums[pixel * channels + channel] * scale[channel], plus the residual's (q - zero) * scale where it has data
-  void (*sums)(const int32_t* sums, int64_t pixels, int64_t channels, const float* scale, const BytePixels& residual,
-               const ByteFinish& finish, const ByteTarget& to);
   void (*add)(const BytePixels& a, const BytePixels& b, int64_t pixels, int64_t channels, const ByteFinish& finish,
               const ByteTarget& to);
   // (a - its zero) * (b - its zero) * a's scale

@@ -1,8 +1,8 @@
-// The end of an integer step: real numbers to bytes, with an activation taken along. For kernel files that are compiled with
-// -ffp-contract=off: every byte is the same on every instruction set.
+// The end of an integer step: real numbers to bytes. For kernel files that are compiled with -ffp-contract=off: every byte is
+// the same on every instruction set.
 #pragma once
 
-#include "kernels/activation.h"
+#include "common/simd.h"
 #include "kernels/int8_between.h"
 #include "kernels/rounding.h"
 
@@ -36,13 +36,51 @@ TW_INLINE void store_first_bytes(uint8_t* p, vi v, int n) {
 // Bytes by their scale: (q - zero) * scale.
 TW_INLINE vf real_of(vi bytes, int zero, float scale) { return __builtin_convertvector(bytes - zero, vf) * splat(scale); }
 
-template <ConvActivation kind>
-TW_INLINE vi to_bytes(vf value, const ByteFinish& f) {
-  if (kind != ConvActivation::none) value = activate<kind>(value) * splat(f.inverse);
-  const vf low = splat(static_cast<float>(f.low - f.zero)), high = splat(static_cast<float>(f.high - f.zero));
-  value = select(value > low, value, low);
-  value = select(value < high, value, high);
-  return __builtin_convertvector(round_even(value), vi) + f.zero;
+// The nearest whole numbers in [low, high], ties to even; a NaN becomes `low`.
+TW_INLINE vi whole_in(vf value, int low, int high) {
+  const vf least = splat(static_cast<float>(low)), most = splat(static_cast<float>(high));
+#if defined(__AVX512F__)  // (gcc 12 warns of its own header without the masks; they cost nothing)
+  const __m512 clamped = _mm512_maskz_min_ps(0xffff, _mm512_maskz_max_ps(0xffff, (__m512)value, (__m512)least), (__m512)most);
+  return (vi)_mm512_maskz_cvtps_epi32(0xffff, clamped);
+#elif defined(__AVX2__)
+  return (vi)_mm256_cvtps_epi32(_mm256_min_ps(_mm256_max_ps((__m256)value, (__m256)least), (__m256)most));
+#else
+  value = select(value > least, value, least);
+  value = select(value < most, value, most);
+  return __builtin_convertvector(round_even(value), vi);
+#endif
+}
+
+// Where in the table the values' bytes are.
+TW_INLINE vi table_places(vf value, const ByteTable& t) { return whole_in(value * splat(t.fine), t.first, t.last) - t.first; }
+
+// The first n values as bytes. kTable: whether there is a table, decided outside of loops.
+template <bool kTable>
+TW_INLINE void store_finished(uint8_t* p, vf value, const ByteFinish& f, int n) {
+  if constexpr (kTable) {
+    int32_t place[kLanes];
+    const vi places = table_places(value, f.table);
+    std::memcpy(place, &places, sizeof place);
+    if (n == kLanes) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) p[i] = f.table.bytes[place[i]];
+    } else {
+      for (int i = 0; i < n; ++i) p[i] = f.table.bytes[place[i]];
+    }
+  } else {
+    store_first_bytes(p, whole_in(value, f.low - f.zero, f.high - f.zero) + f.zero, n);
+  }
+}
+
+template <bool kTable>
+struct KnownTable {
+  static constexpr bool value = kTable;
+};
+
+// Calls f with whether there is a table as a constant.
+template <class F>
+TW_INLINE void with_table(const ByteFinish& finish, F&& f) {
+  finish.table.bytes != nullptr ? f(KnownTable<true>()) : f(KnownTable<false>());
 }
 
 }  // namespace

@@ -29,14 +29,14 @@ TW_INLINE vi multiply_add(vi acc, vi x, vi w) {
 }
 
 // One vector of channels of one output pixel.
-template <ConvActivation kind>
+template <bool kTable>
 TW_INLINE void finish(const GroupedRows& r, vi sum, const float* scale, int64_t y, int64_t x, int64_t c, int lanes) {
   vf value = __builtin_convertvector(sum, vf) * load(scale + c);
   if (r.residual != nullptr) {
     const uint8_t* skip = r.residual + y * r.residual_row + x * r.residual_pixel + c;
     value = value + real_of(first_bytes(skip, lanes), r.residual_zero, r.residual_scale);
   }
-  store_first_bytes(r.y + y * r.out_row + x * r.out_pixel + c, to_bytes<kind>(value, r.finish), lanes);
+  store_finished<kTable>(r.y + y * r.out_row + x * r.out_pixel + c, value, r.finish, lanes);
 }
 
 // --- depthwise ---
@@ -81,7 +81,7 @@ struct Depthwise {
   const float* scale;
   const GroupedRows& r;
 
-  template <int Pixels, ConvActivation kind>
+  template <int Pixels, bool kTable>
   TW_INLINE void tile(int64_t y, int64_t x, int64_t c, int lanes) const {
     const int64_t tap_step = (r.channels + kPanel - 1) / kPanel * kPanel;
     const uint8_t* at = r.x + y * t.stride_h * r.row_step + x * t.stride_w * r.pixel_step + c;
@@ -97,18 +97,18 @@ struct Depthwise {
       }
     }
 #pragma GCC unroll 8
-    for (int p = 0; p < Pixels; ++p) finish<kind>(r, acc[p], scale, y, x + p, c, lanes);
+    for (int p = 0; p < Pixels; ++p) finish<kTable>(r, acc[p], scale, y, x + p, c, lanes);
   }
 
-  template <ConvActivation kind>
+  template <bool kTable>
   TW_INLINE void row(int64_t y, int64_t c, int lanes) const {
     int64_t x = 0;
-    for (; x + kPixels <= r.width; x += kPixels) tile<kPixels, kind>(y, x, c, lanes);
-    for (; x < r.width; ++x) tile<1, kind>(y, x, c, lanes);
+    for (; x + kPixels <= r.width; x += kPixels) tile<kPixels, kTable>(y, x, c, lanes);
+    for (; x < r.width; ++x) tile<1, kTable>(y, x, c, lanes);
   }
 
   void run() const {
-    with_activation(r.finish.activation, [&](auto known) {
+    with_table(r.finish, [&](auto known) {
       for (int64_t y = 0; y < r.rows; ++y) {
         int64_t c = 0;
         for (; c + kLanes <= r.channels; c += kLanes) row<known.value>(y, c, kLanes);
@@ -163,7 +163,7 @@ struct Grouped {
   const float* scale;
   const GroupedRows& r;
 
-  template <int Pixels, ConvActivation kind>
+  template <int Pixels, bool kTable>
   TW_INLINE void tile(int64_t y, int64_t x, int64_t panel) const {
     const PanelWindow& window = windows[panel];
     const uint8_t* at = r.x + y * t.stride_h * r.row_step + x * t.stride_w * r.pixel_step + window.first;
@@ -184,14 +184,14 @@ struct Grouped {
     for (int p = 0; p < Pixels; ++p) {
       for (int v = 0; v < kVectors; ++v) {
         const int64_t c = panel * kPanel + v * kLanes, left = r.channels - c;
-        if (left > 0) finish<kind>(r, acc[p][v], scale, y, x + p, c, left < kLanes ? static_cast<int>(left) : kLanes);
+        if (left > 0) finish<kTable>(r, acc[p][v], scale, y, x + p, c, left < kLanes ? static_cast<int>(left) : kLanes);
       }
     }
   }
 
   void run() const {
     constexpr int kPixels = kLanes == 16 ? 8 : 4;
-    with_activation(r.finish.activation, [&](auto known) {
+    with_table(r.finish, [&](auto known) {
       for (int64_t y = 0; y < r.rows; ++y) {
         for (int64_t panel = 0; panel * kPanel < r.channels; ++panel) {
           int64_t x = 0;

@@ -4,58 +4,26 @@
 
 #include "common/simd.h"
 #include "kernels/int8.h"
-#include "kernels/rounding.h"
+#include "kernels/int8_finish.h"
 
 namespace tw {
 namespace TW_ISA {
 
 constexpr int kVectors = kInt8Panel / kLanes;  // vectors per panel
 
-TW_INLINE vf clamp(vf x, float low, float high) {
-  x = select(x > splat(low), x, splat(low));
-  return select(x < splat(high), x, splat(high));
-}
-
-TW_INLINE void store_bytes(uint8_t* p, vi v, int n) {
-#if defined(__AVX512F__)
-  _mm512_mask_cvtepi32_storeu_epi8(p, lane_mask(n), (__m512i)v);
-#else
-  if (n == kLanes) return store_low_bytes(p, v);
-  uint8_t bytes[kLanes];
-  store_low_bytes(bytes, v);
-  std::memcpy(p, bytes, n);
-#endif
-}
-
-TW_INLINE vi load_bytes(const uint8_t* p, int n) {
-#if defined(__AVX512F__)
-  return (vi)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_maskz_loadu_epi8(lane_mask(n), p));
-#else
-  if (n == kLanes) return widen_bytes(p);
-  uint8_t bytes[kLanes] = {};
-  std::memcpy(bytes, p, n);
-  return widen_bytes(bytes);
-#endif
-}
-
 struct RowOffsets {  // the odd length keeps the three from lying whole pages apart, where they would get in each other's way
   int64_t in[kInt8MaxRows + 24], out[kInt8MaxRows + 24], residual[kInt8MaxRows + 24];
 };
-
-TW_INLINE vi finish_uint8(const Int8Problem& p, vf value, const uint8_t* residual, int lanes) {
-  if (p.residual != nullptr) {
-    const vi r = load_bytes(residual, lanes) - p.residual_zero;
-    value = value + __builtin_convertvector(r, vf) * splat(p.residual_scale);
-  }
-  value = clamp(value, static_cast<float>(p.low - p.zero), static_cast<float>(p.high - p.zero));
-  return __builtin_convertvector(round_even(value), vi) + p.zero;
-}
 
 TW_INLINE vf finish_float(const Int8Problem& p, vf value, int64_t row, int column) {
   if (p.row_scale != nullptr) value = value * splat(p.row_scale[row]);
   if (p.bias != nullptr) value = value + load(p.bias + column);
   if (p.relu) value = select(value < splat(0.0f), splat(0.0f), value);
   return value;
+}
+
+TW_INLINE vf residual_at(const Int8Problem& p, int64_t offset, int lanes) {
+  return real_of(first_bytes(p.residual + offset, lanes), p.residual_zero, p.residual_scale);
 }
 
 // `sum` already holds the column's offset.
@@ -67,12 +35,38 @@ TW_INLINE void finish(const Int8Problem& p, vi sum, int64_t row, int64_t out_off
     store_first(static_cast<float*>(p.out) + out_offset + column, (vf)sum, lanes);
     return;
   }
-  const vf value = __builtin_convertvector(sum, vf) * load(p.scale + column);
+  vf value = __builtin_convertvector(sum, vf) * load(p.scale + column);
   if (p.kind == Int8Out::float32) {
     store_first(static_cast<float*>(p.out) + out_offset + column, finish_float(p, value, row, column), lanes);
-  } else {
-    const uint8_t* residual = p.residual + residual_offset + column;
-    store_bytes(static_cast<uint8_t*>(p.out) + out_offset + column, finish_uint8(p, value, residual, lanes), lanes);
+    return;
+  }
+  if (p.residual != nullptr) value = value + residual_at(p, residual_offset + column, lanes);
+  uint8_t* to = static_cast<uint8_t*>(p.out) + out_offset + column;
+  if (p.finish.table.bytes == nullptr) return store_finished<false>(to, value, p.finish, lanes);
+  const int own = p.columns - column;  // the padding's bytes are not the activation's
+  store_finished<true>(to, value, p.finish, own < lanes ? own : lanes);
+}
+
+// The sums of a tile to bytes by the table: all places first, then all bytes, so that neither waits for the other.
+template <int R, int P>
+TW_INLINE void finish_by_table(const Int8Problem& p, const vi (&acc)[R][P * kVectors], const RowOffsets& at, int first, int column) {
+  constexpr int kColumns = P * kInt8Panel;
+  int32_t place[R][kColumns];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < P * kVectors; ++v) {
+      vf value = __builtin_convertvector(acc[r][v], vf) * load(p.scale + column + v * kLanes);
+      if (p.residual != nullptr) value = value + residual_at(p, at.residual[first + r] + column + v * kLanes, kLanes);
+      const vi places = table_places(value, p.finish.table);
+      std::memcpy(&place[r][v * kLanes], &places, sizeof places);
+    }
+  }
+  const uint8_t* bytes = p.finish.table.bytes;
+  for (int r = 0; r < R; ++r) {
+    uint8_t* to = static_cast<uint8_t*>(p.out) + at.out[first + r] + column;
+#pragma GCC unroll 64
+    for (int c = 0; c < kColumns; ++c) to[c] = bytes[place[r][c]];
   }
 }
 
@@ -88,8 +82,8 @@ struct ByteStore {
 
   explicit ByteStore(const Int8Problem& p)
       : out(static_cast<uint8_t*>(p.out)), residual(p.residual),
-        highest(_mm512_set1_ps(static_cast<float>(p.high - p.zero))), residual_scale(_mm512_set1_ps(p.residual_scale)),
-        zero(_mm512_set1_epi16(static_cast<int16_t>(p.zero))), lowest(_mm512_set1_epi8(static_cast<char>(p.low))),
+        highest(_mm512_set1_ps(static_cast<float>(p.finish.high - p.finish.zero))), residual_scale(_mm512_set1_ps(p.residual_scale)),
+        zero(_mm512_set1_epi16(static_cast<int16_t>(p.finish.zero))), lowest(_mm512_set1_epi8(static_cast<char>(p.finish.low))),
         residual_zero(_mm512_set1_epi32(p.residual_zero)) {}
 
   template <bool kResidual>
@@ -150,9 +144,9 @@ TW_INLINE __m256i rounded(const Int8Problem& p, vi sum, __m256 scale, __m256 hig
 template <int R, int P, bool kResidual>
 TW_INLINE void finish_bytes(const Int8Problem& p, const vi (&acc)[R][2 * P], const RowOffsets& at, int first, int column) {
   static_assert(P == 1 && R % 2 == 0, "two rows of one panel at a time");
-  const __m256 highest = _mm256_set1_ps(static_cast<float>(p.high - p.zero));
+  const __m256 highest = _mm256_set1_ps(static_cast<float>(p.finish.high - p.finish.zero));
   const __m256 scale[2] = {(__m256)load(p.scale + column), (__m256)load(p.scale + column + kLanes)};
-  const __m256i zero = _mm256_set1_epi16(static_cast<int16_t>(p.zero)), lowest = _mm256_set1_epi8(static_cast<char>(p.low));
+  const __m256i zero = _mm256_set1_epi16(static_cast<int16_t>(p.finish.zero)), lowest = _mm256_set1_epi8(static_cast<char>(p.finish.low));
   // Two packs inside halves leave the dwords as 0 2 4 6 | 1 3 5 7 of (row 0, row 1) x four columns.
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
 #pragma GCC unroll 2
@@ -177,9 +171,13 @@ template <int R, int P>
 TW_INLINE void finish_tile(const Int8Problem& p, const vi (&acc)[R][P * kVectors], const RowOffsets& at, int first,
                            int64_t row, int panel) {
   const int column = panel * kInt8Panel;
+  const bool bytes = p.kind == Int8Out::uint8;
+  if (bytes && p.finish.table.bytes != nullptr && column + P * kInt8Panel <= p.columns) {
+    return finish_by_table<R, P>(p, acc, at, first, column);
+  }
 #if defined(__AVX2__)
   if constexpr (kVectors == 1 ? R * P % 4 == 0 : P == 1 && R % 2 == 0) {
-    if (p.kind == Int8Out::uint8 && column + P * kInt8Panel <= p.out_columns) {
+    if (bytes && p.finish.table.bytes == nullptr && column + P * kInt8Panel <= p.out_columns) {
       p.residual != nullptr ? finish_bytes<R, P, true>(p, acc, at, first, column)
                             : finish_bytes<R, P, false>(p, acc, at, first, column);
       return;

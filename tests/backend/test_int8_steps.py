@@ -90,8 +90,7 @@ def test_a_product_with_an_activation_gives_numpys_bytes(isa: str, activation: s
     offset, scale = RNG.integers(-900, 900, columns).astype(np.int32), np.full(columns, 3e-4, F)
     layers = [kind(w, offset, scale, None, (1, 1), (1, 1)) for kind in (native.Int8Layer, NumpyInt8Layer)]
     for layer in layers:
-        layer.set_output(30, 0, 255)
-        layer.set_activation(activation, 50.0)
+        layer.set_finish(finish(activation).native())
         layer.set_residual(0.03, 4)
     x = image(5, (6, 9), 1)
     residual = image(columns, (6, 9), 0)
@@ -138,6 +137,20 @@ def test_activations_in_numpy_are_the_functions_they_are_called(name: str) -> No
     np.testing.assert_allclose(BENT[name](x), exact[name], rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("name", BENT)
+@pytest.mark.parametrize("scale", [1e-9, 1e-3, 0.004, 0.03, 0.5, 1e9])
+def test_a_table_gives_the_byte_of_the_activation_or_its_neighbour(name: str, scale: float) -> None:
+    if "sigmoid" in name and scale < 1e-3:
+        pytest.skip("a sigmoid's output is never that small")
+    how = finish_for(name, AffineParameters(scale, 40))
+    x = (np.linspace(-80, 500, 20011) * scale).astype(F)
+    x[:3] = np.inf, 1e30, 0
+    exact = np.clip(BENT[name](x).astype(np.float64) * how.inverse + how.zero, 0, 255)
+    assert np.abs(how.bytes(x) - exact).max() <= (0.65 if scale > 0.003 else 0.8)
+    assert len(how.native()[3]) <= (1 << 14) + 2
+    assert how.bytes(np.array([np.nan, -np.inf], F)).shape == (2,)
+
+
 def test_misfits_get_a_sentence() -> None:
     w, one = np.ones((4, 3, 3, 1), np.int8), np.ones(4, F)
     offset = np.zeros(4, np.int32)
@@ -150,5 +163,6 @@ def test_misfits_get_a_sentence() -> None:
         layer.conv(np.zeros((1, 5, 5, 4), np.uint8), 0, None, 0, 0)
     with pytest.raises(ValueError, match="channels"):
         layer.conv(np.zeros((1, 7, 7, 8), np.uint8), 1, None, 0, 0)
-    with pytest.raises(ValueError, match="activation"):
-        native.int8_affine(np.zeros((1, 4), np.uint8), 0, one, one, ("tanh", 1.0, 0, 0, 255))
+    for fine, first in ((0.0, 0), (float("nan"), 0), (1.0, 1), (1.0, -(1 << 20))):
+        with pytest.raises(ValueError, match="table"):
+            native.int8_affine(np.zeros((1, 4), np.uint8), 0, one, one, (0, 0, 255, b"123", fine, first))

@@ -19,7 +19,7 @@ from tilewise.nn import Module
 from tilewise.quantize.array import QuantizedArray, as_image, quantize_array, round_up
 from tilewise.quantize.between import finish_for, unit_of
 from tilewise.quantize.parameters import AffineParameters, INT8Quantizer, QuantizedWeights
-from tilewise.quantize.reference import Finish, Four, NumpyInt8Layer
+from tilewise.quantize.reference import Four, NumpyInt8Layer
 from tilewise.tensor import Tensor, is_grad_enabled
 
 Array = npt.NDArray[Any]
@@ -152,10 +152,7 @@ class QuantizedConv2d(Module):
         finish = finish_for(activation, output)
         unit = unit_of(finish, output)
         self.kernel = new_conv_kernel(q, offset, input.scale * scale.astype(np.float64) / unit, geometry)
-        if geometry.is_plain:
-            set_finish(self.kernel, finish)
-        else:
-            self.kernel.set_finish(finish.native())
+        self.kernel.set_finish(finish.native())
         if residual is not None:
             self.kernel.set_residual(residual.scale / unit, residual.zero_point)
 
@@ -196,12 +193,6 @@ def four(padding: tuple[int, ...]) -> Four:
     """Top, left, bottom, right; two stand for both sides."""
     top, left, bottom, right = (*padding, *padding)[:4]
     return top, left, bottom, right
-
-
-def set_finish(kernel: Any, finish: Finish) -> None:
-    kernel.set_output(finish.zero, finish.low, finish.high)
-    if finish.activation:
-        kernel.set_activation(finish.activation, finish.inverse)
 
 
 def corrected_bias(weight: Array, rounded: Array, bias: Array | None, means: Array, groups: int = 1) -> Array:
@@ -271,7 +262,7 @@ class QuantizedLinear(Module):
             combined = combined / unit_of(finish, output)
         self.kernel = new_kernel(q[:, None, None, :], whole, combined, kernel_bias)
         if finish is not None:
-            set_finish(self.kernel, finish)
+            self.kernel.set_finish(finish.native())
 
     @property
     def relu(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +16,19 @@ Four = tuple[int, int, int, int]
 F = np.float32
 
 
+NativeFinish = tuple[int, int, int, bytes, float, int]  # zero, low, high; table, points of its grid in 1, the first
+_POINTS_A_STEP = 16  # of the grid, in a step of the output; at least half of it, as far as _MOST_POINTS allow
+_MOST_POINTS = 1 << 14
+
+
 @dataclass(frozen=True)
 class Finish:
-    """From values to bytes: clamp(round(value) + zero, low, high); with an activation, of act(value) * inverse."""
+    """From values to bytes: clamp(round(value) + zero, low, high); with an activation, of act(value) * inverse.
+
+    Activations are tables: the value is rounded to a grid much finer than the output's steps, and a point of the grid
+    has its byte. Left of the table's first point an activation is as good as 0, or below what the output's bytes were
+    made for; right of its last one it is above.
+    """
 
     activation: str = ""
     inverse: float = 1.0
@@ -26,14 +37,49 @@ class Finish:
     high: int = 255
 
     def bytes(self, value: Array) -> Array:
-        if self.activation:
-            value = BENT[self.activation](value) * F(self.inverse)
-        clipped = np.clip(value, F(self.low - self.zero), F(self.high - self.zero))
-        rounded: Array = np.rint(clipped).astype(np.int32) + self.zero
-        return rounded.astype(np.uint8)
+        return finished(value, self.native())
 
-    def native(self) -> tuple[str, float, int, int, int]:
-        return (self.activation, self.inverse, self.zero, self.low, self.high)
+    def native(self) -> NativeFinish:
+        fine, first, last = self._grid() if self.activation else (1.0, 0, -1)
+        points = np.arange(first, last + 1).astype(F) / F(fine)
+        values = BENT[self.activation](points) * F(self.inverse) if self.activation else points
+        return self.zero, self.low, self.high, _clamped(values, self.zero, self.low, self.high).tobytes(), fine, first
+
+    def _grid(self) -> tuple[float, int, int]:
+        """Points in 1 (a power of two), the first and the last."""
+        inverse = min(max(self.inverse, 1e-30), 1e30)
+        lowest, highest = self.zero / inverse, (self.high - self.zero) / inverse
+        left = 4.0
+        while left < 16 and left * 0.5 ** int(1.44 * left) * inverse > 0.25:  # |act(-left)| in steps, about
+            left += 1
+        right = left
+        if self.activation not in ("sigmoid", "hard_sigmoid"):  # those that dip below 0, and rise without an end
+            left = 4 * lowest if lowest < 0.1 else left
+            right = min(2 * highest, highest + 1)
+        fine = 2.0 ** (math.frexp(_POINTS_A_STEP * inverse)[1] - 1)
+        while (left + right) * fine > _MOST_POINTS:
+            fine /= 2
+        return fine, -math.ceil(left * fine), math.ceil(right * fine)
+
+
+def finished(value: Array, how: NativeFinish) -> Array:
+    """Values to bytes, as the compiled kernels do it."""
+    zero, low, high, table, fine, first = how
+    if not table:
+        return _clamped(value, zero, low, high)
+    places = _whole(value * F(fine), first, first + len(table) - 1) - first
+    return np.frombuffer(table, np.uint8)[places]
+
+
+def _clamped(value: Array, zero: int, low: int, high: int) -> Array:
+    return (_whole(value, low - zero, high - zero) + zero).astype(np.uint8)
+
+
+def _whole(value: Array, low: int, high: int) -> Array:
+    """The nearest whole numbers in [low, high], ties to even; a NaN becomes `low`."""
+    clipped = np.minimum(np.where(value > low, value, F(low)), F(high))
+    rounded: Array = np.rint(clipped).astype(np.int32)
+    return rounded
 
 
 # --- activations that bytes cannot have by being clamped: the compiled kernels' arithmetic, operation by operation ---
@@ -95,17 +141,13 @@ class NumpyInt8Layer:
         self._weights, self._offset, self._scale, self._bias = weights, offset, scale, bias
         self._stride, self._groups, self._dilation = stride, groups, dilation
         self._padding = (*padding, *padding)[:4]
-        self._finish, self._residual = Finish(), (0.0, 0)
+        self._finish, self._residual = Finish().native(), (0.0, 0)
 
     def set_output(self, zero: int, low: int, high: int) -> None:
-        self._finish = Finish(self._finish.activation, self._finish.inverse, zero, low, high)
+        self.set_finish(Finish("", 1.0, zero, low, high).native())
 
-    def set_activation(self, activation: str, inverse: float) -> None:
-        f = self._finish
-        self._finish = Finish(activation, inverse, f.zero, f.low, f.high)
-
-    def set_finish(self, finish: tuple[str, float, int, int, int]) -> None:
-        self._finish = Finish(*finish)
+    def set_finish(self, finish: NativeFinish) -> None:
+        self._finish = finish
 
     def set_residual(self, scale: float, zero: int) -> None:
         self._residual = (scale, zero)
@@ -120,8 +162,8 @@ class NumpyInt8Layer:
             skip = residual[:, b : b + h, b : b + w, :filters].astype(np.int32) - zero
             value = value + skip.astype(np.float32) * np.float32(scale)
         size = (n, h + 2 * out_border, w + 2 * out_border, -(-filters // 4) * 4)
-        out = np.full(size, self._finish.zero, np.uint8)
-        out[:, out_border : out_border + h, out_border : out_border + w, :filters] = self._finish.bytes(value)
+        out = np.full(size, self._finish[0], np.uint8)
+        out[:, out_border : out_border + h, out_border : out_border + w, :filters] = finished(value, self._finish)
         return out
 
     def linear(self, x: Array, kind: int, row_scale: Array | None, relu: bool) -> Array:
@@ -133,8 +175,8 @@ class NumpyInt8Layer:
         assert self._scale is not None
         value: Array = sums.astype(np.float32) * self._scale
         if kind == 2:
-            out = np.full((len(x), -(-outputs // 4) * 4), self._finish.zero, np.uint8)
-            out[:, :outputs] = self._finish.bytes(value)
+            out = np.full((len(x), -(-outputs // 4) * 4), self._finish[0], np.uint8)
+            out[:, :outputs] = finished(value, self._finish)
             return out
         if row_scale is not None:
             value = value * row_scale[:, None]
