@@ -1,14 +1,13 @@
 // This file, like int8.cpp, is compiled with -ffp-contract=off: every byte is the same on every instruction set.
 #include "kernels/int8_grouped.h"
 
-#include "kernels/int8_finish.h"
+#include "kernels/int8_sums.h"
 
 namespace tw {
 namespace TW_ISA {
 namespace {
 
-constexpr int kPanel = 16;
-constexpr int kVectors = kPanel / kLanes;
+constexpr int kPanel = kInt8Panel;
 
 TW_INLINE vi load_sums(const int32_t* p) {
   vi v;
@@ -22,7 +21,9 @@ TW_INLINE vi multiply_add(vi acc, vi x, vi w) {
   asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(x), "v"(w));
   return acc;
 #elif defined(__AVX2__)
-  return acc + (vi)_mm256_madd_epi16((__m256i)x, (__m256i)w);
+  acc += (vi)_mm256_madd_epi16((__m256i)x, (__m256i)w);
+  asm("" : "+x"(acc));  // left to itself, the compiler adds products to each other first, and keeps them on the stack
+  return acc;
 #else
   return acc + x * w;
 #endif
@@ -118,12 +119,146 @@ struct Depthwise {
   }
 };
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Two rows of taps at a time, whose bytes and weights lie side by side as 16-bit numbers: a multiply-add takes both. 16
+// channels of four pixels a tile; what is left over on the right or of the channels is a tile that begins earlier, and
+// computes a part once more. Channels are taken in blocks whose weights stay in the first-level cache.
+template <int Taps, int Stride>
+class PairedDepthwise {
+ public:
+  PairedDepthwise(const GroupedTaps& t, const int32_t* offset, const float* scale, const GroupedRows& r)
+      : t_(t), offset_(offset), scale_(scale), r_(r), pairs_((t.kernel_h + 1) / 2) {}
+
+  static bool fits(const GroupedRows& r) { return r.channels >= kPanel && r.width >= kPixels; }
+
+  // False, with nothing done, when memory is out.
+  bool run(const int32_t* weights) {
+    const int64_t panels = (r_.channels + kPanel - 1) / kPanel;
+    packed_ = int8_scratch(panels * panel_numbers());
+    if (packed_ == nullptr) return false;
+    for (int64_t panel = 0; panel < panels; ++panel) pack(weights, first_channel(panel), packed_ + panel * panel_numbers());
+    const int64_t block = kBlockBytes / (4 * panel_numbers()) + 1;
+    for (int64_t panel = 0; panel < panels; panel += block) {
+      const int64_t end = panel + block < panels ? panel + block : panels;
+      for (int64_t y = 0; y < r_.rows; ++y) row(y, panel, end);
+    }
+    return true;
+  }
+
+ private:
+  static constexpr int kPixels = 4;
+  static constexpr int64_t kBlockBytes = 16 << 10;
+
+  int64_t panel_numbers() const { return pairs_ * Taps * kPanel; }
+  int64_t first_channel(int64_t panel) const {
+    const int64_t c = panel * kPanel;
+    return c + kPanel <= r_.channels ? c : r_.channels - kPanel;
+  }
+
+  // [pair of rows][tap][channel], a number of 32 bits being the weights of both rows.
+  void pack(const int32_t* weights, int64_t c, int32_t* to) const {
+    const int64_t tap_step = (r_.channels + kPanel - 1) / kPanel * kPanel;
+    for (int64_t ky = 0; ky < 2 * pairs_; ky += 2) {
+      for (int64_t k = 0; k < Taps; ++k, to += kPanel) {
+        const int32_t* above = weights + (ky * Taps + k) * tap_step + c;
+        const int32_t* below = above + Taps * tap_step;
+        for (int i = 0; i < kPanel; ++i) to[i] = (above[i] & 0xffff) | (ky + 1 < t_.kernel_h ? below[i] * 65536 : 0);
+      }
+    }
+  }
+
+  // acc += the pixels of one pair of rows (`below` null: of one row) times their weights.
+  template <bool kBoth>
+  TW_INLINE void add_rows(const uint8_t* above, const uint8_t* below, const int32_t* w, vi (&acc)[kPixels][2]) const {
+#pragma GCC unroll 16
+    for (int i = 0; i < (kPixels - 1) * Stride + Taps; ++i) {
+      vi x[2];
+      if constexpr (kBoth) {
+        const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(above + i * r_.pixel_step));
+        const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(below + i * r_.pixel_step));
+        x[0] = (vi)_mm256_cvtepu8_epi16(_mm_unpacklo_epi8(a, b));
+        x[1] = (vi)_mm256_cvtepu8_epi16(_mm_unpackhi_epi8(a, b));
+      } else {
+        x[0] = widen_bytes(above + i * r_.pixel_step);
+        x[1] = widen_bytes(above + i * r_.pixel_step + kLanes);
+      }
+#pragma GCC unroll 7
+      for (int k = 0; k < Taps; ++k) {
+        if (i < k || (i - k) % Stride != 0 || (i - k) / Stride >= kPixels) continue;
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; ++v) {
+          vi& sum = acc[(i - k) / Stride][v];
+          sum = multiply_add(sum, x[v], load_sums(w + k * kPanel + v * kLanes));
+        }
+      }
+    }
+  }
+
+  TW_INLINE void sums(const uint8_t* x, const int32_t* w, vi (&acc)[kPixels][2]) const {
+    const int64_t next = t_.dilation_h * r_.row_step;
+    int64_t ky = 0;
+    for (; ky + 2 <= t_.kernel_h; ky += 2, x += 2 * next, w += Taps * kPanel) add_rows<true>(x, x + next, w, acc);
+    if (ky < t_.kernel_h) add_rows<false>(x, nullptr, w, acc);
+  }
+
+  void row(int64_t y, int64_t panel, int64_t end) const {
+    Int8Problem p;
+    p.kind = Int8Out::uint8;
+    p.columns = p.out_columns = kPanel;
+    p.residual_scale = r_.residual_scale;
+    p.residual_zero = r_.residual_zero;
+    p.finish = r_.finish;
+    RowOffsets at;
+    for (int64_t left = 0; left < r_.width; left += kPixels) {
+      const int64_t x = left + kPixels <= r_.width ? left : r_.width - kPixels;
+      for (int i = 0; i < kPixels; ++i) {
+        at.out[i] = y * r_.out_row + (x + i) * r_.out_pixel;
+        at.residual[i] = y * r_.residual_row + (x + i) * r_.residual_pixel;
+      }
+      const uint8_t* from = r_.x + y * t_.stride_h * r_.row_step + x * Stride * r_.pixel_step;
+      for (int64_t i = panel; i < end; ++i) {
+        const int64_t c = first_channel(i);
+        vi acc[kPixels][2];
+#pragma GCC unroll 8
+        for (int v = 0; v < 2 * kPixels; ++v) acc[v / 2][v % 2] = load_sums(offset_ + c + v % 2 * kLanes);
+        sums(from + c, packed_ + i * panel_numbers(), acc);
+        p.scale = scale_ + c;
+        p.out = r_.y + c;
+        p.residual = r_.residual == nullptr ? nullptr : r_.residual + c;
+        finish_tile<kPixels, 1>(p, acc, at, 0, 0, 0);
+      }
+    }
+  }
+
+  const GroupedTaps& t_;
+  const int32_t* offset_;
+  const float* scale_;
+  const GroupedRows& r_;
+  int64_t pairs_;
+  int32_t* packed_ = nullptr;
+};
+
+template <int Taps, int Stride>
+bool in_pairs(const GroupedTaps& t, const int32_t* weights, const int32_t* offset, const float* scale, const GroupedRows& r) {
+  using Kernel = PairedDepthwise<Taps, Stride>;
+  return Kernel::fits(r) && Kernel(t, offset, scale, r).run(weights);
+}
+#else
+template <int Taps, int Stride>
+bool in_pairs(const GroupedTaps&, const int32_t*, const int32_t*, const float*, const GroupedRows&) {
+  return false;
+}
+#endif
+
+template <int Taps, int Stride>
+void close_taps(const GroupedTaps& t, const int32_t* weights, const int32_t* offset, const float* scale, const GroupedRows& r) {
+  if (!in_pairs<Taps, Stride>(t, weights, offset, scale, r)) Depthwise<Taps, Stride>{t, weights, offset, scale, r}.run();
+}
+
 void depthwise(const GroupedTaps& t, const int32_t* weights, const int32_t* offset, const float* scale, const GroupedRows& r) {
   const bool close = t.dilation_w == 1 && (t.stride_w == 1 || t.stride_w == 2);
-  if (close && t.kernel_w == 3 && t.stride_w == 1) return Depthwise<3, 1>{t, weights, offset, scale, r}.run();
-  if (close && t.kernel_w == 3) return Depthwise<3, 2>{t, weights, offset, scale, r}.run();
-  if (close && t.kernel_w == 5 && t.stride_w == 1) return Depthwise<5, 1>{t, weights, offset, scale, r}.run();
-  if (close && t.kernel_w == 5) return Depthwise<5, 2>{t, weights, offset, scale, r}.run();
+  if (close && t.kernel_w == 3) return (t.stride_w == 1 ? close_taps<3, 1> : close_taps<3, 2>)(t, weights, offset, scale, r);
+  if (close && t.kernel_w == 5) return (t.stride_w == 1 ? close_taps<5, 1> : close_taps<5, 2>)(t, weights, offset, scale, r);
   Depthwise<0, 0>{t, weights, offset, scale, r}.run();
 }
 

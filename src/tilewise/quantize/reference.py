@@ -67,12 +67,15 @@ def finished(value: Array, how: NativeFinish) -> Array:
     zero, low, high, table, fine, first = how
     if not table:
         return _clamped(value, zero, low, high)
-    places = _whole(value * F(fine), first, first + len(table) - 1) - first
-    return np.frombuffer(table, np.uint8)[places]
+    with np.errstate(over="ignore"):
+        places = _whole(value * F(fine), first, first + len(table) - 1) - first
+    chosen: Array = np.frombuffer(table, np.uint8)[places]
+    return chosen
 
 
 def _clamped(value: Array, zero: int, low: int, high: int) -> Array:
-    return (_whole(value, low - zero, high - zero) + zero).astype(np.uint8)
+    clamped: Array = (_whole(value, low - zero, high - zero) + zero).astype(np.uint8)
+    return clamped
 
 
 def _whole(value: Array, low: int, high: int) -> Array:
