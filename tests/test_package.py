@@ -29,6 +29,10 @@ def test_import_brings_in_no_heavy_library():
     assert loaded == "[]"
 
 
+def test_layers_are_there_before_numpys_random_generators():
+    assert run("import sys; from tilewise import Tensor, nn; print('numpy.random' in sys.modules)") == "False"
+
+
 def test_the_framework_trains_without_compiled_kernels():
     code = (
         "import numpy as np, tilewise as tw\n"

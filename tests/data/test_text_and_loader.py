@@ -26,6 +26,7 @@ def test_other_characters_are_spelled_or_become_question_marks():
     assert data.decode(data.encode("“a’s” – b…\té\x7f🙂")) == '"a\'s" - b...????'
     with pytest.raises(ConfigurationError):
         data.decode([96])
+    assert data.decode(data.encode("a\udcff")) == "a?"  # a byte that is no UTF-8, as a terminal hands it over
 
 
 def test_the_last_tenth_of_the_text_is_held_out():

@@ -35,7 +35,8 @@ def encode(string: str) -> Ids:
     >>> encode("ab")
     array([66, 67])
     """
-    codes = np.frombuffer(string.translate(_SPELLED).encode("utf-32-le"), np.uint32)
+    # What a terminal sends that is no UTF-8 arrives as surrogates: unknown characters, like any other.
+    codes = np.frombuffer(string.translate(_SPELLED).encode("utf-32-le", "surrogatepass"), np.uint32)
     return _code_table()[np.where(codes < 128, codes, 127)]
 
 
