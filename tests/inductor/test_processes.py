@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import os
+import queue
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -13,10 +15,10 @@ from typing import Any
 import pytest
 
 import tilewise.inductor
-from tilewise.inductor.processes import one_assembler, start_anew
+from tilewise.inductor.processes import one_assembler, start_anew, start_early
 from tools.spoiled import spoil
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 tasks = pytest.importorskip("torch._inductor.runtime.compile_tasks")
 tuning = pytest.importorskip("torch._inductor.autotune_process")
 _VARIABLE = "TRITON_PTXAS_PATH"
@@ -85,6 +87,27 @@ def test_the_process_that_tried_a_failing_template_is_ended(tmp_path: Path, monk
             assert pool.killed == killed
             enabled.advisor.measured({object(): 1.0, object(): 2.0}, "convolution", [], [], None, {})
             assert pool.killed == killed
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_process_that_tries_templates_takes_hold_of_the_gpu_early_and_is_given_back(
+    monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    pool, given = _Pool(), []
+
+    def answer() -> None:
+        if fails:
+            raise EOFError
+
+    waiting: queue.Queue[Any] = queue.Queue()
+    waiting.put(SimpleNamespace(put=given.append, get=answer, kill=pool.kill))
+    with ThreadPoolExecutor(1) as executor:
+        whole = SimpleNamespace(process_queue=waiting, executor=executor)
+        monkeypatch.setattr(tuning, "get_tuning_process_pool", lambda: whole)
+        start_early()
+    assert given == [torch.cuda.synchronize] and waiting.qsize() == 1 and pool.killed == fails
+    monkeypatch.setattr(tuning, "get_tuning_process_pool", SimpleNamespace)
+    start_early()  # a PyTorch that has no such pool starts its processes when it needs them
 
 
 def test_a_kernels_text_is_given_a_fault() -> None:
