@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tilewise.inductor.fair import _block_lists, near, retime
 from tilewise.inductor.following import fuses_next
+from tilewise.inductor.rest import time_in_turns, timed
 
 torch = pytest.importorskip("torch")
 
@@ -50,6 +52,8 @@ class _Graph:
 
 
 class _Stream:
+    cuda_stream = 0
+
     def wait_stream(self, other: Any) -> None:
         pass
 
@@ -63,6 +67,10 @@ class _Cuda:
     @staticmethod
     def current_stream() -> _Stream:
         return _Stream()
+
+    @staticmethod
+    def is_current_stream_capturing() -> bool:
+        return False
 
     @staticmethod
     def stream(_: Any) -> Any:
@@ -193,3 +201,67 @@ def test_an_elementwise_operation_behind_a_product_may_be_taken_in_and_a_norm_is
     assert not fuses_next(_graph(lambda a, b: a @ b))
     assert not fuses_next(_graph(lambda a, b: torch.var_mean(a @ b + 1, -1)[0]))
     assert not fuses_next(None)
+
+
+class _Tuner:
+    """A kernel of the compiler's with tilings that take so long on the pretended clock; it adds to what it is given."""
+
+    custom_kernel, reset_to_zero_arg_names, inductor_meta = False, (), {"spill_threshold": 16}
+    device_props = SimpleNamespace(type="cuda")
+
+    def __init__(self, *ms: float, spills: tuple[int, ...] = (), kind: str = "REDUCTION") -> None:
+        self.heuristic_type = SimpleNamespace(name=kind)
+        self.launchers = [self._launcher(one, spills[i] if spills else 0) for i, one in enumerate(ms)]
+
+    @staticmethod
+    def _launcher(ms: float, spills: int) -> Any:
+        def launch(values: Any, stream: int) -> None:
+            if _Graph.current is not None:
+                _Graph.current.runs.append(lambda: launch(values, stream))
+                return
+            _Clock.now += ms
+            values.add_(1)
+
+        launch.n_spills = spills  # type: ignore[attr-defined]
+        return launch
+
+    @staticmethod
+    def clone_args(values: Any) -> Any:
+        return [values.clone()], {}
+
+
+def test_tilings_of_other_kernels_take_turns_and_leave_the_programs_numbers_alone() -> None:
+    tuner, values = _Tuner(0.03, 0.01, 0.02, spills=(0, 64, 0)), torch.zeros(8)
+    found = timed(_Torch(), tuner, [values], {})
+    assert [round(found[one], 6) for one in tuner.launchers] == [0.03, math.inf, 0.02]
+    assert not values.any()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"custom_kernel": True},
+        {"reset_to_zero_arg_names": ("x",)},
+        {"launchers": []},
+        {"device_props": SimpleNamespace(type="xpu")},
+        {"heuristic_type": None},
+    ],
+)
+def test_what_cannot_be_run_again_and_again_is_pytorchs_to_time(change: dict[str, Any]) -> None:
+    tuner = _Tuner(0.03, 0.02)
+    vars(tuner).update(change)
+    assert timed(_Torch(), tuner, [torch.zeros(8)], {}) == {}
+
+
+def test_an_error_in_taking_turns_leaves_the_choice_to_pytorch_and_disabling_gives_it_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heuristics = pytest.importorskip("torch._inductor.runtime.triton_heuristics")
+    owner, notes = heuristics.CachingAutotuner, []
+    monkeypatch.setattr(owner, "benchmark_all_configs", lambda tuner, *given: {"pytorchs": 1.0})
+    before = owner.benchmark_all_configs
+    undo = time_in_turns(notes.append)
+    assert owner.benchmark_all_configs(SimpleNamespace(), torch.zeros(8)) == {"pytorchs": 1.0}
+    assert isinstance(notes[0], AttributeError)
+    undo()
+    assert owner.benchmark_all_configs is before

@@ -43,7 +43,7 @@ def retime(torch: Any, timings: Mapping[Any, float]) -> dict[Any, float]:
         stream.synchronize()
         expected = _expected(torch, ready)
         right = [one for one in ready if expected is None or near(torch, one.result, expected)]
-        spent = _in_turns(torch, right)
+        spent = in_turns(torch, right)
     return _usual_first({one.choice: spent.get(one.choice, math.inf) for one in ready}, ready)
 
 
@@ -136,10 +136,10 @@ def _block_lists(torch: Any, metas: Sequence[Any]) -> dict[int, Any]:
     return found
 
 
-def _in_turns(torch: Any, ready: Sequence[Ready]) -> dict[Any, float]:
+def in_turns(torch: Any, ready: Sequence[Ready]) -> dict[Any, float]:
     """Milliseconds a launch, the median over turns."""
     first = _captured(torch, ready[0], _FEW)
-    rough = [_elapsed(torch, first) / _FEW for _ in range(2)]
+    rough = [max(_elapsed(torch, first), 1e-3) / _FEW for _ in range(2)]
     launches = min(64, max(_FEW, round(_UNIT_MS / rough[-1])))
     graphs = {one.choice: _captured(torch, one, launches) for one in ready}
     taken: dict[Any, list[float]] = {choice: [] for choice in graphs}

@@ -16,6 +16,7 @@ from typing import Any
 from tilewise.errors import ConfigurationError
 from tilewise.inductor.processes import one_assembler
 from tilewise.inductor.records import Book
+from tilewise.inductor.rest import time_in_turns
 from tilewise.tune.choose.service import ServiceClient
 from tilewise.tune.families.triton.runtimes import shipped_runtimes
 from tilewise.tune.measure.triton.gpu import HOPPER
@@ -26,6 +27,7 @@ _SETTINGS = {
     "max_autotune_gemm": True,
     "max_autotune_gemm_search_space": "EXHAUSTIVE",
     "triton.enable_persistent_tma_matmul": True,
+    "max_autotune_pointwise": True,  # more tilings of kernels that are no products; timed by `rest`
 }
 _current: list[Enabled] = []
 
@@ -142,6 +144,8 @@ def _put_in(enabled: Enabled, budget: int, records: Path | None, devices: tuple[
     _set(enabled, caches.patch(tag))
     _set(enabled, config.patch(settings))
     enabled._undo.append(one_assembler())
+    if "cuda" in devices:
+        enabled._undo.append(time_in_turns(advisor.note))
     select.add_feedback_saver(advisor.measured)
     enabled._undo.append(lambda: _forget(select, advisor.measured))
 

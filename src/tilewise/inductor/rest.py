@@ -1,0 +1,63 @@
+"""Kernels of PyTorch's compiler that are no products, sums over rows and elementwise ones: which tiling to run.
+
+PyTorch times every tiling by itself, with emptied caches and the host's part of a launch. In a program such a kernel
+reads what the one before it has just written, and launches do not wait for the host; a tiling chosen PyTorch's way can
+take half as long again. Here they take turns as graphs do (`fair`). Whatever cannot be timed so is timed by PyTorch.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tilewise.inductor.fair import Ready, in_turns
+
+_KINDS = ("POINTWISE", "REDUCTION", "PERSISTENT_REDUCTION")
+_MOST_SPILLS = 16  # as PyTorch has it where the kernel does not say
+
+
+def time_in_turns(note: Callable[[Exception], None]) -> Callable[[], None]:
+    """Have PyTorch choose tilings by times that are taken in turns; gives what undoes it. `note` is told of errors."""
+    torch: Any = importlib.import_module("torch")
+    owner: Any = importlib.import_module("torch._inductor.runtime.triton_heuristics").CachingAutotuner
+    pytorchs = owner.benchmark_all_configs
+
+    @functools.wraps(pytorchs)
+    def benchmark_all_configs(tuner: Any, *given: Any, **named: Any) -> Any:
+        found: dict[Any, float] = {}
+        try:
+            found = timed(torch, tuner, given, named)
+        except Exception as error:  # the kernel is owed to the program, however it was chosen
+            note(error)
+        return found or pytorchs(tuner, *given, **named)
+
+    owner.benchmark_all_configs = benchmark_all_configs
+    return lambda: setattr(owner, "benchmark_all_configs", pytorchs)
+
+
+def timed(torch: Any, tuner: Any, given: Sequence[Any], named: Mapping[str, Any]) -> dict[Any, float]:
+    """Milliseconds of a kernel's tilings, infinite for those that spill registers; empty where they are PyTorch's."""
+    most = tuner.inductor_meta.get("spill_threshold", _MOST_SPILLS)
+    launchers = [launcher for launcher in tuner.launchers if (launcher.n_spills or 0) <= most]
+    if len(launchers) < 2 or not _takes_turns(torch, tuner):
+        return {}
+    given, named = tuner.clone_args(*given, **named)  # a copy of what it writes to and reads again
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.no_grad(), torch.cuda.stream(stream):
+        runs = [functools.partial(one, *given, **named, stream=stream.cuda_stream) for one in launchers]
+        for run in runs:
+            run()
+        stream.synchronize()
+        spent = in_turns(torch, [Ready(one, (run,), None, False) for one, run in zip(launchers, runs, strict=True)])
+    return {launcher: spent.get(launcher, math.inf) for launcher in tuner.launchers}
+
+
+def _takes_turns(torch: Any, tuner: Any) -> bool:
+    """Whether a kernel can be run again and again by graphs: one of the compiler's own that needs no zeros first."""
+    kind = getattr(tuner.heuristic_type, "name", "")
+    own = not tuner.custom_kernel and not tuner.reset_to_zero_arg_names
+    return kind in _KINDS and own and tuner.device_props.type == "cuda" and not torch.cuda.is_current_stream_capturing()
