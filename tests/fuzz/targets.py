@@ -505,7 +505,7 @@ def shapes(folder: Path) -> Target:
 
 def _store(folder: Path) -> Path:
     from tilewise.tune.families.triton.family import get_family
-    from tilewise.tune.measure.store import Machine, Store, VerdictRow
+    from tilewise.tune.measure.store import Machine, Store, Verdict
     from tilewise.tune.problem import Kernel, Problem
 
     with Store(folder / "s.sqlite") as store:
@@ -514,7 +514,7 @@ def _store(folder: Path) -> Path:
             kernel, choices = Kernel("gpt2_bf16_b1", problem), list(get_family("matmul").configs(problem)[:4])
             run = store.begin(Machine("triton", "Test GPU", {"name": "Test GPU", "triton": "3"}), 0, {"rounds": 3})
             assert store.claim(run, kernel)
-            store.add_verdicts(run, kernel, [VerdictRow(c, "ok") for c in choices])
+            store.add_verdicts(run, kernel, [Verdict(c, "ok") for c in choices])
             for turn in range(3):
                 store.add_batch(run, kernel, turn, 100.0 + turn, [(c, 90.0 + turn) for c in choices[1:]])
             store.finish(run, kernel, choices[0], 1.0)

@@ -18,7 +18,7 @@ from tilewise.errors import FileFormatError, TilewiseError
 from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.measure.aggregate import MeasuredProblem, open_measurements, read_measured
 from tilewise.tune.measure.export import embed, export_folder, make_collection, merged
-from tilewise.tune.measure.store import Machine, Store, VerdictRow
+from tilewise.tune.measure.store import Machine, Store, Verdict
 from tilewise.tune.problem import Config, Kernel, Problem
 
 MACHINE = Machine("triton", "Test GPU", {"name": "Test GPU", "triton": "3"})
@@ -38,7 +38,7 @@ def fill(store: Store, kernel: Kernel, runs: list[dict[str, object]], machine: M
         number = store.begin(machine, 0, {"rounds": 3})
         assert store.claim(number, kernel)
         choices = configs(kernel, 5)
-        store.add_verdicts(number, kernel, [VerdictRow(c, "ok") for c in choices])
+        store.add_verdicts(number, kernel, [Verdict(c, "ok") for c in choices])
         for default_ns, times, disturbed in run["batches"]:  # type: ignore[attr-defined]
             timings = [(choices[place], ns) for place, ns in times.items()]
             store.add_batch(number, kernel, 0, default_ns, timings, disturbed=disturbed)
@@ -101,7 +101,7 @@ def test_a_configuration_found_wrong_in_any_run_is_never_exported(tmp_path: Path
     with Store(tmp_path / "s.sqlite") as store:
         fill(store, matmul(), [{"batches": batches, "finish": True}])
         number = store.begin(MACHINE, 1, {})
-        store.add_verdicts(number, matmul(), [VerdictRow(configs(matmul(), 2)[1], "wrong", "it differs")])
+        store.add_verdicts(number, matmul(), [Verdict(configs(matmul(), 2)[1], "wrong", "it differs")])
         (measured,) = read_measured(store)
         assert set(runtimes(measured)) == {0, 2}
         (kernel,) = make_collection(store, "own").splits["train"]

@@ -18,7 +18,7 @@ from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, 
 from tilewise.tune.measure.aggregate import open_measurements, read_measured
 from tilewise.tune.measure.claims import LostClaimError
 from tilewise.tune.measure.merge import merge
-from tilewise.tune.measure.store import Machine, Store, VerdictRow
+from tilewise.tune.measure.store import Machine, Store, Verdict
 from tilewise.tune.problem import Config, Kernel, Problem
 
 HERE, THERE = Machine("cpu", "Test CPU", {"name": "Test CPU"}), Machine("triton", "Test GPU", {"name": "Test GPU"})
@@ -56,7 +56,7 @@ def fill(store: Store, machine: Machine = HERE, kernels: int = 2, finish: bool =
     run = store.begin(machine, 7, {"rounds": 2})
     for m in range(kernels):
         assert store.claim(run, kernel(m))
-        store.add_verdicts(run, kernel(m), [VerdictRow(config(n), "ok") for n in range(3)])
+        store.add_verdicts(run, kernel(m), [Verdict(config(n), "ok") for n in range(3)])
         for turn in range(2):
             timings = [(config(n), 100.0 + 10 * n + turn) for n in range(1, 3)]
             store.add_batch(run, kernel(m), turn, 100.0 + turn, timings)
@@ -110,7 +110,7 @@ def test_a_batch_sent_twice_is_there_once(new_store: NewStore) -> None:
         assert store.begin(HERE, 0, {}, uid="r1") == run
         for _ in range(2):
             store.add_batch(run, kernel(1), 0, 100.0, [(config(1), 90.0)], uid="b1")
-            store.add_verdicts(run, kernel(1), [VerdictRow(config(1), "ok")])
+            store.add_verdicts(run, kernel(1), [Verdict(config(1), "ok")])
         assert store.counts()["timings"] == store.counts()["batches"] == 1
         assert len(store.verdicts(kernel(1))) == 1
 

@@ -14,7 +14,7 @@ import pytest
 
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 from tilewise.tune.measure.aggregate import read_measured
-from tilewise.tune.measure.store import Machine, Store, VerdictRow
+from tilewise.tune.measure.store import Machine, Store, Verdict
 from tilewise.tune.problem import Config, Kernel, Problem
 
 MACHINE = Machine("triton", "Fake GPU", {"driver": "1"})
@@ -41,7 +41,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     with Store(tmp_path / "s.sqlite") as store:
         run = store.begin(MACHINE, 0, {"rounds": 3})
         assert store.claim(run, _kernel(1))
-        store.add_verdicts(run, _kernel(1), [VerdictRow(_configs(1)[0], "misfit", "too big")])
+        store.add_verdicts(run, _kernel(1), [Verdict(_configs(1)[0], "misfit", "too big")])
         store.add_batch(run, _kernel(1), 0, 900.0, [(config, 1.5) for config in _configs(3)])
         store.finish(run, _kernel(1), _configs(1)[0], 0.1)
         assert store.finished() == {_kernel(1).problem.key}

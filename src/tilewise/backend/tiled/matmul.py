@@ -129,7 +129,7 @@ def _clipped(sizes: tuple[int, ...], extent: int, grain: int) -> list[int]:
     return sorted({min(whole, max(1, size // grain) * grain) for size in sizes} | {min(whole, sizes[-1] * 4)})
 
 
-def around(module: ModuleType, tile: TileConfig, shape: Shape, threads: int) -> list[Shape]:
+def around(module: ModuleType, tile: TileConfig, shape: Shape, threads: int) -> list[tuple[Any, ...]]:
     """The tile and its neighbours: other blocks, or another packing, register tile or grid with the same blocks. Each
     is what `TileConfig` takes, in that order: choosing in passing has no time for objects."""
     m, n, k = shape

@@ -21,7 +21,7 @@ from tilewise.tune.choose.memory import Memory
 from tilewise.tune.choose.scores import ModelScores, file_scores, shipped_scores
 from tilewise.tune.choose.service import ServiceClient
 from tilewise.tune.measure.device import Device
-from tilewise.tune.measure.store import Store, VerdictRow
+from tilewise.tune.measure.store import Store, Verdict
 from tilewise.tune.measure.trial import Timed, Trial
 from tilewise.tune.problem import Config, Kernel, Problem, Value
 from tilewise.tune.search.loop import BUDGET, Step
@@ -261,7 +261,7 @@ class _Kept:
 
     def measure(self, config: Config) -> Timed:
         timed = self._trial.measure(config)
-        self._store.add_verdicts(self._run, self._kernel, [VerdictRow(config, timed.status, timed.reason)])
+        self._store.add_verdicts(self._run, self._kernel, [Verdict(config, timed.status, timed.reason)])
         if timed.runtime_ns is not None:
             default_ns = timed.default_ns or timed.runtime_ns
             self._store.add_batch(self._run, self._kernel, 0, default_ns, [(config, timed.runtime_ns)])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from tilewise.costmodel.hlo.graph import KernelGraph
@@ -35,6 +36,14 @@ class Family(Described, Protocol):
 
     def configs(self, problem: Problem) -> Sequence[Config]:
         """Every feasible configuration, the default first."""
+
+
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """The right answer and how far a result may be from it: as a whole, or element by element."""
+
+    value: Any
+    bound: Any
 
 
 F = TypeVar("F", bound=Family)

@@ -19,7 +19,7 @@ from tilewise._wording import counted
 from tilewise.tune.measure.aggregate import MeasuredProblem, measured_problem
 from tilewise.tune.measure.sampling import Batch, Candidate, Settings
 from tilewise.tune.measure.schedule import Tally, balanced, claim, summary, unfinished
-from tilewise.tune.measure.store import BatchRow, Machine, Store, VerdictRow
+from tilewise.tune.measure.store import BatchRow, Machine, Store, Verdict
 from tilewise.tune.problem import Config, Kernel
 
 Say = Callable[[str], None]
@@ -73,7 +73,7 @@ class Collector:
     def recorder(self, kernel: Kernel) -> Recorder:
         return Recorder(self.store, self.run_number, kernel, self.tally(kernel))
 
-    def add_verdicts(self, kernel: Kernel, rows: Sequence[VerdictRow]) -> None:
+    def add_verdicts(self, kernel: Kernel, rows: Sequence[Verdict]) -> None:
         self.store.add_verdicts(self.run_number, kernel, rows)
         tally = self.tally(kernel)
         tally.verdicts.update(row.status for row in rows)

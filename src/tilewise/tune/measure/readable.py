@@ -39,8 +39,8 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class VerdictRow:
-    """One configuration's verdict; `status` ok, misfit, wrong, failed or slow."""
+class Verdict:
+    """What became of a configuration: ok, misfit, wrong, failed or slow; and why."""
 
     config: Config
     status: str

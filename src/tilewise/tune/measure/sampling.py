@@ -55,17 +55,6 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What became of a configuration: ok, misfit, wrong, failed or slow; and why."""
-
-    config: Config
-    status: str
-    reason: str = ""
-    registers: int = 0
-    spills: int = 0
-
-
-@dataclass(frozen=True)
 class Batch:
     """Timings of one batch, nanoseconds per run; configurations by their place in the job. The default's time is the
     mean of its two readings."""

@@ -21,10 +21,10 @@ from typing import Any
 from tilewise.errors import ConfigurationError
 from tilewise.tune.measure.claims import Claims
 from tilewise.tune.measure.home import MOST_STORE_BYTES, Rows, open_home
-from tilewise.tune.measure.readable import OPEN, BatchRow, Machine, Readable, VerdictRow
+from tilewise.tune.measure.readable import OPEN, BatchRow, Machine, Readable, Verdict
 from tilewise.tune.problem import Config, Kernel
 
-__all__ = ["MOST_STORE_BYTES", "OPEN", "BatchRow", "Machine", "Store", "VerdictRow"]
+__all__ = ["MOST_STORE_BYTES", "OPEN", "BatchRow", "Machine", "Store", "Verdict"]
 _BATCH = """INSERT INTO batch (run, kernel, round, taken, default_ns, disturbed, watch, uid)
     VALUES (:run, :kernel, :round, :taken, :default_ns, :disturbed, :watch, :uid) ON CONFLICT DO NOTHING"""
 _TIMING = "INSERT INTO timing (batch, config, runtime_ps) VALUES (:batch, :config, :runtime_ps) ON CONFLICT DO NOTHING"
@@ -155,7 +155,7 @@ class Store(Readable):
         rows = self.home.read(query, {"part": self.part})
         return [(self.kernel_of(program, problem), str(why)) for program, problem, why in rows]
 
-    def add_verdicts(self, run: int, kernel: Kernel, verdicts: Sequence[VerdictRow]) -> None:
+    def add_verdicts(self, run: int, kernel: Kernel, verdicts: Sequence[Verdict]) -> None:
         def work(rows: Rows) -> None:
             number = self._held(rows, kernel)
             for v in verdicts:

@@ -7,24 +7,15 @@ first configuration of `configs` is the default, against which all others are no
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.tune.families.registry import Family, Registry
+from tilewise.tune.families.registry import Expected, Family, Registry
 from tilewise.tune.problem import Config, Problem
 
 Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True, eq=False)
-class Expected:
-    """The right answer in float64 and how far a result may be from it."""
-
-    value: npt.NDArray[np.float64]
-    bound: float
 
 
 class CpuFamily(Family, Protocol):
@@ -50,3 +41,4 @@ _REGISTRY: Registry[CpuFamily] = Registry(
     },
 )
 add_family, get_family, family_names = _REGISTRY.add, _REGISTRY.get, _REGISTRY.names
+__all__ = ["Array", "CpuFamily", "Expected", "add_family", "family_names", "get_family"]

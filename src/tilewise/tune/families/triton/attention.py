@@ -11,12 +11,12 @@ from typing import Any
 from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.errors import ConfigurationError
 from tilewise.tune.families.graphs import attention_graph
+from tilewise.tune.families.registry import Expected
 from tilewise.tune.families.triton.family import (
     DTYPES,
     ELEMENT_BYTES,
     TORCH_NAMES,
     Binary,
-    Expected,
     Launch,
     Operands,
     guarded_output,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tilewise.tune.families.registry import Family, Registry
+from tilewise.tune.families.registry import Expected, Family, Registry
 from tilewise.tune.problem import Config, Problem, Value
 
 DTYPES = {"bf16": "bf16", "fp16": "fp16", "tf32": "fp32", "fp32": "fp32"}
@@ -58,14 +58,6 @@ class Operands:
     out: Any
     guarded: Any
     scratch: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Expected:
-    """The right answer and how far a result may be from it, element by element."""
-
-    value: Any
-    bound: Any
 
 
 class TritonFamily(Family, Protocol):

@@ -14,13 +14,13 @@ from typing import Any
 from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.errors import ConfigurationError
 from tilewise.tune.families.graphs import norm_graph, reduction_graph, softmax_graph
+from tilewise.tune.families.registry import Expected
 from tilewise.tune.families.triton.family import (
     DTYPES,
     ELEMENT_BYTES,
     MAX_ELEMENTS,
     TORCH_NAMES,
     Binary,
-    Expected,
     Launch,
     Operands,
     guarded_output,

@@ -27,9 +27,9 @@ from tilewise.tune.measure.cpu.clock import CpuClock, Pieces, describe, require_
 from tilewise.tune.measure.cpu.limit import TookTooLongError, within
 from tilewise.tune.measure.racing import FIRST_FINAL, LEAST, best_few
 from tilewise.tune.measure.resume import earlier_default, resume
-from tilewise.tune.measure.sampling import Candidate, Run, Settings, Verdict, time_all, time_finals
+from tilewise.tune.measure.sampling import Candidate, Run, Settings, time_all, time_finals
 from tilewise.tune.measure.schedule import Tally, pick_configs
-from tilewise.tune.measure.store import Machine, Store, VerdictRow
+from tilewise.tune.measure.store import Machine, Store, Verdict
 from tilewise.tune.problem import Config, Kernel
 
 CPU_SETTINGS = Settings(
@@ -161,7 +161,7 @@ class CpuCollector(Collector):
             verdicts.append(verdict)
             if candidate is not None and (verdict.status == "ok" or index == 0):
                 kept.append(candidate)
-        self.add_verdicts(kernel, [VerdictRow(v.config, v.status, v.reason) for v in verdicts])
+        self.add_verdicts(kernel, verdicts)
         return kept if kept and verdicts[0].status == "ok" else []
 
     def _operands(self, family: CpuFamily, kernel: Kernel, rng: np.random.Generator) -> _Operands:

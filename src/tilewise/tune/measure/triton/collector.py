@@ -25,7 +25,7 @@ from tilewise.tune.families.triton.family import Binary, TritonFamily, get_famil
 from tilewise.tune.measure.aggregate import MeasuredProblem, contenders
 from tilewise.tune.measure.collector import Collector, Options, Recorder, Say
 from tilewise.tune.measure.schedule import Tally, pick_configs
-from tilewise.tune.measure.store import Machine, Store, VerdictRow
+from tilewise.tune.measure.store import Machine, Store, Verdict
 from tilewise.tune.measure.triton import compiling
 from tilewise.tune.measure.triton import kernel as measure
 from tilewise.tune.measure.triton.gpu import COLLECTIONS, HOPPER, usual_shared_bytes
@@ -56,7 +56,7 @@ class _Pending:
     kernel: Kernel
     configs: list[Config]
     binaries: list[Binary]
-    misfits: list[VerdictRow] = field(default_factory=list)  # known before compiling
+    misfits: list[Verdict] = field(default_factory=list)  # known before compiling
     careful: bool = False
     last_tried: Config | None = None
     default: Config | None = None
@@ -91,7 +91,7 @@ class TritonCollector(Collector):
         else:
             chosen = self._chosen(family, kernel)
         reasons = {config: family.misfit(kernel.problem, config, self.shared_bytes) for config in chosen}
-        misfits = [VerdictRow(config, "misfit", reason) for config, reason in reasons.items() if reason is not None]
+        misfits = [Verdict(config, "misfit", reason) for config, reason in reasons.items() if reason is not None]
         configs = [config for config, reason in reasons.items() if reason is None]
         return _Pending(
             kernel, configs, [family.binary(kernel.problem, config) for config in configs], misfits, default=chosen[0]
@@ -194,7 +194,7 @@ class TritonCollector(Collector):
             if reason is None:
                 fitting.append(config)
             else:
-                misfits.append(VerdictRow(config, reason[0], reason[1]))
+                misfits.append(Verdict(config, reason[0], reason[1]))
         if misfits:
             self.add_verdicts(pending.kernel, misfits)
         if not fitting or fitting[0] != pending.default:
@@ -263,11 +263,7 @@ class TritonCollector(Collector):
         elif kind == "next":
             pending.last_tried = parts[0]
         elif kind == "verdicts":
-            rows = [
-                VerdictRow(v.config, v.status, v.reason, {"registers": v.registers, "spills": v.spills})
-                for v in parts[0]
-            ]
-            self.add_verdicts(pending.kernel, rows)
+            self.add_verdicts(pending.kernel, parts[0])
         elif kind == "failed":
             self.gpu.stop()
             self.say(f"{pending.kernel.name} {pending.kernel.problem.key}: {parts[0]}\n{parts[1]}")
@@ -302,7 +298,7 @@ class TritonCollector(Collector):
             if culprit is None or culprit == pending.configs[0] or self.gpu.deaths > 20:
                 self.give_up(pending.kernel, reason)
                 return
-            self.add_verdicts(pending.kernel, [VerdictRow(culprit, "failed", f"it ended the process: {reason}")])
+            self.add_verdicts(pending.kernel, [Verdict(culprit, "failed", f"it ended the process: {reason}")])
             keep = [i for i, config in enumerate(pending.configs) if config != culprit]
             pending.configs = [pending.configs[i] for i in keep]
             pending.binaries = [pending.binaries[i] for i in keep]

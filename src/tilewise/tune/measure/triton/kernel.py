@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilewise.tune.families.triton.family import LIBRARY_CALL, Operands, get_family
+from tilewise.tune.measure.readable import Verdict
 from tilewise.tune.measure.resume import resume
-from tilewise.tune.measure.sampling import Batch, Candidate, Settings, Verdict, time_all, time_finals
+from tilewise.tune.measure.sampling import Batch, Candidate, Settings, time_all, time_finals
 from tilewise.tune.measure.store import BatchRow
 from tilewise.tune.measure.triton.compiling import use_cache
 from tilewise.tune.measure.triton.gpu import Device, MisfitError
@@ -101,7 +102,7 @@ def _check_all(device: Device, job: Job, sets: Sequence[Operands], report: Repor
             verdicts[config] = Verdict(config, "misfit", str(error))
             continue
         registers, spills = device.registers(binary)
-        verdicts[config] = Verdict(config, "ok", "", registers, spills)
+        verdicts[config] = Verdict(config, "ok", details={"registers": registers, "spills": spills})
         sets[0].guarded.fill_(math.nan)
         runs[0]()
         out, guard = sets[0].out, sets[0].guarded[sets[0].out.numel() :]
