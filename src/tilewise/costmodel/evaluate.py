@@ -19,7 +19,7 @@ from tilewise.costmodel.confidence import SURE_WITHIN, sure_within
 from tilewise.costmodel.data.dataset import Dataset, dataset_from_kernels
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.shards import Split
-from tilewise.costmodel.metrics import Interval, bootstrap, noise_ceiling, repeat_noise
+from tilewise.costmodel.metrics import Estimate, bootstrap, noise_ceiling, repeat_noise
 from tilewise.costmodel.rank import Model
 from tilewise.costmodel.train.loop import kernel_metrics, train
 from tilewise.errors import ConfigurationError
@@ -33,7 +33,7 @@ class Row:
     """One line of the table: a model or baseline, and each metric with its interval."""
 
     name: str
-    metrics: dict[str, Interval]
+    metrics: dict[str, Estimate]
     by_program: dict[str, dict[str, float]] = field(default_factory=dict)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.errors import ShapeError
+from tilewise.profile.timing.statistics import resampled_means
 
 Floats = npt.NDArray[np.floating[Any]]
 
@@ -74,7 +75,7 @@ def kendall_tau(target: npt.ArrayLike, scores: npt.ArrayLike) -> float:
 
 
 @dataclass(frozen=True)
-class Interval:
+class Estimate:
     """A mean with its 95 % bootstrap interval."""
 
     mean: float
@@ -82,27 +83,25 @@ class Interval:
     high: float
 
 
-def bootstrap(values: npt.ArrayLike, *, seed: int = 0, draws: int = 2000, level: float = 0.95) -> Interval:
+def bootstrap(values: npt.ArrayLike, *, seed: int = 0, draws: int = 2000, level: float = 0.95) -> Estimate:
     """Mean over kernels and its percentile interval; NaNs (kernels where a metric means nothing) are left out."""
     v = np.asarray(values, dtype=np.float64)
     v = v[~np.isnan(v)]
     if not len(v):
-        return Interval(float("nan"), float("nan"), float("nan"))
-    rng = np.random.default_rng(seed)
-    means = np.array([v[rng.integers(0, len(v), len(v))].mean() for _ in range(draws)])
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(v.mean()), float(low), float(high))
+        return Estimate(float("nan"), float("nan"), float("nan"))
+    low, high = np.quantile(resampled_means(v, draws, seed), [(1 - level) / 2, (1 + level) / 2])
+    return Estimate(float(v.mean()), float(low), float(high))
 
 
-def over_seeds(values: Sequence[float]) -> Interval:
+def over_seeds(values: Sequence[float]) -> Estimate:
     """Mean over a few seeds with the 95 % interval of Student's t; one seed has no interval beyond itself."""
     v = np.asarray(values, dtype=np.float64)
     mean = float(v.mean())
     if len(v) < 2:
-        return Interval(mean, mean, mean)
+        return Estimate(mean, mean, mean)
     quantile = _STUDENT[min(len(v) - 2, len(_STUDENT) - 1)]
     half = quantile * float(v.std(ddof=1)) / len(v) ** 0.5
-    return Interval(mean, mean - half, mean + half)
+    return Estimate(mean, mean - half, mean + half)
 
 
 # Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond, the last is a safe stand-in.

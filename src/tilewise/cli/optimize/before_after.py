@@ -21,6 +21,7 @@ from tilewise.errors import ConfigurationError, TilewiseError
 from tilewise.io import load
 from tilewise.nn import Module
 from tilewise.profile import Timer
+from tilewise.profile.timing.statistics import resampled_means
 
 Array = npt.NDArray[Any]
 _CHUNK = 500
@@ -131,9 +132,7 @@ def outcomes(task: Task, candidates: dict[str, tuple[Module, int]], batch: int, 
 def paired_drop(before: Array, after: Array, seed: int) -> tuple[float, tuple[float, float]]:
     """The loss of accuracy in points, and its 95 % interval by resampling images."""
     difference = before.astype(np.int8) - after.astype(np.int8)
-    rng = np.random.default_rng(seed)
-    drawn = [difference[rng.integers(0, len(difference), len(difference))].mean() for _ in range(1000)]
-    low, high = np.quantile(drawn, [0.025, 0.975])
+    low, high = np.quantile(resampled_means(difference, 1000, seed), [0.025, 0.975])
     return 100 * float(difference.mean()), (100 * float(low), 100 * float(high))
 
 

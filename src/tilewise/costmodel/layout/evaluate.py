@@ -18,11 +18,11 @@ from tilewise.costmodel.data.progress import track
 from tilewise.costmodel.layout.graph import LayoutGraph
 from tilewise.costmodel.layout.train import spread
 from tilewise.costmodel.layout.trained import TrainedLayouts
-from tilewise.costmodel.metrics import Interval, bootstrap, kendall_tau, ranking
+from tilewise.costmodel.metrics import Estimate, bootstrap, kendall_tau, ranking
 from tilewise.costmodel.train.loop import METRICS, kernel_metrics
 from tilewise.errors import ConfigurationError, FileFormatError
 
-Table = dict[str, dict[str, Interval]]
+Table = dict[str, dict[str, Estimate]]
 
 
 def evaluate_layouts(

@@ -54,6 +54,12 @@ def bootstrap_intervals(
     return intervals
 
 
+def resampled_means(values: ArrayLike, draws: int, seed: int) -> Floats:
+    """The means of as many of the values, drawn with replacement, so many times: the plain bootstrap."""
+    v, rng = np.asarray(values, np.float64), np.random.default_rng(seed)
+    return np.array([v[rng.integers(0, len(v), len(v))].mean() for _ in range(draws)])
+
+
 @dataclass(frozen=True)
 class PairedTest:
     """Centre of paired differences (Hodges-Lehmann), its interval, and the p-value of "the centre is zero"."""

@@ -26,6 +26,7 @@ from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import Dataset, find_collection, load_dataset
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.progress import track
+from tilewise.costmodel.metrics import bootstrap
 from tilewise.costmodel.models.scorer import load_scorer
 from tilewise.costmodel.models.shipped import shipped_file
 from tilewise.costmodel.models.trained import model_path
@@ -152,9 +153,8 @@ def compared(curves: Mapping[str, Curves], mechanism: str, simpler: str) -> list
     for count in _COMPARED:
         if count <= curves[mechanism].shape[1]:
             saved = curves[simpler][:, count - 1] - curves[mechanism][:, count - 1]
-            drawn = np.random.default_rng(0).integers(0, len(saved), (_RESAMPLES, len(saved)))
-            low, high = np.percentile(saved[drawn].mean(axis=1), [2.5, 97.5])
-            found.append(Comparison(mechanism, simpler, count, float(saved.mean()), float(low), float(high)))
+            gain = bootstrap(saved, draws=_RESAMPLES)
+            found.append(Comparison(mechanism, simpler, count, gain.mean, gain.low, gain.high))
     return found
 
 
