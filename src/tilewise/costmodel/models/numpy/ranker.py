@@ -48,14 +48,24 @@ class Encoded:
 
 
 def fold(w: Weights, kwargs: Mapping[str, Any]) -> Folded:
-    scaling, kernel = w["scaling"], w["config_in.kernel"]  # (members, 1, D), (D, H)
-    first = (scaling.transpose(0, 2, 1) * kernel).transpose(1, 0, 2).reshape(len(kernel), -1)
-    out = w["out"].reshape(-1) / w["out"].dtype.type(len(scaling))
-    members = np.arange(len(scaling))
-    last = np.zeros((len(scaling), len(out) // len(scaling), len(scaling)), out.dtype)
-    last[members, :, members] = out.reshape(len(scaling), -1)
+    members = len(w["scaling"])
+    out = w["out"] / w["out"].dtype.type(members)  # (members, H, 1)
     wide = int(kwargs.get("global_width", 0))
-    return Folded(w, np.ascontiguousarray(first), out, len(scaling), wide, last.reshape(-1, len(scaling)))
+    return Folded(w, first_layers(w), out.reshape(-1), members, wide, last_layers(out))
+
+
+def first_layers(w: Weights) -> Floats:
+    """(D, members * H): layer one of every member, the inputs' scaling in its rows."""
+    wide = w["scaling"].transpose(0, 2, 1) * w["config_in.kernel"]  # (members, D, H)
+    return np.ascontiguousarray(wide.transpose(1, 0, 2).reshape(wide.shape[1], -1))
+
+
+def last_layers(out: Floats) -> Floats:
+    """(members * H, members): every member has its own last layer, (H, 1), beside the others'."""
+    every = np.arange(len(out))
+    last = np.zeros((len(out), out.shape[1], len(out)), out.dtype)
+    last[every, :, every] = out[:, :, 0]
+    return last.reshape(-1, len(out))
 
 
 def encode(folded: Folded, part: Prepared) -> Encoded:

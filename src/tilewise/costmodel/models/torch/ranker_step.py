@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from tilewise._extension import native
+from tilewise.costmodel.models.numpy.ranker import first_layers, last_layers
 from tilewise.costmodel.models.torch.ragged import Batch, Matrix, product
 from tilewise.costmodel.train.losses import CombinedLoss
 
@@ -85,9 +86,10 @@ class Step:
             blocks.append(w[f"{block}.kernel"] * scales[-1][:, None])
             biases.append(shift + w[f"{block}.bias"] * scales[-1])
         arguments = (
-            batch.config.contiguous().numpy(), width, _wide(w), kernel + w["config_in.bias"],
+            batch.config.contiguous().numpy(), width, first_layers(w), kernel + w["config_in.bias"],
             np.concatenate([[0], np.cumsum(batch.node_counts)]), _kernels.matmul(keys, w["query.kernel"].T),
-            _kernels.matmul(keys, w["query.bias"]), _dense(w, "value", nodes[-1]), blocks, biases, _last(w),
+            _kernels.matmul(keys, w["query.bias"]), _dense(w, "value", nodes[-1]), blocks, biases,
+            last_layers(w["out"]),
         )  # fmt: skip
         scores, saved = _kernels.slates_forward(*arguments)
         return cls(w, batch, inputs, nodes, near, added, joined, keep, kernel, keys, scales, arguments, scores, saved)
@@ -114,7 +116,7 @@ class Step:
         return found | grads | self._graph_back(to_nodes + more)
 
     def _first_back(self, hidden: Floats) -> dict[str, Floats]:
-        """Back through `_wide`: the members' kernels are one, with its rows scaled."""
+        """Back through `first_layers`: the members' kernels are one, with its rows scaled."""
         w, config, skipped = self.weights, *self.arguments[:2]
         own = config.reshape(-1, config.shape[-1])[:, skipped:]
         members, columns = len(w["scaling"]), own.shape[1]
@@ -194,20 +196,6 @@ def _kept(shape: tuple[int, ...], dropout: float) -> Floats | None:
         return None
     kept: Floats = torch.empty(shape).bernoulli_(1 - dropout).div_(1 - dropout).numpy()
     return kept
-
-
-def _wide(w: Arrays) -> Floats:
-    """(D, members * H): layer one of every member, the inputs' scaling in its rows."""
-    wide = w["scaling"].transpose(0, 2, 1) * w["config_in.kernel"]
-    return np.ascontiguousarray(wide.transpose(1, 0, 2)).reshape(wide.shape[1], -1)
-
-
-def _last(w: Arrays) -> Floats:
-    """(members * H, members): every member has its own last layer."""
-    members, width, _ = w["out"].shape
-    last = np.zeros((members, width, members), np.float32)
-    last[np.arange(members), :, np.arange(members)] = w["out"][:, :, 0]
-    return last.reshape(members * width, members)
 
 
 def _last_back(last: Floats) -> Floats:
