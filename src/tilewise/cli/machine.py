@@ -84,32 +84,21 @@ def _threads(n: int) -> str:
 
 def draw(figures: Machine, path: Path) -> None:
     """Rooflines from main memory and from the smallest cache, for one thread and for all."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     import numpy as np
 
-    from tilewise.errors import FileFormatError
+    from tilewise.cli.pictures import picture
     from tilewise.profile.machine import active_isa
     from tilewise.profile.units import bytes_
 
-    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
     intensity = np.logspace(-2, 3, 200)
     smallest = min(b.bytes for b in figures.bandwidths)
     largest = max(b.bytes for b in figures.bandwidths)
-    for threads in sorted({1, figures.cpus}):
-        for size, style in ((smallest, "--"), (largest, "-")):
-            roof = np.minimum(figures.peak(threads), intensity * figures.bandwidth(size, threads))
-            axes.loglog(intensity, roof / 1e9, style, label=f"{_threads(threads)}, working set {bytes_(size)}")
-    axes.set_xlabel("arithmetic intensity (FLOP per byte moved)")
-    axes.set_ylabel("GFLOP/s")
-    axes.set_title(f"{figures.cpu}: rooflines ({active_isa()})")
-    axes.grid(True, which="both", alpha=0.3)
-    axes.legend()
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise FileFormatError(f"cannot draw into {path}: {error}") from None
-    finally:
-        plt.close(figure)
+    with picture(path, 8, 5) as axes:
+        for threads in sorted({1, figures.cpus}):
+            for size, style in ((smallest, "--"), (largest, "-")):
+                roof = np.minimum(figures.peak(threads), intensity * figures.bandwidth(size, threads))
+                axes.loglog(intensity, roof / 1e9, style, label=f"{_threads(threads)}, working set {bytes_(size)}")
+        axes.set(xlabel="arithmetic intensity (FLOP per byte moved)", ylabel="GFLOP/s")
+        axes.set_title(f"{figures.cpu}: rooflines ({active_isa()})")
+        axes.grid(True, which="both", alpha=0.3)
+        axes.legend()

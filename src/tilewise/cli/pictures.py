@@ -26,15 +26,16 @@ _STYLE: Any = {
 
 
 @contextmanager
-def picture(path: Path, width: float = 9.0, height: float = 4.8) -> Iterator[Any]:
-    """Axes to draw on; when the block ends, the picture is written to `path`, whole or not at all."""
+def picture(path: Path, width: float = 9.0, height: float = 4.8, columns: int = 1) -> Iterator[Any]:
+    """Axes to draw on, or as many side by side; when the block ends, the picture is written to `path`, whole or not at
+    all."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     with plt.rc_context(_STYLE):
-        figure, axes = plt.subplots(figsize=(width, height), layout="constrained")
+        figure, axes = plt.subplots(1, columns, figsize=(width, height), layout="constrained")
         try:
             yield axes
             content = io.BytesIO()

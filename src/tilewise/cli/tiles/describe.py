@@ -89,30 +89,20 @@ def _table(what: str, groups: dict[str, GroupFigures]) -> Table:
 
 def draw(figures: Description, path: Path) -> None:
     """Left: which share of configurations is within a factor of the best; right: the scatter of the repeats."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     import numpy as np
 
-    from tilewise.errors import FileFormatError
+    from tilewise.cli.pictures import picture
 
-    picture, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
-    for family, values in figures.slowdowns.items():
-        left.plot(np.sort(values), np.linspace(0, 1, len(values)), label=family)
-    left.set(xscale="log", xlabel="runtime over the kernel's best", ylabel="share of configurations")
-    left.set_title(f"{figures.name}: how far configurations lie apart")
-    for family, values in figures.deviations.items():
-        if len(values):
-            right.plot(np.sort(values) * 100, np.linspace(0, 1, len(values)), label=family)
-    right.set(xscale="log", xlabel="relative deviation of repeated timings, %", ylabel="share of configurations")
-    right.set_title("noise")
-    for axes in (left, right):
-        axes.grid(True, which="both", alpha=0.3)
-    left.legend()
-    try:
-        picture.savefig(path)
-    except (OSError, ValueError) as error:
-        raise FileFormatError(f"cannot draw into {path}: {error}") from None
-    finally:
-        plt.close(picture)
+    with picture(path, 11, 4.5, columns=2) as (left, right):
+        for family, values in figures.slowdowns.items():
+            left.plot(np.sort(values), np.linspace(0, 1, len(values)), label=family)
+        left.set(xscale="log", xlabel="runtime over the kernel's best", ylabel="share of configurations")
+        left.set_title(f"{figures.name}: how far configurations lie apart")
+        for family, values in figures.deviations.items():
+            if len(values):
+                right.plot(np.sort(values) * 100, np.linspace(0, 1, len(values)), label=family)
+        right.set(xscale="log", xlabel="relative deviation of repeated timings, %", ylabel="share of configurations")
+        right.set_title("noise")
+        for axes in (left, right):
+            axes.grid(True, which="both", alpha=0.3)
+        left.legend()
