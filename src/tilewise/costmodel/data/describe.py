@@ -11,6 +11,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ class _Entry:
     slowdown: Floats  # runtime over best, every configuration
     deviation: Floats
 
-    @property
+    @cached_property  # asked for once a configuration
     def default_loss(self) -> float:
         return float(np.mean(self.kernel.normalizer) / self.kernel.runtime.min() - 1)
 
