@@ -186,7 +186,13 @@ def test_the_tile_olympiad_takes_so_many_entries_a_day(site: Any) -> None:
     assert codes == [201] * 10 + [429]
 
 
-def test_without_a_truth_nobody_is_ranked_in_the_tile_olympiad(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def practice() -> Any:
+    """The reference entry of the tile olympiad, scored on the practice split."""
+    return score_recipe(reference_recipe("TILE_OLYMPIAD"))
+
+
+def test_without_a_truth_nobody_is_ranked_in_the_tile_olympiad(tmp_path: Path, practice: Any) -> None:
     pytest.importorskip("fastapi")
     pytest.importorskip("httpx")
     from starlette.testclient import TestClient
@@ -199,10 +205,9 @@ def test_without_a_truth_nobody_is_ranked_in_the_tile_olympiad(tmp_path: Path) -
     with open_board(tmp_path / "b.sqlite") as board, TestClient(create_app(tmp_path / "b.sqlite")) as client:
         answer = Site(client, board).post("/api/entries", {"recipe": recipe, "files": {"p.csv": "eA=="}})
         assert answer.status_code == 409 and "only the teacher has" in answer.json()["detail"]
-        practice = score_recipe(reference_recipe("TILE_OLYMPIAD"))
         with pytest.raises(Rejected, match="only the teacher has"):
             board.add_scored("owls", reference_recipe("TILE_OLYMPIAD"), practice)
 
 
-def test_the_reference_entry_of_the_tile_olympiad_is_scored() -> None:
-    assert score_recipe(reference_recipe("TILE_OLYMPIAD")).score > 0.9
+def test_the_reference_entry_of_the_tile_olympiad_is_scored(practice: Any) -> None:
+    assert practice.score > 0.9

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import typer
+from costmodel.simulated import write_collection
 
 from tilewise.cli.app import app, main
 from tilewise.cli.commands import register
@@ -42,27 +43,30 @@ def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | env)
 
 
-def test_quiet_prints_nothing_but_errors_and_json(tmp_path):
-    started = run("check", "pruning", "--start", "--file", str(tmp_path / "p.py"), "--quiet")
-    assert (started.returncode, started.stdout, started.stderr) == (0, "", "")
-    judged = run("check", "pruning", "--file", str(tmp_path / "p.py"), "--quiet", "--json")
-    assert judged.returncode == 1
-    assert judged.stdout.startswith("[")
-    wrong = run("check", "nothing", "--quiet")
-    assert wrong.returncode == 2
-    assert wrong.stdout == ""
-    assert wrong.stderr.startswith("tilewise: There is no lesson")
+def test_quiet_prints_nothing_but_errors_and_json(typed):
+    assert typed(["check", "pruning", "--start", "--file", "p.py", "--quiet"]) == (0, "", "")
+    code, out, _ = typed(["check", "pruning", "--file", "p.py", "--quiet", "--json"])
+    assert code == 1 and out.startswith("[")
+    code, out, err = typed(["check", "nothing", "--quiet"])
+    assert (code, out) == (2, "") and err.startswith("tilewise: There is no lesson")
 
 
-def test_a_log_file_gets_no_colours_and_no_cursor_movements():
-    for arguments in (("--help",), ("tiles", "describe", "h200")):
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory):
+    """A few simulated kernels: what is printed about them looks as it does for many."""
+    return write_collection(tmp_path_factory.mktemp("c") / "few", train=3, valid=1, test=1)
+
+
+def test_a_log_file_gets_no_colours_and_no_cursor_movements(collection):
+    for arguments in (("--help",), ("tiles", "describe", str(collection))):
         done = run(*arguments, FORCE_COLOR="", NO_COLOR="1", TERM="xterm-256color")
         assert done.returncode == 0, done.stderr
         assert "\x1b" not in done.stdout + done.stderr
 
 
-def test_help_is_a_tour_in_sections():
-    text = run("--help", COLUMNS="100").stdout
+def test_help_is_a_tour_in_sections(typed, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    _, text, _ = typed(["--help"])
     panels = ["Start here", "Measure", "Make models fast", "Learn tiles", "Compete"]
     places = [text.index(f"\n{panel}:\n") for panel in panels]
     assert places == sorted(places)
@@ -84,15 +88,14 @@ def test_what_is_typed_wrong_gets_one_sentence_and_exit_code_2(name, capsys, mon
 @pytest.mark.parametrize(
     "words", [["nothing"], ["tiles", "nothing"], ["fit"], ["machine", "more"], ["ladder", "--size", "x"]]
 )
-def test_other_mistakes_of_typing_are_one_sentence_too(words):
-    done = run(*words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("tilewise: ")
-    assert done.stderr.count("\n") == 1
+def test_other_mistakes_of_typing_are_one_sentence_too(words, typed):
+    code, out, err = typed(words)
+    assert (code, out) == (2, "")
+    assert err.startswith("tilewise: ") and err.count("\n") == 1
 
 
-def test_a_reader_that_leaves_early_is_no_error_to_speak_of():
-    command = f"{sys.executable} -m tilewise tiles describe h200 | head -1"
+def test_a_reader_that_leaves_early_is_no_error_to_speak_of(collection):
+    command = f"{sys.executable} -m tilewise tiles describe {collection} | head -1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.stdout.count("\n") == 1
     assert done.stderr == ""
@@ -104,9 +107,9 @@ def test_help_speaks_of_tilewise_however_it_was_started_and_flags_take_no_value(
     assert "<bool>" not in text
 
 
-def test_tables_in_a_log_are_wide_enough_to_be_read():
+def test_tables_in_a_log_are_wide_enough_to_be_read(collection):
     env = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    command = [sys.executable, "-m", "tilewise", "tiles", "describe", "h200"]
+    command = [sys.executable, "-m", "tilewise", "tiles", "describe", str(collection)]
     assert "…" not in subprocess.run(command, capture_output=True, text=True, env=env).stdout
 
 
@@ -125,7 +128,7 @@ def test_the_shell_completes_commands_and_values(line, words):
     assert [word for word in words.split() if word not in shown] == []
 
 
-def test_nothing_typed_after_a_group_is_its_help_and_nothing_else():
-    for words in ((), ("tiles",), ("compete", "token")):
-        done = run(*words)
-        assert done.returncode == 2 and done.stdout.startswith("Usage: tilewise") and not done.stderr
+@pytest.mark.parametrize("words", [[], ["tiles"], ["compete", "token"]])
+def test_nothing_typed_after_a_group_is_its_help_and_nothing_else(words, typed):
+    code, out, err = typed(words)
+    assert code == 2 and out.startswith("Usage: tilewise") and not err

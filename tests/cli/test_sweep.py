@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from typing import Any
@@ -18,8 +17,6 @@ import pytest
 
 from tilewise.cli import app as module
 from tilewise.cli.every import OUTPUTS
-
-SECONDS = 60  # a bad value that is not refused would start the work, or a server
 
 
 def leaves(command: Any, path: tuple[str, ...] = ()) -> list[tuple[str, Any]]:
@@ -107,32 +104,6 @@ def cases() -> list[Any]:
         for value in bad_values(parameter)
     ]
     return [pytest.param(with_value(*row), id=f"{row[0]} {row[1].opts[0]} {row[2]}") for row in rows]
-
-
-@pytest.fixture
-def typed(tmp_path, monkeypatch, capsys):
-    """Run a command line in an empty folder that has FILE and FOLDER; give the exit code and what was printed."""
-    (tmp_path / "FILE").write_text("not what you expect\n")
-    (tmp_path / "FOLDER").mkdir()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TILEWISE_CACHE", str(tmp_path / "cache"))
-
-    def give_up(*_: object) -> None:
-        raise TimeoutError(f"still at work after {SECONDS} s: {sys.argv}")
-
-    def run(words: list[str]) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["tilewise", *words])
-        before = signal.signal(signal.SIGALRM, give_up)
-        signal.alarm(SECONDS)
-        try:
-            with pytest.raises(SystemExit) as left:
-                module.main()
-        finally:
-            signal.alarm(0)
-            signal.signal(signal.SIGALRM, before)
-        return (int(left.value.code or 0), *capsys.readouterr())
-
-    return run
 
 
 def assert_refused(code: int, out: str, err: str) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from costmodel.simulated import write_collection
 from rich.console import Console
 from rich.table import Table
 
@@ -18,7 +19,8 @@ from tilewise.cli.tables import show
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437"])
 def test_a_terminal_without_our_signs_gets_letters(encoding: str, tmp_path: Path) -> None:
     env = os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0", "TILEWISE_CACHE": str(tmp_path)}
-    for words in (["check"], ["compete", "run", "--help"], ["quantize", "--out", str(tmp_path / "é")]):
+    lines = [["check"], ["compete", "run", "--help"], ["quantize", "--out", str(tmp_path / "é")]]
+    for words in lines if encoding == "ascii" else lines[:2]:  # the poorest spells out what the others do, and more
         done = subprocess.run([sys.executable, "-m", "tilewise", *words], capture_output=True, env=env, cwd=tmp_path)
         assert done.returncode == 0, done.stderr.decode(errors="replace")
         assert b"Traceback" not in done.stderr
@@ -33,7 +35,8 @@ def test_a_closed_output_is_no_failure(tmp_path: Path) -> None:
 
 def test_no_column_of_a_collection_is_cut_on_a_narrow_terminal(tmp_path: Path) -> None:
     env = os.environ | {"COLUMNS": "40", "TILEWISE_CACHE": str(tmp_path)}
-    command = [sys.executable, "-m", "tilewise", "tiles", "describe", "cpu"]
+    collection = write_collection(tmp_path / "few", train=3, valid=1, test=1)
+    command = [sys.executable, "-m", "tilewise", "tiles", "describe", str(collection)]
     done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path)
     assert "…" not in done.stdout
     assert "  noise: " in done.stdout or "│" not in done.stdout

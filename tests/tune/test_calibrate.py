@@ -249,13 +249,18 @@ def test_a_folder_that_cannot_be_written_is_one_sentence_before_anything_is_meas
     assert said.returncode == 2 and said.stderr.count("\n") == 1 and "cannot be written" in said.stderr
 
 
-def test_show_and_reset(tmp_path: Path):
-    from tilewise.cli.calibrate import calibrate as entry  # noqa: F401 - it imports without the work behind it
+def calibrate(*arguments: str) -> str:
+    from tilewise.cli.app import app, command_line
 
-    assert "not calibrated" in command("--show", "--cache", str(tmp_path)).stdout
+    command_line()
+    return CliRunner().invoke(app, ["calibrate", *arguments], catch_exceptions=False).stdout
+
+
+def test_show_and_reset(tmp_path: Path):
+    assert "not calibrated" in calibrate("--show", "--cache", str(tmp_path))
     write_calibration(calibration_file(native, tmp_path), {"matmul": fitted()}, {})
-    assert json.loads(command("--show", "--json", "--cache", str(tmp_path)).stdout)["families"] == ["matmul"]
-    assert "Removed" in command("--reset", "--cache", str(tmp_path)).stdout
+    assert json.loads(calibrate("--show", "--json", "--cache", str(tmp_path)))["families"] == ["matmul"]
+    assert "Removed" in calibrate("--reset", "--cache", str(tmp_path))
     assert not list(tmp_path.iterdir())
 
 
@@ -288,9 +293,4 @@ def test_it_is_offered_once_and_not_where_it_was_done(tmp_path: Path, monkeypatc
 
 
 def test_the_command_offers_help_with_an_example():
-    from tilewise.cli.app import app
-    from tilewise.cli.commands import register
-
-    if not app.registered_commands:
-        register(app)
-    assert "Example" in CliRunner().invoke(app, ["calibrate", "--help"]).stdout
+    assert "Example" in calibrate("--help")

@@ -148,8 +148,7 @@ class _Dying(_Well):
 SETTINGS = Settings(rounds=3, max_rounds=3, batch_configs=4, finalists=0)
 
 
-def _collect_and_die(path: str, kind: str, count: int, slower: str = "1") -> None:
-    os.environ["FAKE_SLOWER"] = slower
+def _collect_and_die(path: str, kind: str = "", count: int = 0) -> None:
     with Store(path) as store:
         options = TritonOptions(minutes=2, processes=1, max_configs=12, settings=SETTINGS)
         collector = _Dying([_matmul(8)], store, options, lambda _: None)
@@ -179,7 +178,7 @@ def test_killed_at_any_moment_it_has_every_timing_it_heard_of_and_goes_on(
     _in_child(str(path), kind, count)
     first = _timings(path)
     assert kept in (None, first)
-    _in_child(str(path), "", 0)
+    _collect_and_die(str(path))
     with Store(path) as store:
         (kernel,) = store.kernels()
         batches = store.batches(kernel)
@@ -189,10 +188,13 @@ def test_killed_at_any_moment_it_has_every_timing_it_heard_of_and_goes_on(
     assert set(timed.values()) == {3}, "what the first run took is gone on from, and counted once"
 
 
-def test_a_batch_that_was_cut_off_counts_only_if_the_default_takes_what_it_took(tmp_path: Path) -> None:
+def test_a_batch_that_was_cut_off_counts_only_if_the_default_takes_what_it_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "s.sqlite"
     _in_child(str(path), "timing", 3)
-    _in_child(str(path), "", 0, "1.5")
+    monkeypatch.setenv("FAKE_SLOWER", "1.5")
+    _collect_and_die(str(path))
     with Store(path) as store:
         first, *others = store.batches(store.kernels()[0])
         (measured,) = read_measured(store)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tilewise._extension import native
+from tilewise._tuned import kept_chooser
 from tilewise.backend.registry import OptimizedBackend
 from tilewise.backend.tiled.matmul import TileConfig, operand_views
 from tilewise.tune.choose.cache import FILE, Choice, Choices
@@ -92,20 +93,25 @@ def test_choices_of_another_machine_or_version_are_left_alone_and_said(tmp_path:
 
 
 @pytest.mark.parametrize("line", ["null", "[]", "3", '"x"', "{}", "{", '{"check": 1}', "\x00", "[" * 100000])
-def test_a_damaged_line_costs_that_line_alone(tmp_path: Path, line: str):
+def test_a_damaged_line_costs_that_line_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str):
     threads = native.num_threads()
     tile = replace(default_tile(threads), mr=2)
     path = keep(tmp_path, choice(threads, tile))
     path.write_text(line + "\n" + path.read_text())
-    assert python(SAYS_TILE, tmp_path)["tile"] == tile.as_dict()
+    monkeypatch.setenv("TILEWISE_CACHE", str(tmp_path))
+    monkeypatch.setenv("TILEWISE_TUNED", "1")
+    kept = kept_chooser()
+    assert kept is not None and kept("matmul", SHAPE, "float32", "nn") == tile
     assert "1 damaged line" in Choices(path.parent, machine_name(native)).notes[0]
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"half a line", b"\xff\xfe\n", b"null"])
-def test_a_file_with_nothing_in_it_ends_nothing(tmp_path: Path, content: bytes):
+def test_a_file_with_nothing_in_it_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes):
     (tmp_path / "tune").mkdir()
     (tmp_path / "tune" / FILE).write_bytes(content)
-    assert not python(SAYS_TILE, tmp_path)["chooser"]
+    monkeypatch.setenv("TILEWISE_CACHE", str(tmp_path))
+    monkeypatch.setenv("TILEWISE_TUNED", "1")
+    assert kept_chooser() is None
 
 
 def test_a_folder_in_the_files_place_ends_nothing(tmp_path: Path):
