@@ -274,6 +274,15 @@ def test_a_board_that_is_no_board_gets_one_sentence(tmp_path: Path) -> None:
         open_board(tmp_path / "none.sqlite", create=False)
     with pytest.raises(ConfigurationError, match="postgresql"):
         open_board("mysql://u:secret@host/db")
+
+
+def test_a_missing_database_driver_gets_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_libpq(*_: object, **__: object) -> None:
+        raise ImportError("no pq wrapper available.\nAttempts made: ...")
+
+    monkeypatch.setattr("tilewise.bench.board.schema.create_engine", without_libpq)
+    with pytest.raises(UnavailableError, match="driver"):
+        open_board("postgresql://nobody@localhost/none")
     try:
         open_board("mysql://u:secret@host/db")
     except ConfigurationError as error:

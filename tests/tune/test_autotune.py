@@ -148,7 +148,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import sys, torch, triton, triton.language as tl
 from tilewise.tune.triton import autotune
 counted = []
-configs = [triton.Config({"BLOCK": b}, num_warps=w) for b in (16, 32, 64, 128, 256, 512) for w in (1, 2, 4, 8)]
+configs = [triton.Config({"BLOCK": b}, num_warps=w) for b in (16, 32, 64, 128, 256, 512) for w in (1, 2, 4, 8, 16, 32)]
 def bench(call, quantiles):
     call()
     counted.append(1)

@@ -85,7 +85,7 @@ def isa(request):
 def test_loss_scores_and_gradients_are_those_of_autograd(nodes, configs, width, members, blocks, gnns, isa):
     model, batch = network(width, members, blocks, gnns), batch_of(nodes, configs)
     for ours, plain in zip(learned(model, batch), plainly(model, batch), strict=True):
-        np.testing.assert_allclose(ours, plain, rtol=2e-4, atol=2e-5 * max(1.0, float(np.abs(plain).max())))
+        np.testing.assert_allclose(ours, plain, rtol=2e-4, atol=5e-5 * max(1.0, float(np.abs(plain).max())))
 
 
 def test_dropout_leaves_the_mean_and_follows_the_seed():

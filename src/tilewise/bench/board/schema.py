@@ -130,7 +130,10 @@ _LOCK = 0x74696C65  # "tile": one advisory lock per database for whoever appends
 def new_engine(url: str) -> Engine:
     """An engine whose writers take turns and whose commits are on the disk when they return."""
     if not url.startswith("sqlite"):
-        return create_engine(url, pool_size=8, max_overflow=8, pool_pre_ping=True)
+        try:
+            return create_engine(url, pool_size=8, max_overflow=8, pool_pre_ping=True)
+        except ImportError:  # psycopg is missing, or finds no libpq on this machine
+            raise UnavailableError("A board in PostgreSQL needs its driver: pip install 'tilewise[server]'.") from None
     # Kept open: when the last connection to a file is closed, SQLite moves its log into it and waits for the disk.
     kept = {"timeout": 60.0, "check_same_thread": False}
     engine = create_engine(url, pool_size=8, max_overflow=8, connect_args=kept)
