@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import tilewise as tw
+from tilewise.cli import app
 from tilewise.errors import ConfigurationError, FileFormatError, GradientError, TilewiseError
 from tilewise.fit import Progress, fit, recipe_for
 from tilewise.fit.loop import Trainer
@@ -54,6 +55,19 @@ def run(where: str, count: int, number: int, arguments: list[str]) -> subprocess
     return subprocess.run(call, capture_output=True, text=True, env=env)
 
 
+@pytest.fixture
+def typed(monkeypatch, capsys):
+    """A command line in this process, which nothing kills: its exit code and what it said of errors."""
+
+    def go(arguments: list[str]) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["tilewise", *arguments])
+        with pytest.raises(SystemExit) as left:
+            app.main()
+        return int(left.value.code or 0), capsys.readouterr().err
+
+    return go
+
+
 def weights(out: Path) -> bytes:
     return (out / "model.safetensors").read_bytes()
 
@@ -78,32 +92,32 @@ KILLS = [
 
 
 @pytest.mark.parametrize(("where", "count"), KILLS)
-def test_a_run_killed_anywhere_continues_to_the_same_weights_bit_for_bit(tmp_path, uninterrupted, where, count):
+def test_a_run_killed_anywhere_continues_to_the_same_weights_bit_for_bit(tmp_path, uninterrupted, typed, where, count):
     killed = run(where, count, signal.SIGKILL, command("mlp", tmp_path))
     assert killed.returncode == -signal.SIGKILL
     assert not (tmp_path / "model.safetensors").exists()
-    resumed = run("never", 0, 9, command("mlp", tmp_path))
-    assert resumed.returncode == 0, resumed.stderr
+    code, said = typed(command("mlp", tmp_path))
+    assert code == 0, said
     assert weights(tmp_path) == weights(uninterrupted)
     assert (tmp_path / "checkpoint.safetensors").read_bytes() == (uninterrupted / "checkpoint.safetensors").read_bytes()
 
 
-def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(tmp_path, uninterrupted):
+def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(tmp_path, uninterrupted, typed):
     stopped = run("step before", 10, signal.SIGINT, command("mlp", tmp_path))
     assert stopped.returncode == 130
     assert "Interrupted after 10 steps" in stopped.stdout
     assert "Traceback" not in stopped.stderr
-    assert run("never", 0, 9, command("mlp", tmp_path)).returncode == 0
+    assert typed(command("mlp", tmp_path))[0] == 0
     assert weights(tmp_path) == weights(uninterrupted)
 
 
-def test_a_killed_gpt_continues_to_the_same_weights(tmp_path):
+def test_a_killed_gpt_continues_to_the_same_weights(tmp_path, typed):
     (tmp_path / "text").write_text("a small text to learn by heart, " * 200)
     runs = [tmp_path / "whole", tmp_path / "killed"]
     arguments = [command("gpt", out, "--data", str(tmp_path / "text"), "--checkpoint-every", "1") for out in runs]
-    assert run("never", 0, 9, arguments[0]).returncode == 0
+    assert typed(arguments[0])[0] == 0
     assert run("step after", 2, signal.SIGKILL, arguments[1]).returncode == -signal.SIGKILL
-    assert run("never", 0, 9, arguments[1]).returncode == 0
+    assert typed(arguments[1])[0] == 0
     assert weights(runs[0]) == weights(runs[1])
 
 
@@ -126,11 +140,9 @@ def test_json_reports_scores_history_and_paths(tmp_path):
         ["fit", "gpt", "--data", "/"],
     ],
 )
-def test_impossible_wishes_get_one_sentence_and_exit_code_2(tmp_path, arguments):
-    done = run("never", 0, 9, [*arguments, "--out", str(tmp_path)])
-    assert done.returncode == 2
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert done.stderr.startswith("tilewise: ")
+def test_impossible_wishes_get_one_sentence_and_exit_code_2(tmp_path, typed, arguments):
+    code, said = typed([*arguments, "--out", str(tmp_path)])
+    assert code == 2 and said.startswith("tilewise: ") and len(said.strip().splitlines()) == 1
 
 
 def test_a_folder_with_another_run_is_not_mixed_up(tmp_path):
