@@ -50,7 +50,7 @@ bench: $(VENV)/.bench  ## every optimization beside its peers; tables and JSON i
 	$(BIN)/python -m benchmarks && $(BIN)/python -m benchmarks.tables
 
 docs: $(VENV)/.test  ## the documentation as a site in build/site
-	$(BIN)/python -m mkdocs build --strict --quiet && echo "open build/site/index.html"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet && echo "open build/site/index.html"
 
 lint: $(VENV)/.test  ## ruff, mypy --strict and the arrows between folders
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo
