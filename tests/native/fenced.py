@@ -18,9 +18,11 @@ from types import ModuleType
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import hypothesis
 import numpy as np
 import pytest
 
+MOST_EXAMPLES = 30  # of a property: the plain run of the same tests draws them all
 PAGE = mmap.PAGESIZE
 NO_ACCESS = 0  # PROT_NONE
 protect = ctypes.CDLL(None, use_errno=True).mprotect
@@ -102,6 +104,15 @@ def fence_in(native: ModuleType, at_end: bool) -> None:
             setattr(native, name, fencing(value, at_end))
 
 
+class FewerExamples(hypothesis.settings):
+    """Hypothesis' settings with a bound on how many examples a test may ask for."""
+
+    def __init__(self, *parent, **given):
+        if "max_examples" in given:
+            given["max_examples"] = min(given["max_examples"], MOST_EXAMPLES)
+        super().__init__(*parent, **given)
+
+
 def main() -> int:
     place, *tests = sys.argv[1:]
     faulthandler.enable()
@@ -109,6 +120,7 @@ def main() -> int:
     from tilewise import _native
 
     fence_in(_native, at_end=place == "end")
+    hypothesis.settings = FewerExamples  # before a test imports it
     return pytest.main(["-n", "0", "-p", "no:cacheprovider", *tests])
 
 
