@@ -43,7 +43,7 @@ void copy_pixels(const LastImage& x, const LastImage& y) {
 void norm_pixels(const LastImage& x, const float* weight, const float* bias, float eps, const LastImage& y) {
   constexpr int64_t kFloats = 8192;  // of a task
   const int64_t pixels = x.pixels(), tasks = std::min(pixels, 1 + pixels * x.c / kFloats);
-  parallel_for(static_cast<int>(tasks), [&](int task) {
+  parallel_near(static_cast<int>(tasks), [&](int task) {
     float mean, rstd;
     for (int64_t p = pixels * task / tasks; p < pixels * (task + 1) / tasks; ++p) {
       active_norm_kernels().layer_norm(x.data + p * x.pitch, weight, bias, eps, y.data + p * y.pitch, &mean, &rstd, 1, x.c);

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -50,6 +51,7 @@ struct Job {
   TaskFn fn = nullptr;
   void* context = nullptr;
   int tasks = 0;
+  bool near = false;
 };
 
 // On a machine with other work to do, the scheduler may wake a worker on the very core its caller keeps busy, time and again.
@@ -72,8 +74,8 @@ void leave_cpu(int) {}
 
 class Pool {
  public:
-  explicit Pool(int threads) : threads_(threads), spins_(threads <= machine().real_cores) {
-    for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { work(); });
+  explicit Pool(int threads) : threads_(threads), spins_(threads <= machine().real_cores), shares_(static_cast<std::size_t>(threads)) {
+    for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
   }
 
   ~Pool() {
@@ -97,10 +99,11 @@ class Pool {
     job_ = job;
     if (spins_) caller_cpu_.store(this_cpu(), std::memory_order_relaxed);
     next_.store(0, std::memory_order_relaxed);
+    for (int i = 0; job.near && i < threads_; ++i) shares_[i].next.store(share_begin(job, i), std::memory_order_relaxed);
     inside_.store(0);
     generation_.fetch_add(1);
     wake_sleepers(job.tasks - 1);
-    claim(job);
+    claim(job, 0);
     close();
     busy_.store(false);
   }
@@ -121,10 +124,25 @@ class Pool {
     sched_yield();  // a worker that wakes on this core can leave it at once
   }
 
-  void claim(const Job& job) {
+  void claim(const Job& job, int thread) {
     inside_task = true;
-    for (int task = next_.fetch_add(1); task < job.tasks; task = next_.fetch_add(1)) job.fn(job.context, task);
+    if (job.near) {
+      for (int i = 0; i < threads_; ++i) claim_share(job, (thread + i) % threads_);
+    } else {
+      for (int task = next_.fetch_add(1); task < job.tasks; task = next_.fetch_add(1)) job.fn(job.context, task);
+    }
     inside_task = false;
+  }
+
+  int share_begin(const Job& job, int thread) const { return static_cast<int>(static_cast<int64_t>(job.tasks) * thread / threads_); }
+
+  void claim_share(const Job& job, int thread) {
+    std::atomic<int>& next = shares_[thread].next;
+    const int end = share_begin(job, thread + 1);
+    while (next.load(std::memory_order_relaxed) < end) {  // a look is cheaper than a claim, where nothing is left
+      const int task = next.fetch_add(1);
+      if (task < end) job.fn(job.context, task);
+    }
   }
 
   bool close_if_empty() {
@@ -155,7 +173,7 @@ class Pool {
     done_.notify_one();
   }
 
-  void work() {
+  void work(int thread) {
     unsigned seen = 0;
     for (;;) {
       seen = wait_for_change(seen);
@@ -163,7 +181,7 @@ class Pool {
       const int caller_cpu = caller_cpu_.load(std::memory_order_relaxed);
       if (caller_cpu >= 0 && this_cpu() == caller_cpu) leave_cpu(caller_cpu);
       if (!enter()) continue;
-      claim(job_);
+      claim(job_, thread);
       leave();
     }
   }
@@ -177,8 +195,13 @@ class Pool {
     return generation_.load();
   }
 
+  struct alignas(64) Share {
+    std::atomic<int> next{0};
+  };
+
   const int threads_;
   const bool spins_;  // more threads than cores do not: they would spin in each other's way
+  std::vector<Share> shares_;  // of a job whose tasks are dealt out
   std::vector<std::thread> workers_;
   std::mutex mutex_;
   std::condition_variable wake_, done_;
@@ -232,12 +255,12 @@ void set_num_threads(int n) {
   if (shared_pool && shared_pool->threads() != n) old = std::move(shared_pool);
 }
 
-void run_tasks(int tasks, TaskFn fn, void* context) {
+void run_tasks(int tasks, TaskFn fn, void* context, bool near) {
   if (tasks <= 1 || num_threads() == 1) {
     for (int task = 0; task < tasks; ++task) fn(context, task);
     return;
   }
-  get_pool()->run(Job{fn, context, tasks});
+  get_pool()->run(Job{fn, context, tasks, near});
 }
 
 }  // namespace tw

@@ -21,12 +21,21 @@ class ThreadLimit {
 };
 
 using TaskFn = void (*)(void* context, int task);
-void run_tasks(int tasks, TaskFn fn, void* context);
+// `near`: each thread begins with the same share of the tasks whenever there are as many, and helps the others after that.
+void run_tasks(int tasks, TaskFn fn, void* context, bool near = false);
 
 template <class F>
 void parallel_for(int tasks, F&& f) {
   auto call = [](void* context, int task) { (*static_cast<F*>(context))(task); };
   run_tasks(tasks, call, &f);
+}
+
+// For steps that follow each other over one image: what a thread wrote in the last step lies in its own caches, so it is
+// given the same part of the image in the next.
+template <class F>
+void parallel_near(int tasks, F&& f) {
+  auto call = [](void* context, int task) { (*static_cast<F*>(context))(task); };
+  run_tasks(tasks, call, &f, true);
 }
 
 }  // namespace tw

@@ -15,7 +15,7 @@ template <class F>
 void for_runs(int64_t count, int64_t floats, F&& f) {
   const int64_t threads = count * floats < kWorthThreads ? 1 : num_threads();
   const int64_t runs = threads == 1 ? 1 : smaller(count, 4 * threads);
-  parallel_for(static_cast<int>(runs), [&](int run) { f(cut(count, runs, run), cut(count, runs, run + 1)); });
+  parallel_near(static_cast<int>(runs), [&](int run) { f(cut(count, runs, run), cut(count, runs, run + 1)); });
 }
 
 TW_INLINE void put(float* to, vf v, int64_t left) {

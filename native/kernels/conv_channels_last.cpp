@@ -157,7 +157,7 @@ bool forward_wide(const Problem& p) {
   const Cuts cuts = cuts_of(p);
   const int64_t panels = ceil_div(p.vectors, kPanelVectors);
   bool failed = false;
-  parallel_for(static_cast<int>(s.n * s.groups * cuts.rows * cuts.columns * cuts.splits), [&](int task) {
+  parallel_near(static_cast<int>(s.n * s.groups * cuts.rows * cuts.columns * cuts.splits), [&](int task) {
     int64_t at = task;
     const auto next = [&](int64_t count) {
       const int64_t i = at % count;
@@ -214,7 +214,7 @@ void forward_narrow(const Problem& p) {
   const int64_t threads = work < kWorthThreads ? 1 : num_threads(), rows = s.n * s.oh;
   const int64_t bands = threads == 1 ? 1 : smaller(rows, 4 * threads);
   const int64_t splits = threads == 1 || bands >= threads ? 1 : smaller(blocks, ceil_div(threads, bands));
-  parallel_for(static_cast<int>(bands * splits), [&](int task) {
+  parallel_near(static_cast<int>(bands * splits), [&](int task) {
     const int64_t band = task / splits, split = task % splits;
     for (int64_t row = cut(rows, bands, band); row < cut(rows, bands, band + 1); ++row) {
       narrow_row(p, row / s.oh, row % s.oh, cut(blocks, splits, split), cut(blocks, splits, split + 1));

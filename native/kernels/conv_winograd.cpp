@@ -149,7 +149,7 @@ bool pack(const ConvShape& s, const WeightView& w, float* packed) {
   const Problem p = make_problem<F>(s);
   bool fits[1024];
   const int64_t tasks = s.groups * p.vectors, parts = smaller(tasks, 1024);
-  parallel_for(static_cast<int>(parts), [&](int part) {
+  parallel_near(static_cast<int>(parts), [&](int part) {
     Magnitude magnitude;
     for (int64_t task = cut(tasks, parts, part); task < cut(tasks, parts, part + 1); ++task) {
       const int64_t g = task / p.vectors, vector = task % p.vectors, lanes = smaller(kLanes, p.o - vector * kLanes);
@@ -462,7 +462,7 @@ bool forward(const ConvShape& s, const float* x, const float* packed, const Conv
   const int64_t blocks = ceil_div(p.strips, strips_of_block(p, tile)), panels = ceil_div(p.vectors, kPanelVectors);
   const int64_t splits = smaller(panels, tile.split), tasks = s.groups * blocks * splits;
   bool failed = false;  // only ever set to true, and read after all tasks are done
-  parallel_for(static_cast<int>(tasks), [&](int task) {
+  parallel_near(static_cast<int>(tasks), [&](int task) {
     if (__atomic_load_n(&failed, __ATOMIC_RELAXED)) return;
     const int64_t split = task % splits, block = task / splits % blocks;
     Block b;

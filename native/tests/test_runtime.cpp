@@ -15,6 +15,8 @@ TW_TEST(parallel_for_runs_every_task_once) {
       std::vector<std::atomic<int>> hits(tasks);
       tw::parallel_for(tasks, [&](int t) { hits[t]++; });
       for (auto& h : hits) TW_CHECK(h == 1);
+      tw::parallel_near(tasks, [&](int t) { hits[t]++; });
+      for (auto& h : hits) TW_CHECK(h == 2);
     }
   }
 }
@@ -26,13 +28,14 @@ TW_TEST(parallel_for_nests_and_runs_from_several_threads) {
   for (int c = 0; c < 4; ++c) {
     callers.emplace_back([&] {
       for (int r = 0; r < 200; ++r) {
-        tw::parallel_for(3, [&](int) { tw::parallel_for(5, [&](int) { total++; }); });
+        tw::parallel_near(3, [&](int) { tw::parallel_for(5, [&](int) { total++; }); });
+        tw::parallel_for(3, [&](int) { tw::parallel_near(5, [&](int) { total++; }); });
         if (r % 50 == 0) tw::set_num_threads(1 + (r / 50) % 3);
       }
     });
   }
   for (std::thread& t : callers) t.join();
-  TW_CHECK(total == 4 * 200 * 15);
+  TW_CHECK(total == 4 * 200 * 30);
 }
 
 TW_TEST(a_limit_of_threads_ends_with_its_scope) {
