@@ -2,12 +2,20 @@
 
     python -m benchmarks.devices ../shared/data/t4/*.gz                    # Kernel Tuner's T4 files, one a device
     python -m benchmarks.devices ../shared/data/t4/*.gz --kernel-tuner     # its strategies beside that
+    python -m benchmarks.devices ../shared/data/t4/*.gz --ceilings         # what the others can give at all
+    python -m benchmarks.devices --processors                              # the CPU collection, a processor left out
 
 A figure is the fastest configuration's time over the choice's: 1 is perfect. The ranker is boosted trees; "with cards"
 are the same with the devices' columns, "nearest" the order of the device whose card is most alike. Five and twenty
 measurements go in the ranker's order, or one by one as `next_to_measure` says. "Constants chosen apart" takes those of
 its process that are best on the other devices, each left out in turn. "Drawn" are twenty at random, to which the ranker
-is adapted; it then chooses, or has five more measured. Intervals are bootstrap ones over the devices.
+is adapted; it then chooses, or has five more measured. A ceiling looks at the device that is left out: the best of all
+that are among the first k of any other device. Intervals are bootstrap ones over the devices.
+
+`--processors` is the check on data that the process's constants were not set on: the CPU collection's kernels, each
+ranked by a model that has not seen its processor, measured in the model's order or one by one, and chosen unmeasured by
+that model as it is or adapted to all measurements of some other kernels on that machine. Gains are of logarithms,
+paired over kernels.
 
 Strategies are scored as Kernel Tuner's methodology does: how far the best so far is from what random search has by
 then, as a share of how far the optimum is, in the mean over the first twenty measurements and the spaces.
@@ -36,10 +44,13 @@ from tilewise.costmodel.data.importers import import_logs
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema
 from tilewise.costmodel.models.adapted import Likeness, adapt_model, next_to_measure
-from tilewise.costmodel.models.gbdt import GBDT, train_gbdt
+from tilewise.costmodel.models.gbdt import train_gbdt
+from tilewise.costmodel.models.scorer import ridge_scorer
 
 RESULTS = Path(__file__).parent / "results" / "devices.json"
 BUDGET, DRAWS, SEEDS = 20, 3, 3
+FIRST, FEW, ADAPTED_TO = (1, 5, 20), (5, 10, 20), 20
+PAIRS = [("first", "first, adapted"), *((f"{k}, in order", f"{k}, one by one") for k in FEW)]
 WIDTH = len(DEVICE_COLUMNS)
 CONSTANTS = [Likeness(*values) for values in itertools.product((0.2, 0.4, 0.8), (1.0, 2.0, 4.0), (0.25, 0.5, 1.0))]
 OURS = "tilewise, from the other devices"
@@ -51,9 +62,9 @@ class Mean:
 
     name = "GBDT"
 
-    def __init__(self, models: Sequence[GBDT]) -> None:
+    def __init__(self, models: Sequence[Any]) -> None:
         self.models = models
-        self.preparation = models[0].preparation
+        self.preparation = getattr(models[0], "preparation", None)
         self._last: tuple[Any, Scores] | None = None
 
     def score(self, kernel: Kernel, rows: Any = None) -> Scores:
@@ -67,15 +78,24 @@ class Mean:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--kernel-tuner", action="store_true", help="score its strategies beside the run recorded")
+    parser.add_argument("--ceilings", action="store_true", help="add what could be reached to the run recorded")
+    parser.add_argument("--processors", action="store_true", help="the CPU collection instead of files")
     options = parser.parse_args()
-    kernels, schema = read(options.files)
-    if options.kernel_tuner:
-        found = json.loads(RESULTS.read_text(encoding="utf-8"))
+    if not options.files and not options.processors:
+        parser.error("give the files of one kernel, one a device, or --processors")
+    found = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
+    kernels, schema = read(options.files) if options.files else ([], Schema(()))
+    if options.processors:
+        found["processors"] = left_out_processors()
+    elif options.kernel_tuner:
         beside_strategies(found, [without_cards(k) for k in kernels], schema)
+    elif options.ceilings:
+        found["ceilings"] = ceilings(kernels)
     else:
-        found = every_device(kernels, schema)
+        kept = {"processors": found["processors"]} if "processors" in found else {}
+        found = every_device(kernels, schema) | {"ceilings": ceilings(kernels)} | kept
     write_whole(RESULTS, json.dumps(found, indent=1) + "\n")
 
 
@@ -169,9 +189,25 @@ def nearest(kernel: Kernel, others: Sequence[Kernel]) -> Scores:
     """The runtimes of the device most alike, for each configuration of `kernel`; what it has not comes last."""
     cards = np.log2(1.0 + np.stack([k.config_feat[0, -WIDTH:] for k in (kernel, *others)]))
     cards = (cards - cards.mean(axis=0)) / np.maximum(cards.std(axis=0), 1e-9)
-    other = others[int(np.argmin(np.square(cards[1:] - cards[0]).sum(axis=1)))]
+    return elsewhere(kernel, others[int(np.argmin(np.square(cards[1:] - cards[0]).sum(axis=1)))])
+
+
+def elsewhere(kernel: Kernel, other: Kernel) -> Scores:
+    """The other device's runtimes of the configurations of `kernel`; infinite where it has none."""
     times = {row.tobytes(): t for row, t in zip(other.config_feat[:, :-WIDTH], other.target, strict=True)}
     return np.array([times.get(row.tobytes(), math.inf) for row in kernel.config_feat[:, :-WIDTH]])
+
+
+def ceilings(kernels: Sequence[Kernel]) -> dict[str, dict[str, float]]:
+    """By k and device: the best of what is among the first k of any other device."""
+    found: dict[str, dict[str, float]] = {}
+    for k in FIRST:
+        for number, kernel in enumerate(kernels):
+            orders = [np.argsort(elsewhere(kernel, o), kind="stable") for i, o in enumerate(kernels) if i != number]
+            rows = np.concatenate([order[:k] for order in orders])
+            found.setdefault(str(k), {})[kernel.program] = reached(kernel, rows)
+        print(f"among the first {k} of any other device: {_geometric(list(found[str(k)].values())):.3f}", flush=True)
+    return found
 
 
 def one_by_one(
@@ -193,6 +229,46 @@ def after_drawn(model: Any, kernel: Kernel) -> tuple[float, float]:
         taken, _ = one_by_one(model, kernel, BUDGET + 5, begun=[int(row) for row in drawn])
         rows.append([reached(kernel, order[:1]), reached(kernel, taken)])
     return _geometric([row[0] for row in rows]), _geometric([row[1] for row in rows])
+
+
+def left_out_processors() -> dict[str, Any]:
+    """The CPU collection's kernels under models that have not seen their processor: means, and paired gains."""
+    data = load_dataset("cpu", progress=False)
+    every = [k for split in (data.train, data.valid, data.test) for k in split if k.n_configs > BUDGET]
+    rows = []
+    for machine in sorted({machine_of(k) for k in every}):
+        processor = machine.rpartition("-")[0]
+        base = ridge_scorer([k for k in every if not machine_of(k).startswith(processor)], data.schema, 0)
+        mine = [k for k in every if machine_of(k) == machine]
+        order = np.random.default_rng(0).permutation(len(mine))
+        adapted = adapt_model(base, [mine[i] for i in order[:ADAPTED_TO]])
+        rows += [on_processor(base, adapted, mine[i]) for i in order[ADAPTED_TO:]]
+        print(machine, len(mine), adapted.record, flush=True)
+    found: dict[str, Any] = {"date": today(), "kernels": len(rows), "adapted_to": ADAPTED_TO}
+    for plain, other in PAIRS:
+        logs = np.log([[row[plain], row[other]] for row in rows])
+        gain = logs[:, 1] - logs[:, 0]
+        drawn = np.random.default_rng(0).choice(gain, (4000, len(gain))).mean(axis=1)
+        low, high = np.expm1(np.percentile(drawn, [2.5, 97.5])).tolist()
+        means = np.exp(logs.mean(axis=0)).tolist()
+        found[other] = {"plain": means[0], "reached": means[1], "gain": [float(np.expm1(gain.mean())), low, high]}
+        print(f"{plain} {means[0]:.4f}, {other} {means[1]:.4f}: {low:+.2%} to {high:+.2%}", flush=True)
+    return found
+
+
+def on_processor(base: Any, adapted: Any, kernel: Kernel) -> dict[str, float]:
+    once = Mean([base])
+    order = np.argsort(once.score(kernel), kind="stable")
+    curve = one_by_one(once, kernel, BUDGET)[1]
+    found = {"first": reached(kernel, order[:1])}
+    found["first, adapted"] = reached(kernel, [int(np.argmin(adapted.score(kernel)))])
+    for k in FEW:
+        found |= {f"{k}, in order": reached(kernel, order[:k]), f"{k}, one by one": curve[k - 1]}
+    return found
+
+
+def machine_of(kernel: Kernel) -> str:
+    return kernel.program.rpartition(".")[2]
 
 
 def beside_strategies(found: dict[str, Any], kernels: Sequence[Kernel], schema: Schema) -> None:

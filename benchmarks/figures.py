@@ -195,9 +195,27 @@ def devices() -> str:
         (name, *(f"{found['left_out'][device][name]:.3f}" for device in who), f"{mean:.3f} ({low:.3f} to {high:.3f})")
         for name, (mean, low, high) in found["means"].items()
     ]
+    for k, row in found.get("ceilings", {}).items():
+        named = f"ceiling: best of all that are in another device's first {k}"
+        mean = math.exp(sum(math.log(row[device]) for device in who) / len(who))
+        cells.append((named, *(f"{row[device]:.3f}" for device in who), f"{mean:.3f}"))
     near = ("configurations within 10 % of the best", *(str(found["within_10"][device]) for device in who), "")
     short = [device.partition("-")[2] or device for device in who]
     return table(("left out:", *short, "geometric mean (95 % interval)"), [*cells, near])
+
+
+def processors() -> str:
+    """The CPU collection with a processor left out: `python -m benchmarks.devices --processors`."""
+    found = (read_any("devices") or {}).get("processors")
+    if not found:
+        return f"{NOT_MEASURED}: `python -m benchmarks.devices --processors` writes it into `devices.json`."
+    cells = [
+        (name, f"{row['plain']:.4f}", f"{row['reached']:.4f}", "{:+.2%} ({:+.2%} to {:+.2%})".format(*row["gain"]))
+        for name, row in found.items()
+        if isinstance(row, dict)
+    ]
+    headings = (f"{found['kernels']} kernels", "the model alone", "with measurements", "gain (95 % interval)")
+    return table(headings, cells)
 
 
 def kernel_tuner() -> str:
@@ -384,6 +402,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "sure": sure,
     "board": board,
     "devices": devices,
+    "processors left out": processors,
     "kernel tuner": kernel_tuner,
     "foreign": ranker_tables.foreign,
     "ranking": ranking,

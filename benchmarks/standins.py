@@ -210,11 +210,14 @@ def implicit_conv(rng: Rng, name: str, gpu: Gpu, count: int) -> Kernel:
 IMPLICIT_NAMES = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "SPLIT_K", "num_warps", "num_stages", "swizzle", "reserved")
 
 
+_LONGEST_NS = float(1 << 60)  # the formula has no end where registers spill by the million; a runtime's 64 bits have
+
+
 def _finished(rng: Rng, name: str, graph: tuple, columns: Floats, runtime: Floats) -> Kernel:
     columns, first = np.unique(columns, axis=0, return_index=True)
     noisy = runtime[first] * np.exp(0.02 * rng.standard_normal(len(first)))
     order = rng.permutation(len(first))
-    whole = np.maximum(noisy[order], 1).astype(np.int64)
+    whole = np.clip(noisy[order], 1, _LONGEST_NS).astype(np.int64)
     return make_kernel(
         name, *graph, columns[order].astype(np.float32), whole, np.full(len(whole), int(np.median(whole)))
     )
