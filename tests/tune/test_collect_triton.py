@@ -18,6 +18,7 @@ import pytest
 from tilewise.errors import UnavailableError
 from tilewise.tune.choose.scores import shipped_scores
 from tilewise.tune.families.triton.family import get_family
+from tilewise.tune.measure import workers
 from tilewise.tune.measure.aggregate import read_measured
 from tilewise.tune.measure.sampling import Settings
 from tilewise.tune.measure.schedule import balanced
@@ -25,6 +26,14 @@ from tilewise.tune.measure.store import Store
 from tilewise.tune.measure.triton.collector import TritonCollector, TritonOptions
 from tilewise.tune.problem import Kernel, Problem
 from tilewise.tune.workloads.gpu import gpu_kernels, split_of
+
+
+@pytest.fixture(autouse=True)
+def _imports_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are forked from one process that has imported what they need, instead of each importing it anew."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tilewise.tune.measure.triton.collector"])
+    monkeypatch.setattr(workers, "_spawn", context)
 
 
 def _matmul(m: int) -> Kernel:
@@ -193,6 +202,7 @@ def test_a_batch_that_was_cut_off_counts_only_if_the_default_takes_what_it_took(
 ) -> None:
     path = tmp_path / "s.sqlite"
     _in_child(str(path), "timing", 3)
+    monkeypatch.setattr(workers, "_spawn", multiprocessing.get_context("spawn"))  # which reads the environment anew
     monkeypatch.setenv("FAKE_SLOWER", "1.5")
     _collect_and_die(str(path))
     with Store(path) as store:
