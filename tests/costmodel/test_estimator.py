@@ -29,3 +29,5 @@ def test_params_are_set_and_mistakes_are_said_at_once():
         ranker.predict([])
     with pytest.raises(ConfigurationError, match="two measured kernels"):
         ranker.fit([])
+    with pytest.raises(ConfigurationError, match="not ndarray"):
+        ranker.fit(list(np.ones((3, 4))))

@@ -46,10 +46,10 @@ class TileRanker:
         """Train on measured kernels; `schema` names their columns where they are not TpuGraphs' own."""
         from tilewise.costmodel.train.loop import train
 
-        kernels = list(kernels)
+        kernels = _kernels(kernels)
         if len(kernels) < 2:
             raise ConfigurationError(f"fit needs at least two measured kernels, not {len(kernels)}.")
-        chosen = list(validation) if validation is not None else kernels[::10]
+        chosen = _kernels(validation) if validation is not None else kernels[::10]
         taught = kernels if validation is not None else [k for i, k in enumerate(kernels) if i % 10]
         settings = default_settings(self.model, seed=self.seed, **self.settings)
         self.fitted = train(dataset_from_kernels(taught, chosen, schema=schema), settings, progress=False)
@@ -59,7 +59,7 @@ class TileRanker:
         """A score for each configuration of each kernel; lower is faster."""
         if self.fitted is None:
             raise ConfigurationError("call fit first: this TileRanker has learned nothing yet.")
-        return [np.asarray(self.fitted.score(kernel)) for kernel in kernels]
+        return [np.asarray(self.fitted.score(kernel)) for kernel in _kernels(kernels)]
 
     def score(self, kernels: Sequence[Kernel], k: int = 5) -> float:
         """1 minus the mean top-k error, as TpuGraphs scores tiles; higher is better."""
@@ -75,3 +75,14 @@ class TileRanker:
         self.model, self.seed = known.pop("model"), known.pop("seed")
         self.settings, self.fitted = known, None
         return self
+
+
+def _kernels(samples: Sequence[Kernel]) -> list[Kernel]:
+    """The samples, if each is a kernel: rows of numbers, as other estimators take them, are not."""
+    kernels = list(samples)
+    other = next((sample for sample in kernels if not isinstance(sample, Kernel)), None)
+    if other is not None:
+        raise ConfigurationError(
+            f"a sample is a measured Kernel, as load_dataset gives them, not {type(other).__name__}."
+        )
+    return kernels
