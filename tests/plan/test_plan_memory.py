@@ -96,3 +96,29 @@ def test_a_plan_uses_the_algorithm_that_was_tuned(algorithm: str) -> None:
         made = plan.compile(model, x)
     assert [how for _, how in made.algorithms] == [algorithm]
     assert ("conv2d", (1, 32, 12, 10, 48, 3, 3, 1, 1, 1, 1, 1), "float32", "nchw") in asked
+
+
+def test_the_module_runs_before_the_plan_has_weights_of_its_own() -> None:
+    """Both at once would be the most memory ever needed: layers pack their weights for as long as they run."""
+    assert native is not None
+    held: list[int] = []
+
+    class Watched(nn.Module):
+        def __init__(self) -> None:
+            self.layers = nn.Sequential(*(nn.Conv2d(256, 256, 1, bias=False) for _ in range(4)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            held.append(native.memory_in_use())
+            return self.layers(x)
+
+    before = native.memory_in_use()
+    plan.compile(Watched(), np.ones((1, 256, 4, 4), np.float32))
+    assert len(held) == 2
+    assert max(held) - before < 2 * 256 * 256 * 4
+
+
+def test_results_of_the_module_are_given_back_before_the_plan_is_made() -> None:
+    assert native is not None
+    model = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.GlobalAvgPool()).eval()
+    plan.compile(model, np.ones((1, 3, 64, 64), np.float32))
+    assert native.array_pool_bytes() < 64 * 64 * 64 * 4

@@ -29,8 +29,8 @@ class Layers:
 
     def get(self, number: int, step: Step) -> Any:
         assert native is not None and step.weight is not None
-        made_of = (step.kind, step.activation, *step.options.values(), _digest(step.weight), _digest(step.bias))
-        found, weight = self._kept.get(number), np.ascontiguousarray(step.weight, np.float32)
+        found, weight = self._kept.get(number), np.ascontiguousarray(step.folded(), np.float32)
+        made_of = (step.kind, step.activation, *step.options.values(), _digest(weight), _digest(step.bias))
         points = len(step.shape) != 2
         if found and found[0] == made_of:
             if points:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -91,15 +91,21 @@ class _Sized:
             self._make(module, example, layers)
 
     def _make(self, module: Module, example: Array, layers: Layers) -> None:
+        assert native is not None
         traced = trace(module, example)
         if not isinstance(traced.result, Value):
             raise ConfigurationError(
                 f"the result of {type(module).__name__} does not depend on its input through tensors"
             )
+        seen = _Seen(module, example, traced.output)
+        native.clear_array_pool()  # the module's results lay there; the plan has an arena
         lowering = Lowering(traced, tokens=True)
         self.parts, self.result = parts(lowering, layers), lowering.find(traced.result)
         self.images_at_once = images_at_once(self.parts, len(example)) if example.ndim == 4 else len(example)
-        self._check(module, example)
+        if not seen.agrees(self.run):
+            raise ConfigurationError(
+                f"{type(module).__name__} cannot be planned: for other inputs than the example it does something else"
+            )
 
     def run(self, x: Array) -> Array:
         values: dict[int, Array] = {0: x}
@@ -107,16 +113,23 @@ class _Sized:
             part.run(values)
         return values[self.result]
 
-    def _check(self, module: Module, example: Array) -> None:
-        """Another input gives what the module gives: numbers that went around the tensors would be constants here."""
-        if example.size == 0 or example.dtype != np.float32:
-            return
-        other = np.ascontiguousarray(example[..., ::-1] * np.float32(0.5) + np.float32(0.125))
-        want, got = run(module, other).data, self.run(other)
-        if want.shape != got.shape or not _agree(want, got, run(module, example).data):
-            raise ConfigurationError(
-                f"{type(module).__name__} cannot be planned: for other inputs than the example it does something else"
-            )
+
+class _Seen:
+    """What the module itself gives for another input than the example, taken before a plan has weights of its own:
+    layers pack theirs for as long as they run, and both at once would be the most memory that is ever needed."""
+
+    def __init__(self, module: Module, example: Array, result: Array) -> None:
+        self._before, self._other = result, None
+        if example.size and example.dtype == np.float32:
+            self._other = np.ascontiguousarray(example[..., ::-1] * np.float32(0.5) + np.float32(0.125))
+            self._want = run(module, self._other).data
+
+    def agrees(self, planned: Callable[[Array], Array]) -> bool:
+        """Whether the plan gives the same: numbers that went around the tensors would be constants in it."""
+        if self._other is None:
+            return True
+        got = planned(self._other)
+        return self._want.shape == got.shape and _agree(self._want, got, self._before)
 
 
 @contextmanager

@@ -83,9 +83,9 @@ def _scaled(low: Lowering, number: int, node: Node, x: int, scale: Array, shift:
     """x * scale + shift by channel, taken along by a convolution's weights where one makes x."""
     conv = low.alone(x, "conv")
     if conv is not None and len(conv.inputs) == 1:
-        assert conv.weight is not None
         bias = shift if conv.bias is None else conv.bias * scale + shift
-        return low.taken_along(number, x, weight=conv.weight * scale[:, None, None, None], bias=bias, layer=conv.layer)
+        gain = scale if conv.gain is None else conv.gain * scale
+        return low.taken_along(number, x, gain=gain, bias=bias, layer=conv.layer)
     return Step("affine", (x,), node.shape, node.layer, weight=scale, bias=shift)
 
 

@@ -30,6 +30,12 @@ class Step:
     bias: Array | None = None
     options: dict[str, Any] = field(default_factory=dict)
     node: Node | None = None  # of a python step
+    gain: Array | None = None  # of a convolution's outputs: a norm's scale, which the weights do not have yet
+
+    def folded(self) -> Array:
+        """The weights times the gain: made when a layer is, so that no second copy of all weights is held."""
+        assert self.weight is not None
+        return self.weight if self.gain is None else self.weight * self.gain[:, None, None, None]
 
     @property
     def name(self) -> str:

@@ -51,6 +51,7 @@ class Trace:
     input_shape: tuple[int, ...]
     nodes: list[Node] = field(default_factory=list)
     result: Value | Array = Value(0)
+    output: Array = field(default_factory=lambda: np.zeros(0, np.float32))  # what the module gave
 
     def users(self) -> dict[int, int]:
         """How many times each value is read; the result counts once more."""
@@ -137,5 +138,5 @@ def trace(module: Module, example: Any) -> Trace:
         _events.recorders.detach(tracer)
     if not isinstance(result, Tensor):
         raise ConfigurationError(f"{type(module).__name__} gives a {type(result).__name__}; a plan gives one Tensor")
-    tracer.trace.result = tracer.seen(result.data)
+    tracer.trace.result, tracer.trace.output = tracer.seen(result.data), result.data
     return tracer.trace

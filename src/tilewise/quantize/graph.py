@@ -168,6 +168,8 @@ def trace(model: Module, example: Array) -> Graph:
     for number, step in lowering.steps.items():
         step.inputs = tuple(places[i] for i in step.inputs)
         step.layer = _unique(step.layer or step.kind, taken)
+        if step.weight is not None:
+            step.weight, step.gain = step.folded(), None
         if step.kind == "mul" and graph.steps[step.inputs[0]].shape != step.shape:
             step.inputs = step.inputs[::-1]  # the gate is the second
         graph.steps.append(step)
