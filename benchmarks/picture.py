@@ -13,7 +13,7 @@ from html import escape
 
 from tilewise._wording import with_interval
 
-_COLOURS = ("#3b7dd8", "#d9772b", "#2a9d8f", "#9a62c4")
+_COLOURS = ("#3b7dd8", "#d9772b", "#2a9d8f", "#9a62c4", "#b0413e", "#8a8a1f")
 _TEXT = "#808080"
 _LEFT, _RIGHT, _WIDTH, _STEP, _TOP = 330, 20, 860, 13, 52
 
@@ -65,7 +65,7 @@ def picture(ranges: Sequence[Range], kinds: Sequence[str]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{title}" '
         'font-family="system-ui, sans-serif" font-size="12">',
         _text(_LEFT, 16, "fastest peer's time / tilewise's (logarithmic): dot typical, bar worst to best", "start"),
-        *(_legend(i, kind, colours[kind]) for i, kind in enumerate(kinds)),
+        *(_legend(16 + i * min(210, (_WIDTH - 16) // len(kinds)), kind, colours[kind]) for i, kind in enumerate(kinds)),
         *(_tick(value, y, scale) for value in scale.ticks()),
     ]
     return "\n".join([*head, *parts, "</svg>"]) + "\n"
@@ -86,8 +86,7 @@ def _line(line: Range, y: int, colour: str, scale: Scale) -> str:
     )
 
 
-def _legend(index: int, kind: str, colour: str) -> str:
-    x = 16 + index * 210
+def _legend(x: int, kind: str, colour: str) -> str:
     return f'<circle cx="{x}" cy="34" r="4" fill="{colour}"/>{_text(x + 10, 38, kind, "start")}'
 
 
