@@ -11,7 +11,6 @@ folder, and has to come out the same bytes.
 from __future__ import annotations
 
 import argparse
-import functools
 import hashlib
 import os
 import resource
@@ -55,18 +54,11 @@ def build(python: str, source: Path, out: Path, pure: bool) -> Path:
     tools = ("scikit-build-core>=0.10", "nanobind>=2.2", "numpy>=1.26", "cmake", "ninja")
     run(*pip, "install", *tools)
     extra = {"TILEWISE_PURE": "1"} if pure else {"CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 1)}
-    extra["SOURCE_DATE_EPOCH"] = commit_time()
     run(*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", out, source, **extra)
     shutil.rmtree(venv)
     if not pure and newest(out).name.endswith("-none-any.whl"):  # what pip makes where compiling fails
         sys.exit(f"the kernels did not compile for {python}: `{python} -m pip wheel -v {source}` shows why")
     return newest(out)
-
-
-@functools.cache
-def commit_time() -> str:
-    """The commit's time, asked for once: every file bears it, so that two builds of one sdist are the same bytes."""
-    return run("git", "-C", Path(__file__).parent, "log", "-1", "--format=%ct").strip()
 
 
 def newest(folder: Path) -> Path:
@@ -155,6 +147,8 @@ def main() -> int:
     out = options.out.resolve()
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
+    # The commit's time for every file that a tool writes: two builds of one sdist are the same bytes.
+    os.environ["SOURCE_DATE_EPOCH"] = run("git", "-C", Path(__file__).parent, "log", "-1", "--format=%ct").strip()
     say("the sdist")
     run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "-o", out, ".")
     (source,) = out.glob("*.tar.gz")
