@@ -149,6 +149,7 @@ def main() -> int:
     out.mkdir(parents=True)
     # The commit's time for every file that a tool writes: two builds of one sdist are the same bytes.
     os.environ["SOURCE_DATE_EPOCH"] = run("git", "-C", Path(__file__).parent, "log", "-1", "--format=%ct").strip()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # imports are timed as a user has them, compiled when installed
     say("the sdist")
     run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "-o", out, ".")
     (source,) = out.glob("*.tar.gz")
