@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.cli.test_sweep import assert_refused, typed  # noqa: F401 - a fixture
+from tests.cli.test_sweep import assert_refused
 from tilewise.cli.app import command_line
 from tilewise.cli.configuration import defaults
 
@@ -23,7 +23,7 @@ def test_settings_are_the_defaults_of_the_commands_that_have_the_option(tmp_path
     assert os.environ["TILEWISE_CACHE"] == "kept"
 
 
-def test_a_command_takes_its_threads_from_the_file_unless_told(typed, tmp_path):  # noqa: F811
+def test_a_command_takes_its_threads_from_the_file_unless_told(typed, tmp_path):
     (tmp_path / "tilewise.toml").write_text("threads = 100000\n")
     assert_refused(*typed(["generate", "a", "--tokens", "1"]))
     code, *_ = typed(["generate", "a", "--tokens", "1", "--threads", "1"])
@@ -31,7 +31,7 @@ def test_a_command_takes_its_threads_from_the_file_unless_told(typed, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["threads = 'two'", "thread = 2", "threads = ", "board = 3", "threads = true"])
-def test_a_mistake_in_the_file_is_one_sentence_with_its_name(typed, tmp_path, text):  # noqa: F811
+def test_a_mistake_in_the_file_is_one_sentence_with_its_name(typed, tmp_path, text):
     (tmp_path / "tilewise.toml").write_text(text + "\n")
     code, out, err = typed(["generate", "a", "--tokens", "1"])
     assert_refused(code, out, err)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-from tests.cli.test_sweep import typed  # noqa: F401 - a fixture
 from tilewise.backend.ladder import RUNGS
 from tilewise.cli.ladder import _WHY, slower_rungs
 
@@ -17,7 +16,7 @@ def test_a_slower_rung_is_explained_and_a_faster_one_is_not():
     assert {rung.name for rung in RUNGS[1:]} == set(_WHY)
 
 
-def test_the_ladder_draws_a_picture_and_prints_json(typed, tmp_path):  # noqa: F811
+def test_the_ladder_draws_a_picture_and_prints_json(typed, tmp_path):
     words = ["ladder", "--size", "32", "--python-size", "16", "--seconds", "0.01", "--out", "rungs.svg"]
     code, out, _ = typed(words)
     assert code == 0

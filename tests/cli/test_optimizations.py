@@ -9,7 +9,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tilewise._extension import native
 from tilewise.cli import commands
 from tilewise.errors import TilewiseError
 
@@ -41,7 +40,8 @@ def test_prune_reports_what_it_removed(tmp_path: Path, options: tuple[str, ...])
         else json.loads(run("prune", "cnn", *options, "--runs", "12", "--batch", "8", "--out", str(tmp_path), "--json"))
     )
     before, after = facts["models"]
-    if native is not None or "--structured" in options:  # without the kernels a sparse layer stores its zeros
+    # A layer that was timed to be faster dense keeps its zeros; so do all of them without the kernels.
+    if "--structured" in options or any("runs sparse" in note for note in facts["notes"]):
         assert after["bytes_in_memory"] < before["bytes_in_memory"]
     assert after["accuracy"] > 0.8
 
