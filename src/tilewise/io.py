@@ -122,8 +122,13 @@ def _read_header(stream: IO[bytes], where: Path) -> tuple[dict[str, Any], int, i
     length = int.from_bytes(stream.read(8), "little")
     if size < 8 or length > min(_MOST_HEADER_BYTES, size - 8):
         raise FileFormatError(f"{where} is not a safetensors file, or it is cut short: its header does not fit into it")
+    header = stream.read(length)
+    if (
+        header.count(b'"data_offsets"') > _MOST_TENSORS
+    ):  # before it is parsed: a table of names takes ten times its bytes
+        raise FileFormatError(f"{where} has a header that is not a table of at most {_MOST_TENSORS} tensors")
     try:
-        entries = json.loads(stream.read(length).decode("utf-8"), object_pairs_hook=_without_duplicates)
+        entries = json.loads(header.decode("utf-8"), object_pairs_hook=_without_duplicates)
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError, ValueError) as error:
         why = str(error) if isinstance(error, FileFormatError) else "it is not JSON"
         raise FileFormatError(f"{where} has a broken header: {why}") from None

@@ -189,3 +189,11 @@ def test_a_tensor_with_other_axes_is_one_sentence(tmp_path):
     save(state | {"12.weight": np.zeros(2560, np.float32)}, tmp_path / "x.safetensors")
     with pytest.raises(FileFormatError):
         load_model(tmp_path / "x.safetensors")
+
+
+@pytest.mark.parametrize("token", ["token_embedding.weight", "wte.weight"])
+def test_a_gpt_file_without_positions_is_one_sentence(tmp_path, token):
+    position = token.replace("token", "position").replace("wte", "wpe")
+    save({token: np.ones((4, 8), np.float32), position: np.float32(1)}, tmp_path / "gpt.safetensors")
+    with pytest.raises(FileFormatError, match="GPT"):
+        load_gpt(tmp_path / "gpt.safetensors")

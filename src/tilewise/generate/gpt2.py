@@ -54,7 +54,7 @@ def load_gpt2(path: str | os.PathLike[str], heads: int | None = None) -> GPT:
     try:
         vocabulary, width = state["token_embedding.weight"].shape
         context = state["position_embedding.weight"].shape[0]
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, IndexError):
         raise FileFormatError(
             f"{path} is not a GPT-2 file: it lacks the embeddings wte.weight and wpe.weight"
         ) from None
@@ -71,7 +71,7 @@ def load_gpt(path: str | os.PathLike[str]) -> GPT:
     try:
         vocabulary, width = tensors["token_embedding.weight"].shape
         context = tensors["position_embedding.weight"].shape[0]
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, IndexError):
         raise FileFormatError(f"{path} does not hold a GPT: there is no token_embedding.weight") from None
     heads = {w: h for _, w, h in GPT_SIZES.values()}.get(width, max(1, width // 64))
     return _filled(tensors, (width, heads, vocabulary, context), path, "none")

@@ -29,6 +29,7 @@ from tilewise.tensor import Tensor
 Array = npt.NDArray[Any]
 Pair = tuple[int, int]
 _FORMAT = "tilewise sparse convolution 1"
+_WIDEST = 1024  # strides and paddings that a file may ask for: zeros around an image cost memory too
 _BATCHES = (1, 4, 16, 64)  # batches up to each of these, and larger ones, are timed apart
 
 
@@ -175,6 +176,8 @@ class SparseConv2d(Fusing):
             weight, bias = unpacked_array(arrays, np.float32), arrays.get("bias")
             sy, sx, py, px = (int(n) for n in arrays["geometry"])
             if metadata.get("format") != _FORMAT or (bias is not None and bias.dtype != np.float32):
+                raise ValueError
+            if max(sy, sx, py, px) > _WIDEST:
                 raise ValueError
             return cls(weight, bias, (sy, sx), (py, px))
         except (KeyError, ValueError, TypeError):
