@@ -2,7 +2,7 @@
 
 PyTorch times every tiling by itself, with emptied caches and the host's part of a launch. In a program such a kernel
 reads what the one before it has just written, and launches do not wait for the host; a tiling chosen PyTorch's way can
-take half as long again. Here they take turns as graphs do (`fair`). Whatever cannot be timed so is timed by PyTorch.
+take 1.4 times as long. Here they take turns as graphs do (`fair`). Whatever cannot be timed so is timed by PyTorch.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ _SETTINGS = {
     "max_autotune_gemm": True,
     "max_autotune_gemm_search_space": "EXHAUSTIVE",
     "triton.enable_persistent_tma_matmul": True,
-    "max_autotune_pointwise": True,  # more tilings of kernels that are no products; timed by `rest`
 }
 _current: list[Enabled] = []
 
