@@ -17,7 +17,8 @@ from tilewise._files import read_json_input
 from tilewise.errors import FileFormatError
 
 OURS = "tilewise"
-WAYS = ("aten", "default", "max-autotune", "as-it-comes", "exhaustive", "autoheuristic", "nvmatmul")
+WAYS = ("aten", "default", "max-autotune", "as-it-comes", "exhaustive", "autoheuristic", "nvmatmul", "pytorchs",
+        "longer")  # fmt: skip
 
 
 @dataclass(frozen=True)

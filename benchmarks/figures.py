@@ -391,6 +391,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "gpu products": gpu_tables.products,
     "gpu compiled": gpu_tables.compiled,
     "gpu exhaustive": gpu_tables.exhaustive,
+    "gpu training": gpu_tables.training,
     "gpu ways": gpu_tables.ways,
     "own kernels": own_kernels,
     "replay": replayed,

@@ -16,6 +16,8 @@ _SHOWN = {
     "as-it-comes": "max-autotune as it comes",
     "nvmatmul": "nvMatmulHeuristics",
     "autoheuristic": "AutoHeuristic",
+    "pytorchs": "tilewise, other kernels by PyTorch",
+    "longer": "tilewise, longer lists",
 }
 
 
@@ -45,6 +47,11 @@ def compiled() -> str:
     return _compiled("inductor_h200.json")
 
 
+def training() -> str:
+    """The blocks of models that settled how kernels that are no products are timed."""
+    return _compiled("inductor_training_h200.json")
+
+
 def exhaustive() -> str:
     return _compiled("inductor_exhaustive_h200.json")
 
@@ -59,7 +66,7 @@ def _compiled(name: str) -> str:
     cells = [[row.name, *(_spent(row.us.get(way), row.seconds.get(way)) for way in ways)] for row in rows]
     against = {one.way: one for one in beside(rows)}
     cells.append(["runs as long as tilewise's: geometric mean (least), problems", *(
-        f"{against[way].runs:.3f} ({against[way].least:.2f}), {against[way].problems}" if way in against else "1"
+        f"{against[way].runs:.3f} ({against[way].least:.2f}), {against[way].problems}" if way in against else "1" if way == OURS else ""
         for way in ways)])  # fmt: skip
     cells.append(["first call as long as tilewise's", *(
         f"{against[way].first_call:.1f}" if way in against and against[way].first_call else "1" if way == OURS else ""
