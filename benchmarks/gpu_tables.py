@@ -66,7 +66,8 @@ def _compiled(name: str) -> str:
     cells = [[row.name, *(_spent(row.us.get(way), row.seconds.get(way)) for way in ways)] for row in rows]
     against = {one.way: one for one in beside(rows)}
     cells.append(["runs as long as tilewise's: geometric mean (least), problems", *(
-        f"{against[way].runs:.3f} ({against[way].least:.2f}), {against[way].problems}" if way in against else "1" if way == OURS else ""
+        f"{against[way].runs:.3f} ({against[way].least:.2f}), {against[way].problems}" if way in against
+        else "1" if way == OURS else ""
         for way in ways)])  # fmt: skip
     cells.append(["first call as long as tilewise's", *(
         f"{against[way].first_call:.1f}" if way in against and against[way].first_call else "1" if way == OURS else ""
