@@ -18,14 +18,17 @@ help:  ## list the targets
 run: $(VENV)/.core  ## install and show what tilewise does on this machine
 	$(BIN)/tilewise tour
 
+# A file's tests on one core, in the order that tests/conftest.py gives: the files that take longest first.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
 test: $(VENV)/.test  ## install and run the tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(PYTEST)
 
 # What depends on the machine, as other machines: an AVX2 one with a small L2; one core of a CPU without vectors that reports
 # no L3; sixteen cores of this instruction set that report an L3 of hundreds of megabytes (docs/machines.md).
 MACHINE_TESTS := tests/backend tests/tune tests/quantize tests/prune --ignore-glob='*triton*'
 AVX2 := $(shell grep -qw avx2 /proc/cpuinfo 2>/dev/null && echo avx2 || echo portable)
-AS_MACHINE = $(BIN)/python -m pytest -n 2 --dist loadfile $(MACHINE_TESTS)
+AS_MACHINE = $(PYTEST) $(MACHINE_TESTS)
 
 test-machines: $(VENV)/.test  ## the tests of kernels, tiles, tuning and quantization as on other machines
 	TILEWISE_ISA=$(AVX2) TILEWISE_MACHINE=l1=32K,l2=512K,l3=32M $(AS_MACHINE)
@@ -58,7 +61,7 @@ lint: $(VENV)/.test  ## ruff, mypy --strict and the arrows between folders
 # Before every commit: within a minute once mypy has its cache.
 check: lint  ## lint, types and the tests of what changed since BASE (main)
 	@tests=$$($(BIN)/python -m tools.changed_tests --base $(or $(BASE),main)); [ -z "$$tests" ] || \
-	  { echo $$tests; $(BIN)/python -m pytest -n 2 --dist loadfile -x $$tests; }
+	  { echo $$tests; $(PYTEST) -x $$tests; }
 
 format: $(VENV)/.test  ## rewrite the sources in the house format
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 # Before NumPy is imported: its library's threads would fight the tests that run beside this one for the same cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -21,7 +22,18 @@ from tilewise.backend import use_backend
 settings.register_profile("fixed", derandomize=True, deadline=None, print_blob=False)
 settings.load_profile("fixed")
 
+# Twenty seconds to a minute and a half each: begun last, one of them would run on alone.
+LONGEST = (
+    "native/test_fences.py", "profile/test_leaks.py", "docs/test_docs.py", "bench/test_scoring.py",
+    "bench/test_hostile_clients.py", "onnx/test_save.py",
+)  # fmt: skip
 BACKENDS = ["numpy", *(native.supported_isas() if native is not None else [])]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take longest first, the others in their order."""
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ how threads share the result. A cost model ranks the feasible ones of a shape, a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
@@ -108,19 +109,18 @@ def operand_views(shape: Shape, layout: str) -> tuple[npt.NDArray[Any], npt.NDAr
     return a, b
 
 
-def _tallest(module: ModuleType) -> dict[int, int]:
-    """The rows of the tallest register tile of each width."""
+def _register_tiles(module: ModuleType) -> tuple[tuple[int, int, int], ...]:
+    """For each width the tallest tile that fits and a few shorter ones; with the tallest one's rows."""
+    return _by_height(tuple(module.gemm_register_tiles()))
+
+
+@functools.lru_cache(maxsize=8)
+def _by_height(tiles: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int, int], ...]:
     tallest: dict[int, int] = {}
-    for mr, nr in module.gemm_register_tiles():
+    for mr, nr in tiles:
         tallest[nr] = max(mr, tallest.get(nr, 0))
-    return tallest
-
-
-def _register_tiles(module: ModuleType) -> Iterator[tuple[int, int]]:
-    """For each width the tallest tile that fits and a few shorter ones."""
-    for nr, most in _tallest(module).items():
-        for mr in sorted({most, max(1, most * 2 // 3), max(1, most // 3)}):
-            yield mr, nr
+    heights = {nr: sorted({most, max(1, most * 2 // 3), max(1, most // 3)}) for nr, most in tallest.items()}
+    return tuple((mr, nr, tallest[nr]) for nr, rows in heights.items() for mr in rows)
 
 
 def _clipped(sizes: tuple[int, ...], extent: int, grain: int) -> list[int]:
@@ -145,7 +145,7 @@ def around(module: ModuleType, tile: TileConfig, shape: Shape, threads: int) -> 
     found = [(*register, *blocks, *packing, *grid)]
     found += [(*register, *other, *packing, *grid) for other in product(rows, columns, depths)]
     found += [(*register, *blocks, *other, *grid) for other in product((False, True), (False, True))]
-    for mr, nr in _register_tiles(module):
+    for mr, nr, _ in _register_tiles(module):
         mc, nc = -(-min(tile.mc, m) // mr) * mr, -(-min(tile.nc, n) // nr) * nr
         found.append((mr, nr, mc, nc, tile.kc, *packing, *grid))
     found += [(*register, *blocks, *packing, *other) for other in grids(threads)]
@@ -154,7 +154,7 @@ def around(module: ModuleType, tile: TileConfig, shape: Shape, threads: int) -> 
 
 def _candidates(module: ModuleType, shape: Shape, threads: int) -> Iterator[TileConfig]:
     m, n, k = shape
-    for mr, nr in _register_tiles(module):
+    for mr, nr, _ in _register_tiles(module):
         blocks = product(_clipped(_ROW_BLOCKS, m, mr), _clipped(_COLUMN_BLOCKS, n, nr), _clipped(_K_BLOCKS, k, 1))
         for (mc, nc, kc), pack_a, pack_b, grid in product(blocks, (True, False), (True, False), grids(threads)):
             yield TileConfig(mr, nr, mc, nc, kc, pack_a, pack_b, *grid)
@@ -164,7 +164,7 @@ def tile_blocks(
     module: ModuleType, m: int, n: int, k: int
 ) -> Iterator[tuple[int, int, list[int], list[int], list[int]]]:
     """A thinned space for choosing in passing: register tiles, each with its row, column and depth blocks."""
-    tallest = _tallest(module)
-    for mr, nr in _register_tiles(module):
-        if mr * 3 >= tallest[nr] * 2 - 2:
-            yield mr, nr, _clipped((28, 168), m, mr), _clipped((256, 1024), n, nr), _clipped((256, 512), k, 1)
+    depths = _clipped((256, 512), k, 1)
+    for mr, nr, tallest in _register_tiles(module):
+        if mr * 3 >= tallest * 2 - 2:
+            yield mr, nr, _clipped((28, 168), m, mr), _clipped((256, 1024), n, nr), depths

@@ -68,11 +68,11 @@ class Product:
 
 def product_of(kernel: Kernel) -> Product:
     """The product in a kernel's graph."""
-    sizes = kernel_sizes(kernel)
+    sizes = kernel_sizes(kernel).tolist()
     heavy, first, second = (sizes[i * DIMENSIONS : (i + 1) * DIMENSIONS] for i in (1, 2, 3))
     opcode, feat = kernel.node_opcode, kernel.node_feat
     convolution = bool((opcode == _CONVOLUTION).any())
-    parameters = np.flatnonzero(opcode == _PARAMETER)
+    parameters = (opcode == _PARAMETER).nonzero()[0]
     small = bool(feat[parameters[:1], _U8].any()) if len(parameters) else False
     whole = float((feat[parameters[2:], NODE_COLUMN["shape_dimensions_1"]] > 1).any()) if len(parameters) > 2 else 0.0
     slow = bool((opcode == _ERF).any())
@@ -128,16 +128,22 @@ class _Tile:
     @classmethod
     def of(cls, p: Product, bounds: Column, own: Mapping[str, Column]) -> _Tile:
         winograd, (mc, nc, kc) = own["winograd"], _blocks(p, bounds)
-        transformed = winograd > 0
-        kinds = [winograd == 1, winograd == 2]
-        results, passes = np.select(kinds, [16, 4], 1), np.select(kinds, [36.0, 16.0], 1.0)
-        units, depth = np.where(transformed, np.ceil(p.m / results), p.m), np.where(transformed, p.k / p.window, p.k)
-        mc = np.minimum(np.where(transformed, np.ceil(mc / results), mc), units)
+        units: Any = p.m  # numbers where no configuration transforms, as in a product; columns where some do
+        depth: Any = p.k
+        passes: Any = 1.0
+        if winograd.any():
+            transformed, kinds = winograd > 0, [winograd == 1, winograd == 2]
+            results, passes = np.select(kinds, [16, 4], 1), np.select(kinds, [36.0, 16.0], 1.0)
+            units, depth = (
+                np.where(transformed, np.ceil(p.m / results), p.m),
+                np.where(transformed, p.k / p.window, p.k),
+            )
+            mc, kc = np.where(transformed, np.ceil(mc / results), mc), np.where(transformed, depth, kc)
         grid = np.maximum(own["threads_m"], 1), np.maximum(own["threads_n"], 1)
         return cls(
             _Machine.of(own), np.minimum(winograd, 1), units, p.n, depth, passes,
-            np.maximum(own["register_m"], 1), np.maximum(own["register_n"], 1), mc, np.minimum(nc, p.n),
-            np.minimum(np.where(transformed, depth, kc), depth), own["pack_a"], own["pack_b"], grid, p.bytes,
+            np.maximum(own["register_m"], 1), np.maximum(own["register_n"], 1), np.minimum(mc, units),
+            np.minimum(nc, p.n), np.minimum(kc, depth), own["pack_a"], own["pack_b"], grid, p.bytes,
         )  # fmt: skip
 
     @cached_property
@@ -291,10 +297,13 @@ class _Machine:
         l3 = known("machine_l3_share_kib", 2048.0) * 1024
         return cls(lanes, known("machine_registers", 16.0), l1, l2, max(l3, l2), flops, rates)
 
+    @cached_property
+    def _passage(self) -> tuple[Column, Column]:
+        return np.log2([self.l1, self.l2, 2 * self.l3, 16 * self.l3]), np.log2(self.rates)
+
     def rate(self, working_set: Any) -> Any:
         """Bytes a second from where a working set of so many bytes lies, with a soft passage between levels."""
-        levels = np.log2([self.l1, self.l2, 2 * self.l3, 16 * self.l3])
-        return np.exp2(np.interp(np.log2(np.maximum(working_set, 1.0)), levels, np.log2(self.rates)))
+        return np.exp2(np.interp(np.log2(np.maximum(working_set, 1.0)), *self._passage))
 
 
 def _blocks(p: Product, bounds: Column) -> tuple[Any, Any, Any]:

@@ -85,7 +85,7 @@ class Gpu:
 
 def is_product(kernel: Kernel) -> bool:
     """Whether it multiplies matrices or convolves, rather than reducing."""
-    return any(bool((kernel.node_opcode == opcode).any()) for opcode in _PRODUCTS)
+    return any((kernel.node_opcode == opcode).any() for opcode in _PRODUCTS)
 
 
 def element_bytes(kernel: Kernel) -> float:
@@ -111,10 +111,10 @@ class Access:
 
     @classmethod
     def of(cls, gpu: Gpu, kernel: Kernel, sizes: Numbers) -> Access:
-        root, _, first, second = _slots(sizes)
+        root, _, first, second = (slot.tolist() for slot in _slots(sizes))
         element, tensors = element_bytes(kernel), (root, first, second)
         along = _along(gpu, kernel, tensors)
-        read = 1 if float(first.sum()) >= float(second.sum()) else 2
+        read = 1 if sum(first) >= sum(second) else 2
         return cls(is_product(kernel), element, tuple(along), _widths(gpu, tensors, along, element), read)
 
 
@@ -147,7 +147,8 @@ class Filling:
             together = np.maximum(np.stack([entry, other + 0 * entry]) * access.element, 1.0)
             fixed[_ISSUED + 1 : _WIDTHS[2]] = together
             stored = np.maximum(config[:, _OUTPUT][:, access.along[0]] * access.element, 1.0)
-            self._runs = np.stack([stored, together[0], together[1] if multiplies else np.inf * ones])
+            runs = [together[0], together[1] if multiplies else np.inf * ones]
+            self._runs = np.stack([stored, *runs, *runs])
         self._fixed = np.log2(fixed)
 
     def _issued(self, warps: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -171,7 +172,7 @@ class Filling:
         whole = np.ceil(waves)
         rounds = steps * whole * self._resident  # that one multiprocessor goes through
         told: Numbers = self._fixed.copy()
-        told[_OF_SIZES] = (
+        of_sizes = (
             programs,
             whole,
             np.minimum(whole / waves, 16.0),
@@ -179,24 +180,24 @@ class Filling:
             np.maximum(steps, 1e-3),
             np.maximum(self._held * rounds, 1.0),
         )
-        changed = [*_OF_SIZES]
+        for place, values in zip(_OF_SIZES, of_sizes, strict=True):
+            np.log2(values, out=told[place])
         if self.gpu.loads > 1:
-            told[_ISSUED] = np.maximum(self._loads * rounds, 1.0)
-            changed.append(_ISSUED)
+            np.log2(np.maximum(self._loads * rounds, 1.0), out=told[_ISSUED])
         if self.gpu.loads > 2:
-            told[_WIDTHS[2] :] = self._beside(root, first if multiplies else read, second)
-            changed += range(_WIDTHS[2], _WIDTHS[3])
-        told[changed] = np.log2(told[changed])
+            self._beside(told[_WIDTHS[2] :], root, first if multiplies else read, second)
         return told
 
-    def _beside(self, *tensors: Numbers) -> npt.NDArray[Any]:
+    def _beside(self, out: Numbers, *tensors: Numbers) -> None:
         """How much more is touched than is wanted: lines of the root and both operands, sectors of the operands."""
         root, first, second = self.access.along
         along = root, first if self.access.multiplies else self.access.along[self.access.read], second
         rows = [float(size[place]) * self.access.element for size, place in zip(tensors, along, strict=True)]
-        begin = np.array([[_boundary(row)] for row in rows])
-        lines, sectors = (_LINE - begin) / self._runs, np.maximum(_SECTOR - begin[1:], 0) / self._runs[1:]
-        return 1.0 + np.vstack([lines, sectors])
+        begin = [_boundary(row) for row in rows]
+        over = [_LINE - place for place in begin] + [max(_SECTOR - place, 0) for place in begin[1:]]
+        np.divide(np.array(over, self._runs.dtype)[:, None], self._runs, out=out)
+        out += 1.0
+        np.log2(out, out=out)
 
 
 def _slots(sizes: Numbers) -> list[Numbers]:
@@ -215,18 +216,18 @@ def _staged(gpu: Gpu, config: npt.NDArray[Any], widths: tuple[float, ...], eleme
     return np.asarray((entry * ahead[0] + other * ahead[1]) * element)
 
 
-def _along(gpu: Gpu, kernel: Kernel, tensors: tuple[Numbers, ...]) -> list[int]:
+def _along(gpu: Gpu, kernel: Kernel, tensors: tuple[list[float], ...]) -> list[int]:
     """The dimension of the root and of both operands that lies together in memory."""
-    along = [max(int((size > 0).sum()) - 1, 0) for size in tensors]
+    along = [max(len([length for length in size if length > 0]) - 1, 0) for size in tensors]
     if gpu.loads > 1:
-        for place, node in enumerate(np.flatnonzero(kernel.node_opcode == _PARAMETER)[:2], 1):
+        for place, node in enumerate((kernel.node_opcode == _PARAMETER).nonzero()[0][:2], 1):
             argument = kernel.node_feat[node]  # that the operand is, or is made of
-            if argument[_SHAPE].tolist() == tensors[place].tolist() and tensors[place].any():
+            if any(tensors[place]) and argument[_SHAPE].tolist() == tensors[place]:
                 along[place] = int(argument[_MINOR])
     return along
 
 
-def _widths(gpu: Gpu, tensors: tuple[Numbers, ...], along: list[int], element: float) -> tuple[float, ...]:
+def _widths(gpu: Gpu, tensors: tuple[list[float], ...], along: list[int], element: float) -> tuple[float, ...]:
     """The widest loads of the root and both operands."""
     if not gpu.loads:
         return (_WIDEST_LOAD,) * len(tensors)

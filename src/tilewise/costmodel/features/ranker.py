@@ -58,18 +58,23 @@ _ROWS_FOR_PAIRS = 16_000
 def kernel_sizes(kernel: Kernel) -> npt.NDArray[np.float64]:
     """The size slots of a kernel: root, heaviest operation, its first two operands (six each), window, stride."""
     feat, opcode = kernel.node_feat, kernel.node_opcode
-    roots = np.flatnonzero(feat[:, _ROOT] > 0)
+    roots = (feat[:, _ROOT] > 0).nonzero()[0]
     root = int(roots[-1]) if len(roots) else len(feat) - 1
     heavy = _heaviest(kernel, root)
-    operands = [int(v) for u, v in kernel.edge_index[kernel.edge_index[:, 0] == heavy] if opcode[v] >= 0][:2]
-    rows = [feat[root, _SHAPE], feat[heavy, _SHAPE], *(feat[v, _SHAPE] for v in operands)]
-    rows += [np.zeros(DIMENSIONS, np.float32)] * (4 - len(rows))
-    return np.concatenate([*rows, feat[heavy, _WINDOW], feat[heavy, _STRIDE]]).astype(np.float64)
+    sources = kernel.edge_index[kernel.edge_index[:, 0] == heavy, 1].tolist()
+    operands = [v for v in sources if opcode[v] >= 0][:2]
+    found = np.zeros(_N_SIZES)
+    slots = found[: 4 * DIMENSIONS].reshape(4, DIMENSIONS)
+    slots[: 2 + len(operands)] = feat[[root, heavy, *operands], _SHAPE]
+    found[-4:-2], found[-2:] = feat[heavy, _WINDOW], feat[heavy, _STRIDE]
+    return found
 
 
 def _heaviest(kernel: Kernel, root: int) -> int:
     for opcode in _HEAVY:
-        candidates = np.flatnonzero(kernel.node_opcode == opcode)
+        candidates = (kernel.node_opcode == opcode).nonzero()[0]
+        if len(candidates) == 1:
+            return int(candidates[0])
         if len(candidates):
             volume = np.maximum(kernel.node_feat[candidates, _SHAPE], 1).prod(axis=1)
             return int(candidates[np.argmax(volume)])
@@ -77,19 +82,14 @@ def _heaviest(kernel: Kernel, root: int) -> int:
 
 
 def _summary(kernel: Kernel) -> npt.NDArray[np.float64]:
-    """Counts and volumes of the whole graph, in logarithms."""
+    """Counts and volumes of the whole graph, in logarithms, and how many parameters it has."""
     volume = np.maximum(kernel.node_feat[:, _SHAPE].astype(np.float64), 1).prod(axis=1)
     parameters = kernel.node_opcode == OPCODE_NUMBER["parameter"]
-    return np.array(
-        [
-            _log(kernel.n_nodes),
-            _log(len(kernel.edge_index)),
-            _log(volume[parameters].sum()),
-            _log(volume.max()),
-            _log(volume.sum()),
-            float(parameters.sum()),
-        ]
-    )
+    given = volume[parameters]
+    counts = kernel.n_nodes, len(kernel.edge_index), given.sum(), volume.max(), volume.sum(), len(given)
+    found = np.array(counts, np.float64)
+    found[:-1] = _log(found[:-1])
+    return found
 
 
 def _log(x: npt.ArrayLike) -> Any:
@@ -227,8 +227,8 @@ class RankerFeatures:
         return {}
 
     def _raw_global(self, kernel: Kernel, sizes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        heavy = kernel.node_feat[_heaviest(kernel, len(kernel.node_feat) - 1)]
-        return np.concatenate([_log(sizes[self.sizes]), _summary(kernel), heavy[_TYPES]])
+        heavy = kernel.node_feat[_heaviest(kernel, len(kernel.node_feat) - 1), _TYPES]
+        return np.concatenate([_log(sizes[self.sizes]), _summary(kernel), heavy])
 
     def _raw_config(self, kernel: Kernel, sizes: npt.NDArray[np.float64], config: Floats, out: Floats) -> None:
         """Of (columns, C) configurations: logs, steps reached, logs of tile counts and padding, crowds, occupancy."""

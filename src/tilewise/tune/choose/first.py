@@ -7,7 +7,7 @@ array they are scored in well below a millisecond. `decide` takes the best if it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -60,11 +60,10 @@ def product_tiles(module: Any, problem: Problem) -> Tiles:
 def candidates(module: Any, default: TileConfig, sizes: Sizes, threads: int) -> Rows:
     """The default, its neighbours and some fifty to two hundred more tiles, one a row."""
     rows = around(module, default, sizes, threads)
-    grid = default.threads_m, default.threads_n
-    for mr, nr, row_blocks, column_blocks, depth_blocks in tile_blocks(module, *sizes):
-        for mc, nc, kc, pack_b in product(row_blocks, column_blocks, depth_blocks, (0, 1)):
-            rows.append((mr, nr, mc, nc, kc, int(default.pack_a), pack_b, *grid))
-    return np.array(rows, dtype=np.int64)
+    rest = (default.pack_a,), (False, True), (default.threads_m,), (default.threads_n,)
+    for mr, nr, *blocks in tile_blocks(module, *sizes):
+        rows += product((mr,), (nr,), *blocks, *rest)
+    return np.fromiter(chain.from_iterable(rows), np.int64).reshape(len(rows), -1)
 
 
 def tile_at(row: npt.NDArray[np.int64]) -> TileConfig:

@@ -72,7 +72,7 @@ def as_kernel(
         rows = with_machine(rows, own, problem, machine, first)
     nothing = np.zeros(len(configs), np.int64)
     # Not copied, as `make_kernel` would: a model knows the list by its array.
-    return Kernel(f"{problem.family}_{problem.digest}", problem.family, *family.graph(problem), rows, nothing, nothing)
+    return Kernel(problem.family, problem.family, *family.graph(problem), rows, nothing, nothing)
 
 
 def shipped_scores(

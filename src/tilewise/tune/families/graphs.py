@@ -8,14 +8,42 @@ bounds stand beside the dimensions they cut.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
+import numpy as np
+import numpy.typing as npt
+
+from tilewise.costmodel.data.schema import DIMENSIONS, NODE_COLUMN
 from tilewise.costmodel.hlo.graph import GraphBuilder, KernelGraph, Node, Shape, Window
 
+_SHAPE = NODE_COLUMN["shape_dimensions_0"]
 ELEMENT_TYPE = {"bf16": "bf16", "fp16": "f16", "fp32": "f32", "tf32": "f32"}
 
 
 def matmul_graph(dtype: str, sizes: tuple[int, int, int, int], layout: str, epilogue: str) -> KernelGraph:
     """epilogue(a @ b) with `sizes` (batch, m, n, k); batch 0 is one product without a batch dimension."""
+    graph, which = _matmul_structure(dtype, bool(sizes[0]), layout, epilogue)
+    dimensions = np.array((*sizes, 0))[which]  # (n, 6)
+    feat = graph.node_feat.copy()
+    feat[:, _SHAPE : _SHAPE + DIMENSIONS] = dimensions
+    feat[:, _SHAPE + DIMENSIONS] = dimensions.sum(axis=1)
+    feat[:, _SHAPE + DIMENSIONS + 1] = np.where(which == len(sizes), 1, dimensions).prod(axis=1)
+    return graph._replace(node_feat=feat)
+
+
+@lru_cache(maxsize=256)
+def _matmul_structure(
+    dtype: str, batched: bool, layout: str, epilogue: str
+) -> tuple[KernelGraph, npt.NDArray[np.int64]]:
+    """A product's graph, and which of (batch, m, n, k, none) each dimension of each node is: sizes are all that two
+    products of a kind differ in, and graphs are wanted in passing. Built with a prime in the place of each size."""
+    primes = (2 if batched else 0, 3, 5, 7)
+    graph = _built_matmul(dtype, primes, layout, epilogue)
+    shapes = graph.node_feat[:, _SHAPE : _SHAPE + DIMENSIONS, None]
+    return graph, np.where((shapes > 0).any(axis=2), (shapes == np.array(primes)).argmax(axis=2), len(primes))
+
+
+def _built_matmul(dtype: str, sizes: tuple[int, int, int, int], layout: str, epilogue: str) -> KernelGraph:
     batch, m, n, k = sizes
     lead = (batch,) if batch else ()
     element = ELEMENT_TYPE[dtype]

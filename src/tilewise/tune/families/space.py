@@ -7,6 +7,8 @@ at once. A family that cannot (it compares, or calls `min`) is asked one by one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -48,7 +50,9 @@ class Space:
     def __init__(self, configs: Sequence[Config]) -> None:
         self.configs, self.columns = configs, Columns(configs)
         self.fields = doublings(configs, self.columns.names)
-        self._last: npt.NDArray[np.float32] | None = None
+        self._last = np.zeros((0, 0), np.float32)
+        self._asked: tuple[Any, ...] = ()  # what `_last` was worked out of
+        self._last_bounds: list[Sequence[Any]] = []
         self._tried: dict[type, bool] = {}  # families, and whether they take columns
 
     def scaled(self, weights: Mapping[str, float]) -> Numbers:
@@ -60,27 +64,41 @@ class Space:
     def rows(self, family: Described, problem: Problem, own: Sequence[str]) -> npt.NDArray[np.float32]:
         """`config_feat`: the very same array as the last time where nothing in it has changed, so that what was worked
         out of it need not be again."""
-        found = self._at_once(family, problem, own)
+        bounds = self._bounds(family, problem)
+        asked = (type(family), tuple(own), None if bounds is None else [len(part) for part in bounds])
+        if bounds is not None and asked == self._asked and all(map(is_, chain(*bounds), chain(*self._last_bounds))):
+            return self._last  # the same columns, bound by bound, as of the problem before
+        found = None if bounds is None else self._at_once(family, problem, bounds, own)
         if found is None:
             found = np.array([config_row(family, problem, config, own) for config in self.configs], np.float32)
-        if self._last is None or not np.array_equal(self._last, found):
+        if not np.array_equal(self._last, found):
             self._last = found
+        self._asked, self._last_bounds = asked, bounds or []
         return self._last
 
-    def _at_once(self, family: Described, problem: Problem, own: Sequence[str]) -> npt.NDArray[np.float32] | None:
+    def _bounds(self, family: Described, problem: Problem) -> list[Sequence[Any]] | None:
+        """A tile's bounds, part by part, as columns; None where the family takes none."""
         columns: Any = self.columns
-        if not self._tried.get(type(family), True):
-            return None
         try:
-            tile: Mapping[str, Sequence[Any]] = family.tile(problem, columns)
-            found = np.zeros((len(self.configs), len(_PARTS) * (DIMENSIONS + 2) + len(own)), np.float32)
-            for number, part in enumerate(_PARTS):
-                _fill(found[:, number * (DIMENSIONS + 2) :], tile[part])
-            for number, name in enumerate(own, start=len(_PARTS) * (DIMENSIONS + 2)):
-                found[:, number] = columns.size(name) if name in columns else 0
+            if self._tried.get(type(family), True):
+                tile: Mapping[str, Sequence[Any]] = family.tile(problem, columns)
+                return [tile[part] for part in _PARTS]
         except (TypeError, ValueError, AttributeError, KeyError):
             self._tried[type(family)] = False
+        return None
+
+    def _at_once(
+        self, family: Described, problem: Problem, bounds: Sequence[Sequence[Any]], own: Sequence[str]
+    ) -> npt.NDArray[np.float32] | None:
+        found = np.zeros((len(self.configs), len(_PARTS) * (DIMENSIONS + 2) + len(own)), np.float32)
+        try:
+            for number, part in enumerate(bounds):
+                _fill(found[:, number * (DIMENSIONS + 2) :], part)
+        except (TypeError, ValueError):
+            self._tried[type(family)] = False
             return None
+        for number, name in enumerate(own, start=len(_PARTS) * (DIMENSIONS + 2)):
+            found[:, number] = self.columns.size(name) if name in self.columns else 0
         if type(family) not in self._tried:
             every = [config_row(family, problem, config, own) for config in self.configs]
             self._tried[type(family)] = np.array_equal(found, np.array(every, np.float32))

@@ -8,6 +8,7 @@ after another in the rows.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from tilewise.costmodel.models.numpy.baselines import normalised
 
 Floats = npt.NDArray[Any]  # float32, or float64 where rankings are settled
 Weights = Mapping[str, Floats]
+Dense = tuple[Floats, Floats]  # a layer: kernel and bias
 
 _ROWS_AT_ONCE = 1024  # rows of one configuration and member each, so that they stay in cache
 
@@ -36,6 +38,8 @@ class Folded:
     members: int
     wide: int  # columns at the front of a configuration that describe the kernel
     last: Floats  # (members * H, members): `out`, each member's beside the others'
+    gnn: list[Dense]
+    films: list[tuple[Dense, Dense]]  # of each block, what the kernel's vector makes of it, and its own layer
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,14 +48,21 @@ class Encoded:
 
     bias: Floats  # (H,) of the first layer
     look: tuple[Floats, Floats, Floats]  # logits are h @ look[0] + look[1]; what is found there is look[2]
-    blocks: list[tuple[Floats, Floats]]
+    blocks: list[Dense]
 
 
 def fold(w: Weights, kwargs: Mapping[str, Any]) -> Folded:
     members = len(w["scaling"])
     out = w["out"] / w["out"].dtype.type(members)  # (members, H, 1)
     wide = int(kwargs.get("global_width", 0))
-    return Folded(w, first_layers(w), out.reshape(-1), members, wide, last_layers(out))
+    films = list(zip(_layers(w, "film"), _layers(w, "blocks"), strict=True))
+    return Folded(w, first_layers(w), out.reshape(-1), members, wide, last_layers(out), _layers(w, "gnn"), films)
+
+
+def _layers(w: Weights, name: str) -> list[Dense]:
+    """Those called `name.0`, `name.1` and so on."""
+    count = next(number for number in itertools.count() if f"{name}.{number}.kernel" not in w)
+    return [(w[f"{name}.{number}.kernel"], w[f"{name}.{number}.bias"]) for number in range(count)]
 
 
 def first_layers(w: Weights) -> Floats:
@@ -71,27 +82,25 @@ def last_layers(out: Floats) -> Floats:
 def encode(folded: Folded, part: Prepared) -> Encoded:
     """Everything that the graph decides; only the first configuration's kernel-wide columns are read."""
     w = folded.weights
-    nodes = encode_nodes(w, part)
+    nodes = encode_nodes(folded, part)
     kernel = encode_kernel(w, nodes, part.config[0, : folded.wide])
     keys, values = _dense(w, "key", nodes), _dense(w, "value", nodes)
     keys = keys / keys.dtype.type(math.sqrt(keys.shape[1]))
     look = w["query.kernel"] @ keys.T, keys @ w["query.bias"], values
-    blocks: list[tuple[Floats, Floats]] = []
-    while f"film.{len(blocks)}.kernel" in w:
-        both = _dense(w, f"film.{len(blocks)}", kernel)
-        layer, half = f"blocks.{len(blocks)}", len(both) // 2
-        factor, shift = 1 + both[:half], both[half:]
-        blocks.append((w[f"{layer}.kernel"] * factor, w[f"{layer}.bias"] * factor + shift))
+    blocks: list[Dense] = []
+    for (film, film_bias), (weight, bias) in folded.films:
+        both = kernel @ film + film_bias
+        factor, shift = 1 + both[: len(bias)], both[len(bias) :]
+        blocks.append((weight * factor, bias * factor + shift))
     return Encoded(w["config_in.bias"] + kernel, look, blocks)
 
 
-def encode_nodes(w: Weights, part: Prepared) -> Floats:
+def encode_nodes(folded: Folded, part: Prepared) -> Floats:
+    w = folded.weights
     x = _relu(_dense(w, "node_in", np.concatenate([part.node, w["embedding.table"][part.opcode]], axis=1)))
     outward, inward = normalised(part)
-    depth = 0
-    while f"gnn.{depth}.kernel" in w:
-        x = x + _relu(_dense(w, f"gnn.{depth}", np.concatenate([outward @ x, inward @ x], axis=1)))
-        depth += 1
+    for kernel, bias in folded.gnn:
+        x = x + _relu(np.concatenate([outward @ x, inward @ x], axis=1) @ kernel + bias)
     return x  # (n, node_dim)
 
 
