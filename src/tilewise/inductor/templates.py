@@ -13,7 +13,6 @@ import operator
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -38,6 +37,7 @@ _MEMORY, _PASS = 4.3e12, 1.5e-6  # bytes a second, and seconds of a kernel that 
 BY_BIAS = Config.of(
     library=2
 )  # ATen's product with a bias that is one row, in one kernel; otherwise the bias is copied
+_MOST_RANKED = 256  # templates that a network sees; with twice as many the same ones were kept
 _DESCRIPTORS = 2e-6  # seconds that templates with descriptors take to write them, which tilewise's own kernels do not
 
 
@@ -87,23 +87,16 @@ def pass_seconds(problem: Problem) -> float:
 
 def columns_of(templates: Sequence[str], parameters: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
     """What `config_of` says of one, for all choices at once; a choice that has no tile has zeros."""
+    count, wide = len(templates), {name: "tma" in name for name in set(templates)}
     try:
-        rows = tuple(map(_read, parameters))
+        values = np.fromiter(itertools.chain.from_iterable(map(_read, parameters)), np.int32, count * len(_PARAMETERS))
     except KeyError:  # ATen's call and some templates have no tile
-        rows = tuple(tuple(given.get(name, 0) for name in _PARAMETERS.values()) for given in parameters)
-    return _columns(tuple(templates), rows)
-
-
-@lru_cache(maxsize=16)
-def _columns(templates: tuple[str, ...], rows: tuple[tuple[int, ...], ...]) -> dict[str, Numbers]:
-    """A model's products have a handful of lists between them."""
-    values = list(itertools.chain.from_iterable(rows))
-    found = dict(zip(_PARAMETERS, np.array(values, np.float64).reshape(len(rows), -1).T.copy(), strict=True))
-    with_tma = {name for name in set(templates) if "tma" in name}
-    tma = np.fromiter(map(with_tma.__contains__, templates), np.float64, len(templates))
-    ones = np.ones(len(templates))
+        values = np.array([given.get(name, 0) for given in parameters for name in _PARAMETERS.values()], np.int32)
+    found = dict(zip(_PARAMETERS, values.reshape(count, -1).T.astype(np.float64, "C"), strict=True))
+    tma = np.fromiter(map(wide.__getitem__, templates), np.float64, count)
+    ones, zeros = np.ones(count), np.zeros(count)
     found["group"] = np.maximum(found["group"], 1)
-    return {**found, "tma": tma, "persistent": tma, "parts": ones, "swapped": 0 * ones, "tail": 0 * ones}
+    return {**found, "tma": tma, "persistent": tma, "parts": ones, "swapped": zeros, "tail": zeros}
 
 
 def fits(of: Mapping[str, Numbers], most: int = 128) -> npt.NDArray[np.bool_]:
@@ -139,7 +132,7 @@ def keep(
     start = time.perf_counter()
     templates, parameters = choices
     atens = {name for name in set(templates) if name.startswith("aten")}
-    library = [place for place, name in enumerate(templates) if name in atens]
+    library = np.flatnonzero(np.fromiter(map(atens.__contains__, templates), np.bool_, len(templates))).tolist()
     of = columns_of(templates, [*parameters] if not library else _with_tiles(parameters, library))
     remembered = _place_of(asked.best, of, {_library(templates[place]): place for place in library})
     known = np.flatnonzero(fits(of, most_accumulators(problem)))
@@ -168,7 +161,7 @@ def _promising(model: Runtimes, problem: Problem, of: Mapping[str, Numbers], sav
     """Templates by their predicted time; none where the first is behind ATen beyond doubt. Of batched products the
     library's time is not known well enough for that."""
     batch = problem.size("batch")
-    found, aten = model.kernels(problem, of, batch), model.library(problem, batch)
+    found, aten = model.kernels(problem, of, batch, _MOST_RANKED), model.library(problem, batch)
     seconds = found.seconds + _DESCRIPTORS * of["tma"]
     order = np.argsort(seconds, kind="stable")
     doubt = math.hypot(found.deviation[order[0]], aten.deviation[0])

@@ -80,12 +80,12 @@ class Runtimes:
         except (KeyError, ValueError) as error:
             raise FileFormatError(f"{path} holds no model of runtimes; it lacks {error}.") from error
 
-    def kernels(self, problem: Problem, of: Mapping[str, Numbers], batch: int = 1) -> Predicted:
+    def kernels(self, problem: Problem, of: Mapping[str, Numbers], batch: int = 1, most: int = _MOST_ROWS) -> Predicted:
         """Of kernels whose settings are columns (`roofline.columns`), in their order. Those that a stage leaves out
-        stay behind those that the next one sees."""
+        stay behind those that the next one sees; `most` are left after the arithmetic."""
         guess = np.log(first_guess(problem, of, batch))
         seconds, deviation = np.exp(guess) * 10, np.ones(len(guess))
-        asked = np.argpartition(guess, _MOST_ROWS)[:_MOST_ROWS] if len(guess) > _MOST_ROWS else np.arange(len(guess))
+        asked = np.argpartition(guess, most)[:most] if len(guess) > most else np.arange(len(guess))
         rows = features(problem, {name: column[asked] for name, column in of.items()}, batch)
         quick = _predicted(self._kernel(rows) + rows[:, 0])
         first = np.argpartition(quick.seconds, _JUDGED)[:_JUDGED] if len(asked) > _JUDGED else np.arange(len(asked))
