@@ -1,7 +1,7 @@
 """What `tilewise.inductor` promises, once through on this GPU: `python3 -m tools.smoke_inductor [WORD...]`.
 
-A process that compiled before compiles again without measuring, with and without PyTorch's own caches; a template that
-computes something else is never chosen, one that crashes or hangs costs a process of its own and nothing else;
+A process that compiled before compiles again without measuring (without PyTorch's own caches: no product); a template
+that computes something else is never chosen, one that crashes or hangs costs a process of its own and nothing else;
 convolution and flexible attention compile and are right; on a GPU without a model PyTorch chooses by itself; choosing
 takes milliseconds. Every line ends with yes or NO.
 """
@@ -29,29 +29,36 @@ from tools.spoiled import spoiled
 
 
 class _Measured:
-    """How often the compiler timed choices; its own counter is restored with what it takes from its caches."""
+    """How often the compiler timed choices, of products and of other kernels; its own counter is restored with what it
+    takes from its caches."""
 
-    count = 0
+    count = others = 0
 
     @classmethod
     def watch(cls) -> None:
+        from torch._inductor.runtime.triton_heuristics import CachingAutotuner
         from torch._inductor.select_algorithm import AlgorithmSelectorCache
 
-        timed = AlgorithmSelectorCache.benchmark
+        for owner, name, counter in ((AlgorithmSelectorCache, "benchmark", "count"),
+                                     (CachingAutotuner, "autotune_to_one_config", "others")):  # fmt: skip
+            setattr(owner, name, cls._counted(getattr(owner, name), counter))
 
-        def counted(self: Any, *given: Any, **named: Any) -> Any:
-            cls.count += 1
-            return timed(self, *given, **named)
+    @classmethod
+    def _counted(cls, timed: Callable[..., Any], counter: str) -> Callable[..., Any]:
+        def counted(*given: Any, **named: Any) -> Any:
+            setattr(cls, counter, getattr(cls, counter) + 1)
+            return timed(*given, **named)
 
-        AlgorithmSelectorCache.benchmark = counted
+        return counted
 
 
 def _model(x: Any, w: Any, b: Any) -> Any:
-    return torch.nn.functional.gelu(torch.addmm(b, x, w.T)) @ w
+    y = torch.nn.functional.gelu(torch.addmm(b, x, w.T))
+    return torch.nn.functional.layer_norm(y, y.shape[-1:]) @ w
 
 
-def _compiled(records: Path, caches: bool) -> int:
-    """Compile and run a small model in this process; how many products were measured."""
+def _compiled(records: Path, caches: bool) -> tuple[int, int]:
+    """Compile and run a small model in this process; how many products and other kernels were measured."""
     import torch._inductor.config as config
 
     shapes = ((1500, 768), (3072, 768), (3072,))
@@ -62,15 +69,16 @@ def _compiled(records: Path, caches: bool) -> int:
     error = ((got - want).float().norm() / want.float().norm()).item()
     if not error < 2e-2:
         raise RuntimeError(f"differs by {error}")
-    return _Measured.count
+    return _Measured.count, _Measured.others
 
 
-def in_a_process(records: Path, caches: bool, where: Path) -> tuple[int, float]:
+def in_a_process(records: Path, caches: bool, where: Path) -> tuple[int, int, float]:
     start = time.monotonic()
     given = [sys.executable, "-m", "tools.smoke_inductor", "--one", str(records), str(int(caches))]
     done = subprocess.run(given, check=True, capture_output=True, text=True, timeout=120,
                           env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(where)})  # fmt: skip
-    return int(done.stdout.split()[-1]), time.monotonic() - start
+    products, others = map(int, done.stdout.split()[-2:])
+    return products, others, time.monotonic() - start
 
 
 def no_measurement_in_a_second_process() -> bool:
@@ -78,8 +86,8 @@ def no_measurement_in_a_second_process() -> bool:
         records, where = Path(folder) / "records", Path(folder) / "cache"
         first = in_a_process(records, True, where)
         cached, remembered = in_a_process(records, True, where), in_a_process(records, False, Path(folder) / "other")
-    print("  measured (s): first", first, "with PyTorch's caches", cached, "without", remembered)
-    return first[0] > 0 and cached[0] == 0 and remembered[0] == 0
+    print("  measured products, others, seconds: first", first, "with PyTorch's caches", cached, "without", remembered)
+    return first[0] > 0 and cached[:2] == (0, 0) and remembered[0] == 0
 
 
 def _spoiled_bmm(how: str, batch: int, most: int = 64, isolated: bool = False) -> tuple[Any, int, int, bool]:
@@ -171,7 +179,7 @@ def choosing_takes_milliseconds() -> bool:
 def main() -> int:
     _Measured.watch()
     if sys.argv[1:2] == ["--one"]:
-        print(_compiled(Path(sys.argv[2]), bool(int(sys.argv[3]))))
+        print(*_compiled(Path(sys.argv[2]), bool(int(sys.argv[3]))))
         return 0
     failed, asked = 0, sys.argv[1:]
     for promise in (choosing_takes_milliseconds, another_gpu_is_left_to_pytorch, a_wrong_template_is_never_chosen,
