@@ -155,6 +155,23 @@ def convolution_and_attention_are_right() -> bool:
     return fine
 
 
+def what_has_no_model_is_not_searched() -> bool:
+    """A product of float32 and one that adds to a batch: PyTorch's default, which measures nothing."""
+    a, b = torch.randn(512, 768, device="cuda"), torch.randn(768, 640, device="cuda")
+    c, d, e = (torch.randn(8, 256, 256, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    fine = True
+    for call, inputs in ((torch.mm, (a, b)), (torch.baddbmm, (c, d, e))):
+        with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+            torch._dynamo.reset()
+            before, start = _Measured.count, time.monotonic()
+            with tilewise.inductor.enable(records=Path(folder)) as enabled:
+                got, want = torch.compile(call)(*inputs), call(*inputs)
+            error, measured = ((got - want).float().norm() / want.float().norm()).item(), _Measured.count - before
+            print(f"  {call.__name__}: differs by {error:.1e}, {time.monotonic() - start:.1f} s, measured {measured}")
+            fine &= error < 2e-2 and not measured and not enabled.advisor.notes
+    return fine
+
+
 def another_gpu_is_left_to_pytorch() -> bool:
     import torch._inductor.config as config
 
@@ -182,7 +199,8 @@ def main() -> int:
         print(*_compiled(Path(sys.argv[2]), bool(int(sys.argv[3]))))
         return 0
     failed, asked = 0, sys.argv[1:]
-    for promise in (choosing_takes_milliseconds, another_gpu_is_left_to_pytorch, a_wrong_template_is_never_chosen,
+    for promise in (choosing_takes_milliseconds, another_gpu_is_left_to_pytorch,
+                    what_has_no_model_is_not_searched, a_wrong_template_is_never_chosen,
                     convolution_and_attention_are_right, no_measurement_in_a_second_process,
                     a_template_that_crashes_costs_nothing_but_itself,
                     a_template_that_hangs_costs_nothing_but_itself):  # fmt: skip

@@ -90,6 +90,22 @@ def _ask(found: list[_Choice], inputs: Any = None) -> list[_Choice]:
     return answer
 
 
+def test_what_there_is_no_model_for_is_listed_as_without_tilewise(
+    enabled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def listed(_: Any, inputs: Any, templates: Any, op: str) -> tuple[str, bool, bool]:
+        found = inductor_config
+        return found.max_autotune_gemm_search_space, found.max_autotune_gemm, found.triton.enable_persistent_tma_matmul
+
+    monkeypatch.setattr("torch._inductor.choices.InductorChoices.get_template_configs", listed)
+    inputs, asked = _Inputs(), _handler().get_template_configs
+    assert asked(inputs, [], "mm") == ("EXHAUSTIVE", True, True)
+    assert asked(inputs, [], "scaled_mm") == asked(object(), [], "int_mm") == ("DEFAULT", False, False)
+    monkeypatch.setattr(_Node, "get_dtype", lambda _: torch.float32)
+    assert asked(inputs, [], "mm") == ("DEFAULT", False, False)
+    assert inductor_config.max_autotune_gemm_search_space == "EXHAUSTIVE" and not enabled.advisor.notes
+
+
 @pytest.fixture
 def enabled(tmp_path: Path) -> Any:
     with tilewise.inductor.enable(budget=3, records=tmp_path, devices=("pretended",)) as found:

@@ -22,7 +22,7 @@ from tilewise.inductor.fair import retime
 from tilewise.inductor.following import fuses_next
 from tilewise.inductor.processes import start_anew, start_early
 from tilewise.inductor.records import Book
-from tilewise.inductor.templates import Asked, Kept, config_of, keep, pass_seconds, problem_of
+from tilewise.inductor.templates import OPERATIONS, Asked, Kept, config_of, keep, pass_seconds, problem_of
 from tilewise.tune.choose.service import ServiceClient
 from tilewise.tune.families.triton.product import LIBRARY
 from tilewise.tune.families.triton.runtimes import Runtimes
@@ -47,6 +47,7 @@ class Advisor:
         self.model, self.budget, self.book, self.devices = model, budget, book, tuple(devices)
         self.service = service
         self.isolated = False  # whether a process of PyTorch's tries every template first
+        self.without: dict[str, Any] = {}  # the compiler's settings as they would be without tilewise
         self._started_early = False
         self.notes: list[str] = []
         self.started: dict[str, float] = {}
@@ -93,13 +94,17 @@ class Advisor:
         return found.config if found is not None and found.source == "measured" else None
 
     def problem(self, op: str, inputs: Any) -> Problem | None:
-        if inputs.device_type not in self.devices:
+        if op not in OPERATIONS or inputs.device_type not in self.devices:
             return None
         left, right = inputs.mat1mat2()
         shapes, strides = inputs.shapes_hinted(), inputs.strides_hinted()
         nodes = list(inputs.nodes())
         i, j = nodes.index(left), nodes.index(right)
         return problem_of(op, (shapes[i], strides[i]), (shapes[j], strides[j]), str(left.get_dtype()))
+
+    def settings(self, op: str, inputs: Any) -> dict[str, Any]:
+        """What to set otherwise while PyTorch lists the templates of a product: nothing where they will be ranked."""
+        return {} if self.problem(op, inputs) is not None else self.without
 
     def attention(self, usual: Any, tuned: list[Any], node: Any) -> list[Any]:
         """PyTorch's usual tiling of flexible attention, and the most promising of those that it tunes among; none
@@ -175,6 +180,12 @@ class TilewiseChoices(InductorChoices):
     def uuid(self) -> str:
         """In the compiler's cache key from PyTorch 2.13 on."""
         return self.advisor.key if self.advisor is not None else "tilewise"
+
+    def get_template_configs(self, kernel_inputs: Any, templates: Any, op_name: str, *rest: Any, **named: Any) -> Any:
+        """The long list is for ranking: of a product that tilewise has no model for (other number types, 8-bit numbers)
+        PyTorch lists what it would list without tilewise."""
+        with config.patch(self._or_pytorchs({}, lambda advisor: advisor.settings(op_name, kernel_inputs))):
+            return super().get_template_configs(kernel_inputs, templates, op_name, *rest, **named)
 
     def _finalize_template_configs(self, template_choices: Any, kernel_inputs: Any, *rest: Any, **named: Any) -> Any:
         found = super()._finalize_template_configs(template_choices, kernel_inputs, *rest, **named)

@@ -140,6 +140,7 @@ def _put_in(enabled: Enabled, budget: int, records: Path | None, devices: tuple[
     caches = importlib.import_module("torch.compiler.config")
     tag = {"cache_key_tag": f"{caches.cache_key_tag}{advisor.key}"}
     settings = {**_SETTINGS, "inductor_choices_class": choices.TilewiseChoices}
+    advisor.without = {name: functools.reduce(getattr, name.split("."), config) for name in _SETTINGS}
     _set(enabled, caches.patch(tag))
     _set(enabled, config.patch(settings))
     enabled._undo.append(one_assembler())
