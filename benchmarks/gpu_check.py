@@ -111,7 +111,7 @@ def _run(given: argparse.Namespace) -> None:
     bench = TritonDevice()
     report["machine"] = dict(bench.machine.details)
     report["problems"] = rows = []
-    sweeper = TritonSweeper(bench, given.processes)
+    sweep = TritonSweeper(bench, given.processes).sweep
     folder = tempfile.mkdtemp(prefix="tilewise-check-")
     for number, problem in enumerate(problems):
         if time.monotonic() > deadline:
@@ -119,7 +119,7 @@ def _run(given: argparse.Namespace) -> None:
             break
         start = time.monotonic()
         tuner = Tuner(bench, model=given.model, cache=f"{folder}/{number}")
-        row = check_one(tuner, sweeper, problem)
+        row = check_one(tuner, sweep, problem)
         rows.append({**row.__dict__, "wall_seconds": time.monotonic() - start})
         print(
             f"{problem.key}: first {row.first:.3f} five {row.five:.3f} default {row.default:.3f}; "

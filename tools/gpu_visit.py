@@ -29,9 +29,10 @@ from tilewise.tune.families.triton.product import LIBRARY, takes_descriptors
 from tilewise.tune.families.triton.roofline import columns, features
 from tilewise.tune.families.triton.runtimes import shipped_runtimes
 from tilewise.tune.measure.aggregate import unfold_store
+from tilewise.tune.measure.collector import Options
 from tilewise.tune.measure.schedule import Tally, balanced, pick_configs, table
 from tilewise.tune.measure.store import Store
-from tilewise.tune.measure.triton.collector import TritonCollector, TritonOptions
+from tilewise.tune.measure.triton.collector import TritonCollector
 from tilewise.tune.measure.triton.kernel import Settings
 from tilewise.tune.problem import Config, Kernel, Problem
 from tilewise.tune.workloads.gpu import gpu_kernels
@@ -244,7 +245,7 @@ def _visit(given: argparse.Namespace, log: _Log) -> int:
     path = given.store or Path(tempfile.mkdtemp(prefix="tilewise-visit-")) / "store.sqlite"
     if given.resume:
         unpack(given.resume, path)
-    options = TritonOptions(
+    options = Options(
         minutes=minutes - 0.25,  # the last quarter minute is for the way home
         seed=given.seed,
         device=given.device,

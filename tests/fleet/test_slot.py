@@ -12,8 +12,9 @@ from tests.tune import fake_workers
 from tilewise.fleet.alone import alone
 from tilewise.fleet.cluster import slots
 from tilewise.fleet.slot import MOST_ATTEMPTS, Campaign, Slot
+from tilewise.tune.measure.collector import Options
 from tilewise.tune.measure.store import Store
-from tilewise.tune.measure.triton.collector import TritonCollector, TritonOptions
+from tilewise.tune.measure.triton.collector import TritonCollector
 from tilewise.tune.measure.triton.nvml import GpuWatch
 
 
@@ -30,11 +31,11 @@ def gpu_campaign(place: Path, count: int) -> Campaign:
 
 @pytest.fixture(autouse=True)
 def pretended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def collector(kernels: Any, store: Any, minutes: float, seed: int, configs: int, *_: Any) -> TritonCollector:
-        options = TritonOptions(minutes=minutes, seed=seed, max_configs=configs, processes=1)
-        return _Pretending(kernels, store, options, lambda line: None)
+    def collector(kind: str, kernels: Any, store: Any, configs: int, say: Any, **given: Any) -> TritonCollector:
+        options = Options(minutes=given["minutes"], seed=given["seed"], max_configs=configs, processes=1)
+        return _Pretending(kernels, store, options, say)
 
-    monkeypatch.setattr("tilewise.tune.measure.collect.triton_collector", collector)
+    monkeypatch.setattr("tilewise.tune.measure.collect.make_collector", collector)
     monkeypatch.setattr(GpuWatch, "name", lambda self: "Fake GPU")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)

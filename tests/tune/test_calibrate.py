@@ -14,18 +14,15 @@ from typer.testing import CliRunner
 
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
-from tilewise.tune.choose.calibration.correction import Correction, Hyper, Rows, squashed
+from tilewise.tune.choose.calibration.correction import Correction, Hyper, Promise, Rows, promise_of, squashed
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 if native is not None:
     from tilewise.tune.choose.calibration import run as run
     from tilewise.tune.choose.calibration.calibrated import (
         Calibrated,
-        Family,
-        Promise,
         calibration_file,
         find_calibration,
-        promise_of,
         read_calibration,
         write_calibration,
     )
@@ -48,7 +45,7 @@ def likes_small_blocks(problem: Problem, config: Config, default: Config) -> flo
     return float(0.05 * (rows[0] - rows[1]))
 
 
-def fitted(threads: int = 1, seed: int = 0) -> Family:
+def fitted(threads: int = 1, seed: int = 0) -> Correction:
     parts, ratios, group = [], [], []
     rng = np.random.default_rng(seed)
     for number, m in enumerate((40, 60, 90, 130, 200, 300)):
@@ -61,7 +58,8 @@ def fitted(threads: int = 1, seed: int = 0) -> Family:
         group += [number] * len(tiles)
     log_ratio, groups = np.array(ratios), np.array(group)
     correction = Correction(joined(parts), squashed(log_ratio), groups)
-    return Family(correction, promise_of(*correction.left_out(), log_ratio, groups))
+    correction.promise = promise_of(*correction.left_out(), log_ratio, groups)
+    return correction
 
 
 def test_the_default_is_nought_for_certain():
@@ -73,8 +71,7 @@ def test_the_default_is_nought_for_certain():
 
 
 def test_what_is_left_out_is_predicted_as_if_it_had_never_been_measured():
-    family = fitted()
-    told = family.correction
+    told = fitted()
     mean, deviation = told.left_out()
     mine = told.group == 2
     rows = Rows(*(getattr(told.rows, name)[~mine] for name in Rows.__slots__))
@@ -95,14 +92,15 @@ def test_what_helps_on_kernels_left_out_is_promised_and_chosen_for_others():
 def test_nothing_is_promised_where_measurements_are_noise():
     rng = np.random.default_rng(0)
     family = fitted()
-    noise = 0.05 * rng.standard_normal(len(family.correction.rows))
-    correction = Correction(family.correction.rows, noise, family.correction.group)
+    noise = 0.05 * rng.standard_normal(len(family.rows))
+    correction = Correction(family.rows, noise, family.group)
     found = promise_of(*correction.left_out(), noise, correction.group)
     assert found is None or found.worst >= -0.015
 
 
 def test_a_family_without_a_promise_keeps_its_defaults():
-    family = Family(fitted().correction, None)
+    family = fitted()
+    family.promise = None
     assert Calibrated(native, {"matmul": family}).choose(product(70, 30, 150)) is None
 
 
@@ -110,7 +108,9 @@ def test_a_family_without_a_promise_keeps_its_defaults():
 def test_calibrated_choices_sum_alike_at_every_thread_count(shape, monkeypatch):
     monkeypatch.setattr("tilewise.tune.choose.calibration.calibrated.real_cores", lambda: 2)
     keen = Promise(0.5, -1.0, 0.1, 0.0)  # takes anything
-    families = {"matmul": Family(fitted(1).correction, keen), "matmul+": Family(fitted(2).correction, keen)}
+    families = {"matmul": fitted(1), "matmul+": fitted(2)}
+    for family in families.values():
+        family.promise = keen
     calibrated = Calibrated(native, families)
     depths = set()
     for threads in (1, 2):
@@ -155,11 +155,11 @@ def few(monkeypatch):
     monkeypatch.setattr(run, "model_scores", lambda: None)
     measured = []
 
-    def beside_default(self, problem, default, tiles, seconds, rounds):
+    def beside_default(problem, default, tiles, seconds, rounds):
         measured.append(problem)
         return {tile: [np.exp(likes_small_blocks(problem, tile, default))] * 3 for tile in tiles}
 
-    monkeypatch.setattr(run.CpuSweeper, "beside_default", beside_default)
+    monkeypatch.setattr(run, "beside_default", beside_default)
 
     def against_default(self, one, tile):
         return -likes_small_blocks(one.problem, tile, one.default)
@@ -198,10 +198,10 @@ def test_tiles_that_do_not_win_when_remeasured_are_not_kept(tmp_path: Path, few,
 
 
 def test_a_machine_too_busy_to_measure_keeps_nothing_and_says_so(tmp_path: Path, few, monkeypatch):
-    def scattered(self, problem, default, tiles, seconds, rounds):
+    def scattered(problem, default, tiles, seconds, rounds):
         return {tile: [0.5, 1.0, 2.0] for tile in tiles}
 
-    monkeypatch.setattr(run.CpuSweeper, "beside_default", scattered)
+    monkeypatch.setattr(run, "beside_default", scattered)
     with pytest.raises(UnavailableError, match="less busy"):
         run.Calibration(folder=tmp_path, minutes=0.05).run()
     assert not list(tmp_path.glob("*.safetensors"))

@@ -32,7 +32,7 @@ from tilewise.tune.measure.collector import Recorder
 from tilewise.tune.measure.cpu import collector as cpu_collect
 from tilewise.tune.measure.cpu import features
 from tilewise.tune.measure.cpu.clock import CpuClock
-from tilewise.tune.measure.cpu.collector import CpuCollector, CpuOptions
+from tilewise.tune.measure.cpu.collector import CpuCollector, cpu_options
 from tilewise.tune.measure.cpu.features import MACHINE_COLUMNS
 from tilewise.tune.measure.cpu.plan import plan
 from tilewise.tune.measure.export import export_folder, make_collection
@@ -120,7 +120,7 @@ def test_stopped_within_a_kernel_it_goes_on_from_the_batches_it_has(tmp_path: Pa
     from tilewise.tune.problem import shapes_from
 
     kernels = shapes_from(SHAPES[:1], "test", lambda name, spec: get_family(name).problem(spec))
-    options = CpuOptions(max_configs=25, settings=Settings(rounds=3, max_rounds=3, batch_configs=12, finalists=0))
+    options = cpu_options(max_configs=25, settings=Settings(rounds=3, max_rounds=3, batch_configs=12, finalists=0))
     with Store(tmp_path / "s.sqlite") as store:
         Stopping(kernels, store, options, quietly).run()
         assert store.counts()["kernels"] == 0
@@ -183,7 +183,7 @@ def test_a_planted_wrong_kernel_is_caught_and_never_timed(
 
     with Store(tmp_path / "s.sqlite") as store:
         default = family.configs(problem)[0]
-        CpuCollector([Kernel("own", problem)], store, CpuOptions(max_configs=40), quietly).run()
+        CpuCollector([Kernel("own", problem)], store, cpu_options(max_configs=40), quietly).run()
         verdicts = store.verdicts(Kernel("own", problem))
         wrong = {config.key for config, status, _ in verdicts if status == "wrong"}
         planted = {config.key for config, _, _ in verdicts if config.size("pack_a")}
@@ -213,7 +213,7 @@ def test_a_configuration_that_raises_or_never_ends_is_named_and_the_rest_measure
     monkeypatch.setattr(CpuCollector, "limit_seconds", 0.1)
     problem = get_family("matmul").problem({"family": "matmul", "m": 240, "n": 320, "k": 160})
     with Store(tmp_path / "s.sqlite") as store:
-        CpuCollector([Kernel("own", problem)], store, CpuOptions(max_configs=12), quietly).run()
+        CpuCollector([Kernel("own", problem)], store, cpu_options(max_configs=12), quietly).run()
         verdicts = store.verdicts(Kernel("own", problem))
         assert store.finished() == {problem.key}
     assert {config.size("pack_a") for config, status, _ in verdicts if status == "failed"} == {1}
@@ -536,7 +536,7 @@ def test_operands_lie_on_cache_lines_of_their_own_and_keep_values_and_order() ->
 @needs_native
 def test_a_plan_counts_what_would_be_measured() -> None:
     kernels = [kernel for kernel in cpu_kernels(cores=1) if kernel.program.startswith("reference_mlp")]
-    lines = plan(kernels, CpuOptions(max_configs=20))
+    lines = plan(kernels, cpu_options(max_configs=20))
     assert sum(line.kernels for line in lines) == len(kernels)
     assert sum(line.configs for line in lines) == 20 * len(kernels)
     assert all(line.seconds > 0 for line in lines)
@@ -558,7 +558,7 @@ def _measured_without_finals(path: Path, configs: int = 40) -> None:
 
     kernels = shapes_from(many_shapes()[:1], "test", lambda name, spec: get_family(name).problem(spec))
     settings = dataclasses.replace(cpu_collect.CPU_SETTINGS, finalists=0, max_rounds=3, most_rounds=3)
-    options = CpuOptions(max_configs=configs, settings=settings)
+    options = cpu_options(max_configs=configs, settings=settings)
     with Store(path) as store:
         CpuCollector(kernels, store, options, quietly).run()
 

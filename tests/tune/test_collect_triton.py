@@ -20,10 +20,11 @@ from tilewise.tune.choose.scores import shipped_scores
 from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.measure import workers
 from tilewise.tune.measure.aggregate import read_measured
+from tilewise.tune.measure.collector import Options
 from tilewise.tune.measure.sampling import Settings
 from tilewise.tune.measure.schedule import balanced
 from tilewise.tune.measure.store import Store
-from tilewise.tune.measure.triton.collector import TritonCollector, TritonOptions
+from tilewise.tune.measure.triton.collector import TritonCollector
 from tilewise.tune.problem import Kernel, Problem
 from tilewise.tune.workloads.gpu import gpu_kernels, split_of
 
@@ -64,7 +65,7 @@ class _Absent(_Pretending):
 def _collect(kind: type[TritonCollector], path: Path, kernels: list[Kernel], configs: int = 12) -> TritonCollector:
     said: list[str] = []
     with Store(path) as store:
-        collector = kind(kernels, store, TritonOptions(minutes=2, processes=1, max_configs=configs), said.append)
+        collector = kind(kernels, store, Options(minutes=2, processes=1, max_configs=configs), said.append)
         collector.run()
     return collector
 
@@ -120,7 +121,7 @@ def test_a_second_run_continues_where_the_first_stopped(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite"
     _collect(_Well, path, [_matmul(8)])
     with Store(path) as store:
-        again = _Well([_matmul(8), _matmul(24)], store, TritonOptions(max_configs=12))
+        again = _Well([_matmul(8), _matmul(24)], store, Options(max_configs=12))
         assert [p.kernel for p in again.waiting] == [_matmul(24)]
 
 
@@ -128,7 +129,7 @@ def test_kernels_that_are_trained_on_may_be_measured_thinly(tmp_path: Path) -> N
     kernels = [Kernel("drawn", _matmul(520).problem), Kernel("drawn", _matmul(72).problem)]
     held_out = Kernel("drawn_b", _matmul(136).problem)
     with Store(tmp_path / "s.sqlite") as store:
-        waiting = {p.kernel: p for p in _Well([*kernels, held_out], store, TritonOptions(thin=40)).waiting}
+        waiting = {p.kernel: p for p in _Well([*kernels, held_out], store, Options(thin=40)).waiting}
     family = get_family("matmul")
     assert len(waiting[held_out].configs) > 300
     picked = [waiting[kernel].configs for kernel in kernels]
@@ -159,7 +160,7 @@ SETTINGS = Settings(rounds=3, max_rounds=3, batch_configs=4, finalists=0)
 
 def _collect_and_die(path: str, kind: str = "", count: int = 0) -> None:
     with Store(path) as store:
-        options = TritonOptions(minutes=2, processes=1, max_configs=12, settings=SETTINGS)
+        options = Options(minutes=2, processes=1, max_configs=12, settings=SETTINGS)
         collector = _Dying([_matmul(8)], store, options, lambda _: None)
         collector.kind, collector.left = kind, count
         collector.run()
@@ -232,8 +233,8 @@ def test_two_collectors_share_a_store_and_measure_nothing_twice(tmp_path: Path) 
 
 def test_finals_alone_are_added_to_finished_kernels_and_only_the_best_are_compiled_again(tmp_path: Path) -> None:
     with Store(tmp_path / "s.sqlite") as store:
-        _Well([_matmul(64)], store, TritonOptions(minutes=2, processes=1, settings=SETTINGS), lambda _: None).run()
-        finals = TritonOptions(minutes=2, processes=1, finals=True)
+        _Well([_matmul(64)], store, Options(minutes=2, processes=1, settings=SETTINGS), lambda _: None).run()
+        finals = Options(minutes=2, processes=1, finals=True)
         again = _Well(store.kernels(), store, finals, lambda _: None)
         (pending,) = again.waiting
         assert len(pending.configs) == 1 + 3 * finals.settings.finalists

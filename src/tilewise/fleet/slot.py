@@ -66,7 +66,7 @@ class Slot:
             return self._begin()
 
     def _begin(self) -> dict[str, Any]:
-        collector = self._cpu() if self.campaign.kind == "cpu" else None
+        collector = self._make(self.campaign.planned(), self.campaign.minutes) if self.campaign.kind == "cpu" else None
         if collector is not None:
             self._collector = collector
             machine = collector.begin()
@@ -114,7 +114,7 @@ class Slot:
             self._collector.measure(kernels[0])
             tallies = self._collector.tallies
         else:
-            tallies = self._gpu(kernels).run()
+            tallies = self._make(kernels, 60.0).run()
         for tally in tallies.values():
             self._failures += tally.failures
             tally.failures = []
@@ -135,20 +135,12 @@ class Slot:
             self.store.postpone(kernel)
         return {**counts, "finished": False, "pairs": 0}
 
-    def _cpu(self) -> Any:
-        from tilewise.tune.measure.cpu.collector import CpuCollector, CpuOptions
+    def _make(self, kernels: Sequence[Kernel], minutes: float) -> Any:
+        from tilewise.tune.measure.collect import make_collector
 
-        options = CpuOptions(minutes=self.campaign.minutes, seed=self.campaign.seed)
-        if self.campaign.configs is not None:
-            options.max_configs = self.campaign.configs
-        return CpuCollector(self.campaign.planned(), self.store, options, self._note)
-
-    def _gpu(self, kernels: Sequence[Kernel]) -> Any:
-        from tilewise.tune.measure.collect import triton_collector
-
-        plan, note = self.campaign, self._note
-        options = (60.0, plan.seed, plan.configs, plan.device, plan.plugins, False)
-        return triton_collector(kernels, self.store, *options, note)
+        plan = self.campaign
+        options = {"minutes": minutes, "seed": plan.seed, "device": plan.device, "plugins": tuple(plan.plugins)}
+        return make_collector(plan.kind, kernels, self.store, plan.configs, self._note, **options)
 
     def _gpu_machine(self) -> Any:
         from tilewise.tune.measure.store import Machine

@@ -88,6 +88,11 @@ class Problem(_Table):
         return self.word("family")
 
     @property
+    def threads(self) -> int:
+        """How many share it; one where it does not say."""
+        return int(self._values.get("threads", 1))
+
+    @property
     def shape_key(self) -> str:
         """The family and the sizes alone; kernels that share it must not be in two splits."""
         sizes = [f"{name}={value}" for name, value in self.items() if isinstance(value, int) and name not in _FLAGS]

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tilewise.errors import ConfigurationError
 from tilewise.tune.choose.tuner import Tuner
@@ -23,6 +23,8 @@ from tilewise.tune.problem import Config, Problem, Value
 MEASUREMENTS = 5
 _FINALISTS = 8
 Say = Callable[[str], None]
+# How a device measures every configuration, roughly: runtimes, and the seconds that tuning exhaustively takes.
+Sweep = Callable[[Problem, Sequence[Config]], tuple[dict[Config, float], float]]
 
 if TYPE_CHECKING:
     from tilewise.tune.choose.calibration.calibrated import Calibrated
@@ -61,19 +63,12 @@ class Check:
         return asdict(self)
 
 
-class Sweeper(Protocol):
-    """How a device measures many configurations: all of them roughly, and a few against each other."""
-
-    def sweep(self, problem: Problem, configs: Sequence[Config]) -> tuple[dict[Config, float], float]:
-        """Runtimes by configuration, and the seconds that tuning exhaustively takes."""
-
-
 def check(
     problems: Sequence[Mapping[str, Value]],
     device: str | Device[Any] = "cpu",
     *,
     model: str | None = None,
-    sweeper: Sweeper | None = None,
+    sweep: Sweep | None = None,
     say: Say = lambda line: None,
     calibrated: Calibrated | None = None,
 ) -> Check:
@@ -85,7 +80,7 @@ def check(
         tuner = Tuner(device, model=model, cache=folder, say=heard.append)
         if calibrated is None and model is None:
             calibrated = _calibrated(tuner, heard)
-        chosen = sweeper or _sweeper(tuner.device)
+        chosen = sweep or _sweep(tuner.device)
         rows = []
         for number, spec in enumerate(problems, start=1):
             # Each from an empty cache: what one shape taught must not help the next.
@@ -126,7 +121,7 @@ def _said(ratio: float | None, before: str = "") -> str:
     return "" if ratio is None else f"{before}{ratio:.3f}"
 
 
-def check_one(tuner: Tuner, sweeper: Sweeper, problem: Problem, calibrated: Calibrated | None = None) -> Checked:
+def check_one(tuner: Tuner, sweep: Sweep, problem: Problem, calibrated: Calibrated | None = None) -> Checked:
     """One problem, from the tuner's empty cache."""
     configs = list(tuner.device.configs(problem))
     first = tuner.choose(problem).config
@@ -135,7 +130,7 @@ def check_one(tuner: Tuner, sweeper: Sweeper, problem: Problem, calibrated: Cali
     start = time.perf_counter()
     five = tuner.tune(problem, budget=MEASUREMENTS).config
     five_seconds = time.perf_counter() - start
-    swept, exhaustive_seconds = sweeper.sweep(problem, configs)
+    swept, exhaustive_seconds = sweep(problem, configs)
     leaders = sorted(swept, key=swept.__getitem__)[:_FINALISTS]
     contenders = [configs[0], first, five, *([] if taught is None else [taught]), *leaders]
     runtime = _in_turns(tuner.device, problem, configs[0], list(dict.fromkeys(contenders)))
@@ -168,15 +163,15 @@ def _geometric(ratios: Sequence[float]) -> float:
     return math.exp(sum(math.log(max(ratio, 1e-9)) for ratio in ratios) / len(ratios))
 
 
-def _sweeper(device: Device[Any]) -> Sweeper:
+def _sweep(device: Device[Any]) -> Sweep:
     if device.kind == "cpu":
-        from tilewise.tune.measure.cpu.sweep import CpuSweeper
+        from tilewise.tune.measure.cpu.sweep import sweep
 
-        return CpuSweeper()
+        return sweep
     from tilewise.tune.measure.triton.device import TritonDevice, TritonSweeper
 
     assert isinstance(device, TritonDevice)
-    return TritonSweeper(device)
+    return TritonSweeper(device).sweep
 
 
 def table(result: Check) -> list[str]:

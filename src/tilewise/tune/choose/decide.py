@@ -27,7 +27,7 @@ import numpy as np
 from tilewise.tune.choose.cache import Choice
 from tilewise.tune.choose.memory import Memory, sizes_of
 from tilewise.tune.families.space import space_of
-from tilewise.tune.measure.trial import Timed
+from tilewise.tune.measure.trial import Trial
 from tilewise.tune.problem import Config, Problem
 from tilewise.tune.search.gaussian_process import GaussianProcess, Hyperparameters, Numbers
 from tilewise.tune.search.loop import BUDGET, Step, search
@@ -52,13 +52,6 @@ class Scores(Protocol):
 
     def scores(self, problem: Problem, configs: Sequence[Config]) -> Numbers:
         """One a configuration, lower is faster."""
-
-
-class Measure(Protocol):
-    """Times configurations of one problem."""
-
-    def measure(self, config: Config) -> Timed: ...
-    def remeasure(self, configs: Sequence[Config]) -> Sequence[float | None]: ...
 
 
 @dataclass(frozen=True)
@@ -89,7 +82,7 @@ def decide(
     configs: Sequence[Config],
     model: Scores | None = None,
     memory: Memory | None = None,
-    measure: Measure | None = None,
+    measure: Trial | None = None,
     *,
     budget: int = BUDGET,
     worth: float = 0.0,
@@ -167,7 +160,7 @@ class _Measuring:
         problem: Problem,
         configs: Sequence[Config],
         process: GaussianProcess,
-        measure: Measure,
+        measure: Trial,
         report: Callable[[Step, Config], None],
     ) -> None:
         self.problem, self.configs, self.process, self.measure, self.report = problem, configs, process, measure, report

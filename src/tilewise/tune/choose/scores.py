@@ -23,7 +23,7 @@ from tilewise.costmodel.rank import Model
 from tilewise.errors import TilewiseError, UnavailableError
 from tilewise.tune.choose.first import Tiles
 from tilewise.tune.families.columns import with_machine
-from tilewise.tune.families.registry import Described, find_family
+from tilewise.tune.families.registry import Family, find_family
 from tilewise.tune.families.space import space_of
 from tilewise.tune.problem import Config, Problem
 from tilewise.tune.search.calibration import load_calibration
@@ -58,7 +58,7 @@ class ModelScores:
 
 
 def as_kernel(
-    family: Described,
+    family: Family,
     problem: Problem,
     configs: Sequence[Config],
     own: Sequence[str],

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tilewise.costmodel.data.schema import DIMENSIONS
 from tilewise.costmodel.hlo.featurize import sequence_features
-from tilewise.tune.families.registry import Described
+from tilewise.tune.families.registry import Family
 from tilewise.tune.problem import Config, Problem
 
 # Columns of a CPU's kernels that are not settings: how many threads share it, and which configuration is the default.
@@ -30,7 +30,7 @@ def own_columns(configs: Sequence[Config]) -> tuple[str, ...]:
     return (*(name for name in _OWN_ORDER if name in names), *sorted(names - set(_OWN_ORDER)))
 
 
-def config_row(family: Described, problem: Problem, config: Config, own: Sequence[str]) -> list[int]:
+def config_row(family: Family, problem: Problem, config: Config, own: Sequence[str]) -> list[int]:
     """One row of `config_feat`; a column that a family does not have is 0."""
     tile = family.tile(problem, config)
     bounds = [
@@ -50,7 +50,7 @@ def with_machine(
 ) -> npt.NDArray[np.float32]:
     """Rows of `config_feat` with what no configuration says: the machine, the threads, which one is the default."""
     whole, first = rows.copy(), rows.shape[1] - len(own)
-    known = {**machine, THREADS: problem.size(THREADS) if THREADS in problem else 1}
+    known = {**machine, THREADS: problem.threads}
     for column, name in enumerate(own, start=first):
         if name in known:
             whole[:, column] = known[name]

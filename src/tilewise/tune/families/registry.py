@@ -16,17 +16,7 @@ from tilewise.errors import ConfigurationError, FileFormatError, did_you_mean
 from tilewise.tune.problem import Config, Problem, Value
 
 
-class Described(Protocol):
-    """What a cost model sees of a family."""
-
-    def graph(self, problem: Problem) -> KernelGraph:
-        """What is computed, as instructions (tilewise.costmodel.hlo.graph)."""
-
-    def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
-        """`kernel`, `output` and `input` bounds: the tile of the second operand, of the result, of the first."""
-
-
-class Family(Described, Protocol):
+class Family(Protocol):
     """What every family says of itself; see docs/adding-a-family.md."""
 
     name: str
@@ -36,6 +26,12 @@ class Family(Described, Protocol):
 
     def configs(self, problem: Problem) -> Sequence[Config]:
         """Every feasible configuration, the default first."""
+
+    def graph(self, problem: Problem) -> KernelGraph:
+        """What is computed, as instructions (tilewise.costmodel.hlo.graph)."""
+
+    def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
+        """`kernel`, `output` and `input` bounds: the tile of the second operand, of the result, of the first."""
 
 
 @dataclass(frozen=True, eq=False)

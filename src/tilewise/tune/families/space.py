@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tilewise.costmodel.data.schema import DIMENSIONS
 from tilewise.tune.families.columns import config_row
-from tilewise.tune.families.registry import Described
+from tilewise.tune.families.registry import Family
 from tilewise.tune.problem import Config, Problem
 
 Numbers = npt.NDArray[np.float64]
@@ -61,7 +61,7 @@ class Space:
             return self.fields
         return np.asarray(self.fields * np.array([weights.get(name, 1.0) for name in self.columns.names]))
 
-    def rows(self, family: Described, problem: Problem, own: Sequence[str]) -> npt.NDArray[np.float32]:
+    def rows(self, family: Family, problem: Problem, own: Sequence[str]) -> npt.NDArray[np.float32]:
         """`config_feat`: the very same array as the last time where nothing in it has changed, so that what was worked
         out of it need not be again."""
         bounds = self._bounds(family, problem)
@@ -76,7 +76,7 @@ class Space:
         self._asked, self._last_bounds = asked, bounds or []
         return self._last
 
-    def _bounds(self, family: Described, problem: Problem) -> list[Sequence[Any]] | None:
+    def _bounds(self, family: Family, problem: Problem) -> list[Sequence[Any]] | None:
         """A tile's bounds, part by part, as columns; None where the family takes none."""
         columns: Any = self.columns
         try:
@@ -88,7 +88,7 @@ class Space:
         return None
 
     def _at_once(
-        self, family: Described, problem: Problem, bounds: Sequence[Sequence[Any]], own: Sequence[str]
+        self, family: Family, problem: Problem, bounds: Sequence[Sequence[Any]], own: Sequence[str]
     ) -> npt.NDArray[np.float32] | None:
         found = np.zeros((len(self.configs), len(_PARTS) * (DIMENSIONS + 2) + len(own)), np.float32)
         try:

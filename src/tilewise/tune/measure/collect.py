@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tilewise.errors import ConfigurationError
 from tilewise.tune.measure.home import is_url
@@ -77,11 +77,8 @@ def collect(
     kernels = read_kernels(kind, shapes) if shapes is not None or not finals else None
     with Store(store_place(out, kind), create=not finals) as store:
         chosen = kernels if kernels is not None else store.kernels()
-        collector: Collector
-        if kind == "cpu":
-            collector = _cpu_collector(chosen, store, minutes, seed, configs, finals, say)
-        else:
-            collector = triton_collector(chosen, store, minutes, seed, configs, device, tuple(plugins), finals, say)
+        options = {"minutes": minutes, "seed": seed, "finals": finals, "device": device, "plugins": tuple(plugins)}
+        collector = make_collector(kind, chosen, store, configs, say, **options)
         collector.progress = progress
         tallies = collector.run()
         counts = store.counts()
@@ -105,12 +102,12 @@ def plan_cpu(
 ) -> list[PlanLine]:
     """What `collect("cpu", ...)` would measure, by family and threads, and about how long it takes."""
     from tilewise.tune.measure.cpu.clock import require_native
-    from tilewise.tune.measure.cpu.collector import CpuOptions
+    from tilewise.tune.measure.cpu.collector import cpu_options
     from tilewise.tune.measure.cpu.plan import plan
 
     require_native()
     load_plugins(plugins)
-    options = CpuOptions() if configs is None else CpuOptions(max_configs=configs)
+    options = cpu_options() if configs is None else cpu_options(max_configs=configs)
     return plan(read_kernels("cpu", shapes), options)
 
 
@@ -144,52 +141,24 @@ def problem_reader(kind: str) -> Callable[[str, Mapping[str, Value]], Problem]:
     return read
 
 
-def _cpu_collector(
-    kernels: Sequence[Kernel],
-    store: Store,
-    minutes: float,
-    seed: int,
-    configs: int | None,
-    finals: bool,
-    say: Callable[[str], None],
+def make_collector(
+    kind: str, kernels: Sequence[Kernel], store: Store, configs: int | None, say: Callable[[str], None], **options: Any
 ) -> Collector:
-    from tilewise.tune.measure.cpu.collector import CpuCollector, CpuOptions
-
-    options = CpuOptions(minutes=minutes, seed=seed, finals=finals)
+    """The collector of a kind of machine; `configs` a kernel, None for as many as are usual there. The rest is
+    `Options`, as far as it is not as usual."""
     if configs is not None:
-        options.max_configs = configs
-    return CpuCollector(kernels, store, options, say)
+        options["max_configs"] = configs
+    if kind == "cpu":
+        from tilewise.tune.measure.cpu.collector import CpuCollector, cpu_options
 
-
-def triton_collector(
-    kernels: Sequence[Kernel],
-    store: Store,
-    minutes: float,
-    seed: int,
-    configs: int | None,
-    device: str,
-    plugins: tuple[str, ...],
-    finals: bool,
-    say: Callable[[str], None],
-) -> Collector:
+        return CpuCollector(kernels, store, cpu_options(**options), say)
+    from tilewise.tune.measure.collector import Options
     from tilewise.tune.measure.sampling import Settings
-    from tilewise.tune.measure.triton.collector import TritonCollector, TritonOptions
+    from tilewise.tune.measure.triton.collector import TritonCollector
 
-    settings = Settings(unit_ms=0.0, slowest_ms=1e6) if device == "interpreter" else Settings()
-    return TritonCollector(
-        kernels,
-        store,
-        TritonOptions(
-            minutes=minutes,
-            seed=seed,
-            max_configs=configs or 0,
-            device=device,
-            settings=settings,
-            plugins=plugins,
-            finals=finals,
-        ),
-        say,
-    )
+    if options.get("device") == "interpreter":
+        options["settings"] = Settings(unit_ms=0.0, slowest_ms=1e6)
+    return TritonCollector(kernels, store, Options(**options), say)
 
 
 def load_plugins(modules: Sequence[str]) -> None:

@@ -29,13 +29,18 @@ _TOLD = 20  # failures of a family
 
 @dataclass
 class Options:
-    """For how long, and how many configurations a kernel."""
+    """For how long, how many configurations a kernel, and how they are timed; the last five are of a GPU alone."""
 
     minutes: float = 8.0
     seed: int = 0
     max_configs: int = 0  # 0: all
     finals: bool = False  # only those, of kernels that are finished and have had none
     settings: Settings = field(default_factory=Settings)
+    device: str = "cuda"  # or "interpreter"
+    processes: int = 0  # 0: one fewer than the cores, less one for the GPU's
+    thin: int = 0  # so many of each kernel that is trained on, half of them those the shipped model likes best; 0: all
+    plugins: tuple[str, ...] = ()
+    verbose: bool = False
 
 
 class Collector:
@@ -52,7 +57,7 @@ class Collector:
         self.kernels = balanced(unfinished(self.wanted, store, options.finals), options.seed)
         self.started = self._said = time.monotonic()
         self.deadline = self.started + options.minutes * 60
-        self._options = options
+        self.options = options
 
     def run(self) -> dict[str, Tally]:
         raise NotImplementedError
@@ -60,12 +65,12 @@ class Collector:
     # In the store
 
     def open_run(self, machine: Machine, **settings: Any) -> None:
-        about = {**dataclasses.asdict(self._options.settings), "max_configs": self._options.max_configs, **settings}
-        self.run_number = self.store.begin(machine, self._options.seed, about)
+        about = {**dataclasses.asdict(self.options.settings), "max_configs": self.options.max_configs, **settings}
+        self.run_number = self.store.begin(machine, self.options.seed, about)
 
     def claims(self, kernel: Kernel) -> bool:
         """Take a kernel for this process, unless another has it, or has been faster."""
-        return claim(self.store, self.run_number, kernel, self._options.finals)
+        return claim(self.store, self.run_number, kernel, self.options.finals)
 
     def tally(self, kernel: Kernel) -> Tally:
         return self.tallies[kernel.problem.family]

@@ -29,7 +29,7 @@ from tilewise.costmodel.data.schema import TILE_FEATURES, Schema
 from tilewise.costmodel.hlo.tuning_data import kernel_npz
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 from tilewise.tune.families.columns import DEFAULT, THREADS, config_row, own_columns, with_machine
-from tilewise.tune.families.registry import Described, find_family
+from tilewise.tune.families.registry import Family, find_family
 from tilewise.tune.measure.aggregate import MeasuredProblem, read_measured
 from tilewise.tune.measure.store import Store
 from tilewise.tune.problem import Problem
@@ -63,7 +63,7 @@ def make_collection(store: Store, name: str, telling: float = 0.0, split: str = 
 
 
 def _described(
-    store: Store, measured: MeasuredProblem, family: Described, own: Sequence[str], features: Mapping[str, int]
+    store: Store, measured: MeasuredProblem, family: Family, own: Sequence[str], features: Mapping[str, int]
 ) -> MeasuredKernel:
     """The kernel as its family describes it; a store may hold problems and tiles that the family cannot have."""
     try:
@@ -125,7 +125,7 @@ def _tells(measured: MeasuredProblem) -> float:
 
 
 def _kernel(
-    measured: MeasuredProblem, family: Described, own: Sequence[str], features: Mapping[str, int]
+    measured: MeasuredProblem, family: Family, own: Sequence[str], features: Mapping[str, int]
 ) -> MeasuredKernel:
     problem = measured.kernel.problem
     rows = np.array([config_row(family, problem, t.config, own) for t in measured.timings], np.float32)

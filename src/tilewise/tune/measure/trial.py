@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from tilewise.tune.families.cpu.family import Array, get_family
-from tilewise.tune.measure.cpu.clock import running_on
+from tilewise.tune.families.cpu.family import Array, get_family, is_right
+from tilewise.tune.measure.cpu.clock import nanoseconds, one_run, running_on
 from tilewise.tune.measure.workers import Worker, WorkerLostError, wait_any
 from tilewise.tune.problem import Config, Problem
 
@@ -54,7 +53,6 @@ class CpuTrial:
 
     def __init__(self, problem: Problem, default: Config, seed: int = 0) -> None:
         self.family, self.problem, self.default = get_family(problem.family), problem, default
-        self.threads = problem.size("threads") if "threads" in problem else 1
         rng = np.random.default_rng(seed)
         self._operands = self.family.operands(problem, rng)
         self._expected = self.family.expected(problem, self._operands)
@@ -62,25 +60,25 @@ class CpuTrial:
         self._default_ns: float | None = None  # in the first trial, which all are brought to: clocks drift
 
     def measure(self, config: Config) -> Timed:
-        with running_on(self.threads):
+        with running_on(self.problem.threads):
             try:
                 run = self.family.runner(self.problem, config, self._operands)
                 result = run()
             except Exception as error:  # whatever a kernel raises is this configuration's verdict
                 return Timed(None, None, "failed", f"{type(error).__name__}: {error}"[:300])
-            if not _is_right(result, self._expected.value, self._expected.bound):
+            if not is_right(result, self._expected):
                 return Timed(None, None, "wrong", "the result differs from NumPy's")
             return self._time(run)
 
     def _time(self, run: Callable[[], Array]) -> Timed:
         self._default_run()
-        rough_ns = min(_once(run), _once(run))
+        rough_ns = min(one_run(run), one_run(run))
         calls = int(min(max(_UNIT_NS / rough_ns, 1), _MOST_CALLS))
         rounds = _ROUNDS if rough_ns * calls < _SLOW_NS else 3
         own, defaults = [], []
         for _ in range(rounds):
-            defaults.append(_many(self._default_run, calls))
-            own.append(_many(run, calls))
+            defaults.append(nanoseconds(self._default_run, calls))
+            own.append(nanoseconds(run, calls))
         ratio = statistics.median(a / b for a, b in zip(own, defaults, strict=True))
         steady = min(own) / min(defaults)  # both at their fastest: what neither was disturbed in
         self._default_ns = self._default_ns or min(defaults)
@@ -89,28 +87,13 @@ class CpuTrial:
     def remeasure(self, configs: Sequence[Config]) -> Sequence[float | None]:
         """Each round goes over all of them and the default; the median of the faster half counts."""
         assert self._default_ns is not None
-        with running_on(self.threads):
+        with running_on(self.problem.threads):
             runs = [self._default_run, *(self.family.runner(self.problem, c, self._operands) for c in configs)]
-            turns = range(5 if max(map(_once, runs)) > _SLOW_NS else 2 * _ROUNDS)
-            calls = [int(min(max(_UNIT_NS / _once(run), 1), _MOST_CALLS)) for run in runs]
-            rounds = [[_many(run, count) for run, count in zip(runs, calls, strict=True)] for _ in turns]
+            turns = range(5 if max(map(one_run, runs)) > _SLOW_NS else 2 * _ROUNDS)
+            calls = [int(min(max(_UNIT_NS / one_run(run), 1), _MOST_CALLS)) for run in runs]
+            rounds = [[nanoseconds(run, count) for run, count in zip(runs, calls, strict=True)] for _ in turns]
         taken = [statistics.median(sorted(times)[: len(times) // 2 + 1]) for times in zip(*rounds, strict=True)]
         return [self._default_ns * time_ns / taken[0] for time_ns in taken[1:]]
-
-
-def _many(run: Callable[[], Array], calls: int) -> float:
-    start = time.perf_counter_ns()
-    for _ in range(calls):
-        run()
-    return (time.perf_counter_ns() - start) / calls
-
-
-def _once(run: Callable[[], Array]) -> float:
-    return max(_many(run, 1), 300.0)
-
-
-def _is_right(result: Array, expected: Array, bound: float) -> bool:
-    return result.shape == expected.shape and bool((np.abs(result - expected) <= bound).all())
 
 
 class WorkerTrial:

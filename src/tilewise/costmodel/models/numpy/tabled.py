@@ -33,8 +33,9 @@ class Tabled:
     has: Floats  # (C, V): which values each configuration has
     fixed: Floats  # (V, members * H): what values are worth whatever the kernel
     value: Floats  # (E,) of each pair of a value and a size that it may cut
-    pair: npt.NDArray[np.int64]  # (E,)
-    place: npt.NDArray[np.int64]  # (E,) of the value
+    cuts: npt.NDArray[np.int64]  # (E,) the size
+    scaling: tuple[Floats, Floats]  # (2, E) each: of the two features of a pair
+    where: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]  # (2, E) each: the value's row and the feature's column
     gpu: Gpu | None
     fillings: dict[Access, Filling] = field(default_factory=dict)
 
@@ -57,7 +58,10 @@ class Tabled:
         told = features.of_values(values, owner)
         fixed = told @ folded.first[: told.shape[1]]
         columns, gpu = np.ascontiguousarray(config.T), Gpu.restore(features.gpu)
-        return cls(features, folded, columns, has, fixed, values[place], pair, place, gpu)
+        where = np.stack([place, place]), np.stack([pair, len(features.pairs) + pair])
+        scaling = features.scaling_of_pairs(pair)
+        cuts = features.pairs[pair, 1]
+        return cls(features, folded, columns, has, fixed, values[place], cuts, scaling, where, gpu)
 
     def score(self, kernel: Kernel) -> Floats:
         """What the plain way gives, but for rounding."""
@@ -66,7 +70,7 @@ class Tabled:
         encoded = encode(folded, Prepared(node, kernel.node_opcode.astype(np.int64), kernel.edge_index, wide[None]))
         begin, count = len(features.columns) + len(features.steps), len(features.pairs)
         cut = np.zeros((len(self.fixed), 2 * count), np.float32)
-        cut[self.place, self.pair], cut[self.place, count + self.pair] = features.of_pairs(self.value, self.pair, sizes)
+        cut[self.where] = features.of_pairs(self.value, sizes[self.cuts], self.scaling)
         first = self.fixed + cut @ folded.first[begin : begin + 2 * count]
         if self.gpu is None:
             return score_inputs(folded, encoded, self.has, first)

@@ -1,6 +1,6 @@
 """A machine's calibration: what `tilewise calibrate` kept of it, and the tile that follows for any shape, unmeasured.
 
-For each family a `Correction` (a Gaussian process over tiles near the default) and a promise: how many deviations it
+For each family a `Correction`: a Gaussian process over tiles near the default, and its promise: how many deviations it
 must be sure of, and how much it must expect, before a tile replaces the default. The promise is the one that gained
 most on kernels that the correction was not told of while losing on none; a family without one keeps its defaults.
 
@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from tilewise import __version__
 from tilewise._system import real_cores
 from tilewise.errors import FileFormatError, TilewiseError
 from tilewise.tune.choose.cache import cache_folder
-from tilewise.tune.choose.calibration.correction import Correction, Hyper, Numbers, Rows
+from tilewise.tune.choose.calibration.correction import Correction, Hyper, Numbers, Promise, Rows
 from tilewise.tune.choose.calibration.features import rows_of
 from tilewise.tune.choose.kept import machine_name
 from tilewise.tune.choose.near import default_product, near_products
@@ -36,10 +36,6 @@ from tilewise.tune.problem import Config, Problem
 from tilewise.tune.search.gaussian_process import Hyperparameters
 
 Scores = Callable[[Problem, Sequence[Config]], Numbers]  # log runtime up to a constant, lower is faster
-_DEVIATIONS = (0.5, 1.0, 1.5, 2.0, 3.0)
-_MARGINS = (0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.12)
-_MOST_LOSS = 0.015  # of one held-out kernel, in log runtime
-_LEAST_GAIN = 0.002  # in the mean over the held-out kernels
 FORMAT = 2
 SHARED = "+"  # behind a family's name: kernels that several threads share, whose tiles are another matter
 
@@ -49,45 +45,13 @@ def family_of(problem: Problem) -> str:
     return problem.family + (SHARED if problem.size("threads") > 1 else "")
 
 
-@dataclass(frozen=True)
-class Promise:
-    """A tile replaces the default where mean + `deviations` x deviation is below -`margin`; `gain` is what that was
-    worth on held-out kernels, in the mean of log runtime, `worst` the most that one of them lost."""
-
-    deviations: float
-    margin: float
-    gain: float
-    worst: float
-
-
-def promise_of(mean: Numbers, deviation: Numbers, log_ratio: Numbers, group: npt.NDArray[np.int64]) -> Promise | None:
-    """The promise that gains most on kernels left out and loses on none; None where there is no such."""
-    found: list[Promise] = []
-    for deviations in _DEVIATIONS:
-        bound = mean + deviations * deviation
-        picks = [mine[int(np.argmin(bound[mine]))] for g in np.unique(group) if len(mine := np.flatnonzero(group == g))]
-        for margin in _MARGINS:
-            gains = np.array([-log_ratio[pick] if bound[pick] < -margin else 0.0 for pick in picks])
-            found.append(Promise(deviations, margin, float(gains.mean()), float(gains.min())))
-    kept = [one for one in found if one.worst >= -_MOST_LOSS and one.gain >= _LEAST_GAIN]
-    return max(kept, key=lambda one: (one.gain, one.margin), default=None)
-
-
-@dataclass(eq=False)
-class Family:
-    """One family's correction and its promise."""
-
-    correction: Correction
-    promise: Promise | None
-
-
 class Calibrated:
     """The calibration of this machine; `scores` is the cost model's, asked only where it proved to help."""
 
     hyper = Hyperparameters(1.0, 0.3, 0.05, 1.0, 0.03, 0.015, far=0.0, near=0.0)  # of measuring on from it
     margin = float("inf")
 
-    def __init__(self, module: Any, families: Mapping[str, Family], scores: Scores | None = None) -> None:
+    def __init__(self, module: Any, families: Mapping[str, Correction], scores: Scores | None = None) -> None:
         self._native, self.families, self._scores = module, dict(families), scores
 
     def covers(self, family: str) -> bool:
@@ -100,7 +64,7 @@ class Calibrated:
 
     def expected(self, problem: Problem, configs: Sequence[Config], default: Config) -> tuple[Numbers, Numbers]:
         """Mean and deviation of log runtime over the default's."""
-        found = self.families[family_of(problem)].correction
+        found = self.families[family_of(problem)]
         return found.predict(self._rows(problem, configs, default, found.hyper.slope != 0.0))
 
     def scores(self, problem: Problem, configs: Sequence[Config]) -> Numbers:
@@ -134,10 +98,10 @@ class Calibrated:
         return configs[int(np.argmin(bounds))], float(bounds.min())
 
     def _bounds(self, problem: Problem, configs: Sequence[Config], default: Config) -> Numbers:
-        family = self.families.get(family_of(problem))
-        if family is None or family.promise is None or not configs:
+        fitted = self.families.get(family_of(problem))
+        if fitted is None or fitted.promise is None or not configs:
             return np.zeros(len(configs))
-        promise = family.promise
+        promise = fitted.promise
         mean, deviation = self.expected(problem, configs, default)
         return mean + promise.deviations * deviation + promise.margin
 
@@ -185,26 +149,20 @@ def calibration_file(module: Any, folder: str | os.PathLike[str] | None = None) 
     return (Path(folder).expanduser() if folder is not None else cache_folder()) / f"calibration-{name}.safetensors"
 
 
-def write_calibration(path: Path, families: Mapping[str, Family], about: Mapping[str, Any]) -> None:
+def write_calibration(path: Path, families: Mapping[str, Correction], about: Mapping[str, Any]) -> None:
     """All of it in one file, whole or not at all."""
     from tilewise.io import save
 
     arrays: dict[str, npt.NDArray[Any]] = {}
     told: dict[str, Any] = {"format": FORMAT, **about, "families": {}}
-    for name, family in families.items():
-        correction = family.correction
+    for name, correction in families.items():
         for field in Rows.__slots__:
             arrays[f"{name}.{field}"] = getattr(correction.rows, field)
         arrays[f"{name}.log_ratio"], arrays[f"{name}.group"] = correction.log_ratio, correction.group
-        promise = None if family.promise is None else dataclasses.asdict(family.promise)
+        promise = None if correction.promise is None else dataclasses.asdict(correction.promise)
         told["families"][name] = {"hyper": dataclasses.asdict(correction.hyper), "promise": promise}
     path.parent.mkdir(parents=True, exist_ok=True)
     save(arrays, path, {"calibration": json.dumps(told)})
-
-
-def read_about(path: Path) -> dict[str, Any]:
-    """What a calibration file says of itself."""
-    return _parts(path)[1]
 
 
 def _parts(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
@@ -224,13 +182,13 @@ def read_calibration(module: Any, path: Path, scores: Scores | None = None) -> C
     """The calibration in a file; one sentence where it is none."""
     arrays, told = _parts(path)
     try:
-        families = {str(name): _family(arrays, str(name), parts) for name, parts in told["families"].items()}
+        families = {str(name): _correction(arrays, str(name), parts) for name, parts in told["families"].items()}
     except (KeyError, ValueError, TypeError, AttributeError, np.linalg.LinAlgError) as error:
         raise FileFormatError(f"{path} is not a calibration: {error}.") from None
     return Calibrated(module, families, scores)
 
 
-def _family(arrays: Mapping[str, npt.NDArray[Any]], name: str, parts: Mapping[str, Any]) -> Family:
+def _correction(arrays: Mapping[str, npt.NDArray[Any]], name: str, parts: Mapping[str, Any]) -> Correction:
     rows = Rows(*(np.asarray(arrays[f"{name}.{field}"], np.float64) for field in Rows.__slots__))
     log_ratio = np.asarray(arrays[f"{name}.log_ratio"], np.float64)
     group = np.asarray(arrays[f"{name}.group"], np.int64)
@@ -241,7 +199,7 @@ def _family(arrays: Mapping[str, npt.NDArray[Any]], name: str, parts: Mapping[st
         raise ValueError("its numbers mean nothing")
     if [array.ndim for array in (*numbers, log_ratio, group)] != [2, 2, 2, 1, 1, 1]:
         raise ValueError("its numbers have other axes")
-    return Family(Correction(rows, log_ratio, group, hyper), promise)
+    return Correction(rows, log_ratio, group, hyper, promise)
 
 
 def find_calibration(

@@ -41,7 +41,7 @@ class CalibratedTiles(KeptTiles):
         from tilewise.tune.choose.calibration.calibrated import find_calibration, model_scores
 
         found, _ = find_calibration(self._native)
-        if found is None or not any(family.correction.hyper.slope for family in found.families.values()):
+        if found is None or not any(fitted.hyper.slope for fitted in found.families.values()):
             return found
         return find_calibration(self._native, scores=model_scores())[0]
 

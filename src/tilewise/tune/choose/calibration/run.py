@@ -32,23 +32,20 @@ from tilewise.errors import ConfigurationError, UnavailableError
 from tilewise.tune.choose.cache import ELSEWHERE, Choice, Choices, cache_folder
 from tilewise.tune.choose.calibration.calibrated import (
     SHARED,
-    Family,
-    Promise,
     Scores,
     calibration_file,
     family_of,
     model_scores,
-    promise_of,
     write_calibration,
 )
-from tilewise.tune.choose.calibration.correction import Correction, Numbers, squashed
+from tilewise.tune.choose.calibration.correction import Correction, Numbers, Promise, promise_of, squashed
 from tilewise.tune.choose.calibration.features import FAMILIES, joined, rows_of
 from tilewise.tune.choose.calibration.kernels import calibration_kernels
 from tilewise.tune.choose.kept import machine_name
 from tilewise.tune.choose.near import near_products
 from tilewise.tune.measure.cpu.clock import require_native
 from tilewise.tune.measure.cpu.device import CpuDevice
-from tilewise.tune.measure.cpu.sweep import CpuSweeper
+from tilewise.tune.measure.cpu.sweep import beside_default, in_turns
 from tilewise.tune.measure.trial import CpuTrial
 from tilewise.tune.problem import Config, Problem
 
@@ -129,7 +126,7 @@ class Calibration:
         self.part = self.path.with_suffix(".part.jsonl")
         self.measured: dict[Problem, Measured] = {}
         self._scores: Scores | None = scores or model_scores()
-        self._sweeper, self.disturbed = CpuSweeper(), 0
+        self.disturbed = 0
         self._rng = np.random.default_rng(seed)
 
     def check_enough(self) -> None:
@@ -170,7 +167,7 @@ class Calibration:
                 f"only {len(self.measured)} of {len(self.problems)} kernels could be measured steadily in time, "
                 "too few; run it again when the machine is less busy, and it goes on with what is missing."
             )
-        lines, families = self._remeasure(families)
+        lines = self._remeasure(families)
         about: dict[str, Any] = {
             "machine": machine_name(self.native), "version": __version__, "kernels": len(self.measured),
             "seed": self.seed, "taken": round(time.time()), "lines": [dataclasses.asdict(line) for line in lines],
@@ -180,7 +177,7 @@ class Calibration:
         with contextlib.suppress(OSError):
             self.part.unlink()
         tiles = sum(len(one.log_ratio) for one in self.measured.values())
-        promises = {name: family.promise for name, family in families.items()}
+        promises = {name: fitted.promise for name, fitted in families.items()}
         seconds = time.perf_counter() - start
         return Report(
             about["machine"], self.path, len(self.measured), tiles, seconds, lines, promises, kept, self.disturbed
@@ -218,15 +215,15 @@ class Calibration:
         single = [single[i] for i in self._rng.permutation(len(single))[: _TILES * 2 // 3]]
         return [*single, *some][:_TILES]
 
-    def _best_tiles(self, problem: Problem, families: Mapping[str, Family]) -> list[Config]:
+    def _best_tiles(self, problem: Problem, families: Mapping[str, Correction]) -> list[Config]:
         """What the first fit expects to be fastest and is not measured yet."""
-        family, known = families.get(family_of(problem)), self.measured.get(problem)
-        if family is None or known is None:
+        fitted, known = families.get(family_of(problem)), self.measured.get(problem)
+        if fitted is None or known is None:
             return []
         every = [config for config in self._candidates(problem) if config not in known.log_ratio]
         if not every:
             return []
-        mean, deviation = family.correction.predict(self._rows(known, every))
+        mean, deviation = fitted.predict(self._rows(known, every))
         return [every[i] for i in np.argsort(mean - 0.5 * deviation, kind="stable")[:_BEST]]
 
     def _candidates(self, problem: Problem) -> list[Config]:
@@ -238,7 +235,7 @@ class Calibration:
         self, problem: Problem, default: Config, tiles: Sequence[Config], seconds: float
     ) -> dict[Config, float]:
         """Medians; nothing where readings of one tile scatter so much that they tell no tiles apart."""
-        ratios = self._sweeper.beside_default(problem, default, tiles, seconds, _ROUNDS)
+        ratios = beside_default(problem, default, tiles, seconds, _ROUNDS)
         logs = {tile: np.log(own) for tile, own in ratios.items()}
         medians = {tile: float(np.median(own)) for tile, own in logs.items()}
         scatter = statistics.median(float(np.median(np.abs(own - medians[tile]))) for tile, own in logs.items())
@@ -254,7 +251,7 @@ class Calibration:
             score = every[1:] - every[0]
         return rows_of(known.problem, tiles, known.default, score)
 
-    def _fit(self) -> dict[str, Family]:
+    def _fit(self) -> dict[str, Correction]:
         families = {}
         for name in (f"{family}{shared}" for family in FAMILIES for shared in ("", SHARED)):
             members = self._members(name)
@@ -264,8 +261,8 @@ class Calibration:
             rows = joined([self._rows(one, some) for one, some in zip(members, tiles, strict=True)])
             ratios = np.array([one.log_ratio[t] for one, some in zip(members, tiles, strict=True) for t in some])
             group = np.repeat(np.arange(len(members)), [len(some) for some in tiles])
-            correction = Correction(rows, squashed(ratios), group)
-            families[name] = Family(correction, promise_of(*correction.left_out(), ratios, group))
+            families[name] = Correction(rows, squashed(ratios), group)
+            families[name].promise = promise_of(*families[name].left_out(), ratios, group)
         return families
 
     def _members(self, name: str) -> list[Measured]:
@@ -281,32 +278,27 @@ class Calibration:
 
     # Remeasuring
 
-    def _remeasure(self, families: dict[str, Family]) -> tuple[list[Line], dict[str, Family]]:
+    def _remeasure(self, families: Mapping[str, Correction]) -> list[Line]:
         """Choices for kernels left out, against the default in turns; a family that does not win keeps its defaults."""
         lines: list[Line] = []
-        kept: dict[str, Family] = {}
         until = time.perf_counter() + _SHARES[2] * self.seconds
-        for name, family in families.items():
+        for name, fitted in families.items():
             members = self._members(name)
-            gains = self._gains(members, family, until)
-            worst = min(gains.values(), default=0.0)
-            wins = sum(gains.values()) > 0 and worst > -0.02
-            promise = family.promise if wins and family.promise is not None else None
-            kept[name] = Family(family.correction, promise)
-            if promise is None:
-                gains = dict.fromkeys(gains, 0.0)
+            gains = self._gains(members, fitted, until)
+            if sum(gains.values()) <= 0 or min(gains.values()) <= -0.02:
+                fitted.promise, gains = None, dict.fromkeys(gains, 0.0)
             lines += _lines_of(members, gains)
-        return lines, kept
+        return lines
 
-    def _gains(self, members: Sequence[Measured], family: Family, until: float) -> dict[Problem, float]:
+    def _gains(self, members: Sequence[Measured], fitted: Correction, until: float) -> dict[Problem, float]:
         """Log of default / choice of each kernel; 0 where the default stays or time was up."""
-        promise, gains = family.promise, {one.problem: 0.0 for one in members}
+        promise, gains = fitted.promise, {one.problem: 0.0 for one in members}
         if promise is None:
             return gains
-        mean, deviation = family.correction.left_out()
+        mean, deviation = fitted.left_out()
         bound = mean + promise.deviations * deviation
         for number, one in enumerate(members):
-            mine = np.flatnonzero(family.correction.group == number)
+            mine = np.flatnonzero(fitted.group == number)
             pick = int(np.argmin(bound[mine]))
             if bound[mine][pick] < -promise.margin and time.perf_counter() < until:
                 self._progress(number + 1, len(members), f"against the default: {_words(one.problem)}")
@@ -329,7 +321,7 @@ class Calibration:
             best = max(gains, key=gains.__getitem__, default=None)
             if best is None or gains[best] < _WORTH or not self._holds_elsewhere(one, best):
                 continue
-            default_ns = min(self._sweeper.in_turns(one.problem, [one.default], 3, 1.0)[one.default])
+            default_ns = min(in_turns(one.problem, [one.default], 3, 1.0)[one.default])
             choices.put(Choice(one.problem, best, default_ns * math.exp(-gains[best]), len(one.log_ratio), False))
             kept += 1
         return kept

@@ -31,6 +31,12 @@ class CpuFamily(Family, Protocol):
         """A callable that runs the kernel once and gives its result."""
 
 
+def is_right(result: Array, expected: Expected) -> bool:
+    """Whether it is within bounds; a NaN is within none."""
+    same = result.shape == expected.value.shape
+    return same and bool((np.abs(result - expected.value) <= expected.bound).all())
+
+
 _REGISTRY: Registry[CpuFamily] = Registry(
     "CPU",
     {
@@ -41,4 +47,4 @@ _REGISTRY: Registry[CpuFamily] = Registry(
     },
 )
 add_family, get_family, family_names = _REGISTRY.add, _REGISTRY.get, _REGISTRY.names
-__all__ = ["Array", "CpuFamily", "Expected", "add_family", "family_names", "get_family"]
+__all__ = ["Array", "CpuFamily", "Expected", "add_family", "family_names", "get_family", "is_right"]

@@ -28,6 +28,19 @@ def require_native() -> Any:
     return native
 
 
+def nanoseconds(run: Run, calls: int = 1) -> float:
+    """Of a run, in the mean over so many calls."""
+    start = time.perf_counter_ns()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter_ns() - start) / calls
+
+
+def one_run(run: Run) -> float:
+    """Nanoseconds of a single run, roughly."""
+    return max(nanoseconds(run), 500.0)
+
+
 class Pieces:
     """A unit whose runs are timed in pieces of equal length; calling it gives what all would take at the pace of the
     fastest.

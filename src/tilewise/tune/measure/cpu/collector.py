@@ -9,10 +9,10 @@ own, and a checked result is wiped.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,14 +20,14 @@ from tilewise._system import real_cores
 from tilewise._wording import counted
 from tilewise.errors import ConfigurationError, TilewiseError
 from tilewise.tune.choose.kept import machine_name
-from tilewise.tune.families.cpu.family import Array, CpuFamily, Expected, get_family
+from tilewise.tune.families.cpu.family import Array, CpuFamily, Expected, get_family, is_right
 from tilewise.tune.measure.aggregate import contenders
 from tilewise.tune.measure.collector import Collector, Options, Say
-from tilewise.tune.measure.cpu.clock import CpuClock, Pieces, describe, require_native, running_on
+from tilewise.tune.measure.cpu.clock import CpuClock, Pieces, describe, one_run, require_native, running_on
 from tilewise.tune.measure.cpu.limit import TookTooLongError, within
 from tilewise.tune.measure.racing import FIRST_FINAL, LEAST, best_few
 from tilewise.tune.measure.resume import earlier_default, resume
-from tilewise.tune.measure.sampling import Candidate, Run, Settings, time_all, time_finals
+from tilewise.tune.measure.sampling import Candidate, Settings, time_all, time_finals
 from tilewise.tune.measure.schedule import Tally, pick_configs
 from tilewise.tune.measure.store import Machine, Store, Verdict
 from tilewise.tune.problem import Config, Kernel
@@ -55,16 +55,9 @@ _PIECE_NS, _MOST_PIECES = 40_000, 12  # long enough for the clock; more find no 
 _WORTH_CEILINGS = 1.0  # minutes; a shorter collection does not spend seconds on the machine's ceilings
 
 
-@dataclass
-class CpuOptions(Options):
-    max_configs: int = 80
-    settings: Settings = field(default_factory=lambda: CPU_SETTINGS)
-
-
-@dataclass
-class _Operands:
-    values: Mapping[str, Array]
-    expected: Expected
+# What a CPU's collection differs in from a GPU's.
+cpu_options = functools.partial(Options, max_configs=80, settings=CPU_SETTINGS)
+_Operands = tuple[Mapping[str, Array], Expected]
 
 
 class CpuCollector(Collector):
@@ -72,8 +65,7 @@ class CpuCollector(Collector):
 
     limit_seconds = 20.0  # for one configuration to be checked
 
-    def __init__(self, kernels: Iterable[Kernel], store: Store, options: CpuOptions, say: Say = print) -> None:
-        self.options = options
+    def __init__(self, kernels: Iterable[Kernel], store: Store, options: Options, say: Say = print) -> None:
         machine = Machine("cpu", machine_name(require_native()), {})
         super().__init__(_feasible(kernels, say), store, options, machine, say)
 
@@ -110,7 +102,7 @@ class CpuCollector(Collector):
         start = time.monotonic()
         family = get_family(kernel.problem.family)
         digest = int(kernel.problem.digest[:8], 16)
-        threads = _threads(kernel)
+        threads = kernel.problem.threads
         with running_on(threads):
             configs = self._configs(family, kernel, digest)
             candidates = self._check(family, kernel, configs, digest)
@@ -166,7 +158,7 @@ class CpuCollector(Collector):
 
     def _operands(self, family: CpuFamily, kernel: Kernel, rng: np.random.Generator) -> _Operands:
         values = family.operands(kernel.problem, rng)
-        return _Operands(values, family.expected(kernel.problem, values))
+        return values, family.expected(kernel.problem, values)
 
     def _try(
         self, family: CpuFamily, kernel: Kernel, config: Config, index: int, sets: Sequence[_Operands]
@@ -182,13 +174,13 @@ class CpuCollector(Collector):
     def _check_one(
         self, family: CpuFamily, kernel: Kernel, config: Config, index: int, sets: Sequence[_Operands]
     ) -> tuple[Verdict, Candidate | None]:
-        for_timing, for_checking = sets
-        result = family.runner(kernel.problem, config, for_checking.values)()
-        right = _is_right(result, for_checking.expected)
+        (for_timing, _), (for_checking, expected) = sets
+        result = family.runner(kernel.problem, config, for_checking)()
+        right = is_right(result, expected)
         result.fill(np.nan if result.dtype.kind == "f" else np.iinfo(result.dtype).max)
         if not right:
             return Verdict(config, "wrong", "the result differs from NumPy's"), None
-        timed = family.runner(kernel.problem, config, for_timing.values)
+        timed = family.runner(kernel.problem, config, for_timing)
         estimate_ns = min(one_run(timed), one_run(timed))
         if estimate_ns > self.options.settings.slowest_ms * 1e6 and index:
             return Verdict(config, "slow", f"one run took {estimate_ns / 1e6:.1f} ms"), None
@@ -220,27 +212,9 @@ class CpuCollector(Collector):
 def _feasible(kernels: Iterable[Kernel], say: Say) -> list[Kernel]:
     """Those that want no more threads than there are cores."""
     given, cores = list(kernels), real_cores()
-    kept = [kernel for kernel in given if _threads(kernel) <= cores]
+    kept = [kernel for kernel in given if kernel.problem.threads <= cores]
     if given and not kept:
         raise ConfigurationError(f"All of these kernels want more threads than the {cores} cores of this machine.")
     if len(kept) < len(given):
         say(f"{counted(len(given) - len(kept), 'kernel')} left out: more threads than the {cores} cores")
     return kept
-
-
-def _threads(kernel: Kernel) -> int:
-    return kernel.problem.size("threads") if "threads" in kernel.problem else 1
-
-
-def _is_right(result: Array, expected: Expected) -> bool:
-    if result.shape != expected.value.shape:
-        return False
-    distance = np.abs(result - expected.value)
-    return bool((distance <= expected.bound).all())  # a NaN is not within any bound
-
-
-def one_run(run: Run) -> float:
-    """Nanoseconds of a single run, roughly."""
-    start = time.perf_counter_ns()
-    run()
-    return max(float(time.perf_counter_ns() - start), 500.0)

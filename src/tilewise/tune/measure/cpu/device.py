@@ -74,7 +74,7 @@ class CpuDevice(Device[CpuFamily]):
         return family.default(problem) if isinstance(family, Matmul) else super().default(problem)
 
     def configs(self, problem: Problem) -> Sequence[Config]:
-        with running_on(problem.size("threads") if "threads" in problem else 1):
+        with running_on(problem.threads):
             every = get_family(problem.family).configs(problem)
         if problem.family != "matmul":
             return every

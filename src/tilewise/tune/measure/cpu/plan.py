@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilewise.tune.families.cpu.family import get_family
-from tilewise.tune.measure.cpu.clock import running_on
-from tilewise.tune.measure.cpu.collector import CpuOptions, one_run
+from tilewise.tune.measure.collector import Options
+from tilewise.tune.measure.cpu.clock import one_run, running_on
 from tilewise.tune.measure.schedule import pick_configs
-from tilewise.tune.problem import Kernel
+from tilewise.tune.problem import Kernel, Problem
 
 _RUNS = 5  # the fastest counts: others may be busy now
 _SLOWER = 1.25  # a configuration than the default, in the mean
@@ -32,31 +32,30 @@ class PlanLine:
     seconds: float = 0.0
 
 
-def plan(kernels: Iterable[Kernel], options: CpuOptions) -> list[PlanLine]:
+def plan(kernels: Iterable[Kernel], options: Options) -> list[PlanLine]:
     """Kernels, configurations and expected seconds, by family and threads."""
     lines: dict[tuple[str, int], PlanLine] = {}
     for kernel in kernels:
         problem = kernel.problem
-        threads = problem.size("threads") if "threads" in problem else 1
-        line = lines.setdefault((problem.family, threads), PlanLine(problem.family, threads))
-        configs, seconds = _expected(kernel, threads, options)
+        line = lines.setdefault((problem.family, problem.threads), PlanLine(problem.family, problem.threads))
+        configs, seconds = _expected(problem, options)
         line.kernels += 1
         line.configs += configs
         line.seconds += seconds
     return sorted(lines.values(), key=lambda line: (line.family, line.threads))
 
 
-def _expected(kernel: Kernel, threads: int, options: CpuOptions) -> tuple[int, float]:
-    family, settings = get_family(kernel.problem.family), options.settings
+def _expected(problem: Problem, options: Options) -> tuple[int, float]:
+    family, settings = get_family(problem.family), options.settings
     start = time.perf_counter()
-    with running_on(threads):
-        configs = pick_configs(family.configs(kernel.problem), options.max_configs, 0)
-        operands = family.operands(kernel.problem, np.random.default_rng(0))
+    with running_on(problem.threads):
+        configs = pick_configs(family.configs(problem), options.max_configs, 0)
+        operands = family.operands(problem, np.random.default_rng(0))
         preparing = 2 * (time.perf_counter() - start)
         start = time.perf_counter()
-        family.expected(kernel.problem, operands)
+        family.expected(problem, operands)
         preparing += 2 * (time.perf_counter() - start)
-        run = family.runner(kernel.problem, configs[0], operands)
+        run = family.runner(problem, configs[0], operands)
         run_s = min(one_run(run) for _ in range(_RUNS)) * 1e-9
     slower = run_s * _SLOWER
     unit = max(settings.unit_ms * 1e-3, slower) + (slower if run_s < settings.settle_ms * 1e-3 else 0.0)

@@ -41,15 +41,6 @@ _START_SECONDS = 180.0
 
 
 @dataclass
-class TritonOptions(Options):
-    device: str = "cuda"  # or "interpreter"
-    processes: int = 0  # 0: one fewer than the cores, less one for the GPU's
-    thin: int = 0  # so many of each kernel that is trained on, half of them those the shipped model likes best; 0: all
-    plugins: tuple[str, ...] = ()
-    verbose: bool = False
-
-
-@dataclass
 class _Pending:
     """A kernel that waits for its binaries."""
 
@@ -71,9 +62,9 @@ class TritonCollector(Collector):
     serve_compiler = staticmethod(compiling.serve)
     silence_seconds = _SILENCE_SECONDS
 
-    def __init__(self, kernels: Iterable[Kernel], store: Store, options: TritonOptions, say: Say = print) -> None:
+    def __init__(self, kernels: Iterable[Kernel], store: Store, options: Options, say: Say = print) -> None:
         cuda = options.device == "cuda"
-        self.options, self._kind = options, "triton" if cuda else "triton-interpreter"
+        self._kind = "triton" if cuda else "triton-interpreter"
         # Read without CUDA, so that compiling can begin while the GPU's process starts.
         self.capability = (GpuWatch().capability() if cuda else None) or HOPPER
         self.shared_bytes = usual_shared_bytes(self.capability)
