@@ -119,11 +119,13 @@ class Advisor:
         return [usual, *(others[place] for place in places)]
 
     def convolution(self, configs: list[Any], sizes: tuple[int, int, int], dtype: str) -> list[Any]:
-        """Of the templates for a convolution, the best by the product that it amounts to."""
+        """Of the templates for a convolution, the best by the product that it amounts to. Without a model those that
+        PyTorch would list without tilewise: none beside ATen's where it would not tune."""
         m, n, k = sizes
         problem = problem_of("mm", ((m, k), (k, 1)), ((k, n), (n, 1)), dtype)
         if problem is None:
-            return configs
+            tunes = config.max_autotune or self.without["max_autotune_gemm"]
+            return configs if tunes or "ATEN" not in config.max_autotune_conv_backends.upper() else []
         parameters = [{**c.kwargs, "num_warps": c.num_warps, "num_stages": c.num_stages} for c in configs]
         asked = Asked(saved=math.inf, library_elsewhere=True)
         kept = keep(self.model, problem, (["triton::conv"] * len(configs), parameters), self.budget, asked)
