@@ -15,7 +15,7 @@ import pytest
 from costmodel.simulated import simulated_kernel, simulated_kernels, write_collection, write_npz
 from tilewise.costmodel import load_dataset
 from tilewise.costmodel.data.kernel import program_of, read_kernel
-from tilewise.costmodel.data.npz import read_npz
+from tilewise.costmodel.data.npz import npz_bytes, read_npz
 from tilewise.costmodel.data.schema import NODE_FEATURES, OPCODES, TILE_FEATURES
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 
@@ -176,6 +176,28 @@ def test_orders_and_endianness_are_read_as_numpy_does(tmp_path, order, dtype):
     array = np.asarray(np.random.default_rng(0).integers(0, 200, (5, 7)).astype(dtype), order=order)
     np.savez(tmp_path / "a.npz", a=array)
     np.testing.assert_array_equal(read_npz(tmp_path / "a.npz", ["a"])["a"], array)
+
+
+@pytest.mark.parametrize("most", [0, 1 << 30])
+def test_what_is_written_is_read_by_numpy_zipfile_and_us(tmp_path, monkeypatch, most):
+    monkeypatch.setattr("tilewise.costmodel.data.npz._ONE_WRITER_BYTES", most)
+    rng = np.random.default_rng(0)
+    arrays = {
+        "none": np.empty((0, 3), np.float32),
+        "one": np.ones(1, np.uint16),
+        "turned": rng.standard_normal((300, 7)).T,
+        "long": rng.integers(0, 9, 200_000),
+    }
+    path = tmp_path / "a.npz"
+    path.write_bytes(npz_bytes(arrays))
+    assert npz_bytes(arrays) == path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+    ours, numpys = read_npz(path, list(arrays)), np.load(path)
+    for key, array in arrays.items():
+        for found in (ours[key], numpys[key]):
+            assert found.dtype == array.dtype
+            np.testing.assert_array_equal(found, array)
 
 
 def test_unlabelled_split_is_read_but_may_not_be_mixed(tmp_path, kernel):

@@ -1,7 +1,7 @@
-"""Reads named arrays from an npz file that nobody vouches for.
+"""Reads named arrays from an npz file that nobody vouches for, and writes small ones quickly.
 
-The idea: believe nothing before it is checked. The directory's own size is looked at before it is read; the member's
-size in it, the shape in its npy header and a limit for the whole file must all agree before a byte of the array is
+The idea of reading: believe nothing before it is checked. The directory's own size is looked at before it is read; the
+member's size in it, the shape in its npy header and a limit for the whole file must all agree before a byte of it is
 allocated; only plain numbers are decoded, so there is no path to a pickle; whatever a damaged file provokes in the
 decompressor becomes one sentence.
 """
@@ -9,6 +9,8 @@ decompressor becomes one sentence.
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
 import math
 import os
 import re
@@ -55,6 +57,46 @@ _DAMAGE = (
     TypeError,
     MemoryError,
 )
+
+
+_LOCAL, _CENTRAL, _END = struct.Struct("<4s5H3I2H"), struct.Struct("<4s6H3I5H2I"), struct.Struct("<4s4H2IH")
+_DAY = 0x21  # the first of January 1980, the earliest that a zip can say: equal arrays give equal bytes
+_WORTH_PACKING = 512  # bytes
+_ONE_WRITER_BYTES = 1 << 30
+
+
+def npz_bytes(arrays: Mapping[str, Array]) -> bytes:
+    """What `numpy.savez_compressed` writes, in a fifth of the time for the few kilobytes of a kernel.
+
+    Most of that time goes into zipfile's bookkeeping and into compressing arrays of a few numbers, which stay as they
+    are here.
+    """
+    if sum(array.nbytes for array in arrays.values()) > _ONE_WRITER_BYTES:
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, allow_pickle=False, **arrays)
+        return buffer.getvalue()
+    parts: list[bytes] = []
+    directory: list[bytes] = []
+    at = 0
+    for key, array in arrays.items():
+        name = f"{key}.npy".encode()
+        whole = _npy_header(array.dtype.str, array.shape) + np.ascontiguousarray(array).tobytes()
+        packed = len(whole) >= _WORTH_PACKING
+        body = zlib.compress(whole, wbits=-zlib.MAX_WBITS) if packed else whole
+        told = (20, 0, 8 if packed else 0, 0, _DAY, zlib.crc32(whole), len(body), len(whole), len(name), 0)
+        parts += [_LOCAL.pack(b"PK\3\4", *told), name, body]
+        directory += [_CENTRAL.pack(b"PK\1\2", 20, *told, 0, 0, 0, 0, at), name]
+        at += _LOCAL.size + len(name) + len(body)
+    listed = b"".join(directory)
+    end = _END.pack(b"PK\5\6", 0, 0, len(arrays), len(arrays), len(listed), at, 0)
+    return b"".join([*parts, listed, end])
+
+
+@functools.lru_cache(4096)
+def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}"
+    padded = text + " " * (-(len(text) + 11) % 64) + "\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(padded)) + padded.encode("latin-1")
 
 
 def read_npz(

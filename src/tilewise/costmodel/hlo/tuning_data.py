@@ -7,7 +7,6 @@ marked as the default gives the normalizer, so that a target below one means "fa
 from __future__ import annotations
 
 import hashlib
-import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 
 from tilewise._files import read_input, write_whole
 from tilewise.costmodel.data.kernel import Kernel, make_kernel
-from tilewise.costmodel.data.npz import Array
+from tilewise.costmodel.data.npz import Array, npz_bytes
 from tilewise.costmodel.hlo.featurize import (
     HloGraph,
     featurize_module,
@@ -81,8 +80,7 @@ def convert_tuning_data(path: Path, out_dir: Path) -> Converted:
 
 def kernel_npz(kernel: Kernel, **beside: Array) -> bytes:
     """A kernel in the six arrays and number types of the dataset's files, and what else is to travel `beside` them."""
-    buffer = io.BytesIO()
-    arrays: dict[str, Any] = {
+    arrays: dict[str, Array] = {
         "node_feat": kernel.node_feat,
         "node_opcode": kernel.node_opcode,
         "edge_index": kernel.edge_index.astype(np.int64),
@@ -90,8 +88,7 @@ def kernel_npz(kernel: Kernel, **beside: Array) -> bytes:
         "config_runtime": kernel.runtime,
         "config_runtime_normalizers": kernel.normalizer,
     }
-    np.savez_compressed(buffer, **arrays | beside)
-    return buffer.getvalue()
+    return npz_bytes(arrays | beside)
 
 
 def tile_features(tile: Any) -> list[int]:

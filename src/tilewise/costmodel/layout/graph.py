@@ -29,7 +29,7 @@ from tilewise.costmodel.data.kernel import (
     floats,
     integers,
 )
-from tilewise.costmodel.data.npz import Array, read_npz, stream_npz
+from tilewise.costmodel.data.npz import Array, npz_bytes, read_npz, stream_npz
 from tilewise.costmodel.data.schema import LAYOUT_FEATURES, N_OPCODES, NODE_FEATURES
 from tilewise.costmodel.data.shards import INDEX, convert_once, files_key, map_array
 from tilewise.errors import FileFormatError, UnavailableError
@@ -101,20 +101,16 @@ def make_graph(
 
 def write_graph(path: Path, graph: LayoutGraph) -> None:
     """Write a graph as TpuGraphs does, in its names and number types."""
-    import io
-
-    stream = io.BytesIO()
-    np.savez_compressed(
-        stream,
-        node_feat=graph.node_feat,
-        node_opcode=graph.node_opcode,
-        edge_index=graph.edge_index.astype(np.int64),
-        node_config_ids=graph.config_ids.astype(np.int64),
-        node_config_feat=graph.config_feat.astype(np.float32),
-        node_splits=np.array([[0, graph.n_nodes]], np.int64),
-        config_runtime=graph.runtime,
-    )
-    write_whole(path, stream.getvalue())
+    arrays: dict[str, Array] = {
+        "node_feat": graph.node_feat,
+        "node_opcode": graph.node_opcode,
+        "edge_index": graph.edge_index.astype(np.int64),
+        "node_config_ids": graph.config_ids.astype(np.int64),
+        "node_config_feat": graph.config_feat.astype(np.float32),
+        "node_splits": np.array([[0, graph.n_nodes]], np.int64),
+        "config_runtime": graph.runtime,
+    }
+    write_whole(path, npz_bytes(arrays))
 
 
 def open_graph(path: Path, cache_dir: Path) -> LayoutGraph:

@@ -15,6 +15,7 @@ import pytest
 
 from tilewise.costmodel.data.dataset import load_dataset
 from tilewise.costmodel.data.importers import FORMATS, Description, import_logs, read_description
+from tilewise.costmodel.data.importers import helion as helion_format
 from tilewise.costmodel.data.importers.stream import JsonWalker, Source
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 
@@ -298,6 +299,62 @@ def test_damaged_logs_are_read_in_part_or_refused_in_a_sentence(name, tmp_path):
             import_logs(kind, [log], tmp_path / f"out{number}")
         except TilewiseError as error:
             assert "\n" not in str(error)
+
+
+def test_logs_of_many_sorted_runs_give_the_same_as_one(tmp_path, monkeypatch):
+    rng = random.Random(3)
+    choices = [
+        [{"block": rng.randrange(5), "word": rng.choice("xy")}, rng.choice([1.5, 2.5, 0.25, None])] for _ in range(900)
+    ]
+    rows = [{"name": "mm", "sizes": {"m": rng.randrange(4)}, "choices": [choice]} for choice in choices]
+    (tmp_path / "log").write_text("\n".join(map(json.dumps, rows)))
+    reports = []
+    for out, at_once in (("whole", 1 << 20), ("cut", 64)):
+        monkeypatch.setattr("tilewise.costmodel.data.importers.spool._AT_ONCE", at_once)
+        monkeypatch.setattr("tilewise.costmodel.data.importers.spool._SAMPLED", 4)
+        reports.append(import_logs("inductor", [tmp_path / "log"], tmp_path / out, split="train"))
+    assert reports[0] == reports[1]
+    assert reports[0].timings == sum(choice[1] is not None for choice in choices)
+    for file in (tmp_path / "whole").glob("*/*.npz"):
+        cut = np.load(tmp_path / "cut" / file.parent.name / file.name)
+        for key, array in np.load(file).items():
+            np.testing.assert_array_equal(array, cut[key])
+
+
+def test_repeats_of_a_configuration_that_also_failed_are_those_that_ran(tmp_path):
+    choices = [[{"b": 1}, 3.0], [{"b": 2}, None], [{"b": 1}, None], [{"b": 1}, 1.0]]
+    (tmp_path / "log").write_text(json.dumps({"name": "mm", "sizes": {}, "choices": choices}))
+    report = import_logs("inductor", [tmp_path / "log"], tmp_path / "out")
+    (kernel,) = arrays(tmp_path)
+    assert (report.configurations, report.failures) == (1, 1)
+    assert kernel["config_runtime"].tolist() == [2_000_000]
+    assert kernel["config_repeats"].tolist() == [2]
+    np.testing.assert_allclose(kernel["config_deviation"], [2**0.5 / 2])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Config(block_sizes=[64, 32], num_warps=4, indexing='pointer', on=True, off=[None, False])",
+        "Config()",
+        "Config(a='b=c, True', d=-1.5e3)",
+        "Config(a='it\\'s')",
+        'Config(a="x")',
+        "Config(a=(1, 2))",
+        "Config(a=1_000)",
+        "{'a': 1, 'True': [True]}",
+    ],
+)
+def test_the_quick_reading_of_literals_is_the_thorough_one(text):
+    assert helion_format._literals(text) == helion_format._thoroughly(text)
+
+
+def test_what_is_remembered_is_told_apart_by_type_and_place(tmp_path):
+    choices = [[{"b": 1}, 1.0], [{"b": "1"}, 3.0], [{"b": True}, 2.0], [{"b": "x"}, 4.0], [{"b": [1]}, 5.0]]
+    (tmp_path / "log").write_text(json.dumps({"name": "mm", "sizes": {}, "choices": choices}))
+    import_logs("inductor", [tmp_path / "log"], tmp_path / "out")
+    (kernel,) = arrays(tmp_path)
+    assert kernel["config_repeats"].tolist() == [3, 1, 1]  # 1, "1" and True are one number
 
 
 def test_a_long_log_takes_little_memory(tmp_path):

@@ -10,8 +10,9 @@ configurations are kept beside the others, under a key of their own. Where anyth
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import hashlib
+import itertools
 import json
 import re
 import shutil
@@ -39,7 +40,8 @@ from tilewise.errors import ConfigurationError, FileFormatError, UnavailableErro
 
 MAX_COLUMNS = 1024
 MAX_WORDS = 4096
-MAX_CONFIGS = 2_000_000
+_HELD_BYTES = 64 << 20  # of the table of configurations; a larger one stays in its file
+_ROWS = 10_000
 _SPLITS = ("train", "valid", "test")
 
 
@@ -88,7 +90,8 @@ def import_logs(
     with Spool() as spool, _appearing(out) as folder:
         for number, record in enumerate(_records(format_name, files, device, report), start=1):
             spool.add(record)
-            details.setdefault(record.device, {}).update(record.details)
+            if record.details or record.device not in details:
+                details.setdefault(record.device, {}).update(record.details)
             if number % 10_000 == 0:
                 progress(number)
         report.devices = sorted(name for name in details if name)
@@ -97,11 +100,11 @@ def import_logs(
         by_shape = _split_by_shape(spool.identities())
         writer = _Writer(
             spool=spool,
-            columns=columns,
+            table=_Table.of(spool, columns, description),
             description=description,
             devices={name: columns_of(card) for name, card in known.items()} if columns.devices else {},
             out=folder,
-            split_of=lambda identity: split or by_shape[_digest(_shape(identity))],
+            split_of=lambda identity: split or by_shape(_digest(_shape(identity))),
             report=report,
         )
         for kernel in spool.kernels():
@@ -158,33 +161,36 @@ def _records(format_name: str, files: Sequence[Path], device: str, report: Impor
 
 def _on(record: Record, device: str) -> Record:
     """The record with its device, whose name is taken out of the kernel's: that came from the file's name."""
-    kernel = re.sub(rf"[^A-Za-z0-9]*\b{re.escape(device)}\b", "", record.kernel.replace("_", " ")).strip()
-    kernel = kernel.replace(" ", "_") or record.kernel
-    return dataclasses.replace(record, kernel=kernel, device=device)
+    return record._replace(kernel=_without(record.kernel, device), device=device)
+
+
+@functools.lru_cache(1000)
+def _without(kernel: str, device: str) -> str:
+    rest = re.sub(rf"[^A-Za-z0-9]*\b{re.escape(device)}\b", "", kernel.replace("_", " ")).strip()
+    return rest.replace(" ", "_") or kernel
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """The columns of a configuration and, for those of words, the words in order."""
+    """The columns of a configuration and, for those of words, each word's number: its place in order, from one on."""
 
     names: tuple[str, ...]
-    words: Mapping[str, tuple[str, ...]]
+    words: Mapping[str, Mapping[str, float]]
     described: bool
     devices: bool
 
     @staticmethod
     def of(
-        configs: Iterable[tuple[int, Mapping[str, Value]]],
+        configs: Iterable[Mapping[str, Value]],
         description: Description | None,
         report: Imported,
         devices: bool,
     ) -> _Columns:
         words: dict[str, set[str]] = {}
         names: dict[str, None] = {}
-        for number, config in configs:
-            if number > MAX_CONFIGS:
-                raise FileFormatError(f"The log holds more than {MAX_CONFIGS:,} different configurations.")
-            names.update(dict.fromkeys(config))
+        for config in configs:
+            if not config.keys() <= names.keys():
+                names.update(dict.fromkeys(config))
             for name, value in config.items():
                 if isinstance(value, str) and len(words.setdefault(name, set())) <= MAX_WORDS:
                     words[name].add(value)
@@ -197,7 +203,7 @@ class _Columns:
             raise FileFormatError(
                 f"The configurations have {len(own)} different parameters; at most {MAX_COLUMNS} are read."
             )
-        lists = {name: tuple(sorted(found)) for name, found in words.items()}
+        lists = {name: {word: 1.0 + place for place, word in enumerate(sorted(found))} for name, found in words.items()}
         return _Columns(own, lists, description is not None, devices)
 
     def row(self, config: Mapping[str, Value], description: Description | None) -> list[float]:
@@ -205,16 +211,17 @@ class _Columns:
         return bounds + [self._number(name, config.get(name, 0.0)) for name in self.names] or [0.0]
 
     def _number(self, name: str, value: Value) -> float:
-        """A number as it is; a word by its place in the list, from one on; 0 where nothing is said."""
-        if isinstance(value, str):
-            return 1.0 + self.words[name].index(value)
-        return value
+        """A number as it is, a word by its own; 0 where nothing is said."""
+        return self.words[name][value] if isinstance(value, str) else value
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """A collection needs one column at least, even where there is nothing to say."""
+        return (*(TILE_FEATURES if self.described else ()), *self.names) or ("nothing",)
 
     @property
     def features(self) -> tuple[str, ...]:
-        """A collection needs one column at least, even where there is nothing to say."""
-        own = (*(TILE_FEATURES if self.described else ()), *self.names) or ("nothing",)
-        return (*own, *(DEVICE_COLUMNS if self.devices else ()))
+        return (*self.own, *(DEVICE_COLUMNS if self.devices else ()))
 
 
 def _shape(identity: Mapping[str, Any]) -> str:
@@ -226,14 +233,43 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _split_by_shape(identities: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+def _split_by_shape(identities: Iterable[Mapping[str, Any]]) -> Callable[[str], str]:
     """A tenth of the shapes each for valid and test, one at least where there are three, in the order of digests."""
-    digests = sorted({_digest(_shape(identity)) for identity in identities})
+    digests = np.unique(np.fromiter((_digest(_shape(identity)) for identity in identities), "U16"))
     n = len(digests)
     tenth = max(1, round(n / 10))
     valid, test = (tenth if n >= 2 else 0), (tenth if n >= 3 else 0)
-    names = ["valid"] * valid + ["test"] * test + ["train"] * (n - valid - test)
-    return dict(zip(digests, names, strict=True))
+
+    def split_of(digest: str) -> str:
+        place = int(np.searchsorted(digests, digest))
+        return "valid" if place < valid else "test" if place < valid + test else "train"
+
+    return split_of
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The columns of every configuration, made once: kernels share configurations."""
+
+    path: Path
+    shape: tuple[int, int]
+    held: Array | None
+
+    @staticmethod
+    def of(spool: Spool, columns: _Columns, description: Description | None) -> _Table:
+        rows, width = (columns.row(config, description) for config in spool.configurations()), len(columns.own)
+        path, count = spool.folder / "table", 0
+        with path.open("wb") as file:
+            while some := list(itertools.islice(rows, _ROWS)):
+                np.array(some, np.float32).tofile(file)
+                count += len(some)
+        small = count * width * 4 <= _HELD_BYTES
+        return _Table(path, (count, width), np.fromfile(path, np.float32).reshape(count, width) if small else None)
+
+    def rows(self, numbers: Array) -> Array:
+        held = np.memmap(self.path, np.float32, "r", shape=self.shape) if self.held is None else self.held
+        found: Array = np.asarray(held[numbers])
+        return found
 
 
 @dataclass(frozen=True)
@@ -241,7 +277,7 @@ class _Writer:
     """Turns what was spooled of a kernel into its file, and keeps the report."""
 
     spool: Spool
-    columns: _Columns
+    table: _Table
     description: Description | None
     devices: Mapping[str, tuple[float, ...]]
     out: Path
@@ -249,30 +285,31 @@ class _Writer:
     report: Imported
 
     def write(self, spooled: Spooled) -> None:
-        timed = [config for config in spooled.configs if config.repeats]
-        failed = [config.number for config in spooled.configs if not config.repeats]
+        ran = spooled.configs["repeats"] > 0
+        timed, failed = spooled.configs[ran], spooled.configs["number"][~ran]
         self.report.failures += len(failed)
-        if not timed:
+        if not len(timed):
             self.report.skipped["a kernel none of whose configurations ran"] += 1
             return
         identity, split = spooled.identity, self.split_of(spooled.identity)
-        feat = self._rows([config.number for config in timed], identity["device"])
+        feat = self._rows(timed["number"], identity["device"])
         runtime, normalizer = self._runtimes(timed)
-        name = f"{_program(identity)}_{_digest(json.dumps(identity, sort_keys=True))}"
-        kernel = make_kernel(name, *self._graph(identity, timed[0].number), feat, runtime, normalizer)
-        beside = _beside(timed, identity) | {"failed_config_feat": self._rows(failed, identity["device"])}
-        (self.out / split).mkdir(exist_ok=True)
+        problem = json.dumps(identity, sort_keys=True)
+        name = f"{_program(identity)}_{_digest(problem)}"
+        kernel = make_kernel(name, *self._graph(identity, int(timed["number"][0])), feat, runtime, normalizer)
+        beside = _beside(timed, problem) | {"failed_config_feat": self._rows(failed, identity["device"])}
+        if split not in self.report.splits:
+            (self.out / split).mkdir(exist_ok=True)
         (self.out / split / f"{name}.npz").write_bytes(kernel_npz(kernel, **beside))
         self.report.kernels += 1
         self.report.configurations += len(timed)
-        self.report.timings += sum(config.repeats for config in timed)
+        self.report.timings += int(timed["repeats"].sum())
         self.report.splits[split] = self.report.splits.get(split, 0) + 1
 
-    def _rows(self, numbers: Sequence[int], device: str) -> Array:
-        card, rows = [*self.devices.get(device, ())], np.empty((len(numbers), len(self.columns.features)), np.float32)
-        for row, number in zip(rows, numbers, strict=True):
-            row[:] = self.columns.row(self.spool.configuration(number), self.description) + card
-        return rows
+    def _rows(self, numbers: Array, device: str) -> Array:
+        rows = self.table.rows(numbers)
+        card = np.array(self.devices.get(device, ()), np.float32)
+        return np.hstack([rows, np.broadcast_to(card, (len(rows), len(card)))]) if len(card) else rows
 
     def _graph(self, identity: Mapping[str, Any], any_config: int) -> KernelGraph:
         """Parameters may give sizes too: a filter's size may be a constant of the configuration."""
@@ -280,11 +317,12 @@ class _Writer:
         graph = self.description.graph(values) if self.description else None
         return graph or plain_graph(identity["sizes"])
 
-    def _runtimes(self, timed: Sequence[Timed]) -> tuple[Array, Array]:
-        runtime = np.maximum(1, np.rint([config.median_ns for config in timed])).astype(np.int64)
-        defaults = [int(ns) for ns, config in zip(runtime, timed, strict=True) if config.is_default]
-        self.report.without_default += not defaults
-        normalizer = defaults[0] if defaults else max(1, int(np.median(runtime)))
+    def _runtimes(self, timed: Timed) -> tuple[Array, Array]:
+        runtime = np.maximum(1, np.rint(timed["median_ns"])).astype(np.int64)
+        defaults = runtime[timed["is_default"]]
+        self.report.without_default += not len(defaults)
+        ordered = defaults[:1] if len(defaults) else np.sort(runtime)
+        normalizer = int(ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) // 2  # the median
         return runtime, np.full(len(runtime), normalizer, np.int64)
 
 
@@ -294,12 +332,12 @@ def _program(identity: Mapping[str, Any]) -> str:
     return re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip("-.")[:100] or "kernel"
 
 
-def _beside(timed: Sequence[Timed], identity: Mapping[str, Any]) -> dict[str, Array]:
+def _beside(timed: Timed, problem: str) -> dict[str, Array]:
     """What a kernel file holds beyond its six arrays: scatter and number of the repeats, and who the kernel is."""
     return {
-        "config_deviation": np.array([config.deviation for config in timed], np.float32),
-        "config_repeats": np.array([min(config.repeats, 65535) for config in timed], np.uint16),
-        "problem": np.frombuffer(json.dumps(identity, sort_keys=True).encode(), np.uint8),
+        "config_deviation": timed["deviation"].astype(np.float32),
+        "config_repeats": np.minimum(timed["repeats"], 65535).astype(np.uint16),
+        "problem": np.frombuffer(problem.encode(), np.uint8),
     }
 
 

@@ -11,7 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tilewise.costmodel.data.importers.record import BadRecordError, Record, flat_values, plain, runtimes, word
+from tilewise.costmodel.data.importers.record import (
+    BadRecordError,
+    Record,
+    Value,
+    flat_values,
+    plain,
+    remembered,
+    runtimes,
+    word,
+)
 from tilewise.costmodel.data.importers.stream import Source, csv_rows, lines, parse_line
 
 _MILLISECOND = 1e6
@@ -34,30 +43,35 @@ def read(source: Source, skip: Callable[[str], None]) -> Iterator[Record]:
         return skip("no columns called choice and feedback")
     device = _device(head)
     name = str(head.get("name", "kernel"))[:100] or "kernel"
+    details = {key: head[key] for key in ("shared_memory", "device_capa") if key in head}
     for row in csv_rows(text, skip):
-        record = _row(dict(zip(columns, row, strict=False)), name, device, head)
+        record = _row(dict(zip(columns, row, strict=False)), name, device, details)
         if isinstance(record, str):
             skip(record)
         else:
             yield record
 
 
-def _row(row: dict[str, str], name: str, device: str, head: Mapping[str, Any]) -> Record | str:
+def _row(row: dict[str, str], name: str, device: str, details: Mapping[str, Any]) -> Record | str:
     try:
         choice, feedback = row.pop("choice"), float(row.pop("feedback"))
         config = _choice(choice)
         taken = runtimes([feedback], _MILLISECOND)
-        sizes = {word(column, 100): plain(value) for column, value in row.items()}
-        details = {key: head[key] for key in ("shared_memory", "device_capa") if key in head}
         failure = "" if taken else "no runtime"
-        return Record(name, sizes, config, taken, device, failure, config.get("type") == "extern", details)
+        return Record(name, _sizes(row), config, taken, device, failure, config.get("type") == "extern", details)
     except BadRecordError as error:
         return str(error)
     except (KeyError, ValueError):
         return "a row that lacks columns"
 
 
-def _choice(text: str) -> dict[str, Any]:
+@remembered
+def _sizes(row: Mapping[str, str]) -> Mapping[str, Value]:
+    return {word(column, 100): plain(value) for column, value in row.items()}
+
+
+@remembered
+def _choice(text: str) -> Mapping[str, Value]:
     """A choice's settings by name; the library has none but its own."""
     parts = dict(part.split("=", 1) for part in text.split("_") if "=" in part)
     parts = {_OUR_NAMES.get(name, name): value for name, value in parts.items()}
@@ -76,18 +90,17 @@ def _device(head: Mapping[str, Any]) -> str:
 def _feedback(entry: Any, skip: Callable[[str], None]) -> Iterator[Record]:
     if not isinstance(entry, Mapping) or not isinstance(entry.get("choices"), list):
         return skip("a line that is no feedback record")
+    try:
+        name, sizes = word(entry.get("name"), 100), flat_values(entry.get("sizes", {}))
+    except BadRecordError as error:
+        return skip(str(error))
+    device = str(entry.get("device", ""))[:100]
     for choice in entry["choices"]:
         try:
             config, milliseconds = choice
             taken = runtimes([milliseconds], _MILLISECOND)
-            yield Record(
-                kernel=word(entry.get("name"), 100),
-                sizes=flat_values(entry.get("sizes", {})),
-                config=flat_values(config if isinstance(config, Mapping) else {"choice": config}),
-                runtimes_ns=taken,
-                device=str(entry.get("device", ""))[:100],
-                failure="" if taken else "no runtime",
-            )
+            settings = flat_values(config if isinstance(config, Mapping) else {"choice": config})
+            yield Record(name, sizes, settings, taken, device, "" if taken else "no runtime")
         except BadRecordError as error:
             skip(str(error))
         except (TypeError, ValueError):

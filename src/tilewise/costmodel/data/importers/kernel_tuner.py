@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tilewise.costmodel.data.importers.record import BadRecordError, Record, flat_values, runtimes
+from tilewise.costmodel.data.importers.record import BadRecordError, Record, Value, flat_values, runtimes
 from tilewise.costmodel.data.importers.stream import JsonWalker, Source
 
 _UNITS = {"nanoseconds": 1.0, "microseconds": 1e3, "milliseconds": 1e6, "miliseconds": 1e6, "seconds": 1e9}
@@ -94,7 +94,7 @@ def _record(
         return str(error)
 
 
-def _sizes(value: Any) -> dict[str, Any]:
+def _sizes(value: Any) -> Mapping[str, Value]:
     if isinstance(value, list | tuple):
         return flat_values({"size": list(value)})
     return flat_values({"size": value}) if isinstance(value, int | float | str) else {}

@@ -7,22 +7,24 @@ here, once, so that no reader has to: names are short, numbers finite, lists bec
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import functools
+import marshal
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 
 Value = float | str
+Result = TypeVar("Result")
 
 MAX_NAME = 200
 MAX_WORD = 400
 MAX_VALUES = 512
 MAX_REPEATS = 10_000
 LONGEST_NS = 1e15  # eleven days: no repeat of a kernel takes that long
+_REMEMBERED_BYTES = 4 << 20
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """What one line of a log says. `runtimes_ns` is empty where the configuration failed."""
 
     kernel: str
@@ -32,14 +34,43 @@ class Record:
     device: str = ""
     failure: str = ""
     is_default: bool = False
-    details: Mapping[str, Any] = field(default_factory=dict)  # of the device, kept in the schema
+    details: Mapping[str, Any] = MappingProxyType({})  # of the device, kept in the schema
 
 
 class BadRecordError(ValueError):
     """A record that cannot be used; the message says why in a few words."""
 
 
-def flat_values(values: Any) -> dict[str, Value]:
+def remembered(make: Callable[[Any], Result]) -> Callable[[Any], Result]:
+    """`make`, which gives the very same object where it was asked the same: a log repeats itself line by line.
+
+    Numbers, texts, lists and tables are compared by their bytes, which is far quicker than walking through them here.
+    """
+    known: dict[bytes, Result] = {}
+    held = 0
+
+    @functools.wraps(make)
+    def once(values: Any) -> Result:
+        nonlocal held
+        try:
+            key = marshal.dumps(values, 2)
+        except ValueError:  # nested too deeply
+            return make(values)
+        if (found := known.get(key)) is not None:
+            return found
+        made = make(values)
+        if held > _REMEMBERED_BYTES:
+            known.clear()
+            held = 0
+        held += len(key)
+        known[key] = made
+        return made
+
+    return once
+
+
+@remembered
+def flat_values(values: Any) -> Mapping[str, Value]:
     """Names and plain values: lists are numbered, nested tables joined by dots, what is not said is left out."""
     if not isinstance(values, Mapping):
         raise BadRecordError("the values have no names")
@@ -52,9 +83,11 @@ def flat_values(values: Any) -> dict[str, Value]:
 def _flatten(name: str, value: Any, found: dict[str, Value], depth: int) -> None:
     if len(found) >= MAX_VALUES or depth > 4:
         raise BadRecordError(f"more than {MAX_VALUES} values, or nested too deeply")
-    if value is None:
+    if type(value) is int or type(value) is float:  # most are
+        found[name[:MAX_NAME]] = _finite(value)
+    elif value is None:
         return
-    if isinstance(value, Mapping):
+    elif isinstance(value, Mapping):
         for inner, item in value.items():
             _flatten(f"{name}.{word(inner, MAX_NAME)}", item, found, depth + 1)
     elif isinstance(value, list | tuple):
@@ -66,8 +99,6 @@ def _flatten(name: str, value: Any, found: dict[str, Value], depth: int) -> None
 
 def plain(value: Any) -> Value:
     """A finite number, or a short word; words that are numbers become numbers."""
-    if isinstance(value, bool):
-        return float(value)
     if isinstance(value, int | float):
         return _finite(value)
     if isinstance(value, str):
@@ -81,13 +112,9 @@ def plain(value: Any) -> Value:
 
 
 def _finite(value: float) -> float:
-    try:
-        number = float(value)
-    except OverflowError:
-        raise BadRecordError("a number that is too large") from None
-    if not math.isfinite(number) or abs(number) > 1e30:
-        raise BadRecordError("a number that is not finite")
-    return number
+    if not -1e30 <= value <= 1e30:
+        raise BadRecordError("a number that is not finite, or too large")
+    return float(value)
 
 
 def word(value: Any, most: int) -> str:
@@ -99,16 +126,5 @@ def word(value: Any, most: int) -> str:
 
 def runtimes(values: Iterable[Any], unit_ns: float) -> tuple[float, ...]:
     """Repeats in nanoseconds; those that are no time at all (zero, infinite, no number) are left out."""
-    found = []
-    for value in values:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            continue
-        try:
-            ns = float(value) * unit_ns
-        except OverflowError:
-            continue
-        if math.isfinite(ns) and 0 < ns <= LONGEST_NS:
-            found.append(ns)
-        if len(found) >= MAX_REPEATS:
-            break
-    return tuple(found)
+    numbers = [value for value in values if type(value) is float or (type(value) is int and 0 < value < 1 << 60)]
+    return tuple([ns for value in numbers if 0 < (ns := value * unit_ns) <= LONGEST_NS])[:MAX_REPEATS]

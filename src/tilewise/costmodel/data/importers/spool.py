@@ -1,61 +1,46 @@
 """Records on their way to kernels.
 
-A log may name its kernels in any order and be larger than memory, so records wait in a database of their own, in a
-temporary folder, until all are there.
+A log may name its kernels in any order and be larger than memory. So every kernel and every configuration is written
+down once, in a file of its own in a temporary folder, and has a number from then on; a repeat is a pair of numbers and
+a time. Repeats are sorted a million at a time and merged when all are there, range by range.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import math
-import sqlite3
 import tempfile
+from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from tilewise.costmodel.data.importers.record import Record, Value
-from tilewise.errors import UnavailableError
+from tilewise.errors import FileFormatError, UnavailableError
 
-MAX_KERNELS = 1_000_000
-_REMEMBERED = 200_000
-_AT_ONCE = 2000
-_TABLES = """
-CREATE TABLE kernels (number INTEGER PRIMARY KEY, text TEXT UNIQUE);
-CREATE TABLE configs (number INTEGER PRIMARY KEY, text TEXT UNIQUE);
-CREATE TABLE runs (kernel INTEGER, config INTEGER, ns REAL, is_default INTEGER);
-"""
+MAX_KERNELS = MAX_CONFIGS = 2_000_000
+_AT_ONCE = 1 << 20  # repeats that are sorted in memory, sixteen bytes each
+_SAMPLED = 1 << 12  # one key in so many tells where to cut the sorted runs
+_REMEMBERED = 50_000
+_encoded, _decoded = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode, json.JSONDecoder().raw_decode
 
-
-class Timed(NamedTuple):
-    """A configuration and what is kept of its repeats: a kernel may have a million, so nothing else stays in memory."""
-
-    number: int
-    median_ns: float
-    deviation: float  # relative standard deviation; NaN for a single repeat
-    repeats: int  # none where it failed
-    is_default: bool
-
-
-def _timed(number: int, times: list[float], is_default: bool) -> Timed:
-    if not times:
-        return Timed(number, math.nan, math.nan, 0, is_default)
-    times.sort()
-    count, mean = len(times), math.fsum(times) / len(times)
-    median = (times[(count - 1) // 2] + times[count // 2]) / 2
-    spread = math.sqrt(math.fsum((ns - mean) ** 2 for ns in times) / (count - 1)) / mean if count > 1 else math.nan
-    return Timed(number, median, spread, count, is_default)
+# A configuration and what is kept of its repeats. No repeat: it failed; a single one has no deviation (NaN).
+TIMED = np.dtype([("number", "i8"), ("median_ns", "f8"), ("deviation", "f8"), ("repeats", "i8"), ("is_default", "?")])
+Timed = npt.NDArray[Any]  # of TIMED
 
 
 @dataclass(frozen=True)
 class Spooled:
-    """One kernel: who it is, and by configuration its runtimes, of which a failed one has none."""
+    """One kernel: who it is, and its configurations."""
 
     identity: Mapping[str, Any]  # device, kernel, sizes
-    configs: list[Timed]
+    configs: Timed
 
 
 class Spool:
@@ -64,75 +49,197 @@ class Spool:
     def __enter__(self) -> Spool:
         try:
             self._folder = tempfile.TemporaryDirectory(prefix="tilewise-import-")
-            self._database = sqlite3.connect(Path(self._folder.name) / "records.sqlite")
-        except (OSError, sqlite3.Error) as error:
-            raise UnavailableError(f"Records cannot be kept in a temporary folder ({error}).") from error
-        # It need not survive anything: without a journal, and without waiting for the disk.
-        self._database.executescript("PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;" + _TABLES)
-        self._rows: list[tuple[int, int, float | None, bool]] = []
-        self._numbers: dict[str, dict[str, int]] = {"kernels": {}, "configs": {}}
+            self._path = Path(self._folder.name)
+            self._kernels = _Texts(self._path / "kernels", MAX_KERNELS, "kernels")
+            self._configs = _Texts(self._path / "configs", MAX_CONFIGS, "configurations")
+        except OSError as error:
+            raise _unkept(error) from error
+        self._runs = _Runs(self._path)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._database.close()
+        self._kernels.close()
+        self._configs.close()
         self._folder.cleanup()
 
+    @property
+    def folder(self) -> Path:
+        """Where more may be kept until the block ends."""
+        return self._path
+
     def add(self, record: Record) -> None:
-        kernel = self._number(
-            "kernels", {"device": record.device, "kernel": record.kernel, "sizes": dict(record.sizes)}
-        )
-        config = self._number("configs", dict(record.config))
-        times: tuple[float | None, ...] = record.runtimes_ns or (None,)
-        self._rows += [(kernel, config, ns, record.is_default) for ns in times]
-        if len(self._rows) >= _AT_ONCE:
-            self._flush()
-
-    def _flush(self) -> None:
         try:
-            self._database.executemany("INSERT INTO runs VALUES (?, ?, ?, ?)", self._rows)
-        except sqlite3.Error as error:
-            raise UnavailableError(f"Records cannot be kept in a temporary folder ({error}).") from error
-        self._rows = []
+            kernel = self._kernels.number(record.sizes, record.device, record.kernel)
+            self._runs.add(kernel, self._configs.number(record.config), record.is_default, record.runtimes_ns)
+        except OSError as error:
+            raise _unkept(error) from error
 
-    def _number(self, table: str, value: Mapping[str, Any]) -> int:
-        text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-        known = self._numbers[table]
-        if (number := known.get(text)) is not None:
-            return number
-        self._database.execute(f"INSERT OR IGNORE INTO {table} (text) VALUES (?)", (text,))
-        number = int(self._database.execute(f"SELECT number FROM {table} WHERE text = ?", (text,)).fetchone()[0])
-        if len(known) >= _REMEMBERED:
-            known.clear()
-        known[text] = number
-        return number
-
-    def configurations(self) -> Iterator[tuple[int, dict[str, Value]]]:
-        """Every configuration that occurs, with its number."""
-        for number, text in self._database.execute("SELECT number, text FROM configs ORDER BY number"):
-            yield number, json.loads(text)
+    def configurations(self) -> Iterator[dict[str, Value]]:
+        """Every configuration that occurs, in the order of their numbers, from 0 on."""
+        return self._configs.values()
 
     def configuration(self, number: int) -> dict[str, Value]:
-        text = self._database.execute("SELECT text FROM configs WHERE number = ?", (number,)).fetchone()[0]
-        values: dict[str, Value] = json.loads(text)
+        values: dict[str, Value] = self._configs.value(number)
         return values
 
     def identities(self) -> Iterator[Mapping[str, Any]]:
         """Who the kernels are."""
-        for (text,) in self._database.execute("SELECT text FROM kernels ORDER BY number"):
-            yield json.loads(text)
+        return self._kernels.values()
 
     def kernels(self) -> Iterator[Spooled]:
         """The kernels one after the other."""
-        self._flush()
-        self._database.execute("CREATE INDEX by_kernel ON runs (kernel, config)")
-        rows = self._database.execute("SELECT kernel, config, ns, is_default FROM runs ORDER BY kernel, config, rowid")
-        for kernel, of_kernel in itertools.groupby(rows, key=lambda row: row[0]):
-            text = self._database.execute("SELECT text FROM kernels WHERE number = ?", (kernel,)).fetchone()[0]
-            configs = []
-            for config, of_config in itertools.groupby(of_kernel, key=lambda row: row[1]):
-                taken = list(of_config)
-                times = [row[2] for row in taken if row[2] is not None]
-                configs.append(_timed(config, times, any(row[3] for row in taken)))
-            yield Spooled(json.loads(text), configs)
+        try:
+            for identity, configs in zip(self.identities(), self._runs.by_kernel(), strict=True):
+                yield Spooled(identity, configs)
+        except OSError as error:
+            raise _unkept(error) from error
+
+
+def _unkept(error: OSError) -> UnavailableError:
+    return UnavailableError(f"Records cannot be kept in a temporary folder ({error.strerror or error}).")
+
+
+class _Texts:
+    """Different values as lines of JSON in a file, numbered from 0 on in the order they came; digests tell them apart.
+
+    Readers give the same object for the same values where they can (`record.remembered`), so a value that was just
+    there is known by its identity and costs no text.
+    """
+
+    def __init__(self, path: Path, most: int, what: str) -> None:
+        self._file: IO[bytes] = path.open("w+b")
+        self._path, self._most, self._what = path, most, what
+        self._known: dict[bytes, int] = {}
+        self._starts = array("q")
+        self._end = 0
+        self._seen: dict[
+            tuple[int, tuple[str, ...]], tuple[Mapping[str, Value], int]
+        ] = {}  # holds the object: its id stays
+        self._last: tuple[int, Any] = (-1, None)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def number(self, values: Mapping[str, Value], *names: str) -> int:
+        """The number of these values; of a kernel, whose sizes they are, where its device and name are given too."""
+        key = id(values), names
+        if (seen := self._seen.get(key)) is not None:
+            return seen[1]
+        whole = {"device": names[0], "kernel": names[1], "sizes": values} if names else values
+        text = _encoded(whole).encode()
+        number = self._known.setdefault(blake2b(text, digest_size=16).digest(), len(self._known))
+        if number == len(self._starts):
+            self._append(text)
+        if len(self._seen) >= _REMEMBERED:
+            self._seen.clear()
+        self._seen[key] = values, number
+        return number
+
+    def _append(self, text: bytes) -> None:
+        if len(self._starts) >= self._most:
+            raise FileFormatError(f"The log holds more than {self._most:,} different {self._what}.")
+        self._starts.append(self._end)
+        self._end += self._file.write(text + b"\n")
+
+    def values(self) -> Iterator[Any]:
+        self._file.flush()
+        with self._path.open(encoding="ascii") as lines:
+            for line in lines:
+                yield _decoded(line)[0]
+
+    def value(self, number: int) -> Any:
+        if self._last[0] != number:
+            self._file.seek(self._starts[number])
+            self._last = number, json.loads(self._file.readline())
+            self._file.seek(0, 2)
+        return self._last[1]
+
+
+class _Runs:
+    """Repeats, by a key of kernel (high half), configuration and whether it is the default (lowest bit)."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._written = folder, 0
+        self._keys, self._times = array("q"), array("d")
+        self._samples: list[npt.NDArray[np.int64]] = []
+
+    def add(self, kernel: int, config: int, is_default: bool, times: tuple[float, ...]) -> None:
+        key = kernel << 32 | config << 1 | is_default
+        if len(times) > 1:
+            self._keys.extend([key] * len(times))
+            self._times.extend(times)
+        else:
+            self._keys.append(key)
+            self._times.append(times[0] if times else np.nan)
+        if len(self._keys) >= _AT_ONCE:
+            self._write()
+
+    def _write(self) -> None:
+        keys, times = np.array(self._keys), np.array(self._times)
+        order = np.argsort(keys, kind="stable")
+        keys[order].tofile(self._folder / f"keys{self._written}")
+        times[order].tofile(self._folder / f"times{self._written}")
+        self._samples.append(keys[order[::_SAMPLED]])
+        self._written += 1
+        self._keys, self._times = array("q"), array("d")
+
+    def _ranges(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]]:
+        """All repeats, in ranges of keys that ascend, about as many at once as were sorted at once."""
+        if not self._written and self._keys:
+            yield np.array(self._keys), np.array(self._times)
+        if not self._written:
+            return
+        if self._keys:
+            self._write()
+        samples = np.sort(np.concatenate(self._samples))
+        cuts = np.unique(samples[_AT_ONCE // _SAMPLED :: _AT_ONCE // _SAMPLED] & ~1)  # never inside a configuration
+        bounds = []
+        for number in range(self._written):
+            keys = np.memmap(self._folder / f"keys{number}", np.int64, "r")
+            bounds.append([0, *np.searchsorted(keys, cuts).tolist(), len(keys)])
+        for place in range(len(cuts) + 1):
+            parts = [(number, *bound[place : place + 2]) for number, bound in enumerate(bounds)]
+            if any(low < high for _, low, high in parts):
+                yield self._part("keys", np.int64, parts), self._part("times", np.float64, parts)
+
+    def _part(self, name: str, kind: Any, parts: list[tuple[int, int, int]]) -> npt.NDArray[Any]:
+        return np.concatenate(
+            [
+                np.fromfile(self._folder / f"{name}{number}", kind, high - low, offset=low * 8)
+                for number, low, high in parts
+            ]
+        )
+
+    def by_kernel(self) -> Iterator[Timed]:
+        """The configurations of every kernel, in the order of the kernels' numbers."""
+        timed = itertools.chain.from_iterable(_split(*_timed(keys, times)) for keys, times in self._ranges())
+        for _, pieces in itertools.groupby(timed, key=lambda piece: piece[0]):  # a range may end within a kernel
+            parts = [part for _, part in pieces]
+            yield parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _timed(keys: npt.NDArray[np.int64], times: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int64], Timed]:
+    """Kernel and summary of every configuration."""
+    order = np.lexsort((times, keys >> 1))  # NaN, a failure, comes last
+    times, configs = times[order], keys[order] >> 1
+    starts = np.flatnonzero(np.diff(configs, prepend=-1))
+    found = np.empty(len(starts), TIMED)
+    ran = ~np.isnan(times)
+    repeats = np.add.reduceat(ran, starts, dtype=np.int64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.add.reduceat(np.where(ran, times, 0.0), starts) / repeats
+        away = np.where(ran, times - np.repeat(mean, np.diff(starts, append=len(times))), 0.0)
+        found["deviation"] = np.sqrt(np.add.reduceat(away * away, starts) / (repeats - 1)) / mean
+    found["deviation"][repeats < 2] = np.nan
+    found["median_ns"] = (times[starts + np.maximum(repeats - 1, 0) // 2] + times[starts + repeats // 2]) / 2
+    found["repeats"], found["number"] = repeats, configs[starts] & 0x7FFFFFFF
+    found["is_default"] = np.maximum.reduceat(keys[order] & 1, starts)
+    return configs[starts] >> 31, found
+
+
+def _split(kernels: npt.NDArray[np.int64], timed: Timed) -> Iterator[tuple[int, Timed]]:
+    cuts = [0, *(np.flatnonzero(np.diff(kernels)) + 1).tolist(), len(kernels)]
+    for low, high in itertools.pairwise(cuts):
+        yield int(kernels[low]), timed[low:high]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tilewise.costmodel.data.importers.record import BadRecordError, Record, flat_values, runtimes
+from tilewise.costmodel.data.importers.record import BadRecordError, Record, Value, flat_values, runtimes
 from tilewise.costmodel.data.importers.stream import JsonWalker, Source
 
 _MILLISECOND = 1e6
@@ -20,7 +20,7 @@ def read(source: Source, skip: Callable[[str], None]) -> Iterator[Record]:
     """The records of one cache file."""
     kernel = source.name.rpartition("/")[2].removesuffix(".json").removesuffix(".autotune")[:100] or "kernel"
     walker = JsonWalker(source)
-    sizes: dict[str, Any] = {}
+    sizes: Mapping[str, Value] = {}
     for member in walker.members():
         if member == "configs_timings" and walker.next_char() == "[":
             for pair in walker.elements():
@@ -36,7 +36,7 @@ def read(source: Source, skip: Callable[[str], None]) -> Iterator[Record]:
                 sizes = _key(value)
 
 
-def _key(values: list[Any]) -> dict[str, Any]:
+def _key(values: list[Any]) -> Mapping[str, Value]:
     try:
         return flat_values({"key": values})
     except BadRecordError:
@@ -49,7 +49,7 @@ def _record(kernel: str, sizes: Mapping[str, Any], pair: Any) -> Record:
     return Record(kernel, sizes, _settings(config), taken, failure="" if taken else "no runtime")
 
 
-def _settings(config: Any) -> dict[str, Any]:
+def _settings(config: Any) -> Mapping[str, Value]:
     if isinstance(config, str):  # BLOCK_M: 64, num_warps: 4, …
         return flat_values(dict(part.strip().split(": ", 1) for part in config.split(",") if ": " in part))
     if not isinstance(config, Mapping):

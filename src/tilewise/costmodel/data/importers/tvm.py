@@ -11,7 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tilewise.costmodel.data.importers.record import BadRecordError, Record, flat_values, runtimes, word
+from tilewise.costmodel.data.importers.record import (
+    BadRecordError,
+    Record,
+    Value,
+    flat_values,
+    remembered,
+    runtimes,
+    word,
+)
 from tilewise.costmodel.data.importers.stream import Source, lines, parse_line
 
 _SECOND = 1e9
@@ -84,12 +92,14 @@ def _metaschedule(entry: Any) -> Record | None:
     )
 
 
-def _numbers(arguments: Any) -> dict[str, Any]:
+@remembered
+def _numbers(arguments: Any) -> Mapping[str, Value]:
     """Sizes of tensors by place: ["TENSOR", [1, 3, 224, 224], "float32"] in either order of type and shape."""
     found = flat_values({"arg": arguments})
     return {name: value for name, value in found.items() if value != "TENSOR"}
 
 
+@remembered
 def _target(target: Any) -> str:
     if isinstance(target, Mapping):
         target = " ".join(str(target.get(key, "")) for key in ("kind", "mcpu", "arch", "tag", "model")).strip()
