@@ -6,17 +6,16 @@ is known by its identity: what an input or an earlier operation made is a `Ref`,
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from tilewise import _events
 from tilewise.errors import ConfigurationError
 from tilewise.nn import Module
 from tilewise.onnx.graph import Array
-from tilewise.tensor import Tensor, no_grad
+from tilewise.plan.trace import Listener, listen
+from tilewise.tensor import Tensor
 
 
 @dataclass(frozen=True)
@@ -47,23 +46,18 @@ class Tracing:
     outputs: dict[str, tuple[Ref | Array, tuple[int, ...], np.dtype[Any]]] = field(default_factory=dict)
 
 
-class _Tracer:
-    """Notes the operations of one thread. It keeps every array alive, so that no two have the same identity."""
+class _Tracer(Listener):
+    """Keeps every array alive, so that no two have the same identity."""
 
     def __init__(self, inputs: list[Array]) -> None:
-        self.owner = threading.get_ident()
-        self.records: list[Any] = _Nothing()
-        self.models: list[Any] = []
+        super().__init__()
         self.tracing, self.alive = Tracing(), list(inputs)
         self.refs = {id(array): Ref(i) for i, array in enumerate(inputs)}
 
     def seen(self, value: Any) -> Any:
         return self.refs.get(id(value), value) if isinstance(value, np.ndarray) else value
 
-    def __call__(self, step: Any, arrays: list[Any], params: dict[str, Any], result: Any) -> None:
-        if threading.get_ident() != self.owner:
-            return
-        result = np.asarray(result)
+    def note(self, step: Any, arrays: list[Any], params: dict[str, Any], result: Array) -> None:
         self.alive += [result, *arrays]
         inputs = tuple(self.seen(a) for a in arrays)
         known = {name: self.seen(value) for name, value in params.items()}
@@ -76,27 +70,11 @@ class _Tracer:
         self.tracing.calls.append(Call(type(step), inputs, known, made, shapes, result.shape, result.dtype))
 
 
-class _Nothing(list[Any]):
-    def append(self, item: Any) -> None:
-        pass
-
-
 def trace(module: Module, inputs: list[Array]) -> Tracing:
     """The operations of `module(*inputs)`."""
     tensors = [Tensor(x) for x in inputs]
     tracer = _Tracer([t.data for t in tensors])
-    modes = [(m, m.training) for m in module.modules()]
-    module.eval()
-    _events.recorders.attach(tracer)
-    _events.tracers.append(tracer)
-    try:
-        with no_grad():
-            result = module(*tensors)
-    finally:
-        _events.tracers.remove(tracer)
-        _events.recorders.detach(tracer)
-        for layer, training in modes:
-            layer.training = training
+    result = listen(tracer, module, *tensors)
     results = result if isinstance(result, dict) else {"": result}
     for name, value in results.items():
         if not isinstance(value, Tensor):

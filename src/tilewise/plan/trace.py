@@ -63,19 +63,33 @@ class Trace:
         return counts
 
 
-class _Tracer:
-    """Listens to one thread. An array is forgotten when it ends, since another may then have its identity: a network
-    that lets its values go when nobody reads them any more needs no more memory here than elsewhere."""
+class Listener:
+    """Hears of every operation of the thread that made it, in `note`."""
 
-    def __init__(self, example: Array) -> None:
+    def __init__(self) -> None:
         self.owner = threading.get_ident()
         self.records: list[Any] = _Forgetful()
         self.models: list[Any] = []
+
+    def __call__(self, step: Any, arrays: list[Any], params: dict[str, Any], result: Any) -> None:
+        if threading.get_ident() == self.owner:
+            self.note(step, arrays, params, np.asarray(result))
+
+    def note(self, step: Any, arrays: list[Any], params: dict[str, Any], result: Array) -> None:
+        raise NotImplementedError
+
+
+class _Tracer(Listener):
+    """An array is forgotten when it ends, since another may then have its identity: a network that lets its values go
+    when nobody reads them any more needs no more memory here than elsewhere."""
+
+    def __init__(self, example: Array) -> None:
+        super().__init__()
         self.trace = Trace(example.shape)
         self.values: dict[int, tuple[Value, weakref.ref[Array]]] = {}
-        self._note(example, Value(0))
+        self._remember(example, Value(0))
 
-    def _note(self, array: Array, value: Value) -> None:
+    def _remember(self, array: Array, value: Value) -> None:
         number, values = id(array), self.values
 
         def forget(gone: weakref.ref[Array]) -> None:
@@ -88,16 +102,13 @@ class _Tracer:
         found = self.values.get(id(array))
         return found[0] if found is not None and found[1]() is array else array
 
-    def __call__(self, step: Any, arrays: list[Any], params: dict[str, Any], result: Any) -> None:
-        if threading.get_ident() != self.owner:
-            return
-        result = np.asarray(result)
+    def note(self, step: Any, arrays: list[Any], params: dict[str, Any], result: Array) -> None:
         inputs = tuple(self.seen(a) for a in arrays)
         known = {name: self.seen(value) for name, value in params.items()}
         if not any(isinstance(v, Value) for v in (*inputs, *known.values())):
             return  # made of constants alone: a constant
         self.trace.nodes.append(Node(type(step), inputs, known, step.recorded_layer, result.shape))
-        self._note(result, Value(len(self.trace.nodes)))
+        self._remember(result, Value(len(self.trace.nodes)))
 
 
 class _Forgetful(list[Any]):
@@ -118,6 +129,18 @@ def _as_in_use(module: Module) -> Iterator[None]:
             layer.training = training
 
 
+def listen(listener: Listener, module: Module, *inputs: Tensor) -> Any:
+    """What `module(*inputs)` gives, as it is in use, while every operation is heard of."""
+    _events.recorders.attach(listener)
+    _events.tracers.append(listener)
+    try:
+        with _as_in_use(module):
+            return module(*inputs)
+    finally:
+        _events.tracers.remove(listener)
+        _events.recorders.detach(listener)
+
+
 def run(module: Module, x: Array) -> Any:
     """The module's own result for an array, as it is in use."""
     with _as_in_use(module):
@@ -128,14 +151,7 @@ def trace(module: Module, example: Any) -> Trace:
     """The operations of `module(example)`."""
     x = Tensor(np.ascontiguousarray(example))
     tracer = _Tracer(x.data)
-    _events.recorders.attach(tracer)
-    _events.tracers.append(tracer)
-    try:
-        with _as_in_use(module):
-            result = module(x)
-    finally:
-        _events.tracers.remove(tracer)
-        _events.recorders.detach(tracer)
+    result = listen(tracer, module, x)
     if not isinstance(result, Tensor):
         raise ConfigurationError(f"{type(module).__name__} gives a {type(result).__name__}; a plan gives one Tensor")
     tracer.trace.result, tracer.trace.output = tracer.seen(result.data), result.data

@@ -67,7 +67,7 @@ class Matmul(TiledOp[TileConfig]):
             raise ConfigurationError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
 
     def default(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> TileConfig:
-        return TileConfig(*module.matmul_plan(*operand_views(shape, layout or "nn"), threads)[1])
+        return product_plan(module, shape, layout or "nn", threads)[1]
 
     def candidates(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> Iterator[TileConfig]:
         default = self.default(module, shape, layout, threads)
@@ -109,7 +109,13 @@ def operand_views(shape: Shape, layout: str) -> tuple[npt.NDArray[Any], npt.NDAr
     return a, b
 
 
-def _register_tiles(module: ModuleType) -> tuple[tuple[int, int, int], ...]:
+def product_plan(module: ModuleType, shape: Shape, layout: str, threads: int) -> tuple[str, TileConfig]:
+    """The way a product takes without a tile, and the default's tile."""
+    path, tile = module.matmul_plan(*operand_views(shape, layout), threads)
+    return path, TileConfig(*tile)
+
+
+def register_tiles(module: ModuleType) -> tuple[tuple[int, int, int], ...]:
     """For each width the tallest tile that fits and a few shorter ones; with the tallest one's rows."""
     return _by_height(tuple(module.gemm_register_tiles()))
 
@@ -145,7 +151,7 @@ def around(module: ModuleType, tile: TileConfig, shape: Shape, threads: int) -> 
     found = [(*register, *blocks, *packing, *grid)]
     found += [(*register, *other, *packing, *grid) for other in product(rows, columns, depths)]
     found += [(*register, *blocks, *other, *grid) for other in product((False, True), (False, True))]
-    for mr, nr, _ in _register_tiles(module):
+    for mr, nr, _ in register_tiles(module):
         mc, nc = -(-min(tile.mc, m) // mr) * mr, -(-min(tile.nc, n) // nr) * nr
         found.append((mr, nr, mc, nc, tile.kc, *packing, *grid))
     found += [(*register, *blocks, *packing, *other) for other in grids(threads)]
@@ -154,7 +160,7 @@ def around(module: ModuleType, tile: TileConfig, shape: Shape, threads: int) -> 
 
 def _candidates(module: ModuleType, shape: Shape, threads: int) -> Iterator[TileConfig]:
     m, n, k = shape
-    for mr, nr, _ in _register_tiles(module):
+    for mr, nr, _ in register_tiles(module):
         blocks = product(_clipped(_ROW_BLOCKS, m, mr), _clipped(_COLUMN_BLOCKS, n, nr), _clipped(_K_BLOCKS, k, 1))
         for (mc, nc, kc), pack_a, pack_b, grid in product(blocks, (True, False), (True, False), grids(threads)):
             yield TileConfig(mr, nr, mc, nc, kc, pack_a, pack_b, *grid)
@@ -165,6 +171,6 @@ def tile_blocks(
 ) -> Iterator[tuple[int, int, list[int], list[int], list[int]]]:
     """A thinned space for choosing in passing: register tiles, each with its row, column and depth blocks."""
     depths = _clipped((256, 512), k, 1)
-    for mr, nr, tallest in _register_tiles(module):
+    for mr, nr, tallest in register_tiles(module):
         if mr * 3 >= tallest * 2 - 2:
             yield mr, nr, _clipped((28, 168), m, mr), _clipped((256, 1024), n, nr), depths

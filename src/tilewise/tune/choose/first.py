@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.backend.tiled.matmul import TileConfig, around, operand_views, tile_blocks
+from tilewise.backend.tiled.matmul import TileConfig, around, product_plan, tile_blocks
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.tune.families.columns import with_machine
 from tilewise.tune.families.cpu.tiles import product_config
@@ -50,8 +50,7 @@ def product_tiles(module: Any, problem: Problem) -> Tiles:
     """What a product's tile is chosen among unmeasured: the default alone where it runs no tiles, and far outside the
     sizes that were ever measured."""
     m, n, k, threads = (problem.size(name) for name in ("m", "n", "k", "threads"))
-    path, tile = module.matmul_plan(*operand_views((m, n, k), problem.word("layout")), threads)
-    default = TileConfig(*tile)
+    path, default = product_plan(module, (m, n, k), problem.word("layout"), threads)
     if path != "tiled" or not LEAST_WORK <= m * n * k <= MOST_WORK:
         return Tiles(np.array([list(default.as_dict().values())], np.int64), problem)
     return Tiles(candidates(module, default, (m, n, k), threads), problem)

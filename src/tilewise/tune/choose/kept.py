@@ -18,7 +18,7 @@ from typing import Any
 from tilewise import __version__
 from tilewise._system import cores, cpu_name, pretence
 from tilewise.backend.tiled import TILED, tiled_op
-from tilewise.backend.tiled.matmul import TileConfig, operand_views
+from tilewise.backend.tiled.matmul import TileConfig, product_plan
 from tilewise.tune.choose.cache import Choice, Choices
 from tilewise.tune.families.cpu.tiles import tile_for
 from tilewise.tune.problem import Problem
@@ -80,7 +80,7 @@ class KeptTiles:
         """Tiles by thread count of one product, the last of `kept` being the latest choice."""
         last = next(reversed(kept.values()))
         order = _depth(last, key)
-        plans = {threads: self._plan(key, threads) for threads in self._thread_counts(kept)}
+        plans = {t: product_plan(self._native, key[1], key[3], t) for t in self._thread_counts(kept)}
         one = plans[1]
         changes_sums = last != one[1] and (one[0] != "tiled" or order != _depth(one[1], key))
         tiles: dict[int, TileConfig | None] = {}
@@ -101,11 +101,6 @@ class KeptTiles:
     def _thread_counts(self, kept: dict[int, TileConfig]) -> list[int]:
         most = max(cores(), self._native.num_threads())
         return sorted({*range(1, min(most, 64) + 1), *kept})
-
-    def _plan(self, key: Key, threads: int) -> tuple[str, TileConfig]:
-        m, n, k = key[1]
-        path, tile = self._native.matmul_plan(*operand_views((m, n, k), key[3]), threads)
-        return path, TileConfig(*tile)
 
 
 def _depth(tile: TileConfig, key: Key) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tilewise._extension import native
-from tilewise.backend.tiled.matmul import TileConfig, operand_views
+from tilewise.backend.tiled.matmul import TileConfig, product_plan, register_tiles
 from tilewise.tune.families.cpu.tiles import product_config
 from tilewise.tune.problem import Config, Problem
 from tilewise.tune.search.gaussian_process import Hyperparameters, Numbers
@@ -46,8 +46,7 @@ class NearDefault:
 def default_product(module: Any, problem: Problem) -> tuple[str, TileConfig]:
     """The way the default takes for a product, and its tile."""
     m, n, k = (problem.size(name) for name in "mnk")
-    path, tile = module.matmul_plan(*operand_views((m, n, k), problem.word("layout")), problem.size("threads"))
-    return path, TileConfig(*tile)
+    return product_plan(module, (m, n, k), problem.word("layout"), problem.size("threads"))
 
 
 def near_products(module: Any, problem: Problem, changes: int = 2) -> list[Config]:
@@ -95,11 +94,9 @@ def _below(sizes: Sequence[int], extent: int) -> list[int]:
 
 def _registers(module: Any) -> Iterator[tuple[int, int]]:
     """For each width the tallest tile, and one of about two thirds."""
-    tallest: dict[int, int] = {}
-    for mr, nr in module.gemm_register_tiles():
-        tallest[nr] = max(mr, tallest.get(nr, 0))
-    for nr, most in tallest.items():
-        yield from ((mr, nr) for mr in sorted({most, max(1, most * 2 // 3)}))
+    for mr, nr, tallest in register_tiles(module):
+        if mr in (tallest, max(1, tallest * 2 // 3)):
+            yield mr, nr
 
 
 def _moved(default: TileConfig, moves: Sequence[Move], m: int, n: int) -> TileConfig:

@@ -7,7 +7,7 @@ than the second's best the first's best choice is in the second.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +16,13 @@ import numpy.typing as npt
 
 from tilewise.costmodel.data.collection import Collection, MeasuredKernel, read_collection, read_folder
 from tilewise.costmodel.data.dataset import embedded_collections, find_collection
+from tilewise.costmodel.data.kernel import Kernel
 from tilewise.errors import ConfigurationError
 from tilewise.profile.timing.statistics import rank_correlation
 from tilewise.tune.measure.aggregate import open_measurements
-from tilewise.tune.measure.export import make_collection
+from tilewise.tune.measure.export import in_columns, make_collection
+
+Runtimes = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -62,14 +65,18 @@ def open_collection(source: str | os.PathLike[str]) -> Collection:
 
 def compare(first: Collection, second: Collection) -> Agreement:
     """How far two measurements of the same kernels agree; one sentence where they have none in common."""
-    columns = _columns(first, second)
+    _check_alike(first, second)
+    ours, theirs = first.schema.config_features, second.schema.config_features
+    columns = list(dict.fromkeys((*ours, *theirs)))
     others = {_identity(m): m for members in second.splits.values() for m in members}
     found, deviations = [], []
     for members in first.splits.values():
         for measured in members:
             other = others.get(_identity(measured))
-            pair = _paired(measured, other, columns) if other is not None else None
-            if other is not None and pair is not None:
+            if other is None:
+                continue
+            pair = _paired(_by_config(measured.kernel, ours, columns), _by_config(other.kernel, theirs, columns))
+            if pair is not None:
                 found.append(_agreement(measured.kernel.name, *pair))
                 slower = other.kernel.normalizer[0] / measured.kernel.normalizer[0]
                 deviations.append(np.abs(pair[1] / pair[0] / slower - 1))
@@ -93,34 +100,17 @@ def _identity(measured: MeasuredKernel) -> str:
     return measured.kernel.name.rpartition("_")[2]
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """Where the columns of either lie in the union of both; a store without convolutions lacks theirs, for one."""
-
-    first: list[int]
-    second: list[int]
-    width: int
-
-
-def _columns(first: Collection, second: Collection) -> _Columns:
+def _check_alike(first: Collection, second: Collection) -> None:
     kinds = {str(collection.schema.extra.get("kind", "")) for collection in (first, second)} - {""}
     if len(kinds) > 1:
         raise ConfigurationError(
             f"One was measured by the {' and one by the '.join(sorted(kinds))} collector; "
             "compare measurements of one kind of machine."
         )
-    place: dict[str, int] = {}
-    for name in (*first.schema.config_features, *second.schema.config_features):
-        place.setdefault(name, len(place))
-    ours, theirs = ([place[name] for name in c.schema.config_features] for c in (first, second))
-    return _Columns(ours, theirs, len(place))
 
 
-def _paired(
-    first: MeasuredKernel, second: MeasuredKernel, columns: _Columns
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+def _paired(here: Mapping[bytes, int], there: Mapping[bytes, int]) -> tuple[Runtimes, Runtimes] | None:
     """Runtimes of the configurations both have, in one order; None with fewer than two."""
-    here, there = _by_config(first, columns.first, columns.width), _by_config(second, columns.second, columns.width)
     pairs = [(runtime, there[key]) for key, runtime in here.items() if key in there]
     if len(pairs) < 2:
         return None
@@ -128,15 +118,13 @@ def _paired(
     return both[:, 0], both[:, 1]
 
 
-def _by_config(measured: MeasuredKernel, places: list[int], width: int) -> Mapping[bytes, int]:
-    """Runtimes by configuration; a column that one of the two does not have is 0."""
-    kernel = measured.kernel
-    rows = np.zeros((kernel.n_configs, width), np.float32)
-    rows[:, places] = kernel.config_feat
+def _by_config(kernel: Kernel, names: Sequence[str], columns: Sequence[str]) -> Mapping[bytes, int]:
+    """Runtimes by configuration, in the columns of both; a store without convolutions lacks theirs, for one."""
+    rows = in_columns(kernel.config_feat, names, columns)
     return {row.tobytes(): int(runtime) for row, runtime in zip(rows, kernel.runtime, strict=True)}
 
 
-def _agreement(name: str, first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]) -> KernelAgreement:
+def _agreement(name: str, first: Runtimes, second: Runtimes) -> KernelAgreement:
     chosen = second[int(np.argmin(first))]
     return KernelAgreement(
         name,

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tilewise._files import write_whole
 from tilewise.costmodel.data.collection import Collection, MeasuredKernel, write_collection
@@ -88,11 +89,9 @@ def merged(parts: Sequence[Collection], name: str) -> Collection:
     columns = tuple(dict.fromkeys(column for part in parts for column in part.schema.config_features))
     splits: dict[str, list[MeasuredKernel]] = {split: [] for split in SPLITS}
     for part in parts:
-        places = [columns.index(column) for column in part.schema.config_features]
+        tag = slug(str(part.schema.extra.get("hardware", "")))
         for split, kernels in part.splits.items():
-            splits[split] += [
-                _moved(each, places, len(columns), slug(str(part.schema.extra.get("hardware", "")))) for each in kernels
-            ]
+            splits[split] += [_moved(each, part.schema.config_features, columns, tag) for each in kernels]
     _keep_apart(splits)
     about = [{key: part.schema.extra.get(key) for key in _OF_A_MACHINE} for part in parts]
     extra = {key: value for key, value in parts[0].schema.extra.items() if key not in (*_OF_A_MACHINE, "noise")}
@@ -107,11 +106,17 @@ def slug(hardware: str) -> str:
     return "-".join(re.findall(r"[a-z0-9]+", hardware.lower()))
 
 
-def _moved(measured: MeasuredKernel, places: Sequence[int], width: int, tag: str) -> MeasuredKernel:
+def in_columns(feat: npt.NDArray[np.float32], names: Sequence[str], columns: Sequence[str]) -> npt.NDArray[np.float32]:
+    """Configurations whose columns are called `names` in other columns, of which they may lack some: those are 0."""
+    found = np.zeros((len(feat), len(columns)), np.float32)
+    found[:, [columns.index(name) for name in names]] = feat
+    return found
+
+
+def _moved(measured: MeasuredKernel, names: Sequence[str], columns: Sequence[str], tag: str) -> MeasuredKernel:
     """The kernel with its columns in their new places, called by program, machine and digest."""
     kernel = measured.kernel
-    feat = np.zeros((kernel.n_configs, width), np.float32)
-    feat[:, places] = kernel.config_feat
+    feat = in_columns(kernel.config_feat, names, columns)
     program = f"{kernel.program}.{tag}"
     name = f"{program}_{kernel.name.rpartition('_')[2]}"
     moved = dataclasses.replace(kernel, name=name, program=program, config_feat=feat)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import TILE_FEATURES
 from tilewise.costmodel.rank import Model
 from tilewise.errors import ConfigurationError, TilewiseError
-from tilewise.tune.search.gaussian_process import GaussianProcess, Hyperparameters, Numbers
+from tilewise.tune.search.gaussian_process import GaussianProcess, Hyperparameters, Numbers, climb
 
 _MOST_MODEL_BYTES = 1 << 30
 _PACKAGE = Path(tilewise.__file__).resolve().parent
@@ -94,26 +93,15 @@ def calibrate(model: Model, kernels: Sequence[Kernel], names: Sequence[str], noi
 
 
 def fit(cases: Sequence[Case], noise: float) -> Hyperparameters:
-    """The likeliest hyperparameters, found by trying each number larger and smaller until nothing helps."""
+    """The likeliest hyperparameters."""
     settings = tuple(sorted({name for case in cases for name in case.names} - set(TILE_FEATURES)))
     by_count: dict[int, list[Case]] = defaultdict(list)
     for case in cases:
         by_count[min(len(case.scores), _FITTED_ON)].append(case)
     prepared = [_Leading.of(alike, settings) for alike in by_count.values()]
     best = dataclasses.replace(_START, noise=noise, ard=dict.fromkeys(settings, 1.0))
-    least, step = _negative_log_likelihood(prepared, best), 0.7
-    while step > 0.15:
-        moved = False
-        for name in ("coefficient", "coefficient_deviation", "signal", "length_scale", "nugget", *settings):
-            for factor in (math.exp(step), math.exp(-step)):
-                tried = _changed(best, name, factor)
-                value = _negative_log_likelihood(prepared, tried)
-                if value < least - 1e-6:
-                    best, least, moved = tried, value, True
-                    break
-        if not moved:
-            step /= 2
-    return best
+    names = ("coefficient", "coefficient_deviation", "signal", "length_scale", "nugget", *settings)
+    return climb(best, names, _changed, lambda hyper: _negative_log_likelihood(prepared, hyper), 0.15)[1]
 
 
 def _changed(hyper: Hyperparameters, name: str, factor: float) -> Hyperparameters:

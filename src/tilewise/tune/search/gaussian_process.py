@@ -32,13 +32,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Numbers = npt.NDArray[np.float64]
+H = TypeVar("H")
 
 # Configurations that are followed one by one. With scores, those behind the first are given up; without, there is no
 # telling who is behind.
@@ -209,6 +211,30 @@ def similarity(a: Numbers, b: Numbers, length_scale: float) -> Numbers:
     squared = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1)[None, :] - 2 * a @ b.T
     kernel: Numbers = np.exp(-0.5 * np.maximum(squared, 0.0) / length_scale**2)
     return kernel
+
+
+def climb(
+    best: H,
+    names: Sequence[str],
+    changed: Callable[[H, str, float], H],
+    surprise: Callable[[H], float],
+    least_step: float,
+) -> tuple[float, H]:
+    """Hyperparameters of the least negative log likelihood: each number is tried larger and smaller (`changed` gives
+    the numbers with one of them so many times as large) until nothing helps, then again in smaller steps."""
+    least, step = surprise(best), 0.7
+    while step > least_step:
+        moved = False
+        for name in names:
+            for factor in (math.exp(step), math.exp(-step)):
+                tried = changed(best, name, factor)
+                value = surprise(tried)
+                if value < least - 1e-6:
+                    best, least, moved = tried, value, True
+                    break
+        if not moved:
+            step /= 2
+    return least, best
 
 
 def _root(covariance: Numbers) -> Numbers:

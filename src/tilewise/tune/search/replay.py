@@ -127,7 +127,7 @@ def replay(
     say(f"{counted(len(cases), 'kernel')}; replaying the tuner")
     curves: dict[str, Curves] = {
         "random": _random(cases, most, seed),
-        "exhaustive": np.array([curve(case, range(len(case.runtime)), most) for case in cases]),
+        "exhaustive": np.array([regrets(case.runtime, range(len(case.runtime)), most) for case in cases]),
         "analytical": _ranked(cases, _analytical(data, kernels), most),
     }
     curves |= _trees(data, kernels, cases, most, seed, trees, notes, say)
@@ -196,27 +196,25 @@ def _noise(collection: str) -> float:
     )
 
 
-def curve(case: Case, order: Sequence[int] | npt.NDArray[Any], most: int) -> npt.NDArray[np.float64]:
-    """Regret after each measurement of an order; the last value stays when the order ends."""
-    return regrets(case.runtime, order, most)
-
-
 def regrets(runtime: npt.NDArray[Any], order: Sequence[int] | npt.NDArray[Any], most: int) -> npt.NDArray[np.float64]:
+    """After each measurement of an order; the last value stays when the order ends."""
     reached = np.minimum.accumulate(runtime[np.asarray(order[:most], dtype=np.int64)]) / runtime.min() - 1
     return np.pad(reached, (0, max(0, most - len(reached))), mode="edge")
 
 
 def _random(cases: Sequence[Case], most: int, seed: int) -> Curves:
     chance = np.random.default_rng(seed)
-    orders = [[chance.permutation(len(case.runtime)) for _ in range(_ORDERS)] for case in cases]
-    return np.array(
-        [np.mean([curve(c, order, most) for order in some], axis=0) for c, some in zip(cases, orders, strict=True)]
-    )
+
+    def mean_curve(runtime: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        curves = [regrets(runtime, chance.permutation(len(runtime)), most) for _ in range(_ORDERS)]
+        return np.asarray(np.mean(curves, axis=0))
+
+    return np.array([mean_curve(case.runtime) for case in cases])
 
 
 def _ranked(cases: Sequence[Case], scores: Sequence[npt.NDArray[Any]], most: int) -> Curves:
     orders = [np.argsort(score, kind="stable") for score in scores]
-    return np.array([curve(case, order, most) for case, order in zip(cases, orders, strict=True)])
+    return np.array([regrets(case.runtime, order, most) for case, order in zip(cases, orders, strict=True)])
 
 
 def _improving(cases: Sequence[Case], hyper: Hyperparameters, most: int, progress: bool) -> Curves:
@@ -224,7 +222,7 @@ def _improving(cases: Sequence[Case], hyper: Hyperparameters, most: int, progres
         return [s.index for s in search(case.process(hyper), lambda index: float(case.runtime[index]), most).steps]
 
     orders = [order(case) for case in track(cases, "replaying", len(cases), progress)]
-    return np.array([curve(case, order, most) for case, order in zip(cases, orders, strict=True)])
+    return np.array([regrets(case.runtime, order, most) for case, order in zip(cases, orders, strict=True)])
 
 
 def _analytical(data: Dataset, kernels: Sequence[Kernel]) -> list[npt.NDArray[Any]]:

@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-Numbers = npt.NDArray[np.float64]
+from tilewise.tune.search.gaussian_process import Numbers, climb, similarity
+
 _NUGGET = 1e-8
 _ENOUGH = 400
 _DEVIATIONS = (0.5, 1.0, 1.5, 2.0, 3.0)
@@ -122,30 +123,19 @@ class Correction:
 
 
 def fit(rows: Rows, log_ratio: Numbers) -> Hyper:
-    """The likeliest numbers, each tried larger and smaller until nothing helps; of many rows, some hundred decide."""
+    """The likeliest numbers; of many rows, some hundred decide."""
     if len(rows) > _ENOUGH:
         some = np.sort(np.random.default_rng(0).permutation(len(rows))[:_ENOUGH])
         rows = Rows(rows.sizes[some], rows.config[some], rows.default[some], rows.score[some])
         log_ratio = log_ratio[some]
     slopes = (0.0, 0.5, 1.0) if np.ptp(rows.score) > 0 else (0.0,)
-    found = [_climb(rows, log_ratio, Hyper(slope=slope)) for slope in slopes]
+    names = ("signal", "length_sizes", "length_config", "noise")
+    found = [climb(Hyper(slope=s), names, _changed, lambda h: _surprise(rows, log_ratio, h), 0.3) for s in slopes]
     return min(found, key=lambda pair: pair[0])[1]
 
 
-def _climb(rows: Rows, log_ratio: Numbers, best: Hyper) -> tuple[float, Hyper]:
-    least, step = _surprise(rows, log_ratio, best), 0.7
-    while step > 0.3:
-        moved = False
-        for name in ("signal", "length_sizes", "length_config", "noise"):
-            for factor in (math.exp(step), math.exp(-step)):
-                tried = replace(best, **{name: float(np.clip(getattr(best, name) * factor, 1e-3, 30.0))})
-                value = _surprise(rows, log_ratio, tried)
-                if value < least - 1e-6:
-                    best, least, moved = tried, value, True
-                    break
-        if not moved:
-            step /= 2
-    return least, best
+def _changed(hyper: Hyper, name: str, factor: float) -> Hyper:
+    return replace(hyper, **{name: float(np.clip(getattr(hyper, name) * factor, 1e-3, 30.0))})
 
 
 def _surprise(rows: Rows, log_ratio: Numbers, hyper: Hyper) -> float:
@@ -162,11 +152,11 @@ def _surprise(rows: Rows, log_ratio: Numbers, hyper: Hyper) -> float:
 
 def _covariance(a: Rows, b: Rows, hyper: Hyper) -> Numbers:
     def alike(x: Numbers, y: Numbers) -> Numbers:
-        return _alike(x, y, hyper.length_config)
+        return similarity(x, y, hyper.length_config)
 
     config = alike(a.config, b.config) - alike(a.config, b.default) - alike(a.default, b.config)
     config += alike(a.default, b.default)
-    return hyper.signal**2 * _alike(a.sizes, b.sizes, hyper.length_sizes) * config
+    return hyper.signal**2 * similarity(a.sizes, b.sizes, hyper.length_sizes) * config
 
 
 def _own(rows: Rows, hyper: Hyper) -> Numbers:
@@ -174,9 +164,3 @@ def _own(rows: Rows, hyper: Hyper) -> Numbers:
     apart = np.square(rows.config - rows.default).sum(axis=1)
     own: Numbers = 2 * hyper.signal**2 * (1 - np.exp(-0.5 * apart / hyper.length_config**2))
     return own
-
-
-def _alike(a: Numbers, b: Numbers, length: float) -> Numbers:
-    squared = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1)[None, :] - 2 * a @ b.T
-    alike: Numbers = np.exp(-0.5 * np.maximum(squared, 0.0) / length**2)
-    return alike
