@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks.compiled import Compiled, lines
 from benchmarks.inductor_problems import Job, attention_job, attentions, model_job, product_job, products
-from tilewise.tune.measure.cpu.limit import within
+from tilewise.profile.timing.limits import TimeIsUp, time_limit
 
 WAYS = ("aten", "default", "max-autotune", "autoheuristic", "nvmatmul", "tilewise")
 _CALLS, _TURNS, _LONGEST = 16, 15, 3600.0
@@ -140,9 +140,9 @@ def race(torch: Any, job: Job, ways: list[str], peer: dict[str, Any], longest: f
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         for way in ways:
             try:
-                with within(longest if way == "exhaustive" else _LONGEST):
+                with time_limit(longest if way == "exhaustive" else _LONGEST):
                     got, graphs, spent = _ready(torch, job, way, Path(folder), (peer, pools))
-            except Exception:
+            except (Exception, TimeIsUp):
                 print(f"  {job.name}, {way}: {traceback.format_exc()[-1200:]}", flush=True)
                 continue
             expected = got if expected is None else expected

@@ -30,7 +30,7 @@ from tilewise.tune.families.triton.roofline import columns, features
 from tilewise.tune.families.triton.runtimes import shipped_runtimes
 from tilewise.tune.measure.aggregate import unfold_store
 from tilewise.tune.measure.collector import Options
-from tilewise.tune.measure.schedule import Tally, balanced, pick_configs, table
+from tilewise.tune.measure.schedule import Tally, balanced, pick_configs
 from tilewise.tune.measure.store import Store
 from tilewise.tune.measure.triton.collector import TritonCollector
 from tilewise.tune.measure.triton.kernel import Settings
@@ -239,6 +239,18 @@ def _embedded_names() -> set[str]:
     return {measured.kernel.name for members in read_collection(path).splits.values() for measured in members}
 
 
+def _table(tallies: dict[str, Tally]) -> list[str]:
+    """One line a family."""
+    lines = [f"{'family':16} {'kernels':>7} {'pairs':>7} {'scatter':>8} {'disturbed':>9} {'pairs/s':>8}  verdicts"]
+    for name, tally in tallies.items():
+        scatter = f"{statistics.median(tally.scatter):.2%}" if tally.scatter else "-"
+        rate = f"{tally.pairs / tally.seconds:.0f}" if tally.seconds else "-"
+        disturbed = f"{tally.disturbed}/{tally.batches}"
+        verdicts = ", ".join(f"{status} {count}" for status, count in sorted(tally.verdicts.items()))
+        lines.append(f"{name:16} {tally.kernels:7} {tally.pairs:7} {scatter:>8} {disturbed:>9} {rate:>8}  {verdicts}")
+    return lines
+
+
 def _visit(given: argparse.Namespace, log: _Log) -> int:
     started = time.monotonic()
     minutes = min(given.minutes, 1.5) if given.smoke else given.minutes
@@ -276,7 +288,7 @@ def _visit(given: argparse.Namespace, log: _Log) -> int:
 
 
 def _tell(log: _Log, tallies: dict[str, Tally], every: bool) -> None:
-    for line in table(tallies):
+    for line in _table(tallies):
         log(line)
     for tally in tallies.values():
         for failure in tally.failures[: 20 if every else 5]:

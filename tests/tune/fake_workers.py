@@ -10,7 +10,7 @@ from typing import Any
 from tilewise.tune.measure.resume import resume
 from tilewise.tune.measure.sampling import Candidate, time_all
 from tilewise.tune.measure.triton.compiling import Compiled
-from tilewise.tune.measure.triton.kernel import Job, Reporter, Verdict
+from tilewise.tune.measure.triton.kernel import Job, Verdict
 
 DEADLY = {"block_m": 32}  # configurations that end the process
 TOO_BIG = 256  # block_m whose binaries need more shared memory than there is
@@ -41,9 +41,8 @@ def _serve(connection: Any, die: Any) -> None:
                 die()
         connection.send(("verdicts", [Verdict(config, "ok") for config in job.configs]))
         candidates = [Candidate(i, config, [int], unit=_Unit(i)) for i, config in enumerate(job.configs)]
-        reporter = Reporter(connection.send)
-        resume(FakeClock(), job.settings, candidates, job.earlier, reporter.judge)
-        time_all(FakeClock(), job.settings, candidates, job.seed, reporter)
+        resume(FakeClock(), job.settings, candidates, job.earlier, lambda *message: connection.send(message))
+        time_all(FakeClock(), job.settings, candidates, job.seed, lambda *message: connection.send(message))
         connection.send(("done", 0.01))
 
 

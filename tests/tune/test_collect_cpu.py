@@ -327,13 +327,14 @@ def test_a_batch_that_was_cut_off_counts_if_the_default_still_takes_what_it_took
     class CutOffError(BaseException):
         """Like Ctrl-C."""
 
-    def cut_off(self: Any, candidate: Candidate, runtime_ns: float) -> None:
-        add(self, candidate, runtime_ns)
-        raise CutOffError
+    def cut_off(self: Any, kind: str, *parts: Any) -> None:
+        report(self, kind, *parts)
+        if kind == "timing":
+            raise CutOffError
 
-    add = Recorder.add
+    report = Recorder.__call__
     with monkeypatch.context() as patch:
-        patch.setattr(Recorder, "add", cut_off)
+        patch.setattr(Recorder, "__call__", cut_off)
         with pytest.raises(CutOffError):
             gather(tmp_path / "s.sqlite", SHAPES[:1])
 
@@ -450,12 +451,11 @@ def test_time_lost_to_others_marks_a_batch_as_disturbed() -> None:
             self.watched += 1
             return {"elsewhere": 0.4 if self.watched == 1 else 0.0}
 
-    class Kept:
-        begin = add = staticmethod(lambda *_: None)
-        close = staticmethod(batches.append)
+    def report(kind: str, *parts: Any) -> None:
+        batches.extend(parts if kind == "batch" else ())
 
     candidates = [Candidate(i, Config.of(i=i), [], unit=lambda: None) for i in range(4)]
-    time_all(Busy(1, warm_up_seconds=0.0), Settings(rounds=2, finalists=0), candidates, 0, Kept())
+    time_all(Busy(1, warm_up_seconds=0.0), Settings(rounds=2, finalists=0), candidates, 0, report)
     assert [batch.disturbed for batch in batches] == [True, False, False]
     assert all(len(candidate.times) == 2 for candidate in candidates[1:])
 

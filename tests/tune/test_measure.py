@@ -94,7 +94,7 @@ def _refuses(a: Any, b: Any, c: Any) -> None:
 
 def _measure(device: _Device, **settings: Any) -> tuple[dict[Config, Verdict], list[Batch]]:
     messages: list[Any] = []
-    measure(device, Job(PROBLEM, CONFIGS, 1, Settings(unit_ms=0.0, **settings)), messages.append)
+    measure(device, Job(PROBLEM, CONFIGS, 1, Settings(unit_ms=0.0, **settings)), lambda *m: messages.append(m))
     verdicts = {v.config: v for message in messages if message[0] == "verdicts" for v in message[1]}
     return verdicts, [message[1] for message in messages if message[0] == "batch"]
 
@@ -149,22 +149,6 @@ def test_scattered_configurations_get_more_rounds_up_to_the_limit() -> None:
     assert max(batch.round for batch in batches) == 4
 
 
-class _Kept:
-    """A recorder that keeps whole batches."""
-
-    def __init__(self) -> None:
-        self.batches: list[Batch] = []
-
-    def begin(self, number: int, default_ns: float) -> None:
-        return
-
-    def add(self, candidate: Candidate, runtime_ns: float) -> None:
-        return
-
-    def close(self, batch: Batch) -> None:
-        self.batches.append(batch)
-
-
 class _ScriptedClock:
     """Says what the script says of each unit, in the order they are asked for."""
 
@@ -188,10 +172,13 @@ class _ScriptedClock:
 def _rounds_of(script: Callable[[int, int], float], **settings: Any) -> Counter[int]:
     """How often each of twenty configurations was timed."""
     candidates = [Candidate(i, Config.of(i=i), [], unit=i) for i in range(21)]  # type: ignore[arg-type]
-    clock, kept = _ScriptedClock(script), _Kept()
+    clock = _ScriptedClock(script)
+    told: list[Any] = []
     settings = {"finalists": 0, **settings}
-    time_all(clock, Settings(rounds=3, max_rounds=3, batch_configs=32, **settings), candidates, 0, kept)
-    return Counter(index for batch in kept.batches for index in batch.configs)
+    time_all(
+        clock, Settings(rounds=3, max_rounds=3, batch_configs=32, **settings), candidates, 0, lambda *m: told.append(m)
+    )
+    return Counter(index for kind, *parts in told if kind == "batch" for index in parts[0].configs)
 
 
 def test_the_best_few_are_timed_again_at_the_end() -> None:
@@ -234,15 +221,9 @@ def test_configurations_that_lie_close_for_their_scatter_get_more_rounds() -> No
 def test_a_recorder_gets_every_timing_before_the_next_is_taken() -> None:
     taken: list[str] = []
 
-    class Recorder:
-        def begin(self, number: int, default_ns: float) -> None:
-            taken.append(f"begin {number}")
-
-        def add(self, candidate: Candidate, runtime_ns: float) -> None:
-            taken.append(f"keep {candidate.index}")
-
-        def close(self, batch: Batch) -> None:
-            taken.append("close")
+    def report(kind: str, *parts: Any) -> None:
+        known = {"begin": parts[0], "timing": parts[0]["i"] if kind == "timing" else None, "batch": ""}
+        taken.append(f"{kind} {known[kind]}".strip())
 
     def script(unit: int, _: int) -> float:
         taken.append(f"time {unit}")
@@ -250,12 +231,12 @@ def test_a_recorder_gets_every_timing_before_the_next_is_taken() -> None:
 
     candidates = [Candidate(i, Config.of(i=i), [], unit=i) for i in range(3)]  # type: ignore[arg-type]
     settings = Settings(rounds=1, max_rounds=1)
-    time_all(_ScriptedClock(script), settings, candidates, 0, Recorder())
+    time_all(_ScriptedClock(script), settings, candidates, 0, report)
     assert taken[:3] == ["time 0", "time 0", "begin 0"]
     for place, entry in enumerate(taken[3:7:2], start=3):
         number = entry.split()[1]
-        assert taken[taken.index(entry) + 1] == f"keep {number}", place
-    assert taken[-2:] == ["time 0", "close"]
+        assert taken[taken.index(entry) + 1] == f"timing {number}", place
+    assert taken[-2:] == ["time 0", "batch"]
 
 
 def test_more_take_part_in_the_first_rounds_of_the_finals_where_the_settings_say_so() -> None:

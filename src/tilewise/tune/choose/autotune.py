@@ -70,10 +70,13 @@ def autotune(
         raise ConfigurationError(f"budget must be a whole number of at least 1, not {budget!r}.")
 
     def decorate(kernel: Any) -> Any:
-        return _autotuner_class()(
-            kernel, kernel.arg_names, list(configs), list(key), reset_to_zero, restore_value, pre_hook, post_hook,
-            prune_configs_by, budget, cache, say, service, options,
+        tuned = _autotuner_class()(
+            kernel, kernel.arg_names, list(configs), list(key), reset_to_zero, restore_value, pre_hook=pre_hook,
+            post_hook=post_hook, prune_configs_by=prune_configs_by, **options,
         )  # fmt: skip
+        heard = say or (lambda line: None)
+        tuned.learned = Session(tuned.base_fn.__name__, _source(kernel), budget, cache, heard, service)
+        return tuned
 
     return decorate
 
@@ -85,16 +88,7 @@ def _autotuner_class() -> Any:
     class LearnedAutotuner(Autotuner):  # type: ignore[misc, unused-ignore]
         """Fills Triton's own cache of best configurations before Triton looks into it."""
 
-        def __init__(
-            self, kernel: Any, arg_names: Any, configs: Any, key: Any, zero: Any, restore: Any, pre: Any, post: Any,
-            prune: Any, budget: int, cache: Any, say: Any, service: str | None, options: Mapping[str, Any],
-        ) -> None:  # fmt: skip
-            super().__init__(
-                kernel, arg_names, configs, key, zero, restore, pre_hook=pre, post_hook=post, prune_configs_by=prune,
-                **options,
-            )  # fmt: skip
-            heard = say or (lambda line: None)
-            self.learned = Session(self.base_fn.__name__, _source(kernel), budget, cache, heard, service)
+        learned: Session
 
         def run(self, *args: Any, **kwargs: Any) -> Any:
             if len(self.configs) > 1:

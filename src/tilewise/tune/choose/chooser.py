@@ -38,30 +38,27 @@ _MOST_KNOWN = 4096
 Situation = tuple[int, str, Key]  # threads, instruction set, key
 
 
-class ModelChooser:
-    """A `TileChooser` for the CPU. `asked` and `chosen` count new shapes, and those whose default was replaced."""
+class ModelChooser(KeptTiles):
+    """A `TileChooser` of what was kept and what the model says. `asked` and `chosen` count new shapes, and those whose
+    default was replaced."""
 
     least_work = LEAST_WORK
 
     def __init__(self, model: ModelScores | None, choices: Choices | None = None) -> None:
         if native is None:
             raise UnavailableError("tiles belong to tilewise's compiled kernels, which are not installed")
-        self._native, self._device, self.model = native, CpuDevice(), model
+        super().__init__(native, choices.all() if choices is not None else [])
+        self._device, self.model = CpuDevice(), model
         self.asked = self.chosen = 0
         self._lock = threading.Lock()  # of the counts and of what is known; ranking goes on outside it
-        self._kept = KeptTiles(native, choices.all() if choices is not None else [])
         self._ranked: dict[Situation, Any] = {}
 
     @property
-    def patience(self) -> int:
+    def patience(self) -> int:  # type: ignore[override]
         return _PATIENCE if self._native.num_threads() == 1 else _PATIENCE_SHARED
 
-    def __call__(self, op: str, shape: tuple[int, ...], dtype: str, layout: str, /) -> Any:
-        key = (op, shape, dtype, layout)
+    def choose(self, key: Key) -> Any:
         here = (self._native.num_threads(), self._native.isa(), key)
-        kept, tile = self._kept.find(key)
-        if kept:
-            return tile
         if here in self._ranked:
             return self._ranked[here]
         tile = self._choose(key, here[0])
@@ -72,10 +69,6 @@ class ModelChooser:
                 self._ranked.pop(next(iter(self._ranked)))
             self._ranked[here] = tile
         return tile
-
-    def put_known(self, table: Any) -> None:
-        """Hand the tuner's choices to the compiled kernels: they hold from the first call on."""
-        self._kept.put_known(table)
 
     def _choose(self, key: Key, threads: int) -> Any:
         op, shape, dtype, layout = key

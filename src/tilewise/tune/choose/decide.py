@@ -143,7 +143,7 @@ def _process(
     """What is expected before measuring. Of a model that was taught on thousands of shapes, the errors on one tell
     nothing about another (`near` is 0 there); without one, earlier problems are all there is."""
     space, hyper = space_of(configs), WITHOUT_MODEL if model is None else model.hyper
-    earlier = None if memory is None or not hyper.near else memory.earlier(problem, space.columns.names)
+    earlier = None if memory is None or not hyper.near else memory.earlier(problem, space.names)
     if model is not None:
         scores = model.scores(problem, configs)
     else:

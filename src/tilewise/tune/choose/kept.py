@@ -29,7 +29,7 @@ _NEVER = 1 << 62  # multiplications
 
 
 class KeptTiles:
-    """A `TileChooser` that knows what was kept and asks nobody."""
+    """A `TileChooser` that knows what was kept and asks nobody; others choose for shapes that nothing was kept for."""
 
     least_work, patience = 0, _NEVER
 
@@ -38,7 +38,11 @@ class KeptTiles:
         self.tiles = self._situations(choices)  # None where the default is the best that was found
 
     def __call__(self, op: str, shape: tuple[int, ...], dtype: str, layout: str, /) -> Any:
-        return self.find((op, shape, dtype, layout))[1]
+        kept, tile = self.find((op, shape, dtype, layout))
+        return tile if kept else self.choose((op, shape, dtype, layout))
+
+    def choose(self, key: Key) -> Any:
+        """The tile of a shape that nothing was kept for; None for the default."""
 
     def find(self, key: Key) -> tuple[bool, Any]:
         """Whether something was kept for a shape at the thread count in force, and what."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from tilewise.nn import Module
 from tilewise.nn.describe import layer_names
 from tilewise.profile import ProfilerContext
 from tilewise.profile.targets import MODELS, Target, model_target
+from tilewise.profile.timing.turns import take_turns
 from tilewise.quantize.convert import QuantizedModel
 from tilewise.quantize.files import holds_quantized, load_quantized
 from tilewise.quantize.layers import QuantizedConv2d
@@ -171,14 +173,11 @@ def kernels_of(call: Callable[[], Any]) -> list[tuple[str, Key]]:
 
 def _in_turns(call: Callable[[], Any], choices: Sequence[Sequence[Choice]]) -> list[float]:
     """Time of a call with each of several sets of choices; in turns; the median of the faster half counts."""
+
+    def run_with(backend: OptimizedBackend) -> None:
+        with use_backend(backend):
+            call()
+
     backends = [OptimizedBackend(tile_chooser=KeptTiles(native, some)) for some in choices]
-    times: list[list[float]] = [[] for _ in backends]
-    for number in range(_CALLS + 2):
-        for backend, own in zip(backends, times, strict=True):
-            with use_backend(backend):
-                start = time.perf_counter_ns()
-                call()
-                spent = float(time.perf_counter_ns() - start)
-            if number >= 2:
-                own.append(spent)
-    return [statistics.median(sorted(own)[: _CALLS // 2 + 1]) for own in times]
+    times = take_turns([functools.partial(run_with, backend) for backend in backends], _CALLS, warmup=2)
+    return [1e9 * statistics.median(sorted(own)[: _CALLS // 2 + 1]) for own in times]

@@ -24,20 +24,6 @@ _PARTS = ("kernel", "output", "input")
 _KEPT = 8  # lists that are remembered
 
 
-class Columns:
-    """What a family takes for a configuration: each setting is a column, with a row for each of the list."""
-
-    def __init__(self, configs: Sequence[Config]) -> None:
-        self.names = sorted({name for config in configs for name in config})
-        self._columns = {name: np.array([config.get(name, 0) for config in configs], np.int64) for name in self.names}
-
-    def size(self, name: str) -> npt.NDArray[np.int64]:
-        return self._columns[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._columns
-
-
 def doublings(configs: Sequence[Config], names: Sequence[str]) -> Numbers:
     """Settings as the process compares them, one row a configuration; 0 where it has none of that name."""
     table = np.array([[config.get(name, 0) for name in names] for config in configs], np.float64)
@@ -45,21 +31,30 @@ def doublings(configs: Sequence[Config], names: Sequence[str]) -> Numbers:
 
 
 class Space:
-    """A list of configurations, what a cost model reads of it, and what the process compares."""
+    """A list of configurations, what a cost model reads of it, and what the process compares. A family takes it for a
+    configuration whose settings are columns, with a row for each of the list."""
 
     def __init__(self, configs: Sequence[Config]) -> None:
-        self.configs, self.columns = configs, Columns(configs)
-        self.fields = doublings(configs, self.columns.names)
+        self.configs = configs
+        self.names = sorted({name for config in configs for name in config})
+        self._columns = {name: np.array([config.get(name, 0) for config in configs], np.int64) for name in self.names}
+        self.fields = doublings(configs, self.names)
         self._last = np.zeros((0, 0), np.float32)
         self._asked: tuple[Any, ...] = ()  # what `_last` was worked out of
         self._last_bounds: list[Sequence[Any]] = []
         self._tried: dict[type, bool] = {}  # families, and whether they take columns
 
+    def size(self, name: str) -> npt.NDArray[np.int64]:
+        return self._columns[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
+
     def scaled(self, weights: Mapping[str, float]) -> Numbers:
         """The settings in doublings, each times its weight (1 where it has none)."""
-        if not weights or not self.columns.names:
+        if not weights or not self.names:
             return self.fields
-        return np.asarray(self.fields * np.array([weights.get(name, 1.0) for name in self.columns.names]))
+        return np.asarray(self.fields * np.array([weights.get(name, 1.0) for name in self.names]))
 
     def rows(self, family: Family, problem: Problem, own: Sequence[str]) -> npt.NDArray[np.float32]:
         """`config_feat`: the very same array as the last time where nothing in it has changed, so that what was worked
@@ -78,7 +73,7 @@ class Space:
 
     def _bounds(self, family: Family, problem: Problem) -> list[Sequence[Any]] | None:
         """A tile's bounds, part by part, as columns; None where the family takes none."""
-        columns: Any = self.columns
+        columns: Any = self
         try:
             if self._tried.get(type(family), True):
                 tile: Mapping[str, Sequence[Any]] = family.tile(problem, columns)
@@ -98,7 +93,7 @@ class Space:
             self._tried[type(family)] = False
             return None
         for number, name in enumerate(own, start=len(_PARTS) * (DIMENSIONS + 2)):
-            found[:, number] = self.columns.size(name) if name in self.columns else 0
+            found[:, number] = self.size(name) if name in self else 0
         if type(family) not in self._tried:
             every = [config_row(family, problem, config, own) for config in self.configs]
             self._tried[type(family)] = np.array_equal(found, np.array(every, np.float32))

@@ -11,14 +11,14 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tilewise._wording import counted
 from tilewise.tune.measure.aggregate import MeasuredProblem, measured_problem
-from tilewise.tune.measure.sampling import Batch, Candidate, Settings
-from tilewise.tune.measure.schedule import Tally, balanced, claim, summary, unfinished
+from tilewise.tune.measure.sampling import Batch, Settings
+from tilewise.tune.measure.schedule import Tally, balanced, summary, unfinished
 from tilewise.tune.measure.store import BatchRow, Machine, Store, Verdict
 from tilewise.tune.problem import Config, Kernel
 
@@ -70,7 +70,13 @@ class Collector:
 
     def claims(self, kernel: Kernel) -> bool:
         """Take a kernel for this process, unless another has it, or has been faster."""
-        return claim(self.store, self.run_number, kernel, self.options.finals)
+        finals = self.options.finals
+        if not self.store.claim(self.run_number, kernel, again=finals):
+            return False
+        if finals and not unfinished([kernel], self.store, finals):
+            self.store.release(kernel)
+            return False
+        return True
 
     def tally(self, kernel: Kernel) -> Tally:
         return self.tallies[kernel.problem.family]
@@ -124,26 +130,28 @@ _BAD = ("wrong", "failed")
 
 
 class Recorder:
-    """Writes one kernel's timings to the store as they come."""
+    """Writes what is reported of one kernel (`sampling.Report`) to the store as it comes."""
 
     def __init__(self, store: Store, run: int, kernel: Kernel, tally: Tally) -> None:
         self._store, self._run, self._kernel, self._tally = store, run, kernel, tally
         self._batch = 0
+        self.kinds: Mapping[str, Callable[..., None]] = {
+            "begin": self._begin, "timing": self._timing, "batch": self._close, "judged": self._judge,
+        }  # fmt: skip
 
-    def begin(self, number: int, default_ns: float) -> None:
+    def __call__(self, kind: str, *parts: Any) -> None:
+        self.kinds[kind](*parts)
+
+    def _begin(self, number: int, default_ns: float) -> None:
         self._batch = self._store.open_batch(self._run, self._kernel, number, default_ns)
 
-    def add(self, candidate: Candidate, runtime_ns: float) -> None:
-        self.add_timing(candidate.config, runtime_ns)
-
-    def add_timing(self, config: Config, runtime_ns: float) -> None:
+    def _timing(self, config: Config, runtime_ns: float) -> None:
         self._store.add_timing(self._batch, config, runtime_ns)
 
-    def close(self, batch: Batch) -> None:
+    def _close(self, batch: Batch) -> None:
         self._store.close_batch(self._batch, batch.default_ns, disturbed=batch.disturbed, watch=batch.watch)
         self._tally.batches += 1
         self._tally.disturbed += batch.disturbed
 
-    def judge(self, batch: BatchRow, moved: bool) -> None:
-        """Of a batch that an earlier run left open: whether the machine has changed since."""
+    def _judge(self, batch: BatchRow, moved: bool) -> None:
         self._store.close_batch(batch.number, batch.default_ns, disturbed=moved, watch={"resumed": 1})

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tilewise.tune.measure.racing import FIRST_FINAL
-from tilewise.tune.measure.sampling import Candidate, Clock, Settings, warm_up
+from tilewise.tune.measure.sampling import Candidate, Clock, Report, Settings, warm_up
 from tilewise.tune.measure.store import BatchRow
 
 _READINGS = 5  # of the default, now
-Judge = Callable[[BatchRow, bool], None]
 
 
 def earlier_default(batches: Sequence[BatchRow]) -> float | None:
@@ -25,9 +24,9 @@ def earlier_default(batches: Sequence[BatchRow]) -> float | None:
 
 
 def resume(
-    clock: Clock, settings: Settings, candidates: Sequence[Candidate], batches: Sequence[BatchRow], judge: Judge
+    clock: Clock, settings: Settings, candidates: Sequence[Candidate], batches: Sequence[BatchRow], report: Report
 ) -> None:
-    """Give the candidates the times of `batches`; `judge` is told of each open one whether the default has moved."""
+    """Give the candidates the times of `batches`; of each open one it is reported whether the default has moved."""
     if not batches:
         return
     default = candidates[0]
@@ -41,7 +40,7 @@ def resume(
         disturbed = batch.disturbed
         if batch.open:
             disturbed = abs(now_ns / batch.default_ns - 1) > settings.disturbed
-            judge(batch, disturbed)
+            report("judged", batch, disturbed)
         if not disturbed:
             kept = final if batch.round >= FIRST_FINAL else times
             for key, runtime_ns in ((default.config.key, batch.default_ns), *batch.runtime_ns.items()):

@@ -2,7 +2,7 @@
 
 - A unit is a callable that runs one configuration several times, long enough for the clock.
 - A batch is a handful of units in shuffled order with the default configuration before and after them. Each timing is
-  handed to a recorder as soon as it is there (on a CPU between two units, on a GPU while the next ones run); the batch
+  reported as soon as it is there (on a CPU between two units, on a GPU while the next ones run); the batch
   is judged when it closes.
 - Each round goes over all configurations once, so that a drift meets all alike. There are at least `rounds`, more for
   configurations that still scatter, and more for kernels whose configurations lie close together for their scatter.
@@ -97,17 +97,12 @@ class Clock(Protocol):
         """Clock, temperature and the like since the last call; `elsewhere` is the share of time spent on others."""
 
 
-class Recorder(Protocol):
-    """Takes every timing as it comes, outside of what is timed; the batch it belongs to is closed with its verdict."""
-
-    def begin(self, number: int, default_ns: float) -> None:
-        """A batch of round `number` begins with this reading of the default."""
-
-    def add(self, candidate: Candidate, runtime_ns: float) -> None:
-        """One configuration of the batch that was begun."""
-
-    def close(self, batch: Batch) -> None:
-        """The whole batch, judged."""
+# Is told of everything as it comes, outside of what is timed:
+#   "begin", number, default_ns       a batch of a round begins with this reading of the default
+#   "timing", config, runtime_ns      one configuration of the batch that was begun
+#   "batch", batch                    the whole `Batch`, judged
+#   "judged", row, moved              a `BatchRow` that an earlier run left open: whether the default has moved since
+Report = Callable[..., None]
 
 
 def time_all(
@@ -115,11 +110,11 @@ def time_all(
     settings: Settings,
     candidates: Sequence[Candidate],
     seed: int,
-    recorder: Recorder,
+    report: Report,
     go_on: Callable[[], bool] = lambda: True,
 ) -> bool:
     """Time all candidates, the default first among them; False if `go_on` said to stop before all was done."""
-    timing = _Timing(clock, settings, candidates[0], random.Random(seed), recorder, go_on)
+    timing = _Timing(clock, settings, candidates[0], random.Random(seed), report, go_on)
     warm_up(clock, candidates[0])
     others = candidates[1:]
     for number in range(max(settings.max_rounds, settings.most_rounds)):
@@ -138,13 +133,13 @@ def time_finals(
     settings: Settings,
     candidates: Sequence[Candidate],
     seed: int,
-    recorder: Recorder,
+    report: Report,
     go_on: Callable[[], bool] = lambda: True,
     usual_ns: float | None = None,
 ) -> bool:
     """The finals alone, of candidates that know their earlier times; False if `go_on` said to stop. Where the default
     is known to take `usual_ns`, batches in which it takes something else are disturbed."""
-    timing = _Timing(clock, settings, candidates[0], random.Random(seed), recorder, go_on)
+    timing = _Timing(clock, settings, candidates[0], random.Random(seed), report, go_on)
     if usual_ns is not None:
         timing.defaults = [usual_ns] * (settings.most_final_rounds + 1)
     warm_up(clock, candidates[0])
@@ -159,7 +154,7 @@ class _Timing:
     settings: Settings
     default: Candidate
     chance: random.Random
-    recorder: Recorder
+    report: Report
     go_on: Callable[[], bool]
     defaults: list[float] = field(default_factory=list)
 
@@ -174,7 +169,7 @@ class _Timing:
                 return False
             chosen = queue.pop(0)
             batch = self._batch(chosen, number)
-            self.recorder.close(batch)
+            self.report("batch", batch)
             if batch.disturbed and again < 3:
                 again += 1
                 queue.append(chosen)
@@ -214,15 +209,15 @@ class _Timing:
         for place, (member, taken) in enumerate(zip(members, units, strict=True)):
             times.append(taken / member.launches)
             if place == 0:
-                self.recorder.begin(number, times[0])
+                self.report("begin", number, times[0])
             elif place <= len(chosen):
-                self.recorder.add(member, times[-1])
+                self.report("timing", member.config, times[-1])
         return times
 
     def _units(self, members: Sequence[Candidate]) -> Iterator[Run]:
         for place, member in enumerate(members):
             if place and member.estimate_ns < self.settings.settle_ms * 1e6:
-                member.runs[0]()  # what the recorder left in the caches is not this configuration's doing
+                member.runs[0]()  # what recording left in the caches is not this configuration's doing
             yield _unit(member)
 
 

@@ -50,16 +50,6 @@ def unfinished(kernels: Iterable[Kernel], store: Store, finals: bool) -> list[Ke
     return [kernel for kernel in kernels if kernel.problem.key in done]
 
 
-def claim(store: Store, run: int, kernel: Kernel, finals: bool) -> bool:
-    """Take a kernel for this process, unless another has it, or has been faster."""
-    if not store.claim(run, kernel, again=finals):
-        return False
-    if finals and not unfinished([kernel], store, finals):
-        store.release(kernel)
-        return False
-    return True
-
-
 def pick_configs(
     configs: Sequence[Config], count: int, seed: int, scores: Sequence[float] | None = None, near: float = 0.0
 ) -> list[Config]:
@@ -91,15 +81,3 @@ def summary(tallies: dict[str, Tally]) -> str:
     scatter = [s for t in tallies.values() for s in t.scatter]
     noise = f"{statistics.median(scatter):.2%}" if scatter else "-"
     return f"{counted(kernels, 'kernel')}, {counted(pairs, 'pair')}, scatter {noise}"
-
-
-def table(tallies: dict[str, Tally]) -> list[str]:
-    """One line a family."""
-    lines = [f"{'family':16} {'kernels':>7} {'pairs':>7} {'scatter':>8} {'disturbed':>9} {'pairs/s':>8}  verdicts"]
-    for name, tally in tallies.items():
-        scatter = f"{statistics.median(tally.scatter):.2%}" if tally.scatter else "-"
-        rate = f"{tally.pairs / tally.seconds:.0f}" if tally.seconds else "-"
-        disturbed = f"{tally.disturbed}/{tally.batches}"
-        verdicts = ", ".join(f"{status} {count}" for status, count in sorted(tally.verdicts.items()))
-        lines.append(f"{name:16} {tally.kernels:7} {tally.pairs:7} {scatter:>8} {disturbed:>9} {rate:>8}  {verdicts}")
-    return lines

@@ -27,13 +27,13 @@ from tilewise import __version__
 from tilewise._system import real_cores
 from tilewise.errors import FileFormatError, TilewiseError
 from tilewise.tune.choose.cache import cache_folder
-from tilewise.tune.choose.calibration.correction import Correction, Hyper, Numbers, Promise, Rows
+from tilewise.tune.choose.calibration.correction import Correction, Hyper, Promise, Rows
 from tilewise.tune.choose.calibration.features import rows_of
 from tilewise.tune.choose.kept import machine_name
 from tilewise.tune.choose.near import default_product, near_products
 from tilewise.tune.families.cpu.tiles import product_config, product_tile
 from tilewise.tune.problem import Config, Problem
-from tilewise.tune.search.gaussian_process import Hyperparameters
+from tilewise.tune.search.gaussian_process import Hyperparameters, Numbers
 
 Scores = Callable[[Problem, Sequence[Config]], Numbers]  # log runtime up to a constant, lower is faster
 FORMAT = 2

@@ -27,11 +27,9 @@ class CalibratedTiles(KeptTiles):
         super().__init__(module, choices)
         self.calibrated = functools.cache(self._load)
 
-    def __call__(self, op: str, shape: tuple[int, ...], dtype: str, layout: str, /) -> Any:
-        key = (op, shape, dtype, layout)
-        kept, tile = self.find(key)
-        if kept or dtype != "float32" or self._native.isa() != self._isa:
-            return tile
+    def choose(self, key: Key) -> Any:
+        if key[2] != "float32" or self._native.isa() != self._isa:
+            return None
         try:
             return self._choose(key)
         except (TilewiseError, ValueError, KeyError):  # nothing that was kept may end a product

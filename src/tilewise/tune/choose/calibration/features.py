@@ -11,10 +11,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tilewise.tune.choose.calibration.correction import Numbers, Rows
+from tilewise.tune.choose.calibration.correction import Rows
 from tilewise.tune.choose.near import default_product
 from tilewise.tune.measure.cpu.clock import require_native
 from tilewise.tune.problem import Config, Problem
+from tilewise.tune.search.gaussian_process import Numbers
 
 FAMILIES = ("matmul", "conv2d", "int8_matmul")
 _WASTE = 10.0

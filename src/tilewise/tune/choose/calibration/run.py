@@ -38,7 +38,7 @@ from tilewise.tune.choose.calibration.calibrated import (
     model_scores,
     write_calibration,
 )
-from tilewise.tune.choose.calibration.correction import Correction, Numbers, Promise, promise_of, squashed
+from tilewise.tune.choose.calibration.correction import Correction, Promise, promise_of, squashed
 from tilewise.tune.choose.calibration.features import FAMILIES, joined, rows_of
 from tilewise.tune.choose.calibration.kernels import calibration_kernels
 from tilewise.tune.choose.kept import machine_name
@@ -48,6 +48,7 @@ from tilewise.tune.measure.cpu.device import CpuDevice
 from tilewise.tune.measure.cpu.sweep import beside_default, in_turns
 from tilewise.tune.measure.trial import CpuTrial
 from tilewise.tune.problem import Config, Problem
+from tilewise.tune.search.gaussian_process import Numbers
 
 Progress = Callable[[int, int, str], None]
 _TILES, _BEST = 26, 6  # tiles of a kernel in the first round; those of the second, by what the first one taught

@@ -19,12 +19,12 @@ import numpy as np
 from tilewise._system import real_cores
 from tilewise._wording import counted
 from tilewise.errors import ConfigurationError, TilewiseError
+from tilewise.profile.timing.limits import TimeIsUp, time_limit
 from tilewise.tune.choose.kept import machine_name
 from tilewise.tune.families.cpu.family import Array, CpuFamily, Expected, get_family, is_right
 from tilewise.tune.measure.aggregate import contenders
 from tilewise.tune.measure.collector import Collector, Options, Say
 from tilewise.tune.measure.cpu.clock import CpuClock, Pieces, describe, one_run, require_native, running_on
-from tilewise.tune.measure.cpu.limit import TookTooLongError, within
 from tilewise.tune.measure.racing import FIRST_FINAL, LEAST, best_few
 from tilewise.tune.measure.resume import earlier_default, resume
 from tilewise.tune.measure.sampling import Candidate, Settings, time_all, time_finals
@@ -121,7 +121,7 @@ class CpuCollector(Collector):
 
     def _time(self, kernel: Kernel, candidates: Sequence[Candidate], clock: CpuClock, seed: int) -> bool:
         settings, batches, recorder = self.options.settings, self.store.batches(kernel), self.recorder(kernel)
-        resume(clock, settings, candidates, batches, recorder.judge)
+        resume(clock, settings, candidates, batches, recorder)
         if self.options.finals:
             usual_ns = earlier_default(batches)
             return time_finals(clock, settings, candidates, seed, recorder, self.time_left, usual_ns)
@@ -164,10 +164,10 @@ class CpuCollector(Collector):
         self, family: CpuFamily, kernel: Kernel, config: Config, index: int, sets: Sequence[_Operands]
     ) -> tuple[Verdict, Candidate | None]:
         try:
-            with within(self.limit_seconds):
+            with time_limit(self.limit_seconds):
                 return self._check_one(family, kernel, config, index, sets)
-        except TookTooLongError as error:
-            return Verdict(config, "failed", str(error)), None
+        except TimeIsUp:
+            return Verdict(config, "failed", f"it did not end within {self.limit_seconds:g} s"), None
         except Exception as error:  # a family may raise anything; it is this configuration's verdict
             return Verdict(config, "failed", f"{type(error).__name__}: {error}"[:300]), None
 

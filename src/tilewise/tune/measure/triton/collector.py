@@ -13,7 +13,7 @@ import statistics
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -243,12 +243,8 @@ class TritonCollector(Collector):
     def _hear_of(self, pending: _Pending, kind: str, parts: Sequence[Any]) -> None:
         """What the GPU's process says of the kernel that it measures."""
         assert pending.recorder is not None
-        record: dict[str, Callable[..., None]] = {
-            "judged": pending.recorder.judge, "begin": pending.recorder.begin,
-            "timing": pending.recorder.add_timing, "batch": pending.recorder.close,
-        }  # fmt: skip
-        if kind in record:
-            record[kind](*parts)
+        if kind in pending.recorder.kinds:
+            pending.recorder(kind, *parts)
         elif kind == "note":
             self.say(parts[0])
         elif kind == "next":

@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tilewise.tune.families.triton.family import LIBRARY_CALL, Operands, get_family
 from tilewise.tune.measure.readable import Verdict
 from tilewise.tune.measure.resume import resume
-from tilewise.tune.measure.sampling import Batch, Candidate, Settings, time_all, time_finals
+from tilewise.tune.measure.sampling import Batch, Candidate, Report, Settings, time_all, time_finals
 from tilewise.tune.measure.store import BatchRow
 from tilewise.tune.measure.triton.compiling import use_cache
 from tilewise.tune.measure.triton.gpu import Device, MisfitError
@@ -37,9 +37,7 @@ class Job:
     finals: bool = False  # only those
 
 
-__all__ = ["Batch", "Job", "Reporter", "Settings", "Verdict", "measure", "serve"]
-
-Report = Callable[[Any], None]
+__all__ = ["Batch", "Job", "Settings", "Verdict", "measure", "serve"]
 
 
 def measure(device: Device, job: Job, report: Report) -> None:
@@ -50,30 +48,10 @@ def measure(device: Device, job: Job, report: Report) -> None:
         return  # without the default there is nothing to normalise by; the verdicts say why
     _make_units(device, job, candidates)
     while device.notes:
-        report(("note", device.notes.pop(0)))
-    reporter = Reporter(report)
-    resume(device, job.settings, candidates, job.earlier, reporter.judge)
+        report("note", device.notes.pop(0))
+    resume(device, job.settings, candidates, job.earlier, report)
     time_them = time_finals if job.finals else time_all
-    time_them(device, job.settings, candidates, job.seed, reporter)
-
-
-class Reporter:
-    """Sends timings on; the pipe takes them at once, and the collector writes while the GPU goes on."""
-
-    def __init__(self, report: Report) -> None:
-        self._report = report
-
-    def begin(self, number: int, default_ns: float) -> None:
-        self._report(("begin", number, default_ns))
-
-    def add(self, candidate: Candidate, runtime_ns: float) -> None:
-        self._report(("timing", candidate.config, runtime_ns))
-
-    def close(self, batch: Batch) -> None:
-        self._report(("batch", batch))
-
-    def judge(self, batch: BatchRow, moved: bool) -> None:
-        self._report(("judged", batch, moved))
+    time_them(device, job.settings, candidates, job.seed, report)
 
 
 def operand_sets(device: Device, job: Job) -> list[Operands]:
@@ -94,7 +72,7 @@ def _check_all(device: Device, job: Job, sets: Sequence[Operands], report: Repor
     candidates: list[Candidate] = []
     for index, config in enumerate(job.configs):
         if job.careful:
-            report(("next", config))
+            report("next", config)
         binary = family.binary(job.problem, config)
         try:
             runs = [device.prepare(binary, family.launch(job.problem, config, operands)) for operands in sets]
@@ -121,7 +99,7 @@ def _check_all(device: Device, job: Job, sets: Sequence[Operands], report: Repor
         else:
             verdicts[candidate.config] = Verdict(candidate.config, "wrong", "the result differs from PyTorch's")
     kept = list(_estimate(device, job, kept, verdicts))
-    report(("verdicts", list(verdicts.values())))
+    report("verdicts", list(verdicts.values()))
     return kept
 
 
@@ -169,7 +147,8 @@ def serve(connection: Any, kind: str, shared: dict[str, Any]) -> None:
         job = connection.recv()
         start = time.perf_counter()
         try:
-            measure(device, job, connection.send)
+            # The pipe takes messages at once, and the collector writes while the GPU goes on.
+            measure(device, job, lambda *message: connection.send(message))
         except Exception as error:  # one kernel's failure must not end the collection; the parent records it
             connection.send(("failed", f"{type(error).__name__}: {error}"[:500], traceback.format_exc()[-3000:]))
             return  # a CUDA error may have cost the context: the parent starts a fresh process
