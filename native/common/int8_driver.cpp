@@ -45,6 +45,24 @@ int int8_pair_room(const int8_t* packed, int64_t bytes) {
   return 255 * pair <= 32767 ? 510 : std::min(510, 32767 / weight);
 }
 
+bool int8_quads_fit(const int8_t* packed, int64_t panels, int64_t runs, int64_t groups) {
+  constexpr int64_t kBytes = kInt8Panel * kInt8Group;  // of a group
+  for (int64_t run = 0; run < panels * runs; ++run) {
+    for (int64_t group = 0; group < groups; group += 2) {
+      const int8_t* first = packed + (run * groups + group) * kBytes;
+      for (int64_t i = 0; i < kBytes; i += 2) {
+        int up = 0, down = 0;
+        for (int64_t at : {i, i + 1, kBytes + i, kBytes + i + 1}) {
+          const int weight = at < kBytes || group + 1 < groups ? first[at] : 0;
+          (weight > 0 ? up : down) += weight;
+        }
+        if (255 * std::max(up, -down) > 32767) return false;
+      }
+    }
+  }
+  return true;
+}
+
 namespace {
 
 std::atomic<Amx>& amx() {

@@ -61,6 +61,7 @@ Int8Layer::Int8Layer(const Int8Geometry& geometry, const int8_t* weights, const 
   pack_int8_weights(weights, g.columns, taps, g.channels, static_cast<int64_t>(taps) * g.channels, g.channels, 1,
                     packed_.data(), sums.data());
   pair_room_ = int8_pair_room(packed_.data(), static_cast<int64_t>(packed_.size()));
+  quads_fit_ = int8_quads_fit(packed_.data(), (g.columns + kInt8Panel - 1) / kInt8Panel, g.kernel_h, int64_t{g.kernel_w} * groups_);
   offset_ = padded(offset, g.columns);
   scale_ = padded(scale, g.columns);
   bias_ = padded(bias, g.columns);
@@ -106,6 +107,7 @@ Int8Problem Int8Layer::problem() const {
   p.weights = packed_.data();
   p.columns = geometry_.columns;
   p.pair_room = pair_room_;
+  p.quads_fit = quads_fit_;
   p.offset = offset_.data();
   p.scale = scale_.data();
   p.bias = bias_.data();

@@ -85,6 +85,7 @@ class Int8Layer {
   Int8Geometry geometry_;
   int groups_;  // of four channels
   int pair_room_;
+  bool quads_fit_;
   Buffer<int8_t> packed_;
   Buffer<int32_t> offset_;
   Buffer<float> scale_, bias_;

@@ -31,7 +31,7 @@ struct Split {  // what int8_split.h makes with AVX2
 template <Dot D>
 struct Whole {
   static constexpr Dot kDot = D;
-  static constexpr bool kOneRow = D != Dot::pairs;  // whether a single row goes its own way
+  static constexpr bool kOneRow = !takes_bytes(D);  // whether a single row goes its own way
   const Split& split;
   const int32_t* start;  // of pairs: the sums of the panel at hand before any product
 };
@@ -56,26 +56,6 @@ TW_INLINE vi load_ints(const int32_t* p) {
 }
 
 TW_INLINE void store_ints(int32_t* p, vi ints) { std::memcpy(p, &ints, sizeof ints); }
-
-// acc += rows x weights over `bytes` values of K from `start` on; `w` moves on with them.
-template <Dot D, int R, int V>
-TW_INLINE void multiply(const uint8_t* const (&rows)[R], int64_t start, int64_t bytes, const int8_t*& w, int64_t panel_bytes,
-                        vi (&acc)[R][V]) {
-  for (int64_t k = start; k < start + bytes; k += kInt8Group) {
-    Weights<D> weights[V];
-#pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) {
-      weights[v] = load_weights<D>(w + (v / kVectors) * panel_bytes + (v % kVectors) * kLanes * kInt8Group);
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const Activations<D> a = broadcast<D>(rows[r] + k);
-#pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) dot<D>(acc[r][v], a, weights[v]);
-    }
-    w += kInt8Panel * kInt8Group;
-  }
-}
 
 TW_INLINE int64_t panel_bytes_of(const Int8Problem& p) {
   return static_cast<int64_t>(p.runs) * p.groups_per_run * kInt8Panel * kInt8Group;
@@ -125,19 +105,19 @@ void tile(const Int8Problem& p, const Whole<D>& whole, const RowOffsets& at, int
   const int64_t panel_bytes = panel_bytes_of(p);
   const int8_t* w = p.weights + panel * panel_bytes;
   const int32_t* start = p.offset + panel * kInt8Panel;
-  if constexpr (D == Dot::pairs) start = whole.start;
+  if constexpr (takes_bytes(D)) start = whole.start;
   const uint8_t* rows[R];
   vi acc[R][V];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
-    rows[r] = (D == Dot::pairs ? whole.split.low : p.in) + at.in[first + r];
+    rows[r] = (takes_bytes(D) ? whole.split.low : p.in) + at.in[first + r];
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) acc[r][v] = load_ints(start + v * kLanes);
   }
   const int64_t run_bytes = static_cast<int64_t>(p.groups_per_run) * kInt8Group;
   for (int run = 0; run < p.runs; ++run) multiply<D>(rows, run * p.run_step, run_bytes, w, panel_bytes, acc);
 #if defined(__AVX2__) && !defined(__AVX512F__)
-  if constexpr (D == Dot::pairs) {
+  if constexpr (takes_bytes(D)) {
     if (whole.split.first != nullptr) add_rests<R>(whole.split, first, p.weights + panel * panel_bytes, acc);
   }
 #endif
@@ -308,6 +288,7 @@ void whole_block(const Int8Problem& p, const Int8Tile& t, const RowOffsets& at, 
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
 constexpr int kFewRows = 2;  // are not worth cutting
+enum class ByteWay { plain, residual, table };
 
 void pairs_block(const Int8Problem& p, const Split& split, const RowOffsets& at, int64_t row, int count, int panel, int last_panel) {
   alignas(32) int32_t start[kInt8Panel];
@@ -322,6 +303,57 @@ void pairs_block(const Int8Problem& p, const Split& split, const RowOffsets& at,
   }
 }
 
+// V vectors of a panel, bytes by way E, for every four rows; how many rows that are.
+template <Dot D, int V, ByteWay E>
+__attribute__((noinline)) int proven_strip(const Int8Problem& given, const RowOffsets& at, int count, int panel) {
+  constexpr int R = kSplitRows;
+  const Int8Problem p = given;  // of its own: for all that is known, a byte that is stored might be one of `given`
+  const int64_t panel_bytes = panel_bytes_of(p), run_bytes = static_cast<int64_t>(p.groups_per_run) * kInt8Group;
+  int i = 0;
+  for (; i + R <= count; i += R) {
+    const int8_t* w = p.weights + panel * panel_bytes;
+    const uint8_t* rows[R];
+    vi acc[R][V];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      rows[r] = p.in + at.in[i + r];
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) acc[r][v] = load_ints(p.offset + panel * kInt8Panel + v * kLanes);
+    }
+    for (int run = 0; run < p.runs; ++run) multiply<D>(rows, run * p.run_step, run_bytes, w, panel_bytes, acc);
+    if constexpr (E == ByteWay::table) {
+      finish_by_table(p, acc, at, i, panel * kInt8Panel);
+    } else {
+      finish_bytes<R, V, E == ByteWay::residual>(p, acc, at, i, panel * kInt8Panel);
+    }
+  }
+  return i;
+}
+
+template <Dot D, int V>
+int proven_rows(const Int8Problem& p, const RowOffsets& at, int count, int panel) {
+  if (p.finish.table.bytes != nullptr) return proven_strip<D, V, ByteWay::table>(p, at, count, panel);
+  return p.residual != nullptr ? proven_strip<D, V, ByteWay::residual>(p, at, count, panel)
+                               : proven_strip<D, V, ByteWay::plain>(p, at, count, panel);
+}
+
+// Weights that no bytes can make overflow: nothing is cut off. Whole panels of bytes and halves have their own loop.
+template <Dot D>
+void proven_block(const Int8Problem& p, const RowOffsets& at, int64_t row, int count, int panel, int last_panel) {
+  const Split none = {p.in};
+  const int columns = p.kind != Int8Out::uint8 ? 0 : p.finish.table.bytes != nullptr ? p.columns : p.out_columns;
+  for (; panel < last_panel; ++panel) {
+    const int left = columns - panel * kInt8Panel;
+    const int done = left >= kInt8Panel ? proven_rows<D, 2>(p, at, count, panel)
+                     : left == kLanes   ? proven_rows<D, 1>(p, at, count, panel)
+                                        : 0;
+    const Whole<D> whole = {none, p.offset + panel * kInt8Panel};
+    for (int i = done; i < count; i += kSplitRows) {
+      tile_rows<1>(p, whole, at, i, row + i, panel, count - i < kSplitRows ? count - i : kSplitRows);
+    }
+  }
+}
+
 void block(const Int8Problem& p, const Int8Tile& t, RowOffsets& at, int64_t row, int count, int panel, int last_panel,
            int32_t* sums) {
 #if defined(TW_AVX_VNNI)
@@ -331,6 +363,8 @@ void block(const Int8Problem& p, const Int8Tile& t, RowOffsets& at, int64_t row,
   }
 #endif
   if (sums != nullptr) return sliced<Dot::wide>(p, t, at, row, count, panel, last_panel, sums);
+  if (p.quads_fit) return proven_block<Dot::quads>(p, at, row, count, panel, last_panel);
+  if (p.pair_room >= 2 * 255) return proven_block<Dot::pairs>(p, at, row, count, panel, last_panel);
   if (count >= kFewRows) {
     Int8Problem safe = p;
     Split split;

@@ -33,7 +33,8 @@ struct Int8Problem {
 
   const int8_t* weights = nullptr;  // packed by pack_int8_weights
   int columns = 0;
-  int pair_room = 255;  // see int8_pair_room; less than the truth is slower, never wrong
+  int pair_room = 255;     // see int8_pair_room; less than the truth is slower, never wrong
+  bool quads_fit = false;  // see int8_quads_fit; the same
 
   // result = (sum + offset[column]) * scale[column] ..., all arrays padded to whole panels
   const int32_t* offset = nullptr;
@@ -103,6 +104,10 @@ void pack_int8_weights(const int8_t* weights, int columns, int taps, int channel
 // The largest sum of two neighbouring activations whose products with any pair of these packed weights add up to 16 bits:
 // 255 to 510; 510, which every pair of bytes keeps, where no pair of weights can overflow.
 int int8_pair_room(const int8_t* packed, int64_t bytes);
+
+// Whether the products of any bytes with two pairs of these packed weights, of neighbouring groups of one run, add up to 16
+// bits. `panels` of `runs` runs of `groups` groups.
+bool int8_quads_fit(const int8_t* packed, int64_t panels, int64_t runs, int64_t groups);
 
 // Whether the CPU has the dot product of bytes without AVX-512 (AVX-VNNI), and whether AVX2 kernels use it: where it is
 // there they do. Tests switch it off for the integers of a CPU without it.

@@ -3,15 +3,18 @@
 // AVX-512 and AVX-VNNI have one for it. AVX2 has two ways to the same integers. `wide`: bytes become 16-bit numbers and two
 // multiply-adds take them: any bytes, but twice the additions. `pairs`: vpmaddubsw multiplies bytes as they are and adds
 // them in pairs to 16 bits, where 255 * (127 + 127) does not fit and would be cut off; it is used on activations that
-// int8_split.h has made small enough for the weights at hand, never on others.
+// int8_split.h has made small enough for the weights at hand, or with weights that are proven small enough. `quads`: weights
+// proven smaller yet, so that two such pairs are added in 16 bits before they are widened.
 #pragma once
 
-#include "common/simd.h"
+#include "kernels/int8_sums.h"
 
 namespace tw {
 namespace TW_ISA {
 
-enum class Dot { wide, pairs, vnni };  // one and the same but with AVX2
+enum class Dot { wide, pairs, quads, vnni };  // one and the same but with AVX2
+
+constexpr bool takes_bytes(Dot d) { return d == Dot::pairs || d == Dot::quads; }
 
 template <Dot D>
 struct Weights {  // one vector of weights: kLanes columns x 4 values
@@ -88,6 +91,12 @@ TW_INLINE Activations<D> broadcast(const uint8_t* p) {
 TW_INLINE vi dot_of_pairs(__m256i a, __m256i w) {
   return (vi)_mm256_madd_epi16(_mm256_maddubs_epi16(a, w), _mm256_set1_epi16(1));
 }
+
+// Sums of eight products, of four each of which fit into 16 bits.
+TW_INLINE vi dot_of_quads(__m256i a, __m256i w, __m256i b, __m256i x) {
+  const __m256i sums = _mm256_add_epi16(_mm256_maddubs_epi16(a, w), _mm256_maddubs_epi16(b, x));
+  return (vi)_mm256_madd_epi16(sums, _mm256_set1_epi16(1));
+}
 #endif
 
 template <Dot D>
@@ -98,7 +107,7 @@ TW_INLINE void dot(vi& acc, const Activations<D>& a, const Weights<D>& w) {
 #elif defined(__AVX2__)
   if constexpr (D == Dot::wide) {
     acc += (vi)_mm256_madd_epi16(a.even, w.even) + (vi)_mm256_madd_epi16(a.odd, w.odd);
-  } else if constexpr (D == Dot::pairs) {
+  } else if constexpr (takes_bytes(D)) {
     acc += dot_of_pairs(a.v, w.v);
   } else {
 #if defined(TW_AVX_VNNI_AS_EVEX)  // to try the path on a CPU that has the instruction in its other encoding only
@@ -112,6 +121,46 @@ TW_INLINE void dot(vi& acc, const Activations<D>& a, const Weights<D>& w) {
     acc[i] += a.v[0] * w.v[4 * i] + a.v[1] * w.v[4 * i + 1] + a.v[2] * w.v[4 * i + 2] + a.v[3] * w.v[4 * i + 3];
   }
 #endif
+}
+
+// acc += rows x weights over `bytes` values of K from `start` on; `w` moves on with them.
+template <Dot D, int R, int V>
+TW_INLINE void multiply(const uint8_t* const (&rows)[R], int64_t start, int64_t bytes, const int8_t*& w, int64_t panel_bytes,
+                        vi (&acc)[R][V]) {
+  int64_t k = start;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  if constexpr (D == Dot::quads) {
+    static_assert(V <= kVectors, "one panel");
+    for (; k + 2 * kInt8Group <= start + bytes; k += 2 * kInt8Group, w += 2 * kInt8Panel * kInt8Group) {
+      Weights<D> first[V], second[V];
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) {
+        first[v] = load_weights<D>(w + v * kLanes * kInt8Group);
+        second[v] = load_weights<D>(w + (kInt8Panel + v * kLanes) * kInt8Group);
+      }
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        const Activations<D> a = broadcast<D>(rows[r] + k), b = broadcast<D>(rows[r] + k + kInt8Group);
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) acc[r][v] += dot_of_quads(a.v, first[v].v, b.v, second[v].v);
+      }
+    }
+  }
+#endif
+  for (; k < start + bytes; k += kInt8Group) {
+    Weights<D> weights[V];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+      weights[v] = load_weights<D>(w + (v / kVectors) * panel_bytes + (v % kVectors) * kLanes * kInt8Group);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const Activations<D> a = broadcast<D>(rows[r] + k);
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) dot<D>(acc[r][v], a, weights[v]);
+    }
+    w += kInt8Panel * kInt8Group;
+  }
 }
 
 }  // namespace TW_ISA

@@ -5,7 +5,8 @@
 // set by its largest values: what they have too much is cut off and multiplied apart, by lists of the groups of four that
 // have some. The base moves the values to where they are small, so that bytes around a zero point of 128 are cut as
 // rarely as those above 0. All of it is exact for any bytes; the data only decides how long the lists are, and where
-// they would cost more than 16-bit products, those are used. Weights no pair of which can overflow need none of it.
+// they would cost more than 16-bit products, those are used. Weights no pair of which can overflow need none of it and do
+// not come here.
 //
 // Runs of a few bytes (the filters of a network's first layer) are laid side by side on the way.
 #pragma once
@@ -74,16 +75,13 @@ class Splitter {
   // are faster (or memory is out); problem and offsets are then to be made again.
   bool split(Int8Problem& p, RowOffsets& at, int count, Split& out) {
     const int64_t run_bytes = static_cast<int64_t>(p.groups_per_run) * kInt8Group;
-    const bool gathers = p.runs > 1 && run_bytes < kShortRun, safe = p.pair_room >= 2 * 255;
-    out.low = p.in;
-    if (safe && !gathers) return true;
+    const bool gathers = p.runs > 1 && run_bytes < kShortRun;
     start_ = gathers ? 0 : at.in[0];
     bytes_ = gathers ? count * p.runs * run_bytes : at.in[count - 1] - start_ + (p.runs - 1) * p.run_step + run_bytes;
     room_ = p.pair_room;
     if (!take_memory(p, count)) return false;
     if (gathers) gather(p, at, count);
     out.low = low_ - start_;
-    if (safe) return true;
     choose_base(p.in + start_);
     out.base = base_;
     const bool gaps = p.runs == 1 && count > 1 && p.in_grid.column_step > run_bytes && !gathers;  // others' bytes

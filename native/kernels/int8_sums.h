@@ -48,14 +48,14 @@ TW_INLINE void finish(const Int8Problem& p, vi sum, int64_t row, int64_t out_off
 }
 
 // The sums of a tile to bytes by the table: all places first, then all bytes, so that neither waits for the other.
-template <int R, int P>
-TW_INLINE void finish_by_table(const Int8Problem& p, const vi (&acc)[R][P * kVectors], const RowOffsets& at, int first, int column) {
-  constexpr int kColumns = P * kInt8Panel;
+template <int R, int V>
+TW_INLINE void finish_by_table(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first, int column) {
+  constexpr int kColumns = V * kLanes;
   int32_t place[R][kColumns];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-    for (int v = 0; v < P * kVectors; ++v) {
+    for (int v = 0; v < V; ++v) {
       vf value = __builtin_convertvector(acc[r][v], vf) * load(p.scale + column + v * kLanes);
       if (p.residual != nullptr) value = value + residual_at(p, at.residual[first + r] + column + v * kLanes, kLanes);
       const vi places = table_places(value, p.finish.table);
@@ -130,7 +130,7 @@ TW_INLINE void finish_bytes(const Int8Problem& p, const vi (&acc)[R][P], const R
   }
 }
 #elif defined(__AVX2__)
-// The same with vectors of 8 columns: two rows of a panel leave in two stores of 16 bytes.
+// The same with vectors of 8 columns: four of them, two rows of a panel or four of half a panel, leave as 32 bytes.
 template <bool kResidual>
 TW_INLINE __m256i rounded(const Int8Problem& p, vi sum, __m256 scale, __m256 highest, int64_t residual_at) {
   __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps((__m256i)sum), scale);
@@ -141,28 +141,36 @@ TW_INLINE __m256i rounded(const Int8Problem& p, vi sum, __m256 scale, __m256 hig
   return _mm256_cvtps_epi32(_mm256_min_ps(highest, value));  // rounds ties to even
 }
 
-template <int R, int P, bool kResidual>
-TW_INLINE void finish_bytes(const Int8Problem& p, const vi (&acc)[R][2 * P], const RowOffsets& at, int first, int column) {
-  static_assert(P == 1 && R % 2 == 0, "two rows of one panel at a time");
+template <int R, int V, bool kResidual>
+TW_INLINE void finish_bytes(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first, int column) {
+  static_assert(V <= 2 && R * V % 4 == 0, "four vectors at a time");
   const __m256 highest = _mm256_set1_ps(static_cast<float>(p.finish.high - p.finish.zero));
-  const __m256 scale[2] = {(__m256)load(p.scale + column), (__m256)load(p.scale + column + kLanes)};
   const __m256i zero = _mm256_set1_epi16(static_cast<int16_t>(p.finish.zero)), lowest = _mm256_set1_epi8(static_cast<char>(p.finish.low));
-  // Two packs inside halves leave the dwords as 0 2 4 6 | 1 3 5 7 of (row 0, row 1) x four columns.
+  // Two packs inside halves leave the dwords as 0 2 4 6 | 1 3 5 7 of the four vectors' columns.
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
 #pragma GCC unroll 2
-  for (int r = 0; r < R; r += 2) {
+  for (int r = 0; r < R; r += 4 / V) {
     __m256i part[4];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
-      const int64_t skip = at.residual[first + r + i / 2] + column + i % 2 * kLanes;
-      part[i] = rounded<kResidual>(p, acc[r + i / 2][i % 2], scale[i % 2], highest, skip);
+      const int64_t skip = at.residual[first + r + i / V] + column + i % V * kLanes;
+      part[i] = rounded<kResidual>(p, acc[r + i / V][i % V], (__m256)load(p.scale + column + i % V * kLanes), highest, skip);
     }
     const __m256i top = _mm256_adds_epi16(_mm256_packs_epi32(part[0], part[1]), zero);
     const __m256i bottom = _mm256_adds_epi16(_mm256_packs_epi32(part[2], part[3]), zero);
     const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_max_epu8(_mm256_packus_epi16(top, bottom), lowest), order);
+    const __m128i low = _mm256_castsi256_si128(bytes), high = _mm256_extracti128_si256(bytes, 1);
     uint8_t* out = static_cast<uint8_t*>(p.out) + column;
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + at.out[first + r]), _mm256_castsi256_si128(bytes));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + at.out[first + r + 1]), _mm256_extracti128_si256(bytes, 1));
+    const int64_t* to = at.out + first + r;
+    if constexpr (V == 2) {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + to[0]), low);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + to[1]), high);
+    } else {
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(out + to[0]), low);
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(out + to[1]), _mm_unpackhi_epi64(low, low));
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(out + to[2]), high);
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(out + to[3]), _mm_unpackhi_epi64(high, high));
+    }
   }
 }
 #endif
@@ -173,13 +181,13 @@ TW_INLINE void finish_tile(const Int8Problem& p, const vi (&acc)[R][P * kVectors
   const int column = panel * kInt8Panel;
   const bool bytes = p.kind == Int8Out::uint8;
   if (bytes && p.finish.table.bytes != nullptr && column + P * kInt8Panel <= p.columns) {
-    return finish_by_table<R, P>(p, acc, at, first, column);
+    return finish_by_table(p, acc, at, first, column);
   }
 #if defined(__AVX2__)
   if constexpr (kVectors == 1 ? R * P % 4 == 0 : P == 1 && R % 2 == 0) {
     if (bytes && p.finish.table.bytes == nullptr && column + P * kInt8Panel <= p.out_columns) {
-      p.residual != nullptr ? finish_bytes<R, P, true>(p, acc, at, first, column)
-                            : finish_bytes<R, P, false>(p, acc, at, first, column);
+      p.residual != nullptr ? finish_bytes<R, P * kVectors, true>(p, acc, at, first, column)
+                            : finish_bytes<R, P * kVectors, false>(p, acc, at, first, column);
       return;
     }
   }

@@ -76,7 +76,7 @@ uint8_t byte_of(int kind) {
 
 int8_t weight_of(int kind) {
   const int w = static_cast<int>(rng() % 256) - 128;
-  return static_cast<int8_t>(kind == 0 ? w : kind == 1 ? -128 : kind == 2 ? 127 : w / 4);
+  return static_cast<int8_t>(kind == 0 ? w : kind == 1 ? -128 : kind == 2 ? 127 : kind == 3 ? w / 4 : kind == 4 ? -32 : w / 2);
 }
 
 // A product over `runs` runs of a grid of pixels, as a convolution makes it; `gap` bytes lie between pixels' own.
@@ -100,6 +100,7 @@ void check_grid(int height, int width, int columns, int runs, int groups, int ga
   p.groups_per_run = groups;
   p.weights = packed.data();
   p.pair_room = tw::int8_pair_room(packed.data(), static_cast<int64_t>(packed.size()));
+  p.quads_fit = tw::int8_quads_fit(packed.data(), (columns + 15) / 16, runs, groups);
   p.columns = p.out_columns = columns;
   p.offset = offset.data();
   p.out = out.data();
@@ -137,7 +138,7 @@ TW_TEST(int8_products_on_emulated_amx_tiles_are_exact) {
 
 TW_TEST(int8_products_of_any_bytes_are_exact) {
   for (int bytes : {0, 1, 2, 3}) {
-    for (int weights : {0, 1, 2, 3}) {
+    for (int weights : {0, 1, 2, 3, 4, 5}) {
       check_grid(3, 7, 17, 3, 3, 0, bytes, weights);    // short runs
       check_grid(5, 9, 33, 3, 9, 0, bytes, weights);
       check_grid(1, 2, 16, 1, 40, 0, bytes, weights);
@@ -152,6 +153,19 @@ TW_TEST(the_room_of_a_pair_is_what_its_weights_leave) {
   const auto room = [](std::vector<int8_t> w) { return tw::int8_pair_room(w.data(), static_cast<int64_t>(w.size())); };
   TW_CHECK(room({-128, -128}) == 255 && room({127, 127, 1, 1}) == 258 && room({100, 29}) == 327);
   TW_CHECK(room({64, 64}) == 510 && room({127, -127}) == 510 && room({0, 0}) == 510 && room({}) == 510);
+}
+
+TW_TEST(two_pairs_fit_where_four_weights_of_a_run_do) {
+  const auto fits = [](int runs, int groups, std::vector<std::pair<int, int>> given) {
+    std::vector<int8_t> packed(runs * groups * 64);
+    for (const auto& [at, weight] : given) packed[at] = static_cast<int8_t>(weight);
+    return tw::int8_quads_fit(packed.data(), 1, runs, groups);
+  };
+  TW_CHECK(fits(1, 2, {{0, 32}, {1, 32}, {64, 32}, {65, 32}}) && !fits(1, 2, {{0, 32}, {1, 32}, {64, 32}, {65, 33}}));
+  TW_CHECK(fits(1, 2, {{0, 32}, {1, 32}, {64, 33}, {65, -127}}) && !fits(1, 2, {{0, -127}, {65, -2}}));
+  TW_CHECK(fits(1, 2, {{1, 127}, {2, 127}}) && fits(1, 3, {{64, 127}, {128, 127}}));  // of other lanes, of other quads
+  TW_CHECK(fits(2, 1, {{0, 127}, {64, 127}}) && !fits(1, 2, {{0, 127}, {64, 127}}));  // of other runs
+  TW_CHECK(fits(0, 0, {}));
 }
 
 TW_TEST(int8_images_are_quantized_and_pooled_inside_their_buffers) {

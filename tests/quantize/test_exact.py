@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from tilewise._extension import native
+from tilewise.quantize.between import finish_for, unit_of
 from tilewise.quantize.layers import INT32, new_kernel
+from tilewise.quantize.parameters import affine_from_range
 from tilewise.quantize.reference import NumpyInt8Layer
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 ACTIVATIONS = ["any", "all 255", "all 0", "relu", "centred"]
-WEIGHTS = ["any", "all -128", "all 127", "bell", "small"]
+WEIGHTS = ["any", "all -128", "all 127", "bell", "small", "quads", "all -32"]
 
 
 @pytest.fixture(params=["portable", "avx2", "avx vnni", "avx512", "amx", "emulated amx"])
@@ -52,6 +54,8 @@ def weights(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.n
         "all 127": np.full(shape, 127),
         "bell": np.clip(np.rint(36 * rng.standard_normal(shape)), -127, 127),
         "small": rng.integers(-64, 65, shape),
+        "quads": rng.integers(-32, 33, shape),
+        "all -32": np.full(shape, -32),
     }[kind]
     return values.astype(np.int8)
 
@@ -93,3 +97,28 @@ def test_convolutions_are_numpys(
             results.append((made.conv(x, pad, None, 0, 0), made.conv(x, pad, skip, 0, 1)))
         for got, want in zip(*results, strict=True):
             assert np.array_equal(got[..., :columns], want[..., :columns]), w_kind
+
+
+@pytest.mark.parametrize("w_kind", ["any", "small", "quads"])
+@pytest.mark.parametrize("activation", ["", "relu", "silu"])
+@pytest.mark.parametrize("skips", [False, True])
+def test_bytes_are_numpys_for_every_width_of_the_result(isa: str, w_kind: str, activation: str, skips: bool) -> None:
+    """Whole panels of columns, halves and less; rows of tiles and what is left of them."""
+    rng = np.random.default_rng(2)
+    output, residual = affine_from_range(-2.0, 3.0), affine_from_range(-1.0, 2.0)
+    finish = finish_for(activation, output)
+    shapes = [(24, 12, 1, 9), (8, 20, 3, 6), (40, 4, 3, 7), (16, 36, 1, 5), (12, 8, 2, 4), (33, 5, 3, 5)]
+    for columns, channels, taps, size in shapes:
+        w = weights(rng, w_kind, (columns, taps, taps, channels))
+        scale = (rng.random(columns) + 0.5) / (40 * 64 * taps * channels**0.5) / unit_of(finish, output)
+        offset = rng.integers(-99, 99, columns).astype(np.int32)
+        parts = (w, offset, scale.astype(np.float32), None, (1, 1), (taps // 2, taps // 2))
+        kernel, reference = new_kernel(*parts), NumpyInt8Layer(*parts)
+        x = activations(rng, "any", (2, size + 2, size + 2, -(-channels // 4) * 4))
+        side = size + 2 * (taps // 2) - taps + 1
+        skip = activations(rng, "any", (2, side, side, -(-columns // 4) * 4)) if skips else None
+        for layer in (kernel, reference):
+            layer.set_finish(finish.native())
+            layer.set_residual(residual.scale / unit_of(finish, output), residual.zero_point)
+        got, want = (layer.conv(x, 1, skip, 0, 0) for layer in (kernel, reference))
+        assert np.array_equal(got[..., :columns], want[..., :columns]), (columns, channels, taps)

@@ -22,7 +22,6 @@ from tilewise.quantize.calibration import Calibration, check_fits, check_model, 
 from tilewise.quantize.forms import FORMS, obstacle, shared_parameters
 from tilewise.quantize.graph import Graph, trace
 from tilewise.quantize.layers import QuantizedLinear
-from tilewise.quantize.pairs import avx2_products
 from tilewise.quantize.plan import BytesResult, Product, Segment, segments
 from tilewise.tensor import Tensor, no_grad
 
@@ -203,7 +202,7 @@ class QuantizedModel(Module):
             if step.kind == "input":
                 continue
             form, reason = "float32" if layer is None else "int8", self.kept.get(step.name, "")
-            size, path = _bytes_of(step, layer), avx2_products(layer)
+            size, path = _bytes_of(step, layer), getattr(layer, "avx2", "")
             out.append(StepReport(step.name, step.kind, form, reason, size, ratios.get(index), path))
         return out
 

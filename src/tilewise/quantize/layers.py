@@ -18,6 +18,7 @@ from tilewise.errors import ConfigurationError, GradientError, ShapeError
 from tilewise.nn import Module
 from tilewise.quantize.array import QuantizedArray, as_image, quantize_array, round_up
 from tilewise.quantize.between import finish_for, unit_of
+from tilewise.quantize.pairs import avx2_products, proven_weights
 from tilewise.quantize.parameters import AffineParameters, INT8Quantizer, QuantizedWeights
 from tilewise.quantize.reference import Four, NumpyInt8Layer
 from tilewise.tensor import Tensor, is_grad_enabled
@@ -109,13 +110,13 @@ class QuantizedConv2d(Module):
         dilation: Pair = (1, 1),
         means: Array | None = None,
     ) -> None:
-        weights = INT8Quantizer().quantize_weights(weight)
+        geometry = Geometry(stride, four(padding), groups, dilation)
+        weights = proven_weights(weight) if geometry.is_plain else INT8Quantizer().quantize_weights(weight)
         scale = scales_for(weights, input, output)
         if means is not None:
             bias = corrected_bias(weight, weights.dequantize(), bias, np.asarray(means), groups)
         q = np.ascontiguousarray(weights.q.transpose(0, 2, 3, 1))  # (O, kh, kw, C / groups)
         offset = integer_offset(q, bias, input.scale * scale.astype(np.float64), input.zero_point)
-        geometry = Geometry(stride, four(padding), groups, dilation)
         self._set_up(q, scale, offset, input, output, geometry, "relu" if relu else activation, residual, out_border)
 
     @classmethod
@@ -159,6 +160,11 @@ class QuantizedConv2d(Module):
     @property
     def relu(self) -> bool:
         return self.activation == "relu"
+
+    @property
+    def avx2(self) -> str:
+        """How AVX2 multiplies its bytes. Depthwise and grouped convolutions widen them."""
+        return avx2_products(self.kernel.weights()) if self.geometry.is_plain else "16-bit products"
 
     @property
     def nbytes(self) -> int:
@@ -267,6 +273,11 @@ class QuantizedLinear(Module):
     @property
     def relu(self) -> bool:
         return self.activation == "relu"
+
+    @property
+    def avx2(self) -> str:
+        """How AVX2 multiplies its bytes."""
+        return avx2_products(self.kernel.weights())
 
     @property
     def nbytes(self) -> int:

@@ -1,9 +1,10 @@
-"""How a layer's products stay exact on AVX2, whose instruction for bytes adds two products in 16 bits and saturates.
+"""Weights whose products stay exact on AVX2, whose instruction for bytes adds two products in 16 bits and saturates.
 
-Weights of a channel no pair of which can exceed 16 bits, whatever the activations, are proven safe. A layer of such
-channels takes the instruction as it is. In other layers the activations are split: what a pair has too much is cut off
-and multiplied separately. No weight is rounded to fewer bits for it, so the integers are those of every other
-instruction set.
+A convolution's weights get the smallest scales with which no such sum can overflow, whatever the activations: of a
+pair of neighbouring channels, or, where sums are long, of two pairs, which are then widened together. That takes less
+than a bit of the weights, whose rounding is the smaller part of the error. Layers that came with integers of their own
+may hold others; their activations are split, and what a pair has too much is multiplied separately. The integers are
+those of every other instruction set either way.
 """
 
 from __future__ import annotations
@@ -13,28 +14,50 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.quantize.layers import QuantizedConv2d, QuantizedLinear
+from tilewise.quantize.parameters import QuantizedWeights, checked_weights, rounded_weights
 
 Array = npt.NDArray[Any]
 _LARGEST_ACTIVATION, _LARGEST_SUM = 255, 32767
+_GROUP = 4  # channels that lie side by side, two pairs of them
+_LONG = 128  # products in a sum: fewer are multiplied as fast by pairs
 
 
-def overflowing_channels(weights: Array) -> int:
-    """Of weights (O, kh, kw, C): channels with a pair of neighbours whose products might not fit into 16 bits."""
-    wide = weights.astype(np.int16)
-    if wide.shape[-1] % 2:
-        wide = np.concatenate([wide, np.zeros_like(wide[..., :1])], -1)
-    pairs = wide.reshape(len(wide), -1, 2)  # (O, pairs, 2)
-    most = np.maximum(np.maximum(pairs, 0).sum(2), np.maximum(-pairs, 0).sum(2)).max(1, initial=0)
-    return int((most.astype(np.int64) * _LARGEST_ACTIVATION > _LARGEST_SUM).sum())
+def largest_sums(weights: Array, products: int) -> Array:
+    """Of weights (O, kh, kw, C): the largest sum of one sign among `products` weights that meet in 16 bits, a channel.
+
+    2: a pair of neighbours; 4: the same pairs of two groups of four that follow each other in a row of the filter.
+    """
+    rows, kh, kw, channels = weights.shape
+    padded = np.zeros((rows, kh, kw, -(-channels // _GROUP) * _GROUP), weights.dtype)
+    padded[..., :channels] = weights
+    run = padded.reshape(rows, kh, -1)
+    lanes = np.zeros((rows, kh, -(-run.shape[2] // (2 * _GROUP)) * 2 * _GROUP), weights.dtype)
+    lanes[..., : run.shape[2]] = run
+    # (O, two groups, pair of a group, products)
+    sums = lanes.reshape(rows, -1, 2, 2, 2).transpose(0, 1, 3, 2, 4).reshape(rows, -1, products)
+    up, down = np.maximum(sums, 0).sum(2), np.maximum(-sums, 0).sum(2)
+    most: Array = np.maximum(up, down).max(1, initial=0)
+    return most
 
 
-def avx2_products(layer: Any) -> str:
-    """How an integer layer multiplies on AVX2 without VNNI; nothing for one that has no products."""
-    if not isinstance(layer, QuantizedConv2d | QuantizedLinear):
-        return ""
-    if isinstance(layer, QuantizedConv2d) and not layer.geometry.is_plain:
-        return "16-bit products"  # depthwise and grouped convolutions widen their bytes
-    weights = layer.kernel.weights()
+def proven_weights(given: Array) -> QuantizedWeights:
+    """Weights (O, C, kh, kw) as int8 whose products cannot overflow 16 bits."""
+    weights = checked_weights(given)
+    products = 4 if weights[0].size >= _LONG else 2
+    most = largest_sums(weights.transpose(0, 2, 3, 1).astype(np.float64), products)
+    # Each of them may be rounded up by a half.
+    return rounded_weights(weights, most, _LARGEST_SUM // _LARGEST_ACTIVATION - products // 2)
+
+
+def overflowing_channels(weights: Array, products: int = 2) -> int:
+    """Of weights (O, kh, kw, C): channels with a sum of so many products that might not fit into 16 bits."""
+    most = largest_sums(weights.astype(np.int64), products)
+    return int((most * _LARGEST_ACTIVATION > _LARGEST_SUM).sum())
+
+
+def avx2_products(weights: Array) -> str:
+    """How a layer with weights (O, kh, kw, C) multiplies on AVX2 without VNNI."""
+    if not overflowing_channels(weights, 4):
+        return "quads, proven"
     unsafe = overflowing_channels(weights)
     return f"split activations: {unsafe} of {len(weights)} channels" if unsafe else "pairs, proven"

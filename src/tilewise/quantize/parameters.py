@@ -7,7 +7,7 @@ uint8: real = (q - zero_point) * scale, with 0.0 exactly representable, because 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -86,19 +86,30 @@ class INT8Quantizer:
 
     def quantize_weights(self, weights: Any, calibration_data: Any = None) -> QuantizedWeights:
         """Weights with their output channels first; `calibration_data` is an array of inputs, or batches of them."""
-        w = np.asarray(weights)
-        if w.dtype.kind != "f":
-            raise DtypeError(f"weights must be floating point, not {w.dtype}")
-        if w.ndim == 0 or w.size == 0:
-            raise ShapeError(f"weights of shape {w.shape} cannot be quantized: there is nothing in them")
-        if not np.isfinite(w).all():
-            raise ConfigurationError("the weights hold NaN or infinity, which have no int8 form")
+        w = checked_weights(weights)
         axes = tuple(range(1, w.ndim)) if self.per_channel else None
-        largest = np.atleast_1d(np.abs(w).max(axes)).astype(np.float64)
-        scale = np.where(largest > 0, np.maximum(largest / 127, _SMALLEST_SCALE), 1.0).astype(np.float32)
-        q = np.clip(np.rint(w / spread(scale, w.ndim)), -127, 127).astype(np.int8)
-        zero = np.zeros(scale.shape, np.int32)
-        return QuantizedWeights(q, scale, zero, None if calibration_data is None else _input(calibration_data))
+        made = rounded_weights(w, np.atleast_1d(np.abs(w).max(axes)), 127)
+        return made if calibration_data is None else replace(made, input=_input(calibration_data))
+
+
+def checked_weights(weights: Any) -> Array:
+    """As an array of finite floats with something in it, or an error."""
+    w = np.asarray(weights)
+    if w.dtype.kind != "f":
+        raise DtypeError(f"weights must be floating point, not {w.dtype}")
+    if w.ndim == 0 or w.size == 0:
+        raise ShapeError(f"weights of shape {w.shape} cannot be quantized: there is nothing in them")
+    if not np.isfinite(w).all():
+        raise ConfigurationError("the weights hold NaN or infinity, which have no int8 form")
+    return w
+
+
+def rounded_weights(w: Array, largest: Array, most: int) -> QuantizedWeights:
+    """Weights by the scales that make `largest`, a number a channel or one for all, `most` steps."""
+    steps = largest.astype(np.float64) / most
+    scale = np.where(largest > 0, np.maximum(steps, _SMALLEST_SCALE), 1.0).astype(np.float32)
+    q = np.clip(np.rint(w / spread(scale, w.ndim)), -127, 127).astype(np.int8)
+    return QuantizedWeights(q, scale, np.zeros(scale.shape, np.int32))
 
 
 def _input(data: Any) -> AffineParameters:
