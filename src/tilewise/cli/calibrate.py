@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tilewise._wording import counted
+from tilewise.cli.bars import progress_bar
 from tilewise.cli.tables import show
 
 if TYPE_CHECKING:
@@ -58,7 +56,7 @@ def _run(shapes: Path | None, minutes: float, threads: int | None, cache: Path |
     from tilewise.tune.choose.calibration.run import Calibration
 
     problems = None if shapes is None else _problems(shapes)
-    with _bar() as progress:
+    with progress_bar(_say_some) as progress:
         run = Calibration(problems, folder=cache, minutes=minutes, threads=threads, seed=seed, progress=progress)
         try:
             run.check_folder()
@@ -78,21 +76,6 @@ def _problems(shapes: Path) -> list[Any]:
 
     bench = CpuDevice()
     return [kernel.problem for kernel in read_shapes(shapes, lambda family, spec: bench.problem(spec))]
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[int, int, str], None]]:
-    """A bar on a terminal; a line now and then in a log."""
-    if not sys.stderr.isatty():
-        yield _say_some
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting", total=None)
-        yield lambda done, total, text: bar.update(task, completed=done, total=total, description=text)
 
 
 def _say_some(done: int, total: int, text: str) -> None:

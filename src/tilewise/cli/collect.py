@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tilewise._wording import counted
+from tilewise.cli.bars import progress_bar
 from tilewise.cli.fleet.campaign import on_ray
 from tilewise.cli.tables import show
 
 if TYPE_CHECKING:
     from tilewise.costmodel.data.collection import Collection
-    from tilewise.tune.measure.collect import Progress
 
 collect = typer.Typer(
     help="Measure tiled kernels on this CPU or GPU, and make collections of the measurements.", no_args_is_help=True
@@ -72,8 +70,8 @@ def cpu(
     """
     if plan:
         return _plan(shapes, configs, plugin or (), as_json)
-    options = _Options(shapes, minutes, _place(out, store), seed, configs, finals, tuple(plugin or ()))
-    _measure("cpu", ray, as_json, options)
+    options = {"seed": seed, "configs": configs, "finals": finals, "plugins": tuple(plugin or ())}
+    _measure("cpu", ray, as_json, shapes=shapes, minutes=minutes, out=_place(out, store), **options)
 
 
 @collect.command()
@@ -100,30 +98,16 @@ def triton(
         from tilewise.tune.measure.triton.gpu import check_gpu
 
         check_gpu()
-    options = _Options(shapes, minutes, _place(out, store), seed, configs, finals, tuple(plugin or ()))
-    _measure("triton", ray, as_json, options, device=device)
+    options = {"seed": seed, "configs": configs, "finals": finals, "plugins": tuple(plugin or ()), "device": device}
+    _measure("triton", ray, as_json, shapes=shapes, minutes=minutes, out=_place(out, store), **options)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Options:
-    """What both collectors are told."""
-
-    shapes: Path | None
-    minutes: float
-    out: Path | str | None
-    seed: int
-    configs: int | None
-    finals: bool
-    plugins: tuple[str, ...]
-
-
-def _measure(kind: str, ray: str | None, as_json: bool, options: _Options, **more: str) -> None:
+def _measure(kind: str, ray: str | None, as_json: bool, **options: Any) -> None:
     """Here, or on the nodes of a cluster."""
-    told = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)} | more
     if ray is not None:
-        on_ray(kind, ray, as_json, **told)
+        on_ray(kind, ray, as_json, **options)
     else:
-        _collect(kind, as_json, **told)
+        _collect(kind, as_json, **options)
 
 
 def _place(out: Path | None, store: str | None) -> Path | str | None:
@@ -157,7 +141,7 @@ def _plan(shapes: Path | None, configs: int | None, plugins: Sequence[str], as_j
 def _collect(kind: str, as_json: bool, **options: Any) -> None:
     from tilewise.tune import collect as measure
 
-    with _progress() as progress:
+    with progress_bar(None) as progress:
         try:
             result = measure(kind, say=lambda line: typer.echo(line, err=True), progress=progress, **options)
         except KeyboardInterrupt:
@@ -178,21 +162,6 @@ def _collect(kind: str, as_json: bool, **options: Any) -> None:
             f"{left} still to be measured (the time was up, the machine too busy, or a kernel failed); "
             "the same command goes on from here."
         )
-
-
-@contextmanager
-def _progress() -> Iterator[Progress | None]:
-    """A bar on a terminal; nothing otherwise, and the collectors write a plain line now and then."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting", total=None)
-        yield lambda done, total, text: bar.update(task, completed=done, total=total, description=text)
 
 
 @collect.command()
