@@ -260,7 +260,8 @@ int64_t winograd_cost(const ConvShape& s, const WinogradKernels& w) {
 ConvAlgorithm choose_algorithm(const ConvShape& s) {
   if (!winograd_applies(s) || !winograd_allowed.load(std::memory_order_relaxed)) return ConvAlgorithm::direct;
   const int64_t lanes = active_conv_direct().limits.lanes;
-  if (s.groups > 1 && s.group_o() * 2 <= lanes) return ConvAlgorithm::direct;  // several groups share a vector there
+  // Several groups share a vector there, or a product of so few channels is shorter than the transforms around it.
+  if (s.groups > 1 && (s.group_o() * 2 <= lanes || (s.group_o() <= lanes && s.group_c() <= 8))) return ConvAlgorithm::direct;
   const int64_t products = s.n * s.groups * s.oh * s.ow * 9 * s.group_c() * ceil_div(s.group_o(), lanes);
   int64_t least = cost(products, 9 * s.c * s.group_o() * 4);
   ConvAlgorithm best = ConvAlgorithm::direct;

@@ -119,6 +119,7 @@ int FloatPlan::conv(std::shared_ptr<const PlanConv> layer, int x, int residual, 
     layer->run(algorithm, in[0], adds ? &in[1] : nullptr, out);
   });
   values_[value].algorithm = algorithm;
+  steps_.back().layer = layer;
   return value;
 }
 
@@ -322,9 +323,49 @@ void FloatPlan::home_parts(std::size_t index) {
   for (std::size_t later = index + 1; later < concats_.size(); ++later) concats_[later].step += copies.size();
 }
 
+// How often each value is read, by steps, as a part of another or as a result.
+std::vector<int> FloatPlan::readers() const {
+  std::vector<int> count(values_.size(), 0);
+  for (const Step& step : steps_) {
+    for (int value : step.in) ++count[value];
+  }
+  for (const Value& value : values_) {
+    if (value.parent >= 0) ++count[value.parent];
+  }
+  for (const Concat& concat : concats_) {
+    for (int part : concat.parts) ++count[part];
+  }
+  for (const Output& output : outputs_) ++count[output.value];
+  return count;
+}
+
+// A 1x1 convolution that only a depthwise one reads becomes one step with it: what lies between has no buffer.
+void FloatPlan::join_pairs() {
+  const std::vector<int> count = readers();
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    const Step& first = steps_[i];
+    const bool alone = first.layer != nullptr && count[first.out] == 1 && first.in.size() == 1 && values_[first.in[0]].input < 0;
+    if (!alone) continue;
+    const auto next = std::find_if(steps_.begin() + static_cast<std::ptrdiff_t>(i), steps_.end(), [&](const Step& step) {
+      const bool reads = step.layer != nullptr && step.in[0] == first.out && values_[step.out].algorithm == ConvAlgorithm::direct;
+      return reads && first.layer->pairs_with(*step.layer);
+    });
+    if (next == steps_.end()) continue;
+    next->run = [layer = first.layer, then = next->layer, adds = next->in.size() > 1](const LastImage* in, const LastImage& out) {
+      layer->run_pair(*then, in[0], adds ? &in[1] : nullptr, out);
+    };
+    next->in[0] = first.in[0];
+    next->layer = nullptr;
+    steps_.erase(steps_.begin() + static_cast<std::ptrdiff_t>(i));
+    for (Concat& concat : concats_) concat.step -= concat.step > i ? 1 : 0;
+    --i;
+  }
+}
+
 void FloatPlan::finish() {
   require(!finished_, "this plan is finished");
   require(!outputs_.empty(), "a plan has a result");
+  join_pairs();
   for (std::size_t i = concats_.size(); i-- > 0;) home_parts(i);  // the last first: earlier ones lie inside later ones
   place_buffers();
   finished_ = true;

@@ -74,6 +74,7 @@ class FloatPlan {
     std::vector<int> in;
     int out;
     Run run;
+    std::shared_ptr<const PlanConv> layer = nullptr;  // of a convolution
   };
   struct Place {
     int root;
@@ -85,6 +86,8 @@ class FloatPlan {
   int add(const Size& size, std::vector<int> in, Run run);
   int last(int value);  // the value channels-last: itself, or converted
   Place place(int value) const;
+  void join_pairs();
+  std::vector<int> readers() const;
   void home_parts(std::size_t concat);
   void place_buffers();
   LastImage image(int value, const std::vector<const float*>& in, float* arena) const;

@@ -117,6 +117,23 @@ void PlanConv::run(ConvAlgorithm algorithm, const LastImage& x, const LastImage*
   if (!active_conv_channels_last().forward(s, x.data, p.floats.data(), e, layout, y.data)) throw std::bad_alloc();
 }
 
+bool PlanConv::pairs_with(const PlanConv& next) const {
+  const ConvGeometry& g = geometry_;
+  const bool point = kh_ == 1 && kw_ == 1 && g.stride[0] == 1 && g.stride[1] == 1 && g.groups == 1;
+  const bool padded = *std::max_element(g.padding, g.padding + 4) > 0;
+  return point && !padded && next.c_ == o_ && next.o_ == o_ && next.geometry_.groups == o_ && o_ > 1;
+}
+
+void PlanConv::run_pair(const PlanConv& next, const LastImage& x, const LastImage* residual, const LastImage& y) const {
+  const ConvShape first = shape(x.n, x.c, x.h, x.w), second = next.shape(x.n, o_, x.h, x.w);
+  if (x.n == 0) return;
+  const ConvEpilogue between{bias_.data(), nullptr, activation_};
+  const ConvEpilogue e{next.bias_.data(), residual == nullptr ? nullptr : residual->data, next.activation_};
+  const ConvLayout layout{0, y.pitch, residual == nullptr ? 0 : residual->pitch};
+  const float *own = packed(ConvAlgorithm::direct, first).floats.data(), *others = next.packed(ConvAlgorithm::direct, second).floats.data();
+  if (!active_conv_channels_last().forward_pair(first, x.data, x.pitch, own, between, second, others, e, layout, y.data)) throw std::bad_alloc();
+}
+
 PlanLinear::PlanLinear(const float* weights, int64_t out, int64_t in, const float* bias, ConvActivation activation)
     : out_(out), in_(in), activation_(activation), weights_(copied(weights, out * in, 0)) {
   if (bias != nullptr) bias_ = copied(bias, out, 0);

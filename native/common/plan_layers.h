@@ -33,6 +33,11 @@ class PlanConv {
   // act(conv(x) + bias + residual); residual may be null; algorithm as `prepare` gave it. Throws std::bad_alloc.
   void run(ConvAlgorithm algorithm, const LastImage& x, const LastImage* residual, const LastImage& y) const;
 
+  // Whether `run_pair` takes this layer, of these images, and `next`, which reads its result.
+  bool pairs_with(const PlanConv& next) const;
+  // next's run of this layer's result, which is not kept. Both were prepared as direct.
+  void run_pair(const PlanConv& next, const LastImage& x, const LastImage* residual, const LastImage& y) const;
+
   void release();                      // lets the weights go that no kernel reads
   void restore(const float* weights);  // the same ones again
 

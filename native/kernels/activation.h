@@ -16,9 +16,9 @@ TW_INLINE vf activate(vf v) {
     case ConvActivation::relu: return max_nan(v, vf{});
     case ConvActivation::gelu: return vgelu(v);
     case ConvActivation::relu6: return clipped(v, 0.0f, 6.0f);
-    case ConvActivation::silu: return v / (1.0f + vexp(-v));
+    case ConvActivation::silu: return v / (1.0f + vexp_of_sum(-v));
     case ConvActivation::hard_swish: return v * (clipped(v + 3.0f, 0.0f, 6.0f) * (1.0f / 6.0f));
-    case ConvActivation::sigmoid: return 1.0f / (1.0f + vexp(-v));
+    case ConvActivation::sigmoid: return 1.0f / (1.0f + vexp_of_sum(-v));
     case ConvActivation::hard_sigmoid: return clipped(v + 3.0f, 0.0f, 6.0f) * (1.0f / 6.0f);
     default: return v;
   }

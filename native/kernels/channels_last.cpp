@@ -1,6 +1,7 @@
 #include "kernels/channels_last.h"
 
 #include "common/thread_pool.h"
+#include "kernels/activation.h"
 #include "kernels/conv_layout.h"
 
 namespace tw {
@@ -65,38 +66,68 @@ Window window_at(const PoolShape& s, int64_t oy, int64_t ox) {
   return {larger(0, y), smaller(s.h, y + s.kh), larger(0, x), smaller(s.w, x + s.kw)};
 }
 
+// `of_window(from, window, out)` gives the results of as many neighbouring vectors of channels as `out` has.
 template <class F>
 void pool_rows(const PoolShape& s, const LastImage& x, const LastImage& y, F&& of_window) {
+  constexpr int kTogether = 4;
   for_runs(x.n * s.oh, s.ow * x.c * s.kh * s.kw, [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
       const float* image = x.data + row / s.oh * s.h * s.w * x.pitch;
       for (int64_t ox = 0; ox < s.ow; ++ox) {
         const Window w = window_at(s, row % s.oh, ox);
         float* to = y.data + (row * s.ow + ox) * y.pitch;
-        for (int64_t c = 0; c < x.c; c += kLanes) put(to + c, of_window(image + c, w), x.c - c);
+        int64_t c = 0;
+        for (; c + kTogether * kLanes <= x.c; c += kTogether * kLanes) {
+          vf out[kTogether];
+          of_window(image + c, w, out);
+          for (int v = 0; v < kTogether; ++v) store(to + c + v * kLanes, out[v]);
+        }
+        for (; c < x.c; c += kLanes) {
+          vf out[1];
+          of_window(image + c, w, out);
+          put(to + c, out[0], x.c - c);
+        }
       }
     }
   });
 }
 
+// Calls f(pixel) for the pixels of a window, each where `from`'s channels begin.
+template <class F>
+TW_INLINE void for_pixels(const PoolShape& s, const LastImage& x, const Window& w, const float* from, F&& f) {
+  for (int64_t iy = w.y0; iy < w.y1; ++iy) {
+    const float* at = from + (iy * s.w + w.x0) * x.pitch;
+    for (int64_t ix = w.x0; ix < w.x1; ++ix, at += x.pitch) f(at);
+  }
+}
+
 void max_pool(const PoolShape& s, const LastImage& x, const LastImage& y) {
-  pool_rows(s, x, y, [&](const float* from, const Window& w) {
-    vf most = splat(-__builtin_inff());
-    for (int64_t iy = w.y0; iy < w.y1; ++iy) {
-      for (int64_t ix = w.x0; ix < w.x1; ++ix) most = max_nan(most, load(from + (iy * s.w + ix) * x.pitch));
-    }
-    return most;
+  pool_rows(s, x, y, [&](const float* from, const Window& w, auto& out) {
+    constexpr int kVectors = sizeof(out) / sizeof(vf);
+    vi nan[kVectors] = {};  // the maximum itself passes over a NaN
+    for (int v = 0; v < kVectors; ++v) out[v] = splat(-__builtin_inff());
+    for_pixels(s, x, w, from, [&](const float* at) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        const vf value = load(at + v * kLanes);
+        nan[v] |= value != value;
+        out[v] = vmax(value, out[v]);
+      }
+    });
+    for (int v = 0; v < kVectors; ++v) out[v] = select(nan[v], splat(__builtin_nanf("")), out[v]);
   });
 }
 
 void avg_pool(const PoolShape& s, bool count_padding, const LastImage& x, const LastImage& y) {
-  pool_rows(s, x, y, [&](const float* from, const Window& w) {
+  pool_rows(s, x, y, [&](const float* from, const Window& w, auto& out) {
+    constexpr int kVectors = sizeof(out) / sizeof(vf);
     const int64_t count = count_padding ? s.kh * s.kw : (w.y1 - w.y0) * (w.x1 - w.x0);
-    vf sum = {};
-    for (int64_t iy = w.y0; iy < w.y1; ++iy) {
-      for (int64_t ix = w.x0; ix < w.x1; ++ix) sum += load(from + (iy * s.w + ix) * x.pitch);
-    }
-    return sum / static_cast<float>(count);
+    for (int v = 0; v < kVectors; ++v) out[v] = vf{};
+    for_pixels(s, x, w, from, [&](const float* at) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) out[v] += load(at + v * kLanes);
+    });
+    for (int v = 0; v < kVectors; ++v) out[v] = out[v] / static_cast<float>(count);
   });
 }
 

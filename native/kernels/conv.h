@@ -100,6 +100,11 @@ struct DirectKernels {
 struct ChannelsLastKernels {
   bool (*forward)(const ConvShape& s, const float* x, const float* packed, const ConvEpilogue& e, const ConvLayout& layout,
                   float* y);  // false: out of memory
+  // A 1x1 convolution of stride 1, without padding, residual or groups, and a depthwise one of its result, which is not kept.
+  // The layout's pitches of result and residual are the second's.
+  bool (*forward_pair)(const ConvShape& first, const float* x, int64_t x_pitch, const float* packed_first, const ConvEpilogue& e_first,
+                       const ConvShape& second, const float* packed_second, const ConvEpilogue& e_second, const ConvLayout& layout,
+                       float* y);
 };
 
 struct GradWeightKernels {

@@ -95,50 +95,53 @@ int64_t scratch_floats(const Problem& p, const Part& b) {
   return round_up(((b.y1 - b.y0 - 1) * p.s.sh + p.s.reach_h()) * p.columns * p.c, 16);
 }
 
-void multiply(const Problem& p, const Part& b, const RowBuffer& rows) {
+// The weights of a panel pass by once for each part. `ahead`: those of the next panel are asked for on the way.
+void multiply_panel(const Problem& p, const Part& b, const RowBuffer& rows, int64_t vector, bool ahead) {
   const ConvShape& s = p.s;
   const int64_t width = b.x1 - b.x0, chunks = ceil_div(width, kMaxRows);
+  const int64_t vectors = smaller(kPanelVectors, p.vectors - vector), channel = b.group * p.o + vector * kLanes;
   const bool whole_rows = s.dw == 1 && p.pitch == p.c;  // the taps of a kernel row are one segment, or one each
   MicroArgs args;
-  MicroFinish finish;
+  MicroFinish finish{p.e.bias == nullptr ? nullptr : p.e.bias + channel, nullptr, p.l.residual_pitch, p.e.activation, p.o - vector * kLanes};
   args.run = whole_rows ? 1 : s.kw;
   args.a_step = s.dw * p.pitch;
   args.a_row = s.sw * p.pitch;
   args.a_segment = s.dh * rows.columns * p.pitch;
   args.segments = s.kh * args.run;
   args.length = s.kw / args.run * p.c;
+  args.b = p.packed + (b.group * p.vectors + vector) * s.kh * s.kw * p.c * kLanes;
+  args.b_segment = args.length * vectors * kLanes;
   args.c_row = p.l.y_pitch;
   args.accumulate = false;
   args.finish = &finish;
-  finish.activation = p.e.activation;
-  finish.residual_row = p.l.residual_pitch;
   const int64_t passes = chunks * (b.y1 - b.y0), panel = s.kh * s.kw * p.c * kPanelVectors * kLanes;
-  const bool fetches = p.c * p.o * s.kh * s.kw * 4 > most_l2();  // the weights come from further away than that
-  for (int64_t vector = b.vector0; vector < b.vector1; vector += kPanelVectors) {
-    const int64_t vectors = smaller(kPanelVectors, p.vectors - vector), channel = b.group * p.o + vector * kLanes;
-    args.b = p.packed + (b.group * p.vectors + vector) * s.kh * s.kw * p.c * kLanes;
-    args.b_segment = args.length * vectors * kLanes;
-    finish.bias = p.e.bias == nullptr ? nullptr : p.e.bias + channel;
-    finish.channels = p.o - vector * kLanes;
-    const bool ahead = fetches && vectors == kPanelVectors && vector + kPanelVectors < b.vector1;
-    int64_t pass = 0;
-    for (int64_t y = b.y0; y < b.y1; ++y) {
-      const float* row = rows.row(y * s.sh - s.ph);
-      for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-        const int64_t x = b.x0 + cut(width, chunks, chunk), count = b.x0 + cut(width, chunks, chunk + 1) - x;
-        const int64_t pixel = (b.n * s.oh + y) * s.ow + x;
-        args.a = row + x * args.a_row;
-        args.c = p.y + pixel * p.l.y_pitch + channel;
-        finish.residual = p.e.residual == nullptr ? nullptr : p.e.residual + pixel * p.l.residual_pitch + channel;
-        if (ahead) {  // each pass over this panel asks for its share of the next one
-          args.ahead = reinterpret_cast<const char*>(args.b + panel) + cut(panel * 4, passes, pass++);
-          args.ahead_step = ceil_div(kPanelVectors * kLanes * 4, passes);
-          micro_rows<2, true, true>(count)(args);
-        } else {
-          pick_micro<true>(count, vectors)(args);
-        }
+  args.ahead_step = ceil_div(kPanelVectors * kLanes * 4, passes);
+  int64_t pass = 0;
+  for (int64_t y = b.y0; y < b.y1; ++y) {
+    const float* row = rows.row(y * s.sh - s.ph);
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      const int64_t x = b.x0 + cut(width, chunks, chunk), count = b.x0 + cut(width, chunks, chunk + 1) - x;
+      const int64_t pixel = (b.n * s.oh + y) * s.ow + x;
+      args.a = row + x * args.a_row;
+      args.c = p.y + pixel * p.l.y_pitch + channel;
+      finish.residual = p.e.residual == nullptr ? nullptr : p.e.residual + pixel * p.l.residual_pitch + channel;
+      if (ahead) {
+        args.ahead = reinterpret_cast<const char*>(args.b + panel) + cut(panel * 4, passes, pass++);
+        micro_rows<2, true, true>(count)(args);
+      } else {
+        pick_micro<true>(count, vectors)(args);
       }
     }
+  }
+}
+
+// Whether the weights come from further away than the second-level cache.
+bool comes_from_afar(const Problem& p) { return p.c * p.o * p.s.kh * p.s.kw * 4 > most_l2(); }
+
+void multiply(const Problem& p, const Part& b, const RowBuffer& rows) {
+  const bool fetches = comes_from_afar(p);
+  for (int64_t vector = b.vector0; vector < b.vector1; vector += kPanelVectors) {
+    multiply_panel(p, b, rows, vector, fetches && vector + kPanelVectors < b.vector1);
   }
 }
 
@@ -182,15 +185,16 @@ bool forward_wide(const Problem& p) {
 // --- narrow groups ---
 
 // One row of outputs, a chunk of pixels through all blocks before the next: neighbouring channels are neighbours in memory.
-void narrow_row(const Problem& p, int64_t n, int64_t y, int64_t block0, int64_t block1) {
+// `image` is the first pixel's first channel, `pitch` the floats of a pixel.
+void narrow_row(const Problem& p, const float* image, int64_t pitch, int64_t n, int64_t y, int64_t block0, int64_t block1) {
   const ConvShape& s = p.s;
   const GroupBlocks blocks = group_blocks(s);
   const int64_t top = y * s.sh - s.ph, taps = s.kw * s.group_c() * kLanes;
   const int64_t first = top >= 0 ? 0 : ceil_div(-top, s.dh);
   const int64_t end = s.h <= top ? 0 : smaller(s.kh, ceil_div(s.h - top, s.dh));
-  const int64_t inside = larger(0, end - first), chunks = ceil_div(s.ow, kGroupedPixels);
-  const float* image = p.x + n * s.h * s.w * p.l.x_pitch + (inside > 0 ? (top + first * s.dh) * s.w * p.l.x_pitch : 0);
-  GroupedRow row{nullptr, p.l.x_pitch, s.dh * s.w * p.l.x_pitch, s.w, nullptr, inside, s.kw, s.sw, s.dw, s.pw, s.group_c(), s.group_o(), nullptr, nullptr, p.l.y_pitch};
+  const int64_t inside = larger(0, end - first), chunks = ceil_div(s.ow, pixels_at_once(s));
+  if (inside > 0) image += (top + first * s.dh) * s.w * pitch;
+  GroupedRow row{nullptr, pitch, s.dh * s.w * pitch, s.w, nullptr, inside, s.kw, s.sw, s.dw, s.pw, s.group_c(), s.group_o(), nullptr, nullptr, p.l.y_pitch};
   MicroFinish finish{nullptr, nullptr, p.l.residual_pitch, p.e.activation, 0};
   row.finish = &finish;
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
@@ -217,9 +221,62 @@ void forward_narrow(const Problem& p) {
   parallel_near(static_cast<int>(bands * splits), [&](int task) {
     const int64_t band = task / splits, split = task % splits;
     for (int64_t row = cut(rows, bands, band); row < cut(rows, bands, band + 1); ++row) {
-      narrow_row(p, row / s.oh, row % s.oh, cut(blocks, splits, split), cut(blocks, splits, split + 1));
+      const int64_t n = row / s.oh;
+      narrow_row(p, p.x + n * s.h * s.w * p.l.x_pitch, p.l.x_pitch, n, row % s.oh, cut(blocks, splits, split), cut(blocks, splits, split + 1));
     }
   });
+}
+
+// --- a 1x1 convolution and the depthwise one that reads it ---
+
+// Rows of the first's result, one panel of channels wide, wait in scratch memory for the second: the many channels between the
+// two never leave the nearer caches. Rows that two bands need are computed twice.
+constexpr int64_t kPairPitch = kPanelVectors * kLanes;
+
+// Bands of the second's rows: what a band reads, and a panel of what lies between, stay in half of the second-level cache.
+int64_t pair_bands(const Problem& a, const ConvShape& s) {
+  const int64_t fit = larger(1, most_l2() / 2 / (s.w * (a.c + kPairPitch) * 4)), halo = larger(0, s.reach_h() - s.sh);
+  const int64_t rows = larger(fit - halo, 4 * larger(1, halo)) / s.sh;
+  return ceil_div(s.oh, larger(1, rows));
+}
+
+bool run_pair(const Problem& a, const Problem& b, int64_t n, int64_t y0, int64_t y1, int64_t vector0, int64_t vector1) {
+  const ConvShape& s = b.s;
+  const int64_t first = smaller(s.h, larger(0, y0 * s.sh - s.ph)), end = larger(first, smaller(s.h, (y1 - 1) * s.sh - s.ph + s.reach_h()));
+  const int64_t begin = (n * s.h + first) * s.w, pixels = (end - first) * s.w;
+  float* rows = thread_scratch(round_up(pixels * kPairPitch + kLanes, 16));
+  if (rows == nullptr) return false;
+  Problem one = a;
+  one.s.w = one.s.ow = pixels;
+  one.l.y_pitch = kPairPitch;
+  const RowBuffer from{const_cast<float*>(a.x) + begin * a.pitch, a.pitch, pixels, 0, 0, 1};
+  const Part whole{0, 0, 1, 0, pixels, 0, 0, 0};
+  const bool fetches = comes_from_afar(a);
+  for (int64_t vector = vector0; vector < vector1; vector += kPanelVectors) {
+    one.y = rows - vector * kLanes;
+    if (pixels > 0) multiply_panel(one, whole, from, vector, fetches && vector + kPanelVectors < vector1);
+    const float* image = rows - first * s.w * kPairPitch - vector * kLanes;
+    const int64_t past = smaller(vector + kPanelVectors, a.vectors);
+    for (int64_t y = y0; y < y1; ++y) narrow_row(b, image, kPairPitch, n, y, vector, past);
+  }
+  return true;
+}
+
+bool forward_pair(const ConvShape& first, const float* x, int64_t x_pitch, const float* packed_first, const ConvEpilogue& e_first,
+                  const ConvShape& second, const float* packed_second, const ConvEpilogue& e_second, const ConvLayout& layout,
+                  float* y) {
+  Problem a{first, {x_pitch, 0, 0}, e_first, x, packed_first, nullptr, first.c, first.o, ceil_div(first.o, kLanes), true, x_pitch, 0};
+  Problem b{second, layout, e_second, nullptr, packed_second, y, 1, 1, 0, false, 0, 0};
+  flatten_pixels(&a.s);
+  const int64_t bands = pair_bands(a, second), panels = ceil_div(a.vectors, kPanelVectors), parts = second.n * bands, threads = num_threads();
+  const int64_t splits = parts % threads == 0 || parts >= 4 * threads ? 1 : smaller(panels, threads);
+  bool failed = false;
+  parallel_near(static_cast<int>(parts * splits), [&](int task) {
+    const int64_t split = task % splits, band = task / splits % bands, n = task / splits / bands;
+    const int64_t vector0 = cut(panels, splits, split) * kPanelVectors, vector1 = smaller(cut(panels, splits, split + 1) * kPanelVectors, a.vectors);
+    if (!run_pair(a, b, n, cut(second.oh, bands, band), cut(second.oh, bands, band + 1), vector0, vector1)) __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
+  });
+  return !failed;
 }
 
 bool forward(const ConvShape& shape, const float* x, const float* packed, const ConvEpilogue& e, const ConvLayout& layout,
@@ -240,7 +297,7 @@ bool forward(const ConvShape& shape, const float* x, const float* packed, const 
 
 }  // namespace
 
-const ChannelsLastKernels conv_channels_last = {forward};
+const ChannelsLastKernels conv_channels_last = {forward, forward_pair};
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -137,7 +137,7 @@ void multiply_narrow(const Problem& p, const Band& b, const float* packed, const
   const MicroFinish as_it_is{nullptr, nullptr, 0, ConvActivation::none, kLanes};
   GroupedRow row{nullptr, kLanes, s.dh * rows.columns * kLanes, rows.columns, packed, s.kh, s.kw, s.sw, s.dw, 0,
                  s.group_c(), s.group_o(), &as_it_is, nullptr, kLanes};
-  const int64_t chunks = ceil_div(s.ow, kGroupedPixels);
+  const int64_t chunks = ceil_div(s.ow, pixels_at_once(s));
   for (int64_t y = b.y0; y < b.y1; ++y) {
     row.x = rows.row(y * s.sh - s.ph);
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {

@@ -1,7 +1,8 @@
-// Convolution in groups so narrow that several share a vector: depthwise (one channel each) above all. A block is as many
-// whole groups as fill a vector of output channels; its input channels fit one vector too. What a lane multiplies by is its
-// own group's channel, so a block reads a pixel once and deals its channels out to the lanes, one permutation a channel;
-// depthwise needs none. Nothing is multiplied by another group's zeros, so NaN and infinity stay in their group.
+// Convolution in groups no wider than a vector: depthwise (one channel each) above all. A block is as many whole groups as
+// fill a vector of output channels; its input channels fit one vector too. What a lane multiplies by is its own group's
+// channel, so a block of several groups reads a pixel once and deals its channels out to the lanes, one permutation a
+// channel; depthwise needs none, and a group with a vector of its own has every lane multiply by the same number. Nothing is
+// multiplied by another group's zeros, so NaN and infinity stay in their group.
 #pragma once
 
 #include "kernels/conv_layout.h"
@@ -22,7 +23,7 @@ inline GroupBlocks group_blocks(const ConvShape& s) {
 }
 
 inline bool shares_vectors(const ConvShape& s) {
-  if (s.groups < 2 || s.group_o() < 1 || s.group_c() < 1 || s.group_o() * 2 > kLanes) return false;
+  if (s.groups < 2 || s.group_o() < 1 || s.group_c() < 1 || s.group_o() > kLanes) return false;
   return group_blocks(s).c <= kLanes;
 }
 
@@ -47,16 +48,28 @@ inline void pack_grouped(const ConvShape& s, const WeightView& w, float* packed)
   }
 }
 
-template <bool Fours>
 TW_INLINE vf permuted(vf v, vi from) {
 #if defined(__AVX512F__)
   return (vf)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)from, (__m512)v);
 #elif defined(__AVX2__)
-  if constexpr (Fours) return (vf)_mm256_permutevar_ps((__m256)v, (__m256i)from);  // within 128 bits: half the work
   return (vf)_mm256_permutevar8x32_ps((__m256)v, (__m256i)from);
 #else
   vf out;
   for (int i = 0; i < kLanes; ++i) out[i] = v[from[i]];
+  return out;
+#endif
+}
+
+// Every four lanes take the same one of their own four.
+template <int Which>
+TW_INLINE vf of_four(vf v) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_maskz_permute_ps(0xffff, (__m512)v, Which * 0x55);
+#elif defined(__AVX2__)
+  return (vf)_mm256_permute_ps((__m256)v, Which * 0x55);
+#else
+  vf out;
+  for (int i = 0; i < kLanes; ++i) out[i] = v[i / 4 * 4 + Which];
   return out;
 #endif
 }
@@ -76,6 +89,13 @@ struct GroupedRow {
 };
 
 constexpr int kGroupedPixels = 8;
+
+inline bool is_depthwise(int64_t group_c, int64_t group_o, int64_t dilation) { return group_c == 1 && group_o == 1 && dilation == 1; }
+
+// Outputs that are computed together: where pixels wait in registers to be dealt out, fewer fit.
+inline int64_t pixels_at_once(const ConvShape& s) {
+  return is_depthwise(s.group_c(), s.group_o(), s.dw) ? kGroupedPixels : smaller(kGroupedPixels, kMaxRows);
+}
 
 template <bool Inside>
 TW_INLINE vf pixel(const GroupedRow& g, const float* row, int64_t column) {
@@ -116,8 +136,8 @@ TW_INLINE void depthwise_tile(const GroupedRow& g, int64_t column) {
   finish_pixels<Pixels>(g, acc);
 }
 
-// Any kernel, stride, dilation and group. Fours: groups of four channels in and out, which no 128 bits share.
-template <int Pixels, bool Inside, bool Fours>
+// Any kernel, stride, dilation and group.
+template <int Pixels, bool Inside>
 void grouped_tile(const GroupedRow& g, int64_t column) {
   vf acc[Pixels][1] = {};
   vi first;
@@ -135,24 +155,96 @@ void grouped_tile(const GroupedRow& g, int64_t column) {
       for (int64_t c = 0; c < g.group_c; ++c, w += kLanes, from += 1) {
         const vf weight = load(w);
 #pragma GCC unroll 8
-        for (int p = 0; p < Pixels; ++p) acc[p][0] = multiply_add(acc[p][0], permuted<Fours>(x[p], from), weight);
+        for (int p = 0; p < Pixels; ++p) acc[p][0] = multiply_add(acc[p][0], permuted(x[p], from), weight);
       }
     }
   }
   finish_pixels<Pixels>(g, acc);
 }
 
+template <int Which, int Pixels>
+TW_INLINE void add_four(vf (&acc)[Pixels][1], const vf (&x)[Pixels], const float* w) {
+  const vf weight = load(w + Which * kLanes);
+#pragma GCC unroll 8
+  for (int p = 0; p < Pixels; ++p) acc[p][0] = multiply_add(acc[p][0], of_four<Which>(x[p]), weight);
+}
+
+// Groups of four channels in and out.
+template <int Pixels, bool Inside>
+void fours_tile(const GroupedRow& g, int64_t column) {
+  vf acc[Pixels][1] = {};
+  const float *row = g.x, *w = g.w;
+  for (int64_t ky = 0; ky < g.rows; ++ky, row += g.tap_row) {
+    for (int64_t kx = 0; kx < g.kw; ++kx, w += 4 * kLanes) {
+      vf x[Pixels];
+#pragma GCC unroll 8
+      for (int p = 0; p < Pixels; ++p) x[p] = pixel<Inside>(g, row, column + p * g.sw + kx * g.dw);
+      add_four<0>(acc, x, w);
+      add_four<1>(acc, x, w);
+      add_four<2>(acc, x, w);
+      add_four<3>(acc, x, w);
+    }
+  }
+  finish_pixels<Pixels>(g, acc);
+}
+
+// A group with a vector of its own, at the edge of the image: columns outside are read from zeros.
+template <int Pixels>
+void edge_tile(const GroupedRow& g, int64_t column) {
+  static constexpr float kZeros[kLanes] = {};
+  vf acc[Pixels][1] = {};
+  const float *row = g.x, *w = g.w;
+  for (int64_t ky = 0; ky < g.rows; ++ky, row += g.tap_row) {
+    for (int64_t kx = 0; kx < g.kw; ++kx) {
+      const float* x[Pixels];
+      for (int p = 0; p < Pixels; ++p) {
+        const int64_t at = column + p * g.sw + kx * g.dw;
+        x[p] = at < 0 || at >= g.width ? kZeros : row + at * g.pitch;
+      }
+      for (int64_t c = 0; c < g.group_c; ++c, w += kLanes) {
+        const vf weight = load(w);
+#pragma GCC unroll 8
+        for (int p = 0; p < Pixels; ++p) acc[p][0] = multiply_add(acc[p][0], splat(x[p][c]), weight);
+      }
+    }
+  }
+  finish_pixels<Pixels>(g, acc);
+}
+
+// The same inside it: the loop of all convolutions.
+template <int Pixels>
+void inside_tile(const GroupedRow& g, int64_t column) {
+  MicroArgs args;
+  args.a = g.x + column * g.pitch;
+  args.a_row = g.sw * g.pitch;
+  args.a_segment = g.tap_row;
+  args.run = g.kw;
+  args.a_step = g.dw * g.pitch;
+  args.b = g.w;
+  args.b_segment = g.group_c * kLanes;
+  args.segments = g.rows * g.kw;
+  args.length = g.group_c;
+  args.c = g.y;
+  args.c_row = g.y_pitch;
+  args.accumulate = false;
+  args.finish = g.finish;
+  micro<(Pixels <= kMaxRows ? Pixels : 1), 1, true>(args);
+}
+
 template <int Pixels, bool Inside>
 void any_tile(const GroupedRow& g, int64_t column) {
-  const bool depthwise = g.group_c == 1 && g.group_o == 1 && g.dw == 1;
+  const bool depthwise = is_depthwise(g.group_c, g.group_o, g.dw);
   if (depthwise && g.sw == 1 && g.kw == 3) return depthwise_tile<3, 1, Pixels, Inside>(g, column);
   if (depthwise && g.sw == 1 && g.kw == 5) return depthwise_tile<5, 1, Pixels, Inside>(g, column);
   if (depthwise && g.sw == 1 && g.kw == 7) return depthwise_tile<7, 1, Pixels, Inside>(g, column);
   if (depthwise && g.sw == 2 && g.kw == 3) return depthwise_tile<3, 2, Pixels, Inside>(g, column);
   if (depthwise && g.sw == 2 && g.kw == 5) return depthwise_tile<5, 2, Pixels, Inside>(g, column);
   if (depthwise && g.sw == 2 && g.kw == 7) return depthwise_tile<7, 2, Pixels, Inside>(g, column);
-  if (g.group_c == 4 && g.group_o == 4) return grouped_tile<Pixels, Inside, true>(g, column);
-  grouped_tile<Pixels, Inside, false>(g, column);
+  if constexpr (Pixels <= kMaxRows) {
+    if (g.group_o * 2 > kLanes) return Inside ? inside_tile<Pixels>(g, column) : edge_tile<Pixels>(g, column);
+    if (g.group_c == 4 && g.group_o == 4) return fours_tile<Pixels, Inside>(g, column);
+  }
+  grouped_tile<Pixels, Inside>(g, column);
 }
 
 template <int Pixels>
@@ -161,7 +253,7 @@ void edge_or_inside(const GroupedRow& g, int64_t x) {
   column >= 0 && last < g.width ? any_tile<Pixels, true>(g, column) : any_tile<Pixels, false>(g, column);
 }
 
-// Outputs x0 ... x0 + count - 1 of a row, finished; at most kGroupedPixels of them.
+// Outputs x0 ... x0 + count - 1 of a row, finished; at most pixels_at_once of them.
 TW_INLINE void grouped_pixels(const GroupedRow& g, int64_t x0, int64_t count) {
   using Run = void (*)(const GroupedRow&, int64_t);
   static constexpr Run table[kGroupedPixels] = {edge_or_inside<1>, edge_or_inside<2>, edge_or_inside<3>, edge_or_inside<4>,

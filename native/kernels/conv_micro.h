@@ -26,23 +26,24 @@ struct MicroFinish {
   int64_t channels;       // that the result has from the first vector on; those past it are not written
 };
 
+// `residual` and the rest by value: a store could change what a reference names.
 template <ConvActivation kind>
-void finish_rows(const float* from, int64_t rows, int64_t vectors, const MicroFinish& f, float* c, int64_t c_row) {
-  for (int64_t v = 0; v < vectors; ++v) {
+void finish_rows(const float* from, int64_t rows, int64_t vectors, const MicroFinish f, float* c, int64_t c_row) {
+  for (int64_t v = 0; v < vectors; ++v, from += kLanes, c += kLanes) {
     const vf bias = f.bias == nullptr ? vf{} : load(f.bias + v * kLanes);
-    const int64_t left = f.channels - v * kLanes;
-    const int lanes = static_cast<int>(left < kLanes ? left : kLanes);
-    for (int64_t m = 0; m < rows; ++m) {
-      vf sum = load(from + (m * vectors + v) * kLanes) + bias;
-      float* to = c + m * c_row + v * kLanes;
-      const int64_t at = m * f.residual_row + v * kLanes;
-      if (lanes == kLanes) {
-        if (f.residual != nullptr) sum += load(f.residual + at);
-        store(to, activate<kind>(sum));
-      } else {
-        if (f.residual != nullptr) sum += load_first(f.residual + at, lanes);
-        store_first(to, activate<kind>(sum), lanes);
+    const float* residual = f.residual == nullptr ? nullptr : f.residual + v * kLanes;
+    const int64_t left = f.channels - v * kLanes, step = vectors * kLanes;
+    if (left < kLanes) {
+      const int lanes = static_cast<int>(left);
+      for (int64_t m = 0; m < rows; ++m) {
+        vf sum = load(from + m * step) + bias;
+        if (residual != nullptr) sum += load_first(residual + m * f.residual_row, lanes);
+        store_first(c + m * c_row, activate<kind>(sum), lanes);
       }
+    } else if (residual != nullptr) {
+      for (int64_t m = 0; m < rows; ++m) store(c + m * c_row, activate<kind>(load(from + m * step) + bias + load(residual + m * f.residual_row)));
+    } else {
+      for (int64_t m = 0; m < rows; ++m) store(c + m * c_row, activate<kind>(load(from + m * step) + bias));
     }
   }
 }
@@ -99,10 +100,21 @@ TW_INLINE void finish_clipped(const vf (&acc)[Rows][Vectors], const MicroFinish&
   }
 }
 
+// What the finished tile will be added to and written over comes nearer while it is computed.
+template <int Rows>
+TW_INLINE void fetch_result(const MicroArgs& s) {
+#pragma GCC unroll 14
+  for (int m = 0; m < Rows; ++m) __builtin_prefetch(s.c + m * s.c_row, 1);
+  if (s.finish->residual == nullptr) return;
+#pragma GCC unroll 14
+  for (int m = 0; m < Rows; ++m) __builtin_prefetch(s.finish->residual + m * s.finish->residual_row);
+}
+
 template <int Rows, int Vectors, bool Contiguous, bool Ahead = false>
 void micro(const MicroArgs& s) {
   constexpr int kPointers = (Rows + kRowsPerPointer - 1) / kRowsPerPointer;
   vf acc[Rows][Vectors] = {};
+  if (s.finish != nullptr) fetch_result<Rows>(s);
   const int64_t a_row = s.a_row * 4, a_k = Contiguous ? 4 : s.a_k * 4, b_k = Contiguous ? Vectors * kLanes : s.b_k;
   const float *run_start = s.a, *segment = s.a;
   int64_t left_in_run = s.run;

@@ -74,6 +74,18 @@ TW_INLINE vf vexp(vf x) {
   return scale_by_power(p, n, shifted);
 }
 
+// exp(x) where 1 is added to it: nothing below 2^-126 is told from nothing, so that one power of two scales, and from 88.4 on it is
+// infinite. Within 4 ulp.
+TW_INLINE vf vexp_of_sum(vf x) {
+  const vf magic = splat(12582912.0f);
+  x = vmax(splat(-87.0f), vmin(splat(89.0f), x));
+  const vf shifted = x * 1.44269504088896341f + magic;
+  const vf r = x - (shifted - magic) * 0.693147180559945309f, square = r * r;
+  const vf high = 8.31253e-3f * r + 4.189011e-2f, low = 1.6667114e-1f * r + 0.4999923f;
+  const vf p = (high * square + low) * square + (r + 1.0f);
+  return p * (vf)(((vu)shifted << 23) + 0x3f800000u);
+}
+
 // erf(x) = x * P(x^2) / Q(x^2) up to 4, from where it is exactly 1: GELU of a large negative number must be 0, not a
 // rounding error times that number. Error below 4e-7.
 TW_INLINE vf verf(vf x) {
