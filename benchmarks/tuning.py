@@ -1,6 +1,7 @@
 """The tuner on this CPU: choices for shapes drawn at random against measuring every tile, and what a choice costs.
 
     python -m benchmarks.tuning [--shapes 24] [--convolutions 12] [--seed 1]
+    python -m benchmarks.tuning --choosing                # what a choice costs, alone
     python -m benchmarks.tuning --left-out                # as on a processor that no model has seen
     python -m benchmarks.tuning --left-out --calibrate    # and after a minute of `tilewise calibrate` there
 
@@ -85,10 +86,10 @@ def met_before() -> dict[str, float]:
 
 def choosing(seed: int) -> dict[str, float]:
     """Seconds of one choice without measuring, median over shapes that were never asked about before: the tuner's among
-    five hundred configurations of a Triton product, and the framework's chooser's for a product on this CPU."""
+    five hundred configurations of a Triton product, and the framework's chooser's for a product on this CPU. "cold" is
+    a process's first: the model is read, and what holds for all shapes is worked out."""
     rng = np.random.default_rng(seed)
     drawn = [tuple(int(size) for size in np.exp2(rng.uniform(5, 9, 3))) for _ in range(_CHOICES)]
-    (gpu, _), chooser = shipped_scores("h200", "H200", "triton", 0.0), make_chooser()
     family = get_family("matmul")
     spec: dict[str, Value] = {"dtype": "bf16", "epilogue": "none", "layout": "nt"}
     problems = [Problem.of("matmul", m=8 * m, n=8 * n, k=8 * k, **spec) for m, n, k in drawn]
@@ -96,24 +97,28 @@ def choosing(seed: int) -> dict[str, float]:
     more = [Config({**config, "group": 4}) for config in listed if config["group"] == 1]
     configs = (*listed, *more)[:CONFIGURATIONS]
 
-    def on_gpu(problem: Problem) -> None:
-        decide(problem, configs, gpu)
+    def on_gpu() -> Callable[[Any], Any]:
+        model, _ = shipped_scores("h200", "H200", "triton", 0.0)
+        return lambda problem: decide(problem, configs, model)
 
-    ways: dict[str, tuple[Callable[[Any], Any], Sequence[Any]]] = {
-        "h200": (on_gpu, problems),
-        "cpu": (lambda shape: chooser("matmul", shape, "float32", "nn"), drawn),
-    }
-    return {name: _median_seconds(choose, asked) for name, (choose, asked) in ways.items()}
+    def on_cpu() -> Callable[[Any], Any]:
+        chooser = make_chooser()
+        return lambda shape: chooser("matmul", shape, "float32", "nn")
+
+    return _seconds("h200", on_gpu, problems) | _seconds("cpu", on_cpu, drawn)
 
 
-def _median_seconds(run: Callable[[Any], Any], asked: Sequence[Any]) -> float:
-    """After a few that warm up."""
+def _seconds(name: str, make: Callable[[], Callable[[Any], Any]], asked: Sequence[Any]) -> dict[str, float]:
+    """Of the first, from nothing, and the median after a few that warm up."""
+    start = time.perf_counter()
+    run = make()
     seconds = []
     for one in asked:
-        start = time.perf_counter()
         run(one)
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[_CHOICES // 10 :])
+        now = time.perf_counter()
+        seconds.append(now - start)
+        start = now
+    return {name: statistics.median(seconds[_CHOICES // 10 :]), f"{name} cold": seconds[0]}
 
 
 def unseen_model(folder: str) -> Path:
@@ -157,10 +162,14 @@ def main() -> None:
     flags.add_argument("--shapes", type=int, default=24)
     flags.add_argument("--convolutions", type=int, default=12)
     flags.add_argument("--seed", type=int, default=1)
+    flags.add_argument("--choosing", action="store_true", help="only say what a choice costs")
     flags.add_argument("--left-out", action="store_true", help="with a model that has not seen this processor")
     flags.add_argument("--calibrate", action="store_true", help="calibrate first, with one thread")
     options = flags.parse_args()
     tilewise.set_num_threads(1)
+    if options.choosing:
+        print(json.dumps({name: f"{1e3 * seconds:.3f} ms" for name, seconds in choosing(options.seed).items()}))
+        return
     problems = [*shapes(options.shapes, options.seed), *convolutions(options.convolutions, options.seed)]
     with tempfile.TemporaryDirectory(prefix="tilewise-tuning-") as folder:
         model = unseen_model(folder) if options.left_out else None

@@ -10,10 +10,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from tilewise.cli.replay import draw, table
 from tilewise.cli.replay import replay as command
 from tilewise.errors import ConfigurationError
 from tilewise.tune import replay
-from tilewise.tune.search.replay import OURS, SIMPLE, Replay, compared, plot, table
+from tilewise.tune.search.replay import OURS, SIMPLE, Replay, compared
 from tilewise.tune.search.without_model import replay_without_model
 
 
@@ -54,7 +55,7 @@ def test_an_interval_excludes_zero_where_one_way_is_always_better():
 def test_table_plot_and_json_say_the_same(h200: Replay, tmp_path: Path):
     lines = table(h200)
     assert f"{100 * h200.strategy('random').regret[0]:.2f}" in "\n".join(lines)
-    plot(h200, tmp_path / "replay.png")
+    draw(h200, tmp_path / "replay.png")
     assert (tmp_path / "replay.png").read_bytes()[:4] == b"\x89PNG"
     assert json.loads(json.dumps(h200.as_dict()))["kernels"] == h200.kernels
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewise._wording import counted
-from tilewise.cli.bars import progress_bar
-from tilewise.cli.tables import show
+from tilewise.cli.tables import progress_bar, show
 
 if TYPE_CHECKING:
     from tilewise.tune.choose.calibration.run import Report

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewise._wording import counted
-from tilewise.cli.bars import progress_bar
 from tilewise.cli.fleet.campaign import on_ray
-from tilewise.cli.tables import show
+from tilewise.cli.tables import progress_bar, show
 
 if TYPE_CHECKING:
     from tilewise.costmodel.data.collection import Collection

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from tilewise._wording import counted, with_interval
+
+if TYPE_CHECKING:
+    from tilewise.tune.search.replay import Comparison, Replay, Strategy
 
 
 def replay(
@@ -35,8 +43,7 @@ def replay(
 
     Example: tilewise replay h200 --plot replay.png
     """
-    from tilewise.tune.search.replay import plot as draw
-    from tilewise.tune.search.replay import recalibrate, table
+    from tilewise.tune.search.replay import recalibrate
     from tilewise.tune.search.replay import replay as run
 
     if without_model:
@@ -60,9 +67,91 @@ def replay(
 
 
 def _without_model(collection: str, seed: int, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    from tilewise.tune.search.without_model import replay_without_model, table
+    from tilewise.tune.search.without_model import replay_without_model
 
     found = replay_without_model(collection, seed=seed)
-    typer.echo(json.dumps(asdict(found)) if as_json else "\n".join(table(found)))
+    if as_json:
+        typer.echo(json.dumps(asdict(found)))
+        return
+    about = f"{found.problems} problems of {found.collection}, its model withheld"
+    shown = range(1, len(found.strategies[0].regret) + 1)
+    typer.echo("\n".join([*_regrets(about, found.strategies, shown), *_comparisons(found.comparisons)]))
+
+
+def table(result: Replay) -> list[str]:
+    """The comparison as lines of text."""
+    from tilewise.tune.search.replay import COMPARED
+
+    configs = counted(result.configs, "configuration")
+    about = f"{result.kernels} {result.split} kernels of {result.collection}, {configs}"
+    shown = [k for k in COMPARED if k <= len(result.strategies[0].regret)]
+    lines = _regrets(about, result.strategies, shown)
+    lines.append(f"{'default':{_width(result.strategies)}}{100 * result.default:9.2f}   without measuring")
+    lines.append(f"first choice without measuring: {result.first_choice:.3f} of the best (geometric mean)")
+    return [*lines, *_comparisons(result.comparisons), *result.notes]
+
+
+def _width(strategies: Sequence[Strategy]) -> int:
+    return max(len(strategy.name) for strategy in strategies) + 2
+
+
+def _regrets(about: str, strategies: Sequence[Strategy], shown: Sequence[int]) -> list[str]:
+    """A line a strategy, a column for each of `shown` measurements."""
+    width = _width(strategies)
+    lines = [
+        f"{about}: mean % slower than the best, after so many measurements",
+        f"{'':{width}}" + "".join(f"{k:>9d}" for k in shown),
+    ]
+    return lines + [
+        f"{strategy.name:{width}}" + "".join(f"{100 * strategy.regret[k - 1]:9.2f}" for k in shown)
+        for strategy in strategies
+    ]
+
+
+def _comparisons(comparisons: Sequence[Comparison]) -> list[str]:
+    """What each mechanism saves, in per cent of the best's runtime, and the 95 % interval."""
+    lines = []
+    for mechanism, simpler in dict.fromkeys((c.mechanism, c.simpler) for c in comparisons):
+        lines.append(f"{mechanism} saves over {simpler}, % of the best's runtime (95 % interval):")
+        lines += [_comparison(c) for c in comparisons if (c.mechanism, c.simpler) == (mechanism, simpler)]
+    return lines
+
+
+def _comparison(c: Comparison) -> str:
+    if c.saving == c.low == c.high == 0:
+        return f"  after {c.measurements:2d}: the same choice for every kernel"
+    shown = with_interval(*(f"{100 * value:.2f}" for value in (c.saving, c.low, c.high)))
+    return f"  after {c.measurements:2d}: {shown}"
+
+
+_STYLES: Mapping[str, tuple[str, str]] = {
+    "random": ("#999999", ":"), "exhaustive": ("#cccccc", "-"), "analytical": ("#8172b3", "--"),
+    "GBDT, first k": ("#dd8452", "-"), "the model's order, first k": ("#4c72b0", "--"),
+    "ours, by expected improvement": ("#4c72b0", "-"),
+}  # fmt: skip
+
+
+def draw(result: Replay, path: Path) -> None:
+    """Regret against measurements, one line a strategy."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    from tilewise._files import write_whole
+
+    figure = Figure(figsize=(7.5, 4.6), layout="constrained")
+    axes = figure.add_subplot()
+    for strategy in result.strategies:
+        colour, line = _STYLES.get(strategy.name, ("#333333", "-"))
+        steps, regret = range(1, len(strategy.regret) + 1), [100 * value for value in strategy.regret]
+        axes.plot(steps, regret, color=colour, linestyle=line, label=strategy.name)
+    axes.axhline(1.0, color="#333333", linewidth=0.6)
+    axes.set_yscale("symlog", linthresh=1.0)
+    axes.set_ylim(bottom=0.0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("measurements a kernel")
+    axes.set_ylabel("mean % slower than the best")
+    axes.set_title(f"{result.collection}: {result.kernels} held-out kernels")
+    axes.legend(fontsize=8)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=120)
+    write_whole(path, content.getvalue())

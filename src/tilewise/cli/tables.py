@@ -1,12 +1,19 @@
-"""Tables on a terminal of any width: drawn where every word fits, else listed row by row, so that nothing is cut."""
+"""Tables on a terminal of any width, drawn where every word fits, else listed row by row, so that nothing is cut; and a
+bar for work that says how far it is."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+Progress = Callable[[int, int, str], None]  # done, total, what is being done
+Otherwise = TypeVar("Otherwise", Progress, None)
 
 
 def show(table: Table, console: Console | None = None) -> None:
@@ -31,3 +38,18 @@ def _listed(table: Table) -> list[str]:
         lines.append(first)
         lines += [f"  {heading}: {cell}" for heading, cell in zip(headings[1:], others, strict=True) if cell]
     return lines
+
+
+@contextmanager
+def progress_bar(otherwise: Otherwise) -> Iterator[Progress | Otherwise]:
+    """Moves a bar on a terminal, and is `otherwise` where there is none."""
+    if not sys.stderr.isatty():
+        yield otherwise
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+        yield lambda done, total, text: bar.update(task, completed=done, total=total, description=text)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from tilewise.tune.choose.check import Check
     from tilewise.tune.choose.network import TunedModel
     from tilewise.tune.choose.tuner import Tuned, Tuner
 
@@ -279,11 +280,35 @@ def _kept_of_model(result: TunedModel) -> str:
 
 
 def _check(path: Path, device: str, model: Path | None, as_json: bool) -> None:
-    from tilewise.tune.choose.check import check, table
+    from tilewise.tune.choose.check import check
     from tilewise.tune.measure.collect import problem_reader
     from tilewise.tune.problem import read_shapes
 
     kernels = read_shapes(path, problem_reader(device))
     problems = [kernel.problem for kernel in kernels]
     result = check(problems, device, model=str(model) if model else None, say=_say)
-    typer.echo(json.dumps(result.as_dict()) if as_json else "\n".join(table(result)))
+    typer.echo(json.dumps(result.as_dict()) if as_json else "\n".join(_check_table(result)))
+
+
+def _check_table(result: Check) -> list[str]:
+    """The comparison as lines of text."""
+    from tilewise.tune.choose.check import said
+
+    lines = [
+        f"{result.machine}: fastest / chosen, in turns; tuning times from an empty cache",
+        f"{'problem':58} {'configs':>7} {'default':>8} {'first':>7} {'five':>7} {'calibr.':>8} "
+        f"{'five s':>8} {'all s':>8}",
+    ]
+    for row in result.problems:
+        words = [f"{name}={value}" for name, value in row.problem.items() if name not in ("family", "dtype")]
+        name = f"{row.problem['family']} {row.problem.get('dtype', '')} {' '.join(words)}"
+        lines.append(
+            f"{name:58} {row.configs:7d} {row.default:8.3f} {row.first:7.3f} {row.five:7.3f} "
+            f"{said(row.calibrated):>8} {row.five_seconds:8.2f} {row.exhaustive_seconds:8.2f}"
+        )
+    lines.append(
+        f"{'geometric mean':58} {'':7} {result.default:8.3f} {result.first:7.3f} {result.five:7.3f} "
+        f"{said(result.calibrated):>8}   "
+        f"tuning {result.time_ratio:.0f} times faster than exhaustive"
+    )
+    return [*lines, *result.notes]

@@ -89,7 +89,7 @@ def check(
             rows.append(row)
             say(
                 f"{number}/{len(problems)} {row.problem}: first {row.first:.3f}, five {row.five:.3f}, default "
-                f"{row.default:.3f}{_said(row.calibrated, ', calibrated ')}; {row.five_seconds:.2f} s against "
+                f"{row.default:.3f}{said(row.calibrated, ', calibrated ')}; {row.five_seconds:.2f} s against "
                 f"{row.exhaustive_seconds:.2f} s"
             )
     return Check(
@@ -117,7 +117,7 @@ def _calibrated(tuner: Tuner, heard: list[str]) -> Calibrated | None:
     return found
 
 
-def _said(ratio: float | None, before: str = "") -> str:
+def said(ratio: float | None, before: str = "") -> str:
     return "" if ratio is None else f"{before}{ratio:.3f}"
 
 
@@ -172,25 +172,3 @@ def _sweep(device: Device[Any]) -> Sweep:
 
     assert isinstance(device, TritonDevice)
     return TritonSweeper(device).sweep
-
-
-def table(result: Check) -> list[str]:
-    """The comparison as lines of text."""
-    lines = [
-        f"{result.machine}: fastest / chosen, in turns; tuning times from an empty cache",
-        f"{'problem':58} {'configs':>7} {'default':>8} {'first':>7} {'five':>7} {'calibr.':>8} "
-        f"{'five s':>8} {'all s':>8}",
-    ]
-    for row in result.problems:
-        words = [f"{name}={value}" for name, value in row.problem.items() if name not in ("family", "dtype")]
-        name = f"{row.problem['family']} {row.problem.get('dtype', '')} {' '.join(words)}"
-        lines.append(
-            f"{name:58} {row.configs:7d} {row.default:8.3f} {row.first:7.3f} {row.five:7.3f} "
-            f"{_said(row.calibrated):>8} {row.five_seconds:8.2f} {row.exhaustive_seconds:8.2f}"
-        )
-    lines.append(
-        f"{'geometric mean':58} {'':7} {result.default:8.3f} {result.first:7.3f} {result.five:7.3f} "
-        f"{_said(result.calibrated):>8}   "
-        f"tuning {result.time_ratio:.0f} times faster than exhaustive"
-    )
-    return [*lines, *result.notes]

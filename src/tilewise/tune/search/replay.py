@@ -11,7 +11,6 @@ no model knows.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise._wording import counted, with_interval
+from tilewise._wording import counted
 from tilewise.costmodel.baselines import Analytical
 from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import Dataset, find_collection, load_dataset
@@ -41,7 +40,7 @@ SIMPLE, OURS = "the model's order, first k", "ours, by expected improvement"
 Curves = npt.NDArray[np.float64]  # (kernels, measurements)
 _ORDERS = 20  # random orders a kernel
 _MOST_NOISE = 0.01  # of a reading
-_COMPARED = (1, 2, 3, 5, 10, 20)  # measurements
+COMPARED = (1, 2, 3, 5, 10, 20)  # measurements
 _RESAMPLES = 4000
 
 
@@ -150,7 +149,7 @@ def replay(
 def compared(curves: Mapping[str, Curves], mechanism: str, simpler: str) -> list[Comparison]:
     """The paired savings of a mechanism, each with a bootstrap interval."""
     found = []
-    for count in _COMPARED:
+    for count in COMPARED:
         if count <= curves[mechanism].shape[1]:
             saved = curves[simpler][:, count - 1] - curves[mechanism][:, count - 1]
             gain = bootstrap(saved, draws=_RESAMPLES)
@@ -251,67 +250,3 @@ def _trees(
         notes.append("LightGBM is not installed, so there are no trees to compare with")
         return {}
     return {"GBDT, first k": _ranked(cases, [trees.score(kernel) for kernel in kernels], most)}
-
-
-def table(result: Replay, columns: Sequence[int] = _COMPARED) -> list[str]:
-    """The comparison as lines of text."""
-    shown = [k for k in columns if k <= len(result.strategies[0].regret)]
-    width = max(len(s.name) for s in result.strategies) + 2
-    lines = [
-        f"{result.kernels} {result.split} kernels of {result.collection}, {counted(result.configs, 'configuration')}: "
-        "mean % slower than the best, after so many measurements",
-        f"{'':{width}}" + "".join(f"{k:>9d}" for k in shown),
-    ]
-    for strategy in result.strategies:
-        lines.append(f"{strategy.name:{width}}" + "".join(f"{100 * strategy.regret[k - 1]:9.2f}" for k in shown))
-    lines.append(f"{'default':{width}}{100 * result.default:9.2f}   without measuring")
-    lines.append(f"first choice without measuring: {result.first_choice:.3f} of the best (geometric mean)")
-    return [*lines, *comparison_lines(result.comparisons), *result.notes]
-
-
-def comparison_lines(comparisons: Sequence[Comparison]) -> list[str]:
-    """What each mechanism saves, in per cent of the best's runtime, and the 95 % interval."""
-    lines = []
-    for mechanism, simpler in dict.fromkeys((c.mechanism, c.simpler) for c in comparisons):
-        lines.append(f"{mechanism} saves over {simpler}, % of the best's runtime (95 % interval):")
-        lines += [_comparison(c) for c in comparisons if (c.mechanism, c.simpler) == (mechanism, simpler)]
-    return lines
-
-
-def _comparison(c: Comparison) -> str:
-    if c.saving == c.low == c.high == 0:
-        return f"  after {c.measurements:2d}: the same choice for every kernel"
-    shown = with_interval(*(f"{100 * value:.2f}" for value in (c.saving, c.low, c.high)))
-    return f"  after {c.measurements:2d}: {shown}"
-
-
-_STYLES: Mapping[str, tuple[str, str]] = {
-    "random": ("#999999", ":"), "exhaustive": ("#cccccc", "-"), "analytical": ("#8172b3", "--"),
-    "GBDT, first k": ("#dd8452", "-"), SIMPLE: ("#4c72b0", "--"), OURS: ("#4c72b0", "-"),
-}  # fmt: skip
-
-
-def plot(result: Replay, path: str | Path) -> None:
-    """Regret against measurements, one line a strategy."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    from tilewise._files import write_whole
-
-    figure = Figure(figsize=(7.5, 4.6), layout="constrained")
-    axes = figure.add_subplot()
-    for strategy in result.strategies:
-        colour, line = _STYLES.get(strategy.name, ("#333333", "-"))
-        steps = np.arange(1, len(strategy.regret) + 1)
-        axes.plot(steps, 100 * np.array(strategy.regret), color=colour, linestyle=line, label=strategy.name)
-    axes.axhline(1.0, color="#333333", linewidth=0.6)
-    axes.set_yscale("symlog", linthresh=1.0)
-    axes.set_ylim(bottom=0.0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("measurements a kernel")
-    axes.set_ylabel("mean % slower than the best")
-    axes.set_title(f"{result.collection}: {result.kernels} held-out kernels")
-    axes.legend(fontsize=8)
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=120)
-    write_whole(Path(path), content.getvalue())

@@ -18,7 +18,7 @@ from tilewise.costmodel.data.collection import MeasuredKernel, read_collection
 from tilewise.costmodel.data.dataset import find_collection
 from tilewise.tune.search.gaussian_process import Earlier, GaussianProcess, Hyperparameters, Numbers
 from tilewise.tune.search.loop import search
-from tilewise.tune.search.replay import Comparison, Strategy, compared, comparison_lines, regrets
+from tilewise.tune.search.replay import Comparison, Strategy, compared, regrets
 
 FIRST, FIRST_BUDGET, BUDGET = 3, 20, 5
 RANDOM, MEAN, ALONE, OVER = (
@@ -67,18 +67,6 @@ def replay_without_model(collection: str = "h200", most_problems: int = 24, seed
         [Strategy(name, [float(value) for value in rows.mean(axis=0)]) for name, rows in curves.items()],
         [comparison for pair in pairs for comparison in compared(curves, *pair)],
     )
-
-
-def table(result: WithoutModel) -> list[str]:
-    """The comparison as lines of text."""
-    width = max(len(strategy.name) for strategy in result.strategies) + 2
-    lines = [
-        f"{result.problems} problems of {result.collection}, its model withheld: mean % slower than the best, after so "
-        "many measurements",
-        f"{'':{width}}" + "".join(f"{k:>9d}" for k in range(1, BUDGET + 1)),
-    ]
-    lines += [f"{s.name:{width}}" + "".join(f"{100 * r:9.2f}" for r in s.regret) for s in result.strategies]
-    return [*lines, *comparison_lines(result.comparisons)]
 
 
 def _families(collection: str, most: int, seed: int) -> list[list[_Problem]]:
