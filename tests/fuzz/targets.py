@@ -431,6 +431,16 @@ def adapted_model(folder: Path) -> Target:
 
 
 @target
+def blended_model(folder: Path) -> Target:
+    from tilewise.costmodel import load_scorer, rank
+    from tilewise.costmodel.models.blend import blended
+
+    parts = [load_scorer(_trained(name, folder / name)) for name in ("MLP", "GBDT")]
+    blended(parts, kernels()).save(folder / "blend.safetensors")
+    return Target(folder / "blend.safetensors", lambda path: rank(load_scorer(path), kernels()[0]), TENSORS)
+
+
+@target
 def board_of_models(folder: Path) -> Target:
     from tilewise.costmodel.board import board_lines, read_board
 

@@ -17,7 +17,7 @@ from fuzz.runner import CORPUS, Outcome, run_target, try_one
 from fuzz.targets import TARGETS
 from tilewise.errors import TilewiseError
 
-NEED_TORCH = ("scorer_", "torch_", "GBDT", "training_checkpoint")
+NEED_TORCH = ("scorer_", "torch_", "GBDT", "blended_model", "training_checkpoint")
 # What cannot be read there is left alone.
 OWN_SETTLING = ("machine_json", "tuning_json", "choices", "training_checkpoint", *RESUMED)
 REACHED: dict[str, set[str]] = {}  # target: the readers that it went through

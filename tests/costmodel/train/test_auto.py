@@ -1,4 +1,4 @@
-"""`--model auto`: the best on valid is kept, a run that was cut off goes on, what cannot be trained is left out."""
+"""`--model auto`: what valid cannot tell apart is blended, a cut-off run goes on, failures are left out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 pytest.importorskip("lightgbm")
 
 from costmodel.simulated import simulated_kernels
-from tilewise.costmodel import load_scorer
+from tilewise.costmodel import load_model, load_scorer
 from tilewise.costmodel.data.dataset import dataset_from_kernels
 from tilewise.costmodel.train import auto
 from tilewise.costmodel.train.config import default_settings
@@ -23,36 +23,55 @@ def data():
     return dataset_from_kernels(kernels[:10], kernels[10:13], kernels[13:])
 
 
-def test_a_later_candidate_must_be_clearly_better():
-    def found(*each):
-        return {"each": list(each)}
+def found(*each):
+    return {"each": list(each)}
 
+
+def test_one_alone_is_believed_only_where_it_is_clearly_better():
     first, second, third = auto.CANDIDATES
-    few = {first: found(0.5, 0.6), second: found(0.6, 0.1), third: found(0.5, 0.55)}
-    assert auto._best(few) == first  # one of two kernels suits it
-    assert auto._best(few | {third: found(0.1, 0.2)}) == third
-    assert auto._best({first: found(0.5), second: found(0.1)}) == first  # one kernel tells nothing
-    assert auto._best({second: found(0.5, 0.6), third: found(0.5, 0.6)}) == second
+    few = {first: found(0.5, 0.6), second: found(0.6, 0.1), third: found(0.1, 0.1)}
+    assert auto._believed(few) == [first, second]  # one of two kernels suits it
+    assert auto._believed(few | {second: found(0.1, 0.2)}) == [second]
+    assert auto._believed(few | {second: found(0.9, 1.0)}) == [first]
+    assert auto._believed({first: found(0.5), second: found(0.1)}) == [first, second]  # one kernel tells nothing
+    assert auto._believed({second: found(0.5, 0.6), third: found(0.1, 0.1)}) == [second]
+    assert auto._believed({third: found(0.5, 0.6)}) == [third]
 
 
-def test_the_candidate_that_is_best_on_valid_is_kept(data, tmp_path, capsys):
+def test_what_is_kept_is_read_again_and_the_blend_is_told_with_its_parts(data, tmp_path, capsys):
     kept = auto.train_auto(data, out_dir=tmp_path, epochs=2)
     record = kept.record["auto"]
-    assert set(record["valid"]) == set(auto.CANDIDATES)
-    assert (
-        record["chosen"] == kept.name == auto._best(json.loads((tmp_path / auto.DONE_FILE).read_text())["candidates"])
-    )
+    assert set(auto.CANDIDATES) <= set(record["valid"])
+    assert record["chosen"] == kept.name and kept.name in record["valid"]
     kernel = data.test[0]
-    assert load_scorer(tmp_path).name == kept.name
-    assert load_scorer(tmp_path).score(kernel) == pytest.approx(kept.score(kernel), rel=1e-4, abs=1e-4)
+    for again in (load_scorer(tmp_path), load_model(tmp_path)):
+        assert again.name == kept.name
+        assert again.score(kernel) == pytest.approx(kept.score(kernel), rel=1e-4, abs=1e-4)
     assert f"{kept.name} is kept." in capsys.readouterr().err
+
+
+def test_a_candidate_outside_the_blend_must_beat_it_clearly(data, tmp_path, monkeypatch):
+    third = auto.CANDIDATES[2]
+    for each, name in ((found(0.0, 0.0, 0.0), third), (found(9.0, 0.0, 9.0), "TileRanker + GBDT")):
+        told = {"TileRanker": found(1.0, 2.0, 3.0), "GBDT": found(2.0, 1.0, 3.0), third: each}
+        models = {candidate: Constant(candidate) for candidate in told}
+        monkeypatch.setattr(auto, "valid_errors", lambda model, dataset: found(1.0, 1.0, 1.5))
+        assert auto._kept(models, told, data).name == name
+
+
+class Constant:
+    def __init__(self, name):
+        self.name, self.record = name, {}
+
+    def score(self, kernel, rows=None):
+        return kernel.config_feat[:, 0]
 
 
 @pytest.mark.parametrize("count", [1, 6])
 def test_a_collection_without_a_valid_split_lends_one_from_train(count, tmp_path, capsys):
     data = dataset_from_kernels(simulated_kernels(count, seed=3, n_configs=30), [])
     kept = auto.train_auto(data, out_dir=tmp_path, epochs=1)
-    assert set(kept.record["auto"]["valid"]) == set(auto.CANDIDATES)
+    assert set(auto.CANDIDATES) <= set(kept.record["auto"]["valid"])
     assert "no valid split" in capsys.readouterr().err
 
 

@@ -28,6 +28,7 @@ import numpy.typing as npt
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema
 from tilewise.costmodel.features.ranker import kernel_sizes
+from tilewise.costmodel.models.blend import Blend
 from tilewise.costmodel.models.files import read_tensors, write_tensors
 from tilewise.costmodel.models.gbdt import GBDT
 from tilewise.costmodel.models.scorer import Scorer, load_scorer
@@ -59,7 +60,7 @@ class Likeness:
 class Adapted:
     """A base model with a correction; without points it is the base alone."""
 
-    base: Scorer | GBDT
+    base: Scorer | GBDT | Blend
     tables: dict[str, npt.NDArray[Any]]
     record: dict[str, Any] = field(default_factory=dict)
 
@@ -104,7 +105,7 @@ def adapt(base: str | Path, kernels: Sequence[Kernel]) -> Adapted:
     return adapt_model(model, kernels)
 
 
-def adapt_model(model: Scorer | GBDT, kernels: Sequence[Kernel]) -> Adapted:
+def adapt_model(model: Scorer | GBDT | Blend, kernels: Sequence[Kernel]) -> Adapted:
     """See `adapt`."""
     labelled = [kernel for kernel in kernels if kernel.labelled and kernel.n_configs > 1]
     count = sum(kernel.n_configs for kernel in labelled)
@@ -227,7 +228,7 @@ def _matern(a: Floats, b: Floats) -> Floats:
     return np.asarray((1.0 + distance) * np.exp(-distance))
 
 
-def load_adapted(path: str | Path) -> Scorer | GBDT | Adapted:
+def load_adapted(path: str | Path) -> Scorer | GBDT | Blend | Adapted:
     """The scorer in a file, with its correction where the file has one."""
     model = load_scorer(path)
     said = model.record.get("adapted")

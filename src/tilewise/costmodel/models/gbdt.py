@@ -20,7 +20,7 @@ from tilewise.costmodel.data.schema import Schema
 from tilewise.costmodel.features.ranker import RankerFeatures
 from tilewise.costmodel.features.scaling import Preparation
 from tilewise.costmodel.models.files import write_tensors
-from tilewise.costmodel.models.trained import ModelFile, header
+from tilewise.costmodel.models.trained import Contents, ModelFile, file_contents
 from tilewise.costmodel.models.trees import checked_trees
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError
 
@@ -62,10 +62,12 @@ class GBDT:
         except (LookupError, ValueError, TypeError, ArithmeticError, _lightgbm().basic.LightGBMError) as error:
             raise FileFormatError("The trees of this model do not fit its features; train it again.") from error
 
-    def save(self, path: str | Path) -> None:
+    def contents(self) -> Contents:
         text = np.frombuffer(self.booster.model_to_string().encode(), dtype=np.uint8)
-        tensors = {"weight.trees": text} | {f"prepare.{k}": v for k, v in self.preparation.tensors().items()}
-        write_tensors(Path(path), tensors, self.record | header(self.preparation, self.schema))
+        return file_contents({"trees": text}, self.preparation, self.schema, self.record)
+
+    def save(self, path: str | Path) -> None:
+        write_tensors(Path(path), *self.contents())
 
 
 def tabular(

@@ -18,11 +18,12 @@ from tilewise.costmodel.data.schema import Schema
 from tilewise.costmodel.features.ranker import RankerFeatures
 from tilewise.costmodel.features.scaling import Preparation, Prepared
 from tilewise.costmodel.models import ridge
+from tilewise.costmodel.models.blend import Blend, restore_blend
 from tilewise.costmodel.models.files import write_tensors
 from tilewise.costmodel.models.gbdt import GBDT, restore_gbdt
 from tilewise.costmodel.models.numpy import baselines, ranker
 from tilewise.costmodel.models.numpy.tabled import Tabled
-from tilewise.costmodel.models.trained import fitting, header, read_model_file
+from tilewise.costmodel.models.trained import BLEND, Contents, ModelFile, file_contents, fitting, read_model_file
 from tilewise.errors import FileFormatError
 
 
@@ -53,10 +54,11 @@ class Scorer:
                 return tabled.score(kernel)
             return self._score(self._prepared(kernel, rows))
 
+    def contents(self) -> Contents:
+        return file_contents(self.weights, self.preparation, self.schema, self.record)
+
     def save(self, path: str | Path) -> None:
-        tensors = {f"weight.{name}": array for name, array in self.weights.items()}
-        tensors |= {f"prepare.{name}": array for name, array in self.preparation.tensors().items()}
-        write_tensors(Path(path), tensors, self.record | header(self.preparation, self.schema))
+        write_tensors(Path(path), *self.contents())
 
     def exact(self, kernel: Kernel, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """The scores of a few configurations in float64."""
@@ -118,13 +120,19 @@ def ridge_scorer(kernels: Sequence[Kernel], schema: Schema, seed: int = 0) -> Sc
     return Scorer(ridge.NAME, weights, {}, features, schema, {"model": ridge.NAME, "seed": seed})
 
 
-def load_scorer(path: str | Path) -> Scorer | GBDT:
+def load_scorer(path: str | Path) -> Scorer | GBDT | Blend:
     """The scorer in a model file, or in the folder of a training run.
 
     >>> load_scorer("model.safetensors").score(kernel).argmin()  # doctest: +SKIP
     17
     """
     file = read_model_file(path)
+    if file.record["model"] == BLEND:
+        return restore_blend(path, lambda part: restore_scorer(part, path))
+    return restore_scorer(file, path)
+
+
+def restore_scorer(file: ModelFile, path: str | Path) -> Scorer | GBDT:
     if file.record["model"] == "GBDT":
         return restore_gbdt(file)
     kwargs = file.record.get("model_kwargs") or {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
+from tilewise.costmodel.models.blend import Blend
 from tilewise.costmodel.models.gbdt import GBDT
 from tilewise.costmodel.models.scorer import Scorer, load_scorer
 from tilewise.errors import UnavailableError
@@ -26,6 +27,6 @@ def shipped_file(collection: str) -> Path:
     return path
 
 
-def shipped_scorer(collection: str) -> Scorer | GBDT:
+def shipped_scorer(collection: str) -> Scorer | GBDT | Blend:
     """The shipped model of a collection, such as "h200"."""
     return load_scorer(shipped_file(collection))

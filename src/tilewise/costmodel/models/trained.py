@@ -24,11 +24,16 @@ from tilewise.errors import FileFormatError, TilewiseError
 if TYPE_CHECKING:
     from torch import nn
 
+    from tilewise.costmodel.models.blend import Blend
     from tilewise.costmodel.models.gbdt import GBDT
     from tilewise.costmodel.models.scorer import Scorer
 
 FORMAT = "tilewise-cost-model-1"
 MODEL_FILE = "model.safetensors"
+BLEND = "Blend"  # what the file of several models calls itself; see `blend`
+
+
+Contents = tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
 
 
 @contextlib.contextmanager
@@ -77,14 +82,21 @@ class TrainedModel:
         kwargs = self.record.get("model_kwargs") or {}
         return Scorer(self.name, weights, kwargs, self.preparation, self.schema, self.record).exact(kernel, rows)
 
+    def contents(self) -> Contents:
+        weights = {k: v.detach().cpu().numpy() for k, v in self.module.state_dict().items()}
+        return file_contents(weights, self.preparation, self.schema, self.record)
+
     def save(self, path: str | Path) -> None:
-        tensors = {f"weight.{k}": v.detach().cpu().numpy() for k, v in self.module.state_dict().items()}
-        tensors |= {f"prepare.{k}": v for k, v in self.preparation.tensors().items()}
-        write_tensors(Path(path), tensors, self.record | header(self.preparation, self.schema))
+        write_tensors(Path(path), *self.contents())
 
 
-def header(preparation: Preparation, schema: Schema) -> dict[str, Any]:
-    return {
+def file_contents(
+    weights: Mapping[str, npt.NDArray[Any]], preparation: Preparation, schema: Schema, record: Mapping[str, Any]
+) -> Contents:
+    """The arrays and the record that a model's file holds."""
+    tensors = {f"weight.{k}": v for k, v in weights.items()}
+    return tensors | {f"prepare.{k}": v for k, v in preparation.tensors().items()}, {
+        **record,
         "format": FORMAT,
         "preparation": preparation.kind,
         "preparation_settings": preparation.settings(),
@@ -112,7 +124,11 @@ def model_path(path: str | Path) -> Path:
 def read_model_file(path: str | Path) -> ModelFile:
     """Read a model file, or the one in a folder."""
     found = model_path(path)
-    tensors, record = read_tensors(found)
+    return checked_file(*read_tensors(found), found)
+
+
+def checked_file(tensors: Mapping[str, npt.NDArray[Any]], record: dict[str, Any], found: Path) -> ModelFile:
+    """Arrays and a record as the parts of a model."""
     if record.get("format") != FORMAT or not isinstance(record.get("model"), str):
         raise FileFormatError(f"{found} is not a cost model of this version of tilewise; train or export it again.")
     kinds, kind, names = preparation_kinds(), record.get("preparation"), record.get("config_features")
@@ -129,21 +145,31 @@ def read_model_file(path: str | Path) -> ModelFile:
     return ModelFile(weights, preparation, Schema(tuple(names)), record)
 
 
-def load_model(path: str | Path, device: str = "cpu", model_class: str | None = None) -> TrainedModel | GBDT | Scorer:
+def load_model(
+    path: str | Path, device: str = "cpu", model_class: str | None = None
+) -> TrainedModel | GBDT | Scorer | Blend:
     """The torch model in a file or folder; see `scorer.load_scorer` for one that needs no torch.
 
     A file never names the code that runs: one that was trained with a class of your own is read with `model_class`, as
     ``package.module:Class``.
     """
     file = read_model_file(path)
+    if file.record["model"] == BLEND:
+        from tilewise.costmodel.models.blend import restore_blend
+
+        return restore_blend(path, lambda part: _restored(part, path, device, None))
+    return _restored(file, path, device, model_class)
+
+
+def _restored(file: ModelFile, path: str | Path, device: str, model_class: str | None) -> TrainedModel | GBDT | Scorer:
     if file.record["model"] == "GBDT":
         from tilewise.costmodel.models.gbdt import restore_gbdt
 
         return restore_gbdt(file)
     if file.record["model"] == "CpuRidge":
-        from tilewise.costmodel.models.scorer import load_scorer
+        from tilewise.costmodel.models.scorer import restore_scorer
 
-        return load_scorer(path)
+        return restore_scorer(file, path)
     import torch
 
     from tilewise.costmodel.models.torch import build_model

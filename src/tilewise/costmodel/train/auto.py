@@ -1,11 +1,12 @@
-"""`--model auto`: several kinds of model are trained on a collection, and the best on its valid split is kept.
+"""`--model auto`: several kinds of model are trained on a collection, and its valid split says which to believe.
 
 No kind wins everywhere: where kernels are few or strange, trees are hard to beat; with hundreds of kernels and sizes to
-compare tiles with, TileRanker is. Errors are averaged as logarithms, so that one kernel with a tail of configurations a
-hundred times slower does not decide alone. The first candidate stays unless another is better by more than the kernels
-differ: of a handful, some kernels suit any model by chance. What every candidate reached goes into the kept model's
-record. A collection
-without a valid split gives a fifth of its kernels for one or, where it has fewer than five, of their configurations.
+compare tiles with, TileRanker is. A valid split of a few dozen kernels cannot tell which it is, so TileRanker and the
+trees are blended unless one of them is clearly better there, by more than the kernels differ; the third candidate is
+taken where it is clearly better than that. Errors are averaged as logarithms, so that one kernel with a tail of
+configurations a hundred times slower does not decide alone. What every candidate reached goes into the kept model's
+record. A collection without a valid split gives a fifth of its kernels for one or, where it has fewer than five, of
+their configurations.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise._files import read_input, write_whole
+from tilewise.costmodel.confidence import calibrate
 from tilewise.costmodel.data.dataset import Dataset, dataset_from_kernels
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.metrics import top_k_error
+from tilewise.costmodel.models.blend import Blend, blended
 from tilewise.costmodel.models.trained import MODEL_FILE, TrainedModel, load_model
 from tilewise.costmodel.train.loop import train
 from tilewise.errors import ConfigurationError, TilewiseError
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from tilewise.costmodel.models.gbdt import GBDT
 
 CANDIDATES = ("TileRanker", "GBDT", "EarlyJoinSAGE")
+_BLENDED = CANDIDATES[:2]
 DONE_FILE = "candidates.json"
 _ENOUGH = 5  # kernels: with fewer, whole ones are too few to judge by
 _WEIGHTS = np.array([1.0, 2.0])  # of the logs of top-1 and top-5
@@ -40,8 +44,8 @@ _CLEARLY = 2.0  # standard errors
 
 def train_auto(
     dataset: Dataset, *, out_dir: str | Path, seed: int = 0, resume: bool = True, device: str = "auto", **settings: Any
-) -> TrainedModel | GBDT:
-    """Train every candidate, each in a folder of its own below `out_dir`, and save the best there.
+) -> TrainedModel | GBDT | Blend:
+    """Train every candidate, each in a folder of its own below `out_dir`, and save the best or a blend there.
 
     A candidate that cannot be trained (LightGBM is not installed, a loss diverges) is left out with a sentence. A run
     that was cut off goes on with the candidate it was at.
@@ -64,10 +68,10 @@ def train_auto(
         write_whole(folder / DONE_FILE, json.dumps({"key": key, "candidates": found}, indent=1))
     if not models:
         raise problem or TilewiseError("No model could be trained.")
-    best = _best({name: found[name] for name in models})
-    kept = models[best]
-    reached = {name: {at: found[name][at] for at in ("top1", "top5")} for name in models}
-    kept.record["auto"] = {"chosen": best, "kernels": len(dataset.valid), "valid": reached}
+    found = {name: found[name] for name in models}
+    kept = _kept(models, found, dataset)
+    reached = {name: {at: errors[at] for at in ("top1", "top5")} for name, errors in found.items()}
+    kept.record["auto"] = {"chosen": kept.name, "kernels": len(dataset.valid), "valid": reached}
     kept.save(folder / MODEL_FILE)
     print(verdict(kept.record["auto"]), file=sys.stderr)
     return kept
@@ -103,15 +107,31 @@ def valid_errors(model: Any, dataset: Dataset) -> dict[str, Any]:
     return {"top1": one, "top5": five, "each": (logs @ _WEIGHTS).tolist()}
 
 
-def _best(found: dict[str, dict[str, Any]]) -> str:
-    """The first candidate that none of the later ones beats clearly."""
-    names = [name for name in CANDIDATES if name in found]
-    best = names[0]
-    for name in names[1:]:
-        gain = np.array(found[best]["each"]) - np.array(found[name]["each"])
-        error = gain.std(ddof=1) / len(gain) ** 0.5 if len(gain) > 1 else np.inf
-        best = name if gain.mean() > _CLEARLY * error else best
-    return best
+def _kept(
+    models: dict[str, TrainedModel | GBDT], found: dict[str, dict[str, Any]], dataset: Dataset
+) -> TrainedModel | GBDT | Blend:
+    """What the valid split says; what a blend reached there is added to `found`."""
+    names = _believed(found)
+    kept: TrainedModel | GBDT | Blend = models[names[0]]
+    if len(names) > 1:
+        kept = blended([models[name] for name in names], list(dataset.valid))
+        kept.record["calibration"] = calibrate(kept, dataset.valid)
+        found[kept.name] = valid_errors(kept, dataset)
+    others = [name for name in models if name not in _BLENDED and _clearly_better(found[name], found[kept.name])]
+    return models[others[0]] if others else kept
+
+
+def _believed(found: dict[str, dict[str, Any]]) -> list[str]:
+    """Those to blend: one of them alone where it is clearly better, or where there is no other."""
+    names = [name for name in _BLENDED if name in found] or list(found)[:1]
+    better = [name for name in names if any(_clearly_better(found[name], found[other]) for other in names)]
+    return better or names
+
+
+def _clearly_better(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether errors are lower by more than kernels that differ by chance would have it; a single one tells nothing."""
+    gain = np.array(other["each"]) - np.array(one["each"])
+    return len(gain) > 1 and bool(gain.mean() > _CLEARLY * gain.std(ddof=1) / len(gain) ** 0.5)
 
 
 def verdict(auto: dict[str, Any]) -> str:
