@@ -11,3 +11,10 @@ def test_each_runs_in_every_round_and_warm_up_does_not_count() -> None:
     assert order == ["a", "a", "b", "b"] * 4
     assert [len(samples) for samples in times] == [3, 3]
     assert all(seconds >= 0 for samples in times for seconds in samples)
+
+
+def test_each_may_have_a_number_of_calls_of_its_own() -> None:
+    called: list[str] = []
+    times = take_turns([lambda: called.append("a"), lambda: called.append("b")], 2, calls=[1, 3], warmup=0)
+    assert called == ["a", "b", "b", "b"] * 2
+    assert [len(own) for own in times] == [2, 2]

@@ -70,6 +70,18 @@ def test_rows_that_have_not_changed_are_the_same_array():
     np.testing.assert_array_equal(space_of(configs).fields, Space(list(configs)).fields)
 
 
+def test_rows_of_one_family_are_not_another_familys():
+    configs = tuple(Config.of(block_m=16, block_n=n, block_k=32, warps=4, stages=2, group=1) for n in (16, 32))
+    single, batched = get_family("matmul"), get_family("batched_matmul")
+    sizes = {"dtype": "bf16", "m": 64, "n": 64, "k": 64, "epilogue": "none", "layout": "nt"}
+    space, own = Space(configs), ("warps", "stages")
+    for family, more in ((single, {}), (batched, {"batch": 4}), (single, {}), (batched, {"batch": 8})):
+        problem = Problem.of(family.name, **sizes, **more)
+        each = [config_row(family, problem, config, own) for config in configs]
+        np.testing.assert_array_equal(space.rows(family, problem, own), np.array(each, np.float32))
+    np.testing.assert_array_equal(space.rows(batched, problem, ("stages",))[:, -1], [2, 2])
+
+
 def test_settings_that_only_some_have_are_zero_for_the_others():
     configs = [Config.of(a=1), Config.of(b=3)]
     np.testing.assert_allclose(Space(configs).fields, [[1.0, 0.0], [0.0, 2.0]])

@@ -23,7 +23,7 @@ ELEMENT_TYPE = {"bf16": "bf16", "fp16": "f16", "fp32": "f32", "tf32": "f32"}
 def matmul_graph(dtype: str, sizes: tuple[int, int, int, int], layout: str, epilogue: str) -> KernelGraph:
     """epilogue(a @ b) with `sizes` (batch, m, n, k); batch 0 is one product without a batch dimension."""
     graph, which = _matmul_structure(dtype, bool(sizes[0]), layout, epilogue)
-    dimensions = np.array((*sizes, 0))[which]  # (n, 6)
+    dimensions = np.array((*sizes, 0), np.int64)[which]  # (n, 6)
     feat = graph.node_feat.copy()
     feat[:, _SHAPE : _SHAPE + DIMENSIONS] = dimensions
     feat[:, _SHAPE + DIMENSIONS] = dimensions.sum(axis=1)

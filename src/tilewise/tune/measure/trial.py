@@ -16,8 +16,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tilewise.profile.timing.turns import take_turns
 from tilewise.tune.families.cpu.family import Array, get_family, is_right
-from tilewise.tune.measure.cpu.clock import nanoseconds, one_run, running_on
+from tilewise.tune.measure.cpu.clock import one_run, running_on
 from tilewise.tune.measure.workers import Worker, WorkerLostError, wait_any
 from tilewise.tune.problem import Config, Problem
 
@@ -75,13 +76,10 @@ class CpuTrial:
         rough_ns = min(one_run(run), one_run(run))
         calls = int(min(max(_UNIT_NS / rough_ns, 1), _MOST_CALLS))
         rounds = _ROUNDS if rough_ns * calls < _SLOW_NS else 3
-        own, defaults = [], []
-        for _ in range(rounds):
-            defaults.append(nanoseconds(self._default_run, calls))
-            own.append(nanoseconds(run, calls))
+        defaults, own = take_turns([self._default_run, run], rounds, calls=calls, warmup=0)
         ratio = statistics.median(a / b for a, b in zip(own, defaults, strict=True))
         steady = min(own) / min(defaults)  # both at their fastest: what neither was disturbed in
-        self._default_ns = self._default_ns or min(defaults)
+        self._default_ns = self._default_ns or 1e9 * min(defaults)
         return Timed(self._default_ns * min(ratio, 1.03 * steady), self._default_ns)
 
     def remeasure(self, configs: Sequence[Config]) -> Sequence[float | None]:
@@ -89,11 +87,11 @@ class CpuTrial:
         assert self._default_ns is not None
         with running_on(self.problem.threads):
             runs = [self._default_run, *(self.family.runner(self.problem, c, self._operands) for c in configs)]
-            turns = range(5 if max(map(one_run, runs)) > _SLOW_NS else 2 * _ROUNDS)
+            rounds = 5 if max(map(one_run, runs)) > _SLOW_NS else 2 * _ROUNDS
             calls = [int(min(max(_UNIT_NS / one_run(run), 1), _MOST_CALLS)) for run in runs]
-            rounds = [[nanoseconds(run, count) for run, count in zip(runs, calls, strict=True)] for _ in turns]
-        taken = [statistics.median(sorted(times)[: len(times) // 2 + 1]) for times in zip(*rounds, strict=True)]
-        return [self._default_ns * time_ns / taken[0] for time_ns in taken[1:]]
+            turns = take_turns(runs, rounds, calls=calls, warmup=0)
+        taken = [statistics.median(sorted(times)[: len(times) // 2 + 1]) for times in turns]
+        return [self._default_ns * seconds / taken[0] for seconds in taken[1:]]
 
 
 class WorkerTrial:

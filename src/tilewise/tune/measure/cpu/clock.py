@@ -18,6 +18,7 @@ import numpy as np
 from tilewise import _system
 from tilewise._extension import native
 from tilewise.errors import UnavailableError
+from tilewise.profile.timing.clock import timed_calls
 from tilewise.tune.choose.kept import machine_name
 from tilewise.tune.measure.sampling import Run
 
@@ -30,10 +31,7 @@ def require_native() -> Any:
 
 def nanoseconds(run: Run, calls: int = 1) -> float:
     """Of a run, in the mean over so many calls."""
-    start = time.perf_counter_ns()
-    for _ in range(calls):
-        run()
-    return (time.perf_counter_ns() - start) / calls
+    return timed_calls(run, calls) / calls
 
 
 def one_run(run: Run) -> float:
@@ -58,14 +56,7 @@ class Pieces:
         return self.pieces * self.each
 
     def __call__(self) -> float:
-        now, run, fastest = time.perf_counter_ns, self.run, 0
-        for _ in range(self.pieces):
-            start = now()
-            for _ in range(self.each):
-                run()
-            taken = now() - start
-            fastest = min(fastest or taken, taken)
-        return float(fastest * self.pieces)
+        return float(min(timed_calls(self.run, self.each) for _ in range(self.pieces)) * self.pieces)
 
 
 class CpuClock:
