@@ -4,6 +4,7 @@
     python -m benchmarks.devices ../shared/data/t4/*.gz --kernel-tuner     # its strategies beside that
     python -m benchmarks.devices ../shared/data/t4/*.gz --ceilings         # what the others can give at all
     python -m benchmarks.devices --processors                              # the CPU collection, a processor left out
+    python -m benchmarks.devices --products ../shared/data/inductor/a100_mm.zip     # the H200's model on another GPU
 
 A figure is the fastest configuration's time over the choice's: 1 is perfect. The ranker is boosted trees; "with cards"
 are the same with the devices' columns, "nearest" the order of the device whose card is most alike. Five and twenty
@@ -16,6 +17,9 @@ that are among the first k of any other device. Intervals are bootstrap ones ove
 ranked by a model that has not seen its processor, measured in the model's order or one by one, and chosen unmeasured by
 that model as it is or adapted to all measurements of some other kernels on that machine. Gains are of logarithms,
 paired over kernels.
+
+`--products` asks the shipped model of the H200, which has seen no other device, to choose among the Triton
+configurations of PyTorch's own records of another GPU; the records lack the group, which is 8 in PyTorch's templates.
 
 Strategies are scored as Kernel Tuner's methodology does: how far the best so far is from what random search has by
 then, as a share of how far the optimum is, in the mean over the first twenty measurements and the spaces.
@@ -42,16 +46,17 @@ from tilewise.costmodel.data.dataset import dataset_from_kernels, load_dataset
 from tilewise.costmodel.data.devices import DEVICE_COLUMNS
 from tilewise.costmodel.data.importers import import_logs
 from tilewise.costmodel.data.kernel import Kernel
-from tilewise.costmodel.data.schema import Schema
+from tilewise.costmodel.data.schema import TILE_FEATURES, Schema
 from tilewise.costmodel.models.adapted import Likeness, adapt_model, next_to_measure
 from tilewise.costmodel.models.gbdt import train_gbdt
 from tilewise.costmodel.models.scorer import ridge_scorer
+from tilewise.costmodel.models.shipped import shipped_scorer
 
 RESULTS = Path(__file__).parent / "results" / "devices.json"
 BUDGET, DRAWS, SEEDS = 20, 3, 3
 FIRST, FEW, ADAPTED_TO = (1, 5, 20), (5, 10, 20), 20
 PAIRS = [("first", "first, adapted"), *((f"{k}, in order", f"{k}, one by one") for k in FEW)]
-WIDTH = len(DEVICE_COLUMNS)
+WIDTH, TILE_WIDTH = len(DEVICE_COLUMNS), len(TILE_FEATURES)
 CONSTANTS = [Likeness(*values) for values in itertools.product((0.2, 0.4, 0.8), (1.0, 2.0, 4.0), (0.25, 0.5, 1.0))]
 OURS = "tilewise, from the other devices"
 Scores = npt.NDArray[Any]
@@ -82,19 +87,22 @@ def main() -> None:
     parser.add_argument("--kernel-tuner", action="store_true", help="score its strategies beside the run recorded")
     parser.add_argument("--ceilings", action="store_true", help="add what could be reached to the run recorded")
     parser.add_argument("--processors", action="store_true", help="the CPU collection instead of files")
+    parser.add_argument("--products", action="store_true", help="the files are PyTorch's records of products")
     options = parser.parse_args()
     if not options.files and not options.processors:
         parser.error("give the files of one kernel, one a device, or --processors")
     found = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
-    kernels, schema = read(options.files) if options.files else ([], Schema(()))
+    kernels, schema = read(options.files) if options.files and not options.products else ([], Schema(()))
     if options.processors:
         found["processors"] = left_out_processors()
+    elif options.products:
+        found["products"] = from_h200(options.files)
     elif options.kernel_tuner:
         beside_strategies(found, [without_cards(k) for k in kernels], schema)
     elif options.ceilings:
         found["ceilings"] = ceilings(kernels)
     else:
-        kept = {"processors": found["processors"]} if "processors" in found else {}
+        kept = {name: found[name] for name in ("processors", "products") if name in found}
         found = every_device(kernels, schema) | {"ceilings": ceilings(kernels)} | kept
     write_whole(RESULTS, json.dumps(found, indent=1) + "\n")
 
@@ -254,6 +262,37 @@ def left_out_processors() -> dict[str, Any]:
         found[other] = {"plain": means[0], "reached": means[1], "gain": [float(np.expm1(gain.mean())), low, high]}
         print(f"{plain} {means[0]:.4f}, {other} {means[1]:.4f}: {low:+.2%} to {high:+.2%}", flush=True)
     return found
+
+
+def from_h200(files: Sequence[Path]) -> dict[str, Any]:
+    """What the H200's model reaches on another GPU's products, unmeasured and by five measurements."""
+    model = shipped_scorer("h200")
+    with tempfile.TemporaryDirectory() as folder:
+        import_logs("inductor", files, Path(folder) / "all", split="train")
+        data = load_dataset(Path(folder) / "all", cache_dir=Path(folder) / "cache", progress=False)
+        have = {name: number for number, name in enumerate(data.schema.config_features)}
+        columns = [have.get(name, -1) for name in model.schema.config_features]
+        kernels = [as_on_h200(kernel, columns) for kernel in data.train]
+    rows: dict[str, list[float]] = {}
+    rng = np.random.default_rng(0)
+    for kernel in [k for k in kernels if k.n_configs > 5]:
+        scored = Mean([model])
+        order = np.argsort(scored.score(kernel), kind="stable")
+        drawn = rng.permutation(kernel.n_configs)
+        found = {"first": order[:1], "five, in order": order[:5], "five, one by one": one_by_one(scored, kernel, 5)[0]}
+        for name, chosen in (found | {"first, drawn": drawn[:1], "five, drawn": drawn[:5]}).items():
+            rows.setdefault(name, []).append(reached(kernel, chosen))
+    means = {name: interval(values) for name, values in rows.items()}
+    for name, (mean, low, high) in means.items():
+        print(f"{name}: {mean:.4f} ({low:.4f} to {high:.4f})", flush=True)
+    return {"date": today(), "kernels": len(rows["first"]), "means": means}
+
+
+def as_on_h200(kernel: Kernel, columns: Sequence[int]) -> Kernel:
+    """The Triton configurations of a kernel in the columns of the H200's collection."""
+    triton = some(kernel, np.flatnonzero(kernel.config_feat[:, :TILE_WIDTH].any(axis=1)))
+    grouped = np.hstack([triton.config_feat, np.full((triton.n_configs, 1), 8, np.float32)])
+    return dataclasses.replace(triton, config_feat=np.ascontiguousarray(grouped[:, columns]))
 
 
 def on_processor(base: Any, adapted: Any, kernel: Kernel) -> dict[str, float]:

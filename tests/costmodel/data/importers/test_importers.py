@@ -17,6 +17,7 @@ from tilewise.costmodel.data.dataset import load_dataset
 from tilewise.costmodel.data.importers import FORMATS, Description, import_logs, read_description
 from tilewise.costmodel.data.importers import helion as helion_format
 from tilewise.costmodel.data.importers.stream import JsonWalker, Source
+from tilewise.costmodel.data.schema import NODE_COLUMN
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 
 SHARED = Path(__file__).parents[5] / "shared" / "data"
@@ -174,6 +175,19 @@ def test_the_library_is_the_default_of_an_inductor_product_and_blocks_are_bounds
         assert set(kernel["config_feat"][:, schema.index("output_bounds_0")]) == {0, 16, 32, 64}
         assert kernel["node_feat"].shape == (3, 140)
     assert not [name for name in schema if name.startswith("BLOCK")]
+
+
+def test_the_number_type_and_layout_that_a_product_was_logged_with_are_in_its_graph(tmp_path):
+    names = "m,k,n,mat1_dtype,mat1_stride_0,mat1_stride_1,mat2_stride_0,mat2_stride_1,choice,feedback"
+    rows = ['{"name": "mm"}', names]
+    for strides in ("32,1,16,1", "1,8,16,1", "32,1,1,32"):
+        for block in (16, 32):
+            rows.append(f"8,32,16,torch.bfloat16,{strides},type=triton_BLOCK-M={block}_BLOCK-N=16_BLOCK-K=16,0.5")
+    imported(tmp_path, "autoheuristic", "\n".join(rows), split="train")
+    first_minor, bf16 = NODE_COLUMN["layout_minor_to_major_0"], NODE_COLUMN["shape_element_type_is_bf16"]
+    graphs = [kernel["node_feat"] for kernel in arrays(tmp_path)]
+    assert all((graph[:, bf16] == 1).all() for graph in graphs)
+    assert sorted(graph[:2, first_minor].tolist() for graph in graphs) == [[0, 1], [1, 0], [1, 1]]
 
 
 def test_one_shape_is_in_one_split_whatever_the_device(tmp_path):

@@ -27,6 +27,7 @@ from tilewise.costmodel.hlo.graph import GraphBuilder, KernelGraph
 from tilewise.errors import FileFormatError
 
 _LARGEST = 1 << 40
+_TYPES = {"torch.float16": "f16", "torch.bfloat16": "bf16", "torch.float32": "f32", "torch.float64": "f64"}
 _KEYS = ("operation", "dtype", "loops", "operands", "result", "tile")
 
 
@@ -40,6 +41,8 @@ class Description:
     tile: Mapping[str, Sequence[str]]
     operation: str = "custom-call"
     dtype: str = "f32"
+    dtype_named: str = ""  # what the log calls the number type, as PyTorch names it; `dtype` where it says nothing
+    strides_named: Sequence[str] = ()  # what the log's two strides of each operand begin with
 
     def graph(self, values: Mapping[str, Value]) -> KernelGraph | None:
         """The graph at these sizes; None where the log lacks one of them."""
@@ -48,8 +51,13 @@ class Description:
             return None
         builder = GraphBuilder()
         shape = {loop: int(size or 0) for loop, size in sizes.items()}
-        operands = [builder.parameter([shape[loop] for loop in loops], self.dtype) for loops in self.operands]
-        builder.add(self.operation, [shape[loop] for loop in self.result], self.dtype, *operands)
+        dtype = _TYPES.get(str(values.get(self.dtype_named)), self.dtype)
+        turned = [_turned(name, values) for name in self.strides_named] or [False] * len(self.operands)
+        operands = [
+            builder.parameter([shape[loop] for loop in loops], dtype, transposed=transposed)
+            for loops, transposed in zip(self.operands, turned, strict=True)
+        ]
+        builder.add(self.operation, [shape[loop] for loop in self.result], dtype, *operands)
         return builder.build()
 
     def bounds(self, config: Mapping[str, Value]) -> list[int]:
@@ -81,6 +89,8 @@ MATRIX_PRODUCT = Description(
     tile={"m": ("BLOCK-M",), "n": ("BLOCK-N",), "k": ("BLOCK-K",)},
     operation="dot",
     dtype="f16",
+    dtype_named="mat1_dtype",
+    strides_named=("mat1", "mat2"),
 )
 
 
@@ -125,6 +135,11 @@ def read_description(path: Path) -> Description:
 def _size(size: int | str, values: Mapping[str, Value]) -> int | None:
     value = values.get(size) if isinstance(size, str) else size
     return int(value) if isinstance(value, int | float) and 0 <= value <= _LARGEST else None
+
+
+def _turned(name: str, values: Mapping[str, Value]) -> bool:
+    """Whether a matrix lies column by column."""
+    return values.get(f"{name}_stride_0") == 1.0 != values.get(f"{name}_stride_1", 1.0)
 
 
 def _table(value: Any, path: Path, name: str) -> dict[str, Any]:
