@@ -185,12 +185,40 @@ void affine(const LastImage& x, const float* scale, const float* shift, ConvActi
   });
 }
 
+// Two vectors, lane by lane in turn.
+TW_INLINE void interleave(vf a, vf b, float* to) {
+  const vf low = pairs_low(a, b), high = pairs_high(a, b);  // in every 128 bits: the first two lanes of both, the last two
+#if defined(__AVX512F__)
+  store(to, __builtin_shufflevector(low, high, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23));
+  store(to + kLanes, __builtin_shufflevector(low, high, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31));
+#elif defined(__AVX2__)
+  store(to, __builtin_shufflevector(low, high, 0, 1, 2, 3, 8, 9, 10, 11));
+  store(to + kLanes, __builtin_shufflevector(low, high, 4, 5, 6, 7, 12, 13, 14, 15));
+#else
+  store(to, low);
+  store(to + kLanes, high);
+#endif
+}
+
+// Whether two runs of channels take turns, as where a shuffle mixes two halves.
+bool takes_turns(const int32_t* channels, int64_t count) {
+  if (count % 2 != 0) return false;
+  for (int64_t c = 2; c < count; ++c) {
+    if (channels[c] != channels[c - 2] + 1) return false;
+  }
+  return true;
+}
+
 void take(const LastImage& x, const int32_t* channels, const LastImage& y) {
+  const int64_t vectors = takes_turns(channels, y.c) ? y.c / (2 * kLanes) : 0;  // of each run; the rest singly
   for_runs(y.pixels(), y.c, [&](int64_t first, int64_t last) {
     for (int64_t p = first; p < last; ++p) {
       const float* from = x.data + p * x.pitch;
       float* to = y.data + p * y.pitch;
-      for (int64_t c = 0; c < y.c; ++c) to[c] = from[channels[c]];
+      for (int64_t v = 0; v < vectors; ++v) {
+        interleave(load(from + channels[0] + v * kLanes), load(from + channels[1] + v * kLanes), to + 2 * v * kLanes);
+      }
+      for (int64_t c = vectors * 2 * kLanes; c < y.c; ++c) to[c] = from[channels[c]];
     }
   });
 }

@@ -128,6 +128,15 @@ struct RowBuffer {
 
 TW_INLINE void zero(float* p, int64_t n) { std::memset(p, 0, static_cast<size_t>(n) * sizeof(float)); }
 
+// A row of an image of three planes, the channels of its pixels side by side without gaps.
+inline void pack_three(const float* __restrict x, int64_t plane, int64_t w, float* __restrict to) {
+  for (int64_t i = 0; i < w; ++i) {
+    to[i * 3] = x[i];
+    to[i * 3 + 1] = x[plane + i];
+    to[i * 3 + 2] = x[2 * plane + i];
+  }
+}
+
 // Packs rows [y0, y1) of an image of `channels` planes of h x w; rows outside the image become zero.
 inline void pack_rows(const RowBuffer& b, const float* x, int64_t channels, int64_t h, int64_t w, int64_t y0, int64_t y1,
                       Magnitude& magnitude) {
@@ -135,6 +144,10 @@ inline void pack_rows(const RowBuffer& b, const float* x, int64_t channels, int6
     if (y < 0 || y >= h) zero(b.row(y) + b.left * b.pitch, w * b.pitch);
   }
   const int64_t last = smaller(y1, h);
+  if (channels == 3 && b.pitch == 3) {
+    for (int64_t y = larger(y0, 0); y < last; ++y) pack_three(x + y * w, h * w, w, b.row(y) + b.left * 3);
+    return;
+  }
   int64_t y = larger(y0, 0), column = 0;
   int64_t offset = y < last ? b.row(y) - b.data + b.left * b.pitch : 0;
   for (int64_t first = y * w; first < last * w; first += kLanes) {

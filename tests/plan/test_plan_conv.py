@@ -215,6 +215,20 @@ def test_pooling_in_a_plan_equals_pytorch_and_a_nan_wins(
         np.testing.assert_allclose(plan.run([x])[0], of(given, kernel, stride, padding), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("isa", kernels.supported_isas() if native is not None else [])
+@pytest.mark.parametrize("half", [1, 4, 7, 8, 16, 29, 58])
+def test_channels_that_take_turns_equal_any_other_choice_of_channels(isa: str, half: int) -> None:
+    kernels.set_isa(isa)
+    x = normal(2, 2 * half + 3, 5, 3)
+    for first, second in ((0, half), (half + 3, 0), (2, 3)):
+        turns = [c for i in range(half) for c in (first + i, second + i)]
+        for channels in (turns, turns[:-1], turns[::-1]):
+            plan = kernels.FloatPlan()
+            plan.output(plan.take(plan.input(*x.shape), channels))
+            plan.finish()
+            np.testing.assert_array_equal(plan.run([x])[0], x[:, channels])
+
+
 def test_dilation_and_uneven_padding_and_their_gradients_equal_pytorch() -> None:
     @settings(max_examples=40, deadline=None)
     @given(cases)
