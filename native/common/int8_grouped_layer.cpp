@@ -57,7 +57,7 @@ void Int8GroupedLayer::pack_panels(const int8_t* weights) {
     const int64_t last = std::min(panel + kInt8Panel, g.columns) - 1;
     const int64_t first = panel / group_columns * g.group_channels / kInt8Group * kInt8Group;
     const int64_t end = round_up((last / group_columns + 1) * g.group_channels, kInt8Group);
-    windows_.push_back({static_cast<int32_t>(first), static_cast<int32_t>((end - first) / kInt8Group), total});
+    windows_.push_back({static_cast<int32_t>(first), static_cast<int32_t>((end - first) / kInt8Group), total, PanelFit::none});
     total += taps * (end - first) * kInt8Panel;
   }
   packed_ = Buffer<int8_t>(static_cast<std::size_t>(total));
@@ -66,6 +66,11 @@ void Int8GroupedLayer::pack_panels(const int8_t* weights) {
     for (int64_t t = 0; t < taps; ++t) {
       for (int64_t c = 0; c < g.group_channels; ++c) packed_[packed_at(column, t, c)] = *weights++;
     }
+  }
+  for (PanelWindow& window : windows_) {
+    const int8_t* panel = packed_.data() + window.weights;
+    const bool pairs = int8_pair_room(panel, taps * window.groups * kInt8Panel * kInt8Group) >= 2 * 255;
+    window.fit = int8_quads_fit(panel, 1, taps, window.groups) ? PanelFit::quads : pairs ? PanelFit::pairs : PanelFit::none;
   }
 }
 

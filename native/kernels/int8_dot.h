@@ -127,11 +127,11 @@ TW_INLINE void dot(vi& acc, const Activations<D>& a, const Weights<D>& w) {
 template <Dot D, int R, int V>
 TW_INLINE void multiply(const uint8_t* const (&rows)[R], int64_t start, int64_t bytes, const int8_t*& w, int64_t panel_bytes,
                         vi (&acc)[R][V]) {
-  int64_t k = start;
+  int64_t left = bytes / kInt8Group, k = start;
 #if defined(__AVX2__) && !defined(__AVX512F__)
   if constexpr (D == Dot::quads) {
     static_assert(V <= kVectors, "one panel");
-    for (; k + 2 * kInt8Group <= start + bytes; k += 2 * kInt8Group, w += 2 * kInt8Panel * kInt8Group) {
+    for (; left >= 2; left -= 2, k += 2 * kInt8Group, w += 2 * kInt8Panel * kInt8Group) {
       Weights<D> first[V], second[V];
 #pragma GCC unroll 8
       for (int v = 0; v < V; ++v) {
@@ -147,7 +147,7 @@ TW_INLINE void multiply(const uint8_t* const (&rows)[R], int64_t start, int64_t 
     }
   }
 #endif
-  for (; k < start + bytes; k += kInt8Group) {
+  for (; left > 0; --left, k += kInt8Group, w += kInt8Panel * kInt8Group) {
     Weights<D> weights[V];
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
@@ -159,7 +159,6 @@ TW_INLINE void multiply(const uint8_t* const (&rows)[R], int64_t start, int64_t 
 #pragma GCC unroll 8
       for (int v = 0; v < V; ++v) dot<D>(acc[r][v], a, weights[v]);
     }
-    w += kInt8Panel * kInt8Group;
   }
 }
 

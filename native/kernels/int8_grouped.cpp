@@ -1,7 +1,7 @@
 // This file, like int8.cpp, is compiled with -ffp-contract=off: every byte is the same on every instruction set.
 #include "kernels/int8_grouped.h"
 
-#include "kernels/int8_sums.h"
+#include "kernels/int8_dot.h"
 
 namespace tw {
 namespace TW_ISA {
@@ -264,32 +264,6 @@ void depthwise(const GroupedTaps& t, const int32_t* weights, const int32_t* offs
 
 // --- groups ---
 
-// acc += four bytes at x, in every lane, times the panel's four weights a column.
-TW_INLINE void dot_panel(vi (&acc)[kVectors], const uint8_t* x, const int8_t* w) {
-#if defined(__AVX2__)
-  int32_t four;
-  std::memcpy(&four, x, 4);
-#endif
-#if defined(__AVX512F__)
-  asm("vpdpbusd %2, %1, %0" : "+v"(acc[0]) : "v"(_mm512_set1_epi32(four)), "v"(_mm512_loadu_si512(w)));
-#elif defined(__AVX2__)
-  const __m256i a = _mm256_set1_epi32(four);
-  const __m256i even = _mm256_and_si256(a, _mm256_set1_epi16(0xff)), odd = _mm256_srli_epi16(a, 8);
-  for (int v = 0; v < kVectors; ++v) {
-    const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + v * kLanes * 4));
-    acc[v] += (vi)_mm256_madd_epi16(even, _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
-    acc[v] += (vi)_mm256_madd_epi16(odd, _mm256_srai_epi16(b, 8));
-  }
-#else
-  for (int v = 0; v < kVectors; ++v) {
-    for (int i = 0; i < kLanes; ++i) {
-      const int8_t* column = w + (v * kLanes + i) * 4;
-      acc[v][i] += x[0] * column[0] + x[1] * column[1] + x[2] * column[2] + x[3] * column[3];
-    }
-  }
-#endif
-}
-
 struct Grouped {
   const GroupedTaps& t;
   const PanelWindow* windows;
@@ -298,22 +272,25 @@ struct Grouped {
   const float* scale;
   const GroupedRows& r;
 
-  template <int Pixels, bool kTable>
+  template <Dot D, int Pixels, bool kTable>
   TW_INLINE void tile(int64_t y, int64_t x, int64_t panel) const {
     const PanelWindow& window = windows[panel];
     const uint8_t* at = r.x + y * t.stride_h * r.row_step + x * t.stride_w * r.pixel_step + window.first;
     const int8_t* w = weights + window.weights;
     vi acc[Pixels][kVectors];
+#pragma GCC unroll 8
     for (int p = 0; p < Pixels; ++p) {
+#pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) acc[p][v] = load_sums(offset + panel * kPanel + v * kLanes);
     }
     for (int64_t ky = 0; ky < t.kernel_h; ++ky) {
       for (int64_t kx = 0; kx < t.kernel_w; ++kx) {
-        const uint8_t* tap = at + ky * t.dilation_h * r.row_step + kx * t.dilation_w * r.pixel_step;
-        for (int32_t g = 0; g < window.groups; ++g, w += kPanel * 4) {
+        const uint8_t* pixel[Pixels];
 #pragma GCC unroll 8
-          for (int p = 0; p < Pixels; ++p) dot_panel(acc[p], tap + p * t.stride_w * r.pixel_step + g * 4, w);
+        for (int p = 0; p < Pixels; ++p) {
+          pixel[p] = at + ky * t.dilation_h * r.row_step + (kx * t.dilation_w + p * t.stride_w) * r.pixel_step;
         }
+        multiply<D>(pixel, 0, int64_t{window.groups} * kInt8Group, w, 0, acc);
       }
     }
     for (int p = 0; p < Pixels; ++p) {
@@ -324,14 +301,30 @@ struct Grouped {
     }
   }
 
-  void run() const {
+  template <Dot D, bool kTable>
+  void row(int64_t y, int64_t panel) const {
     constexpr int kPixels = kLanes == 16 ? 8 : 4;
+    int64_t x = 0;
+    for (; x + kPixels <= r.width; x += kPixels) tile<D, kPixels, kTable>(y, x, panel);
+    for (; x < r.width; ++x) tile<D, 1, kTable>(y, x, panel);
+  }
+
+  void run() const {
     with_table(r.finish, [&](auto known) {
       for (int64_t y = 0; y < r.rows; ++y) {
         for (int64_t panel = 0; panel * kPanel < r.channels; ++panel) {
-          int64_t x = 0;
-          for (; x + kPixels <= r.width; x += kPixels) tile<kPixels, known.value>(y, x, panel);
-          for (; x < r.width; ++x) tile<1, known.value>(y, x, panel);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+          const PanelFit fit = windows[panel].fit;
+          if (fit == PanelFit::quads) {
+            row<Dot::quads, known.value>(y, panel);
+            continue;
+          }
+          if (fit == PanelFit::pairs) {
+            row<Dot::pairs, known.value>(y, panel);
+            continue;
+          }
+#endif
+          row<Dot::wide, known.value>(y, panel);
         }
       }
     });

@@ -31,10 +31,14 @@ struct GroupedRows {
   ByteFinish finish;
 };
 
+// How many products of any bytes with a panel's weights are proven to add up to 16 bits: a pair, or two pairs.
+enum class PanelFit : int { none, pairs, quads };
+
 // A panel's run of input channels: where it begins, and its groups of four.
 struct PanelWindow {
   int32_t first, groups;
   int64_t weights;  // where its packed weights begin
+  PanelFit fit = PanelFit::none;
 };
 
 struct Int8GroupedKernels {

@@ -9,7 +9,7 @@ import pytest
 
 from tilewise._extension import native
 from tilewise.quantize.between import finish_for, unit_of
-from tilewise.quantize.layers import INT32, new_kernel
+from tilewise.quantize.layers import INT32, Geometry, new_conv_kernel, new_kernel
 from tilewise.quantize.parameters import affine_from_range
 from tilewise.quantize.reference import NumpyInt8Layer
 
@@ -122,3 +122,29 @@ def test_bytes_are_numpys_for_every_width_of_the_result(isa: str, w_kind: str, a
             layer.set_residual(residual.scale / unit_of(finish, output), residual.zero_point)
         got, want = (layer.conv(x, 1, skip, 0, 0) for layer in (kernel, reference))
         assert np.array_equal(got[..., :columns], want[..., :columns]), (columns, channels, taps)
+
+
+@pytest.mark.parametrize("w_kind", WEIGHTS)
+@pytest.mark.parametrize("x_kind", ["any", "all 255", "centred"])
+def test_convolutions_in_groups_are_numpys(isa: str, x_kind: str, w_kind: str) -> None:
+    rng = np.random.default_rng(3)
+    for groups, inner, outer, taps in [
+        (4, 4, 4, 3),
+        (2, 8, 16, 3),
+        (3, 16, 8, 1),
+        (5, 3, 2, 3),
+        (2, 6, 17, 2),
+        (2, 32, 5, 3),
+    ]:
+        columns, channels = groups * outer, groups * inner
+        w = weights(rng, w_kind, (columns, taps, taps, inner))
+        scale, offset = np.full(columns, 1e-3 / inner), rng.integers(-99, 99, columns).astype(np.int32)
+        geometry = Geometry((1, 1), (1, 1, 1, 1), groups)
+        kernel = new_conv_kernel(w, offset, scale, geometry)
+        reference = NumpyInt8Layer(w, offset, scale.astype(np.float32), None, (1, 1), geometry.padding, groups, (1, 1))
+        x = activations(rng, x_kind, (1, 8, 11, -(-channels // 4) * 4))
+        finish = finish_for("", affine_from_range(-1.0, 2.0))
+        for layer in (kernel, reference):
+            layer.set_finish(finish.native())
+        got, want = (layer.conv(x, 1, None, 0, 0) for layer in (kernel, reference))
+        assert np.array_equal(got[..., :columns], want[..., :columns]), (groups, inner, outer, taps)

@@ -111,7 +111,8 @@ class QuantizedConv2d(Module):
         means: Array | None = None,
     ) -> None:
         geometry = Geometry(stride, four(padding), groups, dilation)
-        weights = proven_weights(weight) if geometry.is_plain else INT8Quantizer().quantize_weights(weight)
+        depthwise = groups > 1 and weight.shape[1:2] == (1,)  # widens its bytes
+        weights = INT8Quantizer().quantize_weights(weight) if depthwise else proven_weights(weight)
         scale = scales_for(weights, input, output)
         if means is not None:
             bias = corrected_bias(weight, weights.dequantize(), bias, np.asarray(means), groups)
@@ -163,8 +164,11 @@ class QuantizedConv2d(Module):
 
     @property
     def avx2(self) -> str:
-        """How AVX2 multiplies its bytes. Depthwise and grouped convolutions widen them."""
-        return avx2_products(self.kernel.weights()) if self.geometry.is_plain else "16-bit products"
+        """How AVX2 multiplies its bytes. Depthwise convolutions widen them, and those in groups that are not proven."""
+        weights = self.kernel.weights()
+        way = avx2_products(weights)
+        aligned = weights.shape[3] % 4 == 0 and way.endswith("proven")
+        return way if self.geometry.is_plain or aligned else "16-bit products"
 
     @property
     def nbytes(self) -> int:
