@@ -299,3 +299,57 @@ def test_a_gpu_without_a_model_is_left_to_pytorch(monkeypatch: pytest.MonkeyPatc
     ):
         assert not tilewise.inductor.enable().active
     assert inductor_config.save_config_portable() == before
+
+
+class _Sum:
+    """What PyTorch tells of a sum over rows of so many elements, with so many operands and results."""
+
+    def __init__(self, length: int, buffers: int = 6, hint: str = "INNER") -> None:
+        hints = pytest.importorskip("torch._inductor.runtime.hints").ReductionHint
+        self.reduction_numel, self.buffers, self.hint = length, buffers, hints[hint]
+
+    def get_reduction_hint(self) -> Any:
+        return self.hint
+
+    def buf_accesses(self) -> dict[str, list[Any]]:
+        return {f"buf{number}": [] for number in range(self.buffers)}
+
+
+class _Compiling:
+    """The graph that the compiler is at, on the pretended device."""
+
+    device = "pretended"
+
+    def __init__(self) -> None:
+        self.sizevars = self
+
+    def get_current_device_or_throw(self) -> Any:
+        return type("Device", (), {"type": self.device})
+
+    def statically_known_leq(self, left: int, right: int) -> bool:
+        return left <= right
+
+
+def test_rows_that_fit_stay_in_registers(enabled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.choices import InductorChoices
+    from torch._inductor.virtualized import V
+
+    monkeypatch.setattr(InductorChoices, "should_use_persistent_reduction", staticmethod(lambda *_: False))
+    graph, handler = _Compiling(), _handler()
+
+    def kept(of: Any, cooperative: bool = False) -> bool:
+        with V.set_graph_handler(graph):
+            return bool(handler.should_use_persistent_reduction(of, cooperative))
+
+    assert kept(_Sum(1280)) and kept(_Sum(8192)) and not kept(_Sum(8200))
+    assert not kept(_Sum(8192, buffers=30)) and not kept(_Sum(1280, hint="OUTER"))
+    assert not kept(_Sum(1280), cooperative=True)
+    with inductor_config.patch({"triton.persistent_reductions": False}):
+        assert not kept(_Sum(1280))
+    graph.device = "cpu"
+    assert not kept(_Sum(1280)) and not enabled.advisor.notes
+    assert not kept(object()) and not enabled.advisor.notes  # another device is not looked at
+    graph.device = "pretended"
+    assert not kept(object()) and len(enabled.advisor.notes) == 1
+    tilewise.inductor.disable()
+    assert not kept(_Sum(1280))

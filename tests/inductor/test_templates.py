@@ -65,6 +65,17 @@ def test_the_budget_and_aten_are_kept_and_all_of_it_fits() -> None:
         assert all(fits(columns_of(*choices))[place] for place in kept.places if place)
 
 
+def test_batched_templates_have_four_warps_and_three_stages_where_there_are_such() -> None:
+    batched = problem_of("bmm", ((8, 512, 64), (32768, 64, 1)), ((8, 64, 512), (32768, 1, 64)), "torch.bfloat16")
+    assert batched is not None
+    names, parameters = ["aten::bmm", *_choices()[0][1:]], _choices()[1]
+    kept = [parameters[place] for place in keep(_model(), batched, (names, parameters), 3).places if place]
+    assert len(kept) == 3 and all(one["num_warps"] == 4 and one["num_stages"] > 2 for one in kept)
+    others = [place for place, one in enumerate(parameters) if one.get("num_warps") != 4]
+    shorter = [names[place] for place in others], [parameters[place] for place in others]
+    assert len(keep(_model(), batched, shorter, 3).places) == 4
+
+
 def test_what_was_measured_before_is_kept_alone() -> None:
     choices = _choices()
     first = keep(_model(), _problem(), choices, 3)

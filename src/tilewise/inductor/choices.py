@@ -22,6 +22,7 @@ from tilewise.inductor.fair import retime
 from tilewise.inductor.following import fuses_next
 from tilewise.inductor.processes import start_anew, start_early
 from tilewise.inductor.records import Book
+from tilewise.inductor.rest import in_registers
 from tilewise.inductor.templates import OPERATIONS, Asked, Kept, config_of, keep, pass_seconds, problem_of
 from tilewise.tune.choose.service import ServiceClient
 from tilewise.tune.families.triton.product import LIBRARY
@@ -29,6 +30,7 @@ from tilewise.tune.families.triton.runtimes import Runtimes
 from tilewise.tune.measure.store import Machine
 from tilewise.tune.problem import Config, Problem
 
+_RULES = 2  # counted up where the same model and budget would now give other kernels
 _TIMED = ("convolution", "flex_attention")  # again, though not remembered: PyTorch's own caches do that
 
 
@@ -56,7 +58,7 @@ class Advisor:
     @property
     def key(self) -> str:
         """What decides the choices: the compiler's caches are kept apart by it."""
-        text = f"{self.model.metadata.get('digest', '')}:{self.budget}"
+        text = f"{self.model.metadata.get('digest', '')}:{self.budget}:{_RULES}"
         return "tilewise-" + hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def keep(self, found: list[Any], inputs: Any, op: str) -> list[Any]:
@@ -214,6 +216,18 @@ class TilewiseChoices(InductorChoices):
             return self._or_pytorchs(found, lambda advisor: advisor.convolution(found, *_as_product(m, n)))
 
         return advised if device_type in (self.advisor.devices if self.advisor else ()) else listed
+
+    @staticmethod
+    def should_use_persistent_reduction(features: Any, cooperative_reduction: bool) -> bool:
+        """Whether a sum keeps its rows in registers: longer ones than PyTorch would, too."""
+        usual, advisor = InductorChoices.should_use_persistent_reduction, TilewiseChoices.advisor
+        try:
+            if advisor is not None and not cooperative_reduction and in_registers(features, advisor.devices):
+                return True
+        except Exception as error:
+            if advisor is not None:
+                advisor.note(error)
+        return bool(usual(features, cooperative_reduction))
 
     def _or_pytorchs(self, found: Any, advised: Callable[[Advisor], Any]) -> Any:
         """PyTorch's own choices are always right, if slower to try."""

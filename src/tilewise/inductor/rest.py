@@ -1,8 +1,11 @@
-"""Kernels of PyTorch's compiler that are no products, sums over rows and elementwise ones: which tiling to run.
+"""Kernels of PyTorch's compiler that are no products, sums over rows and elementwise ones: how to run them.
 
 PyTorch times every tiling by itself, with emptied caches and the host's part of a launch. In a program such a kernel
-reads what the one before it has just written, and launches do not wait for the host; a tiling chosen PyTorch's way can
-take 1.4 times as long. Here they take turns as graphs do (`fair`). Whatever cannot be timed so is timed by PyTorch.
+reads what the one before it has just written, and launches do not wait for the host. Here tilings take turns as graphs
+do (`fair`). Whatever cannot be timed so is timed by PyTorch.
+
+Sums along rows of more than 1,024 elements PyTorch takes in steps, and a norm then reads its rows twice. Rows of up to
+8,192 fit into a program's registers, which is faster (docs/gpu.md has the table) and leaves nothing to be timed.
 """
 
 from __future__ import annotations
@@ -17,6 +20,20 @@ from tilewise.inductor.fair import Ready, in_turns
 
 _KINDS = ("POINTWISE", "REDUCTION", "PERSISTENT_REDUCTION")
 _MOST_SPILLS = 16  # as PyTorch has it where the kernel does not say
+_LONGEST_ROW, _MOST_ELEMENTS = 8192, 131_072  # in registers: of one row, and of a row of everything read and written
+
+
+def in_registers(features: Any, devices: Sequence[str]) -> bool:
+    """Whether a sum of the compiler's goes along rows that fit into registers, on one of the devices."""
+    config: Any = importlib.import_module("torch._inductor.config")
+    graph: Any = importlib.import_module("torch._inductor.virtualized").V.graph
+    if not config.triton.persistent_reductions or graph.get_current_device_or_throw().type not in devices:
+        return False
+    elements = features.reduction_numel * len(features.buf_accesses())
+    return features.get_reduction_hint().name == "INNER" and all(
+        graph.sizevars.statically_known_leq(count, most)
+        for count, most in ((features.reduction_numel, _LONGEST_ROW), (elements, _MOST_ELEMENTS))
+    )
 
 
 def time_in_turns(note: Callable[[Exception], None]) -> Callable[[], None]:

@@ -135,7 +135,7 @@ def keep(
     library = np.flatnonzero(np.fromiter(map(atens.__contains__, templates), np.bool_, len(templates))).tolist()
     of = columns_of(templates, [*parameters] if not library else _with_tiles(parameters, library))
     remembered = _place_of(asked.best, of, {_library(templates[place]): place for place in library})
-    known = np.flatnonzero(fits(of, most_accumulators(problem)))
+    known = _known(problem, of)
     if remembered is not None:
         places, why = [remembered], "remembered"
     elif asked.library_elsewhere and asked.best is not None and "library" in asked.best:
@@ -147,6 +147,15 @@ def keep(
         places = [*library, *(int(known[i]) for i in promising[:budget])]
         why = "measured" if len(promising) else "sure"
     return Kept(tuple(places), why, len(templates), time.perf_counter() - start)
+
+
+def _known(problem: Problem, of: Mapping[str, Numbers]) -> npt.NDArray[np.intp]:
+    """The places of templates that can be expected to run well. PyTorch's template for batches does so with four warps
+    and three stages or more; with others it is further from the kernels that the model learned from than they are from
+    each other."""
+    fitting = fits(of, most_accumulators(problem))
+    usual = fitting & (of["warps"] == 4) & (of["stages"] >= 3)
+    return np.flatnonzero(usual if problem.size("batch") > 1 and usual.any() else fitting)
 
 
 def _with_tiles(parameters: Sequence[Mapping[str, Any]], library: Sequence[int]) -> list[Mapping[str, Any]]:
