@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as runtime
 import pytest
 
 import tilewise.onnx
+from tests.onnx_reference import reference
 from tilewise import Tensor, data, models, nn, no_grad
 from tilewise.errors import ConfigurationError
 from tilewise.models import zoo
@@ -19,14 +19,6 @@ from tilewise.quantize import quantize
 
 def normal(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-
-
-def reference(path: Path, *inputs: np.ndarray) -> np.ndarray:
-    options = runtime.SessionOptions()
-    options.add_session_config_entry("session.x64quantprecision", "1")  # without VNNI it saturates otherwise
-    options.intra_op_num_threads, options.log_severity_level = 1, 3
-    session = runtime.InferenceSession(str(path), options)
-    return session.run(None, dict(zip((i.name for i in session.get_inputs()), inputs, strict=True)))[0]
 
 
 def assert_near(got: np.ndarray, want: np.ndarray, relative: float = 1e-4) -> None:
