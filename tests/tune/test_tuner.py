@@ -108,6 +108,14 @@ def test_without_a_model_it_says_so_starts_with_the_default_and_finds_the_best(t
     assert len(set(bench.measured)) == found.measurements <= 14
 
 
+def test_where_nobody_is_asked_no_candidates_are_listed(tmp_path, monkeypatch):
+    def listed(self, problem):
+        raise AssertionError("nothing ranks them")
+
+    monkeypatch.setattr(MadeUpBench, "candidates", listed)
+    assert Tuner(MadeUpBench(), cache=tmp_path).choose(SPEC).config == CONFIGS[0]
+
+
 def test_what_one_shape_taught_saves_measurements_on_the_next(tmp_path, heard):
     bench = MadeUpBench()
     own = tuner(tmp_path, heard, bench)

@@ -8,7 +8,7 @@ among them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from types import ModuleType
 from typing import Any, ClassVar
@@ -48,7 +48,7 @@ class ConvTile:
 
     def as_dict(self) -> dict[str, int | str]:
         """Plain values, for files and features."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 def conv2d_shape(

@@ -7,7 +7,7 @@ bound, and all of them give the same integers. Candidates are proposed around wh
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from types import ModuleType
 from typing import Any, ClassVar
@@ -43,7 +43,7 @@ class Int8Tile:
 
     def as_dict(self) -> dict[str, int]:
         """Plain numbers, for files and features."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 class Int8Matmul(TiledOp[Int8Tile]):

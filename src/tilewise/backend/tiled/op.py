@@ -68,8 +68,7 @@ class TiledOp(ABC, Generic[T]):
 
     def values(self, tile: T) -> dict[str, int]:
         """A tile under the names of `columns`."""
-        fields = tile.as_dict()
-        return {name: int(fields[field]) for name, field in self.columns.items()}
+        return {name: int(getattr(tile, field)) for name, field in self.columns.items()}
 
     def tile(self, values: Mapping[str, Any]) -> T:
         """The tile that such values stand for."""

@@ -133,7 +133,7 @@ class Tuner:
         kept = self.choices.get(problem, lambda config: config in self.device.configs(problem))
         if kept is not None:
             return from_cache(kept, start)
-        asked = self._asked(problem, self.device.candidates(problem), start)
+        asked = None if self.service is None else self._asked(problem, self.device.candidates(problem), start)
         if asked is not None:
             return asked
         if self.calibrated is not None and self.calibrated.covers(problem.family):

@@ -8,6 +8,7 @@ the kernel, whether a configuration is the default, and the machine's own number
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,11 @@ def own_columns(configs: Sequence[Config]) -> tuple[str, ...]:
     """What configurations say beside their blocks: known names in their order, then a plug-in's own."""
     names = {name for config in set(configs) for name in config if not name.startswith("block_")}
     return (*(name for name in _OWN_ORDER if name in names), *sorted(names - set(_OWN_ORDER)))
+
+
+def at_most(size: Any, most: int) -> Any:
+    """A bound cut to what there is, of one configuration or of a column of them."""
+    return np.minimum(size, most) if isinstance(size, np.ndarray) else min(size, most)
 
 
 def config_row(family: Family, problem: Problem, config: Config, own: Sequence[str]) -> list[int]:

@@ -1,11 +1,13 @@
 """A list of configurations as arrays, worked out once for a list that is asked about for problem after problem.
 
 A family describes one configuration's tile; handed columns in place of numbers, the same few lines describe all of them
-at once. A family that cannot (it compares, or calls `min`) is asked one by one.
+at once. A family that cannot (it compares, or calls `min`) is asked one by one; one that does not say that it
+`takes_columns` is tried and compared first.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from operator import is_
@@ -38,11 +40,14 @@ class Space:
         self.configs = configs
         self.names = sorted({name for config in configs for name in config})
         self._columns = {name: np.array([config.get(name, 0) for config in configs], np.int64) for name in self.names}
-        self.fields = doublings(configs, self.names)
         self._last = np.zeros((0, 0), np.float32)
         self._asked: tuple[Any, ...] = ()  # what `_last` was worked out of
         self._last_bounds: list[Sequence[Any]] = []
         self._tried: dict[type, bool] = {}  # families, and whether they take columns
+
+    @functools.cached_property
+    def fields(self) -> Numbers:
+        return doublings(self.configs, self.names)
 
     def size(self, name: str) -> npt.NDArray[np.int64]:
         return self._columns[name]
@@ -94,10 +99,10 @@ class Space:
             return None
         for number, name in enumerate(own, start=len(_PARTS) * (DIMENSIONS + 2)):
             found[:, number] = self.size(name) if name in self else 0
-        if type(family) not in self._tried:
+        if type(family) not in self._tried and not getattr(family, "takes_columns", False):
             every = [config_row(family, problem, config, own) for config in self.configs]
             self._tried[type(family)] = np.array_equal(found, np.array(every, np.float32))
-        return found if self._tried[type(family)] else None
+        return found if self._tried.get(type(family), True) else None
 
 
 def _fill(out: npt.NDArray[np.float32], bounds: Sequence[Any]) -> None:

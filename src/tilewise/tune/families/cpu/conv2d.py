@@ -16,6 +16,7 @@ from tilewise.backend.numpy_ops import conv2d as numpy_conv2d
 from tilewise.backend.tiled import tile_space, tiled_op
 from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.errors import ConfigurationError
+from tilewise.tune.families.columns import at_most
 from tilewise.tune.families.cpu.family import Array, Expected
 from tilewise.tune.families.cpu.operands import placed
 from tilewise.tune.families.cpu.tiles import config_for, tile_for
@@ -34,6 +35,7 @@ class Conv2d:
     """y = epilogue(conv2d(x, w)): x (batch, channels, height, width), w (filters, channels, kernel, kernel)."""
 
     name = "conv2d"
+    takes_columns = True
     sizes: tuple[str, ...] = ("batch", "channels", "height", "width", "filters", "kernel")
     choices: Mapping[str, Sequence[Value]] = {
         "dtype": ("fp32",),
@@ -103,9 +105,10 @@ class Conv2d:
     def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
         """A block is whole rows of the result (Winograd: of tiles), all of the input channels under them."""
         rows, columns = _spatial(problem)
-        side = (1, 4, 2)[config.size("winograd")]  # outputs of a unit
-        height = min(rows, -(-config.size("block_m") // -(-columns // side)) * side)
-        filters = min(config.size("block_n"), problem.size("filters"))
+        winograd: Any = config.size("winograd")  # a number, or a column of them
+        side = 1 + 3 * (winograd == 1) + (winograd == 2)  # outputs of a unit
+        height = at_most(-(-config.size("block_m") // -(-columns // side)) * side, rows)
+        filters = at_most(config.size("block_n"), problem.size("filters"))
         channels, kernel, stride = (problem.size(name) for name in ("channels", "kernel", "stride"))
         reach = [(extent - 1) * stride + kernel for extent in (height, columns)]
         return {

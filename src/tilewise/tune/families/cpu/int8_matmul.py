@@ -17,6 +17,7 @@ import numpy as np
 from tilewise.backend.tiled import tile_space, tiled_op
 from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.errors import ConfigurationError
+from tilewise.tune.families.columns import at_most
 from tilewise.tune.families.cpu.family import Array, Expected
 from tilewise.tune.families.cpu.operands import placed
 from tilewise.tune.families.cpu.tiles import config_for, tile_for
@@ -44,6 +45,7 @@ class Int8Matmul:
     """y = epilogue(x @ w): x (m, k) unsigned bytes, w (k, n) signed bytes, sums in int32."""
 
     name = "int8_matmul"
+    takes_columns = True
     sizes: tuple[str, ...] = ("m", "n", "k")
     choices: Mapping[str, Sequence[Value]] = {
         "dtype": ("int8",),
@@ -114,7 +116,7 @@ class Int8Matmul:
     def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
         """Blocks cut to the matrix: what lies beyond it is never touched."""
         rows, columns, depth = (
-            min(config.size(name), size)
+            at_most(config.size(name), size)
             for name, size in zip(("block_m", "block_n", "block_k"), _sizes(problem), strict=True)
         )
         return {"kernel": [depth, columns], "output": [rows, columns], "input": [rows, depth]}

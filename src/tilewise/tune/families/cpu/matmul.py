@@ -18,6 +18,7 @@ from tilewise.backend.tiled import tile_space
 from tilewise.backend.tiled.matmul import TileConfig
 from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.errors import ConfigurationError
+from tilewise.tune.families.columns import at_most
 from tilewise.tune.families.cpu.family import Array, Expected
 from tilewise.tune.families.cpu.operands import placed
 from tilewise.tune.families.cpu.tiles import product_config as config_of
@@ -36,6 +37,7 @@ class Matmul:
     """c = epilogue(a @ b): a (m, k), b (k, n), float32."""
 
     name = "matmul"
+    takes_columns = True
     sizes: tuple[str, ...] = ("m", "n", "k")
     choices: Mapping[str, Sequence[Value]] = {
         "dtype": ("fp32",),
@@ -111,7 +113,7 @@ class Matmul:
         """Blocks cut to the matrix: what lies beyond it is never touched."""
         _, m, n, k = _sizes(problem)
         rows, columns, depth = (
-            min(config.size(name), size) for name, size in (("block_m", m), ("block_n", n), ("block_k", k))
+            at_most(config.size(name), size) for name, size in (("block_m", m), ("block_n", n), ("block_k", k))
         )
         lead = [1] if "batch" in problem else []
         return {"kernel": [*lead, depth, columns], "output": [*lead, rows, columns], "input": [*lead, rows, depth]}
