@@ -17,8 +17,7 @@ from tilewise._files import read_json_input
 from tilewise.errors import FileFormatError
 
 OURS = "tilewise"
-WAYS = ("aten", "default", "max-autotune", "as-it-comes", "exhaustive", "autoheuristic", "nvmatmul", "pytorchs",
-        "longer")  # fmt: skip
+WAYS = ("aten", "default", "max-autotune", "as-it-comes", "exhaustive", "autoheuristic", "nvmatmul", "steps")
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ _SHOWN = {
     "as-it-comes": "max-autotune as it comes",
     "nvmatmul": "nvMatmulHeuristics",
     "autoheuristic": "AutoHeuristic",
-    "pytorchs": "tilewise, other kernels by PyTorch",
-    "longer": "tilewise, longer lists",
+    "steps": "tilewise, long rows in steps",
 }
 
 
@@ -48,7 +47,7 @@ def compiled() -> str:
 
 
 def training() -> str:
-    """The blocks of models that settled how kernels that are no products are timed."""
+    """What settled that long rows stay in registers: blocks of other models than those measured, and single kernels."""
     return _compiled("inductor_training_h200.json")
 
 

@@ -6,7 +6,8 @@ goes. `--peer` is a file of what nvMatmulHeuristics answers (`python3 -m benchma
 GPU): its first answers are measured beside ATen exactly as tilewise's are. The exhaustive space (everything that
 tilewise ranks) is compiled for the problems named by `--exhaustive`; where it takes longer than `--exhaustive-seconds`
 it is given up. All ways have what `tilewise.inductor` does about PyTorch 2.11's two assemblers, so that no template is
-compiled twice; max-autotune without it is timed for the problems named by `--as-it-comes`.
+compiled twice; max-autotune without it is timed for the problems named by `--as-it-comes`. The way `steps` is tilewise
+without keeping long rows in registers; `--rows` adds kernels along rows.
 """
 
 from __future__ import annotations
@@ -23,9 +24,19 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from benchmarks.compiled import Compiled, lines
-from benchmarks.inductor_problems import Job, attention_job, attentions, model_job, product_job, products
+from benchmarks.inductor_problems import (
+    ROWS,
+    Job,
+    attention_job,
+    attentions,
+    model_job,
+    product_job,
+    products,
+    rows_job,
+)
 from tilewise.profile.timing.limits import TimeIsUp, time_limit
 
 WAYS = ("aten", "default", "max-autotune", "autoheuristic", "nvmatmul", "tilewise")
@@ -37,7 +48,8 @@ Run = Callable[[], Any]
 def ways_of(job: Job, ways: tuple[str, ...], more: list[str]) -> list[str]:
     """What can be compared: AutoHeuristic knows mm alone, and flexible attention is no call of ATen's."""
     found = [way for way in ways if not (way == "autoheuristic" and job.kind != "mm")]
-    return [*(way for way in found if job.kind != "flex" or way not in ("aten", "nvmatmul")), *more]
+    none = {"flex": ("aten", "nvmatmul"), "rows": ("nvmatmul",)}.get(job.kind, ())
+    return [*(way for way in found if way not in none), *more]
 
 
 MODE = "max-autotune-no-cudagraphs"  # in every way the graphs are the benchmark's own
@@ -49,6 +61,8 @@ def chosen_by(way: str, folder: Path, peer: dict[str, Any]) -> Iterator[str | No
     import torch._inductor.config as config
     from torch._inductor.utils import fresh_cache
 
+    from tilewise.inductor import rest
+
     patches: dict[str, Any] = {}
     if way == "autoheuristic":
         patches["autoheuristic_use"] = "mm"
@@ -56,10 +70,11 @@ def chosen_by(way: str, folder: Path, peer: dict[str, Any]) -> Iterator[str | No
         patches |= {"max_autotune_gemm_search_space": "EXHAUSTIVE", "max_autotune_flex_search_space": "EXHAUSTIVE",
                     "triton.enable_persistent_tma_matmul": True}  # fmt: skip
     with fresh_cache(), config.patch(patches), _assembler(shared=way != "as-it-comes"):
-        if way not in ("tilewise", "nvmatmul"):
+        if way not in ("tilewise", "nvmatmul", "steps"):
             yield None if way == "default" else MODE
             return
-        with _enabled(folder / way, peer if way == "nvmatmul" else None) as enabled:
+        in_steps = patch.object(rest, "_LONGEST_ROW", 0) if way == "steps" else contextlib.nullcontext()
+        with in_steps, _enabled(folder / way, peer if way == "nvmatmul" else None) as enabled:
             yield None
             for note in [enabled.reason, *(enabled.advisor.notes if enabled.advisor else [])]:
                 if note:
@@ -147,6 +162,7 @@ def race(torch: Any, job: Job, ways: list[str], peer: dict[str, Any], longest: f
             except (Exception, TimeIsUp):
                 print(f"  {job.name}, {way}: {traceback.format_exc()[-1200:]}", flush=True)
                 continue
+            got = got[-1] if isinstance(got, tuple) else got
             expected = got if expected is None else expected
             error = ((got - expected).float().norm() / expected.float().norm()).item()
             if not error < 2e-2:
@@ -186,7 +202,7 @@ def jobs_of(torch: Any, given: argparse.Namespace) -> list[Callable[[], Job]]:
         found.append(one)
         if number % step == step - 1:
             found += [of.pop(0) for of in (flex, models) if of]
-    return [*found, *flex, *models]
+    return [*found, *flex, *models, *(lambda r=r: rows_job(torch, *r) for r in ROWS[: given.rows])]
 
 
 def main() -> int:
@@ -202,6 +218,7 @@ def main() -> int:
     parser.add_argument("--as-it-comes", nargs="*", type=int, default=[], help="numbers of problems, from 0")
     parser.add_argument("--peer", type=Path, help="what nvMatmulHeuristics answers")
     parser.add_argument("--models", nargs="*", default=["BERT block", "ViT block", "MLP-Mixer", "GPT block"])
+    parser.add_argument("--rows", type=int, default=0, help="how many kernels along rows")
     parser.add_argument("--only", nargs="*", type=int, help="numbers of the problems to run, in this order")
     given = parser.parse_args()
     import torch

@@ -1,4 +1,5 @@
-"""What `benchmarks.inductor` compiles: drawn products, flexible attention, and blocks of four models. Needs a GPU."""
+"""What `benchmarks.inductor` compiles: drawn products, flexible attention, blocks of models, kernels along rows. For a
+GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +28,15 @@ TRAINING_MODELS: dict[str, Block] = {
     "ViT block 768": ("attention", (768, 12), (32, 197, 768)),
     "BERT block 1024": ("attention", (1024, 16), (12, 256, 1024)),
     "MLP-Mixer 512": ("mixer", (256, 512), (24, 256, 512)),
+    "GPT block 1792": ("causal", (1792, 14), (4, 1024, 1792)),
+    "GPT block 2560": ("causal", (2560, 20), (2, 1024, 2560)),
+    "ViT block 1152": ("attention", (1152, 16), (16, 256, 1152)),
 }
+# Kernels along rows, for settling too: what is computed, of how many rows, how long.
+ROWS = (("layer norm", 3840, 1536), ("sum and layer norm", 3840, 1536), ("sum and layer norm", 2048, 2560),
+        ("sum and layer norm", 4096, 1152), ("sum and layer norm", 2048, 4096), ("sum and RMS norm", 2048, 5120),
+        ("sum and layer norm", 3072, 1792), ("softmax", 6000, 1500), ("sum and layer norm", 64, 3072),
+        ("sum and RMS norm", 4096, 2048), ("sum and layer norm", 2000, 8192), ("softmax", 3000, 4000))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,7 @@ class Job:
     """Something to compile: a call and sets of arguments, so that calls in a row do not find theirs in the cache."""
 
     name: str
-    kind: str  # mm, addmm, bmm, flex or model
+    kind: str  # mm, addmm, bmm, flex, model or rows
     call: Callable[..., Any]
     sets: tuple[tuple[Any, ...], ...]
 
@@ -142,3 +151,23 @@ def model_job(torch: Any, name: str) -> Job:
     module = Mixer(*numbers) if kind == "mixer" else Attention(*numbers, kind == "causal")
     given = torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
     return Job(name, "model", module.to("cuda", torch.bfloat16).eval(), ((given,),))
+
+
+def rows_job(torch: Any, what: str, rows: int, length: int) -> Job:
+    """A norm or a softmax in bf16; with a sum in front, that is a result too, as in a residual block."""
+    nn = torch.nn.functional
+
+    def norm(x: Any, weight: Any, bias: Any) -> Any:
+        return nn.rms_norm(x, (length,), weight, 1e-6) if "RMS" in what else nn.layer_norm(x, (length,), weight, bias)
+
+    def call(x: Any, more: Any, weight: Any, bias: Any) -> Any:
+        if what == "softmax":
+            return nn.softmax(x, -1)
+        if "sum" not in what:
+            return norm(x, weight, bias)
+        x = x + more
+        return x, norm(x, weight, bias)
+
+    shapes = ((rows, length), (rows, length), (length,), (length,))
+    sets = tuple(tuple(torch.randn(*s, device="cuda", dtype=torch.bfloat16) for s in shapes) for _ in range(2))
+    return Job(f"{what} {rows} x {length}", "rows", call, sets)
