@@ -19,7 +19,8 @@ that model as it is or adapted to all measurements of some other kernels on that
 paired over kernels.
 
 `--products` asks the shipped model of the H200, which has seen no other device, to choose among the Triton
-configurations of PyTorch's own records of another GPU; the records lack the group, which is 8 in PyTorch's templates.
+configurations of PyTorch's own records of another GPU, as it is or adapted to all measurements of twenty products; the
+records lack the group, which is 8 in PyTorch's templates.
 
 Strategies are scored as Kernel Tuner's methodology does: how far the best so far is from what random search has by
 then, as a share of how far the optimum is, in the mean over the first twenty measurements and the spaces.
@@ -272,16 +273,22 @@ def from_h200(files: Sequence[Path]) -> dict[str, Any]:
         data = load_dataset(Path(folder) / "all", cache_dir=Path(folder) / "cache", progress=False)
         have = {name: number for number, name in enumerate(data.schema.config_features)}
         columns = [have.get(name, -1) for name in model.schema.config_features]
-        kernels = [as_on_h200(kernel, columns) for kernel in data.train]
+        kernels = [kernel for kernel in (as_on_h200(k, columns) for k in data.train) if kernel.n_configs > 5]
     rows: dict[str, list[float]] = {}
     rng = np.random.default_rng(0)
-    for kernel in [k for k in kernels if k.n_configs > 5]:
+    shuffled = [kernels[i] for i in rng.permutation(len(kernels))]
+    adapted = adapt_model(model, shuffled[:ADAPTED_TO])
+    for kernel in shuffled[ADAPTED_TO:]:
         scored = Mean([model])
         order = np.argsort(scored.score(kernel), kind="stable")
         drawn = rng.permutation(kernel.n_configs)
         found = {"first": order[:1], "five, in order": order[:5], "five, one by one": one_by_one(scored, kernel, 5)[0]}
-        for name, chosen in (found | {"first, drawn": drawn[:1], "five, drawn": drawn[:5]}).items():
+        found |= {"first, drawn": drawn[:1], "five, drawn": drawn[:5]}
+        found["first, adapted"] = [int(np.argmin(adapted.score(kernel)))]
+        for name, chosen in found.items():
             rows.setdefault(name, []).append(reached(kernel, chosen))
+    gain = np.divide(rows["first, adapted"], rows["first"])
+    rows["gain of adapting"] = gain.tolist()
     means = {name: interval(values) for name, values in rows.items()}
     for name, (mean, low, high) in means.items():
         print(f"{name}: {mean:.4f} ({low:.4f} to {high:.4f})", flush=True)

@@ -9,9 +9,8 @@ where c is the kernel's own level and x are the configuration's columns and the 
 measurement speaks for configurations that are like it and that the base thinks as fast.
 
 `next_to_measure` gives the configuration with the largest expected improvement: what may be fast is worth a look even
-where the base expects little. `Adapted.score` is for choosing without another measurement. There what is found slower
-than the base thought is believed, and what is found faster only in part: the first choice is the one of thousands
-that looks best, by luck too. The base stays alone where measurements are not predicted clearly better from each other.
+where the base expects little. `Adapted.score`, the expected y, is for choosing without another measurement. The base
+stays alone where measurements are not predicted clearly better from each other.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ LEAST_POINTS = 5
 SIGNAL, LENGTH, WIDTH = 0.4, 1.0, 0.5  # deviation of f; distances in x (deviations of a column) and m that matter
 _LEVEL, _SLOPE, _NOISE = 25.0, 0.3, 0.1  # variance of c; deviations of b and of a measurement
 _PER_DOUBLING = 0.5  # how far kernels are apart for each doubling of a size
-_FASTER = 0.3  # how much of a gain is believed
 _BETTER = 0.9  # of the base's error: a smaller gain is not told from chance
 _TABLES = ("points", "weights", "columns", "scales", "slope")
 
@@ -86,9 +84,7 @@ class Adapted:
             lost = _lost(scores)
             x = _inputs(kernel, lost, self.tables, rows)
             found = SIGNAL**2 * _matern(x, self.tables["points"].astype(np.float64)) @ self.tables["weights"]
-            found = found + float(self.tables["slope"][0]) * lost
-            believed = np.maximum(found, 0.0) + _FASTER * np.minimum(found, 0.0)
-            return np.asarray(lost + believed, dtype=np.float32)
+            return np.asarray(lost + found + float(self.tables["slope"][0]) * lost, dtype=np.float32)
 
     def save(self, path: str | Path, base: str | Path) -> None:
         """One file, with everything in the base's own."""
