@@ -1,12 +1,13 @@
-"""What INT8 costs in accuracy: the digits CNN and the MNIST CNN for several seeds and every observer, and a GPT.
+"""What INT8 costs in accuracy: the digits CNN and the MNIST CNN for several seeds and every observer, networks trained
+on MNIST, and a GPT.
 
     python -m benchmarks.int8_accuracy [--mnist FOLDER] [--seeds 0 1 2] [--epochs 1] [--out out/int8-accuracy]
 
 MNIST's four IDX files are not shipped; without a folder of them (`--mnist`, $TILEWISE_MNIST) those rows are left
 out. Models are trained by `tilewise fit` into the folder `--out`, and taken from there when they are there
-already. Points lost are paired: both
-models answer the same images, and the 95 % interval is over images. Perplexity is over the whole validation text. One
-row weighs vgg6: its tensors, its file, and what a process grows by for each one it loads.
+already. Points lost are paired: both models answer the same images, and the 95 % interval is over images; how many
+images both answer alike stands beside it. Perplexity is over the whole validation text. One row weighs vgg6: its
+tensors, its file, and what a process grows by for each one it loads.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ import numpy as np
 
 import tilewise
 from benchmarks.harness import today
+from benchmarks.trained_networks import NETWORKS, as_pictures, trained_network
 from tilewise import Tensor, data, models, no_grad
 from tilewise._files import write_whole
 from tilewise.cli.optimize.before_after import answers, image_task, paired_drop
@@ -67,19 +70,39 @@ def trained(folder: Path, images: str | None, seed: int, epochs: int | None) -> 
 
 
 def image_rows(name: str, images: str | None, weights: Path | None, seed: int) -> Iterator[dict[str, Any]]:
-    """One trained model against its int8 forms, one per observer."""
+    """One trained CNN against its int8 forms, one per observer."""
     task = image_task("cnn", images, weights)
-    before = answers(task.model, task.data.x_test) == task.data.y_test
-    batches = np.array_split(task.data.x_train[:CALIBRATION_IMAGES], 4)
-    for observer in OBSERVERS:
-        int8 = quantize(task.model, calibrate(task.model, batches, observer))
-        drop, interval = paired_drop(before, answers(int8, task.data.x_test) == task.data.y_test, 0)
+    yield from rows_of(name, task.model, task.data, seed, OBSERVERS)
+
+
+def network_rows(folder: str, out: Path, seed: int) -> Iterator[dict[str, Any]]:
+    """Networks trained on MNIST against their int8 forms."""
+    images = data.mnist(folder)
+    for name in NETWORKS:
+        network = trained_network(name, images, out, seed)
+        pictures = replace(
+            images, x_train=as_pictures(images.x_train[:CALIBRATION_IMAGES]), x_test=as_pictures(images.x_test)
+        )
+        yield from rows_of(f"MNIST {name}", network, pictures, seed, OBSERVERS[:1])
+
+
+def rows_of(
+    name: str, model: Module, images: data.ImageData, seed: int, observers: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    said = answers(model, images.x_test)
+    before = said == images.y_test
+    batches = np.array_split(images.x_train[:CALIBRATION_IMAGES], 4)
+    for observer in observers:
+        int8 = quantize(model, calibrate(model, batches, observer))
+        after = answers(int8, images.x_test)
+        drop, interval = paired_drop(before, after == images.y_test, 0)
         yield {
             "model": name,
             "seed": seed,
             "observer": observer,
             "images": len(before),
             "float32 %": 100 * float(before.mean()),
+            "agree %": 100 * float((after == said).mean()),
             "points lost": drop,
             "interval": interval,
         }
@@ -155,6 +178,9 @@ def main() -> None:
             weights = trained(options.out / f"mnist-{seed}", folder, seed, options.epochs)
             for row in image_rows("MNIST cnn", folder, weights, seed):
                 rows += shown(row)
+    if options.mnist is not None:
+        for row in network_rows(str(options.mnist), options.out, options.seeds[0]):
+            rows += shown(row)
     write_whole(options.json, (json.dumps({"date": today(), "accuracy": rows}, indent=1) + "\n").encode())
 
 
