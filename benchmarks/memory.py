@@ -1,6 +1,6 @@
 """Peak memory of loading an ONNX file, making it ready and running it once, beside ONNX Runtime and OpenVINO.
 
-    python -m benchmarks.memory [--only resnet18 resnet50] [--batch 1]
+    python -m benchmarks.memory [--only resnet18 bert_small] [--batch 1 8] [--size 320]
 
 Each contender does it in a process of its own that imports nothing else; what is compared is the most memory that
 process ever held (its peak resident set). A ratio above 1: tilewise needs less than the one that needs least.
@@ -9,6 +9,7 @@ process ever held (its peak resident set). A ratio above 1: tilewise needs less 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -23,9 +24,9 @@ import tilewise.onnx
 from benchmarks.harness import machine_class, placed, today
 from tilewise._files import write_whole
 from tilewise.models import zoo
+from tilewise.nn import Module
 
-NETWORKS = tuple(name for name in zoo.ZOO if name not in ("vit_tiny", "bert_small"))
-_BASE = "import sys, numpy as np; x = np.zeros(eval(sys.argv[2]), np.float32)\n"
+_BASE = "import sys, numpy as np; x = np.zeros(eval(sys.argv[2]), sys.argv[3])\n"
 _END = """
 status = open("/proc/self/status", encoding="utf-8").read()  # of this program alone: rusage counts the parent's
 print(int(status.partition("VmHWM:")[2].split()[0]) << 10)
@@ -68,9 +69,9 @@ class Peak:
         return f"{self.name:34s} {held}  {self.ratio:5.2f}×"
 
 
-def peak_of(who: str, path: Path, shape: tuple[int, ...]) -> int | None:
+def peak_of(who: str, path: Path, x: np.ndarray) -> int | None:
     """None where that library is not installed."""
-    command = [sys.executable, "-c", _BASE + _PROGRAMS[who] + _END, str(path), repr(shape)]
+    command = [sys.executable, "-c", _BASE + _PROGRAMS[who] + _END, str(path), repr(x.shape), str(x.dtype)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TILEWISE_TUNED": "0"})
     if done.returncode and "ModuleNotFoundError" in done.stderr:
         return None
@@ -79,15 +80,23 @@ def peak_of(who: str, path: Path, shape: tuple[int, ...]) -> int | None:
     return int(done.stdout.split()[-1])
 
 
-def measure(name: str, batch: int) -> Peak:
-    model = zoo.ZOO[name]().eval()
-    shape = (batch, *model.example_shape)
+def example(name: str, batch: int, size: int | None) -> tuple[Module, np.ndarray]:
+    """The network and zeros that it takes: images of a size, or as many tokens."""
+    if name == "bert_small":
+        return zoo.bert_small(), np.zeros((batch, size or 128), np.int64)
+    model = zoo.vit_tiny(size or 224) if name == "vit_tiny" else zoo.ZOO[name]()
+    shape = (3, size, size) if size else model.example_shape
+    return model, np.zeros((batch, *shape), np.float32)
+
+
+def measure(name: str, batch: int, size: int | None) -> Peak:
+    model, x = example(name, batch, size)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "network.onnx"
-        tilewise.onnx.save(model, path, np.zeros(shape, np.float32))
-        found = {who: size for who in _PROGRAMS if (size := peak_of(who, path, shape)) is not None}
-    peers = [size for who, size in found.items() if who != "tilewise"]
-    peak = Peak(f"{name} {'×'.join(map(str, shape[1:]))}, batch {batch}", found, min(peers) / found["tilewise"])
+        tilewise.onnx.save(model.eval(), path, x)
+        found = {who: held for who in _PROGRAMS if (held := peak_of(who, path, x)) is not None}
+    peers = [held for who, held in found.items() if who != "tilewise"]
+    peak = Peak(f"{name} {'×'.join(map(str, x.shape[1:]))}, batch {batch}", found, min(peers) / found["tilewise"])
     print(peak, flush=True)
     return replace(peak, date=today())
 
@@ -101,12 +110,13 @@ def write(path: Path, peaks: list[Peak]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=NETWORKS, default=NETWORKS)
+    parser.add_argument("--only", nargs="+", choices=tuple(zoo.ZOO), default=tuple(zoo.ZOO))
     parser.add_argument("--batch", type=int, nargs="+", default=[1])
+    parser.add_argument("--size", type=int, nargs="+", help="pixels a side, or tokens, other than the zoo's own")
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "memory.json")
     options = parser.parse_args()
-    for batch in options.batch:
-        write(options.json, [measure(name, batch) for name in options.only])
+    for batch, size, name in itertools.product(options.batch, options.size or [None], options.only):
+        write(options.json, [measure(name, batch, size)])
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ namespace {
 using FloatPlanTimes = nb::ndarray<int64_t, nb::c_contig, nb::device::cpu>;
 
 ConvActivation activation_of(const std::string& name) {
-  const char* const names[] = {"", "relu", "gelu", "relu6", "silu", "hard_swish", "sigmoid", "hard_sigmoid"};
-  for (int i = 0; i < 8; ++i) {
+  const char* const names[] = {"", "relu", "gelu", "relu6", "silu", "hard_swish", "sigmoid", "hard_sigmoid", "gelu_tanh"};
+  for (int i = 0; i < 9; ++i) {
     if (name == names[i]) return static_cast<ConvActivation>(i);
   }
   throw nb::value_error(("a plan has no activation " + name).c_str());
@@ -67,9 +67,9 @@ PoolShape window_of(const std::vector<int64_t>& kernel, const std::vector<int64_
 
 int attention(FloatPlan& plan, const std::vector<int>& qkv, int64_t heads, const std::vector<int64_t>& first, const std::vector<int64_t>& step,
               int64_t dim, int64_t value_dim, float scale, bool causal) {
-  if (qkv.size() != 3 || first.size() != 3 || step.size() != 3) throw nb::value_error("attention reads queries, keys and values");
+  if (qkv.size() < 3 || qkv.size() > 4 || first.size() != 3 || step.size() != 3) throw nb::value_error("attention reads queries, keys, values and perhaps a mask");
   const PlanHeads shape{heads, {first[0], first[1], first[2]}, {step[0], step[1], step[2]}, dim, value_dim, scale, causal};
-  return plan.attention({qkv[0], qkv[1], qkv[2]}, shape);
+  return plan.attention({qkv[0], qkv[1], qkv[2]}, shape, qkv.size() > 3 ? qkv[3] : -1);
 }
 
 nb::list run(const FloatPlan& plan, const std::vector<FloatArray>& arrays, std::optional<FloatPlanTimes> times) {

@@ -51,11 +51,24 @@ void norm_pixels(const LastImage& x, const float* weight, const float* bias, flo
   });
 }
 
-void attend(const LastImage* qkv, const PlanHeads& h, const LastImage& out) {
+// Where the mask of an image lies; along an axis of size 1 it is the same everywhere.
+struct MaskSteps {
+  int64_t image, head, row, column;
+};
+
+MaskSteps mask_steps(const LastImage& m) {
+  const bool planes = m.pitch == 0;
+  const int64_t column = planes ? 1 : m.pitch, row = m.w * column, head = planes ? m.h * row : 1, image = planes ? m.c * head : m.h * row;
+  return {m.n > 1 ? image : 0, m.c > 1 ? head : 0, m.h > 1 ? row : 0, m.w > 1 ? column : 0};
+}
+
+void attend(const LastImage* qkv, bool masked, const PlanHeads& h, const LastImage& out) {
   const auto rows = [&](int i) { return Rows{qkv[i].data + h.first[i], qkv[i].pitch}; };
   const auto strides = [&](int i) { return HeadStrides{qkv[i].w * qkv[i].pitch, h.step[i]}; };
-  const AttentionHead first{qkv[0].w, qkv[1].w, h.dim, h.value_dim, rows(0), rows(1), rows(2), h.scale, h.causal, MaskKind::none, nullptr, 0, 0};
-  const AttentionBatch batch{out.n, h.count, first, strides(0), strides(1), strides(2), {0, 0}};
+  const MaskSteps by = masked ? mask_steps(qkv[3]) : MaskSteps{};
+  const AttentionHead first{qkv[0].w, qkv[1].w, h.dim, h.value_dim, rows(0), rows(1), rows(2), h.scale, h.causal,
+                            masked ? MaskKind::additive : MaskKind::none, masked ? qkv[3].data : nullptr, by.row, by.column};
+  const AttentionBatch batch{out.n, h.count, first, strides(0), strides(1), strides(2), {by.image, by.head}};
   attention_forward(batch, {{out.data, out.pitch}, {out.w * out.pitch, h.value_dim}}, nullptr);
 }
 
@@ -251,7 +264,7 @@ int FloatPlan::layer_norm(int x, const std::vector<float>& weight, const std::ve
   return add(size(x), {x}, [weight, bias, eps](const LastImage* in, const LastImage& out) { norm_pixels(in[0], weight.data(), bias.data(), eps, out); });
 }
 
-int FloatPlan::attention(const int (&qkv)[3], const PlanHeads& heads) {
+int FloatPlan::attention(const int (&qkv)[3], const PlanHeads& heads, int mask) {
   std::vector<int> in;
   for (int i = 0; i < 3; ++i) {
     in.push_back(last(qkv[i]));
@@ -261,7 +274,14 @@ int FloatPlan::attention(const int (&qkv)[3], const PlanHeads& heads) {
     require(s.h == 1 && s.n == size(in[0]).n && (i < 2 || s.w == size(in[1]).w), "queries, keys and values do not belong together");
   }
   const Size to{size(in[0]).n, heads.count * heads.value_dim, 1, size(in[0]).w};
-  return add(to, in, [heads](const LastImage* from, const LastImage& out) { attend(from, heads, out); });
+  const bool masked = mask >= 0;
+  if (masked) {
+    const Size& m = size(mask);
+    const bool fits = (m.n == 1 || m.n == to.n) && (m.c == 1 || m.c == heads.count) && (m.h == 1 || m.h == to.w) && m.w == size(in[1]).w;
+    require(fits, "the mask has not the shape of the scores");
+    in.push_back(mask);
+  }
+  return add(to, in, [heads, masked](const LastImage* from, const LastImage& out) { attend(from, masked, heads, out); });
 }
 
 void FloatPlan::output(int value, bool last) {
@@ -446,7 +466,7 @@ void FloatPlan::run(const std::vector<const float*>& in, const std::vector<float
   }
   for (const Step& step : steps_) {
     const auto start = step_ns == nullptr ? std::chrono::steady_clock::time_point() : std::chrono::steady_clock::now();
-    LastImage from[3] = {};
+    LastImage from[4] = {};
     for (std::size_t i = 0; i < step.in.size(); ++i) from[i] = image(step.in[i], in, arena.data());
     step.run(from, image(step.out, in, arena.data()));
     if (step_ns != nullptr) step_ns[step.out] = std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();

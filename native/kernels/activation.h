@@ -20,6 +20,7 @@ TW_INLINE vf activate(vf v) {
     case ConvActivation::hard_swish: return v * (clipped(v + 3.0f, 0.0f, 6.0f) * (1.0f / 6.0f));
     case ConvActivation::sigmoid: return 1.0f / (1.0f + vexp_of_sum(-v));
     case ConvActivation::hard_sigmoid: return clipped(v + 3.0f, 0.0f, 6.0f) * (1.0f / 6.0f);
+    case ConvActivation::gelu_tanh: return vgelu_tanh(v);
     default: return v;
   }
 }
@@ -40,6 +41,7 @@ TW_INLINE void with_activation(ConvActivation kind, F&& f) {
     case ConvActivation::hard_swish: return f(KnownActivation<ConvActivation::hard_swish>());
     case ConvActivation::sigmoid: return f(KnownActivation<ConvActivation::sigmoid>());
     case ConvActivation::hard_sigmoid: return f(KnownActivation<ConvActivation::hard_sigmoid>());
+    case ConvActivation::gelu_tanh: return f(KnownActivation<ConvActivation::gelu_tanh>());
     default: return f(KnownActivation<ConvActivation::none>());
   }
 }

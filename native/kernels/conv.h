@@ -34,7 +34,7 @@ struct WeightView {
   int64_t group, out, in, row, col;
 };
 
-enum class ConvActivation { none, relu, gelu, relu6, silu, hard_swish, sigmoid, hard_sigmoid };
+enum class ConvActivation { none, relu, gelu, relu6, silu, hard_swish, sigmoid, hard_sigmoid, gelu_tanh };
 
 // y = activation(conv + bias + residual), each part optional.
 struct ConvEpilogue {

@@ -12,6 +12,7 @@ import torch
 from torch_zoo import IMAGES, TOKENS, filled
 
 import tilewise.onnx
+import tilewise.plan
 from tilewise import no_grad
 from tilewise.errors import ShapeError
 
@@ -51,6 +52,13 @@ def assert_near(got: np.ndarray, want: np.ndarray) -> None:
     assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max()
 
 
+def assert_planned(name: str, network: tilewise.onnx.Network, inputs: Inputs, want: np.ndarray) -> None:
+    """A plan gives the same; blocks of attention, whoever wrote them how, are native calls and not their parts."""
+    plan = tilewise.plan.compile(network, *inputs.values())
+    assert_near(plan(*inputs.values()), want)
+    assert plan.native_calls <= {"vit": 8, "bert": 12, "gpt2": 3}.get(name, 99)
+
+
 @pytest.mark.parametrize("name", [*IMAGES, *TOKENS])
 def test_a_network_that_pytorch_exported_gives_what_onnx_runtime_gives_and_so_does_its_copy(
     name: str, tmp_path: Path
@@ -62,6 +70,7 @@ def test_a_network_that_pytorch_exported_gives_what_onnx_runtime_gives_and_so_do
     with no_grad():
         assert_near(network(*inputs.values()).data, want)
     assert_near(network(*inputs.values()).data, want)
+    assert_planned(name, network, inputs, want)
     tilewise.onnx.save(network, tmp_path / "again.onnx")
     assert_near(reference(tmp_path / "again.onnx", inputs), want)
 
@@ -70,8 +79,44 @@ def test_a_network_that_pytorch_exported_gives_what_onnx_runtime_gives_and_so_do
 def test_the_newer_exporters_files_are_read_too(name: str, tmp_path: Path) -> None:
     path = exported(name, tmp_path / "m.onnx", dynamo=True)
     inputs = inputs_for(name, 2)
+    network, want = tilewise.onnx.load(path), reference(path, inputs)
     with no_grad():
-        assert_near(tilewise.onnx.load(path)(*inputs.values()).data, reference(path, inputs))
+        assert_near(network(*inputs.values()).data, want)
+    assert_planned(name, network, inputs, want)
+
+
+class TorchEncoder(torch.nn.Module):
+    """PyTorch's own layers, whose heads lie beside the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = torch.nn.TransformerEncoderLayer(16, 2, 32, 0.0, "gelu", batch_first=True)
+        self.layers = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.before = torch.nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(self.before(x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opset", [18, 23])
+def test_pytorchs_own_encoder_is_one_native_call(opset: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 9, 16)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            TorchEncoder().eval(),
+            (x,),
+            tmp_path / "m.onnx",
+            input_names=["x"],
+            dynamo=True,
+            opset_version=opset,
+            verbose=False,
+        )
+    plan = tilewise.plan.compile(tilewise.onnx.load(tmp_path / "m.onnx"), x.numpy())
+    assert plan.native_calls == 1
+    assert_near(plan(x.numpy()), reference(tmp_path / "m.onnx", {"x": x.numpy()}))
 
 
 @pytest.mark.slow

@@ -105,10 +105,10 @@ def _planned(network: Network, inputs: list[Any]) -> Any:
     from tilewise import plan
     from tilewise.errors import ConfigurationError
 
-    if len(inputs) != 1 or len(network.outputs) != 1 or inputs[0].dtype.kind != "f":
+    if not inputs or len(network.outputs) != 1:
         return network
     try:
-        return plan.compile(network, inputs[0])
+        return plan.compile(network, *inputs)
     except ConfigurationError:
         return network
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from tilewise.errors import ConfigurationError
-from tilewise.onnx.tracing import Call, Ref
 from tilewise.onnx.writer import Writer
+from tilewise.plan.trace import Node, Value
 
 
 @dataclass
@@ -19,7 +19,7 @@ class Emission:
     """One call being written: the graph, the call, its input names, and its shape for another batch (None: fixed)."""
 
     graph: Writer
-    call: Call
+    call: Node
     inputs: list[str]
     name_of: Callable[[Any], str]
     other_shape: tuple[int, ...] | None = None
@@ -180,7 +180,7 @@ def _reshape(e: Emission) -> str:
     return e.node("Reshape", e.inputs[0], e.graph.constant(free_shape(e.call, e.other_shape)))
 
 
-def free_shape(call: Call, other: tuple[int, ...] | None) -> list[int]:
+def free_shape(call: Node, other: tuple[int, ...] | None) -> list[int]:
     """The shape for `Reshape`, sizes that follow the batch left open: 0 copies the first one, -1 is what is left."""
     shape = list(call.shape)
     moving = [i for i, n in enumerate(other or ()) if n != shape[i]]
@@ -236,7 +236,7 @@ def _take_along(e: Emission) -> str:
 def _get_item(e: Emission) -> str:
     index = e.param("index")
     parts = list(index) if isinstance(index, tuple) else [index]
-    arrays = [p for p in parts if isinstance(p, np.ndarray | Ref)]
+    arrays = [p for p in parts if isinstance(p, np.ndarray | Value)]
     if arrays:
         return _gather(e, parts, arrays)
     return _slices(e, parts)

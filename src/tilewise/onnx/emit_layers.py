@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilewise.onnx.emit import Emission, emits, gelu
-from tilewise.onnx.tracing import Ref
+from tilewise.plan.trace import Value
 
 
 def finish(e: Emission, y: str) -> str:
@@ -28,7 +28,7 @@ def _linear(e: Emission) -> str:
     if len(e.call.given[0]) == 2:
         return finish(e, e.node("Gemm", *e.inputs, transB=1))
     source = e.call.inputs[1]
-    if isinstance(source, Ref):
+    if isinstance(source, Value):
         turned = e.node("Transpose", weight, perm=[1, 0])
     else:  # a constant is written the other way round instead
         turned = e.graph.weight(np.ascontiguousarray(source.T), f"{weight}.T")
@@ -85,8 +85,10 @@ def _fixed_norm(e: Emission) -> str:
 @emits("Attention")
 def _attention(e: Emission) -> str:
     (_, _, t, d), (_, _, s, _) = e.call.given[:2]
-    scale = e.param("scale") or 1 / math.sqrt(d)
-    return attend(e, e.inputs, (t, s), scale, bool(e.param("causal")), e.param("mask"))
+    scale = e.param("scale")
+    return attend(
+        e, e.inputs, (t, s), 1 / math.sqrt(d) if scale is None else scale, bool(e.param("causal")), e.param("mask")
+    )
 
 
 def attend(e: Emission, qkv: list[str], size: tuple[int, int], scale: float, causal: bool, mask: Any) -> str:
@@ -103,7 +105,7 @@ def attend(e: Emission, qkv: list[str], size: tuple[int, int], scale: float, cau
 
 
 def _masked(e: Emission, scores: str, mask: Any) -> str:
-    if isinstance(mask, Ref):
+    if isinstance(mask, Value):
         return e.node("Where", e.name_of(mask), scores, e.number(-np.inf))
     added = np.where(mask, 0, -np.inf) if mask.dtype == bool else mask
     return e.node("Add", scores, e.graph.constant(added, e.call.dtype))

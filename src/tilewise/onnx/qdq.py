@@ -16,7 +16,6 @@ from tilewise.errors import ConfigurationError
 from tilewise.onnx import emit_layers
 from tilewise.onnx.emit import EMITTERS, Emission
 from tilewise.onnx.graph import Array, Port
-from tilewise.onnx.tracing import Call, Ref
 from tilewise.onnx.writer import OPSET, Writer
 from tilewise.plan.trace import Value
 from tilewise.quantize.forms import KEEPS
@@ -144,30 +143,16 @@ class _Quantized:
 
     def _float_step(self, step: Any, reads: list[str]) -> str:
         """An operation that runs in float, between bytes."""
-        node, coming = step.node, iter(reads)
-        names: dict[Any, str] = {}
-
-        def seen(value: Any) -> Any:
-            if not isinstance(value, Value):
-                return value
-            ref = Ref(value.number)
-            names[ref] = next(coming)
-            return ref
-
-        inputs = tuple(seen(v) for v in node.inputs)
-        params = {name: seen(v) for name, v in node.params.items()}
-        shapes = [self.model.graph.steps[i].shape for i in step.inputs]
-        given = tuple(shapes.pop(0) if isinstance(v, Ref) else np.shape(v) for v in inputs)
-        call = Call(node.operation, inputs, params, Ref(-1), given, node.shape, np.dtype(np.float32))
+        node, batch = step.node, self.model.graph.batch
+        names = dict(zip(node.reads(), reads, strict=True))
 
         def name_of(value: Any) -> str:
-            if isinstance(value, Ref):
-                return names[value]
-            return str(self.graph.constant(value, np.asarray(value).dtype))
+            return (
+                names[value] if isinstance(value, Value) else str(self.graph.constant(value, np.asarray(value).dtype))
+            )
 
-        emission = Emission(self.graph, call, [name_of(v) for v in inputs], name_of)
+        emission = Emission(self.graph, node, [name_of(v) for v in node.inputs], name_of)
         emission.batch_input = self.real[0]
-        batch = self.model.graph.batch
         emission.other_shape = tuple(n + (n == batch and at == 0) for at, n in enumerate(node.shape))
         write = EMITTERS.get(node.operation.__name__)
         if write is None:

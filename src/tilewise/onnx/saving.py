@@ -1,6 +1,6 @@
 """`save(model, path)`: a module as an ONNX file that other runtimes run with the same numbers.
 
-A module is run once on an example and what it computed is written down (tracing.py, emit.py); it is run again on
+A module is run once on an example and what it computed is written down (emit.py); it is run again on
 another batch, and what differs tells which sizes follow the batch. A network that was loaded is written node by node
 with the weights it has now. A model in INT8 is written in QDQ form.
 """
@@ -20,8 +20,8 @@ from tilewise.onnx import emit_layers
 from tilewise.onnx.emit import EMITTERS, Emission
 from tilewise.onnx.graph import Array, Port
 from tilewise.onnx.network import Network
-from tilewise.onnx.tracing import Call, Ref, Tracing, trace
 from tilewise.onnx.writer import Writer
+from tilewise.plan.trace import Node, Trace, Value, trace
 from tilewise.tensor import Tensor
 
 assert emit_layers  # fills the table
@@ -133,23 +133,27 @@ def _other_batch(inputs: list[Array]) -> list[Array] | None:
 
 
 def _write(model: Module, path: str | os.PathLike[str], inputs: list[Array], others: list[Array] | None) -> None:
-    found = trace(model, inputs)
+    found = _traced(model, inputs)
     other = None if others is None else _alike(model, found, others)
     graph = Writer()
     ports = _input_ports(model, inputs, other is not None)
     written = _Values(graph, model, [graph.name(port.name) for port in ports])
-    for index, call in enumerate(found.calls):
+    for index, call in enumerate(found.nodes):
         emission = Emission(graph, call, [written.name(v) for v in call.inputs], written.name)
         emission.batch_input = ports[0].name
-        emission.other_shape = None if other is None else other.calls[index].shape
-        written.refs[call.made] = _emit(emission)
+        emission.other_shape = None if other is None else other.nodes[index].shape
+        written.names[Value(len(inputs) + index)] = _emit(emission)
     outputs = []
-    for name, (value, shape, dtype) in found.outputs.items():
-        result = graph.node("Identity", [written.name(value)], [graph.name(name or "output")])
-        moved = shape if other is None else other.outputs[name][1]
-        free = tuple("N" if a != b else a for a, b in zip(shape, moved, strict=True))
-        outputs.append(Port(result, dtype, free))
+    for name, made in found.outputs.items():
+        result = graph.node("Identity", [written.name(found.results[name])], [graph.name(name or "output")])
+        moved = made.shape if other is None else other.outputs[name].shape
+        free = tuple("N" if a != b else a for a, b in zip(made.shape, moved, strict=True))
+        outputs.append(Port(result, made.dtype, free))
     graph.write(path, ports, outputs)
+
+
+def _traced(model: Module, inputs: list[Array]) -> Trace:
+    return trace(model, *inputs, kept=("Expand",))  # spreading a constant may follow the batch
 
 
 def _emit(emission: Emission) -> str:
@@ -159,17 +163,17 @@ def _emit(emission: Emission) -> str:
     return EMITTERS[name](emission)
 
 
-def _alike(model: Module, first: Tracing, others: list[Array]) -> Tracing | None:
+def _alike(model: Module, first: Trace, others: list[Array]) -> Trace | None:
     """The trace of another batch, if it runs and is the same but for sizes."""
     try:
-        second = trace(model, others)
+        second = _traced(model, others)
     except TilewiseError:
         return None
-    same = [c.operation for c in first.calls] == [c.operation for c in second.calls]
-    return second if same and all(map(_same_but_for_sizes, first.calls, second.calls)) else None
+    same = [c.operation for c in first.nodes] == [c.operation for c in second.nodes]
+    return second if same and all(map(_same_but_for_sizes, first.nodes, second.nodes)) else None
 
 
-def _same_but_for_sizes(a: Call, b: Call) -> bool:
+def _same_but_for_sizes(a: Node, b: Node) -> bool:
     """Whether two calls have the same ranks and constants, so that one node can stand for both."""
     held = [v.shape if isinstance(v, np.ndarray) else None for v in (*a.inputs, *a.params.values())]
     other = [v.shape if isinstance(v, np.ndarray) else None for v in (*b.inputs, *b.params.values())]
@@ -189,12 +193,12 @@ class _Values:
 
     def __init__(self, graph: Writer, model: Module, inputs: list[str]) -> None:
         self.graph = graph
-        self.refs: dict[Ref, str] = {Ref(i): name for i, name in enumerate(inputs)}
+        self.names: dict[Value, str] = {Value(i): name for i, name in enumerate(inputs)}
         self.parameters = {id(t.data): name for name, t in model.named_tensors()}
 
     def name(self, value: Any) -> str:
-        if isinstance(value, Ref):
-            return self.refs[value]
+        if isinstance(value, Value):
+            return self.names[value]
         if isinstance(value, np.ndarray) and value.size > 16:
             return self.graph.weight(value, self.parameters.get(id(value), "weight"))
         return self.graph.constant(value, np.asarray(value).dtype)

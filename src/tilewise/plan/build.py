@@ -116,7 +116,7 @@ def _operands(step: Step, shapes: list[Shape]) -> tuple[list[Any], list[Any], An
     """A step's arrays and options as a kernel's record has them."""
     read = list(shapes[:1] if step.kind in ("conv", "linear") else shapes)
     if step.kind == "attention":
-        read = [(s[0], step.options["heads"], s[1], step.options["dim"]) for s in shapes]
+        read = [(s[0], step.options["heads"], s[1], step.options["dim"]) for s in shapes[:3]]
         read[2] = (*read[2][:3], step.options["value_dim"])
     if step.weight is not None and step.kind not in ("affine", "layer_norm"):
         read.append(step.weight.shape if step.kind == "conv" else step.weight.shape[::-1])
@@ -176,8 +176,7 @@ def _segment(lowering: Lowering, run: list[int], layers: Layers) -> Segment:
         steps[number] = _outline(steps[number])  # the layer has the numbers now
         made[values[number]] = (steps[number], [lowering.shapes[i] for i in steps[number].inputs])
     outside = {i for n, step in steps.items() if n not in inside for i in step.inputs}
-    result = lowering.trace.result
-    last = lowering.find(result) if isinstance(result, Value) else -1
+    last = lowering.find(lowering.result)
     results = [(n, lowering.shapes[n]) for n in run if n in outside or n == last]
     for number, shape in results:
         plan.output(values[number], len(shape) == 3)

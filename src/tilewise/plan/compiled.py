@@ -13,6 +13,7 @@ from tilewise._extension import native
 from tilewise.errors import ConfigurationError, DtypeError
 from tilewise.nn.module import Module
 from tilewise.plan.build import Layers, Part, Segment, images_at_once, parts
+from tilewise.plan.idioms import recognised
 from tilewise.plan.lower import Lowering
 from tilewise.plan.trace import Value, run, trace
 from tilewise.tensor import Tensor
@@ -24,39 +25,43 @@ _AGREES = 1e-2  # of the change: above rounding, far below another network's
 
 
 class Plan:
-    """What `compile` gives. Call it with an array or a Tensor; it gives back the same kind.
+    """What `compile` gives. Call it with arrays or Tensors, as many as the module takes; it gives back the same kind.
 
     The weights are those of the moment the plan was made: compile again after training. An input of another size is
     traced when it comes.
     """
 
-    def __init__(self, module: Module, example: Any) -> None:
+    def __init__(self, module: Module, examples: tuple[Any, ...]) -> None:
         self._module, self._layers = module, Layers()
-        self._plans: dict[tuple[str, tuple[int, ...]], _Sized] = {}  # by instruction set and shape of input
-        self._dtype = np.asarray(example).dtype
-        self._sized(np.ascontiguousarray(example))
+        self._plans: dict[tuple[str, tuple[tuple[int, ...], ...]], _Sized] = {}  # by instruction set, shapes of inputs
+        arrays = [np.ascontiguousarray(x.data if isinstance(x, Tensor) else x) for x in examples]
+        self._dtypes = [array.dtype for array in arrays]
+        self._sized(arrays)
 
-    def __call__(self, x: Any) -> Any:
-        wrapped = isinstance(x, Tensor)
-        array = np.ascontiguousarray(x.data if wrapped else x)
-        if array.dtype != self._dtype:
-            raise DtypeError(f"this plan was made for {self._dtype}, not {array.dtype}")
-        out = self._run(array)
+    def __call__(self, *inputs: Any) -> Any:
+        wrapped = any(isinstance(x, Tensor) for x in inputs)
+        arrays = [np.ascontiguousarray(x.data if isinstance(x, Tensor) else x) for x in inputs]
+        given = [array.dtype for array in arrays]
+        if given != self._dtypes:
+            wanted = " and ".join(map(str, self._dtypes))
+            raise DtypeError(f"this plan was made for {wanted}, not {' and '.join(map(str, given)) or 'nothing'}")
+        out = self._run(arrays)
         return Tensor(out) if wrapped else out
 
-    def _run(self, array: Array) -> Array:
-        sized = self._sized(array)
+    def _run(self, arrays: list[Array]) -> Array:
+        sized = self._sized(arrays)
         step = sized.images_at_once
-        if step >= len(array):
-            return sized.run(array)
-        return np.concatenate([self._run(array[i : i + step]) for i in range(0, len(array), step)])
+        if step is None or step >= len(arrays[0]):
+            return sized.run(arrays)
+        (images,) = arrays
+        return np.concatenate([self._run([images[i : i + step]]) for i in range(0, len(images), step)])
 
-    def _sized(self, array: Array) -> _Sized:
+    def _sized(self, arrays: list[Array]) -> _Sized:
         assert native is not None
-        key = (native.isa(), array.shape)
+        key = (native.isa(), tuple(array.shape for array in arrays))
         found = self._plans.pop(key, None)
         if found is None:
-            found = _Sized(self._module, array, self._layers)
+            found = _Sized(self._module, arrays, self._layers)
         self._plans[key] = found
         if len(self._plans) > _SIZES:
             del self._plans[next(iter(self._plans))]
@@ -82,54 +87,64 @@ class Plan:
 
 
 class _Sized:
-    """The plan for one shape of input."""
+    """The plan for one shape of every input."""
 
     parts: list[Part]
+    images_at_once: int | None = None
 
-    def __init__(self, module: Module, example: Array, layers: Layers) -> None:
+    def __init__(self, module: Module, examples: list[Array], layers: Layers) -> None:
         with _nothing_kept():
-            self._make(module, example, layers)
+            self._make(module, examples, layers)
 
-    def _make(self, module: Module, example: Array, layers: Layers) -> None:
+    def _make(self, module: Module, examples: list[Array], layers: Layers) -> None:
         assert native is not None
-        traced = trace(module, example)
+        traced = trace(module, *examples)
         if not isinstance(traced.result, Value):
             raise ConfigurationError(
                 f"the result of {type(module).__name__} does not depend on its input through tensors"
             )
-        seen = _Seen(module, example, traced.output)
+        seen = _Seen(module, examples, traced.outputs[""])
         native.clear_array_pool()  # the module's results lay there; the plan has an arena
-        lowering = Lowering(traced, tokens=True)
-        self.parts, self.result = parts(lowering, layers), lowering.find(traced.result)
-        self.images_at_once = images_at_once(self.parts, len(example)) if example.ndim == 4 else len(example)
+        lowering = Lowering(recognised(traced), tokens=True)
+        self.parts, self.result = parts(lowering, layers), lowering.find(lowering.result)
+        self._constants = lowering.constants
+        if len(examples) == 1 and examples[0].ndim == 4:
+            self.images_at_once = images_at_once(self.parts, len(examples[0]))
         if not seen.agrees(self.run):
             raise ConfigurationError(
                 f"{type(module).__name__} cannot be planned: for other inputs than the example it does something else"
             )
 
-    def run(self, x: Array) -> Array:
-        values: dict[int, Array] = {0: x}
+    def run(self, arrays: list[Array]) -> Array:
+        values = {**self._constants, **dict(enumerate(arrays))}
         for part in self.parts:
             part.run(values)
         return values[self.result]
 
 
 class _Seen:
-    """What the module itself gives for another input than the example, taken before a plan has weights of its own:
+    """What the module itself gives for other inputs than the example, taken before a plan has weights of its own:
     layers pack theirs for as long as they run, and both at once would be the most memory that is ever needed."""
 
-    def __init__(self, module: Module, example: Array, result: Array) -> None:
-        self._before, self._other = result, None
-        if example.size and example.dtype == np.float32:
-            self._other = np.ascontiguousarray(example[..., ::-1] * np.float32(0.5) + np.float32(0.125))
-            self._want = run(module, self._other).data
+    def __init__(self, module: Module, examples: list[Array], result: Array) -> None:
+        self._before = result
+        self._others = [_other(x) for x in examples]
+        self._tells = any(not np.array_equal(a, b) for a, b in zip(examples, self._others, strict=True))
+        if self._tells:
+            self._want = run(module, *self._others).data
 
-    def agrees(self, planned: Callable[[Array], Array]) -> bool:
+    def agrees(self, planned: Callable[[list[Array]], Array]) -> bool:
         """Whether the plan gives the same: numbers that went around the tensors would be constants in it."""
-        if self._other is None:
+        if not self._tells:
             return True
-        got = planned(self._other)
+        got = planned(self._others)
         return self._want.shape == got.shape and _agree(self._want, got, self._before)
+
+
+def _other(x: Array) -> Array:
+    """Other numbers of the same kind; integers may be positions in something, and only change places."""
+    turned = np.ascontiguousarray(x[..., ::-1]) if x.ndim else x
+    return turned * np.float32(0.5) + np.float32(0.125) if x.dtype == np.float32 else turned
 
 
 @contextmanager
@@ -153,8 +168,8 @@ def _agree(want: Array, got: Array, before: Array) -> bool:
     return bool(np.abs(want - got).max(initial=0) <= _AGREES * change + rounding + 1e-30)
 
 
-def compile(module: Module, example: Any) -> Plan:
-    """A plan that computes what `module` does in eval mode, for inputs like `example` (an array or a Tensor).
+def compile(module: Module, example: Any, *more: Any) -> Plan:
+    """A plan that computes what `module` does in eval mode, for inputs like these (arrays or Tensors).
 
     >>> import numpy as np
     >>> from tilewise import models
@@ -166,4 +181,4 @@ def compile(module: Module, example: Any) -> Plan:
         raise ConfigurationError(
             "a plan needs tilewise's compiled kernels, which are not installed; call the module itself"
         )
-    return Plan(module, example.data if isinstance(example, Tensor) else example)
+    return Plan(module, (example, *more))

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from tilewise.plan.rules import RULES
 from tilewise.plan.steps import Shape, Step
-from tilewise.plan.tokens import Mixed, View
+from tilewise.plan.tokens import Mixed
 from tilewise.plan.trace import Node, Trace, Value
+from tilewise.plan.views import View
 
 Array = npt.NDArray[Any]
 
@@ -26,17 +28,21 @@ class Lowering:
     def __init__(self, trace: Trace, tokens: bool = False) -> None:
         self.trace, self._tokens = trace, tokens
         self.users = trace.users()
-        self.shapes: dict[int, Shape] = {0: trace.input_shape}
+        result = trace.result
+        self.result = result.number if isinstance(result, Value) else -1
+        self.shapes: dict[int, Shape] = {i: x.shape for i, x in enumerate(trace.inputs)}
         self.steps: dict[int, Step] = {}
+        self.constants: dict[int, Array] = {}  # that steps read as values
         self.same_as: dict[int, int] = {}  # values that another step makes
         self.shuffles: dict[int, tuple[int, int, bool]] = {}  # channels seen as (groups, each), swapped or not
         self.views: dict[int, View] = {}  # values that no step makes, but steps may read in
         self.mixed: dict[int, Mixed] = {}  # attention that no step has asked for
-        for number, node in enumerate(trace.nodes, 1):
+        for number, node in enumerate(trace.nodes, len(trace.inputs)):
             self.shapes[number] = node.shape
             made = self._lowered(number, node)
+            if made is None and self._refuse(node):
+                made = self._lowered(number, node)  # what was a view is a value now
             if made is None:
-                self._refuse(node)
                 made = self._python(node)
             if isinstance(made, Step):
                 self.steps[number] = made
@@ -53,7 +59,7 @@ class Lowering:
         return number
 
     def _values(self, node: Node) -> list[int]:
-        return [self.find(v) for v in (*node.inputs, *node.params.values()) if isinstance(v, Value)]
+        return [self.find(v) for v in node.reads()]
 
     def _python(self, node: Node) -> Step:
         return Step("python", tuple(self._values(node)), node.shape, node.layer, node=node)
@@ -63,13 +69,15 @@ class Lowering:
         rule = RULES.get(node.operation.__name__)
         return None if rule is None else rule(self, number, node)
 
-    def _refuse(self, node: Node) -> None:
+    def _refuse(self, node: Node) -> bool:
         """A half-read shuffle or a view that an unknown operation reads: its reshapes must run as they are."""
+        found = False
         for value in self._values(node):
             if self.shuffles.pop(value, None) is not None or self.views.pop(value, None) is not None:
-                unread = self.trace.nodes[value - 1]
+                unread, found = self.trace.node(value), True
                 self._refuse(unread)
                 self.steps[value] = self._python(unread)
+        return found
 
     def image(self, value: Value | Array) -> int | None:
         """The step of a value that the native plan can hold: (N, C, H, W) or (N, C), none of them empty."""
@@ -91,6 +99,16 @@ class Lowering:
         number = min(self.shapes) - 1 if min(self.shapes) < 0 else -1
         self.shapes[number], self.users[number] = shape, 1
         return number
+
+    def constant(self, array: Array) -> int:
+        """A value that is there from the start."""
+        number = self.new_value(array.shape)
+        self.constants[number] = np.ascontiguousarray(array)
+        return number
+
+    def dtype(self, value: Value) -> Any:
+        first = len(self.trace.inputs)
+        return (self.trace.inputs[value.number] if value.number < first else self.trace.node(value.number)).dtype
 
     def taken_along(self, number: int, into: int, **changes: Any) -> bool:
         """The step `into`, which nobody else reads, makes this value too, with these changes; it runs here."""

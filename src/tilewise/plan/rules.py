@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -148,7 +149,7 @@ def _mul(low: Lowering, number: int, node: Node) -> Step | bool | None:
         if step is not None and _is_gate(low, step, gate, x):
             del low.steps[gate]
             low.users[x] -= 1
-            return _activation("silu")(low, number, Node(node.operation, (Value(x),), {}, node.layer, node.shape))
+            return _activation("silu")(low, number, replace(node, inputs=(Value(x),), params={}))
     shapes = (low.shapes[a.number], low.shapes[b.number])
     whole = shapes[0] == shapes[1]
     by_channel = all(len(s) == 4 and s[:2] == node.shape[:2] for s in shapes) and (1, 1) in (
@@ -219,7 +220,7 @@ def _mean(low: Lowering, number: int, node: Node) -> Step | None:
 def _reshape(low: Lowering, number: int, node: Node) -> Step | bool | None:
     value = node.inputs[0]
     assert isinstance(value, Value)
-    if (seen := tokens.reshaped(low, number, node)) is not None:
+    if (seen := tokens.viewed(low, number, node)) is not None:
         return seen
     before, after, source = low.shapes[value.number], node.shape, low.find(value)
     if source in low.shuffles:
@@ -242,11 +243,11 @@ def _reshape(low: Lowering, number: int, node: Node) -> Step | bool | None:
     return None
 
 
-def _permute(low: Lowering, number: int, node: Node) -> bool | None:
+def _permute(low: Lowering, number: int, node: Node) -> Step | bool | None:
     value = node.inputs[0]
     source = low.find(value) if isinstance(value, Value) else -1
-    if tokens.permuted(low, number, node):
-        return True
+    if (seen := tokens.viewed(low, number, node)) is not None:
+        return seen
     if source not in low.shuffles or tuple(node.params["axes"]) != (0, 2, 1, 3, 4):
         return None
     x, groups, swapped = low.shuffles[source]
@@ -264,8 +265,8 @@ def _cat(low: Lowering, _number: int, node: Node) -> Step | None:
 
 
 def _get_item(low: Lowering, number: int, node: Node) -> Step | bool | None:
-    if tokens.indexed(low, number, node):
-        return True
+    if (seen := tokens.viewed(low, number, node)) is not None:
+        return seen
     x, index = low.image(node.inputs[0]), node.params["index"]
     if x is None or not isinstance(index, tuple) or len(index) < 2 or len(node.shape) not in (2, 4):
         return None
@@ -340,5 +341,6 @@ RULES: dict[str, Rule] = {
     "GetItem": _get_item,
     "Resample": _resample,
     "ConvTranspose2d": _conv_transpose,
+    "GeluTanh": _activation("gelu_tanh"),
     **{operation: _activation(name) for operation, name in ACTIVATIONS.items()},
 }

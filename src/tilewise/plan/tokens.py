@@ -1,42 +1,25 @@
 """Rules for tokens (B, T, C): linear layers, layer norm and attention as steps of the native plan.
 
 The heads of attention are channels seen in another order: reshapes, permutations and indices over a value are followed
-as one `View` and never run. Where attention reads views of whole heads it becomes a step that reads them where they
-lie, and writes (B, T, heads · width) as the reshape after it wants. Whatever else reads a view gets it as it was
-traced.
+as one `View` (views.py) and never run. Where attention reads views of whole heads it becomes a step that reads them
+where they lie, and writes (B, T, heads · width) as the reshape after it wants. Whatever else reads a view gets it as it
+was traced.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilewise.plan.steps import Shape, Step
 from tilewise.plan.trace import Node, Value
+from tilewise.plan.views import Axis, View, permuted, reshaped, seen, whole
 
 if TYPE_CHECKING:
     from tilewise.plan.lower import Lowering
-
-
-@dataclass(frozen=True)
-class Axis:
-    """An axis of a view: its size, and the axis of (B, T, C) along which it steps, by how much."""
-
-    size: int
-    along: int
-    step: int
-
-
-@dataclass(frozen=True)
-class View:
-    """A value seen otherwise: it begins at channel `first` of `source`."""
-
-    source: int
-    axes: tuple[Axis, ...]
-    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,75 +29,29 @@ class Mixed:
     inputs: tuple[int, ...]
     options: dict[str, Any]
     layer: str
+    shape: Shape
 
 
-def view_of(low: Lowering, value: Any) -> View | None:
+def viewed(low: Lowering, number: int, node: Node) -> Step | bool | None:
+    """A reshape, permutation or index of tokens: noted, and run where somebody needs the numbers; heads that were mixed
+    are made where their channels come together again."""
+    view = _view_of(low, node.inputs[0])
+    found = None if view is None else seen(view, node)
+    if found is None:
+        return None
+    mixed = low.mixed.get(found.source)
+    if mixed is not None and node.shape == mixed.shape and found == whole(found.source, mixed.shape):
+        return Step("attention", mixed.inputs, node.shape, mixed.layer, options=mixed.options)
+    low.views[number] = found
+    return True
+
+
+def _view_of(low: Lowering, value: Any) -> View | None:
     """A value as a view: the one it is known as, or all of its own tokens."""
     if not isinstance(value, Value):
         return None
-    found = low.views.get(low.find(value))
-    if isinstance(found, View):
-        return found
     source = low.tokens(value)
-    return None if source is None else _whole(source, low.shapes[value.number])
-
-
-def _whole(source: int, shape: Shape) -> View:
-    return View(source, tuple(Axis(size, along, 1) for along, size in enumerate(shape)))
-
-
-def reshaped(low: Lowering, number: int, node: Node) -> Step | bool | None:
-    """The channels cut into heads, or heads put together again."""
-    view = view_of(low, node.inputs[0])
-    if view is None:
-        return None
-    if len(node.shape) > len(view.axes):
-        return _split(low, number, view, node.shape)
-    mixed = low.mixed.get(view.source)
-    if mixed is None or view != View(view.source, _by_token(mixed, node.shape)):
-        return None
-    return Step("attention", mixed.inputs, node.shape, mixed.layer, options=mixed.options)
-
-
-def _by_token(mixed: Mixed, shape: Shape) -> tuple[Axis, ...]:
-    """The axes (B, T, heads, width) of what attention makes, where this is its shape as tokens."""
-    heads, width = mixed.options["heads"], mixed.options["value_dim"]
-    tokens = len(shape) == 3 and shape[2] == heads * width
-    return (Axis(shape[0], 0, 1), Axis(shape[1], 1, 1), Axis(heads, 2, width), Axis(width, 2, 1)) if tokens else ()
-
-
-def _alongs(view: View) -> tuple[int, ...]:
-    return tuple(axis.along for axis in view.axes)
-
-
-def _split(low: Lowering, number: int, view: View, shape: Shape) -> bool | None:
-    kept, sizes = view.axes[:-1], shape[len(view.axes) - 1 :]
-    last = view.axes[-1]
-    if last.along != 2 or shape[: len(kept)] != tuple(a.size for a in kept) or math.prod(sizes) != last.size:
-        return None
-    steps = [last.step * math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
-    parts = tuple(Axis(size, 2, step) for size, step in zip(sizes, steps, strict=True))
-    low.views[number] = replace(view, axes=(*kept, *parts))
-    return True
-
-
-def permuted(low: Lowering, number: int, node: Node) -> bool | None:
-    view, axes = view_of(low, node.inputs[0]), node.params["axes"]
-    if view is None or axes is None or len(axes) != len(view.axes):
-        return None
-    low.views[number] = replace(view, axes=tuple(view.axes[a] for a in axes))
-    return True
-
-
-def indexed(low: Lowering, number: int, node: Node) -> bool | None:
-    """One of the parts that the channels were cut into, such as queries, keys or values."""
-    view, index = view_of(low, node.inputs[0]), node.params["index"]
-    index = index[0] if isinstance(index, tuple) and len(index) == 1 else index
-    if view is None or isinstance(index, bool) or not isinstance(index, (int, np.integer)) or view.axes[0].along != 2:
-        return None
-    at = int(index) % view.axes[0].size
-    low.views[number] = View(view.source, view.axes[1:], view.first + at * view.axes[0].step)
-    return True
+    return low.views.get(low.find(value)) if source is None else whole(source, low.shapes[value.number])
 
 
 def linear(low: Lowering, node: Node, filters: tuple[Any, Any]) -> Step | None:
@@ -135,27 +72,71 @@ def layer_norm(low: Lowering, _number: int, node: Node) -> Step | None:
     return Step("layer_norm", (x,), node.shape, node.layer, "", weight, bias, {"eps": float(node.params["eps"])})
 
 
+@dataclass(frozen=True)
+class _Heads:
+    """Where heads lie in the channels of tokens: (B, T) of them, where the first begins, how far the next is."""
+
+    batch: int
+    count: int
+    first: int
+    step: int
+    dim: int
+
+
+def _heads(low: Lowering, value: Any) -> _Heads | None:
+    """The heads of a value (B, H, T, D), where it is a view of all tokens."""
+    view = _view_of(low, value)
+    if view is None or len(view.groups) != 4 or view.source in low.mixed:
+        return None
+    batch, tokens, _ = low.shapes[view.source]
+    _, _, length, dim = view.shape
+    lead = [axis for group in view.groups[:2] for axis in group]
+    if lead and lead[0].along == 0:
+        batch -= lead.pop(0).size - 1  # the rest must be one
+    wanted = (Axis(length, 1, 1),) if length != 1 else (), (Axis(dim, 2, 1),) if dim != 1 else ()
+    if view.groups[2:] != wanted or view.first[:2] != (0, 0) or (batch, tokens) != (1, length):
+        return None
+    if not lead:
+        return _Heads(low.shapes[view.source][0], 1, view.first[2], dim, dim)
+    if len(lead) > 1 or lead[0].along != 2:
+        return None
+    return _Heads(low.shapes[view.source][0], lead[0].size, view.first[2], lead[0].step, dim)
+
+
 def attention(low: Lowering, number: int, node: Node) -> bool | None:
-    views = [view_of(low, value) for value in node.inputs]
-    q, k, v = views
-    if q is None or k is None or v is None or node.params["mask"] is not None:
+    heads = [_heads(low, value) for value in node.inputs]
+    q, k, v = heads
+    if q is None or k is None or v is None or len({(h.batch, h.count) for h in (q, k, v)}) > 1:
         return None
-    if any(_alongs(view) != (0, 2, 1, 2) or view.axes[3].step != 1 for view in (q, k, v)):
+    scale = 1 / math.sqrt(q.dim) if node.params["scale"] is None else node.params["scale"]
+    options: dict[str, Any] = {"heads": q.count, "dim": q.dim, "value_dim": v.dim, "scale": float(scale)}
+    options |= {"first": [h.first for h in (q, k, v)], "step": [h.step for h in (q, k, v)]}
+    options["causal"] = bool(node.params["causal"])
+    views = [_view_of(low, value) for value in node.inputs]
+    tokens = (q.batch, node.shape[2], q.count * v.dim)
+    inputs = tuple(view.source for view in views if view)
+    if node.params["mask"] is not None:
+        mask = _mask(low, node.params["mask"])
+        if mask is None or node.shape[:2] != (q.batch, q.count):
+            return None
+        inputs = (*inputs, mask)
+    low.mixed[number] = Mixed(inputs, options, node.layer, tokens)
+    apart = reshaped(whole(number, tokens), (q.batch, node.shape[2], q.count, v.dim))
+    assert apart is not None
+    turned = reshaped(permuted(apart, (0, 2, 1, 3)), node.shape)
+    if turned is None:
         return None
-    b, heads, t, _ = node.shape
-    dim, value_dim = q.axes[3].size, v.axes[3].size
-    options = _heads((q, k, v), heads, node.params["scale"] or 1 / math.sqrt(dim), bool(node.params["causal"]))
-    low.mixed[number] = Mixed((q.source, k.source, v.source), options, node.layer)
-    axes = (Axis(b, 0, 1), Axis(heads, 2, value_dim), Axis(t, 1, 1), Axis(value_dim, 2, 1))
-    low.views[number] = View(number, axes)
+    low.views[number] = turned
     return True
 
 
-def _heads(views: tuple[View, View, View], heads: int, scale: float, causal: bool) -> dict[str, Any]:
-    q, _, v = views
-    options: dict[str, Any] = {"heads": heads, "dim": q.axes[3].size, "value_dim": v.axes[3].size}
-    options |= {"first": [view.first for view in views], "step": [view.axes[1].step for view in views]}
-    return options | {"scale": float(scale), "causal": causal}
+def _mask(low: Lowering, mask: Any) -> int | None:
+    """What is added to the scores, (B or 1, H or 1, T or 1, S)."""
+    if isinstance(mask, Value):
+        return low.image(mask) if len(low.shapes[mask.number]) == 4 and low.dtype(mask) == np.float32 else None
+    if mask.dtype == bool:
+        mask = np.where(mask, 0, -np.inf)
+    return low.constant(mask.astype(np.float32).reshape((1,) * (4 - mask.ndim) + mask.shape))
 
 
 def packed_attention(low: Lowering, _number: int, node: Node) -> Step | None:

@@ -1,4 +1,4 @@
-"""What a module computes for one input, as a list of operations.
+"""What a module computes for given inputs, as a list of operations: to be planned, quantized or written to a file.
 
 The module runs once, in eval mode and without gradients, and every operation that passes `tensor.apply` is noted with
 the arrays it read and made. An array is known by its identity: one that an earlier operation made is a value, any other
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,68 +28,68 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Value:
-    """The result of an earlier node, by its number; number 0 is the input."""
+    """The result of an earlier node, by its number; the inputs have the first numbers."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Node:
-    """One operation: its class, what it read, its parameters, the layer it ran in, the shape it gave."""
+    """One operation: its class, what it read, its parameters, the layer it ran in, what it gave."""
 
     operation: type
     inputs: tuple[Value | Array, ...]
     params: dict[str, Any]
     layer: str
     shape: tuple[int, ...]
+    given: tuple[tuple[int, ...], ...]  # shapes of the inputs
+    dtype: np.dtype[Any]
+
+    def reads(self) -> list[Value]:
+        return [v for v in (*self.inputs, *self.params.values()) if isinstance(v, Value)]
 
 
 @dataclass
 class Trace:
-    """Nodes in the order they ran; node i made value i + 1."""
+    """Nodes in the order they ran; with k inputs, node i made value k + i. Results by name, "" for the only one."""
 
-    input_shape: tuple[int, ...]
+    inputs: list[Array]
     nodes: list[Node] = field(default_factory=list)
-    result: Value | Array = Value(0)
-    output: Array = field(default_factory=lambda: np.zeros(0, np.float32))  # what the module gave
+    results: dict[str, Value | Array] = field(default_factory=dict)
+    outputs: dict[str, Array] = field(default_factory=dict)  # what the module gave
+
+    @property
+    def result(self) -> Value | Array:
+        if "" not in self.results:
+            raise ConfigurationError("a plan gives one Tensor; this module gives several results")
+        return self.results[""]
+
+    def node(self, number: int) -> Node:
+        return self.nodes[number - len(self.inputs)]
 
     def users(self) -> dict[int, int]:
-        """How many times each value is read; the result counts once more."""
-        counts = dict.fromkeys(range(len(self.nodes) + 1), 0)
-        read = [v for n in self.nodes for v in (*n.inputs, *n.params.values()) if isinstance(v, Value)]
-        for value in [*read, self.result]:
+        """How many times each value is read; a result counts once more."""
+        counts = dict.fromkeys(range(len(self.inputs) + len(self.nodes)), 0)
+        for value in [*(v for n in self.nodes for v in n.reads()), *self.results.values()]:
             if isinstance(value, Value):
                 counts[value.number] += 1
         return counts
 
 
-class Listener:
-    """Hears of every operation of the thread that made it, in `note`."""
+class _Tracer:
+    """Listens to one thread. An array is forgotten when it ends, since another may then have its identity: a network
+    that lets its values go when nobody reads them any more needs no more memory here than elsewhere."""
 
-    def __init__(self) -> None:
-        self.owner = threading.get_ident()
+    def __init__(self, inputs: list[Array], kept: Collection[str]) -> None:
+        self.owner, self.kept = threading.get_ident(), kept
         self.records: list[Any] = _Forgetful()
         self.models: list[Any] = []
-
-    def __call__(self, step: Any, arrays: list[Any], params: dict[str, Any], result: Any) -> None:
-        if threading.get_ident() == self.owner:
-            self.note(step, arrays, params, np.asarray(result))
-
-    def note(self, step: Any, arrays: list[Any], params: dict[str, Any], result: Array) -> None:
-        raise NotImplementedError
-
-
-class _Tracer(Listener):
-    """An array is forgotten when it ends, since another may then have its identity: a network that lets its values go
-    when nobody reads them any more needs no more memory here than elsewhere."""
-
-    def __init__(self, example: Array) -> None:
-        super().__init__()
-        self.trace = Trace(example.shape)
+        self.trace = Trace(inputs)
         self.values: dict[int, tuple[Value, weakref.ref[Array]]] = {}
-        self._remember(example, Value(0))
+        for number, array in enumerate(inputs):
+            self._note(array, Value(number))
 
-    def _remember(self, array: Array, value: Value) -> None:
+    def _note(self, array: Array, value: Value) -> None:
         number, values = id(array), self.values
 
         def forget(gone: weakref.ref[Array]) -> None:
@@ -102,13 +102,20 @@ class _Tracer(Listener):
         found = self.values.get(id(array))
         return found[0] if found is not None and found[1]() is array else array
 
-    def note(self, step: Any, arrays: list[Any], params: dict[str, Any], result: Array) -> None:
-        inputs = tuple(self.seen(a) for a in arrays)
+    def __call__(self, step: Any, arrays: list[Any], params: dict[str, Any], result: Any) -> None:
+        if threading.get_ident() != self.owner:
+            return
+        result = np.asarray(result)
+        shapes = tuple(a.shape for a in arrays)
         known = {name: self.seen(value) for name, value in params.items()}
-        if not any(isinstance(v, Value) for v in (*inputs, *known.values())):
+        seen = tuple(self.seen(a) for a in arrays)
+        node = Node(type(step), seen, known, step.recorded_layer, result.shape, shapes, result.dtype)
+        if not node.reads() and type(step).__name__ not in self.kept:
             return  # made of constants alone: a constant
-        self.trace.nodes.append(Node(type(step), inputs, known, step.recorded_layer, result.shape))
-        self._remember(result, Value(len(self.trace.nodes)))
+        if any(result is a for a in arrays):
+            return  # handed on as it came
+        self.trace.nodes.append(node)
+        self._note(result, Value(len(self.trace.inputs) + len(self.trace.nodes) - 1))
 
 
 class _Forgetful(list[Any]):
@@ -129,30 +136,26 @@ def _as_in_use(module: Module) -> Iterator[None]:
             layer.training = training
 
 
-def listen(listener: Listener, module: Module, *inputs: Tensor) -> Any:
-    """What `module(*inputs)` gives, as it is in use, while every operation is heard of."""
-    _events.recorders.attach(listener)
-    _events.tracers.append(listener)
+def run(module: Module, *inputs: Array) -> Any:
+    """The module's own result for arrays, as it is in use."""
+    with _as_in_use(module):
+        return module(*map(Tensor, inputs))
+
+
+def trace(module: Module, *examples: Any, kept: Collection[str] = ()) -> Trace:
+    """The operations of `module(*examples)`; those named in `kept` also where they read constants alone."""
+    inputs = [Tensor(np.ascontiguousarray(x)) for x in examples]
+    tracer = _Tracer([x.data for x in inputs], kept)
+    _events.recorders.attach(tracer)
+    _events.tracers.append(tracer)
     try:
         with _as_in_use(module):
-            return module(*inputs)
+            given = module(*inputs)
     finally:
-        _events.tracers.remove(listener)
-        _events.recorders.detach(listener)
-
-
-def run(module: Module, x: Array) -> Any:
-    """The module's own result for an array, as it is in use."""
-    with _as_in_use(module):
-        return module(Tensor(x))
-
-
-def trace(module: Module, example: Any) -> Trace:
-    """The operations of `module(example)`."""
-    x = Tensor(np.ascontiguousarray(example))
-    tracer = _Tracer(x.data)
-    result = listen(tracer, module, x)
-    if not isinstance(result, Tensor):
-        raise ConfigurationError(f"{type(module).__name__} gives a {type(result).__name__}; a plan gives one Tensor")
-    tracer.trace.result, tracer.trace.output = tracer.seen(result.data), result.data
+        _events.tracers.remove(tracer)
+        _events.recorders.detach(tracer)
+    for name, result in (given if isinstance(given, dict) else {"": given}).items():
+        if not isinstance(result, Tensor):
+            raise ConfigurationError(f"{type(module).__name__} gives a {type(result).__name__}, and not Tensors alone")
+        tracer.trace.results[name], tracer.trace.outputs[name] = tracer.seen(result.data), result.data
     return tracer.trace

@@ -58,7 +58,7 @@ def _attention(
     b, h, t, d = queries.shape
     many_keys, many_values = _repeated(keys, h, node), _repeated(values, h, node)
     room((b, h, t, many_keys.shape[2]))
-    scale = node.get("scale", 0.0) or 1 / math.sqrt(d)
+    scale = node.get("scale", 1 / math.sqrt(d))
     if mask is None and not node.get("softcap", 0.0) and (not node.get("is_causal", 0) or t + past == keys.shape[2]):
         causal = bool(node.get("is_causal", 0))
         mixed = F.scaled_dot_product_attention(queries, many_keys, many_values, None, causal, scale)
