@@ -6,13 +6,13 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as runtime
 import pytest
 import torch
 from torch_zoo import IMAGES, TOKENS, filled
 
 import tilewise.onnx
 import tilewise.plan
+from tests.onnx_reference import reference
 from tilewise import no_grad
 from tilewise.errors import ShapeError
 
@@ -41,12 +41,6 @@ def exported(name: str, path: Path, dynamo: bool = False) -> Path:
     return path
 
 
-def reference(path: Path, inputs: Inputs) -> np.ndarray:
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = 1, 3
-    return runtime.InferenceSession(str(path), options).run(None, inputs)[0]
-
-
 def assert_near(got: np.ndarray, want: np.ndarray) -> None:
     assert got.shape == want.shape and got.dtype == want.dtype
     assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max()
@@ -66,20 +60,20 @@ def test_a_network_that_pytorch_exported_gives_what_onnx_runtime_gives_and_so_do
     path = exported(name, tmp_path / "m.onnx")
     network = tilewise.onnx.load(path)
     inputs = inputs_for(name, 3)
-    want = reference(path, inputs)
+    want = reference(path, *inputs.values())
     with no_grad():
         assert_near(network(*inputs.values()).data, want)
     assert_near(network(*inputs.values()).data, want)
     assert_planned(name, network, inputs, want)
     tilewise.onnx.save(network, tmp_path / "again.onnx")
-    assert_near(reference(tmp_path / "again.onnx", inputs), want)
+    assert_near(reference(tmp_path / "again.onnx", *inputs.values()), want)
 
 
 @pytest.mark.parametrize("name", ["resnet", pytest.param("vit", marks=pytest.mark.slow), "bert"])
 def test_the_newer_exporters_files_are_read_too(name: str, tmp_path: Path) -> None:
     path = exported(name, tmp_path / "m.onnx", dynamo=True)
     inputs = inputs_for(name, 2)
-    network, want = tilewise.onnx.load(path), reference(path, inputs)
+    network, want = tilewise.onnx.load(path), reference(path, *inputs.values())
     with no_grad():
         assert_near(network(*inputs.values()).data, want)
     assert_planned(name, network, inputs, want)
@@ -116,7 +110,7 @@ def test_pytorchs_own_encoder_is_one_native_call(opset: int, tmp_path: Path) -> 
         )
     plan = tilewise.plan.compile(tilewise.onnx.load(tmp_path / "m.onnx"), x.numpy())
     assert plan.native_calls == 1
-    assert_near(plan(x.numpy()), reference(tmp_path / "m.onnx", {"x": x.numpy()}))
+    assert_near(plan(x.numpy()), reference(tmp_path / "m.onnx", x.numpy()))
 
 
 @pytest.mark.slow

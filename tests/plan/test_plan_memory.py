@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ from tilewise import Tensor, models, nn, no_grad, plan
 from tilewise._extension import native
 from tilewise.backend import ConvTile
 from tilewise.backend.registry import OptimizedBackend, use_backend
+from tilewise.models import zoo
+from tilewise.models.zoo.attention import Bert, VisionTransformer
+from tilewise.quantize import quantize
 
 pytestmark = pytest.mark.skipif(native is None, reason="plans need the compiled kernels")
 
@@ -122,3 +126,33 @@ def test_results_of_the_module_are_given_back_before_the_plan_is_made() -> None:
     model = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.GlobalAvgPool()).eval()
     plan.compile(model, np.ones((1, 3, 64, 64), np.float32))
     assert native.array_pool_bytes() < 64 * 64 * 64 * 4
+
+
+def _networks() -> dict[str, Callable[[], tuple[Callable[[Any], Any], Any]]]:
+    """Kinds of networks, each with an input, as what runs them: depthwise layers with gates, concatenations of
+    channels, attention over patches and over ids, layers in INT8."""
+    rng, noise = np.random.default_rng(0), np.random.default_rng(1)
+    image, small = (noise.standard_normal((1, 3, s, s), dtype=np.float32) for s in (64, 32))
+    ids = noise.integers(0, 50, (2, 13))
+    return {
+        "mobilenet_v3": lambda: (plan.compile(zoo.mobilenet_v3(), image), image),
+        "unet": lambda: (plan.compile(zoo.unet(), small), small),
+        "vit": lambda: (plan.compile(VisionTransformer(32, 8, 24, 2, 3, 7, rng), small), small),
+        "bert": lambda: (plan.compile(Bert(2, 24, 3, 50, 16, rng), ids), ids),
+        "int8": lambda: (quantize(zoo.mobilenet_v2(), [image]).run, image),
+    }
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v3", "unet", "vit", "bert", "int8"])
+def test_passes_after_the_first_allocate_nothing(name: str) -> None:
+    """`benchmarks.memory --passes` does it a thousand times with the whole zoo."""
+    assert native is not None
+    compiled, x = _networks()[name]()
+    for _ in range(3):
+        compiled(x)
+    before = native.memory_in_use()
+    native.reset_memory_peak()
+    for _ in range(10):
+        compiled(x)
+    assert native.memory_in_use() == before
+    assert native.memory_peak() <= before

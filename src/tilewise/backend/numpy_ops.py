@@ -31,10 +31,15 @@ _silent = np.errstate(all="ignore")
 @cache
 def _erf_polynomial(degree: int) -> tuple[float, ...]:
     """Coefficients of p with erf(x) = 1 - exp(-x²) p(s), s = 2/(1 + x/2) - 1, fitted at Chebyshev points for x >= 0."""
-    s = np.cos(np.pi * (np.arange(200) + 0.5) / 200)
-    scaled = [_scaled_erfc(x) for x in 4 / (s + 1) - 2]
-    fit = np.polynomial.chebyshev.chebfit(s, scaled, degree)
-    return tuple(float(c) for c in np.polynomial.chebyshev.cheb2poly(fit))
+    angles = np.pi * (np.arange(200) + 0.5) / 200
+    scaled = [_scaled_erfc(x) for x in 4 / (np.cos(angles) + 1) - 2]
+    # The least squares at these points are sums, without numpy.polynomial and a matrix library's 9 MB of memory.
+    before, now = np.eye(2, degree + 1)  # the first two Chebyshev polynomials, lowest power first
+    found = before * np.mean(scaled)
+    for n in range(1, degree + 1):
+        found += now * 2 * np.mean(scaled * np.cos(n * angles))
+        before, now = now, 2 * np.roll(now, 1) - before
+    return tuple(found.tolist())
 
 
 def _scaled_erfc(x: float) -> float:

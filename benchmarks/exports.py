@@ -1,0 +1,158 @@
+"""Transformers as PyTorch exports them, loaded here, beside ONNX Runtime and OpenVINO on the same file.
+
+    python -m benchmarks.exports [--only vit_tiny bert_small gpt2_block] [--exporters old new] [--opset 17] [--batch 1]
+
+ViT-tiny with one projection for queries, keys and values; BERT-small with three, scores divided and softmaxed by hand;
+four blocks as GPT-2 writes them, causal by a table of booleans, with GELU as a polynomial. The old exporter traces, the
+new one (dynamo) captures. The number of native calls and the error beside ONNX Runtime stand beside the times. A ratio
+above 1: tilewise is faster than the fastest peer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import logging
+import math
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import tilewise.onnx
+import tilewise.plan
+from benchmarks.harness import compare
+from benchmarks.networks import onnx_runtime, open_vino
+
+
+class Heads(nn.Module):
+    """Attention by hand over (B, T, C)."""
+
+    def __init__(self, width: int, heads: int, packed: bool, causal: bool) -> None:
+        super().__init__()
+        self.project = nn.ModuleList(
+            [nn.Linear(width, 3 * width)] if packed else [nn.Linear(width, width) for _ in range(3)]
+        )
+        self.out, self.heads, self.causal = nn.Linear(width, width), heads, causal
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, c = x.shape
+        made = [layer(x) for layer in self.project]
+        parts = made if len(made) == 3 else made[0].split(c, 2)
+        q, k, v = (p.view(b, t, self.heads, c // self.heads).transpose(1, 2) for p in parts)
+        scores = q @ k.transpose(-1, -2) / math.sqrt(c // self.heads)
+        if self.causal:
+            seen = torch.tril(torch.ones(t, t, dtype=torch.bool))
+            scores = torch.where(seen, scores, torch.finfo(scores.dtype).min)
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, t, c))
+
+
+def gelu_new(x: Tensor) -> Tensor:
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int, first: bool, causal: bool, gelu: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Heads(width, heads, first, causal)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.first, self.gelu = first, gelu
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.first:
+            x = x + self.attention(self.norm1(x))
+            return x + self.down(self.gelu(self.up(self.norm2(x))))
+        x = self.norm1(x + self.attention(x))
+        return self.norm2(x + self.down(self.gelu(self.up(x))))
+
+
+class ViTTiny(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.token = nn.Conv2d(3, 192, 16, 16), nn.Parameter(torch.randn(1, 1, 192))
+        self.places = nn.Parameter(torch.randn(1, 197, 192) * 0.1)
+        self.blocks = nn.Sequential(*(Block(192, 3, True, False, F.gelu) for _ in range(12)))
+        self.norm, self.head = nn.LayerNorm(192), nn.Linear(192, 1000)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) + self.places
+        return self.head(self.norm(self.blocks(x))[:, 0])
+
+
+class OverIds(nn.Module):
+    def __init__(self, layers: int, width: int, heads: int, decoder: bool) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(30522, width), nn.Embedding(512, width)
+        gelu = gelu_new if decoder else F.gelu
+        self.blocks = nn.Sequential(*(Block(width, heads, decoder, decoder, gelu) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.norm(self.blocks(self.words(ids) + self.places(torch.arange(ids.shape[1]))))
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "vit_tiny": ViTTiny,
+    "bert_small": lambda: OverIds(4, 512, 8, False),
+    "gpt2_block": lambda: OverIds(4, 768, 12, True),
+}
+
+
+def example(name: str, batch: int) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    if name == "vit_tiny":
+        return rng.standard_normal((batch, 3, 224, 224), dtype=np.float32)
+    return rng.integers(0, 30522, (batch, 128))
+
+
+def exported(name: str, path: Path, x: np.ndarray, new: bool, opset: int) -> None:
+    torch.manual_seed(0)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        given = (torch.from_numpy(x),)
+        torch.onnx.export(
+            NETWORKS[name]().eval(), given, path, input_names=["x"], dynamo=new, opset_version=opset, verbose=False
+        )
+
+
+def race(name: str, exporter: str, opset: int, batch: int, threads: int, budget_s: float) -> None:
+    x = example(name, batch)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "network.onnx"
+        exported(name, path, x, exporter == "new", opset)
+        plan = tilewise.plan.compile(tilewise.onnx.load(path), x)
+        runs = {"tilewise": lambda: plan(x), "onnxruntime": onnx_runtime(path, x, threads)} | open_vino(
+            path, x, threads
+        )
+        want = runs["onnxruntime"]()
+        compare(f"{name}, {exporter} exporter, opset {opset}, batch {batch}", threads, runs, budget_s)
+        off = float(np.abs(plan(x) - want).max() / np.abs(want).max())
+        print(f"    {plan.native_calls} native calls, off by {off:.1e}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=tuple(NETWORKS), default=tuple(NETWORKS))
+    parser.add_argument("--exporters", nargs="+", choices=("old", "new"), default=("old", "new"))
+    parser.add_argument("--opset", type=int, nargs="+", default=[18])
+    parser.add_argument("--batch", type=int, nargs="+", default=[1])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--budget", type=float, default=1.0, help="seconds a row")
+    options = parser.parse_args()
+    tilewise.set_num_threads(options.threads)
+    for name, exporter, opset, batch in itertools.product(
+        options.only, options.exporters, options.opset, options.batch
+    ):
+        race(name, exporter, opset, batch, options.threads, options.budget)
+
+
+if __name__ == "__main__":
+    main()
