@@ -95,9 +95,7 @@ def _record(
 
 
 def _sizes(value: Any) -> Mapping[str, Value]:
-    if isinstance(value, list | tuple):
-        return flat_values({"size": list(value)})
-    return flat_values({"size": value}) if isinstance(value, int | float | str) else {}
+    return flat_values({"size": value} if isinstance(value, list | int | float | str) else {})
 
 
 def _text(value: Any) -> str:
