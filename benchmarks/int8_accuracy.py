@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 import tilewise
-from benchmarks.harness import today
+from benchmarks.harness import machine_class, placed, today
 from benchmarks.trained_networks import NETWORKS, as_pictures, trained_network
 from tilewise import Tensor, data, models, no_grad
 from tilewise._files import write_whole
@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=1, help="of the MNIST training")
     parser.add_argument("--out", type=Path, default=Path("out/int8-accuracy"))
-    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/int8_accuracy.json"))
+    parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "int8_accuracy.json")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     tilewise.set_num_threads(options.threads)
@@ -181,7 +181,8 @@ def main() -> None:
     if options.mnist is not None:
         for row in network_rows(str(options.mnist), options.out, options.seeds[0]):
             rows += shown(row)
-    write_whole(options.json, (json.dumps({"date": today(), "accuracy": rows}, indent=1) + "\n").encode())
+    facts = {"date": today(), "machine": machine_class(), "accuracy": rows}
+    write_whole(placed(options.json), (json.dumps(facts, indent=1) + "\n").encode())
 
 
 def shown(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
