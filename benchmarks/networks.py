@@ -156,7 +156,7 @@ def held_to_less() -> bool:
 
 def beside_direct(title: str, model: Any, x: np.ndarray, int8: Run, threads: int, budget_s: float) -> Row:
     """What eight bits gain over our own float32 with the same convolutions: direct ones."""
-    with without_winograd():  # a plan's algorithms are chosen when it is made, those of a batch's parts at its first run
+    with without_winograd():  # a plan's algorithms are chosen when it is made, of a batch's parts at its first run
         direct = ours_float(model, x)
         direct()
     name = f"{title}, to float32 without Winograd"
