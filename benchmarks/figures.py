@@ -406,6 +406,8 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "processors left out": processors,
     "kernel tuner": kernel_tuner,
     "foreign": ranker_tables.foreign,
+    "products of another device": ranker_tables.products,
+    "large logs": ranker_tables.large_logs,
     "ranking": ranking,
     "layout": layout,
     "int8 accuracy": int8_accuracy,

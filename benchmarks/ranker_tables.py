@@ -1,4 +1,4 @@
-"""The table of what the cost model makes of other people's collections: `benchmarks.foreign`."""
+"""What the cost model makes of other people's collections, devices and logs."""
 
 from __future__ import annotations
 
@@ -24,3 +24,26 @@ def foreign() -> str:
             cells.append((f"`{name}`", label, *errors, str(len(entry["runs"]))))
     headings = ("collection", "model", "top-1 error", "top-5", "top-1, geometric", "top-5, geometric", "seeds")
     return table(headings, cells)
+
+
+def products() -> str:
+    """The H200's model on another GPU's products: `python -m benchmarks.devices --products FILES`."""
+    found = (read_any("devices") or {}).get("products")
+    if not found:
+        return f"{NOT_MEASURED}: `python -m benchmarks.devices --products` writes it into `devices.json`."
+    cells = [
+        (name, "{:.3f} ({:.3f} to {:.3f})".format(*mean)) for name, mean in found["means"].items() if "gain" not in name
+    ]
+    return table((f"{found['kernels']:,} products on an A100", "of the best (95 % interval)"), cells)
+
+
+def large_logs() -> str:
+    """What importing large logs takes on one core: `python -m tools.big_logs`."""
+    found = read_any("big_logs") or {}
+    cells = [
+        (f"`{name}`", f"{row['gigabytes']:.1f} GB", *(f"{row[key]:,}" for key in ("kernels", "configurations")),
+         f"{row['seconds']:.0f} s", f"{row['peak_mib']:.0f} MiB")
+        for name, row in found.items()
+    ]  # fmt: skip
+    headings = ("log", "size", "kernels", "configurations", "time", "peak memory")
+    return table(headings, cells) if cells else f"{NOT_MEASURED}: `python -m tools.big_logs` prints it."
