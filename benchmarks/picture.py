@@ -7,7 +7,7 @@ and on dark pages, since a picture in a page does not know which of the two it s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -65,7 +65,7 @@ def picture(ranges: Sequence[Range], kinds: Sequence[str]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{title}" '
         'font-family="system-ui, sans-serif" font-size="12">',
         _text(_LEFT, 16, "fastest peer's time / tilewise's (logarithmic): dot typical, bar worst to best", "start"),
-        *(_legend(16 + i * min(210, (_WIDTH - 16) // len(kinds)), kind, colours[kind]) for i, kind in enumerate(kinds)),
+        *_legends(kinds, colours),
         *(_tick(value, y, scale) for value in scale.ticks()),
     ]
     return "\n".join([*head, *parts, "</svg>"]) + "\n"
@@ -84,6 +84,12 @@ def _line(line: Range, y: int, colour: str, scale: Scale) -> str:
         'stroke-width="3" opacity="0.45"/>'
         f'<circle cx="{scale.x(line.typical):.1f}" cy="{y}" r="4" stroke="none"/></g>'
     )
+
+
+def _legends(kinds: Sequence[str], colours: Mapping[str, str]) -> list[str]:
+    """One after the other, with room by the number of letters."""
+    room = [30 + 7 * len(kind) for kind in kinds]
+    return [_legend(16 + sum(room[:i]), kind, colours[kind]) for i, kind in enumerate(kinds)]
 
 
 def _legend(x: int, kind: str, colour: str) -> str:
