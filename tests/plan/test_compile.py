@@ -89,6 +89,25 @@ def test_results_are_equal_bit_for_bit_on_any_number_of_threads() -> None:
         set_num_threads(before)
 
 
+def test_a_batch_that_runs_in_parts_is_never_run_whole(another_machine) -> None:
+    seen: list[int] = []
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(x.shape[0])
+            return self.layers(x)
+
+    another_machine(Pretended(l3=1 << 18, l2=1 << 16))
+    module, x = Counting().eval(), images(13, 3, 40, 40)
+    plan = compile(module, x)
+    np.testing.assert_allclose(plan(x), own_result(module, x), rtol=1e-4, atol=1e-5)
+    assert max(seen[:-1]) < 13  # the last is the module itself
+
+
 def test_a_large_batch_gives_what_its_images_give_one_by_one(another_machine) -> None:
     module, x = ZOO["squeezenet"](), images(7, 3, 128, 128)
     another_machine(Pretended(l3=4 << 20))

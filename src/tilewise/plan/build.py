@@ -242,9 +242,10 @@ def _add(plan: Any, number: int, step: Step, values: dict[int, int], layers: Lay
     return made
 
 
-def images_at_once(found: list[Part], images: int) -> int:
-    """How many images of a batch go through all layers before the next: as many as keep what lies between the layers in
-    this core's part of the last cache. It costs reading the weights once a chunk, and is not done where that is more.
+def images_at_once(found: list[Part], planned: int, images: int) -> int:
+    """How many of a batch's images go through all layers before the next, by the plan for `planned` of them: as many as
+    keep what lies between the layers in this core's part of the last cache. It costs reading the weights once a chunk,
+    and is not done where that is more.
 
     The steps of a native plan treat images one by one, so the numbers are the same.
     """
@@ -252,11 +253,11 @@ def images_at_once(found: list[Part], images: int) -> int:
     if len(found) != 1 or not isinstance(found[0], Segment) or images < 2:
         return images
     segment, cache = found[0], int(native.l3_share())
-    fit = max(1, cache * images // max(1, int(segment.plan.arena_bytes)))
+    fit = max(1, cache * planned // max(1, int(segment.plan.arena_bytes)))
     chunks = -(-images // fit)
     steps = [step for step, _ in segment.steps.values()]
     weights = sum(step.weight.nbytes for step in steps if step.weight is not None)
-    between = sum(2 * 4 * math.prod(step.shape) for step in steps)
+    between = sum(2 * 4 * math.prod(step.shape) for step in steps) * images // planned
     if weights > cache and (chunks - 1) * weights >= between:
         return images
     return -(-images // chunks)

@@ -36,7 +36,8 @@ class Plan:
         self._plans: dict[tuple[str, tuple[tuple[int, ...], ...]], _Sized] = {}  # by instruction set, shapes of inputs
         arrays = [np.ascontiguousarray(x.data if isinstance(x, Tensor) else x) for x in examples]
         self._dtypes = [array.dtype for array in arrays]
-        self._sized(arrays)
+        self._at_once: dict[tuple[str, tuple[int, ...]], int] = {}  # images, by instruction set and shape of the input
+        self._sized(self._parts_of(arrays)[0])
 
     def __call__(self, *inputs: Any) -> Any:
         wrapped = any(isinstance(x, Tensor) for x in inputs)
@@ -49,12 +50,29 @@ class Plan:
         return Tensor(out) if wrapped else out
 
     def _run(self, arrays: list[Array]) -> Array:
-        sized = self._sized(arrays)
-        step = sized.images_at_once
-        if step is None or step >= len(arrays[0]):
-            return sized.run(arrays)
+        found = [self._sized(some).run(some) for some in self._parts_of(arrays)]
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def _parts_of(self, arrays: list[Array]) -> list[list[Array]]:
+        """The inputs, or as many images of a large batch at a time as go through all layers together."""
+        if len(arrays) != 1 or arrays[0].ndim != 4 or len(arrays[0]) < 2:
+            return [arrays]
         (images,) = arrays
-        return np.concatenate([self._run([images[i : i + step]]) for i in range(0, len(images), step)])
+        step = self._images_at_once(images)
+        return [[images[i : i + step]] for i in range(0, len(images), step)]
+
+    def _images_at_once(self, images: Array) -> int:
+        """Two images say it for any number: a network need not run on a whole batch to learn that parts are better."""
+        assert native is not None
+        key = (native.isa(), images.shape)
+        if key not in self._at_once:
+            pair = [images[:2]]
+            self._at_once[key] = images_at_once(self._sized(pair).parts, 2, len(images))
+            if len(images) > 2 and self._at_once[key] != 2:
+                self._plans.popitem()  # the pair's, which will not run
+            if len(self._at_once) > _SIZES:
+                del self._at_once[next(iter(self._at_once))]
+        return self._at_once[key]
 
     def _sized(self, arrays: list[Array]) -> _Sized:
         assert native is not None
@@ -90,7 +108,6 @@ class _Sized:
     """The plan for one shape of every input."""
 
     parts: list[Part]
-    images_at_once: int | None = None
 
     def __init__(self, module: Module, examples: list[Array], layers: Layers) -> None:
         with _nothing_kept():
@@ -108,8 +125,6 @@ class _Sized:
         lowering = Lowering(recognised(traced), tokens=True)
         self.parts, self.result = parts(lowering, layers), lowering.find(lowering.result)
         self._constants = lowering.constants
-        if len(examples) == 1 and examples[0].ndim == 4:
-            self.images_at_once = images_at_once(self.parts, len(examples[0]))
         if not seen.agrees(self.run):
             raise ConfigurationError(
                 f"{type(module).__name__} cannot be planned: for other inputs than the example it does something else"
