@@ -116,6 +116,8 @@ def test_without_an_answer_the_choice_is_made_here_and_that_is_said_once(server:
             tuner.choose({**PROBLEM, "m": m})
         found = tuner.choose(PROBLEM)
         assert (found.config, found.source) == (alone.config, alone.source)
+        tuned = Tuner(cache=tmp_path / "tuned", service=url, say=lambda _: None).tune(PROBLEM, budget=2)
+        assert tuned.source == "measured"
     assert sum("is left alone" in line for line in said) == 1
 
 

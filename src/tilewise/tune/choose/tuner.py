@@ -133,9 +133,12 @@ class Tuner:
         kept = self.choices.get(problem, lambda config: config in self.device.configs(problem))
         if kept is not None:
             return from_cache(kept, start)
-        asked = None if self.service is None else self._asked(problem, self.device.candidates(problem), start)
-        if asked is not None:
-            return asked
+        if self.service is not None:
+            # What others measured may be none of the few that an unmeasured choice is made among.
+            measured = self._asked(problem, None, start)
+            asked = measured or self._asked(problem, self.device.candidates(problem), start)
+            if asked is not None:
+                return asked
         if self.calibrated is not None and self.calibrated.covers(problem.family):
             return self._by_calibration(self.calibrated, problem, start)
         if self.model is None:
@@ -146,7 +149,9 @@ class Tuner:
     def _asked(self, problem: Problem, configs: Sequence[Config] | None, start: float) -> Decision | None:
         """The service's choice among `configs`, or, of None, among what others measured; None where it has none."""
         found = None if self.service is None else self.service.choose(problem, configs and list(configs))
-        if found is None or found.source not in ("measured", "model") or not self.device.runs(problem, found.config):
+        if found is None or found.source not in ("measured", "model"):
+            return None
+        if found.config not in (configs or self.device.configs(problem)) or not self.device.runs(problem, found.config):
             return None
         reason = f"the service's: {found.source}" + ("" if found.sure is None else f", {found.sure:.0%} sure")
         return Decision(
