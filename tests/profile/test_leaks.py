@@ -188,7 +188,8 @@ class _Lazy:
 
 
 def _fills_a_ring():
-    _ring[next(_numbers) % 50] = bytes(random.randrange(500, 3000))
+    number = next(_numbers)
+    _ring[number % 50] = bytes(500 + 357 * (number % 7))  # drawn sizes would now and then grow for a while
 
 
 def _empties_now_and_then():
