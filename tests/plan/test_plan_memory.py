@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tilewise import Tensor, get_num_threads, models, nn, no_grad, plan, set_num_threads
+from tests.passes import assert_passes_allocate_nothing
+from tilewise import Tensor, models, nn, no_grad, plan
 from tilewise._extension import native
 from tilewise.backend import ConvTile
 from tilewise.backend.registry import OptimizedBackend, use_backend
@@ -143,25 +144,10 @@ def _networks() -> dict[str, Callable[[], tuple[Callable[[Any], Any], Any]]]:
     }
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Another thread's scratch comes when it first gets work, which may be late."""
-    before = get_num_threads()
-    set_num_threads(1)
-    yield
-    set_num_threads(before)
-
-
 @pytest.mark.parametrize("name", ["mobilenet_v3", "unet", "vit", "bert", "int8"])
-def test_passes_after_the_first_allocate_nothing(name: str, one_thread: None) -> None:
+def test_passes_after_the_first_allocate_nothing(name: str, settings_restored: None) -> None:
     """`benchmarks.memory --passes` does it a thousand times with the whole zoo."""
     assert native is not None
+    native.set_num_threads(1)  # another thread's scratch comes when it first gets work, which may be late
     compiled, x = _networks()[name]()
-    for _ in range(3):
-        compiled(x)
-    before = native.memory_in_use()
-    native.reset_memory_peak()
-    for _ in range(10):
-        compiled(x)
-    assert native.memory_in_use() == before
-    assert native.memory_peak() <= before
+    assert_passes_allocate_nothing(compiled, x, 10)
