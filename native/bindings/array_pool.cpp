@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "bindings/numpy_api.h"
+#include "common/convolution.h"
 #include "common/heap_watch.h"
 
 #if defined(__linux__)
@@ -145,9 +146,15 @@ int64_t set_least_pooled(int64_t bytes) {
   return before;
 }
 
-void clear_array_pool() {
-  std::lock_guard<std::mutex> lock(pool().mutex);
-  while (pool().count > 0) std::free(pool().remove(0).data);
+void give_back_memory() {
+  {
+    std::lock_guard<std::mutex> lock(pool().mutex);
+    while (pool().count > 0) std::free(pool().remove(0).data);
+  }
+  forget_call_weights();
+#if defined(__GLIBC__)
+  malloc_trim(0);
+#endif
 }
 
 }  // namespace tw

@@ -13,6 +13,8 @@ int64_t array_pool_bytes();
 // From which size on results come from the pool; gives what held before. Measurements set it to 1: a block of the pool
 // starts on a page, and where a result lies is then no matter of chance.
 int64_t set_least_pooled(int64_t bytes);
-void clear_array_pool();
+
+// To the system: the pool's blocks, the weights that this thread packed for one call, and what the C library holds free.
+void give_back_memory();
 
 }  // namespace tw

@@ -356,7 +356,7 @@ void bind_conv(nb::module_& m) {
   m.def("allow_winograd", allow_winograd);
   m.def("array_pool_bytes", array_pool_bytes);
   m.def("set_least_pooled", set_least_pooled, nb::arg("bytes"));
-  m.def("clear_array_pool", clear_array_pool);
+  m.def("give_back_memory", give_back_memory);
 }
 
 }  // namespace tw

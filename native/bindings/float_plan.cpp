@@ -29,21 +29,30 @@ const float* bias_of(const std::optional<FloatArray>& bias, int64_t count) {
   return bias->data();
 }
 
-void make_conv(PlanConv* self, FloatArray weights, std::optional<FloatArray> bias, std::vector<int64_t> stride,
-               std::vector<int64_t> padding, std::vector<int64_t> dilation, int64_t groups, const std::string& activation) {
-  if (weights.ndim() != 4 || stride.size() != 2 || padding.size() != 4 || dilation.size() != 2) {
-    throw nb::value_error("a convolution has weights of four dimensions, two strides, four paddings, two dilations");
-  }
-  int64_t shape[4];
-  for (int i = 0; i < 4; ++i) shape[i] = static_cast<int64_t>(weights.shape(i));
-  const ConvGeometry geometry{{stride[0], stride[1]}, {padding[0], padding[1], padding[2], padding[3]}, {dilation[0], dilation[1]}, groups};
-  new (self) PlanConv(weights.data(), shape, bias_of(bias, shape[0]), geometry, activation_of(activation));
+// The shape of weights, or the one given where there are none: of an outline.
+std::vector<int64_t> shape_of(const std::optional<FloatArray>& weights, const std::vector<int64_t>& given) {
+  if (!weights) return given;
+  std::vector<int64_t> shape;
+  for (std::size_t i = 0; i < weights->ndim(); ++i) shape.push_back(static_cast<int64_t>(weights->shape(i)));
+  return shape;
 }
 
-void make_linear(PlanLinear* self, FloatArray weights, std::optional<FloatArray> bias, const std::string& activation) {
-  if (weights.ndim() != 2) throw nb::value_error("a linear layer has weights of two dimensions");
-  const auto out = static_cast<int64_t>(weights.shape(0)), in = static_cast<int64_t>(weights.shape(1));
-  new (self) PlanLinear(weights.data(), out, in, bias_of(bias, out), activation_of(activation));
+void make_conv(PlanConv* self, std::optional<FloatArray> weights, std::optional<FloatArray> bias, std::vector<int64_t> stride,
+               std::vector<int64_t> padding, std::vector<int64_t> dilation, int64_t groups, const std::string& activation,
+               const std::vector<int64_t>& outline) {
+  const std::vector<int64_t> shape = shape_of(weights, outline);
+  if (shape.size() != 4 || stride.size() != 2 || padding.size() != 4 || dilation.size() != 2) {
+    throw nb::value_error("a convolution has weights of four dimensions, two strides, four paddings, two dilations");
+  }
+  const ConvGeometry geometry{{stride[0], stride[1]}, {padding[0], padding[1], padding[2], padding[3]}, {dilation[0], dilation[1]}, groups};
+  new (self) PlanConv(weights ? weights->data() : nullptr, shape.data(), bias_of(bias, shape[0]), geometry, activation_of(activation));
+}
+
+void make_linear(PlanLinear* self, std::optional<FloatArray> weights, std::optional<FloatArray> bias, const std::string& activation,
+                 const std::vector<int64_t>& outline) {
+  const std::vector<int64_t> shape = shape_of(weights, outline);
+  if (shape.size() != 2) throw nb::value_error("a linear layer has weights of two dimensions");
+  new (self) PlanLinear(weights ? weights->data() : nullptr, shape[0], shape[1], bias_of(bias, shape[0]), activation_of(activation));
 }
 
 ConvAlgorithm algorithm_of(const std::string& name) {
@@ -100,12 +109,12 @@ nb::list run(const FloatPlan& plan, const std::vector<FloatArray>& arrays, std::
 
 void bind_float_plan(nb::module_& m) {
   nb::class_<PlanConv>(m, "PlanConv")
-      .def("__init__", make_conv, nb::arg("weights"), nb::arg("bias").none(), nb::arg("stride"), nb::arg("padding"), nb::arg("dilation"),
-           nb::arg("groups"), nb::arg("activation"))
+      .def("__init__", make_conv, nb::arg("weights").none(), nb::arg("bias").none(), nb::arg("stride"), nb::arg("padding"), nb::arg("dilation"),
+           nb::arg("groups"), nb::arg("activation"), nb::arg("outline") = std::vector<int64_t>())
       .def("release", &PlanConv::release)
       .def("restore", restore);
   nb::class_<PlanLinear>(m, "PlanLinear")
-      .def("__init__", make_linear, nb::arg("weights"), nb::arg("bias").none(), nb::arg("activation"));
+      .def("__init__", make_linear, nb::arg("weights").none(), nb::arg("bias").none(), nb::arg("activation"), nb::arg("outline") = std::vector<int64_t>());
   nb::class_<FloatPlan>(m, "FloatPlan")
       .def(nb::init<>())
       .def("input", [](FloatPlan& p, int64_t n, int64_t c, int64_t h, int64_t w, bool last) { return p.input({n, c, h, w}, last); },

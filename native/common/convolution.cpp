@@ -39,6 +39,7 @@ class CallWeights {
     if (kept().size() > kKeptFloats) kept() = Buffer<float>();
   }
   float* data() { return data_; }
+  static void forget() { kept() = Buffer<float>(); }
 
  private:
   static constexpr std::size_t kKeptFloats = std::size_t{4} << 20;
@@ -231,6 +232,8 @@ const char* algorithm_name(ConvAlgorithm algorithm) {
 }
 
 int64_t winograd_transforms() { return transformed.load(); }
+
+void forget_call_weights() { CallWeights::forget(); }
 
 void allow_winograd(bool allow) { winograd_allowed.store(allow, std::memory_order_relaxed); }
 

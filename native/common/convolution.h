@@ -32,6 +32,9 @@ void allow_winograd(bool allow);
 // How often filters that may be used again were transformed since the start: once for each, unless they change.
 int64_t winograd_transforms();
 
+// Frees what this thread keeps to pack weights in that are used once.
+void forget_call_weights();
+
 // The configuration with every zero replaced by what is used for it.
 ConvConfig resolved(const ConvShape& s, const ConvConfig& config);
 ConvTile resolved_tile(const ConvShape& s, ConvAlgorithm algorithm);  // the kernels' default

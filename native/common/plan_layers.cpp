@@ -29,14 +29,14 @@ int64_t outputs(int64_t size, int64_t before, int64_t after, int64_t reach, int6
 
 PlanConv::PlanConv(const float* weights, const int64_t shape[4], const float* bias, const ConvGeometry& geometry,
                    ConvActivation activation)
-    : o_(shape[0]), c_(shape[1] * geometry.groups), kh_(shape[2]), kw_(shape[3]), geometry_(geometry), activation_(activation) {
+    : o_(shape[0]), c_(shape[1] * geometry.groups), kh_(shape[2]), kw_(shape[3]), geometry_(geometry), activation_(activation), outline_(weights == nullptr) {
   const ConvGeometry& g = geometry_;
   const bool positive = g.stride[0] > 0 && g.stride[1] > 0 && g.dilation[0] > 0 && g.dilation[1] > 0 && g.groups > 0;
   if (!positive || o_ % g.groups != 0 || std::min({o_, shape[1], kh_, kw_}) < 1) {
     throw std::invalid_argument("this convolution has no weights, or its strides, dilation or groups are not positive numbers that fit");
   }
   if (*std::min_element(g.padding, g.padding + 4) < 0) throw std::invalid_argument("padding must not be negative");
-  weights_ = copied(weights, count(), 0);
+  if (!outline_) weights_ = copied(weights, count(), 0);
   if (bias != nullptr) bias_ = copied(bias, o_, kRoom);
 }
 
@@ -98,7 +98,7 @@ const PlanConv::Packed& PlanConv::packed(ConvAlgorithm algorithm, const ConvShap
 ConvAlgorithm PlanConv::prepare(const ConvShape& s, ConvAlgorithm wanted) const {
   const bool applies = wanted == ConvAlgorithm::direct || (transforms(wanted) && winograd_applies(s));
   const ConvAlgorithm algorithm = applies ? wanted : choose_algorithm(s);
-  if (packed(algorithm, s).usable) return algorithm;
+  if (outline_ || packed(algorithm, s).usable) return algorithm;
   packed(ConvAlgorithm::direct, s);
   return ConvAlgorithm::direct;
 }
@@ -135,7 +135,8 @@ void PlanConv::run_pair(const PlanConv& next, const LastImage& x, const LastImag
 }
 
 PlanLinear::PlanLinear(const float* weights, int64_t out, int64_t in, const float* bias, ConvActivation activation)
-    : out_(out), in_(in), activation_(activation), weights_(copied(weights, out * in, 0)) {
+    : out_(out), in_(in), activation_(activation) {
+  if (weights != nullptr) weights_ = copied(weights, out * in, 0);
   if (bias != nullptr) bias_ = copied(bias, out, 0);
 }
 

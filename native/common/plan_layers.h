@@ -20,7 +20,7 @@ struct ConvGeometry {
 
 class PlanConv {
  public:
-  // weights (o, c, kh, kw); bias (o) or null
+  // weights (o, c, kh, kw), or null for an outline: plans are made of it, and none of them runs; bias (o) or null
   PlanConv(const float* weights, const int64_t shape[4], const float* bias, const ConvGeometry& geometry, ConvActivation activation);
 
   // The convolution of images of this size; throws std::invalid_argument where it does not fit.
@@ -58,6 +58,7 @@ class PlanConv {
   int64_t o_, c_, kh_, kw_;
   ConvGeometry geometry_;
   ConvActivation activation_;
+  bool outline_;
   Buffer<float> weights_, bias_;  // the bias with a vector of zeros after it
   mutable std::mutex mutex_;      // of weights_
   mutable Packed packed_[3][3];
@@ -65,7 +66,7 @@ class PlanConv {
 
 class PlanLinear {
  public:
-  // weights (out, in); bias (out) or null
+  // weights (out, in) or null for an outline; bias (out) or null
   PlanLinear(const float* weights, int64_t out, int64_t in, const float* bias, ConvActivation activation);
 
   int64_t inputs() const { return in_; }

@@ -168,7 +168,7 @@ def winograd_transforms() -> int: ...
 def allow_winograd(allow: bool) -> None: ...
 def array_pool_bytes() -> int: ...
 def set_least_pooled(bytes: int) -> int: ...
-def clear_array_pool() -> None: ...
+def give_back_memory() -> None: ...
 
 class TileTable:
     def __len__(self, /) -> int:
@@ -330,20 +330,25 @@ def int4_quantize_rows(x: object) -> tuple[Any, ...]: ...
 class PlanConv:
     def __init__(
         self,
-        weights: NDArray[numpy.float32],
+        weights: NDArray[numpy.float32] | None,
         bias: NDArray[numpy.float32] | None,
         stride: Sequence[int],
         padding: Sequence[int],
         dilation: Sequence[int],
         groups: int,
         activation: str,
+        outline: Sequence[int] = ...,
     ) -> None: ...
     def release(self) -> None: ...
     def restore(self, arg: NDArray[numpy.float32], /) -> None: ...
 
 class PlanLinear:
     def __init__(
-        self, weights: NDArray[numpy.float32], bias: NDArray[numpy.float32] | None, activation: str
+        self,
+        weights: NDArray[numpy.float32] | None,
+        bias: NDArray[numpy.float32] | None,
+        activation: str,
+        outline: Sequence[int] = ...,
     ) -> None: ...
 
 class FloatPlan:

@@ -89,7 +89,8 @@ def test_results_are_equal_bit_for_bit_on_any_number_of_threads() -> None:
         set_num_threads(before)
 
 
-def test_a_batch_that_runs_in_parts_is_never_run_whole(another_machine) -> None:
+@pytest.mark.parametrize("l3", [1 << 18, 1 << 28], ids=["in parts", "whole"])
+def test_a_plan_for_a_batch_is_made_from_two_images(another_machine, l3: int) -> None:
     seen: list[int] = []
 
     class Counting(nn.Module):
@@ -101,11 +102,29 @@ def test_a_batch_that_runs_in_parts_is_never_run_whole(another_machine) -> None:
             seen.append(x.shape[0])
             return self.layers(x)
 
-    another_machine(Pretended(l3=1 << 18, l2=1 << 16))
+    another_machine(Pretended(l3=l3, l2=1 << 16))
     module, x = Counting().eval(), images(13, 3, 40, 40)
     plan = compile(module, x)
     np.testing.assert_allclose(plan(x), own_result(module, x), rtol=1e-4, atol=1e-5)
-    assert max(seen[:-1]) < 13  # the last is the module itself
+    assert set(seen[:-1]) == {2}  # the last is the module itself
+
+
+class Compared(nn.Module):
+    """Images of a batch that read each other, and one whose result does not say that it does."""
+
+    def __init__(self, rows: bool) -> None:
+        self.conv, self.rows = nn.Conv2d(3, 4, 3, padding=1, rng=0), rows
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x).relu()
+        return y - y.mean(0, keepdims=True) if self.rows else y.reshape(y.shape[0] * 4, -1)[::4]
+
+
+@pytest.mark.parametrize("rows", [True, False])
+@pytest.mark.parametrize("batch", [2, 3, 5])
+def test_images_that_read_each_other_are_planned_together(rows: bool, batch: int) -> None:
+    module, x = Compared(rows), images(batch, 3, 8, 8)
+    assert_same(module, x, compile(module, x))
 
 
 def test_a_large_batch_gives_what_its_images_give_one_by_one(another_machine) -> None:

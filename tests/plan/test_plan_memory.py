@@ -76,6 +76,16 @@ def test_a_plan_holds_its_weights_once() -> None:
     assert held < 1.25 * 8 * 256 * 256 * 4 + made.arena_bytes
 
 
+def test_a_plan_for_a_batch_packs_no_weights_for_fewer_images() -> None:
+    """Two and eight images of this size go by other algorithms, which want other forms of the filters."""
+    assert native is not None
+    layers = nn.Sequential(*(nn.Conv2d(256, 256, 3, padding=1, bias=False) for _ in range(4)))
+    before = native.memory_in_use()
+    made = plan.compile(layers, np.ones((8, 256, 4, 4), np.float32))
+    held, filters = native.memory_in_use() - before - made.arena_bytes, 4 * 256 * 256 * 9 * 4
+    assert held < {"direct": 1.25, "winograd2": 2.0, "winograd": 4.25}[made.algorithms[0][1]] * filters + (4 << 20)
+
+
 def test_a_second_size_packs_again_from_the_modules_weights() -> None:
     model = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU()).eval()
     small, large = (np.random.default_rng(0).standard_normal((1, 64, s, s), dtype=np.float32) for s in (1, 24))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 from dataclasses import dataclass, field, replace
@@ -28,7 +29,7 @@ class Layers:
         self._kept: dict[int, tuple[tuple[Any, ...], Any]] = {}  # what it was made of, and the layer
 
     def get(self, number: int, step: Step) -> Any:
-        assert native is not None and step.weight is not None
+        assert step.weight is not None
         found, weight = self._kept.get(number), np.ascontiguousarray(step.folded(), np.float32)
         made_of = (step.kind, step.activation, *step.options.values(), _digest(weight), _digest(step.bias))
         points = len(step.shape) != 2
@@ -36,14 +37,26 @@ class Layers:
             if points:
                 found[1].restore(weight)
             return found[1]
-        bias = None if step.bias is None else np.ascontiguousarray(step.bias, np.float32)
-        if points:
-            weight = weight.reshape(*weight.shape[:2], *step.kernel)
-            made = native.PlanConv(weight, bias, activation=step.activation, **(step.options or _POINT))
-        else:
-            made = native.PlanLinear(weight, bias, step.activation)
+        made = _layer(step, weight)
         self._kept[number] = (made_of, made)
         return made
+
+
+class _Outlines(Layers):
+    """Layers without weights: of them a plan can be made, to see how it lies in memory, and not run."""
+
+    def get(self, number: int, step: Step) -> Any:
+        return _layer(step, None)
+
+
+def _layer(step: Step, weight: Array | None) -> Any:
+    assert native is not None and step.weight is not None
+    bias = None if step.bias is None else np.ascontiguousarray(step.bias, np.float32)
+    if len(step.shape) == 2:
+        return native.PlanLinear(weight, bias, step.activation, step.weight.shape)
+    shape = (*step.weight.shape[:2], *step.kernel)
+    filters = None if weight is None else weight.reshape(shape)
+    return native.PlanConv(filters, bias, activation=step.activation, outline=shape, **(step.options or _POINT))
 
 
 _POINT = {"stride": (1, 1), "padding": (0, 0, 0, 0), "dilation": (1, 1), "groups": 1}
@@ -242,14 +255,17 @@ def _add(plan: Any, number: int, step: Step, values: dict[int, int], layers: Lay
     return made
 
 
-def images_at_once(found: list[Part], planned: int, images: int) -> int:
-    """How many of a batch's images go through all layers before the next, by the plan for `planned` of them: as many as
-    keep what lies between the layers in this core's part of the last cache. It costs reading the weights once a chunk,
-    and is not done where that is more.
+def images_at_once(lowering: Lowering, planned: int, images: int) -> int:
+    """How many of a batch's images go through all layers before the next, by the steps for `planned` of them: as many
+    as keep what lies between the layers in this core's part of the last cache. It costs reading the weights once a
+    chunk, and is not done where that is more.
 
     The steps of a native plan treat images one by one, so the numbers are the same.
     """
     assert native is not None
+    outlined = copy.copy(lowering)
+    outlined.steps = {number: _outline(step) for number, step in lowering.steps.items()}
+    found = parts(outlined, _Outlines()) if all(s.kind != "python" for s in outlined.steps.values()) else []
     if len(found) != 1 or not isinstance(found[0], Segment) or images < 2:
         return images
     segment, cache = found[0], int(native.l3_share())
@@ -261,3 +277,18 @@ def images_at_once(found: list[Part], planned: int, images: int) -> int:
     if weights > cache and (chunks - 1) * weights >= between:
         return images
     return -(-images // chunks)
+
+
+def resized(lowering: Lowering, planned: int, images: int) -> bool:
+    """Makes the steps for `planned` images those for another number, and says whether it could: where every step is
+    native and reads nothing but the images and other steps, the batch is no more than a batch."""
+    steps, first = lowering.steps, len(lowering.trace.inputs)
+    known = all(step.kind != "python" and step.shape[0] == planned for step in steps.values())
+    inside = all(i in steps or i < first for step in steps.values() for i in step.inputs)
+    if not (known and inside and first == 1 and lowering.find(lowering.result) in steps):
+        return False
+    for number in (0, *steps):
+        lowering.shapes[number] = (images, *lowering.shapes[number][1:])
+    for step in steps.values():
+        step.shape = (images, *step.shape[1:])
+    return True

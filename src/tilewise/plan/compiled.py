@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError, DtypeError
 from tilewise.nn.module import Module
-from tilewise.plan.build import Layers, Part, Segment, images_at_once, parts
+from tilewise.plan.build import Layers, Part, Segment, images_at_once, parts, resized
 from tilewise.plan.idioms import recognised
 from tilewise.plan.lower import Lowering
 from tilewise.plan.trace import Value, run, trace
@@ -62,14 +62,12 @@ class Plan:
         return [[images[i : i + step]] for i in range(0, len(images), step)]
 
     def _images_at_once(self, images: Array) -> int:
-        """Two images say it for any number: a network need not run on a whole batch to learn that parts are better."""
         assert native is not None
         key = (native.isa(), images.shape)
         if key not in self._at_once:
-            pair = [images[:2]]
-            self._at_once[key] = images_at_once(self._sized(pair).parts, 2, len(images))
-            if len(images) > 2 and self._at_once[key] != 2:
-                self._plans.popitem()  # the pair's, which will not run
+            made = _Sized(self._module, [images], self._layers, whole=False)
+            self._at_once[key] = made.images
+            self._keep((native.isa(), ((made.images, *images.shape[1:]),)), made)
             if len(self._at_once) > _SIZES:
                 del self._at_once[next(iter(self._at_once))]
         return self._at_once[key]
@@ -77,13 +75,14 @@ class Plan:
     def _sized(self, arrays: list[Array]) -> _Sized:
         assert native is not None
         key = (native.isa(), tuple(array.shape for array in arrays))
-        found = self._plans.pop(key, None)
-        if found is None:
-            found = _Sized(self._module, arrays, self._layers)
-        self._plans[key] = found
+        found = self._plans.pop(key, None) or _Sized(self._module, arrays, self._layers)
+        self._keep(key, found)
+        return found
+
+    def _keep(self, key: tuple[str, tuple[tuple[int, ...], ...]], made: _Sized) -> None:
+        self._plans[key] = made
         if len(self._plans) > _SIZES:
             del self._plans[next(iter(self._plans))]
-        return found
 
     @property
     def algorithms(self) -> list[tuple[str, str]]:
@@ -105,15 +104,27 @@ class Plan:
 
 
 class _Sized:
-    """The plan for one shape of every input."""
+    """The plan for one shape of every input or, if not `whole`, for as many images of a batch as go through all layers
+    together.
+
+    Two images say it all where a batch is only a batch: a network need not run on a large one to be planned.
+    """
 
     parts: list[Part]
 
-    def __init__(self, module: Module, examples: list[Array], layers: Layers) -> None:
+    def __init__(self, module: Module, examples: list[Array], layers: Layers, whole: bool = True) -> None:
+        batch = len(examples) == 1 and examples[0].ndim == 4 and len(examples[0]) > 1
+        few = [examples[0][:2]] if batch else examples
         with _nothing_kept():
-            self._make(module, examples, layers)
+            seen, lowering = self._lowered(module, few)
+            if batch:
+                self.images = len(examples[0]) if whole else images_at_once(lowering, 2, len(examples[0]))
+                if self.images != 2 and not resized(lowering, 2, self.images):
+                    del seen, lowering
+                    seen, lowering = self._lowered(module, [examples[0][: self.images]])
+            self._make(module, seen, lowering, layers)
 
-    def _make(self, module: Module, examples: list[Array], layers: Layers) -> None:
+    def _lowered(self, module: Module, examples: list[Array]) -> tuple[_Seen, Lowering]:
         assert native is not None
         traced = trace(module, *examples)
         if not isinstance(traced.result, Value):
@@ -121,11 +132,13 @@ class _Sized:
                 f"the result of {type(module).__name__} does not depend on its input through tensors"
             )
         seen = _Seen(module, examples, traced.outputs[""])
-        native.clear_array_pool()  # the module's results lay there; the plan has an arena
-        lowering = Lowering(recognised(traced), tokens=True)
+        native.give_back_memory()  # the module's results lay there; the plan has an arena
+        return seen, Lowering(recognised(traced), tokens=True)
+
+    def _make(self, module: Module, seen: _Seen, lowering: Lowering, layers: Layers) -> None:
         self.parts, self.result = parts(lowering, layers), lowering.find(lowering.result)
         self._constants = lowering.constants
-        if not seen.agrees(self.run):
+        if not seen.agrees(self.run, lowering.shapes[0][:1]):
             raise ConfigurationError(
                 f"{type(module).__name__} cannot be planned: for other inputs than the example it does something else"
             )
@@ -148,12 +161,18 @@ class _Seen:
         if self._tells:
             self._want = run(module, *self._others).data
 
-    def agrees(self, planned: Callable[[list[Array]], Array]) -> bool:
-        """Whether the plan gives the same: numbers that went around the tensors would be constants in it."""
+    def agrees(self, planned: Callable[[list[Array]], Array], images: tuple[int, ...]) -> bool:
+        """Whether the plan gives the same: numbers that went around the tensors would be constants in it. A plan for
+        another number of `images` gets these as often as it takes, and gives the same for the first."""
         if not self._tells:
             return True
-        got = planned(self._others)
-        return self._want.shape == got.shape and _agree(self._want, got, self._before)
+        if self._others[0].shape[:1] == images:
+            got, want, before = planned(self._others), self._want, self._before
+        else:
+            got = planned([np.resize(self._others[0], (*images, *self._others[0].shape[1:]))])
+            least = min(len(got), len(self._want))
+            got, want, before = got[:least], self._want[:least], self._before[:least]
+        return want.shape == got.shape and _agree(want, got, before)
 
 
 def _other(x: Array) -> Array:
