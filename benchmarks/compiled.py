@@ -1,11 +1,14 @@
 """How `torch.compile` did with tilewise inside and in other ways, measured on a GPU and kept as a file, as one table.
 
 `python3 -m tilewise.tune.triton.check --compiled FILE` prints it without a GPU; `python3 -m benchmarks.inductor` makes
-such files. A row is a problem; for each way it holds microseconds a run and seconds of the first call.
+such files, and `python3 -m benchmarks.compiled FILE... --out FILE` makes one of several that have different problems. A
+row is a problem; for each way it holds microseconds a run and seconds of the first call.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -40,6 +43,7 @@ class Beside:
     runs: float
     least: float
     first_call: float | None  # None for ATen, which compiles nothing
+    all_calls: float | None  # all first calls together, in multiples of tilewise's
 
 
 def read_compiled(path: str | os.PathLike[str]) -> list[Compiled]:
@@ -66,8 +70,10 @@ def beside(rows: Sequence[Compiled]) -> list[Beside]:
         if not both:
             continue
         ratios = [row.us[way] / row.us[OURS] for row in both]
-        calls = [row.seconds[way] / row.seconds[OURS] for row in both if {way, OURS} <= row.seconds.keys()]
-        found.append(Beside(way, len(both), _geometric(ratios), min(ratios), _geometric(calls) if calls else None))
+        pairs = [(row.seconds[way], row.seconds[OURS]) for row in both if {way, OURS} <= row.seconds.keys()]
+        first = _geometric([theirs / ours for theirs, ours in pairs]) if pairs else None
+        together = sum(theirs for theirs, _ in pairs) / sum(ours for _, ours in pairs) if pairs else None
+        found.append(Beside(way, len(both), _geometric(ratios), min(ratios), first, together))
     return found
 
 
@@ -79,6 +85,7 @@ def lines(rows: Sequence[Compiled]) -> list[str]:
         found.append(f"{row.name:42} " + "  ".join(f"{w} {us:.1f} us{calls.get(w, '')}" for w, us in row.us.items()))
     for one in beside(rows):
         first = f", its first call {one.first_call:.2f} times" if one.first_call is not None else ""
+        first += f", all of them {one.all_calls:.2f}" if one.all_calls is not None else ""
         found.append(f"{one.way}: {one.problems} problems, runs {one.runs:.3f} times as long as tilewise's "
                      f"(least {one.least:.3f}){first}")  # fmt: skip
     return found
@@ -86,3 +93,24 @@ def lines(rows: Sequence[Compiled]) -> list[str]:
 
 def _geometric(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def merged(paths: Sequence[Path]) -> dict[str, Any]:
+    """The problems of several files of one machine; of a problem that several have, the last file's."""
+    read = [read_json_input(path) for path in paths if read_compiled(path)]
+    rows = {row["name"]: row for content in read for row in content["problems"]}
+    return {**read[0], "problems": list(rows.values())}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    given.out.write_text(json.dumps(merged(given.files), indent=1) + "\n")
+    print("\n".join(lines(read_compiled(given.out))))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

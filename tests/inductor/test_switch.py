@@ -106,6 +106,55 @@ def test_what_there_is_no_model_for_is_listed_as_without_tilewise(
     assert inductor_config.max_autotune_gemm_search_space == "EXHAUSTIVE" and not enabled.advisor.notes
 
 
+def test_where_the_user_left_aten_out_templates_are_listed_for_what_there_is_no_model_for(
+    enabled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = "torch._inductor.choices.InductorChoices.get_template_configs"
+    monkeypatch.setattr(
+        listed, lambda *_: (inductor_config.max_autotune_gemm_search_space, inductor_config.max_autotune_gemm)
+    )
+    with inductor_config.patch(max_autotune_gemm_backends="TRITON"):
+        assert _handler().get_template_configs(object(), [], "int_mm") == ("DEFAULT", True)
+
+
+@pytest.mark.parametrize("broken", ["nothing known", "an error"])
+def test_a_list_that_cannot_be_ranked_is_made_again_as_pytorch_would(
+    enabled: Any, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    tiles = [_Choice("aten::mm"), *(_Choice("of another time", TILE=n) for n in range(900))]
+    if broken == "an error":
+        monkeypatch.setattr(enabled.advisor, "model", None)
+        tiles = _listed()
+
+    def listed(handler: Any, inputs: Any, templates: Any, op: str) -> Any:
+        long = inductor_config.max_autotune_gemm_search_space == "EXHAUSTIVE"
+        return handler._finalize_template_configs({"all": tiles if long else tiles[:20]}, inputs, templates, op)
+
+    monkeypatch.setattr("torch._inductor.choices.InductorChoices.get_template_configs", listed)
+    assert _handler().get_template_configs(_Inputs(), [], "mm") == tiles[:20]
+    assert len(enabled.advisor.notes) == (broken == "an error")
+    assert inductor_config.max_autotune_gemm_search_space == "EXHAUSTIVE"
+
+
+def test_graphs_on_other_devices_are_compiled_as_without_tilewise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiling = pytest.importorskip("torch._inductor.compile_fx")
+
+    def seen(graph: Any, inputs: Any) -> tuple[bool, str]:
+        return inductor_config.max_autotune_gemm, inductor_config.max_autotune_gemm_search_space
+
+    monkeypatch.setattr(compiling, "_compile_fx_inner", seen)
+    graph = torch.fx.symbolic_trace(lambda x: x @ x)
+    for node, value in zip(graph.graph.nodes, (torch.ones(2, 2), (torch.ones(2, 2), 3), None), strict=True):
+        node.meta["val"] = value
+    for device, found in (("pretended", (False, "DEFAULT")), ("cpu", (True, "EXHAUSTIVE"))):
+        with tilewise.inductor.enable(records=tmp_path, devices=(device,)):
+            assert compiling._compile_fx_inner(graph, []) == found
+            assert inductor_config.max_autotune_gemm
+    assert compiling._compile_fx_inner is seen
+
+
 @pytest.fixture
 def enabled(tmp_path: Path) -> Any:
     with tilewise.inductor.enable(budget=3, records=tmp_path, devices=("pretended",)) as found:
@@ -229,7 +278,7 @@ def test_templates_in_a_list_without_aten_are_kept_by_the_budget_where_aten_was_
     aten, *tiles = _listed()
     assert _ask([aten]) == [aten]
     assert 0 < len(_ask(tiles)) <= 3
-    assert len(_ask(tiles[:40])) == 40  # nobody listed ATen for this one: PyTorch may have been told to leave it out
+    assert len(_ask(tiles)) == 3  # nobody listed ATen for this one: PyTorch was told to leave it out
 
 
 def test_where_aten_was_the_fastest_a_list_without_it_is_left_empty(enabled: Any) -> None:

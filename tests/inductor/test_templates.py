@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from tilewise.inductor.templates import Asked, columns_of, config_of, fits, keep, problem_of
+from tilewise.inductor.templates import NO_CHOICE, Asked, columns_of, config_of, fits, keep, problem_of
 from tilewise.tune.families.triton.product import LIBRARY
 from tilewise.tune.families.triton.roofline import columns
 from tilewise.tune.families.triton.runtimes import Runtimes, shipped_runtimes
@@ -90,10 +90,17 @@ def test_a_remembered_template_that_is_gone_is_looked_for_again() -> None:
     assert keep(_model(), _problem(), _choices(), 3, Asked(gone)).why != "remembered"
 
 
-def test_lists_without_aten_or_without_templates_stay_as_they_are() -> None:
+def test_of_a_list_without_aten_the_budget_is_kept_however_far_behind() -> None:
     names, parameters = _choices()
-    assert keep(_model(), _problem(), (names[1:9], parameters[1:9]), 3).places == tuple(range(8))
-    assert keep(_model(), _problem(), (["aten::mm", "decompose_k"], [{}, {}]), 3).places == (0, 1)
+    for problem in (_problem(), _problem(8192, 8192, 8192)):
+        kept = keep(_model(), problem, (names[1:], parameters[1:]), 3)
+        assert kept.why == "measured" and len(kept.places) == 3
+    assert not len([p for p in keep(_model(), _problem(8192, 8192, 8192), (names, parameters), 3).places if p])
+
+
+def test_a_list_without_templates_that_the_model_knows_stays_as_it_is() -> None:
+    kept = keep(_model(), _problem(), (["aten::mm", "decompose_k"], [{}, {}]), 3)
+    assert kept.places == (0, 1) and kept.why == NO_CHOICE
 
 
 def test_a_choice_is_the_same_every_time() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.compiled import Compiled, beside, read_compiled
+from benchmarks.compiled import Compiled, beside, merged, read_compiled
 from benchmarks.gpu_check import main
 from benchmarks.recorded import as_json, compare, lines, read_recorded, table, worth, worth_lines
 from tilewise.errors import FileFormatError
@@ -65,6 +66,18 @@ def test_ways_of_compiling_are_compared_over_the_problems_that_both_ran() -> Non
     aten, autotuned = beside(rows)
     assert (aten.problems, aten.runs, aten.first_call) == (1, pytest.approx(0.8), None)
     assert (autotuned.runs, autotuned.least, autotuned.first_call) == (pytest.approx(2.0), 1.0, pytest.approx(4.0))
+    assert autotuned.all_calls == 5.0
+
+
+def test_files_of_compiled_problems_make_one(tmp_path: Path) -> None:
+    def row(name: str, us: float) -> dict[str, Any]:
+        return {"name": name, "kind": "mm", "us": {"tilewise": us}, "seconds": {}}
+
+    files = {"one": [row("a", 1.0), row("b", 2.0)], "two": [row("b", 3.0), row("c", 4.0)]}
+    for name, rows in files.items():
+        (tmp_path / name).write_text(json.dumps({"device": "a GPU", "problems": rows}))
+    found = merged([tmp_path / name for name in files])
+    assert found == {"device": "a GPU", "problems": [row("a", 1.0), row("b", 3.0), row("c", 4.0)]}
 
 
 @pytest.mark.parametrize("content", ["[]", '{"problems": [{"name": "a"}]}', '{"problems": [{"name": "a", "kind": "mm", '

@@ -5,10 +5,11 @@ Whatever goes wrong in here, PyTorch gets its own choices and the reason is note
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from tilewise.inductor.following import fuses_next
 from tilewise.inductor.processes import start_anew, start_early
 from tilewise.inductor.records import Book
 from tilewise.inductor.rest import in_registers
-from tilewise.inductor.templates import OPERATIONS, Asked, Kept, config_of, keep, pass_seconds, problem_of
+from tilewise.inductor.templates import NO_CHOICE, OPERATIONS, Asked, Kept, config_of, keep, pass_seconds, problem_of
 from tilewise.tune.choose.service import ServiceClient
 from tilewise.tune.families.triton.product import LIBRARY
 from tilewise.tune.families.triton.runtimes import Runtimes
@@ -32,6 +33,10 @@ from tilewise.tune.problem import Config, Problem
 
 _RULES = 2  # counted up where the same model and budget would now give other kernels
 _TIMED = ("convolution", "flex_attention")  # again, though not remembered: PyTorch's own caches do that
+
+
+class Unranked(Exception):
+    """A list of templates that tilewise can say nothing about: PyTorch makes another, as it would without tilewise."""
 
 
 class Advisor:
@@ -71,6 +76,8 @@ class Advisor:
             self._library_listed = problem.key
             return found
         kept = self._kept(problem, (templates, [choice.params.to_kwargs() for choice in found]))
+        if kept.why == NO_CHOICE:
+            raise Unranked
         self._decided(problem, kept)
         self.started[problem.key] = time.monotonic()
         return [found[place] for place in kept.places]
@@ -104,9 +111,11 @@ class Advisor:
         i, j = nodes.index(left), nodes.index(right)
         return problem_of(op, (shapes[i], strides[i]), (shapes[j], strides[j]), str(left.get_dtype()))
 
-    def settings(self, op: str, inputs: Any) -> dict[str, Any]:
-        """What to set otherwise while PyTorch lists the templates of a product: nothing where they will be ranked."""
-        return {} if self.problem(op, inputs) is not None else self.without
+    def pytorchs(self) -> dict[str, Any]:
+        """What is set while PyTorch lists templates that are not ranked here: what would be without tilewise. Where the
+        user left ATen out, and it is not listed, templates have to be."""
+        without_aten = "ATEN" not in config.max_autotune_gemm_backends.upper()
+        return {**self.without, "max_autotune_gemm": without_aten or self.without["max_autotune_gemm"]}
 
     def attention(self, usual: Any, tuned: list[Any], node: Any) -> list[Any]:
         """PyTorch's usual tiling of flexible attention, and the most promising of those that it tunes among; none
@@ -187,14 +196,41 @@ class TilewiseChoices(InductorChoices):
 
     def get_template_configs(self, kernel_inputs: Any, templates: Any, op_name: str, *rest: Any, **named: Any) -> Any:
         """The long list is for ranking: of a product that tilewise has no model for (other number types, 8-bit numbers)
-        PyTorch lists what it would list without tilewise."""
-        with config.patch(self._or_pytorchs({}, lambda advisor: advisor.settings(op_name, kernel_inputs))):
-            return super().get_template_configs(kernel_inputs, templates, op_name, *rest, **named)
+        or nothing to say about, PyTorch lists what it would list without tilewise."""
+        given = (kernel_inputs, templates, op_name, *rest)
+        advisor = self.advisor
+        if advisor is None:
+            return super().get_template_configs(*given, **named)
+        if self._or_pytorchs(False, lambda advisor: advisor.problem(op_name, kernel_inputs) is not None):
+            with contextlib.suppress(Unranked), self._listing(True):
+                return super().get_template_configs(*given, **named)
+        with config.patch(advisor.pytorchs()), self._listing(False):
+            return super().get_template_configs(*given, **named)
+
+    _ranks: bool | None = None  # the list that PyTorch is making; None outside of `get_template_configs`
+
+    @contextlib.contextmanager
+    def _listing(self, ranks: bool) -> Iterator[None]:
+        before, self._ranks = self._ranks, ranks
+        try:
+            yield
+        finally:
+            self._ranks = before
 
     def _finalize_template_configs(self, template_choices: Any, kernel_inputs: Any, *rest: Any, **named: Any) -> Any:
         found = super()._finalize_template_configs(template_choices, kernel_inputs, *rest, **named)
         op = named.get("op_name", rest[1] if len(rest) > 1 else "")
-        return self._or_pytorchs(found, lambda advisor: advisor.keep(found, kernel_inputs, op))
+        advisor = self.advisor
+        if advisor is None or self._ranks is False:
+            return found
+        try:
+            return advisor.keep(found, kernel_inputs, op)
+        except Exception as error:
+            if not isinstance(error, Unranked):
+                advisor.note(error)
+            if self._ranks:  # a list of a thousand, which nobody is to measure
+                raise Unranked from error
+            return found
 
     def get_flex_attention_fwd_configs(self, head_dim: int, dtype: Any, device_type: str | None = "cuda") -> Any:
         found = super().get_flex_attention_fwd_configs(head_dim, dtype, device_type)

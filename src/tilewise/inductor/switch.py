@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -143,11 +144,35 @@ def _put_in(enabled: Enabled, budget: int, records: Path | None, devices: tuple[
     advisor.without = {name: functools.reduce(getattr, name.split("."), config) for name in _SETTINGS}
     _set(enabled, caches.patch(tag))
     _set(enabled, config.patch(settings))
+    enabled._undo.append(_leave_others(config, advisor))
     enabled._undo.append(one_assembler())
     if "cuda" in devices:
         enabled._undo.append(time_in_turns(advisor.note))
     select.add_feedback_saver(advisor.measured)
     enabled._undo.append(lambda: _forget(select, advisor.measured))
+
+
+def _leave_others(config: Any, advisor: Any) -> Callable[[], None]:
+    """Have graphs that are on other devices compiled with the settings that they would have; gives what undoes it."""
+    compiling: Any = importlib.import_module("torch._inductor.compile_fx")
+    pytorchs = getattr(compiling, "_compile_fx_inner", None)
+    if pytorchs is None:
+        return lambda: None
+
+    @functools.wraps(pytorchs)
+    def compiled(graph: Any, *given: Any, **named: Any) -> Any:
+        with config.patch({} if _is_on(graph, advisor.devices) else advisor.without):
+            return pytorchs(graph, *given, **named)
+
+    compiling._compile_fx_inner = compiled
+    return lambda: setattr(compiling, "_compile_fx_inner", pytorchs)
+
+
+def _is_on(graph: Any, devices: tuple[str, ...]) -> bool:
+    """Whether a tensor of a graph is on one of the devices."""
+    values = [getattr(node, "meta", {}).get("val") for node in graph.graph.nodes]
+    flat = [one for value in values for one in (value if isinstance(value, list | tuple) else (value,))]
+    return any(one.device.type in devices for one in flat if hasattr(one, "device"))
 
 
 def _isolate(enabled: Enabled) -> None:

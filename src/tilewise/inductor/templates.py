@@ -2,7 +2,8 @@
 
 A template with its parameters becomes a configuration of the kind that the model of runtimes knows; ATen's call is the
 library. Of a list, the few with the shortest predicted time are kept and measured beside ATen. Where an earlier process
-measured the product the winner alone is kept; where every template is behind beyond the predictions' doubt, ATen.
+measured the product the winner alone is kept; where every template is behind beyond the predictions' doubt, ATen. A
+list without ATen, which its user left out, keeps the same few.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ BY_BIAS = Config.of(
     library=2
 )  # ATen's product with a bias that is one row, in one kernel; otherwise the bias is copied
 _MOST_RANKED = 256  # templates that a network sees; with twice as many the same ones were kept
+NO_CHOICE = "no choice of tilewise's"
 _DESCRIPTORS = 2e-6  # seconds that templates with descriptors take to write them, which tilewise's own kernels do not
 
 
@@ -140,10 +142,11 @@ def keep(
         places, why = [remembered], "remembered"
     elif asked.library_elsewhere and asked.best is not None and "library" in asked.best:
         places, why = [], "remembered"
-    elif not (library or asked.library_elsewhere) or not len(known):
-        places, why = list(range(len(templates))), "no choice of tilewise's"
+    elif not len(known):
+        places, why = list(range(len(templates))), NO_CHOICE
     else:
-        promising = _promising(model, problem, {name: column[known] for name, column in of.items()}, asked.saved)
+        saved = asked.saved if library or asked.library_elsewhere else math.inf  # without ATen a template has to do
+        promising = _promising(model, problem, {name: column[known] for name, column in of.items()}, saved)
         places = [*library, *(int(known[i]) for i in promising[:budget])]
         why = "measured" if len(promising) else "sure"
     return Kept(tuple(places), why, len(templates), time.perf_counter() - start)
