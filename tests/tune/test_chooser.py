@@ -18,7 +18,6 @@ from tilewise.tune.search.gaussian_process import Hyperparameters
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 if native is not None:
     from tilewise.tune.choose.chooser import ModelChooser, disable, enable, make_chooser, problem_of, tuned
-    from tilewise.tune.choose.first import candidates, tile_kernel
     from tilewise.tune.choose.kept import key_of
     from tilewise.tune.choose.tuner import Tuner
     from tilewise.tune.families.cpu.family import get_family
@@ -48,7 +47,7 @@ def scores(model) -> ModelScores:
 
 
 def near(shape: tuple[int, int, int], threads: int = 1):
-    return candidates(native, tiled_op("matmul").default(native, shape, "nn", threads), shape, threads)
+    return tiled_op("matmul").in_passing(native, shape, "nn", threads)
 
 
 def some_register_tile() -> int:
@@ -135,16 +134,23 @@ def _tile(row):
     return TileConfig(*(int(v) for v in row[:5]), bool(row[5]), bool(row[6]), int(row[7]), int(row[8]))
 
 
-def test_the_fast_path_shows_the_model_the_same_kernel_as_the_tuner():
-    problem = get_family("matmul").problem({"family": "matmul", "m": 50, "n": 60, "k": 70, "layout": "nt"})
-    tiles = near((50, 60, 70))
-    configs = [config_of(_tile(row)) for row in tiles]
-    columns, machine = (*scores(None).columns, "threads", "default", "machine_lanes"), {"machine_lanes": 8}
-    fast = tile_kernel((50, 60, 70), "nt", tiles, columns, machine)
-    slow = as_kernel(get_family("matmul"), problem, configs, columns[24:], machine)
+@pytest.mark.parametrize("spec", [
+    {"family": "matmul", "m": 50, "n": 60, "k": 70, "layout": "nt"},
+    {"family": "conv2d", "batch": 2, "channels": 40, "height": 9, "width": 11, "filters": 33,
+     "kernel": 3, "padding": 1},
+], ids=lambda spec: spec["family"])  # fmt: skip
+def test_the_fast_path_shows_the_model_the_same_kernel_as_the_tuner(spec):
+    device, machine = CpuDevice(), {"machine_lanes": 8}
+    problem, family = device.problem({**spec, "threads": 1}), get_family(spec["family"])
+    own = (*scores(None).columns[24:], "winograd", "threads", "default", "machine_lanes")
+    tiles = device.candidates(problem)
+    fast, slow = (as_kernel(family, problem, some, own, machine) for some in (tiles, list(tiles)))
     np.testing.assert_array_equal(fast.config_feat, slow.config_feat)
     np.testing.assert_array_equal(fast.node_feat, slow.node_feat)
     np.testing.assert_array_equal(fast.edge_index, slow.edge_index)
+    assert tiles[0] == device.default(problem) and {*device.configs(problem)} >= {
+        config for config in tiles if spec["family"] == "conv2d" and device.runs(problem, config)
+    }
 
 
 def test_shapes_and_problems_go_back_and_forth():

@@ -7,7 +7,7 @@ among them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from types import ModuleType
@@ -83,7 +83,19 @@ class Conv2d(TiledOp[ConvTile]):
 
     def candidates(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> Iterator[ConvTile]:
         yield self.default(module, shape)
-        yield from _candidates(module, shape, threads)
+        for winograd, *rest in _rows(module, shape, threads, ALGORITHMS):
+            yield ConvTile(ALGORITHMS[winograd], *rest)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("winograd", *self.columns)
+
+    def in_passing(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> list[tuple[int, ...]]:
+        """Every candidate of the algorithms that a shape takes."""
+        default = tuple(self.values(self.default(module, shape)).values())
+        smallest = [ConvTile(name, block=1) for name in ALGORITHMS]
+        taken = [tile.algorithm for tile in smallest if self.problem(module, tile, shape, layout) is None]
+        return list(dict.fromkeys([default, *_rows(module, shape, threads, taken)]))
 
     def problem(self, module: ModuleType, tile: ConvTile, shape: Shape, layout: str | None) -> str | None:
         found: str | None = module.conv_tile_problem(tile, shape)
@@ -113,7 +125,10 @@ class Conv2d(TiledOp[ConvTile]):
         return ConvTile(ALGORITHMS[int(values["winograd"])], **numbers)
 
 
-def _candidates(module: ModuleType, shape: tuple[int, ...], threads: int) -> Iterator[ConvTile]:
+def _rows(
+    module: ModuleType, shape: Shape, threads: int, algorithms: Sequence[str]
+) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """(algorithm's number, mr, nr, block, channels, split)"""
     lanes, rows, vectors = module.conv_tile_limits()
     panel = lanes * vectors
     group_outputs = shape[4] // shape[11]
@@ -121,12 +136,12 @@ def _candidates(module: ModuleType, shape: tuple[int, ...], threads: int) -> Ite
     splits = sorted({1, min(threads, whole // panel)})
     channel_blocks = sorted({min(whole, size * panel) for size in (1, 2, 4, 8)})
     widths = (lanes, panel) if group_outputs > lanes else (panel,)
-    for algorithm in ALGORITHMS:
+    for algorithm in algorithms:
+        number = ALGORITHMS.index(algorithm)
         blocks = _PIXEL_BLOCKS if algorithm == "direct" else _TILE_BLOCKS
         for row, block in _whole_rows(shape, algorithm, blocks):
             heights = _balanced(row if algorithm == "direct" else block, rows)
-            for mr, nr, channels, split in product(heights, widths, channel_blocks, splits):
-                yield ConvTile(algorithm, mr, nr, block, channels, split)
+            yield from product((number,), heights, widths, (block,), channel_blocks, splits)
 
 
 def _balanced(extent: int, most: int) -> list[int]:

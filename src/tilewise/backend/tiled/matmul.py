@@ -74,6 +74,17 @@ class Matmul(TiledOp[TileConfig]):
         yield from (TileConfig(*values) for values in around(module, default, shape, threads))
         yield from _candidates(module, shape, threads)
 
+    def in_passing(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> list[tuple[int, ...]]:
+        """The default alone where it runs no tiles; else its neighbours, and some fifty to two hundred more."""
+        path, default = product_plan(module, shape, layout or "nn", threads)
+        if path != "tiled":
+            return [tuple(default.as_dict().values())]
+        rows = around(module, default, shape, threads)
+        rest = (default.pack_a,), (False, True), (default.threads_m,), (default.threads_n,)
+        for mr, nr, *blocks in _thinned(module, *shape):
+            rows += product((mr,), (nr,), *blocks, *rest)
+        return rows
+
     def problem(self, module: ModuleType, tile: TileConfig, shape: Shape, layout: str | None) -> str | None:
         found: str | None = module.gemm_tile_problem(tile, *shape, layout is not None and layout[1] == "t")
         return found
@@ -166,10 +177,8 @@ def _candidates(module: ModuleType, shape: Shape, threads: int) -> Iterator[Tile
             yield TileConfig(mr, nr, mc, nc, kc, pack_a, pack_b, *grid)
 
 
-def tile_blocks(
-    module: ModuleType, m: int, n: int, k: int
-) -> Iterator[tuple[int, int, list[int], list[int], list[int]]]:
-    """A thinned space for choosing in passing: register tiles, each with its row, column and depth blocks."""
+def _thinned(module: ModuleType, m: int, n: int, k: int) -> Iterator[tuple[int, int, list[int], list[int], list[int]]]:
+    """Few register tiles, each with few row, column and depth blocks."""
     depths = _clipped((256, 512), k, 1)
     for mr, nr, tallest in register_tiles(module):
         if mr * 3 >= tallest * 2 - 2:

@@ -61,6 +61,16 @@ class TiledOp(ABC, Generic[T]):
     def key(self, spec: Mapping[str, Any]) -> Key | None:
         """The other way: where such a problem stands among the shapes a chooser is asked for; None if it does not."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of a tile's values, in the order of `in_passing`."""
+        return tuple(self.columns)
+
+    def in_passing(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> list[tuple[int, ...]]:
+        """What a tile is chosen among where there is no time for objects: values in the order of `names`, the default
+        first; some may not be feasible."""
+        return [tuple(self.values(self.default(module, shape, layout, threads)).values())]
+
     def space(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> list[T]:
         """Every feasible candidate, without repeats."""
         found = dict.fromkeys(self.candidates(module, shape, layout, threads))

@@ -2,8 +2,8 @@
 
 `enable()` hands it to the backend that is in force; nothing in the backend knows where tiles come from. A shape that
 was met before costs one look into a table inside the compiled call. A new one costs about a millisecond, once, when
-several were spent computing in it (first.py says what it is chosen among, decide.py how). Products of integers use what
-the tuner measured, else their default.
+several were spent computing in it (`CpuDevice.candidates` says what it is chosen among, decide.py how). Products of
+integers use what the tuner measured, else their default.
 
 It is opt-in: a program that does not ask for it neither loads a model nor pays for the look-up.
 """
@@ -22,12 +22,11 @@ from tilewise.backend.tiled import TILED, tiled_op
 from tilewise.errors import ConfigurationError, UnavailableError
 from tilewise.tune.choose.cache import Choices
 from tilewise.tune.choose.decide import decide
-from tilewise.tune.choose.first import LEAST_WORK
 from tilewise.tune.choose.kept import KeptTiles, Key
 from tilewise.tune.choose.scores import ModelScores, file_scores, shipped_scores
 from tilewise.tune.families.cpu.family import get_family
 from tilewise.tune.families.cpu.tiles import tile_for
-from tilewise.tune.measure.cpu.device import CpuDevice
+from tilewise.tune.measure.cpu.device import LEAST_WORK, CpuDevice
 from tilewise.tune.problem import Problem
 
 # Multiplications, about five milliseconds of them: deciding takes half of one to one, so a program whose shapes hardly
@@ -71,25 +70,16 @@ class ModelChooser(KeptTiles):
         return tile
 
     def _choose(self, key: Key, threads: int) -> Any:
-        op, shape, dtype, layout = key
-        if self.model is None or dtype != "float32":
+        if self.model is None or (key[0] == "conv2d" and "winograd" not in self.model.columns):
             return None
-        if op == "matmul":
-            m, n, k = shape
-            sizes = {"m": m, "n": n, "k": k, "threads": threads}
-            problem = Problem.of("matmul", dtype="fp32", epilogue="none", layout=layout, **sizes)
-        elif op == "conv2d" and "winograd" in self.model.columns:
-            found = problem_of(key, threads)
-            if found is None:
-                return None
-            problem = found
-        else:
+        problem = problem_of(key, threads)
+        if problem is None:
             return None
         device = self._device
         decision = decide(
             problem, device.candidates(problem), self.model, usable=lambda config: device.runs(problem, config)
         )
-        return tile_for(op, decision.config) if decision.source == "model" else None
+        return tile_for(key[0], decision.config) if decision.source == "model" else None
 
 
 def problem_of(key: Key, threads: int) -> Problem | None:

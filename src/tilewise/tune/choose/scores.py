@@ -21,7 +21,6 @@ from tilewise.costmodel.models.shipped import shipped_file
 from tilewise.costmodel.models.trained import model_path
 from tilewise.costmodel.rank import Model
 from tilewise.errors import TilewiseError, UnavailableError
-from tilewise.tune.choose.first import Tiles
 from tilewise.tune.families.columns import with_machine
 from tilewise.tune.families.registry import Family, find_family
 from tilewise.tune.families.space import space_of
@@ -49,11 +48,8 @@ class ModelScores:
 
     def scores(self, problem: Problem, configs: Sequence[Config]) -> Numbers:
         """One score a configuration, lower is faster; the first configuration is the default."""
-        if isinstance(configs, Tiles):
-            kernel = configs.kernel_for(self.columns, self.machine)
-        else:
-            family, own = find_family(self.kind, problem.family), self.columns[len(TILE_FEATURES) :]
-            kernel = as_kernel(family, problem, configs, own, self.machine)
+        family, own = find_family(self.kind, problem.family), self.columns[len(TILE_FEATURES) :]
+        kernel = as_kernel(family, problem, configs, own, self.machine)
         return np.asarray(self.model.score(kernel), dtype=np.float64)
 
 
@@ -68,7 +64,7 @@ def as_kernel(
     """The kernel a cost model reads; its runtimes are withheld. The default is the first unless it is named."""
     rows = space_of(configs).rows(family, problem, own)
     if machine:
-        first = configs.index(default) if default in configs else 0 if default is None else None
+        first = 0 if default is None else configs.index(default) if default in configs else None
         rows = with_machine(rows, own, problem, machine, first)
     nothing = np.zeros(len(configs), np.int64)
     # Not copied, as `make_kernel` would: a model knows the list by its array.

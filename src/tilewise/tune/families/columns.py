@@ -55,7 +55,7 @@ def with_machine(
     default: int | None,
 ) -> npt.NDArray[np.float32]:
     """Rows of `config_feat` with what no configuration says: the machine, the threads, which one is the default."""
-    whole, first = rows.copy(), rows.shape[1] - len(own)
+    whole, first = rows.copy(order="K"), rows.shape[1] - len(own)
     known = {**machine, THREADS: problem.threads}
     for column, name in enumerate(own, start=first):
         if name in known:

@@ -22,7 +22,21 @@ ELEMENT_TYPE = {"bf16": "bf16", "fp16": "f16", "fp32": "f32", "tf32": "f32"}
 
 def matmul_graph(dtype: str, sizes: tuple[int, int, int, int], layout: str, epilogue: str) -> KernelGraph:
     """epilogue(a @ b) with `sizes` (batch, m, n, k); batch 0 is one product without a batch dimension."""
-    graph, which = _matmul_structure(dtype, bool(sizes[0]), layout, epilogue)
+    return _resized(_matmul_structure(dtype, bool(sizes[0]), layout, epilogue), sizes)
+
+
+# Sizes are all that two kernels of a kind differ in, and graphs are wanted in passing: the graph of a kind is built
+# once, with a number that stands for each size, and kept beside which size each dimension of each node is.
+Structure = tuple[KernelGraph, npt.NDArray[np.int64]]
+
+
+def _structure(graph: KernelGraph, stand_ins: Sequence[int]) -> Structure:
+    shapes = graph.node_feat[:, _SHAPE : _SHAPE + DIMENSIONS, None]
+    return graph, np.where((shapes > 0).any(axis=2), (shapes == np.array(stand_ins)).argmax(axis=2), len(stand_ins))
+
+
+def _resized(structure: Structure, sizes: Sequence[int]) -> KernelGraph:
+    graph, which = structure
     dimensions = np.array((*sizes, 0), np.int64)[which]  # (n, 6)
     feat = graph.node_feat.copy()
     feat[:, _SHAPE : _SHAPE + DIMENSIONS] = dimensions
@@ -32,15 +46,9 @@ def matmul_graph(dtype: str, sizes: tuple[int, int, int, int], layout: str, epil
 
 
 @lru_cache(maxsize=256)
-def _matmul_structure(
-    dtype: str, batched: bool, layout: str, epilogue: str
-) -> tuple[KernelGraph, npt.NDArray[np.int64]]:
-    """A product's graph, and which of (batch, m, n, k, none) each dimension of each node is: sizes are all that two
-    products of a kind differ in, and graphs are wanted in passing. Built with a prime in the place of each size."""
+def _matmul_structure(dtype: str, batched: bool, layout: str, epilogue: str) -> Structure:
     primes = (2 if batched else 0, 3, 5, 7)
-    graph = _built_matmul(dtype, primes, layout, epilogue)
-    shapes = graph.node_feat[:, _SHAPE : _SHAPE + DIMENSIONS, None]
-    return graph, np.where((shapes > 0).any(axis=2), (shapes == np.array(primes)).argmax(axis=2), len(primes))
+    return _structure(_built_matmul(dtype, primes, layout, epilogue), primes)
 
 
 def _built_matmul(dtype: str, sizes: tuple[int, int, int, int], layout: str, epilogue: str) -> KernelGraph:
@@ -86,13 +94,27 @@ def conv_graph(
     epilogue: str,
 ) -> KernelGraph:
     """epilogue(conv2d(x, w)) in float32."""
+    kernel = tuple(w_shape[2:])
+    sizes = (*x_shape, *w_shape, *_outputs(x_shape[2:], kernel, stride, padding))
+    return _resized(_conv_structure(kernel, tuple(stride), tuple(padding), groups, epilogue), sizes)
+
+
+@lru_cache(maxsize=256)
+def _conv_structure(
+    kernel: Shape, stride: Sequence[int], padding: Sequence[int], groups: int, epilogue: str
+) -> Structure:
+    batch, channels, height, width, filters, per_group = 10007, 10009, 20011, 30011, 10037, 10039
+    outputs = _outputs((height, width), kernel, stride, padding)
     g = GraphBuilder()
-    x, w = g.parameter(x_shape, "f32"), g.parameter(w_shape, "f32")
-    windows = [Window(w_shape[2 + i], stride[i], padding[i], padding[i]) for i in range(2)]
-    spatial = [(x_shape[2 + i] + 2 * padding[i] - w_shape[2 + i]) // stride[i] + 1 for i in range(2)]
-    out = g.convolution(x, w, (x_shape[0], w_shape[0], *spatial), windows, groups)
+    x, w = g.parameter((batch, channels, height, width), "f32"), g.parameter((filters, per_group, *kernel), "f32")
+    windows = [Window(kernel[i], stride[i], padding[i], padding[i]) for i in range(2)]
+    out = g.convolution(x, w, (batch, filters, *outputs), windows, groups)
     add_epilogue(g, out, epilogue, "f32", channel=1)
-    return g.build()
+    return _structure(g.build(), (batch, channels, height, width, filters, per_group, *kernel, *outputs))
+
+
+def _outputs(extent: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> list[int]:
+    return [(extent[i] + 2 * padding[i] - kernel[i]) // stride[i] + 1 for i in range(2)]
 
 
 def add_epilogue(g: GraphBuilder, out: Node, epilogue: str, element: str, channel: int) -> Node:

@@ -32,14 +32,32 @@ def doublings(configs: Sequence[Config], names: Sequence[str]) -> Numbers:
     return np.asarray(np.log2(1.0 + np.abs(table.reshape(len(configs), len(names)))))
 
 
+class ConfigTable(Sequence[Config]):
+    """Configurations as rows of an array with a column for each of `names`; one is made when it is asked for."""
+
+    def __init__(self, names: Sequence[str], rows: npt.NDArray[np.int64]) -> None:
+        self.names, self.rows = names, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return Config(dict(zip(self.names, self.rows[index].tolist(), strict=True)))
+
+
 class Space:
     """A list of configurations, what a cost model reads of it, and what the process compares. A family takes it for a
     configuration whose settings are columns, with a row for each of the list."""
 
     def __init__(self, configs: Sequence[Config]) -> None:
         self.configs = configs
-        self.names = sorted({name for config in configs for name in config})
-        self._columns = {name: np.array([config.get(name, 0) for config in configs], np.int64) for name in self.names}
+        if isinstance(configs, ConfigTable):
+            columns = dict(zip(configs.names, configs.rows.T, strict=True))
+        else:
+            names = {name for config in configs for name in config}
+            columns = {name: np.array([c.get(name, 0) for c in configs], np.int64) for name in names}
+        self.names = sorted(columns)
+        self._columns: Mapping[str, npt.NDArray[np.int64]] = columns
         self._last = np.zeros((0, 0), np.float32)
         self._asked: tuple[Any, ...] = ()  # what `_last` was worked out of
         self._last_bounds: list[Sequence[Any]] = []
@@ -90,7 +108,8 @@ class Space:
     def _at_once(
         self, family: Family, problem: Problem, bounds: Sequence[Sequence[Any]], own: Sequence[str]
     ) -> npt.NDArray[np.float32] | None:
-        found = np.zeros((len(self.configs), len(_PARTS) * (DIMENSIONS + 2) + len(own)), np.float32)
+        width = len(_PARTS) * (DIMENSIONS + 2) + len(own)
+        found = np.zeros((len(self.configs), width), np.float32, order="F")  # filled and read column by column
         try:
             for number, part in enumerate(bounds):
                 _fill(found[:, number * (DIMENSIONS + 2) :], part)

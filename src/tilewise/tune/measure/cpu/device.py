@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+
+import numpy as np
 
 from tilewise import __version__
 from tilewise._system import real_cores
+from tilewise.backend.tiled import TILED, tiled_op
 from tilewise.tune.choose.cache import Choice
-from tilewise.tune.choose.first import product_tiles
 from tilewise.tune.choose.kept import KeptTiles
 from tilewise.tune.choose.near import NearDefault, near_products
 from tilewise.tune.choose.scores import MARGIN
 from tilewise.tune.families.cpu.family import CpuFamily, get_family
 from tilewise.tune.families.cpu.matmul import Matmul
-from tilewise.tune.families.cpu.tiles import product_config, product_tile
+from tilewise.tune.families.cpu.tiles import product_config
+from tilewise.tune.families.space import ConfigTable
 from tilewise.tune.measure.cpu.clock import describe, require_native, running_on
 from tilewise.tune.measure.device import Device
 from tilewise.tune.measure.trial import CpuTrial, Trial, WorkerTrial, cpu_worker
 from tilewise.tune.problem import Config, Problem, Value
 
 COLLECTION = "cpu"
+LEAST_WORK, MOST_WORK = 100_000, 9_000_000_000  # multiplications; the collection's own range, and a little around it
 
 
 class CpuDevice(Device[CpuFamily]):
@@ -57,17 +63,24 @@ class CpuDevice(Device[CpuFamily]):
         return found
 
     def candidates(self, problem: Problem) -> Sequence[Config]:
-        if problem.family == "matmul":
-            return product_tiles(require_native(), problem)
-        # Integer products keep their default until one was measured, as in the framework's chooser.
-        return [self.default(problem)] if problem.family == "int8_matmul" else self.configs(problem)
+        """Of a tiled operation, few enough to be ranked in passing; the default alone far outside the sizes that were
+        ever measured. Integer products keep theirs until one was measured."""
+        if problem.family not in TILED:
+            return self.configs(problem)
+        module, op, threads = require_native(), tiled_op(problem.family), problem.threads
+        key = op.key(problem)
+        assert key is not None
+        with running_on(threads) if threads != module.num_threads() else contextlib.nullcontext():
+            listed = op.in_passing(module, key[0], key[2], threads)
+        if problem.family == "matmul" and not LEAST_WORK <= math.prod(key[0]) <= MOST_WORK:
+            listed = listed[:1]
+        return ConfigTable(op.names, np.fromiter(chain(*listed), np.int64).reshape(len(listed), -1))
 
     def runs(self, problem: Problem, config: Config) -> bool:
-        if problem.family != "matmul":
+        if problem.family not in TILED:
             return True
-        sizes = (problem.size(name) for name in "mnk")
-        transposed = problem.word("layout")[1] == "t"
-        return require_native().gemm_tile_problem(product_tile(config), *sizes, transposed) is None
+        op, key = tiled_op(problem.family), tiled_op(problem.family).key(problem)
+        return key is None or op.problem(require_native(), op.tile(config), key[0], key[2]) is None
 
     def default(self, problem: Problem) -> Config:
         family = get_family(problem.family)
