@@ -9,6 +9,9 @@ BUILD_TOOLS := scikit-build-core nanobind numpy cmake ninja
 NATIVE := CMakeLists.txt pyproject.toml constraints.txt $(shell find native -name '*.cpp' -o -name '*.h')
 HAVE_CXX := $(shell command -v $${CXX:-c++} 2>/dev/null || command -v g++ 2>/dev/null)
 
+# The tests start some hundred Pythons: each would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: run test check test-machines test-slow test-docs test-notebooks test-pages bench docs lint format sanitize sanitize-python stress fuzz fuzz-paths audit wheels check-arm clean help
 

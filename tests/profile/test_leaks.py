@@ -9,6 +9,7 @@ import csv
 import dataclasses
 import enum
 import functools
+import gc
 import hashlib
 import io
 import itertools
@@ -33,6 +34,12 @@ from tilewise import Tensor, models, no_grad
 from tilewise.profile.leaks import find_leak, steady_growth
 
 _store: list[object] = []
+
+
+@pytest.fixture(autouse=True)
+def _only_what_is_new_is_collected():
+    """The objects of other tests set aside again: a search ends with all of them back."""
+    gc.freeze()
 
 
 class _Node:

@@ -7,6 +7,7 @@ is caught.
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import sys
@@ -66,6 +67,7 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+@functools.cache
 def command_line() -> Any:
     """The whole tree of commands, ready to run."""
     from tilewise.cli import commands
