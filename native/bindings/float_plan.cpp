@@ -56,7 +56,7 @@ void make_linear(PlanLinear* self, std::optional<FloatArray> weights, std::optio
 }
 
 ConvAlgorithm algorithm_of(const std::string& name) {
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < 5; ++i) {
     if (name == algorithm_name(static_cast<ConvAlgorithm>(i))) return static_cast<ConvAlgorithm>(i);
   }
   throw nb::value_error(("a convolution has no algorithm " + name).c_str());

@@ -227,7 +227,7 @@ void grad_input_phase(const ConvShape& s, const float* gy, const float* w, const
 }  // namespace
 
 const char* algorithm_name(ConvAlgorithm algorithm) {
-  const char* const names[] = {"", "direct", "winograd", "winograd2"};
+  const char* const names[] = {"", "direct", "winograd", "winograd2", "winograd_late"};
   return names[static_cast<int>(algorithm)];
 }
 

@@ -8,9 +8,10 @@
 
 namespace tw {
 
-enum class ConvAlgorithm { automatic = 0, direct = 1, winograd = 2, winograd2 = 3 };  // F(4x4, 3x3) and F(2x2, 3x3)
-inline bool transforms(ConvAlgorithm algorithm) { return algorithm == ConvAlgorithm::winograd || algorithm == ConvAlgorithm::winograd2; }
+enum class ConvAlgorithm { automatic = 0, direct = 1, winograd = 2, winograd2 = 3, winograd_late = 4 };  // F(4x4, 3x3), F(2x2, 3x3), and the first with filters that are transformed as they are used
+inline bool transforms(ConvAlgorithm algorithm) { return algorithm >= ConvAlgorithm::winograd; }
 inline const WinogradKernels& winograd_kernels(ConvAlgorithm algorithm) {
+  if (algorithm == ConvAlgorithm::winograd_late) return active_winograd_late();
   return algorithm == ConvAlgorithm::winograd2 ? active_winograd2() : active_winograd();
 }
 

@@ -66,7 +66,7 @@ PlanConv::Packed& PlanConv::slot(ConvAlgorithm algorithm) const {
 
 // Where an image holds numbers that Winograd does not take, after the weights were let go: out of their transform.
 Buffer<float> PlanConv::recovered(const ConvShape& s) const {
-  for (ConvAlgorithm algorithm : {ConvAlgorithm::winograd2, ConvAlgorithm::winograd}) {
+  for (ConvAlgorithm algorithm : {ConvAlgorithm::winograd_late, ConvAlgorithm::winograd2, ConvAlgorithm::winograd}) {
     const Packed& p = slot(algorithm);
     if (p.floats.size() == 0) continue;
     Buffer<float> raw(static_cast<std::size_t>(count()));

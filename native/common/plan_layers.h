@@ -61,7 +61,7 @@ class PlanConv {
   bool outline_;
   Buffer<float> weights_, bias_;  // the bias with a vector of zeros after it
   mutable std::mutex mutex_;      // of weights_
-  mutable Packed packed_[3][3];
+  mutable Packed packed_[4][3];
 };
 
 class PlanLinear {

@@ -116,6 +116,7 @@ struct GradWeightKernels {
 
 TW_TABLE(WinogradKernels, winograd)
 TW_TABLE(WinogradKernels, winograd2)
+TW_TABLE(WinogradKernels, winograd_late)
 TW_TABLE(DirectKernels, conv_direct)
 TW_TABLE(ChannelsLastKernels, conv_channels_last)
 TW_TABLE(GradWeightKernels, conv_grad_weight)

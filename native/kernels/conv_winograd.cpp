@@ -27,6 +27,7 @@ typedef double vd __attribute__((vector_size(kLanes * 8)));
 // is five times larger.
 struct FourByFour {
   static constexpr int kTile = 4, kWindow = 6, kPositions = 36;  // outputs and inputs a side, products
+  static constexpr bool kLate = false;                          // filters are transformed when they are packed
   static constexpr int64_t kInputCost = 220, kOutputCost = 200;
   static constexpr float kHalfRoot = 0.70710678118654752f, kRoot = 1.41421356237309505f;
 
@@ -48,15 +49,17 @@ struct FourByFour {
     y[2] = 0.5f * sum_p + 2.0f * sum_q;
     y[3] = m[5] + (0.5f * kHalfRoot * diff_p + 2.0f * kRoot * diff_q);
   }
-  static TW_INLINE void weight(const vd (&w)[3], vd (&u)[6]) {
-    constexpr double p = 0.70710678118654752, q = 1.41421356237309505;
-    const vd even_p = w[0] + 0.5 * w[2], odd_p = p * w[1];
-    const vd even_q = w[0] + 2.0 * w[2], odd_q = q * w[1];
+  template <class T, class V>
+  static TW_INLINE void weight(const V (&w)[3], V (&u)[6]) {
+    constexpr T p = static_cast<T>(0.70710678118654752 * -2 / 3), q = static_cast<T>(1.41421356237309505 / 6);
+    constexpr T third = static_cast<T>(1.0 / 3), sixth = static_cast<T>(1.0 / 6);
+    const V even_p = w[0] * (-2 * third) - w[2] * third, odd_p = p * w[1];
+    const V even_q = w[0] * sixth + w[2] * third, odd_q = q * w[1];
     u[0] = w[0];
-    u[1] = (even_p + odd_p) * (-2.0 / 3.0);
-    u[2] = (even_p - odd_p) * (-2.0 / 3.0);
-    u[3] = (even_q + odd_q) * (1.0 / 6.0);
-    u[4] = (even_q - odd_q) * (1.0 / 6.0);
+    u[1] = even_p + odd_p;
+    u[2] = even_p - odd_p;
+    u[3] = even_q + odd_q;
+    u[4] = even_q - odd_q;
     u[5] = w[2];
   }
   static void weight_back(const double (&u)[6], double (&w)[3]) {
@@ -69,6 +72,7 @@ struct FourByFour {
 // At 0, +-1 and infinity.
 struct TwoByTwo {
   static constexpr int kTile = 2, kWindow = 4, kPositions = 16;
+  static constexpr bool kLate = false;
   static constexpr int64_t kInputCost = 72, kOutputCost = 60;
 
   template <class V>
@@ -82,8 +86,9 @@ struct TwoByTwo {
     y[0] = m[0] + (m[1] + m[2]);
     y[1] = (m[1] - m[2]) - m[3];
   }
-  static TW_INLINE void weight(const vd (&w)[3], vd (&u)[4]) {
-    const vd even = 0.5 * (w[0] + w[2]), odd = 0.5 * w[1];
+  template <class T, class V>
+  static TW_INLINE void weight(const V (&w)[3], V (&u)[4]) {
+    const V even = static_cast<T>(0.5) * (w[0] + w[2]), odd = static_cast<T>(0.5) * w[1];
     u[0] = w[0];
     u[1] = even + odd;
     u[2] = even - odd;
@@ -94,6 +99,16 @@ struct TwoByTwo {
     w[1] = u[1] - u[2];
     w[2] = u[3];
   }
+};
+
+// Filters are kept as they are, a quarter of their transform, and transformed by every task that reads them, some channels at
+// a time: a task has many tiles to use them for.
+struct LateFourByFour : FourByFour {
+  static constexpr bool kLate = true;
+  static constexpr float kThird = 1.0f / 3, kOdd = kRoot / 3, kSmallOdd = kRoot / 6;
+  // G, row by row
+  static constexpr float kRows[6][3] = {{1, 0, 0}, {-2 * kThird, -kOdd, -kThird}, {-2 * kThird, kOdd, -kThird},
+                                        {kThird / 2, kSmallOdd, kThird}, {kThird / 2, -kSmallOdd, kThird}, {0, 0, 1}};
 };
 
 // Where transformed tiles lie: [group of tiles][position][tile][channel]. A group is what the multiply-add core takes at
@@ -135,13 +150,33 @@ Problem make_problem(const ConvShape& s) {
 template <class F>
 int64_t packed_floats(const ConvShape& s) {
   const Problem p = make_problem<F>(s);
-  return s.groups * F::kPositions * p.c * p.vectors * kLanes;
+  return s.groups * (F::kLate ? 9 : F::kPositions) * p.c * p.vectors * kLanes;
 }
 
 // U as [group][position][panel of two vectors][channel][lane].
 template <class F>
 float* packed_panel(const Problem& p, float* packed, int64_t g, int64_t position, int64_t vector) {
   return packed + ((g * F::kPositions + position) * p.vectors + vector) * p.c * kLanes;
+}
+
+// Filters that are transformed late, as [group][panel of two vectors][channel][tap][lane].
+float* late_panel(const Problem& p, float* packed, int64_t g, int64_t vector) { return packed + (g * p.vectors + vector) * p.c * 9 * kLanes; }
+
+// G w G' of one channel's vector of filters, its positions `step` floats apart.
+template <class F, class T, class V>
+TW_INLINE void filter_tile(const V (&taps)[9], float* to, int64_t step) {
+  V rows[F::kWindow][3];
+  for (int kx = 0; kx < 3; ++kx) {
+    const V column[3] = {taps[kx], taps[3 + kx], taps[6 + kx]};
+    V u[F::kWindow];
+    F::template weight<T>(column, u);
+    for (int i = 0; i < F::kWindow; ++i) rows[i][kx] = u[i];
+  }
+  for (int i = 0; i < F::kWindow; ++i) {
+    V u[F::kWindow];
+    F::template weight<T>(rows[i], u);
+    for (int j = 0; j < F::kWindow; ++j) store(to + (i * F::kWindow + j) * step, __builtin_convertvector(u[j], vf));
+  }
 }
 
 template <class F>
@@ -157,27 +192,17 @@ bool pack(const ConvShape& s, const WeightView& w, float* packed) {
       const int64_t width = smaller(kPanelVectors, p.vectors - panel) * kLanes;
       const float* from = w.data + g * w.group + vector * kLanes * w.out;
       for (int64_t c = 0; c < p.c; ++c) {
-        vd rows[F::kWindow][3];
-        for (int kx = 0; kx < 3; ++kx) {
-          vd column[3];
-          for (int ky = 0; ky < 3; ++ky) {
-            vf v = {};
-            for (int64_t i = 0; i < lanes; ++i) v[i] = from[i * w.out + c * w.in + ky * w.row + kx * w.col];
-            magnitude.see(v);
-            column[ky] = __builtin_convertvector(v, vd);
-          }
-          vd u[F::kWindow];
-          F::weight(column, u);
-          for (int i = 0; i < F::kWindow; ++i) rows[i][kx] = u[i];
+        vd taps[9];
+        for (int tap = 0; tap < 9; ++tap) {
+          vf v = {};
+          for (int64_t i = 0; i < lanes; ++i) v[i] = from[i * w.out + c * w.in + tap / 3 * w.row + tap % 3 * w.col];
+          magnitude.see(v);
+          taps[tap] = __builtin_convertvector(v, vd);
+          if (F::kLate) store(late_panel(p, packed, g, panel) + (c * 9 + tap) * width + (vector - panel) * kLanes, v);
         }
-        for (int i = 0; i < F::kWindow; ++i) {
-          vd u[F::kWindow];
-          F::weight(rows[i], u);
-          for (int j = 0; j < F::kWindow; ++j) {
-            float* to = packed_panel<F>(p, packed, g, i * F::kWindow + j, panel) + c * width + (vector - panel) * kLanes;
-            store(to, __builtin_convertvector(u[j], vf));
-          }
-        }
+        if (F::kLate) continue;
+        float* to = packed_panel<F>(p, packed, g, 0, panel) + c * width + (vector - panel) * kLanes;
+        filter_tile<F, double>(taps, to, p.vectors * p.c * kLanes);
       }
     }
     fits[part] = !magnitude.above(kWinogradLimit);
@@ -195,6 +220,11 @@ void unpack(const ConvShape& s, const float* packed, float* raw) {
     const int64_t g = o / p.o, vector = o % p.o / kLanes, panel = vector / kPanelVectors * kPanelVectors;
     const int64_t width = smaller(kPanelVectors, p.vectors - panel) * kLanes, lane = o % p.o - panel * kLanes;
     for (int64_t c = 0; c < p.c; ++c, raw += 9) {
+      if (F::kLate) {
+        const float* from = late_panel(p, const_cast<float*>(packed), g, panel) + c * 9 * width + lane;
+        for (int tap = 0; tap < 9; ++tap) raw[tap] = from[tap * width];
+        continue;
+      }
       double rows[F::kWindow][3];
       for (int i = 0; i < F::kWindow; ++i) {
         double u[F::kWindow];
@@ -227,6 +257,10 @@ bool worth_threads(const Problem& p) {
   return p.strips * p.tiles_x * a_tile >= kWorthThreads;
 }
 
+// Filters that are transformed late are used for so many tiles, where there are as many; of so many channels at a time, a
+// row of positions and a panel, which the nearest caches hold.
+constexpr int64_t kLateTiles = 64, kLateChannels = 128, kLatePosition = kLateChannels * kPanelVectors * kLanes + kSkew;
+
 // V takes about half of the second-level cache and the products a quarter (benchmarks/conv.py --layers, "3x3 64-64 at 56");
 // at least sixteen tiles, so that the transformed weights, which stream by once a block, are used enough ("3x3 256-256 at
 // 14"). A cache that says less than 256 KiB or more than 2 MiB is not believed. Each thread gets as many blocks as the others. Where
@@ -236,8 +270,8 @@ ConvTile default_tile(const ConvShape& s, int64_t threads) {
   const Problem p = make_problem<F>(s);
   const int64_t l2 = larger(256 << 10, smaller(machine().caches.l2, 2 << 20));
   const int64_t by_cache = l2 * 9 / 16 / (F::kPositions * p.c_pitch * 4);
-  const int64_t tiles = larger(16, smaller(by_cache, 96 * 36 / F::kPositions));
-  const int64_t vectors = l2 * 5 / 16 / (F::kPositions * tiles * kLanes * 4);
+  const int64_t tiles = F::kLate ? smaller(kLateTiles, p.strips * p.tiles_x) : larger(16, smaller(by_cache, 96 * 36 / F::kPositions));
+  const int64_t vectors = l2 * (F::kLate ? 12 : 5) / 16 / (F::kPositions * tiles * kLanes * 4);
   ConvTile tile{kMaxRows, kPanelVectors, tiles, larger(kPanelVectors, vectors / kPanelVectors * kPanelVectors), 1};
   int64_t blocks = ceil_div(p.strips, strips_of_block(p, tile));
   const bool shares_rows = blocks == 1 && ceil_div(p.vectors, kPanelVectors) < threads && worth_threads<F>(p);
@@ -249,7 +283,7 @@ ConvTile default_tile(const ConvShape& s, int64_t threads) {
 }
 
 struct Workspace {
-  float *rows, *stage;
+  float *rows, *stage, *u;
   TileArray v, m;
 };
 
@@ -265,7 +299,10 @@ int64_t workspace_floats(const Problem& p, int64_t strips, int64_t block_vectors
   w->v = {base + rows, group, p.c_pitch, F::kPositions};
   w->m = {w->v.data + w->v.floats(tiles), group, block_vectors * kLanes, F::kPositions};
   w->stage = w->m.data + w->m.floats(tiles);
-  return rows + w->v.floats(tiles) + w->m.floats(tiles) + F::kTile * p.tiles_x * F::kTile * kLanes;
+  const int64_t stage = F::kTile * p.tiles_x * F::kTile * kLanes;
+  w->u = w->stage + stage;
+  const int64_t late = F::kLate ? F::kWindow * kLatePosition : 0;
+  return rows + w->v.floats(tiles) + w->m.floats(tiles) + stage + late;
 }
 
 template <class F>
@@ -396,6 +433,53 @@ void multiply(const Problem& p, const Block& b, const float* packed, int64_t fro
   }
 }
 
+// One row of positions of the transformed filters of some channels and a panel.
+template <class F>
+void late_filters(const float* filters, int64_t channels, int64_t width, const float (&g)[3], float* u) {
+  for (int64_t c = 0; c < channels; ++c, filters += 9 * width, u += width) {
+    for (int64_t lane = 0; lane < width; lane += kLanes) {
+      vf row[3], positions[F::kWindow];
+      for (int kx = 0; kx < 3; ++kx) {
+        const float* tap = filters + kx * width + lane;
+        row[kx] = g[0] * load(tap) + g[1] * load(tap + 3 * width) + g[2] * load(tap + 6 * width);
+      }
+      F::template weight<float>(row, positions);
+      for (int j = 0; j < F::kWindow; ++j) store(u + j * kLatePosition + lane, positions[j]);
+    }
+  }
+}
+
+// The same with filters that are transformed here.
+template <class F>
+void multiply_late(const Problem& p, const Block& b, const float* packed, int64_t from, int64_t to, int64_t tile_vectors,
+                   const Workspace& w) {
+  const int64_t tiles = (b.strip1 - b.strip0) * p.tiles_x, group = w.v.group;
+  MicroArgs args;
+  args.a_row = p.c_pitch;
+  args.c_row = w.m.row;
+  args.segments = 1;
+  args.a_segment = args.b_segment = 0;
+  for (int64_t k = 0; k < p.c; k += kLateChannels) {
+    args.length = smaller(kLateChannels, p.c - k);
+    args.accumulate = k > 0;
+    for (int position = 0; position < F::kPositions; position += F::kWindow) {
+      for (int64_t vector = from; vector < to; vector += kPanelVectors) {
+        const int64_t vectors = smaller(kPanelVectors, p.vectors - vector), width = vectors * kLanes;
+        const float* filters = late_panel(p, const_cast<float*>(packed), b.group, vector) + k * 9 * width;
+        late_filters<F>(filters, args.length, width, F::kRows[position / F::kWindow], w.u);
+        for (int j = 0; j < F::kWindow; ++j) {
+          args.b = w.u + j * kLatePosition;
+          for (int64_t t = 0; t < tiles; t += group) {
+            args.a = w.v.tile(t) + (position + j) * w.v.position_stride() + k;
+            args.c = w.m.tile(t) + (position + j) * w.m.position_stride() + (vector - from) * kLanes;
+            run_panel(args, smaller(group, tiles - t), vectors, tile_vectors);
+          }
+        }
+      }
+    }
+  }
+}
+
 // The staged rows of a strip to a channels-last image.
 void write_channels_last(const Problem& p, const float* stage, int64_t columns, int64_t n, int64_t y0, int64_t rows, int64_t channel,
                          int64_t lanes, const ConvEpilogue& e, const ConvLayout& l, float* y) {
@@ -448,7 +532,11 @@ bool run_block(const Problem& p, const Block& b, const float* x, const float* pa
   if (!transform_inputs<F>(p, b, x, l.x_pitch, w)) return false;
   for (int64_t from = b.vector0; from < b.vector1; from += vectors) {
     const int64_t to = smaller(from + vectors, b.vector1);
-    multiply<F>(p, b, packed, from, to, tile.vectors, w);
+    if constexpr (F::kLate) {
+      multiply_late<F>(p, b, packed, from, to, tile.vectors, w);
+    } else {
+      multiply<F>(p, b, packed, from, to, tile.vectors, w);
+    }
     transform_outputs<F>(p, b, from, to, e, l, y, w);
   }
   trim_thread_scratch();
@@ -482,6 +570,7 @@ bool forward(const ConvShape& s, const float* x, const float* packed, const Conv
   {F::kTile, F::kPositions, F::kInputCost, F::kOutputCost, packed_floats<F>, pack<F>, unpack<F>, default_tile<F>, block_bytes<F>, forward<F>}
 const WinogradKernels winograd = TW_WINOGRAD(FourByFour);
 const WinogradKernels winograd2 = TW_WINOGRAD(TwoByTwo);
+const WinogradKernels winograd_late = TW_WINOGRAD(LateFourByFour);
 
 }  // namespace TW_ISA
 }  // namespace tw

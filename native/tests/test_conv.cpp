@@ -68,7 +68,7 @@ void check_all(const tw::ConvShape& s) {
   tw::conv_forward(s, x.get(), w.get(), true, plain, tw::ConvConfig{tw::ConvAlgorithm::direct}, y.get());
   TW_CHECK(near(y.get(), y_ref.data(), ys));
   if (tw::winograd_applies(s)) {
-    for (tw::ConvAlgorithm algorithm : {tw::ConvAlgorithm::winograd, tw::ConvAlgorithm::winograd2}) {
+    for (tw::ConvAlgorithm algorithm : {tw::ConvAlgorithm::winograd, tw::ConvAlgorithm::winograd2, tw::ConvAlgorithm::winograd_late}) {
       tw::conv_forward(s, x.get(), w.get(), false, plain, tw::ConvConfig{algorithm}, y.get());
       TW_CHECK(near(y.get(), y_ref.data(), ys));
     }

@@ -291,7 +291,7 @@ def test_nothing_is_read_past_the_arrays(isa: str, channels: int, groups: int, s
     assert_near(F.conv2d(Tensor(x), Tensor(w), Tensor(bias), 1, side // 2, groups).data, want)
 
 
-ALGORITHMS = ["direct", "winograd", "winograd2"]
+ALGORITHMS = ["direct", "winograd", "winograd2", "winograd_late"]
 
 
 def planned_by(algorithm: str, x: np.ndarray, w: np.ndarray, groups: int = 1) -> tuple[Any, Any]:
@@ -307,7 +307,7 @@ def planned_by(algorithm: str, x: np.ndarray, w: np.ndarray, groups: int = 1) ->
 
 @pytest.mark.parametrize("isa", kernels.supported_isas() if native is not None else [])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("c, o, groups", [(3, 5, 1), (40, 17, 1), (64, 96, 2), (130, 33, 1)])
+@pytest.mark.parametrize("c, o, groups", [(3, 5, 1), (40, 17, 1), (64, 96, 2), (130, 33, 1), (260, 70, 1)])
 def test_every_algorithm_gives_the_convolution_and_reads_nothing_past_the_arrays(
     isa: str, algorithm: str, c: int, o: int, groups: int
 ) -> None:
@@ -321,7 +321,7 @@ def test_every_algorithm_gives_the_convolution_and_reads_nothing_past_the_arrays
     assert_near(plan.run([x])[0], want)
 
 
-@pytest.mark.parametrize("algorithm", ["winograd", "winograd2"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS[1:])
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
 def test_what_winograd_cannot_take_is_right_after_the_weights_were_let_go(algorithm: str, value: float) -> None:
     x, w = normal(1, 20, 11, 9), normal(24, 20, 3, 3, seed=1)
@@ -337,7 +337,7 @@ def test_what_winograd_cannot_take_is_right_after_the_weights_were_let_go(algori
 def test_filters_that_winograd_cannot_take_go_directly() -> None:
     x, w = normal(1, 20, 11, 9), normal(24, 20, 3, 3, seed=1)
     w[0, 0, 0, 0] = 1e30
-    assert planned_by("winograd", x, w)[1] == planned_by("winograd2", x, w)[1] == "direct"
+    assert [planned_by(algorithm, x, w)[1] for algorithm in ALGORITHMS] == ["direct"] * 4
 
 
 def test_an_algorithm_that_does_not_apply_or_exist() -> None:

@@ -79,11 +79,24 @@ def test_a_plan_holds_its_weights_once() -> None:
 def test_a_plan_for_a_batch_packs_no_weights_for_fewer_images() -> None:
     """Two and eight images of this size go by other algorithms, which want other forms of the filters."""
     assert native is not None
-    layers = nn.Sequential(*(nn.Conv2d(256, 256, 3, padding=1, bias=False) for _ in range(4)))
+    layers = nn.Sequential(*(nn.Conv2d(256, 256, 3, padding=1, bias=False) for _ in range(2)))
     before = native.memory_in_use()
     made = plan.compile(layers, np.ones((8, 256, 4, 4), np.float32))
-    held, filters = native.memory_in_use() - before - made.arena_bytes, 4 * 256 * 256 * 9 * 4
+    held, filters = native.memory_in_use() - before - made.arena_bytes, 2 * 256 * 256 * 9 * 4
     assert held < {"direct": 1.25, "winograd2": 2.0, "winograd": 4.25}[made.algorithms[0][1]] * filters + (4 << 20)
+
+
+def test_transformed_filters_of_a_plan_are_bounded() -> None:
+    """Half as many again as the weights, and 16 MiB; with scratch and what a vector rounds up."""
+    assert native is not None
+    layers = nn.Sequential(*(nn.Conv2d(512, 512, 3, padding=1, bias=False) for _ in range(4))).eval()
+    x, before = np.random.default_rng(0).standard_normal((1, 512, 16, 16), dtype=np.float32), native.memory_in_use()
+    made = plan.compile(layers, x)
+    weights = 4 * 512 * 512 * 9 * 4
+    assert native.memory_in_use() - before - made.arena_bytes < 1.5 * weights + (16 << 20) + (8 << 20)
+    assert "winograd_late" in {how for _, how in made.algorithms}
+    want = layers(Tensor(x)).data
+    assert np.abs(made(x) - want).max() <= 1e-5 * np.abs(want).max()
 
 
 def test_a_second_size_packs_again_from_the_modules_weights() -> None:

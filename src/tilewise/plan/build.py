@@ -98,7 +98,7 @@ class Segment:
 
     def algorithms(self) -> list[tuple[str, str]]:
         """Of every convolution: its layer, and how it is computed."""
-        return [(s.layer, self.plan.algorithm(v)) for v, (s, _) in self.steps.items() if s.kind == "conv"]
+        return [(s.layer, s.algorithm) for s, _ in self.steps.values() if s.kind == "conv"]
 
     def run(self, values: dict[int, Array]) -> None:
         given = [np.ascontiguousarray(values[i], np.float32) for i in self.sources]
@@ -163,6 +163,11 @@ Part = Segment | Call
 
 def parts(lowering: Lowering, layers: Layers) -> list[Part]:
     """The steps in order, native ones next to each other in one segment."""
+    _bound_filters(lowering)
+    return _parts(lowering, layers)
+
+
+def _parts(lowering: Lowering, layers: Layers) -> list[Part]:
     found: list[Part] = []
     run: list[int] = []
     for number, step in lowering.steps.items():
@@ -187,6 +192,8 @@ def _segment(lowering: Lowering, run: list[int], layers: Layers) -> Segment:
     for number in run:
         values[number] = _add(plan, number, steps[number], values, layers, lowering)
         steps[number] = _outline(steps[number])  # the layer has the numbers now
+        if steps[number].kind == "conv":
+            steps[number].algorithm = plan.algorithm(values[number])
         made[values[number]] = (steps[number], [lowering.shapes[i] for i in steps[number].inputs])
     outside = {i for n, step in steps.items() if n not in inside for i in step.inputs}
     last = lowering.find(lowering.result)
@@ -220,7 +227,8 @@ def _add(plan: Any, number: int, step: Step, values: dict[int, int], layers: Lay
     made: int
     if step.kind == "conv" or (step.kind == "linear" and len(step.shape) == 3):
         layer = layers.get(number, step)
-        made = plan.conv(layer, *reads, algorithm=_tuned_algorithm(step, lowering.shapes[step.inputs[0]]))
+        wanted = step.algorithm or _tuned_algorithm(step, lowering.shapes[step.inputs[0]])
+        made = plan.conv(layer, *reads, algorithm=wanted)
         layer.release()  # packed by now
     elif step.kind == "linear":
         made = plan.linear(layers.get(number, step), *reads)
@@ -255,6 +263,31 @@ def _add(plan: Any, number: int, step: Step, values: dict[int, int], layers: Lay
     return made
 
 
+def _outlined(lowering: Lowering) -> tuple[list[Part], dict[int, Step]]:
+    """The parts without weights, and their steps, which say how they would go."""
+    outlined = copy.copy(lowering)
+    outlined.steps = {number: _outline(step) for number, step in lowering.steps.items()}
+    return _parts(outlined, _Outlines()), outlined.steps
+
+
+_HELD = {"winograd": 4.0, "winograd2": 16 / 9}  # as much as the filters
+_MORE = 16 << 20  # bytes that transformed filters may take besides half as many again as the weights of convolutions
+
+
+def _bound_filters(lowering: Lowering) -> None:
+    """Winograd's filters are transformed as they are used where a plan would hold too many of them transformed. A byte
+    saved costs the same time in any layer, so the largest filters come first."""
+    _, steps = _outlined(lowering)
+    sizes = {n: s.weight.nbytes for n, s in steps.items() if s.kind == "conv" and s.weight is not None}
+    more = sum(size * (_HELD.get(steps[n].algorithm, 1) - 1) for n, size in sizes.items())
+    for number in sorted(sizes, key=lambda n: -sizes[n]):
+        if more <= _MORE + sum(sizes.values()) / 2:
+            return
+        if steps[number].algorithm == "winograd":
+            lowering.steps[number].algorithm = "winograd_late"
+            more -= 3 * sizes[number]
+
+
 def images_at_once(lowering: Lowering, planned: int, images: int) -> int:
     """How many of a batch's images go through all layers before the next, by the steps for `planned` of them: as many
     as keep what lies between the layers in this core's part of the last cache. It costs reading the weights once a
@@ -263,9 +296,7 @@ def images_at_once(lowering: Lowering, planned: int, images: int) -> int:
     The steps of a native plan treat images one by one, so the numbers are the same.
     """
     assert native is not None
-    outlined = copy.copy(lowering)
-    outlined.steps = {number: _outline(step) for number, step in lowering.steps.items()}
-    found = parts(outlined, _Outlines()) if all(s.kind != "python" for s in outlined.steps.values()) else []
+    found, _ = _outlined(lowering)
     if len(found) != 1 or not isinstance(found[0], Segment) or images < 2:
         return images
     segment, cache = found[0], int(native.l3_share())

@@ -86,8 +86,8 @@ class Plan:
 
     @property
     def algorithms(self) -> list[tuple[str, str]]:
-        """Every convolution's layer and algorithm, for the size used last: "direct", "winograd" (F(4x4, 3x3)) or
-        "winograd2" (F(2x2, 3x3))."""
+        """Every convolution's layer and algorithm, for the size used last: "direct", "winograd" (F(4x4, 3x3)),
+        "winograd2" (F(2x2, 3x3)) or "winograd_late" (F(4x4, 3x3), filters transformed as they are used)."""
         last = next(reversed(self._plans.values()))
         return [found for part in last.parts if isinstance(part, Segment) for found in part.algorithms()]
 

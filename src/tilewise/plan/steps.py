@@ -30,6 +30,7 @@ class Step:
     bias: Array | None = None
     options: dict[str, Any] = field(default_factory=dict)
     node: Node | None = None  # of a python step
+    algorithm: str = ""  # of a convolution: the one that it wants, or goes by
     gain: Array | None = None  # of a convolution's outputs: a norm's scale, which the weights do not have yet
 
     def folded(self) -> Array:
