@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import warnings
@@ -309,15 +310,25 @@ class _Called:
         return node
 
 
-def test_flexible_attention_keeps_pytorchs_tiling_and_the_most_promising_that_it_tunes_among(enabled: Any) -> None:
+def test_flexible_attention_is_measured_beside_pytorchs_tiling_unless_a_smaller_one_is_well_ahead(
+    enabled: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     heuristics = pytest.importorskip("torch._inductor.template_heuristics.triton").CUDAConfigHeuristic()
     tuned = heuristics.flex_attn_fwd_autotune_configs
     usual = heuristics.h100_default_flex_config[(torch.bfloat16, 64)]
-    node = _Called(*[_Tensor(2, 8, 1024, 64)] * 3)
-    kept = enabled.advisor.attention(usual, tuned, node)
-    assert kept[0] == usual and 1 < len(kept) <= 4 and usual not in kept[1:] and all(one in tuned for one in kept[1:])
-    assert enabled.advisor.attention(usual, tuned, _Called(*[_Tensor(2, 8, 9, 64, dtype="torch.float32")] * 3)) == []
-    assert enabled.advisor.attention(usual, tuned, _Called(*[_Tensor(2, 8, 9, 512)] * 3)) == []
+    node, asked = _Called(*[_Tensor(2, 8, 1024, 64)] * 3), enabled.advisor.attention
+    alone = asked(usual, tuned, node)
+    assert len(alone) == 1 and alone[0] != usual and alone[0] in tuned
+    assert [(row.why, row.kept, row.fastest) for row in summary(tmp_path).rows] == [("sure", 1, "")]
+    smallest = next(one for one in tuned if (one.block_m, one.block_n) == (64, 64))
+    for first in (smallest, usual):  # none that needs less than the usual one, or none that is far enough ahead
+        monkeypatch.setattr("tilewise.inductor.attention._SURE", 0.12 if first is smallest else math.inf)
+        kept = asked(first, tuned, node)
+        assert (
+            kept[0] == first and 1 < len(kept) <= 4 and first not in kept[1:] and all(one in tuned for one in kept[1:])
+        )
+    assert asked(usual, tuned, _Called(*[_Tensor(2, 8, 9, 64, dtype="torch.float32")] * 3)) == []
+    assert asked(usual, tuned, _Called(*[_Tensor(2, 8, 9, 512)] * 3)) == []
 
 
 class _Tiling:

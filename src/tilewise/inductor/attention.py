@@ -19,6 +19,7 @@ from tilewise.tune.problem import Config, Problem
 _DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16"}
 _HEADS = (32, 64, 128)  # what the model knows; others are taken for the next
 _SHARED_BYTES = 227 * 1024
+_SURE = 0.12  # of its time that a tiling has to save, as predicted, to be taken without measuring
 
 
 @lru_cache(maxsize=1)
@@ -38,20 +39,31 @@ def attention_problem(node: Any) -> Problem | None:
     return Problem.of("attention", dtype=dtype, head=known, causal=0, **{k: int(v) for k, v in sizes.items()})
 
 
-def likely(problem: Problem, configs: Sequence[Config], count: int) -> list[int]:
-    """The places of the `count` tilings that the model likes best, of those that fit."""
+def likely(problem: Problem, usual: Config, others: Sequence[Config], count: int) -> tuple[list[int], bool]:
+    """The places of the `count` tilings that the model likes best, of those that fit; and whether the first of them is
+    so far ahead of the usual one that it need not be measured. Then it takes no more registers and shared memory, too:
+    nothing tries it before the program does."""
     model = _model()
-    usual = Attention().configs(problem)
-    fitting = [place for place, config in enumerate(configs) if _fits(problem, config)]
+    fitting = [place for place, config in enumerate(others) if _fits(problem, config)]
     if model is None or not fitting:
-        return []
-    scores = model.scores(problem, [usual[0], *(configs[place] for place in fitting)])[1:]
-    return [fitting[int(i)] for i in np.argsort(scores, kind="stable")[:count]]
+        return [], False
+    reference = Attention().configs(problem)[0]
+    ours, *scores = model.scores(problem, [reference, usual, *(others[place] for place in fitting)])[1:]
+    order = np.argsort(scores, kind="stable")
+    first = others[fitting[int(order[0])]]
+    smaller = all(a <= b for a, b in zip(_needs(problem, first), _needs(problem, usual), strict=True))
+    sure = smaller and bool(ours - scores[int(order[0])] > _SURE)
+    return [fitting[int(i)] for i in order[:count]], sure
+
+
+def _needs(problem: Problem, config: Config) -> tuple[int, int]:
+    """Numbers a thread holds, scores and output; bytes of shared memory, staged keys and values."""
+    head, (rows, keys) = problem.size("head"), (config.size("block_m"), config.size("block_n"))
+    staged = 2 * keys * head * 2 * config.size("stages") + rows * head * 2
+    return rows * (keys + head) // (32 * config.size("warps")), staged
 
 
 def _fits(problem: Problem, config: Config) -> bool:
-    """Scores and output in registers, staged keys and values in shared memory; a stage alone has no pipeline."""
-    head, (rows, keys) = problem.size("head"), (config.size("block_m"), config.size("block_n"))
-    per_thread = rows * (keys + head) // (32 * config.size("warps"))
-    staged = 2 * keys * head * 2 * config.size("stages") + rows * head * 2
-    return 8 <= per_thread <= 192 and staged <= _SHARED_BYTES and config.size("stages") > 1
+    """Whether registers and shared memory are enough; a stage alone has no pipeline."""
+    numbers, staged = _needs(problem, config)
+    return 8 <= numbers <= 192 and staged <= _SHARED_BYTES and config.size("stages") > 1

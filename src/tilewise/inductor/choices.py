@@ -31,7 +31,7 @@ from tilewise.tune.families.triton.runtimes import Runtimes
 from tilewise.tune.measure.store import Machine
 from tilewise.tune.problem import Config, Problem
 
-_RULES = 2  # counted up where the same model and budget would now give other kernels
+_RULES = 3  # counted up where the same model and budget would now give other kernels
 _TIMED = ("convolution", "flex_attention")  # again, though not remembered: PyTorch's own caches do that
 
 
@@ -118,16 +118,17 @@ class Advisor:
         return {**self.without, "max_autotune_gemm": without_aten or self.without["max_autotune_gemm"]}
 
     def attention(self, usual: Any, tuned: list[Any], node: Any) -> list[Any]:
-        """PyTorch's usual tiling of flexible attention, and the most promising of those that it tunes among; none
-        where there is nothing to say."""
+        """PyTorch's usual tiling of flexible attention, and the most promising of those that it tunes among; the first
+        of these alone where it is well ahead, and none where there is nothing to say."""
         start, problem = time.perf_counter(), attention_problem(node)
         if problem is None:
             return []
-        others = [one for one in tuned if one != usual]
-        places = likely(problem, [_flex(one) for one in others], self.budget)
-        kept = Kept((0, *(1 + place for place in places)), "measured", 1 + len(others), time.perf_counter() - start)
-        self._decided(problem, kept)
-        return [usual, *(others[place] for place in places)]
+        listed = [usual, *(one for one in tuned if one != usual)]
+        places, sure = likely(problem, _flex(usual), [_flex(one) for one in listed[1:]], self.budget)
+        kept = (1 + places[0],) if sure else (0, *(1 + place for place in places))
+        seconds = time.perf_counter() - start
+        self._decided(problem, Kept(kept, "sure" if sure else "measured", len(listed), seconds))
+        return [listed[place] for place in kept]
 
     def convolution(self, configs: list[Any], sizes: tuple[int, int, int], dtype: str) -> list[Any]:
         """Of the templates for a convolution, the best by the product that it amounts to. Without a model those that

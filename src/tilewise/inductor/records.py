@@ -151,7 +151,8 @@ def _row(line: Mapping[str, Any], known: Mapping[str, tuple[Config, float]]) -> 
     """What was decided of one product; None for a line that means something else."""
     try:
         problem, why = Problem(line["problem"]), str(line["why"])
-        config, ratio = known.get(problem.key, (LIBRARY if why == "sure" else None, 1.0))
+        atens = why == "sure" and problem.family != "attention"  # of which it has no call
+        config, ratio = known.get(problem.key, (LIBRARY if atens else None, 1.0))
         considered, kept, seconds = int(line["considered"]), int(line["kept"]), float(line["seconds"])
         name = _short(config) if config is not None else ""
         return Row(_name(problem), why, considered, kept, name, ratio, seconds)
