@@ -18,7 +18,7 @@ import numpy as np
 
 from tilewise._files import read_json_input
 from tilewise.errors import FileFormatError, TilewiseError
-from tilewise.tune.choose.products import DOUBTS, MARGIN, MEASURED
+from tilewise.tune.choose.products import MEASURED, needed
 from tilewise.tune.families.triton.product import LIBRARY
 from tilewise.tune.families.triton.product import Product as Family
 from tilewise.tune.families.triton.runtimes import Runtimes
@@ -109,7 +109,7 @@ def compare(model: Runtimes, product: Product) -> dict[str, float]:
     kernels = 1 + order[: int(fitting[1:].sum())]
     best = kernels[0]
     gain = math.log(predicted.seconds[0] / predicted.seconds[best])
-    sure = gain >= MARGIN + DOUBTS * math.hypot(predicted.deviation[0], predicted.deviation[best])
+    sure = gain >= needed(product.problem, math.hypot(predicted.deviation[0], predicted.deviation[best]))
     answers = [product.configs.index(config) for config in product.answers if config in product.configs]
     chosen = {
         "space": times[kernels].min(),

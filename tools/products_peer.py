@@ -62,12 +62,12 @@ def answers(seed: int, count: int) -> list[list[Any]]:
     return found
 
 
-def recorded(visit: str, answered: dict[str, list[Config]]) -> list[Recorded]:
+def recorded(visit: str, answered: dict[str, list[Config]], least: int) -> list[Recorded]:
     found = []
     with open_measurements(visit) as store:
         for kernel in store.kernels():
             measured = measured_problem(store, kernel, LIBRARY)
-            if measured is None or len(measured.timings) < 20:
+            if measured is None or len(measured.timings) < least:
                 continue
             times = {Config({"tail": 0, **t.config}): round(t.runtime_ns) for t in measured.timings
                      if "library" not in t.config}  # fmt: skip
@@ -84,13 +84,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--answers", type=Path)
+    parser.add_argument("--least", type=int, default=10, help="kernels that were measured of a product to record it")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     if given.what == "answers":
         given.out.write_text(json.dumps(answers(given.seed, given.count)))
         return 0
     machine = {"name": "NVIDIA H200", "torch": "2.11.0+cu130", "triton": "3.6.0"}
-    content = as_json(recorded(given.visit, read_answers(given.answers)), machine)
+    content = as_json(recorded(given.visit, read_answers(given.answers), given.least), machine)
     given.out.write_text(json.dumps(content, separators=(",", ":")) + "\n")
     model = shipped_runtimes()
     if model is not None:

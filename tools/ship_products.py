@@ -21,7 +21,7 @@ from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import embedded_folder
 from tilewise.io import save
 from tilewise.tensor import Tensor
-from tilewise.tune.choose.products import DOUBTS, MARGIN
+from tilewise.tune.choose.products import DOUBTS, MARGIN, needed
 from tilewise.tune.families.triton.product import LIBRARY, Product
 from tilewise.tune.families.triton.roofline import columns, features, floor_seconds, library_features
 from tilewise.tune.families.triton.runtimes import FILE, Runtimes, shipped_folder
@@ -169,6 +169,7 @@ class Judged:
     program: str
     gain: float
     doubt: float
+    needed: float  # of the gain
     first: float
     best: float
     five: float
@@ -193,7 +194,8 @@ def judged(model: Runtimes, one: Measured) -> Judged | None:
     doubt = float(np.hypot(predicted.deviation[best], predicted.deviation[library]))
     five = min(t[library], t[order[:4]].min())
     of = (t[library] / np.array([t[best], t[kernels].min(), five])).tolist()
-    return Judged(one.program, gain, doubt, *of, float(np.log(predicted.seconds[library] / t[library])))
+    error = float(np.log(predicted.seconds[library] / t[library]))
+    return Judged(one.program, gain, doubt, needed(one.problem, doubt), *of, error)
 
 
 def tell(rows: Sequence[Judged]) -> None:
@@ -206,7 +208,7 @@ def tell(rows: Sequence[Judged]) -> None:
     print(f"library's error {np.std([row.library_error for row in rows]):.3f}")
     for program in (*sorted({row.program for row in rows}), None):
         of = [row for row in rows if program in (row.program, None)]
-        first = [row.first if row.gain > MARGIN + DOUBTS * row.doubt else 1.0 for row in of]
+        first = [row.first if row.gain > row.needed else 1.0 for row in of]
         columns = {"best kernel": [r.best for r in of], "first": first, "five": [r.five for r in of]}
         cells = (f"{name} {geometric(np.array(v)):.3f} ({min(v):.2f})" for name, v in columns.items())
         print(f"{program or 'all':10} {len(of):4} ", *cells)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tilewise.errors import ConfigurationError
-from tilewise.tune.choose.products import LIBRARY, decide, matmul, problem_of, ranked
+from tilewise.tune.choose.products import LIBRARY, decide, matmul, needed, problem_of, ranked
 from tilewise.tune.families.triton.product import MOST_SUMS, Product, cut, takes_descriptors, workspace
 from tilewise.tune.families.triton.roofline import columns, fits
 from tilewise.tune.families.triton.runtimes import Runtimes, shipped_runtimes
@@ -72,6 +72,15 @@ def test_an_unmeasured_choice_fits_and_is_the_same_every_time() -> None:
         first = decide(_model(), problem, SHARED)
         assert FAMILY.misfit(problem, first.config, SHARED) is None
         assert first == decide(_model(), problem, SHARED) and first.gain >= 1.0 and not first.measured
+
+
+def test_where_rows_are_no_whole_wide_loads_a_kernel_has_to_be_further_ahead() -> None:
+    even, odd = (
+        Problem.of("product", dtype="bf16", m=5718, n=1064, k=k, layout="nt", epilogue="none") for k in (504, 501)
+    )
+    assert takes_descriptors(even) and not takes_descriptors(odd) and needed(odd, 0.08) > needed(even, 0.08)
+    slower = Problem({**odd, "n": 1063})  # the kernel was predicted to save a third of the time, and took 1.09 of it
+    assert decide(_model(), slower, SHARED).config == LIBRARY
 
 
 def test_kernels_are_ranked_by_their_predicted_time() -> None:
