@@ -34,11 +34,12 @@ def products() -> str:
 
 def ways() -> str:
     """Of each way to run a kernel: where it is the fastest, and what the others take there."""
-    path = RESULTS / "products_h200.json"
-    if not path.is_file():
+    paths = [RESULTS / f"products_{which}h200.json" for which in ("earlier_", "")]
+    found = [product for path in paths if path.is_file() for product in read_recorded(path)]
+    if not found:
         return ""
     cells = [[row["way"], str(row["products"]), f"{row['mean']:.3f} ({row['most']:.2f})"]
-             for row in worth(read_recorded(path))]  # fmt: skip
+             for row in worth(found)]  # fmt: skip
     return table(("way", "fastest in", "the other ways take there: geometric mean (most)"), cells)
 
 
