@@ -135,6 +135,26 @@ def test_a_large_batch_gives_what_its_images_give_one_by_one(another_machine) ->
     np.testing.assert_array_equal(plan(x), np.concatenate([plan(x[i : i + 1]) for i in range(7)]))
 
 
+class Fixed(nn.Module):
+    """Written for one batch, as files with fixed sizes are."""
+
+    def __init__(self, batch: int, checks: bool) -> None:
+        self.conv, self.batch, self.checks = nn.Conv2d(3, 4, 3, padding=1, rng=0), batch, checks
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.checks and x.shape[0] != self.batch:
+            raise ValueError("another batch")
+        return self.conv(x).mean((2, 3)).reshape(self.batch, -1)
+
+
+@pytest.mark.parametrize("checks", [True, False])
+@pytest.mark.parametrize("batch", [2, 3, 4, 8])
+def test_a_module_written_for_one_batch_is_planned_for_it(batch: int, checks: bool) -> None:
+    module, x = Fixed(batch, checks), images(batch, 3, 8, 8)
+    plan = compile(module, x)
+    assert_same(module, x, plan)
+
+
 class Odd(nn.Module):
     """A forward in plain Python: a slice, a shared value, an operation that plans do not know."""
 

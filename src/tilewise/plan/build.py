@@ -296,10 +296,8 @@ def images_at_once(lowering: Lowering, planned: int, images: int) -> int:
     The steps of a native plan treat images one by one, so the numbers are the same.
     """
     assert native is not None
-    found, _ = _outlined(lowering)
-    if len(found) != 1 or not isinstance(found[0], Segment) or images < 2:
-        return images
-    segment, cache = found[0], int(native.l3_share())
+    (segment,), cache = _outlined(lowering)[0], int(native.l3_share())
+    assert isinstance(segment, Segment)
     fit = max(1, cache * planned // max(1, int(segment.plan.arena_bytes)))
     chunks = -(-images // fit)
     steps = [step for step, _ in segment.steps.values()]
@@ -310,16 +308,19 @@ def images_at_once(lowering: Lowering, planned: int, images: int) -> int:
     return -(-images // chunks)
 
 
-def resized(lowering: Lowering, planned: int, images: int) -> bool:
-    """Makes the steps for `planned` images those for another number, and says whether it could: where every step is
-    native and reads nothing but the images and other steps, the batch is no more than a batch."""
-    steps, first = lowering.steps, len(lowering.trace.inputs)
+def only_a_batch(lowering: Lowering, planned: int) -> bool:
+    """Whether the steps for `planned` images are those for any number: every one is native, which treats images one by
+    one, and reads nothing but the images and other steps."""
+    steps = lowering.steps
     known = all(step.kind != "python" and step.shape[0] == planned for step in steps.values())
-    inside = all(i in steps or i < first for step in steps.values() for i in step.inputs)
-    if not (known and inside and first == 1 and lowering.find(lowering.result) in steps):
-        return False
+    inside = all(i in steps or i == 0 for step in steps.values() for i in step.inputs)
+    return known and inside and lowering.find(lowering.result) in steps
+
+
+def resize(lowering: Lowering, images: int) -> None:
+    """Makes the steps those for another number of images."""
+    steps = lowering.steps
     for number in (0, *steps):
         lowering.shapes[number] = (images, *lowering.shapes[number][1:])
     for step in steps.values():
         step.shape = (images, *step.shape[1:])
-    return True

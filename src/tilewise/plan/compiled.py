@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError, DtypeError
 from tilewise.nn.module import Module
-from tilewise.plan.build import Layers, Part, Segment, images_at_once, parts, resized
+from tilewise.plan.build import Layers, Part, Segment, images_at_once, only_a_batch, parts, resize
 from tilewise.plan.idioms import recognised
 from tilewise.plan.lower import Lowering
 from tilewise.plan.trace import Value, run, trace
@@ -114,15 +114,25 @@ class _Sized:
 
     def __init__(self, module: Module, examples: list[Array], layers: Layers, whole: bool = True) -> None:
         batch = len(examples) == 1 and examples[0].ndim == 4 and len(examples[0]) > 1
-        few = [examples[0][:2]] if batch else examples
+        self.images = len(examples[0]) if batch else 0
         with _nothing_kept():
-            seen, lowering = self._lowered(module, few)
-            if batch:
-                self.images = len(examples[0]) if whole else images_at_once(lowering, 2, len(examples[0]))
-                if self.images != 2 and not resized(lowering, 2, self.images):
-                    del seen, lowering
-                    seen, lowering = self._lowered(module, [examples[0][: self.images]])
+            found = self._from_two(module, examples[0], whole) if batch else None
+            seen, lowering = found or self._lowered(module, examples)
             self._make(module, seen, lowering, layers)
+
+    def _from_two(self, module: Module, images: Array, whole: bool) -> tuple[_Seen, Lowering] | None:
+        """None where the batch is more than a batch, or the module refuses another one than it was written for."""
+        try:
+            seen, lowering = self._lowered(module, [images[:2]])
+        except Exception:  # whatever a module raises
+            if len(images) == 2:
+                raise
+            return None
+        if not only_a_batch(lowering, 2):
+            return None if len(images) > 2 else (seen, lowering)
+        self.images = len(images) if whole else images_at_once(lowering, 2, len(images))
+        resize(lowering, self.images)
+        return seen, lowering
 
     def _lowered(self, module: Module, examples: list[Array]) -> tuple[_Seen, Lowering]:
         assert native is not None
