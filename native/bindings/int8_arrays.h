@@ -72,16 +72,24 @@ inline void check_zero(int zero) {
   if (zero < 0 || zero > 255) throw nb::value_error("a zero point lies between 0 and 255");
 }
 
-// zero, low, high; and of an activation that bytes cannot have by being clamped: the table, points of its grid in 1, its first
-using Finish = std::tuple<int, int, int, nb::bytes, float, int>;
+// zero, low, high; and of an activation that bytes cannot have by being clamped: the table, points of its grid in 1, its first,
+// or the bend: how far it reaches (0: there is none), and its slope
+using Finish = std::tuple<int, int, int, nb::bytes, float, int, float, float>;
 
 inline ByteFinish finish_of(const Finish& given) {
-  const auto& [zero, low, high, table, fine, first] = given;
+  const auto& [zero, low, high, table, fine, first, far, slope] = given;
   check_zero(zero);
   check_zero(low);
   check_zero(high);
-  ByteFinish finish{zero, low, high, {}};
+  ByteFinish finish;
+  finish.zero = zero, finish.low = low, finish.high = high;
+  if (far > 0.0f) {
+    finish.curve = Curve::bent;
+    finish.bend = {far, slope};
+    return finish;
+  }
   if (table.size() == 0) return finish;
+  finish.curve = Curve::table;
   if (table.size() > (1u << 17) || first < -(1 << 16) || first > 0 || !(fine > 0.0f)) throw nb::value_error("bad table");
   finish.table = {static_cast<const uint8_t*>(table.data()), fine, first, first + static_cast<int>(table.size()) - 1};
   return finish;

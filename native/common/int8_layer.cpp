@@ -71,6 +71,7 @@ KeptFinish::KeptFinish(const ByteFinish& finish) : finish_(finish) {
   const ByteTable& t = finish.table;
   const auto is_byte = [](int v) { return v >= 0 && v <= 255; };
   require(is_byte(finish.zero) && is_byte(finish.low) && is_byte(finish.high) && finish.low <= finish.high, "bad output range");
+  require((finish.curve == Curve::table) == (t.bytes != nullptr), "bad table");
   if (t.bytes == nullptr) return;
   require(t.first <= t.last && -kMostPlaces <= t.first && t.last <= kMostPlaces, "bad table");
   table_ = Buffer<uint8_t>(static_cast<std::size_t>(t.last - t.first + 1));

@@ -288,7 +288,6 @@ void whole_block(const Int8Problem& p, const Int8Tile& t, const RowOffsets& at, 
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
 constexpr int kFewRows = 2;  // are not worth cutting
-enum class ByteWay { plain, residual, table };
 
 void pairs_block(const Int8Problem& p, const Split& split, const RowOffsets& at, int64_t row, int count, int panel, int last_panel) {
   alignas(32) int32_t start[kInt8Panel];
@@ -303,8 +302,8 @@ void pairs_block(const Int8Problem& p, const Split& split, const RowOffsets& at,
   }
 }
 
-// V vectors of a panel, bytes by way E, for every four rows; how many rows that are.
-template <Dot D, int V, ByteWay E>
+// V vectors of a panel, bytes by way W, for every four rows; how many rows that are.
+template <Dot D, int V, ByteWay W>
 __attribute__((noinline)) int proven_strip(const Int8Problem& given, const RowOffsets& at, int count, int panel) {
   constexpr int R = kSplitRows;
   const Int8Problem p = given;  // of its own: for all that is known, a byte that is stored might be one of `given`
@@ -321,10 +320,10 @@ __attribute__((noinline)) int proven_strip(const Int8Problem& given, const RowOf
       for (int v = 0; v < V; ++v) acc[r][v] = load_ints(p.offset + panel * kInt8Panel + v * kLanes);
     }
     for (int run = 0; run < p.runs; ++run) multiply<D>(rows, run * p.run_step, run_bytes, w, panel_bytes, acc);
-    if constexpr (E == ByteWay::table) {
+    if constexpr (W == ByteWay::table) {
       finish_by_table(p, acc, at, i, panel * kInt8Panel);
     } else {
-      finish_bytes<R, V, E == ByteWay::residual>(p, acc, at, i, panel * kInt8Panel);
+      finish_bytes<R, V, W>(p, acc, at, i, panel * kInt8Panel);
     }
   }
   return i;
@@ -332,16 +331,16 @@ __attribute__((noinline)) int proven_strip(const Int8Problem& given, const RowOf
 
 template <Dot D, int V>
 int proven_rows(const Int8Problem& p, const RowOffsets& at, int count, int panel) {
-  if (p.finish.table.bytes != nullptr) return proven_strip<D, V, ByteWay::table>(p, at, count, panel);
-  return p.residual != nullptr ? proven_strip<D, V, ByteWay::residual>(p, at, count, panel)
-                               : proven_strip<D, V, ByteWay::plain>(p, at, count, panel);
+  int done = 0;
+  with_way(p, [&](auto known) { done = proven_strip<D, V, known.value>(p, at, count, panel); });
+  return done;
 }
 
 // Weights that no bytes can make overflow: nothing is cut off. Whole panels of bytes and halves have their own loop.
 template <Dot D>
 void proven_block(const Int8Problem& p, const RowOffsets& at, int64_t row, int count, int panel, int last_panel) {
   const Split none = {p.in};
-  const int columns = p.kind != Int8Out::uint8 ? 0 : p.finish.table.bytes != nullptr ? p.columns : p.out_columns;
+  const int columns = p.kind != Int8Out::uint8 ? 0 : p.finish.curve == Curve::table ? p.columns : p.out_columns;
   for (; panel < last_panel; ++panel) {
     const int left = columns - panel * kInt8Panel;
     const int done = left >= kInt8Panel ? proven_rows<D, 2>(p, at, count, panel)

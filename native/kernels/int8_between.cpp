@@ -10,7 +10,7 @@ namespace {
 // Calls value(pixel, channel, lanes) for every vector of channels and stores what it gives as bytes.
 template <class Value>
 TW_INLINE void each_vector(int64_t pixels, int64_t channels, const ByteFinish& given, ByteTarget to, Value value) {
-  with_table(given, [&](auto known) {
+  with_curve(given, [&](auto known) {
     const ByteFinish finish = given;  // of its own: for all that is known, a byte that is stored might be one of `given`
     for (int64_t pixel = 0; pixel < pixels; ++pixel) {
       uint8_t* out = to.data + pixel * to.step;

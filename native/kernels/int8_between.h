@@ -1,9 +1,10 @@
 // What stands between integer products besides pooling: additions, products, scales by channel. Bytes are channels last; a
 // step of one input or output from pixel to pixel may be wider than its channels (a place in a concatenation).
 //
-// A value in units of the output becomes clamp(round(value) + zero, low, high). Where an activation bends, the value is a
-// real number, rounded to a grid much finer than the output's steps, and the activation's byte is read from a table: cheaper
-// than any arithmetic that has an exponential in it, and the same on every instruction set.
+// A value in units of the output becomes clamp(round(value) + zero, low, high). Hard-swish is what is taken away from it
+// before, a parabola on either side of 0. Of other activations that bend the value is a real number, rounded to a grid much
+// finer than the output's steps, and the activation's byte is read from a table: cheaper than any arithmetic that has an
+// exponential in it, and the same on every instruction set.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +20,19 @@ struct ByteTable {
   int first = 0, last = 0;
 };
 
+// value to max(value, 0) - d * (1/2 + slope * d) with d = min(|value|, far): hard-swish, whose slope is -1/6 and which is 0 or
+// the value from 3 on, in units of the output
+struct ByteBend {
+  float far = 0.0f, slope = 0.0f;
+};
+
+enum class Curve : int { straight, bent, table };
+
 struct ByteFinish {
   int zero = 0, low = 0, high = 255;
   ByteTable table;
+  Curve curve = Curve::straight;
+  ByteBend bend;
 };
 
 // Pixels of bytes; `step` bytes from one to the next, 0 where all read the same one.

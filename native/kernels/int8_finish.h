@@ -51,13 +51,42 @@ TW_INLINE vi whole_in(vf value, int low, int high) {
 #endif
 }
 
+// The larger one, and the smaller one; of a NaN the bound.
+TW_INLINE vf at_least(vf value, vf bound) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_maskz_max_ps(0xffff, (__m512)value, (__m512)bound);
+#elif defined(__AVX2__)
+  return (vf)_mm256_max_ps((__m256)value, (__m256)bound);
+#else
+  return select(value > bound, value, bound);
+#endif
+}
+TW_INLINE vf at_most(vf value, vf bound) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_maskz_min_ps(0xffff, (__m512)value, (__m512)bound);
+#elif defined(__AVX2__)
+  return (vf)_mm256_min_ps((__m256)value, (__m256)bound);
+#else
+  return select(value < bound, value, bound);
+#endif
+}
+
+template <Curve C>
+TW_INLINE vf bent(vf value, const ByteBend& b) {
+  if constexpr (C == Curve::bent) {
+    const vf d = at_most((vf)((vi)value & 0x7fffffff), splat(b.far));
+    return at_least(value, splat(0.0f)) - d * (d * splat(b.slope) + splat(0.5f));
+  }
+  return value;
+}
+
 // Where in the table the values' bytes are.
 TW_INLINE vi table_places(vf value, const ByteTable& t) { return whole_in(value * splat(t.fine), t.first, t.last) - t.first; }
 
-// The first n values as bytes. kTable: whether there is a table, decided outside of loops.
-template <bool kTable>
+// The first n values as bytes. The curve is decided outside of loops.
+template <Curve C>
 TW_INLINE void store_finished(uint8_t* p, vf value, const ByteFinish& f, int n) {
-  if constexpr (kTable) {
+  if constexpr (C == Curve::table) {
     int32_t place[kLanes];
     const vi places = table_places(value, f.table);
     std::memcpy(place, &places, sizeof place);
@@ -68,19 +97,23 @@ TW_INLINE void store_finished(uint8_t* p, vf value, const ByteFinish& f, int n) 
       for (int i = 0; i < n; ++i) p[i] = f.table.bytes[place[i]];
     }
   } else {
-    store_first_bytes(p, whole_in(value, f.low - f.zero, f.high - f.zero) + f.zero, n);
+    store_first_bytes(p, whole_in(bent<C>(value, f.bend), f.low - f.zero, f.high - f.zero) + f.zero, n);
   }
 }
 
-template <bool kTable>
-struct KnownTable {
-  static constexpr bool value = kTable;
+template <Curve C>
+struct KnownCurve {
+  static constexpr Curve value = C;
 };
 
-// Calls f with whether there is a table as a constant.
+// Calls f with the curve as a constant.
 template <class F>
-TW_INLINE void with_table(const ByteFinish& finish, F&& f) {
-  finish.table.bytes != nullptr ? f(KnownTable<true>()) : f(KnownTable<false>());
+TW_INLINE void with_curve(const ByteFinish& finish, F&& f) {
+  switch (finish.curve) {
+    case Curve::straight: return f(KnownCurve<Curve::straight>());
+    case Curve::bent: return f(KnownCurve<Curve::bent>());
+    case Curve::table: return f(KnownCurve<Curve::table>());
+  }
 }
 
 }  // namespace

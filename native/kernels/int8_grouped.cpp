@@ -30,14 +30,14 @@ TW_INLINE vi multiply_add(vi acc, vi x, vi w) {
 }
 
 // One vector of channels of one output pixel.
-template <bool kTable>
+template <Curve C>
 TW_INLINE void finish(const GroupedRows& r, vi sum, const float* scale, int64_t y, int64_t x, int64_t c, int lanes) {
   vf value = __builtin_convertvector(sum, vf) * load(scale + c);
   if (r.residual != nullptr) {
     const uint8_t* skip = r.residual + y * r.residual_row + x * r.residual_pixel + c;
     value = value + real_of(first_bytes(skip, lanes), r.residual_zero, r.residual_scale);
   }
-  store_finished<kTable>(r.y + y * r.out_row + x * r.out_pixel + c, value, r.finish, lanes);
+  store_finished<C>(r.y + y * r.out_row + x * r.out_pixel + c, value, r.finish, lanes);
 }
 
 // --- depthwise ---
@@ -82,7 +82,7 @@ struct Depthwise {
   const float* scale;
   const GroupedRows& r;
 
-  template <int Pixels, bool kTable>
+  template <int Pixels, Curve C>
   TW_INLINE void tile(int64_t y, int64_t x, int64_t c, int lanes) const {
     const int64_t tap_step = (r.channels + kPanel - 1) / kPanel * kPanel;
     const uint8_t* at = r.x + y * t.stride_h * r.row_step + x * t.stride_w * r.pixel_step + c;
@@ -98,18 +98,18 @@ struct Depthwise {
       }
     }
 #pragma GCC unroll 8
-    for (int p = 0; p < Pixels; ++p) finish<kTable>(r, acc[p], scale, y, x + p, c, lanes);
+    for (int p = 0; p < Pixels; ++p) finish<C>(r, acc[p], scale, y, x + p, c, lanes);
   }
 
-  template <bool kTable>
+  template <Curve C>
   TW_INLINE void row(int64_t y, int64_t c, int lanes) const {
     int64_t x = 0;
-    for (; x + kPixels <= r.width; x += kPixels) tile<kPixels, kTable>(y, x, c, lanes);
-    for (; x < r.width; ++x) tile<1, kTable>(y, x, c, lanes);
+    for (; x + kPixels <= r.width; x += kPixels) tile<kPixels, C>(y, x, c, lanes);
+    for (; x < r.width; ++x) tile<1, C>(y, x, c, lanes);
   }
 
   void run() const {
-    with_table(r.finish, [&](auto known) {
+    with_curve(r.finish, [&](auto known) {
       for (int64_t y = 0; y < r.rows; ++y) {
         int64_t c = 0;
         for (; c + kLanes <= r.channels; c += kLanes) row<known.value>(y, c, kLanes);
@@ -272,7 +272,7 @@ struct Grouped {
   const float* scale;
   const GroupedRows& r;
 
-  template <Dot D, int Pixels, bool kTable>
+  template <Dot D, int Pixels, Curve C>
   TW_INLINE void tile(int64_t y, int64_t x, int64_t panel) const {
     const PanelWindow& window = windows[panel];
     const uint8_t* at = r.x + y * t.stride_h * r.row_step + x * t.stride_w * r.pixel_step + window.first;
@@ -296,21 +296,21 @@ struct Grouped {
     for (int p = 0; p < Pixels; ++p) {
       for (int v = 0; v < kVectors; ++v) {
         const int64_t c = panel * kPanel + v * kLanes, left = r.channels - c;
-        if (left > 0) finish<kTable>(r, acc[p][v], scale, y, x + p, c, left < kLanes ? static_cast<int>(left) : kLanes);
+        if (left > 0) finish<C>(r, acc[p][v], scale, y, x + p, c, left < kLanes ? static_cast<int>(left) : kLanes);
       }
     }
   }
 
-  template <Dot D, bool kTable>
+  template <Dot D, Curve C>
   void row(int64_t y, int64_t panel) const {
     constexpr int kPixels = kLanes == 16 ? 8 : 4;
     int64_t x = 0;
-    for (; x + kPixels <= r.width; x += kPixels) tile<D, kPixels, kTable>(y, x, panel);
-    for (; x < r.width; ++x) tile<D, 1, kTable>(y, x, panel);
+    for (; x + kPixels <= r.width; x += kPixels) tile<D, kPixels, C>(y, x, panel);
+    for (; x < r.width; ++x) tile<D, 1, C>(y, x, panel);
   }
 
   void run() const {
-    with_table(r.finish, [&](auto known) {
+    with_curve(r.finish, [&](auto known) {
       for (int64_t y = 0; y < r.rows; ++y) {
         for (int64_t panel = 0; panel * kPanel < r.channels; ++panel) {
 #if defined(__AVX2__) && !defined(__AVX512F__)

@@ -42,9 +42,33 @@ TW_INLINE void finish(const Int8Problem& p, vi sum, int64_t row, int64_t out_off
   }
   if (p.residual != nullptr) value = value + residual_at(p, residual_offset + column, lanes);
   uint8_t* to = static_cast<uint8_t*>(p.out) + out_offset + column;
-  if (p.finish.table.bytes == nullptr) return store_finished<false>(to, value, p.finish, lanes);
-  const int own = p.columns - column;  // the padding's bytes are not the activation's
-  store_finished<true>(to, value, p.finish, own < lanes ? own : lanes);
+  const int own = p.columns - column;  // a table's first byte is not the padding's
+  if (p.finish.curve == Curve::table && own < lanes) lanes = own;
+  with_curve(p.finish, [&](auto known) { store_finished<known.value>(to, value, p.finish, lanes); });
+}
+
+// How whole tiles become bytes.
+enum class ByteWay { plain, residual, bent, table };
+
+constexpr Curve curve_of(ByteWay way) { return way == ByteWay::bent ? Curve::bent : Curve::straight; }
+
+// Whether there is a residual: known of the plain ways.
+template <ByteWay W>
+TW_INLINE bool adds_residual(const Int8Problem& p) {
+  return W == ByteWay::bent ? p.residual != nullptr : W == ByteWay::residual;
+}
+
+template <ByteWay W>
+struct KnownWay {
+  static constexpr ByteWay value = W;
+};
+
+// Calls f with the way as a constant.
+template <class F>
+TW_INLINE void with_way(const Int8Problem& p, F&& f) {
+  if (p.finish.curve == Curve::table) return f(KnownWay<ByteWay::table>());
+  if (p.finish.curve == Curve::bent) return f(KnownWay<ByteWay::bent>());
+  p.residual != nullptr ? f(KnownWay<ByteWay::residual>()) : f(KnownWay<ByteWay::plain>());
 }
 
 // The sums of a tile to bytes by the table: all places first, then all bytes, so that neither waits for the other.
@@ -71,7 +95,7 @@ TW_INLINE void finish_by_table(const Int8Problem& p, const vi (&acc)[R][V], cons
 }
 
 #if defined(__AVX512F__)
-// Whole panels to bytes: what finish_uint8 computes, for four vectors of 16 columns at a time. Saturating packs do the
+// Whole panels to bytes: what `finish` computes, for four vectors of 16 columns at a time. Saturating packs do the
 // clamping below and the narrowing, and the result leaves in four stores of 16 bytes; the one-by-one way costs three
 // times as much, which shows wherever K is small.
 struct ByteStore {
@@ -86,14 +110,15 @@ struct ByteStore {
         zero(_mm512_set1_epi16(static_cast<int16_t>(p.finish.zero))), lowest(_mm512_set1_epi8(static_cast<char>(p.finish.low))),
         residual_zero(_mm512_set1_epi32(p.residual_zero)) {}
 
-  template <bool kResidual>
-  TW_INLINE __m512i rounded(vi sum, __m512 scale, int64_t residual_at) const {
+  template <ByteWay W>
+  TW_INLINE __m512i rounded(const Int8Problem& p, vi sum, __m512 scale, int64_t residual_at) const {
     __m512 value = _mm512_mul_ps((__m512)__builtin_convertvector(sum, vf), scale);
-    if (kResidual) {
+    if (adds_residual<W>(p)) {
       const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(residual + residual_at));
       const __m512i skip = _mm512_sub_epi32(_mm512_maskz_cvtepu8_epi32(0xffff, bytes), residual_zero);
       value = _mm512_add_ps(value, _mm512_mul_ps((__m512)__builtin_convertvector((vi)skip, vf), residual_scale));
     }
+    value = (__m512)bent<curve_of(W)>((vf)value, p.finish.bend);
     // The conversion rounds ties to even. (gcc 12 warns of its own header without the masks; they cost nothing.)
     return _mm512_maskz_cvtps_epi32(0xffff, _mm512_maskz_min_ps(0xffff, highest, value));
   }
@@ -110,7 +135,7 @@ struct ByteStore {
   }
 };
 
-template <int R, int P, bool kResidual>
+template <int R, int P, ByteWay W>
 TW_INLINE void finish_bytes(const Int8Problem& p, const vi (&acc)[R][P], const RowOffsets& at, int first, int column) {
   const ByteStore to(p);
   __m512 scale[P];
@@ -124,24 +149,25 @@ TW_INLINE void finish_bytes(const Int8Problem& p, const vi (&acc)[R][P], const R
     for (int j = 0; j < 4; ++j) {
       const int r = (i + j) / P, v = (i + j) % P;
       out_at[j] = at.out[first + r] + column + v * kLanes;
-      value[j] = to.rounded<kResidual>(acc[r][v], scale[v], at.residual[first + r] + column + v * kLanes);
+      value[j] = to.rounded<W>(p, acc[r][v], scale[v], at.residual[first + r] + column + v * kLanes);
     }
     to.store(value[0], value[1], value[2], value[3], out_at);
   }
 }
 #elif defined(__AVX2__)
 // The same with vectors of 8 columns: four of them, two rows of a panel or four of half a panel, leave as 32 bytes.
-template <bool kResidual>
+template <ByteWay W>
 TW_INLINE __m256i rounded(const Int8Problem& p, vi sum, __m256 scale, __m256 highest, int64_t residual_at) {
   __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps((__m256i)sum), scale);
-  if (kResidual) {
+  if (adds_residual<W>(p)) {
     const __m256i skip = _mm256_sub_epi32((__m256i)widen_bytes(p.residual + residual_at), _mm256_set1_epi32(p.residual_zero));
     value = _mm256_add_ps(value, _mm256_mul_ps(_mm256_cvtepi32_ps(skip), _mm256_set1_ps(p.residual_scale)));
   }
+  value = (__m256)bent<curve_of(W)>((vf)value, p.finish.bend);
   return _mm256_cvtps_epi32(_mm256_min_ps(highest, value));  // rounds ties to even
 }
 
-template <int R, int V, bool kResidual>
+template <int R, int V, ByteWay W>
 TW_INLINE void finish_bytes(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first, int column) {
   static_assert(V <= 2 && R * V % 4 == 0, "four vectors at a time");
   const __m256 highest = _mm256_set1_ps(static_cast<float>(p.finish.high - p.finish.zero));
@@ -154,7 +180,7 @@ TW_INLINE void finish_bytes(const Int8Problem& p, const vi (&acc)[R][V], const R
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {
       const int64_t skip = at.residual[first + r + i / V] + column + i % V * kLanes;
-      part[i] = rounded<kResidual>(p, acc[r + i / V][i % V], (__m256)load(p.scale + column + i % V * kLanes), highest, skip);
+      part[i] = rounded<W>(p, acc[r + i / V][i % V], (__m256)load(p.scale + column + i % V * kLanes), highest, skip);
     }
     const __m256i top = _mm256_adds_epi16(_mm256_packs_epi32(part[0], part[1]), zero);
     const __m256i bottom = _mm256_adds_epi16(_mm256_packs_epi32(part[2], part[3]), zero);
@@ -179,16 +205,15 @@ template <int R, int P>
 TW_INLINE void finish_tile(const Int8Problem& p, const vi (&acc)[R][P * kVectors], const RowOffsets& at, int first,
                            int64_t row, int panel) {
   const int column = panel * kInt8Panel;
-  const bool bytes = p.kind == Int8Out::uint8;
-  if (bytes && p.finish.table.bytes != nullptr && column + P * kInt8Panel <= p.columns) {
+  if (p.kind == Int8Out::uint8 && p.finish.curve == Curve::table && column + P * kInt8Panel <= p.columns) {
     return finish_by_table(p, acc, at, first, column);
   }
 #if defined(__AVX2__)
   if constexpr (kVectors == 1 ? R * P % 4 == 0 : P == 1 && R % 2 == 0) {
-    if (bytes && p.finish.table.bytes == nullptr && column + P * kInt8Panel <= p.out_columns) {
-      p.residual != nullptr ? finish_bytes<R, P * kVectors, true>(p, acc, at, first, column)
-                            : finish_bytes<R, P * kVectors, false>(p, acc, at, first, column);
-      return;
+    if (p.kind == Int8Out::uint8 && p.finish.curve != Curve::table && column + P * kInt8Panel <= p.out_columns) {
+      return with_way(p, [&](auto known) {
+        if constexpr (known.value != ByteWay::table) finish_bytes<R, P * kVectors, known.value>(p, acc, at, first, column);
+      });
     }
   }
 #endif

@@ -3,6 +3,7 @@ move. Each gives NumPy's bytes on every instruction set."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from tilewise._extension import native
-from tilewise.quantize.between import finish_for
+from tilewise.quantize.between import finish_for, unit_of
 from tilewise.quantize.parameters import AffineParameters
 from tilewise.quantize.reference import BENT, Finish, NumpyInt8Layer
 
@@ -122,33 +123,53 @@ def test_channels_are_taken_in_any_order(isa: str, channels: int) -> None:
         np.testing.assert_array_equal(native.int8_take(x, order.tolist()), x[:, order])
 
 
-@pytest.mark.parametrize("name", BENT)
-def test_activations_in_numpy_are_the_functions_they_are_called(name: str) -> None:
-    x = np.linspace(-30, 30, 4001).astype(F)
-    wide = x.astype(np.float64)
-    erf = np.vectorize(__import__("math").erf)
-    exact = {
-        "silu": wide / (1 + np.exp(-wide)),
-        "sigmoid": 1 / (1 + np.exp(-wide)),
-        "hard_swish": wide * np.clip(wide + 3, 0, 6) / 6,
-        "hard_sigmoid": np.clip(wide + 3, 0, 6) / 6,
-        "gelu": wide * 0.5 * (1 + erf(wide / 2**0.5)),
-    }
-    np.testing.assert_allclose(BENT[name](x), exact[name], rtol=1e-5, atol=2e-6)
+def exact(name: str, x: np.ndarray) -> np.ndarray:
+    erf = np.vectorize(math.erf)
+    with np.errstate(over="ignore"):
+        functions: dict[str, Any] = {
+            "silu": lambda: x / (1 + np.exp(-x)),
+            "sigmoid": lambda: 1 / (1 + np.exp(-x)),
+            "hard_swish": lambda: x * np.clip(x + 3, 0, 6) / 6,
+            "hard_sigmoid": lambda: np.clip(x + 3, 0, 6) / 6,
+            "gelu": lambda: x * 0.5 * (1 + erf(x / 2**0.5)),
+        }
+        values: np.ndarray = functions[name]()
+    return values
 
 
 @pytest.mark.parametrize("name", BENT)
-@pytest.mark.parametrize("scale", [1e-9, 1e-3, 0.004, 0.03, 0.5, 1e9])
-def test_a_table_gives_the_byte_of_the_activation_or_its_neighbour(name: str, scale: float) -> None:
+@pytest.mark.parametrize("scale", [1e-9, 1e-3, 0.004, 0.03, 0.5, 1e9, 1e30])
+@pytest.mark.parametrize("zero", [0, 40])
+def test_bytes_are_the_activations_or_their_neighbours(name: str, scale: float, zero: int) -> None:
     if "sigmoid" in name and scale < 1e-3:
         pytest.skip("a sigmoid's output is never that small")
-    how = finish_for(name, AffineParameters(scale, 40))
-    x = (np.linspace(-80, 500, 20011) * scale).astype(F)
-    x[:3] = np.inf, 1e30, 0
-    exact = np.clip(BENT[name](x).astype(np.float64) * how.inverse + how.zero, 0, 255)
-    assert np.abs(how.bytes(x) - exact).max() <= (0.65 if scale > 0.003 else 0.8)
+    output = AffineParameters(scale, zero)
+    how = finish_for(name, output)
+    x = np.linspace(-80, 500, 20011) * scale
+    x[:2] = 1e30, 0
+    want = np.clip(exact(name, x) / scale + zero, 0, 255)
+    with np.errstate(over="ignore"):
+        values = (x / unit_of(how, output)).astype(F)
+    assert np.abs(how.bytes(values) - want).max() <= (0.65 if scale > 0.003 else 0.8)
     assert len(how.native()[3]) <= (1 << 14) + 2
-    assert how.bytes(np.array([np.nan, -np.inf], F)).shape == (2,)
+    ends = how.bytes(np.array([np.nan, -np.inf, np.inf], F))
+    assert scale < 1e-3 or how.is_table or tuple(ends[1:]) == (zero, 255)
+
+
+@pytest.mark.parametrize("name", ["hard_swish", "silu", "gelu"])
+@pytest.mark.parametrize("step", [1e-3, 0.024, 0.7])
+def test_every_value_that_a_byte_can_have_is_bent_alike(isa: str, name: str, step: float) -> None:
+    """All products of a byte and a weight, far and near, and what no product gives."""
+    how = finish_for(name, AffineParameters(step, 20))
+    x = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 509, 1)
+    by = (np.arange(-254, 255) / 97).astype(F)
+    for plus in (np.zeros(509, F), np.linspace(-40, 40, 509).astype(F) / F(step)):
+        value = (x.astype(np.int32) - 100).astype(F) * by + plus
+        np.testing.assert_array_equal(native.int8_affine(x, 100, by, plus, how.native()), how.bytes(value))
+    odd = np.array([np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-45, -0.0] * 5, F)
+    one = np.full((1, 35), 101, np.uint8)
+    got = native.int8_affine(one, 100, np.zeros(35, F), odd, how.native())
+    np.testing.assert_array_equal(got[0], how.bytes(odd))
 
 
 def test_misfits_get_a_sentence() -> None:
@@ -165,4 +186,4 @@ def test_misfits_get_a_sentence() -> None:
         layer.conv(np.zeros((1, 7, 7, 8), np.uint8), 1, None, 0, 0)
     for fine, first in ((0.0, 0), (float("nan"), 0), (1.0, 1), (1.0, -(1 << 20))):
         with pytest.raises(ValueError, match="table"):
-            native.int8_affine(np.zeros((1, 4), np.uint8), 0, one, one, (0, 0, 255, b"123", fine, first))
+            native.int8_affine(np.zeros((1, 4), np.uint8), 0, one, one, (0, 0, 255, b"123", fine, first, 0.0, 0.0))

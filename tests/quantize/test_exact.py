@@ -100,7 +100,7 @@ def test_convolutions_are_numpys(
 
 
 @pytest.mark.parametrize("w_kind", ["any", "small", "quads"])
-@pytest.mark.parametrize("activation", ["", "relu", "silu"])
+@pytest.mark.parametrize("activation", ["", "relu", "silu", "hard_swish", "sigmoid"])
 @pytest.mark.parametrize("skips", [False, True])
 def test_bytes_are_numpys_for_every_width_of_the_result(isa: str, w_kind: str, activation: str, skips: bool) -> None:
     """Whole panels of columns, halves and less; rows of tiles and what is left of them."""

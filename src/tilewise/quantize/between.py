@@ -26,13 +26,12 @@ def finish_for(activation: str, output: AffineParameters) -> Finish:
     if activation == "relu6":
         high = min(255, zero + round(6 / output.scale))
     low = zero if activation in ("relu", "relu6") else 0
-    inverse = float(F(1) / F(output.scale))
-    return Finish(activation if activation in BENT else "", inverse, zero, low, high)
+    return Finish(activation if activation in BENT else "", float(F(1) / F(output.scale)), zero, low, high)
 
 
 def unit_of(finish: Finish, output: AffineParameters) -> float:
     """What values are counted in before they are finished: steps of the output, or real numbers."""
-    return 1.0 if finish.activation else output.scale
+    return 1.0 if finish.is_table else output.scale
 
 
 @dataclass(frozen=True)

@@ -16,18 +16,20 @@ Four = tuple[int, int, int, int]
 F = np.float32
 
 
-NativeFinish = tuple[int, int, int, bytes, float, int]  # zero, low, high; table, points of its grid in 1, the first
+# zero, low, high; table, points of its grid in 1, the first; of hard-swish how far it bends (else 0), and its slope
+NativeFinish = tuple[int, int, int, bytes, float, int, float, float]
 _POINTS_A_STEP = 16  # of the grid, in a step of the output; at least half of it, as far as _MOST_POINTS allow
 _MOST_POINTS = 1 << 14
 
 
 @dataclass(frozen=True)
 class Finish:
-    """From values to bytes: clamp(round(value) + zero, low, high); with an activation, of act(value) * inverse.
+    """From values to bytes: clamp(round(value) + zero, low, high), of hard-swish's values where it is asked for; of
+    other activations act(value) * inverse.
 
-    Activations are tables: the value is rounded to a grid much finer than the output's steps, and a point of the grid
-    has its byte. Left of the table's first point an activation is as good as 0, or below what the output's bytes were
-    made for; right of its last one it is above.
+    Those are tables: the value is rounded to a grid much finer than the output's steps, and a point of the grid has its
+    byte. Left of the table's first point an activation is as good as 0, or below what the output's bytes were made for;
+    right of its last one it is above.
     """
 
     activation: str = ""
@@ -36,14 +38,22 @@ class Finish:
     low: int = 0
     high: int = 255
 
+    @property
+    def is_table(self) -> bool:
+        """Whether values are real numbers, not steps of the output."""
+        return bool(self.activation) and self.activation != "hard_swish"
+
     def bytes(self, value: Array) -> Array:
         return finished(value, self.native())
 
     def native(self) -> NativeFinish:
-        fine, first, last = self._grid() if self.activation else (1.0, 0, -1)
-        points = np.arange(first, last + 1).astype(F) / F(fine)
-        values = BENT[self.activation](points) * F(self.inverse) if self.activation else points
-        return self.zero, self.low, self.high, _clamped(values, self.zero, self.low, self.high).tobytes(), fine, first
+        if not self.is_table:
+            far, slope = (3 * self.inverse, -1 / (6 * self.inverse)) if self.activation else (0.0, 0.0)
+            return self.zero, self.low, self.high, b"", 1.0, 0, far, slope
+        fine, first, last = self._grid()
+        values = BENT[self.activation](np.arange(first, last + 1).astype(F) / F(fine)) * F(self.inverse)
+        table = _clamped(values, self.zero, self.low, self.high).tobytes()
+        return self.zero, self.low, self.high, table, fine, first, 0.0, 0.0
 
     def _grid(self) -> tuple[float, int, int]:
         """Points in 1 (a power of two), the first and the last."""
@@ -64,13 +74,21 @@ class Finish:
 
 def finished(value: Array, how: NativeFinish) -> Array:
     """Values to bytes, as the compiled kernels do it."""
-    zero, low, high, table, fine, first = how
+    zero, low, high, table, fine, first, far, slope = how
     if not table:
-        return _clamped(value, zero, low, high)
+        return _clamped(_bent(value, F(far), F(slope)) if far else value, zero, low, high)
     with np.errstate(over="ignore"):
         places = _whole(value * F(fine), first, first + len(table) - 1) - first
     chosen: Array = np.frombuffer(table, np.uint8)[places]
     return chosen
+
+
+def _bent(value: Array, far: F, slope: F) -> Array:
+    """Hard-swish: max(value, 0), less a parabola on either side of 0."""
+    size = np.abs(value)
+    d = np.where(size < far, size, far)
+    rest: Array = np.where(value > 0, value, F(0)) - d * (d * slope + F(0.5))
+    return rest
 
 
 def _clamped(value: Array, zero: int, low: int, high: int) -> Array:
