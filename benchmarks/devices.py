@@ -15,12 +15,12 @@ that are among the first k of any other device. Intervals are bootstrap ones ove
 
 `--processors` is the check on data that the process's constants were not set on: the CPU collection's kernels, each
 ranked by a model that has not seen its processor, measured in the model's order or one by one, and chosen unmeasured by
-that model as it is or adapted to all measurements of some other kernels on that machine. Gains are of logarithms,
-paired over kernels.
+that model as it is or adapted to all measurements of some other kernels on that machine, or by trees of those kernels
+alone. Half of a machine's kernels are for adapting, half are judged. Gains are of logarithms, paired over kernels.
 
 `--products` asks the shipped model of the H200, which has seen no other device, to choose among the Triton
-configurations of PyTorch's own records of another GPU, as it is or adapted to all measurements of twenty products; the
-records lack the group, which is 8 in PyTorch's templates.
+configurations of PyTorch's own records of another GPU, as it is or adapted in the same way; the records lack the group,
+which is 8 in PyTorch's templates.
 
 Strategies are scored as Kernel Tuner's methodology does: how far the best so far is from what random search has by
 then, as a share of how far the optimum is, in the mean over the first twenty measurements and the spaces.
@@ -55,8 +55,13 @@ from tilewise.costmodel.models.shipped import shipped_scorer
 
 RESULTS = Path(__file__).parent / "results" / "devices.json"
 BUDGET, DRAWS, SEEDS = 20, 3, 3
-FIRST, FEW, ADAPTED_TO = (1, 5, 20), (5, 10, 20), 20
-PAIRS = [("first", "first, adapted"), *((f"{k}, in order", f"{k}, one by one") for k in FEW)]
+FIRST, FEW = (1, 5, 20), (5, 10, 20)
+ADAPTED_TO = (5, 20, 100)  # kernels of the new device
+ADAPTED, ALONE = "first, adapted to {} kernels", "first, trained on {} kernels alone"
+PAIRS = [
+    *(("first", name.format(count)) for name in (ADAPTED, ALONE) for count in ADAPTED_TO),
+    *((f"{k}, in order", f"{k}, one by one") for k in FEW),
+]
 WIDTH, TILE_WIDTH = len(DEVICE_COLUMNS), len(TILE_FEATURES)
 CONSTANTS = [Likeness(*values) for values in itertools.product((0.2, 0.4, 0.8), (1.0, 2.0, 4.0), (0.25, 0.5, 1.0))]
 OURS = "tilewise, from the other devices"
@@ -70,7 +75,8 @@ class Mean:
 
     def __init__(self, models: Sequence[Any]) -> None:
         self.models = models
-        self.preparation = getattr(models[0], "preparation", None)
+        self.preparation, self.schema = models[0].preparation, models[0].schema
+        self.record: dict[str, Any] = {}
         self._last: tuple[Any, Scores] | None = None
 
     def score(self, kernel: Kernel, rows: Any = None) -> Scores:
@@ -249,18 +255,22 @@ def left_out_processors() -> dict[str, Any]:
         processor = machine.rpartition("-")[0]
         base = ridge_scorer([k for k in every if not machine_of(k).startswith(processor)], data.schema, 0)
         mine = [k for k in every if machine_of(k) == machine]
-        order = np.random.default_rng(0).permutation(len(mine))
-        adapted = adapt_model(base, [mine[i] for i in order[:ADAPTED_TO]])
-        rows += [on_processor(base, adapted, mine[i]) for i in order[ADAPTED_TO:]]
-        print(machine, len(mine), adapted.record, flush=True)
-    found: dict[str, Any] = {"date": today(), "kernels": len(rows), "adapted_to": ADAPTED_TO}
+        mine = [mine[i] for i in np.random.default_rng(0).permutation(len(mine))]
+        half = len(mine) // 2
+        others = learnt_there(base, mine[:half])
+        rows += [on_processor(base, others, kernel) for kernel in mine[half:]]
+        print(machine, len(mine), {name: model.record.get("adapted") for name, model in others.items()}, flush=True)
+    found: dict[str, Any] = {"date": today(), "kernels": len(rows)}
     for plain, other in PAIRS:
-        logs = np.log([[row[plain], row[other]] for row in rows])
+        logs = np.log([[row[plain], row[other]] for row in rows if other in row])
+        if not len(logs):
+            continue
         gain = logs[:, 1] - logs[:, 0]
         drawn = np.random.default_rng(0).choice(gain, (4000, len(gain))).mean(axis=1)
         low, high = np.expm1(np.percentile(drawn, [2.5, 97.5])).tolist()
         means = np.exp(logs.mean(axis=0)).tolist()
         found[other] = {"plain": means[0], "reached": means[1], "gain": [float(np.expm1(gain.mean())), low, high]}
+        found[other]["kernels"] = len(logs)
         print(f"{plain} {means[0]:.4f}, {other} {means[1]:.4f}: {low:+.2%} to {high:+.2%}", flush=True)
     return found
 
@@ -277,18 +287,18 @@ def from_h200(files: Sequence[Path]) -> dict[str, Any]:
     rows: dict[str, list[float]] = {}
     rng = np.random.default_rng(0)
     shuffled = [kernels[i] for i in rng.permutation(len(kernels))]
-    adapted = adapt_model(model, shuffled[:ADAPTED_TO])
-    for kernel in shuffled[ADAPTED_TO:]:
+    others = learnt_there(model, shuffled[: max(ADAPTED_TO)])
+    for kernel in shuffled[max(ADAPTED_TO) :]:
         scored = Mean([model])
         order = np.argsort(scored.score(kernel), kind="stable")
         drawn = rng.permutation(kernel.n_configs)
         found = {"first": order[:1], "five, in order": order[:5], "five, one by one": one_by_one(scored, kernel, 5)[0]}
         found |= {"first, drawn": drawn[:1], "five, drawn": drawn[:5]}
-        found["first, adapted"] = [int(np.argmin(adapted.score(kernel)))]
+        found |= {name: [int(np.argmin(other.score(kernel)))] for name, other in others.items()}
         for name, chosen in found.items():
             rows.setdefault(name, []).append(reached(kernel, chosen))
-    gain = np.divide(rows["first, adapted"], rows["first"])
-    rows["gain of adapting"] = gain.tolist()
+    for name in others:
+        rows[f"{name}, over the first"] = np.divide(rows[name], rows["first"]).tolist()
     means = {name: interval(values) for name, values in rows.items()}
     for name, (mean, low, high) in means.items():
         print(f"{name}: {mean:.4f} ({low:.4f} to {high:.4f})", flush=True)
@@ -302,12 +312,23 @@ def as_on_h200(kernel: Kernel, columns: Sequence[int]) -> Kernel:
     return dataclasses.replace(triton, config_feat=np.ascontiguousarray(grouped[:, columns]))
 
 
-def on_processor(base: Any, adapted: Any, kernel: Kernel) -> dict[str, float]:
+def learnt_there(base: Any, kernels: Sequence[Kernel]) -> dict[str, Any]:
+    """The base adapted to so many kernels of a device, and trees that know nothing but those kernels."""
+    models: dict[str, Any] = {}
+    for count in ADAPTED_TO:
+        if count <= len(kernels):
+            data = dataset_from_kernels(kernels[:count], [], [], base.schema)
+            models[ADAPTED.format(count)] = adapt_model(base, kernels[:count])
+            models[ALONE.format(count)] = train_gbdt(data, threads=1)
+    return models
+
+
+def on_processor(base: Any, others: dict[str, Any], kernel: Kernel) -> dict[str, float]:
     once = Mean([base])
     order = np.argsort(once.score(kernel), kind="stable")
     curve = one_by_one(once, kernel, BUDGET)[1]
     found = {"first": reached(kernel, order[:1])}
-    found["first, adapted"] = reached(kernel, [int(np.argmin(adapted.score(kernel)))])
+    found |= {name: reached(kernel, [int(np.argmin(other.score(kernel)))]) for name, other in others.items()}
     for k in FEW:
         found |= {f"{k}, in order": reached(kernel, order[:k]), f"{k}, one by one": curve[k - 1]}
     return found

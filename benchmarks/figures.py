@@ -162,19 +162,15 @@ def shipped_errors() -> str:
 
 
 def sure() -> str:
-    """How often the shipped models say that they are sure, on the test programs, and how often that is so."""
+    """How often the tuner says that it is sure, on the test programs, and how often that is so."""
     found = read_any("replay")["replay"]
     cells = [
-        (f"`{name}`: {what}", f"{claims[f'sure{k}']:.0%}", _share(claims[f"sure{k}_right"]))
+        (f"`{name}`: " + (f"after {count} measurements" if count != "0" else "unmeasured"), f"{row['said']:.0%}",
+         f"{row['right']:.1%}" if "right" in row else "", f"{row['close']:.0%}")
         for name in sorted(found, reverse=True)
-        for k, what in ((1, "the first choice"), (5, "the best of five"))
-        for claims in [found[name]["sure"]]
-    ]
-    return table(("sure within 5 %", "said of", "right"), cells)
-
-
-def _share(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.1%}"
+        for count, row in found[name]["sure"].items()
+    ]  # fmt: skip
+    return table(("sure within 5 %", "said of", "right", "of all choices, so close"), cells)
 
 
 def board() -> str:

@@ -45,7 +45,7 @@ def replayed(name: str) -> dict[str, Any]:
         "default": found.default,
         "without_model": asdict(without),
         "errors": {row.name: {k: row.metrics[k].mean for k in ("top1", "top5", "top10")} for row in table.rows},
-        "sure": {name: value.mean for name, value in table.rows[0].metrics.items() if name.startswith("sure")},
+        "sure": found.sure,
     }
 
 

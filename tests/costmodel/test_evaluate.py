@@ -16,7 +16,7 @@ from costmodel.simulated import simulated_kernels, write_collection
 from tilewise.cli.tiles.app import tiles
 from tilewise.costmodel import evaluate, load_model, load_scorer, rank, train
 from tilewise.costmodel.baselines import Analytical, random_errors
-from tilewise.costmodel.confidence import calibrate, confidence, sure_within
+from tilewise.costmodel.confidence import calibrate, confidence
 from tilewise.costmodel.data.dataset import dataset_from_kernels, load_dataset
 from tilewise.costmodel.data.schema import Schema
 from tilewise.costmodel.evaluate import leave_one_program_out, plot_evaluation
@@ -93,45 +93,6 @@ def test_confidence_is_high_for_an_oracle_and_low_for_a_guesser(data):
     hits = [top_k_error(k.target, Guess().score(k), 5) <= 0.01 for k in held]
     assert abs(np.mean(unsure) - np.mean(hits)) < 0.3
     assert calibrate(Sharp(), kernels[:3]) is None and confidence(np.zeros(3), None) is None
-
-
-def test_sure_within_five_per_cent_is_right_where_it_is_said_and_never_said_by_a_guesser():
-    class Noisy:
-        """As good as its kernel's number of configurations is even."""
-
-        def __init__(self, noise):
-            self.noise = noise
-
-        def score(self, kernel):
-            rng = np.random.default_rng(kernel.n_nodes + int(kernel.runtime.sum()) % 1000)
-            return np.log(kernel.target) + self.noise * rng.standard_normal(kernel.n_configs)
-
-    fitted_on, held = simulated_kernels(120, seed=5), simulated_kernels(120, seed=6)
-    for noise in (0.02, 0.1):
-        model = Noisy(noise)
-        known = calibrate(model, fitted_on)
-        said = [k for k in held if sure_within(model.score(k), known, 1)]
-        right = [top_k_error(k.target, model.score(k), 1) <= 0.05 for k in said]
-        assert not said or np.mean(right) > 0.85
-    assert said is not None and calibrate(Noisy(0.0), fitted_on)["sure1"] is not None
-    guess = calibrate(Noisy(30.0), fitted_on)
-    assert guess["sure1"] is None and sure_within(held[0].target, guess, 1) is False
-    assert sure_within(held[0].target, None, 1) is None
-    assert sure_within(held[0].target, {"scale": 1.0, "top1": [0, 0], "sure1": "x"}, 1) is False
-
-
-def test_evaluation_says_how_often_a_model_is_sure_and_right(data):
-    class Oracle:
-        calibration = None
-
-        def score(self, kernel):
-            return np.log(kernel.target)
-
-    oracle = Oracle()
-    oracle.calibration = calibrate(oracle, simulated_kernels(60, seed=5))
-    metrics = evaluate(oracle, data, "test", baselines=False).rows[0].metrics
-    assert metrics["sure1"].mean > 0.9 and metrics["sure1_right"].mean == 1.0
-    assert rank(oracle, data.test[0]).within5_top1 in (True, False)
 
 
 def test_each_program_is_scored_by_a_model_that_has_not_seen_it(data):

@@ -423,11 +423,12 @@ def device_cards(folder: Path) -> Target:
 
 @target
 def adapted_model(folder: Path) -> Target:
-    from tilewise.costmodel.models.adapted import adapt, load_adapted
+    from tilewise.costmodel.models.adapted import adapt
+    from tilewise.costmodel.models.scorer import load_scorer
 
     base = _trained("MLP", folder / "run")
-    adapt(base, kernels()).save(folder / "mine.safetensors", base)
-    return Target(folder / "mine.safetensors", lambda path: load_adapted(path).score(kernels()[0]), TENSORS)
+    adapt(base, kernels()).save(folder / "mine.safetensors")
+    return Target(folder / "mine.safetensors", lambda path: load_scorer(path).score(kernels()[0]), TENSORS)
 
 
 @target

@@ -24,6 +24,7 @@ from tilewise.tune.search.calibration import (
 )
 from tilewise.tune.search.gaussian_process import Earlier, GaussianProcess, Hyperparameters
 from tilewise.tune.search.loop import Found, search
+from tilewise.tune.search.surety import NEVER, STAGES, claims, fit_sure, is_sure, told
 
 NARROW = Hyperparameters(1.0, 0.3, 0.15, 2.0, 0.05, 0.01)
 
@@ -190,7 +191,7 @@ def test_a_task_of_nearly_the_same_size_counts_and_a_distant_one_need_not():
 def test_a_calibration_is_kept_beside_its_model_and_refused_for_another(tmp_path: Path):
     model = tmp_path / "m.safetensors"
     model.write_bytes(b"weights")
-    saved = fit([twins(seed) for seed in range(3)], 0.01)
+    saved = dataclasses.replace(fit([twins(seed) for seed in range(3)], 0.01), sure={0: 2.0, 5: 0.25})
     save_calibration(model, saved)
     assert load_calibration(model) == saved
     model.write_bytes(b"other weights")
@@ -219,3 +220,25 @@ def test_a_calibration_with_a_meaningless_number_is_refused():
 def test_too_few_validation_kernels_are_one_sentence():
     with pytest.raises(ConfigurationError, match="at least 5"):
         calibrate(None, [], ())  # type: ignore[arg-type]
+
+
+def test_sure_within_five_per_cent_is_mostly_right_and_said_more_often_after_measuring():
+    fitted, held = ([made_up(seed, error=0.06) for seed in seeds] for seeds in (range(80), range(100, 160)))
+    sure = fit_sure(fitted, NARROW)
+    assert set(sure) == set(STAGES) and sure[8] < NEVER
+    found = claims(held, dataclasses.replace(NARROW, sure=sure))
+    assert found[8]["said"] >= found[0]["said"] and found[8]["right"] > 0.85 and found[8]["close"] > found[0]["close"]
+    assert "after 8 said of" in told(found)
+
+
+def test_a_guesser_is_never_sure_and_a_model_without_bounds_says_nothing():
+    chance = np.random.default_rng(0)
+    guesses = [dataclasses.replace(made_up(s), scores=chance.standard_normal(80), default=3) for s in range(40)]
+    assert fit_sure(guesses, NARROW)[0] == NEVER
+    process = guesses[0].process(dataclasses.replace(NARROW, sure={0: NEVER, 3: 0.0}))
+    assert is_sure(process, 0) is False and is_sure(process, 2) is False and is_sure(process, 4) is True
+    assert is_sure(guesses[0].process(NARROW), 5) is None
+    process.observe(0, 0.0)
+    for index in process.followed:
+        process.refuse(int(index))
+    assert process.chance_within(0.05) == 1.0 and process.value_of_information() == 0.0

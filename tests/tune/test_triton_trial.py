@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tilewise.tune.choose.tuner import Tuner
 from tilewise.tune.families.triton.family import Binary, Launch, get_family
-from tilewise.tune.measure.triton.device import TritonTrial
+from tilewise.tune.measure.triton.device import TritonDevice, TritonTrial
 from tilewise.tune.problem import Config, Problem
 
 torch = pytest.importorskip("torch")
@@ -96,3 +98,14 @@ def test_what_is_timed_side_by_side_keeps_the_scale_of_the_first():
     chosen = configs()[:3]
     measured = [trial.measure(config).runtime_ns for config in chosen]
     assert trial.remeasure(chosen) == pytest.approx(measured, rel=0.005)
+
+
+def test_a_gpu_that_was_never_measured_starts_from_the_nearest_model_and_says_so(tmp_path):
+    for capability, own in ((80, False), (90, True)):
+        described = {"name": "a GPU", "compute_capability": capability}
+        device, said = TritonDevice(SimpleNamespace(describe=lambda told=described: told)), []
+        tuner = Tuner(device, cache=tmp_path, say=said.append)
+        assert tuner.model is not None and tuner.model.name == "h200" and device.own_model == own
+        assert any("no model was trained on a GPU" in line for line in said) != own
+        chosen = tuner.choose({"family": "matmul", "m": 512, "n": 512, "k": 512, "dtype": "fp16"})
+        assert chosen.source == "model" and chosen.config in device.configs(chosen.problem)

@@ -38,7 +38,7 @@ BEST = CONFIGS[15]
 class MadeUpBench:
     """Runtimes by a rule; `broken` configurations crash."""
 
-    kind, version, collection, margin = "cpu", "1", None, 0.0
+    kind, version, collection, margin, own_model = "cpu", "1", None, 0.0, True
 
     def __init__(self, identity: str = "made up", broken: Sequence[Config] = (), configs: Sequence[Config] = CONFIGS):
         self.machine = Machine("cpu", identity, {})

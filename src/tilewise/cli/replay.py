@@ -81,6 +81,7 @@ def _without_model(collection: str, seed: int, as_json: bool) -> None:
 def table(result: Replay) -> list[str]:
     """The comparison as lines of text."""
     from tilewise.tune.search.replay import COMPARED
+    from tilewise.tune.search.surety import told
 
     configs = counted(result.configs, "configuration")
     about = f"{result.kernels} {result.split} kernels of {result.collection}, {configs}"
@@ -88,6 +89,8 @@ def table(result: Replay) -> list[str]:
     lines = _regrets(about, result.strategies, shown)
     lines.append(f"{'default':{_width(result.strategies)}}{100 * result.default:9.2f}   without measuring")
     lines.append(f"first choice without measuring: {result.first_choice:.3f} of the best (geometric mean)")
+    if result.sure:
+        lines.append(f"the tuner is {told(result.sure)}")
     return [*lines, *_comparisons(result.comparisons), *result.notes]
 
 

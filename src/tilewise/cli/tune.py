@@ -200,7 +200,8 @@ def _why(tuned: Tuned) -> str:
     """Where the choice comes from, in words."""
     if tuned.source == "measured":
         again = "; those within noise of the fastest were timed again before one was chosen"
-        return tuned.reason + again * (tuned.measurements > 1)
+        claim = "; sure within 5 % of the fastest" * bool(tuned.within5)
+        return tuned.reason + again * (tuned.measurements > 1) + claim
     came = {"model": "the model's choice", "default": "the default", "service": "the service's choice"}
     return f"{came.get(tuned.source, tuned.source)}: {tuned.reason or 'chosen without measuring'}"
 

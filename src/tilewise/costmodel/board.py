@@ -20,14 +20,14 @@ from tilewise._files import read_input, read_json_input, write_whole
 from tilewise._wording import with_interval
 from tilewise.costmodel.data.dataset import Dataset, load_dataset
 from tilewise.costmodel.evaluate import evaluate
-from tilewise.costmodel.models.adapted import load_adapted
 from tilewise.costmodel.models.files import without_nans
+from tilewise.costmodel.models.scorer import load_scorer
 from tilewise.costmodel.models.shipped import shipped_file, shipped_names
 from tilewise.costmodel.models.trained import model_path
 from tilewise.errors import FileFormatError, TilewiseError
 
 SHIPPED = "shipped"
-METRICS = ("top1", "top5", "top10", "opa", "tau", "sure1", "sure1_right")
+METRICS = ("top1", "top5", "top10", "opa", "tau")
 _MOST_MODEL_BYTES = 1 << 30
 Row = dict[str, Any]
 
@@ -105,7 +105,7 @@ def _rows(data: Dataset, name: str, model: str, split: str, seed: int, runs: Pat
 def _model(data: Dataset, name: str, model: str, seed: int, runs: Path, settings: dict[str, Any]) -> Any:
     file = _file(name, model)
     if file is not None:
-        return load_adapted(file)
+        return load_scorer(file)
     from tilewise.costmodel.train.auto import train_auto
     from tilewise.costmodel.train.loop import train
 

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.baselines import Analytical, default_errors, random_errors
-from tilewise.costmodel.confidence import SURE_WITHIN, sure_within
 from tilewise.costmodel.data.dataset import Dataset, dataset_from_kernels
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.shards import Split
@@ -84,27 +83,9 @@ def evaluate(
 
 
 def _model_row(name: str, model: Model, kernels: Split, seed: int) -> Row:
-    scores = [model.score(kernel) for kernel in kernels]
-    found = [kernel_metrics(kernel.target, s) for kernel, s in zip(kernels, scores, strict=True)]
+    found = [kernel_metrics(kernel.target, model.score(kernel)) for kernel in kernels]
     columns = {metric: np.array([row[metric] for row in found]) for metric in found[0]}
-    columns |= _claims(scores, columns, model.calibration)
     return _row(name, columns | {"tile_score": 1.0 - columns["top5"]}, kernels.programs, seed)
-
-
-def _claims(
-    scores: Sequence[npt.NDArray[np.float32]],
-    columns: Mapping[str, npt.NDArray[np.float64]],
-    calibration: dict[str, Any] | None,
-) -> dict[str, npt.NDArray[np.float64]]:
-    """Of which kernels the model says "sure within five per cent", and where it does, whether that is so."""
-    claims: dict[str, npt.NDArray[np.float64]] = {}
-    for k in (1, 5):
-        said = [sure_within(s, calibration, k) for s in scores]
-        if None not in said:
-            sure = np.array(said, dtype=np.float64)
-            claims[f"sure{k}"] = sure
-            claims[f"sure{k}_right"] = np.where(sure > 0, columns[f"top{k}"] <= SURE_WITHIN, np.nan)
-    return claims
 
 
 def _baseline_row(name: str, columns: dict[str, npt.NDArray[np.float64]], programs: list[str], seed: int) -> Row:

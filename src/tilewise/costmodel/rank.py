@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.costmodel.confidence import confidence, sure_within
+from tilewise.costmodel.confidence import confidence
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.metrics import ranking
 
@@ -36,8 +36,6 @@ class Ranking:
     scores: npt.NDArray[np.float32]
     sure_top1: float | None  # probability that the first is within one per cent of the best
     sure_top5: float | None  # probability that one of the first five is
-    within5_top1: bool | None = None  # "sure within five per cent": right for 95 in 100 validation kernels
-    within5_top5: bool | None = None
 
     def top(self, k: int) -> list[int]:
         return [int(index) for index in self.order[:k]]
@@ -50,19 +48,12 @@ def rank(model: Model | str | os.PathLike[str], kernel: Kernel) -> Ranking:
     [17, 3, 240, 8, 99]
     """
     if isinstance(model, str | os.PathLike):
-        from tilewise.costmodel.models.adapted import load_adapted
+        from tilewise.costmodel.models.scorer import load_scorer
 
-        return rank(load_adapted(Path(model)), kernel)
+        return rank(load_scorer(Path(model)), kernel)
     scores, known = model.score(kernel), model.calibration
     order = _settled(model, kernel, scores)
-    return Ranking(
-        order,
-        scores,
-        sure_top1=confidence(scores, known, 1),
-        sure_top5=confidence(scores, known, 5),
-        within5_top1=sure_within(scores, known, 1),
-        within5_top5=sure_within(scores, known, 5),
-    )
+    return Ranking(order, scores, confidence(scores, known, 1), confidence(scores, known, 5))
 
 
 def _settled(model: Model, kernel: Kernel, scores: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:

@@ -16,10 +16,11 @@ from tilewise.costmodel.data.collection import Collection, MeasuredKernel, write
 from tilewise.costmodel.data.dataset import dataset_from_kernels
 from tilewise.costmodel.data.schema import Schema
 from tilewise.costmodel.metrics import opa
-from tilewise.costmodel.models.adapted import Adapted, adapt, load_adapted, next_to_measure
-from tilewise.costmodel.models.files import read_tensors, write_tensors
+from tilewise.costmodel.models.adapted import adapt, adapt_model, next_to_measure
+from tilewise.costmodel.models.blend import Blend
+from tilewise.costmodel.models.scorer import load_scorer
 from tilewise.costmodel.rank import rank
-from tilewise.errors import ConfigurationError, FileFormatError
+from tilewise.errors import ConfigurationError
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +50,14 @@ def quality(model, kernels):
 
 def test_measurements_of_another_device_order_the_rest_of_it_better(base):
     kernels = [on_another_device(k) for k in simulated_kernels(8, seed=2)]
-    adapted = adapt(base, [some(k, 20) for k in kernels])
-    assert adapted.record["kept"]
-    assert quality(adapted, kernels) > quality(load_adapted(base), kernels) + 0.02
+    adapted = adapt(base, kernels)
+    assert adapted.record["adapted"]["kept"]
+    assert quality(adapted, kernels) > quality(load_scorer(base), kernels) + 0.02
 
 
 def test_measuring_one_by_one_begins_with_the_base_and_repeats_nothing(base):
     kernel = on_another_device(simulated_kernels(1, seed=5, n_configs=12)[0])
-    model, rows = load_adapted(base), []
+    model, rows = load_scorer(base), []
     for _ in range(kernel.n_configs):
         rows.append(next_to_measure(model, kernel, rows, kernel.target[rows]))
     assert rows[0] == model.score(kernel).argmin()
@@ -70,36 +71,33 @@ def test_what_teaches_nothing_leaves_the_base_as_it_is(base):
     kernels = simulated_kernels(3, seed=3)
     noise = [dataclasses.replace(k, runtime=rng.integers(1000, 9000, k.n_configs)) for k in kernels]
     adapted = adapt(base, [some(k, 6) for k in noise])
-    assert not adapted.record["kept"]
-    np.testing.assert_array_equal(adapted.score(kernels[0]), load_adapted(base).score(kernels[0]))
+    assert not adapted.record["adapted"]["kept"]
+    np.testing.assert_array_equal(adapted.score(kernels[0]), load_scorer(base).score(kernels[0]))
 
 
 def test_an_adapted_model_comes_back_from_its_file(base, tmp_path):
     kernels = [on_another_device(k) for k in simulated_kernels(8, seed=2)]
-    adapted = adapt(base, [some(k, 20) for k in kernels])
-    adapted.save(tmp_path / "mine.safetensors", base)
-    again = load_adapted(tmp_path / "mine.safetensors")
-    assert isinstance(again, Adapted)
+    adapted = adapt(base, kernels)
+    adapted.save(tmp_path / "mine.safetensors")
+    again = load_scorer(tmp_path / "mine.safetensors")
+    assert isinstance(again, Blend) and again.calibration is None
     np.testing.assert_array_equal(again.score(kernels[0]), adapted.score(kernels[0]))
     assert rank(tmp_path / "mine.safetensors", kernels[0]).top(3) == rank(adapted, kernels[0]).top(3)
     with pytest.raises(ConfigurationError, match="adapted already"):
         adapt(tmp_path / "mine.safetensors", kernels)
 
 
-def test_too_few_measurements_and_damaged_tables_are_one_sentence(base, tmp_path):
-    kernel = simulated_kernels(1, seed=4)[0]
+def test_a_blend_gets_one_more_part_and_one_kernel_is_enough_to_try(base):
+    kernels = [on_another_device(k) for k in simulated_kernels(8, seed=2)]
+    first = adapt(base, kernels)
+    again = adapt_model(dataclasses.replace(first, record={}), kernels[:1])
+    assert again.record["adapted"]["kernels"] == 1
+    assert len(again.parts) == 3 if again.record["adapted"]["kept"] else again.parts == first.parts
+
+
+def test_too_few_measurements_are_one_sentence(base):
     with pytest.raises(ConfigurationError, match="needs 5"):
-        adapt(base, [some(kernel, 3)])
-    adapt(base, [kernel]).save(tmp_path / "mine.safetensors", base)
-    tensors, record = read_tensors(tmp_path / "mine.safetensors")
-    for name, damaged in (("points", np.zeros((3, 1), np.float32)), ("columns", np.array([-1], np.int64))):
-        write_tensors(tmp_path / "bad.safetensors", tensors | {f"adapt.{name}": damaged}, record)
-        with pytest.raises(FileFormatError, match="do not fit"):
-            load_adapted(tmp_path / "bad.safetensors")
-    del tensors["adapt.weights"]
-    write_tensors(tmp_path / "bad.safetensors", tensors, record)
-    with pytest.raises(FileFormatError, match="lacks the tables"):
-        load_adapted(tmp_path / "bad.safetensors")
+        adapt(base, [some(simulated_kernels(1, seed=4)[0], 3)])
 
 
 def test_the_command_matches_columns_by_name(base, tmp_path):
@@ -114,7 +112,7 @@ def test_the_command_matches_columns_by_name(base, tmp_path):
     done = CliRunner().invoke(tiles, arguments)
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["kernels"] == 4
-    np.testing.assert_allclose(load_adapted(out).score(kernels[0]), adapt(base, kernels).score(kernels[0]), atol=1e-4)
+    np.testing.assert_allclose(load_scorer(out).score(kernels[0]), adapt(base, kernels).score(kernels[0]), atol=1e-4)
     write_collection(tmp_path / "other.npz", Collection(Schema(tuple(f"x{i}" for i in range(24))), {"train": members}))
     arguments[3] = str(tmp_path / "other.npz")
     assert "other settings" in str(CliRunner().invoke(tiles, arguments).exception)

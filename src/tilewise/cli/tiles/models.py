@@ -18,6 +18,8 @@ from tilewise.errors import ConfigurationError
 if TYPE_CHECKING:
     from tilewise.costmodel.data.dataset import Dataset
     from tilewise.costmodel.evaluate import Evaluation
+    from tilewise.tune.search.calibration import Case
+    from tilewise.tune.search.gaussian_process import Hyperparameters
 
 Collection = Annotated[
     str, typer.Argument(help="A folder with train, valid and test, or an embedded collection's name.")
@@ -203,6 +205,7 @@ def evaluate(
     from tilewise.costmodel.data.dataset import load_dataset
     from tilewise.costmodel.evaluate import evaluate as evaluate_models
     from tilewise.costmodel.evaluate import leave_one_program_out, plot_evaluation
+    from tilewise.tune.search.surety import claims, told
 
     data = load_dataset(collection, cache_dir=cache_dir, limit=limit)
     named = {str(path): _model(path, model_class) for path in models}
@@ -219,20 +222,37 @@ def evaluate(
         typer.echo(json.dumps(without_nans(evaluation.as_dict() | {"leave_one_program_out": left_out}), indent=1))
         return
     _print_evaluation(evaluation, by_program)
+    for path in models:
+        cases, hyper = _as_tuned(path, named[str(path)], data, split)
+        if hyper is not None:
+            typer.echo(f"{path}: {told(claims(cases, hyper))}.")
     if left_out:
         _print_programs("left out in training", left_out)
 
 
 def _model(path: Path, model_class: str | None) -> Any:
     """A trained model, one that was adapted, or a shipped one by name."""
-    from tilewise.costmodel.models.adapted import load_adapted
+    from tilewise.costmodel.models.scorer import load_scorer
     from tilewise.costmodel.models.shipped import shipped_names, shipped_scorer
     from tilewise.costmodel.models.trained import load_model, read_model_file
 
     if str(path) in shipped_names() and not path.exists():
         return shipped_scorer(str(path))
     adapted = read_model_file(path).record.get("adapted") is not None
-    return load_adapted(path) if adapted else load_model(path, model_class=model_class)
+    return load_scorer(path) if adapted else load_model(path, model_class=model_class)
+
+
+def _as_tuned(path: Path, model: Any, data: Dataset, split: str) -> tuple[list[Case], Hyperparameters | None]:
+    """A split's kernels as the tuner meets them, where the model has a calibration that says how sure to be."""
+    from tilewise.costmodel.models.shipped import shipped_file, shipped_names
+    from tilewise.costmodel.models.trained import model_path
+    from tilewise.tune.search.calibration import load_calibration, make_case
+
+    shipped = str(path) in shipped_names() and not path.exists()
+    hyper = load_calibration(shipped_file(str(path)) if shipped else model_path(path))
+    if hyper is None or not hyper.sure:
+        return [], None
+    return [make_case(model, kernel, data.schema.config_features) for kernel in data.split(split)], hyper
 
 
 def _trees(data: Dataset, seed: int) -> Any:
@@ -275,18 +295,9 @@ def _print_evaluation(evaluation: Evaluation, by_program: bool) -> None:
             "",
         )
     show(table)
-    for row in evaluation.rows:
-        if "sure1" in row.metrics:
-            typer.echo(f"{row.name}: sure within 5 %, {_claimed(row.metrics, 1)}; {_claimed(row.metrics, 5)}.")
     if by_program:
         for row in evaluation.rows:
             _print_programs(row.name, row.by_program)
-
-
-def _claimed(metrics: dict[str, Any], k: int) -> str:
-    what = "the first choice" if k == 1 else f"the best of {k}"
-    said, right = metrics[f"sure{k}"].mean, metrics[f"sure{k}_right"].mean
-    return f"{what}: said of {said:.0%} of the kernels" + (f", right in {right:.1%}" if said else "")
 
 
 def _print_programs(title: str, programs: dict[str, dict[str, float]]) -> None:
@@ -325,17 +336,20 @@ def predict(
     from tilewise.costmodel.course.predictions import padding_note, write_predictions
     from tilewise.costmodel.data.dataset import load_dataset
     from tilewise.costmodel.data.progress import track
-    from tilewise.costmodel.models.adapted import load_adapted
+    from tilewise.costmodel.models.scorer import load_scorer
     from tilewise.costmodel.models.shipped import shipped_names, shipped_scorer
     from tilewise.costmodel.rank import rank
+    from tilewise.tune.search.surety import is_sure
 
     shipped = str(model) in shipped_names() and not model.exists()
-    scorer = shipped_scorer(str(model)) if shipped else load_adapted(model)
-    kernels = load_dataset(collection, cache_dir=cache_dir, limit=limit).split(split)
+    scorer = shipped_scorer(str(model)) if shipped else load_scorer(model)
+    data = load_dataset(collection, cache_dir=cache_dir, limit=limit)
+    kernels = data.split(split)
     rankings = {k.name: rank(scorer, k) for k in track(kernels, "ranking", len(kernels))}
     short = write_predictions(out, {name: found.top(top) for name, found in rankings.items()}, top)
     sure = {name: found.sure_top5 for name, found in rankings.items() if found.sure_top5 is not None}
-    within = [name for name, found in rankings.items() if found.within5_top1]
+    cases, hyper = _as_tuned(model, scorer, data, split)
+    within = [case.name for case in cases if hyper is not None and is_sure(case.process(hyper), 0)]
     if as_json:
         told = {"out": str(out), "kernels": len(rankings), "padded": short, "sure_top5": sure, "within5_top1": within}
         return typer.echo(json.dumps(told, indent=1))
@@ -359,26 +373,29 @@ def adapt(
     out: Annotated[Path, typer.Option(help="The model file to write.")],
     as_json: AsJson = False,
 ) -> None:
-    """Fit a trained model to a handful of measurements of another device. Needs no PyTorch.
+    """Correct a trained model by measurements of another device, of twenty kernels or more. Needs LightGBM, no PyTorch.
 
-    Measurements that teach nothing leave the model as it is: that is tried on each, left out in turn.
+    Measurements that teach nothing leave the model as it is: that is tried on kernels that are left out.
     Example: tilewise tiles adapt h200 --on mine.sqlite --out mine.safetensors
     """
     from tilewise.cli.tiles.measured import measured_kernels
-    from tilewise.costmodel.models import adapted
+    from tilewise.costmodel.models.adapted import adapt as adapt_to
+    from tilewise.costmodel.models.scorer import load_scorer
     from tilewise.costmodel.models.shipped import shipped_file, shipped_names
 
     path = shipped_file(str(base)) if str(base) in shipped_names() and not base.exists() else base
-    kernels = measured_kernels(on.expanduser(), adapted.load_adapted(path).schema)
-    model = adapted.adapt(path, kernels)
-    model.save(out.expanduser(), path)
+    kernels = measured_kernels(on.expanduser(), load_scorer(path).schema)
+    model = adapt_to(path, kernels)
+    model.save(out.expanduser())
+    found = model.record["adapted"]
     if as_json:
-        return typer.echo(json.dumps({"out": str(out), **model.record}))
-    error = model.record["left_out"]
+        return typer.echo(json.dumps({"out": str(out), **found}))
+    error = found["left_out"]
     typer.echo(
-        f"{model.record['measurements']} measurements of {model.record['kernels']} kernels; each left out in turn is "
-        f"predicted to {error['base']:.1%} by the model as it was and to {error['adapted']:.1%} once adapted. "
-        + ("The adapted model" if model.record["kept"] else "That is no clear gain: the model as it was")
+        f"{found['measurements']} measurements of {found['kernels']} kernels. On those left out in turn the first "
+        f"choices take {error['base']:.1%} longer than the fastest by the model as it was, {error['adapted']:.1%} "
+        "once adapted: "
+        + ("the adapted model" if found["kept"] else "no gain, so the model as it was")
         + f" is in {out}."
     )
 

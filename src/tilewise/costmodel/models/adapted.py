@@ -1,23 +1,26 @@
-"""A model adapted to a new device: the base's scores, and a Gaussian process for what they miss there.
+"""Another device: what a model misses there, learnt from a few measurements, and which one to take next.
 
-What is modelled is the share of the fastest configuration's speed that a configuration x loses, y = 1 - best / time,
-so that all slow ones are about alike. The base's score, s above the kernel's lowest, makes that m = 1 - exp(-s), and
+`adapt` adds boosted trees to a model. They read what the model reads and are fitted to what its scores leave of the log
+runtimes measured on the device, fast configurations counting for more. The result is a blend of the two like any other
+(see `blend`). Each fifth of the kernels is ranked by trees of the others; where its first choices are slower than the
+model's, by more than kernels differ by chance, the model stays as it is.
 
-    y = c + (1 + b) m + f(x, m),      f ~ GP(0, SIGNAL^2 Matern(distance of x, m))
+`next_to_measure` is for one kernel that is being measured: a Gaussian process around the scores says which
+configuration has the largest expected improvement. It models the share of the fastest configuration's speed that a
+configuration x loses, y = 1 - best / time, so that all slow ones are about alike. The score, s above the kernel's
+lowest, makes that m = 1 - exp(-s), and
 
-where c is the kernel's own level and x are the configuration's columns and the kernel's sizes in doublings. So a
-measurement speaks for configurations that are like it and that the base thinks as fast.
+    y = c + (1 + b) m + f(x, m),      f ~ GP(0, signal^2 Matern(distance of x, m))
 
-`next_to_measure` gives the configuration with the largest expected improvement: what may be fast is worth a look even
-where the base expects little. `Adapted.score`, the expected y, is for choosing without another measurement. The base
-stays alone where measurements are not predicted clearly better from each other.
+where c is the kernel's own level and x are the configuration's columns in doublings. So a measurement speaks for
+configurations that are like it and that the model thinks as fast.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +28,126 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.data.kernel import Kernel
-from tilewise.costmodel.data.schema import Schema
-from tilewise.costmodel.features.ranker import kernel_sizes
 from tilewise.costmodel.models.blend import Blend
-from tilewise.costmodel.models.files import read_tensors, write_tensors
-from tilewise.costmodel.models.gbdt import GBDT
+from tilewise.costmodel.models.gbdt import GBDT, fit_trees, tabular
 from tilewise.costmodel.models.scorer import Scorer, load_scorer
-from tilewise.costmodel.models.trained import fitting, model_path
-from tilewise.errors import ConfigurationError, FileFormatError
+from tilewise.costmodel.models.trained import BLEND
+from tilewise.errors import ConfigurationError
 
 Floats = npt.NDArray[np.float64]
+Base = Scorer | GBDT | Blend
 
-MOST_POINTS = 2000
 LEAST_POINTS = 5
+_TREES: dict[str, Any] = {"learning_rate": 0.05, "num_leaves": 15, "min_data_in_leaf": 10, "feature_fraction": 0.5,
+                          "lambda_l2": 5.0}  # fmt: skip
+_TREE_COUNT = 150
+_SHARPNESS = 4.0  # a configuration counts for exp(-so much times its log runtime above the kernel's best)
+_FOLDS, _CHOICES = 5, 5
 SIGNAL, LENGTH, WIDTH = 0.4, 1.0, 0.5  # deviation of f; distances in x (deviations of a column) and m that matter
 _LEVEL, _SLOPE, _NOISE = 25.0, 0.3, 0.1  # variance of c; deviations of b and of a measurement
-_PER_DOUBLING = 0.5  # how far kernels are apart for each doubling of a size
-_BETTER = 0.9  # of the base's error: a smaller gain is not told from chance
-_TABLES = ("points", "weights", "columns", "scales", "slope")
+
+
+def adapt(base: str | Path, kernels: Sequence[Kernel]) -> Base:
+    """The model in the file `base` with a correction by the measurements in `kernels`; as it is where none helps."""
+    model = load_scorer(base)
+    if model.record.get("adapted") is not None:
+        raise ConfigurationError(f"{base} is adapted already; give the model that it was adapted from.")
+    return adapt_model(model, kernels)
+
+
+def adapt_model(model: Base, kernels: Sequence[Kernel]) -> Base:
+    """See `adapt`; what was found is in the `adapted` of the record."""
+    labelled = [kernel for kernel in kernels if kernel.labelled and kernel.n_configs > 1]
+    count = sum(kernel.n_configs for kernel in labelled)
+    if count < LEAST_POINTS:
+        raise ConfigurationError(f"Adapting needs {LEAST_POINTS} measured configurations at least; there are {count}.")
+    points = [_Points.of(model, kernel) for kernel in labelled]
+    plain, error, worse = _left_out(points)
+    kept = not worse
+    told = {"measurements": count, "kernels": len(labelled), "left_out": {"base": plain, "adapted": error}}
+    record: dict[str, Any] = {"calibration": None, "adapted": told | {"kept": kept}}
+    if not kept:
+        same = copy.copy(model)
+        same.record = model.record | record
+        return same
+    slope, booster = _fit(points)
+    trees = GBDT(booster, model.preparation, model.schema, {"model": "GBDT", "ranks": False})
+    parts, weights = (model.parts, model.weights) if isinstance(model, Blend) else ([model], [1.0])
+    return Blend([*parts, trees], [*(slope * weight for weight in weights), 1.0], {"model": BLEND} | record)
+
+
+@dataclass(frozen=True, eq=False)
+class _Points:
+    """A kernel's measurements: what the trees read, the model's scores, log runtimes above the best, their weights."""
+
+    table: npt.NDArray[np.float32]
+    scores: Floats
+    logs: Floats
+    weights: Floats
+
+    @classmethod
+    def of(cls, model: Base, kernel: Kernel) -> _Points:
+        logs = np.log(kernel.target.astype(np.float64) / float(kernel.target.min()))
+        scores = np.asarray(model.score(kernel), dtype=np.float64)
+        return cls(tabular(model.preparation, kernel), scores - scores.min(), logs, np.exp(-_SHARPNESS * logs))
+
+    def some(self, rows: npt.NDArray[np.int64]) -> _Points:
+        return _Points(self.table[rows], self.scores[rows], self.logs[rows], self.weights[rows])
+
+    def centred(self, values: Floats) -> Floats:
+        """Without the kernel's level."""
+        return np.asarray(values - self.weights @ values / self.weights.sum())
+
+
+def _slope(points: Sequence[_Points]) -> float:
+    """What a score is worth in log runtime on this device; 1 where the measurements do not say."""
+    pairs = [(p.centred(p.scores), p.centred(p.logs), p.weights) for p in points]
+    above, below = sum(w @ (s * y) for s, y, w in pairs), sum(w @ (s * s) for s, _, w in pairs)
+    slope = float(above / below) if below > 1e-12 else 1.0
+    return slope if slope > 1e-3 else 1e-3  # a blend's weights are positive
+
+
+def _fit(points: Sequence[_Points]) -> tuple[float, Any]:
+    slope = _slope(points)
+    table, weights = (np.concatenate([getattr(p, name) for p in points]) for name in ("table", "weights"))
+    rest = np.concatenate([p.logs - slope * p.scores for p in points])
+    return slope, fit_trees(table, rest, _TREE_COUNT, _TREES, weights)
+
+
+def _left_out(points: Sequence[_Points]) -> tuple[float, float, bool]:
+    """How much longer than the fastest the model's first choices take, and the adapted one's, on kernels that it was
+    not adapted to (of fewer than three kernels, on such configurations): the mean over the best of one to five; and
+    whether it is more by a standard error, or the same everywhere."""
+    logs = []
+    for seen, unseen in _folds(points):
+        slope, booster = _fit(seen)
+        for p in unseen:
+            adapted = slope * p.scores + booster.predict(p.table)
+            logs.append([_behind(p.logs, scores) for scores in (p.scores, adapted)])
+    plain, error = np.expm1(np.mean(logs, axis=0))
+    more = np.subtract(*np.transpose(logs)[::-1])
+    chance = float(more.std(ddof=1)) / len(more) ** 0.5 if len(more) > 1 else 0.0
+    return float(plain), float(error), bool(more.mean() > chance or not more.any())
+
+
+def _behind(logs: Floats, scores: Floats) -> float:
+    """By how much the best of the first one to five choices is behind the fastest, in the mean."""
+    best = np.minimum.accumulate(logs[np.argsort(scores, kind="stable")[:_CHOICES]])
+    return float(best.mean() - logs.min())
+
+
+def _folds(points: Sequence[_Points]) -> list[tuple[list[_Points], list[_Points]]]:
+    """What is fitted to and what is held out, so many times."""
+    rng = np.random.default_rng(0)
+    if len(points) < 3:
+        count = max(2, min(_FOLDS, min(len(p.logs) for p in points) // 2))
+        parts = [[p.some(rows) for rows in np.array_split(rng.permutation(len(p.logs)), count)] for p in points]
+        pieces = [list(piece) for piece in zip(*parts, strict=True)]
+    else:
+        order = np.array_split(rng.permutation(len(points)), min(_FOLDS, len(points)))
+        pieces = [[points[int(i)] for i in rows] for rows in order]
+    rest = [[p for other in pieces if other is not piece for p in other] for piece in pieces]
+    return list(zip(rest, pieces, strict=True))
 
 
 @dataclass(frozen=True)
@@ -52,76 +157,6 @@ class Likeness:
     signal: float = SIGNAL
     length: float = LENGTH
     width: float = WIDTH
-
-
-@dataclass(eq=False)
-class Adapted:
-    """A base model with a correction; without points it is the base alone."""
-
-    base: Scorer | GBDT | Blend
-    tables: dict[str, npt.NDArray[Any]]
-    record: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return self.base.name
-
-    @property
-    def schema(self) -> Schema:
-        return self.base.schema
-
-    @property
-    def calibration(self) -> dict[str, Any] | None:
-        """What was fitted to the base says nothing of another device."""
-        return None
-
-    def score(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
-        """One score per configuration, lower is faster."""
-        scores = self.base.score(kernel, rows)
-        with fitting(self.name):
-            if not len(self.tables["points"]):
-                return scores
-            lost = _lost(scores)
-            x = _inputs(kernel, lost, self.tables, rows)
-            found = SIGNAL**2 * _matern(x, self.tables["points"].astype(np.float64)) @ self.tables["weights"]
-            return np.asarray(lost + found + float(self.tables["slope"][0]) * lost, dtype=np.float32)
-
-    def save(self, path: str | Path, base: str | Path) -> None:
-        """One file, with everything in the base's own."""
-        tensors, record = read_tensors(model_path(base))
-        added = {f"adapt.{name}": np.ascontiguousarray(self.tables[name]) for name in _TABLES}
-        write_tensors(Path(path), tensors | added, record | {"calibration": None, "adapted": self.record})
-
-
-def adapt(base: str | Path, kernels: Sequence[Kernel]) -> Adapted:
-    """The model in the file `base`, fitted to the measurements in `kernels`; the base as it is where none help."""
-    model = load_adapted(base)
-    if isinstance(model, Adapted):
-        raise ConfigurationError(f"{base} is adapted already; give the model that it was adapted from.")
-    return adapt_model(model, kernels)
-
-
-def adapt_model(model: Scorer | GBDT | Blend, kernels: Sequence[Kernel]) -> Adapted:
-    """See `adapt`."""
-    labelled = [kernel for kernel in kernels if kernel.labelled and kernel.n_configs > 1]
-    count = sum(kernel.n_configs for kernel in labelled)
-    if count < LEAST_POINTS:
-        raise ConfigurationError(f"Adapting needs {LEAST_POINTS} measured configurations at least; there are {count}.")
-    labelled = _thinned(labelled, count)
-    tables = _layout(model, labelled, Likeness())
-    thought = [_lost(model.score(kernel)) for kernel in labelled]
-    x = np.concatenate([_inputs(kernel, m, tables) for kernel, m in zip(labelled, thought, strict=True)])
-    owner = np.repeat(np.arange(len(labelled)), [kernel.n_configs for kernel in labelled])
-    lost, m = np.concatenate([_speed_lost(kernel.target) for kernel in labelled]), np.concatenate(thought)
-    levels = _LEVEL * (owner[:, None] == owner[None, :]) + _SLOPE**2 * np.outer(m, m)
-    plain, _ = _left_out(levels, lost - m)
-    error, solved = _left_out(levels + SIGNAL**2 * _matern(x, x), lost - m)
-    record = {"measurements": len(x), "kernels": len(labelled), "left_out": {"base": plain, "adapted": error}}
-    kept = error < _BETTER * plain
-    tables["points"] = (x if kept else x[:0]).astype(np.float32)
-    tables["weights"] = (solved if kept else solved[:0]).astype(np.float32)
-    tables["slope"] = np.array([_SLOPE**2 * m @ solved if kept else 0.0], np.float32)
-    return Adapted(model, tables, record | {"kept": kept})
 
 
 def next_to_measure(
@@ -138,7 +173,7 @@ def next_to_measure(
         return int(np.argmin(m))
     if len(set(rows)) >= kernel.n_configs:
         raise ConfigurationError(f"All {kernel.n_configs} configurations of {kernel.name} are measured.")
-    x = _inputs(kernel, m, _layout(model, [kernel], likeness))
+    x = _inputs(model, kernel, m, likeness)
     taken = np.asarray(rows)
     shared = likeness.signal**2 * _matern(x, x[taken]) + _SLOPE**2 * np.outer(m, m[taken]) + _LEVEL
     inverse = np.linalg.inv(shared[taken] + _NOISE**2 * np.eye(len(taken)))
@@ -167,31 +202,12 @@ def _speed_lost(times: npt.NDArray[Any]) -> Floats:
     return np.asarray(1.0 - times.min() / times, dtype=np.float64)
 
 
-def _left_out(covariance: Floats, differences: Floats) -> tuple[float, Floats]:
-    """How far each measurement is from its prediction by all the others, and the process's weights."""
-    inverse = np.linalg.inv(covariance + _NOISE**2 * np.eye(len(differences)))
-    solved = inverse @ differences
-    return float(np.sqrt(np.mean((solved / np.diag(inverse)) ** 2))), solved
+def _inputs(model: Any, kernel: Kernel, lost: Floats, likeness: Likeness) -> Floats:
+    """The columns that vary, in the model's training or here, each as wide as the others, and the share lost.
 
-
-def _thinned(kernels: Sequence[Kernel], count: int) -> list[Kernel]:
-    """The same kernels with at most `MOST_POINTS` configurations together; the fastest of each stay."""
-    share = min(1.0, MOST_POINTS / count)
-    thinned = []
-    for kernel in kernels:
-        rows = np.sort(np.argsort(kernel.target, kind="stable")[: max(2, int(share * kernel.n_configs))])
-        cut = {name: getattr(kernel, name)[rows] for name in ("config_feat", "runtime", "normalizer")}
-        thinned.append(kernel if share == 1.0 else dataclasses.replace(kernel, **cut))
-    return thinned
-
-
-def _layout(model: Any, kernels: Sequence[Kernel], likeness: Likeness) -> dict[str, npt.NDArray[Any]]:
-    """Which columns vary, in the base's training or here, and what makes each as wide as the others.
-
-    A few measurements may share a setting in which thousands of configurations differ, so they do not say alone.
+    A kernel's configurations may share a setting in which thousands of others differ, so they do not say alone.
     """
-    config = np.concatenate([kernel.config_feat for kernel in kernels])
-    low, high = config.min(axis=0), config.max(axis=0)
+    low, high = kernel.config_feat.min(axis=0), kernel.config_feat.max(axis=0)
     features = getattr(model, "preparation", None)
     seen = getattr(features, "config_low", low), getattr(features, "config_high", high)
     if seen[0].shape == low.shape == seen[1].shape:
@@ -199,17 +215,7 @@ def _layout(model: Any, kernels: Sequence[Kernel], likeness: Likeness) -> dict[s
     span = np.abs(_doublings(high) - _doublings(low))
     columns = np.flatnonzero(span > 0)
     scales = np.sqrt(12.0) / span[columns] / likeness.length  # values spread evenly have the deviation span / sqrt(12)
-    return {"columns": columns, "scales": np.append(scales, 1.0 / likeness.width).astype(np.float32)}
-
-
-def _inputs(
-    kernel: Kernel, lost: Floats, tables: Mapping[str, npt.NDArray[Any]], rows: npt.NDArray[np.int64] | None = None
-) -> Floats:
-    config = kernel.config_feat if rows is None else kernel.config_feat[rows]
-    scales = tables["scales"].astype(np.float64)
-    own = _doublings(config[:, tables["columns"]]) * scales[:-1]
-    sizes = np.broadcast_to(_PER_DOUBLING * _doublings(kernel_sizes(kernel)), (len(own), len(kernel_sizes(kernel))))
-    return np.hstack([own, sizes, scales[-1] * lost[:, None]])
+    return np.hstack([_doublings(kernel.config_feat[:, columns]) * scales, lost[:, None] / likeness.width])
 
 
 def _doublings(values: npt.NDArray[Any]) -> Floats:
@@ -222,31 +228,3 @@ def _matern(a: Floats, b: Floats) -> Floats:
     squared = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1)[None, :] - 2 * a @ b.T
     distance = np.sqrt(3.0 * np.maximum(squared, 0.0))
     return np.asarray((1.0 + distance) * np.exp(-distance))
-
-
-def load_adapted(path: str | Path) -> Scorer | GBDT | Blend | Adapted:
-    """The scorer in a file, with its correction where the file has one."""
-    model = load_scorer(path)
-    said = model.record.get("adapted")
-    if said is None:
-        return model
-    tensors, _ = read_tensors(model_path(path))
-    tables = {name: tensors.get(f"adapt.{name}") for name in _TABLES}
-    if not isinstance(said, dict) or any(table is None for table in tables.values()):
-        raise FileFormatError(f"{path} says that it is adapted and lacks the tables of that; adapt it again.")
-    found = {name: table for name, table in tables.items() if table is not None}
-    _check(found, path)
-    return Adapted(model, found, said)
-
-
-def _check(tables: Mapping[str, npt.NDArray[Any]], path: str | Path) -> None:
-    points, columns = tables["points"], tables["columns"]
-    shapes = {
-        "weights": points.shape[:1],
-        "columns": (columns.size,),
-        "scales": (columns.size + 1,),
-        "slope": (1,),
-    }
-    whole = points.ndim == 2 and columns.dtype.kind in "iu" and bool((columns >= 0).all())
-    if not whole or any(tables[name].shape != shape for name, shape in shapes.items()):
-        raise FileFormatError(f"{path}: the tables of its adaptation do not fit each other; adapt it again.")

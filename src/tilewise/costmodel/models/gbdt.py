@@ -7,6 +7,7 @@ file format, so no pickle is involved.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,6 @@ def tabular(
 
 def train_gbdt(dataset: Dataset, seed: int = 0, trees: int = TREES, threads: int = 0, **parameters: Any) -> GBDT:
     """Fit trees to log runtime above the kernel's best, or with objective="lambdarank" to the order."""
-    lightgbm = _lightgbm()
     if not dataset.train.labelled:
         raise ConfigurationError("Training needs a train split with runtimes; this collection has none.")
     chosen = DEFAULTS | parameters
@@ -90,18 +90,9 @@ def train_gbdt(dataset: Dataset, seed: int = 0, trees: int = TREES, threads: int
     table, goal, groups = _table(dataset, preparation, seed, ranks)
     if ranks:
         chosen["label_gain"] = list(range(_RELEVANCE + 1))
-    settings = chosen | {
-        "seed": seed,
-        "deterministic": True,
-        "force_row_wise": True,
-        "verbose": -1,
-        "num_threads": threads,
-    }
-    try:
-        data = lightgbm.Dataset(table, goal, group=groups if ranks else None)
-        booster = lightgbm.train(settings, data, int(trees))
-    except (lightgbm.basic.LightGBMError, ValueError, TypeError) as error:
-        raise ConfigurationError(f"LightGBM refused these settings: {str(error).splitlines()[0]}.") from error
+    booster = fit_trees(
+        table, goal, trees, chosen | {"seed": seed, "num_threads": threads}, group=groups if ranks else None
+    )
     model = GBDT(
         booster, preparation, dataset.schema, {"model": "GBDT", "ranks": ranks, "settings": chosen, "seed": seed}
     )
@@ -110,6 +101,19 @@ def train_gbdt(dataset: Dataset, seed: int = 0, trees: int = TREES, threads: int
 
         model.record["calibration"] = calibrate(model, dataset.valid)
     return model
+
+
+def fit_trees(
+    table: Any, goal: Any, trees: int, settings: Mapping[str, Any], weight: Any = None, group: Any = None
+) -> Any:
+    """LightGBM's booster, the same every time."""
+    lightgbm = _lightgbm()
+    fixed = {"deterministic": True, "force_row_wise": True, "verbose": -1}
+    try:
+        data = lightgbm.Dataset(table, goal, weight=weight, group=group)
+        return lightgbm.train(DEFAULTS | dict(settings) | fixed, data, int(trees))
+    except (lightgbm.basic.LightGBMError, ValueError, TypeError) as error:
+        raise ConfigurationError(f"LightGBM refused these settings: {str(error).splitlines()[0]}.") from error
 
 
 def _table(

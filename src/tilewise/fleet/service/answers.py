@@ -252,7 +252,7 @@ class Answers:
         kind = question.machine.kind
         key = (kind, tuple(sorted(question.features.items())))
         if key not in self._models:
-            margin = {} if kind == "cpu" else {"margin": 0.0}
+            margin: dict[str, Any] = {} if kind == "cpu" else {"margin": 0.0}
             found, _ = shipped_scores({"cpu": "cpu"}.get(kind, "h200"), question.machine.identity, kind, **margin)
             if found is not None and kind == "cpu":
                 columns = dict.fromkeys((name for name in found.columns if name.startswith("machine_")), 0)

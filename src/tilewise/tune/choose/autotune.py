@@ -31,7 +31,7 @@ from tilewise.tune.choose.scores import ModelScores, shipped_scores
 from tilewise.tune.choose.service import ServiceClient
 from tilewise.tune.measure.store import Machine
 from tilewise.tune.measure.trial import Timed
-from tilewise.tune.measure.triton.gpu import COLLECTIONS
+from tilewise.tune.measure.triton.gpu import COLLECTIONS, NEAREST
 from tilewise.tune.problem import Config, Kernel, Problem, Value
 from tilewise.tune.search.gaussian_process import Hyperparameters, Numbers
 
@@ -342,5 +342,5 @@ def this_gpu() -> tuple[Machine, str, str | None]:
     if not torch.cuda.is_available():
         return Machine("autotune", "no GPU", {}), str(triton.__version__), None
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    collection = COLLECTIONS.get(properties.major * 10 + properties.minor)
+    collection = COLLECTIONS.get(properties.major * 10 + properties.minor, NEAREST)
     return Machine("autotune", str(properties.name), {}), str(triton.__version__), collection

@@ -31,6 +31,7 @@ from tilewise.tune.measure.trial import Trial
 from tilewise.tune.problem import Config, Problem
 from tilewise.tune.search.gaussian_process import GaussianProcess, Hyperparameters, Numbers
 from tilewise.tune.search.loop import BUDGET, Step, search
+from tilewise.tune.search.surety import is_sure
 
 # Without a model everything must come from neighbours: other configurations, and other problems of the same kernel.
 WITHOUT_MODEL = Hyperparameters()
@@ -66,6 +67,7 @@ class Decision:
     default_ns: float | None = None
     measurements: int = 0
     sure: bool = False  # every configuration was measured
+    within5: bool | None = None  # "sure within five per cent" of the fastest; None where nothing is known of that
     seconds: float = 0.0
     reason: str = ""
     steps: list[Step] = field(default_factory=list)
@@ -110,7 +112,7 @@ def decide(
 
 def from_cache(kept: Choice, start: float) -> Decision:
     return Decision(
-        kept.problem, kept.config, "cache", kept.runtime_ns, None, kept.measurements, kept.sure,
+        kept.problem, kept.config, "cache", kept.runtime_ns, None, kept.measurements, kept.sure, None,
         time.perf_counter() - start, "it was tuned before",
     )  # fmt: skip
 
@@ -174,9 +176,10 @@ class _Measuring:
         )
         best, runtime_ns = self._best(usable)
         source = "measured" if self.process.measured else "default"
+        within5 = found.whole or is_sure(self.process, sum(step.runtime_ns is not None for step in found.steps))
         return Decision(
             self.problem, self.configs[best], source, runtime_ns, self.default_ns, len(found.steps), found.whole,
-            time.perf_counter() - start, found.reason, found.steps, [*self._omissions(), *self.notes],
+            within5, time.perf_counter() - start, found.reason, found.steps, [*self._omissions(), *self.notes],
         )  # fmt: skip
 
     def _omissions(self) -> list[str]:

@@ -72,12 +72,19 @@ def as_kernel(
 
 
 def shipped_scores(
-    collection: str | None, hardware: str, kind: str = "cpu", margin: float = MARGIN
+    collection: str | None, hardware: str, kind: str = "cpu", margin: float = MARGIN, *, own: bool = True
 ) -> tuple[ModelScores | None, str]:
-    """The model shipped for a collection; or none, and a line that says so."""
+    """The model shipped for a collection; or none, and a line that says so. `own`: the collection was measured on such
+    hardware."""
     try:
         if collection is not None:
-            return file_scores(shipped_file(collection), kind, margin), ""
+            found = file_scores(shipped_file(collection), kind, margin)
+            if not own:
+                found.notes.append(
+                    f"no model was trained on {hardware}: starting from that of {collection}, the nearest there is; "
+                    "what is measured here corrects it, and `tilewise tiles adapt` keeps that."
+                )
+            return found, ""
         reason = f"no trained model is shipped for {hardware}"
     except UnavailableError as error:
         reason = str(error).rstrip(".")

@@ -82,7 +82,8 @@ class Tuner:
             chosen = self.learned_file if model is None else Path(model)
             found: ModelScores | None = file_scores(chosen, device.kind, device.margin)
         else:
-            found, note = shipped_scores(device.collection, device.machine.identity, device.kind, device.margin)
+            identity, own = device.machine.identity, device.own_model
+            found, note = shipped_scores(device.collection, identity, device.kind, device.margin, own=own)
         self._tell([note] if found is None else found.notes)
         return found
 

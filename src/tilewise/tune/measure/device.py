@@ -16,10 +16,11 @@ F = TypeVar("F", bound=Family)
 
 
 class Device(Generic[F]):
-    """A machine of `kind` whose families `get_family` knows; `collection` is the one measured on its like, if any."""
+    """A machine of `kind` whose families `get_family` knows; `collection` is the one whose model fits, if any."""
 
     version: str  # what a choice depends on beside the machine
     margin: float  # promises over the default below it are a model's noise, where it says nothing else
+    own_model = True  # whether `collection` was measured on such a machine, not only on the nearest
 
     def __init__(
         self, kind: str, details: Mapping[str, Any], get_family: Callable[[str], F], collection: str | None

@@ -65,6 +65,7 @@ class Case:
     features: Numbers
     runtime: Numbers  # nanoseconds, over the default's in the same batches
     names: tuple[str, ...] = ()  # of the features
+    default: int | None = None  # the configuration that a CPU's trial times beside the first, where it is known
 
     @property
     def best(self) -> float:
@@ -79,7 +80,9 @@ def make_case(model: Model, kernel: Kernel, names: Sequence[str]) -> Case:
     """A kernel with its scores and what it really took."""
     scores = np.asarray(model.score(kernel), dtype=np.float64)
     features, settings = config_logs(kernel.config_feat, names)
-    return Case(kernel.name, scores, features, kernel.target, settings)
+    marked = kernel.config_feat[:, list(names).index("default")] if "default" in names else np.zeros(1)
+    default = int(np.argmax(marked)) if marked.any() else None
+    return Case(kernel.name, scores, features, kernel.target, settings, default)
 
 
 def calibrate(model: Model, kernels: Sequence[Kernel], names: Sequence[str], noise: float = 0.01) -> Hyperparameters:
@@ -175,7 +178,9 @@ def own_calibration_path(model_file: Path) -> Path:
 def save_calibration(model_file: Path, hyper: Hyperparameters, path: Path | None = None) -> Path:
     """Write a calibration of a model where it belongs, or to `path`."""
     numbers = {name: getattr(hyper, field) for name, field in _IN_FILES.items()}
-    kept = {"prior": {**numbers, "weights": dict(hyper.ard)}, "model": digest_of(model_file)}
+    kept: dict[str, Any] = {"prior": {**numbers, "weights": dict(hyper.ard)}, "model": digest_of(model_file)}
+    if hyper.sure:
+        kept["sure"] = {str(count): least for count, least in hyper.sure.items()}
     path = own_calibration_path(model_file) if path is None else path
     write_whole(path, json.dumps(kept, indent=1) + "\n")
     return path
@@ -192,6 +197,8 @@ def _calibration_in(path: Path, model_file: Path) -> Hyperparameters | None:
     try:
         content = read_json_input(path)
         hyper = _hyperparameters(content["prior"])
+        sure = {int(count): float(least) for count, least in dict(content.get("sure", {})).items()}
+        hyper = dataclasses.replace(hyper, sure=sure)
         model = str(content["model"])
     except (TilewiseError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
         return None
@@ -200,7 +207,7 @@ def _calibration_in(path: Path, model_file: Path) -> Hyperparameters | None:
 
 def _hyperparameters(values: Mapping[str, Any]) -> Hyperparameters:
     """A name that is not known is left out, a bad number refused."""
-    known = {field: float(values[name]) for name, field in _IN_FILES.items() if name in values}
+    known: dict[str, Any] = {field: float(values[name]) for name, field in _IN_FILES.items() if name in values}
     weights = {str(name): float(value) for name, value in dict(values.get("weights", {})).items()}
     if not all(0 <= value <= _MOST for value in (*known.values(), *weights.values())):
         raise ValueError("hyperparameters must be finite and not negative")

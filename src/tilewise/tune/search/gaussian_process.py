@@ -65,6 +65,7 @@ class Hyperparameters:
     near: float = 1.0
     task_length_scale: float = 4.0
     ard: Mapping[str, float] = field(default_factory=dict)
+    sure: Mapping[int, float] = field(default_factory=dict)  # see `surety`: the least chance, by measurements
 
     def coregionalization(self, these: Numbers, those: Numbers) -> Numbers:
         """How much of f and b tasks have in common: a row each of these, a column of those."""
@@ -187,14 +188,22 @@ class GaussianProcess:
 
     def value_of_information(self) -> float:
         """What knowing every runtime would save over the best so far, in expectation."""
+        return float(np.maximum(self._behind(), 0.0).mean())
+
+    def chance_within(self, share: float) -> float:
+        """That the best so far, or the first choice, takes at most that share longer than the fastest of all."""
+        return float((self._behind() <= math.log1p(share)).mean())
+
+    def _behind(self) -> Numbers:
+        """By joint draws: how far the best so far, or the first choice, is behind the fastest of the others."""
         places = self.open()
         if not len(places):
-            return 0.0
+            return np.zeros(1)
         root = _root(self.covariance[np.ix_(places, places)])
         draws = self.mean[places][:, None] + root @ _standard_normal(len(places))  # (n, draws)
         best = self.best
         known = draws[int(np.argmin(self.mean[places]))] if best is None else self.measured[best]
-        return float(np.maximum(known - draws.min(axis=0), 0.0).mean())
+        return np.asarray(known - draws.min(axis=0))
 
 
 @functools.lru_cache(maxsize=8)

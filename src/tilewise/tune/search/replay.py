@@ -11,6 +11,7 @@ no model knows.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -34,6 +35,7 @@ from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
 from tilewise.tune.search.calibration import Case, calibrate, load_calibration, make_case, save_calibration
 from tilewise.tune.search.gaussian_process import Hyperparameters
 from tilewise.tune.search.loop import search
+from tilewise.tune.search.surety import claims, fit_sure
 
 MOST = 20
 SIMPLE, OURS = "the model's order, first k", "ours, by expected improvement"
@@ -78,6 +80,7 @@ class Replay:
     first_choice: float  # geometric mean of best / chosen, without any measurement
     default: float  # mean regret of the default configuration, which needs no measurement
     notes: list[str] = field(default_factory=list)
+    sure: dict[int, dict[str, float]] = field(default_factory=dict)  # the tuner's claims, see `surety.claims`
 
     def strategy(self, name: str) -> Strategy:
         return next(strategy for strategy in self.strategies if strategy.name == name)
@@ -143,6 +146,7 @@ def replay(
         float(np.exp(np.mean(np.log(best)))),
         float(np.mean([max(0.0, 1.0 / case.best - 1.0) for case in cases])),
         notes,
+        claims(cases, calibration) if calibration.sure else {},
     )
 
 
@@ -179,8 +183,10 @@ def recalibrate(
     path = shipped_file(collection) if model is None else model_path(model)
     data = load_dataset(collection)
     valid = [kernel for kernel in data.valid if kept(kernel)]
-    fitted = calibrate(load_scorer(path), valid, data.schema.config_features, _noise(collection))
-    return save_calibration(path, fitted, out)
+    scorer, names = load_scorer(path), data.schema.config_features
+    fitted = calibrate(scorer, valid, names, _noise(collection))
+    sure = fit_sure([make_case(scorer, kernel, names) for kernel in valid if kernel.labelled], fitted)
+    return save_calibration(path, dataclasses.replace(fitted, sure=sure), out)
 
 
 def _noise(collection: str) -> float:

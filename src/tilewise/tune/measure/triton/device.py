@@ -17,7 +17,7 @@ from tilewise.tune.measure.device import Device
 from tilewise.tune.measure.sampling import Run
 from tilewise.tune.measure.trial import Timed, Trial
 from tilewise.tune.measure.triton.compiling import Compiled, serve, use_cache
-from tilewise.tune.measure.triton.gpu import COLLECTIONS, CudaDevice, MisfitError, open_device
+from tilewise.tune.measure.triton.gpu import COLLECTIONS, NEAREST, CudaDevice, MisfitError, open_device
 from tilewise.tune.measure.triton.kernel import Job, operand_sets
 from tilewise.tune.measure.workers import Worker, WorkerLostError, wait_any
 from tilewise.tune.problem import Config, Problem
@@ -36,8 +36,9 @@ class TritonDevice(Device[TritonFamily]):
     def __init__(self, device: Any = None) -> None:
         self.device: Any = device or open_device("cuda")
         details = self.device.describe()
-        collection = COLLECTIONS.get(int(details.get("compute_capability", 0)))
-        super().__init__("triton", details, get_family, collection)
+        capability = int(details.get("compute_capability", 0))
+        super().__init__("triton", details, get_family, COLLECTIONS.get(capability, NEAREST))
+        self.own_model = capability in COLLECTIONS
         self.version = f"{__version__}, triton {details.get('triton', 'unknown')}"
         self.shared_bytes = int(details.get("shared_bytes", 1 << 30))
         self._known: dict[tuple[Any, ...], tuple[Sequence[Config], Sequence[Config]]] = {}  # those that fit, by list

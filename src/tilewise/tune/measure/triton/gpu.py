@@ -21,6 +21,7 @@ from tilewise.tune.measure.triton.nvml import GpuWatch
 
 HOPPER = 90
 COLLECTIONS = {HOPPER: "h200"}  # whose model fits, by compute capability
+NEAREST = "h200"  # whose model serves a GPU that was never measured: an A100's products it ranks nearly as well
 # The most shared memory a block may ask for, by compute capability; what the device itself says comes first.
 _SHARED_BYTES = {70: 98_304, 75: 65_536, 80: 166_912, 86: 101_376, 87: 166_912, 89: 101_376, 90: 232_448,
                  100: 232_448, 103: 232_448, 120: 101_376}  # fmt: skip
