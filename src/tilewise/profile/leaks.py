@@ -164,9 +164,11 @@ _LIBRARIES = (
 @contextmanager
 def _quick_collections() -> Iterator[None]:
     """Set aside the objects that exist already, so that a collection after every call looks at the new ones only."""
+    others = gc.get_freeze_count()
     gc.collect()
     try:
         gc.freeze()
         yield
     finally:
-        gc.unfreeze()
+        if not others:  # there is no giving back of only some
+            gc.unfreeze()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -22,7 +23,6 @@ from tilewise.costmodel.data.dataset import load_dataset
 from tilewise.costmodel.train import loop
 from tilewise.costmodel.train.config import default_settings
 
-out, model, kwargs = Path(sys.argv[1]), sys.argv[2], eval(sys.argv[3])
 grads = []
 class Kept(loop._Run):
     def _epoch(self, epoch, started=0.0):
@@ -33,41 +33,42 @@ class Kept(loop._Run):
         self.optimizer.step = kept
         return super()._epoch(epoch, started)
 loop._Run = Kept
-settings = default_settings(
-    model, epochs=1, batch=7, configs=24, seed=3, model_kwargs=kwargs, eval_every=1, least_steps=0
-)
 data = load_dataset("cpu", limit=23)
-loop.train(data, settings, out_dir=out / "model", progress=False)
-if int(os.environ.get("RANK", "0")) == 0:
-    np.save(out / "grads.npy", np.stack(grads))
+for model, kwargs in (("MLP", {}), ("TileRanker", {"dropout": 0.0})):
+    settings = default_settings(
+        model, epochs=1, batch=7, configs=24, seed=3, model_kwargs=kwargs, eval_every=1, least_steps=0
+    )
+    out = Path(sys.argv[1], model)
+    loop.train(data, settings, out_dir=out, progress=False)
+    if int(os.environ.get("RANK", "0")) == 0:
+        np.save(out / "grads.npy", np.stack(grads))
+    grads.clear()
 """
 
 
-def _run(folder: Path, processes: int, model: str, kwargs: str) -> None:
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def by_one_and_by_two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Folders of both models with their gradients, trained by one process and by two."""
+    folder = tmp_path_factory.mktemp("parallel")
     program = folder / "program.py"
     program.write_text(_PROGRAM)
-    launch = (
-        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes > 1 else []
-    )
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, *launch, str(program), str(folder), model, kwargs]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
-    assert done.returncode == 0, done.stderr[-3000:]
+    two = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    for name, launch in (("one", []), ("two", two)):
+        command = [sys.executable, *launch, str(program), str(folder / name)]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
+        assert done.returncode == 0, done.stderr[-3000:]
+    return folder / "one", folder / "two"
 
 
-@pytest.mark.parametrize(("model", "kwargs"), [("MLP", "{}"), ("TileRanker", "{'dropout': 0.0}")])
-def test_two_processes_find_the_gradients_of_one(model: str, kwargs: str, tmp_path: Path) -> None:
-    import numpy as np
-
-    for processes in (1, 2):
-        _run(tmp_path / str(processes), processes, model, kwargs)
-    one, two = (np.load(tmp_path / str(processes) / "grads.npy") for processes in (1, 2))
+@pytest.mark.parametrize("model", ["MLP", "TileRanker"])
+def test_two_processes_find_the_gradients_of_one(model: str, by_one_and_by_two: tuple[Path, Path]) -> None:
+    one, two = (np.load(folder / model / "grads.npy") for folder in by_one_and_by_two)
     assert one.shape == two.shape and len(one) == 4
     scale = np.abs(one).max(axis=1, keepdims=True)
     assert (np.abs(one[0] - two[0]) <= 3e-5 * scale[0]).all(), "the first step starts from the same weights"
     assert (np.abs(one - two) <= 1e-3 * scale).all(), "rounding grows from step to step, and no more than that"
-    assert load_model(tmp_path / "2" / "model").record["model"] == model
+    assert load_model(by_one_and_by_two[1] / model).record["model"] == model
 
 
 def test_a_limit_of_seconds_is_refused_where_processes_train_together(monkeypatch: pytest.MonkeyPatch) -> None:
