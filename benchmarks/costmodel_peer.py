@@ -28,11 +28,11 @@ class Peer:
         tf.config.threading.set_inter_op_parallelism_threads(threads)
         sys.path.insert(0, str(COURSE))
         import numpy as np
+        from flags import TrainArgs
         from keras_graphs import graph_of
         from keras_training import Trainer
 
         from tilewise.costmodel import load_dataset
-        from tilewise.costmodel.course.flags import TrainArgs
 
         data = load_dataset(folder, progress=False)
         args = TrainArgs(

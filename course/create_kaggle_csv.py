@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import _start
+from flags import parser
 
-from tilewise.costmodel.course.flags import parser
 from tilewise.costmodel.course.predictions import find_predictions, write_kaggle
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import _start
+from flags import DATA_ROOT, OUT_DIR, find_model_dir, read_run, run_file_of, write_run
 from keras_env import hand_over, has_tensorflow, quiet_tensorflow
 
-from tilewise.costmodel.course.flags import DATA_ROOT, OUT_DIR, find_model_dir, read_run, run_file_of, write_run
 from tilewise.costmodel.data.dataset import load_dataset
 from tilewise.costmodel.features.scaling import MinMax
 from tilewise.costmodel.models.trained import MODEL_FILE, ModelFile, read_model_file

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import tensorflow_gnn as tfgnn
+from flags import TrainArgs, read_run, run_file_of
 from keras_graphs import graph_of, merged_graph
 from keras_losses import CombinedLoss
 
-from tilewise.costmodel.course.flags import TrainArgs, read_run, run_file_of
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.features.scaling import MinMax
 from tilewise.errors import ConfigurationError, FileFormatError

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from flags import TrainArgs, new_run, test_predictions, write_run
 from keras_graphs import Slate, graph_of, merged_graph, relaxed_spec
 from keras_losses import PADDING, CombinedLoss
 from keras_runs import build, load_models, save_model
 
-from tilewise.costmodel.course.flags import TrainArgs, new_run, test_predictions, write_run
 from tilewise.costmodel.course.predictions import padding_note, write_predictions
 from tilewise.costmodel.data.dataset import Dataset
 from tilewise.costmodel.data.kernel import Kernel

@@ -10,10 +10,9 @@ import sys
 from collections import defaultdict
 
 import _start
+from flags import course_dataset, find_model_dir, parser
 from keras_env import hand_over, has_tensorflow, quiet_tensorflow
 from scorers import add_model_flag, load_scorer_of, needs_keras
-
-from tilewise.costmodel.course.flags import course_dataset, find_model_dir, parser
 
 KS = (1, 5)
 

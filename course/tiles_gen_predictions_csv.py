@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import _start
+from flags import course_dataset, find_model_dir, parser
 from keras_env import hand_over, has_tensorflow, quiet_tensorflow
 from scorers import add_model_flag, load_scorer_of, needs_keras
 
-from tilewise.costmodel.course.flags import course_dataset, find_model_dir, parser
 from tilewise.costmodel.course.predictions import INPUT_NAMES, padding_note, write_predictions
 from tilewise.errors import ConfigurationError
 

@@ -14,10 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import _start
-from keras_env import hand_over, has_tensorflow, quiet_tensorflow
-
-from tilewise.costmodel.baselines import random_errors
-from tilewise.costmodel.course.flags import (
+from flags import (
     RESULTS_PER_KERNEL,
     TrainArgs,
     course_dataset,
@@ -27,6 +24,9 @@ from tilewise.costmodel.course.flags import (
     train_parser,
     write_run,
 )
+from keras_env import hand_over, has_tensorflow, quiet_tensorflow
+
+from tilewise.costmodel.baselines import random_errors
 from tilewise.costmodel.course.predictions import padding_note, write_predictions
 from tilewise.costmodel.data.dataset import Dataset
 from tilewise.errors import ConfigurationError, UnavailableError

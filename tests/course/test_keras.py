@@ -69,7 +69,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_of(home: Path, model: str) -> Path:
     """The folder of the one run of that model."""
-    from tilewise.costmodel.course.flags import read_run
+    from course.flags import read_run
 
     runs = (home / "out/tpugraphs_tiles").glob("run_*.jsonz")
     (found,) = (path for path in runs if read_run(path)["args"]["model"] == model)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from course.flags import TOY_FILES, course_dataset, train_args, train_parser
 from tilewise.costmodel.baselines import random_errors
-from tilewise.costmodel.course.flags import TOY_FILES, course_dataset, train_args, train_parser
 from tilewise.costmodel.data.dataset import Dataset
 from tilewise.costmodel.metrics import top_k_error
 

@@ -39,7 +39,6 @@ APART = {
     "bench/worker.py:main": _WORDS,
     "cli/tiles/models.py:export": "read whole by the scorer just before, which has targets",
     "costmodel/board.py:_key": "only hashed, never taken apart",
-    "costmodel/course/flags.py:TrainArgs.model_kwargs": _WORDS,
     "costmodel/train/config.py:parse_kwargs": _WORDS,
     "learn/checking.py:check": _PROGRAM,
     "learn/grading/judging.py:must_be_solved": _PROGRAM,

@@ -358,7 +358,7 @@ def predictions(folder: Path) -> Target:
 
 @target
 def run_file(folder: Path) -> Target:
-    from tilewise.costmodel.course.flags import read_run
+    from course.flags import read_run
 
     run = {"args": {"model": "MLP", "model_kwargs_json": "{}", "configs": 10}, "train_curve": {"epoch": [0]}}
     (folder / "run_1.jsonz").write_bytes(gzip.compress(json.dumps(run).encode(), mtime=0))

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from course.test_flags import ARGS
 
-from costmodel.course.test_flags import ARGS
 from costmodel.data.test_dataset import mutate
 from costmodel.hlo.test_featurize import called_module, check_consistent, tuning_data
 from costmodel.simulated import simulated_kernels, write_npz
+from course import flags as course
 from tilewise.costmodel import featurize_hlo
-from tilewise.costmodel.course import flags as course
 from tilewise.costmodel.course.predictions import read_predictions, write_kaggle
 from tilewise.costmodel.data.collection import Collection, MeasuredKernel, read_collection, write_collection
 from tilewise.costmodel.data.kernel import read_kernel

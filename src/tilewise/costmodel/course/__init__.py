@@ -1,1 +1,1 @@
-"""What the course's commands are made of: flags, predictions, the download and its unpacking."""
+"""What the course's commands are made of: predictions, the download and its unpacking."""

@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
+from costmodel.simulated import write_collection
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costmodel.simulated import write_collection
-from tilewise.costmodel.course import flags as course
+from course import flags as course
 from tilewise.errors import ConfigurationError, FileFormatError
 
 
