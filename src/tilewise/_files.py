@@ -146,6 +146,20 @@ def gunzip(content: bytes, where: object, limit: int) -> bytes:
 
 
 @contextlib.contextmanager
+def locked(path: Path, wait: bool = True) -> Iterator[None]:
+    """Hold the exclusive lock of the file `path`, which the system releases even if this process is killed; without
+    `wait` a lock that another holds is a BlockingIOError."""
+    with path.open("a") as file:
+        try:
+            import fcntl
+        except ImportError:  # no advisory locks on this system
+            yield
+            return
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+
+
+@contextlib.contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     """What the system says against reading `path` in this block becomes one sentence."""
     try:

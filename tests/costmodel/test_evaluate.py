@@ -14,12 +14,13 @@ from typer.testing import CliRunner
 
 from costmodel.simulated import simulated_kernels, write_collection
 from tilewise.cli.tiles.app import tiles
+from tilewise.cli.tiles.drawings import draw_evaluation
 from tilewise.costmodel import evaluate, load_model, load_scorer, rank, train
 from tilewise.costmodel.baselines import Analytical, random_errors
 from tilewise.costmodel.confidence import calibrate, confidence
 from tilewise.costmodel.data.dataset import dataset_from_kernels, load_dataset
 from tilewise.costmodel.data.schema import Schema
-from tilewise.costmodel.evaluate import leave_one_program_out, plot_evaluation
+from tilewise.costmodel.evaluate import leave_one_program_out
 from tilewise.costmodel.metrics import top_k_error
 from tilewise.errors import ConfigurationError, TilewiseError
 
@@ -51,7 +52,7 @@ def test_a_perfect_model_has_no_error_and_stands_above_the_baselines(data, tmp_p
         assert row["top1"].low <= row["top1"].mean <= row["top1"].high and row["top1"].mean > 0
         assert row["top10"].mean <= row["top5"].mean <= row["top1"].mean
     assert set(table.row("oracle").by_program) == set(data.test.programs)
-    plot_evaluation(table, tmp_path / "table.png")
+    draw_evaluation(table, tmp_path / "table.png")
     assert (tmp_path / "table.png").read_bytes()[:4] == b"\x89PNG"
 
 

@@ -13,19 +13,19 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client", reason="prometheus_client is not installed: pip install 'tilewise[server]'")
 
-from tilewise.cli.fleet.serve import _listen
+from tilewise.cli.listening import listen
 from tilewise.errors import ConfigurationError
 
 
 @pytest.mark.parametrize("host", ["nowhere.invalid", "192.0.2.1", "a" * 300, "\x00"])
 def test_an_address_that_cannot_be_listened_at_is_a_sentence(host: str) -> None:
-    with pytest.raises(ConfigurationError, match="cannot listen at"):
-        _listen(host, 0)
+    with pytest.raises(ConfigurationError, match="nothing can listen on"):
+        listen(host, 0)
 
 
 def test_a_port_that_another_has_is_a_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigurationError, match="in use"):
-        _listen("127.0.0.1", taken.getsockname()[1])
+        listen("127.0.0.1", taken.getsockname()[1])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

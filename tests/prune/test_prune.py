@@ -235,7 +235,7 @@ def test_a_shape_met_before_gives_what_it_gave_at_first(
     shape: tuple[int, ...], dense: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choice = Choice(2.0, 1.0, "") if dense else Choice(1.0, 2.0, "")
-    monkeypatch.setattr("tilewise.prune.sparse.measured", lambda *_: choice)
+    monkeypatch.setattr("tilewise.prune.choice.measured", lambda *_: choice)
     w = MagnitudePruner().prune(weights(33, 70), 0.8)
     layer, x = SparseLinear(w), weights(*shape)
     for values in (x, x, np.asfortranarray(x), x.astype(np.float64)):

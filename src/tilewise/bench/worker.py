@@ -112,19 +112,28 @@ def new_name() -> str:
 def _measured(
     board: Board, number: int, folder: Path, settings: Settings, threads: int
 ) -> tuple[str, dict[str, Any] | None, str]:
-    try:
+    def measure() -> dict[str, Any]:
         facts = run_isolated("score", board.recipe(number, folder), settings, threads)
         check_consistent(facts)
-        return "scored", facts, ""
-    except TooNoisy as error:
-        return "noisy", None, for_everybody(error)
-    except Rejected as error:
-        return "rejected", None, f"{error.code}: {for_everybody(error)}"
+        return facts
+
+    try:
+        return _outcome(measure)
     except UnavailableError as error:  # what a process says at its end is for the teacher
         log.warning("entry %s: %s", number, error)
         return "rejected", None, "the process that measured this entry ended before it had a result"
     except TilewiseError as error:
         return "rejected", None, for_everybody(error)
+
+
+def _outcome(measure: Callable[[], dict[str, Any]]) -> tuple[str, dict[str, Any] | None, str]:
+    """What came of a measurement, its figures, and why there are none."""
+    try:
+        return "scored", measure(), ""
+    except TooNoisy as error:
+        return "noisy", None, for_everybody(error)
+    except Rejected as error:
+        return "rejected", None, f"{error.code}: {for_everybody(error)}"
 
 
 def for_everybody(error: TilewiseError) -> str:
@@ -180,16 +189,10 @@ def rerun_plugin(board: Board, number: int, threads: int = 1, settings: Settings
         raise ConfigurationError(f"there is no entry {number} of the open division on this board")
     if entry["status"] == "disqualified":
         raise ConfigurationError(f"entry {number} is disqualified: lift that first")
-    outcome, facts, reason = "scored", None, ""
     with tempfile.TemporaryDirectory(prefix="tilewise-plugin-") as folder:
         path = Path(folder) / "plugin.py"
         path.write_bytes(board.files(number)["plugin.py"])
-        try:
-            facts = score_plugin(path, entry["event"], settings, threads).as_dict()
-        except TooNoisy as error:
-            outcome, reason = "noisy", for_everybody(error)
-        except Rejected as error:
-            outcome, reason = "rejected", f"{error.code}: {for_everybody(error)}"
+        outcome, facts, reason = _outcome(lambda: score_plugin(path, entry["event"], settings, threads).as_dict())
     with board.write() as transaction:
         transaction.result(number, outcome, facts, reason)
     found = board.entry(number)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewise._wording import counted
-from tilewise.cli.tables import progress_bar, show
+from tilewise.cli.every import AsJson
+from tilewise.cli.tables import progress_bar, show, table
 
 if TYPE_CHECKING:
     from tilewise.tune.choose.calibration.run import Report
@@ -31,7 +32,7 @@ def calibrate(
     show: Annotated[bool, typer.Option("--show", help="Only show what is stored for this machine.")] = False,
     reset: Annotated[bool, typer.Option("--reset", help="Forget this machine's calibration.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the choice of tiles to measure.", min=0)] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure a few dozen kernels on this machine and learn which tiles suit it; used from then on.
 
@@ -77,21 +78,18 @@ def _problems(shapes: Path) -> list[Any]:
     return [kernel.problem for kernel in read_shapes(shapes, lambda family, spec: bench.problem(spec))]
 
 
-def _say_some(done: int, total: int, text: str) -> None:
+def _say_some(done: int, total: int | None, text: str) -> None:
     if done % 20 == 1 or total == 1:
         typer.echo(f"{done}/{total} {text}", err=True)
 
 
 def _print(report: Report) -> None:
-    from rich.table import Table
-
-    table = Table("kernels", title="On kernels that the choice was made without", title_justify="left")
-    for heading in ("threads", "measured", "replaced", "default", "calibrated", "worst", "best measured"):
-        table.add_column(heading, justify="right")
-    for line in report.lines:
-        ratios = (f"{value:.3f}x" for value in (1.0, line.speedup, line.worst, line.best))
-        table.add_row(line.family, *map(str, (line.threads, line.kernels, line.replaced)), *ratios)
-    show(table)
+    headings = ("kernels", "threads", "measured", "replaced", "default", "calibrated", "worst", "best measured")
+    rows = [
+        (n.family, n.threads, n.kernels, n.replaced, *(f"{v:.3f}x" for v in (1.0, n.speedup, n.worst, n.best)))
+        for n in report.lines
+    ]
+    show(table(headings, rows, "On kernels that the choice was made without"))
     measured = f"{counted(report.kernels, 'kernel')}, {counted(report.tiles, 'tile')}"
     typer.echo(f"{measured} in {report.seconds:.0f} s on {report.machine}.")
     if report.disturbed:

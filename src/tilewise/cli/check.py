@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from tilewise.cli.every import AsJson
+
 
 def check(
     lesson: Annotated[
@@ -30,7 +32,7 @@ def check(
     ] = None,
     nbgrader: Annotated[Path | None, typer.Option(help="Folder for an nbgrader course: write it, and stop.")] = None,
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds an exercise may take.")] = 60.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check the exercises of a lesson (docs/learn); the exit code is 0 if all are solved, else 1.
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewise._wording import counted
+from tilewise.cli.every import AsJson, answer
 from tilewise.cli.fleet.campaign import on_ray
-from tilewise.cli.tables import progress_bar, show
+from tilewise.cli.tables import progress_bar, show, table
 
 if TYPE_CHECKING:
     from tilewise.costmodel.data.collection import Collection
@@ -21,7 +22,6 @@ collect = typer.Typer(
     help="Measure tiled kernels on this CPU or GPU, and make collections of the measurements.", no_args_is_help=True
 )
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 StorePath = Annotated[str, typer.Argument(help="A store (a file or a postgresql:// URL), or the folder of a GPU run.")]
 MachineName = Annotated[str | None, typer.Option("--machine", help="Which machine's part of a shared store.")]
 
@@ -122,15 +122,8 @@ def _plan(shapes: Path | None, configs: int | None, plugins: Sequence[str], as_j
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(line) for line in lines]))
         return
-    from rich.table import Table
-
-    table = Table("family")
-    for heading in ("threads", "kernels", "configurations", "minutes"):
-        table.add_column(heading, justify="right")
-    for line in lines:
-        numbers = (line.threads, line.kernels, f"{line.configs:,}", f"{line.seconds / 60:.1f}")
-        table.add_row(line.family, *map(str, numbers))
-    show(table)
+    rows = [(n.family, n.threads, n.kernels, f"{n.configs:,}", f"{n.seconds / 60:.1f}") for n in lines]
+    show(table(("family", "threads", "kernels", "configurations", "minutes"), rows))
     kernels, pairs = sum(line.kernels for line in lines), sum(line.configs for line in lines)
     minutes = sum(line.seconds for line in lines) / 60
     planned = f"{counted(kernels, 'kernel')}, {counted(pairs, 'configuration')}"
@@ -152,9 +145,8 @@ def _collect(kind: str, as_json: bool, **options: Any) -> None:
     for failure in result.failures[:10]:
         typer.echo(failure, err=True)
     noise = f", scatter {result.scatter:.2%}" if result.scatter is not None else ""
-    kernels = result.in_store["kernels"]
-    many = "kernel" if kernels == 1 else "kernels"
-    typer.echo(f"{result.store} holds {kernels} measured {many}, {result.kernels} of them new{noise}.")
+    measured = counted(result.in_store["kernels"], "measured kernel")
+    typer.echo(f"{result.store} holds {measured}, {result.kernels} of them new{noise}.")
     if result.left:
         left = "1 kernel is" if result.left == 1 else f"{result.left} kernels are"
         typer.echo(
@@ -187,15 +179,12 @@ def compare(
     if as_json:
         typer.echo(told)
         return
-    from rich.table import Table
-
-    table = Table("kernel", title=f"{first} and {second}")
-    for heading in ("configurations", "rank correlation", "best of first, in second", "second / first"):
-        table.add_column(heading, justify="right")
-    for kernel in result.kernels:
-        numbers = (f"{kernel.rank_correlation:.4f}", f"+{kernel.choice_loss:.2%}", f"{kernel.speed_ratio:.3f}")
-        table.add_row(kernel.kernel, str(kernel.configs), *numbers)
-    show(table)
+    headings = ("kernel", "configurations", "rank correlation", "best of first, in second", "second / first")
+    rows = [
+        (k.kernel, k.configs, f"{k.rank_correlation:.4f}", f"+{k.choice_loss:.2%}", f"{k.speed_ratio:.3f}")
+        for k in result.kernels
+    ]
+    show(table(headings, rows, f"{first} and {second}"))
     correlation = f"{result.median_correlation:.4f} in the median, {result.least_correlation:.4f} at least"
     loss = f"{result.mean_choice_loss:.2%} in the mean, {result.largest_choice_loss:.2%} at most"
     compared = f"{counted(len(result.kernels), 'kernel')}, {counted(result.configs, 'configuration')}"
@@ -270,9 +259,6 @@ def embed(
 def _tell(collection: Collection, target: Path, as_json: bool) -> None:
     kernels = {split: len(members) for split, members in collection.splits.items()}
     pairs = sum(m.kernel.n_configs for members in collection.splits.values() for m in members)
-    if as_json:
-        typer.echo(json.dumps({"out": str(target), "kernels": kernels, "pairs": pairs}))
-    else:
-        parts = ", ".join(f"{count} {split}" for split, count in kernels.items())
-        many = "kernel" if sum(kernels.values()) == 1 else "kernels"
-        typer.echo(f"{target} holds {sum(kernels.values())} {many} ({parts}) with {pairs} measured configurations.")
+    parts = ", ".join(f"{count} {split}" for split, count in kernels.items())
+    held = f"{counted(sum(kernels.values()), 'kernel')} ({parts}) with {pairs} measured configurations"
+    answer(as_json, {"out": str(target), "kernels": kernels, "pairs": pairs}, f"{target} holds {held}.")

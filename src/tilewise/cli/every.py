@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import json
 import math
 import os
 import re
@@ -21,6 +22,8 @@ import typer
 from tilewise.errors import ConfigurationError, UnavailableError
 
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only errors, and JSON if --json is given.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Threads = Annotated[int | None, typer.Option(help="Threads of the native kernels.")]
 _WORDS = {int: "<number>", float: "<number>", Path: "<path>"}
 LARGEST = 2**31 - 1
 _LIST_OF_WORDS = re.compile(r"([\w:-]+(?:, [\w:-]+)* or [\w:-]+)\.")
@@ -48,6 +51,10 @@ def prepared(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def run(*args: Any, quiet: bool = False, **options: Any) -> Any:
         check_arguments(signature, options)
+        if options.get("threads") is not None and signature.parameters["threads"].annotation == Threads:
+            from tilewise import set_num_threads
+
+            set_num_threads(options["threads"])
         if not quiet:
             return command(*args, **options)
         with contextlib.ExitStack() as stack:
@@ -63,6 +70,12 @@ def prepared(command: Callable[..., Any]) -> Callable[..., Any]:
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}  # evaluated once
     run.is_prepared = True  # type: ignore[attr-defined]
     return run
+
+
+def answer(as_json: bool, facts: Any, *lines: str) -> None:
+    """What a command has to say: its facts as JSON, or the same in sentences."""
+    for line in [json.dumps(facts, default=float)] if as_json else lines:
+        typer.echo(line)
 
 
 def _complete(declared: Any) -> None:

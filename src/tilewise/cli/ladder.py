@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewise.cli.tables import show
+from tilewise.cli.every import AsJson
+from tilewise.cli.tables import show, table
 from tilewise.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def ladder(
     seconds: Annotated[float, typer.Option(help="Seconds to spend on each rung.")] = 0.5,
     out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("out/ladder.png"),
     seed: Annotated[int, typer.Option(help="Seed of the matrices.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the rates as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Time a matrix product from three Python loops to all cores, one idea at a time.
 
@@ -92,16 +93,14 @@ def _seconds(rung: Rung, a: Any, b: Any, budget: float) -> float:
 
 
 def _table(rates: list[tuple[Rung, float]], ceiling: dict[int, float], size: int) -> None:
-    from rich.table import Table
-
-    table = Table(title=f"{size}×{size} times {size}×{size}, float32", title_justify="left")
-    for heading in ("rung", "idea", "GFLOP/s", "times the rung before", "times Python"):
-        table.add_column(heading, justify="left" if heading in ("rung", "idea") else "right")
-    before = first = rates[0][1]
-    for rung, rate in rates:
-        table.add_row(rung.name, rung.idea, f"{rate:,.3f}", f"{rate / before:.1f}×", f"{rate / first:,.0f}×")
-        before = rate
-    show(table)
+    first = rates[0][1]
+    befores = [first, *(rate for _, rate in rates)]
+    rows = [
+        (rung.name, rung.idea, f"{rate:,.3f}", f"{rate / before:.1f}×", f"{rate / first:,.0f}×")
+        for (rung, rate), before in zip(rates, befores, strict=False)
+    ]
+    headings = ("rung", "idea", "GFLOP/s", "times the rung before", "times Python")
+    show(table(headings, rows, f"{size}×{size} times {size}×{size}, float32", left=headings[:2]))
     for threads, peak in sorted(ceiling.items()):
         print(f"The machine's ceiling with {threads} thread{'s' * (threads > 1)}: {peak:.0f} GFLOP/s, measured.")
 

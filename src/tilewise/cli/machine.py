@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tilewise.cli.tables import show
+from tilewise.cli.every import AsJson
+from tilewise.cli.tables import show, table
 
 if TYPE_CHECKING:
     from tilewise.profile.machine import Machine
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 def machine(
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure again, even if results are stored.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    as_json: AsJson = False,
     plot: Annotated[Path | None, typer.Option(help="Also draw the rooflines into this picture (.png or .svg).")] = None,
 ) -> None:
     """Measure the ceilings: multiply-adds by instruction set and threads, bandwidth by working-set size, caches.
@@ -44,7 +45,6 @@ def machine(
 
 def _print(figures: Machine) -> None:
     from rich.console import Console
-    from rich.table import Table
 
     from tilewise.profile.units import bytes_, count
 
@@ -57,24 +57,18 @@ def _print(figures: Machine) -> None:
 
     counts = sorted({p.threads for p in figures.peaks})
     console.print("Peak in float32; a multiply-add is two operations")
-    table = Table()
-    table.add_column("instruction set")
-    for n in counts:
-        table.add_column(_threads(n), justify="right")
-    for isa in dict.fromkeys(p.isa for p in figures.peaks):
-        rates = {p.threads: p.flops_per_second for p in figures.peaks if p.isa == isa}
-        table.add_row(isa, *(f"{count(rates[n])}FLOP/s" if n in rates else "" for n in counts))
-    show(table, console)
+    rates = {(p.isa, p.threads): f"{count(p.flops_per_second)}FLOP/s" for p in figures.peaks}
+    peaks = [(isa, *(rates.get((isa, n), "") for n in counts)) for isa in dict.fromkeys(p.isa for p in figures.peaks)]
+    show(table(("instruction set", *map(_threads, counts)), peaks), console)
 
     top = max(b.copy for b in figures.bandwidths)
-    table = Table(title="Bandwidth by working set (copy: read and written bytes together)", title_justify="left")
-    for heading in ("working set", "threads", "read", "copy"):
-        table.add_column(heading, justify="right")
-    table.add_column("copy, drawn")
+    title = "Bandwidth by working set (copy: read and written bytes together)"
+    rows = []
     for b in figures.bandwidths:
         bar = "█" * max(1, round(24 * b.copy / top))
-        table.add_row(bytes_(b.bytes), str(b.threads), f"{count(b.read)}B/s", f"{count(b.copy)}B/s", bar)
-    show(table, console)
+        rows.append((bytes_(b.bytes), b.threads, f"{count(b.read)}B/s", f"{count(b.copy)}B/s", bar))
+    headings = ("working set", "threads", "read", "copy", "copy, drawn")
+    show(table(headings, rows, title, left=headings[-1:]), console)
     console.print(f"Fresh memory (taken, filled, given back): {count(figures.fresh_memory)}B/s")
 
 

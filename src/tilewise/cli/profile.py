@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilewise.cli.every import AsJson, Threads
+
 if TYPE_CHECKING:
     from tilewise.profile import ProfilerContext
     from tilewise.profile.targets import Target
@@ -29,11 +31,11 @@ def profile(
     repeat: Annotated[int, typer.Option(min=1, help="Recorded calls, after a warm-up.")] = 5,
     backward: Annotated[bool, typer.Option("--backward", help="Also run the backward pass.")] = False,
     backend: Annotated[str | None, typer.Option(help="Route operations through this backend, such as numpy.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads of the native kernels.")] = None,
+    threads: Threads = None,
     seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = 0,
     html: Annotated[Path | None, typer.Option(help="Write a page with a timeline and a roofline plot.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a Chrome trace, for ui.perfetto.dev.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show where time and memory go, by layer and by operation, and what limits the program.
 
@@ -44,15 +46,12 @@ def profile(
     import sys
     from contextlib import nullcontext, redirect_stdout
 
-    from tilewise import set_num_threads
     from tilewise._tuned import calibration_offer
     from tilewise.backend import use_backend
     from tilewise.errors import ConfigurationError
 
     if (model is None) == (script is None):
         raise ConfigurationError("say what to profile: a model (tilewise profile cnn) or --script my.py")
-    if threads is not None:
-        set_num_threads(threads)
     with use_backend(backend) if backend else nullcontext():
         if script is not None:
             with redirect_stdout(sys.stderr) if as_json else nullcontext():  # only the JSON goes to standard output

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tilewise._wording import counted, with_interval
+from tilewise.cli.every import AsJson
 
 if TYPE_CHECKING:
     from tilewise.tune.search.replay import Comparison, Replay, Strategy
@@ -37,7 +37,7 @@ def replay(
         typer.Option("--without-model", help="Replay without the model: what earlier problems tell about the next."),
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the random orders and of the trees.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Replay tuning on held-out kernels: mean slowdown against the number of measurements, strategy by strategy.
 
@@ -136,25 +136,19 @@ _STYLES: Mapping[str, tuple[str, str]] = {
 
 def draw(result: Replay, path: Path) -> None:
     """Regret against measurements, one line a strategy."""
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    from tilewise._files import write_whole
+    from tilewise.cli.pictures import picture
 
-    figure = Figure(figsize=(7.5, 4.6), layout="constrained")
-    axes = figure.add_subplot()
-    for strategy in result.strategies:
-        colour, line = _STYLES.get(strategy.name, ("#333333", "-"))
-        steps, regret = range(1, len(strategy.regret) + 1), [100 * value for value in strategy.regret]
-        axes.plot(steps, regret, color=colour, linestyle=line, label=strategy.name)
-    axes.axhline(1.0, color="#333333", linewidth=0.6)
-    axes.set_yscale("symlog", linthresh=1.0)
-    axes.set_ylim(bottom=0.0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("measurements a kernel")
-    axes.set_ylabel("mean % slower than the best")
-    axes.set_title(f"{result.collection}: {result.kernels} held-out kernels")
-    axes.legend(fontsize=8)
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=120)
-    write_whole(path, content.getvalue())
+    with picture(path, 7.5, 4.6) as axes:
+        for strategy in result.strategies:
+            colour, line = _STYLES.get(strategy.name, ("#333333", "-"))
+            steps, regret = range(1, len(strategy.regret) + 1), [100 * value for value in strategy.regret]
+            axes.plot(steps, regret, color=colour, linestyle=line, label=strategy.name)
+        axes.axhline(1.0, color="#333333", linewidth=0.6)
+        axes.set_yscale("symlog", linthresh=1.0)
+        axes.set_ylim(bottom=0.0)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        title = f"{result.collection}: {result.kernels} held-out kernels"
+        axes.set(xlabel="measurements a kernel", ylabel="mean % slower than the best", title=title)
+        axes.legend(fontsize=8)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tilewise.cli.every import AsJson, Threads
+
 if TYPE_CHECKING:
     from tilewise.onnx import Network
 
@@ -21,23 +23,21 @@ def run(
     runs: Annotated[int, typer.Option(min=1, help="Timed calls.")] = 20,
     out: Annotated[Path | None, typer.Option(help="Write the results to this .npz file.")] = None,
     save: Annotated[Path | None, typer.Option(help="Write the network, as it ran, to this ONNX file.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads of the native kernels.")] = None,
+    threads: Threads = None,
     seed: Annotated[int, typer.Option(help="Seed of the random input.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run a network and show its outputs and the time of a pass.
 
     Example: tilewise run resnet18.onnx --batch 8 --int8
     """
-    from tilewise import Tensor, no_grad, onnx, set_num_threads
+    from tilewise import Tensor, no_grad, onnx
     from tilewise.cli.every import check_output
     from tilewise.profile import Timer
 
     for path, label in ((out, "--out"), (save, "--save")):
         if path is not None:
             check_output(path, label)
-    if threads is not None:
-        set_num_threads(threads)
     network = _network(model, seed)
     inputs = _inputs(network, data, batch, seed, size)
     with no_grad():

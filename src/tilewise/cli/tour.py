@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tilewise.cli.tables import show
+from tilewise.cli.every import AsJson
+from tilewise.cli.tables import show, table
 
 if TYPE_CHECKING:
     from tilewise.tour import Stop
@@ -22,7 +23,7 @@ def tour(
         "out/tour"
     ),
     browser: Annotated[bool, typer.Option("--open", help="Open the report in a browser.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was measured as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what tilewise does on this machine: ceilings, ranked and tuned tiles, a CNN and a GPT step by step.
 
@@ -60,7 +61,6 @@ def tour(
 def _print(console: object, number: int, stop: Stop) -> None:
     from rich.console import Console
     from rich.padding import Padding
-    from rich.table import Table
     from rich.text import Text
 
     assert isinstance(console, Console)
@@ -68,9 +68,4 @@ def _print(console: object, number: int, stop: Stop) -> None:
     for line in (*filter(None, [stop.meaning]), *stop.lines):
         console.print(Padding(Text(line), (0, 0, 0, 3), expand=False))
     for shown in stop.tables:
-        table = Table(box=None, pad_edge=False, padding=(0, 2))
-        for place, heading in enumerate(shown.headings):
-            table.add_column(heading, justify="right" if place else "left")
-        for row in shown.rows:
-            table.add_row(*row)
-        show(table, console)
+        show(table(shown.headings, shown.rows, box=None, pad_edge=False, padding=(0, 2)), console)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -12,6 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from tilewise.cli.every import AsJson
+from tilewise.cli.tables import waiting
 
 if TYPE_CHECKING:
     from tilewise.tune.choose.check import Check
@@ -59,7 +61,7 @@ def tune(
         typer.Option(help="Measure in a separate process and give up on a configuration after this many seconds."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the model's inputs.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find the best tile: ask the cost model, measure a few candidates, keep the fastest.
 
@@ -167,13 +169,8 @@ def _measuring(family: str) -> Iterator[Callable[[Any, Any], None]]:
         took = "failed" if step.runtime_ns is None else f"{step.runtime_ns / 1e3:.1f} us"
         return f"{took}  {_tile(family, config)}"
 
-    if not sys.stderr.isatty():
-        yield lambda step, config: typer.echo(f"measured {line(step, config)}", err=True)
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("ranking") as status:
-        yield lambda step, config: status.update(f"measured {line(step, config)}")
+    with waiting("ranking") as say:
+        yield lambda step, config: say(f"measured {line(step, config)}")
 
 
 def _as_dict(tuned: Tuned) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -145,29 +144,3 @@ def leave_one_program_out(
 def _validation_programs(kernels: Sequence[Kernel], program: str) -> tuple[list[Kernel], list[Kernel]]:
     """The checkpoint is chosen on one more program that is held out of training."""
     return [k for k in kernels if k.program != program], [k for k in kernels if k.program == program]
-
-
-def plot_evaluation(evaluation: Evaluation, path: Path) -> None:
-    """Top-1 and top-5 error of every row with intervals, the noise ceiling as a line."""
-    import io
-
-    from matplotlib.figure import Figure
-
-    from tilewise._files import write_whole
-
-    figure = Figure(figsize=(9, 0.5 * len(evaluation.rows) + 1.6), layout="constrained")
-    for place, metric in enumerate(("top1", "top5")):
-        axes = figure.add_subplot(1, 2, place + 1)
-        rows = [row for row in reversed(evaluation.rows) if metric in row.metrics]
-        means = np.array([100 * row.metrics[metric].mean for row in rows])
-        spans = np.array([[100 * row.metrics[metric].low, 100 * row.metrics[metric].high] for row in rows])
-        axes.barh([row.name for row in rows], means, xerr=np.abs(spans.T - means), color="#4c72b0", ecolor="#333333")
-        axes.set_xscale("symlog", linthresh=1.0)
-        axes.set_xlabel(f"top-{metric[3:]} error, % slower than the best")
-        if metric in evaluation.ceiling:
-            axes.axvline(100 * evaluation.ceiling[metric], color="#c44e52", linestyle="--", label="noise ceiling")
-            axes.legend(loc="lower right")
-    figure.suptitle(f"{evaluation.split}: {evaluation.kernels} kernels, {evaluation.configs} configurations")
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=120)
-    write_whole(path, content.getvalue())

@@ -7,7 +7,7 @@ tie are ranked in the order of the configurations, so a result never depends on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,13 +129,6 @@ def noise_ceiling(targets: Sequence[Floats], noise: float, k: int, *, seed: int 
         for _ in range(draws)
     ]
     return float(np.mean(errors))
-
-
-def per_kernel(
-    metric: Callable[[Floats, Floats], float], targets: Sequence[Floats], scores: Sequence[Floats]
-) -> npt.NDArray[np.float64]:
-    """One number per kernel."""
-    return np.array([metric(t, s) for t, s in zip(targets, scores, strict=True)], dtype=np.float64)
 
 
 def _pair(target: npt.ArrayLike, scores: npt.ArrayLike) -> tuple[Floats, Floats]:

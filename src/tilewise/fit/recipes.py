@@ -7,7 +7,8 @@ report.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from tilewise._files import read_input
 from tilewise.errors import ConfigurationError, did_you_mean
@@ -58,20 +59,8 @@ def recipe_for(
     if model not in NAMES:
         raise ConfigurationError(f"there is no recipe for {model!r}; {did_you_mean(model, NAMES)}")
     kind = "text" if model == "gpt" else "mnist" if data else "digits"
-    known = _RECIPES[model, kind]
-    return Recipe(
-        model=model,
-        data=data or known.data,
-        epochs=known.epochs if epochs is None else epochs,
-        batch_size=known.batch_size,
-        lr=known.lr if lr is None else lr,
-        weight_decay=known.weight_decay,
-        patience=known.patience,
-        validation=known.validation,
-        shift=known.shift,
-        context=known.context,
-        seed=seed,
-    )
+    given: dict[str, Any] = {"data": data or None, "epochs": epochs, "lr": lr, "seed": seed}
+    return replace(_RECIPES[model, kind], **{name: value for name, value in given.items() if value is not None})
 
 
 def read_text(path: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -214,22 +214,3 @@ def _holm(p_values: dict[str, float]) -> dict[str, float]:
         largest = max(largest, min(1.0, p * (len(p_values) - position)))
         adjusted[name] = largest
     return adjusted
-
-
-def as_dict(comparison: Comparison) -> dict[str, Any]:
-    """Plain data for JSON."""
-    return {
-        "baseline": comparison.baseline,
-        "blocks": comparison.blocks,
-        "reasons": comparison.reasons,
-        "ratios": {
-            name: {
-                "ratio": r.ratio,
-                "interval": [r.interval.low, r.interval.high],
-                "p_value": r.p_value,
-                "different": r.different,
-            }
-            for name, r in comparison.ratios.items()
-        },
-        "measurements": {name: m.as_dict() for name, m in comparison.measurements.items()},
-    }

@@ -82,28 +82,25 @@ class Machine:
         one = min(rows, key=lambda p: (abs(p.threads - threads), -p.flops_per_second))
         return one.flops_per_second
 
-    def bandwidth(self, working_set: float, threads: int = 1) -> float:
-        """Copy bandwidth for this working set, interpolated on the logarithm of the size."""
-        counts = sorted({b.threads for b in self.bandwidths}, key=lambda n: abs(n - threads))
-        rows = sorted((b for b in self.bandwidths if b.threads == counts[0]), key=lambda b: b.bytes)
+    def bandwidth(self, working_set: float, threads: int = 1, of: str = "copy") -> float:
+        """Bytes a second copied (or `of="read"`) for this working set, interpolated on the logarithm of the size."""
+        nearest = min((b.threads for b in self.bandwidths), key=lambda n: abs(n - threads))
+        rows = sorted((b for b in self.bandwidths if b.threads == nearest), key=lambda b: b.bytes)
         size = np.log(np.clip(working_set, rows[0].bytes, rows[-1].bytes))
-        return float(np.interp(size, [np.log(b.bytes) for b in rows], [b.copy for b in rows]))
+        return float(np.interp(size, [np.log(b.bytes) for b in rows], [getattr(b, of) for b in rows]))
 
     def read_bandwidth(self, working_set: float) -> float:
-        """What one thread reads of this working set, interpolated on the logarithm of the size."""
-        rows = sorted((b for b in self.bandwidths if b.threads == 1), key=lambda b: b.bytes)
-        rows = rows or sorted(self.bandwidths, key=lambda b: b.bytes)
-        size = np.log(np.clip(working_set, rows[0].bytes, rows[-1].bytes))
-        return float(np.interp(size, [np.log(b.bytes) for b in rows], [b.read for b in rows]))
+        """What one thread reads of this working set."""
+        return self.bandwidth(working_set, of="read")
 
     def memory_bandwidth(self, threads: int = 1) -> float:
         """Copy bandwidth of main memory."""
         return self.bandwidth(float("inf"), threads)
 
-    def seconds_at_least(self, flops: float, bytes_moved: float, threads: int = 1) -> float:
-        """The roofline: no implementation takes less than this for so many operations on so many bytes."""
-        compute = flops / self.peak(threads)
-        return max(compute, bytes_moved / self.bandwidth(bytes_moved, threads) if bytes_moved else 0.0)
+    def roofline_seconds(self, flops: float, bytes_moved: float, threads: int = 1) -> tuple[float, float]:
+        """The least that arithmetic takes, and the least that moving the bytes takes; a program takes the larger."""
+        memory = bytes_moved / self.bandwidth(bytes_moved, threads) if bytes_moved else 0.0
+        return flops / self.peak(threads), memory
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -180,13 +177,17 @@ def measure_machine(sizes: list[int] | None = None, seconds: float = 0.02, threa
     sizes = sizes or [s for s in _SIZES if s <= memory_bytes() // 16]
     if native is None:
         peaks = [Peak("numpy", _library_threads(), _numpy_peak(seconds))]
-        bandwidths = [_numpy_bandwidth(size, seconds) for size in sizes]
+        bandwidths = [_bandwidth(size, 1, seconds, _numpy_read, _numpy_copy) for size in sizes]
         method = "estimated with NumPy (matmul and copies), because the extension is not installed"
     else:
         with _restored_runtime():
             peaks = [_probe_peak(isa, n, seconds) for n in counts for isa in native.supported_isas()]
             native.set_isa(native.supported_isas()[-1])
-            bandwidths = [_probe_bandwidth(size, n, seconds) for n in counts for size in sizes]
+            bandwidths = []
+            for n in counts:
+                native.set_num_threads(n)
+                probes = native.probe_read, native.probe_copy
+                bandwidths += [_bandwidth(size, n, seconds, *probes) for size in sizes]
         method = "measured by native probes"
     fresh = _fresh_memory(min(max(sizes), 64 << 20), seconds)
     levels = [Cache(*level) for level in caches()]
@@ -226,21 +227,21 @@ def _probe_peak(isa: str, threads: int, seconds: float) -> Peak:
     return Peak(isa, threads, _best_rate(lambda rounds: float(native.probe_multiply_adds(1000 * rounds)), seconds))
 
 
-def _probe_bandwidth(size: int, threads: int, seconds: float) -> Bandwidth:
-    probe: Any = native
-    probe.set_num_threads(threads)
+def _bandwidth(
+    size: int, threads: int, seconds: float, read: Callable[..., object], copy: Callable[..., object]
+) -> Bandwidth:
+    """By `read(array, rounds)` and `copy(target, source, rounds)`."""
     whole, half = np.ones(size // 4, np.float32), size // 8  # a copy's working set is its source and its target
     source, target = whole[:half], whole[half : 2 * half]
 
-    def read(rounds: int) -> float:
-        probe.probe_read(whole, rounds)
-        return float(size * rounds)
+    def rate(run: Callable[..., object], *arrays: Any) -> float:
+        def bytes_of(rounds: int) -> float:
+            run(*arrays, rounds)
+            return float(size * rounds)
 
-    def copy(rounds: int) -> float:
-        probe.probe_copy(target, source, rounds)
-        return float(size * rounds)
+        return _best_rate(bytes_of, seconds)
 
-    return Bandwidth(size, threads, _best_rate(read, seconds), _best_rate(copy, seconds))
+    return Bandwidth(size, threads, rate(read, whole), rate(copy, target, source))
 
 
 def _fresh_memory(size: int, seconds: float) -> float:
@@ -274,20 +275,14 @@ def _numpy_peak(seconds: float) -> float:
     return _best_rate(run, seconds)
 
 
-def _numpy_bandwidth(size: int, seconds: float) -> Bandwidth:
-    whole, half = np.ones(size // 4, np.float32), size // 8
+def _numpy_read(whole: Any, rounds: int) -> None:
+    for _ in range(rounds):
+        whole.max()
 
-    def read(rounds: int) -> float:
-        for _ in range(rounds):
-            whole.max()
-        return float(size * rounds)
 
-    def copy(rounds: int) -> float:
-        for _ in range(rounds):
-            np.copyto(whole[half : 2 * half], whole[:half])
-        return float(size * rounds)
-
-    return Bandwidth(size, 1, _best_rate(read, seconds), _best_rate(copy, seconds))
+def _numpy_copy(target: Any, source: Any, rounds: int) -> None:
+    for _ in range(rounds):
+        np.copyto(target, source)
 
 
 def memory_bytes() -> int:

@@ -8,33 +8,32 @@ Winograd's and needs less than half the multiplications: the layer times both fo
 
 from __future__ import annotations
 
-import os
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from tilewise._extension import native
 from tilewise.backend import current_backend
-from tilewise.errors import ConfigurationError, FileFormatError, ShapeError
-from tilewise.io import load_arrays, save
+from tilewise.errors import ConfigurationError, ShapeError
 from tilewise.nn import BatchNorm2d, Conv2d, Module
 from tilewise.nn.layers import folded, fusable_activation
-from tilewise.nn.module import Fusing
-from tilewise.prune.bits import packed_arrays, unpacked_array
-from tilewise.prune.choice import Choice, measured, refuse_gradient
+from tilewise.prune.bits import unpacked_array
+from tilewise.prune.choice import SparseLayer, refuse_gradient
 from tilewise.prune.masks import checked_weights
 from tilewise.tensor import Tensor
 
 Array = npt.NDArray[Any]
 Pair = tuple[int, int]
-_FORMAT = "tilewise sparse convolution 1"
 _WIDEST = 1024  # strides and paddings that a file may ask for: zeros around an image cost memory too
-_BATCHES = (1, 4, 16, 64)  # batches up to each of these, and larger ones, are timed apart
 
 
-class SparseConv2d(Fusing):
+class SparseConv2d(SparseLayer):
     """A convolution over (N, C, H, W) with a sparse weight (out, in, kh, kw)."""
+
+    called, format = "a sparse convolution", "tilewise sparse convolution 1"
+    sizes = (1, 4, 16, 64)
 
     def __init__(
         self,
@@ -51,14 +50,12 @@ class SparseConv2d(Fusing):
             raise ShapeError(f"the bias of {len(w)} filters has the shape ({len(w)},), not {np.shape(bias)}")
         if min(stride) < 1 or min(padding) < 0:
             raise ShapeError(f"stride {stride} must be at least 1 and padding {padding} at least 0")
+        super().__init__(w, bias, always_sparse)
         self.out_channels, self.in_channels, *kernel = w.shape
         self.kernel_size: Pair = (kernel[0], kernel[1])
-        self.stride, self.padding, self.always_sparse = (stride[0], stride[1]), (padding[0], padding[1]), always_sparse
-        self.nonzeros, self._size = int(np.count_nonzero(w)), w.size
-        self.float_bias = None if bias is None else np.ascontiguousarray(bias, np.float32)
+        self.stride, self.padding = (stride[0], stride[1]), (padding[0], padding[1])
         self._kernel = None if native is None else native.SparseWeights(w.reshape(len(w), -1), self.float_bias)
         self._dense = w.copy() if native is None else None
-        self._choices: dict[tuple[int, int, int], Choice] = {}
 
     @classmethod
     def from_dense(cls, conv: Conv2d, always_sparse: bool = False) -> SparseConv2d:
@@ -77,20 +74,10 @@ class SparseConv2d(Fusing):
         conv = Conv2d(
             self.in_channels, self.out_channels, self.kernel_size, self.stride, self.padding, bias=has_bias, rng=0
         )
-        conv.weight.data[...] = self._dense_weight()
+        conv.weight.data[...] = self._weights()
         if conv.bias is not None and self.float_bias is not None:
             conv.bias.data[...] = self.float_bias
         return conv
-
-    @property
-    def sparsity(self) -> float:
-        return 1 - self.nonzeros / self._size if self._size else 0.0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes the weights and bias take; a dense copy kept because it is faster counts too."""
-        parts = (self._kernel, self._dense, self.float_bias)
-        return int(sum(part.nbytes for part in parts if part is not None))
 
     def explain(self) -> dict[str, str]:
         """For each size of input met so far: "sparse" or "dense", and the times that decided it."""
@@ -101,12 +88,7 @@ class SparseConv2d(Fusing):
         values = np.ascontiguousarray(x.data if isinstance(x, Tensor) else x, np.float32)
         self._check(values.shape)
         fused = activation == "relu" and residual is None
-        out = self._convolve(values, fused)
-        if residual is not None:
-            out += np.asarray(residual.data if isinstance(residual, Tensor) else residual)
-        if activation is not None and not fused:
-            out = current_backend().dispatch(activation, out)
-        return Tensor(out)
+        return self._finished(self._convolve(values, fused), activation, residual, fused)
 
     def forward_with(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
         used = 2 if len(layers) > 1 and isinstance(layers[1], FoldedNorm) else 1
@@ -126,62 +108,40 @@ class SparseConv2d(Fusing):
             return self._dense_product(x, relu)
         if self.always_sparse or not x.size:
             return self._sparse_product(x, relu)
-        key = (int(np.searchsorted(_BATCHES, len(x))), x.shape[2], x.shape[3])
-        if key not in self._choices:
-            self._choices[key] = self._measure(x)
-        return self._dense_product(x, relu) if self._choices[key].dense else self._sparse_product(x, relu)
+        sparse, dense = (partial(product, x) for product in (self._sparse_product, self._dense_product))
+        key = (self._size_of(len(x)), x.shape[2], x.shape[3])
+        chosen = dense if self._choose(key, sparse, dense, f"input {x.shape}") else sparse
+        return chosen(relu)
 
-    def _sparse_product(self, x: Array, relu: bool) -> Array:
+    def _sparse_product(self, x: Array, relu: bool = False) -> Array:
         kernel: Any = self._kernel
         out: Array = kernel.convolve(x, *self.kernel_size, *self.stride, *self.padding, relu)
         return out
 
-    def _dense_weight(self) -> Array:
+    def _weights(self) -> Array:
         if self._dense is not None:
-            return self._dense
+            held: Array = self._dense
+            return held
         kernel: Any = self._kernel
         weight: Array = kernel.to_dense().reshape(self.out_channels, self.in_channels, *self.kernel_size)
         return weight
 
-    def _dense_product(self, x: Array, relu: bool) -> Array:
+    def _dense_product(self, x: Array, relu: bool = False) -> Array:
         if self._dense is None:
-            self._dense = self._dense_weight()
+            self._dense = self._weights()
         options = {"stride": self.stride, "padding": self.padding, "activation": "relu" if relu else None}
         out: Array = current_backend().dispatch("conv2d", x, self._dense, self.float_bias, **options)
         return out
 
-    def _measure(self, x: Array) -> Choice:
-        kept = self._dense
-        choice = measured(
-            lambda: self._sparse_product(x, False), lambda: self._dense_product(x, False), f"input {x.shape}"
-        )
-        if not choice.dense:
-            self._dense = kept
-        return choice
-
-    # --- files ---
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Non-zero values and one bit per weight, as safetensors."""
-        arrays = packed_arrays(self._dense_weight())
-        arrays["geometry"] = np.array([*self.stride, *self.padding], np.int64)
-        if self.float_bias is not None:
-            arrays["bias"] = self.float_bias
-        save(arrays, path, {"format": _FORMAT})
+    def _beside(self) -> dict[str, Array]:
+        return {"geometry": np.array([*self.stride, *self.padding], np.int64)}
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> SparseConv2d:
-        arrays, metadata = load_arrays(path)
-        try:
-            weight, bias = unpacked_array(arrays, np.float32), arrays.get("bias")
-            sy, sx, py, px = (int(n) for n in arrays["geometry"])
-            if metadata.get("format") != _FORMAT or (bias is not None and bias.dtype != np.float32):
-                raise ValueError
-            if max(sy, sx, py, px) > _WIDEST:
-                raise ValueError
-            return cls(weight, bias, (sy, sx), (py, px))
-        except (KeyError, ValueError, TypeError):
-            raise FileFormatError(f"{path} does not hold a sparse convolution") from None
+    def _restored(cls, arrays: dict[str, Array]) -> Self:
+        sy, sx, py, px = (int(n) for n in arrays["geometry"])
+        if max(sy, sx, py, px) > _WIDEST:
+            raise ValueError
+        return cls(unpacked_array(arrays, np.float32), arrays.get("bias"), (sy, sx), (py, px))
 
 
 class FoldedNorm(Module):

@@ -14,35 +14,33 @@ import os
 import tempfile
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from tilewise._extension import native
 from tilewise._files import parse_json
-from tilewise.backend import current_backend
 from tilewise.errors import FileFormatError, ShapeError
 from tilewise.io import load_arrays, save
-from tilewise.nn import Linear, Module
-from tilewise.nn.layers import fusable_activation
-from tilewise.nn.module import Fusing
+from tilewise.nn import Linear
 from tilewise.prune.bits import packed_arrays, unpacked_array
-from tilewise.prune.choice import Choice, measured, refuse_gradient
+from tilewise.prune.choice import SparseLayer, refuse_gradient
 from tilewise.prune.masks import checked_weights
 from tilewise.quantize import INT8Quantizer, QuantizedLinear, QuantizedModel, load_quantized, save_quantized
 from tilewise.tensor import Tensor, _wrap
 
 Array = npt.NDArray[Any]
-_LAYER_FORMAT = "tilewise sparse int8 linear 1"
 _MODEL_FORMAT = "tilewise pruned quantized model 1"
 _MOST_FACTS = 1 << 23  # bytes of description that a file may unfold to
 _MOST_SHAPES = 1000
-_SIZES = (1, 4, 16, 64)  # batches up to each of these, and larger ones, are timed apart
 
 
-class SparseInt8Linear(Fusing):
+class SparseInt8Linear(SparseLayer):
     """y = x @ weight.T + bias with sparse int8 weights (out, in), a scale per output, floats in and out."""
+
+    called, format = "a sparse int8 layer", "tilewise sparse int8 linear 1"
+    sizes = (1, 4, 16, 64)
 
     def __init__(self, q: Array, scale: Array, bias: Array | None = None, always_sparse: bool = False) -> None:
         q = np.ascontiguousarray(q)
@@ -50,14 +48,11 @@ class SparseInt8Linear(Fusing):
             raise ShapeError(f"int8 weights are an int8 matrix, not {q.dtype} of shape {q.shape}")
         if np.shape(scale) != (len(q),) or (bias is not None and np.shape(bias) != (len(q),)):
             raise ShapeError(f"{len(q)} outputs have a scale each, and a bias each or none")
+        super().__init__(q, bias, always_sparse)
         self.out_features, self.in_features = q.shape
         self.scale = np.ascontiguousarray(scale, np.float32)
-        self.float_bias = None if bias is None else np.ascontiguousarray(bias, np.float32)
-        self.nonzeros, self.always_sparse = int(np.count_nonzero(q)), always_sparse
         kind = _NumpySparseInt8 if native is None else native.SparseInt8Weights
         self._kernel = kind(q, self.scale, self.float_bias)
-        self._dense: QuantizedLinear | None = None
-        self._choices: dict[int, Choice] = {}
         self._sparse_shapes: set[tuple[int, ...]] = set()  # shapes of input for which the sparse product is chosen
 
     @classmethod
@@ -73,19 +68,9 @@ class SparseInt8Linear(Fusing):
         return q
 
     @property
-    def sparsity(self) -> float:
-        size = self.in_features * self.out_features
-        return 1 - self.nonzeros / size if size else 0.0
-
-    @property
     def nbytes(self) -> int:
         """Bytes the weights, scales and bias take; a dense copy kept because it is faster counts too."""
         return int(self._kernel.nbytes + (0 if self._dense is None else self._dense.nbytes))
-
-    def explain(self) -> dict[str, str]:
-        """For each size of batch met so far: "sparse" or "dense", and the times that decided it."""
-        names = [f"up to {n}" for n in _SIZES] + [f"above {_SIZES[-1]}"]
-        return {names[size]: str(why) for size, why in sorted(self._choices.items())}
 
     def forward(self, x: Any, activation: str | None = None, residual: Any = None) -> Tensor:
         refuse_gradient(x)
@@ -101,33 +86,22 @@ class SparseInt8Linear(Fusing):
         if values.shape[-1:] != (self.in_features,):
             raise ShapeError(f"SparseInt8Linear takes (..., {self.in_features}), not {values.shape}")
         fused = activation == "relu" and residual is None
-        out = self._product(values, fused)
-        if residual is not None:
-            out += np.asarray(residual.data if isinstance(residual, Tensor) else residual)
-        if activation is not None and not fused:
-            out = current_backend().dispatch(activation, out)
-        choice = self._choices.get(int(np.searchsorted(_SIZES, self._rows(values))))
-        if (choice is None or not choice.dense) and len(self._sparse_shapes) < _MOST_SHAPES:
+        dense = self._is_dense(values)
+        if not dense and len(self._sparse_shapes) < _MOST_SHAPES:
             self._sparse_shapes.add(values.shape)
-        return Tensor(out)
+        product = self._dense_product(values, fused) if dense else self._kernel.multiply(values, fused)
+        return self._finished(product, activation, residual, fused)
 
-    def _rows(self, x: Array) -> int:
-        return x.size // self.in_features if self.in_features else 0
-
-    def forward_with(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
-        activation = fusable_activation(layers[1:2])
-        return self(x, activation=activation), 2 if activation else 1
-
-    def _product(self, x: Array, relu: bool) -> Array:
-        rows = self._rows(x)
-        size = int(np.searchsorted(_SIZES, rows))
-        if rows and not self.always_sparse and size not in self._choices:
-            self._measure(x, rows, size)
-        choice = self._choices.get(size)
-        if choice is not None and choice.dense:
-            return self._dense_product(x, relu)
-        out: Array = self._kernel.multiply(x, relu)
-        return out
+    def _is_dense(self, x: Array) -> bool:
+        rows = x.size // self.in_features if self.in_features else 0
+        if self.always_sparse or not rows:
+            return False
+        return self._choose(
+            self._size_of(rows),
+            lambda: self._kernel.multiply(x, False),
+            lambda: self._dense_product(x, False),
+            f"batch {rows}",
+        )
 
     def _dense_product(self, x: Array, relu: bool) -> Array:
         if self._dense is None:
@@ -135,34 +109,15 @@ class SparseInt8Linear(Fusing):
         out: Array = self._dense(x, activation="relu" if relu else None).data
         return out
 
-    def _measure(self, x: Array, rows: int, size: int) -> None:
-        kept = self._dense
-        choice = measured(
-            lambda: self._kernel.multiply(x, False), lambda: self._dense_product(x, False), f"batch {rows}"
-        )
-        if not choice.dense:
-            self._dense = kept
-        self._choices[size] = choice
+    def _weights(self) -> Array:
+        return self.weights()
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Non-zero int8 values and one bit per weight, as safetensors."""
-        arrays = packed_arrays(self.weights()) | {"scale": self.scale}
-        if self.float_bias is not None:
-            arrays["bias"] = self.float_bias
-        save(arrays, path, {"format": _LAYER_FORMAT})
+    def _beside(self) -> dict[str, Array]:
+        return {"scale": self.scale}
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> SparseInt8Linear:
-        arrays, metadata = load_arrays(path)
-        try:
-            q, scale, bias = unpacked_array(arrays, np.int8), arrays["scale"], arrays.get("bias")
-            if metadata.get("format") != _LAYER_FORMAT or any(
-                a is not None and a.dtype != np.float32 for a in (scale, bias)
-            ):
-                raise ValueError
-            return cls(q, scale, bias)
-        except (KeyError, ValueError, TypeError):
-            raise FileFormatError(f"{path} does not hold a sparse int8 layer") from None
+    def _restored(cls, arrays: dict[str, Array]) -> Self:
+        return cls(unpacked_array(arrays, np.int8), arrays["scale"], arrays.get("bias"))
 
 
 class _NumpySparseInt8:

@@ -8,33 +8,30 @@ times itself against the dense product the first time it meets a batch of some s
 from __future__ import annotations
 
 import copy
-import os
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from tilewise._extension import native
 from tilewise.backend import current_backend
-from tilewise.errors import FileFormatError, ShapeError
-from tilewise.io import load_arrays, save
+from tilewise.errors import ShapeError
 from tilewise.nn import BatchNorm2d, Conv2d, Linear, Module, Sequential
-from tilewise.nn.layers import fusable_activation
-from tilewise.nn.module import Fusing
-from tilewise.prune.bits import packed_arrays, unpacked_array
-from tilewise.prune.choice import Choice, measured, refuse_gradient
+from tilewise.prune.bits import unpacked_array
+from tilewise.prune.choice import SparseLayer, refuse_gradient
 from tilewise.prune.conv import FoldedNorm, SparseConv2d, sparse_with_norm
 from tilewise.prune.masks import checked_weights
 from tilewise.tensor import Tensor, _wrap, is_grad_enabled, no_grad
 
 Array = npt.NDArray[Any]
-_SIZES = (1, 2, 4, 8, 16, 24, 32, 64)  # batches up to each of these, and larger ones, are timed apart
 _MOST_SHAPES = 1000
-_FORMAT = "tilewise sparse linear 1"
 
 
-class SparseLinear(Fusing):
+class SparseLinear(SparseLayer):
     """y = x @ weight.T + bias with a sparse weight (out, in)."""
+
+    called, format = "a sparse linear layer", "tilewise sparse linear 1"
+    sizes = (1, 2, 4, 8, 16, 24, 32, 64)
 
     def __init__(self, weight: Array, bias: Array | None = None, always_sparse: bool = False) -> None:
         w = np.ascontiguousarray(checked_weights(weight), np.float32)
@@ -42,15 +39,11 @@ class SparseLinear(Fusing):
             raise ShapeError(f"a linear layer's weight has two dimensions, not {w.ndim}")
         if bias is not None and np.shape(bias) != (len(w),):
             raise ShapeError(f"the bias of {len(w)} outputs has the shape ({len(w)},), not {np.shape(bias)}")
+        super().__init__(w, bias, always_sparse)
         self.out_features, self.in_features = w.shape
-        self.nonzeros, self.always_sparse = int(np.count_nonzero(w)), always_sparse
-        self.float_bias = None if bias is None else np.ascontiguousarray(bias, np.float32)
         self._kernel = (_NumpySparse if native is None else native.SparseWeights)(w, self.float_bias)
-        self._dense: Array | None = None
-        self._choices: dict[int, Choice] = {}
-        self._dense_for: dict[
-            tuple[int, ...], bool
-        ] = {}  # shapes of input met before: whether the dense product is used
+        # shapes of input met before: whether the dense product is used
+        self._dense_for: dict[tuple[int, ...], bool] = {}
 
     @classmethod
     def from_dense(cls, linear: Linear, always_sparse: bool = False) -> SparseLinear:
@@ -75,22 +68,6 @@ class SparseLinear(Fusing):
 
         return csr_matrix(self._kernel.to_dense())
 
-    @property
-    def sparsity(self) -> float:
-        size = self.in_features * self.out_features
-        return 1 - self.nonzeros / size if size else 0.0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes the weights and bias take; a dense copy kept because it is faster counts too."""
-        held = [self._kernel.nbytes, 0 if self._dense is None else self._dense.nbytes]
-        return int(sum(held) + (0 if self.float_bias is None else self.float_bias.nbytes))
-
-    def explain(self) -> dict[str, str]:
-        """For each size of batch met so far: "sparse" or "dense", and the times that decided it."""
-        names = [f"up to {n}" for n in _SIZES] + [f"above {_SIZES[-1]}"]
-        return {names[size]: str(why) for size, why in sorted(self._choices.items())}
-
     def forward(self, x: Any, activation: str | None = None, residual: Any = None) -> Tensor:
         values = x.data if isinstance(x, Tensor) else x
         plain = residual is None and (activation is None or activation == "relu")
@@ -102,10 +79,6 @@ class SparseLinear(Fusing):
                 return _wrap(out)
         return self._any(x, activation, residual)
 
-    def forward_with(self, x: Tensor, layers: list[Module]) -> tuple[Tensor, int]:
-        activation = fusable_activation(layers[1:2])
-        return self(x, activation=activation), 2 if activation else 1
-
     def _any(self, x: Any, activation: str | None, residual: Any) -> Tensor:
         """What `forward` does the first time it meets a shape, and for all that is not the plain product."""
         refuse_gradient(x)
@@ -113,30 +86,24 @@ class SparseLinear(Fusing):
         if values.shape[-1:] != (self.in_features,):
             raise ShapeError(f"SparseLinear takes (..., {self.in_features}), not {values.shape}")
         rows = np.ascontiguousarray(values.reshape(-1, self.in_features))
-        plain = residual is None and activation in (None, "relu")
-        out = self._product(rows, plain and activation == "relu").reshape(*values.shape[:-1], self.out_features)
-        if residual is not None:
-            out += np.asarray(residual.data if isinstance(residual, Tensor) else residual)
-        if activation is not None and not (plain and activation == "relu"):
-            out = current_backend().dispatch(activation, out)
+        fused = residual is None and activation == "relu"
+        dense = self._is_dense(rows)
         if len(self._dense_for) < _MOST_SHAPES:
-            self._dense_for[values.shape] = self._is_dense(len(rows))
-        return Tensor(out)
+            self._dense_for[values.shape] = dense
+        product = self._dense_product(rows, fused) if dense else self._kernel.multiply(rows, fused)
+        return self._finished(product.reshape(*values.shape[:-1], self.out_features), activation, residual, fused)
 
     # --- which product ---
 
-    def _product(self, rows: Array, relu: bool) -> Array:
-        size = int(np.searchsorted(_SIZES, len(rows)))
-        if not self.always_sparse and size not in self._choices and len(rows):
-            self._measure(rows, size)
-        if self._is_dense(len(rows)):
-            return self._dense_product(rows, relu)
-        product: Array = self._kernel.multiply(rows, relu)
-        return product
-
-    def _is_dense(self, batch: int) -> bool:
-        choice = self._choices.get(int(np.searchsorted(_SIZES, batch)))
-        return choice is not None and choice.dense
+    def _is_dense(self, rows: Array) -> bool:
+        if self.always_sparse or not len(rows):
+            return False
+        return self._choose(
+            self._size_of(len(rows)),
+            lambda: self._kernel.multiply(rows, False),
+            lambda: self._dense_product(rows, False),
+            f"batch {len(rows)}",
+        )
 
     def _dense_product(self, rows: Array, relu: bool) -> Array:
         if self._dense is None:
@@ -156,36 +123,13 @@ class SparseLinear(Fusing):
         out = self._dense_product(values.reshape(-1, self.in_features), relu)
         return out.reshape(*values.shape[:-1], self.out_features)
 
-    def _measure(self, rows: Array, size: int) -> None:
-        kept = self._dense
-        choice = measured(
-            lambda: self._kernel.multiply(rows, False),
-            lambda: self._dense_product(rows, False),
-            f"batch {len(rows)}",
-        )
-        if not choice.dense:
-            self._dense = kept
-        self._choices[size] = choice
-
-    # --- files ---
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Non-zero values and one bit per weight, as safetensors."""
-        arrays = packed_arrays(self._kernel.to_dense())
-        if self.float_bias is not None:
-            arrays["bias"] = self.float_bias
-        save(arrays, path, {"format": _FORMAT})
+    def _weights(self) -> Array:
+        weight: Array = self._kernel.to_dense()
+        return weight
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> SparseLinear:
-        arrays, metadata = load_arrays(path)
-        try:
-            weight, bias = unpacked_array(arrays, np.float32), arrays.get("bias")
-            if metadata.get("format") != _FORMAT or (bias is not None and bias.dtype != np.float32):
-                raise ValueError
-            return cls(weight, bias)
-        except (KeyError, ValueError, TypeError):
-            raise FileFormatError(f"{path} does not hold a sparse linear layer") from None
+    def _restored(cls, arrays: dict[str, Array]) -> Self:
+        return cls(unpacked_array(arrays, np.float32), arrays.get("bias"))
 
 
 class _NumpySparse:

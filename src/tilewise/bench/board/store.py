@@ -32,7 +32,7 @@ except ImportError:
     raise UnavailableError("a board needs SQLAlchemy: pip install 'tilewise[server]'") from None
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, Engine
+    from sqlalchemy import Connection, Engine, Select
 
 _SORTS = {"score": "score", "team": "team", "time": "id", "id": "id"}  # numbers are given in the order of time
 
@@ -142,6 +142,12 @@ def _places(
     return {int(row.id): int(row.place) for row in found}
 
 
+def _holder(event: str, division: str) -> Select[tuple[int]]:
+    """The entry that holds the record."""
+    table = schema.entries
+    return select(table.c.id).where((table.c.event == event) & (table.c.division == division) & table.c.record)
+
+
 @contextmanager
 def readable(board: Board) -> Iterator[None]:
     """What a damaged database says, or holds that no board holds, is one sentence."""
@@ -196,23 +202,20 @@ class Board:
         with readable(self), self.engine.connect() as connection:
             yield connection
 
+    def _value(self, query: Any) -> Any:
+        """What a query for one value finds, or None."""
+        with self.read() as connection:
+            return connection.execute(query).scalar()
+
     def add_scored(self, team: str, recipe: Recipe, score: Score) -> dict[str, Any]:
         """Enter what was measured on this machine: submission and result together."""
         files = {name: recipe.file_content(name) for name in recipe.files}
         with self.write() as transaction:
             receipt = transaction.submit(team, recipe.as_dict(), files, queue=False)
             transaction.result(receipt["entry"], "scored", score.as_dict())
-            best = self._record_in(transaction, recipe.event.name, "closed")
-            if best is None:
+            if transaction.connection.execute(_holder(recipe.event.name, "closed")).scalar() is None:
                 transaction.record(receipt["entry"], 0.0, 1.0, None)
         return receipt | {"status": "scored", "score": score.score}
-
-    @staticmethod
-    def _record_in(transaction: Transaction, event: str, division: str) -> int | None:
-        table = schema.entries
-        chosen = (table.c.event == event) & (table.c.division == division) & table.c.record
-        found = transaction._connection.execute(select(table.c.id).where(chosen)).scalar()
-        return None if found is None else int(found)
 
     # --- reading ---
 
@@ -278,15 +281,12 @@ class Board:
     ) -> int:
         """How many entries `entries` finds without a limit."""
         query = select(func.count()).select_from(schema.entries).where(*_chosen(event, division, status, team))
-        with self.read() as connection:
-            return int(connection.execute(query).scalar() or 0)
+        return int(self._value(query) or 0)
 
     def teams_of(self, event: str) -> int:
         """How many teams have entered an event."""
         table = schema.entries
-        with self.read() as connection:
-            found = connection.execute(select(func.count(table.c.team.distinct())).where(table.c.event == event))
-            return int(found.scalar() or 0)
+        return int(self._value(select(func.count(table.c.team.distinct())).where(table.c.event == event)) or 0)
 
     def standings(
         self, event: str, division: str, team: str = "", sort: str = "score", limit: int = 100, offset: int = 0
@@ -312,19 +312,20 @@ class Board:
 
     def entry(self, number: int) -> dict[str, Any] | None:
         """One entry with recipe and result, or None."""
+        row = self._row(number)
+        if row is None:
+            return None
+        with readable(self):
+            result = None if row.result is None else json.loads(row.result)
+            return dict(row._mapping) | {"recipe": json.loads(row.recipe), "result": result}
+
+    def _row(self, number: int) -> Any:
         with self.read() as connection:
-            row = connection.execute(select(schema.entries).where(schema.entries.c.id == number)).first()
-            if row is None:
-                return None
-            facts = dict(row._mapping)
-            facts["recipe"] = json.loads(row.recipe)
-            facts["result"] = None if row.result is None else json.loads(row.result)
-        return facts
+            return connection.execute(select(schema.entries).where(schema.entries.c.id == number)).first()
 
     def recipe(self, number: int, folder: Path) -> Recipe:
         """The recipe of an entry, with its files written into `folder`."""
-        with self.read() as connection:
-            row = connection.execute(select(schema.entries).where(schema.entries.c.id == number)).first()
+        row = self._row(number)
         if row is None:
             raise ConfigurationError(f"there is no entry {number} on this board")
         for name, content in self.files(number).items():
@@ -357,10 +358,7 @@ class Board:
 
     def record(self, event: str, division: str) -> int | None:
         """The entry that holds the record."""
-        table = schema.entries
-        chosen = (table.c.event == event) & (table.c.division == division) & table.c.record
-        with self.read() as connection:
-            found = connection.execute(select(table.c.id).where(chosen)).scalar()
+        found = self._value(_holder(event, division))
         return None if found is None else int(found)
 
     def records(self, event: str, division: str) -> list[dict[str, Any]]:
@@ -389,9 +387,7 @@ class Board:
 
     def waiting(self) -> int:
         """Entries in the queue, running ones included."""
-        with self.read() as connection:
-            query = select(func.count()).select_from(schema.jobs).where(schema.jobs.c.state != "done")
-            return int(connection.execute(query).scalar() or 0)
+        return int(self._value(select(func.count()).select_from(schema.jobs).where(schema.jobs.c.state != "done")) or 0)
 
     def teams(self) -> list[dict[str, Any]]:
         """Tokens without their secrets, newest first."""

@@ -6,11 +6,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from pydantic import BaseModel
 
 from tilewise.bench.board.grades import grades_csv
 from tilewise.bench.board.tokens import create_token, revoke_token
-from tilewise.bench.board.transactions import Transaction
-from tilewise.bench.errors import Rejected
 from tilewise.bench.events import TinyMLPerf
 from tilewise.bench.server import models
 from tilewise.bench.server.service import Service, answer_for, problems
@@ -20,13 +19,19 @@ from tilewise.errors import ConfigurationError
 Number = Annotated[int, Path(ge=1, le=2**31 - 1, description="The entry's number.")]
 EventQuery = Annotated[models.EventName | None, Query()]
 DivisionQuery = Annotated[models.Division | None, Query()]
-_SECURED: dict[str, Any] = {"security": [{"token": []}]}
 
 
-def _takes(model: type[models.Strict]) -> dict[str, Any]:
-    """The request body's schema: it is parsed here, after its depth was looked at, not by the framework."""
-    schema = model.model_json_schema()
-    return _SECURED | {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+def _secured(
+    gives: type[BaseModel] | None, *refusals: int, takes: type[models.Strict] | None = None, **more: Any
+) -> dict[str, Any]:
+    """What a route that needs a token says of itself. The schema of its body is only told: bodies are parsed here,
+    after their depth was looked at, not by the framework."""
+    told: dict[str, Any] = {"security": [{"token": []}]}
+    if takes is not None:
+        content = {"application/json": {"schema": takes.model_json_schema()}}
+        told["requestBody"] = {"required": True, "content": content}
+    responses = problems(401, 403, 503, *refusals) | more.pop("responses", {})
+    return {"response_model": gives, "responses": responses, "openapi_extra": told} | more
 
 
 def routes(service: Service, views: Views) -> APIRouter:
@@ -123,15 +128,7 @@ def _text(value: str | None) -> str | None:
 
 
 def _add_teams(router: APIRouter, service: Service) -> None:
-    refusals = problems(400, 401, 403, 409, 413, 429, 503)
-
-    @router.post(
-        "/api/entries",
-        status_code=201,
-        response_model=models.Receipt,
-        responses=refusals,
-        openapi_extra=_takes(models.Submission),
-    )
+    @router.post("/api/entries", status_code=201, **_secured(models.Receipt, 400, 409, 413, takes=models.Submission))
     async def submit(request: Request) -> Any:
         """Enter a recipe. It is answered when it is on the disk; a worker measures it afterwards."""
         holder = await service.holder(request)
@@ -141,23 +138,14 @@ def _add_teams(router: APIRouter, service: Service) -> None:
 
 def _add_teacher(router: APIRouter, service: Service) -> None:
     board = service.board
-    refusals = problems(400, 401, 403, 413, 503)
 
-    @router.get(
-        "/api/tokens", response_model=models.TokenList, responses=problems(401, 403, 503), openapi_extra=_SECURED
-    )
+    @router.get("/api/tokens", **_secured(models.TokenList))
     async def tokens(request: Request) -> Any:
         """Tokens by name; their secrets are not kept."""
         await service.admin(request)
         return {"tokens": await service.read(board.teams)}
 
-    @router.post(
-        "/api/tokens",
-        status_code=201,
-        response_model=models.MadeToken,
-        responses=refusals,
-        openapi_extra=_takes(models.NewToken),
-    )
+    @router.post("/api/tokens", status_code=201, **_secured(models.MadeToken, 400, 413, takes=models.NewToken))
     async def make_token(request: Request) -> Any:
         """A new token for a team; shown once."""
         teacher = await service.admin(request)
@@ -165,12 +153,7 @@ def _add_teacher(router: APIRouter, service: Service) -> None:
         token = await service.read(create_token, board, given.team, given.admin, teacher.id)
         return {"token": token, "id": token.split("_")[1], "team": given.team}
 
-    @router.delete(
-        "/api/tokens/{identifier}",
-        response_model=models.Done,
-        responses=refusals | problems(404),
-        openapi_extra=_SECURED,
-    )
+    @router.delete("/api/tokens/{identifier}", **_secured(models.Done, 400, 404, 413))
     async def drop_token(request: Request, identifier: Annotated[str, Path(pattern="^[0-9a-f]{8}$")]) -> Any:
         """Revoke a token by its public name."""
         teacher = await service.admin(request)
@@ -180,9 +163,7 @@ def _add_teacher(router: APIRouter, service: Service) -> None:
             return JSONResponse({"detail": str(error), "code": "not there"}, 404)
         return {"done": f"token {identifier} is revoked"}
 
-    @router.post(
-        "/api/events/{name}", response_model=models.Done, responses=refusals, openapi_extra=_takes(models.Opening)
-    )
+    @router.post("/api/events/{name}", **_secured(models.Done, 400, 413, takes=models.Opening))
     async def open_or_close(request: Request, name: models.EventName) -> Any:
         """Open or close an event for new entries."""
         teacher = await service.admin(request)
@@ -190,11 +171,10 @@ def _add_teacher(router: APIRouter, service: Service) -> None:
         await service.change(lambda transaction: transaction.set_open(name, given.open, teacher.id))
         return {"done": f"{name} is {'open' if given.open else 'closed'}"}
 
+    on_entry = _secured(models.Done, 400, 404, 413)
+
     @router.post(
-        "/api/entries/{number}/disqualify",
-        response_model=models.Done,
-        responses=refusals | problems(404),
-        openapi_extra=_takes(models.Disqualification),
+        "/api/entries/{number}/disqualify", **_secured(models.Done, 400, 404, 413, takes=models.Disqualification)
     )
     async def disqualify(request: Request, number: Number) -> Any:
         """Take an entry out of the ranking, with a reason that stays to be seen."""
@@ -202,34 +182,22 @@ def _add_teacher(router: APIRouter, service: Service) -> None:
         given = await service.body(request, models.Disqualification)
         return await _on_entry(service, number, lambda t: t.disqualify(number, given.reason, by), "disqualified")
 
-    @router.post(
-        "/api/entries/{number}/reinstate",
-        response_model=models.Done,
-        responses=refusals | problems(404),
-        openapi_extra=_SECURED,
-    )
+    @router.post("/api/entries/{number}/reinstate", **on_entry)
     async def reinstate(request: Request, number: Number) -> Any:
         """Lift a disqualification; the entry is measured again."""
         by = (await service.admin(request)).id
         return await _on_entry(service, number, lambda t: t.reinstate(number, by), "back")
 
-    @router.post(
-        "/api/entries/{number}/rerun",
-        response_model=models.Done,
-        responses=refusals | problems(404),
-        openapi_extra=_SECURED,
-    )
+    @router.post("/api/entries/{number}/rerun", **on_entry)
     async def rerun(request: Request, number: Number) -> Any:
         """Have a closed entry run again."""
         by = (await service.admin(request)).id
         return await _on_entry(service, number, lambda t: t.requeue(number, by), "queued")
 
-    @router.get(
-        "/api/grades.csv",
-        response_class=JSONResponse,  # of its refusals; the grades themselves are text/csv
-        responses=problems(401, 403, 503) | {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
-        openapi_extra=_SECURED,
-    )
+    csv = {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}}
+
+    # the response class is that of its refusals; the grades themselves are text/csv
+    @router.get("/api/grades.csv", response_class=JSONResponse, **_secured(None, responses=csv))
     async def grades(request: Request) -> Any:
         """The best verified entry of every team in every event."""
         await service.admin(request)
@@ -244,6 +212,3 @@ async def _on_entry(service: Service, number: int, change: Any, word: str) -> An
     except ConfigurationError as error:
         return answer_for(error)
     return {"done": f"entry {number} is {word}"}
-
-
-__all__ = ["Rejected", "Transaction", "routes"]

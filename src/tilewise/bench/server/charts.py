@@ -7,6 +7,8 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from tilewise.profile.units import bytes_, seconds
+
 _WIDTH = 720
 _ROW = 58
 
@@ -78,8 +80,8 @@ def before_and_after(result: dict[str, Any]) -> list[dict[str, Any]]:
     pairs = []
     for title, key, show in (
         ("Latency (p50)", "latency_s", seconds),
-        ("Memory", "memory_bytes", size),
-        ("File", "file_bytes", size),
+        ("Memory", "memory_bytes", bytes_),
+        ("File", "file_bytes", bytes_),
     ):
         try:
             before, after = (float(side[key]["p50"] if key == "latency_s" else side[key]) for side in (base, entry))
@@ -117,14 +119,3 @@ def step_rows(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
         }
         for at, step in enumerate(steps)
     ]
-
-
-def seconds(value: float) -> str:
-    for factor, unit in ((1e6, "µs"), (1e3, "ms"), (1.0, "s")):
-        if value * factor < 1000 or unit == "s":
-            return f"{value * factor:.3g} {unit}"
-    return f"{value:.3g} s"
-
-
-def size(value: float) -> str:
-    return f"{value / 1024:,.1f} KiB" if value < 1 << 20 else f"{value / (1 << 20):,.2f} MiB"

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewise.cli.compete.options import JsonOption, ThreadsOption
-from tilewise.cli.tables import show
-from tilewise.cli.waiting import waiting
+from tilewise.cli.compete.options import ThreadsOption
+from tilewise.cli.every import AsJson, answer
+from tilewise.cli.tables import show, table, waiting
 from tilewise.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def run(
     threads: ThreadsOption = 1,
     truth: TruthOption = None,
     out: Annotated[Path | None, typer.Option(help="Also write the result to this file as JSON.")] = None,
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """Validate and score an entry on this machine, against plain tilewise in the same run.
 
@@ -65,19 +65,14 @@ def validate(
     entry: EntryOption = "reference",
     threads: ThreadsOption = 1,
     truth: TruthOption = None,
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check an entry's answers and storage without timing it.
 
     Example: tilewise compete validate --event MLP_SPRINT --entry my-recipe.json
     """
     found = _submission(event, entry, "me", threads, truth).validate()
-    if as_json:
-        print(json.dumps(found.as_dict(), default=float))
-        return
-    print(f"{event}: the entry is valid")
-    for line in found.checks:
-        print(f"  {line}")
+    answer(as_json, found.as_dict(), f"{event}: the entry is valid", *(f"  {line}" for line in found.checks))
 
 
 def _submission(event: str, entry: str, team: str, threads: int, truth: str | None = None) -> CompetitionSubmission:
@@ -110,25 +105,18 @@ def _plugin(plugin: Path, event: str, threads: int) -> Callable[[], Score]:
 def print_score(score: Any) -> None:
     """The score, the cumulative gain step by step, and what was checked."""
     from rich.console import Console
-    from rich.table import Table
 
     console = Console()
     if not score.steps:
         console.print(f"[bold]{score.event}[/]  score {score.score:.4f}")
     else:
-        table = Table(title=f"{score.event}: score {score.score:.2f}", title_justify="left")
-        for heading in ("after", "p50", "speed-up", "memory", "file", "score so far"):
-            table.add_column(heading, justify="left" if heading == "after" else "right")
+        rows = []
         for step in score.steps:
-            table.add_row(
-                step["label"],
-                f"{step['latency_s'] * 1e3:.3f} ms",
-                f"{step['speedup']:.2f}×",
-                f"{step['memory_bytes'] / 1024:,.0f} KiB",
-                f"{step['file_bytes'] / 1024:,.1f} KiB",
-                f"{step['score']:.2f}",
-            )
-        show(table, console)
+            size, file = f"{step['memory_bytes'] / 1024:,.0f} KiB", f"{step['file_bytes'] / 1024:,.1f} KiB"
+            gains = f"{step['latency_s'] * 1e3:.3f} ms", f"{step['speedup']:.2f}×", size, file
+            rows.append((step["label"], *gains, f"{step['score']:.2f}"))
+        headings = ("after", "p50", "speed-up", "memory", "file", "score so far")
+        show(table(headings, rows, f"{score.event}: score {score.score:.2f}"), console)
         low, high = (f"{bound:.3f}" for bound in score.interval)
         interval = f" (95 % interval {low} to {high})" if low != high else ""
         console.print(

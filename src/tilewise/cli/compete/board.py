@@ -12,12 +12,12 @@ from tilewise.cli.compete import serving, teaching
 from tilewise.cli.compete.options import (
     DEFAULT_BOARD,
     BoardOption,
-    JsonOption,
     KeyOption,
     ThreadsOption,
     opened_board,
 )
-from tilewise.cli.tables import show
+from tilewise.cli.every import AsJson, answer
+from tilewise.cli.tables import show, table
 from tilewise.errors import ConfigurationError
 
 
@@ -29,7 +29,7 @@ def submit(
     token: Annotated[str | None, typer.Option(help="Your team's token, for a server; or TILEWISE_TOKEN.")] = None,
     plugin: Annotated[Path | None, typer.Option(help="Open division: the plugin's file (needs a server).")] = None,
     threads: ThreadsOption = 1,
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """Put an entry on a board: measured here for a board file, measured by its workers for a server.
 
@@ -47,12 +47,9 @@ def submit(
         receipt = send(to, submission.recipe, token, plugin)
     else:
         receipt = submission.submit_to_leaderboard(to, token)
-    if as_json:
-        print(json.dumps(receipt))
-        return
     score = f", score {receipt['score']:.3f}" if "score" in receipt else ""
-    print(f"entry {receipt['entry']}: {receipt['status']}{score}")
-    print(f"receipt {receipt['hash']}")
+    told = f"entry {receipt['entry']}: {receipt['status']}{score}"
+    answer(as_json, receipt, told, f"receipt {receipt['hash']}")
 
 
 def board(
@@ -62,7 +59,7 @@ def board(
     event: Annotated[str | None, typer.Option(help="One event only.")] = None,
     division: Annotated[str, typer.Option(help="closed or open.")] = "closed",
     limit: Annotated[int, typer.Option(min=1, max=500, help="Rows shown.")] = 20,
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show a board, best entries first; a server's needs no token.
 
@@ -91,26 +88,22 @@ def board(
 
 
 def _print_board(name: str, division: str, rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=f"{name}, {division} division", title_justify="left")
-    for heading in ("", "team", "entry", "score", "speed", "memory", "size", "status"):
-        table.add_column(heading, justify="right" if heading in ("", "score", "speed", "memory", "size") else "left")
+    shown = []
     for row in rows:
         gains = ["–" if row[n] is None else f"{row[n]:.2f}×" for n in ("speedup", "memory_gain", "size_gain")]
         score = "–" if row["score"] is None else f"{row['score']:.3f}"
         status = row["status"] + (" (record)" if row["record"] else "")
-        shown = (str(row["rank"] or ""), row["team"], f"{row['id']} {row['name']}".strip(), score, *gains, status)
-        table.add_row(*(Text(cell) for cell in shown))  # what teams write is text, not markup
-    show(table)
+        entry = f"{row['id']} {row['name']}".strip()
+        shown.append((row["rank"] or "", row["team"], entry, score, *gains, status))
+    headings = ("", "team", "entry", "score", "speed", "memory", "size", "status")
+    show(table(headings, shown, f"{name}, {division} division", left=("team", "entry", "status")))
 
 
 def verify(
     where: BoardOption = DEFAULT_BOARD,
     head: Annotated[str | None, typer.Option(help="A hash noted earlier, such as a receipt's.")] = None,
     key: KeyOption = None,
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check a board's ledger, and what the board shows against it; exit code 1 if anything is wrong.
 

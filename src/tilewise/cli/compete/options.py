@@ -1,10 +1,9 @@
-"""What the commands of `tilewise compete` share: options, the board they are about, and how they answer."""
+"""What the commands of `tilewise compete` share: options, and the board they are about."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
 
 BoardOption = Annotated[str, typer.Option("--board", help="A file, or a postgresql:// URL.")]
 KeyOption = Annotated[Path | None, typer.Option("--key", help="The board's key file; beside a board file by default.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 ThreadsOption = Annotated[int, typer.Option(min=1, max=64, help="Threads of both sides.")]
 ImagesOption = Annotated[
     str | None, typer.Option(help="An npz of digits x and classes y that only you have, to measure accuracy on.")
@@ -26,7 +24,3 @@ def opened_board(where: str, key: Path | None = None, create: bool = False) -> B
     from tilewise.bench.board import open_board
 
     return open_board(where, create=create, key=key)
-
-
-def say(as_json: bool, sentence: str, **facts: Any) -> None:
-    print(json.dumps(facts) if as_json else sentence)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-import gc
-import json
 import logging
 import os
-import socket
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -18,12 +14,12 @@ from tilewise.cli.compete.options import (
     DEFAULT_BOARD,
     BoardOption,
     ImagesOption,
-    JsonOption,
     KeyOption,
     ThreadsOption,
     opened_board,
 )
-from tilewise.errors import UnavailableError
+from tilewise.cli.every import AsJson, answer
+from tilewise.cli.listening import listen, require_uvicorn, settle, shown_address
 
 
 def serve(
@@ -49,10 +45,7 @@ def serve(
 
     Example: tilewise compete serve --board board.sqlite --port 8000
     """
-    try:
-        import uvicorn
-    except ImportError:
-        raise UnavailableError("a server needs uvicorn: pip install 'tilewise[server]'") from None
+    uvicorn = require_uvicorn()
     from tilewise.bench.server import create_app
     from tilewise.bench.server.connections import HEADER_BYTES, GuardedProtocol, GuardedServer, allow_files
     from tilewise.bench.server.workers import Workers
@@ -60,7 +53,7 @@ def serve(
     _log_accesses(access_log)
     allow_files()
     _check_settings(truth, images)
-    listening = _listen(host, port)
+    listening = listen(host, port)
     opened_board(where, key, create=True).close()  # the board is there, and its key fits, before anything is started
     crew = Workers(workers, where, threads, {"truth": truth, "images": images}, key)
     try:
@@ -74,8 +67,7 @@ def serve(
             has_truth=truth is not None,
             workers=counted,
         )
-        gc.collect()
-        gc.freeze()  # what there is by now stays: looking through all of it again would hold up everybody for 0.2 s
+        settle()
         config = uvicorn.Config(
             app,
             http=GuardedProtocol,
@@ -89,7 +81,7 @@ def serve(
         )
         server = GuardedServer(config, listening, app.health)
         server.end_when_told()
-        print(f"the board is at http://{_shown_address(listening)}", flush=True)
+        print(f"the board is at http://{shown_address(listening)}", flush=True)
         sys.setswitchinterval(1e-3)  # requests are short: a thread that reads the board gives way sooner
         server.run(sockets=[])
     except (KeyboardInterrupt, SystemExit):
@@ -98,25 +90,6 @@ def serve(
         crew.close()
         logging.shutdown()
     os._exit(0)  # whoever still reads a large board in a thread does not hold up the end
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A socket on this address, or a sentence that says why there is none."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listening = socket.create_server((host, port), family=family, backlog=1024)
-        # inherited by what is accepted; asyncio does not see that these are TCP, and an answer's body would wait 40 ms
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listening
-    except OSError as error:
-        why = (error.strerror or str(error)).split(" (while")[0]  # the address follows, a second time
-        hint = "; --port 0 takes a free one" if error.errno == errno.EADDRINUSE else ""
-        raise UnavailableError(f"nothing can listen on {host}, port {port}: {why}{hint}") from None
-
-
-def _shown_address(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _check_settings(truth: str | None, images: str | None) -> None:
@@ -167,7 +140,7 @@ def rerun(
     where: BoardOption = DEFAULT_BOARD,
     threads: ThreadsOption = 1,
     key: KeyOption = None,
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run an open entry's plugin here, isolated and with limits, and put the result on the board.
 
@@ -178,4 +151,4 @@ def rerun(
     with opened_board(where, key) as opened:
         entry = rerun_plugin(opened, number, threads)
     shown = {name: entry[name] for name in ("id", "team", "event", "status", "score", "reason")}
-    print(json.dumps(shown) if as_json else f"entry {number}: {entry['status']} {entry['reason'] or entry['score']}")
+    answer(as_json, shown, f"entry {number}: {entry['status']} {entry['reason'] or entry['score']}")

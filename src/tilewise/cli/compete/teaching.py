@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from tilewise._wording import counted
-from tilewise.cli.compete.options import BY, DEFAULT_BOARD, BoardOption, JsonOption, KeyOption, opened_board, say
+from tilewise.cli.compete.options import BY, DEFAULT_BOARD, BoardOption, KeyOption, opened_board
+from tilewise.cli.every import AsJson, answer
 from tilewise.errors import ConfigurationError
 
 
@@ -19,7 +20,7 @@ def token_create(
     where: BoardOption = DEFAULT_BOARD,
     admin: Annotated[bool, typer.Option("--admin", help="A teacher's token.")] = False,
     key: KeyOption = None,
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make a token; it is shown once and stored only as a hash.
 
@@ -30,7 +31,7 @@ def token_create(
     with opened_board(where, key, create=True) as opened:
         before = [row["id"] for row in opened.teams() if row["team"] == team and row["revoked_at"] is None]
         made = create_token(opened, team, admin, BY)
-    print(json.dumps({"team": team, "token": made}) if as_json else made)
+    answer(as_json, {"team": team, "token": made}, made)
     if not as_json:
         print(f"This is {team}'s token; it is shown only once. Submit with --token or TILEWISE_TOKEN.", file=sys.stderr)
     if before and not as_json:
@@ -42,7 +43,7 @@ def token_revoke(
     identifier: Annotated[str, typer.Argument(help="The token's public name, or the token.")],
     where: BoardOption = DEFAULT_BOARD,
     key: KeyOption = None,
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """Revoke a token.
 
@@ -52,10 +53,10 @@ def token_revoke(
 
     with opened_board(where, key) as opened:
         revoke_token(opened, identifier, BY)
-    say(as_json, "revoked", revoked=True)
+    answer(as_json, {"revoked": True}, "revoked")
 
 
-def token_list(where: BoardOption = DEFAULT_BOARD, as_json: JsonOption = False) -> None:
+def token_list(where: BoardOption = DEFAULT_BOARD, as_json: AsJson = False) -> None:
     """List tokens by name.
 
     Example: tilewise compete token list
@@ -75,7 +76,7 @@ def event(
     state: Annotated[str, typer.Argument(help="open or close.")],
     where: BoardOption = DEFAULT_BOARD,
     key: KeyOption = None,
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """Open or close an event for new entries.
 
@@ -85,7 +86,8 @@ def event(
         raise ConfigurationError("an event can be opened or closed: say open or close")
     with opened_board(where, key) as opened, opened.write() as transaction:
         transaction.set_open(name, state == "open", BY)
-    say(as_json, f"{name} is {'open' if state == 'open' else 'closed'}", event=name, open=state == "open")
+    is_open = state == "open"
+    answer(as_json, {"event": name, "open": is_open}, f"{name} is {'open' if is_open else 'closed'}")
 
 
 def disqualify(
@@ -93,7 +95,7 @@ def disqualify(
     reason: Annotated[str, typer.Argument(help="Why; shown on the board.")],
     where: BoardOption = DEFAULT_BOARD,
     key: KeyOption = None,
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """Take an entry out of the ranking, with a reason.
 
@@ -101,14 +103,14 @@ def disqualify(
     """
     with opened_board(where, key) as opened, opened.write() as transaction:
         transaction.disqualify(number, reason, BY)
-    say(as_json, f"entry {number} is disqualified", entry=number, disqualified=reason)
+    answer(as_json, {"entry": number, "disqualified": reason}, f"entry {number} is disqualified")
 
 
 def reinstate(
     number: Annotated[int, typer.Argument(help="The entry.")],
     where: BoardOption = DEFAULT_BOARD,
     key: KeyOption = None,
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """Lift a disqualification; the entry is measured again.
 
@@ -116,7 +118,7 @@ def reinstate(
     """
     with opened_board(where, key) as opened, opened.write() as transaction:
         transaction.reinstate(number, BY)
-    say(as_json, f"entry {number} is back and waits for a run", entry=number, reinstated=True)
+    answer(as_json, {"entry": number, "reinstated": True}, f"entry {number} is back and waits for a run")
 
 
 def roster(
@@ -126,7 +128,7 @@ def roster(
     out: Annotated[Path, typer.Option(help="The file for the new tokens; they are shown nowhere else.")],
     where: BoardOption = DEFAULT_BOARD,
     key: KeyOption = None,
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make a token for every team of a class that has none yet, and write who gets which.
 
@@ -145,7 +147,7 @@ def roster(
     write_whole(out, tokens_csv(students, made))
     out.chmod(0o600)
     said = f"{counted(len(made), 'new token')} for {counted(len(students), 'student')} in {out}"
-    say(as_json, said, tokens=len(made), file=str(out))
+    answer(as_json, {"tokens": len(made), "file": str(out)}, said)
 
 
 def grades(
@@ -175,7 +177,7 @@ def backup(
     path: Annotated[Path, typer.Argument(help="The file to write.")],
     where: BoardOption = DEFAULT_BOARD,
     key: KeyOption = None,
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write the whole board, its key included, to one file that only you can read.
 
@@ -185,7 +187,7 @@ def backup(
 
     with opened_board(where, key) as opened:
         lines = back_up(opened, path)
-    say(as_json, f"{lines} lines in {path}", lines=lines, file=str(path))
+    answer(as_json, {"lines": lines, "file": str(path)}, f"{lines} lines in {path}")
 
 
 def restore(
@@ -195,7 +197,7 @@ def restore(
     new_key: Annotated[
         bool, typer.Option("--new-key", help="Seal the board with a new key, if the old one is lost.")
     ] = False,
-    as_json: JsonOption = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make a new board from a backup; the chain is checked before anything is written, and the board after.
 
@@ -204,4 +206,4 @@ def restore(
     from tilewise.bench.board.backup import restore as run
 
     links = run(path, where, key, new_key)
-    say(as_json, f"{counted(links, 'link')} in {where}", links=links, board=where)
+    answer(as_json, {"links": links, "board": where}, f"{counted(links, 'link')} in {where}")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tilewise._wording import counted
+from tilewise.cli.tables import table
 from tilewise.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -101,12 +102,9 @@ def _live() -> Iterator[Report]:
 
 
 def _table(told: Told) -> Any:
-    from rich.table import Table
-
-    table = Table("slot", "machine", "state")
-    for heading in ("kernels", "pairs", "pairs/s", "failures", "restarts"):
-        table.add_column(heading, justify="right")
-    for line in told.lines.values():
-        numbers = (line.kernels, f"{line.pairs:,}", f"{line.pairs_per_s:.0f}", line.failures, line.restarts)
-        table.add_row(line.place, line.machine, line.state, *map(str, numbers))
-    return table
+    headings = ("slot", "machine", "state", "kernels", "pairs", "pairs/s", "failures", "restarts")
+    rows = [
+        (n.place, n.machine, n.state, n.kernels, f"{n.pairs:,}", f"{n.pairs_per_s:.0f}", n.failures, n.restarts)
+        for n in told.lines.values()
+    ]
+    return table(headings, rows, left=headings[:3])

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import signal
-import socket
 import sys
 from typing import Annotated
 
 import typer
 
-from tilewise.errors import ConfigurationError, UnavailableError
+from tilewise.cli.listening import listen, require_uvicorn, settle, shown_address
+from tilewise.errors import ConfigurationError
 
 
 def serve(
@@ -28,10 +27,7 @@ def serve(
 
     Example: tilewise serve --store postgresql://tilewise@db/measurements --port 8100
     """
-    try:
-        import uvicorn
-    except ImportError:
-        raise UnavailableError("a service needs uvicorn: pip install 'tilewise[server]'") from None
+    uvicorn = require_uvicorn()
     from tilewise.fleet.service.app import create_app
 
     if open_to_all and host not in ("127.0.0.1", "localhost", "::1"):
@@ -41,25 +37,13 @@ def serve(
         app, host=host, port=port, log_level="error", access_log=False, ws="none", timeout_keep_alive=30,
         timeout_graceful_shutdown=5, limit_concurrency=2000, backlog=2048, h11_max_incomplete_event_size=16 << 10,
     )  # fmt: skip
-    listening = _listen(host, port)
-    gc.collect()
-    gc.freeze()  # what was imported stays: looking through all of it again would hold up everybody
+    listening = listen(host, port)
+    settle()
     server = uvicorn.Server(config)
     # Heard at any moment: an exception raised from here could meet code that drops it. uvicorn sets handlers of its own
     # while it runs, and raises what it heard once more when it has ended in order.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: setattr(server, "should_exit", True))
-    address = listening.getsockname()
-    typer.echo(f"the service is at http://{address[0]}:{address[1]}; its page is /docs")
+    typer.echo(f"the service is at http://{shown_address(listening)}; its page is /docs")
     sys.stdout.flush()
     server.run(sockets=[listening])
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=2048)
-    except (OSError, UnicodeError) as error:
-        said = (getattr(error, "strerror", None) or "that is no address").partition(" (while")[0]
-        where = f"{host[:80]} port {port}"
-        raise ConfigurationError(f"The service cannot listen at {where} ({said}); give another.") from None

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tilewise._wording import counted
-from tilewise.cli.tables import show
+from tilewise.cli.every import AsJson, answer
+from tilewise.cli.tables import show, table
 
 store = typer.Typer(
     help="Look into measurement stores, files or PostgreSQL, and take one over into another.", no_args_is_help=True
 )
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Where = Annotated[str, typer.Argument(help="A store: a file or a postgresql:// URL.")]
 MachineName = Annotated[str | None, typer.Option("--machine", help="Only this part, as `store info` names it.")]
 
@@ -34,20 +33,10 @@ def info(where: Where, as_json: AsJson = False) -> None:
         for part in opened.parts():
             opened.choose_part(part)
             found[part] = {**opened.counts(), "waiting": len(opened.queued()), "runs": len(opened.runs())}
-    if as_json:
-        typer.echo(json.dumps({"store": name, "machines": found}))
-        return
-    if not found:
-        typer.echo(f"{name} holds no measurements yet.")
-        return
-    from rich.table import Table
-
-    table = Table("machine", title=name)
-    for heading in ("kernels", "pairs", "timings", "batches", "disturbed", "waiting", "runs"):
-        table.add_column(heading, justify="right")
-    for part, counts in found.items():
-        table.add_row(part, *(f"{count:,}" for count in counts.values()))
-    show(table)
+    if as_json or not found:
+        return answer(as_json, {"store": name, "machines": found}, f"{name} holds no measurements yet.")
+    headings = ("machine", "kernels", "pairs", "timings", "batches", "disturbed", "waiting", "runs")
+    show(table(headings, [(part, *(f"{n:,}" for n in counts.values())) for part, counts in found.items()], name))
 
 
 @store.command()
@@ -68,12 +57,8 @@ def merge(
         for source in sources:
             with Store(source, create=False) as opened:
                 results[opened.name] = take_over(opened, target).as_dict()
-    if as_json:
-        typer.echo(json.dumps(results))
-        return
-    for name, counts in results.items():
-        parts = ", ".join(f"{count:,} {what}" for what, count in counts.items())
-        typer.echo(f"{name}: added {parts}.")
+    added = {name: ", ".join(f"{n:,} {what}" for what, n in counts.items()) for name, counts in results.items()}
+    answer(as_json, results, *(f"{name}: added {parts}." for name, parts in added.items()))
 
 
 @store.command()
@@ -97,12 +82,8 @@ def export(
         part = source.part  # refuses, with a list, where there are several
         with Store(out) as target:
             merged = take_over(source, target).as_dict()
-    if as_json:
-        typer.echo(json.dumps({"out": str(out), "machine": part, **merged}))
-        return
-    typer.echo(
-        f"{out} received {counted(merged['kernels'], 'finished kernel')} with {counted(merged['timings'], 'timing')}."
-    )
+    received = f"{counted(merged['kernels'], 'finished kernel')} with {counted(merged['timings'], 'timing')}"
+    answer(as_json, {"out": str(out), "machine": part, **merged}, f"{out} received {received}.")
 
 
 @store.command()
@@ -132,7 +113,6 @@ def token(
     with Store(where) as opened:
         if revoke is not None:
             revoke_token(opened, revoke)
-            typer.echo(json.dumps({"revoked": revoke}) if as_json else "It opens nothing any longer.")
-            return
+            return answer(as_json, {"revoked": revoke}, "It opens nothing any longer.")
         made = create_token(opened, machine or ANY)
-    typer.echo(json.dumps({"token": made}) if as_json else made)
+    answer(as_json, {"token": made}, made)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tilewise import Tensor, data, models, no_grad
 from tilewise._wording import with_interval
-from tilewise.cli.tables import show
+from tilewise.cli.tables import show, table
 from tilewise.errors import ConfigurationError, TilewiseError
 from tilewise.io import load
 from tilewise.nn import Module
@@ -141,19 +141,12 @@ def float_bytes(model: Module) -> int:
 
 
 def print_table(title: str, rows: list[Outcome], batch: int) -> None:
-    from rich.table import Table
+    headings = ("", "accuracy", "points lost (95 % interval)", "in memory", f"p50 of {batch} images", "speed-up")
+    show(table(headings, map(_cells, rows), title))
 
-    table = Table(title=title, title_justify="left")
-    for heading in ("", "accuracy", "points lost (95 % interval)", "in memory", f"p50 of {batch} images", "speed-up"):
-        table.add_column(heading, justify="left" if not heading else "right")
-    for row in rows:
-        low, high = row.drop_interval
-        table.add_row(
-            row.name,
-            f"{100 * row.accuracy:.2f} %",
-            "none" if low == high == 0 else with_interval(*(f"{v:+.2f}" for v in (row.drop_points, low, high))),
-            f"{row.bytes_in_memory / 1024:,.1f} KiB",
-            f"{row.latency_s * 1e3:.3f} ms",
-            f"{row.speedup:.2f}×",
-        )
-    show(table)
+
+def _cells(row: Outcome) -> tuple[str, ...]:
+    low, high = row.drop_interval
+    lost = "none" if low == high == 0 else with_interval(*(f"{v:+.2f}" for v in (row.drop_points, low, high)))
+    size, took = f"{row.bytes_in_memory / 1024:,.1f} KiB", f"{row.latency_s * 1e3:.3f} ms"
+    return row.name, f"{100 * row.accuracy:.2f} %", lost, size, took, f"{row.speedup:.2f}×"

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tilewise.cli.every import check_output
+from tilewise.cli.every import AsJson, Threads, check_output
+from tilewise.cli.tables import progress_bar
 
 if TYPE_CHECKING:
-    from tilewise.fit import FitResult, Progress
+    from tilewise.cli.tables import Progress as Move
+    from tilewise.fit import Epoch, FitResult, Progress
 
 
 def fit(
@@ -31,7 +33,7 @@ def fit(
     epochs: Annotated[int | None, typer.Option(help="At most this many passes over the data.")] = None,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the initial weights and the order of the data.")] = 0,
-    threads: Annotated[int | None, typer.Option(help="Threads of the native kernels.")] = None,
+    threads: Threads = None,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 50,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start again instead of continuing from the folder's checkpoint.")
@@ -40,30 +42,48 @@ def fit(
     tensorboard: Annotated[
         Path | None, typer.Option(help="Folder for the losses and scores as TensorBoard reads them.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a reference model and save it; after an interruption the same command continues.
 
     Example: tilewise fit cnn --seed 1 --out out/cnn
     """
-    from tilewise import set_num_threads
-    from tilewise.cli.optimize.fit_progress import Bar, Lines
     from tilewise.fit import fit as run_fit
     from tilewise.fit import recipe_for
-    from tilewise.fit.logs import CsvLog, TensorBoardLog, Together
+    from tilewise.fit.logs import CsvLog, TensorBoardLog
 
-    if threads is not None:
-        set_num_threads(threads)
     recipe = recipe_for(model, data, epochs, seed, lr)
     folder = out or Path("out") / f"fit-{model}"
     check_output(folder, folder=True)
-    watchers: list[Progress] = [Bar() if sys.stderr.isatty() else Lines()]
-    watchers += [CsvLog(csv)] if csv is not None else []
-    watchers += [TensorBoardLog(tensorboard)] if tensorboard is not None else []
-    result = run_fit(recipe, folder, checkpoint_every, fresh, Together(watchers))
+    logs: list[Progress] = [CsvLog(csv)] if csv is not None else []
+    logs += [TensorBoardLog(tensorboard)] if tensorboard is not None else []
+    with progress_bar(None) as move:
+        result = run_fit(recipe, folder, checkpoint_every, fresh, _watcher(move, logs))
     print(_as_json(result) if as_json else _as_text(result))
     if not result.finished:
         raise typer.Exit(130)
+
+
+def _watcher(move: Move | None, logs: list[Progress]) -> Progress:
+    """Tells of a line per epoch, moves the bar where there is one, and keeps the logs."""
+    from tilewise.fit.logs import Together
+
+    class Shown(Together):
+        def start(self, epochs: int, steps_per_epoch: int, done: int) -> None:
+            super().start(epochs, steps_per_epoch, done)
+            self.total = epochs * steps_per_epoch
+
+        def step(self, step: int, loss: float) -> None:
+            super().step(step, loss)
+            if move is not None:
+                move(step, self.total, f"loss {loss:.3f}")
+
+        def epoch(self, epoch: Epoch) -> None:
+            super().epoch(epoch)
+            said = f"training loss {epoch.train_loss:.4f}, validation {epoch.score:.4f}{' *' * epoch.best}"
+            print(f"epoch {epoch.epoch}: {said}", file=sys.stderr, flush=True)
+
+    return Shown(logs)
 
 
 def _as_json(result: FitResult) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewise._wording import counted
+from tilewise.cli.every import AsJson, Threads
 from tilewise.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -42,20 +43,17 @@ def generate(
     cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Keep keys and values of earlier tokens.")] = True,
     int8: Annotated[bool, typer.Option("--int8", help="Decode with int8 weights.")] = False,
     int4: Annotated[bool, typer.Option("--int4", help="Decode with four-bit weights.")] = False,
-    threads: Annotated[int | None, typer.Option(help="Threads of the native kernels.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    threads: Threads = None,
+    as_json: AsJson = False,
 ) -> None:
     """Continue a text with a GPT or a LLaMA, streaming, and report tokens a second; Ctrl-C ends it.
 
     Example: tilewise generate "import " --tokens 100 --no-cache
     """
-    from tilewise import set_num_threads
     from tilewise.generate import generate as run
 
     if int8 and int4:
         raise ConfigurationError("weights have eight bits or four: choose one of --int8 and --int4")
-    if threads is not None:
-        set_num_threads(threads)
     talker = _model(model)
     prompt = sys.stdin.read().rstrip("\n") if prompt == "-" else prompt
     if not prompt:
@@ -75,7 +73,7 @@ def generate(
     else:
         count = len(written.tokens)
         print(
-            f"\n\n{count} token{'s' * (count != 1)}, {rate:,.0f} a second, "
+            f"\n\n{counted(count, 'token')}, {rate:,.0f} a second, "
             f"{'with' if cache else 'without'} a cache, {talker.kind or weights} weights"
             f"{', interrupted' * written.interrupted}"
         )
@@ -142,17 +140,13 @@ def kv(
     model: Annotated[str, typer.Option(help=_MODEL_HELP)] = "gpt:6x384",
     tokens: Annotated[int, typer.Option(min=8, help="Positions to measure.")] = 200,
     out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("out/kv.png"),
-    threads: Annotated[int | None, typer.Option(help="Threads of the native kernels.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the times as JSON.")] = False,
+    threads: Threads = None,
+    as_json: AsJson = False,
 ) -> None:
     """Plot the time per token against its position, with and without the cache (best of three runs each).
 
     Example: tilewise kv --model gpt:4x128 --tokens 128 --out kv.png
     """
-    from tilewise import set_num_threads
-
-    if threads is not None:
-        set_num_threads(threads)
     network = _model(model).network
     if tokens > network.context:
         raise ConfigurationError(f"--tokens {tokens} is more than the model's context of {network.context}")

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from tilewise.cli.every import AsJson
+
 inductor = typer.Typer(help="PyTorch's compiler with tilewise choosing its templates.", no_args_is_help=True)
 
 
@@ -20,7 +22,7 @@ def _group() -> None:
 @inductor.command()
 def report(
     folder: Annotated[Path | None, typer.Option(help="Records elsewhere than in the cache folder.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """What was skipped, kept, measured and remembered, product by product.
 
@@ -30,11 +32,9 @@ def report(
 
     found = summary(folder)
     if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(found)))
-        return
+        return typer.echo(json.dumps(dataclasses.asdict(found)))
     if not found.products:
-        typer.echo("Nothing yet: call tilewise.inductor.enable() before torch.compile.")
-        return
+        return typer.echo("Nothing yet: call tilewise.inductor.enable() before torch.compile.")
     for row in found.rows:
         chosen = f"; fastest {row.fastest}, {row.of_aten:.2f}x of ATen's speed" if row.fastest else ""
         typer.echo(f"{row.product}: {row.considered} templates, {row.kept} kept ({row.why}){chosen}")

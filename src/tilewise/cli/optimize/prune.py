@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tilewise.cli.every import AsJson
 from tilewise.errors import ConfigurationError
 
 
@@ -29,7 +30,7 @@ def prune(
     runs: Annotated[int, typer.Option(min=12, help="Timed calls of each model.")] = 50,
     out: Annotated[Path, typer.Option(help="Folder for the pruned model and the picture.")] = Path("out/prune"),
     seed: Annotated[int, typer.Option(help="Seed of the fine-tuning and the interval.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Prune a trained model and compare accuracy, size and latency; `--scan` shows which layers suffer.
 
@@ -145,20 +146,12 @@ def fine_tune(model: Any, images: Any, epochs: int, seed: int) -> None:
 
 
 def _draw(found: list[Any], path: Path) -> None:
-    import matplotlib
+    from tilewise.cli.pictures import picture
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 4.5))
-    for entry in found:
-        levels = list(entry.accuracy)
-        style = "--" if entry.fragile else "-"
-        axes.plot(
-            [100 * s for s in levels], [100 * entry.accuracy[s] for s in levels], style, marker="o", label=entry.name
-        )
-    axes.set(xlabel="sparsity of this layer alone, %", ylabel="accuracy, %", title="When pruning fails")
-    axes.grid(alpha=0.3)
-    axes.legend(title="layer (dashed: leave alone)")
-    figure.savefig(path, dpi=130, bbox_inches="tight")
-    plt.close(figure)
+    with picture(path, 8, 4.5) as axes:
+        for entry in found:
+            levels, reached = ([100 * value for value in pair] for pair in zip(*entry.accuracy.items(), strict=True))
+            axes.plot(levels, reached, "--" if entry.fragile else "-", marker="o", label=entry.name)
+        axes.set(xlabel="sparsity of this layer alone, %", ylabel="accuracy, %", title="When pruning fails")
+        axes.grid()
+        axes.legend(title="layer (dashed: leave alone)")

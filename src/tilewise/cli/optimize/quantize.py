@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tilewise.cli.tables import show
+from tilewise.cli.every import AsJson, Threads
+from tilewise.cli.tables import show, table
 
 
 def quantize(
@@ -25,23 +26,21 @@ def quantize(
     batch: Annotated[int, typer.Option(min=1, help="Images per timed call.")] = 64,
     runs: Annotated[int, typer.Option(min=12, help="Timed calls of each model.")] = 50,
     out: Annotated[Path, typer.Option(help="Folder for the int8 model and the picture.")] = Path("out/quantize"),
-    threads: Annotated[int | None, typer.Option(help="Threads of the native kernels.")] = None,
+    threads: Threads = None,
     seed: Annotated[int, typer.Option(help="Seed of the interval's bootstrap.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Quantize a trained model to int8 and compare accuracy, size, latency and the error of every layer.
 
     Example: tilewise quantize cnn --observer mse
     """
-    from tilewise import save, set_num_threads
+    from tilewise import save
     from tilewise.cli.optimize.before_after import accuracy, float_bytes, image_task, outcomes, print_table
     from tilewise.nn.describe import layer_names
     from tilewise.quantize import calibrate, save_quantized
     from tilewise.quantize import quantize as run
     from tilewise.quantize.graph import trace
 
-    if threads is not None:
-        set_num_threads(threads)
     task = image_task(model, data, weights)
     batches = [task.data.x_train[:samples][i : i + 64] for i in range(0, min(samples, len(task.data.x_train)), 64)]
     calibration = calibrate(task.model, batches, observer, progress=sys.stderr.isatty() and not as_json)
@@ -72,47 +71,30 @@ def quantize(
 
 
 def _layers(layers: list[Any], names: dict[str, str]) -> None:
-    from rich.table import Table
-
-    table = Table(title="What became of each step", title_justify="left")
-    for heading in ("step", "kind", "form", "bytes", "signal to noise", "on AVX2", "why float"):
-        table.add_column(heading, justify="right" if heading in ("bytes", "signal to noise") else "left")
+    words, numbers = ("step", "kind", "form", "on AVX2", "why float"), ("bytes", "signal to noise")
+    rows = []
     for step in layers:
-        ratio = "" if step.snr_db is None else f"{step.snr_db:.1f} dB"
-        table.add_row(
-            names.get(step.name, step.name),
-            step.kind,
-            step.form,
-            f"{step.nbytes:,}" if step.nbytes else "",
-            ratio,
-            step.avx2,
-            step.reason,
-        )
-    show(table)
+        size, ratio = f"{step.nbytes:,}" if step.nbytes else "", "" if step.snr_db is None else f"{step.snr_db:.1f} dB"
+        rows.append((names.get(step.name, step.name), step.kind, step.form, size, ratio, step.avx2, step.reason))
+    show(table((*words[:3], *numbers, *words[3:]), rows, "What became of each step", left=words))
 
 
 def _draw(calibration: Any, labels: dict[str, str], out: Path) -> None:
     """A bar per step that sets a range of its own, from the smallest to the largest value, with the size of a step."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from tilewise.cli.pictures import BLUE, GREY, picture
 
     kept = ("(max_pool)", "(avg_pool)", "(flatten)")  # these keep the range of what they read
     steps = zip(calibration.names, calibration.parameters, calibration.ranges, strict=True)
     shown = [(labels[name], p.scale, r) for name, p, r in steps if not labels[name].endswith(kept)]
-    figure, axes = plt.subplots(figsize=(8, 0.4 * len(shown) + 1.5))
-    for place, (_, scale, (low, high)) in enumerate(shown):
-        axes.plot([low, high], [place, place], color="#2a6fb5", linewidth=6, solid_capstyle="butt")
-        where: Any = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
-        axes.annotate(f"step {scale:.3g}", (max(high, 0), place), fontsize=8, color="#5a616b", **where)
-    axes.axvline(0, color="#8a8f98", linewidth=1)
-    axes.set_yticks(range(len(shown)), [label for label, _, _ in shown])
-    axes.invert_yaxis()
-    axes.margins(x=0.14)
-    axes.set(
-        xlabel="value", title=f"Range of each step's result ({calibration.observer}, {calibration.samples} images)"
-    )
-    axes.grid(axis="x", alpha=0.3)
-    figure.savefig(out / "ranges.png", dpi=130, bbox_inches="tight")
-    plt.close(figure)
+    with picture(out / "ranges.png", 8, 0.4 * len(shown) + 1.5) as axes:
+        for place, (_, scale, (low, high)) in enumerate(shown):
+            axes.plot([low, high], [place, place], color=BLUE, linewidth=6, solid_capstyle="butt")
+            where: Any = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
+            axes.annotate(f"step {scale:.3g}", (max(high, 0), place), fontsize=8, color=GREY, **where)
+        axes.axvline(0, color=GREY, linewidth=1)
+        axes.set_yticks(range(len(shown)), [label for label, _, _ in shown])
+        axes.invert_yaxis()
+        axes.margins(x=0.14)
+        title = f"Range of each step's result ({calibration.observer}, {calibration.samples} images)"
+        axes.set(xlabel="value", title=title)
+        axes.grid(axis="x")

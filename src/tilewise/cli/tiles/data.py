@@ -15,14 +15,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tilewise._wording import counted
-from tilewise.cli.tables import show
+from tilewise.cli.every import AsJson, answer
+from tilewise.cli.tables import progress_bar, show, table
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from tilewise.costmodel.course.download import Plan, Report
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 def attach(app: typer.Typer) -> None:
@@ -62,11 +59,8 @@ def download(
         for name in splits:
             found |= downloads.download_split(name, plan, root, _report()).kernels
     place = root / "npz" / "tile" / "xla"
-    if as_json:
-        typer.echo(json.dumps({"data_root": str(place), "kernels": found}))
-    else:
-        listed = ", ".join(f"{count} {name}" for name, count in found.items())
-        typer.echo(f"{place} holds the kernels now: {listed}.")
+    listed = ", ".join(f"{count} {name}" for name, count in found.items())
+    answer(as_json, {"data_root": str(place), "kernels": found}, f"{place} holds the kernels now: {listed}.")
 
 
 def _announce(plan: Plan, root: Path, agreed: bool) -> None:
@@ -107,8 +101,7 @@ def from_pb(
 
     result = convert_tuning_data(file.expanduser(), out.expanduser())
     if as_json:
-        typer.echo(json.dumps({**dataclasses.asdict(result), "files": [str(path) for path in result.files]}))
-        return
+        return typer.echo(json.dumps({**dataclasses.asdict(result), "files": [str(path) for path in result.files]}))
     for sentence in result.skipped:
         typer.echo(sentence, err=True)
     valid = f"{result.valid_runs:,} of {counted(result.runs, 'run')} valid"
@@ -136,11 +129,8 @@ def from_jax(
     config, zero = np.zeros((1, len(TILE_FEATURES)), np.float32), np.zeros(1, np.int64)
     write_whole(out.expanduser(), kernel_npz(make_kernel(out.stem, *graph, config, zero, zero)))
     counts = {"nodes": len(graph.node_opcode), "edges": len(graph.edge_index)}
-    if as_json:
-        typer.echo(json.dumps({"file": str(out), **counts}))
-    else:
-        size = f"{counted(counts['nodes'], 'node')}, {counted(counts['edges'], 'edge')}"
-        typer.echo(f"{out} holds the graph of {target}: {size}.")
+    size = f"{counted(counts['nodes'], 'node')}, {counted(counts['edges'], 'edge')}"
+    answer(as_json, {"file": str(out), **counts}, f"{out} holds the graph of {target}: {size}.")
 
 
 def import_(
@@ -168,16 +158,11 @@ def import_(
 
     Example: tilewise tiles import kernel-tuner convolution_A100.T4.json.gz --out a100 --device A100
     """
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
     from tilewise.costmodel.data.devices import read_cards
     from tilewise.costmodel.data.importers import import_logs, read_description
 
     description = read_description(describe.expanduser()) if describe else None
-    columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} records read"), TimeElapsedColumn())
-    console = _stderr()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("import", total=None)
+    with progress_bar(_silent) as move:
         result = import_logs(
             format_name,
             [file.expanduser() for file in files],
@@ -187,7 +172,7 @@ def import_(
             cards=read_cards(cards.expanduser()) if cards else None,
             split=split,
             device_columns=device_columns,
-            progress=lambda records: bar.update(task, completed=records),
+            progress=lambda records: move(records, None, "records read"),
         )
     if as_json:
         return typer.echo(json.dumps({"out": str(out), **dataclasses.asdict(result)}))
@@ -203,10 +188,8 @@ def import_(
     )
 
 
-def _stderr() -> Console:
-    from rich.console import Console
-
-    return Console(stderr=True)
+def _silent(done: int, total: int | None, text: str) -> None:
+    """A log is told of the result alone."""
 
 
 def kaggle(
@@ -230,8 +213,7 @@ def kaggle(
     chosen = [find_predictions(str(path) if path else None, Path.cwd()) for path in given]
     result = write_kaggle(out, chosen, sample)
     if as_json:
-        typer.echo(json.dumps({"file": str(out), **dataclasses.asdict(result)}))
-        return
+        return typer.echo(json.dumps({"file": str(out), **dataclasses.asdict(result)}))
     for note in result.notes:
         typer.echo(note, err=True)
     typer.echo(f"{out} is ready: {result.predicted} tile rows and {result.layouts} layout rows predicted.")
@@ -255,20 +237,9 @@ def score(
         raise ConfigurationError(f"--truth {truth} names no split; end it in /train, /valid or /test, as in h200/test")
     result = score_predictions(predictions, load_dataset(str(split.parent)).split(split.name))
     if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(result)))
-        return
-    _print_score(result.error_at_by_program | {"all": result.error_at})
+        return typer.echo(json.dumps(dataclasses.asdict(result)))
+    errors = result.error_at_by_program | {"all": result.error_at}
+    headings = ("program", *(f"top {k}" for k in result.error_at))
+    rows = [(name, *(f"{100 * values[k]:.2f} %" for k in result.error_at)) for name, values in errors.items()]
+    show(table(headings, rows, "Slower than the best configuration, on average"))
     typer.echo(f"tile score {result.tile_score:.4f} over {counted(result.kernels, 'kernel')}")
-
-
-def _print_score(errors: dict[str, dict[int, float]]) -> None:
-    from rich.table import Table
-
-    table = Table(title="Slower than the best configuration, on average")
-    table.add_column("program")
-    columns: list[int] = list(next(iter(errors.values())))
-    for k in columns:
-        table.add_column(f"top {k}", justify="right")
-    for program, values in errors.items():
-        table.add_row(program, *(f"{100 * values[k]:.2f} %" for k in columns))
-    show(table)

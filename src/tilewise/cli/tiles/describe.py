@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tilewise.cli.tables import show
+from tilewise.cli.every import AsJson
+from tilewise.cli.tables import show, table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,7 +26,7 @@ def describe(
     plot: Annotated[
         Path | None, typer.Option(help="Also draw spread and noise into this picture (.png, .svg).")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Describe a collection: its kernels, how far apart best and worst tiles are, what a fixed choice loses, the noise.
 
@@ -47,7 +48,6 @@ def describe(
 
 def _print(figures: Description, programs: bool) -> None:
     from rich.console import Console
-    from rich.table import Table
 
     console = Console()
     days = f", measured {' to '.join(dict.fromkeys(figures.measured))}" if figures.measured else ""
@@ -56,13 +56,11 @@ def _print(figures: Description, programs: bool) -> None:
     console.print(
         f"{len(figures.columns)} columns a configuration, its own: {', '.join(own) or 'none'}", highlight=False
     )
-    table = Table("split", title="Contents", title_justify="left")
-    for heading in ("kernels", "configurations", "programs"):
-        table.add_column(heading, justify="right")
+    rows = []
     for split, count in figures.splits.items():
         note = "" if count.labelled or not count.kernels else " (no runtimes)"
-        table.add_row(f"{split}{note}", str(count.kernels), str(count.configs), str(count.programs))
-    show(table, console)
+        rows.append((f"{split}{note}", count.kernels, count.configs, count.programs))
+    show(table(("split", "kernels", "configurations", "programs"), rows, "Contents"), console)
     if figures.total is None:
         return
     show(_table("family", {**figures.families, "all": figures.total}), console)
@@ -71,20 +69,18 @@ def _print(figures: Description, programs: bool) -> None:
 
 
 def _table(what: str, groups: dict[str, GroupFigures]) -> Table:
-    from rich.table import Table
-
     title = "Slower than the best by: a fixed choice, the default, the fifth best; worst and median over best"
-    table = Table(what, title=title, title_justify="left")
-    for heading in ("kernels", "configs", "best, us", "worst", "median", "fifth", "fixed", "default", "noise"):
-        table.add_column(heading, justify="right")
-    for name, group in groups.items():
-        best = " to ".join(dict.fromkeys(f"{bound:.3g}" for bound in group.best_us))
-        table.add_row(
-            name, str(group.kernels), str(group.configs), best, f"{group.spread:.1f}x",
-            f"{group.median_config:.2f}x", f"{group.fifth_best_loss:.1%}", f"{group.fixed_loss:.0%}",
-            f"{group.default_loss:.0%}", "-" if group.noise is None else f"{group.noise:.2%}",
-        )  # fmt: skip
-    return table
+    headings = (what, "kernels", "configs", "best, us", "worst", "median", "fifth", "fixed", "default", "noise")
+    rows = [
+        (
+            name, group.kernels, group.configs, " to ".join(dict.fromkeys(f"{bound:.3g}" for bound in group.best_us)),
+            f"{group.spread:.1f}x", f"{group.median_config:.2f}x", f"{group.fifth_best_loss:.1%}",
+            f"{group.fixed_loss:.0%}", f"{group.default_loss:.0%}",
+            "-" if group.noise is None else f"{group.noise:.2%}",
+        )
+        for name, group in groups.items()
+    ]  # fmt: skip
+    return table(headings, rows, title)
 
 
 def draw(figures: Description, path: Path) -> None:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewise._wording import counted, with_interval
-from tilewise.cli.tables import show
+from tilewise.cli.every import AsJson, answer
+from tilewise.cli.tables import show, table
+from tilewise.cli.tiles.options import CacheDir
 from tilewise.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -19,8 +21,6 @@ layout = typer.Typer(
     help="Rank the tensor layouts of whole programs (TpuGraphs' other collections).", no_args_is_help=True
 )
 Collection = Annotated[str, typer.Argument(help="A folder with train, valid and test, such as npz/layout/xla/random.")]
-CacheDir = Annotated[Path | None, typer.Option(help="Folder for the converted data (default: your cache folder).")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Limit = Annotated[int | None, typer.Option(help="Read at most this many graphs of each split.", min=1)]
 Name = Annotated[str | None, typer.Option(help="xla:random, xla:default, nlp:random or nlp:default.")]
 
@@ -51,9 +51,8 @@ def toy(
     counts = {"train": graphs, "valid": few, "test": few}
     paths = write_synthetic(out.expanduser(), collection, counts, seed=seed, nodes=nodes, configs=configs)
     folder = paths[0].parents[1]
-    if as_json:
-        return typer.echo(json.dumps({"folder": str(folder), "graphs": counts}))
-    typer.echo(f"{folder} holds {counted(len(paths), 'graph')}: {', '.join(f'{n} {s}' for s, n in counts.items())}.")
+    held = f"{counted(len(paths), 'graph')}: {', '.join(f'{n} {s}' for s, n in counts.items())}"
+    answer(as_json, {"folder": str(folder), "graphs": counts}, f"{folder} holds {held}.")
 
 
 @layout.command()
@@ -120,8 +119,6 @@ def evaluate(
 
     Example: tilewise layout evaluate toy/npz/layout/xla/random runs/layout
     """
-    from rich.table import Table
-
     from tilewise.costmodel.layout import open_layouts
     from tilewise.costmodel.layout.evaluate import evaluate_layouts
     from tilewise.costmodel.models.files import without_nans
@@ -133,11 +130,11 @@ def evaluate(
         plain = {name: {key: vars(interval) for key, interval in row.items()} for name, row in found.items()}
         return typer.echo(json.dumps(without_nans({"split": split, "rows": plain}), indent=1))
     title = f"{split}: {counted(len(data.split(split)), 'graph')} (mean, 95 % interval)"
-    table = Table("model", "Kendall tau", "ordered pairs", "top-1 error", "top-5 error", title=title)
+    rows = []
     for name, row in found.items():
         tau = with_interval(*(f"{v:.3f}" for v in (row["tau"].mean, row["tau"].low, row["tau"].high)))
-        table.add_row(name, tau, *(f"{row[key].mean:.2%}" for key in ("opa", "top1", "top5")))
-    show(table)
+        rows.append((name, tau, *(f"{row[key].mean:.2%}" for key in ("opa", "top1", "top5"))))
+    show(table(("model", "Kendall tau", "ordered pairs", "top-1 error", "top-5 error"), rows, title))
 
 
 @layout.command()
@@ -167,9 +164,8 @@ def predict(
     data = open_layouts(collection, splits=(split,), cache_dir=cache_dir, limit=limit)
     rankings = rank_layouts(trained, data.split(split))
     write_layout_predictions(out.expanduser(), called, rankings)
-    if as_json:
-        return typer.echo(json.dumps({"out": str(out), "collection": called, "graphs": len(rankings)}))
-    typer.echo(f"{counted(len(rankings), 'graph')} of layout:{called} ranked into {out}.")
+    facts = {"out": str(out), "collection": called, "graphs": len(rankings)}
+    answer(as_json, facts, f"{counted(len(rankings), 'graph')} of layout:{called} ranked into {out}.")
 
 
 @layout.command()

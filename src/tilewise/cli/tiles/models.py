@@ -6,13 +6,17 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tilewise._wording import counted
-from tilewise.cli.tables import show
+from tilewise.cli.every import AsJson, answer
+from tilewise.cli.tables import show, table
+from tilewise.cli.tiles.drawings import draw_curve, draw_evaluation
+from tilewise.cli.tiles.options import CacheDir, Collection, Limit
 from tilewise.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -21,12 +25,13 @@ if TYPE_CHECKING:
     from tilewise.tune.search.calibration import Case
     from tilewise.tune.search.gaussian_process import Hyperparameters
 
-Collection = Annotated[
-    str, typer.Argument(help="A folder with train, valid and test, or an embedded collection's name.")
-]
-CacheDir = Annotated[Path | None, typer.Option(help="Folder for the converted data (default: your cache folder).")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Limit = Annotated[int | None, typer.Option(help="Read at most this many kernels of each split.", min=1)]
+_METRICS = {
+    "top1": "top-1 error",
+    "top5": "top-5 error",
+    "top10": "top-10 error",
+    "tile_score": "tile score",
+    "opa": "ordered pairs",
+}
 
 
 def attach(app: typer.Typer) -> None:
@@ -115,7 +120,6 @@ def _train_one(
     data: Dataset, model: str, kwargs: str, settings: dict[str, Any], seed: int, folder: Path, device: str, resume: bool
 ) -> dict[str, Any]:
     from tilewise.costmodel.evaluate import evaluate as evaluate_model
-    from tilewise.costmodel.train.curves import plot_curve
     from tilewise.costmodel.train.loop import train as train_model
 
     if model == "auto":
@@ -130,7 +134,7 @@ def _train_one(
             data, model, out_dir=folder, device=device, resume=resume, seed=seed, model_kwargs=arguments, **settings
         )
     if trained.record.get("curve") and _speaks():
-        plot_curve(trained.record, folder / "curve.png")
+        draw_curve(trained.record, folder / "curve.png")
     found: dict[str, Any] = {"seed": seed, "folder": str(folder), "seconds": trained.record.get("seconds")}
     for split in ("valid", "test"):
         if data.split(split).labelled:
@@ -146,8 +150,6 @@ def _arguments(text: str) -> dict[str, Any]:
 
 
 def _report_training(results: list[dict[str, Any]], out: Path, as_json: bool) -> None:
-    from rich.table import Table
-
     from tilewise.costmodel.metrics import over_seeds
 
     summary = {
@@ -159,21 +161,20 @@ def _report_training(results: list[dict[str, Any]], out: Path, as_json: bool) ->
         intervals = {s: {n: vars(i) for n, i in metrics.items()} for s, metrics in summary.items()}
         typer.echo(json.dumps({"runs": results, "summary": intervals}, indent=1))
         return
-    table = Table(title=f"{len(results)} model{'s' * (len(results) != 1)} in {out}", title_justify="left")
-    for heading in (
-        "split",
-        "top-1 error",
-        "top-5 error",
-        "top-10 error",
-        "tile score",
-        "ordered pairs",
-        "Kendall tau",
-    ):
-        table.add_column(heading, justify="left" if heading == "split" else "right")
-    for split, metrics in summary.items():
-        cells = [_percent(metrics[k]) for k in ("top1", "top5", "top10", "tile_score", "opa")]
-        table.add_row(split, *cells, f"{metrics['tau'].mean:.3f}")
-    show(table)
+    _show_metrics("split", summary.items(), f"{counted(len(results), 'model')} in {out}")
+
+
+def _show_metrics(
+    first: str, found: Iterable[tuple[str, dict[str, Any]]], title: str, ceiling: dict[str, float] | None = None
+) -> None:
+    """A row for each split or model, and one for what noise alone leaves."""
+    rows = []
+    for name, metrics in found:
+        cells = [_percent(metrics[key]) if key in metrics else "" for key in _METRICS]
+        rows.append([name, *cells, f"{metrics['tau'].mean:.3f}" if "tau" in metrics else ""])
+    if ceiling:
+        rows.append(["noise ceiling", *(f"{ceiling[key]:.2%}" if key in ceiling else "" for key in _METRICS), ""])
+    show(table((first, *_METRICS.values(), "Kendall tau"), rows, title))
 
 
 def evaluate(
@@ -204,7 +205,7 @@ def evaluate(
     """
     from tilewise.costmodel.data.dataset import load_dataset
     from tilewise.costmodel.evaluate import evaluate as evaluate_models
-    from tilewise.costmodel.evaluate import leave_one_program_out, plot_evaluation
+    from tilewise.costmodel.evaluate import leave_one_program_out
     from tilewise.tune.search.surety import claims, told
 
     data = load_dataset(collection, cache_dir=cache_dir, limit=limit)
@@ -215,7 +216,7 @@ def evaluate(
     evaluation = evaluate_models(named, data, split, seed=seed)
     left_out = leave_one_program_out(data, leave_one_out, seed=seed) if leave_one_out else None
     if plot:
-        plot_evaluation(evaluation, plot)
+        draw_evaluation(evaluation, plot)
     if as_json:
         from tilewise.costmodel.models.files import without_nans
 
@@ -267,48 +268,20 @@ def _trees(data: Dataset, seed: int) -> Any:
 
 
 def _print_evaluation(evaluation: Evaluation, by_program: bool) -> None:
-    from rich.table import Table
-
     title = (
         f"{evaluation.split}: {counted(evaluation.kernels, 'kernel')}, {counted(evaluation.configs, 'configuration')}"
     )
     if any(interval.low != interval.high for row in evaluation.rows for interval in row.metrics.values()):
         title += " (mean, 95 % interval)"
-    table = Table(title=title, title_justify="left")
-    keys = {
-        "top1": "top-1 error",
-        "top5": "top-5 error",
-        "top10": "top-10 error",
-        "tile_score": "tile score",
-        "opa": "ordered pairs",
-    }
-    table.add_column("model")
-    for heading in (*keys.values(), "Kendall tau"):
-        table.add_column(heading, justify="right")
-    for row in evaluation.rows:
-        cells = [_percent(row.metrics[key]) if key in row.metrics else "" for key in keys]
-        table.add_row(row.name, *cells, f"{row.metrics['tau'].mean:.3f}" if "tau" in row.metrics else "")
-    if evaluation.ceiling:
-        table.add_row(
-            "noise ceiling",
-            *(f"{evaluation.ceiling[key]:.2%}" if key in evaluation.ceiling else "" for key in keys),
-            "",
-        )
-    show(table)
+    _show_metrics("model", [(row.name, row.metrics) for row in evaluation.rows], title, evaluation.ceiling)
     if by_program:
         for row in evaluation.rows:
             _print_programs(row.name, row.by_program)
 
 
 def _print_programs(title: str, programs: dict[str, dict[str, float]]) -> None:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for heading in ("program", "top-1 error", "top-5 error"):
-        table.add_column(heading, justify="left" if heading == "program" else "right")
-    for program, metrics in programs.items():
-        table.add_row(program, f"{metrics['top1']:.2%}", f"{metrics['top5']:.2%}")
-    show(table)
+    rows = [(program, f"{m['top1']:.2%}", f"{m['top5']:.2%}") for program, m in programs.items()]
+    show(table(("program", "top-1 error", "top-5 error"), rows, title))
 
 
 def _percent(interval: Any) -> str:
@@ -416,7 +389,5 @@ def export(
     scorer = load_scorer(model)
     content = read_input(model_path(model), 1 << 30)
     write_whole(out, content)
-    if as_json:
-        typer.echo(json.dumps({"out": str(out), "model": scorer.name, "bytes": len(content)}))
-    else:
-        typer.echo(f"{scorer.name} written to {out} ({len(content) / 1e6:.2f} MB).")
+    facts = {"out": str(out), "model": scorer.name, "bytes": len(content)}
+    answer(as_json, facts, f"{scorer.name} written to {out} ({len(content) / 1e6:.2f} MB).")

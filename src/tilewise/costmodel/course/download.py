@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from tilewise._files import read_json_input, write_whole
+from tilewise._files import locked, read_json_input, write_whole
 from tilewise.costmodel.course.unpack import Unpacked, unpack_tar
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError
 
@@ -239,14 +239,10 @@ def _verify(path: Path, remote: Remote) -> None:
 def _alone(folder: Path) -> Iterator[None]:
     """Keep a second download out of the same folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".download.lock").open("a") as file:
+    with contextlib.ExitStack() as stack:
         try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:
-            pass  # no advisory locks on this system
-        except OSError as error:
+            stack.enter_context(locked(folder / ".download.lock", wait=False))
+        except BlockingIOError as error:
             raise UnavailableError(f"Another download into {folder} is running.") from error
         yield
 

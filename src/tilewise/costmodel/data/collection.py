@@ -7,9 +7,7 @@ rest), and one JSON text with the names and the schema. Reading goes through the
 
 from __future__ import annotations
 
-import io
 import json
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,7 @@ import numpy.typing as npt
 
 from tilewise._files import parse_json, write_whole
 from tilewise.costmodel.data.kernel import Kernel, make_kernel, read_kernel
-from tilewise.costmodel.data.npz import Array, read_npz
+from tilewise.costmodel.data.npz import Array, npz_bytes, read_npz
 from tilewise.costmodel.data.schema import Schema, read_schema, schema_from
 from tilewise.errors import FileFormatError
 
@@ -69,7 +67,7 @@ def write_collection(path: Path, collection: Collection) -> int:
     }
     for name in _KERNEL_ARRAYS:
         arrays[name] = _smallest(np.concatenate([getattr(k, name) for k in kernels]).T)
-    content = _pack(arrays)
+    content = npz_bytes(arrays, level=9)
     write_whole(path, content)
     return len(content)
 
@@ -83,18 +81,6 @@ def _smallest(array: Array) -> Array:
         if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
             return np.ascontiguousarray(array.astype(kind))
     return np.ascontiguousarray(array)
-
-
-def _pack(arrays: Mapping[str, Array]) -> bytes:
-    """An npz whose bytes depend on the arrays alone."""
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as archive:
-        for name, array in arrays.items():
-            member = io.BytesIO()
-            np.lib.format.write_array(member, array, allow_pickle=False)
-            info = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-            archive.writestr(info, member.getvalue(), compress_type=zipfile.ZIP_DEFLATED, compresslevel=9)
-    return stream.getvalue()
 
 
 def read_collection(path: Path) -> Collection:

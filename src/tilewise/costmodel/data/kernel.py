@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -88,32 +89,36 @@ def make_kernel(
     where: str = "kernel",
 ) -> Kernel:
     """A checked `Kernel` from arrays as they stand in the files."""
-    n, c = len(np.atleast_1d(node_opcode)), len(np.atleast_1d(config_runtime))
     width = config_feat.shape[-1] if width is None and config_feat.ndim == 2 else width
-    if not (1 <= n <= MAX_NODES and 1 <= c <= MAX_CONFIGS and len(np.atleast_1d(edge_index)) <= MAX_EDGES):
+    parts = checked_graph(node_feat, node_opcode, edge_index, config_runtime, where)
+    c = len(parts["runtime"])
+    check_shape(config_feat, (c, width or 0), f"{where}: config_feat")
+    check_shape(config_runtime_normalizers, (c,), f"{where}: config_runtime_normalizers")
+    normalizer = integers(config_runtime_normalizers, 0, 1 << 62, f"{where}: config_runtime_normalizers")
+    check_runtimes(parts["runtime"], normalizer, where)
+    features = floats(config_feat, f"{where}: config_feat")
+    return Kernel(name, program_of(name), config_feat=features, normalizer=normalizer.astype(np.int64), **parts)
+
+
+def checked_graph(
+    node_feat: Array, node_opcode: Array, edge_index: Array, config_runtime: Array, where: str
+) -> dict[str, Any]:
+    """What the files of tiles and of layouts have in common, checked, under the names of `Kernel`."""
+    n, m, c = (len(np.atleast_1d(array)) for array in (node_opcode, edge_index, config_runtime))
+    if not (1 <= n <= MAX_NODES and 1 <= c <= MAX_CONFIGS and m <= MAX_EDGES):
         raise FileFormatError(
             f"{where}: {n} nodes and {c} configurations; both must be at least one and within reason."
         )
-    m = edge_index.shape[0] if edge_index.ndim == 2 else 0
     check_shape(node_feat, (n, len(NODE_FEATURES)), f"{where}: node_feat")
     check_shape(node_opcode, (n,), f"{where}: node_opcode")
     check_shape(edge_index, (m, 2), f"{where}: edge_index")
-    check_shape(config_feat, (c, width or 0), f"{where}: config_feat")
     check_shape(config_runtime, (c,), f"{where}: config_runtime")
-    check_shape(config_runtime_normalizers, (c,), f"{where}: config_runtime_normalizers")
-    runtime = integers(config_runtime, 0, 1 << 62, f"{where}: config_runtime").astype(np.int64)
-    normalizer = integers(config_runtime_normalizers, 0, 1 << 62, f"{where}: config_runtime_normalizers")
-    check_runtimes(runtime, normalizer, where)
-    return Kernel(
-        name,
-        program_of(name),
-        floats(node_feat, f"{where}: node_feat"),
-        integers(node_opcode, 0, N_OPCODES - 1, f"{where}: node_opcode").astype(np.uint8),
-        integers(edge_index, 0, n - 1, f"{where}: edge_index").astype(np.int32),
-        floats(config_feat, f"{where}: config_feat"),
-        runtime,
-        normalizer.astype(np.int64),
-    )
+    return {
+        "node_feat": floats(node_feat, f"{where}: node_feat"),
+        "node_opcode": integers(node_opcode, 0, N_OPCODES - 1, f"{where}: node_opcode").astype(np.uint8),
+        "edge_index": integers(edge_index, 0, n - 1, f"{where}: edge_index").astype(np.int32),
+        "runtime": integers(config_runtime, 0, 1 << 62, f"{where}: config_runtime").astype(np.int64),
+    }
 
 
 def check_shape(array: Array, shape: tuple[int, ...], where: str) -> None:

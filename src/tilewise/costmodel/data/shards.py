@@ -13,13 +13,13 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, overload
 
 import numpy as np
 
-from tilewise._files import read_json_input, write_whole
+from tilewise._files import locked, read_json_input, write_whole
 from tilewise.costmodel.data.kernel import Kernel, program_of, read_kernel
 from tilewise.costmodel.data.npz import Array
 from tilewise.costmodel.data.progress import track
@@ -132,7 +132,7 @@ def convert_once(folder: Path, fill: Callable[[Path], None]) -> None:
     """Make `folder` by filling an unfinished one, unless another process has made it meanwhile."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder.with_suffix(".lock")):
+        with locked(folder.with_suffix(".lock")):
             if (folder / INDEX).is_file():
                 return
             unfinished = folder.with_suffix(".unfinished")
@@ -210,16 +210,3 @@ def map_array(path: Path, dtype: str, shape: tuple[int, ...]) -> Array:
     if 0 in shape:
         return np.empty(shape, dtype)
     return np.memmap(path, dtype=dtype, mode="r", shape=shape)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock that the system releases even if this process is killed."""
-    with path.open("a") as file:
-        try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except ImportError:
-            pass  # no advisory locks on this system: two converters do the work twice, and the rename decides
-        yield

@@ -20,17 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise._files import open_input, read_json_input, write_whole
-from tilewise.costmodel.data.kernel import (
-    MAX_CONFIGS,
-    MAX_EDGES,
-    MAX_NODES,
-    check_runtimes,
-    check_shape,
-    floats,
-    integers,
-)
+from tilewise.costmodel.data.kernel import check_runtimes, check_shape, checked_graph, integers
 from tilewise.costmodel.data.npz import Array, npz_bytes, read_npz, stream_npz
-from tilewise.costmodel.data.schema import LAYOUT_FEATURES, N_OPCODES, NODE_FEATURES
+from tilewise.costmodel.data.schema import LAYOUT_FEATURES, NODE_FEATURES
 from tilewise.costmodel.data.shards import INDEX, convert_once, files_key, map_array
 from tilewise.errors import FileFormatError, UnavailableError
 
@@ -176,27 +168,13 @@ def _checked(
     node_feat: Array, node_opcode: Array, edge_index: Array, config_ids: Array, config_runtime: Array, *, where: str
 ) -> dict[str, Any]:
     """Everything but the configurations, checked, under the names of `LayoutGraph`."""
-    n, c, places = (len(np.atleast_1d(array)) for array in (node_opcode, config_runtime, config_ids))
-    m = len(np.atleast_1d(edge_index))
-    if not (1 <= n <= MAX_NODES and 1 <= c <= MAX_CONFIGS and 1 <= places <= n and m <= MAX_EDGES):
-        raise FileFormatError(
-            f"{where}: {n} nodes, {places} of them configurable, and {c} configurations; "
-            "there must be at least one of each, and no more than within reason."
-        )
-    check_shape(node_feat, (n, len(NODE_FEATURES)), f"{where}: node_feat")
-    check_shape(node_opcode, (n,), f"{where}: node_opcode")
-    check_shape(edge_index, (m, 2), f"{where}: edge_index")
+    parts = checked_graph(node_feat, node_opcode, edge_index, config_runtime, where)
+    n, places = len(parts["node_opcode"]), len(np.atleast_1d(config_ids))
+    if not 1 <= places <= n:
+        raise FileFormatError(f"{where}: {places} of {n} nodes are configurable; at least one must be, and no more.")
     check_shape(config_ids, (places,), f"{where}: node_config_ids")
-    check_shape(config_runtime, (c,), f"{where}: config_runtime")
-    runtime = integers(config_runtime, 0, 1 << 62, f"{where}: config_runtime").astype(np.int64)
-    check_runtimes(runtime, np.ones(1, np.int64), where)
-    return {
-        "node_feat": floats(node_feat, f"{where}: node_feat"),
-        "node_opcode": integers(node_opcode, 0, N_OPCODES - 1, f"{where}: node_opcode").astype(np.uint8),
-        "edge_index": integers(edge_index, 0, n - 1, f"{where}: edge_index").astype(np.int32),
-        "config_ids": integers(config_ids, 0, n - 1, f"{where}: node_config_ids").astype(np.int32),
-        "runtime": runtime,
-    }
+    check_runtimes(parts["runtime"], np.ones(1, np.int64), where)
+    return parts | {"config_ids": integers(config_ids, 0, n - 1, f"{where}: node_config_ids").astype(np.int32)}
 
 
 def _as_bytes(values: Array, where: str) -> npt.NDArray[np.int8]:

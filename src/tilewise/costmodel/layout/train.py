@@ -164,16 +164,7 @@ class _Run(ResumableRun):
         from tilewise.costmodel.layout.trained import TrainedLayouts
 
         self._take_best()
-        record = {
-            "model": self.settings.model,
-            "model_kwargs": self.kwargs,
-            **self.cutting,
-            "collection": self.data.name,
-            "settings": self.settings.as_dict(),
-            "curve": self.state.curve,
-            "best_epoch": self.state.best_epoch,
-            "seconds": self.state.seconds,
-        }
+        record = self._record(self.kwargs) | self.cutting | {"collection": self.data.name}
         trained = TrainedLayouts(self.module.eval(), self.scaling, record)
         if self.folder:
             trained.save(self.folder / MODEL_FILE)

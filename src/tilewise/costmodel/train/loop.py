@@ -215,16 +215,9 @@ class _Run(ResumableRun):
         from tilewise.costmodel.confidence import calibrate
 
         self._take_best()
-        settings = self.settings.as_dict() | {"model_kwargs": self.kwargs}
-        record = {
-            "model": self.settings.model,
-            "model_kwargs": self.kwargs,
-            "settings": settings,
-            "curve": self.state.curve,
-            "best_epoch": self.state.best_epoch,
-            "seconds": self.state.seconds,
-            "trained_on": {"kernels": len(self.dataset.train), "configs": self.dataset.train.n_configs},
-        }
+        record = self._record(self.kwargs)
+        record["settings"] |= {"model_kwargs": self.kwargs}
+        record["trained_on"] = {"kernels": len(self.dataset.train), "configs": self.dataset.train.n_configs}
         trained = TrainedModel(self.module.eval(), self.preparation, self.dataset.schema, record, self.device)
         record["calibration"] = calibrate(trained, self.dataset.valid)
         if self.folder and self.writes:

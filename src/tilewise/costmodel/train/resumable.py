@@ -124,6 +124,17 @@ class ResumableRun:
             self.state.best, self.state.best_epoch, self.state.best_share = value, int(row["epoch"]), share
             self.best_values.copy_(self.validated)
 
+    def _record(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """What a model's file tells of its training."""
+        return {
+            "model": self.settings.model,
+            "model_kwargs": kwargs,
+            "settings": self.settings.as_dict(),
+            "curve": self.state.curve,
+            "best_epoch": self.state.best_epoch,
+            "seconds": self.state.seconds,
+        }
+
     def _take_best(self) -> None:
         self.optimizer.values.copy_(self.best_values)
         for parameter in self.module.parameters():

@@ -35,7 +35,6 @@ PROGRAM = "asked"
 UNSURE, POPULAR = 0.5, 20  # below such a probability, and from so many questions on, a problem is queued
 _MOST_KNOWN, _MOST_LISTS = 200_000, 64
 SECONDS_KNOWN = 5.0  # before the store is looked into again
-_HOPPER = 90
 
 
 @dataclass(frozen=True)

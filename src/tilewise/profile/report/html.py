@@ -13,7 +13,7 @@ from importlib.resources import files
 from tilewise.profile.events import Event
 from tilewise.profile.report.charts import KINDS, roofline_svg, timeline_svg
 from tilewise.profile.report.results import ProfileResults, Row
-from tilewise.profile.report.text import ceilings
+from tilewise.profile.report.text import HEADINGS, ceilings, row_cells
 from tilewise.profile.units import bytes_, count, seconds, share
 
 _TIMELINE_HINT = (
@@ -82,38 +82,13 @@ def _legend() -> str:
 
 
 def _table(first: str, rows: list[Row], total: float) -> str:
-    headings = (
-        first,
-        "time",
-        "share",
-        "calls",
-        "FLOPs",
-        "FLOP/s",
-        "of roofline",
-        "moved",
-        "allocated",
-        "backend",
-        "tile",
-    )
-    head = "".join(f"<th>{heading}</th>" for heading in headings)
+    head = "".join(f"<th>{heading}</th>" for heading in (first, *HEADINGS, "tile"))
     body = "".join(_row(row, total) for row in rows[:200] if row.seconds > 0)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _row(row: Row, total: float) -> str:
-    part = row.seconds / total if total else 0.0
-    taken = row.allocated + row.own_allocated
-    bar = f'<span class="share"><i style="width:{60 * min(part, 1):.1f}px"></i></span>'
-    cells = [
-        seconds(row.seconds),
-        f'{bar}<span class="number">{share(part)}</span>',
-        str(row.calls),
-        count(row.flops).strip() if row.flops else "",
-        count(row.flops_per_second).strip() if row.flops else "",
-        share(row.roofline_share) if row.roofline_seconds else "",
-        bytes_(row.bytes_moved) if row.bytes_moved else "",
-        bytes_(taken) if taken else "",
-        escape(", ".join(row.backends)),
-        escape(next(iter(row.tiles), "")),
-    ]
+    cells = [escape(cell) for cell in (*row_cells(row, total), next(iter(row.tiles), ""))]
+    bar = f'<span class="share"><i style="width:{60 * min(row.seconds / total, 1):.1f}px"></i></span>'
+    cells[1] = f'{bar}<span class="number">{cells[1]}</span>'
     return f"<tr><td>{escape(row.title)}</td>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"

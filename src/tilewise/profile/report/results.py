@@ -251,8 +251,7 @@ def _interrupted_outside(events: Sequence[Event], starts_ns: Sequence[int]) -> f
 
 
 def _unit(event: Event, cost: Cost, machine: Machine, threads: int) -> Unit:
-    compute = (cost.flops + cost.elementwise) / machine.peak(threads)
-    memory = cost.bytes_moved / machine.bandwidth(cost.bytes_moved, threads) if cost.bytes_moved else 0.0
+    compute, memory = machine.roofline_seconds(cost.flops + cost.elementwise, cost.bytes_moved, threads)
     return Unit(
         name=op_name(event),
         layer=event.layer,

@@ -8,7 +8,7 @@ from tilewise.profile.machine import Machine, active_isa
 from tilewise.profile.report.results import ProfileResults, Row
 from tilewise.profile.units import bytes_, count, seconds, share
 
-_HEADINGS = ("time", "share", "calls", "FLOPs", "FLOP/s", "roofline", "moved", "allocated", "backend")
+HEADINGS = ("time", "share", "calls", "FLOPs", "FLOP/s", "of roofline", "moved", "allocated", "backend")
 
 
 def text_report(results: ProfileResults, rows: int = 15) -> str:
@@ -51,18 +51,19 @@ def ceilings(machine: Machine, threads: int) -> str:
 
 
 def _table(first: str, rows: list[Row], results: ProfileResults, most: int) -> str:
-    lines = [[row.title, *_cells(row, results.seconds)] for row in rows[:most] if row.seconds > 0]
+    lines = [[row.title, *row_cells(row, results.seconds)] for row in rows[:most] if row.seconds > 0]
     if len(rows) > most:
         rest = sum(row.seconds for row in rows[most:])
         lines.append([f"({len(rows) - most} more)", seconds(rest), share(rest / results.seconds), *[""] * 7])
-    return aligned([first, *_HEADINGS], lines)
+    return aligned([first, *HEADINGS], lines)
 
 
-def _cells(row: Row, total: float) -> list[str]:
+def row_cells(row: Row, total: float) -> list[str]:
+    """What a table says of a row, under `HEADINGS`."""
     taken = row.allocated + row.own_allocated
     return [
         seconds(row.seconds),
-        share(row.seconds / total),
+        share(row.seconds / total if total else 0.0),
         str(row.calls),
         count(row.flops).strip() if row.flops else "",
         count(row.flops_per_second).strip() if row.flops else "",

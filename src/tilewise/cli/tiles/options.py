@@ -1,0 +1,14 @@
+"""Options that the commands about collections share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Collection = Annotated[
+    str, typer.Argument(help="A folder with train, valid and test, or an embedded collection's name.")
+]
+CacheDir = Annotated[Path | None, typer.Option(help="Folder for the converted data (default: your cache folder).")]
+Limit = Annotated[int | None, typer.Option(help="Read at most this many kernels of each split.", min=1)]
