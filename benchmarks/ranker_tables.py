@@ -38,12 +38,12 @@ def products() -> str:
 
 
 def large_logs() -> str:
-    """What importing large logs takes on one core: `python -m tools.big_logs`."""
-    found = read_any("big_logs") or {}
+    """What importing large logs takes on one core: `python -m benchmarks.imports`."""
+    found = read_any("imports") or {}
     cells = [
         (f"`{name}`", f"{row['gigabytes']:.1f} GB", *(f"{row[key]:,}" for key in ("kernels", "configurations")),
-         f"{row['seconds']:.0f} s", f"{row['peak_mib']:.0f} MiB")
+         f"{row['seconds']:.0f} s", f"{row['gigabytes'] * 1e3 / row['seconds']:.1f} MB/s", f"{row['peak_mib']:.0f} MiB")
         for name, row in found.items()
     ]  # fmt: skip
-    headings = ("log", "size", "kernels", "configurations", "time", "peak memory")
-    return table(headings, cells) if cells else f"{NOT_MEASURED}: `python -m tools.big_logs` prints it."
+    headings = ("log", "size", "kernels", "configurations", "time", "speed", "peak memory")
+    return table(headings, cells) if cells else f"{NOT_MEASURED}: `python -m benchmarks.imports` prints it."

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("torch")
 
 from benchmarks.foreign import COLLECTIONS, expected_best
+from benchmarks.imports import LOGS, written
 from tilewise.costmodel.data.importers import import_logs
-from tools.big_logs import FORMATS, written
 
 
 @pytest.mark.parametrize("picks", [1, 3, 5, 9])
@@ -28,9 +28,9 @@ def test_a_spoiled_collection_is_judged_by_undisturbed_times():
     assert np.mean(ties) < 0.9 < np.mean(clean)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", LOGS)
 def test_a_log_of_any_length_is_one_that_the_importer_reads(name, tmp_path):
     count = written(tmp_path / "log.json", name, 1)
-    report = import_logs(FORMATS[name][0], [tmp_path / "log.json"], tmp_path / "out")
+    report = import_logs(LOGS[name].format_name, [tmp_path / "log.json"], tmp_path / "out")
     assert report.kernels > 0 and not report.skipped
     assert count >= report.kernels

@@ -16,6 +16,8 @@ import pytest
 from tilewise.costmodel.data.dataset import load_dataset
 from tilewise.costmodel.data.importers import FORMATS, Description, import_logs, read_description
 from tilewise.costmodel.data.importers import helion as helion_format
+from tilewise.costmodel.data.importers.record import BadRecordError, flat_values
+from tilewise.costmodel.data.importers.rows import Configurations
 from tilewise.costmodel.data.importers.stream import JsonWalker, Source
 from tilewise.costmodel.data.schema import NODE_COLUMN
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
@@ -361,6 +363,64 @@ def test_repeats_of_a_configuration_that_also_failed_are_those_that_ran(tmp_path
 )
 def test_the_quick_reading_of_literals_is_the_thorough_one(text):
     assert helion_format._literals(text) == helion_format._thoroughly(text)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ("Config(a=[1, 2], b=3, c='x')", "Config(a=[7, 8], b=-9, c='x')", "Config(a=[7, 8], b=-9, c='y')"),
+        ("Config(a='x 1, 2', b=3)", "Config(a='x 5, 2', b=4)"),
+        ("Config(a=1, b=1)", "Config(a=2, b=1)", "Config(a=100000000000000, b=2)"),
+        ("Config(a=- 1)", "Config(a=- 2)"),
+        ("{'a': 1, 'b': [True, None, 2]}", "{'a': 3, 'b': [True, None, 4]}"),
+        ("Config(a=1.5, b=(1, 2))", "Config(a=2.5, b=(3, 4))"),
+        ("Config(a=007)", "Config(a=1)", "Config(a=08)"),
+    ],
+)
+def test_settings_that_differ_in_numbers_are_filled_in_as_they_would_be_read(texts):
+    def items(read):
+        try:
+            return list(read().items())
+        except BadRecordError as error:
+            return str(error)
+
+    settings = helion_format._Settings()
+    for text in (*texts, *texts):
+        read = items(lambda text=text: flat_values(helion_format._literals(text)))
+        assert items(lambda text=text: settings.of(text)) == read
+
+
+def test_configurations_are_told_apart_by_words_and_numbers_whatever_their_order(tmp_path):
+    rows = Configurations(tmp_path / "rows")
+    given = [
+        {"a": 1.0, "b": 2.0}, {"b": 2.0, "a": 1.0}, {"a": 2.0, "b": 1.0}, {"a": 1.0}, {"b": 1.0}, {},
+        {"a": "x", "b": 2.0}, {"b": 2.0, "a": "y"}, {"a": "x", "b": "x"}, {"a": 1.0, "b": "x"}, {"a": "x", "b": 2.0},
+    ]  # fmt: skip
+    numbers = [rows.number(config) for config in given]
+    assert numbers == [0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 5]
+    kept = [given[numbers.index(number)] for number in range(len(rows))]
+    assert list(rows.values()) == kept and [rows.value(number) for number in range(len(rows))] == kept
+    columns = np.concatenate(list(rows.columns(("b", "a"), {"a": {"x": 10.0, "y": 20.0}, "b": {"x": 30.0}})))
+    assert columns.tolist() == [[2, 1], [1, 2], [0, 1], [1, 0], [0, 0], [2, 10], [2, 20], [30, 10], [30, 1]]
+    rows.close()
+
+
+def test_a_parameter_of_too_many_words_is_left_out_and_its_configurations_stay_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr("tilewise.costmodel.data.importers.rows.MAX_WORDS", 5)
+    monkeypatch.setattr("tilewise.costmodel.data.importers.build.MAX_WORDS", 5)
+    choices = [[{"b": i % 3, "name": f"w{i}"}, 1.0 + i] for i in range(12)] * 2
+    (tmp_path / "log").write_text(json.dumps({"name": "mm", "sizes": {}, "choices": choices}))
+    report = import_logs("inductor", [tmp_path / "log"], tmp_path / "out")
+    assert (report.configurations, report.timings) == (12, 24)
+    assert any("name has more than 5" in sentence for sentence in report.missing)
+
+
+def test_too_many_sets_of_parameters_are_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr("tilewise.costmodel.data.importers.rows.MAX_PLACES", 10)
+    choices = [[{f"p{i}": 1, f"q{i}": 2}, 1.0] for i in range(12)]
+    (tmp_path / "log").write_text(json.dumps({"name": "mm", "sizes": {}, "choices": choices}))
+    with pytest.raises(FileFormatError, match="sets of parameters"):
+        import_logs("inductor", [tmp_path / "log"], tmp_path / "out")
 
 
 def test_what_is_remembered_is_told_apart_by_type_and_place(tmp_path):

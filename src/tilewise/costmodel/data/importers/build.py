@@ -28,10 +28,11 @@ import numpy as np
 from tilewise.costmodel.data.devices import DEVICE_COLUMNS, DEVICES_FILE, Card, columns_of, find_card, known_name
 from tilewise.costmodel.data.importers.description import Description, plain_graph
 from tilewise.costmodel.data.importers.formats import FORMATS
-from tilewise.costmodel.data.importers.record import Record, Value
+from tilewise.costmodel.data.importers.record import Record
+from tilewise.costmodel.data.importers.rows import MAX_WORDS, Configurations
 from tilewise.costmodel.data.importers.spool import Spool, Spooled, Timed
 from tilewise.costmodel.data.importers.stream import open_sources
-from tilewise.costmodel.data.kernel import make_kernel
+from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.npz import Array
 from tilewise.costmodel.data.schema import TILE_FEATURES
 from tilewise.costmodel.hlo.graph import KernelGraph
@@ -39,10 +40,9 @@ from tilewise.costmodel.hlo.tuning_data import kernel_npz
 from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
 
 MAX_COLUMNS = 1024
-MAX_WORDS = 4096
 _HELD_BYTES = 64 << 20  # of the table of configurations; a larger one stays in its file
-_ROWS = 10_000
 _SPLITS = ("train", "valid", "test")
+_text = json.JSONEncoder(sort_keys=True).encode
 
 
 @dataclass
@@ -96,15 +96,15 @@ def import_logs(
                 progress(number)
         report.devices = sorted(name for name in details if name)
         known = {name: _card(name, details[name], cards or {}) for name in details}
-        columns = _Columns.of(spool.configurations(), description, report, device_columns and any(known.values()))
-        by_shape = _split_by_shape(spool.identities())
+        columns = _Columns.of(spool.configurations, description, report, device_columns and any(known.values()))
+        by_shape = _split_by_shape(spool.identities() if split is None else ())
         writer = _Writer(
             spool=spool,
             table=_Table.of(spool, columns, description),
             description=description,
             devices={name: columns_of(card) for name, card in known.items()} if columns.devices else {},
             out=folder,
-            split_of=lambda identity: split or by_shape(_digest(_shape(identity))),
+            split_of=(lambda identity: split) if split else lambda identity: by_shape(_shape(identity)),
             report=report,
         )
         for kernel in spool.kernels():
@@ -181,22 +181,16 @@ class _Columns:
 
     @staticmethod
     def of(
-        configs: Iterable[Mapping[str, Value]],
+        configs: Configurations,
         description: Description | None,
         report: Imported,
         devices: bool,
     ) -> _Columns:
-        words: dict[str, set[str]] = {}
-        names: dict[str, None] = {}
-        for config in configs:
-            if not config.keys() <= names.keys():
-                names.update(dict.fromkeys(config))
-            for name, value in config.items():
-                if isinstance(value, str) and len(words.setdefault(name, set())) <= MAX_WORDS:
-                    words[name].add(value)
+        names, words = set(configs.names), dict(configs.words)
         for name in [name for name, found in words.items() if len(found) > MAX_WORDS]:
             report.missing.append(f"{name} has more than {MAX_WORDS} different words and was left out.")
-            del names[name], words[name]
+            names.remove(name)
+            del words[name]
         told = description.told if description else frozenset[str]()
         own = tuple(name for name in sorted(names) if name not in told and name not in DEVICE_COLUMNS)
         if len(own) > MAX_COLUMNS:
@@ -205,14 +199,6 @@ class _Columns:
             )
         lists = {name: {word: 1.0 + place for place, word in enumerate(sorted(found))} for name, found in words.items()}
         return _Columns(own, lists, description is not None, devices)
-
-    def row(self, config: Mapping[str, Value], description: Description | None) -> list[float]:
-        bounds: list[float] = list(description.bounds(config)) if description else []
-        return bounds + [self._number(name, config.get(name, 0.0)) for name in self.names] or [0.0]
-
-    def _number(self, name: str, value: Value) -> float:
-        """A number as it is, a word by its own; 0 where nothing is said."""
-        return self.words[name][value] if isinstance(value, str) else value
 
     @property
     def own(self) -> tuple[str, ...]:
@@ -225,8 +211,8 @@ class _Columns:
 
 
 def _shape(identity: Mapping[str, Any]) -> str:
-    """The kernel and its sizes: on two devices they are one shape, which must not be in two splits."""
-    return json.dumps([identity["kernel"], identity["sizes"]], sort_keys=True)
+    """A digest of the kernel and its sizes: on two devices they are one shape, which must not be in two splits."""
+    return _digest(_text([identity["kernel"], identity["sizes"]]))
 
 
 def _digest(text: str) -> str:
@@ -235,7 +221,7 @@ def _digest(text: str) -> str:
 
 def _split_by_shape(identities: Iterable[Mapping[str, Any]]) -> Callable[[str], str]:
     """A tenth of the shapes each for valid and test, one at least where there are three, in the order of digests."""
-    digests = np.unique(np.fromiter((_digest(_shape(identity)) for identity in identities), "U16"))
+    digests = np.unique(np.fromiter((_shape(identity) for identity in identities), "U16"))
     n = len(digests)
     tenth = max(1, round(n / 10))
     valid, test = (tenth if n >= 2 else 0), (tenth if n >= 3 else 0)
@@ -257,12 +243,12 @@ class _Table:
 
     @staticmethod
     def of(spool: Spool, columns: _Columns, description: Description | None) -> _Table:
-        rows, width = (columns.row(config, description) for config in spool.configurations()), len(columns.own)
-        path, count = spool.folder / "table", 0
+        path, count, width = spool.folder / "table", len(spool.configurations), len(columns.own)
+        bounds = (description.bounds(config) for config in spool.configurations.values()) if description else None
         with path.open("wb") as file:
-            while some := list(itertools.islice(rows, _ROWS)):
-                np.array(some, np.float32).tofile(file)
-                count += len(some)
+            for own in spool.configurations.columns(columns.names, columns.words):
+                own = own if bounds is None else np.hstack([list(itertools.islice(bounds, len(own))), own])
+                (own if width == own.shape[1] else np.zeros((len(own), width))).astype(np.float32).tofile(file)
         small = count * width * 4 <= _HELD_BYTES
         return _Table(path, (count, width), np.fromfile(path, np.float32).reshape(count, width) if small else None)
 
@@ -294,13 +280,14 @@ class _Writer:
         identity, split = spooled.identity, self.split_of(spooled.identity)
         feat = self._rows(timed["number"], identity["device"])
         runtime, normalizer = self._runtimes(timed)
-        problem = json.dumps(identity, sort_keys=True)
+        problem = _text(identity)
         name = f"{_program(identity)}_{_digest(problem)}"
-        kernel = make_kernel(name, *self._graph(identity, int(timed["number"][0])), feat, runtime, normalizer)
+        # What `make_kernel` checks is known of these arrays.
+        kernel = Kernel(name, "", *self._graph(identity, int(timed["number"][0])), feat, runtime, normalizer)
         beside = _beside(timed, problem) | {"failed_config_feat": self._rows(failed, identity["device"])}
         if split not in self.report.splits:
             (self.out / split).mkdir(exist_ok=True)
-        (self.out / split / f"{name}.npz").write_bytes(kernel_npz(kernel, **beside))
+        Path(f"{self.out}/{split}/{name}.npz").write_bytes(kernel_npz(kernel, **beside))
         self.report.kernels += 1
         self.report.configurations += len(timed)
         self.report.timings += int(timed["repeats"].sum())
@@ -313,7 +300,7 @@ class _Writer:
 
     def _graph(self, identity: Mapping[str, Any], any_config: int) -> KernelGraph:
         """Parameters may give sizes too: a filter's size may be a constant of the configuration."""
-        values = {**self.spool.configuration(any_config), **identity["sizes"]}
+        values = {**self.spool.configurations.value(any_config), **identity["sizes"]}
         graph = self.description.graph(values) if self.description else None
         return graph or plain_graph(identity["sizes"])
 

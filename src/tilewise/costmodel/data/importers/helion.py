@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tilewise._files import open_input
-from tilewise.costmodel.data.importers.record import BadRecordError, Record, Value, flat_values, runtimes
+from tilewise.costmodel.data.importers.record import BadRecordError, Record, Value, flat_values, runtime
 from tilewise.costmodel.data.importers.stream import MAX_FILE_BYTES, Source, csv_rows, lines, parse_line
 
 _MILLISECOND = 1e6
 _MAX_LITERAL = 20_000
 _RUNS = 100_000
+
+_PATTERNS, _MARK = 1000, 10**14
+_NUMBER = re.compile(r"(?<=[=\[ ])(-?(?:0|[1-9]\d{0,11}))(?=[,\])])")  # a whole number by itself
 
 # What differs between the literals that Helion writes and JSON; a text with other quotes or escapes is none of these.
 _SIMPLE = re.compile(r"'([^'\"\\]*)'|\b(True|False|None)\b|\b([A-Za-z_]\w*)=")
@@ -35,18 +38,27 @@ def read(source: Source, skip: Callable[[str], None], path: Path | None = None) 
     columns = next(rows, [])
     if not {"status", "perf_ms", "config"} <= set(columns):
         return skip("no columns called status, perf_ms and config")
+    # Columns that are not there are read as the empty text behind the last one.
+    run_id, config_id, status, perf_ms, text = (
+        columns.index(name) if name in columns else len(columns)
+        for name in ("run_id", "config_id", "status", "perf_ms", "config")
+    )
     kernel = source.name.rpartition("/")[2].partition(".")[0][:100] or "kernel"
     known: dict[str, _Run] = {}
+    settings = _Settings()
     for row in rows:
-        values = dict(zip(columns, row, strict=False))
-        if values.get("status") == "started":
+        row += [""] * (len(columns) + 1 - len(row))
+        if row[status] == "started":
             continue
         try:
-            if (run := known.get(name := values.get("run_id", ""))) is None:
+            if (run := known.get(row[run_id])) is None:
                 if len(known) >= _RUNS:
                     known.clear()
-                run = known[name] = _run(runs.get(name, {}), kernel)
-            yield _record(values, run)
+                run = known[row[run_id]] = _run(runs.get(row[run_id], {}), kernel)
+            told = run.configs.get(row[config_id]) if run.configs else None
+            config = flat_values(told) if isinstance(told, Mapping) else settings.of(row[text])
+            taken = _taken(row[perf_ms]) if row[status] == "ok" else ()
+            yield Record(run.kernel, run.sizes, config, taken, run.device, "" if taken else row[status][:100])
         except BadRecordError as error:
             skip(str(error))
 
@@ -82,15 +94,44 @@ def _run(told: Mapping[str, Any], kernel: str) -> _Run:
     return _Run(name, flat_values(shapes), device, configs if isinstance(configs, Mapping) else {})
 
 
-def _record(row: Mapping[str, str], run: _Run) -> Record:
-    config = run.configs.get(row.get("config_id"))
+def _taken(text: str) -> tuple[float, ...]:
     try:
-        taken = runtimes([float(row["perf_ms"])], _MILLISECOND) if row.get("status") == "ok" else ()
-    except (KeyError, ValueError):
-        taken = ()
-    settings = config if isinstance(config, Mapping) else _literals(row.get("config", ""))
-    failure = "" if taken else str(row.get("status"))[:100]
-    return Record(run.kernel, run.sizes, flat_values(settings), taken, run.device, failure)
+        return runtime(float(text), _MILLISECOND)
+    except ValueError:
+        return ()
+
+
+class _Settings:
+    """The settings in configurations' texts; one that differs from another in whole numbers only is filled in."""
+
+    def __init__(self) -> None:
+        # By what stands around the numbers: settings, and which of them the numbers are; None: read the whole text.
+        self._known: dict[tuple[str, ...], tuple[dict[str, Value], list[str]] | None] = {}
+
+    def of(self, text: str) -> Mapping[str, Value]:
+        parts = _NUMBER.split(text)
+        around = tuple(parts[::2])
+        if around not in self._known:
+            if len(self._known) >= _PATTERNS:
+                self._known.clear()
+            self._known[around] = self._pattern(around) if len(text) <= _MAX_LITERAL else None
+        if (pattern := self._known[around]) is None:
+            return flat_values(_literals(text))
+        found = pattern[0].copy()
+        found.update(zip(pattern[1], map(float, parts[1::2]), strict=True))
+        return found
+
+    def _pattern(self, around: tuple[str, ...]) -> tuple[dict[str, Value], list[str]] | None:
+        """Numbers that occur nowhere else are put in and looked for; one that is not found is part of a word."""
+        marks = [_MARK + place for place in range(len(around) - 1)]
+        try:
+            found = flat_values(_literals("".join(map("{}{}".format, around, [*marks, ""]))))
+        except BadRecordError:
+            return None
+        name_of = {value: name for name, value in found.items()}
+        if not all(mark in name_of for mark in marks):
+            return None
+        return dict(found), [name_of[mark] for mark in marks]
 
 
 def _literals(text: str) -> dict[str, Any]:

@@ -8,7 +8,8 @@ AutoHeuristic writes a line of JSON (the device and which columns are numbers), 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from tilewise.costmodel.data.importers.record import (
@@ -18,7 +19,7 @@ from tilewise.costmodel.data.importers.record import (
     flat_values,
     plain,
     remembered,
-    runtimes,
+    runtime,
     word,
 )
 from tilewise.costmodel.data.importers.stream import Source, csv_rows, lines, parse_line
@@ -44,30 +45,26 @@ def read(source: Source, skip: Callable[[str], None]) -> Iterator[Record]:
     device = _device(head)
     name = str(head.get("name", "kernel"))[:100] or "kernel"
     details = {key: head[key] for key in ("shared_memory", "device_capa") if key in head}
+    choice, feedback = columns.index("choice"), columns.index("feedback")
+    sizes = [place for place in range(len(columns)) if place not in (choice, feedback)]
+    named = tuple(columns[place] for place in sizes)
+    sized: Callable[[list[str]], Any] = itemgetter(*sizes) if len(sizes) > 1 else lambda row: [row[i] for i in sizes]
     for row in csv_rows(text, skip):
-        record = _row(dict(zip(columns, row, strict=False)), name, device, details)
-        if isinstance(record, str):
-            skip(record)
-        else:
-            yield record
-
-
-def _row(row: dict[str, str], name: str, device: str, details: Mapping[str, Any]) -> Record | str:
-    try:
-        choice, feedback = row.pop("choice"), float(row.pop("feedback"))
-        config = _choice(choice)
-        taken = runtimes([feedback], _MILLISECOND)
-        failure = "" if taken else "no runtime"
-        return Record(name, _sizes(row), config, taken, device, failure, config.get("type") == "extern", details)
-    except BadRecordError as error:
-        return str(error)
-    except (KeyError, ValueError):
-        return "a row that lacks columns"
+        try:
+            config = _choice(row[choice])
+            taken = runtime(float(row[feedback]), _MILLISECOND)
+            default = config.get("type") == "extern"
+            values = _sizes((named, sized(row)))
+            yield Record(name, values, config, taken, device, "" if taken else "no runtime", default, details)
+        except BadRecordError as error:
+            skip(str(error))
+        except (IndexError, ValueError):
+            skip("a row that lacks columns")
 
 
 @remembered
-def _sizes(row: Mapping[str, str]) -> Mapping[str, Value]:
-    return {word(column, 100): plain(value) for column, value in row.items()}
+def _sizes(row: tuple[Sequence[str], Sequence[str]]) -> Mapping[str, Value]:
+    return {word(column, 100): plain(value) for column, value in zip(*row, strict=False)}
 
 
 @remembered
@@ -98,8 +95,8 @@ def _feedback(entry: Any, skip: Callable[[str], None]) -> Iterator[Record]:
     for choice in entry["choices"]:
         try:
             config, milliseconds = choice
-            taken = runtimes([milliseconds], _MILLISECOND)
-            settings = flat_values(config if isinstance(config, Mapping) else {"choice": config})
+            taken = runtime(milliseconds, _MILLISECOND)
+            settings = flat_values(config if type(config) is dict else {"choice": config})
             yield Record(name, sizes, settings, taken, device, "" if taken else "no runtime")
         except BadRecordError as error:
             skip(str(error))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import marshal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,7 +21,9 @@ MAX_WORD = 400
 MAX_VALUES = 512
 MAX_REPEATS = 10_000
 LONGEST_NS = 1e15  # eleven days: no repeat of a kernel takes that long
-_REMEMBERED_BYTES = 4 << 20
+_REMEMBERED_BYTES = 1 << 20
+_LARGEST = 1e30
+_NUMBERS, _FLOAT = frozenset({int, float}), frozenset({float})
 
 
 class Record(NamedTuple):
@@ -74,25 +76,34 @@ def flat_values(values: Any) -> Mapping[str, Value]:
     """Names and plain values: lists are numbered, nested tables joined by dots, what is not said is left out."""
     if not isinstance(values, Mapping):
         raise BadRecordError("the values have no names")
+    if None in values.values():
+        values = {name: value for name, value in values.items() if value is not None}
+    numbers = values.values()
+    # Most configurations are a few numbers; NaN, infinities and what is too large fail the comparison.
+    if _NUMBERS.issuperset(map(type, numbers)) and len(values) < MAX_VALUES and sum(map(abs, numbers)) <= _LARGEST:
+        return dict(zip(map(_short, values), map(float, numbers), strict=True))
     found: dict[str, Value] = {}
     for name, value in values.items():
-        _flatten(word(name, MAX_NAME), value, found, 0)
+        _flatten(_short(name), value, found, 0)
     return found
 
 
 def _flatten(name: str, value: Any, found: dict[str, Value], depth: int) -> None:
     if len(found) >= MAX_VALUES or depth > 4:
         raise BadRecordError(f"more than {MAX_VALUES} values, or nested too deeply")
-    if type(value) is int or type(value) is float:  # most are
+    kind = type(value)
+    if kind is int or kind is float:
         found[name[:MAX_NAME]] = _finite(value)
+    elif kind is str:
+        found[name[:MAX_NAME]] = _plain_word(value)
     elif value is None:
         return
-    elif isinstance(value, Mapping):
-        for inner, item in value.items():
-            _flatten(f"{name}.{word(inner, MAX_NAME)}", item, found, depth + 1)
-    elif isinstance(value, list | tuple):
+    elif kind is list or kind is tuple:
         for position, item in enumerate(value):
             _flatten(f"{name}_{position}", item, found, depth + 1)
+    elif isinstance(value, Mapping):
+        for inner, item in value.items():
+            _flatten(f"{name}.{_short(inner)}", item, found, depth + 1)
     else:
         found[name[:MAX_NAME]] = plain(value)
 
@@ -102,17 +113,27 @@ def plain(value: Any) -> Value:
     if isinstance(value, int | float):
         return _finite(value)
     if isinstance(value, str):
-        if value in ("True", "False"):
-            return float(value == "True")
-        try:
-            return _finite(float(value))
-        except ValueError:
-            return word(value, MAX_WORD)
+        return _plain_word(value)
     raise BadRecordError(f"a value of type {type(value).__name__}")
 
 
+@functools.lru_cache(10_000)
+def _plain_word(value: str) -> Value:
+    if value in ("True", "False"):
+        return float(value == "True")
+    try:
+        return _finite(float(value))
+    except ValueError:
+        return word(value, MAX_WORD)
+
+
+@functools.lru_cache(10_000)
+def _short(name: Any) -> str:
+    return word(name, MAX_NAME)
+
+
 def _finite(value: float) -> float:
-    if not -1e30 <= value <= 1e30:
+    if not -_LARGEST <= value <= _LARGEST:
         raise BadRecordError("a number that is not finite, or too large")
     return float(value)
 
@@ -124,7 +145,16 @@ def word(value: Any, most: int) -> str:
     return value
 
 
-def runtimes(values: Iterable[Any], unit_ns: float) -> tuple[float, ...]:
+def runtime(value: Any, unit_ns: float) -> tuple[float, ...]:
+    """One repeat in nanoseconds, or none where the value is no time at all."""
+    if type(value) is float and 0 < (ns := value * unit_ns) <= LONGEST_NS:
+        return (ns,)
+    return runtimes([value], unit_ns)
+
+
+def runtimes(values: list[Any], unit_ns: float) -> tuple[float, ...]:
     """Repeats in nanoseconds; those that are no time at all (zero, infinite, no number) are left out."""
+    if _FLOAT.issuperset(map(type, values)) and values and min(values) > 0 and sum(values) * unit_ns <= LONGEST_NS:
+        return tuple([value * unit_ns for value in values[:MAX_REPEATS]])  # every one of them is a time
     numbers = [value for value in values if type(value) is float or (type(value) is int and 0 < value < 1 << 60)]
     return tuple([ns for value in numbers if 0 < (ns := value * unit_ns) <= LONGEST_NS])[:MAX_REPEATS]

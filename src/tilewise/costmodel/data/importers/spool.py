@@ -1,8 +1,8 @@
 """Records on their way to kernels.
 
-A log may name its kernels in any order and be larger than memory. So every kernel and every configuration is written
-down once, in a file of its own in a temporary folder, and has a number from then on; a repeat is a pair of numbers and
-a time. Repeats are sorted a million at a time and merged when all are there, range by range.
+A log may name its kernels in any order and be larger than memory. So every kernel and every configuration (see `rows`)
+is written down once, in a file of its own in a temporary folder, and has a number from then on; a repeat is a pair of
+numbers and a time. Repeats are sorted a million at a time and merged when all are there, range by range.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.data.importers.record import Record, Value
+from tilewise.costmodel.data.importers.rows import Configurations
 from tilewise.errors import FileFormatError, UnavailableError
 
-MAX_KERNELS = MAX_CONFIGS = 2_000_000
+MAX_KERNELS = 2_000_000
 _AT_ONCE = 1 << 20  # repeats that are sorted in memory, sixteen bytes each
 _SAMPLED = 1 << 12  # one key in so many tells where to cut the sorted runs
 _REMEMBERED = 50_000
@@ -50,8 +51,8 @@ class Spool:
         try:
             self._folder = tempfile.TemporaryDirectory(prefix="tilewise-import-")
             self._path = Path(self._folder.name)
-            self._kernels = _Texts(self._path / "kernels", MAX_KERNELS, "kernels")
-            self._configs = _Texts(self._path / "configs", MAX_CONFIGS, "configurations")
+            self._kernels = _Kernels(self._path / "kernels")
+            self.configurations = Configurations(self._path / "configs")
         except OSError as error:
             raise _unkept(error) from error
         self._runs = _Runs(self._path)
@@ -61,7 +62,7 @@ class Spool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._kernels.close()
-        self._configs.close()
+        self.configurations.close()
         self._folder.cleanup()
 
     @property
@@ -72,17 +73,9 @@ class Spool:
     def add(self, record: Record) -> None:
         try:
             kernel = self._kernels.number(record.sizes, record.device, record.kernel)
-            self._runs.add(kernel, self._configs.number(record.config), record.is_default, record.runtimes_ns)
+            self._runs.add(kernel, self.configurations.number(record.config), record.is_default, record.runtimes_ns)
         except OSError as error:
             raise _unkept(error) from error
-
-    def configurations(self) -> Iterator[dict[str, Value]]:
-        """Every configuration that occurs, in the order of their numbers, from 0 on."""
-        return self._configs.values()
-
-    def configuration(self, number: int) -> dict[str, Value]:
-        values: dict[str, Value] = self._configs.value(number)
-        return values
 
     def identities(self) -> Iterator[Mapping[str, Any]]:
         """Who the kernels are."""
@@ -101,60 +94,45 @@ def _unkept(error: OSError) -> UnavailableError:
     return UnavailableError(f"Records cannot be kept in a temporary folder ({error.strerror or error}).")
 
 
-class _Texts:
-    """Different values as lines of JSON in a file, numbered from 0 on in the order they came; digests tell them apart.
+class _Kernels:
+    """Different kernels as lines of JSON in a file, numbered from 0 on in the order they came; digests tell them apart.
 
-    Readers give the same object for the same values where they can (`record.remembered`), so a value that was just
+    Readers give the same object for the same sizes where they can (`record.remembered`), so a kernel that was just
     there is known by its identity and costs no text.
     """
 
-    def __init__(self, path: Path, most: int, what: str) -> None:
+    def __init__(self, path: Path) -> None:
         self._file: IO[bytes] = path.open("w+b")
-        self._path, self._most, self._what = path, most, what
+        self._path = path
         self._known: dict[bytes, int] = {}
-        self._starts = array("q")
-        self._end = 0
-        self._seen: dict[
-            tuple[int, tuple[str, ...]], tuple[Mapping[str, Value], int]
-        ] = {}  # holds the object: its id stays
-        self._last: tuple[int, Any] = (-1, None)
+        # Holds the sizes: their id stays.
+        self._seen: dict[tuple[int, str, str], tuple[Mapping[str, Value], int]] = {}
 
     def close(self) -> None:
         self._file.close()
 
-    def number(self, values: Mapping[str, Value], *names: str) -> int:
-        """The number of these values; of a kernel, whose sizes they are, where its device and name are given too."""
-        key = id(values), names
+    def number(self, sizes: Mapping[str, Value], device: str, kernel: str) -> int:
+        key = id(sizes), device, kernel
         if (seen := self._seen.get(key)) is not None:
             return seen[1]
-        whole = {"device": names[0], "kernel": names[1], "sizes": values} if names else values
-        text = _encoded(whole).encode()
-        number = self._known.setdefault(blake2b(text, digest_size=16).digest(), len(self._known))
-        if number == len(self._starts):
-            self._append(text)
+        text = _encoded({"device": device, "kernel": kernel, "sizes": sizes}).encode()
+        digest = blake2b(text, digest_size=16).digest()
+        if (number := self._known.get(digest)) is None:
+            number = len(self._known)
+            if number >= MAX_KERNELS:
+                raise FileFormatError(f"The log holds more than {MAX_KERNELS:,} different kernels.")
+            self._known[digest] = number
+            self._file.write(text + b"\n")
         if len(self._seen) >= _REMEMBERED:
             self._seen.clear()
-        self._seen[key] = values, number
+        self._seen[key] = sizes, number
         return number
-
-    def _append(self, text: bytes) -> None:
-        if len(self._starts) >= self._most:
-            raise FileFormatError(f"The log holds more than {self._most:,} different {self._what}.")
-        self._starts.append(self._end)
-        self._end += self._file.write(text + b"\n")
 
     def values(self) -> Iterator[Any]:
         self._file.flush()
         with self._path.open(encoding="ascii") as lines:
             for line in lines:
                 yield _decoded(line)[0]
-
-    def value(self, number: int) -> Any:
-        if self._last[0] != number:
-            self._file.seek(self._starts[number])
-            self._last = number, json.loads(self._file.readline())
-            self._file.seek(0, 2)
-        return self._last[1]
 
 
 class _Runs:
@@ -167,12 +145,12 @@ class _Runs:
 
     def add(self, kernel: int, config: int, is_default: bool, times: tuple[float, ...]) -> None:
         key = kernel << 32 | config << 1 | is_default
-        if len(times) > 1:
-            self._keys.extend([key] * len(times))
-            self._times.extend(times)
-        else:
+        if len(times) == 1:
             self._keys.append(key)
-            self._times.append(times[0] if times else np.nan)
+            self._times.append(times[0])
+        else:  # a failure is a repeat that took no time at all
+            self._keys.extend([key] * (len(times) or 1))
+            self._times.extend(times or (np.nan,))
         if len(self._keys) >= _AT_ONCE:
             self._write()
 

@@ -10,12 +10,13 @@ import contextlib
 import csv
 import gzip
 import json
+import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, cast
 
 from tilewise._files import open_input
 from tilewise.errors import FileFormatError, TilewiseError
@@ -26,6 +27,7 @@ MAX_LINE_BYTES = 4 << 20
 MAX_ELEMENT_CHARS = 4 << 20
 MAX_MEMBERS = 1000
 _CHUNK = 1 << 18
+_SPACE = cast("Callable[[str, int], re.Match[str]]", re.compile(r"[ \t\r\n]*").match)  # matches anything
 _AFTER_VALUE = tuple(" \t\r\n,:]}")
 _DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError)
 
@@ -136,8 +138,7 @@ class JsonWalker:
     def next_char(self) -> str:
         """The next character that is no white space, not taken yet; empty at the end."""
         while True:
-            while self._at < len(self._text) and self._text[self._at] in " \t\r\n":
-                self._at += 1
+            self._at = _SPACE(self._text, self._at).end()
             if self._at < len(self._text) or not self._more():
                 return self._text[self._at : self._at + 1]
 

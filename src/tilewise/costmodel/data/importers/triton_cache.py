@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tilewise.costmodel.data.importers.record import BadRecordError, Record, Value, flat_values, runtimes
+from tilewise.costmodel.data.importers.record import BadRecordError, Record, Value, flat_values, runtime
 from tilewise.costmodel.data.importers.stream import JsonWalker, Source
 
 _MILLISECOND = 1e6
-_NOT_SETTINGS = ("pre_hook", "ir_override")
+_NOT_SETTINGS = ("kwargs", "pre_hook", "ir_override")
 
 
 def read(source: Source, skip: Callable[[str], None]) -> Iterator[Record]:
@@ -45,7 +45,7 @@ def _key(values: list[Any]) -> Mapping[str, Value]:
 
 def _record(kernel: str, sizes: Mapping[str, Any], pair: Any) -> Record:
     config, timing = pair
-    taken = runtimes(timing[:1] if isinstance(timing, list) else [timing], _MILLISECOND)
+    taken = runtime(timing[0] if isinstance(timing, list) and timing else timing, _MILLISECOND)
     return Record(kernel, sizes, _settings(config), taken, failure="" if taken else "no runtime")
 
 
@@ -55,5 +55,7 @@ def _settings(config: Any) -> Mapping[str, Value]:
     if not isinstance(config, Mapping):
         raise BadRecordError("a configuration that is no table")
     inner = config.get("kwargs")
-    own = {name: value for name, value in config.items() if name not in (*_NOT_SETTINGS, "kwargs")}
-    return flat_values({**(inner if isinstance(inner, Mapping) else {}), **own})
+    settings = {**inner, **config} if isinstance(inner, Mapping) else dict(config)
+    for name in _NOT_SETTINGS:
+        settings.pop(name, None)
+    return flat_values(settings)
