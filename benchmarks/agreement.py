@@ -75,6 +75,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1])
     options = parser.parse_args()
     logging.disable(logging.WARNING)
+    torch.backends.mha.set_fastpath_enabled(False)  # which the old exporter does not know
     models, worst = torchvision_models(), 0.0
     for name, size, batch, exporter in itertools.product(options.only, options.size, options.batch, options.exporters):
         x = np.random.default_rng(size).standard_normal((batch, 3, size, size), dtype=np.float32)

@@ -155,6 +155,16 @@ def test_a_module_written_for_one_batch_is_planned_for_it(batch: int, checks: bo
     assert_same(module, x, plan)
 
 
+def test_a_batch_of_any_size_needs_bounded_memory(another_machine) -> None:
+    """Weights that no cache holds are read once a part; parts grow until that is little, and no further."""
+    another_machine(Pretended(l3=1 << 18, l2=1 << 16))
+    module, x = nn.Sequential(*(nn.Conv2d(64, 64, 1, bias=False, rng=i) for i in range(40))), images(900, 64, 3, 3)
+    plan = compile(module, x)
+    arena = plan.arena_bytes
+    assert 0 < arena < 2 * 400 * 3 * 3 * 64 * 4
+    assert_same(module, x, plan)
+
+
 class Odd(nn.Module):
     """A forward in plain Python: a slice, a shared value, an operation that plans do not know."""
 

@@ -194,13 +194,14 @@ def _other(x: Array) -> Array:
 @contextmanager
 def _nothing_kept() -> Iterator[None]:
     """The module runs here for its shapes alone: what its layers would keep to run faster the next time is memory for
-    nothing. Layers that other threads run keep what they like."""
+    nothing, and so are its results that lie ready for others. Layers that other threads run keep what they like."""
     assert native is not None
-    before = native.keep_weights_here(False)
+    before, pooled = native.keep_weights_here(False), native.set_least_pooled(1 << 62)
     try:
         yield
     finally:
         native.keep_weights_here(before)
+        native.set_least_pooled(pooled)
 
 
 def _agree(want: Array, got: Array, before: Array) -> bool:
