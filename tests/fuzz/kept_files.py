@@ -97,7 +97,7 @@ def machine_calibration(folder: Path) -> Target:
 @target
 def calibration_part(folder: Path) -> Target:
     from tests.tune.test_calibrate import product
-    from tilewise.tune.choose.calibration.run import Calibration, Measured
+    from tilewise.tune.choose.calibration.run import Calibration
     from tilewise.tune.problem import Config
 
     def begun() -> Calibration:
@@ -105,14 +105,14 @@ def calibration_part(folder: Path) -> Target:
 
     first = begun()
     for problem in first.problems:
-        known = Measured(problem, first.device.default(problem))
-        first._append(known, {Config.of(block_m=24, block_n=64, block_k=32): -0.1, known.default: 0.0})
+        default = first.device.default(problem)
+        first._append(problem, {Config.of(block_m=24, block_n=64, block_k=32): -0.1, default: 0.0})
 
     def use(path: Path) -> None:
         again = begun()
         again._resume()
         for one in again.measured.values():
-            assert all(np.isfinite(ratio) for ratio in one.log_ratio.values())
+            assert all(np.isfinite(ratio) for ratio in one.values())
 
     return Target(first.part, use, (in_lines,))
 

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
-from tilewise.tune.choose.calibration.correction import Correction, Hyper, Promise, Rows, promise_of, squashed
+from tilewise.tune.choose.calibration.correction import Correction, Promise, Rows, promise_of, squashed
+from tilewise.tune.search.gaussian_process import Hyperparameters
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 if native is not None:
@@ -64,7 +65,7 @@ def fitted(threads: int = 1, seed: int = 0) -> Correction:
 
 def test_the_default_is_nought_for_certain():
     rows = Rows(np.zeros((3, 2)), np.arange(6.0).reshape(3, 2), np.zeros((3, 2)), np.zeros(3))
-    correction = Correction(rows, np.array([0.1, -0.2, 0.3]), np.arange(3), Hyper())
+    correction = Correction(rows, np.array([0.1, -0.2, 0.3]), np.arange(3), Hyperparameters(coefficient=0.0))
     default = Rows(np.zeros((1, 2)), np.zeros((1, 2)), np.zeros((1, 2)), np.zeros(1))
     mean, deviation = correction.predict(default)
     assert abs(mean[0]) < 1e-9 and deviation[0] < 1e-4
@@ -161,8 +162,8 @@ def few(monkeypatch):
 
     monkeypatch.setattr(run, "beside_default", beside_default)
 
-    def against_default(self, one, tile):
-        return -likes_small_blocks(one.problem, tile, one.default)
+    def against_default(self, problem, tile):
+        return -likes_small_blocks(problem, tile, self.device.default(problem))
 
     monkeypatch.setattr(run.Calibration, "_against_default", against_default)
     return measured
@@ -194,7 +195,7 @@ def test_a_run_that_was_cut_off_goes_on_where_it_was(tmp_path: Path, few, monkey
 def test_tiles_that_do_not_win_when_remeasured_are_not_kept(tmp_path: Path, few, monkeypatch):
     monkeypatch.setattr(run.Calibration, "_against_default", lambda self, one, tile: -0.01)
     report = run.Calibration(folder=tmp_path, minutes=0.05).run()
-    assert set(report.promises.values()) == {None} and all(line.speedup == 1.0 for line in report.lines)
+    assert set(report.promises.values()) == {None} and all(line["speedup"] == 1.0 for line in report.lines)
 
 
 def test_a_machine_too_busy_to_measure_keeps_nothing_and_says_so(tmp_path: Path, few, monkeypatch):

@@ -537,9 +537,9 @@ def test_operands_lie_on_cache_lines_of_their_own_and_keep_values_and_order() ->
 def test_a_plan_counts_what_would_be_measured() -> None:
     kernels = [kernel for kernel in cpu_kernels(cores=1) if kernel.program.startswith("reference_mlp")]
     lines = plan(kernels, cpu_options(max_configs=20))
-    assert sum(line.kernels for line in lines) == len(kernels)
-    assert sum(line.configs for line in lines) == 20 * len(kernels)
-    assert all(line.seconds > 0 for line in lines)
+    assert sum(line["kernels"] for line in lines) == len(kernels)
+    assert sum(line["configs"] for line in lines) == 20 * len(kernels)
+    assert all(line["seconds"] > 0 for line in lines)
 
 
 class NoisyClock(SteadyClock):
@@ -557,7 +557,7 @@ def _measured_without_finals(path: Path, configs: int = 40) -> None:
     from tilewise.tune.problem import shapes_from
 
     kernels = shapes_from(many_shapes()[:1], "test", lambda name, spec: get_family(name).problem(spec))
-    settings = dataclasses.replace(cpu_collect.CPU_SETTINGS, finalists=0, max_rounds=3, most_rounds=3)
+    settings = dataclasses.replace(cpu_collect.CPU_SETTINGS, finalists=0, max_rounds=3)
     options = cpu_options(max_configs=configs, settings=settings)
     with Store(path) as store:
         CpuCollector(kernels, store, options, quietly).run()

@@ -210,14 +210,6 @@ def test_who_was_only_lucky_makes_room_for_the_next_in_the_finals() -> None:
     assert counted[4] == 3
 
 
-def test_configurations_that_lie_close_for_their_scatter_get_more_rounds() -> None:
-    noise = random.Random(0)
-    apart = _rounds_of(lambda unit, _: 1000.0 + 50 * unit + noise.gauss(0, 2), most_rounds=8)
-    close = _rounds_of(lambda unit, _: 1000.0 + 0.5 * unit + noise.gauss(0, 2), most_rounds=8)
-    assert set(apart.values()) == {3}
-    assert set(close.values()) == {8}
-
-
 def test_a_recorder_gets_every_timing_before_the_next_is_taken() -> None:
     taken: list[str] = []
 

@@ -85,9 +85,10 @@ def _say_some(done: int, total: int | None, text: str) -> None:
 
 def _print(report: Report) -> None:
     headings = ("kernels", "threads", "measured", "replaced", "default", "calibrated", "worst", "best measured")
+    counts, ratios = ("family", "threads", "kernels", "replaced"), ("speedup", "worst", "best")
     rows = [
-        (n.family, n.threads, n.kernels, n.replaced, *(f"{v:.3f}x" for v in (1.0, n.speedup, n.worst, n.best)))
-        for n in report.lines
+        (*(line[name] for name in counts), "1.000x", *(f"{line[name]:.3f}x" for name in ratios))
+        for line in report.lines
     ]
     show(table(headings, rows, "On kernels that the choice was made without"))
     measured = f"{counted(report.kernels, 'kernel')}, {counted(report.tiles, 'tile')}"

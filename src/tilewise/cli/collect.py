@@ -120,12 +120,12 @@ def _plan(shapes: Path | None, configs: int | None, plugins: Sequence[str], as_j
 
     lines = plan_cpu(shapes=shapes, configs=configs, plugins=plugins)
     if as_json:
-        typer.echo(json.dumps([dataclasses.asdict(line) for line in lines]))
+        typer.echo(json.dumps(lines))
         return
-    rows = [(n.family, n.threads, n.kernels, f"{n.configs:,}", f"{n.seconds / 60:.1f}") for n in lines]
+    rows = [(n["family"], n["threads"], n["kernels"], f"{n['configs']:,}", f"{n['seconds'] / 60:.1f}") for n in lines]
     show(table(("family", "threads", "kernels", "configurations", "minutes"), rows))
-    kernels, pairs = sum(line.kernels for line in lines), sum(line.configs for line in lines)
-    minutes = sum(line.seconds for line in lines) / 60
+    kernels, pairs = (sum(line[name] for line in lines) for name in ("kernels", "configs"))
+    minutes = sum(line["seconds"] for line in lines) / 60
     planned = f"{counted(kernels, 'kernel')}, {counted(pairs, 'configuration')}"
     typer.echo(f"{planned}, about {counted(round(minutes), 'minute')} on an idle machine.")
 

@@ -56,7 +56,7 @@ def merge(
     with Store(into) as target:
         for source in sources:
             with Store(source, create=False) as opened:
-                results[opened.name] = take_over(opened, target).as_dict()
+                results[opened.name] = take_over(opened, target)
     added = {name: ", ".join(f"{n:,} {what}" for what, n in counts.items()) for name, counts in results.items()}
     answer(as_json, results, *(f"{name}: added {parts}." for name, parts in added.items()))
 
@@ -81,7 +81,7 @@ def export(
             raise ConfigurationError(f"{source.name} has nothing of {machine!r}; `tilewise store info` lists it all.")
         part = source.part  # refuses, with a list, where there are several
         with Store(out) as target:
-            merged = take_over(source, target).as_dict()
+            merged = take_over(source, target)
     received = f"{counted(merged['kernels'], 'finished kernel')} with {counted(merged['timings'], 'timing')}"
     answer(as_json, {"out": str(out), "machine": part, **merged}, f"{out} received {received}.")
 

@@ -65,7 +65,7 @@ class Check:
 
 def check(
     problems: Sequence[Mapping[str, Value]],
-    device: str | Device[Any] = "cpu",
+    device: str | Device = "cpu",
     *,
     model: str | None = None,
     sweep: Sweep | None = None,
@@ -152,7 +152,7 @@ def check_one(tuner: Tuner, sweep: Sweep, problem: Problem, calibrated: Calibrat
     )
 
 
-def _in_turns(device: Device[Any], problem: Problem, default: Config, configs: Sequence[Config]) -> dict[Config, float]:
+def _in_turns(device: Device, problem: Problem, default: Config, configs: Sequence[Config]) -> dict[Config, float]:
     with device.trial(problem, default) as trial:
         right = [config for config in configs if trial.measure(config).runtime_ns is not None]
         taken = trial.remeasure(right)
@@ -163,7 +163,7 @@ def _geometric(ratios: Sequence[float]) -> float:
     return math.exp(sum(math.log(max(ratio, 1e-9)) for ratio in ratios) / len(ratios))
 
 
-def _sweep(device: Device[Any]) -> Sweep:
+def _sweep(device: Device) -> Sweep:
     if device.kind == "cpu":
         from tilewise.tune.measure.cpu.sweep import sweep
 

@@ -46,7 +46,7 @@ class ModelChooser(KeptTiles):
     def __init__(self, model: ModelScores | None, choices: Choices | None = None) -> None:
         if native is None:
             raise UnavailableError("tiles belong to tilewise's compiled kernels, which are not installed")
-        super().__init__(native, choices.all() if choices is not None else [])
+        super().__init__(native, choices.all() if choices is not None else [], self._asked_for)
         self._device, self.model = CpuDevice(), model
         self.asked = self.chosen = 0
         self._lock = threading.Lock()  # of the counts and of what is known; ranking goes on outside it
@@ -56,7 +56,7 @@ class ModelChooser(KeptTiles):
     def patience(self) -> int:  # type: ignore[override]
         return _PATIENCE if self._native.num_threads() == 1 else _PATIENCE_SHARED
 
-    def choose(self, key: Key) -> Any:
+    def _asked_for(self, key: Key) -> Any:
         here = (self._native.num_threads(), self._native.isa(), key)
         if here in self._ranked:
             return self._ranked[here]

@@ -171,15 +171,15 @@ class _Measuring:
         self.left_out: list[str] = []  # why, once for each that could not be measured
 
     def run(self, budget: int, worth: float, usable: Callable[[Config], bool], start: float) -> Decision:
-        found = search(
+        steps, reason = search(
             self.process, self._take, budget, worth, lambda step: self.report(step, self.configs[step.index])
         )
         best, runtime_ns = self._best(usable)
         source = "measured" if self.process.measured else "default"
-        within5 = found.whole or is_sure(self.process, sum(step.runtime_ns is not None for step in found.steps))
+        within5 = self.process.exhausted or is_sure(self.process, sum(step.runtime_ns is not None for step in steps))
         return Decision(
-            self.problem, self.configs[best], source, runtime_ns, self.default_ns, len(found.steps), found.whole,
-            within5, time.perf_counter() - start, found.reason, found.steps, [*self._omissions(), *self.notes],
+            self.problem, self.configs[best], source, runtime_ns, self.default_ns, len(steps), self.process.exhausted,
+            within5, time.perf_counter() - start, reason, steps, [*self._omissions(), *self.notes],
         )  # fmt: skip
 
     def _omissions(self) -> list[str]:

@@ -27,6 +27,7 @@ from tilewise.errors import ConfigurationError, UnavailableError
 from tilewise.tune.choose.memory import measurements
 from tilewise.tune.choose.scores import as_kernel, file_scores
 from tilewise.tune.choose.tuner import Tuner
+from tilewise.tune.families.registry import find_family
 from tilewise.tune.measure.store import Store
 from tilewise.tune.search.calibration import load_calibration, save_calibration
 
@@ -100,7 +101,9 @@ def measured_kernels(tuner: Tuner) -> list[Kernel]:
             for problem, times in measurements(store, family).items():
                 if len(times) >= LEAST_CONFIGS:
                     default, machine = tuner.device.default(problem), tuner.model.machine
-                    kernel = as_kernel(tuner.device.family(family), problem, list(times), own, machine, default)
+                    kernel = as_kernel(
+                        find_family(tuner.device.kind, family), problem, list(times), own, machine, default
+                    )
                     runtime = np.array([max(1, round(ns)) for ns in times.values()], np.int64)
                     normalizer = np.full_like(runtime, runtime.min())
                     kernels.append(dataclasses.replace(kernel, runtime=runtime, normalizer=normalizer))

@@ -11,7 +11,7 @@ thread count, shared out there as the default would be, and of two choices that 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,20 +29,20 @@ _NEVER = 1 << 62  # multiplications
 
 
 class KeptTiles:
-    """A `TileChooser` that knows what was kept and asks nobody; others choose for shapes that nothing was kept for."""
+    """A `TileChooser` that knows what was kept. For shapes that nothing was kept for it asks `otherwise`, once they
+    have computed for `patience` multiplications; None is the default tile."""
 
     least_work, patience = 0, _NEVER
 
-    def __init__(self, module: Any, choices: Sequence[Choice]) -> None:
-        self._native, self._isa = module, module.isa()
+    def __init__(
+        self, module: Any, choices: Sequence[Choice], otherwise: Callable[[Key], Any] = lambda key: None
+    ) -> None:
+        self._native, self._isa, self.choose = module, module.isa(), otherwise
         self.tiles = self._situations(choices)  # None where the default is the best that was found
 
     def __call__(self, op: str, shape: tuple[int, ...], dtype: str, layout: str, /) -> Any:
         kept, tile = self.find((op, shape, dtype, layout))
         return tile if kept else self.choose((op, shape, dtype, layout))
-
-    def choose(self, key: Key) -> Any:
-        """The tile of a shape that nothing was kept for; None for the default."""
 
     def find(self, key: Key) -> tuple[bool, Any]:
         """Whether something was kept for a shape at the thread count in force, and what."""
@@ -141,6 +141,8 @@ def read_kept(
     choices = Choices(folder, machine_name(module), __version__)
     if not calibrated:
         return KeptTiles(module, choices.all()), choices.notes
-    from tilewise.tune.choose.calibration.chooser import CalibratedTiles
+    from tilewise.tune.choose.calibration import chooser
 
-    return CalibratedTiles(module, choices.all()), choices.notes
+    kept = KeptTiles(module, choices.all(), chooser.calibrated_choice(module))
+    kept.least_work, kept.patience = chooser.LEAST_WORK, chooser.PATIENCE
+    return kept, choices.notes

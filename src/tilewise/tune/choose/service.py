@@ -18,11 +18,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TooLate
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from tilewise.errors import ConfigurationError
+from tilewise.tune.choose.decide import Decision
 from tilewise.tune.measure.store import Machine
 from tilewise.tune.problem import Config, Problem
 
@@ -33,17 +33,6 @@ _MOST_ANSWER, _MOST_UNSENT = 4 << 20, 256
 _LONGEST_NS = 3.6e12
 _FEATURES = "features"
 _SOURCES = ("measured", "model", "default")
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a service chose: `source` measured, model or default; `sure` the probability that it is near the best."""
-
-    config: Config
-    source: str
-    sure: float | None
-    measurements: int = 0
-    runtime_ns: float | None = None
 
 
 class ServiceClient:
@@ -71,7 +60,7 @@ class ServiceClient:
         self._connection: http.client.HTTPConnection | None = None
         self._away_until, self._said = 0.0, False
 
-    def choose(self, problem: Problem, configs: Sequence[Config] | None) -> Answer | None:
+    def choose(self, problem: Problem, configs: Sequence[Config] | None) -> Decision | None:
         """The service's choice among `configs`, the default first; None where it has none to give in time."""
         if time.monotonic() < self._away_until:
             return None
@@ -81,7 +70,7 @@ class ServiceClient:
         answered: Future[Any] = Future()
         self._send("/choose", question, answered)
         try:
-            return self._answer(answered.result(PATIENCE_SECONDS), configs)
+            return self._answer(problem, answered.result(PATIENCE_SECONDS), configs)
         except TooLate:
             answered.cancel()
             self._away(f"does not answer within {PATIENCE_SECONDS * 1e3:.0f} ms")
@@ -115,7 +104,8 @@ class ServiceClient:
         return facts
 
     @staticmethod
-    def _answer(content: Any, configs: Sequence[Config] | None) -> Answer:
+    def _answer(problem: Problem, content: Any, configs: Sequence[Config] | None) -> Decision:
+        """`source` is what the service has it from: measured, model or default."""
         try:
             choice = content["choices"][0]
             config, runtime_ns, sure = Config(choice["config"]), choice.get("runtime_ns"), choice.get("sure")
@@ -128,7 +118,8 @@ class ServiceClient:
             raise ValueError("it chose a configuration that it was not asked about")
         if runtime_ns is not None and not 0 < float(runtime_ns) < _LONGEST_NS:
             raise ValueError("it gave a runtime that is none")
-        return Answer(config, source, sure, measurements, runtime_ns)
+        reason = f"the service's: {source}" + ("" if sure is None else f", {sure:.0%} sure")
+        return Decision(problem, config, source, runtime_ns, measurements=measurements, reason=reason)
 
     def _away(self, why: str) -> None:
         self._away_until = time.monotonic() + _LEFT_ALONE_SECONDS

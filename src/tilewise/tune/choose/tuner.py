@@ -11,8 +11,9 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tilewise.errors import ConfigurationError
 from tilewise.tune.choose.cache import Choice, Choices, cache_folder
@@ -49,7 +50,7 @@ class Tuner:
 
     def __init__(
         self,
-        device: str | Device[Any] = "cpu",
+        device: str | Device = "cpu",
         *,
         model: str | os.PathLike[str] | None = None,
         cache: str | os.PathLike[str] | None = None,
@@ -154,11 +155,7 @@ class Tuner:
             return None
         if found.config not in (configs or self.device.configs(problem)) or not self.device.runs(problem, found.config):
             return None
-        reason = f"the service's: {found.source}" + ("" if found.sure is None else f", {found.sure:.0%} sure")
-        return Decision(
-            problem, found.config, "service", found.runtime_ns, None, found.measurements,
-            seconds=time.perf_counter() - start, reason=reason,
-        )  # fmt: skip
+        return replace(found, source="service", seconds=time.perf_counter() - start)
 
     def _by_calibration(self, calibrated: Calibrated, problem: Problem, start: float) -> Decision:
         configs = None if problem.family == "matmul" else self.device.configs(problem)
@@ -279,7 +276,7 @@ class _Kept:
         return self._trial.remeasure(configs)
 
 
-def open_device(device: str, limit_s: float | None = None) -> Device[Any]:
+def open_device(device: str, limit_s: float | None = None) -> Device:
     """The device called "cpu" or "triton"."""
     if device == "cpu":
         from tilewise.tune.measure.cpu.device import CpuDevice

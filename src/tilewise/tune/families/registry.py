@@ -1,7 +1,6 @@
-"""Families by name: those that come with tilewise, loaded when they are asked for, and those that plug-ins add.
-
-There is a registry for each kind of device, as a family knows how its kernel runs there. What every family says of
-itself, whatever it runs on, is `Family`; `cpu/family.py` and `triton/family.py` add what running takes.
+"""Families by device and name: those that come with tilewise, loaded when they are asked for, and those that plug-ins
+add. What every family says of itself, whatever it runs on, is `Family`; `cpu/family.py` and `triton/family.py` add what
+running takes.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.errors import ConfigurationError, FileFormatError, did_you_mean
@@ -42,41 +41,47 @@ class Expected:
     bound: Any
 
 
-F = TypeVar("F", bound=Family)
+# Modules under `families`, and what makes the family in each.
+_BUILT_IN: Mapping[str, Mapping[str, str]] = {
+    "cpu": {
+        "matmul": "cpu.matmul:Matmul",
+        "batched_matmul": "cpu.matmul:batched_matmul",
+        "conv2d": "cpu.conv2d:Conv2d",
+        "int8_matmul": "cpu.int8_matmul:Int8Matmul",
+    },
+    "triton": {
+        "matmul": "triton.matmul:Matmul",
+        "batched_matmul": "triton.matmul:batched_matmul",
+        "product": "triton.product:Product",
+        "attention": "triton.attention:Attention",
+        "softmax": "triton.rows:Softmax",
+        "layer_norm": "triton.rows:Norm",
+        "rms_norm": "triton.rows:rms_norm",
+        "reduction": "triton.rows:Reduction",
+    },
+}
+_WORDS = {"cpu": "CPU", "triton": "Triton"}
+_loaded: dict[tuple[str, str], Any] = {}
 
 
-class Registry(Generic[F]):
-    """The families of one kind of device; `built_in` names a module and a class of each."""
+def add_family(kind: str, family: Family) -> None:
+    """Register a family of your own; it takes part in `tilewise collect --shapes` from then on."""
+    _loaded[kind, family.name] = family
 
-    def __init__(self, kind: str, built_in: Mapping[str, str]) -> None:
-        self.kind, self._built_in = kind, built_in
-        self._loaded: dict[str, F] = {}
 
-    def add(self, family: F) -> None:
-        """Register a family of your own; it takes part in `tilewise collect --shapes` from then on."""
-        self._loaded[family.name] = family
-
-    def names(self) -> list[str]:
-        return list(dict.fromkeys([*self._built_in, *self._loaded]))
-
-    def get(self, name: str) -> F:
-        if name not in self._loaded:
-            if name not in self._built_in:
-                near = did_you_mean(name, self.names())
-                raise ConfigurationError(f"There is no {self.kind} kernel family {name!r}; {near}")
-            module, cls = self._built_in[name].split(":")
-            self._loaded[name] = getattr(importlib.import_module(f"tilewise.tune.families.{module}"), cls)()
-        return self._loaded[name]
+def family_names(kind: str) -> list[str]:
+    return list(dict.fromkeys([*_BUILT_IN[kind], *(name for device, name in _loaded if device == kind)]))
 
 
 def find_family(kind: str, name: str) -> Any:
     """The family `name` for devices of `kind`, as stores record it."""
-    if kind.startswith("triton"):
-        from tilewise.tune.families.triton.family import get_family
-
-        return get_family(name)
-    if kind == "cpu":
-        from tilewise.tune.families.cpu.family import get_family as get_cpu_family
-
-        return get_cpu_family(name)
-    raise FileFormatError(f"Measurements of kind {kind!r} are unknown to this tilewise; a newer one wrote them.")
+    kind = "triton" if kind.startswith("triton") else kind
+    if kind not in _BUILT_IN:
+        raise FileFormatError(f"Measurements of kind {kind!r} are unknown to this tilewise; a newer one wrote them.")
+    if (kind, name) not in _loaded:
+        if name not in _BUILT_IN[kind]:
+            near = did_you_mean(name, family_names(kind))
+            raise ConfigurationError(f"There is no {_WORDS[kind]} kernel family {name!r}; {near}")
+        module, make = _BUILT_IN[kind][name].split(":")
+        _loaded[kind, name] = getattr(importlib.import_module(f"tilewise.tune.families.{module}"), make)()
+    return _loaded[kind, name]

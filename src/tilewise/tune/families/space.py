@@ -61,7 +61,7 @@ class Space:
         self._last = np.zeros((0, 0), np.float32)
         self._asked: tuple[Any, ...] = ()  # what `_last` was worked out of
         self._last_bounds: list[Sequence[Any]] = []
-        self._tried: dict[type, bool] = {}  # families, and whether they take columns
+        self._tried: dict[str, bool] = {}  # families, and whether they take columns
 
     @functools.cached_property
     def fields(self) -> Numbers:
@@ -83,7 +83,7 @@ class Space:
         """`config_feat`: the very same array as the last time where nothing in it has changed, so that what was worked
         out of it need not be again."""
         bounds = self._bounds(family, problem)
-        asked = (type(family), tuple(own), None if bounds is None else [len(part) for part in bounds])
+        asked = (family.name, tuple(own), None if bounds is None else [len(part) for part in bounds])
         if bounds is not None and asked == self._asked and all(map(is_, chain(*bounds), chain(*self._last_bounds))):
             return self._last  # the same columns, bound by bound, as of the problem before
         found = None if bounds is None else self._at_once(family, problem, bounds, own)
@@ -98,11 +98,11 @@ class Space:
         """A tile's bounds, part by part, as columns; None where the family takes none."""
         columns: Any = self
         try:
-            if self._tried.get(type(family), True):
+            if self._tried.get(family.name, True):
                 tile: Mapping[str, Sequence[Any]] = family.tile(problem, columns)
                 return [tile[part] for part in _PARTS]
         except (TypeError, ValueError, AttributeError, KeyError):
-            self._tried[type(family)] = False
+            self._tried[family.name] = False
         return None
 
     def _at_once(
@@ -114,14 +114,14 @@ class Space:
             for number, part in enumerate(bounds):
                 _fill(found[:, number * (DIMENSIONS + 2) :], part)
         except (TypeError, ValueError):
-            self._tried[type(family)] = False
+            self._tried[family.name] = False
             return None
         for number, name in enumerate(own, start=len(_PARTS) * (DIMENSIONS + 2)):
             found[:, number] = self.size(name) if name in self else 0
-        if type(family) not in self._tried and not getattr(family, "takes_columns", False):
+        if family.name not in self._tried and not getattr(family, "takes_columns", False):
             every = [config_row(family, problem, config, own) for config in self.configs]
-            self._tried[type(family)] = np.array_equal(found, np.array(every, np.float32))
-        return found if self._tried.get(type(family), True) else None
+            self._tried[family.name] = np.array_equal(found, np.array(every, np.float32))
+        return found if self._tried.get(family.name, True) else None
 
 
 def _fill(out: npt.NDArray[np.float32], bounds: Sequence[Any]) -> None:

@@ -17,7 +17,6 @@ from tilewise.tune.problem import Kernel, Problem, Value
 
 if TYPE_CHECKING:
     from tilewise.tune.measure.collector import Collector
-    from tilewise.tune.measure.cpu.plan import PlanLine
     from tilewise.tune.measure.schedule import Tally
     from tilewise.tune.measure.store import Store
 
@@ -99,7 +98,7 @@ def plan_cpu(
     shapes: str | os.PathLike[str] | Sequence[Mapping[str, Value]] | None = None,
     configs: int | None = None,
     plugins: Sequence[str] = (),
-) -> list[PlanLine]:
+) -> list[dict[str, Any]]:
     """What `collect("cpu", ...)` would measure, by family and threads, and about how long it takes."""
     from tilewise.tune.measure.cpu.clock import require_native
     from tilewise.tune.measure.cpu.collector import cpu_options
@@ -129,14 +128,11 @@ def read_kernels(kind: str, shapes: str | os.PathLike[str] | Sequence[Mapping[st
 
 
 def problem_reader(kind: str) -> Callable[[str, Mapping[str, Value]], Problem]:
+    from tilewise.tune.families.registry import find_family
+
     def read(family: str, spec: Mapping[str, Value]) -> Problem:
-        if kind == "cpu":
-            from tilewise.tune.families.cpu.family import get_family as get_cpu_family
-
-            return get_cpu_family(family).problem(spec)
-        from tilewise.tune.families.triton.family import get_family
-
-        return get_family(family).problem(spec)
+        problem: Problem = find_family(kind, family).problem(spec)
+        return problem
 
     return read
 

@@ -3,40 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tilewise.errors import ConfigurationError
-from tilewise.tune.families.registry import Family
+from tilewise.tune.families.registry import find_family
 from tilewise.tune.measure.store import Machine
 from tilewise.tune.measure.trial import Trial
 from tilewise.tune.problem import Config, Problem, Value
 
-F = TypeVar("F", bound=Family)
 
-
-class Device(Generic[F]):
-    """A machine of `kind` whose families `get_family` knows; `collection` is the one whose model fits, if any."""
+class Device:
+    """A machine of `kind`, which its families know it by; `collection` is the one whose model fits, if any."""
 
     version: str  # what a choice depends on beside the machine
     margin: float  # promises over the default below it are a model's noise, where it says nothing else
     own_model = True  # whether `collection` was measured on such a machine, not only on the nearest
 
-    def __init__(
-        self, kind: str, details: Mapping[str, Any], get_family: Callable[[str], F], collection: str | None
-    ) -> None:
+    def __init__(self, kind: str, details: Mapping[str, Any], collection: str | None) -> None:
         self.kind, self.collection = kind, collection
         self.machine = Machine(kind, str(details["name"]), details)
-        self._get_family = get_family
-
-    def family(self, name: str) -> F:
-        return self._get_family(name)
 
     def problem(self, spec: Mapping[str, Value]) -> Problem:
         family = spec.get("family")
         if not isinstance(family, str):
             raise ConfigurationError('A problem is an object with a "family", such as {"family": "matmul", "m": 64}.')
-        return self._get_family(family).problem(spec)
+        problem: Problem = find_family(self.kind, family).problem(spec)
+        return problem
 
     def configs(self, problem: Problem) -> Sequence[Config]:
         """Every feasible configuration, the default first."""

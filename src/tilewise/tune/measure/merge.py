@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from tilewise.errors import ConfigurationError, FileFormatError
@@ -25,23 +24,9 @@ _BATCH = """INSERT INTO batch (run, kernel, round, taken, default_ns, disturbed,
     WHERE batch.disturbed = :open AND excluded.disturbed <> :open"""
 
 
-@dataclass
-class Merged:
-    """What was new to the store that took it over."""
-
-    kernels: int = 0  # finished ones
-    runs: int = 0
-    batches: int = 0
-    timings: int = 0
-    verdicts: int = 0
-
-    def as_dict(self) -> dict[str, int]:
-        return asdict(self)
-
-
-def merge(source: Store, target: Store) -> Merged:
+def merge(source: Store, target: Store) -> dict[str, int]:
     """Take every run, batch, timing, verdict and finished kernel of `source` over into `target`, a kernel at a time:
-    a merge that was interrupted is gone on with by the next."""
+    a merge that was interrupted is gone on with by the next. Gives how many of each were new."""
     runs = _runs(source)
     identities = {(machine.kind, machine.identity) for machine, _ in runs.values()}
     if not target.shared:
@@ -53,7 +38,7 @@ def merge(source: Store, target: Store) -> Merged:
         for kernel, number in kernels:
             _take_over(source, target, kernel, number, runs)
     after = _totals(target)
-    return Merged(**{name: after[name] - before[name] for name in after})
+    return {name: after[name] - before[name] for name in after}
 
 
 def _check_alike(target: Store, identities: set[tuple[str, str]]) -> None:

@@ -5,7 +5,7 @@
   reported as soon as it is there (on a CPU between two units, on a GPU while the next ones run); the batch
   is judged when it closes.
 - Each round goes over all configurations once, so that a drift meets all alike. There are at least `rounds`, more for
-  configurations that still scatter, and more for kernels whose configurations lie close together for their scatter.
+  configurations that still scatter.
 - The best few are timed again at the end (see `racing`).
 - A batch whose two default readings disagree with each other or with the kernel's own median, or during which the
   machine was busy with something else, was disturbed: it is kept, marked, and measured again.
@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 import statistics
@@ -22,9 +21,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-
-from tilewise.profile.timing.statistics import rank_correlation
 from tilewise.tune.measure.racing import FIRST_FINAL, LEAST, best_few, stands
 from tilewise.tune.problem import Config
 
@@ -44,7 +40,6 @@ class Settings:
     disturbed: float = 0.03
     max_sets: int = 16
     slowest_ms: float = 25.0
-    most_rounds: int = 0  # for kernels whose configurations lie close together; 0: as others
     heat: int = 0  # so many, at least the finalists, are in the first rounds of the finals
     finalists: int = 8  # the best so many are timed again at the end,
     final_rounds: int = 4  # so often at least,
@@ -117,10 +112,8 @@ def time_all(
     timing = _Timing(clock, settings, candidates[0], random.Random(seed), report, go_on)
     warm_up(clock, candidates[0])
     others = candidates[1:]
-    for number in range(max(settings.max_rounds, settings.most_rounds)):
-        started = any(len(candidate.times) < settings.rounds for candidate in others)
-        wanted = settings.rounds if started else _rounds_to_tell(others, settings)
-        order = [candidate for candidate in others if _wants_more(candidate, settings, wanted)]
+    for number in range(settings.max_rounds):
+        order = [candidate for candidate in others if _wants_more(candidate, settings)]
         if not order:
             break
         if not timing.round(number, order):
@@ -226,24 +219,9 @@ def _unit(candidate: Candidate) -> Run:
     return candidate.unit
 
 
-def _wants_more(candidate: Candidate, settings: Settings, wanted: int) -> bool:
+def _wants_more(candidate: Candidate, settings: Settings) -> bool:
     count = len(candidate.times)
-    return count < wanted or (count < settings.max_rounds and scatter(candidate.times) > settings.scatter)
-
-
-def _rounds_to_tell(candidates: Sequence[Candidate], settings: Settings) -> int:
-    """How many repeats put the configurations in an order that a second run would find too.
-
-    If single repeats correlate by r in their ranks, the means of n do by n r / (1 + (n - 1) r) (Spearman and Brown);
-    that is 0.95 from n = 19 (1 - r) / r on. What lies far apart needs no more than the least.
-    """
-    if settings.most_rounds <= settings.rounds or settings.rounds < 2 or len(candidates) < 4:
-        return settings.rounds
-    repeats = [np.array([c.times[i] for c in candidates]) for i in range(settings.rounds)]
-    pairs = list(itertools.combinations(repeats, 2))
-    single = sum(rank_correlation(a, b) for a, b in pairs) / len(pairs)
-    wanted = math.ceil(19 * (1 - single) / single) if single > 0.05 else settings.most_rounds
-    return min(max(wanted, settings.rounds), settings.most_rounds)
+    return count < settings.rounds or (count < settings.max_rounds and scatter(candidate.times) > settings.scatter)
 
 
 def warm_up(clock: Clock, default: Candidate) -> None:

@@ -155,10 +155,10 @@ class GaussianProcess:
         """The fastest measured configuration."""
         return min(self.measured, key=lambda index: (self.measured[index], index)) if self.measured else None
 
-    def posterior(self, index: int) -> float:
-        """The mean of a measured configuration, which a lucky reading alone does not pull down; else its reading."""
-        place = self._place.get(index)
-        return self.measured[index] if place is None else float(self.mean[place])
+    @property
+    def exhausted(self) -> bool:
+        """Whether every configuration was tried."""
+        return len(self.measured) + len(self.failed) >= self.count
 
     def open(self) -> npt.NDArray[np.int64]:
         """Places of those that are neither measured nor failed."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tilewise.tune.search.gaussian_process import GaussianProcess
 
@@ -24,24 +24,15 @@ class Step:
     runtime_ns: float | None
 
 
-@dataclass(frozen=True)
-class Found:
-    """The fastest reading and the steps to it; `whole` where every configuration was measured."""
-
-    best: int | None
-    reason: str
-    whole: bool = False
-    steps: list[Step] = field(default_factory=list)
-
-
 def search(
     process: GaussianProcess,
     measure: Measure,
     budget: int = BUDGET,
     worth: float = 0.0,
     report: Callable[[Step], None] = lambda step: None,
-) -> Found:
-    """Measure at most `budget` configurations; fewer where knowing all the rest would save less than `worth`."""
+) -> tuple[list[Step], str]:
+    """Measure at most `budget` configurations; fewer where knowing all the rest would save less than `worth`. Gives
+    what was measured, in order, and why it ended; the process knows the fastest."""
     steps: list[Step] = []
     reason = f"the budget of {budget} is spent"
     while len(steps) < budget:
@@ -62,5 +53,4 @@ def search(
             break
     if process.best is None:
         reason = "no configuration could be measured"
-    whole = len(process.measured) + len(process.failed) >= process.count
-    return Found(process.best, reason, whole, steps)
+    return steps, reason

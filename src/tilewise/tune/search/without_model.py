@@ -146,8 +146,7 @@ def _by_process(over_problems: bool) -> Order:
         process = GaussianProcess(
             np.zeros(len(problem.runtime)), problem.features, _HYPER, earlier, problem.sizes if earlier else None
         )
-        found = search(process, lambda index: float(problem.runtime[index]), budget)
-        return [step.index for step in found.steps]
+        return [step.index for step in search(process, lambda index: float(problem.runtime[index]), budget)[0]]
 
     return order
 

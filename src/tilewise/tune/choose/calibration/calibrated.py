@@ -27,7 +27,7 @@ from tilewise import __version__
 from tilewise._system import real_cores
 from tilewise.errors import FileFormatError, TilewiseError
 from tilewise.tune.choose.cache import cache_folder
-from tilewise.tune.choose.calibration.correction import Correction, Hyper, Promise, Rows
+from tilewise.tune.choose.calibration.correction import Correction, Promise, Rows
 from tilewise.tune.choose.calibration.features import rows_of
 from tilewise.tune.choose.kept import machine_name
 from tilewise.tune.choose.near import default_product, near_products
@@ -37,6 +37,11 @@ from tilewise.tune.search.gaussian_process import Hyperparameters, Numbers
 
 Scores = Callable[[Problem, Sequence[Config]], Numbers]  # log runtime up to a constant, lower is faster
 FORMAT = 2
+# The hyperparameters' names in the file.
+_SAVED = {
+    "signal": "signal", "length_sizes": "task_length_scale", "length_config": "length_scale", "noise": "noise",
+    "slope": "coefficient",
+}  # fmt: skip
 SHARED = "+"  # behind a family's name: kernels that several threads share, whose tiles are another matter
 
 
@@ -65,7 +70,7 @@ class Calibrated:
     def expected(self, problem: Problem, configs: Sequence[Config], default: Config) -> tuple[Numbers, Numbers]:
         """Mean and deviation of log runtime over the default's."""
         found = self.families[family_of(problem)]
-        return found.predict(self._rows(problem, configs, default, found.hyper.slope != 0.0))
+        return found.predict(self._rows(problem, configs, default, found.hyper.coefficient != 0.0))
 
     def scores(self, problem: Problem, configs: Sequence[Config]) -> Numbers:
         """The mean, to start measuring from; the default is the first of the list."""
@@ -160,7 +165,8 @@ def write_calibration(path: Path, families: Mapping[str, Correction], about: Map
             arrays[f"{name}.{field}"] = getattr(correction.rows, field)
         arrays[f"{name}.log_ratio"], arrays[f"{name}.group"] = correction.log_ratio, correction.group
         promise = None if correction.promise is None else dataclasses.asdict(correction.promise)
-        told["families"][name] = {"hyper": dataclasses.asdict(correction.hyper), "promise": promise}
+        hyper = {key: getattr(correction.hyper, field) for key, field in _SAVED.items()}
+        told["families"][name] = {"hyper": hyper, "promise": promise}
     path.parent.mkdir(parents=True, exist_ok=True)
     save(arrays, path, {"calibration": json.dumps(told)})
 
@@ -192,7 +198,8 @@ def _correction(arrays: Mapping[str, npt.NDArray[Any]], name: str, parts: Mappin
     rows = Rows(*(np.asarray(arrays[f"{name}.{field}"], np.float64) for field in Rows.__slots__))
     log_ratio = np.asarray(arrays[f"{name}.log_ratio"], np.float64)
     group = np.asarray(arrays[f"{name}.group"], np.int64)
-    hyper = Hyper(**{key: float(value) for key, value in parts["hyper"].items()})
+    saved: dict[str, Any] = {field: float(parts["hyper"][key]) for key, field in _SAVED.items()}
+    hyper = Hyperparameters(**saved)
     promise = None if parts["promise"] is None else Promise(**{k: float(v) for k, v in parts["promise"].items()})
     numbers = [getattr(rows, field) for field in Rows.__slots__]
     if not all(np.isfinite(array).all() and len(array) == len(rows) for array in (*numbers, log_ratio, group)):

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.tune.search.gaussian_process import Numbers, climb, similarity
+from tilewise.tune.search.gaussian_process import Hyperparameters, Numbers, climb, similarity
 
 _NUGGET = 1e-8
 _ENOUGH = 400
@@ -29,15 +30,8 @@ _LEAST_GAIN = 0.002  # in the mean over the held-out kernels
 _HOPELESS = 0.15  # how much slower than the default a tile is hardly matters beyond this
 
 
-@dataclass(frozen=True)
-class Hyper:
-    """Signal deviation, length scales of sizes and of configurations, observation noise, trust in the scores."""
-
-    signal: float = 0.2
-    length_sizes: float = 3.0
-    length_config: float = 2.0
-    noise: float = 0.015
-    slope: float = 0.0
+# What the likelihood is climbed from. The scores' slope is the coefficient, sizes of kernels are its tasks.
+_START = Hyperparameters(coefficient=0.0, signal=0.2, length_scale=2.0, noise=0.015, task_length_scale=3.0)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -92,7 +86,7 @@ class Correction:
         rows: Rows,
         log_ratio: Numbers,
         group: npt.NDArray[np.int64],
-        hyper: Hyper | None = None,
+        hyper: Hyperparameters | None = None,
         promise: Promise | None = None,
     ) -> None:
         self.rows, self.log_ratio, self.group, self.promise = rows, log_ratio, group, promise
@@ -100,14 +94,14 @@ class Correction:
         covariance = _covariance(rows, rows, self.hyper)
         covariance[np.diag_indices(len(rows))] += self.hyper.noise**2 + _NUGGET
         self._inverse: Numbers = np.asarray(np.linalg.inv(covariance), np.float64)
-        self._weights = self._inverse @ (log_ratio - self.hyper.slope * rows.score)
+        self._weights = self._inverse @ (log_ratio - self.hyper.coefficient * rows.score)
 
     def predict(self, rows: Rows) -> tuple[Numbers, Numbers]:
         """Mean and standard deviation of the log ratio to the default; nothing is known of rows with other columns."""
         if rows.sizes.shape[1:] + rows.config.shape[1:] != self.rows.sizes.shape[1:] + self.rows.config.shape[1:]:
             return np.zeros(len(rows)), np.full(len(rows), np.inf)
         across = _covariance(rows, self.rows, self.hyper)  # (n, N)
-        mean = self.hyper.slope * rows.score + across @ self._weights
+        mean = self.hyper.coefficient * rows.score + across @ self._weights
         variance = _own(rows, self.hyper) - ((across @ self._inverse) * across).sum(axis=1)
         return mean, np.sqrt(np.maximum(variance, 1e-10))
 
@@ -122,23 +116,25 @@ class Correction:
         return mean, deviation
 
 
-def fit(rows: Rows, log_ratio: Numbers) -> Hyper:
+def fit(rows: Rows, log_ratio: Numbers) -> Hyperparameters:
     """The likeliest numbers; of many rows, some hundred decide."""
     if len(rows) > _ENOUGH:
         some = np.sort(np.random.default_rng(0).permutation(len(rows))[:_ENOUGH])
         rows = Rows(rows.sizes[some], rows.config[some], rows.default[some], rows.score[some])
         log_ratio = log_ratio[some]
     slopes = (0.0, 0.5, 1.0) if np.ptp(rows.score) > 0 else (0.0,)
-    names = ("signal", "length_sizes", "length_config", "noise")
-    found = [climb(Hyper(slope=s), names, _changed, lambda h: _surprise(rows, log_ratio, h), 0.3) for s in slopes]
+    names = ("signal", "task_length_scale", "length_scale", "noise")
+    starts = [replace(_START, coefficient=slope) for slope in slopes]
+    found = [climb(start, names, _changed, lambda h: _surprise(rows, log_ratio, h), 0.3) for start in starts]
     return min(found, key=lambda pair: pair[0])[1]
 
 
-def _changed(hyper: Hyper, name: str, factor: float) -> Hyper:
-    return replace(hyper, **{name: float(np.clip(getattr(hyper, name) * factor, 1e-3, 30.0))})
+def _changed(hyper: Hyperparameters, name: str, factor: float) -> Hyperparameters:
+    changed: dict[str, Any] = {name: float(np.clip(getattr(hyper, name) * factor, 1e-3, 30.0))}
+    return replace(hyper, **changed)
 
 
-def _surprise(rows: Rows, log_ratio: Numbers, hyper: Hyper) -> float:
+def _surprise(rows: Rows, log_ratio: Numbers, hyper: Hyperparameters) -> float:
     """Negative log likelihood."""
     covariance = _covariance(rows, rows, hyper)
     covariance[np.diag_indices(len(rows))] += hyper.noise**2 + _NUGGET
@@ -146,21 +142,21 @@ def _surprise(rows: Rows, log_ratio: Numbers, hyper: Hyper) -> float:
         root = np.linalg.cholesky(covariance)
     except np.linalg.LinAlgError:
         return math.inf
-    z = np.linalg.solve(root, log_ratio - hyper.slope * rows.score)
+    z = np.linalg.solve(root, log_ratio - hyper.coefficient * rows.score)
     return float(0.5 * z @ z + np.log(np.diag(root)).sum())
 
 
-def _covariance(a: Rows, b: Rows, hyper: Hyper) -> Numbers:
+def _covariance(a: Rows, b: Rows, hyper: Hyperparameters) -> Numbers:
     def alike(x: Numbers, y: Numbers) -> Numbers:
-        return similarity(x, y, hyper.length_config)
+        return similarity(x, y, hyper.length_scale)
 
     config = alike(a.config, b.config) - alike(a.config, b.default) - alike(a.default, b.config)
     config += alike(a.default, b.default)
-    return hyper.signal**2 * similarity(a.sizes, b.sizes, hyper.length_sizes) * config
+    return hyper.signal**2 * similarity(a.sizes, b.sizes, hyper.task_length_scale) * config
 
 
-def _own(rows: Rows, hyper: Hyper) -> Numbers:
+def _own(rows: Rows, hyper: Hyperparameters) -> Numbers:
     """The diagonal of `_covariance(rows, rows)`."""
     apart = np.square(rows.config - rows.default).sum(axis=1)
-    own: Numbers = 2 * hyper.signal**2 * (1 - np.exp(-0.5 * apart / hyper.length_config**2))
+    own: Numbers = 2 * hyper.signal**2 * (1 - np.exp(-0.5 * apart / hyper.length_scale**2))
     return own

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -20,7 +21,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,38 +62,18 @@ _WORTH = 0.005
 _MOST_ROWS = 22  # of a kernel in the fit: the fastest, and some of the rest
 
 
-@dataclass
-class Measured:
-    """One kernel: log runtime of tiles over the default's."""
-
-    problem: Problem
-    default: Config
-    log_ratio: dict[Config, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Line:
-    """A family at a thread count, before and after: on kernels that the choice was made without."""
-
-    family: str
-    threads: int
-    kernels: int
-    replaced: int  # defaults that the calibrated choice replaces
-    speedup: float  # geometric mean over all kernels, default / calibrated, in turns
-    worst: float
-    best: float  # the same for the fastest tile that was measured
-
-
 @dataclass(frozen=True)
 class Report:
-    """What a calibration found and where it is kept."""
+    """What a calibration found and where it is kept. A line is of a family at a thread count, on kernels that its
+    choices were made without: `replaced` defaults of so many `kernels`, `speedup` the geometric mean over all of
+    default / calibrated in turns, `worst` the least, `best` the same as `speedup` for the fastest tile measured."""
 
     machine: str
     path: Path
     kernels: int
     tiles: int
     seconds: float
-    lines: list[Line]
+    lines: list[dict[str, Any]]
     promises: dict[str, Promise | None]
     choices: int  # tiles kept for shapes of one's own
     disturbed: int  # kernels whose readings scattered too much to be used
@@ -125,7 +106,8 @@ class Calibration:
         self.seconds, self.seed, self._progress = 60 * minutes, seed, progress
         self.path = calibration_file(self.native, self.folder)
         self.part = self.path.with_suffix(".part.jsonl")
-        self.measured: dict[Problem, Measured] = {}
+        self.measured: dict[Problem, dict[Config, float]] = {}  # log runtime of tiles over the default's
+        self._default = functools.cache(self.device.default)
         self._scores: Scores | None = scores or model_scores()
         self.disturbed = 0
         self._rng = np.random.default_rng(seed)
@@ -171,13 +153,13 @@ class Calibration:
         lines = self._remeasure(families)
         about: dict[str, Any] = {
             "machine": machine_name(self.native), "version": __version__, "kernels": len(self.measured),
-            "seed": self.seed, "taken": round(time.time()), "lines": [dataclasses.asdict(line) for line in lines],
+            "seed": self.seed, "taken": round(time.time()), "lines": lines,
         }  # fmt: skip
         write_calibration(self.path, families, about)
         kept = self._keep_own() if self.own else 0
         with contextlib.suppress(OSError):
             self.part.unlink()
-        tiles = sum(len(one.log_ratio) for one in self.measured.values())
+        tiles = sum(map(len, self.measured.values()))
         promises = {name: fitted.promise for name, fitted in families.items()}
         seconds = time.perf_counter() - start
         return Report(
@@ -198,12 +180,10 @@ class Calibration:
             self._progress(number, len(problems), f"{text}: {_words(problem)}")
             chosen = tiles(problem)
             if chosen:
-                default = self.device.default(problem)
-                found = self._in_turns(problem, default, chosen, seconds)
+                found = self._in_turns(problem, chosen, seconds)
                 if found:
-                    known = self.measured.setdefault(problem, Measured(problem, default))
-                    known.log_ratio |= found
-                    self._append(known, found)
+                    self.measured.setdefault(problem, {}).update(found)
+                    self._append(problem, found)
 
     def _first_tiles(self, problem: Problem) -> list[Config]:
         """Tiles with one change first, as they tell changes apart, then some with two; none where they are known."""
@@ -221,10 +201,10 @@ class Calibration:
         fitted, known = families.get(family_of(problem)), self.measured.get(problem)
         if fitted is None or known is None:
             return []
-        every = [config for config in self._candidates(problem) if config not in known.log_ratio]
+        every = [config for config in self._candidates(problem) if config not in known]
         if not every:
             return []
-        mean, deviation = fitted.predict(self._rows(known, every))
+        mean, deviation = fitted.predict(self._rows(problem, every))
         return [every[i] for i in np.argsort(mean - 0.5 * deviation, kind="stable")[:_BEST]]
 
     def _candidates(self, problem: Problem) -> list[Config]:
@@ -232,11 +212,9 @@ class Calibration:
             return near_products(self.native, problem)[1:]
         return list(self.device.configs(problem))[1:]
 
-    def _in_turns(
-        self, problem: Problem, default: Config, tiles: Sequence[Config], seconds: float
-    ) -> dict[Config, float]:
+    def _in_turns(self, problem: Problem, tiles: Sequence[Config], seconds: float) -> dict[Config, float]:
         """Medians; nothing where readings of one tile scatter so much that they tell no tiles apart."""
-        ratios = beside_default(problem, default, tiles, seconds, _ROUNDS)
+        ratios = beside_default(problem, self._default(problem), tiles, seconds, _ROUNDS)
         logs = {tile: np.log(own) for tile, own in ratios.items()}
         medians = {tile: float(np.median(own)) for tile, own in logs.items()}
         scatter = statistics.median(float(np.median(np.abs(own - medians[tile]))) for tile, own in logs.items())
@@ -245,12 +223,12 @@ class Calibration:
 
     # Fitting
 
-    def _rows(self, known: Measured, tiles: Sequence[Config]) -> Any:
-        score = None
+    def _rows(self, problem: Problem, tiles: Sequence[Config]) -> Any:
+        score, default = None, self._default(problem)
         if self._scores is not None:
-            every = self._scores(known.problem, [known.default, *tiles])
+            every = self._scores(problem, [default, *tiles])
             score = every[1:] - every[0]
-        return rows_of(known.problem, tiles, known.default, score)
+        return rows_of(problem, tiles, default, score)
 
     def _fit(self) -> dict[str, Correction]:
         families = {}
@@ -260,18 +238,19 @@ class Calibration:
                 continue
             tiles = [self._fitted(one) for one in members]
             rows = joined([self._rows(one, some) for one, some in zip(members, tiles, strict=True)])
-            ratios = np.array([one.log_ratio[t] for one, some in zip(members, tiles, strict=True) for t in some])
+            ratios = np.array([self.measured[one][t] for one, some in zip(members, tiles, strict=True) for t in some])
             group = np.repeat(np.arange(len(members)), [len(some) for some in tiles])
             families[name] = Correction(rows, squashed(ratios), group)
             families[name].promise = promise_of(*families[name].left_out(), ratios, group)
         return families
 
-    def _members(self, name: str) -> list[Measured]:
-        return [one for one in self.measured.values() if family_of(one.problem) == name and one.log_ratio]
+    def _members(self, name: str) -> list[Problem]:
+        return [problem for problem, ratios in self.measured.items() if family_of(problem) == name and ratios]
 
-    def _fitted(self, one: Measured) -> list[Config]:
+    def _fitted(self, problem: Problem) -> list[Config]:
         """The fastest tiles of a kernel, and some of the others."""
-        order = sorted(one.log_ratio, key=one.log_ratio.__getitem__)
+        ratios = self.measured[problem]
+        order = sorted(ratios, key=ratios.__getitem__)
         half = _MOST_ROWS // 2
         rest = order[half:]
         step = max(1, math.ceil(len(rest) / half))
@@ -279,21 +258,21 @@ class Calibration:
 
     # Remeasuring
 
-    def _remeasure(self, families: Mapping[str, Correction]) -> list[Line]:
+    def _remeasure(self, families: Mapping[str, Correction]) -> list[dict[str, Any]]:
         """Choices for kernels left out, against the default in turns; a family that does not win keeps its defaults."""
-        lines: list[Line] = []
+        lines: list[dict[str, Any]] = []
         until = time.perf_counter() + _SHARES[2] * self.seconds
         for name, fitted in families.items():
             members = self._members(name)
             gains = self._gains(members, fitted, until)
             if sum(gains.values()) <= 0 or min(gains.values()) <= -0.02:
                 fitted.promise, gains = None, dict.fromkeys(gains, 0.0)
-            lines += _lines_of(members, gains)
+            lines += self._lines_of(members, gains)
         return lines
 
-    def _gains(self, members: Sequence[Measured], fitted: Correction, until: float) -> dict[Problem, float]:
+    def _gains(self, members: Sequence[Problem], fitted: Correction, until: float) -> dict[Problem, float]:
         """Log of default / choice of each kernel; 0 where the default stays or time was up."""
-        promise, gains = fitted.promise, {one.problem: 0.0 for one in members}
+        promise, gains = fitted.promise, dict.fromkeys(members, 0.0)
         if promise is None:
             return gains
         mean, deviation = fitted.left_out()
@@ -302,12 +281,12 @@ class Calibration:
             mine = np.flatnonzero(fitted.group == number)
             pick = int(np.argmin(bound[mine]))
             if bound[mine][pick] < -promise.margin and time.perf_counter() < until:
-                self._progress(number + 1, len(members), f"against the default: {_words(one.problem)}")
-                gains[one.problem] = self._against_default(one, self._fitted(one)[pick])
+                self._progress(number + 1, len(members), f"against the default: {_words(one)}")
+                gains[one] = self._against_default(one, self._fitted(one)[pick])
         return gains
 
-    def _against_default(self, one: Measured, tile: Config) -> float:
-        timed = CpuTrial(one.problem, one.default, self.seed).measure(tile)
+    def _against_default(self, problem: Problem, tile: Config) -> float:
+        timed = CpuTrial(problem, self._default(problem), self.seed).measure(tile)
         if timed.runtime_ns is None or timed.default_ns is None:
             return -1.0  # a tile that fails is worse than any
         return math.log(timed.default_ns / timed.runtime_ns)
@@ -316,30 +295,29 @@ class Calibration:
         """The best tiles of one's own shapes, as `tilewise tune` keeps them, where they beat the default once more."""
         choices = Choices(self.folder, self.device.machine.identity, self.device.version)
         kept = 0
-        for one in self.measured.values():
-            order = sorted(one.log_ratio, key=one.log_ratio.__getitem__)[:3]
-            gains = {tile: self._against_default(one, tile) for tile in order if one.log_ratio[tile] < -_WORTH}
+        for one, ratios in self.measured.items():
+            order = sorted(ratios, key=ratios.__getitem__)[:3]
+            gains = {tile: self._against_default(one, tile) for tile in order if ratios[tile] < -_WORTH}
             best = max(gains, key=gains.__getitem__, default=None)
             if best is None or gains[best] < _WORTH or not self._holds_elsewhere(one, best):
                 continue
-            default_ns = min(in_turns(one.problem, [one.default], 3, 1.0)[one.default])
-            choices.put(Choice(one.problem, best, default_ns * math.exp(-gains[best]), len(one.log_ratio), False))
+            default = self._default(one)
+            default_ns = min(in_turns(one, [default], 3, 1.0)[default])
+            choices.put(Choice(one, best, default_ns * math.exp(-gains[best]), len(ratios), False))
             kept += 1
         return kept
 
-    def _holds_elsewhere(self, one: Measured, tile: Config) -> bool:
-        for there, used in self.device.elsewhere(one.problem, tile):
-            if self._against_default(Measured(there, self.device.default(there)), used) < -_WORTH:
-                return False
-        return True
+    def _holds_elsewhere(self, one: Problem, tile: Config) -> bool:
+        return all(self._against_default(*other) >= -_WORTH for other in self.device.elsewhere(one, tile))
 
     # Going on
 
-    def _append(self, known: Measured, found: Mapping[Config, float]) -> None:
+    def _append(self, problem: Problem, found: Mapping[Config, float]) -> None:
         """A kernel's measurements, in the file when this returns."""
         line = {
-            "version": __version__, "machine": machine_name(self.native), "problem": dict(known.problem),
-            "default": dict(known.default), "log_ratio": [[dict(tile), ratio] for tile, ratio in found.items()],
+            "version": __version__, "machine": machine_name(self.native), "problem": dict(problem),
+            "default": dict(self._default(problem)),
+            "log_ratio": [[dict(tile), ratio] for tile, ratio in found.items()],
         }  # fmt: skip
         try:
             self.part.parent.mkdir(parents=True, exist_ok=True)
@@ -362,11 +340,26 @@ class Calibration:
         if line["version"] != __version__ or line["machine"] != machine_name(self.native):
             return
         problem, default = Problem(line["problem"]), Config(line["default"])
-        if problem not in self.problems or default != self.device.default(problem):
+        if problem not in self.problems or default != self._default(problem):
             return
         found = {Config(tile): float(ratio) for tile, ratio in line["log_ratio"]}
         if all(math.isfinite(ratio) for ratio in found.values()):
-            self.measured.setdefault(problem, Measured(problem, default)).log_ratio |= found
+            self.measured.setdefault(problem, {}).update(found)
+
+    def _lines_of(self, members: Iterable[Problem], gains: Mapping[Problem, float]) -> list[dict[str, Any]]:
+        """The report's, one a thread count."""
+        by_threads: dict[int, list[Problem]] = {}
+        for problem in members:
+            by_threads.setdefault(problem.size("threads"), []).append(problem)
+        lines = []
+        for threads, some in sorted(by_threads.items()):
+            own: Numbers = np.array([gains[problem] for problem in some])
+            best = float(np.mean([max(0.0, -min(self.measured[problem].values())) for problem in some]))
+            line = {"family": some[0].family, "threads": threads, "kernels": len(some)}
+            ratios = {"speedup": own.mean(), "worst": own.min(), "best": best}
+            speeds = {name: math.exp(float(value)) for name, value in ratios.items()}
+            lines.append({**line, "replaced": int((own != 0).sum()), **speeds})
+        return lines
 
 
 def _words(problem: Problem) -> str:
@@ -374,16 +367,3 @@ def _words(problem: Problem) -> str:
     sizes = "x".join(str(problem[name]) for name in names if name in problem)
     threads = problem.size("threads")
     return f"{problem.family} {sizes}, {threads} thread{'s' if threads > 1 else ''}"
-
-
-def _lines_of(members: Iterable[Measured], gains: Mapping[Problem, float]) -> list[Line]:
-    by_threads: dict[int, list[Measured]] = {}
-    for one in members:
-        by_threads.setdefault(one.problem.size("threads"), []).append(one)
-    lines = []
-    for threads, some in sorted(by_threads.items()):
-        own: Numbers = np.array([gains[one.problem] for one in some])
-        best = float(np.mean([max(0.0, -min(one.log_ratio.values())) for one in some]))
-        numbers = math.exp(float(own.mean())), math.exp(float(own.min())), math.exp(best)
-        lines.append(Line(some[0].problem.family, threads, len(some), int((own != 0).sum()), *numbers))
-    return lines

@@ -7,12 +7,14 @@ first configuration of `configs` is the default, against which all others are no
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.tune.families.registry import Expected, Family, Registry
+from tilewise.tune.families import registry
+from tilewise.tune.families.registry import Expected, Family
 from tilewise.tune.problem import Config, Problem
 
 Array = npt.NDArray[Any]
@@ -37,14 +39,12 @@ def is_right(result: Array, expected: Expected) -> bool:
     return same and bool((np.abs(result - expected.value) <= expected.bound).all())
 
 
-_REGISTRY: Registry[CpuFamily] = Registry(
-    "CPU",
-    {
-        "matmul": "cpu.matmul:Matmul",
-        "batched_matmul": "cpu.matmul:BatchedMatmul",
-        "conv2d": "cpu.conv2d:Conv2d",
-        "int8_matmul": "cpu.int8_matmul:Int8Matmul",
-    },
-)
-add_family, get_family, family_names = _REGISTRY.add, _REGISTRY.get, _REGISTRY.names
+add_family, family_names = partial(registry.add_family, "cpu"), partial(registry.family_names, "cpu")
+
+
+def get_family(name: str) -> CpuFamily:
+    family: CpuFamily = registry.find_family("cpu", name)
+    return family
+
+
 __all__ = ["Array", "CpuFamily", "Expected", "add_family", "family_names", "get_family", "is_right"]

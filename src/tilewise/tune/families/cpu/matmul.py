@@ -119,11 +119,11 @@ class Matmul:
         return {"kernel": [*lead, depth, columns], "output": [*lead, rows, columns], "input": [*lead, rows, depth]}
 
 
-class BatchedMatmul(Matmul):
+def batched_matmul() -> Matmul:
     """c[i] = a[i] @ b[i] for i in batch."""
-
-    name = "batched_matmul"
-    sizes = ("batch", "m", "n", "k")
+    family = Matmul()
+    family.name, family.sizes = "batched_matmul", ("batch", "m", "n", "k")
+    return family
 
 
 def _sizes(problem: Problem) -> tuple[int, int, int, int]:

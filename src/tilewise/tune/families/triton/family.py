@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tilewise.tune.families.registry import Expected, Family, Registry
+from tilewise.tune.families import registry
+from tilewise.tune.families.registry import Expected, Family
 from tilewise.tune.problem import Config, Problem, Value
 
 DTYPES = {"bf16": "bf16", "fp16": "fp16", "tf32": "fp32", "fp32": "fp32"}
@@ -82,20 +83,13 @@ class TritonFamily(Family, Protocol):
         """Grid and arguments of one run."""
 
 
-_REGISTRY: Registry[TritonFamily] = Registry(
-    "Triton",
-    {
-        "matmul": "triton.matmul:Matmul",
-        "batched_matmul": "triton.matmul:BatchedMatmul",
-        "product": "triton.product:Product",
-        "attention": "triton.attention:Attention",
-        "softmax": "triton.rows:Softmax",
-        "layer_norm": "triton.rows:LayerNorm",
-        "rms_norm": "triton.rows:RmsNorm",
-        "reduction": "triton.rows:Reduction",
-    },
-)
-add_family, get_family, family_names = _REGISTRY.add, _REGISTRY.get, _REGISTRY.names
+add_family = functools.partial(registry.add_family, "triton")
+family_names = functools.partial(registry.family_names, "triton")
+
+
+def get_family(name: str) -> TritonFamily:
+    family: TritonFamily = registry.find_family("triton", name)
+    return family
 
 
 def unit_of(size: int, dtype: str) -> int:

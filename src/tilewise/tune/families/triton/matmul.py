@@ -154,16 +154,12 @@ class Matmul:
         return {"kernel": [*lead, k, n], "output": [*lead, m, n], "input": [*lead, m, k]}
 
 
-class BatchedMatmul(Matmul):
+def batched_matmul() -> Matmul:
     """c[i] = a[i] @ b[i] for i in batch."""
-
-    name = "batched_matmul"
-    sizes = ("batch", "m", "n", "k")
-    choices: Mapping[str, Sequence[Value]] = {
-        "dtype": ("bf16", "fp16", "tf32"),
-        "epilogue": ("none",),
-        "layout": LAYOUTS,
-    }
+    family = Matmul()
+    family.name, family.sizes = "batched_matmul", ("batch", "m", "n", "k")
+    family.choices = {**Matmul.choices, "epilogue": ("none",)}
+    return family
 
 
 def _shape(problem: Problem) -> tuple[int, int, int, int]:

@@ -26,7 +26,7 @@ from tilewise.tune.families.triton.family import (
     Operands,
     unit_of,
 )
-from tilewise.tune.families.triton.matmul import EPILOGUES, LAYOUTS, Matmul
+from tilewise.tune.families.triton.matmul import Matmul
 from tilewise.tune.families.triton.roofline import MOST_PARTS, MULTIPROCESSORS, best_parts, most_accumulators
 from tilewise.tune.problem import Config, Problem, Value
 
@@ -105,11 +105,6 @@ class Product(Matmul):
     """c = epilogue(a @ b), a (m, k), b (k, n), by the library or by a kernel."""
 
     name = "product"
-    choices: Mapping[str, Sequence[Value]] = {
-        "dtype": ("bf16", "fp16", "tf32"),
-        "epilogue": EPILOGUES,
-        "layout": LAYOUTS,
-    }
 
     def configs(self, problem: Problem) -> Sequence[Config]:
         m, n, _ = sizes(problem)

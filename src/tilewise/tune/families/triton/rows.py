@@ -172,40 +172,34 @@ class Softmax(_Rowwise):
         return self._within(problem, operands.inputs["x"].float().softmax(-1))
 
 
-class LayerNorm(_Rowwise):
-    """y = (x - mean) / sqrt(variance + 1e-5) * weight + bias, row by row."""
+class Norm(_Rowwise):
+    """y = (x - mean) / sqrt(variance + 1e-5) * weight + bias, row by row; `rms`: x / sqrt(mean of squares + 1e-5) *
+    weight."""
 
     name = "layer_norm"
     rounding_slack = 1e-4
+    rms = False
 
     def _vectors(self, cols: int) -> dict[str, tuple[int, ...]]:
         return {"weight": (cols,), "bias": (cols,)}
 
     def binary(self, problem: Problem, config: Config) -> Binary:
-        return self._binary("norm_kernel", problem, config, RMS=False)
+        return self._binary("norm_kernel", problem, config, RMS=self.rms)
 
     def graph(self, problem: Problem) -> KernelGraph:
-        return norm_graph(problem.word("dtype"), problem.size("rows"), problem.size("cols"), rms=False)
+        return norm_graph(problem.word("dtype"), problem.size("rows"), problem.size("cols"), rms=self.rms)
 
     def expected(self, problem: Problem, torch: Any, operands: Operands) -> Expected:
         x, weight, bias = (operands.inputs[name].float() for name in ("x", "weight", "bias"))
+        if self.rms:
+            return self._within(problem, x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight)
         return self._within(problem, torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, 1e-5))
 
 
-class RmsNorm(LayerNorm):
-    """y = x / sqrt(mean of squares + 1e-5) * weight, row by row."""
-
-    name = "rms_norm"
-
-    def binary(self, problem: Problem, config: Config) -> Binary:
-        return self._binary("norm_kernel", problem, config, RMS=True)
-
-    def graph(self, problem: Problem) -> KernelGraph:
-        return norm_graph(problem.word("dtype"), problem.size("rows"), problem.size("cols"), rms=True)
-
-    def expected(self, problem: Problem, torch: Any, operands: Operands) -> Expected:
-        x, weight = operands.inputs["x"].float(), operands.inputs["weight"].float()
-        return self._within(problem, x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight)
+def rms_norm() -> Norm:
+    family = Norm()
+    family.name, family.rms = "rms_norm", True
+    return family
 
 
 class Reduction(_Rowwise):

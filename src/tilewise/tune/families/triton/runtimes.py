@@ -8,7 +8,7 @@ members' disagreement is how unsure a prediction is. NumPy alone; some thousand 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -43,31 +43,6 @@ class Predicted:
 
     seconds: Numbers
     deviation: Numbers
-
-    def order(self) -> list[int]:
-        """Places of the configurations, the fastest first."""
-        return [int(place) for place in np.argsort(self.seconds, kind="stable")]
-
-
-@dataclass(frozen=True)
-class Ensemble:
-    """Networks of the same shape side by side. The first layer is one matrix for all members, with what brings the
-    features to a common scale worked into it; the later ones have a member first."""
-
-    first: Weights  # (features, members * width)
-    bias: Weights  # (members * width,)
-    layers: tuple[tuple[Weights, Weights], ...]  # (members, in, out), (members, 1, out)
-
-    def __call__(self, rows: Numbers) -> Weights:
-        """(members, rows) of logarithms."""
-        x = rows.astype(np.float32) @ self.first  # (rows, members * width)
-        x += self.bias
-        x = x.reshape(len(rows), len(self.layers[0][0]), -1).transpose(1, 0, 2)
-        for weight, bias in self.layers:
-            x = np.maximum(x, 0) @ weight  # (members, rows, out)
-            x += bias
-        found: Weights = np.clip(x[..., 0], -_FAR, _FAR)
-        return found
 
 
 class Runtimes:
@@ -117,7 +92,10 @@ def _predicted(logarithms: Numbers) -> Predicted:
     return Predicted(np.exp(logarithms.mean(axis=0)), logarithms.std(axis=0))
 
 
-def _ensemble(arrays: dict[str, npt.NDArray[np.generic]], name: str) -> Ensemble:
+def _ensemble(arrays: dict[str, npt.NDArray[np.generic]], name: str) -> Callable[[Numbers], Weights]:
+    """Networks of the same shape side by side, as a function from rows of features to (members, rows) of logarithms.
+    The first layer is one matrix for all members, with what brings the features to a common scale worked into it; the
+    later ones have a member first."""
     count = sum(key.startswith(f"{name}.weight") for key in arrays)
     layers = tuple(
         (arrays[f"{name}.weight{i}"].astype(np.float32), arrays[f"{name}.bias{i}"].astype(np.float32))
@@ -130,7 +108,20 @@ def _ensemble(arrays: dict[str, npt.NDArray[np.generic]], name: str) -> Ensemble
     if len(layers) < 2 or mean.shape != scale.shape or mean.shape != weight.shape[1:2]:
         raise ValueError(f"layers of {name} that fit its features")
     wide = weight.astype(np.float64).transpose(1, 0, 2).reshape(len(mean), -1) / scale[:, None]
-    return Ensemble(wide.astype(np.float32), (bias.reshape(-1) - mean @ wide).astype(np.float32), layers[1:])
+    first = wide.astype(np.float32)  # (features, members * width)
+    first_bias = (bias.reshape(-1) - mean @ wide).astype(np.float32)  # (members * width,)
+
+    def run(rows: Numbers) -> Weights:
+        x = rows.astype(np.float32) @ first  # (rows, members * width)
+        x += first_bias
+        x = x.reshape(len(rows), len(layers[1][0]), -1).transpose(1, 0, 2)
+        for weight, bias in layers[1:]:  # (members, in, out), (members, 1, out)
+            x = np.maximum(x, 0) @ weight  # (members, rows, out)
+            x += bias
+        found: Weights = np.clip(x[..., 0], -_FAR, _FAR)
+        return found
+
+    return run
 
 
 def shipped_folder() -> Path:

@@ -16,7 +16,7 @@ from tilewise.tune.choose.cache import Choice
 from tilewise.tune.choose.kept import KeptTiles
 from tilewise.tune.choose.near import NearDefault, near_products
 from tilewise.tune.choose.scores import MARGIN
-from tilewise.tune.families.cpu.family import CpuFamily, get_family
+from tilewise.tune.families.cpu.family import get_family
 from tilewise.tune.families.cpu.matmul import Matmul
 from tilewise.tune.families.cpu.tiles import product_config
 from tilewise.tune.families.space import ConfigTable
@@ -29,14 +29,14 @@ COLLECTION = "cpu"
 LEAST_WORK, MOST_WORK = 100_000, 9_000_000_000  # multiplications; the collection's own range, and a little around it
 
 
-class CpuDevice(Device[CpuFamily]):
+class CpuDevice(Device):
     """Problems of the native kernels. With `limit_s` they are measured in a process of their own."""
 
     version = __version__
     margin = MARGIN
 
     def __init__(self, limit_s: float | None = None) -> None:
-        super().__init__("cpu", describe(), get_family, COLLECTION)
+        super().__init__("cpu", describe(), COLLECTION)
         self.limit_s = limit_s
 
     def problem(self, spec: Mapping[str, Value]) -> Problem:

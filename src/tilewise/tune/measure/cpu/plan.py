@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -21,28 +22,18 @@ _RECORDING_S = 1.5e-4  # a timing's way into the store
 _BESIDE = 1.25  # units of the default in a batch, and what was disturbed
 
 
-@dataclass
-class PlanLine:
-    """One family with one number of threads."""
-
-    family: str
-    threads: int
-    kernels: int = 0
-    configs: int = 0
-    seconds: float = 0.0
-
-
-def plan(kernels: Iterable[Kernel], options: Options) -> list[PlanLine]:
-    """Kernels, configurations and expected seconds, by family and threads."""
-    lines: dict[tuple[str, int], PlanLine] = {}
+def plan(kernels: Iterable[Kernel], options: Options) -> list[dict[str, Any]]:
+    """A row for each family and number of threads: `kernels`, `configs` and expected `seconds`."""
+    expected: dict[tuple[str, int], list[tuple[int, float]]] = defaultdict(list)
     for kernel in kernels:
-        problem = kernel.problem
-        line = lines.setdefault((problem.family, problem.threads), PlanLine(problem.family, problem.threads))
-        configs, seconds = _expected(problem, options)
-        line.kernels += 1
-        line.configs += configs
-        line.seconds += seconds
-    return sorted(lines.values(), key=lambda line: (line.family, line.threads))
+        expected[kernel.problem.family, kernel.problem.threads].append(_expected(kernel.problem, options))
+    rows = []
+    for (family, threads), each in sorted(expected.items()):
+        configs, seconds = (sum(column) for column in zip(*each, strict=True))
+        rows.append(
+            {"family": family, "threads": threads, "kernels": len(each), "configs": configs, "seconds": seconds}
+        )
+    return rows
 
 
 def _expected(problem: Problem, options: Options) -> tuple[int, float]:

@@ -7,6 +7,8 @@ few calls of the driver do not. Where the driver cannot be called, PyTorch's gra
 from __future__ import annotations
 
 import ctypes
+import functools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,8 +42,8 @@ class DriverGraphs:
 
         return checked
 
-    def capture(self, runs: Sequence[Run]) -> Graph:
-        """A graph that starts all `runs` in order."""
+    def capture(self, runs: Sequence[Run]) -> Run:
+        """A graph that starts all `runs` in order when it is called; it is destroyed with the callable."""
         graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
         self._begin(self._stream, _THREAD_LOCAL)
         try:
@@ -53,20 +55,9 @@ class DriverGraphs:
             self._instantiate(ctypes.byref(executable), graph, 0)
         finally:
             self._destroy_graph(graph)
-        return Graph(executable, self._stream, self._launch, self._destroy_executable)
-
-
-class Graph:
-    """An executable graph; calling it launches it."""
-
-    def __init__(self, executable: ctypes.c_void_p, stream: int, launch: Any, destroy: Any) -> None:
-        self._executable, self._stream, self._launch, self._destroy = executable, stream, launch, destroy
-
-    def __call__(self) -> None:
-        self._launch(self._executable, self._stream)
-
-    def __del__(self) -> None:
-        self._destroy(self._executable)
+        graph_call = functools.partial(self._launch, executable, self._stream)
+        weakref.finalize(graph_call, self._destroy_executable, executable).atexit = False
+        return graph_call
 
 
 def torch_graph(torch: Any, runs: Sequence[Run]) -> Run:

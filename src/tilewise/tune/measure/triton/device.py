@@ -28,7 +28,7 @@ _ROUNDS, _TURNS, _WARM_UP = 9, 21, 3  # of one measurement, of a run-off; those 
 _COMPILE_SECONDS = 120.0
 
 
-class TritonDevice(Device[TritonFamily]):
+class TritonDevice(Device):
     """Problems of the Triton families on the first GPU."""
 
     margin = 0.0
@@ -37,7 +37,7 @@ class TritonDevice(Device[TritonFamily]):
         self.device: Any = device or open_device("cuda")
         details = self.device.describe()
         capability = int(details.get("compute_capability", 0))
-        super().__init__("triton", details, get_family, COLLECTIONS.get(capability, NEAREST))
+        super().__init__("triton", details, COLLECTIONS.get(capability, NEAREST))
         self.own_model = capability in COLLECTIONS
         self.version = f"{__version__}, triton {details.get('triton', 'unknown')}"
         self.shared_bytes = int(details.get("shared_bytes", 1 << 30))
