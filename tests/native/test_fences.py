@@ -22,8 +22,8 @@ SUBJECTS = {  # kernels rarely look behind them: the longest loops are enough th
 # Not: promises about caches that know an array by its address, or about what a trained model says; what calls no kernel
 # (NumPy's backend, refusals, the table of tiles); the same products again with other numbers of threads.
 CHOSEN = (
-    "not make_room and not keeps_no_memory and not perplexity and not [numpy and not infeasible and not tile_table"
-    " and not number_of_threads and not adam_takes"
+    "not make_room and not keeps_no_memory and not reuse_memory and not perplexity and not [numpy and not infeasible"
+    " and not tile_table and not number_of_threads and not adam_takes"
 )
 
 

@@ -186,16 +186,21 @@ def test_sites_are_those_at_the_peak_not_those_in_the_end():
 # --- functions that misbehave, and what is left behind ---
 
 
-FROZEN_BEFORE = gc.get_freeze_count()  # an interpreter may have set objects aside before any test
-
-
+@pytest.fixture
 def nothing_is_left_behind():
-    assert not tracemalloc.is_tracing()
-    assert gc.get_freeze_count() == FROZEN_BEFORE
-    assert native is None or not native.watch_active()
+    """Called at the end of a test that began with no object set aside."""
+
+    def check():
+        assert not tracemalloc.is_tracing()
+        assert gc.get_freeze_count() == 0
+        assert native is None or not native.watch_active()
+
+    gc.unfreeze()
+    yield check
+    gc.freeze()
 
 
-def test_a_function_that_raises_is_said(either_way):
+def test_a_function_that_raises_is_said(either_way, nothing_is_left_behind):
     with pytest.raises(MeasurementError, match="raised KeyError"):
         MemoryProfiler().profile(lambda: {}["x"])
     nothing_is_left_behind()
@@ -203,13 +208,13 @@ def test_a_function_that_raises_is_said(either_way):
 
 # The limit's exception may surface inside a garbage-collection callback of the test framework, which reports it.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_function_that_never_ends_meets_the_time_limit(either_way):
+def test_a_function_that_never_ends_meets_the_time_limit(either_way, nothing_is_left_behind):
     with pytest.raises(TimeLimitError):
         MemoryProfiler(time_limit=0.2).profile(lambda: time.sleep(1000))
     nothing_is_left_behind()
 
 
-def test_profiling_inside_profiling_still_counts():
+def test_profiling_inside_profiling_still_counts(nothing_is_left_behind):
     profile = peak_only(lambda: peak_only(lambda: np.ones(MEGABYTE, np.uint8).sum()))
     assert profile.peak_bytes >= MEGABYTE
     nothing_is_left_behind()

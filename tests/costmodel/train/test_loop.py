@@ -44,6 +44,13 @@ def data():
     return dataset_from_kernels(kernels[:10], kernels[10:13], kernels[13:])
 
 
+@pytest.fixture(scope="module")
+def much():
+    """Enough to learn an order, and to say how sure one is."""
+    kernels = simulated_kernels(40, seed=0, n_configs=40)
+    return dataset_from_kernels(kernels[:28], kernels[28:34], kernels[34:])
+
+
 def weights(model) -> bytes:
     return b"".join(v.numpy().tobytes() for v in model.module.state_dict().values())
 
@@ -55,11 +62,9 @@ def test_every_model_trains_and_is_the_same_for_the_same_seed(name, data):
     assert len(first.record["curve"]) == 2 and np.isfinite(first.record["curve"][-1]["val_opa"])
 
 
-def test_ranker_learns_an_order_on_kernels_it_has_not_seen():
-    kernels = simulated_kernels(40, seed=0, n_configs=40)
-    data = dataset_from_kernels(kernels[:28], kernels[28:34], kernels[34:])
-    model = train(data, "TileRanker", epochs=12, seed=0, progress=False)
-    assert np.mean([opa(k.target, model.score(k)) for k in data.test]) > 0.8
+def test_ranker_learns_an_order_on_kernels_it_has_not_seen(much):
+    model = train(much, "TileRanker", epochs=12, seed=0, progress=False)
+    assert np.mean([opa(k.target, model.score(k)) for k in much.test]) > 0.8
 
 
 def test_the_kept_weights_are_those_of_the_best_validation_metric(data):
@@ -74,15 +79,15 @@ def test_early_stopping_ends_after_so_many_epochs_without_gain(data):
     assert len(model.record["curve"]) == 3
 
 
-def test_a_saved_model_scores_the_same_in_torch_and_numpy(data, tmp_path):
+def test_a_saved_model_scores_the_same_in_torch_and_numpy(much, tmp_path):
     for name in ("TileRanker", "EarlyJoinSAGE"):
-        model = train(data, name, out_dir=tmp_path / name, **QUICK)
+        model = train(much, name, out_dir=tmp_path / name, **QUICK)
         again, scorer = load_model(tmp_path / name), load_scorer(tmp_path / name)
-        for kernel in data.test:
+        for kernel in much.test:
             np.testing.assert_array_equal(again.score(kernel), model.score(kernel))
             np.testing.assert_allclose(scorer.score(kernel), model.score(kernel), rtol=1e-5, atol=1e-5)
-        ranking = rank(tmp_path / name, data.test[0])
-        assert ranking.top(5) == rank(model, data.test[0]).top(5) and 0 <= ranking.sure_top5 <= 1
+        ranking = rank(tmp_path / name, much.test[0])
+        assert ranking.top(5) == rank(model, much.test[0]).top(5) and 0 <= ranking.sure_top5 <= 1
 
 
 def test_the_scorer_imports_no_torch(data, tmp_path):
