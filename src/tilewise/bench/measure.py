@@ -21,14 +21,14 @@ import numpy.typing as npt
 from tilewise import models, optim
 from tilewise._extension import native
 from tilewise._wording import with_interval
-from tilewise.bench.errors import Rejected, TooNoisy
+from tilewise.bench.errors import TooNoisy
 from tilewise.bench.events import Event, TinyMLPerf
 from tilewise.bench.runner import Runner, runner_for
 from tilewise.errors import ConfigurationError, TilewiseError
 from tilewise.io import save
 from tilewise.nn import Module
 from tilewise.nn import functional as F
-from tilewise.profile import Comparison, Interval, Measurement, MemoryProfiler, ProfilerContext, Timer
+from tilewise.profile import Comparison, Measurement, MemoryProfiler, ProfilerContext, Timer
 from tilewise.profile.timing.statistics import signed_rank_test
 from tilewise.tensor import Tensor, enable_grad
 
@@ -418,19 +418,3 @@ def is_better(differences: Array) -> tuple[bool, float]:
     """Whether positive differences are there at p < 0.01 (signed-rank test), and that p."""
     test = signed_rank_test(differences)
     return bool(test.p_value < 0.01 and test.centre > 0), float(test.p_value)
-
-
-__all__ = [
-    "Benchmark",
-    "Gain",
-    "Interval",
-    "Rejected",
-    "Settings",
-    "Speedup",
-    "Together",
-    "benchmark_model",
-    "compute_speedup",
-    "is_better",
-    "log_score_differences",
-    "measure_together",
-]

@@ -43,7 +43,6 @@ _TYPES: dict[int, tuple[str, str]] = {
 }
 _BFLOAT16, _FLOAT16 = 16, 10
 _FIELDS = {1: "float_data", 11: "double_data", 7: "int64_data", 12: "uint64_data", 13: "uint64_data"}
-_TYPE_NAMES = {8: "string", 14: "complex64", 15: "complex128", 0: "undefined"}
 
 
 def onnx_package() -> Any:

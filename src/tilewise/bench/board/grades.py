@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tilewise.bench.board.store import Board, readable
@@ -15,15 +15,19 @@ COLUMNS = ("event", "division", "rank", "team", "score", "entry", "name", "submi
 
 def grades_csv(board: Board) -> str:
     """One line per team, event and division, best first."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    rows: list[Sequence[Any]] = [COLUMNS]
     kinds = [(event.name, division) for event in TinyMLPerf.events() for division in ("closed", "open")]
     with readable(board):
         for event, division in kinds:
             for rank, row in best_entries(board, event, division):
                 facts = (event, division, rank, safe(row["team"]), f"{row['score']:.4f}", row["id"])
-                writer.writerow((*facts, safe(row["name"]), row["submitted_at"], "yes" if row["record"] else ""))
+                rows.append((*facts, safe(row["name"]), row["submitted_at"], "yes" if row["record"] else ""))
+    return as_csv(rows)
+
+
+def as_csv(rows: Iterable[Sequence[Any]]) -> str:
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows(rows)
     return stream.getvalue()
 
 

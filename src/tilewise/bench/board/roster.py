@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tilewise._files import read_text_input
-from tilewise.bench.board.grades import best_entries, safe
+from tilewise.bench.board.grades import as_csv, best_entries, safe
 from tilewise.bench.board.store import Board
 from tilewise.bench.board.tokens import create_token
 from tilewise.bench.events import TinyMLPerf
@@ -59,7 +59,7 @@ def make_tokens(board: Board, students: Iterable[Student], by: str = "") -> dict
 def tokens_csv(students: Iterable[Student], tokens: dict[str, str]) -> str:
     """Who gets which token; teams that had one before are left out."""
     rows = [(safe(s["name"]), safe(s["team"]), tokens[s["team"]]) for s in students if s["team"] in tokens]
-    return _csv([("name", "team", "token"), *rows])
+    return as_csv([("name", "team", "token"), *rows])
 
 
 def class_grades_csv(board: Board, students: Iterable[Student]) -> str:
@@ -77,10 +77,4 @@ def class_grades_csv(board: Board, students: Iterable[Student]) -> str:
             rank, score = best[place].get(student["team"], ("", ""))
             figures += [str(rank), score if isinstance(score, str) else f"{score:.4f}"]
         rows.append((*(safe(student.get(key, "")) for key in shown), *figures))
-    return _csv(rows)
-
-
-def _csv(rows: Iterable[tuple[str, ...]]) -> str:
-    stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerows(rows)
-    return stream.getvalue()
+    return as_csv(rows)

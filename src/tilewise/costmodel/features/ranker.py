@@ -43,7 +43,6 @@ _STRIDE = slice(NODE_COLUMN["window_stride_0"], NODE_COLUMN["window_stride_0"] +
 _TYPES = slice(NODE_COLUMN["shape_element_type_is_invalid_type"], NODE_COLUMN["shape_dimensions_0"])
 _ROOT = NODE_COLUMN["is_root"]
 _N_SIZES = 4 * DIMENSIONS + 4
-_N_SUMMARY = 6
 _MAX_STEPS = 12
 _MAX_PAIRS = 64
 _OWN_PAIRS = 2

@@ -7,7 +7,7 @@ ranker's own is in `features.ranker`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Protocol
@@ -130,7 +130,3 @@ def preparation_kinds() -> dict[str, Any]:
     from tilewise.costmodel.features.ranker import RankerFeatures
 
     return {MinMax.kind: MinMax, RankerFeatures.kind: RankerFeatures, CpuFeatures.kind: CpuFeatures}
-
-
-def prepare_many(preparation: Preparation, kernels: Sequence[Kernel]) -> list[Prepared]:
-    return [preparation.apply(kernel) for kernel in kernels]
