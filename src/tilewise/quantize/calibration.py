@@ -21,6 +21,7 @@ from tilewise.quantize.parameters import AffineParameters
 from tilewise.tensor import Tensor
 
 Array = npt.NDArray[Any]
+_SPREADS = 6  # standard deviations that a channel's values keep within, also where few were seen
 _LEAST_SCALE, _MOST_SCALE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
@@ -35,10 +36,13 @@ class Calibration:
     shapes: tuple[tuple[int, ...], ...]
     samples: int
     means: tuple[tuple[float, ...], ...] = ()  # by channel; none where it was not kept
+    spans: tuple[tuple[tuple[float, float], ...], ...] = ()  # what a channel may reach, likewise
 
     def __post_init__(self) -> None:
         counts = {
-            len(part) for part in (self.names, self.parameters, self.ranges, self.shapes, self.means or self.names)
+            len(part)
+            for part in (self.names, self.parameters, self.ranges, self.shapes, self.means or self.names)
+            + ((self.spans,) if self.spans else ())
         }
         if len(counts) != 1:
             raise ConfigurationError("a calibration has parameters, a range and a shape for each of its steps")
@@ -52,6 +56,9 @@ class Calibration:
         for name, mean, shape in zip(self.names, self.means, self.shapes, strict=False):
             if len(mean) not in (0, *shape[:1]) or not np.isfinite(mean).all():
                 raise ConfigurationError(f"the calibration of {name[:80]!r} has means that are not its channels'")
+        for name, spans, shape in zip(self.names, self.spans, self.shapes, strict=False):
+            if len(spans) not in (0, *shape[:1]) or not np.isfinite(np.array(spans)).all():
+                raise ConfigurationError(f"the calibration of {name[:80]!r} has spans that are not its channels'")
 
     def mean_of(self, step: int) -> Array | None:
         """The mean of each channel of a step's result, where it is known."""
@@ -59,10 +66,11 @@ class Calibration:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """As JSON; `Calibration.load` reads it back."""
-        means = self.means or ((),) * len(self.names)
+        means, spans = (part or ((),) * len(self.names) for part in (self.means, self.spans))
+        every = zip(self.names, self.parameters, self.ranges, self.shapes, means, spans, strict=True)
         steps = [
-            {"name": n, "scale": p.scale, "zero_point": p.zero_point, "range": r, "shape": s, "mean": m}
-            for n, p, r, s, m in zip(self.names, self.parameters, self.ranges, self.shapes, means, strict=True)
+            {"name": n, "scale": p.scale, "zero_point": p.zero_point, "range": r, "shape": s, "mean": m, "spans": c}
+            for n, p, r, s, m, c in every
         ]
         text = json.dumps({"observer": self.observer, "samples": self.samples, "steps": steps}, indent=1)
         write_whole(Path(path), text.encode())
@@ -80,6 +88,7 @@ class Calibration:
                 tuple(tuple(int(n) for n in s["shape"]) for s in steps),
                 int(facts["samples"]),
                 tuple(tuple(float(m) for m in s.get("mean", ())) for s in steps),
+                tuple(tuple((float(low), float(high)) for low, high in s.get("spans", ())) for s in steps),
             )
         except TilewiseError:
             raise
@@ -123,6 +132,7 @@ def traced_and_calibrated(
         tuple(watching.shapes),
         samples,
         tuple(tuple(total / samples) for total in watching.means),
+        tuple(watching.spans(i, samples) for i in range(len(graph.steps))),
     )
 
 
@@ -133,13 +143,30 @@ class _Watching:
         self.observers = [Observer(histograms) for _ in range(steps)]
         self.shapes: list[tuple[int, ...]] = [()] * steps
         self.means: list[Array] = [np.zeros(0)] * steps  # times the samples
+        self.squares: list[Array] = [np.zeros(0)] * steps
+        self.ends: list[Array] = [np.zeros((2, 0))] * steps  # the channels' smallest and largest values
 
     def see(self, index: int, result: Array) -> None:
         self.observers[index].see(result)
         self.shapes[index] = result.shape[1:]
         if result.ndim in (2, 4):
-            mean = result.mean(tuple(range(2, result.ndim)), dtype=np.float64).sum(0)
-            self.means[index] = mean if self.means[index].size == 0 else self.means[index] + mean
+            self._see_channels(index, result.reshape(*result.shape[:2], -1))
+
+    def _see_channels(self, index: int, x: Array) -> None:
+        mean, square = x.mean(2, dtype=np.float64).sum(0), np.square(x).mean(2, dtype=np.float64).sum(0)
+        ends = np.stack([x.min((0, 2)), x.max((0, 2))])
+        if self.means[index].size:
+            mean, square = self.means[index] + mean, self.squares[index] + square
+            ends = np.stack([np.minimum(self.ends[index][0], ends[0]), np.maximum(self.ends[index][1], ends[1])])
+        self.means[index], self.squares[index], self.ends[index] = mean, square, ends
+
+    def spans(self, index: int, samples: int) -> tuple[tuple[float, float], ...]:
+        """What each channel may reach: what was seen of it, and as much more as its spread makes likely."""
+        mean = self.means[index] / samples
+        margin = _SPREADS * np.sqrt(np.maximum(self.squares[index] / samples - mean**2, 0))
+        (low, high), least = self.ends[index], min(self.observers[index].low, 0.0)
+        low = np.minimum(low, mean - margin) if least < 0 else np.zeros_like(mean)
+        return tuple(zip(low.tolist(), np.maximum(high, mean + margin).tolist(), strict=True))
 
 
 def check_fits(calibration: Calibration, graph: Graph) -> None:

@@ -22,12 +22,14 @@ from tilewise.quantize.calibration import Calibration, check_fits, check_model, 
 from tilewise.quantize.forms import FORMS, obstacle, shared_parameters
 from tilewise.quantize.graph import Graph, trace
 from tilewise.quantize.layers import QuantizedLinear
+from tilewise.quantize.magnify import Factors, factors, magnify
 from tilewise.quantize.plan import BytesResult, Product, Segment, segments
 from tilewise.tensor import Tensor, no_grad
 
 Array = npt.NDArray[Any]
 Value = QuantizedArray | Array
 Evaluate = Callable[[Module], float]
+_ONE = np.ones(1, np.float32)
 _ATTENTION = ("Softmax", "LayerNormalization", "LayerNorm", "RMSNorm")
 
 
@@ -64,8 +66,14 @@ class QuantizedModel(Module):
         self.affine = shared_parameters(graph, calibration)
         self.training = False
         self.integer: list[Any] = []
-        for index in range(len(graph.steps)):
-            self.integer.append(self._convert(index))
+        self.factors: Factors | None = None  # what channels are magnified by
+        if stored is None and calibration.spans:
+            self._magnify_and_convert()
+        else:
+            self.factors = (
+                None if stored is None else [stored.get(i, {}).get("by", _ONE) for i in range(len(graph.steps))]
+            )
+            self._convert_all()
         for step, layer in zip(graph.steps, self.integer, strict=True):
             if layer is not None:  # no float copy of a weight is kept
                 step.weight = step.bias = None
@@ -160,6 +168,30 @@ class QuantizedModel(Module):
 
     # --- converting ---
 
+    def _convert_all(self) -> None:
+        self.integer = []
+        for index in range(len(self.graph.steps)):
+            self.integer.append(self._convert(index))
+
+    def _magnify_and_convert(self) -> None:
+        """With channels magnified; without, where a ReLU6 of magnified channels would end in float, at 6."""
+        steps, kept = self.graph.steps, dict(self.kept)
+        before = [(step.weight, step.bias) for step in steps]
+        self.factors = factors(self.graph, self.calibration, self.affine, kept)
+        magnify(self.graph, self.factors)
+        self._convert_all()
+        every = zip(steps, self.integer, self.factors, strict=True)
+        if any(s.activation == "relu6" and layer is None and by.max(initial=1.0) > 1 for s, layer, by in every):
+            self.factors, self.kept = None, kept
+            for step, (weight, bias) in zip(steps, before, strict=True):
+                step.weight, step.bias = weight, bias
+            self._convert_all()
+
+    def mean_of(self, index: int) -> Array | None:
+        """The mean of each channel of a step's result, where it is known."""
+        mean = self.calibration.mean_of(index)
+        return mean if mean is None or self.factors is None else mean * self.factors[index]
+
     def _convert(self, index: int) -> Any:
         step = self.graph.steps[index]
         stored = None if self._stored is None else self._stored.get(index, {})
@@ -223,8 +255,9 @@ def signal_to_noise(model: QuantizedModel, reference: Graph, x: Array) -> dict[i
     ratios: dict[int, float] = {}
 
     def watch(index: int, value: Value) -> None:
-        got = model._as_float(value)
-        want = exact[index]
+        got, want = model._as_float(value), exact[index]
+        if model.factors is not None and model.factors[index].shape == got.shape[1:2]:
+            got = got / model.factors[index].astype(np.float32).reshape(-1, *(1,) * (got.ndim - 2))
         noise = float(((got - want) ** 2).sum(dtype=np.float64))
         signal = float((want**2).sum(dtype=np.float64))
         ratios[index] = float("inf") if noise == 0 else 10 * np.log10(max(signal, 1e-300) / noise)

@@ -39,6 +39,8 @@ def save_quantized(model: QuantizedModel, path: str | os.PathLike[str]) -> None:
             )
         for name, array in _arrays(step, layer).items():
             arrays[f"{index}.{name}"] = array
+        if model.factors is not None and model.factors[index].max(initial=1.0) > 1:
+            arrays[f"{index}.by"] = model.factors[index].astype(np.float32)
     c = model.calibration
     facts = {
         "steps": [_facts(step) for step in model.graph.steps],

@@ -35,7 +35,7 @@ def _conv(model: QuantizedModel, index: int, step: Step, stored: Stored) -> Quan
         return QuantizedConv2d.restored(*integers, source, output, geometry, step.activation, residual, border)
     assert step.weight is not None
     settings = (source, output, step.stride, step.padding, False, residual, border)
-    means = model.calibration.mean_of(step.inputs[0])
+    means = model.mean_of(step.inputs[0])
     options: dict[str, Any] = {"groups": step.groups, "dilation": step.dilation, "means": means}
     return QuantizedConv2d(step.weight, step.bias, *settings, activation=step.activation, **options)
 
@@ -47,7 +47,7 @@ def _linear(model: QuantizedModel, index: int, step: Step, stored: Stored) -> Qu
     if stored is not None:
         parts = (stored["q"], stored["scale"], stored.get("bias"), source, output, relu, step.activation)
         return QuantizedLinear.restored(*parts)
-    bias, means = step.bias, model.calibration.mean_of(step.inputs[0])
+    bias, means = step.bias, model.mean_of(step.inputs[0])
     assert step.weight is not None
     if means is not None:
         bias = corrected_bias(step.weight, INT8Quantizer().quantize_weights(step.weight).dequantize(), bias, means)
