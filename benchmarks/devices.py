@@ -1,7 +1,7 @@
 """One kernel on several GPUs: a device is left out, and a ranker of the others must choose for it.
 
     python -m benchmarks.devices ../shared/data/t4/*.gz                    # Kernel Tuner's T4 files, one a device
-    python -m benchmarks.devices ../shared/data/t4/*.gz --kernel-tuner     # its strategies beside that
+    python -m benchmarks.devices ../shared/data/t4/*.gz --kernel-tuner     # twenty measurements beside its strategies
     python -m benchmarks.devices ../shared/data/t4/*.gz --ceilings         # what the others can give at all
     python -m benchmarks.devices --processors                              # the CPU collection, a processor left out
     python -m benchmarks.devices --products ../shared/data/inductor/a100_mm.zip     # the H200's model on another GPU
@@ -22,8 +22,11 @@ alone. Half of a machine's kernels are for adapting, half are judged. Gains are 
 configurations of PyTorch's own records of another GPU, as it is or adapted in the same way; the records lack the group,
 which is 8 in PyTorch's templates.
 
-Strategies are scored as Kernel Tuner's methodology does: how far the best so far is from what random search has by
-then, as a share of how far the optimum is, in the mean over the first twenty measurements and the spaces.
+Strategies are scored as Kernel Tuner's methodology does (autotuning_methodology 1.1, over measurements): the median
+over runs of the best so far, less what random search has by then, as a share of how far the optimum is from that; the
+mean over the first twenty measurements and the spaces. Random search has the time at the rank expected of it.
+tilewise runs with twenty seeds as the strategies do, each time with a ranker of the other devices that has that seed;
+"from nothing" has no ranker and draws its first. Intervals draw the runs of every space anew.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ import itertools
 import json
 import math
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +58,7 @@ from tilewise.costmodel.models.scorer import ridge_scorer
 from tilewise.costmodel.models.shipped import shipped_scorer
 
 RESULTS = Path(__file__).parent / "results" / "devices.json"
-BUDGET, DRAWS, SEEDS = 20, 3, 3
+BUDGET, DRAWS, SEEDS, RUNS = 20, 3, 3, 20
 FIRST, FEW = (1, 5, 20), (5, 10, 20)
 ADAPTED_TO = (5, 20, 100)  # kernels of the new device
 ADAPTED, ALONE = "first, adapted to {} kernels", "first, trained on {} kernels alone"
@@ -64,7 +68,7 @@ PAIRS = [
 ]
 WIDTH, TILE_WIDTH = len(DEVICE_COLUMNS), len(TILE_FEATURES)
 CONSTANTS = [Likeness(*values) for values in itertools.product((0.2, 0.4, 0.8), (1.0, 2.0, 4.0), (0.25, 0.5, 1.0))]
-OURS = "tilewise, from the other devices"
+OURS, FROM_NOTHING = "tilewise, from the other devices", "tilewise, from nothing"
 Scores = npt.NDArray[Any]
 
 
@@ -91,7 +95,8 @@ class Mean:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path)
-    parser.add_argument("--kernel-tuner", action="store_true", help="score its strategies beside the run recorded")
+    parser.add_argument("--kernel-tuner", action="store_true", help="score its strategies beside tilewise's search")
+    parser.add_argument("--jobs", type=int, default=1, help="processes for --kernel-tuner")
     parser.add_argument("--ceilings", action="store_true", help="add what could be reached to the run recorded")
     parser.add_argument("--processors", action="store_true", help="the CPU collection instead of files")
     parser.add_argument("--products", action="store_true", help="the files are PyTorch's records of products")
@@ -105,11 +110,11 @@ def main() -> None:
     elif options.products:
         found["products"] = from_h200(options.files)
     elif options.kernel_tuner:
-        beside_strategies(found, [without_cards(k) for k in kernels], schema)
+        found["strategies"] = beside_strategies([without_cards(k) for k in kernels], schema, options.jobs)
     elif options.ceilings:
         found["ceilings"] = ceilings(kernels)
     else:
-        kept = {name: found[name] for name in ("processors", "products") if name in found}
+        kept = {name: found[name] for name in ("processors", "products", "strategies") if name in found}
         found = every_device(kernels, schema) | {"ceilings": ceilings(kernels)} | kept
     write_whole(RESULTS, json.dumps(found, indent=1) + "\n")
 
@@ -144,7 +149,7 @@ def chosen_apart(kernels: Sequence[Kernel], schema: Schema) -> list[Likeness]:
     count = len(kernels)
     reach = np.zeros((count, count, len(CONSTANTS)))  # of the second, for a choice that is to serve the first
     for one, two in itertools.combinations(range(count), 2):
-        model = trained([k for i, k in enumerate(kernels) if i not in (one, two)], schema, seeds=1)
+        model = trained([k for i, k in enumerate(kernels) if i not in (one, two)], schema, seeds=[0])
         for served, asked in ((one, two), (two, one)):
             curves = [one_by_one(model, kernels[asked], BUDGET, likeness)[1] for likeness in CONSTANTS]
             reach[served, asked] = np.log(curves).mean(axis=1)
@@ -190,10 +195,10 @@ def leave_out(
     return found, curve
 
 
-def trained(kernels: Sequence[Kernel], schema: Schema, seeds: int = SEEDS) -> Any:
+def trained(kernels: Sequence[Kernel], schema: Schema, seeds: Iterable[int] = range(SEEDS)) -> Any:
     width = kernels[0].config_feat.shape[1]
     data = dataset_from_kernels(kernels, [], [], Schema(schema.config_features[:width]))
-    return Mean([train_gbdt(data, seed, threads=1) for seed in range(seeds)])
+    return Mean([train_gbdt(data, seed, threads=1) for seed in seeds])
 
 
 def without_cards(kernel: Kernel) -> Kernel:
@@ -338,14 +343,46 @@ def machine_of(kernel: Kernel) -> str:
     return kernel.program.rpartition(".")[2]
 
 
-def beside_strategies(found: dict[str, Any], kernels: Sequence[Kernel], schema: Schema) -> None:
-    """Kernel Tuner's strategies, scored beside the curves that were recorded."""
-    from benchmarks.kernel_tuner_peer import strategies
+def beside_strategies(kernels: Sequence[Kernel], schema: Schema, jobs: int) -> dict[str, dict[str, Any]]:
+    """Kernel Tuner's strategies and tilewise's search, all with the same number of runs on every space."""
+    from benchmarks.kernel_tuner_peer import STRATEGIES
 
-    curves = {OURS: [[found["curves"][k.program]] for k in kernels]} | strategies(kernels, schema, BUDGET)
-    found["strategies"] = {name: scored(runs, kernels) for name, runs in curves.items()}
-    for name, row in found["strategies"].items():
-        print(f"{name}: score {row['score']:.3f}, reached {row['reached']:.3f}")
+    found = {}
+    with ProcessPoolExecutor(jobs) as pool:
+        pending = {
+            name: [pool.submit(runs_on, name, number, kernels, schema) for number in range(len(kernels))]
+            for name in (OURS, FROM_NOTHING, *STRATEGIES)
+        }
+        for name, spaces in pending.items():
+            try:
+                curves = [space.result() for space in spaces]
+            except Exception as error:  # a strategy that needs what is not installed is left out of the table
+                print(f"{name} is left out: {type(error).__name__}: {str(error)[:200]}", flush=True)
+                continue
+            found[name] = row = scored(curves, kernels)
+            print(f"{name}: score {row['score']:.3f} {row['interval']}, reached {row['reached']:.3f}", flush=True)
+    return found
+
+
+def runs_on(name: str, number: int, kernels: Sequence[Kernel], schema: Schema) -> list[list[float]]:
+    """For each run on one space, the fastest time over the best so far."""
+    kernel = kernels[number]
+    if name == OURS:
+        others = [k for i, k in enumerate(kernels) if i != number]
+        return [one_by_one(trained(others, schema, [seed]), kernel, BUDGET)[1] for seed in range(RUNS)]
+    if name == FROM_NOTHING:
+        first = [int(np.random.default_rng(seed).integers(kernel.n_configs)) for seed in range(RUNS)]
+        return [one_by_one(Nothing(), kernel, BUDGET, begun=[row])[1] for row in first]
+    from benchmarks.kernel_tuner_peer import run
+
+    return [run(name, kernel, schema, BUDGET, seed) for seed in range(RUNS)]
+
+
+class Nothing:
+    """A model that thinks all configurations alike."""
+
+    def score(self, kernel: Kernel) -> Scores:
+        return np.zeros(kernel.n_configs)
 
 
 def some(kernel: Kernel, rows: Any) -> Kernel:
@@ -361,35 +398,33 @@ def _geometric(values: Sequence[float]) -> float:
     return math.exp(sum(math.log(value) for value in values) / len(values))
 
 
-def scored(curves: Sequence[Sequence[Sequence[float]]], kernels: Sequence[Kernel]) -> dict[str, float]:
+def scored(curves: Sequence[Sequence[Sequence[float]]], kernels: Sequence[Kernel]) -> dict[str, Any]:
     """A strategy's curves (space, run, measurement) of the fastest time over the best so far."""
-    scores, last = [], []
-    for runs, kernel in zip(curves, kernels, strict=True):
-        best = float(kernel.target.min())
-        drawn = expected_by_chance(kernel.target, BUDGET)
-        times = np.mean([[best / value for value in run] for run in runs], axis=0)
-        scores.append(float(np.mean((drawn - times) / (drawn - best))))
-        last.append(_geometric([run[-1] for run in runs]))
-    return {"score": float(np.mean(scores)), "reached": _geometric(last)}
+    rng = np.random.default_rng(0)
+    drawn = []
+    for draw in range(1001):
+        scores = []
+        for runs, kernel in zip(curves, kernels, strict=True):
+            rows = np.arange(len(runs)) if draw == 0 else rng.integers(len(runs), size=len(runs))
+            scores.append(score(np.asarray(runs)[rows], kernel.target))
+        drawn.append(float(np.mean(scores)))
+    low, high = np.percentile(drawn[1:], [2.5, 97.5])
+    last = _geometric([run[-1] for runs in curves for run in runs])
+    interval = [round(float(low), 4), round(float(high), 4)]
+    return {"score": drawn[0], "interval": interval, "reached": last, "runs": len(curves[0])}
+
+
+def score(runs: Scores, target: Scores) -> float:
+    """The methodology's score on one space, of the fastest time over the best so far by run and measurement."""
+    best = float(target.min())
+    by_chance = expected_by_chance(target, runs.shape[1])
+    return float(np.mean((by_chance - np.median(best / runs, axis=0)) / (by_chance - best)))
 
 
 def expected_by_chance(target: Scores, budget: int) -> Scores:
-    """The expected best of k drawn without replacement, for k up to `budget`."""
-    t, n = np.sort(target), len(target)
-    places = np.arange(n)
-    expected = []
-    for k in range(1, budget + 1):
-        # The i-th fastest is the best of k when the others are among the n - 1 - i slower ones.
-        logs = _log_choose(n - 1 - places, k - 1) - _log_choose(np.array([n]), k)
-        expected.append(float((t * np.exp(logs)).sum()))
-    return np.array(expected)
-
-
-def _log_choose(n: Any, k: int) -> Any:
-    log_factorial: Callable[[Any], Any] = np.vectorize(lambda value: math.lgamma(value + 1), otypes=[float])
-    inside = n >= k
-    safe = np.where(inside, n, k)
-    return np.where(inside, log_factorial(safe) - math.lgamma(k + 1) - log_factorial(safe - k), -np.inf)
+    """What random search has after k measurements, for k up to `budget`: the time at the rank expected of it."""
+    slowest_first, n = np.sort(target)[::-1], len(target)
+    return slowest_first[[min(n - 1, round(k * (n + 1) / (k + 1))) for k in range(1, budget + 1)]]
 
 
 if __name__ == "__main__":

@@ -220,8 +220,11 @@ def kernel_tuner() -> str:
     if found is None or not found.get("strategies"):
         return f"{NOT_MEASURED}: `python -m benchmarks.devices --kernel-tuner` writes it into `devices.json`."
     rows = sorted(found["strategies"].items(), key=lambda item: -item[1]["score"])
-    cells = [(name, f"{row['score']:.3f}", f"{row['reached']:.3f}") for name, row in rows]
-    return table(("strategy", "score over the first 20", "best / best of 20"), cells)
+    cells = [
+        (name, "{:.3f} ({:.3f} to {:.3f})".format(row["score"], *row["interval"]), f"{row['reached']:.3f}")
+        for name, row in rows
+    ]
+    return table(("strategy", "score over the first 20 (95 % interval)", "best / best of 20"), cells)
 
 
 def layout() -> str:

@@ -54,8 +54,8 @@ def t4(number: int) -> str:
 
 
 def cache(number: int) -> str:
-    """An entry of Kernel Tuner's cache; every configuration is another."""
-    tile = _tile(number)
+    """An entry of Kernel Tuner's cache; configurations come again after a million."""
+    tile = _tile(number % (1 << 20))
     times = [3.8 + (number % 977) / 7 + i / 1e9 for i in range(_REPEATS)]
     entry = dict(zip(_NAMES, tile, strict=True)) | {"time": times[0], "times": times, "compile_time": 918.599}
     entry |= {"verification_time": 0, "benchmark_time": 2.0, "timestamp": "2023-12-22 09:54:05.502007+00:00"}

@@ -17,25 +17,13 @@ from tilewise.costmodel.data.devices import DEVICE_COLUMNS
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema
 
-STRATEGIES = ("genetic_algorithm", "diff_evo", "simulated_annealing", "dual_annealing", "pso",
-              "firefly_algorithm", "greedy_ils", "greedy_mls", "mls", "hybrid_vndx", "bayes_opt",
-              "adaptive_tabu_greywolf")  # fmt: skip
-RUNS = 5
+STRATEGIES = ("random_sample", "genetic_algorithm", "diff_evo", "simulated_annealing", "dual_annealing", "pso",
+              "firefly_algorithm", "greedy_ils", "greedy_mls", "ordered_greedy_mls", "mls", "basinhopping",
+              "hybrid_vndx", "bayes_opt", "adaptive_tabu_greywolf")  # fmt: skip
 
 
-def strategies(kernels: Sequence[Kernel], schema: Schema, budget: int) -> dict[str, list[list[list[float]]]]:
-    """By strategy: for each space, for each run, the fastest time over the best so far."""
-    found: dict[str, list[list[list[float]]]] = {}
-    for name in STRATEGIES:
-        try:
-            found[name] = [[_run(name, k, schema, budget, seed) for seed in range(RUNS)] for k in kernels]
-        except Exception as error:  # a strategy that needs what is not installed is left out of the table
-            print(f"{name} is left out: {type(error).__name__}: {str(error)[:200]}", flush=True)
-            found.pop(name, None)
-    return found
-
-
-def _run(strategy: str, kernel: Kernel, schema: Schema, budget: int, seed: int) -> list[float]:
+def run(strategy: str, kernel: Kernel, schema: Schema, budget: int, seed: int) -> list[float]:
+    """The fastest time over the best so far, measurement by measurement."""
     import kernel_tuner
     from constraint import FunctionConstraint
 

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from benchmarks.devices import expected_by_chance, score
 from benchmarks.foreign import COLLECTIONS, expected_best
 from benchmarks.imports import LOGS, written
 from tilewise.costmodel.data.importers import import_logs
@@ -34,3 +35,13 @@ def test_a_log_of_any_length_is_one_that_the_importer_reads(name, tmp_path):
     report = import_logs(LOGS[name].format_name, [tmp_path / "log.json"], tmp_path / "out")
     assert report.kernels > 0 and not report.skipped
     assert count >= report.kernels
+
+
+def test_a_search_is_scored_between_chance_and_the_optimum():
+    target = np.random.default_rng(0).lognormal(size=1000)
+    chance = expected_by_chance(target, 20)
+    assert (np.diff(chance) <= 0).all() and chance[0] == np.sort(target)[::-1][round(1001 / 2)]
+    assert score(target.min() / chance[None], target) == pytest.approx(0.0)
+    assert score(np.ones((3, 20)), target) == 1.0
+    drawn = [[np.random.default_rng(run).permutation(target)[: k + 1].min() for k in range(20)] for run in range(300)]
+    assert 0 < score(target.min() / np.array(drawn), target) < 0.3  # a median is compared with an expected rank
