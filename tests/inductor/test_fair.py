@@ -135,6 +135,13 @@ def test_a_template_no_faster_than_chance_leaves_atens_call_first() -> None:
     assert min(found, key=found.__getitem__) is aten
 
 
+@pytest.mark.parametrize(("aten_ms", "ahead"), [(0.005, False), (0.05, True)])
+def test_of_short_calls_a_template_has_to_save_a_tenth_of_a_microsecond_beside(aten_ms: float, ahead: bool) -> None:
+    aten, template = _Choice(aten_ms, library=True), _Choice(aten_ms * 0.97)
+    found = retime(_Torch(), {aten: 0.04, template: 0.03})
+    assert (min(found, key=found.__getitem__) is template) == ahead
+
+
 def test_a_result_that_is_not_atens_counts_as_none() -> None:
     aten, wrong = _Choice(0.02, library=True), _Choice(0.001, factor=1.2)
     found = retime(_Torch(), {aten: 0.04, wrong: 0.001})

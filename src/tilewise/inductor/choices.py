@@ -31,7 +31,7 @@ from tilewise.tune.families.triton.runtimes import Runtimes
 from tilewise.tune.measure.store import Machine
 from tilewise.tune.problem import Config, Problem
 
-_RULES = 3  # counted up where the same model and budget would now give other kernels
+_RULES = 4  # counted up where the same model and budget would now give other kernels
 _TIMED = ("convolution", "flex_attention")  # again, though not remembered: PyTorch's own caches do that
 
 
