@@ -23,10 +23,11 @@ from tilewise.backend import use_backend
 settings.register_profile("fixed", derandomize=True, deadline=None, print_blob=False)
 settings.load_profile("fixed")
 
-# Twenty seconds to a minute and a half each: begun last, one of them would run on alone.
+# Fifteen seconds of a core or more each: begun last, one of them would run on alone.
 LONGEST = (
-    "native/test_fences.py", "profile/test_leaks.py", "docs/test_docs.py", "bench/test_scoring.py",
-    "bench/test_hostile_clients.py", "onnx/test_save.py",
+    "native/test_fences.py", "docs/test_docs.py", "learn/test_checks.py", "cli/test_sweep.py",
+    "quantize/test_networks.py", "fuzz/test_fuzz.py", "learn/test_lessons.py", "tour/test_tour.py",
+    "onnx/test_save.py", "costmodel/train/test_loop.py",
 )  # fmt: skip
 BACKENDS = ["numpy", *(native.supported_isas() if native is not None else [])]
 
