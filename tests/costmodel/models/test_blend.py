@@ -34,6 +34,8 @@ def parts(kernels):
 
 def test_parts_count_alike_whatever_their_units(kernels, parts):
     class Louder:
+        name = "GBDT"
+
         def score(self, kernel, rows=None):
             return 1000 * parts[1].score(kernel, rows)
 
@@ -49,6 +51,8 @@ def test_one_part_alone_is_itself_and_rows_are_scored_as_in_the_whole(kernels, p
 
 def test_scores_that_never_differ_do_no_harm(kernels, parts):
     class Flat:
+        name = "flat"
+
         def score(self, kernel, rows=None):
             return np.zeros(kernel.n_configs, np.float32)
 
@@ -62,7 +66,7 @@ def test_a_file_holds_all_parts_and_can_be_adapted(kernels, parts, tmp_path):
     assert read_model_file(tmp_path / "b.safetensors").record["model"] == BLEND
     for load in (load_scorer, load_model):
         again = load(tmp_path / "b.safetensors")
-        assert (again.name, again.record["seed"]) == ("GBDT + GBDT", 3)
+        assert (again.name, again.record["seed"]) == ("GBDT", 3)
         np.testing.assert_array_equal(again.score(kernels[0]), blend.score(kernels[0]))
     again.save(tmp_path / "c.safetensors")
     assert rank(tmp_path / "c.safetensors", kernels[0]).order.tolist() == rank(blend, kernels[0]).order.tolist()

@@ -346,7 +346,7 @@ def adapt(
     out: Annotated[Path, typer.Option(help="The model file to write.")],
     as_json: AsJson = False,
 ) -> None:
-    """Correct a trained model by measurements of another device, of twenty kernels or more. Needs LightGBM, no PyTorch.
+    """Correct a trained model by measurements of another device, best of a hundred kernels. Needs LightGBM, no PyTorch.
 
     Measurements that teach nothing leave the model as it is: that is tried on kernels that are left out.
     Example: tilewise tiles adapt h200 --on mine.sqlite --out mine.safetensors

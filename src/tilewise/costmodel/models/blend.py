@@ -49,7 +49,7 @@ class Blend:
 
     @property
     def name(self) -> str:
-        return " + ".join(part.name for part in self.parts)
+        return " + ".join(dict.fromkeys(part.name for part in self.parts))
 
     @property
     def schema(self) -> Schema:
@@ -77,9 +77,13 @@ class Blend:
 
 
 def blended(parts: Sequence[Part], kernels: Sequence[Kernel]) -> Blend:
-    """The parts, weighted by how far the scores of each spread within these kernels."""
+    """The parts, weighted by how far the scores of each spread within these kernels; those of one kind count together
+    for as much as another kind."""
     spreads = [float(np.median([np.std(part.score(kernel)) for kernel in kernels])) or 1.0 for part in parts]
-    return Blend(parts, [spreads[0] / spread / len(parts) for spread in spreads], {"model": BLEND})
+    kinds = [part.name for part in parts]
+    shares = [1.0 / kinds.count(kind) / len(set(kinds)) for kind in kinds]
+    weights = [share * spreads[0] / spread for share, spread in zip(shares, spreads, strict=True)]
+    return Blend(parts, weights, {"model": BLEND})
 
 
 def restore_blend(path: str | Path, restored: Callable[[ModelFile], Any]) -> Blend:

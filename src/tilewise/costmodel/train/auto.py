@@ -3,7 +3,8 @@
 No kind wins everywhere: where kernels are few or strange, trees are hard to beat; with hundreds of kernels and sizes to
 compare tiles with, TileRanker is. A valid split of a few dozen kernels cannot tell which it is, so TileRanker and the
 trees are blended unless one of them is clearly better there, by more than the kernels differ; the third candidate is
-taken where it is clearly better than that. Errors are averaged as logarithms, so that one kernel with a tail of
+taken where it is clearly better than that. Trees that are kept are several, trained from different seeds: alone, one
+of them orders the fastest few by chance. Errors are averaged as logarithms, so that one kernel with a tail of
 configurations a hundred times slower does not decide alone. What every candidate reached goes into the kept model's
 record. A collection without a valid split gives a fifth of its kernels for one or, where it has fewer than five, of
 their configurations.
@@ -40,6 +41,7 @@ DONE_FILE = "candidates.json"
 _ENOUGH = 5  # kernels: with fewer, whole ones are too few to judge by
 _WEIGHTS = np.array([1.0, 2.0])  # of the logs of top-1 and top-5
 _CLEARLY = 2.0  # standard errors
+_FORESTS, _APART = 4, 1000  # trainings of the trees that are kept, and how far their seeds are apart
 
 
 def train_auto(
@@ -69,7 +71,7 @@ def train_auto(
     if not models:
         raise problem or TilewiseError("No model could be trained.")
     found = {name: found[name] for name in models}
-    kept = _kept(models, found, dataset)
+    kept = _kept(models, found, dataset, seed)
     reached = {name: {at: errors[at] for at in ("top1", "top5")} for name, errors in found.items()}
     kept.record["auto"] = {"chosen": kept.name, "kernels": len(dataset.valid), "valid": reached}
     kept.save(folder / MODEL_FILE)
@@ -108,13 +110,16 @@ def valid_errors(model: Any, dataset: Dataset) -> dict[str, Any]:
 
 
 def _kept(
-    models: dict[str, TrainedModel | GBDT], found: dict[str, dict[str, Any]], dataset: Dataset
+    models: dict[str, TrainedModel | GBDT], found: dict[str, dict[str, Any]], dataset: Dataset, seed: int
 ) -> TrainedModel | GBDT | Blend:
     """What the valid split says; what a blend reached there is added to `found`."""
     names = _believed(found)
     kept: TrainedModel | GBDT | Blend = models[names[0]]
-    if len(names) > 1:
-        kept = blended([models[name] for name in names], list(dataset.valid))
+    if "GBDT" in names:
+        from tilewise.costmodel.models.gbdt import train_gbdt
+
+        more = [train_gbdt(dataset, seed + _APART * number) for number in range(1, _FORESTS)]
+        kept = blended([*(models[name] for name in names), *more], list(dataset.valid))
         kept.record["calibration"] = calibrate(kept, dataset.valid)
         found[kept.name] = valid_errors(kept, dataset)
     others = [name for name in models if name not in _BLENDED and _clearly_better(found[name], found[kept.name])]
