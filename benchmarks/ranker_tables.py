@@ -32,7 +32,7 @@ def products() -> str:
     if not found:
         return f"{NOT_MEASURED}: `python -m benchmarks.devices --products` writes it into `devices.json`."
     cells = [
-        (name, "{:.3f} ({:.3f} to {:.3f})".format(*mean)) for name, mean in found["means"].items() if "gain" not in name
+        (name, "{:.3f} ({:.3f} to {:.3f})".format(*mean)) for name, mean in found["means"].items() if "over" not in name
     ]
     return table((f"{found['kernels']:,} products on an A100", "of the best (95 % interval)"), cells)
 
