@@ -132,7 +132,9 @@ def test_a_large_batch_gives_what_its_images_give_one_by_one(another_machine) ->
     another_machine(Pretended(l3=4 << 20))
     plan = compile(module, x)
     assert_same(module, x, plan)
-    np.testing.assert_array_equal(plan(x), np.concatenate([plan(x[i : i + 1]) for i in range(7)]))
+    together, alone = plan(x), np.concatenate([plan(x[i : i + 1]) for i in range(7)])
+    # not bit for bit: how many images go together may change the algorithm of a convolution
+    assert np.abs(together - alone).max() <= 1e-5 * np.abs(alone).max()
 
 
 class Fixed(nn.Module):
