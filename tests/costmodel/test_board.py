@@ -80,3 +80,12 @@ def test_a_file_that_is_no_board_is_one_sentence(tmp_path, text):
     (tmp_path / "board.json").write_text(text)
     with pytest.raises(FileFormatError):
         read_board(tmp_path / "board.json")
+
+
+def test_a_board_on_which_nothing_could_be_evaluated_is_an_error(collection, tmp_path):
+    one = collection("one")
+    for file in (tmp_path / "one" / "test").iterdir():
+        file.unlink()
+    with pytest.raises(ConfigurationError, match="Nothing could be evaluated: The test split"):
+        fill(tmp_path / "board.json", tmp_path, [one], ["shipped"], [])
+    assert not (tmp_path / "board.json").exists()

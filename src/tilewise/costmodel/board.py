@@ -24,7 +24,7 @@ from tilewise.costmodel.models.files import without_nans
 from tilewise.costmodel.models.scorer import load_scorer
 from tilewise.costmodel.models.shipped import shipped_file, shipped_names
 from tilewise.costmodel.models.trained import model_path
-from tilewise.errors import FileFormatError, TilewiseError
+from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 
 SHIPPED = "shipped"
 METRICS = ("top1", "top5", "top10", "opa", "tau")
@@ -53,6 +53,7 @@ def fill_board(
     """
     rows = read_board(path)
     _check_names(models)
+    left_out: TilewiseError | None = None
     for name in collections:
         data = load_dataset(name, cache_dir=cache_dir, limit=limit, progress=False)
         for model in (*models, "baselines"):
@@ -64,11 +65,14 @@ def fill_board(
                 found = _rows(data, name, model, split, seed, runs or path.parent / "board_runs", settings)
             except TilewiseError as error:
                 say(f"{name}: {model} is left out: {error}")
+                left_out = error
                 continue
             places = {(row["collection"], row["model"], row["split"]) for row in found}
             rows = [row for row in rows if (row["collection"], row["model"], row["split"]) not in places]
             rows += [row | {"key": key} for row in found]
             write_whole(path, json.dumps({"board": rows}, indent=1) + "\n")
+    if left_out is not None and not rows:
+        raise ConfigurationError(f"Nothing could be evaluated: {left_out}")
     return rows
 
 
