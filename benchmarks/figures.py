@@ -165,7 +165,7 @@ def sure() -> str:
     """How often the tuner says that it is sure, on the test programs, and how often that is so."""
     found = read_any("replay")["replay"]
     cells = [
-        (f"`{name}`: " + (f"after {count} measurements" if count != "0" else "unmeasured"), f"{row['said']:.0%}",
+        (f"`{name}`, {'none' if count == '0' else count} measured", f"{row['said']:.0%}",
          f"{row['right']:.1%}" if "right" in row else "", f"{row['close']:.0%}")
         for name in sorted(found, reverse=True)
         for count, row in found[name]["sure"].items()

@@ -185,6 +185,7 @@ def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("collections", nargs="*", default=list(COLLECTIONS))
     flags.add_argument("--seeds", type=int, default=3)
+    flags.add_argument("--first", type=int, default=40, help="the first of the seeds: 0 to 39 were looked at before")
     flags.add_argument("--again", action="store_true")
     options = flags.parse_args()
 
@@ -194,13 +195,20 @@ def main() -> None:
     for given in options.collections:
         name = given if given in COLLECTIONS else Path(given).name
         table = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
-        runs = [] if options.again else table.get(name, {}).get("runs", [])
+        kept = {} if options.again else table.get(name, {})
+        runs = kept.get("runs", []) if kept.get("first") == options.first else []
         while len(runs) < options.seeds:
-            seed = len(runs)
+            seed = options.first + len(runs)
             data = COLLECTIONS[given](seed) if given in COLLECTIONS else few(given, seed)
             runs.append(run_once(data, seed))
             kernels = [len(data.train), len(data.valid), len(data.test)]
-            table[name] = {"date": today(), "kernels": kernels, "mean": summary(runs), "runs": runs}
+            table[name] = {
+                "date": today(),
+                "first": options.first,
+                "kernels": kernels,
+                "mean": summary(runs),
+                "runs": runs,
+            }
             write_whole(RESULTS, json.dumps(table, indent=1) + "\n")
         for model, row in table[name]["mean"].items():
             told = "  ".join(f"{key} {value:7.2f} %" for key, value in row.items())
