@@ -12,6 +12,8 @@ from pathlib import Path
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TILEWISE_TUNED", "0")  # tests are about the kernels, not about what was tuned on this machine
+# Training takes a GPU where there is one, and then gives other bits: the tests are the same on every machine.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 import pytest
 from hypothesis import settings

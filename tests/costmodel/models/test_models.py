@@ -15,7 +15,7 @@ from tilewise.costmodel.models.numpy import baselines as numpy_baselines  # noqa
 from tilewise.costmodel.models.numpy import ranker as numpy_ranker  # noqa: E402
 from tilewise.costmodel.models.torch import MODELS, build_model  # noqa: E402
 from tilewise.costmodel.models.torch.predictor import score_prepared  # noqa: E402
-from tilewise.costmodel.models.torch.ragged import collate  # noqa: E402
+from tilewise.costmodel.models.torch.ragged import collate, merged  # noqa: E402
 from tilewise.costmodel.train.config import parse_kwargs  # noqa: E402
 from tilewise.errors import ConfigurationError  # noqa: E402
 
@@ -227,3 +227,17 @@ def test_clipping_is_per_tensor():
     parameters[1].grad.fill_(0.1)
     optimizer.step()
     assert float(parameters[0].grad.norm()) == pytest.approx(1.0) and float(parameters[1].grad[0]) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("entries", "shape"), [(13, (3, 3)), (40, (5, 7)), (0, (2, 2)), (0, (0, 0)), (1, (1, 1))])
+def test_entries_of_equal_places_are_one(entries, shape):
+    rng = np.random.default_rng(entries)
+    rows, columns = (rng.integers(0, max(size, 1), entries) for size in shape)
+    values = rng.standard_normal(entries)
+    whole = np.zeros(shape)
+    np.add.at(whole, (rows, columns), values)
+    rows, columns, values = merged(rows, columns, values, shape[1])
+    assert len(rows) <= shape[0] * shape[1]
+    again = np.zeros(shape)
+    again[rows, columns] = values
+    np.testing.assert_allclose(again, whole, rtol=1e-12)

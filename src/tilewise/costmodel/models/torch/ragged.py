@@ -134,6 +134,8 @@ def _starts(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 def compressed(
     rows: npt.NDArray[Any], columns: npt.NDArray[Any], values: npt.NDArray[Any], shape: tuple[int, int], device: str
 ) -> Tensor:
+    if device != "cpu":
+        rows, columns, values = merged(rows, columns, values, shape[1])
     order = np.argsort(rows, kind="stable")
     starts = np.zeros(shape[0] + 1, np.int64)
     np.cumsum(np.bincount(rows, minlength=shape[0]), out=starts[1:])
@@ -144,6 +146,14 @@ def compressed(
         shape,
         check_invariants=False,
     ).to(device)
+
+
+def merged(
+    rows: npt.NDArray[Any], columns: npt.NDArray[Any], values: npt.NDArray[Any], width: int
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
+    """The same matrix with equal places added up: cuSPARSE refuses more entries than there are places."""
+    places, inverse = np.unique(rows * width + columns, return_inverse=True)
+    return places // max(width, 1), places % max(width, 1), np.bincount(inverse, values, minlength=len(places))
 
 
 @dataclass(eq=False)
