@@ -3,8 +3,9 @@
     python -m tools.changed_tests [--base main]
 
 Changed is what differs from the base (the last commit shared with it), committed or not. A changed test file stands
-for itself; a changed module for the test file that mirrors it and for those that name it, the nearest first and at
-most a dozen in all, so that the answer comes within a minute. `make test` runs everything.
+for itself; a changed module for the test file that mirrors it and for those that name it, or where there is none for
+those of its folder, the nearest first and at most a dozen in all, so that the answer comes within a minute. `make test`
+runs everything.
 """
 
 from __future__ import annotations
@@ -31,11 +32,10 @@ def tests_of(path: Path, every: list[Path]) -> Iterator[Path]:
     """The test files of a module, the one that mirrors it first."""
     module = ".".join(path.with_suffix("").parts[1:]).removesuffix(".__init__")
     mirror = Path("tests", *path.parts[2:-1], f"test_{path.name}")
-    if mirror in every:
-        yield mirror
-    for test in every:
-        if not str(test).startswith(LONG) and _names(test, module):
-            yield test
+    short = [test for test in every if not str(test).startswith(LONG)]
+    found = [mirror] if mirror in every else []
+    found += [test for test in short if _names(test, module)]
+    yield from found or (test for test in short if test.parent == mirror.parent)
 
 
 def _names(test: Path, module: str) -> bool:
