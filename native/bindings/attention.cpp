@@ -24,6 +24,7 @@ bool rows_are_contiguous(PyArrayObject* a) {
 class HeadsInput {
  public:
   HeadsInput(PyObject* object, const char* name) {
+    if (PyErr_Occurred()) return;
     PyArrayObject* given = PyArray_Check(object) ? reinterpret_cast<PyArrayObject*>(object) : nullptr;
     if (!given || PyArray_TYPE(given) != NPY_FLOAT32) {
       dtype_error("%s must be a float32 array", name);
@@ -124,12 +125,8 @@ PyObject* attention_entry(PyObject*, PyObject* const* args, Py_ssize_t nargs, Py
   static const char* const names[] = {"q", "k", "v", "causal", "mask", "scale"};
   Arguments given;
   if (!given.parse("attention", names, 6, 4, args, nargs, kwnames)) return nullptr;
-  HeadsInput q(given[0], "q");
-  if (!q) return nullptr;
-  HeadsInput k(given[1], "k");
-  if (!k) return nullptr;
-  HeadsInput v(given[2], "v");
-  if (!v) return nullptr;
+  HeadsInput q(given[0], "q"), k(given[1], "k"), v(given[2], "v");
+  if (!q || !k || !v) return nullptr;
   AttentionBatch problem;
   if (!read_problem(q, k, v, given[3], given[4], given[5], problem)) return nullptr;
   PyObject* out = new_heads(q.dim(0), q.dim(1), q.dim(2), v.dim(3));
@@ -176,18 +173,9 @@ PyObject* attention_grad_entry(PyObject*, PyObject* const* args, Py_ssize_t narg
                                       "logsumexp", "causal", "mask", "scale", "into"};
   Arguments given;
   if (!given.parse("attention_grad", names, 10, 7, args, nargs, kwnames)) return nullptr;
-  HeadsInput gout(given[0], "gout");
-  if (!gout) return nullptr;
-  HeadsInput q(given[1], "q");
-  if (!q) return nullptr;
-  HeadsInput k(given[2], "k");
-  if (!k) return nullptr;
-  HeadsInput v(given[3], "v");
-  if (!v) return nullptr;
-  HeadsInput out(given[4], "out");
-  if (!out) return nullptr;
+  HeadsInput gout(given[0], "gout"), q(given[1], "q"), k(given[2], "k"), v(given[3], "v"), out(given[4], "out");
   FloatInput logsumexp(given[5], "logsumexp");
-  if (!logsumexp) return nullptr;
+  if (!gout || !q || !k || !v || !out || !logsumexp) return nullptr;
   AttentionBatch problem;
   if (!read_problem(q, k, v, given[6], given[7], given[8], problem)) return nullptr;
   const bool fits = PyArray_SAMESHAPE(gout.array(), out.array()) && out.dim(0) == q.dim(0) && out.dim(1) == q.dim(1) &&

@@ -47,6 +47,8 @@ PyObject* dtype_error(const char* format, ...) {
 FloatInput::FloatInput(PyObject* object, const char* name) : array_(as_float_array(object)) {
   if (array_) {
     Py_INCREF(object);
+  } else if (PyErr_Occurred()) {
+    return;
   } else if (PyArray_Check(object) && PyArray_TYPE(reinterpret_cast<PyArrayObject*>(object)) == NPY_FLOAT32) {
     array_ = reinterpret_cast<PyArrayObject*>(PyArray_FROM_OTF(object, NPY_FLOAT32, NPY_ARRAY_IN_ARRAY));
   } else {

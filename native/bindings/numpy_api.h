@@ -45,7 +45,7 @@ PyObject* shape_error(const char* format, ...);
 PyObject* dtype_error(const char* format, ...);
 
 // An input of an operation: a float32 array, copied into C order where it is not; empty with an error set where the
-// object is no float32 array.
+// object is no float32 array. Several may be made before they are checked: the first error stays.
 class FloatInput {
  public:
   FloatInput(PyObject* object, const char* name);

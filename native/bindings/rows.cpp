@@ -36,10 +36,8 @@ PyObject* unary(PyObject*, PyObject* const* args, Py_ssize_t nargs) {
 template <BinaryKernel ElementwiseKernels::*kernel>
 PyObject* binary(PyObject*, PyObject* const* args, Py_ssize_t nargs) {
   if (nargs != 2) return PyErr_Format(PyExc_TypeError, "two arrays expected, not %zd arguments", nargs);
-  FloatInput a(args[0], "the first array");
-  if (!a) return nullptr;
-  FloatInput b(args[1], "the second array");
-  if (!b) return nullptr;
+  FloatInput a(args[0], "the first array"), b(args[1], "the second array");
+  if (!a || !b) return nullptr;
   if (!same_shape(a, b)) return shape_error("the two arrays must have the same shape");
   PyArrayObject* y = new_float_array_like(a.array());
   if (!y) return nullptr;
@@ -64,10 +62,8 @@ PyObject* row_unary(PyObject*, PyObject* const* args, Py_ssize_t nargs) {
 template <BinaryRowKernel SoftmaxKernels::*kernel>
 PyObject* row_binary(PyObject*, PyObject* const* args, Py_ssize_t nargs) {
   if (nargs != 2) return PyErr_Format(PyExc_TypeError, "two arrays expected, not %zd arguments", nargs);
-  FloatInput y(args[0], "y");
-  if (!y) return nullptr;
-  FloatInput gy(args[1], "gy");
-  if (!gy) return nullptr;
+  FloatInput y(args[0], "y"), gy(args[1], "gy");
+  if (!y || !gy) return nullptr;
   if (!same_shape(y, gy)) return shape_error("y and gy must have the same shape");
   PyArrayObject* gx = new_float_array_like(y.array());
   if (!gx) return nullptr;

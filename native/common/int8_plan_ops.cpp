@@ -133,56 +133,37 @@ void check_residual(const PlanShape& skip, const Int8Image& out, int64_t channel
           "the residual has another shape than the result");
 }
 
-class Conv : public Int8Op {
- public:
-  Conv(std::shared_ptr<const Int8Layer> layer, bool residual, int border)
-      : layer_(std::move(layer)), residual_(residual), border_(border) {}
-
-  PlanShape result(const std::vector<PlanShape>& in) const override {
-    require(in[0].bytes && !in[0].rows && in[0].channels == layer_->geometry().channels,
-            "x has another number of channels than the weights");
-    const Int8Image out = layer_->conv_shape(in[0].image(1));
-    if (residual_) check_residual(in[1], out, layer_->geometry().columns);
-    return bytes_of(out, layer_->geometry().columns, border_, layer_->zero());
-  }
-
-  bool reads_any_pitch() const override { return layer_->geometry().kernel_w == 1; }
-
-  int64_t multiply_adds(const PlanShape& out) const override {
-    const Int8Geometry& g = layer_->geometry();
-    return out.floats() * g.kernel_h * g.kernel_w * g.channels;
-  }
-
-  void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
-           void* out) const override {
-    const Int8Image skip = residual_ ? shapes[1]->image(images) : Int8Image{};
-    layer_->conv(shapes[0]->image(images), as_bytes(in[0]), skip, residual_ ? as_bytes(in[1]) : nullptr,
-                 out_shape.image(images), as_bytes(out));
-  }
-
- private:
-  std::shared_ptr<const Int8Layer> layer_;
-  bool residual_;
-  int border_;
+// What a plan asks of the geometry of a convolution: channels of its input, multiplications an output, and whether pixels of
+// any step are read.
+struct ConvReads {
+  int64_t channels, products;
+  bool any_pitch;
 };
 
-class GroupedConv : public Int8Op {
+ConvReads reads(const Int8Geometry& g) {
+  return {g.channels, int64_t{g.kernel_h} * g.kernel_w * g.channels, g.kernel_w == 1};
+}
+
+ConvReads reads(const GroupedGeometry& g) {
+  return {g.channels(), g.taps.kernel_h * g.taps.kernel_w * g.group_channels, true};
+}
+
+template <class Layer>
+class Conv : public Int8Op {
  public:
-  GroupedConv(std::shared_ptr<const Int8GroupedLayer> layer, bool residual, int border)
-      : layer_(std::move(layer)), residual_(residual), border_(border) {}
+  Conv(std::shared_ptr<const Layer> layer, bool residual, int border)
+      : layer_(std::move(layer)), reads_(reads(layer_->geometry())), residual_(residual), border_(border) {}
 
   PlanShape result(const std::vector<PlanShape>& in) const override {
-    require(in[0].bytes && !in[0].rows && in[0].channels == layer_->geometry().channels(),
-            "x has another number of channels than the weights");
+    require(in[0].bytes && !in[0].rows && in[0].channels == reads_.channels, "x has another number of channels than the weights");
     const Int8Image out = layer_->conv_shape(in[0].image(1));
-    if (residual_) check_residual(in[1], out, layer_->geometry().columns);
-    return bytes_of(out, layer_->geometry().columns, border_, layer_->finish().zero);
+    const int64_t columns = layer_->geometry().columns;
+    if (residual_) check_residual(in[1], out, columns);
+    return bytes_of(out, columns, border_, layer_->finish().zero);
   }
 
-  int64_t multiply_adds(const PlanShape& out) const override {
-    const GroupedGeometry& g = layer_->geometry();
-    return out.floats() * g.taps.kernel_h * g.taps.kernel_w * g.group_channels;
-  }
+  bool reads_any_pitch() const override { return reads_.any_pitch; }
+  int64_t multiply_adds(const PlanShape& out) const override { return out.floats() * reads_.products; }
 
   void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
            void* out) const override {
@@ -192,7 +173,8 @@ class GroupedConv : public Int8Op {
   }
 
  private:
-  std::shared_ptr<const Int8GroupedLayer> layer_;
+  std::shared_ptr<const Layer> layer_;
+  ConvReads reads_;
   bool residual_;
   int border_;
 };
@@ -578,7 +560,7 @@ std::unique_ptr<Int8Op> quantize_op(float scale, int zero, int border) {
 }
 std::unique_ptr<Int8Op> dequantize_op(float scale) { return std::make_unique<Dequantize>(scale); }
 std::unique_ptr<Int8Op> conv_op(std::shared_ptr<const Int8Layer> layer, bool residual, int border) {
-  return std::make_unique<Conv>(std::move(layer), residual, border);
+  return std::make_unique<Conv<Int8Layer>>(std::move(layer), residual, border);
 }
 std::unique_ptr<Int8Op> linear_op(std::shared_ptr<const Int8Layer> layer, bool to_float, bool relu) {
   return std::make_unique<Linear>(std::move(layer), to_float, relu);
@@ -594,7 +576,7 @@ std::unique_ptr<Int8Op> global_pool_op(float scale, float out_scale, int out_zer
 }
 std::unique_ptr<Int8Op> flatten_op() { return std::make_unique<Flatten>(); }
 std::unique_ptr<Int8Op> grouped_conv_op(std::shared_ptr<const Int8GroupedLayer> layer, bool residual, int border) {
-  return std::make_unique<GroupedConv>(std::move(layer), residual, border);
+  return std::make_unique<Conv<Int8GroupedLayer>>(std::move(layer), residual, border);
 }
 std::unique_ptr<Int8Op> add_op(float a_scale, float b_scale, const ByteFinish& finish, int border) {
   return std::make_unique<Add>(a_scale, b_scale, finish, border);

@@ -399,16 +399,21 @@ bool transform_inputs(const Problem& p, const Block& b, const float* x, int64_t 
   return !magnitude.above(kWinogradLimit);
 }
 
-// The products for output vectors [from, to).
-template <class F>
-void multiply(const Problem& p, const Block& b, const float* packed, int64_t from, int64_t to, int64_t tile_vectors,
-              const Workspace& w) {
-  const int64_t tiles = (b.strip1 - b.strip0) * p.tiles_x, group = w.v.group;
+MicroArgs product_args(const Problem& p, const Workspace& w) {
   MicroArgs args;
   args.a_row = p.c_pitch;
   args.c_row = w.m.row;
   args.segments = 1;
   args.a_segment = args.b_segment = 0;
+  return args;
+}
+
+// The products for output vectors [from, to).
+template <class F>
+void multiply(const Problem& p, const Block& b, const float* packed, int64_t from, int64_t to, int64_t tile_vectors,
+              const Workspace& w) {
+  const int64_t tiles = (b.strip1 - b.strip0) * p.tiles_x, group = w.v.group;
+  MicroArgs args = product_args(p, w);
   // Several groups use what they read of the filters: while one that is not the first multiplies, memory would have a rest.
   const int64_t groups = ceil_div(tiles, group);
   const bool from_memory = groups > 1 && F::kPositions * p.c * p.vectors * kLanes * 4 > machine().caches.l2;
@@ -454,11 +459,7 @@ template <class F>
 void multiply_late(const Problem& p, const Block& b, const float* packed, int64_t from, int64_t to, int64_t tile_vectors,
                    const Workspace& w) {
   const int64_t tiles = (b.strip1 - b.strip0) * p.tiles_x, group = w.v.group;
-  MicroArgs args;
-  args.a_row = p.c_pitch;
-  args.c_row = w.m.row;
-  args.segments = 1;
-  args.a_segment = args.b_segment = 0;
+  MicroArgs args = product_args(p, w);
   for (int64_t k = 0; k < p.c; k += kLateChannels) {
     args.length = smaller(kLateChannels, p.c - k);
     args.accumulate = k > 0;
