@@ -35,7 +35,7 @@ from tilewise.tune.measure.store import Store
 from tilewise.tune.measure.triton.collector import TritonCollector
 from tilewise.tune.measure.triton.kernel import Settings
 from tilewise.tune.problem import Config, Kernel, Problem
-from tilewise.tune.workloads.gpu import gpu_kernels
+from tilewise.tune.workloads.programs import built_in_kernels
 from tools.drawn_products import drawn_products
 
 _PART_BYTES = 14 << 20
@@ -197,7 +197,7 @@ def _choose(given: argparse.Namespace) -> list[Kernel]:
         return [Kernel("smoke", problem) for problem in SMOKE]
     if given.products:
         return drawn(given.seed, given.products, 0 if given.check else 12 * given.products)
-    kernels = gpu_kernels()
+    kernels = built_in_kernels("triton")
     if not given.kernels:
         return kernels
     known = _embedded_names()

@@ -42,7 +42,7 @@ from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.measure.schedule import pick_configs
 from tilewise.tune.search.calibration import calibration_path
 from tilewise.tune.search.replay import OURS, recalibrate, replay
-from tilewise.tune.workloads.gpu import other_problems
+from tools.workloads.gpu import other_problems
 
 FOLDER = Path(__file__).parents[1] / "src" / "tilewise" / "costmodel" / "shipped_models"
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"

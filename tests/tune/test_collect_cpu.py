@@ -40,8 +40,7 @@ from tilewise.tune.measure.racing import FIRST_FINAL
 from tilewise.tune.measure.sampling import Candidate, Settings, time_all
 from tilewise.tune.measure.store import Store
 from tilewise.tune.problem import Config, Kernel, Problem
-from tilewise.tune.workloads.cpu import cpu_kernels
-from tilewise.tune.workloads.gpu import split_by_shape
+from tilewise.tune.workloads.programs import built_in_kernels, split_by_shape
 
 needs_native = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 SHAPES: list[dict[str, Any]] = [
@@ -413,7 +412,7 @@ def test_settings_that_mean_nothing_are_one_sentence(options: dict[str, Any], tm
 
 
 def test_the_cpu_programs_meet_the_collections_size_and_share_no_shape_between_splits() -> None:
-    kernels = cpu_kernels(cores=2)
+    kernels = built_in_kernels("cpu", cores=2)
     assert len(kernels) >= 150
     threads = [kernel.problem.size("threads") for kernel in kernels]
     assert threads.count(2) >= 80
@@ -429,11 +428,11 @@ def test_the_cpu_programs_meet_the_collections_size_and_share_no_shape_between_s
 
 
 def test_a_machine_of_one_core_is_asked_for_one_thread() -> None:
-    assert {kernel.problem.size("threads") for kernel in cpu_kernels(cores=1)} == {1}
+    assert {kernel.problem.size("threads") for kernel in built_in_kernels("cpu", cores=1)} == {1}
 
 
 def test_every_planned_problem_reads_back_from_its_own_json() -> None:
-    for kernel in cpu_kernels(cores=2):
+    for kernel in built_in_kernels("cpu", cores=2):
         spec = json.loads(kernel.problem.key)
         assert get_family(kernel.problem.family).problem(spec) == kernel.problem
 
@@ -535,7 +534,7 @@ def test_operands_lie_on_cache_lines_of_their_own_and_keep_values_and_order() ->
 
 @needs_native
 def test_a_plan_counts_what_would_be_measured() -> None:
-    kernels = [kernel for kernel in cpu_kernels(cores=1) if kernel.program.startswith("reference_mlp")]
+    kernels = [kernel for kernel in built_in_kernels("cpu", cores=1) if kernel.program.startswith("reference_mlp")]
     lines = plan(kernels, cpu_options(max_configs=20))
     assert sum(line["kernels"] for line in lines) == len(kernels)
     assert sum(line["configs"] for line in lines) == 20 * len(kernels)

@@ -26,7 +26,7 @@ from tilewise.tune.measure.schedule import balanced
 from tilewise.tune.measure.store import Store
 from tilewise.tune.measure.triton.collector import TritonCollector
 from tilewise.tune.problem import Kernel, Problem
-from tilewise.tune.workloads.gpu import gpu_kernels, split_of
+from tilewise.tune.workloads.programs import built_in_kernels, split_of
 
 
 @pytest.fixture(autouse=True)
@@ -257,7 +257,7 @@ def test_without_a_gpu_there_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_every_prefix_of_the_order_is_balanced() -> None:
-    kernels = gpu_kernels()
+    kernels = built_in_kernels("triton")
     whole = Counter(k.problem.family for k in kernels)
     for share in (0.25, 0.5, 0.75):
         part = Counter(k.problem.family for k in balanced(kernels, seed=3)[: int(share * len(kernels))])
@@ -266,14 +266,14 @@ def test_every_prefix_of_the_order_is_balanced() -> None:
 
 
 def test_the_gpu_programs_meet_the_collections_size() -> None:
-    kernels = gpu_kernels()
+    kernels = built_in_kernels("triton")
     assert len(kernels) >= 300
     assert len({k.problem.family for k in kernels}) >= 6
     assert sum(len(get_family(k.problem.family).configs(k.problem)) for k in kernels) >= 60_000
 
 
 def test_no_shape_is_in_two_programs_or_two_splits() -> None:
-    kernels = gpu_kernels()
+    kernels = built_in_kernels("triton")
     owners: dict[str, set[str]] = {}
     splits: dict[str, set[str]] = {}
     for kernel in kernels:
@@ -284,12 +284,12 @@ def test_no_shape_is_in_two_programs_or_two_splits() -> None:
 
 
 def test_every_planned_problem_reads_back_from_its_own_json() -> None:
-    for kernel in gpu_kernels():
+    for kernel in built_in_kernels("triton"):
         spec = json.loads(kernel.problem.key)
         assert get_family(kernel.problem.family).problem(spec) == kernel.problem
 
 
 def test_configurations_are_distinct_and_small_enough_to_name() -> None:
-    for problem in {k.problem.family: k.problem for k in gpu_kernels()}.values():
+    for problem in {k.problem.family: k.problem for k in built_in_kernels("triton")}.values():
         configs = get_family(problem.family).configs(problem)
         assert len(set(configs)) == len(configs) > 20

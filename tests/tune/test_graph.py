@@ -11,7 +11,7 @@ from tilewise.tune.families.graphs import _built_matmul as built_matmul
 from tilewise.tune.families.graphs import attention_graph, conv_graph, matmul_graph, norm_graph, softmax_graph
 from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.problem import Problem
-from tilewise.tune.workloads.gpu import gpu_kernels
+from tilewise.tune.workloads.programs import built_in_kernels
 
 XLA_TYPES = {"pred": 1, "s32": 4, "f16": 10, "f32": 11, "bf16": 16}
 
@@ -141,7 +141,7 @@ def test_graphs_are_connected_and_in_topological_order_within_the_main_computati
 
 def test_every_family_of_the_programs_has_a_graph() -> None:
     problems: dict[str, Problem] = {}
-    for kernel in gpu_kernels():
+    for kernel in built_in_kernels("triton"):
         problems.setdefault(kernel.problem.family, kernel.problem)
     for name, problem in problems.items():
         assert len(get_family(name).graph(problem).node_opcode) >= 2, name

@@ -16,7 +16,9 @@ from tilewise.costmodel.models.shipped import shipped_file
 from tilewise.errors import ConfigurationError
 from tilewise.tune.problem import Kernel, Problem
 from tilewise.tune.search.calibration import load_calibration, save_calibration
-from tilewise.tune.workloads.splits import splits_of
+from tilewise.tune.workloads.programs import built_in_kernels, splits_of
+from tools.workloads.cpu import cpu_kernels
+from tools.workloads.gpu import gpu_kernels
 
 
 def kernels(count: int, program: str = "own") -> list[Kernel]:
@@ -81,3 +83,8 @@ def test_a_calibration_of_a_shipped_model_goes_to_the_cache_folder_and_is_used(t
     assert found is not None and found.coefficient == 0.77
     path.write_text("{")
     assert load_calibration(model) == shipped
+
+
+@pytest.mark.parametrize(("kind", "kernels"), [("cpu", cpu_kernels()), ("triton", gpu_kernels())])
+def test_the_built_in_programs_are_those_of_the_tables(kind: str, kernels: list[Kernel]) -> None:
+    assert built_in_kernels(kind, cores=64) == kernels

@@ -113,13 +113,9 @@ def plan_cpu(
 def read_kernels(kind: str, shapes: str | os.PathLike[str] | Sequence[Mapping[str, Value]] | None) -> list[Kernel]:
     """The kernels that a user's file or list names, or those of the built-in programs."""
     if shapes is None:
-        if kind == "cpu":
-            from tilewise.tune.workloads.cpu import cpu_kernels
+        from tilewise.tune.workloads.programs import built_in_kernels
 
-            return cpu_kernels()
-        from tilewise.tune.workloads.gpu import gpu_kernels
-
-        return gpu_kernels()
+        return built_in_kernels(kind)
     from tilewise.tune.problem import read_shapes, shapes_from
 
     if isinstance(shapes, str | os.PathLike):

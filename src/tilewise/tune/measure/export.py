@@ -34,7 +34,7 @@ from tilewise.tune.families.registry import Family, find_family
 from tilewise.tune.measure.aggregate import MeasuredProblem, read_measured
 from tilewise.tune.measure.store import Store
 from tilewise.tune.problem import Problem
-from tilewise.tune.workloads.splits import splits_of
+from tilewise.tune.workloads.programs import splits_of
 
 SPLITS = ("train", "valid", "test")
 _OF_A_MACHINE = ("hardware", "machine", "measured", "settings", "verdicts")  # what a schema says of where it came from
@@ -42,7 +42,7 @@ _MIDDLE = {"cpu": "faster two of three"}
 
 
 def make_collection(store: Store, name: str, telling: float = 0.0, split: str = "auto") -> Collection:
-    """The finished kernels of `store`, split as splits.py says, ready to be written.
+    """The finished kernels of `store`, split as `splits_of` says, ready to be written.
 
     Kernels whose configurations differ by less than `telling` times the scatter of their repeats are left out: their
     order is chance, and a model that learned it would have learned nothing.

@@ -1,1 +1,1 @@
-"""The programs whose kernels are measured, as tables, and the splits their shapes fall into."""
+"""The programs whose kernels are measured, as lists, and the splits their shapes fall into."""

@@ -32,7 +32,7 @@ from tilewise.tune.measure.triton.gpu import COLLECTIONS, HOPPER, usual_shared_b
 from tilewise.tune.measure.triton.nvml import GpuWatch
 from tilewise.tune.measure.workers import Worker, WorkerLostError, wait_any
 from tilewise.tune.problem import Config, Kernel
-from tilewise.tune.workloads.gpu import split_of
+from tilewise.tune.workloads.programs import split_of
 
 _COMPILE_SECONDS = 90.0
 _SILENCE_SECONDS = 45.0  # the GPU process reports every timing; longer than this between two reports is a hang

@@ -8,21 +8,12 @@ program keeps shapes apart.
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tilewise.tune.problem import Kernel, Problem, Value
-
-# Held out whole: no operation of these architectures, at any batch size, is trained on. The test programs stay what
-# they were, so that figures compare from one collection to the next; of what came since, a part is held out as valid.
-VALID_ARCHITECTURES = (
-    "bert_large", "efficientnet_b0", "whisper_small", "mistral_7b",
-    "sweep_b", "rows_b", "narrow_b", "drawn_b", "uneven_b",
-)  # fmt: skip
-TEST_ARCHITECTURES = ("vit_large", "llama3_8b", "unet", "t5_base", "dlrm", "sweep_c")
 
 
 @dataclass(frozen=True)
@@ -408,24 +399,3 @@ def _too_big(problem: Problem) -> bool:
         scores = problem.size("batch") * problem.size("heads") * problem.size("queries") * problem.size("keys")
         return scores * problem.size("head") > 4e10
     return problem.size("rows") * problem.size("cols") > 1.5e8
-
-
-_SHORT = 24  # shapes: a list in which a sixth by chance might be none
-
-
-def split_by_shape(shapes: Iterable[str]) -> dict[str, str]:
-    """train, valid or test for each shape, by its key alone: a sixth each for the last two, the same in every list of
-    some size. Of a short list the first few in that order are taken, and of fewer than three shapes none."""
-    order = sorted((int(hashlib.sha256(key.encode()).hexdigest()[:8], 16) / 2**32, key) for key in set(shapes))
-    if len(order) < _SHORT:
-        count = len(order) // 6 + 1 if len(order) >= 3 else 0
-        order = [(0.0 if i < count else 0.2 if i < 2 * count else 1.0, key) for i, (_, key) in enumerate(order)]
-    return {key: "test" if place < 1 / 6 else "valid" if place < 1 / 3 else "train" for place, key in order}
-
-
-def split_of(program: str) -> str:
-    """train, valid or test, by the architecture a program belongs to."""
-    for split, names in (("valid", VALID_ARCHITECTURES), ("test", TEST_ARCHITECTURES)):
-        if any(program == name or program.startswith(f"{name}_") for name in names):
-            return split
-    return "train"

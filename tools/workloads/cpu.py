@@ -13,7 +13,6 @@ import itertools
 import random
 from collections.abc import Iterable, Iterator
 
-from tilewise import _system
 from tilewise.tune.families.cpu.conv2d import multiplications
 from tilewise.tune.problem import Kernel, Problem
 
@@ -184,16 +183,13 @@ def _all_programs() -> Iterator[tuple[str, Iterable[Problem]]]:
     yield "drawn_int8", _drawn_bytes(44, _DRAWN_INT8)
 
 
-def cpu_kernels(cores: int | None = None) -> list[Kernel]:
-    """Every kernel of the CPU collection, in the order of the programs, on as many threads as `cores` (this machine's)
-    allow."""
-    available = _system.real_cores() if cores is None else cores
+def cpu_kernels() -> list[Kernel]:
+    """Every kernel of the CPU collection, in the order of the programs, on every number of threads."""
     owner: dict[str, str] = {}
     kernels: dict[str, Kernel] = {}
     for program, problems in _all_programs():
         for problem in itertools.chain.from_iterable(map(_with_threads, problems)):
-            own = owner.setdefault(problem.shape_key, program) == program
-            if own and problem.size("threads") <= available:
+            if owner.setdefault(problem.shape_key, program) == program:
                 kernels.setdefault(problem.key, Kernel(program, problem))
     return list(kernels.values())
 
