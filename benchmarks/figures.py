@@ -118,15 +118,13 @@ def cpu_tuning() -> str:
 
 def unseen_tuning() -> str:
     """The tuner with a model that has not seen the processor, on every kind of CPU it was checked on."""
-    ways = ("default", "first", "five", "calibrated")
+    ways = ("default", "first", "five")
     cells = []
     for kind in kinds():
         for family, found in ((read_any("tuning_unseen", kind) or {}).get("families") or {}).items():
             ratios = [f"{found[way]['mean']:.3f} ({found[way]['worst']:.2f})" for way in ways]
-            worst = f"{found['calibrated']['worst_over_default']:.3f}"
-            cells.append((kind, f"{found['problems']} of {family}", *ratios, worst))
-    headings = ("", "", "default", "first choice", "five measurements", "after `calibrate`, not measured")
-    return table((*headings, "the same over the default, worst"), cells)
+            cells.append((kind, f"{found['problems']} of {family}", *ratios))
+    return table(("", "", "default", "first choice", "five measurements"), cells)
 
 
 _CHOOSER_GROUPS = (

@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks import compiled
 from benchmarks.recorded import lines, read_recorded, table, worth, worth_lines
 from tilewise.errors import TilewiseError, UnavailableError
-from tilewise.tune.choose.check import Checked, check_one
+from tilewise.tune.choose.check import check_one
 from tilewise.tune.choose.tuner import Tuner
 from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.families.triton.runtimes import shipped_runtimes
@@ -120,10 +120,11 @@ def _run(given: argparse.Namespace) -> None:
         start = time.monotonic()
         tuner = Tuner(bench, model=given.model, cache=f"{folder}/{number}")
         row = check_one(tuner, sweep, problem)
-        rows.append({**row.__dict__, "wall_seconds": time.monotonic() - start})
+        wall_seconds = time.monotonic() - start
+        rows.append({**row, "wall_seconds": wall_seconds})
         print(
-            f"{problem.key}: first {row.first:.3f} five {row.five:.3f} default {row.default:.3f}; "
-            f"{row.five_seconds:.2f} s against {row.exhaustive_seconds:.1f} s; took {time.monotonic() - start:.1f} s",
+            f"{problem.key}: first {row['first']:.3f} five {row['five']:.3f} default {row['default']:.3f}; "
+            f"{row['five_seconds']:.2f} s against {row['exhaustive_seconds']:.1f} s; took {wall_seconds:.1f} s",
             flush=True,
         )
         report["means"] = _means(rows)
@@ -166,7 +167,7 @@ def _own_kernels(deadline: float, seed: int | None) -> dict[str, Any]:
     return found
 
 
-__all__ = ["UNSEEN", "Checked", "main"]
+__all__ = ["UNSEEN", "main"]
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -3,7 +3,6 @@
     python -m benchmarks.tuning [--shapes 24] [--convolutions 12] [--seed 1]
     python -m benchmarks.tuning --choosing                # what a choice costs, alone
     python -m benchmarks.tuning --left-out                # as on a processor that no model has seen
-    python -m benchmarks.tuning --left-out --calibrate    # and after a minute of `tilewise calibrate` there
 
 The shapes are matrix products and convolutions in no collection. `--left-out` takes this processor's kernels out of
 what the model and its margin are fitted on. A tile is chosen without measuring, after five measurements, by the
@@ -30,12 +29,10 @@ from tilewise._files import write_whole
 from tilewise.backend import OptimizedBackend
 from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import find_collection
-from tilewise.tune.choose.calibration.calibrated import Calibrated, model_scores, read_calibration
-from tilewise.tune.choose.calibration.run import Calibration
 from tilewise.tune.choose.check import check
 from tilewise.tune.choose.chooser import make_chooser
 from tilewise.tune.choose.decide import decide
-from tilewise.tune.choose.scores import file_scores, shipped_scores
+from tilewise.tune.choose.scores import shipped_scores
 from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.measure.cpu.device import CpuDevice
 from tilewise.tune.measure.export import slug
@@ -128,26 +125,12 @@ def unseen_model(folder: str) -> Path:
     return path
 
 
-def calibrated_here(model: Path | None, folder: str, seed: int) -> tuple[Calibrated, dict[str, float]]:
-    """This machine's calibration, made now, and how long that took."""
-    found = None if model is None else file_scores(model)
-    scores = (
-        model_scores()
-        if found is None
-        else lambda problem, tiles: found.hyper.coefficient * found.scores(problem, tiles)
-    )
-    run = Calibration(folder=folder, seed=seed, threads=1, scores=scores)
-    report = run.run()
-    print(f"calibrated in {report.seconds:.0f} s", flush=True)
-    return read_calibration(run.native, report.path, scores), {"calibrate": report.seconds}
-
-
 def by_family(found: Mapping[str, Any]) -> dict[str, Any]:
     """Geometric means and the worst of each choice, over a family's problems; the worst over the default too."""
     rows: dict[str, Any] = {}
     for family in sorted({one["problem"]["family"] for one in found["problems"]}):
         some = [one for one in found["problems"] if one["problem"]["family"] == family]
-        ways = [way for way in ("default", "first", "five", "calibrated") if some[0][way] is not None]
+        ways = ("default", "first", "five")
         ratios = {way: np.array([one[way] for one in some]) for way in ways}
         rows[family] = {"problems": len(some)} | {
             way: {"mean": float(np.exp(np.log(own).mean())), "worst": float(own.min())} for way, own in ratios.items()
@@ -164,7 +147,6 @@ def main() -> None:
     flags.add_argument("--seed", type=int, default=1)
     flags.add_argument("--choosing", action="store_true", help="only say what a choice costs")
     flags.add_argument("--left-out", action="store_true", help="with a model that has not seen this processor")
-    flags.add_argument("--calibrate", action="store_true", help="calibrate first, with one thread")
     options = flags.parse_args()
     tilewise.set_num_threads(1)
     if options.choosing:
@@ -173,14 +155,10 @@ def main() -> None:
     problems = [*shapes(options.shapes, options.seed), *convolutions(options.convolutions, options.seed)]
     with tempfile.TemporaryDirectory(prefix="tilewise-tuning-") as folder:
         model = unseen_model(folder) if options.left_out else None
-        calibrated, seconds = calibrated_here(model, folder, options.seed) if options.calibrate else (None, {})
-        checked = check(
-            problems, model=model and str(model), calibrated=calibrated, say=lambda line: print(line, flush=True)
-        )
-    found: dict[str, Any] = checked.as_dict()
+        found = check(problems, model=model and str(model), say=lambda line: print(line, flush=True))
     del found["machine"]
     found |= {"date": today(), "machine": machine_class(), "seed": options.seed}
-    found |= {"families": by_family(found), "seconds": seconds}
+    found |= {"families": by_family(found)}
     if not options.left_out:
         found |= {"met_before": met_before(), "choosing": choosing(options.seed)}
     write_whole(placed(UNSEEN if options.left_out else RESULTS), json.dumps(found, indent=1) + "\n")

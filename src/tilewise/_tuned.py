@@ -21,20 +21,19 @@ def in_use() -> bool:
 
 
 def kept_chooser() -> TileChooser | None:
-    """A chooser of the tiles kept for this machine, and by its calibration; None where there is neither."""
+    """A chooser of the tiles kept for this machine, tuned or calibrated; None where there are none."""
     if native is None or not in_use():
         return None
     folder = cache_folder() / "tune"
-    calibrated = any(folder.glob("calibration-*.safetensors"))
-    if not calibrated and not (folder / "choices.jsonl").exists():
+    if not any((place / "choices.jsonl").exists() for place in (folder, folder / "calibration")):
         return None
     from tilewise.tune.choose.kept import read_kept
 
     try:
-        kept, _ = read_kept(native, calibrated=calibrated)
+        kept, _ = read_kept(native)
     except (OSError, TilewiseError):  # what cannot be read is as good as not there; `tilewise tune` says why
         return None
-    return kept if kept.tiles or calibrated else None
+    return kept if kept.tiles else None
 
 
 def calibration_offer() -> str | None:
@@ -42,10 +41,10 @@ def calibration_offer() -> str | None:
     folder = cache_folder() / "tune"
     offered = folder / "calibration-offered"
     try:
-        if not in_use() or offered.exists() or any(folder.glob("calibration-*.safetensors")):
+        if not in_use() or offered.exists() or (folder / "calibration").exists():
             return None
         folder.mkdir(parents=True, exist_ok=True)
         offered.touch()
     except OSError:  # where nothing can be kept, a calibration could not be either
         return None
-    return "`tilewise calibrate` takes a minute and finds the tiles that suit this machine."
+    return "`tilewise calibrate` takes a minute and tunes a few dozen kernels on this machine, or shapes of yours."

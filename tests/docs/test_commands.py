@@ -151,10 +151,6 @@ from steady_clock import SteadyClock
 from tilewise.tune.measure.cpu.clock import CpuClock
 CpuClock.time_units, CpuClock.watch = SteadyClock.time_units, SteadyClock.watch
 """,
-    "tilewise calibrate": """
-from tilewise.tune.choose.calibration import run
-run._DISTURBED = float("inf")
-""",
 }
 
 

@@ -85,39 +85,6 @@ def inductor_records(folder: Path) -> Target:
 
 
 @target
-def machine_calibration(folder: Path) -> Target:
-    from tests.tune.test_calibrate import fitted, native, product
-    from tilewise.tune.choose.calibration.calibrated import calibration_file, read_calibration, write_calibration
-
-    place = calibration_file(native, folder)
-    write_calibration(place, {"matmul": fitted()}, {"machine": "mine"})
-    return Target(place, lambda path: read_calibration(native, path).choose(product(110, 90, 60)), TENSORS)
-
-
-@target
-def calibration_part(folder: Path) -> Target:
-    from tests.tune.test_calibrate import product
-    from tilewise.tune.choose.calibration.run import Calibration
-    from tilewise.tune.problem import Config
-
-    def begun() -> Calibration:
-        return Calibration([product(110, 90, 60), product(40, 30, 20)], folder=folder)
-
-    first = begun()
-    for problem in first.problems:
-        default = first.device.default(problem)
-        first._append(problem, {Config.of(block_m=24, block_n=64, block_k=32): -0.1, default: 0.0})
-
-    def use(path: Path) -> None:
-        again = begun()
-        again._resume()
-        for one in again.measured.values():
-            assert all(np.isfinite(ratio) for ratio in one.values())
-
-    return Target(first.part, use, (in_lines,))
-
-
-@target
 def candidates(folder: Path) -> Target:
     from tilewise.costmodel.models.trained import MODEL_FILE
     from tilewise.costmodel.train.auto import CANDIDATES, DONE_FILE, _believed, _finished

@@ -16,7 +16,6 @@ from tilewise.cli.every import AsJson
 from tilewise.cli.tables import waiting
 
 if TYPE_CHECKING:
-    from tilewise.tune.choose.check import Check
     from tilewise.tune.choose.network import TunedModel
     from tilewise.tune.choose.tuner import Tuned, Tuner
 
@@ -285,28 +284,22 @@ def _check(path: Path, device: str, model: Path | None, as_json: bool) -> None:
     kernels = read_shapes(path, problem_reader(device))
     problems = [kernel.problem for kernel in kernels]
     result = check(problems, device, model=str(model) if model else None, say=_say)
-    typer.echo(json.dumps(result.as_dict()) if as_json else "\n".join(_check_table(result)))
+    typer.echo(json.dumps(result) if as_json else "\n".join(_check_table(result)))
 
 
-def _check_table(result: Check) -> list[str]:
+def _check_table(result: Mapping[str, Any]) -> list[str]:
     """The comparison as lines of text."""
-    from tilewise.tune.choose.check import said
-
     lines = [
-        f"{result.machine}: fastest / chosen, in turns; tuning times from an empty cache",
-        f"{'problem':58} {'configs':>7} {'default':>8} {'first':>7} {'five':>7} {'calibr.':>8} "
-        f"{'five s':>8} {'all s':>8}",
+        f"{result['machine']}: fastest / chosen, in turns; tuning times from an empty cache",
+        f"{'problem':58} {'configs':>7} {'default':>8} {'first':>7} {'five':>7} {'five s':>8} {'all s':>8}",
     ]
-    for row in result.problems:
-        words = [f"{name}={value}" for name, value in row.problem.items() if name not in ("family", "dtype")]
-        name = f"{row.problem['family']} {row.problem.get('dtype', '')} {' '.join(words)}"
-        lines.append(
-            f"{name:58} {row.configs:7d} {row.default:8.3f} {row.first:7.3f} {row.five:7.3f} "
-            f"{said(row.calibrated):>8} {row.five_seconds:8.2f} {row.exhaustive_seconds:8.2f}"
-        )
-    lines.append(
-        f"{'geometric mean':58} {'':7} {result.default:8.3f} {result.first:7.3f} {result.five:7.3f} "
-        f"{said(result.calibrated):>8}   "
-        f"tuning {result.time_ratio:.0f} times faster than exhaustive"
-    )
-    return [*lines, *result.notes]
+    for row in result["problems"]:
+        problem = row["problem"]
+        words = [f"{name}={value}" for name, value in problem.items() if name not in ("family", "dtype")]
+        name = f"{problem['family']} {problem.get('dtype', '')} {' '.join(words)}"
+        ratios = f"{row['default']:8.3f} {row['first']:7.3f} {row['five']:7.3f}"
+        seconds = f"{row['five_seconds']:8.2f} {row['exhaustive_seconds']:8.2f}"
+        lines.append(f"{name:58} {row['configs']:7d} {ratios} {seconds}")
+    means = f"{result['default']:8.3f} {result['first']:7.3f} {result['five']:7.3f}"
+    faster = f"tuning {result['time_ratio']:.0f} times faster than exhaustive"
+    return [*lines, f"{'geometric mean':58} {'':7} {means}   {faster}", *result["notes"]]

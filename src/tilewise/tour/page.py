@@ -29,7 +29,7 @@ def page(stops: Sequence[Stop], about: str) -> str:
 NEXT = (
     "`tilewise check` lists seven lessons with exercises: how each of these steps works inside.",
     "`tilewise profile cnn` says where a model's time goes; `--html` draws it. It takes scripts of your own, too.",
-    "`tilewise calibrate` takes a minute and finds the tiles that suit this machine, for every shape.",
+    "`tilewise calibrate` takes a minute and tunes a few dozen kernels on this machine, or shapes of yours.",
     "`tilewise tune matmul 512x512x512` finds the best tile for a shape of yours and keeps it.",
     "`tilewise compete run --event MLP_SPRINT --entry reference` scores an entry of the competition.",
     "`tilewise --help` lists the rest.",

@@ -20,27 +20,27 @@ def tuning_stop(visit: Visit) -> Stop:
     found = check(problems, say=visit.say)
     rows = [
         (
-            " × ".join(str(row.problem[name]) for name in ("m", "n", "k")),
-            f"{row.configs:,}",
-            f"{row.default:.3f}",
-            f"{row.first:.3f}",
-            f"{row.five:.3f}",
-            f"{row.exhaustive_seconds / row.five_seconds:,.0f}×",
+            " × ".join(str(row["problem"][name]) for name in ("m", "n", "k")),
+            f"{row['configs']:,}",
+            f"{row['default']:.3f}",
+            f"{row['first']:.3f}",
+            f"{row['five']:.3f}",
+            f"{row['exhaustive_seconds'] / row['five_seconds']:,.0f}×",
         )
-        for row in found.problems
+        for row in found["problems"]
     ]
     headings = ("m × n × k", "tiles", "analytical default", "model, unmeasured", "after five", "less time than all")
-    means = {"analytical default": found.default, "model, unmeasured": found.first, "after five": found.five}
+    means = {"analytical default": found["default"], "model, unmeasured": found["first"], "after five": found["five"]}
     alike = min(means.values()) > 0.97 or max(means.values()) - min(means.values()) < _SEEN
-    notes = [f"{note[:1].upper()}{note[1:].rstrip('.')}." for note in found.notes]
-    lines = [verdict(found.default, found.first, found.five), *notes]
+    notes = [f"{note[:1].upper()}{note[1:].rstrip('.')}." for note in found["notes"]]
+    lines = [verdict(found["default"], found["first"], found["five"]), *notes]
     charts = [] if alike else [Bars("Share of the fastest tile's speed", "1 is the fastest", means)]
     meaning = (
         "The same question for this machine's own matrix product: how near to the fastest tile does one get by rule "
         "(the default), by the model alone, and with five measurements? All tiles were measured to know."
     )
     title = "Products tuned here, five measurements against all"
-    return Stop(title, found.as_dict(), lines, [Table(headings, rows)], charts, meaning)
+    return Stop(title, found, lines, [Table(headings, rows)], charts, meaning)
 
 
 def verdict(default: float, first: float, five: float) -> str:

@@ -57,8 +57,8 @@ class Scores(Protocol):
 
 @dataclass(frozen=True)
 class Decision:
-    """A choice and where it came from: "cache", "measured", "service" (another machine's), "calibrated" or
-    "model" (not measured), or "default"."""
+    """A choice and where it came from: "cache", "measured", "service" (another machine's), "model" (not
+    measured), or "default"."""
 
     problem: Problem
     config: Config

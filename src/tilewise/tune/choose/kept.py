@@ -13,18 +13,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tilewise import __version__
 from tilewise._system import cores, cpu_name, pretence
 from tilewise.backend.tiled import TILED, tiled_op
 from tilewise.backend.tiled.matmul import TileConfig, product_plan
-from tilewise.tune.choose.cache import Choice, Choices
+from tilewise.tune.choose.cache import Choice, Choices, cache_folder
 from tilewise.tune.families.cpu.tiles import tile_for
 from tilewise.tune.problem import Problem
 
 Key = tuple[str, tuple[int, ...], str, str]  # what the backend asks with: operation, shape, dtype, layout
 Situation = tuple[int, Key]  # threads and key
+CALIBRATED = "calibration"  # the folder, beside the tuner's choices, of those of `tilewise calibrate`
 _NEVER = 1 << 62  # multiplications
 
 
@@ -134,15 +136,8 @@ def machine_name(module: Any) -> str:
     return f"{cpu_name()} ({module.isa()}{f', playing {played}' if played else ''})"
 
 
-def read_kept(
-    module: Any, folder: str | os.PathLike[str] | None = None, calibrated: bool = False
-) -> tuple[KeptTiles, list[str]]:
-    """What was kept on this machine, and what is to be said about the rest of the file."""
-    choices = Choices(folder, machine_name(module), __version__)
-    if not calibrated:
-        return KeptTiles(module, choices.all()), choices.notes
-    from tilewise.tune.choose.calibration import chooser
-
-    kept = KeptTiles(module, choices.all(), chooser.calibrated_choice(module))
-    kept.least_work, kept.patience = chooser.LEAST_WORK, chooser.PATIENCE
-    return kept, choices.notes
+def read_kept(module: Any, folder: str | os.PathLike[str] | None = None) -> tuple[KeptTiles, list[str]]:
+    """What was calibrated and tuned on this machine, and what is to be said about the rest of the files."""
+    place = Path(folder).expanduser() if folder is not None else cache_folder()
+    both = [Choices(one, machine_name(module), __version__) for one in (place / CALIBRATED, place)]
+    return KeptTiles(module, [choice for one in both for choice in one.all()]), both[0].notes + both[1].notes

@@ -1,8 +1,8 @@
 """`Tuner`: the best configuration of a problem on this machine, with a few measurements.
 
-It opens what a decision needs (`decide.py`): the machine's cache of choices and its store, the cost model or the
-machine's calibration, and a trial to measure with. Every measurement is kept in the store and teaches the shapes that
-come after; every choice is kept in a file that other processes read.
+It opens what a decision needs (`decide.py`): the machine's cache of choices and its store, the cost model, and a trial
+to measure with. Every measurement is kept in the store and teaches the shapes that come after; every choice is kept in
+a file that other processes read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tilewise.errors import ConfigurationError
 from tilewise.tune.choose.cache import Choice, Choices, cache_folder
@@ -26,9 +25,6 @@ from tilewise.tune.measure.store import Store, Verdict
 from tilewise.tune.measure.trial import Timed, Trial
 from tilewise.tune.problem import Config, Kernel, Problem, Value
 from tilewise.tune.search.loop import BUDGET, Step
-
-if TYPE_CHECKING:
-    from tilewise.tune.choose.calibration.calibrated import Calibrated
 
 PROGRAM = "tuned"
 _LUCK = 0.01  # as much may be between two readings on a CPU
@@ -57,7 +53,6 @@ class Tuner:
         budget: int | None = None,
         limit_s: float | None = None,
         learn: bool = False,
-        calibrated: Calibrated | None = None,
         service: str | None = None,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
@@ -67,13 +62,11 @@ class Tuner:
         self.folder = Path(cache).expanduser() if cache is not None else cache_folder()
         self.budget, self.learn, self._said = budget or BUDGET, learn, say
         self._notes: set[str] = set()
-        self._own_model = model is not None  # then it decides alone
         self.model = self._model(model)
         identity = self.device.machine
         self.memory = Memory(
             self.folder, identity, self.device.version, self.store_file, lambda line: self._tell([line])
         )
-        self.calibrated = calibrated if calibrated is not None else self._calibrated()
         self.service = None if service is None else ServiceClient(service, identity, lambda line: self._tell([line]))
         self._tell(self.choices.notes)
 
@@ -86,17 +79,6 @@ class Tuner:
             identity, own = device.machine.identity, device.own_model
             found, note = shipped_scores(device.collection, identity, device.kind, device.margin, own=own)
         self._tell([note] if found is None else found.notes)
-        return found
-
-    def _calibrated(self) -> Calibrated | None:
-        """This machine's calibration, where `tilewise calibrate` made one; a model of one's own decides without it."""
-        if self.device.kind != "cpu" or self._own_model or not any(self.folder.glob("calibration-*.safetensors")):
-            return None
-        from tilewise._extension import native
-        from tilewise.tune.choose.calibration.calibrated import find_calibration, model_scores
-
-        found, notes = find_calibration(native, self.folder, model_scores())
-        self._tell(notes)
         return found
 
     @property
@@ -130,7 +112,7 @@ class Tuner:
         return spec if isinstance(spec, Problem) else self.device.problem(spec)
 
     def choose(self, spec: Problem | Mapping[str, Value]) -> Decision:
-        """The choice without measuring anything: kept, else the calibration's or the model's, else the default."""
+        """The choice without measuring anything: kept, else the model's, else the default."""
         problem, start = self.problem(spec), time.perf_counter()
         kept = self.choices.get(problem, lambda config: config in self.device.configs(problem))
         if kept is not None:
@@ -141,8 +123,6 @@ class Tuner:
             asked = measured or self._asked(problem, self.device.candidates(problem), start)
             if asked is not None:
                 return asked
-        if self.calibrated is not None and self.calibrated.covers(problem.family):
-            return self._by_calibration(self.calibrated, problem, start)
         if self.model is None:
             return decide(problem, [self.device.default(problem)])
         candidates = self.device.candidates(problem)
@@ -156,15 +136,6 @@ class Tuner:
         if found.config not in (configs or self.device.configs(problem)) or not self.device.runs(problem, found.config):
             return None
         return replace(found, source="service", seconds=time.perf_counter() - start)
-
-    def _by_calibration(self, calibrated: Calibrated, problem: Problem, start: float) -> Decision:
-        configs = None if problem.family == "matmul" else self.device.configs(problem)
-        config = calibrated.choose(problem, configs)
-        seconds = time.perf_counter() - start
-        if config is None:
-            reason = "this machine's calibration promises no tile faster than the default"
-            return Decision(problem, self.device.default(problem), "default", seconds=seconds, reason=reason)
-        return Decision(problem, config, "calibrated", seconds=seconds)
 
     # Tuning
 
@@ -224,12 +195,8 @@ class Tuner:
             )
 
     def _scores(self, problem: Problem) -> Scores | None:
-        """What to start measuring from: this machine's calibration, the model, or, without one, the default's
-        neighbours."""
-        calibrated, blind = self.calibrated, self.model is None
-        if calibrated is not None and calibrated.knows(problem) and (blind or calibrated.covers(problem.family)):
-            return calibrated
-        return self.device.without_model(problem) if blind else self.model
+        """What to start measuring from: the model or, without one, the default's neighbours."""
+        return self.device.without_model(problem) if self.model is None else self.model
 
     def _holds_elsewhere(self, problem: Problem, config: Config) -> bool:
         """Whether a choice is not slower than the default wherever else it would be used."""
