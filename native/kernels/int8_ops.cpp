@@ -140,36 +140,30 @@ TW_INLINE Window window_at(const PoolWindow& w, const BytePlane& in, int64_t oy,
           right > in.width ? in.width : right};
 }
 
-constexpr int kBytes = 4 * kLanes;  // channels a vector of bytes holds
-typedef uint8_t vbytes __attribute__((vector_size(kBytes)));
-
-TW_INLINE vbytes load_channels(const uint8_t* p) {
-  vbytes v;
-  std::memcpy(&v, p, kBytes);
-  return v;
+// N channels' largest bytes of a window.
+template <int N>
+TW_INLINE void max_of_channels(const uint8_t* x, const BytePlane& in, const Window& w, uint8_t* y) {
+  typedef uint8_t vbytes __attribute__((vector_size(N)));
+  vbytes most = {};
+  for (int64_t iy = w.top; iy < w.bottom; ++iy) {
+    for (int64_t ix = w.left; ix < w.right; ++ix) {
+      vbytes v;
+      std::memcpy(&v, x + iy * in.row_step + ix * in.pixel_step, N);
+      most = v > most ? v : most;
+    }
+  }
+  std::memcpy(y, &most, N);
 }
 
+// By the widest vectors that the channels fill; the last one begins earlier where they are no whole number of them.
+template <int N = 4 * kLanes>
 TW_INLINE void max_of_window(const uint8_t* x, const BytePlane& in, int64_t channels, const Window& w, uint8_t* y) {
-  int64_t c = 0;
-  for (; c + kBytes <= channels; c += kBytes) {
-    vbytes most = {};
-    for (int64_t iy = w.top; iy < w.bottom; ++iy) {
-      for (int64_t ix = w.left; ix < w.right; ++ix) {
-        const vbytes v = load_channels(x + iy * in.row_step + ix * in.pixel_step + c);
-        most = v > most ? v : most;
-      }
-    }
-    std::memcpy(y + c, &most, kBytes);
+  if constexpr (N > 1) {
+    if (channels < N) return max_of_window<N / 2>(x, in, channels, w, y);
   }
-  for (; c < channels; ++c) {
-    uint8_t most = 0;
-    for (int64_t iy = w.top; iy < w.bottom; ++iy) {
-      for (int64_t ix = w.left; ix < w.right; ++ix) {
-        const uint8_t v = x[iy * in.row_step + ix * in.pixel_step + c];
-        most = v > most ? v : most;
-      }
-    }
-    y[c] = most;
+  for (int64_t first = 0; first < channels; first += N) {
+    const int64_t c = first + N <= channels ? first : channels - N;
+    max_of_channels<N>(x + c, in, w, y + c);
   }
 }
 

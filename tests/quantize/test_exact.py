@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from tilewise._extension import native
+from tilewise.quantize.array import QuantizedArray
 from tilewise.quantize.between import finish_for, unit_of
 from tilewise.quantize.layers import INT32, Geometry, new_conv_kernel, new_kernel
 from tilewise.quantize.parameters import affine_from_range
+from tilewise.quantize.pooling import MaxPool
 from tilewise.quantize.reference import NumpyInt8Layer
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
@@ -148,3 +150,15 @@ def test_convolutions_in_groups_are_numpys(isa: str, x_kind: str, w_kind: str) -
             layer.set_finish(finish.native())
         got, want = (layer.conv(x, 1, None, 0, 0) for layer in (kernel, reference))
         assert np.array_equal(got[..., :columns], want[..., :columns]), (groups, inner, outer, taps)
+
+
+@pytest.mark.parametrize("channels", [1, 4, 5, 12, 16, 24, 31, 32, 33, 58, 63, 64, 65, 100, 130])
+def test_the_largest_byte_of_a_window_is_numpys_for_every_number_of_channels(isa: str, channels: int) -> None:
+    rng = np.random.default_rng(4)
+    for kernel, stride, padding in [((3, 3), (2, 2), (1, 1)), ((2, 3), (1, 2), (0, 1)), ((1, 1), (3, 1), (0, 0))]:
+        x = rng.integers(0, 256, (2, 9, 11, -(-channels // 4) * 4)).astype(np.uint8)
+        y = QuantizedArray(x, affine_from_range(-1.0, 2.0), channels)
+        around = np.pad(x, ((0, 0), (padding[0],) * 2, (padding[1],) * 2, (0, 0)))
+        windows = np.lib.stride_tricks.sliding_window_view(around, kernel, (1, 2)).max((4, 5))
+        want = windows[:, :: stride[0], :: stride[1], :channels]
+        assert np.array_equal(MaxPool(kernel, stride, padding)(y).data[..., :channels], want)
