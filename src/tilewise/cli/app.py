@@ -10,7 +10,9 @@ from __future__ import annotations
 import functools
 import io
 import os
+import signal
 import sys
+import threading
 import warnings
 from typing import Any
 
@@ -42,6 +44,7 @@ def main() -> None:
     warnings.formatwarning = _one_line
     spell_out(sys.stdout)
     spell_out(sys.stderr)
+    _end_like_an_interrupt()
     try:
         command = command_line()
         code = command.main(prog_name="tilewise", standalone_mode=False, default_map=defaults(command))
@@ -65,6 +68,20 @@ def main() -> None:
             sys.exit(2)
         _leave(_typed_wrong(error), int(getattr(error, "exit_code", 2)))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _end_like_an_interrupt() -> None:
+    """SIGTERM is Ctrl-C: what was begun is cleaned up or kept for the next run. Forked children end at once."""
+    here = os.getpid()
+
+    def end(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN if os.getpid() == here else signal.SIG_DFL)  # once is enough
+        if os.getpid() == here:
+            raise KeyboardInterrupt
+        os.kill(os.getpid(), number)
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, end)
 
 
 @functools.cache

@@ -20,6 +20,7 @@ from tilewise._files import parse_json, write_whole
 from tilewise.costmodel.data.kernel import Kernel, make_kernel, read_kernel
 from tilewise.costmodel.data.npz import Array, npz_bytes, read_npz
 from tilewise.costmodel.data.schema import Schema, read_schema, schema_from
+from tilewise.costmodel.data.shards import INDEX, map_array, open_packed
 from tilewise.errors import FileFormatError
 
 FORMAT = 1
@@ -108,8 +109,10 @@ def read_folder(root: Path) -> Collection:
     schema = read_schema(root)
     splits: dict[str, list[MeasuredKernel]] = {}
     for split in ("train", "valid", "test"):
-        paths = sorted((root / split).glob("*.npz"))
-        splits[split] = [_from_file(path, schema) for path in paths]
+        if (root / split / INDEX).is_file():
+            splits[split] = _from_packed(root / split, schema)
+        else:
+            splits[split] = [_from_file(path, schema) for path in sorted((root / split).glob("*.npz"))]
     if not any(splits.values()):
         raise FileFormatError(f"{root} holds no train, valid or test folder with npz files.")
     return Collection(schema, splits)
@@ -122,6 +125,20 @@ def _from_file(path: Path, schema: Schema) -> MeasuredKernel:
     if any(array.shape != (kernel.n_configs,) for array in parts.values()):
         raise FileFormatError(f"{path}: config_deviation and config_repeats need one number a configuration.")
     return _with_noise(kernel, parts, {})
+
+
+def _from_packed(folder: Path, schema: Schema) -> list[MeasuredKernel]:
+    split = open_packed(folder, schema)
+    cuts = split.offsets("configs")
+    noise = {
+        name: map_array(folder / f"config_{name}.bin", kind, (split.n_configs,))
+        for name, kind in (("deviation", "<f4"), ("repeats", "<u2"))
+        if (folder / f"config_{name}.bin").is_file()
+    }
+    return [
+        _with_noise(kernel, {name: column[cuts[i] : cuts[i + 1]] for name, column in noise.items()}, {})
+        for i, kernel in enumerate(split)
+    ]
 
 
 def _cut(arrays: dict[str, Array], count: int) -> Sequence[dict[str, Array]]:

@@ -19,7 +19,7 @@ from tilewise._system import cache_folder
 from tilewise.costmodel.data.collection import Collection, read_collection
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema, read_schema
-from tilewise.costmodel.data.shards import Split, from_kernels, open_split
+from tilewise.costmodel.data.shards import INDEX, Split, from_kernels, open_packed, open_split
 from tilewise.errors import ConfigurationError, FileFormatError
 
 SPLITS = ("train", "valid", "test")
@@ -62,10 +62,14 @@ def load_dataset(
         return _from_file(folder, limit)
     cache = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
     schema = read_schema(folder)
-    files = {name: sorted((folder / name).glob("*.npz"))[:limit] for name in SPLITS}
-    if not any(files.values()):
+    packed = {name for name in SPLITS if (folder / name / INDEX).is_file()}
+    files = {name: sorted((folder / name).glob("*.npz"))[:limit] for name in SPLITS if name not in packed}
+    if not packed and not any(files.values()):
         raise FileFormatError(f"{folder} holds no train, valid or test folder with npz files.")
     opened = {name: open_split(paths, schema, cache, f"reading {name}", progress) for name, paths in files.items()}
+    for name in packed:
+        split = open_packed(folder / name, schema)
+        opened[name] = split if limit is None else from_kernels(split[:limit], schema)
     return Dataset(folder, schema, **opened)
 
 

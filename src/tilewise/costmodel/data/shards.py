@@ -3,17 +3,18 @@
 Thousands of small compressed files become one memory-mapped array per key plus a table of offsets: opening a split of
 13 million configurations then costs nothing, and a kernel is a handful of views. The folder is written under a
 temporary name while a lock is held and renamed when whole, so a killed conversion leaves nothing that could be mistaken
-for a finished one, and of two converters one works while the other waits.
+for a finished one, and of two converters one works while the other waits. An import of very many kernels writes its
+splits in this form at once (`SplitWriter`): a million small files take longer to make and to read than all the rest.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from array import array as array_of
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, overload
 
@@ -23,12 +24,13 @@ from tilewise._files import locked, read_json_input, write_whole
 from tilewise.costmodel.data.kernel import Kernel, program_of, read_kernel
 from tilewise.costmodel.data.npz import Array
 from tilewise.costmodel.data.progress import track
-from tilewise.costmodel.data.schema import NODE_FEATURES, Schema
+from tilewise.costmodel.data.schema import N_OPCODES, NODE_FEATURES, Schema
 from tilewise.errors import FileFormatError, UnavailableError
 
 INDEX = "index.json"
 _FORMAT = 3
-_MAX_INDEX_BYTES = 64 << 20
+_MAX_INDEX_BYTES = 256 << 20
+_NUMBERS_AT_ONCE = 1 << 22
 # file stem -> (dtype, whether one row per node, edge or configuration)
 _COLUMNS = {
     "node_feat": ("<f4", "nodes"),
@@ -100,6 +102,27 @@ def open_split(files: Sequence[Path], schema: Schema, cache_dir: Path, label: st
     return _open(folder, schema)
 
 
+def open_packed(folder: Path, schema: Schema) -> Split:
+    """The split that lies in `folder` in this form; it may have come from anywhere, so its numbers are checked."""
+    split = _open(folder, schema)
+    nodes, edges = (np.diff(split.offsets(rows)) for rows in ("nodes", "edges"))
+    ends = np.repeat(nodes, edges)[:, None]
+    sound = bool(nodes.all() and np.diff(split.offsets("configs")).all())
+    sound = sound and bool((split.column("node_opcode") < N_OPCODES).all())
+    sound = sound and bool(((split.column("edge_index") >= 0) & (split.column("edge_index") < ends)).all())
+    for column in ("runtime", "normalizer", "node_feat", "config_feat"):
+        for piece in _pieces(split.column(column)):
+            sound = sound and bool(np.isfinite(piece).all() if piece.dtype.kind == "f" else (piece > 0).all())
+    if not sound:
+        raise FileFormatError(f"{folder} is damaged: edges, runtimes or features that no kernel has.")
+    return split
+
+
+def _pieces(array: Array) -> Iterator[Array]:
+    flat = array.reshape(-1)
+    return (flat[low : low + _NUMBERS_AT_ONCE] for low in range(0, len(flat), _NUMBERS_AT_ONCE))
+
+
 def from_kernels(kernels: Sequence[Kernel], schema: Schema) -> Split:
     """A split held in memory, for a few kernels that come from elsewhere than files."""
     width = {"node_feat": (len(NODE_FEATURES),), "edge_index": (2,), "config_feat": (schema.width,)}
@@ -151,29 +174,58 @@ def convert_once(folder: Path, fill: Callable[[Path], None]) -> None:
 
 
 def _convert(files: Sequence[Path], schema: Schema, folder: Path, label: str, progress: bool) -> None:
-    counts: dict[str, list[int]] = {"nodes": [], "edges": [], "configs": []}
     labelled: bool | None = None
-    with contextlib.ExitStack() as stack:
-        streams = {column: stack.enter_context((folder / f"{column}.bin").open("wb")) for column in _COLUMNS}
+    with SplitWriter(folder) as writer:
         for path in track(files, label, len(files), progress):
             kernel = read_kernel(path, schema.width)
             labelled = kernel.labelled if labelled is None else labelled
             if kernel.labelled != labelled:
                 raise FileFormatError(f"{path}: some kernels of this split have runtimes and some have none.")
-            _append(kernel, streams, counts)
-        for stream in streams.values():
+            writer.add(kernel)
+
+
+class SplitWriter:
+    """A context that takes the kernels of a split one by one; its index is there when the block ends well.
+
+    What is written `beside` the columns has a file of its own, `NAME.bin`, and the length of each kernel's part is
+    counted in the index.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._streams: dict[str, IO[bytes]] = {}
+        self._names: list[str] = []
+        self._counts = {rows: array_of("q") for rows in ("nodes", "edges", "configs")}
+        self._columns = [(column, np.dtype(dtype), self._stream(column)) for column, (dtype, _) in _COLUMNS.items()]
+
+    def __enter__(self) -> SplitWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for stream in self._streams.values():
             stream.flush()
-            os.fsync(stream.fileno())
-    write_whole(folder / INDEX, json.dumps({"names": [path.stem for path in files], "counts": counts}))
+            if kind is None:
+                os.fsync(stream.fileno())
+            stream.close()
+        if kind is None:
+            counts = {rows: counted.tolist() for rows, counted in self._counts.items()}
+            write_whole(self._folder / INDEX, json.dumps({"names": self._names, "counts": counts}))
 
+    def add(self, kernel: Kernel, **beside: Array) -> None:
+        for column, dtype, stream in self._columns:
+            stream.write(np.ascontiguousarray(getattr(kernel, column), dtype).tobytes())
+        for name, array in beside.items():
+            self._stream(name).write(array.tobytes())
+            self._counts.setdefault(name, array_of("q")).append(len(array))
+        self._names.append(kernel.name)
+        self._counts["nodes"].append(len(kernel.node_opcode))
+        self._counts["edges"].append(len(kernel.edge_index))
+        self._counts["configs"].append(len(kernel.config_feat))
 
-def _append(kernel: Kernel, streams: Mapping[str, IO[bytes]], counts: dict[str, list[int]]) -> None:
-    for column, (dtype, _) in _COLUMNS.items():
-        array = np.ascontiguousarray(getattr(kernel, column), dtype=dtype)
-        streams[column].write(array.data if array.size else b"")
-    counts["nodes"].append(kernel.n_nodes)
-    counts["edges"].append(len(kernel.edge_index))
-    counts["configs"].append(kernel.n_configs)
+    def _stream(self, name: str) -> IO[bytes]:
+        if name not in self._streams:
+            self._streams[name] = (self._folder / f"{name}.bin").open("wb", buffering=1 << 20)
+        return self._streams[name]
 
 
 def _open(folder: Path, schema: Schema) -> Split:

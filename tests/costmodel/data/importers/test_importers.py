@@ -5,14 +5,20 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import random
 import resource
+import signal
+import subprocess
+import sys
+import time
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tilewise.costmodel.data.collection import read_folder
 from tilewise.costmodel.data.dataset import load_dataset
 from tilewise.costmodel.data.importers import FORMATS, Description, import_logs, read_description
 from tilewise.costmodel.data.importers import helion as helion_format
@@ -455,3 +461,78 @@ def test_kernel_tuner_files_of_six_gpus_are_read_whole(tmp_path):
 def test_the_formats_of_the_command_line_are_these():
     assert set(FORMATS) == {"kernel-tuner", "autotvm", "metaschedule", "inductor", "triton", "helion"}
     assert isinstance(FORMATS["inductor"].description, Description)
+
+
+def many_kernels(tmp_path):
+    rng = random.Random(7)
+    log = tmp_path / "log"
+    log.write_text(
+        "\n".join(
+            json.dumps(
+                {
+                    "name": "mm",
+                    "sizes": {"m": number, "n": 3, "k": 8},
+                    "choices": [[{"b": b}, rng.choice([0.5, 2.0, None])] for b in range(5)] + [[{"b": 9}, 1.0]],
+                }
+            )
+            for number in range(40)
+        )
+    )
+    return log
+
+
+def test_very_many_kernels_are_flat_files_that_hold_the_same(tmp_path, monkeypatch):
+    log = many_kernels(tmp_path)
+    files = import_logs("inductor", [log], tmp_path / "files")
+    monkeypatch.setattr("tilewise.costmodel.data.importers.build.MAX_FILES", 39)
+    assert import_logs("inductor", [log], tmp_path / "flat") == files
+    assert not list((tmp_path / "flat").glob("*/*.npz"))
+    both = [read_folder(tmp_path / form) for form in ("files", "flat")]
+    for split, members in both[0].splits.items():
+        flat = {m.kernel.name: m for m in both[1].splits[split]}
+        assert flat.keys() == {m.kernel.name for m in members}
+        for one in members:
+            other = flat[one.kernel.name]
+            for name in ("node_feat", "node_opcode", "edge_index", "config_feat", "runtime", "normalizer"):
+                np.testing.assert_array_equal(getattr(one.kernel, name), getattr(other.kernel, name))
+            np.testing.assert_array_equal(one.deviation, other.deviation)
+            np.testing.assert_array_equal(one.repeats, other.repeats)
+    data = load_dataset(tmp_path / "flat", limit=2)
+    assert (len(data.train), len(data.test)) == (2, 2)
+
+
+def test_damaged_flat_files_are_refused_in_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr("tilewise.costmodel.data.importers.build.MAX_FILES", 1)
+    import_logs("inductor", [many_kernels(tmp_path)], tmp_path / "flat", split="train")
+    folder, rng, refused = tmp_path / "flat" / "train", random.Random(5), 0
+    for name in ("index.json", "edge_index.bin", "node_opcode.bin", "runtime.bin", "config_feat.bin"):
+        good = (folder / name).read_bytes()
+        for _ in range(20):
+            bad = mutate(good.decode(), rng) if name == "index.json" else b"\xff" * len(good)
+            (folder / name).write_bytes(bad)
+            try:
+                for kernel in load_dataset(tmp_path / "flat").train:
+                    assert kernel.edge_index.max() < kernel.n_nodes
+            except TilewiseError as error:
+                refused += 1
+                assert "\n" not in str(error)
+        (folder / name).write_bytes(good)
+    assert refused > 80
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_import_that_is_ended_leaves_nothing(number, tmp_path):
+    (tmp_path / "log").write_text(f"{feedback()}\n" * 200_000)  # long enough to be in the middle of it
+    command = [sys.executable, "-m", "tilewise", "tiles", "import", "inductor", "log", "--out", "out/new"]
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = os.environ | {"TMPDIR": str(temporary)}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, cwd=tmp_path, env=environment)
+    until = time.monotonic() + 60
+    while not list(temporary.iterdir()) and time.monotonic() < until:
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, told = process.communicate()
+    assert process.returncode == 130
+    assert b"Traceback" not in told
+    assert not list((tmp_path / "out").iterdir()) and not list(temporary.iterdir())

@@ -4,7 +4,8 @@ Parameters become columns: numbers as they are, words by their place in an alpha
 runtime is the median of a configuration's repeats. Where the log marks no default, the normalizer is the kernel's
 median runtime, and the report says so. A configuration that failed takes for ever, which no whole number says: such
 configurations are kept beside the others, under a key of their own. Where anything is known of a device, its card
-(see `devices`) makes columns too. The folder appears when all is written.
+(see `devices`) makes columns too. The folder appears when all is written. A few thousand kernels are a file each;
+of more, each split is written as a few flat files (see `shards`).
 """
 
 from __future__ import annotations
@@ -35,14 +36,16 @@ from tilewise.costmodel.data.importers.stream import open_sources
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.npz import Array
 from tilewise.costmodel.data.schema import TILE_FEATURES
+from tilewise.costmodel.data.shards import SplitWriter
 from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.costmodel.hlo.tuning_data import kernel_npz
 from tilewise.errors import ConfigurationError, FileFormatError, UnavailableError
 
 MAX_COLUMNS = 1024
+MAX_FILES = 10_000
 _HELD_BYTES = 64 << 20  # of the table of configurations; a larger one stays in its file
 _SPLITS = ("train", "valid", "test")
-_text = json.JSONEncoder(sort_keys=True).encode
+_NONE = np.zeros(0, np.int64)
 
 
 @dataclass
@@ -97,18 +100,19 @@ def import_logs(
         report.devices = sorted(name for name in details if name)
         known = {name: _card(name, details[name], cards or {}) for name in details}
         columns = _Columns.of(spool.configurations, description, report, device_columns and any(known.values()))
-        by_shape = _split_by_shape(spool.identities() if split is None else ())
-        writer = _Writer(
-            spool=spool,
-            table=_Table.of(spool, columns, description),
-            description=description,
-            devices={name: columns_of(card) for name, card in known.items()} if columns.devices else {},
-            out=folder,
-            split_of=(lambda identity: split) if split else lambda identity: by_shape(_shape(identity)),
-            report=report,
-        )
-        for kernel in spool.kernels():
-            writer.write(kernel)
+        splits = itertools.repeat(split) if split else _split_by_shape(spool.identities())
+        with contextlib.ExitStack() as stack:
+            writer = _Writer(
+                spool=spool,
+                table=_Table.of(spool, columns, description),
+                description=description,
+                devices={name: columns_of(card) for name, card in known.items()} if columns.devices else {},
+                out=folder,
+                packed=stack if len(spool) > MAX_FILES else None,
+                report=report,
+            )
+            for kernel, place in zip(spool.kernels(), splits, strict=False):
+                writer.write(kernel, place)
         if not report.kernels:
             reason = report.skipped.most_common(1)[0][0] if report.skipped else "no record in it"
             raise FileFormatError(f"No kernel could be read from {', '.join(f.name for f in files)}: {reason}.")
@@ -210,27 +214,25 @@ class _Columns:
         return (*self.own, *(DEVICE_COLUMNS if self.devices else ()))
 
 
-def _shape(identity: Mapping[str, Any]) -> str:
+def _shape(identity: str) -> str:
     """A digest of the kernel and its sizes: on two devices they are one shape, which must not be in two splits."""
-    return _digest(_text([identity["kernel"], identity["sizes"]]))
+    _, _, rest = identity.partition(', "kernel": ')  # quotes inside a name are escaped
+    kernel, _, sizes = rest.partition(', "sizes": ')
+    return _digest(f"[{kernel}, {sizes[:-1]}]")
 
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _split_by_shape(identities: Iterable[Mapping[str, Any]]) -> Callable[[str], str]:
-    """A tenth of the shapes each for valid and test, one at least where there are three, in the order of digests."""
-    digests = np.unique(np.fromiter((_shape(identity) for identity in identities), "U16"))
-    n = len(digests)
+def _split_by_shape(identities: Iterable[str]) -> Iterator[str]:
+    """Each kernel's split: a tenth of the shapes for valid and test, one at least of three, in the order of digests."""
+    digests = np.fromiter((int(_shape(identity), 16) for identity in identities), np.uint64)
+    shapes, places = np.unique(digests, return_inverse=True)
+    n = len(shapes)
     tenth = max(1, round(n / 10))
     valid, test = (tenth if n >= 2 else 0), (tenth if n >= 3 else 0)
-
-    def split_of(digest: str) -> str:
-        place = int(np.searchsorted(digests, digest))
-        return "valid" if place < valid else "test" if place < valid + test else "train"
-
-    return split_of
+    return ("valid" if place < valid else "test" if place < valid + test else "train" for place in places)
 
 
 @dataclass(frozen=True)
@@ -267,27 +269,32 @@ class _Writer:
     description: Description | None
     devices: Mapping[str, tuple[float, ...]]
     out: Path
-    split_of: Callable[[Mapping[str, Any]], str]
+    packed: contextlib.ExitStack | None  # ends what writes the flat files, where there are so many kernels
     report: Imported
+    writers: dict[str, SplitWriter] = field(default_factory=dict)
 
-    def write(self, spooled: Spooled) -> None:
+    def write(self, spooled: Spooled, split: str) -> None:
         ran = spooled.configs["repeats"] > 0
-        timed, failed = spooled.configs[ran], spooled.configs["number"][~ran]
+        timed, failed = (spooled.configs, _NONE) if ran.all() else _parted(spooled.configs, ran)
         self.report.failures += len(failed)
         if not len(timed):
             self.report.skipped["a kernel none of whose configurations ran"] += 1
             return
-        identity, split = spooled.identity, self.split_of(spooled.identity)
+        identity = spooled.identity
         feat = self._rows(timed["number"], identity["device"])
         runtime, normalizer = self._runtimes(timed)
-        problem = _text(identity)
-        name = f"{_program(identity)}_{_digest(problem)}"
+        name = f"{_program(identity['kernel'], identity['device'])}_{_digest(spooled.text)}"
         # What `make_kernel` checks is known of these arrays.
         kernel = Kernel(name, "", *self._graph(identity, int(timed["number"][0])), feat, runtime, normalizer)
-        beside = _beside(timed, problem) | {"failed_config_feat": self._rows(failed, identity["device"])}
+        beside = _beside(timed, spooled.text) | {"failed_config_feat": self._rows(failed, identity["device"])}
         if split not in self.report.splits:
             (self.out / split).mkdir(exist_ok=True)
-        Path(f"{self.out}/{split}/{name}.npz").write_bytes(kernel_npz(kernel, **beside))
+            if self.packed:
+                self.writers[split] = self.packed.enter_context(SplitWriter(self.out / split))
+        if self.packed:
+            self.writers[split].add(kernel, **beside)
+        else:
+            Path(f"{self.out}/{split}/{name}.npz").write_bytes(kernel_npz(kernel, **beside))
         self.report.kernels += 1
         self.report.configurations += len(timed)
         self.report.timings += int(timed["repeats"].sum())
@@ -313,9 +320,14 @@ class _Writer:
         return runtime, np.full(len(runtime), normalizer, np.int64)
 
 
-def _program(identity: Mapping[str, Any]) -> str:
+def _parted(configs: Timed, ran: Array) -> tuple[Timed, Array]:
+    return configs[ran], configs["number"][~ran]
+
+
+@functools.lru_cache(1000)
+def _program(kernel: str, device: str) -> str:
     """The kernel's name and the device's, in letters that a file's name may have."""
-    text = "-".join(part for part in (identity["kernel"], identity["device"]) if part)
+    text = "-".join(part for part in (kernel, device) if part)
     return re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip("-.")[:100] or "kernel"
 
 

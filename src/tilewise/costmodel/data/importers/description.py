@@ -13,6 +13,7 @@ named. Without a description a kernel is one instruction whose shape is the size
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,12 +22,13 @@ from typing import Any
 
 from tilewise._files import read_json_input
 from tilewise.costmodel.data.importers.record import Value
-from tilewise.costmodel.data.schema import DIMENSIONS, ELEMENT_TYPES, OPCODE_NUMBER
+from tilewise.costmodel.data.schema import DIMENSIONS, ELEMENT_TYPES, NODE_COLUMN, OPCODE_NUMBER
 from tilewise.costmodel.hlo.featurize import sequence_features
 from tilewise.costmodel.hlo.graph import GraphBuilder, KernelGraph
 from tilewise.errors import FileFormatError
 
 _LARGEST = 1 << 40
+_SHAPE = NODE_COLUMN["shape_dimensions_0"]
 _TYPES = {"torch.float16": "f16", "torch.bfloat16": "bf16", "torch.float32": "f32", "torch.float64": "f64"}
 _KEYS = ("operation", "dtype", "loops", "operands", "result", "tile")
 
@@ -49,16 +51,12 @@ class Description:
         sizes = {loop: _size(size, values) for loop, size in self.loops.items()}
         if None in sizes.values():
             return None
-        builder = GraphBuilder()
         shape = {loop: int(size or 0) for loop, size in sizes.items()}
         dtype = _TYPES.get(str(values.get(self.dtype_named)), self.dtype)
-        turned = [_turned(name, values) for name in self.strides_named] or [False] * len(self.operands)
-        operands = [
-            builder.parameter([shape[loop] for loop in loops], dtype, transposed=transposed)
-            for loops, transposed in zip(self.operands, turned, strict=True)
-        ]
-        builder.add(self.operation, [shape[loop] for loop in self.result], dtype, *operands)
-        return builder.build()
+        turned = tuple(_turned(name, values) for name in self.strides_named) or (False,) * len(self.operands)
+        ranks = tuple(map(len, self.operands))
+        outline = _outline(self.operation, dtype, ranks, turned, len(self.result))
+        return _sized(outline, [[shape[loop] for loop in loops] for loops in (*self.operands, self.result)])
 
     def bounds(self, config: Mapping[str, Value]) -> list[int]:
         """The 24 columns of a tile: bounds of the second operand's, of the result's and of the first operand's."""
@@ -97,9 +95,29 @@ MATRIX_PRODUCT = Description(
 def plain_graph(sizes: Mapping[str, Value]) -> KernelGraph:
     """One instruction nobody knows, of the sizes that are there."""
     numbers = [int(min(abs(value), _LARGEST)) for value in sizes.values() if isinstance(value, float)]
+    numbers = numbers[:DIMENSIONS]
+    return _sized(_outline("custom-call", "f32", (), (), len(numbers)), [numbers])
+
+
+@functools.lru_cache(1000)
+def _outline(
+    operation: str, dtype: str, ranks: tuple[int, ...], turned: tuple[bool, ...], result_rank: int
+) -> KernelGraph:
+    """An operation on its operands whose sizes are all 0: a log's many kernels differ in their sizes alone."""
     builder = GraphBuilder()
-    builder.add("custom-call", numbers[:DIMENSIONS], "f32")
+    operands = [
+        builder.parameter([0] * rank, dtype, transposed=transposed)
+        for rank, transposed in zip(ranks, turned, strict=True)
+    ]
+    builder.add(operation, [0] * result_rank, dtype, *operands)
     return builder.build()
+
+
+def _sized(outline: KernelGraph, shapes: Sequence[Sequence[int]]) -> KernelGraph:
+    """The outline with the shape of each instruction."""
+    features = outline.node_feat.copy()
+    features[:, _SHAPE : _SHAPE + DIMENSIONS + 2] = [sequence_features(shape, DIMENSIONS) for shape in shapes]
+    return outline._replace(node_feat=features)
 
 
 def read_description(path: Path) -> Description:

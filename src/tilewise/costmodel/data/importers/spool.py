@@ -29,7 +29,7 @@ MAX_KERNELS = 2_000_000
 _AT_ONCE = 1 << 20  # repeats that are sorted in memory, sixteen bytes each
 _SAMPLED = 1 << 12  # one key in so many tells where to cut the sorted runs
 _REMEMBERED = 50_000
-_encoded, _decoded = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode, json.JSONDecoder().raw_decode
+_encoded, _decoded = json.JSONEncoder(sort_keys=True).encode, json.JSONDecoder().raw_decode
 
 # A configuration and what is kept of its repeats. No repeat: it failed; a single one has no deviation (NaN).
 TIMED = np.dtype([("number", "i8"), ("median_ns", "f8"), ("deviation", "f8"), ("repeats", "i8"), ("is_default", "?")])
@@ -41,6 +41,7 @@ class Spooled:
     """One kernel: who it is, and its configurations."""
 
     identity: Mapping[str, Any]  # device, kernel, sizes
+    text: str  # the same as JSON
     configs: Timed
 
 
@@ -71,21 +72,26 @@ class Spool:
         return self._path
 
     def add(self, record: Record) -> None:
+        name, sizes, config, times, device, _, is_default, _ = record
         try:
-            kernel = self._kernels.number(record.sizes, record.device, record.kernel)
-            self._runs.add(kernel, self.configurations.number(record.config), record.is_default, record.runtimes_ns)
+            kernel = self._kernels.number(sizes, device, name)
+            self._runs.add(kernel, self.configurations.number(config), is_default, times)
         except OSError as error:
             raise _unkept(error) from error
 
-    def identities(self) -> Iterator[Mapping[str, Any]]:
-        """Who the kernels are."""
-        return self._kernels.values()
+    def __len__(self) -> int:
+        """How many kernels there are."""
+        return len(self._kernels)
+
+    def identities(self) -> Iterator[str]:
+        """Who the kernels are, as JSON with sorted keys."""
+        return self._kernels.lines()
 
     def kernels(self) -> Iterator[Spooled]:
         """The kernels one after the other."""
         try:
-            for identity, configs in zip(self.identities(), self._runs.by_kernel(), strict=True):
-                yield Spooled(identity, configs)
+            for text, configs in zip(self.identities(), self._runs.by_kernel(), strict=True):
+                yield Spooled(_decoded(text)[0], text, configs)
         except OSError as error:
             raise _unkept(error) from error
 
@@ -107,11 +113,23 @@ class _Kernels:
         self._known: dict[bytes, int] = {}
         # Holds the sizes: their id stays.
         self._seen: dict[tuple[int, str, str], tuple[Mapping[str, Value], int]] = {}
+        self._last: tuple[Mapping[str, Value], str, str, int] = {}, "", "", -1
 
     def close(self) -> None:
         self._file.close()
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     def number(self, sizes: Mapping[str, Value], device: str, kernel: str) -> int:
+        last = self._last
+        if last[0] is sizes and last[1] == device and last[2] == kernel:
+            return last[3]
+        number = self._found(sizes, device, kernel)
+        self._last = sizes, device, kernel, number
+        return number
+
+    def _found(self, sizes: Mapping[str, Value], device: str, kernel: str) -> int:
         key = id(sizes), device, kernel
         if (seen := self._seen.get(key)) is not None:
             return seen[1]
@@ -128,11 +146,11 @@ class _Kernels:
         self._seen[key] = sizes, number
         return number
 
-    def values(self) -> Iterator[Any]:
+    def lines(self) -> Iterator[str]:
         self._file.flush()
         with self._path.open(encoding="ascii") as lines:
             for line in lines:
-                yield _decoded(line)[0]
+                yield line[:-1]
 
 
 class _Runs:
@@ -145,13 +163,14 @@ class _Runs:
 
     def add(self, kernel: int, config: int, is_default: bool, times: tuple[float, ...]) -> None:
         key = kernel << 32 | config << 1 | is_default
+        keys = self._keys
         if len(times) == 1:
-            self._keys.append(key)
+            keys.append(key)
             self._times.append(times[0])
         else:  # a failure is a repeat that took no time at all
-            self._keys.extend([key] * (len(times) or 1))
+            keys.extend([key] * (len(times) or 1))
             self._times.extend(times or (np.nan,))
-        if len(self._keys) >= _AT_ONCE:
+        if len(keys) >= _AT_ONCE:
             self._write()
 
     def _write(self) -> None:
