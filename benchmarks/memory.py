@@ -1,6 +1,6 @@
 """Peak memory of loading an ONNX file, making it ready and running it once, beside ONNX Runtime and OpenVINO.
 
-    python -m benchmarks.memory [--only resnet18 bert_small] [--batch 1 8] [--size 320] [--passes 1000]
+    python -m benchmarks.memory [--only resnet18 bert_small] [--batch 1 8] [--size 320] [--passes 1000 [--threads 2]]
 
 Each contender does it in a process of its own that imports nothing else; what is compared is the most memory that
 process ever held (its peak resident set). A ratio above 1: tilewise needs less than the one that needs least. With
@@ -115,7 +115,6 @@ def resident() -> int:
 
 def growth(run: Callable[[np.ndarray], Any], x: np.ndarray, passes: int) -> tuple[int, int]:
     """Bytes that the library held more at any moment after the third pass, and that the process holds in the end."""
-    tilewise.set_num_threads(1)  # another thread's scratch comes when it first gets work
     for _ in range(3):
         run(x)
     held, native_held = resident(), native.memory_in_use()
@@ -134,7 +133,8 @@ def show_growth(name: str, batch: int, size: int | None, passes: int) -> None:
     for form, run in runs.items():
         own, process = growth(run, x, passes)
         shape = "×".join(map(str, x.shape))
-        print(f"{name} {form} {shape}: {passes} passes, library +{own} bytes, process +{process >> 10} KiB", flush=True)
+        grown = f"library +{own} bytes, process +{process >> 10} KiB"
+        print(f"{name} {form} {shape}: {passes} passes, {tilewise.get_num_threads()} threads, {grown}", flush=True)
 
 
 def write(path: Path, peaks: list[Peak]) -> None:
@@ -150,8 +150,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1])
     parser.add_argument("--size", type=int, nargs="+", help="pixels a side, or tokens, other than the zoo's own")
     parser.add_argument("--passes", type=int, default=0, help="run so often and show what is held more")
+    parser.add_argument("--threads", type=int, default=1, help="of these passes")
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "memory.json")
     options = parser.parse_args()
+    tilewise.set_num_threads(options.threads)
     for batch, size, name in itertools.product(options.batch, options.size or [None], options.only):
         if options.passes:
             show_growth(name, batch, size, options.passes)

@@ -1,16 +1,13 @@
 #include "common/attention_ops.h"
 
-#include "common/alloc.h"
+#include "common/thread_blocks.h"
 #include "common/thread_pool.h"
 
 namespace tw {
 namespace {
 
-// Kept by each thread from call to call; a few hundred kilobytes.
-float* workspace(int64_t floats) {
-  thread_local Buffer<float> kept;
-  return kept.grow(static_cast<size_t>(floats));
-}
+// A few hundred kilobytes.
+float* workspace(int64_t floats) { return thread_scratch<float>(Scratch::attention, floats); }
 
 int64_t offset(HeadStrides s, int64_t b, int64_t h) { return b * s.batch + h * s.head; }
 

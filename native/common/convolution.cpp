@@ -10,6 +10,7 @@
 
 #include "common/alloc.h"
 #include "common/matmul.h"
+#include "common/thread_blocks.h"
 #include "common/thread_pool.h"
 #include "common/weight_cache.h"
 
@@ -34,19 +35,11 @@ void check(bool done) {
 // Working memory for weights that are packed for one call; kept by the thread up to a bound.
 class CallWeights {
  public:
-  explicit CallWeights(int64_t floats) : data_(kept().grow(static_cast<std::size_t>(floats))) {}
-  ~CallWeights() {
-    if (kept().size() > kKeptFloats) kept() = Buffer<float>();
-  }
+  explicit CallWeights(int64_t floats) : data_(thread_scratch<float>(Scratch::call_weights, floats)) {}
+  ~CallWeights() { thread_blocks().trim(Scratch::call_weights); }
   float* data() { return data_; }
-  static void forget() { kept() = Buffer<float>(); }
 
  private:
-  static constexpr std::size_t kKeptFloats = std::size_t{4} << 20;
-  static Buffer<float>& kept() {
-    static thread_local Buffer<float> buffer;
-    return buffer;
-  }
   float* data_;
 };
 
@@ -233,7 +226,7 @@ const char* algorithm_name(ConvAlgorithm algorithm) {
 
 int64_t winograd_transforms() { return transformed.load(); }
 
-void forget_call_weights() { CallWeights::forget(); }
+void forget_call_weights() { thread_blocks().forget(Scratch::call_weights); }
 
 void allow_winograd(bool allow) { winograd_allowed.store(allow, std::memory_order_relaxed); }
 

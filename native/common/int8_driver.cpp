@@ -5,7 +5,7 @@
 #include <cstring>
 #include <new>
 
-#include "common/alloc.h"
+#include "common/thread_blocks.h"
 #include "common/thread_pool.h"
 #include "kernels/int8.h"
 
@@ -89,26 +89,14 @@ bool uses_avx_vnni() { return avx_vnni().load(std::memory_order_relaxed); }
 
 void use_avx_vnni(bool use) { avx_vnni().store(use, std::memory_order_relaxed); }
 
-int32_t* int8_scratch(int64_t numbers) {
-  constexpr std::size_t kKept = std::size_t{8} << 20;  // a larger block is let go when less is asked for
-  thread_local Buffer<int32_t> block;
-  try {
-    if (block.size() > kKept && static_cast<std::size_t>(numbers) <= kKept) block = Buffer<int32_t>();
-    return block.grow(static_cast<std::size_t>(numbers));
-  } catch (const std::bad_alloc&) {
-    return nullptr;
-  }
-}
-
 namespace {
 
 int64_t round_to(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// The sums of a block whose K is cut: one buffer a thread, kept between calls.
+// The sums of a block whose K is cut.
 int32_t* sums_of(const Int8Problem& p, const Int8Tile& t, int64_t panels) {
   if (p.runs != 1 || t.kc >= static_cast<int64_t>(p.groups_per_run) * kInt8Group) return nullptr;
-  thread_local Buffer<int32_t> kept;
-  return kept.grow(t.mc * std::min(t.nc, panels * kInt8Panel));
+  return thread_scratch<int32_t>(Scratch::int8_sums, t.mc * std::min(t.nc, panels * kInt8Panel));
 }
 
 // The rows of part `i` of `parts`, cut where the default's register tiles end.

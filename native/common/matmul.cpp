@@ -6,7 +6,7 @@
 #include <cstring>
 #include <new>
 
-#include "common/alloc.h"
+#include "common/thread_blocks.h"
 #include "common/thread_pool.h"
 
 namespace tw {
@@ -215,11 +215,7 @@ Gemm item_of(const Gemm& g, const Batch& batch, int64_t index) {
   return p;
 }
 
-// One workspace a thread, kept between calls.
-float* workspace(int64_t floats) {
-  thread_local Buffer<float> kept;
-  return kept.grow(static_cast<std::size_t>(floats));
-}
+float* workspace(int64_t floats) { return thread_scratch<float>(Scratch::product, floats); }
 
 void copy_strided(const float* from, int64_t stride, int64_t n, float* to) {
   for (int64_t i = 0; i < n; ++i) to[i] = from[i * stride];
@@ -444,12 +440,11 @@ bool shares_b(const Job& job, int threads) {
 }
 
 bool run_shared(const Gemm& g, Job& job, int threads) {
-  thread_local Buffer<float> kept;
   const int nr = job.cut.tile.nr;
   const int64_t fit = std::max<int64_t>(kSharedFloats / g.k / nr * nr, nr), blocks = ceil_div(g.n, fit);
   const int64_t width = round_up(ceil_div(g.n, blocks), nr);
   try {
-    job.packed = kept.grow(static_cast<std::size_t>(width * g.k + 64));
+    job.packed = thread_scratch<float>(Scratch::packed_product, width * g.k + 64);
   } catch (const std::bad_alloc&) {
     return false;
   }

@@ -6,6 +6,7 @@
 
 #include "common/alloc.h"
 #include "common/matmul.h"
+#include "common/thread_blocks.h"
 #include "common/thread_pool.h"
 #include "kernels/sage.h"
 
@@ -67,12 +68,7 @@ Place passing_place(float* begin, int64_t rows, int64_t width, int64_t layers) {
   return place;
 }
 
-float* scratch(int64_t floats) {
-  thread_local Buffer<float> kept;
-  constexpr std::size_t kKept = std::size_t{4} << 20;
-  if (kept.size() > kKept && static_cast<std::size_t>(floats) <= kKept) kept = Buffer<float>();
-  return kept.grow(static_cast<std::size_t>(floats));
-}
+float* scratch(int64_t floats) { return thread_scratch<float>(Scratch::sage, floats); }
 
 void multiply(Gemm g) {
   if (!matmul(g, Batch(), nullptr)) throw std::bad_alloc();

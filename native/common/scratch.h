@@ -1,5 +1,4 @@
-// Working memory of kernels. Each thread keeps one block and hands it out again, so that a call allocates nothing once
-// the block has grown to what its kernels need; a block larger than the keep limit is given back after the call.
+// Working memory of kernels: the part of thread_blocks.h without templates.
 #pragma once
 
 #include <cstdint>

@@ -12,10 +12,12 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <vector>
 
 #include "common/machine.h"
+#include "common/thread_blocks.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -74,7 +76,9 @@ void leave_cpu(int) {}
 
 class Pool {
  public:
-  explicit Pool(int threads) : threads_(threads), spins_(threads <= machine().real_cores), shares_(static_cast<std::size_t>(threads)) {
+  explicit Pool(int threads)
+      : threads_(threads), spins_(threads <= machine().real_cores), shares_(static_cast<std::size_t>(threads)), blocks_(shares_.size()) {
+    forget_raises();
     for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
   }
 
@@ -105,11 +109,20 @@ class Pool {
     wake_sleepers(job.tasks - 1);
     claim(job, 0);
     close();
+    catch_up();
     busy_.store(false);
   }
 
  private:
   static constexpr int kClosed = -1;
+
+  // While the pool is this caller's and closed, its workers use nothing of theirs. Out of memory, a worker asks again itself.
+  void catch_up() noexcept {
+    try {
+      for (std::size_t i = 1; i < blocks_.size(); ++i) blocks_[i].catch_up();
+    } catch (const std::bad_alloc&) {
+    }
+  }
 
   // No more workers than there are tasks for.
   void wake_sleepers(int most) {
@@ -174,6 +187,7 @@ class Pool {
   }
 
   void work(int thread) {
+    use_blocks(&blocks_[thread]);
     unsigned seen = 0;
     for (;;) {
       seen = wait_for_change(seen);
@@ -202,6 +216,7 @@ class Pool {
   const int threads_;
   const bool spins_;  // more threads than cores do not: they would spin in each other's way
   std::vector<Share> shares_;  // of a job whose tasks are dealt out
+  std::vector<ScratchBlocks> blocks_;  // of the workers; the caller has its own
   std::vector<std::thread> workers_;
   std::mutex mutex_;
   std::condition_variable wake_, done_;
@@ -242,6 +257,8 @@ std::shared_ptr<Pool> get_pool() {
 }
 
 }  // namespace
+
+bool in_shared_task() { return inside_task; }
 
 int num_threads() { return thread_limit > 0 && thread_limit < pool_threads() ? thread_limit : pool_threads(); }
 

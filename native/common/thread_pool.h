@@ -5,6 +5,7 @@
 
 namespace tw {
 
+bool in_shared_task();  // whether this thread works on a task of several threads' job
 int num_threads();  // that the work of this thread may be shared by
 void set_num_threads(int n);  // n >= 1, checked by the caller
 

@@ -3,8 +3,11 @@
 #include <thread>
 #include <vector>
 
+#include "common/alloc.h"
+#include "common/scratch.h"
 #include "common/thread_pool.h"
 #include "common/thread_trial.h"
+#include "kernels/int8.h"
 #include "kernels/probe.h"
 #include "tests/tests.h"
 
@@ -36,6 +39,45 @@ TW_TEST(parallel_for_nests_and_runs_from_several_threads) {
   }
   for (std::thread& t : callers) t.join();
   TW_CHECK(total == 4 * 200 * 30);
+}
+
+// A task that every thread takes one of: whoever comes first waits for the rest.
+template <class F>
+static void on_every_thread(int threads, F&& f) {
+  std::atomic<int> here{0};
+  tw::parallel_for(threads, [&](int) {
+    for (++here; here < threads;) std::this_thread::yield();
+    f();
+  });
+}
+
+TW_TEST(workers_have_the_scratch_of_a_task_that_another_thread_got) {
+  for (const int threads : {2, 5}) {
+    tw::set_num_threads(threads);
+    std::atomic<int> first{0};
+    on_every_thread(threads, [&] { tw::thread_scratch(first++ == 0 ? 100000 : 10); });
+    on_every_thread(threads, [] { tw::int8_scratch(1000); });
+    on_every_thread(threads, [] { tw::thread_scratch(5); });  // the caller's own block grows when it asks
+    const int64_t held = tw::memory_in_use();
+    for (int pass = 0; pass < 3; ++pass) {
+      on_every_thread(threads, [] {
+        tw::thread_scratch(100000)[99999] = 1.0f;
+        tw::int8_scratch(1000)[999] = 1;
+      });
+    }
+    TW_CHECK(tw::memory_in_use() == held);
+  }
+  tw::set_num_threads(1);
+}
+
+TW_TEST(scratch_that_only_the_caller_needs_is_not_given_to_workers) {
+  tw::set_num_threads(3);
+  on_every_thread(3, [] { tw::thread_scratch(10); });
+  tw::thread_scratch(500000);
+  const int64_t held = tw::memory_in_use();
+  on_every_thread(3, [] { tw::thread_scratch(10); });
+  TW_CHECK(tw::memory_in_use() == held);
+  tw::set_num_threads(1);
 }
 
 TW_TEST(a_limit_of_threads_ends_with_its_scope) {

@@ -167,10 +167,11 @@ def _networks() -> dict[str, Callable[[], tuple[Callable[[Any], Any], Any]]]:
     }
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("name", ["mobilenet_v3", "unet", "vit", "bert", "int8"])
-def test_passes_after_the_first_allocate_nothing(name: str, settings_restored: None) -> None:
+def test_passes_after_the_first_allocate_nothing(name: str, threads: int, settings_restored: None) -> None:
     """`benchmarks.memory --passes` does it a thousand times with the whole zoo."""
     assert native is not None
-    native.set_num_threads(1)  # another thread's scratch comes when it first gets work, which may be late
+    native.set_num_threads(threads)
     compiled, x = _networks()[name]()
     assert_passes_allocate_nothing(compiled, x, 10)

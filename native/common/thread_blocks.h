@@ -1,0 +1,40 @@
+// Working memory that threads keep from call to call, so that a call allocates nothing once the blocks have grown to what
+// it needs. Which thread gets the largest of some shared tasks is chance: there a block grows to the most that any thread
+// has asked for, and the pool gives its workers as much when a job ends (`catch_up`). Kernels ask by scratch.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "common/alloc.h"
+
+namespace tw {
+
+// What a block is for: a thread may use blocks of different uses at once.
+enum class Scratch { kernel, product, packed_product, call_weights, attention, int8, int8_sums, sage };
+constexpr int kScratchUses = 8;
+
+class ScratchBlocks {
+ public:
+  void* get(Scratch use, std::size_t bytes);
+  void trim(Scratch use);    // lets go of a block that is larger than what is kept between calls
+  void forget(Scratch use);  // lets go of a block of any size
+  void catch_up();           // every block as large as any thread needed it in shared tasks; not while one is in use
+
+ private:
+  Buffer<char> of_[kScratchUses];
+  unsigned seen_ = 0;  // the raise that `catch_up` last saw
+};
+
+// This thread's own. A pool's worker uses those that its pool keeps for it.
+ScratchBlocks& thread_blocks();
+void use_blocks(ScratchBlocks* blocks);
+void forget_raises();  // what threads needed until now says nothing of those to come
+
+// Contents undefined, aligned to a cache line; valid until this thread asks again for the same use.
+template <class T>
+T* thread_scratch(Scratch use, int64_t count) {
+  return static_cast<T*>(thread_blocks().get(use, static_cast<std::size_t>(count) * sizeof(T)));
+}
+
+}  // namespace tw
