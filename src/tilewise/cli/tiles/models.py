@@ -312,7 +312,7 @@ def predict(
     from tilewise.costmodel.models.scorer import load_scorer
     from tilewise.costmodel.models.shipped import shipped_names, shipped_scorer
     from tilewise.costmodel.rank import rank
-    from tilewise.tune.search.surety import is_sure
+    from tilewise.tune.search.surety import Claim
 
     shipped = str(model) in shipped_names() and not model.exists()
     scorer = shipped_scorer(str(model)) if shipped else load_scorer(model)
@@ -322,7 +322,7 @@ def predict(
     short = write_predictions(out, {name: found.top(top) for name, found in rankings.items()}, top)
     sure = {name: found.sure_top5 for name, found in rankings.items() if found.sure_top5 is not None}
     cases, hyper = _as_tuned(model, scorer, data, split)
-    within = [case.name for case in cases if hyper is not None and is_sure(case.process(hyper), 0)]
+    within = [case.name for case in cases if hyper is not None and Claim(case.process(hyper)).after(0)]
     if as_json:
         told = {"out": str(out), "kernels": len(rankings), "padded": short, "sure_top5": sure, "within5_top1": within}
         return typer.echo(json.dumps(told, indent=1))

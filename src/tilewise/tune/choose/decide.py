@@ -31,7 +31,7 @@ from tilewise.tune.measure.trial import Trial
 from tilewise.tune.problem import Config, Problem
 from tilewise.tune.search.gaussian_process import GaussianProcess, Hyperparameters, Numbers
 from tilewise.tune.search.loop import BUDGET, Step, search
-from tilewise.tune.search.surety import is_sure
+from tilewise.tune.search.surety import Claim
 
 # Without a model everything must come from neighbours: other configurations, and other problems of the same kernel.
 WITHOUT_MODEL = Hyperparameters()
@@ -171,15 +171,23 @@ class _Measuring:
         self.left_out: list[str] = []  # why, once for each that could not be measured
 
     def run(self, budget: int, worth: float, usable: Callable[[Config], bool], start: float) -> Decision:
-        steps, reason = search(
-            self.process, self._take, budget, worth, lambda step: self.report(step, self.configs[step.index])
-        )
+        claim = Claim(self.process)
+        within5 = claim.after(0)
+        timed = 0
+
+        def reported(step: Step) -> None:
+            nonlocal within5, timed
+            timed += step.runtime_ns is not None
+            within5 = claim.after(timed)
+            self.report(step, self.configs[step.index])
+
+        steps, reason = search(self.process, self._take, budget, worth, reported)
         best, runtime_ns = self._best(usable)
         source = "measured" if self.process.measured else "default"
-        within5 = self.process.exhausted or is_sure(self.process, sum(step.runtime_ns is not None for step in steps))
         return Decision(
             self.problem, self.configs[best], source, runtime_ns, self.default_ns, len(steps), self.process.exhausted,
-            within5, time.perf_counter() - start, reason, steps, [*self._omissions(), *self.notes],
+            self.process.exhausted or within5, time.perf_counter() - start, reason, steps,
+            [*self._omissions(), *self.notes],
         )  # fmt: skip
 
     def _omissions(self) -> list[str]:

@@ -26,6 +26,10 @@ What to measure next is the largest expected improvement over the best reading y
 Whether to go on is the value of perfect information: the expected saving if the fastest of all were known and taken,
 E[max(0, y* - min_i y_i)], from joint draws. Where that is below what a measurement is worth, the search ends; before
 the first reading y* is what the choice with the lowest mean would take.
+
+How sure to be of the best is asked of the Student-t process with the same covariance (`chance_within`): after n
+readings whose squared errors, each over the variance that was expected of it, sum to q, all deviations are
+sqrt((nu + q) / (nu + n)) times as large, so kernels that surprised before may do so again.
 """
 
 from __future__ import annotations
@@ -47,6 +51,7 @@ H = TypeVar("H")
 _FOLLOWED, _FOLLOWED_WITHOUT_SCORES = 64, 400
 _DRAWS = 256
 _LEVEL = 1.0  # deviation of c
+_DEGREES_OF_FREEDOM = 2.0  # nu, chosen on the kernels that the claims of `surety` are fitted on
 _OTHER_LEVEL = 5.0  # of the level of an earlier task, which nothing is to be learned from
 
 
@@ -115,6 +120,7 @@ class GaussianProcess:
         self.tasks = 0 if earlier is None else len(np.unique(earlier.task))
         if earlier is not None and len(earlier):
             self._condition(earlier, np.zeros(0) if sizes is None else sizes)
+        self._errors, self._foreseen = 0.0, 0  # q and n
         self.measured: dict[int, float] = {}  # configuration: log runtime
         self.failed: set[int] = set()
 
@@ -139,6 +145,10 @@ class GaussianProcess:
         place = self._place.get(index)
         if not self.measured:  # until now the level was unknown, and the mean's zero stood for it
             self.mean = self.mean + log_runtime - (self.mean[place] if place is not None else self.mean.mean())
+        elif place is not None:
+            variance = self.covariance[place, place] + self.hyper.noise**2
+            self._errors += float((log_runtime - self.mean[place]) ** 2 / max(variance, 1e-12))
+            self._foreseen += 1
         self.measured[index] = min(log_runtime, self.measured.get(index, math.inf))
         if place is not None:
             column = self.covariance[:, place].copy()
@@ -192,15 +202,16 @@ class GaussianProcess:
 
     def chance_within(self, share: float) -> float:
         """That the best so far, or the first choice, takes at most that share longer than the fastest of all."""
-        return float((self._behind() <= math.log1p(share)).mean())
+        scale = math.sqrt((_DEGREES_OF_FREEDOM + self._errors) / (_DEGREES_OF_FREEDOM + self._foreseen))
+        return float((self._behind(scale) <= math.log1p(share)).mean())
 
-    def _behind(self) -> Numbers:
+    def _behind(self, scale: float = 1.0) -> Numbers:
         """By joint draws: how far the best so far, or the first choice, is behind the fastest of the others."""
         places = self.open()
         if not len(places):
             return np.zeros(1)
         root = _root(self.covariance[np.ix_(places, places)])
-        draws = self.mean[places][:, None] + root @ _standard_normal(len(places))  # (n, draws)
+        draws = self.mean[places][:, None] + scale * (root @ _standard_normal(len(places)))  # (n, draws)
         best = self.best
         known = draws[int(np.argmin(self.mean[places]))] if best is None else self.measured[best]
         return np.asarray(known - draws.min(axis=0))

@@ -35,7 +35,7 @@ from tilewise.errors import ConfigurationError, TilewiseError, UnavailableError
 from tilewise.tune.search.calibration import Case, calibrate, load_calibration, make_case, save_calibration
 from tilewise.tune.search.gaussian_process import Hyperparameters
 from tilewise.tune.search.loop import search
-from tilewise.tune.search.surety import claims, fit_sure
+from tilewise.tune.search.surety import claims, fit_sure, groups_of
 
 MOST = 20
 SIMPLE, OURS = "the model's order, first k", "ours, by expected improvement"
@@ -185,7 +185,8 @@ def recalibrate(
     valid = [kernel for kernel in data.valid if kept(kernel)]
     scorer, names = load_scorer(path), data.schema.config_features
     fitted = calibrate(scorer, valid, names, _noise(collection))
-    sure = fit_sure([make_case(scorer, kernel, names) for kernel in valid if kernel.labelled], fitted)
+    cases = [make_case(scorer, kernel, names) for kernel in valid if kernel.labelled]
+    sure = fit_sure(cases, fitted, groups_of([case.name for case in cases], data.train.names))
     return save_calibration(path, dataclasses.replace(fitted, sure=sure), out)
 
 
