@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/gemm.h"
-#include "kernels/math.h"
+#include "kernels/row_loops.h"
 
 namespace tw {
 namespace TW_ISA {
@@ -21,13 +21,13 @@ void finish_rows(const Epilogue& e, float* c, int64_t c_row, int64_t row, int64_
     float* to = c + i * c_row;
     const float* bias = e.bias ? e.bias + col : nullptr;
     const float* residual = e.residual ? e.residual + (row + i) * e.residual_row + col : nullptr;
-    for (int64_t j = 0; j < cols; j += kLanes) {
-      const int lanes = cols - j < kLanes ? static_cast<int>(cols - j) : kLanes;
-      vf v = load_first(to + j, lanes);
-      if (bias) v += load_first(bias + j, lanes);
-      if (residual) v += load_first(residual + j, lanes);
-      store_first(to + j, activate<F>(v), lanes);
-    }
+    // Whole vectors without a mask: on AVX2 cores of AMD a masked store takes a dozen cycles.
+    each_vector(cols, [&](int64_t j, auto lanes) {
+      vf v = lanes.get(to + j);
+      if (bias) v += lanes.get(bias + j);
+      if (residual) v += lanes.get(residual + j);
+      lanes.put(to + j, activate<F>(v));
+    });
   }
 }
 
