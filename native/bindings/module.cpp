@@ -25,4 +25,5 @@ NB_MODULE(_native, m) {
   tw::bind_ladder(m);
   tw::bind_sage(m);
   tw::bind_slates(m);
+  tw::bind_cpu_features(m);
 }

@@ -503,3 +503,12 @@ def slates_backward(
     biases: Sequence[NDArray[numpy.float32]],
     last: NDArray[numpy.float32],
 ) -> tuple[Any, ...]: ...
+def cpu_features(
+    configs: NDArray[numpy.float32],
+    columns: NDArray[numpy.int64],
+    product: NDArray[numpy.float64],
+    machine: NDArray[numpy.float64],
+    centre: NDArray[numpy.float32],
+    scale: NDArray[numpy.float32],
+    bound: float,
+) -> Any: ...

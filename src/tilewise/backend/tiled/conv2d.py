@@ -13,9 +13,10 @@ from itertools import product
 from types import ModuleType
 from typing import Any, ClassVar
 
+import numpy as np
 import numpy.typing as npt
 
-from tilewise.backend.tiled.op import Key, Shape, TiledOp
+from tilewise.backend.tiled.op import Key, Rows, Shape, TiledOp
 from tilewise.errors import ConfigurationError
 
 Array = npt.NDArray[Any]
@@ -83,19 +84,20 @@ class Conv2d(TiledOp[ConvTile]):
 
     def candidates(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> Iterator[ConvTile]:
         yield self.default(module, shape)
-        for winograd, *rest in _rows(module, shape, threads, ALGORITHMS):
+        for winograd, *rest in _rows(module, shape, threads, ALGORITHMS).tolist():
             yield ConvTile(ALGORITHMS[winograd], *rest)
 
     @property
     def names(self) -> tuple[str, ...]:
         return ("winograd", *self.columns)
 
-    def in_passing(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> list[tuple[int, ...]]:
+    def in_passing(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> Rows:
         """Every candidate of the algorithms that a shape takes."""
-        default = tuple(self.values(self.default(module, shape)).values())
+        default = np.array([tuple(self.values(self.default(module, shape)).values())], np.int64)
         smallest = [ConvTile(name, block=1) for name in ALGORITHMS]
         taken = [tile.algorithm for tile in smallest if self.problem(module, tile, shape, layout) is None]
-        return list(dict.fromkeys([default, *_rows(module, shape, threads, taken)]))
+        rows = _rows(module, shape, threads, taken)
+        return np.concatenate([default, rows[(rows != default).any(axis=1)]])
 
     def problem(self, module: ModuleType, tile: ConvTile, shape: Shape, layout: str | None) -> str | None:
         found: str | None = module.conv_tile_problem(tile, shape)
@@ -125,9 +127,7 @@ class Conv2d(TiledOp[ConvTile]):
         return ConvTile(ALGORITHMS[int(values["winograd"])], **numbers)
 
 
-def _rows(
-    module: ModuleType, shape: Shape, threads: int, algorithms: Sequence[str]
-) -> Iterator[tuple[int, int, int, int, int, int]]:
+def _rows(module: ModuleType, shape: Shape, threads: int, algorithms: Sequence[str]) -> Rows:
     """(algorithm's number, mr, nr, block, channels, split)"""
     lanes, rows, vectors = module.conv_tile_limits()
     panel = lanes * vectors
@@ -136,12 +136,18 @@ def _rows(
     splits = sorted({1, min(threads, whole // panel)})
     channel_blocks = sorted({min(whole, size * panel) for size in (1, 2, 4, 8)})
     widths = (lanes, panel) if group_outputs > lanes else (panel,)
+    over_pixels: list[tuple[int, int, int]] = []
     for algorithm in algorithms:
         number = ALGORITHMS.index(algorithm)
         blocks = _PIXEL_BLOCKS if algorithm == "direct" else _TILE_BLOCKS
         for row, block in _whole_rows(shape, algorithm, blocks):
             heights = _balanced(row if algorithm == "direct" else block, rows)
-            yield from product((number,), heights, widths, (block,), channel_blocks, splits)
+            over_pixels += [(number, height, block) for height in heights]
+    over_channels = list(product(widths, channel_blocks, splits))
+    found = np.empty((len(over_pixels), len(over_channels), 6), np.int64)
+    found[:, :, [0, 1, 3]] = np.array(over_pixels, np.int64).reshape(-1, 1, 3)
+    found[:, :, [2, 4, 5]] = over_channels
+    return found.reshape(-1, 6)
 
 
 def _balanced(extent: int, most: int) -> list[int]:

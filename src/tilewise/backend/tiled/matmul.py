@@ -7,16 +7,16 @@ how threads share the result. A cost model ranks the feasible ones of a shape, a
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.backend.tiled.op import Key, Shape, TiledOp, grids
+from tilewise.backend.tiled.op import Key, Rows, Shape, TiledOp, grids
 from tilewise.errors import ConfigurationError
 
 LAYOUTS = ("nn", "nt", "tn", "tt")
@@ -74,16 +74,19 @@ class Matmul(TiledOp[TileConfig]):
         yield from (TileConfig(*values) for values in around(module, default, shape, threads))
         yield from _candidates(module, shape, threads)
 
-    def in_passing(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> list[tuple[int, ...]]:
+    def in_passing(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> Rows:
         """The default alone where it runs no tiles; else its neighbours, and some fifty to two hundred more."""
         path, default = product_plan(module, shape, layout or "nn", threads)
         if path != "tiled":
-            return [tuple(default.as_dict().values())]
-        rows = around(module, default, shape, threads)
-        rest = (default.pack_a,), (False, True), (default.threads_m,), (default.threads_n,)
-        for mr, nr, *blocks in _thinned(module, *shape):
-            rows += product((mr,), (nr,), *blocks, *rest)
-        return rows
+            return np.array([tuple(default.as_dict().values())], np.int64)
+        near = around(module, default, shape, threads)
+        grid = [cut for mr, nr, *blocks in _thinned(module, *shape) for cut in product((mr,), (nr,), *blocks)]
+        found = np.empty((len(near) + 2 * len(grid), 9), np.int64)
+        found[: len(near)] = _numbers(near)
+        thin = found[len(near) :].reshape(len(grid), 2, 9)  # B not packed, and packed
+        thin[:, :, :5] = _numbers(grid)[:, None]
+        thin[:, :, 5:] = [(default.pack_a, packed, default.threads_m, default.threads_n) for packed in (False, True)]
+        return found
 
     def problem(self, module: ModuleType, tile: TileConfig, shape: Shape, layout: str | None) -> str | None:
         found: str | None = module.gemm_tile_problem(tile, *shape, layout is not None and layout[1] == "t")
@@ -167,6 +170,10 @@ def around(module: ModuleType, tile: TileConfig, shape: Shape, threads: int) -> 
         found.append((mr, nr, mc, nc, tile.kc, *packing, *grid))
     found += [(*register, *blocks, *packing, *other) for other in grids(threads)]
     return list(dict.fromkeys(found))
+
+
+def _numbers(rows: Sequence[tuple[Any, ...]]) -> Rows:
+    return np.fromiter(chain.from_iterable(rows), np.int64).reshape(len(rows), -1)
 
 
 def _candidates(module: ModuleType, shape: Shape, threads: int) -> Iterator[TileConfig]:

@@ -12,7 +12,11 @@ from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 Shape = tuple[int, ...]
+Rows = npt.NDArray[np.int64]  # tiles as the numbers in them
 Key = tuple[Shape, str, str]  # shape, dtype and layout, as a tile chooser is asked
 
 
@@ -66,10 +70,10 @@ class TiledOp(ABC, Generic[T]):
         """The names of a tile's values, in the order of `in_passing`."""
         return tuple(self.columns)
 
-    def in_passing(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> list[tuple[int, ...]]:
+    def in_passing(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> Rows:
         """What a tile is chosen among where there is no time for objects: values in the order of `names`, the default
         first; some may not be feasible."""
-        return [tuple(self.values(self.default(module, shape, layout, threads)).values())]
+        return np.array([tuple(self.values(self.default(module, shape, layout, threads)).values())], np.int64)
 
     def space(self, module: ModuleType, shape: Shape, layout: str | None, threads: int) -> list[T]:
         """Every feasible candidate, without repeats."""

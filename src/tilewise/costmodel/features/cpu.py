@@ -10,14 +10,15 @@ is the default is marked, since it may run other code than its tile says.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from tilewise._extension import native
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import DIMENSIONS, NODE_COLUMN, OPCODE_NUMBER, TILE_FEATURES
 from tilewise.costmodel.data.shards import Split
@@ -34,6 +35,8 @@ OWN = (
     "machine_lanes", "machine_registers", "machine_l1_kib", "machine_l2_kib", "machine_l3_share_kib", "machine_mflops",
     "machine_l1_mbs", "machine_l2_mbs", "machine_l3_mbs", "machine_memory_mbs",
 )  # fmt: skip
+_SETTINGS = OWN.index("machine_lanes")  # so many say what a configuration is, the others where it runs
+COUNT = 85  # features
 _KERNEL, _OUTPUT = TILE_FEATURES.index("kernel_bounds_0"), TILE_FEATURES.index("output_bounds_0")
 _CONVOLUTION, _PARAMETER = OPCODE_NUMBER["convolution"], OPCODE_NUMBER["parameter"]
 _U8 = NODE_COLUMN["shape_element_type_is_u8"]
@@ -94,7 +97,8 @@ def product_of(kernel: Kernel) -> Product:
 
 
 def features(p: Product, bounds: Column, own: Mapping[str, Column]) -> list[Any]:
-    """A list of numbers or columns, one a feature; `bounds` holds TpuGraphs' columns, configurations along the rows."""
+    """A list of numbers or columns, one a feature; `bounds` holds TpuGraphs' columns, configurations along the rows.
+    The compiled kernels have the same (native/common/cpu_features.cpp), for choosing a tile in passing."""
     t = _Tile.of(p, bounds, own)
     threads = np.maximum(own["threads"], 1)
     return [*_of_kernel(p, t), *_registers(p, t), *_in_caches(t), *_moved(p, t), *_loose(p, t),
@@ -139,29 +143,30 @@ class _Tile:
                 np.where(transformed, p.k / p.window, p.k),
             )
             mc, kc = np.where(transformed, np.ceil(mc / results), mc), np.where(transformed, depth, kc)
+        machine = _Machine.of([float(own[name][0]) for name in OWN[_SETTINGS:]])
         grid = np.maximum(own["threads_m"], 1), np.maximum(own["threads_n"], 1)
         return cls(
-            _Machine.of(own), np.minimum(winograd, 1), units, p.n, depth, passes,
+            machine, np.minimum(winograd, 1), units, p.n, depth, passes,
             np.maximum(own["register_m"], 1), np.maximum(own["register_n"], 1), np.minimum(mc, units),
             np.minimum(nc, p.n), np.minimum(kc, depth), own["pack_a"], own["pack_b"], grid, p.bytes,
         )  # fmt: skip
 
-    @cached_property
+    @functools.cached_property
     def fill(self) -> tuple[Any, Any]:
         return _fill(self.units, self.mr), _fill(self.columns, self.nr)
 
-    @cached_property
+    @functools.cached_property
     def blocks(self) -> tuple[Any, Any, Any]:
         """How many there are: of rows, of columns, of depth."""
         return np.ceil(self.units / self.mc), np.ceil(self.columns / self.nc), np.ceil(self.depth / self.kc)
 
-    @cached_property
+    @functools.cached_property
     def whole(self) -> tuple[Any, Any, Any]:
         """Bytes of both operands and of the result."""
         a, b = self.units * self.depth * self.size, self.depth * self.columns * self.size
         return a * self.passes, b * self.passes, self.units * self.columns * 4.0 * self.passes
 
-    @cached_property
+    @functools.cached_property
     def seconds(self) -> Any:
         """Of multiplying, padding included, on one thread; an integer product does four times as many a second."""
         multiplied = self.passes * self.units * self.columns * self.depth / (self.fill[0] * self.fill[1])
@@ -171,7 +176,7 @@ class _Tile:
         """Seconds of moving so many bytes of a working set of so many, over those of multiplying."""
         return moved / (self.machine.rate(working_set) * self.seconds)
 
-    @cached_property
+    @functools.cached_property
     def copies(self) -> tuple[Any, Any]:
         """What packing A and B costs, over multiplying."""
         a, b, _ = self.whole
@@ -244,7 +249,6 @@ def _loose(p: Product, t: _Tile) -> list[Any]:
 def _shared(p: Product, t: _Tile, threads: Column) -> list[Any]:
     """How evenly the work is cut, and what every task does for itself."""
     tm, tn = t.grid
-    several = threads > 1
     if p.convolution:
         cell_m, cell_n = t.mc, np.ceil(p.n / tn)
         tasks = p.batch * t.blocks[0] * tn
@@ -254,6 +258,7 @@ def _shared(p: Product, t: _Tile, threads: Column) -> list[Any]:
         cell_n = np.minimum(np.ceil(np.ceil(p.n / tn) / t.nr) * t.nr, p.n)
         tasks = tm * tn * p.batch
         even = p.batch * t.units * p.n / (np.ceil(tasks / threads) * threads * cell_m * cell_n)
+    several = threads > 1
     return [
         np.log2(threads), np.log2(tm), np.log2(tn), np.log2(np.maximum(even, 2**-8)), np.log2(tasks / threads),
         several * np.log2(cell_m / t.mr), several * np.log2(cell_n / t.nr),
@@ -273,44 +278,49 @@ def _default(p: Product, default: Column, threads: Column) -> list[Any]:
 
 @dataclass(frozen=True)
 class _Machine:
-    lanes: Any
-    registers: Any
-    l1: Any
-    l2: Any
-    l3: Any
-    flops: Any
-    rates: tuple[Any, ...]  # bytes a second from each level, memory last
+    lanes: float
+    registers: float
+    l1: float
+    l2: float
+    l3: float
+    flops: float
+    rates: tuple[float, ...]  # bytes a second from each level, memory last
 
     @classmethod
-    def of(cls, own: Mapping[str, Column]) -> _Machine:
-        """From the first configuration: all of a kernel ran on one machine."""
+    def of(cls, told: Sequence[float]) -> _Machine:
+        """From the machine's columns of one configuration: all of a kernel ran on one machine."""
+        return _machine(*(max(0.0, x) for x in told))
 
-        def known(name: str, otherwise: float) -> float:
-            value = float(own[name][0])
-            return value if value > 0 else otherwise
-
-        lanes = known("machine_lanes", 8.0)
-        flops = known("machine_mflops", _MFLOPS * min(lanes, 16.0)) * 1e6
-        names = ("machine_l1_mbs", "machine_l2_mbs", "machine_l3_mbs", "machine_memory_mbs")
-        rates = tuple(known(n, share * flops / 1e6) * 1e6 for n, share in zip(names, _BYTES_A_FLOP, strict=True))
-        l1, l2 = known("machine_l1_kib", 32.0) * 1024, known("machine_l2_kib", 1024.0) * 1024
-        l3 = known("machine_l3_share_kib", 2048.0) * 1024
-        return cls(lanes, known("machine_registers", 16.0), l1, l2, max(l3, l2), flops, rates)
-
-    @cached_property
+    @functools.cached_property
     def _passage(self) -> tuple[Column, Column]:
         return np.log2([self.l1, self.l2, 2 * self.l3, 16 * self.l3]), np.log2(self.rates)
+
+    @functools.cached_property
+    def numbers(self) -> Column:
+        """As the compiled kernels take them."""
+        plain = np.array([self.lanes, self.registers, self.l1, self.l2, self.l3, self.flops])
+        return np.concatenate([plain, *self._passage])
 
     def rate(self, working_set: Any) -> Any:
         """Bytes a second from where a working set of so many bytes lies, with a soft passage between levels."""
         return np.exp2(np.interp(np.log2(np.maximum(working_set, 1.0)), *self._passage))
 
 
+@functools.lru_cache(maxsize=16)
+def _machine(lanes: float, registers: float, l1: float, l2: float, l3: float, mflops: float, *mbs: float) -> _Machine:
+    """In `OWN`'s order and units; what is 0 is not known."""
+    lanes = lanes or 8.0
+    flops = (mflops or _MFLOPS * min(lanes, 16.0)) * 1e6
+    rates = tuple((mb or share * flops / 1e6) * 1e6 for mb, share in zip(mbs, _BYTES_A_FLOP, strict=True))
+    l1, l2, l3 = (l1 or 32.0) * 1024, (l2 or 1024.0) * 1024, (l3 or 2048.0) * 1024
+    return _Machine(lanes, registers or 16.0, l1, l2, max(l3, l2), flops, rates)
+
+
 def _blocks(p: Product, bounds: Column) -> tuple[Any, Any, Any]:
     """Rows, columns and depth of a block."""
     if p.convolution:
         rows = np.maximum(bounds[_OUTPUT + 2] * np.maximum(bounds[_OUTPUT + 3], 1), 1)
-        return rows, np.maximum(bounds[_OUTPUT + 1], 1), np.full_like(rows, p.k)
+        return rows, np.maximum(bounds[_OUTPUT + 1], 1), p.k
     lead = 1 if p.batch > 1 or bounds[_OUTPUT + 2].any() else 0
     return (
         np.maximum(bounds[_OUTPUT + lead], 1),
@@ -371,33 +381,39 @@ class CpuFeatures:
     def config_width(self) -> int:
         return len(self.centre)
 
-    @cached_property
-    def _there(self) -> list[tuple[str, int]]:
-        return list(zip(OWN, self.columns.tolist(), strict=True))
-
     def raw(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> Floats:
         """(features, configurations), not scaled."""
-        config = kernel.config_feat if rows is None else kernel.config_feat[rows]
-        if config.shape[1] != int(self.width[0]):
-            raise FileFormatError(f"Kernel {kernel.name} has other columns than the model was trained on.")
-        table = np.ascontiguousarray(config.T, dtype=np.float64)
-        nothing = np.zeros(len(config))
-        own = {name: nothing if column < 0 else table[column] for name, column in self._there}
-        found = features(product_of(kernel), table, own)
-        if len(self.centre) not in (0, len(found)):
-            raise FileFormatError("The model file's feature tables are those of another version; fit it again.")
-        out = np.empty((len(found), len(config)), np.float32)
-        for place, values in enumerate(found):
-            out[place] = values
-        return out
+        return self._scaled(kernel, rows, np.zeros(COUNT, np.float32), np.ones(COUNT, np.float32), np.inf)
 
     def apply(self, kernel: Kernel, rows: npt.NDArray[np.int64] | None = None) -> Prepared:
-        scaled = self.raw(kernel, rows)
-        scaled -= self.centre[:, None]
-        scaled *= self.scale[:, None]
-        np.clip(scaled, -_FAR, _FAR, out=scaled)
+        scaled = self._scaled(kernel, rows, self.centre, self.scale, _FAR)
         node = np.zeros((kernel.n_nodes, 1), np.float32)
         return Prepared(node, kernel.node_opcode.astype(np.int64), np.asarray(kernel.edge_index), scaled.T)
+
+    def _scaled(
+        self, kernel: Kernel, rows: npt.NDArray[np.int64] | None, centre: Floats, scale: Floats, bound: float
+    ) -> Floats:
+        config = np.asarray(kernel.config_feat if rows is None else kernel.config_feat[rows])
+        if config.shape[1] != int(self.width[0]):
+            raise FileFormatError(f"Kernel {kernel.name} has other columns than the model was trained on.")
+        if len(centre) != COUNT:
+            raise FileFormatError("The model file's feature tables are those of another version; fit it again.")
+        product = product_of(kernel)
+        if native is not None and config.dtype == np.float32 and len(config):
+            machine = _Machine.of(np.where(self.columns < 0, 0.0, config[0, self.columns])[_SETTINGS:].tolist())
+            told = np.array([*vars(product).values()], np.float64)
+            found: Floats = native.cpu_features(
+                config, self._settings, told, machine.numbers, centre, scale, float(bound)
+            )  # fmt: skip
+            return found
+        own = [np.zeros(len(config)) if at < 0 else config[:, at].astype(np.float64) for at in self.columns.tolist()]
+        columns = features(product, config.T.astype(np.float64), dict(zip(OWN, own, strict=True)))
+        scaled = np.stack([np.broadcast_to(x, len(config)).astype(np.float32) for x in columns])
+        return np.clip((scaled - centre[:, None]) * scale[:, None], -bound, bound)
+
+    @functools.cached_property
+    def _settings(self) -> npt.NDArray[np.int64]:
+        return self.columns[:_SETTINGS].astype(np.int64)
 
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
         return {"columns": self.columns, "width": self.width, "centre": self.centre, "scale": self.scale}

@@ -117,7 +117,8 @@ class Space:
             self._tried[family.name] = False
             return None
         for number, name in enumerate(own, start=len(_PARTS) * (DIMENSIONS + 2)):
-            found[:, number] = self.size(name) if name in self else 0
+            if name in self:
+                found[:, number] = self.size(name)
         if family.name not in self._tried and not getattr(family, "takes_columns", False):
             every = [config_row(family, problem, config, own) for config in self.configs]
             self._tried[family.name] = np.array_equal(found, np.array(every, np.float32))

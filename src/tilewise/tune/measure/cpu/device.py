@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
-
-import numpy as np
 
 from tilewise import __version__
 from tilewise._system import real_cores
@@ -74,7 +71,7 @@ class CpuDevice(Device):
             listed = op.in_passing(module, key[0], key[2], threads)
         if problem.family == "matmul" and not LEAST_WORK <= math.prod(key[0]) <= MOST_WORK:
             listed = listed[:1]
-        return ConfigTable(op.names, np.fromiter(chain(*listed), np.int64).reshape(len(listed), -1))
+        return ConfigTable(op.names, listed)
 
     def runs(self, problem: Problem, config: Config) -> bool:
         if problem.family not in TILED:
