@@ -103,7 +103,7 @@ def test_a_products_graph_filled_with_its_sizes_is_the_one_built_of_them(
     sizes: tuple[int, int, int, int], words: tuple[str, str, str]
 ) -> None:
     dtype, layout, epilogue = words
-    filled, built = matmul_graph(dtype, sizes, layout, epilogue), built_matmul(dtype, sizes, layout, epilogue)
+    filled, built = matmul_graph(dtype, sizes, layout, epilogue), built_matmul(*sizes, dtype, layout, epilogue)
     for ours, theirs in zip(filled, built, strict=True):
         assert ours.dtype == theirs.dtype
         np.testing.assert_array_equal(ours, theirs)

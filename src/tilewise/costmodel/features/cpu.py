@@ -46,7 +46,7 @@ _MINOR = NODE_COLUMN["layout_minor_to_major_0"]
 # the three caches and from memory. Between the two CPUs measured so far these differ by less than a factor of two.
 _MFLOPS = 7000.0
 _BYTES_A_FLOP = (1.0, 0.7, 0.5, 0.15)
-_FAR = np.float32(6)
+_FAR = 6.0
 GROUPS = 3  # kinds of kernels: products, integer products, convolutions
 _IS_CONVOLUTION, _IS_BYTES = 12, 13  # where `_of_kernel` says so
 
@@ -402,14 +402,12 @@ class CpuFeatures:
         if native is not None and config.dtype == np.float32 and len(config):
             machine = _Machine.of(np.where(self.columns < 0, 0.0, config[0, self.columns])[_SETTINGS:].tolist())
             told = np.array([*vars(product).values()], np.float64)
-            found: Floats = native.cpu_features(
-                config, self._settings, told, machine.numbers, centre, scale, float(bound)
-            )  # fmt: skip
+            found: Floats = native.cpu_features(config, self._settings, told, machine.numbers, centre, scale, bound)
             return found
         own = [np.zeros(len(config)) if at < 0 else config[:, at].astype(np.float64) for at in self.columns.tolist()]
         columns = features(product, config.T.astype(np.float64), dict(zip(OWN, own, strict=True)))
         scaled = np.stack([np.broadcast_to(x, len(config)).astype(np.float32) for x in columns])
-        return np.clip((scaled - centre[:, None]) * scale[:, None], -bound, bound)
+        return np.asarray(np.clip((scaled - centre[:, None]) * scale[:, None], -bound, bound))
 
     @functools.cached_property
     def _settings(self) -> npt.NDArray[np.int64]:

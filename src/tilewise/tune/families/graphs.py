@@ -7,8 +7,9 @@ bounds stand beside the dimensions they cut.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ ELEMENT_TYPE = {"bf16": "bf16", "fp16": "f16", "fp32": "f32", "tf32": "f32"}
 
 def matmul_graph(dtype: str, sizes: tuple[int, int, int, int], layout: str, epilogue: str) -> KernelGraph:
     """epilogue(a @ b) with `sizes` (batch, m, n, k); batch 0 is one product without a batch dimension."""
-    return _resized(_matmul_structure(dtype, bool(sizes[0]), layout, epilogue), sizes)
+    return _of_sizes(_built_matmul, (sizes[0] or None, *sizes[1:]), dtype, layout, epilogue)
 
 
 # Sizes are all that two kernels of a kind differ in, and graphs are wanted in passing: the graph of a kind is built
@@ -45,14 +46,19 @@ def _resized(structure: Structure, sizes: Sequence[int]) -> KernelGraph:
     return graph._replace(node_feat=feat)
 
 
+def _of_sizes(build: Callable[..., KernelGraph], sizes: tuple[int | None, ...], *kind: Any) -> KernelGraph:
+    """`build(*sizes, *kind)`; a size that is None is not there, and 0 to `build`."""
+    there = tuple(size is not None for size in sizes)
+    return _resized(_structure_of(build, there, kind), [size or 0 for size in sizes])
+
+
 @lru_cache(maxsize=256)
-def _matmul_structure(dtype: str, batched: bool, layout: str, epilogue: str) -> Structure:
-    primes = (2 if batched else 0, 3, 5, 7)
-    return _structure(_built_matmul(dtype, primes, layout, epilogue), primes)
+def _structure_of(build: Callable[..., KernelGraph], there: tuple[bool, ...], kind: tuple[Any, ...]) -> Structure:
+    stand_ins = [prime if size else 0 for prime, size in zip((2, 3, 5, 7, 11, 13, 17), there, strict=False)]
+    return _structure(build(*stand_ins, *kind), stand_ins)
 
 
-def _built_matmul(dtype: str, sizes: tuple[int, int, int, int], layout: str, epilogue: str) -> KernelGraph:
-    batch, m, n, k = sizes
+def _built_matmul(batch: int, m: int, n: int, k: int, dtype: str, layout: str, epilogue: str) -> KernelGraph:
     lead = (batch,) if batch else ()
     element = ELEMENT_TYPE[dtype]
     g = GraphBuilder()
@@ -67,6 +73,10 @@ def _built_matmul(dtype: str, sizes: tuple[int, int, int, int], layout: str, epi
 
 def int8_matmul_graph(m: int, n: int, k: int, epilogue: str) -> KernelGraph:
     """Bytes times signed bytes, an offset added to the sums; then nothing, floats (bias, ReLU) or bytes again."""
+    return _of_sizes(_built_int8_matmul, (m, n, k), epilogue)
+
+
+def _built_int8_matmul(m: int, n: int, k: int, epilogue: str) -> KernelGraph:
     g = GraphBuilder()
     x, w = g.parameter((m, k), "u8"), g.parameter((k, n), "s8", transposed=True)
     out = g.add("dot", (m, n), "s32", x, w)
@@ -140,6 +150,10 @@ def _gelu(g: GraphBuilder, x: Node) -> Node:
 
 
 def softmax_graph(dtype: str, rows: int, cols: int) -> KernelGraph:
+    return _of_sizes(_built_softmax, (rows, cols), dtype)
+
+
+def _built_softmax(rows: int, cols: int, dtype: str) -> KernelGraph:
     g = GraphBuilder()
     x = g.parameter((rows, cols), ELEMENT_TYPE[dtype])
     g.convert(_softmax(g, g.convert(x, "f32")), x.dtype)
@@ -159,6 +173,10 @@ def _along(g: GraphBuilder, x: Node, like: Node, dimensions: Sequence[int]) -> N
 
 def norm_graph(dtype: str, rows: int, cols: int, *, rms: bool) -> KernelGraph:
     """Layer normalisation, or by the root of the mean square, with a weight and a bias (rms: a weight)."""
+    return _of_sizes(_built_norm, (rows, cols), dtype, rms)
+
+
+def _built_norm(rows: int, cols: int, dtype: str, rms: bool) -> KernelGraph:
     element = ELEMENT_TYPE[dtype]
     g = GraphBuilder()
     given = g.parameter((rows, cols), element)
@@ -183,6 +201,10 @@ def _mean(g: GraphBuilder, x: Node) -> Node:
 
 
 def reduction_graph(dtype: str, rows: int, cols: int, axis: int, operation: str) -> KernelGraph:
+    return _of_sizes(_built_reduction, (rows, cols), dtype, axis, operation)
+
+
+def _built_reduction(rows: int, cols: int, dtype: str, axis: int, operation: str) -> KernelGraph:
     g = GraphBuilder()
     x = g.parameter((rows, cols), ELEMENT_TYPE[dtype])
     g.convert(g.reduce({"sum": "add", "max": "maximum"}[operation], g.convert(x, "f32"), (axis,)), x.dtype)
@@ -193,11 +215,18 @@ def attention_graph(
     dtype: str, batch: int, heads: int, kv_heads: int, queries: int, keys: int, head: int, *, causal: bool
 ) -> KernelGraph:
     """softmax(q k^T / sqrt(head)) v; query heads that share key heads see them broadcast."""
+    shared = heads // kv_heads if kv_heads != heads else None
+    return _of_sizes(_built_attention, (batch, kv_heads, queries, keys, head, shared, heads), dtype, causal)
+
+
+def _built_attention(
+    batch: int, kv_heads: int, queries: int, keys: int, head: int, shared: int, heads: int, dtype: str, causal: bool
+) -> KernelGraph:
     element = ELEMENT_TYPE[dtype]
     g = GraphBuilder()
     q = g.parameter((batch, heads, queries, head), element)
-    k = _shared_heads(g, g.parameter((batch, kv_heads, keys, head), element), heads)
-    v = _shared_heads(g, g.parameter((batch, kv_heads, keys, head), element), heads)
+    k = _shared_heads(g, g.parameter((batch, kv_heads if shared else heads, keys, head), element), shared, heads)
+    v = _shared_heads(g, g.parameter((batch, kv_heads if shared else heads, keys, head), element), shared, heads)
     scores = g.add("dot", (batch, heads, queries, keys), "f32", q, k)
     scores = g.binary("multiply", scores, g.spread(scores.shape, "f32"))
     if causal:
@@ -211,9 +240,9 @@ def attention_graph(
     return g.build()
 
 
-def _shared_heads(g: GraphBuilder, x: Node, heads: int) -> Node:
-    batch, kv_heads, keys, head = x.shape
-    if kv_heads == heads:
+def _shared_heads(g: GraphBuilder, x: Node, shared: int, heads: int) -> Node:
+    if not shared:
         return x
-    wide = g.broadcast(x, (batch, kv_heads, heads // kv_heads, keys, head), (0, 1, 3, 4))
+    batch, kv_heads, keys, head = x.shape
+    wide = g.broadcast(x, (batch, kv_heads, shared, keys, head), (0, 1, 3, 4))
     return g.add("reshape", (batch, heads, keys, head), x.dtype, wide)
