@@ -7,6 +7,7 @@
 #include "kernels/int4.h"
 
 #include "common/simd.h"
+#include "kernels/ahead.h"
 #include "kernels/half.h"
 #include "kernels/math.h"
 #include "kernels/rounding.h"
@@ -131,6 +132,7 @@ void tile(const Int4Problem& p, int64_t row, int64_t panel, int from) {
     const int half = b & 1;
     const auto* scales = reinterpret_cast<const uint16_t*>(pair) + half * kInt4Panel + from * kLanes;
     const uint8_t* codes = pair + (kMinimum ? 2 : 1) * 4 * kInt4Panel + half * kInt4Codes + from * kLanes * 4;
+    if (R == 1 && half == 0) fetch_ahead(pair);
     Sums sums[R][V];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
@@ -139,6 +141,7 @@ void tile(const Int4Problem& p, int64_t row, int64_t panel, int from) {
     }
 #pragma GCC unroll 4
     for (int step = 0; step < kSteps; ++step) {
+      if (R == 1) fetch_ahead(codes + step * 4 * kInt4Panel);
       Codes low[V], high[V];
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) load_codes(codes + step * 4 * kInt4Panel + v * kLanes * 4, low[v], high[v]);

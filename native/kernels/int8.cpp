@@ -6,6 +6,7 @@
 #include "kernels/int8.h"
 
 #include "common/simd.h"
+#include "kernels/ahead.h"
 #include "kernels/int8_amx.h"
 #include "kernels/int8_dot.h"
 #include "kernels/int8_sums.h"
@@ -158,6 +159,7 @@ void one_row(const Int8Problem& p, const RowOffsets& at, int first, int64_t row,
     for (; g + kChains <= p.groups_per_run; g += kChains) {
 #pragma GCC unroll 4
       for (int c = 0; c < kChains; ++c) {
+        fetch_ahead(w + c * kInt8Panel * kInt8Group);
         const Activations<D> a = broadcast<D>(x + (g + c) * kInt8Group);
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
