@@ -21,10 +21,10 @@ from typing import Any
 from benchmarks import compiled
 from benchmarks.recorded import lines, read_recorded, table, worth, worth_lines
 from tilewise.errors import TilewiseError, UnavailableError
+from tilewise.products.runtimes import shipped_runtimes
 from tilewise.tune.choose.check import check_one
 from tilewise.tune.choose.tuner import Tuner
 from tilewise.tune.families.triton.family import get_family
-from tilewise.tune.families.triton.runtimes import shipped_runtimes
 from tilewise.tune.measure.triton.device import TritonDevice, TritonSweeper
 from tilewise.tune.problem import Problem, read_shapes
 

@@ -23,11 +23,11 @@ from tilewise._files import read_json_input
 from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import embedded_folder
 from tilewise.errors import TilewiseError
-from tilewise.tune.choose.products import ranked
+from tilewise.products.choose import ranked
+from tilewise.products.family import LIBRARY, takes_descriptors
+from tilewise.products.roofline import columns, features
+from tilewise.products.runtimes import shipped_runtimes
 from tilewise.tune.families.triton.family import TritonFamily
-from tilewise.tune.families.triton.product import LIBRARY, takes_descriptors
-from tilewise.tune.families.triton.roofline import columns, features
-from tilewise.tune.families.triton.runtimes import shipped_runtimes
 from tilewise.tune.measure.aggregate import unfold_store
 from tilewise.tune.measure.collector import Options
 from tilewise.tune.measure.schedule import Tally, balanced, pick_configs

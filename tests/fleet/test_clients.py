@@ -230,7 +230,7 @@ class TestCompiler:
         pytest.importorskip("torch")
         choices = pytest.importorskip("tilewise.inductor.choices")
         from tilewise.inductor.records import Book
-        from tilewise.tune.families.triton.runtimes import shipped_runtimes
+        from tilewise.products.runtimes import shipped_runtimes
 
         client = client_module.ServiceClient(url, choices.gpu(), say or (lambda line: None))
         return choices.Advisor(shipped_runtimes(), 3, Book("m", folder), ("pretended",), client)

@@ -50,8 +50,8 @@ def loop_description(folder: Path) -> Target:
 @target
 def recorded_products(folder: Path) -> Target:
     from benchmarks.recorded import as_json, lines, read_recorded, table
-    from tests.tune.test_recorded import RECORDED
-    from tilewise.tune.families.triton.runtimes import shipped_runtimes
+    from tests.products.test_recorded import RECORDED
+    from tilewise.products.runtimes import shipped_runtimes
 
     model = shipped_runtimes()
     assert model is not None
@@ -72,7 +72,7 @@ def compiled_problems(folder: Path) -> Target:
 @target
 def inductor_records(folder: Path) -> Target:
     from tilewise.inductor.records import Book, summary
-    from tilewise.tune.families.triton.product import LIBRARY
+    from tilewise.products.family import LIBRARY
     from tilewise.tune.problem import Config, Problem
 
     problem = Problem.of("inductor", op="mm", batch=1, m=8, n=16, k=32, dtype="bf16", layout="nt", epilogue="none")

@@ -14,7 +14,7 @@ import pytest
 import tilewise.inductor
 from tilewise.errors import ConfigurationError
 from tilewise.inductor.records import Book, summary
-from tilewise.tune.families.triton.product import LIBRARY
+from tilewise.products.family import LIBRARY
 from tilewise.tune.measure.store import Store
 from tilewise.tune.problem import Config, Problem
 

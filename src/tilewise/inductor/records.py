@@ -18,8 +18,8 @@ from typing import Any
 from tilewise._files import open_input, reading
 from tilewise._system import cache_folder
 from tilewise.errors import MissingFileError, TilewiseError
+from tilewise.products.family import LIBRARY
 from tilewise.tune.choose.cache import Choice, Choices
-from tilewise.tune.families.triton.product import LIBRARY
 from tilewise.tune.measure.store import Machine, Store
 from tilewise.tune.problem import Config, Kernel, Problem
 

@@ -20,9 +20,7 @@ from typing import Any
 import numpy as np
 
 from tilewise.errors import ConfigurationError
-from tilewise.tune.choose.cache import Choice, Choices
-from tilewise.tune.families.triton.family import Binary, Operands
-from tilewise.tune.families.triton.product import (
+from tilewise.products.family import (
     LIBRARY,
     MOST_SUMS,
     Product,
@@ -31,8 +29,10 @@ from tilewise.tune.families.triton.product import (
     takes_descriptors,
     workspace,
 )
-from tilewise.tune.families.triton.roofline import Numbers, columns, fits
-from tilewise.tune.families.triton.runtimes import Predicted, Runtimes, shipped_runtimes
+from tilewise.products.roofline import Numbers, columns, fits
+from tilewise.products.runtimes import Predicted, Runtimes, shipped_runtimes
+from tilewise.tune.choose.cache import Choice, Choices
+from tilewise.tune.families.triton.family import Binary, Operands
 from tilewise.tune.measure.triton.compiling import compile_binary
 from tilewise.tune.measure.triton.cuda_graphs import DriverGraphs
 from tilewise.tune.measure.triton.gpu import HOPPER
