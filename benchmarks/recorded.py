@@ -22,7 +22,7 @@ from tilewise.products.choose import MEASURED, needed
 from tilewise.products.family import LIBRARY
 from tilewise.products.family import Product as Family
 from tilewise.products.runtimes import Runtimes
-from tilewise.tune.problem import Config, Problem
+from tilewise.store.problem import Config, Problem
 
 _FAMILY, _SHARED_BYTES = Family(), 232_448  # of the H200
 _LONGEST_NS = 10**12

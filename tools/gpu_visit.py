@@ -27,14 +27,14 @@ from tilewise.products.choose import ranked
 from tilewise.products.family import LIBRARY, takes_descriptors
 from tilewise.products.roofline import columns, features
 from tilewise.products.runtimes import shipped_runtimes
+from tilewise.store.aggregate import unfold_store
+from tilewise.store.problem import Config, Kernel, Problem
+from tilewise.store.store import Store
 from tilewise.tune.families.triton.family import TritonFamily
-from tilewise.tune.measure.aggregate import unfold_store
 from tilewise.tune.measure.collector import Options
 from tilewise.tune.measure.schedule import Tally, balanced, pick_configs
-from tilewise.tune.measure.store import Store
 from tilewise.tune.measure.triton.collector import TritonCollector
 from tilewise.tune.measure.triton.kernel import Settings
-from tilewise.tune.problem import Config, Kernel, Problem
 from tilewise.tune.workloads.programs import built_in_kernels
 from tools.drawn_products import drawn_products
 

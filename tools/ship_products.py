@@ -24,9 +24,9 @@ from tilewise.products.choose import DOUBTS, MARGIN, needed
 from tilewise.products.family import LIBRARY, Product
 from tilewise.products.roofline import columns, features, floor_seconds, library_features
 from tilewise.products.runtimes import FILE, Runtimes, shipped_folder
+from tilewise.store.aggregate import measured_problem, open_measurements
+from tilewise.store.problem import Config, Problem
 from tilewise.tensor import Tensor
-from tilewise.tune.measure.aggregate import measured_problem, open_measurements
-from tilewise.tune.problem import Config, Problem
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _FAMILY, _SHARED_BYTES = Product(), 232_448  # of the H200

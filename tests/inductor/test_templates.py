@@ -9,7 +9,7 @@ from tilewise.inductor.templates import NO_CHOICE, Asked, columns_of, config_of,
 from tilewise.products.family import LIBRARY
 from tilewise.products.roofline import columns
 from tilewise.products.runtimes import Runtimes, shipped_runtimes
-from tilewise.tune.problem import Config, Problem
+from tilewise.store.problem import Config, Problem
 
 Choices = tuple[list[str], list[dict[str, Any]]]
 

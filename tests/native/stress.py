@@ -33,8 +33,8 @@ from tilewise.costmodel.models.shipped import shipped_file
 from tilewise.generate import generate
 from tilewise.plan import compile as compile_plan
 from tilewise.quantize import quantize
+from tilewise.store.problem import Config, Problem
 from tilewise.tune.choose.cache import Choice, Choices
-from tilewise.tune.problem import Config, Problem
 
 Job = Callable[[], Any]
 KERNEL_THREADS = (1, 2, 3, 4)

@@ -14,7 +14,7 @@ from tilewise.products.choose import LIBRARY, decide, matmul, needed, problem_of
 from tilewise.products.family import MOST_SUMS, Product, cut, takes_descriptors, workspace
 from tilewise.products.roofline import columns, fits
 from tilewise.products.runtimes import Runtimes, shipped_runtimes
-from tilewise.tune.problem import Config, Problem
+from tilewise.store.problem import Config, Problem
 from tools.drawn_products import KINDS, drawn_products
 
 SHARED = 232_448

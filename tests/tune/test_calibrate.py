@@ -18,6 +18,7 @@ from tilewise.tune.search.gaussian_process import Hyperparameters
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 if native is not None:
+    from tilewise.store.problem import Problem
     from tilewise.tune.choose import calibrate as module
     from tilewise.tune.choose.cache import Choice, Choices
     from tilewise.tune.choose.calibrate import built_in_problems, calibrate
@@ -27,7 +28,6 @@ if native is not None:
     from tilewise.tune.families.cpu.family import get_family
     from tilewise.tune.families.cpu.tiles import product_tile
     from tilewise.tune.measure.trial import CpuTrial, Timed
-    from tilewise.tune.problem import Problem
 
 
 def product(m: int, n: int, k: int, threads: int = 1) -> Problem:

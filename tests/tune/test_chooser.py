@@ -10,9 +10,9 @@ import pytest
 from tilewise._extension import native
 from tilewise.backend.registry import OptimizedBackend, current_backend
 from tilewise.backend.tiled import check_tile, tile_space, tiled_op
+from tilewise.store.problem import Problem
 from tilewise.tune.choose.cache import Choice, Choices
 from tilewise.tune.choose.scores import ModelScores, as_kernel
-from tilewise.tune.problem import Problem
 from tilewise.tune.search.gaussian_process import Hyperparameters
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
@@ -99,7 +99,7 @@ def test_a_tuned_choice_comes_before_the_model(tmp_path: Path):
 
 
 def test_a_choice_that_is_not_feasible_any_more_is_not_used(tmp_path: Path):
-    from tilewise.tune.problem import Config
+    from tilewise.store.problem import Config
 
     bench = CpuDevice()
     problem = get_family("matmul").problem({"family": "matmul", "m": 90, "n": 80, "k": 70})

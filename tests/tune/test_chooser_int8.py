@@ -17,9 +17,9 @@ from tilewise.costmodel.data.schema import TILE_FEATURES
 from tilewise.errors import ConfigurationError
 from tilewise.quantize import quantize
 from tilewise.quantize.layers import QuantizedLinear
+from tilewise.store.problem import Config
 from tilewise.tune.choose.cache import Choice, Choices
 from tilewise.tune.choose.scores import ModelScores
-from tilewise.tune.problem import Config
 from tilewise.tune.search.gaussian_process import Hyperparameters
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")

@@ -21,13 +21,15 @@ from tilewise._extension import native
 from tilewise.costmodel import load_dataset
 from tilewise.costmodel.data.schema import NODE_FEATURES
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
+from tilewise.store.aggregate import FIRST_FINAL, open_measurements, read_measured
+from tilewise.store.problem import Config, Kernel, Problem
+from tilewise.store.store import Store
 from tilewise.tune import collect
 from tilewise.tune.families.cpu import conv2d as conv
 from tilewise.tune.families.cpu import int8_matmul as int8
 from tilewise.tune.families.cpu.family import get_family
 from tilewise.tune.families.cpu.matmul import Matmul, config_of, tile_of
 from tilewise.tune.families.cpu.operands import placed
-from tilewise.tune.measure.aggregate import open_measurements, read_measured
 from tilewise.tune.measure.collector import Recorder
 from tilewise.tune.measure.cpu import collector as cpu_collect
 from tilewise.tune.measure.cpu import features
@@ -36,10 +38,7 @@ from tilewise.tune.measure.cpu.collector import CpuCollector, cpu_options
 from tilewise.tune.measure.cpu.features import MACHINE_COLUMNS
 from tilewise.tune.measure.cpu.plan import plan
 from tilewise.tune.measure.export import export_folder, make_collection
-from tilewise.tune.measure.racing import FIRST_FINAL
 from tilewise.tune.measure.sampling import Candidate, Settings, time_all
-from tilewise.tune.measure.store import Store
-from tilewise.tune.problem import Config, Kernel, Problem
 from tilewise.tune.workloads.programs import built_in_kernels, split_by_shape
 
 needs_native = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
@@ -116,7 +115,7 @@ def test_stopped_within_a_kernel_it_goes_on_from_the_batches_it_has(tmp_path: Pa
         def time_left(self) -> bool:
             return sum(tally.batches for tally in self.tallies.values()) < stops_after
 
-    from tilewise.tune.problem import shapes_from
+    from tilewise.store.problem import shapes_from
 
     kernels = shapes_from(SHAPES[:1], "test", lambda name, spec: get_family(name).problem(spec))
     options = cpu_options(max_configs=25, settings=Settings(rounds=3, max_rounds=3, batch_configs=12, finalists=0))
@@ -372,7 +371,7 @@ def test_two_collectors_on_one_store_share_the_work(tmp_path: Path) -> None:
 
 @needs_native
 def test_a_store_from_a_gpu_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    from tilewise.tune.measure.store import Machine
+    from tilewise.store.store import Machine
 
     with Store(tmp_path / "s.sqlite") as store:
         store.begin(Machine("triton", "Some GPU", {}), 0, {})
@@ -553,7 +552,7 @@ class NoisyClock(SteadyClock):
 
 
 def _measured_without_finals(path: Path, configs: int = 40) -> None:
-    from tilewise.tune.problem import shapes_from
+    from tilewise.store.problem import shapes_from
 
     kernels = shapes_from(many_shapes()[:1], "test", lambda name, spec: get_family(name).problem(spec))
     settings = dataclasses.replace(cpu_collect.CPU_SETTINGS, finalists=0, max_rounds=3)

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tilewise.store.problem import Config, Kernel, Problem
+from tilewise.store.store import Machine, Store
 from tilewise.tune.choose.cache import Choice
 from tilewise.tune.choose.decide import decide
 from tilewise.tune.choose.memory import Memory
-from tilewise.tune.measure.store import Machine, Store
 from tilewise.tune.measure.trial import Timed
-from tilewise.tune.problem import Config, Kernel, Problem
 from tilewise.tune.search.gaussian_process import Hyperparameters
 
 PROBLEM = Problem.of("product", m=64, n=64)

@@ -16,8 +16,8 @@ from tilewise._extension import native
 from tilewise._tuned import kept_chooser
 from tilewise.backend.registry import OptimizedBackend
 from tilewise.backend.tiled.matmul import TileConfig, operand_views
+from tilewise.store.problem import Problem
 from tilewise.tune.choose.cache import FILE, Choice, Choices
-from tilewise.tune.problem import Problem
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 if native is not None:

@@ -17,13 +17,13 @@ import pytest
 
 import tilewise.tune.choose.memory as memory_module
 from tilewise.errors import ConfigurationError
+from tilewise.store.problem import Config, Problem
+from tilewise.store.store import Machine, Store
 from tilewise.tune.choose.cache import FILE, Choice, Choices
 from tilewise.tune.choose.memory import measurements
 from tilewise.tune.choose.tuner import Tuner
 from tilewise.tune.families.cpu.family import get_family
-from tilewise.tune.measure.store import Machine, Store
 from tilewise.tune.measure.trial import Timed
-from tilewise.tune.problem import Config, Problem
 
 SPEC = {"family": "matmul", "m": 64, "n": 64, "k": 64}
 CONFIGS = [

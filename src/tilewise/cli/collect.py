@@ -212,7 +212,7 @@ def export(
 
     Example: tilewise collect export measurements.sqlite --out my_collection
     """
-    from tilewise.tune.measure.aggregate import open_measurements
+    from tilewise.store.aggregate import open_measurements
     from tilewise.tune.measure.collect import load_plugins
     from tilewise.tune.measure.export import export_folder, make_collection
 
@@ -240,7 +240,7 @@ def embed(
 
     Example: tilewise collect embed measurements.sqlite --name mine
     """
-    from tilewise.tune.measure.aggregate import open_measurements
+    from tilewise.store.aggregate import open_measurements
     from tilewise.tune.measure.collect import load_plugins
     from tilewise.tune.measure.export import embed as write
     from tilewise.tune.measure.export import make_collection, merged

@@ -147,8 +147,8 @@ def _tune_shape(tuner: Tuner, spec: dict[str, Any], fresh: bool) -> Tuned:
 
 def _tile(family: str, config: Mapping[str, Any]) -> Any:
     """A configuration as Python takes it: the native tile to copy into a call, or the fields of another kernel."""
+    from tilewise.store.problem import Config
     from tilewise.tune.families.cpu.tiles import tile_for
-    from tilewise.tune.problem import Config
 
     op = {"batched_matmul": "matmul"}.get(family, family)
     native = "register_m" in config and op in ("matmul", "conv2d", "int8_matmul")
@@ -277,9 +277,9 @@ def _kept_of_model(result: TunedModel) -> str:
 
 
 def _check(path: Path, device: str, model: Path | None, as_json: bool) -> None:
+    from tilewise.store.problem import read_shapes
     from tilewise.tune.choose.check import check
     from tilewise.tune.measure.collect import problem_reader
-    from tilewise.tune.problem import read_shapes
 
     kernels = read_shapes(path, problem_reader(device))
     problems = [kernel.problem for kernel in kernels]

@@ -19,9 +19,9 @@ from tilewise._files import open_input, reading
 from tilewise._system import cache_folder
 from tilewise.errors import MissingFileError, TilewiseError
 from tilewise.products.family import LIBRARY
+from tilewise.store.problem import Config, Kernel, Problem
+from tilewise.store.store import Machine, Store
 from tilewise.tune.choose.cache import Choice, Choices
-from tilewise.tune.measure.store import Machine, Store
-from tilewise.tune.problem import Config, Kernel, Problem
 
 _MOST_BYTES = 256 << 20
 _FILE = "decisions.jsonl"

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from tilewise.products.family import LIBRARY
 from tilewise.products.roofline import Numbers, most_accumulators
 from tilewise.products.runtimes import Runtimes
-from tilewise.tune.problem import Config, Problem
+from tilewise.store.problem import Config, Problem
 
 FAMILY = "inductor"
 OPERATIONS = ("mm", "addmm", "bmm")

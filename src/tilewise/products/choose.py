@@ -31,12 +31,12 @@ from tilewise.products.family import (
 )
 from tilewise.products.roofline import Numbers, columns, fits
 from tilewise.products.runtimes import Predicted, Runtimes, shipped_runtimes
+from tilewise.store.problem import Config, Problem
 from tilewise.tune.choose.cache import Choice, Choices
 from tilewise.tune.families.triton.family import Binary, Operands
 from tilewise.tune.measure.triton.compiling import compile_binary
 from tilewise.tune.measure.triton.cuda_graphs import DriverGraphs
 from tilewise.tune.measure.triton.gpu import HOPPER
-from tilewise.tune.problem import Config, Problem
 
 # A kernel is taken unmeasured where it is predicted to save so much, and so many standard deviations of the predictions
 # beside. On shapes held out of training (`tools.ship_products`) no such choice was slower than 0.95 of the library.

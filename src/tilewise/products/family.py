@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tilewise.products.roofline import MOST_PARTS, MULTIPROCESSORS, best_parts, most_accumulators
+from tilewise.store.problem import Config, Problem, Value
 from tilewise.tune.families.triton.family import (
     DTYPES,
     ELEMENT_BYTES,
@@ -28,7 +29,6 @@ from tilewise.tune.families.triton.family import (
     unit_of,
 )
 from tilewise.tune.families.triton.matmul import Matmul
-from tilewise.tune.problem import Config, Problem, Value
 
 LIBRARY = Config.of(library=1)
 PARTS = (2, 3, 4, 6, 8, 12, MOST_PARTS)

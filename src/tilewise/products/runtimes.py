@@ -27,7 +27,7 @@ from tilewise.products.roofline import (
     floor_seconds,
     library_features,
 )
-from tilewise.tune.problem import Config, Problem
+from tilewise.store.problem import Config, Problem
 
 Weights = npt.NDArray[np.float32]
 FILE = "h200_products.safetensors"

@@ -24,15 +24,15 @@ from typing import Any
 
 from tilewise import __version__
 from tilewise.errors import ConfigurationError, TilewiseError
+from tilewise.store.problem import Config, Kernel, Problem, Value
+from tilewise.store.store import Machine
 from tilewise.tune.choose.cache import Choice, cache_folder
 from tilewise.tune.choose.decide import FIRST_PROBLEMS, Decision, decide
 from tilewise.tune.choose.memory import Memory
 from tilewise.tune.choose.scores import ModelScores, shipped_scores
 from tilewise.tune.choose.service import ServiceClient
-from tilewise.tune.measure.store import Machine
 from tilewise.tune.measure.trial import Timed
 from tilewise.tune.measure.triton.gpu import COLLECTIONS, NEAREST
-from tilewise.tune.problem import Config, Kernel, Problem, Value
 from tilewise.tune.search.gaussian_process import Hyperparameters, Numbers
 
 PROGRAM = "autotuned"

@@ -24,7 +24,7 @@ from tilewise import __version__
 from tilewise._files import open_input, reading
 from tilewise._system import cache_folder as system_cache
 from tilewise.errors import MissingFileError, TilewiseError, UnavailableError
-from tilewise.tune.problem import Config, Problem
+from tilewise.store.problem import Config, Problem
 
 FORMAT = 1
 FILE = "choices.jsonl"

@@ -23,11 +23,11 @@ from typing import Any
 
 from tilewise._system import real_cores
 from tilewise.errors import ConfigurationError
+from tilewise.store.problem import Problem
 from tilewise.tune.choose.cache import Choice, cache_folder
 from tilewise.tune.choose.kept import CALIBRATED
 from tilewise.tune.choose.tuner import Tuner
 from tilewise.tune.measure.trial import CpuTrial
-from tilewise.tune.problem import Problem
 
 Progress = Callable[[int, int, str], None]
 _WORTH = 0.005  # what a tile must gain over the default once more

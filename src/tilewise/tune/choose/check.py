@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tilewise.errors import ConfigurationError
+from tilewise.store.problem import Config, Problem, Value
 from tilewise.tune.choose.tuner import Tuner
 from tilewise.tune.measure.device import Device
-from tilewise.tune.problem import Config, Problem, Value
 
 MEASUREMENTS = 5
 _FINALISTS = 8

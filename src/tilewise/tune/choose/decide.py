@@ -24,11 +24,11 @@ from typing import Protocol
 
 import numpy as np
 
+from tilewise.store.problem import Config, Problem
 from tilewise.tune.choose.cache import Choice
 from tilewise.tune.choose.memory import Memory, sizes_of
 from tilewise.tune.families.space import space_of
 from tilewise.tune.measure.trial import Trial
-from tilewise.tune.problem import Config, Problem
 from tilewise.tune.search.gaussian_process import GaussianProcess, Hyperparameters, Numbers
 from tilewise.tune.search.loop import BUDGET, Step, search
 from tilewise.tune.search.surety import Claim

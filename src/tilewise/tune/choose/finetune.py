@@ -24,11 +24,11 @@ from tilewise.costmodel.models.scorer import ridge_scorer
 from tilewise.costmodel.models.shipped import shipped_file
 from tilewise.costmodel.models.trained import read_model_file
 from tilewise.errors import ConfigurationError, UnavailableError
+from tilewise.store.store import Store
 from tilewise.tune.choose.memory import measurements
 from tilewise.tune.choose.scores import as_kernel, file_scores
 from tilewise.tune.choose.tuner import Tuner
 from tilewise.tune.families.registry import find_family
-from tilewise.tune.measure.store import Store
 from tilewise.tune.search.calibration import load_calibration, save_calibration
 
 LEAST_CONFIGS, LEAST_PROBLEMS = 3, 8

@@ -20,9 +20,9 @@ from tilewise import __version__
 from tilewise._system import cores, cpu_name, pretence
 from tilewise.backend.tiled import TILED, tiled_op
 from tilewise.backend.tiled.matmul import TileConfig, product_plan
+from tilewise.store.problem import Problem
 from tilewise.tune.choose.cache import Choice, Choices, cache_folder
 from tilewise.tune.families.cpu.tiles import tile_for
-from tilewise.tune.problem import Problem
 
 Key = tuple[str, tuple[int, ...], str, str]  # what the backend asks with: operation, shape, dtype, layout
 Situation = tuple[int, Key]  # threads and key

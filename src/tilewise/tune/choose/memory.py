@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from tilewise.errors import FileFormatError, TilewiseError, UnavailableError
+from tilewise.store.problem import Config, Problem
+from tilewise.store.store import Machine, Store
 from tilewise.tune.choose.cache import ELSEWHERE, Choice, Choices
 from tilewise.tune.families.space import doublings
-from tilewise.tune.measure.store import Machine, Store
-from tilewise.tune.problem import Config, Problem
 from tilewise.tune.search.gaussian_process import Earlier, Numbers
 
 _PROBLEMS, _READINGS = 12, 20  # the nearest so many, and so many readings of each

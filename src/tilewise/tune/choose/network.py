@@ -24,11 +24,11 @@ from tilewise.profile.timing.turns import take_turns
 from tilewise.quantize.convert import QuantizedModel
 from tilewise.quantize.files import holds_quantized, load_quantized
 from tilewise.quantize.layers import QuantizedConv2d
+from tilewise.store.problem import Problem
 from tilewise.tune.choose.cache import Choice
 from tilewise.tune.choose.chooser import measurable, problem_of
 from tilewise.tune.choose.kept import KeptTiles, Key
 from tilewise.tune.choose.tuner import Tuned, Tuner
-from tilewise.tune.problem import Problem
 
 _CALLS = 21
 _WORTH = 0.003  # less than this over the default tiles is not told from noise

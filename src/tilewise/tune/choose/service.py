@@ -22,9 +22,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tilewise.errors import ConfigurationError
+from tilewise.store.problem import Config, Problem
+from tilewise.store.store import Machine
 from tilewise.tune.choose.decide import Decision
-from tilewise.tune.measure.store import Machine
-from tilewise.tune.problem import Config, Problem
 
 PATIENCE_SECONDS = 0.05
 _LEFT_ALONE_SECONDS = 30.0

@@ -15,15 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from tilewise.errors import ConfigurationError
+from tilewise.store.problem import Config, Kernel, Problem, Value
+from tilewise.store.store import Store, Verdict
 from tilewise.tune.choose.cache import Choice, Choices, cache_folder
 from tilewise.tune.choose.decide import Decision, Scores, decide, from_cache
 from tilewise.tune.choose.memory import Memory
 from tilewise.tune.choose.scores import ModelScores, file_scores, shipped_scores
 from tilewise.tune.choose.service import ServiceClient
 from tilewise.tune.measure.device import Device
-from tilewise.tune.measure.store import Store, Verdict
 from tilewise.tune.measure.trial import Timed, Trial
-from tilewise.tune.problem import Config, Kernel, Problem, Value
 from tilewise.tune.search.loop import BUDGET, Step
 
 PROGRAM = "tuned"

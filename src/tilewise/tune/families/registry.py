@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.errors import ConfigurationError, FileFormatError, did_you_mean
-from tilewise.tune.problem import Config, Problem, Value
+from tilewise.store.problem import Config, Problem, Value
 
 
 class Family(Protocol):

@@ -19,7 +19,7 @@ from tilewise.costmodel.data.dataset import embedded_collections, find_collectio
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.errors import ConfigurationError
 from tilewise.profile.timing.statistics import rank_correlation
-from tilewise.tune.measure.aggregate import open_measurements
+from tilewise.store.aggregate import open_measurements
 from tilewise.tune.measure.export import in_columns, make_collection
 
 Runtimes = npt.NDArray[np.int64]

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilewise.errors import ConfigurationError
+from tilewise.store.problem import Config, Problem, Value
+from tilewise.store.store import Machine
 from tilewise.tune.families.registry import find_family
-from tilewise.tune.measure.store import Machine
 from tilewise.tune.measure.trial import Trial
-from tilewise.tune.problem import Config, Problem, Value
 
 
 class Device:

@@ -21,8 +21,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tilewise.tune.measure.racing import FIRST_FINAL, LEAST, best_few, stands
-from tilewise.tune.problem import Config
+from tilewise.store.aggregate import FIRST_FINAL, LEAST
+from tilewise.store.problem import Config
+from tilewise.tune.measure.racing import best_few, stands
 
 Run = Callable[[], Any]
 

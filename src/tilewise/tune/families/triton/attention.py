@@ -10,6 +10,7 @@ from typing import Any
 
 from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.errors import ConfigurationError
+from tilewise.store.problem import Config, Problem, Value, read_spec
 from tilewise.tune.families.graphs import attention_graph
 from tilewise.tune.families.registry import Expected
 from tilewise.tune.families.triton.family import (
@@ -21,7 +22,6 @@ from tilewise.tune.families.triton.family import (
     Operands,
     guarded_output,
 )
-from tilewise.tune.problem import Config, Problem, Value, read_spec
 
 
 @cache

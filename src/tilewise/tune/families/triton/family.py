@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from tilewise.store.problem import Config, Problem, Value
 from tilewise.tune.families import registry
 from tilewise.tune.families.registry import Expected, Family
-from tilewise.tune.problem import Config, Problem, Value
 
 DTYPES = {"bf16": "bf16", "fp16": "fp16", "tf32": "fp32", "fp32": "fp32"}
 TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "tf32": "float32", "fp32": "float32"}

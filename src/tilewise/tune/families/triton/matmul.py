@@ -13,6 +13,7 @@ from typing import Any
 
 from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.errors import ConfigurationError
+from tilewise.store.problem import Config, Problem, Value, read_spec
 from tilewise.tune.families.graphs import matmul_graph
 from tilewise.tune.families.registry import Expected
 from tilewise.tune.families.triton.family import (
@@ -26,7 +27,6 @@ from tilewise.tune.families.triton.family import (
     guarded_output,
     unit_of,
 )
-from tilewise.tune.problem import Config, Problem, Value, read_spec
 
 EPILOGUES = ("none", "bias", "bias_relu", "bias_gelu", "residual")
 LAYOUTS = ("nn", "nt", "tn", "tt")

@@ -13,6 +13,7 @@ from typing import Any
 
 from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.errors import ConfigurationError
+from tilewise.store.problem import Config, Problem, Value, read_spec
 from tilewise.tune.families.graphs import norm_graph, reduction_graph, softmax_graph
 from tilewise.tune.families.registry import Expected
 from tilewise.tune.families.triton.family import (
@@ -26,7 +27,6 @@ from tilewise.tune.families.triton.family import (
     guarded_output,
     unit_of,
 )
-from tilewise.tune.problem import Config, Problem, Value, read_spec
 
 _COLUMNS = (128, 256, 512, 1024, 2048, 4096, 8192)
 _ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-20}

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from tilewise import __version__
 from tilewise._system import real_cores
 from tilewise.backend.tiled import TILED, tiled_op
+from tilewise.store.problem import Config, Problem, Value
 from tilewise.tune.choose.cache import Choice
 from tilewise.tune.choose.kept import KeptTiles
 from tilewise.tune.choose.near import NearDefault, near_products
@@ -20,7 +21,6 @@ from tilewise.tune.families.space import ConfigTable
 from tilewise.tune.measure.cpu.clock import describe, require_native, running_on
 from tilewise.tune.measure.device import Device
 from tilewise.tune.measure.trial import CpuTrial, Trial, WorkerTrial, cpu_worker
-from tilewise.tune.problem import Config, Problem, Value
 
 COLLECTION = "cpu"
 LEAST_WORK, MOST_WORK = 100_000, 9_000_000_000  # multiplications; the collection's own range, and a little around it

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tilewise.store.problem import Config, Problem
 from tilewise.tune.families.cpu.family import get_family
 from tilewise.tune.measure.cpu.clock import nanoseconds, running_on
-from tilewise.tune.problem import Config, Problem
 
 _UNIT_NS = 1.0e6
 _ROUNDS = 3  # of the sweep, as many as a collector makes at least

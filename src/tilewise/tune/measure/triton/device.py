@@ -12,6 +12,7 @@ from typing import Any
 
 from tilewise import __version__
 from tilewise._system import real_cores
+from tilewise.store.problem import Config, Problem
 from tilewise.tune.families.triton.family import Binary, Operands, TritonFamily, get_family
 from tilewise.tune.measure.device import Device
 from tilewise.tune.measure.sampling import Run
@@ -20,7 +21,6 @@ from tilewise.tune.measure.triton.compiling import Compiled, serve, use_cache
 from tilewise.tune.measure.triton.gpu import COLLECTIONS, NEAREST, CudaDevice, MisfitError, open_device
 from tilewise.tune.measure.triton.kernel import Job, operand_sets
 from tilewise.tune.measure.workers import Worker, WorkerLostError, wait_any
-from tilewise.tune.problem import Config, Problem
 
 _UNIT_NS = 4.0e5
 _MOST_LAUNCHES = 48

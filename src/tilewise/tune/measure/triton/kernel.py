@@ -13,14 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tilewise.store.problem import Config, Problem
+from tilewise.store.readable import Verdict
+from tilewise.store.store import BatchRow
 from tilewise.tune.families.triton.family import LIBRARY_CALL, Operands, get_family
-from tilewise.tune.measure.readable import Verdict
 from tilewise.tune.measure.resume import resume
 from tilewise.tune.measure.sampling import Batch, Candidate, Report, Settings, time_all, time_finals
-from tilewise.tune.measure.store import BatchRow
 from tilewise.tune.measure.triton.compiling import use_cache
 from tilewise.tune.measure.triton.gpu import Device, MisfitError
-from tilewise.tune.problem import Config, Problem
 
 
 @dataclass(frozen=True)
