@@ -18,9 +18,9 @@ from tests.fleet.served import ServedStore
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError
 from tilewise.fleet.service.tokens import create_token
+from tilewise.store import service as client_module
 from tilewise.store.store import Machine, Store
 from tilewise.tune import Tuner
-from tilewise.tune.choose import service as client_module
 from tilewise.tune.choose.autotune import Session
 
 needs_native = pytest.mark.skipif(native is None, reason="the compiled kernels are not installed")

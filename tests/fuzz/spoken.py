@@ -117,8 +117,8 @@ def service_measurements(folder: Path) -> Target:
 def service_answer(folder: Path) -> Target:
     from tests.fleet.test_service import spec, tiles
     from tilewise.store.problem import Config, Problem
+    from tilewise.store.service import ServiceClient
     from tilewise.store.store import Machine
-    from tilewise.tune.choose.service import ServiceClient
 
     configs = [Config(tile) for tile in tiles(4)]
     choice = {"config": dict(configs[1]), "source": "measured", "sure": 0.9, "measurements": 3, "runtime_ns": 1e5}

@@ -567,11 +567,11 @@ def gzip_store(folder: Path) -> Target:
 @target
 def choices(folder: Path) -> Target:
     from tilewise.store.problem import Config, Problem
-    from tilewise.tune.choose.cache import Choice, Choices
+    from tilewise.tune.choose.cache import Choices, Decision
 
     kept = Choices(folder, "here")
     for m in (32, 64):
-        kept.put(Choice(Problem.of("matmul", m=m, n=2, k=3), Config.of(mr=6, nr=16), 10.0, 3, True))
+        kept.put(Decision(Problem.of("matmul", m=m, n=2, k=3), Config.of(mr=6, nr=16), "measured", 10.0, None, 3, True))
 
     def use(path: Path) -> None:
         for choice in Choices(folder, "here").all():

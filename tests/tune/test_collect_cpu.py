@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -610,13 +611,12 @@ def test_finals_want_a_store_that_is_there(tmp_path: Path) -> None:
 
 def test_a_unit_takes_what_its_fastest_piece_says(monkeypatch: pytest.MonkeyPatch) -> None:
     from tilewise.profile.timing import clock
-    from tilewise.tune.measure.cpu.clock import Pieces
+    from tilewise.tune.measure.cpu.clock import in_pieces
 
     readings = iter([0, 700, 700, 1200, 1200, 1900])  # three pieces of 700, 500 and 700 ns
     runs: list[int] = []
     monkeypatch.setattr(clock, "perf_counter_ns", lambda: next(readings))
-    unit = Pieces(lambda: runs.append(1), 3, 4)
-    assert unit() == 3 * 500 and len(runs) == unit.launches == 12
+    assert in_pieces(lambda: runs.append(1), 3, 4) == 3 * 500 and len(runs) == 12
 
 
 @needs_native
@@ -628,8 +628,8 @@ def test_all_configurations_of_a_kernel_are_timed_in_as_many_pieces(
 
     def note(self: Any, candidates: Any) -> None:
         made(self, candidates)
-        seen.update(candidate.unit.pieces for candidate in candidates)
-        assert all(candidate.launches == candidate.unit.launches >= 1 for candidate in candidates)
+        seen.update(candidate.unit.args[1] for candidate in candidates)
+        assert all(candidate.launches == math.prod(candidate.unit.args[1:]) >= 1 for candidate in candidates)
 
     monkeypatch.setattr(cpu_collect.CpuCollector, "_make_units", note)
     gather(tmp_path / "s.sqlite", SHAPES[:1])

@@ -181,7 +181,13 @@ def compare(
         return
     headings = ("kernel", "configurations", "rank correlation", "best of first, in second", "second / first")
     rows = [
-        (k.kernel, k.configs, f"{k.rank_correlation:.4f}", f"+{k.choice_loss:.2%}", f"{k.speed_ratio:.3f}")
+        (
+            k["kernel"],
+            k["configs"],
+            f"{k['rank_correlation']:.4f}",
+            f"+{k['choice_loss']:.2%}",
+            f"{k['speed_ratio']:.3f}",
+        )
         for k in result.kernels
     ]
     show(table(headings, rows, f"{first} and {second}"))

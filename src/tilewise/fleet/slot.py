@@ -143,8 +143,8 @@ class Slot:
         return make_collector(plan.kind, kernels, self.store, plan.configs, self._note, **options)
 
     def _gpu_machine(self) -> Any:
+        from tilewise.profile.timing.nvml import GpuWatch
         from tilewise.store.store import Machine
-        from tilewise.tune.measure.triton.nvml import GpuWatch
 
         if self.campaign.device == "interpreter":
             return Machine("triton-interpreter", "Triton interpreter", {"name": "Triton interpreter"})

@@ -28,8 +28,8 @@ from tilewise.inductor.templates import NO_CHOICE, OPERATIONS, Asked, Kept, conf
 from tilewise.products.family import LIBRARY
 from tilewise.products.runtimes import Runtimes
 from tilewise.store.problem import Config, Problem
+from tilewise.store.service import ServiceClient
 from tilewise.store.store import Machine
-from tilewise.tune.choose.service import ServiceClient
 
 _RULES = 4  # counted up where the same model and budget would now give other kernels
 _TIMED = ("convolution", "flex_attention")  # again, though not remembered: PyTorch's own caches do that

@@ -31,11 +31,11 @@ from tilewise.products.family import (
 )
 from tilewise.products.roofline import Numbers, columns, fits
 from tilewise.products.runtimes import Predicted, Runtimes, shipped_runtimes
+from tilewise.profile.timing.cuda_graphs import DriverGraphs
 from tilewise.store.problem import Config, Problem
-from tilewise.tune.choose.cache import Choice, Choices
+from tilewise.tune.choose.cache import Choices, Decision
 from tilewise.tune.families.triton.family import Binary, Operands
 from tilewise.tune.measure.triton.compiling import compile_binary
-from tilewise.tune.measure.triton.cuda_graphs import DriverGraphs
 from tilewise.tune.measure.triton.gpu import HOPPER
 
 # A kernel is taken unmeasured where it is predicted to save so much, and so many standard deviations of the predictions
@@ -195,7 +195,7 @@ class Products:
             best = min(times, key=times.__getitem__)
             found = Decided(best, True, times[LIBRARY] / times[best])
             self.decided[problem] = found
-            self.choices.put(Choice(problem, best, times[best] * 1e9, len(times), True))
+            self.choices.put(Decision(problem, best, "measured", times[best] * 1e9, None, len(times), True))
             return found
 
     def _times(self, problem: Problem, configs: Sequence[Config], stream: Any) -> dict[Config, float]:

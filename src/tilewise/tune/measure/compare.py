@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,21 +27,12 @@ Runtimes = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class KernelAgreement:
-    """One kernel measured twice."""
-
-    kernel: str
-    configs: int
-    rank_correlation: float  # Spearman's, over the runtimes
-    choice_loss: float  # the first's best in the second run, over the second's best, less one
-    speed_ratio: float  # median of second over first
-
-
-@dataclass(frozen=True)
 class Agreement:
-    """All kernels that both hold."""
+    """All kernels that both hold. Of each: its name, how many configurations both measured, Spearman's correlation of
+    the runtimes, what the first's best loses in the second (over the second's best, less one), and the median of second
+    over first."""
 
-    kernels: tuple[KernelAgreement, ...]
+    kernels: list[dict[str, Any]]
     configs: int
     median_correlation: float
     least_correlation: float
@@ -82,11 +74,11 @@ def compare(first: Collection, second: Collection) -> Agreement:
                 deviations.append(np.abs(pair[1] / pair[0] / slower - 1))
     if not found:
         raise ConfigurationError("The two have no kernel in common, so there is nothing to compare.")
-    correlations = [kernel.rank_correlation for kernel in found]
-    losses = [kernel.choice_loss for kernel in found]
+    correlations = [kernel["rank_correlation"] for kernel in found]
+    losses = [kernel["choice_loss"] for kernel in found]
     return Agreement(
-        tuple(found),
-        sum(kernel.configs for kernel in found),
+        found,
+        sum(kernel["configs"] for kernel in found),
         float(np.median(correlations)),
         min(correlations),
         float(np.mean(losses)),
@@ -124,12 +116,8 @@ def _by_config(kernel: Kernel, names: Sequence[str], columns: Sequence[str]) -> 
     return {row.tobytes(): int(runtime) for row, runtime in zip(rows, kernel.runtime, strict=True)}
 
 
-def _agreement(name: str, first: Runtimes, second: Runtimes) -> KernelAgreement:
-    chosen = second[int(np.argmin(first))]
-    return KernelAgreement(
-        name,
-        len(first),
-        rank_correlation(first.astype(np.float64), second.astype(np.float64)),
-        float(chosen / second.min() - 1),
-        float(np.median(second / first)),
-    )
+def _agreement(name: str, first: Runtimes, second: Runtimes) -> dict[str, Any]:
+    correlation = rank_correlation(first.astype(np.float64), second.astype(np.float64))
+    loss, ratio = float(second[int(np.argmin(first))] / second.min() - 1), float(np.median(second / first))
+    return {"kernel": name, "configs": len(first), "rank_correlation": correlation, "choice_loss": loss,
+            "speed_ratio": ratio}  # fmt: skip

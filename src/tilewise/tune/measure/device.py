@@ -58,5 +58,9 @@ class Device:
         """Something to measure configurations of a problem with."""
         raise NotImplementedError
 
+    def sweep(self, problem: Problem, configs: Sequence[Config]) -> tuple[dict[Config, float], float]:
+        """Every configuration, roughly: nanoseconds, and the seconds that tuning exhaustively takes."""
+        raise NotImplementedError
+
     def forget(self) -> None:
         """As if nothing had ever been compiled."""

@@ -9,9 +9,9 @@ from itertools import product
 from typing import Any
 
 from tilewise.costmodel.hlo.graph import KernelGraph
+from tilewise.costmodel.hlo.operations import attention_graph
 from tilewise.errors import ConfigurationError
 from tilewise.store.problem import Config, Problem, Value, read_spec
-from tilewise.tune.families.graphs import attention_graph
 from tilewise.tune.families.registry import Expected
 from tilewise.tune.families.triton.family import (
     DTYPES,

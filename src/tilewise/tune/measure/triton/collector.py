@@ -20,6 +20,8 @@ from typing import Any
 
 from tilewise._system import real_cores
 from tilewise.errors import UnavailableError
+from tilewise.profile.timing.nvml import GpuWatch
+from tilewise.profile.timing.workers import Worker, WorkerLostError, wait_any
 from tilewise.store.aggregate import MeasuredProblem, contenders
 from tilewise.store.problem import Config, Kernel
 from tilewise.store.store import Machine, Store, Verdict
@@ -30,8 +32,6 @@ from tilewise.tune.measure.schedule import Tally, pick_configs
 from tilewise.tune.measure.triton import compiling
 from tilewise.tune.measure.triton import kernel as measure
 from tilewise.tune.measure.triton.gpu import COLLECTIONS, HOPPER, usual_shared_bytes
-from tilewise.tune.measure.triton.nvml import GpuWatch
-from tilewise.tune.measure.workers import Worker, WorkerLostError, wait_any
 from tilewise.tune.workloads.programs import split_of
 
 _COMPILE_SECONDS = 90.0
