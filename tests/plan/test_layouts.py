@@ -32,7 +32,7 @@ class Network(nn.Module):
 
 
 class Drawn:
-    """Operations drawn one after the other, each of those that the shape at hand allows; the same ones at every call."""
+    """Operations drawn one after the other of those that the shape at hand allows; the same ones at every call."""
 
     def __init__(self, seed: int, steps: int) -> None:
         self.seed, self.steps = seed, steps
@@ -116,7 +116,12 @@ def test_an_image_as_tokens_and_back_is_one_native_call(images: int) -> None:
 
 
 def test_channels_last_norms_and_layers_are_one_native_call() -> None:
-    wide, norm, up, down = nn.Conv2d(12, 12, 7, padding=3, groups=12), nn.LayerNorm(12), nn.Linear(12, 48), nn.Linear(48, 12)
+    wide, norm, up, down = (
+        nn.Conv2d(12, 12, 7, padding=3, groups=12),
+        nn.LayerNorm(12),
+        nn.Linear(12, 48),
+        nn.Linear(48, 12),
+    )
 
     def forward(x: Tensor) -> Tensor:  # as ConvNeXt writes it
         y = down(F.gelu(up(norm(wide(x).permute(0, 2, 3, 1))))) * 0.1

@@ -188,7 +188,9 @@ def _segment(lowering: Lowering, run: list[int], layers: Layers) -> Segment:
     assert native is not None
     plan, steps, inside = native.FloatPlan(), lowering.steps, set(run)
     sources = sorted({i for n in run for i in steps[n].inputs} - inside)
-    values = {i: plan.input(*image_of(lowering.shapes[i], lowering.comes_last(i)), lowering.comes_last(i)) for i in sources}
+    values = {
+        i: plan.input(*image_of(lowering.shapes[i], lowering.comes_last(i)), lowering.comes_last(i)) for i in sources
+    }
     made: dict[int, tuple[Step, list[Shape]]] = {}
     for number in run:
         values[number] = _add(plan, number, steps[number], values, layers, lowering)

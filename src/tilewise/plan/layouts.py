@@ -1,8 +1,8 @@
 """A view as steps of the native plan, wherever its channels stay together.
 
-The plan keeps pixels of channels, one after the other. A view that leaves a pixel's channels side by side, or picks some
-of them, is a list of pixels to be read in its order: an image as tokens and back, windows of an image, every second
-pixel, the first token, a shuffle or a slice of channels. Where the order is the one they lie in, nothing is copied.
+The plan keeps pixels of channels, one after the other. A view that leaves a pixel's channels side by side, or picks
+some of them, is a list of pixels to be read in its order: an image as tokens and back, windows of an image, every
+second pixel, the first token, a shuffle or a slice of channels. Where the order is the one they lie in, nothing is copied.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ def laid_out(low: Lowering, number: int) -> Step | None:
 
 
 def lies_there(low: Lowering, number: int) -> bool:
-    """Whether a view is tokens that a native value has in this order already."""
-    if len(low.shapes[number]) != 3 or not low.is_native(low.find(low.views[number].source)):
+    """Whether a view is tokens that a native value of rows or pixels has in this order already."""
+    source = low.find(low.views[number].source)
+    if len(low.shapes[number]) != 3 or len(low.shapes[source]) == 3 or not low.is_native(source):
         return False
     found = _read_by(low, number)
     return found is not None and all(made.kind == "pixels" and not made.options["index"] for made in found.chain)

@@ -78,7 +78,7 @@ class Lowering:
 
     def _refuse(self, node: Node) -> bool:
         """Views that an unknown operation reads become values."""
-        return any([self._ask_for(value) for value in self._values(node)])
+        return max(map(self._ask_for, self._values(node)), default=False)  # all of them, not only up to the first
 
     def _ask_for(self, value: int) -> bool:
         """Makes a step of a view that an operation in Python, or nobody else, reads; whether there was need to."""

@@ -148,8 +148,9 @@ def _add(low: Lowering, number: int, node: Node) -> Step | bool | None:
 
 def _sub(low: Lowering, _number: int, node: Node) -> Step | None:
     a, b = node.inputs
-    both = low.is_float and isinstance(a, Value) and isinstance(b, Value)
-    if not both or low.shapes[a.number] != low.shapes[b.number]:
+    if not (low.is_float and isinstance(a, Value) and isinstance(b, Value)):
+        return None
+    if low.shapes[a.number] != low.shapes[b.number]:
         return None
     pair = low.alike(a, b)
     return None if pair is None else Step("sub", tuple(pair), node.shape, node.layer)

@@ -1,4 +1,4 @@
-"""Rules for values whose channels come last, tokens (B, T, C) above all: linear layers, layer norm and attention as steps.
+"""Rules for values whose channels come last, tokens (B, T, C) above all: linear layers, layer norm and attention.
 
 The heads of attention are channels seen in another order: reshapes, permutations and indices over a value are followed
 as one `View` (views.py) and never run. Where attention reads views of whole heads it becomes a step that reads them
