@@ -2,7 +2,7 @@
 
 The plan keeps pixels of channels, one after the other. A view that leaves a pixel's channels side by side, or picks
 some of them, is a list of pixels to be read in its order: an image as tokens and back, windows of an image, every
-second pixel, the first token, a shuffle or a slice of channels. Where the order is the one they lie in, nothing is copied.
+second pixel, the first token, a shuffle or a slice of channels. Where they lie in that order, nothing is copied.
 """
 
 from __future__ import annotations
