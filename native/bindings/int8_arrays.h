@@ -73,11 +73,11 @@ inline void check_zero(int zero) {
 }
 
 // zero, low, high; and of an activation that bytes cannot have by being clamped: the table, points of its grid in 1, its first,
-// or the bend: how far it reaches (0: there is none), and its slope
-using Finish = std::tuple<int, int, int, nb::bytes, float, int, float, float>;
+// or the bend: how far it reaches (0: there is none), and its slope; or the pieces: BytePieces as it lies in memory
+using Finish = std::tuple<int, int, int, nb::bytes, float, int, float, float, nb::bytes>;
 
 inline ByteFinish finish_of(const Finish& given) {
-  const auto& [zero, low, high, table, fine, first, far, slope] = given;
+  const auto& [zero, low, high, table, fine, first, far, slope, pieces] = given;
   check_zero(zero);
   check_zero(low);
   check_zero(high);
@@ -86,6 +86,13 @@ inline ByteFinish finish_of(const Finish& given) {
   if (far > 0.0f) {
     finish.curve = Curve::bent;
     finish.bend = {far, slope};
+    return finish;
+  }
+  if (pieces.size() > 0) {
+    const bool whole = pieces.size() == sizeof finish.pieces && high == 255;
+    if (whole) std::memcpy(&finish.pieces, pieces.data(), sizeof finish.pieces);
+    if (!whole || finish.pieces.shift < 0 || finish.pieces.shift > 14) throw nb::value_error("bad pieces");
+    finish.curve = Curve::pieces;
     return finish;
   }
   if (table.size() == 0) return finish;

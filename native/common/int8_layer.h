@@ -55,7 +55,7 @@ class Int8Layer {
   Int8Layer(const Int8Geometry& geometry, const int8_t* weights, const int32_t* offset, const float* scale,
             const float* bias);
 
-  void set_output(int zero, int low, int high) { set_finish({zero, low, high, {}, Curve::straight, {}}); }
+  void set_output(int zero, int low, int high) { set_finish({zero, low, high, {}, Curve::straight, {}, {}}); }
   void set_finish(const ByteFinish& finish);  // with a table, scales are real numbers
   void set_residual(float scale, int zero);
 

@@ -30,8 +30,8 @@ def finish_for(activation: str, output: AffineParameters) -> Finish:
 
 
 def unit_of(finish: Finish, output: AffineParameters) -> float:
-    """What values are counted in before they are finished: steps of the output, or real numbers."""
-    return 1.0 if finish.is_table else output.scale
+    """What values are counted in before they are finished: steps of the output, parts of them, or real numbers."""
+    return 1.0 if finish.is_table else output.scale / finish.units
 
 
 @dataclass(frozen=True)

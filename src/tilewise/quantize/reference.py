@@ -16,10 +16,14 @@ Four = tuple[int, int, int, int]
 F = np.float32
 
 
-# zero, low, high; table, points of its grid in 1, the first; of hard-swish how far it bends (else 0), and its slope
-NativeFinish = tuple[int, int, int, bytes, float, int, float, float]
+# zero, low, high; table, points of its grid in 1, the first; of hard-swish how far it bends (else 0), and its slope;
+# of SiLU its pieces: c0, c1 and c2 of each, shift and step
+NativeFinish = tuple[int, int, int, bytes, float, int, float, float, bytes]
 _POINTS_A_STEP = 16  # of the grid, in a step of the output; at least half of it, as far as _MOST_POINTS allow
 _MOST_POINTS = 1 << 14
+_PIECES, _PIECE = 8, 17 / 16  # of SiLU: parabolas from 0 on either side, and how wide one is; behind them it is 0 or x
+_SCALES_IN_PIECES = 1 / 64, 64.0  # where the parabolas are off by a tenth of a step at most, and 16 bits hold them
+_MOST_IN_PIECES = 32700  # native/kernels/int8_between.h: kMostInPieces
 
 
 @dataclass(frozen=True)
@@ -27,9 +31,10 @@ class Finish:
     """From values to bytes: clamp(round(value) + zero, low, high), of hard-swish's values where it is asked for; of
     other activations act(value) * inverse.
 
-    Those are tables: the value is rounded to a grid much finer than the output's steps, and a point of the grid has its
-    byte. Left of the table's first point an activation is as good as 0, or below what the output's bytes were made for;
-    right of its last one it is above.
+    SiLU is x or 0, less a bump at 0 that is the same on both sides: parabolas, in whole numbers of 16 bits. The others,
+    and SiLU with very fine steps, are tables: the value is rounded to a grid much finer than the output's steps, and a
+    point of the grid has its byte. Left of the table's first point an activation is as good as 0, or below what the
+    output's bytes were made for; right of its last one it is above.
     """
 
     activation: str = ""
@@ -41,19 +46,48 @@ class Finish:
     @property
     def is_table(self) -> bool:
         """Whether values are real numbers, not steps of the output."""
-        return bool(self.activation) and self.activation != "hard_swish"
+        return bool(self.activation) and self.activation != "hard_swish" and not self.in_pieces
+
+    @property
+    def in_pieces(self) -> bool:
+        lowest, highest = _SCALES_IN_PIECES
+        return self.activation == "silu" and lowest <= 1 / self.inverse <= highest and self.high == 255
+
+    @property
+    def units(self) -> float:
+        """That values are counted in, in a step of the output."""
+        return 32768 / self._shift_and_step()[1] if self.in_pieces else 1.0
 
     def bytes(self, value: Array) -> Array:
         return finished(value, self.native())
 
     def native(self) -> NativeFinish:
         if not self.is_table:
-            far, slope = (3 * self.inverse, -1 / (6 * self.inverse)) if self.activation else (0.0, 0.0)
-            return self.zero, self.low, self.high, b"", 1.0, 0, far, slope
+            hard = self.activation == "hard_swish"
+            far, slope = (3 * self.inverse, -1 / (6 * self.inverse)) if hard else (0.0, 0.0)
+            pieces = self._pieces().tobytes() if self.in_pieces else b""
+            return self.zero, self.low, self.high, b"", 1.0, 0, far, slope, pieces
         fine, first, last = self._grid()
         values = BENT[self.activation](np.arange(first, last + 1).astype(F) / F(fine)) * F(self.inverse)
         table = _clamped(values, self.zero, self.low, self.high).tobytes()
-        return self.zero, self.low, self.high, table, fine, first, 0.0, 0.0
+        return self.zero, self.low, self.high, table, fine, first, 0.0, 0.0, b""
+
+    def _shift_and_step(self) -> tuple[int, int]:
+        """Units become 4096 of a piece by the shift, and steps of the output by `step` / 32768."""
+        units = 4096 / _PIECE / self.inverse  # in a step, before the shift: at most 128 of them fit
+        shift = max(1, math.ceil(math.log2(units / 128)))
+        return shift, round(32768 / (units / 2**shift))
+
+    def _pieces(self) -> Array:
+        """c0, c1 and c2 of h = c0 + c1 t + c2 t^2, in units, for each eighth of 0 <= t < 1; shift and step."""
+        shift, step = self._shift_and_step()
+        in_one = 32768 / step * self.inverse  # units
+        nodes = (1 - np.cos((2 * np.arange(3) + 1) * np.pi / 6)) / 2  # of a parabola that is off as little as can be
+        t = (np.arange(_PIECES)[:, None] + nodes) / _PIECES
+        x = t * (32768 / 2**shift / in_one)
+        powers = t[..., None] ** np.arange(3)
+        found = np.linalg.solve(powers, (in_one * x / (1 + np.exp(x)))[..., None])[..., 0]  # (piece, power)
+        return np.concatenate([np.rint(found.T).astype(np.int16).reshape(-1), np.array([shift, step], np.int16)])
 
     def _grid(self) -> tuple[float, int, int]:
         """Points in 1 (a power of two), the first and the last."""
@@ -74,7 +108,9 @@ class Finish:
 
 def finished(value: Array, how: NativeFinish) -> Array:
     """Values to bytes, as the compiled kernels do it."""
-    zero, low, high, table, fine, first, far, slope = how
+    zero, low, high, table, fine, first, far, slope, pieces = how
+    if pieces:
+        return _in_pieces(value, zero, low, np.frombuffer(pieces, np.int16).astype(np.int32))
     if not table:
         return _clamped(_bent(value, F(far), F(slope)) if far else value, zero, low, high)
     with np.errstate(over="ignore"):
@@ -89,6 +125,22 @@ def _bent(value: Array, far: F, slope: F) -> Array:
     d = np.where(size < far, size, far)
     rest: Array = np.where(value > 0, value, F(0)) - d * (d * slope + F(0.5))
     return rest
+
+
+def _in_pieces(value: Array, zero: int, low: int, numbers: Array) -> Array:
+    """SiLU, as native/kernels/int8_between.h says."""
+    (c0, c1, c2), (shift, step) = numbers[:-2].reshape(3, _PIECES), numbers[-2:]
+    u = _whole(value, -32767, _MOST_IN_PIECES)
+    t = np.minimum(np.abs(u), 32767 >> shift) << shift
+    at = t >> 12
+    bump = c0[at] + _high_product(t, c1[at] + _high_product(t, c2[at]))
+    steps = _high_product(np.maximum(u, 0) - bump, step)
+    clamped: Array = np.clip(steps + zero, low, 255).astype(np.uint8)
+    return clamped
+
+
+def _high_product(a: Array, b: Array) -> Array:
+    return (a * b + (1 << 14)) >> 15
 
 
 def _clamped(value: Array, zero: int, low: int, high: int) -> Array:
