@@ -23,9 +23,9 @@ if native is not None:
     from tilewise.tune.choose.cache import Choices, Decision
     from tilewise.tune.choose.calibrate import built_in_problems, calibrate
     from tilewise.tune.choose.kept import CALIBRATED, machine_name, read_kept
-    from tilewise.tune.choose.near import near_products
     from tilewise.tune.choose.tuner import Tuner
     from tilewise.tune.families.cpu.family import get_family
+    from tilewise.tune.families.cpu.near import near_products
     from tilewise.tune.families.cpu.tiles import product_tile
     from tilewise.tune.measure.trial import CpuTrial, Timed
 
@@ -55,7 +55,7 @@ PROBLEMS = [(20, 64, 64), (30, 64, 64), (40, 64, 64)]
 class Liked:
     """Scores by which the fastest of that machine is measured first."""
 
-    margin = 0.0
+    margin, name = 0.0, "liked"
 
     def __init__(self) -> None:
         self.hyper = Hyperparameters()
@@ -66,7 +66,7 @@ class Liked:
 
 @pytest.fixture
 def liked(monkeypatch):
-    monkeypatch.setattr(Tuner, "_scores", lambda self, problem: Liked())
+    monkeypatch.setattr(Tuner, "_model", lambda self, model: Liked())
 
 
 def test_the_kernels_are_a_few_dozen_of_all_families_and_thread_counts(tmp_path: Path):

@@ -21,6 +21,8 @@ from steady_clock import SteadyClock
 from tilewise._extension import native
 from tilewise.costmodel import load_dataset
 from tilewise.costmodel.data.schema import NODE_FEATURES
+from tilewise.costmodel.features import machine as features
+from tilewise.costmodel.features.machine import MACHINE_COLUMNS
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
 from tilewise.store.aggregate import FIRST_FINAL, open_measurements, read_measured
 from tilewise.store.problem import Config, Kernel, Problem
@@ -33,10 +35,8 @@ from tilewise.tune.families.cpu.matmul import Matmul, config_of, tile_of
 from tilewise.tune.families.cpu.operands import placed
 from tilewise.tune.measure.collector import Recorder
 from tilewise.tune.measure.cpu import collector as cpu_collect
-from tilewise.tune.measure.cpu import features
 from tilewise.tune.measure.cpu.clock import CpuClock
 from tilewise.tune.measure.cpu.collector import CpuCollector, cpu_options
-from tilewise.tune.measure.cpu.features import MACHINE_COLUMNS
 from tilewise.tune.measure.cpu.plan import plan
 from tilewise.tune.measure.export import export_folder, make_collection
 from tilewise.tune.measure.sampling import Candidate, Settings, time_all

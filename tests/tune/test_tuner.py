@@ -62,9 +62,6 @@ class MadeUpBench:
     def runs(self, problem, config):
         return True
 
-    def without_model(self, problem):
-        return None
-
     def elsewhere(self, problem, config):
         return []
 

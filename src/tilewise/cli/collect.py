@@ -173,7 +173,7 @@ def compare(
     from tilewise.tune.measure.compare import open_collection
 
     result = agreement(open_collection(first), open_collection(second))
-    told = json.dumps(dataclasses.asdict(result))
+    told = json.dumps(result)
     if out is not None:
         write_whole(out, f"{told}\n")
     if as_json:
@@ -188,15 +188,15 @@ def compare(
             f"+{k['choice_loss']:.2%}",
             f"{k['speed_ratio']:.3f}",
         )
-        for k in result.kernels
+        for k in result["kernels"]
     ]
     show(table(headings, rows, f"{first} and {second}"))
-    correlation = f"{result.median_correlation:.4f} in the median, {result.least_correlation:.4f} at least"
-    loss = f"{result.mean_choice_loss:.2%} in the mean, {result.largest_choice_loss:.2%} at most"
-    compared = f"{counted(len(result.kernels), 'kernel')}, {counted(result.configs, 'configuration')}"
+    correlation = f"{result['median_correlation']:.4f} in the median, {result['least_correlation']:.4f} at least"
+    loss = f"{result['mean_choice_loss']:.2%} in the mean, {result['largest_choice_loss']:.2%} at most"
+    compared = f"{counted(len(result['kernels']), 'kernel')}, {counted(result['configs'], 'configuration')}"
     typer.echo(f"{compared}. Rank correlation: {correlation}.")
     typer.echo(f"What the first's best loses in the second: {loss}.")
-    typer.echo(f"Runtimes relative to the default differ by {result.median_deviation:.2%} in the median.")
+    typer.echo(f"Runtimes relative to the default differ by {result['median_deviation']:.2%} in the median.")
 
 
 @collect.command()

@@ -18,7 +18,7 @@ from tilewise.store.problem import Config, Kernel, Problem, Value
 from tilewise.store.service import ServiceClient
 from tilewise.store.store import Store, Verdict
 from tilewise.tune.choose.cache import Choices, Decision, cache_folder
-from tilewise.tune.choose.decide import Scores, decide
+from tilewise.tune.choose.decide import decide
 from tilewise.tune.choose.memory import Memory
 from tilewise.tune.choose.scores import ModelScores, file_scores, shipped_scores
 from tilewise.tune.measure.device import Device
@@ -185,7 +185,7 @@ class Tuner:
             return decide(
                 problem,
                 configs,
-                self._scores(problem),
+                self.model,
                 self.memory,
                 _Kept(trial, store, run, Kernel(PROGRAM, problem), self.service),
                 budget=budget,
@@ -193,10 +193,6 @@ class Tuner:
                 usable=lambda config: self._holds_elsewhere(problem, config),
                 report=report,
             )
-
-    def _scores(self, problem: Problem) -> Scores | None:
-        """What to start measuring from: the model or, without one, the default's neighbours."""
-        return self.device.without_model(problem) if self.model is None else self.model
 
     def _holds_elsewhere(self, problem: Problem, config: Config) -> bool:
         """Whether a choice is not slower than the default wherever else it would be used."""

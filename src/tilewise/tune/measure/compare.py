@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +25,6 @@ from tilewise.tune.measure.export import in_columns, make_collection
 Runtimes = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """All kernels that both hold. Of each: its name, how many configurations both measured, Spearman's correlation of
-    the runtimes, what the first's best loses in the second (over the second's best, less one), and the median of second
-    over first."""
-
-    kernels: list[dict[str, Any]]
-    configs: int
-    median_correlation: float
-    least_correlation: float
-    mean_choice_loss: float
-    largest_choice_loss: float
-    median_deviation: float  # between the two runtimes of a pair, each relative to its kernel's default
-
-
 def open_collection(source: str | os.PathLike[str]) -> Collection:
     """A collection by name, file or folder; or the finished kernels of a store or of a visit's folder."""
     path = Path(source).expanduser()
@@ -55,8 +39,11 @@ def open_collection(source: str | os.PathLike[str]) -> Collection:
         return make_collection(store, path.stem)
 
 
-def compare(first: Collection, second: Collection) -> Agreement:
-    """How far two measurements of the same kernels agree; one sentence where they have none in common."""
+def compare(first: Collection, second: Collection) -> dict[str, Any]:
+    """How far two measurements of the same kernels agree; one sentence where they have none in common. Of each of the
+    `kernels`: how many configurations both measured, Spearman's correlation of the runtimes, what the first's best
+    loses in the second (over the second's best, less one), and the median of second over first; then the same over all,
+    and how far the two runtimes of a pair deviate, each relative to its kernel's default."""
     _check_alike(first, second)
     ours, theirs = first.schema.config_features, second.schema.config_features
     columns = list(dict.fromkeys((*ours, *theirs)))
@@ -76,15 +63,15 @@ def compare(first: Collection, second: Collection) -> Agreement:
         raise ConfigurationError("The two have no kernel in common, so there is nothing to compare.")
     correlations = [kernel["rank_correlation"] for kernel in found]
     losses = [kernel["choice_loss"] for kernel in found]
-    return Agreement(
-        found,
-        sum(kernel["configs"] for kernel in found),
-        float(np.median(correlations)),
-        min(correlations),
-        float(np.mean(losses)),
-        max(losses),
-        float(np.median(np.concatenate(deviations))),
-    )
+    return {
+        "kernels": found,
+        "configs": sum(kernel["configs"] for kernel in found),
+        "median_correlation": float(np.median(correlations)),
+        "least_correlation": min(correlations),
+        "mean_choice_loss": float(np.mean(losses)),
+        "largest_choice_loss": max(losses),
+        "median_deviation": float(np.median(np.concatenate(deviations))),
+    }
 
 
 def _identity(measured: MeasuredKernel) -> str:

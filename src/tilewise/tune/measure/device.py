@@ -46,10 +46,6 @@ class Device:
         """Whether a candidate is feasible."""
         return True
 
-    def without_model(self, problem: Problem) -> Any:
-        """Scores to start measuring from where no model knows this machine (`decide.Scores`); None without any."""
-        return None
-
     def elsewhere(self, problem: Problem, config: Config) -> list[tuple[Problem, Config]]:
         """Other problems that a choice would be used for, as it would be used there."""
         return []

@@ -16,10 +16,10 @@ from tilewise.tune.families.registry import Expected
 from tilewise.tune.families.triton.family import (
     DTYPES,
     ELEMENT_BYTES,
-    TORCH_NAMES,
     Binary,
     Launch,
     Operands,
+    draw,
     guarded_output,
 )
 
@@ -74,17 +74,14 @@ class Attention:
 
     def operands(self, problem: Problem, torch: Any, device: str, generator: Any) -> Operands:
         batch, heads, queries, head = (problem.size(name) for name in ("batch", "heads", "queries", "head"))
-        kind = getattr(torch, TORCH_NAMES[problem.word("dtype")])
+        dtype = problem.word("dtype")
         shapes = {
             "q": (batch, heads, queries, head),
             "k": (batch, problem.size("kv_heads"), problem.size("keys"), head),
             "v": (batch, problem.size("kv_heads"), problem.size("keys"), head),
         }
-        inputs = {
-            name: torch.randn(*shape, generator=generator, device=device, dtype=torch.float32).to(kind)
-            for name, shape in shapes.items()
-        }
-        out, guarded = guarded_output(torch, shapes["q"], problem.word("dtype"), device)
+        inputs = {name: draw(torch, shape, dtype, device, generator) for name, shape in shapes.items()}
+        out, guarded = guarded_output(torch, shapes["q"], dtype, device)
         return Operands(inputs, out, guarded)
 
     def bytes_moved(self, problem: Problem) -> int:

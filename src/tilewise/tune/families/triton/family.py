@@ -98,6 +98,13 @@ def unit_of(size: int, dtype: str) -> int:
     return next(unit for unit in (8, 4, 2, 1) if unit <= widest and size % unit == 0)
 
 
+def draw(torch: Any, shape: Sequence[int], dtype: str, device: str, generator: Any) -> Any:
+    """Random normal numbers. tf32 ones are rounded to bf16 first, so that a product itself adds no rounding and the
+    check against float32 stays sharp."""
+    drawn = torch.randn(*shape, generator=generator, device=device, dtype=torch.float32)
+    return (drawn.to(torch.bfloat16) if dtype == "tf32" else drawn).to(getattr(torch, TORCH_NAMES[dtype]))
+
+
 def guarded_output(torch: Any, shape: Sequence[int], dtype: str, device: str) -> tuple[Any, Any]:
     """An output and the larger buffer it is the head of."""
     count = 1

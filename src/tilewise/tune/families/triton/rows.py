@@ -21,10 +21,10 @@ from tilewise.tune.families.triton.family import (
     DTYPES,
     ELEMENT_BYTES,
     MAX_ELEMENTS,
-    TORCH_NAMES,
     Binary,
     Launch,
     Operands,
+    draw,
     guarded_output,
     unit_of,
 )
@@ -117,12 +117,8 @@ class _Rowwise:
 
     def operands(self, problem: Problem, torch: Any, device: str, generator: Any) -> Operands:
         rows, cols, dtype = problem.size("rows"), problem.size("cols"), problem.word("dtype")
-        kind = getattr(torch, TORCH_NAMES[dtype])
         names = {"x": (rows, cols), **self._vectors(cols)}
-        inputs = {
-            name: torch.randn(*shape, generator=generator, device=device, dtype=torch.float32).to(kind)
-            for name, shape in names.items()
-        }
+        inputs = {name: draw(torch, shape, dtype, device, generator) for name, shape in names.items()}
         out, guarded = guarded_output(torch, self._result(problem), dtype, device)
         return Operands(inputs, out, guarded)
 

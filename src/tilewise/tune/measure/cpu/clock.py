@@ -103,7 +103,7 @@ def running_on(threads: int) -> Iterator[None]:
 def describe(*, measure: bool = False) -> dict[str, Any]:
     """What a store keeps of the machine; its ceilings are measured for it if they never were."""
     from tilewise import __version__
-    from tilewise.tune.measure.cpu.features import machine_features
+    from tilewise.costmodel.features.machine import machine_features
 
     module = require_native()
     l1, l2, l3 = module.cache_sizes()

@@ -15,10 +15,10 @@ from tilewise.backend.tiled import TILED, tiled_op
 from tilewise.store.problem import Config, Problem, Value
 from tilewise.tune.choose.cache import Decision
 from tilewise.tune.choose.kept import KeptTiles
-from tilewise.tune.choose.near import NearDefault, near_products
 from tilewise.tune.choose.scores import MARGIN
 from tilewise.tune.families.cpu.family import get_family
 from tilewise.tune.families.cpu.matmul import Matmul
+from tilewise.tune.families.cpu.near import near_products
 from tilewise.tune.families.cpu.tiles import product_config
 from tilewise.tune.families.space import ConfigTable
 from tilewise.tune.measure.cpu.clock import describe, nanoseconds, require_native, running_on
@@ -47,9 +47,6 @@ class CpuDevice(Device):
         if problem.family == "matmul" and problem.size("threads") > 1 and not _shared(self.default(problem)):
             return Problem({**problem, "threads": 1})
         return problem
-
-    def without_model(self, problem: Problem) -> NearDefault | None:
-        return NearDefault() if problem.family == "matmul" else None
 
     def elsewhere(self, problem: Problem, config: Config) -> list[tuple[Problem, Config]]:
         """A product's tile that is used at other thread counts too, as it will be used at the least and the most."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from tilewise import __version__
 from tilewise._system import real_cores
+from tilewise.errors import UnavailableError
 from tilewise.profile.timing.workers import Worker, WorkerLostError, wait_any
 from tilewise.store.problem import Config, Problem
 from tilewise.tune.families.triton.family import Binary, Operands, TritonFamily, get_family
@@ -19,7 +20,7 @@ from tilewise.tune.measure.device import Device
 from tilewise.tune.measure.sampling import Run
 from tilewise.tune.measure.trial import Timed, Trial
 from tilewise.tune.measure.triton.compiling import Compiled, serve, use_cache
-from tilewise.tune.measure.triton.gpu import COLLECTIONS, NEAREST, CudaDevice, MisfitError, open_device
+from tilewise.tune.measure.triton.gpu import COLLECTIONS, NEAREST, CudaDevice, open_device
 from tilewise.tune.measure.triton.kernel import Job, operand_sets
 
 _UNIT_NS = 4.0e5
@@ -125,7 +126,7 @@ class TritonTrial:
             runs = self._prepare(config)
             if not self._is_right(runs[0]):
                 return Timed(None, None, "wrong", "the result differs from PyTorch's")
-        except MisfitError as error:
+        except UnavailableError as error:
             return Timed(None, None, "misfit", str(error))
         except Exception as error:  # Triton raises many kinds; each is this configuration's verdict
             return Timed(None, None, "failed", f"{type(error).__name__}: {error}"[:300])

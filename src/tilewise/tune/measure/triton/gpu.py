@@ -32,10 +32,6 @@ def usual_shared_bytes(capability: int) -> int:
     return _SHARED_BYTES.get(capability, min(_SHARED_BYTES.values()))
 
 
-class MisfitError(Exception):
-    """A binary that cannot run here; the text is the reason that is recorded."""
-
-
 def _torch() -> Any:
     try:
         return importlib.import_module("torch")
@@ -86,7 +82,7 @@ class CudaDevice(Clock):
         ]
 
     def prepare(self, binary: Binary, launch: Launch) -> Run:
-        """A callable that starts the kernel once; MisfitError if it does not fit."""
+        """A callable that starts the kernel once; UnavailableError if it does not fit."""
         if launch.call is not None:
             return launch.call
         kernel = self._load(binary)
@@ -107,7 +103,7 @@ class CudaDevice(Clock):
                 kernel = compile_binary(binary, self.capability)
                 kernel._init_handles()
             except OutOfResources as error:
-                raise MisfitError(f"{error.name}: {error.required} needed, {error.limit} there") from None
+                raise UnavailableError(f"{error.name}: {error.required} needed, {error.limit} there") from None
             self._loaded[binary.key] = kernel
         return kernel
 

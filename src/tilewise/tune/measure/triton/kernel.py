@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tilewise.errors import UnavailableError
 from tilewise.store.problem import Config, Problem
 from tilewise.store.readable import Verdict
 from tilewise.store.store import BatchRow
@@ -20,7 +21,7 @@ from tilewise.tune.families.triton.family import LIBRARY_CALL, Operands, get_fam
 from tilewise.tune.measure.resume import resume
 from tilewise.tune.measure.sampling import Batch, Candidate, Report, Settings, time_all, time_finals
 from tilewise.tune.measure.triton.compiling import use_cache
-from tilewise.tune.measure.triton.gpu import Gpu, MisfitError
+from tilewise.tune.measure.triton.gpu import Gpu
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def _check_all(device: Gpu, job: Job, sets: Sequence[Operands], report: Report) 
         binary = family.binary(job.problem, config)
         try:
             runs = [device.prepare(binary, family.launch(job.problem, config, operands)) for operands in sets]
-        except MisfitError as error:
+        except UnavailableError as error:
             verdicts[config] = Verdict(config, "misfit", str(error))
             continue
         registers, spills = device.registers(binary)
