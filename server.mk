@@ -17,7 +17,7 @@ bars: $(VENV)/.server  ## the leaderboard's figures: pages of 20,000 entries, he
 	$(BIN)/python -m tests.bench.bars
 
 test-fleet: $(VENV)/.fleet  ## stores in PostgreSQL, the service under load, campaigns and sweeps on Ray with kills
-	$(BIN)/python -m pytest -m 'slow or not slow' tests/fleet tests/tune/test_shared_store.py -s
+	$(BIN)/python -m pytest -m 'slow or not slow' tests/fleet tests/store/test_shared_store.py -s
 
 test-fleet-campaign: $(VENV)/.fleet  ## 300 kernels on three nodes with a node, the driver and PostgreSQL killed; steady as one process alone
 	$(BIN)/python -m tests.fleet.campaign

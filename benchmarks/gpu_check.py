@@ -21,12 +21,12 @@ from typing import Any
 from benchmarks import compiled
 from benchmarks.recorded import lines, read_recorded, table, worth, worth_lines
 from tilewise.errors import TilewiseError, UnavailableError
+from tilewise.products.runtimes import shipped_runtimes
+from tilewise.store.problem import Problem, read_shapes
 from tilewise.tune.choose.check import check_one
 from tilewise.tune.choose.tuner import Tuner
 from tilewise.tune.families.triton.family import get_family
-from tilewise.tune.families.triton.runtimes import shipped_runtimes
-from tilewise.tune.measure.triton.device import TritonDevice, TritonSweeper
-from tilewise.tune.problem import Problem, read_shapes
+from tilewise.tune.measure.triton.device import TritonDevice
 
 
 def _matmul(dtype: str, m: int, n: int, k: int, layout: str = "nt", epilogue: str = "none") -> Problem:
@@ -108,10 +108,9 @@ def _run(given: argparse.Namespace) -> None:
     problems: Sequence[Problem] = UNSEEN
     if given.shapes:
         problems = [k.problem for k in read_shapes(given.shapes, lambda family, spec: get_family(family).problem(spec))]
-    bench = TritonDevice()
+    bench = TritonDevice(processes=given.processes)
     report["machine"] = dict(bench.machine.details)
     report["problems"] = rows = []
-    sweep = TritonSweeper(bench, given.processes).sweep
     folder = tempfile.mkdtemp(prefix="tilewise-check-")
     for number, problem in enumerate(problems):
         if time.monotonic() > deadline:
@@ -119,7 +118,7 @@ def _run(given: argparse.Namespace) -> None:
             break
         start = time.monotonic()
         tuner = Tuner(bench, model=given.model, cache=f"{folder}/{number}")
-        row = check_one(tuner, sweep, problem)
+        row = check_one(tuner, problem)
         wall_seconds = time.monotonic() - start
         rows.append({**row, "wall_seconds": wall_seconds})
         print(

@@ -18,11 +18,11 @@ import numpy as np
 
 from tilewise._files import read_json_input
 from tilewise.errors import FileFormatError, TilewiseError
-from tilewise.tune.choose.products import MEASURED, needed
-from tilewise.tune.families.triton.product import LIBRARY
-from tilewise.tune.families.triton.product import Product as Family
-from tilewise.tune.families.triton.runtimes import Runtimes
-from tilewise.tune.problem import Config, Problem
+from tilewise.products.choose import MEASURED, needed
+from tilewise.products.family import LIBRARY
+from tilewise.products.family import Product as Family
+from tilewise.products.runtimes import Runtimes
+from tilewise.store.problem import Config, Problem
 
 _FAMILY, _SHARED_BYTES = Family(), 232_448  # of the H200
 _LONGEST_NS = 10**12

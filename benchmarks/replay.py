@@ -47,7 +47,7 @@ def replayed(name: str) -> dict[str, Any]:
         "comparisons": [asdict(comparison) for comparison in found.comparisons],
         "first_choice": found.first_choice,
         "default": found.default,
-        "without_model": asdict(without),
+        "without_model": without,
         "errors": {row.name: {k: row.metrics[k].mean for k in ("top1", "top5", "top10")} for row in table.rows},
         "sure": found.sure,
         "read_again": read_again(name),
@@ -68,7 +68,7 @@ def read_again(name: str, draws: int = 100) -> float:
 
 def main() -> None:
     found = {name: replayed(name) for name in shipped_names()}
-    text = json.dumps({"date": today(), "sources": sources(), "replay": found}, indent=1)
+    text = json.dumps({"date": today(), "sources": sources(), "replay": found}, indent=1, default=asdict)
     write_whole(RESULTS, text + "\n")
     for name, row in found.items():
         for who, regret in row["regret"].items():

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tilewise.inductor.templates import keep, problem_of
-from tilewise.tune.choose.products import decide
-from tilewise.tune.families.triton.product import Product
-from tilewise.tune.families.triton.runtimes import shipped_runtimes
+from tilewise.products.choose import decide
+from tilewise.products.family import Product
+from tilewise.products.runtimes import shipped_runtimes
 from tools.drawn_products import drawn_products
 
 _SHARED_BYTES, _SHAPES = 232_448, 60

@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 
-from tilewise.tune.problem import Problem
+from tilewise.store.problem import Problem
 
 _WIDTHS = (512, 640, 768, 1024, 1152, 1280, 1536, 1792, 2048, 2304, 2560, 2880, 3072, 3584, 4096, 4608, 5120, 5632,
            6144, 6656, 7168, 8192, 9216, 10240, 11008, 12288, 13824, 14336, 16384)  # fmt: skip

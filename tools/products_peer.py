@@ -17,10 +17,10 @@ from typing import Any
 
 from benchmarks.recorded import Product as Recorded
 from benchmarks.recorded import as_json, lines, read_recorded, table
-from tilewise.tune.families.triton.product import LIBRARY, Product
-from tilewise.tune.families.triton.runtimes import shipped_runtimes
-from tilewise.tune.measure.aggregate import measured_problem, open_measurements
-from tilewise.tune.problem import Config
+from tilewise.products.family import LIBRARY, Product
+from tilewise.products.runtimes import shipped_runtimes
+from tilewise.store.aggregate import measured_problem, open_measurements
+from tilewise.store.problem import Config
 from tools.gpu_visit import drawn, read_answers
 
 _FAMILY, _SHARED_BYTES = Product(), 232_448  # of the H200

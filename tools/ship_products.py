@@ -20,13 +20,13 @@ import torch
 from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import embedded_folder
 from tilewise.io import save
+from tilewise.products.choose import DOUBTS, MARGIN, needed
+from tilewise.products.family import LIBRARY, Product
+from tilewise.products.roofline import columns, features, floor_seconds, library_features
+from tilewise.products.runtimes import FILE, Runtimes, shipped_folder
+from tilewise.store.aggregate import measured_problem, open_measurements
+from tilewise.store.problem import Config, Problem
 from tilewise.tensor import Tensor
-from tilewise.tune.choose.products import DOUBTS, MARGIN, needed
-from tilewise.tune.families.triton.product import LIBRARY, Product
-from tilewise.tune.families.triton.roofline import columns, features, floor_seconds, library_features
-from tilewise.tune.families.triton.runtimes import FILE, Runtimes, shipped_folder
-from tilewise.tune.measure.aggregate import measured_problem, open_measurements
-from tilewise.tune.problem import Config, Problem
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _FAMILY, _SHARED_BYTES = Product(), 232_448  # of the H200

@@ -24,7 +24,7 @@ import torch
 
 import tilewise.inductor
 from tilewise.inductor.records import summary
-from tilewise.tune.measure.store import Store
+from tilewise.store.store import Store
 from tools.spoiled import spoiled
 
 

@@ -8,9 +8,9 @@ import time
 
 import torch
 
-from tilewise.tune.choose import products
+from tilewise.products import choose as products
+from tilewise.products.runtimes import shipped_runtimes
 from tilewise.tune.choose.cache import Choices
-from tilewise.tune.families.triton.runtimes import shipped_runtimes
 from tools.drawn_products import drawn_products
 
 

@@ -18,9 +18,18 @@ using FloatPlanTimes = nb::ndarray<int64_t, nb::c_contig, nb::device::cpu>;
 ConvActivation activation_of(const std::string& name) {
   const char* const names[] = {"", "relu", "gelu", "relu6", "silu", "hard_swish", "sigmoid", "hard_sigmoid", "gelu_tanh"};
   for (int i = 0; i < 9; ++i) {
-    if (name == names[i]) return static_cast<ConvActivation>(i);
+    if (name == names[i]) return static_cast<ConvActivation::Kind>(i);
   }
+  const std::string leaky = "leaky_relu ";  // and its slope
+  if (name.compare(0, leaky.size(), leaky) == 0) return {ConvActivation::leaky_relu, std::stof(name.substr(leaky.size()))};
   throw nb::value_error(("a plan has no activation " + name).c_str());
+}
+
+BinaryKind binary_of(const std::string& name) {
+  if (name == "add") return BinaryKind::add;
+  if (name == "sub") return BinaryKind::sub;
+  if (name == "mul") return BinaryKind::mul;
+  throw nb::value_error(("a plan has no step " + name).c_str());
 }
 
 const float* bias_of(const std::optional<FloatArray>& bias, int64_t count) {
@@ -129,15 +138,17 @@ void bind_float_plan(nb::module_& m) {
         return p.pool(window, padding[2], padding[3], mean, count_padding, x);
       }, nb::arg("x"), nb::arg("kernel"), nb::arg("stride"), nb::arg("padding"), nb::arg("mean"), nb::arg("count_padding") = true)
       .def("global_mean", &FloatPlan::global_mean)
-      .def("binary", [](FloatPlan& p, bool product, int a, int b, const std::string& activation) {
-        return p.binary(product, a, b, activation_of(activation));
-      }, nb::arg("product"), nb::arg("a"), nb::arg("b"), nb::arg("activation") = "")
+      .def("binary", [](FloatPlan& p, const std::string& kind, int a, int b, const std::string& activation) {
+        return p.binary(binary_of(kind), a, b, activation_of(activation));
+      }, nb::arg("kind"), nb::arg("a"), nb::arg("b"), nb::arg("activation") = "")
       .def("affine", [](FloatPlan& p, int x, const std::vector<float>& scale, const std::vector<float>& shift, const std::string& activation) {
         return p.affine(x, scale, shift, activation_of(activation));
       }, nb::arg("x"), nb::arg("scale"), nb::arg("shift"), nb::arg("activation") = "")
       .def("concat", &FloatPlan::concat)
       .def("slice", &FloatPlan::slice)
       .def("take", &FloatPlan::take)
+      .def("pixels", &FloatPlan::pixels)
+      .def("transpose", &FloatPlan::transpose)
       .def("upsample", &FloatPlan::upsample)
       .def("spread", &FloatPlan::spread)
       .def("flatten", &FloatPlan::flatten)

@@ -54,15 +54,6 @@ inline nb::object new_image(const Int8Image& image, int zero) {
   return out;
 }
 
-// The same of numbers of two bytes, by whose zero point all bytes are 0; `image` is in numbers.
-inline nb::object new_wide_image(Int8Image image) {
-  const npy_intp shape[4] = {image.images, image.full_height(), image.full_width(), image.pixel};
-  nb::object out = new_object(4, shape, NPY_INT16);
-  image.pixel *= 2;
-  fill_border(image, 0, data<uint8_t>(out));
-  return out;
-}
-
 inline void fill_all(nb::handle array, int zero) {
   auto* bytes = reinterpret_cast<PyArrayObject*>(array.ptr());
   std::memset(PyArray_DATA(bytes), zero, static_cast<std::size_t>(PyArray_NBYTES(bytes)));
@@ -82,11 +73,11 @@ inline void check_zero(int zero) {
 }
 
 // zero, low, high; and of an activation that bytes cannot have by being clamped: the table, points of its grid in 1, its first,
-// or the bend: how far it reaches (0: there is none), and its slope
-using Finish = std::tuple<int, int, int, nb::bytes, float, int, float, float>;
+// or the bend: how far it reaches (0: there is none), and its slope; or the pieces: BytePieces as it lies in memory
+using Finish = std::tuple<int, int, int, nb::bytes, float, int, float, float, nb::bytes>;
 
 inline ByteFinish finish_of(const Finish& given) {
-  const auto& [zero, low, high, table, fine, first, far, slope] = given;
+  const auto& [zero, low, high, table, fine, first, far, slope, pieces] = given;
   check_zero(zero);
   check_zero(low);
   check_zero(high);
@@ -97,20 +88,18 @@ inline ByteFinish finish_of(const Finish& given) {
     finish.bend = {far, slope};
     return finish;
   }
+  if (pieces.size() > 0) {
+    const bool whole = pieces.size() == sizeof finish.pieces && high == 255;
+    if (whole) std::memcpy(&finish.pieces, pieces.data(), sizeof finish.pieces);
+    if (!whole || finish.pieces.shift < 0 || finish.pieces.shift > 14) throw nb::value_error("bad pieces");
+    finish.curve = Curve::pieces;
+    return finish;
+  }
   if (table.size() == 0) return finish;
   finish.curve = Curve::table;
   if (table.size() > (1u << 17) || first < -(1 << 16) || first > 0 || !(fine > 0.0f)) throw nb::value_error("bad table");
   finish.table = {static_cast<const uint8_t*>(table.data()), fine, first, first + static_cast<int>(table.size()) - 1};
   return finish;
-}
-
-// low, high, curve (the places of WideCurve), inverse; far and slope of a bend
-using ShortFinish = std::tuple<int, int, int, float, float, float>;
-
-inline WideFinish wide_finish_of(const ShortFinish& given) {
-  const auto& [low, high, curve, inverse, far, slope] = given;
-  if (curve < 0 || curve > static_cast<int>(WideCurve::gelu)) throw nb::value_error("there is no such activation");
-  return {low, high, static_cast<WideCurve>(curve), inverse, {far, slope}};
 }
 
 using Four = std::tuple<int, int, int, int>;  // top, left, bottom, right

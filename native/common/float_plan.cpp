@@ -164,13 +164,13 @@ int FloatPlan::global_mean(int x) {
   });
 }
 
-int FloatPlan::binary(bool product, int a, int b, ConvActivation activation) {
+int FloatPlan::binary(BinaryKind kind, int a, int b, ConvActivation activation) {
   a = last(a), b = last(b);
-  if (size(a).h * size(a).w < size(b).h * size(b).w) std::swap(a, b);
+  if (kind != BinaryKind::sub && size(a).h * size(a).w < size(b).h * size(b).w) std::swap(a, b);
   const Size p = size(a), q = size(b);
   require(p.n == q.n && p.c == q.c && (same_pixels(p, q) || q.h * q.w == 1), "these two do not have one shape");
-  return add(p, {a, b}, [product, activation](const LastImage* in, const LastImage& out) {
-    product ? active_channels_last().mul(in[0], in[1], activation, out) : active_channels_last().add(in[0], in[1], activation, out);
+  return add(p, {a, b}, [kind, activation](const LastImage* in, const LastImage& out) {
+    active_channels_last().binary(kind, in[0], in[1], activation, out);
   });
 }
 
@@ -221,6 +221,31 @@ int FloatPlan::take(int x, const std::vector<int>& channels) {
   for (int32_t c : from) require(c >= 0 && c < to.c, "there is no such channel");
   to.c = static_cast<int64_t>(from.size());
   return add(to, {x}, [from](const LastImage* in, const LastImage& out) { active_channels_last().take(in[0], from.data(), out); });
+}
+
+int FloatPlan::pixels(int x, const std::vector<int>& index, int64_t n, int64_t h, int64_t w) {
+  x = last(x);
+  const Size from = size(x), to{n, from.c, h, w};
+  const int64_t each = index.empty() ? from.h * from.w : static_cast<int64_t>(index.size());
+  require(n >= 0 && h > 0 && w > 0 && n * h * w == from.n * each, "another number of pixels");
+  if (index.empty()) {
+    const int value = add(to);
+    values_[value].parent = x;
+    return value;
+  }
+  for (int pixel : index) require(pixel >= 0 && pixel < from.h * from.w, "there is no such pixel");
+  const std::vector<int32_t> list(index.begin(), index.end());
+  return add(to, {x}, [list](const LastImage* in, const LastImage& out) {
+    active_channels_last().gather(in[0], list.data(), static_cast<int64_t>(list.size()), out);
+  });
+}
+
+int FloatPlan::transpose(int x) {
+  x = last(x);
+  const Size from = size(x);
+  return add({from.n, from.h * from.w, 1, from.c}, {x}, [](const LastImage* in, const LastImage& out) {
+    active_channels_last().transpose(in[0], out);
+  });
 }
 
 int FloatPlan::upsample(int x, int64_t by_h, int64_t by_w) {

@@ -36,11 +36,14 @@ class FloatPlan {
   int linear(std::shared_ptr<const PlanLinear> layer, int x);
   int pool(const PoolShape& window, int64_t end_h, int64_t end_w, bool mean, bool count_padding, int x);  // padding after the last row and column
   int global_mean(int x);
-  int binary(bool product, int a, int b, ConvActivation activation);
+  int binary(BinaryKind kind, int a, int b, ConvActivation activation);
   int affine(int x, const std::vector<float>& scale, const std::vector<float>& shift, ConvActivation activation);
   int concat(const std::vector<int>& parts);
   int slice(int x, int64_t first, int64_t count);
   int take(int x, const std::vector<int>& channels);
+  // (n, h, w) pixels: of every image those with these numbers, in this order; all of them where none is named
+  int pixels(int x, const std::vector<int>& index, int64_t n, int64_t h, int64_t w);
+  int transpose(int x);  // (N, C, H, W) to (N, H * W, 1, C): channels and pixels change places
   int upsample(int x, int64_t by_h, int64_t by_w);
   int spread(int x, int64_t by_h, int64_t by_w);  // runs of channels become pixels
   int flatten(int x);  // (N, C, H, W) to (N, C * H * W, 1, 1), in that order

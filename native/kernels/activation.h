@@ -10,8 +10,8 @@ namespace {
 
 TW_INLINE vf clipped(vf v, float low, float high) { return vmin(splat(high), vmax(splat(low), v)); }
 
-template <ConvActivation kind>
-TW_INLINE vf activate(vf v) {
+template <ConvActivation::Kind kind>
+TW_INLINE vf activate(vf v, [[maybe_unused]] float slope) {
   switch (kind) {
     case ConvActivation::relu: return max_nan(v, vf{});
     case ConvActivation::gelu: return vgelu(v);
@@ -21,18 +21,19 @@ TW_INLINE vf activate(vf v) {
     case ConvActivation::sigmoid: return 1.0f / (1.0f + vexp_of_sum(-v));
     case ConvActivation::hard_sigmoid: return clipped(v + 3.0f, 0.0f, 6.0f) * (1.0f / 6.0f);
     case ConvActivation::gelu_tanh: return vgelu_tanh(v);
+    case ConvActivation::leaky_relu: return select(v > vf{}, v, v * slope);
     default: return v;
   }
 }
 
-template <ConvActivation kind>
+template <ConvActivation::Kind kind>
 struct KnownActivation {
-  static constexpr ConvActivation value = kind;
+  static constexpr ConvActivation::Kind value = kind;
 };
 
 // Calls f with the activation as a constant, so that a loop in it decides once.
 template <class F>
-TW_INLINE void with_activation(ConvActivation kind, F&& f) {
+TW_INLINE void with_activation(ConvActivation::Kind kind, F&& f) {
   switch (kind) {
     case ConvActivation::relu: return f(KnownActivation<ConvActivation::relu>());
     case ConvActivation::gelu: return f(KnownActivation<ConvActivation::gelu>());
@@ -42,15 +43,16 @@ TW_INLINE void with_activation(ConvActivation kind, F&& f) {
     case ConvActivation::sigmoid: return f(KnownActivation<ConvActivation::sigmoid>());
     case ConvActivation::hard_sigmoid: return f(KnownActivation<ConvActivation::hard_sigmoid>());
     case ConvActivation::gelu_tanh: return f(KnownActivation<ConvActivation::gelu_tanh>());
+    case ConvActivation::leaky_relu: return f(KnownActivation<ConvActivation::leaky_relu>());
     default: return f(KnownActivation<ConvActivation::none>());
   }
 }
 
 TW_INLINE vf activated(vf v, ConvActivation kind) {
   if (kind == ConvActivation::none) return v;
-  if (kind == ConvActivation::relu) return activate<ConvActivation::relu>(v);
+  if (kind == ConvActivation::relu) return activate<ConvActivation::relu>(v, 0.0f);
   vf result = v;
-  with_activation(kind, [&](auto known) { result = activate<known.value>(v); });
+  with_activation(kind, [&](auto known) { result = activate<known.value>(v, kind.slope); });
   return result;
 }
 

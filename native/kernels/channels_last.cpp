@@ -39,6 +39,29 @@ void from_planes(const LastImage& x, const LastImage& y) {
   });
 }
 
+// Every channel of an image becomes `row` floats, of which its pixels are the first.
+void to_rows(const LastImage& x, int64_t row, float* to) {
+  const Finish none{nullptr, nullptr, ConvActivation::none};
+  const int64_t plane = x.h * x.w, vectors = ceil_div(x.c, kLanes);
+  for_runs(x.n * vectors, plane * kLanes, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      const int64_t n = i / vectors, c = i % vectors * kLanes;
+      unpack_pixels(x.data + n * plane * x.pitch + c, x.pitch, plane, smaller(kLanes, x.c - c), none, to + (n * x.c + c) * row, row);
+    }
+  });
+}
+
+void transpose(const LastImage& x, const LastImage& y) { to_rows(x, y.pitch, y.data); }
+
+void gather(const LastImage& x, const int32_t* pixels, int64_t count, const LastImage& y) {
+  const size_t bytes = static_cast<size_t>(y.c) * sizeof(float);
+  for_runs(y.pixels(), y.c, [&](int64_t first, int64_t last) {
+    for (int64_t p = first; p < last; ++p) {
+      std::memcpy(y.data + p * y.pitch, x.data + (p / count * x.h * x.w + pixels[p % count]) * x.pitch, bytes);
+    }
+  });
+}
+
 void to_planes(const LastImage& x, const LastImage& y) {
   const int64_t plane = x.h * x.w;
   if (plane == 1) {
@@ -47,14 +70,7 @@ void to_planes(const LastImage& x, const LastImage& y) {
     }
     return;
   }
-  const Finish none{nullptr, nullptr, ConvActivation::none};
-  for_runs(x.n * ceil_div(x.c, kLanes), plane * kLanes, [&](int64_t first, int64_t last) {
-    const int64_t vectors = ceil_div(x.c, kLanes);
-    for (int64_t i = first; i < last; ++i) {
-      const int64_t n = i / vectors, c = i % vectors * kLanes;
-      unpack_pixels(x.data + n * plane * x.pitch + c, x.pitch, plane, smaller(kLanes, x.c - c), none, y.data + (n * x.c + c) * plane, plane);
-    }
-  });
+  to_rows(x, plane, y.data);
 }
 
 struct Window {
@@ -163,12 +179,12 @@ void binary(const LastImage& a, const LastImage& b, ConvActivation activation, c
   });
 }
 
-void add(const LastImage& a, const LastImage& b, ConvActivation activation, const LastImage& y) {
-  binary(a, b, activation, y, [](vf p, vf q) { return p + q; });
-}
-
-void mul(const LastImage& a, const LastImage& b, ConvActivation activation, const LastImage& y) {
-  binary(a, b, activation, y, [](vf p, vf q) { return p * q; });
+void binary_of_kind(BinaryKind kind, const LastImage& a, const LastImage& b, ConvActivation activation, const LastImage& y) {
+  switch (kind) {
+    case BinaryKind::add: return binary(a, b, activation, y, [](vf p, vf q) { return p + q; });
+    case BinaryKind::sub: return binary(a, b, activation, y, [](vf p, vf q) { return p - q; });
+    case BinaryKind::mul: return binary(a, b, activation, y, [](vf p, vf q) { return p * q; });
+  }
 }
 
 void affine(const LastImage& x, const float* scale, const float* shift, ConvActivation activation, const LastImage& y) {
@@ -249,7 +265,7 @@ void spread(const LastImage& x, int64_t by_h, int64_t by_w, const LastImage& y) 
 
 }  // namespace
 
-const ChannelsLastOps channels_last = {from_planes, to_planes, max_pool, avg_pool, global_mean, add, mul, affine, take, upsample, spread};
+const ChannelsLastOps channels_last = {from_planes, to_planes, max_pool, avg_pool, global_mean, binary_of_kind, affine, take, gather, transpose, upsample, spread};
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -15,18 +15,21 @@ struct LastImage {
   int64_t pixels() const { return n * h * w; }
 };
 
+enum class BinaryKind { add, sub, mul };
+
 struct ChannelsLastOps {
   void (*from_planes)(const LastImage& x, const LastImage& y);
   void (*to_planes)(const LastImage& x, const LastImage& y);
   void (*max_pool)(const PoolShape& s, const LastImage& x, const LastImage& y);                    // a NaN wins
   void (*avg_pool)(const PoolShape& s, bool count_padding, const LastImage& x, const LastImage& y);
   void (*global_mean)(const LastImage& x, const LastImage& y);                                    // y: 1 x 1
-  // act(a + b) and act(a * b); where b has one pixel an image it is for all pixels of that image
-  void (*add)(const LastImage& a, const LastImage& b, ConvActivation activation, const LastImage& y);
-  void (*mul)(const LastImage& a, const LastImage& b, ConvActivation activation, const LastImage& y);
+  // act(a + b), act(a - b) or act(a * b); where b has one pixel an image it is for all pixels of that image
+  void (*binary)(BinaryKind kind, const LastImage& a, const LastImage& b, ConvActivation activation, const LastImage& y);
   // act(x * scale + shift), scale and shift by channel, whole vectors, or both null
   void (*affine)(const LastImage& x, const float* scale, const float* shift, ConvActivation activation, const LastImage& y);
   void (*take)(const LastImage& x, const int32_t* channels, const LastImage& y);                   // y's channel i is x's channels[i]
+  void (*gather)(const LastImage& x, const int32_t* pixels, int64_t count, const LastImage& y);     // of every image these, in this order
+  void (*transpose)(const LastImage& x, const LastImage& y);                                     // y's pixels are x's channels
   void (*upsample)(const LastImage& x, int64_t by_h, int64_t by_w, const LastImage& y);            // each pixel repeated
   // x's channels are by_h x by_w runs of y's: each run is one of the pixels that x's pixel becomes
   void (*spread)(const LastImage& x, int64_t by_h, int64_t by_w, const LastImage& y);

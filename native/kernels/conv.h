@@ -34,7 +34,15 @@ struct WeightView {
   int64_t group, out, in, row, col;
 };
 
-enum class ConvActivation { none, relu, gelu, relu6, silu, hard_swish, sigmoid, hard_sigmoid, gelu_tanh };
+struct ConvActivation {
+  enum Kind { none, relu, gelu, relu6, silu, hard_swish, sigmoid, hard_sigmoid, gelu_tanh, leaky_relu };
+
+  Kind kind;
+  float slope;  // of leaky_relu below zero
+
+  constexpr ConvActivation(Kind kind = none, float slope = 0.0f) : kind(kind), slope(slope) {}
+  constexpr operator Kind() const { return kind; }
+};
 
 // y = activation(conv + bias + residual), each part optional.
 struct ConvEpilogue {

@@ -27,7 +27,7 @@ struct MicroFinish {
 };
 
 // `residual` and the rest by value: a store could change what a reference names.
-template <ConvActivation kind>
+template <ConvActivation::Kind kind>
 void finish_rows(const float* from, int64_t rows, int64_t vectors, const MicroFinish f, float* c, int64_t c_row) {
   for (int64_t v = 0; v < vectors; ++v, from += kLanes, c += kLanes) {
     const vf bias = f.bias == nullptr ? vf{} : load(f.bias + v * kLanes);
@@ -38,12 +38,12 @@ void finish_rows(const float* from, int64_t rows, int64_t vectors, const MicroFi
       for (int64_t m = 0; m < rows; ++m) {
         vf sum = load(from + m * step) + bias;
         if (residual != nullptr) sum += load_first(residual + m * f.residual_row, lanes);
-        store_first(c + m * c_row, activate<kind>(sum), lanes);
+        store_first(c + m * c_row, activate<kind>(sum, f.activation.slope), lanes);
       }
     } else if (residual != nullptr) {
-      for (int64_t m = 0; m < rows; ++m) store(c + m * c_row, activate<kind>(load(from + m * step) + bias + load(residual + m * f.residual_row)));
+      for (int64_t m = 0; m < rows; ++m) store(c + m * c_row, activate<kind>(load(from + m * step) + bias + load(residual + m * f.residual_row), f.activation.slope));
     } else {
-      for (int64_t m = 0; m < rows; ++m) store(c + m * c_row, activate<kind>(load(from + m * step) + bias));
+      for (int64_t m = 0; m < rows; ++m) store(c + m * c_row, activate<kind>(load(from + m * step) + bias, f.activation.slope));
     }
   }
 }

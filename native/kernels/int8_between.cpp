@@ -7,6 +7,20 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Four vectors of values, which leave as 32 bytes.
+template <Curve C>
+TW_INLINE void store_four(uint8_t* to, const vf (&values)[4], const ByteFinish& f) {
+  const __m256 highest = _mm256_set1_ps(static_cast<float>(f.high - f.zero));
+  const __m256i zero = _mm256_set1_epi16(static_cast<int16_t>(f.zero)), lowest = _mm256_set1_epi8(static_cast<char>(f.low));
+  __m256i part[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) part[i] = _mm256_cvtps_epi32(_mm256_min_ps(highest, (__m256)bent<C>(values[i], f.bend)));
+  const __m256i first = _mm256_packs_epi32(part[0], part[1]), second = _mm256_packs_epi32(part[2], part[3]);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), bytes_in_order(first, second, zero, lowest));
+}
+#endif
+
 // Calls value(pixel, channel, lanes) for every vector of channels and stores what it gives as bytes.
 template <class Value>
 TW_INLINE void each_vector(int64_t pixels, int64_t channels, const ByteFinish& given, ByteTarget to, Value value) {
@@ -15,6 +29,15 @@ TW_INLINE void each_vector(int64_t pixels, int64_t channels, const ByteFinish& g
     for (int64_t pixel = 0; pixel < pixels; ++pixel) {
       uint8_t* out = to.data + pixel * to.step;
       int64_t c = 0;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+      if constexpr (known.value == Curve::straight || known.value == Curve::bent) {
+        for (; c + 4 * kLanes <= channels; c += 4 * kLanes) {
+          const vf values[4] = {value(pixel, c, kLanes), value(pixel, c + kLanes, kLanes), value(pixel, c + 2 * kLanes, kLanes),
+                                value(pixel, c + 3 * kLanes, kLanes)};
+          store_four<known.value>(out + c, values, finish);
+        }
+      }
+#endif
       for (; c + kLanes <= channels; c += kLanes) {
         store_finished<known.value>(out + c, value(pixel, c, kLanes), finish, kLanes);
       }

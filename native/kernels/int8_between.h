@@ -2,9 +2,9 @@
 // step of one input or output from pixel to pixel may be wider than its channels (a place in a concatenation).
 //
 // A value in units of the output becomes clamp(round(value) + zero, low, high). Hard-swish is what is taken away from it
-// before, a parabola on either side of 0. Of other activations that bend the value is a real number, rounded to a grid much
-// finer than the output's steps, and the activation's byte is read from a table: cheaper than any arithmetic that has an
-// exponential in it, and the same on every instruction set.
+// before, a parabola on either side of 0; SiLU the same with eight parabolas, in whole numbers of 16 bits. Of other
+// activations that bend, and of SiLU with very fine steps, the value is a real number, rounded to a grid much finer than the
+// output's steps, and the activation's byte is read from a table. All are the same on every instruction set.
 #pragma once
 
 #include <cstdint>
@@ -26,26 +26,24 @@ struct ByteBend {
   float far = 0.0f, slope = 0.0f;
 };
 
-enum class Curve : int { straight, bent, table };
+// SiLU: value, in units much finer than the output's steps, to u = round(value), at most kMostInPieces, then to (max(u, 0) - h) * step with
+// t = min(|u| << shift, 32767), h = c0 + t * (c1 + t * c2) by the coefficients of the eighth of [0, 32767] that t lies in.
+// Products are rounded to their high bits: (a * b + 2^14) >> 15.
+// The output's highest byte is 255.
+constexpr int kMostInPieces = 32700;  // that u may be: nothing overflows from there
+struct BytePieces {
+  int16_t c0[8] = {}, c1[8] = {}, c2[8] = {};
+  int16_t shift = 0, step = 0;
+};
+
+enum class Curve : int { straight, bent, pieces, table };
 
 struct ByteFinish {
   int zero = 0, low = 0, high = 255;
   ByteTable table;
   Curve curve = Curve::straight;
   ByteBend bend;
-};
-
-// Values to numbers of 16 bits with a zero point of 0, where eight are too few: clamp(round(value), low, high). Activations that
-// bend are computed, operation by operation alike on every instruction set, from real numbers: act(value) * inverse.
-constexpr int kWideMost = 4095;  // the largest size of such a number: 12 bits and a sign, so that long sums keep within 32
-
-enum class WideCurve : int { straight, bent, hard_sigmoid, sigmoid, silu, gelu };
-
-struct WideFinish {
-  int low = -kWideMost, high = kWideMost;
-  WideCurve curve = WideCurve::straight;
-  float inverse = 1.0f;
-  ByteBend bend;
+  BytePieces pieces;
 };
 
 // Pixels of bytes; `step` bytes from one to the next, 0 where all read the same one.

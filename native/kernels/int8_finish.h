@@ -4,7 +4,6 @@
 
 #include "common/simd.h"
 #include "kernels/int8_between.h"
-#include "kernels/math.h"
 #include "kernels/rounding.h"
 
 namespace tw {
@@ -81,6 +80,34 @@ TW_INLINE vf bent(vf value, const ByteBend& b) {
   return value;
 }
 
+TW_INLINE vi smaller(vi a, vi b) { return a < b ? a : b; }
+TW_INLINE vi larger(vi a, vi b) { return a > b ? a : b; }
+
+// Lane by lane the number of eight that `at` says.
+TW_INLINE vi one_of_eight(const int16_t (&numbers)[8], vi at) {
+#if defined(__AVX512F__)
+  const __m256i wide = _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(numbers)));
+  return (vi)_mm512_maskz_permutexvar_epi32(0xffff, (__m512i)at, _mm512_maskz_broadcast_i64x4(0xff, wide));
+#elif defined(__AVX2__)
+  const __m256i wide = _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(numbers)));
+  return (vi)_mm256_permutevar8x32_epi32(wide, (__m256i)at);
+#else
+  vi found;
+  for (int i = 0; i < kLanes; ++i) found[i] = numbers[at[i]];
+  return found;
+#endif
+}
+
+TW_INLINE vi high_product(vi a, vi b) { return (a * b + (1 << 14)) >> 15; }
+
+// SiLU in steps of the output, without its zero point.
+TW_INLINE vi in_pieces(vf value, const BytePieces& p) {
+  const vi u = whole_in(value, -32767, kMostInPieces), zeros = {};
+  const vi t = smaller(larger(u, -u), zeros + (32767 >> p.shift)) << p.shift, at = t >> 12;
+  const vi slope = one_of_eight(p.c1, at) + high_product(t, one_of_eight(p.c2, at));
+  return high_product(larger(u, zeros) - one_of_eight(p.c0, at) - high_product(t, slope), zeros + p.step);
+}
+
 // Where in the table the values' bytes are.
 TW_INLINE vi table_places(vf value, const ByteTable& t) { return whole_in(value * splat(t.fine), t.first, t.last) - t.first; }
 
@@ -97,63 +124,21 @@ TW_INLINE void store_finished(uint8_t* p, vf value, const ByteFinish& f, int n) 
     } else {
       for (int i = 0; i < n; ++i) p[i] = f.table.bytes[place[i]];
     }
+  } else if constexpr (C == Curve::pieces) {
+    const vi zeros = {}, bytes = in_pieces(value, f.pieces) + f.zero;
+    store_first_bytes(p, smaller(larger(bytes, zeros + f.low), zeros + f.high), n);
   } else {
     store_first_bytes(p, whole_in(bent<C>(value, f.bend), f.low - f.zero, f.high - f.zero) + f.zero, n);
   }
 }
 
-// --- numbers of 16 bits ---
-
-// The first n numbers (n <= kLanes) as lanes; memory past them is not read.
-TW_INLINE vi first_shorts(const int16_t* p, int n) {
-#if defined(__AVX512F__)
-  return (vi)_mm512_maskz_cvtepi16_epi32(0xffff, _mm256_maskz_loadu_epi16(lane_mask(n), p));
-#else
-  int16_t held[kLanes] = {};
-  if (n < kLanes) {
-    std::memcpy(held, p, 2 * n);
-    p = held;
-  }
-#if defined(__AVX2__)
-  return (vi)_mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-#else
-  vi v;
-  for (int i = 0; i < kLanes; ++i) v[i] = p[i];
-  return v;
-#endif
-#endif
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// 32 whole numbers of 16 bits, as two packs inside halves leave them, to bytes in their order.
+TW_INLINE __m256i bytes_in_order(__m256i first, __m256i second, __m256i zero, __m256i lowest) {
+  const __m256i bytes = _mm256_packus_epi16(_mm256_adds_epi16(first, zero), _mm256_adds_epi16(second, zero));
+  return _mm256_permutevar8x32_epi32(_mm256_max_epu8(bytes, lowest), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
-
-TW_INLINE void store_first_shorts(int16_t* p, vi v, int n) {
-#if defined(__AVX512F__)
-  _mm512_mask_cvtepi32_storeu_epi16(p, lane_mask(n), (__m512i)v);
-#else
-  int16_t held[kLanes];
-#if defined(__AVX2__)
-  const __m128i shorts = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
-  if (n == kLanes) return _mm_storeu_si128(reinterpret_cast<__m128i*>(p), shorts);
-  std::memcpy(held, &shorts, sizeof held);
-#else
-  for (int i = 0; i < kLanes; ++i) held[i] = static_cast<int16_t>(v[i]);
 #endif
-  std::memcpy(p, held, 2 * n);
-#endif
-}
-
-TW_INLINE vf wide_curved(vf v, const WideFinish& f) {
-  switch (f.curve) {
-    case WideCurve::bent: return bent<Curve::bent>(v, f.bend);
-    case WideCurve::hard_sigmoid: return at_most(at_least(v + 3.0f, splat(0.0f)), splat(6.0f)) * (1.0f / 6.0f) * f.inverse;
-    case WideCurve::sigmoid: return 1.0f / (1.0f + vexp_of_sum(-v)) * f.inverse;
-    case WideCurve::silu: return v / (1.0f + vexp_of_sum(-v)) * f.inverse;
-    case WideCurve::gelu: return vgelu(v) * f.inverse;
-    default: return v;
-  }
-}
-
-TW_INLINE void store_wide(int16_t* p, vf value, const WideFinish& f, int n) {
-  store_first_shorts(p, whole_in(wide_curved(value, f), f.low, f.high), n);
-}
 
 template <Curve C>
 struct KnownCurve {
@@ -166,6 +151,7 @@ TW_INLINE void with_curve(const ByteFinish& finish, F&& f) {
   switch (finish.curve) {
     case Curve::straight: return f(KnownCurve<Curve::straight>());
     case Curve::bent: return f(KnownCurve<Curve::bent>());
+    case Curve::pieces: return f(KnownCurve<Curve::pieces>());
     case Curve::table: return f(KnownCurve<Curve::table>());
   }
 }

@@ -207,12 +207,19 @@ void avg_pool(const uint8_t* x, const BytePlane& in, int64_t channels, const Poo
 
 constexpr int64_t kSumBlock = 64;  // channels summed at a time
 
+// In 16 bits, as many pixels of a row as they hold, then in 32.
 TW_INLINE void sum_pixels(const uint8_t* x, const BytePlane& in, int64_t n, int32_t* sums) {
+  constexpr int64_t kPixels = 65535 / 255;
   for (int64_t c = 0; c < n; ++c) sums[c] = 0;
   for (int64_t iy = 0; iy < in.height; ++iy) {
-    for (int64_t ix = 0; ix < in.width; ++ix) {
-      const uint8_t* pixel = x + iy * in.row_step + ix * in.pixel_step;
-      for (int64_t c = 0; c < n; ++c) sums[c] += pixel[c];
+    for (int64_t left = 0; left < in.width; left += kPixels) {
+      const int64_t right = in.width - left < kPixels ? in.width : left + kPixels;
+      uint16_t part[kSumBlock] = {};
+      for (int64_t ix = left; ix < right; ++ix) {
+        const uint8_t* pixel = x + iy * in.row_step + ix * in.pixel_step;
+        for (int64_t c = 0; c < n; ++c) part[c] = static_cast<uint16_t>(part[c] + pixel[c]);
+      }
+      for (int64_t c = 0; c < n; ++c) sums[c] += part[c];
     }
   }
 }

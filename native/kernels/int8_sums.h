@@ -15,28 +15,6 @@ struct RowOffsets {  // the odd length keeps the three from lying whole pages ap
   int64_t in[kInt8MaxRows + 24], out[kInt8MaxRows + 24], residual[kInt8MaxRows + 24];
 };
 
-// Where the pixels [first, first + count) lie.
-inline void fill_row(int64_t* to, const PixelGrid& grid, int64_t image, int64_t y, int64_t x, int count) {
-  const int64_t start = image * grid.image_step + y * grid.row_step + x * grid.column_step;
-  for (int i = 0; i < count; ++i) to[i] = start + i * grid.column_step;
-}
-
-inline void fill_offsets(const Int8Problem& p, int64_t first, int count, RowOffsets& at) {
-  int64_t x = first % p.width, y = first / p.width % p.height, image = first / p.width / p.height;
-  for (int i = 0; i < count;) {
-    const int n = p.width - x < count - i ? static_cast<int>(p.width - x) : count - i;
-    fill_row(at.in + i, p.in_grid, image, y, x, n);
-    fill_row(at.out + i, p.out_grid, image, y, x, n);
-    fill_row(at.residual + i, p.residual_grid, image, y, x, n);
-    i += n;
-    x = 0;
-    if (++y == p.height) {
-      y = 0;
-      ++image;
-    }
-  }
-}
-
 TW_INLINE vf finish_float(const Int8Problem& p, vf value, int64_t row, int column) {
   if (p.row_scale != nullptr) value = value * splat(p.row_scale[row]);
   if (p.bias != nullptr) value = value + load(p.bias + column);
@@ -45,10 +23,6 @@ TW_INLINE vf finish_float(const Int8Problem& p, vf value, int64_t row, int colum
 }
 
 TW_INLINE vf residual_at(const Int8Problem& p, int64_t offset, int lanes) {
-  if (p.wide_residual) {
-    const vi numbers = first_shorts(reinterpret_cast<const int16_t*>(p.residual) + offset, lanes);
-    return real_of(numbers, p.residual_zero, p.residual_scale);
-  }
   return real_of(first_bytes(p.residual + offset, lanes), p.residual_zero, p.residual_scale);
 }
 
@@ -67,22 +41,21 @@ TW_INLINE void finish(const Int8Problem& p, vi sum, int64_t row, int64_t out_off
     return;
   }
   if (p.residual != nullptr) value = value + residual_at(p, residual_offset + column, lanes);
-  if (p.kind == Int8Out::int16) return store_wide(static_cast<int16_t*>(p.out) + out_offset + column, value, p.wide, lanes);
   uint8_t* to = static_cast<uint8_t*>(p.out) + out_offset + column;
   const int own = p.columns - column;  // a table's first byte is not the padding's
   if (p.finish.curve == Curve::table && own < lanes) lanes = own;
   with_curve(p.finish, [&](auto known) { store_finished<known.value>(to, value, p.finish, lanes); });
 }
 
-// How whole tiles become bytes, or numbers of 16 bits.
-enum class ByteWay { plain, residual, bent, table, shorts };
+// How whole tiles become bytes.
+enum class ByteWay { plain, residual, bent, pieces, table };
 
 constexpr Curve curve_of(ByteWay way) { return way == ByteWay::bent ? Curve::bent : Curve::straight; }
 
 // Whether there is a residual: known of the plain ways.
 template <ByteWay W>
 TW_INLINE bool adds_residual(const Int8Problem& p) {
-  return W == ByteWay::bent ? p.residual != nullptr : W == ByteWay::residual;
+  return W == ByteWay::bent || W == ByteWay::pieces ? p.residual != nullptr : W == ByteWay::residual;
 }
 
 template <ByteWay W>
@@ -93,9 +66,9 @@ struct KnownWay {
 // Calls f with the way as a constant.
 template <class F>
 TW_INLINE void with_way(const Int8Problem& p, F&& f) {
-  if (p.kind == Int8Out::int16) return f(KnownWay<ByteWay::shorts>());
   if (p.finish.curve == Curve::table) return f(KnownWay<ByteWay::table>());
   if (p.finish.curve == Curve::bent) return f(KnownWay<ByteWay::bent>());
+  if (p.finish.curve == Curve::pieces) return f(KnownWay<ByteWay::pieces>());
   p.residual != nullptr ? f(KnownWay<ByteWay::residual>()) : f(KnownWay<ByteWay::plain>());
 }
 
@@ -119,22 +92,6 @@ TW_INLINE void finish_by_table(const Int8Problem& p, const vi (&acc)[R][V], cons
     uint8_t* to = static_cast<uint8_t*>(p.out) + at.out[first + r] + column;
 #pragma GCC unroll 64
     for (int c = 0; c < kColumns; ++c) to[c] = bytes[place[r][c]];
-  }
-}
-
-// The sums of a tile to numbers of 16 bits.
-template <int R, int V>
-TW_INLINE void finish_shorts(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first, int column) {
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-    int16_t* to = static_cast<int16_t*>(p.out) + at.out[first + r] + column;
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) {
-      const int c = column + v * kLanes;
-      vf value = __builtin_convertvector(acc[r][v], vf) * load(p.scale + c);
-      if (p.residual != nullptr) value = value + residual_at(p, at.residual[first + r] + c, kLanes);
-      store_wide(to + v * kLanes, value, p.wide, kLanes);
-    }
   }
 }
 
@@ -162,6 +119,7 @@ struct ByteStore {
       const __m512i skip = _mm512_sub_epi32(_mm512_maskz_cvtepu8_epi32(0xffff, bytes), residual_zero);
       value = _mm512_add_ps(value, _mm512_mul_ps((__m512)__builtin_convertvector((vi)skip, vf), residual_scale));
     }
+    if constexpr (W == ByteWay::pieces) return (__m512i)in_pieces((vf)value, p.finish.pieces);
     value = (__m512)bent<curve_of(W)>((vf)value, p.finish.bend);
     // The conversion rounds ties to even. (gcc 12 warns of its own header without the masks; they cost nothing.)
     return _mm512_maskz_cvtps_epi32(0xffff, _mm512_maskz_min_ps(0xffff, highest, value));
@@ -211,13 +169,36 @@ TW_INLINE __m256i rounded(const Int8Problem& p, vi sum, __m256 scale, __m256 hig
   return _mm256_cvtps_epi32(_mm256_min_ps(highest, value));  // rounds ties to even
 }
 
+// What in_pieces() computes, of 16 values in 16 bits each.
+struct ShortPieces {
+  __m256i c0, c1, c2, far, step, shift, twice = _mm256_set1_epi16(0x0202);
+
+  explicit ShortPieces(const BytePieces& p)
+      : c0(eight(p.c0)), c1(eight(p.c1)), c2(eight(p.c2)), far(_mm256_set1_epi16(static_cast<int16_t>(32767 >> p.shift))),
+        step(_mm256_set1_epi16(p.step)), shift(_mm256_set1_epi16(static_cast<int16_t>(1 << p.shift))) {
+    asm("" : "+x"(twice));  // a product by a constant that is known becomes four operations
+  }
+
+  static __m256i eight(const int16_t* numbers) {
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(numbers)));
+  }
+
+  TW_INLINE __m256i of(__m256i u) const {
+    const __m256i t = _mm256_mullo_epi16(_mm256_min_epu16(_mm256_abs_epi16(u), far), shift);
+    const __m256i at = _mm256_mullo_epi16(_mm256_srli_epi16(t, 12), twice);
+    const __m256i bytes = _mm256_add_epi16(at, _mm256_set1_epi16(0x0100));  // of the number, among the sixteen of eight
+    const __m256i slope = _mm256_add_epi16(_mm256_shuffle_epi8(c1, bytes), _mm256_mulhrs_epi16(t, _mm256_shuffle_epi8(c2, bytes)));
+    const __m256i rest = _mm256_sub_epi16(_mm256_max_epi16(u, _mm256_setzero_si256()), _mm256_shuffle_epi8(c0, bytes));
+    return _mm256_mulhrs_epi16(_mm256_sub_epi16(rest, _mm256_mulhrs_epi16(t, slope)), step);
+  }
+};
+
 template <int R, int V, ByteWay W>
 TW_INLINE void finish_bytes(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first, int column) {
   static_assert(V <= 2 && R * V % 4 == 0, "four vectors at a time");
-  const __m256 highest = _mm256_set1_ps(static_cast<float>(p.finish.high - p.finish.zero));
+  const __m256 highest = _mm256_set1_ps(static_cast<float>(W == ByteWay::pieces ? kMostInPieces : p.finish.high - p.finish.zero));
+  const ShortPieces pieces(p.finish.pieces);
   const __m256i zero = _mm256_set1_epi16(static_cast<int16_t>(p.finish.zero)), lowest = _mm256_set1_epi8(static_cast<char>(p.finish.low));
-  // Two packs inside halves leave the dwords as 0 2 4 6 | 1 3 5 7 of the four vectors' columns.
-  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
 #pragma GCC unroll 2
   for (int r = 0; r < R; r += 4 / V) {
     __m256i part[4];
@@ -226,9 +207,9 @@ TW_INLINE void finish_bytes(const Int8Problem& p, const vi (&acc)[R][V], const R
       const int64_t skip = at.residual[first + r + i / V] + column + i % V * kLanes;
       part[i] = rounded<W>(p, acc[r + i / V][i % V], (__m256)load(p.scale + column + i % V * kLanes), highest, skip);
     }
-    const __m256i top = _mm256_adds_epi16(_mm256_packs_epi32(part[0], part[1]), zero);
-    const __m256i bottom = _mm256_adds_epi16(_mm256_packs_epi32(part[2], part[3]), zero);
-    const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_max_epu8(_mm256_packus_epi16(top, bottom), lowest), order);
+    __m256i top = _mm256_packs_epi32(part[0], part[1]), bottom = _mm256_packs_epi32(part[2], part[3]);
+    if constexpr (W == ByteWay::pieces) top = pieces.of(top), bottom = pieces.of(bottom);
+    const __m256i bytes = bytes_in_order(top, bottom, zero, lowest);
     const __m128i low = _mm256_castsi256_si128(bytes), high = _mm256_extracti128_si256(bytes, 1);
     uint8_t* out = static_cast<uint8_t*>(p.out) + column;
     const int64_t* to = at.out + first + r;
@@ -245,26 +226,6 @@ TW_INLINE void finish_bytes(const Int8Problem& p, const vi (&acc)[R][V], const R
 }
 #endif
 
-#if defined(__AVX2__)
-// By a way that is known.
-template <int R, int V, ByteWay W>
-TW_INLINE void finish_whole(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first, int column) {
-  if constexpr (W == ByteWay::table) {
-    finish_by_table(p, acc, at, first, column);
-  } else if constexpr (W == ByteWay::shorts) {
-    finish_shorts(p, acc, at, first, column);
-  } else {
-    finish_bytes<R, V, W>(p, acc, at, first, column);
-  }
-}
-
-// The columns that `finish_whole` may be given: of bytes also those that pad the last group, where they become the zero point.
-inline int whole_columns(const Int8Problem& p) {
-  if (p.kind == Int8Out::int16) return p.columns;
-  return p.kind != Int8Out::uint8 ? 0 : p.finish.curve == Curve::table ? p.columns : p.out_columns;
-}
-#endif
-
 template <int R, int P>
 TW_INLINE void finish_tile(const Int8Problem& p, const vi (&acc)[R][P * kVectors], const RowOffsets& at, int first,
                            int64_t row, int panel) {
@@ -276,7 +237,7 @@ TW_INLINE void finish_tile(const Int8Problem& p, const vi (&acc)[R][P * kVectors
   if constexpr (kVectors == 1 ? R * P % 4 == 0 : P == 1 && R % 2 == 0) {
     if (p.kind == Int8Out::uint8 && p.finish.curve != Curve::table && column + P * kInt8Panel <= p.out_columns) {
       return with_way(p, [&](auto known) {
-        if constexpr (known.value < ByteWay::table) finish_bytes<R, P * kVectors, known.value>(p, acc, at, first, column);
+        if constexpr (known.value != ByteWay::table) finish_bytes<R, P * kVectors, known.value>(p, acc, at, first, column);
       });
     }
   }

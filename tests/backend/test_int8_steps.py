@@ -138,7 +138,7 @@ def exact(name: str, x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", BENT)
-@pytest.mark.parametrize("scale", [1e-9, 1e-3, 0.004, 0.03, 0.5, 1e9, 1e30])
+@pytest.mark.parametrize("scale", [1e-9, 1e-3, 0.004, 0.016, 0.03, 0.5, 3, 63, 1e9, 1e30])
 @pytest.mark.parametrize("zero", [0, 40])
 def test_bytes_are_the_activations_or_their_neighbours(name: str, scale: float, zero: int) -> None:
     if "sigmoid" in name and scale < 1e-3:
@@ -157,7 +157,7 @@ def test_bytes_are_the_activations_or_their_neighbours(name: str, scale: float, 
 
 
 @pytest.mark.parametrize("name", ["hard_swish", "silu", "gelu"])
-@pytest.mark.parametrize("step", [1e-3, 0.024, 0.7])
+@pytest.mark.parametrize("step", [1e-3, 0.016, 0.024, 0.7, 63.0])
 def test_every_value_that_a_byte_can_have_is_bent_alike(isa: str, name: str, step: float) -> None:
     """All products of a byte and a weight, far and near, and what no product gives."""
     how = finish_for(name, AffineParameters(step, 20))
@@ -186,4 +186,7 @@ def test_misfits_get_a_sentence() -> None:
         layer.conv(np.zeros((1, 7, 7, 8), np.uint8), 1, None, 0, 0)
     for fine, first in ((0.0, 0), (float("nan"), 0), (1.0, 1), (1.0, -(1 << 20))):
         with pytest.raises(ValueError, match="table"):
-            native.int8_affine(np.zeros((1, 4), np.uint8), 0, one, one, (0, 0, 255, b"123", fine, first, 0.0, 0.0))
+            native.int8_affine(np.zeros((1, 4), np.uint8), 0, one, one, (0, 0, 255, b"123", fine, first, 0.0, 0.0, b""))
+    for high, pieces in ((255, b"123"), (200, bytes(52)), (255, bytes(48) + b"\x0f\x00\x01\x00")):
+        with pytest.raises(ValueError, match="pieces"):
+            native.int8_affine(np.zeros((1, 4), np.uint8), 0, one, one, (0, 0, high, b"", 1.0, 0, 0.0, 0.0, pieces))

@@ -22,11 +22,11 @@ from typing import Any
 from benchmarks.harness import machine_class, today
 from tests.bench.postgres import running_cluster
 from tests.fleet.served import ServedStore
-from tests.tune.stores import why_no_postgres
+from tests.store.stores import why_no_postgres
 from tilewise._files import write_whole
+from tilewise.store.problem import Config, Kernel, Problem
+from tilewise.store.store import Machine, Store
 from tilewise.tune.families.triton.family import get_family
-from tilewise.tune.measure.store import Machine, Store
-from tilewise.tune.problem import Config, Kernel, Problem
 
 GPU = {"kind": "triton", "identity": "NVIDIA H200"}
 CONNECTIONS = 16

@@ -27,13 +27,13 @@ import numpy as np
 
 from benchmarks.harness import machine_class, today
 from tests.fleet.rays import Driver, cluster_of, until
-from tests.tune.stores import new_database, shared_cluster
+from tests.store.stores import new_database, shared_cluster
 from tilewise._files import write_whole
 from tilewise.profile.timing.statistics import rank_correlation
+from tilewise.store.aggregate import open_measurements, read_measured
+from tilewise.store.problem import Problem
+from tilewise.store.store import Store
 from tilewise.tune.families.cpu.family import get_family
-from tilewise.tune.measure.aggregate import open_measurements, read_measured
-from tilewise.tune.measure.store import Store
-from tilewise.tune.problem import Problem
 
 Runtimes = Mapping[str, Mapping[str, float]]  # nanoseconds by problem and configuration
 _PATIENCE, _TRIES = 900.0, 20

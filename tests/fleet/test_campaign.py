@@ -12,10 +12,10 @@ import pytest
 
 from tests.fleet.campaign import check_whole, disturbed_campaign, shapes, steadiness
 from tests.fleet.rays import NEEDS_RAY, Driver, cluster_of, until
-from tests.tune.stores import new_database, shared_cluster
+from tests.store.stores import new_database, shared_cluster
 from tilewise._extension import native
 from tilewise.errors import TilewiseError
-from tilewise.tune.measure.store import Store
+from tilewise.store.store import Store
 
 needs_native = pytest.mark.skipif(native is None, reason="the compiled kernels are not installed")
 KERNELS = int(os.environ.get("TILEWISE_FLEET_KERNELS", "40"))  # `make test-fleet-campaign` takes 300

@@ -18,10 +18,10 @@ from tests.fleet.served import ServedStore
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError
 from tilewise.fleet.service.tokens import create_token
+from tilewise.store import service as client_module
+from tilewise.store.store import Machine, Store
 from tilewise.tune import Tuner
-from tilewise.tune.choose import service as client_module
 from tilewise.tune.choose.autotune import Session
-from tilewise.tune.measure.store import Machine, Store
 
 needs_native = pytest.mark.skipif(native is None, reason="the compiled kernels are not installed")
 PROBLEM = {"family": "matmul", "m": 96, "n": 192, "k": 160, "threads": 1}
@@ -122,7 +122,7 @@ def test_without_an_answer_the_choice_is_made_here_and_that_is_said_once(server:
 
 
 def test_a_slow_service_is_waited_for_no_longer_than_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tilewise.tune.problem import Config, Problem
+    from tilewise.store.problem import Config, Problem
 
     asked: list[float | None] = []
     from concurrent.futures import Future
@@ -156,7 +156,7 @@ LIES = [
 
 @pytest.mark.parametrize("body", LIES)
 def test_an_answer_that_is_none_is_no_answer(body: bytes, monkeypatch: pytest.MonkeyPatch, patient: None) -> None:
-    from tilewise.tune.problem import Config, Problem
+    from tilewise.store.problem import Config, Problem
 
     said: list[str] = []
     client = client_module.ServiceClient("http://someone:secret@127.0.0.1:1", Machine("cpu", "x", {}), said.append)
@@ -230,7 +230,7 @@ class TestCompiler:
         pytest.importorskip("torch")
         choices = pytest.importorskip("tilewise.inductor.choices")
         from tilewise.inductor.records import Book
-        from tilewise.tune.families.triton.runtimes import shipped_runtimes
+        from tilewise.products.runtimes import shipped_runtimes
 
         client = client_module.ServiceClient(url, choices.gpu(), say or (lambda line: None))
         return choices.Advisor(shipped_runtimes(), 3, Book("m", folder), ("pretended",), client)

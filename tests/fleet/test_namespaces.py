@@ -14,7 +14,7 @@ from tests.fleet.campaign import shapes
 from tests.fleet.netns import Side, two_sides, why_no_namespaces
 from tests.fleet.rays import NEEDS_RAY, until
 from tilewise._extension import native
-from tilewise.tune.measure.store import Store
+from tilewise.store.store import Store
 
 needs_native = pytest.mark.skipif(native is None, reason="the compiled kernels are not installed")
 KERNELS, CONFIGS, PORT = 24, 6, 6390

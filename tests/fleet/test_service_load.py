@@ -19,9 +19,9 @@ pytest.importorskip("fastapi")
 pytest.importorskip("prometheus_client", reason="prometheus_client is not installed: pip install 'tilewise[server]'")
 
 from tests.fleet.served import ServedStore
-from tests.tune.stores import HOMES, new_database, shared_cluster
+from tests.store.stores import HOMES, new_database, shared_cluster
 from tilewise.fleet.service.tokens import create_token
-from tilewise.tune.measure.store import Store
+from tilewise.store.store import Store
 
 pytestmark = pytest.mark.slow
 CLIENTS, EACH = 200, 10

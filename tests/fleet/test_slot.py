@@ -12,10 +12,10 @@ from tests.tune import fake_workers
 from tilewise.fleet.alone import alone
 from tilewise.fleet.cluster import slots
 from tilewise.fleet.slot import MOST_ATTEMPTS, Campaign, Slot
+from tilewise.profile.timing.nvml import GpuWatch
+from tilewise.store.store import Store
 from tilewise.tune.measure.collector import Options
-from tilewise.tune.measure.store import Store
 from tilewise.tune.measure.triton.collector import TritonCollector
-from tilewise.tune.measure.triton.nvml import GpuWatch
 
 
 class _Pretending(TritonCollector):

@@ -17,7 +17,7 @@ from tests.bench.site import free_port
 from tests.fleet.rays import NEEDS_RAY, Driver, until
 from tests.fleet.served import post
 from tilewise._extension import native
-from tilewise.tune.measure.store import Store
+from tilewise.store.store import Store
 
 
 @NEEDS_RAY

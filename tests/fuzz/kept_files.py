@@ -50,8 +50,8 @@ def loop_description(folder: Path) -> Target:
 @target
 def recorded_products(folder: Path) -> Target:
     from benchmarks.recorded import as_json, lines, read_recorded, table
-    from tests.tune.test_recorded import RECORDED
-    from tilewise.tune.families.triton.runtimes import shipped_runtimes
+    from tests.products.test_recorded import RECORDED
+    from tilewise.products.runtimes import shipped_runtimes
 
     model = shipped_runtimes()
     assert model is not None
@@ -72,8 +72,8 @@ def compiled_problems(folder: Path) -> Target:
 @target
 def inductor_records(folder: Path) -> Target:
     from tilewise.inductor.records import Book, summary
-    from tilewise.tune.families.triton.product import LIBRARY
-    from tilewise.tune.problem import Config, Problem
+    from tilewise.products.family import LIBRARY
+    from tilewise.store.problem import Config, Problem
 
     problem = Problem.of("inductor", op="mm", batch=1, m=8, n=16, k=32, dtype="bf16", layout="nt", epilogue="none")
     tile = Config.of(block_m=16, block_n=32, block_k=64, warps=4, stages=3, group=8, tma=0)
@@ -146,8 +146,8 @@ def download_note(folder: Path) -> Target:
 
 @target
 def merged_store(folder: Path) -> Target:
-    from tilewise.tune.measure.merge import merge
-    from tilewise.tune.measure.store import Store
+    from tilewise.store.merge import merge
+    from tilewise.store.store import Store
 
     place = _store(folder)
 

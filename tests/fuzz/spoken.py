@@ -91,7 +91,7 @@ def _service(folder: Path, path: str, content: Mapping[str, Any]) -> Target:
     from tests.fleet.test_service import PART
     from tilewise.fleet.service.app import create_app
     from tilewise.fleet.service.tokens import create_token
-    from tilewise.tune.measure.store import Store
+    from tilewise.store.store import Store
 
     with Store(folder / "s.sqlite") as store:
         token = create_token(store, PART)
@@ -116,9 +116,9 @@ def service_measurements(folder: Path) -> Target:
 @target
 def service_answer(folder: Path) -> Target:
     from tests.fleet.test_service import spec, tiles
-    from tilewise.tune.choose.service import ServiceClient
-    from tilewise.tune.measure.store import Machine
-    from tilewise.tune.problem import Config, Problem
+    from tilewise.store.problem import Config, Problem
+    from tilewise.store.service import ServiceClient
+    from tilewise.store.store import Machine
 
     configs = [Config(tile) for tile in tiles(4)]
     choice = {"config": dict(configs[1]), "source": "measured", "sure": 0.9, "measurements": 3, "runtime_ns": 1e5}

@@ -278,9 +278,9 @@ def training_checkpoint(folder: Path) -> Target:
 @target
 def tuning_json(folder: Path) -> Target:
     from tilewise.costmodel.models.shipped import shipped_file
+    from tilewise.store.problem import Config
     from tilewise.tune.choose.scores import file_scores
     from tilewise.tune.families.space import space_of
-    from tilewise.tune.problem import Config
     from tilewise.tune.search.gaussian_process import GaussianProcess
 
     for end in (".safetensors", ".tuning.json"):
@@ -501,8 +501,8 @@ def settings(folder: Path) -> Target:
 
 @target
 def shapes(folder: Path) -> Target:
+    from tilewise.store.problem import read_shapes
     from tilewise.tune.families.cpu.family import get_family
-    from tilewise.tune.problem import read_shapes
 
     spec = [{"family": "matmul", "m": 64, "n": 32, "k": 16, "program": "own"}]
     (folder / "s.json").write_text(json.dumps(spec))
@@ -515,9 +515,9 @@ def shapes(folder: Path) -> Target:
 
 
 def _store(folder: Path) -> Path:
+    from tilewise.store.problem import Kernel, Problem
+    from tilewise.store.store import Machine, Store, Verdict
     from tilewise.tune.families.triton.family import get_family
-    from tilewise.tune.measure.store import Machine, Store, Verdict
-    from tilewise.tune.problem import Kernel, Problem
 
     with Store(folder / "s.sqlite") as store:
         for m in (32, 64):
@@ -536,7 +536,7 @@ def _store(folder: Path) -> Path:
 
 
 def _use_store(given: Path, folder: Path) -> None:
-    from tilewise.tune.measure.aggregate import open_measurements
+    from tilewise.store.aggregate import open_measurements
     from tilewise.tune.measure.export import export_folder, make_collection
 
     with open_measurements(given) as store:
@@ -566,12 +566,12 @@ def gzip_store(folder: Path) -> Target:
 
 @target
 def choices(folder: Path) -> Target:
-    from tilewise.tune.choose.cache import Choice, Choices
-    from tilewise.tune.problem import Config, Problem
+    from tilewise.store.problem import Config, Problem
+    from tilewise.tune.choose.cache import Choices, Decision
 
     kept = Choices(folder, "here")
     for m in (32, 64):
-        kept.put(Choice(Problem.of("matmul", m=m, n=2, k=3), Config.of(mr=6, nr=16), 10.0, 3, True))
+        kept.put(Decision(Problem.of("matmul", m=m, n=2, k=3), Config.of(mr=6, nr=16), "measured", 10.0, None, 3, True))
 
     def use(path: Path) -> None:
         for choice in Choices(folder, "here").all():

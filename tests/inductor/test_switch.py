@@ -14,9 +14,9 @@ import pytest
 import tilewise.inductor
 from tilewise.errors import ConfigurationError
 from tilewise.inductor.records import Book, summary
-from tilewise.tune.families.triton.product import LIBRARY
-from tilewise.tune.measure.store import Store
-from tilewise.tune.problem import Config, Problem
+from tilewise.products.family import LIBRARY
+from tilewise.store.problem import Config, Problem
+from tilewise.store.store import Store
 
 torch = pytest.importorskip("torch")
 inductor_config = pytest.importorskip("torch._inductor.config")

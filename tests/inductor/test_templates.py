@@ -6,10 +6,10 @@ import itertools
 from typing import Any
 
 from tilewise.inductor.templates import NO_CHOICE, Asked, columns_of, config_of, fits, keep, problem_of
-from tilewise.tune.families.triton.product import LIBRARY
-from tilewise.tune.families.triton.roofline import columns
-from tilewise.tune.families.triton.runtimes import Runtimes, shipped_runtimes
-from tilewise.tune.problem import Config, Problem
+from tilewise.products.family import LIBRARY
+from tilewise.products.roofline import columns
+from tilewise.products.runtimes import Runtimes, shipped_runtimes
+from tilewise.store.problem import Config, Problem
 
 Choices = tuple[list[str], list[dict[str, Any]]]
 

@@ -33,8 +33,8 @@ from tilewise.costmodel.models.shipped import shipped_file
 from tilewise.generate import generate
 from tilewise.plan import compile as compile_plan
 from tilewise.quantize import quantize
-from tilewise.tune.choose.cache import Choice, Choices
-from tilewise.tune.problem import Config, Problem
+from tilewise.store.problem import Config, Problem
+from tilewise.tune.choose.cache import Choices, Decision
 
 Job = Callable[[], Any]
 KERNEL_THREADS = (1, 2, 3, 4)
@@ -105,7 +105,7 @@ def on_disk(rng: np.random.Generator, folder: Path) -> dict[str, Job]:
     def remembered() -> np.ndarray:
         at = threading.get_ident() % 8
         kept = Choices(folder, "here")
-        kept.put(Choice(problems[at], tiles[at], 10.0, 3, True))
+        kept.put(Decision(problems[at], tiles[at], "measured", 10.0, None, 3, True))
         found = kept.get(problems[at])
         assert found is not None and found.config == tiles[at]
         return np.zeros(1)

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from tilewise.errors import ConfigurationError, TilewiseError
+from tilewise.store.store import Machine
 from tilewise.tune.choose.autotune import config_of, problem_of
-from tilewise.tune.measure.store import Machine
 from tilewise.tune.triton import autotune as module_name
 from tilewise.tune.triton import autotune as public_name
 

@@ -18,16 +18,16 @@ from tilewise.tune.search.gaussian_process import Hyperparameters
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 if native is not None:
+    from tilewise.store.problem import Problem
     from tilewise.tune.choose import calibrate as module
-    from tilewise.tune.choose.cache import Choice, Choices
+    from tilewise.tune.choose.cache import Choices, Decision
     from tilewise.tune.choose.calibrate import built_in_problems, calibrate
     from tilewise.tune.choose.kept import CALIBRATED, machine_name, read_kept
-    from tilewise.tune.choose.near import near_products
     from tilewise.tune.choose.tuner import Tuner
     from tilewise.tune.families.cpu.family import get_family
+    from tilewise.tune.families.cpu.near import near_products
     from tilewise.tune.families.cpu.tiles import product_tile
     from tilewise.tune.measure.trial import CpuTrial, Timed
-    from tilewise.tune.problem import Problem
 
 
 def product(m: int, n: int, k: int, threads: int = 1) -> Problem:
@@ -55,7 +55,7 @@ PROBLEMS = [(20, 64, 64), (30, 64, 64), (40, 64, 64)]
 class Liked:
     """Scores by which the fastest of that machine is measured first."""
 
-    margin = 0.0
+    margin, name = 0.0, "liked"
 
     def __init__(self) -> None:
         self.hyper = Hyperparameters()
@@ -66,7 +66,7 @@ class Liked:
 
 @pytest.fixture
 def liked(monkeypatch):
-    monkeypatch.setattr(Tuner, "_scores", lambda self, problem: Liked())
+    monkeypatch.setattr(Tuner, "_model", lambda self, model: Liked())
 
 
 def test_the_kernels_are_a_few_dozen_of_all_families_and_thread_counts(tmp_path: Path):
@@ -125,7 +125,7 @@ def test_what_was_tuned_goes_before_what_was_calibrated(tmp_path: Path):
     problem = product(60, 80, 150)
     tiles = near_products(native, problem)
     for folder, tile in ((tmp_path / CALIBRATED, tiles[1]), (tmp_path, tiles[2])):
-        Choices(folder, machine_name(native)).put(Choice(problem, tile, 1.0, 5, False))
+        Choices(folder, machine_name(native)).put(Decision(problem, tile, "measured", 1.0, None, 5, False))
         kept = read_kept(native, tmp_path)[0].tiles
         assert [tile for (threads, _), tile in kept.items() if threads == 1] == [product_tile(tile)]
 
@@ -159,7 +159,9 @@ def test_show_and_reset(tmp_path: Path, measured):
 def test_the_next_process_uses_what_was_calibrated(tmp_path: Path):
     problem = product(60, 80, 150)
     tile = near_products(native, problem)[1]
-    Choices(tmp_path / "tune" / CALIBRATED, machine_name(native)).put(Choice(problem, tile, 1.0, 5, False))
+    Choices(tmp_path / "tune" / CALIBRATED, machine_name(native)).put(
+        Decision(problem, tile, "measured", 1.0, None, 5, False)
+    )
     code = """
 import json, numpy as np, tilewise
 tilewise.set_num_threads(1)

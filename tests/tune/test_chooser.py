@@ -10,9 +10,9 @@ import pytest
 from tilewise._extension import native
 from tilewise.backend.registry import OptimizedBackend, current_backend
 from tilewise.backend.tiled import check_tile, tile_space, tiled_op
-from tilewise.tune.choose.cache import Choice, Choices
+from tilewise.store.problem import Problem
+from tilewise.tune.choose.cache import Choices, Decision
 from tilewise.tune.choose.scores import ModelScores, as_kernel
-from tilewise.tune.problem import Problem
 from tilewise.tune.search.gaussian_process import Hyperparameters
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
@@ -92,19 +92,23 @@ def test_a_tuned_choice_comes_before_the_model(tmp_path: Path):
     threads, bench = native.num_threads(), CpuDevice()
     problem = get_family("matmul").problem({"family": "matmul", "m": 90, "n": 80, "k": 70, "threads": threads})
     tile = tile_space("matmul", (90, 80, 70))[-1]
-    Choices(tmp_path, bench.machine.identity, bench.version).put(Choice(problem, config_of(tile), 1.0, 3, True))
+    Choices(tmp_path, bench.machine.identity, bench.version).put(
+        Decision(problem, config_of(tile), "measured", 1.0, None, 3, True)
+    )
     model = Likes(1)
     chooser = ModelChooser(scores(model), Choices(tmp_path, bench.machine.identity, bench.version))
     assert chooser("matmul", (90, 80, 70), "float32", "nn") == tile and model.asked == 0
 
 
 def test_a_choice_that_is_not_feasible_any_more_is_not_used(tmp_path: Path):
-    from tilewise.tune.problem import Config
+    from tilewise.store.problem import Config
 
     bench = CpuDevice()
     problem = get_family("matmul").problem({"family": "matmul", "m": 90, "n": 80, "k": 70})
     nonsense = Config({**config_of(tile_space("matmul", (90, 80, 70), threads=1)[0]), "register_m": 99})
-    Choices(tmp_path, bench.machine.identity, bench.version).put(Choice(problem, nonsense, 1.0, 3, True))
+    Choices(tmp_path, bench.machine.identity, bench.version).put(
+        Decision(problem, nonsense, "measured", 1.0, None, 3, True)
+    )
     chooser = ModelChooser(scores(Likes(1, 0.0)), Choices(tmp_path, bench.machine.identity, bench.version))
     assert chooser("matmul", (90, 80, 70), "float32", "nn") is None
 

@@ -17,9 +17,9 @@ from tilewise.costmodel.data.schema import TILE_FEATURES
 from tilewise.errors import ConfigurationError
 from tilewise.quantize import quantize
 from tilewise.quantize.layers import QuantizedLinear
-from tilewise.tune.choose.cache import Choice, Choices
+from tilewise.store.problem import Config
+from tilewise.tune.choose.cache import Choices, Decision
 from tilewise.tune.choose.scores import ModelScores
-from tilewise.tune.problem import Config
 from tilewise.tune.search.gaussian_process import Hyperparameters
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
@@ -172,7 +172,9 @@ def chooser_that_knows(folder: Path, config: Config) -> ModelChooser:
     bench = CpuDevice()
     spec = {"family": "int8_matmul", "m": 90, "n": 80, "k": 70, "threads": 1, "epilogue": "bias"}
     problem = get_family("int8_matmul").problem(spec)
-    Choices(folder, bench.machine.identity, bench.version).put(Choice(problem, config, 1.0, 3, True))
+    Choices(folder, bench.machine.identity, bench.version).put(
+        Decision(problem, config, "measured", 1.0, None, 3, True)
+    )
     assert key_of(problem, 1) == ("int8_matmul", (90, 80, 70), "int8", "packed")
     model = ModelScores(Unasked(), Hyperparameters(), "test", TILE_FEATURES)
     return ModelChooser(model, Choices(folder, bench.machine.identity, bench.version))

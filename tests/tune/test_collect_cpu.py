@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -20,26 +21,25 @@ from steady_clock import SteadyClock
 from tilewise._extension import native
 from tilewise.costmodel import load_dataset
 from tilewise.costmodel.data.schema import NODE_FEATURES
+from tilewise.costmodel.features import machine as features
+from tilewise.costmodel.features.machine import MACHINE_COLUMNS
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
+from tilewise.store.aggregate import FIRST_FINAL, open_measurements, read_measured
+from tilewise.store.problem import Config, Kernel, Problem
+from tilewise.store.store import Store
 from tilewise.tune import collect
 from tilewise.tune.families.cpu import conv2d as conv
 from tilewise.tune.families.cpu import int8_matmul as int8
 from tilewise.tune.families.cpu.family import get_family
 from tilewise.tune.families.cpu.matmul import Matmul, config_of, tile_of
 from tilewise.tune.families.cpu.operands import placed
-from tilewise.tune.measure.aggregate import open_measurements, read_measured
 from tilewise.tune.measure.collector import Recorder
 from tilewise.tune.measure.cpu import collector as cpu_collect
-from tilewise.tune.measure.cpu import features
 from tilewise.tune.measure.cpu.clock import CpuClock
 from tilewise.tune.measure.cpu.collector import CpuCollector, cpu_options
-from tilewise.tune.measure.cpu.features import MACHINE_COLUMNS
 from tilewise.tune.measure.cpu.plan import plan
 from tilewise.tune.measure.export import export_folder, make_collection
-from tilewise.tune.measure.racing import FIRST_FINAL
 from tilewise.tune.measure.sampling import Candidate, Settings, time_all
-from tilewise.tune.measure.store import Store
-from tilewise.tune.problem import Config, Kernel, Problem
 from tilewise.tune.workloads.programs import built_in_kernels, split_by_shape
 
 needs_native = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
@@ -116,7 +116,7 @@ def test_stopped_within_a_kernel_it_goes_on_from_the_batches_it_has(tmp_path: Pa
         def time_left(self) -> bool:
             return sum(tally.batches for tally in self.tallies.values()) < stops_after
 
-    from tilewise.tune.problem import shapes_from
+    from tilewise.store.problem import shapes_from
 
     kernels = shapes_from(SHAPES[:1], "test", lambda name, spec: get_family(name).problem(spec))
     options = cpu_options(max_configs=25, settings=Settings(rounds=3, max_rounds=3, batch_configs=12, finalists=0))
@@ -372,7 +372,7 @@ def test_two_collectors_on_one_store_share_the_work(tmp_path: Path) -> None:
 
 @needs_native
 def test_a_store_from_a_gpu_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    from tilewise.tune.measure.store import Machine
+    from tilewise.store.store import Machine
 
     with Store(tmp_path / "s.sqlite") as store:
         store.begin(Machine("triton", "Some GPU", {}), 0, {})
@@ -553,7 +553,7 @@ class NoisyClock(SteadyClock):
 
 
 def _measured_without_finals(path: Path, configs: int = 40) -> None:
-    from tilewise.tune.problem import shapes_from
+    from tilewise.store.problem import shapes_from
 
     kernels = shapes_from(many_shapes()[:1], "test", lambda name, spec: get_family(name).problem(spec))
     settings = dataclasses.replace(cpu_collect.CPU_SETTINGS, finalists=0, max_rounds=3)
@@ -611,13 +611,12 @@ def test_finals_want_a_store_that_is_there(tmp_path: Path) -> None:
 
 def test_a_unit_takes_what_its_fastest_piece_says(monkeypatch: pytest.MonkeyPatch) -> None:
     from tilewise.profile.timing import clock
-    from tilewise.tune.measure.cpu.clock import Pieces
+    from tilewise.tune.measure.cpu.clock import in_pieces
 
     readings = iter([0, 700, 700, 1200, 1200, 1900])  # three pieces of 700, 500 and 700 ns
     runs: list[int] = []
     monkeypatch.setattr(clock, "perf_counter_ns", lambda: next(readings))
-    unit = Pieces(lambda: runs.append(1), 3, 4)
-    assert unit() == 3 * 500 and len(runs) == unit.launches == 12
+    assert in_pieces(lambda: runs.append(1), 3, 4) == 3 * 500 and len(runs) == 12
 
 
 @needs_native
@@ -629,8 +628,8 @@ def test_all_configurations_of_a_kernel_are_timed_in_as_many_pieces(
 
     def note(self: Any, candidates: Any) -> None:
         made(self, candidates)
-        seen.update(candidate.unit.pieces for candidate in candidates)
-        assert all(candidate.launches == candidate.unit.launches >= 1 for candidate in candidates)
+        seen.update(candidate.unit.args[1] for candidate in candidates)
+        assert all(candidate.launches == math.prod(candidate.unit.args[1:]) >= 1 for candidate in candidates)
 
     monkeypatch.setattr(cpu_collect.CpuCollector, "_make_units", note)
     gather(tmp_path / "s.sqlite", SHAPES[:1])

@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 
 from tilewise.errors import UnavailableError
+from tilewise.profile.timing import workers
+from tilewise.store.aggregate import read_measured
+from tilewise.store.problem import Kernel, Problem
+from tilewise.store.store import Store
 from tilewise.tune.choose.scores import shipped_scores
 from tilewise.tune.families.triton.family import get_family
-from tilewise.tune.measure import workers
-from tilewise.tune.measure.aggregate import read_measured
 from tilewise.tune.measure.collector import Options
 from tilewise.tune.measure.sampling import Settings
 from tilewise.tune.measure.schedule import balanced
-from tilewise.tune.measure.store import Store
 from tilewise.tune.measure.triton.collector import TritonCollector
-from tilewise.tune.problem import Kernel, Problem
 from tilewise.tune.workloads.programs import built_in_kernels, split_of
 
 

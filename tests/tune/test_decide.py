@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tilewise.tune.choose.cache import Choice
+from tilewise.store.problem import Config, Kernel, Problem
+from tilewise.store.store import Machine, Store
+from tilewise.tune.choose.cache import Decision
 from tilewise.tune.choose.decide import decide
 from tilewise.tune.choose.memory import Memory
-from tilewise.tune.measure.store import Machine, Store
 from tilewise.tune.measure.trial import Timed
-from tilewise.tune.problem import Config, Kernel, Problem
 from tilewise.tune.search.gaussian_process import Hyperparameters
 
 PROBLEM = Problem.of("product", m=64, n=64)
@@ -75,7 +75,7 @@ def remember(memory: Memory, problem: Problem, best: Config) -> None:
 
 
 def test_a_choice_that_was_kept_is_taken_and_nothing_is_measured(memory: Memory):
-    memory.choices.put(Choice(PROBLEM, CONFIGS[3], 5.0, 2, False))
+    memory.choices.put(Decision(PROBLEM, CONFIGS[3], "measured", 5.0, None, 2, False))
     bench = Bench(RUNTIME)
     found = decide(PROBLEM, CONFIGS, Known(LOGS), memory, bench)
     assert (found.config, found.source, found.runtime_ns) == (CONFIGS[3], "cache", 5.0) and not bench.asked

@@ -16,8 +16,8 @@ from tilewise._extension import native
 from tilewise._tuned import kept_chooser
 from tilewise.backend.registry import OptimizedBackend
 from tilewise.backend.tiled.matmul import TileConfig, operand_views
-from tilewise.tune.choose.cache import FILE, Choice, Choices
-from tilewise.tune.problem import Problem
+from tilewise.store.problem import Problem
+from tilewise.tune.choose.cache import FILE, Choices, Decision
 
 pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 if native is not None:
@@ -45,8 +45,8 @@ def default_tile(threads: int, shape: tuple[int, int, int] = SHAPE, layout: str 
     return TileConfig(*native.matmul_plan(*operand_views(shape, layout), threads)[1])
 
 
-def choice(threads: int, tile: TileConfig, shape: tuple[int, int, int] = SHAPE) -> Choice:
-    return Choice(product(threads, shape), product_config(tile), 1000.0, 3, False)
+def choice(threads: int, tile: TileConfig, shape: tuple[int, int, int] = SHAPE) -> Decision:
+    return Decision(product(threads, shape), product_config(tile), "measured", 1000.0, None, 3, False)
 
 
 def python(code: str, cache: Path, **environment: str) -> dict:
@@ -55,7 +55,7 @@ def python(code: str, cache: Path, **environment: str) -> dict:
     return json.loads(done.stdout)
 
 
-def keep(cache: Path, *choices: Choice, machine: str | None = None, version: str | None = None) -> Path:
+def keep(cache: Path, *choices: Decision, machine: str | None = None, version: str | None = None) -> Path:
     words = (version,) if version else ()
     kept = Choices(cache / "tune", machine or machine_name(native), *words)
     for one in choices:
@@ -153,7 +153,7 @@ def test_tuned_tiles_keep_the_promise_that_threads_change_no_bit(settings_restor
     b = rng.standard_normal((700, 150) if layout == "nn" else (150, 700), dtype=np.float32)
     b = b if layout == "nn" else b.T
     other = replace(default_tile(tuned_on, shape, layout), kc=64, pack_b=True)
-    kept = Choice(product(tuned_on, shape, layout), product_config(other), 1.0, 1, False)
+    kept = Decision(product(tuned_on, shape, layout), product_config(other), "measured", 1.0, None, 1, False)
     native.set_num_threads(2)
     backend = OptimizedBackend(tile_chooser=KeptTiles(native, [kept]))
     found = []

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from tilewise.errors import UnavailableError
+from tilewise.store.problem import Config, Problem
 from tilewise.tune.families.triton.family import Binary, Launch, get_family
 from tilewise.tune.measure.sampling import Candidate, time_all
-from tilewise.tune.measure.triton.gpu import MisfitError
 from tilewise.tune.measure.triton.kernel import Batch, Job, Settings, Verdict, measure
-from tilewise.tune.problem import Config, Problem
 
 torch = pytest.importorskip("torch")
 PROBLEM = Problem.of("matmul", dtype="tf32", m=24, n=16, k=64, epilogue="none", layout="nn")
@@ -59,7 +59,7 @@ class _Device:
         kernel = self.kernels.get(self.prepared, _right)
         self.prepared += 1
         if kernel is _refuses:
-            raise MisfitError("registers: 300 needed, 255 there")
+            raise UnavailableError("registers: 300 needed, 255 there")
         a, b, c = launch.arguments[:3]
         return lambda: kernel(a, b, c)
 

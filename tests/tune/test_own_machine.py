@@ -14,7 +14,7 @@ from tilewise.cli.collect import collect
 from tilewise.costmodel import load_dataset
 from tilewise.costmodel.models.shipped import shipped_file
 from tilewise.errors import ConfigurationError
-from tilewise.tune.problem import Kernel, Problem
+from tilewise.store.problem import Kernel, Problem
 from tilewise.tune.search.calibration import load_calibration, save_calibration
 from tilewise.tune.workloads.programs import built_in_kernels, splits_of
 from tools.workloads.cpu import cpu_kernels

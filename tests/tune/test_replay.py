@@ -79,8 +79,8 @@ def test_no_measurements_at_all_is_refused():
 
 def test_without_a_model_a_process_over_problems_beats_the_simpler_ways():
     found = replay_without_model("cpu", most_problems=10)
-    regret = {strategy.name: strategy.regret for strategy in found.strategies}
+    regret = {strategy.name: strategy.regret for strategy in found["strategies"]}
     assert regret["a process over problems"][4] < min(regret["random"][4], regret["a process of one problem"][4])
-    pairs = {(c.mechanism, c.simpler) for c in found.comparisons}
+    pairs = {(c.mechanism, c.simpler) for c in found["comparisons"]}
     assert ("a process over problems", "the mean over earlier problems") in pairs
-    assert all(c.low <= c.saving <= c.high for c in found.comparisons)
+    assert all(c.low <= c.saving <= c.high for c in found["comparisons"])

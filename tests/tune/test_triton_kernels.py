@@ -122,7 +122,7 @@ def test_compiled_products_copy_by_descriptors_and_multiply_by_warpgroups(tmp_pa
     code = """
 from tilewise.tune.measure.triton.compiling import compile_binary
 from tilewise.tune.families.triton.family import get_family
-from tilewise.tune.problem import Config
+from tilewise.store.problem import Config
 family = get_family("product")
 problem = family.problem({"family": "product", "m": 1000, "n": 4096, "k": 768, "layout": "nt"})
 tile = {"block_m": 128, "block_n": 128, "block_k": 64, "warps": 8, "stages": 3, "group": 8, "tma": 1, "swapped": 0}

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tilewise.tune.measure.aggregate import read_measured
+from tilewise.store.aggregate import read_measured
+from tilewise.store.store import Store
 from tilewise.tune.measure.export import make_collection
-from tilewise.tune.measure.store import Store
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from tilewise.store.problem import Config, Problem
 from tilewise.tune.choose.tuner import Tuner
 from tilewise.tune.families.triton.family import Binary, Launch, get_family
 from tilewise.tune.measure.triton.device import TritonDevice, TritonTrial
-from tilewise.tune.problem import Config, Problem
 
 torch = pytest.importorskip("torch")
 PROBLEM = Problem.of("softmax", dtype="fp32", rows=5, cols=96)

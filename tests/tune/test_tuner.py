@@ -17,13 +17,13 @@ import pytest
 
 import tilewise.tune.choose.memory as memory_module
 from tilewise.errors import ConfigurationError
-from tilewise.tune.choose.cache import FILE, Choice, Choices
+from tilewise.store.problem import Config, Problem
+from tilewise.store.store import Machine, Store
+from tilewise.tune.choose.cache import FILE, Choices, Decision
 from tilewise.tune.choose.memory import measurements
 from tilewise.tune.choose.tuner import Tuner
 from tilewise.tune.families.cpu.family import get_family
-from tilewise.tune.measure.store import Machine, Store
 from tilewise.tune.measure.trial import Timed
-from tilewise.tune.problem import Config, Problem
 
 SPEC = {"family": "matmul", "m": 64, "n": 64, "k": 64}
 CONFIGS = [
@@ -61,9 +61,6 @@ class MadeUpBench:
 
     def runs(self, problem, config):
         return True
-
-    def without_model(self, problem):
-        return None
 
     def elsewhere(self, problem, config):
         return []
@@ -250,7 +247,7 @@ def _put(folder: str, number: int) -> None:
     choices = Choices(folder, "m", "1")
     for index in range(40):
         problem = Problem.of("matmul", m=number, n=index + 1, k=1)
-        choices.put(Choice(problem, Config.of(block_m=index), 1.0 + index, 1, False))
+        choices.put(Decision(problem, Config.of(block_m=index), "measured", 1.0 + index, None, 1, False))
 
 
 def test_processes_that_write_at_once_lose_no_choice(tmp_path):
@@ -271,7 +268,9 @@ def test_a_second_process_waits_for_the_choice_of_the_first(tmp_path, heard, mon
 
     def finish_elsewhere() -> None:
         time.sleep(0.3)
-        Choices(tmp_path, own.device.machine.identity, own.device.version).put(Choice(problem, BEST, 1e5, 5, True))
+        Choices(tmp_path, own.device.machine.identity, own.device.version).put(
+            Decision(problem, BEST, "measured", 1e5, None, 5, True)
+        )
 
     other = threading.Thread(target=finish_elsewhere)
     other.start()

@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from tilewise.store.problem import Kernel
 from tilewise.tune import workloads
-from tilewise.tune.problem import Kernel
 from tools.workloads.cpu import cpu_kernels
 from tools.workloads.gpu import gpu_kernels
 

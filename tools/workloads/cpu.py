@@ -13,8 +13,8 @@ import itertools
 import random
 from collections.abc import Iterable, Iterator
 
+from tilewise.store.problem import Kernel, Problem
 from tilewise.tune.families.cpu.conv2d import multiplications
-from tilewise.tune.problem import Kernel, Problem
 
 MIN_MULTIPLICATIONS = 2e5
 MAX_MULTIPLICATIONS = 1.1e9

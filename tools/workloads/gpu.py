@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tilewise.tune.problem import Kernel, Problem, Value
+from tilewise.store.problem import Kernel, Problem, Value
 
 
 @dataclass(frozen=True)

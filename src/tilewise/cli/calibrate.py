@@ -70,8 +70,8 @@ def _run(shapes: Path | None, minutes: float, threads: int | None, cache: Path |
 
 def _problems(shapes: Path) -> list[Any]:
     """The problems of a file, as the framework would run them: on the threads in force, if they do not say."""
+    from tilewise.store.problem import read_shapes
     from tilewise.tune.measure.cpu.device import CpuDevice
-    from tilewise.tune.problem import read_shapes
 
     device = CpuDevice()
     return [kernel.problem for kernel in read_shapes(shapes, lambda family, spec: device.problem(spec))]

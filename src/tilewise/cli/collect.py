@@ -173,7 +173,7 @@ def compare(
     from tilewise.tune.measure.compare import open_collection
 
     result = agreement(open_collection(first), open_collection(second))
-    told = json.dumps(dataclasses.asdict(result))
+    told = json.dumps(result)
     if out is not None:
         write_whole(out, f"{told}\n")
     if as_json:
@@ -181,16 +181,22 @@ def compare(
         return
     headings = ("kernel", "configurations", "rank correlation", "best of first, in second", "second / first")
     rows = [
-        (k.kernel, k.configs, f"{k.rank_correlation:.4f}", f"+{k.choice_loss:.2%}", f"{k.speed_ratio:.3f}")
-        for k in result.kernels
+        (
+            k["kernel"],
+            k["configs"],
+            f"{k['rank_correlation']:.4f}",
+            f"+{k['choice_loss']:.2%}",
+            f"{k['speed_ratio']:.3f}",
+        )
+        for k in result["kernels"]
     ]
     show(table(headings, rows, f"{first} and {second}"))
-    correlation = f"{result.median_correlation:.4f} in the median, {result.least_correlation:.4f} at least"
-    loss = f"{result.mean_choice_loss:.2%} in the mean, {result.largest_choice_loss:.2%} at most"
-    compared = f"{counted(len(result.kernels), 'kernel')}, {counted(result.configs, 'configuration')}"
+    correlation = f"{result['median_correlation']:.4f} in the median, {result['least_correlation']:.4f} at least"
+    loss = f"{result['mean_choice_loss']:.2%} in the mean, {result['largest_choice_loss']:.2%} at most"
+    compared = f"{counted(len(result['kernels']), 'kernel')}, {counted(result['configs'], 'configuration')}"
     typer.echo(f"{compared}. Rank correlation: {correlation}.")
     typer.echo(f"What the first's best loses in the second: {loss}.")
-    typer.echo(f"Runtimes relative to the default differ by {result.median_deviation:.2%} in the median.")
+    typer.echo(f"Runtimes relative to the default differ by {result['median_deviation']:.2%} in the median.")
 
 
 @collect.command()
@@ -212,7 +218,7 @@ def export(
 
     Example: tilewise collect export measurements.sqlite --out my_collection
     """
-    from tilewise.tune.measure.aggregate import open_measurements
+    from tilewise.store.aggregate import open_measurements
     from tilewise.tune.measure.collect import load_plugins
     from tilewise.tune.measure.export import export_folder, make_collection
 
@@ -240,7 +246,7 @@ def embed(
 
     Example: tilewise collect embed measurements.sqlite --name mine
     """
-    from tilewise.tune.measure.aggregate import open_measurements
+    from tilewise.store.aggregate import open_measurements
     from tilewise.tune.measure.collect import load_plugins
     from tilewise.tune.measure.export import embed as write
     from tilewise.tune.measure.export import make_collection, merged

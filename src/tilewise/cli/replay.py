@@ -71,11 +71,11 @@ def _without_model(collection: str, seed: int, as_json: bool) -> None:
 
     found = replay_without_model(collection, seed=seed)
     if as_json:
-        typer.echo(json.dumps(asdict(found)))
+        typer.echo(json.dumps(found, default=asdict))
         return
-    about = f"{found.problems} problems of {found.collection}, its model withheld"
-    shown = range(1, len(found.strategies[0].regret) + 1)
-    typer.echo("\n".join([*_regrets(about, found.strategies, shown), *_comparisons(found.comparisons)]))
+    about = f"{found['problems']} problems of {found['collection']}, its model withheld"
+    shown = range(1, len(found["strategies"][0].regret) + 1)
+    typer.echo("\n".join([*_regrets(about, found["strategies"], shown), *_comparisons(found["comparisons"])]))
 
 
 def table(result: Replay) -> list[str]:

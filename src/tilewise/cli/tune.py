@@ -147,8 +147,8 @@ def _tune_shape(tuner: Tuner, spec: dict[str, Any], fresh: bool) -> Tuned:
 
 def _tile(family: str, config: Mapping[str, Any]) -> Any:
     """A configuration as Python takes it: the native tile to copy into a call, or the fields of another kernel."""
+    from tilewise.store.problem import Config
     from tilewise.tune.families.cpu.tiles import tile_for
-    from tilewise.tune.problem import Config
 
     op = {"batched_matmul": "matmul"}.get(family, family)
     native = "register_m" in config and op in ("matmul", "conv2d", "int8_matmul")
@@ -233,7 +233,8 @@ def _tune_model(name: str, tuner: Tuner, batch: int, tokens: int, seed: int, as_
     result = tune_model(name, tuner, batch=batch, tokens=tokens, seed=seed, report=_say)
     if as_json:
         layers = [
-            {"layer": layer.name, "op": layer.op, "shape": layer.shape, "tuned": layer.tuned and _as_dict(layer.tuned)}
+            {name: layer[name] for name in ("layer", "op", "shape")}
+            | {"tuned": layer["tuned"] and _as_dict(layer["tuned"])}
             for layer in result.layers
         ]
         typer.echo(
@@ -251,14 +252,14 @@ def _tune_model(name: str, tuner: Tuner, batch: int, tokens: int, seed: int, as_
         return
     typer.echo(f"{'layer':32} {'kernel':36} {'before us':>10} {'after us':>10} {'faster':>7}")
     for layer in result.layers:
-        kernel = f"{layer.op} {'x'.join(map(str, layer.shape))}"
-        tuned = layer.tuned
+        name, kernel = layer["layer"], f"{layer['op']} {'x'.join(map(str, layer['shape']))}"
+        tuned = layer["tuned"]
         if tuned is None or tuned.default_ns is None or tuned.runtime_ns is None:
             came = "cached" if tuned is not None else "no tiles to tune"
-            typer.echo(f"{layer.name:32} {kernel:36} {came:>10}")
+            typer.echo(f"{name:32} {kernel:36} {came:>10}")
             continue
         numbers = f"{tuned.default_ns / 1e3:10.1f} {tuned.runtime_ns / 1e3:10.1f} {tuned.speedup:6.2f}x"
-        typer.echo(f"{layer.name:32} {kernel:36} {numbers}")
+        typer.echo(f"{name:32} {kernel:36} {numbers}")
     typer.echo(
         f"one call: {result.before_ns / 1e6:.3f} ms before, {result.after_ns / 1e6:.3f} ms after "
         f"({result.speedup:.3f}x); tuned in {result.seconds:.1f} s"
@@ -277,9 +278,9 @@ def _kept_of_model(result: TunedModel) -> str:
 
 
 def _check(path: Path, device: str, model: Path | None, as_json: bool) -> None:
+    from tilewise.store.problem import read_shapes
     from tilewise.tune.choose.check import check
     from tilewise.tune.measure.collect import problem_reader
-    from tilewise.tune.problem import read_shapes
 
     kernels = read_shapes(path, problem_reader(device))
     problems = [kernel.problem for kernel in kernels]

@@ -15,8 +15,8 @@ from typing import Any
 
 from tilewise.errors import UnavailableError
 from tilewise.fleet.alone import alone
-from tilewise.tune.measure.store import Store
-from tilewise.tune.problem import Kernel, Problem, Value
+from tilewise.store.problem import Kernel, Problem, Value
+from tilewise.store.store import Store
 
 MOST_ATTEMPTS, MOST_DISTURBED = 3, 20  # of a kernel that fails, and of one while something else kept the machine busy
 _LOCK_SECONDS = 2.0  # before the driver hears that the device is busy
@@ -143,8 +143,8 @@ class Slot:
         return make_collector(plan.kind, kernels, self.store, plan.configs, self._note, **options)
 
     def _gpu_machine(self) -> Any:
-        from tilewise.tune.measure.store import Machine
-        from tilewise.tune.measure.triton.nvml import GpuWatch
+        from tilewise.profile.timing.nvml import GpuWatch
+        from tilewise.store.store import Machine
 
         if self.campaign.device == "interpreter":
             return Machine("triton-interpreter", "Triton interpreter", {"name": "Triton interpreter"})

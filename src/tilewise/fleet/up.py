@@ -19,7 +19,7 @@ from urllib.request import urlopen
 
 from tilewise.errors import UnavailableError
 from tilewise.fleet.cluster import require_ray
-from tilewise.tune.measure.store import Store
+from tilewise.store.store import Store
 
 _SECONDS_TO_START = 60.0
 _OBJECT_STORE = 100 << 20  # kernels and results are small

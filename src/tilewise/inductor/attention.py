@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from tilewise.store.problem import Config, Problem
 from tilewise.tune.choose.scores import ModelScores, shipped_scores
 from tilewise.tune.families.triton.attention import Attention
-from tilewise.tune.problem import Config, Problem
 
 _DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16"}
 _HEADS = (32, 64, 128)  # what the model knows; others are taken for the next

@@ -25,11 +25,11 @@ from tilewise.inductor.processes import start_anew, start_early
 from tilewise.inductor.records import Book
 from tilewise.inductor.rest import in_registers
 from tilewise.inductor.templates import NO_CHOICE, OPERATIONS, Asked, Kept, config_of, keep, pass_seconds, problem_of
-from tilewise.tune.choose.service import ServiceClient
-from tilewise.tune.families.triton.product import LIBRARY
-from tilewise.tune.families.triton.runtimes import Runtimes
-from tilewise.tune.measure.store import Machine
-from tilewise.tune.problem import Config, Problem
+from tilewise.products.family import LIBRARY
+from tilewise.products.runtimes import Runtimes
+from tilewise.store.problem import Config, Problem
+from tilewise.store.service import ServiceClient
+from tilewise.store.store import Machine
 
 _RULES = 4  # counted up where the same model and budget would now give other kernels
 _TIMED = ("convolution", "flex_attention")  # again, though not remembered: PyTorch's own caches do that

@@ -18,10 +18,10 @@ from typing import Any
 from tilewise._files import open_input, reading
 from tilewise._system import cache_folder
 from tilewise.errors import MissingFileError, TilewiseError
-from tilewise.tune.choose.cache import Choice, Choices
-from tilewise.tune.families.triton.product import LIBRARY
-from tilewise.tune.measure.store import Machine, Store
-from tilewise.tune.problem import Config, Kernel, Problem
+from tilewise.products.family import LIBRARY
+from tilewise.store.problem import Config, Kernel, Problem
+from tilewise.store.store import Machine, Store
+from tilewise.tune.choose.cache import Choices, Decision
 
 _MOST_BYTES = 256 << 20
 _FILE = "decisions.jsonl"
@@ -69,7 +69,7 @@ class Book:
                 run = store.begin(Machine("triton", self.machine, {}), 0, {"compile_seconds": compile_seconds})
                 default_ns = times.get(LIBRARY, times[best])
                 store.add_batch(run, Kernel(_PROGRAM, problem), 0, default_ns, list(times.items()))
-            self.choices.put(Choice(problem, best, times[best], len(rows), True))
+            self.choices.put(Decision(problem, best, "measured", times[best], None, len(rows), True))
         except (TilewiseError, OSError):
             return
 

@@ -18,8 +18,8 @@ from tilewise.errors import ConfigurationError
 from tilewise.inductor.processes import one_assembler
 from tilewise.inductor.records import Book
 from tilewise.inductor.rest import time_in_turns
-from tilewise.tune.choose.service import ServiceClient
-from tilewise.tune.families.triton.runtimes import shipped_runtimes
+from tilewise.products.runtimes import shipped_runtimes
+from tilewise.store.service import ServiceClient
 from tilewise.tune.measure.triton.gpu import HOPPER
 
 _OLDEST = (2, 11)

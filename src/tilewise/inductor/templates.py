@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.tune.families.triton.product import LIBRARY
-from tilewise.tune.families.triton.roofline import Numbers, most_accumulators
-from tilewise.tune.families.triton.runtimes import Runtimes
-from tilewise.tune.problem import Config, Problem
+from tilewise.products.family import LIBRARY
+from tilewise.products.roofline import Numbers, most_accumulators
+from tilewise.products.runtimes import Runtimes
+from tilewise.store.problem import Config, Problem
 
 FAMILY = "inductor"
 OPERATIONS = ("mm", "addmm", "bmm")

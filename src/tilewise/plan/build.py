@@ -14,6 +14,7 @@ import numpy.typing as npt
 from tilewise import _events
 from tilewise._extension import native
 from tilewise.backend.registry import current_backend
+from tilewise.plan.layouts import image_of
 from tilewise.plan.lower import Lowering
 from tilewise.plan.steps import Shape, Step
 from tilewise.plan.trace import Value
@@ -187,7 +188,9 @@ def _segment(lowering: Lowering, run: list[int], layers: Layers) -> Segment:
     assert native is not None
     plan, steps, inside = native.FloatPlan(), lowering.steps, set(run)
     sources = sorted({i for n in run for i in steps[n].inputs} - inside)
-    values = {i: plan.input(*_image(lowering.shapes[i]), len(lowering.shapes[i]) == 3) for i in sources}
+    values = {
+        i: plan.input(*image_of(lowering.shapes[i], lowering.comes_last(i)), lowering.comes_last(i)) for i in sources
+    }
     made: dict[int, tuple[Step, list[Shape]]] = {}
     for number in run:
         values[number] = _add(plan, number, steps[number], values, layers, lowering)
@@ -198,17 +201,10 @@ def _segment(lowering: Lowering, run: list[int], layers: Layers) -> Segment:
     outside = {i for n, step in steps.items() if n not in inside for i in step.inputs}
     last = lowering.find(lowering.result)
     results = [(n, lowering.shapes[n]) for n in run if n in outside or n == last]
-    for number, shape in results:
-        plan.output(values[number], len(shape) == 3)
+    for number, _ in results:
+        plan.output(values[number], lowering.comes_last(number))
     plan.finish()
     return Segment(plan, sources, results, made)
-
-
-def _image(shape: Shape) -> Shape:
-    """(N, C, H, W) of a value; tokens (B, T, C) are an image of one row."""
-    if len(shape) == 3:
-        return (shape[0], shape[2], 1, shape[1])
-    return shape if len(shape) == 4 else (*shape, 1, 1)
 
 
 def _tuned_algorithm(step: Step, x: Shape) -> str:
@@ -225,7 +221,7 @@ def _tuned_algorithm(step: Step, x: Shape) -> str:
 def _add(plan: Any, number: int, step: Step, values: dict[int, int], layers: Layers, lowering: Lowering) -> int:
     reads, options = [values[i] for i in step.inputs], step.options
     made: int
-    if step.kind == "conv" or (step.kind == "linear" and len(step.shape) == 3):
+    if step.kind == "conv" or (step.kind == "linear" and len(step.shape) != 2):
         layer = layers.get(number, step)
         wanted = step.algorithm or _tuned_algorithm(step, lowering.shapes[step.inputs[0]])
         made = plan.conv(layer, *reads, algorithm=wanted)
@@ -236,17 +232,21 @@ def _add(plan: Any, number: int, step: Step, values: dict[int, int], layers: Lay
         made = plan.pool(reads[0], mean=step.kind == "avg_pool", **options)
     elif step.kind == "global_mean":
         made = plan.global_mean(reads[0])
-    elif step.kind in ("add", "mul"):
-        made = plan.binary(step.kind == "mul", *reads, step.activation)
+    elif step.kind in ("add", "sub", "mul"):
+        made = plan.binary(step.kind, *reads, step.activation)
     elif step.kind == "affine":
         scale = [] if step.weight is None else step.weight.tolist()
         made = plan.affine(reads[0], scale, [] if step.bias is None else step.bias.tolist(), step.activation)
     elif step.kind == "concat":
         made = plan.concat(reads)
     elif step.kind == "slice":
-        made = plan.slice(reads[0], options["first"], step.shape[1])
+        made = plan.slice(reads[0], options["first"], options["count"])
     elif step.kind == "take":
         made = plan.take(reads[0], options["channels"])
+    elif step.kind == "pixels":
+        made = plan.pixels(reads[0], options["index"], step.shape[0], *options["size"])
+    elif step.kind == "transpose":
+        made = plan.transpose(reads[0])
     elif step.kind == "upsample":
         made = plan.upsample(reads[0], *options["by"])
     elif step.kind == "spread":

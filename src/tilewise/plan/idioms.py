@@ -1,4 +1,4 @@
-"""Layers that were written as their parts, found again in a trace: layer norm, GELU, attention (scores.py).
+"""Layers that were written as their parts, found again in a trace: layer norm, GELU, attention (scores.py), padding.
 
 Files of other frameworks hold a norm as means and roots, GELU as a polynomial of an error function, attention as two
 products around a softmax, with scales, masks, reshapes and permutations wherever their author put them. What counts
@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.nn.primitives import LayerNorm
-from tilewise.ops import Gelu
+from tilewise.ops import Add, Gelu, Mul
 from tilewise.ops.base import Grads, Operation
 from tilewise.plan.rewriting import Operand, Rewriting, Rule, one_number, parted, same
 from tilewise.plan.scores import attention, known_attention
 from tilewise.plan.trace import Node, Trace, Value
-from tilewise.plan.views import whole
+from tilewise.plan.views import reshaped, whole
 
 Array = npt.NDArray[Any]
 
@@ -250,6 +250,48 @@ def _before_view(w: Rewriting, node: Node) -> Value | None:
     return w.reshape(node, w.permute(node, made, tuple(order)), node.shape)
 
 
+def _norm_of_rows(w: Rewriting, node: Node) -> Value | None:
+    """A batch norm over tokens that were written as rows: a number a channel, times and plus, of the tokens."""
+    x, weight, bias = node.inputs
+    view = w.views.get(x.number) if isinstance(x, Value) else None
+    numbers = [weight, bias, node.params["mean"], node.params["var"]]
+    if view is None or len(node.shape) != 2 or any(isinstance(a, Value) for a in numbers):
+        return None
+    tokens = w.shape(Value(view.source))
+    if len(tokens) != 3 or view != reshaped(whole(view.source, tokens), node.shape) or tokens[2] != node.shape[1]:
+        return None
+    weight, bias, mean, var = (np.asarray(a, np.float32) for a in numbers)
+    scale = weight / np.sqrt(var + np.float32(node.params["eps"]))
+    scaled = w.make(node, Mul, tokens, Value(view.source), scale)
+    return w.reshape(node, w.make(node, Add, tokens, scaled, bias - mean * scale), node.shape)
+
+
+# --- a border that the layer after it can add itself ---
+
+
+def _padded(w: Rewriting, node: Node) -> Value | None:
+    """A convolution or a window's maximum over an image with a border of what it would see outside anyway."""
+    pad = w.node(node.inputs[0], "Pad")
+    if pad is None or len(node.shape) != 4 or any((*pad.params["widths"][0], *pad.params["widths"][1])):
+        return None
+    (_, _, (top, bottom), (left, right)), own = pad.params["widths"], node.params["padding"]
+    own = own if len(own) == 4 else (*own, *own)
+    border = tuple(a + b for a, b in zip((top, left, bottom, right), own, strict=True))
+    if min(top, left, bottom, right) < 0 or not _sees_the_same(w, node, pad, border):
+        return None
+    params = {**node.params, "padding": border[:2] if border[:2] == border[2:] else border}
+    return w.make(node, node.operation, node.shape, pad.inputs[0], *node.inputs[1:], **params)
+
+
+def _sees_the_same(w: Rewriting, node: Node, pad: Node, border: tuple[int, ...]) -> bool:
+    fill = pad.params["value"]
+    if node.operation.__name__ == "Conv2d":
+        return bool(fill == 0)
+    inside = all(p < k for p, k in zip(border, (*node.params["kernel"], *node.params["kernel"]), strict=True))
+    never_above = fill == 0 and w.node(pad.inputs[0], "Relu") is not None and not any(node.params["padding"])
+    return inside and bool(fill == -np.inf or never_above)
+
+
 def _first_of(*rules: Rule) -> Rule:
     def rule(w: Rewriting, node: Node) -> Operand | None:
         return next((made for r in rules if (made := r(w, node)) is not None), None)
@@ -266,4 +308,7 @@ _RULES: dict[str, Rule] = {
     "Linear": _before_view,
     "LayerNorm": _before_view,
     "Gelu": _before_view,
+    "FixedNorm": _norm_of_rows,
+    "Conv2d": _padded,
+    "MaxPool2d": _padded,
 }

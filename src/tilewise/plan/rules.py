@@ -1,8 +1,8 @@
 """How each operation becomes a step of a plan, or part of the step before it.
 
 A rule gives a new step; True where an existing step took the node along; None where the native plan has nothing for it.
-`x * sigmoid(x)` is SiLU, reshape-permute-reshape over channels a channel shuffle, a transposed convolution whose
-windows do not overlap a 1×1 convolution and a spreading of its channels over pixels.
+`x * sigmoid(x)` is SiLU, a transposed convolution whose windows do not overlap a 1×1 convolution and a spreading of its
+channels over pixels. Reshapes, permutations and indices are views, which become steps where they are read (layouts.py).
 """
 
 from __future__ import annotations
@@ -50,13 +50,25 @@ def _conv(low: Lowering, _number: int, node: Node) -> Step | None:
 
 
 def _linear(low: Lowering, _number: int, node: Node) -> Step | None:
-    x = low.image(node.inputs[0])
-    filters, rows = _filters(node), len(node.shape) == 2 and node.params.get("residual") is None
-    if filters is not None and len(node.shape) == 3:
-        return tokens.linear(low, node, filters)
-    if x is None or not rows or filters is None:
+    filters = _filters(node)
+    return None if filters is None else _product(low, node, *filters)
+
+
+def _matmul(low: Lowering, _number: int, node: Node) -> Step | None:
+    """A product with a constant matrix."""
+    weight = node.inputs[1]
+    if isinstance(weight, Value) or not low.is_float or not _is_float(weight) or weight.ndim != 2:
         return None
-    return Step("linear", (x,), node.shape, node.layer, node.params.get("activation") or "", *filters)
+    return _product(low, node, weight.T, None)
+
+
+def _product(low: Lowering, node: Node, weight: Array, bias: Array | None) -> Step | None:
+    if len(node.shape) > 2:
+        return tokens.linear(low, node, (weight, bias))
+    x = low.image(node.inputs[0])
+    if x is None or len(node.shape) < 2 or node.params.get("residual") is not None:
+        return None
+    return Step("linear", (x,), node.shape, node.layer, node.params.get("activation") or "", weight, bias)
 
 
 def _filters(node: Node) -> tuple[Array, Array | None] | None:
@@ -81,8 +93,8 @@ def _norm(low: Lowering, number: int, node: Node) -> Step | bool | None:
 
 
 def _scaled(low: Lowering, number: int, node: Node, x: int, scale: Array, shift: Array) -> Step | bool:
-    """x * scale + shift by channel, taken along by a convolution's weights where one makes x."""
-    conv = low.alone(x, "conv")
+    """x * scale + shift by channel, taken along by the weights of the layer that makes x."""
+    conv = low.alone(x, "conv", *(["linear"] if low.is_float else []))
     if conv is not None and len(conv.inputs) == 1:
         bias = shift if conv.bias is None else conv.bias * scale + shift
         gain = scale if conv.gain is None else conv.gain * scale
@@ -92,7 +104,7 @@ def _scaled(low: Lowering, number: int, node: Node, x: int, scale: Array, shift:
 
 def _activation(name: str) -> Rule:
     def rule(low: Lowering, number: int, node: Node) -> Step | bool | None:
-        x = _either(low, node.inputs[0])
+        x = low.either(node.inputs[0])
         if x is None:
             return None
         if low.alone(x, *TAKES_ACTIVATION) is not None:
@@ -100,12 +112,6 @@ def _activation(name: str) -> Rule:
         return Step("affine", (x,), node.shape, node.layer, name)
 
     return rule
-
-
-def _either(low: Lowering, value: Value | Array) -> int | None:
-    """An image, or tokens that a step makes: only those are known to be float32."""
-    x = low.tokens(value)
-    return x if x is not None and x in low.steps and low.steps[x].kind != "python" else low.image(value)
 
 
 def _clip(low: Lowering, number: int, node: Node) -> Step | bool | None:
@@ -119,31 +125,45 @@ def _hard_sigmoid(low: Lowering, number: int, node: Node) -> Step | bool | None:
     return _activation("hard_sigmoid")(low, number, node) if usual else None
 
 
+def _leaky_relu(low: Lowering, number: int, node: Node) -> Step | bool | None:
+    slope = float(node.params["slope"])
+    return _activation(f"leaky_relu {slope!r}")(low, number, node) if low.is_float else None
+
+
 def _add(low: Lowering, number: int, node: Node) -> Step | bool | None:
     a, b = node.inputs
-    if isinstance(a, Value) and isinstance(b, Value):
-        if low.shapes[a.number] != low.shapes[b.number]:
-            return None
-        if len(node.shape) == 3 and (_either(low, a) is None and _either(low, b) is None):
-            return None
-        p, q = (low.tokens(v) if len(node.shape) == 3 else low.image(v) for v in (a, b))
-        if p is None or q is None:
-            return None
-        for conv, other in ((q, p), (p, q)):
-            found = low.alone(conv, "conv", *(["linear"] if len(node.shape) == 3 else [])) if conv != other else None
-            if found is not None and len(found.inputs) == 1:
-                return low.taken_along(number, conv, inputs=(*found.inputs, other))
-        return Step("add", (p, q), node.shape, node.layer)
-    return _with_constant(low, number, node, product=False)
+    if not (isinstance(a, Value) and isinstance(b, Value)):
+        return _with_constant(low, number, node, product=False)
+    pair = low.alike(a, b) if low.shapes[a.number] == low.shapes[b.number] else None
+    if pair is None:
+        return None
+    p, q = pair
+    layers = ("conv", "linear") if len(node.shape) == 3 or p in low.last else ("conv",)
+    for made, other in ((q, p), (p, q)):
+        found = low.alone(made, *layers) if made != other else None
+        if found is not None and len(found.inputs) == 1:
+            return low.taken_along(number, made, inputs=(*found.inputs, other))
+    return Step("add", (p, q), node.shape, node.layer)
+
+
+def _sub(low: Lowering, _number: int, node: Node) -> Step | None:
+    a, b = node.inputs
+    if not (low.is_float and isinstance(a, Value) and isinstance(b, Value)):
+        return None
+    if low.shapes[a.number] != low.shapes[b.number]:
+        return None
+    pair = low.alike(a, b)
+    return None if pair is None else Step("sub", tuple(pair), node.shape, node.layer)
 
 
 def _mul(low: Lowering, number: int, node: Node) -> Step | bool | None:
     a, b = node.inputs
     if not (isinstance(a, Value) and isinstance(b, Value)):
         return _with_constant(low, number, node, product=True)
-    p, q = low.image(a), low.image(b)
-    if p is None or q is None:
+    pair = low.alike(a, b)
+    if pair is None:
         return None
+    p, q = pair
     for gate, x in ((p, q), (q, p)):
         step = low.steps.get(gate)
         if step is not None and _is_gate(low, step, gate, x):
@@ -156,7 +176,8 @@ def _mul(low: Lowering, number: int, node: Node) -> Step | bool | None:
         shapes[0][2:],
         shapes[1][2:],
     )
-    return Step("mul", (p, q), node.shape, node.layer) if whole or by_channel else None
+    fits = whole or (by_channel and p not in low.last)
+    return Step("mul", (p, q), node.shape, node.layer) if fits else None
 
 
 def _is_gate(low: Lowering, step: Step, gate: int, x: int) -> bool:
@@ -168,27 +189,32 @@ def _is_gate(low: Lowering, step: Step, gate: int, x: int) -> bool:
 def _with_constant(low: Lowering, number: int, node: Node, product: bool) -> Step | bool | None:
     a, b = node.inputs
     value, constant = (a, b) if isinstance(a, Value) else (b, a)
-    x = low.image(value)
-    if (
-        x is None
-        or isinstance(constant, Value)
-        or not isinstance(value, Value)
-        or low.shapes[value.number] != node.shape
-    ):
+    if isinstance(constant, Value) or not isinstance(value, Value) or low.shapes[value.number] != node.shape:
         return None
-    channels = _by_channel(np.asarray(constant), node.shape)
+    x = low.either(value)
+    if x is None:
+        return None
+    last = x in low.last or len(node.shape) == 3
+    channels = _by_channel(np.asarray(constant), node.shape, len(node.shape) - 1 if last else 1)
     if channels is None:
-        return None
+        return _with_every(low, node, x, np.asarray(constant), product) if low.is_float else None
     one, zero = np.ones_like(channels), np.zeros_like(channels)
     return _scaled(low, number, node, x, channels if product else one, zero if product else channels)
 
 
-def _by_channel(constant: Array, shape: Shape) -> Array | None:
-    """A constant that is one number a channel of (N, C, ...), as (C,)."""
+def _by_channel(constant: Array, shape: Shape, axis: int) -> Array | None:
+    """A constant that is one number a channel, as (C,)."""
     padded = (1,) * (len(shape) - constant.ndim) + constant.shape
-    if constant.ndim > len(shape) or padded[0] != 1 or any(size != 1 for size in padded[2:]):
+    if constant.ndim > len(shape) or any(size != 1 for i, size in enumerate(padded) if i != axis):
         return None
-    return np.array(np.broadcast_to(constant.reshape(-1), (shape[1],)), np.float32)
+    return np.array(np.broadcast_to(constant.reshape(-1), (shape[axis],)), np.float32)
+
+
+def _with_every(low: Lowering, node: Node, x: int, constant: Array, product: bool) -> Step:
+    """A number for every entry, as the places of tokens have them."""
+    other = low.constant(np.broadcast_to(constant, node.shape).astype(np.float32))
+    low.settle(other, x in low.last)
+    return Step("mul" if product else "add", (x, other), node.shape, node.layer)
 
 
 def _pool(kind: str) -> Rule:
@@ -211,75 +237,34 @@ def _global_mean(low: Lowering, _number: int, node: Node) -> Step | None:
 
 
 def _mean(low: Lowering, number: int, node: Node) -> Step | None:
+    """Of all pixels."""
     axis, value = node.params.get("axis"), node.inputs[0]
-    if not isinstance(value, Value) or len(low.shapes[value.number]) != 4 or not isinstance(axis, tuple):
+    if not isinstance(value, Value) or axis is None:
         return None
-    return _global_mean(low, number, node) if sorted(a % 4 for a in axis) == [2, 3] else None
+    rank = len(low.shapes[value.number])
+    axes = sorted(a % rank for a in (axis if isinstance(axis, tuple) else (axis,)))
+    if rank == 4 and axes == [2, 3]:
+        return _global_mean(low, number, node)
+    x = low.tokens(value) if axes == list(range(1, rank - 1)) and len(node.shape) in (2, 3) else None
+    return None if x is None else Step("global_mean", (x,), node.shape, node.layer)
 
 
 def _reshape(low: Lowering, number: int, node: Node) -> Step | bool | None:
     value = node.inputs[0]
     assert isinstance(value, Value)
-    if (seen := tokens.viewed(low, number, node)) is not None:
-        return seen
-    before, after, source = low.shapes[value.number], node.shape, low.find(value)
-    if source in low.shuffles:
-        x, groups, swapped = low.shuffles[source]
-        if not swapped or after != low.shapes[x]:
-            return None
-        each = after[1] // groups
-        order = np.arange(after[1]).reshape(groups, each).T.reshape(-1).tolist()
-        return Step("take", (x,), after, node.layer, options={"channels": order})
-    x2 = low.image(value)
-    if x2 is None:
-        return None
-    if len(before) == 4 and len(after) == 5 and after[0] == before[0] and after[3:] == before[2:]:
-        low.shuffles[number] = (x2, after[1], False)
-        return True
-    if after == (before[0], math.prod(before[1:])):
-        return Step("flatten", (x2,), after, node.layer)
-    if before[:2] == after[:2] and math.prod(before[2:]) == math.prod(after[2:]) == 1:
-        return Step("same", (x2,), after, node.layer)
-    return None
-
-
-def _permute(low: Lowering, number: int, node: Node) -> Step | bool | None:
-    value = node.inputs[0]
-    source = low.find(value) if isinstance(value, Value) else -1
-    if (seen := tokens.viewed(low, number, node)) is not None:
-        return seen
-    if source not in low.shuffles or tuple(node.params["axes"]) != (0, 2, 1, 3, 4):
-        return None
-    x, groups, swapped = low.shuffles[source]
-    if swapped:
-        return None
-    low.shuffles[number] = (x, groups, True)
-    return True
+    before, after = low.shapes[value.number], node.shape
+    if len(before) == 4 and math.prod(before[2:]) > 1 and after == (before[0], math.prod(before[1:])):
+        x = low.image(value)
+        return None if x is None else Step("flatten", (x,), after, node.layer)
+    return tokens.viewed(low, number, node)
 
 
 def _cat(low: Lowering, _number: int, node: Node) -> Step | None:
-    parts = [low.image(value) for value in node.inputs]
-    if any(p is None for p in parts) or node.params["axis"] % len(node.shape) != 1:
+    axis, rank = node.params["axis"] % len(node.shape), len(node.shape)
+    parts = low.alike(*node.inputs) if node.inputs else None
+    if parts is None or axis != (rank - 1 if rank == 3 or parts[0] in low.last else 1):
         return None
-    return Step("concat", tuple(p for p in parts if p is not None), node.shape, node.layer)
-
-
-def _get_item(low: Lowering, number: int, node: Node) -> Step | bool | None:
-    if (seen := tokens.viewed(low, number, node)) is not None:
-        return seen
-    x, index = low.image(node.inputs[0]), node.params["index"]
-    if x is None or not isinstance(index, tuple) or len(index) < 2 or len(node.shape) not in (2, 4):
-        return None
-    if any(not isinstance(i, slice) for i in index):
-        return None
-    value = node.inputs[0]
-    assert isinstance(value, Value)
-    whole = [i.indices(size) for i, size in zip(index, low.shapes[value.number], strict=False)]
-    others = [r for at, r in enumerate(whole) if at != 1]
-    sizes = [s for at, s in enumerate(low.shapes[value.number][: len(index)]) if at != 1]
-    if whole[1][2] != 1 or node.shape[1] < 1 or any(r != (0, size, 1) for r, size in zip(others, sizes, strict=True)):
-        return None
-    return Step("slice", (x,), node.shape, node.layer, options={"first": whole[1][0]})
+    return Step("concat", tuple(parts), node.shape, node.layer)
 
 
 def _conv_transpose(low: Lowering, number: int, node: Node) -> Step | None:
@@ -327,8 +312,11 @@ RULES: dict[str, Rule] = {
     "LayerNorm": tokens.layer_norm,
     "Attention": tokens.attention,
     "PackedAttention": tokens.packed_attention,
+    "MatMul": _matmul,
     "Add": _add,
+    "Sub": _sub,
     "Mul": _mul,
+    "LeakyRelu": _leaky_relu,
     "Clip": _clip,
     "HardSigmoid": _hard_sigmoid,
     "MaxPool2d": _pool("max_pool"),
@@ -336,9 +324,9 @@ RULES: dict[str, Rule] = {
     "GlobalAvgPool": _global_mean,
     "Mean": _mean,
     "Reshape": _reshape,
-    "Permute": _permute,
+    "Permute": tokens.viewed,
     "Cat": _cat,
-    "GetItem": _get_item,
+    "GetItem": tokens.viewed,
     "Resample": _resample,
     "ConvTranspose2d": _conv_transpose,
     "GeluTanh": _activation("gelu_tanh"),

@@ -19,9 +19,10 @@ class Step:
     """One step: its kind, the values it reads, the numbers it needs. `shape` is the result's, as the trace saw it."""
 
     kind: str
-    # conv, linear, max_pool, avg_pool, global_mean, add, mul, affine (scale, shift and activation), concat, slice, take
-    # (of channels), upsample, spread (channels over pixels), flatten, same (the value as it is), layer_norm, attention
-    # (both over tokens) or python; and input, where steps are a list
+    # conv, linear, max_pool, avg_pool, global_mean, add, sub, mul, affine (scale, shift and activation), concat, slice,
+    # take (of channels), pixels (in another order or number), transpose (channels and pixels change places), upsample,
+    # spread (channels over pixels), flatten, same (the value as it is), layer_norm, attention (both over tokens) or
+    # python; and input, where steps are a list
     inputs: tuple[int, ...]
     shape: Shape
     layer: str = ""
@@ -36,7 +37,7 @@ class Step:
     def folded(self) -> Array:
         """The weights times the gain: made when a layer is, so that no second copy of all weights is held."""
         assert self.weight is not None
-        return self.weight if self.gain is None else self.weight * self.gain[:, None, None, None]
+        return self.weight if self.gain is None else self.weight * self.gain.reshape(-1, *(1,) * (self.weight.ndim - 1))
 
     @property
     def name(self) -> str:

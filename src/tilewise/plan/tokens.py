@@ -1,4 +1,4 @@
-"""Rules for tokens (B, T, C): linear layers, layer norm and attention as steps of the native plan.
+"""Rules for values whose channels come last, tokens (B, T, C) above all: linear layers, layer norm and attention.
 
 The heads of attention are channels seen in another order: reshapes, permutations and indices over a value are followed
 as one `View` (views.py) and never run. Where attention reads views of whole heads it becomes a step that reads them
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilewise.plan.layouts import laid_out, lies_there
 from tilewise.plan.steps import Shape, Step
 from tilewise.plan.trace import Node, Value
 from tilewise.plan.views import Axis, View, permuted, reshaped, seen, whole
@@ -33,8 +34,8 @@ class Mixed:
 
 
 def viewed(low: Lowering, number: int, node: Node) -> Step | bool | None:
-    """A reshape, permutation or index of tokens: noted, and run where somebody needs the numbers; heads that were mixed
-    are made where their channels come together again."""
+    """A reshape, permutation or index: noted, and made where somebody needs the numbers; heads that were mixed are made
+    where their channels come together again."""
     view = _view_of(low, node.inputs[0])
     found = None if view is None else seen(view, node)
     if found is None:
@@ -42,16 +43,25 @@ def viewed(low: Lowering, number: int, node: Node) -> Step | bool | None:
     mixed = low.mixed.get(found.source)
     if mixed is not None and node.shape == mixed.shape and found == whole(found.source, mixed.shape):
         return Step("attention", mixed.inputs, node.shape, mixed.layer, options=mixed.options)
+    if node.shape == low.shapes[found.source] and found == whole(found.source, node.shape):
+        low.same_as[number] = found.source
+        return True
     low.views[number] = found
-    return True
+    if not lies_there(low, number):
+        return True
+    step = laid_out(low, number)
+    del low.views[number]
+    return step
 
 
 def _view_of(low: Lowering, value: Any) -> View | None:
-    """A value as a view: the one it is known as, or all of its own tokens."""
+    """A value as a view: the one it is known as, or all of itself."""
     if not isinstance(value, Value):
         return None
-    source = low.tokens(value)
-    return low.views.get(low.find(value)) if source is None else whole(source, low.shapes[value.number])
+    source, shape = low.find(value), low.shapes[value.number]
+    known = low.views.get(source)
+    held = low.forms(source) and min(shape[1:]) > 0
+    return whole(source, shape) if known is None and held else known
 
 
 def linear(low: Lowering, node: Node, filters: tuple[Any, Any]) -> Step | None:
@@ -64,10 +74,10 @@ def linear(low: Lowering, node: Node, filters: tuple[Any, Any]) -> Step | None:
 
 
 def layer_norm(low: Lowering, _number: int, node: Node) -> Step | None:
-    x, weight, bias = low.tokens(node.inputs[0]), node.inputs[1], node.inputs[2]
+    x, weight, bias = low.pixels(node.inputs[0]), node.inputs[1], node.inputs[2]
     if x is None or isinstance(weight, Value) or isinstance(bias, Value):
         return None
-    if any(a.dtype != np.float32 or a.ndim != 1 for a in (weight, bias)):
+    if not low.is_float or any(a.dtype != np.float32 or a.ndim != 1 for a in (weight, bias)):
         return None
     return Step("layer_norm", (x,), node.shape, node.layer, "", weight, bias, {"eps": float(node.params["eps"])})
 
@@ -86,7 +96,7 @@ class _Heads:
 def _heads(low: Lowering, value: Any) -> _Heads | None:
     """The heads of a value (B, H, T, D), where it is a view of all tokens."""
     view = _view_of(low, value)
-    if view is None or len(view.groups) != 4 or view.source in low.mixed:
+    if view is None or len(view.groups) != 4 or view.source in low.mixed or len(low.shapes[view.source]) != 3:
         return None
     batch, tokens, _ = low.shapes[view.source]
     _, _, length, dim = view.shape

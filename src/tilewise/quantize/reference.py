@@ -16,20 +16,25 @@ Four = tuple[int, int, int, int]
 F = np.float32
 
 
-# zero, low, high; table, points of its grid in 1, the first; of hard-swish how far it bends (else 0), and its slope
-NativeFinish = tuple[int, int, int, bytes, float, int, float, float]
+# zero, low, high; table, points of its grid in 1, the first; of hard-swish how far it bends (else 0), and its slope;
+# of SiLU its pieces: c0, c1 and c2 of each, shift and step
+NativeFinish = tuple[int, int, int, bytes, float, int, float, float, bytes]
 _POINTS_A_STEP = 16  # of the grid, in a step of the output; at least half of it, as far as _MOST_POINTS allow
 _MOST_POINTS = 1 << 14
+_PIECES, _PIECE = 8, 17 / 16  # of SiLU: parabolas from 0 on either side, and how wide one is; behind them it is 0 or x
+_SCALES_IN_PIECES = 1 / 64, 64.0  # where the parabolas are off by a tenth of a step at most, and 16 bits hold them
+_MOST_IN_PIECES = 32700  # native/kernels/int8_between.h: kMostInPieces
 
 
 @dataclass(frozen=True)
 class Finish:
-    """From values to bytes: clamp(round(value) + zero, low, high), of hard-swish's values where it is asked for;
-    of other activations act(value) * inverse.
+    """From values to bytes: clamp(round(value) + zero, low, high), of hard-swish's values where it is asked for; of
+    other activations act(value) * inverse.
 
-    Those are tables: the value is rounded to a grid much finer than the output's steps, and a point of the grid has its
-    byte. Left of the table's first point an activation is as good as 0, or below what the output's bytes were made for;
-    right of its last one it is above.
+    SiLU is x or 0, less a bump at 0 that is the same on both sides: parabolas, in whole numbers of 16 bits. The others,
+    and SiLU with very fine steps, are tables: the value is rounded to a grid much finer than the output's steps, and a
+    point of the grid has its byte. Left of the table's first point an activation is as good as 0, or below what the
+    output's bytes were made for; right of its last one it is above.
     """
 
     activation: str = ""
@@ -41,19 +46,48 @@ class Finish:
     @property
     def is_table(self) -> bool:
         """Whether values are real numbers, not steps of the output."""
-        return bool(self.activation) and self.activation != "hard_swish"
+        return bool(self.activation) and self.activation != "hard_swish" and not self.in_pieces
+
+    @property
+    def in_pieces(self) -> bool:
+        lowest, highest = _SCALES_IN_PIECES
+        return self.activation == "silu" and lowest <= 1 / self.inverse <= highest and self.high == 255
+
+    @property
+    def units(self) -> float:
+        """That values are counted in, in a step of the output."""
+        return 32768 / self._shift_and_step()[1] if self.in_pieces else 1.0
 
     def bytes(self, value: Array) -> Array:
         return finished(value, self.native())
 
     def native(self) -> NativeFinish:
         if not self.is_table:
-            far, slope = (3 * self.inverse, -1 / (6 * self.inverse)) if self.activation else (0.0, 0.0)
-            return self.zero, self.low, self.high, b"", 1.0, 0, far, slope
+            hard = self.activation == "hard_swish"
+            far, slope = (3 * self.inverse, -1 / (6 * self.inverse)) if hard else (0.0, 0.0)
+            pieces = self._pieces().tobytes() if self.in_pieces else b""
+            return self.zero, self.low, self.high, b"", 1.0, 0, far, slope, pieces
         fine, first, last = self._grid()
         values = BENT[self.activation](np.arange(first, last + 1).astype(F) / F(fine)) * F(self.inverse)
         table = _clamped(values, self.zero, self.low, self.high).tobytes()
-        return self.zero, self.low, self.high, table, fine, first, 0.0, 0.0
+        return self.zero, self.low, self.high, table, fine, first, 0.0, 0.0, b""
+
+    def _shift_and_step(self) -> tuple[int, int]:
+        """Units become 4096 of a piece by the shift, and steps of the output by `step` / 32768."""
+        units = 4096 / _PIECE / self.inverse  # in a step, before the shift: at most 128 of them fit
+        shift = max(1, math.ceil(math.log2(units / 128)))
+        return shift, round(32768 / (units / 2**shift))
+
+    def _pieces(self) -> Array:
+        """c0, c1 and c2 of h = c0 + c1 t + c2 t^2, in units, for each eighth of 0 <= t < 1; shift and step."""
+        shift, step = self._shift_and_step()
+        in_one = 32768 / step * self.inverse  # units
+        nodes = (1 - np.cos((2 * np.arange(3) + 1) * np.pi / 6)) / 2  # of a parabola that is off as little as can be
+        t = (np.arange(_PIECES)[:, None] + nodes) / _PIECES
+        x = t * (32768 / 2**shift / in_one)
+        powers = t[..., None] ** np.arange(3)
+        found = np.linalg.solve(powers, (in_one * x / (1 + np.exp(x)))[..., None])[..., 0]  # (piece, power)
+        return np.concatenate([np.rint(found.T).astype(np.int16).reshape(-1), np.array([shift, step], np.int16)])
 
     def _grid(self) -> tuple[float, int, int]:
         """Points in 1 (a power of two), the first and the last."""
@@ -72,51 +106,11 @@ class Finish:
         return fine, -math.ceil(left * fine), math.ceil(right * fine)
 
 
-# low, high, the curve's place in WIDE_CURVES, inverse; of hard-swish how far it bends, and its slope
-NativeWideFinish = tuple[int, int, int, float, float, float]
-WIDE_CURVES = ("", "hard_swish", "hard_sigmoid", "sigmoid", "silu", "gelu")
-
-
-@dataclass(frozen=True)
-class WideFinish:
-    """From values to numbers of 16 bits: clamp(round(value), low, high), of hard-swish's values where it is asked for;
-    of other activations act(value) * inverse, computed."""
-
-    activation: str = ""
-    inverse: float = 1.0
-    low: int = 0
-    high: int = 0
-    zero = 0
-
-    @property
-    def is_table(self) -> bool:
-        """Whether values are real numbers, not steps of the output."""
-        return bool(self.activation) and self.activation != "hard_swish"
-
-    def bytes(self, value: Array) -> Array:
-        return finished(value, self.native())
-
-    def native(self) -> NativeWideFinish:
-        bends = self.activation == "hard_swish"
-        far, slope = (3 * self.inverse, -1 / (6 * self.inverse)) if bends else (0.0, 0.0)
-        return self.low, self.high, WIDE_CURVES.index(self.activation), self.inverse, far, slope
-
-
-def _finished_wide(value: Array, how: NativeWideFinish) -> Array:
-    low, high, curve, inverse, far, slope = how
-    name = WIDE_CURVES[curve]
-    if name == "hard_swish":
-        value = _bent(value, F(far), F(slope))
-    elif name:
-        value = _COMPUTED.get(name, BENT[name])(value) * F(inverse)
-    return _whole(value, low, high).astype(np.int16)
-
-
-def finished(value: Array, how: NativeFinish | NativeWideFinish) -> Array:
-    """Values to bytes, or to 16 bits, as the compiled kernels do it."""
-    if len(how) == 6:
-        return _finished_wide(value, how)
-    zero, low, high, table, fine, first, far, slope = how
+def finished(value: Array, how: NativeFinish) -> Array:
+    """Values to bytes, as the compiled kernels do it."""
+    zero, low, high, table, fine, first, far, slope, pieces = how
+    if pieces:
+        return _in_pieces(value, zero, low, np.frombuffer(pieces, np.int16).astype(np.int32))
     if not table:
         return _clamped(_bent(value, F(far), F(slope)) if far else value, zero, low, high)
     with np.errstate(over="ignore"):
@@ -131,6 +125,22 @@ def _bent(value: Array, far: F, slope: F) -> Array:
     d = np.where(size < far, size, far)
     rest: Array = np.where(value > 0, value, F(0)) - d * (d * slope + F(0.5))
     return rest
+
+
+def _in_pieces(value: Array, zero: int, low: int, numbers: Array) -> Array:
+    """SiLU, as native/kernels/int8_between.h says."""
+    (c0, c1, c2), (shift, step) = numbers[:-2].reshape(3, _PIECES), numbers[-2:]
+    u = _whole(value, -32767, _MOST_IN_PIECES)
+    t = np.minimum(np.abs(u), 32767 >> shift) << shift
+    at = t >> 12
+    bump = c0[at] + _high_product(t, c1[at] + _high_product(t, c2[at]))
+    steps = _high_product(np.maximum(u, 0) - bump, step)
+    clamped: Array = np.clip(steps + zero, low, 255).astype(np.uint8)
+    return clamped
+
+
+def _high_product(a: Array, b: Array) -> Array:
+    return (a * b + (1 << 14)) >> 15
 
 
 def _clamped(value: Array, zero: int, low: int, high: int) -> Array:
@@ -163,20 +173,6 @@ def _exp(x: Array) -> Array:
     return scaled
 
 
-def _exp_of_sum(x: Array) -> Array:
-    """exp(x) where 1 is added to it."""
-    magic = F(12582912)
-    x = np.maximum(F(-87), np.minimum(F(89), x))
-    shifted = x * F(1.44269504088896341) + magic
-    r = x - (shifted - magic) * F(0.693147180559945309)
-    square = r * r
-    high, low = F(8.31253e-3) * r + F(4.189011e-2), F(1.6667114e-1) * r + F(0.4999923)
-    p = (high * square + low) * square + (r + F(1))
-    with np.errstate(over="ignore"):
-        scaled: Array = p * ((shifted.view(np.uint32) << np.uint32(23)) + np.uint32(0x3F800000)).view(np.float32)
-    return scaled
-
-
 def _erf(x: Array) -> Array:
     x = np.maximum(F(-4), np.minimum(F(4), x))
     t = x * x
@@ -201,12 +197,6 @@ BENT: dict[str, Callable[[Array], Array]] = {
 }
 
 
-_COMPUTED: dict[str, Callable[[Array], Array]] = {  # where there is no table
-    "silu": lambda x: x / (F(1) + _exp_of_sum(-x)),
-    "sigmoid": lambda x: F(1) / (F(1) + _exp_of_sum(-x)),
-}
-
-
 class NumpyInt8Layer:
     """weights (O, kh, kw, C / groups) int8; result = (sum + offset) * scale, rounded to bytes or kept as float."""
 
@@ -224,8 +214,7 @@ class NumpyInt8Layer:
         self._weights, self._offset, self._scale, self._bias = weights, offset, scale, bias
         self._stride, self._groups, self._dilation = stride, groups, dilation
         self._padding = (*padding, *padding)[:4]
-        self._finish: NativeFinish | NativeWideFinish = Finish().native()
-        self._residual = (0.0, 0)
+        self._finish, self._residual = Finish().native(), (0.0, 0)
 
     def set_output(self, zero: int, low: int, high: int) -> None:
         self.set_finish(Finish("", 1.0, zero, low, high).native())
@@ -233,16 +222,8 @@ class NumpyInt8Layer:
     def set_finish(self, finish: NativeFinish) -> None:
         self._finish = finish
 
-    def set_wide_finish(self, finish: NativeWideFinish) -> None:
-        self._finish = finish
-
-    def set_residual(self, scale: float, zero: int, wide: bool = False) -> None:
-        del wide  # the numbers say it themselves
+    def set_residual(self, scale: float, zero: int) -> None:
         self._residual = (scale, zero)
-
-    def _blank(self, shape: tuple[int, ...]) -> Array:
-        """A result of zeros."""
-        return np.zeros(shape, np.int16) if len(self._finish) == 6 else np.full(shape, self._finish[0], np.uint8)
 
     def conv(self, x: Array, border: int, residual: Array | None, residual_border: int, out_border: int) -> Array:
         sums = self._sums(x, border)  # (N, H, W, O)
@@ -254,21 +235,20 @@ class NumpyInt8Layer:
             skip = residual[:, b : b + h, b : b + w, :filters].astype(np.int32) - zero
             value = value + skip.astype(np.float32) * np.float32(scale)
         size = (n, h + 2 * out_border, w + 2 * out_border, -(-filters // 4) * 4)
-        out = self._blank(size)
+        out = np.full(size, self._finish[0], np.uint8)
         out[:, out_border : out_border + h, out_border : out_border + w, :filters] = finished(value, self._finish)
         return out
 
     def linear(self, x: Array, kind: int, row_scale: Array | None, relu: bool) -> Array:
         outputs, channels = self._weights.shape[0], self._weights.shape[3]
-        exact = np.float64 if self._weights.dtype == np.int16 else np.int32  # both; the former is quick
-        product = x[:, :channels].astype(exact) @ self._weights.reshape(outputs, channels).T.astype(exact)
-        sums: Array = product.astype(np.int32) + self._offset
+        sums = x[:, :channels].astype(np.int32) @ self._weights.reshape(outputs, channels).T.astype(np.int32)
+        sums = sums + self._offset
         if kind == 0:
             return sums.astype(np.int32)
         assert self._scale is not None
         value: Array = sums.astype(np.float32) * self._scale
         if kind == 2:
-            out = self._blank((len(x), -(-outputs // 4) * 4))
+            out = np.full((len(x), -(-outputs // 4) * 4), self._finish[0], np.uint8)
             out[:, :outputs] = finished(value, self._finish)
             return out
         if row_scale is not None:
@@ -292,17 +272,12 @@ class NumpyInt8Layer:
         (dh, dw), (sh, sw) = self._dilation, self._stride
         x = x[:, border - top : x.shape[1] - border + bottom, border - left : x.shape[2] - border + right]
         reach = ((kh - 1) * dh + 1, (kw - 1) * dw + 1)
-        kind = np.float64 if self._weights.dtype == np.int16 else np.int32  # exact either way
-        windows = np.lib.stride_tricks.sliding_window_view(x.astype(kind), reach, (1, 2))  # (N, H, W, C, kh, kw)
+        windows = np.lib.stride_tricks.sliding_window_view(x.astype(np.int32), reach, (1, 2))  # (N, H, W, C, kh, kw)
         windows = windows[:, ::sh, ::sw, :, ::dh, ::dw]
-        each = filters // self._groups
-        if channels == each == 1:  # depthwise
-            own = np.einsum("nhwckl,ckl->nhwc", windows[:, :, :, :filters], self._weights[..., 0].astype(kind))
-            total: Array = own.astype(np.int32) + self._offset
-            return total
         sums = np.empty((*windows.shape[:3], filters), np.int32)
+        each = filters // self._groups
         for g in range(self._groups):
             part = windows[:, :, :, g * channels : (g + 1) * channels]
-            w = self._weights[g * each : (g + 1) * each].astype(kind)
+            w = self._weights[g * each : (g + 1) * each].astype(np.int32)
             sums[..., g * each : (g + 1) * each] = np.tensordot(part, w, ([3, 4, 5], [3, 1, 2]))
         return sums + self._offset

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tilewise.store.problem import Value
 from tilewise.tour.stops import Bars, Stop, Table, Visit
 from tilewise.tune.choose.check import check
-from tilewise.tune.problem import Value
 
 _SHAPES = ((48, 96, 80), (64, 192, 128), (197, 256, 64))
 

@@ -11,8 +11,8 @@ from tilewise.costmodel.data.dataset import dataset_from_kernels
 from tilewise.costmodel.data.kernel import Kernel, make_kernel
 from tilewise.costmodel.data.schema import TILE_FEATURES, Schema
 from tilewise.costmodel.features.cpu import OWN, CpuFeatures, product_of
+from tilewise.costmodel.hlo.operations import conv_graph, int8_matmul_graph, matmul_graph
 from tilewise.errors import FileFormatError
-from tilewise.tune.families.graphs import conv_graph, int8_matmul_graph, matmul_graph
 
 SCHEMA = Schema((*TILE_FEATURES, *OWN))
 MACHINE = {

@@ -40,8 +40,8 @@ def on_ray(
     from tilewise.fleet.campaign import run_campaign
     from tilewise.fleet.cluster import require_ray
     from tilewise.fleet.slot import Campaign
+    from tilewise.store.store import Store
     from tilewise.tune.measure.collect import load_plugins, read_kernels, store_place
-    from tilewise.tune.measure.store import Store
 
     require_ray()
     if finals:

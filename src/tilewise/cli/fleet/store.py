@@ -25,7 +25,7 @@ def info(where: Where, as_json: AsJson = False) -> None:
 
     Example: tilewise store info measurements.sqlite
     """
-    from tilewise.tune.measure.store import Store
+    from tilewise.store.store import Store
 
     found = {}
     with Store(where, create=False) as opened:
@@ -49,8 +49,8 @@ def merge(
 
     Example: tilewise store merge journal.sqlite --into postgresql://tilewise@db/measurements
     """
-    from tilewise.tune.measure.merge import merge as take_over
-    from tilewise.tune.measure.store import Store
+    from tilewise.store.merge import merge as take_over
+    from tilewise.store.store import Store
 
     results = {}
     with Store(into) as target:
@@ -73,8 +73,8 @@ def export(
     Example: tilewise store export postgresql://tilewise@db/measurements --machine "triton NVIDIA H200" --out h.sqlite
     """
     from tilewise.errors import ConfigurationError
-    from tilewise.tune.measure.merge import merge as take_over
-    from tilewise.tune.measure.store import Store
+    from tilewise.store.merge import merge as take_over
+    from tilewise.store.store import Store
 
     with Store(where, create=False, part=machine) as source:
         if machine is not None and machine not in source.parts():
@@ -102,7 +102,7 @@ def token(
 
     Example: tilewise store token measurements.sqlite --machine "triton NVIDIA H200"
     """
-    from tilewise.tune.measure.store import Store
+    from tilewise.store.store import Store
 
     try:
         from tilewise.fleet.service.tokens import ANY, create_token, revoke_token

@@ -29,8 +29,8 @@ def _collection(path: Path) -> Collection:
     if path.is_dir():
         return read_folder(path)
     if path.suffix in _STORES:
+        from tilewise.store.store import Store
         from tilewise.tune.measure.export import make_collection
-        from tilewise.tune.measure.store import Store
 
         with Store(path, create=False) as store:
             return make_collection(store, path.stem, split="train")

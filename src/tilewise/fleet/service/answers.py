@@ -25,11 +25,11 @@ from tilewise.costmodel.confidence import confidence
 from tilewise.errors import ConfigurationError, TilewiseError
 from tilewise.fleet.service.checks import configs_of
 from tilewise.inductor.templates import FAMILY as COMPILER
+from tilewise.store.aggregate import measured_problem
+from tilewise.store.problem import Config, Kernel, Problem
+from tilewise.store.store import Machine, Store
 from tilewise.tune.choose.scores import ModelScores, shipped_scores
 from tilewise.tune.families.registry import find_family
-from tilewise.tune.measure.aggregate import measured_problem
-from tilewise.tune.measure.store import Machine, Store
-from tilewise.tune.problem import Config, Kernel, Problem
 
 PROGRAM = "asked"
 UNSURE, POPULAR = 0.5, 20  # below such a probability, and from so many questions on, a problem is queued

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilewise.bench.errors import Rejected
-from tilewise.tune.measure.store import Machine
-from tilewise.tune.problem import Config, Problem
+from tilewise.store.problem import Config, Problem
+from tilewise.store.store import Machine
 
 MOST_PROBLEMS, MOST_CONFIGS, MOST_TIMINGS, MOST_FIELDS = 64, 5000, 1000, 32
 KINDS = ("cpu", "triton")

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from tilewise.errors import TilewiseError, UnavailableError
-from tilewise.tune.measure.store import Store
+from tilewise.store.store import Store
 
 T = TypeVar("T")
 _MOST_WAITING = 2000

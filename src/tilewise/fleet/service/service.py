@@ -26,8 +26,8 @@ from tilewise.fleet.service.answers import PROGRAM, Answer, Answers, Known, Ques
 from tilewise.fleet.service.bodies import Lists, parse, read_body
 from tilewise.fleet.service.desk import Desk
 from tilewise.fleet.service.tokens import Holder, holder_of
-from tilewise.tune.measure.store import Machine, Store
-from tilewise.tune.problem import Config, Kernel, Problem
+from tilewise.store.problem import Config, Kernel, Problem
+from tilewise.store.store import Machine, Store
 
 _SECONDS_FOR_STORE, _SECONDS_TOKEN, _SECONDS_TO_QUEUE = 10.0, 10.0, 0.2
 _MOST_TO_QUEUE = 2000

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from tilewise.bench.board.tokens import hash_token, new_token
 from tilewise.errors import ConfigurationError
+from tilewise.store.store import Store
 from tilewise.tune.measure.collect import KINDS
-from tilewise.tune.measure.store import Store
 
 ANY = "*"
 

@@ -24,15 +24,15 @@ from typing import Any
 
 from tilewise import __version__
 from tilewise.errors import ConfigurationError, TilewiseError
-from tilewise.tune.choose.cache import Choice, cache_folder
-from tilewise.tune.choose.decide import FIRST_PROBLEMS, Decision, decide
+from tilewise.store.problem import Config, Kernel, Problem, Value
+from tilewise.store.service import ServiceClient
+from tilewise.store.store import Machine
+from tilewise.tune.choose.cache import Decision, cache_folder
+from tilewise.tune.choose.decide import FIRST_PROBLEMS, decide
 from tilewise.tune.choose.memory import Memory
 from tilewise.tune.choose.scores import ModelScores, shipped_scores
-from tilewise.tune.choose.service import ServiceClient
-from tilewise.tune.measure.store import Machine
 from tilewise.tune.measure.trial import Timed
 from tilewise.tune.measure.triton.gpu import COLLECTIONS, NEAREST
-from tilewise.tune.problem import Config, Kernel, Problem, Value
 from tilewise.tune.search.gaussian_process import Hyperparameters, Numbers
 
 PROGRAM = "autotuned"
@@ -218,7 +218,7 @@ class Session:
                 store.add_batch(run, Kernel(PROGRAM, problem), 0, min(times.values()), list(times.items()))
             if self._service is not None:
                 self._service.report(problem, min(times.values()), list(times.items()))
-            memory.choices.put(Choice(problem, found.config, found.runtime_ns, found.measurements, found.sure))
+            memory.choices.put(found)
         except (TilewiseError, OSError) as error:
             self.say(str(error))
 

@@ -16,15 +16,18 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilewise import __version__
 from tilewise._files import open_input, reading
 from tilewise._system import cache_folder as system_cache
 from tilewise.errors import MissingFileError, TilewiseError, UnavailableError
-from tilewise.tune.problem import Config, Problem
+from tilewise.store.problem import Config, Problem
+
+if TYPE_CHECKING:
+    from tilewise.tune.search.loop import Step
 
 FORMAT = 1
 FILE = "choices.jsonl"
@@ -38,14 +41,27 @@ def cache_folder() -> Path:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The best configuration known for a problem, and how it came to be known."""
+class Decision:
+    """A choice and where it came from: "cache", "measured", "service" (another machine's), "model" (not
+    measured), or "default"."""
 
     problem: Problem
     config: Config
-    runtime_ns: float
-    measurements: int
-    sure: bool
+    source: str
+    runtime_ns: float | None = None
+    default_ns: float | None = None
+    measurements: int = 0
+    sure: bool = False  # every configuration was measured
+    within5: bool | None = None  # "sure within five per cent" of the fastest; None where nothing is known of that
+    seconds: float = 0.0
+    reason: str = ""
+    steps: list[Step] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def speedup(self) -> float | None:
+        """Over the default configuration, where both were measured."""
+        return self.default_ns / self.runtime_ns if self.runtime_ns and self.default_ns else None
 
 
 class Choices:
@@ -55,7 +71,7 @@ class Choices:
         self.path = (Path(folder).expanduser() if folder is not None else cache_folder()) / FILE
         self.machine, self.version = machine, version
         self.notes: list[str] = []
-        self._known: dict[str, Choice] = {}
+        self._known: dict[str, Decision] = {}
         self._read_bytes = 0
         self.refresh()
 
@@ -106,12 +122,11 @@ class Choices:
         if not isinstance(problem["family"], str) or not all(type(v) in (int, str) for v in problem.values()):
             raise ValueError("the problem is none")
         self._known.pop(problem.key, None)  # the last line comes last in `all`
-        self._known[problem.key] = Choice(
-            problem, Config(line["config"]), runtime_ns, int(line["measurements"]), bool(line["sure"])
-        )
+        measurements, sure = int(line["measurements"]), bool(line["sure"])
+        self._known[problem.key] = _kept(problem, Config(line["config"]), runtime_ns, measurements, sure)
         return None
 
-    def get(self, problem: Problem, allowed: Callable[[Config], bool] = lambda config: True) -> Choice | None:
+    def get(self, problem: Problem, allowed: Callable[[Config], bool] = lambda config: True) -> Decision | None:
         """The choice for a problem, unless its configuration is no longer `allowed`."""
         found = self._known.get(problem.key)
         if found is not None and not allowed(found.config):
@@ -119,7 +134,7 @@ class Choices:
             return None
         return found
 
-    def put(self, choice: Choice) -> None:
+    def put(self, choice: Decision) -> None:
         """Append a choice; it is in the file, whole, when this returns."""
         line: dict[str, Any] = {
             "format": FORMAT,
@@ -135,7 +150,8 @@ class Choices:
         line["check"] = zlib.crc32(_body(line))
         content = json.dumps(line, separators=(",", ":")).encode() + b"\n"
         self._known.pop(choice.problem.key, None)
-        self._known[choice.problem.key] = choice
+        kept = _kept(choice.problem, choice.config, choice.runtime_ns, choice.measurements, choice.sure)
+        self._known[choice.problem.key] = kept
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
@@ -159,9 +175,14 @@ class Choices:
                 return b"" if stream.read(1) == b"\n" else b"\n"
         return b""
 
-    def all(self) -> list[Choice]:
+    def all(self) -> list[Decision]:
         return list(self._known.values())
 
 
 def _body(line: Mapping[str, Any]) -> bytes:
     return json.dumps({k: v for k, v in line.items() if k != "check"}, sort_keys=True).encode()
+
+
+def _kept(problem: Problem, config: Config, runtime_ns: float | None, measurements: int, sure: bool) -> Decision:
+    """A choice as it comes out of the file."""
+    return Decision(problem, config, "cache", runtime_ns, None, measurements, sure, reason="it was tuned before")

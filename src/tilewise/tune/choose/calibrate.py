@@ -17,17 +17,18 @@ import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from tilewise._system import real_cores
 from tilewise.errors import ConfigurationError
-from tilewise.tune.choose.cache import Choice, cache_folder
+from tilewise.store.problem import Problem
+from tilewise.tune.choose.cache import cache_folder
 from tilewise.tune.choose.kept import CALIBRATED
 from tilewise.tune.choose.tuner import Tuner
 from tilewise.tune.measure.trial import CpuTrial
-from tilewise.tune.problem import Problem
 
 Progress = Callable[[int, int, str], None]
 _WORTH = 0.005  # what a tile must gain over the default once more
@@ -90,7 +91,7 @@ def _gain(tuner: Tuner, problem: Problem, seed: int) -> float:
     timed = CpuTrial(problem, default, seed).measure(found.config)
     gain = math.log(timed.default_ns / timed.runtime_ns) if timed.runtime_ns and timed.default_ns else -math.inf
     if gain < _WORTH:
-        tuner.choices.put(Choice(problem, default, timed.default_ns or 1.0, found.measurements, False))
+        tuner.choices.put(replace(found, config=default, runtime_ns=timed.default_ns or 1.0, sure=False))
     return gain if gain >= _WORTH else 0.0
 
 

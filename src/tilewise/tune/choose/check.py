@@ -14,15 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tilewise.errors import ConfigurationError
+from tilewise.store.problem import Config, Problem, Value
 from tilewise.tune.choose.tuner import Tuner
 from tilewise.tune.measure.device import Device
-from tilewise.tune.problem import Config, Problem, Value
 
 MEASUREMENTS = 5
 _FINALISTS = 8
 Say = Callable[[str], None]
-# How a device measures every configuration, roughly: runtimes, and the seconds that tuning exhaustively takes.
-Sweep = Callable[[Problem, Sequence[Config]], tuple[dict[Config, float], float]]
 
 
 def check(
@@ -39,12 +37,11 @@ def check(
     with tempfile.TemporaryDirectory(prefix="tilewise-check-") as folder:
         heard: list[str] = []
         tuner = Tuner(device, model=model, cache=folder, say=heard.append)
-        sweep = _sweep(tuner.device)
         rows = []
         for number, spec in enumerate(problems, start=1):
             # Each from an empty cache: what one shape taught must not help the next.
             alone = Tuner(tuner.device, model=model, cache=f"{folder}/{number}")
-            row = check_one(alone, sweep, alone.problem(spec))
+            row = check_one(alone, alone.problem(spec))
             rows.append(row)
             say(
                 f"{number}/{len(problems)} {row['problem']}: first {row['first']:.3f}, five {row['five']:.3f}, default "
@@ -56,7 +53,7 @@ def check(
     return {**about, "problems": rows, **means, "time_ratio": ratio, "notes": heard}
 
 
-def check_one(tuner: Tuner, sweep: Sweep, problem: Problem) -> dict[str, Any]:
+def check_one(tuner: Tuner, problem: Problem) -> dict[str, Any]:
     """One problem, from the tuner's empty cache: fastest / chosen for each choice (1 is the best), seconds to tune."""
     configs = list(tuner.device.configs(problem))
     first = tuner.choose(problem).config
@@ -64,7 +61,7 @@ def check_one(tuner: Tuner, sweep: Sweep, problem: Problem) -> dict[str, Any]:
     start = time.perf_counter()
     five = tuner.tune(problem, budget=MEASUREMENTS).config
     five_seconds = time.perf_counter() - start
-    swept, exhaustive_seconds = sweep(problem, configs)
+    swept, exhaustive_seconds = tuner.device.sweep(problem, configs)
     leaders = sorted(swept, key=swept.__getitem__)[:_FINALISTS]
     runtime = _in_turns(tuner.device, problem, list(dict.fromkeys([configs[0], first, five, *leaders])))
     best_ns = min(runtime.values())
@@ -87,14 +84,3 @@ def _in_turns(device: Device, problem: Problem, configs: Sequence[Config]) -> di
 
 def _geometric(ratios: Sequence[float]) -> float:
     return math.exp(sum(math.log(max(ratio, 1e-9)) for ratio in ratios) / len(ratios))
-
-
-def _sweep(device: Device) -> Sweep:
-    if device.kind == "cpu":
-        from tilewise.tune.measure.cpu.sweep import sweep
-
-        return sweep
-    from tilewise.tune.measure.triton.device import TritonDevice, TritonSweeper
-
-    assert isinstance(device, TritonDevice)
-    return TritonSweeper(device).sweep

@@ -20,6 +20,7 @@ from tilewise._extension import native
 from tilewise.backend.registry import OptimizedBackend, current_backend
 from tilewise.backend.tiled import TILED, tiled_op
 from tilewise.errors import ConfigurationError, UnavailableError
+from tilewise.store.problem import Problem
 from tilewise.tune.choose.cache import Choices
 from tilewise.tune.choose.decide import decide
 from tilewise.tune.choose.kept import KeptTiles, Key
@@ -27,7 +28,6 @@ from tilewise.tune.choose.scores import ModelScores, file_scores, shipped_scores
 from tilewise.tune.families.cpu.family import get_family
 from tilewise.tune.families.cpu.tiles import tile_for
 from tilewise.tune.measure.cpu.device import LEAST_WORK, CpuDevice
-from tilewise.tune.problem import Problem
 
 # Multiplications, about five milliseconds of them: deciding takes half of one to one, so a program whose shapes hardly
 # repeat spends at most a fifth of its time more. Where threads share the work it is done sooner, and deciding takes up

@@ -19,16 +19,15 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
-from tilewise.tune.choose.cache import Choice
+from tilewise.store.problem import Config, Problem
+from tilewise.tune.choose.cache import Decision
 from tilewise.tune.choose.memory import Memory, sizes_of
 from tilewise.tune.families.space import space_of
 from tilewise.tune.measure.trial import Trial
-from tilewise.tune.problem import Config, Problem
 from tilewise.tune.search.gaussian_process import GaussianProcess, Hyperparameters, Numbers
 from tilewise.tune.search.loop import BUDGET, Step, search
 from tilewise.tune.search.surety import Claim
@@ -55,30 +54,6 @@ class Scores(Protocol):
         """One a configuration, lower is faster."""
 
 
-@dataclass(frozen=True)
-class Decision:
-    """A choice and where it came from: "cache", "measured", "service" (another machine's), "model" (not
-    measured), or "default"."""
-
-    problem: Problem
-    config: Config
-    source: str
-    runtime_ns: float | None = None
-    default_ns: float | None = None
-    measurements: int = 0
-    sure: bool = False  # every configuration was measured
-    within5: bool | None = None  # "sure within five per cent" of the fastest; None where nothing is known of that
-    seconds: float = 0.0
-    reason: str = ""
-    steps: list[Step] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def speedup(self) -> float | None:
-        """Over the default configuration, where both were measured."""
-        return self.default_ns / self.runtime_ns if self.runtime_ns and self.default_ns else None
-
-
 def decide(
     problem: Problem,
     configs: Sequence[Config],
@@ -96,10 +71,10 @@ def decide(
     """The configuration to use. At most `budget` are measured, fewer where the rest is expected to save less than
     `worth`; none where `least` is 0 and what is remembered leaves no doubt. `fresh` ignores an earlier choice; only a
     `usable` one is taken."""
-    start = time.perf_counter()
     kept = None if memory is None or fresh else memory.kept(problem, configs)
     if kept is not None:
-        return from_cache(kept, start)
+        return kept
+    start = time.perf_counter()
     if measure is None:
         return _unmeasured(problem, configs, model, usable, start)
     process = _process(problem, configs, model, memory)
@@ -108,13 +83,6 @@ def decide(
         reason = f"known well enough from {process.tasks} other problems"
         return Decision(problem, configs[first], "model", seconds=time.perf_counter() - start, reason=reason)
     return _Measuring(problem, configs, process, measure, report).run(budget, worth, usable, start)
-
-
-def from_cache(kept: Choice, start: float) -> Decision:
-    return Decision(
-        kept.problem, kept.config, "cache", kept.runtime_ns, None, kept.measurements, kept.sure, None,
-        time.perf_counter() - start, "it was tuned before",
-    )  # fmt: skip
 
 
 def _unmeasured(

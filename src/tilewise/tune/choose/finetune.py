@@ -1,8 +1,8 @@
 """`--learn`: the cost model fine-tuned on what the tuner measured on this machine.
 
-Few measurements must not undo what many taught, so a network's weights are held near the shipped ones, and the CPU's
-model is fitted to its collection and the new measurements together. The result is kept only if it orders measurements
-it was not trained on (every fourth problem) better than before.
+Few measurements must not undo what many taught, so a network gets a correction beside it, as `tilewise tiles adapt`
+makes one, and the CPU's model is fitted to its collection and the new measurements together. The result is kept only
+if it orders measurements it was not trained on (every fourth problem) better than before.
 """
 
 from __future__ import annotations
@@ -24,18 +24,15 @@ from tilewise.costmodel.models.scorer import ridge_scorer
 from tilewise.costmodel.models.shipped import shipped_file
 from tilewise.costmodel.models.trained import read_model_file
 from tilewise.errors import ConfigurationError, UnavailableError
+from tilewise.store.store import Store
 from tilewise.tune.choose.memory import measurements
 from tilewise.tune.choose.scores import as_kernel, file_scores
 from tilewise.tune.choose.tuner import Tuner
 from tilewise.tune.families.registry import find_family
-from tilewise.tune.measure.store import Store
 from tilewise.tune.search.calibration import load_calibration, save_calibration
 
 LEAST_CONFIGS, LEAST_PROBLEMS = 3, 8
-_STEPS = 120
-_RATE = 5e-4
 _OWN_COUNT = 8  # a kernel of this machine counts for so many of the collection's
-_HOLD = 3.0  # how strongly weights are pulled back to where they were
 
 
 @dataclass(frozen=True)
@@ -58,6 +55,7 @@ class Learned:
 def learn(tuner: Tuner, say: Callable[[str], None] = lambda line: None) -> Learned:
     """Fine-tune the model of a tuner's machine on everything its store holds."""
     source = _source(tuner)
+    current = tuner.learned_file if tuner.learned_file.is_file() else source
     kernels = measured_kernels(tuner)
     if len(kernels) < LEAST_PROBLEMS:
         raise ConfigurationError(
@@ -67,8 +65,8 @@ def learn(tuner: Tuner, say: Callable[[str], None] = lambda line: None) -> Learn
     held = kernels[3::4]
     own = [kernel for index, kernel in enumerate(kernels) if index % 4 != 3]
     say(f"learning from {len(own)} problems, checking on {len(held)}")
-    trained = _refit(source, own) if read_model_file(source).record["model"] == NAME else _fine_tune(source, own)
-    before, after = (_right_pairs(model, held) for model in (file_scores(source, tuner.device.kind).model, trained))
+    trained = _refit(source, own) if read_model_file(source).record["model"] == NAME else _adapted(source, own)
+    before, after = (_right_pairs(model, held) for model in (file_scores(current, tuner.device.kind).model, trained))
     kept = after > before
     if kept:
         trained.save(tuner.learned_file)
@@ -80,8 +78,7 @@ def learn(tuner: Tuner, say: Callable[[str], None] = lambda line: None) -> Learn
 
 
 def _source(tuner: Tuner) -> Path:
-    if tuner.learned_file.is_file():
-        return tuner.learned_file
+    """The shipped model: what is learned of all measurements starts from it every time."""
     if tuner.device.collection is None:
         raise UnavailableError(
             f"No model is shipped for {tuner.device.machine.identity}, so there is none to fine-tune; "
@@ -124,31 +121,7 @@ def _refit(source: Path, kernels: Sequence[Kernel]) -> Any:
     return model
 
 
-def _fine_tune(source: Path, kernels: Sequence[Kernel]) -> Any:
-    try:
-        import torch
-    except ImportError as error:
-        raise UnavailableError("Learning needs PyTorch: pip install 'tilewise[train]'.") from error
-    from tilewise.costmodel.models.torch.ragged import collate
-    from tilewise.costmodel.models.trained import TrainedModel, load_model
+def _adapted(source: Path, kernels: Sequence[Kernel]) -> Any:
+    from tilewise.costmodel.models.adapted import adapt
 
-    trained = load_model(source)
-    if not isinstance(trained, TrainedModel):
-        raise ConfigurationError(f"{source.name} is no network, and cannot be fine-tuned.")
-    calibration = load_calibration(source)
-    slope = calibration.coefficient if calibration is not None else 0.5
-    parts = [(collate([trained.preparation.apply(k)]), torch.from_numpy(np.log(k.runtime)).float()) for k in kernels]
-    anchors = [parameter.detach().clone() for parameter in trained.module.parameters()]
-    step = torch.optim.Adam(trained.module.parameters(), lr=_RATE)
-    trained.module.eval()  # the mean of the ensemble is what is used, so it is what is taught
-    for _ in range(_STEPS):
-        step.zero_grad()
-        loss = torch.zeros(())
-        for batch, logs in parts:
-            guess = slope * trained.module(batch)[0][: len(logs)]
-            loss = loss + ((guess - guess.mean() - (logs - logs.mean())) ** 2).mean() / len(parts)
-        for parameter, anchor in zip(trained.module.parameters(), anchors, strict=True):
-            loss = loss + _HOLD * ((parameter - anchor) ** 2).mean()
-        loss.backward()  # type: ignore[no-untyped-call]
-        step.step()
-    return trained
+    return adapt(source, kernels)

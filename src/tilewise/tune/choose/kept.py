@@ -20,9 +20,9 @@ from tilewise import __version__
 from tilewise._system import cores, cpu_name, pretence
 from tilewise.backend.tiled import TILED, tiled_op
 from tilewise.backend.tiled.matmul import TileConfig, product_plan
-from tilewise.tune.choose.cache import Choice, Choices, cache_folder
+from tilewise.store.problem import Problem
+from tilewise.tune.choose.cache import Choices, Decision, cache_folder
 from tilewise.tune.families.cpu.tiles import tile_for
-from tilewise.tune.problem import Problem
 
 Key = tuple[str, tuple[int, ...], str, str]  # what the backend asks with: operation, shape, dtype, layout
 Situation = tuple[int, Key]  # threads and key
@@ -37,7 +37,7 @@ class KeptTiles:
     least_work, patience = 0, _NEVER
 
     def __init__(
-        self, module: Any, choices: Sequence[Choice], otherwise: Callable[[Key], Any] = lambda key: None
+        self, module: Any, choices: Sequence[Decision], otherwise: Callable[[Key], Any] = lambda key: None
     ) -> None:
         self._native, self._isa, self.choose = module, module.isa(), otherwise
         self.tiles = self._situations(choices)  # None where the default is the best that was found
@@ -60,7 +60,7 @@ class KeptTiles:
         for (threads, (op, shape, _, layout)), tile in self.tiles.items():
             tiled_op(op).keep(table, shape, layout, threads, tile)
 
-    def _situations(self, choices: Sequence[Choice]) -> dict[Situation, Any]:
+    def _situations(self, choices: Sequence[Decision]) -> dict[Situation, Any]:
         found: dict[Situation, Any] = {}
         products: dict[Key, dict[int, TileConfig]] = {}
         for choice in choices:

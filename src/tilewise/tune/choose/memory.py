@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from tilewise.errors import FileFormatError, TilewiseError, UnavailableError
-from tilewise.tune.choose.cache import ELSEWHERE, Choice, Choices
+from tilewise.store.problem import Config, Problem
+from tilewise.store.store import Machine, Store
+from tilewise.tune.choose.cache import ELSEWHERE, Choices, Decision
 from tilewise.tune.families.space import doublings
-from tilewise.tune.measure.store import Machine, Store
-from tilewise.tune.problem import Config, Problem
 from tilewise.tune.search.gaussian_process import Earlier, Numbers
 
 _PROBLEMS, _READINGS = 12, 20  # the nearest so many, and so many readings of each
@@ -35,7 +35,7 @@ class Memory:
         self.choices = Choices(folder, machine.identity, version)
         self._measured: dict[str, tuple[list[int], dict[Problem, dict[Config, float]]]] = {}  # by family; as of when
 
-    def kept(self, problem: Problem, configs: Sequence[Config]) -> Choice | None:
+    def kept(self, problem: Problem, configs: Sequence[Config]) -> Decision | None:
         """The choice for a problem, if the list of configurations still has it."""
         self.choices.refresh()
         return self.choices.get(problem, configs.__contains__)

@@ -24,25 +24,14 @@ from tilewise.profile.timing.turns import take_turns
 from tilewise.quantize.convert import QuantizedModel
 from tilewise.quantize.files import holds_quantized, load_quantized
 from tilewise.quantize.layers import QuantizedConv2d
-from tilewise.tune.choose.cache import Choice
+from tilewise.store.problem import Problem
+from tilewise.tune.choose.cache import Decision
 from tilewise.tune.choose.chooser import measurable, problem_of
 from tilewise.tune.choose.kept import KeptTiles, Key
 from tilewise.tune.choose.tuner import Tuned, Tuner
-from tilewise.tune.problem import Problem
 
 _CALLS = 21
 _WORTH = 0.003  # less than this over the default tiles is not told from noise
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One kernel of a model: where it runs, its problem (None where there is nothing to tune), what tuning it found."""
-
-    name: str
-    op: str
-    shape: tuple[int, ...]
-    problem: Problem | None
-    tuned: Tuned | None = None
 
 
 @dataclass(frozen=True)
@@ -50,7 +39,8 @@ class TunedModel:
     """A model's kernels, and the time of one call with the default tiles and with the tuned ones."""
 
     name: str
-    layers: list[Layer]
+    # A kernel each: `layer` (where it runs), `op`, `shape`, `problem` (None: nothing to tune), `tuned` (what was found)
+    layers: list[dict[str, Any]]
     before_ns: float
     after_ns: float
     seconds: float
@@ -75,23 +65,21 @@ def tune_model(
     if native is None:
         raise UnavailableError("tiles belong to tilewise's compiled kernels, which are not installed")
     start, target = time.perf_counter(), _target(name, batch, tokens, seed)
-    layers: list[Layer] = []
+    layers = []
     done: dict[Problem, Tuned] = {}
     for layer in _layers(target, native.num_threads()):
-        problem = None if layer.problem is None else tuner.problem(dict(layer.problem))
+        problem = None if layer["problem"] is None else tuner.problem(dict(layer["problem"]))
         if problem is not None and problem not in done:
-            report(f"{layer.name}: {layer.op} {'x'.join(map(str, layer.shape))}")
+            report(f"{layer['layer']}: {layer['op']} {'x'.join(map(str, layer['shape']))}")
             done[problem] = tuner.tune(problem)
-        layers.append(layer if problem is None else replace(layer, tuned=done[problem]))
+        layers.append({**layer, "tuned": None if problem is None else done[problem]})
     faster = [problem for problem, tuned in done.items() if tuned.config != tuner.device.default(problem)]
     kept, (before_ns, after_ns) = _that_help(target.call, tuner, faster)
     dropped = [problem for problem in faster if problem not in kept]
     for problem in dropped:
         tuned = done[problem]
-        default = tuner.device.default(problem)
-        tuner.choices.put(
-            Choice(problem, default, tuned.default_ns or tuned.runtime_ns or 1.0, tuned.measurements, False)
-        )
+        took = tuned.default_ns or tuned.runtime_ns or 1.0
+        tuner.choices.put(replace(tuned, config=tuner.device.default(problem), runtime_ns=took, sure=False))
     return TunedModel(name, layers, before_ns, after_ns, time.perf_counter() - start, kept, dropped)
 
 
@@ -124,23 +112,22 @@ def _target(name: str, batch: int, tokens: int, seed: int) -> Target:
     return Target(name, model, x, lambda: model(x))
 
 
-def _layers(target: Target, threads: int) -> list[Layer]:
+def _layers(target: Target, threads: int) -> list[dict[str, Any]]:
     """The kernels that a model runs, yet untuned: in float, then in integers."""
     labels = layer_names(target.model) if isinstance(target.model, Module) else {}
     kernels = [(labels.get(name, name), key) for name, key in kernels_of(target.call)]
-    found = [Layer(label, key[0], key[1], problem_of(key, threads)) for label, key in kernels]
+    found = [_layer(label, key[0], key[1], problem_of(key, threads)) for label, key in kernels]
     return found + (_integer_layers(target.model, target.input) if isinstance(target.model, QuantizedModel) else [])
 
 
-def _taps(layer: QuantizedConv2d) -> tuple[int, int]:
-    _, rows, columns, _ = layer.kernel.weights().shape
-    return rows, columns
+def _layer(name: str, op: str, shape: tuple[int, ...], problem: Problem | None) -> dict[str, Any]:
+    return {"layer": name, "op": op, "shape": shape, "problem": problem}
 
 
-def _integer_layers(model: QuantizedModel, x: Any) -> list[Layer]:
+def _integer_layers(model: QuantizedModel, x: Any) -> list[dict[str, Any]]:
     """The integer layers of a quantized model; of a batch that is cut into unequal chunks, a product for each size."""
     products = model.products(x)
-    found: list[Layer] = []
+    found = []
     for index, (step, layer) in enumerate(zip(model.graph.steps, model.integer, strict=True)):
         if isinstance(layer, QuantizedConv2d):
             sizes = (
@@ -149,13 +136,13 @@ def _integer_layers(model: QuantizedModel, x: Any) -> list[Layer]:
                 layer.out_channels,
                 *layer.kernel.weights().shape[1:3],
             )
-            found.append(Layer(step.name, "int8_conv2d", sizes, None))
+            found.append(_layer(step.name, "int8_conv2d", sizes, None))
         for p in products:
             if p.step != index:
                 continue
             epilogue = "requantize" if layer.output is not None else "bias_relu" if layer.relu else "bias"
             spec = {"m": p.m, "n": p.n, "k": p.k, "epilogue": epilogue, "threads": p.threads}
-            found.append(Layer(step.name, "int8_matmul", (p.m, p.n, p.k), measurable("int8_matmul", spec)))
+            found.append(_layer(step.name, "int8_matmul", (p.m, p.n, p.k), measurable("int8_matmul", spec)))
     return found
 
 
@@ -171,7 +158,7 @@ def kernels_of(call: Callable[[], Any]) -> list[tuple[str, Key]]:
     return found
 
 
-def _in_turns(call: Callable[[], Any], choices: Sequence[Sequence[Choice]]) -> list[float]:
+def _in_turns(call: Callable[[], Any], choices: Sequence[Sequence[Decision]]) -> list[float]:
     """Time of a call with each of several sets of choices; in turns; the median of the faster half counts."""
 
     def run_with(backend: OptimizedBackend) -> None:

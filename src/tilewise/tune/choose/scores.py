@@ -21,10 +21,10 @@ from tilewise.costmodel.models.shipped import shipped_file
 from tilewise.costmodel.models.trained import model_path
 from tilewise.costmodel.rank import Model
 from tilewise.errors import TilewiseError, UnavailableError
+from tilewise.store.problem import Config, Problem
 from tilewise.tune.families.columns import with_machine
 from tilewise.tune.families.registry import Family, find_family
 from tilewise.tune.families.space import space_of
-from tilewise.tune.problem import Config, Problem
 from tilewise.tune.search.calibration import load_calibration
 from tilewise.tune.search.gaussian_process import Hyperparameters, Numbers
 
@@ -113,6 +113,6 @@ def _machine(columns: Sequence[str]) -> Mapping[str, int]:
     """This machine's columns, for a model that was trained with such."""
     if not any(name.startswith("machine_") for name in columns):
         return {}
-    from tilewise.tune.measure.cpu.features import machine_features
+    from tilewise.costmodel.features.machine import machine_features
 
     return machine_features()

@@ -11,19 +11,18 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from tilewise.errors import ConfigurationError
-from tilewise.tune.choose.cache import Choice, Choices, cache_folder
-from tilewise.tune.choose.decide import Decision, Scores, decide, from_cache
+from tilewise.store.problem import Config, Kernel, Problem, Value
+from tilewise.store.service import ServiceClient
+from tilewise.store.store import Store, Verdict
+from tilewise.tune.choose.cache import Choices, Decision, cache_folder
+from tilewise.tune.choose.decide import decide
 from tilewise.tune.choose.memory import Memory
 from tilewise.tune.choose.scores import ModelScores, file_scores, shipped_scores
-from tilewise.tune.choose.service import ServiceClient
 from tilewise.tune.measure.device import Device
-from tilewise.tune.measure.store import Store, Verdict
 from tilewise.tune.measure.trial import Timed, Trial
-from tilewise.tune.problem import Config, Kernel, Problem, Value
 from tilewise.tune.search.loop import BUDGET, Step
 
 PROGRAM = "tuned"
@@ -116,7 +115,7 @@ class Tuner:
         problem, start = self.problem(spec), time.perf_counter()
         kept = self.choices.get(problem, lambda config: config in self.device.configs(problem))
         if kept is not None:
-            return from_cache(kept, start)
+            return kept
         if self.service is not None:
             # What others measured may be none of the few that an unmeasured choice is made among.
             measured = self._asked(problem, None, start)
@@ -135,7 +134,10 @@ class Tuner:
             return None
         if found.config not in (configs or self.device.configs(problem)) or not self.device.runs(problem, found.config):
             return None
-        return replace(found, source="service", seconds=time.perf_counter() - start)
+        return Decision(
+            problem, found.config, "service", found.runtime_ns, measurements=found.measurements,
+            seconds=time.perf_counter() - start, reason=found.reason,
+        )  # fmt: skip
 
     # Tuning
 
@@ -152,7 +154,7 @@ class Tuner:
         configs = self.device.configs(problem)
         kept = None if fresh else self.memory.kept(problem, configs)
         if kept is not None:
-            return from_cache(kept, start)
+            return kept
         asked = None if fresh else self._asked(problem, None, start)
         if asked is not None and asked.measurements and asked.config in configs:
             return asked
@@ -162,13 +164,11 @@ class Tuner:
             if not store.claim(run, kernel):
                 found = self._await(problem, configs)
                 if found is not None:
-                    return from_cache(found, start)
+                    return found
             decision = self._decide(problem, configs, store, run, budget or self.budget, report)
             store.release(kernel)
         if decision.source == "measured" and decision.runtime_ns is not None:
-            self.choices.put(
-                Choice(problem, decision.config, decision.runtime_ns, decision.measurements, decision.sure)
-            )
+            self.choices.put(decision)
         self._tell([*decision.notes, *self.choices.notes])
         return decision
 
@@ -185,7 +185,7 @@ class Tuner:
             return decide(
                 problem,
                 configs,
-                self._scores(problem),
+                self.model,
                 self.memory,
                 _Kept(trial, store, run, Kernel(PROGRAM, problem), self.service),
                 budget=budget,
@@ -193,10 +193,6 @@ class Tuner:
                 usable=lambda config: self._holds_elsewhere(problem, config),
                 report=report,
             )
-
-    def _scores(self, problem: Problem) -> Scores | None:
-        """What to start measuring from: the model or, without one, the default's neighbours."""
-        return self.device.without_model(problem) if self.model is None else self.model
 
     def _holds_elsewhere(self, problem: Problem, config: Config) -> bool:
         """Whether a choice is not slower than the default wherever else it would be used."""
@@ -209,7 +205,7 @@ class Tuner:
                 return False
         return True
 
-    def _await(self, problem: Problem, configs: Sequence[Config]) -> Choice | None:
+    def _await(self, problem: Problem, configs: Sequence[Config]) -> Decision | None:
         """Another process tunes this problem now: take its choice when it comes."""
         self._tell([f"another process is tuning {problem.key}; waiting for its choice"])
         until = time.monotonic() + _WAIT_SECONDS

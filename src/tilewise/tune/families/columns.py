@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from tilewise.costmodel.data.schema import DIMENSIONS
 from tilewise.costmodel.hlo.featurize import sequence_features
+from tilewise.store.problem import Config, Problem
 from tilewise.tune.families.registry import Family
-from tilewise.tune.problem import Config, Problem
 
 # Columns of a CPU's kernels that are not settings: how many threads share it, and which configuration is the default.
 THREADS, DEFAULT = "threads", "default"

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from tilewise.costmodel.hlo.graph import KernelGraph
 from tilewise.errors import ConfigurationError, FileFormatError, did_you_mean
-from tilewise.tune.problem import Config, Problem, Value
+from tilewise.store.problem import Config, Problem, Value
 
 
 class Family(Protocol):
@@ -41,7 +41,7 @@ class Expected:
     bound: Any
 
 
-# Modules under `families`, and what makes the family in each.
+# What makes each family, in a module under `families` or elsewhere.
 _BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "cpu": {
         "matmul": "cpu.matmul:Matmul",
@@ -52,10 +52,10 @@ _BUILT_IN: Mapping[str, Mapping[str, str]] = {
     "triton": {
         "matmul": "triton.matmul:Matmul",
         "batched_matmul": "triton.matmul:batched_matmul",
-        "product": "triton.product:Product",
+        "product": "tilewise.products.family:Product",
         "attention": "triton.attention:Attention",
-        "softmax": "triton.rows:Softmax",
-        "layer_norm": "triton.rows:Norm",
+        "softmax": "triton.rows:softmax",
+        "layer_norm": "triton.rows:layer_norm",
         "rms_norm": "triton.rows:rms_norm",
         "reduction": "triton.rows:Reduction",
     },
@@ -83,5 +83,6 @@ def find_family(kind: str, name: str) -> Any:
             near = did_you_mean(name, family_names(kind))
             raise ConfigurationError(f"There is no {_WORDS[kind]} kernel family {name!r}; {near}")
         module, make = _BUILT_IN[kind][name].split(":")
-        _loaded[kind, name] = getattr(importlib.import_module(f"tilewise.tune.families.{module}"), make)()
+        place = module if module.startswith("tilewise.") else f"tilewise.tune.families.{module}"
+        _loaded[kind, name] = getattr(importlib.import_module(place), make)()
     return _loaded[kind, name]

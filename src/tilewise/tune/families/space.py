@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.costmodel.data.schema import DIMENSIONS
+from tilewise.store.problem import Config, Problem
 from tilewise.tune.families.columns import config_row
 from tilewise.tune.families.registry import Family
-from tilewise.tune.problem import Config, Problem
 
 Numbers = npt.NDArray[np.float64]
 _PARTS = ("kernel", "output", "input")

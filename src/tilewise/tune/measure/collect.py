@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewise.errors import ConfigurationError
-from tilewise.tune.measure.home import is_url
-from tilewise.tune.problem import Kernel, Problem, Value
+from tilewise.store.home import is_url
+from tilewise.store.problem import Kernel, Problem, Value
 
 if TYPE_CHECKING:
+    from tilewise.store.store import Store
     from tilewise.tune.measure.collector import Collector
     from tilewise.tune.measure.schedule import Tally
-    from tilewise.tune.measure.store import Store
 
 KINDS = ("cpu", "triton")
 Progress = Callable[[int, int, str], None]
@@ -63,8 +63,8 @@ def collect(
 
     >>> collect("cpu", minutes=1.0, out="measurements.sqlite")  # doctest: +SKIP
     """
+    from tilewise.store.store import Store
     from tilewise.tune.measure.schedule import unfinished
-    from tilewise.tune.measure.store import Store
 
     if kind not in KINDS:
         raise ConfigurationError(f"There is no collector {kind!r}; use cpu or triton.")
@@ -116,7 +116,7 @@ def read_kernels(kind: str, shapes: str | os.PathLike[str] | Sequence[Mapping[st
         from tilewise.tune.workloads.programs import built_in_kernels
 
         return built_in_kernels(kind)
-    from tilewise.tune.problem import read_shapes, shapes_from
+    from tilewise.store.problem import read_shapes, shapes_from
 
     if isinstance(shapes, str | os.PathLike):
         return read_shapes(shapes, problem_reader(kind))

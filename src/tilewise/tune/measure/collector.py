@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilewise._wording import counted
-from tilewise.tune.measure.aggregate import MeasuredProblem, measured_problem
+from tilewise.store.aggregate import MeasuredProblem, measured_problem
+from tilewise.store.problem import Config, Kernel
+from tilewise.store.store import BatchRow, Machine, Store, Verdict
 from tilewise.tune.measure.sampling import Batch, Settings
 from tilewise.tune.measure.schedule import Tally, balanced, summary, unfinished
-from tilewise.tune.measure.store import BatchRow, Machine, Store, Verdict
-from tilewise.tune.problem import Config, Kernel
 
 Say = Callable[[str], None]
 _BETWEEN_LINES = 10.0  # seconds

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,34 +19,10 @@ from tilewise.costmodel.data.dataset import embedded_collections, find_collectio
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.errors import ConfigurationError
 from tilewise.profile.timing.statistics import rank_correlation
-from tilewise.tune.measure.aggregate import open_measurements
+from tilewise.store.aggregate import open_measurements
 from tilewise.tune.measure.export import in_columns, make_collection
 
 Runtimes = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class KernelAgreement:
-    """One kernel measured twice."""
-
-    kernel: str
-    configs: int
-    rank_correlation: float  # Spearman's, over the runtimes
-    choice_loss: float  # the first's best in the second run, over the second's best, less one
-    speed_ratio: float  # median of second over first
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """All kernels that both hold."""
-
-    kernels: tuple[KernelAgreement, ...]
-    configs: int
-    median_correlation: float
-    least_correlation: float
-    mean_choice_loss: float
-    largest_choice_loss: float
-    median_deviation: float  # between the two runtimes of a pair, each relative to its kernel's default
 
 
 def open_collection(source: str | os.PathLike[str]) -> Collection:
@@ -63,8 +39,11 @@ def open_collection(source: str | os.PathLike[str]) -> Collection:
         return make_collection(store, path.stem)
 
 
-def compare(first: Collection, second: Collection) -> Agreement:
-    """How far two measurements of the same kernels agree; one sentence where they have none in common."""
+def compare(first: Collection, second: Collection) -> dict[str, Any]:
+    """How far two measurements of the same kernels agree; one sentence where they have none in common. Of each of the
+    `kernels`: how many configurations both measured, Spearman's correlation of the runtimes, what the first's best
+    loses in the second (over the second's best, less one), and the median of second over first; then the same over all,
+    and how far the two runtimes of a pair deviate, each relative to its kernel's default."""
     _check_alike(first, second)
     ours, theirs = first.schema.config_features, second.schema.config_features
     columns = list(dict.fromkeys((*ours, *theirs)))
@@ -82,17 +61,17 @@ def compare(first: Collection, second: Collection) -> Agreement:
                 deviations.append(np.abs(pair[1] / pair[0] / slower - 1))
     if not found:
         raise ConfigurationError("The two have no kernel in common, so there is nothing to compare.")
-    correlations = [kernel.rank_correlation for kernel in found]
-    losses = [kernel.choice_loss for kernel in found]
-    return Agreement(
-        tuple(found),
-        sum(kernel.configs for kernel in found),
-        float(np.median(correlations)),
-        min(correlations),
-        float(np.mean(losses)),
-        max(losses),
-        float(np.median(np.concatenate(deviations))),
-    )
+    correlations = [kernel["rank_correlation"] for kernel in found]
+    losses = [kernel["choice_loss"] for kernel in found]
+    return {
+        "kernels": found,
+        "configs": sum(kernel["configs"] for kernel in found),
+        "median_correlation": float(np.median(correlations)),
+        "least_correlation": min(correlations),
+        "mean_choice_loss": float(np.mean(losses)),
+        "largest_choice_loss": max(losses),
+        "median_deviation": float(np.median(np.concatenate(deviations))),
+    }
 
 
 def _identity(measured: MeasuredKernel) -> str:
@@ -124,12 +103,8 @@ def _by_config(kernel: Kernel, names: Sequence[str], columns: Sequence[str]) -> 
     return {row.tobytes(): int(runtime) for row, runtime in zip(rows, kernel.runtime, strict=True)}
 
 
-def _agreement(name: str, first: Runtimes, second: Runtimes) -> KernelAgreement:
-    chosen = second[int(np.argmin(first))]
-    return KernelAgreement(
-        name,
-        len(first),
-        rank_correlation(first.astype(np.float64), second.astype(np.float64)),
-        float(chosen / second.min() - 1),
-        float(np.median(second / first)),
-    )
+def _agreement(name: str, first: Runtimes, second: Runtimes) -> dict[str, Any]:
+    correlation = rank_correlation(first.astype(np.float64), second.astype(np.float64))
+    loss, ratio = float(second[int(np.argmin(first))] / second.min() - 1), float(np.median(second / first))
+    return {"kernel": name, "configs": len(first), "rank_correlation": correlation, "choice_loss": loss,
+            "speed_ratio": ratio}  # fmt: skip

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilewise.errors import ConfigurationError
+from tilewise.store.problem import Config, Problem, Value
+from tilewise.store.store import Machine
 from tilewise.tune.families.registry import find_family
-from tilewise.tune.measure.store import Machine
 from tilewise.tune.measure.trial import Trial
-from tilewise.tune.problem import Config, Problem, Value
 
 
 class Device:
@@ -46,16 +46,16 @@ class Device:
         """Whether a candidate is feasible."""
         return True
 
-    def without_model(self, problem: Problem) -> Any:
-        """Scores to start measuring from where no model knows this machine (`decide.Scores`); None without any."""
-        return None
-
     def elsewhere(self, problem: Problem, config: Config) -> list[tuple[Problem, Config]]:
         """Other problems that a choice would be used for, as it would be used there."""
         return []
 
     def trial(self, problem: Problem, default: Config) -> contextlib.AbstractContextManager[Trial]:
         """Something to measure configurations of a problem with."""
+        raise NotImplementedError
+
+    def sweep(self, problem: Problem, configs: Sequence[Config]) -> tuple[dict[Config, float], float]:
+        """Every configuration, roughly: nanoseconds, and the seconds that tuning exhaustively takes."""
         raise NotImplementedError
 
     def forget(self) -> None:

@@ -29,11 +29,11 @@ from tilewise.costmodel.data.kernel import make_kernel
 from tilewise.costmodel.data.schema import TILE_FEATURES, Schema
 from tilewise.costmodel.hlo.tuning_data import kernel_npz
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
+from tilewise.store.aggregate import MeasuredProblem, read_measured
+from tilewise.store.problem import Problem
+from tilewise.store.store import Store
 from tilewise.tune.families.columns import DEFAULT, THREADS, config_row, own_columns, with_machine
 from tilewise.tune.families.registry import Family, find_family
-from tilewise.tune.measure.aggregate import MeasuredProblem, read_measured
-from tilewise.tune.measure.store import Store
-from tilewise.tune.problem import Problem
 from tilewise.tune.workloads.programs import splits_of
 
 SPLITS = ("train", "valid", "test")

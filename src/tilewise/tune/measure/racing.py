@@ -14,11 +14,11 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tilewise.store.aggregate import LEAST, faster_two_of_three
+
 if TYPE_CHECKING:
     from tilewise.tune.measure.sampling import Candidate, Settings
 
-FIRST_FINAL = 100  # rounds from this number on are finals
-LEAST = 3  # timings in the finals, for them to count alone
 _CLEAR = 3.0  # standard errors between two that are told apart
 
 
@@ -48,21 +48,3 @@ def _settled(best: Sequence[float], rival: Sequence[float], error: float) -> boo
     apart = [math.log(b / a) for a, b in zip(best[-common:], rival[-common:], strict=True)]
     deviation = statistics.stdev(apart) / math.sqrt(common) if common > 1 else math.inf
     return deviation <= error or statistics.fmean(apart) >= _CLEAR * deviation
-
-
-# What else goes on in a machine only ever slows down, so the faster timings say more. But a mean of the faster half
-# drops as timings are added, and a configuration that was timed more often would look faster. The faster two of three,
-# averaged over every three of the timings, has the same expectation however many there are.
-def faster_two_of_three(times: Sequence[float]) -> float:
-    """The mean of the faster two, averaged over every three of `times`; of fewer than three, the fastest.
-
-    >>> faster_two_of_three([1.0, 9.0, 2.0])
-    1.5
-    """
-    count = len(times)
-    if count < 3:
-        return min(times)
-    # The one in place i (from 0, fastest first) is the fastest of the threes whose others come later, and the second of
-    # those with one before and one behind it.
-    weights = [(count - 1 - i) * (count - 2 - i) / 2 + i * (count - 1 - i) for i in range(count)]
-    return statistics.fmean(sorted(times), weights)

@@ -10,9 +10,9 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
-from tilewise.tune.measure.racing import FIRST_FINAL
+from tilewise.store.aggregate import FIRST_FINAL
+from tilewise.store.store import BatchRow
 from tilewise.tune.measure.sampling import Candidate, Clock, Report, Settings, warm_up
-from tilewise.tune.measure.store import BatchRow
 
 _READINGS = 5  # of the default, now
 

@@ -19,10 +19,11 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from tilewise.tune.measure.racing import FIRST_FINAL, LEAST, best_few, stands
-from tilewise.tune.problem import Config
+from tilewise.store.aggregate import FIRST_FINAL, LEAST
+from tilewise.store.problem import Config
+from tilewise.tune.measure.racing import best_few, stands
 
 Run = Callable[[], Any]
 
@@ -76,20 +77,26 @@ class Candidate:
     final: list[float] = field(default_factory=list)  # in the finals
 
 
-class Clock(Protocol):
+class Clock:
     """What the timing needs of a machine."""
 
-    warm_up_seconds: float
+    warm_up_seconds = 0.0
 
     def time_units(self, units: Sequence[Run]) -> list[float]:
         """Run the units one after the other; nanoseconds of each."""
+        return list(self.each_unit(units))
 
     def each_unit(self, units: Iterable[Run]) -> Iterator[float]:
         """The same, every reading handed over as soon as it is there. A GPU has all units queued by then; a CPU asks
         for the next one only when the reading before it has been dealt with."""
+        for unit in units:
+            start = time.perf_counter_ns()
+            unit()
+            yield float(time.perf_counter_ns() - start)
 
     def watch(self) -> dict[str, float]:
         """Clock, temperature and the like since the last call; `elsewhere` is the share of time spent on others."""
+        return {}
 
 
 # Is told of everything as it comes, outside of what is timed:

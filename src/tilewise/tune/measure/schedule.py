@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tilewise._wording import counted
-from tilewise.tune.measure.racing import FIRST_FINAL
-from tilewise.tune.measure.store import Store
-from tilewise.tune.problem import Config, Kernel
+from tilewise.store.aggregate import FIRST_FINAL
+from tilewise.store.problem import Config, Kernel
+from tilewise.store.store import Store
 
 
 @dataclass

@@ -17,10 +17,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from tilewise.profile.timing.turns import take_turns
+from tilewise.profile.timing.workers import Worker, WorkerLostError, wait_any
+from tilewise.store.problem import Config, Problem
 from tilewise.tune.families.cpu.family import Array, get_family, is_right
 from tilewise.tune.measure.cpu.clock import one_run, running_on
-from tilewise.tune.measure.workers import Worker, WorkerLostError, wait_any
-from tilewise.tune.problem import Config, Problem
 
 _UNIT_NS = 4.0e5  # short turns: what disturbs one contender then disturbs the other as well
 _ROUNDS = 17

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from tilewise.costmodel.data.collection import MeasuredKernel, read_collection
 from tilewise.costmodel.data.dataset import find_collection
 from tilewise.tune.search.gaussian_process import Earlier, GaussianProcess, Hyperparameters, Numbers
 from tilewise.tune.search.loop import search
-from tilewise.tune.search.replay import Comparison, Strategy, compared, regrets
+from tilewise.tune.search.replay import Strategy, compared, regrets
 
 FIRST, FIRST_BUDGET, BUDGET = 3, 20, 5
 RANDOM, MEAN, ALONE, OVER = (
@@ -39,20 +40,11 @@ class _Problem:
     measured: list[int]
 
 
-@dataclass(frozen=True)
-class WithoutModel:
-    """Mean regrets after 1, 2, ... measurements, over the problems after the first three of each family."""
+def replay_without_model(collection: str = "h200", most_problems: int = 24, seed: int = 0) -> dict[str, Any]:
+    """Every family of a collection with enough problems, its validation and test kernels mixed: its `strategies`, with
+    mean regrets over the problems after the first three of each family, and their `comparisons`.
 
-    collection: str
-    problems: int
-    strategies: list[Strategy]
-    comparisons: list[Comparison]
-
-
-def replay_without_model(collection: str = "h200", most_problems: int = 24, seed: int = 0) -> WithoutModel:
-    """Every family of a collection with enough problems, its validation and test kernels mixed.
-
-    >>> replay_without_model("cpu").problems  # doctest: +SKIP
+    >>> replay_without_model("cpu")["problems"]  # doctest: +SKIP
     70
     """
     families = _families(collection, most_problems, seed)
@@ -61,12 +53,12 @@ def replay_without_model(collection: str = "h200", most_problems: int = 24, seed
         for name, order in _ORDERS.items()
     }
     pairs = ((MEAN, RANDOM), (OVER, MEAN), (OVER, ALONE))
-    return WithoutModel(
-        collection,
-        len(curves[RANDOM]),
-        [Strategy(name, [float(value) for value in rows.mean(axis=0)]) for name, rows in curves.items()],
-        [comparison for pair in pairs for comparison in compared(curves, *pair)],
-    )
+    return {
+        "collection": collection,
+        "problems": len(curves[RANDOM]),
+        "strategies": [Strategy(name, [float(v) for v in rows.mean(axis=0)]) for name, rows in curves.items()],
+        "comparisons": [comparison for pair in pairs for comparison in compared(curves, *pair)],
+    }
 
 
 def _families(collection: str, most: int, seed: int) -> list[list[_Problem]]:

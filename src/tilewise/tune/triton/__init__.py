@@ -1,9 +1,18 @@
 """What users of Triton import: `autotune` for kernels of their own, `matmul` and `linear` for products.
 
-`choose/autotune.py` and `choose/products.py` are the code.
+`choose/autotune.py` and `products/choose.py` are the code.
 """
 
+import importlib
+from typing import Any
+
 from tilewise.tune.choose.autotune import autotune
-from tilewise.tune.choose.products import linear, matmul
 
 __all__ = ["autotune", "linear", "matmul"]
+
+
+def __getattr__(name: str) -> Any:
+    # At its first use: products are built on the tuner, not the other way round.
+    if name in ("linear", "matmul"):
+        return getattr(importlib.import_module("tilewise.products"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,7 +17,7 @@ from importlib.resources import files
 
 from tilewise._system import real_cores
 from tilewise.errors import ConfigurationError
-from tilewise.tune.problem import OWN_PROGRAM, Kernel, Problem
+from tilewise.store.problem import OWN_PROGRAM, Kernel, Problem
 
 HOW = ("auto", "shape", "program", "train")
 # Held out whole: no operation of these architectures, at any batch size, is trained on. The test programs stay what

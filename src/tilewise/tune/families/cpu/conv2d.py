@@ -15,14 +15,14 @@ import numpy as np
 from tilewise.backend.numpy_ops import conv2d as numpy_conv2d
 from tilewise.backend.tiled import tile_space, tiled_op
 from tilewise.costmodel.hlo.graph import KernelGraph
+from tilewise.costmodel.hlo.operations import conv_graph
 from tilewise.errors import ConfigurationError
+from tilewise.store.problem import Config, Problem, Value, read_spec
 from tilewise.tune.families.columns import at_most
 from tilewise.tune.families.cpu.family import Array, Expected
 from tilewise.tune.families.cpu.operands import placed
 from tilewise.tune.families.cpu.tiles import config_for, tile_for
-from tilewise.tune.families.graphs import conv_graph
 from tilewise.tune.measure.cpu.clock import require_native
-from tilewise.tune.problem import Config, Problem, Value, read_spec
 
 EPILOGUES = ("none", "bias", "bias_relu", "residual")
 MAX_MULTIPLICATIONS = 1 << 33

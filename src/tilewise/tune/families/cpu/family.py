@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tilewise.store.problem import Config, Problem
 from tilewise.tune.families import registry
 from tilewise.tune.families.registry import Expected, Family
-from tilewise.tune.problem import Config, Problem
 
 Array = npt.NDArray[Any]
 

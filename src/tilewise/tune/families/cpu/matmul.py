@@ -17,15 +17,15 @@ from tilewise.backend.numpy_ops import erf
 from tilewise.backend.tiled import tile_space
 from tilewise.backend.tiled.matmul import TileConfig
 from tilewise.costmodel.hlo.graph import KernelGraph
+from tilewise.costmodel.hlo.operations import matmul_graph
 from tilewise.errors import ConfigurationError
+from tilewise.store.problem import Config, Problem, Value, read_spec
 from tilewise.tune.families.columns import at_most
 from tilewise.tune.families.cpu.family import Array, Expected
 from tilewise.tune.families.cpu.operands import placed
 from tilewise.tune.families.cpu.tiles import product_config as config_of
 from tilewise.tune.families.cpu.tiles import product_tile as tile_of
-from tilewise.tune.families.graphs import matmul_graph
 from tilewise.tune.measure.cpu.clock import require_native
-from tilewise.tune.problem import Config, Problem, Value, read_spec
 
 EPILOGUES = ("none", "bias", "bias_relu", "bias_gelu", "residual")
 LAYOUTS = ("nn", "nt", "tn", "tt")

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from tilewise.backend.tiled import tiled_op
-from tilewise.tune.problem import Config
+from tilewise.store.problem import Config
 
 
 def config_for(op: str, tile: Any) -> Config:

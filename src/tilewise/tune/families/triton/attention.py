@@ -9,19 +9,19 @@ from itertools import product
 from typing import Any
 
 from tilewise.costmodel.hlo.graph import KernelGraph
+from tilewise.costmodel.hlo.operations import attention_graph
 from tilewise.errors import ConfigurationError
-from tilewise.tune.families.graphs import attention_graph
+from tilewise.store.problem import Config, Problem, Value, read_spec
 from tilewise.tune.families.registry import Expected
 from tilewise.tune.families.triton.family import (
     DTYPES,
     ELEMENT_BYTES,
-    TORCH_NAMES,
     Binary,
     Launch,
     Operands,
+    draw,
     guarded_output,
 )
-from tilewise.tune.problem import Config, Problem, Value, read_spec
 
 
 @cache
@@ -74,17 +74,14 @@ class Attention:
 
     def operands(self, problem: Problem, torch: Any, device: str, generator: Any) -> Operands:
         batch, heads, queries, head = (problem.size(name) for name in ("batch", "heads", "queries", "head"))
-        kind = getattr(torch, TORCH_NAMES[problem.word("dtype")])
+        dtype = problem.word("dtype")
         shapes = {
             "q": (batch, heads, queries, head),
             "k": (batch, problem.size("kv_heads"), problem.size("keys"), head),
             "v": (batch, problem.size("kv_heads"), problem.size("keys"), head),
         }
-        inputs = {
-            name: torch.randn(*shape, generator=generator, device=device, dtype=torch.float32).to(kind)
-            for name, shape in shapes.items()
-        }
-        out, guarded = guarded_output(torch, shapes["q"], problem.word("dtype"), device)
+        inputs = {name: draw(torch, shape, dtype, device, generator) for name, shape in shapes.items()}
+        out, guarded = guarded_output(torch, shapes["q"], dtype, device)
         return Operands(inputs, out, guarded)
 
     def bytes_moved(self, problem: Problem) -> int:

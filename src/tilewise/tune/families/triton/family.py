@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from tilewise.store.problem import Config, Problem, Value
 from tilewise.tune.families import registry
 from tilewise.tune.families.registry import Expected, Family
-from tilewise.tune.problem import Config, Problem, Value
 
 DTYPES = {"bf16": "bf16", "fp16": "fp16", "tf32": "fp32", "fp32": "fp32"}
 TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "tf32": "float32", "fp32": "float32"}
@@ -96,6 +96,13 @@ def unit_of(size: int, dtype: str) -> int:
     """The most elements, up to the 16 bytes of a load, that divide `size`: what the compiler may know of alignment."""
     widest = 16 // ELEMENT_BYTES[dtype]
     return next(unit for unit in (8, 4, 2, 1) if unit <= widest and size % unit == 0)
+
+
+def draw(torch: Any, shape: Sequence[int], dtype: str, device: str, generator: Any) -> Any:
+    """Random normal numbers. tf32 ones are rounded to bf16 first, so that a product itself adds no rounding and the
+    check against float32 stays sharp."""
+    drawn = torch.randn(*shape, generator=generator, device=device, dtype=torch.float32)
+    return (drawn.to(torch.bfloat16) if dtype == "tf32" else drawn).to(getattr(torch, TORCH_NAMES[dtype]))
 
 
 def guarded_output(torch: Any, shape: Sequence[int], dtype: str, device: str) -> tuple[Any, Any]:

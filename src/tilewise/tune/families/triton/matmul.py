@@ -12,21 +12,21 @@ from itertools import product
 from typing import Any
 
 from tilewise.costmodel.hlo.graph import KernelGraph
+from tilewise.costmodel.hlo.operations import matmul_graph
 from tilewise.errors import ConfigurationError
-from tilewise.tune.families.graphs import matmul_graph
+from tilewise.store.problem import Config, Problem, Value, read_spec
 from tilewise.tune.families.registry import Expected
 from tilewise.tune.families.triton.family import (
     DTYPES,
     ELEMENT_BYTES,
     MAX_ELEMENTS,
-    TORCH_NAMES,
     Binary,
     Launch,
     Operands,
+    draw,
     guarded_output,
     unit_of,
 )
-from tilewise.tune.problem import Config, Problem, Value, read_spec
 
 EPILOGUES = ("none", "bias", "bias_relu", "bias_gelu", "residual")
 LAYOUTS = ("nn", "nt", "tn", "tt")
@@ -102,14 +102,14 @@ class Matmul:
     def operands(self, problem: Problem, torch: Any, device: str, generator: Any) -> Operands:
         batch, m, n, k = _shape(problem)
         layout, dtype = problem.word("layout"), problem.word("dtype")
-        draw = _Draw(torch, dtype, device, generator)
+        shapes = {"a": (batch, k, m) if layout[0] == "t" else (batch, m, k)}
+        shapes["b"] = (batch, n, k) if layout[1] == "t" else (batch, k, n)
         inputs = {
-            "a": draw(batch, k, m) if layout[0] == "t" else draw(batch, m, k),
-            "b": draw(batch, n, k) if layout[1] == "t" else draw(batch, k, n),
-            "bias": draw(n),
+            name: draw(torch, shape, dtype, device, generator) for name, shape in {**shapes, "bias": (n,)}.items()
         }
         out, guarded = guarded_output(torch, (batch, m, n), dtype, device)
-        inputs["residual"] = draw(batch, m, n) if problem.word("epilogue") == "residual" else inputs["bias"]
+        residual = problem.word("epilogue") == "residual"
+        inputs["residual"] = draw(torch, (batch, m, n), dtype, device, generator) if residual else inputs["bias"]
         return Operands(inputs, out, guarded)
 
     def bytes_moved(self, problem: Problem) -> int:
@@ -189,16 +189,3 @@ def _units(problem: Problem) -> tuple[int, int, int]:
     _, m, n, k = _shape(problem)
     dtype = problem.word("dtype")
     return unit_of(m, dtype) if problem.word("layout")[0] == "t" else 1, unit_of(n, dtype), unit_of(k, dtype)
-
-
-class _Draw:
-    """Random normal tensors. tf32 ones are rounded to bf16 first, so that the product itself adds no rounding and the
-    check against float32 stays sharp."""
-
-    def __init__(self, torch: Any, dtype: str, device: str, generator: Any) -> None:
-        self.torch, self.dtype, self.device, self.generator = torch, dtype, device, generator
-
-    def __call__(self, *shape: int) -> Any:
-        kind = getattr(self.torch, TORCH_NAMES[self.dtype])
-        drawn = self.torch.randn(*shape, generator=self.generator, device=self.device, dtype=self.torch.float32)
-        return drawn.to(self.torch.bfloat16).to(kind) if self.dtype == "tf32" else drawn.to(kind)

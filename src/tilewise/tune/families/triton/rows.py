@@ -5,6 +5,7 @@ They are bound by memory, so what decides is how many bytes are in flight: rows 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -12,21 +13,21 @@ from itertools import product
 from typing import Any
 
 from tilewise.costmodel.hlo.graph import KernelGraph
+from tilewise.costmodel.hlo.operations import norm_graph, reduction_graph, softmax_graph
 from tilewise.errors import ConfigurationError
-from tilewise.tune.families.graphs import norm_graph, reduction_graph, softmax_graph
+from tilewise.store.problem import Config, Problem, Value, read_spec
 from tilewise.tune.families.registry import Expected
 from tilewise.tune.families.triton.family import (
     DTYPES,
     ELEMENT_BYTES,
     MAX_ELEMENTS,
-    TORCH_NAMES,
     Binary,
     Launch,
     Operands,
+    draw,
     guarded_output,
     unit_of,
 )
-from tilewise.tune.problem import Config, Problem, Value, read_spec
 
 _COLUMNS = (128, 256, 512, 1024, 2048, 4096, 8192)
 _ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-20}
@@ -116,12 +117,8 @@ class _Rowwise:
 
     def operands(self, problem: Problem, torch: Any, device: str, generator: Any) -> Operands:
         rows, cols, dtype = problem.size("rows"), problem.size("cols"), problem.word("dtype")
-        kind = getattr(torch, TORCH_NAMES[dtype])
         names = {"x": (rows, cols), **self._vectors(cols)}
-        inputs = {
-            name: torch.randn(*shape, generator=generator, device=device, dtype=torch.float32).to(kind)
-            for name, shape in names.items()
-        }
+        inputs = {name: draw(torch, shape, dtype, device, generator) for name, shape in names.items()}
         out, guarded = guarded_output(torch, self._result(problem), dtype, device)
         return Operands(inputs, out, guarded)
 
@@ -156,50 +153,39 @@ class _Rowwise:
         return Expected(value, value.abs() * (2 * _ROUNDING[problem.word("dtype")]) + self.rounding_slack)
 
 
-class Softmax(_Rowwise):
-    """y = softmax of each row."""
+class Normalisation(_Rowwise):
+    """Each row of x by its own numbers: `softmax`; `layer_norm`, (x - mean) / sqrt(variance + 1e-5) * weight + bias; or
+    `rms_norm`, x / sqrt(mean of squares + 1e-5) * weight."""
 
-    name = "softmax"
-    rounding_slack = 1e-6
-
-    def binary(self, problem: Problem, config: Config) -> Binary:
-        return self._binary("softmax_kernel", problem, config)
-
-    def graph(self, problem: Problem) -> KernelGraph:
-        return softmax_graph(problem.word("dtype"), problem.size("rows"), problem.size("cols"))
-
-    def expected(self, problem: Problem, torch: Any, operands: Operands) -> Expected:
-        return self._within(problem, operands.inputs["x"].float().softmax(-1))
-
-
-class Norm(_Rowwise):
-    """y = (x - mean) / sqrt(variance + 1e-5) * weight + bias, row by row; `rms`: x / sqrt(mean of squares + 1e-5) *
-    weight."""
-
-    name = "layer_norm"
-    rounding_slack = 1e-4
-    rms = False
+    def __init__(self, name: str, rounding_slack: float) -> None:
+        self.name, self.rounding_slack = name, rounding_slack
 
     def _vectors(self, cols: int) -> dict[str, tuple[int, ...]]:
-        return {"weight": (cols,), "bias": (cols,)}
+        return {} if self.name == "softmax" else {"weight": (cols,), "bias": (cols,)}
 
     def binary(self, problem: Problem, config: Config) -> Binary:
-        return self._binary("norm_kernel", problem, config, RMS=self.rms)
+        if self.name == "softmax":
+            return self._binary("softmax_kernel", problem, config)
+        return self._binary("norm_kernel", problem, config, RMS=self.name == "rms_norm")
 
     def graph(self, problem: Problem) -> KernelGraph:
-        return norm_graph(problem.word("dtype"), problem.size("rows"), problem.size("cols"), rms=self.rms)
+        sizes = problem.word("dtype"), problem.size("rows"), problem.size("cols")
+        return softmax_graph(*sizes) if self.name == "softmax" else norm_graph(*sizes, rms=self.name == "rms_norm")
 
     def expected(self, problem: Problem, torch: Any, operands: Operands) -> Expected:
-        x, weight, bias = (operands.inputs[name].float() for name in ("x", "weight", "bias"))
-        if self.rms:
+        x = operands.inputs["x"].float()
+        if self.name == "softmax":
+            return self._within(problem, x.softmax(-1))
+        weight, bias = (operands.inputs[name].float() for name in ("weight", "bias"))
+        if self.name == "rms_norm":
             return self._within(problem, x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight)
         return self._within(problem, torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, 1e-5))
 
 
-def rms_norm() -> Norm:
-    family = Norm()
-    family.name, family.rms = "rms_norm", True
-    return family
+softmax, layer_norm, rms_norm = (
+    functools.partial(Normalisation, name, slack)
+    for name, slack in (("softmax", 1e-6), ("layer_norm", 1e-4), ("rms_norm", 1e-4))
+)
 
 
 class Reduction(_Rowwise):

@@ -20,7 +20,7 @@ from tilewise._extension import native
 from tilewise.errors import UnavailableError
 from tilewise.profile.timing.clock import timed_calls
 from tilewise.tune.choose.kept import machine_name
-from tilewise.tune.measure.sampling import Run
+from tilewise.tune.measure.sampling import Clock, Run
 
 
 def require_native() -> Any:
@@ -39,27 +39,18 @@ def one_run(run: Run) -> float:
     return max(nanoseconds(run), 500.0)
 
 
-class Pieces:
-    """A unit whose runs are timed in pieces of equal length; calling it gives what all would take at the pace of the
-    fastest.
+def in_pieces(run: Run, pieces: int, each: int) -> float:
+    """A unit whose runs are timed in pieces of `each`: nanoseconds that all would take at the pace of the fastest.
 
     Whoever else runs on a machine, on the other threads of a core and in other virtual machines too, slows some pieces
     down and leaves others alone: the fastest of a few differs from one unit to the next by a fraction of a per cent
     where their mean does by several.
     """
 
-    def __init__(self, run: Run, pieces: int, each: int) -> None:
-        self.run, self.pieces, self.each = run, pieces, each
-
-    @property
-    def launches(self) -> int:
-        return self.pieces * self.each
-
-    def __call__(self) -> float:
-        return float(min(timed_calls(self.run, self.each) for _ in range(self.pieces)) * self.pieces)
+    return float(min(timed_calls(run, each) for _ in range(pieces)) * pieces)
 
 
-class CpuClock:
+class CpuClock(Clock):
     """Times units with the monotonic clock, and knows which share of the time went elsewhere."""
 
     def __init__(self, threads: int, warm_up_seconds: float = 0.02) -> None:
@@ -74,7 +65,7 @@ class CpuClock:
             start = now()
             said = unit()
             taken = now() - start
-            times.append(said if isinstance(unit, Pieces) else float(taken))
+            times.append(said if isinstance(said, float) else float(taken))  # a unit in pieces says so itself
         self._wall += now() - wall
         self._own += time.process_time_ns() - own
         return times
@@ -112,7 +103,7 @@ def running_on(threads: int) -> Iterator[None]:
 def describe(*, measure: bool = False) -> dict[str, Any]:
     """What a store keeps of the machine; its ceilings are measured for it if they never were."""
     from tilewise import __version__
-    from tilewise.tune.measure.cpu.features import machine_features
+    from tilewise.costmodel.features.machine import machine_features
 
     module = require_native()
     l1, l2, l3 = module.cache_sizes()

@@ -20,17 +20,17 @@ from tilewise._system import real_cores
 from tilewise._wording import counted
 from tilewise.errors import ConfigurationError, TilewiseError
 from tilewise.profile.timing.limits import TimeIsUp, time_limit
+from tilewise.store.aggregate import FIRST_FINAL, LEAST, contenders
+from tilewise.store.problem import Config, Kernel
+from tilewise.store.store import Machine, Store, Verdict
 from tilewise.tune.choose.kept import machine_name
 from tilewise.tune.families.cpu.family import Array, CpuFamily, Expected, get_family, is_right
-from tilewise.tune.measure.aggregate import contenders
 from tilewise.tune.measure.collector import Collector, Options, Say
-from tilewise.tune.measure.cpu.clock import CpuClock, Pieces, describe, one_run, require_native, running_on
-from tilewise.tune.measure.racing import FIRST_FINAL, LEAST, best_few
+from tilewise.tune.measure.cpu.clock import CpuClock, describe, in_pieces, one_run, require_native, running_on
+from tilewise.tune.measure.racing import best_few
 from tilewise.tune.measure.resume import earlier_default, resume
 from tilewise.tune.measure.sampling import Candidate, Settings, time_all, time_finals
 from tilewise.tune.measure.schedule import Tally, pick_configs
-from tilewise.tune.measure.store import Machine, Store, Verdict
-from tilewise.tune.problem import Config, Kernel
 
 CPU_SETTINGS = Settings(
     unit_ms=0.6,
@@ -130,7 +130,7 @@ class CpuCollector(Collector):
     def _configs(self, family: CpuFamily, kernel: Kernel, seed: int) -> list[Config]:
         """What to measure, the default first."""
         if self.options.finals:
-            return contenders(self.store, kernel, self.options.settings)
+            return contenders(self.store, kernel, self.options.settings.finalists)
         every = family.configs(kernel.problem)
         return pick_configs(every, self._count(family, kernel, every[0]), seed, near=_NEAR)
 
@@ -193,8 +193,9 @@ class CpuCollector(Collector):
         pieces = min(max(round(unit_ns / max(candidates[0].estimate_ns, _PIECE_NS)), 1), _MOST_PIECES)
         for candidate in candidates:
             wanted = min(round(unit_ns / candidate.estimate_ns), settings.max_launches)
-            candidate.unit = unit = Pieces(candidate.runs[0], pieces, max(1, round(wanted / pieces)))
-            candidate.launches = unit.launches
+            each = max(1, round(wanted / pieces))
+            candidate.unit = functools.partial(in_pieces, candidate.runs[0], pieces, each)
+            candidate.launches = pieces * each
 
     def _too_disturbed(self, kernel: Kernel, candidates: Sequence[Candidate]) -> bool:
         """Whether half of the configurations still lack two undisturbed timings; in the finals, the best of them."""

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
 
 from tilewise import __version__
 from tilewise._system import real_cores
 from tilewise.backend.tiled import TILED, tiled_op
-from tilewise.tune.choose.cache import Choice
+from tilewise.store.problem import Config, Problem, Value
+from tilewise.tune.choose.cache import Decision
 from tilewise.tune.choose.kept import KeptTiles
-from tilewise.tune.choose.near import NearDefault, near_products
 from tilewise.tune.choose.scores import MARGIN
 from tilewise.tune.families.cpu.family import get_family
 from tilewise.tune.families.cpu.matmul import Matmul
+from tilewise.tune.families.cpu.near import near_products
 from tilewise.tune.families.cpu.tiles import product_config
 from tilewise.tune.families.space import ConfigTable
-from tilewise.tune.measure.cpu.clock import describe, require_native, running_on
+from tilewise.tune.measure.cpu.clock import describe, nanoseconds, require_native, running_on
 from tilewise.tune.measure.device import Device
 from tilewise.tune.measure.trial import CpuTrial, Trial, WorkerTrial, cpu_worker
-from tilewise.tune.problem import Config, Problem, Value
 
 COLLECTION = "cpu"
+_UNIT_NS, _ROUNDS = 1.0e6, 3  # of a sweep: as many rounds as a collector makes at least
 LEAST_WORK, MOST_WORK = 100_000, 9_000_000_000  # multiplications; the collection's own range, and a little around it
 
 
@@ -44,14 +48,11 @@ class CpuDevice(Device):
             return Problem({**problem, "threads": 1})
         return problem
 
-    def without_model(self, problem: Problem) -> NearDefault | None:
-        return NearDefault() if problem.family == "matmul" else None
-
     def elsewhere(self, problem: Problem, config: Config) -> list[tuple[Problem, Config]]:
         """A product's tile that is used at other thread counts too, as it will be used at the least and the most."""
         if problem.family != "matmul":
             return []
-        kept, found = KeptTiles(require_native(), [Choice(problem, config, 1.0, 1, False)]), []
+        kept, found = KeptTiles(require_native(), [Decision(problem, config, "cache")]), []
         for (threads, _), tile in kept.tiles.items():
             there = Problem({**problem, "threads": threads})
             unshared = not _shared(self.default(there)) and not _shared(self.default(problem))  # runs there as here
@@ -90,9 +91,6 @@ class CpuDevice(Device):
             return every
         return list(dict.fromkeys([every[0], *near_products(require_native(), problem), *every]))
 
-    def forget(self) -> None:
-        """Nothing is compiled at run time."""
-
     @contextlib.contextmanager
     def trial(self, problem: Problem, default: Config) -> Iterator[Trial]:
         if self.limit_s is None:
@@ -100,6 +98,22 @@ class CpuDevice(Device):
             return
         with cpu_worker() as worker:
             yield WorkerTrial(worker, problem, default, self.limit_s)
+
+    def sweep(self, problem: Problem, configs: Sequence[Config]) -> tuple[dict[Config, float], float]:
+        """The fastest of three rounds each, and how long all of it took."""
+        start = time.perf_counter()
+        family, rng = get_family(problem.family), np.random.default_rng(0)
+        operands = family.operands(problem, rng)
+        times: dict[Config, list[float]] = {config: [] for config in configs}
+        with running_on(problem.threads):
+            runs = {config: family.runner(problem, config, operands) for config in configs}
+            rough = {config: nanoseconds(run, 1) for config, run in runs.items()}
+            for _ in range(_ROUNDS):
+                for index in rng.permutation(len(configs)):
+                    config = configs[index]
+                    calls = int(min(max(_UNIT_NS / rough[config], 1), 100))
+                    times[config].append(nanoseconds(runs[config], calls))
+        return {config: min(taken) for config, taken in times.items()}, time.perf_counter() - start
 
 
 def _shared(config: Config) -> bool:

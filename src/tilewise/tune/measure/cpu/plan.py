@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from tilewise.store.problem import Kernel, Problem
 from tilewise.tune.families.cpu.family import get_family
 from tilewise.tune.measure.collector import Options
 from tilewise.tune.measure.cpu.clock import one_run, running_on
 from tilewise.tune.measure.schedule import pick_configs
-from tilewise.tune.problem import Kernel, Problem
 
 _RUNS = 5  # the fastest counts: others may be busy now
 _SLOWER = 1.25  # a configuration than the default, in the mean

@@ -20,18 +20,18 @@ from typing import Any
 
 from tilewise._system import real_cores
 from tilewise.errors import UnavailableError
+from tilewise.profile.timing.nvml import GpuWatch
+from tilewise.profile.timing.workers import Worker, WorkerLostError, wait_any
+from tilewise.store.aggregate import MeasuredProblem, contenders
+from tilewise.store.problem import Config, Kernel
+from tilewise.store.store import Machine, Store, Verdict
 from tilewise.tune.choose.scores import ModelScores, shipped_scores
 from tilewise.tune.families.triton.family import Binary, TritonFamily, get_family
-from tilewise.tune.measure.aggregate import MeasuredProblem, contenders
 from tilewise.tune.measure.collector import Collector, Options, Recorder, Say
 from tilewise.tune.measure.schedule import Tally, pick_configs
-from tilewise.tune.measure.store import Machine, Store, Verdict
 from tilewise.tune.measure.triton import compiling
 from tilewise.tune.measure.triton import kernel as measure
 from tilewise.tune.measure.triton.gpu import COLLECTIONS, HOPPER, usual_shared_bytes
-from tilewise.tune.measure.triton.nvml import GpuWatch
-from tilewise.tune.measure.workers import Worker, WorkerLostError, wait_any
-from tilewise.tune.problem import Config, Kernel
 from tilewise.tune.workloads.programs import split_of
 
 _COMPILE_SECONDS = 90.0
@@ -78,7 +78,7 @@ class TritonCollector(Collector):
     def _pending(self, kernel: Kernel) -> _Pending:
         family = get_family(kernel.problem.family)
         if self.options.finals:
-            chosen = contenders(self.store, kernel, self.options.settings)
+            chosen = contenders(self.store, kernel, self.options.settings.finalists)
         else:
             chosen = self._chosen(family, kernel)
         reasons = {config: family.misfit(kernel.problem, config, self.shared_bytes) for config in chosen}

@@ -12,15 +12,16 @@ from typing import Any
 
 from tilewise import __version__
 from tilewise._system import real_cores
+from tilewise.errors import UnavailableError
+from tilewise.profile.timing.workers import Worker, WorkerLostError, wait_any
+from tilewise.store.problem import Config, Problem
 from tilewise.tune.families.triton.family import Binary, Operands, TritonFamily, get_family
 from tilewise.tune.measure.device import Device
 from tilewise.tune.measure.sampling import Run
 from tilewise.tune.measure.trial import Timed, Trial
 from tilewise.tune.measure.triton.compiling import Compiled, serve, use_cache
-from tilewise.tune.measure.triton.gpu import COLLECTIONS, NEAREST, CudaDevice, MisfitError, open_device
+from tilewise.tune.measure.triton.gpu import COLLECTIONS, NEAREST, CudaDevice, open_device
 from tilewise.tune.measure.triton.kernel import Job, operand_sets
-from tilewise.tune.measure.workers import Worker, WorkerLostError, wait_any
-from tilewise.tune.problem import Config, Problem
 
 _UNIT_NS = 4.0e5
 _MOST_LAUNCHES = 48
@@ -29,11 +30,11 @@ _COMPILE_SECONDS = 120.0
 
 
 class TritonDevice(Device):
-    """Problems of the Triton families on the first GPU."""
+    """Problems of the Triton families on the first GPU; a sweep compiles in so many `processes`."""
 
     margin = 0.0
 
-    def __init__(self, device: Any = None) -> None:
+    def __init__(self, device: Any = None, processes: int = 0) -> None:
         self.device: Any = device or open_device("cuda")
         details = self.device.describe()
         capability = int(details.get("compute_capability", 0))
@@ -41,6 +42,9 @@ class TritonDevice(Device):
         self.own_model = capability in COLLECTIONS
         self.version = f"{__version__}, triton {details.get('triton', 'unknown')}"
         self.shared_bytes = int(details.get("shared_bytes", 1 << 30))
+        self.processes = processes or max(1, (real_cores() - 2) // 2)
+        self._sweep_cache = ""
+        self._compiled: dict[str, Compiled] = {}  # in sweeps
         self._known: dict[tuple[Any, ...], tuple[Sequence[Config], Sequence[Config]]] = {}  # those that fit, by list
 
     def configs(self, problem: Problem) -> Sequence[Config]:
@@ -60,6 +64,41 @@ class TritonDevice(Device):
     @contextlib.contextmanager
     def trial(self, problem: Problem, default: Config) -> Iterator[Trial]:
         yield TritonTrial(self.device, problem)
+
+    def sweep(self, problem: Problem, configs: Sequence[Config]) -> tuple[dict[Config, float], float]:
+        """Compiled in parallel, told as if one after the other, which is what autotuners do; a binary that two problems
+        share is counted for both."""
+        self._sweep_cache = self._sweep_cache or tempfile.mkdtemp(prefix="tilewise-sweep-")
+        use_cache(self._sweep_cache)
+        family = get_family(problem.family)
+        binaries = {family.binary(problem, config).key: family.binary(problem, config) for config in configs}
+        self._compile([binary for key, binary in binaries.items() if key not in self._compiled])
+        trial, runtime = TritonTrial(self.device, problem), {}
+        start = time.perf_counter()
+        for config in configs:
+            if self._compiled[family.binary(problem, config).key].failure is None:
+                timed = trial.measure(config)
+                if timed.runtime_ns is not None:
+                    runtime[config] = timed.runtime_ns
+        measuring = time.perf_counter() - start
+        return runtime, measuring + sum(self._compiled[key].seconds for key in binaries)
+
+    def _compile(self, binaries: Sequence[Binary]) -> None:
+        queue = list(reversed(binaries))
+        workers = [Worker(serve, self.device.capability, self._sweep_cache) for _ in range(self.processes)]
+        try:
+            while queue or any(worker.busy for worker in workers):
+                for worker in workers:
+                    if not worker.busy and queue:
+                        worker.submit(queue.pop(), _COMPILE_SECONDS)
+                for worker, message in wait_any(workers, 0.25):
+                    key = worker.task.key
+                    worker.finish()
+                    lost = isinstance(message, WorkerLostError)
+                    self._compiled[key] = Compiled(0, 0.0, f"does not compile: {message}") if lost else message
+        finally:
+            for worker in workers:
+                worker.stop()
 
     def forget(self) -> None:
         """As if nothing had been compiled yet: an empty cache folder, and no kernel loaded."""
@@ -87,7 +126,7 @@ class TritonTrial:
             runs = self._prepare(config)
             if not self._is_right(runs[0]):
                 return Timed(None, None, "wrong", "the result differs from PyTorch's")
-        except MisfitError as error:
+        except UnavailableError as error:
             return Timed(None, None, "misfit", str(error))
         except Exception as error:  # Triton raises many kinds; each is this configuration's verdict
             return Timed(None, None, "failed", f"{type(error).__name__}: {error}"[:300])
@@ -138,48 +177,3 @@ class TritonTrial:
         rough = max(min(self.device.time_units([runs[0], runs[0]])), 500.0)
         launches = int(min(max(_UNIT_NS / rough, len(runs) if rough < _UNIT_NS else 1), _MOST_LAUNCHES))
         return self.device.unit([runs[i % len(runs)] for i in range(launches)]), launches
-
-
-class TritonSweeper:
-    """Measures every configuration: compiled in parallel, told as if one after the other, which is what autotuners do.
-
-    `compile_seconds` keeps what each binary took to compile, so a binary that two problems share is counted for both.
-    """
-
-    def __init__(self, device: TritonDevice, processes: int = 0) -> None:
-        self.gpu = device
-        self.processes = processes or max(1, (real_cores() - 2) // 2)
-        self.cache = tempfile.mkdtemp(prefix="tilewise-sweep-")
-        self.compiled: dict[str, Compiled] = {}
-
-    def sweep(self, problem: Problem, configs: Sequence[Config]) -> tuple[dict[Config, float], float]:
-        use_cache(self.cache)
-        family = get_family(problem.family)
-        binaries = {family.binary(problem, config).key: family.binary(problem, config) for config in configs}
-        self._compile([binary for key, binary in binaries.items() if key not in self.compiled])
-        trial, runtime = TritonTrial(self.gpu.device, problem), {}
-        start = time.perf_counter()
-        for config in configs:
-            if self.compiled[family.binary(problem, config).key].failure is None:
-                timed = trial.measure(config)
-                if timed.runtime_ns is not None:
-                    runtime[config] = timed.runtime_ns
-        measuring = time.perf_counter() - start
-        return runtime, measuring + sum(self.compiled[key].seconds for key in binaries)
-
-    def _compile(self, binaries: Sequence[Binary]) -> None:
-        queue = list(reversed(binaries))
-        workers = [Worker(serve, self.gpu.device.capability, self.cache) for _ in range(self.processes)]
-        try:
-            while queue or any(worker.busy for worker in workers):
-                for worker in workers:
-                    if not worker.busy and queue:
-                        worker.submit(queue.pop(), _COMPILE_SECONDS)
-                for worker, message in wait_any(workers, 0.25):
-                    key = worker.task.key
-                    worker.finish()
-                    lost = isinstance(message, WorkerLostError)
-                    self.compiled[key] = Compiled(0, 0.0, f"does not compile: {message}") if lost else message
-        finally:
-            for worker in workers:
-                worker.stop()

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import importlib
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from tilewise.errors import UnavailableError
+from tilewise.profile.timing.cuda_graphs import DriverGraphs, Run, torch_graph
+from tilewise.profile.timing.nvml import GpuWatch
 from tilewise.tune.families.triton.family import LIBRARY_CALL, Binary, Launch
+from tilewise.tune.measure.sampling import Clock
 from tilewise.tune.measure.triton.compiling import compile_binary, find_kernel
-from tilewise.tune.measure.triton.cuda_graphs import DriverGraphs, Run, torch_graph
-from tilewise.tune.measure.triton.nvml import GpuWatch
 
 HOPPER = 90
 COLLECTIONS = {HOPPER: "h200"}  # whose model fits, by compute capability
@@ -30,42 +30,6 @@ _SHARED_BYTES = {70: 98_304, 75: 65_536, 80: 166_912, 86: 101_376, 87: 166_912, 
 def usual_shared_bytes(capability: int) -> int:
     """What GPUs of a compute capability have; for an unknown one, the least of all."""
     return _SHARED_BYTES.get(capability, min(_SHARED_BYTES.values()))
-
-
-class MisfitError(Exception):
-    """A binary that cannot run here; the text is the reason that is recorded."""
-
-
-class Device(Protocol):
-    """What the measuring code needs."""
-
-    torch: Any
-    torch_device: str
-    l2_bytes: int
-    warm_up_seconds: float
-    notes: list[str]  # what the user should hear, once
-
-    def prepare(self, binary: Binary, launch: Launch) -> Run:
-        """A callable that starts the kernel once; MisfitError if it does not fit."""
-
-    def registers(self, binary: Binary) -> tuple[int, int]:
-        """Registers a thread and spilled ones, of a prepared binary."""
-
-    def unit(self, runs: Sequence[Run]) -> Run:
-        """A callable that starts all `runs` back to back, with as little host time as possible."""
-
-    def time_units(self, units: Sequence[Run]) -> list[float]:
-        """Run the units one after the other; nanoseconds of each."""
-
-    def each_unit(self, units: Iterable[Run]) -> Iterator[float]:
-        """The same, every reading handed over as soon as it is there."""
-
-    def synchronize(self) -> None: ...
-
-    def describe(self) -> dict[str, Any]: ...
-
-    def watch(self) -> dict[str, float]:
-        """Clock, temperature and the like, right now."""
 
 
 def _torch() -> Any:
@@ -85,7 +49,7 @@ def check_gpu() -> Any:
     return torch
 
 
-class CudaDevice:
+class CudaDevice(Clock):
     """One NVIDIA GPU through PyTorch. Everything goes to one side stream, since the default one cannot be captured."""
 
     torch_device = "cuda"
@@ -118,6 +82,7 @@ class CudaDevice:
         ]
 
     def prepare(self, binary: Binary, launch: Launch) -> Run:
+        """A callable that starts the kernel once; UnavailableError if it does not fit."""
         if launch.call is not None:
             return launch.call
         kernel = self._load(binary)
@@ -138,7 +103,7 @@ class CudaDevice:
                 kernel = compile_binary(binary, self.capability)
                 kernel._init_handles()
             except OutOfResources as error:
-                raise MisfitError(f"{error.name}: {error.required} needed, {error.limit} there") from None
+                raise UnavailableError(f"{error.name}: {error.required} needed, {error.limit} there") from None
             self._loaded[binary.key] = kernel
         return kernel
 
@@ -147,12 +112,14 @@ class CudaDevice:
         self._loaded.clear()
 
     def registers(self, binary: Binary) -> tuple[int, int]:
+        """Registers a thread and spilled ones, of a prepared binary."""
         if binary.kernel == LIBRARY_CALL:
             return 0, 0
         kernel = self._loaded[binary.key]
         return int(kernel.n_regs), int(kernel.n_spills)
 
     def unit(self, runs: Sequence[Run]) -> Run:
+        """A callable that starts all `runs` back to back, with as little host time as possible."""
         while self._ways:
             try:
                 return self._ways[0][1](runs)
@@ -160,12 +127,7 @@ class CudaDevice:
                 self.notes.append(f"timing without {self._ways[0][0]}: {type(error).__name__}: {error}")
                 del self._ways[0]
                 self.synchronize()
-
-        def launch_all() -> None:
-            for run in runs:
-                run()
-
-        return launch_all
+        return lambda: _launch_all(runs)
 
     def _with_driver(self, runs: Sequence[Run]) -> Run:
         if self._driver_graphs is None:
@@ -174,9 +136,6 @@ class CudaDevice:
 
     def _with_torch(self, runs: Sequence[Run]) -> Run:
         return torch_graph(self.torch, runs)
-
-    def time_units(self, units: Sequence[Run]) -> list[float]:
-        return list(self.each_unit(units))
 
     def each_unit(self, units: Iterable[Run]) -> Iterator[float]:
         """All are queued before the first reading is handed over: the GPU waits for nobody who deals with readings."""
@@ -216,12 +175,11 @@ class CudaDevice:
         return self._watch.read()
 
 
-class InterpreterDevice:
+class InterpreterDevice(Clock):
     """Triton's interpreter on the CPU: right results, meaningless times. For tests and dry runs only."""
 
     torch_device = "cpu"
     l2_bytes = 0
-    warm_up_seconds = 0.0
 
     def __init__(self) -> None:
         os.environ["TRITON_INTERPRET"] = "1"
@@ -238,20 +196,7 @@ class InterpreterDevice:
         return lambda: kernel[launch.grid](*launch.arguments, **constants)
 
     def unit(self, runs: Sequence[Run]) -> Run:
-        def launch_all() -> None:
-            for run in runs:
-                run()
-
-        return launch_all
-
-    def time_units(self, units: Sequence[Run]) -> list[float]:
-        return list(self.each_unit(units))
-
-    def each_unit(self, units: Iterable[Run]) -> Iterator[float]:
-        for unit in units:
-            start = time.perf_counter_ns()
-            unit()
-            yield float(time.perf_counter_ns() - start)
+        return lambda: _launch_all(runs)
 
     def registers(self, binary: Binary) -> tuple[int, int]:
         return 0, 0
@@ -262,12 +207,15 @@ class InterpreterDevice:
     def describe(self) -> dict[str, Any]:
         return {"name": "Triton interpreter", "compute_capability": HOPPER, "timing": "interpreter"}
 
-    def watch(self) -> dict[str, float]:
-        return {}
+
+Gpu = CudaDevice | InterpreterDevice
 
 
-def open_device(kind: str) -> Device:
+def _launch_all(runs: Sequence[Run]) -> None:
+    for run in runs:
+        run()
+
+
+def open_device(kind: str) -> Gpu:
     """The device called "cuda" or "interpreter"."""
-    if kind == "interpreter":
-        return InterpreterDevice()
-    return CudaDevice()
+    return InterpreterDevice() if kind == "interpreter" else CudaDevice()

@@ -13,14 +13,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tilewise.errors import UnavailableError
+from tilewise.store.problem import Config, Problem
+from tilewise.store.readable import Verdict
+from tilewise.store.store import BatchRow
 from tilewise.tune.families.triton.family import LIBRARY_CALL, Operands, get_family
-from tilewise.tune.measure.readable import Verdict
 from tilewise.tune.measure.resume import resume
 from tilewise.tune.measure.sampling import Batch, Candidate, Report, Settings, time_all, time_finals
-from tilewise.tune.measure.store import BatchRow
 from tilewise.tune.measure.triton.compiling import use_cache
-from tilewise.tune.measure.triton.gpu import Device, MisfitError
-from tilewise.tune.problem import Config, Problem
+from tilewise.tune.measure.triton.gpu import Gpu
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Job:
 __all__ = ["Batch", "Job", "Settings", "Verdict", "measure", "serve"]
 
 
-def measure(device: Device, job: Job, report: Report) -> None:
+def measure(device: Gpu, job: Job, report: Report) -> None:
     """Send a list of Verdicts and every timing to `report` as they come; each message is complete in itself."""
     sets = operand_sets(device, job)
     candidates = _check_all(device, job, sets, report)
@@ -54,7 +55,7 @@ def measure(device: Device, job: Job, report: Report) -> None:
     time_them(device, job.settings, candidates, job.seed, report)
 
 
-def operand_sets(device: Device, job: Job) -> list[Operands]:
+def operand_sets(device: Gpu, job: Job) -> list[Operands]:
     """Enough sets of operands that one is out of the L2 cache by the time its turn comes again, within reason."""
     family = get_family(job.problem.family)
     generator = device.torch.Generator(device=device.torch_device).manual_seed(job.seed)
@@ -63,7 +64,7 @@ def operand_sets(device: Device, job: Job) -> list[Operands]:
     return [family.operands(job.problem, device.torch, device.torch_device, generator) for _ in range(count)]
 
 
-def _check_all(device: Device, job: Job, sets: Sequence[Operands], report: Report) -> list[Candidate]:
+def _check_all(device: Gpu, job: Job, sets: Sequence[Operands], report: Report) -> list[Candidate]:
     """Run every configuration once into a poisoned output and compare; time a second run roughly."""
     family, torch = get_family(job.problem.family), device.torch
     expected = family.expected(job.problem, torch, sets[0])
@@ -76,7 +77,7 @@ def _check_all(device: Device, job: Job, sets: Sequence[Operands], report: Repor
         binary = family.binary(job.problem, config)
         try:
             runs = [device.prepare(binary, family.launch(job.problem, config, operands)) for operands in sets]
-        except MisfitError as error:
+        except UnavailableError as error:
             verdicts[config] = Verdict(config, "misfit", str(error))
             continue
         registers, spills = device.registers(binary)
@@ -104,7 +105,7 @@ def _check_all(device: Device, job: Job, sets: Sequence[Operands], report: Repor
 
 
 def _estimate(
-    device: Device, job: Job, candidates: list[Candidate], verdicts: dict[Config, Verdict]
+    device: Gpu, job: Job, candidates: list[Candidate], verdicts: dict[Config, Verdict]
 ) -> Iterator[Candidate]:
     """A rough time of each, from one launch; the hopelessly slow ones are recorded as such and left out."""
     for candidate, runtime_ns in zip(candidates, device.time_units([c.runs[0] for c in candidates]), strict=True):
@@ -117,7 +118,7 @@ def _estimate(
         yield candidate
 
 
-def _make_units(device: Device, job: Job, candidates: Sequence[Candidate]) -> None:
+def _make_units(device: Gpu, job: Job, candidates: Sequence[Candidate]) -> None:
     for candidate in candidates:
         sets = len(candidate.runs)
         wanted = round(job.settings.unit_ms * 1e6 / candidate.estimate_ns)

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilewise.errors import ConfigurationError, FileFormatError
-from tilewise.tune.measure.home import Rows
-from tilewise.tune.measure.store import OPEN, Machine, Store
-from tilewise.tune.problem import Config, Kernel
+from tilewise.store.home import Rows
+from tilewise.store.problem import Config, Kernel
+from tilewise.store.store import OPEN, Machine, Store
 
 _BATCH = """INSERT INTO batch (run, kernel, round, taken, default_ns, disturbed, watch, uid)
     VALUES (:run, :kernel, :round, :taken, :default_ns, :disturbed, :watch, :uid) ON CONFLICT (uid)

@@ -1,8 +1,8 @@
 """From the timings in a store to one runtime a configuration.
 
 A configuration's runtime comes from its undisturbed timings (from all of them, where fewer than two were
-undisturbed), and from those of the finals alone where it was in them (see `racing`): on a GPU it is their median, on a
-CPU the faster two of three (see `racing`). The finals, and each run of a kernel that was interrupted, are scaled by
+undisturbed), and from those of the finals alone where it was in them (`tune/measure/racing.py`): on a GPU it is their
+median, on a CPU the faster two of three. The finals, and each run of a kernel that was interrupted, are scaled by
 what the default took in them, so that a slower hour does not look like a slower tile. Left out are configurations with
 a single timing and those that any run found wrong.
 """
@@ -21,12 +21,12 @@ from pathlib import Path
 
 from tilewise._files import read_input
 from tilewise.errors import FileFormatError
-from tilewise.tune.measure.home import is_url
-from tilewise.tune.measure.racing import FIRST_FINAL, LEAST, faster_two_of_three
-from tilewise.tune.measure.sampling import Settings
-from tilewise.tune.measure.store import MOST_STORE_BYTES, BatchRow, Store
-from tilewise.tune.problem import Config, Kernel
+from tilewise.store.home import is_url
+from tilewise.store.problem import Config, Kernel
+from tilewise.store.store import MOST_STORE_BYTES, BatchRow, Store
 
+FIRST_FINAL = 100  # rounds from this number on are finals
+LEAST = 3  # timings in the finals, for them to count alone
 _MOST_PART_BYTES = 256 << 20
 _CONTENDERS = 3  # for each place in the finals
 Middle = Callable[[Sequence[float]], float]
@@ -86,14 +86,14 @@ def measured_problem(store: Store, kernel: Kernel, default: Config) -> MeasuredP
     return MeasuredProblem(kernel, default, default_ns, exact)
 
 
-def contenders(store: Store, kernel: Kernel, settings: Settings) -> list[Config]:
+def contenders(store: Store, kernel: Kernel, finalists: int) -> list[Config]:
     """Of a finished kernel: the default, and the best few with those who may take their places in the finals."""
     default = store.default_config(kernel)
     measured = measured_problem(store, kernel, default) if default is not None else None
     if measured is None:
         return [default] if default is not None else []
     others = sorted((t for t in measured.timings if t.config != default), key=lambda timing: timing.runtime_ns)
-    return [measured.default, *(timing.config for timing in others[: _CONTENDERS * settings.finalists])]
+    return [measured.default, *(timing.config for timing in others[: _CONTENDERS * finalists])]
 
 
 @dataclass
@@ -179,3 +179,21 @@ def open_measurements(path: str | os.PathLike[str], machine: str | None = None) 
         unfold_store(parts, copy)
         with Store(copy, create=False) as store:
             yield store
+
+
+# What else goes on in a machine only ever slows down, so the faster timings say more. But a mean of the faster half
+# drops as timings are added, and a configuration that was timed more often would look faster. The faster two of three,
+# averaged over every three of the timings, has the same expectation however many there are.
+def faster_two_of_three(times: Sequence[float]) -> float:
+    """The mean of the faster two, averaged over every three of `times`; of fewer than three, the fastest.
+
+    >>> faster_two_of_three([1.0, 9.0, 2.0])
+    1.5
+    """
+    count = len(times)
+    if count < 3:
+        return min(times)
+    # The one in place i (from 0, fastest first) is the fastest of the threes whose others come later, and the second of
+    # those with one before and one behind it.
+    weights = [(count - 1 - i) * (count - 2 - i) / 2 + i * (count - 1 - i) for i in range(count)]
+    return statistics.fmean(sorted(times), weights)

@@ -18,13 +18,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TooLate
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from tilewise.errors import ConfigurationError
-from tilewise.tune.choose.decide import Decision
-from tilewise.tune.measure.store import Machine
-from tilewise.tune.problem import Config, Problem
+from tilewise.store.problem import Config, Problem
+from tilewise.store.store import Machine
 
 PATIENCE_SECONDS = 0.05
 _LEFT_ALONE_SECONDS = 30.0
@@ -33,6 +32,16 @@ _MOST_ANSWER, _MOST_UNSENT = 4 << 20, 256
 _LONGEST_NS = 3.6e12
 _FEATURES = "features"
 _SOURCES = ("measured", "model", "default")
+
+
+class Answer(NamedTuple):
+    """A service's choice; `source` is what it has it from: measured, model or default."""
+
+    config: Config
+    source: str
+    runtime_ns: float | None
+    measurements: int
+    reason: str
 
 
 class ServiceClient:
@@ -60,7 +69,7 @@ class ServiceClient:
         self._connection: http.client.HTTPConnection | None = None
         self._away_until, self._said = 0.0, False
 
-    def choose(self, problem: Problem, configs: Sequence[Config] | None) -> Decision | None:
+    def choose(self, problem: Problem, configs: Sequence[Config] | None) -> Answer | None:
         """The service's choice among `configs`, the default first; None where it has none to give in time."""
         if time.monotonic() < self._away_until:
             return None
@@ -70,7 +79,7 @@ class ServiceClient:
         answered: Future[Any] = Future()
         self._send("/choose", question, answered)
         try:
-            return self._answer(problem, answered.result(PATIENCE_SECONDS), configs)
+            return self._answer(answered.result(PATIENCE_SECONDS), configs)
         except TooLate:
             answered.cancel()
             self._away(f"does not answer within {PATIENCE_SECONDS * 1e3:.0f} ms")
@@ -104,8 +113,7 @@ class ServiceClient:
         return facts
 
     @staticmethod
-    def _answer(problem: Problem, content: Any, configs: Sequence[Config] | None) -> Decision:
-        """`source` is what the service has it from: measured, model or default."""
+    def _answer(content: Any, configs: Sequence[Config] | None) -> Answer:
         try:
             choice = content["choices"][0]
             config, runtime_ns, sure = Config(choice["config"]), choice.get("runtime_ns"), choice.get("sure")
@@ -119,7 +127,7 @@ class ServiceClient:
         if runtime_ns is not None and not 0 < float(runtime_ns) < _LONGEST_NS:
             raise ValueError("it gave a runtime that is none")
         reason = f"the service's: {source}" + ("" if sure is None else f", {sure:.0%} sure")
-        return Decision(problem, config, source, runtime_ns, measurements=measurements, reason=reason)
+        return Answer(config, source, runtime_ns, measurements, reason)
 
     def _away(self, why: str) -> None:
         self._away_until = time.monotonic() + _LEFT_ALONE_SECONDS

@@ -2,8 +2,7 @@
 
 The default of a product fixes a register tile, blocks and packing from the caches. Where it is not the fastest, a tile
 that differs from it in one or two of these is: other blocks, a matrix packed or not, another register tile, another
-grid. `near_products` lists them around the default's own values, which a regular grid of tiles does not contain;
-`NearDefault` starts measuring with them where no model knows the machine.
+grid. `near_products` lists them around the default's own values, which a regular grid of tiles does not contain.
 """
 
 from __future__ import annotations
@@ -12,35 +11,15 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, product
 from typing import Any
 
-import numpy as np
-
-from tilewise._extension import native
 from tilewise.backend.tiled.matmul import TileConfig, product_plan, register_tiles
+from tilewise.store.problem import Config, Problem
 from tilewise.tune.families.cpu.tiles import product_config
-from tilewise.tune.problem import Config, Problem
-from tilewise.tune.search.gaussian_process import Hyperparameters, Numbers
 
 _ROWS = (28, 56, 112, 224, 448)
 _COLUMNS = (128, 256, 512, 1024, 2048)
 _DEPTHS = (64, 128, 192, 256, 384, 512, 768)
 _WHOLE = 1 << 20
 Move = dict[str, Any]
-
-
-# How much slower a tile is thought to be that differs from the default in one way, in two, in more; and a process that
-# lets a reading speak for few others. Set on products of an AVX2 machine by five measurements each.
-_SLOWER = (0.02, 0.04, 0.3)
-_HYPER = Hyperparameters(1.0, 0.3, 0.12, 0.7, 0.05, 0.015)
-
-
-class NearDefault:
-    """Scores where there is no model: tiles that differ from the default in one way come first, then in two."""
-
-    hyper, margin = _HYPER, float("inf")
-
-    def scores(self, problem: Problem, configs: Sequence[Config]) -> Numbers:
-        near = [set(near_products(native, problem, changes)) for changes in (1, 2)]
-        return np.array([i and _SLOWER[sum(c not in some for some in near)] for i, c in enumerate(configs)], np.float64)
 
 
 def default_product(module: Any, problem: Problem) -> tuple[str, TileConfig]:

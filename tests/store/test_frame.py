@@ -8,8 +8,8 @@ import pytest
 
 from tests.tune.test_export import fill, matmul
 from tilewise.errors import ConfigurationError
+from tilewise.store.store import Store
 from tilewise.tune import frame
-from tilewise.tune.measure.store import Store
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import statistics
 import numpy as np
 import pytest
 
-from tilewise.tune.measure.racing import faster_two_of_three
+from tilewise.store.aggregate import faster_two_of_three
 
 
 @pytest.mark.parametrize("count", [3, 4, 7, 12])

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError
-from tilewise.tune.measure.aggregate import read_measured
-from tilewise.tune.measure.store import Machine, Store, Verdict
-from tilewise.tune.problem import Config, Kernel, Problem
+from tilewise.store.aggregate import read_measured
+from tilewise.store.problem import Config, Kernel, Problem
+from tilewise.store.store import Machine, Store, Verdict
 
 MACHINE = Machine("triton", "Fake GPU", {"driver": "1"})
 _spawn = multiprocessing.get_context("spawn")

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from tilewise.errors import ConfigurationError
-from tilewise.tune.choose.products import LIBRARY, decide, matmul, needed, problem_of, ranked
-from tilewise.tune.families.triton.product import MOST_SUMS, Product, cut, takes_descriptors, workspace
-from tilewise.tune.families.triton.roofline import columns, fits
-from tilewise.tune.families.triton.runtimes import Runtimes, shipped_runtimes
-from tilewise.tune.problem import Config, Problem
+from tilewise.products.choose import LIBRARY, decide, matmul, needed, problem_of, ranked
+from tilewise.products.family import MOST_SUMS, Product, cut, takes_descriptors, workspace
+from tilewise.products.roofline import columns, fits
+from tilewise.products.runtimes import Runtimes, shipped_runtimes
+from tilewise.store.problem import Config, Problem
 from tools.drawn_products import KINDS, drawn_products
 
 SHARED = 232_448
@@ -124,9 +124,9 @@ def test_without_a_gpu_products_are_the_library_s() -> None:
 
 def test_a_kernel_that_cannot_be_launched_leaves_the_product_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    from tilewise.tune.choose import products
-    from tilewise.tune.choose.products import Decided
-    from tilewise.tune.families.triton.product import library_call
+    from tilewise.products import choose
+    from tilewise.products.choose import Decided
+    from tilewise.products.family import library_call
 
     class Broken:
         decided: ClassVar[dict[Problem, Decided]] = {}
@@ -139,7 +139,7 @@ def test_a_kernel_that_cannot_be_launched_leaves_the_product_to_the_library(monk
                 raise RuntimeError("the driver says no")
             library_call(problem, operands)()
 
-    monkeypatch.setattr(products, "_gpu", Broken)
+    monkeypatch.setattr(choose, "_gpu", Broken)
     a, b = torch.randn(16, 64, dtype=torch.bfloat16), torch.randn(24, 64, dtype=torch.bfloat16)
     assert torch.equal(matmul(a, b.T), a @ b.T)
     assert [found.config for found in Broken.decided.values()] == [LIBRARY]

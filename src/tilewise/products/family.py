@@ -1,4 +1,4 @@
-"""The family `product`: matrix products as `kernels/product.py` runs them, and the library's own call beside them.
+"""The family `product`: matrix products as `kernel.py` runs them, and the library's own call beside them.
 
 A configuration is a tile with warps and stages, and ways to run it: `tma` (descriptors or plain loads), `persistent`,
 `parts` of K, `tail` (only the tiles of the last wave are cut, in as many parts as share them best), `swapped` (the
@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from tilewise.products.roofline import MOST_PARTS, MULTIPROCESSORS, best_parts, most_accumulators
+from tilewise.store.problem import Config, Problem, Value
 from tilewise.tune.families.triton.family import (
     DTYPES,
     ELEMENT_BYTES,
@@ -27,8 +29,6 @@ from tilewise.tune.families.triton.family import (
     unit_of,
 )
 from tilewise.tune.families.triton.matmul import Matmul
-from tilewise.tune.families.triton.roofline import MOST_PARTS, MULTIPROCESSORS, best_parts, most_accumulators
-from tilewise.tune.problem import Config, Problem, Value
 
 LIBRARY = Config.of(library=1)
 PARTS = (2, 3, 4, 6, 8, 12, MOST_PARTS)
@@ -305,4 +305,4 @@ def _binary(
         ("arrived", "*i32"),
         *((name, "i32") for name in _INTEGERS),
     )
-    return Binary("product:product_kernel", signature, constants, warps, stages)
+    return Binary("tilewise.products.kernel:product_kernel", signature, constants, warps, stages)

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from tilewise.errors import ConfigurationError, UnavailableError
-from tilewise.tune.measure.aggregate import open_measurements, read_measured
+from tilewise.store.aggregate import open_measurements, read_measured
 
 LIBRARIES = ("dict", "pandas", "polars")
 

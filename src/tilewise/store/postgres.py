@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError
-from tilewise.tune.measure.home import PATIENCE, Rows, Values
+from tilewise.store.home import PATIENCE, Rows, Values
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -151,7 +151,7 @@ def upgrade(engine: Engine, revision: str = "head") -> None:
 @contextlib.contextmanager
 def migrations() -> Any:
     """The folder of Alembic's scripts."""
-    with importlib.resources.as_file(importlib.resources.files("tilewise.tune.measure") / "migrations") as folder:
+    with importlib.resources.as_file(importlib.resources.files("tilewise.store") / "migrations") as folder:
         yield str(folder)
 
 

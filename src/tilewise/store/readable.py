@@ -13,8 +13,8 @@ from typing import Any
 
 from tilewise._files import parse_json
 from tilewise.errors import ConfigurationError, FileFormatError
-from tilewise.tune.measure.home import Home, SqliteFile
-from tilewise.tune.problem import Config, Kernel, Problem
+from tilewise.store.home import Home, SqliteFile
+from tilewise.store.problem import Config, Kernel, Problem
 
 OPEN = 2  # in place of a batch's verdict, while there is none; older versions read it as disturbed
 _LARGEST = 1 << 53  # whole numbers up to here are exact as floats

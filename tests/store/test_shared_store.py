@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from tests.bench.postgres import Cluster
-from tests.tune.stores import HOMES, new_database, shared_cluster
+from tests.store.stores import HOMES, new_database, shared_cluster
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError
-from tilewise.tune.measure.aggregate import open_measurements, read_measured
-from tilewise.tune.measure.claims import LostClaimError
-from tilewise.tune.measure.merge import merge
-from tilewise.tune.measure.store import Machine, Store, Verdict
-from tilewise.tune.problem import Config, Kernel, Problem
+from tilewise.store.aggregate import open_measurements, read_measured
+from tilewise.store.claims import LostClaimError
+from tilewise.store.merge import merge
+from tilewise.store.problem import Config, Kernel, Problem
+from tilewise.store.store import Machine, Store, Verdict
 
 HERE, THERE = Machine("cpu", "Test CPU", {"name": "Test CPU"}), Machine("triton", "Test GPU", {"name": "Test GPU"})
 NewStore = Callable[[], str]

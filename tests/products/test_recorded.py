@@ -12,7 +12,7 @@ from benchmarks.compiled import Compiled, beside, merged, read_compiled
 from benchmarks.gpu_check import main
 from benchmarks.recorded import as_json, compare, lines, read_recorded, table, worth, worth_lines
 from tilewise.errors import FileFormatError
-from tilewise.tune.families.triton.runtimes import shipped_runtimes
+from tilewise.products.runtimes import shipped_runtimes
 
 RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "products_h200.json"
 

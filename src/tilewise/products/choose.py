@@ -20,9 +20,7 @@ from typing import Any
 import numpy as np
 
 from tilewise.errors import ConfigurationError
-from tilewise.tune.choose.cache import Choice, Choices
-from tilewise.tune.families.triton.family import Binary, Operands
-from tilewise.tune.families.triton.product import (
+from tilewise.products.family import (
     LIBRARY,
     MOST_SUMS,
     Product,
@@ -31,12 +29,14 @@ from tilewise.tune.families.triton.product import (
     takes_descriptors,
     workspace,
 )
-from tilewise.tune.families.triton.roofline import Numbers, columns, fits
-from tilewise.tune.families.triton.runtimes import Predicted, Runtimes, shipped_runtimes
+from tilewise.products.roofline import Numbers, columns, fits
+from tilewise.products.runtimes import Predicted, Runtimes, shipped_runtimes
+from tilewise.profile.timing.cuda_graphs import DriverGraphs
+from tilewise.store.problem import Config, Problem
+from tilewise.tune.choose.cache import Choices, Decision
+from tilewise.tune.families.triton.family import Binary, Operands
 from tilewise.tune.measure.triton.compiling import compile_binary
-from tilewise.tune.measure.triton.cuda_graphs import DriverGraphs
 from tilewise.tune.measure.triton.gpu import HOPPER
-from tilewise.tune.problem import Config, Problem
 
 # A kernel is taken unmeasured where it is predicted to save so much, and so many standard deviations of the predictions
 # beside. On shapes held out of training (`tools.ship_products`) no such choice was slower than 0.95 of the library.
@@ -195,7 +195,7 @@ class Products:
             best = min(times, key=times.__getitem__)
             found = Decided(best, True, times[LIBRARY] / times[best])
             self.decided[problem] = found
-            self.choices.put(Choice(problem, best, times[best] * 1e9, len(times), True))
+            self.choices.put(Decision(problem, best, "measured", times[best] * 1e9, None, len(times), True))
             return found
 
     def _times(self, problem: Problem, configs: Sequence[Config], stream: Any) -> dict[Config, float]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.tune.problem import Config, Problem
+from tilewise.store.problem import Config, Problem
 
 Numbers = npt.NDArray[np.float64]
 MULTIPROCESSORS = 132  # of the GPU that the model is for, and what a kernel starts where nobody says otherwise

@@ -1,6 +1,6 @@
 """Predicted runtimes of products on a GPU: kernels and the library's call in the same seconds, so that they compare.
 
-Small networks say how far a runtime is from the arithmetic of `families/triton/roofline.py`: a quick one for the
+Small networks say how far a runtime is from the arithmetic of `roofline.py`: a quick one for the
 kernels that the arithmetic likes, an ensemble that judges the best of those again, and an ensemble for the library. The
 members' disagreement is how unsure a prediction is. NumPy alone; some thousand configurations take a millisecond.
 """
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from tilewise.errors import FileFormatError
 from tilewise.io import load_arrays
-from tilewise.tune.families.triton.roofline import (
+from tilewise.products.roofline import (
     Numbers,
     columns,
     features,
@@ -27,7 +27,7 @@ from tilewise.tune.families.triton.roofline import (
     floor_seconds,
     library_features,
 )
-from tilewise.tune.problem import Config, Problem
+from tilewise.store.problem import Config, Problem
 
 Weights = npt.NDArray[np.float32]
 FILE = "h200_products.safetensors"
@@ -125,7 +125,7 @@ def _ensemble(arrays: dict[str, npt.NDArray[np.generic]], name: str) -> Callable
 
 
 def shipped_folder() -> Path:
-    return Path(str(files("tilewise.tune.families.triton")))
+    return Path(str(files("tilewise.products")))
 
 
 @lru_cache(maxsize=4)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewise.errors import TilewiseError
-from tilewise.tune.measure.home import Home, Rows
+from tilewise.store.home import Home, Rows
 
 _BEATS_A_LEASE = 5
 _CLAIM = """INSERT INTO claim (kernel, run, host, process, born, taken)

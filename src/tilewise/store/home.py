@@ -94,7 +94,7 @@ def is_url(where: str | os.PathLike[str]) -> bool:
 def open_home(where: str | os.PathLike[str], create: bool) -> Home:
     """The home that a path or a postgresql:// URL names."""
     if is_url(where):
-        from tilewise.tune.measure.postgres import Postgres
+        from tilewise.store.postgres import Postgres
 
         return Postgres(str(where), create)
     return SqliteFile(Path(where), create)

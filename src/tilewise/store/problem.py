@@ -1,0 +1,172 @@
+"""What is measured: a problem (a family and its sizes), a configuration of it, and a kernel (a problem in a program).
+
+The idea: both are small frozen tables with one canonical text. That text is the identity everywhere: in the
+store, in file names, when a collection is resumed, and when shapes are kept apart between splits.
+
+Users write problems in JSON: `[{"family": "matmul", "dtype": "bf16", "m": 512, "n": 512, "k": 64}, ...]`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tilewise._files import read_json_input
+from tilewise.errors import ConfigurationError, FileFormatError
+
+Value = int | str
+OWN_PROGRAM = "own"
+_FLAGS = ("causal", "axis", "threads")  # whole numbers that are not sizes
+
+
+class _Table(Mapping[str, Value]):
+    """A frozen, ordered table of named values; equal when its canonical text is."""
+
+    def __init__(self, values: Mapping[str, Value]) -> None:
+        self._values = dict(sorted(values.items()))
+
+    @functools.cached_property
+    def key(self) -> str:
+        """The canonical text."""
+        return json.dumps(self._values, separators=(",", ":"))
+
+    def __getitem__(self, name: str) -> Value:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and self.key == other.key
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in self.items())})"
+
+    def size(self, name: str) -> int:
+        """The integer called `name`."""
+        return int(self._values[name])
+
+    def word(self, name: str) -> str:
+        """The word called `name`."""
+        return str(self._values[name])
+
+
+class Config(_Table):
+    """One way to run a kernel: block sizes, warps, stages and so on, all integers."""
+
+    @classmethod
+    def of(cls, **values: int) -> Config:
+        return cls(values)
+
+    @classmethod
+    def parse(cls, key: str) -> Config:
+        """The configuration whose canonical text is `key`."""
+        return cls(json.loads(key))
+
+
+class Problem(_Table):
+    """A family and everything that fixes the computation: sizes, number type, layout, epilogue."""
+
+    @classmethod
+    def of(cls, family: str, **values: Value) -> Problem:
+        return cls({"family": family, **values})
+
+    @property
+    def family(self) -> str:
+        return self.word("family")
+
+    @property
+    def threads(self) -> int:
+        """How many share it; one where it does not say."""
+        return int(self._values.get("threads", 1))
+
+    @property
+    def shape_key(self) -> str:
+        """The family and the sizes alone; kernels that share it must not be in two splits."""
+        sizes = [f"{name}={value}" for name, value in self.items() if isinstance(value, int) and name not in _FLAGS]
+        return f"{self.family}:{','.join(sizes)}"
+
+    @property
+    def digest(self) -> str:
+        """Sixteen hexadecimal digits that stand for the problem in file names."""
+        return hashlib.sha256(self.key.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A problem and the program it was met in; called `<program>_<hash>`."""
+
+    program: str
+    problem: Problem = field(hash=True)
+
+    @property
+    def name(self) -> str:
+        return f"{self.program}_{self.problem.digest}"
+
+
+def read_spec(
+    family: str, spec: Mapping[str, Value], sizes: Sequence[str], choices: Mapping[str, Sequence[Value]]
+) -> Problem:
+    """Check a user's JSON object: positive sizes, and words out of `choices` (the first where one is left out)."""
+    known = {"family", "program", *sizes, *choices}
+    unknown = sorted(set(spec) - known)
+    if unknown:
+        raise ConfigurationError(f"A {family} problem has no {unknown[0]!r}; it takes {', '.join(sorted(known))}.")
+    values: dict[str, Value] = {}
+    for name in sizes:
+        value = spec.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigurationError(f"A {family} problem needs {name}, a positive integer; it has {value!r}.")
+        values[name] = value
+    for name, allowed in choices.items():
+        value = spec.get(name, allowed[0])
+        if isinstance(value, bool) or value not in allowed:
+            raise ConfigurationError(
+                f"{name} of a {family} problem is one of {', '.join(map(str, allowed))}; not {value!r}."
+            )
+        values[name] = value
+    return Problem.of(family, **values)
+
+
+def read_shapes(
+    path: str | os.PathLike[str], problem_of: Callable[[str, Mapping[str, Value]], Problem]
+) -> list[Kernel]:
+    """The kernels a JSON file lists; each may name its `program`, which decides the split, else it is "own"."""
+    given = Path(path).expanduser()
+    return shapes_from(read_json_input(given), str(given), problem_of)
+
+
+def shapes_from(content: Any, where: str, problem_of: Callable[[str, Mapping[str, Value]], Problem]) -> list[Kernel]:
+    """The kernels of a list of JSON objects, each once; `where` it came from is for the sentence if one is wrong."""
+    if not isinstance(content, list) or not content:
+        what = "an empty list" if content == [] else "no list"
+        raise FileFormatError(f'{where} holds {what}; it must be one such as [{{"family": "matmul", "m": 512, ...}}].')
+    kernels: dict[str, Kernel] = {}
+    for number, item in enumerate(content, start=1):
+        kernel = _kernel(item, number, where, problem_of)
+        kernels.setdefault(kernel.problem.key, kernel)
+    return list(kernels.values())
+
+
+def _kernel(item: Any, number: int, path: str, problem_of: Callable[[str, Mapping[str, Value]], Problem]) -> Kernel:
+    if not isinstance(item, dict) or not isinstance(item.get("family"), str):
+        raise FileFormatError(f'{path}: item {number} must be an object with a "family".')
+    program = item.get("program", OWN_PROGRAM)
+    if not isinstance(program, str) or not program.replace("_", "").isalnum():
+        raise FileFormatError(f"{path}: the program of item {number} must be letters, digits and underscores.")
+    try:
+        return Kernel(program, problem_of(item["family"], item))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: item {number}: {error}") from error

@@ -1,0 +1,197 @@
+"""Reshapes, permutations and indices in a plan: whatever order a network writes its numbers in, the plan gives the
+module's own, and copies only where pixels move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.plan.test_plan_tokens import assert_same, tokens
+from tilewise import Tensor, nn
+from tilewise._extension import native
+from tilewise.nn import functional as F
+from tilewise.plan import compile
+
+pytestmark = pytest.mark.skipif(native is None, reason="plans are native")
+
+Act = Callable[[Tensor], Tensor]
+
+
+class Network(nn.Module):
+    """A function as a network."""
+
+    def __init__(self, forward: Act) -> None:
+        super().__init__()
+        self._forward = forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._forward(x)
+
+
+class Drawn:
+    """Operations drawn one after the other of those that the shape at hand allows; the same ones at every call."""
+
+    def __init__(self, seed: int, steps: int) -> None:
+        self.seed, self.steps = seed, steps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rng = np.random.default_rng(self.seed)
+        for _ in range(self.steps):
+            kinds = [self.reshape, self.permute, self.index, self.norm, self.linear, self.bend, self.constant, self.two]
+            kinds += [self.conv] * 3 if x.ndim == 4 else [self.mean] if x.ndim == 3 and rng.random() < 0.3 else []
+            x = kinds[rng.integers(len(kinds))](rng, x)
+        return x
+
+    def numbers(self, rng: Any, *shape: int) -> Tensor:
+        return Tensor(rng.standard_normal(shape, dtype=np.float32) / np.float32(np.sqrt(shape[-1])))
+
+    def reshape(self, rng: Any, x: Tensor) -> Tensor:
+        """Two neighbouring axes become one, or one becomes two."""
+        shape, at = list(x.shape), int(rng.integers(x.ndim - 1))
+        if x.ndim > 2 and rng.random() < 0.5:
+            return x.reshape(*shape[:at], shape[at] * shape[at + 1], *shape[at + 2 :])
+        cut = next((k for k in (2, 3, 5) if shape[at + 1] % k == 0), 1)
+        return x.reshape(*shape[: at + 1], cut, shape[at + 1] // cut, *shape[at + 2 :]) if x.ndim < 6 else x
+
+    def permute(self, rng: Any, x: Tensor) -> Tensor:
+        return x.permute(*[int(a) for a in rng.permutation(x.ndim)])
+
+    def index(self, rng: Any, x: Tensor) -> Tensor:
+        axis = int(rng.integers(x.ndim))
+        size = x.shape[axis]
+        part = slice(int(rng.integers(max(1, size // 3))), size, 2 if size > 4 and rng.random() < 0.3 else 1)
+        if x.ndim > 2 and rng.random() < 0.3:
+            return x[(*[slice(None)] * axis, int(rng.integers(size)))]
+        return x[(*[slice(None)] * axis, part)]
+
+    def norm(self, rng: Any, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.numbers(rng, x.shape[-1]), self.numbers(rng, x.shape[-1]))
+
+    def linear(self, rng: Any, x: Tensor) -> Tensor:
+        to, bias = int(rng.integers(1, 20)), rng.random() < 0.5
+        return F.linear(x, self.numbers(rng, to, x.shape[-1]), self.numbers(rng, to) if bias else None)
+
+    def bend(self, rng: Any, x: Tensor) -> Tensor:
+        acts: list[Act] = [F.relu, F.gelu, F.silu, lambda t: F.leaky_relu(t, 0.3), F.hardswish, F.sigmoid]
+        return acts[rng.integers(len(acts))](x)
+
+    def constant(self, rng: Any, x: Tensor) -> Tensor:
+        shape = [s if rng.random() < 0.5 else 1 for s in x.shape]
+        return x * self.numbers(rng, *shape) if rng.random() < 0.5 else x + self.numbers(rng, *shape)
+
+    def two(self, rng: Any, x: Tensor) -> Tensor:
+        other = self.linear(np.random.default_rng(1), x) if rng.random() < 0.3 else self.bend(rng, x)
+        other = other if other.shape == x.shape else self.bend(rng, x)
+        return [x + other, x - other, x * other][rng.integers(3)]
+
+    def conv(self, rng: Any, x: Tensor) -> Tensor:
+        to, kernel = int(rng.integers(1, 20)), int(rng.integers(1, 4))
+        return F.conv2d(x, self.numbers(rng, to, x.shape[1], kernel, kernel), padding=kernel // 2)
+
+    def mean(self, rng: Any, x: Tensor) -> Tensor:
+        return x.mean(axis=1, keepdims=bool(rng.random() < 0.5)) if x.ndim == 3 else x
+
+
+@pytest.mark.parametrize("shape", [(1, 6, 4, 6), (3, 20, 6, 2), (2, 7, 30), (1, 1, 5, 5), (4, 18)])
+@pytest.mark.parametrize("seed", range(24))
+def test_any_order_of_operations(seed: int, shape: tuple[int, ...]) -> None:
+    assert_same(Network(Drawn(seed, 9)), tokens(*shape))
+
+
+@pytest.mark.parametrize("images", [1, 2, 5])
+def test_an_image_as_tokens_and_back_is_one_native_call(images: int) -> None:
+    conv, norm, linear = nn.Conv2d(3, 20, 3, padding=1), nn.LayerNorm(20), nn.Linear(20, 20)
+
+    def forward(x: Tensor) -> Tensor:
+        x = conv(x)
+        n, c, h, w = x.shape
+        t = x.reshape(n, c, h * w).permute(0, 2, 1)
+        t = t + linear(norm(t))
+        return F.relu(t.permute(0, 2, 1).reshape(n, c, h, w))
+
+    assert assert_same(Network(forward), tokens(images, 3, 6, 5)).native_calls == 1
+
+
+def test_channels_last_norms_and_layers_are_one_native_call() -> None:
+    wide, norm, up, down = (
+        nn.Conv2d(12, 12, 7, padding=3, groups=12),
+        nn.LayerNorm(12),
+        nn.Linear(12, 48),
+        nn.Linear(48, 12),
+    )
+
+    def forward(x: Tensor) -> Tensor:  # as ConvNeXt writes it
+        y = down(F.gelu(up(norm(wide(x).permute(0, 2, 3, 1))))) * 0.1
+        return x + y.permute(0, 3, 1, 2)
+
+    assert assert_same(Network(forward), tokens(2, 12, 9, 11)).native_calls == 1
+
+
+def test_windows_of_an_image_are_one_native_call() -> None:
+    """As windows of attention are cut and put together, whatever the batch."""
+    norm, linear = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(x: Tensor) -> Tensor:
+        n, h, w, c = x.shape
+        y = norm(x).reshape(n, h // 2, 2, w // 3, 3, c).permute(0, 1, 3, 2, 4, 5).reshape(-1, 6, c)
+        y = linear(y).reshape(n, h // 2, w // 3, 2, 3, c).permute(0, 1, 3, 2, 4, 5).reshape(n, h, w, c)
+        return x + y
+
+    for images in (1, 3):
+        assert assert_same(Network(forward), tokens(images, 6, 9, 8)).native_calls == 1
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.01, 0.3, 1.0, 2.0, -0.5])
+def test_leaky_relu_goes_along_with_a_convolution(slope: float) -> None:
+    conv = nn.Conv2d(5, 19, 3, padding=1)
+    module = Network(lambda x: F.leaky_relu(conv(x), slope))
+    assert assert_same(module, tokens(2, 5, 7, 9)).native_calls == 1
+    plan = compile(module, tokens(1, 5, 3, 3))
+    assert np.isnan(plan(np.full((1, 5, 3, 3), np.nan, np.float32))).all()
+
+
+@pytest.mark.parametrize("widths", [(1, 2, 0, 1), (0, 0, 0, 0), (3, 0, 2, 5)])
+def test_a_border_of_zeros_is_the_convolutions_own(widths: tuple[int, int, int, int]) -> None:
+    conv, (top, bottom, left, right) = nn.Conv2d(4, 6, 3, padding=1), widths
+    border = ((0, 0), (0, 0), (top, bottom), (left, right))
+    plan = assert_same(Network(lambda x: conv(x.pad(border))), tokens(1, 4, 6, 7))
+    assert plan.native_calls == 1
+    assert_same(Network(lambda x: conv(x.pad(border, 1.0))), tokens(1, 4, 6, 7))
+
+
+@pytest.mark.parametrize("fill", [0.0, -np.inf, -1.0])
+@pytest.mark.parametrize("after", ["relu", "nothing"])
+def test_a_border_of_a_maximum(fill: float, after: str) -> None:
+    border = ((0, 0), (0, 0), (0, 1), (1, 0))
+
+    def forward(x: Tensor) -> Tensor:
+        x = F.relu(x) if after == "relu" else x
+        return F.max_pool2d(x.pad(border, fill), 3, 2)
+
+    assert_same(Network(forward), tokens(2, 4, 8, 8) - 3)
+
+
+def test_a_result_that_is_a_view() -> None:
+    linear = nn.Linear(6, 4)
+    for view in (
+        lambda x: linear(x).reshape(-1, 4),
+        lambda x: linear(x).permute(0, 2, 1),
+        lambda x: linear(x)[:, 0],
+        lambda x: linear(x).reshape(x.shape[0], x.shape[1], 2, 2).permute(0, 2, 1, 3),
+    ):
+        assert_same(Network(view), tokens(2, 5, 6))
+
+
+def test_a_batch_norm_over_rows_goes_into_the_layer() -> None:
+    linear, norm = nn.Linear(6, 10, bias=False), nn.BatchNorm2d(10)
+    norm.running_mean, norm.running_var = norm.running_mean + 0.3, norm.running_var * 2
+
+    def forward(x: Tensor) -> Tensor:
+        y = linear(x)
+        rows = y.reshape(-1, 10, 1, 1)
+        return norm(rows).reshape(*y.shape)
+
+    assert_same(Network(forward), tokens(3, 7, 6))
