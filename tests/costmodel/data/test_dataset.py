@@ -77,7 +77,7 @@ def test_limit_takes_the_first_files(tmp_path):
 def test_any_width_named_by_the_schema_is_read(tmp_path, kernel):
     wide = np.hstack([kernel.config_feat, kernel.config_feat[:, :5]])
     write_npz(kernel, tmp_path / "train", config_feat=wide)
-    with pytest.raises(FileFormatError, match="config_feat has shape"):
+    with pytest.raises(FileFormatError, match="config_feat has 29 columns"):
         load_dataset(tmp_path, cache_dir=tmp_path / "cache", progress=False)
     (tmp_path / "schema.json").write_text(json.dumps({"config_features": [f"c{i}" for i in range(29)]}))
     data = load_dataset(tmp_path, cache_dir=tmp_path / "cache", progress=False)
@@ -105,7 +105,7 @@ BAD = {
     "text": {"config_runtime": np.array(["a"] * 60)},
     "some zero": {"config_runtime": np.arange(60)},
     "negative": {"config_runtime": np.full(60, -5)},
-    "float runtimes": {"config_runtime": np.full(60, 5.0)},
+    "negative runtimes": {"config_runtime": np.full(60, -5.0)},
     "no normalizer": {"config_runtime_normalizers": np.zeros(60, np.int64)},
     "lengths": {"config_runtime": np.ones(61, np.int64)},
     "scalar": {"config_runtime": np.int64(3)},
@@ -316,3 +316,20 @@ def test_a_directory_of_very_many_members_is_refused_unread(tmp_path, count):
             archive.writestr(f"{number}.npy", b"")
     with pytest.raises(FileFormatError, match="more than 256 members"):
         read_npz(tmp_path / "many.npz", ["0"])
+
+
+def test_a_file_without_graph_or_normalizers_is_a_kernel_that_nothing_is_known_of(tmp_path):
+    folder = tmp_path / "train"
+    folder.mkdir()
+    (tmp_path / "schema.json").write_text(json.dumps({"config_features": ["a", "b"]}))
+    given = {"config_feat": np.ones((3, 2)), "config_runtime": np.array([4.6, 0.2, 9.0])}
+    np.savez(folder / "p_1.npz", **given)
+    (kernel,) = load_dataset(tmp_path, cache_dir=tmp_path / "cache", progress=False).train
+    assert kernel.runtime.tolist() == [5, 1, 9] and kernel.normalizer.tolist() == [5, 5, 5]
+    assert kernel.n_nodes == 1 and not len(kernel.edge_index)
+    np.savez(folder / "p_1.npz", **given, node_opcode=np.zeros(1, np.uint8))
+    with pytest.raises(FileFormatError, match="a graph needs"):
+        load_dataset(tmp_path, cache_dir=tmp_path / "cache", progress=False)
+    np.savez(folder / "p_1.npz", **(given | {"config_runtime": np.array([4.0, np.inf, 9.0])}))
+    with pytest.raises(FileFormatError, match="leave out what failed"):
+        load_dataset(tmp_path, cache_dir=tmp_path / "cache", progress=False)

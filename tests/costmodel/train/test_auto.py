@@ -23,18 +23,18 @@ def data():
     return dataset_from_kernels(kernels[:10], kernels[10:13], kernels[13:])
 
 
-def found(*each):
-    return {"each": list(each)}
+def found(*each, times=1):
+    return {"each": list(each) * times}
 
 
 def test_one_alone_is_believed_only_where_it_is_clearly_better():
     first, second, third = auto.CANDIDATES
-    few = {first: found(0.5, 0.6), second: found(0.6, 0.1), third: found(0.1, 0.1)}
-    assert auto._believed(few) == [first, second]  # one of two kernels suits it
-    assert auto._believed(few | {second: found(0.1, 0.2)}) == [second]
-    assert auto._believed(few | {second: found(0.9, 1.0)}) == [first]
-    assert auto._believed({first: found(0.5), second: found(0.1)}) == [first, second]  # one kernel tells nothing
-    assert auto._believed({second: found(0.5, 0.6), third: found(0.1, 0.1)}) == [second]
+    few = {first: found(0.5, 0.6, times=3), second: found(0.6, 0.1, times=3), third: found(0.1, 0.1, times=3)}
+    assert auto._believed(few) == [first, second]  # half of the kernels suit it
+    assert auto._believed(few | {second: found(0.1, 0.2, times=3)}) == [second]
+    assert auto._believed(few | {second: found(0.9, 1.0, times=3)}) == [first]
+    assert auto._believed({first: found(0.5, 0.6), second: found(0.1, 0.2)}) == [first, second]  # two tell nothing
+    assert auto._believed({second: found(0.5, times=5), third: found(0.1, times=5)}) == [second]
     assert auto._believed({third: found(0.5, 0.6)}) == [third]
 
 

@@ -2,7 +2,8 @@
 
 `read_kernel` is the only way from a file to a `Kernel`, and it checks everything the rest of the package relies on:
 keys, shapes, number types, edges inside the graph, finite features, runtimes that are all positive or, where the
-answers are withheld, all zero.
+answers are withheld, all zero. A file of somebody's own may do without a graph, which is then one instruction that
+nothing is known of, and without normalizers, for which the kernel's median runtime stands.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ KEYS = (
     "config_runtime",
     "config_runtime_normalizers",
 )
+_GRAPH, _NEEDED, _NORMALIZERS = KEYS[:3], KEYS[3:5], KEYS[5]
+_LONGEST_NS = 1e18
 MAX_NODES = 1_000_000
 MAX_EDGES = 16_000_000
 MAX_CONFIGS = 10_000_000
@@ -71,9 +74,29 @@ def program_of(name: str) -> str:
 
 def read_kernel(path: Path, width: int) -> Kernel:
     """Read and check one npz file whose configurations have `width` features; keys beyond the six are ignored."""
-    arrays = read_npz(path, KEYS)
-    kernel = make_kernel(path.stem, width=width, where=str(path), **{key: arrays[key] for key in KEYS})
-    return kernel
+    arrays = read_npz(path, _NEEDED, (*_GRAPH, _NORMALIZERS))
+    if not arrays.keys() & set(_GRAPH):
+        empty = np.zeros((1, len(NODE_FEATURES)), np.float32), np.zeros(1, np.uint8), np.zeros((0, 2), np.int32)
+        arrays |= dict(zip(_GRAPH, empty, strict=True))
+    if missing := [key for key in _GRAPH if key not in arrays]:
+        raise FileFormatError(f"{path} lacks {', '.join(missing)}; a graph needs {', '.join(_GRAPH)}.")
+    arrays["config_runtime"] = _nanoseconds(arrays["config_runtime"], path)
+    if _NORMALIZERS not in arrays:
+        runtime = arrays["config_runtime"]
+        median = np.sort(runtime.reshape(-1))[runtime.size // 2 : runtime.size // 2 + 1]
+        arrays[_NORMALIZERS] = np.broadcast_to(median, runtime.shape) if median.size else runtime
+    return make_kernel(path.stem, width=width, where=str(path), **{key: arrays[key] for key in KEYS})
+
+
+def _nanoseconds(runtime: Array, path: Path) -> Array:
+    """Whole ones: what is smaller than one counts as one."""
+    if runtime.dtype.kind != "f":
+        return runtime
+    if not np.isfinite(runtime).all() or (runtime < 0).any() or (runtime > _LONGEST_NS).any():
+        raise FileFormatError(
+            f"{path}: config_runtime holds a value that is no time in nanoseconds; leave out what failed."
+        )
+    return np.where(runtime > 0, np.maximum(1, np.rint(runtime)), 0).astype(np.int64)
 
 
 def make_kernel(
@@ -92,6 +115,11 @@ def make_kernel(
     width = config_feat.shape[-1] if width is None and config_feat.ndim == 2 else width
     parts = checked_graph(node_feat, node_opcode, edge_index, config_runtime, where)
     c = len(parts["runtime"])
+    if config_feat.ndim == 2 and config_feat.shape[1] != width:
+        raise FileFormatError(
+            f"{where}: config_feat has {config_feat.shape[1]} columns where {width} are needed; the config_features of "
+            "a schema.json beside train name others."
+        )
     check_shape(config_feat, (c, width or 0), f"{where}: config_feat")
     check_shape(config_runtime_normalizers, (c,), f"{where}: config_runtime_normalizers")
     normalizer = integers(config_runtime_normalizers, 0, 1 << 62, f"{where}: config_runtime_normalizers")
@@ -148,6 +176,8 @@ def integers(array: Array, low: int, high: int, where: str) -> Array:
 def check_runtimes(runtime: Array, normalizer: Array, where: str) -> None:
     positive = runtime > 0
     if positive.any() and not positive.all():
-        raise FileFormatError(f"{where}: runtimes must all be positive, or all zero in an unlabelled split.")
+        raise FileFormatError(
+            f"{where}: runtimes must all be positive, or all zero in an unlabelled split; leave out what failed."
+        )
     if positive.all() and not (normalizer > 0).all():
         raise FileFormatError(f"{where}: every runtime needs a positive normalizer.")

@@ -57,6 +57,12 @@ class Preparation(Protocol):
     def settings(self) -> dict[str, Any]: ...
 
 
+def check_configs_differ(preparation: Preparation) -> None:
+    """What is the same for all configurations of a kernel ranks none of them."""
+    if preparation.config_width <= getattr(preparation, "global_width", 0):
+        raise ConfigurationError("All configurations of train have the same columns: there is nothing to rank by.")
+
+
 @dataclass(frozen=True, eq=False)
 class MinMax:
     """Columns scaled to [0, 1] by the extremes of the train files; columns constant there are dropped."""

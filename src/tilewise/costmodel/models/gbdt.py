@@ -19,7 +19,7 @@ from tilewise.costmodel.data.dataset import Dataset
 from tilewise.costmodel.data.kernel import Kernel
 from tilewise.costmodel.data.schema import Schema
 from tilewise.costmodel.features.ranker import RankerFeatures
-from tilewise.costmodel.features.scaling import Preparation
+from tilewise.costmodel.features.scaling import Preparation, check_configs_differ
 from tilewise.costmodel.models.files import write_tensors
 from tilewise.costmodel.models.trained import Contents, ModelFile, file_contents
 from tilewise.costmodel.models.trees import checked_trees
@@ -87,6 +87,7 @@ def train_gbdt(dataset: Dataset, seed: int = 0, trees: int = TREES, threads: int
     chosen = DEFAULTS | parameters
     ranks = chosen["objective"] == "lambdarank"
     preparation = RankerFeatures.fit(dataset.train)
+    check_configs_differ(preparation)
     table, goal, groups = _table(dataset, preparation, seed, ranks)
     if ranks:
         chosen["label_gain"] = list(range(_RELEVANCE + 1))

@@ -7,7 +7,7 @@ taken where it is clearly better than that. Trees that are kept are several, tra
 of them orders the fastest few by chance. Errors are averaged as logarithms, so that one kernel with a tail of
 configurations a hundred times slower does not decide alone. What every candidate reached goes into the kept model's
 record. A collection without a valid split gives a fifth of its kernels for one or, where it has fewer than five, of
-their configurations.
+their configurations; trees that are kept learn from those too in the end.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def train_auto(
     that was cut off goes on with the candidate it was at.
     """
     folder = Path(out_dir).expanduser()
-    dataset = _with_valid(dataset)
+    whole, dataset = dataset, _with_valid(dataset)
     key = _key(dataset, seed, settings)
     found = _finished(folder, key, len(dataset.valid)) if resume else {}
     models: dict[str, TrainedModel | GBDT] = {}
@@ -71,7 +71,7 @@ def train_auto(
     if not models:
         raise problem or TilewiseError("No model could be trained.")
     found = {name: found[name] for name in models}
-    kept = _kept(models, found, dataset, seed)
+    kept = _kept(models, found, dataset, whole, seed)
     reached = {name: {at: errors[at] for at in ("top1", "top5")} for name, errors in found.items()}
     kept.record["auto"] = {"chosen": kept.name, "kernels": len(dataset.valid), "valid": reached}
     kept.save(folder / MODEL_FILE)
@@ -110,7 +110,11 @@ def valid_errors(model: Any, dataset: Dataset) -> dict[str, Any]:
 
 
 def _kept(
-    models: dict[str, TrainedModel | GBDT], found: dict[str, dict[str, Any]], dataset: Dataset, seed: int
+    models: dict[str, TrainedModel | GBDT],
+    found: dict[str, dict[str, Any]],
+    dataset: Dataset,
+    whole: Dataset,
+    seed: int,
 ) -> TrainedModel | GBDT | Blend:
     """What the valid split says; what a blend reached there is added to `found`."""
     names = _believed(found)
@@ -123,7 +127,17 @@ def _kept(
         kept.record["calibration"] = calibrate(kept, dataset.valid)
         found[kept.name] = valid_errors(kept, dataset)
     others = [name for name in models if name not in _BLENDED and _clearly_better(found[name], found[kept.name])]
-    return models[others[0]] if others else kept
+    if others:
+        return models[others[0]]
+    return _taught_all(kept, whole) if isinstance(kept, Blend) and whole is not dataset else kept
+
+
+def _taught_all(blend: Blend, whole: Dataset) -> Blend:
+    """The blend with trees that learned from the kernels it was judged by as well; what was judged stays said."""
+    from tilewise.costmodel.models.gbdt import GBDT, train_gbdt
+
+    parts = [train_gbdt(whole, p.record["seed"]) if isinstance(p, GBDT) else p for p in blend.parts]
+    return dataclasses.replace(blend, parts=parts)
 
 
 def _believed(found: dict[str, dict[str, Any]]) -> list[str]:
@@ -134,9 +148,9 @@ def _believed(found: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def _clearly_better(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether errors are lower by more than kernels that differ by chance would have it; a single one tells nothing."""
+    """Whether errors are lower by more than kernels that differ by chance would have it; a few tell nothing."""
     gain = np.array(other["each"]) - np.array(one["each"])
-    return len(gain) > 1 and bool(gain.mean() > _CLEARLY * gain.std(ddof=1) / len(gain) ** 0.5)
+    return len(gain) >= _ENOUGH and bool(gain.mean() > _CLEARLY * gain.std(ddof=1) / len(gain) ** 0.5)
 
 
 def verdict(auto: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 
 from tilewise.costmodel.data.dataset import Dataset
 from tilewise.costmodel.data.shards import Split
-from tilewise.costmodel.features.scaling import Preparation, preparation_kinds
+from tilewise.costmodel.features.scaling import Preparation, check_configs_differ, preparation_kinds
 from tilewise.costmodel.metrics import kendall_tau, opa, top_k_error
 from tilewise.costmodel.models.trained import MODEL_FILE, TrainedModel
 from tilewise.costmodel.train.config import TrainSettings, default_settings
@@ -100,6 +100,7 @@ class _Run(ResumableRun):
         )
         # Defaults are recorded too: a file must build the same model after they have changed.
         self.kwargs = constructor_defaults(model_class(settings.model)) | dict(settings.model_kwargs)
+        check_configs_differ(self.preparation)
         if hasattr(self.preparation, "global_width"):
             self.kwargs["global_width"] = self.preparation.global_width
         with torch.random.fork_rng(devices=[]):
