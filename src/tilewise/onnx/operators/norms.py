@@ -14,14 +14,18 @@ from tilewise.tensor import Tensor
 
 
 @operator("BatchNormalization")
-def _batch_norm(node: Node, x: Value, weight: Value, bias: Value, mean: Value, var: Value) -> Value:
-    if len(node.outputs) > 1 or node.get("training_mode", 0):
-        raise ShapeError(f"{node} updates its statistics; export the network in eval mode")
+def _batch_norm(node: Node, x: Value, weight: Value, bias: Value, mean: Value, var: Value) -> Any:
     if not is_float(x, weight, bias, mean, var) or mean.shape != weight.shape or var.shape != weight.shape:
         raise ShapeError(f"{node} has statistics of shape {mean.shape} and a weight of shape {weight.shape}")
-    return F.batch_norm(
-        tensor(x), tensor(mean), tensor(var), tensor(weight), tensor(bias), eps=node.get("epsilon", 1e-5)
-    )
+    eps, old = node.get("epsilon", 1e-5), (tensor(mean), tensor(var))
+    if not node.get("training_mode", 0):
+        return F.batch_norm(tensor(x), *old, tensor(weight), tensor(bias), eps=eps)
+    result = F.batch_norm(tensor(x), None, None, tensor(weight), tensor(bias), eps=eps)  # as weights are standardised
+    if len(node.outputs) == 1:
+        return result
+    axes, kept = tuple(a for a in range(len(x.shape)) if a != 1), node.get("momentum", 0.9)
+    seen = tensor(x).mean(axes), tensor(x).var(axes, correction=0)
+    return result, *(before * kept + now * (1 - kept) for before, now in zip(old, seen, strict=True))
 
 
 @operator("LayerNormalization")
