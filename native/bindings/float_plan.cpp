@@ -153,6 +153,7 @@ void bind_float_plan(nb::module_& m) {
       .def("spread", &FloatPlan::spread)
       .def("flatten", &FloatPlan::flatten)
       .def("layer_norm", &FloatPlan::layer_norm)
+      .def("group_norm", &FloatPlan::group_norm)
       .def("attention", attention, nb::arg("qkv"), nb::arg("heads"), nb::arg("first"), nb::arg("step"), nb::arg("dim"), nb::arg("value_dim"),
            nb::arg("scale"), nb::arg("causal"))
       .def("output", &FloatPlan::output, nb::arg("value"), nb::arg("last") = false)

@@ -289,6 +289,19 @@ int FloatPlan::layer_norm(int x, const std::vector<float>& weight, const std::ve
   return add(size(x), {x}, [weight, bias, eps](const LastImage* in, const LastImage& out) { norm_pixels(in[0], weight.data(), bias.data(), eps, out); });
 }
 
+int FloatPlan::group_norm(int x, int64_t groups, const std::vector<float>& weight, const std::vector<float>& bias, float eps) {
+  x = last(x);
+  const auto channels = static_cast<std::size_t>(size(x).c);
+  require(groups > 0 && size(x).c % groups == 0, "the groups are no whole number of channels");
+  require(weight.size() == channels && bias.size() == channels, "a weight and a bias a channel");
+  std::vector<float> a = weight, b = bias;
+  a.resize(a.size() + kLine);
+  b.resize(b.size() + kLine);
+  return add(size(x), {x}, [groups, a, b, eps](const LastImage* in, const LastImage& out) {
+    active_channels_last().group_norm(in[0], groups, a.data(), b.data(), eps, out);
+  });
+}
+
 int FloatPlan::attention(const int (&qkv)[3], const PlanHeads& heads, int mask) {
   std::vector<int> in;
   for (int i = 0; i < 3; ++i) {

@@ -48,6 +48,7 @@ class FloatPlan {
   int spread(int x, int64_t by_h, int64_t by_w);  // runs of channels become pixels
   int flatten(int x);  // (N, C, H, W) to (N, C * H * W, 1, 1), in that order
   int layer_norm(int x, const std::vector<float>& weight, const std::vector<float>& bias, float eps);  // over a pixel's channels
+  int group_norm(int x, int64_t groups, const std::vector<float>& weight, const std::vector<float>& bias, float eps);
   // mask -1: none; else (batch or 1, heads or 1, queries or 1, keys), added to the scores
   int attention(const int (&qkv)[3], const PlanHeads& heads, int mask = -1);
   void output(int value, bool last = false);  // as `input`

@@ -201,6 +201,45 @@ void affine(const LastImage& x, const float* scale, const float* shift, ConvActi
   });
 }
 
+// The sum of f(v) over a run of channels of all pixels of an image: rows first, then their sums.
+template <class F>
+float sum_of_run(const LastImage& x, const float* from, int64_t channels, F&& f) {
+  vf total = {};
+  float rest = 0.0f;
+  for (int64_t row = 0; row < x.h; ++row) {
+    vf sum = {};
+    float few = 0.0f;
+    for (int64_t column = 0; column < x.w; ++column, from += x.pitch) {
+      int64_t c = 0;
+      for (; c + kLanes <= channels; c += kLanes) sum += f(load(from + c));
+      for (; c < channels; ++c) few += f(splat(from[c]))[0];
+    }
+    total += sum;
+    rest += few;
+  }
+  return sum_lanes(total) + rest;
+}
+
+void group_norm(const LastImage& x, int64_t groups, const float* weight, const float* bias, float eps, const LastImage& y) {
+  const int64_t each = x.c / groups, plane = x.h * x.w;
+  const float count = static_cast<float>(each * plane);
+  for_runs(x.n * groups, each * plane, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      const int64_t n = i / groups, start = i % groups * each;
+      const float* from = x.data + n * plane * x.pitch + start;
+      const float mean = sum_of_run(x, from, each, [](vf v) { return v; }) / count;
+      const float spread = sum_of_run(x, from, each, [=](vf v) { return (v - mean) * (v - mean); }) / count;
+      const vf scale = splat(1.0f / __builtin_sqrtf(spread + eps));
+      float* to = y.data + n * plane * y.pitch + start;
+      for (int64_t p = 0; p < plane; ++p, from += x.pitch, to += y.pitch) {
+        for (int64_t c = 0; c < each; c += kLanes) {
+          put(to + c, multiply_add(load(bias + start + c), (load(from + c) - mean) * scale, load(weight + start + c)), each - c);
+        }
+      }
+    }
+  });
+}
+
 // Two vectors, lane by lane in turn.
 TW_INLINE void interleave(vf a, vf b, float* to) {
   const vf low = pairs_low(a, b), high = pairs_high(a, b);  // in every 128 bits: the first two lanes of both, the last two
@@ -265,7 +304,7 @@ void spread(const LastImage& x, int64_t by_h, int64_t by_w, const LastImage& y) 
 
 }  // namespace
 
-const ChannelsLastOps channels_last = {from_planes, to_planes, max_pool, avg_pool, global_mean, binary_of_kind, affine, take, gather, transpose, upsample, spread};
+const ChannelsLastOps channels_last = {from_planes, to_planes, max_pool, avg_pool, global_mean, binary_of_kind, affine, take, group_norm, gather, transpose, upsample, spread};
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -28,6 +28,8 @@ struct ChannelsLastOps {
   // act(x * scale + shift), scale and shift by channel, whole vectors, or both null
   void (*affine)(const LastImage& x, const float* scale, const float* shift, ConvActivation activation, const LastImage& y);
   void (*take)(const LastImage& x, const int32_t* channels, const LastImage& y);                   // y's channel i is x's channels[i]
+  // over all pixels of an image and each of `groups` runs of its channels; weight and bias by channel
+  void (*group_norm)(const LastImage& x, int64_t groups, const float* weight, const float* bias, float eps, const LastImage& y);
   void (*gather)(const LastImage& x, const int32_t* pixels, int64_t count, const LastImage& y);     // of every image these, in this order
   void (*transpose)(const LastImage& x, const LastImage& y);                                     // y's pixels are x's channels
   void (*upsample)(const LastImage& x, int64_t by_h, int64_t by_w, const LastImage& y);            // each pixel repeated

@@ -195,3 +195,13 @@ def test_a_batch_norm_over_rows_goes_into_the_layer() -> None:
         return norm(rows).reshape(*y.shape)
 
     assert_same(Network(forward), tokens(3, 7, 6))
+
+
+@pytest.mark.parametrize("shape", [(1, 6, 5, 7), (3, 24, 4, 4), (2, 35, 1, 1), (1, 16, 9, 3)])
+def test_a_group_norm_is_a_step(shape: tuple[int, ...]) -> None:
+    channels = shape[1]
+    conv, rng = nn.Conv2d(channels, channels, 1), np.random.default_rng(0)
+    weight, bias = (Tensor(rng.standard_normal(channels, dtype=np.float32)) for _ in range(2))
+    for groups in {1, channels, next(g for g in (2, 3, 5, 7) if channels % g == 0)}:
+        module = Network(lambda x, groups=groups: F.relu(F.group_norm(conv(x), groups, weight, bias)))
+        assert assert_same(module, tokens(*shape)).native_calls == 1

@@ -256,6 +256,9 @@ def _add(plan: Any, number: int, step: Step, values: dict[int, int], layers: Lay
     elif step.kind == "layer_norm":
         assert step.weight is not None and step.bias is not None
         made = plan.layer_norm(reads[0], step.weight.tolist(), step.bias.tolist(), options["eps"])
+    elif step.kind == "group_norm":
+        assert step.weight is not None and step.bias is not None
+        made = plan.group_norm(reads[0], options["groups"], step.weight.tolist(), step.bias.tolist(), options["eps"])
     elif step.kind == "attention":
         made = plan.attention(reads, **options)
     else:

@@ -35,6 +35,20 @@ class GeluTanh(Operation):
         raise NotImplementedError("this stands in plans, which have no gradients")
 
 
+class GroupNorm(Operation):
+    """Layer norm over each group of channels and all their pixels, for inference; weight and bias by channel."""
+
+    def forward(self, x: Array, weight: Array, bias: Array, *, groups: int, eps: float) -> Array:
+        rows = x.reshape(len(x), groups, -1)
+        centred = rows - rows.mean(-1, keepdims=True)
+        normed = centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + np.float32(eps))
+        by_channel = (-1, *(1,) * (x.ndim - 2))
+        return np.asarray(normed.reshape(x.shape) * weight.reshape(by_channel) + bias.reshape(by_channel))
+
+    def backward(self, grad: Array) -> Grads:
+        raise NotImplementedError("this stands in plans, which have no gradients")
+
+
 def recognised(trace: Trace) -> Trace:
     """The same computation with its layers named."""
     return Rewriting(trace, _RULES).finished()
@@ -127,6 +141,47 @@ def _after_norm(w: Rewriting, node: Node) -> Value | None:
     else:
         bias = bias + spread
     return w.make(node, LayerNorm, node.shape, x, weight, bias, **norm.params)
+
+
+def _group_norm(w: Rewriting, node: Node) -> Value | None:
+    """Rows of whole groups of channels, normed, seen as the image again, and times and plus a number a channel."""
+    added = parted(node)
+    product = None if added is None else w.node(added[0], "Mul")
+    scaled = None if product is None else parted(product)
+    if added is None or scaled is None or len(node.shape) != 4:
+        return None
+    weight, bias = (_by_channel(constant, node.shape) for constant in (scaled[1], added[1]))
+    back = w.views.get(scaled[0].number)
+    norm = None if back is None else w.node(Value(back.source), "LayerNorm")
+    if weight is None or bias is None or back is None or norm is None or len(norm.shape) != 2:
+        return None
+    plain = bool(np.all(norm.inputs[1] == 1)) and not np.any(norm.inputs[2])
+    there = w.views.get(norm.inputs[0].number) if isinstance(norm.inputs[0], Value) else None
+    if not plain or there is None or w.shape(Value(there.source)) != node.shape or norm.shape[0] % node.shape[0]:
+        return None
+    groups = norm.shape[0] // node.shape[0]
+    if there != reshaped(whole(there.source, node.shape), norm.shape) or node.shape[1] % groups:
+        return None
+    if back != reshaped(whole(back.source, norm.shape), node.shape):
+        return None
+    x, eps = Value(there.source), float(norm.params["eps"])
+    return w.make(node, GroupNorm, node.shape, x, weight, bias, groups=groups, eps=eps)
+
+
+def _by_channel(constant: Array, shape: tuple[int, ...]) -> Array | None:
+    """(C,) of a constant (C, 1, 1), or with ones before it, or of one number."""
+    padded = (1,) * (len(shape) - np.ndim(constant)) + np.shape(constant)
+    if len(padded) != len(shape) or any(size != 1 for i, size in enumerate(padded) if i != 1):
+        return None
+    return np.array(np.broadcast_to(np.reshape(constant, -1), (shape[1],)), np.float32)
+
+
+def _changes_nothing(w: Rewriting, node: Node) -> Value | None:
+    """Times ones, plus zeros."""
+    parts = parted(node)
+    if parts is None or w.shape(parts[0]) != node.shape:
+        return None
+    return parts[0] if bool(np.all(parts[1] == (1 if node.operation.__name__ == "Mul" else 0))) else None
 
 
 # --- GELU ---
@@ -301,8 +356,8 @@ def _first_of(*rules: Rule) -> Rule:
 
 _RULES: dict[str, Rule] = {
     "Div": _normed,
-    "Mul": _first_of(_normed, _after_norm, _gelu),
-    "Add": _after_norm,
+    "Mul": _first_of(_changes_nothing, _normed, _after_norm, _gelu),
+    "Add": _first_of(_changes_nothing, _after_norm, _group_norm),
     "MatMul": attention,
     "Attention": known_attention,
     "Linear": _before_view,

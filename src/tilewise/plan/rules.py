@@ -231,6 +231,13 @@ def _pool(kind: str) -> Rule:
     return rule
 
 
+def _group_norm(low: Lowering, _number: int, node: Node) -> Step | None:
+    x, weight, bias = low.image(node.inputs[0]), *node.inputs[1:]
+    if x is None or isinstance(weight, Value) or isinstance(bias, Value):
+        return None
+    return Step("group_norm", (x,), node.shape, node.layer, "", weight, bias, dict(node.params))
+
+
 def _global_mean(low: Lowering, _number: int, node: Node) -> Step | None:
     x = low.image(node.inputs[0])
     return None if x is None else Step("global_mean", (x,), node.shape, node.layer)
@@ -310,6 +317,7 @@ RULES: dict[str, Rule] = {
     "Linear": _linear,
     "FixedNorm": _norm,
     "LayerNorm": tokens.layer_norm,
+    "GroupNorm": _group_norm,
     "Attention": tokens.attention,
     "PackedAttention": tokens.packed_attention,
     "MatMul": _matmul,

@@ -21,8 +21,8 @@ class Step:
     kind: str
     # conv, linear, max_pool, avg_pool, global_mean, add, sub, mul, affine (scale, shift and activation), concat, slice,
     # take (of channels), pixels (in another order or number), transpose (channels and pixels change places), upsample,
-    # spread (channels over pixels), flatten, same (the value as it is), layer_norm, attention (both over tokens) or
-    # python; and input, where steps are a list
+    # spread (channels over pixels), flatten, same (the value as it is), group_norm, layer_norm, attention (both over
+    # tokens) or python; and input, where steps are a list
     inputs: tuple[int, ...]
     shape: Shape
     layer: str = ""
