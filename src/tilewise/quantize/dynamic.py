@@ -67,9 +67,3 @@ def _replace(module: Module) -> None:
             setattr(module, name, QuantizedLinear.from_float(child))
         else:
             _replace(child)
-
-
-def int8_bytes(model: Module) -> int:
-    """Bytes of all weights of a dynamically quantized model, int8 and float."""
-    quantized = sum(m.nbytes for m in model.modules() if isinstance(m, QuantizedLinear))
-    return quantized + sum(t.data.nbytes for _, t in model.named_tensors())

@@ -22,7 +22,7 @@ from tilewise.bench.scoring import Score
 from tilewise.errors import ConfigurationError, FileFormatError, TilewiseError, UnavailableError
 
 try:
-    from sqlalchemy import func, select, text
+    from sqlalchemy import func, select
     from sqlalchemy.exc import SQLAlchemyError
 
     from tilewise.bench.board import schema
@@ -395,7 +395,3 @@ class Board:
         shown = (table.c.id, table.c.team, table.c.role, table.c.created_at, table.c.revoked_at)
         with self.read() as connection:
             return [dict(r._mapping) for r in connection.execute(select(*shown).order_by(table.c.created_at.desc()))]
-
-    def ping(self) -> None:
-        with self.read() as connection:
-            connection.execute(text("SELECT 1"))
