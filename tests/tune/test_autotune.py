@@ -129,6 +129,16 @@ def test_a_matrix_product_on_a_known_gpu_is_ranked_by_the_shipped_model(session,
     assert measured[0].kwargs["BLOCK_M"] * measured[0].kwargs["BLOCK_N"] >= 64 * 128
 
 
+def test_a_gpu_that_no_model_was_trained_on_is_told_whose_it_gets(session, monkeypatch):
+    monkeypatch.setattr(auto, "this_gpu", lambda: (Machine("autotune", "NVIDIA A100", {}), "3", "h200"))
+    kwargs = [{"BLOCK_M": m, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP_M": 8} for m in (16, 64, 128)]
+    configs = [SimpleNamespace(kwargs=one, num_warps=4, num_stages=3) for one in kwargs]
+    with pytest.warns(UserWarning, match="no model was trained on NVIDIA A100: starting from that of h200") as said:
+        for m in (4096, 2048):
+            session.first.choose(configs, {"M": m, "N": 4096, "K": 1024}, ["torch.bfloat16"], lambda config: 1000.0)
+    assert len(said) == 1
+
+
 def test_settings_that_are_no_numbers_are_told_apart():
     assert config_of({"BLOCK": 32, "FAST": True, "mode": "ieee", "maxnreg": None}) == config_of(
         {"mode": "ieee", "FAST": 1, "BLOCK": 32}

@@ -52,11 +52,11 @@ def test_what_is_kept_is_read_again_and_the_blend_is_told_with_its_parts(data, t
 
 def test_a_candidate_outside_the_blend_must_beat_it_clearly(data, tmp_path, monkeypatch):
     third = auto.CANDIDATES[2]
-    for each, name in ((found(0.0, 0.0, 0.0), third), (found(9.0, 0.0, 9.0), "TileRanker + GBDT")):
-        told = {"TileRanker": found(1.0, 2.0, 3.0), "GBDT": found(2.0, 1.0, 3.0), third: each}
+    for each, name in ((found(0.0, times=6), third), (found(9.0, 0.0, 9.0, times=2), "TileRanker + GBDT")):
+        told = {"TileRanker": found(1.0, 2.0, 3.0, times=2), "GBDT": found(2.0, 1.0, 3.0, times=2), third: each}
         models = {candidate: Constant(candidate) for candidate in told}
-        monkeypatch.setattr(auto, "valid_errors", lambda model, dataset: found(1.0, 1.0, 1.5))
-        assert auto._kept(models, told, data, seed=0).name == name
+        monkeypatch.setattr(auto, "valid_errors", lambda model, dataset: found(1.0, 1.0, 1.5, times=2))
+        assert auto._kept(models, told, data, data, seed=0).name == name
 
 
 class Constant:

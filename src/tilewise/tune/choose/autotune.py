@@ -158,7 +158,8 @@ class Session:
             self._memory = Memory(self.folder, self._machine, version, self.folder / f"{words}.sqlite", self.say)
             for note in self._memory.choices.notes:
                 self.say(note)
-            self._model, _ = shipped_scores(collection, self._machine.identity, "triton", 0.0)
+            known = collection is None or collection in self._machine.identity.lower()
+            self._model, _ = shipped_scores(collection, self._machine.identity, "triton", 0.0, own=known)
             if self._service_url is not None:
                 self._service = ServiceClient(self._service_url, self._machine, self.say)
         return self._memory, self._machine
@@ -229,6 +230,8 @@ class Session:
         recognised = None if self._model is None else matmul_like(settings, sizes, dtypes)
         if recognised is None or self._model is None:
             return None
+        while self._model.notes:  # once: the first product is the first that the model is used for
+            warnings.warn(self._model.notes.pop(), stacklevel=2)
         try:
             return _ProductScores(self._model.hyper, self._model.scores(*recognised))
         except TilewiseError as error:
