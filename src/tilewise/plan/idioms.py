@@ -144,28 +144,42 @@ def _after_norm(w: Rewriting, node: Node) -> Value | None:
 
 
 def _group_norm(w: Rewriting, node: Node) -> Value | None:
-    """Rows of whole groups of channels, normed, seen as the image again, and times and plus a number a channel."""
-    added = parted(node)
-    product = None if added is None else w.node(added[0], "Mul")
-    scaled = None if product is None else parted(product)
-    if added is None or scaled is None or len(node.shape) != 4:
-        return None
-    weight, bias = (_by_channel(constant, node.shape) for constant in (scaled[1], added[1]))
-    back = w.views.get(scaled[0].number)
+    """Rows of whole groups of channels, normed and seen as the image again."""
+    x = node.inputs[0]
+    back = reshaped(w.views.get(x.number, whole(x.number, w.shape(x))), node.shape) if isinstance(x, Value) else None
     norm = None if back is None else w.node(Value(back.source), "LayerNorm")
-    if weight is None or bias is None or back is None or norm is None or len(norm.shape) != 2:
+    if len(node.shape) != 4 or not node.shape[0] or back is None or norm is None or len(norm.shape) != 2:
         return None
-    plain = bool(np.all(norm.inputs[1] == 1)) and not np.any(norm.inputs[2])
-    there = w.views.get(norm.inputs[0].number) if isinstance(norm.inputs[0], Value) else None
-    if not plain or there is None or w.shape(Value(there.source)) != node.shape or norm.shape[0] % node.shape[0]:
+    rows, weight, bias = norm.inputs
+    there = w.views.get(rows.number) if isinstance(rows, Value) else None
+    if there is None or w.shape(Value(there.source)) != node.shape or norm.shape[0] % node.shape[0]:
         return None
     groups = norm.shape[0] // node.shape[0]
-    if there != reshaped(whole(there.source, node.shape), norm.shape) or node.shape[1] % groups:
+    as_rows = reshaped(whole(there.source, node.shape), norm.shape)
+    if isinstance(weight, Value) or isinstance(bias, Value) or not np.all(weight == 1) or np.any(bias):
         return None
-    if back != reshaped(whole(back.source, norm.shape), node.shape):
+    if node.shape[1] % groups or there != as_rows or back != reshaped(whole(back.source, norm.shape), node.shape):
         return None
-    x, eps = Value(there.source), float(norm.params["eps"])
-    return w.make(node, GroupNorm, node.shape, x, weight, bias, groups=groups, eps=eps)
+    one = np.ones(node.shape[1], np.float32)
+    source, eps = Value(there.source), float(norm.params["eps"])
+    return w.make(node, GroupNorm, node.shape, source, one, np.zeros_like(one), groups=groups, eps=eps)
+
+
+def _after_group_norm(w: Rewriting, node: Node) -> Value | None:
+    """A number a channel, times or plus what a group norm gives: its weight or bias."""
+    parts = parted(node)
+    norm = None if parts is None else w.node(parts[0], "GroupNorm")
+    if parts is None or norm is None or w.readers[parts[0].number] != 1 or node.shape != norm.shape:
+        return None
+    x, weight, bias = norm.inputs
+    constant = _by_channel(parts[1], node.shape)
+    if constant is None or isinstance(weight, Value) or isinstance(bias, Value):
+        return None
+    if node.operation.__name__ == "Mul":
+        weight, bias = weight * constant, bias * constant
+    else:
+        bias = bias + constant
+    return w.make(node, GroupNorm, node.shape, x, weight, bias, **norm.params)
 
 
 def _by_channel(constant: Array, shape: tuple[int, ...]) -> Array | None:
@@ -356,8 +370,9 @@ def _first_of(*rules: Rule) -> Rule:
 
 _RULES: dict[str, Rule] = {
     "Div": _normed,
-    "Mul": _first_of(_changes_nothing, _normed, _after_norm, _gelu),
-    "Add": _first_of(_changes_nothing, _after_norm, _group_norm),
+    "Mul": _first_of(_changes_nothing, _normed, _after_norm, _after_group_norm, _gelu),
+    "Add": _first_of(_changes_nothing, _after_norm, _after_group_norm),
+    "Reshape": _group_norm,
     "MatMul": attention,
     "Attention": known_attention,
     "Linear": _before_view,
