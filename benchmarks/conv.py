@@ -151,7 +151,7 @@ def main() -> None:
         rows += [training(name, 32, threads, options.budget) for name in ("vgg6", "resnet8")]
         if options.layers:
             rows += [layer(shape, batch, threads, options.budget / 4) for batch in (1, 8) for shape in LAYERS]
-    write_results(options.json, rows)
+    write_results(options.json, rows, keep=options.threads != parser.get_default("threads"))
 
 
 if __name__ == "__main__":

@@ -119,7 +119,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/train_step.json"))
     given = parser.parse_args()
     rows = [row for threads in given.threads for row in measure(given.only, threads, given.budget)]
-    write_results(given.json, rows)
+    whole = (given.threads, given.only) == (parser.get_default("threads"), list(CASES))
+    write_results(given.json, rows, keep=not whole)
 
 
 if __name__ == "__main__":
