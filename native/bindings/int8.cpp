@@ -42,6 +42,7 @@ void make_layer(Int8Layer* self, nb::handle weights, nb::handle offset, nb::hand
 
 nb::object layer_conv(const Int8Layer& layer, nb::handle x, int border, nb::handle residual, int residual_border,
                       int out_border) {
+  if (layer.gives_wide()) throw nb::value_error("only a plan runs a layer that gives 16 bits");
   const Int8Image in = image_of(x, border, "x");
   Int8Image out = layer.conv_shape(in), skip;
   if (!residual.is_none()) {
@@ -291,7 +292,8 @@ void bind_int8(nb::module_& m) {
            nb::arg("stride"), nb::arg("padding"))
       .def("set_output", &Int8Layer::set_output)
       .def("set_finish", [](Int8Layer& layer, const Finish& finish) { layer.set_finish(finish_of(finish)); })
-      .def("set_residual", &Int8Layer::set_residual)
+      .def("set_wide_finish", [](Int8Layer& layer, const ShortFinish& finish) { layer.set_wide_finish(wide_finish_of(finish)); })
+      .def("set_residual", &Int8Layer::set_residual, nb::arg("scale"), nb::arg("zero"), nb::arg("wide") = false)
       .def("conv", layer_conv, nb::arg("x"), nb::arg("border"), nb::arg("residual").none(), nb::arg("residual_border"),
            nb::arg("out_border"))
       .def("linear", layer_linear, nb::arg("x"), nb::arg("kind"), nb::arg("row_scale").none(), nb::arg("relu"),

@@ -54,6 +54,15 @@ inline nb::object new_image(const Int8Image& image, int zero) {
   return out;
 }
 
+// The same of numbers of two bytes, by whose zero point all bytes are 0; `image` is in numbers.
+inline nb::object new_wide_image(Int8Image image) {
+  const npy_intp shape[4] = {image.images, image.full_height(), image.full_width(), image.pixel};
+  nb::object out = new_object(4, shape, NPY_INT16);
+  image.pixel *= 2;
+  fill_border(image, 0, data<uint8_t>(out));
+  return out;
+}
+
 inline void fill_all(nb::handle array, int zero) {
   auto* bytes = reinterpret_cast<PyArrayObject*>(array.ptr());
   std::memset(PyArray_DATA(bytes), zero, static_cast<std::size_t>(PyArray_NBYTES(bytes)));
@@ -100,6 +109,15 @@ inline ByteFinish finish_of(const Finish& given) {
   if (table.size() > (1u << 17) || first < -(1 << 16) || first > 0 || !(fine > 0.0f)) throw nb::value_error("bad table");
   finish.table = {static_cast<const uint8_t*>(table.data()), fine, first, first + static_cast<int>(table.size()) - 1};
   return finish;
+}
+
+// low, high, curve (the places of WideCurve), inverse; far and slope of a bend
+using ShortFinish = std::tuple<int, int, int, float, float, float>;
+
+inline WideFinish wide_finish_of(const ShortFinish& given) {
+  const auto& [low, high, curve, inverse, far, slope] = given;
+  if (curve < 0 || curve > static_cast<int>(WideCurve::gelu)) throw nb::value_error("there is no such activation");
+  return {low, high, static_cast<WideCurve>(curve), inverse, {far, slope}};
 }
 
 using Four = std::tuple<int, int, int, int>;  // top, left, bottom, right

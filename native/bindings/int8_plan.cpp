@@ -13,17 +13,23 @@ namespace {
 
 // --- layers in groups ---
 
+GroupedGeometry geometry_of(PyArrayObject* weights, int groups, IntPair stride, Four padding, IntPair dilation) {
+  GroupedGeometry g;
+  g.columns = PyArray_DIM(weights, 0);
+  g.group_channels = PyArray_DIM(weights, 3);
+  g.groups = groups;
+  std::tie(g.top, g.left, g.bottom, g.right) = padding;
+  g.taps = {PyArray_DIM(weights, 1), PyArray_DIM(weights, 2), std::get<0>(stride), std::get<1>(stride), std::get<0>(dilation),
+            std::get<1>(dilation)};
+  return g;
+}
+
 // weights (columns, kh, kw, channels of a group) int8; offset int32 and scale float32 (columns,); padding top, left, bottom, right
 void make_grouped(Int8GroupedLayer* self, nb::handle weights, nb::handle offset, nb::handle scale, int groups, IntPair stride,
                   Four padding, IntPair dilation) {
   PyArrayObject* w = checked(weights, NPY_INT8, 4, "weights");
   if (PyArray_SIZE(w) > std::numeric_limits<int>::max()) throw nb::value_error("the weights have too many elements");
-  GroupedGeometry g;
-  g.columns = PyArray_DIM(w, 0);
-  g.group_channels = PyArray_DIM(w, 3);
-  g.groups = groups;
-  std::tie(g.top, g.left, g.bottom, g.right) = padding;
-  g.taps = {PyArray_DIM(w, 1), PyArray_DIM(w, 2), std::get<0>(stride), std::get<1>(stride), std::get<0>(dilation), std::get<1>(dilation)};
+  const GroupedGeometry g = geometry_of(w, groups, stride, padding, dilation);
   if (offset.is_none() || scale.is_none()) throw nb::type_error("a layer in groups needs its offset and scale");
   const int columns = static_cast<int>(g.columns);
   new (self) Int8GroupedLayer(g, data<const int8_t>(weights), per_column<int32_t>(offset, NPY_INT32, columns, "offset"),
@@ -56,6 +62,42 @@ nb::object grouped_weights(const Int8GroupedLayer& layer) {
   nb::object out = new_object(4, shape, NPY_INT8);
   layer.unpack(data<int8_t>(out));
   return out;
+}
+
+// --- layers on numbers of 16 bits ---
+
+// weights (columns, kh, kw, channels of a group) int16; offset int32, scale and bias float32 (columns,); bias may be None
+void make_wide(Int16Layer* self, nb::handle weights, nb::handle offset, nb::handle scale, nb::handle bias, int groups,
+               IntPair stride, Four padding, IntPair dilation) {
+  PyArrayObject* w = checked(weights, NPY_INT16, 4, "weights");
+  if (PyArray_SIZE(w) > std::numeric_limits<int>::max()) throw nb::value_error("the weights have too many elements");
+  if (offset.is_none() || scale.is_none()) throw nb::type_error("a layer needs its offset and scale");
+  const GroupedGeometry g = geometry_of(w, groups, stride, padding, dilation);
+  const int columns = static_cast<int>(g.columns);
+  new (self) Int16Layer(g, data<const int16_t>(weights), per_column<int32_t>(offset, NPY_INT32, columns, "offset"),
+                        per_column<float>(scale, NPY_FLOAT32, columns, "scale"),
+                        per_column<float>(bias, NPY_FLOAT32, columns, "bias"));
+}
+
+nb::object wide_weights(const Int16Layer& layer) {
+  const GroupedGeometry& g = layer.geometry();
+  const npy_intp shape[4] = {g.columns, g.taps.kernel_h, g.taps.kernel_w, g.group_channels};
+  nb::object out = new_object(4, shape, NPY_INT16);
+  layer.unpack(data<int16_t>(out));
+  return out;
+}
+
+// A finish to bytes, or one to 16 bits.
+MixedEnd end_of(nb::handle given) {
+  MixedEnd end;
+  ShortFinish shorts;
+  end.wide = nb::try_cast(given, shorts);
+  if (end.wide) {
+    end.numbers = wide_finish_of(shorts);
+  } else {
+    end.bytes = finish_of(nb::cast<Finish>(given));  // its table is the tuple's: kept by the operation
+  }
+  return end;
 }
 
 // --- rows of pixels, one operation at a time ---
@@ -126,21 +168,24 @@ nb::object take_bytes(nb::handle x, std::vector<int> channels) {
 
 // --- plans ---
 
-int plan_input(Int8Plan& plan, bool bytes, bool rows, int channels, int border, int zero) {
-  check_zero(zero);
+int plan_input(Int8Plan& plan, bool bytes, bool rows, int channels, int border, int zero, bool wide) {
+  check_zero(wide ? 0 : zero);
   if (channels < 0 || border < 0 || (rows && border != 0)) throw nb::value_error("bad channels or border");
   PlanShape shape;
   shape.bytes = bytes;
   shape.rows = rows;
   shape.channels = channels;
   shape.border = border;
-  shape.zero = zero;
+  shape.zero = wide ? 0 : zero;
+  shape.size = wide ? 2 : 1;
   return plan.add_input(shape);
 }
 
+int type_of(const PlanShape& shape) { return !shape.bytes ? NPY_FLOAT32 : shape.wide() ? NPY_INT16 : NPY_UINT8; }
+
 // The shape of one image of an input, and how many there are.
 std::pair<PlanShape, int64_t> input_shape(PlanShape shape, nb::handle x) {
-  PyArrayObject* array = checked(x, shape.bytes ? NPY_UINT8 : NPY_FLOAT32, shape.rows ? 2 : 4, "x");
+  PyArrayObject* array = checked(x, type_of(shape), shape.rows ? 2 : 4, "x");
   const int64_t channels = PyArray_DIM(array, shape.rows ? 1 : shape.bytes ? 3 : 1);
   if (channels != (shape.bytes ? round_up(shape.channels, kInt8Group) : shape.channels)) {
     throw nb::value_error("x has another number of channels than the model");
@@ -156,9 +201,10 @@ std::pair<PlanShape, int64_t> input_shape(PlanShape shape, nb::handle x) {
 
 nb::object new_output(const PlanShape& shape, int64_t images) {
   if (shape.rows) {
-    const npy_intp dims[2] = {images, shape.bytes ? shape.image(images).pixel : shape.channels};
-    return new_object(2, dims, shape.bytes ? NPY_UINT8 : NPY_FLOAT32);
+    const npy_intp dims[2] = {images, shape.bytes ? shape.numbers(images).pixel : shape.channels};
+    return new_object(2, dims, type_of(shape));
   }
+  if (shape.wide()) return new_wide_image(shape.numbers(images));
   if (shape.bytes) return new_image(shape.image(images), shape.zero);
   const npy_intp dims[4] = {images, shape.channels, shape.height, shape.width};
   return new_object(4, dims, NPY_FLOAT32);
@@ -227,7 +273,7 @@ void bind_plan(nb::module_& m) {
   nb::class_<Int8Plan>(m, "Int8Plan")
       .def(nb::init<>())
       .def("input", plan_input, nb::arg("bytes"), nb::arg("rows"), nb::arg("channels"), nb::arg("border") = 0,
-           nb::arg("zero") = 0)
+           nb::arg("zero") = 0, nb::arg("wide") = false)
       .def("quantize", [](Int8Plan& p, int x, float scale, int zero, int border) {
         return p.add(quantize_op(scale, zero, border), {x});
       })
@@ -270,6 +316,26 @@ void bind_plan(nb::module_& m) {
       .def("spread", [](Int8Plan& p, int x, IntPair by, int border) {
         return p.add(spread_op(std::get<0>(by), std::get<1>(by), border), {x});
       })
+      .def("wide_quantize", [](Int8Plan& p, int x, float scale, int border) { return p.add(wide_quantize_op(scale, border), {x}); })
+      .def("wide_dequantize", [](Int8Plan& p, int x, float scale) { return p.add(wide_dequantize_op(scale), {x}); })
+      .def("wide_layer", [](Int8Plan& p, std::shared_ptr<Int16Layer> layer, std::vector<int> inputs, bool relu, int border) {
+        return p.add(wide_layer_op(std::move(layer), inputs.size() == 2, relu, border), inputs);
+      })
+      .def("wide_pool", [](Int8Plan& p, int x, IntPair kernel, IntPair stride, Four padding, bool count_padding, bool mean, int border) {
+        return p.add(wide_pool_op(window_of(kernel, stride, padding, count_padding), mean, border), {x});
+      })
+      .def("wide_global_pool", [](Int8Plan& p, int x, float scale, float out_scale, int out_zero, bool wide, bool rows, int border) {
+        return p.add(wide_global_pool_op(scale, out_scale, out_zero, wide, rows, border), {x});
+      })
+      .def("wide_add", [](Int8Plan& p, int a, int b, float a_scale, float b_scale, nb::handle finish, int border) {
+        return p.add(wide_add_op(a_scale, b_scale, end_of(finish), border), {a, b});
+      })
+      .def("wide_mul", [](Int8Plan& p, int a, int b, float scale, nb::handle finish, int border) {
+        return p.add(wide_mul_op(scale, end_of(finish), border), {a, b});
+      })
+      .def("wide_affine", [](Int8Plan& p, int x, std::vector<float> scale, std::vector<float> shift, nb::handle finish, int border) {
+        return p.add(wide_affine_op(scale, shift, end_of(finish), border), {x});
+      })
       .def("output", &Int8Plan::add_output)
       .def("run", run_plan, nb::arg("arrays"), nb::arg("table").none() = nb::none())
       .def("products", plan_products, nb::arg("arrays"));
@@ -287,6 +353,15 @@ void bind_int8_plan(nb::module_& m) {
            nb::arg("out_border"))
       .def("weights", grouped_weights)
       .def_prop_ro("nbytes", &Int8GroupedLayer::nbytes);
+  nb::class_<Int16Layer>(m, "Int16Layer")
+      .def("__init__", make_wide, nb::arg("weights"), nb::arg("offset"), nb::arg("scale"), nb::arg("bias").none(), nb::arg("groups"),
+           nb::arg("stride"), nb::arg("padding"), nb::arg("dilation"))
+      .def("set_finish", [](Int16Layer& layer, Finish finish) { layer.set_finish(finish_of(finish)); })
+      .def("set_wide_finish", [](Int16Layer& layer, const ShortFinish& finish) { layer.set_wide_finish(wide_finish_of(finish)); })
+      .def("set_bytes_read", &Int16Layer::set_bytes_read)
+      .def("set_residual", &Int16Layer::set_residual, nb::arg("scale"), nb::arg("zero"), nb::arg("wide"))
+      .def("weights", wide_weights)
+      .def_prop_ro("nbytes", &Int16Layer::nbytes);
   m.def("int8_add", add_bytes, nb::arg("a"), nb::arg("b"), nb::arg("a_scale"), nb::arg("a_zero"), nb::arg("b_scale"),
         nb::arg("b_zero"), nb::arg("finish"));
   m.def("int8_mul", mul_bytes, nb::arg("a"), nb::arg("b"), nb::arg("scale"), nb::arg("a_zero"), nb::arg("b_zero"), nb::arg("finish"));

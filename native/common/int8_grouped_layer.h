@@ -31,6 +31,9 @@ class Int8GroupedLayer {
 
   const GroupedGeometry& geometry() const { return geometry_; }
   const ByteFinish& finish() const { return finish_; }
+  int zero() const { return finish().zero; }
+  bool gives_wide() const { return false; }  // as Int8Layer may
+  bool wide_residual() const { return false; }
   int64_t nbytes() const;
   void unpack(int8_t* weights) const;  // as they were given
 

@@ -81,8 +81,19 @@ KeptFinish::KeptFinish(const ByteFinish& finish) : finish_(finish) {
 
 void Int8Layer::set_finish(const ByteFinish& finish) { finish_ = KeptFinish(finish); }
 
-void Int8Layer::set_residual(float scale, int zero) {
-  require(zero >= 0 && zero <= 255, "bad residual zero point");
+void check_finish(const WideFinish& finish) {
+  require(-kWideMost <= finish.low && finish.low <= finish.high && finish.high <= kWideMost, "bad output range");
+}
+
+void Int8Layer::set_wide_finish(const WideFinish& finish) {
+  check_finish(finish);
+  wide_finish_ = finish;
+  gives_wide_ = true;
+}
+
+void Int8Layer::set_residual(float scale, int zero, bool wide) {
+  require(zero >= 0 && zero <= 255 && (!wide || gives_wide_), "bad residual");
+  wide_residual_ = wide;
   residual_scale_ = scale;
   residual_zero_ = zero;
 }
@@ -113,6 +124,8 @@ Int8Problem Int8Layer::problem() const {
   p.scale = scale_.data();
   p.bias = bias_.data();
   p.finish = finish_;
+  p.wide = wide_finish_;
+  p.wide_residual = wide_residual_;
   p.residual_scale = residual_scale_;
   p.residual_zero = residual_zero_;
   return p;
@@ -150,11 +163,11 @@ void Int8Layer::conv(const Int8Image& in, const uint8_t* x, const Int8Image& ski
   p.run_step = in.row_step();
   p.groups_per_run = g.kernel_w * groups_;
   if (residual != nullptr) {
-    p.residual = residual + skip.inside();
+    p.residual = residual + skip.inside() * (wide_residual_ ? 2 : 1);
     p.residual_grid = skip.grid();
   }
-  p.kind = Int8Out::uint8;
-  p.out = y + out.inside();
+  p.kind = gives_wide_ ? Int8Out::int16 : Int8Out::uint8;
+  p.out = y + out.inside() * (gives_wide_ ? 2 : 1);
   p.out_grid = out.grid();
   p.out_columns = out.pixel == out_pixel() ? static_cast<int>(out.pixel) : g.columns;
   run_int8(p);
@@ -176,7 +189,7 @@ void Int8Layer::linear(const uint8_t* x, int64_t rows, Int8Out kind, const float
   p.row_scale = row_scale;
   p.out_columns = kind == Int8Out::uint8 ? static_cast<int>(out_pixel()) : geometry_.columns;
   p.out = y;
-  p.out_grid.column_step = p.out_columns;
+  p.out_grid.column_step = kind == Int8Out::int16 ? out_pixel() : p.out_columns;
   tile == nullptr ? run_int8(p) : run_int8(p, *tile);
 }
 

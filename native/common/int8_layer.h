@@ -49,6 +49,8 @@ class KeptFinish {
   ByteFinish finish_;
 };
 
+void check_finish(const WideFinish& finish);  // throws where its range is none
+
 class Int8Layer {
  public:
   // weights (columns, kh, kw, channels); offset of `columns` numbers; scale and bias likewise or null.
@@ -57,10 +59,13 @@ class Int8Layer {
 
   void set_output(int zero, int low, int high) { set_finish({zero, low, high, {}, Curve::straight, {}, {}}); }
   void set_finish(const ByteFinish& finish);  // with a table, scales are real numbers
-  void set_residual(float scale, int zero);
+  void set_wide_finish(const WideFinish& finish);  // gives numbers of 16 bits (kernels/int16.h)
+  void set_residual(float scale, int zero, bool wide = false);
 
   const Int8Geometry& geometry() const { return geometry_; }
-  int zero() const { return finish().zero; }
+  int zero() const { return gives_wide_ ? 0 : finish().zero; }
+  bool gives_wide() const { return gives_wide_; }
+  bool wide_residual() const { return wide_residual_; }
   const ByteFinish& finish() const { return finish_; }
   int64_t in_pixel() const { return static_cast<int64_t>(groups_) * kInt8Group; }
   int64_t out_pixel() const { return round_up(geometry_.columns, kInt8Group); }
@@ -69,7 +74,7 @@ class Int8Layer {
 
   // The result of a convolution of `in`, without a border. A 1x1 filter reads pixels any step apart.
   Int8Image conv_shape(const Int8Image& in) const;
-  // y has the shape conv_shape(in) in a frame, which is not written; residual may be null.
+  // y has the shape conv_shape(in) in a frame, which is not written; residual may be null. `skip` and `out` are in numbers.
   void conv(const Int8Image& in, const uint8_t* x, const Int8Image& skip, const uint8_t* residual, const Int8Image& out,
             uint8_t* y) const;
 
@@ -90,6 +95,8 @@ class Int8Layer {
   Buffer<int32_t> offset_;
   Buffer<float> scale_, bias_;
   KeptFinish finish_;
+  WideFinish wide_finish_;
+  bool gives_wide_ = false, wide_residual_ = false;
   int residual_zero_ = 0;
   float residual_scale_ = 0.0f;
 };

@@ -21,7 +21,7 @@ bool same_size(const PlanShape& a, const PlanShape& b) {
 }  // namespace
 
 bool PlanShape::same_buffer(const PlanShape& other) const {
-  return bytes && other.bytes && pixel() == other.pixel() && height == other.height &&
+  return bytes && other.bytes && size == other.size && pixel() == other.pixel() && height == other.height &&
          width == other.width && border == other.border && zero == other.zero;
 }
 
@@ -147,7 +147,10 @@ std::shared_ptr<Int8Plan::Schedule> Int8Plan::schedule(const std::vector<PlanSha
   s.copied.resize(steps_.size());
   for (const Step& step : steps_) {
     std::vector<PlanShape> in;
-    for (int source : step.inputs) in.push_back(s.shapes[source]);
+    for (int source : step.inputs) {
+      in.push_back(s.shapes[source]);
+      if (in.back().wide() && !step.op->reads_wide()) throw std::invalid_argument("this operation reads bytes");
+    }
     s.shapes.push_back(step.op->result(in));
     s.multiply_adds += step.op->multiply_adds(s.shapes.back());
   }
@@ -159,7 +162,7 @@ std::shared_ptr<Int8Plan::Schedule> Int8Plan::schedule(const std::vector<PlanSha
   std::vector<std::size_t> busy_until;  // per buffer: the last step that reads what it holds
   for (std::size_t step = 0; step < steps_.size(); ++step) {
     const int value = static_cast<int>(inputs_.size() + step), root = found.root(value);
-    const int64_t offset = found.first(value);
+    const int64_t offset = found.first(value) * s.shapes[value].size;
     s.skipped[step] = found.views[step];
     if (steps_[step].op->is_concat()) {
       int64_t channel = 0;
@@ -230,7 +233,7 @@ Int8Plan::Families Int8Plan::families(Schedule& s) const {
   for (std::size_t i = inputs_.size(); i < values; ++i) {
     const int root = f.root(static_cast<int>(i));
     if (!s.shapes[i].bytes || root < static_cast<int>(inputs_.size())) continue;
-    s.shapes[i].pitch = round_up(s.shapes[root].channels, kInt8Group);
+    s.shapes[i].pitch = s.shapes[root].tight();
     s.shapes[i].border = border[root];
   }
   for (std::size_t step = 0; step < steps_.size(); ++step) {  // a view that has another shape, of a buffer known by now
@@ -259,7 +262,7 @@ void Int8Plan::run_chunk(const Schedule& s, int64_t first, int64_t images, const
     if (current.op->is_concat()) {
       for (int i : s.copied[step]) {
         int64_t channel = 0;
-        for (int before = 0; before < i; ++before) channel += s.shapes[current.inputs[before]].channels;
+        for (int before = 0; before < i; ++before) channel += s.shapes[current.inputs[before]].channels * s.shapes[value].size;
         const PlanShape* shape = &s.shapes[current.inputs[i]];
         const void* source = at(current.inputs[i]);
         current.op->run(images, &shape, &source, s.shapes[value], at(value) + channel);

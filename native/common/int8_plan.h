@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "common/alloc.h"
+#include "common/int16_layer.h"
 #include "common/int8_grouped_layer.h"
 #include "common/int8_layer.h"
 
@@ -22,15 +23,19 @@ namespace tw {
 
 // One image (or row) of a value.
 struct PlanShape {
-  bool bytes = false;  // uint8 in a frame, channels last; or float32, channels first
+  bool bytes = false;  // integers in a frame, channels last; or float32, channels first
+  int size = 1;        // of an integer: a byte, or two (kernels/int16.h)
   bool rows = false;   // (N, channels): one pixel
   int64_t channels = 0, height = 1, width = 1;
   int border = 0, zero = 0;
   int64_t pitch = 0;   // bytes from pixel to pixel, where they are another value's; 0: the channels rounded up to 4
 
-  int64_t pixel() const { return pitch > 0 ? pitch : round_up(channels, kInt8Group); }
-  bool is_tight() const { return pitch == 0 || pitch == round_up(channels, kInt8Group); }
-  Int8Image image(int64_t images) const { return {images, height, width, pixel(), border}; }
+  bool wide() const { return size == 2; }
+  int64_t tight() const { return size * round_up(channels, kInt8Group); }
+  int64_t pixel() const { return pitch > 0 ? pitch : tight(); }
+  bool is_tight() const { return pitch == 0 || pitch == tight(); }
+  Int8Image image(int64_t images) const { return {images, height, width, pixel(), border}; }  // in bytes
+  Int8Image numbers(int64_t images) const { return {images, height, width, pixel() / size, border}; }
   int64_t floats() const { return channels * height * width; }
   int64_t storage() const { return bytes ? image(1).image_step() : 4 * floats(); }
   bool same_buffer(const PlanShape& other) const;
@@ -44,6 +49,7 @@ class Int8Op {
   virtual bool is_view(const PlanShape&) const { return false; }         // the result is the input's bytes as they are
   virtual bool is_concat() const { return false; }                       // run() copies one part to its place
   virtual int64_t slice_from() const { return -1; }                      // of a slice: its first channel
+  virtual bool reads_wide() const { return false; }                      // numbers of two bytes
   virtual bool reads_any_pitch() const { return true; }                  // of its first input
   virtual bool writes_any_pitch() const { return true; }                 // and nothing beside its channels
   virtual int64_t multiply_adds(const PlanShape&) const { return 0; }    // per image of the result
@@ -128,5 +134,24 @@ std::unique_ptr<Int8Op> slice_op(int64_t first, int64_t count, int border);
 std::unique_ptr<Int8Op> take_op(const std::vector<int>& channels, int border);
 std::unique_ptr<Int8Op> upsample_op(int64_t by_h, int64_t by_w, int border);
 std::unique_ptr<Int8Op> spread_op(int64_t by_h, int64_t by_w, int border);  // runs of channels become pixels
+
+// --- operations that read or give numbers of two bytes ---
+
+// What a step's values become: bytes, or numbers of two bytes.
+struct MixedEnd {
+  bool wide = false;
+  ByteFinish bytes;
+  WideFinish numbers;
+};
+
+std::unique_ptr<Int8Op> wide_quantize_op(float scale, int border);
+std::unique_ptr<Int8Op> wide_dequantize_op(float scale);
+std::unique_ptr<Int8Op> wide_layer_op(std::shared_ptr<const Int16Layer> layer, bool residual, bool relu, int border);
+std::unique_ptr<Int8Op> wide_pool_op(const PoolWindow& window, bool mean, int border);
+// By the scale that a mean of what is read has; to bytes or to two.
+std::unique_ptr<Int8Op> wide_global_pool_op(float scale, float out_scale, int out_zero, bool wide, bool rows, int border);
+std::unique_ptr<Int8Op> wide_add_op(float a_scale, float b_scale, const MixedEnd& end, int border);
+std::unique_ptr<Int8Op> wide_mul_op(float scale, const MixedEnd& end, int border);
+std::unique_ptr<Int8Op> wide_affine_op(const std::vector<float>& scale, const std::vector<float>& shift, const MixedEnd& end, int border);
 
 }  // namespace tw

@@ -155,21 +155,29 @@ class Conv : public Int8Op {
       : layer_(std::move(layer)), reads_(reads(layer_->geometry())), residual_(residual), border_(border) {}
 
   PlanShape result(const std::vector<PlanShape>& in) const override {
-    require(in[0].bytes && !in[0].rows && in[0].channels == reads_.channels, "x has another number of channels than the weights");
+    require(in[0].bytes && !in[0].wide() && !in[0].rows && in[0].channels == reads_.channels,
+            "x has another number of channels than the weights");
     const Int8Image out = layer_->conv_shape(in[0].image(1));
     const int64_t columns = layer_->geometry().columns;
-    if (residual_) check_residual(in[1], out, columns);
-    return bytes_of(out, columns, border_, layer_->finish().zero);
+    if (residual_) {
+      check_residual(in[1], out, columns);
+      require(in[1].wide() == layer_->wide_residual(), "the residual has numbers of another size");
+    }
+    PlanShape made = bytes_of(out, columns, border_, layer_->zero());
+    made.size = layer_->gives_wide() ? 2 : 1;
+    return made;
   }
+
+  bool reads_wide() const override { return layer_->wide_residual(); }
 
   bool reads_any_pitch() const override { return reads_.any_pitch; }
   int64_t multiply_adds(const PlanShape& out) const override { return out.floats() * reads_.products; }
 
   void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
            void* out) const override {
-    const Int8Image skip = residual_ ? shapes[1]->image(images) : Int8Image{};
+    const Int8Image skip = residual_ ? shapes[1]->numbers(images) : Int8Image{};
     layer_->conv(shapes[0]->image(images), as_bytes(in[0]), skip, residual_ ? as_bytes(in[1]) : nullptr,
-                 out_shape.image(images), as_bytes(out));
+                 out_shape.numbers(images), as_bytes(out));
   }
 
  private:
@@ -182,14 +190,16 @@ class Conv : public Int8Op {
 class Linear : public Int8Op {
  public:
   Linear(std::shared_ptr<const Int8Layer> layer, bool to_float, bool relu)
-      : layer_(std::move(layer)), kind_(to_float ? Int8Out::float32 : Int8Out::uint8), relu_(relu) {}
+      : layer_(std::move(layer)),
+        kind_(to_float ? Int8Out::float32 : layer_->gives_wide() ? Int8Out::int16 : Int8Out::uint8), relu_(relu) {}
 
   PlanShape result(const std::vector<PlanShape>& in) const override {
     require(in[0].bytes && in[0].rows && in[0].channels == layer_->geometry().channels, "x does not fit the weights");
     layer_->check_linear(round_up(in[0].channels, kInt8Group), kind_);
     PlanShape out = bytes_of({}, layer_->geometry().columns, 0, layer_->zero());
     out.rows = true;
-    out.bytes = kind_ == Int8Out::uint8;
+    out.bytes = kind_ != Int8Out::float32;
+    out.size = kind_ == Int8Out::int16 ? 2 : 1;
     return out;
   }
 
@@ -280,23 +290,26 @@ class Flatten : public Int8Op {
     require(in[0].bytes, "only bytes are flattened");
     PlanShape out = bytes_of({}, in[0].floats(), 0, in[0].zero);
     out.rows = true;
+    out.size = in[0].size;
     return out;
   }
 
-  bool is_view(const PlanShape& in) const override { return in.border == 0 && in.channels == in.pixel(); }
+  bool reads_wide() const override { return true; }
+
+  bool is_view(const PlanShape& in) const override { return in.border == 0 && in.channels * in.size == in.pixel(); }
   bool writes_any_pitch() const override { return false; }
 
   void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
            void* out) const override {
     const Int8Image from = shapes[0]->image(images);
-    const int64_t channels = shapes[0]->channels;
+    const int64_t channels = shapes[0]->channels * shapes[0]->size;
     for (int64_t i = 0; i < images; ++i) {
       uint8_t* to = as_bytes(out) + i * out_shape.storage();
       for (int64_t y = 0; y < from.height; ++y) {
         const uint8_t* row = as_bytes(in[0]) + i * from.image_step() + from.inside() + y * from.row_step();
         for (int64_t x = 0; x < from.width; ++x, to += channels) std::memcpy(to, row + x * from.pixel, channels);
       }
-      std::memset(to, out_shape.zero, out_shape.storage() - out_shape.channels);
+      std::memset(to, out_shape.zero, out_shape.storage() - out_shape.channels * out_shape.size);
     }
   }
 };
@@ -393,7 +406,8 @@ class Concat : public Int8Op {
     PlanShape out = like(in[0], border_, in[0].zero);
     out.channels = 0;
     for (const PlanShape& part : in) {
-      require(part.bytes && part.rows == out.rows && part.height == out.height && part.width == out.width && part.zero == out.zero,
+      require(part.bytes && part.rows == out.rows && part.height == out.height && part.width == out.width && part.zero == out.zero &&
+                  part.size == out.size,
               "only images of one size, with one zero point, are concatenated");
       out.channels += part.channels;
     }
@@ -401,13 +415,15 @@ class Concat : public Int8Op {
   }
 
   bool is_concat() const override { return true; }
+  bool reads_wide() const override { return true; }
 
   void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
            void* out) const override {
+    const int64_t bytes = shapes[0]->channels * shapes[0]->size;
     each_row(*shapes[0], images, [&](int64_t image, int64_t row) {
       const BytePixels from = pixels(*shapes[0], in[0], image, row, 0.0f);
       const ByteTarget to = target(out_shape, out, image, row);
-      for (int64_t x = 0; x < out_shape.width; ++x) std::memcpy(to.data + x * to.step, from.data + x * from.step, shapes[0]->channels);
+      for (int64_t x = 0; x < out_shape.width; ++x) std::memcpy(to.data + x * to.step, from.data + x * from.step, bytes);
     });
   }
 
@@ -427,13 +443,16 @@ class Slice : public Int8Op {
   }
 
   int64_t slice_from() const override { return first_; }
+  bool reads_wide() const override { return true; }
 
   void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
            void* out) const override {
     each_row(out_shape, images, [&](int64_t image, int64_t row) {
       const BytePixels from = pixels(*shapes[0], in[0], image, row, 0.0f);
       const ByteTarget to = target(out_shape, out, image, row);
-      for (int64_t x = 0; x < out_shape.width; ++x) std::memcpy(to.data + x * to.step, from.data + x * from.step + first_, count_);
+      for (int64_t x = 0; x < out_shape.width; ++x) {
+        std::memcpy(to.data + x * to.step, from.data + x * from.step + first_ * out_shape.size, count_ * out_shape.size);
+      }
     });
   }
 
@@ -456,12 +475,13 @@ class Same : public Int8Op {
   }
 
   bool is_view(const PlanShape& in) const override { return in.border == 0 && in.is_tight() && border_ == 0; }
+  bool reads_wide() const override { return true; }
   bool writes_any_pitch() const override { return !rows_; }
 
   void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
            void* out) const override {
     for (int64_t i = 0; i < images; ++i) {
-      std::memcpy(target(out_shape, out, i, 0).data, pixels(*shapes[0], in[0], i, 0, 0.0f).data, out_shape.channels);
+      std::memcpy(target(out_shape, out, i, 0).data, pixels(*shapes[0], in[0], i, 0, 0.0f).data, out_shape.channels * out_shape.size);
     }
   }
 
@@ -472,7 +492,9 @@ class Same : public Int8Op {
 
 class Take : public Int8Op {
  public:
-  Take(const std::vector<int>& channels, int border) : channels_(channels.begin(), channels.end()), border_(border) {}
+  Take(const std::vector<int>& channels, int border) : channels_(channels.begin(), channels.end()), border_(border) {
+    for (int c : channels) halves_.insert(halves_.end(), {2 * c, 2 * c + 1});
+  }
 
   PlanShape result(const std::vector<PlanShape>& in) const override {
     require(in[0].bytes && !channels_.empty(), "only bytes are taken");
@@ -482,16 +504,19 @@ class Take : public Int8Op {
     return out;
   }
 
+  bool reads_wide() const override { return true; }
+
   void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
            void* out) const override {
+    const std::vector<int32_t>& taken = out_shape.wide() ? halves_ : channels_;
     each_row(out_shape, images, [&](int64_t image, int64_t row) {
-      active_int8_ops().take(pixels(*shapes[0], in[0], image, row, 0.0f).data, shapes[0]->pixel(), channels_.data(),
-                             out_shape.channels, out_shape.width, target(out_shape, out, image, row).data, out_shape.pixel());
+      active_int8_ops().take(pixels(*shapes[0], in[0], image, row, 0.0f).data, shapes[0]->pixel(), taken.data(),
+                             static_cast<int64_t>(taken.size()), out_shape.width, target(out_shape, out, image, row).data, out_shape.pixel());
     });
   }
 
  private:
-  std::vector<int32_t> channels_;
+  std::vector<int32_t> channels_, halves_;  // the latter: the bytes of numbers of two
   int border_;
 };
 
@@ -507,12 +532,15 @@ class Upsample : public Int8Op {
     return out;
   }
 
+  bool reads_wide() const override { return true; }
+
   void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
            void* out) const override {
     each_row(out_shape, images, [&](int64_t image, int64_t row) {
       const BytePixels from = pixels(*shapes[0], in[0], image, row / by_h_, 0.0f);
       const ByteTarget to = target(out_shape, out, image, row);
-      for (int64_t x = 0; x < out_shape.width; ++x) std::memcpy(to.data + x * to.step, from.data + x / by_w_ * from.step, out_shape.channels);
+      const int64_t bytes = out_shape.channels * out_shape.size;
+      for (int64_t x = 0; x < out_shape.width; ++x) std::memcpy(to.data + x * to.step, from.data + x / by_w_ * from.step, bytes);
     });
   }
 
@@ -535,9 +563,11 @@ class Spread : public Int8Op {
     return out;
   }
 
+  bool reads_wide() const override { return true; }
+
   void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
            void* out) const override {
-    const int64_t channels = out_shape.channels;
+    const int64_t channels = out_shape.channels * out_shape.size;
     each_row(out_shape, images, [&](int64_t image, int64_t row) {
       const BytePixels from = pixels(*shapes[0], in[0], image, row / by_h_, 0.0f);
       const ByteTarget to = target(out_shape, out, image, row);

@@ -259,27 +259,6 @@ void sliced(const Int8Problem& p, const Int8Tile& t, const RowOffsets& at, int64
   }
 }
 
-void fill_row(int64_t* to, const PixelGrid& grid, int64_t image, int64_t y, int64_t x, int count) {
-  const int64_t start = image * grid.image_step + y * grid.row_step + x * grid.column_step;
-  for (int i = 0; i < count; ++i) to[i] = start + i * grid.column_step;
-}
-
-void fill_offsets(const Int8Problem& p, int64_t first, int count, RowOffsets& at) {
-  int64_t x = first % p.width, y = first / p.width % p.height, image = first / p.width / p.height;
-  for (int i = 0; i < count;) {
-    const int n = p.width - x < count - i ? static_cast<int>(p.width - x) : count - i;
-    fill_row(at.in + i, p.in_grid, image, y, x, n);
-    fill_row(at.out + i, p.out_grid, image, y, x, n);
-    fill_row(at.residual + i, p.residual_grid, image, y, x, n);
-    i += n;
-    x = 0;
-    if (++y == p.height) {
-      y = 0;
-      ++image;
-    }
-  }
-}
-
 // A block of rows by all of its panels, with K whole.
 template <Dot D>
 void whole_block(const Int8Problem& p, const Int8Tile& t, const RowOffsets& at, int64_t row, int count, int panel,
@@ -322,11 +301,7 @@ __attribute__((noinline)) int proven_strip(const Int8Problem& given, const RowOf
       for (int v = 0; v < V; ++v) acc[r][v] = load_ints(p.offset + panel * kInt8Panel + v * kLanes);
     }
     for (int run = 0; run < p.runs; ++run) multiply<D>(rows, run * p.run_step, run_bytes, w, panel_bytes, acc);
-    if constexpr (W == ByteWay::table) {
-      finish_by_table(p, acc, at, i, panel * kInt8Panel);
-    } else {
-      finish_bytes<R, V, W>(p, acc, at, i, panel * kInt8Panel);
-    }
+    finish_whole<R, V, W>(p, acc, at, i, panel * kInt8Panel);
   }
   return i;
 }
@@ -342,7 +317,7 @@ int proven_rows(const Int8Problem& p, const RowOffsets& at, int count, int panel
 template <Dot D>
 void proven_block(const Int8Problem& p, const RowOffsets& at, int64_t row, int count, int panel, int last_panel) {
   const Split none = {p.in};
-  const int columns = p.kind != Int8Out::uint8 ? 0 : p.finish.curve == Curve::table ? p.columns : p.out_columns;
+  const int columns = whole_columns(p);
   for (; panel < last_panel; ++panel) {
     const int left = columns - panel * kInt8Panel;
     const int done = left >= kInt8Panel ? proven_rows<D, 2>(p, at, count, panel)

@@ -15,7 +15,7 @@ namespace tw {
 constexpr int kInt8Panel = 16;  // columns of a packed weight panel, on every instruction set
 constexpr int kInt8Group = 4;   // values of K that one dot instruction takes
 
-enum class Int8Out : int { int32 = 0, float32 = 1, uint8 = 2 };
+enum class Int8Out : int { int32 = 0, float32 = 1, uint8 = 2, int16 = 3 };
 
 // A grid of rows (images x height x width pixels) inside a larger buffer; steps are in elements of the buffer.
 struct PixelGrid {
@@ -56,6 +56,10 @@ struct Int8Problem {
   float residual_scale = 0.0f;
   int residual_zero = 0;
   ByteFinish finish;
+
+  // int16: the same, with the residual in bytes or in 16 bits
+  bool wide_residual = false;
+  WideFinish wide;
 };
 
 // Bytes of the packed weights of `columns` columns and `groups` groups of four values of K.

@@ -46,6 +46,19 @@ struct ByteFinish {
   BytePieces pieces;
 };
 
+// Values to numbers of 16 bits with a zero point of 0, where eight are too few: clamp(round(value), low, high). Activations that
+// bend are computed, operation by operation alike on every instruction set, from real numbers: act(value) * inverse.
+constexpr int kWideMost = 4095;  // the largest size of such a number: 12 bits and a sign, so that long sums keep within 32
+
+enum class WideCurve : int { straight, bent, hard_sigmoid, sigmoid, silu, gelu };
+
+struct WideFinish {
+  int low = -kWideMost, high = kWideMost;
+  WideCurve curve = WideCurve::straight;
+  float inverse = 1.0f;
+  ByteBend bend;
+};
+
 // Pixels of bytes; `step` bytes from one to the next, 0 where all read the same one.
 struct BytePixels {
   const uint8_t* data = nullptr;

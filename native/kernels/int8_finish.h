@@ -4,6 +4,7 @@
 
 #include "common/simd.h"
 #include "kernels/int8_between.h"
+#include "kernels/math.h"
 #include "kernels/rounding.h"
 
 namespace tw {
@@ -139,6 +140,59 @@ TW_INLINE __m256i bytes_in_order(__m256i first, __m256i second, __m256i zero, __
   return _mm256_permutevar8x32_epi32(_mm256_max_epu8(bytes, lowest), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 #endif
+
+// --- numbers of 16 bits ---
+
+// The first n numbers (n <= kLanes) as lanes; memory past them is not read.
+TW_INLINE vi first_shorts(const int16_t* p, int n) {
+#if defined(__AVX512F__)
+  return (vi)_mm512_maskz_cvtepi16_epi32(0xffff, _mm256_maskz_loadu_epi16(lane_mask(n), p));
+#else
+  int16_t held[kLanes] = {};
+  if (n < kLanes) {
+    std::memcpy(held, p, 2 * n);
+    p = held;
+  }
+#if defined(__AVX2__)
+  return (vi)_mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+  vi v;
+  for (int i = 0; i < kLanes; ++i) v[i] = p[i];
+  return v;
+#endif
+#endif
+}
+
+TW_INLINE void store_first_shorts(int16_t* p, vi v, int n) {
+#if defined(__AVX512F__)
+  _mm512_mask_cvtepi32_storeu_epi16(p, lane_mask(n), (__m512i)v);
+#else
+  int16_t held[kLanes];
+#if defined(__AVX2__)
+  const __m128i shorts = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+  if (n == kLanes) return _mm_storeu_si128(reinterpret_cast<__m128i*>(p), shorts);
+  std::memcpy(held, &shorts, sizeof held);
+#else
+  for (int i = 0; i < kLanes; ++i) held[i] = static_cast<int16_t>(v[i]);
+#endif
+  std::memcpy(p, held, 2 * n);
+#endif
+}
+
+TW_INLINE vf wide_curved(vf v, const WideFinish& f) {
+  switch (f.curve) {
+    case WideCurve::bent: return bent<Curve::bent>(v, f.bend);
+    case WideCurve::hard_sigmoid: return at_most(at_least(v + 3.0f, splat(0.0f)), splat(6.0f)) * (1.0f / 6.0f) * f.inverse;
+    case WideCurve::sigmoid: return 1.0f / (1.0f + vexp_of_sum(-v)) * f.inverse;
+    case WideCurve::silu: return v / (1.0f + vexp_of_sum(-v)) * f.inverse;
+    case WideCurve::gelu: return vgelu(v) * f.inverse;
+    default: return v;
+  }
+}
+
+TW_INLINE void store_wide(int16_t* p, vf value, const WideFinish& f, int n) {
+  store_first_shorts(p, whole_in(wide_curved(value, f), f.low, f.high), n);
+}
 
 template <Curve C>
 struct KnownCurve {

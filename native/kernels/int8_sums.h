@@ -15,6 +15,28 @@ struct RowOffsets {  // the odd length keeps the three from lying whole pages ap
   int64_t in[kInt8MaxRows + 24], out[kInt8MaxRows + 24], residual[kInt8MaxRows + 24];
 };
 
+// Where the pixels [first, first + count) lie.
+inline void fill_row(int64_t* to, const PixelGrid& grid, int64_t image, int64_t y, int64_t x, int count) {
+  const int64_t start = image * grid.image_step + y * grid.row_step + x * grid.column_step;
+  for (int i = 0; i < count; ++i) to[i] = start + i * grid.column_step;
+}
+
+inline void fill_offsets(const Int8Problem& p, int64_t first, int count, RowOffsets& at) {
+  int64_t x = first % p.width, y = first / p.width % p.height, image = first / p.width / p.height;
+  for (int i = 0; i < count;) {
+    const int n = p.width - x < count - i ? static_cast<int>(p.width - x) : count - i;
+    fill_row(at.in + i, p.in_grid, image, y, x, n);
+    fill_row(at.out + i, p.out_grid, image, y, x, n);
+    fill_row(at.residual + i, p.residual_grid, image, y, x, n);
+    i += n;
+    x = 0;
+    if (++y == p.height) {
+      y = 0;
+      ++image;
+    }
+  }
+}
+
 TW_INLINE vf finish_float(const Int8Problem& p, vf value, int64_t row, int column) {
   if (p.row_scale != nullptr) value = value * splat(p.row_scale[row]);
   if (p.bias != nullptr) value = value + load(p.bias + column);
@@ -23,6 +45,10 @@ TW_INLINE vf finish_float(const Int8Problem& p, vf value, int64_t row, int colum
 }
 
 TW_INLINE vf residual_at(const Int8Problem& p, int64_t offset, int lanes) {
+  if (p.wide_residual) {
+    const vi numbers = first_shorts(reinterpret_cast<const int16_t*>(p.residual) + offset, lanes);
+    return real_of(numbers, p.residual_zero, p.residual_scale);
+  }
   return real_of(first_bytes(p.residual + offset, lanes), p.residual_zero, p.residual_scale);
 }
 
@@ -41,14 +67,15 @@ TW_INLINE void finish(const Int8Problem& p, vi sum, int64_t row, int64_t out_off
     return;
   }
   if (p.residual != nullptr) value = value + residual_at(p, residual_offset + column, lanes);
+  if (p.kind == Int8Out::int16) return store_wide(static_cast<int16_t*>(p.out) + out_offset + column, value, p.wide, lanes);
   uint8_t* to = static_cast<uint8_t*>(p.out) + out_offset + column;
   const int own = p.columns - column;  // a table's first byte is not the padding's
   if (p.finish.curve == Curve::table && own < lanes) lanes = own;
   with_curve(p.finish, [&](auto known) { store_finished<known.value>(to, value, p.finish, lanes); });
 }
 
-// How whole tiles become bytes.
-enum class ByteWay { plain, residual, bent, pieces, table };
+// How whole tiles become bytes, or numbers of 16 bits.
+enum class ByteWay { plain, residual, bent, pieces, table, shorts };
 
 constexpr Curve curve_of(ByteWay way) { return way == ByteWay::bent ? Curve::bent : Curve::straight; }
 
@@ -66,6 +93,7 @@ struct KnownWay {
 // Calls f with the way as a constant.
 template <class F>
 TW_INLINE void with_way(const Int8Problem& p, F&& f) {
+  if (p.kind == Int8Out::int16) return f(KnownWay<ByteWay::shorts>());
   if (p.finish.curve == Curve::table) return f(KnownWay<ByteWay::table>());
   if (p.finish.curve == Curve::bent) return f(KnownWay<ByteWay::bent>());
   if (p.finish.curve == Curve::pieces) return f(KnownWay<ByteWay::pieces>());
@@ -92,6 +120,22 @@ TW_INLINE void finish_by_table(const Int8Problem& p, const vi (&acc)[R][V], cons
     uint8_t* to = static_cast<uint8_t*>(p.out) + at.out[first + r] + column;
 #pragma GCC unroll 64
     for (int c = 0; c < kColumns; ++c) to[c] = bytes[place[r][c]];
+  }
+}
+
+// The sums of a tile to numbers of 16 bits.
+template <int R, int V>
+TW_INLINE void finish_shorts(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first, int column) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    int16_t* to = static_cast<int16_t*>(p.out) + at.out[first + r] + column;
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      const int c = column + v * kLanes;
+      vf value = __builtin_convertvector(acc[r][v], vf) * load(p.scale + c);
+      if (p.residual != nullptr) value = value + residual_at(p, at.residual[first + r] + c, kLanes);
+      store_wide(to + v * kLanes, value, p.wide, kLanes);
+    }
   }
 }
 
@@ -226,6 +270,26 @@ TW_INLINE void finish_bytes(const Int8Problem& p, const vi (&acc)[R][V], const R
 }
 #endif
 
+#if defined(__AVX2__)
+// By a way that is known.
+template <int R, int V, ByteWay W>
+TW_INLINE void finish_whole(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first, int column) {
+  if constexpr (W == ByteWay::table) {
+    finish_by_table(p, acc, at, first, column);
+  } else if constexpr (W == ByteWay::shorts) {
+    finish_shorts(p, acc, at, first, column);
+  } else {
+    finish_bytes<R, V, W>(p, acc, at, first, column);
+  }
+}
+
+// The columns that `finish_whole` may be given: of bytes also those that pad the last group, where they become the zero point.
+inline int whole_columns(const Int8Problem& p) {
+  if (p.kind == Int8Out::int16) return p.columns;
+  return p.kind != Int8Out::uint8 ? 0 : p.finish.curve == Curve::table ? p.columns : p.out_columns;
+}
+#endif
+
 template <int R, int P>
 TW_INLINE void finish_tile(const Int8Problem& p, const vi (&acc)[R][P * kVectors], const RowOffsets& at, int first,
                            int64_t row, int panel) {
@@ -237,7 +301,7 @@ TW_INLINE void finish_tile(const Int8Problem& p, const vi (&acc)[R][P * kVectors
   if constexpr (kVectors == 1 ? R * P % 4 == 0 : P == 1 && R % 2 == 0) {
     if (p.kind == Int8Out::uint8 && p.finish.curve != Curve::table && column + P * kInt8Panel <= p.out_columns) {
       return with_way(p, [&](auto known) {
-        if constexpr (known.value != ByteWay::table) finish_bytes<R, P * kVectors, known.value>(p, acc, at, first, column);
+        if constexpr (known.value < ByteWay::table) finish_bytes<R, P * kVectors, known.value>(p, acc, at, first, column);
       });
     }
   }

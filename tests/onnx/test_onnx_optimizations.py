@@ -43,7 +43,7 @@ def test_a_loaded_network_runs_in_integers_and_is_written_so(name: str, worst: f
     network = loaded(zoo.ZOO[name](classes=10), tmp_path / "m.onnx", x[:2])
     int8 = quantize(network, [x])
     forms = {(step.kind, step.form) for step in int8.report() if step.kind in ("conv", "linear")}
-    assert forms <= {("conv", "int8"), ("linear", "int8")}
+    assert {form for _, form in forms} <= {"int8", "int16"}
     with no_grad():
         exact = network(x).data
     ours = int8(x).data

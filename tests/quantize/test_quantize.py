@@ -294,7 +294,7 @@ def test_a_layer_without_an_integer_form_stays_in_float_and_says_so() -> None:
         nn.Conv2d(4, 8, 3, padding=1, rng=0), Cubing(), nn.Conv2d(8, 8, 3, groups=2, rng=1), nn.ReLU(), nn.Flatten()
     ).eval()
     x = images(3, 4, 6)
-    q = quantize(model, [x])
+    q = quantize(model, [x], max_error=None)
     forms = {r.name: (r.form, r.reason) for r in q.report()}
     assert forms["0"][0] == "int8"
     assert forms["1"] == ("float32", "Pow has no integer form")
@@ -332,7 +332,7 @@ def test_a_module_of_ones_own_gives_one_tensor_and_is_quantized_inside() -> None
 def test_pooling_the_input_stays_float_and_what_follows_uses_its_own_range(first: nn.Module) -> None:
     after = nn.Linear(3 * 64, 5, rng=0) if isinstance(first, nn.Flatten) else nn.Conv2d(3, 5, 3, rng=0)
     model, x = nn.Sequential(first, after).eval(), images(4, 3, 8)
-    q = quantize(model, [x])
+    q = quantize(model, [x], max_error=None)
     assert [(r.form, r.reason) for r in q.report()] == [("float32", "what it reads is float32"), ("int8", "")]
     with no_grad():
         expected = model(Tensor(x)).data
@@ -343,7 +343,7 @@ def test_a_channel_of_zeros_keeps_its_bias_exact() -> None:
     conv = nn.Conv2d(3, 6, 3, rng=0)
     conv.weight.data[1::2] = 0
     model, x = nn.Sequential(conv, nn.ReLU(), nn.Conv2d(6, 2, 1, rng=1)).eval(), images(3, 3, 6)
-    q = quantize(model, [x])
+    q = quantize(model, [x], max_error=None)
     seen = {}
     q.run(x, lambda i, v: seen.update({i: v}))
     step = q.calibration.parameters[1].scale

@@ -159,7 +159,8 @@ def _quantize(runner: Runner, step: Step, _: Recipe) -> Runner:
         return replace(runner, decoder_weights="int8")
     x = runner.event.training_images()[0][: step.options["samples"]]
     batches = [x[i : i + 64] for i in range(0, len(x), 64)]
-    model = quantize(runner.model, batches, observer=step.options["observer"], keep_float=step.options["keep_float"])
+    options = {name: step.options[name] for name in ("observer", "keep_float")}
+    model = quantize(runner.model, batches, max_error=None, **options)  # bytes only: what a recipe of int8 says
     return replace(runner, model=model)
 
 

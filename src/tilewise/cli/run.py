@@ -146,7 +146,7 @@ def _cost_of_int8(model: Any, exact: dict[str, Any], results: dict[str, Any]) ->
         worst = max(worst, float(np.abs(results[name].data - want.data).max()) / scale)
     steps = [s for s in model.report() if s.kind in ("conv", "linear")] if hasattr(model, "report") else []
     layers = [m for m in model.modules() if getattr(m, "computes_in_int8", False)]
-    integers = sum(s.form == "int8" for s in steps) if steps else len(layers)
+    integers = sum(s.form != "float32" for s in steps) if steps else len(layers)
     return {"error_of_largest": worst, "layers_in_int8": integers, "layers": len(steps) or integers}
 
 

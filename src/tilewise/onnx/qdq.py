@@ -2,7 +2,8 @@
 
 Every integer step becomes the float operation between a `DequantizeLinear` of what it reads and a `QuantizeLinear` of
 what it gives; weights are int8 with a scale per channel, biases int32. Runtimes fuse these into integer kernels; each
-rounds at the same places, so results agree but for numbers on the edge between two bytes.
+rounds at the same places, so results agree but for numbers on the edge between two bytes. Activations of 16 bits and
+the weights that read them are int16, which ONNX has from opset 21 on, clipped to the numbers that tilewise has.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tilewise.plan.trace import Value
 from tilewise.quantize.forms import KEEPS
 
 assert emit_layers  # fills the table
+_WITH_INT16 = 21  # the first opset that quantizes to 16 bits
 
 
 def save_quantized(model: Any, path: str | os.PathLike[str]) -> None:
@@ -42,7 +44,8 @@ class _Quantized:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.graph = Writer(OPSET)
+        wide = any(parameters.wide for parameters in model.affine)
+        self.graph = Writer(max(OPSET, _WITH_INT16) if wide else OPSET)
         self.real: dict[int, str] = {0: self.graph.name("input")}
         self._bytes: dict[int, str] = {}  # the result after quantizing and back
 
@@ -62,8 +65,12 @@ class _Quantized:
         if index not in self._bytes:
             parameters = self.model.affine[index]
             scale = self.graph.constant(parameters.scale, np.float32)
-            zero = self.graph.constant(parameters.zero_point, np.uint8)
-            q = self.graph.node("QuantizeLinear", [self.real[index], scale, zero])
+            zero = self.graph.constant(parameters.zero_point, np.int16 if parameters.wide else np.uint8)
+            real = self.real[index]
+            if parameters.wide:
+                low, high = (self._number(end * parameters.scale) for end in parameters.limits)
+                real = self._node("Clip", real, low, high)
+            q = self.graph.node("QuantizeLinear", [real, scale, zero])
             self._bytes[index] = self.graph.node("DequantizeLinear", [q, scale, zero])
         return self._bytes[index]
 
@@ -167,7 +174,7 @@ class _Quantized:
             return self._node("Conv", x, *filter(None, weights), **settings)
         q = layer.kernel.weights()  # (O, kh, kw, C / groups)
         weight = np.ascontiguousarray(q.transpose(0, 3, 1, 2))
-        bias = layer.offset.astype(np.int64) + layer.input.zero_point * q.reshape(len(q), -1).astype(np.int64).sum(1)
+        bias = layer.offset.astype(np.int64) + layer.read.zero_point * q.reshape(len(q), -1).astype(np.int64).sum(1)
         names = [self._weight(step.name, weight, layer.weight_scale), self._bias(step.name, bias, layer)]
         return self._node("Conv", x, *names, **settings)
 
@@ -195,13 +202,13 @@ class _Quantized:
 
     def _weight(self, name: str, q: Array, scale: Array) -> str:
         held = self.graph.weight(q, f"{name}.weight")
-        zero = self.graph.weight(np.zeros(len(q), np.int8), f"{name}.weight_zero_point")
+        zero = self.graph.weight(np.zeros(len(q), q.dtype), f"{name}.weight_zero_point")
         scales = self.graph.weight(np.broadcast_to(scale, (len(q),)).astype(np.float32), f"{name}.weight_scale")
         return str(self.graph.node("DequantizeLinear", [held, scales, zero], axis=0))
 
     def _bias(self, name: str, steps: Array, layer: Any) -> str:
         held = self.graph.weight(steps.astype(np.int32), f"{name}.bias")
-        scale = np.broadcast_to(layer.weight_scale, (len(steps),)).astype(np.float64) * layer.input.scale
+        scale = np.broadcast_to(layer.weight_scale, (len(steps),)).astype(np.float64) * layer.read.scale
         scales = self.graph.weight(scale.astype(np.float32), f"{name}.bias_scale")
         zero = self.graph.weight(np.zeros(len(steps), np.int32), f"{name}.bias_zero_point")
         return str(self.graph.node("DequantizeLinear", [held, scales, zero], axis=0))

@@ -24,8 +24,9 @@ def round_up(n: int) -> int:
 
 @dataclass(frozen=True)
 class QuantizedArray:
-    """`data` is (N, H + 2 border, W + 2 border, C') uint8 for images, (N, K') for rows; `channels` of them count.
-    Rows that were an image remember its (C, H, W): their bytes lie in the order (H, W, C)."""
+    """`data` is (N, H + 2 border, W + 2 border, C') uint8 for images, (N, K') for rows, or int16 where the parameters
+    are wide; `channels` of them count. Rows that were an image remember its (C, H, W): their bytes lie in the order
+    (H, W, C)."""
 
     data: Array
     parameters: AffineParameters
@@ -63,7 +64,7 @@ class QuantizedArray:
             return self
         inside = self.inside()
         n, h, w, c = inside.shape
-        data = np.full((n, h + 2 * border, w + 2 * border, c), self.parameters.zero_point, np.uint8)
+        data = np.full((n, h + 2 * border, w + 2 * border, c), self.parameters.zero_point, inside.dtype)
         data[:, border : border + h, border : border + w] = inside
         return QuantizedArray(data, self.parameters, self.channels, border)
 
@@ -83,22 +84,22 @@ def pixels_of(x: QuantizedArray) -> Array:
 def quantize_array(x: Array, parameters: AffineParameters, border: int = 0) -> QuantizedArray:
     """float32 (N, C, H, W) or (N, K) to bytes."""
     x = np.ascontiguousarray(x, np.float32)
-    if native is not None and x.ndim == 4:
-        data = native.int8_quantize_images(x, parameters.scale, parameters.zero_point, border)
-    elif native is not None:
-        data = native.int8_quantize(x, parameters.scale, parameters.zero_point)
-    else:
+    if native is None or parameters.wide:
         data = _quantize_numpy(x, parameters, border)
+    elif x.ndim == 4:
+        data = native.int8_quantize_images(x, parameters.scale, parameters.zero_point, border)
+    else:
+        data = native.int8_quantize(x, parameters.scale, parameters.zero_point)
     return QuantizedArray(data, parameters, x.shape[1], border)
 
 
 def _quantize_numpy(x: Array, parameters: AffineParameters, border: int) -> Array:
     q, zero = parameters.quantize(x), parameters.zero_point
     if x.ndim == 2:
-        out = np.full((len(q), round_up(q.shape[1])), zero, np.uint8)
+        out = np.full((len(q), round_up(q.shape[1])), zero, q.dtype)
         out[:, : q.shape[1]] = q
         return out
     n, c, h, w = q.shape
-    out = np.full((n, h + 2 * border, w + 2 * border, round_up(c)), zero, np.uint8)
+    out = np.full((n, h + 2 * border, w + 2 * border, round_up(c)), zero, q.dtype)
     out[:, border : border + h, border : border + w, :c] = q.transpose(0, 2, 3, 1)
     return out

@@ -14,24 +14,36 @@ import numpy.typing as npt
 
 from tilewise.quantize.array import QuantizedArray, as_image, pixels_of
 from tilewise.quantize.parameters import AffineParameters
-from tilewise.quantize.reference import BENT, Finish
+from tilewise.quantize.reference import BENT, Finish, WideFinish
 
 Array = npt.NDArray[Any]
 F = np.float32
 
 
-def finish_for(activation: str, output: AffineParameters) -> Finish:
-    """How values become bytes of `output`: ReLU and ReLU6 by clamping, other activations in numbers before."""
-    zero, high = output.zero_point, 255
+def finish_for(activation: str, output: AffineParameters) -> Finish | WideFinish:
+    """How values become numbers of `output`: ReLU and ReLU6 by clamping, other activations in numbers before."""
+    zero, (low, high) = output.zero_point, output.limits
     if activation == "relu6":
-        high = min(255, zero + round(6 / output.scale))
-    low = zero if activation in ("relu", "relu6") else 0
-    return Finish(activation if activation in BENT else "", float(F(1) / F(output.scale)), zero, low, high)
+        high = min(high, zero + round(6 / output.scale))
+    if activation in ("relu", "relu6"):
+        low = zero
+    bends, inverse = activation if activation in BENT else "", float(F(1) / F(output.scale))
+    return WideFinish(bends, inverse, low, high) if output.wide else Finish(bends, inverse, zero, low, high)
 
 
-def unit_of(finish: Finish, output: AffineParameters) -> float:
+def set_finish(kernel: Any, finish: Finish | WideFinish) -> None:
+    """Of a layer's kernel: what becomes of its sums."""
+    (kernel.set_wide_finish if isinstance(finish, WideFinish) else kernel.set_finish)(finish.native())
+
+
+def unit_of(finish: Finish | WideFinish, output: AffineParameters) -> float:
     """What values are counted in before they are finished: steps of the output, parts of them, or real numbers."""
     return 1.0 if finish.is_table else output.scale / finish.units
+
+
+def any_wide(*parameters: AffineParameters) -> bool:
+    """Whether one of them has 16 bits."""
+    return any(p.wide for p in parameters)
 
 
 @dataclass(frozen=True)
@@ -68,7 +80,8 @@ class Add(Between):
 
     def add_to(self, plan: Any, inputs: list[int], parameters: list[AffineParameters]) -> int:
         finish = finish_for(self.activation, self.output).native()
-        return int(plan.add(*inputs, *map(self._scale, parameters), finish, self.out_border))
+        put = plan.wide_add if any_wide(self.output, *parameters) else plan.add
+        return int(put(*inputs, *map(self._scale, parameters), finish, self.out_border))
 
 
 def _real(x: QuantizedArray, scale: float) -> Array:
@@ -92,7 +105,8 @@ class Mul(Between):
 
     def add_to(self, plan: Any, inputs: list[int], parameters: list[AffineParameters]) -> int:
         finish = finish_for(self.activation, self.output).native()
-        return int(plan.mul(*inputs, self._scale(parameters), finish, self.out_border))
+        put = plan.wide_mul if any_wide(self.output, *parameters) else plan.mul
+        return int(put(*inputs, self._scale(parameters), finish, self.out_border))
 
 
 @dataclass(frozen=True)
@@ -118,7 +132,8 @@ class Affine(Between):
         channels = len(self.scale) if self.scale is not None else len(self.shift) if self.shift is not None else 0
         by, plus = self._numbers(parameters[0], channels)
         finish = finish_for(self.activation, self.output).native()
-        return int(plan.affine(inputs[0], by.tolist(), plus.tolist(), finish, self.out_border))
+        put = plan.wide_affine if any_wide(self.output, *parameters) else plan.affine
+        return int(put(inputs[0], by.tolist(), plus.tolist(), finish, self.out_border))
 
     @property
     def nbytes(self) -> int:

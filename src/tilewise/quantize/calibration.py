@@ -105,26 +105,26 @@ def calibrate(
 
 def traced_and_calibrated(
     model: Module, calibration_dataset: Iterable[Any], observer: str, progress: bool = False
-) -> tuple[Graph, Calibration]:
-    """The steps of a model, traced with the first batch that holds something, and their ranges."""
+) -> tuple[Graph, Calibration, Array]:
+    """The steps of a model, traced with the first batch that holds something, their ranges, and that batch."""
     if observer not in OBSERVERS:
         raise ConfigurationError(f"there is no observer {observer!r}; choose one of {', '.join(OBSERVERS)}")
     check_model(model)
     graph: Graph | None = None
     watching: _Watching | None = None
-    samples = 0
+    samples, first = 0, np.zeros(0, np.float32)
     for batch in _with_progress(calibration_dataset, progress):
         x = _checked_batch(batch)
         if not len(x):
             continue
         if graph is None or watching is None:
-            graph = trace(model, x)
+            graph, first = trace(model, x), x
             watching = _Watching(len(graph.steps), observer != "minmax")
         graph.run(x, watching.see)
         samples += len(x)
     if graph is None or watching is None:
         raise ConfigurationError("the calibration data is empty: a range needs at least one input")
-    return graph, Calibration(
+    calibration = Calibration(
         observer,
         tuple(step.name for step in graph.steps),
         tuple(o.parameters(observer) for o in watching.observers),
@@ -134,6 +134,7 @@ def traced_and_calibrated(
         tuple(tuple(total / samples) for total in watching.means),
         tuple(watching.spans(i, samples) for i in range(len(graph.steps))),
     )
+    return graph, calibration, first
 
 
 class _Watching:

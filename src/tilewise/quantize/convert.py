@@ -6,8 +6,8 @@ says which and why. With `accuracy_drop` the most damaged layers go back to floa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -19,7 +19,7 @@ from tilewise.nn import Module
 from tilewise.plan.steps import Step
 from tilewise.quantize.array import QuantizedArray, quantize_array
 from tilewise.quantize.calibration import Calibration, check_fits, check_model, traced_and_calibrated
-from tilewise.quantize.forms import FORMS, obstacle, shared_parameters
+from tilewise.quantize.forms import FORMS, families, obstacle, shared_parameters
 from tilewise.quantize.graph import Graph, trace
 from tilewise.quantize.layers import QuantizedLinear
 from tilewise.quantize.magnify import Factors, factors, magnify
@@ -35,12 +35,12 @@ _ATTENTION = ("Softmax", "LayerNormalization", "LayerNorm", "RMSNorm")
 
 @dataclass(frozen=True)
 class StepReport:
-    """What became of one step: its form, why it is float if it is, its bytes and signal-to-noise ratio in decibels; of
-    integer products also how AVX2 without VNNI takes them (`tilewise.quantize.pairs`)."""
+    """What became of one step: its form, why it is no int8, its bytes and signal-to-noise ratio in decibels; of integer
+    products also how AVX2 without VNNI takes them (`tilewise.quantize.pairs`)."""
 
     name: str
     kind: str
-    form: str  # "int8" or "float32"
+    form: str  # of its result: "int8", "int16" or "float32"
     reason: str
     nbytes: int
     snr_db: float | None = None
@@ -58,12 +58,18 @@ class QuantizedModel(Module):
         calibration: Calibration,
         keep_float: dict[str, str],
         stored: dict[int, dict[str, Array]] | None = None,
+        wide: Mapping[int, str] | None = None,
     ) -> None:
-        """`stored` holds the arrays of a model read from a file, by step; without it weights come from the graph."""
+        """`stored` holds the arrays of a model read from a file, by step; without it weights come from the graph.
+        `wide` names the steps whose results have 16 bits, and why: first members of `families`."""
         check_fits(calibration, graph)
         self._stored = stored
         self.graph, self.calibration, self.kept = graph, calibration, dict(keep_float)
-        self.affine = shared_parameters(graph, calibration)
+        self.wide = dict(wide or {})
+        self.affine = [
+            p.widened() if family in self.wide else p
+            for p, family in zip(shared_parameters(graph, calibration), families(graph), strict=True)
+        ]
         self.training = False
         self.integer: list[Any] = []
         self.factors: Factors | None = None  # what channels are magnified by
@@ -177,7 +183,7 @@ class QuantizedModel(Module):
         """With channels magnified; without, where a ReLU6 of magnified channels would end in float, at 6."""
         steps, kept = self.graph.steps, dict(self.kept)
         before = [(step.weight, step.bias) for step in steps]
-        self.factors = factors(self.graph, self.calibration, self.affine, kept)
+        self.factors = factors(self.graph, self.calibration, shared_parameters(self.graph, self.calibration), kept)
         magnify(self.graph, self.factors)
         self._convert_all()
         every = zip(steps, self.integer, self.factors, strict=True)
@@ -229,11 +235,13 @@ class QuantizedModel(Module):
     def report(self, x: Array | None = None, reference: Graph | None = None) -> list[StepReport]:
         """One entry per step; with an input and the float model's graph, also each result's signal-to-noise ratio."""
         ratios = {} if x is None or reference is None else signal_to_noise(self, reference, x)
-        out = []
+        out, families_of = [], families(self.graph)
         for index, (step, layer) in enumerate(zip(self.graph.steps, self.integer, strict=True)):
             if step.kind == "input":
                 continue
             form, reason = "float32" if layer is None else "int8", self.kept.get(step.name, "")
+            if layer is not None and self.affine[index].wide:
+                form, reason = "int16", self.wide.get(families_of[index], "")
             size, path = _bytes_of(step, layer), getattr(layer, "avx2", "")
             out.append(StepReport(step.name, step.kind, form, reason, size, ratios.get(index), path))
         return out
@@ -276,6 +284,7 @@ def quantize(
     accuracy_drop: float | None = None,
     evaluate: Evaluate | None = None,
     keep_float: Iterable[str] = (),
+    max_error: float | None = 0.01,
     progress: bool = False,
 ) -> Module:
     """An int8 version of a trained model, or one whose linear layers have four-bit weights; the model is left as it is.
@@ -283,6 +292,8 @@ def quantize(
     `calibration_dataset` is any iterable of input batches, or a `Calibration` made before. Transformers need no data:
     their linear layers are quantized dynamically. With `accuracy_drop` (0.005 is half a point) and `evaluate`, a
     function from a model to its accuracy, layers go back to float32, the noisiest first, until the loss is within it.
+    Without, activations get 16 bits, those first that do most harm for their time, until results on the first batch are
+    off by at most `max_error` of the largest one; None leaves all in bytes.
 
     With `bits=4` every linear layer gets four-bit weights in blocks of 32, `symmetric` around zero or with a minimum
     for each block; calibration data, if there is any, decides how they are rounded. Other layers stay float32.
@@ -301,20 +312,25 @@ def quantize(
         from tilewise.quantize.dynamic import quantize_dynamic
 
         return quantize_dynamic(model)
+    if max_error is not None and not 0 < max_error < np.inf:
+        raise ConfigurationError("max_error is a share of the largest result, such as 0.01, or None")
+    kept = dict.fromkeys(keep_float, "asked for")
     if not isinstance(calibration_dataset, Calibration) and accuracy_drop is not None:
         calibration_dataset = list(calibration_dataset or ())
+    first: Array | None = None
     if isinstance(calibration_dataset, Calibration):
         calibration = calibration_dataset
         graph = trace(model, np.zeros((2, *calibration.shapes[0]), np.float32))
     else:
         batches = cast(Iterable[Any], calibration_dataset)  # what is none of that gets its sentence there
-        graph, calibration = traced_and_calibrated(model, batches, observer, progress)
-    kept = dict.fromkeys(keep_float, "asked for")
+        graph, calibration, first = traced_and_calibrated(model, batches, observer, progress)
     unknown = set(kept) - {step.name for step in graph.steps}
     if unknown:
         raise ConfigurationError(f"there is no layer {sorted(unknown)[0]!r} to keep in float")
     if accuracy_drop is None:
-        return QuantizedModel(graph, calibration, kept)
+        if first is None or max_error is None:
+            return QuantizedModel(graph, calibration, kept)
+        return _within_error(graph, calibration, kept, first, max_error)
     if evaluate is None or isinstance(calibration_dataset, Calibration):
         raise ConfigurationError(
             "accuracy_drop needs calibration batches and `evaluate`, a function that measures accuracy"
@@ -330,6 +346,19 @@ def _in_four_bits(model: Module, data: Any, symmetric: bool, more: bool) -> Modu
     if more:
         raise ConfigurationError("accuracy_drop and keep_float are for bits=8")
     return quantize_four_bits(model, data, symmetric)
+
+
+def _within_error(
+    graph: Graph, calibration: Calibration, kept: dict[str, str], x: Array, bound: float
+) -> QuantizedModel:
+    from tilewise.quantize.wide import choose_wide
+
+    def build(wide: Mapping[int, str]) -> QuantizedModel:
+        copy = Graph([replace(step) for step in graph.steps], graph.batch)  # whose weights it lets go of
+        return QuantizedModel(copy, calibration, kept, wide=wide)
+
+    chosen: QuantizedModel = choose_wide(graph, calibration, kept, x, bound, build)
+    return chosen
 
 
 def _within_drop(

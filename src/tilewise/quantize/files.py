@@ -23,7 +23,9 @@ from tilewise.quantize.reference import BENT
 
 Array = npt.NDArray[Any]
 _FORMAT = "tilewise quantized model 2"
+_WITH_WIDE = "tilewise quantized model 3"  # some activations have 16 bits
 _BEFORE = "tilewise quantized model 1"  # pairs of padding, no activation but ReLU
+_FORMATS = (_WITH_WIDE, _FORMAT, _BEFORE)
 _KINDS = ("input", "conv", "linear", "add", "mul", "affine", *MOVES)
 ACTIVATIONS = ("", "relu", "relu6", *BENT)
 _NAMES = {"global_pool": "global_mean"}
@@ -50,19 +52,20 @@ def save_quantized(model: QuantizedModel, path: str | os.PathLike[str]) -> None:
         "parameters": [[p.scale, p.zero_point] for p in c.parameters],
         "ranges": c.ranges,
         "shapes": c.shapes,
+        "wide": model.wide,
     }
-    save(arrays, path, {"format": _FORMAT, "model": json.dumps(facts)})
+    save(arrays, path, {"format": _WITH_WIDE if model.wide else _FORMAT, "model": json.dumps(facts)})
 
 
 def holds_quantized(path: str | os.PathLike[str]) -> bool:
     """Whether a safetensors file is one that `save_quantized` wrote."""
-    return load_arrays(path)[1].get("format") in (_FORMAT, _BEFORE)
+    return load_arrays(path)[1].get("format") in _FORMATS
 
 
 def load_quantized(path: str | os.PathLike[str]) -> QuantizedModel:
     """A model written by `save_quantized`."""
     arrays, metadata = load_arrays(path)
-    if metadata.get("format") not in (_FORMAT, _BEFORE):
+    if metadata.get("format") not in _FORMATS:
         raise FileFormatError(f"{path} does not hold a quantized model")
     try:
         facts = json.loads(metadata["model"])
@@ -77,7 +80,8 @@ def load_quantized(path: str | os.PathLike[str]) -> QuantizedModel:
             int(facts["samples"]),
         )
         kept = {str(name): str(reason) for name, reason in facts["kept"].items()}
-        model = QuantizedModel(Graph(steps), calibration, kept, _by_step(arrays))
+        wide = {int(index): str(reason) for index, reason in facts.get("wide", {}).items()}
+        model = QuantizedModel(Graph(steps), calibration, kept, _by_step(arrays), wide)
         for step, layer in zip(steps, model.integer, strict=True):
             if layer is None and step.kind in ("conv", "linear") and step.weight is None:
                 raise ValueError  # left in float, and no float weight came with it

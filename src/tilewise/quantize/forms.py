@@ -13,7 +13,7 @@ from tilewise.quantize.between import Add, Affine, Concat, Mul, Same, Slice, Spr
 from tilewise.quantize.calibration import Calibration
 from tilewise.quantize.graph import Graph
 from tilewise.quantize.layers import Geometry, QuantizedConv2d, QuantizedLinear, corrected_bias
-from tilewise.quantize.parameters import AffineParameters, INT8Quantizer, affine_from_range
+from tilewise.quantize.parameters import AffineParameters, INT8Quantizer, affine_from_range, wide_weights
 from tilewise.quantize.pooling import AvgPool, Flatten, GlobalPool, MaxPool
 
 if TYPE_CHECKING:
@@ -50,7 +50,9 @@ def _linear(model: QuantizedModel, index: int, step: Step, stored: Stored) -> Qu
     bias, means = step.bias, model.mean_of(step.inputs[0])
     assert step.weight is not None
     if means is not None:
-        bias = corrected_bias(step.weight, INT8Quantizer().quantize_weights(step.weight).dequantize(), bias, means)
+        wide = source.wide
+        rounded = wide_weights(step.weight, bias, source) if wide else INT8Quantizer().quantize_weights(step.weight)
+        bias = corrected_bias(step.weight, rounded.dequantize(), bias, means)
     return QuantizedLinear(_channels_last(model, step), bias, source, output, relu, activation=step.activation)
 
 
@@ -115,9 +117,9 @@ FORMS: dict[str, Form] = {
 }
 
 
-def shared_parameters(graph: Graph, calibration: Calibration) -> list[AffineParameters]:
-    """The parameters of every step's result. Steps that move bytes keep those of what they read, and parts of a
-    concatenation have one scale, so that each can be computed in its place: wide enough for all of them."""
+def families(graph: Graph) -> list[int]:
+    """Of every step the first whose parameters its result has. Steps that move bytes keep those of what they read, and
+    parts of a concatenation have one scale, so that each can be computed in its place."""
     root = list(range(len(graph.steps)))
 
     def find(i: int) -> int:
@@ -129,13 +131,19 @@ def shared_parameters(graph: Graph, calibration: Calibration) -> list[AffinePara
         for source in step.inputs if step.kind == "concat" else step.inputs[:1] if step.kind in KEEPS else ():
             a, b = sorted((find(index), find(source)))
             root[b] = a
+    return [find(i) for i in range(len(graph.steps))]
+
+
+def shared_parameters(graph: Graph, calibration: Calibration) -> list[AffineParameters]:
+    """The parameters of every step's result, in bytes: those of a family reach far enough for all of it."""
+    family_of = families(graph)
     own: dict[int, list[int]] = {}
     for index, step in enumerate(graph.steps):
         if step.kind not in KEEPS:
-            own.setdefault(find(index), []).append(index)
+            own.setdefault(family_of[index], []).append(index)
     found = {}
     for family, members in own.items():
         ranges = [calibration.ranges[i] for i in members]
         wide = affine_from_range(min(low for low, _ in ranges), max(high for _, high in ranges))
         found[family] = calibration.parameters[members[0]] if len(members) == 1 else wide
-    return [found[find(i)] for i in range(len(graph.steps))]
+    return [found[f] for f in family_of]

@@ -17,9 +17,9 @@ from tilewise.backend import current_backend
 from tilewise.errors import ConfigurationError, GradientError, ShapeError
 from tilewise.nn import Module
 from tilewise.quantize.array import QuantizedArray, as_image, quantize_array, round_up
-from tilewise.quantize.between import finish_for, unit_of
+from tilewise.quantize.between import finish_for, set_finish, unit_of
 from tilewise.quantize.pairs import avx2_products, proven_weights
-from tilewise.quantize.parameters import AffineParameters, INT8Quantizer, QuantizedWeights
+from tilewise.quantize.parameters import AffineParameters, INT8Quantizer, QuantizedWeights, wide_weights
 from tilewise.quantize.reference import Four, NumpyInt8Layer
 from tilewise.tensor import Tensor, is_grad_enabled
 
@@ -34,7 +34,9 @@ INT32, FLOAT32, UINT8 = 0, 1, 2  # what a kernel's linear() gives
 def new_kernel(
     weights: Array, offset: Array, scale: Array, bias: Array | None, stride: Pair = (1, 1), padding: Pair = (0, 0)
 ) -> Any:
-    """The compiled layer, or NumPy's where there is none. weights (O, kh, kw, C) int8."""
+    """The compiled layer, or NumPy's where there is none. weights (O, kh, kw, C) int8, or int16 for 16-bit inputs."""
+    if weights.dtype == np.int16:
+        return new_wide_kernel(weights, offset, scale, bias, Geometry(stride, four(padding)))
     kind = NumpyInt8Layer if native is None else native.Int8Layer
     return kind(np.ascontiguousarray(weights), offset, scale.astype(np.float32), bias, stride, padding)
 
@@ -56,6 +58,8 @@ class Geometry:
 
 def new_conv_kernel(weights: Array, offset: Array, scale: Array, g: Geometry) -> Any:
     """The compiled convolution for this geometry, or NumPy's. weights (O, kh, kw, C / groups) int8."""
+    if weights.dtype == np.int16:
+        return new_wide_kernel(weights, offset, scale, None, g)
     if g.is_plain:
         return new_kernel(weights, offset, scale, None, g.stride, (g.padding[0], g.padding[1]))
     weights, scale = np.ascontiguousarray(weights), scale.astype(np.float32)
@@ -64,15 +68,23 @@ def new_conv_kernel(weights: Array, offset: Array, scale: Array, g: Geometry) ->
     return native.Int8GroupedLayer(weights, offset, scale, g.groups, g.stride, g.padding, g.dilation)
 
 
-def integer_offset(q: Array, bias: Array | None, scales: Array, zero_point: int) -> Array:
+def new_wide_kernel(weights: Array, offset: Array, scale: Array, bias: Array | None, g: Geometry) -> Any:
+    """The same for inputs of 16 bits. weights (O, kh, kw, C / groups) int16."""
+    weights, scale = np.ascontiguousarray(weights), scale.astype(np.float32)
+    if native is None:
+        return NumpyInt8Layer(weights, offset, scale, bias, g.stride, g.padding, g.groups, g.dilation)
+    return native.Int16Layer(weights, offset, scale, bias, g.groups, g.stride, g.padding, g.dilation)
+
+
+def integer_offset(q: Array, bias: Array | None, scales: Array, input: AffineParameters) -> Array:
     """What is added to the sums of a channel: the bias in units of the sums, and the input's zero point taken out."""
     rows = q.reshape(len(q), -1).astype(np.int64)
     steps = np.zeros(len(q)) if bias is None else np.rint(bias.astype(np.float64) / scales)
     if np.abs(steps).max(initial=0) > _LARGEST_BIAS:
         raise ConfigurationError("its inputs are so small that its bias does not fit into 32 bits beside them")
-    if (np.abs(rows).sum(1) * 255 + np.abs(steps)).max(initial=0) > _LARGEST_SUM:
+    if (np.abs(rows).sum(1) * input.largest + np.abs(steps)).max(initial=0) > _LARGEST_SUM:
         raise ConfigurationError("it has so many inputs that a sum of them might not fit into 32 bits")
-    total: Array = steps.astype(np.int64) - zero_point * rows.sum(1)
+    total: Array = steps.astype(np.int64) - input.zero_point * rows.sum(1)
     return total.astype(np.int32)  # what wraps here wraps back when the products are added
 
 
@@ -111,13 +123,13 @@ class QuantizedConv2d(Module):
         means: Array | None = None,
     ) -> None:
         geometry = Geometry(stride, four(padding), groups, dilation)
-        depthwise = groups > 1 and weight.shape[1:2] == (1,)  # widens its bytes
-        weights = INT8Quantizer().quantize_weights(weight) if depthwise else proven_weights(weight)
-        scale = scales_for(weights, input, output)
+        read = read_as(input, output, geometry)
+        weights = _conv_weights(weight, bias, read, groups)
+        scale = scales_for(weights, read, output)
         if means is not None:
             bias = corrected_bias(weight, weights.dequantize(), bias, np.asarray(means), groups)
         q = np.ascontiguousarray(weights.q.transpose(0, 2, 3, 1))  # (O, kh, kw, C / groups)
-        offset = integer_offset(q, bias, input.scale * scale.astype(np.float64), input.zero_point)
+        offset = integer_offset(q, bias, read.scale * scale.astype(np.float64), read)
         self._set_up(q, scale, offset, input, output, geometry, "relu" if relu else activation, residual, out_border)
 
     @classmethod
@@ -149,14 +161,21 @@ class QuantizedConv2d(Module):
         out_border: int,
     ) -> None:
         self.weight_scale, self.offset, self.input, self.output = scale, offset, input, output
-        self.geometry, self.activation = geometry, activation
+        self.geometry, self.activation, self.read = geometry, activation, read_as(input, output, geometry)
+        if (q.dtype == np.int16) != self.read.wide or (residual is not None and residual.wide and not output.wide):
+            raise ConfigurationError("its weights or what is added have other bits than its inputs and outputs ask for")
         self.residual, self.out_border, self.out_channels = residual, out_border, len(q)
         finish = finish_for(activation, output)
         unit = unit_of(finish, output)
-        self.kernel = new_conv_kernel(q, offset, input.scale * scale.astype(np.float64) / unit, geometry)
-        self.kernel.set_finish(finish.native())
+        self.kernel = new_conv_kernel(q, offset, self.read.scale * scale.astype(np.float64) / unit, geometry)
+        set_finish(self.kernel, finish)
+        self._widens = self.read.wide and not input.wide  # its bytes, in a step before
+        if self._widens and q.shape[3] == 1 and len(q) == geometry.groups and native is not None:
+            self.kernel.set_bytes_read(input.zero_point)
+            self._widens = False
         if residual is not None:
-            self.kernel.set_residual(residual.scale / unit, residual.zero_point)
+            wide = (True,) if residual.wide else (False,) if self.read.wide else ()
+            self.kernel.set_residual(residual.scale / unit, residual.zero_point, *wide)
 
     @property
     def relu(self) -> bool:
@@ -166,6 +185,8 @@ class QuantizedConv2d(Module):
     def avx2(self) -> str:
         """How AVX2 multiplies its bytes. Depthwise convolutions widen them, and those in groups that are not proven."""
         weights = self.kernel.weights()
+        if self.read.wide:
+            return "16-bit products"
         way = avx2_products(weights)
         aligned = weights.shape[3] % 4 == 0 and way.endswith("proven")
         return way if self.geometry.is_plain or aligned else "16-bit products"
@@ -182,21 +203,66 @@ class QuantizedConv2d(Module):
         _check_parameters(x, self.input)
         if (residual is None) != (self.residual is None):
             raise ConfigurationError("this layer was made with a residual, or without one, and must be called so")
-        x = as_image(x).with_border(border)
+        x = _widened(as_image(x).with_border(border), self.read)
+        kernel = self._reference() if self.read.wide or self.output.wide else self.kernel
         try:
             if residual is None:
-                data = self.kernel.conv(x.data, x.border, None, 0, self.out_border)
+                data = kernel.conv(x.data, x.border, None, 0, self.out_border)
             else:
                 residual = as_image(residual)
-                data = self.kernel.conv(x.data, x.border, residual.data, residual.border, self.out_border)
+                data = kernel.conv(x.data, x.border, residual.data, residual.border, self.out_border)
         except ValueError as error:
             raise ShapeError(f"QuantizedConv2d cannot work on shape {x.shape}: {error}") from None
         return QuantizedArray(data, self.output, self.out_channels, self.out_border)
 
+    def _reference(self) -> NumpyInt8Layer:
+        """The layer in NumPy: numbers of 16 bits are made by compiled code inside plans only."""
+        g, finish = self.geometry, finish_for(self.activation, self.output)
+        unit = unit_of(finish, self.output)
+        scale = (self.read.scale * self.weight_scale.astype(np.float64) / unit).astype(np.float32)
+        settings = (scale, None, g.stride, g.padding, g.groups, g.dilation)
+        made = NumpyInt8Layer(self.kernel.weights(), self.offset, *settings)
+        set_finish(made, finish)
+        if self.residual is not None:
+            made.set_residual(self.residual.scale / unit, self.residual.zero_point)
+        return made
+
     def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
         """Put this layer into a native plan: it reads the values `inputs`; returns the value it gives."""
+        if self.read.wide:
+            if self._widens:
+                inputs = [_add_widening(plan, inputs[0], self), *inputs[1:]]
+            return int(plan.wide_layer(self.kernel, inputs, False, self.out_border))
         put = plan.conv if self.geometry.is_plain else plan.grouped_conv
         return int(put(self.kernel, inputs, self.out_border))
+
+
+def read_as(input: AffineParameters, output: AffineParameters, geometry: Geometry) -> AffineParameters:
+    """What a convolution's products read: bytes in groups are widened where 16 bits are to come out of them."""
+    return input.exactly_widened() if output.wide and not geometry.is_plain else input
+
+
+def _conv_weights(weight: Array, bias: Array | None, read: AffineParameters, groups: int) -> QuantizedWeights:
+    return wide_weights(weight, bias, read) if read.wide else rounded_conv_weights(weight, groups)
+
+
+def rounded_conv_weights(weight: Array, groups: int) -> QuantizedWeights:
+    """Weights (O, C / groups, kh, kw) of a convolution of bytes."""
+    depthwise = groups > 1 and weight.shape[1:2] == (1,)  # widens its bytes
+    return INT8Quantizer().quantize_weights(weight) if depthwise else proven_weights(weight)
+
+
+def _widened(x: QuantizedArray, read: AffineParameters) -> QuantizedArray:
+    """Bytes as numbers of 16 bits, exactly."""
+    if x.parameters.wide or not read.wide:
+        return x
+    return QuantizedArray(x.data.astype(np.int16) - np.int16(x.parameters.zero_point), read, x.channels, x.border)
+
+
+def _add_widening(plan: Any, source: int, layer: QuantizedConv2d) -> int:
+    channels = layer.kernel.weights().shape[3] * layer.geometry.groups
+    finish, border = finish_for("", layer.read).native(), max(layer.geometry.padding)
+    return int(plan.wide_affine(source, [1.0] * channels, [0.0] * channels, finish, border))
 
 
 def four(padding: tuple[int, ...]) -> Four:
@@ -233,7 +299,8 @@ class QuantizedLinear(Module):
         *,
         activation: str = "",
     ) -> None:
-        weights = INT8Quantizer().quantize_weights(weight)
+        wide = input is not None and input.wide
+        weights = wide_weights(weight, bias, input) if input and wide else INT8Quantizer().quantize_weights(weight)
         scale = weights.scale if input is None or output is None else scales_for(weights, input, output)
         self._set_up(weights.q, scale, bias, input, output, relu, activation)
 
@@ -263,16 +330,18 @@ class QuantizedLinear(Module):
         self.activation = "relu" if relu else activation
         self.out_features, self.in_features = q.shape
         self.float_bias = None if bias is None else np.ascontiguousarray(bias, np.float32)
-        in_scale, zero = (1.0, 128) if input is None else (input.scale, input.zero_point)
-        combined = in_scale * scale.astype(np.float64)
-        whole = integer_offset(q, bias if output is not None else None, combined, zero)
+        read = AffineParameters(1.0, 128) if input is None else input
+        if (q.dtype == np.int16) != read.wide:
+            raise ConfigurationError("its weights have other bits than its inputs ask for")
+        combined = read.scale * scale.astype(np.float64)
+        whole = integer_offset(q, bias if output is not None else None, combined, read)
         kernel_bias = None if output is not None else self.float_bias
         finish = None if output is None else finish_for(self.activation, output)
         if output is not None and finish is not None:
             combined = combined / unit_of(finish, output)
         self.kernel = new_kernel(q[:, None, None, :], whole, combined, kernel_bias)
         if finish is not None:
-            self.kernel.set_finish(finish.native())
+            set_finish(self.kernel, finish)
 
     @property
     def relu(self) -> bool:
@@ -281,7 +350,11 @@ class QuantizedLinear(Module):
     @property
     def avx2(self) -> str:
         """How AVX2 multiplies its bytes."""
-        return avx2_products(self.kernel.weights())
+        return "16-bit products" if self._reads_wide else avx2_products(self.kernel.weights())
+
+    @property
+    def _reads_wide(self) -> bool:
+        return self.input is not None and self.input.wide
 
     @property
     def nbytes(self) -> int:
@@ -303,6 +376,8 @@ class QuantizedLinear(Module):
 
     def _product(self, x: Array, kind: int, row_scale: Array | None, relu: bool) -> Array:
         """The kernel's product, with the tile that was kept for it where a tile chooser is in force."""
+        if self._reads_wide or (self.output is not None and self.output.wide):
+            return self._reference().linear(x, kind, row_scale, relu)
         tiles = current_backend().tiles
         if tiles is None:
             out: Array = self.kernel.linear(x, kind, row_scale, relu)
@@ -312,7 +387,24 @@ class QuantizedLinear(Module):
 
     def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
         """Put this layer into a native plan: it reads the value `inputs[0]`; returns the value it gives."""
+        if self._reads_wide:
+            return int(plan.wide_layer(self.kernel, inputs, self.output is None and self.relu, 0))
         return int(plan.linear(self.kernel, inputs[0], self.output is None, self.relu))
+
+    def _reference(self) -> NumpyInt8Layer:
+        """The layer in NumPy: numbers of 16 bits are made by compiled code inside plans only."""
+        assert self.input is not None
+        weights, scale = self.kernel.weights(), self.input.scale * self.weight_scale.astype(np.float64)
+        gives_floats = self.output is None
+        whole = integer_offset(weights[:, 0, 0], None if gives_floats else self.float_bias, scale, self.input)
+        finish = None if self.output is None else finish_for(self.activation, self.output)
+        if self.output is not None and finish is not None:
+            scale = scale / unit_of(finish, self.output)
+        bias = self.float_bias if gives_floats else None
+        made = NumpyInt8Layer(weights, whole, scale.astype(np.float32), bias, (1, 1), (0, 0))
+        if finish is not None:
+            set_finish(made, finish)
+        return made
 
     def _dynamic(self, x: Any, activation: str | None, residual: Any) -> Tensor:
         if is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad:

@@ -1,7 +1,9 @@
 """Real numbers as 8-bit integers: a scale, a zero point, and the rounding between.
 
 Weights are symmetric int8 (zero point 0), with one scale per output channel or one for all. Activations are affine
-uint8: real = (q - zero_point) * scale, with 0.0 exactly representable, because padding and ReLU need it.
+uint8: real = (q - zero_point) * scale, with 0.0 exactly representable, because padding and ReLU need it. Where bytes
+are too coarse an activation has 16 bits, of which 12 and a sign are used: real = q * scale; a layer that reads it has
+int16 weights.
 """
 
 from __future__ import annotations
@@ -16,26 +18,52 @@ import numpy.typing as npt
 from tilewise.errors import ConfigurationError, DtypeError, ShapeError
 
 Array = npt.NDArray[Any]
+WIDEST = 4095  # the largest size of a 16-bit activation: with more, sums of its products would soon leave 32 bits
 _SMALLEST_SCALE = float(np.finfo(np.float32).tiny) * 2**24
 
 
 @dataclass(frozen=True)
 class AffineParameters:
-    """uint8 activations: real = (q - zero_point) * scale."""
+    """uint8 activations, or `wide` ones of 16 bits, whose zero point is 0: real = (q - zero_point) * scale."""
 
     scale: float
     zero_point: int
+    wide: bool = False
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """The smallest and the largest number."""
+        return (-WIDEST, WIDEST) if self.wide else (0, 255)
+
+    @property
+    def largest(self) -> int:
+        """The largest size of a number that a product meets."""
+        return self.limits[1]
 
     def quantize(self, x: Array) -> Array:
         """NaN becomes the zero point; what is out of range saturates."""
+        low, high = self.limits
         scaled = np.nan_to_num(np.asarray(x, np.float32) * np.float32(1 / np.float32(self.scale)), nan=0.0)
-        clipped = np.clip(scaled, -self.zero_point, 255 - self.zero_point)
+        clipped = np.clip(scaled, low - self.zero_point, high - self.zero_point)
         rounded: Array = np.rint(clipped).astype(np.int32) + self.zero_point
-        return rounded.astype(np.uint8)
+        return rounded.astype(np.int16 if self.wide else np.uint8)
+
+    def widened(self) -> AffineParameters:
+        """The same range in 16 bits."""
+        size = max(self.zero_point, 255 - self.zero_point)
+        return self if self.wide else AffineParameters(_float32(self.scale * size / WIDEST), 0, True)
+
+    def exactly_widened(self) -> AffineParameters:
+        """Bytes less their zero point, as numbers of 16 bits."""
+        return self if self.wide else AffineParameters(self.scale, 0, True)
 
     def dequantize(self, q: Array) -> Array:
         real: Array = (q.astype(np.int32) - self.zero_point).astype(np.float32) * np.float32(self.scale)
         return real
+
+
+def _float32(scale: float) -> float:
+    return float(np.float32(max(scale, _SMALLEST_SCALE)))
 
 
 def affine_from_range(low: float, high: float) -> AffineParameters:
@@ -109,6 +137,21 @@ def rounded_weights(w: Array, largest: Array, most: int) -> QuantizedWeights:
     steps = largest.astype(np.float64) / most
     scale = np.where(largest > 0, np.maximum(steps, _SMALLEST_SCALE), 1.0).astype(np.float32)
     q = np.clip(np.rint(w / spread(scale, w.ndim)), -127, 127).astype(np.int8)
+    return QuantizedWeights(q, scale, np.zeros(scale.shape, np.int32))
+
+
+def wide_weights(given: Array, bias: Array | None, input: AffineParameters) -> QuantizedWeights:
+    """Weights (O, ...) of 16 bits for a wide input, as fine as their sums with any activations stay within 31 bits."""
+    w = checked_weights(given)
+    rows = np.abs(w.reshape(len(w), -1).astype(np.float64))
+    room = 2**30 / WIDEST - rows.shape[1] / 2 - 1  # each may be rounded up by a half; the other 2^30 is the bias's
+    if room < rows.shape[1]:
+        raise ConfigurationError("it has so many inputs that a sum of them might not fit into 32 bits")
+    finest = np.maximum(rows.sum(1) / room, rows.max(1, initial=0) / 32767)
+    if bias is not None:
+        finest = np.maximum(finest, np.abs(bias) / input.scale / (2**30 - 2**20))
+    scale = np.where(finest > 0, np.maximum(finest * (1 + 1e-6), _SMALLEST_SCALE), 1.0).astype(np.float32)
+    q = np.clip(np.rint(w / spread(scale, w.ndim)), -32767, 32767).astype(np.int16)
     return QuantizedWeights(q, scale, np.zeros(scale.shape, np.int32))
 
 

@@ -129,11 +129,15 @@ def _add_sources(model: QuantizedModel, plan: Any, sources: list[int]) -> dict[i
         if known is None:
             values[i] = plan.input(False, len(shape) == 1, shape[0])
         else:
-            values[i] = plan.input(True, len(shape) == 1, shape[0], known.border, known.parameters.zero_point)
+            p = known.parameters
+            values[i] = plan.input(True, len(shape) == 1, shape[0], known.border, p.zero_point, p.wide)
     for i in sources:
         if model.result_of(i) is None:
-            p = model.affine[i]
-            values[i] = plan.quantize(values[i], p.scale, p.zero_point, model.border_of(i))
+            p, border = model.affine[i], model.border_of(i)
+            if p.wide:
+                values[i] = plan.wide_quantize(values[i], p.scale, border)
+            else:
+                values[i] = plan.quantize(values[i], p.scale, p.zero_point, border)
     return values
 
 
@@ -141,6 +145,7 @@ def _add_result(model: QuantizedModel, plan: Any, index: int, value: int, outsid
     known = model.result_of(index)
     read_as_bytes = any(model.integer[u] is not None for u in outside)
     if known is not None and not known.image and not read_as_bytes:
-        value, known = plan.dequantize(value, known.parameters.scale), None
+        back = plan.wide_dequantize if known.parameters.wide else plan.dequantize
+        value, known = back(value, known.parameters.scale), None
     plan.output(value)
     return known

@@ -43,12 +43,14 @@ class MaxPool(Pool):
     """The largest byte of each window: the largest number, since the scale is the same."""
 
     def __call__(self, x: QuantizedArray) -> QuantizedArray:
-        if native is None or not self.is_even:
-            windows = _windows(x, self, 0).max((4, 5))
+        if native is None or not self.is_even or x.parameters.wide:
+            windows = _windows(x, self, x.parameters.limits[0]).max((4, 5))
             return QuantizedArray(windows, x.parameters, x.channels).with_border(self.out_border)
         return _pooled(native.int8_max_pool, x, self)
 
-    def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
+    def add_to(self, plan: Any, inputs: list[int], parameters: list[AffineParameters]) -> int:
+        if parameters[0].wide:
+            return _wide_pool(self, plan, inputs[0], False)
         return int(plan.max_pool(inputs[0], self.kernel, self.stride, self.sides, self.out_border))
 
 
@@ -56,10 +58,11 @@ class AvgPool(Pool):
     """The mean of each window, padding counted as zeros or not at all, rounded to the input's own steps."""
 
     def __call__(self, x: QuantizedArray) -> QuantizedArray:
-        if native is None or not self.is_even:
+        if native is None or not self.is_even or x.parameters.wide:
             zero = x.parameters.zero_point if self.count_padding else 0
             sums = _windows(x, self, zero).astype(np.int32).sum((4, 5))
-            mean = np.rint(sums / self._cells(x)).astype(np.uint8)
+            exact = np.float32 if x.parameters.wide else np.float64  # as the compiled kernels divide
+            mean = np.rint(sums.astype(exact) / np.asarray(self._cells(x), exact)).astype(x.data.dtype)
             return QuantizedArray(mean, x.parameters, x.channels).with_border(self.out_border)
         return _pooled(native.int8_avg_pool, x, self)
 
@@ -70,9 +73,16 @@ class AvgPool(Pool):
         cells: Array = _windows(ones, self, 0).sum((4, 5), dtype=np.int32)
         return cells
 
-    def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
+    def add_to(self, plan: Any, inputs: list[int], parameters: list[AffineParameters]) -> int:
+        if parameters[0].wide:
+            return _wide_pool(self, plan, inputs[0], True)
         settings = (self.kernel, self.stride, self.sides, self.count_padding, self.out_border)
         return int(plan.avg_pool(inputs[0], *settings))
+
+
+def _wide_pool(pool: Pool, plan: Any, source: int, mean: bool) -> int:
+    settings = (pool.kernel, pool.stride, pool.sides, pool.count_padding, mean, pool.out_border)
+    return int(plan.wide_pool(source, *settings))
 
 
 def _pooled(kernel: Any, x: QuantizedArray, pool: Pool) -> QuantizedArray:
@@ -104,7 +114,7 @@ class GlobalPool:
 
     def _mean(self, x: QuantizedArray) -> QuantizedArray:
         p, out = x.parameters, self.output
-        if native is not None:
+        if native is not None and not (p.wide or out.wide):
             q = native.int8_global_pool(x.data, x.border, x.channels, p.scale, p.zero_point, out.scale, out.zero_point)
             return QuantizedArray(q, out, x.channels)
         _, _, h, w = x.shape
@@ -116,6 +126,9 @@ class GlobalPool:
 
     def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
         out = self.output
+        if self.input.wide or out.wide:
+            ends = (out.scale, out.zero_point, out.wide)
+            return int(plan.wide_global_pool(inputs[0], self.input.scale, *ends, self.rows, self.out_border))
         return int(plan.global_pool(inputs[0], self.input.scale, out.scale, out.zero_point, self.rows, self.out_border))
 
 

@@ -28,8 +28,8 @@ _MOST_IN_PIECES = 32700  # native/kernels/int8_between.h: kMostInPieces
 
 @dataclass(frozen=True)
 class Finish:
-    """From values to bytes: clamp(round(value) + zero, low, high), of hard-swish's values where it is asked for; of
-    other activations act(value) * inverse.
+    """From values to bytes: clamp(round(value) + zero, low, high), of hard-swish's values where it is asked for;
+    of other activations act(value) * inverse.
 
     SiLU is x or 0, less a bump at 0 that is the same on both sides: parabolas, in whole numbers of 16 bits. The others,
     and SiLU with very fine steps, are tables: the value is rounded to a grid much finer than the output's steps, and a
@@ -106,8 +106,51 @@ class Finish:
         return fine, -math.ceil(left * fine), math.ceil(right * fine)
 
 
-def finished(value: Array, how: NativeFinish) -> Array:
-    """Values to bytes, as the compiled kernels do it."""
+# low, high, the curve's place in WIDE_CURVES, inverse; of hard-swish how far it bends, and its slope
+NativeWideFinish = tuple[int, int, int, float, float, float]
+WIDE_CURVES = ("", "hard_swish", "hard_sigmoid", "sigmoid", "silu", "gelu")
+
+
+@dataclass(frozen=True)
+class WideFinish:
+    """From values to numbers of 16 bits: clamp(round(value), low, high), of hard-swish's values where it is asked for;
+    of other activations act(value) * inverse, computed."""
+
+    activation: str = ""
+    inverse: float = 1.0
+    low: int = 0
+    high: int = 0
+    zero = 0
+    units = 1.0  # of a value in a step of the output
+
+    @property
+    def is_table(self) -> bool:
+        """Whether values are real numbers, not steps of the output."""
+        return bool(self.activation) and self.activation != "hard_swish"
+
+    def bytes(self, value: Array) -> Array:
+        return finished(value, self.native())
+
+    def native(self) -> NativeWideFinish:
+        bends = self.activation == "hard_swish"
+        far, slope = (3 * self.inverse, -1 / (6 * self.inverse)) if bends else (0.0, 0.0)
+        return self.low, self.high, WIDE_CURVES.index(self.activation), self.inverse, far, slope
+
+
+def _finished_wide(value: Array, how: NativeWideFinish) -> Array:
+    low, high, curve, inverse, far, slope = how
+    name = WIDE_CURVES[curve]
+    if name == "hard_swish":
+        value = _bent(value, F(far), F(slope))
+    elif name:
+        value = _COMPUTED.get(name, BENT[name])(value) * F(inverse)
+    return _whole(value, low, high).astype(np.int16)
+
+
+def finished(value: Array, how: NativeFinish | NativeWideFinish) -> Array:
+    """Values to bytes, or to 16 bits, as the compiled kernels do it."""
+    if len(how) == 6:
+        return _finished_wide(value, how)
     zero, low, high, table, fine, first, far, slope, pieces = how
     if pieces:
         return _in_pieces(value, zero, low, np.frombuffer(pieces, np.int16).astype(np.int32))
@@ -173,6 +216,20 @@ def _exp(x: Array) -> Array:
     return scaled
 
 
+def _exp_of_sum(x: Array) -> Array:
+    """exp(x) where 1 is added to it."""
+    magic = F(12582912)
+    x = np.maximum(F(-87), np.minimum(F(89), x))
+    shifted = x * F(1.44269504088896341) + magic
+    r = x - (shifted - magic) * F(0.693147180559945309)
+    square = r * r
+    high, low = F(8.31253e-3) * r + F(4.189011e-2), F(1.6667114e-1) * r + F(0.4999923)
+    p = (high * square + low) * square + (r + F(1))
+    with np.errstate(over="ignore"):
+        scaled: Array = p * ((shifted.view(np.uint32) << np.uint32(23)) + np.uint32(0x3F800000)).view(np.float32)
+    return scaled
+
+
 def _erf(x: Array) -> Array:
     x = np.maximum(F(-4), np.minimum(F(4), x))
     t = x * x
@@ -197,6 +254,12 @@ BENT: dict[str, Callable[[Array], Array]] = {
 }
 
 
+_COMPUTED: dict[str, Callable[[Array], Array]] = {  # where there is no table
+    "silu": lambda x: x / (F(1) + _exp_of_sum(-x)),
+    "sigmoid": lambda x: F(1) / (F(1) + _exp_of_sum(-x)),
+}
+
+
 class NumpyInt8Layer:
     """weights (O, kh, kw, C / groups) int8; result = (sum + offset) * scale, rounded to bytes or kept as float."""
 
@@ -214,7 +277,8 @@ class NumpyInt8Layer:
         self._weights, self._offset, self._scale, self._bias = weights, offset, scale, bias
         self._stride, self._groups, self._dilation = stride, groups, dilation
         self._padding = (*padding, *padding)[:4]
-        self._finish, self._residual = Finish().native(), (0.0, 0)
+        self._finish: NativeFinish | NativeWideFinish = Finish().native()
+        self._residual = (0.0, 0)
 
     def set_output(self, zero: int, low: int, high: int) -> None:
         self.set_finish(Finish("", 1.0, zero, low, high).native())
@@ -222,8 +286,16 @@ class NumpyInt8Layer:
     def set_finish(self, finish: NativeFinish) -> None:
         self._finish = finish
 
-    def set_residual(self, scale: float, zero: int) -> None:
+    def set_wide_finish(self, finish: NativeWideFinish) -> None:
+        self._finish = finish
+
+    def set_residual(self, scale: float, zero: int, wide: bool = False) -> None:
+        del wide  # the numbers say it themselves
         self._residual = (scale, zero)
+
+    def _blank(self, shape: tuple[int, ...]) -> Array:
+        """A result of zeros."""
+        return np.zeros(shape, np.int16) if len(self._finish) == 6 else np.full(shape, self._finish[0], np.uint8)
 
     def conv(self, x: Array, border: int, residual: Array | None, residual_border: int, out_border: int) -> Array:
         sums = self._sums(x, border)  # (N, H, W, O)
@@ -235,20 +307,21 @@ class NumpyInt8Layer:
             skip = residual[:, b : b + h, b : b + w, :filters].astype(np.int32) - zero
             value = value + skip.astype(np.float32) * np.float32(scale)
         size = (n, h + 2 * out_border, w + 2 * out_border, -(-filters // 4) * 4)
-        out = np.full(size, self._finish[0], np.uint8)
+        out = self._blank(size)
         out[:, out_border : out_border + h, out_border : out_border + w, :filters] = finished(value, self._finish)
         return out
 
     def linear(self, x: Array, kind: int, row_scale: Array | None, relu: bool) -> Array:
         outputs, channels = self._weights.shape[0], self._weights.shape[3]
-        sums = x[:, :channels].astype(np.int32) @ self._weights.reshape(outputs, channels).T.astype(np.int32)
-        sums = sums + self._offset
+        exact = np.float64 if self._weights.dtype == np.int16 else np.int32  # both; the former is quick
+        product = x[:, :channels].astype(exact) @ self._weights.reshape(outputs, channels).T.astype(exact)
+        sums: Array = product.astype(np.int32) + self._offset
         if kind == 0:
             return sums.astype(np.int32)
         assert self._scale is not None
         value: Array = sums.astype(np.float32) * self._scale
         if kind == 2:
-            out = np.full((len(x), -(-outputs // 4) * 4), self._finish[0], np.uint8)
+            out = self._blank((len(x), -(-outputs // 4) * 4))
             out[:, :outputs] = finished(value, self._finish)
             return out
         if row_scale is not None:
@@ -272,12 +345,17 @@ class NumpyInt8Layer:
         (dh, dw), (sh, sw) = self._dilation, self._stride
         x = x[:, border - top : x.shape[1] - border + bottom, border - left : x.shape[2] - border + right]
         reach = ((kh - 1) * dh + 1, (kw - 1) * dw + 1)
-        windows = np.lib.stride_tricks.sliding_window_view(x.astype(np.int32), reach, (1, 2))  # (N, H, W, C, kh, kw)
+        kind = np.float64 if self._weights.dtype == np.int16 else np.int32  # exact either way
+        windows = np.lib.stride_tricks.sliding_window_view(x.astype(kind), reach, (1, 2))  # (N, H, W, C, kh, kw)
         windows = windows[:, ::sh, ::sw, :, ::dh, ::dw]
-        sums = np.empty((*windows.shape[:3], filters), np.int32)
         each = filters // self._groups
+        if channels == each == 1:  # depthwise
+            own = np.einsum("nhwckl,ckl->nhwc", windows[:, :, :, :filters], self._weights[..., 0].astype(kind))
+            total: Array = own.astype(np.int32) + self._offset
+            return total
+        sums = np.empty((*windows.shape[:3], filters), np.int32)
         for g in range(self._groups):
             part = windows[:, :, :, g * channels : (g + 1) * channels]
-            w = self._weights[g * each : (g + 1) * each].astype(np.int32)
+            w = self._weights[g * each : (g + 1) * each].astype(kind)
             sums[..., g * each : (g + 1) * each] = np.tensordot(part, w, ([3, 4, 5], [3, 1, 2]))
         return sums + self._offset

@@ -23,6 +23,12 @@ def quantize(
         float | None,
         typer.Option(help="Keep layers in float until at most this share of the accuracy is lost, such as 0.005."),
     ] = None,
+    max_error: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Give activations 16 bits until results are off by at most this share; 0 leaves all in bytes."
+        ),
+    ] = 0.01,
     batch: Annotated[int, typer.Option(min=1, help="Images per timed call.")] = 64,
     runs: Annotated[int, typer.Option(min=12, help="Timed calls of each model.")] = 50,
     out: Annotated[Path, typer.Option(help="Folder for the int8 model and the picture.")] = Path("out/quantize"),
@@ -37,18 +43,16 @@ def quantize(
     from tilewise import save
     from tilewise.cli.optimize.before_after import accuracy, float_bytes, image_task, outcomes, print_table
     from tilewise.nn.describe import layer_names
-    from tilewise.quantize import calibrate, save_quantized
     from tilewise.quantize import quantize as run
+    from tilewise.quantize import save_quantized
     from tilewise.quantize.graph import trace
 
     task = image_task(model, data, weights)
     batches = [task.data.x_train[:samples][i : i + 64] for i in range(0, min(samples, len(task.data.x_train)), 64)]
-    calibration = calibrate(task.model, batches, observer, progress=sys.stderr.isatty() and not as_json)
-    if accuracy_drop is None:
-        int8: Any = run(task.model, calibration)
-    else:
-        judge = lambda candidate: accuracy(candidate, task.data)  # noqa: E731
-        int8 = run(task.model, batches, observer=observer, accuracy_drop=accuracy_drop, evaluate=judge)
+    options: dict[str, Any] = {"observer": observer, "max_error": max_error or None}
+    if accuracy_drop is not None:
+        options |= {"accuracy_drop": accuracy_drop, "evaluate": lambda candidate: accuracy(candidate, task.data)}
+    int8: Any = run(task.model, batches, **options, progress=sys.stderr.isatty() and not as_json)
     out.mkdir(parents=True, exist_ok=True)
     on_disk = {"float32": out / f"{task.name}-float32.safetensors", "int8": out / f"{task.name}-int8.safetensors"}
     save(task.model.state_dict(), on_disk["float32"])
@@ -58,7 +62,7 @@ def quantize(
         task, {"float32": (task.model, float_bytes(task.model)), "int8": (int8, int8.nbytes)}, batch, runs, seed
     )
     layers = int8.report(task.data.x_test[:64], trace(task.model, task.data.x_test[:1]))
-    _draw(calibration, {"input": "input"} | {step.name: f"{step.name} ({step.kind})" for step in layers}, out)
+    _draw(int8.calibration, {"input": "input"} | {step.name: f"{step.name} ({step.kind})" for step in layers}, out)
     if as_json:
         facts = {"models": [r.as_dict() for r in rows], "bytes_on_disk": sizes, "layers": [vars(s) for s in layers]}
         print(json.dumps(facts, default=float))
@@ -71,7 +75,7 @@ def quantize(
 
 
 def _layers(layers: list[Any], names: dict[str, str]) -> None:
-    words, numbers = ("step", "kind", "form", "on AVX2", "why float"), ("bytes", "signal to noise")
+    words, numbers = ("step", "kind", "form", "on AVX2", "why no bytes"), ("bytes", "signal to noise")
     rows = []
     for step in layers:
         size, ratio = f"{step.nbytes:,}" if step.nbytes else "", "" if step.snr_db is None else f"{step.snr_db:.1f} dB"

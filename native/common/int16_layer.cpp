@@ -1,0 +1,205 @@
+#include "common/int16_layer.h"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+
+#include "common/thread_pool.h"
+
+namespace tw {
+namespace {
+
+constexpr int64_t kWorthATask = 1 << 17;  // multiply-adds
+constexpr int64_t kTile = 12;             // pixels: where work is cut among threads
+
+void require(bool fits, const char* sentence) {
+  if (!fits) throw std::invalid_argument(sentence);
+}
+
+template <class T>
+Buffer<T> padded(const T* values, int64_t count) {
+  if (values == nullptr) return {};
+  Buffer<T> out(static_cast<std::size_t>(round_up(count, kInt8Panel)));
+  std::fill(std::copy(values, values + count, out.data()), out.data() + out.size(), T{0});
+  return out;
+}
+
+}  // namespace
+
+Int16Layer::Int16Layer(const GroupedGeometry& geometry, const int16_t* weights, const int32_t* offset, const float* scale,
+                       const float* bias)
+    : geometry_(geometry) {
+  const GroupedGeometry& g = geometry_;
+  require(g.groups >= 1 && g.columns >= 1 && g.columns % g.groups == 0 && g.group_channels >= 1 && g.taps.kernel_h >= 1 &&
+              g.taps.kernel_w >= 1,
+          "this convolution has no weights, or its groups do not divide its channels");
+  require(g.taps.stride_h >= 1 && g.taps.stride_w >= 1 && g.taps.dilation_h >= 1 && g.taps.dilation_w >= 1 &&
+              std::min({g.top, g.left, g.bottom, g.right}) >= 0,
+          "bad stride, dilation or padding");
+  offset_ = padded(offset, g.columns);
+  scale_ = padded(scale, g.columns);
+  bias_ = padded(bias, g.columns);
+  depthwise() ? pack_depthwise(weights) : pack_panels(weights);
+}
+
+void Int16Layer::pack_depthwise(const int16_t* weights) {
+  const GroupedGeometry& g = geometry_;
+  const int64_t taps = g.taps.kernel_h * g.taps.kernel_w, wide = round_up(g.columns, kInt8Panel);
+  by_channel_ = Buffer<int32_t>(static_cast<std::size_t>(taps * wide));
+  std::fill(by_channel_.data(), by_channel_.data() + by_channel_.size(), 0);
+  for (int64_t c = 0; c < g.columns; ++c) {
+    // In 16 of the 32 bits: a multiply-add of pairs then takes the number beside it times 0.
+    for (int64_t t = 0; t < taps; ++t) by_channel_[t * wide + c] = static_cast<uint16_t>(weights[c * taps + t]);
+  }
+}
+
+void Int16Layer::pack_panels(const int16_t* weights) {
+  const GroupedGeometry& g = geometry_;
+  const int64_t taps = g.taps.kernel_h * g.taps.kernel_w, group_columns = g.columns / g.groups;
+  int64_t total = 0;
+  for (int64_t panel = 0; panel < g.columns; panel += kInt8Panel) {
+    const int64_t last = std::min(panel + kInt8Panel, g.columns) - 1;
+    const int64_t first = panel / group_columns * g.group_channels / kWideGroup * kWideGroup;
+    const int64_t end = round_up((last / group_columns + 1) * g.group_channels, kWideGroup);
+    windows_.push_back({static_cast<int32_t>(first), static_cast<int32_t>((end - first) / kWideGroup), total});
+    total += taps * (end - first) * kInt8Panel;
+  }
+  packed_ = Buffer<int16_t>(static_cast<std::size_t>(total));
+  std::fill(packed_.data(), packed_.data() + packed_.size(), int16_t{0});
+  for (int64_t column = 0; column < g.columns; ++column) {
+    for (int64_t t = 0; t < taps; ++t) {
+      for (int64_t c = 0; c < g.group_channels; ++c) packed_[packed_at(column, t, c)] = *weights++;
+    }
+  }
+}
+
+int64_t Int16Layer::packed_at(int64_t column, int64_t tap, int64_t channel) const {
+  const GroupedGeometry& g = geometry_;
+  const WideWindow& window = windows_[column / kInt8Panel];
+  const int64_t c = column / (g.columns / g.groups) * g.group_channels + channel - window.first;
+  return window.weights + ((tap * window.pairs + c / kWideGroup) * kInt8Panel + column % kInt8Panel) * kWideGroup + c % kWideGroup;
+}
+
+void Int16Layer::set_finish(const ByteFinish& finish) {
+  finish_ = KeptFinish(finish);
+  kind_ = Int8Out::uint8;
+}
+
+void Int16Layer::set_wide_finish(const WideFinish& finish) {
+  check_finish(finish);
+  wide_finish_ = finish;
+  kind_ = Int8Out::int16;
+}
+
+void Int16Layer::set_residual(float scale, int zero, bool wide) {
+  require(zero >= 0 && zero <= 255 && (!wide || kind_ == Int8Out::int16), "bad residual");
+  residual_scale_ = scale;
+  residual_zero_ = zero;
+  wide_residual_ = wide;
+}
+
+void Int16Layer::set_bytes_read(int zero) {
+  require(depthwise() && zero >= 0 && zero <= 255, "only depthwise layers of 16 bits read bytes");
+  bytes_zero_ = zero;
+}
+
+int64_t Int16Layer::nbytes() const {
+  return static_cast<int64_t>(2 * packed_.size() + 4 * (by_channel_.size() + offset_.size() + scale_.size() + bias_.size())) +
+         finish_.nbytes();
+}
+
+void Int16Layer::unpack(int16_t* to) const {
+  const GroupedGeometry& g = geometry_;
+  const int64_t taps = g.taps.kernel_h * g.taps.kernel_w, wide = round_up(g.columns, kInt8Panel);
+  for (int64_t column = 0; column < g.columns; ++column) {
+    for (int64_t t = 0; t < taps; ++t) {
+      for (int64_t c = 0; c < g.group_channels; ++c) {
+        *to++ = depthwise() ? static_cast<int16_t>(by_channel_[t * wide + column]) : packed_[packed_at(column, t, c)];
+      }
+    }
+  }
+}
+
+Int8Image Int16Layer::conv_shape(const Int8Image& in) const {
+  const GroupedGeometry& g = geometry_;
+  require(in.pixel >= round_up(g.channels(), kWideGroup), "x has another number of channels than the weights");
+  require(in.border >= std::max({g.top, g.left, g.bottom, g.right}) && in.height >= 0 && in.width >= 0,
+          "the border of x is narrower than the padding");
+  const int64_t room_h = in.height + g.top + g.bottom - g.reach_h(), room_w = in.width + g.left + g.right - g.reach_w();
+  require(room_h >= 0 && room_w >= 0, "the filter is larger than the padded image");
+  Int8Image out;
+  out.images = in.images;
+  out.height = room_h / g.taps.stride_h + 1;
+  out.width = room_w / g.taps.stride_w + 1;
+  out.pixel = round_up(g.columns, kInt8Group);
+  require(out.images <= std::numeric_limits<int>::max() && out.height * out.width <= std::numeric_limits<int>::max(),
+          "x has too many pixels");
+  return out;
+}
+
+void Int16Layer::conv(const Int8Image& in, const void* x, const Int8Image& skip, const void* residual, const Int8Image& out,
+                      bool relu, void* y) const {
+  const GroupedGeometry& g = geometry_;
+  WideProblem p;
+  const int64_t first = (in.border - g.top) * in.row_step() + (in.border - g.left) * in.pixel;
+  if (reads_bytes()) {
+    p.bytes = static_cast<const uint8_t*>(x) + first;
+    p.zero = bytes_zero_;
+  } else {
+    p.x = static_cast<const int16_t*>(x) + first;
+  }
+  p.kernel_h = g.taps.kernel_h;
+  p.kernel_w = g.taps.kernel_w;
+  p.tap_row = g.taps.dilation_h * in.row_step();
+  p.tap_step = g.taps.dilation_w * in.pixel;
+  p.windows = windows_.data();
+  p.weights = packed_.data();
+  p.by_channel = by_channel_.data();
+  Int8Problem& to = p.to;
+  to.images = static_cast<int>(out.images);
+  to.height = static_cast<int>(out.height);
+  to.width = static_cast<int>(out.width);
+  to.in_grid = {in.image_step(), g.taps.stride_h * in.row_step(), g.taps.stride_w * in.pixel};
+  to.columns = static_cast<int>(g.columns);
+  to.offset = offset_.data();
+  to.scale = scale_.data();
+  to.bias = bias_.size() > 0 ? bias_.data() : nullptr;
+  to.relu = relu;
+  to.kind = kind_;
+  to.out_grid = out.grid();
+  to.out_columns = to.columns;
+  to.finish = finish_;
+  to.wide = wide_finish_;
+  to.residual_scale = residual_scale_;
+  to.residual_zero = residual_zero_;
+  to.wide_residual = wide_residual_;
+  if (residual != nullptr) {
+    to.residual = static_cast<const uint8_t*>(residual) + skip.inside() * (wide_residual_ ? 2 : 1);
+    to.residual_grid = skip.grid();
+  }
+  const int64_t size = kind_ == Int8Out::uint8 ? 1 : kind_ == Int8Out::int16 ? 2 : 4;
+  to.out = static_cast<char*>(y) + out.inside() * size;
+  run(p);
+}
+
+void Int16Layer::run(const WideProblem& p) const {
+  const GroupedGeometry& g = geometry_;
+  const int64_t pixels = static_cast<int64_t>(p.to.images) * p.to.height * p.to.width;
+  if (pixels == 0) return;
+  const int panels = static_cast<int>((g.columns + kInt8Panel - 1) / kInt8Panel);
+  const int64_t work = pixels * g.columns * g.taps.kernel_h * g.taps.kernel_w * g.group_channels;
+  const int64_t wanted = std::min<int64_t>(work / kWorthATask, int64_t{2} * num_threads());
+  const bool by_pixels = depthwise() || pixels >= kTile * wanted;
+  const int64_t units = by_pixels ? (pixels + kTile - 1) / kTile : panels;
+  const int64_t tasks = num_threads() == 1 ? 1 : std::max<int64_t>(1, std::min(wanted, units));
+  const auto some = [&](int64_t first, int64_t last) {
+    const int64_t end = std::min(last * kTile, pixels);
+    if (depthwise()) return active_int16().depthwise(p, first * kTile, end);
+    if (by_pixels) return active_int16().rows(p, first * kTile, end, 0, panels);
+    active_int16().rows(p, 0, pixels, static_cast<int>(first), static_cast<int>(last));
+  };
+  if (tasks == 1) return some(0, units);
+  parallel_for(static_cast<int>(tasks), [&](int task) { some(units * task / tasks, units * (task + 1) / tasks); });
+}
+
+}  // namespace tw

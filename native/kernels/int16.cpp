@@ -1,0 +1,330 @@
+// This file, like int8.cpp, is compiled with -ffp-contract=off: every number is the same on every instruction set.
+#include "kernels/int16.h"
+
+#include "kernels/int8_sums.h"
+
+namespace tw {
+namespace TW_ISA {
+namespace {
+
+// --- products ---
+
+#if defined(__AVX512F__)
+constexpr int kTallest = 12;  // pixels of a register tile, by a panel
+#elif defined(__AVX2__)
+constexpr int kTallest = 6;
+#else
+constexpr int kTallest = 2;
+#endif
+constexpr int kBlock = 96;  // pixels that all panels are multiplied with in turn: a multiple of every kTallest
+
+TW_INLINE vi load_lanes(const int32_t* p) {
+  vi v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+TW_INLINE vf as_floats(vi v) { return __builtin_convertvector(v, vf); }
+
+// acc + the sums of the products of neighbouring 16-bit numbers, of a lane two.
+TW_INLINE vi add_products(vi acc, vi a, vi w) {
+#if defined(__AVX512F__)
+  asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(w));
+  return acc;
+#elif defined(__AVX2__)
+  acc += (vi)_mm256_madd_epi16((__m256i)a, (__m256i)w);
+  asm("" : "+x"(acc));  // left to itself, the compiler adds products to each other first, and keeps them on the stack
+  return acc;
+#else
+  return acc + ((a << 16) >> 16) * ((w << 16) >> 16) + (a >> 16) * (w >> 16);
+#endif
+}
+
+// V vectors of a panel for R pixels.
+template <int R, int V>
+TW_INLINE void multiply(const WideProblem& p, const RowOffsets& at, int first, int panel, vi (&acc)[R][V]) {
+  const WideWindow window = p.windows[panel];
+  const int16_t* w = p.weights + window.weights;
+  const int16_t* rows[R];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    rows[r] = p.x + at.in[first + r] + window.first;
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) acc[r][v] = load_lanes(p.to.offset + panel * kInt8Panel + v * kLanes);
+  }
+  for (int64_t ky = 0; ky < p.kernel_h; ++ky) {
+    for (int64_t kx = 0; kx < p.kernel_w; ++kx) {
+      const int64_t tap = ky * p.tap_row + kx * p.tap_step;
+      for (int64_t c = tap; c < tap + kWideGroup * window.pairs; c += kWideGroup, w += kInt8Panel * kWideGroup) {
+        vi weight[V];
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) std::memcpy(&weight[v], w + v * kLanes * kWideGroup, sizeof weight[v]);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+          int32_t two;
+          std::memcpy(&two, rows[r] + c, sizeof two);
+          const vi a = two - vi{};
+#pragma GCC unroll 4
+          for (int v = 0; v < V; ++v) acc[r][v] = add_products(acc[r][v], a, weight[v]);
+        }
+      }
+    }
+  }
+}
+
+#if defined(__AVX2__)
+// V vectors of a panel, finished by way W, for whole tiles of the block's pixels; how many pixels that are.
+template <int R, int V, ByteWay W>
+__attribute__((noinline)) int strip(const WideProblem& given, const RowOffsets& at, int count, int panel) {
+  const WideProblem p = given;  // of its own: for all that is known, what is stored might be a part of `given`
+  int i = 0;
+  for (; i + R <= count; i += R) {
+    vi acc[R][V];
+    multiply<R, V>(p, at, i, panel, acc);
+    finish_whole<R, V, W>(p.to, acc, at, i, panel * kInt8Panel);
+  }
+  return i;
+}
+
+int whole_tiles(const WideProblem& p, const RowOffsets& at, int count, int panel) {
+  const int left = whole_columns(p.to) - panel * kInt8Panel;
+  int done = 0;
+  with_way(p.to, [&](auto known) {
+    if (left >= kInt8Panel) {
+      done = strip<kTallest, kVectors, known.value>(p, at, count, panel);
+    } else if constexpr (kVectors == 2) {
+      if (left == kLanes) done = strip<8, 1, known.value>(p, at, count, panel);
+    }
+  });
+  return done;
+}
+#else
+int whole_tiles(const WideProblem&, const RowOffsets&, int, int) { return 0; }
+#endif
+
+template <int R = kTallest>
+TW_INLINE void last_rows(const WideProblem& p, const RowOffsets& at, int first, int64_t row, int panel, int count) {
+  if constexpr (R > 0) {
+    if (count != R) return last_rows<R - 1>(p, at, first, row, panel, count);
+    vi acc[R][kVectors];
+    multiply<R, kVectors>(p, at, first, panel, acc);
+    finish_tile<R, 1>(p.to, acc, at, first, row, panel);
+  }
+}
+
+void rows(const WideProblem& p, int64_t first, int64_t last, int first_panel, int last_panel) {
+  RowOffsets at;
+  for (int64_t row = first; row < last; row += kBlock) {
+    const int count = last - row < kBlock ? static_cast<int>(last - row) : kBlock;
+    fill_offsets(p.to, row, count, at);
+    for (int panel = first_panel; panel < last_panel; ++panel) {
+      for (int i = whole_tiles(p, at, count, panel); i < count; i += kTallest) {
+        last_rows(p, at, i, row + i, panel, count - i < kTallest ? count - i : kTallest);
+      }
+    }
+  }
+}
+
+// --- depthwise ---
+
+// Numbers of 16 bits, or bytes less their zero point.
+template <bool kBytes>
+TW_INLINE vi numbers(const WideProblem& p, int64_t at, int lanes) {
+  if constexpr (kBytes) return first_bytes(p.bytes + at, lanes) - p.zero;
+  return first_shorts(p.x + at, lanes);
+}
+
+// Pixels next to each other; those that lie in several windows are read once a row of taps. Taps 0: any number and distance.
+template <bool kBytes, int Taps, int Stride, int Pixels>
+TW_INLINE void row_of_taps(const WideProblem& p, int64_t x, const int32_t* w, int64_t wide, int lanes, vi (&acc)[Pixels]) {
+  if constexpr (Taps > 0) {
+    vi weight[Taps];
+#pragma GCC unroll 7
+    for (int k = 0; k < Taps; ++k) weight[k] = load_lanes(w + k * wide);
+#pragma GCC unroll 32
+    for (int i = 0; i < (Pixels - 1) * Stride + Taps; ++i) {
+      const vi v = numbers<kBytes>(p, x + i * p.tap_step, lanes);
+#pragma GCC unroll 7
+      for (int k = 0; k < Taps; ++k) {
+        if (i >= k && (i - k) % Stride == 0 && (i - k) / Stride < Pixels) {
+          acc[(i - k) / Stride] = add_products(acc[(i - k) / Stride], v, weight[k]);
+        }
+      }
+    }
+  } else {
+    for (int64_t k = 0; k < p.kernel_w; ++k) {
+      const vi weight = load_lanes(w + k * wide);
+#pragma GCC unroll 8
+      for (int j = 0; j < Pixels; ++j) {
+        const int64_t at = x + k * p.tap_step + j * p.to.in_grid.column_step;
+        acc[j] = add_products(acc[j], numbers<kBytes>(p, at, lanes), weight);
+      }
+    }
+  }
+}
+
+template <bool kBytes, int Taps, int Stride, int Pixels>
+TW_INLINE void depthwise_tile(const WideProblem& p, const RowOffsets& at, int i, int64_t row, int c, int lanes) {
+  const int64_t wide = (p.to.columns + kInt8Panel - 1) / kInt8Panel * kInt8Panel;
+  int64_t x = at.in[i] + c;
+  vi acc[Pixels];
+#pragma GCC unroll 8
+  for (int j = 0; j < Pixels; ++j) acc[j] = load_lanes(p.to.offset + c);
+  for (int64_t ky = 0; ky < p.kernel_h; ++ky, x += p.tap_row) {
+    row_of_taps<kBytes, Taps, Stride, Pixels>(p, x, p.by_channel + ky * p.kernel_w * wide + c, wide, lanes, acc);
+  }
+#pragma GCC unroll 8
+  for (int j = 0; j < Pixels; ++j) finish(p.to, acc[j], row + j, at.out[i + j], at.residual[i + j], c);
+}
+
+// Pixels [row, row + count), all of one row of the image.
+template <bool kBytes, int Taps, int Stride>
+void depthwise_row(const WideProblem& given, const RowOffsets& at, int64_t row, int count) {
+  constexpr int kPixels = 4;
+  const WideProblem p = given;
+  for (int c = 0; c < p.to.columns; c += kLanes) {
+    const int lanes = p.to.columns - c < kLanes ? p.to.columns - c : kLanes;
+    int i = 0;
+    if (lanes == kLanes) {
+      for (; i + kPixels <= count; i += kPixels) depthwise_tile<kBytes, Taps, Stride, kPixels>(p, at, i, row + i, c, kLanes);
+    }
+    for (; i < count; ++i) depthwise_tile<kBytes, Taps, Stride, 1>(p, at, i, row + i, c, lanes);
+  }
+}
+
+using DepthwiseRow = void (*)(const WideProblem& p, const RowOffsets& at, int64_t row, int count);
+
+template <bool kBytes>
+DepthwiseRow row_for(const WideProblem& p) {
+  const int64_t step = p.to.in_grid.column_step, taps = p.kernel_w;
+  if (taps == 3 && step == p.tap_step) return depthwise_row<kBytes, 3, 1>;
+  if (taps == 3 && step == 2 * p.tap_step) return depthwise_row<kBytes, 3, 2>;
+  if (taps == 5 && step == p.tap_step) return depthwise_row<kBytes, 5, 1>;
+  if (taps == 5 && step == 2 * p.tap_step) return depthwise_row<kBytes, 5, 2>;
+  return depthwise_row<kBytes, 0, 0>;
+}
+
+void depthwise(const WideProblem& p, int64_t first, int64_t last) {
+  const DepthwiseRow row_of = p.bytes != nullptr ? row_for<true>(p) : row_for<false>(p);
+  RowOffsets at;
+  for (int64_t row = first; row < last;) {
+    const int64_t left = p.to.width - row % p.to.width, most = last - row < left ? last - row : left;
+    const int count = most < kBlock ? static_cast<int>(most) : kBlock;
+    fill_offsets(p.to, row, count, at);
+    row_of(p, at, row, count);
+    row += count;
+  }
+}
+
+// --- pixel by pixel ---
+
+TW_INLINE vi numbers_at(const MixedPixels& x, int64_t pixel, int64_t c, int lanes) {
+  const int64_t at = pixel * x.step + c;
+  return (x.wide ? first_shorts(static_cast<const int16_t*>(x.data) + at, lanes)
+                 : first_bytes(static_cast<const uint8_t*>(x.data) + at, lanes)) - x.zero;
+}
+
+// Calls value(pixel, channel, lanes) for every vector of channels and stores what it gives.
+template <class Value>
+TW_INLINE void each_vector(int64_t pixels, int64_t channels, const MixedFinish& given, const MixedTarget& to, Value value) {
+  const MixedFinish finish = given;
+  with_curve(finish.bytes, [&](auto known) {
+    for (int64_t pixel = 0; pixel < pixels; ++pixel) {
+      for (int64_t c = 0; c < channels; c += kLanes) {
+        const int lanes = channels - c < kLanes ? static_cast<int>(channels - c) : kLanes;
+        const vf v = value(pixel, c, lanes);
+        if (to.wide) {
+          store_wide(static_cast<int16_t*>(to.data) + pixel * to.step + c, v, finish.wide, lanes);
+        } else {
+          store_finished<known.value>(static_cast<uint8_t*>(to.data) + pixel * to.step + c, v, finish.bytes, lanes);
+        }
+      }
+    }
+  });
+}
+
+void add(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t channels, const MixedFinish& finish,
+         const MixedTarget& to) {
+  each_vector(pixels, channels, finish, to, [=](int64_t pixel, int64_t c, int lanes) {
+    return as_floats(numbers_at(a, pixel, c, lanes)) * splat(a.scale) + as_floats(numbers_at(b, pixel, c, lanes)) * splat(b.scale);
+  });
+}
+
+void mul(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t channels, const MixedFinish& finish,
+         const MixedTarget& to) {
+  each_vector(pixels, channels, finish, to, [=](int64_t pixel, int64_t c, int lanes) {
+    const vi product = add_products(vi{}, numbers_at(a, pixel, c, lanes), numbers_at(b, pixel, c, lanes) & 0xffff);
+    return as_floats(product) * splat(a.scale);
+  });
+}
+
+void affine(const MixedPixels& x, const float* scale, const float* shift, int64_t pixels, int64_t channels,
+            const MixedFinish& finish, const MixedTarget& to) {
+  each_vector(pixels, channels, finish, to, [=](int64_t pixel, int64_t c, int lanes) {
+    return as_floats(numbers_at(x, pixel, c, lanes)) * load_first(scale + c, lanes) + load_first(shift + c, lanes);
+  });
+}
+
+// --- floats, pooling ---
+
+void quantize(const float* x, int64_t channels, int64_t pixels, int64_t plane, float inverse, int16_t* to, int64_t step) {
+  for (int64_t c = 0; c < channels; ++c) {
+    for (int64_t i = 0; i < pixels; i += kLanes) {
+      const int n = pixels - i < kLanes ? static_cast<int>(pixels - i) : kLanes;
+      vf v = load_first(x + c * plane + i, n) * splat(inverse);
+      v = select(v == v, v, splat(0.0f));
+      const vi whole = whole_in(v, -kWideMost, kWideMost);
+      int32_t numbers[kLanes];
+      std::memcpy(numbers, &whole, sizeof numbers);
+      for (int j = 0; j < n; ++j) to[(i + j) * step + c] = static_cast<int16_t>(numbers[j]);
+    }
+  }
+}
+
+void dequantize(const int16_t* x, int64_t step, int64_t channels, int64_t pixels, float scale, float* to, int64_t plane) {
+  for (int64_t c = 0; c < channels; ++c) {
+    for (int64_t i = 0; i < pixels; ++i) to[c * plane + i] = static_cast<float>(x[i * step + c]) * scale;
+  }
+}
+
+void pool(const int16_t* x, const BytePlane& in, int64_t channels, const PoolWindow& w, bool mean, int16_t* y,
+          const BytePlane& out) {
+  const int64_t above = -w.pad_h < 0 ? 0 : -w.pad_h, below = -w.pad_h + w.kernel_h > in.height ? in.height : -w.pad_h + w.kernel_h;
+  for (int64_t ox = 0; ox < out.width; ++ox) {
+    const int64_t begin = ox * w.stride_w - w.pad_w, end = begin + w.kernel_w;
+    const int64_t left = begin < 0 ? 0 : begin, right = end > in.width ? in.width : end;
+    const int64_t inside = (below - above) * (right - left);
+    const int64_t cells = w.count_padding ? w.kernel_h * w.kernel_w : inside > 0 ? inside : 1;
+    for (int64_t c = 0; c < channels; c += kLanes) {
+      const int n = channels - c < kLanes ? static_cast<int>(channels - c) : kLanes;
+      vi most = (mean ? 0 : -kWideMost) - vi{};
+      for (int64_t iy = above; iy < below; ++iy) {
+        for (int64_t ix = left; ix < right; ++ix) {
+          const vi v = first_shorts(x + iy * in.row_step + ix * in.pixel_step + c, n);
+          most = mean ? most + v : (vi)select(v > most, (vf)v, (vf)most);
+        }
+      }
+      if (mean) most = whole_in(as_floats(most) / splat(static_cast<float>(cells)), -kWideMost, kWideMost);
+      store_first_shorts(y + ox * out.pixel_step + c, most, n);
+    }
+  }
+}
+
+void means(const void* x, bool wide, const BytePlane& in, int64_t channels, float* y) {
+  MixedPixels pixels{x, in.pixel_step, 1.0f, 0, wide};
+  for (int64_t c = 0; c < channels; c += kLanes) {
+    const int n = channels - c < kLanes ? static_cast<int>(channels - c) : kLanes;
+    vi sum = {};
+    for (int64_t iy = 0; iy < in.height; ++iy) {
+      for (int64_t ix = 0; ix < in.width; ++ix) sum += numbers_at(pixels, ix, iy * in.row_step + c, n);
+    }
+    store_first(y + c, as_floats(sum) / splat(static_cast<float>(in.height * in.width)), n);
+  }
+}
+
+}  // namespace
+
+const Int16Kernels int16 = {rows, depthwise, add, mul, affine, quantize, dequantize, pool, means};
+
+}  // namespace TW_ISA
+}  // namespace tw

@@ -1,0 +1,82 @@
+// Integer layers on activations of 16 bits, where bytes would round too much: convolution of every kind with weights of 16 bits,
+// summed in 32, and what stands between such layers. A number is real = q * scale with |q| <= kWideMost; buffers are channels
+// last like those of bytes, with zeros in frames. Steps are in numbers, not bytes.
+//
+// All sums are exact: who makes the weights sees to it that no sum leaves 32 bits. Every instruction set gives the same numbers.
+#pragma once
+
+#include <cstdint>
+
+#include "common/isa.h"
+#include "kernels/int8.h"
+#include "kernels/int8_ops.h"
+
+namespace tw {
+
+constexpr int kWideGroup = 2;  // channels that one multiply-add takes
+
+// A panel's run of input channels: where it begins, its pairs of channels, and where its packed weights begin.
+struct WideWindow {
+  int32_t first, pairs;
+  int64_t weights;
+};
+
+struct WideProblem {
+  Int8Problem to;  // the pixels, where they are read (`in_grid`), and what becomes of their sums; not its bytes and weights
+  const int16_t* x = nullptr;  // pixel (0, 0) of image 0 at the first tap
+  const uint8_t* bytes = nullptr;  // depthwise: the same where bytes are read, with their zero point
+  int zero = 0;
+  int64_t kernel_h = 1, kernel_w = 1;
+  int64_t tap_row = 0, tap_step = 0;  // from tap to tap
+  const WideWindow* windows = nullptr;
+  const int16_t* weights = nullptr;  // of a panel [tap][pair of channels][16 columns][2]; depthwise see below
+  const int32_t* by_channel = nullptr;  // depthwise: [tap][channels rounded up to 16], in 32 bits
+};
+
+// Pixels of bytes or of 16 bits; `step` numbers from one to the next, 0 where all read the same one.
+struct MixedPixels {
+  const void* data = nullptr;
+  int64_t step = 0;
+  float scale = 0.0f;
+  int zero = 0;
+  bool wide = false;
+};
+
+// Where results go: bytes by `finish`, or 16 bits by `wide_finish`.
+struct MixedTarget {
+  void* data = nullptr;
+  int64_t step = 0;
+  bool wide = false;
+};
+
+struct MixedFinish {
+  ByteFinish bytes;
+  WideFinish wide;
+};
+
+struct Int16Kernels {
+  // The pixels [first, last) of the problem for the panels [first_panel, last_panel).
+  void (*rows)(const WideProblem& problem, int64_t first, int64_t last, int first_panel, int last_panel);
+  void (*depthwise)(const WideProblem& problem, int64_t first, int64_t last);
+  void (*add)(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t channels, const MixedFinish& finish,
+              const MixedTarget& to);
+  // (a - its zero) * (b - its zero) * a's scale
+  void (*mul)(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t channels, const MixedFinish& finish,
+              const MixedTarget& to);
+  // (x - its zero) * scale[channel] + shift[channel]
+  void (*affine)(const MixedPixels& x, const float* scale, const float* shift, int64_t pixels, int64_t channels,
+                 const MixedFinish& finish, const MixedTarget& to);
+  // round(x * inverse), ties to even, NaN as 0: a plane of each channel to pixels `step` apart.
+  void (*quantize)(const float* x, int64_t channels, int64_t pixels, int64_t plane, float inverse, int16_t* to, int64_t step);
+  // And back: `pixels` of one row.
+  void (*dequantize)(const int16_t* x, int64_t step, int64_t channels, int64_t pixels, float scale, float* to, int64_t plane);
+  // One row of windows. Pixels outside are left out of the maximum; in a mean they count as 0 or not at all.
+  void (*pool)(const int16_t* x, const BytePlane& in, int64_t channels, const PoolWindow& window, bool mean, int16_t* y,
+               const BytePlane& out);
+  // y[c] = sum of the pixels, which may be bytes, as a float, divided by their count
+  void (*means)(const void* x, bool wide, const BytePlane& in, int64_t channels, float* y);
+};
+
+TW_TABLE(Int16Kernels, int16)
+
+}  // namespace tw

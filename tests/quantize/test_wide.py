@@ -1,0 +1,227 @@
+"""Activations of 16 bits: the same numbers on every instruction set as in NumPy, and as many as an error asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilewise.onnx
+from tilewise import nn
+from tilewise._extension import native
+from tilewise.errors import ConfigurationError
+from tilewise.io import load_arrays
+from tilewise.models import zoo
+from tilewise.quantize import QuantizedModel, load_quantized, quantize, save_quantized
+from tilewise.quantize.calibration import traced_and_calibrated
+from tilewise.quantize.forms import families
+from tilewise.quantize.graph import Graph, trace
+from tilewise.quantize.layers import QuantizedConv2d, integer_offset
+from tilewise.quantize.parameters import WIDEST, AffineParameters, affine_from_range, wide_weights
+from tilewise.quantize.plan import Segment
+from tilewise.quantize.wide import closed
+from tilewise.tensor import cat
+
+needs_native = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
+
+
+def inputs(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def some_wide(graph: Graph, share: float, seed: int) -> dict[int, str]:
+    rng = np.random.default_rng(seed)
+    return closed(graph, {f: "drawn" for f in set(families(graph)) if rng.random() < share})
+
+
+def with_wide(model: nn.Module, x: np.ndarray, share: float, seed: int = 0) -> QuantizedModel:
+    graph, calibration, _ = traced_and_calibrated(model.eval(), [x], "minmax")
+    return QuantizedModel(graph, calibration, {}, wide=some_wide(graph, share, seed))
+
+
+def assert_numbers_are_numpys(q: QuantizedModel, x: np.ndarray) -> None:
+    assert not q.kept
+    expected = q.run(x, lambda _, value: None)
+    for isa in native.supported_isas():
+        native.set_isa(isa)
+        for threads in (1, 3):
+            native.set_num_threads(threads)
+            np.testing.assert_array_equal(q.run(x), expected, err_msg=f"{isa}, {threads} threads")
+    np.testing.assert_array_equal(q.run(x[1:]), expected[1:])
+
+
+@needs_native
+@pytest.mark.parametrize("share", [1.0, 0.4])
+@pytest.mark.parametrize(
+    "name", ["mobilenet_v2", "mobilenet_v3", "efficientnet_b0", "shufflenet_v2", "squeezenet", "unet"]
+)
+def test_networks_with_some_activations_in_16_bits(name: str, share: float, settings_restored: Any) -> None:
+    x = inputs(2, 3, 32, 48)
+    q = with_wide(zoo.ZOO[name](), x, share, seed=len(name))
+    assert q.wide and len(q._parts) == 1 and isinstance(q._parts[0], Segment)
+    assert_numbers_are_numpys(q, x)
+
+
+class Odd(nn.Module):
+    """Sizes that fill no vector, and every kind of step."""
+
+    def __init__(self, channels: int, groups: int, stride: int, activation: str) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, channels, 3, padding=1)
+        self.grouped = nn.Conv2d(channels, channels, 3, stride=stride, padding=2, groups=groups, dilation=2)
+        self.depth = nn.Conv2d(channels, channels, 5, padding=2, groups=channels)
+        self.norm = nn.BatchNorm2d(channels)
+        self.down = nn.Conv2d(2 * channels, channels + 1, 1)
+        self.last = nn.Linear(channels + 1, 7)
+        self.activation = {"relu": nn.ReLU(), "gelu": nn.GELU()}[activation]
+
+    def forward(self, x: Any) -> Any:
+        x = self.activation(self.first(x))
+        a = self.activation(self.grouped(x))
+        b = self.depth(a) + a
+        joined = cat([self.norm(b), a], 1)
+        return self.last(self.down(joined).mean((2, 3)))
+
+
+@needs_native
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize(
+    "channels, groups, stride", [(1, 1, 1), (5, 1, 2), (6, 3, 1), (17, 17, 2), (34, 2, 1), (24, 8, 2)]
+)
+def test_odd_layers(channels: int, groups: int, stride: int, activation: str, settings_restored: Any) -> None:
+    x = inputs(3, 3, 11, 9, seed=channels)
+    for share in (1.0, 0.5):
+        q = with_wide(Odd(channels, groups, stride, activation), x, share, seed=channels)
+        assert_numbers_are_numpys(q, x)
+
+
+@needs_native
+@pytest.mark.parametrize("activation", ["", "relu", "relu6", "hard_swish", "silu", "sigmoid", "hard_sigmoid", "gelu"])
+@pytest.mark.parametrize("wide_in, wide_out", [(True, True), (True, False), (False, True)])
+def test_layers_of_every_activation_and_width(
+    activation: str, wide_in: bool, wide_out: bool, settings_restored: Any
+) -> None:
+    rng = np.random.default_rng(4)
+    low, high = affine_from_range(-2.0, 6.0), affine_from_range(-1.0, 3.0)
+    given, made = (p.widened() if wide else p for p, wide in ((high, wide_in), (low, wide_out)))
+    for channels, columns, taps, groups in [
+        (3, 5, 3, 1),
+        (16, 24, 1, 1),
+        (20, 40, 3, 1),
+        (24, 24, 3, 24),
+        (12, 18, 2, 3),
+    ]:
+        weight = rng.standard_normal((columns, channels // groups, taps, taps)).astype(np.float32)
+        padding, bias = (taps // 2, taps // 2), rng.standard_normal(columns).astype(np.float32)
+        for skip in (None, given, made):
+            if skip is not None and skip.wide and not wide_out:
+                continue
+            settings = (given, made, (1, 1), padding, False, skip)
+            layer = QuantizedConv2d(weight, bias, *settings, activation=activation, groups=groups)
+            assert_layer_is_numpys(layer, channels, skip, rng)
+
+
+def numbers(rng: np.random.Generator, shape: tuple[int, ...], p: AffineParameters) -> np.ndarray:
+    lowest, highest = p.limits
+    return rng.integers(lowest, highest + 1, shape).astype(np.int16 if p.wide else np.uint8)
+
+
+def assert_layer_is_numpys(
+    layer: QuantizedConv2d, channels: int, skip: AffineParameters | None, rng: np.random.Generator
+) -> None:
+    from tilewise.quantize.array import QuantizedArray, round_up
+
+    border, size = max(layer.geometry.padding), 9
+    plan = native.Int8Plan()
+    x = numbers(rng, (2, size, size, round_up(channels)), layer.input)
+    arrays = [QuantizedArray(x, layer.input, channels).with_border(border)]
+    values = [plan.input(True, False, channels, border, layer.input.zero_point, layer.input.wide)]
+    if skip is not None:
+        side = size + 2 * layer.geometry.padding[0] - layer.kernel.weights().shape[1] + 1
+        added = numbers(rng, (2, side, side, round_up(layer.out_channels)), skip)
+        arrays.append(QuantizedArray(added, skip, layer.out_channels))
+        values.append(plan.input(True, False, layer.out_channels, 0, skip.zero_point, skip.wide))
+    plan.output(layer.add_to(plan, values, [a.parameters for a in arrays]))
+    want = layer(*arrays).data[..., : layer.out_channels]
+    for isa in native.supported_isas():
+        native.set_isa(isa)
+        got = plan.run([a.data for a in arrays])[0][..., : layer.out_channels]
+        np.testing.assert_array_equal(got, want, err_msg=isa)
+
+
+@pytest.mark.parametrize("kind", ["bell", "equal", "one", "zeros", "large bias"])
+@pytest.mark.parametrize("k", [1, 27, 1000, 20000])
+def test_sums_of_16_bit_products_stay_within_32_bits(k: int, kind: str) -> None:
+    rng = np.random.default_rng(k)
+    weight = {
+        "bell": rng.standard_normal((4, k)),
+        "equal": np.ones((4, k)),
+        "one": np.eye(4, k),
+        "zeros": np.zeros((4, k)),
+    }
+    w = weight.get(kind, rng.standard_normal((4, k)) * 1e-6).astype(np.float32)
+    bias = np.full(4, 30.0 if kind == "large bias" else 0.5, np.float32)
+    p = AffineParameters(0.001, 0, True)
+    made = wide_weights(w, bias, p)
+    q = made.q.astype(np.int64)
+    steps = np.abs(np.rint(bias / (made.scale.astype(np.float64) * p.scale)))
+    assert (np.abs(q).sum(1) * WIDEST + steps < 2**31).all()
+    integer_offset(made.q, bias, p.scale * made.scale.astype(np.float64), p)  # raises where they do not
+
+
+def test_as_many_bits_as_the_error_asks_for() -> None:
+    x = inputs(1, 3, 64, 64)
+    model = zoo.ZOO["mobilenet_v2"]().eval()
+    exact = trace(model, x).run(x)
+    sizes = []
+    for bound in (0.5, 0.02, 0.004):
+        q: Any = quantize(model, [x], max_error=bound)
+        assert np.abs(q.run(x) - exact).max() <= bound * np.abs(exact).max()
+        sizes.append(len(q.wide))
+    assert sizes[0] == 0 < sizes[1] <= sizes[2]
+    bytes_only: Any = quantize(model, [x], max_error=None)
+    assert {r.form for r in bytes_only.report()} == {"int8"}
+    for bad in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ConfigurationError, match="max_error"):
+            quantize(model, [x], max_error=bad)
+
+
+def test_the_report_says_which_and_why_and_a_file_keeps_them(tmp_path: Path) -> None:
+    x = inputs(2, 3, 48, 48)
+    q: Any = quantize(zoo.ZOO["shufflenet_v2"]().eval(), [x], max_error=0.005)
+    wide = [r for r in q.report() if r.form == "int16"]
+    assert wide and all("%" in r.reason or "16 bits" in r.reason for r in wide)
+    assert any(r.avx2 == "16-bit products" for r in q.report() if r.kind == "conv")
+    save_quantized(q, tmp_path / "wide.safetensors")
+    again = load_quantized(tmp_path / "wide.safetensors")
+    np.testing.assert_array_equal(again.run(x), q.run(x))
+    assert again.wide == q.wide
+    narrow: Any = quantize(zoo.ZOO["shufflenet_v2"]().eval(), [x], max_error=None)
+    save_quantized(narrow, tmp_path / "bytes.safetensors")
+    assert load_arrays(tmp_path / "bytes.safetensors")[1]["format"] == "tilewise quantized model 2"
+
+
+def test_huge_inputs_and_nan_are_clamped() -> None:
+    x = inputs(2, 3, 32, 32)
+    q = with_wide(zoo.ZOO["squeezenet"](), x, 1.0)
+    strange = x.copy()
+    strange[0, 0, :4] = [[np.nan], [np.inf], [-1e30], [1e30]]
+    got = q.run(strange)
+    assert np.isfinite(got).all()
+    np.testing.assert_array_equal(got, q.run(strange, lambda _, value: None))
+
+
+def test_onnx_has_16_bits_too(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    onnx = pytest.importorskip("onnx")
+    x = inputs(2, 3, 48, 48)
+    q = with_wide(zoo.ZOO["mobilenet_v2"](), x, 1.0)
+    tilewise.onnx.save(q, tmp_path / "wide.onnx")
+    file = onnx.load(tmp_path / "wide.onnx")
+    onnx.checker.check_model(file)
+    assert file.opset_import[0].version == 21
+    theirs = onnxruntime.InferenceSession(str(tmp_path / "wide.onnx")).run(None, {"input": x})[0]
+    ours = q.run(x)
+    assert np.abs(theirs - ours).max() <= 5e-3 * np.abs(ours).max()
