@@ -193,8 +193,8 @@ def devices() -> str:
         (name, *(f"{found['left_out'][device][name]:.3f}" for device in who), f"{mean:.3f} ({low:.3f} to {high:.3f})")
         for name, (mean, low, high) in found["means"].items()
     ]
-    for k, row in found.get("ceilings", {}).items():
-        named = f"ceiling: best of all that are in another device's first {k}"
+    for what, row in found.get("ceilings", {}).items():
+        named = f"hindsight: best of {what}"
         mean = math.exp(sum(math.log(row[device]) for device in who) / len(who))
         cells.append((named, *(f"{row[device]:.3f}" for device in who), f"{mean:.3f}"))
     near = ("configurations within 10 % of the best", *(str(found["within_10"][device]) for device in who), "")
