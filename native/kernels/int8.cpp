@@ -313,7 +313,38 @@ int proven_rows(const Int8Problem& p, const RowOffsets& at, int count, int panel
   return done;
 }
 
-// Weights that no bytes can make overflow: nothing is cut off. Whole panels of bytes and halves have their own loop.
+TW_INLINE void copy_columns(uint8_t* to, const uint8_t* from, int n) {  // two moves that may overlap, where they fit
+  if (n >= 8) {
+    std::memcpy(to, from, 8);
+    std::memcpy(to + n - 8, from + n - 8, 8);
+  } else if (n >= 4) {
+    std::memcpy(to, from, 4);
+    std::memcpy(to + n - 4, from + n - 4, 4);
+  } else {
+    for (int i = 0; i < n; ++i) to[i] = from[i];
+  }
+}
+
+// The first `left` columns of a panel: all of them are computed, beside the result, and those copied.
+template <Dot D>
+__attribute__((noinline)) int partial_rows(const Int8Problem& p, const RowOffsets& at, int count, int panel, int left) {
+  alignas(32) uint8_t beside[kInt8MaxRows * kInt8Panel];
+  RowOffsets there;
+  for (int i = 0; i < count; ++i) {
+    there.in[i] = at.in[i];
+    there.out[i] = (i - panel) * kInt8Panel;  // to which the panel's first column is added
+    there.residual[i] = 0;
+  }
+  Int8Problem whole = p;
+  whole.out = beside;
+  const int done = left > kLanes ? proven_rows<D, 2>(whole, there, count, panel) : proven_rows<D, 1>(whole, there, count, panel);
+  uint8_t* out = static_cast<uint8_t*>(p.out) + panel * kInt8Panel;
+  for (int i = 0; i < done; ++i) copy_columns(out + at.out[i], beside + i * kInt8Panel, left);
+  return done;
+}
+
+// Weights that no bytes can make overflow: nothing is cut off. Whole panels of bytes and halves have their own loop, and
+// others too, but with a residual, which may end with its last column.
 template <Dot D>
 void proven_block(const Int8Problem& p, const RowOffsets& at, int64_t row, int count, int panel, int last_panel) {
   const Split none = {p.in};
@@ -322,7 +353,8 @@ void proven_block(const Int8Problem& p, const RowOffsets& at, int64_t row, int c
     const int left = columns - panel * kInt8Panel;
     const int done = left >= kInt8Panel ? proven_rows<D, 2>(p, at, count, panel)
                      : left == kLanes   ? proven_rows<D, 1>(p, at, count, panel)
-                                        : 0;
+                     : left > 0 && p.residual == nullptr ? partial_rows<D>(p, at, count, panel, left)
+                                                         : 0;
     const Whole<D> whole = {none, p.offset + panel * kInt8Panel};
     for (int i = done; i < count; i += kSplitRows) {
       tile_rows<1>(p, whole, at, i, row + i, panel, count - i < kSplitRows ? count - i : kSplitRows);
