@@ -44,7 +44,9 @@ APART = {
     "learn/grading/judging.py:must_be_solved": _PROGRAM,
     "learn/notebook.py:hints": _SHIPPED,
     "profile/timing/processes.py:_run_child": _OWN,
+    "tune/choose/calibrate.py:built_in_problems": _SHIPPED,
     "tune/measure/trial.py:serve": _OWN,
+    "tune/workloads/programs.py:built_in_kernels": _SHIPPED,
 }
 
 

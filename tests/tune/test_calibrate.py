@@ -111,7 +111,8 @@ def test_a_run_that_was_cut_off_goes_on_where_it_was(tmp_path: Path, measured):
     assert set(measured) == set(problems[:2])
     measured.clear()
     assert calibrate(problems, folder=tmp_path)["left"] == 0
-    assert set(measured) == {problems[2]}
+    again = [measured.count(problem) for problem in problems]  # a tile that was kept is timed once more
+    assert max(again[:2]) <= 1 < again[2]
 
 
 def test_what_there_was_no_time_for_is_said(tmp_path: Path, measured):
