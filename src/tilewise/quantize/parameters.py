@@ -49,8 +49,8 @@ class AffineParameters:
         return rounded.astype(np.int16 if self.wide else np.uint8)
 
     def widened(self) -> AffineParameters:
-        """The same range in 16 bits."""
-        size = max(self.zero_point, 255 - self.zero_point)
+        """The same range in 16 bits and half as much again: there is room for what calibration did not see."""
+        size = 1.5 * max(self.zero_point, 255 - self.zero_point)
         return self if self.wide else AffineParameters(_float32(self.scale * size / WIDEST), 0, True)
 
     def exactly_widened(self) -> AffineParameters:

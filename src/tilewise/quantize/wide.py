@@ -27,7 +27,8 @@ from tilewise.tensor import no_grad
 Array = npt.NDArray[Any]
 Wide = dict[int, str]  # by the first step of a family: why it has 16 bits
 _ROOM = 0.85  # of the bound that calibration images may use: others differ
-_IMAGES, _NUMBERS = 8, 1 << 22  # so many images are looked at, of so many activations together; at least one
+# So many images are run, of so many activations together; of so many every activation is looked at; at least one
+_IMAGES, _RUN, _LOOKED_AT = 8, 1 << 25, 1 << 22
 # What 16 bits cost, in steps of a processor with AVX2, about: a product, one of a layer in groups, a number to store,
 # and one by an activation that bytes have a table of
 _PRODUCT, _GROUPED, _NUMBER, _CURVED = 1 / 60, 1 / 8, 1 / 16, 3 / 2
@@ -53,10 +54,10 @@ def off_by(result: Array, exact: Array) -> float:
     return largest / max(float(np.abs(exact).max(initial=0)), 1e-30)
 
 
-def images_for(calibration: Calibration, x: Array) -> Array:
-    """As many of a batch as a look at every activation is worth."""
+def _first(calibration: Calibration, x: Array, most: int) -> Array:
+    """As many images of a batch as have `most` activations."""
     numbers = sum(int(np.prod(shape)) for shape in calibration.shapes)
-    return x[: max(1, min(_IMAGES, _NUMBERS // max(numbers, 1)))]
+    return x[: max(1, min(_IMAGES, most // max(numbers, 1)))]
 
 
 def choose_wide(
@@ -72,18 +73,19 @@ def choose_wide(
     `graph` is left as it is; `build` is given the activations to widen.
     """
     model = build({})
-    seen = images_for(calibration, x)
+    seen = _first(calibration, x, _RUN)
     exact = graph.run(seen)
     error = off_by(model.run(seen), exact)
     if error <= bound or not np.isfinite(error):
         return model
-    harms = sorted(_harms(graph, calibration, kept, seen, exact), key=lambda h: -h.error / h.cost)
-    few, many = 0, len(harms)  # too few, and enough where anything is
-    while few + 1 < many:
-        count = (few + many) // 2
+    few = _first(calibration, seen, _LOOKED_AT)
+    harms = sorted(_harms(graph, calibration, kept, few, exact[: len(few)]), key=lambda h: -h.error / h.cost)
+    least, most = 0, len(harms)  # too little, and enough where anything is
+    while least + 1 < most:
+        count = (least + most) // 2
         tried = build(_reasons(graph, harms[:count], error))
-        few, many = (few, count) if off_by(tried.run(seen), exact) <= _ROOM * bound else (count, many)
-    return build(_reasons(graph, harms[:many], error))
+        least, most = (least, count) if off_by(tried.run(seen), exact) <= _ROOM * bound else (count, most)
+    return build(_reasons(graph, harms[:most], error))
 
 
 def _reasons(graph: Graph, chosen: list[Harm], error: float) -> Wide:
