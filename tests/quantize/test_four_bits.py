@@ -18,8 +18,8 @@ from tilewise.generate import generate, make_engine, new_cache
 from tilewise.generate.engine import ModelEngine
 from tilewise.nn import GPT
 from tilewise.quantize import FourBitLinear, quantize
-from tilewise.quantize.blocks import Blocks, round_blocks
 from tilewise.quantize.four_bits import NumpyInt4Weights, quantize_row_blocks
+from tilewise.quantize.four_bits.blocks import Blocks, round_blocks
 
 needs_native = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
 ISAS = ["portable", "avx2", "avx512"]

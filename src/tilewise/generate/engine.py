@@ -133,7 +133,7 @@ def _dense(layer: Any) -> Dense:
 
 def _four_bit_dense(layer: Any) -> Dense:
     """The same with a four-bit copy of a float weight, rounded to the nearest."""
-    from tilewise.quantize.blocks import round_blocks
+    from tilewise.quantize.four_bits.blocks import round_blocks
 
     weight, kernel, bias = _dense(layer)
     if weight is not None and native is not None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.quantize.blocks import Blocks
+from tilewise.quantize.four_bits.blocks import Blocks
 
 Array = npt.NDArray[Any]
 

@@ -5,8 +5,8 @@ from tilewise.quantize.calibration import Calibration, calibrate
 from tilewise.quantize.convert import QuantizedModel, StepReport, quantize
 from tilewise.quantize.dynamic import quantize_dynamic
 from tilewise.quantize.files import load_quantized, save_quantized
-from tilewise.quantize.four_bit_files import load_four_bits, save_four_bits
 from tilewise.quantize.four_bits import FourBitLinear
+from tilewise.quantize.four_bits.files import load_four_bits, save_four_bits
 from tilewise.quantize.layers import QuantizedConv2d, QuantizedLinear
 from tilewise.quantize.parameters import AffineParameters, INT8Quantizer, QuantizedWeights
 

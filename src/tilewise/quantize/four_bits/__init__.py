@@ -1,7 +1,7 @@
 """Linear layers with four-bit weights: `quantize(model, data, bits=4)`.
 
-Weights are packed in blocks of 32 (`tilewise.quantize.blocks`); a row of inputs becomes int8 as it comes, by a scale
-for each block of it. The sums of a block are integers and the same on every instruction set and in NumPy; so are the
+Weights are packed in blocks of 32 (blocks.py); a row of inputs becomes int8 as it comes, by a scale for each block of
+it. The sums of a block are integers and the same on every instruction set and in NumPy; so are the
 floats made of them. With calibration data the rounding knows which inputs matter.
 """
 
@@ -21,9 +21,9 @@ from tilewise.errors import ConfigurationError, GradientError, ShapeError
 from tilewise.nn import Module
 from tilewise.nn import functional as F
 from tilewise.nn.transformer import MultiHeadAttention
-from tilewise.quantize.blocks import BLOCK, Blocks, round_blocks
 from tilewise.quantize.calibration import check_model
 from tilewise.quantize.dynamic import QuantizedAttention
+from tilewise.quantize.four_bits.blocks import BLOCK, Blocks, round_blocks
 from tilewise.tensor import Tensor, is_grad_enabled, no_grad
 
 Array = npt.NDArray[Any]

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from tilewise.errors import ConfigurationError, FileFormatError
 from tilewise.io import load_arrays, save
 from tilewise.nn import Module
-from tilewise.quantize.blocks import BLOCK, Blocks
 from tilewise.quantize.four_bits import FourBitLinear, watch
+from tilewise.quantize.four_bits.blocks import BLOCK, Blocks
 
 Array = npt.NDArray[Any]
 _FORMAT = "tilewise four-bit model 1"
