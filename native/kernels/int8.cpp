@@ -344,7 +344,7 @@ __attribute__((noinline)) int partial_rows(const Int8Problem& p, const RowOffset
 }
 
 // Weights that no bytes can make overflow: nothing is cut off. Whole panels of bytes and halves have their own loop, and
-// others too, but with a residual, which may end with its last column.
+// others too where they are bytes, but with a residual, which may end with its last column.
 template <Dot D>
 void proven_block(const Int8Problem& p, const RowOffsets& at, int64_t row, int count, int panel, int last_panel) {
   const Split none = {p.in};
@@ -353,8 +353,8 @@ void proven_block(const Int8Problem& p, const RowOffsets& at, int64_t row, int c
     const int left = columns - panel * kInt8Panel;
     const int done = left >= kInt8Panel ? proven_rows<D, 2>(p, at, count, panel)
                      : left == kLanes   ? proven_rows<D, 1>(p, at, count, panel)
-                     : left > 0 && p.residual == nullptr ? partial_rows<D>(p, at, count, panel, left)
-                                                         : 0;
+                     : left > 0 && p.residual == nullptr && p.kind == Int8Out::uint8 ? partial_rows<D>(p, at, count, panel, left)
+                     : 0;
     const Whole<D> whole = {none, p.offset + panel * kInt8Panel};
     for (int i = done; i < count; i += kSplitRows) {
       tile_rows<1>(p, whole, at, i, row + i, panel, count - i < kSplitRows ? count - i : kSplitRows);
