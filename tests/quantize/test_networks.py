@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.passes import assert_passes_allocate_nothing
 from tilewise import Tensor, nn, no_grad, plan
 from tilewise._extension import native
 from tilewise.models import zoo
+from tilewise.nn import functional as F
 from tilewise.quantize import QuantizedModel, load_quantized, quantize, save_quantized
 from tilewise.quantize.plan import Segment
 from tilewise.tensor import cat
@@ -136,3 +138,25 @@ def test_a_thousand_passes_allocate_nothing_after_the_first(form: str, settings_
     x = inputs(1, 3, 9, 8)
     compiled = in_int8(Joined(), x).run if form == "int8" else plan.compile(Joined().eval(), x)
     assert_passes_allocate_nothing(compiled, x, 1000)
+
+
+class _WrittenOut(nn.Module):
+    """GELU by its error function, and a border beside the convolution: as files have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 16, 3, rng=0), nn.Conv2d(16, 8, 3, stride=2, rng=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x.pad(((0, 0), (0, 0), (1, 1), (1, 1))))
+        y = y * 0.5 * (F.erf(y / math.sqrt(2)) + 1)
+        return self.second(y.pad(((0, 0), (0, 0), (0, 1), (0, 1))))
+
+
+def test_activations_and_borders_that_a_file_writes_out_are_integers() -> None:
+    x = np.random.default_rng(0).standard_normal((4, 3, 16, 16)).astype(np.float32)
+    model = _WrittenOut().eval()
+    with no_grad():
+        q, exact = quantize(model, [x]), model(Tensor(x)).data
+        assert isinstance(q, QuantizedModel) and [step.kind for step in q.graph.steps] == ["input", "conv", "conv"]
+        assert np.abs(q(Tensor(x)).data - exact).max() <= 0.01 * np.abs(exact).max()

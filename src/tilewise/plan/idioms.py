@@ -49,9 +49,10 @@ class GroupNorm(Operation):
         raise NotImplementedError("this stands in plans, which have no gradients")
 
 
-def recognised(trace: Trace) -> Trace:
-    """The same computation with its layers named."""
-    return Rewriting(trace, _RULES).finished()
+def recognised(trace: Trace, single: bool = False) -> Trace:
+    """The same computation with its layers named; only activations and borders, where those of many parts (norms,
+    attention) are of no use to who asks."""
+    return Rewriting(trace, _SINGLE if single else _RULES).finished()
 
 
 # --- layer norm ---
@@ -382,3 +383,4 @@ _RULES: dict[str, Rule] = {
     "Conv2d": _padded,
     "MaxPool2d": _padded,
 }
+_SINGLE: dict[str, Rule] = {"Mul": _gelu, "Conv2d": _padded, "MaxPool2d": _padded}

@@ -125,6 +125,10 @@ def _hard_sigmoid(low: Lowering, number: int, node: Node) -> Step | bool | None:
     return _activation("hard_sigmoid")(low, number, node) if usual else None
 
 
+def _gelu_tanh(low: Lowering, number: int, node: Node) -> Step | bool | None:
+    return _activation("gelu_tanh")(low, number, node) if low.is_float else None
+
+
 def _leaky_relu(low: Lowering, number: int, node: Node) -> Step | bool | None:
     slope = float(node.params["slope"])
     return _activation(f"leaky_relu {slope!r}")(low, number, node) if low.is_float else None
@@ -337,6 +341,6 @@ RULES: dict[str, Rule] = {
     "GetItem": tokens.viewed,
     "Resample": _resample,
     "ConvTranspose2d": _conv_transpose,
-    "GeluTanh": _activation("gelu_tanh"),
+    "GeluTanh": _gelu_tanh,
     **{operation: _activation(name) for operation, name in ACTIVATIONS.items()},
 }

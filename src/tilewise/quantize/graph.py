@@ -16,6 +16,7 @@ import numpy.typing as npt
 from tilewise.backend import current_backend
 from tilewise.errors import ConfigurationError, ShapeError, TilewiseError
 from tilewise.nn import Module
+from tilewise.plan.idioms import recognised
 from tilewise.plan.lower import Lowering
 from tilewise.plan.steps import Step
 from tilewise.plan.trace import Node, Value
@@ -158,7 +159,7 @@ def _run_node(node: Node, given: list[Array], batch: int) -> Array:
 
 def trace(model: Module, example: Array) -> Graph:
     """The steps of a model in eval mode, for inputs like this one."""
-    traced = trace_module(model, example)
+    traced = recognised(trace_module(model, example), single=True)
     if not isinstance(traced.result, Value):
         raise ConfigurationError(f"the result of {type(model).__name__} does not depend on its input")
     lowering = Lowering(traced)
