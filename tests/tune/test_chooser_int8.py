@@ -113,7 +113,7 @@ def test_only_a_table_is_taken_for_a_table():
 @pytest.mark.parametrize("batch", [1, 2, 5, 300])
 def test_a_quantized_model_gives_the_same_bits_with_other_tiles(threads, batch, settings_restored):
     x = np.random.default_rng(0).standard_normal((batch, 64)).astype(np.float32)
-    model = quantize(models.mlp().eval(), [x])
+    model = quantize(models.mlp().eval(), [x], max_error=None)
     expected = model(x).data
     native.set_num_threads(threads)
     found = model.products(x)
@@ -126,7 +126,7 @@ def test_a_quantized_model_gives_the_same_bits_with_other_tiles(threads, batch, 
 
 def test_a_model_tells_its_products_as_they_run(settings_restored):
     x = np.random.default_rng(0).standard_normal((255, 64)).astype(np.float32)
-    model = quantize(models.mlp().eval(), [x])
+    model = quantize(models.mlp().eval(), [x], max_error=None)
     native.set_num_threads(2)
     found = model.products(x)
     assert {(p.n, p.k) for p in found} == {(256, 64), (128, 256), (10, 128)}
@@ -150,7 +150,7 @@ def test_nobody_is_asked_about_integers_that_were_not_tuned(settings_restored):
     native.set_num_threads(1)
     layer = QuantizedLinear.from_float(nn.Linear(60, 50))
     x = np.random.default_rng(0).standard_normal((40, 64)).astype(np.float32)
-    model = quantize(models.mlp().eval(), [x])
+    model = quantize(models.mlp().eval(), [x], max_error=None)
     for tiles in ({}, {(1, 1, 1, 1): Int8Tile(1, 16, 1, 16, 4)}):
         with use_backend(OptimizedBackend(tile_chooser=Tuned(tiles))) as backend:
             layer(Tensor(x[:, :60]))
