@@ -16,7 +16,7 @@ import numpy.typing as npt
 from tilewise.nn.primitives import LayerNorm
 from tilewise.ops import Add, Gelu, Mul
 from tilewise.ops.base import Grads, Operation
-from tilewise.plan.rewriting import Operand, Rewriting, Rule, one_number, parted, same
+from tilewise.plan.rewriting import Operand, Rewriting, Rule, by_channel, one_number, parted, same
 from tilewise.plan.scores import attention, known_attention
 from tilewise.plan.trace import Node, Trace, Value
 from tilewise.plan.views import reshaped, whole
@@ -126,22 +126,20 @@ def _normed(w: Rewriting, node: Node) -> Value | None:
 def _after_norm(w: Rewriting, node: Node) -> Value | None:
     """A number a channel, times or plus what a norm gives: its weight or bias."""
     parts = parted(node)
-    norm = None if parts is None else w.node(parts[0], "LayerNorm")
+    norm = None if parts is None else w.node(parts[0], "LayerNorm", "GroupNorm")
     if parts is None or norm is None or w.readers[parts[0].number] != 1 or node.shape != norm.shape:
         return None
     x, weight, bias = norm.inputs
-    constant = np.asarray(parts[1])
-    one_axis = isinstance(weight, np.ndarray) and isinstance(bias, np.ndarray) and weight.ndim == 1
-    if not one_axis or constant.dtype != np.float32 or constant.size not in (1, node.shape[-1]):
+    if isinstance(weight, Value) or isinstance(bias, Value) or weight.ndim != 1 or parts[1].dtype != np.float32:
         return None
-    if constant.size > 1 and constant.shape[-1] != constant.size:
+    constant = by_channel(parts[1], node.shape, 1 if norm.operation is GroupNorm else len(node.shape) - 1)
+    if constant is None:
         return None
-    spread = np.array(np.broadcast_to(constant.reshape(-1), node.shape[-1:]))
     if node.operation.__name__ == "Mul":
-        weight, bias = weight * spread, bias * spread
+        weight, bias = weight * constant, bias * constant
     else:
-        bias = bias + spread
-    return w.make(node, LayerNorm, node.shape, x, weight, bias, **norm.params)
+        bias = bias + constant
+    return w.make(node, norm.operation, node.shape, x, weight, bias, **norm.params)
 
 
 def _group_norm(w: Rewriting, node: Node) -> Value | None:
@@ -164,31 +162,6 @@ def _group_norm(w: Rewriting, node: Node) -> Value | None:
     one = np.ones(node.shape[1], np.float32)
     source, eps = Value(there.source), float(norm.params["eps"])
     return w.make(node, GroupNorm, node.shape, source, one, np.zeros_like(one), groups=groups, eps=eps)
-
-
-def _after_group_norm(w: Rewriting, node: Node) -> Value | None:
-    """A number a channel, times or plus what a group norm gives: its weight or bias."""
-    parts = parted(node)
-    norm = None if parts is None else w.node(parts[0], "GroupNorm")
-    if parts is None or norm is None or w.readers[parts[0].number] != 1 or node.shape != norm.shape:
-        return None
-    x, weight, bias = norm.inputs
-    constant = _by_channel(parts[1], node.shape)
-    if constant is None or isinstance(weight, Value) or isinstance(bias, Value):
-        return None
-    if node.operation.__name__ == "Mul":
-        weight, bias = weight * constant, bias * constant
-    else:
-        bias = bias + constant
-    return w.make(node, GroupNorm, node.shape, x, weight, bias, **norm.params)
-
-
-def _by_channel(constant: Array, shape: tuple[int, ...]) -> Array | None:
-    """(C,) of a constant (C, 1, 1), or with ones before it, or of one number."""
-    padded = (1,) * (len(shape) - np.ndim(constant)) + np.shape(constant)
-    if len(padded) != len(shape) or any(size != 1 for i, size in enumerate(padded) if i != 1):
-        return None
-    return np.array(np.broadcast_to(np.reshape(constant, -1), (shape[1],)), np.float32)
 
 
 def _changes_nothing(w: Rewriting, node: Node) -> Value | None:
@@ -371,8 +344,8 @@ def _first_of(*rules: Rule) -> Rule:
 
 _RULES: dict[str, Rule] = {
     "Div": _normed,
-    "Mul": _first_of(_changes_nothing, _normed, _after_norm, _after_group_norm, _gelu),
-    "Add": _first_of(_changes_nothing, _after_norm, _after_group_norm),
+    "Mul": _first_of(_changes_nothing, _normed, _after_norm, _gelu),
+    "Add": _first_of(_changes_nothing, _after_norm),
     "Reshape": _group_norm,
     "MatMul": attention,
     "Attention": known_attention,

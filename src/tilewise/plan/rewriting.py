@@ -125,3 +125,11 @@ def parted(node: Node) -> tuple[Value, Array] | None:
 
 def same(a: Any, b: Any) -> bool:
     return isinstance(a, Value) and a == b
+
+
+def by_channel(constant: Array, shape: Shape, axis: int) -> Array | None:
+    """A constant that is one number a channel, which lie along this axis, as (C,)."""
+    padded = (1,) * (len(shape) - constant.ndim) + constant.shape
+    if constant.ndim > len(shape) or any(size != 1 for i, size in enumerate(padded) if i != axis):
+        return None
+    return np.array(np.broadcast_to(constant.reshape(-1), (shape[axis],)), np.float32)

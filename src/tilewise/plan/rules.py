@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewise.plan import tokens
-from tilewise.plan.steps import Array, Shape, Step
+from tilewise.plan.rewriting import by_channel
+from tilewise.plan.steps import Array, Step
 from tilewise.plan.trace import Node, Value
 
 if TYPE_CHECKING:
@@ -199,19 +200,11 @@ def _with_constant(low: Lowering, number: int, node: Node, product: bool) -> Ste
     if x is None:
         return None
     last = x in low.last or len(node.shape) == 3
-    channels = _by_channel(np.asarray(constant), node.shape, len(node.shape) - 1 if last else 1)
+    channels = by_channel(np.asarray(constant), node.shape, len(node.shape) - 1 if last else 1)
     if channels is None:
         return _with_every(low, node, x, np.asarray(constant), product) if low.is_float else None
     one, zero = np.ones_like(channels), np.zeros_like(channels)
     return _scaled(low, number, node, x, channels if product else one, zero if product else channels)
-
-
-def _by_channel(constant: Array, shape: Shape, axis: int) -> Array | None:
-    """A constant that is one number a channel, as (C,)."""
-    padded = (1,) * (len(shape) - constant.ndim) + constant.shape
-    if constant.ndim > len(shape) or any(size != 1 for i, size in enumerate(padded) if i != axis):
-        return None
-    return np.array(np.broadcast_to(constant.reshape(-1), (shape[axis],)), np.float32)
 
 
 def _with_every(low: Lowering, node: Node, x: int, constant: Array, product: bool) -> Step:
