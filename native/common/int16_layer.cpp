@@ -121,17 +121,7 @@ void Int16Layer::unpack(int16_t* to) const {
 }
 
 Int8Image Int16Layer::conv_shape(const Int8Image& in) const {
-  const GroupedGeometry& g = geometry_;
-  require(in.pixel >= round_up(g.channels(), kWideGroup), "x has another number of channels than the weights");
-  require(in.border >= std::max({g.top, g.left, g.bottom, g.right}) && in.height >= 0 && in.width >= 0,
-          "the border of x is narrower than the padding");
-  const int64_t room_h = in.height + g.top + g.bottom - g.reach_h(), room_w = in.width + g.left + g.right - g.reach_w();
-  require(room_h >= 0 && room_w >= 0, "the filter is larger than the padded image");
-  Int8Image out;
-  out.images = in.images;
-  out.height = room_h / g.taps.stride_h + 1;
-  out.width = room_w / g.taps.stride_w + 1;
-  out.pixel = round_up(g.columns, kInt8Group);
+  const Int8Image out = geometry_.result(in, kWideGroup);
   require(out.images <= std::numeric_limits<int>::max() && out.height * out.width <= std::numeric_limits<int>::max(),
           "x has too many pixels");
   return out;

@@ -103,18 +103,22 @@ void Int8GroupedLayer::unpack(int8_t* to) const {
   }
 }
 
-Int8Image Int8GroupedLayer::conv_shape(const Int8Image& in) const {
-  const GroupedGeometry& g = geometry_;
-  require(in.pixel >= round_up(g.channels(), kInt8Group), "x has another number of channels than the weights");
-  require(in.border >= std::max({g.top, g.left, g.bottom, g.right}) && in.height >= 0 && in.width >= 0,
+Int8Image GroupedGeometry::result(const Int8Image& in, int64_t group) const {
+  require(in.pixel >= round_up(channels(), group), "x has another number of channels than the weights");
+  require(in.border >= std::max({top, left, bottom, right}) && in.height >= 0 && in.width >= 0,
           "the border of x is narrower than the padding");
-  const int64_t room_h = in.height + g.top + g.bottom - g.reach_h(), room_w = in.width + g.left + g.right - g.reach_w();
+  const int64_t room_h = in.height + top + bottom - reach_h(), room_w = in.width + left + right - reach_w();
   require(room_h >= 0 && room_w >= 0, "the filter is larger than the padded image");
   Int8Image out;
   out.images = in.images;
-  out.height = room_h / g.taps.stride_h + 1;
-  out.width = room_w / g.taps.stride_w + 1;
-  out.pixel = round_up(g.columns, kInt8Group);
+  out.height = room_h / taps.stride_h + 1;
+  out.width = room_w / taps.stride_w + 1;
+  out.pixel = round_up(columns, kInt8Group);
+  return out;
+}
+
+Int8Image Int8GroupedLayer::conv_shape(const Int8Image& in) const {
+  const Int8Image out = geometry_.result(in, kInt8Group);
   require(out.images * out.height <= std::numeric_limits<int>::max(), "x has too many rows");
   return out;
 }

@@ -19,6 +19,8 @@ struct GroupedGeometry {
   int64_t channels() const { return group_channels * groups; }
   int64_t reach_h() const { return (taps.kernel_h - 1) * taps.dilation_h + 1; }
   int64_t reach_w() const { return (taps.kernel_w - 1) * taps.dilation_w + 1; }
+  // The image that a convolution makes of `in`, whose pixels hold whole groups of `group` channels.
+  Int8Image result(const Int8Image& in, int64_t group) const;
 };
 
 class Int8GroupedLayer {

@@ -3,8 +3,7 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "common/int8_plan.h"
-#include "common/thread_pool.h"
+#include "common/int8_plan_rows.h"
 
 namespace tw {
 namespace {
@@ -49,19 +48,6 @@ BytePixels pixels(const PlanShape& shape, const void* data, int64_t image, int64
 ByteTarget target(const PlanShape& shape, void* data, int64_t image, int64_t row) {
   const Int8Image at = shape.image(1);
   return {as_bytes(data) + image * at.image_step() + at.inside() + row * at.row_step(), at.pixel};
-}
-
-// f(image, row) for every row of all images, shared among the threads where there is much to do.
-template <class F>
-void each_row(const PlanShape& shape, int64_t images, F&& f) {
-  constexpr int64_t kWorthATask = 1 << 15;  // bytes
-  const int64_t rows = images * shape.height;
-  const int64_t tasks = std::min({rows, images * shape.floats() / kWorthATask, int64_t{2} * num_threads()});
-  const auto some = [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) f(i / shape.height, i % shape.height);
-  };
-  if (tasks < 2 || num_threads() == 1) return some(0, rows);
-  parallel_for(static_cast<int>(tasks), [&](int task) { some(rows * task / tasks, rows * (task + 1) / tasks); });
 }
 
 class Quantize : public Int8Op {
