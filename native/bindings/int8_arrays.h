@@ -111,13 +111,22 @@ inline ByteFinish finish_of(const Finish& given) {
   return finish;
 }
 
-// low, high, curve (the places of WideCurve), inverse; far and slope of a bend
-using ShortFinish = std::tuple<int, int, int, float, float, float>;
+// low, high, curve (the places of WideCurve), inverse; far and slope of a bend; the bytes of its pieces
+using ShortFinish = std::tuple<int, int, int, float, float, float, nb::bytes>;
 
 inline WideFinish wide_finish_of(const ShortFinish& given) {
-  const auto& [low, high, curve, inverse, far, slope] = given;
-  if (curve < 0 || curve > static_cast<int>(WideCurve::gelu)) throw nb::value_error("there is no such activation");
-  return {low, high, static_cast<WideCurve>(curve), inverse, {far, slope}};
+  const auto& [low, high, curve, inverse, far, slope, pieces] = given;
+  if (curve < 0 || curve > static_cast<int>(WideCurve::pieces)) throw nb::value_error("there is no such activation");
+  WideFinish finish{low, high, static_cast<WideCurve>(curve), inverse, {far, slope}, {}};
+  if (finish.curve == WideCurve::pieces) {
+    const bool whole = pieces.size() == sizeof finish.pieces;
+    if (whole) std::memcpy(&finish.pieces, pieces.data(), sizeof finish.pieces);
+    const WidePieces& p = finish.pieces;
+    const int last = (p.far * p.turn + (1 << 14)) >> 15;  // the eighths end at 32767
+    const bool fits = whole && p.shift >= 0 && p.shift <= 15 && p.far >= 0 && p.turn >= 0 && last <= (32767 >> p.shift);
+    if (!fits || p.step < 0 || p.most < 0 || ((p.most * p.step + (1 << 14)) >> 15) > kWideMost) throw nb::value_error("bad pieces");
+  }
+  return finish;
 }
 
 using Four = std::tuple<int, int, int, int>;  // top, left, bottom, right

@@ -42,14 +42,24 @@ Int16Layer::Int16Layer(const GroupedGeometry& geometry, const int16_t* weights, 
   depthwise() ? pack_depthwise(weights) : pack_panels(weights);
 }
 
+// Of depthwise weights: where a channel's tap lies in a block.
+int64_t Int16Layer::in_block(int64_t block, int64_t column, int64_t tap) const {
+  const GroupedTaps& t = geometry_.taps;
+  const int64_t y = tap / t.kernel_w, x = tap % t.kernel_w, c = column - block_at(block, geometry_.columns);
+  return (((block * ((t.kernel_h + 1) / 2) + y / 2) * t.kernel_w + x) * kInt8Panel + 4 * kBlockOrder[c / 4] + c % 4) * 2 + y % 2;
+}
+
 void Int16Layer::pack_depthwise(const int16_t* weights) {
   const GroupedGeometry& g = geometry_;
-  const int64_t taps = g.taps.kernel_h * g.taps.kernel_w, wide = round_up(g.columns, kInt8Panel);
-  by_channel_ = Buffer<int32_t>(static_cast<std::size_t>(taps * wide));
-  std::fill(by_channel_.data(), by_channel_.data() + by_channel_.size(), 0);
-  for (int64_t c = 0; c < g.columns; ++c) {
-    // In 16 of the 32 bits: a multiply-add of pairs then takes the number beside it times 0.
-    for (int64_t t = 0; t < taps; ++t) by_channel_[t * wide + c] = static_cast<uint16_t>(weights[c * taps + t]);
+  const int64_t taps = g.taps.kernel_h * g.taps.kernel_w, blocks = (g.columns + kInt8Panel - 1) / kInt8Panel;
+  const int64_t rows = round_up(g.taps.kernel_h, 2);
+  packed_ = Buffer<int16_t>(static_cast<std::size_t>(blocks * rows * g.taps.kernel_w * kInt8Panel));
+  std::fill(packed_.data(), packed_.data() + packed_.size(), int16_t{0});
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t first = block_at(block, g.columns);
+    for (int64_t c = first; c < std::min(first + kInt8Panel, g.columns); ++c) {
+      for (int64_t t = 0; t < taps; ++t) packed_[in_block(block, c, t)] = weights[c * taps + t];
+    }
   }
 }
 
@@ -104,17 +114,19 @@ void Int16Layer::set_bytes_read(int zero) {
 }
 
 int64_t Int16Layer::nbytes() const {
-  return static_cast<int64_t>(2 * packed_.size() + 4 * (by_channel_.size() + offset_.size() + scale_.size() + bias_.size())) +
+  return static_cast<int64_t>(2 * packed_.size() + 4 * (offset_.size() + scale_.size() + bias_.size())) +
          finish_.nbytes();
 }
 
 void Int16Layer::unpack(int16_t* to) const {
   const GroupedGeometry& g = geometry_;
-  const int64_t taps = g.taps.kernel_h * g.taps.kernel_w, wide = round_up(g.columns, kInt8Panel);
+  const int64_t taps = g.taps.kernel_h * g.taps.kernel_w, last = (g.columns - 1) / kInt8Panel;
   for (int64_t column = 0; column < g.columns; ++column) {
+    // The last block begins in the one before it.
+    const int64_t block = column >= block_at(last, g.columns) ? last : column / kInt8Panel;
     for (int64_t t = 0; t < taps; ++t) {
       for (int64_t c = 0; c < g.group_channels; ++c) {
-        *to++ = depthwise() ? static_cast<int16_t>(by_channel_[t * wide + column]) : packed_[packed_at(column, t, c)];
+        *to++ = packed_[depthwise() ? in_block(block, column, t) : packed_at(column, t, c)];
       }
     }
   }
@@ -144,7 +156,6 @@ void Int16Layer::conv(const Int8Image& in, const void* x, const Int8Image& skip,
   p.tap_step = g.taps.dilation_w * in.pixel;
   p.windows = windows_.data();
   p.weights = packed_.data();
-  p.by_channel = by_channel_.data();
   Int8Problem& to = p.to;
   to.images = static_cast<int>(out.images);
   to.height = static_cast<int>(out.height);

@@ -39,13 +39,13 @@ class Int16Layer {
  private:
   bool depthwise() const { return geometry_.group_channels == 1 && geometry_.columns == geometry_.groups; }
   int64_t packed_at(int64_t column, int64_t tap, int64_t channel) const;
+  int64_t in_block(int64_t block, int64_t column, int64_t tap) const;
   void pack_depthwise(const int16_t* weights);
   void pack_panels(const int16_t* weights);
   void run(const WideProblem& problem) const;
 
   GroupedGeometry geometry_;
-  Buffer<int32_t> by_channel_;  // depthwise
-  Buffer<int16_t> packed_;      // others
+  Buffer<int16_t> packed_;
   std::vector<WideWindow> windows_;
   Buffer<int32_t> offset_;
   Buffer<float> scale_, bias_;

@@ -134,84 +134,197 @@ TW_INLINE vi numbers(const WideProblem& p, int64_t at, int lanes) {
   return first_shorts(p.x + at, lanes);
 }
 
-// Pixels next to each other; those that lie in several windows are read once a row of taps. Taps 0: any number and distance.
-template <bool kBytes, int Taps, int Stride, int Pixels>
-TW_INLINE void row_of_taps(const WideProblem& p, int64_t x, const int32_t* w, int64_t wide, int lanes, vi (&acc)[Pixels]) {
-  if constexpr (Taps > 0) {
-    vi weight[Taps];
-#pragma GCC unroll 7
-    for (int k = 0; k < Taps; ++k) weight[k] = load_lanes(w + k * wide);
-#pragma GCC unroll 32
-    for (int i = 0; i < (Pixels - 1) * Stride + Taps; ++i) {
-      const vi v = numbers<kBytes>(p, x + i * p.tap_step, lanes);
-#pragma GCC unroll 7
-      for (int k = 0; k < Taps; ++k) {
-        if (i >= k && (i - k) % Stride == 0 && (i - k) / Stride < Pixels) {
-          acc[(i - k) / Stride] = add_products(acc[(i - k) / Stride], v, weight[k]);
-        }
+// Where the weights of a block begin.
+TW_INLINE const int16_t* block_weights(const WideProblem& p, int64_t block) {
+  return p.weights + block * ((p.kernel_h + 1) / 2) * p.kernel_w * 2 * kDepthwiseBlock;
+}
+
+// A vector of channels, a whole number of vectors from the block's first: of two rows, those of the first (0) or second one.
+TW_INLINE vi channel_weights(const int16_t* tap, int channel, int row) {
+  int32_t held[kLanes];
+#pragma GCC unroll 4
+  for (int g = 0; g < kLanes / 4; ++g) std::memcpy(held + 4 * g, tap + 8 * kBlockOrder[channel / 4 + g], 16);
+  const vi two = load_lanes(held);
+  return row == 0 ? two & 0xffff : (two >> 16) & 0xffff;  // the number beside a number is multiplied by 0
+}
+
+// A vector of a block's channels at one pixel, for every geometry.
+template <bool kBytes>
+void depthwise_pixel(const WideProblem& p, const RowOffsets& at, int i, int64_t row, int64_t block) {
+  const int64_t first = block_at(block, p.to.columns);
+  for (int c = 0; c < kDepthwiseBlock && first + c < p.to.columns; c += kLanes) {
+    const int64_t column = first + c, left = p.to.columns - column;
+    vi acc = load_lanes(p.to.offset + column);
+    const int16_t* w = block_weights(p, block);
+    for (int64_t ky = 0; ky < p.kernel_h; ++ky) {
+      for (int64_t kx = 0; kx < p.kernel_w; ++kx) {
+        const int16_t* tap = w + (ky / 2 * p.kernel_w + kx) * 2 * kDepthwiseBlock;
+        const vi x = numbers<kBytes>(p, at.in[i] + ky * p.tap_row + kx * p.tap_step + column, left < kLanes ? static_cast<int>(left) : kLanes);
+        acc = add_products(acc, x, channel_weights(tap, c, static_cast<int>(ky % 2)));
       }
     }
-  } else {
-    for (int64_t k = 0; k < p.kernel_w; ++k) {
-      const vi weight = load_lanes(w + k * wide);
-#pragma GCC unroll 8
-      for (int j = 0; j < Pixels; ++j) {
-        const int64_t at = x + k * p.tap_step + j * p.to.in_grid.column_step;
-        acc[j] = add_products(acc[j], numbers<kBytes>(p, at, lanes), weight);
-      }
-    }
+    finish(p.to, acc, row, at.out[i], at.residual[i], static_cast<int>(column));
   }
 }
 
-template <bool kBytes, int Taps, int Stride, int Pixels>
-TW_INLINE void depthwise_tile(const WideProblem& p, const RowOffsets& at, int i, int64_t row, int c, int lanes) {
-  const int64_t wide = (p.to.columns + kInt8Panel - 1) / kInt8Panel * kInt8Panel;
-  int64_t x = at.in[i] + c;
-  vi acc[Pixels];
-#pragma GCC unroll 8
-  for (int j = 0; j < Pixels; ++j) acc[j] = load_lanes(p.to.offset + c);
-  for (int64_t ky = 0; ky < p.kernel_h; ++ky, x += p.tap_row) {
-    row_of_taps<kBytes, Taps, Stride, Pixels>(p, x, p.by_channel + ky * p.kernel_w * wide + c, wide, lanes, acc);
+#if defined(__AVX2__)
+// Sixteen channels of a pixel, in 16 bits.
+template <bool kBytes>
+TW_INLINE __m256i sixteen(const WideProblem& p, int64_t at) {
+  if constexpr (kBytes) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p.bytes + at));
+    return _mm256_sub_epi16(_mm256_cvtepu8_epi16(bytes), _mm256_set1_epi16(static_cast<int16_t>(p.zero)));
   }
-#pragma GCC unroll 8
-  for (int j = 0; j < Pixels; ++j) finish(p.to, acc[j], row + j, at.out[i + j], at.residual[i + j], c);
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p.x + at));
+}
+
+TW_INLINE __m256i load_sixteen(const int16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+
+TW_INLINE __m256i add_pairs(__m256i acc, __m256i a, __m256i w) {
+#if defined(__AVX512F__)
+  asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(w));
+#else
+  acc = _mm256_add_epi32(acc, _mm256_madd_epi16(a, w));
+  asm("" : "+x"(acc));  // as in add_products
+#endif
+  return acc;
+}
+
+// Eight numbers of 32 bits from each of two places.
+TW_INLINE __m256i two_fours(const void* a, const void* b) {
+  return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(static_cast<const __m128i*>(a))),
+                                 _mm_loadu_si128(static_cast<const __m128i*>(b)), 1);
+}
+
+// What becomes of a block's sums: channels 0-3 and 8-11 in one vector, 4-7 and 12-15 in the other, as packing takes them.
+class BlockFinish {
+ public:
+  BlockFinish(const Int8Problem& p, int64_t column)
+      : p_(p), curve_(p.wide), column_(static_cast<int>(column)), most_(_mm256_set1_ps(SixteenWide::most(p.wide))) {
+    for (int half = 0; half < 2; ++half) {
+      offset[half] = two_fours(p.offset + column + 4 * half, p.offset + column + 4 * half + 8);
+      scale_[half] = _mm256_castsi256_ps(two_fours(p.scale + column + 4 * half, p.scale + column + 4 * half + 8));
+    }
+    quick_ = p.kind == Int8Out::int16 && p.residual == nullptr && SixteenWide::takes(p.wide);
+  }
+
+  TW_INLINE void store(__m256i low, __m256i high, const RowOffsets& at, int i, int64_t row) const {
+    if (!quick_) return store_each(low, high, at, i, row);
+    const __m256i packed = _mm256_packs_epi32(whole(low, scale_[0]), whole(high, scale_[1]));
+    const __m256i numbers = p_.wide.curve == WideCurve::pieces ? curve_.pieces(packed) : curve_.straight(packed);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(static_cast<int16_t*>(p_.out) + at.out[i] + column_), numbers);
+  }
+
+  __m256i offset[2];
+
+ private:
+  TW_INLINE __m256i whole(__m256i sum, __m256 scale) const {
+    return _mm256_cvtps_epi32(_mm256_min_ps(most_, _mm256_mul_ps(_mm256_cvtepi32_ps(sum), scale)));
+  }
+
+  __attribute__((noinline)) void store_each(__m256i low, __m256i high, const RowOffsets& at, int i, int64_t row) const {
+    alignas(32) int32_t sums[kDepthwiseBlock];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(sums), _mm256_permute2x128_si256(low, high, 0x20));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(sums + 8), _mm256_permute2x128_si256(low, high, 0x31));
+    for (int c = 0; c < kDepthwiseBlock; c += kLanes) finish(p_, load_lanes(sums + c), row, at.out[i], at.residual[i], column_ + c);
+  }
+
+  const Int8Problem& p_;
+  SixteenWide curve_;
+  int column_;
+  __m256 most_, scale_[2];
+  bool quick_;
+};
+
+// A block's channels at neighbouring pixels. Two rows of taps are multiplied at once: of a channel the numbers of both lie side by
+// side. Pixels that lie in several windows are read once. Taps 0: any number of them, and any distance.
+template <bool kBytes, int Taps, int Stride, int Pixels>
+TW_INLINE void block_tile(const WideProblem& p, const BlockFinish& end, const int16_t* w, int64_t x, const RowOffsets& at, int i,
+                          int64_t row) {
+  __m256i acc[Pixels][2];
+#pragma GCC unroll 4
+  for (int j = 0; j < Pixels; ++j) acc[j][0] = end.offset[0], acc[j][1] = end.offset[1];
+  for (int64_t ky = 0; ky < p.kernel_h; ky += 2, x += 2 * p.tap_row) {
+    const int64_t below = x + (ky + 1 < p.kernel_h ? p.tap_row : 0);
+    if constexpr (Taps > 0) {
+#pragma GCC unroll 32
+      for (int n = 0; n < (Pixels - 1) * Stride + Taps; ++n) {
+        const __m256i a = sixteen<kBytes>(p, x + n * p.tap_step), b = sixteen<kBytes>(p, below + n * p.tap_step);
+        const __m256i low = _mm256_unpacklo_epi16(a, b), high = _mm256_unpackhi_epi16(a, b);
+#pragma GCC unroll 7
+        for (int k = 0; k < Taps; ++k) {
+          if (n < k || (n - k) % Stride != 0 || (n - k) / Stride >= Pixels) continue;
+          __m256i* to = acc[(n - k) / Stride];
+          to[0] = add_pairs(to[0], low, load_sixteen(w + k * 2 * kDepthwiseBlock));
+          to[1] = add_pairs(to[1], high, load_sixteen(w + k * 2 * kDepthwiseBlock + kDepthwiseBlock));
+        }
+      }
+      w += Taps * 2 * kDepthwiseBlock;
+    } else {
+      for (int64_t k = 0; k < p.kernel_w; ++k, w += 2 * kDepthwiseBlock) {
+#pragma GCC unroll 4
+        for (int j = 0; j < Pixels; ++j) {
+          const int64_t n = k * p.tap_step + j * p.to.in_grid.column_step;
+          const __m256i a = sixteen<kBytes>(p, x + n), b = sixteen<kBytes>(p, below + n);
+          acc[j][0] = add_pairs(acc[j][0], _mm256_unpacklo_epi16(a, b), load_sixteen(w));
+          acc[j][1] = add_pairs(acc[j][1], _mm256_unpackhi_epi16(a, b), load_sixteen(w + kDepthwiseBlock));
+        }
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int j = 0; j < Pixels; ++j) end.store(acc[j][0], acc[j][1], at, i + j, row + j);
 }
 
 // Pixels [row, row + count), all of one row of the image.
 template <bool kBytes, int Taps, int Stride>
 void depthwise_row(const WideProblem& given, const RowOffsets& at, int64_t row, int count) {
   constexpr int kPixels = 4;
-  const WideProblem p = given;
-  for (int c = 0; c < p.to.columns; c += kLanes) {
-    const int lanes = p.to.columns - c < kLanes ? p.to.columns - c : kLanes;
-    int i = 0;
-    if (lanes == kLanes) {
-      for (; i + kPixels <= count; i += kPixels) depthwise_tile<kBytes, Taps, Stride, kPixels>(p, at, i, row + i, c, kLanes);
+  const WideProblem p = given;  // of its own: for all that is known, what is stored might be a part of `given`
+  for (int64_t block = 0; block * kDepthwiseBlock < p.to.columns; ++block) {
+    const int64_t column = block_at(block, p.to.columns);
+    const BlockFinish end(p.to, column);
+    const int16_t* w = block_weights(p, block);
+    if (count < kPixels) {
+      for (int i = 0; i < count; ++i) block_tile<kBytes, Taps, Stride, 1>(p, end, w, at.in[i] + column, at, i, row + i);
+      continue;
     }
-    for (; i < count; ++i) depthwise_tile<kBytes, Taps, Stride, 1>(p, at, i, row + i, c, lanes);
+    for (int done = 0; done < count; done += kPixels) {
+      const int i = done + kPixels <= count ? done : count - kPixels;  // the last ones twice rather than one by one
+      block_tile<kBytes, Taps, Stride, kPixels>(p, end, w, at.in[i] + column, at, i, row + i);
+    }
   }
 }
 
-using DepthwiseRow = void (*)(const WideProblem& p, const RowOffsets& at, int64_t row, int count);
+template <bool kBytes>
+void whole_blocks(const WideProblem& p, const RowOffsets& at, int64_t row, int count) {
+  const int64_t step = p.to.in_grid.column_step, taps = p.kernel_w;
+  if (taps == 3 && step == p.tap_step) return depthwise_row<kBytes, 3, 1>(p, at, row, count);
+  if (taps == 3 && step == 2 * p.tap_step) return depthwise_row<kBytes, 3, 2>(p, at, row, count);
+  if (taps == 5 && step == p.tap_step) return depthwise_row<kBytes, 5, 1>(p, at, row, count);
+  if (taps == 5 && step == 2 * p.tap_step) return depthwise_row<kBytes, 5, 2>(p, at, row, count);
+  if (taps == 7 && step == p.tap_step) return depthwise_row<kBytes, 7, 1>(p, at, row, count);
+  depthwise_row<kBytes, 0, 0>(p, at, row, count);
+}
+#endif
 
 template <bool kBytes>
-DepthwiseRow row_for(const WideProblem& p) {
-  const int64_t step = p.to.in_grid.column_step, taps = p.kernel_w;
-  if (taps == 3 && step == p.tap_step) return depthwise_row<kBytes, 3, 1>;
-  if (taps == 3 && step == 2 * p.tap_step) return depthwise_row<kBytes, 3, 2>;
-  if (taps == 5 && step == p.tap_step) return depthwise_row<kBytes, 5, 1>;
-  if (taps == 5 && step == 2 * p.tap_step) return depthwise_row<kBytes, 5, 2>;
-  return depthwise_row<kBytes, 0, 0>;
+void row_of_pixels(const WideProblem& p, const RowOffsets& at, int64_t row, int count) {
+#if defined(__AVX2__)
+  if (p.to.columns >= kDepthwiseBlock) return whole_blocks<kBytes>(p, at, row, count);
+#endif
+  for (int64_t block = 0; block * kDepthwiseBlock < p.to.columns; ++block) {
+    for (int i = 0; i < count; ++i) depthwise_pixel<kBytes>(p, at, i, row + i, block);
+  }
 }
 
 void depthwise(const WideProblem& p, int64_t first, int64_t last) {
-  const DepthwiseRow row_of = p.bytes != nullptr ? row_for<true>(p) : row_for<false>(p);
   RowOffsets at;
   for (int64_t row = first; row < last;) {
     const int64_t left = p.to.width - row % p.to.width, most = last - row < left ? last - row : left;
     const int count = most < kBlock ? static_cast<int>(most) : kBlock;
     fill_offsets(p.to, row, count, at);
-    row_of(p, at, row, count);
+    p.bytes != nullptr ? row_of_pixels<true>(p, at, row, count) : row_of_pixels<false>(p, at, row, count);
     row += count;
   }
 }

@@ -29,9 +29,18 @@ struct WideProblem {
   int64_t kernel_h = 1, kernel_w = 1;
   int64_t tap_row = 0, tap_step = 0;  // from tap to tap
   const WideWindow* windows = nullptr;
-  const int16_t* weights = nullptr;  // of a panel [tap][pair of channels][16 columns][2]; depthwise see below
-  const int32_t* by_channel = nullptr;  // depthwise: [tap][channels rounded up to 16], in 32 bits
+  const int16_t* weights = nullptr;  // of a panel [tap][pair of channels][16 columns][2]; of depthwise layers see below
 };
+
+// Depthwise weights lie in blocks of 16 channels, the last one ending with the last channel where there are so many, and
+// beginning where the one before it has not ended: [block][two rows of taps][tap of a row][channel, in `kBlockOrder`][row].
+// A row too many is zeros. It is the order in which two rows of pixels that are taken together come to lie.
+constexpr int kBlockOrder[4] = {0, 2, 1, 3};  // where the groups of four channels lie
+constexpr int kDepthwiseBlock = 16;
+inline int64_t block_at(int64_t block, int64_t channels) {
+  const int64_t first = kDepthwiseBlock * block, last = channels - kDepthwiseBlock;
+  return first > last && last >= 0 ? last : first;
+}
 
 // Pixels of bytes or of 16 bits; `step` numbers from one to the next, 0 where all read the same one.
 struct MixedPixels {

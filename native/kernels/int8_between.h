@@ -46,17 +46,29 @@ struct ByteFinish {
   BytePieces pieces;
 };
 
-// Values to numbers of 16 bits with a zero point of 0, where eight are too few: clamp(round(value), low, high). Activations that
-// bend are computed, operation by operation alike on every instruction set, from real numbers: act(value) * inverse.
+// Values to numbers of 16 bits with a zero point of 0, where eight are too few: clamp(round(value), low, high). Gates, and SiLU and
+// GELU where steps are very fine, are computed, operation by operation alike on every instruction set, from real numbers:
+// act(value) * inverse.
 constexpr int kWideMost = 4095;  // the largest size of such a number: 12 bits and a sign, so that long sums keep within 32
 
-enum class WideCurve : int { straight, bent, hard_sigmoid, sigmoid, silu, gelu };
+enum class WideCurve : int { straight, bent, hard_sigmoid, sigmoid, silu, gelu, pieces };
+
+// SiLU and GELU are max(x, 0) less a bump that is the same on both sides of 0. The value, in units that are an odd part of a
+// step of the output, so that rounding to it favours no side, becomes u = round(value), at most `most`, and then
+// (max(u, 0) - h * round) * step. t = (min(|u|, far) * turn) << shift takes what is to be bent to [0, 32767], and
+// h = c0 + d * (c1 + d * (c2 + d * c3)) by the coefficients of the eighth that t lies in and d, its place there, from 0 to 32767.
+// Products are rounded to their high bits, as above.
+struct WidePieces {
+  int16_t c[4][8] = {};
+  int16_t far = 1, turn = 0, shift = 0, round = 0, step = 0, most = 0;
+};
 
 struct WideFinish {
   int low = -kWideMost, high = kWideMost;
   WideCurve curve = WideCurve::straight;
   float inverse = 1.0f;
   ByteBend bend;
+  WidePieces pieces;
 };
 
 // Pixels of bytes; `step` bytes from one to the next, 0 where all read the same one.

@@ -190,9 +190,54 @@ TW_INLINE vf wide_curved(vf v, const WideFinish& f) {
   }
 }
 
-TW_INLINE void store_wide(int16_t* p, vf value, const WideFinish& f, int n) {
-  store_first_shorts(p, whole_in(wide_curved(value, f), f.low, f.high), n);
+TW_INLINE vi in_wide_pieces(vf value, const WidePieces& p) {
+  const vi u = whole_in(value, -32767, p.most), zeros = {};
+  const vi t = high_product(smaller(larger(u, -u), zeros + p.far), zeros + p.turn) << p.shift, at = t >> 12;
+  const vi d = (t & 4095) << 3;
+  vi h = one_of_eight(p.c[3], at);
+  for (int power = 2; power >= 0; --power) h = one_of_eight(p.c[power], at) + high_product(d, h);
+  return high_product(larger(u, zeros) - high_product(h, zeros + p.round), zeros + p.step);
 }
+
+TW_INLINE void store_wide(int16_t* p, vf value, const WideFinish& f, int n) {
+  const bool pieces = f.curve == WideCurve::pieces;
+  store_first_shorts(p, pieces ? in_wide_pieces(value, f.pieces) : whole_in(wide_curved(value, f), f.low, f.high), n);
+}
+
+#if defined(__AVX2__)
+// The same numbers of sixteen values at once, which are whole already and lie in 16 bits each, in any order.
+struct SixteenWide {
+  __m256i c[4], far, turn, shift, round, step, low, twice = _mm256_set1_epi16(0x0202);
+
+  explicit SixteenWide(const WideFinish& f)
+      : far(_mm256_set1_epi16(f.pieces.far)), turn(_mm256_set1_epi16(f.pieces.turn)),
+        shift(_mm256_set1_epi16(static_cast<int16_t>(1 << f.pieces.shift))), round(_mm256_set1_epi16(f.pieces.round)),
+        step(_mm256_set1_epi16(f.pieces.step)), low(_mm256_set1_epi16(static_cast<int16_t>(f.low))) {
+    for (int i = 0; i < 4; ++i) {
+      c[i] = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(f.pieces.c[i])));
+    }
+    asm("" : "+x"(twice));  // a product by a constant that is known becomes four operations
+  }
+
+  TW_INLINE __m256i pieces(__m256i u) const {
+    // Of the least number of all, the size is one too large to have a sign.
+    const __m256i t = _mm256_mullo_epi16(_mm256_mulhrs_epi16(_mm256_min_epu16(_mm256_abs_epi16(u), far), turn), shift);
+    const __m256i at = _mm256_add_epi16(_mm256_mullo_epi16(_mm256_srli_epi16(t, 12), twice), _mm256_set1_epi16(0x0100));
+    const __m256i d = _mm256_srli_epi16(_mm256_slli_epi16(t, 4), 1);
+    __m256i h = _mm256_shuffle_epi8(c[3], at);
+#pragma GCC unroll 3
+    for (int power = 2; power >= 0; --power) h = _mm256_add_epi16(_mm256_shuffle_epi8(c[power], at), _mm256_mulhrs_epi16(d, h));
+    const __m256i rest = _mm256_sub_epi16(_mm256_max_epi16(u, _mm256_setzero_si256()), _mm256_mulhrs_epi16(h, round));
+    return _mm256_mulhrs_epi16(rest, step);
+  }
+  TW_INLINE __m256i straight(__m256i u) const { return _mm256_max_epi16(u, low); }
+
+  // What values may be at most before they become whole.
+  static float most(const WideFinish& f) { return static_cast<float>(f.curve == WideCurve::pieces ? f.pieces.most : f.high); }
+  // Of other curves values are bent one by one.
+  static bool takes(const WideFinish& f) { return f.curve == WideCurve::straight || f.curve == WideCurve::pieces; }
+};
+#endif
 
 template <Curve C>
 struct KnownCurve {

@@ -123,21 +123,87 @@ TW_INLINE void finish_by_table(const Int8Problem& p, const vi (&acc)[R][V], cons
   }
 }
 
-// The sums of a tile to numbers of 16 bits.
-template <int R, int V>
-TW_INLINE void finish_shorts(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first, int column) {
+#if defined(__AVX2__)
+// What a vector of sums comes to, with the residual if there is one.
+template <bool kResidual>
+TW_INLINE vf scaled_sum(const Int8Problem& p, vi sum, const RowOffsets& at, int r, int column) {
+  const vf value = __builtin_convertvector(sum, vf) * load(p.scale + column);
+  if constexpr (kResidual) return value + residual_at(p, at.residual[r] + column, kLanes);
+  return value;
+}
+
+// Whole numbers of at most `most` in 16 bits each, saturating below: of AVX2's two vectors in the order of a pack.
+#if defined(__AVX512F__)
+TW_INLINE __m256i sixteen_whole(vf value, vf most) {
+  const __m512 bounded = _mm512_maskz_min_ps(0xffff, (__m512)most, (__m512)value);  // the second, where one is no number
+  return _mm512_maskz_cvtsepi32_epi16(0xffff, _mm512_maskz_cvtps_epi32(0xffff, bounded));
+}
+#else
+TW_INLINE __m256i sixteen_whole(vf first, vf second, vf most) {
+  return _mm256_packs_epi32(_mm256_cvtps_epi32(_mm256_min_ps((__m256)most, (__m256)first)),
+                            _mm256_cvtps_epi32(_mm256_min_ps((__m256)most, (__m256)second)));
+}
+#endif
+
+// Sixteen sums at a time, by a curve that takes so many: a row of a panel, or two of half a panel.
+template <int R, int V, bool kPieces, bool kResidual>
+TW_INLINE void finish_sixteens(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first, int column) {
+  const SixteenWide curve(p.wide);
+  const vf most = splat(SixteenWide::most(p.wide));
+  int16_t* out = static_cast<int16_t*>(p.out) + column;
+#if defined(__AVX512F__)
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
-    int16_t* to = static_cast<int16_t*>(p.out) + at.out[first + r] + column;
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      const __m256i whole = sixteen_whole(scaled_sum<kResidual>(p, acc[r][v], at, first + r, column + v * kLanes), most);
+      const __m256i numbers = kPieces ? curve.pieces(whole) : curve.straight(whole);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + at.out[first + r] + v * kLanes), numbers);
+    }
+  }
+#else
+  static_assert(V % 2 == 0 || (V == 1 && R % 2 == 0), "two vectors at a time");
+#pragma GCC unroll 16
+  for (int i = 0; i < R * V; i += 2) {
+    const int r = i / V, v = i % V, next = (i + 1) / V, beside = (i + 1) % V;
+    const __m256i packed =
+        sixteen_whole(scaled_sum<kResidual>(p, acc[r][v], at, first + r, column + v * kLanes),
+                      scaled_sum<kResidual>(p, acc[next][beside], at, first + next, column + beside * kLanes), most);
+    const __m256i numbers = _mm256_permute4x64_epi64(kPieces ? curve.pieces(packed) : curve.straight(packed), 0xd8);
+    if constexpr (V % 2 == 0) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + at.out[first + r] + v * kLanes), numbers);
+    } else {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + at.out[first + r]), _mm256_castsi256_si128(numbers));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + at.out[first + next]), _mm256_extracti128_si256(numbers, 1));
+    }
+  }
+#endif
+}
+
+// The sums of a tile to numbers of 16 bits. Which way is decided once for all of them.
+template <int R, int V>
+TW_INLINE void finish_shorts(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first, int column) {
+  if constexpr (kVectors == 1 || V % 2 == 0 || R % 2 == 0) {
+    if (p.wide.curve == WideCurve::straight) {
+      return p.residual != nullptr ? finish_sixteens<R, V, false, true>(p, acc, at, first, column)
+                                   : finish_sixteens<R, V, false, false>(p, acc, at, first, column);
+    }
+    if (p.wide.curve == WideCurve::pieces && p.residual == nullptr) {
+      return finish_sixteens<R, V, true, false>(p, acc, at, first, column);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
       const int c = column + v * kLanes;
-      vf value = __builtin_convertvector(acc[r][v], vf) * load(p.scale + c);
-      if (p.residual != nullptr) value = value + residual_at(p, at.residual[first + r] + c, kLanes);
-      store_wide(to + v * kLanes, value, p.wide, kLanes);
+      const vf value = p.residual != nullptr ? scaled_sum<true>(p, acc[r][v], at, first + r, c)
+                                             : scaled_sum<false>(p, acc[r][v], at, first + r, c);
+      store_wide(static_cast<int16_t*>(p.out) + at.out[first + r] + c, value, p.wide, kLanes);
     }
   }
 }
+#endif
 
 #if defined(__AVX512F__)
 // Whole panels to bytes: what `finish` computes, for four vectors of 16 columns at a time. Saturating packs do the
@@ -298,6 +364,7 @@ TW_INLINE void finish_tile(const Int8Problem& p, const vi (&acc)[R][P * kVectors
     return finish_by_table(p, acc, at, first, column);
   }
 #if defined(__AVX2__)
+  if (p.kind == Int8Out::int16 && column + P * kInt8Panel <= p.columns) return finish_shorts(p, acc, at, first, column);
   if constexpr (kVectors == 1 ? R * P % 4 == 0 : P == 1 && R % 2 == 0) {
     if (p.kind == Int8Out::uint8 && p.finish.curve != Curve::table && column + P * kInt8Panel <= p.out_columns) {
       return with_way(p, [&](auto known) {

@@ -257,7 +257,7 @@ def avx_vnni() -> bool: ...
 def set_avx_vnni(use: bool) -> None: ...
 
 _Finish = tuple[int, int, int, bytes, float, int, float, float]
-_WideFinish = tuple[int, int, int, float, float, float]
+_WideFinish = tuple[int, int, int, float, float, float, bytes]
 
 class Int16Layer:
     def __init__(

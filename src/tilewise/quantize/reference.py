@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from tilewise.quantize.parameters import WIDEST
 
 Array = npt.NDArray[Any]
 Pair = tuple[int, int]
@@ -106,40 +109,119 @@ class Finish:
         return fine, -math.ceil(left * fine), math.ceil(right * fine)
 
 
-# low, high, the curve's place in WIDE_CURVES, inverse; of hard-swish how far it bends, and its slope
-NativeWideFinish = tuple[int, int, int, float, float, float]
-WIDE_CURVES = ("", "hard_swish", "hard_sigmoid", "sigmoid", "silu", "gelu")
+# low, high, the curve's place in WIDE_CURVES, inverse; of hard-swish how far it bends, and its slope; the pieces' bytes
+NativeWideFinish = tuple[int, int, int, float, float, float, bytes]
+WIDE_CURVES = ("", "hard_swish", "hard_sigmoid", "sigmoid", "silu", "gelu", "pieces")
+_UNITS = (7, 5, 3, 1)  # that values may be counted in, in a step: odd, so that none lies in the middle of two steps
+
+
+def _gelu_bump(x: Array) -> Array:
+    return x * np.array([math.erfc(each / math.sqrt(2)) / 2 for each in x.flat]).reshape(x.shape)
+
+
+# What is taken away from max(x, 0), on either side of 0
+_BUMPS: dict[str, Callable[[Array], Array]] = {"silu": lambda x: x / (1 + np.exp(x)), "gelu": _gelu_bump}
 
 
 @dataclass(frozen=True)
 class WideFinish:
     """From values to numbers of 16 bits: clamp(round(value), low, high), of hard-swish's values where it is asked for;
-    of other activations act(value) * inverse, computed."""
+    of gates act(value) * inverse, computed. SiLU and GELU are x or 0, less a bump at 0: eight cubics, in whole numbers
+    of 16 bits; with steps so fine that 16 bits do not reach to where the bump ends, they are computed too."""
 
     activation: str = ""
     inverse: float = 1.0
     low: int = 0
     high: int = 0
     zero = 0
-    units = 1.0  # of a value in a step of the output
 
     @property
     def is_table(self) -> bool:
         """Whether values are real numbers, not steps of the output."""
-        return bool(self.activation) and self.activation != "hard_swish"
+        return self.activation not in ("", "hard_swish") and self._pieces is None
+
+    @property
+    def units(self) -> float:
+        """That values are counted in, in a step of the output."""
+        return 1.0 if self._pieces is None else 32768 / self._pieces.step
+
+    @property
+    def _pieces(self) -> _WidePieces | None:
+        return _wide_pieces(self.activation, self.inverse) if self.activation in _BUMPS else None
 
     def bytes(self, value: Array) -> Array:
         return finished(value, self.native())
 
     def native(self) -> NativeWideFinish:
-        bends = self.activation == "hard_swish"
+        bends, pieces = self.activation == "hard_swish", self._pieces
         far, slope = (3 * self.inverse, -1 / (6 * self.inverse)) if bends else (0.0, 0.0)
-        return self.low, self.high, WIDE_CURVES.index(self.activation), self.inverse, far, slope
+        curve = WIDE_CURVES.index(self.activation if pieces is None else "pieces")
+        return self.low, self.high, curve, self.inverse, far, slope, b"" if pieces is None else pieces.native
+
+
+@dataclass(frozen=True)
+class _WidePieces:
+    """native/kernels/int8_between.h: WidePieces as it lies in memory, and what a step of the output is of 32768 units."""
+
+    native: bytes
+    step: int
+
+
+@lru_cache(maxsize=256)
+def _wide_pieces(activation: str, inverse: float) -> _WidePieces | None:
+    """The cubics of a bump; None where 16 bits do not reach to its end."""
+    bump = _BUMPS[activation]
+    x = np.arange(1, 40 * 64) / 64
+    end = float((x[bump(x) * inverse > 0.05] + 1 / 64).max(initial=1 / 64))  # beyond, it is less than that of a step
+    units = next((n for n in _UNITS if 32767 / n >= end * inverse), None)
+    if units is None:
+        return None
+    step = min(32767, round(32768 / units))
+    unit = step / 32768 / inverse
+    far = min(32767, math.ceil(end / unit))
+    shift = math.ceil(math.log2(32767 / far))
+    turn = min(32767, int(32767 / far / 2**shift * 32768))
+    while _high_product(np.array(far), np.array(turn)) << shift > 32767:
+        turn -= 1
+    d = (np.arange(64) + 0.5) / 64
+    sizes = (np.arange(_PIECES)[:, None] + d) * (32768 / _PIECES / 2**shift) * (32768 / turn)
+    heights = bump(sizes * unit) / unit
+    heights[-1] -= heights[-1, -1] * d  # it ends at 0
+    numbers, finer = _cubics(d, heights)
+    most = min(32767, (4095 * 32768 + 16383) // step)
+    rest = np.array([far, turn, shift, min(32767, 32768 >> finer), step, most])
+    return _WidePieces(np.concatenate([numbers.reshape(-1), rest]).astype(np.int16).tobytes(), step)
+
+
+def _cubics(d: Array, heights: Array) -> tuple[Array, int]:
+    """(power, piece) whole coefficients, as much finer as 16 bits allow: by so many bits. Of each piece the mean is kept: an
+    error that all values share adds up in the sums that read them."""
+    powers = d[:, None] ** np.arange(4)
+    found = heights @ np.linalg.pinv(powers).T  # (piece, power)
+    finer = int(np.clip(np.log2(30000 / max(np.abs(found).sum(1).max(), 1e-3)), 0, 12))
+    whole = np.rint(found * 2**finer)
+    whole[:, 0] = np.rint((heights * 2**finer - whole[:, 1:] @ powers[:, 1:].T).mean(1))
+    return whole.T, finer
+
+
+def _in_wide_pieces(value: Array, pieces: bytes) -> Array:
+    """SiLU or GELU, as native/kernels/int8_between.h says."""
+    numbers = np.frombuffer(pieces, np.int16).astype(np.int32)
+    coefficients, (far, turn, shift, rounds, step, most) = numbers[:-6].reshape(4, _PIECES), numbers[-6:]
+    u = _whole(value, -32767, most)
+    t = _high_product(np.minimum(np.abs(u), far), turn) << shift
+    at, d = t >> 12, (t & 4095) << 3
+    h = coefficients[3][at]
+    for c in coefficients[2::-1]:
+        h = c[at] + _high_product(d, h)
+    return _high_product(np.maximum(u, 0) - _high_product(h, rounds), step)
 
 
 def _finished_wide(value: Array, how: NativeWideFinish) -> Array:
-    low, high, curve, inverse, far, slope = how
+    low, high, curve, inverse, far, slope, pieces = how
     name = WIDE_CURVES[curve]
+    if name == "pieces":
+        return _in_wide_pieces(value, pieces).astype(np.int16)
     if name == "hard_swish":
         value = _bent(value, F(far), F(slope))
     elif name:
@@ -149,7 +231,7 @@ def _finished_wide(value: Array, how: NativeWideFinish) -> Array:
 
 def finished(value: Array, how: NativeFinish | NativeWideFinish) -> Array:
     """Values to bytes, or to 16 bits, as the compiled kernels do it."""
-    if len(how) == 6:
+    if len(how) == 7:
         return _finished_wide(value, how)
     zero, low, high, table, fine, first, far, slope, pieces = how
     if pieces:
@@ -295,7 +377,7 @@ class NumpyInt8Layer:
 
     def _blank(self, shape: tuple[int, ...]) -> Array:
         """A result of zeros."""
-        return np.zeros(shape, np.int16) if len(self._finish) == 6 else np.full(shape, self._finish[0], np.uint8)
+        return np.zeros(shape, np.int16) if len(self._finish) == 7 else np.full(shape, self._finish[0], np.uint8)
 
     def conv(self, x: Array, border: int, residual: Array | None, residual_border: int, out_border: int) -> Array:
         sums = self._sums(x, border)  # (N, H, W, O)

@@ -21,7 +21,6 @@ from tilewise.quantize.graph import Graph
 from tilewise.quantize.layers import corrected_bias, rounded_conv_weights
 from tilewise.quantize.magnify import Factors, factors, magnify
 from tilewise.quantize.parameters import INT8Quantizer
-from tilewise.quantize.reference import WIDE_CURVES
 from tilewise.tensor import no_grad
 
 Array = npt.NDArray[Any]
@@ -29,9 +28,8 @@ Wide = dict[int, str]  # by the first step of a family: why it has 16 bits
 _ROOM = 0.85  # of the bound that calibration images may use: others differ
 # So many images are run, of so many activations together; of so many every activation is looked at; at least one
 _IMAGES, _RUN, _LOOKED_AT = 8, 1 << 25, 1 << 22
-# What 16 bits cost, in steps of a processor with AVX2, about: a product, one of a layer in groups, a number to store,
-# and one by an activation that bytes have a table of
-_PRODUCT, _GROUPED, _NUMBER, _CURVED = 1 / 60, 1 / 8, 1 / 16, 3 / 2
+# What 16 bits cost, in steps of a processor with AVX2, about: a product, one of a layer in groups, a number to store
+_PRODUCT, _GROUPED, _NUMBER = 1 / 60, 1 / 8, 1 / 16
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,7 @@ def _costs(graph: Graph, calibration: Calibration) -> dict[int, float]:
     for index, step in enumerate(graph.steps):
         numbers = float(np.prod(calibration.shapes[index]))
         if step.kind not in KEEPS:
-            costs[family_of[index]] += (_CURVED if step.activation in WIDE_CURVES[2:] else _NUMBER) * numbers
+            costs[family_of[index]] += _NUMBER * numbers
         if step.kind in ("conv", "linear") and step.weight is not None:
             grouped = step.kind == "conv" and step.groups > 1
             products = numbers * step.weight[0].size
