@@ -119,6 +119,11 @@ class WideLayer : public Int8Op {
 
   bool reads_wide() const override { return true; }
   bool writes_any_pitch() const override { return layer_->kind() != Int8Out::float32; }
+  RowReach reach() const override {
+    const GroupedGeometry& g = layer_->geometry();
+    return {-g.top, g.reach_h(), g.taps.stride_h};
+  }
+  int64_t weight_bytes() const override { return layer_->nbytes(); }
 
   int64_t multiply_adds(const PlanShape& out) const override {
     const GroupedGeometry& g = layer_->geometry();

@@ -4,6 +4,8 @@
 #include <atomic>
 #include <stdexcept>
 
+#include "common/int8_plan_bands.h"
+#include "common/machine.h"
 #include "common/thread_pool.h"
 
 namespace tw {
@@ -43,28 +45,33 @@ class Int8Plan::Schedule {
   std::vector<PlanShape> buffers;
   std::vector<int> outputs;
   int64_t image_bytes = 0, max_chunk = 1, multiply_adds = 0;
+  std::vector<Chain> chains;
+  std::vector<int> chain_of;      // per step: the chain that it is in, or -1
+  int64_t band_bytes = 0;         // for the bands of any chain
 
   // The buffers between the steps, for so many images: as many as a chunk has, so a small batch takes little memory.
   struct Arena {
-    int64_t images;
+    int64_t images, parts;  // as many threads may be in a chain
     Buffer<uint8_t> bytes;
   };
 
-  Arena take_arena(int64_t images) {
+  Arena take_arena(int64_t images, int64_t parts) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       while (!free_.empty()) {
         Arena arena = std::move(free_.back());
         free_.pop_back();
-        if (arena.images >= images) return arena;  // a smaller one is let go, and a larger one takes its place
+        if (arena.images >= images && arena.parts >= parts) return arena;  // a smaller one is let go, and a larger one takes its place
       }
     }
-    Arena arena{images, Buffer<uint8_t>(image_bytes * images + kPastEnd)};
+    Arena arena{images, parts, Buffer<uint8_t>(bands_at(images) + band_bytes * parts)};
     for (std::size_t b = 0; b < buffers.size(); ++b) {
       if (buffers[b].bytes) fill_border(buffers[b].image(images), buffers[b].zero, arena.bytes.data() + offsets[b] * images);
     }
     return arena;
   }
+
+  int64_t bands_at(int64_t images) const { return round_up(image_bytes * images + kPastEnd, 64); }
 
   void give_back(std::vector<Arena>& arenas) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -155,15 +162,21 @@ std::shared_ptr<Int8Plan::Schedule> Int8Plan::schedule(const std::vector<PlanSha
     s.multiply_adds += step.op->multiply_adds(s.shapes.back());
   }
   const Families found = families(s);
+  find_chains(s, found);
   std::vector<std::size_t> last_use(values, 0);  // by the value whose buffer it is
   for (std::size_t step = 0; step < steps_.size(); ++step) {
-    for (int value : steps_[step].inputs) last_use[found.root(value)] = step;
+    const std::size_t when = s.chain_of[step] < 0 ? step : s.chains[s.chain_of[step]].last;
+    for (int value : steps_[step].inputs) last_use[found.root(value)] = when;
   }
   std::vector<std::size_t> busy_until;  // per buffer: the last step that reads what it holds
   for (std::size_t step = 0; step < steps_.size(); ++step) {
     const int value = static_cast<int>(inputs_.size() + step), root = found.root(value);
     const int64_t offset = found.first(value) * s.shapes[value].size;
     s.skipped[step] = found.views[step];
+    if (s.chain_of[step] >= 0 && s.chains[s.chain_of[step]].last != step) {  // its result is never whole
+      s.skipped[step] = true;
+      continue;
+    }
     if (steps_[step].op->is_concat()) {
       int64_t channel = 0;
       for (std::size_t i = 0; i < steps_[step].inputs.size(); ++i) {
@@ -192,6 +205,51 @@ std::shared_ptr<Int8Plan::Schedule> Int8Plan::schedule(const std::vector<PlanSha
   schedules_.insert(schedules_.begin(), made);
   if (schedules_.size() > kSchedules) schedules_.pop_back();
   return made;
+}
+
+std::vector<BandStep> Int8Plan::steps_of(const Schedule& s, std::size_t first, std::size_t last) const {
+  std::vector<BandStep> found;
+  for (std::size_t step = first; step <= last; ++step) {
+    const std::vector<int>& in = steps_[step].inputs;
+    const PlanShape* skip = in.size() > 1 ? &s.shapes[in[1]] : nullptr;
+    found.push_back({steps_[step].op.get(), &s.shapes[in[0]], skip, nullptr, &s.shapes[inputs_.size() + step]});
+  }
+  return found;
+}
+
+// Steps that follow each other with more between them than the second-level cache holds beside other things, and weights that can be
+// read again for every band.
+void Int8Plan::find_chains(Schedule& s, const Families& found) const {
+  const int64_t cache = cache_sizes().l2;
+  std::vector<int> readers(s.shapes.size(), 0), kin(s.shapes.size(), 0);
+  for (const Step& step : steps_) {
+    for (int value : step.inputs) ++readers[value];
+  }
+  for (std::size_t value = 0; value < s.shapes.size(); ++value) ++kin[found.root(static_cast<int>(value))];
+  const auto in_rows = [&](std::size_t step) {
+    const PlanShape& out = s.shapes[inputs_.size() + step];
+    const bool alone = !found.views[step] && out.bytes && !out.rows && s.shapes[steps_[step].inputs[0]].bytes;
+    return alone && steps_[step].op->reach().rows > 0 && steps_[step].op->weight_bytes() <= cache / 8;
+  };
+  const auto goes_on = [&](std::size_t step) {  // into the next one
+    const int value = static_cast<int>(inputs_.size() + step);
+    if (step + 1 >= steps_.size() || !in_rows(step + 1) || steps_[step + 1].inputs[0] != value) return false;
+    const bool own = readers[value] == 1 && kin[value] == 1 && found.parent[value] < 0 && s.places[value].kind != Schedule::kOutput;
+    return own && s.shapes[value].storage() > cache / 2;
+  };
+  s.chain_of.assign(steps_.size(), -1);
+  for (std::size_t step = 0; step < steps_.size(); ++step) {
+    if (!in_rows(step) || !goes_on(step)) continue;
+    std::size_t last = step + 1;
+    while (goes_on(last)) ++last;
+    Chain chain = cut_chain(steps_of(s, step, last), cache / 4);
+    chain.first = step;
+    chain.last = last;
+    for (std::size_t i = step; i <= last; ++i) s.chain_of[i] = static_cast<int>(s.chains.size());
+    s.band_bytes = std::max(s.band_bytes, round_up(chain.bytes, 64));
+    s.chains.push_back(chain);
+    step = last;
+  }
 }
 
 Int8Plan::Families Int8Plan::families(Schedule& s) const {
@@ -247,7 +305,8 @@ Int8Plan::Families Int8Plan::families(Schedule& s) const {
 }
 
 void Int8Plan::run_chunk(const Schedule& s, int64_t first, int64_t images, const std::vector<const void*>& in,
-                         const std::vector<void*>& out, uint8_t* arena, int64_t arena_images, const Int8Tile* tiles) const {
+                         const std::vector<void*>& out, uint8_t* arena, int64_t arena_images, int64_t arena_parts,
+                         const Int8Tile* tiles) const {
   const auto at = [&](int value) -> char* {
     const Schedule::Place place = s.places[value];
     const int64_t skip = first * s.shapes[value].storage();
@@ -266,6 +325,24 @@ void Int8Plan::run_chunk(const Schedule& s, int64_t first, int64_t images, const
         const PlanShape* shape = &s.shapes[current.inputs[i]];
         const void* source = at(current.inputs[i]);
         current.op->run(images, &shape, &source, s.shapes[value], at(value) + channel);
+      }
+      continue;
+    }
+    if (s.chain_of[step] >= 0) {
+      const Chain& chain = s.chains[s.chain_of[step]];
+      char* bands = reinterpret_cast<char*>(arena) + s.bands_at(arena_images);
+      std::vector<BandStep> steps = steps_of(s, chain.first, chain.last);
+      const int64_t rows = s.shapes[value].height, parts = std::max<int64_t>(1, std::min(arena_parts, rows / chain.rows));
+      for (int64_t image = 0; image < images; ++image) {
+        for (std::size_t i = 0; i < steps.size(); ++i) {
+          const std::vector<int>& inputs = steps_[chain.first + i].inputs;
+          if (inputs.size() > 1) steps[i].skipped = at(inputs[1]) + image * steps[i].skip->storage();
+        }
+        const char* from = at(steps_[chain.first].inputs[0]) + image * steps[0].in->storage();
+        char* to = at(value) + image * s.shapes[value].storage();
+        parallel_for(static_cast<int>(parts), [&](int part) {
+          run_bands(chain, steps, from, to, rows * part / parts, rows * (part + 1) / parts, bands + part * s.band_bytes);
+        });
       }
       continue;
     }
@@ -319,12 +396,13 @@ void Int8Plan::run(Schedule& s, int64_t images, const std::vector<const void*>& 
   // Slots: a step's tile in every chunk but the last, then a step's tile in the last.
   const Int8Tile* slots[2] = {tiles.empty() ? nullptr : tiles.data(), tiles.empty() ? nullptr : tiles.data() + steps_.size()};
   std::vector<Schedule::Arena> arenas;
-  for (int64_t i = 0; i < workers; ++i) arenas.push_back(s.take_arena(chunk));
+  const int64_t parts = workers == 1 ? num_threads() : 1;  // a chain inside a task has its thread alone
+  for (int64_t i = 0; i < workers; ++i) arenas.push_back(s.take_arena(chunk, parts));
   std::atomic<int64_t> next{0};
   const auto work = [&, chunk = chunk, chunks = chunks](int arena) {
     for (int64_t i = next.fetch_add(1); i < chunks; i = next.fetch_add(1)) {
       run_chunk(s, i * chunk, std::min(chunk, images - i * chunk), in, out, arenas[arena].bytes.data(), arenas[arena].images,
-                slots[i == chunks - 1]);
+                parts, slots[i == chunks - 1]);
     }
   };
   // One worker must not be a task of the pool: from inside a task a layer's product could not be shared.

@@ -41,6 +41,15 @@ struct PlanShape {
   bool same_buffer(const PlanShape& other) const;
 };
 
+// Of an operation that can make some rows of its result alone: row r is made of the rows [r * step + first, r * step + first + rows) of
+// its first input, and of row r of its second one. No rows: it cannot.
+struct RowReach {
+  int64_t first = 0, rows = 0, step = 1;
+};
+
+struct Chain;     // common/int8_plan_bands.h
+struct BandStep;
+
 // Something that can stand in a plan. It must give the same numbers for an image whatever lies beside it in the batch.
 class Int8Op {
  public:
@@ -53,6 +62,8 @@ class Int8Op {
   virtual bool reads_any_pitch() const { return true; }                  // of its first input
   virtual bool writes_any_pitch() const { return true; }                 // and nothing beside its channels
   virtual int64_t multiply_adds(const PlanShape&) const { return 0; }    // per image of the result
+  virtual RowReach reach() const { return {}; }
+  virtual int64_t weight_bytes() const { return 0; }
   virtual void run(int64_t images, const PlanShape* const* in_shapes, const void* const* in, const PlanShape& out_shape,
                    void* out) const = 0;
   // Of an operation that is one plain product of rows: its layer, and a run with a tile that fits.
@@ -101,8 +112,10 @@ class Int8Plan {
   Cut cut(const Schedule& schedule, int64_t images) const;
   struct Families;  // values that lie in one buffer
   Families families(Schedule& schedule) const;
+  void find_chains(Schedule& schedule, const Families& families) const;
+  std::vector<BandStep> steps_of(const Schedule& schedule, std::size_t first, std::size_t last) const;
   void run_chunk(const Schedule& schedule, int64_t first, int64_t images, const std::vector<const void*>& in,
-                 const std::vector<void*>& out, uint8_t* arena, int64_t arena_images, const Int8Tile* tiles) const;
+                 const std::vector<void*>& out, uint8_t* arena, int64_t arena_images, int64_t arena_parts, const Int8Tile* tiles) const;
   void check_value(int value) const;
 
   std::vector<PlanShape> inputs_;

@@ -124,14 +124,15 @@ void check_residual(const PlanShape& skip, const Int8Image& out, int64_t channel
 struct ConvReads {
   int64_t channels, products;
   bool any_pitch;
+  RowReach rows;
 };
 
 ConvReads reads(const Int8Geometry& g) {
-  return {g.channels, int64_t{g.kernel_h} * g.kernel_w * g.channels, g.kernel_w == 1};
+  return {g.channels, int64_t{g.kernel_h} * g.kernel_w * g.channels, g.kernel_w == 1, {-g.pad_h, g.kernel_h, g.stride_h}};
 }
 
 ConvReads reads(const GroupedGeometry& g) {
-  return {g.channels(), g.taps.kernel_h * g.taps.kernel_w * g.group_channels, true};
+  return {g.channels(), g.taps.kernel_h * g.taps.kernel_w * g.group_channels, true, {-g.top, g.reach_h(), g.taps.stride_h}};
 }
 
 template <class Layer>
@@ -157,6 +158,8 @@ class Conv : public Int8Op {
   bool reads_wide() const override { return layer_->wide_residual(); }
 
   bool reads_any_pitch() const override { return reads_.any_pitch; }
+  RowReach reach() const override { return reads_.rows; }
+  int64_t weight_bytes() const override { return layer_->nbytes(); }
   int64_t multiply_adds(const PlanShape& out) const override { return out.floats() * reads_.products; }
 
   void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,

@@ -1,6 +1,7 @@
 // This file, like int8.cpp, is compiled with -ffp-contract=off: every number is the same on every instruction set.
 #include "kernels/int16.h"
 
+#include "kernels/ahead.h"
 #include "kernels/int8_sums.h"
 
 namespace tw {
@@ -75,31 +76,35 @@ TW_INLINE void multiply(const WideProblem& p, const RowOffsets& at, int first, i
 #if defined(__AVX2__)
 // V vectors of a panel, finished by way W, for whole tiles of the block's pixels; how many pixels that are.
 template <int R, int V, ByteWay W>
-__attribute__((noinline)) int strip(const WideProblem& given, const RowOffsets& at, int count, int panel) {
+__attribute__((noinline)) int strip(const WideProblem& given, const RowOffsets& at, int count, int panel, int last_panel) {
   const WideProblem p = given;  // of its own: for all that is known, what is stored might be a part of `given`
+  const WideWindow window = p.windows[panel];
+  const int64_t numbers = p.kernel_h * p.kernel_w * window.pairs * kInt8Panel * kWideGroup;
+  NextPanel next(p.weights + window.weights + numbers, panel + 1 < last_panel ? 2 * numbers : 0, count / R);
   int i = 0;
   for (; i + R <= count; i += R) {
     vi acc[R][V];
+    next.fetch();
     multiply<R, V>(p, at, i, panel, acc);
     finish_whole<R, V, W>(p.to, acc, at, i, panel * kInt8Panel);
   }
   return i;
 }
 
-int whole_tiles(const WideProblem& p, const RowOffsets& at, int count, int panel) {
+int whole_tiles(const WideProblem& p, const RowOffsets& at, int count, int panel, int last_panel) {
   const int left = whole_columns(p.to) - panel * kInt8Panel;
   int done = 0;
   with_way(p.to, [&](auto known) {
     if (left >= kInt8Panel) {
-      done = strip<kTallest, kVectors, known.value>(p, at, count, panel);
+      done = strip<kTallest, kVectors, known.value>(p, at, count, panel, last_panel);
     } else if constexpr (kVectors == 2) {
-      if (left == kLanes) done = strip<8, 1, known.value>(p, at, count, panel);
+      if (left == kLanes) done = strip<8, 1, known.value>(p, at, count, panel, last_panel);
     }
   });
   return done;
 }
 #else
-int whole_tiles(const WideProblem&, const RowOffsets&, int, int) { return 0; }
+int whole_tiles(const WideProblem&, const RowOffsets&, int, int, int) { return 0; }
 #endif
 
 template <int R = kTallest>
@@ -118,7 +123,7 @@ void rows(const WideProblem& p, int64_t first, int64_t last, int first_panel, in
     const int count = last - row < kBlock ? static_cast<int>(last - row) : kBlock;
     fill_offsets(p.to, row, count, at);
     for (int panel = first_panel; panel < last_panel; ++panel) {
-      for (int i = whole_tiles(p, at, count, panel); i < count; i += kTallest) {
+      for (int i = whole_tiles(p, at, count, panel, last_panel); i < count; i += kTallest) {
         last_rows(p, at, i, row + i, panel, count - i < kTallest ? count - i : kTallest);
       }
     }
@@ -337,6 +342,63 @@ TW_INLINE vi numbers_at(const MixedPixels& x, int64_t pixel, int64_t c, int lane
                  : first_bytes(static_cast<const uint8_t*>(x.data) + at, lanes)) - x.zero;
 }
 
+#if defined(__AVX2__)
+// Sixteen channels, as so many vectors.
+struct Sixteen {
+  vf v[kVectors];
+};
+struct SixteenWhole {
+  vi v[kVectors];
+};
+
+template <bool kWide>
+TW_INLINE vi sixteenth_part(const MixedPixels& x, int64_t pixel, int64_t c) {
+  MixedPixels known = x;
+  known.wide = kWide;
+  return numbers_at(known, pixel, c, kLanes);
+}
+
+// Calls make(channel), then what it gives with every pixel: for sixteen channels at a time, the last ones of them twice where they
+// are no multiple. What a channel has for all pixels is read once.
+template <class Make>
+TW_INLINE void each_sixteen(int64_t pixels, int64_t channels, const WideFinish& given, const MixedTarget& to, Make make) {
+  const SixteenWide curve(given);
+  const vf most = splat(SixteenWide::most(given));
+  const bool pieces = given.curve == WideCurve::pieces;
+  for (int64_t block = 0; block * kInt8Panel < channels; ++block) {
+    const int64_t c = block_at(block, channels);
+    const auto value = make(c);
+    for (int64_t pixel = 0; pixel < pixels; ++pixel) {
+      const Sixteen values = value(pixel);
+#if defined(__AVX512F__)
+      const __m256i whole = sixteen_whole(values.v[0], most);
+      const __m256i numbers = pieces ? curve.pieces(whole) : curve.straight(whole);
+#else
+      const __m256i whole = sixteen_whole(values.v[0], values.v[1], most);
+      const __m256i numbers = _mm256_permute4x64_epi64(pieces ? curve.pieces(whole) : curve.straight(whole), 0xd8);
+#endif
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(static_cast<int16_t*>(to.data) + pixel * to.step + c), numbers);
+    }
+  }
+}
+
+bool by_sixteen(int64_t channels, const MixedFinish& finish, const MixedTarget& to) {
+  return to.wide && channels >= kInt8Panel && SixteenWide::takes(finish.wide);
+}
+
+template <bool kValue>
+struct Known {
+  static constexpr bool value = kValue;
+};
+
+// Calls f with two booleans as constants.
+template <class F>
+TW_INLINE void with_known(bool a, bool b, F&& f) {
+  if (a) return b ? f(Known<true>(), Known<true>()) : f(Known<true>(), Known<false>());
+  b ? f(Known<false>(), Known<true>()) : f(Known<false>(), Known<false>());
+}
+#endif
+
 // Calls value(pixel, channel, lanes) for every vector of channels and stores what it gives.
 template <class Value>
 TW_INLINE void each_vector(int64_t pixels, int64_t channels, const MixedFinish& given, const MixedTarget& to, Value value) {
@@ -358,6 +420,22 @@ TW_INLINE void each_vector(int64_t pixels, int64_t channels, const MixedFinish& 
 
 void add(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t channels, const MixedFinish& finish,
          const MixedTarget& to) {
+#if defined(__AVX2__)
+  if (by_sixteen(channels, finish, to)) {
+    return with_known(a.wide, b.wide, [&](auto a_wide, auto b_wide) {
+      each_sixteen(pixels, channels, finish.wide, to, [&](int64_t c) {
+        return [=](int64_t pixel) {
+          Sixteen sum;
+          for (int v = 0; v < kVectors; ++v) {
+            sum.v[v] = as_floats(sixteenth_part<a_wide.value>(a, pixel, c + v * kLanes)) * splat(a.scale) +
+                       as_floats(sixteenth_part<b_wide.value>(b, pixel, c + v * kLanes)) * splat(b.scale);
+          }
+          return sum;
+        };
+      });
+    });
+  }
+#endif
   each_vector(pixels, channels, finish, to, [=](int64_t pixel, int64_t c, int lanes) {
     return as_floats(numbers_at(a, pixel, c, lanes)) * splat(a.scale) + as_floats(numbers_at(b, pixel, c, lanes)) * splat(b.scale);
   });
@@ -365,6 +443,24 @@ void add(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t cha
 
 void mul(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t channels, const MixedFinish& finish,
          const MixedTarget& to) {
+#if defined(__AVX2__)
+  if (b.step == 0 && by_sixteen(channels, finish, to)) {  // a gate
+    return with_known(a.wide, b.wide, [&](auto a_wide, auto b_wide) {
+      each_sixteen(pixels, channels, finish.wide, to, [&](int64_t c) {
+        SixteenWhole gate;
+        for (int v = 0; v < kVectors; ++v) gate.v[v] = sixteenth_part<b_wide.value>(b, 0, c + v * kLanes) & 0xffff;
+        return [=](int64_t pixel) {
+          Sixteen product;
+          for (int v = 0; v < kVectors; ++v) {
+            const vi whole = add_products(vi{}, sixteenth_part<a_wide.value>(a, pixel, c + v * kLanes), gate.v[v]);
+            product.v[v] = as_floats(whole) * splat(a.scale);
+          }
+          return product;
+        };
+      });
+    });
+  }
+#endif
   each_vector(pixels, channels, finish, to, [=](int64_t pixel, int64_t c, int lanes) {
     const vi product = add_products(vi{}, numbers_at(a, pixel, c, lanes), numbers_at(b, pixel, c, lanes) & 0xffff);
     return as_floats(product) * splat(a.scale);
@@ -423,15 +519,44 @@ void pool(const int16_t* x, const BytePlane& in, int64_t channels, const PoolWin
   }
 }
 
+#if defined(__AVX2__)
+// Sums of sixteen channels over a plane: eight pixels fit into 16 bits together.
+TW_INLINE void sums_of_sixteen(const int16_t* x, const BytePlane& in, int32_t* to) {
+  __m256i low = _mm256_setzero_si256(), high = low;
+  const __m256i one = _mm256_set1_epi16(1), none = low;
+  for (int64_t iy = 0; iy < in.height; ++iy) {
+    const int16_t* row = x + iy * in.row_step;
+    for (int64_t ix = 0; ix < in.width;) {
+      const int64_t end = ix + 8 < in.width ? ix + 8 : in.width;
+      __m256i sum = none;
+      for (; ix < end; ++ix) sum = _mm256_add_epi16(sum, load_sixteen(row + ix * in.pixel_step));
+      low = _mm256_add_epi32(low, _mm256_madd_epi16(_mm256_unpacklo_epi16(sum, none), one));
+      high = _mm256_add_epi32(high, _mm256_madd_epi16(_mm256_unpackhi_epi16(sum, none), one));
+    }
+  }
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute2x128_si256(low, high, 0x20));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 8), _mm256_permute2x128_si256(low, high, 0x31));
+}
+#endif
+
 void means(const void* x, bool wide, const BytePlane& in, int64_t channels, float* y) {
   MixedPixels pixels{x, in.pixel_step, 1.0f, 0, wide};
-  for (int64_t c = 0; c < channels; c += kLanes) {
+  const vf count = splat(static_cast<float>(in.height * in.width));
+  int64_t c = 0;
+#if defined(__AVX2__)
+  for (; wide && c + kInt8Panel <= channels; c += kInt8Panel) {
+    int32_t sums[kInt8Panel];
+    sums_of_sixteen(static_cast<const int16_t*>(x) + c, in, sums);
+    for (int v = 0; v < kInt8Panel; v += kLanes) store(y + c + v, as_floats(load_lanes(sums + v)) / count);
+  }
+#endif
+  for (; c < channels; c += kLanes) {
     const int n = channels - c < kLanes ? static_cast<int>(channels - c) : kLanes;
     vi sum = {};
     for (int64_t iy = 0; iy < in.height; ++iy) {
       for (int64_t ix = 0; ix < in.width; ++ix) sum += numbers_at(pixels, ix, iy * in.row_step + c, n);
     }
-    store_first(y + c, as_floats(sum) / splat(static_cast<float>(in.height * in.width)), n);
+    store_first(y + c, as_floats(sum) / count, n);
   }
 }
 

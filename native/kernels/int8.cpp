@@ -289,8 +289,11 @@ __attribute__((noinline)) int proven_strip(const Int8Problem& given, const RowOf
   constexpr int R = kSplitRows;
   const Int8Problem p = given;  // of its own: for all that is known, a byte that is stored might be one of `given`
   const int64_t panel_bytes = panel_bytes_of(p), run_bytes = static_cast<int64_t>(p.groups_per_run) * kInt8Group;
+  const bool last = (panel + 1) * kInt8Panel >= p.columns;
+  NextPanel next(p.weights + (panel + 1) * panel_bytes, last ? 0 : panel_bytes, count / R);
   int i = 0;
   for (; i + R <= count; i += R) {
+    next.fetch();
     const int8_t* w = p.weights + panel * panel_bytes;
     const uint8_t* rows[R];
     vi acc[R][V];
