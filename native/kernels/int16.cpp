@@ -41,6 +41,41 @@ TW_INLINE vi add_products(vi acc, vi a, vi w) {
 #endif
 }
 
+#if defined(__AVX2__)
+// Whether results are bent after they are stored, as whole numbers: one after the other by itself each waits for the one before.
+bool bends_later(const Int8Problem& p) { return p.kind == Int8Out::int16 && p.wide.curve == WideCurve::pieces; }
+
+WideFinish whole_numbers(const WideFinish& bent) {
+  WideFinish whole;
+  whole.low = -32767;
+  whole.high = bent.pieces.most;
+  return whole;
+}
+
+// Columns [first, last) of `count` pixels.
+void bend(const Int8Problem& p, const RowOffsets& at, int count, int first, int last) {
+  const SixteenWide curve(p.wide);
+  int16_t* out = static_cast<int16_t*>(p.out);
+  const int whole = (last - first) / kInt8Panel * kInt8Panel + first;
+  for (int i = 0; i < count; ++i) {
+    int16_t* row = out + at.out[i];
+    for (int c = first; c < whole; c += kInt8Panel) {
+      __m256i* to = reinterpret_cast<__m256i*>(row + c);
+      _mm256_storeu_si256(to, curve.pieces(_mm256_loadu_si256(to)));
+    }
+    if (whole == last) continue;
+    alignas(32) int16_t held[kInt8Panel] = {};
+    std::memcpy(held, row + whole, 2 * (last - whole));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(held), curve.pieces(_mm256_load_si256(reinterpret_cast<const __m256i*>(held))));
+    std::memcpy(row + whole, held, 2 * (last - whole));
+  }
+}
+#else
+bool bends_later(const Int8Problem&) { return false; }
+WideFinish whole_numbers(const WideFinish& bent) { return bent; }
+void bend(const Int8Problem&, const RowOffsets&, int, int, int) {}
+#endif
+
 // V vectors of a panel for R pixels.
 template <int R, int V>
 TW_INLINE void multiply(const WideProblem& p, const RowOffsets& at, int first, int panel, vi (&acc)[R][V]) {
@@ -117,8 +152,11 @@ TW_INLINE void last_rows(const WideProblem& p, const RowOffsets& at, int first, 
   }
 }
 
-void rows(const WideProblem& p, int64_t first, int64_t last, int first_panel, int last_panel) {
+void rows(const WideProblem& given, int64_t first, int64_t last, int first_panel, int last_panel) {
   RowOffsets at;
+  WideProblem p = given;
+  const bool later = bends_later(given.to);
+  if (later) p.to.wide = whole_numbers(given.to.wide);
   for (int64_t row = first; row < last; row += kBlock) {
     const int count = last - row < kBlock ? static_cast<int>(last - row) : kBlock;
     fill_offsets(p.to, row, count, at);
@@ -126,6 +164,8 @@ void rows(const WideProblem& p, int64_t first, int64_t last, int first_panel, in
       for (int i = whole_tiles(p, at, count, panel, last_panel); i < count; i += kTallest) {
         last_rows(p, at, i, row + i, panel, count - i < kTallest ? count - i : kTallest);
       }
+      const int column = panel * kInt8Panel, end = p.to.columns - column < kInt8Panel ? p.to.columns : column + kInt8Panel;
+      if (later) bend(given.to, at, count, column, end);
     }
   }
 }
@@ -201,32 +241,38 @@ TW_INLINE __m256i two_fours(const void* a, const void* b) {
                                  _mm_loadu_si128(static_cast<const __m128i*>(b)), 1);
 }
 
-// What becomes of a block's sums: channels 0-3 and 8-11 in one vector, 4-7 and 12-15 in the other, as packing takes them.
+// What becomes of a block's sums: channels 0-3 and 8-11 in one half, 4-7 and 12-15 in the other, as packing takes them.
 class BlockFinish {
  public:
   BlockFinish(const Int8Problem& p, int64_t column)
-      : p_(p), curve_(p.wide), column_(static_cast<int>(column)), most_(_mm256_set1_ps(SixteenWide::most(p.wide))) {
+      : p_(p), column_(static_cast<int>(column)), most_(_mm256_set1_ps(SixteenWide::most(p.wide))),
+        low_(_mm256_set1_epi16(static_cast<int16_t>(p.wide.low))) {
     for (int half = 0; half < 2; ++half) {
       offset[half] = two_fours(p.offset + column + 4 * half, p.offset + column + 4 * half + 8);
       scale_[half] = _mm256_castsi256_ps(two_fours(p.scale + column + 4 * half, p.scale + column + 4 * half + 8));
     }
-    quick_ = p.kind == Int8Out::int16 && p.residual == nullptr && SixteenWide::takes(p.wide);
+    quick = p.kind == Int8Out::int16 && p.residual == nullptr && p.wide.curve == WideCurve::straight;
   }
 
+  template <int Pixels>
+  TW_INLINE void whole(__m256i (&sums)[Pixels], int half) const {
+#pragma GCC unroll 8
+    for (int j = 0; j < Pixels; ++j) {
+      sums[j] = _mm256_cvtps_epi32(_mm256_min_ps(most_, _mm256_mul_ps(_mm256_cvtepi32_ps(sums[j]), scale_[half])));
+    }
+  }
+
+  // Both halves, whole numbers already where it is quick.
   TW_INLINE void store(__m256i low, __m256i high, const RowOffsets& at, int i, int64_t row) const {
-    if (!quick_) return store_each(low, high, at, i, row);
-    const __m256i packed = _mm256_packs_epi32(whole(low, scale_[0]), whole(high, scale_[1]));
-    const __m256i numbers = p_.wide.curve == WideCurve::pieces ? curve_.pieces(packed) : curve_.straight(packed);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(static_cast<int16_t*>(p_.out) + at.out[i] + column_), numbers);
+    if (!quick) return store_each(low, high, at, i, row);
+    int16_t* to = static_cast<int16_t*>(p_.out) + at.out[i] + column_;
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_max_epi16(_mm256_packs_epi32(low, high), low_));
   }
 
   __m256i offset[2];
+  bool quick;
 
  private:
-  TW_INLINE __m256i whole(__m256i sum, __m256 scale) const {
-    return _mm256_cvtps_epi32(_mm256_min_ps(most_, _mm256_mul_ps(_mm256_cvtepi32_ps(sum), scale)));
-  }
-
   __attribute__((noinline)) void store_each(__m256i low, __m256i high, const RowOffsets& at, int i, int64_t row) const {
     alignas(32) int32_t sums[kDepthwiseBlock];
     _mm256_store_si256(reinterpret_cast<__m256i*>(sums), _mm256_permute2x128_si256(low, high, 0x20));
@@ -235,68 +281,85 @@ class BlockFinish {
   }
 
   const Int8Problem& p_;
-  SixteenWide curve_;
   int column_;
   __m256 most_, scale_[2];
-  bool quick_;
+  __m256i low_;
 };
 
-// A block's channels at neighbouring pixels. Two rows of taps are multiplied at once: of a channel the numbers of both lie side by
-// side. Pixels that lie in several windows are read once. Taps 0: any number of them, and any distance.
-template <bool kBytes, int Taps, int Stride, int Pixels>
-TW_INLINE void block_tile(const WideProblem& p, const BlockFinish& end, const int16_t* w, int64_t x, const RowOffsets& at, int i,
-                          int64_t row) {
-  __m256i acc[Pixels][2];
-#pragma GCC unroll 4
-  for (int j = 0; j < Pixels; ++j) acc[j][0] = end.offset[0], acc[j][1] = end.offset[1];
+// Of two rows of pixels, the numbers of half of the channels side by side.
+template <int Half>
+TW_INLINE __m256i side_by_side(__m256i a, __m256i b) {
+  return Half == 0 ? _mm256_unpacklo_epi16(a, b) : _mm256_unpackhi_epi16(a, b);
+}
+
+// Half of a block's channels at neighbouring pixels: as many as leave room in the registers for a row of weights. Two rows of taps
+// are multiplied at once; pixels that lie in several windows are read once. Taps 0: any number of them, and any distance.
+template <bool kBytes, int Taps, int Stride, int Pixels, int Half>
+TW_INLINE void half_block(const WideProblem& p, const BlockFinish& end, const int16_t* w, int64_t x, __m256i (&acc)[Pixels]) {
+#pragma GCC unroll 8
+  for (int j = 0; j < Pixels; ++j) acc[j] = end.offset[Half];
+  w += Half * kDepthwiseBlock;
   for (int64_t ky = 0; ky < p.kernel_h; ky += 2, x += 2 * p.tap_row) {
     const int64_t below = x + (ky + 1 < p.kernel_h ? p.tap_row : 0);
     if constexpr (Taps > 0) {
+      __m256i weight[Taps];
+#pragma GCC unroll 7
+      for (int k = 0; k < Taps; ++k) weight[k] = load_sixteen(w + k * 2 * kDepthwiseBlock);
 #pragma GCC unroll 32
       for (int n = 0; n < (Pixels - 1) * Stride + Taps; ++n) {
-        const __m256i a = sixteen<kBytes>(p, x + n * p.tap_step), b = sixteen<kBytes>(p, below + n * p.tap_step);
-        const __m256i low = _mm256_unpacklo_epi16(a, b), high = _mm256_unpackhi_epi16(a, b);
+        const __m256i two = side_by_side<Half>(sixteen<kBytes>(p, x + n * p.tap_step), sixteen<kBytes>(p, below + n * p.tap_step));
 #pragma GCC unroll 7
         for (int k = 0; k < Taps; ++k) {
           if (n < k || (n - k) % Stride != 0 || (n - k) / Stride >= Pixels) continue;
-          __m256i* to = acc[(n - k) / Stride];
-          to[0] = add_pairs(to[0], low, load_sixteen(w + k * 2 * kDepthwiseBlock));
-          to[1] = add_pairs(to[1], high, load_sixteen(w + k * 2 * kDepthwiseBlock + kDepthwiseBlock));
+          acc[(n - k) / Stride] = add_pairs(acc[(n - k) / Stride], two, weight[k]);
         }
       }
       w += Taps * 2 * kDepthwiseBlock;
     } else {
       for (int64_t k = 0; k < p.kernel_w; ++k, w += 2 * kDepthwiseBlock) {
-#pragma GCC unroll 4
+        const __m256i weight = load_sixteen(w);
+#pragma GCC unroll 8
         for (int j = 0; j < Pixels; ++j) {
           const int64_t n = k * p.tap_step + j * p.to.in_grid.column_step;
-          const __m256i a = sixteen<kBytes>(p, x + n), b = sixteen<kBytes>(p, below + n);
-          acc[j][0] = add_pairs(acc[j][0], _mm256_unpacklo_epi16(a, b), load_sixteen(w));
-          acc[j][1] = add_pairs(acc[j][1], _mm256_unpackhi_epi16(a, b), load_sixteen(w + kDepthwiseBlock));
+          acc[j] = add_pairs(acc[j], side_by_side<Half>(sixteen<kBytes>(p, x + n), sixteen<kBytes>(p, below + n)), weight);
         }
       }
     }
   }
-#pragma GCC unroll 4
-  for (int j = 0; j < Pixels; ++j) end.store(acc[j][0], acc[j][1], at, i + j, row + j);
+  if (end.quick) end.whole(acc, Half);
+}
+
+template <bool kBytes, int Taps, int Stride, int Pixels>
+TW_INLINE void block_tile(const WideProblem& p, const BlockFinish& end, const int16_t* w, int64_t x, const RowOffsets& at, int i,
+                          int64_t row) {
+  __m256i low[Pixels], high[Pixels];
+  half_block<kBytes, Taps, Stride, Pixels, 0>(p, end, w, x, low);
+  half_block<kBytes, Taps, Stride, Pixels, 1>(p, end, w, x, high);
+#pragma GCC unroll 8
+  for (int j = 0; j < Pixels; ++j) end.store(low[j], high[j], at, i + j, row + j);
 }
 
 // Pixels [row, row + count), all of one row of the image.
 template <bool kBytes, int Taps, int Stride>
 void depthwise_row(const WideProblem& given, const RowOffsets& at, int64_t row, int count) {
-  constexpr int kPixels = 4;
+  constexpr int kFew = 4, kMany = 8;
   const WideProblem p = given;  // of its own: for all that is known, what is stored might be a part of `given`
   for (int64_t block = 0; block * kDepthwiseBlock < p.to.columns; ++block) {
     const int64_t column = block_at(block, p.to.columns);
     const BlockFinish end(p.to, column);
     const int16_t* w = block_weights(p, block);
-    if (count < kPixels) {
-      for (int i = 0; i < count; ++i) block_tile<kBytes, Taps, Stride, 1>(p, end, w, at.in[i] + column, at, i, row + i);
-      continue;
-    }
-    for (int done = 0; done < count; done += kPixels) {
-      const int i = done + kPixels <= count ? done : count - kPixels;  // the last ones twice rather than one by one
-      block_tile<kBytes, Taps, Stride, kPixels>(p, end, w, at.in[i] + column, at, i, row + i);
+    for (int done = 0; done < count;) {
+      const int left = count - done;
+      const int tile = left > kFew && count >= kMany ? kMany : count >= kFew ? kFew : 1;
+      const int i = left < tile ? count - tile : done;  // the last ones twice rather than one by one
+      if (tile == kMany) {
+        block_tile<kBytes, Taps, Stride, kMany>(p, end, w, at.in[i] + column, at, i, row + i);
+      } else if (tile == kFew) {
+        block_tile<kBytes, Taps, Stride, kFew>(p, end, w, at.in[i] + column, at, i, row + i);
+      } else {
+        block_tile<kBytes, Taps, Stride, 1>(p, end, w, at.in[i] + column, at, i, row + i);
+      }
+      done = i + tile;
     }
   }
 }
@@ -323,13 +386,17 @@ void row_of_pixels(const WideProblem& p, const RowOffsets& at, int64_t row, int 
   }
 }
 
-void depthwise(const WideProblem& p, int64_t first, int64_t last) {
+void depthwise(const WideProblem& given, int64_t first, int64_t last) {
   RowOffsets at;
+  WideProblem p = given;
+  const bool later = bends_later(given.to);
+  if (later) p.to.wide = whole_numbers(given.to.wide);
   for (int64_t row = first; row < last;) {
     const int64_t left = p.to.width - row % p.to.width, most = last - row < left ? last - row : left;
     const int count = most < kBlock ? static_cast<int>(most) : kBlock;
     fill_offsets(p.to, row, count, at);
     p.bytes != nullptr ? row_of_pixels<true>(p, at, row, count) : row_of_pixels<false>(p, at, row, count);
+    if (later) bend(given.to, at, count, 0, p.to.columns);
     row += count;
   }
 }
