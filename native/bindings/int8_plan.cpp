@@ -316,7 +316,9 @@ void bind_plan(nb::module_& m) {
       .def("spread", [](Int8Plan& p, int x, IntPair by, int border) {
         return p.add(spread_op(std::get<0>(by), std::get<1>(by), border), {x});
       })
-      .def("wide_quantize", [](Int8Plan& p, int x, float scale, int border) { return p.add(wide_quantize_op(scale, border), {x}); })
+      .def("wide_quantize", [](Int8Plan& p, int x, float scale, int most, int border) {
+        return p.add(wide_quantize_op(scale, most, border), {x});
+      })
       .def("wide_dequantize", [](Int8Plan& p, int x, float scale) { return p.add(wide_dequantize_op(scale), {x}); })
       .def("wide_layer", [](Int8Plan& p, std::shared_ptr<Int16Layer> layer, std::vector<int> inputs, bool relu, int border) {
         return p.add(wide_layer_op(std::move(layer), inputs.size() == 2, relu, border), inputs);
@@ -324,8 +326,8 @@ void bind_plan(nb::module_& m) {
       .def("wide_pool", [](Int8Plan& p, int x, IntPair kernel, IntPair stride, Four padding, bool count_padding, bool mean, int border) {
         return p.add(wide_pool_op(window_of(kernel, stride, padding, count_padding), mean, border), {x});
       })
-      .def("wide_global_pool", [](Int8Plan& p, int x, float scale, float out_scale, int out_zero, bool wide, bool rows, int border) {
-        return p.add(wide_global_pool_op(scale, out_scale, out_zero, wide, rows, border), {x});
+      .def("wide_global_pool", [](Int8Plan& p, int x, float scale, float out_scale, int out_zero, int most, bool rows, int border) {
+        return p.add(wide_global_pool_op(scale, out_scale, out_zero, most, rows, border), {x});
       })
       .def("wide_add", [](Int8Plan& p, int a, int b, float a_scale, float b_scale, nb::handle finish, int border) {
         return p.add(wide_add_op(a_scale, b_scale, end_of(finish), border), {a, b});

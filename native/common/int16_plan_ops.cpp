@@ -43,7 +43,9 @@ MixedTarget target(const PlanShape& shape, void* data, int64_t image, int64_t ro
 
 class WideQuantize : public Int8Op {
  public:
-  WideQuantize(float scale, int border) : scale_(scale), border_(border) {}
+  WideQuantize(float scale, int most, int border) : scale_(scale), most_(most), border_(border) {
+    require(most > 0 && most <= kWideMost, "bad output range");
+  }
 
   PlanShape result(const std::vector<PlanShape>& in) const override {
     require(!in[0].bytes, "only floats are quantized");
@@ -57,13 +59,13 @@ class WideQuantize : public Int8Op {
     each_row(out_shape, images, [&](int64_t image, int64_t row) {
       const float* x = static_cast<const float*>(in[0]) + image * shapes[0]->floats() + row * out_shape.width;
       const MixedTarget to = target(out_shape, out, image, row);
-      active_int16().quantize(x, out_shape.channels, out_shape.width, plane, 1.0f / scale_, as_shorts(to.data), to.step);
+      active_int16().quantize(x, out_shape.channels, out_shape.width, plane, 1.0f / scale_, most_, as_shorts(to.data), to.step);
     });
   }
 
  private:
   float scale_;
-  int border_;
+  int most_, border_;
 };
 
 class WideDequantize : public Int8Op {
@@ -178,14 +180,15 @@ class WidePool : public Int8Op {
 
 class WideGlobalPool : public Int8Op {
  public:
-  WideGlobalPool(float scale, float out_scale, int out_zero, bool wide, bool rows, int border)
-      : scale_(scale), out_scale_(out_scale), out_zero_(out_zero), border_(border), wide_(wide), rows_(rows) {}
+  WideGlobalPool(float scale, float out_scale, int out_zero, int most, bool rows, int border)
+      : scale_(scale), out_scale_(out_scale), out_zero_(out_zero), most_(most), border_(border), rows_(rows) {
+    require(most >= 0 && most <= kWideMost, "bad output range");
+  }
 
   PlanShape result(const std::vector<PlanShape>& in) const override {
-    const int64_t pixels = in[0].height * in[0].width;
-    require(in[0].bytes && !in[0].rows && pixels > 0 && pixels <= (int64_t{1} << 31) / kWideMost - 1,
-            "only images with pixels have a mean, and not too many");
-    PlanShape out = like(in[0], rows_ ? 0 : border_, wide_, out_zero_);
+    require(in[0].bytes && !in[0].rows && in[0].height * in[0].width > 0 && in[0].width <= kMostSummed,
+            "only images with pixels have a mean, and not too many in a row");
+    PlanShape out = like(in[0], rows_ ? 0 : border_, most_ > 0, out_zero_);
     out.height = out.width = 1;
     out.rows = rows_;
     return out;
@@ -196,9 +199,10 @@ class WideGlobalPool : public Int8Op {
   void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
            void* out) const override {
     for (int64_t i = 0; i < images; ++i) {
-      const MixedPixels x = pixels(*shapes[0], in[0], i, 0, 0.0f);
       const MixedTarget to = target(out_shape, out, i, 0);
-      for (int64_t c = 0; c < out_shape.channels; c += kStrip) some(x, *shapes[0], std::min(kStrip, out_shape.channels - c), c, to);
+      for (int64_t c = 0; c < out_shape.channels; c += kStrip) {
+        some(*shapes[0], in[0], i, c, std::min(kStrip, out_shape.channels - c), to);
+      }
     }
   }
 
@@ -206,18 +210,27 @@ class WideGlobalPool : public Int8Op {
   static constexpr int64_t kStrip = 256;
 
   // The means of `count` channels from `first` on.
-  void some(const MixedPixels& x, const PlanShape& shape, int64_t count, int64_t first, const MixedTarget& to) const {
+  void some(const PlanShape& shape, const void* data, int64_t image, int64_t first, int64_t count, const MixedTarget& to) const {
+    int64_t total[kStrip] = {};
+    const int64_t at_once = kMostSummed / shape.width;
+    for (int64_t row = 0; row < shape.height; row += at_once) {
+      int32_t sums[kStrip];
+      const MixedPixels x = pixels(shape, data, image, row, 0.0f);
+      BytePlane plane = shape.numbers(1).plane();
+      plane.height = std::min(at_once, shape.height - row);
+      active_int16().sums(static_cast<const char*>(x.data) + first * shape.size, x.wide, plane, count, sums);
+      for (int64_t c = 0; c < count; ++c) total[c] += sums[c];
+    }
+    const float cells = static_cast<float>(shape.height * shape.width);
     float mean[kStrip];
-    const char* from = static_cast<const char*>(x.data) + first * shape.size;
-    active_int16().means(from, x.wide, shape.numbers(1).plane(), count, mean);
-    for (int64_t c = 0; c < count; ++c) mean[c] = (mean[c] - static_cast<float>(x.zero)) * scale_;
-    if (to.wide) return active_int16().quantize(mean, 1, count, count, 1.0f / out_scale_, as_shorts(to.data) + first, 1);
+    for (int64_t c = 0; c < count; ++c) mean[c] = (static_cast<float>(total[c]) / cells - static_cast<float>(shape.zero)) * scale_;
+    if (to.wide) return active_int16().quantize(mean, 1, count, count, 1.0f / out_scale_, most_, as_shorts(to.data) + first, 1);
     active_int8_ops().quantize(mean, count, 1.0f / out_scale_, out_zero_, static_cast<uint8_t*>(to.data) + first);
   }
 
   float scale_, out_scale_;
-  int out_zero_, border_;
-  bool wide_, rows_;
+  int out_zero_, most_, border_;  // most: of 16 bits; 0: bytes are given
+  bool rows_;
 };
 
 // --- pixel by pixel ---
@@ -298,7 +311,9 @@ class WideAffine : public Between {
 
 }  // namespace
 
-std::unique_ptr<Int8Op> wide_quantize_op(float scale, int border) { return std::make_unique<WideQuantize>(scale, border); }
+std::unique_ptr<Int8Op> wide_quantize_op(float scale, int most, int border) {
+  return std::make_unique<WideQuantize>(scale, most, border);
+}
 std::unique_ptr<Int8Op> wide_dequantize_op(float scale) { return std::make_unique<WideDequantize>(scale); }
 std::unique_ptr<Int8Op> wide_layer_op(std::shared_ptr<const Int16Layer> layer, bool residual, bool relu, int border) {
   return std::make_unique<WideLayer>(std::move(layer), residual, relu, border);
@@ -306,8 +321,8 @@ std::unique_ptr<Int8Op> wide_layer_op(std::shared_ptr<const Int16Layer> layer, b
 std::unique_ptr<Int8Op> wide_pool_op(const PoolWindow& window, bool mean, int border) {
   return std::make_unique<WidePool>(window, mean, border);
 }
-std::unique_ptr<Int8Op> wide_global_pool_op(float scale, float out_scale, int out_zero, bool wide, bool rows, int border) {
-  return std::make_unique<WideGlobalPool>(scale, out_scale, out_zero, wide, rows, border);
+std::unique_ptr<Int8Op> wide_global_pool_op(float scale, float out_scale, int out_zero, int most, bool rows, int border) {
+  return std::make_unique<WideGlobalPool>(scale, out_scale, out_zero, most, rows, border);
 }
 std::unique_ptr<Int8Op> wide_add_op(float a_scale, float b_scale, const MixedEnd& end, int border) {
   return std::make_unique<WideTwo>(false, a_scale, b_scale, end, border);

@@ -157,12 +157,12 @@ struct MixedEnd {
   WideFinish numbers;
 };
 
-std::unique_ptr<Int8Op> wide_quantize_op(float scale, int border);
+std::unique_ptr<Int8Op> wide_quantize_op(float scale, int most, int border);
 std::unique_ptr<Int8Op> wide_dequantize_op(float scale);
 std::unique_ptr<Int8Op> wide_layer_op(std::shared_ptr<const Int16Layer> layer, bool residual, bool relu, int border);
 std::unique_ptr<Int8Op> wide_pool_op(const PoolWindow& window, bool mean, int border);
-// By the scale that a mean of what is read has; to bytes or to two.
-std::unique_ptr<Int8Op> wide_global_pool_op(float scale, float out_scale, int out_zero, bool wide, bool rows, int border);
+// By the scale that a mean of what is read has; to bytes (most: 0), or to two, of `most` at most.
+std::unique_ptr<Int8Op> wide_global_pool_op(float scale, float out_scale, int out_zero, int most, bool rows, int border);
 std::unique_ptr<Int8Op> wide_add_op(float a_scale, float b_scale, const MixedEnd& end, int border);
 std::unique_ptr<Int8Op> wide_mul_op(float scale, const MixedEnd& end, int border);
 std::unique_ptr<Int8Op> wide_affine_op(const std::vector<float>& scale, const std::vector<float>& shift, const MixedEnd& end, int border);

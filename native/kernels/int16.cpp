@@ -543,13 +543,14 @@ void affine(const MixedPixels& x, const float* scale, const float* shift, int64_
 
 // --- floats, pooling ---
 
-void quantize(const float* x, int64_t channels, int64_t pixels, int64_t plane, float inverse, int16_t* to, int64_t step) {
+void quantize(const float* x, int64_t channels, int64_t pixels, int64_t plane, float inverse, int most, int16_t* to,
+              int64_t step) {
   for (int64_t c = 0; c < channels; ++c) {
     for (int64_t i = 0; i < pixels; i += kLanes) {
       const int n = pixels - i < kLanes ? static_cast<int>(pixels - i) : kLanes;
       vf v = load_first(x + c * plane + i, n) * splat(inverse);
       v = select(v == v, v, splat(0.0f));
-      const vi whole = whole_in(v, -kWideMost, kWideMost);
+      const vi whole = whole_in(v, -most, most);
       int32_t numbers[kLanes];
       std::memcpy(numbers, &whole, sizeof numbers);
       for (int j = 0; j < n; ++j) to[(i + j) * step + c] = static_cast<int16_t>(numbers[j]);
@@ -587,18 +588,16 @@ void pool(const int16_t* x, const BytePlane& in, int64_t channels, const PoolWin
 }
 
 #if defined(__AVX2__)
-// Sums of sixteen channels over a plane: eight pixels fit into 16 bits together.
+// Sums of sixteen channels over a plane, two pixels at a time.
 TW_INLINE void sums_of_sixteen(const int16_t* x, const BytePlane& in, int32_t* to) {
-  __m256i low = _mm256_setzero_si256(), high = low;
-  const __m256i one = _mm256_set1_epi16(1), none = low;
+  const __m256i one = _mm256_set1_epi16(1), none = _mm256_setzero_si256();
+  __m256i low = none, high = none;
   for (int64_t iy = 0; iy < in.height; ++iy) {
     const int16_t* row = x + iy * in.row_step;
-    for (int64_t ix = 0; ix < in.width;) {
-      const int64_t end = ix + 8 < in.width ? ix + 8 : in.width;
-      __m256i sum = none;
-      for (; ix < end; ++ix) sum = _mm256_add_epi16(sum, load_sixteen(row + ix * in.pixel_step));
-      low = _mm256_add_epi32(low, _mm256_madd_epi16(_mm256_unpacklo_epi16(sum, none), one));
-      high = _mm256_add_epi32(high, _mm256_madd_epi16(_mm256_unpackhi_epi16(sum, none), one));
+    for (int64_t ix = 0; ix < in.width; ix += 2) {
+      const __m256i a = load_sixteen(row + ix * in.pixel_step), b = ix + 1 < in.width ? load_sixteen(row + (ix + 1) * in.pixel_step) : none;
+      low = _mm256_add_epi32(low, _mm256_madd_epi16(_mm256_unpacklo_epi16(a, b), one));
+      high = _mm256_add_epi32(high, _mm256_madd_epi16(_mm256_unpackhi_epi16(a, b), one));
     }
   }
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute2x128_si256(low, high, 0x20));
@@ -606,16 +605,11 @@ TW_INLINE void sums_of_sixteen(const int16_t* x, const BytePlane& in, int32_t* t
 }
 #endif
 
-void means(const void* x, bool wide, const BytePlane& in, int64_t channels, float* y) {
+void sums(const void* x, bool wide, const BytePlane& in, int64_t channels, int32_t* y) {
   MixedPixels pixels{x, in.pixel_step, 1.0f, 0, wide};
-  const vf count = splat(static_cast<float>(in.height * in.width));
   int64_t c = 0;
 #if defined(__AVX2__)
-  for (; wide && c + kInt8Panel <= channels; c += kInt8Panel) {
-    int32_t sums[kInt8Panel];
-    sums_of_sixteen(static_cast<const int16_t*>(x) + c, in, sums);
-    for (int v = 0; v < kInt8Panel; v += kLanes) store(y + c + v, as_floats(load_lanes(sums + v)) / count);
-  }
+  for (; wide && c + kInt8Panel <= channels; c += kInt8Panel) sums_of_sixteen(static_cast<const int16_t*>(x) + c, in, y + c);
 #endif
   for (; c < channels; c += kLanes) {
     const int n = channels - c < kLanes ? static_cast<int>(channels - c) : kLanes;
@@ -623,13 +617,13 @@ void means(const void* x, bool wide, const BytePlane& in, int64_t channels, floa
     for (int64_t iy = 0; iy < in.height; ++iy) {
       for (int64_t ix = 0; ix < in.width; ++ix) sum += numbers_at(pixels, ix, iy * in.row_step + c, n);
     }
-    store_first(y + c, as_floats(sum) / count, n);
+    store_first(reinterpret_cast<float*>(y + c), (vf)sum, n);
   }
 }
 
 }  // namespace
 
-const Int16Kernels int16 = {rows, depthwise, add, mul, affine, quantize, dequantize, pool, means};
+const Int16Kernels int16 = {rows, depthwise, add, mul, affine, quantize, dequantize, pool, sums};
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -13,6 +13,7 @@
 
 namespace tw {
 
+constexpr int64_t kMostSummed = 65535;  // pixels whose sum fits into 32 bits, whatever they are
 constexpr int kWideGroup = 2;  // channels that one multiply-add takes
 
 // A panel's run of input channels: where it begins, its pairs of channels, and where its packed weights begin.
@@ -75,15 +76,15 @@ struct Int16Kernels {
   // (x - its zero) * scale[channel] + shift[channel]
   void (*affine)(const MixedPixels& x, const float* scale, const float* shift, int64_t pixels, int64_t channels,
                  const MixedFinish& finish, const MixedTarget& to);
-  // round(x * inverse), ties to even, NaN as 0: a plane of each channel to pixels `step` apart.
-  void (*quantize)(const float* x, int64_t channels, int64_t pixels, int64_t plane, float inverse, int16_t* to, int64_t step);
+  // round(x * inverse), ties to even, at most `most` either way, NaN as 0: a plane of each channel to pixels `step` apart.
+  void (*quantize)(const float* x, int64_t channels, int64_t pixels, int64_t plane, float inverse, int most, int16_t* to, int64_t step);
   // And back: `pixels` of one row.
   void (*dequantize)(const int16_t* x, int64_t step, int64_t channels, int64_t pixels, float scale, float* to, int64_t plane);
   // One row of windows. Pixels outside are left out of the maximum; in a mean they count as 0 or not at all.
   void (*pool)(const int16_t* x, const BytePlane& in, int64_t channels, const PoolWindow& window, bool mean, int16_t* y,
                const BytePlane& out);
-  // y[c] = sum of the pixels, which may be bytes, as a float, divided by their count
-  void (*means)(const void* x, bool wide, const BytePlane& in, int64_t channels, float* y);
+  // y[c] = sum of the pixels, which may be bytes: of kMostSummed at most
+  void (*sums)(const void* x, bool wide, const BytePlane& in, int64_t channels, int32_t* y);
 };
 
 TW_TABLE(Int16Kernels, int16)

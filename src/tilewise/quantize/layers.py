@@ -25,7 +25,7 @@ from tilewise.tensor import Tensor, is_grad_enabled
 
 Array = npt.NDArray[Any]
 Pair = tuple[int, int]
-_LARGEST_BIAS = 2**30  # leaves the other half of 32 bits to the products
+_LARGEST_BIAS = 2**30  # that leaves half of 32 bits to the products
 _LARGEST_SUM = 2**31 - 1
 
 INT32, FLOAT32, UINT8 = 0, 1, 2  # what a kernel's linear() gives
@@ -80,9 +80,10 @@ def integer_offset(q: Array, bias: Array | None, scales: Array, input: AffinePar
     """What is added to the sums of a channel: the bias in units of the sums, and the input's zero point taken out."""
     rows = q.reshape(len(q), -1).astype(np.int64)
     steps = np.zeros(len(q)) if bias is None else np.rint(bias.astype(np.float64) / scales)
-    if np.abs(steps).max(initial=0) > _LARGEST_BIAS:
+    largest = np.abs(rows).sum(1) * input.largest + np.abs(steps)
+    if largest.max(initial=0) > _LARGEST_SUM and np.abs(steps).max(initial=0) > _LARGEST_BIAS:
         raise ConfigurationError("its inputs are so small that its bias does not fit into 32 bits beside them")
-    if (np.abs(rows).sum(1) * input.largest + np.abs(steps)).max(initial=0) > _LARGEST_SUM:
+    if largest.max(initial=0) > _LARGEST_SUM:
         raise ConfigurationError("it has so many inputs that a sum of them might not fit into 32 bits")
     total: Array = steps.astype(np.int64) - input.zero_point * rows.sum(1)
     return total.astype(np.int32)  # what wraps here wraps back when the products are added

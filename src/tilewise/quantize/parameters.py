@@ -18,22 +18,28 @@ import numpy.typing as npt
 from tilewise.errors import ConfigurationError, DtypeError, ShapeError
 
 Array = npt.NDArray[Any]
-WIDEST = 4095  # the largest size of a 16-bit activation: with more, sums of its products would soon leave 32 bits
+WIDEST = 32767  # the largest size of a 16-bit activation
+_USUAL = 4095  # of one that sums of thousands of products may read
 _SMALLEST_SCALE = float(np.finfo(np.float32).tiny) * 2**24
 
 
 @dataclass(frozen=True)
 class AffineParameters:
-    """uint8 activations, or `wide` ones of 16 bits, whose zero point is 0: real = (q - zero_point) * scale."""
+    """uint8 activations, or `wide` ones of 16 bits, whose zero point is 0 and whose size is at most `most`:
+    real = (q - zero_point) * scale."""
 
     scale: float
     zero_point: int
-    wide: bool = False
+    most: int = 0
+
+    @property
+    def wide(self) -> bool:
+        return self.most > 0
 
     @property
     def limits(self) -> tuple[int, int]:
         """The smallest and the largest number."""
-        return (-WIDEST, WIDEST) if self.wide else (0, 255)
+        return (-self.most, self.most) if self.wide else (0, 255)
 
     @property
     def largest(self) -> int:
@@ -48,14 +54,14 @@ class AffineParameters:
         rounded: Array = np.rint(clipped).astype(np.int32) + self.zero_point
         return rounded.astype(np.int16 if self.wide else np.uint8)
 
-    def widened(self) -> AffineParameters:
+    def widened(self, most: int = _USUAL) -> AffineParameters:
         """The same range in 16 bits and half as much again: there is room for what calibration did not see."""
         size = 1.5 * max(self.zero_point, 255 - self.zero_point)
-        return self if self.wide else AffineParameters(_float32(self.scale * size / WIDEST), 0, True)
+        return self if self.wide else AffineParameters(_float32(self.scale * size / most), 0, most)
 
     def exactly_widened(self) -> AffineParameters:
         """Bytes less their zero point, as numbers of 16 bits."""
-        return self if self.wide else AffineParameters(self.scale, 0, True)
+        return self if self.wide else AffineParameters(self.scale, 0, 255)
 
     def dequantize(self, q: Array) -> Array:
         real: Array = (q.astype(np.int32) - self.zero_point).astype(np.float32) * np.float32(self.scale)
@@ -141,15 +147,15 @@ def rounded_weights(w: Array, largest: Array, most: int) -> QuantizedWeights:
 
 
 def wide_weights(given: Array, bias: Array | None, input: AffineParameters) -> QuantizedWeights:
-    """Weights (O, ...) of 16 bits for a wide input, as fine as their sums with any activations stay within 31 bits."""
+    """Weights (O, ...) of 16 bits for a wide input, as fine as their sums with any activations, and the bias, stay within
+    31 bits."""
     w = checked_weights(given)
     rows = np.abs(w.reshape(len(w), -1).astype(np.float64))
-    room = 2**30 / WIDEST - rows.shape[1] / 2 - 1  # each may be rounded up by a half; the other 2^30 is the bias's
-    if room < rows.shape[1]:
+    room = 2**31 - 2 - input.largest * (rows.shape[1] + 1)  # each may be rounded up by a half, and the bias take it back
+    if room < 2**30:
         raise ConfigurationError("it has so many inputs that a sum of them might not fit into 32 bits")
-    finest = np.maximum(rows.sum(1) / room, rows.max(1, initial=0) / 32767)
-    if bias is not None:
-        finest = np.maximum(finest, np.abs(bias) / input.scale / (2**30 - 2**20))
+    worst = rows.sum(1) * input.largest + (0.0 if bias is None else np.abs(bias) / input.scale)
+    finest = np.maximum(worst / room, rows.max(1, initial=0) / 32767)
     scale = np.where(finest > 0, np.maximum(finest * (1 + 1e-6), _SMALLEST_SCALE), 1.0).astype(np.float32)
     q = np.clip(np.rint(w / spread(scale, w.ndim)), -32767, 32767).astype(np.int16)
     return QuantizedWeights(q, scale, np.zeros(scale.shape, np.int32))

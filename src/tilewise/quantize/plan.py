@@ -135,7 +135,7 @@ def _add_sources(model: QuantizedModel, plan: Any, sources: list[int]) -> dict[i
         if model.result_of(i) is None:
             p, border = model.affine[i], model.border_of(i)
             if p.wide:
-                values[i] = plan.wide_quantize(values[i], p.scale, border)
+                values[i] = plan.wide_quantize(values[i], p.scale, p.most, border)
             else:
                 values[i] = plan.quantize(values[i], p.scale, p.zero_point, border)
     return values

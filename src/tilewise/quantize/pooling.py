@@ -118,7 +118,7 @@ class GlobalPool:
             q = native.int8_global_pool(x.data, x.border, x.channels, p.scale, p.zero_point, out.scale, out.zero_point)
             return QuantizedArray(q, out, x.channels)
         _, _, h, w = x.shape
-        sums = x.inside().sum((1, 2), dtype=np.int32)
+        sums = x.inside().sum((1, 2), dtype=np.int64)
         mean = (sums.astype(np.float32) / np.float32(h * w) - np.float32(p.zero_point)) * np.float32(p.scale)
         q = out.quantize(mean)
         q[:, x.channels :] = out.zero_point
@@ -127,7 +127,7 @@ class GlobalPool:
     def add_to(self, plan: Any, inputs: list[int], _parameters: list[AffineParameters]) -> int:
         out = self.output
         if self.input.wide or out.wide:
-            ends = (out.scale, out.zero_point, out.wide)
+            ends = (out.scale, out.zero_point, out.most)
             return int(plan.wide_global_pool(inputs[0], self.input.scale, *ends, self.rows, self.out_border))
         return int(plan.global_pool(inputs[0], self.input.scale, out.scale, out.zero_point, self.rows, self.out_border))
 

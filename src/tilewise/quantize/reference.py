@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.quantize.parameters import WIDEST
-
 Array = npt.NDArray[Any]
 Pair = tuple[int, int]
 Four = tuple[int, int, int, int]
@@ -112,6 +110,7 @@ class Finish:
 # low, high, the curve's place in WIDE_CURVES, inverse; of hard-swish how far it bends, and its slope; the pieces' bytes
 NativeWideFinish = tuple[int, int, int, float, float, float, bytes]
 WIDE_CURVES = ("", "hard_swish", "hard_sigmoid", "sigmoid", "silu", "gelu", "pieces")
+_FINEST = 80_000  # parts of its largest result that an activation in pieces is off by
 _UNITS = (7, 5, 3, 1)  # that values may be counted in, in a step: odd, so that none lies in the middle of two steps
 
 
@@ -147,7 +146,7 @@ class WideFinish:
 
     @property
     def _pieces(self) -> _WidePieces | None:
-        return _wide_pieces(self.activation, self.inverse) if self.activation in _BUMPS else None
+        return _wide_pieces(self.activation, self.inverse, self.high) if self.activation in _BUMPS else None
 
     def bytes(self, value: Array) -> Array:
         return finished(value, self.native())
@@ -168,12 +167,13 @@ class _WidePieces:
 
 
 @lru_cache(maxsize=256)
-def _wide_pieces(activation: str, inverse: float) -> _WidePieces | None:
+def _wide_pieces(activation: str, inverse: float, high: int) -> _WidePieces | None:
     """The cubics of a bump; None where 16 bits do not reach to its end."""
     bump = _BUMPS[activation]
     x = np.arange(1, 40 * 64) / 64
-    end = float((x[bump(x) * inverse > 0.05] + 1 / 64).max(initial=1 / 64))  # beyond, it is less than that of a step
-    units = next((n for n in _UNITS if 32767 / n >= end * inverse), None)
+    small = max(high / _FINEST, 0.05)  # in steps: what is left of the bump at its end
+    end = float((x[bump(x) * inverse > small] + 1 / 64).max(initial=1 / 64))
+    units = next((n for n in _UNITS if 32767 / n >= max(end * inverse, high)), None)
     if units is None:
         return None
     step = min(32767, round(32768 / units))
@@ -188,7 +188,7 @@ def _wide_pieces(activation: str, inverse: float) -> _WidePieces | None:
     heights = bump(sizes * unit) / unit
     heights[-1] -= heights[-1, -1] * d  # it ends at 0
     numbers, finer = _cubics(d, heights)
-    most = min(32767, (4095 * 32768 + 16383) // step)
+    most = min(32767, (high * 32768 + 16383) // step)
     rest = np.array([far, turn, shift, min(32767, 32768 >> finer), step, most])
     return _WidePieces(np.concatenate([numbers.reshape(-1), rest]).astype(np.int16).tobytes(), step)
 
