@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import tilewise.onnx
 from tilewise import nn
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError
-from tilewise.io import load_arrays
+from tilewise.io import load_arrays, save
 from tilewise.models import zoo
 from tilewise.quantize import QuantizedModel, load_quantized, quantize, save_quantized
 from tilewise.quantize.calibration import traced_and_calibrated
@@ -21,7 +22,7 @@ from tilewise.quantize.graph import Graph, trace
 from tilewise.quantize.layers import QuantizedConv2d, integer_offset
 from tilewise.quantize.parameters import WIDEST, AffineParameters, affine_from_range, wide_weights
 from tilewise.quantize.plan import Segment
-from tilewise.quantize.wide import closed
+from tilewise.quantize.wide import closed, off_by
 from tilewise.tensor import cat
 
 needs_native = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
@@ -186,6 +187,72 @@ def test_as_many_bits_as_the_error_asks_for() -> None:
     for bad in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ConfigurationError, match="max_error"):
             quantize(model, [x], max_error=bad)
+
+
+@pytest.mark.parametrize("name, size", [("mobilenet_v2", 64), ("shufflenet_v2", 64), ("unet", 32)])
+def test_the_bound_holds_on_images_that_were_not_calibrated_on(name: str, size: int) -> None:
+    model = zoo.ZOO[name](seed=1).eval()
+    x, fresh = inputs(4, 3, size, size), inputs(32, 3, size, size, seed=1)
+    exact = trace(model, fresh).run(fresh)
+    narrow: Any = quantize(model, [x], max_error=None)
+    bound = 0.6 * off_by(narrow.run(fresh), exact)
+    q: Any = quantize(model, [x], max_error=bound)
+    assert q.wide
+    assert np.abs(q.run(fresh) - exact).max() <= bound * np.abs(exact).max()
+    each = [np.abs(q.run(fresh[i : i + 1]) - exact[i]).max() / np.abs(exact[i]).max() for i in range(len(fresh))]
+    assert np.mean(np.array(each) <= bound) >= 0.9
+
+
+def test_an_error_is_that_of_the_worst_image_or_of_as_many_as_may_come() -> None:
+    exact, error = np.full((4, 500), 2.0), inputs(4, 500) * np.float32(0.01)
+    exact[3], error[3] = 0.5, error[3] * 2
+    worst = off_by(exact + error, exact)
+    assert worst == pytest.approx(off_by(exact[3:] + error[3:], exact[3:]))
+    assert worst >= np.abs(error[3]).max() / 0.5
+    even = inputs(4, 500) * np.float32(0.01)
+    few, many = (off_by(2 + even, np.full_like(even, 2), images) for images in (4, 64))
+    assert few < many < 1.3 * few
+    of_64 = inputs(64, 500, seed=1) * np.float32(0.01)
+    assert np.abs(of_64).max() / 2 < many
+    assert off_by(exact[:0], exact[:0], 32) == 0
+
+
+def test_what_is_one_number_a_channel_has_room_for_images_that_differ() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, rng=0), nn.ReLU(), nn.GlobalAvgPool(), nn.Linear(16, 4, rng=1)).eval()
+    x = inputs(1, 3, 16, 16)
+    reach = []
+    for images in (x, np.repeat(x, 16, 0)):
+        calibration = traced_and_calibrated(model, [images], "minmax")[1]
+        pooled = next(i for i, shape in enumerate(calibration.shapes) if shape == (16,))
+        picture = next(i for i, shape in enumerate(calibration.shapes) if shape == (16, 14, 14))
+        seen: list[np.ndarray] = []
+        trace(model, x).run(x, lambda _, result, seen=seen: seen.append(result))
+        assert calibration.ranges[picture][1] == seen[picture].max()
+        assert calibration.ranges[0] == (x.min(), x.max())
+        reach.append(calibration.ranges[pooled][1] / seen[pooled].max())
+    assert reach == pytest.approx([1.5, 1.125], rel=1e-3)
+    q: Any = quantize(model, [x], max_error=None)
+    brighter = 1.3 * x  # the pooled values are as much larger, the others' ends seldom matter
+    exact = trace(model, brighter).run(brighter)
+    assert np.abs(q.run(brighter) - exact).max() <= 0.05 * np.abs(exact).max()
+
+
+def test_sixteen_bits_reach_farther_after_few_images_and_a_file_says_how_far(tmp_path: Path) -> None:
+    x = inputs(16, 3, 32, 32)
+    rooms = []
+    for count in (1, 16):
+        q = with_wide(zoo.ZOO["squeezenet"](), x[:count], 1.0)
+        save_quantized(q, tmp_path / "wide.safetensors")
+        again = load_quantized(tmp_path / "wide.safetensors")
+        assert again.affine == q.affine
+        rooms.append(q.room)
+    assert rooms == [1.375, 1.125]
+    arrays, metadata = load_arrays(tmp_path / "wide.safetensors")
+    facts = json.loads(metadata["model"])
+    del facts["room"]  # as before files said so: half as much again
+    save(arrays, tmp_path / "before.safetensors", {**metadata, "model": json.dumps(facts)})
+    before = load_quantized(tmp_path / "before.safetensors")
+    assert before.affine[1].scale == pytest.approx(again.affine[1].scale * 1.5 / 1.125)
 
 
 def test_the_report_says_which_and_why_and_a_file_keeps_them(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ def save_quantized(model: QuantizedModel, path: str | os.PathLike[str]) -> None:
         "ranges": c.ranges,
         "shapes": c.shapes,
         "wide": model.wide,
+        "room": model.room,
     }
     save(arrays, path, {"format": _WITH_WIDE if model.wide else _FORMAT, "model": json.dumps(facts)})
 
@@ -81,7 +82,7 @@ def load_quantized(path: str | os.PathLike[str]) -> QuantizedModel:
         )
         kept = {str(name): str(reason) for name, reason in facts["kept"].items()}
         wide = {int(index): str(reason) for index, reason in facts.get("wide", {}).items()}
-        model = QuantizedModel(Graph(steps), calibration, kept, _by_step(arrays), wide)
+        model = QuantizedModel(Graph(steps), calibration, kept, _by_step(arrays), wide, room=_room(facts))
         for step, layer in zip(steps, model.integer, strict=True):
             if layer is None and step.kind in ("conv", "linear") and step.weight is None:
                 raise ValueError  # left in float, and no float weight came with it
@@ -97,6 +98,14 @@ def load_quantized(path: str | os.PathLike[str]) -> QuantizedModel:
         RecursionError,
     ):
         raise FileFormatError(f"{path} holds a quantized model that does not fit together") from None
+
+
+def _room(facts: dict[str, Any]) -> float:
+    """How much farther 16 bits reach than bytes."""
+    room = float(facts.get("room", 1.5))  # as it was before files said so
+    if not 1 <= room < 16:
+        raise ValueError
+    return room
 
 
 def _arrays(step: Step, layer: Any) -> dict[str, Array]:

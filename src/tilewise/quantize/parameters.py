@@ -48,9 +48,9 @@ class AffineParameters:
         rounded: Array = np.rint(clipped).astype(np.int32) + self.zero_point
         return rounded.astype(np.int16 if self.wide else np.uint8)
 
-    def widened(self) -> AffineParameters:
-        """The same range in 16 bits and half as much again: there is room for what calibration did not see."""
-        size = 1.5 * max(self.zero_point, 255 - self.zero_point)
+    def widened(self, room: float = 1.5) -> AffineParameters:
+        """The same range in 16 bits, and `room` times as much: for what calibration did not see."""
+        size = room * max(self.zero_point, 255 - self.zero_point)
         return self if self.wide else AffineParameters(_float32(self.scale * size / WIDEST), 0, True)
 
     def exactly_widened(self) -> AffineParameters:

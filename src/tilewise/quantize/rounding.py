@@ -54,7 +54,7 @@ def _moments(pixels: Array) -> Array:
     """Second moments of channels (C, pixels) around their means."""
     channels, count = pixels.shape
     centred = pixels - pixels.mean(1, keepdims=True, dtype=np.float64).astype(np.float32)
-    moments = (centred @ centred.T).astype(np.float64) / count
+    moments: Array = (centred @ centred.T).astype(np.float64) / count
     own = np.diag(moments).copy()
     moments *= count / (count + channels)
     np.fill_diagonal(moments, own)
