@@ -48,7 +48,7 @@ struct ByteFinish {
 
 // Values to numbers of 16 bits with a zero point of 0, where eight are too few: clamp(round(value), low, high). Activations that
 // bend are computed, operation by operation alike on every instruction set, from real numbers: act(value) * inverse.
-constexpr int kWideMost = 4095;  // the largest size of such a number: 12 bits and a sign, so that long sums keep within 32
+constexpr int kWideMost = 8191;  // the largest size of such a number: 13 bits and a sign, so that long sums keep within 32
 
 enum class WideCurve : int { straight, bent, hard_sigmoid, sigmoid, silu, gelu };
 

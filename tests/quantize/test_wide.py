@@ -12,7 +12,7 @@ import pytest
 import tilewise.onnx
 from tilewise import nn
 from tilewise._extension import native
-from tilewise.errors import ConfigurationError
+from tilewise.errors import ConfigurationError, FileFormatError
 from tilewise.io import load_arrays, save
 from tilewise.models import zoo
 from tilewise.quantize import QuantizedModel, load_quantized, quantize, save_quantized
@@ -246,13 +246,14 @@ def test_sixteen_bits_reach_farther_after_few_images_and_a_file_says_how_far(tmp
         again = load_quantized(tmp_path / "wide.safetensors")
         assert again.affine == q.affine
         rooms.append(q.room)
-    assert rooms == [1.375, 1.125]
+    assert rooms == [1.5, 1.3125]
     arrays, metadata = load_arrays(tmp_path / "wide.safetensors")
     facts = json.loads(metadata["model"])
-    del facts["room"]  # as before files said so: half as much again
-    save(arrays, tmp_path / "before.safetensors", {**metadata, "model": json.dumps(facts)})
-    before = load_quantized(tmp_path / "before.safetensors")
-    assert before.affine[1].scale == pytest.approx(again.affine[1].scale * 1.5 / 1.125)
+    for room in (None, 0.5, float("nan"), "far"):  # none: as before files said so, when weights were made for 12 bits
+        facts["room"] = room
+        save(arrays, tmp_path / "other.safetensors", {**metadata, "model": json.dumps(facts)})
+        with pytest.raises(FileFormatError, match="does not fit together"):
+            load_quantized(tmp_path / "other.safetensors")
 
 
 def test_the_report_says_which_and_why_and_a_file_keeps_them(tmp_path: Path) -> None:

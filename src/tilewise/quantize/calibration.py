@@ -71,7 +71,7 @@ class Calibration:
     def room(self) -> float:
         """How much farther 16 bits reach than bytes: they are so fine that what saturates would be most of their
         error, and the fewer images were seen the more would."""
-        return 1 + max(0.125, 0.375 / float(np.sqrt(max(self.samples, 1))))
+        return 1.25 + 0.25 / float(np.sqrt(max(self.samples, 1)))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """As JSON; `Calibration.load` reads it back."""

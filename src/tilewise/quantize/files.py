@@ -82,7 +82,7 @@ def load_quantized(path: str | os.PathLike[str]) -> QuantizedModel:
         )
         kept = {str(name): str(reason) for name, reason in facts["kept"].items()}
         wide = {int(index): str(reason) for index, reason in facts.get("wide", {}).items()}
-        model = QuantizedModel(Graph(steps), calibration, kept, _by_step(arrays), wide, room=_room(facts))
+        model = QuantizedModel(Graph(steps), calibration, kept, _by_step(arrays), wide, room=_room(facts, wide))
         for step, layer in zip(steps, model.integer, strict=True):
             if layer is None and step.kind in ("conv", "linear") and step.weight is None:
                 raise ValueError  # left in float, and no float weight came with it
@@ -100,9 +100,10 @@ def load_quantized(path: str | os.PathLike[str]) -> QuantizedModel:
         raise FileFormatError(f"{path} holds a quantized model that does not fit together") from None
 
 
-def _room(facts: dict[str, Any]) -> float:
-    """How much farther 16 bits reach than bytes."""
-    room = float(facts.get("room", 1.5))  # as it was before files said so
+def _room(facts: dict[str, Any], wide: dict[int, str]) -> float:
+    """How much farther 16 bits reach than bytes. Files that do not say had 12 of them, and are no longer read: their
+    weights may be too large for 13."""
+    room = float(facts["room"]) if wide else 1.0
     if not 1 <= room < 16:
         raise ValueError
     return room

@@ -2,7 +2,7 @@
 
 Weights are symmetric int8 (zero point 0), with one scale per output channel or one for all. Activations are affine
 uint8: real = (q - zero_point) * scale, with 0.0 exactly representable, because padding and ReLU need it. Where bytes
-are too coarse an activation has 16 bits, of which 12 and a sign are used: real = q * scale; a layer that reads it has
+are too coarse an activation has 16 bits, of which 13 and a sign are used: real = q * scale; a layer that reads it has
 int16 weights.
 """
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from tilewise.errors import ConfigurationError, DtypeError, ShapeError
 
 Array = npt.NDArray[Any]
-WIDEST = 4095  # the largest size of a 16-bit activation: with more, sums of its products would soon leave 32 bits
+WIDEST = 8191  # the largest size of a 16-bit activation: with more, sums of its products would soon leave 32 bits
 _SMALLEST_SCALE = float(np.finfo(np.float32).tiny) * 2**24
 
 

@@ -102,7 +102,7 @@ def choose_wide(
     if error <= bound or not np.isfinite(error):
         return model
     rounding = Rounding(graph, search.x)
-    harms = sorted(_harms(graph, calibration, kept, look, rounding), key=lambda h: -h.error / h.cost)
+    harms = sorted(_harms(graph, calibration, kept, look), key=lambda h: -h.error / h.cost)
     least, most, target = -1, len(harms), bound  # too little, and enough where anything is
     while harms:
         while least + 1 < most:
@@ -135,8 +135,8 @@ def closed(graph: Graph, wide: Wide) -> Wide:
     return found
 
 
-def _harms(graph: Graph, calibration: Calibration, kept: dict[str, str], seen: Seen, rounding: Rounding) -> list[Harm]:
-    trial, exact = _Trial(graph, calibration, kept, seen.x, rounding), seen.result
+def _harms(graph: Graph, calibration: Calibration, kept: dict[str, str], seen: Seen) -> list[Harm]:
+    trial, exact = _Trial(graph, calibration, kept, seen.x), seen.result
     last = len(graph.steps) - 1
     costs = _costs(graph, calibration)
     out = []
@@ -167,10 +167,7 @@ def _costs(graph: Graph, calibration: Calibration) -> dict[int, float]:
 class _Trial:
     """The model in float, run again from where one activation is rounded to bytes."""
 
-    def __init__(
-        self, graph: Graph, calibration: Calibration, kept: dict[str, str], x: Array, rounding: Rounding
-    ) -> None:
-        self.rounding = rounding
+    def __init__(self, graph: Graph, calibration: Calibration, kept: dict[str, str], x: Array) -> None:
         self.graph = Graph([replace(step) for step in graph.steps], graph.batch)
         self.parameters, self.kept = shared_parameters(graph, calibration), kept
         self.factors: Factors = [np.ones(shape[:1]) for shape in calibration.shapes]
@@ -193,7 +190,7 @@ class _Trial:
                 reads_it = step.kind in ("conv", "linear") and self.family_of[step.inputs[0]] == family
                 if any(i in moved for i in step.inputs) or (reads_it and step.name not in self.kept):
                     reads = [moved.get(i, self.exact[i]) for i in step.inputs]
-                    moved[index] = self._run(index, self._rounded(index, step) if reads_it else step, reads)
+                    moved[index] = self._run(index, self._rounded(step) if reads_it else step, reads)
                 if mine and step.kind not in (*KEEPS, "concat"):
                     value = moved.get(index, self.exact[index])
                     p = self.parameters[index]
@@ -207,15 +204,13 @@ class _Trial:
         made = self.graph.run_float(replace(step, activation="relu"), reads)
         return np.minimum(made, most.reshape(-1, *(1,) * (made.ndim - 2)) if most.size == made.shape[1] else 6)
 
-    def _rounded(self, index: int, step: Step) -> Step:
+    def _rounded(self, step: Step) -> Step:
         assert step.weight is not None
-        linear, source = step.kind == "linear", step.inputs[0]
-        weights = self.rounding.weights(index, step, self.factors[source])
-        if weights is None and linear:
-            weights = INT8Quantizer().quantize_weights(step.weight)
-        elif weights is None:
-            weights = rounded_conv_weights(step.weight, step.groups)
-        rounded = weights.dequantize()
+        linear = step.kind == "linear"
+        rounded = (
+            INT8Quantizer().quantize_weights(step.weight) if linear else rounded_conv_weights(step.weight, step.groups)
+        ).dequantize()
+        source = step.inputs[0]
         means, bias = self.calibration.mean_of(source), step.bias
         if means is not None:
             bias = corrected_bias(
