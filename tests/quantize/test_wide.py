@@ -16,13 +16,13 @@ from tilewise.errors import ConfigurationError, FileFormatError
 from tilewise.io import load_arrays, save
 from tilewise.models import zoo
 from tilewise.quantize import QuantizedModel, load_quantized, quantize, save_quantized
-from tilewise.quantize.calibration import traced_and_calibrated
+from tilewise.quantize.calibration import Seen, traced_and_calibrated
 from tilewise.quantize.forms import families
 from tilewise.quantize.graph import Graph, trace
 from tilewise.quantize.layers import QuantizedConv2d, integer_offset
 from tilewise.quantize.parameters import WIDEST, AffineParameters, affine_from_range, wide_weights
 from tilewise.quantize.plan import Segment
-from tilewise.quantize.wide import closed, off_by
+from tilewise.quantize.wide import _fewer, closed, off_by
 from tilewise.tensor import cat
 
 needs_native = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
@@ -215,6 +215,21 @@ def test_an_error_is_that_of_the_worst_image_or_of_as_many_as_may_come() -> None
     of_64 = inputs(64, 500, seed=1) * np.float32(0.01)
     assert np.abs(of_64).max() / 2 < many
     assert off_by(exact[:0], exact[:0], 32) == 0
+
+
+def test_fewer_are_taken_where_they_keep_the_bound_by_luck() -> None:
+    class Off:
+        def __init__(self, count: int) -> None:
+            self.count = count
+
+        def run(self, x: np.ndarray) -> np.ndarray:
+            return x + np.float32(0.003 if self.count in (10, 8) else 0.1)
+
+    exact = np.ones((32, 10), np.float32)
+    seen = Seen(exact, exact)
+    assert _fewer(Off(10), 10, Off, seen, 0.02).count == 8
+    assert _fewer(Off(12), 12, lambda _: Off(0), seen, 0.02).count == 12
+    assert _fewer(Off(0), 0, Off, seen, 0.02).count == 0
 
 
 def test_what_is_one_number_a_channel_has_room_for_images_that_differ() -> None:
