@@ -245,11 +245,11 @@ def test_what_is_one_number_a_channel_has_room_for_images_that_differ() -> None:
         assert calibration.ranges[picture][1] == seen[picture].max()
         assert calibration.ranges[0] == (x.min(), x.max())
         reach.append(calibration.ranges[pooled][1] / seen[pooled].max())
-    assert reach == pytest.approx([1.5, 1.125], rel=1e-3)
+    assert reach == pytest.approx([1.125, 1.03125], rel=1e-3)
     q: Any = quantize(model, [x], max_error=None)
-    brighter = 1.3 * x  # the pooled values are as much larger, the others' ends seldom matter
+    brighter = 1.1 * x  # the pooled values are as much larger, the others' ends seldom matter
     exact = trace(model, brighter).run(brighter)
-    assert np.abs(q.run(brighter) - exact).max() <= 0.05 * np.abs(exact).max()
+    assert np.abs(q.run(brighter) - exact).max() <= 0.02 * np.abs(exact).max()
 
 
 def test_sixteen_bits_reach_farther_after_few_images_and_a_file_says_how_far(tmp_path: Path) -> None:

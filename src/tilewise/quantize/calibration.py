@@ -23,7 +23,7 @@ from tilewise.tensor import Tensor
 
 Array = npt.NDArray[Any]
 _SPREADS = 6  # standard deviations that a channel's values keep within, also where few were seen
-_FREE = 0.5  # of a range of few values that is added to it after one image; half as much after four
+_FREE = 0.125  # of a range of few values that is added to it after one image; half as much after four
 _ENDS = {"sigmoid": 1.0, "hard_sigmoid": 1.0, "relu6": 6.0}
 _LEAST_SCALE, _MOST_SCALE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
