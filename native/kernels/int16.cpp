@@ -52,22 +52,22 @@ WideFinish whole_numbers(const WideFinish& bent) {
   return whole;
 }
 
-// Columns [first, last) of `count` pixels.
+// Columns [first, last) of `count` pixels, sixteen of them at a time; those left over beside the result.
 void bend(const Int8Problem& p, const RowOffsets& at, int count, int first, int last) {
   const SixteenWide curve(p.wide);
   int16_t* out = static_cast<int16_t*>(p.out);
-  const int whole = (last - first) / kInt8Panel * kInt8Panel + first;
-  for (int i = 0; i < count; ++i) {
-    int16_t* row = out + at.out[i];
-    for (int c = first; c < whole; c += kInt8Panel) {
-      __m256i* to = reinterpret_cast<__m256i*>(row + c);
+  int c = first;
+  for (; c + kInt8Panel <= last; c += kInt8Panel) {
+    for (int i = 0; i < count; ++i) {
+      __m256i* to = reinterpret_cast<__m256i*>(out + at.out[i] + c);
       _mm256_storeu_si256(to, curve.pieces(_mm256_loadu_si256(to)));
     }
-    if (whole == last) continue;
+  }
+  for (int i = 0; c < last && i < count; ++i) {
     alignas(32) int16_t held[kInt8Panel] = {};
-    std::memcpy(held, row + whole, 2 * (last - whole));
+    std::memcpy(held, out + at.out[i] + c, 2 * (last - c));
     _mm256_store_si256(reinterpret_cast<__m256i*>(held), curve.pieces(_mm256_load_si256(reinterpret_cast<const __m256i*>(held))));
-    std::memcpy(row + whole, held, 2 * (last - whole));
+    std::memcpy(out + at.out[i] + c, held, 2 * (last - c));
   }
 }
 #else

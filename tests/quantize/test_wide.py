@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +13,18 @@ import pytest
 import tilewise.onnx
 from tilewise import nn
 from tilewise._extension import native
-from tilewise.errors import ConfigurationError
-from tilewise.io import load_arrays
+from tilewise.errors import ConfigurationError, FileFormatError
+from tilewise.io import load_arrays, save
 from tilewise.models import zoo
 from tilewise.quantize import QuantizedModel, load_quantized, quantize, save_quantized
-from tilewise.quantize.calibration import traced_and_calibrated
+from tilewise.quantize.between import finish_for
+from tilewise.quantize.calibration import Seen, traced_and_calibrated
 from tilewise.quantize.forms import families
 from tilewise.quantize.graph import Graph, trace
 from tilewise.quantize.layers import QuantizedConv2d, integer_offset
 from tilewise.quantize.parameters import WIDEST, AffineParameters, affine_from_range, wide_weights
 from tilewise.quantize.plan import Segment
-from tilewise.quantize.wide import closed
+from tilewise.quantize.wide import _fewer, closed, off_by
 from tilewise.tensor import cat
 
 needs_native = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
@@ -189,6 +192,92 @@ def test_as_many_bits_as_the_error_asks_for() -> None:
             quantize(model, [x], max_error=bad)
 
 
+@pytest.mark.parametrize("name, size", [("mobilenet_v2", 64), ("shufflenet_v2", 64), ("unet", 32)])
+def test_the_bound_holds_on_images_that_were_not_calibrated_on(name: str, size: int) -> None:
+    model = zoo.ZOO[name](seed=1).eval()
+    x, fresh = inputs(4, 3, size, size), inputs(32, 3, size, size, seed=1)
+    exact = trace(model, fresh).run(fresh)
+    narrow: Any = quantize(model, [x], max_error=None)
+    bound = 0.6 * off_by(narrow.run(fresh), exact)
+    q: Any = quantize(model, [x], max_error=bound)
+    assert q.wide
+    assert np.abs(q.run(fresh) - exact).max() <= bound * np.abs(exact).max()
+    each = [np.abs(q.run(fresh[i : i + 1]) - exact[i]).max() / np.abs(exact[i]).max() for i in range(len(fresh))]
+    assert np.mean(np.array(each) <= bound) >= 0.9
+
+
+def test_an_error_is_that_of_the_worst_image_or_of_as_many_as_may_come() -> None:
+    exact, error = np.full((4, 500), 2.0), inputs(4, 500) * np.float32(0.01)
+    exact[3], error[3] = 0.5, error[3] * 2
+    worst = off_by(exact + error, exact)
+    assert worst == pytest.approx(off_by(exact[3:] + error[3:], exact[3:]))
+    assert worst >= np.abs(error[3]).max() / 0.5
+    even = inputs(4, 500) * np.float32(0.01)
+    few, many = (off_by(2 + even, np.full_like(even, 2), images) for images in (4, 64))
+    assert few < many < 1.3 * few
+    of_64 = inputs(64, 500, seed=1) * np.float32(0.01)
+    assert np.abs(of_64).max() / 2 < many
+    assert off_by(exact[:0], exact[:0], 32) == 0
+
+
+def test_fewer_are_taken_where_they_keep_the_bound_by_luck() -> None:
+    class Off:
+        def __init__(self, count: int) -> None:
+            self.count = count
+
+        def run(self, x: np.ndarray) -> np.ndarray:
+            return x + np.float32(0.003 if self.count in (10, 8) else 0.1)
+
+    exact = np.ones((32, 10), np.float32)
+    seen = Seen(exact, exact)
+    assert _fewer(Off(10), 10, Off, seen, 0.02).count == 8
+    assert _fewer(Off(12), 12, lambda _: Off(0), seen, 0.02).count == 12
+    assert _fewer(Off(0), 0, Off, seen, 0.02).count == 0
+
+
+def test_what_is_one_number_a_channel_has_room_for_images_that_differ() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, rng=0), nn.ReLU(), nn.GlobalAvgPool(), nn.Linear(16, 4, rng=1)).eval()
+    x = inputs(1, 3, 16, 16)
+    reach = []
+    for images in (x, np.repeat(x, 16, 0)):
+        calibration = traced_and_calibrated(model, [images], "minmax")[1]
+        pooled = next(i for i, shape in enumerate(calibration.shapes) if shape == (16,))
+        picture = next(i for i, shape in enumerate(calibration.shapes) if shape == (16, 14, 14))
+        seen: list[np.ndarray] = []
+        trace(model, x).run(x, lambda _, result, seen=seen: seen.append(result))
+        assert calibration.ranges[picture][1] == seen[picture].max()
+        assert calibration.ranges[0] == (x.min(), x.max())
+        reach.append(calibration.ranges[pooled][1] / seen[pooled].max())
+    assert reach == pytest.approx([1.125, 1.03125], rel=1e-3)
+    q: Any = quantize(model, [x], max_error=None)
+    brighter = 1.1 * x  # the pooled values are as much larger, the others' ends seldom matter
+    exact = trace(model, brighter).run(brighter)
+    assert np.abs(q.run(brighter) - exact).max() <= 0.02 * np.abs(exact).max()
+
+
+def test_sixteen_bits_reach_farther_after_few_images_and_a_file_says_how_far(tmp_path: Path) -> None:
+    x = inputs(16, 3, 32, 32)
+    rooms = []
+    for count in (1, 16):
+        q = with_wide(zoo.ZOO["squeezenet"](), x[:count], 1.0)
+        save_quantized(q, tmp_path / "wide.safetensors")
+        again = load_quantized(tmp_path / "wide.safetensors")
+        assert again.affine == q.affine
+        rooms.append(q.calibration.room)
+    assert rooms == [1.5, 1.3125]
+    arrays, metadata = load_arrays(tmp_path / "wide.safetensors")
+    facts = json.loads(metadata["model"])
+    said = facts["numbers"]
+    family = next(iter(said))
+    bad: list[Any] = [{}, None, {**said, "0": [1.0]}, {family: said[family]}]
+    bad += [{**said, family: pair} for pair in ([0.0, 4095], [float("nan"), 4095], ["far", 9], [1.0, 0], [1.0, 40000])]
+    for numbers in bad:
+        facts["numbers"] = numbers
+        save(arrays, tmp_path / "other.safetensors", {**metadata, "model": json.dumps(facts)})
+        with pytest.raises(FileFormatError, match="does not fit together"):
+            load_quantized(tmp_path / "other.safetensors")
+
+
 def test_the_report_says_which_and_why_and_a_file_keeps_them(tmp_path: Path) -> None:
     x = inputs(2, 3, 48, 48)
     q: Any = quantize(zoo.ZOO["shufflenet_v2"]().eval(), [x], max_error=0.005)
@@ -226,3 +315,37 @@ def test_onnx_has_16_bits_too(tmp_path: Path) -> None:
     theirs = onnxruntime.InferenceSession(str(tmp_path / "wide.onnx")).run(None, {"input": x})[0]
     ours = q.run(x)
     assert np.abs(theirs - ours).max() <= 5e-3 * np.abs(ours).max()
+
+
+def test_activations_use_as_many_of_16_bits_as_their_readers_can_bear() -> None:
+    x = inputs(2, 3, 48, 48)
+    q = with_wide(zoo.ZOO["efficientnet_b0"](), x, 1.0)
+    for index, step in enumerate(q.graph.steps):
+        if step.kind not in ("conv", "linear"):
+            continue
+        read, layer = q.affine[step.inputs[0]], q.integer[index]
+        weights = layer.kernel.weights().astype(np.int64)
+        products = weights[0].size
+        assert products > 100 or read.most > 8000, "few products leave an activation its bits"
+        assert products < 1000 or read.most < 8000, "many take them"
+        largest = np.abs(weights).reshape(len(weights), -1).sum(1) * read.most + np.abs(layer.offset.astype(np.int64))
+        assert largest.max() < 2**31
+
+
+@pytest.mark.parametrize("most", [4095, 9000, 32767])
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+@pytest.mark.parametrize("largest", [0.05, 0.8, 3.0, 7.0, 60.0, 2000.0])
+def test_bent_numbers_are_near_the_activation_and_favour_no_side(largest: float, activation: str, most: int) -> None:
+    output = AffineParameters(largest / most, 0, most)
+    finish = finish_for(activation, output)
+    rng = np.random.default_rng(most)
+    x = np.concatenate([rng.normal(0, largest / 4, 20000), rng.normal(0, 2, 20000), np.linspace(-12, 12, 2001)])
+    x = x[(x < largest) & (x > -max(largest, 12))].astype(np.float32)
+    values = x if finish.is_table else x / np.float32(output.scale / finish.units)
+    got = finish.bytes(values.astype(np.float32)).astype(np.float64) * output.scale
+    exact = x / (1 + np.exp(-x.astype(np.float64)))
+    if activation == "gelu":
+        exact = x * np.array([0.5 * math.erfc(-each / math.sqrt(2)) for each in x])
+    error = got - exact
+    assert np.abs(error).max() <= 2.5 * output.scale + 8e-4
+    assert abs(error.mean()) <= 0.1 * output.scale + 1e-5  # shared by all values, it would add up in sums

@@ -15,13 +15,16 @@ import numpy.typing as npt
 from tilewise._files import read_json_input, write_whole
 from tilewise.errors import ConfigurationError, FileFormatError, ShapeError, TilewiseError
 from tilewise.nn import Module
+from tilewise.plan.steps import Step
 from tilewise.quantize.graph import Graph, trace
 from tilewise.quantize.observers import OBSERVERS, Observer
-from tilewise.quantize.parameters import AffineParameters
+from tilewise.quantize.parameters import AffineParameters, affine_from_range
 from tilewise.tensor import Tensor
 
 Array = npt.NDArray[Any]
 _SPREADS = 6  # standard deviations that a channel's values keep within, also where few were seen
+_FREE = 0.125  # of a range of few values that is added to it after one image; half as much after four
+_ENDS = {"sigmoid": 1.0, "hard_sigmoid": 1.0, "relu6": 6.0}
 _LEAST_SCALE, _MOST_SCALE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
@@ -64,6 +67,12 @@ class Calibration:
         """The mean of each channel of a step's result, where it is known."""
         return np.array(self.means[step]) if self.means and self.means[step] else None
 
+    @property
+    def room(self) -> float:
+        """How much farther 16 bits reach than bytes: they are so fine that what saturates would be most of their
+        error, and the fewer images were seen the more would."""
+        return 1.25 + 0.25 / float(np.sqrt(max(self.samples, 1)))
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """As JSON; `Calibration.load` reads it back."""
         means, spans = (part or ((),) * len(self.names) for part in (self.means, self.spans))
@@ -96,6 +105,17 @@ class Calibration:
             raise FileFormatError(f"{path} is not a calibration written by tilewise") from None
 
 
+@dataclass(frozen=True)
+class Seen:
+    """A batch of inputs and what the float model made of it."""
+
+    x: Array
+    result: Array
+
+    def first(self, count: int) -> Seen:
+        return Seen(self.x[:count], self.result[:count])
+
+
 def calibrate(
     model: Module, calibration_dataset: Iterable[Any], observer: str = "minmax", progress: bool = False
 ) -> Calibration:
@@ -105,36 +125,54 @@ def calibrate(
 
 def traced_and_calibrated(
     model: Module, calibration_dataset: Iterable[Any], observer: str, progress: bool = False
-) -> tuple[Graph, Calibration, Array]:
-    """The steps of a model, traced with the first batch that holds something, their ranges, and that batch."""
+) -> tuple[Graph, Calibration, Seen]:
+    """The steps of a model, traced with the first batch that holds something, their ranges, and what became of that
+    batch."""
     if observer not in OBSERVERS:
         raise ConfigurationError(f"there is no observer {observer!r}; choose one of {', '.join(OBSERVERS)}")
     check_model(model)
     graph: Graph | None = None
     watching: _Watching | None = None
-    samples, first = 0, np.zeros(0, np.float32)
+    samples, first = 0, Seen(np.zeros(0, np.float32), np.zeros(0, np.float32))
     for batch in _with_progress(calibration_dataset, progress):
         x = _checked_batch(batch)
         if not len(x):
             continue
         if graph is None or watching is None:
-            graph, first = trace(model, x), x
+            graph = trace(model, x)
             watching = _Watching(len(graph.steps), observer != "minmax")
-        graph.run(x, watching.see)
+        result = graph.run(x, watching.see)
+        first = first if samples else Seen(x, result)
         samples += len(x)
     if graph is None or watching is None:
         raise ConfigurationError("the calibration data is empty: a range needs at least one input")
+    room = [_room(step, shape, samples) for step, shape in zip(graph.steps, watching.shapes, strict=True)]
+    room[-1] = _room(graph.steps[-1], (), samples)
+    ranges = [
+        _extended(o.range(observer), by, step.activation)
+        for o, by, step in zip(watching.observers, room, graph.steps, strict=True)
+    ]
     calibration = Calibration(
         observer,
         tuple(step.name for step in graph.steps),
-        tuple(o.parameters(observer) for o in watching.observers),
-        tuple(o.range(observer) for o in watching.observers),
+        tuple(affine_from_range(*span) for span in ranges),
+        tuple(ranges),
         tuple(watching.shapes),
         samples,
         tuple(tuple(total / samples) for total in watching.means),
-        tuple(watching.spans(i, samples) for i in range(len(graph.steps))),
+        tuple(watching.spans(i, samples, by) for i, by in enumerate(room)),
     )
     return graph, calibration, first
+
+
+def _room(step: Step, shape: tuple[int, ...], samples: int) -> float:
+    """How much farther a result's range reaches than what was seen. Of a picture's many values the few that saturate do
+    no harm; where a channel is one number (behind a global mean), or is what leaves the network, they would."""
+    return 1.0 if step.kind == "input" or np.prod(shape[1:]) > 1 else 1 + _FREE / samples**0.5
+
+
+def _extended(seen: tuple[float, float], by: float, activation: str) -> tuple[float, float]:
+    return seen[0] * by, min(seen[1] * by, max(seen[1], _ENDS.get(activation, np.inf)))
 
 
 class _Watching:
@@ -161,11 +199,11 @@ class _Watching:
             ends = np.stack([np.minimum(self.ends[index][0], ends[0]), np.maximum(self.ends[index][1], ends[1])])
         self.means[index], self.squares[index], self.ends[index] = mean, square, ends
 
-    def spans(self, index: int, samples: int) -> tuple[tuple[float, float], ...]:
-        """What each channel may reach: what was seen of it, and as much more as its spread makes likely."""
+    def spans(self, index: int, samples: int, by: float) -> tuple[tuple[float, float], ...]:
+        """What each channel may reach: `by` times what was seen of it, or as much as its spread makes likely."""
         mean = self.means[index] / samples
         margin = _SPREADS * np.sqrt(np.maximum(self.squares[index] / samples - mean**2, 0))
-        (low, high), least = self.ends[index], min(self.observers[index].low, 0.0)
+        (low, high), least = by * self.ends[index], min(self.observers[index].low, 0.0)
         low = np.minimum(low, mean - margin) if least < 0 else np.zeros_like(mean)
         return tuple(zip(low.tolist(), np.maximum(high, mean + margin).tolist(), strict=True))
 

@@ -18,12 +18,15 @@ from tilewise.errors import ConfigurationError, DtypeError, ShapeError, Tilewise
 from tilewise.nn import Module
 from tilewise.plan.steps import Step
 from tilewise.quantize.array import QuantizedArray, quantize_array
-from tilewise.quantize.calibration import Calibration, check_fits, check_model, traced_and_calibrated
+from tilewise.quantize.calibration import Calibration, Seen, check_fits, check_model, traced_and_calibrated
 from tilewise.quantize.forms import FORMS, families, obstacle, shared_parameters
 from tilewise.quantize.graph import Graph, trace
 from tilewise.quantize.layers import QuantizedLinear
 from tilewise.quantize.magnify import Factors, factors, magnify
+from tilewise.quantize.parameters import AffineParameters, QuantizedWeights
 from tilewise.quantize.plan import BytesResult, Product, Segment, segments
+from tilewise.quantize.rounding import Rounding
+from tilewise.quantize.sizes import wide_parameters
 from tilewise.tensor import Tensor, no_grad
 
 Array = npt.NDArray[Any]
@@ -59,15 +62,19 @@ class QuantizedModel(Module):
         keep_float: dict[str, str],
         stored: dict[int, dict[str, Array]] | None = None,
         wide: Mapping[int, str] | None = None,
+        rounding: Rounding | None = None,
+        numbers: Mapping[int, AffineParameters] | None = None,
     ) -> None:
         """`stored` holds the arrays of a model read from a file, by step; without it weights come from the graph.
-        `wide` names the steps whose results have 16 bits, and why: first members of `families`."""
+        `wide` names the steps whose results have 16 bits, and why: first members of `families`. `rounding` rounds
+        weights by what they read; `numbers` are the parameters of what is wide, else the calibration says."""
         check_fits(calibration, graph)
-        self._stored = stored
+        self._stored, self._rounding = stored, rounding
         self.graph, self.calibration, self.kept = graph, calibration, dict(keep_float)
         self.wide = dict(wide or {})
+        self.numbers = dict(numbers or wide_parameters(graph, calibration, self.wide))
         self.affine = [
-            p.widened() if family in self.wide else p
+            self.numbers[family] if family in self.wide else p
             for p, family in zip(shared_parameters(graph, calibration), families(graph), strict=True)
         ]
         self.training = False
@@ -83,7 +90,7 @@ class QuantizedModel(Module):
         for step, layer in zip(graph.steps, self.integer, strict=True):
             if layer is not None:  # no float copy of a weight is kept
                 step.weight = step.bias = None
-        self._stored = None
+        self._stored = self._rounding = None
         self._parts: list[Segment | int] = segments(self)
 
     # --- running ---
@@ -197,6 +204,13 @@ class QuantizedModel(Module):
         """The mean of each channel of a step's result, where it is known."""
         mean = self.calibration.mean_of(index)
         return mean if mean is None or self.factors is None else mean * self.factors[index]
+
+    def rounded(self, index: int) -> QuantizedWeights | None:
+        """A convolution's weights in bytes, where they are rounded by what it reads."""
+        if self._rounding is None:
+            return None
+        step = self.graph.steps[index]
+        return self._rounding.weights(index, step, None if self.factors is None else self.factors[step.inputs[0]])
 
     def _convert(self, index: int) -> Any:
         step = self.graph.steps[index]
@@ -317,7 +331,7 @@ def quantize(
     kept = dict.fromkeys(keep_float, "asked for")
     if not isinstance(calibration_dataset, Calibration) and accuracy_drop is not None:
         calibration_dataset = list(calibration_dataset or ())
-    first: Array | None = None
+    first: Seen | None = None
     if isinstance(calibration_dataset, Calibration):
         calibration = calibration_dataset
         graph = trace(model, np.zeros((2, *calibration.shapes[0]), np.float32))
@@ -349,15 +363,15 @@ def _in_four_bits(model: Module, data: Any, symmetric: bool, more: bool) -> Modu
 
 
 def _within_error(
-    graph: Graph, calibration: Calibration, kept: dict[str, str], x: Array, bound: float
+    graph: Graph, calibration: Calibration, kept: dict[str, str], first: Seen, bound: float
 ) -> QuantizedModel:
     from tilewise.quantize.wide import choose_wide
 
-    def build(wide: Mapping[int, str]) -> QuantizedModel:
+    def build(wide: Mapping[int, str], rounding: Rounding | None) -> QuantizedModel:
         copy = Graph([replace(step) for step in graph.steps], graph.batch)  # whose weights it lets go of
-        return QuantizedModel(copy, calibration, kept, wide=wide)
+        return QuantizedModel(copy, calibration, kept, wide=wide, rounding=rounding)
 
-    chosen: QuantizedModel = choose_wide(graph, calibration, kept, x, bound, build)
+    chosen: QuantizedModel = choose_wide(graph, calibration, kept, first, bound, build)
     return chosen
 
 

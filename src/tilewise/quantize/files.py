@@ -18,7 +18,7 @@ from tilewise.quantize.convert import QuantizedModel
 from tilewise.quantize.forms import MOVES
 from tilewise.quantize.graph import Graph
 from tilewise.quantize.layers import QuantizedConv2d, QuantizedLinear
-from tilewise.quantize.parameters import AffineParameters
+from tilewise.quantize.parameters import WIDEST, AffineParameters
 from tilewise.quantize.reference import BENT
 
 Array = npt.NDArray[Any]
@@ -53,6 +53,7 @@ def save_quantized(model: QuantizedModel, path: str | os.PathLike[str]) -> None:
         "ranges": c.ranges,
         "shapes": c.shapes,
         "wide": model.wide,
+        "numbers": {family: [p.scale, p.most] for family, p in model.numbers.items()},
     }
     save(arrays, path, {"format": _WITH_WIDE if model.wide else _FORMAT, "model": json.dumps(facts)})
 
@@ -81,7 +82,7 @@ def load_quantized(path: str | os.PathLike[str]) -> QuantizedModel:
         )
         kept = {str(name): str(reason) for name, reason in facts["kept"].items()}
         wide = {int(index): str(reason) for index, reason in facts.get("wide", {}).items()}
-        model = QuantizedModel(Graph(steps), calibration, kept, _by_step(arrays), wide)
+        model = QuantizedModel(Graph(steps), calibration, kept, _by_step(arrays), wide, numbers=_numbers(facts, wide))
         for step, layer in zip(steps, model.integer, strict=True):
             if layer is None and step.kind in ("conv", "linear") and step.weight is None:
                 raise ValueError  # left in float, and no float weight came with it
@@ -97,6 +98,14 @@ def load_quantized(path: str | os.PathLike[str]) -> QuantizedModel:
         RecursionError,
     ):
         raise FileFormatError(f"{path} holds a quantized model that does not fit together") from None
+
+
+def _numbers(facts: dict[str, Any], wide: dict[int, str]) -> dict[int, AffineParameters]:
+    """The parameters of what has 16 bits; files that do not say are no longer read."""
+    found = {int(at): AffineParameters(float(s), 0, int(most)) for at, (s, most) in facts.get("numbers", {}).items()}
+    if set(found) != set(wide) or not all(0 < p.scale < np.inf and 0 < p.most <= WIDEST for p in found.values()):
+        raise ValueError
+    return found
 
 
 def _arrays(step: Step, layer: Any) -> dict[str, Array]:

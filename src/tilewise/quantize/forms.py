@@ -37,6 +37,7 @@ def _conv(model: QuantizedModel, index: int, step: Step, stored: Stored) -> Quan
     settings = (source, output, step.stride, step.padding, False, residual, border)
     means = model.mean_of(step.inputs[0])
     options: dict[str, Any] = {"groups": step.groups, "dilation": step.dilation, "means": means}
+    options["rounded"] = None if source.wide else model.rounded(index)
     return QuantizedConv2d(step.weight, step.bias, *settings, activation=step.activation, **options)
 
 

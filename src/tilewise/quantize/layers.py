@@ -101,7 +101,8 @@ class QuantizedConv2d(Module):
     """A convolution on bytes, with an activation and a residual addition taken along where asked.
 
     `weight` is (O, C / groups, kh, kw) float32; `input` and `output` are the affine parameters of what comes in and
-    goes out. `means` of the input's channels, where known, correct the bias for what rounding did to the weights.
+    goes out. `means` of the input's channels, where known, correct the bias for what rounding did to the weights;
+    `rounded` are the weights for an input of bytes, where they were rounded before.
     """
 
     computes_in_int8 = True
@@ -122,10 +123,11 @@ class QuantizedConv2d(Module):
         groups: int = 1,
         dilation: Pair = (1, 1),
         means: Array | None = None,
+        rounded: QuantizedWeights | None = None,
     ) -> None:
         geometry = Geometry(stride, four(padding), groups, dilation)
         read = read_as(input, output, geometry)
-        weights = _conv_weights(weight, bias, read, groups)
+        weights = _conv_weights(weight, bias, read, groups) if rounded is None or read.wide else rounded
         scale = scales_for(weights, read, output)
         if means is not None:
             bias = corrected_bias(weight, weights.dequantize(), bias, np.asarray(means), groups)

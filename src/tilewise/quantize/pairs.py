@@ -9,12 +9,14 @@ those of every other instruction set either way.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tilewise.quantize.parameters import QuantizedWeights, checked_weights, rounded_weights
+from tilewise.quantize.compensation import inverse_factor, round_columns
+from tilewise.quantize.parameters import QuantizedWeights, checked_weights, rounded_weights, spread
 
 Array = npt.NDArray[Any]
 _LARGEST_ACTIVATION, _LARGEST_SUM = 255, 32767
@@ -47,6 +49,42 @@ def proven_weights(given: Array) -> QuantizedWeights:
     most = largest_sums(weights.transpose(0, 2, 3, 1).astype(np.float64), products)
     # Each of them may be rounded up by a half.
     return rounded_weights(weights, most, _LARGEST_SUM // _LARGEST_ACTIVATION - products // 2)
+
+
+def compensated_weights(given: Array, moments: Array) -> QuantizedWeights:
+    """The same, rounded by `moments` (C, C) of the channels that are read: those still to be rounded make up for the
+    errors of those before, within what the sums leave them. Taps are taken for unrelated."""
+    plain = proven_weights(given)
+    outputs, channels = given.shape[:2]
+    products = 4 if given[0].size >= _LONG else 2
+    if products == 4 and given.shape[3] > 1 and channels % (2 * _GROUP):
+        return plain  # sums of two taps
+    steps = (given / spread(plain.scale, given.ndim)).reshape(outputs, channels, -1).transpose(0, 2, 1)
+    rows = _Rows(steps.reshape(-1, channels).astype(np.float32), products)
+    round_columns(rows.steps, inverse_factor(moments, channels), rows.round_column)
+    q = rows.q.reshape(outputs, -1, channels).transpose(0, 2, 1).reshape(given.shape)
+    return replace(plain, q=np.ascontiguousarray(q))
+
+
+class _Rows:
+    """Rows of weights, in steps, that are rounded channel by channel, and what their sums come to."""
+
+    def __init__(self, steps: Array, products: int) -> None:
+        self.steps, self.products = steps, products
+        self.q = np.zeros(steps.shape, np.int8)
+        sums = (-(-steps.shape[1] // (2 * _GROUP)) * 2 * _GROUP // products, len(steps))
+        self.up, self.down = np.zeros(sums, np.float32), np.zeros(sums, np.float32)
+
+    def round_column(self, channel: int, column: Array) -> Array:
+        group, pair = divmod(channel // 2, 2)
+        at = channel // 2 if self.products == 2 else group // 2 * 2 + pair
+        up, down = self.up[at], self.down[at]
+        most = _LARGEST_SUM // _LARGEST_ACTIVATION
+        rounded: Array = np.clip(np.rint(column), np.maximum(down - most, -127), np.minimum(most - up, 127))
+        up += np.maximum(rounded, 0)
+        down += np.maximum(-rounded, 0)
+        self.q[:, channel] = rounded
+        return rounded
 
 
 def overflowing_channels(weights: Array, products: int = 2) -> int:

@@ -2,7 +2,7 @@
 
 Weights are symmetric int8 (zero point 0), with one scale per output channel or one for all. Activations are affine
 uint8: real = (q - zero_point) * scale, with 0.0 exactly representable, because padding and ReLU need it. Where bytes
-are too coarse an activation has 16 bits, of which 12 and a sign are used: real = q * scale; a layer that reads it has
+are too coarse an activation has 16 bits, of which 13 and a sign are used: real = q * scale; a layer that reads it has
 int16 weights.
 """
 
@@ -19,7 +19,7 @@ from tilewise.errors import ConfigurationError, DtypeError, ShapeError
 
 Array = npt.NDArray[Any]
 WIDEST = 32767  # the largest size of a 16-bit activation
-_USUAL = 4095  # of one that sums of thousands of products may read
+USUAL = 4095  # of one that sums of thousands of products may read
 _SMALLEST_SCALE = float(np.finfo(np.float32).tiny) * 2**24
 
 
@@ -54,9 +54,9 @@ class AffineParameters:
         rounded: Array = np.rint(clipped).astype(np.int32) + self.zero_point
         return rounded.astype(np.int16 if self.wide else np.uint8)
 
-    def widened(self, most: int = _USUAL) -> AffineParameters:
-        """The same range in 16 bits and half as much again: there is room for what calibration did not see."""
-        size = 1.5 * max(self.zero_point, 255 - self.zero_point)
+    def widened(self, room: float = 1.5, most: int = USUAL) -> AffineParameters:
+        """The same range in 16 bits, and `room` times as much, for what calibration did not see, in `most` steps."""
+        size = room * max(self.zero_point, 255 - self.zero_point)
         return self if self.wide else AffineParameters(_float32(self.scale * size / most), 0, most)
 
     def exactly_widened(self) -> AffineParameters:

@@ -110,6 +110,7 @@ class Finish:
 # low, high, the curve's place in WIDE_CURVES, inverse; of hard-swish how far it bends, and its slope; the pieces' bytes
 NativeWideFinish = tuple[int, int, int, float, float, float, bytes]
 WIDE_CURVES = ("", "hard_swish", "hard_sigmoid", "sigmoid", "silu", "gelu", "pieces")
+BENT_TO = {"silu": 9.5, "gelu": 4.5}  # beyond, the bump is less than a thousandth
 _FINEST = 80_000  # parts of its largest result that an activation in pieces is off by
 _UNITS = (7, 5, 3, 1)  # that values may be counted in, in a step: odd, so that none lies in the middle of two steps
 
@@ -172,7 +173,7 @@ def _wide_pieces(activation: str, inverse: float, high: int) -> _WidePieces | No
     bump = _BUMPS[activation]
     x = np.arange(1, 40 * 64) / 64
     small = max(high / _FINEST, 0.05)  # in steps: what is left of the bump at its end
-    end = float((x[bump(x) * inverse > small] + 1 / 64).max(initial=1 / 64))
+    end = min(float((x[bump(x) * inverse > small] + 1 / 64).max(initial=1 / 64)), BENT_TO[activation])
     units = next((n for n in _UNITS if 32767 / n >= max(end * inverse, high)), None)
     if units is None:
         return None

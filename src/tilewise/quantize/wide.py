@@ -2,7 +2,7 @@
 
 Every activation is rounded alone, with the weights that read it, and what that does to the result is kept: such errors
 add up like independent noise. Those that do most harm for the time that 16 bits would cost are widened first, until the
-rest is expected to stay within the bound; the model that comes out is then run beside the float one.
+rest stays within the bound: every model that is tried is run beside the float one.
 """
 
 from __future__ import annotations
@@ -15,19 +15,22 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.plan.steps import Step
-from tilewise.quantize.calibration import Calibration
+from tilewise.quantize.calibration import Calibration, Seen
 from tilewise.quantize.forms import KEEPS, families, shared_parameters
 from tilewise.quantize.graph import Graph
 from tilewise.quantize.layers import corrected_bias, rounded_conv_weights
 from tilewise.quantize.magnify import Factors, factors, magnify
 from tilewise.quantize.parameters import INT8Quantizer
+from tilewise.quantize.rounding import Rounding
 from tilewise.tensor import no_grad
 
 Array = npt.NDArray[Any]
 Wide = dict[int, str]  # by the first step of a family: why it has 16 bits
-_ROOM = 0.85  # of the bound that calibration images may use: others differ
-# So many images are run, of so many activations together; of so many every activation is looked at; at least one
-_IMAGES, _RUN, _LOOKED_AT = 8, 1 << 25, 1 << 22
+_BATCH = 32  # images whose results are to stay within the bound, also where fewer were given
+# So many activations are run to search, to check what was found, and to look at every one of them; at least one image
+_RUN, _CHECKED, _LOOKED_AT = 1 << 25, 1 << 28, 1 << 22
+_TRIES = 6  # models with fewer, after the search
+_NEARER = 0.97  # than what a search found must the next one come, where the check failed
 # What 16 bits cost, in steps of a processor with AVX2, about: a product, one of a layer in groups, a number to store
 _PRODUCT, _GROUPED, _NUMBER = 1 / 60, 1 / 8, 1 / 16
 
@@ -43,47 +46,93 @@ class Harm:
     cost: float
 
 
-def off_by(result: Array, exact: Array) -> float:
-    """The largest error as a share of the largest result: the one there is, or the one that as many would have if they
-    were spread like a bell, whichever is larger."""
+def off_by(result: Array, exact: Array, images: int = 0) -> float:
+    """How far results may be off, as a share of the largest: those of the image that is worst, or of so many `images`
+    as far as these tell."""
+    if not result.size:
+        return 0.0
+    each = (_largest(r, e, 1.0) for r, e in zip(result, exact, strict=True))
+    return max(_largest(result, exact, images / len(result)), *each)
+
+
+def _largest(result: Array, exact: Array, times: float) -> float:
+    """The largest error as a share of the largest result: the one there is, or the one that so many `times` as many
+    results would have if they were spread like a bell, whichever is larger."""
     error = (result - exact).astype(np.float64)
-    usual = np.sqrt(np.square(error).mean() * 2 * np.log(max(error.size, 3))) if error.size else 0.0
-    largest = max(float(usual), float(np.abs(error).max(initial=0)))
-    return largest / max(float(np.abs(exact).max(initial=0)), 1e-30)
+    seen = np.log(max(error.size, 3))
+    expected = seen + np.log(max(times, 1.0))
+    usual = np.sqrt(np.square(error).mean() * 2 * expected)
+    largest = float(np.abs(error).max()) * np.sqrt(expected / seen)
+    return float(max(usual, largest) / max(float(np.abs(exact).max()), 1e-30))
 
 
-def _first(calibration: Calibration, x: Array, most: int) -> Array:
-    """As many images of a batch as have `most` activations."""
+def _count(calibration: Calibration, most: int) -> int:
+    """Images that have `most` activations, about."""
     numbers = sum(int(np.prod(shape)) for shape in calibration.shapes)
-    return x[: max(1, min(_IMAGES, most // max(numbers, 1)))]
+    return max(1, min(_BATCH, most // max(numbers, 1)))
+
+
+def _with_mirrored(graph: Graph, batch: Seen, count: int) -> Seen:
+    """So many images: those there are and, where they are few, their mirror images, which calibration did not see."""
+    x, room = batch.x[:count], min(count - len(batch.x), 3 * len(batch.x))
+    if x.ndim != 4 or room <= 0:
+        return batch.first(count)
+    others = np.concatenate([x[..., ::-1], x[..., ::-1, :], x[..., ::-1, ::-1]])[:room]
+    return Seen(np.concatenate([x, others]), np.concatenate([batch.result, graph.run(others)]))
 
 
 def choose_wide(
     graph: Graph,
     calibration: Calibration,
     kept: dict[str, str],
-    x: Array,
+    batch: Seen,
     bound: float,
-    build: Callable[[Wide], Any],
+    build: Callable[[Wide, Rounding | None], Any],
 ) -> Any:
-    """The model, by `build`, with the fewest activations in 16 bits whose results on `x` are off by `bound` at most.
+    """The model, by `build`, with the fewest activations in 16 bits whose results on `batch`, and on other images as
+    far as these tell, are off by `bound` at most.
 
     `graph` is left as it is; `build` is given the activations to widen.
     """
-    model = build({})
-    seen = _first(calibration, x, _RUN)
-    exact = graph.run(seen)
-    error = off_by(model.run(seen), exact)
+    check = _with_mirrored(graph, batch, _count(calibration, _CHECKED))
+    search, look = (check.first(_count(calibration, most)) for most in (_RUN, _LOOKED_AT))
+    model = build({}, None)
+    error = _error(model, check)
     if error <= bound or not np.isfinite(error):
         return model
-    few = _first(calibration, seen, _LOOKED_AT)
-    harms = sorted(_harms(graph, calibration, kept, few, exact[: len(few)]), key=lambda h: -h.error / h.cost)
-    least, most = 0, len(harms)  # too little, and enough where anything is
-    while least + 1 < most:
-        count = (least + most) // 2
-        tried = build(_reasons(graph, harms[:count], error))
-        least, most = (least, count) if off_by(tried.run(seen), exact) <= _ROOM * bound else (count, most)
-    return build(_reasons(graph, harms[:most], error))
+    rounding = Rounding(graph, search.x)
+    harms = sorted(_harms(graph, calibration, kept, look), key=lambda h: -h.error / h.cost)
+    least, most, target = -1, len(harms), bound  # too little, and enough where anything is
+    while harms:
+        while least + 1 < most:
+            count = (least + most) // 2
+            enough = _error(build(_reasons(graph, harms[:count], error), rounding), search) <= target
+            least, most = (least, count) if enough else (count, most)
+        model = build(_reasons(graph, harms[:most], error), rounding)
+        found = _error(model, check)
+        if found <= bound:
+            return _fewer(
+                model, most, lambda count: build(_reasons(graph, harms[:count], error), rounding), check, bound
+            )
+        if most == len(harms):
+            break
+        least, most, target = most, len(harms), target * _NEARER * bound / found
+    return model
+
+
+def _fewer(model: Any, most: int, build: Callable[[int], Any], check: Seen, bound: float) -> Any:
+    """A model with fewer activations in 16 bits, where one keeps the bound too: how weights happen to be rounded
+    together moves the error by a tenth to either side, so that the search may have passed it by."""
+    step = max(1, most // _TRIES // 2)
+    for count in range(most - step, max(most - (_TRIES + 1) * step, -1), -step):
+        tried = build(count)
+        if _error(tried, check) <= bound:
+            model = tried
+    return model
+
+
+def _error(model: Any, seen: Seen) -> float:
+    return off_by(model.run(seen.x), seen.result, _BATCH)
 
 
 def _reasons(graph: Graph, chosen: list[Harm], error: float) -> Wide:
@@ -100,8 +149,8 @@ def closed(graph: Graph, wide: Wide) -> Wide:
     return found
 
 
-def _harms(graph: Graph, calibration: Calibration, kept: dict[str, str], x: Array, exact: Array) -> list[Harm]:
-    trial = _Trial(graph, calibration, kept, x)
+def _harms(graph: Graph, calibration: Calibration, kept: dict[str, str], seen: Seen) -> list[Harm]:
+    trial, exact = _Trial(graph, calibration, kept, seen.x), seen.result
     last = len(graph.steps) - 1
     costs = _costs(graph, calibration)
     out = []

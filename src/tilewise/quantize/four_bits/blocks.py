@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewise.errors import ConfigurationError
+from tilewise.quantize.compensation import inverse_factor, round_columns
 
 Array = npt.NDArray[Any]
 BLOCK = 32
@@ -59,7 +60,7 @@ def round_blocks(weight: Array, symmetric: bool = True, moments: Array | None = 
     if moments is None:
         codes, scales, minimums = _nearest(padded, symmetric)
     else:
-        codes, scales, minimums = _compensated(padded, symmetric, _factor(moments, padded.shape[1]))
+        codes, scales, minimums = _compensated(padded, symmetric, inverse_factor(moments, padded.shape[1]))
     return Blocks(np.ascontiguousarray(codes[:, : weight.shape[1]]), scales, minimums, column_scale)
 
 
@@ -132,38 +133,24 @@ def _nearest(weight: Array, symmetric: bool) -> tuple[Array, Array, Array | None
     return codes.reshape(weight.shape), scales.reshape(shape), None if minimums is None else minimums.reshape(shape)
 
 
-def _factor(moments: Array, width: int) -> Array:
-    """The upper Cholesky factor of the inverse of the damped second moments: row i tells how the error of column i is
-    made up for by the columns after it."""
-    full = np.eye(width)
-    mean = float(np.diag(moments).mean())
-    full *= mean if mean > 0 else 1.0  # padding and dead inputs
-    full[: len(moments), : len(moments)] = moments
-    full[np.diag_indices(width)] += 0.01 * (mean if mean > 0 else 1.0)
-    lower = np.linalg.inv(np.linalg.cholesky(full))
-    upper: Array = np.linalg.cholesky(lower.T @ lower).T
-    return upper.astype(np.float32)
-
-
-def _compensated(weight: Array, symmetric: bool, factor: Array) -> tuple[Array, Array, Array | None]:
-    weight = weight.copy()
+def _compensated(weight: Array, symmetric: bool, upper: Array) -> tuple[Array, Array, Array | None]:
     outputs, width = weight.shape
     codes = np.empty(weight.shape, np.uint8)
     scales = np.empty((outputs, width // BLOCK), np.float16)
     minimums = None if symmetric else np.empty_like(scales)
-    for index, first in enumerate(range(0, width, BLOCK)):
-        part = slice(first, first + BLOCK)
-        block, inner = weight[:, part], factor[part, part]
-        scale, minimum = _grid(block, symmetric, 1 / np.square(np.diag(inner)))
-        errors = np.empty_like(block)
-        for i in range(BLOCK):
-            column = block[:, i : i + 1]
-            code = _codes(column, scale, minimum)
-            codes[:, first + i] = code[:, 0]
-            errors[:, i : i + 1] = (column - _values(code, scale, minimum)) / inner[i, i]
-            block[:, i + 1 :] -= errors[:, i : i + 1] * inner[i, i + 1 :]
-        weight[:, first + BLOCK :] -= errors @ factor[part, first + BLOCK :]
-        scales[:, index] = scale
-        if minimums is not None and minimum is not None:
-            minimums[:, index] = minimum
+    grid: tuple[Array, Array | None] = (np.zeros(0), None)
+
+    def begin(first: int, block: Array, importance: Array) -> None:
+        nonlocal grid
+        grid = _grid(block, symmetric, importance)
+        scales[:, first // BLOCK] = grid[0]
+        if minimums is not None and grid[1] is not None:
+            minimums[:, first // BLOCK] = grid[1]
+
+    def round_column(index: int, column: Array) -> Array:
+        code = _codes(column[:, None], *grid)
+        codes[:, index] = code[:, 0]
+        return _values(code, *grid)[:, 0]
+
+    round_columns(weight, upper, round_column, BLOCK, begin)
     return codes, scales, minimums

@@ -1,0 +1,57 @@
+"""Weights rounded by what they read: results nearer to the exact ones, and sums that still cannot overflow."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tilewise.quantize.pairs import compensated_weights, overflowing_channels, proven_weights
+from tilewise.quantize.rounding import _moments
+
+
+def pixels(channels: int, count: int, seed: int = 0) -> np.ndarray:
+    """Channels that go together, as those of an image do."""
+    rng = np.random.default_rng(seed)
+    causes = max(channels // 3, 2)
+    mix = np.random.default_rng(channels).standard_normal((channels, causes))
+    made = mix @ rng.standard_normal((causes, count)) + 0.3 * rng.standard_normal((channels, count))
+    return np.maximum(made, 0).astype(np.float32)
+
+
+def missed(weight: np.ndarray, rounded: np.ndarray, x: np.ndarray) -> float:
+    """How far results are off, but for their means, which the bias takes care of."""
+    error = np.moveaxis(weight - rounded, 1, -1) @ (x - x.mean(1, keepdims=True))
+    return float(np.sqrt(np.square(error).mean()))
+
+
+@pytest.mark.parametrize("channels, taps", [(3, 3), (24, 1), (58, 1), (128, 1), (16, 3), (64, 3), (12, 3)])
+def test_results_are_nearer_than_with_weights_rounded_to_the_nearest(channels: int, taps: int) -> None:
+    weight = np.random.default_rng(1).standard_normal((20, channels, taps, taps)).astype(np.float32)
+    made = compensated_weights(weight, _moments(pixels(channels, 3000)))
+    fresh = pixels(channels, 3000, seed=1)
+    nearest = proven_weights(weight)
+    assert missed(weight, made.dequantize(), fresh) < 0.9 * missed(weight, nearest.dequantize(), fresh)
+    np.testing.assert_array_equal(made.scale, nearest.scale)
+
+
+@pytest.mark.parametrize("channels, taps", [(3, 3), (8, 1), (20, 1), (130, 1), (16, 3), (20, 3), (20, 5), (64, 3)])
+@pytest.mark.parametrize("kind", ["bell", "equal", "signs", "one large"])
+def test_no_sum_can_overflow(channels: int, taps: int, kind: str) -> None:
+    rng = np.random.default_rng(2)
+    weight = rng.standard_normal((12, channels, taps, taps))
+    weight = {"bell": weight, "equal": np.full_like(weight, 0.7), "signs": np.sign(weight)}.get(kind, weight)
+    if kind == "one large":
+        weight[:, 0] *= 50
+    weight = weight.astype(np.float32)
+    # All but one and the same input: every error is handed on whole.
+    x = np.repeat(pixels(1, 200), channels, 0) + 1e-3 * pixels(channels, 200)
+    made = compensated_weights(weight, _moments(x)).q.transpose(0, 2, 3, 1)
+    assert made.dtype == np.int8
+    assert overflowing_channels(made, 4 if weight[0].size >= 128 else 2) == 0
+
+
+def test_few_pixels_are_not_believed_more_than_they_know() -> None:
+    weight = np.random.default_rng(3).standard_normal((20, 96, 1, 1)).astype(np.float32)
+    made = compensated_weights(weight, _moments(pixels(96, 12)))
+    fresh = pixels(96, 3000, seed=1)
+    assert missed(weight, made.dequantize(), fresh) < 1.05 * missed(weight, proven_weights(weight).dequantize(), fresh)
