@@ -23,7 +23,8 @@ from tilewise.tensor import Tensor
 
 Array = npt.NDArray[Any]
 _SPREADS = 6  # standard deviations that a channel's values keep within, also where few were seen
-_FREE = 0.125  # of a range of few values that is added to it after one image; half as much after four
+# Of a range that is added to it after one image, half as much after four: of few values, and of what leaves the network
+_FREE, _FREE_RESULT = 0.125, 0.5
 _ENDS = {"sigmoid": 1.0, "hard_sigmoid": 1.0, "relu6": 6.0}
 _LEAST_SCALE, _MOST_SCALE = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
@@ -147,7 +148,7 @@ def traced_and_calibrated(
     if graph is None or watching is None:
         raise ConfigurationError("the calibration data is empty: a range needs at least one input")
     room = [_room(step, shape, samples) for step, shape in zip(graph.steps, watching.shapes, strict=True)]
-    room[-1] = _room(graph.steps[-1], (), samples)
+    room[-1] = 1 + _FREE_RESULT / samples**0.5
     ranges = [
         _extended(o.range(observer), by, step.activation)
         for o, by, step in zip(watching.observers, room, graph.steps, strict=True)
@@ -167,7 +168,7 @@ def traced_and_calibrated(
 
 def _room(step: Step, shape: tuple[int, ...], samples: int) -> float:
     """How much farther a result's range reaches than what was seen. Of a picture's many values the few that saturate do
-    no harm; where a channel is one number (behind a global mean), or is what leaves the network, they would."""
+    no harm; where a channel is one number (behind a global mean) they would, as in what leaves the network."""
     return 1.0 if step.kind == "input" or np.prod(shape[1:]) > 1 else 1 + _FREE / samples**0.5
 
 
