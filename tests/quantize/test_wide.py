@@ -102,19 +102,23 @@ def test_odd_layers(channels: int, groups: int, stride: int, activation: str, se
 
 @needs_native
 @pytest.mark.parametrize("activation", ["", "relu", "relu6", "hard_swish", "silu", "sigmoid", "hard_sigmoid", "gelu"])
-@pytest.mark.parametrize("wide_in, wide_out", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("wide_in, wide_out", [(9000, WIDEST), (WIDEST, 0), (0, 4095), (4095, 12000)])
 def test_layers_of_every_activation_and_width(
-    activation: str, wide_in: bool, wide_out: bool, settings_restored: Any
+    activation: str, wide_in: int, wide_out: int, settings_restored: Any
 ) -> None:
     rng = np.random.default_rng(4)
     low, high = affine_from_range(-2.0, 6.0), affine_from_range(-1.0, 3.0)
-    given, made = (p.widened() if wide else p for p, wide in ((high, wide_in), (low, wide_out)))
+    given, made = (p.widened(1.5, most) if most else p for p, most in ((high, wide_in), (low, wide_out)))
     for channels, columns, taps, groups in [
         (3, 5, 3, 1),
         (16, 24, 1, 1),
         (20, 40, 3, 1),
         (24, 24, 3, 24),
         (12, 18, 2, 3),
+        (48, 48, 5, 48),
+        (37, 37, 3, 37),
+        (16, 16, 7, 16),
+        (33, 33, 2, 33),
     ]:
         weight = rng.standard_normal((columns, channels // groups, taps, taps)).astype(np.float32)
         padding, bias = (taps // 2, taps // 2), rng.standard_normal(columns).astype(np.float32)
@@ -136,7 +140,7 @@ def assert_layer_is_numpys(
 ) -> None:
     from tilewise.quantize.array import QuantizedArray, round_up
 
-    border, size = max(layer.geometry.padding), 9
+    border, size = max(layer.geometry.padding), 6 + channels % 9
     plan = native.Int8Plan()
     x = numbers(rng, (2, size, size, round_up(channels)), layer.input)
     arrays = [QuantizedArray(x, layer.input, channels).with_border(border)]
@@ -255,16 +259,10 @@ def test_what_is_one_number_a_channel_has_room_for_images_that_differ() -> None:
     assert np.abs(q.run(brighter) - exact).max() <= 0.02 * np.abs(exact).max()
 
 
-def test_sixteen_bits_reach_farther_after_few_images_and_a_file_says_how_far(tmp_path: Path) -> None:
-    x = inputs(16, 3, 32, 32)
-    rooms = []
-    for count in (1, 16):
-        q = with_wide(zoo.ZOO["squeezenet"](), x[:count], 1.0)
-        save_quantized(q, tmp_path / "wide.safetensors")
-        again = load_quantized(tmp_path / "wide.safetensors")
-        assert again.affine == q.affine
-        rooms.append(q.calibration.room)
-    assert rooms == [1.5, 1.3125]
+def test_a_file_says_how_far_16_bits_reach_and_how_finely(tmp_path: Path) -> None:
+    q = with_wide(zoo.ZOO["squeezenet"](), inputs(2, 3, 32, 32), 1.0)
+    save_quantized(q, tmp_path / "wide.safetensors")
+    assert load_quantized(tmp_path / "wide.safetensors").affine == q.affine
     arrays, metadata = load_arrays(tmp_path / "wide.safetensors")
     facts = json.loads(metadata["model"])
     said = facts["numbers"]
@@ -326,10 +324,11 @@ def test_activations_use_as_many_of_16_bits_as_their_readers_can_bear() -> None:
         read, layer = q.affine[step.inputs[0]], q.integer[index]
         weights = layer.kernel.weights().astype(np.int64)
         products = weights[0].size
-        assert products > 100 or read.most > 8000, "few products leave an activation its bits"
+        bent = q.graph.steps[step.inputs[0]].activation == "silu"  # which must reach far enough as well
+        assert products > 100 or bent or read.most > 8000, "few products leave an activation its bits"
         assert products < 1000 or read.most < 8000, "many take them"
-        largest = np.abs(weights).reshape(len(weights), -1).sum(1) * read.most + np.abs(layer.offset.astype(np.int64))
-        assert largest.max() < 2**31
+        bias = np.abs(layer.offset.astype(np.int64)) if step.kind == "conv" else 0
+        assert (np.abs(weights).reshape(len(weights), -1).sum(1) * read.most + bias).max() < 2**31
 
 
 @pytest.mark.parametrize("most", [4095, 9000, 32767])
@@ -343,9 +342,9 @@ def test_bent_numbers_are_near_the_activation_and_favour_no_side(largest: float,
     x = x[(x < largest) & (x > -max(largest, 12))].astype(np.float32)
     values = x if finish.is_table else x / np.float32(output.scale / finish.units)
     got = finish.bytes(values.astype(np.float32)).astype(np.float64) * output.scale
-    exact = x / (1 + np.exp(-x.astype(np.float64)))
+    exact = x / (1 + np.exp(np.minimum(-x.astype(np.float64), 700)))
     if activation == "gelu":
         exact = x * np.array([0.5 * math.erfc(-each / math.sqrt(2)) for each in x])
-    error = got - exact
+    error = got - np.clip(exact, -largest, largest)
     assert np.abs(error).max() <= 2.5 * output.scale + 8e-4
     assert abs(error.mean()) <= 0.1 * output.scale + 1e-5  # shared by all values, it would add up in sums

@@ -68,12 +68,6 @@ class Calibration:
         """The mean of each channel of a step's result, where it is known."""
         return np.array(self.means[step]) if self.means and self.means[step] else None
 
-    @property
-    def room(self) -> float:
-        """How much farther 16 bits reach than bytes: they are so fine that what saturates would be most of their
-        error, and the fewer images were seen the more would."""
-        return 1.25 + 0.25 / float(np.sqrt(max(self.samples, 1)))
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """As JSON; `Calibration.load` reads it back."""
         means, spans = (part or ((),) * len(self.names) for part in (self.means, self.spans))

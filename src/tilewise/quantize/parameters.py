@@ -54,7 +54,7 @@ class AffineParameters:
         rounded: Array = np.rint(clipped).astype(np.int32) + self.zero_point
         return rounded.astype(np.int16 if self.wide else np.uint8)
 
-    def widened(self, room: float = 1.5, most: int = USUAL) -> AffineParameters:
+    def widened(self, room: float, most: int) -> AffineParameters:
         """The same range in 16 bits, and `room` times as much, for what calibration did not see, in `most` steps."""
         size = room * max(self.zero_point, 255 - self.zero_point)
         return self if self.wide else AffineParameters(_float32(self.scale * size / most), 0, most)
@@ -151,7 +151,9 @@ def wide_weights(given: Array, bias: Array | None, input: AffineParameters) -> Q
     31 bits."""
     w = checked_weights(given)
     rows = np.abs(w.reshape(len(w), -1).astype(np.float64))
-    room = 2**31 - 2 - input.largest * (rows.shape[1] + 1)  # each may be rounded up by a half, and the bias take it back
+    room = (
+        2**31 - 2 - input.largest * (rows.shape[1] + 1)
+    )  # each may be rounded up by a half, and the bias take it back
     if room < 2**30:
         raise ConfigurationError("it has so many inputs that a sum of them might not fit into 32 bits")
     worst = rows.sum(1) * input.largest + (0.0 if bias is None else np.abs(bias) / input.scale)

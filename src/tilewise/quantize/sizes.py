@@ -16,6 +16,7 @@ from tilewise.quantize.graph import Graph
 from tilewise.quantize.parameters import USUAL, WIDEST, AffineParameters
 from tilewise.quantize.reference import BENT_TO
 
+_REACH = 1.5  # farther than bytes: so fine are they that what saturates would be most of their error
 _ALIKE = 20.0  # where errors of activations, whose largest is some twenty times the usual, and of weights are alike
 
 
@@ -30,7 +31,7 @@ def wide_parameters(graph: Graph, calibration: Calibration, wide: Collection[int
             most[read] = min(most[read], int(math.sqrt(_ALIKE * 2**31 / max(products, 1))))
         if family_of[index] in most and step.activation in BENT_TO:
             p = parameters[index]
-            reach = calibration.room * max(p.zero_point, 255 - p.zero_point) * p.scale
+            reach = _REACH * max(p.zero_point, 255 - p.zero_point) * p.scale
             bent = int(min(0.99 * reach * WIDEST / BENT_TO[step.activation], WIDEST))
             most[family_of[index]] = min(most[family_of[index]], max(bent, USUAL))
-    return {f: parameters[f].widened(calibration.room, max(size, USUAL)) for f, size in most.items()}
+    return {f: parameters[f].widened(_REACH, max(size, USUAL)) for f, size in most.items()}
