@@ -1,4 +1,4 @@
-"""Convolutions that run a band of rows at a time, where more lies between them than the cache holds: the same numbers."""
+"""Convolutions that run a band of rows at a time, more lying between them than the cache holds: the same numbers."""
 
 from __future__ import annotations
 

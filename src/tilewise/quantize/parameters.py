@@ -147,8 +147,8 @@ def rounded_weights(w: Array, largest: Array, most: int) -> QuantizedWeights:
 
 
 def wide_weights(given: Array, bias: Array | None, input: AffineParameters) -> QuantizedWeights:
-    """Weights (O, ...) of 16 bits for a wide input, as fine as their sums with any activations, and the bias, stay within
-    31 bits."""
+    """Weights (O, ...) of 16 bits for a wide input, as fine as their sums with any activations, and the bias, stay
+    within 31 bits."""
     w = checked_weights(given)
     rows = np.abs(w.reshape(len(w), -1).astype(np.float64))
     room = (

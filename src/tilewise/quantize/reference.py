@@ -116,7 +116,8 @@ _UNITS = (7, 5, 3, 1)  # that values may be counted in, in a step: odd, so that 
 
 
 def _gelu_bump(x: Array) -> Array:
-    return x * np.array([math.erfc(each / math.sqrt(2)) / 2 for each in x.flat]).reshape(x.shape)
+    tail: Array = np.array([math.erfc(each / math.sqrt(2)) / 2 for each in x.flat]).reshape(x.shape)
+    return x * tail
 
 
 # What is taken away from max(x, 0), on either side of 0
@@ -161,7 +162,7 @@ class WideFinish:
 
 @dataclass(frozen=True)
 class _WidePieces:
-    """native/kernels/int8_between.h: WidePieces as it lies in memory, and what a step of the output is of 32768 units."""
+    """native/kernels/int8_between.h: WidePieces as it lies in memory; what a step of the output is of 32768 units."""
 
     native: bytes
     step: int
@@ -195,8 +196,8 @@ def _wide_pieces(activation: str, inverse: float, high: int) -> _WidePieces | No
 
 
 def _cubics(d: Array, heights: Array) -> tuple[Array, int]:
-    """(power, piece) whole coefficients, as much finer as 16 bits allow: by so many bits. Of each piece the mean is kept: an
-    error that all values share adds up in the sums that read them."""
+    """(power, piece) whole coefficients, as much finer as 16 bits allow: by so many bits. Of each piece the mean is kept:
+    an error that all values share adds up in the sums that read them."""
     powers = d[:, None] ** np.arange(4)
     found = heights @ np.linalg.pinv(powers).T  # (piece, power)
     finer = int(np.clip(np.log2(30000 / max(np.abs(found).sum(1).max(), 1e-3)), 0, 12))

@@ -1,8 +1,8 @@
 """How large the numbers of a 16-bit activation may be: as large as those that read them can bear.
 
-A sum of products has 32 bits, whatever the activations. What they use of them, the weights lack: with many products in a
-sum both have about as many steps as leave their errors alike; with few, as in a depthwise layer, all 16 bits are used.
-SiLU and GELU bend whole numbers of 16 bits, which must reach to where they are 0 or x.
+A sum of products has 32 bits, whatever the activations. What they use of them, the weights lack: with many products in
+a sum both have about as many steps as leave their errors alike; with few, as in a depthwise layer, all 16 bits are
+used. SiLU and GELU bend whole numbers of 16 bits, which must reach to where they are 0 or x.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ALIKE = 20.0  # where errors of activations, whose largest is some twenty times
 def wide_parameters(graph: Graph, calibration: Calibration, wide: Collection[int]) -> dict[int, AffineParameters]:
     """The parameters of every family that is to have 16 bits, by its first step."""
     family_of, parameters = families(graph), shared_parameters(graph, calibration)
-    most = {family: WIDEST for family in wide}
+    most = dict.fromkeys(wide, WIDEST)
     for index, step in enumerate(graph.steps):
         read = family_of[step.inputs[0]] if step.inputs else -1
         if read in most and step.weight is not None and step.kind in ("conv", "linear"):
