@@ -196,7 +196,7 @@ def _wide_pieces(activation: str, inverse: float, high: int) -> _WidePieces | No
 
 
 def _cubics(d: Array, heights: Array) -> tuple[Array, int]:
-    """(power, piece) whole coefficients, as much finer as 16 bits allow: by so many bits. Of each piece the mean is kept:
+    """(power, piece) whole coefficients, as much finer as 16 bits allow: by so many bits. The mean of a piece is kept:
     an error that all values share adds up in the sums that read them."""
     powers = d[:, None] ** np.arange(4)
     found = heights @ np.linalg.pinv(powers).T  # (piece, power)
