@@ -100,6 +100,14 @@ TW_INLINE void add_rests(const Split& split, int first, const int8_t* w, vi (&ac
 }
 #endif
 
+// Sums that lie in memory. There are many ways to finish them; in one function with the loop that makes them, the compiler gives
+// the registers to these, and the loop works in memory.
+template <int R, int P>
+__attribute__((noinline)) void finish_apart(const Int8Problem& p, const vi (&sums)[R][P * kVectors], const RowOffsets& at, int first,
+                                            int64_t row, int panel) {
+  finish_tile<R, P>(p, sums, at, first, row, panel);
+}
+
 template <int R, int P, Dot D>
 void tile(const Int8Problem& p, const Whole<D>& whole, const RowOffsets& at, int first, int64_t row, int panel) {
   constexpr int V = P * kVectors;
@@ -122,7 +130,13 @@ void tile(const Int8Problem& p, const Whole<D>& whole, const RowOffsets& at, int
     if (whole.split.first != nullptr) add_rests<R>(whole.split, first, p.weights + panel * panel_bytes, acc);
   }
 #endif
-  finish_tile<R, P>(p, acc, at, first, row, panel);
+  vi sums[R][V];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) sums[r][v] = acc[r][v];
+  }
+  finish_apart<R, P>(p, sums, at, first, row, panel);
 }
 
 template <int R, int P, Dot D>
