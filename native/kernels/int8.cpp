@@ -160,6 +160,12 @@ void tile(const Int8Problem& p, const Slice<D>& slice, const RowOffsets& at, int
   }
 }
 
+// Apart, as finish_apart().
+__attribute__((noinline)) void finish_vector(const Int8Problem& p, const vi* sum, const RowOffsets& at, int first, int64_t row,
+                                             int column) {
+  finish(p, *sum, row, at.out[first], at.residual[first], column);
+}
+
 // One row of whole K: matrix times vector, bound by the stream of weights. Four independent sums hide the latency of the
 // dot.
 template <Dot D>
@@ -192,7 +198,7 @@ void one_row(const Int8Problem& p, const RowOffsets& at, int first, int64_t row,
   for (int v = 0; v < kVectors; ++v) {
     const int column = panel * kInt8Panel + v * kLanes;
     const vi sum = (acc[0][v] + acc[1][v]) + (acc[2][v] + acc[3][v]) + load_ints(p.offset + column);
-    finish(p, sum, row, at.out[first], at.residual[first], column);
+    finish_vector(p, &sum, at, first, row, column);
   }
 }
 

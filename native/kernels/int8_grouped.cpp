@@ -293,10 +293,16 @@ struct Grouped {
         multiply<D>(pixel, 0, int64_t{window.groups} * kInt8Group, w, 0, acc);
       }
     }
+    vi sums[Pixels][kVectors];  // in memory, where a loop may choose among them
+#pragma GCC unroll 8
+    for (int p = 0; p < Pixels; ++p) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sums[p][v] = acc[p][v];
+    }
     for (int p = 0; p < Pixels; ++p) {
       for (int v = 0; v < kVectors; ++v) {
         const int64_t c = panel * kPanel + v * kLanes, left = r.channels - c;
-        if (left > 0) finish<C>(r, acc[p][v], scale, y, x + p, c, left < kLanes ? static_cast<int>(left) : kLanes);
+        if (left > 0) finish<C>(r, sums[p][v], scale, y, x + p, c, left < kLanes ? static_cast<int>(left) : kLanes);
       }
     }
   }
