@@ -39,6 +39,7 @@ def suspects(lines: Iterable[str]) -> Iterator[tuple[str, int, int]]:
             result = instruction.rsplit(",", 1)[-1].strip()
         elif stored and stored[1] == result:
             stores[function] += 1
+            result = ""
     for name, count in adds.items():
         if stores[name] >= _MANY and stores[name] > _MOSTLY * count:
             yield name, count, stores[name]

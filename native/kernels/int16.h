@@ -38,7 +38,7 @@ struct WideProblem {
 // A row too many is zeros. It is the order in which two rows of pixels that are taken together come to lie.
 constexpr int kBlockOrder[4] = {0, 2, 1, 3};  // where the groups of four channels lie
 constexpr int kDepthwiseBlock = 16;
-inline int64_t block_at(int64_t block, int64_t channels) {
+static inline int64_t block_at(int64_t block, int64_t channels) {  // static: a copy for each instruction set
   const int64_t first = kDepthwiseBlock * block, last = channels - kDepthwiseBlock;
   return first > last && last >= 0 ? last : first;
 }

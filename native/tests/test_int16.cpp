@@ -1,0 +1,138 @@
+// Layers of 16-bit numbers against plain loops, on buffers with no number to spare, and chains of them in bands of rows.
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "common/int16_layer.h"
+#include "common/int8_plan.h"
+#include "common/machine.h"
+#include "common/thread_pool.h"
+#include "tests/tests.h"
+
+namespace {
+
+std::mt19937 rng(3);
+
+int16_t small(int most) { return static_cast<int16_t>(static_cast<int>(rng() % (2 * most + 1)) - most); }
+
+tw::GroupedGeometry geometry(int columns, int channels, int groups, int kernel, int stride) {
+  tw::GroupedGeometry g;
+  g.columns = columns;
+  g.groups = groups;
+  g.group_channels = channels / groups;
+  g.taps = {kernel, kernel, stride, stride, 1, 1};
+  g.top = g.left = g.bottom = g.right = kernel / 2;
+  return g;
+}
+
+std::shared_ptr<tw::Int16Layer> layer(const tw::GroupedGeometry& g, std::vector<int16_t>& weights, bool bent) {
+  weights.resize(g.columns * g.taps.kernel_h * g.taps.kernel_w * g.group_channels);
+  for (int16_t& w : weights) w = small(300);
+  const std::vector<int32_t> offset(g.columns, 11);
+  const std::vector<float> scale(g.columns, 1.0f / 64);
+  auto made = std::make_shared<tw::Int16Layer>(g, weights.data(), offset.data(), scale.data(), nullptr);
+  tw::WideFinish finish;
+  if (bent) {
+    finish.curve = tw::WideCurve::pieces;
+    finish.pieces.far = 20000, finish.pieces.turn = 26000, finish.pieces.shift = 1;
+    finish.pieces.round = 16384, finish.pieces.step = 10923, finish.pieces.most = 32767;
+    for (auto& row : finish.pieces.c) {
+      for (int16_t& c : row) c = small(2000);
+    }
+  }
+  made->set_wide_finish(finish);
+  return made;
+}
+
+int32_t clamped(int64_t sum) {  // of sum / 64: halves of an even number of steps are rounded down, of an odd one up
+  const double value = static_cast<double>(sum) / 64, low = -32767, high = 32767;
+  const double bounded = value < low ? low : value > high ? high : value;
+  return static_cast<int32_t>(__builtin_nearbyint(bounded));
+}
+
+void check_layer(int size, int columns, int channels, int groups, int kernel, int stride) {
+  const tw::GroupedGeometry g = geometry(columns, channels, groups, kernel, stride);
+  std::vector<int16_t> weights;
+  const auto made = layer(g, weights, false);
+  const int64_t padded = (channels + 1) / 2 * 2, border = kernel / 2;
+  const tw::Int8Image in{1, size, size + 3, padded, border};
+  std::vector<int16_t> x(in.image_step());
+  for (int16_t& v : x) v = small(900);
+  tw::Int8Image out = made->conv_shape(in);
+  out.pixel = columns;
+  std::vector<int16_t> y(out.image_step());
+  made->conv(in, x.data(), {}, nullptr, out, false, y.data());
+  for (int64_t oy = 0; oy < out.height; ++oy) {
+    for (int64_t ox = 0; ox < out.width; ++ox) {
+      for (int c = 0; c < columns; ++c) {
+        const int64_t first = c / (columns / groups) * g.group_channels;
+        int64_t sum = 11;
+        for (int t = 0; t < kernel * kernel; ++t) {
+          const int64_t row = oy * stride + t / kernel, column = ox * stride + t % kernel;  // the frame begins at 0
+          for (int k = 0; k < g.group_channels; ++k) {
+            sum += x[row * in.row_step() + column * padded + first + k] * weights[(c * kernel * kernel + t) * g.group_channels + k];
+          }
+        }
+        TW_CHECK(y[(oy * out.width + ox) * columns + c] == clamped(sum));
+      }
+    }
+  }
+  std::vector<int16_t> again(weights.size());
+  made->unpack(again.data());
+  TW_CHECK(again == weights);
+}
+
+// Up, along and down, twice: what comes out of a plan with this second-level cache.
+std::vector<int16_t> through_chain(int64_t l2, int threads, int height) {
+  tw::pretend_machine(0, l2, 0, 0);
+  tw::set_num_threads(threads);
+  rng.seed(9);
+  tw::Int8Plan plan;
+  tw::PlanShape shape;
+  shape.bytes = true;
+  shape.size = 2;
+  shape.channels = 20;
+  int value = plan.add_input(shape);
+  std::vector<int16_t> weights;
+  for (int kernel : {3, 5}) {
+    value = plan.add(tw::wide_layer_op(layer(geometry(36, 20, 1, 1, 1), weights, true), false, false, kernel / 2), {value});
+    value = plan.add(tw::wide_layer_op(layer(geometry(36, 36, 36, kernel, kernel == 3 ? 1 : 2), weights, true), false, false, 0), {value});
+    value = plan.add(tw::wide_layer_op(layer(geometry(20, 36, 1, 1, 1), weights, false), false, false, 0), {value});
+  }
+  plan.add_output(value);
+  shape.height = height;
+  shape.width = 13;
+  const auto schedule = plan.schedule({shape});
+  const tw::PlanShape& result = tw::Int8Plan::output_shape(*schedule, 0);
+  std::vector<int16_t> x(2 * shape.storage() / 2), y(2 * result.storage() / 2);
+  for (int16_t& v : x) v = small(900);
+  plan.run(*schedule, 2, {x.data()}, {y.data()});
+  tw::pretend_machine(0, 0, 0, 0);
+  tw::set_num_threads(1);
+  return y;
+}
+
+}  // namespace
+
+TW_TEST(layers_of_16_bits_are_exact) {
+  for (int size : {1, 5, 14}) {
+    for (int columns : {3, 16, 24, 40}) check_layer(size, columns, 10, 1, 1, 1);
+    check_layer(size, 18, 12, 3, 3, 1);
+    check_layer(size, 33, 7, 1, 3, 2);
+    for (int channels : {5, 16, 23, 48}) {
+      for (int kernel : {1, 2, 3, 5, 7}) {
+        for (int stride : {1, 2}) check_layer(size + kernel, channels, channels, channels, kernel, stride);
+      }
+    }
+  }
+}
+
+TW_TEST(bands_give_the_numbers_of_whole_images) {
+  for (int height : {1, 2, 9, 40}) {
+    const std::vector<int16_t> whole = through_chain(int64_t{1} << 40, 1, height);
+    for (int64_t l2 : {1 << 17, 1 << 14, 1 << 10}) {
+      for (int threads : {1, 3}) TW_CHECK(through_chain(l2, threads, height) == whole);
+    }
+  }
+}
