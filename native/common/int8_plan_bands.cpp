@@ -20,12 +20,12 @@ Rows rows_read(const Int8Op& op, const Rows& made) {
 
 int64_t row_bytes(const PlanShape& shape) { return shape.image(1).row_step(); }
 
-// Rows of what lies between two steps, frames included: [base, done) are there. Before the first one is room for a frame, which
-// an operation may count from, and does not read further than its padding.
+// Rows of what lies between two steps, frames included. Before the first one is room for a frame: an operation counts from the
+// frame of its image, wherever the rows are that it reads.
 struct Band {
   char* memory = nullptr;
   const PlanShape* shape = nullptr;
-  Rows there, wanted;
+  Rows there, wanted;  // of the image; those of its frame have numbers below 0, and from its height on
   bool begun = false;
 
   char* row(int64_t index) const { return memory + (shape->border + index - there.first) * row_bytes(*shape); }

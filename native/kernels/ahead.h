@@ -1,5 +1,6 @@
-// Weights asked for ahead of their use. Those that are read once, front to back: where much is computed from each byte, an out-of-order core looks too few bytes
-// ahead to keep the memory busy, and asking for the line two kilobytes on makes it so. With AVX2 only, where it was measured.
+// Weights asked for ahead of their use. Those that are read once, front to back: where much is computed from each byte, an
+// out-of-order core looks too few bytes ahead to keep the memory busy, and asking for the line two kilobytes on makes it so. With
+// AVX2 only, where it was measured.
 #pragma once
 
 #include "common/simd.h"
