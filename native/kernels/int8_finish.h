@@ -156,7 +156,7 @@ TW_INLINE vi first_shorts(const int16_t* p, int n) {
 #if defined(__AVX2__)
   return (vi)_mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 #else
-  vi v;
+  vi v = {};
   for (int i = 0; i < kLanes; ++i) v[i] = p[i];
   return v;
 #endif

@@ -55,3 +55,12 @@ def test_few_pixels_are_not_believed_more_than_they_know() -> None:
     made = compensated_weights(weight, _moments(pixels(96, 12)))
     fresh = pixels(96, 3000, seed=1)
     assert missed(weight, made.dequantize(), fresh) < 1.05 * missed(weight, proven_weights(weight).dequantize(), fresh)
+
+
+def test_weights_that_were_pruned_stay_zeros() -> None:
+    rng = np.random.default_rng(5)
+    weight = rng.standard_normal((24, 64, 3, 3)).astype(np.float32)
+    weight[rng.random(weight.shape) < 0.6] = 0
+    made = compensated_weights(weight, _moments(pixels(64, 3000)))
+    assert not made.q[weight == 0].any()
+    assert np.count_nonzero(made.q) > 0.9 * np.count_nonzero(weight)

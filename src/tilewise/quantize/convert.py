@@ -26,7 +26,7 @@ from tilewise.quantize.magnify import Factors, factors, magnify
 from tilewise.quantize.parameters import AffineParameters, QuantizedWeights
 from tilewise.quantize.plan import BytesResult, Product, Segment, segments
 from tilewise.quantize.rounding import Rounding
-from tilewise.quantize.sizes import wide_parameters
+from tilewise.quantize.wide import choose_wide, wide_parameters
 from tilewise.tensor import Tensor, no_grad
 
 Array = npt.NDArray[Any]
@@ -365,8 +365,6 @@ def _in_four_bits(model: Module, data: Any, symmetric: bool, more: bool) -> Modu
 def _within_error(
     graph: Graph, calibration: Calibration, kept: dict[str, str], first: Seen, bound: float
 ) -> QuantizedModel:
-    from tilewise.quantize.wide import choose_wide
-
     def build(wide: Mapping[int, str], rounding: Rounding | None) -> QuantizedModel:
         copy = Graph([replace(step) for step in graph.steps], graph.batch)  # whose weights it lets go of
         return QuantizedModel(copy, calibration, kept, wide=wide, rounding=rounding)

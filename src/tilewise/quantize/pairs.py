@@ -71,6 +71,7 @@ class _Rows:
 
     def __init__(self, steps: Array, products: int) -> None:
         self.steps, self.products = steps, products
+        self.pruned = steps == 0  # which stay zeros: a pruned model is one still
         self.q = np.zeros(steps.shape, np.int8)
         sums = (-(-steps.shape[1] // (2 * _GROUP)) * 2 * _GROUP // products, len(steps))
         self.up, self.down = np.zeros(sums, np.float32), np.zeros(sums, np.float32)
@@ -81,6 +82,7 @@ class _Rows:
         up, down = self.up[at], self.down[at]
         most = _LARGEST_SUM // _LARGEST_ACTIVATION
         rounded: Array = np.clip(np.rint(column), np.maximum(down - most, -127), np.minimum(most - up, 127))
+        rounded[self.pruned[:, channel]] = 0
         up += np.maximum(rounded, 0)
         down += np.maximum(-rounded, 0)
         self.q[:, channel] = rounded

@@ -2,8 +2,8 @@
 
 Weights are symmetric int8 (zero point 0), with one scale per output channel or one for all. Activations are affine
 uint8: real = (q - zero_point) * scale, with 0.0 exactly representable, because padding and ReLU need it. Where bytes
-are too coarse an activation has 16 bits, of which 13 and a sign are used: real = q * scale; a layer that reads it has
-int16 weights.
+are too coarse an activation has 16 bits, of which as many are used as its readers can bear (`tilewise.quantize.wide`):
+real = q * scale; a layer that reads it has int16 weights.
 """
 
 from __future__ import annotations

@@ -3,11 +3,17 @@
 Every activation is rounded alone, with the weights that read it, and what that does to the result is kept: such errors
 add up like independent noise. Those that do most harm for the time that 16 bits would cost are widened first, until the
 rest stays within the bound: every model that is tried is run beside the float one.
+
+How large the numbers of such an activation may be is up to those that read them. A sum of products has 32 bits,
+whatever the activations. What they use of them, the weights lack: with many products in a sum both have about as many
+steps as leave their errors alike; with few, as in a depthwise layer, all 16 bits are used. SiLU and GELU bend whole
+numbers of 16 bits, which must reach to where they are 0 or x.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +26,8 @@ from tilewise.quantize.forms import KEEPS, families, shared_parameters
 from tilewise.quantize.graph import Graph
 from tilewise.quantize.layers import corrected_bias, rounded_conv_weights
 from tilewise.quantize.magnify import Factors, factors, magnify
-from tilewise.quantize.parameters import INT8Quantizer
+from tilewise.quantize.parameters import USUAL, WIDEST, AffineParameters, INT8Quantizer
+from tilewise.quantize.reference import BENT_TO
 from tilewise.quantize.rounding import Rounding
 from tilewise.tensor import no_grad
 
@@ -33,6 +40,26 @@ _TRIES = 6  # models with fewer, after the search
 _NEARER = 0.97  # than what a search found must the next one come, where the check failed
 # What 16 bits cost, in steps of a processor with AVX2, about: a product, one of a layer in groups, a number to store
 _PRODUCT, _GROUPED, _NUMBER = 1 / 60, 1 / 8, 1 / 16
+
+_REACH = 1.5  # farther than bytes: so fine are they that what saturates would be most of their error
+_ALIKE = 20.0  # where errors of activations, whose largest is some twenty times the usual, and of weights are alike
+
+
+def wide_parameters(graph: Graph, calibration: Calibration, wide: Collection[int]) -> dict[int, AffineParameters]:
+    """The parameters of every family that is to have 16 bits, by its first step."""
+    family_of, parameters = families(graph), shared_parameters(graph, calibration)
+    most = dict.fromkeys(wide, WIDEST)
+    for index, step in enumerate(graph.steps):
+        read = family_of[step.inputs[0]] if step.inputs else -1
+        if read in most and step.weight is not None and step.kind in ("conv", "linear"):
+            products = math.prod(step.weight.shape[1:])
+            most[read] = min(most[read], int(math.sqrt(_ALIKE * 2**31 / max(products, 1))))
+        if family_of[index] in most and step.activation in BENT_TO:
+            p = parameters[index]
+            reach = _REACH * max(p.zero_point, 255 - p.zero_point) * p.scale
+            bent = int(min(0.99 * reach * WIDEST / BENT_TO[step.activation], WIDEST))
+            most[family_of[index]] = min(most[family_of[index]], max(bent, USUAL))
+    return {f: parameters[f].widened(_REACH, max(size, USUAL)) for f, size in most.items()}
 
 
 @dataclass(frozen=True)
