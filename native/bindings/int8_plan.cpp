@@ -332,8 +332,8 @@ void bind_plan(nb::module_& m) {
       .def("wide_add", [](Int8Plan& p, int a, int b, float a_scale, float b_scale, nb::handle finish, int border) {
         return p.add(wide_add_op(a_scale, b_scale, end_of(finish), border), {a, b});
       })
-      .def("wide_mul", [](Int8Plan& p, int a, int b, float scale, nb::handle finish, int border) {
-        return p.add(wide_mul_op(scale, end_of(finish), border), {a, b});
+      .def("wide_mul", [](Int8Plan& p, int a, int b, float scale, float fraction, nb::handle finish, int border) {
+        return p.add(wide_mul_op(scale, fraction, end_of(finish), border), {a, b});
       })
       .def("wide_affine", [](Int8Plan& p, int x, std::vector<float> scale, std::vector<float> shift, nb::handle finish, int border) {
         return p.add(wide_affine_op(scale, shift, end_of(finish), border), {x});

@@ -46,7 +46,9 @@ Int16Layer::Int16Layer(const GroupedGeometry& geometry, const int16_t* weights, 
 int64_t Int16Layer::in_block(int64_t block, int64_t column, int64_t tap) const {
   const GroupedTaps& t = geometry_.taps;
   const int64_t y = tap / t.kernel_w, x = tap % t.kernel_w, c = column - block_at(block, geometry_.columns);
-  return (((block * ((t.kernel_h + 1) / 2) + y / 2) * t.kernel_w + x) * kInt8Panel + 4 * kBlockOrder[c / 4] + c % 4) * 2 + y % 2;
+  const bool last = y + 1 == t.kernel_h && t.kernel_h % 2 == 1;  // whose taps lie side by side
+  const int64_t two = (block * ((t.kernel_h + 1) / 2) + y / 2) * t.kernel_w + (last ? x / 2 : x);
+  return (two * kInt8Panel + 4 * kBlockOrder[c / 4] + c % 4) * 2 + (last ? x : y) % 2;
 }
 
 void Int16Layer::pack_depthwise(const int16_t* weights) {

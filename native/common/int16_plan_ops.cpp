@@ -254,7 +254,7 @@ class Between : public Int8Op {
   int border_;
 };
 
-// A sum, or a product whose second may be one pixel an image, for all pixels of it.
+// A sum, or a product whose second may be one pixel an image, for all pixels of it: a gate.
 class WideTwo : public Between {
  public:
   WideTwo(bool product, float a_scale, float b_scale, const MixedEnd& end, int border)
@@ -267,15 +267,20 @@ class WideTwo : public Between {
     return shaped(in[0]);
   }
 
+  bool in_place(const PlanShape& in, const PlanShape& out) const override {  // where no channels are made twice
+    return in.pixel() == out.pixel() && in.size == out.size && out.channels % kInt8Panel == 0;
+  }
+
   void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
            void* out) const override {
     const bool one = product_ && shapes[1]->height * shapes[1]->width == 1;
     const MixedFinish finish = this->finish();
     const auto kernel = product_ ? active_int16().mul : active_int16().add;
-    each_row(out_shape, images, [&](int64_t image, int64_t row) {
-      MixedPixels other = pixels(*shapes[1], in[1], image, one ? 0 : row, b_scale_);
+    const bool framed = out_shape.border + shapes[0]->border + (one ? 0 : shapes[1]->border) > 0;
+    each_rows(out_shape, images, framed ? 1 : out_shape.height, [&](int64_t image, int64_t row, int64_t count) {
+      MixedPixels other = pixels(*shapes[1], in[1], image, one ? 0 : row, product_ && !one ? 0.0f : b_scale_);
       if (one) other.step = 0;
-      kernel(pixels(*shapes[0], in[0], image, row, a_scale_), other, out_shape.width, out_shape.channels, finish,
+      kernel(pixels(*shapes[0], in[0], image, row, a_scale_), other, count * out_shape.width, out_shape.channels, finish,
              target(out_shape, out, image, row));
     });
   }
@@ -327,8 +332,9 @@ std::unique_ptr<Int8Op> wide_global_pool_op(float scale, float out_scale, int ou
 std::unique_ptr<Int8Op> wide_add_op(float a_scale, float b_scale, const MixedEnd& end, int border) {
   return std::make_unique<WideTwo>(false, a_scale, b_scale, end, border);
 }
-std::unique_ptr<Int8Op> wide_mul_op(float scale, const MixedEnd& end, int border) {
-  return std::make_unique<WideTwo>(true, scale, 0.0f, end, border);
+std::unique_ptr<Int8Op> wide_mul_op(float scale, float fraction, const MixedEnd& end, int border) {
+  require(fraction == 0.0f || end.wide, "fractions of 16 bits give 16 bits");
+  return std::make_unique<WideTwo>(true, scale, fraction, end, border);
 }
 std::unique_ptr<Int8Op> wide_affine_op(const std::vector<float>& scale, const std::vector<float>& shift, const MixedEnd& end, int border) {
   return std::make_unique<WideAffine>(scale, shift, end, border);

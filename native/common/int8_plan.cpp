@@ -27,6 +27,38 @@ bool PlanShape::same_buffer(const PlanShape& other) const {
          width == other.width && border == other.border && zero == other.zero;
 }
 
+// Memory for values one after the other: a new one takes the first place that is free, so that little memory, used a moment ago, is
+// all there is. Sizes and places are bytes of one image.
+class Pool {
+ public:
+  // The place of what is made by step `now` and last read by step `until`.
+  int64_t take(int64_t bytes, std::size_t now, std::size_t until) {
+    taken_.erase(std::remove_if(taken_.begin(), taken_.end(), [&](const Taken& t) { return t.until < now; }), taken_.end());
+    int64_t begin = 0;
+    auto next = taken_.begin();
+    for (; next != taken_.end() && next->begin - begin < bytes; ++next) begin = std::max(begin, next->end);
+    taken_.insert(next, {begin, begin + bytes, until});
+    size = std::max(size, begin + bytes);
+    return begin;
+  }
+
+  // What lies there is followed, in its place, by something that is read longer.
+  void keep(int64_t begin, std::size_t until) {
+    for (Taken& t : taken_) {
+      if (t.begin == begin) t.until = std::max(t.until, until);
+    }
+  }
+
+  int64_t size = 0;
+
+ private:
+  struct Taken {
+    int64_t begin, end;
+    std::size_t until;
+  };
+  std::vector<Taken> taken_;  // by their places
+};
+
 // Where every value lies, for one size of input.
 class Int8Plan::Schedule {
  public:
@@ -168,6 +200,7 @@ std::shared_ptr<Int8Plan::Schedule> Int8Plan::schedule(const std::vector<PlanSha
     const std::size_t when = s.chain_of[step] < 0 ? step : s.chains[s.chain_of[step]].last;
     for (int value : steps_[step].inputs) last_use[found.root(value)] = when;
   }
+  Pool pool;                            // of values without a frame
   std::vector<std::size_t> busy_until;  // per buffer: the last step that reads what it holds
   for (std::size_t step = 0; step < steps_.size(); ++step) {
     const int value = static_cast<int>(inputs_.size() + step), root = found.root(value);
@@ -187,24 +220,49 @@ std::shared_ptr<Int8Plan::Schedule> Int8Plan::schedule(const std::vector<PlanSha
     }
     if (s.places[root].kind == Schedule::kInput && root >= static_cast<int>(inputs_.size())) {  // not placed yet
       const PlanShape& whole = s.shapes[root];
-      std::size_t buffer = 0;
-      while (buffer < s.buffers.size() && !(busy_until[buffer] < step && s.buffers[buffer].same_buffer(whole))) ++buffer;
+      const std::size_t until = std::max(step, last_use[root]);
+      const int64_t bytes = round_up(std::max<int64_t>(1, whole.storage()), 64);
+      std::size_t buffer = s.buffers.size();
+      if (whole.border > 0) {  // its frame is filled once: only what has the same one follows it
+        buffer = 0;
+        while (buffer < s.buffers.size() && !(busy_until[buffer] < step && s.buffers[buffer].same_buffer(whole))) ++buffer;
+      }
       if (buffer == s.buffers.size()) {
         s.buffers.push_back(whole);
-        s.offsets.push_back(s.image_bytes);
-        s.image_bytes += round_up(std::max<int64_t>(1, whole.storage()), 64);
         busy_until.push_back(0);
+        const int replaced = whole.border > 0 ? -1 : replaces(s, found, step, last_use);
+        if (replaced >= 0) {
+          s.offsets.push_back(s.offsets[s.places[replaced].kind]);
+          pool.keep(s.offsets.back(), until);
+        } else {
+          s.offsets.push_back(whole.border > 0 ? s.image_bytes : pool.take(bytes, step, until));
+        }
+        if (whole.border > 0) s.image_bytes += bytes;
       }
-      busy_until[buffer] = std::max(step, last_use[root]);
+      busy_until[buffer] = until;
       s.places[root] = {static_cast<int>(buffer)};
     }
     s.places[value] = s.places[root];
     s.places[value].offset = offset;
   }
+  for (std::size_t b = 0; b < s.buffers.size(); ++b) {
+    if (s.buffers[b].border > 0) s.offsets[b] += pool.size;
+  }
+  s.image_bytes += pool.size;
   s.max_chunk = std::max<int64_t>(1, kArenaBytes / std::max<int64_t>(1, s.image_bytes));
   schedules_.insert(schedules_.begin(), made);
   if (schedules_.size() > kSchedules) schedules_.pop_back();
   return made;
+}
+
+// The value whose place a step's result may take while it is made: its first input's, which nobody reads then and nothing else lies in.
+int Int8Plan::replaces(const Schedule& s, const Families& found, std::size_t step, const std::vector<std::size_t>& last_use) const {
+  const int value = static_cast<int>(inputs_.size() + step), source = steps_[step].inputs[0];
+  const bool chained = s.chain_of[step] >= 0, alone = found.root(value) == value && found.root(source) == source;
+  if (chained || !alone || s.places[source].kind < 0 || last_use[source] != step) return -1;
+  const PlanShape &in = s.shapes[source], &out = s.shapes[value];
+  const bool same = in.bytes && out.bytes && in.storage() == out.storage() && in.border == 0 && out.border == 0;
+  return same && steps_[step].op->in_place(in, out) ? source : -1;
 }
 
 std::vector<BandStep> Int8Plan::steps_of(const Schedule& s, std::size_t first, std::size_t last) const {

@@ -59,6 +59,7 @@ class Int8Op {
   virtual bool is_concat() const { return false; }                       // run() copies one part to its place
   virtual int64_t slice_from() const { return -1; }                      // of a slice: its first channel
   virtual bool reads_wide() const { return false; }                      // numbers of two bytes
+  virtual bool in_place(const PlanShape&, const PlanShape&) const { return false; }  // the result may lie where its first input did
   virtual bool reads_any_pitch() const { return true; }                  // of its first input
   virtual bool writes_any_pitch() const { return true; }                 // and nothing beside its channels
   virtual int64_t multiply_adds(const PlanShape&) const { return 0; }    // per image of the result
@@ -113,6 +114,7 @@ class Int8Plan {
   struct Families;  // values that lie in one buffer
   Families families(Schedule& schedule) const;
   void find_chains(Schedule& schedule, const Families& families) const;
+  int replaces(const Schedule& schedule, const Families& families, std::size_t step, const std::vector<std::size_t>& last_use) const;
   std::vector<BandStep> steps_of(const Schedule& schedule, std::size_t first, std::size_t last) const;
   void run_chunk(const Schedule& schedule, int64_t first, int64_t images, const std::vector<const void*>& in,
                  const std::vector<void*>& out, uint8_t* arena, int64_t arena_images, int64_t arena_parts, const Int8Tile* tiles) const;
@@ -164,7 +166,7 @@ std::unique_ptr<Int8Op> wide_pool_op(const PoolWindow& window, bool mean, int bo
 // By the scale that a mean of what is read has; to bytes (most: 0), or to two, of `most` at most.
 std::unique_ptr<Int8Op> wide_global_pool_op(float scale, float out_scale, int out_zero, int most, bool rows, int border);
 std::unique_ptr<Int8Op> wide_add_op(float a_scale, float b_scale, const MixedEnd& end, int border);
-std::unique_ptr<Int8Op> wide_mul_op(float scale, const MixedEnd& end, int border);
+std::unique_ptr<Int8Op> wide_mul_op(float scale, float fraction, const MixedEnd& end, int border);
 std::unique_ptr<Int8Op> wide_affine_op(const std::vector<float>& scale, const std::vector<float>& shift, const MixedEnd& end, int border);
 
 }  // namespace tw

@@ -14,19 +14,21 @@ TW_INLINE void fetch_ahead([[maybe_unused]] const void* line) {
 #endif
 }
 
-// The weights of the next panel, asked for while this one is multiplied: a part with each of the `tiles` that pass by it.
+// The weights of the next panel, asked for while this one is multiplied, little by little: `fetch` is called `calls` times. Many lines at
+// once would keep those waiting that are needed now.
 class NextPanel {
  public:
-  NextPanel(const void* weights, int64_t bytes, int tiles)
-      : at_(static_cast<const char*>(weights)), end_(at_ + bytes), step_(tiles > 0 ? bytes / tiles + 64 : 0) {}
+  NextPanel() = default;
+  NextPanel(const void* weights, int64_t bytes, int64_t calls)
+      : at_(static_cast<const char*>(weights)), end_(at_ + bytes), step_(calls > 0 ? (bytes / calls + 63) / 64 * 64 : 0) {}
   TW_INLINE void fetch() {
-    const char* until = at_ + step_ < end_ ? at_ + step_ : end_;
-    for (; at_ < until; at_ += 64) __builtin_prefetch(at_);
+    if (at_ >= end_) return;
+    for (const char* until = at_ + step_; at_ < until; at_ += 64) __builtin_prefetch(at_);
   }
 
  private:
-  const char *at_, *end_;
-  int64_t step_;
+  const char *at_ = nullptr, *end_ = nullptr;
+  int64_t step_ = 0;
 };
 
 }  // namespace TW_ISA

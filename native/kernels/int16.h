@@ -34,8 +34,8 @@ struct WideProblem {
 };
 
 // Depthwise weights lie in blocks of 16 channels, the last one ending with the last channel where there are so many, and
-// beginning where the one before it has not ended: [block][two rows of taps][tap of a row][channel, in `kBlockOrder`][row].
-// A row too many is zeros. It is the order in which two rows of pixels that are taken together come to lie.
+// beginning where the one before it has not ended: [block][two rows of taps][tap of a row][channel, in `kBlockOrder`][row]. Of a
+// row that is left over it is [two taps][channel][tap], then zeros. It is the order in which pixels that are taken together come to lie.
 constexpr int kBlockOrder[4] = {0, 2, 1, 3};  // where the groups of four channels lie
 constexpr int kDepthwiseBlock = 16;
 static inline int64_t block_at(int64_t block, int64_t channels) {  // static: a copy for each instruction set
@@ -70,7 +70,8 @@ struct Int16Kernels {
   void (*depthwise)(const WideProblem& problem, int64_t first, int64_t last);
   void (*add)(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t channels, const MixedFinish& finish,
               const MixedTarget& to);
-  // (a - its zero) * (b - its zero) * a's scale
+  // (a - its zero) * (b - its zero) * a's scale. Where b is one pixel for all and has a scale, it is numbers of 16 bits, w =
+  // round((b - its zero) * b's scale), that a's, of 16 bits too, are multiplied with: (a * w + 2^14) >> 15 within `finish`'s limits.
   void (*mul)(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t channels, const MixedFinish& finish,
               const MixedTarget& to);
   // (x - its zero) * scale[channel] + shift[channel]

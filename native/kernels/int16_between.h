@@ -8,6 +8,8 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
+constexpr int64_t kGateChannels = 512;  // that all pixels are multiplied with before the next ones
+
 TW_INLINE vi numbers_at(const MixedPixels& x, int64_t pixel, int64_t c, int lanes) {
   const int64_t at = pixel * x.step + c;
   return (x.wide ? first_shorts(static_cast<const int16_t*>(x.data) + at, lanes)
@@ -113,8 +115,52 @@ void add(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t cha
   });
 }
 
+TW_INLINE vi fraction_at(const MixedPixels& gate, int64_t c, int lanes) {
+  return whole_in(as_floats(numbers_at(gate, 0, c, lanes)) * splat(gate.scale), -kWideMost, kWideMost);
+}
+
+// Every pixel by the fractions of 32768 that the gate has for its channels.
+void gate_by_fractions(const MixedPixels& a, const MixedPixels& gate, int64_t pixels, int64_t channels, const WideFinish& finish,
+                       const MixedTarget& to) {
+  const int16_t* x = static_cast<const int16_t*>(a.data);
+  int16_t* out = static_cast<int16_t*>(to.data);
+#if defined(__AVX2__)
+  if (channels >= kInt8Panel) {
+    const __m256i low = _mm256_set1_epi16(static_cast<int16_t>(finish.low)), high = _mm256_set1_epi16(static_cast<int16_t>(finish.high));
+    int16_t fractions[kGateChannels];
+    for (int64_t begin = 0; begin < channels; begin += kGateChannels) {
+      const int64_t count = channels - begin < kGateChannels ? channels - begin : kGateChannels;
+      const int64_t some = count < kInt8Panel ? kInt8Panel : count, c = begin + count - some;  // of the last few, those before them too
+      for (int64_t i = 0; i < some; i += kLanes) {
+        const int lanes = some - i < kLanes ? static_cast<int>(some - i) : kLanes;
+        store_first_shorts(fractions + i, fraction_at(gate, c + i, lanes), lanes);
+      }
+      for (int64_t pixel = 0; pixel < pixels; ++pixel) {
+        for (int64_t block = 0; block * kInt8Panel < some; ++block) {
+          const int64_t i = block_at(block, some);
+          const __m256i product = _mm256_mulhrs_epi16(load_sixteen(x + pixel * a.step + c + i), load_sixteen(fractions + i));
+          _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + pixel * to.step + c + i),
+                              _mm256_min_epi16(_mm256_max_epi16(product, low), high));
+        }
+      }
+    }
+    return;
+  }
+#endif
+  const vi zeros = {};
+  for (int64_t c = 0; c < channels; c += kLanes) {
+    const int lanes = channels - c < kLanes ? static_cast<int>(channels - c) : kLanes;
+    const vi fraction = fraction_at(gate, c, lanes);
+    for (int64_t pixel = 0; pixel < pixels; ++pixel) {
+      const vi product = high_product(first_shorts(x + pixel * a.step + c, lanes), fraction);
+      store_first_shorts(out + pixel * to.step + c, smaller(larger(product, zeros + finish.low), zeros + finish.high), lanes);
+    }
+  }
+}
+
 void mul(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t channels, const MixedFinish& finish,
          const MixedTarget& to) {
+  if (b.step == 0 && b.scale != 0.0f) return gate_by_fractions(a, b, pixels, channels, finish.wide, to);
 #if defined(__AVX2__)
   if (b.step == 0 && by_sixteen(channels, finish, to)) {  // a gate
     return with_known(a.wide, b.wide, [&](auto a_wide, auto b_wide) {

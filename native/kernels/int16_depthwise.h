@@ -20,31 +20,57 @@ TW_INLINE const int16_t* block_weights(const WideProblem& p, int64_t block) {
   return p.weights + block * ((p.kernel_h + 1) / 2) * p.kernel_w * 2 * kDepthwiseBlock;
 }
 
-// A vector of channels, a whole number of vectors from the block's first: of two rows, those of the first (0) or second one.
-TW_INLINE vi channel_weights(const int16_t* tap, int channel, int row) {
+// A vector of channels, a whole number of vectors from the block's first: the weights of one tap.
+TW_INLINE vi tap_weights(const WideProblem& p, const int16_t* w, int64_t ky, int64_t kx, int channel) {
+  const bool last = ky + 1 == p.kernel_h && p.kernel_h % 2 == 1;  // whose taps lie side by side
+  const int16_t* two = w + (ky / 2 * p.kernel_w + (last ? kx / 2 : kx)) * 2 * kDepthwiseBlock;
   int32_t held[kLanes];
 #pragma GCC unroll 4
-  for (int g = 0; g < kLanes / 4; ++g) std::memcpy(held + 4 * g, tap + 8 * kBlockOrder[channel / 4 + g], 16);
-  const vi two = load_lanes(held);
-  return row == 0 ? two & 0xffff : (two >> 16) & 0xffff;  // the number beside a number is multiplied by 0
+  for (int g = 0; g < kLanes / 4; ++g) std::memcpy(held + 4 * g, two + 8 * kBlockOrder[channel / 4 + g], 16);
+  return ((last ? kx : ky) % 2 == 0 ? load_lanes(held) : load_lanes(held) >> 16) & 0xffff;  // the number beside a number is multiplied by 0
+}
+
+// Neighbouring pixels of a row of the image, `count` from pixel `first` of the problem: where they lie, and how far apart.
+struct Run {
+  int64_t first, count;
+  int64_t in, out, residual;
+};
+
+TW_INLINE int64_t in_place(const PixelGrid& grid, const Int8Problem& p, int64_t pixel) {
+  return pixel / p.width / p.height * grid.image_step + pixel / p.width % p.height * grid.row_step + pixel % p.width * grid.column_step;
+}
+
+TW_INLINE Run run_at(const Int8Problem& p, int64_t first, int64_t last) {
+  const int64_t left = p.width - first % p.width;
+  return {first, last - first < left ? last - first : left, in_place(p.in_grid, p, first), in_place(p.out_grid, p, first),
+          in_place(p.residual_grid, p, first)};
+}
+
+TW_INLINE void finish_at(const Int8Problem& p, vi sums, const Run& run, int64_t i, int64_t column) {
+  finish(p, sums, run.first + i, run.out + i * p.out_grid.column_step, run.residual + i * p.residual_grid.column_step,
+         static_cast<int>(column));
 }
 
 // A vector of a block's channels at one pixel, for every geometry.
 template <bool kBytes>
-void depthwise_pixel(const WideProblem& p, const RowOffsets& at, int i, int64_t row, int64_t block) {
-  const int64_t first = block_at(block, p.to.columns);
+void depthwise_pixel(const WideProblem& p, const Run& run, int64_t i, int64_t block) {
+  const int64_t first = block_at(block, p.to.columns), x = run.in + i * p.to.in_grid.column_step;
   for (int c = 0; c < kDepthwiseBlock && first + c < p.to.columns; c += kLanes) {
     const int64_t column = first + c, left = p.to.columns - column;
     vi acc = load_lanes(p.to.offset + column);
-    const int16_t* w = block_weights(p, block);
     for (int64_t ky = 0; ky < p.kernel_h; ++ky) {
       for (int64_t kx = 0; kx < p.kernel_w; ++kx) {
-        const int16_t* tap = w + (ky / 2 * p.kernel_w + kx) * 2 * kDepthwiseBlock;
-        const vi x = numbers<kBytes>(p, at.in[i] + ky * p.tap_row + kx * p.tap_step + column, left < kLanes ? static_cast<int>(left) : kLanes);
-        acc = add_products(acc, x, channel_weights(tap, c, static_cast<int>(ky % 2)));
+        const vi tap = numbers<kBytes>(p, x + ky * p.tap_row + kx * p.tap_step + column, left < kLanes ? static_cast<int>(left) : kLanes);
+        acc = add_products(acc, tap, tap_weights(p, block_weights(p, block), ky, kx, c));
       }
     }
-    finish(p.to, acc, row, at.out[i], at.residual[i], static_cast<int>(column));
+    finish_at(p.to, acc, run, i, column);
+  }
+}
+
+void depthwise_pixels(const WideProblem& p, const Run& run) {
+  for (int64_t block = 0; block * kDepthwiseBlock < p.to.columns; ++block) {
+    for (int64_t i = 0; i < run.count; ++i) (p.bytes != nullptr ? depthwise_pixel<true> : depthwise_pixel<false>)(p, run, i, block);
   }
 }
 
@@ -58,8 +84,6 @@ TW_INLINE __m256i sixteen(const WideProblem& p, int64_t at) {
   }
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p.x + at));
 }
-
-TW_INLINE __m256i load_sixteen(const int16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 
 TW_INLINE __m256i add_pairs(__m256i acc, __m256i a, __m256i w) {
 #if defined(__AVX512F__)
@@ -81,7 +105,7 @@ TW_INLINE __m256i two_fours(const void* a, const void* b) {
 class BlockFinish {
  public:
   BlockFinish(const Int8Problem& p, int64_t column)
-      : p_(p), column_(static_cast<int>(column)), most_(_mm256_set1_ps(SixteenWide::most(p.wide))),
+      : p_(p), column_(column), most_(_mm256_set1_ps(SixteenWide::most(p.wide))),
         low_(_mm256_set1_epi16(static_cast<int16_t>(p.wide.low))) {
     for (int half = 0; half < 2; ++half) {
       offset[half] = two_fours(p.offset + column + 4 * half, p.offset + column + 4 * half + 8);
@@ -99,9 +123,9 @@ class BlockFinish {
   }
 
   // Both halves, whole numbers already where it is quick.
-  TW_INLINE void store(__m256i low, __m256i high, const RowOffsets& at, int i, int64_t row) const {
-    if (!quick) return store_each(low, high, at, i, row);
-    int16_t* to = static_cast<int16_t*>(p_.out) + at.out[i] + column_;
+  TW_INLINE void store(__m256i low, __m256i high, const Run& run, int64_t i) const {
+    if (!quick) return store_each(low, high, run, i);
+    int16_t* to = static_cast<int16_t*>(p_.out) + run.out + i * p_.out_grid.column_step + column_;
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_max_epi16(_mm256_packs_epi32(low, high), low_));
   }
 
@@ -109,133 +133,177 @@ class BlockFinish {
   bool quick;
 
  private:
-  __attribute__((noinline)) void store_each(__m256i low, __m256i high, const RowOffsets& at, int i, int64_t row) const {
+  __attribute__((noinline)) void store_each(__m256i low, __m256i high, const Run& run, int64_t i) const {
     alignas(32) int32_t sums[kDepthwiseBlock];
     _mm256_store_si256(reinterpret_cast<__m256i*>(sums), _mm256_permute2x128_si256(low, high, 0x20));
     _mm256_store_si256(reinterpret_cast<__m256i*>(sums + 8), _mm256_permute2x128_si256(low, high, 0x31));
-    for (int c = 0; c < kDepthwiseBlock; c += kLanes) finish(p_, load_lanes(sums + c), row, at.out[i], at.residual[i], column_ + c);
+    for (int c = 0; c < kDepthwiseBlock; c += kLanes) finish_at(p_, load_lanes(sums + c), run, i, column_ + c);
   }
 
   const Int8Problem& p_;
-  int column_;
+  int64_t column_;
   __m256 most_, scale_[2];
   __m256i low_;
 };
 
-// Of two rows of pixels, the numbers of half of the channels side by side.
+// Of two pixels, the numbers of half of the channels side by side.
 template <int Half>
 TW_INLINE __m256i side_by_side(__m256i a, __m256i b) {
   return Half == 0 ? _mm256_unpacklo_epi16(a, b) : _mm256_unpackhi_epi16(a, b);
 }
 
-// Half of a block's channels at neighbouring pixels: as many as leave room in the registers for a row of weights. Two rows of taps
-// are multiplied at once; pixels that lie in several windows are read once. Taps 0: any number of them, and any distance.
+// Neighbouring windows `Stride` apart: pixels that lie in several of them are read once. The taps of two rows are multiplied at once.
+template <bool kBytes, int Taps, int Stride, int Pixels, int Half>
+TW_INLINE void two_rows(const WideProblem& p, const int16_t* w, int64_t x, __m256i (&acc)[Pixels]) {
+  __m256i weight[Taps];
+#pragma GCC unroll 7
+  for (int k = 0; k < Taps; ++k) weight[k] = load_sixteen(w + k * 2 * kDepthwiseBlock);
+#pragma GCC unroll 32
+  for (int n = 0; n < (Pixels - 1) * Stride + Taps; ++n) {
+    const int64_t at = x + n * p.tap_step;
+    const __m256i two = side_by_side<Half>(sixteen<kBytes>(p, at), sixteen<kBytes>(p, at + p.tap_row));
+#pragma GCC unroll 7
+    for (int k = 0; k < Taps; ++k) {
+      if (n < k || (n - k) % Stride != 0 || (n - k) / Stride >= Pixels) continue;
+      acc[(n - k) / Stride] = add_pairs(acc[(n - k) / Stride], two, weight[k]);
+    }
+  }
+}
+
+// A row that is left over: two neighbouring taps at once. The last one of an odd number stands beside itself, times 0.
+template <bool kBytes, int Taps, int Stride, int Pixels, int Half>
+TW_INLINE void last_row(const WideProblem& p, const int16_t* w, int64_t x, __m256i (&acc)[Pixels]) {
+  constexpr int kPairs = (Taps + 1) / 2, kRead = (Pixels - 1) * Stride + Taps;
+  __m256i weight[kPairs];
+#pragma GCC unroll 4
+  for (int k = 0; k < kPairs; ++k) weight[k] = load_sixteen(w + k * 2 * kDepthwiseBlock);
+  __m256i next = sixteen<kBytes>(p, x);
+#pragma GCC unroll 32
+  for (int n = 0; n < kRead; ++n) {
+    const __m256i pixel = next;
+    if (n + 1 < kRead) next = sixteen<kBytes>(p, x + (n + 1) * p.tap_step);
+    if (n % Stride != 0 && Stride % 2 == 0) continue;
+    const __m256i two = side_by_side<Half>(pixel, next);
+#pragma GCC unroll 4
+    for (int k = 0; k < kPairs; ++k) {
+      if (n < 2 * k || (n - 2 * k) % Stride != 0 || (n - 2 * k) / Stride >= Pixels) continue;
+      acc[(n - 2 * k) / Stride] = add_pairs(acc[(n - 2 * k) / Stride], two, weight[k]);
+    }
+  }
+}
+
+// The same for any number of taps, and any distance: `below` is where the second of two numbers lies, the taps that are multiplied at
+// once `step` apart.
+template <bool kBytes, int Pixels, int Half>
+TW_INLINE void taps_of(const WideProblem& p, const int16_t* w, int64_t x, int64_t below, int step, __m256i (&acc)[Pixels]) {
+  for (int64_t k = 0; k < p.kernel_w; k += step, w += 2 * kDepthwiseBlock) {
+    const __m256i weight = load_sixteen(w);
+    const int64_t second = step == 1 || k + 1 < p.kernel_w ? below : 0;
+#pragma GCC unroll 8
+    for (int j = 0; j < Pixels; ++j) {
+      const int64_t at = x + k * p.tap_step + j * p.to.in_grid.column_step;
+      acc[j] = add_pairs(acc[j], side_by_side<Half>(sixteen<kBytes>(p, at), sixteen<kBytes>(p, at + second)), weight);
+    }
+  }
+}
+
+// Half of a block's channels at neighbouring pixels: as many as leave room in the registers for a row of weights. As many rows of taps
+// as taps of a row, where that number is known.
 template <bool kBytes, int Taps, int Stride, int Pixels, int Half>
 TW_INLINE void half_block(const WideProblem& p, const BlockFinish& end, const int16_t* w, int64_t x, __m256i (&acc)[Pixels]) {
 #pragma GCC unroll 8
   for (int j = 0; j < Pixels; ++j) acc[j] = end.offset[Half];
   w += Half * kDepthwiseBlock;
-  for (int64_t ky = 0; ky < p.kernel_h; ky += 2, x += 2 * p.tap_row) {
-    const int64_t below = x + (ky + 1 < p.kernel_h ? p.tap_row : 0);
-    if constexpr (Taps > 0) {
-      __m256i weight[Taps];
-#pragma GCC unroll 7
-      for (int k = 0; k < Taps; ++k) weight[k] = load_sixteen(w + k * 2 * kDepthwiseBlock);
-#pragma GCC unroll 32
-      for (int n = 0; n < (Pixels - 1) * Stride + Taps; ++n) {
-        const __m256i two = side_by_side<Half>(sixteen<kBytes>(p, x + n * p.tap_step), sixteen<kBytes>(p, below + n * p.tap_step));
-#pragma GCC unroll 7
-        for (int k = 0; k < Taps; ++k) {
-          if (n < k || (n - k) % Stride != 0 || (n - k) / Stride >= Pixels) continue;
-          acc[(n - k) / Stride] = add_pairs(acc[(n - k) / Stride], two, weight[k]);
-        }
-      }
-      w += Taps * 2 * kDepthwiseBlock;
-    } else {
-      for (int64_t k = 0; k < p.kernel_w; ++k, w += 2 * kDepthwiseBlock) {
-        const __m256i weight = load_sixteen(w);
-#pragma GCC unroll 8
-        for (int j = 0; j < Pixels; ++j) {
-          const int64_t n = k * p.tap_step + j * p.to.in_grid.column_step;
-          acc[j] = add_pairs(acc[j], side_by_side<Half>(sixteen<kBytes>(p, x + n), sixteen<kBytes>(p, below + n)), weight);
-        }
-      }
+  if constexpr (Taps > 0) {
+#pragma GCC unroll 3
+    for (int two = 0; two < Taps / 2; ++two) {
+      two_rows<kBytes, Taps, Stride, Pixels, Half>(p, w + two * Taps * 2 * kDepthwiseBlock, x + two * 2 * p.tap_row, acc);
     }
+    if (Taps % 2 == 1) {
+      last_row<kBytes, Taps, Stride, Pixels, Half>(p, w + Taps / 2 * Taps * 2 * kDepthwiseBlock, x + (Taps - 1) * p.tap_row, acc);
+    }
+  } else {
+    int64_t ky = 0;
+    for (; ky + 2 <= p.kernel_h; ky += 2, x += 2 * p.tap_row, w += p.kernel_w * 2 * kDepthwiseBlock) {
+      taps_of<kBytes, Pixels, Half>(p, w, x, p.tap_row, 1, acc);
+    }
+    if (ky < p.kernel_h) taps_of<kBytes, Pixels, Half>(p, w, x, p.tap_step, 2, acc);
   }
   if (end.quick) end.whole(acc, Half);
 }
 
 template <bool kBytes, int Taps, int Stride, int Pixels>
-TW_INLINE void block_tile(const WideProblem& p, const BlockFinish& end, const int16_t* w, int64_t x, const RowOffsets& at, int i,
-                          int64_t row) {
+TW_INLINE void block_tile(const WideProblem& p, const BlockFinish& end, const int16_t* w, int64_t column, const Run& run, int64_t i) {
+  const int64_t x = run.in + i * p.to.in_grid.column_step + column;
   __m256i low[Pixels], high[Pixels];
   half_block<kBytes, Taps, Stride, Pixels, 0>(p, end, w, x, low);
   half_block<kBytes, Taps, Stride, Pixels, 1>(p, end, w, x, high);
 #pragma GCC unroll 8
-  for (int j = 0; j < Pixels; ++j) end.store(low[j], high[j], at, i + j, row + j);
+  for (int j = 0; j < Pixels; ++j) end.store(low[j], high[j], run, i + j);
 }
 
-// Pixels [row, row + count), all of one row of the image.
+// A row of pixels, block by block. What is stored is bent then, where there is a `curve`.
 template <bool kBytes, int Taps, int Stride>
-void depthwise_row(const WideProblem& given, const RowOffsets& at, int64_t row, int count) {
+__attribute__((noinline)) void depthwise_run(const WideProblem& given, const Run& run, const SixteenWide* curve) {
   constexpr int kFew = 4, kMany = 8;
   const WideProblem p = given;  // of its own: for all that is known, what is stored might be a part of `given`
   for (int64_t block = 0; block * kDepthwiseBlock < p.to.columns; ++block) {
     const int64_t column = block_at(block, p.to.columns);
     const BlockFinish end(p.to, column);
     const int16_t* w = block_weights(p, block);
-    for (int done = 0; done < count;) {
-      const int left = count - done;
-      const int tile = left > kFew && count >= kMany ? kMany : count >= kFew ? kFew : 1;
-      const int i = left < tile ? count - tile : done;  // the last ones twice rather than one by one
+    for (int64_t done = 0; done < run.count;) {
+      const int64_t left = run.count - done;
+      const int tile = left > kFew && run.count >= kMany ? kMany : run.count >= kFew ? kFew : 1;
+      const int64_t i = left < tile ? run.count - tile : done;  // the last ones twice rather than one by one
       if (tile == kMany) {
-        block_tile<kBytes, Taps, Stride, kMany>(p, end, w, at.in[i] + column, at, i, row + i);
+        block_tile<kBytes, Taps, Stride, kMany>(p, end, w, column, run, i);
       } else if (tile == kFew) {
-        block_tile<kBytes, Taps, Stride, kFew>(p, end, w, at.in[i] + column, at, i, row + i);
+        block_tile<kBytes, Taps, Stride, kFew>(p, end, w, column, run, i);
       } else {
-        block_tile<kBytes, Taps, Stride, 1>(p, end, w, at.in[i] + column, at, i, row + i);
+        block_tile<kBytes, Taps, Stride, 1>(p, end, w, column, run, i);
       }
       done = i + tile;
     }
+    int16_t* out = static_cast<int16_t*>(p.to.out) + run.out + column;
+    for (int64_t i = 0; curve != nullptr && i < run.count; ++i) bend_sixteen(*curve, out + i * p.to.out_grid.column_step);
   }
 }
 
 template <bool kBytes>
-void whole_blocks(const WideProblem& p, const RowOffsets& at, int64_t row, int count) {
-  const int64_t step = p.to.in_grid.column_step, taps = p.kernel_w;
-  if (taps == 3 && step == p.tap_step) return depthwise_row<kBytes, 3, 1>(p, at, row, count);
-  if (taps == 3 && step == 2 * p.tap_step) return depthwise_row<kBytes, 3, 2>(p, at, row, count);
-  if (taps == 5 && step == p.tap_step) return depthwise_row<kBytes, 5, 1>(p, at, row, count);
-  if (taps == 5 && step == 2 * p.tap_step) return depthwise_row<kBytes, 5, 2>(p, at, row, count);
-  if (taps == 7 && step == p.tap_step) return depthwise_row<kBytes, 7, 1>(p, at, row, count);
-  depthwise_row<kBytes, 0, 0>(p, at, row, count);
-}
-#endif
-
-template <bool kBytes>
-void row_of_pixels(const WideProblem& p, const RowOffsets& at, int64_t row, int count) {
-#if defined(__AVX2__)
-  if (p.to.columns >= kDepthwiseBlock) return whole_blocks<kBytes>(p, at, row, count);
-#endif
-  for (int64_t block = 0; block * kDepthwiseBlock < p.to.columns; ++block) {
-    for (int i = 0; i < count; ++i) depthwise_pixel<kBytes>(p, at, i, row + i, block);
-  }
+void whole_blocks(const WideProblem& p, const Run& run, const SixteenWide* curve) {
+  const int64_t step = p.to.in_grid.column_step, taps = p.kernel_w == p.kernel_h ? p.kernel_w : 0;
+  if (taps == 3 && step == p.tap_step) return depthwise_run<kBytes, 3, 1>(p, run, curve);
+  if (taps == 3 && step == 2 * p.tap_step) return depthwise_run<kBytes, 3, 2>(p, run, curve);
+  if (taps == 5 && step == p.tap_step) return depthwise_run<kBytes, 5, 1>(p, run, curve);
+  if (taps == 5 && step == 2 * p.tap_step) return depthwise_run<kBytes, 5, 2>(p, run, curve);
+  if (taps == 7 && step == p.tap_step) return depthwise_run<kBytes, 7, 1>(p, run, curve);
+  depthwise_run<kBytes, 0, 0>(p, run, curve);
 }
 
 void depthwise(const WideProblem& given, int64_t first, int64_t last) {
-  RowOffsets at;
   WideProblem p = given;
-  const bool later = bends_later(given.to);
+  const SixteenWide curve(given.to.wide);
+  const bool blocks = p.to.columns >= kDepthwiseBlock, later = blocks && bends_later(given.to);
   if (later) p.to.wide = whole_numbers(given.to.wide);
-  for (int64_t row = first; row < last;) {
-    const int64_t left = p.to.width - row % p.to.width, most = last - row < left ? last - row : left;
-    const int count = most < kBlock ? static_cast<int>(most) : kBlock;
-    fill_offsets(p.to, row, count, at);
-    p.bytes != nullptr ? row_of_pixels<true>(p, at, row, count) : row_of_pixels<false>(p, at, row, count);
-    if (later) bend(given.to, at, count, 0, p.to.columns);
-    row += count;
+  while (first < last) {
+    const Run run = run_at(p.to, first, last);
+    if (blocks) {
+      (p.bytes != nullptr ? whole_blocks<true> : whole_blocks<false>)(p, run, later ? &curve : nullptr);
+    } else {
+      depthwise_pixels(p, run);
+    }
+    first += run.count;
   }
 }
+#else
+void depthwise(const WideProblem& p, int64_t first, int64_t last) {
+  while (first < last) {
+    const Run run = run_at(p.to, first, last);
+    depthwise_pixels(p, run);
+    first += run.count;
+  }
+}
+#endif
 
 }  // namespace
 }  // namespace TW_ISA

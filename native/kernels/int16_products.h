@@ -42,6 +42,8 @@ TW_INLINE vi add_products(vi acc, vi a, vi w) {
 }
 
 #if defined(__AVX2__)
+TW_INLINE __m256i load_sixteen(const int16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+
 // Whether results are bent after they are stored, as whole numbers: one after the other by itself each waits for the one before.
 bool bends_later(const Int8Problem& p) { return p.kind == Int8Out::int16 && p.wide.curve == WideCurve::pieces; }
 
@@ -52,21 +54,22 @@ WideFinish whole_numbers(const WideFinish& bent) {
   return whole;
 }
 
+TW_INLINE void bend_sixteen(const SixteenWide& curve, int16_t* numbers) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(numbers), curve.pieces(load_sixteen(numbers)));
+}
+
 // Columns [first, last) of `count` pixels, sixteen of them at a time; those left over beside the result.
 void bend(const Int8Problem& p, const RowOffsets& at, int count, int first, int last) {
   const SixteenWide curve(p.wide);
   int16_t* out = static_cast<int16_t*>(p.out);
   int c = first;
   for (; c + kInt8Panel <= last; c += kInt8Panel) {
-    for (int i = 0; i < count; ++i) {
-      __m256i* to = reinterpret_cast<__m256i*>(out + at.out[i] + c);
-      _mm256_storeu_si256(to, curve.pieces(_mm256_loadu_si256(to)));
-    }
+    for (int i = 0; i < count; ++i) bend_sixteen(curve, out + at.out[i] + c);
   }
   for (int i = 0; c < last && i < count; ++i) {
-    alignas(32) int16_t held[kInt8Panel] = {};
+    int16_t held[kInt8Panel] = {};
     std::memcpy(held, out + at.out[i] + c, 2 * (last - c));
-    _mm256_store_si256(reinterpret_cast<__m256i*>(held), curve.pieces(_mm256_load_si256(reinterpret_cast<const __m256i*>(held))));
+    bend_sixteen(curve, held);
     std::memcpy(out + at.out[i] + c, held, 2 * (last - c));
   }
 }
@@ -76,9 +79,29 @@ WideFinish whole_numbers(const WideFinish& bent) { return bent; }
 void bend(const Int8Problem&, const RowOffsets&, int, int, int) {}
 #endif
 
-// V vectors of a panel for R pixels.
+constexpr int kPairsAtOnce = 4;  // of channels, between two looks ahead
+
+// Two channels, `c` numbers from where the pixels begin, of V vectors of a panel for R pixels.
 template <int R, int V>
-TW_INLINE void multiply(const WideProblem& p, const RowOffsets& at, int first, int panel, vi (&acc)[R][V]) {
+TW_INLINE void multiply_pair(const int16_t* const (&rows)[R], int64_t c, const int16_t* w, vi (&acc)[R][V]) {
+  vi weight[V];
+#pragma GCC unroll 4
+  for (int v = 0; v < V; ++v) std::memcpy(&weight[v], w + v * kLanes * kWideGroup, sizeof weight[v]);
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    int32_t two;
+    std::memcpy(&two, rows[r] + c, sizeof two);
+    const vi a = two - vi{};
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) acc[r][v] = add_products(acc[r][v], a, weight[v]);
+  }
+}
+
+// V vectors of a panel for R pixels. No loop ends after a few rounds: whether its end is foretold then is a matter of luck, and of
+// where the code happens to lie.
+template <int R, int V>
+TW_INLINE void multiply(const WideProblem& p, const RowOffsets& at, int first, int panel, NextPanel& next, vi (&acc)[R][V]) {
+  constexpr int64_t kLine = kInt8Panel * kWideGroup;
   const WideWindow window = p.windows[panel];
   const int16_t* w = p.weights + window.weights;
   const int16_t* rows[R];
@@ -90,20 +113,14 @@ TW_INLINE void multiply(const WideProblem& p, const RowOffsets& at, int first, i
   }
   for (int64_t ky = 0; ky < p.kernel_h; ++ky) {
     for (int64_t kx = 0; kx < p.kernel_w; ++kx) {
-      const int64_t tap = ky * p.tap_row + kx * p.tap_step;
-      for (int64_t c = tap; c < tap + kWideGroup * window.pairs; c += kWideGroup, w += kInt8Panel * kWideGroup) {
-        vi weight[V];
+      int64_t c = ky * p.tap_row + kx * p.tap_step;
+      const int64_t end = c + kWideGroup * window.pairs;
+      for (; c + kWideGroup * kPairsAtOnce <= end; c += kWideGroup * kPairsAtOnce, w += kPairsAtOnce * kLine) {
+        next.fetch();
 #pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) std::memcpy(&weight[v], w + v * kLanes * kWideGroup, sizeof weight[v]);
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-          int32_t two;
-          std::memcpy(&two, rows[r] + c, sizeof two);
-          const vi a = two - vi{};
-#pragma GCC unroll 4
-          for (int v = 0; v < V; ++v) acc[r][v] = add_products(acc[r][v], a, weight[v]);
-        }
+        for (int pair = 0; pair < kPairsAtOnce; ++pair) multiply_pair(rows, c + pair * kWideGroup, w + pair * kLine, acc);
       }
+      for (; c < end; c += kWideGroup, w += kLine) multiply_pair(rows, c, w, acc);
     }
   }
 }
@@ -115,12 +132,12 @@ __attribute__((noinline)) int strip(const WideProblem& given, const RowOffsets& 
   const WideProblem p = given;  // of its own: for all that is known, what is stored might be a part of `given`
   const WideWindow window = p.windows[panel];
   const int64_t numbers = p.kernel_h * p.kernel_w * window.pairs * kInt8Panel * kWideGroup;
-  NextPanel next(p.weights + window.weights + numbers, panel + 1 < last_panel ? 2 * numbers : 0, count / R);
+  const int64_t parts = p.kernel_h * p.kernel_w * (window.pairs / kPairsAtOnce);
+  NextPanel next(p.weights + window.weights + numbers, panel + 1 < last_panel ? 2 * numbers : 0, count / R * parts);
   int i = 0;
   for (; i + R <= count; i += R) {
     vi acc[R][V];
-    next.fetch();
-    multiply<R, V>(p, at, i, panel, acc);
+    multiply<R, V>(p, at, i, panel, next, acc);
     finish_whole<R, V, W>(p.to, acc, at, i, panel * kInt8Panel);
   }
   return i;
@@ -147,7 +164,8 @@ TW_INLINE void last_rows(const WideProblem& p, const RowOffsets& at, int first, 
   if constexpr (R > 0) {
     if (count != R) return last_rows<R - 1>(p, at, first, row, panel, count);
     vi acc[R][kVectors];
-    multiply<R, kVectors>(p, at, first, panel, acc);
+    NextPanel none;
+    multiply<R, kVectors>(p, at, first, panel, none, acc);
     finish_tile<R, 1>(p.to, acc, at, first, row, panel);
   }
 }

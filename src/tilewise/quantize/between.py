@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tilewise.quantize.array import QuantizedArray, as_image, pixels_of
 from tilewise.quantize.parameters import AffineParameters
-from tilewise.quantize.reference import BENT, Finish, WideFinish
+from tilewise.quantize.reference import BENT, Finish, WideFinish, by_fractions
 
 Array = npt.NDArray[Any]
 F = np.float32
@@ -96,6 +96,9 @@ class Mul(Between):
         if pixels_of(a).shape[1:3] != pixels_of(b).shape[1:3] and pixels_of(a).shape[1:3] == (1, 1):
             a, b = b, a
         whole = [pixels_of(x).astype(np.int32) - x.parameters.zero_point for x in (a, b)]
+        fraction = self._fraction([a.parameters, b.parameters])
+        if fraction and whole[1].shape[1:3] == (1, 1):
+            return self._image(by_fractions(whole[0], whole[1].astype(F) * F(fraction), *self._limits), a)
         value = (whole[0] * whole[1]).astype(F) * F(self._scale([a.parameters, b.parameters]))
         return self._image(finish_for(self.activation, self.output).bytes(value), a)
 
@@ -103,10 +106,24 @@ class Mul(Between):
         unit = unit_of(finish_for(self.activation, self.output), self.output)
         return sides[0].scale * sides[1].scale / unit
 
+    @property
+    def _limits(self) -> tuple[int, int]:
+        finish = finish_for(self.activation, self.output)
+        return finish.low, finish.high
+
+    def _fraction(self, sides: list[AffineParameters]) -> float:
+        """What a step of a gate, one pixel for all, makes of 32768: its channels are parts of 16 bits, where nothing
+        that it can be is more than 1 and what it is multiplied with has 16 bits. Else 0."""
+        straight = not finish_for(self.activation, self.output).activation
+        whole = sides[0].wide and self.output.wide and straight
+        largest = self._scale(sides) * max(abs(end - sides[1].zero_point) for end in sides[1].limits)
+        return 32768 * self._scale(sides) if whole and largest <= 32767 / 32768 else 0.0
+
     def add_to(self, plan: Any, inputs: list[int], parameters: list[AffineParameters]) -> int:
         finish = finish_for(self.activation, self.output).native()
         put = plan.wide_mul if any_wide(self.output, *parameters) else plan.mul
-        return int(put(*inputs, self._scale(parameters), finish, self.out_border))
+        fraction = [self._fraction(parameters)] if any_wide(self.output, *parameters) else []
+        return int(put(*inputs, self._scale(parameters), *fraction, finish, self.out_border))
 
 
 @dataclass(frozen=True)

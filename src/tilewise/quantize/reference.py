@@ -270,6 +270,12 @@ def _high_product(a: Array, b: Array) -> Array:
     return (a * b + (1 << 14)) >> 15
 
 
+def by_fractions(whole: Array, fractions: Array, low: int, high: int) -> Array:
+    """16-bit numbers times parts of 32768, of which there are 32767 at most either way."""
+    product = _high_product(whole, _whole(fractions, -32767, 32767))
+    return np.clip(product, low, high).astype(np.int16)
+
+
 def _clamped(value: Array, zero: int, low: int, high: int) -> Array:
     clamped: Array = (_whole(value, low - zero, high - zero) + zero).astype(np.uint8)
     return clamped
