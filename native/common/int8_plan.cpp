@@ -80,6 +80,10 @@ class Int8Plan::Schedule {
   std::vector<Chain> chains;
   std::vector<int> chain_of;      // per step: the chain that it is in, or -1
   int64_t band_bytes = 0;         // for the bands of any chain
+  std::size_t tail = 0;           // the steps from here on are done for many images at once
+  std::vector<bool> batchwide;    // per buffer: it lies in the memory of all images
+  int64_t batch_bytes = 0;        // of that, for one image
+  int64_t tail_images() const { return std::max<int64_t>(1, kArenaBytes / std::max<int64_t>(1, batch_bytes)); }  // at once, at most
 
   // The buffers between the steps, for so many images: as many as a chunk has, so a small batch takes little memory.
   struct Arena {
@@ -200,7 +204,8 @@ std::shared_ptr<Int8Plan::Schedule> Int8Plan::schedule(const std::vector<PlanSha
     const std::size_t when = s.chain_of[step] < 0 ? step : s.chains[s.chain_of[step]].last;
     for (int value : steps_[step].inputs) last_use[found.root(value)] = when;
   }
-  Pool pool;                            // of values without a frame
+  s.tail = find_tail(s, found);
+  Pool pool, batch;                     // of values without a frame, and of those of all images
   std::vector<std::size_t> busy_until;  // per buffer: the last step that reads what it holds
   for (std::size_t step = 0; step < steps_.size(); ++step) {
     const int value = static_cast<int>(inputs_.size() + step), root = found.root(value);
@@ -221,6 +226,7 @@ std::shared_ptr<Int8Plan::Schedule> Int8Plan::schedule(const std::vector<PlanSha
     if (s.places[root].kind == Schedule::kInput && root >= static_cast<int>(inputs_.size())) {  // not placed yet
       const PlanShape& whole = s.shapes[root];
       const std::size_t until = std::max(step, last_use[root]);
+      const bool batchwide = std::max(until, step) >= s.tail;
       const int64_t bytes = round_up(std::max<int64_t>(1, whole.storage()), 64);
       std::size_t buffer = s.buffers.size();
       if (whole.border > 0) {  // its frame is filled once: only what has the same one follows it
@@ -229,9 +235,12 @@ std::shared_ptr<Int8Plan::Schedule> Int8Plan::schedule(const std::vector<PlanSha
       }
       if (buffer == s.buffers.size()) {
         s.buffers.push_back(whole);
+        s.batchwide.push_back(batchwide);
         busy_until.push_back(0);
-        const int replaced = whole.border > 0 ? -1 : replaces(s, found, step, last_use);
-        if (replaced >= 0) {
+        const int replaced = whole.border > 0 || batchwide ? -1 : replaces(s, found, step, last_use);
+        if (batchwide) {
+          s.offsets.push_back(batch.take(bytes, step, until));
+        } else if (replaced >= 0) {
           s.offsets.push_back(s.offsets[s.places[replaced].kind]);
           pool.keep(s.offsets.back(), until);
         } else {
@@ -249,10 +258,42 @@ std::shared_ptr<Int8Plan::Schedule> Int8Plan::schedule(const std::vector<PlanSha
     if (s.buffers[b].border > 0) s.offsets[b] += pool.size;
   }
   s.image_bytes += pool.size;
+  s.batch_bytes = batch.size;
   s.max_chunk = std::max<int64_t>(1, kArenaBytes / std::max<int64_t>(1, s.image_bytes));
   schedules_.insert(schedules_.begin(), made);
   if (schedules_.size() > kSchedules) schedules_.pop_back();
   return made;
+}
+
+// The first of the last steps that have one pixel an image only, and that all begin with one value: done for many images at once, they
+// read their weights, which are many for so few products, once.
+std::size_t Int8Plan::find_tail(const Schedule& s, const Families& found) const {
+  const int inputs = static_cast<int>(inputs_.size());
+  const auto one_pixel = [&](int value) {
+    const PlanShape& shape = s.shapes[value];
+    return shape.height * shape.width == 1 && shape.border == 0;
+  };
+  std::size_t tail = steps_.size();
+  for (std::size_t step = steps_.size(); step-- > 0;) {
+    const int value = inputs + static_cast<int>(step);
+    bool fits = one_pixel(value) && s.chain_of[step] < 0;
+    for (int source : steps_[step].inputs) fits = fits && one_pixel(source);
+    if (!fits) break;
+    std::vector<int> before;  // that steps from this one on read
+    for (std::size_t i = step; i < steps_.size(); ++i) {
+      for (int source : steps_[i].inputs) {
+        if (source < value && std::find(before.begin(), before.end(), source) == before.end()) before.push_back(source);
+      }
+    }
+    if (before.size() != 1 || before[0] < inputs || s.places[before[0]].kind == Schedule::kOutput) continue;
+    bool own = true;  // values of earlier steps and of these do not lie in each other, but for the one that both know
+    for (int v = inputs; v < static_cast<int>(s.shapes.size()); ++v) {
+      const int root = found.root(v);
+      own = own && (v < value ? root == v || (root < value && root != before[0]) : root >= value || root == before[0]);
+    }
+    if (own) tail = step;
+  }
+  return tail;
 }
 
 // The value whose place a step's result may take while it is made: its first input's, which nobody reads then and nothing else lies in.
@@ -362,17 +403,29 @@ Int8Plan::Families Int8Plan::families(Schedule& s) const {
   return f;
 }
 
-void Int8Plan::run_chunk(const Schedule& s, int64_t first, int64_t images, const std::vector<const void*>& in,
-                         const std::vector<void*>& out, uint8_t* arena, int64_t arena_images, int64_t arena_parts,
-                         const Int8Tile* tiles) const {
+struct Int8Plan::Memory {
+  const std::vector<const void*>& in;
+  const std::vector<void*>& out;
+  uint8_t* batch;  // of all images
+  int64_t batch_images;
+  uint8_t* arena;
+  int64_t arena_images, arena_parts;
+};
+
+void Int8Plan::run_chunk(const Schedule& s, int64_t first, int64_t images, const Memory& memory, const Int8Tile* tiles,
+                         std::size_t first_step, std::size_t last_step) const {
   const auto at = [&](int value) -> char* {
     const Schedule::Place place = s.places[value];
     const int64_t skip = first * s.shapes[value].storage();
-    if (place.kind == Schedule::kInput) return const_cast<char*>(static_cast<const char*>(in[place.index])) + skip;
-    if (place.kind == Schedule::kOutput) return static_cast<char*>(out[place.index]) + skip;
-    return reinterpret_cast<char*>(arena) + s.offsets[place.kind] * arena_images + place.offset;
+    if (place.kind == Schedule::kInput) return const_cast<char*>(static_cast<const char*>(memory.in[place.index])) + skip;
+    if (place.kind == Schedule::kOutput) return static_cast<char*>(memory.out[place.index]) + skip;
+    if (s.batchwide[place.kind]) {
+      const int64_t begin = s.offsets[place.kind] * memory.batch_images + first * s.buffers[place.kind].storage();
+      return reinterpret_cast<char*>(memory.batch) + begin + place.offset;
+    }
+    return reinterpret_cast<char*>(memory.arena) + s.offsets[place.kind] * memory.arena_images + place.offset;
   };
-  for (std::size_t step = 0; step < steps_.size(); ++step) {
+  for (std::size_t step = first_step; step < last_step; ++step) {
     if (s.skipped[step]) continue;
     const Step& current = steps_[step];
     const int value = static_cast<int>(inputs_.size() + step);
@@ -388,9 +441,9 @@ void Int8Plan::run_chunk(const Schedule& s, int64_t first, int64_t images, const
     }
     if (s.chain_of[step] >= 0) {
       const Chain& chain = s.chains[s.chain_of[step]];
-      char* bands = reinterpret_cast<char*>(arena) + s.bands_at(arena_images);
+      char* bands = reinterpret_cast<char*>(memory.arena) + s.bands_at(memory.arena_images);
       std::vector<BandStep> steps = steps_of(s, chain.first, chain.last);
-      const int64_t rows = s.shapes[value].height, parts = std::max<int64_t>(1, std::min(arena_parts, rows / chain.rows));
+      const int64_t rows = s.shapes[value].height, parts = std::max<int64_t>(1, std::min(memory.arena_parts, rows / chain.rows));
       for (int64_t image = 0; image < images; ++image) {
         for (std::size_t i = 0; i < steps.size(); ++i) {
           const std::vector<int>& inputs = steps_[chain.first + i].inputs;
@@ -441,6 +494,12 @@ std::vector<PlanProduct> Int8Plan::products(const Schedule& s, int64_t images) c
     const Int8Layer* layer = steps_[step].op->product();
     if (layer == nullptr) continue;
     const int64_t columns = layer->geometry().columns, k = layer->geometry().channels;
+    if (step >= s.tail) {
+      const int64_t most = s.tail_images(), rest = images - (images - 1) / most * most;
+      if (images > most) found.push_back({step, step, most, columns, k, num_threads()});
+      found.push_back({step, steps_.size() + step, rest, columns, k, num_threads()});
+      continue;
+    }
     if (cut.chunks > 1) found.push_back({step, step, cut.chunk, columns, k, threads});
     found.push_back({step, steps_.size() + step, last, columns, k, threads});
   }
@@ -451,16 +510,19 @@ void Int8Plan::run(Schedule& s, int64_t images, const std::vector<const void*>& 
                    const std::vector<Int8Tile>& tiles) const {
   if (images == 0) return;
   const auto [chunk, chunks, workers] = cut(s, images);
-  // Slots: a step's tile in every chunk but the last, then a step's tile in the last.
+  // Slots: a step's tile in every chunk, or part of the batch, but the last, then a step's tile in the last.
   const Int8Tile* slots[2] = {tiles.empty() ? nullptr : tiles.data(), tiles.empty() ? nullptr : tiles.data() + steps_.size()};
   std::vector<Schedule::Arena> arenas;
   const int64_t parts = workers == 1 ? num_threads() : 1;  // a chain inside a task has its thread alone
   for (int64_t i = 0; i < workers; ++i) arenas.push_back(s.take_arena(chunk, parts));
+  Buffer<uint8_t> batch(s.batch_bytes > 0 ? s.batch_bytes * images + kPastEnd : 0);
+  const auto memory = [&](int arena) -> Memory {
+    return {in, out, batch.data(), images, arenas[arena].bytes.data(), arenas[arena].images, parts};
+  };
   std::atomic<int64_t> next{0};
   const auto work = [&, chunk = chunk, chunks = chunks](int arena) {
     for (int64_t i = next.fetch_add(1); i < chunks; i = next.fetch_add(1)) {
-      run_chunk(s, i * chunk, std::min(chunk, images - i * chunk), in, out, arenas[arena].bytes.data(), arenas[arena].images,
-                parts, slots[i == chunks - 1]);
+      run_chunk(s, i * chunk, std::min(chunk, images - i * chunk), memory(arena), slots[i == chunks - 1], 0, s.tail);
     }
   };
   // One worker must not be a task of the pool: from inside a task a layer's product could not be shared.
@@ -468,6 +530,9 @@ void Int8Plan::run(Schedule& s, int64_t images, const std::vector<const void*>& 
     work(0);
   } else {
     parallel_for(static_cast<int>(arenas.size()), [&](int arena) { work(arena); });
+  }
+  for (int64_t i = 0, most = s.tail_images(); s.tail < steps_.size() && i < images; i += most) {
+    run_chunk(s, i, std::min(most, images - i), memory(0), slots[i + most >= images], s.tail, steps_.size());
   }
   s.give_back(arenas);
 }

@@ -116,8 +116,10 @@ class Int8Plan {
   void find_chains(Schedule& schedule, const Families& families) const;
   int replaces(const Schedule& schedule, const Families& families, std::size_t step, const std::vector<std::size_t>& last_use) const;
   std::vector<BandStep> steps_of(const Schedule& schedule, std::size_t first, std::size_t last) const;
-  void run_chunk(const Schedule& schedule, int64_t first, int64_t images, const std::vector<const void*>& in,
-                 const std::vector<void*>& out, uint8_t* arena, int64_t arena_images, int64_t arena_parts, const Int8Tile* tiles) const;
+  std::size_t find_tail(const Schedule& schedule, const Families& families) const;
+  struct Memory;  // of a run
+  void run_chunk(const Schedule& schedule, int64_t first, int64_t images, const Memory& memory, const Int8Tile* tiles,
+                 std::size_t first_step, std::size_t last_step) const;
   void check_value(int value) const;
 
   std::vector<PlanShape> inputs_;

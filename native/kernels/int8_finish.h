@@ -207,22 +207,23 @@ TW_INLINE void store_wide(int16_t* p, vf value, const WideFinish& f, int n) {
 #if defined(__AVX2__)
 // The same numbers of sixteen values at once, which are whole already and lie in 16 bits each, in any order.
 struct SixteenWide {
-  __m256i c[4], far, turn, shift, round, step, low, twice = _mm256_set1_epi16(0x0202);
+  __m256i c[4], far, turn, shift, round, step, low;  // of c every byte lies one place on: see below
 
   explicit SixteenWide(const WideFinish& f)
       : far(_mm256_set1_epi16(f.pieces.far)), turn(_mm256_set1_epi16(f.pieces.turn)),
         shift(_mm256_set1_epi16(static_cast<int16_t>(1 << f.pieces.shift))), round(_mm256_set1_epi16(f.pieces.round)),
         step(_mm256_set1_epi16(f.pieces.step)), low(_mm256_set1_epi16(static_cast<int16_t>(f.low))) {
     for (int i = 0; i < 4; ++i) {
-      c[i] = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(f.pieces.c[i])));
+      const __m128i eight = _mm_loadu_si128(reinterpret_cast<const __m128i*>(f.pieces.c[i]));
+      c[i] = _mm256_broadcastsi128_si256(_mm_alignr_epi8(eight, eight, 15));
     }
-    asm("" : "+x"(twice));  // a product by a constant that is known becomes four operations
   }
 
   TW_INLINE __m256i pieces(__m256i u) const {
     // Of the least number of all, the size is one too large to have a sign.
     const __m256i t = _mm256_mullo_epi16(_mm256_mulhrs_epi16(_mm256_min_epu16(_mm256_abs_epi16(u), far), turn), shift);
-    const __m256i at = _mm256_add_epi16(_mm256_mullo_epi16(_mm256_srli_epi16(t, 12), twice), _mm256_set1_epi16(0x0100));
+    // Of the eighth i the bytes 2i + 1 and 2i + 2, of sixteen: 0x202 i + 0x201.
+    const __m256i at = _mm256_mulhi_epu16(_mm256_or_si256(t, _mm256_set1_epi16(0x0fff)), _mm256_set1_epi16(0x2020));
     const __m256i d = _mm256_srli_epi16(_mm256_slli_epi16(t, 4), 1);
     __m256i h = _mm256_shuffle_epi8(c[3], at);
 #pragma GCC unroll 3

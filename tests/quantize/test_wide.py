@@ -130,6 +130,20 @@ def test_layers_of_every_activation_and_width(
             assert_layer_is_numpys(layer, channels, skip, rng)
 
 
+@needs_native
+@pytest.mark.parametrize("taps", [(1, 7), (7, 1), (3, 5), (5, 3), (2, 3), (4, 1), (6, 2)])
+def test_depthwise_layers_whose_windows_are_no_squares(taps: tuple[int, int], settings_restored: Any) -> None:
+    rng = np.random.default_rng(sum(taps))
+    made, reach = affine_from_range(-2.0, 6.0).widened(1.5, 9000), max(taps) // 2
+    for given in (affine_from_range(-1.0, 3.0), affine_from_range(-1.0, 3.0).widened(1.5, WIDEST)):
+        for channels in (5, 16, 40):
+            weight = rng.standard_normal((channels, 1, *taps)).astype(np.float32)
+            bias = rng.standard_normal(channels).astype(np.float32)
+            settings = (given, made, (1, 1), (reach, reach), False, None)
+            layer = QuantizedConv2d(weight, bias, *settings, activation="silu", groups=channels)
+            assert_layer_is_numpys(layer, channels, None, rng)
+
+
 def numbers(rng: np.random.Generator, shape: tuple[int, ...], p: AffineParameters) -> np.ndarray:
     lowest, highest = p.limits
     return rng.integers(lowest, highest + 1, shape).astype(np.int16 if p.wide else np.uint8)

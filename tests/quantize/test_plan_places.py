@@ -1,0 +1,143 @@
+"""Where a plan's values lie: in memory that earlier ones have left, in their input's place, in that of a whole batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tilewise import nn
+from tilewise._extension import native
+from tilewise.quantize import QuantizedModel
+from tilewise.quantize.array import QuantizedArray, pixels_of, round_up
+from tilewise.quantize.between import Mul
+from tilewise.quantize.calibration import traced_and_calibrated
+from tilewise.quantize.forms import families
+from tilewise.quantize.parameters import WIDEST, AffineParameters
+from tilewise.quantize.wide import closed
+from tilewise.tensor import cat
+
+pytestmark = pytest.mark.skipif(native is None, reason="the compiled kernels are not built")
+
+
+class Drawn(nn.Module):
+    """Steps that read any of the values before them: sums, gates, concatenations, with a frame and without."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        rng = np.random.default_rng(seed)
+        channels, self.steps, layers = [8], [], []
+        for _ in range(12):
+            kind = str(rng.choice(["point", "along", "add", "gate", "cat", "up"]))
+            a, b = (int(i) for i in rng.integers(max(0, len(channels) - 5), len(channels), 2))
+            made = {
+                "point": lambda c=channels[a]: nn.Conv2d(c, int(rng.integers(3, 40)), 1, rng=rng),
+                "along": lambda c=channels[a]: nn.Conv2d(c, c, 3, padding=1, groups=c, rng=rng),
+                "up": lambda c=channels[a]: nn.Conv2d(c, 32, 3, padding=1, rng=rng),
+            }.get(kind, lambda c=channels[a], d=channels[b]: nn.Conv2d(d, c, 1, rng=rng))()
+            layers.append(made)
+            self.steps.append((kind, a, b))
+            channels.append(channels[a] + channels[b] if kind == "cat" else made.weight.shape[0])
+        self.layers = nn.ModuleList(*layers)
+        self.first, self.last = nn.Conv2d(3, 8, 1, rng=rng), nn.Linear(channels[-1], 6, rng=rng)
+        self.relu, self.gate = nn.ReLU(), nn.Sigmoid()
+
+    def forward(self, x: Any) -> Any:
+        values = [self.relu(self.first(x))]
+        for (kind, a, b), layer in zip(self.steps, self.layers, strict=True):
+            if kind in ("point", "along", "up"):
+                values.append(self.relu(layer(values[a])))
+            elif kind == "cat":
+                values.append(cat([values[a], values[b]], 1))
+            elif kind == "gate":
+                values.append(values[a] * self.gate(layer(values[b].mean((2, 3), keepdims=True))))
+            else:
+                values.append(values[a] + layer(values[b]))
+        return self.last(values[-1].mean((2, 3)))
+
+
+def quantized(model: nn.Module, x: np.ndarray, share: float) -> QuantizedModel:
+    graph, calibration, _ = traced_and_calibrated(model.eval(), [x], "minmax")
+    rng = np.random.default_rng(7)
+    return QuantizedModel(
+        graph, calibration, {}, wide=closed(graph, {f: "drawn" for f in set(families(graph)) if rng.random() < share})
+    )
+
+
+@pytest.mark.parametrize("share", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("seed", range(8))
+def test_no_value_is_overwritten_while_it_is_read(seed: int, share: float, settings_restored: Any) -> None:
+    x = np.random.default_rng(seed).standard_normal((3, 3, 9, 7)).astype(np.float32)
+    q = quantized(Drawn(seed), x, share)
+    expected = q.run(x, lambda _, value: None)
+    for threads in (1, 3):
+        native.set_num_threads(threads)
+        np.testing.assert_array_equal(q.run(x), expected)
+        np.testing.assert_array_equal(q.run(x[:1]), expected[:1])
+
+
+class Head(nn.Module):
+    """Much in an image, so that images are run one by one, and then several layers of one pixel each."""
+
+    def __init__(self, hidden: int, rng: np.random.Generator) -> None:
+        super().__init__()
+        self.conv, self.act = nn.Conv2d(3, 40, 3, padding=1, rng=rng), nn.ReLU()
+        self.up, self.down = nn.Linear(40, hidden, rng=rng), nn.Linear(hidden, 5, rng=rng)
+
+    def forward(self, x: Any) -> Any:
+        return self.down(self.act(self.up(self.act(self.conv(x)).mean((2, 3)))))
+
+
+@pytest.mark.parametrize("hidden, images", [(50, 7), (30_000, 60)])  # the second in several parts
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_layers_of_one_pixel_are_run_for_many_images_at_once(
+    share: float, hidden: int, images: int, settings_restored: Any
+) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((images, 3, 48, 48)).astype(np.float32)
+    q = quantized(Head(hidden, rng), x[:2], share)
+    expected = np.concatenate([q.run(x[i : i + 1], lambda _, value: None) for i in range(images)])
+    for isa in native.supported_isas():
+        native.set_isa(isa)
+        for threads in (1, 3):
+            native.set_num_threads(threads)
+            np.testing.assert_array_equal(q.run(x), expected, err_msg=f"{isa}, {threads} threads")
+
+
+@pytest.mark.parametrize("channels", [1, 7, 16, 17, 40, 512, 530, 1040])
+@pytest.mark.parametrize("wide_gate", [True, False])
+@pytest.mark.parametrize("border", [0, 1])
+def test_gates_are_fractions(channels: int, wide_gate: bool, border: int, settings_restored: Any) -> None:
+    rng = np.random.default_rng(channels)
+    a = AffineParameters(0.001, 0, WIDEST)
+    gate = AffineParameters(1 / 20_000, 0, 20_000) if wide_gate else AffineParameters(1 / 255, 0)
+    for output in (AffineParameters(0.0011, 0, WIDEST), AffineParameters(0.01, 0, 4095)):
+        mul = Mul(output, border)
+        pixels = rng.integers(-WIDEST, WIDEST + 1, (2, 3, 5, round_up(channels))).astype(np.int16)
+        gates = rng.integers(0, gate.largest + 1, (2, 1, 1, round_up(channels)))
+        given = [
+            QuantizedArray(pixels, a, channels),
+            QuantizedArray(gates.astype(np.int16 if wide_gate else np.uint8), gate, channels),
+        ]
+        assert mul._fraction([a, gate]) > 0
+        want = pixels_of(mul(*given))
+        real = pixels_of(given[0]) * a.scale * (pixels_of(given[1]) * gate.scale) / output.scale
+        assert np.abs(np.clip(real, -output.most, output.most) - want).max() <= 1.01
+        plan = native.Int8Plan()
+        values = [plan.input(True, False, channels, 0, 0, p.wide) for p in (a, gate)]
+        plan.output(mul.add_to(plan, values, [a, gate]))
+        for isa in native.supported_isas():
+            native.set_isa(isa)
+            got = plan.run([g.data for g in given])[0]
+            inside = got[:, border : border + 3, border : border + 5, :channels]
+            np.testing.assert_array_equal(inside, want, err_msg=isa)
+
+
+def test_a_gate_that_may_be_more_than_1_is_no_fraction() -> None:
+    a, gate = AffineParameters(0.001, 0, WIDEST), AffineParameters(1 / 10_000, 0, 20_000)
+    assert Mul(AffineParameters(0.001, 0, WIDEST))._fraction([a, gate]) == 0
+    assert Mul(AffineParameters(0.002, 0, WIDEST))._fraction([a, gate]) == 0  # 1 is one too many of 32767
+    assert Mul(AffineParameters(0.0021, 0, WIDEST))._fraction([a, gate]) > 0
+    assert Mul(AffineParameters(0.0021, 0, WIDEST), activation="silu")._fraction([a, gate]) == 0
+    assert Mul(AffineParameters(0.0021, 3))._fraction([a, gate]) == 0
