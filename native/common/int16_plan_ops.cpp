@@ -264,6 +264,7 @@ class WideTwo : public Between {
     require(in.size() == 2 && in[0].bytes && in[1].bytes && in[0].channels == in[1].channels, "these two do not have one shape");
     const bool same = in[0].height == in[1].height && in[0].width == in[1].width;
     require(same || (product_ && in[1].height * in[1].width == 1), "these two do not have one shape");
+    require(!product_ || b_scale_ == 0.0f || in[0].wide(), "fractions are taken of 16 bits");
     return shaped(in[0]);
   }
 
@@ -333,7 +334,7 @@ std::unique_ptr<Int8Op> wide_add_op(float a_scale, float b_scale, const MixedEnd
   return std::make_unique<WideTwo>(false, a_scale, b_scale, end, border);
 }
 std::unique_ptr<Int8Op> wide_mul_op(float scale, float fraction, const MixedEnd& end, int border) {
-  require(fraction == 0.0f || end.wide, "fractions of 16 bits give 16 bits");
+  require(fraction == 0.0f || (end.wide && end.numbers.curve == WideCurve::straight), "fractions of 16 bits give 16 bits as they are");
   return std::make_unique<WideTwo>(true, scale, fraction, end, border);
 }
 std::unique_ptr<Int8Op> wide_affine_op(const std::vector<float>& scale, const std::vector<float>& shift, const MixedEnd& end, int border) {

@@ -11,6 +11,7 @@
 namespace tw {
 namespace {
 
+constexpr std::size_t kKeptBatch = 8 << 20;       // more memory of a batch is given back
 constexpr int64_t kArenaBytes = 512 << 10;       // of one chunk: half of a usual second-level cache, the rest for weights
 constexpr int64_t kWorthAThread = 1 << 20;       // multiply-adds that take as long as waking a thread
 constexpr int64_t kPastEnd = 64;                 // a slice's last group of four may reach past its buffer
@@ -26,6 +27,8 @@ bool PlanShape::same_buffer(const PlanShape& other) const {
   return bytes && other.bytes && size == other.size && pixel() == other.pixel() && height == other.height &&
          width == other.width && border == other.border && zero == other.zero;
 }
+
+namespace {
 
 // Memory for values one after the other: a new one takes the first place that is free, so that little memory, used a moment ago, is
 // all there is. Sizes and places are bytes of one image.
@@ -59,6 +62,8 @@ class Pool {
   std::vector<Taken> taken_;  // by their places
 };
 
+}  // namespace
+
 // Where every value lies, for one size of input.
 class Int8Plan::Schedule {
  public:
@@ -73,52 +78,110 @@ class Int8Plan::Schedule {
   std::vector<Place> places;
   std::vector<bool> skipped;      // per step: its result is its input's bytes
   std::vector<std::vector<int>> copied;  // per concatenation: the parts that lie elsewhere
-  std::vector<int64_t> offsets;   // per buffer, for one image; times the arena's images in an arena
-  std::vector<PlanShape> buffers;
   std::vector<int> outputs;
-  int64_t image_bytes = 0, max_chunk = 1, multiply_adds = 0;
   std::vector<Chain> chains;
   std::vector<int> chain_of;      // per step: the chain that it is in, or -1
   int64_t band_bytes = 0;         // for the bands of any chain
-  std::size_t tail = 0;           // the steps from here on are done for many images at once
-  std::vector<bool> batchwide;    // per buffer: it lies in the memory of all images
-  int64_t batch_bytes = 0;        // of that, for one image
-  int64_t tail_images() const { return std::max<int64_t>(1, kArenaBytes / std::max<int64_t>(1, batch_bytes)); }  // at once, at most
 
-  // The buffers between the steps, for so many images: as many as a chunk has, so a small batch takes little memory.
+  // Steps that a chunk of images goes through before the next one: all but the last, and the last, where an image is so small that many
+  // are run at once.
+  struct Cut {  // of a batch
+    int64_t chunk, chunks, workers;
+  };
+  struct Part {
+    std::size_t first = 0, last = 0;
+    int64_t pool = 0, framed = 0;  // bytes of an image: of values without a frame, and of those with one
+    int64_t max_chunk = 1, multiply_adds = 0;
+
+    Cut cut(int64_t images) const {
+      int64_t threads = std::min<int64_t>(num_threads(), std::max<int64_t>(1, images * multiply_adds / kWorthAThread));
+      if (images < threads) threads = 1;  // too few images to share: the products of a layer are shared instead
+      const int64_t chunks_wanted = round_up((images + max_chunk - 1) / max_chunk, threads);
+      const int64_t chunk = (images + chunks_wanted - 1) / chunks_wanted, chunks = (images + chunk - 1) / chunk;
+      return {chunk, chunks, std::min(threads, chunks)};
+    }
+  };
+  Part parts[2];
+
+  // A buffer lies in the arena of its part, `offset` for one image, times the arena's images; what one part leaves to the other lies in the
+  // memory of a whole batch.
+  static constexpr int kBatch = 2;
+  struct Space {
+    PlanShape shape;
+    int64_t offset;
+    int part;
+  };
+  std::vector<Space> buffers;
+  int64_t batch_bytes = 0;  // of an image, of what lies in the memory of a batch
+
+  // The buffers between the steps, for so many images of each part: as many as a chunk has, so a small batch takes little memory. The
+  // parts have the memory of values without a frame in common, since a thread is in one of them.
   struct Arena {
-    int64_t images, parts;  // as many threads may be in a chain
+    int64_t images[2], threads;  // as many threads may be in a chain
     Buffer<uint8_t> bytes;
+    bool holds(const int64_t (&wanted)[2], int64_t in_chain) const {
+      return images[0] >= wanted[0] && images[1] >= wanted[1] && threads >= in_chain;
+    }
   };
 
-  Arena take_arena(int64_t images, int64_t parts) {
+  int64_t framed_at(const int64_t (&images)[2], int part) const {
+    const int64_t begin = round_up(std::max(parts[0].pool * images[0], parts[1].pool * images[1]), 64);
+    return part == 0 ? begin : begin + parts[0].framed * images[0];
+  }
+  int64_t bands_at(const int64_t (&images)[2]) const {
+    return round_up(framed_at(images, 1) + parts[1].framed * images[1] + kPastEnd, 64);
+  }
+  int64_t at(const Space& b, const int64_t (&images)[2]) const {
+    return (b.shape.border > 0 ? framed_at(images, b.part) : 0) + b.offset * images[b.part];
+  }
+
+  Arena take_arena(const int64_t (&images)[2], int64_t threads) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       while (!free_.empty()) {
         Arena arena = std::move(free_.back());
         free_.pop_back();
-        if (arena.images >= images && arena.parts >= parts) return arena;  // a smaller one is let go, and a larger one takes its place
+        if (arena.holds(images, threads)) return arena;  // a smaller one is let go, and a larger one takes its place
       }
     }
-    Arena arena{images, parts, Buffer<uint8_t>(bands_at(images) + band_bytes * parts)};
-    for (std::size_t b = 0; b < buffers.size(); ++b) {
-      if (buffers[b].bytes) fill_border(buffers[b].image(images), buffers[b].zero, arena.bytes.data() + offsets[b] * images);
+    Arena arena{{images[0], images[1]}, threads, Buffer<uint8_t>(bands_at(images) + band_bytes * threads)};
+    for (const Space& b : buffers) {
+      if (b.shape.bytes && b.part != kBatch) fill_border(b.shape.image(images[b.part]), b.shape.zero, arena.bytes.data() + at(b, images));
     }
     return arena;
   }
 
-  int64_t bands_at(int64_t images) const { return round_up(image_bytes * images + kPastEnd, 64); }
+  // The memory of so many images or more.
+  Buffer<uint8_t> take_batch(int64_t images) {
+    if (batch_bytes == 0) return {};
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!free_batches_.empty() && static_cast<int64_t>(free_batches_.back().size()) >= batch_bytes * images + kPastEnd) {
+        Buffer<uint8_t> batch = std::move(free_batches_.back());
+        free_batches_.pop_back();
+        return batch;
+      }
+      free_batches_.clear();
+    }
+    Buffer<uint8_t> batch(batch_bytes * images + kPastEnd);
+    for (const Space& b : buffers) {
+      if (b.shape.bytes && b.part == kBatch) fill_border(b.shape.image(images), b.shape.zero, batch.data());
+    }
+    return batch;
+  }
 
-  void give_back(std::vector<Arena>& arenas) {
+  void give_back(std::vector<Arena>& arenas, Buffer<uint8_t>& batch) {
     std::lock_guard<std::mutex> lock(mutex_);
     for (Arena& arena : arenas) {
       if (free_.size() < kArenas) free_.push_back(std::move(arena));
     }
+    if (batch.size() > 0 && batch.size() <= kKeptBatch && free_batches_.size() < kArenas) free_batches_.push_back(std::move(batch));
   }
 
  private:
   std::mutex mutex_;
   std::vector<Arena> free_;
+  std::vector<Buffer<uint8_t>> free_batches_;
 };
 
 int Int8Plan::add_input(const PlanShape& shape) {
@@ -195,7 +258,6 @@ std::shared_ptr<Int8Plan::Schedule> Int8Plan::schedule(const std::vector<PlanSha
       if (in.back().wide() && !step.op->reads_wide()) throw std::invalid_argument("this operation reads bytes");
     }
     s.shapes.push_back(step.op->result(in));
-    s.multiply_adds += step.op->multiply_adds(s.shapes.back());
   }
   const Families found = families(s);
   find_chains(s, found);
@@ -204,8 +266,10 @@ std::shared_ptr<Int8Plan::Schedule> Int8Plan::schedule(const std::vector<PlanSha
     const std::size_t when = s.chain_of[step] < 0 ? step : s.chains[s.chain_of[step]].last;
     for (int value : steps_[step].inputs) last_use[found.root(value)] = when;
   }
-  s.tail = find_tail(s, found);
-  Pool pool, batch;                     // of values without a frame, and of those of all images
+  const Tail tail = find_tail(s, found);
+  s.parts[0].last = s.parts[1].first = tail.first;
+  s.parts[1].last = steps_.size();
+  Pool pools[2];                        // of values without a frame
   std::vector<std::size_t> busy_until;  // per buffer: the last step that reads what it holds
   for (std::size_t step = 0; step < steps_.size(); ++step) {
     const int value = static_cast<int>(inputs_.size() + step), root = found.root(value);
@@ -226,27 +290,29 @@ std::shared_ptr<Int8Plan::Schedule> Int8Plan::schedule(const std::vector<PlanSha
     if (s.places[root].kind == Schedule::kInput && root >= static_cast<int>(inputs_.size())) {  // not placed yet
       const PlanShape& whole = s.shapes[root];
       const std::size_t until = std::max(step, last_use[root]);
-      const bool batchwide = std::max(until, step) >= s.tail;
       const int64_t bytes = round_up(std::max<int64_t>(1, whole.storage()), 64);
+      const int part = root == tail.value ? Schedule::kBatch : step >= tail.first;
       std::size_t buffer = s.buffers.size();
-      if (whole.border > 0) {  // its frame is filled once: only what has the same one follows it
+      if (part != Schedule::kBatch && whole.border > 0) {  // its frame is filled once: only what has the same one follows it
+        const auto follows = [&](const Schedule::Space& b) { return b.part == part && b.shape.same_buffer(whole); };
         buffer = 0;
-        while (buffer < s.buffers.size() && !(busy_until[buffer] < step && s.buffers[buffer].same_buffer(whole))) ++buffer;
+        while (buffer < s.buffers.size() && !(busy_until[buffer] < step && follows(s.buffers[buffer]))) ++buffer;
       }
       if (buffer == s.buffers.size()) {
-        s.buffers.push_back(whole);
-        s.batchwide.push_back(batchwide);
-        busy_until.push_back(0);
-        const int replaced = whole.border > 0 || batchwide ? -1 : replaces(s, found, step, last_use);
-        if (batchwide) {
-          s.offsets.push_back(batch.take(bytes, step, until));
-        } else if (replaced >= 0) {
-          s.offsets.push_back(s.offsets[s.places[replaced].kind]);
-          pool.keep(s.offsets.back(), until);
+        int64_t offset = 0;
+        if (part == Schedule::kBatch) {
+          s.batch_bytes = whole.storage();
+        } else if (whole.border > 0) {
+          offset = s.parts[part].framed;
+          s.parts[part].framed += bytes;
+        } else if (const int replaced = replaces(s, found, step, last_use); replaced >= 0) {
+          offset = s.buffers[s.places[replaced].kind].offset;
+          pools[part].keep(offset, until);
         } else {
-          s.offsets.push_back(whole.border > 0 ? s.image_bytes : pool.take(bytes, step, until));
+          offset = pools[part].take(bytes, step, until);
         }
-        if (whole.border > 0) s.image_bytes += bytes;
+        s.buffers.push_back({whole, offset, part});
+        busy_until.push_back(0);
       }
       busy_until[buffer] = until;
       s.places[root] = {static_cast<int>(buffer)};
@@ -254,44 +320,68 @@ std::shared_ptr<Int8Plan::Schedule> Int8Plan::schedule(const std::vector<PlanSha
     s.places[value] = s.places[root];
     s.places[value].offset = offset;
   }
-  for (std::size_t b = 0; b < s.buffers.size(); ++b) {
-    if (s.buffers[b].border > 0) s.offsets[b] += pool.size;
+  for (int i = 0; i < 2; ++i) {
+    Schedule::Part& part = s.parts[i];
+    part.pool = pools[i].size;
+    part.max_chunk = std::max<int64_t>(1, kArenaBytes / std::max<int64_t>(1, part.pool + part.framed));
+    for (std::size_t step = part.first; step < part.last; ++step) {
+      part.multiply_adds += steps_[step].op->multiply_adds(s.shapes[inputs_.size() + step]);
+    }
   }
-  s.image_bytes += pool.size;
-  s.batch_bytes = batch.size;
-  s.max_chunk = std::max<int64_t>(1, kArenaBytes / std::max<int64_t>(1, s.image_bytes));
   schedules_.insert(schedules_.begin(), made);
   if (schedules_.size() > kSchedules) schedules_.pop_back();
   return made;
 }
 
-// The first of the last steps that have one pixel an image only, and that all begin with one value: done for many images at once, they
-// read their weights, which are many for so few products, once.
-std::size_t Int8Plan::find_tail(const Schedule& s, const Families& found) const {
+// Bytes of an image in the steps [first, last), about: two values without a frame, and one of each kind with one.
+int64_t Int8Plan::image_bytes(const Schedule& s, std::size_t first, std::size_t last) const {
+  int64_t largest = 0, framed = 0;
+  std::vector<const PlanShape*> kinds;
+  for (std::size_t step = first; step < last; ++step) {
+    const PlanShape& shape = s.shapes[inputs_.size() + step];
+    if (s.chain_of[step] >= 0 && s.chains[s.chain_of[step]].last != step) continue;
+    if (shape.border == 0) {
+      largest = std::max(largest, shape.storage());
+    } else if (std::none_of(kinds.begin(), kinds.end(), [&](const PlanShape* k) { return k->same_buffer(shape); })) {
+      kinds.push_back(&shape);
+      framed += shape.storage();
+    }
+  }
+  return 2 * largest + framed;
+}
+
+// The last steps, in which an image is small, and that all begin with one value: of such a cut that little must be read for an image,
+// of weights, which many images can have in common where all these fit into the cache, and of the value between.
+Int8Plan::Tail Int8Plan::find_tail(const Schedule& s, const Families& found) const {
   const int inputs = static_cast<int>(inputs_.size());
-  const auto one_pixel = [&](int value) {
-    const PlanShape& shape = s.shapes[value];
-    return shape.height * shape.width == 1 && shape.border == 0;
+  const auto images = [&](std::size_t first, std::size_t last) {
+    return std::max<int64_t>(1, kArenaBytes / std::max<int64_t>(1, image_bytes(s, first, last)));
   };
-  std::size_t tail = steps_.size();
+  int64_t weights = 0;
+  for (const Step& step : steps_) weights += step.op->weight_bytes();
+  Tail tail{steps_.size(), -1};
+  int64_t least = weights / images(0, steps_.size()), behind = 0;
   for (std::size_t step = steps_.size(); step-- > 0;) {
     const int value = inputs + static_cast<int>(step);
-    bool fits = one_pixel(value) && s.chain_of[step] < 0;
-    for (int source : steps_[step].inputs) fits = fits && one_pixel(source);
-    if (!fits) break;
+    if (s.chain_of[step] >= 0) break;
+    behind += steps_[step].op->weight_bytes();
     std::vector<int> before;  // that steps from this one on read
     for (std::size_t i = step; i < steps_.size(); ++i) {
       for (int source : steps_[i].inputs) {
         if (source < value && std::find(before.begin(), before.end(), source) == before.end()) before.push_back(source);
       }
     }
-    if (before.size() != 1 || before[0] < inputs || s.places[before[0]].kind == Schedule::kOutput) continue;
+    if (before.size() != 1 || before[0] < inputs || s.places[before[0]].kind == Schedule::kOutput || !s.shapes[before[0]].bytes) continue;
     bool own = true;  // values of earlier steps and of these do not lie in each other, but for the one that both know
     for (int v = inputs; v < static_cast<int>(s.shapes.size()); ++v) {
       const int root = found.root(v);
       own = own && (v < value ? root == v || (root < value && root != before[0]) : root >= value || root == before[0]);
     }
-    if (own) tail = step;
+    const int64_t read = (weights - behind) / images(0, step) + behind / images(step, steps_.size()) + 2 * s.shapes[before[0]].storage();
+    if (own && read < least) {
+      least = read;
+      tail = {step, before[0]};
+    }
   }
   return tail;
 }
@@ -301,6 +391,7 @@ int Int8Plan::replaces(const Schedule& s, const Families& found, std::size_t ste
   const int value = static_cast<int>(inputs_.size() + step), source = steps_[step].inputs[0];
   const bool chained = s.chain_of[step] >= 0, alone = found.root(value) == value && found.root(source) == source;
   if (chained || !alone || s.places[source].kind < 0 || last_use[source] != step) return -1;
+  if (s.buffers[s.places[source].kind].part != (step >= s.parts[1].first)) return -1;
   const PlanShape &in = s.shapes[source], &out = s.shapes[value];
   const bool same = in.bytes && out.bytes && in.storage() == out.storage() && in.border == 0 && out.border == 0;
   return same && steps_[step].op->in_place(in, out) ? source : -1;
@@ -403,29 +494,31 @@ Int8Plan::Families Int8Plan::families(Schedule& s) const {
   return f;
 }
 
-struct Int8Plan::Memory {
+// A batch on its way through a plan.
+struct Int8Plan::Run {
+  const Int8Plan& plan;
+  const Schedule& s;
   const std::vector<const void*>& in;
   const std::vector<void*>& out;
-  uint8_t* batch;  // of all images
-  int64_t batch_images;
-  uint8_t* arena;
-  int64_t arena_images, arena_parts;
+  uint8_t* batch;
+
+  void chunk(const Schedule::Part& part, int64_t first, int64_t images, Schedule::Arena& arena, const Int8Tile* tiles) const;
 };
 
-void Int8Plan::run_chunk(const Schedule& s, int64_t first, int64_t images, const Memory& memory, const Int8Tile* tiles,
-                         std::size_t first_step, std::size_t last_step) const {
+void Int8Plan::Run::chunk(const Schedule::Part& part, int64_t first, int64_t images, Schedule::Arena& arena,
+                          const Int8Tile* tiles) const {
+  const std::vector<Step>& steps_ = plan.steps_;
+  const std::vector<PlanShape>& inputs_ = plan.inputs_;
   const auto at = [&](int value) -> char* {
     const Schedule::Place place = s.places[value];
     const int64_t skip = first * s.shapes[value].storage();
-    if (place.kind == Schedule::kInput) return const_cast<char*>(static_cast<const char*>(memory.in[place.index])) + skip;
-    if (place.kind == Schedule::kOutput) return static_cast<char*>(memory.out[place.index]) + skip;
-    if (s.batchwide[place.kind]) {
-      const int64_t begin = s.offsets[place.kind] * memory.batch_images + first * s.buffers[place.kind].storage();
-      return reinterpret_cast<char*>(memory.batch) + begin + place.offset;
-    }
-    return reinterpret_cast<char*>(memory.arena) + s.offsets[place.kind] * memory.arena_images + place.offset;
+    if (place.kind == Schedule::kInput) return const_cast<char*>(static_cast<const char*>(in[place.index])) + skip;
+    if (place.kind == Schedule::kOutput) return static_cast<char*>(out[place.index]) + skip;
+    const Schedule::Space& buffer = s.buffers[place.kind];
+    if (buffer.part == Schedule::kBatch) return reinterpret_cast<char*>(batch) + first * s.batch_bytes + place.offset;
+    return reinterpret_cast<char*>(arena.bytes.data()) + s.at(buffer, arena.images) + place.offset;
   };
-  for (std::size_t step = first_step; step < last_step; ++step) {
+  for (std::size_t step = part.first; step < part.last; ++step) {
     if (s.skipped[step]) continue;
     const Step& current = steps_[step];
     const int value = static_cast<int>(inputs_.size() + step);
@@ -441,9 +534,9 @@ void Int8Plan::run_chunk(const Schedule& s, int64_t first, int64_t images, const
     }
     if (s.chain_of[step] >= 0) {
       const Chain& chain = s.chains[s.chain_of[step]];
-      char* bands = reinterpret_cast<char*>(memory.arena) + s.bands_at(memory.arena_images);
-      std::vector<BandStep> steps = steps_of(s, chain.first, chain.last);
-      const int64_t rows = s.shapes[value].height, parts = std::max<int64_t>(1, std::min(memory.arena_parts, rows / chain.rows));
+      char* bands = reinterpret_cast<char*>(arena.bytes.data()) + s.bands_at(arena.images);
+      std::vector<BandStep> steps = plan.steps_of(s, chain.first, chain.last);
+      const int64_t rows = s.shapes[value].height, parts = std::max<int64_t>(1, std::min(arena.threads, rows / chain.rows));
       for (int64_t image = 0; image < images; ++image) {
         for (std::size_t i = 0; i < steps.size(); ++i) {
           const std::vector<int>& inputs = steps_[chain.first + i].inputs;
@@ -471,37 +564,21 @@ void Int8Plan::run_chunk(const Schedule& s, int64_t first, int64_t images, const
   }
 }
 
-struct Int8Plan::Cut {
-  int64_t chunk, chunks, workers;
-};
-
-Int8Plan::Cut Int8Plan::cut(const Schedule& s, int64_t images) const {
-  int64_t threads = std::min<int64_t>(num_threads(), std::max<int64_t>(1, images * s.multiply_adds / kWorthAThread));
-  if (images < threads) threads = 1;  // too few images to share: the products of a layer are shared instead
-  const int64_t chunks_wanted = round_up((images + s.max_chunk - 1) / s.max_chunk, threads);
-  const int64_t chunk = (images + chunks_wanted - 1) / chunks_wanted, chunks = (images + chunk - 1) / chunk;
-  return {chunk, chunks, std::min(threads, chunks)};
-}
-
 std::vector<PlanProduct> Int8Plan::products(const Schedule& s, int64_t images) const {
   std::vector<PlanProduct> found;
   if (images == 0) return found;
   found.reserve(slots());
-  const Cut cut = this->cut(s, images);
-  const int threads = cut.workers == 1 ? num_threads() : 1;  // a product inside a task has its thread alone
-  const int64_t last = images - (cut.chunks - 1) * cut.chunk;
-  for (std::size_t step = 0; step < steps_.size(); ++step) {
-    const Int8Layer* layer = steps_[step].op->product();
-    if (layer == nullptr) continue;
-    const int64_t columns = layer->geometry().columns, k = layer->geometry().channels;
-    if (step >= s.tail) {
-      const int64_t most = s.tail_images(), rest = images - (images - 1) / most * most;
-      if (images > most) found.push_back({step, step, most, columns, k, num_threads()});
-      found.push_back({step, steps_.size() + step, rest, columns, k, num_threads()});
-      continue;
+  for (const Schedule::Part& part : s.parts) {
+    const Schedule::Cut cut = part.cut(images);
+    const int threads = cut.workers == 1 ? num_threads() : 1;  // a product inside a task has its thread alone
+    const int64_t last = images - (cut.chunks - 1) * cut.chunk;
+    for (std::size_t step = part.first; step < part.last; ++step) {
+      const Int8Layer* layer = steps_[step].op->product();
+      if (layer == nullptr) continue;
+      const int64_t columns = layer->geometry().columns, k = layer->geometry().channels;
+      if (cut.chunks > 1) found.push_back({step, step, cut.chunk, columns, k, threads});
+      found.push_back({step, steps_.size() + step, last, columns, k, threads});
     }
-    if (cut.chunks > 1) found.push_back({step, step, cut.chunk, columns, k, threads});
-    found.push_back({step, steps_.size() + step, last, columns, k, threads});
   }
   return found;
 }
@@ -509,32 +586,34 @@ std::vector<PlanProduct> Int8Plan::products(const Schedule& s, int64_t images) c
 void Int8Plan::run(Schedule& s, int64_t images, const std::vector<const void*>& in, const std::vector<void*>& out,
                    const std::vector<Int8Tile>& tiles) const {
   if (images == 0) return;
-  const auto [chunk, chunks, workers] = cut(s, images);
-  // Slots: a step's tile in every chunk, or part of the batch, but the last, then a step's tile in the last.
+  const Schedule::Cut cuts[2] = {s.parts[0].cut(images), s.parts[1].cut(images)};
+  const int64_t chunks[2] = {cuts[0].chunk, s.batch_bytes > 0 ? cuts[1].chunk : 0};
+  // Slots: a step's tile in every chunk but the last, then a step's tile in the last.
   const Int8Tile* slots[2] = {tiles.empty() ? nullptr : tiles.data(), tiles.empty() ? nullptr : tiles.data() + steps_.size()};
+  const int64_t workers = std::max(cuts[0].workers, s.batch_bytes > 0 ? cuts[1].workers : 1);
   std::vector<Schedule::Arena> arenas;
-  const int64_t parts = workers == 1 ? num_threads() : 1;  // a chain inside a task has its thread alone
-  for (int64_t i = 0; i < workers; ++i) arenas.push_back(s.take_arena(chunk, parts));
-  Buffer<uint8_t> batch(s.batch_bytes > 0 ? s.batch_bytes * images + kPastEnd : 0);
-  const auto memory = [&](int arena) -> Memory {
-    return {in, out, batch.data(), images, arenas[arena].bytes.data(), arenas[arena].images, parts};
-  };
-  std::atomic<int64_t> next{0};
-  const auto work = [&, chunk = chunk, chunks = chunks](int arena) {
-    for (int64_t i = next.fetch_add(1); i < chunks; i = next.fetch_add(1)) {
-      run_chunk(s, i * chunk, std::min(chunk, images - i * chunk), memory(arena), slots[i == chunks - 1], 0, s.tail);
+  const int64_t in_chain = cuts[0].workers == 1 ? num_threads() : 1;  // a chain inside a task has its thread alone
+  for (int64_t i = 0; i < workers; ++i) arenas.push_back(s.take_arena(chunks, in_chain));
+  Buffer<uint8_t> batch = s.take_batch(images);
+  const Run run{*this, s, in, out, batch.data()};
+  for (int i = 0; i < 2; ++i) {
+    const Schedule::Part& part = s.parts[i];
+    const Schedule::Cut cut = cuts[i];
+    if (part.first == part.last) continue;
+    std::atomic<int64_t> next{0};
+    const auto work = [&](int arena) {
+      for (int64_t c = next.fetch_add(1); c < cut.chunks; c = next.fetch_add(1)) {
+        run.chunk(part, c * cut.chunk, std::min(cut.chunk, images - c * cut.chunk), arenas[arena], slots[c == cut.chunks - 1]);
+      }
+    };
+    // One worker must not be a task of the pool: from inside a task a layer's product could not be shared.
+    if (cut.workers == 1) {
+      work(0);
+    } else {
+      parallel_for(static_cast<int>(cut.workers), [&](int arena) { work(arena); });
     }
-  };
-  // One worker must not be a task of the pool: from inside a task a layer's product could not be shared.
-  if (arenas.size() == 1) {
-    work(0);
-  } else {
-    parallel_for(static_cast<int>(arenas.size()), [&](int arena) { work(arena); });
   }
-  for (int64_t i = 0, most = s.tail_images(); s.tail < steps_.size() && i < images; i += most) {
-    run_chunk(s, i, std::min(most, images - i), memory(0), slots[i + most >= images], s.tail, steps_.size());
-  }
-  s.give_back(arenas);
+  s.give_back(arenas, batch);
 }
 
 }  // namespace tw

@@ -109,17 +109,18 @@ class Int8Plan {
     std::unique_ptr<Int8Op> op;
     std::vector<int> inputs;
   };
-  struct Cut;  // of a batch into chunks
-  Cut cut(const Schedule& schedule, int64_t images) const;
   struct Families;  // values that lie in one buffer
   Families families(Schedule& schedule) const;
   void find_chains(Schedule& schedule, const Families& families) const;
   int replaces(const Schedule& schedule, const Families& families, std::size_t step, const std::vector<std::size_t>& last_use) const;
   std::vector<BandStep> steps_of(const Schedule& schedule, std::size_t first, std::size_t last) const;
-  std::size_t find_tail(const Schedule& schedule, const Families& families) const;
-  struct Memory;  // of a run
-  void run_chunk(const Schedule& schedule, int64_t first, int64_t images, const Memory& memory, const Int8Tile* tiles,
-                 std::size_t first_step, std::size_t last_step) const;
+  struct Tail {
+    std::size_t first;  // step
+    int value;          // that they begin with
+  };
+  int64_t image_bytes(const Schedule& schedule, std::size_t first, std::size_t last) const;
+  Tail find_tail(const Schedule& schedule, const Families& families) const;
+  struct Run;
   void check_value(int value) const;
 
   std::vector<PlanShape> inputs_;

@@ -194,6 +194,7 @@ class Linear : public Int8Op {
 
   bool reads_any_pitch() const override { return false; }
   bool writes_any_pitch() const override { return false; }
+  int64_t weight_bytes() const override { return layer_->nbytes(); }
   int64_t multiply_adds(const PlanShape& out) const override { return out.channels * layer_->geometry().channels; }
 
   void run(int64_t images, const PlanShape* const*, const void* const* in, const PlanShape&, void* out) const override {

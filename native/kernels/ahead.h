@@ -20,7 +20,7 @@ class NextPanel {
  public:
   NextPanel() = default;
   NextPanel(const void* weights, int64_t bytes, int64_t calls)
-      : at_(static_cast<const char*>(weights)), end_(at_ + bytes), step_(calls > 0 ? (bytes / calls + 63) / 64 * 64 : 0) {}
+      : at_(static_cast<const char*>(weights)), end_(at_ + bytes), step_(calls > 0 ? (bytes + 64 * calls - 1) / (64 * calls) * 64 : 0) {}
   TW_INLINE void fetch() {
     if (at_ >= end_) return;
     for (const char* until = at_ + step_; at_ < until; at_ += 64) __builtin_prefetch(at_);

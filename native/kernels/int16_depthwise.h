@@ -36,14 +36,14 @@ struct Run {
   int64_t in, out, residual;
 };
 
-TW_INLINE int64_t in_place(const PixelGrid& grid, const Int8Problem& p, int64_t pixel) {
+TW_INLINE int64_t place_of(const PixelGrid& grid, const Int8Problem& p, int64_t pixel) {
   return pixel / p.width / p.height * grid.image_step + pixel / p.width % p.height * grid.row_step + pixel % p.width * grid.column_step;
 }
 
 TW_INLINE Run run_at(const Int8Problem& p, int64_t first, int64_t last) {
   const int64_t left = p.width - first % p.width;
-  return {first, last - first < left ? last - first : left, in_place(p.in_grid, p, first), in_place(p.out_grid, p, first),
-          in_place(p.residual_grid, p, first)};
+  return {first, last - first < left ? last - first : left, place_of(p.in_grid, p, first), place_of(p.out_grid, p, first),
+          place_of(p.residual_grid, p, first)};
 }
 
 TW_INLINE void finish_at(const Int8Problem& p, vi sums, const Run& run, int64_t i, int64_t column) {

@@ -97,8 +97,7 @@ TW_INLINE void multiply_pair(const int16_t* const (&rows)[R], int64_t c, const i
   }
 }
 
-// V vectors of a panel for R pixels. No loop ends after a few rounds: whether its end is foretold then is a matter of luck, and of
-// where the code happens to lie.
+// V vectors of a panel for R pixels.
 template <int R, int V>
 TW_INLINE void multiply(const WideProblem& p, const RowOffsets& at, int first, int panel, NextPanel& next, vi (&acc)[R][V]) {
   constexpr int64_t kLine = kInt8Panel * kWideGroup;
