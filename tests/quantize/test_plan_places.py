@@ -1,4 +1,4 @@
-"""Where a plan's values lie: in memory that earlier ones have left, in their input's place, in that of a whole batch."""
+"""Where a plan's values lie: where earlier ones were, in their input's place, in the memory of a whole batch."""
 
 from __future__ import annotations
 
