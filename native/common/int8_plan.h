@@ -112,7 +112,9 @@ class Int8Plan {
   struct Families;  // values that lie in one buffer
   Families families(Schedule& schedule) const;
   void find_chains(Schedule& schedule, const Families& families) const;
-  int replaces(const Schedule& schedule, const Families& families, std::size_t step, const std::vector<std::size_t>& last_use) const;
+  struct Spaces;
+  int space_for(Schedule& schedule, const Families& families, Spaces& spaces, std::size_t step, int root) const;
+  int replaces(const Schedule& schedule, const Families& families, const Spaces& spaces, std::size_t step) const;
   std::vector<BandStep> steps_of(const Schedule& schedule, std::size_t first, std::size_t last) const;
   struct Tail {
     std::size_t first;  // step

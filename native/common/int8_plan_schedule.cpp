@@ -73,6 +73,14 @@ struct Int8Plan::Families {
   }
 };
 
+// What is taken while places are given.
+struct Int8Plan::Spaces {
+  std::vector<std::size_t> last_use;    // by the value whose buffer it is: the step
+  int between = -1;                     // the value that one part leaves to the other
+  Pool pools[2];                        // of values without a frame
+  std::vector<std::size_t> busy_until;  // per buffer: the last step that reads what it holds
+};
+
 std::shared_ptr<Int8Plan::Schedule> Int8Plan::schedule(const std::vector<PlanShape>& inputs) const {
   std::lock_guard<std::mutex> lock(mutex_);
   for (std::size_t i = 0; i < schedules_.size(); ++i) {
@@ -102,16 +110,16 @@ std::shared_ptr<Int8Plan::Schedule> Int8Plan::schedule(const std::vector<PlanSha
   }
   const Families found = families(s);
   find_chains(s, found);
-  std::vector<std::size_t> last_use(values, 0);  // by the value whose buffer it is
+  Spaces spaces;
+  spaces.last_use.resize(values, 0);
   for (std::size_t step = 0; step < steps_.size(); ++step) {
     const std::size_t when = s.chain_of[step] < 0 ? step : s.chains[s.chain_of[step]].last;
-    for (int value : steps_[step].inputs) last_use[found.root(value)] = when;
+    for (int value : steps_[step].inputs) spaces.last_use[found.root(value)] = when;
   }
   const Tail tail = find_tail(s, found);
   s.parts[0].last = s.parts[1].first = tail.first;
   s.parts[1].last = steps_.size();
-  Pool pools[2];                        // of values without a frame
-  std::vector<std::size_t> busy_until;  // per buffer: the last step that reads what it holds
+  spaces.between = tail.value;
   for (std::size_t step = 0; step < steps_.size(); ++step) {
     const int value = static_cast<int>(inputs_.size() + step), root = found.root(value);
     const int64_t offset = found.first(value) * s.shapes[value].size;
@@ -129,41 +137,14 @@ std::shared_ptr<Int8Plan::Schedule> Int8Plan::schedule(const std::vector<PlanSha
       }
     }
     if (s.places[root].kind == Schedule::kInput && root >= static_cast<int>(inputs_.size())) {  // not placed yet
-      const PlanShape& whole = s.shapes[root];
-      const std::size_t until = std::max(step, last_use[root]);
-      const int64_t bytes = round_up(std::max<int64_t>(1, whole.storage()), 64);
-      const int part = root == tail.value ? Schedule::kBatch : step >= tail.first;
-      std::size_t buffer = s.buffers.size();
-      if (part != Schedule::kBatch && whole.border > 0) {  // its frame is filled once: only what has the same one follows it
-        const auto follows = [&](const Schedule::Space& b) { return b.part == part && b.shape.same_buffer(whole); };
-        buffer = 0;
-        while (buffer < s.buffers.size() && !(busy_until[buffer] < step && follows(s.buffers[buffer]))) ++buffer;
-      }
-      if (buffer == s.buffers.size()) {
-        int64_t offset = 0;
-        if (part == Schedule::kBatch) {
-          s.batch_bytes = whole.storage();
-        } else if (whole.border > 0) {
-          offset = s.parts[part].framed;
-          s.parts[part].framed += bytes;
-        } else if (const int replaced = replaces(s, found, step, last_use); replaced >= 0) {
-          offset = s.buffers[s.places[replaced].kind].offset;
-          pools[part].keep(offset, until);
-        } else {
-          offset = pools[part].take(bytes, step, until);
-        }
-        s.buffers.push_back({whole, offset, part});
-        busy_until.push_back(0);
-      }
-      busy_until[buffer] = until;
-      s.places[root] = {static_cast<int>(buffer)};
+      s.places[root] = {space_for(s, found, spaces, step, root)};
     }
     s.places[value] = s.places[root];
     s.places[value].offset = offset;
   }
   for (int i = 0; i < 2; ++i) {
     Schedule::Part& part = s.parts[i];
-    part.pool = pools[i].size;
+    part.pool = spaces.pools[i].size;
     part.max_chunk = std::max<int64_t>(1, Schedule::kArenaBytes / std::max<int64_t>(1, part.pool + part.framed));
     for (std::size_t step = part.first; step < part.last; ++step) {
       part.multiply_adds += steps_[step].op->multiply_adds(s.shapes[inputs_.size() + step]);
@@ -172,6 +153,34 @@ std::shared_ptr<Int8Plan::Schedule> Int8Plan::schedule(const std::vector<PlanSha
   schedules_.insert(schedules_.begin(), made);
   if (schedules_.size() > kSchedules) schedules_.pop_back();
   return made;
+}
+
+// The buffer, new or left by others, of a value that the step makes a part of.
+int Int8Plan::space_for(Schedule& s, const Families& found, Spaces& spaces, std::size_t step, int root) const {
+  const PlanShape& whole = s.shapes[root];
+  const std::size_t until = std::max(step, spaces.last_use[root]);
+  const int64_t bytes = round_up(std::max<int64_t>(1, whole.storage()), 64);
+  const int part = root == spaces.between ? Schedule::kBatch : step >= s.parts[1].first;
+  int64_t offset = 0;
+  if (part == Schedule::kBatch) {
+    s.batch_bytes = whole.storage();
+  } else if (whole.border > 0) {  // its frame is filled once: only what has the same one follows it
+    for (std::size_t b = 0; b < s.buffers.size(); ++b) {
+      if (spaces.busy_until[b] >= step || s.buffers[b].part != part || !s.buffers[b].shape.same_buffer(whole)) continue;
+      spaces.busy_until[b] = until;
+      return static_cast<int>(b);
+    }
+    offset = s.parts[part].framed;
+    s.parts[part].framed += bytes;
+  } else if (const int replaced = replaces(s, found, spaces, step); replaced >= 0) {
+    offset = s.buffers[s.places[replaced].kind].offset;
+    spaces.pools[part].keep(offset, until);
+  } else {
+    offset = spaces.pools[part].take(bytes, step, until);
+  }
+  s.buffers.push_back({whole, offset, part});
+  spaces.busy_until.push_back(until);
+  return static_cast<int>(s.buffers.size()) - 1;
 }
 
 // Bytes of an image in the steps [first, last), about: two values without a frame, and one of each kind with one.
@@ -228,10 +237,10 @@ Int8Plan::Tail Int8Plan::find_tail(const Schedule& s, const Families& found) con
 }
 
 // The value whose place a step's result may take while it is made: its first input's, which nobody reads then and nothing else lies in.
-int Int8Plan::replaces(const Schedule& s, const Families& found, std::size_t step, const std::vector<std::size_t>& last_use) const {
+int Int8Plan::replaces(const Schedule& s, const Families& found, const Spaces& spaces, std::size_t step) const {
   const int value = static_cast<int>(inputs_.size() + step), source = steps_[step].inputs[0];
   const bool chained = s.chain_of[step] >= 0, alone = found.root(value) == value && found.root(source) == source;
-  if (chained || !alone || s.places[source].kind < 0 || last_use[source] != step) return -1;
+  if (chained || !alone || s.places[source].kind < 0 || spaces.last_use[source] != step) return -1;
   if (s.buffers[s.places[source].kind].part != (step >= s.parts[1].first)) return -1;
   const PlanShape &in = s.shapes[source], &out = s.shapes[value];
   const bool same = in.bytes && out.bytes && in.storage() == out.storage() && in.border == 0 && out.border == 0;
