@@ -1,4 +1,5 @@
 // Layers of 16-bit numbers against plain loops, on buffers with no number to spare, and chains of them in bands of rows.
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <random>
@@ -113,7 +114,50 @@ std::vector<int16_t> through_chain(int64_t l2, int threads, int height) {
   return y;
 }
 
+// A large image, a gate, then layers on small ones with a frame: what a plan makes of so many images, each with numbers of its own.
+std::vector<int16_t> through_gate(int channels, int images, int threads) {
+  tw::set_num_threads(threads);
+  rng.seed(5);
+  tw::Int8Plan plan;
+  tw::PlanShape shape;
+  shape.bytes = true;
+  shape.size = 2;
+  shape.channels = channels;
+  shape.border = 1;
+  tw::MixedEnd end;
+  end.wide = true;
+  std::vector<int16_t> weights;
+  int value = plan.add_input(shape);
+  value = plan.add(tw::wide_layer_op(layer(geometry(channels, channels, channels, 3, 1), weights, true), false, false, 0), {value});
+  const int mean = plan.add(tw::wide_global_pool_op(1.0f, 1.0f, 0, 20000, false, 0), {value});
+  value = plan.add(tw::wide_mul_op(1.0f / 32768, 1.0f, end, 0), {value, mean});
+  value = plan.add(tw::wide_layer_op(layer(geometry(24, channels, 1, 1, 8), weights, false), false, false, 1), {value});
+  for (int i = 0; i < 2; ++i) value = plan.add(tw::wide_layer_op(layer(geometry(24, 24, 1, 3, 1), weights, true), false, false, i == 0), {value});
+  value = plan.add(tw::wide_global_pool_op(1.0f, 1.0f, 0, 20000, false, 0), {value});
+  plan.add_output(plan.add(tw::wide_layer_op(layer(geometry(7, 24, 1, 1, 1), weights, false), false, false, 0), {value}));
+  shape.height = 45;
+  shape.width = 41;
+  const auto schedule = plan.schedule({shape});
+  const int64_t in = shape.storage() / 2, out = tw::Int8Plan::output_shape(*schedule, 0).storage() / 2;
+  std::vector<int16_t> x(images * in), y(images * out);
+  for (int16_t& v : x) v = small(900);
+  plan.run(*schedule, images, {x.data()}, {y.data()});
+  tw::set_num_threads(1);
+  return y;
+}
+
 }  // namespace
+
+TW_TEST(images_of_a_batch_are_those_alone) {
+  for (int channels : {5, 16, 23, 48, 530}) {
+    const std::vector<int16_t> batch = through_gate(channels, 9, 1);
+    for (int images : {1, 4}) {
+      const std::vector<int16_t> some = through_gate(channels, images, 1);
+      TW_CHECK(std::equal(some.begin(), some.end(), batch.begin()));
+    }
+    TW_CHECK(through_gate(channels, 9, 3) == batch);
+  }
+}
 
 TW_TEST(layers_of_16_bits_are_exact) {
   for (int size : {1, 5, 14}) {
