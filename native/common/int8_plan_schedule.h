@@ -36,11 +36,11 @@ class Int8Plan::Schedule {
   std::vector<int> chain_of;      // per step: the chain that it is in, or -1
   int64_t band_bytes = 0;         // for the bands of any chain
 
-  // Steps that a chunk of images goes through before the next one: all but the last, and the last, where an image is so small that many
-  // are run at once.
   struct Cut {  // of a batch
     int64_t chunk, chunks, workers;
   };
+  // Steps that a chunk of images goes through before the next one: all but the last, and the last, where an image is so small that many
+  // are run at once.
   struct Part {
     std::size_t first = 0, last = 0;
     int64_t pool = 0, framed = 0;  // bytes of an image: of values without a frame, and of those with one
