@@ -58,8 +58,11 @@ bench: $(VENV)/.bench  ## every optimization beside its peers; tables and JSON i
 docs: $(VENV)/.test  ## the documentation as a site in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet && echo "open build/site/index.html"
 
-lint: $(VENV)/.test  ## ruff, mypy --strict and the arrows between folders
-	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-logo
+CXX_SOURCES = $(shell find native -name '*.cpp' -o -name '*.h')
+
+lint: $(VENV)/.test  ## ruff, clang-format, mypy --strict and the import rules
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/clang-format --dry-run --Werror $(CXX_SOURCES)
+	$(BIN)/mypy && $(BIN)/lint-imports --no-logo
 
 # Before every commit: within a minute once mypy has its cache.
 check: lint  ## lint, types and the tests of what changed since BASE (main)
@@ -67,7 +70,7 @@ check: lint  ## lint, types and the tests of what changed since BASE (main)
 	  { echo $$tests; $(PYTEST) -x $$tests; }
 
 format: $(VENV)/.test  ## rewrite the sources in the house format
-	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+	$(BIN)/ruff check --fix . && $(BIN)/ruff format . && $(BIN)/clang-format -i $(CXX_SOURCES)
 
 # Without watching stacks after their functions have returned: gcc 13.2 keeps vectors of 64 bytes there at odd places.
 sanitize: $(VENV)/.tools  ## native kernel tests under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer

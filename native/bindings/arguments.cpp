@@ -81,7 +81,8 @@ bool read_pair(PyObject* object, int64_t low, const char* name, int64_t* first, 
     refuse("ShapeError", "%s must be a pair of sizes, not %R", name, object);
     return false;
   }
-  return read_size(PyTuple_GET_ITEM(object, 0), low, name, first) && read_size(PyTuple_GET_ITEM(object, 1), low, name, second);
+  return read_size(PyTuple_GET_ITEM(object, 0), low, name, first) &&
+         read_size(PyTuple_GET_ITEM(object, 1), low, name, second);
 }
 
 bool is_float32(PyObject* object) {

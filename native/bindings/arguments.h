@@ -1,5 +1,5 @@
-// What raw METH_FASTCALL entries share: arguments by position or keyword, arrays as contiguous float32, pairs and sizes,
-// and refusals as tilewise's own errors.
+// What raw METH_FASTCALL entries share: arguments by position or keyword, arrays as contiguous float32, pairs and
+// sizes, and refusals as tilewise's own errors.
 #pragma once
 
 #include <initializer_list>

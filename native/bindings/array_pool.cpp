@@ -114,7 +114,8 @@ void* pool_realloc(void*, void* block, std::size_t size) { return std::realloc(b
 
 // NumPy finds an array's allocator through this capsule when it frees the array.
 PyObject* handler() {
-  static PyDataMem_Handler functions = {"tilewise pool", 1, {nullptr, pool_malloc, pool_calloc, pool_realloc, pool_free}};
+  static PyDataMem_Handler functions = {
+      "tilewise pool", 1, {nullptr, pool_malloc, pool_calloc, pool_realloc, pool_free}};
   static PyObject* capsule = PyCapsule_New(&functions, "mem_handler", nullptr);
   return capsule;
 }

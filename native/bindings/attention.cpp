@@ -114,8 +114,8 @@ bool read_problem(const HeadsInput& q, const HeadsInput& k, const HeadsInput& v,
   if (truth < 0) return false;
   head.causal = truth == 1;
   const bool by_default = !scale || scale == Py_None;
-  const double factor = by_default ? 1.0 / std::sqrt(head.dim > 0 ? static_cast<double>(head.dim) : 1.0)
-                                   : PyFloat_AsDouble(scale);
+  const double factor =
+      by_default ? 1.0 / std::sqrt(head.dim > 0 ? static_cast<double>(head.dim) : 1.0) : PyFloat_AsDouble(scale);
   if (PyErr_Occurred()) return false;
   head.scale = static_cast<float>(factor);
   return read_mask(mask, p);
@@ -169,8 +169,7 @@ PyObject* gradient_arrays(PyObject* into, const HeadsInput* const* like) {
 }
 
 PyObject* attention_grad_entry(PyObject*, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames) {
-  static const char* const names[] = {"gout",      "q",      "k",    "v",     "out",
-                                      "logsumexp", "causal", "mask", "scale", "into"};
+  static const char* const names[] = {"gout", "q", "k", "v", "out", "logsumexp", "causal", "mask", "scale", "into"};
   Arguments given;
   if (!given.parse("attention_grad", names, 10, 7, args, nargs, kwnames)) return nullptr;
   HeadsInput gout(given[0], "gout"), q(given[1], "q"), k(given[2], "k"), v(given[3], "v"), out(given[4], "out");

@@ -48,19 +48,20 @@ struct Geometry {
 // Fills oh and ow; refuses what no convolution can be.
 bool check_shape(ConvShape* s, int64_t weight_c) {
   if (s->c % s->groups != 0 || s->o % s->groups != 0) {
-    refuse("ShapeError", "groups=%lld must divide the %lld input and the %lld output channels", show(s->groups), show(s->c),
-           show(s->o));
+    refuse("ShapeError", "groups=%lld must divide the %lld input and the %lld output channels", show(s->groups),
+           show(s->c), show(s->o));
     return false;
   }
   if (weight_c != s->group_c()) {
-    refuse("ShapeError", "the weights take %lld channels a group, the input has %lld", show(weight_c), show(s->group_c()));
+    refuse("ShapeError", "the weights take %lld channels a group, the input has %lld", show(weight_c),
+           show(s->group_c()));
     return false;
   }
   const int64_t full_h = s->h + s->ph + s->oh, full_w = s->w + s->pw + s->ow;
   const int64_t room_h = full_h - s->reach_h(), room_w = full_w - s->reach_w();
   if (s->kh < 1 || s->kw < 1 || room_h < 0 || room_w < 0) {
-    refuse("ShapeError", "a %lldx%lld kernel does not fit into a padded input of %lldx%lld", show(s->reach_h()), show(s->reach_w()),
-           show(full_h), show(full_w));
+    refuse("ShapeError", "a %lldx%lld kernel does not fit into a padded input of %lldx%lld", show(s->reach_h()),
+           show(s->reach_w()), show(full_h), show(full_w));
     return false;
   }
   s->oh = room_h / s->sh + 1;
@@ -157,13 +158,14 @@ bool choose_tile(TileTable* table, const ConvShape& s, ConvConfig* config) {
   const int64_t work = table == nullptr || !is_tiled(s) ? 0 : multiplications(s);
   if (work == 0) return true;
   ConvConfig found;
-  const Answer answer = look_up(*table->convolutions, table_key(s, num_threads()), work, table->patience, &found, [&](ConvConfig* out) {
-    PyObject* said = ask_chooser(*table, "conv2d", shape_tuple(s), "nchw");
-    if (said == nullptr) return Answer::failed;
-    const bool none = said == Py_None, usable = read_tile(said, s, out);
-    Py_DECREF(said);
-    return !usable ? Answer::failed : none ? Answer::keep_default : Answer::use_tile;
-  });
+  const Answer answer =
+      look_up(*table->convolutions, table_key(s, num_threads()), work, table->patience, &found, [&](ConvConfig* out) {
+        PyObject* said = ask_chooser(*table, "conv2d", shape_tuple(s), "nchw");
+        if (said == nullptr) return Answer::failed;
+        const bool none = said == Py_None, usable = read_tile(said, s, out);
+        Py_DECREF(said);
+        return !usable ? Answer::failed : none ? Answer::keep_default : Answer::use_tile;
+      });
   if (answer == Answer::use_tile) *config = found;
   return answer != Answer::failed;
 }
@@ -185,19 +187,23 @@ PyObject* computed(const ConvShape& s, PyArrayObject* out, F&& f) {
   return PyErr_NoMemory();
 }
 
-void set_input(const ArrayArgument& x, ConvShape* s) { s->n = x.dim(0), s->c = x.dim(1), s->h = x.dim(2), s->w = x.dim(3); }
+void set_input(const ArrayArgument& x, ConvShape* s) {
+  s->n = x.dim(0), s->c = x.dim(1), s->h = x.dim(2), s->w = x.dim(3);
+}
 
 void set_weights(const ArrayArgument& w, ConvShape* s) { s->o = w.dim(0), s->kh = w.dim(2), s->kw = w.dim(3); }
 
 PyObject* convolve(TileTable* table, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
-  static const Parameters parameters("conv2d", {"x", "w", "bias", "stride", "padding", "groups", "activation", "residual", "tile", "dilation"}, 2);
+  static const Parameters parameters(
+      "conv2d", {"x", "w", "bias", "stride", "padding", "groups", "activation", "residual", "tile", "dilation"}, 2);
   PyObject* v[10] = {};
   if (!parameters.read(args, count, keywords, v)) return nullptr;
   ArrayArgument x, w, bias, residual;
   ConvShape s;
   ConvConfig config;
   ConvEpilogue epilogue{nullptr, nullptr, ConvActivation::none};
-  if (!x.set_floats(v[0], 4, "the input") || !w.set_floats(v[1], 4, "the weights") || !Geometry{v[3], v[4], v[5], v[9]}.read(&s)) {
+  if (!x.set_floats(v[0], 4, "the input") || !w.set_floats(v[1], 4, "the weights") ||
+      !Geometry{v[3], v[4], v[5], v[9]}.read(&s)) {
     return nullptr;
   }
   set_input(x, &s);
@@ -216,9 +222,8 @@ PyObject* convolve(TileTable* table, PyObject* const* args, Py_ssize_t count, Py
     epilogue.residual = residual.floats();
   }
   const npy_intp shape[4] = {s.n, s.o, s.oh, s.ow};
-  return computed(s, new_float_array(4, shape), [&](float* y) {
-    conv_forward(s, x.floats(), w.floats(), !w.is_copy(), epilogue, config, y);
-  });
+  return computed(s, new_float_array(4, shape),
+                  [&](float* y) { conv_forward(s, x.floats(), w.floats(), !w.is_copy(), epilogue, config, y); });
 }
 
 PyObject* conv2d(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
@@ -284,8 +289,8 @@ PyObject* default_tile(PyObject*, PyObject* const* args, Py_ssize_t count, PyObj
   if (count != 1) return refuse("ConfigurationError", "conv_default_tile takes a shape");
   if (!read_shape(args[0], &s)) return nullptr;
   const ConvConfig c = resolved(s, ConvConfig());
-  return Py_BuildValue("(sLLLLL)", algorithm_name(c.algorithm), show(c.mr), show(c.nr),
-                       show(c.block), show(c.channels), show(c.split));
+  return Py_BuildValue("(sLLLLL)", algorithm_name(c.algorithm), show(c.mr), show(c.nr), show(c.block), show(c.channels),
+                       show(c.split));
 }
 
 // Why conv2d refuses this tile for this shape, or None.
@@ -311,7 +316,8 @@ PyCFunction entry(PyObject* (*f)(PyObject*, PyObject* const*, Py_ssize_t, PyObje
 
 PyMethodDef entries[] = {
     {"conv2d", entry(conv2d), METH_FASTCALL | METH_KEYWORDS,
-     "conv2d($module, /, x, w, bias=None, stride=(1, 1), padding=(0, 0), groups=1, activation=None, residual=None, tile=None)\n--\n\n"
+     "conv2d($module, /, x, w, bias=None, stride=(1, 1), padding=(0, 0), groups=1, activation=None, residual=None, "
+     "tile=None)\n--\n\n"
      "Convolution of float32 images (n, c, h, w) with filters (o, c / groups, kh, kw); `tile` is a ConvTile."},
     {"conv2d_grad_input", entry(grad_input), METH_FASTCALL | METH_KEYWORDS,
      "conv2d_grad_input($module, /, gy, w, x_shape, stride=(1, 1), padding=(0, 0), groups=1)\n--\n\n"
@@ -336,7 +342,8 @@ PyObject* table_keep_conv2d(PyObject* self, PyObject* const* args, Py_ssize_t co
   ConvConfig config;
   int64_t threads;
   if (count != 3) return refuse("ConfigurationError", "keep_conv2d takes a shape, threads and a tile");
-  if (!read_shape(args[0], &s) || !read_size(args[1], 1, "threads", &threads) || !read_tile(args[2], s, &config)) return nullptr;
+  if (!read_shape(args[0], &s) || !read_size(args[1], 1, "threads", &threads) || !read_tile(args[2], s, &config))
+    return nullptr;
   auto* entry = reinterpret_cast<TileTable*>(self)->convolutions->find_or_make(table_key(s, static_cast<int>(threads)));
   if (entry == nullptr) Py_RETURN_NONE;  // its places are taken by others that were kept: asked when it is met
   entry->state = args[2] == Py_None ? ConvTable::State::keep_default : ConvTable::State::use_tile;

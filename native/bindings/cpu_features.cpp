@@ -18,10 +18,11 @@ nb::object features(const Configs& configs, const Longs& columns, const Doubles&
   need(centre.ndim() == 1 && centre.shape(0) == kCpuFeatures && scale.ndim() == 1 && scale.shape(0) == kCpuFeatures,
        "a centre and a scale a feature");
   need(width >= 24, "configurations begin with TpuGraphs' bounds");
-  for (int i = 0; i < kCpuColumns; ++i) need(columns.data()[i] >= -1 && columns.data()[i] < width, "a column that is not there");
+  for (int i = 0; i < kCpuColumns; ++i)
+    need(columns.data()[i] >= -1 && columns.data()[i] < width, "a column that is not there");
   const Made out = made({kCpuFeatures, count});
-  cpu_features({configs.data(), count, configs.stride(0), configs.stride(1), columns.data(), product.data(), machine.data(),
-                centre.data(), scale.data(), bound},
+  cpu_features({configs.data(), count, configs.stride(0), configs.stride(1), columns.data(), product.data(),
+                machine.data(), centre.data(), scale.data(), bound},
                out.data);
   return out.object;
 }

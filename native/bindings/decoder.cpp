@@ -1,5 +1,6 @@
 // The decoder, seen from Python: it keeps references to the arrays of a model's parameters (float32 weights are read in
-// place, so training goes on to show; integer copies are compared with them on request) and checks every index before the GIL is released.
+// place, so training goes on to show; integer copies are compared with them on request) and checks every index before
+// the GIL is released.
 #include "common/decoder.h"
 
 #include <string>
@@ -28,12 +29,13 @@ T* pointer(PyArrayObject* array) {
 
 class PyDecoder {
  public:
-  // A dense layer is a tuple of its weight (outputs, inputs) or None, its Int4Weights or None, its bias or None; of the two
-  // weights the four bits are used where both are given. A block is [norm1.w, norm1.b, [q, k, v together or three], out,
-  // norm2.w, norm2.b, [up] or [gate, up], down], with None for the biases of RMS norms; `last` is [norm.w, norm.b, head].
-  // `frequencies` (rotary positions) are as many as pairs of a head are turned, or None.
-  PyDecoder(nb::object token_embedding, nb::object position_embedding, nb::list layers, nb::list last, int heads, int kv_heads,
-            int head_width, int positions, float eps, bool tanh_gelu, nb::object frequencies, bool side_by_side, bool int8) {
+  // A dense layer is a tuple of its weight (outputs, inputs) or None, its Int4Weights or None, its bias or None; of the
+  // two weights the four bits are used where both are given. A block is [norm1.w, norm1.b, [q, k, v together or three],
+  // out, norm2.w, norm2.b, [up] or [gate, up], down], with None for the biases of RMS norms; `last` is [norm.w, norm.b,
+  // head]. `frequencies` (rotary positions) are as many as pairs of a head are turned, or None.
+  PyDecoder(nb::object token_embedding, nb::object position_embedding, nb::list layers, nb::list last, int heads,
+            int kv_heads, int head_width, int positions, float eps, bool tanh_gelu, nb::object frequencies,
+            bool side_by_side, bool int8) {
     PyArrayObject* tokens = matrix(token_embedding, "token embedding");
     decoder_.vocabulary = PyArray_DIM(tokens, 0);
     decoder_.width = PyArray_DIM(tokens, 1);
@@ -53,7 +55,8 @@ class PyDecoder {
     }
     if (!frequencies.is_none()) fill_frequencies(frequencies, side_by_side);
     decoder_.blocks.resize(nb::len(layers));
-    for (std::size_t i = 0; i < decoder_.blocks.size(); ++i) fill_block(decoder_.blocks[i], nb::cast<nb::list>(layers[i]));
+    for (std::size_t i = 0; i < decoder_.blocks.size(); ++i)
+      fill_block(decoder_.blocks[i], nb::cast<nb::list>(layers[i]));
     if (nb::len(last) != 3) refuse("the last layers are a norm's weight and bias and the head");
     decoder_.norm = norm(last[0], last[1]);
     fill_dense(decoder_.head, last[2], 0, decoder_.width);
@@ -74,7 +77,8 @@ class PyDecoder {
                  nb::handle wanted) const {
     PyArrayObject* r = array_of(rows, NPY_INT64, "rows");
     PyArrayObject* w = array_of(wanted, NPY_INT64, "wanted");
-    if (PyArray_NDIM(r) != 2 || PyArray_DIM(r, 1) != 3 || PyArray_NDIM(w) != 1) refuse("rows must be (n, 3), wanted (m,)");
+    if (PyArray_NDIM(r) != 2 || PyArray_DIM(r, 1) != 3 || PyArray_NDIM(w) != 1)
+      refuse("rows must be (n, 3), wanted (m,)");
     DecoderCache cache = cache_of(keys, values, key_scales, value_scales);
     const int64_t count = PyArray_DIM(r, 0), chosen = PyArray_DIM(w, 0);
     const Row* row = reinterpret_cast<const Row*>(pointer<int64_t>(r));
@@ -144,7 +148,8 @@ class PyDecoder {
 
   void fill_frequencies(nb::handle frequencies, bool side_by_side) {
     PyArrayObject* array = array_of(frequencies, NPY_FLOAT32, "frequencies");
-    if (PyArray_NDIM(array) != 1 || 2 * PyArray_DIM(array, 0) > decoder_.head_width) refuse("frequencies are one per pair of a head");
+    if (PyArray_NDIM(array) != 1 || 2 * PyArray_DIM(array, 0) > decoder_.head_width)
+      refuse("frequencies are one per pair of a head");
     decoder_.frequencies.assign(pointer<float>(array), pointer<float>(array) + PyArray_DIM(array, 0));
     decoder_.side_by_side = side_by_side;
   }
@@ -186,7 +191,8 @@ class PyDecoder {
     fill_several(block.qkv, parts[2]);
     int64_t projected = 0;
     for (const DenseLayer& layer : block.qkv) projected += layer.outputs;
-    if (projected != mixed + 2 * decoder_.kv_heads * decoder_.head_width) refuse("queries, keys and values have the wrong width");
+    if (projected != mixed + 2 * decoder_.kv_heads * decoder_.head_width)
+      refuse("queries, keys and values have the wrong width");
     fill_dense(block.out, parts[3], width, mixed);
     block.norm2 = norm(parts[4], parts[5]);
     fill_several(block.up, parts[6]);
@@ -195,7 +201,8 @@ class PyDecoder {
     }
     fill_dense(block.down, parts[7], width, block.up[0].outputs);
     const DecoderBlock& first = decoder_.blocks[0];
-    if (block.up.size() != first.up.size() || block.up[0].outputs != first.up[0].outputs) refuse("the blocks have different widths");
+    if (block.up.size() != first.up.size() || block.up[0].outputs != first.up[0].outputs)
+      refuse("the blocks have different widths");
   }
 
   DecoderCache cache_of(nb::handle keys, nb::handle values, nb::handle key_scales, nb::handle value_scales) const {
@@ -231,7 +238,8 @@ class PyDecoder {
 
   static PyArrayObject* writable(nb::handle object, int type, int ndim, const char* what) {
     PyArrayObject* array = array_of(object, type, what);
-    if (PyArray_NDIM(array) != ndim || !PyArray_ISWRITEABLE(array)) refuse(std::string(what) + " must be writable, with every dimension");
+    if (PyArray_NDIM(array) != ndim || !PyArray_ISWRITEABLE(array))
+      refuse(std::string(what) + " must be writable, with every dimension");
     return array;
   }
 
@@ -252,7 +260,8 @@ class PyDecoder {
 
 void bind_decoder(nb::module_& m) {
   nb::class_<PyDecoder>(m, "Decoder")
-      .def(nb::init<nb::object, nb::object, nb::list, nb::list, int, int, int, int, float, bool, nb::object, bool, bool>(),
+      .def(nb::init<nb::object, nb::object, nb::list, nb::list, int, int, int, int, float, bool, nb::object, bool,
+                    bool>(),
            nb::arg("token_embedding"), nb::arg("position_embedding").none(), nb::arg("layers"), nb::arg("last"),
            nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_width"), nb::arg("positions"), nb::arg("eps"),
            nb::arg("tanh_gelu"), nb::arg("frequencies").none(), nb::arg("side_by_side"), nb::arg("int8"))

@@ -1,5 +1,5 @@
-// matmul seen from Python. A plain METH_FASTCALL function: on small matrices the call itself decides, and this one costs
-// about a quarter of a microsecond. Arrays of any strides are taken as they are.
+// matmul seen from Python. A plain METH_FASTCALL function: on small matrices the call itself decides, and this one
+// costs about a quarter of a microsecond. Arrays of any strides are taken as they are.
 #include <algorithm>
 #include <memory>
 
@@ -98,11 +98,11 @@ bool check_usable(PyObject* object, const char* name) {
   PyArrayObject* array = reinterpret_cast<PyArrayObject*>(object);
   if (PyArray_NDIM(array) == 0 || PyArray_NDIM(array) > kMaxBatchDims + 2) {
     refuse("ShapeError", "matmul takes arrays of 1 to %d dimensions, but %s has %d", kMaxBatchDims + 2, name,
-          PyArray_NDIM(array));
+           PyArray_NDIM(array));
     return false;
   }
   refuse("DtypeError", "the native matmul takes aligned float32 arrays of native byte order, but %s is %R", name,
-        reinterpret_cast<PyObject*>(PyArray_DESCR(array)));
+         reinterpret_cast<PyObject*>(PyArray_DESCR(array)));
   return false;
 }
 
@@ -186,7 +186,7 @@ bool parse_epilogue(const Call& call, Gemm& g, Batch& batch, const Shape& shape)
     PyArrayObject* bias = as_float_array(call.bias);
     if (bias == nullptr || PyArray_NDIM(bias) != 1 || PyArray_DIM(bias, 0) != g.n) {
       refuse("ShapeError", "the bias of this matmul must be a contiguous float32 array of %lld elements",
-            static_cast<long long>(g.n));
+             static_cast<long long>(g.n));
       return false;
     }
     e.bias = floats(bias);
@@ -287,7 +287,8 @@ Answer chosen_tile(TileTable& table, const Gemm& g, int64_t batch, GemmTile* til
   if (layout < 0) return Answer::keep_default;
   const ProductTable::Key key = {{g.m, g.n, g.k, tile_setting(num_threads(), layout)}};
   return look_up(*table.products, key, g.m * g.n * g.k, table.patience, tile, [&](GemmTile* out) {
-    PyObject* shape = Py_BuildValue("(LLL)", static_cast<long long>(g.m), static_cast<long long>(g.n), static_cast<long long>(g.k));
+    PyObject* shape =
+        Py_BuildValue("(LLL)", static_cast<long long>(g.m), static_cast<long long>(g.n), static_cast<long long>(g.k));
     PyObject* said = ask_chooser(table, "matmul", shape, kLayouts[layout]);
     if (said == nullptr) return Answer::failed;
     const bool none = said == Py_None, usable = none || (read_tile(said, *out) && feasible(*out, g));
@@ -362,23 +363,26 @@ PyObject* tile_tuple(const GemmTile& t) {
 // Reads the product of a and b, its batch folded into rows where that can be; false with Python's error set otherwise.
 bool read_product(PyObject* a, PyObject* b, Gemm& g, Batch& batch) {
   Shape shape;
-  if (!describe(reinterpret_cast<PyArrayObject*>(a), reinterpret_cast<PyArrayObject*>(b), g, batch, shape)) return false;
+  if (!describe(reinterpret_cast<PyArrayObject*>(a), reinterpret_cast<PyArrayObject*>(b), g, batch, shape))
+    return false;
   if (batch.dims > 0) fold_batch_into_rows(g, batch);
   return true;
 }
 
-// (path, tile) that matmul(a, b) would use with so many threads (those in force where not said): path is "tiled", "inner
-// products" or another name of docs/tiles.md.
+// (path, tile) that matmul(a, b) would use with so many threads (those in force where not said): path is "tiled",
+// "inner products" or another name of docs/tiles.md.
 PyObject* matmul_plan(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count < 2 || count > 3 || !check_usable(args[0], "a") || !check_usable(args[1], "b")) {
-    return PyErr_Occurred() ? nullptr : refuse("ConfigurationError", "matmul_plan takes two arrays and a number of threads");
+    return PyErr_Occurred() ? nullptr
+                            : refuse("ConfigurationError", "matmul_plan takes two arrays and a number of threads");
   }
   Gemm g;
   Batch batch;
   if (!read_product(args[0], args[1], g, batch)) return nullptr;
   int64_t threads = num_threads();
   if (count == 3 && !read_size(args[2], 1, "threads", &threads)) return nullptr;
-  return Py_BuildValue("(sN)", matmul_path(g), tile_tuple(default_tile(g, batch.count >= 2 * threads ? 1 : static_cast<int>(threads))));
+  return Py_BuildValue("(sN)", matmul_path(g),
+                       tile_tuple(default_tile(g, batch.count >= 2 * threads ? 1 : static_cast<int>(threads))));
 }
 
 // ((m, n, k), layout) as a tile chooser is asked about matmul(a, b); None where it is not.
@@ -391,8 +395,8 @@ PyObject* matmul_tile_key(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (!read_product(args[0], args[1], g, batch)) return nullptr;
   const int layout = askable_layout(g, batch.count, kTinyProduct);
   if (layout < 0) Py_RETURN_NONE;
-  return Py_BuildValue("((LLL)s)", static_cast<long long>(g.m), static_cast<long long>(g.n), static_cast<long long>(g.k),
-                       kLayouts[layout]);
+  return Py_BuildValue("((LLL)s)", static_cast<long long>(g.m), static_cast<long long>(g.n),
+                       static_cast<long long>(g.k), kLayouts[layout]);
 }
 
 PyMethodDef methods[] = {
@@ -470,7 +474,8 @@ PyObject* table_matmul(PyObject* self, PyObject* const* args, Py_ssize_t count, 
 PyObject* table_keep_matmul(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject*) {
   int64_t size[3], threads;
   if (count != 4) return refuse("ConfigurationError", "keep_matmul takes a shape, a layout, threads and a tile");
-  if (!read_sizes(args[0], 3, "the shape of a product", size) || !read_size(args[2], 1, "threads", &threads)) return nullptr;
+  if (!read_sizes(args[0], 3, "the shape of a product", size) || !read_size(args[2], 1, "threads", &threads))
+    return nullptr;
   const int layout = layout_index(args[1]);
   if (layout < 0) return nullptr;
   GemmTile tile;

@@ -14,8 +14,10 @@ namespace {
 PyArrayObject* checked(nb::handle object, int type, int ndim, const char* what) {
   PyObject* raw = object.ptr();
   auto* array = reinterpret_cast<PyArrayObject*>(raw);
-  if (!PyArray_Check(raw) || PyArray_TYPE(array) != type || PyArray_NDIM(array) != ndim || !PyArray_ISCARRAY_RO(array)) {
-    throw nb::type_error((std::string(what) + " must be a C-contiguous array of the documented dtype and dimensions").c_str());
+  if (!PyArray_Check(raw) || PyArray_TYPE(array) != type || PyArray_NDIM(array) != ndim ||
+      !PyArray_ISCARRAY_RO(array)) {
+    throw nb::type_error(
+        (std::string(what) + " must be a C-contiguous array of the documented dtype and dimensions").c_str());
   }
   return array;
 }
@@ -47,12 +49,12 @@ void make(Int4Weights* self, nb::handle codes, nb::handle scales, nb::handle min
   if (inputs > std::numeric_limits<int32_t>::max() || outputs > std::numeric_limits<int32_t>::max()) {
     throw nb::value_error("the weights have too many elements");
   }
-  if (PyArray_DIM(s, 0) != outputs || PyArray_DIM(s, 1) != blocks_of(inputs) || (m != nullptr && !PyArray_SAMESHAPE(s, m)) ||
-      PyArray_DIM(f, 0) != outputs) {
+  if (PyArray_DIM(s, 0) != outputs || PyArray_DIM(s, 1) != blocks_of(inputs) ||
+      (m != nullptr && !PyArray_SAMESHAPE(s, m)) || PyArray_DIM(f, 0) != outputs) {
     throw nb::value_error("scales and minimums need one number per block of 32, column_scale one per output");
   }
-  new (self) Int4Weights(outputs, inputs, data<uint8_t>(c), data<uint16_t>(s), m == nullptr ? nullptr : data<uint16_t>(m),
-                         data<float>(f));
+  new (self) Int4Weights(outputs, inputs, data<uint8_t>(c), data<uint16_t>(s),
+                         m == nullptr ? nullptr : data<uint16_t>(m), data<float>(f));
 }
 
 nb::object linear(const Int4Weights& weights, nb::handle x) {

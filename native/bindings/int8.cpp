@@ -22,8 +22,8 @@ namespace {
 // --- one layer ---
 
 // weights (columns, kh, kw, channels) int8; offset int32 (columns,); scale and bias float32 (columns,) or None
-void make_layer(Int8Layer* self, nb::handle weights, nb::handle offset, nb::handle scale, nb::handle bias, IntPair stride,
-                IntPair padding) {
+void make_layer(Int8Layer* self, nb::handle weights, nb::handle offset, nb::handle scale, nb::handle bias,
+                IntPair stride, IntPair padding) {
   PyArrayObject* w = checked(weights, NPY_INT8, 4, "weights");
   if (PyArray_SIZE(w) > std::numeric_limits<int>::max()) throw nb::value_error("the weights have too many elements");
   Int8Geometry g;
@@ -64,7 +64,8 @@ int64_t tile_field(nb::handle tile, const char* name) {
   nb::object value = nb::getattr(tile, name, nb::none());
   int64_t number = 0;
   if (!nb::try_cast(value, number) || std::abs(number) > std::numeric_limits<int>::max()) {
-    throw nb::value_error((std::string("an integer product's tile must be an Int8Tile with a whole number ") + name).c_str());
+    throw nb::value_error(
+        (std::string("an integer product's tile must be an Int8Tile with a whole number ") + name).c_str());
   }
   return number;
 }
@@ -81,13 +82,14 @@ Int8Tile read_tile(nb::handle tile) {
   return t;
 }
 
-// x (rows, channels rounded up to 4) uint8; kind 0: int32, 1: float32, 2: uint8. A `tile` that is given comes before what
-// was kept in the `table`.
-nb::object layer_linear(const Int8Layer& layer, nb::handle x, int kind, nb::handle row_scale, bool relu, nb::handle tile,
-                        nb::handle table) {
+// x (rows, channels rounded up to 4) uint8; kind 0: int32, 1: float32, 2: uint8. A `tile` that is given comes before
+// what was kept in the `table`.
+nb::object layer_linear(const Int8Layer& layer, nb::handle x, int kind, nb::handle row_scale, bool relu,
+                        nb::handle tile, nb::handle table) {
   PyArrayObject* in = checked(x, NPY_UINT8, 2, "x");
   const int64_t rows = PyArray_DIM(in, 0), width = PyArray_DIM(in, 1);
-  if (kind < 0 || kind > 2 || rows > std::numeric_limits<int>::max()) throw nb::value_error("x does not fit the weights");
+  if (kind < 0 || kind > 2 || rows > std::numeric_limits<int>::max())
+    throw nb::value_error("x does not fit the weights");
   const auto form = static_cast<Int8Out>(kind);
   layer.check_linear(width, form);
   const float* scales = nullptr;
@@ -130,7 +132,8 @@ nb::object quantize_images(nb::handle x, float scale, int zero, int border) {
   PyArrayObject* in = checked(x, NPY_FLOAT32, 4, "x");
   check_zero(zero);
   const int64_t channels = PyArray_DIM(in, 1);
-  const Int8Image image{PyArray_DIM(in, 0), PyArray_DIM(in, 2), PyArray_DIM(in, 3), round_up(channels, kInt8Group), border};
+  const Int8Image image{PyArray_DIM(in, 0), PyArray_DIM(in, 2), PyArray_DIM(in, 3), round_up(channels, kInt8Group),
+                        border};
   nb::object out = new_image(image, zero);
   GilRelease release(true);
   const int64_t floats = channels * image.height * image.width;
@@ -193,13 +196,14 @@ nb::object global_pool(nb::handle x, int border, int channels, float scale, int 
   const Int8Image in = image_of(x, border, "x");
   check_zero(zero);
   check_zero(out_zero);
-  if (channels < 0 || channels > in.pixel || in.height * in.width == 0) throw nb::value_error("x has no pixels to average");
+  if (channels < 0 || channels > in.pixel || in.height * in.width == 0)
+    throw nb::value_error("x has no pixels to average");
   const npy_intp shape[2] = {in.images, in.pixel};
   nb::object out = new_object(2, shape, NPY_UINT8);
   GilRelease release(true);
   for (int64_t i = 0; i < in.images; ++i) {
-    active_int8_ops().global_pool(data<const uint8_t>(x) + i * in.image_step() + in.inside(), in.plane(), channels, scale,
-                                  zero, 1.0f / out_scale, out_zero, data<uint8_t>(out) + i * in.pixel);
+    active_int8_ops().global_pool(data<const uint8_t>(x) + i * in.image_step() + in.inside(), in.plane(), channels,
+                                  scale, zero, 1.0f / out_scale, out_zero, data<uint8_t>(out) + i * in.pixel);
   }
   return out;
 }
@@ -252,7 +256,8 @@ void choose_avx_vnni(bool use) {
 PyObject* table_keep_int8(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject*) {
   int64_t size[3], threads;
   if (count != 3) return refuse("ConfigurationError", "keep_int8 takes a shape, threads and a tile");
-  if (!read_sizes(args[0], 3, "the shape of a product", size) || !read_size(args[1], 1, "threads", &threads)) return nullptr;
+  if (!read_sizes(args[0], 3, "the shape of a product", size) || !read_size(args[1], 1, "threads", &threads))
+    return nullptr;
   Int8Tile tile;
   try {
     tile = read_tile(args[2]);
@@ -288,11 +293,12 @@ void bind_int8(nb::module_& m) {
   m.def("int8_global_pool", global_pool, nb::arg("x"), nb::arg("border"), nb::arg("channels"), nb::arg("scale"),
         nb::arg("zero"), nb::arg("out_scale"), nb::arg("out_zero"));
   nb::class_<Int8Layer>(m, "Int8Layer")
-      .def("__init__", make_layer, nb::arg("weights"), nb::arg("offset"), nb::arg("scale").none(), nb::arg("bias").none(),
-           nb::arg("stride"), nb::arg("padding"))
+      .def("__init__", make_layer, nb::arg("weights"), nb::arg("offset"), nb::arg("scale").none(),
+           nb::arg("bias").none(), nb::arg("stride"), nb::arg("padding"))
       .def("set_output", &Int8Layer::set_output)
       .def("set_finish", [](Int8Layer& layer, const Finish& finish) { layer.set_finish(finish_of(finish)); })
-      .def("set_wide_finish", [](Int8Layer& layer, const ShortFinish& finish) { layer.set_wide_finish(wide_finish_of(finish)); })
+      .def("set_wide_finish",
+           [](Int8Layer& layer, const ShortFinish& finish) { layer.set_wide_finish(wide_finish_of(finish)); })
       .def("set_residual", &Int8Layer::set_residual, nb::arg("scale"), nb::arg("zero"), nb::arg("wide") = false)
       .def("conv", layer_conv, nb::arg("x"), nb::arg("border"), nb::arg("residual").none(), nb::arg("residual_border"),
            nb::arg("out_border"))

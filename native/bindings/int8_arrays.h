@@ -19,7 +19,8 @@ inline PyArrayObject* checked(nb::handle object, int type, int ndim, const char*
   auto* array = reinterpret_cast<PyArrayObject*>(raw);
   if (PyArray_TYPE(array) != type || PyArray_NDIM(array) != ndim || !PyArray_ISCARRAY_RO(array)) {
     throw nb::type_error((std::string(what) + " must be C-contiguous with " + std::to_string(ndim) +
-                          " dimensions and the documented dtype").c_str());
+                          " dimensions and the documented dtype")
+                             .c_str());
   }
   return array;
 }
@@ -81,8 +82,9 @@ inline void check_zero(int zero) {
   if (zero < 0 || zero > 255) throw nb::value_error("a zero point lies between 0 and 255");
 }
 
-// zero, low, high; and of an activation that bytes cannot have by being clamped: the table, points of its grid in 1, its first,
-// or the bend: how far it reaches (0: there is none), and its slope; or the pieces: BytePieces as it lies in memory
+// zero, low, high; and of an activation that bytes cannot have by being clamped: the table, points of its grid in 1,
+// its first, or the bend: how far it reaches (0: there is none), and its slope; or the pieces: BytePieces as it lies in
+// memory
 using Finish = std::tuple<int, int, int, nb::bytes, float, int, float, float, nb::bytes>;
 
 inline ByteFinish finish_of(const Finish& given) {
@@ -106,7 +108,8 @@ inline ByteFinish finish_of(const Finish& given) {
   }
   if (table.size() == 0) return finish;
   finish.curve = Curve::table;
-  if (table.size() > (1u << 17) || first < -(1 << 16) || first > 0 || !(fine > 0.0f)) throw nb::value_error("bad table");
+  if (table.size() > (1u << 17) || first < -(1 << 16) || first > 0 || !(fine > 0.0f))
+    throw nb::value_error("bad table");
   finish.table = {static_cast<const uint8_t*>(table.data()), fine, first, first + static_cast<int>(table.size()) - 1};
   return finish;
 }
@@ -124,7 +127,8 @@ inline WideFinish wide_finish_of(const ShortFinish& given) {
     const WidePieces& p = finish.pieces;
     const int last = (p.far * p.turn + (1 << 14)) >> 15;  // the eighths end at 32767
     const bool fits = whole && p.shift >= 0 && p.shift <= 15 && p.far >= 0 && p.turn >= 0 && last <= (32767 >> p.shift);
-    if (!fits || p.step < 0 || p.most < 0 || ((p.most * p.step + (1 << 14)) >> 15) > kWideMost) throw nb::value_error("bad pieces");
+    if (!fits || p.step < 0 || p.most < 0 || ((p.most * p.step + (1 << 14)) >> 15) > kWideMost)
+      throw nb::value_error("bad pieces");
   }
   return finish;
 }
@@ -133,10 +137,12 @@ using Four = std::tuple<int, int, int, int>;  // top, left, bottom, right
 
 inline PoolWindow window_of(IntPair kernel, IntPair stride, const Four& padding, bool count_padding) {
   const auto [top, left, bottom, right] = padding;
-  return {std::get<0>(kernel), std::get<1>(kernel), std::get<0>(stride), std::get<1>(stride), top, left, bottom, right, count_padding};
+  return {std::get<0>(kernel), std::get<1>(kernel), std::get<0>(stride), std::get<1>(stride), top, left, bottom, right,
+          count_padding};
 }
 
-// What was kept for a product, null for the default: to be copied, as the table may change once Python's lock is let go.
+// What was kept for a product, null for the default: to be copied, as the table may change once Python's lock is let
+// go.
 inline const Int8Tile* kept_tile(const TileTable* table, int64_t rows, int64_t columns, int64_t k, int threads) {
   if (table == nullptr || table->int8_products == nullptr) return nullptr;
   const auto* entry = table->int8_products->find({{rows, columns, k, tile_setting(threads)}});

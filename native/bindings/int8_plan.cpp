@@ -19,14 +19,15 @@ GroupedGeometry geometry_of(PyArrayObject* weights, int groups, IntPair stride, 
   g.group_channels = PyArray_DIM(weights, 3);
   g.groups = groups;
   std::tie(g.top, g.left, g.bottom, g.right) = padding;
-  g.taps = {PyArray_DIM(weights, 1), PyArray_DIM(weights, 2), std::get<0>(stride), std::get<1>(stride), std::get<0>(dilation),
-            std::get<1>(dilation)};
+  g.taps = {PyArray_DIM(weights, 1), PyArray_DIM(weights, 2), std::get<0>(stride),
+            std::get<1>(stride),     std::get<0>(dilation),   std::get<1>(dilation)};
   return g;
 }
 
-// weights (columns, kh, kw, channels of a group) int8; offset int32 and scale float32 (columns,); padding top, left, bottom, right
-void make_grouped(Int8GroupedLayer* self, nb::handle weights, nb::handle offset, nb::handle scale, int groups, IntPair stride,
-                  Four padding, IntPair dilation) {
+// weights (columns, kh, kw, channels of a group) int8; offset int32 and scale float32 (columns,); padding top, left,
+// bottom, right
+void make_grouped(Int8GroupedLayer* self, nb::handle weights, nb::handle offset, nb::handle scale, int groups,
+                  IntPair stride, Four padding, IntPair dilation) {
   PyArrayObject* w = checked(weights, NPY_INT8, 4, "weights");
   if (PyArray_SIZE(w) > std::numeric_limits<int>::max()) throw nb::value_error("the weights have too many elements");
   const GroupedGeometry g = geometry_of(w, groups, stride, padding, dilation);
@@ -36,10 +37,11 @@ void make_grouped(Int8GroupedLayer* self, nb::handle weights, nb::handle offset,
                               per_column<float>(scale, NPY_FLOAT32, columns, "scale"));
 }
 
-nb::object grouped_conv(const Int8GroupedLayer& layer, nb::handle x, int border, nb::handle residual, int residual_border,
-                        int out_border) {
+nb::object grouped_conv(const Int8GroupedLayer& layer, nb::handle x, int border, nb::handle residual,
+                        int residual_border, int out_border) {
   const Int8Image in = image_of(x, border, "x");
-  if (in.pixel != round_up(layer.geometry().channels(), kInt8Group)) throw nb::value_error("x has another number of channels than the weights");
+  if (in.pixel != round_up(layer.geometry().channels(), kInt8Group))
+    throw nb::value_error("x has another number of channels than the weights");
   Int8Image out = layer.conv_shape(in), skip;
   if (!residual.is_none()) {
     skip = image_of(residual, residual_border, "residual");
@@ -66,7 +68,8 @@ nb::object grouped_weights(const Int8GroupedLayer& layer) {
 
 // --- layers on numbers of 16 bits ---
 
-// weights (columns, kh, kw, channels of a group) int16; offset int32, scale and bias float32 (columns,); bias may be None
+// weights (columns, kh, kw, channels of a group) int16; offset int32, scale and bias float32 (columns,); bias may be
+// None
 void make_wide(Int16Layer* self, nb::handle weights, nb::handle offset, nb::handle scale, nb::handle bias, int groups,
                IntPair stride, Four padding, IntPair dilation) {
   PyArrayObject* w = checked(weights, NPY_INT16, 4, "weights");
@@ -151,7 +154,8 @@ nb::object affine_bytes(nb::handle x, int zero, nb::handle scale, nb::handle shi
   const float* by = per_column<float>(scale, NPY_FLOAT32, channels, "scale");
   const float* plus = per_column<float>(shift, NPY_FLOAT32, channels, "shift");
   nb::object out = like_rows(rows);
-  active_int8_between().affine(rows.pixels, by, plus, rows.count, rows.channels, finish_of(finish), {data<uint8_t>(out), rows.channels});
+  active_int8_between().affine(rows.pixels, by, plus, rows.count, rows.channels, finish_of(finish),
+                               {data<uint8_t>(out), rows.channels});
   return out;
 }
 
@@ -162,7 +166,8 @@ nb::object take_bytes(nb::handle x, std::vector<int> channels) {
   }
   const npy_intp shape[2] = {rows.count, static_cast<npy_intp>(channels.size())};
   nb::object out = new_object(2, shape, NPY_UINT8);
-  active_int8_ops().take(rows.pixels.data, rows.pixels.step, channels.data(), shape[1], rows.count, data<uint8_t>(out), shape[1]);
+  active_int8_ops().take(rows.pixels.data, rows.pixels.step, channels.data(), shape[1], rows.count, data<uint8_t>(out),
+                         shape[1]);
   return out;
 }
 
@@ -274,70 +279,68 @@ void bind_plan(nb::module_& m) {
       .def(nb::init<>())
       .def("input", plan_input, nb::arg("bytes"), nb::arg("rows"), nb::arg("channels"), nb::arg("border") = 0,
            nb::arg("zero") = 0, nb::arg("wide") = false)
-      .def("quantize", [](Int8Plan& p, int x, float scale, int zero, int border) {
-        return p.add(quantize_op(scale, zero, border), {x});
-      })
+      .def("quantize", [](Int8Plan& p, int x, float scale, int zero,
+                          int border) { return p.add(quantize_op(scale, zero, border), {x}); })
       .def("dequantize", [](Int8Plan& p, int x, float scale) { return p.add(dequantize_op(scale), {x}); })
-      .def("conv", [](Int8Plan& p, std::shared_ptr<Int8Layer> layer, std::vector<int> inputs, int border) {
-        return p.add(conv_op(std::move(layer), inputs.size() == 2, border), inputs);
-      })
-      .def("grouped_conv", [](Int8Plan& p, std::shared_ptr<Int8GroupedLayer> layer, std::vector<int> inputs, int border) {
-        return p.add(grouped_conv_op(std::move(layer), inputs.size() == 2, border), inputs);
-      })
-      .def("linear", [](Int8Plan& p, std::shared_ptr<Int8Layer> layer, int x, bool to_float, bool relu) {
-        return p.add(linear_op(std::move(layer), to_float, relu), {x});
-      })
-      .def("max_pool", [](Int8Plan& p, int x, IntPair kernel, IntPair stride, Four padding, int border) {
-        return p.add(max_pool_op(window_of(kernel, stride, padding, true), border), {x});
-      })
-      .def("avg_pool", [](Int8Plan& p, int x, IntPair kernel, IntPair stride, Four padding, bool count_padding, int border) {
-        return p.add(avg_pool_op(window_of(kernel, stride, padding, count_padding), border), {x});
-      })
-      .def("global_pool", [](Int8Plan& p, int x, float scale, float out_scale, int out_zero, bool rows, int border) {
-        return p.add(global_pool_op(scale, out_scale, out_zero, rows, border), {x});
-      })
+      .def("conv", [](Int8Plan& p, std::shared_ptr<Int8Layer> layer, std::vector<int> inputs,
+                      int border) { return p.add(conv_op(std::move(layer), inputs.size() == 2, border), inputs); })
+      .def("grouped_conv",
+           [](Int8Plan& p, std::shared_ptr<Int8GroupedLayer> layer, std::vector<int> inputs, int border) {
+             return p.add(grouped_conv_op(std::move(layer), inputs.size() == 2, border), inputs);
+           })
+      .def("linear", [](Int8Plan& p, std::shared_ptr<Int8Layer> layer, int x, bool to_float,
+                        bool relu) { return p.add(linear_op(std::move(layer), to_float, relu), {x}); })
+      .def("max_pool",
+           [](Int8Plan& p, int x, IntPair kernel, IntPair stride, Four padding, int border) {
+             return p.add(max_pool_op(window_of(kernel, stride, padding, true), border), {x});
+           })
+      .def("avg_pool",
+           [](Int8Plan& p, int x, IntPair kernel, IntPair stride, Four padding, bool count_padding, int border) {
+             return p.add(avg_pool_op(window_of(kernel, stride, padding, count_padding), border), {x});
+           })
+      .def("global_pool",
+           [](Int8Plan& p, int x, float scale, float out_scale, int out_zero, bool rows, int border) {
+             return p.add(global_pool_op(scale, out_scale, out_zero, rows, border), {x});
+           })
       .def("flatten", [](Int8Plan& p, int x) { return p.add(flatten_op(), {x}); })
-      .def("add", [](Int8Plan& p, int a, int b, float a_scale, float b_scale, Finish finish, int border) {
-        return p.add(add_op(a_scale, b_scale, finish_of(finish), border), {a, b});
-      })
-      .def("mul", [](Int8Plan& p, int a, int b, float scale, Finish finish, int border) {
-        return p.add(mul_op(scale, finish_of(finish), border), {a, b});
-      })
-      .def("affine", [](Int8Plan& p, int x, std::vector<float> scale, std::vector<float> shift, Finish finish, int border) {
-        return p.add(affine_op(scale, shift, finish_of(finish), border), {x});
-      })
+      .def("add", [](Int8Plan& p, int a, int b, float a_scale, float b_scale, Finish finish,
+                     int border) { return p.add(add_op(a_scale, b_scale, finish_of(finish), border), {a, b}); })
+      .def("mul", [](Int8Plan& p, int a, int b, float scale, Finish finish,
+                     int border) { return p.add(mul_op(scale, finish_of(finish), border), {a, b}); })
+      .def("affine", [](Int8Plan& p, int x, std::vector<float> scale, std::vector<float> shift, Finish finish,
+                        int border) { return p.add(affine_op(scale, shift, finish_of(finish), border), {x}); })
       .def("same", [](Int8Plan& p, int x, bool rows, int border) { return p.add(same_op(rows, border), {x}); })
       .def("concat", [](Int8Plan& p, std::vector<int> parts, int border) { return p.add(concat_op(border), parts); })
-      .def("slice", [](Int8Plan& p, int x, int first, int count, int border) { return p.add(slice_op(first, count, border), {x}); })
-      .def("take", [](Int8Plan& p, int x, std::vector<int> channels, int border) { return p.add(take_op(channels, border), {x}); })
-      .def("upsample", [](Int8Plan& p, int x, IntPair by, int border) {
-        return p.add(upsample_op(std::get<0>(by), std::get<1>(by), border), {x});
-      })
-      .def("spread", [](Int8Plan& p, int x, IntPair by, int border) {
-        return p.add(spread_op(std::get<0>(by), std::get<1>(by), border), {x});
-      })
-      .def("wide_quantize", [](Int8Plan& p, int x, float scale, int most, int border) {
-        return p.add(wide_quantize_op(scale, most, border), {x});
-      })
+      .def("slice", [](Int8Plan& p, int x, int first, int count,
+                       int border) { return p.add(slice_op(first, count, border), {x}); })
+      .def("take", [](Int8Plan& p, int x, std::vector<int> channels,
+                      int border) { return p.add(take_op(channels, border), {x}); })
+      .def("upsample", [](Int8Plan& p, int x, IntPair by,
+                          int border) { return p.add(upsample_op(std::get<0>(by), std::get<1>(by), border), {x}); })
+      .def("spread", [](Int8Plan& p, int x, IntPair by,
+                        int border) { return p.add(spread_op(std::get<0>(by), std::get<1>(by), border), {x}); })
+      .def("wide_quantize", [](Int8Plan& p, int x, float scale, int most,
+                               int border) { return p.add(wide_quantize_op(scale, most, border), {x}); })
       .def("wide_dequantize", [](Int8Plan& p, int x, float scale) { return p.add(wide_dequantize_op(scale), {x}); })
-      .def("wide_layer", [](Int8Plan& p, std::shared_ptr<Int16Layer> layer, std::vector<int> inputs, bool relu, int border) {
-        return p.add(wide_layer_op(std::move(layer), inputs.size() == 2, relu, border), inputs);
-      })
-      .def("wide_pool", [](Int8Plan& p, int x, IntPair kernel, IntPair stride, Four padding, bool count_padding, bool mean, int border) {
-        return p.add(wide_pool_op(window_of(kernel, stride, padding, count_padding), mean, border), {x});
-      })
-      .def("wide_global_pool", [](Int8Plan& p, int x, float scale, float out_scale, int out_zero, int most, bool rows, int border) {
-        return p.add(wide_global_pool_op(scale, out_scale, out_zero, most, rows, border), {x});
-      })
-      .def("wide_add", [](Int8Plan& p, int a, int b, float a_scale, float b_scale, nb::handle finish, int border) {
-        return p.add(wide_add_op(a_scale, b_scale, end_of(finish), border), {a, b});
-      })
-      .def("wide_mul", [](Int8Plan& p, int a, int b, float scale, float fraction, nb::handle finish, int border) {
-        return p.add(wide_mul_op(scale, fraction, end_of(finish), border), {a, b});
-      })
-      .def("wide_affine", [](Int8Plan& p, int x, std::vector<float> scale, std::vector<float> shift, nb::handle finish, int border) {
-        return p.add(wide_affine_op(scale, shift, end_of(finish), border), {x});
-      })
+      .def("wide_layer",
+           [](Int8Plan& p, std::shared_ptr<Int16Layer> layer, std::vector<int> inputs, bool relu, int border) {
+             return p.add(wide_layer_op(std::move(layer), inputs.size() == 2, relu, border), inputs);
+           })
+      .def("wide_pool",
+           [](Int8Plan& p, int x, IntPair kernel, IntPair stride, Four padding, bool count_padding, bool mean,
+              int border) {
+             return p.add(wide_pool_op(window_of(kernel, stride, padding, count_padding), mean, border), {x});
+           })
+      .def("wide_global_pool",
+           [](Int8Plan& p, int x, float scale, float out_scale, int out_zero, int most, bool rows, int border) {
+             return p.add(wide_global_pool_op(scale, out_scale, out_zero, most, rows, border), {x});
+           })
+      .def("wide_add", [](Int8Plan& p, int a, int b, float a_scale, float b_scale, nb::handle finish,
+                          int border) { return p.add(wide_add_op(a_scale, b_scale, end_of(finish), border), {a, b}); })
+      .def("wide_mul", [](Int8Plan& p, int a, int b, float scale, float fraction, nb::handle finish,
+                          int border) { return p.add(wide_mul_op(scale, fraction, end_of(finish), border), {a, b}); })
+      .def("wide_affine", [](Int8Plan& p, int x, std::vector<float> scale, std::vector<float> shift, nb::handle finish,
+                             int border) { return p.add(wide_affine_op(scale, shift, end_of(finish), border), {x}); })
       .def("output", &Int8Plan::add_output)
       .def("run", run_plan, nb::arg("arrays"), nb::arg("table").none() = nb::none())
       .def("products", plan_products, nb::arg("arrays"));
@@ -351,23 +354,26 @@ void bind_int8_plan(nb::module_& m) {
            nb::arg("stride"), nb::arg("padding"), nb::arg("dilation"))
       .def("set_finish", [](Int8GroupedLayer& layer, Finish finish) { layer.set_finish(finish_of(finish)); })
       .def("set_residual", &Int8GroupedLayer::set_residual)
-      .def("conv", grouped_conv, nb::arg("x"), nb::arg("border"), nb::arg("residual").none(), nb::arg("residual_border"),
-           nb::arg("out_border"))
+      .def("conv", grouped_conv, nb::arg("x"), nb::arg("border"), nb::arg("residual").none(),
+           nb::arg("residual_border"), nb::arg("out_border"))
       .def("weights", grouped_weights)
       .def_prop_ro("nbytes", &Int8GroupedLayer::nbytes);
   nb::class_<Int16Layer>(m, "Int16Layer")
-      .def("__init__", make_wide, nb::arg("weights"), nb::arg("offset"), nb::arg("scale"), nb::arg("bias").none(), nb::arg("groups"),
-           nb::arg("stride"), nb::arg("padding"), nb::arg("dilation"))
+      .def("__init__", make_wide, nb::arg("weights"), nb::arg("offset"), nb::arg("scale"), nb::arg("bias").none(),
+           nb::arg("groups"), nb::arg("stride"), nb::arg("padding"), nb::arg("dilation"))
       .def("set_finish", [](Int16Layer& layer, Finish finish) { layer.set_finish(finish_of(finish)); })
-      .def("set_wide_finish", [](Int16Layer& layer, const ShortFinish& finish) { layer.set_wide_finish(wide_finish_of(finish)); })
+      .def("set_wide_finish",
+           [](Int16Layer& layer, const ShortFinish& finish) { layer.set_wide_finish(wide_finish_of(finish)); })
       .def("set_bytes_read", &Int16Layer::set_bytes_read)
       .def("set_residual", &Int16Layer::set_residual, nb::arg("scale"), nb::arg("zero"), nb::arg("wide"))
       .def("weights", wide_weights)
       .def_prop_ro("nbytes", &Int16Layer::nbytes);
   m.def("int8_add", add_bytes, nb::arg("a"), nb::arg("b"), nb::arg("a_scale"), nb::arg("a_zero"), nb::arg("b_scale"),
         nb::arg("b_zero"), nb::arg("finish"));
-  m.def("int8_mul", mul_bytes, nb::arg("a"), nb::arg("b"), nb::arg("scale"), nb::arg("a_zero"), nb::arg("b_zero"), nb::arg("finish"));
-  m.def("int8_affine", affine_bytes, nb::arg("x"), nb::arg("zero"), nb::arg("scale"), nb::arg("shift"), nb::arg("finish"));
+  m.def("int8_mul", mul_bytes, nb::arg("a"), nb::arg("b"), nb::arg("scale"), nb::arg("a_zero"), nb::arg("b_zero"),
+        nb::arg("finish"));
+  m.def("int8_affine", affine_bytes, nb::arg("x"), nb::arg("zero"), nb::arg("scale"), nb::arg("shift"),
+        nb::arg("finish"));
   m.def("int8_take", take_bytes, nb::arg("x"), nb::arg("channels"));
   bind_plan(m);
 }

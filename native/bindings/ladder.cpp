@@ -36,7 +36,8 @@ nb::object blocked(nb::handle a, nb::handle b, int64_t block_m, int64_t block_n,
 void bind_ladder(nb::module_& m) {
   m.def("ladder_naive", [](nb::handle a, nb::handle b) { return product(a, b, ladder_naive); });
   m.def("ladder_reordered", [](nb::handle a, nb::handle b) { return product(a, b, ladder_reordered); });
-  m.def("ladder_blocked", blocked, nb::arg("a"), nb::arg("b"), nb::arg("block_m"), nb::arg("block_n"), nb::arg("block_k"));
+  m.def("ladder_blocked", blocked, nb::arg("a"), nb::arg("b"), nb::arg("block_m"), nb::arg("block_n"),
+        nb::arg("block_k"));
   m.def("ladder_packed", [](nb::handle a, nb::handle b) { return product(a, b, ladder_packed); });
 }
 

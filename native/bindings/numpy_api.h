@@ -66,8 +66,8 @@ class FloatInput {
 
 bool same_shape(const FloatInput& a, const FloatInput& b);
 
-// The arguments of a METH_FASTCALL | METH_KEYWORDS entry, by position or name, against its parameter names (at most 16).
-// Missing trailing ones are nullptr where `required` allows; false with a TypeError set where they do not fit.
+// The arguments of a METH_FASTCALL | METH_KEYWORDS entry, by position or name, against its parameter names (at most
+// 16). Missing trailing ones are nullptr where `required` allows; false with a TypeError set where they do not fit.
 class Arguments {
  public:
   static constexpr int kMost = 16;

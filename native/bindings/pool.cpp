@@ -80,7 +80,8 @@ PyObject* max_pool_grad(PyObject*, PyObject* const* args, Py_ssize_t count, PyOb
   bool inside = true;
   {
     GilRelease release(s.planes * s.h * s.w > kWorthReleasing);
-    inside = s.planes == 0 || active_pool().max_grad(s, gy.floats(), static_cast<const int32_t*>(argmax.data()), floats(gx));
+    inside =
+        s.planes == 0 || active_pool().max_grad(s, gy.floats(), static_cast<const int32_t*>(argmax.data()), floats(gx));
   }
   if (inside) return reinterpret_cast<PyObject*>(gx);
   Py_DECREF(gx);
@@ -135,14 +136,15 @@ PyCFunction entry(PyObject* (*f)(PyObject*, PyObject* const*, Py_ssize_t, PyObje
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(f));
 }
 
-PyMethodDef entries[] = {{"max_pool2d", entry(max_pool), METH_FASTCALL | METH_KEYWORDS,
-                          "max_pool2d($module, /, x, kernel, stride, padding)\n--\n\nThe largest value of each window, and where it is."},
-                         {"max_pool2d_grad", entry(max_pool_grad), METH_FASTCALL | METH_KEYWORDS, nullptr},
-                         {"avg_pool2d", entry(average_pool), METH_FASTCALL | METH_KEYWORDS,
-                          "avg_pool2d($module, /, x, kernel, stride, padding)\n--\n\nThe mean of each window."},
-                         {"avg_pool2d_grad", entry(average_pool_grad), METH_FASTCALL | METH_KEYWORDS, nullptr},
-                         {"pool_suits", entry(suits), METH_FASTCALL | METH_KEYWORDS, nullptr},
-                         {nullptr, nullptr, 0, nullptr}};
+PyMethodDef entries[] = {
+    {"max_pool2d", entry(max_pool), METH_FASTCALL | METH_KEYWORDS,
+     "max_pool2d($module, /, x, kernel, stride, padding)\n--\n\nThe largest value of each window, and where it is."},
+    {"max_pool2d_grad", entry(max_pool_grad), METH_FASTCALL | METH_KEYWORDS, nullptr},
+    {"avg_pool2d", entry(average_pool), METH_FASTCALL | METH_KEYWORDS,
+     "avg_pool2d($module, /, x, kernel, stride, padding)\n--\n\nThe mean of each window."},
+    {"avg_pool2d_grad", entry(average_pool_grad), METH_FASTCALL | METH_KEYWORDS, nullptr},
+    {"pool_suits", entry(suits), METH_FASTCALL | METH_KEYWORDS, nullptr},
+    {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
 

@@ -1,5 +1,5 @@
-// The probes, seen from Python. Each runs on all of the pool's threads, over equal shares, `rounds` times without coming
-// back to Python, so that what is timed is the memory or the vector units and not the call.
+// The probes, seen from Python. Each runs on all of the pool's threads, over equal shares, `rounds` times without
+// coming back to Python, so that what is timed is the memory or the vector units and not the call.
 #include "kernels/probe.h"
 
 #include "bindings/bindings.h"

@@ -1,5 +1,6 @@
-// Activations, softmax and the sums of training, as METH_FASTCALL entries: the arrays are checked, the result allocated,
-// the GIL released where there is enough to do. A float32 input in another order is copied into C order first.
+// Activations, softmax and the sums of training, as METH_FASTCALL entries: the arrays are checked, the result
+// allocated, the GIL released where there is enough to do. A float32 input in another order is copied into C order
+// first.
 #include "common/row_ops.h"
 
 #include "bindings/bindings.h"
@@ -134,9 +135,12 @@ PyMethodDef methods[] = {
     TW_FAST("relu_grad", "y, gy", "The gradient of relu, from its result.", binary<&ElementwiseKernels::relu_grad>),
     TW_FAST("add", "a, b", "The sum of two arrays of one shape.", binary<&ElementwiseKernels::add>),
     TW_FAST("softmax", "x", "Softmax along the last axis.", row_unary<&SoftmaxKernels::softmax>),
-    TW_FAST("softmax_grad", "y, gy", "The gradient of softmax, from its result.", row_binary<&SoftmaxKernels::softmax_grad>),
-    TW_FAST("log_softmax", "x", "Logarithm of the softmax along the last axis.", row_unary<&SoftmaxKernels::log_softmax>),
-    TW_FAST("log_softmax_grad", "y, gy", "The gradient of log_softmax, from its result.", row_binary<&SoftmaxKernels::log_softmax_grad>),
+    TW_FAST("softmax_grad", "y, gy", "The gradient of softmax, from its result.",
+            row_binary<&SoftmaxKernels::softmax_grad>),
+    TW_FAST("log_softmax", "x", "Logarithm of the softmax along the last axis.",
+            row_unary<&SoftmaxKernels::log_softmax>),
+    TW_FAST("log_softmax_grad", "y, gy", "The gradient of log_softmax, from its result.",
+            row_binary<&SoftmaxKernels::log_softmax_grad>),
     {"sum_rows", (PyCFunction)(void (*)(void))guarded<sum_rows_entry>, METH_FASTCALL | METH_KEYWORDS, nullptr},
     TW_FAST("sum_channels", "x", "Sums over all axes but the second.", sum_channels_entry),
     TW_FAST("sum_of_squares", "x", "The sum of all squares.", sum_of_squares_entry),

@@ -47,9 +47,9 @@ Slates slates_of(const FloatArray& configs, int64_t skipped, const FloatArray& w
        "wide is (columns, members width), first (kernels, width) and last (members width, members)");
   need(shaped(keys, {nodes, s.width}) && shaped(offsets, {nodes}) && shaped(values, {nodes, s.width}),
        "keys and values are (nodes, width), offsets (nodes)");
-  need(first_node.ndim() == 1 && static_cast<int64_t>(first_node.shape(0)) == s.kernels + 1 &&
-           rising(first_node, nodes),
-       "first_node must rise from zero to the number of nodes");
+  need(
+      first_node.ndim() == 1 && static_cast<int64_t>(first_node.shape(0)) == s.kernels + 1 && rising(first_node, nodes),
+      "first_node must rise from zero to the number of nodes");
   need(weights.size() == biases.size(), "there must be as many biases as weights");
   for (std::size_t l = 0; l < weights.size(); ++l) {
     need(shaped(weights[l], {s.kernels, s.width, s.width}) && shaped(biases[l], {s.kernels, s.width}),
@@ -71,8 +71,7 @@ Slates slates_of(const FloatArray& configs, int64_t skipped, const FloatArray& w
 nb::tuple forward(const FloatArray& configs, int64_t skipped, const FloatArray& wide, const FloatArray& first,
                   const Longs& first_node, const FloatArray& keys, const FloatArray& offsets, const FloatArray& values,
                   const Arrays& weights, const Arrays& biases, const FloatArray& last) {
-  const Slates s =
-      slates_of(configs, skipped, wide, first, first_node, keys, offsets, values, weights, biases, last);
+  const Slates s = slates_of(configs, skipped, wide, first, first_node, keys, offsets, values, weights, biases, last);
   const Made scores = made({s.kernels, s.slots, s.members}), saved = made({slates_saved_size(s)});
   {
     nb::gil_scoped_release release;
@@ -85,8 +84,7 @@ nb::tuple backward(const FloatArray& grad, const FloatArray& saved, const FloatA
                    const FloatArray& wide, const FloatArray& first, const Longs& first_node, const FloatArray& keys,
                    const FloatArray& offsets, const FloatArray& values, const Arrays& weights, const Arrays& biases,
                    const FloatArray& last) {
-  const Slates s =
-      slates_of(configs, skipped, wide, first, first_node, keys, offsets, values, weights, biases, last);
+  const Slates s = slates_of(configs, skipped, wide, first, first_node, keys, offsets, values, weights, biases, last);
   need(shaped(grad, {s.kernels, s.slots, s.members}), "the gradient does not fit the slates");
   need(shaped(saved, {slates_saved_size(s)}), "what was saved does not fit the slates");
   const int64_t nodes = s.first_node[s.kernels], across = s.members * s.width;

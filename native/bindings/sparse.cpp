@@ -53,10 +53,10 @@ class SparseWeights {
     });
   }
 
-  // x (N, C, H, W) to (N, rows, H', W'), the weights being (rows, C * kernel height * kernel width). None where x is not
-  // a C-contiguous float32 array of four dimensions; the caller has checked that the filter fits.
-  nb::object convolve(nb::handle x, int kernel_height, int kernel_width, int stride_y, int stride_x, int pad_y, int pad_x,
-                      bool relu) const {
+  // x (N, C, H, W) to (N, rows, H', W'), the weights being (rows, C * kernel height * kernel width). None where x is
+  // not a C-contiguous float32 array of four dimensions; the caller has checked that the filter fits.
+  nb::object convolve(nb::handle x, int kernel_height, int kernel_width, int stride_y, int stride_x, int pad_y,
+                      int pad_x, bool relu) const {
     PyArrayObject* in = as_float_array(x.ptr());
     if (in == nullptr || PyArray_NDIM(in) != 4) return nb::none();
     SparseConvShape s;
@@ -99,7 +99,8 @@ class SparseWeights {
  private:
   static PackedSparse packed(nb::handle dense) {
     PyArrayObject* array = as_float_array(dense.ptr());
-    if (array == nullptr || PyArray_NDIM(array) != 2) throw nb::type_error("weights must be a C-contiguous float32 matrix");
+    if (array == nullptr || PyArray_NDIM(array) != 2)
+      throw nb::type_error("weights must be a C-contiguous float32 matrix");
     const int64_t rows = PyArray_DIM(array, 0), columns = PyArray_DIM(array, 1);
     if (columns > (int64_t{1} << 31) || rows > (int64_t{1} << 31)) throw nb::value_error("the matrix is too large");
     return PackedSparse(floats(array), rows, columns);
@@ -136,7 +137,8 @@ class SparseInt8Weights {
   // int8 (M, columns) to int32 (M, rows)
   nb::object sums(nb::handle x) const {
     PyArrayObject* in = as_int8_matrix(x, matrix_.columns());
-    if (in == nullptr) throw nb::type_error("x must be a C-contiguous int8 matrix with one column per column of the weights");
+    if (in == nullptr)
+      throw nb::type_error("x must be a C-contiguous int8 matrix with one column per column of the weights");
     const npy_intp shape[2] = {PyArray_DIM(in, 0), matrix_.rows()};
     PyArrayObject* out = new_array(2, shape, NPY_INT32);
     if (out == nullptr) throw nb::python_error();

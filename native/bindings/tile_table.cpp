@@ -19,10 +19,12 @@ PyObject* make(PyTypeObject* type, PyObject* args, PyObject* keywords) {
   static const char* names[] = {"ask", "least_work", "patience", nullptr};
   PyObject* ask = nullptr;
   long long least_work = 0, patience = 0;
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|LL:TileTable", const_cast<char**>(names), &ask, &least_work, &patience)) {
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|LL:TileTable", const_cast<char**>(names), &ask, &least_work,
+                                   &patience)) {
     return nullptr;
   }
-  if (!PyCallable_Check(ask)) return refuse("ConfigurationError", "a tile chooser must be callable, but %R is not", ask);
+  if (!PyCallable_Check(ask))
+    return refuse("ConfigurationError", "a tile chooser must be callable, but %R is not", ask);
   PyObject* self = type->tp_alloc(type, 0);
   if (self == nullptr) return nullptr;
   TileTable& table = table_of(self);
@@ -68,8 +70,10 @@ Py_ssize_t length(PyObject* self) {
 PyMethodDef methods[] = {
     {"matmul", entry(table_matmul), METH_FASTCALL | METH_KEYWORDS,
      "matmul(a, b, *, bias=None, activation=None, residual=None), with the chooser's tile"},
-    {"conv2d", entry(table_conv2d), METH_FASTCALL | METH_KEYWORDS, "conv2d(x, w, bias=None, ...), with the chooser's tile"},
-    {"keep_matmul", entry(table_keep_matmul), METH_FASTCALL | METH_KEYWORDS, "keep_matmul((m, n, k), layout, threads, tile)"},
+    {"conv2d", entry(table_conv2d), METH_FASTCALL | METH_KEYWORDS,
+     "conv2d(x, w, bias=None, ...), with the chooser's tile"},
+    {"keep_matmul", entry(table_keep_matmul), METH_FASTCALL | METH_KEYWORDS,
+     "keep_matmul((m, n, k), layout, threads, tile)"},
     {"keep_conv2d", entry(table_keep_conv2d), METH_FASTCALL | METH_KEYWORDS, "keep_conv2d(shape, threads, tile)"},
     {"keep_int8", entry(table_keep_int8), METH_FASTCALL | METH_KEYWORDS, "keep_int8((m, n, k), threads, tile)"},
     {nullptr, nullptr, 0, nullptr}};

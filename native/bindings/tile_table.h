@@ -1,7 +1,7 @@
 // A tile chooser's answers beside the kernels: a Python object whose methods `matmul` and `conv2d` are the compiled
-// functions themselves, with tiles looked up on the way. The chooser, a Python function, is asked once a shape, and only
-// when the shape has earned it: when as many multiplications were done in it as `patience` says. Integer products are
-// handed the table by their layers and plans; they find what was kept for them, and nobody is asked.
+// functions themselves, with tiles looked up on the way. The chooser, a Python function, is asked once a shape, and
+// only when the shape has earned it: when as many multiplications were done in it as `patience` says. Integer products
+// are handed the table by their layers and plans; they find what was kept for them, and nobody is asked.
 #pragma once
 
 #include "bindings/numpy_api.h"
@@ -19,8 +19,7 @@ using ConvTable = ShapeTable<7, ConvConfig>;
 using Int8Table = ShapeTable<4, Int8Tile>;
 
 struct TileTable {
-  PyObject_HEAD
-  PyObject* ask;
+  PyObject_HEAD PyObject* ask;
   int64_t least_work;  // of a product; smaller ones are not looked up
   int64_t patience;
   ProductTable* products;
@@ -41,8 +40,8 @@ inline int64_t tile_setting(int threads, int layout = 0) {
 
 enum class Answer { failed, keep_default, use_tile };
 
-// What the table knows of a shape, or the chooser says now. `ask` gives the answer and writes the tile; it may run Python,
-// and with it other threads and other calls into this table, so no entry is held across it.
+// What the table knows of a shape, or the chooser says now. `ask` gives the answer and writes the tile; it may run
+// Python, and with it other threads and other calls into this table, so no entry is held across it.
 template <class Table, class Tile, class Ask>
 Answer look_up(Table& table, const typename Table::Key& key, int64_t work, int64_t patience, Tile* tile, Ask&& ask) {
   using State = typename Table::State;

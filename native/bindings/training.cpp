@@ -60,7 +60,7 @@ PyObject* layer_norm_grad_entry(PyObject*, PyObject* const* args, Py_ssize_t nar
   Arguments given;
   if (!given.parse("layer_norm_grad", names, 5, 5, args, nargs, kwnames)) return nullptr;
   FloatInput gy(given[0], "gy"), x(given[1], "x"), weight(given[2], "weight"), mean(given[3], "mean"),
-             rstd(given[4], "rstd");
+      rstd(given[4], "rstd");
   if (!gy || !x || !weight || !mean || !rstd) return nullptr;
   if (x.ndim() < 1 || !same_shape(gy, x)) return shape_error("gy and x must have the same shape, of one axis or more");
   npy_intp columns = x.dim(x.ndim() - 1);
@@ -94,8 +94,7 @@ PyObject* batch_norm_entry(PyObject*, PyObject* const* args, Py_ssize_t nargs, P
   if (!is_vector(weight, channels) || !is_vector(bias, channels)) {
     return shape_error("batch_norm over %zd channels needs weight and bias of that length", (Py_ssize_t)channels);
   }
-  PyObject* out =
-      three(new_float_array_like(x.array()), new_float_array(1, &channels), new_float_array(1, &channels));
+  PyObject* out = three(new_float_array_like(x.array()), new_float_array(1, &channels), new_float_array(1, &channels));
   if (!out) return nullptr;
   GilRelease release(x.size() >= kWorthReleasing);
   batch_norm(x.data(), weight.data(), bias.data(), static_cast<float>(eps), result(out, 0), result(out, 1),
@@ -108,7 +107,7 @@ PyObject* batch_norm_grad_entry(PyObject*, PyObject* const* args, Py_ssize_t nar
   Arguments given;
   if (!given.parse("batch_norm_grad", names, 6, 6, args, nargs, kwnames)) return nullptr;
   FloatInput gy(given[0], "gy"), x(given[1], "x"), weight(given[2], "weight"), mean(given[3], "mean"),
-             var(given[4], "var");
+      var(given[4], "var");
   if (!gy || !x || !weight || !mean || !var) return nullptr;
   const double eps = PyFloat_AsDouble(given[5]);
   if (eps == -1.0 && PyErr_Occurred()) return nullptr;
@@ -117,8 +116,7 @@ PyObject* batch_norm_grad_entry(PyObject*, PyObject* const* args, Py_ssize_t nar
   if (!is_vector(weight, channels) || !is_vector(mean, channels) || !is_vector(var, channels)) {
     return shape_error("batch_norm_grad needs weight, mean and var of %zd channels", (Py_ssize_t)channels);
   }
-  PyObject* out =
-      three(new_float_array_like(x.array()), new_float_array(1, &channels), new_float_array(1, &channels));
+  PyObject* out = three(new_float_array_like(x.array()), new_float_array(1, &channels), new_float_array(1, &channels));
   if (!out) return nullptr;
   GilRelease release(x.size() >= kWorthReleasing);
   batch_norm_grad(gy.data(), x.data(), weight.data(), mean.data(), var.data(), static_cast<float>(eps), result(out, 0),

@@ -35,7 +35,8 @@ void* aligned(std::size_t bytes) {
   return block;
 }
 
-// madvise's MADV_COLLAPSE (Linux 6.1), by number because headers may be older than the kernel, which answers EINVAL then.
+// madvise's MADV_COLLAPSE (Linux 6.1), by number because headers may be older than the kernel, which answers EINVAL
+// then.
 [[maybe_unused]] constexpr int kCollapse = 25;
 
 }  // namespace
@@ -43,7 +44,8 @@ void* aligned(std::size_t bytes) {
 bool settle_on_large_pages(const void* begin, std::size_t bytes) noexcept {
 #if defined(MADV_HUGEPAGE)
   const auto address = reinterpret_cast<uintptr_t>(begin);
-  const uintptr_t first = (address + kLargePage - 1) / kLargePage * kLargePage, last = (address + bytes) / kLargePage * kLargePage;
+  const uintptr_t first = (address + kLargePage - 1) / kLargePage * kLargePage,
+                  last = (address + bytes) / kLargePage * kLargePage;
   if (first >= last) return false;
   return madvise(reinterpret_cast<void*>(first), last - first, kCollapse) == 0;
 #else

@@ -1,6 +1,6 @@
 // Memory of the native library, counted. Workspaces, packed panels and converted weights are taken from here, so that a
-// memory profile can say how much of a peak was ours. Blocks are aligned to 64 bytes (a cache line, a zmm register); large
-// ones ask the system for large pages.
+// memory profile can say how much of a peak was ours. Blocks are aligned to 64 bytes (a cache line, a zmm register);
+// large ones ask the system for large pages.
 //
 //   Buffer<float> panel(rows * columns);   // frees itself; panel.data(), panel.size(), panel[i]
 //   Buffer<float> kept; kept.grow(n);      // a workspace that is kept: contents are lost when it has to grow
@@ -18,13 +18,14 @@ namespace tw {
 void* counted_alloc(std::size_t bytes);  // 64-byte aligned; throws std::bad_alloc; counted_alloc(0) is a null pointer
 void counted_free(void* block, std::size_t bytes) noexcept;
 
-// Asks for pages of 2 MiB under memory that is filled and will be read many times. Advice given before the first touch does
-// nothing for a block that the allocator had used before: its small pages stay. True when the system says all are large.
+// Asks for pages of 2 MiB under memory that is filled and will be read many times. Advice given before the first touch
+// does nothing for a block that the allocator had used before: its small pages stay. True when the system says all are
+// large.
 bool settle_on_large_pages(const void* begin, std::size_t bytes) noexcept;
 
-int64_t memory_in_use();      // bytes held by the native library now
-int64_t memory_peak();        // the most it held since reset_memory_peak
-void reset_memory_peak();     // the peak starts again from what is held now
+int64_t memory_in_use();   // bytes held by the native library now
+int64_t memory_peak();     // the most it held since reset_memory_peak
+void reset_memory_peak();  // the peak starts again from what is held now
 
 template <class T>
 class Buffer {

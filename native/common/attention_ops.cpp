@@ -36,7 +36,8 @@ void attention_forward(const AttentionBatch& problem, BatchRowsOut out, float* l
   const int64_t floats = kernels.forward_workspace(shape.dim, shape.value_dim);
   parallel_near(static_cast<int>(problem.batch * problem.heads * blocks), [&](int task) {
     const int64_t which = task / blocks, b = which / problem.heads, h = which % problem.heads;
-    const int64_t at_block = task % blocks, first = shape.queries * at_block / blocks, last = shape.queries * (at_block + 1) / blocks;
+    const int64_t at_block = task % blocks, first = shape.queries * at_block / blocks,
+                  last = shape.queries * (at_block + 1) / blocks;
     kernels.forward(head_of(problem, b, h), first, last, at(out, b, h),
                     logsumexp == nullptr ? nullptr : logsumexp + which * shape.queries, workspace(floats));
   });

@@ -45,10 +45,12 @@ class CallWeights {
 
 ConvTile analytical_tile(const ConvShape& s, ConvAlgorithm algorithm) {
   const int64_t threads = num_threads();
-  return transforms(algorithm) ? winograd_kernels(algorithm).default_tile(s, threads) : active_conv_direct().default_tile(s, threads);
+  return transforms(algorithm) ? winograd_kernels(algorithm).default_tile(s, threads)
+                               : active_conv_direct().default_tile(s, threads);
 }
 
-// The kernels' tile of a configuration for one of the algorithms (the one that runs may not be the one that was asked for).
+// The kernels' tile of a configuration for one of the algorithms (the one that runs may not be the one that was asked
+// for).
 ConvTile tile_of(const ConvShape& s, const ConvConfig& config, ConvAlgorithm algorithm) {
   ConvTile tile = analytical_tile(s, algorithm);
   if (config.algorithm != algorithm) return tile;
@@ -83,8 +85,8 @@ std::shared_ptr<const PackedWeights> made_weights(const Kernels& kernels, const 
 std::atomic<int64_t> transformed{0};
 std::atomic<bool> winograd_allowed{true};
 
-// The transformed filters if they are kept, or can be from now on; else null. To transform them at every call would cost
-// more than the shorter product saves.
+// The transformed filters if they are kept, or can be from now on; else null. To transform them at every call would
+// cost more than the shorter product saves.
 std::shared_ptr<const PackedWeights> kept_transformed(ConvAlgorithm algorithm, const ConvShape& s, const float* w) {
   const WinogradKernels& kernels = winograd_kernels(algorithm);
   const WeightKey key = key_of(s, w, algorithm);
@@ -94,8 +96,8 @@ std::shared_ptr<const PackedWeights> kept_transformed(ConvAlgorithm algorithm, c
   return made_weights(kernels, s, key);
 }
 
-bool forward_winograd(ConvAlgorithm algorithm, const ConvShape& s, const float* x, const float* w, bool keep, const ConvEpilogue& e,
-                      const ConvConfig& config, float* y) {
+bool forward_winograd(ConvAlgorithm algorithm, const ConvShape& s, const float* x, const float* w, bool keep,
+                      const ConvEpilogue& e, const ConvConfig& config, float* y) {
   const WinogradKernels& kernels = winograd_kernels(algorithm);
   const ConvTile tile = tile_of(s, config, algorithm);
   if (keep) {
@@ -127,8 +129,8 @@ void forward_direct(const ConvShape& s, const float* x, const float* w, bool kee
 // Of one dimension of a strided convolution: the outputs of the gradient that share the kernel taps first, first +
 // stride, ... form a stride-1 convolution of their own.
 struct Phase {
-  int64_t first_tap, taps;     // kernel positions first_tap + stride * (0 ... taps - 1)
-  int64_t first_out, outs;     // input positions first_out + stride * (0 ... outs - 1)
+  int64_t first_tap, taps;  // kernel positions first_tap + stride * (0 ... taps - 1)
+  int64_t first_out, outs;  // input positions first_out + stride * (0 ... outs - 1)
   int64_t pad;
 };
 
@@ -172,8 +174,8 @@ const float* cropped(ConvShape* s, const float* x, Buffer<float>* memory) {
   return memory->data();
 }
 
-// A tuned block may take this many times L2: transformed tiles are read and written in long runs, which L3 keeps up with
-// (benchmarks/conv.py --layers, "3x3 64-64 at 56").
+// A tuned block may take this many times L2: transformed tiles are read and written in long runs, which L3 keeps up
+// with (benchmarks/conv.py --layers, "3x3 64-64 at 56").
 constexpr int64_t kCacheShare = 2;
 constexpr int64_t kMostBlock = int64_t{1} << 24;
 
@@ -190,14 +192,18 @@ const char* shape_problem(const ConvShape& s, const ConvConfig& c) {
   if (c.algorithm == ConvAlgorithm::automatic) return "its algorithm is none of 'direct', 'winograd' and 'winograd2'";
   if (transforms(c.algorithm) && !winograd_applies(s)) return "winograd is for 3x3 kernels with stride 1";
   if (c.mr < 0 || c.mr > limits.max_rows) return "the register tile mr x nr does not fit the register file";
-  if (c.nr != 0 && c.nr != limits.lanes && c.nr != panel) return "nr must be one or two vectors of this instruction set";
-  if (c.channels < 0 || c.channels % panel != 0) return "channels must be a multiple of two vectors of this instruction set";
-  if (c.block < 0 || c.block > kMostBlock || c.channels > kMostBlock) return "block and channels must be between 0 and 2**24";
+  if (c.nr != 0 && c.nr != limits.lanes && c.nr != panel)
+    return "nr must be one or two vectors of this instruction set";
+  if (c.channels < 0 || c.channels % panel != 0)
+    return "channels must be a multiple of two vectors of this instruction set";
+  if (c.block < 0 || c.block > kMostBlock || c.channels > kMostBlock)
+    return "block and channels must be between 0 and 2**24";
   if (c.split < 0 || c.split > 1024) return "split must be between 0 and 1024";
   return nullptr;
 }
 
-void grad_input_phase(const ConvShape& s, const float* gy, const float* w, const Phase& fy, const Phase& fx, float* gx) {
+void grad_input_phase(const ConvShape& s, const float* gy, const float* w, const Phase& fy, const Phase& fx,
+                      float* gx) {
   ConvShape t = phase_shape(s, fy, fx);
   Buffer<float> memory;
   gy = cropped(&t, gy, &memory);
@@ -230,12 +236,15 @@ void forget_call_weights() { thread_blocks().forget(Scratch::call_weights); }
 
 void allow_winograd(bool allow) { winograd_allowed.store(allow, std::memory_order_relaxed); }
 
-bool winograd_applies(const ConvShape& s) { return s.kh == 3 && s.kw == 3 && s.sh == 1 && s.sw == 1 && s.dh == 1 && s.dw == 1; }
+bool winograd_applies(const ConvShape& s) {
+  return s.kh == 3 && s.kw == 3 && s.sh == 1 && s.sw == 1 && s.dh == 1 && s.dw == 1;
+}
 
 namespace {
 
-// In vector multiplications of the direct algorithm: what one with so many bytes of filters takes, if its instructions are
-// these. Filters that no second-level cache holds come by at least once a call: so many bytes arrive while a vector is multiplied (two vectors of eight or one of sixteen a cycle).
+// In vector multiplications of the direct algorithm: what one with so many bytes of filters takes, if its instructions
+// are these. Filters that no second-level cache holds come by at least once a call: so many bytes arrive while a vector
+// is multiplied (two vectors of eight or one of sixteen a cycle).
 int64_t cost(int64_t instructions, int64_t filter_bytes) {
   const int64_t bytes_a_vector = std::max<int64_t>(1, active_conv_direct().limits.lanes * 3 / 8);
   return std::max(instructions, filter_bytes > cache_sizes().l2 ? filter_bytes / bytes_a_vector : 0);
@@ -251,13 +260,14 @@ int64_t winograd_cost(const ConvShape& s, const WinogradKernels& w) {
 
 }  // namespace
 
-// Direct multiplies nine times a pixel; Winograd 36 times a tile of sixteen or 16 times a tile of four, and pays for the
-// transforms. benchmarks/algorithms.py times all three beside this choice, on AVX2 and AVX-512.
+// Direct multiplies nine times a pixel; Winograd 36 times a tile of sixteen or 16 times a tile of four, and pays for
+// the transforms. benchmarks/algorithms.py times all three beside this choice, on AVX2 and AVX-512.
 ConvAlgorithm choose_algorithm(const ConvShape& s) {
   if (!winograd_applies(s) || !winograd_allowed.load(std::memory_order_relaxed)) return ConvAlgorithm::direct;
   const int64_t lanes = active_conv_direct().limits.lanes;
   // Several groups share a vector there, or a product of so few channels is shorter than the transforms around it.
-  if (s.groups > 1 && (s.group_o() * 2 <= lanes || (s.group_o() <= lanes && s.group_c() <= 8))) return ConvAlgorithm::direct;
+  if (s.groups > 1 && (s.group_o() * 2 <= lanes || (s.group_o() <= lanes && s.group_c() <= 8)))
+    return ConvAlgorithm::direct;
   const int64_t products = s.n * s.groups * s.oh * s.ow * 9 * s.group_c() * ceil_div(s.group_o(), lanes);
   int64_t least = cost(products, 9 * s.c * s.group_o() * 4);
   ConvAlgorithm best = ConvAlgorithm::direct;

@@ -8,7 +8,13 @@
 
 namespace tw {
 
-enum class ConvAlgorithm { automatic = 0, direct = 1, winograd = 2, winograd2 = 3, winograd_late = 4 };  // F(4x4, 3x3), F(2x2, 3x3), and the first with filters that are transformed as they are used
+enum class ConvAlgorithm {
+  automatic = 0,
+  direct = 1,
+  winograd = 2,
+  winograd2 = 3,
+  winograd_late = 4
+};  // F(4x4, 3x3), F(2x2, 3x3), and the first with filters that are transformed as they are used
 inline bool transforms(ConvAlgorithm algorithm) { return algorithm >= ConvAlgorithm::winograd; }
 inline const WinogradKernels& winograd_kernels(ConvAlgorithm algorithm) {
   if (algorithm == ConvAlgorithm::winograd_late) return active_winograd_late();
@@ -24,7 +30,8 @@ struct ConvConfig {
 };
 
 bool winograd_applies(const ConvShape& s);
-// The cheapest by vector instructions and by the bytes of filters that no cache holds; the same for every number of threads.
+// The cheapest by vector instructions and by the bytes of filters that no cache holds; the same for every number of
+// threads.
 ConvAlgorithm choose_algorithm(const ConvShape& s);
 
 // Whether Winograd may be chosen: it may, but for comparisons with direct convolutions.
@@ -43,8 +50,8 @@ ConvTile resolved_tile(const ConvShape& s, ConvAlgorithm algorithm);  // the ker
 // Why a configuration cannot be used for this shape, written into `reason`; false when it can.
 bool config_problem(const ConvShape& s, const ConvConfig& config, char* reason, std::size_t size);
 
-// keep: the weights may be used again at the same address, so their packed form is worth keeping. The configuration must
-// be feasible (config_problem returns false).
+// keep: the weights may be used again at the same address, so their packed form is worth keeping. The configuration
+// must be feasible (config_problem returns false).
 void conv_forward(const ConvShape& s, const float* x, const float* w, bool keep, const ConvEpilogue& e,
                   const ConvConfig& config, float* y);
 // s is the shape of the forward convolution in all gradients.

@@ -43,8 +43,12 @@ class Writer {
     const float x = (static_cast<float>(value) - in_.centre[place_]) * in_.scale[place_];
     out_[place_++ * in_.count + config_] = std::min(std::max(x, -in_.bound), in_.bound);
   }
-  void log2(double x) { put(once(last_[place_], x, [](double v) { return std::log2(v); })); }
-  void log1p(double x) { put(once(last_[place_], x, [](double v) { return std::log1p(v); })); }
+  void log2(double x) {
+    put(once(last_[place_], x, [](double v) { return std::log2(v); }));
+  }
+  void log1p(double x) {
+    put(once(last_[place_], x, [](double v) { return std::log1p(v); }));
+  }
 
  private:
   const CpuFeatureInputs& in_;
@@ -60,7 +64,8 @@ class Features {
         p_(*reinterpret_cast<const Product*>(in.product)),
         machine_(*reinterpret_cast<const Machine*>(in.machine)),
         to_(in, out) {
-    for (int64_t i = 0; i < in.count && lead_ == 0; ++i) lead_ = p_.batch > 1 || bound(i, kOutputBounds + 2) != 0 ? 1 : 0;
+    for (int64_t i = 0; i < in.count && lead_ == 0; ++i)
+      lead_ = p_.batch > 1 || bound(i, kOutputBounds + 2) != 0 ? 1 : 0;
   }
 
   void all() {
@@ -168,7 +173,8 @@ class Features {
   void loose() {
     const double free_a = 1 - pack_a, free_b = 1 - pack_b;
     const double far_b = stride_b_ >= 4096 ? free_b : 0.0;
-    const double pages = once(pages_, kc * 4096 / machine_.l2, [](double x) { return std::log2(std::max(x, 0.015625)); });
+    const double pages =
+        once(pages_, kc * 4096 / machine_.l2, [](double x) { return std::log2(std::max(x, 0.015625)); });
     to_.put(stride_b_ % 4096 == 0 ? free_b : 0.0);
     to_.put(stride_b_ % 1024 == 0 ? free_b : 0.0);
     to_.put(far_b);
@@ -214,7 +220,7 @@ class Features {
   const Product& p_;
   const Machine& machine_;
   Writer to_;
-  int64_t lead_ = 0;  // dimensions of a batch before a product's own
+  int64_t lead_ = 0;                                                 // dimensions of a batch before a product's own
   int64_t stride_a_ = bytes_of(p_.a_transposed != 0 ? p_.m : p_.k);  // of a row where it lies
   int64_t stride_b_ = bytes_of(p_.b_transposed != 0 ? p_.k : p_.n);
   Last rates_[7], pages_, small_[3];

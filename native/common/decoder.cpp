@@ -22,7 +22,8 @@ int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 int64_t qkv_width(const Decoder& d) { return (d.heads + 2 * d.kv_heads) * d.head_width; }
 int64_t hidden_width(const Decoder& d) { return d.blocks.empty() ? 0 : d.blocks[0].up[0].outputs; }
 
-// Where a run of rows begins that one call attends to: kAttendRows of one sequence and positions one after the other, or one.
+// Where a run of rows begins that one call attends to: kAttendRows of one sequence and positions one after the other,
+// or one.
 std::vector<int64_t> runs_of(const Row* rows, int64_t count) {
   std::vector<int64_t> starts;
   for (int64_t r = 0; r < count;) {
@@ -40,11 +41,17 @@ std::vector<int64_t> runs_of(const Row* rows, int64_t count) {
 
 struct Workspace {
   Workspace(const Decoder& d, const Row* given, int64_t rows, int64_t longest, int threads)
-      : x(rows * d.width), h(rows * d.width), qkv(rows * qkv_width(d)),
-        mixed(rows * std::max(d.width, d.heads * d.head_width)), hidden(rows * hidden_width(d)),
-        gated(rows * (d.blocks.empty() || d.blocks[0].up.size() == 1 ? 0 : hidden_width(d))), moments(2 * rows),
-        scores(kAttendRows * (longest + kAttendRows) * threads), cosines(rows * d.frequencies.size()),
-        sines(rows * d.frequencies.size()), runs(runs_of(given, rows)) {}
+      : x(rows * d.width),
+        h(rows * d.width),
+        qkv(rows * qkv_width(d)),
+        mixed(rows * std::max(d.width, d.heads * d.head_width)),
+        hidden(rows * hidden_width(d)),
+        gated(rows * (d.blocks.empty() || d.blocks[0].up.size() == 1 ? 0 : hidden_width(d))),
+        moments(2 * rows),
+        scores(kAttendRows * (longest + kAttendRows) * threads),
+        cosines(rows * d.frequencies.size()),
+        sines(rows * d.frequencies.size()),
+        runs(runs_of(given, rows)) {}
 
   Buffer<float> x, h, qkv, mixed, hidden, gated, moments, scores, cosines, sines;
   std::vector<int64_t> runs;  // of rows whose attention is computed together
@@ -53,8 +60,8 @@ struct Workspace {
 
 void normalize(const Decoder& d, const NormLayer& norm, const float* x, int64_t rows, Workspace& w) {
   if (norm.bias == nullptr) return active_llama().rms_norm(x, norm.weight, d.eps, w.h.data(), rows, d.width);
-  active_norm_kernels().layer_norm(x, norm.weight, norm.bias, d.eps, w.h.data(), w.moments.data(), w.moments.data() + rows,
-                                   rows, d.width);
+  active_norm_kernels().layer_norm(x, norm.weight, norm.bias, d.eps, w.h.data(), w.moments.data(),
+                                   w.moments.data() + rows, rows, d.width);
 }
 
 void turn_angles(const Decoder& d, const Row* rows, int64_t count, Workspace& w) {
@@ -104,8 +111,8 @@ void fetch(const char* block, int64_t bytes) {
 }
 
 // Head by head, so that a head's keys and values stay near while the rows go by.
-void attend_prompt(const Decoder& d, const Row* rows, const DecoderCache& cache, int64_t layer, int tasks, int64_t longest,
-                   Workspace& w) {
+void attend_prompt(const Decoder& d, const Row* rows, const DecoderCache& cache, int64_t layer, int tasks,
+                   int64_t longest, Workspace& w) {
   const int64_t head_width = d.head_width, shared = d.heads / d.kv_heads, row_width = qkv_width(d);
   const int64_t out_row = d.heads * head_width;
   const float scale = 1.0f / std::sqrt(static_cast<float>(head_width));
@@ -197,15 +204,16 @@ bool DenseLayer::pack_int8(int8_t* to) {
   std::fill(scale.data(), scale.data() + padded, 0.0f);
   Buffer<int8_t> q(outputs * inputs);
   for (int64_t i = 0; i < outputs; ++i) {
-    if (!active_int8_ops().quantize_weights(weight + i * inputs, inputs, q.data() + i * inputs, &scale[i])) return false;
+    if (!active_int8_ops().quantize_weights(weight + i * inputs, inputs, q.data() + i * inputs, &scale[i]))
+      return false;
   }
   pack_int8_weights(q.data(), static_cast<int>(outputs), 1, static_cast<int>(inputs), inputs, 0, 1, to, offset.data());
   for (int64_t i = 0; i < outputs; ++i) offset[i] *= -128;  // activations are stored with 128 added
   return true;
 }
 
-bool DenseLayer::apply(const float* x, int64_t rows, float* y, int64_t y_row, const float* residual, Activation activation,
-                       IntegerRows& scratch, Reading reading) const {
+bool DenseLayer::apply(const float* x, int64_t rows, float* y, int64_t y_row, const float* residual,
+                       Activation activation, IntegerRows& scratch, Reading reading) const {
   Epilogue epilogue;
   epilogue.bias = bias;
   epilogue.residual = residual;
@@ -387,7 +395,8 @@ bool Decoder::run_rows(const Row* rows, int64_t count, DecoderCache& cache, cons
     normalize(*this, b.norm1, w.x.data(), count, w);
     int64_t at = 0;
     for (const DenseLayer& part : b.qkv) {
-      ok = ok && part.apply(w.h.data(), count, w.qkv.data() + at, qkv_width(*this), nullptr, Activation::none, w.integers, reading);
+      ok = ok && part.apply(w.h.data(), count, w.qkv.data() + at, qkv_width(*this), nullptr, Activation::none,
+                            w.integers, reading);
       at += part.outputs;
     }
     rotate_rows(*this, count, w);
@@ -396,13 +405,15 @@ bool Decoder::run_rows(const Row* rows, int64_t count, DecoderCache& cache, cons
     std::swap(w.x, w.h);
     normalize(*this, b.norm2, w.x.data(), count, w);
     ok = ok && widen(*this, b, count, w, reading);
-    ok = ok && b.down.apply(w.hidden.data(), count, w.h.data(), width, w.x.data(), Activation::none, w.integers, reading);
+    ok = ok &&
+         b.down.apply(w.hidden.data(), count, w.h.data(), width, w.x.data(), Activation::none, w.integers, reading);
     std::swap(w.x, w.h);
   }
   const float* x = w.x.data();
   for (int64_t i = 0; i < wanted_count; ++i) std::memcpy(w.mixed.data() + i * width, x + wanted[i] * width, width * 4);
   normalize(*this, norm, w.mixed.data(), wanted_count, w);
-  return ok && head.apply(w.h.data(), wanted_count, logits, head.outputs, nullptr, Activation::none, w.integers, reading);
+  return ok &&
+         head.apply(w.h.data(), wanted_count, logits, head.outputs, nullptr, Activation::none, w.integers, reading);
 }
 
 }  // namespace tw

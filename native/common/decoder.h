@@ -1,9 +1,9 @@
 // A whole GPT or LLaMA, from token ids to logits, over a cache of keys and values.
 //
-// The batch is a flat list of rows: a row is one token of one sequence at one position. Several rows of one sequence are
-// a prompt, one row per sequence is a step of generation, and sequences of different lengths lie side by side without
-// padding. Per layer the keys and values of all rows go to the cache first; then each row attends to its own sequence up
-// to its own position. Nothing is computed that the caller does not ask for.
+// The batch is a flat list of rows: a row is one token of one sequence at one position. Several rows of one sequence
+// are a prompt, one row per sequence is a step of generation, and sequences of different lengths lie side by side
+// without padding. Per layer the keys and values of all rows go to the cache first; then each row attends to its own
+// sequence up to its own position. Nothing is computed that the caller does not ask for.
 #pragma once
 
 #include <cstdint>
@@ -29,11 +29,12 @@ struct IntegerRows {
   Int4Scratch blocks;
 };
 
-// y = act(x W^T + bias + residual), W (outputs, inputs) in float32, in int8 packed with a scale per output, or in four bits.
+// y = act(x W^T + bias + residual), W (outputs, inputs) in float32, in int8 packed with a scale per output, or in four
+// bits.
 struct DenseLayer {
   int64_t outputs = 0, inputs = 0;
-  const float* weight = nullptr;  // null where there are only four bits
-  const float* bias = nullptr;    // or null
+  const float* weight = nullptr;   // null where there are only four bits
+  const float* bias = nullptr;     // or null
   const int8_t* packed = nullptr;  // the weight in int8: packed_bytes(), 64-byte aligned
   Buffer<int32_t> offset;
   Buffer<float> scale;
@@ -58,7 +59,7 @@ struct DecoderBlock {
   NormLayer norm1, norm2;
   std::vector<DenseLayer> qkv;  // one layer, or three whose results lie side by side
   DenseLayer out;
-  std::vector<DenseLayer> up;   // one layer, or a gate and what it lets through
+  std::vector<DenseLayer> up;  // one layer, or a gate and what it lets through
   DenseLayer down;
 };
 
@@ -87,7 +88,7 @@ struct Decoder {
   std::vector<DecoderBlock> blocks;
   NormLayer norm;
   DenseLayer head;
-  Buffer<int8_t> packed;  // the int8 weights of all layers, in the order in which they are read
+  Buffer<int8_t> packed;                      // the int8 weights of all layers, in the order in which they are read
   std::shared_ptr<Buffer<uint8_t>> gathered;  // the four-bit weights, likewise
 
   std::vector<DenseLayer*> layers();  // in the order in which they are read
@@ -117,7 +118,9 @@ struct Decoder {
   uint64_t fingerprint() const;  // of the float32 weights behind integer ones; 0 when there are none
   bool settle_weights() const;
   Reading reading() const {
-    return weight_bytes() <= cache_sizes().l3 ? Reading::cached : large_pages_ ? Reading::large_pages : Reading::small_pages;
+    return weight_bytes() <= cache_sizes().l3 ? Reading::cached
+           : large_pages_                     ? Reading::large_pages
+                                              : Reading::small_pages;
   }
 
   std::unique_ptr<ThreadTrial[]> trials_{new ThreadTrial[kTrials]};

@@ -12,7 +12,7 @@
 namespace tw {
 namespace {
 
-constexpr int64_t kLine = 16;      // floats of a cache line, and of the widest vector
+constexpr int64_t kLine = 16;       // floats of a cache line, and of the widest vector
 constexpr std::size_t kArenas = 4;  // kept for the next call
 
 void require(bool right, const char* what) {
@@ -30,14 +30,16 @@ int64_t pitch_of(int64_t channels) {
 bool same_pixels(const FloatPlan::Size& a, const FloatPlan::Size& b) { return a.n == b.n && a.h == b.h && a.w == b.w; }
 
 int64_t pooled(int64_t size, int64_t before, int64_t after, int64_t kernel, int64_t stride) {
-  require(kernel > 0 && stride > 0 && before >= 0 && after >= 0 && before < kernel && after < kernel, "this window is not one");
+  require(kernel > 0 && stride > 0 && before >= 0 && after >= 0 && before < kernel && after < kernel,
+          "this window is not one");
   require(size + before + after >= kernel, "the window does not fit into the image");
   return (size + before + after - kernel) / stride + 1;
 }
 
 // Pixels from one pitch to another, and not a float past them: what a caller gives ends there.
 void copy_pixels(const LastImage& x, const LastImage& y) {
-  for (int64_t p = 0; p < x.pixels(); ++p) std::memcpy(y.data + p * y.pitch, x.data + p * x.pitch, static_cast<std::size_t>(x.c) * sizeof(float));
+  for (int64_t p = 0; p < x.pixels(); ++p)
+    std::memcpy(y.data + p * y.pitch, x.data + p * x.pitch, static_cast<std::size_t>(x.c) * sizeof(float));
 }
 
 void norm_pixels(const LastImage& x, const float* weight, const float* bias, float eps, const LastImage& y) {
@@ -46,7 +48,8 @@ void norm_pixels(const LastImage& x, const float* weight, const float* bias, flo
   parallel_near(static_cast<int>(tasks), [&](int task) {
     float mean, rstd;
     for (int64_t p = pixels * task / tasks; p < pixels * (task + 1) / tasks; ++p) {
-      active_norm_kernels().layer_norm(x.data + p * x.pitch, weight, bias, eps, y.data + p * y.pitch, &mean, &rstd, 1, x.c);
+      active_norm_kernels().layer_norm(x.data + p * x.pitch, weight, bias, eps, y.data + p * y.pitch, &mean, &rstd, 1,
+                                       x.c);
     }
   });
 }
@@ -58,7 +61,8 @@ struct MaskSteps {
 
 MaskSteps mask_steps(const LastImage& m) {
   const bool planes = m.pitch == 0;
-  const int64_t column = planes ? 1 : m.pitch, row = m.w * column, head = planes ? m.h * row : 1, image = planes ? m.c * head : m.h * row;
+  const int64_t column = planes ? 1 : m.pitch, row = m.w * column, head = planes ? m.h * row : 1,
+                image = planes ? m.c * head : m.h * row;
   return {m.n > 1 ? image : 0, m.c > 1 ? head : 0, m.h > 1 ? row : 0, m.w > 1 ? column : 0};
 }
 
@@ -66,8 +70,19 @@ void attend(const LastImage* qkv, bool masked, const PlanHeads& h, const LastIma
   const auto rows = [&](int i) { return Rows{qkv[i].data + h.first[i], qkv[i].pitch}; };
   const auto strides = [&](int i) { return HeadStrides{qkv[i].w * qkv[i].pitch, h.step[i]}; };
   const MaskSteps by = masked ? mask_steps(qkv[3]) : MaskSteps{};
-  const AttentionHead first{qkv[0].w, qkv[1].w, h.dim, h.value_dim, rows(0), rows(1), rows(2), h.scale, h.causal,
-                            masked ? MaskKind::additive : MaskKind::none, masked ? qkv[3].data : nullptr, by.row, by.column};
+  const AttentionHead first{qkv[0].w,
+                            qkv[1].w,
+                            h.dim,
+                            h.value_dim,
+                            rows(0),
+                            rows(1),
+                            rows(2),
+                            h.scale,
+                            h.causal,
+                            masked ? MaskKind::additive : MaskKind::none,
+                            masked ? qkv[3].data : nullptr,
+                            by.row,
+                            by.column};
   const AttentionBatch batch{out.n, h.count, first, strides(0), strides(1), strides(2), {by.image, by.head}};
   attention_forward(batch, {{out.data, out.pitch}, {out.w * out.pitch, h.value_dim}}, nullptr);
 }
@@ -120,11 +135,13 @@ int FloatPlan::conv(std::shared_ptr<const PlanConv> layer, int x, int residual, 
   const Size from = size(x);
   const ConvShape s = layer->shape(from.n, from.c, from.h, from.w);
   const Size to{s.n, s.o, s.oh, s.ow};
-  if (from.c > kLine || layer->groups() > 1 || values_[x].last) x = last(x);  // few channels are read as planes, each once
+  if (from.c > kLine || layer->groups() > 1 || values_[x].last)
+    x = last(x);  // few channels are read as planes, each once
   std::vector<int> reads{x};
   if (residual >= 0) {
     reads.push_back(last(residual));
-    require(same_pixels(size(reads[1]), to) && size(reads[1]).c == to.c, "the residual has not the shape of the result");
+    require(same_pixels(size(reads[1]), to) && size(reads[1]).c == to.c,
+            "the residual has not the shape of the result");
   }
   const ConvAlgorithm algorithm = layer->prepare(s, wanted);
   const bool adds = residual >= 0;
@@ -141,7 +158,8 @@ ConvAlgorithm FloatPlan::algorithm(int value) const { return size(value), values
 int FloatPlan::linear(std::shared_ptr<const PlanLinear> layer, int x) {
   const Size from = size(x);
   require(from.h * from.w == 1 && from.c == layer->inputs(), "a linear layer takes rows of its own length");
-  return add({from.n, layer->outputs(), 1, 1}, {x}, [layer](const LastImage* in, const LastImage& out) { layer->run(in[0], out); });
+  return add({from.n, layer->outputs(), 1, 1}, {x},
+             [layer](const LastImage* in, const LastImage& out) { layer->run(in[0], out); });
 }
 
 int FloatPlan::pool(const PoolShape& window, int64_t end_h, int64_t end_w, bool mean, bool count_padding, int x) {
@@ -153,15 +171,15 @@ int FloatPlan::pool(const PoolShape& window, int64_t end_h, int64_t end_w, bool 
   s.oh = pooled(s.h, s.ph, end_h, s.kh, s.sh);
   s.ow = pooled(s.w, s.pw, end_w, s.kw, s.sw);
   return add({from.n, from.c, s.oh, s.ow}, {x}, [s, mean, count_padding](const LastImage* in, const LastImage& out) {
-    mean ? active_channels_last().avg_pool(s, count_padding, in[0], out) : active_channels_last().max_pool(s, in[0], out);
+    mean ? active_channels_last().avg_pool(s, count_padding, in[0], out)
+         : active_channels_last().max_pool(s, in[0], out);
   });
 }
 
 int FloatPlan::global_mean(int x) {
   x = last(x);
-  return add({size(x).n, size(x).c, 1, 1}, {x}, [](const LastImage* in, const LastImage& out) {
-    active_channels_last().global_mean(in[0], out);
-  });
+  return add({size(x).n, size(x).c, 1, 1}, {x},
+             [](const LastImage* in, const LastImage& out) { active_channels_last().global_mean(in[0], out); });
 }
 
 int FloatPlan::binary(BinaryKind kind, int a, int b, ConvActivation activation) {
@@ -174,10 +192,12 @@ int FloatPlan::binary(BinaryKind kind, int a, int b, ConvActivation activation) 
   });
 }
 
-int FloatPlan::affine(int x, const std::vector<float>& scale, const std::vector<float>& shift, ConvActivation activation) {
+int FloatPlan::affine(int x, const std::vector<float>& scale, const std::vector<float>& shift,
+                      ConvActivation activation) {
   x = last(x);
   const Size from = size(x);
-  require(scale.size() == shift.size() && (scale.empty() || static_cast<int64_t>(scale.size()) == from.c), "a scale and a shift a channel");
+  require(scale.size() == shift.size() && (scale.empty() || static_cast<int64_t>(scale.size()) == from.c),
+          "a scale and a shift a channel");
   std::vector<float> a = scale, b = shift;
   a.resize(a.size() + kLine);
   b.resize(b.size() + kLine);
@@ -220,7 +240,9 @@ int FloatPlan::take(int x, const std::vector<int>& channels) {
   std::vector<int32_t> from(channels.begin(), channels.end());
   for (int32_t c : from) require(c >= 0 && c < to.c, "there is no such channel");
   to.c = static_cast<int64_t>(from.size());
-  return add(to, {x}, [from](const LastImage* in, const LastImage& out) { active_channels_last().take(in[0], from.data(), out); });
+  return add(to, {x}, [from](const LastImage* in, const LastImage& out) {
+    active_channels_last().take(in[0], from.data(), out);
+  });
 }
 
 int FloatPlan::pixels(int x, const std::vector<int>& index, int64_t n, int64_t h, int64_t w) {
@@ -243,27 +265,28 @@ int FloatPlan::pixels(int x, const std::vector<int>& index, int64_t n, int64_t h
 int FloatPlan::transpose(int x) {
   x = last(x);
   const Size from = size(x);
-  return add({from.n, from.h * from.w, 1, from.c}, {x}, [](const LastImage* in, const LastImage& out) {
-    active_channels_last().transpose(in[0], out);
-  });
+  return add({from.n, from.h * from.w, 1, from.c}, {x},
+             [](const LastImage* in, const LastImage& out) { active_channels_last().transpose(in[0], out); });
 }
 
 int FloatPlan::upsample(int x, int64_t by_h, int64_t by_w) {
   x = last(x);
   const Size from = size(x);
   require(by_h > 0 && by_w > 0, "an image grows by whole numbers");
-  return add({from.n, from.c, from.h * by_h, from.w * by_w}, {x}, [by_h, by_w](const LastImage* in, const LastImage& out) {
-    active_channels_last().upsample(in[0], by_h, by_w, out);
-  });
+  return add({from.n, from.c, from.h * by_h, from.w * by_w}, {x},
+             [by_h, by_w](const LastImage* in, const LastImage& out) {
+               active_channels_last().upsample(in[0], by_h, by_w, out);
+             });
 }
 
 int FloatPlan::spread(int x, int64_t by_h, int64_t by_w) {
   x = last(x);
   const Size from = size(x);
   require(by_h > 0 && by_w > 0 && from.c % (by_h * by_w) == 0, "the channels are no whole number of pixels");
-  return add({from.n, from.c / (by_h * by_w), from.h * by_h, from.w * by_w}, {x}, [by_h, by_w](const LastImage* in, const LastImage& out) {
-    active_channels_last().spread(in[0], by_h, by_w, out);
-  });
+  return add({from.n, from.c / (by_h * by_w), from.h * by_h, from.w * by_w}, {x},
+             [by_h, by_w](const LastImage* in, const LastImage& out) {
+               active_channels_last().spread(in[0], by_h, by_w, out);
+             });
 }
 
 int FloatPlan::flatten(int x) {
@@ -286,10 +309,13 @@ int FloatPlan::layer_norm(int x, const std::vector<float>& weight, const std::ve
   x = last(x);
   const auto channels = static_cast<std::size_t>(size(x).c);
   require(weight.size() == channels && bias.size() == channels, "a weight and a bias a channel");
-  return add(size(x), {x}, [weight, bias, eps](const LastImage* in, const LastImage& out) { norm_pixels(in[0], weight.data(), bias.data(), eps, out); });
+  return add(size(x), {x}, [weight, bias, eps](const LastImage* in, const LastImage& out) {
+    norm_pixels(in[0], weight.data(), bias.data(), eps, out);
+  });
 }
 
-int FloatPlan::group_norm(int x, int64_t groups, const std::vector<float>& weight, const std::vector<float>& bias, float eps) {
+int FloatPlan::group_norm(int x, int64_t groups, const std::vector<float>& weight, const std::vector<float>& bias,
+                          float eps) {
   x = last(x);
   const auto channels = static_cast<std::size_t>(size(x).c);
   require(groups > 0 && size(x).c % groups == 0, "the groups are no whole number of channels");
@@ -307,19 +333,24 @@ int FloatPlan::attention(const int (&qkv)[3], const PlanHeads& heads, int mask) 
   for (int i = 0; i < 3; ++i) {
     in.push_back(last(qkv[i]));
     const Size& s = size(in[i]);
-    const int64_t width = i == 2 ? heads.value_dim : heads.dim, end = heads.first[i] + (heads.count - 1) * heads.step[i] + width;
-    require(heads.count > 0 && width > 0 && heads.first[i] >= 0 && heads.step[i] >= 0 && end <= s.c, "the heads lie outside the channels");
-    require(s.h == 1 && s.n == size(in[0]).n && (i < 2 || s.w == size(in[1]).w), "queries, keys and values do not belong together");
+    const int64_t width = i == 2 ? heads.value_dim : heads.dim,
+                  end = heads.first[i] + (heads.count - 1) * heads.step[i] + width;
+    require(heads.count > 0 && width > 0 && heads.first[i] >= 0 && heads.step[i] >= 0 && end <= s.c,
+            "the heads lie outside the channels");
+    require(s.h == 1 && s.n == size(in[0]).n && (i < 2 || s.w == size(in[1]).w),
+            "queries, keys and values do not belong together");
   }
   const Size to{size(in[0]).n, heads.count * heads.value_dim, 1, size(in[0]).w};
   const bool masked = mask >= 0;
   if (masked) {
     const Size& m = size(mask);
-    const bool fits = (m.n == 1 || m.n == to.n) && (m.c == 1 || m.c == heads.count) && (m.h == 1 || m.h == to.w) && m.w == size(in[1]).w;
+    const bool fits = (m.n == 1 || m.n == to.n) && (m.c == 1 || m.c == heads.count) && (m.h == 1 || m.h == to.w) &&
+                      m.w == size(in[1]).w;
     require(fits, "the mask has not the shape of the scores");
     in.push_back(mask);
   }
-  return add(to, in, [heads, masked](const LastImage* from, const LastImage& out) { attend(from, masked, heads, out); });
+  return add(to, in,
+             [heads, masked](const LastImage* from, const LastImage& out) { attend(from, masked, heads, out); });
 }
 
 void FloatPlan::output(int value, bool last) {
@@ -344,8 +375,8 @@ FloatPlan::Place FloatPlan::place(int value) const {
   return found;
 }
 
-// Gives every part that has no place yet its place in the concatenation. Where all have one, side by side in one buffer, the
-// concatenation lies there itself; what lies elsewhere is copied.
+// Gives every part that has no place yet its place in the concatenation. Where all have one, side by side in one
+// buffer, the concatenation lies there itself; what lies elsewhere is copied.
 void FloatPlan::home_parts(std::size_t index) {
   Concat& concat = concats_[index];
   const Place first = place(concat.parts[0]);
@@ -372,8 +403,8 @@ void FloatPlan::home_parts(std::size_t index) {
     } else {
       const int copy = slice(concat.value, channel, size(part).c);
       copies.push_back({{part}, copy, [](const LastImage* in, const LastImage& out) {
-        active_channels_last().affine(in[0], nullptr, nullptr, ConvActivation::none, out);
-      }});
+                          active_channels_last().affine(in[0], nullptr, nullptr, ConvActivation::none, out);
+                        }});
     }
     channel += size(part).c;
   }
@@ -402,14 +433,18 @@ void FloatPlan::join_pairs() {
   const std::vector<int> count = readers();
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     const Step& first = steps_[i];
-    const bool alone = first.layer != nullptr && count[first.out] == 1 && first.in.size() == 1 && values_[first.in[0]].input < 0;
+    const bool alone =
+        first.layer != nullptr && count[first.out] == 1 && first.in.size() == 1 && values_[first.in[0]].input < 0;
     if (!alone) continue;
-    const auto next = std::find_if(steps_.begin() + static_cast<std::ptrdiff_t>(i), steps_.end(), [&](const Step& step) {
-      const bool reads = step.layer != nullptr && step.in[0] == first.out && values_[step.out].algorithm == ConvAlgorithm::direct;
-      return reads && first.layer->pairs_with(*step.layer);
-    });
+    const auto next =
+        std::find_if(steps_.begin() + static_cast<std::ptrdiff_t>(i), steps_.end(), [&](const Step& step) {
+          const bool reads =
+              step.layer != nullptr && step.in[0] == first.out && values_[step.out].algorithm == ConvAlgorithm::direct;
+          return reads && first.layer->pairs_with(*step.layer);
+        });
     if (next == steps_.end()) continue;
-    next->run = [layer = first.layer, then = next->layer, adds = next->in.size() > 1](const LastImage* in, const LastImage& out) {
+    next->run = [layer = first.layer, then = next->layer, adds = next->in.size() > 1](const LastImage* in,
+                                                                                      const LastImage& out) {
       layer->run_pair(*then, in[0], adds ? &in[1] : nullptr, out);
     };
     next->in[0] = first.in[0];
@@ -483,7 +518,8 @@ int64_t FloatPlan::pitch(int root) const { return pitch_of(values_[root].size.c)
 
 LastImage FloatPlan::image(int value, const std::vector<const float*>& in, float* arena) const {
   const Size& s = values_[value].size;
-  if (values_[value].input >= 0) return {const_cast<float*>(in[values_[value].input]), values_[value].last ? s.c : 0, s.n, s.c, s.h, s.w};
+  if (values_[value].input >= 0)
+    return {const_cast<float*>(in[values_[value].input]), values_[value].last ? s.c : 0, s.n, s.c, s.h, s.w};
   const Place p = place(value);
   return {arena + values_[p.root].offset + p.channel, pitch(p.root), s.n, s.c, s.h, s.w};
 }
@@ -507,7 +543,8 @@ void FloatPlan::run(const std::vector<const float*>& in, const std::vector<float
     LastImage from[4] = {};
     for (std::size_t i = 0; i < step.in.size(); ++i) from[i] = image(step.in[i], in, arena.data());
     step.run(from, image(step.out, in, arena.data()));
-    if (step_ns != nullptr) step_ns[step.out] = std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
+    if (step_ns != nullptr)
+      step_ns[step.out] = std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
   }
   for (std::size_t i = 0; i < outputs_.size(); ++i) {
     const LastImage from = image(outputs_[i].value, in, arena.data());

@@ -1,8 +1,9 @@
 // A float network as one call: steps on channels-last images, for one size of input, in an arena that is planned once.
 //
-// Values are made in the order of their steps. A concatenation owns a buffer and its inputs are computed in their places in
-// it; a slice of channels is a place in another value's buffer. Buffers whose values are not needed at the same time share
-// memory, so a run allocates nothing once its arena exists. Tokens (B, T, C) are images of one row: T pixels of C channels.
+// Values are made in the order of their steps. A concatenation owns a buffer and its inputs are computed in their
+// places in it; a slice of channels is a place in another value's buffer. Buffers whose values are not needed at the
+// same time share memory, so a run allocates nothing once its arena exists. Tokens (B, T, C) are images of one row: T
+// pixels of C channels.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,8 @@
 
 namespace tw {
 
-// Heads in the channels of queries, keys and values: where the first head of each begins, how far the next is, how wide.
+// Heads in the channels of queries, keys and values: where the first head of each begins, how far the next is, how
+// wide.
 struct PlanHeads {
   int64_t count, first[3], step[3], dim, value_dim;
   float scale;
@@ -34,7 +36,8 @@ class FloatPlan {
   // residual -1: none; automatic: the default algorithm for this shape
   int conv(std::shared_ptr<const PlanConv> layer, int x, int residual, ConvAlgorithm wanted = ConvAlgorithm::automatic);
   int linear(std::shared_ptr<const PlanLinear> layer, int x);
-  int pool(const PoolShape& window, int64_t end_h, int64_t end_w, bool mean, bool count_padding, int x);  // padding after the last row and column
+  int pool(const PoolShape& window, int64_t end_h, int64_t end_w, bool mean, bool count_padding,
+           int x);  // padding after the last row and column
   int global_mean(int x);
   int binary(BinaryKind kind, int a, int b, ConvActivation activation);
   int affine(int x, const std::vector<float>& scale, const std::vector<float>& shift, ConvActivation activation);
@@ -46,8 +49,9 @@ class FloatPlan {
   int transpose(int x);  // (N, C, H, W) to (N, H * W, 1, C): channels and pixels change places
   int upsample(int x, int64_t by_h, int64_t by_w);
   int spread(int x, int64_t by_h, int64_t by_w);  // runs of channels become pixels
-  int flatten(int x);  // (N, C, H, W) to (N, C * H * W, 1, 1), in that order
-  int layer_norm(int x, const std::vector<float>& weight, const std::vector<float>& bias, float eps);  // over a pixel's channels
+  int flatten(int x);                             // (N, C, H, W) to (N, C * H * W, 1, 1), in that order
+  int layer_norm(int x, const std::vector<float>& weight, const std::vector<float>& bias,
+                 float eps);  // over a pixel's channels
   int group_norm(int x, int64_t groups, const std::vector<float>& weight, const std::vector<float>& bias, float eps);
   // mask -1: none; else (batch or 1, heads or 1, queries or 1, keys), added to the scores
   int attention(const int (&qkv)[3], const PlanHeads& heads, int mask = -1);
@@ -68,11 +72,11 @@ class FloatPlan {
   using Run = std::function<void(const LastImage* in, const LastImage& out)>;
   struct Value {
     Size size;
-    int parent = -1;         // the value in whose buffer it lies
-    int64_t first = 0;       // at this channel
-    int input = -1;          // which input it is
-    bool last = false;       // an input that comes channels last
-    int64_t offset = 0;      // of a buffer in the arena, in floats
+    int parent = -1;                                     // the value in whose buffer it lies
+    int64_t first = 0;                                   // at this channel
+    int input = -1;                                      // which input it is
+    bool last = false;                                   // an input that comes channels last
+    int64_t offset = 0;                                  // of a buffer in the arena, in floats
     ConvAlgorithm algorithm = ConvAlgorithm::automatic;  // of the convolution that makes it
   };
   struct Step {

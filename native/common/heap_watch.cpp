@@ -1,6 +1,7 @@
 #include "common/heap_watch.h"
 
-#if defined(__linux__) && defined(__GLIBC__) && (defined(__x86_64__) || defined(__aarch64__)) && !defined(__SANITIZE_ADDRESS__)
+#if defined(__linux__) && defined(__GLIBC__) && (defined(__x86_64__) || defined(__aarch64__)) && \
+    !defined(__SANITIZE_ADDRESS__)
 #define TW_CAN_WATCH 1
 #endif
 
@@ -166,8 +167,8 @@ std::atomic<int64_t> taken_large{0};
 std::atomic<int64_t> alarm_level{0};
 std::atomic<void (*)()> alarm_call{nullptr};
 
-// How deep a thread is in calls that count what they take themselves. Not thread_local: the first use of such a variable in a
-// thread makes the loader allocate, and where the loader's malloc is a counting one that would never end.
+// How deep a thread is in calls that count what they take themselves. Not thread_local: the first use of such a
+// variable in a thread makes the loader allocate, and where the loader's malloc is a counting one that would never end.
 pthread_key_t depth_key;
 const bool have_depth_key = pthread_key_create(&depth_key, nullptr) == 0;
 intptr_t inner_depth() { return reinterpret_cast<intptr_t>(pthread_getspecific(depth_key)); }
@@ -225,8 +226,10 @@ void* counted_calloc(std::size_t n, std::size_t each) {
 void* counted_realloc(void* old, std::size_t n) {
   gave(old);
   void* p = real_realloc(old, n);
-  if (p) took(p, n);
-  else if (old && n) took(old, malloc_usable_size(old));  // it failed: the old block is still there
+  if (p)
+    took(p, n);
+  else if (old && n)
+    took(old, malloc_usable_size(old));  // it failed: the old block is still there
   return p;
 }
 void counted_free(void* p) {
@@ -268,9 +271,11 @@ struct Hook {
 };
 #define TW_HOOK(name) {#name, reinterpret_cast<void*>(counted_##name), reinterpret_cast<void**>(&real_##name)}
 const Hook kHooks[] = {
-    TW_HOOK(malloc),        TW_HOOK(calloc),   TW_HOOK(realloc), TW_HOOK(free),   TW_HOOK(posix_memalign),
-    TW_HOOK(aligned_alloc), TW_HOOK(memalign), TW_HOOK(mmap),    TW_HOOK(munmap),
-    {"mmap64", reinterpret_cast<void*>(counted_mmap), reinterpret_cast<void**>(&real_mmap)},
+    TW_HOOK(malloc),         TW_HOOK(calloc),
+    TW_HOOK(realloc),        TW_HOOK(free),
+    TW_HOOK(posix_memalign), TW_HOOK(aligned_alloc),
+    TW_HOOK(memalign),       TW_HOOK(mmap),
+    TW_HOOK(munmap),         {"mmap64", reinterpret_cast<void*>(counted_mmap), reinterpret_cast<void**>(&real_mmap)},
 };
 
 // --- rewriting the import tables ---
@@ -294,14 +299,14 @@ void write_slot(const Slot& slot, void* value) {
 
 struct Image {
   uintptr_t base;
-  const ElfW(Sym)* symbols = nullptr;
+  const ElfW(Sym) * symbols = nullptr;
   const char* names = nullptr;
-  const ElfW(Rela)* imports[2] = {nullptr, nullptr};
+  const ElfW(Rela) * imports[2] = {nullptr, nullptr};
   std::size_t import_counts[2] = {0, 0};
   uintptr_t relro_start = 0, relro_end = 0;
 };
 
-bool is_import(const ElfW(Rela)& r) {
+bool is_import(const ElfW(Rela) & r) {
 #if defined(__x86_64__)
   const auto type = ELF64_R_TYPE(r.r_info);
   return type == R_X86_64_JUMP_SLOT || type == R_X86_64_GLOB_DAT;
@@ -327,13 +332,26 @@ Image read_image(const dl_phdr_info& info) {
     const uintptr_t value = dynamic->d_un.d_ptr;
     const uintptr_t pointer = value < image.base ? image.base + value : value;
     switch (dynamic->d_tag) {
-      case DT_SYMTAB: image.symbols = reinterpret_cast<const ElfW(Sym)*>(pointer); break;
-      case DT_STRTAB: image.names = reinterpret_cast<const char*>(pointer); break;
-      case DT_JMPREL: image.imports[0] = reinterpret_cast<const ElfW(Rela)*>(pointer); break;
-      case DT_PLTRELSZ: image.import_counts[0] = value / sizeof(ElfW(Rela)); break;
-      case DT_RELA: image.imports[1] = reinterpret_cast<const ElfW(Rela)*>(pointer); break;
-      case DT_RELASZ: image.import_counts[1] = value / sizeof(ElfW(Rela)); break;
-      default: break;
+      case DT_SYMTAB:
+        image.symbols = reinterpret_cast<const ElfW(Sym)*>(pointer);
+        break;
+      case DT_STRTAB:
+        image.names = reinterpret_cast<const char*>(pointer);
+        break;
+      case DT_JMPREL:
+        image.imports[0] = reinterpret_cast<const ElfW(Rela)*>(pointer);
+        break;
+      case DT_PLTRELSZ:
+        image.import_counts[0] = value / sizeof(ElfW(Rela));
+        break;
+      case DT_RELA:
+        image.imports[1] = reinterpret_cast<const ElfW(Rela)*>(pointer);
+        break;
+      case DT_RELASZ:
+        image.import_counts[1] = value / sizeof(ElfW(Rela));
+        break;
+      default:
+        break;
     }
   }
   return image;
@@ -366,9 +384,9 @@ int redirect_library(dl_phdr_info* info, std::size_t, void*) {
   return 0;
 }
 
-// An executable at a fixed address (Debian's and Ubuntu's python3) may stand in for a function whose address it takes: the
-// loader then gives everybody the address of the executable's own stub, which jumps through the executable's import table.
-// Called as the real function it would lead straight back to the counting one, so it is looked for further on.
+// An executable at a fixed address (Debian's and Ubuntu's python3) may stand in for a function whose address it takes:
+// the loader then gives everybody the address of the executable's own stub, which jumps through the executable's import
+// table. Called as the real function it would lead straight back to the counting one, so it is looked for further on.
 struct Stub {
   const char* name;
   void* address;
@@ -389,7 +407,8 @@ int find_stub(dl_phdr_info* info, std::size_t, void* context) {
   return 1;  // the executable is the first
 }
 
-// What libraries would find if the executable had no stub: the first of them that has the function, preloaded ones included.
+// What libraries would find if the executable had no stub: the first of them that has the function, preloaded ones
+// included.
 void* find_past_executable(const char* name) {
   void* everything = dlopen(nullptr, RTLD_LAZY);
   link_map* map = nullptr;

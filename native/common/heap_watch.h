@@ -1,8 +1,11 @@
-// Counts what a process takes from the heap while a function is profiled, whoever asks for it: NumPy, our kernels, BLAS.
+// Counts what a process takes from the heap while a function is profiled, whoever asks for it: NumPy, our kernels,
+// BLAS.
 //
 // While the watch is on, the calls of every loaded library to malloc, free, mmap and their kin are led through counting
-// versions, by rewriting the libraries' tables of imported functions (their GOT). Two sums are kept, each with its peak:
-//   system:    blocks taken from malloc by the size asked for, and mappings; Python's small objects appear as the arenas
+// versions, by rewriting the libraries' tables of imported functions (their GOT). Two sums are kept, each with its
+// peak:
+//   system:    blocks taken from malloc by the size asked for, and mappings; Python's small objects appear as the
+//   arenas
 //              they live in.
 //   requested: the same blocks, but Python's objects one by one (the bindings report them with note_requested), and not
 //              the arenas.
@@ -20,14 +23,15 @@ struct Counts {
   int64_t system_now, system_peak, requested_now, requested_peak, blocks;
 };
 
-// False where this system cannot be watched, or a watch is on already. With `large_only` nothing but `allocated` is kept:
-// no block is looked up, which costs next to nothing and still sees every array that matters.
+// False where this system cannot be watched, or a watch is on already. With `large_only` nothing but `allocated` is
+// kept: no block is looked up, which costs next to nothing and still sees every array that matters.
 constexpr std::size_t kLarge = 16 << 10;
 bool start(bool large_only = false);
 void stop();
 bool active();
-bool counting_blocks();               // a watch is on, and not only for large blocks
-void note_reused(std::size_t bytes);  // a block handed out again by a pool of ours: allocated, though nobody asked malloc
+bool counting_blocks();  // a watch is on, and not only for large blocks
+void note_reused(
+    std::size_t bytes);  // a block handed out again by a pool of ours: allocated, though nobody asked malloc
 Counts counts();
 int64_t allocated();  // bytes taken in blocks of kLarge and more since the start, given back or not
 void reset_peaks();

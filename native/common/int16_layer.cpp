@@ -26,12 +26,12 @@ Buffer<T> padded(const T* values, int64_t count) {
 
 }  // namespace
 
-Int16Layer::Int16Layer(const GroupedGeometry& geometry, const int16_t* weights, const int32_t* offset, const float* scale,
-                       const float* bias)
+Int16Layer::Int16Layer(const GroupedGeometry& geometry, const int16_t* weights, const int32_t* offset,
+                       const float* scale, const float* bias)
     : geometry_(geometry) {
   const GroupedGeometry& g = geometry_;
-  require(g.groups >= 1 && g.columns >= 1 && g.columns % g.groups == 0 && g.group_channels >= 1 && g.taps.kernel_h >= 1 &&
-              g.taps.kernel_w >= 1,
+  require(g.groups >= 1 && g.columns >= 1 && g.columns % g.groups == 0 && g.group_channels >= 1 &&
+              g.taps.kernel_h >= 1 && g.taps.kernel_w >= 1,
           "this convolution has no weights, or its groups do not divide its channels");
   require(g.taps.stride_h >= 1 && g.taps.stride_w >= 1 && g.taps.dilation_h >= 1 && g.taps.dilation_w >= 1 &&
               std::min({g.top, g.left, g.bottom, g.right}) >= 0,
@@ -89,7 +89,8 @@ int64_t Int16Layer::packed_at(int64_t column, int64_t tap, int64_t channel) cons
   const GroupedGeometry& g = geometry_;
   const WideWindow& window = windows_[column / kInt8Panel];
   const int64_t c = column / (g.columns / g.groups) * g.group_channels + channel - window.first;
-  return window.weights + ((tap * window.pairs + c / kWideGroup) * kInt8Panel + column % kInt8Panel) * kWideGroup + c % kWideGroup;
+  return window.weights + ((tap * window.pairs + c / kWideGroup) * kInt8Panel + column % kInt8Panel) * kWideGroup +
+         c % kWideGroup;
 }
 
 void Int16Layer::set_finish(const ByteFinish& finish) {
@@ -141,8 +142,8 @@ Int8Image Int16Layer::conv_shape(const Int8Image& in) const {
   return out;
 }
 
-void Int16Layer::conv(const Int8Image& in, const void* x, const Int8Image& skip, const void* residual, const Int8Image& out,
-                      bool relu, void* y) const {
+void Int16Layer::conv(const Int8Image& in, const void* x, const Int8Image& skip, const void* residual,
+                      const Int8Image& out, bool relu, void* y) const {
   const GroupedGeometry& g = geometry_;
   WideProblem p;
   const int64_t first = (in.border - g.top) * in.row_step() + (in.border - g.left) * in.pixel;

@@ -1,6 +1,6 @@
-// A convolution or linear layer on numbers of 16 bits (kernels/int16.h), of every geometry: groups, depthwise, dilation, uneven
-// padding. It gives numbers of 16 bits, bytes or floats. It holds the only copy of its weights; a misfit throws
-// std::invalid_argument with one sentence.
+// A convolution or linear layer on numbers of 16 bits (kernels/int16.h), of every geometry: groups, depthwise,
+// dilation, uneven padding. It gives numbers of 16 bits, bytes or floats. It holds the only copy of its weights; a
+// misfit throws std::invalid_argument with one sentence.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,8 @@ namespace tw {
 
 class Int16Layer {
  public:
-  // weights (columns, kh, kw, group_channels); offset and scale of `columns` numbers; bias, of float results, likewise or null
+  // weights (columns, kh, kw, group_channels); offset and scale of `columns` numbers; bias, of float results, likewise
+  // or null
   Int16Layer(const GroupedGeometry& geometry, const int16_t* weights, const int32_t* offset, const float* scale,
              const float* bias);
 
@@ -57,6 +58,5 @@ class Int16Layer {
   bool wide_residual_ = false;
   int bytes_zero_ = -1;  // of the bytes that are read; -1: 16 bits are
 };
-
 
 }  // namespace tw

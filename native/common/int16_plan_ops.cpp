@@ -1,5 +1,5 @@
-// Operations of a plan that read or give numbers of two bytes: a shape rule and a call of the kernels each. The image steps that
-// kernels/int16.h takes are in numbers.
+// Operations of a plan that read or give numbers of two bytes: a shape rule and a call of the kernels each. The image
+// steps that kernels/int16.h takes are in numbers.
 #include <algorithm>
 #include <stdexcept>
 
@@ -34,7 +34,8 @@ int64_t row_at(const PlanShape& shape, int64_t image, int64_t row) {
 }
 
 MixedPixels pixels(const PlanShape& shape, const void* data, int64_t image, int64_t row, float scale) {
-  return {static_cast<const char*>(data) + row_at(shape, image, row), shape.pixel() / shape.size, scale, shape.zero, shape.wide()};
+  return {static_cast<const char*>(data) + row_at(shape, image, row), shape.pixel() / shape.size, scale, shape.zero,
+          shape.wide()};
 }
 
 MixedTarget target(const PlanShape& shape, void* data, int64_t image, int64_t row) {
@@ -59,7 +60,8 @@ class WideQuantize : public Int8Op {
     each_row(out_shape, images, [&](int64_t image, int64_t row) {
       const float* x = static_cast<const float*>(in[0]) + image * shapes[0]->floats() + row * out_shape.width;
       const MixedTarget to = target(out_shape, out, image, row);
-      active_int16().quantize(x, out_shape.channels, out_shape.width, plane, 1.0f / scale_, most_, as_shorts(to.data), to.step);
+      active_int16().quantize(x, out_shape.channels, out_shape.width, plane, 1.0f / scale_, most_, as_shorts(to.data),
+                              to.step);
     });
   }
 
@@ -112,8 +114,8 @@ class WideLayer : public Int8Op {
     made.bytes = layer_->kind() != Int8Out::float32;
     require(made.bytes || (made.rows && !residual_), "only rows become floats");
     if (residual_) {
-      require(in[1].bytes && in[1].wide() == layer_->wide_residual() && in[1].height == made.height && in[1].width == made.width &&
-                  in[1].channels == made.channels,
+      require(in[1].bytes && in[1].wide() == layer_->wide_residual() && in[1].height == made.height &&
+                  in[1].width == made.width && in[1].channels == made.channels,
               "the residual has another shape than the result");
     }
     return made;
@@ -167,8 +169,8 @@ class WidePool : public Int8Op {
     each_row(out_shape, images, [&](int64_t image, int64_t row) {
       PoolWindow window = window_;
       window.pad_h -= row * window.stride_h;  // the window of this row is the first
-      active_int16().pool(as_shorts(pixels(*shapes[0], in[0], image, 0, 0.0f).data), from, out_shape.channels, window, mean_,
-                          as_shorts(target(out_shape, out, image, row).data), to);
+      active_int16().pool(as_shorts(pixels(*shapes[0], in[0], image, 0, 0.0f).data), from, out_shape.channels, window,
+                          mean_, as_shorts(target(out_shape, out, image, row).data), to);
     });
   }
 
@@ -210,7 +212,8 @@ class WideGlobalPool : public Int8Op {
   static constexpr int64_t kStrip = 256;
 
   // The means of `count` channels from `first` on.
-  void some(const PlanShape& shape, const void* data, int64_t image, int64_t first, int64_t count, const MixedTarget& to) const {
+  void some(const PlanShape& shape, const void* data, int64_t image, int64_t first, int64_t count,
+            const MixedTarget& to) const {
     int64_t total[kStrip] = {};
     const int64_t at_once = kMostSummed / shape.width;
     for (int64_t row = 0; row < shape.height; row += at_once) {
@@ -223,8 +226,10 @@ class WideGlobalPool : public Int8Op {
     }
     const float cells = static_cast<float>(shape.height * shape.width);
     float mean[kStrip];
-    for (int64_t c = 0; c < count; ++c) mean[c] = (static_cast<float>(total[c]) / cells - static_cast<float>(shape.zero)) * scale_;
-    if (to.wide) return active_int16().quantize(mean, 1, count, count, 1.0f / out_scale_, most_, as_shorts(to.data) + first, 1);
+    for (int64_t c = 0; c < count; ++c)
+      mean[c] = (static_cast<float>(total[c]) / cells - static_cast<float>(shape.zero)) * scale_;
+    if (to.wide)
+      return active_int16().quantize(mean, 1, count, count, 1.0f / out_scale_, most_, as_shorts(to.data) + first, 1);
     active_int8_ops().quantize(mean, count, 1.0f / out_scale_, out_zero_, static_cast<uint8_t*>(to.data) + first);
   }
 
@@ -244,7 +249,9 @@ class Between : public Int8Op {
   bool reads_wide() const override { return true; }
 
  protected:
-  PlanShape shaped(const PlanShape& in) const { return like(in, border_, wide_, static_cast<const ByteFinish&>(kept_).zero); }
+  PlanShape shaped(const PlanShape& in) const {
+    return like(in, border_, wide_, static_cast<const ByteFinish&>(kept_).zero);
+  }
   MixedFinish finish() const { return {kept_, numbers_}; }
 
  private:
@@ -261,7 +268,8 @@ class WideTwo : public Between {
       : Between(end, border), product_(product), a_scale_(a_scale), b_scale_(b_scale) {}
 
   PlanShape result(const std::vector<PlanShape>& in) const override {
-    require(in.size() == 2 && in[0].bytes && in[1].bytes && in[0].channels == in[1].channels, "these two do not have one shape");
+    require(in.size() == 2 && in[0].bytes && in[1].bytes && in[0].channels == in[1].channels,
+            "these two do not have one shape");
     const bool same = in[0].height == in[1].height && in[0].width == in[1].width;
     require(same || (product_ && in[1].height * in[1].width == 1), "these two do not have one shape");
     require(!product_ || b_scale_ == 0.0f || in[0].wide(), "fractions are taken of 16 bits");
@@ -281,8 +289,8 @@ class WideTwo : public Between {
     each_rows(out_shape, images, framed ? 1 : out_shape.height, [&](int64_t image, int64_t row, int64_t count) {
       MixedPixels other = pixels(*shapes[1], in[1], image, one ? 0 : row, product_ && !one ? 0.0f : b_scale_);
       if (one) other.step = 0;
-      kernel(pixels(*shapes[0], in[0], image, row, a_scale_), other, count * out_shape.width, out_shape.channels, finish,
-             target(out_shape, out, image, row));
+      kernel(pixels(*shapes[0], in[0], image, row, a_scale_), other, count * out_shape.width, out_shape.channels,
+             finish, target(out_shape, out, image, row));
     });
   }
 
@@ -327,17 +335,20 @@ std::unique_ptr<Int8Op> wide_layer_op(std::shared_ptr<const Int16Layer> layer, b
 std::unique_ptr<Int8Op> wide_pool_op(const PoolWindow& window, bool mean, int border) {
   return std::make_unique<WidePool>(window, mean, border);
 }
-std::unique_ptr<Int8Op> wide_global_pool_op(float scale, float out_scale, int out_zero, int most, bool rows, int border) {
+std::unique_ptr<Int8Op> wide_global_pool_op(float scale, float out_scale, int out_zero, int most, bool rows,
+                                            int border) {
   return std::make_unique<WideGlobalPool>(scale, out_scale, out_zero, most, rows, border);
 }
 std::unique_ptr<Int8Op> wide_add_op(float a_scale, float b_scale, const MixedEnd& end, int border) {
   return std::make_unique<WideTwo>(false, a_scale, b_scale, end, border);
 }
 std::unique_ptr<Int8Op> wide_mul_op(float scale, float fraction, const MixedEnd& end, int border) {
-  require(fraction == 0.0f || (end.wide && end.numbers.curve == WideCurve::straight), "fractions of 16 bits give 16 bits as they are");
+  require(fraction == 0.0f || (end.wide && end.numbers.curve == WideCurve::straight),
+          "fractions of 16 bits give 16 bits as they are");
   return std::make_unique<WideTwo>(true, scale, fraction, end, border);
 }
-std::unique_ptr<Int8Op> wide_affine_op(const std::vector<float>& scale, const std::vector<float>& shift, const MixedEnd& end, int border) {
+std::unique_ptr<Int8Op> wide_affine_op(const std::vector<float>& scale, const std::vector<float>& shift,
+                                       const MixedEnd& end, int border) {
   return std::make_unique<WideAffine>(scale, shift, end, border);
 }
 

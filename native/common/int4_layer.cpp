@@ -40,7 +40,9 @@ Int4Rows Int4Scratch::quantize(const float* x, int64_t rows, int64_t inputs) {
 
 Int4Weights::Int4Weights(int64_t outputs, int64_t inputs, const uint8_t* codes, const uint16_t* scales,
                          const uint16_t* minimums, const float* column_scale)
-    : outputs_(outputs), inputs_(inputs), minimum_(minimums != nullptr),
+    : outputs_(outputs),
+      inputs_(inputs),
+      minimum_(minimums != nullptr),
       column_scale_((outputs + kInt4Panel - 1) / kInt4Panel * kInt4Panel) {
   place_.memory = std::make_shared<Buffer<uint8_t>>(bytes());
   place_.packed = place_.memory->data();
@@ -56,7 +58,8 @@ Int4Weights::Int4Weights(int64_t outputs, int64_t inputs, const uint8_t* codes, 
       if (minimum_) std::memcpy(packed + at.minimum, minimums + column * given + b, 2);
       const uint8_t* from = codes + column * inputs + b * kInt4Block;
       const int n = static_cast<int>(std::min<int64_t>(kInt4Block, inputs - b * kInt4Block));
-      for (int i = 0; i < n; ++i) packed[at.codes + code_offset(i)] |= static_cast<uint8_t>((from[i] & 15) << code_shift(i));
+      for (int i = 0; i < n; ++i)
+        packed[at.codes + code_offset(i)] |= static_cast<uint8_t>((from[i] & 15) << code_shift(i));
     }
   }
 }

@@ -20,8 +20,8 @@ class Int4Scratch {
   Buffer<int32_t> offset_;
 };
 
-// Packed weights at one place. They may be moved (to lie beside a model's others) while somebody multiplies by them: who
-// holds a place holds its memory too.
+// Packed weights at one place. They may be moved (to lie beside a model's others) while somebody multiplies by them:
+// who holds a place holds its memory too.
 struct Int4Place {
   std::shared_ptr<Buffer<uint8_t>> memory;
   const uint8_t* packed = nullptr;
@@ -29,8 +29,8 @@ struct Int4Place {
 
 class Int4Weights {
  public:
-  // codes (outputs, inputs) from 0 to 15; scales and minimums in half precision, (outputs, inputs / 32 rounded up), the latter
-  // null where the weight is symmetric; column_scale (outputs) multiplies both.
+  // codes (outputs, inputs) from 0 to 15; scales and minimums in half precision, (outputs, inputs / 32 rounded up), the
+  // latter null where the weight is symmetric; column_scale (outputs) multiplies both.
   Int4Weights(int64_t outputs, int64_t inputs, const uint8_t* codes, const uint16_t* scales, const uint16_t* minimums,
               const float* column_scale);
 

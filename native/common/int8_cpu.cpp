@@ -1,5 +1,5 @@
-// What integer kernels ask of the CPU beyond the instruction set, and of the system: AVX-VNNI, and AMX, whose registers a
-// process must ask for before it uses them.
+// What integer kernels ask of the CPU beyond the instruction set, and of the system: AVX-VNNI, and AMX, whose registers
+// a process must ask for before it uses them.
 #include "kernels/int8.h"
 
 #if defined(__x86_64__)

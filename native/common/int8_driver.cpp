@@ -11,8 +11,8 @@
 
 namespace tw {
 
-void pack_int8_weights(const int8_t* weights, int columns, int taps, int channels, int64_t column_step, int64_t tap_step,
-                       int64_t channel_step, int8_t* packed, int32_t* column_sums) {
+void pack_int8_weights(const int8_t* weights, int columns, int taps, int channels, int64_t column_step,
+                       int64_t tap_step, int64_t channel_step, int8_t* packed, int32_t* column_sums) {
   const int groups_per_tap = (channels + kInt8Group - 1) / kInt8Group;
   const int64_t step = kInt8Panel * kInt8Group;
   std::fill(packed, packed + int8_packed_bytes(columns, static_cast<int64_t>(taps) * groups_per_tap), int8_t{0});
@@ -20,7 +20,8 @@ void pack_int8_weights(const int8_t* weights, int columns, int taps, int channel
     const int64_t panel = column / kInt8Panel * static_cast<int64_t>(taps) * groups_per_tap;
     int32_t sum = 0;
     for (int t = 0; t < taps; ++t) {
-      int8_t* to = packed + (panel + static_cast<int64_t>(t) * groups_per_tap) * step + column % kInt8Panel * kInt8Group;
+      int8_t* to =
+          packed + (panel + static_cast<int64_t>(t) * groups_per_tap) * step + column % kInt8Panel * kInt8Group;
       const int8_t* from = weights + column * column_step + t * tap_step;
       const int whole = channel_step == 1 ? channels / kInt8Group * kInt8Group : 0;
       for (int c = 0; c < whole; c += kInt8Group) std::memcpy(to + c / kInt8Group * step, from + c, kInt8Group);
@@ -115,8 +116,8 @@ Int8Tile default_int8_tile(int64_t rows, int64_t columns, int64_t k) {
   t.mc = std::min<int64_t>(128, std::max<int64_t>(1, rows));
   t.nc = static_cast<int64_t>((panels + wide - 1) / wide) * t.nr;
   t.kc = std::max<int64_t>(kInt8Group, round_to(k, kInt8Group));
-  // Work below this many multiply-adds is done before a second thread would have woken; a few rows wait for their weights
-  // instead, and share the waiting sooner (benchmarks/decode.py, "gpt 6x384 int8" on two threads).
+  // Work below this many multiply-adds is done before a second thread would have woken; a few rows wait for their
+  // weights instead, and share the waiting sooner (benchmarks/decode.py, "gpt 6x384 int8" on two threads).
   const int64_t worth_a_thread = rows <= 4 ? 1 << 17 : 1 << 20;
   const int64_t work = rows * panels * kInt8Panel * k;
   const int threads = static_cast<int>(std::min<int64_t>(num_threads(), std::max<int64_t>(1, work / worth_a_thread)));
@@ -146,8 +147,8 @@ constexpr int64_t kTileRowsWorth = 16;  // fewer rows would leave AMX tiles most
 constexpr int64_t kTileRunBytes = 64;   // of a tile's row
 constexpr int kTileColumnsWorth = 64;
 
-// Runs of whole tile rows are loaded as they lie. Others are gathered first, which only pays off where many columns use them:
-// with the few channels of a small network the gathering takes longer than the multiplying.
+// Runs of whole tile rows are loaded as they lie. Others are gathered first, which only pays off where many columns use
+// them: with the few channels of a small network the gathering takes longer than the multiplying.
 bool fills_tiles(const Int8Problem& p, int64_t rows) {
   const int64_t run = static_cast<int64_t>(p.groups_per_run) * kInt8Group;
   const bool worth = run % kTileRunBytes == 0 || (run >= kTileRunBytes && p.columns >= kTileColumnsWorth);
@@ -183,7 +184,8 @@ void run_parts(const Int8Problem& p, const Int8Tile& t, const Work& work) {
 }  // namespace
 
 void int8_rows(const Int8Problem& p, int64_t first, int64_t last) {
-  const Int8Tile t = default_int8_tile(last - first, p.columns, static_cast<int64_t>(p.runs) * p.groups_per_run * kInt8Group);
+  const Int8Tile t =
+      default_int8_tile(last - first, p.columns, static_cast<int64_t>(p.runs) * p.groups_per_run * kInt8Group);
   share(p, t, first, last, 0, (p.columns + kInt8Panel - 1) / kInt8Panel);
 }
 

@@ -41,7 +41,8 @@ Int8GroupedLayer::Int8GroupedLayer(const GroupedGeometry& geometry, const int8_t
 }
 
 void Int8GroupedLayer::pack_depthwise(const int8_t* weights) {
-  const int64_t taps = geometry_.taps.kernel_h * geometry_.taps.kernel_w, wide = round_up(geometry_.columns, kInt8Panel);
+  const int64_t taps = geometry_.taps.kernel_h * geometry_.taps.kernel_w,
+                wide = round_up(geometry_.columns, kInt8Panel);
   wide_ = Buffer<int32_t>(static_cast<std::size_t>(taps * wide));
   std::fill(wide_.data(), wide_.data() + wide_.size(), 0);
   for (int64_t c = 0; c < geometry_.columns; ++c) {
@@ -57,7 +58,8 @@ void Int8GroupedLayer::pack_panels(const int8_t* weights) {
     const int64_t last = std::min(panel + kInt8Panel, g.columns) - 1;
     const int64_t first = panel / group_columns * g.group_channels / kInt8Group * kInt8Group;
     const int64_t end = round_up((last / group_columns + 1) * g.group_channels, kInt8Group);
-    windows_.push_back({static_cast<int32_t>(first), static_cast<int32_t>((end - first) / kInt8Group), total, PanelFit::none});
+    windows_.push_back(
+        {static_cast<int32_t>(first), static_cast<int32_t>((end - first) / kInt8Group), total, PanelFit::none});
     total += taps * (end - first) * kInt8Panel;
   }
   packed_ = Buffer<int8_t>(static_cast<std::size_t>(total));
@@ -70,7 +72,9 @@ void Int8GroupedLayer::pack_panels(const int8_t* weights) {
   for (PanelWindow& window : windows_) {
     const int8_t* panel = packed_.data() + window.weights;
     const bool pairs = int8_pair_room(panel, taps * window.groups * kInt8Panel * kInt8Group) >= 2 * 255;
-    window.fit = int8_quads_fit(panel, 1, taps, window.groups) ? PanelFit::quads : pairs ? PanelFit::pairs : PanelFit::none;
+    window.fit = int8_quads_fit(panel, 1, taps, window.groups) ? PanelFit::quads
+                 : pairs                                       ? PanelFit::pairs
+                                                               : PanelFit::none;
   }
 }
 
@@ -78,7 +82,8 @@ int64_t Int8GroupedLayer::packed_at(int64_t column, int64_t tap, int64_t channel
   const GroupedGeometry& g = geometry_;
   const PanelWindow& window = windows_[column / kInt8Panel];
   const int64_t c = column / (g.columns / g.groups) * g.group_channels + channel - window.first;
-  return window.weights + ((tap * window.groups + c / kInt8Group) * kInt8Panel + column % kInt8Panel) * kInt8Group + c % kInt8Group;
+  return window.weights + ((tap * window.groups + c / kInt8Group) * kInt8Panel + column % kInt8Panel) * kInt8Group +
+         c % kInt8Group;
 }
 
 void Int8GroupedLayer::set_residual(float scale, int zero) {
@@ -147,8 +152,9 @@ void Int8GroupedLayer::conv(const Int8Image& in, const uint8_t* x, const Int8Ima
     r.out_row = out.row_step();
     r.out_pixel = out.pixel;
     r.finish = finish_;
-    depthwise() ? active_int8_grouped().depthwise(g.taps, wide_.data(), offset_.data(), scale_.data(), r)
-                : active_int8_grouped().grouped(g.taps, windows_.data(), packed_.data(), offset_.data(), scale_.data(), r);
+    depthwise()
+        ? active_int8_grouped().depthwise(g.taps, wide_.data(), offset_.data(), scale_.data(), r)
+        : active_int8_grouped().grouped(g.taps, windows_.data(), packed_.data(), offset_.data(), scale_.data(), r);
   };
   const auto work_on = [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end;) {

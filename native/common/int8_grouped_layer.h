@@ -1,5 +1,6 @@
-// An integer convolution that Int8Layer does not do: in groups (depthwise above all), with dilated taps, or with padding that
-// differs from side to side. It holds the only copy of its weights; a misfit throws std::invalid_argument with one sentence.
+// An integer convolution that Int8Layer does not do: in groups (depthwise above all), with dilated taps, or with
+// padding that differs from side to side. It holds the only copy of its weights; a misfit throws std::invalid_argument
+// with one sentence.
 #pragma once
 
 #include <cstdint>
@@ -51,8 +52,8 @@ class Int8GroupedLayer {
   int64_t packed_at(int64_t column, int64_t tap, int64_t channel) const;  // of a panel's weight
 
   GroupedGeometry geometry_;
-  Buffer<int32_t> wide_;       // depthwise
-  Buffer<int8_t> packed_;      // other groups
+  Buffer<int32_t> wide_;   // depthwise
+  Buffer<int8_t> packed_;  // other groups
   std::vector<PanelWindow> windows_;
   Buffer<int32_t> offset_;
   Buffer<float> scale_;

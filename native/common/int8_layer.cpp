@@ -39,8 +39,9 @@ void fill_border(const Int8Image& image, int zero, uint8_t* data) {
 
 Int8Image pooled_shape(const Int8Image& in, const PoolWindow& w) {
   require(w.kernel_h >= 1 && w.kernel_w >= 1 && w.stride_h >= 1 && w.stride_w >= 1 && w.pad_h >= 0 && w.pad_w >= 0 &&
-              w.end_h >= 0 && w.end_w >= 0 && std::max(w.pad_h, w.end_h) < w.kernel_h && std::max(w.pad_w, w.end_w) < w.kernel_w &&
-              in.height + w.pad_h + w.end_h >= w.kernel_h && in.width + w.pad_w + w.end_w >= w.kernel_w,
+              w.end_h >= 0 && w.end_w >= 0 && std::max(w.pad_h, w.end_h) < w.kernel_h &&
+              std::max(w.pad_w, w.end_w) < w.kernel_w && in.height + w.pad_h + w.end_h >= w.kernel_h &&
+              in.width + w.pad_w + w.end_w >= w.kernel_w,
           "the pooling window does not fit the image");
   Int8Image out = in;
   out.height = (in.height + w.pad_h + w.end_h - w.kernel_h) / w.stride_h + 1;
@@ -61,7 +62,8 @@ Int8Layer::Int8Layer(const Int8Geometry& geometry, const int8_t* weights, const 
   pack_int8_weights(weights, g.columns, taps, g.channels, static_cast<int64_t>(taps) * g.channels, g.channels, 1,
                     packed_.data(), sums.data());
   pair_room_ = int8_pair_room(packed_.data(), static_cast<int64_t>(packed_.size()));
-  quads_fit_ = int8_quads_fit(packed_.data(), (g.columns + kInt8Panel - 1) / kInt8Panel, g.kernel_h, int64_t{g.kernel_w} * groups_);
+  quads_fit_ = int8_quads_fit(packed_.data(), (g.columns + kInt8Panel - 1) / kInt8Panel, g.kernel_h,
+                              int64_t{g.kernel_w} * groups_);
   offset_ = padded(offset, g.columns);
   scale_ = padded(scale, g.columns);
   bias_ = padded(bias, g.columns);
@@ -70,7 +72,8 @@ Int8Layer::Int8Layer(const Int8Geometry& geometry, const int8_t* weights, const 
 KeptFinish::KeptFinish(const ByteFinish& finish) : finish_(finish) {
   const ByteTable& t = finish.table;
   const auto is_byte = [](int v) { return v >= 0 && v <= 255; };
-  require(is_byte(finish.zero) && is_byte(finish.low) && is_byte(finish.high) && finish.low <= finish.high, "bad output range");
+  require(is_byte(finish.zero) && is_byte(finish.low) && is_byte(finish.high) && finish.low <= finish.high,
+          "bad output range");
   require((finish.curve == Curve::table) == (t.bytes != nullptr), "bad table");
   if (t.bytes == nullptr) return;
   require(t.first <= t.last && -kMostPlaces <= t.first && t.last <= kMostPlaces, "bad table");
@@ -106,8 +109,8 @@ void Int8Layer::unpack(int8_t* to) const {
   const int taps = geometry_.kernel_h * geometry_.kernel_w, step = kInt8Panel * kInt8Group;
   for (int column = 0; column < geometry_.columns; ++column) {
     for (int t = 0; t < taps; ++t) {
-      const int64_t at = (static_cast<int64_t>(column / kInt8Panel) * taps + t) * groups_ * step +
-                         column % kInt8Panel * kInt8Group;
+      const int64_t at =
+          (static_cast<int64_t>(column / kInt8Panel) * taps + t) * groups_ * step + column % kInt8Panel * kInt8Group;
       for (int c = 0; c < geometry_.channels; ++c) *to++ = packed_[at + c / kInt8Group * step + c % kInt8Group];
     }
   }

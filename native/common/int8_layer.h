@@ -1,5 +1,5 @@
-// An integer layer: packed weights with their epilogue, applied to images or rows of bytes. It holds the only copy of its
-// weights. Shapes are checked here; a misfit throws std::invalid_argument with one sentence.
+// An integer layer: packed weights with their epilogue, applied to images or rows of bytes. It holds the only copy of
+// its weights. Shapes are checked here; a misfit throws std::invalid_argument with one sentence.
 #pragma once
 
 #include <cstdint>
@@ -58,7 +58,7 @@ class Int8Layer {
             const float* bias);
 
   void set_output(int zero, int low, int high) { set_finish({zero, low, high, {}, Curve::straight, {}, {}}); }
-  void set_finish(const ByteFinish& finish);  // with a table, scales are real numbers
+  void set_finish(const ByteFinish& finish);       // with a table, scales are real numbers
   void set_wide_finish(const WideFinish& finish);  // gives numbers of 16 bits (kernels/int16.h)
   void set_residual(float scale, int zero, bool wide = false);
 
@@ -74,7 +74,8 @@ class Int8Layer {
 
   // The result of a convolution of `in`, without a border. A 1x1 filter reads pixels any step apart.
   Int8Image conv_shape(const Int8Image& in) const;
-  // y has the shape conv_shape(in) in a frame, which is not written; residual may be null. `skip` and `out` are in numbers.
+  // y has the shape conv_shape(in) in a frame, which is not written; residual may be null. `skip` and `out` are in
+  // numbers.
   void conv(const Int8Image& in, const uint8_t* x, const Int8Image& skip, const uint8_t* residual, const Int8Image& out,
             uint8_t* y) const;
 

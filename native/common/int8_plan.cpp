@@ -17,7 +17,8 @@ int Int8Plan::add_input(const PlanShape& shape) {
 
 int Int8Plan::add(std::unique_ptr<Int8Op> op, std::vector<int> inputs) {
   for (int value : inputs) check_value(value);
-  if (inputs.empty() || (inputs.size() > 2 && !op->is_concat())) throw std::invalid_argument("an operation reads one value or two");
+  if (inputs.empty() || (inputs.size() > 2 && !op->is_concat()))
+    throw std::invalid_argument("an operation reads one value or two");
   steps_.push_back({std::move(op), std::move(inputs)});
   return static_cast<int>(inputs_.size() + steps_.size()) - 1;
 }
@@ -25,7 +26,8 @@ int Int8Plan::add(std::unique_ptr<Int8Op> op, std::vector<int> inputs) {
 void Int8Plan::add_output(int value) {
   check_value(value);
   if (value < static_cast<int>(inputs_.size())) throw std::invalid_argument("an input cannot be an output");
-  if (std::count(outputs_.begin(), outputs_.end(), value) != 0) throw std::invalid_argument("this is an output already");
+  if (std::count(outputs_.begin(), outputs_.end(), value) != 0)
+    throw std::invalid_argument("this is an output already");
   outputs_.push_back(value);
 }
 
@@ -47,7 +49,8 @@ struct Int8Plan::Run {
   const std::vector<void*>& out;
   uint8_t* batch;
 
-  void chunk(const Schedule::Part& part, int64_t first, int64_t images, Schedule::Arena& arena, const Int8Tile* tiles) const;
+  void chunk(const Schedule::Part& part, int64_t first, int64_t images, Schedule::Arena& arena,
+             const Int8Tile* tiles) const;
 };
 
 void Int8Plan::Run::chunk(const Schedule::Part& part, int64_t first, int64_t images, Schedule::Arena& arena,
@@ -70,7 +73,8 @@ void Int8Plan::Run::chunk(const Schedule::Part& part, int64_t first, int64_t ima
     if (current.op->is_concat()) {
       for (int i : s.copied[step]) {
         int64_t channel = 0;
-        for (int before = 0; before < i; ++before) channel += s.shapes[current.inputs[before]].channels * s.shapes[value].size;
+        for (int before = 0; before < i; ++before)
+          channel += s.shapes[current.inputs[before]].channels * s.shapes[value].size;
         const PlanShape* shape = &s.shapes[current.inputs[i]];
         const void* source = at(current.inputs[i]);
         current.op->run(images, &shape, &source, s.shapes[value], at(value) + channel);
@@ -81,7 +85,8 @@ void Int8Plan::Run::chunk(const Schedule::Part& part, int64_t first, int64_t ima
       const Chain& chain = s.chains[s.chain_of[step]];
       char* bands = reinterpret_cast<char*>(arena.bytes.data()) + s.bands_at(arena.images);
       std::vector<BandStep> steps = plan.steps_of(s, chain.first, chain.last);
-      const int64_t rows = s.shapes[value].height, parts = std::max<int64_t>(1, std::min(arena.threads, rows / chain.rows));
+      const int64_t rows = s.shapes[value].height,
+                    parts = std::max<int64_t>(1, std::min(arena.threads, rows / chain.rows));
       for (int64_t image = 0; image < images; ++image) {
         for (std::size_t i = 0; i < steps.size(); ++i) {
           const std::vector<int>& inputs = steps_[chain.first + i].inputs;
@@ -90,7 +95,8 @@ void Int8Plan::Run::chunk(const Schedule::Part& part, int64_t first, int64_t ima
         const char* from = at(steps_[chain.first].inputs[0]) + image * steps[0].in->storage();
         char* to = at(value) + image * s.shapes[value].storage();
         parallel_for(static_cast<int>(parts), [&](int part) {
-          run_bands(chain, steps, from, to, rows * part / parts, rows * (part + 1) / parts, bands + part * s.band_bytes);
+          run_bands(chain, steps, from, to, rows * part / parts, rows * (part + 1) / parts,
+                    bands + part * s.band_bytes);
         });
       }
       continue;
@@ -134,7 +140,8 @@ void Int8Plan::run(Schedule& s, int64_t images, const std::vector<const void*>& 
   const Schedule::Cut cuts[2] = {s.parts[0].cut(images), s.parts[1].cut(images)};
   const int64_t chunks[2] = {cuts[0].chunk, s.batch_bytes > 0 ? cuts[1].chunk : 0};
   // Slots: a step's tile in every chunk but the last, then a step's tile in the last.
-  const Int8Tile* slots[2] = {tiles.empty() ? nullptr : tiles.data(), tiles.empty() ? nullptr : tiles.data() + steps_.size()};
+  const Int8Tile* slots[2] = {tiles.empty() ? nullptr : tiles.data(),
+                              tiles.empty() ? nullptr : tiles.data() + steps_.size()};
   const int64_t workers = std::max(cuts[0].workers, s.batch_bytes > 0 ? cuts[1].workers : 1);
   std::vector<Schedule::Arena> arenas;
   const int64_t in_chain = cuts[0].workers == 1 ? num_threads() : 1;  // a chain inside a task has its thread alone
@@ -148,7 +155,8 @@ void Int8Plan::run(Schedule& s, int64_t images, const std::vector<const void*>& 
     std::atomic<int64_t> next{0};
     const auto work = [&](int arena) {
       for (int64_t c = next.fetch_add(1); c < cut.chunks; c = next.fetch_add(1)) {
-        run.chunk(part, c * cut.chunk, std::min(cut.chunk, images - c * cut.chunk), arenas[arena], slots[c == cut.chunks - 1]);
+        run.chunk(part, c * cut.chunk, std::min(cut.chunk, images - c * cut.chunk), arenas[arena],
+                  slots[c == cut.chunks - 1]);
       }
     };
     // One worker must not be a task of the pool: from inside a task a layer's product could not be shared.

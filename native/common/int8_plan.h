@@ -1,8 +1,9 @@
 // A quantized network as one call: operations on bytes, the buffers between them planned once per image size.
 //
-// A batch is cut into chunks of a few images, and a chunk goes through all operations before the next begins: what a layer
-// writes is still in the cache when the next one reads it. Chunks are shared among the threads; a batch with fewer images
-// than threads goes through as one chunk, whose products then use the threads. An image's numbers do not depend on the cut.
+// A batch is cut into chunks of a few images, and a chunk goes through all operations before the next begins: what a
+// layer writes is still in the cache when the next one reads it. Chunks are shared among the threads; a batch with
+// fewer images than threads goes through as one chunk, whose products then use the threads. An image's numbers do not
+// depend on the cut.
 //
 // Two values share a buffer only where they have the same shape, frame and zero point, so frames are written once. A
 // concatenation is such a buffer, and its parts are computed in their places in it; a slice of channels is a place in
@@ -28,7 +29,7 @@ struct PlanShape {
   bool rows = false;   // (N, channels): one pixel
   int64_t channels = 0, height = 1, width = 1;
   int border = 0, zero = 0;
-  int64_t pitch = 0;   // bytes from pixel to pixel, where they are another value's; 0: the channels rounded up to 4
+  int64_t pitch = 0;  // bytes from pixel to pixel, where they are another value's; 0: the channels rounded up to 4
 
   bool wide() const { return size == 2; }
   int64_t tight() const { return size * round_up(channels, kInt8Group); }
@@ -41,13 +42,13 @@ struct PlanShape {
   bool same_buffer(const PlanShape& other) const;
 };
 
-// Of an operation that can make some rows of its result alone: row r is made of the rows [r * step + first, r * step + first + rows) of
-// its first input, and of row r of its second one. No rows: it cannot.
+// Of an operation that can make some rows of its result alone: row r is made of the rows [r * step + first, r * step +
+// first + rows) of its first input, and of row r of its second one. No rows: it cannot.
 struct RowReach {
   int64_t first = 0, rows = 0, step = 1;
 };
 
-struct Chain;     // common/int8_plan_bands.h
+struct Chain;  // common/int8_plan_bands.h
 struct BandStep;
 
 // Something that can stand in a plan. It must give the same numbers for an image whatever lies beside it in the batch.
@@ -59,10 +60,12 @@ class Int8Op {
   virtual bool is_concat() const { return false; }                       // run() copies one part to its place
   virtual int64_t slice_from() const { return -1; }                      // of a slice: its first channel
   virtual bool reads_wide() const { return false; }                      // numbers of two bytes
-  virtual bool in_place(const PlanShape&, const PlanShape&) const { return false; }  // the result may lie where its first input did
-  virtual bool reads_any_pitch() const { return true; }                  // of its first input
-  virtual bool writes_any_pitch() const { return true; }                 // and nothing beside its channels
-  virtual int64_t multiply_adds(const PlanShape&) const { return 0; }    // per image of the result
+  virtual bool in_place(const PlanShape&, const PlanShape&) const {
+    return false;
+  }                                                                    // the result may lie where its first input did
+  virtual bool reads_any_pitch() const { return true; }                // of its first input
+  virtual bool writes_any_pitch() const { return true; }               // and nothing beside its channels
+  virtual int64_t multiply_adds(const PlanShape&) const { return 0; }  // per image of the result
   virtual RowReach reach() const { return {}; }
   virtual int64_t weight_bytes() const { return 0; }
   virtual void run(int64_t images, const PlanShape* const* in_shapes, const void* const* in, const PlanShape& out_shape,
@@ -72,8 +75,8 @@ class Int8Op {
   virtual void run_tiled(int64_t, const void*, void*, const Int8Tile&) const {}
 };
 
-// A plain product that a step makes in a run of a plan: rows x columns x k on so many threads. `slot` is its tile's place
-// in the tiles that the run is given.
+// A plain product that a step makes in a run of a plan: rows x columns x k on so many threads. `slot` is its tile's
+// place in the tiles that the run is given.
 struct PlanProduct {
   std::size_t step, slot;
   int64_t rows, columns, k;
@@ -91,7 +94,8 @@ class Int8Plan {
   const std::vector<PlanShape>& inputs() const { return inputs_; }
   std::size_t outputs() const { return outputs_.size(); }
 
-  // Shapes and buffers for inputs of these sizes, made at first use; throws std::invalid_argument where they do not fit.
+  // Shapes and buffers for inputs of these sizes, made at first use; throws std::invalid_argument where they do not
+  // fit.
   std::shared_ptr<Schedule> schedule(const std::vector<PlanShape>& inputs) const;
   static const PlanShape& output_shape(const Schedule& schedule, std::size_t index);
 
@@ -126,8 +130,8 @@ class Int8Plan {
   void check_value(int value) const;
 
   std::vector<PlanShape> inputs_;
-  std::vector<Step> steps_;    // step i computes value inputs_.size() + i
-  std::vector<int> outputs_;   // values
+  std::vector<Step> steps_;   // step i computes value inputs_.size() + i
+  std::vector<int> outputs_;  // values
   mutable std::mutex mutex_;
   mutable std::vector<std::shared_ptr<Schedule>> schedules_;  // the most recently used first
 };
@@ -146,8 +150,8 @@ std::unique_ptr<Int8Op> flatten_op();
 // scales: what each side's bytes are multiplied by; of a product, the first is of both
 std::unique_ptr<Int8Op> add_op(float a_scale, float b_scale, const ByteFinish& finish, int border);
 std::unique_ptr<Int8Op> mul_op(float scale, const ByteFinish& finish, int border);
-std::unique_ptr<Int8Op> affine_op(const std::vector<float>& scale, const std::vector<float>& shift, const ByteFinish& finish,
-                                  int border);
+std::unique_ptr<Int8Op> affine_op(const std::vector<float>& scale, const std::vector<float>& shift,
+                                  const ByteFinish& finish, int border);
 std::unique_ptr<Int8Op> same_op(bool rows, int border);
 std::unique_ptr<Int8Op> concat_op(int border);
 std::unique_ptr<Int8Op> slice_op(int64_t first, int64_t count, int border);
@@ -169,9 +173,11 @@ std::unique_ptr<Int8Op> wide_dequantize_op(float scale);
 std::unique_ptr<Int8Op> wide_layer_op(std::shared_ptr<const Int16Layer> layer, bool residual, bool relu, int border);
 std::unique_ptr<Int8Op> wide_pool_op(const PoolWindow& window, bool mean, int border);
 // By the scale that a mean of what is read has; to bytes (most: 0), or to two, of `most` at most.
-std::unique_ptr<Int8Op> wide_global_pool_op(float scale, float out_scale, int out_zero, int most, bool rows, int border);
+std::unique_ptr<Int8Op> wide_global_pool_op(float scale, float out_scale, int out_zero, int most, bool rows,
+                                            int border);
 std::unique_ptr<Int8Op> wide_add_op(float a_scale, float b_scale, const MixedEnd& end, int border);
 std::unique_ptr<Int8Op> wide_mul_op(float scale, float fraction, const MixedEnd& end, int border);
-std::unique_ptr<Int8Op> wide_affine_op(const std::vector<float>& scale, const std::vector<float>& shift, const MixedEnd& end, int border);
+std::unique_ptr<Int8Op> wide_affine_op(const std::vector<float>& scale, const std::vector<float>& shift,
+                                       const MixedEnd& end, int border);
 
 }  // namespace tw

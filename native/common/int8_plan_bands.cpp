@@ -20,8 +20,8 @@ Rows rows_read(const Int8Op& op, const Rows& made) {
 
 int64_t row_bytes(const PlanShape& shape) { return shape.image(1).row_step(); }
 
-// Rows of what lies between two steps, frames included. Before the first one is room for a frame: an operation counts from the
-// frame of its image, wherever the rows are that it reads.
+// Rows of what lies between two steps, frames included. Before the first one is room for a frame: an operation counts
+// from the frame of its image, wherever the rows are that it reads.
 struct Band {
   char* memory = nullptr;
   const PlanShape* shape = nullptr;
@@ -39,7 +39,8 @@ struct Band {
     if (!begun) there = {rows.first, rows.first};
     begun = true;
     const Rows kept{wanted.first, std::max(wanted.first, there.last)};
-    if (kept.count() > 0 && kept.first > there.first) std::memmove(row(there.first), row(kept.first), kept.count() * row_bytes(*shape));
+    if (kept.count() > 0 && kept.first > there.first)
+      std::memmove(row(there.first), row(kept.first), kept.count() * row_bytes(*shape));
     there = kept;
   }
 
@@ -68,7 +69,8 @@ std::vector<int64_t> band_bytes(const std::vector<BandStep>& steps, int64_t rows
   for (std::size_t i = steps.size() - 1; i-- > 0;) {
     rows = rows_between(*steps[i + 1].op, rows);
     const PlanShape& shape = *steps[i].out;
-    bytes[i] = round_up((rows + shape.border) * row_bytes(shape) + 64, 64);  // a last group of channels may reach past its end
+    bytes[i] =
+        round_up((rows + shape.border) * row_bytes(shape) + 64, 64);  // a last group of channels may reach past its end
   }
   return bytes;
 }
@@ -98,8 +100,8 @@ Chain cut_chain(const std::vector<BandStep>& steps, int64_t most) {
   return chain;
 }
 
-void run_bands(const Chain& chain, const std::vector<BandStep>& steps, const char* in, char* out, int64_t first, int64_t last,
-               char* memory) {
+void run_bands(const Chain& chain, const std::vector<BandStep>& steps, const char* in, char* out, int64_t first,
+               int64_t last, char* memory) {
   std::vector<Band> bands(steps.size() - 1);
   const std::vector<int64_t> bytes = band_bytes(steps, chain.rows);
   for (std::size_t i = 0; i < bands.size(); ++i) {
@@ -123,7 +125,8 @@ void run_bands(const Chain& chain, const std::vector<BandStep>& steps, const cha
       band.fill_frame();
       if (rows.count() > 0) {
         const int64_t from = rows.first * steps[i].op->reach().step;
-        run_rows(steps[i], rows, i == 0 ? in + from * row_bytes(*steps[0].in) : bands[i - 1].image_at(from), band.image_at(rows.first));
+        run_rows(steps[i], rows, i == 0 ? in + from * row_bytes(*steps[0].in) : bands[i - 1].image_at(from),
+                 band.image_at(rows.first));
       }
       band.there.last = std::max(band.there.last, band.wanted.last);
     }

@@ -1,5 +1,6 @@
-// Convolutions of a plan that follow each other, run a band of rows at a time: what lies between them, which is larger than the
-// cache, is made where it is read, and only a few rows of it have memory. The numbers are those of one step after the other.
+// Convolutions of a plan that follow each other, run a band of rows at a time: what lies between them, which is larger
+// than the cache, is made where it is read, and only a few rows of it have memory. The numbers are those of one step
+// after the other.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +29,9 @@ struct BandStep {
 // How a chain of such steps (their `skipped` is not looked at) is cut: as many rows as keep the bands in `most` bytes.
 Chain cut_chain(const std::vector<BandStep>& steps, int64_t most);
 
-// One image through a chain, its result's rows [first, last). `in` and `out` are whole images; `bands` is of `chain.bytes`.
-void run_bands(const Chain& chain, const std::vector<BandStep>& steps, const char* in, char* out, int64_t first, int64_t last,
-               char* bands);
+// One image through a chain, its result's rows [first, last). `in` and `out` are whole images; `bands` is of
+// `chain.bytes`.
+void run_bands(const Chain& chain, const std::vector<BandStep>& steps, const char* in, char* out, int64_t first,
+               int64_t last, char* bands);
 
 }  // namespace tw

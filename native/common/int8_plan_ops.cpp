@@ -119,8 +119,8 @@ void check_residual(const PlanShape& skip, const Int8Image& out, int64_t channel
           "the residual has another shape than the result");
 }
 
-// What a plan asks of the geometry of a convolution: channels of its input, multiplications an output, and whether pixels of
-// any step are read.
+// What a plan asks of the geometry of a convolution: channels of its input, multiplications an output, and whether
+// pixels of any step are read.
 struct ConvReads {
   int64_t channels, products;
   bool any_pitch;
@@ -128,11 +128,13 @@ struct ConvReads {
 };
 
 ConvReads reads(const Int8Geometry& g) {
-  return {g.channels, int64_t{g.kernel_h} * g.kernel_w * g.channels, g.kernel_w == 1, {-g.pad_h, g.kernel_h, g.stride_h}};
+  return {
+      g.channels, int64_t{g.kernel_h} * g.kernel_w * g.channels, g.kernel_w == 1, {-g.pad_h, g.kernel_h, g.stride_h}};
 }
 
 ConvReads reads(const GroupedGeometry& g) {
-  return {g.channels(), g.taps.kernel_h * g.taps.kernel_w * g.group_channels, true, {-g.top, g.reach_h(), g.taps.stride_h}};
+  return {
+      g.channels(), g.taps.kernel_h * g.taps.kernel_w * g.group_channels, true, {-g.top, g.reach_h(), g.taps.stride_h}};
 }
 
 template <class Layer>
@@ -180,7 +182,10 @@ class Linear : public Int8Op {
  public:
   Linear(std::shared_ptr<const Int8Layer> layer, bool to_float, bool relu)
       : layer_(std::move(layer)),
-        kind_(to_float ? Int8Out::float32 : layer_->gives_wide() ? Int8Out::int16 : Int8Out::uint8), relu_(relu) {}
+        kind_(to_float               ? Int8Out::float32
+              : layer_->gives_wide() ? Int8Out::int16
+                                     : Int8Out::uint8),
+        relu_(relu) {}
 
   PlanShape result(const std::vector<PlanShape>& in) const override {
     require(in[0].bytes && in[0].rows && in[0].channels == layer_->geometry().channels, "x does not fit the weights");
@@ -312,8 +317,8 @@ class Add : public Int8Op {
       : a_scale_(a_scale), b_scale_(b_scale), finish_(finish), border_(border) {}
 
   PlanShape result(const std::vector<PlanShape>& in) const override {
-    require(in.size() == 2 && in[0].bytes && in[1].bytes && in[0].floats() == in[1].floats() && in[0].height == in[1].height &&
-                in[0].channels == in[1].channels && in[0].rows == in[1].rows,
+    require(in.size() == 2 && in[0].bytes && in[1].bytes && in[0].floats() == in[1].floats() &&
+                in[0].height == in[1].height && in[0].channels == in[1].channels && in[0].rows == in[1].rows,
             "these two do not have one shape");
     return like(in[0], border_, zero_of(finish_));
   }
@@ -321,8 +326,9 @@ class Add : public Int8Op {
   void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
            void* out) const override {
     each_row(out_shape, images, [&](int64_t image, int64_t row) {
-      active_int8_between().add(pixels(*shapes[0], in[0], image, row, a_scale_), pixels(*shapes[1], in[1], image, row, b_scale_),
-                                out_shape.width, out_shape.channels, finish_, target(out_shape, out, image, row));
+      active_int8_between().add(pixels(*shapes[0], in[0], image, row, a_scale_),
+                                pixels(*shapes[1], in[1], image, row, b_scale_), out_shape.width, out_shape.channels,
+                                finish_, target(out_shape, out, image, row));
     });
   }
 
@@ -338,7 +344,8 @@ class Mul : public Int8Op {
   Mul(float scale, const ByteFinish& finish, int border) : scale_(scale), finish_(finish), border_(border) {}
 
   PlanShape result(const std::vector<PlanShape>& in) const override {
-    require(in.size() == 2 && in[0].bytes && in[1].bytes && in[0].channels == in[1].channels, "these two do not have one shape");
+    require(in.size() == 2 && in[0].bytes && in[1].bytes && in[0].channels == in[1].channels,
+            "these two do not have one shape");
     const bool same = in[0].height == in[1].height && in[0].width == in[1].width;
     require(same || in[1].height * in[1].width == 1, "these two do not have one shape");
     return like(in[0], border_, zero_of(finish_));
@@ -350,8 +357,8 @@ class Mul : public Int8Op {
     each_row(out_shape, images, [&](int64_t image, int64_t row) {
       BytePixels gate = pixels(*shapes[1], in[1], image, one ? 0 : row, 0.0f);
       if (one) gate.step = 0;
-      active_int8_between().mul(pixels(*shapes[0], in[0], image, row, scale_), gate, out_shape.width, out_shape.channels,
-                                finish_, target(out_shape, out, image, row));
+      active_int8_between().mul(pixels(*shapes[0], in[0], image, row, scale_), gate, out_shape.width,
+                                out_shape.channels, finish_, target(out_shape, out, image, row));
     });
   }
 
@@ -375,8 +382,8 @@ class Affine : public Int8Op {
   void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
            void* out) const override {
     each_row(out_shape, images, [&](int64_t image, int64_t row) {
-      active_int8_between().affine(pixels(*shapes[0], in[0], image, row, 0.0f), scale_.data(), shift_.data(), out_shape.width,
-                                   out_shape.channels, finish_, target(out_shape, out, image, row));
+      active_int8_between().affine(pixels(*shapes[0], in[0], image, row, 0.0f), scale_.data(), shift_.data(),
+                                   out_shape.width, out_shape.channels, finish_, target(out_shape, out, image, row));
     });
   }
 
@@ -396,8 +403,8 @@ class Concat : public Int8Op {
     PlanShape out = like(in[0], border_, in[0].zero);
     out.channels = 0;
     for (const PlanShape& part : in) {
-      require(part.bytes && part.rows == out.rows && part.height == out.height && part.width == out.width && part.zero == out.zero &&
-                  part.size == out.size,
+      require(part.bytes && part.rows == out.rows && part.height == out.height && part.width == out.width &&
+                  part.zero == out.zero && part.size == out.size,
               "only images of one size, with one zero point, are concatenated");
       out.channels += part.channels;
     }
@@ -413,7 +420,8 @@ class Concat : public Int8Op {
     each_row(*shapes[0], images, [&](int64_t image, int64_t row) {
       const BytePixels from = pixels(*shapes[0], in[0], image, row, 0.0f);
       const ByteTarget to = target(out_shape, out, image, row);
-      for (int64_t x = 0; x < out_shape.width; ++x) std::memcpy(to.data + x * to.step, from.data + x * from.step, bytes);
+      for (int64_t x = 0; x < out_shape.width; ++x)
+        std::memcpy(to.data + x * to.step, from.data + x * from.step, bytes);
     });
   }
 
@@ -426,7 +434,8 @@ class Slice : public Int8Op {
   Slice(int64_t first, int64_t count, int border) : first_(first), count_(count), border_(border) {}
 
   PlanShape result(const std::vector<PlanShape>& in) const override {
-    require(in[0].bytes && first_ >= 0 && count_ > 0 && first_ + count_ <= in[0].channels, "the slice lies outside the channels");
+    require(in[0].bytes && first_ >= 0 && count_ > 0 && first_ + count_ <= in[0].channels,
+            "the slice lies outside the channels");
     PlanShape out = like(in[0], border_, in[0].zero);
     out.channels = count_;
     return out;
@@ -441,7 +450,8 @@ class Slice : public Int8Op {
       const BytePixels from = pixels(*shapes[0], in[0], image, row, 0.0f);
       const ByteTarget to = target(out_shape, out, image, row);
       for (int64_t x = 0; x < out_shape.width; ++x) {
-        std::memcpy(to.data + x * to.step, from.data + x * from.step + first_ * out_shape.size, count_ * out_shape.size);
+        std::memcpy(to.data + x * to.step, from.data + x * from.step + first_ * out_shape.size,
+                    count_ * out_shape.size);
       }
     });
   }
@@ -471,7 +481,8 @@ class Same : public Int8Op {
   void run(int64_t images, const PlanShape* const* shapes, const void* const* in, const PlanShape& out_shape,
            void* out) const override {
     for (int64_t i = 0; i < images; ++i) {
-      std::memcpy(target(out_shape, out, i, 0).data, pixels(*shapes[0], in[0], i, 0, 0.0f).data, out_shape.channels * out_shape.size);
+      std::memcpy(target(out_shape, out, i, 0).data, pixels(*shapes[0], in[0], i, 0, 0.0f).data,
+                  out_shape.channels * out_shape.size);
     }
   }
 
@@ -501,7 +512,8 @@ class Take : public Int8Op {
     const std::vector<int32_t>& taken = out_shape.wide() ? halves_ : channels_;
     each_row(out_shape, images, [&](int64_t image, int64_t row) {
       active_int8_ops().take(pixels(*shapes[0], in[0], image, row, 0.0f).data, shapes[0]->pixel(), taken.data(),
-                             static_cast<int64_t>(taken.size()), out_shape.width, target(out_shape, out, image, row).data, out_shape.pixel());
+                             static_cast<int64_t>(taken.size()), out_shape.width,
+                             target(out_shape, out, image, row).data, out_shape.pixel());
     });
   }
 
@@ -530,7 +542,8 @@ class Upsample : public Int8Op {
       const BytePixels from = pixels(*shapes[0], in[0], image, row / by_h_, 0.0f);
       const ByteTarget to = target(out_shape, out, image, row);
       const int64_t bytes = out_shape.channels * out_shape.size;
-      for (int64_t x = 0; x < out_shape.width; ++x) std::memcpy(to.data + x * to.step, from.data + x / by_w_ * from.step, bytes);
+      for (int64_t x = 0; x < out_shape.width; ++x)
+        std::memcpy(to.data + x * to.step, from.data + x / by_w_ * from.step, bytes);
     });
   }
 
@@ -604,8 +617,8 @@ std::unique_ptr<Int8Op> add_op(float a_scale, float b_scale, const ByteFinish& f
 std::unique_ptr<Int8Op> mul_op(float scale, const ByteFinish& finish, int border) {
   return std::make_unique<Mul>(scale, finish, border);
 }
-std::unique_ptr<Int8Op> affine_op(const std::vector<float>& scale, const std::vector<float>& shift, const ByteFinish& finish,
-                                  int border) {
+std::unique_ptr<Int8Op> affine_op(const std::vector<float>& scale, const std::vector<float>& shift,
+                                  const ByteFinish& finish, int border) {
   return std::make_unique<Affine>(scale, shift, finish, border);
 }
 std::unique_ptr<Int8Op> same_op(bool rows, int border) { return std::make_unique<Same>(rows, border); }

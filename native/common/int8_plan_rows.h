@@ -8,13 +8,14 @@
 
 namespace tw {
 
-// f(image, first row, rows) for all rows of all images, at most so many of an image at once, shared among the threads where there
-// is much to do.
+// f(image, first row, rows) for all rows of all images, at most so many of an image at once, shared among the threads
+// where there is much to do.
 template <class F>
 void each_rows(const PlanShape& shape, int64_t images, int64_t at_once, F&& f) {
   constexpr int64_t kWorthATask = 1 << 15;  // bytes
   const int64_t rows = images * shape.height;
-  const int64_t tasks = std::min({rows, images * shape.floats() * shape.size / kWorthATask, int64_t{2} * num_threads()});
+  const int64_t tasks =
+      std::min({rows, images * shape.floats() * shape.size / kWorthATask, int64_t{2} * num_threads()});
   const auto some = [&](int64_t first, int64_t last) {
     while (first < last) {
       const int64_t row = first % shape.height, count = std::min({at_once, shape.height - row, last - first});

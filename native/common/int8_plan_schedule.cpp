@@ -1,5 +1,6 @@
-// A place for every value of a plan. Those with a frame keep a buffer of their own, or follow one that has the same frame; all others
-// follow each other in one pool. Steps with much between them become chains, and the last ones, on little, a part of their own.
+// A place for every value of a plan. Those with a frame keep a buffer of their own, or follow one that has the same
+// frame; all others follow each other in one pool. Steps with much between them become chains, and the last ones, on
+// little, a part of their own.
 #include "common/int8_plan_schedule.h"
 
 #include <algorithm>
@@ -16,13 +17,14 @@ bool same_size(const PlanShape& a, const PlanShape& b) {
   return a.channels == b.channels && a.height == b.height && a.width == b.width;
 }
 
-// Memory for values one after the other: a new one takes the first place that is free, so that little memory, used a moment ago, is
-// all there is. Sizes and places are bytes of one image.
+// Memory for values one after the other: a new one takes the first place that is free, so that little memory, used a
+// moment ago, is all there is. Sizes and places are bytes of one image.
 class Pool {
  public:
   // The place of what is made by step `now` and last read by step `until`.
   int64_t take(int64_t bytes, std::size_t now, std::size_t until) {
-    taken_.erase(std::remove_if(taken_.begin(), taken_.end(), [&](const Taken& t) { return t.until < now; }), taken_.end());
+    taken_.erase(std::remove_if(taken_.begin(), taken_.end(), [&](const Taken& t) { return t.until < now; }),
+                 taken_.end());
     int64_t begin = 0;
     auto next = taken_.begin();
     for (; next != taken_.end() && next->begin - begin < bytes; ++next) begin = std::max(begin, next->end);
@@ -55,12 +57,12 @@ bool PlanShape::same_buffer(const PlanShape& other) const {
          width == other.width && border == other.border && zero == other.zero;
 }
 
-// Every value lies in the buffer of its root, at a channel of it. All values of a buffer have its pitch and the widest frame
-// that one of them wants.
+// Every value lies in the buffer of its root, at a channel of it. All values of a buffer have its pitch and the widest
+// frame that one of them wants.
 struct Int8Plan::Families {
-  std::vector<int> parent;          // the value in whose buffer it lies, or -1
-  std::vector<int64_t> channel;     // where in it
-  std::vector<bool> views;          // per step: nothing to do
+  std::vector<int> parent;       // the value in whose buffer it lies, or -1
+  std::vector<int64_t> channel;  // where in it
+  std::vector<bool> views;       // per step: nothing to do
 
   int root(int value) const {
     while (parent[value] >= 0) value = parent[value];
@@ -132,7 +134,8 @@ std::shared_ptr<Int8Plan::Schedule> Int8Plan::schedule(const std::vector<PlanSha
       int64_t channel = 0;
       for (std::size_t i = 0; i < steps_[step].inputs.size(); ++i) {
         const int part = steps_[step].inputs[i];
-        if (found.parent[part] != value || found.channel[part] != channel) s.copied[step].push_back(static_cast<int>(i));
+        if (found.parent[part] != value || found.channel[part] != channel)
+          s.copied[step].push_back(static_cast<int>(i));
         channel += s.shapes[part].channels;
       }
     }
@@ -200,8 +203,9 @@ int64_t Int8Plan::image_bytes(const Schedule& s, std::size_t first, std::size_t 
   return 2 * largest + framed;
 }
 
-// The last steps, in which an image is small, and that all begin with one value: of such a cut that little must be read for an image,
-// of weights, which many images can have in common where all these fit into the cache, and of the value between.
+// The last steps, in which an image is small, and that all begin with one value: of such a cut that little must be read
+// for an image, of weights, which many images can have in common where all these fit into the cache, and of the value
+// between.
 Int8Plan::Tail Int8Plan::find_tail(const Schedule& s, const Families& found) const {
   const int inputs = static_cast<int>(inputs_.size());
   const auto images = [&](std::size_t first, std::size_t last) {
@@ -221,13 +225,16 @@ Int8Plan::Tail Int8Plan::find_tail(const Schedule& s, const Families& found) con
         if (source < value && std::find(before.begin(), before.end(), source) == before.end()) before.push_back(source);
       }
     }
-    if (before.size() != 1 || before[0] < inputs || s.places[before[0]].kind == Schedule::kOutput || !s.shapes[before[0]].bytes) continue;
+    if (before.size() != 1 || before[0] < inputs || s.places[before[0]].kind == Schedule::kOutput ||
+        !s.shapes[before[0]].bytes)
+      continue;
     bool own = true;  // values of earlier steps and of these do not lie in each other, but for the one that both know
     for (int v = inputs; v < static_cast<int>(s.shapes.size()); ++v) {
       const int root = found.root(v);
       own = own && (v < value ? root == v || (root < value && root != before[0]) : root >= value || root == before[0]);
     }
-    const int64_t read = (weights - behind) / images(0, step) + behind / images(step, steps_.size()) + 2 * s.shapes[before[0]].storage();
+    const int64_t read =
+        (weights - behind) / images(0, step) + behind / images(step, steps_.size()) + 2 * s.shapes[before[0]].storage();
     if (own && read < least) {
       least = read;
       tail = {step, before[0]};
@@ -236,7 +243,8 @@ Int8Plan::Tail Int8Plan::find_tail(const Schedule& s, const Families& found) con
   return tail;
 }
 
-// The value whose place a step's result may take while it is made: its first input's, which nobody reads then and nothing else lies in.
+// The value whose place a step's result may take while it is made: its first input's, which nobody reads then and
+// nothing else lies in.
 int Int8Plan::replaces(const Schedule& s, const Families& found, const Spaces& spaces, std::size_t step) const {
   const int value = static_cast<int>(inputs_.size() + step), source = steps_[step].inputs[0];
   const bool chained = s.chain_of[step] >= 0, alone = found.root(value) == value && found.root(source) == source;
@@ -257,8 +265,8 @@ std::vector<BandStep> Int8Plan::steps_of(const Schedule& s, std::size_t first, s
   return found;
 }
 
-// Steps that follow each other with more between them than the second-level cache holds beside other things, and weights that can be
-// read again for every band.
+// Steps that follow each other with more between them than the second-level cache holds beside other things, and
+// weights that can be read again for every band.
 void Int8Plan::find_chains(Schedule& s, const Families& found) const {
   const int64_t cache = cache_sizes().l2;
   std::vector<int> readers(s.shapes.size(), 0), kin(s.shapes.size(), 0);
@@ -274,7 +282,8 @@ void Int8Plan::find_chains(Schedule& s, const Families& found) const {
   const auto goes_on = [&](std::size_t step) {  // into the next one
     const int value = static_cast<int>(inputs_.size() + step);
     if (step + 1 >= steps_.size() || !in_rows(step + 1) || steps_[step + 1].inputs[0] != value) return false;
-    const bool own = readers[value] == 1 && kin[value] == 1 && found.parent[value] < 0 && s.places[value].kind != Schedule::kOutput;
+    const bool own =
+        readers[value] == 1 && kin[value] == 1 && found.parent[value] < 0 && s.places[value].kind != Schedule::kOutput;
     return own && s.shapes[value].storage() > cache / 2;
   };
   s.chain_of.assign(steps_.size(), -1);
@@ -304,7 +313,8 @@ Int8Plan::Families Int8Plan::families(Schedule& s) const {
     const int value = static_cast<int>(inputs_.size() + step), source = steps_[step].inputs[0];
     const bool slice = steps_[step].op->slice_from() >= 0;
     if (!slice || !inside(value) || !any_pitch[value]) continue;
-    if (source < static_cast<int>(inputs_.size()) || !inside(source)) continue;  // whose frames are as the caller has them
+    if (source < static_cast<int>(inputs_.size()) || !inside(source))
+      continue;  // whose frames are as the caller has them
     f.parent[value] = source;
     f.channel[value] = steps_[step].op->slice_from();
     f.views[step] = true;
@@ -315,7 +325,8 @@ Int8Plan::Families Int8Plan::families(Schedule& s) const {
     int64_t channel = 0;
     for (int part : steps_[step].inputs) {
       const int maker = part - static_cast<int>(inputs_.size());
-      const bool own = maker >= 0 && f.parent[part] < 0 && f.root(value) != part && steps_[maker].op->writes_any_pitch();
+      const bool own =
+          maker >= 0 && f.parent[part] < 0 && f.root(value) != part && steps_[maker].op->writes_any_pitch();
       if (own && any_pitch[part] && inside(part) && inside(f.root(value))) {
         f.parent[part] = value;
         f.channel[part] = channel;

@@ -1,5 +1,5 @@
-// Where the values of an Int8Plan lie while it runs, and how a batch is cut, for one size of input: made by int8_plan_schedule.cpp, gone
-// through by int8_plan.cpp.
+// Where the values of an Int8Plan lie while it runs, and how a batch is cut, for one size of input: made by
+// int8_plan_schedule.cpp, gone through by int8_plan.cpp.
 #pragma once
 
 #include <algorithm>
@@ -17,10 +17,11 @@ namespace tw {
 class Int8Plan::Schedule {
  public:
   static constexpr std::size_t kKeptBatch = 8 << 20, kArenas = 16;  // kept for the next call, of the one no more bytes
-  static constexpr int64_t kArenaBytes = 512 << 10;  // of one chunk: half of a usual second-level cache, the rest for weights
+  static constexpr int64_t kArenaBytes =
+      512 << 10;  // of one chunk: half of a usual second-level cache, the rest for weights
   static constexpr int64_t kWorthAThread = 1 << 20;  // multiply-adds that take as long as waking a thread
   static constexpr int64_t kPastEnd = 64;            // a slice's last group of four may reach past its buffer
-  static constexpr int kInput = -1, kOutput = -2;  // places that are no buffers of the arena
+  static constexpr int kInput = -1, kOutput = -2;    // places that are no buffers of the arena
   struct Place {
     int kind;            // kInput, kOutput, or the buffer
     int index = 0;       // which input or output
@@ -29,18 +30,18 @@ class Int8Plan::Schedule {
 
   std::vector<PlanShape> shapes;  // per value
   std::vector<Place> places;
-  std::vector<bool> skipped;      // per step: its result is its input's bytes
+  std::vector<bool> skipped;             // per step: its result is its input's bytes
   std::vector<std::vector<int>> copied;  // per concatenation: the parts that lie elsewhere
   std::vector<int> outputs;
   std::vector<Chain> chains;
-  std::vector<int> chain_of;      // per step: the chain that it is in, or -1
-  int64_t band_bytes = 0;         // for the bands of any chain
+  std::vector<int> chain_of;  // per step: the chain that it is in, or -1
+  int64_t band_bytes = 0;     // for the bands of any chain
 
   struct Cut {  // of a batch
     int64_t chunk, chunks, workers;
   };
-  // Steps that a chunk of images goes through before the next one: all but the last, and the last, where an image is so small that many
-  // are run at once.
+  // Steps that a chunk of images goes through before the next one: all but the last, and the last, where an image is so
+  // small that many are run at once.
   struct Part {
     std::size_t first = 0, last = 0;
     int64_t pool = 0, framed = 0;  // bytes of an image: of values without a frame, and of those with one
@@ -56,8 +57,8 @@ class Int8Plan::Schedule {
   };
   Part parts[2];
 
-  // A buffer lies in the arena of its part, `offset` for one image, times the arena's images; what one part leaves to the other lies in the
-  // memory of a whole batch.
+  // A buffer lies in the arena of its part, `offset` for one image, times the arena's images; what one part leaves to
+  // the other lies in the memory of a whole batch.
   static constexpr int kBatch = 2;
   struct Space {
     PlanShape shape;
@@ -67,8 +68,8 @@ class Int8Plan::Schedule {
   std::vector<Space> buffers;
   int64_t batch_bytes = 0;  // of an image, of what lies in the memory of a batch
 
-  // The buffers between the steps, for so many images of each part: as many as a chunk has, so a small batch takes little memory. The
-  // parts have the memory of values without a frame in common, since a thread is in one of them.
+  // The buffers between the steps, for so many images of each part: as many as a chunk has, so a small batch takes
+  // little memory. The parts have the memory of values without a frame in common, since a thread is in one of them.
   struct Arena {
     int64_t images[2], threads;  // as many threads may be in a chain
     Buffer<uint8_t> bytes;
@@ -99,7 +100,8 @@ class Int8Plan::Schedule {
     }
     Arena arena{{images[0], images[1]}, threads, Buffer<uint8_t>(bands_at(images) + band_bytes * threads)};
     for (const Space& b : buffers) {
-      if (b.shape.bytes && b.part != kBatch) fill_border(b.shape.image(images[b.part]), b.shape.zero, arena.bytes.data() + at(b, images));
+      if (b.shape.bytes && b.part != kBatch)
+        fill_border(b.shape.image(images[b.part]), b.shape.zero, arena.bytes.data() + at(b, images));
     }
     return arena;
   }
@@ -109,7 +111,8 @@ class Int8Plan::Schedule {
     if (batch_bytes == 0) return {};
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      if (!free_batches_.empty() && static_cast<int64_t>(free_batches_.back().size()) >= batch_bytes * images + kPastEnd) {
+      if (!free_batches_.empty() &&
+          static_cast<int64_t>(free_batches_.back().size()) >= batch_bytes * images + kPastEnd) {
         Buffer<uint8_t> batch = std::move(free_batches_.back());
         free_batches_.pop_back();
         return batch;
@@ -128,7 +131,8 @@ class Int8Plan::Schedule {
     for (Arena& arena : arenas) {
       if (free_.size() < kArenas) free_.push_back(std::move(arena));
     }
-    if (batch.size() > 0 && batch.size() <= kKeptBatch && free_batches_.size() < kArenas) free_batches_.push_back(std::move(batch));
+    if (batch.size() > 0 && batch.size() <= kKeptBatch && free_batches_.size() < kArenas)
+      free_batches_.push_back(std::move(batch));
   }
 
  private:

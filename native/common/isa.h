@@ -10,29 +10,40 @@ namespace tw {
 
 enum class Isa { portable = 0, avx2 = 1, avx512 = 2 };
 
-Isa best_isa();                      // what this CPU (and operating system) can run
-Isa active_isa();                    // what the kernels use now
+Isa best_isa();    // what this CPU (and operating system) can run
+Isa active_isa();  // what the kernels use now
 bool isa_supported(Isa isa);
-void set_active_isa(Isa isa);        // the caller has checked isa_supported
+void set_active_isa(Isa isa);  // the caller has checked isa_supported
 const char* isa_name(Isa isa);
 bool parse_isa(const char* name, Isa* out);
 
 }  // namespace tw
 
 #if defined(__x86_64__)
-#define TW_TABLE(Type, name)                                                      \
-  namespace portable { extern const Type name; }                                  \
-  namespace avx2 { extern const Type name; }                                      \
-  namespace avx512 { extern const Type name; }                                    \
-  inline const Type& active_##name() {                                            \
-    switch (active_isa()) {                                                       \
-      case Isa::avx512: return avx512::name;                                      \
-      case Isa::avx2: return avx2::name;                                          \
-      default: return portable::name;                                             \
-    }                                                                             \
+#define TW_TABLE(Type, name)           \
+  namespace portable {                 \
+  extern const Type name;              \
+  }                                    \
+  namespace avx2 {                     \
+  extern const Type name;              \
+  }                                    \
+  namespace avx512 {                   \
+  extern const Type name;              \
+  }                                    \
+  inline const Type& active_##name() { \
+    switch (active_isa()) {            \
+      case Isa::avx512:                \
+        return avx512::name;           \
+      case Isa::avx2:                  \
+        return avx2::name;             \
+      default:                         \
+        return portable::name;         \
+    }                                  \
   }
 #else
-#define TW_TABLE(Type, name)                                                      \
-  namespace portable { extern const Type name; }                                  \
+#define TW_TABLE(Type, name) \
+  namespace portable {       \
+  extern const Type name;    \
+  }                          \
   inline const Type& active_##name() { return portable::name; }
 #endif

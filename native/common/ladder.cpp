@@ -56,7 +56,8 @@ constexpr int64_t kRows = 4, kColumns = 3;  // of the register tile: 12 sums and
 constexpr int64_t kDepth = 256;             // of a packed block
 
 // `width` columns at a time, K running slowest, zero-padded: what the register tile reads in order.
-void pack(const float* from, int64_t step_along, int64_t step_depth, int64_t count, int64_t depth, int64_t width, float* to) {
+void pack(const float* from, int64_t step_along, int64_t step_depth, int64_t count, int64_t depth, int64_t width,
+          float* to) {
   for (int64_t start = 0; start < count; start += width) {
     for (int64_t p = 0; p < depth; ++p) {
       for (int64_t w = 0; w < width; ++w) {

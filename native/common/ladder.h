@@ -1,6 +1,6 @@
-// The lower rungs of the ladder: the same matrix product, each with one idea more than the one before. Plain scalar C++,
-// compiled without vectorisation, so that what a rung gains is its own idea and nothing else. The rungs above, vector
-// instructions and threads, are the real kernels (kernels/gemm.h).
+// The lower rungs of the ladder: the same matrix product, each with one idea more than the one before. Plain scalar
+// C++, compiled without vectorisation, so that what a rung gains is its own idea and nothing else. The rungs above,
+// vector instructions and threads, are the real kernels (kernels/gemm.h).
 #pragma once
 
 #include <cstdint>

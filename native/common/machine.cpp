@@ -95,13 +95,19 @@ void read_caches(int cpu, Found& found) {
     if (!read_cache_file(cpu, index, "size", size, sizeof size)) continue;
     const int64_t bytes = bytes_of(size);
     switch (std::atoi(level)) {
-      case 1: found.l1 = bytes; break;
-      case 2: found.l2 = bytes; break;
+      case 1:
+        found.l1 = bytes;
+        break;
+      case 2:
+        found.l2 = bytes;
+        break;
       case 3:
         found.l3 = bytes;
-        if (read_cache_file(cpu, index, "shared_cpu_list", sharers, sizeof sharers)) found.l3_sharers = count_cpus(sharers);
+        if (read_cache_file(cpu, index, "shared_cpu_list", sharers, sizeof sharers))
+          found.l3_sharers = count_cpus(sharers);
         break;
-      default: break;
+      default:
+        break;
     }
   }
 }

@@ -1,14 +1,14 @@
 // What the machine says of itself: caches as the kernels should believe them, and cores. Read once from the system, or
-// pretended, so that any machine can play any other (TILEWISE_MACHINE, which Python reads). Every threshold that depends
-// on a cache or a core count asks here.
+// pretended, so that any machine can play any other (TILEWISE_MACHINE, which Python reads). Every threshold that
+// depends on a cache or a core count asks here.
 #pragma once
 
 #include <cstdint>
 
 namespace tw {
 
-// Bytes of data cache as one core sees them. `l3` is what is reported, which a virtual machine may copy from a host with
-// hundreds of megabytes; what is to stay in cache while every core works is sized by `l3_share`, which is bounded.
+// Bytes of data cache as one core sees them. `l3` is what is reported, which a virtual machine may copy from a host
+// with hundreds of megabytes; what is to stay in cache while every core works is sized by `l3_share`, which is bounded.
 struct CacheSizes {
   int64_t l1 = 32 << 10, l2 = 1 << 20, l3 = 8 << 20;  // where the system does not say
   int64_t l3_share = 2 << 20;

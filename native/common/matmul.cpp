@@ -26,11 +26,11 @@ struct Plan {
 
 // Below this many multiply-adds, waking a second thread costs more than it saves.
 constexpr int64_t kWorthThreads = 1 << 20;
-// Of B, packed at once for all threads; and multiply-adds that are worth a task of their own, so that threads that fall behind
-// get fewer of them.
+// Of B, packed at once for all threads; and multiply-adds that are worth a task of their own, so that threads that fall
+// behind get fewer of them.
 constexpr int64_t kSharedFloats = 16 << 20, kWorthTask = 8 << 20, kTasksPerThread = 4;
-// What the last thread to finish keeps the others waiting, in tasks; and what reading (and packing) a column of B or a row of A
-// from afar takes, in rows or columns to multiply it by.
+// What the last thread to finish keeps the others waiting, in tasks; and what reading (and packing) a column of B or a
+// row of A from afar takes, in rows or columns to multiply it by.
 constexpr double kWaiting = 0.1, kReading = 8.0;
 // Inner products pay off from this length on; with a B that is first transposed, up to this many columns.
 constexpr int64_t kFewCopied = 24, kShortDot = 8;
@@ -41,8 +41,9 @@ constexpr double kAddingUp = 2.5;
 // Transposing a result takes as long as this many terms of k.
 constexpr double kTransposing = 12;
 constexpr int64_t kFewColumns = 12, kWideRow = 128;
-// Up to this many rows of A are kept in registers for a strip of columns; a B this wide and larger than a core's share of
-// L3 is read row by row rather than strip by strip. What exceeds so many shares is in no cache, whatever L3 is reported.
+// Up to this many rows of A are kept in registers for a strip of columns; a B this wide and larger than a core's share
+// of L3 is read row by row rather than strip by strip. What exceeds so many shares is in no cache, whatever L3 is
+// reported.
 constexpr int64_t kFewStreamed = 3, kGroupStreamed = 4, kWideStream = 512, kSharesOfL3 = 4;
 // Sums at least this long are split where there are few of them; columns that are computed in vectors of four.
 constexpr int64_t kLongSum = 64, kFewQuads = 4;
@@ -53,20 +54,21 @@ constexpr int64_t kFewTail = 4, kManyColumns = 200, kLongTail = 24;
 // The default tile's blocks (docs/tiles.md says why).
 constexpr int64_t kShallowest = 256, kShallow = 384, kDeep = 512, kMostBlockRows = 192, kFewestBlockRows = 48;
 constexpr int64_t kShortK = 12, kMostlyStoring = 32, kShortBlockFloats = 16384;
-// A row-major B is packed from so many rows on: where a row of a strip is a line or two, and where it is more; fewer or more
-// rows where the caches of the machine say so (`packing_rows`). With fewer rows than kMany, a B whose rows lie a page apart is
-// read in shallow blocks: their pages stay within reach of the first translation buffer.
-constexpr int64_t kPackColliding = 4, kPackNarrow = 64, kPackWide = 193, kPackRowsWide = 256, kMany = 96, kShallowFew = 128;
+// A row-major B is packed from so many rows on: where a row of a strip is a line or two, and where it is more; fewer or
+// more rows where the caches of the machine say so (`packing_rows`). With fewer rows than kMany, a B whose rows lie a
+// page apart is read in shallow blocks: their pages stay within reach of the first translation buffer.
+constexpr int64_t kPackColliding = 4, kPackNarrow = 64, kPackWide = 193, kPackRowsWide = 256, kMany = 96,
+                  kShallowFew = 128;
 constexpr int64_t kLine = 64, kPage = 4096, kShallowestAcross = 96;
 constexpr int64_t kNarrowStrip = 128, kFastL1 = 48 << 10, kManyColumnsOfA = 512, kManyStrips = 12;
 
 // How the transposed product is computed: in tiles; row by row, or with its sums over k split, where there are too few
-// accumulators to keep the multipliers busy; in whole rows where they are few and wide; or all its rows at once, which are
-// then written transposed.
+// accumulators to keep the multipliers busy; in whole rows where they are few and wide; or all its rows at once, which
+// are then written transposed.
 enum Swapped { kTiles, kRowByRow, kWholeRows, kInterleaved, kFewResults };
 
-// How one row goes through a matrix: in strips of columns; whole rows after each other, where they are wide; with its sums
-// over k split, where they are narrow.
+// How one row goes through a matrix: in strips of columns; whole rows after each other, where they are wide; with its
+// sums over k split, where they are narrow.
 enum RowBy { kStrips, kStreamed, kSplitSums };
 
 RowBy row_by(int64_t columns, int64_t k) {
@@ -89,8 +91,8 @@ int64_t separate_tail(const Gemm& g) {
   return worth && tail <= kFewTail && (g.a_col == 1 || g.a_row == 1) ? tail : 0;
 }
 
-// How much of the multipliers' time the tiled loops use: lanes past the last column idle, and packing a transposed B costs
-// as much as half a vector's worth of rows.
+// How much of the multipliers' time the tiled loops use: lanes past the last column idle, and packing a transposed B
+// costs as much as half a vector's worth of rows.
 double tiled_use(const Gemm& g) {
   const double lanes = active_gemm().lanes, whole = static_cast<double>(g.n / active_gemm().lanes);
   const double rest = static_cast<double>(g.n) - whole * lanes;
@@ -132,7 +134,8 @@ bool better_swapped(const Gemm& g) {
 }
 
 // Both operands along k: every lane is busy, but the lanes of each result must be added up in the end. A row-major B is
-// transposed first. The shorter operand must stay in L2, and comes from there again and again: with more of it, packing wins.
+// transposed first. The shorter operand must stay in L2, and comes from there again and again: with more of it, packing
+// wins.
 bool better_as_dots(const Gemm& g) {
   const bool copied = g.b_row != 1;
   if (g.a_col != 1 || g.k < kShortDot || (copied && g.n > std::min(kFewCopied, g.m))) return false;
@@ -146,9 +149,7 @@ bool better_as_dots(const Gemm& g) {
 }
 
 // So few results that their sums over k are split, to keep the multipliers busy.
-bool small_mn(const Gemm& g) {
-  return g.b_col == 1 && g.m <= kFewest && g.n <= active_gemm().lanes && g.k >= kLongSum;
-}
+bool small_mn(const Gemm& g) { return g.b_col == 1 && g.m <= kFewest && g.n <= active_gemm().lanes && g.k >= kLongSum; }
 
 // Two to four columns of a row-major A, with sums too short for inner products.
 bool small_n(const Gemm& g) {
@@ -157,9 +158,9 @@ bool small_n(const Gemm& g) {
   return fits && g.k <= kTerms[g.n];
 }
 
-// A handful of rows and a B from afar: whole rows of it, each page from front to back, rather than strips. Each block of B's rows
-// reads and writes the result once more, so that more rows are worth it only with a larger B, and none where strips arrive in time
-// (a core with an L1 of 48 KB).
+// A handful of rows and a B from afar: whole rows of it, each page from front to back, rather than strips. Each block
+// of B's rows reads and writes the result once more, so that more rows are worth it only with a larger B, and none
+// where strips arrive in time (a core with an L1 of 48 KB).
 bool better_streamed(const Gemm& g) {
   const CacheSizes& caches = cache_sizes();
   const bool few = g.m > kFewStreamed && g.m <= kFewest && g.b_col == 1 && g.n >= kWideStream && caches.l1 < kFastL1;
@@ -230,7 +231,7 @@ void run_dots(const Gemm& g, bool variant) {
     d.a = a;
     d.a_col = 1;
   }
-  if (g.b_row != 1) {  // n is small
+  if (g.b_row != 1) {                                          // n is small
     const int64_t apart = round_up(g.k, active_gemm().lanes);  // whole vectors, so that none straddles two cache lines
     float* b = workspace(apart * g.n);
     if (g.b_col == 1) {
@@ -308,7 +309,8 @@ void run_tiled(const Gemm& g, const GemmTile& tile, const PackedB& b) {
 }
 
 void run_tiled_and_tail(const Gemm& g, const Cut& cut, int64_t tail) {
-  if (tail == 0 || g.n % active_gemm().lanes != tail) return run_tiled(g, cut.tile, cut.b);  // no part with the last columns
+  if (tail == 0 || g.n % active_gemm().lanes != tail)
+    return run_tiled(g, cut.tile, cut.b);  // no part with the last columns
   if (g.n > tail) run_tiled(part_of(g, 0, g.m, 0, g.n - tail), cut.tile, cut.b);
   const Gemm last = part_of(g, 0, g.m, g.n - tail, tail);
   g.a_col == 1 ? run_dots(last, false) : run_swapped(last, kTiles, cut.tail_tile);
@@ -343,22 +345,31 @@ void run_small_n(const Gemm& g) {
 
 void run_part(const Gemm& g, const Plan& plan, const Cut& cut) {
   switch (plan.path) {
-    case Path::tiled: return run_tiled_and_tail(g, cut, plan.tail);
-    case Path::swapped: return run_swapped(g, plan.variant, cut.tile);
-    case Path::dots: return run_dots(g, plan.variant);
-    case Path::row_by_matrix: return run_row_by_matrix(g, plan.variant);
-    case Path::matrix_by_column: return run_matrix_by_column(g, plan.variant);
-    case Path::small_m: return active_gemm().small_m(g, false);
-    case Path::small_mn: return active_gemm().small_mn(g);
-    case Path::small_k: return run_small_k(g);
-    case Path::small_n: return run_small_n(g);
+    case Path::tiled:
+      return run_tiled_and_tail(g, cut, plan.tail);
+    case Path::swapped:
+      return run_swapped(g, plan.variant, cut.tile);
+    case Path::dots:
+      return run_dots(g, plan.variant);
+    case Path::row_by_matrix:
+      return run_row_by_matrix(g, plan.variant);
+    case Path::matrix_by_column:
+      return run_matrix_by_column(g, plan.variant);
+    case Path::small_m:
+      return active_gemm().small_m(g, false);
+    case Path::small_mn:
+      return active_gemm().small_mn(g);
+    case Path::small_k:
+      return run_small_k(g);
+    case Path::small_n:
+      return run_small_n(g);
   }
 }
 
 int64_t multiply_adds(const Gemm& g) { return g.m * g.n * g.k; }
 
 struct Grid {
-  int64_t rows, cols;         // tasks
+  int64_t rows, cols;          // tasks
   int64_t row_step, col_step;  // extent of a task
 };
 
@@ -404,13 +415,14 @@ void run_task(Job& job, int64_t task) {
     const int64_t row = part / job.grid.cols * job.grid.row_step, col = part % job.grid.cols * job.grid.col_step;
     Cut cut = job.cut;
     cut.b.first = col;
-    run_part(part_of(item, row, std::min(job.grid.row_step, item.m - row), col,
-                     std::min(job.grid.col_step, item.n - col)),
-             job.plan, cut);
+    run_part(
+        part_of(item, row, std::min(job.grid.row_step, item.m - row), col, std::min(job.grid.col_step, item.n - col)),
+        job.plan, cut);
   }
 }
 
-// The last columns that go another way (`run_tiled_and_tail`) stay out: with them the last strip would be wider than is read.
+// The last columns that go another way (`run_tiled_and_tail`) stay out: with them the last strip would be wider than is
+// read.
 void pack_task(Job& job, int64_t task) {
   const int64_t step = job.strips_per_task * job.cut.tile.nr, col = task * step;
   const int64_t tail = job.g->n % active_gemm().lanes == job.plan.tail ? job.plan.tail : 0;
@@ -481,9 +493,9 @@ const char* shape_problem(const GemmTile& t, const Gemm& g) {
   return nullptr;
 }
 
-// Rows of the default register tile. One vector wide, only a tall tile keeps the multipliers busy, unless its rows of A lie
-// whole pages apart and evict each other. A short k leaves little to do between two stores of the tile: a small one lets
-// the next begin while this one is written.
+// Rows of the default register tile. One vector wide, only a tall tile keeps the multipliers busy, unless its rows of A
+// lie whole pages apart and evict each other. A short k leaves little to do between two stores of the tile: a small one
+// lets the next begin while this one is written.
 int default_rows(const Gemm& g, int vectors) {
   if (vectors == 4) return g.k < kShortK && g.m > 6 ? 4 : 6;
   if (vectors == 3 && g.k < kShortK) return 6;
@@ -491,8 +503,8 @@ int default_rows(const Gemm& g, int vectors) {
   return 8;
 }
 
-// Every panel of rows reads a B that is not packed once more: nine rows by three vectors need fewer panels than six by four. That
-// counts where one panel is enough, and where two multipliers wait for L2 (a core with an L1 of 48 KB).
+// Every panel of rows reads a B that is not packed once more: nine rows by three vectors need fewer panels than six by
+// four. That counts where one panel is enough, and where two multipliers wait for L2 (a core with an L1 of 48 KB).
 bool better_taller(const Gemm& g, int64_t across) {
   const bool again = g.b_col == 1 && g.m > 6 && g.m < kMany && (across >= kManyStrips || across % 3 == 0);
   return again && (g.m <= 9 || cache_sizes().l1 >= kFastL1);
@@ -513,9 +525,9 @@ void default_registers(const Gemm& g, GemmTile& t) {
   t.nr = vectors * kernels.lanes;
 }
 
-// Packing reads and writes B once, and then every panel of rows reads it in order: from how many rows on that is quicker. Rows
-// of B whole pages apart share one set of L1 and evict each other even while they are fetched ahead. A core with an L1 of 48 KB
-// has two 512-bit multipliers waiting for it.
+// Packing reads and writes B once, and then every panel of rows reads it in order: from how many rows on that is
+// quicker. Rows of B whole pages apart share one set of L1 and evict each other even while they are fetched ahead. A
+// core with an L1 of 48 KB has two 512-bit multipliers waiting for it.
 int64_t packing_rows(const Gemm& g, const GemmTile& t) {
   const int64_t l1 = cache_sizes().l1;
   if (t.nr * 4 > kNarrowStrip) return l1 >= kFastL1 ? kMany : kPackWide;
@@ -527,30 +539,31 @@ bool worth_packing_b(const Gemm& g, const GemmTile& t) {
   return g.k * g.n * 4 > cache_sizes().l2 / 4 && g.m >= packing_rows(g, t);
 }
 
-// Packed, a panel of A is one run of memory: worth it where A is transposed or its rows lie whole pages apart and share a set of
-// L1 with each other and the strip, and where there are rows enough to be read by many strips. Copying out a few rows that
-// collide takes longer than reading them; a wide strip leaves more time to fetch them.
+// Packed, a panel of A is one run of memory: worth it where A is transposed or its rows lie whole pages apart and share
+// a set of L1 with each other and the strip, and where there are rows enough to be read by many strips. Copying out a
+// few rows that collide takes longer than reading them; a wide strip leaves more time to fetch them.
 bool worth_packing_a(const Gemm& g, const GemmTile& t) {
   const int64_t rows = t.nr * 4 > kNarrowStrip ? kPackRowsWide : kMany;
   return g.n >= kManyColumnsOfA && g.m >= rows && (g.a_col != 1 || g.a_row * 4 % kPage == 0);
 }
 
-// Read across its rows, a panel of A takes a line or two of L1 for every step along k, and the next panel wants the rest of
-// those lines: as many steps as L1 holds beside the strip. A core of one 512-bit multiplier and an L1 of 32 KB does not notice.
-// Rows: `transposed` of benchmarks.gemm, as AVX2 on both machines and as AVX-512 on the Xeon.
+// Read across its rows, a panel of A takes a line or two of L1 for every step along k, and the next panel wants the
+// rest of those lines: as many steps as L1 holds beside the strip. A core of one 512-bit multiplier and an L1 of 32 KB
+// does not notice. Rows: `transposed` of benchmarks.gemm, as AVX2 on both machines and as AVX-512 on the Xeon.
 int64_t depth_across_rows(const GemmTile& t) {
   const int64_t l1 = cache_sizes().l1, step = t.nr * 4 + 2 * kLine;
   return active_gemm().lanes == 8 || l1 >= kFastL1 ? std::max(l1 * 3 / 4 / step, kShallowestAcross) : 0;
 }
 
-// A strip of B fills three quarters of L1 where that gives blocks deep enough (each reads and writes the result again), else
-// an eighth of L2, from where whole lines arrive in time. A k half as long again is not cut.
+// A strip of B fills three quarters of L1 where that gives blocks deep enough (each reads and writes the result again),
+// else an eighth of L2, from where whole lines arrive in time. A k half as long again is not cut.
 int64_t default_depth(const Gemm& g, const GemmTile& t) {
   const CacheSizes& caches = cache_sizes();
   const int64_t across = g.a_col != 1 && !t.pack_a ? depth_across_rows(t) : 0;
   if (across > 0) return g.k <= across * 3 / 2 ? std::max<int64_t>(g.k, 1) : across;
   const int64_t step = t.nr * 4;
-  const int64_t depth = caches.l1 * 3 / 4 / step >= kShallow ? kShallow : std::clamp(caches.l2 / 8 / step, kShallowest, kDeep);
+  const int64_t depth =
+      caches.l1 * 3 / 4 / step >= kShallow ? kShallow : std::clamp(caches.l2 / 8 / step, kShallowest, kDeep);
   const bool one_strip = g.n <= t.nr && g.k * step <= caches.l2 / 4;
   const bool page_a_row = !t.pack_b && g.m < kMany && g.b_row * 4 > kPage / 2;
   if (page_a_row && !one_strip) return std::min(g.k, kShallowFew);
@@ -567,8 +580,8 @@ void default_row_block(const Gemm& g, GemmTile& t) {
   }
 }
 
-// The grid whose threads have least to do, and that reads least twice: every row of tasks reads B, every column of tasks A.
-// Several tasks a thread where each is still worth one.
+// The grid whose threads have least to do, and that reads least twice: every row of tasks reads B, every column of
+// tasks A. Several tasks a thread where each is still worth one.
 void default_grid(const Gemm& g, int threads, GemmTile& t) {
   const int64_t most = std::clamp<int64_t>(multiply_adds(g) / threads / kWorthTask, 1, kTasksPerThread);
   double best = 0.0;
@@ -578,7 +591,8 @@ void default_grid(const Gemm& g, int threads, GemmTile& t) {
       const int tn = threads * each / tm;
       const double rows = static_cast<double>(round_up(ceil_div(g.m, tm), t.mr));
       const double cols = static_cast<double>(round_up(ceil_div(g.n, tn), tn > 1 ? t.nr : active_gemm().lanes));
-      const double area = rows * cols, cost = each * (area + kReading * (rows + cols)) + kWaiting * area;  // see `grid_of`
+      const double area = rows * cols,
+                   cost = each * (area + kReading * (rows + cols)) + kWaiting * area;  // see `grid_of`
       if (best == 0.0 || cost < best) {
         best = cost;
         t.threads_m = tm;
@@ -592,15 +606,23 @@ void default_grid(const Gemm& g, int threads, GemmTile& t) {
 
 const char* matmul_path(const Gemm& g) {
   switch (choose_plan(g).path) {
-    case Path::tiled: return "tiled";
-    case Path::swapped: return "transposed tiles";
-    case Path::small_m: return "few rows";
-    case Path::small_mn: return "few results";
-    case Path::small_k: return "short sums";
-    case Path::small_n: return "few columns";
+    case Path::tiled:
+      return "tiled";
+    case Path::swapped:
+      return "transposed tiles";
+    case Path::small_m:
+      return "few rows";
+    case Path::small_mn:
+      return "few results";
+    case Path::small_k:
+      return "short sums";
+    case Path::small_n:
+      return "few columns";
     case Path::row_by_matrix:
-    case Path::matrix_by_column: return "scaled rows";
-    default: return "inner products";
+    case Path::matrix_by_column:
+      return "scaled rows";
+    default:
+      return "inner products";
   }
 }
 

@@ -29,11 +29,18 @@ int64_t outputs(int64_t size, int64_t before, int64_t after, int64_t reach, int6
 
 PlanConv::PlanConv(const float* weights, const int64_t shape[4], const float* bias, const ConvGeometry& geometry,
                    ConvActivation activation)
-    : o_(shape[0]), c_(shape[1] * geometry.groups), kh_(shape[2]), kw_(shape[3]), geometry_(geometry), activation_(activation), outline_(weights == nullptr) {
+    : o_(shape[0]),
+      c_(shape[1] * geometry.groups),
+      kh_(shape[2]),
+      kw_(shape[3]),
+      geometry_(geometry),
+      activation_(activation),
+      outline_(weights == nullptr) {
   const ConvGeometry& g = geometry_;
   const bool positive = g.stride[0] > 0 && g.stride[1] > 0 && g.dilation[0] > 0 && g.dilation[1] > 0 && g.groups > 0;
   if (!positive || o_ % g.groups != 0 || std::min({o_, shape[1], kh_, kw_}) < 1) {
-    throw std::invalid_argument("this convolution has no weights, or its strides, dilation or groups are not positive numbers that fit");
+    throw std::invalid_argument(
+        "this convolution has no weights, or its strides, dilation or groups are not positive numbers that fit");
   }
   if (*std::min_element(g.padding, g.padding + 4) < 0) throw std::invalid_argument("padding must not be negative");
   if (!outline_) weights_ = copied(weights, count(), 0);
@@ -42,7 +49,22 @@ PlanConv::PlanConv(const float* weights, const int64_t shape[4], const float* bi
 
 ConvShape PlanConv::shape(int64_t n, int64_t c, int64_t h, int64_t w) const {
   const ConvGeometry& g = geometry_;
-  ConvShape s{n, c, h, w, o_, kh_, kw_, g.stride[0], g.stride[1], g.padding[0], g.padding[1], g.groups, 0, 0, g.dilation[0], g.dilation[1]};
+  ConvShape s{n,
+              c,
+              h,
+              w,
+              o_,
+              kh_,
+              kw_,
+              g.stride[0],
+              g.stride[1],
+              g.padding[0],
+              g.padding[1],
+              g.groups,
+              0,
+              0,
+              g.dilation[0],
+              g.dilation[1]};
   s.oh = outputs(h, g.padding[0], g.padding[2], s.reach_h(), s.sh);
   s.ow = outputs(w, g.padding[1], g.padding[3], s.reach_w(), s.sw);
   if (c != c_ || s.oh < 1 || s.ow < 1) throw std::invalid_argument("this convolution does not fit its input");
@@ -130,8 +152,11 @@ void PlanConv::run_pair(const PlanConv& next, const LastImage& x, const LastImag
   const ConvEpilogue between{bias_.data(), nullptr, activation_};
   const ConvEpilogue e{next.bias_.data(), residual == nullptr ? nullptr : residual->data, next.activation_};
   const ConvLayout layout{0, y.pitch, residual == nullptr ? 0 : residual->pitch};
-  const float *own = packed(ConvAlgorithm::direct, first).floats.data(), *others = next.packed(ConvAlgorithm::direct, second).floats.data();
-  if (!active_conv_channels_last().forward_pair(first, x.data, x.pitch, own, between, second, others, e, layout, y.data)) throw std::bad_alloc();
+  const float *own = packed(ConvAlgorithm::direct, first).floats.data(),
+              *others = next.packed(ConvAlgorithm::direct, second).floats.data();
+  if (!active_conv_channels_last().forward_pair(first, x.data, x.pitch, own, between, second, others, e, layout,
+                                                y.data))
+    throw std::bad_alloc();
 }
 
 PlanLinear::PlanLinear(const float* weights, int64_t out, int64_t in, const float* bias, ConvActivation activation)

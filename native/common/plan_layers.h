@@ -1,6 +1,6 @@
-// The layers of a float plan that have weights. A layer keeps them in the forms its kernels read, for as long as it lives:
-// plans for several image sizes share one layer. Once its plan is made, the weights as they came can be let go (`release`)
-// until a plan for another size needs them in another form.
+// The layers of a float plan that have weights. A layer keeps them in the forms its kernels read, for as long as it
+// lives: plans for several image sizes share one layer. Once its plan is made, the weights as they came can be let go
+// (`release`) until a plan for another size needs them in another form.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +21,14 @@ struct ConvGeometry {
 class PlanConv {
  public:
   // weights (o, c, kh, kw), or null for an outline: plans are made of it, and none of them runs; bias (o) or null
-  PlanConv(const float* weights, const int64_t shape[4], const float* bias, const ConvGeometry& geometry, ConvActivation activation);
+  PlanConv(const float* weights, const int64_t shape[4], const float* bias, const ConvGeometry& geometry,
+           ConvActivation activation);
 
   // The convolution of images of this size; throws std::invalid_argument where it does not fit.
   ConvShape shape(int64_t n, int64_t c, int64_t h, int64_t w) const;
 
-  // Packs the weights for images of this shape and says by which algorithm they will go: the one that is wanted where it
-  // applies, else the default.
+  // Packs the weights for images of this shape and says by which algorithm they will go: the one that is wanted where
+  // it applies, else the default.
   ConvAlgorithm prepare(const ConvShape& s, ConvAlgorithm wanted) const;
 
   // act(conv(x) + bias + residual); residual may be null; algorithm as `prepare` gave it. Throws std::bad_alloc.

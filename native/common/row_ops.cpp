@@ -55,9 +55,8 @@ void map_rows(UnaryRowKernel kernel, const float* x, float* y, int64_t rows, int
 }
 
 void map_rows(BinaryRowKernel kernel, const float* x1, const float* x2, float* y, int64_t rows, int64_t columns) {
-  in_ranges(rows, row_grain(rows, columns), [&](int64_t b, int64_t e) {
-    kernel(x1 + b * columns, x2 + b * columns, y + b * columns, e - b, columns);
-  });
+  in_ranges(rows, row_grain(rows, columns),
+            [&](int64_t b, int64_t e) { kernel(x1 + b * columns, x2 + b * columns, y + b * columns, e - b, columns); });
 }
 
 void cross_entropy(const float* logits, const int64_t* targets, float* losses, float* logsumexp, int64_t rows,
@@ -157,7 +156,8 @@ void batch_norm_grad(const float* gy, const float* x, const float* weight, const
 void sum_channels(const float* x, float* out, BatchShape shape) {
   const NormKernels& kernels = active_norm_kernels();
   const ChannelShape channel = one_channel(shape);
-  each_channel(shape, [&](int64_t c, int64_t at) { out[c] = static_cast<float>(kernels.channel_sum(x + at, channel)); });
+  each_channel(shape,
+               [&](int64_t c, int64_t at) { out[c] = static_cast<float>(kernels.channel_sum(x + at, channel)); });
 }
 
 void sum_rows(const float* x, float* out, int64_t rows, int64_t columns) {

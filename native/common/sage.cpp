@@ -17,8 +17,8 @@ constexpr int64_t kRowsAtOnce = 512;  // of 2 x 64 floats: two layers of them an
 constexpr int kMostGroups = 16;       // of tasks that add up their gradients of the layers' weights
 
 struct Task {
-  int64_t graph, slot, slots;  // slots [slot, slot + slots) of one graph
-  int64_t node, nodes;         // its first node, and how many
+  int64_t graph, slot, slots;    // slots [slot, slot + slots) of one graph
+  int64_t node, nodes;           // its first node, and how many
   int64_t first_row, first_sum;  // rows of all tasks before, and their nodes
   int64_t rows() const { return nodes * slots; }
 };
@@ -157,8 +157,8 @@ void backward_task(const Way& way, const Task& task, const Place& place, Sums* s
   const SageBatch& batch = way.batch;
   const int64_t width = batch.width, rows = task.rows();
   const std::size_t count = way.layers.kernels.size();
-  float* dz = work;                     // (rows, width)
-  float* mixed = work + rows * width;   // (rows, 2 width)
+  float* dz = work;                    // (rows, width)
+  float* mixed = work + rows * width;  // (rows, 2 width)
   float* column = mixed + 2 * rows * width;
   const float* grad = way.grad_pooled + (task.graph * batch.slots + task.slot) * width;
   for (int64_t i = 0; i < task.nodes; ++i) {

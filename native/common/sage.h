@@ -1,7 +1,8 @@
 // EarlyJoinSAGE: several graphs, each of whose nodes is joined with each of its configurations ("slots"), through
-// GraphSAGE layers x <- l2_normalize(leaky_relu([S x, x] W + b)), and the sum over nodes; forward, and back. S sums over
-// neighbours. The first layer is linear in node and configuration before its activation, so its products are handed in:
-// `nodes` (N, 2H) and `configs` (K, C, 2H), the left half of each for the sum over neighbours, the right half for itself.
+// GraphSAGE layers x <- l2_normalize(leaky_relu([S x, x] W + b)), and the sum over nodes; forward, and back. S sums
+// over neighbours. The first layer is linear in node and configuration before its activation, so its products are
+// handed in: `nodes` (N, 2H) and `configs` (K, C, 2H), the left half of each for the sum over neighbours, the right
+// half for itself.
 //
 // One task is one graph with some of its slots, so few that its rows stay in the L2 cache from layer to layer. The cut
 // into tasks depends on the graphs alone, and so does every sum: results do not depend on the number of threads.
@@ -28,7 +29,7 @@ struct SageLayers {
 };
 
 struct SageGradients {
-  float* nodes = nullptr;    // as in the batch
+  float* nodes = nullptr;  // as in the batch
   float* configs = nullptr;
   float* bias = nullptr;
   std::vector<float*> kernels, biases;

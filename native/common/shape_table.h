@@ -1,8 +1,8 @@
-// What was decided for the shapes a program meets: a table of fixed size, looked up in some ten nanoseconds. Eight places
-// share one hash; their tags lie in one cache line. A new shape takes the place of the one least worth keeping: one that
-// nothing was decided for yet, else the one that was met longest ago; what was pinned stays. So a program whose shapes
-// never repeat neither grows the table nor pushes out what was decided for those that do. The caller serialises access
-// (the bindings hold Python's lock).
+// What was decided for the shapes a program meets: a table of fixed size, looked up in some ten nanoseconds. Eight
+// places share one hash; their tags lie in one cache line. A new shape takes the place of the one least worth keeping:
+// one that nothing was decided for yet, else the one that was met longest ago; what was pinned stays. So a program
+// whose shapes never repeat neither grows the table nor pushes out what was decided for those that do. The caller
+// serialises access (the bindings hold Python's lock).
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // One vector type for all instruction sets, on GCC/Clang vector extensions: 16 floats with AVX-512, 8 with AVX2, 4 with
-// SSE2 or NEON. Arithmetic is written with plain operators; `acc + a * b` becomes a fused multiply-add where the set has
-// one. Include only from files under native/kernels/ (it depends on TW_ISA).
+// SSE2 or NEON. Arithmetic is written with plain operators; `acc + a * b` becomes a fused multiply-add where the set
+// has one. Include only from files under native/kernels/ (it depends on TW_ISA).
 #pragma once
 
 #include <cstdint>
@@ -46,8 +46,8 @@ TW_INLINE vf load(const float* p) {
   std::memcpy(&v, p, sizeof v);
   return v;
 }
-// Read once and kept: left to itself, the compiler may read a vector again for each of its uses, and a read that straddles
-// two cache lines is slow.
+// Read once and kept: left to itself, the compiler may read a vector again for each of its uses, and a read that
+// straddles two cache lines is slow.
 TW_INLINE vf load_once(const float* p) {
   vf v = load(p);
 #if defined(__AVX512F__)
@@ -62,10 +62,12 @@ TW_INLINE vf load_once(const float* p) {
 TW_INLINE void store(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
 TW_INLINE vf splat(float x) { return x - vf{}; }
 
-// acc + a * b where two loops must round alike: left to itself, the compiler takes a vector with missing lanes apart and
-// may fuse in one loop what it does not in the other.
+// acc + a * b where two loops must round alike: left to itself, the compiler takes a vector with missing lanes apart
+// and may fuse in one loop what it does not in the other.
 #if defined(__aarch64__)
-TW_INLINE vf multiply_add(vf acc, vf a, vf b) { return (vf)vfmaq_f32((float32x4_t)acc, (float32x4_t)a, (float32x4_t)b); }
+TW_INLINE vf multiply_add(vf acc, vf a, vf b) {
+  return (vf)vfmaq_f32((float32x4_t)acc, (float32x4_t)a, (float32x4_t)b);
+}
 #else
 TW_INLINE vf multiply_add(vf acc, vf a, vf b) { return acc + a * b; }
 #endif
@@ -92,8 +94,8 @@ TW_INLINE void store_first(float* p, vf v, int n) {
 }
 #endif
 
-// kLanes bytes as lanes of 32 bits, and the lowest byte of each lane. (__builtin_convertvector between bytes and lanes comes
-// out as scalar code with AVX2.)
+// kLanes bytes as lanes of 32 bits, and the lowest byte of each lane. (__builtin_convertvector between bytes and lanes
+// comes out as scalar code with AVX2.)
 #if defined(__AVX512F__)
 TW_INLINE __m128i sixteen_bytes(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
 TW_INLINE vi widen_bytes(const uint8_t* p) { return (vi)_mm512_maskz_cvtepu8_epi32(0xffff, sixteen_bytes(p)); }

@@ -66,9 +66,7 @@ struct Slate {
   View values() const { return {all.values + node * all.width, all.width, 1}; }
   View last() const { return {all.last, all.members, 1}; }
   const float* bias(std::size_t block) const { return all.biases[block] + kernel * all.width; }
-  View weight(std::size_t block) const {
-    return {all.weights[block] + kernel * all.width * all.width, all.width, 1};
-  }
+  View weight(std::size_t block) const { return {all.weights[block] + kernel * all.width * all.width, all.width, 1}; }
 };
 
 // Where a slate keeps what it went through: h0, h1, ... and, of each block, what its ReLU gave; then the attention.
@@ -130,8 +128,7 @@ void backward(const Slate& slate, const Kept& kept, const float* grad_scores, co
   for (std::size_t l = kept.blocks; l-- > 0;) {
     active_elementwise().relu_grad(kept.rectified(l), grad, inner, kept.area);
     const View in{inner, width, 1};
-    multiply(width, width, rows, View{kept.hidden(l + 1), width, 1}.turned(), in,
-             grads.weights[l] + k * width * width);
+    multiply(width, width, rows, View{kept.hidden(l + 1), width, 1}.turned(), in, grads.weights[l] + k * width * width);
     active_sage().sum(inner, rows, width, grads.biases[l] + k * width);
     multiply(rows, width, width, in, slate.weight(l).turned(), next, plus(grad, width));
     float* const done = grad;

@@ -1,12 +1,12 @@
 // The part of TileRanker that every configuration of a kernel goes through, for slates of several kernels at once:
-// forward, and back. A slate has `slots` configurations, each seen by `members` heads; a row is one configuration of one
-// head. With all that is the kernel's own already folded into its weights (see models/ranker.py), a slate is
+// forward, and back. A slate has `slots` configurations, each seen by `members` heads; a row is one configuration of
+// one head. With all that is the kernel's own already folded into its weights (see models/ranker.py), a slate is
 //
 //   h0 = relu(configs wide + first),  h1 = h0 + softmax(h0 keys^T + offsets) values   (over the kernel's nodes),
 //   h <- h + relu(h W + b)  for each block,  scores = h last.
 //
-// One task is one slate: its rows stay in the L2 cache from layer to layer, no sum crosses slates, and so results do not
-// depend on the number of threads.
+// One task is one slate: its rows stay in the L2 cache from layer to layer, no sum crosses slates, and so results do
+// not depend on the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace tw {
 
 struct Slates {
   int64_t kernels = 0, slots = 0, members = 0, columns = 0, width = 0;
-  const float* configs = nullptr;       // (kernels, slots, columns), rows config_row apart and slates config_slate
+  const float* configs = nullptr;  // (kernels, slots, columns), rows config_row apart and slates config_slate
   int64_t config_row = 0, config_slate = 0;
   const float* wide = nullptr;          // (columns, members * width)
   const float* first = nullptr;         // (kernels, width)
@@ -37,7 +37,7 @@ struct SlateGradients {
   float* offsets = nullptr;
   float* values = nullptr;
   std::vector<float*> weights, biases;
-  float* last = nullptr;    // (kernels, members * width, members), to be added up
+  float* last = nullptr;  // (kernels, members * width, members), to be added up
 };
 
 // Floats that `saved` must have.

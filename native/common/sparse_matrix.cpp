@@ -52,8 +52,8 @@ int PackedSparse::threads_for(int64_t multiply_adds, int64_t parts) const {
 }
 
 void PackedSparse::times_rows(const float* x, int64_t batch, float* y, const SparseEpilogue& epilogue) const {
-  // Up to here vectors one by one beat a tile: of 16 in AVX-512's cells, of 8 beside AVX2's strips (benchmarks/sparse.py,
-  // "1024×1024 at 70%, batch 4").
+  // Up to here vectors one by one beat a tile: of 16 in AVX-512's cells, of 8 beside AVX2's strips
+  // (benchmarks/sparse.py, "1024×1024 at 70%, batch 4").
   const int64_t few = active_sparse_strips().vectors != nullptr ? 4 : 5;
   const int64_t rest = batch % 16 <= few ? batch % 16 : 0;
   if (batch > rest) times_many(x, batch - rest, y, epilogue);
@@ -82,9 +82,10 @@ void PackedSparse::times_few(const float* x, int64_t batch, float* y, const Spar
   };
   if (strips_serve(x, batch * padded)) {
     const SparseStrips strips = strips_->of(packed_).strips();
-    passes((rows() + kStripRows - 1) / kStripRows, [&](const float* in, int n, float* out, int64_t first, int64_t last) {
-      active_sparse_strips().vectors(strips, in, padded, n, out, rows(), epilogue, first, last);
-    });
+    passes((rows() + kStripRows - 1) / kStripRows,
+           [&](const float* in, int n, float* out, int64_t first, int64_t last) {
+             active_sparse_strips().vectors(strips, in, padded, n, out, rows(), epilogue, first, last);
+           });
     return;
   }
   const SparseCells<float> cells = packed_.cells();
@@ -124,8 +125,8 @@ std::vector<Tile> tiles_of(int64_t batch) {
 
 }  // namespace
 
-// The tiles of the batch pass in waves: those of a wave are transposed, and then threads share the blocks. A block meets
-// all tiles of the wave while its weights are in the second-level cache, next to the tiles.
+// The tiles of the batch pass in waves: those of a wave are transposed, and then threads share the blocks. A block
+// meets all tiles of the wave while its weights are in the second-level cache, next to the tiles.
 void PackedSparse::times_many(const float* x, int64_t batch, float* y, const SparseEpilogue& epilogue) const {
   const SparseCells<float> cells = packed_.cells();
   const std::vector<Tile> tiles = tiles_of(batch);

@@ -1,6 +1,6 @@
-// A sparse matrix in the layout of native/kernels/sparse.h, packed from a dense one, and its products: with the rows of a
-// matrix (a linear layer) and with the patches of images (a convolution). Knows nothing of Python; throws std::bad_alloc
-// when memory runs out.
+// A sparse matrix in the layout of native/kernels/sparse.h, packed from a dense one, and its products: with the rows of
+// a matrix (a linear layer) and with the patches of images (a convolution). Knows nothing of Python; throws
+// std::bad_alloc when memory runs out.
 #pragma once
 
 #include <memory>

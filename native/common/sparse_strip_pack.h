@@ -58,7 +58,8 @@ class PackedStrips {
   };
 
   // The weights of a group in a strip: an entry, or two where a row has more than an entry holds.
-  static void read_strip(const float* rows, int64_t count, int64_t columns, int64_t strip, std::vector<Entry>* entries) {
+  static void read_strip(const float* rows, int64_t count, int64_t columns, int64_t strip,
+                         std::vector<Entry>* entries) {
     constexpr int kEntries = (kStripColumns + kStripSlots - 1) / kStripSlots;
     const int64_t width = std::min<int64_t>(kStripColumns, columns - strip);
     Entry parts[kEntries];

@@ -13,7 +13,8 @@ namespace {
 
 // A block larger than this is let go when less is asked for; products and attention size theirs by the caches.
 constexpr std::size_t kKept[kScratchUses] = {
-    std::size_t{16} << 20, SIZE_MAX, SIZE_MAX, std::size_t{16} << 20, SIZE_MAX, std::size_t{32} << 20, SIZE_MAX, std::size_t{16} << 20};
+    std::size_t{16} << 20, SIZE_MAX, SIZE_MAX, std::size_t{16} << 20, SIZE_MAX, std::size_t{32} << 20, SIZE_MAX,
+    std::size_t{16} << 20};
 std::atomic<std::size_t> most[kScratchUses];  // that a thread asked for in a shared task
 std::atomic<unsigned> raises{0};
 

@@ -1,6 +1,6 @@
-// Working memory that threads keep from call to call, so that a call allocates nothing once the blocks have grown to what
-// it needs. Which thread gets the largest of some shared tasks is chance: there a block grows to the most that any thread
-// has asked for, and the pool gives its workers as much when a job ends (`catch_up`). Kernels ask by scratch.h.
+// Working memory that threads keep from call to call, so that a call allocates nothing once the blocks have grown to
+// what it needs. Which thread gets the largest of some shared tasks is chance: there a block grows to the most that any
+// thread has asked for, and the pool gives its workers as much when a job ends (`catch_up`). Kernels ask by scratch.h.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // A job is open while tasks are left; a worker enters only an open job, and the caller leaves when every worker that
-// entered has left. A worker that wakes late finds the job closed and goes back to sleep: nobody waits for it. Entering,
-// claiming and leaving are single atomic operations; the lock is for sleeping and waking only.
+// entered has left. A worker that wakes late finds the job closed and goes back to sleep: nobody waits for it.
+// Entering, claiming and leaving are single atomic operations; the lock is for sleeping and waking only.
 #include "common/thread_pool.h"
 
 #include <pthread.h>
@@ -31,8 +31,8 @@ namespace {
 
 thread_local bool inside_task = false;
 
-// How long an idle thread looks for work before it sleeps: longer than the gap between two kernels of a model, less than a
-// scheduler's time slice. By the clock, because a pause takes 40 cycles on one CPU and 140 on another.
+// How long an idle thread looks for work before it sleeps: longer than the gap between two kernels of a model, less
+// than a scheduler's time slice. By the clock, because a pause takes 40 cycles on one CPU and 140 on another.
 constexpr auto kSpinTime = std::chrono::microseconds(300);
 constexpr int kSpinsBetweenLooks = 64;
 
@@ -56,8 +56,8 @@ struct Job {
   bool near = false;
 };
 
-// On a machine with other work to do, the scheduler may wake a worker on the very core its caller keeps busy, time and again.
-// Forbidding that core for a moment moves the worker to another; nothing stays pinned.
+// On a machine with other work to do, the scheduler may wake a worker on the very core its caller keeps busy, time and
+// again. Forbidding that core for a moment moves the worker to another; nothing stays pinned.
 #if defined(__linux__)
 int this_cpu() { return sched_getcpu(); }
 
@@ -77,7 +77,10 @@ void leave_cpu(int) {}
 class Pool {
  public:
   explicit Pool(int threads)
-      : threads_(threads), spins_(threads <= machine().real_cores), shares_(static_cast<std::size_t>(threads)), blocks_(shares_.size()) {
+      : threads_(threads),
+        spins_(threads <= machine().real_cores),
+        shares_(static_cast<std::size_t>(threads)),
+        blocks_(shares_.size()) {
     forget_raises();
     for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
   }
@@ -103,7 +106,8 @@ class Pool {
     job_ = job;
     if (spins_) caller_cpu_.store(this_cpu(), std::memory_order_relaxed);
     next_.store(0, std::memory_order_relaxed);
-    for (int i = 0; job.near && i < threads_; ++i) shares_[i].next.store(share_begin(job, i), std::memory_order_relaxed);
+    for (int i = 0; job.near && i < threads_; ++i)
+      shares_[i].next.store(share_begin(job, i), std::memory_order_relaxed);
     inside_.store(0);
     generation_.fetch_add(1);
     wake_sleepers(job.tasks - 1);
@@ -116,7 +120,8 @@ class Pool {
  private:
   static constexpr int kClosed = -1;
 
-  // While the pool is this caller's and closed, its workers use nothing of theirs. Out of memory, a worker asks again itself.
+  // While the pool is this caller's and closed, its workers use nothing of theirs. Out of memory, a worker asks again
+  // itself.
   void catch_up() noexcept {
     try {
       for (std::size_t i = 1; i < blocks_.size(); ++i) blocks_[i].catch_up();
@@ -147,7 +152,9 @@ class Pool {
     inside_task = false;
   }
 
-  int share_begin(const Job& job, int thread) const { return static_cast<int>(static_cast<int64_t>(job.tasks) * thread / threads_); }
+  int share_begin(const Job& job, int thread) const {
+    return static_cast<int>(static_cast<int64_t>(job.tasks) * thread / threads_);
+  }
 
   void claim_share(const Job& job, int thread) {
     std::atomic<int>& next = shares_[thread].next;
@@ -214,8 +221,8 @@ class Pool {
   };
 
   const int threads_;
-  const bool spins_;  // more threads than cores do not: they would spin in each other's way
-  std::vector<Share> shares_;  // of a job whose tasks are dealt out
+  const bool spins_;                   // more threads than cores do not: they would spin in each other's way
+  std::vector<Share> shares_;          // of a job whose tasks are dealt out
   std::vector<ScratchBlocks> blocks_;  // of the workers; the caller has its own
   std::vector<std::thread> workers_;
   std::mutex mutex_;
@@ -231,7 +238,8 @@ class Pool {
 };
 
 // The pool is made at first use. Callers share ownership, so that set_num_threads may replace it while another Python
-// thread is inside. A forked child has no workers: it forgets the pool, leaked on purpose (its threads cannot be joined).
+// thread is inside. A forked child has no workers: it forgets the pool, leaked on purpose (its threads cannot be
+// joined).
 std::mutex pool_mutex;
 std::shared_ptr<Pool> shared_pool;
 std::atomic<int> wanted_threads{0};

@@ -1,12 +1,13 @@
 // The extension's own threads. `parallel_for(tasks, f)` calls f(0) ... f(tasks - 1), each exactly once, the caller
-// working along. Tasks are claimed from a counter, so uneven ones balance. A second Python thread that arrives while the
-// pool is busy, and a call from inside a task, run their tasks alone: never a deadlock, never more threads than asked.
+// working along. Tasks are claimed from a counter, so uneven ones balance. A second Python thread that arrives while
+// the pool is busy, and a call from inside a task, run their tasks alone: never a deadlock, never more threads than
+// asked.
 #pragma once
 
 namespace tw {
 
-bool in_shared_task();  // whether this thread works on a task of several threads' job
-int num_threads();  // that the work of this thread may be shared by
+bool in_shared_task();        // whether this thread works on a task of several threads' job
+int num_threads();            // that the work of this thread may be shared by
 void set_num_threads(int n);  // n >= 1, checked by the caller
 
 // While it lives, the calling thread's work is shared by at most so many threads.
@@ -22,7 +23,8 @@ class ThreadLimit {
 };
 
 using TaskFn = void (*)(void* context, int task);
-// `near`: each thread begins with the same share of the tasks whenever there are as many, and helps the others after that.
+// `near`: each thread begins with the same share of the tasks whenever there are as many, and helps the others after
+// that.
 void run_tasks(int tasks, TaskFn fn, void* context, bool near = false);
 
 template <class F>
@@ -31,8 +33,8 @@ void parallel_for(int tasks, F&& f) {
   run_tasks(tasks, call, &f);
 }
 
-// For steps that follow each other over one image: what a thread wrote in the last step lies in its own caches, so it is
-// given the same part of the image in the next.
+// For steps that follow each other over one image: what a thread wrote in the last step lies in its own caches, so it
+// is given the same part of the image in the next.
 template <class F>
 void parallel_near(int tasks, F&& f) {
   auto call = [](void* context, int task) { (*static_cast<F*>(context))(task); };

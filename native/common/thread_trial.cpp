@@ -5,9 +5,9 @@
 namespace tw {
 namespace {
 
-constexpr int kTrialRuns = 4;      // of one count; the first wakes threads and does not count
-constexpr int kBetween = 200;      // runs between two trials: what a losing count costs stays below two percent
-constexpr double kWorth = 0.97;    // more threads, or a change, must gain this much (benchmarks/decode.py threads)
+constexpr int kTrialRuns = 4;       // of one count; the first wakes threads and does not count
+constexpr int kBetween = 200;       // runs between two trials: what a losing count costs stays below two percent
+constexpr double kWorth = 0.97;     // more threads, or a change, must gain this much (benchmarks/decode.py threads)
 constexpr double kShare = 1.0 / 8;  // of a run in what is remembered
 constexpr double kOutlier = 4.0;    // a run that took so many times as long counts as this
 
@@ -40,7 +40,8 @@ void ThreadTrial::settle() {
 void ThreadTrial::took(int threads, double seconds) {
   std::lock_guard<std::mutex> lock(mutex_);
   const bool trial = tried_ < counts_.size();
-  if (counts_.empty() || counts_[trial ? tried_ : used_].threads != threads) return;  // another thread's run came between
+  if (counts_.empty() || counts_[trial ? tried_ : used_].threads != threads)
+    return;  // another thread's run came between
   ++runs_;
   if (trial) {
     double& mean = counts_[tried_].seconds;

@@ -1,5 +1,6 @@
-// Reading one number of an array that may start anywhere: whoever calls a kernel may hold such arrays. The vectors' loads do
-// not mind; a plain one must not. Always inlined, so that no copy made for one instruction set is taken by another.
+// Reading one number of an array that may start anywhere: whoever calls a kernel may hold such arrays. The vectors'
+// loads do not mind; a plain one must not. Always inlined, so that no copy made for one instruction set is taken by
+// another.
 #pragma once
 
 #include <cstdint>

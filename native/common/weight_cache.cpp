@@ -35,7 +35,9 @@ struct Slot {
   uint64_t used = 0;
 };
 
-int64_t bytes_of(const PackedWeights& w) { return static_cast<int64_t>((w.raw.size() + w.packed.size()) * sizeof(float)); }
+int64_t bytes_of(const PackedWeights& w) {
+  return static_cast<int64_t>((w.raw.size() + w.packed.size()) * sizeof(float));
+}
 
 struct Cache {
   std::mutex mutex;

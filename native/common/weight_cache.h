@@ -2,8 +2,9 @@
 // never trusted by address alone: it holds a copy of the raw weights, and every use compares the two, byte for byte.
 //
 // Bounded in bytes and entries. An entry in use is never put out for another: networks use their layers in turns, and a
-// cache that forgets the oldest would then make every entry anew at every call. Only entries that nobody asked for during
-// many calls make room; where they do not, weights_fit says so and the caller does without. Safe to use from several threads.
+// cache that forgets the oldest would then make every entry anew at every call. Only entries that nobody asked for
+// during many calls make room; where they do not, weights_fit says so and the caller does without. Safe to use from
+// several threads.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +42,7 @@ void keep_weights(const WeightKey& key, const std::shared_ptr<PackedWeights>& we
 void clear_weight_cache();
 int64_t weight_cache_bytes();
 int64_t weight_cache_limit();
-bool keep_weights_here(bool keep);  // whether calls of this thread may add entries; gives what held before
+bool keep_weights_here(bool keep);           // whether calls of this thread may add entries; gives what held before
 void set_weight_cache_limit(int64_t bytes);  // 0: a sixteenth of the machine's memory, from 96 MiB to 1 GiB
 
 }  // namespace tw

@@ -13,16 +13,26 @@ TW_INLINE vf clipped(vf v, float low, float high) { return vmin(splat(high), vma
 template <ConvActivation::Kind kind>
 TW_INLINE vf activate(vf v, [[maybe_unused]] float slope) {
   switch (kind) {
-    case ConvActivation::relu: return max_nan(v, vf{});
-    case ConvActivation::gelu: return vgelu(v);
-    case ConvActivation::relu6: return clipped(v, 0.0f, 6.0f);
-    case ConvActivation::silu: return v / (1.0f + vexp_of_sum(-v));
-    case ConvActivation::hard_swish: return v * (clipped(v + 3.0f, 0.0f, 6.0f) * (1.0f / 6.0f));
-    case ConvActivation::sigmoid: return 1.0f / (1.0f + vexp_of_sum(-v));
-    case ConvActivation::hard_sigmoid: return clipped(v + 3.0f, 0.0f, 6.0f) * (1.0f / 6.0f);
-    case ConvActivation::gelu_tanh: return vgelu_tanh(v);
-    case ConvActivation::leaky_relu: return select(v > vf{}, v, v * slope);
-    default: return v;
+    case ConvActivation::relu:
+      return max_nan(v, vf{});
+    case ConvActivation::gelu:
+      return vgelu(v);
+    case ConvActivation::relu6:
+      return clipped(v, 0.0f, 6.0f);
+    case ConvActivation::silu:
+      return v / (1.0f + vexp_of_sum(-v));
+    case ConvActivation::hard_swish:
+      return v * (clipped(v + 3.0f, 0.0f, 6.0f) * (1.0f / 6.0f));
+    case ConvActivation::sigmoid:
+      return 1.0f / (1.0f + vexp_of_sum(-v));
+    case ConvActivation::hard_sigmoid:
+      return clipped(v + 3.0f, 0.0f, 6.0f) * (1.0f / 6.0f);
+    case ConvActivation::gelu_tanh:
+      return vgelu_tanh(v);
+    case ConvActivation::leaky_relu:
+      return select(v > vf{}, v, v * slope);
+    default:
+      return v;
   }
 }
 
@@ -35,16 +45,26 @@ struct KnownActivation {
 template <class F>
 TW_INLINE void with_activation(ConvActivation::Kind kind, F&& f) {
   switch (kind) {
-    case ConvActivation::relu: return f(KnownActivation<ConvActivation::relu>());
-    case ConvActivation::gelu: return f(KnownActivation<ConvActivation::gelu>());
-    case ConvActivation::relu6: return f(KnownActivation<ConvActivation::relu6>());
-    case ConvActivation::silu: return f(KnownActivation<ConvActivation::silu>());
-    case ConvActivation::hard_swish: return f(KnownActivation<ConvActivation::hard_swish>());
-    case ConvActivation::sigmoid: return f(KnownActivation<ConvActivation::sigmoid>());
-    case ConvActivation::hard_sigmoid: return f(KnownActivation<ConvActivation::hard_sigmoid>());
-    case ConvActivation::gelu_tanh: return f(KnownActivation<ConvActivation::gelu_tanh>());
-    case ConvActivation::leaky_relu: return f(KnownActivation<ConvActivation::leaky_relu>());
-    default: return f(KnownActivation<ConvActivation::none>());
+    case ConvActivation::relu:
+      return f(KnownActivation<ConvActivation::relu>());
+    case ConvActivation::gelu:
+      return f(KnownActivation<ConvActivation::gelu>());
+    case ConvActivation::relu6:
+      return f(KnownActivation<ConvActivation::relu6>());
+    case ConvActivation::silu:
+      return f(KnownActivation<ConvActivation::silu>());
+    case ConvActivation::hard_swish:
+      return f(KnownActivation<ConvActivation::hard_swish>());
+    case ConvActivation::sigmoid:
+      return f(KnownActivation<ConvActivation::sigmoid>());
+    case ConvActivation::hard_sigmoid:
+      return f(KnownActivation<ConvActivation::hard_sigmoid>());
+    case ConvActivation::gelu_tanh:
+      return f(KnownActivation<ConvActivation::gelu_tanh>());
+    case ConvActivation::leaky_relu:
+      return f(KnownActivation<ConvActivation::leaky_relu>());
+    default:
+      return f(KnownActivation<ConvActivation::none>());
   }
 }
 

@@ -1,6 +1,6 @@
-// Weights asked for ahead of their use. Those that are read once, front to back: where much is computed from each byte, an
-// out-of-order core looks too few bytes ahead to keep the memory busy, and asking for the line two kilobytes on makes it so. With
-// AVX2 only, where it was measured.
+// Weights asked for ahead of their use. Those that are read once, front to back: where much is computed from each byte,
+// an out-of-order core looks too few bytes ahead to keep the memory busy, and asking for the line two kilobytes on
+// makes it so. With AVX2 only, where it was measured.
 #pragma once
 
 #include "common/simd.h"
@@ -14,13 +14,15 @@ TW_INLINE void fetch_ahead([[maybe_unused]] const void* line) {
 #endif
 }
 
-// The weights of the next panel, asked for while this one is multiplied, little by little: `fetch` is called `calls` times. Many lines at
-// once would keep those waiting that are needed now.
+// The weights of the next panel, asked for while this one is multiplied, little by little: `fetch` is called `calls`
+// times. Many lines at once would keep those waiting that are needed now.
 class NextPanel {
  public:
   NextPanel() = default;
   NextPanel(const void* weights, int64_t bytes, int64_t calls)
-      : at_(static_cast<const char*>(weights)), end_(at_ + bytes), step_(calls > 0 ? (bytes + 64 * calls - 1) / (64 * calls) * 64 : 0) {}
+      : at_(static_cast<const char*>(weights)),
+        end_(at_ + bytes),
+        step_(calls > 0 ? (bytes + 64 * calls - 1) / (64 * calls) * 64 : 0) {}
   TW_INLINE void fetch() {
     if (at_ >= end_) return;
     for (const char* until = at_ + step_; at_ < until; at_ += 64) __builtin_prefetch(at_);

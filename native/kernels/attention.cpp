@@ -8,8 +8,9 @@ namespace tw {
 namespace TW_ISA {
 namespace {
 
-// Without gradients to keep, more keys at once fit the second-level cache: fewer rescalings and longer products. Rows of
-// scores and of transposed keys lie a little further apart than a power of two, so that they do not share cache sets.
+// Without gradients to keep, more keys at once fit the second-level cache: fewer rescalings and longer products. Rows
+// of scores and of transposed keys lie a little further apart than a power of two, so that they do not share cache
+// sets.
 constexpr int kManyKeys = 256;
 constexpr int kKeyStep = kManyKeys + 16;
 
@@ -45,7 +46,8 @@ void finish_row(const RunningRow& state, const float* gathered, int64_t value_di
   const bool nothing = state.total == 0.0;
   const float share = nothing ? 0.0f : static_cast<float>(1.0 / state.total);
   each_vector(value_dim, [&](int64_t c, auto lanes) { lanes.put(out + c, lanes.get(gathered + c) * share); });
-  if (logsumexp != nullptr) *logsumexp = nothing ? -__builtin_inff() : static_cast<float>(state.top + __builtin_log(state.total));
+  if (logsumexp != nullptr)
+    *logsumexp = nothing ? -__builtin_inff() : static_cast<float>(state.top + __builtin_log(state.total));
 }
 
 void forward(const AttentionHead& head, int64_t first, int64_t last, RowsOut out, float* logsumexp, float* workspace) {

@@ -28,8 +28,8 @@ struct AttentionHead {
   float scale;
   bool causal;
   MaskKind mask_kind;
-  const void* mask;                    // float (added to the scores) or bool (true: may attend)
-  int64_t mask_row, mask_column;       // in elements; 0 where it is broadcast
+  const void* mask;               // float (added to the scores) or bool (true: may attend)
+  int64_t mask_row, mask_column;  // in elements; 0 where it is broadcast
 };
 
 struct AttentionKernels {

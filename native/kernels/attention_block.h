@@ -35,8 +35,8 @@ void multiply(int64_t m, int64_t n, int64_t k, Factor a, Rows b, RowsOut c, bool
     const int last = static_cast<int>(left - (vectors - 1) * kLanes);
     for (int64_t s = 0; s < strips; ++s) {
       const int64_t i = m * s / strips, rows = m * (s + 1) / strips - i;
-      const MicroArgs args = {k,          a.data + i * a.row,           a.row,    a.column, b.data + j,
-                              b.stride,   c.data + i * c.stride + j,    c.stride, last,     accumulate,
+      const MicroArgs args = {k,        a.data + i * a.row,        a.row,    a.column, b.data + j,
+                              b.stride, c.data + i * c.stride + j, c.stride, last,     accumulate,
                               nullptr};
       kMicro.at[vectors - 1][rows - 1](args);
     }
@@ -79,7 +79,8 @@ TW_INLINE void apply_mask_row(const AttentionHead& head, int64_t t, int64_t j0, 
 }
 
 // -inf where queries first ... may not see keys j0 ...; rows of `scores` are `step` floats apart.
-void mask_scores(const AttentionHead& head, int64_t first, int64_t queries, int64_t j0, int64_t count, int64_t step, float* scores) {
+void mask_scores(const AttentionHead& head, int64_t first, int64_t queries, int64_t j0, int64_t count, int64_t step,
+                 float* scores) {
   for (int64_t i = 0; i < queries; ++i) {
     float* row = scores + i * step;
     const int64_t visible = visible_keys(head, first + i) - j0;

@@ -52,7 +52,8 @@ void dot_rows(Rows a, Rows b, int64_t count, int64_t dim, float* out) {
   for (int64_t i = 0; i < count; ++i) {
     const float* x = a.data + i * a.stride;
     const float* y = b.data + i * b.stride;
-    out[i] = static_cast<float>(sum_over(dim, [&](int64_t c, auto lanes) { return lanes.get(x + c) * lanes.get(y + c); }));
+    out[i] =
+        static_cast<float>(sum_over(dim, [&](int64_t c, auto lanes) { return lanes.get(x + c) * lanes.get(y + c); }));
   }
 }
 

@@ -42,7 +42,9 @@ struct Element<CacheKind::int8> {
   }
 };
 
-TW_INLINE int lanes_left(int64_t width, int64_t at) { return width - at < kLanes ? static_cast<int>(width - at) : kLanes; }
+TW_INLINE int lanes_left(int64_t width, int64_t at) {
+  return width - at < kLanes ? static_cast<int>(width - at) : kLanes;
+}
 
 template <CacheKind K>
 TW_INLINE vf score_lanes(const float* q, const typename Element<K>::type* key, int64_t width) {
@@ -108,8 +110,8 @@ float exponentials(float* scores, int64_t length) {
 
 // V vectors of the mixed row, from column d on; the last of them has `lanes` lanes.
 template <CacheKind K, int V>
-void mix_columns(const float* weights, CachedRows values, int64_t length, int64_t width, int64_t d, int lanes, float norm,
-                 float* out) {
+void mix_columns(const float* weights, CachedRows values, int64_t length, int64_t width, int64_t d, int lanes,
+                 float norm, float* out) {
   const auto* data = static_cast<const typename Element<K>::type*>(values.data) + d;
   vf acc[V] = {};
   for (int64_t t = 0; t < length; ++t, data += width) {
@@ -124,8 +126,10 @@ void mix_columns(const float* weights, CachedRows values, int64_t length, int64_
 template <CacheKind K>
 void mix_values(const float* weights, CachedRows values, int64_t length, int64_t width, float norm, float* out) {
   int64_t d = 0;
-  for (; d + 4 * kLanes <= width; d += 4 * kLanes) mix_columns<K, 4>(weights, values, length, width, d, kLanes, norm, out);
-  for (; d + 2 * kLanes <= width; d += 2 * kLanes) mix_columns<K, 2>(weights, values, length, width, d, kLanes, norm, out);
+  for (; d + 4 * kLanes <= width; d += 4 * kLanes)
+    mix_columns<K, 4>(weights, values, length, width, d, kLanes, norm, out);
+  for (; d + 2 * kLanes <= width; d += 2 * kLanes)
+    mix_columns<K, 2>(weights, values, length, width, d, kLanes, norm, out);
   for (; d < width; d += kLanes) mix_columns<K, 1>(weights, values, length, width, d, lanes_left(width, d), norm, out);
 }
 
@@ -137,20 +141,23 @@ void attend_kind(const float* q, CachedRows keys, CachedRows values, int64_t len
   mix_values<K>(scores, values, length, width, norm, out);
 }
 
-void attend(CacheKind kind, const float* q, CachedRows keys, CachedRows values, int64_t length, int64_t width, float scale,
-            float* scores, float* out) {
+void attend(CacheKind kind, const float* q, CachedRows keys, CachedRows values, int64_t length, int64_t width,
+            float scale, float* scores, float* out) {
   switch (kind) {
-    case CacheKind::float32: return attend_kind<CacheKind::float32>(q, keys, values, length, width, scale, scores, out);
-    case CacheKind::float16: return attend_kind<CacheKind::float16>(q, keys, values, length, width, scale, scores, out);
-    case CacheKind::int8: return attend_kind<CacheKind::int8>(q, keys, values, length, width, scale, scores, out);
+    case CacheKind::float32:
+      return attend_kind<CacheKind::float32>(q, keys, values, length, width, scale, scores, out);
+    case CacheKind::float16:
+      return attend_kind<CacheKind::float16>(q, keys, values, length, width, scale, scores, out);
+    case CacheKind::int8:
+      return attend_kind<CacheKind::int8>(q, keys, values, length, width, scale, scores, out);
   }
 }
 
 // --- several queries of positions one after the other: each key and value that is loaded serves all of them ---
 
 template <CacheKind K>
-void score_rows(const float* q, int64_t q_row, CachedRows keys, int64_t length, int64_t width, float scale, float* scores,
-                int64_t scores_row) {
+void score_rows(const float* q, int64_t q_row, CachedRows keys, int64_t length, int64_t width, float scale,
+                float* scores, int64_t scores_row) {
   constexpr int kKeys = 2, R = kAttendRows;
   const auto* data = static_cast<const typename Element<K>::type*>(keys.data);
   for (int64_t t = 0; t < length; t += kKeys) {
@@ -180,8 +187,8 @@ void score_rows(const float* q, int64_t q_row, CachedRows keys, int64_t length, 
 
 // V vectors of all mixed rows, from column d on; the last of them has `lanes` lanes.
 template <CacheKind K, int V>
-void mix_rows_columns(const float* weights, int64_t weights_row, CachedRows values, int64_t length, int64_t width, int64_t d,
-                      int lanes, const float* norms, float* out, int64_t out_row) {
+void mix_rows_columns(const float* weights, int64_t weights_row, CachedRows values, int64_t length, int64_t width,
+                      int64_t d, int lanes, const float* norms, float* out, int64_t out_row) {
   constexpr int R = kAttendRows;
   const auto* data = static_cast<const typename Element<K>::type*>(values.data) + d;
   vf acc[R][V] = {};

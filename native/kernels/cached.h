@@ -1,5 +1,5 @@
-// New positions of a transformer: attention of queries over the keys and values stored so far, and the conversion of a row
-// of floats to what a cache stores.
+// New positions of a transformer: attention of queries over the keys and values stored so far, and the conversion of a
+// row of floats to what a cache stores.
 #pragma once
 
 #include <cstdint>
@@ -22,9 +22,9 @@ struct CachedKernels {
   // out (width) = softmax(q . keys * scale) values, over the first `length` rows; `scores` holds length floats.
   void (*attend)(CacheKind kind, const float* q, CachedRows keys, CachedRows values, int64_t length, int64_t width,
                  float scale, float* scores, float* out);
-  // The same for kAttendRows queries, `q_row` floats apart, of positions one after the other: the first sees `length` rows
-  // and each of the others one more. `scores` holds kAttendRows runs of `length + kAttendRows` floats. Every query gets the
-  // floats it would get alone.
+  // The same for kAttendRows queries, `q_row` floats apart, of positions one after the other: the first sees `length`
+  // rows and each of the others one more. `scores` holds kAttendRows runs of `length + kAttendRows` floats. Every query
+  // gets the floats it would get alone.
   void (*attend_rows)(CacheKind kind, const float* q, int64_t q_row, CachedRows keys, CachedRows values, int64_t length,
                       int64_t width, float scale, float* scores, float* out, int64_t out_row);
   // One row of width floats into row `row` of a cache; for int8 also its scale.

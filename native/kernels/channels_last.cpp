@@ -46,7 +46,8 @@ void to_rows(const LastImage& x, int64_t row, float* to) {
   for_runs(x.n * vectors, plane * kLanes, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
       const int64_t n = i / vectors, c = i % vectors * kLanes;
-      unpack_pixels(x.data + n * plane * x.pitch + c, x.pitch, plane, smaller(kLanes, x.c - c), none, to + (n * x.c + c) * row, row);
+      unpack_pixels(x.data + n * plane * x.pitch + c, x.pitch, plane, smaller(kLanes, x.c - c), none,
+                    to + (n * x.c + c) * row, row);
     }
   });
 }
@@ -174,16 +175,21 @@ void binary(const LastImage& a, const LastImage& b, ConvActivation activation, c
     for (int64_t p = first; p < last; ++p) {
       const float *from = a.data + p * a.pitch, *other = b.data + (one ? p / plane : p) * b.pitch;
       float* to = y.data + p * y.pitch;
-      for (int64_t c = 0; c < a.c; c += kLanes) put(to + c, activated(f(load(from + c), load(other + c)), activation), a.c - c);
+      for (int64_t c = 0; c < a.c; c += kLanes)
+        put(to + c, activated(f(load(from + c), load(other + c)), activation), a.c - c);
     }
   });
 }
 
-void binary_of_kind(BinaryKind kind, const LastImage& a, const LastImage& b, ConvActivation activation, const LastImage& y) {
+void binary_of_kind(BinaryKind kind, const LastImage& a, const LastImage& b, ConvActivation activation,
+                    const LastImage& y) {
   switch (kind) {
-    case BinaryKind::add: return binary(a, b, activation, y, [](vf p, vf q) { return p + q; });
-    case BinaryKind::sub: return binary(a, b, activation, y, [](vf p, vf q) { return p - q; });
-    case BinaryKind::mul: return binary(a, b, activation, y, [](vf p, vf q) { return p * q; });
+    case BinaryKind::add:
+      return binary(a, b, activation, y, [](vf p, vf q) { return p + q; });
+    case BinaryKind::sub:
+      return binary(a, b, activation, y, [](vf p, vf q) { return p - q; });
+    case BinaryKind::mul:
+      return binary(a, b, activation, y, [](vf p, vf q) { return p * q; });
   }
 }
 
@@ -220,7 +226,8 @@ float sum_of_run(const LastImage& x, const float* from, int64_t channels, F&& f)
   return sum_lanes(total) + rest;
 }
 
-void group_norm(const LastImage& x, int64_t groups, const float* weight, const float* bias, float eps, const LastImage& y) {
+void group_norm(const LastImage& x, int64_t groups, const float* weight, const float* bias, float eps,
+                const LastImage& y) {
   const int64_t each = x.c / groups, plane = x.h * x.w;
   const float count = static_cast<float>(each * plane);
   for_runs(x.n * groups, each * plane, [&](int64_t first, int64_t last) {
@@ -233,7 +240,8 @@ void group_norm(const LastImage& x, int64_t groups, const float* weight, const f
       float* to = y.data + n * plane * y.pitch + start;
       for (int64_t p = 0; p < plane; ++p, from += x.pitch, to += y.pitch) {
         for (int64_t c = 0; c < each; c += kLanes) {
-          put(to + c, multiply_add(load(bias + start + c), (load(from + c) - mean) * scale, load(weight + start + c)), each - c);
+          put(to + c, multiply_add(load(bias + start + c), (load(from + c) - mean) * scale, load(weight + start + c)),
+              each - c);
         }
       }
     }
@@ -242,7 +250,8 @@ void group_norm(const LastImage& x, int64_t groups, const float* weight, const f
 
 // Two vectors, lane by lane in turn.
 TW_INLINE void interleave(vf a, vf b, float* to) {
-  const vf low = pairs_low(a, b), high = pairs_high(a, b);  // in every 128 bits: the first two lanes of both, the last two
+  const vf low = pairs_low(a, b),
+           high = pairs_high(a, b);  // in every 128 bits: the first two lanes of both, the last two
 #if defined(__AVX512F__)
   store(to, __builtin_shufflevector(low, high, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23));
   store(to + kLanes, __builtin_shufflevector(low, high, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31));
@@ -283,7 +292,8 @@ void upsample(const LastImage& x, int64_t by_h, int64_t by_w, const LastImage& y
     for (int64_t row = first; row < last; ++row) {
       const int64_t n = row / y.h, from_row = n * x.h + row % y.h / by_h;
       for (int64_t i = 0; i < y.w; ++i) {
-        std::memcpy(y.data + (row * y.w + i) * y.pitch, x.data + (from_row * x.w + i / by_w) * x.pitch, static_cast<size_t>(y.c) * sizeof(float));
+        std::memcpy(y.data + (row * y.w + i) * y.pitch, x.data + (from_row * x.w + i / by_w) * x.pitch,
+                    static_cast<size_t>(y.c) * sizeof(float));
       }
     }
   });
@@ -304,7 +314,9 @@ void spread(const LastImage& x, int64_t by_h, int64_t by_w, const LastImage& y) 
 
 }  // namespace
 
-const ChannelsLastOps channels_last = {from_planes, to_planes, max_pool, avg_pool, global_mean, binary_of_kind, affine, take, group_norm, gather, transpose, upsample, spread};
+const ChannelsLastOps channels_last = {from_planes,    to_planes, max_pool, avg_pool,   global_mean,
+                                       binary_of_kind, affine,    take,     group_norm, gather,
+                                       transpose,      upsample,  spread};
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -1,8 +1,10 @@
-// Two-dimensional convolution, NCHW in and out, channels-last inside. Two algorithms share one shape, one epilogue and one
-// kind of tile:
-//   winograd  3x3, stride 1: F(4x4, 3x3), 36 multiplications for 16 outputs where the definition needs 144; or F(2x2, 3x3), 16
+// Two-dimensional convolution, NCHW in and out, channels-last inside. Two algorithms share one shape, one epilogue and
+// one kind of tile:
+//   winograd  3x3, stride 1: F(4x4, 3x3), 36 multiplications for 16 outputs where the definition needs 144; or F(2x2,
+//   3x3), 16
 //             for 4 where it needs 36
-//   direct    any shape: implicit GEMM over a channels-last copy of a band of rows; lanes are output channels. Groups so
+//   direct    any shape: implicit GEMM over a channels-last copy of a band of rows; lanes are output channels. Groups
+//   so
 //             narrow that several share a vector, depthwise ones above all, have a loop of their own (conv_grouped.h)
 // Weights come as a strided view, so that the gradient of the input is the same convolution with flipped weights.
 #pragma once
@@ -14,12 +16,12 @@
 namespace tw {
 
 struct ConvShape {
-  int64_t n, c, h, w;    // input
-  int64_t o, kh, kw;     // weights (o, c / groups, kh, kw)
-  int64_t sh, sw;        // stride
-  int64_t ph, pw;        // zeros before the first row and column; after the last, as many as oh and ow reach for
+  int64_t n, c, h, w;  // input
+  int64_t o, kh, kw;   // weights (o, c / groups, kh, kw)
+  int64_t sh, sw;      // stride
+  int64_t ph, pw;      // zeros before the first row and column; after the last, as many as oh and ow reach for
   int64_t groups;
-  int64_t oh, ow;        // output
+  int64_t oh, ow;          // output
   int64_t dh = 1, dw = 1;  // dilation: input rows and columns from one tap to the next
 
   int64_t reach_h() const { return (kh - 1) * dh + 1; }  // input rows and columns under one window
@@ -58,8 +60,9 @@ struct OutputGrid {
   int64_t y0, x0, step_y, step_x;
 };
 
-// How images lie: planes (a pitch of 0), or channels-last with so many floats from one pixel to the next. A channels-last
-// vector may read up to a vector past a pixel's last channel (the plan's buffers have room for it) and never writes there.
+// How images lie: planes (a pitch of 0), or channels-last with so many floats from one pixel to the next. A
+// channels-last vector may read up to a vector past a pixel's last channel (the plan's buffers have room for it) and
+// never writes there.
 struct ConvLayout {
   int64_t x_pitch = 0, y_pitch = 0, residual_pitch = 0;
 };
@@ -82,15 +85,17 @@ struct ConvLimits {
 constexpr float kWinogradLimit = 1.0e15f;
 
 struct WinogradKernels {
-  int64_t tile, positions, input_cost, output_cost;  // outputs a side; products; vector instructions of a tile's transforms
+  int64_t tile, positions, input_cost,
+      output_cost;  // outputs a side; products; vector instructions of a tile's transforms
   int64_t (*packed_floats)(const ConvShape& s);
   bool (*pack)(const ConvShape& s, const WeightView& w, float* packed);  // false: a weight is above the limit
-  void (*unpack)(const ConvShape& s, const float* packed, float* raw);   // the filters (o, c of a group, 3, 3), up to rounding
+  void (*unpack)(const ConvShape& s, const float* packed,
+                 float* raw);  // the filters (o, c of a group, 3, 3), up to rounding
   ConvTile (*default_tile)(const ConvShape& s, int64_t threads);
   int64_t (*block_bytes)(const ConvShape& s, const ConvTile& tile);  // working memory of a task
   // false: an input is above the limit (or memory ran out); y is then unspecified
-  bool (*forward)(const ConvShape& s, const float* x, const float* packed, const ConvEpilogue& e,
-                  const ConvTile& tile, const ConvLayout& layout, float* y);
+  bool (*forward)(const ConvShape& s, const float* x, const float* packed, const ConvEpilogue& e, const ConvTile& tile,
+                  const ConvLayout& layout, float* y);
 };
 
 struct DirectKernels {
@@ -99,20 +104,21 @@ struct DirectKernels {
   void (*pack)(const ConvShape& s, const WeightView& w, float* packed);
   ConvTile (*default_tile)(const ConvShape& s, int64_t threads);
   int64_t (*block_bytes)(const ConvShape& s, const ConvTile& tile);
-  bool (*forward)(const ConvShape& s, const float* x, const float* packed, const ConvEpilogue& e,
-                  const ConvTile& tile, const OutputGrid& grid, float* y);  // false: out of memory
+  bool (*forward)(const ConvShape& s, const float* x, const float* packed, const ConvEpilogue& e, const ConvTile& tile,
+                  const OutputGrid& grid, float* y);  // false: out of memory
 };
 
-// The direct algorithm with a channels-last result, for networks that keep that layout between layers. Weights as packed by
-// DirectKernels; the bias has room for a vector past its last channel.
+// The direct algorithm with a channels-last result, for networks that keep that layout between layers. Weights as
+// packed by DirectKernels; the bias has room for a vector past its last channel.
 struct ChannelsLastKernels {
-  bool (*forward)(const ConvShape& s, const float* x, const float* packed, const ConvEpilogue& e, const ConvLayout& layout,
+  bool (*forward)(const ConvShape& s, const float* x, const float* packed, const ConvEpilogue& e,
+                  const ConvLayout& layout,
                   float* y);  // false: out of memory
-  // A 1x1 convolution of stride 1, without padding, residual or groups, and a depthwise one of its result, which is not kept.
-  // The layout's pitches of result and residual are the second's.
-  bool (*forward_pair)(const ConvShape& first, const float* x, int64_t x_pitch, const float* packed_first, const ConvEpilogue& e_first,
-                       const ConvShape& second, const float* packed_second, const ConvEpilogue& e_second, const ConvLayout& layout,
-                       float* y);
+  // A 1x1 convolution of stride 1, without padding, residual or groups, and a depthwise one of its result, which is not
+  // kept. The layout's pitches of result and residual are the second's.
+  bool (*forward_pair)(const ConvShape& first, const float* x, int64_t x_pitch, const float* packed_first,
+                       const ConvEpilogue& e_first, const ConvShape& second, const float* packed_second,
+                       const ConvEpilogue& e_second, const ConvLayout& layout, float* y);
 };
 
 struct GradWeightKernels {

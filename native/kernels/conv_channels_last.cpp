@@ -1,6 +1,6 @@
-// The direct algorithm where the result is channels-last: the layout that a network keeps between its layers. Windows that
-// stay inside a channels-last image are read where they lie; else the rows of a band are copied with their padding first. A
-// 1x1 kernel sees no rows at all, only pixels. Finished tiles go to the result at once.
+// The direct algorithm where the result is channels-last: the layout that a network keeps between its layers. Windows
+// that stay inside a channels-last image are read where they lie; else the rows of a band are copied with their padding
+// first. A 1x1 kernel sees no rows at all, only pixels. Finished tiles go to the result at once.
 #include "common/machine.h"
 #include "common/scratch.h"
 #include "common/thread_pool.h"
@@ -20,14 +20,15 @@ struct Problem {
   ConvEpilogue e;
   const float *x, *packed;
   float* y;
-  int64_t c, o, vectors;  // of a group
-  bool in_place;          // windows are read where they lie
-  int64_t pitch, columns; // floats of a pixel and pixels of a row, as they are read
+  int64_t c, o, vectors;   // of a group
+  bool in_place;           // windows are read where they lie
+  int64_t pitch, columns;  // floats of a pixel and pixels of a row, as they are read
 };
 
 // The whole batch as one row of pixels.
 void flatten_pixels(ConvShape* s) {
-  const bool points = s->kh == 1 && s->kw == 1 && s->sh == 1 && s->sw == 1 && s->ph == 0 && s->pw == 0 && s->oh == s->h && s->ow == s->w;
+  const bool points = s->kh == 1 && s->kw == 1 && s->sh == 1 && s->sw == 1 && s->ph == 0 && s->pw == 0 &&
+                      s->oh == s->h && s->ow == s->w;
   if (!points) return;
   s->w = s->ow = s->n * s->h * s->w;
   s->n = s->h = s->oh = 1;
@@ -48,8 +49,8 @@ struct Cuts {
 
 int64_t most_l2() { return larger(256 << 10, smaller(machine().caches.l2, 2 << 20)); }
 
-// A part's input stays in half of the second-level cache while the panels of weights pass by; its result is written once.
-// Where there are fewer parts than threads they become smaller, in rows, columns or channels.
+// A part's input stays in half of the second-level cache while the panels of weights pass by; its result is written
+// once. Where there are fewer parts than threads they become smaller, in rows, columns or channels.
 Cuts cuts_of(const Problem& p) {
   const ConvShape& s = p.s;
   const int64_t pixel_bytes = 4 * s.sh * s.sw * p.c, by_cache = most_l2() / 2 / larger(1, pixel_bytes);
@@ -78,14 +79,21 @@ Cuts cuts_of(const Problem& p) {
 RowBuffer band_rows(const Problem& p, const Part& b, float* to) {
   const ConvShape& s = p.s;
   const int64_t first = b.y0 * s.sh - s.ph, input_rows = (b.y1 - b.y0 - 1) * s.sh + s.reach_h();
-  if (p.in_place) return {const_cast<float*>(p.x) + (b.n * s.h + first) * s.w * p.pitch + b.group * p.c, p.pitch, s.w, 0, first, input_rows};
+  if (p.in_place)
+    return {const_cast<float*>(p.x) + (b.n * s.h + first) * s.w * p.pitch + b.group * p.c,
+            p.pitch,
+            s.w,
+            0,
+            first,
+            input_rows};
   const RowBuffer rows{to, p.c, p.columns, s.pw, first, input_rows};
   zero_margins(rows, s.w);
   if (p.l.x_pitch == 0) {
     Magnitude unused;
     pack_rows(rows, p.x + (b.n * s.c + b.group * p.c) * s.h * s.w, p.c, s.h, s.w, first, first + input_rows, unused);
   } else {
-    copy_rows(rows, p.x + b.n * s.h * s.w * p.l.x_pitch + b.group * p.c, p.l.x_pitch, p.c, s.h, s.w, first, first + input_rows);
+    copy_rows(rows, p.x + b.n * s.h * s.w * p.l.x_pitch + b.group * p.c, p.l.x_pitch, p.c, s.h, s.w, first,
+              first + input_rows);
   }
   return rows;
 }
@@ -102,7 +110,8 @@ void multiply_panel(const Problem& p, const Part& b, const RowBuffer& rows, int6
   const int64_t vectors = smaller(kPanelVectors, p.vectors - vector), channel = b.group * p.o + vector * kLanes;
   const bool whole_rows = s.dw == 1 && p.pitch == p.c;  // the taps of a kernel row are one segment, or one each
   MicroArgs args;
-  MicroFinish finish{p.e.bias == nullptr ? nullptr : p.e.bias + channel, nullptr, p.l.residual_pitch, p.e.activation, p.o - vector * kLanes};
+  MicroFinish finish{p.e.bias == nullptr ? nullptr : p.e.bias + channel, nullptr, p.l.residual_pitch, p.e.activation,
+                     p.o - vector * kLanes};
   args.run = whole_rows ? 1 : s.kw;
   args.a_step = s.dw * p.pitch;
   args.a_row = s.sw * p.pitch;
@@ -184,9 +193,10 @@ bool forward_wide(const Problem& p) {
 
 // --- narrow groups ---
 
-// One row of outputs, a chunk of pixels through all blocks before the next: neighbouring channels are neighbours in memory.
-// `image` is the first pixel's first channel, `pitch` the floats of a pixel.
-void narrow_row(const Problem& p, const float* image, int64_t pitch, int64_t n, int64_t y, int64_t block0, int64_t block1) {
+// One row of outputs, a chunk of pixels through all blocks before the next: neighbouring channels are neighbours in
+// memory. `image` is the first pixel's first channel, `pitch` the floats of a pixel.
+void narrow_row(const Problem& p, const float* image, int64_t pitch, int64_t n, int64_t y, int64_t block0,
+                int64_t block1) {
   const ConvShape& s = p.s;
   const GroupBlocks blocks = group_blocks(s);
   const int64_t top = y * s.sh - s.ph, taps = s.kw * s.group_c() * kLanes;
@@ -194,11 +204,13 @@ void narrow_row(const Problem& p, const float* image, int64_t pitch, int64_t n, 
   const int64_t end = s.h <= top ? 0 : smaller(s.kh, ceil_div(s.h - top, s.dh));
   const int64_t inside = larger(0, end - first), chunks = ceil_div(s.ow, pixels_at_once(s));
   if (inside > 0) image += (top + first * s.dh) * s.w * pitch;
-  GroupedRow row{nullptr, pitch, s.dh * s.w * pitch, s.w, nullptr, inside, s.kw, s.sw, s.dw, s.pw, s.group_c(), s.group_o(), nullptr, nullptr, p.l.y_pitch};
+  GroupedRow row{nullptr, pitch, s.dh * s.w * pitch, s.w,         nullptr, inside,  s.kw,       s.sw,
+                 s.dw,    s.pw,  s.group_c(),        s.group_o(), nullptr, nullptr, p.l.y_pitch};
   MicroFinish finish{nullptr, nullptr, p.l.residual_pitch, p.e.activation, 0};
   row.finish = &finish;
   for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-    const int64_t x = cut(s.ow, chunks, chunk), count = cut(s.ow, chunks, chunk + 1) - x, pixel = (n * s.oh + y) * s.ow + x;
+    const int64_t x = cut(s.ow, chunks, chunk), count = cut(s.ow, chunks, chunk + 1) - x,
+                  pixel = (n * s.oh + y) * s.ow + x;
     for (int64_t block = block0; block < block1; ++block) {
       const int64_t channel = block * blocks.o;
       row.x = image + block * blocks.c;
@@ -222,18 +234,20 @@ void forward_narrow(const Problem& p) {
     const int64_t band = task / splits, split = task % splits;
     for (int64_t row = cut(rows, bands, band); row < cut(rows, bands, band + 1); ++row) {
       const int64_t n = row / s.oh;
-      narrow_row(p, p.x + n * s.h * s.w * p.l.x_pitch, p.l.x_pitch, n, row % s.oh, cut(blocks, splits, split), cut(blocks, splits, split + 1));
+      narrow_row(p, p.x + n * s.h * s.w * p.l.x_pitch, p.l.x_pitch, n, row % s.oh, cut(blocks, splits, split),
+                 cut(blocks, splits, split + 1));
     }
   });
 }
 
 // --- a 1x1 convolution and the depthwise one that reads it ---
 
-// Rows of the first's result, one panel of channels wide, wait in scratch memory for the second: the many channels between the
-// two never leave the nearer caches. Rows that two bands need are computed twice.
+// Rows of the first's result, one panel of channels wide, wait in scratch memory for the second: the many channels
+// between the two never leave the nearer caches. Rows that two bands need are computed twice.
 constexpr int64_t kPairPitch = kPanelVectors * kLanes;
 
-// Bands of the second's rows: what a band reads, and a panel of what lies between, stay in half of the second-level cache.
+// Bands of the second's rows: what a band reads, and a panel of what lies between, stay in half of the second-level
+// cache.
 int64_t pair_bands(const Problem& a, const ConvShape& s) {
   const int64_t fit = larger(1, most_l2() / 2 / (s.w * (a.c + kPairPitch) * 4)), halo = larger(0, s.reach_h() - s.sh);
   const int64_t rows = larger(fit - halo, 4 * larger(1, halo)) / s.sh;
@@ -242,7 +256,8 @@ int64_t pair_bands(const Problem& a, const ConvShape& s) {
 
 bool run_pair(const Problem& a, const Problem& b, int64_t n, int64_t y0, int64_t y1, int64_t vector0, int64_t vector1) {
   const ConvShape& s = b.s;
-  const int64_t first = smaller(s.h, larger(0, y0 * s.sh - s.ph)), end = larger(first, smaller(s.h, (y1 - 1) * s.sh - s.ph + s.reach_h()));
+  const int64_t first = smaller(s.h, larger(0, y0 * s.sh - s.ph)),
+                end = larger(first, smaller(s.h, (y1 - 1) * s.sh - s.ph + s.reach_h()));
   const int64_t begin = (n * s.h + first) * s.w, pixels = (end - first) * s.w;
   float* rows = thread_scratch(round_up(pixels * kPairPitch + kLanes, 16));
   if (rows == nullptr) return false;
@@ -262,25 +277,29 @@ bool run_pair(const Problem& a, const Problem& b, int64_t n, int64_t y0, int64_t
   return true;
 }
 
-bool forward_pair(const ConvShape& first, const float* x, int64_t x_pitch, const float* packed_first, const ConvEpilogue& e_first,
-                  const ConvShape& second, const float* packed_second, const ConvEpilogue& e_second, const ConvLayout& layout,
-                  float* y) {
-  Problem a{first, {x_pitch, 0, 0}, e_first, x, packed_first, nullptr, first.c, first.o, ceil_div(first.o, kLanes), true, x_pitch, 0};
+bool forward_pair(const ConvShape& first, const float* x, int64_t x_pitch, const float* packed_first,
+                  const ConvEpilogue& e_first, const ConvShape& second, const float* packed_second,
+                  const ConvEpilogue& e_second, const ConvLayout& layout, float* y) {
+  Problem a{first, {x_pitch, 0, 0}, e_first, x, packed_first, nullptr, first.c, first.o, ceil_div(first.o, kLanes),
+            true,  x_pitch,         0};
   Problem b{second, layout, e_second, nullptr, packed_second, y, 1, 1, 0, false, 0, 0};
   flatten_pixels(&a.s);
-  const int64_t bands = pair_bands(a, second), panels = ceil_div(a.vectors, kPanelVectors), parts = second.n * bands, threads = num_threads();
+  const int64_t bands = pair_bands(a, second), panels = ceil_div(a.vectors, kPanelVectors), parts = second.n * bands,
+                threads = num_threads();
   const int64_t splits = parts % threads == 0 || parts >= 4 * threads ? 1 : smaller(panels, threads);
   bool failed = false;
   parallel_near(static_cast<int>(parts * splits), [&](int task) {
     const int64_t split = task % splits, band = task / splits % bands, n = task / splits / bands;
-    const int64_t vector0 = cut(panels, splits, split) * kPanelVectors, vector1 = smaller(cut(panels, splits, split + 1) * kPanelVectors, a.vectors);
-    if (!run_pair(a, b, n, cut(second.oh, bands, band), cut(second.oh, bands, band + 1), vector0, vector1)) __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
+    const int64_t vector0 = cut(panels, splits, split) * kPanelVectors,
+                  vector1 = smaller(cut(panels, splits, split + 1) * kPanelVectors, a.vectors);
+    if (!run_pair(a, b, n, cut(second.oh, bands, band), cut(second.oh, bands, band + 1), vector0, vector1))
+      __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
   });
   return !failed;
 }
 
-bool forward(const ConvShape& shape, const float* x, const float* packed, const ConvEpilogue& e, const ConvLayout& layout,
-             float* y) {
+bool forward(const ConvShape& shape, const float* x, const float* packed, const ConvEpilogue& e,
+             const ConvLayout& layout, float* y) {
   Problem p{shape, layout, e, x, packed, y, shape.group_c(), shape.group_o(), 0, false, 0, 0};
   if (shares_vectors(shape)) {
     forward_narrow(p);

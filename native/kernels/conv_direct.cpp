@@ -1,7 +1,7 @@
 // Direct convolution as an implicit matrix product. A band of input rows is copied channels-last; there, the kernel-row
 // by channel run that an output pixel multiplies is contiguous, and the next pixel's starts one stride further. So the
-// product needs no im2col: rows of A are read at a stride, one K segment a kernel row (a tap, where columns are dilated).
-// Narrow groups go in blocks that share a vector (conv_grouped.h), over the same copy.
+// product needs no im2col: rows of A are read at a stride, one K segment a kernel row (a tap, where columns are
+// dilated). Narrow groups go in blocks that share a vector (conv_grouped.h), over the same copy.
 #include "common/scratch.h"
 #include "common/thread_pool.h"
 #include "kernels/conv.h"
@@ -69,7 +69,8 @@ void pack(const ConvShape& s, const WeightView& w, float* packed) {
 
 int64_t rows_of_band(const ConvShape& s, const ConvTile& tile) { return smaller(s.oh, larger(1, tile.block / s.ow)); }
 
-// In vector multiplications: below this a second thread costs more than it saves (a few microseconds; benchmarks/conv.py
+// In vector multiplications: below this a second thread costs more than it saves (a few microseconds;
+// benchmarks/conv.py
 // --layers --threads 2, "1x1 16-32 at 32 stride 2, batch 1").
 constexpr int64_t kWorthThreads = 8192;
 
@@ -135,8 +136,21 @@ void multiply(const Problem& p, const Band& b, const ConvTile& tile, const float
 void multiply_narrow(const Problem& p, const Band& b, const float* packed, const RowBuffer& rows, float* stage) {
   const ConvShape& s = p.s;
   const MicroFinish as_it_is{nullptr, nullptr, 0, ConvActivation::none, kLanes};
-  GroupedRow row{nullptr, kLanes, s.dh * rows.columns * kLanes, rows.columns, packed, s.kh, s.kw, s.sw, s.dw, 0,
-                 s.group_c(), s.group_o(), &as_it_is, nullptr, kLanes};
+  GroupedRow row{nullptr,
+                 kLanes,
+                 s.dh * rows.columns * kLanes,
+                 rows.columns,
+                 packed,
+                 s.kh,
+                 s.kw,
+                 s.sw,
+                 s.dw,
+                 0,
+                 s.group_c(),
+                 s.group_o(),
+                 &as_it_is,
+                 nullptr,
+                 kLanes};
   const int64_t chunks = ceil_div(s.ow, pixels_at_once(s));
   for (int64_t y = b.y0; y < b.y1; ++y) {
     row.x = rows.row(y * s.sh - s.ph);
@@ -212,7 +226,8 @@ bool run_band(const Problem& p, const Band& b, const ConvTile& tile, const float
         continue;
       }
       const float* panel = packed + (b.unit * p.vectors + vector) * p.s.kh * p.s.kw * p.c * kLanes;
-      multiply(p, b, tile, panel, smaller(kPanelVectors, p.vectors - vector), rows, stage + (vector - from) * kLanes, pitch);
+      multiply(p, b, tile, panel, smaller(kPanelVectors, p.vectors - vector), rows, stage + (vector - from) * kLanes,
+               pitch);
     }
     write_back(p, b, from, to, stage, pitch, e, grid, y);
   }

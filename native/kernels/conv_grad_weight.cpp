@@ -40,8 +40,8 @@ int64_t partial_floats(const ConvShape& s) {
 
 int64_t max_parts(const ConvShape& s) { return s.n * make_problem(s).bands; }
 
-void multiply_panel(const Problem& p, int64_t group, int64_t vector, int64_t vectors, const RowBuffer& rows, int64_t first,
-                    const float* gy, int64_t gy_rows, float* partial) {
+void multiply_panel(const Problem& p, int64_t group, int64_t vector, int64_t vectors, const RowBuffer& rows,
+                    int64_t first, const float* gy, int64_t gy_rows, float* partial) {
   const ConvShape& s = p.s;
   const int64_t height = s.kw * p.c, chunks = ceil_div(height, kMaxRows);
   MicroArgs args;

@@ -1,8 +1,8 @@
-// Convolution in groups no wider than a vector: depthwise (one channel each) above all. A block is as many whole groups as
-// fill a vector of output channels; its input channels fit one vector too. What a lane multiplies by is its own group's
-// channel, so a block of several groups reads a pixel once and deals its channels out to the lanes, one permutation a
-// channel; depthwise needs none, and a group with a vector of its own has every lane multiply by the same number. Nothing is
-// multiplied by another group's zeros, so NaN and infinity stay in their group.
+// Convolution in groups no wider than a vector: depthwise (one channel each) above all. A block is as many whole groups
+// as fill a vector of output channels; its input channels fit one vector too. What a lane multiplies by is its own
+// group's channel, so a block of several groups reads a pixel once and deals its channels out to the lanes, one
+// permutation a channel; depthwise needs none, and a group with a vector of its own has every lane multiply by the same
+// number. Nothing is multiplied by another group's zeros, so NaN and infinity stay in their group.
 #pragma once
 
 #include "kernels/conv_layout.h"
@@ -27,7 +27,9 @@ inline bool shares_vectors(const ConvShape& s) {
   return group_blocks(s).c <= kLanes;
 }
 
-inline int64_t grouped_floats(const ConvShape& s) { return group_blocks(s).blocks * s.kh * s.kw * s.group_c() * kLanes; }
+inline int64_t grouped_floats(const ConvShape& s) {
+  return group_blocks(s).blocks * s.kh * s.kw * s.group_c() * kLanes;
+}
 
 // [block][ky][kx][channel of the group][lane]
 inline void pack_grouped(const ConvShape& s, const WeightView& w, float* packed) {
@@ -77,10 +79,10 @@ TW_INLINE vf of_four(vf v) {
 // A row of outputs of one block. `x` is column 0 of the input row under the first tap that lies inside the image.
 struct GroupedRow {
   const float* x;
-  int64_t pitch, tap_row;   // floats from a pixel to the next, and from a tap's row to the next tap's
-  int64_t width;            // of the image; columns outside count as zero
-  const float* w;           // of the first tap inside
-  int64_t rows;             // taps inside
+  int64_t pitch, tap_row;  // floats from a pixel to the next, and from a tap's row to the next tap's
+  int64_t width;           // of the image; columns outside count as zero
+  const float* w;          // of the first tap inside
+  int64_t rows;            // taps inside
   int64_t kw, sw, dw, pad;
   int64_t group_c, group_o;
   const MicroFinish* finish;  // of the outputs at hand
@@ -90,7 +92,9 @@ struct GroupedRow {
 
 constexpr int kGroupedPixels = 8;
 
-inline bool is_depthwise(int64_t group_c, int64_t group_o, int64_t dilation) { return group_c == 1 && group_o == 1 && dilation == 1; }
+inline bool is_depthwise(int64_t group_c, int64_t group_o, int64_t dilation) {
+  return group_c == 1 && group_o == 1 && dilation == 1;
+}
 
 // Outputs that are computed together: where pixels wait in registers to be dealt out, fewer fit.
 inline int64_t pixels_at_once(const ConvShape& s) {
@@ -256,8 +260,9 @@ void edge_or_inside(const GroupedRow& g, int64_t x) {
 // Outputs x0 ... x0 + count - 1 of a row, finished; at most pixels_at_once of them.
 TW_INLINE void grouped_pixels(const GroupedRow& g, int64_t x0, int64_t count) {
   using Run = void (*)(const GroupedRow&, int64_t);
-  static constexpr Run table[kGroupedPixels] = {edge_or_inside<1>, edge_or_inside<2>, edge_or_inside<3>, edge_or_inside<4>,
-                                                edge_or_inside<5>, edge_or_inside<6>, edge_or_inside<7>, edge_or_inside<8>};
+  static constexpr Run table[kGroupedPixels] = {edge_or_inside<1>, edge_or_inside<2>, edge_or_inside<3>,
+                                                edge_or_inside<4>, edge_or_inside<5>, edge_or_inside<6>,
+                                                edge_or_inside<7>, edge_or_inside<8>};
   table[count - 1](g, x0);
 }
 

@@ -21,12 +21,24 @@ constexpr int64_t cut(int64_t total, int64_t parts, int64_t i) { return total * 
 
 // Rows and columns change places: pairs, then quadruples within each 128 bits, then the 128-bit quarters.
 #if defined(__AVX512F__)
-TW_INLINE vf pairs_low(vf a, vf b) { return __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29); }
-TW_INLINE vf pairs_high(vf a, vf b) { return __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31); }
-TW_INLINE vf halves_low(vf a, vf b) { return __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29); }
-TW_INLINE vf halves_high(vf a, vf b) { return __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31); }
-TW_INLINE vf even_quarters(vf a, vf b) { return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27); }
-TW_INLINE vf odd_quarters(vf a, vf b) { return __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31); }
+TW_INLINE vf pairs_low(vf a, vf b) {
+  return __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+}
+TW_INLINE vf pairs_high(vf a, vf b) {
+  return __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
+}
+TW_INLINE vf halves_low(vf a, vf b) {
+  return __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+}
+TW_INLINE vf halves_high(vf a, vf b) {
+  return __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+}
+TW_INLINE vf even_quarters(vf a, vf b) {
+  return __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+}
+TW_INLINE vf odd_quarters(vf a, vf b) {
+  return __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+}
 #elif defined(__AVX2__)
 TW_INLINE vf pairs_low(vf a, vf b) { return __builtin_shufflevector(a, b, 0, 8, 1, 9, 4, 12, 5, 13); }
 TW_INLINE vf pairs_high(vf a, vf b) { return __builtin_shufflevector(a, b, 2, 10, 3, 11, 6, 14, 7, 15); }
@@ -117,10 +129,10 @@ TW_INLINE void pack_pixels(const float* x, int64_t plane, int64_t channels, int6
 // `left` columns of padding.
 struct RowBuffer {
   float* data;
-  int64_t pitch;      // floats a pixel
-  int64_t columns;    // pixels a row, padding included
-  int64_t left;       // padding columns before the first pixel
-  int64_t origin;     // the row in slot 0
+  int64_t pitch;    // floats a pixel
+  int64_t columns;  // pixels a row, padding included
+  int64_t left;     // padding columns before the first pixel
+  int64_t origin;   // the row in slot 0
   int64_t slots;
 
   float* row(int64_t y) const { return data + (y - origin) % slots * columns * pitch; }
@@ -138,8 +150,8 @@ inline void pack_three(const float* __restrict x, int64_t plane, int64_t w, floa
 }
 
 // Packs rows [y0, y1) of an image of `channels` planes of h x w; rows outside the image become zero.
-inline void pack_rows(const RowBuffer& b, const float* x, int64_t channels, int64_t h, int64_t w, int64_t y0, int64_t y1,
-                      Magnitude& magnitude) {
+inline void pack_rows(const RowBuffer& b, const float* x, int64_t channels, int64_t h, int64_t w, int64_t y0,
+                      int64_t y1, Magnitude& magnitude) {
   for (int64_t y = y0; y < y1; ++y) {
     if (y < 0 || y >= h) zero(b.row(y) + b.left * b.pitch, w * b.pitch);
   }
@@ -167,8 +179,8 @@ inline void pack_rows(const RowBuffer& b, const float* x, int64_t channels, int6
 }
 
 // The same for an image that is channels-last already, `pitch` floats a pixel.
-inline void copy_rows(const RowBuffer& b, const float* x, int64_t pitch, int64_t channels, int64_t h, int64_t w, int64_t y0,
-                      int64_t y1) {
+inline void copy_rows(const RowBuffer& b, const float* x, int64_t pitch, int64_t channels, int64_t h, int64_t w,
+                      int64_t y0, int64_t y1) {
   const size_t bytes = static_cast<size_t>(channels) * sizeof(float);
   for (int64_t y = y0; y < y1; ++y) {
     float* to = b.row(y) + b.left * b.pitch;
@@ -198,23 +210,26 @@ struct Finish {
 
 TW_INLINE vf finished(vf v, const Finish& f, int64_t channel, int64_t at, int64_t count) {
   if (f.bias != nullptr) v += splat(f.bias[channel]);
-  if (f.residual != nullptr) v += count == kLanes ? load(f.residual + at) : load_first(f.residual + at, static_cast<int>(count));
+  if (f.residual != nullptr)
+    v += count == kLanes ? load(f.residual + at) : load_first(f.residual + at, static_cast<int>(count));
   return activated(v, f.activation);
 }
 
 // Channels-last `from` (`pixels` pixels of `pitch` floats) to `channels` <= kLanes planes at y, finishing each value.
-inline void unpack_pixels(const float* from, int64_t pitch, int64_t pixels, int64_t channels, const Finish& finish, float* y,
-                          int64_t plane) {
+inline void unpack_pixels(const float* from, int64_t pitch, int64_t pixels, int64_t channels, const Finish& finish,
+                          float* y, int64_t plane) {
   for (int64_t first = 0; first < pixels; first += kLanes) {
     const int64_t count = smaller(kLanes, pixels - first);
     vf r[kLanes];
     for (int p = 0; p < kLanes; ++p) r[p] = p < count ? load(from + (first + p) * pitch) : vf{};
     transpose(r);
     if (count == kLanes && channels == kLanes) {
-      for (int c = 0; c < kLanes; ++c) store(y + c * plane + first, finished(r[c], finish, c, c * plane + first, kLanes));
+      for (int c = 0; c < kLanes; ++c)
+        store(y + c * plane + first, finished(r[c], finish, c, c * plane + first, kLanes));
     } else {
       for (int c = 0; c < channels; ++c) {
-        store_first(y + c * plane + first, finished(r[c], finish, c, c * plane + first, count), static_cast<int>(count));
+        store_first(y + c * plane + first, finished(r[c], finish, c, c * plane + first, count),
+                    static_cast<int>(count));
       }
     }
   }

@@ -1,6 +1,6 @@
-// The multiply-add core of convolution: a register tile of up to kMaxRows rows (pixels, tiles or weight positions) by one
-// or two vectors of output channels. Unlike matrix multiplication's, its K runs in segments (one a kernel row), and its
-// rows are read where they lie, at a stride.
+// The multiply-add core of convolution: a register tile of up to kMaxRows rows (pixels, tiles or weight positions) by
+// one or two vectors of output channels. Unlike matrix multiplication's, its K runs in segments (one a kernel row), and
+// its rows are read where they lie, at a stride.
 #pragma once
 
 #include "kernels/activation.h"
@@ -23,7 +23,7 @@ struct MicroFinish {
   const float* residual;  // or null
   int64_t residual_row;
   ConvActivation activation;
-  int64_t channels;       // that the result has from the first vector on; those past it are not written
+  int64_t channels;  // that the result has from the first vector on; those past it are not written
 };
 
 // `residual` and the rest by value: a store could change what a reference names.
@@ -41,22 +41,26 @@ void finish_rows(const float* from, int64_t rows, int64_t vectors, const MicroFi
         store_first(c + m * c_row, activate<kind>(sum, f.activation.slope), lanes);
       }
     } else if (residual != nullptr) {
-      for (int64_t m = 0; m < rows; ++m) store(c + m * c_row, activate<kind>(load(from + m * step) + bias + load(residual + m * f.residual_row), f.activation.slope));
+      for (int64_t m = 0; m < rows; ++m)
+        store(c + m * c_row,
+              activate<kind>(load(from + m * step) + bias + load(residual + m * f.residual_row), f.activation.slope));
     } else {
-      for (int64_t m = 0; m < rows; ++m) store(c + m * c_row, activate<kind>(load(from + m * step) + bias, f.activation.slope));
+      for (int64_t m = 0; m < rows; ++m)
+        store(c + m * c_row, activate<kind>(load(from + m * step) + bias, f.activation.slope));
     }
   }
 }
 
 // A tile of `rows` by `vectors` that lies without gaps.
-__attribute__((noinline)) inline void finish_tile(const float* from, int64_t rows, int64_t vectors, const MicroFinish& f, float* c,
-                                                  int64_t c_row) {
+__attribute__((noinline)) inline void finish_tile(const float* from, int64_t rows, int64_t vectors,
+                                                  const MicroFinish& f, float* c, int64_t c_row) {
   with_activation(f.activation, [&](auto kind) { finish_rows<kind.value>(from, rows, vectors, f, c, c_row); });
 }
 
-// C[m][...] (+)= sum over segments g < segments and k < length of A[m * a_row + g * a_segment + k * a_k] * B[...], where
-// the vectors of B for successive k lie `b_k` floats apart and a segment of B follows the one before it at `b_segment`.
-// Where `run` > 1 segments come in runs: a run starts every a_segment, the segments in it lie a_step apart.
+// C[m][...] (+)= sum over segments g < segments and k < length of A[m * a_row + g * a_segment + k * a_k] * B[...],
+// where the vectors of B for successive k lie `b_k` floats apart and a segment of B follows the one before it at
+// `b_segment`. Where `run` > 1 segments come in runs: a run starts every a_segment, the segments in it lie a_step
+// apart.
 struct MicroArgs {
   const float* a;
   int64_t a_row, a_segment, a_k;
@@ -79,7 +83,8 @@ constexpr int kRowsPerPointer = 3;
 // Whether a tile is finished out of the registers: whole vectors, and an activation that only clips.
 TW_INLINE bool clips(const MicroFinish& f, int64_t vectors) {
   const ConvActivation a = f.activation;
-  return f.channels >= vectors * kLanes && (a == ConvActivation::none || a == ConvActivation::relu || a == ConvActivation::relu6);
+  return f.channels >= vectors * kLanes &&
+         (a == ConvActivation::none || a == ConvActivation::relu || a == ConvActivation::relu6);
 }
 
 template <int Rows, int Vectors>
@@ -179,8 +184,9 @@ using MicroFn = void (*)(const MicroArgs&);
 template <int Vectors, bool Contiguous, bool Ahead = false>
 inline MicroFn micro_rows(int64_t rows) {
 #define TW_ROWS(n) micro<(n <= kMaxRows ? n : 1), Vectors, Contiguous, Ahead>
-  static constexpr MicroFn table[] = {TW_ROWS(1), TW_ROWS(2),  TW_ROWS(3),  TW_ROWS(4),  TW_ROWS(5),  TW_ROWS(6),  TW_ROWS(7),
-                                      TW_ROWS(8), TW_ROWS(9), TW_ROWS(10), TW_ROWS(11), TW_ROWS(12), TW_ROWS(13), TW_ROWS(14)};
+  static constexpr MicroFn table[] = {TW_ROWS(1),  TW_ROWS(2),  TW_ROWS(3),  TW_ROWS(4), TW_ROWS(5),
+                                      TW_ROWS(6),  TW_ROWS(7),  TW_ROWS(8),  TW_ROWS(9), TW_ROWS(10),
+                                      TW_ROWS(11), TW_ROWS(12), TW_ROWS(13), TW_ROWS(14)};
 #undef TW_ROWS
   return table[rows - 1];
 }
@@ -193,7 +199,8 @@ inline MicroFn pick_micro(int64_t rows, int64_t vectors) {
 // A panel of packed weights is kPanelVectors wide (the last of an odd number, one). A register tile of a single vector
 // passes over a wide panel twice, at a stride.
 inline void run_panel(const MicroArgs& args, int64_t rows, int64_t panel_vectors, int64_t tile_vectors) {
-  if (args.ahead != nullptr && tile_vectors >= panel_vectors && panel_vectors == 2) return micro_rows<2, true, true>(rows)(args);
+  if (args.ahead != nullptr && tile_vectors >= panel_vectors && panel_vectors == 2)
+    return micro_rows<2, true, true>(rows)(args);
   if (tile_vectors >= panel_vectors) return pick_micro<true>(rows, panel_vectors)(args);
   MicroArgs one = args;
   one.a_k = 1;

@@ -1,7 +1,7 @@
 // Winograd's F(4x4, 3x3) and F(2x2, 3x3): a 4x4 block of outputs from a 6x6 block of inputs with 36 multiplications a
-// channel pair, or 2x2 from 4x4 with 16. The larger one multiplies less; the smaller one's transformed filters are less than
-// half as many bytes, and cheaper to transform. A task takes a block of tiles through all stages, so that its working set
-// stays in the cache:
+// channel pair, or 2x2 from 4x4 with 16. The larger one multiplies less; the smaller one's transformed filters are less
+// than half as many bytes, and cheaper to transform. A task takes a block of tiles through all stages, so that its
+// working set stays in the cache:
 //   pack rows channels-last -> V = B' d B -> 36 or 16 small matrix products with U -> A' m A -> NCHW
 #include "common/machine.h"
 #include "common/scratch.h"
@@ -19,15 +19,15 @@ constexpr int64_t kChannelBlock = 128;
 // Positions lie one cache line apart beyond a multiple of the group, or all of them could fall into the same cache set.
 constexpr int64_t kSkew = 16;
 
-// One dimension of each transform: inputs B' d, outputs A' m, filters G w (in double, because they are transformed once and
-// used often) and back. The costs are vector instructions of a whole tile, loads and stores included.
+// One dimension of each transform: inputs B' d, outputs A' m, filters G w (in double, because they are transformed once
+// and used often) and back. The costs are vector instructions of a whole tile, loads and stores included.
 typedef double vd __attribute__((vector_size(kLanes * 8)));
 
-// The interpolation points are 0, +-1/sqrt2, +-sqrt2 and infinity: with the usual 0, +-1, +-2 the rounding error in float32
-// is five times larger.
+// The interpolation points are 0, +-1/sqrt2, +-sqrt2 and infinity: with the usual 0, +-1, +-2 the rounding error in
+// float32 is five times larger.
 struct FourByFour {
   static constexpr int kTile = 4, kWindow = 6, kPositions = 36;  // outputs and inputs a side, products
-  static constexpr bool kLate = false;                          // filters are transformed when they are packed
+  static constexpr bool kLate = false;                           // filters are transformed when they are packed
   static constexpr int64_t kInputCost = 220, kOutputCost = 200;
   static constexpr float kHalfRoot = 0.70710678118654752f, kRoot = 1.41421356237309505f;
 
@@ -101,22 +101,26 @@ struct TwoByTwo {
   }
 };
 
-// Filters are kept as they are, a quarter of their transform, and transformed by every task that reads them, some channels at
-// a time: a task has many tiles to use them for.
+// Filters are kept as they are, a quarter of their transform, and transformed by every task that reads them, some
+// channels at a time: a task has many tiles to use them for.
 struct LateFourByFour : FourByFour {
   static constexpr bool kLate = true;
   static constexpr float kThird = 1.0f / 3, kOdd = kRoot / 3, kSmallOdd = kRoot / 6;
   // G, row by row
-  static constexpr float kRows[6][3] = {{1, 0, 0}, {-2 * kThird, -kOdd, -kThird}, {-2 * kThird, kOdd, -kThird},
-                                        {kThird / 2, kSmallOdd, kThird}, {kThird / 2, -kSmallOdd, kThird}, {0, 0, 1}};
+  static constexpr float kRows[6][3] = {{1, 0, 0},
+                                        {-2 * kThird, -kOdd, -kThird},
+                                        {-2 * kThird, kOdd, -kThird},
+                                        {kThird / 2, kSmallOdd, kThird},
+                                        {kThird / 2, -kSmallOdd, kThird},
+                                        {0, 0, 1}};
 };
 
-// Where transformed tiles lie: [group of tiles][position][tile][channel]. A group is what the multiply-add core takes at
-// once, so that it reads and writes one short run a position, and a tile's values stay on few pages.
+// Where transformed tiles lie: [group of tiles][position][tile][channel]. A group is what the multiply-add core takes
+// at once, so that it reads and writes one short run a position, and a tile's values stay on few pages.
 struct TileArray {
   float* data;
-  int64_t group;     // tiles a group
-  int64_t row;       // floats a tile and position
+  int64_t group;  // tiles a group
+  int64_t row;    // floats a tile and position
   int64_t positions;
 
   int64_t position_stride() const { return group * row + kSkew; }
@@ -129,7 +133,7 @@ struct Problem {
   int64_t c, o;              // of a group
   int64_t c_pitch, vectors;  // channels rounded up; output channels in vectors
   int64_t tiles_x, tiles_y, strips;
-  int64_t columns;           // pixels of a packed row, padding included
+  int64_t columns;  // pixels of a packed row, padding included
 };
 
 template <class F>
@@ -160,7 +164,9 @@ float* packed_panel(const Problem& p, float* packed, int64_t g, int64_t position
 }
 
 // Filters that are transformed late, as [group][panel of two vectors][channel][tap][lane].
-float* late_panel(const Problem& p, float* packed, int64_t g, int64_t vector) { return packed + (g * p.vectors + vector) * p.c * 9 * kLanes; }
+float* late_panel(const Problem& p, float* packed, int64_t g, int64_t vector) {
+  return packed + (g * p.vectors + vector) * p.c * 9 * kLanes;
+}
 
 // G w G' of one channel's vector of filters, its positions `step` floats apart.
 template <class F, class T, class V>
@@ -253,24 +259,27 @@ constexpr int64_t kWorthThreads = 16384;
 
 template <class F>
 bool worth_threads(const Problem& p) {
-  const int64_t a_tile = F::kPositions * p.c * p.vectors + F::kInputCost * ceil_div(p.c, kLanes) + F::kOutputCost * p.vectors;
+  const int64_t a_tile =
+      F::kPositions * p.c * p.vectors + F::kInputCost * ceil_div(p.c, kLanes) + F::kOutputCost * p.vectors;
   return p.strips * p.tiles_x * a_tile >= kWorthThreads;
 }
 
-// Filters that are transformed late are used for so many tiles, where there are as many; of so many channels at a time, a
-// row of positions and a panel, which the nearest caches hold.
+// Filters that are transformed late are used for so many tiles, where there are as many; of so many channels at a time,
+// a row of positions and a panel, which the nearest caches hold.
 constexpr int64_t kLateTiles = 64, kLateChannels = 128, kLatePosition = kLateChannels * kPanelVectors * kLanes + kSkew;
 
-// V takes about half of the second-level cache and the products a quarter (benchmarks/conv.py --layers, "3x3 64-64 at 56");
-// at least sixteen tiles, so that the transformed weights, which stream by once a block, are used enough ("3x3 256-256 at
-// 14"). A cache that says less than 256 KiB or more than 2 MiB is not believed. Each thread gets as many blocks as the others. Where
-// one block would hold everything, tasks share the output channels (and the weights with them), or else the rows.
+// V takes about half of the second-level cache and the products a quarter (benchmarks/conv.py --layers, "3x3 64-64 at
+// 56"); at least sixteen tiles, so that the transformed weights, which stream by once a block, are used enough ("3x3
+// 256-256 at 14"). A cache that says less than 256 KiB or more than 2 MiB is not believed. Each thread gets as many
+// blocks as the others. Where one block would hold everything, tasks share the output channels (and the weights with
+// them), or else the rows.
 template <class F>
 ConvTile default_tile(const ConvShape& s, int64_t threads) {
   const Problem p = make_problem<F>(s);
   const int64_t l2 = larger(256 << 10, smaller(machine().caches.l2, 2 << 20));
   const int64_t by_cache = l2 * 9 / 16 / (F::kPositions * p.c_pitch * 4);
-  const int64_t tiles = F::kLate ? smaller(kLateTiles, p.strips * p.tiles_x) : larger(16, smaller(by_cache, 96 * 36 / F::kPositions));
+  const int64_t tiles =
+      F::kLate ? smaller(kLateTiles, p.strips * p.tiles_x) : larger(16, smaller(by_cache, 96 * 36 / F::kPositions));
   const int64_t vectors = l2 * (F::kLate ? 12 : 5) / 16 / (F::kPositions * tiles * kLanes * 4);
   ConvTile tile{kMaxRows, kPanelVectors, tiles, larger(kPanelVectors, vectors / kPanelVectors * kPanelVectors), 1};
   int64_t blocks = ceil_div(p.strips, strips_of_block(p, tile));
@@ -292,7 +301,8 @@ struct Block {
 };
 
 template <class F>
-int64_t workspace_floats(const Problem& p, int64_t strips, int64_t block_vectors, int64_t mr, Workspace* w, float* base) {
+int64_t workspace_floats(const Problem& p, int64_t strips, int64_t block_vectors, int64_t mr, Workspace* w,
+                         float* base) {
   const int64_t tiles = strips * p.tiles_x, group = ceil_div(tiles, ceil_div(tiles, mr));
   const int64_t rows = F::kWindow * p.columns * p.c_pitch;
   w->rows = base;
@@ -309,11 +319,14 @@ template <class F>
 int64_t block_bytes(const ConvShape& s, const ConvTile& tile) {
   const Problem p = make_problem<F>(s);
   Workspace unused;
-  return workspace_floats<F>(p, strips_of_block(p, tile), smaller(tile.channels, p.vectors), tile.mr, &unused, nullptr) * 4;
+  return workspace_floats<F>(p, strips_of_block(p, tile), smaller(tile.channels, p.vectors), tile.mr, &unused,
+                             nullptr) *
+         4;
 }
 
 template <class F>
-TW_INLINE void input_tile(const float* const (&rows)[F::kWindow], int64_t at, int64_t pitch, float* v, int64_t v_position) {
+TW_INLINE void input_tile(const float* const (&rows)[F::kWindow], int64_t at, int64_t pitch, float* v,
+                          int64_t v_position) {
   vf half[F::kWindow][F::kWindow];
   for (int j = 0; j < F::kWindow; ++j) {
     vf d[F::kWindow], t[F::kWindow];
@@ -345,8 +358,8 @@ TW_INLINE void output_tile(const float* m, int64_t m_position, float* stage, int
 }
 
 // As copy_rows, whole vectors with zeros past the last channel, seeing every value.
-void copy_seen_rows(const RowBuffer& b, const float* x, int64_t pitch, int64_t channels, int64_t h, int64_t w, int64_t y0,
-                    int64_t y1, Magnitude& magnitude) {
+void copy_seen_rows(const RowBuffer& b, const float* x, int64_t pitch, int64_t channels, int64_t h, int64_t w,
+                    int64_t y0, int64_t y1, Magnitude& magnitude) {
   for (int64_t y = y0; y < y1; ++y) {
     float* to = b.row(y) + b.left * b.pitch;
     if (y < 0 || y >= h) {
@@ -370,7 +383,8 @@ void copy_seen_rows(const RowBuffer& b, const float* x, int64_t pitch, int64_t c
   }
 }
 
-// All strips of the block: rows channels-last in a ring as high as a window, then V. False: an input is above the limit.
+// All strips of the block: rows channels-last in a ring as high as a window, then V. False: an input is above the
+// limit.
 template <class F>
 bool transform_inputs(const Problem& p, const Block& b, const float* x, int64_t x_pitch, const Workspace& w) {
   const ConvShape& s = p.s;
@@ -384,7 +398,8 @@ bool transform_inputs(const Problem& p, const Block& b, const float* x, int64_t 
     if (x_pitch == 0) {
       pack_rows(ring, x + (n * s.c + b.group * p.c) * s.h * s.w, p.c, s.h, s.w, first, y + F::kWindow, magnitude);
     } else {
-      copy_seen_rows(ring, x + n * s.h * s.w * x_pitch + b.group * p.c, x_pitch, p.c, s.h, s.w, first, y + F::kWindow, magnitude);
+      copy_seen_rows(ring, x + n * s.h * s.w * x_pitch + b.group * p.c, x_pitch, p.c, s.h, s.w, first, y + F::kWindow,
+                     magnitude);
     }
     const float* rows[F::kWindow];
     for (int i = 0; i < F::kWindow; ++i) rows[i] = ring.row(y + i);
@@ -414,7 +429,8 @@ void multiply(const Problem& p, const Block& b, const float* packed, int64_t fro
               const Workspace& w) {
   const int64_t tiles = (b.strip1 - b.strip0) * p.tiles_x, group = w.v.group;
   MicroArgs args = product_args(p, w);
-  // Several groups use what they read of the filters: while one that is not the first multiplies, memory would have a rest.
+  // Several groups use what they read of the filters: while one that is not the first multiplies, memory would have a
+  // rest.
   const int64_t groups = ceil_div(tiles, group);
   const bool from_memory = groups > 1 && F::kPositions * p.c * p.vectors * kLanes * 4 > machine().caches.l2;
   args.ahead_step = kPanelVectors * kLanes * 4 / groups;
@@ -428,7 +444,8 @@ void multiply(const Problem& p, const Block& b, const float* packed, int64_t fro
         args.accumulate = k > 0;
         for (int64_t t = 0; t < tiles; t += group) {
           const int64_t fetched = t / group * args.ahead_step * args.length;
-          if (from_memory) args.ahead = reinterpret_cast<const char*>(args.b + args.length * vectors * kLanes) + fetched;
+          if (from_memory)
+            args.ahead = reinterpret_cast<const char*>(args.b + args.length * vectors * kLanes) + fetched;
           args.a = w.v.tile(t) + position * w.v.position_stride() + k;
           args.c = w.m.tile(t) + position * w.m.position_stride() + (vector - from) * kLanes;
           run_panel(args, smaller(group, tiles - t), vectors, tile_vectors);
@@ -456,8 +473,8 @@ void late_filters(const float* filters, int64_t channels, int64_t width, const f
 
 // The same with filters that are transformed here.
 template <class F>
-void multiply_late(const Problem& p, const Block& b, const float* packed, int64_t from, int64_t to, int64_t tile_vectors,
-                   const Workspace& w) {
+void multiply_late(const Problem& p, const Block& b, const float* packed, int64_t from, int64_t to,
+                   int64_t tile_vectors, const Workspace& w) {
   const int64_t tiles = (b.strip1 - b.strip0) * p.tiles_x, group = w.v.group;
   MicroArgs args = product_args(p, w);
   for (int64_t k = 0; k < p.c; k += kLateChannels) {
@@ -482,8 +499,8 @@ void multiply_late(const Problem& p, const Block& b, const float* packed, int64_
 }
 
 // The staged rows of a strip to a channels-last image.
-void write_channels_last(const Problem& p, const float* stage, int64_t columns, int64_t n, int64_t y0, int64_t rows, int64_t channel,
-                         int64_t lanes, const ConvEpilogue& e, const ConvLayout& l, float* y) {
+void write_channels_last(const Problem& p, const float* stage, int64_t columns, int64_t n, int64_t y0, int64_t rows,
+                         int64_t channel, int64_t lanes, const ConvEpilogue& e, const ConvLayout& l, float* y) {
   const ConvShape& s = p.s;
   MicroFinish finish{e.bias == nullptr ? nullptr : e.bias + channel, nullptr, l.residual_pitch, e.activation, lanes};
   for (int64_t r = 0; r < rows; ++r, stage += columns * kLanes) {
@@ -567,8 +584,9 @@ bool forward(const ConvShape& s, const float* x, const float* packed, const Conv
 
 }  // namespace
 
-#define TW_WINOGRAD(F) \
-  {F::kTile, F::kPositions, F::kInputCost, F::kOutputCost, packed_floats<F>, pack<F>, unpack<F>, default_tile<F>, block_bytes<F>, forward<F>}
+#define TW_WINOGRAD(F)                                                         \
+  {F::kTile, F::kPositions, F::kInputCost,   F::kOutputCost, packed_floats<F>, \
+   pack<F>,  unpack<F>,     default_tile<F>, block_bytes<F>, forward<F>}
 const WinogradKernels winograd = TW_WINOGRAD(FourByFour);
 const WinogradKernels winograd2 = TW_WINOGRAD(TwoByTwo);
 const WinogradKernels winograd_late = TW_WINOGRAD(LateFourByFour);

@@ -11,7 +11,8 @@ void gelu(const float* x, float* y, int64_t n) {
 }
 
 void gelu_grad(const float* x, const float* gy, float* gx, int64_t n) {
-  each_aligned_vector(gx, n, [&](int64_t i, auto lanes) { lanes.put(gx + i, lanes.get(gy + i) * vgelu_slope(lanes.get(x + i))); });
+  each_aligned_vector(
+      gx, n, [&](int64_t i, auto lanes) { lanes.put(gx + i, lanes.get(gy + i) * vgelu_slope(lanes.get(x + i))); });
 }
 
 void relu(const float* x, float* y, int64_t n) {
@@ -141,8 +142,8 @@ void adam(float* param, const float* grad, float* m, float* v, const AdamSetting
 
 }  // namespace
 
-const ElementwiseKernels elementwise = {gelu,           gelu_grad,       relu,            relu_grad, add, scale,
-                                        sum_of_squares, add_column_sums, sum_listed_rows, adam};
+const ElementwiseKernels elementwise = {
+    gelu, gelu_grad, relu, relu_grad, add, scale, sum_of_squares, add_column_sums, sum_listed_rows, adam};
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -1,4 +1,5 @@
-// Activations and their gradients, sums over columns or everything, and the optimizer's step: one pass over memory each.
+// Activations and their gradients, sums over columns or everything, and the optimizer's step: one pass over memory
+// each.
 #pragma once
 
 #include <cstdint>
@@ -7,14 +8,15 @@
 
 namespace tw {
 
-// What one step of Adam needs, worked out in double before it is rounded: 1 - 0.999 in float is wrong in the fifth digit.
+// What one step of Adam needs, worked out in double before it is rounded: 1 - 0.999 in float is wrong in the fifth
+// digit.
 struct AdamSettings {
-  float decay;               // 1 - lr * weight_decay where the decay is decoupled (AdamW), else 1
-  float penalty;             // weight_decay where it goes into the gradient (Adam), else 0
+  float decay;    // 1 - lr * weight_decay where the decay is decoupled (AdamW), else 1
+  float penalty;  // weight_decay where it goes into the gradient (Adam), else 0
   float beta2, eps;
-  float rest1, rest2;        // 1 - beta1, 1 - beta2
-  float step_size;           // lr / (1 - beta1^step)
-  float root_factor;         // 1 / sqrt(1 - beta2^step)
+  float rest1, rest2;  // 1 - beta1, 1 - beta2
+  float step_size;     // lr / (1 - beta1^step)
+  float root_factor;   // 1 / sqrt(1 - beta2^step)
 };
 
 struct ElementwiseKernels {

@@ -1,7 +1,7 @@
 // The blocked multiplication around the micro-kernel, after Goto: a block of A (mc x kc) stays in L2, a strip of B
 // (kc x nr) passes through L1, C is touched once per kc. B's strips are packed just before their first use, inside the
-// first block of rows, so that packing warms the cache for the multiplication; with a single block of rows a few strips'
-// worth of buffer is enough. Where several tasks read the same columns, B comes packed (PackedB).
+// first block of rows, so that packing warms the cache for the multiplication; with a single block of rows a few
+// strips' worth of buffer is enough. Where several tasks read the same columns, B comes packed (PackedB).
 #include "kernels/gemm.h"
 
 #include "kernels/gemm_epilogue.h"
@@ -46,8 +46,8 @@ Blocks cut(int64_t m, int64_t n, int64_t k, const GemmTile& t) {
 
 int64_t packed_a_floats(const Blocks& b, const GemmTile& t) { return t.pack_a ? round_up(b.mc * b.kc + 64, 64) : 0; }
 
-// Strips of a row-major B are packed a few at a time: a row is then read in runs the hardware can follow, and one page is
-// looked up for all of them.
+// Strips of a row-major B are packed a few at a time: a row is then read in runs the hardware can follow, and one page
+// is looked up for all of them.
 constexpr int64_t kPackedRun = 128;  // floats
 int64_t strips_at_once(int nr) { return kPackedRun <= nr ? 1 : kPackedRun / nr; }
 
@@ -62,10 +62,10 @@ struct StripJob {
   const Gemm* g;
   int64_t row, rows;  // the block of rows
   int64_t col;
-  int vectors, lanes;  // of this strip
+  int vectors, lanes;   // of this strip
   int64_t step, steps;  // the block of k
-  const float* a;      // packed block, or null
-  const float* b;      // the strip
+  const float* a;       // packed block, or null
+  const float* b;       // the strip
   int64_t b_row;
   bool b_packed;
   int mr;
@@ -78,8 +78,7 @@ constexpr int64_t kNearFloats = 1 << 13;
 void multiply_strip(const StripJob& job) {
   const Gemm& g = *job.g;
   const int special = wants_special(job.lanes, job.b_packed);
-  const MicroKernel* kernels =
-      job.a ? kPackedA[special].at[job.vectors - 1] : kStridedA[special].at[job.vectors - 1];
+  const MicroKernel* kernels = job.a ? kPackedA[special].at[job.vectors - 1] : kStridedA[special].at[job.vectors - 1];
   const int64_t panels = ceil_div(job.rows, job.mr);
   const int64_t base = job.rows / panels, extra = job.rows % panels;
   const bool last = job.step + job.steps == g.k;
@@ -271,8 +270,8 @@ void transpose_into(const float* from, int64_t rows, int64_t cols, int64_t from_
 
 }  // namespace
 
-const GemmKernels gemm = {kLanes, kMaxRows, workspace, tiled, pack_b, dots, row_by_matrix, small_m,
-                          small_mn, small_k, small_n, transpose_into, finish};
+const GemmKernels gemm = {kLanes,  kMaxRows, workspace, tiled,   pack_b,         dots,  row_by_matrix,
+                          small_m, small_mn, small_k,   small_n, transpose_into, finish};
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -1,5 +1,6 @@
-// Single-precision matrix multiplication: the kernels of one instruction set. Everything here runs on the calling thread
-// and allocates nothing; common/matmul.h chooses the path and the tile, splits the work and hands out workspaces.
+// Single-precision matrix multiplication: the kernels of one instruction set. Everything here runs on the calling
+// thread and allocates nothing; common/matmul.h chooses the path and the tile, splits the work and hands out
+// workspaces.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +43,8 @@ struct GemmTile {
   int threads_m = 1, threads_n = 1;
 };
 
-// A matrix B that was packed whole, once, for several tasks to read: every block of k after the other, in each its strips.
+// A matrix B that was packed whole, once, for several tasks to read: every block of k after the other, in each its
+// strips.
 struct PackedB {
   const float* at = nullptr;  // null: `tiled` packs what it reads
   int64_t columns = 0;        // of the packed matrix, in whole strips
@@ -53,27 +55,28 @@ constexpr int64_t kFewest = 8;        // what a handful is to the kernels for fe
 constexpr int64_t kShortestSum = 12;  // and to those for short sums
 
 struct GemmKernels {
-  int lanes;                 // floats in a vector: nr is a multiple of it
-  const int* max_rows;       // max_rows[v]: the tallest register tile of v vectors, v = 1 ... 4
+  int lanes;            // floats in a vector: nr is a multiple of it
+  const int* max_rows;  // max_rows[v]: the tallest register tile of v vectors, v = 1 ... 4
   // Floats of workspace that `tiled` needs.
   int64_t (*workspace)(int64_t m, int64_t n, int64_t k, const GemmTile& tile);
   // The blocked, packed multiplication. With pack_b = false the columns of B must have unit stride.
   void (*tiled)(const Gemm& g, const GemmTile& tile, const PackedB& b, float* workspace);
-  // Packs columns col ... col + cols - 1 of B (col a multiple of nr) to where `tiled` finds them: `to` holds k floats for
-  // every one of g.n columns, rounded up to whole strips.
+  // Packs columns col ... col + cols - 1 of B (col a multiple of nr) to where `tiled` finds them: `to` holds k floats
+  // for every one of g.n columns, rounded up to whole strips.
   void (*pack_b)(const Gemm& g, const GemmTile& tile, int64_t col, int64_t cols, float* to);
   // Inner products: the rows of A and the columns of B have unit stride along k. Best when m or n is small.
   void (*dots)(const Gemm& g, bool from_memory);
   // One row of A (wide: up to four), rows of B of unit stride: c = sum over p of a[p] * B[p, :].
   void (*row_by_matrix)(const Gemm& g, bool wide);
-  // Two or three rows of A, rows of B of unit stride. Interleaved: two to kFewest rows, C is written transposed, without gaps
-  // (element (i, j) to c[j * m + i]), and the epilogue is left to the caller.
+  // Two or three rows of A, rows of B of unit stride. Interleaved: two to kFewest rows, C is written transposed,
+  // without gaps (element (i, j) to c[j * m + i]), and the epilogue is left to the caller.
   void (*small_m)(const Gemm& g, bool interleaved);
   // Up to kFewest rows and at most a vector of columns, rows of B of unit stride; the sums are long.
   void (*small_mn)(const Gemm& g);
   // Sums of up to kShortestSum terms, rows of B of unit stride.
   void (*small_k)(const Gemm& g);
-  // Up to four columns: rows of A of unit stride, B k x 4 with zeros past the last column, no gaps between the rows of C.
+  // Up to four columns: rows of A of unit stride, B k x 4 with zeros past the last column, no gaps between the rows of
+  // C.
   void (*small_n)(const Gemm& g);
   // to (cols x rows, rows to_row apart) = from (rows x cols, rows from_row apart), transposed.
   void (*transpose)(const float* from, int64_t rows, int64_t cols, int64_t from_row, float* to, int64_t to_row);

@@ -1,4 +1,5 @@
-// What a finished tile of a matrix product still needs: bias, residual, activation, in one pass while the tile is in L1.
+// What a finished tile of a matrix product still needs: bias, residual, activation, in one pass while the tile is in
+// L1.
 #pragma once
 
 #include "kernels/gemm.h"
@@ -34,10 +35,14 @@ void finish_rows(const Epilogue& e, float* c, int64_t c_row, int64_t row, int64_
 // c points at element (row, col) of the result.
 inline void finish(const Epilogue& e, float* c, int64_t c_row, int64_t row, int64_t col, int64_t rows, int64_t cols) {
   switch (e.activation) {
-    case Activation::relu: return finish_rows<Activation::relu>(e, c, c_row, row, col, rows, cols);
-    case Activation::gelu: return finish_rows<Activation::gelu>(e, c, c_row, row, col, rows, cols);
-    case Activation::gelu_tanh: return finish_rows<Activation::gelu_tanh>(e, c, c_row, row, col, rows, cols);
-    default: return finish_rows<Activation::none>(e, c, c_row, row, col, rows, cols);
+    case Activation::relu:
+      return finish_rows<Activation::relu>(e, c, c_row, row, col, rows, cols);
+    case Activation::gelu:
+      return finish_rows<Activation::gelu>(e, c, c_row, row, col, rows, cols);
+    case Activation::gelu_tanh:
+      return finish_rows<Activation::gelu_tanh>(e, c, c_row, row, col, rows, cols);
+    default:
+      return finish_rows<Activation::none>(e, c, c_row, row, col, rows, cols);
   }
 }
 

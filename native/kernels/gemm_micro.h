@@ -1,8 +1,8 @@
 // The micro-kernel: an MR x (NV vectors) tile of C held in registers while k runs. One template gives every register
 // tile of every instruction set; the caller looks the size it needs up in a table, so the last rows of a matrix get a
-// smaller tile of their own instead of padding. A is read one element at a time (broadcast) through two strides: packed,
-// row-major and transposed A are the same code. B is read a vector at a time with unit stride across columns and any
-// stride between rows: packed panels and row-major B are the same code too. Columns past the last are masked.
+// smaller tile of their own instead of padding. A is read one element at a time (broadcast) through two strides:
+// packed, row-major and transposed A are the same code. B is read a vector at a time with unit stride across columns
+// and any stride between rows: packed panels and row-major B are the same code too. Columns past the last are masked.
 //
 // The order of the sum over k does not depend on the tile, so neither do the results.
 #pragma once
@@ -31,19 +31,22 @@ struct MicroArgs {
   int64_t b_row;  // b[p, j] is b[p * b_row + j]
   float* c;
   int64_t c_row;
-  int last_lanes;   // 1 ... kLanes
+  int last_lanes;  // 1 ... kLanes
   bool accumulate;
   const float* prefetch;  // packed A only: read soon after this tile; one cache line is fetched a step
-  int64_t fetch_ahead = 0;  // strided A only: rows of B to fetch before they are used, for the first that read it from afar
+  int64_t fetch_ahead =
+      0;  // strided A only: rows of B to fetch before they are used, for the first that read it from afar
 };
 using MicroKernel = void (*)(const MicroArgs&);
 
-// Rows of A are reached from one pointer for every three rows plus one stride: that is as many addresses as fit into the
-// general registers beside the loop's own. Hiding how the pointers are related keeps the compiler from making fourteen.
+// Rows of A are reached from one pointer for every three rows plus one stride: that is as many addresses as fit into
+// the general registers beside the loop's own. Hiding how the pointers are related keeps the compiler from making
+// fourteen.
 constexpr int kRowsPerPointer = 3;
 
 // The last vector of a row of B, where columns end. Each instruction set has two kinds of micro-kernel for it:
-//   AVX-512: whole (masked, which costs nothing), or half: at most eight columns, in 256-bit registers, which a core that
+//   AVX-512: whole (masked, which costs nothing), or half: at most eight columns, in 256-bit registers, which a core
+//   that
 //            splits 512-bit operations in two multiplies twice as fast.
 //   others:  whole, or masked, which is slower and only for B that may not be read past its end.
 #if defined(__AVX512F__)
@@ -143,8 +146,8 @@ TW_INLINE void multiply_packed(const MicroArgs& args, Tile<MR, NV, Special>& til
   }
 }
 
-// Rows of B that are fetched ahead of their use: the hardware does not see that runs this short, a row apart, belong together.
-// Where they lie whole pages apart they share one set of L1, which must hold them all until they are used.
+// Rows of B that are fetched ahead of their use: the hardware does not see that runs this short, a row apart, belong
+// together. Where they lie whole pages apart they share one set of L1, which must hold them all until they are used.
 constexpr int64_t kRowsAhead = 8, kCollidingAhead = 3;
 TW_INLINE int64_t rows_ahead(int64_t row) { return row % 1024 == 0 ? kCollidingAhead : kRowsAhead; }
 
@@ -183,8 +186,8 @@ TW_INLINE void multiply_strided(const MicroArgs& args, Tile<MR, NV, Special>& ti
   }
 }
 
-// From this many steps on there is time to fetch the tile's part of C while k runs; it is written (and, past the first block
-// of k, added to) at the end, and by then another block of rows has often driven it out of L1.
+// From this many steps on there is time to fetch the tile's part of C while k runs; it is written (and, past the first
+// block of k, added to) at the end, and by then another block of rows has often driven it out of L1.
 constexpr int64_t kFetchSteps = 64;
 
 template <int MR, int NV>
@@ -240,18 +243,22 @@ struct MicroTable {
   MicroKernel at[kMaxVectors][14];
 };
 
-#define TW_MICRO_ROW(NV, Special, PackedA)                                                                            \
-  {micro_or_null<1, NV, Special, PackedA>(),  micro_or_null<2, NV, Special, PackedA>(),                                 \
-   micro_or_null<3, NV, Special, PackedA>(),  micro_or_null<4, NV, Special, PackedA>(),                                 \
-   micro_or_null<5, NV, Special, PackedA>(),  micro_or_null<6, NV, Special, PackedA>(),                                 \
-   micro_or_null<7, NV, Special, PackedA>(),  micro_or_null<8, NV, Special, PackedA>(),                                 \
-   micro_or_null<9, NV, Special, PackedA>(),  micro_or_null<10, NV, Special, PackedA>(),                                \
-   micro_or_null<11, NV, Special, PackedA>(), micro_or_null<12, NV, Special, PackedA>(),                                \
+#define TW_MICRO_ROW(NV, Special, PackedA)                                               \
+  {micro_or_null<1, NV, Special, PackedA>(),  micro_or_null<2, NV, Special, PackedA>(),  \
+   micro_or_null<3, NV, Special, PackedA>(),  micro_or_null<4, NV, Special, PackedA>(),  \
+   micro_or_null<5, NV, Special, PackedA>(),  micro_or_null<6, NV, Special, PackedA>(),  \
+   micro_or_null<7, NV, Special, PackedA>(),  micro_or_null<8, NV, Special, PackedA>(),  \
+   micro_or_null<9, NV, Special, PackedA>(),  micro_or_null<10, NV, Special, PackedA>(), \
+   micro_or_null<11, NV, Special, PackedA>(), micro_or_null<12, NV, Special, PackedA>(), \
    micro_or_null<13, NV, Special, PackedA>(), micro_or_null<14, NV, Special, PackedA>()}
 
-#define TW_MICRO_TABLE(Special, PackedA)                                                                              \
-  {{TW_MICRO_ROW(1, Special, PackedA), TW_MICRO_ROW(2, Special, PackedA), TW_MICRO_ROW(3, Special, PackedA),             \
-    TW_MICRO_ROW(4, Special, PackedA)}}
+#define TW_MICRO_TABLE(Special, PackedA)                                                                       \
+  {                                                                                                            \
+    {                                                                                                          \
+      TW_MICRO_ROW(1, Special, PackedA), TW_MICRO_ROW(2, Special, PackedA), TW_MICRO_ROW(3, Special, PackedA), \
+          TW_MICRO_ROW(4, Special, PackedA)                                                                    \
+    }                                                                                                          \
+  }
 
 }  // namespace TW_ISA
 }  // namespace tw

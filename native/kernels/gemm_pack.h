@@ -70,7 +70,8 @@ TW_INLINE void columns_of_rows(const float* from, int64_t from_row, int count, v
 }
 
 // to (cols x rows) = from (rows x cols), transposed, cols at most half a vector.
-inline void transpose_narrow(const float* from, int64_t rows, int64_t cols, int64_t from_row, float* to, int64_t to_row) {
+inline void transpose_narrow(const float* from, int64_t rows, int64_t cols, int64_t from_row, float* to,
+                             int64_t to_row) {
   constexpr int kPairs = kLanes / 2;
   int64_t row = 0;
   for (; row + kLanes <= rows; row += kLanes) {
@@ -86,8 +87,8 @@ inline void transpose_narrow(const float* from, int64_t rows, int64_t cols, int6
   }
 }
 
-// `lanes` columns of Rows rows, one vector a row, to lanes x Rows floats: the vectors are interleaved, and the places of the
-// rows that are missing from a power of two closed up.
+// `lanes` columns of Rows rows, one vector a row, to lanes x Rows floats: the vectors are interleaved, and the places
+// of the rows that are missing from a power of two closed up.
 template <int Rows>
 TW_INLINE void store_interleaved(const vf (&rows)[Rows], float* to, int lanes) {
   constexpr int kRoundedUp = Rows <= 1 ? 1 : Rows <= 2 ? 2 : Rows <= 4 ? 4 : 8;
@@ -188,8 +189,8 @@ inline void pack_along_x(const Strip& s, float* to) {
 
 // kLanes vectors from rows `apart` floats apart, transposed; rows from `rows` on are the last one again.
 #if defined(__AVX2__) && !defined(__AVX512F__)
-// Half a row goes into each half of a register as it is read, which leaves two networks that never cross the middle: a third of
-// the shuffles that the general one takes.
+// Half a row goes into each half of a register as it is read, which leaves two networks that never cross the middle: a
+// third of the shuffles that the general one takes.
 TW_INLINE vf two_halves(const float* low, const float* high) {
   return (vf)_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
 }
@@ -253,9 +254,9 @@ TW_INLINE void transpose_group(const Strip& s, int64_t x, int64_t first, int64_t
   if (p < last) transpose_last(s, x, p, rows, to);
 }
 
-// A strip that is packed is read one group of rows after the other, each from front to back: as many runs at a time as the
-// hardware follows, and as a set of L1 holds where rows lie whole pages apart. A matrix that is transposed is written in
-// order instead.
+// A strip that is packed is read one group of rows after the other, each from front to back: as many runs at a time as
+// the hardware follows, and as a set of L1 holds where rows lie whole pages apart. A matrix that is transposed is
+// written in order instead.
 inline void pack_along_k(const Strip& s, float* to) {
   const int64_t run = s.slack ? s.k : kLanes;
   for (int64_t p = 0; p < s.k; p += run) {

@@ -1,6 +1,6 @@
-// Products whose sums are a few terms long: nearly all the time goes into reading A and writing C. Where C is a vector wide
-// or more, the rows of B are held in registers and the rows of A pass by. Where it is narrower, sixteen rows of A (a vector's
-// worth) are transposed in registers, so that every lane works on a row of its own.
+// Products whose sums are a few terms long: nearly all the time goes into reading A and writing C. Where C is a vector
+// wide or more, the rows of B are held in registers and the rows of A pass by. Where it is narrower, sixteen rows of A
+// (a vector's worth) are transposed in registers, so that every lane works on a row of its own.
 #pragma once
 
 #include "kernels/gemm.h"
@@ -62,11 +62,17 @@ constexpr ShortStrip short_or_null() {
   }
 }
 
-#define TW_SHORT(K)                                                                                                 \
-  {{short_or_null<K, 1, false>(), short_or_null<K, 2, false>(), short_or_null<K, 3, false>(), short_or_null<K, 4, false>()}, \
-   {short_or_null<K, 1, true>(), short_or_null<K, 2, true>(), short_or_null<K, 3, true>(), short_or_null<K, 4, true>()}}
+#define TW_SHORT(K)                                                                            \
+  {                                                                                            \
+    {short_or_null<K, 1, false>(), short_or_null<K, 2, false>(), short_or_null<K, 3, false>(), \
+     short_or_null<K, 4, false>()},                                                            \
+    {                                                                                          \
+      short_or_null<K, 1, true>(), short_or_null<K, 2, true>(), short_or_null<K, 3, true>(),   \
+          short_or_null<K, 4, true>()                                                          \
+    }                                                                                          \
+  }
 constexpr ShortStrip kShortStrips[kShortMost][2][kShortVectorsMost] = {
-    TW_SHORT(1), TW_SHORT(2), TW_SHORT(3), TW_SHORT(4), TW_SHORT(5), TW_SHORT(6),
+    TW_SHORT(1), TW_SHORT(2), TW_SHORT(3), TW_SHORT(4),  TW_SHORT(5),  TW_SHORT(6),
     TW_SHORT(7), TW_SHORT(8), TW_SHORT(9), TW_SHORT(10), TW_SHORT(11), TW_SHORT(12)};
 
 // Up to kShortMost terms; B's rows contiguous.
@@ -179,16 +185,20 @@ void quad_columns(const Gemm& g) {
 // Up to four columns: A's rows contiguous, B k x 4 with zeros past the last column, C without gaps between its rows.
 inline void small_n_product(const Gemm& g) {
   switch (g.n) {
-    case 1: return quad_columns<1>(g);
-    case 2: return quad_columns<2>(g);
-    case 3: return quad_columns<3>(g);
-    default: return quad_columns<4>(g);
+    case 1:
+      return quad_columns<1>(g);
+    case 2:
+      return quad_columns<2>(g);
+    case 3:
+      return quad_columns<3>(g);
+    default:
+      return quad_columns<4>(g);
   }
 }
 
-// Rows of at most half a vector against one vector x, kLanes rows at a time: row i in the even lanes, row i + half in the odd
-// ones. Interleaving two vectors and adding (as when the lanes of inner products are added up) then never mixes two rows,
-// and leaves the sums in order. Rows past the last are the last one again, and not stored.
+// Rows of at most half a vector against one vector x, kLanes rows at a time: row i in the even lanes, row i + half in
+// the odd ones. Interleaving two vectors and adding (as when the lanes of inner products are added up) then never mixes
+// two rows, and leaves the sums in order. Rows past the last are the last one again, and not stored.
 constexpr int kPairTerms = kLanes / 2;
 
 inline void short_dots(const float* rows, int64_t row, const float* x, int k, int64_t count, float* c) {

@@ -1,6 +1,7 @@
-// A handful of rows of C, with B's rows contiguous: all the rows are kept in registers for as many columns as fit beside
-// them, so that each element of B is read once, in runs as long as the registers allow, and C is written once. The same
-// loop computes a product with a handful of columns as the transposed product, interleaving its rows as it stores them.
+// A handful of rows of C, with B's rows contiguous: all the rows are kept in registers for as many columns as fit
+// beside them, so that each element of B is read once, in runs as long as the registers allow, and C is written once.
+// The same loop computes a product with a handful of columns as the transposed product, interleaving its rows as it
+// stores them.
 #pragma once
 
 #include "kernels/gemm.h"
@@ -91,10 +92,10 @@ constexpr FewStrip few_or_null() {
   }
 }
 
-#define TW_FEW_ROW(M, Interleaved)                                                                                 \
-  {few_or_null<M, 1, Interleaved>(),  few_or_null<M, 2, Interleaved>(),  few_or_null<M, 3, Interleaved>(),         \
-   few_or_null<M, 4, Interleaved>(),  few_or_null<M, 5, Interleaved>(),  few_or_null<M, 6, Interleaved>(),         \
-   few_or_null<M, 7, Interleaved>(),  few_or_null<M, 8, Interleaved>(),  few_or_null<M, 9, Interleaved>(),         \
+#define TW_FEW_ROW(M, Interleaved)                                                                         \
+  {few_or_null<M, 1, Interleaved>(),  few_or_null<M, 2, Interleaved>(),  few_or_null<M, 3, Interleaved>(), \
+   few_or_null<M, 4, Interleaved>(),  few_or_null<M, 5, Interleaved>(),  few_or_null<M, 6, Interleaved>(), \
+   few_or_null<M, 7, Interleaved>(),  few_or_null<M, 8, Interleaved>(),  few_or_null<M, 9, Interleaved>(), \
    few_or_null<M, 10, Interleaved>(), few_or_null<M, 11, Interleaved>(), few_or_null<M, 12, Interleaved>()}
 #define TW_FEW_TABLE(Interleaved)                                                                                  \
   {TW_FEW_ROW(1, Interleaved), TW_FEW_ROW(2, Interleaved), TW_FEW_ROW(3, Interleaved), TW_FEW_ROW(4, Interleaved), \
@@ -115,8 +116,8 @@ inline void small_m_product(const Gemm& g, bool interleaved) {
   }
 }
 
-// M rows by one vector (or less) of columns, U sums over k side by side: with so few results, an addition would wait for the
-// one before it. Special: at most half a vector, where that is faster (gemm_micro.h).
+// M rows by one vector (or less) of columns, U sums over k side by side: with so few results, an addition would wait
+// for the one before it. Special: at most half a vector, where that is faster (gemm_micro.h).
 template <int M, int U, bool Special>
 void few_results(const Gemm& g) {
   using Last = LastVector<Special>;
@@ -149,14 +150,12 @@ void few_results(const Gemm& g) {
 }
 
 using FewResults = void (*)(const Gemm&);
-#define TW_FEW_RESULTS(Special)                                                                                     \
-  {few_results<1, 8, Special>, few_results<2, 4, Special>, few_results<3, 4, Special>, few_results<4, 2, Special>,   \
+#define TW_FEW_RESULTS(Special)                                                                                    \
+  {few_results<1, 8, Special>, few_results<2, 4, Special>, few_results<3, 4, Special>, few_results<4, 2, Special>, \
    few_results<5, 2, Special>, few_results<6, 2, Special>, few_results<7, 2, Special>, few_results<8, 1, Special>}
 constexpr FewResults kFewResults[2][kFewRowsMost] = {TW_FEW_RESULTS(false), TW_FEW_RESULTS(true)};
 
-inline void few_results_product(const Gemm& g) {
-  kFewResults[wants_special(static_cast<int>(g.n), false)][g.m - 1](g);
-}
+inline void few_results_product(const Gemm& g) { kFewResults[wants_special(static_cast<int>(g.n), false)][g.m - 1](g); }
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -30,9 +30,9 @@ TW_INLINE vf folded(vf v) {
   }
 }
 
-// The sums of the lanes of N vectors, N a power of two up to kLanes, in the first N lanes of one. Interleaving and adding
-// two vectors halves their number and keeps every lane busy: the network that transposes, with an addition in every
-// round. Adds in the order of sum_lanes.
+// The sums of the lanes of N vectors, N a power of two up to kLanes, in the first N lanes of one. Interleaving and
+// adding two vectors halves their number and keeps every lane busy: the network that transposes, with an addition in
+// every round. Adds in the order of sum_lanes.
 template <int N>
 TW_INLINE vf sum_each(vf (&v)[N]) {
 #pragma GCC unroll 4
@@ -53,8 +53,9 @@ TW_INLINE void store_rows(vf sums, float* c, int64_t c_row) {
   }
 }
 
-// The sums of the vectors v[row * RowStep + j * Step], j < Length, to a run of memory each for rows First ... Rows - 1, as
-// many runs at a time as fit into one vector. Indices are known to the compiler, so that the vectors stay in registers.
+// The sums of the vectors v[row * RowStep + j * Step], j < Length, to a run of memory each for rows First ... Rows - 1,
+// as many runs at a time as fit into one vector. Indices are known to the compiler, so that the vectors stay in
+// registers.
 template <int Rows, int Length, int RowStep, int Step, int First = 0, int N>
 TW_INLINE void sums_to_rows(const vf (&v)[N], float* c, int64_t c_row) {
   if constexpr (Length > kLanes) {
@@ -158,10 +159,10 @@ constexpr DotTile dot_or_null() {
   }
 }
 
-#define TW_DOT_ROW(I)                                                                                           \
-  {dot_or_null<1, I>(), dot_or_null<2, I>(), dot_or_null<3, I>(), dot_or_null<4, I>(), dot_or_null<5, I>(),     \
-   dot_or_null<6, I>(), dot_or_null<7, I>(), dot_or_null<8, I>(), dot_or_null<9, I>(), dot_or_null<10, I>(),    \
-   dot_or_null<11, I>(), dot_or_null<12, I>()}
+#define TW_DOT_ROW(I)                                                                    \
+  {dot_or_null<1, I>(), dot_or_null<2, I>(),  dot_or_null<3, I>(),  dot_or_null<4, I>(), \
+   dot_or_null<5, I>(), dot_or_null<6, I>(),  dot_or_null<7, I>(),  dot_or_null<8, I>(), \
+   dot_or_null<9, I>(), dot_or_null<10, I>(), dot_or_null<11, I>(), dot_or_null<12, I>()}
 constexpr DotTile kDotTiles[6][kDotMostOuter] = {TW_DOT_ROW(1), TW_DOT_ROW(2), TW_DOT_ROW(3),
                                                  TW_DOT_ROW(4), TW_DOT_ROW(5), TW_DOT_ROW(6)};
 
@@ -262,7 +263,8 @@ inline void dots_tiled(const Gemm& g, bool from_memory) {
   if (inner == 1 && g.k > kFewestTerms && g.k <= kPairTerms && (!tall || g.c_row == 1)) {
     return short_dots(long_side, outer_row, short_side, static_cast<int>(g.k), outer, g.c);
   }
-  if (inner == 1 && g.k <= kFewTerms) return kFewDots[g.k - 1](long_side, outer_row, short_side, outer, g.c, tall ? g.c_row : 1);
+  if (inner == 1 && g.k <= kFewTerms)
+    return kFewDots[g.k - 1](long_side, outer_row, short_side, outer, g.c, tall ? g.c_row : 1);
   if (g.stream_b && g.large_pages_b && g.m == 1 && g.k <= kStreamedRow) return dots_streamed(g);
   const int most = fewer_where_colliding(kDotOuter[share(inner, kDotInner)], inner == 1 ? 1 : outer_row);
   for (int64_t o = 0; o < outer;) {
@@ -275,7 +277,8 @@ inline void dots_tiled(const Gemm& g, bool from_memory) {
       const bool fetch = from_memory && inner == 1 && so == kDotOuter[1];
       const DotTile tile = fetch ? dot_tiles<kDotOuter[1], 1, true> : kDotTiles[si - 1][so - 1];
       tile({long_side + o * outer_row, outer_row, short_side + i * inner_row, inner_row, g.k,
-            g.c + (tall ? o * g.c_row + i : i * g.c_row + o), g.c_row, !tall}, tiles);
+            g.c + (tall ? o * g.c_row + i : i * g.c_row + o), g.c_row, !tall},
+           tiles);
       i += si;
     }
     o += so * tiles;
@@ -312,21 +315,37 @@ TW_INLINE void row_strip(const Gemm& g, int64_t col, int lanes) {
   }
 }
 
-// For narrow B: strips of up to eight vectors, c in registers. Work is split at multiples of 128 columns, so that strips
-// fall the same way.
+// For narrow B: strips of up to eight vectors, c in registers. Work is split at multiples of 128 columns, so that
+// strips fall the same way.
 inline void row_by_strips(const Gemm& g) {
   for (int64_t col = 0; col < g.n; col += 8 * kLanes) {
     const int left = smaller_int(g.n - col, 8 * kLanes);
     const int vectors = (left + kLanes - 1) / kLanes, lanes = left - (vectors - 1) * kLanes;
     switch (vectors) {
-      case 8: row_strip<8, 1>(g, col, lanes); break;
-      case 7: row_strip<7, 1>(g, col, lanes); break;
-      case 6: row_strip<6, 1>(g, col, lanes); break;
-      case 5: row_strip<5, 1>(g, col, lanes); break;
-      case 4: row_strip<4, 2>(g, col, lanes); break;
-      case 3: row_strip<3, 2>(g, col, lanes); break;
-      case 2: row_strip<2, 4>(g, col, lanes); break;
-      default: row_strip<1, 8>(g, col, lanes); break;
+      case 8:
+        row_strip<8, 1>(g, col, lanes);
+        break;
+      case 7:
+        row_strip<7, 1>(g, col, lanes);
+        break;
+      case 6:
+        row_strip<6, 1>(g, col, lanes);
+        break;
+      case 5:
+        row_strip<5, 1>(g, col, lanes);
+        break;
+      case 4:
+        row_strip<4, 2>(g, col, lanes);
+        break;
+      case 3:
+        row_strip<3, 2>(g, col, lanes);
+        break;
+      case 2:
+        row_strip<2, 4>(g, col, lanes);
+        break;
+      default:
+        row_strip<1, 8>(g, col, lanes);
+        break;
     }
   }
 }
@@ -398,8 +417,8 @@ void rows_streamed(const Gemm& g) {
   }
 }
 
-// For more rows of C than there are registers for their scales: a few rows of B at a time, read side by side from front to
-// back, against groups of rows of C. The scales of a group are copied out once, so that they lie together.
+// For more rows of C than there are registers for their scales: a few rows of B at a time, read side by side from front
+// to back, against groups of rows of C. The scales of a group are copied out once, so that they lie together.
 constexpr int kStreamedDepth = 8;
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kStreamedGroup = 6, kStreamedVectors = 4;
@@ -435,7 +454,8 @@ TW_INLINE void streamed_strip(const StreamedRows& s, int64_t j, int lanes) {
   for (int r = 0; r < s.depth; ++r, b += s.b_row, scale += M) {
     vf row[V];
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) row[v] = Whole || v < V - 1 ? load_once(b + v * kLanes) : load_first(b + v * kLanes, lanes);
+    for (int v = 0; v < V; ++v)
+      row[v] = Whole || v < V - 1 ? load_once(b + v * kLanes) : load_first(b + v * kLanes, lanes);
 #pragma GCC unroll 6
     for (int i = 0; i < M; ++i) {
       const vf by = splat(scale[i]);
@@ -472,8 +492,12 @@ constexpr StreamedGroup streamed_or_null() {
   }
 }
 // A group has two rows at least: four or more rows are shared out evenly.
-constexpr StreamedGroup kStreamedGroups[] = {nullptr, streamed_or_null<2>(), streamed_or_null<3>(), streamed_or_null<4>(),
-                                             streamed_or_null<5>(), streamed_or_null<6>()};
+constexpr StreamedGroup kStreamedGroups[] = {nullptr,
+                                             streamed_or_null<2>(),
+                                             streamed_or_null<3>(),
+                                             streamed_or_null<4>(),
+                                             streamed_or_null<5>(),
+                                             streamed_or_null<6>()};
 
 inline void groups_streamed(const Gemm& g) {
   float scales[kStreamedDepth * kStreamedGroup];
@@ -488,7 +512,8 @@ inline void groups_streamed(const Gemm& g) {
         for (int r = 0; r < depth; ++r) {
           for (int q = 0; q < rows; ++q) scales[r * rows + q] = a[q * g.a_row + r * g.a_col];
         }
-        kStreamedGroups[rows - 1]({scales, g.b + p * g.b_row, g.b_row, g.c + i * g.c_row, g.c_row, depth, p == 0}, from, to);
+        kStreamedGroups[rows - 1]({scales, g.b + p * g.b_row, g.b_row, g.c + i * g.c_row, g.c_row, depth, p == 0}, from,
+                                  to);
         i += rows;
       }
     }
@@ -498,10 +523,14 @@ inline void groups_streamed(const Gemm& g) {
 // As many rows of B as scales fit into registers.
 inline void row_streamed(const Gemm& g) {
   switch (g.m) {
-    case 1: return rows_streamed<1, 8>(g);
-    case 2: return rows_streamed<2, 8>(g);
-    case 3: return rows_streamed<3, 4>(g);
-    default: return groups_streamed(g);
+    case 1:
+      return rows_streamed<1, 8>(g);
+    case 2:
+      return rows_streamed<2, 8>(g);
+    case 3:
+      return rows_streamed<3, 4>(g);
+    default:
+      return groups_streamed(g);
   }
 }
 

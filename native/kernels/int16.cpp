@@ -20,7 +20,8 @@ TW_INLINE __m256i eight_whole(const float* x, __m256 inverse, __m256 most) {
 }
 
 // Three or four planes to pixels of four numbers, the last of three being 0; how many pixels that are.
-int64_t quantize_fours(const float* x, int64_t channels, int64_t pixels, int64_t plane, float inverse, int most, int16_t* to) {
+int64_t quantize_fours(const float* x, int64_t channels, int64_t pixels, int64_t plane, float inverse, int most,
+                       int16_t* to) {
   const __m256 by = _mm256_set1_ps(inverse), end = _mm256_set1_ps(static_cast<float>(most));
   const __m256i low = _mm256_set1_epi32(0xffff);
   int64_t i = 0;
@@ -59,7 +60,8 @@ void quantize(const float* x, int64_t channels, int64_t pixels, int64_t plane, f
   }
 }
 
-void dequantize(const int16_t* x, int64_t step, int64_t channels, int64_t pixels, float scale, float* to, int64_t plane) {
+void dequantize(const int16_t* x, int64_t step, int64_t channels, int64_t pixels, float scale, float* to,
+                int64_t plane) {
   for (int64_t c = 0; c < channels; ++c) {
     for (int64_t i = 0; i < pixels; ++i) to[c * plane + i] = static_cast<float>(x[i * step + c]) * scale;
   }
@@ -67,7 +69,8 @@ void dequantize(const int16_t* x, int64_t step, int64_t channels, int64_t pixels
 
 void pool(const int16_t* x, const BytePlane& in, int64_t channels, const PoolWindow& w, bool mean, int16_t* y,
           const BytePlane& out) {
-  const int64_t above = -w.pad_h < 0 ? 0 : -w.pad_h, below = -w.pad_h + w.kernel_h > in.height ? in.height : -w.pad_h + w.kernel_h;
+  const int64_t above = -w.pad_h < 0 ? 0 : -w.pad_h,
+                below = -w.pad_h + w.kernel_h > in.height ? in.height : -w.pad_h + w.kernel_h;
   for (int64_t ox = 0; ox < out.width; ++ox) {
     const int64_t begin = ox * w.stride_w - w.pad_w, end = begin + w.kernel_w;
     const int64_t left = begin < 0 ? 0 : begin, right = end > in.width ? in.width : end;
@@ -96,7 +99,8 @@ TW_INLINE void sums_of_sixteen(const int16_t* x, const BytePlane& in, int32_t* t
   for (int64_t iy = 0; iy < in.height; ++iy) {
     const int16_t* row = x + iy * in.row_step;
     for (int64_t ix = 0; ix < in.width; ix += 2) {
-      const __m256i a = load_sixteen(row + ix * in.pixel_step), b = ix + 1 < in.width ? load_sixteen(row + (ix + 1) * in.pixel_step) : none;
+      const __m256i a = load_sixteen(row + ix * in.pixel_step),
+                    b = ix + 1 < in.width ? load_sixteen(row + (ix + 1) * in.pixel_step) : none;
       low = _mm256_add_epi32(low, _mm256_madd_epi16(_mm256_unpacklo_epi16(a, b), one));
       high = _mm256_add_epi32(high, _mm256_madd_epi16(_mm256_unpackhi_epi16(a, b), one));
     }
@@ -110,7 +114,8 @@ void sums(const void* x, bool wide, const BytePlane& in, int64_t channels, int32
   MixedPixels pixels{x, in.pixel_step, 1.0f, 0, wide};
   int64_t c = 0;
 #if defined(__AVX2__)
-  for (; wide && c + kInt8Panel <= channels; c += kInt8Panel) sums_of_sixteen(static_cast<const int16_t*>(x) + c, in, y + c);
+  for (; wide && c + kInt8Panel <= channels; c += kInt8Panel)
+    sums_of_sixteen(static_cast<const int16_t*>(x) + c, in, y + c);
 #endif
   for (; c < channels; c += kLanes) {
     const int n = channels - c < kLanes ? static_cast<int>(channels - c) : kLanes;

@@ -1,8 +1,9 @@
-// Integer layers on activations of 16 bits, where bytes would round too much: convolution of every kind with weights of 16 bits,
-// summed in 32, and what stands between such layers. A number is real = q * scale with |q| <= kWideMost; buffers are channels
-// last like those of bytes, with zeros in frames. Steps are in numbers, not bytes.
+// Integer layers on activations of 16 bits, where bytes would round too much: convolution of every kind with weights of
+// 16 bits, summed in 32, and what stands between such layers. A number is real = q * scale with |q| <= kWideMost;
+// buffers are channels last like those of bytes, with zeros in frames. Steps are in numbers, not bytes.
 //
-// All sums are exact: who makes the weights sees to it that no sum leaves 32 bits. Every instruction set gives the same numbers.
+// All sums are exact: who makes the weights sees to it that no sum leaves 32 bits. Every instruction set gives the same
+// numbers.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@
 namespace tw {
 
 constexpr int64_t kMostSummed = 65535;  // pixels whose sum fits into 32 bits, whatever they are
-constexpr int kWideGroup = 2;  // channels that one multiply-add takes
+constexpr int kWideGroup = 2;           // channels that one multiply-add takes
 
 // A panel's run of input channels: where it begins, its pairs of channels, and where its packed weights begin.
 struct WideWindow {
@@ -23,8 +24,9 @@ struct WideWindow {
 };
 
 struct WideProblem {
-  Int8Problem to;  // the pixels, where they are read (`in_grid`), and what becomes of their sums; not its bytes and weights
-  const int16_t* x = nullptr;  // pixel (0, 0) of image 0 at the first tap
+  Int8Problem
+      to;  // the pixels, where they are read (`in_grid`), and what becomes of their sums; not its bytes and weights
+  const int16_t* x = nullptr;      // pixel (0, 0) of image 0 at the first tap
   const uint8_t* bytes = nullptr;  // depthwise: the same where bytes are read, with their zero point
   int zero = 0;
   int64_t kernel_h = 1, kernel_w = 1;
@@ -33,9 +35,10 @@ struct WideProblem {
   const int16_t* weights = nullptr;  // of a panel [tap][pair of channels][16 columns][2]; of depthwise layers see below
 };
 
-// Depthwise weights lie in blocks of 16 channels, the last one ending with the last channel where there are so many, and
-// beginning where the one before it has not ended: [block][two rows of taps][tap of a row][channel, in `kBlockOrder`][row]. Of a
-// row that is left over it is [two taps][channel][tap], then zeros. It is the order in which pixels that are taken together come to lie.
+// Depthwise weights lie in blocks of 16 channels, the last one ending with the last channel where there are so many,
+// and beginning where the one before it has not ended: [block][two rows of taps][tap of a row][channel, in
+// `kBlockOrder`][row]. Of a row that is left over it is [two taps][channel][tap], then zeros. It is the order in which
+// pixels that are taken together come to lie.
 constexpr int kBlockOrder[4] = {0, 2, 1, 3};  // where the groups of four channels lie
 constexpr int kDepthwiseBlock = 16;
 static inline int64_t block_at(int64_t block, int64_t channels) {  // static: a copy for each instruction set
@@ -70,17 +73,21 @@ struct Int16Kernels {
   void (*depthwise)(const WideProblem& problem, int64_t first, int64_t last);
   void (*add)(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t channels, const MixedFinish& finish,
               const MixedTarget& to);
-  // (a - its zero) * (b - its zero) * a's scale. Where b is one pixel for all and has a scale, it is numbers of 16 bits, w =
-  // round((b - its zero) * b's scale), that a's, of 16 bits too, are multiplied with: (a * w + 2^14) >> 15 within `finish`'s limits.
+  // (a - its zero) * (b - its zero) * a's scale. Where b is one pixel for all and has a scale, it is numbers of 16
+  // bits, w = round((b - its zero) * b's scale), that a's, of 16 bits too, are multiplied with: (a * w + 2^14) >> 15
+  // within `finish`'s limits.
   void (*mul)(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t channels, const MixedFinish& finish,
               const MixedTarget& to);
   // (x - its zero) * scale[channel] + shift[channel]
   void (*affine)(const MixedPixels& x, const float* scale, const float* shift, int64_t pixels, int64_t channels,
                  const MixedFinish& finish, const MixedTarget& to);
-  // round(x * inverse), ties to even, at most `most` either way, NaN as 0: a plane of each channel to pixels `step` apart.
-  void (*quantize)(const float* x, int64_t channels, int64_t pixels, int64_t plane, float inverse, int most, int16_t* to, int64_t step);
+  // round(x * inverse), ties to even, at most `most` either way, NaN as 0: a plane of each channel to pixels `step`
+  // apart.
+  void (*quantize)(const float* x, int64_t channels, int64_t pixels, int64_t plane, float inverse, int most,
+                   int16_t* to, int64_t step);
   // And back: `pixels` of one row.
-  void (*dequantize)(const int16_t* x, int64_t step, int64_t channels, int64_t pixels, float scale, float* to, int64_t plane);
+  void (*dequantize)(const int16_t* x, int64_t step, int64_t channels, int64_t pixels, float scale, float* to,
+                     int64_t plane);
   // One row of windows. Pixels outside are left out of the maximum; in a mean they count as 0 or not at all.
   void (*pool)(const int16_t* x, const BytePlane& in, int64_t channels, const PoolWindow& window, bool mean, int16_t* y,
                const BytePlane& out);

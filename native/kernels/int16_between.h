@@ -13,7 +13,8 @@ constexpr int64_t kGateChannels = 512;  // that all pixels are multiplied with b
 TW_INLINE vi numbers_at(const MixedPixels& x, int64_t pixel, int64_t c, int lanes) {
   const int64_t at = pixel * x.step + c;
   return (x.wide ? first_shorts(static_cast<const int16_t*>(x.data) + at, lanes)
-                 : first_bytes(static_cast<const uint8_t*>(x.data) + at, lanes)) - x.zero;
+                 : first_bytes(static_cast<const uint8_t*>(x.data) + at, lanes)) -
+         x.zero;
 }
 
 #if defined(__AVX2__)
@@ -32,10 +33,11 @@ TW_INLINE vi sixteenth_part(const MixedPixels& x, int64_t pixel, int64_t c) {
   return numbers_at(known, pixel, c, kLanes);
 }
 
-// Calls make(channel), then what it gives with every pixel: for sixteen channels at a time, the last ones of them twice where they
-// are no multiple. What a channel has for all pixels is read once.
+// Calls make(channel), then what it gives with every pixel: for sixteen channels at a time, the last ones of them twice
+// where they are no multiple. What a channel has for all pixels is read once.
 template <class Make>
-TW_INLINE void each_sixteen(int64_t pixels, int64_t channels, const WideFinish& given, const MixedTarget& to, Make make) {
+TW_INLINE void each_sixteen(int64_t pixels, int64_t channels, const WideFinish& given, const MixedTarget& to,
+                            Make make) {
   const SixteenWide curve(given);
   const vf most = splat(SixteenWide::most(given));
   const bool pieces = given.curve == WideCurve::pieces;
@@ -75,7 +77,8 @@ TW_INLINE void with_known(bool a, bool b, F&& f) {
 
 // Calls value(pixel, channel, lanes) for every vector of channels and stores what it gives.
 template <class Value>
-TW_INLINE void each_vector(int64_t pixels, int64_t channels, const MixedFinish& given, const MixedTarget& to, Value value) {
+TW_INLINE void each_vector(int64_t pixels, int64_t channels, const MixedFinish& given, const MixedTarget& to,
+                           Value value) {
   const MixedFinish finish = given;
   with_curve(finish.bytes, [&](auto known) {
     for (int64_t pixel = 0; pixel < pixels; ++pixel) {
@@ -111,7 +114,8 @@ void add(const MixedPixels& a, const MixedPixels& b, int64_t pixels, int64_t cha
   }
 #endif
   each_vector(pixels, channels, finish, to, [=](int64_t pixel, int64_t c, int lanes) {
-    return as_floats(numbers_at(a, pixel, c, lanes)) * splat(a.scale) + as_floats(numbers_at(b, pixel, c, lanes)) * splat(b.scale);
+    return as_floats(numbers_at(a, pixel, c, lanes)) * splat(a.scale) +
+           as_floats(numbers_at(b, pixel, c, lanes)) * splat(b.scale);
   });
 }
 
@@ -120,17 +124,19 @@ TW_INLINE vi fraction_at(const MixedPixels& gate, int64_t c, int lanes) {
 }
 
 // Every pixel by the fractions of 32768 that the gate has for its channels.
-void gate_by_fractions(const MixedPixels& a, const MixedPixels& gate, int64_t pixels, int64_t channels, const WideFinish& finish,
-                       const MixedTarget& to) {
+void gate_by_fractions(const MixedPixels& a, const MixedPixels& gate, int64_t pixels, int64_t channels,
+                       const WideFinish& finish, const MixedTarget& to) {
   const int16_t* x = static_cast<const int16_t*>(a.data);
   int16_t* out = static_cast<int16_t*>(to.data);
 #if defined(__AVX2__)
   if (channels >= kInt8Panel) {
-    const __m256i low = _mm256_set1_epi16(static_cast<int16_t>(finish.low)), high = _mm256_set1_epi16(static_cast<int16_t>(finish.high));
+    const __m256i low = _mm256_set1_epi16(static_cast<int16_t>(finish.low)),
+                  high = _mm256_set1_epi16(static_cast<int16_t>(finish.high));
     int16_t fractions[kGateChannels];
     for (int64_t begin = 0; begin < channels; begin += kGateChannels) {
       const int64_t count = channels - begin < kGateChannels ? channels - begin : kGateChannels;
-      const int64_t some = count < kInt8Panel ? kInt8Panel : count, c = begin + count - some;  // of the last few, those before them too
+      const int64_t some = count < kInt8Panel ? kInt8Panel : count,
+                    c = begin + count - some;  // of the last few, those before them too
       for (int64_t i = 0; i < some; i += kLanes) {
         const int lanes = some - i < kLanes ? static_cast<int>(some - i) : kLanes;
         store_first_shorts(fractions + i, fraction_at(gate, c + i, lanes), lanes);
@@ -138,7 +144,8 @@ void gate_by_fractions(const MixedPixels& a, const MixedPixels& gate, int64_t pi
       for (int64_t pixel = 0; pixel < pixels; ++pixel) {
         for (int64_t block = 0; block * kInt8Panel < some; ++block) {
           const int64_t i = block_at(block, some);
-          const __m256i product = _mm256_mulhrs_epi16(load_sixteen(x + pixel * a.step + c + i), load_sixteen(fractions + i));
+          const __m256i product =
+              _mm256_mulhrs_epi16(load_sixteen(x + pixel * a.step + c + i), load_sixteen(fractions + i));
           _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + pixel * to.step + c + i),
                               _mm256_min_epi16(_mm256_max_epi16(product, low), high));
         }
@@ -153,7 +160,8 @@ void gate_by_fractions(const MixedPixels& a, const MixedPixels& gate, int64_t pi
     const vi fraction = fraction_at(gate, c, lanes);
     for (int64_t pixel = 0; pixel < pixels; ++pixel) {
       const vi product = high_product(first_shorts(x + pixel * a.step + c, lanes), fraction);
-      store_first_shorts(out + pixel * to.step + c, smaller(larger(product, zeros + finish.low), zeros + finish.high), lanes);
+      store_first_shorts(out + pixel * to.step + c, smaller(larger(product, zeros + finish.low), zeros + finish.high),
+                         lanes);
     }
   }
 }

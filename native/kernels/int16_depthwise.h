@@ -1,5 +1,5 @@
-// Depthwise layers on numbers of 16 bits (kernels/int16.h), or on bytes that are widened on the way. For int16.cpp, compiled with
-// -ffp-contract=off.
+// Depthwise layers on numbers of 16 bits (kernels/int16.h), or on bytes that are widened on the way. For int16.cpp,
+// compiled with -ffp-contract=off.
 #pragma once
 
 #include "kernels/int16_products.h"
@@ -27,23 +27,26 @@ TW_INLINE vi tap_weights(const WideProblem& p, const int16_t* w, int64_t ky, int
   int32_t held[kLanes];
 #pragma GCC unroll 4
   for (int g = 0; g < kLanes / 4; ++g) std::memcpy(held + 4 * g, two + 8 * kBlockOrder[channel / 4 + g], 16);
-  return ((last ? kx : ky) % 2 == 0 ? load_lanes(held) : load_lanes(held) >> 16) & 0xffff;  // the number beside a number is multiplied by 0
+  return ((last ? kx : ky) % 2 == 0 ? load_lanes(held) : load_lanes(held) >> 16) &
+         0xffff;  // the number beside a number is multiplied by 0
 }
 
-// Neighbouring pixels of a row of the image, `count` from pixel `first` of the problem: where they lie, and how far apart.
+// Neighbouring pixels of a row of the image, `count` from pixel `first` of the problem: where they lie, and how far
+// apart.
 struct Run {
   int64_t first, count;
   int64_t in, out, residual;
 };
 
 TW_INLINE int64_t place_of(const PixelGrid& grid, const Int8Problem& p, int64_t pixel) {
-  return pixel / p.width / p.height * grid.image_step + pixel / p.width % p.height * grid.row_step + pixel % p.width * grid.column_step;
+  return pixel / p.width / p.height * grid.image_step + pixel / p.width % p.height * grid.row_step +
+         pixel % p.width * grid.column_step;
 }
 
 TW_INLINE Run run_at(const Int8Problem& p, int64_t first, int64_t last) {
   const int64_t left = p.width - first % p.width;
-  return {first, last - first < left ? last - first : left, place_of(p.in_grid, p, first), place_of(p.out_grid, p, first),
-          place_of(p.residual_grid, p, first)};
+  return {first, last - first < left ? last - first : left, place_of(p.in_grid, p, first),
+          place_of(p.out_grid, p, first), place_of(p.residual_grid, p, first)};
 }
 
 TW_INLINE void finish_at(const Int8Problem& p, vi sums, const Run& run, int64_t i, int64_t column) {
@@ -60,7 +63,8 @@ void depthwise_pixel(const WideProblem& p, const Run& run, int64_t i, int64_t bl
     vi acc = load_lanes(p.to.offset + column);
     for (int64_t ky = 0; ky < p.kernel_h; ++ky) {
       for (int64_t kx = 0; kx < p.kernel_w; ++kx) {
-        const vi tap = numbers<kBytes>(p, x + ky * p.tap_row + kx * p.tap_step + column, left < kLanes ? static_cast<int>(left) : kLanes);
+        const vi tap = numbers<kBytes>(p, x + ky * p.tap_row + kx * p.tap_step + column,
+                                       left < kLanes ? static_cast<int>(left) : kLanes);
         acc = add_products(acc, tap, tap_weights(p, block_weights(p, block), ky, kx, c));
       }
     }
@@ -70,7 +74,8 @@ void depthwise_pixel(const WideProblem& p, const Run& run, int64_t i, int64_t bl
 
 void depthwise_pixels(const WideProblem& p, const Run& run) {
   for (int64_t block = 0; block * kDepthwiseBlock < p.to.columns; ++block) {
-    for (int64_t i = 0; i < run.count; ++i) (p.bytes != nullptr ? depthwise_pixel<true> : depthwise_pixel<false>)(p, run, i, block);
+    for (int64_t i = 0; i < run.count; ++i)
+      (p.bytes != nullptr ? depthwise_pixel<true> : depthwise_pixel<false>)(p, run, i, block);
   }
 }
 
@@ -105,7 +110,9 @@ TW_INLINE __m256i two_fours(const void* a, const void* b) {
 class BlockFinish {
  public:
   BlockFinish(const Int8Problem& p, int64_t column)
-      : p_(p), column_(column), most_(_mm256_set1_ps(SixteenWide::most(p.wide))),
+      : p_(p),
+        column_(column),
+        most_(_mm256_set1_ps(SixteenWide::most(p.wide))),
         low_(_mm256_set1_epi16(static_cast<int16_t>(p.wide.low))) {
     for (int half = 0; half < 2; ++half) {
       offset[half] = two_fours(p.offset + column + 4 * half, p.offset + column + 4 * half + 8);
@@ -152,7 +159,8 @@ TW_INLINE __m256i side_by_side(__m256i a, __m256i b) {
   return Half == 0 ? _mm256_unpacklo_epi16(a, b) : _mm256_unpackhi_epi16(a, b);
 }
 
-// Neighbouring windows `Stride` apart: pixels that lie in several of them are read once. The taps of two rows are multiplied at once.
+// Neighbouring windows `Stride` apart: pixels that lie in several of them are read once. The taps of two rows are
+// multiplied at once.
 template <bool kBytes, int Taps, int Stride, int Pixels, int Half>
 TW_INLINE void two_rows(const WideProblem& p, const int16_t* w, int64_t x, __m256i (&acc)[Pixels]) {
   __m256i weight[Taps];
@@ -192,10 +200,11 @@ TW_INLINE void last_row(const WideProblem& p, const int16_t* w, int64_t x, __m25
   }
 }
 
-// The same for any number of taps, and any distance: `below` is where the second of two numbers lies, the taps that are multiplied at
-// once `step` apart.
+// The same for any number of taps, and any distance: `below` is where the second of two numbers lies, the taps that are
+// multiplied at once `step` apart.
 template <bool kBytes, int Pixels, int Half>
-TW_INLINE void taps_of(const WideProblem& p, const int16_t* w, int64_t x, int64_t below, int step, __m256i (&acc)[Pixels]) {
+TW_INLINE void taps_of(const WideProblem& p, const int16_t* w, int64_t x, int64_t below, int step,
+                       __m256i (&acc)[Pixels]) {
   for (int64_t k = 0; k < p.kernel_w; k += step, w += 2 * kDepthwiseBlock) {
     const __m256i weight = load_sixteen(w);
     const int64_t second = step == 1 || k + 1 < p.kernel_w ? below : 0;
@@ -207,20 +216,23 @@ TW_INLINE void taps_of(const WideProblem& p, const int16_t* w, int64_t x, int64_
   }
 }
 
-// Half of a block's channels at neighbouring pixels: as many as leave room in the registers for a row of weights. As many rows of taps
-// as taps of a row, where that number is known.
+// Half of a block's channels at neighbouring pixels: as many as leave room in the registers for a row of weights. As
+// many rows of taps as taps of a row, where that number is known.
 template <bool kBytes, int Taps, int Stride, int Pixels, int Half>
-TW_INLINE void half_block(const WideProblem& p, const BlockFinish& end, const int16_t* w, int64_t x, __m256i (&acc)[Pixels]) {
+TW_INLINE void half_block(const WideProblem& p, const BlockFinish& end, const int16_t* w, int64_t x,
+                          __m256i (&acc)[Pixels]) {
 #pragma GCC unroll 8
   for (int j = 0; j < Pixels; ++j) acc[j] = end.offset[Half];
   w += Half * kDepthwiseBlock;
   if constexpr (Taps > 0) {
 #pragma GCC unroll 3
     for (int two = 0; two < Taps / 2; ++two) {
-      two_rows<kBytes, Taps, Stride, Pixels, Half>(p, w + two * Taps * 2 * kDepthwiseBlock, x + two * 2 * p.tap_row, acc);
+      two_rows<kBytes, Taps, Stride, Pixels, Half>(p, w + two * Taps * 2 * kDepthwiseBlock, x + two * 2 * p.tap_row,
+                                                   acc);
     }
     if (Taps % 2 == 1) {
-      last_row<kBytes, Taps, Stride, Pixels, Half>(p, w + Taps / 2 * Taps * 2 * kDepthwiseBlock, x + (Taps - 1) * p.tap_row, acc);
+      last_row<kBytes, Taps, Stride, Pixels, Half>(p, w + Taps / 2 * Taps * 2 * kDepthwiseBlock,
+                                                   x + (Taps - 1) * p.tap_row, acc);
     }
   } else {
     int64_t ky = 0;
@@ -233,7 +245,8 @@ TW_INLINE void half_block(const WideProblem& p, const BlockFinish& end, const in
 }
 
 template <bool kBytes, int Taps, int Stride, int Pixels>
-TW_INLINE void block_tile(const WideProblem& p, const BlockFinish& end, const int16_t* w, int64_t column, const Run& run, int64_t i) {
+TW_INLINE void block_tile(const WideProblem& p, const BlockFinish& end, const int16_t* w, int64_t column,
+                          const Run& run, int64_t i) {
   const int64_t x = run.in + i * p.to.in_grid.column_step + column;
   __m256i low[Pixels], high[Pixels];
   half_block<kBytes, Taps, Stride, Pixels, 0>(p, end, w, x, low);
@@ -265,7 +278,8 @@ __attribute__((noinline)) void depthwise_run(const WideProblem& given, const Run
       done = i + tile;
     }
     int16_t* out = static_cast<int16_t*>(p.to.out) + run.out + column;
-    for (int64_t i = 0; curve != nullptr && i < run.count; ++i) bend_sixteen(*curve, out + i * p.to.out_grid.column_step);
+    for (int64_t i = 0; curve != nullptr && i < run.count; ++i)
+      bend_sixteen(*curve, out + i * p.to.out_grid.column_step);
   }
 }
 

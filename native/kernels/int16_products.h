@@ -1,5 +1,5 @@
-// Layers on numbers of 16 bits (kernels/int16.h): products of pixels and panels of weights, and results that are bent after they are
-// stored. For int16.cpp, compiled with -ffp-contract=off.
+// Layers on numbers of 16 bits (kernels/int16.h): products of pixels and panels of weights, and results that are bent
+// after they are stored. For int16.cpp, compiled with -ffp-contract=off.
 #pragma once
 
 #include "kernels/ahead.h"
@@ -44,7 +44,8 @@ TW_INLINE vi add_products(vi acc, vi a, vi w) {
 #if defined(__AVX2__)
 TW_INLINE __m256i load_sixteen(const int16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 
-// Whether results are bent after they are stored, as whole numbers: one after the other by itself each waits for the one before.
+// Whether results are bent after they are stored, as whole numbers: one after the other by itself each waits for the
+// one before.
 bool bends_later(const Int8Problem& p) { return p.kind == Int8Out::int16 && p.wide.curve == WideCurve::pieces; }
 
 WideFinish whole_numbers(const WideFinish& bent) {
@@ -99,7 +100,8 @@ TW_INLINE void multiply_pair(const int16_t* const (&rows)[R], int64_t c, const i
 
 // V vectors of a panel for R pixels.
 template <int R, int V>
-TW_INLINE void multiply(const WideProblem& p, const RowOffsets& at, int first, int panel, NextPanel& next, vi (&acc)[R][V]) {
+TW_INLINE void multiply(const WideProblem& p, const RowOffsets& at, int first, int panel, NextPanel& next,
+                        vi (&acc)[R][V]) {
   constexpr int64_t kLine = kInt8Panel * kWideGroup;
   const WideWindow window = p.windows[panel];
   const int16_t* w = p.weights + window.weights;
@@ -117,7 +119,8 @@ TW_INLINE void multiply(const WideProblem& p, const RowOffsets& at, int first, i
       for (; c + kWideGroup * kPairsAtOnce <= end; c += kWideGroup * kPairsAtOnce, w += kPairsAtOnce * kLine) {
         next.fetch();
 #pragma GCC unroll 4
-        for (int pair = 0; pair < kPairsAtOnce; ++pair) multiply_pair(rows, c + pair * kWideGroup, w + pair * kLine, acc);
+        for (int pair = 0; pair < kPairsAtOnce; ++pair)
+          multiply_pair(rows, c + pair * kWideGroup, w + pair * kLine, acc);
       }
       for (; c < end; c += kWideGroup, w += kLine) multiply_pair(rows, c, w, acc);
     }
@@ -127,7 +130,8 @@ TW_INLINE void multiply(const WideProblem& p, const RowOffsets& at, int first, i
 #if defined(__AVX2__)
 // V vectors of a panel, finished by way W, for whole tiles of the block's pixels; how many pixels that are.
 template <int R, int V, ByteWay W>
-__attribute__((noinline)) int strip(const WideProblem& given, const RowOffsets& at, int count, int panel, int last_panel) {
+__attribute__((noinline)) int strip(const WideProblem& given, const RowOffsets& at, int count, int panel,
+                                    int last_panel) {
   const WideProblem p = given;  // of its own: for all that is known, what is stored might be a part of `given`
   const WideWindow window = p.windows[panel];
   const int64_t numbers = p.kernel_h * p.kernel_w * window.pairs * kInt8Panel * kWideGroup;
@@ -181,7 +185,8 @@ void rows(const WideProblem& given, int64_t first, int64_t last, int first_panel
       for (int i = whole_tiles(p, at, count, panel, last_panel); i < count; i += kTallest) {
         last_rows(p, at, i, row + i, panel, count - i < kTallest ? count - i : kTallest);
       }
-      const int column = panel * kInt8Panel, end = p.to.columns - column < kInt8Panel ? p.to.columns : column + kInt8Panel;
+      const int column = panel * kInt8Panel,
+                end = p.to.columns - column < kInt8Panel ? p.to.columns : column + kInt8Panel;
       if (later) bend(given.to, at, count, column, end);
     }
   }

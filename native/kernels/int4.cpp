@@ -1,7 +1,7 @@
-// Per block of 32 values and 16 columns there are 8 groups of four values. With VNNI a group is one dot instruction (codes are
-// its unsigned operand, a row's bytes its signed one); with AVX2 it is one vpmaddubsw, and since a code is at most 15, the
-// 8 groups of a block add up to at most 8 * 2 * 15 * 127 = 30480 in 16 bits: nothing saturates, and only the block's end is
-// widened to 32.
+// Per block of 32 values and 16 columns there are 8 groups of four values. With VNNI a group is one dot instruction
+// (codes are its unsigned operand, a row's bytes its signed one); with AVX2 it is one vpmaddubsw, and since a code is
+// at most 15, the 8 groups of a block add up to at most 8 * 2 * 15 * 127 = 30480 in 16 bits: nothing saturates, and
+// only the block's end is widened to 32.
 //
 // This file is compiled with -ffp-contract=off: see int4.h.
 #include "kernels/int4.h"
@@ -90,7 +90,8 @@ TW_INLINE void dot(Sums (&sums)[V], const Codes (&codes)[V], const int8_t* x) {
   const __m256i four = (__m256i)_mm256_broadcast_ss(reinterpret_cast<const float*>(x));
 #pragma GCC unroll 4
   for (int v = 0; v < V; ++v) {
-    // Inline assembly because gcc 12 first makes all products of a block, for which there are no registers, then adds them.
+    // Inline assembly because gcc 12 first makes all products of a block, for which there are no registers, then adds
+    // them.
     asm("vpaddw %1, %0, %0" : "+x"(sums[v]) : "x"(_mm256_maddubs_epi16(codes[v], four)));
   }
 }
@@ -178,7 +179,8 @@ void tile(const Int4Problem& p, int64_t row, int64_t panel, int from) {
     const vf column_scale = load(p.column_scale + column);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      store_first(p.y + (row + r) * p.y_row + column, acc[r][v] * column_scale, left < kLanes ? static_cast<int>(left) : kLanes);
+      store_first(p.y + (row + r) * p.y_row + column, acc[r][v] * column_scale,
+                  left < kLanes ? static_cast<int>(left) : kLanes);
     }
   }
 }
@@ -198,17 +200,26 @@ constexpr int kTallest = 4;
 template <bool kMinimum>
 void some_rows(const Int4Problem& p, int64_t row, int64_t count, int64_t panel) {
   switch (count) {
-    case 1: return panel_rows<1, kMinimum>(p, row, panel);
-    case 2: return panel_rows<2, kMinimum>(p, row, panel);
-    case 3: return panel_rows<3, kMinimum>(p, row, panel);
-    case 4: return panel_rows<4, kMinimum>(p, row, panel);
+    case 1:
+      return panel_rows<1, kMinimum>(p, row, panel);
+    case 2:
+      return panel_rows<2, kMinimum>(p, row, panel);
+    case 3:
+      return panel_rows<3, kMinimum>(p, row, panel);
+    case 4:
+      return panel_rows<4, kMinimum>(p, row, panel);
 #if defined(__AVX512F__)
-    case 5: return panel_rows<5, kMinimum>(p, row, panel);
-    case 6: return panel_rows<6, kMinimum>(p, row, panel);
-    case 7: return panel_rows<7, kMinimum>(p, row, panel);
-    case 8: return panel_rows<8, kMinimum>(p, row, panel);
+    case 5:
+      return panel_rows<5, kMinimum>(p, row, panel);
+    case 6:
+      return panel_rows<6, kMinimum>(p, row, panel);
+    case 7:
+      return panel_rows<7, kMinimum>(p, row, panel);
+    case 8:
+      return panel_rows<8, kMinimum>(p, row, panel);
 #endif
-    default: return;
+    default:
+      return;
   }
 }
 

@@ -1,12 +1,13 @@
 // Products of float rows with four-bit weights. Along K a weight matrix is cut into blocks of 32: a weight is
-// scale * (code - 8), or scale * code + minimum, with a code from 0 to 15. A row of floats becomes signed bytes, by a scale of
-// its own for each block. The sums of a block are integers, exact on every instruction set; the scaled sums of all blocks are
-// added in order, column by column and without fused multiply-adds, so that the floats are the same on every set too,
-// however many rows are computed at a time.
+// scale * (code - 8), or scale * code + minimum, with a code from 0 to 15. A row of floats becomes signed bytes, by a
+// scale of its own for each block. The sums of a block are integers, exact on every instruction set; the scaled sums of
+// all blocks are added in order, column by column and without fused multiply-adds, so that the floats are the same on
+// every set too, however many rows are computed at a time.
 //
 // Packed: panels of 16 columns, each a run of pairs of blocks. A pair is 2 x 16 scales in half precision (then as many
-// minimums where there are any), then 2 x 256 bytes of codes: byte 4 c + i of a run of 64 holds value i of column c of one
-// group of four values of K in its low half, and of the next group in its high half. All begins on whole cache lines.
+// minimums where there are any), then 2 x 256 bytes of codes: byte 4 c + i of a run of 64 holds value i of column c of
+// one group of four values of K in its low half, and of the next group in its high half. All begins on whole cache
+// lines.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,8 @@
 
 namespace tw {
 
-constexpr int kInt4Block = 32;   // values of K that share a scale
-constexpr int kInt4Panel = 16;   // columns of a panel
+constexpr int kInt4Block = 32;                           // values of K that share a scale
+constexpr int kInt4Panel = 16;                           // columns of a panel
 constexpr int kInt4Codes = kInt4Block * kInt4Panel / 2;  // bytes of a block's codes
 
 inline int64_t int4_blocks(int64_t k) { return (k + 2 * kInt4Block - 1) / (2 * kInt4Block) * 2; }  // even
@@ -28,8 +29,8 @@ inline int64_t int4_packed_bytes(int64_t columns, int64_t k, bool minimum) {
 // Rows as bytes: (rows, blocks * 32), and of every block what its sums are scaled with.
 struct Int4Rows {
   const int8_t* values = nullptr;
-  const float* scale = nullptr;      // (rows, blocks)
-  const int32_t* offset = nullptr;   // (rows, blocks), -8 times the sum of the bytes: what codes from 0 on add too much
+  const float* scale = nullptr;     // (rows, blocks)
+  const int32_t* offset = nullptr;  // (rows, blocks), -8 times the sum of the bytes: what codes from 0 on add too much
 };
 
 struct Int4Problem {

@@ -1,6 +1,7 @@
-// The register tiles of the integer product: up to 16 rows by 1 panel of 16 columns, 12 by 2 or 6 by 4 with AVX-512, 4 by 1
-// elsewhere; and the loops over blocks around them. Per step of four K values a row is one 32-bit broadcast and a panel one
-// vector load or two. int8_dot.h says by which instructions they are multiplied; all sets give the same integers.
+// The register tiles of the integer product: up to 16 rows by 1 panel of 16 columns, 12 by 2 or 6 by 4 with AVX-512, 4
+// by 1 elsewhere; and the loops over blocks around them. Per step of four K values a row is one 32-bit broadcast and a
+// panel one vector load or two. int8_dot.h says by which instructions they are multiplied; all sets give the same
+// integers.
 //
 // This file is compiled with -ffp-contract=off: the rounding to 8 bits must not depend on the instruction set.
 #include "kernels/int8.h"
@@ -9,8 +10,8 @@
 #include "kernels/ahead.h"
 #include "kernels/int8_amx.h"
 #include "kernels/int8_dot.h"
-#include "kernels/int8_sums.h"
 #include "kernels/int8_split.h"
+#include "kernels/int8_sums.h"
 
 namespace tw {
 namespace TW_ISA {
@@ -43,7 +44,7 @@ struct Slice {
   static constexpr Dot kDot = D;
   static constexpr bool kOneRow = false;
   int first, last;
-  int32_t* sums;     // of the block's first row and first panel
+  int32_t* sums;  // of the block's first row and first panel
   int64_t row_step;
   int first_panel;
 
@@ -69,7 +70,8 @@ TW_INLINE void add_base(const Int8Problem& p, const int8_t* w, int base, vi (&su
   vi total[kVectors] = {};
   for (int64_t g = 0; g < static_cast<int64_t>(p.runs) * p.groups_per_run; ++g, w += kInt8Panel * kInt8Group) {
 #pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) total[v] += dot_of_pairs(ones, load_weights<Dot::pairs>(w + v * kLanes * kInt8Group).v);
+    for (int v = 0; v < kVectors; ++v)
+      total[v] += dot_of_pairs(ones, load_weights<Dot::pairs>(w + v * kLanes * kInt8Group).v);
   }
 #pragma GCC unroll 2
   for (int v = 0; v < kVectors; ++v) sums[v] += total[v] * base;
@@ -100,11 +102,11 @@ TW_INLINE void add_rests(const Split& split, int first, const int8_t* w, vi (&ac
 }
 #endif
 
-// Sums that lie in memory. There are many ways to finish them; in one function with the loop that makes them, the compiler gives
-// the registers to these, and the loop works in memory.
+// Sums that lie in memory. There are many ways to finish them; in one function with the loop that makes them, the
+// compiler gives the registers to these, and the loop works in memory.
 template <int R, int P>
-__attribute__((noinline)) void finish_apart(const Int8Problem& p, const vi (&sums)[R][P * kVectors], const RowOffsets& at, int first,
-                                            int64_t row, int panel) {
+__attribute__((noinline)) void finish_apart(const Int8Problem& p, const vi (&sums)[R][P * kVectors],
+                                            const RowOffsets& at, int first, int64_t row, int panel) {
   finish_tile<R, P>(p, sums, at, first, row, panel);
 }
 
@@ -161,13 +163,13 @@ void tile(const Int8Problem& p, const Slice<D>& slice, const RowOffsets& at, int
 }
 
 // Apart, as finish_apart().
-__attribute__((noinline)) void finish_vector(const Int8Problem& p, const vi* sum, const RowOffsets& at, int first, int64_t row,
-                                             int column) {
+__attribute__((noinline)) void finish_vector(const Int8Problem& p, const vi* sum, const RowOffsets& at, int first,
+                                             int64_t row, int column) {
   finish(p, *sum, row, at.out[first], at.residual[first], column);
 }
 
-// One row of whole K: matrix times vector, bound by the stream of weights. Four independent sums hide the latency of the
-// dot.
+// One row of whole K: matrix times vector, bound by the stream of weights. Four independent sums hide the latency of
+// the dot.
 template <Dot D>
 void one_row(const Int8Problem& p, const RowOffsets& at, int first, int64_t row, int panel) {
   constexpr int kChains = 4;
@@ -203,13 +205,14 @@ void one_row(const Int8Problem& p, const RowOffsets& at, int first, int64_t row,
 }
 
 template <int R, int P, class Part>
-TW_INLINE void tile_if(const Int8Problem& p, const Part& part, const RowOffsets& at, int first, int64_t row, int panel) {
+TW_INLINE void tile_if(const Int8Problem& p, const Part& part, const RowOffsets& at, int first, int64_t row,
+                       int panel) {
   if constexpr (R <= kTallest[P]) tile<R, P>(p, part, at, first, row, panel);
 }
 
 template <int P, class Part>
-TW_INLINE void tile_rows(const Int8Problem& p, const Part& part, const RowOffsets& at, int first, int64_t row, int panel,
-                         int rows) {
+TW_INLINE void tile_rows(const Int8Problem& p, const Part& part, const RowOffsets& at, int first, int64_t row,
+                         int panel, int rows) {
   switch (rows) {
     case 1:
       if constexpr (P == 1 && Part::kOneRow) {
@@ -218,21 +221,51 @@ TW_INLINE void tile_rows(const Int8Problem& p, const Part& part, const RowOffset
         tile_if<1, P>(p, part, at, first, row, panel);
       }
       break;
-    case 2: tile_if<2, P>(p, part, at, first, row, panel); break;
-    case 3: tile_if<3, P>(p, part, at, first, row, panel); break;
-    case 4: tile_if<4, P>(p, part, at, first, row, panel); break;
-    case 5: tile_if<5, P>(p, part, at, first, row, panel); break;
-    case 6: tile_if<6, P>(p, part, at, first, row, panel); break;
-    case 7: tile_if<7, P>(p, part, at, first, row, panel); break;
-    case 8: tile_if<8, P>(p, part, at, first, row, panel); break;
-    case 9: tile_if<9, P>(p, part, at, first, row, panel); break;
-    case 10: tile_if<10, P>(p, part, at, first, row, panel); break;
-    case 11: tile_if<11, P>(p, part, at, first, row, panel); break;
-    case 12: tile_if<12, P>(p, part, at, first, row, panel); break;
-    case 13: tile_if<13, P>(p, part, at, first, row, panel); break;
-    case 14: tile_if<14, P>(p, part, at, first, row, panel); break;
-    case 15: tile_if<15, P>(p, part, at, first, row, panel); break;
-    case 16: tile_if<16, P>(p, part, at, first, row, panel); break;
+    case 2:
+      tile_if<2, P>(p, part, at, first, row, panel);
+      break;
+    case 3:
+      tile_if<3, P>(p, part, at, first, row, panel);
+      break;
+    case 4:
+      tile_if<4, P>(p, part, at, first, row, panel);
+      break;
+    case 5:
+      tile_if<5, P>(p, part, at, first, row, panel);
+      break;
+    case 6:
+      tile_if<6, P>(p, part, at, first, row, panel);
+      break;
+    case 7:
+      tile_if<7, P>(p, part, at, first, row, panel);
+      break;
+    case 8:
+      tile_if<8, P>(p, part, at, first, row, panel);
+      break;
+    case 9:
+      tile_if<9, P>(p, part, at, first, row, panel);
+      break;
+    case 10:
+      tile_if<10, P>(p, part, at, first, row, panel);
+      break;
+    case 11:
+      tile_if<11, P>(p, part, at, first, row, panel);
+      break;
+    case 12:
+      tile_if<12, P>(p, part, at, first, row, panel);
+      break;
+    case 13:
+      tile_if<13, P>(p, part, at, first, row, panel);
+      break;
+    case 14:
+      tile_if<14, P>(p, part, at, first, row, panel);
+      break;
+    case 15:
+      tile_if<15, P>(p, part, at, first, row, panel);
+      break;
+    case 16:
+      tile_if<16, P>(p, part, at, first, row, panel);
+      break;
   }
 }
 
@@ -246,8 +279,8 @@ void strip(const Int8Problem& p, const Part& part, const RowOffsets& at, int64_t
 
 // A block of panels. What is left over beside whole register tiles is narrower, and as much taller as fits.
 template <class Part>
-TW_INLINE void panels(const Int8Problem& p, const Int8Tile& t, const Part& part, const RowOffsets& at, int64_t row, int count,
-                      int panel, int last_panel) {
+TW_INLINE void panels(const Int8Problem& p, const Int8Tile& t, const Part& part, const RowOffsets& at, int64_t row,
+                      int count, int panel, int last_panel) {
   const int accumulators = t.mr * (t.nr / kInt8Panel);
   if (t.nr == 4 * kInt8Panel) {
     for (; panel + 4 <= last_panel; panel += 4) strip<4>(p, part, at, row, count, panel, t.mr);
@@ -262,11 +295,12 @@ TW_INLINE void panels(const Int8Problem& p, const Int8Tile& t, const Part& part,
 
 // A block with K cut: sums start as the offset, go through memory between slices, and are finished when all is in.
 template <Dot D>
-void sliced(const Int8Problem& p, const Int8Tile& t, const RowOffsets& at, int64_t row, int count, int panel, int last_panel,
-            int32_t* sums) {
+void sliced(const Int8Problem& p, const Int8Tile& t, const RowOffsets& at, int64_t row, int count, int panel,
+            int last_panel, int32_t* sums) {
   const int depth = static_cast<int>(t.kc / kInt8Group), columns = (last_panel - panel) * kInt8Panel;
   Slice<D> slice = {0, 0, sums, columns, panel};
-  for (int r = 0; r < count; ++r) std::memcpy(sums + r * slice.row_step, p.offset + panel * kInt8Panel, columns * sizeof(int32_t));
+  for (int r = 0; r < count; ++r)
+    std::memcpy(sums + r * slice.row_step, p.offset + panel * kInt8Panel, columns * sizeof(int32_t));
   while (slice.last < p.groups_per_run) {
     slice.first = slice.last;
     slice.last = p.groups_per_run - slice.first < depth ? p.groups_per_run : slice.first + depth;
@@ -290,7 +324,8 @@ void whole_block(const Int8Problem& p, const Int8Tile& t, const RowOffsets& at, 
 #if defined(__AVX2__) && !defined(__AVX512F__)
 constexpr int kFewRows = 2;  // are not worth cutting
 
-void pairs_block(const Int8Problem& p, const Split& split, const RowOffsets& at, int64_t row, int count, int panel, int last_panel) {
+void pairs_block(const Int8Problem& p, const Split& split, const RowOffsets& at, int64_t row, int count, int panel,
+                 int last_panel) {
   alignas(32) int32_t start[kInt8Panel];
   for (; panel < last_panel; ++panel) {
     vi sums[kVectors];
@@ -360,14 +395,15 @@ __attribute__((noinline)) int partial_rows(const Int8Problem& p, const RowOffset
   }
   Int8Problem whole = p;
   whole.out = beside;
-  const int done = left > kLanes ? proven_rows<D, 2>(whole, there, count, panel) : proven_rows<D, 1>(whole, there, count, panel);
+  const int done =
+      left > kLanes ? proven_rows<D, 2>(whole, there, count, panel) : proven_rows<D, 1>(whole, there, count, panel);
   uint8_t* out = static_cast<uint8_t*>(p.out) + panel * kInt8Panel;
   for (int i = 0; i < done; ++i) copy_columns(out + at.out[i], beside + i * kInt8Panel, left);
   return done;
 }
 
-// Weights that no bytes can make overflow: nothing is cut off. Whole panels of bytes and halves have their own loop, and
-// others too where they are bytes, but with a residual, which may end with its last column.
+// Weights that no bytes can make overflow: nothing is cut off. Whole panels of bytes and halves have their own loop,
+// and others too where they are bytes, but with a residual, which may end with its last column.
 template <Dot D>
 void proven_block(const Int8Problem& p, const RowOffsets& at, int64_t row, int count, int panel, int last_panel) {
   const Split none = {p.in};
@@ -376,8 +412,9 @@ void proven_block(const Int8Problem& p, const RowOffsets& at, int64_t row, int c
     const int left = columns - panel * kInt8Panel;
     const int done = left >= kInt8Panel ? proven_rows<D, 2>(p, at, count, panel)
                      : left == kLanes   ? proven_rows<D, 1>(p, at, count, panel)
-                     : left > 0 && p.residual == nullptr && p.kind == Int8Out::uint8 ? partial_rows<D>(p, at, count, panel, left)
-                     : 0;
+                     : left > 0 && p.residual == nullptr && p.kind == Int8Out::uint8
+                         ? partial_rows<D>(p, at, count, panel, left)
+                         : 0;
     const Whole<D> whole = {none, p.offset + panel * kInt8Panel};
     for (int i = done; i < count; i += kSplitRows) {
       tile_rows<1>(p, whole, at, i, row + i, panel, count - i < kSplitRows ? count - i : kSplitRows);

@@ -1,8 +1,9 @@
 // Integer matrix product and convolution: unsigned 8-bit activations times signed 8-bit weights, summed in 32 bits.
 //
 // One routine serves both. A convolution over channels-last data is a matrix product whose row is a pixel: its operand
-// is not contiguous but a few contiguous runs of bytes, one per row of the filter (the taps of a filter's row lie side by
-// side), at a fixed distance. A plain matrix product has one run. Borders hold the zero point, so no tap is ever skipped.
+// is not contiguous but a few contiguous runs of bytes, one per row of the filter (the taps of a filter's row lie side
+// by side), at a fixed distance. A plain matrix product has one run. Borders hold the zero point, so no tap is ever
+// skipped.
 #pragma once
 
 #include <cstdint>
@@ -67,28 +68,29 @@ inline int64_t int8_packed_bytes(int64_t columns, int64_t groups) {
   return (columns + kInt8Panel - 1) / kInt8Panel * groups * kInt8Panel * kInt8Group;
 }
 
-// How the loops are cut. mr x nr is the register tile: rows, and columns in whole panels; mc rows are multiplied by a block
-// of nc columns (whole panels) at a time, kc values of K (whole groups) at a time; threads_m x threads_n is the grid the
-// result is split into. Only a plain product (one run) is cut along K: a convolution's kc is not looked at.
+// How the loops are cut. mr x nr is the register tile: rows, and columns in whole panels; mc rows are multiplied by a
+// block of nc columns (whole panels) at a time, kc values of K (whole groups) at a time; threads_m x threads_n is the
+// grid the result is split into. Only a plain product (one run) is cut along K: a convolution's kc is not looked at.
 struct Int8Tile {
   int mr = 0, nr = 0;
   int64_t mc = 0, nc = 0, kc = 0;
   int threads_m = 1, threads_n = 1;
 };
 
-constexpr int kInt8MaxPanels = 4;         // of a register tile
-constexpr int64_t kInt8MaxRows = 512;     // of a row block: the offsets of its rows are on the stack
-constexpr int64_t kInt8MaxSums = 1 << 20; // of a block whose K is cut: its sums wait in memory
+constexpr int kInt8MaxPanels = 4;          // of a register tile
+constexpr int64_t kInt8MaxRows = 512;      // of a row block: the offsets of its rows are on the stack
+constexpr int64_t kInt8MaxSums = 1 << 20;  // of a block whose K is cut: its sums wait in memory
 constexpr int kInt8MaxThreads = 1024;
 
 struct Int8Kernels {
   const int* max_rows;  // max_rows[p]: the tallest register tile of p panels, p = 0 ... 4; 0 where there is none
-  // The rows [first, last) of the problem for the panels [first_panel, last_panel). With `sums`, room for mc x nc of them,
-  // K is cut by the tile's kc; with null it is not.
+  // The rows [first, last) of the problem for the panels [first_panel, last_panel). With `sums`, room for mc x nc of
+  // them, K is cut by the tile's kc; with null it is not.
   void (*rows)(const Int8Problem& problem, const Int8Tile& tile, int64_t first, int64_t last, int first_panel,
                int last_panel, int32_t* sums);
   // The same on AMX tiles, or on their emulation; false, with nothing done, when memory is out. Null but with AVX-512.
-  bool (*tiles)(const Int8Problem& problem, int64_t first, int64_t last, int first_panel, int last_panel, bool emulated);
+  bool (*tiles)(const Int8Problem& problem, int64_t first, int64_t last, int first_panel, int last_panel,
+                bool emulated);
 };
 
 TW_TABLE(Int8Kernels, int8)
@@ -102,15 +104,15 @@ void set_amx(Amx use);  // hardware only where has_amx()
 
 // weights[column * column_step + i] for i in [0, channels) of tap t at offset t * tap_step, to panels of 16 columns
 // with groups of four channels, zero-padded. `column_sums` gets the sum over all taps and channels.
-void pack_int8_weights(const int8_t* weights, int columns, int taps, int channels, int64_t column_step, int64_t tap_step,
-                       int64_t channel_step, int8_t* packed, int32_t* column_sums);
+void pack_int8_weights(const int8_t* weights, int columns, int taps, int channels, int64_t column_step,
+                       int64_t tap_step, int64_t channel_step, int8_t* packed, int32_t* column_sums);
 
-// The largest sum of two neighbouring activations whose products with any pair of these packed weights add up to 16 bits:
-// 255 to 510; 510, which every pair of bytes keeps, where no pair of weights can overflow.
+// The largest sum of two neighbouring activations whose products with any pair of these packed weights add up to 16
+// bits: 255 to 510; 510, which every pair of bytes keeps, where no pair of weights can overflow.
 int int8_pair_room(const int8_t* packed, int64_t bytes);
 
-// Whether the products of any bytes with two pairs of these packed weights, of neighbouring groups of one run, add up to 16
-// bits. `panels` of `runs` runs of `groups` groups.
+// Whether the products of any bytes with two pairs of these packed weights, of neighbouring groups of one run, add up
+// to 16 bits. `panels` of `runs` runs of `groups` groups.
 bool int8_quads_fit(const int8_t* packed, int64_t panels, int64_t runs, int64_t groups);
 
 // Whether the CPU has the dot product of bytes without AVX-512 (AVX-VNNI), and whether AVX2 kernels use it: where it is
@@ -119,11 +121,12 @@ bool has_avx_vnni();
 bool uses_avx_vnni();
 void use_avx_vnni(bool use);  // true only where has_avx_vnni()
 
-// Working memory of the kernels: so many numbers of 32 bits, aligned to a cache line, this thread's until it asks again.
-// Null when the machine is out of memory.
+// Working memory of the kernels: so many numbers of 32 bits, aligned to a cache line, this thread's until it asks
+// again. Null when the machine is out of memory.
 int32_t* int8_scratch(int64_t numbers);
 
-// The tile that a product of this shape takes when it is given none, and no AMX tiles take it (docs/tiles.md says how it is found).
+// The tile that a product of this shape takes when it is given none, and no AMX tiles take it (docs/tiles.md says how
+// it is found).
 Int8Tile default_int8_tile(int64_t rows, int64_t columns, int64_t k);
 
 // Why this tile cannot be used for a product of `k` values, or null.

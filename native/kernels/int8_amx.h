@@ -1,16 +1,16 @@
 // The integer product on AMX tiles: 16 rows by 16 columns of sums, 64 values of K at a time.
 //
-// A tile of weights is 16 groups of a packed panel as it lies in memory; a tile of activations is 16 rows, a fixed distance
-// apart, of 64 bytes. Where the rows of the problem lie so (a product, most convolutions whose pixels hold whole tiles) they
-// are read in place, else they are copied side by side first. Two by two tiles of sums share four loads, over at most
-// kSlice chunks of K, so that the weights stay in the first-level cache for all rows of the block.
+// A tile of weights is 16 groups of a packed panel as it lies in memory; a tile of activations is 16 rows, a fixed
+// distance apart, of 64 bytes. Where the rows of the problem lie so (a product, most convolutions whose pixels hold
+// whole tiles) they are read in place, else they are copied side by side first. Two by two tiles of sums share four
+// loads, over at most kSlice chunks of K, so that the weights stay in the first-level cache for all rows of the block.
 //
-// Sums start as the columns' offsets. Where they are the result (32-bit integers, whole tiles), the tiles are stored to their
-// places; else they go through memory to the vector registers, and what becomes of them is computed while the tiles of the
-// next rows are multiplied: at 512 values of K it takes as long as the multiplying.
+// Sums start as the columns' offsets. Where they are the result (32-bit integers, whole tiles), the tiles are stored to
+// their places; else they go through memory to the vector registers, and what becomes of them is computed while the
+// tiles of the next rows are multiplied: at 512 values of K it takes as long as the multiplying.
 //
-// The loops are written once for `Hardware` and for `Emulated`, which does in plain C++ what the instructions do: so the
-// loops, the edges and the integers can be tested on any CPU with AVX-512.
+// The loops are written once for `Hardware` and for `Emulated`, which does in plain C++ what the instructions do: so
+// the loops, the edges and the integers can be tested on any CPU with AVX-512.
 #pragma once
 
 #include "kernels/int8.h"
@@ -26,13 +26,14 @@ constexpr int kTileSize = kTileRows * kTileBytes;
 
 struct alignas(64) TilePalette {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {kTileBytes, kTileBytes, kTileBytes, kTileBytes, kTileBytes, kTileBytes, kTileBytes, kTileBytes};
+  uint16_t row_bytes[16] = {kTileBytes, kTileBytes, kTileBytes, kTileBytes,
+                            kTileBytes, kTileBytes, kTileBytes, kTileBytes};
   uint8_t rows[16] = {kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows};
 };
 
 #if defined(TW_AMX)
-// Inline assembly, so that nothing else in this file may use the instructions. Tiles 0 to 3 are sums, 4 and 5 activations,
-// 6 and 7 weights.
+// Inline assembly, so that nothing else in this file may use the instructions. Tiles 0 to 3 are sums, 4 and 5
+// activations, 6 and 7 weights.
 struct Hardware {
   Hardware() {
     const TilePalette palette;
@@ -94,15 +95,16 @@ struct TileRows {
   int64_t step;
 };
 
-// Where the tiles of one or two groups of sixteen rows are stored: rows `step` bytes apart, the second group from `below` on.
+// Where the tiles of one or two groups of sixteen rows are stored: rows `step` bytes apart, the second group from
+// `below` on.
 struct TilePlace {
   int32_t* first;
   int32_t* below;
   int64_t step;
 };
 
-constexpr int kTileBlock = 256;  // rows of a block: whole pairs of tiles
-constexpr int kSlice = 16;       // chunks of K multiplied before the next rows have their turn
+constexpr int kTileBlock = 256;           // rows of a block: whole pairs of tiles
+constexpr int kSlice = 16;                // chunks of K multiplied before the next rows have their turn
 constexpr int kSumsRow = 2 * kInt8Panel;  // sums of a row that wait in memory
 
 template <class Tiles>
@@ -139,7 +141,8 @@ class TileProduct {
     count_ = count;
     groups_ = (count + kTileRows - 1) / kTileRows;
     for (int g = 0; g < groups_; ++g) rows_[g] = rows_of(g * kTileRows);
-    for (int g = 0; g < groups_; g += 2) leaves_as_it_is_[g / 2] = p_.kind == Int8Out::int32 && evenly_stored(g * kTileRows);
+    for (int g = 0; g < groups_; g += 2)
+      leaves_as_it_is_[g / 2] = p_.kind == Int8Out::int32 && evenly_stored(g * kTileRows);
     for (; panel + 2 <= last_panel; panel += 2) panels<2>(panel);
     if (panel < last_panel) panels<1>(panel);
   }
@@ -171,7 +174,8 @@ class TileProduct {
     }
     const int64_t step = chunks_ * kTileBytes;
     uint8_t* const to = copied_ + first * step;
-    for (int r = 0; r < kTileRows && first + r < count_; ++r) {  // rows that are not there hold anything: nobody reads their sums
+    for (int r = 0; r < kTileRows && first + r < count_;
+         ++r) {  // rows that are not there hold anything: nobody reads their sums
       uint8_t* row = to + r * step;
       for (int run = 0; run < p_.runs; ++run, row += run_bytes) {
         std::memcpy(row, p_.in + in[first + r] + run * p_.run_step, run_bytes);
@@ -224,8 +228,8 @@ class TileProduct {
   }
 
   template <int M, int N>
-  void multiply(const TileRows* rows, const int8_t* const (&w)[2], int64_t q, int64_t end, int panel, const TilePlace& from,
-                const TilePlace& to) {
+  void multiply(const TileRows* rows, const int8_t* const (&w)[2], int64_t q, int64_t end, int panel,
+                const TilePlace& from, const TilePlace& to) {
     const int32_t* offset = p_.offset + panel * kInt8Panel;
     const bool begins = q == 0;  // every row of a tile is then the offsets: rows no bytes apart
     const int64_t step = begins ? 0 : from.step;

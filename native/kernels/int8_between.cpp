@@ -12,7 +12,8 @@ namespace {
 template <Curve C>
 TW_INLINE void store_four(uint8_t* to, const vf (&values)[4], const ByteFinish& f) {
   const __m256 highest = _mm256_set1_ps(static_cast<float>(f.high - f.zero));
-  const __m256i zero = _mm256_set1_epi16(static_cast<int16_t>(f.zero)), lowest = _mm256_set1_epi8(static_cast<char>(f.low));
+  const __m256i zero = _mm256_set1_epi16(static_cast<int16_t>(f.zero)),
+                lowest = _mm256_set1_epi8(static_cast<char>(f.low));
   __m256i part[4];
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) part[i] = _mm256_cvtps_epi32(_mm256_min_ps(highest, (__m256)bent<C>(values[i], f.bend)));
@@ -25,15 +26,16 @@ TW_INLINE void store_four(uint8_t* to, const vf (&values)[4], const ByteFinish& 
 template <class Value>
 TW_INLINE void each_vector(int64_t pixels, int64_t channels, const ByteFinish& given, ByteTarget to, Value value) {
   with_curve(given, [&](auto known) {
-    const ByteFinish finish = given;  // of its own: for all that is known, a byte that is stored might be one of `given`
+    const ByteFinish finish =
+        given;  // of its own: for all that is known, a byte that is stored might be one of `given`
     for (int64_t pixel = 0; pixel < pixels; ++pixel) {
       uint8_t* out = to.data + pixel * to.step;
       int64_t c = 0;
 #if defined(__AVX2__) && !defined(__AVX512F__)
       if constexpr (known.value == Curve::straight || known.value == Curve::bent) {
         for (; c + 4 * kLanes <= channels; c += 4 * kLanes) {
-          const vf values[4] = {value(pixel, c, kLanes), value(pixel, c + kLanes, kLanes), value(pixel, c + 2 * kLanes, kLanes),
-                                value(pixel, c + 3 * kLanes, kLanes)};
+          const vf values[4] = {value(pixel, c, kLanes), value(pixel, c + kLanes, kLanes),
+                                value(pixel, c + 2 * kLanes, kLanes), value(pixel, c + 3 * kLanes, kLanes)};
           store_four<known.value>(out + c, values, finish);
         }
       }

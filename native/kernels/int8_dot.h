@@ -1,10 +1,11 @@
-// The dot product of four bytes in every 32-bit lane: acc += a0 w0 + a1 w1 + a2 w2 + a3 w3, by the instructions there are.
+// The dot product of four bytes in every 32-bit lane: acc += a0 w0 + a1 w1 + a2 w2 + a3 w3, by the instructions there
+// are.
 //
-// AVX-512 and AVX-VNNI have one for it. AVX2 has two ways to the same integers. `wide`: bytes become 16-bit numbers and two
-// multiply-adds take them: any bytes, but twice the additions. `pairs`: vpmaddubsw multiplies bytes as they are and adds
-// them in pairs to 16 bits, where 255 * (127 + 127) does not fit and would be cut off; it is used on activations that
-// int8_split.h has made small enough for the weights at hand, or with weights that are proven small enough. `quads`: weights
-// proven smaller yet, so that two such pairs are added in 16 bits before they are widened.
+// AVX-512 and AVX-VNNI have one for it. AVX2 has two ways to the same integers. `wide`: bytes become 16-bit numbers and
+// two multiply-adds take them: any bytes, but twice the additions. `pairs`: vpmaddubsw multiplies bytes as they are and
+// adds them in pairs to 16 bits, where 255 * (127 + 127) does not fit and would be cut off; it is used on activations
+// that int8_split.h has made small enough for the weights at hand, or with weights that are proven small enough.
+// `quads`: weights proven smaller yet, so that two such pairs are added in 16 bits before they are widened.
 #pragma once
 
 #include "kernels/int8_sums.h"
@@ -125,8 +126,8 @@ TW_INLINE void dot(vi& acc, const Activations<D>& a, const Weights<D>& w) {
 
 // acc += rows x weights over `bytes` values of K from `start` on; `w` moves on with them.
 template <Dot D, int R, int V>
-TW_INLINE void multiply(const uint8_t* const (&rows)[R], int64_t start, int64_t bytes, const int8_t*& w, int64_t panel_bytes,
-                        vi (&acc)[R][V]) {
+TW_INLINE void multiply(const uint8_t* const (&rows)[R], int64_t start, int64_t bytes, const int8_t*& w,
+                        int64_t panel_bytes, vi (&acc)[R][V]) {
   int64_t left = bytes / kInt8Group, k = start;
 #if defined(__AVX2__) && !defined(__AVX512F__)
   if constexpr (D == Dot::quads) {

@@ -1,5 +1,5 @@
-// The end of an integer step: real numbers to bytes. For kernel files that are compiled with -ffp-contract=off: every byte is
-// the same on every instruction set.
+// The end of an integer step: real numbers to bytes. For kernel files that are compiled with -ffp-contract=off: every
+// byte is the same on every instruction set.
 #pragma once
 
 #include "common/simd.h"
@@ -35,13 +35,16 @@ TW_INLINE void store_first_bytes(uint8_t* p, vi v, int n) {
 }
 
 // Bytes by their scale: (q - zero) * scale.
-TW_INLINE vf real_of(vi bytes, int zero, float scale) { return __builtin_convertvector(bytes - zero, vf) * splat(scale); }
+TW_INLINE vf real_of(vi bytes, int zero, float scale) {
+  return __builtin_convertvector(bytes - zero, vf) * splat(scale);
+}
 
 // The nearest whole numbers in [low, high], ties to even; a NaN becomes `low`.
 TW_INLINE vi whole_in(vf value, int low, int high) {
   const vf least = splat(static_cast<float>(low)), most = splat(static_cast<float>(high));
 #if defined(__AVX512F__)  // (gcc 12 warns of its own header without the masks; they cost nothing)
-  const __m512 clamped = _mm512_maskz_min_ps(0xffff, _mm512_maskz_max_ps(0xffff, (__m512)value, (__m512)least), (__m512)most);
+  const __m512 clamped =
+      _mm512_maskz_min_ps(0xffff, _mm512_maskz_max_ps(0xffff, (__m512)value, (__m512)least), (__m512)most);
   return (vi)_mm512_maskz_cvtps_epi32(0xffff, clamped);
 #elif defined(__AVX2__)
   return (vi)_mm256_cvtps_epi32(_mm256_min_ps(_mm256_max_ps((__m256)value, (__m256)least), (__m256)most));
@@ -110,7 +113,9 @@ TW_INLINE vi in_pieces(vf value, const BytePieces& p) {
 }
 
 // Where in the table the values' bytes are.
-TW_INLINE vi table_places(vf value, const ByteTable& t) { return whole_in(value * splat(t.fine), t.first, t.last) - t.first; }
+TW_INLINE vi table_places(vf value, const ByteTable& t) {
+  return whole_in(value * splat(t.fine), t.first, t.last) - t.first;
+}
 
 // The first n values as bytes. The curve is decided outside of loops.
 template <Curve C>
@@ -181,12 +186,18 @@ TW_INLINE void store_first_shorts(int16_t* p, vi v, int n) {
 
 TW_INLINE vf wide_curved(vf v, const WideFinish& f) {
   switch (f.curve) {
-    case WideCurve::bent: return bent<Curve::bent>(v, f.bend);
-    case WideCurve::hard_sigmoid: return at_most(at_least(v + 3.0f, splat(0.0f)), splat(6.0f)) * (1.0f / 6.0f) * f.inverse;
-    case WideCurve::sigmoid: return 1.0f / (1.0f + vexp_of_sum(-v)) * f.inverse;
-    case WideCurve::silu: return v / (1.0f + vexp_of_sum(-v)) * f.inverse;
-    case WideCurve::gelu: return vgelu(v) * f.inverse;
-    default: return v;
+    case WideCurve::bent:
+      return bent<Curve::bent>(v, f.bend);
+    case WideCurve::hard_sigmoid:
+      return at_most(at_least(v + 3.0f, splat(0.0f)), splat(6.0f)) * (1.0f / 6.0f) * f.inverse;
+    case WideCurve::sigmoid:
+      return 1.0f / (1.0f + vexp_of_sum(-v)) * f.inverse;
+    case WideCurve::silu:
+      return v / (1.0f + vexp_of_sum(-v)) * f.inverse;
+    case WideCurve::gelu:
+      return vgelu(v) * f.inverse;
+    default:
+      return v;
   }
 }
 
@@ -210,9 +221,12 @@ struct SixteenWide {
   __m256i c[4], far, turn, shift, round, step, low;  // of c every byte lies one place on: see below
 
   explicit SixteenWide(const WideFinish& f)
-      : far(_mm256_set1_epi16(f.pieces.far)), turn(_mm256_set1_epi16(f.pieces.turn)),
-        shift(_mm256_set1_epi16(static_cast<int16_t>(1 << f.pieces.shift))), round(_mm256_set1_epi16(f.pieces.round)),
-        step(_mm256_set1_epi16(f.pieces.step)), low(_mm256_set1_epi16(static_cast<int16_t>(f.low))) {
+      : far(_mm256_set1_epi16(f.pieces.far)),
+        turn(_mm256_set1_epi16(f.pieces.turn)),
+        shift(_mm256_set1_epi16(static_cast<int16_t>(1 << f.pieces.shift))),
+        round(_mm256_set1_epi16(f.pieces.round)),
+        step(_mm256_set1_epi16(f.pieces.step)),
+        low(_mm256_set1_epi16(static_cast<int16_t>(f.low))) {
     for (int i = 0; i < 4; ++i) {
       const __m128i eight = _mm_loadu_si128(reinterpret_cast<const __m128i*>(f.pieces.c[i]));
       c[i] = _mm256_broadcastsi128_si256(_mm_alignr_epi8(eight, eight, 15));
@@ -227,14 +241,17 @@ struct SixteenWide {
     const __m256i d = _mm256_srli_epi16(_mm256_slli_epi16(t, 4), 1);
     __m256i h = _mm256_shuffle_epi8(c[3], at);
 #pragma GCC unroll 3
-    for (int power = 2; power >= 0; --power) h = _mm256_add_epi16(_mm256_shuffle_epi8(c[power], at), _mm256_mulhrs_epi16(d, h));
+    for (int power = 2; power >= 0; --power)
+      h = _mm256_add_epi16(_mm256_shuffle_epi8(c[power], at), _mm256_mulhrs_epi16(d, h));
     const __m256i rest = _mm256_sub_epi16(_mm256_max_epi16(u, _mm256_setzero_si256()), _mm256_mulhrs_epi16(h, round));
     return _mm256_mulhrs_epi16(rest, step);
   }
   TW_INLINE __m256i straight(__m256i u) const { return _mm256_max_epi16(u, low); }
 
   // What values may be at most before they become whole.
-  static float most(const WideFinish& f) { return static_cast<float>(f.curve == WideCurve::pieces ? f.pieces.most : f.high); }
+  static float most(const WideFinish& f) {
+    return static_cast<float>(f.curve == WideCurve::pieces ? f.pieces.most : f.high);
+  }
   // Of other curves values are bent one by one.
   static bool takes(const WideFinish& f) { return f.curve == WideCurve::straight || f.curve == WideCurve::pieces; }
 };
@@ -249,10 +266,14 @@ struct KnownCurve {
 template <class F>
 TW_INLINE void with_curve(const ByteFinish& finish, F&& f) {
   switch (finish.curve) {
-    case Curve::straight: return f(KnownCurve<Curve::straight>());
-    case Curve::bent: return f(KnownCurve<Curve::bent>());
-    case Curve::pieces: return f(KnownCurve<Curve::pieces>());
-    case Curve::table: return f(KnownCurve<Curve::table>());
+    case Curve::straight:
+      return f(KnownCurve<Curve::straight>());
+    case Curve::bent:
+      return f(KnownCurve<Curve::bent>());
+    case Curve::pieces:
+      return f(KnownCurve<Curve::pieces>());
+    case Curve::table:
+      return f(KnownCurve<Curve::table>());
   }
 }
 

@@ -44,7 +44,8 @@ TW_INLINE void finish(const GroupedRows& r, vi sum, const float* scale, int64_t 
 
 // Pixels next to each other; those that lie in several windows are read once a row of taps.
 template <int Taps, int Stride, int Pixels>
-TW_INLINE void row_of_taps(const uint8_t* x, int64_t step, const int32_t* w, int64_t tap_step, int lanes, vi (&acc)[Pixels]) {
+TW_INLINE void row_of_taps(const uint8_t* x, int64_t step, const int32_t* w, int64_t tap_step, int lanes,
+                           vi (&acc)[Pixels]) {
   vi weight[Taps];
 #pragma GCC unroll 7
   for (int k = 0; k < Taps; ++k) weight[k] = load_sums(w + k * tap_step);
@@ -62,8 +63,8 @@ TW_INLINE void row_of_taps(const uint8_t* x, int64_t step, const int32_t* w, int
 
 // Any number of taps, any stride and dilation.
 template <int Pixels>
-TW_INLINE void row_of_any(const GroupedTaps& t, const uint8_t* x, int64_t step, const int32_t* w, int64_t tap_step, int lanes,
-                          vi (&acc)[Pixels]) {
+TW_INLINE void row_of_any(const GroupedTaps& t, const uint8_t* x, int64_t step, const int32_t* w, int64_t tap_step,
+                          int lanes, vi (&acc)[Pixels]) {
   for (int64_t k = 0; k < t.kernel_w; ++k) {
     const vi weight = load_sums(w + k * tap_step);
 #pragma GCC unroll 8
@@ -136,7 +137,8 @@ class PairedDepthwise {
     const int64_t panels = (r_.channels + kPanel - 1) / kPanel;
     packed_ = int8_scratch(panels * panel_numbers());
     if (packed_ == nullptr) return false;
-    for (int64_t panel = 0; panel < panels; ++panel) pack(weights, first_channel(panel), packed_ + panel * panel_numbers());
+    for (int64_t panel = 0; panel < panels; ++panel)
+      pack(weights, first_channel(panel), packed_ + panel * panel_numbers());
     const int64_t block = kBlockBytes / (4 * panel_numbers()) + 1;
     for (int64_t panel = 0; panel < panels; panel += block) {
       const int64_t end = panel + block < panels ? panel + block : panels;
@@ -239,7 +241,8 @@ class PairedDepthwise {
 };
 
 template <int Taps, int Stride>
-bool in_pairs(const GroupedTaps& t, const int32_t* weights, const int32_t* offset, const float* scale, const GroupedRows& r) {
+bool in_pairs(const GroupedTaps& t, const int32_t* weights, const int32_t* offset, const float* scale,
+              const GroupedRows& r) {
   using Kernel = PairedDepthwise<Taps, Stride>;
   return Kernel::fits(r) && Kernel(t, offset, scale, r).run(weights);
 }
@@ -251,14 +254,19 @@ bool in_pairs(const GroupedTaps&, const int32_t*, const int32_t*, const float*, 
 #endif
 
 template <int Taps, int Stride>
-void close_taps(const GroupedTaps& t, const int32_t* weights, const int32_t* offset, const float* scale, const GroupedRows& r) {
-  if (!in_pairs<Taps, Stride>(t, weights, offset, scale, r)) Depthwise<Taps, Stride>{t, weights, offset, scale, r}.run();
+void close_taps(const GroupedTaps& t, const int32_t* weights, const int32_t* offset, const float* scale,
+                const GroupedRows& r) {
+  if (!in_pairs<Taps, Stride>(t, weights, offset, scale, r))
+    Depthwise<Taps, Stride>{t, weights, offset, scale, r}.run();
 }
 
-void depthwise(const GroupedTaps& t, const int32_t* weights, const int32_t* offset, const float* scale, const GroupedRows& r) {
+void depthwise(const GroupedTaps& t, const int32_t* weights, const int32_t* offset, const float* scale,
+               const GroupedRows& r) {
   const bool close = t.dilation_w == 1 && (t.stride_w == 1 || t.stride_w == 2);
-  if (close && t.kernel_w == 3) return (t.stride_w == 1 ? close_taps<3, 1> : close_taps<3, 2>)(t, weights, offset, scale, r);
-  if (close && t.kernel_w == 5) return (t.stride_w == 1 ? close_taps<5, 1> : close_taps<5, 2>)(t, weights, offset, scale, r);
+  if (close && t.kernel_w == 3)
+    return (t.stride_w == 1 ? close_taps<3, 1> : close_taps<3, 2>)(t, weights, offset, scale, r);
+  if (close && t.kernel_w == 5)
+    return (t.stride_w == 1 ? close_taps<5, 1> : close_taps<5, 2>)(t, weights, offset, scale, r);
   Depthwise<0, 0>{t, weights, offset, scale, r}.run();
 }
 
@@ -337,8 +345,8 @@ struct Grouped {
   }
 };
 
-void grouped(const GroupedTaps& t, const PanelWindow* windows, const int8_t* weights, const int32_t* offset, const float* scale,
-             const GroupedRows& r) {
+void grouped(const GroupedTaps& t, const PanelWindow* windows, const int8_t* weights, const int32_t* offset,
+             const float* scale, const GroupedRows& r) {
   Grouped{t, windows, weights, offset, scale, r}.run();
 }
 

@@ -1,6 +1,7 @@
-// Integer convolution in groups, or with taps that do not lie side by side: each output channel reads a part of the input's
-// channels. Depthwise (a channel reads itself) has its own loop; the others take 16 output channels at a time, and of each
-// tap the run of input channels that these read between them, with zero weights where one does not read another's.
+// Integer convolution in groups, or with taps that do not lie side by side: each output channel reads a part of the
+// input's channels. Depthwise (a channel reads itself) has its own loop; the others take 16 output channels at a time,
+// and of each tap the run of input channels that these read between them, with zero weights where one does not read
+// another's.
 //
 // Bytes channels last, in a frame of zero points at least as wide as the padding: no tap is ever skipped.
 #pragma once

@@ -45,10 +45,17 @@ void quantize_image(const float* x, int64_t channels, float inverse, int zero, c
         const int64_t n = plane.width - left < kStrip ? plane.width - left : kStrip;
         const float* from = x + c * size + y * plane.width + left;
         switch (channels - c) {
-          case 1: four_channels<1>(from, size, n, inverse, zero, strip); break;
-          case 2: four_channels<2>(from, size, n, inverse, zero, strip); break;
-          case 3: four_channels<3>(from, size, n, inverse, zero, strip); break;
-          default: four_channels<4>(from, size, n, inverse, zero, strip);
+          case 1:
+            four_channels<1>(from, size, n, inverse, zero, strip);
+            break;
+          case 2:
+            four_channels<2>(from, size, n, inverse, zero, strip);
+            break;
+          case 3:
+            four_channels<3>(from, size, n, inverse, zero, strip);
+            break;
+          default:
+            four_channels<4>(from, size, n, inverse, zero, strip);
         }
         uint8_t* at = to + y * plane.row_step + left * plane.pixel_step + c;
         for (int64_t i = 0; i < n; ++i) std::memcpy(at + i * plane.pixel_step, strip + i, 4);
@@ -167,7 +174,8 @@ TW_INLINE void max_of_window(const uint8_t* x, const BytePlane& in, int64_t chan
   }
 }
 
-void max_pool(const uint8_t* x, const BytePlane& in, int64_t channels, const PoolWindow& w, uint8_t* y, const BytePlane& out) {
+void max_pool(const uint8_t* x, const BytePlane& in, int64_t channels, const PoolWindow& w, uint8_t* y,
+              const BytePlane& out) {
   for (int64_t oy = 0; oy < out.height; ++oy) {
     for (int64_t ox = 0; ox < out.width; ++ox) {
       max_of_window(x, in, channels, window_at(w, in, oy, ox), y + oy * out.row_step + ox * out.pixel_step);
@@ -264,7 +272,8 @@ TW_INLINE void interleave(const uint8_t* a, const uint8_t* b, int64_t n, uint8_t
   }
 }
 
-void take(const uint8_t* x, int64_t x_step, const int32_t* channels, int64_t count, int64_t pixels, uint8_t* y, int64_t y_step) {
+void take(const uint8_t* x, int64_t x_step, const int32_t* channels, int64_t count, int64_t pixels, uint8_t* y,
+          int64_t y_step) {
   const bool turns = halves_in_turn(channels, count);
   for (int64_t p = 0; p < pixels; ++p, x += x_step, y += y_step) {
     if (turns) {
@@ -277,8 +286,8 @@ void take(const uint8_t* x, int64_t x_step, const int32_t* channels, int64_t cou
 
 }  // namespace
 
-const Int8OpsKernels int8_ops = {quantize_image, quantize, quantize_row, quantize_weights, fingerprint, dequantize_image,
-                                 max_pool, avg_pool, global_pool, take};
+const Int8OpsKernels int8_ops = {quantize_image,   quantize, quantize_row, quantize_weights, fingerprint,
+                                 dequantize_image, max_pool, avg_pool,     global_pool,      take};
 
 }  // namespace TW_ISA
 }  // namespace tw

@@ -1,6 +1,6 @@
-// What stands between integer layers: floats to bytes and channels last, pooling, means over pixels, bytes to floats. All
-// image buffers are (images, height + 2 border, width + 2 border, channels rounded up to 4) with the zero point in border
-// and padding channels; a kernel takes one image and where its inside begins.
+// What stands between integer layers: floats to bytes and channels last, pooling, means over pixels, bytes to floats.
+// All image buffers are (images, height + 2 border, width + 2 border, channels rounded up to 4) with the zero point in
+// border and padding channels; a kernel takes one image and where its inside begins.
 #pragma once
 
 #include <cstdint>
@@ -33,13 +33,14 @@ struct Int8OpsKernels {
   // A number that changes when one of n floats does, and hardly ever stays when several do.
   uint64_t (*fingerprint)(const float* x, int64_t n);
   // The inside of an image to (channels, height, width) floats.
-  void (*dequantize_image)(const uint8_t* x, const BytePlane& plane, int64_t channels, float scale, int zero, float* to);
+  void (*dequantize_image)(const uint8_t* x, const BytePlane& plane, int64_t channels, float scale, int zero,
+                           float* to);
   // Pixels outside are left out of the maximum.
   void (*max_pool)(const uint8_t* x, const BytePlane& in, int64_t channels, const PoolWindow& window, uint8_t* y,
                    const BytePlane& out);
   // Pixels outside count as `zero` or not at all; the mean is rounded, ties to even.
-  void (*avg_pool)(const uint8_t* x, const BytePlane& in, int64_t channels, const PoolWindow& window, int zero, uint8_t* y,
-                   const BytePlane& out);
+  void (*avg_pool)(const uint8_t* x, const BytePlane& in, int64_t channels, const PoolWindow& window, int zero,
+                   uint8_t* y, const BytePlane& out);
   // y[c] = (mean of the pixels - zero) * scale, quantized by the output's scale and zero point. Padding channels of y
   // get the output's zero point.
   void (*global_pool)(const uint8_t* x, const BytePlane& in, int64_t channels, float scale, int zero,

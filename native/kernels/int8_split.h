@@ -1,12 +1,12 @@
 // Activations made safe for vpmaddubsw: a = base + low + above - below, where no pair of `low` can overflow.
 //
 // The instruction adds two products of bytes in 16 bits. A pair of activations whose sum is at most 32767 / the largest
-// weight fits, whatever its weights: 258 where weights reach 127. Larger sums are rare in the usual data, whose scale is
-// set by its largest values: what they have too much is cut off and multiplied apart, by lists of the groups of four that
-// have some. The base moves the values to where they are small, so that bytes around a zero point of 128 are cut as
-// rarely as those above 0. All of it is exact for any bytes; the data only decides how long the lists are, and where
-// they would cost more than 16-bit products, those are used. Weights no pair of which can overflow need none of it and do
-// not come here.
+// weight fits, whatever its weights: 258 where weights reach 127. Larger sums are rare in the usual data, whose scale
+// is set by its largest values: what they have too much is cut off and multiplied apart, by lists of the groups of four
+// that have some. The base moves the values to where they are small, so that bytes around a zero point of 128 are cut
+// as rarely as those above 0. All of it is exact for any bytes; the data only decides how long the lists are, and where
+// they would cost more than 16-bit products, those are used. Weights no pair of which can overflow need none of it and
+// do not come here.
 //
 // Runs of a few bytes (the filters of a network's first layer) are laid side by side on the way.
 #pragma once
@@ -20,7 +20,8 @@
 namespace tw {
 namespace TW_ISA {
 
-// Four bytes that were cut off: where they stand (a position in the input, then a group of the weights), and what they are.
+// Four bytes that were cut off: where they stand (a position in the input, then a group of the weights), and what they
+// are.
 struct Rest {
   int32_t at, bytes;
 };
@@ -145,7 +146,8 @@ class Splitter {
     __m256i sums = _mm256_setzero_si256();
     int64_t i = 0;
     for (; i + 32 <= n; i += 32) {
-      sums = _mm256_add_epi64(sums, _mm256_sad_epu8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i)), _mm256_setzero_si256()));
+      sums = _mm256_add_epi64(
+          sums, _mm256_sad_epu8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i)), _mm256_setzero_si256()));
     }
     alignas(32) int64_t lanes[4];
     _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), sums);
@@ -173,7 +175,8 @@ class Splitter {
 
   // n bytes (whole groups) from `position` on.
   bool cut(const uint8_t* in, int64_t position, int64_t n) {
-    const __m256i base = _mm256_set1_epi8(static_cast<char>(base_)), room = _mm256_set1_epi16(static_cast<int16_t>(room_));
+    const __m256i base = _mm256_set1_epi8(static_cast<char>(base_)),
+                  room = _mm256_set1_epi16(static_cast<int16_t>(room_));
     const uint8_t* x = in + start_;
     uint8_t* low = low_;
     const int64_t end = position + n;
@@ -195,7 +198,8 @@ class Splitter {
     return above_.count <= above_.room && below_.count <= below_.room;
   }
 
-  // Row r's entries of one list as groups of the weights, to every fourth place from `to` on; how many, or -1 without room.
+  // Row r's entries of one list as groups of the weights, to every fourth place from `to` on; how many, or -1 without
+  // room.
   int64_t list_row(const RestList& list, const Int8Problem& p, int64_t row, int64_t to) {
     const int64_t run_bytes = static_cast<int64_t>(p.groups_per_run) * kInt8Group;
     int64_t count = 0;
@@ -217,7 +221,8 @@ class Splitter {
     const int last = first + kSplitRows <= rows ? first + kSplitRows - 1 : rows - 1;
     const int64_t run_bytes = static_cast<int64_t>(p.groups_per_run) * kInt8Group;
     for (int run = 0; run < p.runs; ++run) {
-      const int64_t from = at.in[first] - start_ + run * p.run_step, to = at.in[last] - start_ + run * p.run_step + run_bytes;
+      const int64_t from = at.in[first] - start_ + run * p.run_step,
+                    to = at.in[last] - start_ + run * p.run_step + run_bytes;
       if (list.index[from / kSplitChunk] != list.index[to / kSplitChunk + 1]) return false;
     }
     return true;

@@ -1,5 +1,5 @@
-// What becomes of the sums of a register tile: scaled, with bias, residual and ReLU, to 32-bit integers, floats or bytes.
-// Compiled with -ffp-contract=off, as int8.cpp is.
+// What becomes of the sums of a register tile: scaled, with bias, residual and ReLU, to 32-bit integers, floats or
+// bytes. Compiled with -ffp-contract=off, as int8.cpp is.
 #pragma once
 
 #include "common/simd.h"
@@ -11,7 +11,8 @@ namespace TW_ISA {
 
 constexpr int kVectors = kInt8Panel / kLanes;  // vectors per panel
 
-struct RowOffsets {  // the odd length keeps the three from lying whole pages apart, where they would get in each other's way
+struct RowOffsets {  // the odd length keeps the three from lying whole pages apart, where they would get in each
+                     // other's way
   int64_t in[kInt8MaxRows + 24], out[kInt8MaxRows + 24], residual[kInt8MaxRows + 24];
 };
 
@@ -53,7 +54,8 @@ TW_INLINE vf residual_at(const Int8Problem& p, int64_t offset, int lanes) {
 }
 
 // `sum` already holds the column's offset.
-TW_INLINE void finish(const Int8Problem& p, vi sum, int64_t row, int64_t out_offset, int64_t residual_offset, int column) {
+TW_INLINE void finish(const Int8Problem& p, vi sum, int64_t row, int64_t out_offset, int64_t residual_offset,
+                      int column) {
   int lanes = p.out_columns - column;
   if (lanes <= 0) return;
   if (lanes > kLanes) lanes = kLanes;
@@ -67,7 +69,8 @@ TW_INLINE void finish(const Int8Problem& p, vi sum, int64_t row, int64_t out_off
     return;
   }
   if (p.residual != nullptr) value = value + residual_at(p, residual_offset + column, lanes);
-  if (p.kind == Int8Out::int16) return store_wide(static_cast<int16_t*>(p.out) + out_offset + column, value, p.wide, lanes);
+  if (p.kind == Int8Out::int16)
+    return store_wide(static_cast<int16_t*>(p.out) + out_offset + column, value, p.wide, lanes);
   uint8_t* to = static_cast<uint8_t*>(p.out) + out_offset + column;
   const int own = p.columns - column;  // a table's first byte is not the padding's
   if (p.finish.curve == Curve::table && own < lanes) lanes = own;
@@ -102,7 +105,8 @@ TW_INLINE void with_way(const Int8Problem& p, F&& f) {
 
 // The sums of a tile to bytes by the table: all places first, then all bytes, so that neither waits for the other.
 template <int R, int V>
-TW_INLINE void finish_by_table(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first, int column) {
+TW_INLINE void finish_by_table(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first,
+                               int column) {
   constexpr int kColumns = V * kLanes;
   int32_t place[R][kColumns];
 #pragma GCC unroll 16
@@ -135,7 +139,8 @@ TW_INLINE vf scaled_sum(const Int8Problem& p, vi sum, const RowOffsets& at, int 
 // Whole numbers of at most `most` in 16 bits each, saturating below: of AVX2's two vectors in the order of a pack.
 #if defined(__AVX512F__)
 TW_INLINE __m256i sixteen_whole(vf value, vf most) {
-  const __m512 bounded = _mm512_maskz_min_ps(0xffff, (__m512)most, (__m512)value);  // the second, where one is no number
+  const __m512 bounded =
+      _mm512_maskz_min_ps(0xffff, (__m512)most, (__m512)value);  // the second, where one is no number
   return _mm512_maskz_cvtsepi32_epi16(0xffff, _mm512_maskz_cvtps_epi32(0xffff, bounded));
 }
 #else
@@ -147,7 +152,8 @@ TW_INLINE __m256i sixteen_whole(vf first, vf second, vf most) {
 
 // Sixteen sums at a time, by a curve that takes so many: a row of a panel, or two of half a panel.
 template <int R, int V, bool kPieces, bool kResidual>
-TW_INLINE void finish_sixteens(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first, int column) {
+TW_INLINE void finish_sixteens(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first,
+                               int column) {
   const SixteenWide curve(p.wide);
   const vf most = splat(SixteenWide::most(p.wide));
   int16_t* out = static_cast<int16_t*>(p.out) + column;
@@ -156,7 +162,8 @@ TW_INLINE void finish_sixteens(const Int8Problem& p, const vi (&acc)[R][V], cons
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
-      const __m256i whole = sixteen_whole(scaled_sum<kResidual>(p, acc[r][v], at, first + r, column + v * kLanes), most);
+      const __m256i whole =
+          sixteen_whole(scaled_sum<kResidual>(p, acc[r][v], at, first + r, column + v * kLanes), most);
       const __m256i numbers = kPieces ? curve.pieces(whole) : curve.straight(whole);
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + at.out[first + r] + v * kLanes), numbers);
     }
@@ -216,18 +223,21 @@ struct ByteStore {
   __m512i zero, lowest, residual_zero;
 
   explicit ByteStore(const Int8Problem& p)
-      : out(static_cast<uint8_t*>(p.out)), residual(p.residual),
-        highest(_mm512_set1_ps(static_cast<float>(p.finish.high - p.finish.zero))), residual_scale(_mm512_set1_ps(p.residual_scale)),
-        zero(_mm512_set1_epi16(static_cast<int16_t>(p.finish.zero))), lowest(_mm512_set1_epi8(static_cast<char>(p.finish.low))),
+      : out(static_cast<uint8_t*>(p.out)),
+        residual(p.residual),
+        highest(_mm512_set1_ps(static_cast<float>(p.finish.high - p.finish.zero))),
+        residual_scale(_mm512_set1_ps(p.residual_scale)),
+        zero(_mm512_set1_epi16(static_cast<int16_t>(p.finish.zero))),
+        lowest(_mm512_set1_epi8(static_cast<char>(p.finish.low))),
         residual_zero(_mm512_set1_epi32(p.residual_zero)) {}
 
   template <ByteWay W>
   TW_INLINE __m512i rounded(const Int8Problem& p, vi sum, __m512 scale, int64_t residual_at) const {
-    __m512 value = _mm512_mul_ps((__m512)__builtin_convertvector(sum, vf), scale);
+    __m512 value = _mm512_mul_ps((__m512) __builtin_convertvector(sum, vf), scale);
     if (adds_residual<W>(p)) {
       const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(residual + residual_at));
       const __m512i skip = _mm512_sub_epi32(_mm512_maskz_cvtepu8_epi32(0xffff, bytes), residual_zero);
-      value = _mm512_add_ps(value, _mm512_mul_ps((__m512)__builtin_convertvector((vi)skip, vf), residual_scale));
+      value = _mm512_add_ps(value, _mm512_mul_ps((__m512) __builtin_convertvector((vi)skip, vf), residual_scale));
     }
     if constexpr (W == ByteWay::pieces) return (__m512i)in_pieces((vf)value, p.finish.pieces);
     value = (__m512)bent<curve_of(W)>((vf)value, p.finish.bend);
@@ -239,7 +249,8 @@ struct ByteStore {
     const __m512i ab = _mm512_adds_epi16(_mm512_packs_epi32(a, b), zero);
     const __m512i cd = _mm512_adds_epi16(_mm512_packs_epi32(c, d), zero);
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    const __m512i bytes = _mm512_maskz_permutexvar_epi32(0xffff, order, _mm512_max_epu8(_mm512_packus_epi16(ab, cd), lowest));
+    const __m512i bytes =
+        _mm512_maskz_permutexvar_epi32(0xffff, order, _mm512_max_epu8(_mm512_packus_epi16(ab, cd), lowest));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out + at[0]), _mm512_maskz_extracti32x4_epi32(0xf, bytes, 0));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out + at[1]), _mm512_maskz_extracti32x4_epi32(0xf, bytes, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out + at[2]), _mm512_maskz_extracti32x4_epi32(0xf, bytes, 2));
@@ -272,7 +283,8 @@ template <ByteWay W>
 TW_INLINE __m256i rounded(const Int8Problem& p, vi sum, __m256 scale, __m256 highest, int64_t residual_at) {
   __m256 value = _mm256_mul_ps(_mm256_cvtepi32_ps((__m256i)sum), scale);
   if (adds_residual<W>(p)) {
-    const __m256i skip = _mm256_sub_epi32((__m256i)widen_bytes(p.residual + residual_at), _mm256_set1_epi32(p.residual_zero));
+    const __m256i skip =
+        _mm256_sub_epi32((__m256i)widen_bytes(p.residual + residual_at), _mm256_set1_epi32(p.residual_zero));
     value = _mm256_add_ps(value, _mm256_mul_ps(_mm256_cvtepi32_ps(skip), _mm256_set1_ps(p.residual_scale)));
   }
   value = (__m256)bent<curve_of(W)>((vf)value, p.finish.bend);
@@ -284,8 +296,12 @@ struct ShortPieces {
   __m256i c0, c1, c2, far, step, shift, twice = _mm256_set1_epi16(0x0202);
 
   explicit ShortPieces(const BytePieces& p)
-      : c0(eight(p.c0)), c1(eight(p.c1)), c2(eight(p.c2)), far(_mm256_set1_epi16(static_cast<int16_t>(32767 >> p.shift))),
-        step(_mm256_set1_epi16(p.step)), shift(_mm256_set1_epi16(static_cast<int16_t>(1 << p.shift))) {
+      : c0(eight(p.c0)),
+        c1(eight(p.c1)),
+        c2(eight(p.c2)),
+        far(_mm256_set1_epi16(static_cast<int16_t>(32767 >> p.shift))),
+        step(_mm256_set1_epi16(p.step)),
+        shift(_mm256_set1_epi16(static_cast<int16_t>(1 << p.shift))) {
     asm("" : "+x"(twice));  // a product by a constant that is known becomes four operations
   }
 
@@ -297,7 +313,8 @@ struct ShortPieces {
     const __m256i t = _mm256_mullo_epi16(_mm256_min_epu16(_mm256_abs_epi16(u), far), shift);
     const __m256i at = _mm256_mullo_epi16(_mm256_srli_epi16(t, 12), twice);
     const __m256i bytes = _mm256_add_epi16(at, _mm256_set1_epi16(0x0100));  // of the number, among the sixteen of eight
-    const __m256i slope = _mm256_add_epi16(_mm256_shuffle_epi8(c1, bytes), _mm256_mulhrs_epi16(t, _mm256_shuffle_epi8(c2, bytes)));
+    const __m256i slope =
+        _mm256_add_epi16(_mm256_shuffle_epi8(c1, bytes), _mm256_mulhrs_epi16(t, _mm256_shuffle_epi8(c2, bytes)));
     const __m256i rest = _mm256_sub_epi16(_mm256_max_epi16(u, _mm256_setzero_si256()), _mm256_shuffle_epi8(c0, bytes));
     return _mm256_mulhrs_epi16(_mm256_sub_epi16(rest, _mm256_mulhrs_epi16(t, slope)), step);
   }
@@ -306,9 +323,11 @@ struct ShortPieces {
 template <int R, int V, ByteWay W>
 TW_INLINE void finish_bytes(const Int8Problem& p, const vi (&acc)[R][V], const RowOffsets& at, int first, int column) {
   static_assert(V <= 2 && R * V % 4 == 0, "four vectors at a time");
-  const __m256 highest = _mm256_set1_ps(static_cast<float>(W == ByteWay::pieces ? kMostInPieces : p.finish.high - p.finish.zero));
+  const __m256 highest =
+      _mm256_set1_ps(static_cast<float>(W == ByteWay::pieces ? kMostInPieces : p.finish.high - p.finish.zero));
   const ShortPieces pieces(p.finish.pieces);
-  const __m256i zero = _mm256_set1_epi16(static_cast<int16_t>(p.finish.zero)), lowest = _mm256_set1_epi8(static_cast<char>(p.finish.low));
+  const __m256i zero = _mm256_set1_epi16(static_cast<int16_t>(p.finish.zero)),
+                lowest = _mm256_set1_epi8(static_cast<char>(p.finish.low));
 #pragma GCC unroll 2
   for (int r = 0; r < R; r += 4 / V) {
     __m256i part[4];
@@ -349,7 +368,8 @@ TW_INLINE void finish_whole(const Int8Problem& p, const vi (&acc)[R][V], const R
   }
 }
 
-// The columns that `finish_whole` may be given: of bytes also those that pad the last group, where they become the zero point.
+// The columns that `finish_whole` may be given: of bytes also those that pad the last group, where they become the zero
+// point.
 inline int whole_columns(const Int8Problem& p) {
   if (p.kind == Int8Out::int16) return p.columns;
   return p.kind != Int8Out::uint8 ? 0 : p.finish.curve == Curve::table ? p.columns : p.out_columns;
@@ -368,7 +388,8 @@ TW_INLINE void finish_tile(const Int8Problem& p, const vi (&acc)[R][P * kVectors
   if constexpr (kVectors == 1 ? R * P % 4 == 0 : P == 1 && R % 2 == 0) {
     if (p.kind == Int8Out::uint8 && p.finish.curve != Curve::table && column + P * kInt8Panel <= p.out_columns) {
       return with_way(p, [&](auto known) {
-        if constexpr (known.value < ByteWay::table) finish_bytes<R, P * kVectors, known.value>(p, acc, at, first, column);
+        if constexpr (known.value < ByteWay::table)
+          finish_bytes<R, P * kVectors, known.value>(p, acc, at, first, column);
       });
     }
   }

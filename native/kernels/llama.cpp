@@ -13,7 +13,8 @@ void rms_norm(const float* x, const float* weight, float eps, float* y, int64_t 
       return v * v;
     });
     const float scale = static_cast<float>(1.0 / __builtin_sqrt(squares / static_cast<double>(columns) + eps));
-    each_vector(columns, [&](int64_t i, auto lanes) { lanes.put(y + i, lanes.get(x + i) * scale * lanes.get(weight + i)); });
+    each_vector(columns,
+                [&](int64_t i, auto lanes) { lanes.put(y + i, lanes.get(x + i) * scale * lanes.get(weight + i)); });
   }
 }
 

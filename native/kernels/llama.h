@@ -1,4 +1,5 @@
-// What the LLaMA family has in place of layer norm, learned positions and GELU: RMS norm, rotary positions, a gated unit.
+// What the LLaMA family has in place of layer norm, learned positions and GELU: RMS norm, rotary positions, a gated
+// unit.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +13,8 @@ struct LlamaKernels {
   void (*rms_norm)(const float* x, const float* weight, float eps, float* y, int64_t rows, int64_t columns);
   // gate <- gate * sigmoid(gate) * up
   void (*silu_product)(float* gate, const float* up, int64_t n);
-  // Turns the pairs (i, i + step) of a head by the angles whose cosines and sines are given: step = 1, pairs side by side
-  // (2 i, 2 i + 1); else pairs of halves, (i, i + pairs).
+  // Turns the pairs (i, i + step) of a head by the angles whose cosines and sines are given: step = 1, pairs side by
+  // side (2 i, 2 i + 1); else pairs of halves, (i, i + pairs).
   void (*rotate)(float* head, const float* cosines, const float* sines, int64_t pairs, bool side_by_side);
 };
 

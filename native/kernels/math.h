@@ -1,6 +1,6 @@
-// Vector exp, erf, GELU and friends, one lane type for all instruction sets (common/simd.h). Each function does one range
-// reduction and one polynomial or rational fit (our own, minimax in relative error); lanes never branch, and NaN and
-// infinity come out as the C library gives them. Include only from files under native/kernels/.
+// Vector exp, erf, GELU and friends, one lane type for all instruction sets (common/simd.h). Each function does one
+// range reduction and one polynomial or rational fit (our own, minimax in relative error); lanes never branch, and NaN
+// and infinity come out as the C library gives them. Include only from files under native/kernels/.
 #pragma once
 
 #include "common/simd.h"
@@ -74,8 +74,8 @@ TW_INLINE vf vexp(vf x) {
   return scale_by_power(p, n, shifted);
 }
 
-// exp(x) where 1 is added to it: nothing below 2^-126 is told from nothing, so that one power of two scales, and from 88.4 on it is
-// infinite. Within 4 ulp.
+// exp(x) where 1 is added to it: nothing below 2^-126 is told from nothing, so that one power of two scales, and
+// from 88.4 on it is infinite. Within 4 ulp.
 TW_INLINE vf vexp_of_sum(vf x) {
   const vf magic = splat(12582912.0f);
   x = vmax(splat(-87.0f), vmin(splat(89.0f), x));

@@ -9,8 +9,8 @@ namespace {
 void layer_norm(const float* x, const float* weight, const float* bias, float eps, float* y, float* mean, float* rstd,
                 int64_t rows, int64_t columns) {
   for (int64_t r = 0; r < rows; ++r, x += columns, y += columns) {
-    const float centre = static_cast<float>(
-        sum_over(columns, [&](int64_t i, auto lanes) { return lanes.get(x + i); }) / static_cast<double>(columns));
+    const float centre = static_cast<float>(sum_over(columns, [&](int64_t i, auto lanes) { return lanes.get(x + i); }) /
+                                            static_cast<double>(columns));
     const double squares = sum_over(columns, [&](int64_t i, auto lanes) {
       const vf d = lanes.get(x + i) - centre;
       return d * d;
@@ -87,7 +87,8 @@ void channel_affine(const float* x, ChannelShape shape, float mean, float scale,
   for (int64_t n = 0; n < shape.images; ++n) {
     const float* p = x + n * shape.stride;
     float* q = y + n * shape.stride;
-    each_vector(shape.plane, [&](int64_t i, auto lanes) { lanes.put(q + i, (lanes.get(p + i) - mean) * scale + shift); });
+    each_vector(shape.plane,
+                [&](int64_t i, auto lanes) { lanes.put(q + i, (lanes.get(p + i) - mean) * scale + shift); });
   }
 }
 

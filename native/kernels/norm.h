@@ -16,7 +16,8 @@ struct ChannelShape {
 struct NormKernels {
   void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, float* y, float* mean,
                      float* rstd, int64_t rows, int64_t columns);
-  // Adds this range of rows' share of the parameters' gradients to gweight and gbias; `scratch` holds 2 * columns floats.
+  // Adds this range of rows' share of the parameters' gradients to gweight and gbias; `scratch` holds 2 * columns
+  // floats.
   void (*layer_norm_grad)(const float* gy, const float* x, const float* weight, const float* mean, const float* rstd,
                           float* gx, double* gweight, double* gbias, float* scratch, int64_t rows, int64_t columns);
   double (*channel_sum)(const float* x, ChannelShape shape);

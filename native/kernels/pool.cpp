@@ -76,7 +76,8 @@ TW_INLINE void take_larger(vf v, vi at, vf& best, vi& best_at) {
   best_at = (better & at) | (~better & best_at);
 }
 
-// kLanes outputs: the first half reads rows at `left`, the second at `right`; `at` are the places of their first values.
+// kLanes outputs: the first half reads rows at `left`, the second at `right`; `at` are the places of their first
+// values.
 TW_INLINE void max_2x2(const float* left, const float* right, int64_t row, vi at, vf& best, vi& best_at) {
   vf even, odd, even_below, odd_below;
   split_even_odd(load(left), load(right), even, odd);
@@ -146,7 +147,9 @@ float sum_all(const float* x, int64_t n) {
   return sum_lanes(total);
 }
 
-bool is_global(const PoolShape& s) { return s.oh == 1 && s.ow == 1 && s.kh == s.h && s.kw == s.w && s.ph == 0 && s.pw == 0; }
+bool is_global(const PoolShape& s) {
+  return s.oh == 1 && s.ow == 1 && s.kh == s.h && s.kw == s.w && s.ph == 0 && s.pw == 0;
+}
 
 void average(const PoolShape& s, const float* x, float* y) {
   const float count = static_cast<float>(s.kh * s.kw);

@@ -16,7 +16,7 @@ constexpr int kChains = 12;
 double multiply_adds(int64_t rounds, float* sink) {
   vf a = splat(0.999f), b = splat(0.001f);
 #define TW_DECLARE(i) vf acc##i = splat(static_cast<float>(i));
-#define TW_STEP(i)          \
+#define TW_STEP(i)         \
   acc##i = acc##i * a + b; \
   TW_KEEP(acc##i);
 #define TW_ADD(i) total += acc##i;
@@ -56,7 +56,8 @@ float read(const float* x, int64_t n) {
 void copy(float* to, const float* from, int64_t n) {
   int64_t i = 0;
   for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
-    vf a = load(from + i), b = load(from + i + kLanes), c = load(from + i + 2 * kLanes), d = load(from + i + 3 * kLanes);
+    vf a = load(from + i), b = load(from + i + kLanes), c = load(from + i + 2 * kLanes),
+       d = load(from + i + 3 * kLanes);
     TW_KEEP(a);  // or the compiler would turn the loop into a call of memcpy, which bypasses the cache for large blocks
     store(to + i, a);
     store(to + i + kLanes, b);

@@ -70,9 +70,8 @@ void unfinish(const float* dy, int64_t dy_row, const float* y, int64_t y_row, co
               int64_t width, float* dz) {
   for (int64_t r = 0; r < rows; ++r, dy += dy_row, y += y_row, dz += width) {
     vf sum = {};
-    each_vector(width, [&](int64_t i, auto lanes) {
-      sum += lanes.or_else(lanes.get(dy + i) * lanes.get(y + i), 0.0f);
-    });
+    each_vector(width,
+                [&](int64_t i, auto lanes) { sum += lanes.or_else(lanes.get(dy + i) * lanes.get(y + i), 0.0f); });
     // A row shorter than the least norm was only multiplied.
     const float along = scale[r] < 1.0f / kSageTiny ? total(sum) : 0.0f, factor = scale[r];
     each_vector(width, [&](int64_t i, auto lanes) {

@@ -1,5 +1,5 @@
-// Each row is read from memory once and stays in the first cache: maximum, exponentials and their sum, scaling. A row of
-// nothing but -inf, or with +inf or NaN in it, becomes NaN as in PyTorch.
+// Each row is read from memory once and stays in the first cache: maximum, exponentials and their sum, scaling. A row
+// of nothing but -inf, or with +inf or NaN in it, becomes NaN as in PyTorch.
 #include "kernels/softmax.h"
 
 #include "common/unaligned.h"
@@ -46,9 +46,8 @@ void log_softmax(const float* x, float* y, int64_t rows, int64_t columns) {
 void log_softmax_grad(const float* y, const float* gy, float* gx, int64_t rows, int64_t columns) {
   for (int64_t r = 0; r < rows; ++r, y += columns, gy += columns, gx += columns) {
     const float total = static_cast<float>(sum_over(columns, [&](int64_t i, auto lanes) { return lanes.get(gy + i); }));
-    each_vector(columns, [&](int64_t i, auto lanes) {
-      lanes.put(gx + i, lanes.get(gy + i) - vexp(lanes.get(y + i)) * total);
-    });
+    each_vector(columns,
+                [&](int64_t i, auto lanes) { lanes.put(gx + i, lanes.get(gy + i) - vexp(lanes.get(y + i)) * total); });
   }
 }
 
@@ -68,9 +67,8 @@ void cross_entropy_grad(const float* logits, const int64_t* targets, const float
                         float* glogits, int64_t rows, int64_t columns) {
   for (int64_t r = 0; r < rows; ++r, logits += columns, glogits += columns) {
     const float total = at(logsumexp, r), weight = at(weights, r);
-    each_vector(columns, [&](int64_t i, auto lanes) {
-      lanes.put(glogits + i, vexp(lanes.get(logits + i) - total) * weight);
-    });
+    each_vector(columns,
+                [&](int64_t i, auto lanes) { lanes.put(glogits + i, vexp(lanes.get(logits + i) - total) * weight); });
     glogits[at(targets, r)] -= weight;
   }
 }

@@ -79,8 +79,8 @@ void vectors(const SparseCells<float>& a, const float* x, int64_t x_step, int co
   }
 }
 
-// The weights of one slot of a quad, and one of them in all lanes. Loads are what the batch kernel is short of, so the four
-// are loaded together and each is spread by a shuffle.
+// The weights of one slot of a quad, and one of them in all lanes. Loads are what the batch kernel is short of, so the
+// four are loaded together and each is spread by a shuffle.
 #if defined(__AVX512F__)
 typedef vf QuadWeights;
 TW_INLINE QuadWeights load_quad(const float* value) {
@@ -129,8 +129,8 @@ TW_INLINE void add_row(QuadWeights weights, uint32_t columns, const float* x, vf
   for (int v = 0; v < V; ++v) acc[v] += w * load(from + v * kLanes);
 }
 
-// The slots of R rows of a quad, from its row I on, times V vectors of the batch B, which is a template argument so that a
-// column's address is a shift.
+// The slots of R rows of a quad, from its row I on, times V vectors of the batch B, which is a template argument so
+// that a column's address is a shift.
 template <int I, int R, int V, int B>
 TW_INLINE void rows_times_batch(const float* value, const uint8_t* index, int length, const uint8_t* row_at,
                                 const float* x, float* work) {
@@ -207,10 +207,18 @@ void block_of(const SparseCells<float>& a, int64_t block, const float* xt, int u
   for (int b = 0; b < used; b += kMost * kLanes) {
     const int left = (used - b + kLanes - 1) / kLanes;
     switch (left < kMost ? left : kMost) {
-      case 1: cells_times_batch<1, B>(a, block, xt + b, work + b); break;
-      case 2: cells_times_batch<kMost < 2 ? kMost : 2, B>(a, block, xt + b, work + b); break;
-      case 3: cells_times_batch<kMost < 3 ? kMost : 3, B>(a, block, xt + b, work + b); break;
-      case 4: cells_times_batch<kMost, B>(a, block, xt + b, work + b); break;
+      case 1:
+        cells_times_batch<1, B>(a, block, xt + b, work + b);
+        break;
+      case 2:
+        cells_times_batch < kMost<2 ? kMost : 2, B>(a, block, xt + b, work + b);
+        break;
+      case 3:
+        cells_times_batch < kMost<3 ? kMost : 3, B>(a, block, xt + b, work + b);
+        break;
+      case 4:
+        cells_times_batch<kMost, B>(a, block, xt + b, work + b);
+        break;
     }
   }
   if (epilogue.relu) {
@@ -221,8 +229,12 @@ void block_of(const SparseCells<float>& a, int64_t block, const float* xt, int u
 void block(const SparseCells<float>& a, int64_t block, const float* xt, int batch, int used,
            const SparseEpilogue& epilogue, float* work) {
   switch (batch) {
-    case 16: block_of<16>(a, block, xt, used, epilogue, work); break;
-    case 32: block_of<32>(a, block, xt, used, epilogue, work); break;
+    case 16:
+      block_of<16>(a, block, xt, used, epilogue, work);
+      break;
+    case 32:
+      block_of<32>(a, block, xt, used, epilogue, work);
+      break;
   }
 }
 

@@ -2,11 +2,12 @@
 //
 // Storage. The matrix is cut into cells of 128 rows by 64 columns. Within a cell the rows are sorted by their number of
 // weights; 16 rows that follow each other in that order are a band, one row per lane, and have as many slots as the
-// longest of them. Neighbours in the order have nearly the same number of weights, so little padding is needed. A slot is
-// a weight and, in one byte, its column within the cell.
+// longest of them. Neighbours in the order have nearly the same number of weights, so little padding is needed. A slot
+// is a weight and, in one byte, its column within the cell.
 // - For one vector, the 64 inputs of a cell fit four AVX-512 registers: a slot is a permute of them and a multiply-add
 //   for 16 rows. The sums of a cell are put back into the order of the rows by another permute.
-// - For a batch, the activations of a cell and the sums of its rows stay in the first-level cache. Four rows (a quad) at a
+// - For a batch, the activations of a cell and the sums of its rows stay in the first-level cache. Four rows (a quad)
+// at a
 //   time keep their sums in registers and run over their slots; a quad has a length of its own, so that the padding of
 //   its band costs it nothing.
 #pragma once
@@ -61,10 +62,10 @@ struct SparseKernels {
                   const SparseEpilogue& epilogue, int64_t first, int64_t last);
   // xt (columns, batch) = x transposed, zeros where x has no row.
   void (*transpose)(const float* x, int64_t columns, int valid, int batch, float* xt);
-  // xt (columns, batch) = for each column the inputs of the runs, column_offset further on. Up to 16 numbers are written
-  // past a run's end, and past the end of xt.
-  void (*patches)(const float* x, const int64_t* column_offset, int64_t columns, const PixelRun* runs, int count, int batch,
-                  float* xt);
+  // xt (columns, batch) = for each column the inputs of the runs, column_offset further on. Up to 16 numbers are
+  // written past a run's end, and past the end of xt.
+  void (*patches)(const float* x, const int64_t* column_offset, int64_t columns, const PixelRun* runs, int count,
+                  int batch, float* xt);
   // work (kBlockRows, batch) = the rows of one block times `batch` inputs given transposed; batch is 16 or 32. Only the
   // first `used` columns of work mean something.
   void (*block)(const SparseCells<float>& a, int64_t block, const float* xt, int batch, int used,

@@ -1,16 +1,17 @@
 // Sparse int8 weights times a few vectors of integers, summed in 32 bits: exact, so the same on every instruction set.
 //
-// The storage is that of sparse.h; the slots of a row come in pairs, which lie side by side. Activations are widened to 16
-// bits, so that one permute of two AVX-512 registers reaches a whole cell for a pair of slots of 16 rows, and one dot
-// instruction takes both.
+// The storage is that of sparse.h; the slots of a row come in pairs, which lie side by side. Activations are widened to
+// 16 bits, so that one permute of two AVX-512 registers reaches a whole cell for a pair of slots of 16 rows, and one
+// dot instruction takes both.
 #pragma once
 
 #include "kernels/sparse.h"
 
 namespace tw {
 
-constexpr int kInt8Slots = 2;   // of a step of the kernels
-constexpr int kInt8Slack = 32;  // numbers after the last padded column: the kernels may read two, and each x has whole lines
+constexpr int kInt8Slots = 2;  // of a step of the kernels
+constexpr int kInt8Slack =
+    32;  // numbers after the last padded column: the kernels may read two, and each x has whole lines
 
 struct SparseInt8Kernels {
   // sums[v * sums_step + row] = A x[v] for `vectors` <= kMaxVectors inputs and the blocks [first, last). Each x holds

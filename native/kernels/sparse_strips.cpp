@@ -83,10 +83,18 @@ void groups_times_vectors(const SparseStrips& a, const float* x, int64_t x_step,
 void vectors(const SparseStrips& a, const float* x, int64_t x_step, int count, float* y, int64_t y_step,
              const SparseEpilogue& epilogue, int64_t first, int64_t last) {
   switch (count) {
-    case 1: groups_times_vectors<1>(a, x, x_step, y, y_step, epilogue, first, last); break;
-    case 2: groups_times_vectors<2>(a, x, x_step, y, y_step, epilogue, first, last); break;
-    case 3: groups_times_vectors<3>(a, x, x_step, y, y_step, epilogue, first, last); break;
-    case 4: groups_times_vectors<4>(a, x, x_step, y, y_step, epilogue, first, last); break;
+    case 1:
+      groups_times_vectors<1>(a, x, x_step, y, y_step, epilogue, first, last);
+      break;
+    case 2:
+      groups_times_vectors<2>(a, x, x_step, y, y_step, epilogue, first, last);
+      break;
+    case 3:
+      groups_times_vectors<3>(a, x, x_step, y, y_step, epilogue, first, last);
+      break;
+    case 4:
+      groups_times_vectors<4>(a, x, x_step, y, y_step, epilogue, first, last);
+      break;
   }
 }
 

@@ -19,8 +19,8 @@ namespace TW_ISA {
 
 constexpr int kVectorsPerBand = kBand / kLanes;
 
-// Sums of a band of `steps` steps for B vectors. Bands are short and do not wait for each other, which hides the latency
-// of the adds.
+// Sums of a band of `steps` steps for B vectors. Bands are short and do not wait for each other, which hides the
+// latency of the adds.
 template <class A, int B>
 TW_INLINE void band_times_vectors(const typename A::Weight* value, const uint8_t* index, int steps,
                                   const typename A::Inputs* in, typename A::Sum (*sums)[kBlockRows], int lane0) {
@@ -96,10 +96,18 @@ template <class A>
 void block_times_vectors(const SparseCells<typename A::Weight>& a, int64_t block, const typename A::Input* x,
                          int64_t x_step, int vectors, typename A::Sum (*total)[kBlockRows]) {
   switch (vectors) {
-    case 1: block_times_vectors<A, 1>(a, block, x, x_step, total); break;
-    case 2: block_times_vectors<A, 2>(a, block, x, x_step, total); break;
-    case 3: block_times_vectors<A, 3>(a, block, x, x_step, total); break;
-    case 4: block_times_vectors<A, 4>(a, block, x, x_step, total); break;
+    case 1:
+      block_times_vectors<A, 1>(a, block, x, x_step, total);
+      break;
+    case 2:
+      block_times_vectors<A, 2>(a, block, x, x_step, total);
+      break;
+    case 3:
+      block_times_vectors<A, 3>(a, block, x, x_step, total);
+      break;
+    case 4:
+      block_times_vectors<A, 4>(a, block, x, x_step, total);
+      break;
   }
 }
 

@@ -1,5 +1,5 @@
-// Attention against the formula in double: forward, and the gradients by their own formula; rows apart in memory, masks,
-// and sizes around the blocks.
+// Attention against the formula in double: forward, and the gradients by their own formula; rows apart in memory,
+// masks, and sizes around the blocks.
 #include <cmath>
 #include <random>
 #include <vector>
@@ -55,8 +55,9 @@ void check(const Case& c) {
   tw::AttentionBatch p = {};
   p.batch = 1;
   p.heads = kHeads;
-  p.first = {c.queries, c.keys, c.dim, c.dim, q.in(), k.in(), v.in(), 0.5f, c.causal,
-             c.masked ? tw::MaskKind::boolean : tw::MaskKind::none, mask.data(), c.keys, 1};
+  p.first = {c.queries,   c.keys, c.dim, c.dim,    q.in(),
+             k.in(),      v.in(), 0.5f,  c.causal, c.masked ? tw::MaskKind::boolean : tw::MaskKind::none,
+             mask.data(), c.keys, 1};
   p.q = q.strides();
   p.k = k.strides();
   p.v = v.strides();

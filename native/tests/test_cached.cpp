@@ -1,5 +1,5 @@
-// Attention over a cache: several queries at once get the floats each would get alone, for every kind of cache, on arrays
-// with no element to spare.
+// Attention over a cache: several queries at once get the floats each would get alone, for every kind of cache, on
+// arrays with no element to spare.
 #include <cstdint>
 #include <vector>
 

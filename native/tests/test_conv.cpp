@@ -1,5 +1,5 @@
-// Convolution and pooling against plain loops, on arrays of exactly the right size: under AddressSanitizer a read or write
-// past either end stops the test.
+// Convolution and pooling against plain loops, on arrays of exactly the right size: under AddressSanitizer a read or
+// write past either end stops the test.
 #include <cmath>
 #include <cstdlib>
 #include <initializer_list>
@@ -24,8 +24,22 @@ Floats numbers(int64_t count, unsigned seed) {
   return out;
 }
 
-tw::ConvShape shape(int64_t n, int64_t c, int64_t h, int64_t w, int64_t o, int64_t k, int64_t stride, int64_t pad, int64_t groups) {
-  return {n, c, h, w, o, k, k, stride, stride, pad, pad, groups, (h + 2 * pad - k) / stride + 1, (w + 2 * pad - k) / stride + 1};
+tw::ConvShape shape(int64_t n, int64_t c, int64_t h, int64_t w, int64_t o, int64_t k, int64_t stride, int64_t pad,
+                    int64_t groups) {
+  return {n,
+          c,
+          h,
+          w,
+          o,
+          k,
+          k,
+          stride,
+          stride,
+          pad,
+          pad,
+          groups,
+          (h + 2 * pad - k) / stride + 1,
+          (w + 2 * pad - k) / stride + 1};
 }
 
 // Calls f(input index, weight index, output index) for every multiplication of the convolution.
@@ -57,8 +71,10 @@ bool near(const float* got, const double* want, int64_t count) {
 
 void check_all(const tw::ConvShape& s) {
   const int64_t xs = s.n * s.c * s.h * s.w, ws = s.o * s.group_c() * s.kh * s.kw, ys = s.n * s.o * s.oh * s.ow;
-  const Floats x = numbers(xs, 1), w = numbers(ws, 2), gy = numbers(ys, 3), y = numbers(ys, 4), gx = numbers(xs, 5), gw = numbers(ws, 6);
-  std::vector<double> y_ref(static_cast<std::size_t>(ys)), gx_ref(static_cast<std::size_t>(xs)), gw_ref(static_cast<std::size_t>(ws));
+  const Floats x = numbers(xs, 1), w = numbers(ws, 2), gy = numbers(ys, 3), y = numbers(ys, 4), gx = numbers(xs, 5),
+               gw = numbers(ws, 6);
+  std::vector<double> y_ref(static_cast<std::size_t>(ys)), gx_ref(static_cast<std::size_t>(xs)),
+      gw_ref(static_cast<std::size_t>(ws));
   each_product(s, [&](int64_t i, int64_t j, int64_t k) {
     y_ref[static_cast<std::size_t>(k)] += double{x[i]} * w[j];
     gx_ref[static_cast<std::size_t>(i)] += double{gy[k]} * w[j];
@@ -68,7 +84,8 @@ void check_all(const tw::ConvShape& s) {
   tw::conv_forward(s, x.get(), w.get(), true, plain, tw::ConvConfig{tw::ConvAlgorithm::direct}, y.get());
   TW_CHECK(near(y.get(), y_ref.data(), ys));
   if (tw::winograd_applies(s)) {
-    for (tw::ConvAlgorithm algorithm : {tw::ConvAlgorithm::winograd, tw::ConvAlgorithm::winograd2, tw::ConvAlgorithm::winograd_late}) {
+    for (tw::ConvAlgorithm algorithm :
+         {tw::ConvAlgorithm::winograd, tw::ConvAlgorithm::winograd2, tw::ConvAlgorithm::winograd_late}) {
       tw::conv_forward(s, x.get(), w.get(), false, plain, tw::ConvConfig{algorithm}, y.get());
       TW_CHECK(near(y.get(), y_ref.data(), ys));
     }

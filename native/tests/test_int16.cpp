@@ -1,4 +1,5 @@
-// Layers of 16-bit numbers against plain loops, on buffers with no number to spare, and chains of them in bands of rows.
+// Layers of 16-bit numbers against plain loops, on buffers with no number to spare, and chains of them in bands of
+// rows.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -72,7 +73,8 @@ void check_layer(int size, int columns, int channels, int groups, int kernel, in
         for (int t = 0; t < kernel * kernel; ++t) {
           const int64_t row = oy * stride + t / kernel, column = ox * stride + t % kernel;  // the frame begins at 0
           for (int k = 0; k < g.group_channels; ++k) {
-            sum += x[row * in.row_step() + column * padded + first + k] * weights[(c * kernel * kernel + t) * g.group_channels + k];
+            sum += x[row * in.row_step() + column * padded + first + k] *
+                   weights[(c * kernel * kernel + t) * g.group_channels + k];
           }
         }
         TW_CHECK(y[(oy * out.width + ox) * columns + c] == clamped(sum));
@@ -97,8 +99,11 @@ std::vector<int16_t> through_chain(int64_t l2, int threads, int height) {
   int value = plan.add_input(shape);
   std::vector<int16_t> weights;
   for (int kernel : {3, 5}) {
-    value = plan.add(tw::wide_layer_op(layer(geometry(36, 20, 1, 1, 1), weights, true), false, false, kernel / 2), {value});
-    value = plan.add(tw::wide_layer_op(layer(geometry(36, 36, 36, kernel, kernel == 3 ? 1 : 2), weights, true), false, false, 0), {value});
+    value =
+        plan.add(tw::wide_layer_op(layer(geometry(36, 20, 1, 1, 1), weights, true), false, false, kernel / 2), {value});
+    value = plan.add(
+        tw::wide_layer_op(layer(geometry(36, 36, 36, kernel, kernel == 3 ? 1 : 2), weights, true), false, false, 0),
+        {value});
     value = plan.add(tw::wide_layer_op(layer(geometry(20, 36, 1, 1, 1), weights, false), false, false, 0), {value});
   }
   plan.add_output(value);
@@ -114,7 +119,8 @@ std::vector<int16_t> through_chain(int64_t l2, int threads, int height) {
   return y;
 }
 
-// A large image, a gate, then layers on small ones with a frame: what a plan makes of so many images, each with numbers of its own.
+// A large image, a gate, then layers on small ones with a frame: what a plan makes of so many images, each with numbers
+// of its own.
 std::vector<int16_t> through_gate(int channels, int images, int threads) {
   tw::set_num_threads(threads);
   rng.seed(5);
@@ -128,13 +134,16 @@ std::vector<int16_t> through_gate(int channels, int images, int threads) {
   end.wide = true;
   std::vector<int16_t> weights;
   int value = plan.add_input(shape);
-  value = plan.add(tw::wide_layer_op(layer(geometry(channels, channels, channels, 3, 1), weights, true), false, false, 0), {value});
+  value = plan.add(
+      tw::wide_layer_op(layer(geometry(channels, channels, channels, 3, 1), weights, true), false, false, 0), {value});
   const int mean = plan.add(tw::wide_global_pool_op(1.0f, 1.0f, 0, 20000, false, 0), {value});
   value = plan.add(tw::wide_mul_op(1.0f / 32768, 1.0f, end, 0), {value, mean});
   value = plan.add(tw::wide_layer_op(layer(geometry(24, channels, 1, 1, 8), weights, false), false, false, 1), {value});
-  for (int i = 0; i < 2; ++i) value = plan.add(tw::wide_layer_op(layer(geometry(24, 24, 1, 3, 1), weights, true), false, false, i == 0), {value});
+  for (int i = 0; i < 2; ++i)
+    value = plan.add(tw::wide_layer_op(layer(geometry(24, 24, 1, 3, 1), weights, true), false, false, i == 0), {value});
   value = plan.add(tw::wide_global_pool_op(1.0f, 1.0f, 0, 20000, false, 0), {value});
-  plan.add_output(plan.add(tw::wide_layer_op(layer(geometry(7, 24, 1, 1, 1), weights, false), false, false, 0), {value}));
+  plan.add_output(
+      plan.add(tw::wide_layer_op(layer(geometry(7, 24, 1, 1, 1), weights, false), false, false, 0), {value}));
   shape.height = 45;
   shape.width = 41;
   const auto schedule = plan.schedule({shape});

@@ -1,4 +1,5 @@
-// Products with four-bit weights against plain loops, on rows with no float to spare: the sanitizers see any read outside.
+// Products with four-bit weights against plain loops, on rows with no float to spare: the sanitizers see any read
+// outside.
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -19,7 +20,8 @@ void check_product(int64_t rows, int64_t outputs, int64_t inputs, bool minimum) 
   for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(i * 7 % 16);
   const std::vector<uint16_t> scales(outputs * blocks, kHalf);
   const std::vector<float> units(outputs, 2.0f);
-  tw::Int4Weights weights(outputs, inputs, codes.data(), scales.data(), minimum ? scales.data() : nullptr, units.data());
+  tw::Int4Weights weights(outputs, inputs, codes.data(), scales.data(), minimum ? scales.data() : nullptr,
+                          units.data());
   const Floats x = random_floats(rows * inputs, 3, 1.0f);
   Floats y(rows * outputs), again(rows * outputs);
   tw::Int4Scratch scratch;

@@ -76,7 +76,12 @@ uint8_t byte_of(int kind) {
 
 int8_t weight_of(int kind) {
   const int w = static_cast<int>(rng() % 256) - 128;
-  return static_cast<int8_t>(kind == 0 ? w : kind == 1 ? -128 : kind == 2 ? 127 : kind == 3 ? w / 4 : kind == 4 ? -32 : w / 2);
+  return static_cast<int8_t>(kind == 0   ? w
+                             : kind == 1 ? -128
+                             : kind == 2 ? 127
+                             : kind == 3 ? w / 4
+                             : kind == 4 ? -32
+                                         : w / 2);
 }
 
 // A product over `runs` runs of a grid of pixels, as a convolution makes it; `gap` bytes lie between pixels' own.
@@ -139,7 +144,7 @@ TW_TEST(int8_products_on_emulated_amx_tiles_are_exact) {
 TW_TEST(int8_products_of_any_bytes_are_exact) {
   for (int bytes : {0, 1, 2, 3}) {
     for (int weights : {0, 1, 2, 3, 4, 5}) {
-      check_grid(3, 7, 17, 3, 3, 0, bytes, weights);    // short runs
+      check_grid(3, 7, 17, 3, 3, 0, bytes, weights);  // short runs
       check_grid(5, 9, 33, 3, 9, 0, bytes, weights);
       check_grid(1, 2, 16, 1, 40, 0, bytes, weights);
       check_grid(4, 40, 20, 1, 11, 0, bytes, weights);  // more than a block of rows
@@ -185,7 +190,8 @@ TW_TEST(int8_images_are_quantized_and_pooled_inside_their_buffers) {
       TW_CHECK(image[(y * w + col) * pixel + 3] == 100);
     }
   }
-  tw::active_int8_ops().max_pool(image.data(), plane, pixel, {2, 2, 2, 2, 0, 0}, pooled.data(), {2, 3, 3 * pixel, pixel});
+  tw::active_int8_ops().max_pool(image.data(), plane, pixel, {2, 2, 2, 2, 0, 0}, pooled.data(),
+                                 {2, 3, 3 * pixel, pixel});
   TW_CHECK(pooled[0] == image[(1 * w + 1) * pixel]);
 }
 
@@ -314,8 +320,9 @@ TW_TEST(cached_attention_reads_its_rows_and_no_more) {
           for (float& v : row) v = 0.5f;
           tw::active_cached().store(kind, row.data(), width, values.data(), scales.data() + length, t);
         }
-        tw::active_cached().attend(kind, q.data(), {keys.data(), scales.data()}, {values.data(), scales.data() + length},
-                                   length, width, 0.3f, scores.data(), out.data());
+        tw::active_cached().attend(kind, q.data(), {keys.data(), scales.data()},
+                                   {values.data(), scales.data() + length}, length, width, 0.3f, scores.data(),
+                                   out.data());
         for (float v : out) TW_CHECK(std::fabs(v - 0.5f) < 1e-3f);  // the mean of equal values is that value
       }
     }

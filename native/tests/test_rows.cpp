@@ -20,7 +20,9 @@ Floats random_floats(int64_t n, unsigned seed) {
   return x;
 }
 
-bool close(double a, double b, double tolerance = 1e-5) { return std::fabs(a - b) <= tolerance * std::fmax(1.0, std::fabs(b)); }
+bool close(double a, double b, double tolerance = 1e-5) {
+  return std::fabs(a - b) <= tolerance * std::fmax(1.0, std::fabs(b));
+}
 
 const int64_t kRowCounts[] = {0, 1, 3, 37};
 const int64_t kColumnCounts[] = {1, 7, 16, 33, 64, 129};

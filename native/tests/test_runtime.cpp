@@ -101,7 +101,8 @@ TW_TEST(a_trial_settles_on_the_fastest_number_of_threads_and_notices_changes) {
         int used = 0;
         for (int i = 0; i < runs; ++i) {
           const int threads = trial.threads(most);
-          const double distance = threads > fastest ? threads / static_cast<double>(fastest) : fastest / static_cast<double>(threads);
+          const double distance =
+              threads > fastest ? threads / static_cast<double>(fastest) : fastest / static_cast<double>(threads);
           trial.took(threads, 1e-3 * distance);
           used += threads == fastest ? 1 : 0;
         }

@@ -1,5 +1,5 @@
-// EarlyJoinSAGE against plain loops in double, on arrays of exactly the needed size so that the sanitizer sees any touch
-// beyond them; gradients against differences of those loops.
+// EarlyJoinSAGE against plain loops in double, on arrays of exactly the needed size so that the sanitizer sees any
+// touch beyond them; gradients against differences of those loops.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -152,7 +152,9 @@ double slope(Problem* p, float* number, const Floats& weights) {
   return (above - below) / (high - low);
 }
 
-bool close(double a, double b, double tolerance) { return std::fabs(a - b) <= tolerance * std::fmax(1.0, std::fabs(b)); }
+bool close(double a, double b, double tolerance) {
+  return std::fabs(a - b) <= tolerance * std::fmax(1.0, std::fabs(b));
+}
 
 }  // namespace
 

@@ -1,5 +1,5 @@
-// TileRanker's slates against plain loops in double, on arrays of exactly the needed size so that the sanitizer sees any
-// touch beyond them; gradients against differences of those loops.
+// TileRanker's slates against plain loops in double, on arrays of exactly the needed size so that the sanitizer sees
+// any touch beyond them; gradients against differences of those loops.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -82,7 +82,8 @@ Doubles hidden(const Problem& p, size_t kernel, size_t slot, size_t member) {
   Doubles h(width);
   for (size_t i = 0; i < width; ++i) {
     double sum = p.first[kernel * width + i];
-    for (size_t d = 0; d < columns; ++d) sum += static_cast<double>(config[d]) * p.wide[d * across + member * width + i];
+    for (size_t d = 0; d < columns; ++d)
+      sum += static_cast<double>(config[d]) * p.wide[d * across + member * width + i];
     h[i] = std::fmax(sum, 0.0);
   }
   attend(p, kernel, &h);
@@ -134,7 +135,9 @@ double slope(Problem* p, float* number, const Floats& weights) {
   return (above - below) / (high - low);
 }
 
-bool close(double a, double b, double tolerance) { return std::fabs(a - b) <= tolerance * std::fmax(1.0, std::fabs(b)); }
+bool close(double a, double b, double tolerance) {
+  return std::fabs(a - b) <= tolerance * std::fmax(1.0, std::fabs(b));
+}
 
 // At the first, the last and one in between.
 void check(Problem* p, Floats* numbers, const Floats& found, const Floats& weights) {
@@ -152,8 +155,8 @@ TW_TEST(slates_are_right_and_so_are_their_gradients) {
   };
   for (int threads : {1, 2}) {
     tw::set_num_threads(threads);
-    for (const Case& c : {Case{3, 5, 2, 4, 7, 2}, Case{1, 1, 1, 1, 1, 1}, Case{40, 3, 3, 9, 16, 0},
-                          Case{2, 20, 4, 33, 24, 3}}) {
+    for (const Case& c :
+         {Case{3, 5, 2, 4, 7, 2}, Case{1, 1, 1, 1, 1, 1}, Case{40, 3, 3, 9, 16, 0}, Case{2, 20, 4, 33, 24, 3}}) {
       Problem p(c.nodes, c.slots, c.members, c.columns, c.width, c.blocks);
       Floats scores(static_cast<size_t>(2 * c.slots * c.members));
       Floats saved(static_cast<size_t>(tw::slates_saved_size(p.slates())));
@@ -162,10 +165,12 @@ TW_TEST(slates_are_right_and_so_are_their_gradients) {
       for (size_t i = 0; i < scores.size(); ++i) TW_CHECK(close(scores[i], expected[i], 2e-4));
       const Floats weights = random_floats(static_cast<int64_t>(scores.size()), 40, 1.0f);
       Floats to_hidden(static_cast<size_t>(2 * c.slots * c.members * c.width)), to_first(p.first.size());
-      Floats to_keys(p.keys.size()), to_offsets(p.offsets.size()), to_values(p.values.size()), to_last(2 * p.last.size());
+      Floats to_keys(p.keys.size()), to_offsets(p.offsets.size()), to_values(p.values.size()),
+          to_last(2 * p.last.size());
       std::vector<Floats> to_weights(p.weights), to_biases(p.biases);
-      tw::SlateGradients grads{to_hidden.data(), to_first.data(),  to_keys.data(), to_offsets.data(),
-                               to_values.data(), {},               {},             to_last.data()};
+      tw::SlateGradients grads{
+          to_hidden.data(), to_first.data(), to_keys.data(), to_offsets.data(), to_values.data(), {}, {},
+          to_last.data()};
       for (Floats& w : to_weights) grads.weights.push_back(w.data());
       for (Floats& b : to_biases) grads.biases.push_back(b.data());
       tw::slates_backward(p.slates(), weights.data(), saved.data(), grads);

@@ -1,4 +1,5 @@
-// Sparse products against plain loops, on buffers with no number to spare: the sanitizers see any read or write outside.
+// Sparse products against plain loops, on buffers with no number to spare: the sanitizers see any read or write
+// outside.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

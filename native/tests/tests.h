@@ -27,15 +27,15 @@ struct Register {
 }  // namespace test
 }  // namespace tw
 
-#define TW_TEST(name)                                          \
-  static void name();                                          \
+#define TW_TEST(name)                                           \
+  static void name();                                           \
   static const tw::test::Register register_##name(#name, name); \
   static void name()
 
-#define TW_CHECK(condition)                                                    \
-  do {                                                                         \
-    if (!(condition)) {                                                        \
-      std::printf("%s:%d: %s is false\n", __FILE__, __LINE__, #condition);     \
-      ++tw::test::failure_count();                                             \
-    }                                                                          \
+#define TW_CHECK(condition)                                                \
+  do {                                                                     \
+    if (!(condition)) {                                                    \
+      std::printf("%s:%d: %s is false\n", __FILE__, __LINE__, #condition); \
+      ++tw::test::failure_count();                                         \
+    }                                                                      \
   } while (0)
