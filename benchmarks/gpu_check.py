@@ -21,12 +21,12 @@ from typing import Any
 from benchmarks import compiled
 from benchmarks.recorded import lines, read_recorded, table, worth, worth_lines
 from tilewise.errors import TilewiseError, UnavailableError
-from tilewise.products.runtimes import shipped_runtimes
+from tilewise.gpu.families.family import get_family
+from tilewise.gpu.measure.device import TritonDevice
+from tilewise.gpu.products.runtimes import shipped_runtimes
 from tilewise.store.problem import Problem, read_shapes
 from tilewise.tune.choose.check import check_one
 from tilewise.tune.choose.tuner import Tuner
-from tilewise.tune.families.triton.family import get_family
-from tilewise.tune.measure.triton.device import TritonDevice
 
 
 def _matmul(dtype: str, m: int, n: int, k: int, layout: str = "nt", epilogue: str = "none") -> Problem:

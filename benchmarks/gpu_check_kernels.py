@@ -196,7 +196,7 @@ def run_case(case: OwnCase, cache: str) -> dict[str, Any]:
 
     import torch
 
-    from tilewise.tune.choose.autotune import autotune
+    from tilewise.gpu.autotune import autotune
 
     tuned = autotune(list(case.configs), list(case.key), cache=cache, do_bench=_bench)(case.kernel)
     rows: list[dict[str, Any]] = []

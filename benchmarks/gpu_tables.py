@@ -6,7 +6,7 @@ from benchmarks.compiled import OURS, WAYS, beside, read_compiled
 from benchmarks.recorded import NAMES, read_recorded, worth
 from benchmarks.recorded import table as compared
 from benchmarks.results_files import RESULTS, table
-from tilewise.products.runtimes import shipped_runtimes
+from tilewise.gpu.products.runtimes import shipped_runtimes
 
 _HEADINGS = ("products", "number", "best kernel measured", "first choice", "five measurements",
              "nvMatmulHeuristics, first", "the same, five")  # fmt: skip

@@ -61,7 +61,7 @@ def chosen_by(way: str, folder: Path, peer: dict[str, Any]) -> Iterator[str | No
     import torch._inductor.config as config
     from torch._inductor.utils import fresh_cache
 
-    from tilewise.inductor import rest
+    from tilewise.gpu.inductor import rest
 
     patches: dict[str, Any] = {}
     if way == "autoheuristic":
@@ -84,7 +84,7 @@ def chosen_by(way: str, folder: Path, peer: dict[str, Any]) -> Iterator[str | No
 @contextlib.contextmanager
 def _assembler(shared: bool) -> Iterator[None]:
     """What was compiled ahead is found when it is timed, or is not."""
-    from tilewise.inductor.processes import forget_version, one_assembler
+    from tilewise.gpu.inductor.processes import forget_version, one_assembler
 
     undo = one_assembler()
     if not shared:

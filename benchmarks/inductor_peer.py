@@ -51,7 +51,7 @@ def nearest(answer: dict[str, int], templates: list[str], parameters: list[dict[
 
 def answering(advisor: Any, peer: dict[str, Any]) -> None:
     """Have an advisor of tilewise's keep a peer's answers, measured in the same way."""
-    from tilewise.inductor.templates import Kept
+    from tilewise.gpu.inductor.templates import Kept
 
     def kept(problem: Any, choices: tuple[list[str], list[dict[str, Any]]]) -> Kept:
         templates, parameters = choices

@@ -18,10 +18,10 @@ import numpy as np
 
 from tilewise._files import read_json_input
 from tilewise.errors import FileFormatError, TilewiseError
-from tilewise.products.choose import MEASURED, needed
-from tilewise.products.family import LIBRARY
-from tilewise.products.family import Product as Family
-from tilewise.products.runtimes import Runtimes
+from tilewise.gpu.products.choose import MEASURED, needed
+from tilewise.gpu.products.family import LIBRARY
+from tilewise.gpu.products.family import Product as Family
+from tilewise.gpu.products.runtimes import Runtimes
 from tilewise.store.problem import Config, Problem
 
 _FAMILY, _SHARED_BYTES = Family(), 232_448  # of the H200

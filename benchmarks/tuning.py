@@ -29,12 +29,12 @@ from tilewise._files import write_whole
 from tilewise.backend import OptimizedBackend
 from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import find_collection
+from tilewise.gpu.families.family import get_family
 from tilewise.store.problem import Config, Problem, Value
 from tilewise.tune.choose.check import check
 from tilewise.tune.choose.chooser import make_chooser
 from tilewise.tune.choose.decide import decide
 from tilewise.tune.choose.scores import shipped_scores
-from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.measure.cpu.device import CpuDevice
 from tilewise.tune.measure.export import slug
 from tools.ship_cpu import processor, ship

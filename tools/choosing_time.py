@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tilewise.inductor.templates import keep, problem_of
-from tilewise.products.choose import decide
-from tilewise.products.family import Product
-from tilewise.products.runtimes import shipped_runtimes
+from tilewise.gpu.inductor.templates import keep, problem_of
+from tilewise.gpu.products.choose import decide
+from tilewise.gpu.products.family import Product
+from tilewise.gpu.products.runtimes import shipped_runtimes
 from tools.drawn_products import drawn_products
 
 _SHARED_BYTES, _SHAPES = 232_448, 60

@@ -23,18 +23,18 @@ from tilewise._files import read_json_input
 from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import embedded_folder
 from tilewise.errors import TilewiseError
-from tilewise.products.choose import ranked
-from tilewise.products.family import LIBRARY, takes_descriptors
-from tilewise.products.roofline import columns, features
-from tilewise.products.runtimes import shipped_runtimes
+from tilewise.gpu.families.family import TritonFamily
+from tilewise.gpu.measure.collector import TritonCollector
+from tilewise.gpu.measure.kernel import Settings
+from tilewise.gpu.products.choose import ranked
+from tilewise.gpu.products.family import LIBRARY, takes_descriptors
+from tilewise.gpu.products.roofline import columns, features
+from tilewise.gpu.products.runtimes import shipped_runtimes
 from tilewise.store.aggregate import unfold_store
 from tilewise.store.problem import Config, Kernel, Problem
 from tilewise.store.store import Store
-from tilewise.tune.families.triton.family import TritonFamily
 from tilewise.tune.measure.collector import Options
 from tilewise.tune.measure.schedule import Tally, balanced, pick_configs
-from tilewise.tune.measure.triton.collector import TritonCollector
-from tilewise.tune.measure.triton.kernel import Settings
 from tilewise.tune.workloads.programs import built_in_kernels
 from tools.drawn_products import drawn_products
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from benchmarks.recorded import Product as Recorded
 from benchmarks.recorded import as_json, lines, read_recorded, table
-from tilewise.products.family import LIBRARY, Product
-from tilewise.products.runtimes import shipped_runtimes
+from tilewise.gpu.products.family import LIBRARY, Product
+from tilewise.gpu.products.runtimes import shipped_runtimes
 from tilewise.store.aggregate import measured_problem, open_measurements
 from tilewise.store.problem import Config
 from tools.gpu_visit import drawn, read_answers

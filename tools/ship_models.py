@@ -37,8 +37,8 @@ from tilewise.costmodel.data.kernel import Kernel, make_kernel
 from tilewise.costmodel.data.schema import TILE_FEATURES
 from tilewise.costmodel.metrics import top_k_error
 from tilewise.costmodel.models.scorer import load_scorer
+from tilewise.gpu.families.family import get_family
 from tilewise.tune.choose.scores import as_kernel
-from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.measure.schedule import pick_configs
 from tilewise.tune.search.calibration import calibration_path
 from tilewise.tune.search.replay import OURS, recalibrate, replay

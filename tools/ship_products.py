@@ -19,11 +19,11 @@ import torch
 
 from tilewise.costmodel.data.collection import read_collection
 from tilewise.costmodel.data.dataset import embedded_folder
+from tilewise.gpu.products.choose import DOUBTS, MARGIN, needed
+from tilewise.gpu.products.family import LIBRARY, Product
+from tilewise.gpu.products.roofline import columns, features, floor_seconds, library_features
+from tilewise.gpu.products.runtimes import FILE, Runtimes, shipped_folder
 from tilewise.io import save
-from tilewise.products.choose import DOUBTS, MARGIN, needed
-from tilewise.products.family import LIBRARY, Product
-from tilewise.products.roofline import columns, features, floor_seconds, library_features
-from tilewise.products.runtimes import FILE, Runtimes, shipped_folder
 from tilewise.store.aggregate import measured_problem, open_measurements
 from tilewise.store.problem import Config, Problem
 from tilewise.tensor import Tensor

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 import tilewise.inductor
-from tilewise.inductor.records import summary
+from tilewise.gpu.inductor.records import summary
 from tilewise.store.store import Store
 from tools.spoiled import spoiled
 

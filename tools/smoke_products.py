@@ -8,8 +8,8 @@ import time
 
 import torch
 
-from tilewise.products import choose as products
-from tilewise.products.runtimes import shipped_runtimes
+from tilewise.gpu.products import choose as products
+from tilewise.gpu.products.runtimes import shipped_runtimes
 from tilewise.tune.choose.cache import Choices
 from tools.drawn_products import drawn_products
 

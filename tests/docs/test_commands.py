@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ELSEWHERE = {
     "make ": "the Makefile's targets are run by CI and by hand",
-    "tilewise collect triton": "needs a GPU; tests/tune/test_collect_triton.py runs its collector on the interpreter",
+    "tilewise collect triton": "needs a GPU; tests/gpu/test_collect_triton.py runs its collector on the interpreter",
     "--device triton": "needs a GPU, where `python3 -m tilewise.tune.triton.check` does the same by hand",
     "tilewise tiles download": "tests/costmodel/course/test_download.py runs it against a local server",
     "tilewise tiles from-pb": "needs an autotuner's file; tests/cli/test_tiles_data.py makes one",

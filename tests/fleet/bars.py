@@ -24,9 +24,9 @@ from tests.bench.postgres import running_cluster
 from tests.fleet.served import ServedStore
 from tests.store.stores import why_no_postgres
 from tilewise._files import write_whole
+from tilewise.gpu.families.family import get_family
 from tilewise.store.problem import Config, Kernel, Problem
 from tilewise.store.store import Machine, Store
-from tilewise.tune.families.triton.family import get_family
 
 GPU = {"kind": "triton", "identity": "NVIDIA H200"}
 CONNECTIONS = 16

@@ -18,10 +18,10 @@ from tests.fleet.served import ServedStore
 from tilewise._extension import native
 from tilewise.errors import ConfigurationError
 from tilewise.fleet.service.tokens import create_token
+from tilewise.gpu.autotune import Session
 from tilewise.store import service as client_module
 from tilewise.store.store import Machine, Store
 from tilewise.tune import Tuner
-from tilewise.tune.choose.autotune import Session
 
 needs_native = pytest.mark.skipif(native is None, reason="the compiled kernels are not installed")
 PROBLEM = {"family": "matmul", "m": 96, "n": 192, "k": 160, "threads": 1}
@@ -197,9 +197,7 @@ def test_autotune_takes_over_what_was_measured_of_the_same_kernel_elsewhere(
     place = str(tmp_path_factory.mktemp("gpu") / "g.sqlite")
     with Store(place) as store:
         monkeypatch.setenv("TILEWISE_TOKEN", create_token(store))
-    monkeypatch.setattr(
-        "tilewise.tune.choose.autotune.this_gpu", lambda: (Machine("triton", "Test GPU", {}), "3", None)
-    )
+    monkeypatch.setattr("tilewise.gpu.autotune.this_gpu", lambda: (Machine("triton", "Test GPU", {}), "3", None))
     configs = [_TritonConfig(2**i) for i in range(4, 8)]
     launched: list[int] = []
 
@@ -228,9 +226,9 @@ class TestCompiler:
 
     def advisor(self, folder: Path, url: str, say: Any = None) -> Any:
         pytest.importorskip("torch")
-        choices = pytest.importorskip("tilewise.inductor.choices")
-        from tilewise.inductor.records import Book
-        from tilewise.products.runtimes import shipped_runtimes
+        choices = pytest.importorskip("tilewise.gpu.inductor.choices")
+        from tilewise.gpu.inductor.records import Book
+        from tilewise.gpu.products.runtimes import shipped_runtimes
 
         client = client_module.ServiceClient(url, choices.gpu(), say or (lambda line: None))
         return choices.Advisor(shipped_runtimes(), 3, Book("m", folder), ("pretended",), client)
@@ -238,8 +236,8 @@ class TestCompiler:
     def test_what_one_compiler_measures_the_next_does_not(
         self, tmp_path: Path, patient: None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from tests.inductor.test_switch import _Inputs, _listed
-        from tilewise.inductor.records import summary
+        from tests.gpu.inductor.test_switch import _Inputs, _listed
+        from tilewise.gpu.inductor.records import summary
 
         place = str(tmp_path / "c.sqlite")
         with Store(place) as store:
@@ -259,7 +257,7 @@ class TestCompiler:
     def test_without_an_answer_it_keeps_what_it_would_have_kept_and_says_so_once(
         self, server: Any, tmp_path: Path
     ) -> None:
-        from tests.inductor.test_switch import _Inputs, _listed
+        from tests.gpu.inductor.test_switch import _Inputs, _listed
 
         said: list[str] = []
         for url in server():

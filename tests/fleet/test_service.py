@@ -17,8 +17,8 @@ from fastapi.testclient import TestClient
 from tilewise.fleet.service.app import create_app
 from tilewise.fleet.service.bodies import MOST_BODY
 from tilewise.fleet.service.tokens import create_token, revoke_token
+from tilewise.gpu.families.family import get_family
 from tilewise.store.store import Store
-from tilewise.tune.families.triton.family import get_family
 
 GPU = {"kind": "triton", "identity": "NVIDIA H200"}
 PART = "triton NVIDIA H200"

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.tune import fake_workers
+from tests.gpu import fake_workers
 from tilewise.fleet.alone import alone
 from tilewise.fleet.cluster import slots
 from tilewise.fleet.slot import MOST_ATTEMPTS, Campaign, Slot
+from tilewise.gpu.measure.collector import TritonCollector
 from tilewise.profile.timing.nvml import GpuWatch
 from tilewise.store.store import Store
 from tilewise.tune.measure.collector import Options
-from tilewise.tune.measure.triton.collector import TritonCollector
 
 
 class _Pretending(TritonCollector):

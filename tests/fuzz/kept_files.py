@@ -50,8 +50,8 @@ def loop_description(folder: Path) -> Target:
 @target
 def recorded_products(folder: Path) -> Target:
     from benchmarks.recorded import as_json, lines, read_recorded, table
-    from tests.products.test_recorded import RECORDED
-    from tilewise.products.runtimes import shipped_runtimes
+    from tests.gpu.products.test_recorded import RECORDED
+    from tilewise.gpu.products.runtimes import shipped_runtimes
 
     model = shipped_runtimes()
     assert model is not None
@@ -71,8 +71,8 @@ def compiled_problems(folder: Path) -> Target:
 
 @target
 def inductor_records(folder: Path) -> Target:
-    from tilewise.inductor.records import Book, summary
-    from tilewise.products.family import LIBRARY
+    from tilewise.gpu.inductor.records import Book, summary
+    from tilewise.gpu.products.family import LIBRARY
     from tilewise.store.problem import Config, Problem
 
     problem = Problem.of("inductor", op="mm", batch=1, m=8, n=16, k=32, dtype="bf16", layout="nt", epilogue="none")

@@ -515,9 +515,9 @@ def shapes(folder: Path) -> Target:
 
 
 def _store(folder: Path) -> Path:
+    from tilewise.gpu.families.family import get_family
     from tilewise.store.problem import Kernel, Problem
     from tilewise.store.store import Machine, Store, Verdict
-    from tilewise.tune.families.triton.family import get_family
 
     with Store(folder / "s.sqlite") as store:
         for m in (32, 64):

@@ -15,10 +15,10 @@ from tilewise.costmodel import load_dataset
 from tilewise.costmodel.data.collection import Collection, read_collection, write_collection
 from tilewise.costmodel.data.dataset import embedded_collections
 from tilewise.errors import FileFormatError, TilewiseError
+from tilewise.gpu.families.family import get_family
 from tilewise.store.aggregate import MeasuredProblem, open_measurements, read_measured
 from tilewise.store.problem import Config, Kernel, Problem
 from tilewise.store.store import Machine, Store, Verdict
-from tilewise.tune.families.triton.family import get_family
 from tilewise.tune.measure.export import embed, export_folder, make_collection, merged
 
 MACHINE = Machine("triton", "Test GPU", {"name": "Test GPU", "triton": "3"})

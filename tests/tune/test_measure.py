@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tilewise.errors import UnavailableError
+from tilewise.gpu.families.family import Binary, Launch, get_family
+from tilewise.gpu.measure.kernel import Batch, Job, Settings, Verdict, measure
 from tilewise.store.problem import Config, Problem
-from tilewise.tune.families.triton.family import Binary, Launch, get_family
 from tilewise.tune.measure.sampling import Candidate, time_all
-from tilewise.tune.measure.triton.kernel import Batch, Job, Settings, Verdict, measure
 
 torch = pytest.importorskip("torch")
 PROBLEM = Problem.of("matmul", dtype="tf32", m=24, n=16, k=64, epilogue="none", layout="nn")

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tilewise._extension import native
+from tilewise.gpu.families.family import get_family
 from tilewise.store.problem import Config, Problem
 from tilewise.tune.families.columns import config_row
 from tilewise.tune.families.space import Space, space_of
-from tilewise.tune.families.triton.family import get_family
 from tools.gpu_visit import tiny_problems
 
 OWN = ("warps", "stages", "group", "winograd")

@@ -97,7 +97,7 @@ def _families(device: str) -> list[str]:
     if device == "cpu":
         from tilewise.tune.families.cpu.family import family_names
     else:
-        from tilewise.tune.families.triton.family import family_names
+        from tilewise.gpu.families.family import family_names
     return family_names()
 
 

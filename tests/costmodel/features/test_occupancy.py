@@ -10,9 +10,9 @@ from tilewise.costmodel.data.kernel import make_kernel
 from tilewise.costmodel.data.schema import TILE_FEATURES, Schema
 from tilewise.costmodel.features.occupancy import Gpu, occupancy
 from tilewise.costmodel.features.ranker import kernel_sizes
+from tilewise.gpu.families.family import get_family
 from tilewise.store.problem import Config, Problem
 from tilewise.tune.families.columns import config_row
-from tilewise.tune.families.triton.family import get_family
 
 OWN = ("warps", "stages", "group")
 H200 = Schema((*TILE_FEATURES, *OWN), {"machine": {"multiprocessors": 132}})

@@ -28,7 +28,7 @@ def report(
 
     Example: tilewise inductor report
     """
-    from tilewise.inductor.records import summary
+    from tilewise.gpu.inductor.records import summary
 
     found = summary(folder)
     if as_json:

@@ -24,7 +24,7 @@ from tilewise.bench.errors import Rejected
 from tilewise.costmodel.confidence import confidence
 from tilewise.errors import ConfigurationError, TilewiseError
 from tilewise.fleet.service.checks import configs_of
-from tilewise.inductor.templates import FAMILY as COMPILER
+from tilewise.gpu.inductor.templates import FAMILY as COMPILER
 from tilewise.store.aggregate import measured_problem
 from tilewise.store.problem import Config, Kernel, Problem
 from tilewise.store.store import Machine, Store

@@ -50,14 +50,14 @@ _BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "int8_matmul": "cpu.int8_matmul:Int8Matmul",
     },
     "triton": {
-        "matmul": "triton.matmul:Matmul",
-        "batched_matmul": "triton.matmul:batched_matmul",
-        "product": "tilewise.products.family:Product",
-        "attention": "triton.attention:Attention",
-        "softmax": "triton.rows:softmax",
-        "layer_norm": "triton.rows:layer_norm",
-        "rms_norm": "triton.rows:rms_norm",
-        "reduction": "triton.rows:Reduction",
+        "matmul": "tilewise.gpu.families.matmul:Matmul",
+        "batched_matmul": "tilewise.gpu.families.matmul:batched_matmul",
+        "product": "tilewise.gpu.products.family:Product",
+        "attention": "tilewise.gpu.families.attention:Attention",
+        "softmax": "tilewise.gpu.families.rows:softmax",
+        "layer_norm": "tilewise.gpu.families.rows:layer_norm",
+        "rms_norm": "tilewise.gpu.families.rows:rms_norm",
+        "reduction": "tilewise.gpu.families.rows:Reduction",
     },
 }
 _WORDS = {"cpu": "CPU", "triton": "Triton"}

@@ -144,9 +144,9 @@ def make_collector(
         from tilewise.tune.measure.cpu.collector import CpuCollector, cpu_options
 
         return CpuCollector(kernels, store, cpu_options(**options), say)
+    from tilewise.gpu.measure.collector import TritonCollector
     from tilewise.tune.measure.collector import Options
     from tilewise.tune.measure.sampling import Settings
-    from tilewise.tune.measure.triton.collector import TritonCollector
 
     if options.get("device") == "interpreter":
         options["settings"] = Settings(unit_ms=0.0, slowest_ms=1e6)

@@ -6,7 +6,7 @@
 import importlib
 from typing import Any
 
-from tilewise.tune.choose.autotune import autotune
+from tilewise.gpu.autotune import autotune
 
 __all__ = ["autotune", "linear", "matmul"]
 
@@ -14,5 +14,5 @@ __all__ = ["autotune", "linear", "matmul"]
 def __getattr__(name: str) -> Any:
     # At its first use: products are built on the tuner, not the other way round.
     if name in ("linear", "matmul"):
-        return getattr(importlib.import_module("tilewise.products"), name)
+        return getattr(importlib.import_module("tilewise.gpu.products"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

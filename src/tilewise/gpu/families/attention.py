@@ -1,0 +1,144 @@
+"""The family `attention`: the forward pass, causal or not, with query heads that may share key heads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import product
+from typing import Any
+
+from tilewise.costmodel.hlo.graph import KernelGraph
+from tilewise.costmodel.hlo.operations import attention_graph
+from tilewise.errors import ConfigurationError
+from tilewise.gpu.families.family import (
+    DTYPES,
+    ELEMENT_BYTES,
+    Binary,
+    Launch,
+    Operands,
+    draw,
+    guarded_output,
+)
+from tilewise.store.problem import Config, Problem, Value, read_spec
+from tilewise.tune.families.registry import Expected
+
+
+@cache
+def _space(head: int) -> tuple[Config, ...]:
+    default = Config.of(block_m=128, block_n=64, warps=4 if head <= 64 else 8, stages=3)
+    chosen = [default]
+    for block_m, block_n, warps, stages in product((16, 32, 64, 128), (16, 32, 64, 128), (4, 8), (1, 2, 3, 4)):
+        # Registers hold the scores and the output; shared memory the staged keys and values.
+        per_thread = block_m * (block_n + head) // (32 * warps)
+        staged = 2 * block_n * head * 2 * stages + block_m * head * 2
+        if not 8 <= per_thread <= 192 or staged > 227 * 1024 or (warps == 8 and block_m < 64):
+            continue
+        if (block_m, block_n) == (16, 16) and stages > 2:
+            continue
+        config = Config.of(block_m=block_m, block_n=block_n, warps=warps, stages=stages)
+        if config != default:
+            chosen.append(config)
+    return tuple(chosen)
+
+
+class Attention:
+    """out = softmax(q k^T / sqrt(head)) v over (batch, heads, length, head)."""
+
+    name = "attention"
+    sizes = ("batch", "heads", "kv_heads", "queries", "keys")
+    fits_by = ("dtype", "head")
+    choices: Mapping[str, Sequence[Value]] = {"dtype": ("bf16", "fp16"), "head": (64, 128, 32), "causal": (0, 1)}
+
+    def problem(self, spec: Mapping[str, Value]) -> Problem:
+        filled = {"kv_heads": spec.get("heads", 0), "keys": spec.get("queries", 0), **spec}
+        problem = read_spec(self.name, filled, self.sizes, self.choices)
+        if problem.size("heads") % problem.size("kv_heads"):
+            raise ConfigurationError("heads of an attention problem must be a multiple of kv_heads.")
+        if problem.size("causal") and problem.size("queries") > problem.size("keys"):
+            raise ConfigurationError("A causal attention problem needs at least as many keys as queries.")
+        if problem.size("batch") * problem.size("heads") > 65535:
+            raise ConfigurationError("An attention problem may have at most 65535 heads over its batch.")
+        return problem
+
+    def configs(self, problem: Problem) -> Sequence[Config]:
+        return _space(problem.size("head"))
+
+    def misfit(self, problem: Problem, config: Config, shared_bytes: int) -> str | None:
+        element = ELEMENT_BYTES[problem.word("dtype")]
+        needed = 2 * config.size("block_n") * problem.size("head") * element * config.size("stages")
+        return f"shared memory: {needed} bytes of {shared_bytes}" if needed > shared_bytes else None
+
+    def binary(self, problem: Problem, config: Config) -> Binary:
+        return _binary(problem.word("dtype"), problem.size("head"), bool(problem.size("causal")), config)
+
+    def operands(self, problem: Problem, torch: Any, device: str, generator: Any) -> Operands:
+        batch, heads, queries, head = (problem.size(name) for name in ("batch", "heads", "queries", "head"))
+        dtype = problem.word("dtype")
+        shapes = {
+            "q": (batch, heads, queries, head),
+            "k": (batch, problem.size("kv_heads"), problem.size("keys"), head),
+            "v": (batch, problem.size("kv_heads"), problem.size("keys"), head),
+        }
+        inputs = {name: draw(torch, shape, dtype, device, generator) for name, shape in shapes.items()}
+        out, guarded = guarded_output(torch, shapes["q"], dtype, device)
+        return Operands(inputs, out, guarded)
+
+    def bytes_moved(self, problem: Problem) -> int:
+        rows = 2 * problem.size("heads") * problem.size("queries") + 2 * problem.size("kv_heads") * problem.size("keys")
+        return problem.size("batch") * rows * problem.size("head") * ELEMENT_BYTES[problem.word("dtype")]
+
+    def expected(self, problem: Problem, torch: Any, operands: Operands) -> Expected:
+        queries, keys = problem.size("queries"), problem.size("keys")
+        sharing = problem.size("heads") // problem.size("kv_heads")
+        values, spreads = [], []
+        for q, k, v in zip(*(operands.inputs[name] for name in ("q", "k", "v")), strict=True):  # one item of the batch
+            k, v = k.float().repeat_interleave(sharing, 0), v.float().repeat_interleave(sharing, 0)
+            scores = q.float() @ k.mT / math.sqrt(problem.size("head"))  # (heads, queries, keys)
+            if problem.size("causal"):
+                seen = torch.ones(queries, keys, dtype=torch.bool, device=scores.device).tril(keys - queries)
+                scores = scores.masked_fill_(~seen, float("-inf"))
+            weights = scores.softmax(-1)
+            values.append(weights @ v)
+            spreads.append(weights.square().sum(-1, keepdim=True).sqrt())
+        value, spread = torch.stack(values), torch.stack(spreads)
+        # The weights are rounded to the operands' type before the second product; independent errors, so they add up
+        # like the root of the sum of squares of the weights. Eight of those, and the rounding of the result.
+        rounding = {"bf16": 2.0**-8, "fp16": 2.0**-11}[problem.word("dtype")]
+        return Expected(value, value.abs() * (2 * rounding) + spread * (8 * rounding) + 1e-4)
+
+    def launch(self, problem: Problem, config: Config, operands: Operands) -> Launch:
+        grid = (
+            math.ceil(problem.size("queries") / config.size("block_m")),
+            problem.size("batch") * problem.size("heads"),
+            1,
+        )
+        tensors = (*(operands.inputs[name] for name in ("q", "k", "v")), operands.out)
+        sharing = problem.size("heads") // problem.size("kv_heads")
+        scale = 1.0 / math.sqrt(problem.size("head"))
+        return Launch(grid, (*tensors, problem.size("queries"), problem.size("keys"), sharing, scale))
+
+    def graph(self, problem: Problem) -> KernelGraph:
+        sizes = [problem.size(name) for name in ("batch", "heads", "kv_heads", "queries", "keys", "head")]
+        return attention_graph(problem.word("dtype"), *sizes, causal=bool(problem.size("causal")))
+
+    def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
+        own = [1, 1, config.size("block_m"), problem.size("head")]
+        return {"kernel": [1, 1, config.size("block_n"), problem.size("head")], "output": own, "input": own}
+
+
+@cache
+def _binary(dtype: str, head: int, causal: bool, config: Config) -> Binary:
+    element = f"*{DTYPES[dtype]}"
+    signature = (
+        *((name, element) for name in ("q", "k", "v", "out")),
+        *((name, "i32") for name in ("queries", "keys", "sharing")),
+        ("scale", "fp32"),
+    )
+    constants: tuple[tuple[str, Value | bool], ...] = (
+        ("HEAD", head),
+        ("CAUSAL", causal),
+        ("BLOCK_M", config.size("block_m")),
+        ("BLOCK_N", config.size("block_n")),
+    )
+    return Binary("attention:attention_kernel", signature, constants, config.size("warps"), config.size("stages"))

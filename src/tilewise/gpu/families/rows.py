@@ -1,0 +1,237 @@
+"""The families that go over the rows of a matrix: `softmax`, `layer_norm`, `rms_norm` and `reduction`.
+
+They are bound by memory, so what decides is how many bytes are in flight: rows and columns a program, warps, stages.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import product
+from typing import Any
+
+from tilewise.costmodel.hlo.graph import KernelGraph
+from tilewise.costmodel.hlo.operations import norm_graph, reduction_graph, softmax_graph
+from tilewise.errors import ConfigurationError
+from tilewise.gpu.families.family import (
+    DTYPES,
+    ELEMENT_BYTES,
+    MAX_ELEMENTS,
+    Binary,
+    Launch,
+    Operands,
+    draw,
+    guarded_output,
+    unit_of,
+)
+from tilewise.store.problem import Config, Problem, Value, read_spec
+from tilewise.tune.families.registry import Expected
+
+_COLUMNS = (128, 256, 512, 1024, 2048, 4096, 8192)
+_ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-20}
+
+
+@cache
+def _space(rows_choices: tuple[int, ...], column_choices: tuple[int, ...]) -> tuple[Config, ...]:
+    """Blocks of 1 to 64 elements a thread; stages matter only where a loop walks the block."""
+    found = []
+    for rows, cols, warps, stages in product(rows_choices, column_choices, (1, 2, 4, 8, 16), (1, 3)):
+        if 1 <= rows * cols // (32 * warps) <= 64:
+            found.append(Config.of(block_rows=rows, block_cols=cols, warps=warps, stages=stages))
+    return tuple(found)
+
+
+@cache
+def _binary(
+    kernel: str,
+    tensors: tuple[str, ...],
+    dtype: str,
+    constants: tuple[tuple[str, Value | bool], ...],
+    config: Config,
+) -> Binary:
+    signature = (*((name, f"*{DTYPES[dtype]}") for name in tensors), ("rows", "i32"), ("col_units", "i32"))
+    blocks = (
+        ("BLOCK_ROWS", config.size("block_rows")),
+        ("BLOCK_COLS", config.size("block_cols")),
+        ("STAGES", config.size("stages")),
+    )
+    return Binary(f"rows:{kernel}", signature, (*constants, *blocks), config.size("warps"), config.size("stages"))
+
+
+def _power_of_two(size: int) -> int:
+    return 1 << (size - 1).bit_length()
+
+
+@cache
+def _within_rows(whole: int) -> tuple[Config, ...]:
+    """For rows that a block of `whole` columns holds."""
+    default = _default_config(whole)
+    chosen = [default]
+    for config in _space((1, 2, 4, 8, 16), _COLUMNS):
+        block = config.size("block_cols")
+        if (block < whole or (block == whole and config.size("stages") == 1)) and config != default:
+            chosen.append(config)
+    return tuple(chosen)
+
+
+@cache
+def _along_rows(widest: int) -> tuple[Config, ...]:
+    """For reducing rows of at most so many columns."""
+    default = _default_config(min(widest, 4096))
+    space = _space((1, 2, 4, 8, 16), _COLUMNS)
+    return (default, *(c for c in space if c.size("block_cols") <= widest and c != default))
+
+
+@cache
+def _down_columns(longest: int, widest: int) -> tuple[Config, ...]:
+    """For reducing columns of at most so many rows."""
+    default = Config.of(block_rows=32, block_cols=min(128, widest), warps=4, stages=1)
+    space = _space((8, 16, 32, 64, 128, 256), (16, 32, 64, 128, 256))
+    fits = (c for c in space if c.size("block_cols") <= widest and c.size("block_rows") <= max(longest, 8))
+    return (default, *(c for c in fits if c != default))
+
+
+class _Rowwise:
+    """What the row families share: a (rows, cols) input, one program per block of rows."""
+
+    name = ""
+    sizes = ("rows", "cols")
+    fits_by = ()  # everything fits
+    choices: Mapping[str, Sequence[Value]] = {"dtype": ("bf16", "fp32", "fp16")}
+    rounding_slack = 1e-5
+
+    def problem(self, spec: Mapping[str, Value]) -> Problem:
+        problem = read_spec(self.name, spec, self.sizes, self.choices)
+        if problem.size("rows") * problem.size("cols") > MAX_ELEMENTS:
+            raise ConfigurationError(f"A {self.name} of {problem.size('rows')} x {problem.size('cols')} is too large.")
+        return problem
+
+    def configs(self, problem: Problem) -> Sequence[Config]:
+        """A block either holds the whole row (one width does) or is narrower than it."""
+        return _within_rows(max(_power_of_two(problem.size("cols")), _COLUMNS[0]))
+
+    def misfit(self, problem: Problem, config: Config, shared_bytes: int) -> str | None:
+        return None
+
+    def operands(self, problem: Problem, torch: Any, device: str, generator: Any) -> Operands:
+        rows, cols, dtype = problem.size("rows"), problem.size("cols"), problem.word("dtype")
+        names = {"x": (rows, cols), **self._vectors(cols)}
+        inputs = {name: draw(torch, shape, dtype, device, generator) for name, shape in names.items()}
+        out, guarded = guarded_output(torch, self._result(problem), dtype, device)
+        return Operands(inputs, out, guarded)
+
+    def _vectors(self, cols: int) -> dict[str, tuple[int, ...]]:
+        return {}
+
+    def _result(self, problem: Problem) -> tuple[int, ...]:
+        return (problem.size("rows"), problem.size("cols"))
+
+    def bytes_moved(self, problem: Problem) -> int:
+        elements = problem.size("rows") * problem.size("cols") + math.prod(self._result(problem))
+        return elements * ELEMENT_BYTES[problem.word("dtype")]
+
+    def launch(self, problem: Problem, config: Config, operands: Operands) -> Launch:
+        rows, cols = problem.size("rows"), problem.size("cols")
+        tensors = (operands.inputs["x"], operands.out, *(operands.inputs[name] for name in self._vectors(cols)))
+        grid = (math.ceil(rows / config.size("block_rows")), 1, 1)
+        return Launch(grid, (*tensors, rows, cols // unit_of(cols, problem.word("dtype"))))
+
+    def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
+        block = [config.size("block_rows"), config.size("block_cols")]
+        return {"kernel": [], "output": block, "input": block}
+
+    def _binary(self, kernel: str, problem: Problem, config: Config, **constants: Value | bool) -> Binary:
+        tensors = ("x", "y", *self._vectors(problem.size("cols")))
+        every = {**constants, "COL_UNIT": unit_of(problem.size("cols"), problem.word("dtype"))}
+        if kernel != "reduce_kernel":
+            every["SINGLE"] = config.size("block_cols") >= problem.size("cols")
+        return _binary(kernel, tensors, problem.word("dtype"), tuple(every.items()), config)
+
+    def _within(self, problem: Problem, value: Any) -> Expected:
+        return Expected(value, value.abs() * (2 * _ROUNDING[problem.word("dtype")]) + self.rounding_slack)
+
+
+class Normalisation(_Rowwise):
+    """Each row of x by its own numbers: `softmax`; `layer_norm`, (x - mean) / sqrt(variance + 1e-5) * weight + bias; or
+    `rms_norm`, x / sqrt(mean of squares + 1e-5) * weight."""
+
+    def __init__(self, name: str, rounding_slack: float) -> None:
+        self.name, self.rounding_slack = name, rounding_slack
+
+    def _vectors(self, cols: int) -> dict[str, tuple[int, ...]]:
+        return {} if self.name == "softmax" else {"weight": (cols,), "bias": (cols,)}
+
+    def binary(self, problem: Problem, config: Config) -> Binary:
+        if self.name == "softmax":
+            return self._binary("softmax_kernel", problem, config)
+        return self._binary("norm_kernel", problem, config, RMS=self.name == "rms_norm")
+
+    def graph(self, problem: Problem) -> KernelGraph:
+        sizes = problem.word("dtype"), problem.size("rows"), problem.size("cols")
+        return softmax_graph(*sizes) if self.name == "softmax" else norm_graph(*sizes, rms=self.name == "rms_norm")
+
+    def expected(self, problem: Problem, torch: Any, operands: Operands) -> Expected:
+        x = operands.inputs["x"].float()
+        if self.name == "softmax":
+            return self._within(problem, x.softmax(-1))
+        weight, bias = (operands.inputs[name].float() for name in ("weight", "bias"))
+        if self.name == "rms_norm":
+            return self._within(problem, x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight)
+        return self._within(problem, torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, 1e-5))
+
+
+softmax, layer_norm, rms_norm = (
+    functools.partial(Normalisation, name, slack)
+    for name, slack in (("softmax", 1e-6), ("layer_norm", 1e-4), ("rms_norm", 1e-4))
+)
+
+
+class Reduction(_Rowwise):
+    """y = sum or max over an axis: 1 gives one number a row, 0 one number a column."""
+
+    name = "reduction"
+    choices: Mapping[str, Sequence[Value]] = {
+        "dtype": ("bf16", "fp32", "fp16"),
+        "axis": (1, 0),
+        "operation": ("sum", "max"),
+    }
+
+    def configs(self, problem: Problem) -> Sequence[Config]:
+        rows, cols = (_power_of_two(problem.size(name)) for name in ("rows", "cols"))
+        return _along_rows(max(cols, _COLUMNS[0])) if problem.size("axis") == 1 else _down_columns(rows, max(cols, 32))
+
+    def _result(self, problem: Problem) -> tuple[int, ...]:
+        return (problem.size("rows" if problem.size("axis") == 1 else "cols"),)
+
+    def binary(self, problem: Problem, config: Config) -> Binary:
+        axis, operation = problem.size("axis"), problem.word("operation")
+        return self._binary("reduce_kernel", problem, config, AXIS=axis, OPERATION=operation)
+
+    def graph(self, problem: Problem) -> KernelGraph:
+        sizes = (problem.size("rows"), problem.size("cols"), problem.size("axis"))
+        return reduction_graph(problem.word("dtype"), *sizes, problem.word("operation"))
+
+    def expected(self, problem: Problem, torch: Any, operands: Operands) -> Expected:
+        x, axis = operands.inputs["x"].float(), problem.size("axis")
+        if problem.word("operation") == "max":
+            return self._within(problem, x.amax(axis))
+        expected = self._within(problem, x.double().sum(axis).float())
+        return Expected(expected.value, expected.bound + 3e-6 * x.shape[axis] ** 0.5)
+
+    def launch(self, problem: Problem, config: Config, operands: Operands) -> Launch:
+        row_launch = super().launch(problem, config, operands)
+        if problem.size("axis") == 1:
+            return row_launch
+        return Launch((math.ceil(problem.size("cols") / config.size("block_cols")), 1, 1), row_launch.arguments)
+
+    def tile(self, problem: Problem, config: Config) -> Mapping[str, Sequence[int]]:
+        block = [config.size("block_rows"), config.size("block_cols")]
+        return {"kernel": [], "output": [block[1 - problem.size("axis")]], "input": block}
+
+
+def _default_config(cols: int) -> Config:
+    """What most hand-written kernels do: one row a program, warps by its width."""
+    width = min(cols, _COLUMNS[-1])
+    return Config.of(block_rows=1, block_cols=width, warps=4 if width <= 2048 else 8, stages=1)

@@ -1,0 +1,156 @@
+"""Measuring one kernel on a GPU: check every configuration against PyTorch, then time the right ones (see `sampling`).
+
+A unit is a CUDA graph of launches that together last about `unit_ms`. Operands rotate through several sets, so that
+what does not fit into the L2 cache comes from memory, as it would in a program.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilewise.errors import UnavailableError
+from tilewise.gpu.families.family import LIBRARY_CALL, Operands, get_family
+from tilewise.gpu.measure.compiling import use_cache
+from tilewise.gpu.measure.gpu import Gpu
+from tilewise.store.problem import Config, Problem
+from tilewise.store.readable import Verdict
+from tilewise.store.store import BatchRow
+from tilewise.tune.measure.resume import resume
+from tilewise.tune.measure.sampling import Batch, Candidate, Report, Settings, time_all, time_finals
+
+
+@dataclass(frozen=True)
+class Job:
+    """A kernel to measure. `careful`: synchronise after each configuration and say which one is next, so
+    that one that kills the process can be named."""
+
+    problem: Problem
+    configs: tuple[Config, ...]  # the default first
+    seed: int
+    settings: Settings = field(default_factory=Settings)
+    careful: bool = False
+    earlier: tuple[BatchRow, ...] = ()  # what is in the store of it
+    finals: bool = False  # only those
+
+
+__all__ = ["Batch", "Job", "Settings", "Verdict", "measure", "serve"]
+
+
+def measure(device: Gpu, job: Job, report: Report) -> None:
+    """Send a list of Verdicts and every timing to `report` as they come; each message is complete in itself."""
+    sets = operand_sets(device, job)
+    candidates = _check_all(device, job, sets, report)
+    if not candidates or candidates[0].config != job.configs[0]:
+        return  # without the default there is nothing to normalise by; the verdicts say why
+    _make_units(device, job, candidates)
+    while device.notes:
+        report("note", device.notes.pop(0))
+    resume(device, job.settings, candidates, job.earlier, report)
+    time_them = time_finals if job.finals else time_all
+    time_them(device, job.settings, candidates, job.seed, report)
+
+
+def operand_sets(device: Gpu, job: Job) -> list[Operands]:
+    """Enough sets of operands that one is out of the L2 cache by the time its turn comes again, within reason."""
+    family = get_family(job.problem.family)
+    generator = device.torch.Generator(device=device.torch_device).manual_seed(job.seed)
+    footprint = max(family.bytes_moved(job.problem), 1)
+    count = min(max(1, math.ceil(2.5 * device.l2_bytes / footprint)), job.settings.max_sets)
+    return [family.operands(job.problem, device.torch, device.torch_device, generator) for _ in range(count)]
+
+
+def _check_all(device: Gpu, job: Job, sets: Sequence[Operands], report: Report) -> list[Candidate]:
+    """Run every configuration once into a poisoned output and compare; time a second run roughly."""
+    family, torch = get_family(job.problem.family), device.torch
+    expected = family.expected(job.problem, torch, sets[0])
+    right = torch.zeros(len(job.configs), dtype=torch.bool, device=device.torch_device)
+    verdicts: dict[Config, Verdict] = {}
+    candidates: list[Candidate] = []
+    for index, config in enumerate(job.configs):
+        if job.careful:
+            report("next", config)
+        binary = family.binary(job.problem, config)
+        try:
+            runs = [device.prepare(binary, family.launch(job.problem, config, operands)) for operands in sets]
+        except UnavailableError as error:
+            verdicts[config] = Verdict(config, "misfit", str(error))
+            continue
+        registers, spills = device.registers(binary)
+        verdicts[config] = Verdict(config, "ok", details={"registers": registers, "spills": spills})
+        sets[0].guarded.fill_(math.nan)
+        runs[0]()
+        out, guard = sets[0].out, sets[0].guarded[sets[0].out.numel() :]
+        # A library may round sums on the way, as its users know; it has to answer, not to be as exact as a kernel here.
+        near = out.isfinite() if binary.kernel == LIBRARY_CALL else (out - expected.value).abs() <= expected.bound
+        right[index] = near.all() & guard.isnan().all()
+        if job.careful:
+            device.synchronize()
+        candidates.append(Candidate(index, config, runs))
+    device.synchronize()
+    right_list = right.tolist()
+    kept = []
+    for candidate in candidates:
+        if right_list[candidate.index]:
+            kept.append(candidate)
+        else:
+            verdicts[candidate.config] = Verdict(candidate.config, "wrong", "the result differs from PyTorch's")
+    kept = list(_estimate(device, job, kept, verdicts))
+    report("verdicts", list(verdicts.values()))
+    return kept
+
+
+def _estimate(
+    device: Gpu, job: Job, candidates: list[Candidate], verdicts: dict[Config, Verdict]
+) -> Iterator[Candidate]:
+    """A rough time of each, from one launch; the hopelessly slow ones are recorded as such and left out."""
+    for candidate, runtime_ns in zip(candidates, device.time_units([c.runs[0] for c in candidates]), strict=True):
+        candidate.estimate_ns = max(runtime_ns, 500.0)
+        is_default = candidate.config == job.configs[0]
+        if candidate.estimate_ns > job.settings.slowest_ms * 1e6 and not is_default:
+            reason = f"one run took {candidate.estimate_ns / 1e6:.1f} ms"
+            verdicts[candidate.config] = Verdict(candidate.config, "slow", reason)
+            continue
+        yield candidate
+
+
+def _make_units(device: Gpu, job: Job, candidates: Sequence[Candidate]) -> None:
+    for candidate in candidates:
+        sets = len(candidate.runs)
+        wanted = round(job.settings.unit_ms * 1e6 / candidate.estimate_ns)
+        launches = min(max(wanted, 1), job.settings.max_launches)
+        if launches > sets:
+            launches = max(1, round(launches / sets)) * sets  # each set equally often
+        candidate.launches = launches
+        # Where not all sets are used, neighbours start at different ones.
+        offset = candidate.index if launches < sets else 0
+        candidate.unit = device.unit([candidate.runs[(offset + i) % sets] for i in range(launches)])
+
+
+def serve(connection: Any, kind: str, shared: dict[str, Any]) -> None:
+    """The GPU process's life: open the device, say what it is, then jobs in and messages out."""
+    from tilewise.gpu.measure.gpu import open_device
+
+    use_cache(shared["cache"])
+    try:
+        device = open_device(kind)
+    except Exception as error:
+        connection.send(("unavailable", str(error)))
+        return
+    for name in shared.get("plugins", ()):
+        __import__(name)
+    connection.send(("device", device.describe()))
+    while True:
+        job = connection.recv()
+        start = time.perf_counter()
+        try:
+            # The pipe takes messages at once, and the collector writes while the GPU goes on.
+            measure(device, job, lambda *message: connection.send(message))
+        except Exception as error:  # one kernel's failure must not end the collection; the parent records it
+            connection.send(("failed", f"{type(error).__name__}: {error}"[:500], traceback.format_exc()[-3000:]))
+            return  # a CUDA error may have cost the context: the parent starts a fresh process
+        connection.send(("done", time.perf_counter() - start))

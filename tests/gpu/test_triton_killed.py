@@ -1,0 +1,96 @@
+"""The whole Triton collector under Triton's interpreter, killed from outside at several moments and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tilewise.store.aggregate import read_measured
+from tilewise.store.store import Store
+from tilewise.tune.measure.export import make_collection
+
+pytest.importorskip("triton")
+pytest.importorskip("torch")
+_old_numpy = tuple(map(int, np.__version__.split(".")[:2])) < (2, 4)
+pytestmark = pytest.mark.skipif(not _old_numpy, reason="Triton's interpreter needs NumPy before 2.4")
+
+_SOURCE = Path(__file__).parents[2] / "src"
+# The GPU's process says on its own what it has timed, so that what the store lacks can be counted.
+_COLLECT = """
+import os, sys, time
+from tilewise.tune import collect
+from tilewise.gpu.measure import collector as collecting, kernel as measure
+
+def serve(connection, kind, shared):
+    told = os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    class Telling:
+        recv = connection.recv
+        def send(self, message):
+            if message[0] == "timing":
+                time.sleep(0.02)  # on a busy machine the collector may wait for a core longer than a timing takes
+            connection.send(message)
+            if message[0] == "timing":
+                os.write(told, b".")
+    measure.serve(Telling(), kind, shared)
+
+collecting.TritonCollector.serve_gpu = staticmethod(serve)
+shapes = [{"family": "softmax", "dtype": "fp32", "rows": 3 + i, "cols": 60} for i in range(2)]
+if __name__ == "__main__":
+    collect("triton", shapes=shapes, out=sys.argv[1], configs=8, device="interpreter", say=lambda line: None)
+"""
+
+
+def _start(folder: Path) -> subprocess.Popen[str]:
+    script = folder / "collecting_script.py"
+    script.write_text(_COLLECT)
+    environment = {**os.environ, "PYTHONPATH": str(_SOURCE), "TILEWISE_NATIVE": "0"}
+    command = [sys.executable, str(script), str(folder / "s.sqlite"), str(folder / "told")]
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def _told(folder: Path) -> int:
+    return (folder / "told").stat().st_size if (folder / "told").exists() else 0
+
+
+def _killed_after(folder: Path, timings: int) -> None:
+    child, enough = _start(folder), _told(folder) + timings
+    while child.poll() is None and _told(folder) < enough:
+        time.sleep(0.0005)
+    os.kill(child.pid, signal.SIGKILL)
+    child.communicate()
+    time.sleep(0.2)  # the GPU's process notices by its next message
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_a_collection_loses_one_timing_at_most_and_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "s.sqlite"
+    for kills, timings in enumerate((1, 9, 17), start=1):
+        _killed_after(tmp_path, timings)
+        with Store(path) as store:
+            kept = store.counts()["timings"]
+        assert 0 <= _told(tmp_path) - kept <= kills
+    child = _start(tmp_path)
+    _, said = child.communicate(timeout=120)
+    assert child.returncode == 0, said
+    assert "Traceback" not in said
+    with sqlite3.connect(path) as db:
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    with Store(path) as store:
+        kernels = store.kernels()
+        assert len(kernels) == len(store.finished()) == len(read_measured(store)) == 2
+        for kernel in kernels:
+            batches = store.batches(kernel)
+            assert not any(batch.open for batch in batches)
+            timed = Counter(key for batch in batches if not batch.disturbed for key in batch.runtime_ns)
+            assert len({key for batch in batches for key in batch.runtime_ns}) == 7
+            assert not timed or min(timed.values()) >= 1
+        assert sum(m.kernel.n_configs for members in make_collection(store, "t").splits.values() for m in members) == 16
