@@ -1,0 +1,249 @@
+"""Keep the code from getting worse: count violations per package and refuse every rise.
+
+A large tree cannot meet a new rule at once. A ratchet lets it move in one direction only. Each rule of
+`tools/ratchet_rules.py` is counted for each package and compared with a ceiling in `tools/ratchet.json`:
+
+    python -m tools.ratchet                     compare with the ceilings; exit 1 if a count rose (`make lint`)
+    python -m tools.ratchet --show quantize     list the violations of a package, or of the files under a path
+    python -m tools.ratchet --table             print every count
+    python -m tools.ratchet --lower             lower each ceiling to the count (`make ratchet`)
+    python -m tools.ratchet --lower --allow quantize.lines --reason "adds ternary weights"
+
+The last form raises a ceiling. It asks for a reason, which the file records, so that a reviewer sees both. A package
+that is not in the file yet has ceilings of 0 and enters it the same way: `--allow PACKAGE --reason "moved from ..."`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tools.ratchet_rules import RULES, TREE_RULES, SourceFile, Violation
+
+ROOT = Path(__file__).resolve().parents[1]
+CEILINGS_FILE = ROOT / "tools" / "ratchet.json"
+
+WHOLE_TREE = "whole tree"
+# Packages large enough that each of their folders is counted by itself.
+SPLIT_PACKAGES = ("bench", "costmodel", "gpu", "graph", "native", "quantize", "tune")
+# Files that students complete: they are short on purpose and are not the project's code.
+EXCLUDED = ("src/tilewise/learn/start/",)
+# A ceiling for lines is rounded up to a multiple of this, so that fixing a bug does not need a new ceiling.
+LINE_STEP = 50
+
+Counts = dict[str, dict[str, int]]
+
+
+def source_files(root: Path = ROOT) -> list[SourceFile]:
+    """Read every Python and C++ file that the ratchet counts, in a stable order."""
+    folders = (root / "src" / "tilewise", root / "native", *sorted(root.glob("packages/*/src")))
+    paths = (path for folder in folders for suffix in (".py", ".cpp", ".h") for path in folder.rglob(f"*{suffix}"))
+    names = sorted(str(path.relative_to(root)) for path in paths)
+    return [
+        SourceFile(package_of(name), name, (root / name).read_text(encoding="utf-8"))
+        for name in names
+        if not name.startswith(EXCLUDED)
+    ]
+
+
+def package_of(path: str) -> str:
+    """Name the package that a file counts towards.
+
+    >>> package_of("src/tilewise/tune/search/space.py")
+    'tune/search'
+    >>> package_of("src/tilewise/tensor.py")
+    'tilewise'
+    >>> package_of("packages/tilewise-arena/src/tilewise_arena/app.py")
+    'packages/tilewise-arena'
+    """
+    parts = Path(path).parts
+    if parts[0] == "packages":
+        return "/".join(parts[:2])
+    folders = parts[2:-1] if parts[0] == "src" else parts[:-1]
+    if not folders:
+        return "tilewise"
+    return "/".join(folders[: 2 if folders[0] in SPLIT_PACKAGES else 1])
+
+
+@dataclass
+class Report:
+    """The lines, identifiers and violations of a tree, per package and rule."""
+
+    lines: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    identifiers: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    violations: dict[str, dict[str, list[Violation]]] = field(default_factory=dict)
+
+    @property
+    def counts(self) -> Counts:
+        """Violations and lines as numbers, the form that the ceilings have; rules without violations are left out."""
+        counts = {package: {"lines": lines} for package, lines in self.lines.items()}
+        for package, rules in self.violations.items():
+            counts.setdefault(package, {}).update((rule, len(places)) for rule, places in rules.items() if places)
+        return counts
+
+
+def measure(files: list[SourceFile]) -> Report:
+    """Apply every rule to every package, and the rules about the whole tree to all files."""
+    report = Report()
+    by_package: dict[str, list[SourceFile]] = defaultdict(list)
+    for file in files:
+        by_package[file.package].append(file)
+        report.lines[file.package] += len(file.lines)
+        report.identifiers[file.package] += len(file.identifiers)
+    for package, members in by_package.items():
+        report.violations[package] = {rule.name: sorted(rule.find(members)) for rule in RULES}
+    report.violations[WHOLE_TREE] = {rule.name: sorted(rule.find(files)) for rule in TREE_RULES}
+    return report
+
+
+@dataclass(frozen=True)
+class Change:
+    """A count that differs from its ceiling."""
+
+    package: str
+    rule: str
+    ceiling: int
+    count: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.package}.{self.rule}"
+
+    @property
+    def is_rise(self) -> bool:
+        return self.count > self.ceiling
+
+
+def compare(counts: Counts, ceilings: Counts) -> list[Change]:
+    """List the counts above their ceiling and those that allow a lower one."""
+    names = {(package, rule) for table in (counts, ceilings) for package, rules in table.items() for rule in rules}
+    changes = []
+    for package, rule in sorted(names):
+        count, ceiling = counts.get(package, {}).get(rule, 0), ceilings.get(package, {}).get(rule, 0)
+        if count > ceiling or ceiling_for(rule, count) < ceiling:
+            changes.append(Change(package, rule, ceiling, count))
+    return changes
+
+
+def ceiling_for(rule: str, count: int) -> int:
+    """Round a count up to the ceiling that is stored for it: lines get a little slack, violations none."""
+    return -(-count // LINE_STEP) * LINE_STEP if rule == "lines" else count
+
+
+def new_ceilings(counts: Counts, ceilings: Counts, allowed: Iterable[str] = ()) -> Counts:
+    """Lower every ceiling to its count, and raise those that are allowed by name (`package` or `package.rule`)."""
+    result: Counts = {}
+    for package, rules in sorted(counts.items()):
+        for rule, count in sorted(rules.items()):
+            ceiling = ceilings.get(package, {}).get(rule, 0)
+            may_rise = package in allowed or f"{package}.{rule}" in allowed
+            value = ceiling_for(rule, count)
+            result.setdefault(package, {})[rule] = value if may_rise else min(value, ceiling)
+    return result
+
+
+def explain(rise: Change, report: Report) -> Iterator[str]:
+    """Say which ceiling was passed, what to do, and where the violations are."""
+    rules = {rule.name: rule for rule in (*RULES, *TREE_RULES)}
+    yield f"{rise.name}: {rise.count}, the ceiling is {rise.ceiling}"
+    if rise.rule not in rules:
+        yield "  Remove code, or explain the growth: make ratchet ALLOW=" + rise.name + ' REASON="..."'
+        return
+    yield f"  {rules[rise.rule].advice}"
+    yield from (f"  {violation}" for violation in report.violations[rise.package][rise.rule])
+
+
+def check(report: Report, ceilings: Counts) -> int:
+    """Print every rise with its violations, and return the exit status."""
+    changes = compare(report.counts, ceilings)
+    rises = [change for change in changes if change.is_rise]
+    for rise in rises:
+        print("\n".join(explain(rise, report)))
+    if len(changes) > len(rises):
+        print(f"ratchet: {len(changes) - len(rises)} ceilings can be lowered: make ratchet")
+    print(f"ratchet: {len(rises)} counts rose" if rises else "ratchet: no count rose")
+    return 1 if rises else 0
+
+
+def show(report: Report, target: str) -> None:
+    """Print the violations of a package, of its sub-packages, or of the files under a path."""
+
+    def is_shown(package: str, violation: Violation) -> bool:
+        in_package = f"{package}/".startswith(f"{target}/")
+        return in_package or violation.path.startswith(target) or f"src/tilewise/{target}/" in str(violation)
+
+    for rule in (*RULES, *TREE_RULES):
+        places = [
+            violation
+            for package, rules in report.violations.items()
+            for violation in rules.get(rule.name, ())
+            if is_shown(package, violation)
+        ]
+        if places:
+            print(f"\n{rule.name}: {len(places)}. {rule.advice}")
+            print("\n".join(f"  {violation}" for violation in places))
+
+
+def table(report: Report) -> None:
+    """Print one row per package, with participles also per thousand identifiers, and a row for the whole tree."""
+    columns = [rule.name for rule in RULES]
+    print(f"{'package':24}{'lines':>8}  participles ‰  " + "  ".join(columns))
+    for package, lines in sorted(report.lines.items()):
+        counts = report.counts[package]
+        rate = 1000 * counts.get("participles", 0) / max(1, report.identifiers[package])
+        cells = "  ".join(f"{counts.get(name, 0):>{len(name)}}" for name in columns)
+        print(f"{package:24}{lines:>8}  {rate:>13.1f}  {cells}")
+    for rule, places in report.violations[WHOLE_TREE].items():
+        print(f"{WHOLE_TREE}: {sum(report.lines.values())} lines, {rule} {len(places)}")
+
+
+def read_ceilings(path: Path) -> dict[str, Any]:
+    """Read the ceilings file; a tree without one starts with no ceilings."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"ceilings": {}, "raises": []}
+
+
+def write_ceilings(path: Path, report: Report, allowed: list[str], reason: str | None) -> None:
+    """Store the new ceilings, with a record of each one that was raised and why."""
+    stored = read_ceilings(path)
+    ceilings = new_ceilings(report.counts, stored["ceilings"], allowed)
+    if allowed:
+        stored["raises"].append({"allowed": allowed, "reason": reason})
+    stored["ceilings"] = ceilings
+    path.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
+    """Run the command line that the module's docstring describes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--show", metavar="TARGET", help="list the violations of a package or a path")
+    parser.add_argument("--table", action="store_true", help="print every count")
+    parser.add_argument("--lower", action="store_true", help="lower each ceiling to the count")
+    parser.add_argument(
+        "--allow", nargs="*", default=[], metavar="NAME", help="ceilings to raise: PACKAGE or PACKAGE.RULE"
+    )
+    parser.add_argument("--reason", help="why those ceilings rise")
+    options = parser.parse_args(arguments)
+    if options.allow and not options.reason:
+        parser.error("--allow needs --reason: say why the ceiling has to rise")
+
+    report = measure(source_files(root))
+    ceilings_file = root / CEILINGS_FILE.relative_to(ROOT)
+    if options.show:
+        show(report, options.show)
+    elif options.table:
+        table(report)
+    elif options.lower:
+        write_ceilings(ceilings_file, report, options.allow, options.reason)
+    if options.show or options.table:
+        return 0
+    return check(report, read_ceilings(ceilings_file)["ceilings"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
