@@ -209,8 +209,8 @@ def _compares_kind(comparison: ast.Compare) -> bool:
         return False
     if isinstance(comparison.ops[0], ast.Eq | ast.NotEq):
         return _is_text(right)
-    is_collection = isinstance(right, ast.Tuple | ast.List | ast.Set) and bool(right.elts)
-    return isinstance(comparison.ops[0], ast.In | ast.NotIn) and is_collection and all(map(_is_text, right.elts))
+    is_membership = isinstance(comparison.ops[0], ast.In | ast.NotIn)
+    return is_membership and isinstance(right, ast.Tuple | ast.List | ast.Set) and all(map(_is_text, right.elts))
 
 
 def _is_text(node: ast.expr) -> bool:
