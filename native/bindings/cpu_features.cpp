@@ -1,4 +1,4 @@
-// The features of the CPU's cost model seen from Python: tables are checked before they are read.
+// Python binding of the CPU cost model's features. Every table is checked before it is read.
 #include "common/cpu_features.h"
 
 #include "bindings/tables.h"
@@ -12,15 +12,16 @@ using Doubles = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device:
 nb::object features(const Configs& configs, const Longs& columns, const Doubles& product, const Doubles& machine,
                     const FloatArray& centre, const FloatArray& scale, float bound) {
   const int64_t count = static_cast<int64_t>(configs.shape(0)), width = static_cast<int64_t>(configs.shape(1));
-  need(columns.ndim() == 1 && columns.shape(0) == kCpuColumns && product.shape(0) == kCpuProduct &&
-           machine.shape(0) == kCpuMachine,
-       "nine columns, twelve numbers of the product and fourteen of the machine");
-  need(centre.ndim() == 1 && centre.shape(0) == kCpuFeatures && scale.ndim() == 1 && scale.shape(0) == kCpuFeatures,
-       "a centre and a scale a feature");
-  need(width >= 24, "configurations begin with TpuGraphs' bounds");
+  check(columns.ndim() == 1 && columns.shape(0) == kCpuColumns && product.shape(0) == kCpuProduct &&
+            machine.shape(0) == kCpuMachine,
+        "columns, product and machine must have 9, 12 and 14 numbers");
+  check(centre.ndim() == 1 && centre.shape(0) == kCpuFeatures && scale.ndim() == 1 && scale.shape(0) == kCpuFeatures,
+        "centre and scale must have one number per feature");
+  check(width >= 24, "configurations must begin with the 24 bounds of TpuGraphs");
   for (int i = 0; i < kCpuColumns; ++i)
-    need(columns.data()[i] >= -1 && columns.data()[i] < width, "a column that is not there");
-  const Made out = made({kCpuFeatures, count});
+    check(columns.data()[i] >= -1 && columns.data()[i] < width,
+          "columns must be -1 or the index of a configuration column");
+  const NewArray out = new_array({kCpuFeatures, count});
   cpu_features({configs.data(), count, configs.stride(0), configs.stride(1), columns.data(), product.data(),
                 machine.data(), centre.data(), scale.data(), bound},
                out.data);

@@ -24,6 +24,6 @@ NB_MODULE(_native, m) {
   tw::bind_sparse(m);
   tw::bind_ladder(m);
   tw::bind_sage(m);
-  tw::bind_slates(m);
+  tw::bind_ranker_rows(m);
   tw::bind_cpu_features(m);
 }

@@ -1,4 +1,4 @@
-// What the bindings of the cost models' kernels share: a table that is not as said is refused, results are new arrays.
+// Helpers of the cost models' bindings: argument checks that raise ValueError, and new NumPy arrays for results.
 #pragma once
 
 #include <initializer_list>
@@ -10,16 +10,16 @@ namespace tw {
 
 using Longs = nb::ndarray<const int64_t, nb::c_contig, nb::device::cpu>;
 
-inline void need(bool right, const char* what) {
-  if (!right) throw nb::value_error(what);
+inline void check(bool valid, const char* message) {
+  if (!valid) throw nb::value_error(message);
 }
 
-struct Made {
+struct NewArray {
   nb::object object;
   float* data;
 };
 
-inline Made made(std::initializer_list<npy_intp> shape) {
+inline NewArray new_array(std::initializer_list<npy_intp> shape) {
   PyArrayObject* array = new_float_array(static_cast<int>(shape.size()), shape.begin());
   if (array == nullptr) throw nb::python_error();
   return {nb::steal(reinterpret_cast<PyObject*>(array)), floats(array)};

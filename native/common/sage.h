@@ -1,11 +1,14 @@
-// EarlyJoinSAGE: several graphs, each of whose nodes is joined with each of its configurations ("slots"), through
-// GraphSAGE layers x <- l2_normalize(leaky_relu([S x, x] W + b)), and the sum over nodes; forward, and back. S sums
-// over neighbours. The first layer is linear in node and configuration before its activation, so its products are
-// handed in: `nodes` (N, 2H) and `configs` (K, C, 2H), the left half of each for the sum over neighbours, the right
-// half for itself.
+// EarlyJoinSAGE, forward and backward. Every node of a graph is joined with every configuration ("slot") of that graph,
+// passes through GraphSAGE layers x <- l2_normalize(leaky_relu([S x, x] W + b)), where S sums over neighbours, and the
+// result is summed over nodes.
 //
-// One task is one graph with some of its slots, so few that its rows stay in the L2 cache from layer to layer. The cut
-// into tasks depends on the graphs alone, and so does every sum: results do not depend on the number of threads.
+// Before its activation the first layer is linear in node and configuration, so the caller passes its two products:
+// `nodes` (N, 2H) and `configs` (K, C, 2H). The left half of each enters the sum over neighbours, the right half the
+// node's own term.
+//
+// One task computes one graph with a few of its slots, so that its rows stay in the L2 cache from layer to layer. The
+// split into tasks depends on the graphs alone, and so does the order of every sum: results do not depend on the number
+// of threads.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +19,8 @@ namespace tw {
 struct SageBatch {
   int64_t graphs = 0, slots = 0, width = 0;
   const int64_t* first_node = nullptr;  // (graphs + 1)
-  const int64_t* first_edge = nullptr;  // (nodes + 1): where each node's neighbours begin
-  const int32_t* neighbours = nullptr;  // numbered within their graph; each is there on both sides, equally often
+  const int64_t* first_edge = nullptr;  // (nodes + 1): index of each node's first neighbour
+  const int32_t* neighbours = nullptr;  // indices within the graph; the relation is symmetric
   const float* nodes = nullptr;         // (nodes, 2 width)
   const float* configs = nullptr;       // (graphs, slots, 2 width)
   const float* bias = nullptr;          // (width) of the first layer
@@ -29,19 +32,19 @@ struct SageLayers {
 };
 
 struct SageGradients {
-  float* nodes = nullptr;  // as in the batch
+  float* nodes = nullptr;  // shaped like the fields of SageBatch
   float* configs = nullptr;
   float* bias = nullptr;
   std::vector<float*> kernels, biases;
 };
 
-// Floats that `saved` must have.
+// Number of floats of the `saved` buffer.
 int64_t sage_saved_size(const SageBatch& batch, int layers);
 
-// pooled (graphs, slots, width). Where `saved` is not null it is filled with what the way back needs.
+// Computes pooled (graphs, slots, width). If `saved` is not null, it receives the activations for the backward pass.
 void sage_forward(const SageBatch& batch, const SageLayers& layers, float* pooled, float* saved);
 
-// `saved` is used up.
+// Overwrites `saved`.
 void sage_backward(const SageBatch& batch, const SageLayers& layers, const float* grad_pooled, float* saved,
                    const SageGradients& grads);
 

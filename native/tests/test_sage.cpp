@@ -1,5 +1,5 @@
-// EarlyJoinSAGE against plain loops in double, on arrays of exactly the needed size so that the sanitizer sees any
-// touch beyond them; gradients against differences of those loops.
+// EarlyJoinSAGE compared with plain loops in double precision, and its gradients with finite differences. Arrays have
+// exactly the needed size, so that the address sanitizer reports any access beyond them.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -15,7 +15,7 @@ namespace {
 struct Problem {
   int64_t slots, width;
   std::vector<int64_t> first_node, first_edge{0};
-  std::vector<int32_t> near;
+  std::vector<int32_t> neighbours;
   Floats nodes, configs, bias;
   std::vector<Floats> kernels, biases;
 
@@ -32,8 +32,8 @@ struct Problem {
     }
     connect(ring, 0, 0);
     for (const std::vector<int32_t>& list : lists) {
-      near.insert(near.end(), list.begin(), list.end());
-      first_edge.push_back(static_cast<int64_t>(near.size()));
+      neighbours.insert(neighbours.end(), list.begin(), list.end());
+      first_edge.push_back(static_cast<int64_t>(neighbours.size()));
     }
     nodes = random_floats((ring + 1) * 2 * width, 1, 0.5f);
     configs = random_floats(2 * slots * 2 * width, 2, 0.5f);
@@ -51,7 +51,7 @@ struct Problem {
     b.width = width;
     b.first_node = first_node.data();
     b.first_edge = first_edge.data();
-    b.neighbours = near.data();
+    b.neighbours = neighbours.data();
     b.nodes = nodes.data();
     b.configs = configs.data();
     b.bias = bias.data();
@@ -59,16 +59,16 @@ struct Problem {
   }
 
   tw::SageLayers layers() const {
-    tw::SageLayers found;
-    for (const Floats& kernel : kernels) found.kernels.push_back(kernel.data());
-    for (const Floats& own : biases) found.biases.push_back(own.data());
-    return found;
+    tw::SageLayers layers;
+    for (const Floats& kernel : kernels) layers.kernels.push_back(kernel.data());
+    for (const Floats& own : biases) layers.biases.push_back(own.data());
+    return layers;
   }
 };
 
 using Rows = std::vector<std::vector<double>>;
 
-void finish(std::vector<double>* row) {
+void leaky_relu_normalize(std::vector<double>* row) {
   double squares = 0.0;
   for (double& v : *row) {
     v = v > 0 ? v : 0.2 * v;
@@ -78,20 +78,20 @@ void finish(std::vector<double>* row) {
   for (double& v : *row) v /= norm;
 }
 
-Rows summed(const Problem& p, int64_t graph, const Rows& x) {
-  Rows found(x.size(), std::vector<double>(x[0].size(), 0.0));
+Rows neighbour_sums(const Problem& p, int64_t graph, const Rows& x) {
+  Rows sums(x.size(), std::vector<double>(x[0].size(), 0.0));
   for (size_t i = 0; i < x.size(); ++i) {
     const int64_t node = p.first_node[static_cast<size_t>(graph)] + static_cast<int64_t>(i);
     for (int64_t e = p.first_edge[static_cast<size_t>(node)]; e < p.first_edge[static_cast<size_t>(node) + 1]; ++e) {
-      const std::vector<double>& from = x[static_cast<size_t>(p.near[static_cast<size_t>(e)])];
-      for (size_t h = 0; h < from.size(); ++h) found[i][h] += from[h];
+      const std::vector<double>& from = x[static_cast<size_t>(p.neighbours[static_cast<size_t>(e)])];
+      for (size_t h = 0; h < from.size(); ++h) sums[i][h] += from[h];
     }
   }
-  return found;
+  return sums;
 }
 
 // The pooled result of one graph and slot.
-std::vector<double> plain(const Problem& p, int64_t graph, int64_t slot) {
+std::vector<double> reference_pooled(const Problem& p, int64_t graph, int64_t slot) {
   const size_t width = static_cast<size_t>(p.width);
   const int64_t first = p.first_node[static_cast<size_t>(graph)];
   const size_t count = static_cast<size_t>(p.first_node[static_cast<size_t>(graph) + 1] - first);
@@ -101,14 +101,14 @@ std::vector<double> plain(const Problem& p, int64_t graph, int64_t slot) {
     const float* node = p.nodes.data() + (first + static_cast<int64_t>(i)) * 2 * p.width;
     for (size_t h = 0; h < width; ++h) left[i][h] = static_cast<double>(node[h]) + config[h];
   }
-  const Rows near = summed(p, graph, left);
+  const Rows near_sums = neighbour_sums(p, graph, left);
   for (size_t i = 0; i < count; ++i) {
     const float* node = p.nodes.data() + (first + static_cast<int64_t>(i)) * 2 * p.width;
-    for (size_t h = 0; h < width; ++h) x[i][h] = near[i][h] + node[width + h] + config[width + h] + p.bias[h];
-    finish(&x[i]);
+    for (size_t h = 0; h < width; ++h) x[i][h] = near_sums[i][h] + node[width + h] + config[width + h] + p.bias[h];
+    leaky_relu_normalize(&x[i]);
   }
   for (size_t l = 0; l < p.kernels.size(); ++l) {
-    const Rows sums = summed(p, graph, x);
+    const Rows sums = neighbour_sums(p, graph, x);
     Rows z(count, std::vector<double>(width));
     for (size_t i = 0; i < count; ++i) {
       for (size_t h = 0; h < width; ++h) {
@@ -117,7 +117,7 @@ std::vector<double> plain(const Problem& p, int64_t graph, int64_t slot) {
           z[i][h] += sums[i][k] * p.kernels[l][k * width + h] + x[i][k] * p.kernels[l][(width + k) * width + h];
         }
       }
-      finish(&z[i]);
+      leaky_relu_normalize(&z[i]);
     }
     x = z;
   }
@@ -132,7 +132,7 @@ double weighted(const Problem& p, const Floats& weights) {
   double total = 0.0;
   for (int64_t g = 0; g < 2; ++g) {
     for (int64_t c = 0; c < p.slots; ++c) {
-      const std::vector<double> pooled = plain(p, g, c);
+      const std::vector<double> pooled = reference_pooled(p, g, c);
       for (size_t h = 0; h < pooled.size(); ++h) {
         total += pooled[h] * weights[static_cast<size_t>((g * p.slots + c) * p.width) + h];
       }
@@ -141,14 +141,14 @@ double weighted(const Problem& p, const Floats& weights) {
   return total;
 }
 
-// The slope by one number of the problem, from differences.
-double slope(Problem* p, float* number, const Floats& weights) {
-  const float kept = *number, step = 1e-3f;
-  *number = kept + step;
+// Derivative of the weighted result by one number of the problem, by central differences.
+double finite_difference(Problem* p, float* number, const Floats& weights) {
+  const float original = *number, step = 1e-3f;
+  *number = original + step;
   const double above = weighted(*p, weights), high = *number;
-  *number = kept - step;
+  *number = original - step;
   const double below = weighted(*p, weights), low = *number;
-  *number = kept;
+  *number = original;
   return (above - below) / (high - low);
 }
 
@@ -158,7 +158,7 @@ bool close(double a, double b, double tolerance) {
 
 }  // namespace
 
-TW_TEST(early_join_sage_is_right_and_so_are_its_gradients) {
+TW_TEST(early_join_sage_matches_plain_loops_and_finite_differences) {
   struct Case {
     int64_t ring, slots, width;
     int layers;
@@ -174,7 +174,7 @@ TW_TEST(early_join_sage_is_right_and_so_are_its_gradients) {
       tw::sage_forward(p.batch(), p.layers(), again.data(), nullptr);
       TW_CHECK(pooled == again);
       for (int64_t g = 0; g < 2; ++g) {
-        const std::vector<double> expected = plain(p, g, c.slots - 1);
+        const std::vector<double> expected = reference_pooled(p, g, c.slots - 1);
         for (int64_t h = 0; h < c.width; ++h) {
           TW_CHECK(close(pooled[static_cast<size_t>((g * c.slots + c.slots - 1) * c.width + h)],
                          expected[static_cast<size_t>(h)], 2e-4));
@@ -190,10 +190,10 @@ TW_TEST(early_join_sage_is_right_and_so_are_its_gradients) {
       for (Floats& kernel : kernels) grads.kernels.push_back(kernel.data());
       for (Floats& own : biases) grads.biases.push_back(own.data());
       tw::sage_backward(p.batch(), p.layers(), weights.data(), saved.data(), grads);
-      auto check = [&](Floats* values, const Floats& found) {
-        const size_t step = c.ring > 100 ? found.size() : std::max<size_t>(1, found.size() / 7);
-        for (size_t i = 0; i < found.size(); i += step) {
-          TW_CHECK(close(found[i], slope(&p, values->data() + i, weights), 0.03));
+      auto check = [&](Floats* values, const Floats& numbers) {
+        const size_t step = c.ring > 100 ? numbers.size() : std::max<size_t>(1, numbers.size() / 7);
+        for (size_t i = 0; i < numbers.size(); i += step) {
+          TW_CHECK(close(numbers[i], finite_difference(&p, values->data() + i, weights), 0.03));
         }
       };
       check(&p.nodes, nodes);

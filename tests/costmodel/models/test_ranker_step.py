@@ -146,6 +146,6 @@ def arguments():
     ],
 )
 def test_what_does_not_fit_is_refused(place, wrong):
-    native.slates_forward(*arguments())
+    native.ranker_rows_forward(*arguments())
     with pytest.raises(ValueError, match=r"\w+"):
-        native.slates_forward(*[wrong if i == place else value for i, value in enumerate(arguments())])
+        native.ranker_rows_forward(*[wrong if i == place else value for i, value in enumerate(arguments())])

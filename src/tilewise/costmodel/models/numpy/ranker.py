@@ -131,7 +131,7 @@ def score_inputs(folded: Folded, encoded: Encoded, inputs: Floats, first: Floats
     if native is None:
         return finish(folded, encoded, inputs @ first)
     keys, offsets, values = encoded.look
-    scores, _ = native.slates_forward(
+    scores, _ = native.ranker_rows_forward(
         inputs[None], 0, first, encoded.bias[None], np.array([0, len(values)]), np.ascontiguousarray(keys.T), offsets,
         values, [kernel[None] for kernel, _ in encoded.blocks], [bias[None] for _, bias in encoded.blocks],
         folded.last,

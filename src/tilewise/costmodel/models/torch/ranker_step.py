@@ -91,13 +91,13 @@ class Step:
             _kernels.matmul(keys, w["query.bias"]), _dense(w, "value", nodes[-1]), blocks, biases,
             last_layers(w["out"]),
         )  # fmt: skip
-        scores, saved = _kernels.slates_forward(*arguments)
+        scores, saved = _kernels.ranker_rows_forward(*arguments)
         return cls(w, batch, inputs, nodes, near, added, joined, keep, kernel, keys, scales, arguments, scores, saved)
 
     def back(self, grad: Floats) -> dict[str, Floats]:
         """The gradients of all weights by name, from that of the scores."""
         w = self.weights
-        hidden, first, keys, offsets, values, blocks, biases, last = _kernels.slates_backward(
+        hidden, first, keys, offsets, values, blocks, biases, last = _kernels.ranker_rows_backward(
             grad, self.saved, *self.arguments
         )
         found = self._first_back(hidden) | {"config_in.bias": first.sum(axis=0), "out": _last_back(last)}
