@@ -86,25 +86,29 @@ def _pair(node: Node, name: str, default: int) -> tuple[int, int] | None:
     return (found[0], found[1]) if fits else None
 
 
-def _even_padding(node: Node) -> tuple[int, int] | None:
-    """The padding where it is the same on opposite sides."""
-    found = node.attributes.get("pads", (0, 0, 0, 0))
-    if node.attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or not isinstance(found, tuple):
+def _padding(node: Node) -> tuple[int, ...] | None:
+    """Padding as `nn.Conv2d` takes it: (rows, columns), or (top, left, bottom, right) where opposite sides differ.
+
+    None for `auto_pad=SAME_*`, whose padding depends on the size of the input.
+    """
+    pads = node.attributes.get("pads", (0, 0, 0, 0))
+    if node.attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or not isinstance(pads, tuple):
         return None
     if node.attributes.get("auto_pad") == "VALID":
         return (0, 0)
-    fits = len(found) == 4 and all(isinstance(n, int) and 0 <= n < 1 << 16 for n in found) and found[:2] == found[2:]
-    return (found[0], found[1]) if fits else None
+    if len(pads) != 4 or not all(isinstance(n, int) and 0 <= n < 1 << 16 for n in pads):
+        return None
+    return pads[:2] if pads[:2] == pads[2:] else pads
 
 
 @_builds("Conv")
 def _conv(node: Node, weights: Weights) -> Module | None:
     weight, bias = weights[1], weights[2] if len(weights) > 2 else None
-    padding, stride, dilation = _even_padding(node), _pair(node, "strides", 1), _pair(node, "dilations", 1)
+    padding, stride, dilation = _padding(node), _pair(node, "strides", 1), _pair(node, "dilations", 1)
     groups = node.attributes.get("group", 1)
     if not _is_float(weight) or weight is None or weight.ndim != 4 or (len(node.inputs) > 2 and not _is_float(bias)):
         return None
-    if padding is None or stride is None or dilation != (1, 1) or min(stride) < 1 or not weight.size:
+    if padding is None or stride is None or dilation is None or min(*stride, *dilation) < 1 or not weight.size:
         return None
     if (
         not isinstance(groups, int)
@@ -116,9 +120,17 @@ def _conv(node: Node, weights: Weights) -> Module | None:
     o, i, kh, kw = weight.shape
     if node.attributes.get("kernel_shape", (kh, kw)) != (kh, kw):
         return None
-    facts = {"in_channels": i * groups, "out_channels": o, "groups": groups, "kernel_size": (kh, kw), "stride": stride}
     layer: Module = _blank(
-        nn.Conv2d, **facts, padding=padding, weight=Parameter(weight), bias=None if bias is None else Parameter(bias)
+        nn.Conv2d,
+        in_channels=i * groups,
+        out_channels=o,
+        groups=groups,
+        kernel_size=(kh, kw),
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        weight=Parameter(weight),
+        bias=None if bias is None else Parameter(bias),
     )
     return layer
 
@@ -186,9 +198,11 @@ def batch_norm(node: Node, weights: Weights) -> nn.BatchNorm2d | None:
 
 @_builds("MaxPool", "AveragePool")
 def _pool(node: Node, _weights: Weights) -> Module | None:
-    kernel, stride, padding = _pair(node, "kernel_shape", 1), _pair(node, "strides", 1), _even_padding(node)
+    kernel, stride, padding = _pair(node, "kernel_shape", 1), _pair(node, "strides", 1), _padding(node)
     plain = not node.get("ceil_mode", 0) and set(node.attributes.get("dilations", (1,))) == {1}
     if kernel is None or stride is None or padding is None or not plain or min(*kernel, *stride) < 1:
+        return None
+    if len(padding) != 2:  # the pooling layers pad opposite sides alike
         return None
     if 2 * padding[0] > kernel[0] or 2 * padding[1] > kernel[1]:
         return None

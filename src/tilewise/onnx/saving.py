@@ -117,7 +117,9 @@ def _features(layers: list[Module], x: Array) -> int:
         if isinstance(layer, nn.Linear):
             return int(c * h * w)
         if isinstance(layer, nn.Conv2d | nn.MaxPool2d):
-            (kh, kw), (sh, sw), pads = layer.kernel_size, layer.stride, emit_layers.sides(layer.padding)
+            (sh, sw), pads = layer.stride, emit_layers.sides(layer.padding)
+            dilation = layer.dilation if isinstance(layer, nn.Conv2d) else (1, 1)
+            kh, kw = ((k - 1) * d + 1 for k, d in zip(layer.kernel_size, dilation, strict=True))
             h, w = (h + pads[0] + pads[2] - kh) // sh + 1, (w + pads[1] + pads[3] - kw) // sw + 1
             c = layer.out_channels if isinstance(layer, nn.Conv2d) else c
         elif isinstance(layer, nn.GlobalAvgPool):

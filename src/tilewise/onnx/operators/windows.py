@@ -1,7 +1,8 @@
 """ONNX operations over windows of images: convolutions and pooling.
 
-The kernels know symmetric padding of two-dimensional images. What ONNX allows beyond that is brought to it: a line is
-an image of height one, uneven padding is added before, filters with holes are written out with zeros.
+Convolutions run natively with any padding and dilation. The other kernels know symmetric padding of two-dimensional
+images: for them uneven padding is added to the input first, and the filters of a dilated transposed convolution are
+filled up with zeros. A line (N, C, L) is an image of height one.
 """
 
 from __future__ import annotations
@@ -90,19 +91,24 @@ def _conv(node: Node, x: Value, weight: Value, bias: Value | None = None) -> Val
     images, filters = as_images(tensor(x)), as_images(tensor(weight))
     if rank == 1:
         strides, dilations, pads, kernel = [1, *strides], [1, *dilations], [(0, 0), *pads], [1, *kernel]
-    if dilations != [1, 1]:
-        room([*filters.shape[:2], *((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))])
-        filters = apply(resampling.Dilate, filters, step=(dilations[0], dilations[1]))
-    sizes = zip(images.shape[2:], pads, filters.shape[2:], strides, strict=True)
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    sizes = zip(images.shape[2:], pads, reach, strides, strict=True)
     room([images.shape[0], filters.shape[0], *(max(_result_size(n, p, k, s), 0) for n, p, k, s in sizes)])
     room([*images.shape[:2], *(n + sum(p) for n, p in zip(images.shape[2:], pads, strict=True))])
-    if not _even(pads):
-        images, pads = _pad_images(images, pads), [(0, 0), (0, 0)]
-    padding = (pads[0][0], pads[1][0])
+    (top, bottom), (left, right) = pads
+    padding = (top, left) if _even(pads) else (top, left, bottom, right)
     shift = None if bias is None else tensor(bias)
     if shift is not None and shift.shape != filters.shape[:1]:
         raise ShapeError(f"{node} has a bias of shape {shift.shape} for filters {weight.shape}")
-    y = F.conv2d(images, filters, shift, (strides[0], strides[1]), padding, node.get("group", 1))
+    y = F.conv2d(
+        images,
+        filters,
+        shift,
+        (strides[0], strides[1]),
+        padding,
+        node.get("group", 1),
+        dilation=(dilations[0], dilations[1]),
+    )
     return _as_before(y, rank)
 
 
